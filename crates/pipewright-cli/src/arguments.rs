@@ -6,12 +6,12 @@
 use clap::error::{ContextKind, ContextValue};
 use clap::{Parser, Subcommand};
 
+use crate::commands::resume::ResumeArguments;
+use crate::commands::run_arguments::RunArguments;
 use crate::commands::{
     check, clusters, compare, completions, data, devices, export, generate, init, inspect, launch, lower,
     man, partition, plan, profile, report, schedule, simulate, tokenize, validate, view, vpp,
 };
-use crate::training::arguments::RunArguments;
-use crate::training::resume_arguments::ResumeArguments;
 use pipewright_document::shortened;
 
 /// Trains models that do not fit on one device, by pipeline parallelism.

@@ -10,20 +10,13 @@ mod commands;
 mod display;
 mod exhaustion;
 mod failure;
-mod fault;
-mod host_name;
 mod launch;
-mod machine_memory;
 mod output;
 mod panic;
 mod planning;
-mod recovery;
-mod run_folder;
-mod run_record;
-mod run_report;
 mod schedules;
 mod signal;
-mod training;
+mod terminal;
 
 use std::process::ExitCode;
 
@@ -58,9 +51,9 @@ fn main() -> ExitCode {
     display::log::start();
     match panic::guard(|| run(&arguments.command)) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(mut failure) => {
-            failure.report();
-            failure.exit.into()
+        Err(failure) => {
+            failure::report(&failure);
+            failure::exit_code(failure.kind).into()
         }
     }
 }

@@ -50,7 +50,7 @@ mod tests {
     #[test]
     fn a_panic_becomes_a_sentence_that_says_where() {
         let failure = guard(|| panic!("one is {}", 2)).expect_err("it panicked");
-        assert_eq!(failure.exit, Exit::Bug);
+        assert_eq!(failure.kind, Exit::Bug);
         let text = format!("{failure:?}");
         assert!(text.contains("panic.rs:") && text.contains("has a bug: one is 2; please report"), "{text}");
     }

@@ -21,6 +21,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::{flag, low_level};
 
+use pipewright_run::interrupt::Interrupt;
+
 use crate::display::{say, screen};
 
 /// Lets a write beyond the limit on the size of files (`ulimit -f`) fail with an error, which says which file it is,
@@ -34,84 +36,42 @@ pub(crate) fn outlive_limits() {
 /// ended.
 const ENDED_BY_SIGNAL: i32 = 128;
 
-/// Whether the process was asked to end.
-#[derive(Debug, Default)]
-pub(crate) struct Interrupt {
-    flag: Arc<AtomicBool>,
-    /// Whether the process watches for the signals.
-    is_watching: AtomicBool,
-    /// Whether the run has ended.
-    has_ended: Arc<AtomicBool>,
+/// Starts to watch for the signals, which ask for the end. Before this call, they end the process.
+///
+/// # Errors
+/// Fails if the system refuses.
+pub(crate) fn watch(interrupt: &Interrupt) -> io::Result<()> {
+    let is_asked = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        let (was_asked, interrupt) = (is_asked.clone(), interrupt.clone());
+        let end = move || {
+            if was_asked.swap(true, Ordering::SeqCst) && !interrupt.has_ended() {
+                screen::leave_from_signal_handler();
+                low_level::exit(ENDED_BY_SIGNAL + signal);
+            }
+        };
+        // SAFETY: the action reads atomics, writes to a file descriptor and ends the process. It does not
+        // lock or allocate.
+        unsafe { low_level::register(signal, end) }?;
+    }
+    watched().try_for_each(|signal| flag::register(signal, interrupt.flag()).map(drop))
 }
 
-impl Interrupt {
-    /// Returns the flag that a signal sets.
-    pub(crate) fn flag(&self) -> Arc<AtomicBool> {
-        self.flag.clone()
+/// Prints the name of the first signal.
+///
+/// # Errors
+/// Fails if the system refuses.
+pub(crate) fn say_first(interrupt: &Interrupt) -> io::Result<()> {
+    let (names, writer) = io::pipe()?;
+    let writer = Arc::new(writer);
+    for signal in watched() {
+        let writer = writer.clone();
+        // SAFETY: the action writes to a file descriptor that stays open. It does not lock or allocate.
+        unsafe { low_level::register(signal, move || send(&writer, signal)) }?;
     }
-
-    /// Asks the process to end, as a signal does.
-    pub(crate) fn request(&self) {
-        self.flag.store(true, Ordering::SeqCst);
-    }
-
-    /// Notes that the run has ended. From now on, no signal ends the process immediately.
-    pub(crate) fn note_end(&self) {
-        self.has_ended.store(true, Ordering::SeqCst);
-    }
-
-    /// Returns whether the process was asked to end.
-    pub(crate) fn is_requested(&self) -> bool {
-        self.flag.load(Ordering::SeqCst)
-    }
-
-    /// Like [`Interrupt::watch`], and prints the name of the first signal.
-    ///
-    /// # Errors
-    /// Fails if the system refuses.
-    pub(crate) fn watch_and_say(&self) -> io::Result<()> {
-        if self.is_watching.load(Ordering::SeqCst) {
-            return Ok(());
-        }
-        self.watch()?;
-        let (names, writer) = io::pipe()?;
-        let writer = Arc::new(writer);
-        for signal in watched() {
-            let writer = writer.clone();
-            // SAFETY: the action writes to a file descriptor that stays open. It does not lock or allocate.
-            unsafe { low_level::register(signal, move || send(&writer, signal)) }?;
-        }
-        let has_ended = self.has_ended.clone();
-        let thread = std::thread::Builder::new().name("signals".to_owned());
-        thread.spawn(move || say_first(names, &has_ended)).map(drop)
-    }
-
-    /// Starts to watch for the signals. Before this call, they end the process. Further calls do nothing.
-    ///
-    /// # Errors
-    /// Fails if the system refuses.
-    pub(crate) fn watch(&self) -> io::Result<()> {
-        if self.is_watching.swap(true, Ordering::SeqCst) {
-            return Ok(());
-        }
-        let is_asked = Arc::new(AtomicBool::new(false));
-        for signal in [SIGINT, SIGTERM] {
-            let (was_asked, has_ended) = (is_asked.clone(), self.has_ended.clone());
-            let end = move || {
-                if was_asked.swap(true, Ordering::SeqCst) && !has_ended.load(Ordering::SeqCst) {
-                    screen::leave_from_signal_handler();
-                    low_level::exit(ENDED_BY_SIGNAL + signal);
-                }
-            };
-            // SAFETY: the action reads atomics, writes to a file descriptor and ends the process. It does not
-            // lock or allocate.
-            unsafe { low_level::register(signal, end) }?;
-        }
-        for signal in watched() {
-            flag::register(signal, self.flag())?;
-        }
-        Ok(())
-    }
+    let interrupt = interrupt.clone();
+    let thread = std::thread::Builder::new().name("signals".to_owned());
+    thread.spawn(move || read_first(names, &interrupt)).map(drop)
 }
 
 /// Returns the signals that ask the process to end. Launchers of processes pass SIGUSR1 on without ending the
@@ -139,9 +99,9 @@ fn send(writer: &PipeWriter, signal: i32) {
 }
 
 /// Waits for the first signal and prints its name, unless the run has ended.
-fn say_first(mut names: PipeReader, has_ended: &AtomicBool) {
+fn read_first(mut names: PipeReader, interrupt: &Interrupt) {
     let mut number = [0];
-    if names.read_exact(&mut number).is_err() || has_ended.load(Ordering::SeqCst) {
+    if names.read_exact(&mut number).is_err() || interrupt.has_ended() {
         return;
     }
     let name = low_level::signal_name(number[0].into()).unwrap_or("a signal");
@@ -158,12 +118,12 @@ mod tests {
     #[test]
     fn no_signal_ends_a_process_whose_run_has_ended() {
         let interrupt = Interrupt::default();
-        interrupt.watch().expect("the system has signals");
+        watch(&interrupt).expect("the system has signals");
         interrupt.note_end();
         // The second one would end the process of all tests.
         for _ in 0..3 {
             low_level::raise(SIGTERM).expect("the signal exists");
         }
-        assert!(interrupt.flag().load(Ordering::SeqCst));
+        assert!(interrupt.is_requested());
     }
 }

@@ -1,9 +1,42 @@
-//! A training run as a library: its settings, from a configuration.
+//! Training runs as a library: [`run::Run`] trains a model with the settings of a configuration, writes a folder
+//! with metrics, checkpoints and timelines, and continues from that folder.
 //!
-//! The command `pipewright` reads arguments and shows results; what it runs is here.
+//! The command `pipewright` reads arguments and shows results; what it runs is here. Nothing here prints: a run
+//! reports to an [`observer::Observer`], and fails with an [`error::RunError`].
 
 pub mod text;
 
 pub mod schedule_file;
 
 pub mod settings;
+
+pub mod fault;
+
+pub mod error;
+
+pub mod interrupt;
+
+pub mod recovery;
+
+pub mod run_folder;
+
+pub mod run_record;
+
+pub mod run_report;
+
+pub mod observer;
+
+pub mod run_data;
+
+pub mod run_model;
+
+pub mod training;
+
+pub mod resume;
+
+pub mod run;
+
+pub use error::{ErrorKind, RunError};
+pub use observer::Observer;
+pub use run::Run;
+pub use run_model::RunModel;

@@ -24,7 +24,7 @@ pub struct ModelDesc {
 }
 
 /// The description of a layer, the smallest unit that a partition moves between stages.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct LayerDesc {
     /// The layer's global module path, such as `layers.3`: the prefix of its parameters in a checkpoint.
     pub path: String,

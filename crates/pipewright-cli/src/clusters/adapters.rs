@@ -8,9 +8,9 @@ use pipewright_shapes::model::{Division, Model};
 use pipewright_shapes::training::{AdaptedLayer, AdapterSizes};
 
 use crate::failure::{Exit, Failure};
-use crate::training::model::adapter_of;
 use pipewright_run::settings::Settings;
 use pipewright_run::settings::adapter::AdapterSettings;
+use pipewright_run::training::model::adapter_of;
 
 /// Adapters on the layers of a model.
 #[derive(Debug)]

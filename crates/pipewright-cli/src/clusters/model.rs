@@ -9,8 +9,8 @@ use pipewright_system::bounded_file::read_text;
 use crate::clusters::adapters::{self, PlannedAdapters};
 use crate::clusters::toml_file::unreadable;
 use crate::failure::Failure;
-use crate::training::arguments::load_settings;
 use pipewright_run::settings::model::ModelSettings;
+use pipewright_run::training::load::load_settings;
 
 /// A model, and what its file says about the run.
 #[derive(Debug)]

@@ -1,22 +1,26 @@
 //! `pipewright check`: checks everything that can be checked without training, and prints a summary of the
 //! run.
 
+mod summary;
+
+use std::sync::Arc;
+
 use clap::{Args, ValueEnum};
 
+use crate::commands::run_arguments::RunArguments;
 use crate::display::say;
 use crate::failure::Failure;
 use crate::output::{show, write};
 use crate::planning::auto::choose_without_profile;
 use crate::planning::decision::Chosen;
-use crate::run_folder;
-use crate::training::arguments::RunArguments;
-use crate::training::memory::{memory_plan, require_fit};
-use crate::training::model::read_model;
-use crate::training::optimizer::{require_elementwise, require_whole};
-use crate::training::prepare::prepare;
-use crate::training::state_copies::require_space;
-use crate::training::summary::Summary;
+use pipewright_run::run_folder;
 use pipewright_run::text::escape_in_json;
+use pipewright_run::training::memory::{memory_plan, require_fit};
+use pipewright_run::training::model::read_model;
+use pipewright_run::training::optimizer::{require_elementwise, require_whole};
+use pipewright_run::training::prepare::prepare;
+use pipewright_run::training::state_copies::require_space;
+use summary::Summary;
 
 /// The arguments of `pipewright check`.
 #[derive(Debug, Args)]
@@ -45,15 +49,21 @@ pub(crate) fn run(arguments: &CheckArguments) -> Result<(), Failure> {
         Ok(scheduled) => Chosen::named(scheduled, model),
         Err(settings) => choose_without_profile(*settings, &model)?,
     };
-    let prepared = prepare(chosen.scheduled, chosen.model)?;
+    let model = Arc::new(chosen.model);
+    let prepared = prepare(chosen.scheduled, model.clone())?;
     prepared.notes.iter().for_each(|note| say(note));
     run_folder::probe(&prepared.settings.run.out, &chosen.files).map_err(Failure::input)?;
     require_whole(&prepared.settings)?;
     let stages = prepared.outlines()?;
     require_elementwise(&prepared.settings, &stages)?;
-    let memory = memory_plan(prepared.parts(), &stages)?;
-    let summary =
-        Summary { prepared: &prepared, stages: &stages, memory: &memory, planned: &chosen.sentences };
+    let memory = memory_plan(prepared.parts(), &model, &stages)?;
+    let summary = Summary {
+        prepared: &prepared,
+        model: &model,
+        stages: &stages,
+        memory: &memory,
+        planned: &chosen.sentences,
+    };
     match arguments.format {
         Format::Text => show(&summary.text())?,
         Format::Json => write(None, &escape_in_json(&format!("{}\n", summary.json())))?,

@@ -10,12 +10,13 @@ use pipewright::train::data::{RowPart, TokenCodec, TokenRows, Tokenizer};
 use pipewright_schedule::words::counted;
 
 use crate::failure::Failure;
-use crate::training::arguments::load_settings;
-use crate::training::data::{data_config, open_training};
-use crate::training::model::read_model;
+use pipewright_run::run_data::data_config;
+use pipewright_run::run_model::open_training;
 use pipewright_run::settings::Settings;
 use pipewright_run::settings::data::{BYTES, tokenizer_file};
 use pipewright_run::text::escape;
+use pipewright_run::training::load::load_settings;
+use pipewright_run::training::model::read_model;
 
 /// The size of a vocabulary without an end: a file of data is shown without a model.
 const ANY_ID: usize = i32::MAX as usize;
@@ -62,7 +63,7 @@ pub(crate) fn run(arguments: &DataArguments) -> Result<(), Failure> {
     let config = data_config(&settings);
     let mut rows = match (&config.tokenizer, arguments.file_of_data()) {
         (Tokenizer::File(_), Some(_)) => config.open(ANY_ID, 1).map_err(Failure::input)?,
-        _ => open_training(&settings, read_model(&settings)?.model(), 1)?,
+        _ => open_training(&settings, &read_model(&settings)?, 1)?,
     };
     let codec = TokenCodec::open(&config.tokenizer).map_err(Failure::input)?;
     let out = std::io::stdout();

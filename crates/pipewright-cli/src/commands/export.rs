@@ -9,11 +9,10 @@ use pipewright_models::hf::{ExportOptions, PeftLimit, WeightType};
 use pipewright_models::{AdaptedCheckpoint, ModelConfig, hf};
 
 use crate::display;
-use crate::failure::{Failure, sentence};
-use crate::training::identity::MODEL;
-use crate::training::run_adapter::StoredAdapter;
-use crate::training::trained_model::base_of_run;
-use crate::training::{checkpoint_path, origin};
+use crate::failure::Failure;
+use pipewright_run::training::run_adapter::StoredAdapter;
+use pipewright_run::training::trained_model::{base_of_run, model_of};
+use pipewright_run::training::{checkpoint_path, origin};
 
 /// The arguments of `pipewright export`.
 #[derive(Debug, Args)]
@@ -61,13 +60,7 @@ impl From<ElementType> for WeightType {
 pub(crate) fn run(arguments: &ExportArguments) -> Result<(), Failure> {
     let checkpoint = checkpoint_path::open(&arguments.from)?;
     let place = checkpoint.path().display();
-    let Some(model) = checkpoint.manifest().description.get(MODEL).cloned() else {
-        return Err(Failure::input(format!(
-            "{place}: the checkpoint does not say which model it holds; export a checkpoint that pipewright train wrote"
-        )));
-    };
-    let model = ModelConfig::from_json(model)
-        .map_err(|error| Failure::input(format!("{place}: the checkpoint's model: {}", sentence(&error))))?;
+    let model = model_of(&checkpoint)?;
     let adapter = StoredAdapter::of(&checkpoint)?;
     if adapter.is_none() && arguments.merge {
         return Err(Failure::input(format!(

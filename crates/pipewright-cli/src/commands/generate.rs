@@ -22,10 +22,11 @@ use crate::commands::generate::ranks::{RankArguments, RankPlan, Ranks, failure};
 use crate::commands::generate::report::{Outcome, Report, Times};
 use crate::display::say;
 use crate::failure::{Exit, Failure};
-use crate::training::model::{check_weights, unknown_note};
-use crate::training::process_group::ProcessGroup;
-use crate::training::samples::encode_prompt;
-use crate::training::trained_model::{self, Origin, TrainedModel};
+use crate::terminal::Terminal;
+use pipewright_run::training::model::{check_weights, unknown_note};
+use pipewright_run::training::process_group::ProcessGroup;
+use pipewright_run::training::samples::encode_prompt;
+use pipewright_run::training::trained_model::{self, Origin, TrainedModel};
 
 /// The arguments of `pipewright generate`.
 #[derive(Debug, Args)]
@@ -84,7 +85,7 @@ const LONGEST_ANSWER: usize = 1000;
 
 /// Runs the command. With several processes, the first one reads the prompts and prints; the others compute.
 pub(crate) fn run(arguments: &GenerateArguments) -> Result<(), Failure> {
-    let mut processes = ProcessGroup::gather()?;
+    let mut processes = ProcessGroup::gather(Terminal::shared())?;
     let outcome = generate_in(arguments, &mut processes);
     processes.settle(outcome)
 }
@@ -231,7 +232,10 @@ impl GenerateArguments {
         if let Origin::Directory(directory) = &found.origin
             && processes.is_leader()
         {
-            let notes = [unknown_note(directory)?, check_weights(directory, &found.model)?];
+            let notes = [
+                unknown_note(directory)?,
+                check_weights(directory, &found.model.parameters().map_err(Failure::input)?)?,
+            ];
             notes.iter().flatten().for_each(|note| say(note));
         }
         if let Some(template) = &self.chat_template {

@@ -7,14 +7,13 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use pipewright::bounded_file::read_regular_text;
 use pipewright::checkpoint::{Checkpoint, NotFinite};
 use serde_json::{Value, json};
 
 use crate::failure::{Exit, Failure};
 use crate::output;
-use crate::run_folder::{LARGEST, METRICS, lines_to};
-use crate::training::checkpoint_path::{self, not_finite};
+use pipewright_run::run_folder::losses;
+use pipewright_run::training::checkpoint_path::{self, not_finite};
 
 /// The arguments of `pipewright inspect`.
 #[derive(Debug, Args)]
@@ -48,10 +47,7 @@ pub(crate) fn run(arguments: &InspectArguments) -> Result<(), Failure> {
 /// Returns the losses of all steps up to the checkpoint's, if the checkpoint is in the folder of its run.
 fn losses_to(checkpoint: &Checkpoint) -> Vec<f64> {
     let run = checkpoint.path().parent().and_then(Path::parent).unwrap_or(Path::new(""));
-    let metrics = read_regular_text(&run.join(METRICS), LARGEST).unwrap_or_default();
-    let lines = &metrics[..lines_to(&metrics, checkpoint.step())];
-    let loss = |line: &str| serde_json::from_str::<Value>(line).ok()?.get("loss")?.as_f64();
-    lines.lines().filter_map(loss).collect()
+    losses(run, checkpoint.step())
 }
 
 fn text(checkpoint: &Checkpoint, losses: &[f64]) -> String {

@@ -18,6 +18,7 @@ pub(crate) mod plan;
 pub(crate) mod profile;
 pub(crate) mod report;
 pub(crate) mod resume;
+pub(crate) mod run_arguments;
 pub(crate) mod schedule;
 pub(crate) mod simulate;
 pub(crate) mod tokenize;

@@ -10,8 +10,8 @@ use serde::Serialize;
 use crate::failure::Failure;
 use crate::output::OutputFile;
 use crate::schedules::layer_weights::{Sum, Weights};
-use crate::training::arguments::load_settings;
-use crate::training::model::read_model;
+use pipewright_run::training::load::load_settings;
+use pipewright_run::training::model::read_model;
 
 /// The arguments of `pipewright partition`.
 #[derive(Debug, Args)]

@@ -17,6 +17,7 @@ use pipewright_system::schedule_memory::check_plan;
 use crate::clusters::arguments::{ClusterArguments, one_of};
 use crate::clusters::request::PlanOptions;
 use crate::clusters::{plan as cluster_plan, plan_json, plan_text};
+use crate::commands::run_arguments::parse_time;
 use crate::display::{bytes, say};
 use crate::failure::Failure;
 use crate::output;
@@ -27,11 +28,11 @@ use crate::planning::measure::{profiled_run, workload};
 use crate::planning::print::{json, plan_json, refused, text, title_of};
 use crate::planning::rates::{assumed_link, assumed_rates};
 use crate::planning::request::{training_state, tried_head_parts};
-use crate::training::arguments::{load_settings, parse_time};
-use crate::training::model::{described, model_notes, read_model};
-use crate::training::optimizer::state_rule;
 use pipewright_run::settings::mesh::MeshSettings;
 use pipewright_run::settings::{self, Settings};
+use pipewright_run::training::load::load_settings;
+use pipewright_run::training::model::{described, model_notes, read_model};
+use pipewright_run::training::optimizer::state_rule;
 
 /// The arguments of `pipewright plan`.
 #[derive(Debug, Args)]

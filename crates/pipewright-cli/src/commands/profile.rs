@@ -8,15 +8,16 @@ use pipewright::profile::{Measured, Spread};
 use pipewright_schedule::ModelDesc;
 use pipewright_schedule::words::counted;
 
+use crate::commands::run_arguments::{RunArguments, parse_time};
 use crate::display::{bytes, say};
 use crate::failure::{Exit, Failure};
 use crate::output::OutputFile;
 use crate::planning::measure::{Measurement, measure_run};
 use crate::planning::profile_text::{of_spread, profile_text};
-use crate::training::arguments::{RunArguments, parse_time};
-use crate::training::identity::shared_settings;
-use crate::training::model::read_model;
-use crate::training::process_group::ProcessGroup;
+use crate::terminal::Terminal;
+use pipewright_run::training::identity::shared_settings;
+use pipewright_run::training::model::read_model;
+use pipewright_run::training::process_group::ProcessGroup;
 
 /// The meaning of the columns of the table.
 const CAPTION: &str = "\
@@ -41,7 +42,7 @@ pub(crate) struct ProfileArguments {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &ProfileArguments) -> Result<(), Failure> {
-    let mut processes = ProcessGroup::gather()?;
+    let mut processes = ProcessGroup::gather(Terminal::shared())?;
     let outcome = run_with(arguments, &mut processes);
     processes.settle(outcome)
 }

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use clap::Args;
 
+use crate::commands::run_arguments::parse_time;
 use crate::failure::Failure;
 use crate::output::{PageOutput, replace_file};
-use crate::run_folder::{REPORT, VIEW};
-use crate::run_record::{config_text, events, metrics, read_timeline, require_run, timeline_files};
-use crate::run_report::{RunLinks, RunSource, page};
-use crate::training::arguments::parse_time;
+use pipewright_run::run_folder::{REPORT, VIEW};
+use pipewright_run::run_record::{config_text, events, metrics, read_timeline, require_run, timeline_files};
+use pipewright_run::run_report::{RunLinks, RunSource, page};
 use pipewright_run::text::quoted;
 
 /// The file of a page about several runs, if no other one is named.
@@ -86,9 +86,9 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
 
 /// Reads a run. Links are relative to `place`, the folder of the page.
 fn source(run: &Path, place: &Path) -> Result<RunSource, Failure> {
-    require_run(run).map_err(Failure::input)?;
-    let files = timeline_files(run).map_err(Failure::input)?;
-    let timeline = files.last().map(|(_, path)| read_timeline(path)).transpose().map_err(Failure::input)?;
+    require_run(run)?;
+    let files = timeline_files(run)?;
+    let timeline = files.last().map(|(_, path)| read_timeline(path)).transpose()?;
     let view = run.join(VIEW);
     let links = RunLinks {
         view: view.is_file().then(|| link(place, &view)),
@@ -101,9 +101,9 @@ fn source(run: &Path, place: &Path) -> Result<RunSource, Failure> {
     };
     Ok(RunSource {
         name: run.display().to_string(),
-        steps: metrics(run).map_err(Failure::input)?,
-        events: events(run).map_err(Failure::input)?,
-        config: config_text(run).map_err(Failure::input)?,
+        steps: metrics(run)?,
+        events: events(run)?,
+        config: config_text(run)?,
         timeline,
         links,
     })

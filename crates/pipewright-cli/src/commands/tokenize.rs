@@ -14,7 +14,8 @@ use pipewright_schedule::words::counted;
 
 use crate::display::{self, TokenizeBar};
 use crate::failure::{Exit, Failure};
-use crate::signal::Interrupt;
+use crate::signal;
+use pipewright_run::interrupt::Interrupt;
 use pipewright_run::settings::data::{BYTES, tokenizer_file};
 
 /// The arguments of `pipewright tokenize`.
@@ -77,7 +78,8 @@ pub(crate) fn run(arguments: &TokenizeArguments) -> Result<(), Failure> {
     }
     let config = config(arguments)?;
     let interrupt = Interrupt::default();
-    interrupt.watch().map_err(|error| Failure::input(format!("cannot watch for signals: {error}")))?;
+    signal::watch(&interrupt)
+        .map_err(|error| Failure::input(format!("cannot watch for signals: {error}")))?;
     let is_interrupted = interrupt.flag();
     let mut bar = TokenizeBar::new();
     let tokenized = config.tokenize(output, &mut |progress| {

@@ -1,5 +1,7 @@
 //! `pipewright view`: a page that compares predicted and measured timelines and explains them.
 
+mod recorded_run;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -16,14 +18,14 @@ use pipewright_schedule::{
 
 use crate::failure::{Exit, Failure};
 use crate::output::{PageOutput, page_of};
-use crate::run_folder::VIEW;
 use crate::schedules::drawing::{check_exchanges, check_size};
 use crate::schedules::other_sizes::other_sizes;
 use crate::schedules::size::{ScheduleSize, is_file_name};
 use crate::schedules::timed_program::{EngineTimes, Source, TimedProgram};
 use crate::schedules::transport::TransportArguments;
-use crate::training::recorded_run::RecordedRun;
 use pipewright_document::nearest;
+use pipewright_run::run_folder::VIEW;
+use recorded_run::RecordedRun;
 
 /// The folder in which runs are by default.
 const RUNS: &str = "runs";

@@ -15,9 +15,9 @@ use crate::display::figures::{
     bytes, clock, computed, expected_step, grouped, longer_by, loss_parts, loss_scale, milliseconds,
     per_rank, percent, remaining, short_count,
 };
-use crate::display::overview::Overview;
 use crate::display::ranks::rank_lines;
 use crate::display::screen::Size;
+use pipewright_run::observer::Overview;
 
 /// The number of spaces between two fields.
 const GAP: usize = 2;

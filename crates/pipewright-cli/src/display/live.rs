@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use pipewright::train::Metrics;
 
 use crate::display::frame::{State, compose};
-use crate::display::overview::Overview;
 use crate::display::screen;
+use pipewright_run::observer::Overview;
 
 /// The time between two drawings.
 const PAUSE: Duration = Duration::from_millis(100);

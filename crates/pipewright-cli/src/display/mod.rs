@@ -10,7 +10,6 @@ mod frame;
 mod lines;
 mod live;
 pub(crate) mod log;
-mod overview;
 mod progress;
 mod ranks;
 pub(crate) mod screen;
@@ -20,8 +19,6 @@ mod undeferred;
 mod wrap;
 
 pub(crate) use figures::{bytes, milliseconds, short_count};
-pub(crate) use overview::Overview;
 pub(crate) use progress::Display;
 pub(crate) use screen::{say, set_quiet};
-pub(crate) use summary::{Ending, Reason};
 pub(crate) use tokenize_bar::TokenizeBar;

@@ -2,17 +2,16 @@
 
 use pipewright::pipeline::UndeferredParameter;
 use pipewright::train::Metrics;
+use pipewright_run::observer::{Ending, Overview};
 
 use crate::display::frame::header_text;
 use crate::display::lines::Lines;
 use crate::display::live::Live;
-use crate::display::overview::Overview;
-use crate::display::screen::is_quiet;
-use crate::display::screen::{self, say};
-use crate::display::summary::{Ending, Tally, summary};
+use crate::display::screen::{self, is_quiet, say};
+use crate::display::summary::{Tally, summary};
 use crate::display::undeferred;
 
-/// The display of one run.
+/// The display of the steps of an attempt.
 pub(crate) struct Display {
     kind: Kind,
     overview: Overview,

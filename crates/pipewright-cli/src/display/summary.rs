@@ -9,7 +9,7 @@ use pipewright_schedule::words::counted;
 
 use crate::display::chart::loss_chart;
 use crate::display::figures::{clock, grouped, longer_by, milliseconds};
-use crate::display::overview::Overview;
+use pipewright_run::observer::{Ending, Overview, Reason};
 use pipewright_run::text::quoted;
 
 /// The figures of the steps that this process has taken.
@@ -25,34 +25,6 @@ pub(super) struct Tally {
     validation: Option<f64>,
     /// The last validation loss of each source of a mixture.
     sources: Vec<SourceLoss>,
-}
-
-/// How a run ended.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Ending<'a> {
-    /// The last finished step.
-    pub(crate) done: u64,
-    /// Why it is the last one.
-    pub(crate) reason: Reason,
-    /// The newest checkpoint.
-    pub(crate) saved: Option<&'a Path>,
-    /// The step with the lowest validation loss, and that loss.
-    pub(crate) best: Option<(u64, f64)>,
-    /// The folder of the results.
-    pub(crate) out: &'a Path,
-    /// Whether it has the timeline of a step.
-    pub(crate) has_timeline: bool,
-}
-
-/// Why a run ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reason {
-    /// It has taken all its steps.
-    Complete,
-    /// The validation loss has not fallen for a while.
-    LossNoLongerFalls,
-    /// A signal.
-    Signal,
 }
 
 impl Tally {

@@ -4,7 +4,7 @@ use pipewright::pipeline::UndeferredParameter;
 use pipewright_schedule::words::counted;
 
 use crate::display::figures::percent;
-use crate::display::overview::Overview;
+use pipewright_run::observer::Overview;
 
 /// Returns the note; `None` if all gradients can wait, or the schedule lets none wait.
 pub(super) fn note(overview: &Overview, found: &[UndeferredParameter]) -> Option<String> {

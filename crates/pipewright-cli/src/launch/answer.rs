@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Exit, Failure};
-use crate::fault::Start;
 use crate::launch::attempt::Stop;
 use crate::launch::hosts::{Host, Places};
 use crate::launch::left_over::end_before;
 use crate::launch::short_command::wait;
 use crate::launch::starter::Starter;
 use crate::output;
-use crate::training::shared_folder::{Token, is_seen, unwritable};
+use pipewright_run::fault::Start;
+use pipewright_run::training::shared_folder::{Token, is_seen, unwritable};
 
 /// The longest time in which a host ends processes before it answers.
 const LONGEST_END: Duration = Duration::from_secs(3);

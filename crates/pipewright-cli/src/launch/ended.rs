@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use crate::failure::{Exit, Failure};
-use crate::fault::Fault;
 use crate::launch::attempt::{AttemptEnd, Stop};
 use crate::launch::watch::Early;
-use crate::recovery::{Restart, is_full};
-use crate::run_folder::newest_checkpoint_bytes;
-use crate::run_record::metrics;
+use pipewright_run::fault::Fault;
+use pipewright_run::recovery::{Restart, is_full};
+use pipewright_run::run_folder::newest_checkpoint_bytes;
+use pipewright_run::run_record::metrics;
 use pipewright_run::text::quoted;
 
 /// A run whose processes have ended.
@@ -225,9 +225,9 @@ mod tests {
         let no_host = || Failure::new(Exit::RankFailed, "no host");
         let end = |is_asked| stopped(no_host(), "a host is slow", is_asked, Path::new("out"));
         let (asked, refused) = (end(true), end(false));
-        assert_eq!(asked.exit, Exit::Interrupted);
+        assert_eq!(asked.kind, Exit::Interrupted);
         assert_eq!(asked.full_text(), "stopped by a signal; resume with: pipewright resume out");
-        assert_eq!(refused.exit, Exit::RankFailed);
+        assert_eq!(refused.kind, Exit::RankFailed);
         assert!(refused.full_text().ends_with("resume with: pipewright resume out\nno host"));
     }
 }

@@ -8,7 +8,7 @@ use crate::launch::hosts::Host;
 use crate::launch::layout::Layout;
 use crate::launch::returning_hosts::{Answering, Question, ReturningHosts};
 use crate::launch::whole_run::WholeRun;
-use crate::recovery::request_growth;
+use pipewright_run::recovery::request_growth;
 
 /// The search during one attempt.
 pub(super) struct Growth {

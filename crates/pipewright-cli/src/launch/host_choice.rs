@@ -14,7 +14,7 @@ use crate::launch::returning_hosts::{Question, ReturningHosts};
 use crate::launch::selection::{Selection, answering, enough, names_of, usable_slots};
 use crate::launch::supervise::{Attempt, Launched};
 use crate::launch::whole_run::WholeRun;
-use crate::recovery::{Restart, Restarts, SlowRank};
+use pipewright_run::recovery::{Restart, Restarts, SlowRank};
 
 /// The time that a host may take to answer: the deadline of the run, within these limits.
 const SHORTEST_PATIENCE: Duration = Duration::from_secs(5);

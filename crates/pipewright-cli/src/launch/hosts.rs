@@ -9,8 +9,8 @@ use std::time::Duration;
 use pipewright::bounded_file::{SMALL_TEXT, read_regular_text};
 
 use crate::failure::Failure;
-use crate::host_name::host_name;
 use crate::launch::short_command::run;
+use pipewright_run::training::rank_hosts::host_name;
 
 /// The longest time in which Slurm names the hosts of an allocation.
 const LONGEST_ANSWER: Duration = Duration::from_secs(60);

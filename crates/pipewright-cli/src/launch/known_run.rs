@@ -9,8 +9,8 @@ use std::time::Duration;
 use pipewright::checkpoint::{CheckpointError, FolderIdentity};
 
 use crate::failure::{Exit, Failure};
-use crate::recovery::Sign;
-use crate::run_folder::{checkpoints_of, config_of, is_lost_folder};
+use pipewright_run::recovery::Sign;
+use pipewright_run::run_folder::{checkpoints_of, config_of, is_lost_folder};
 
 /// The facts that are known about a run.
 #[derive(Debug)]

@@ -69,7 +69,7 @@ impl Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::training::arguments::load_settings;
+    use pipewright_run::training::load::load_settings;
 
     /// Returns the ranks and replicas for a number of slots, of a run with 4 ranks and 2 replicas.
     fn check(slots: u32, is_valid: fn(Layout) -> bool, expected: Option<(u32, u32)>) {

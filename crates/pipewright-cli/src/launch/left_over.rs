@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use sysinfo::{Process, ProcessRefreshKind, ProcessesToUpdate, Signal, System, UpdateKind};
 
-use crate::fault::{LAUNCHED, Start};
+use pipewright_run::fault::{LAUNCHED, Start};
 
 /// The time between two looks at the processes.
 const PAUSE: Duration = Duration::from_millis(20);

@@ -6,8 +6,8 @@ use std::io;
 use std::path::Path;
 use std::time::SystemTime;
 
-use crate::recovery::{Sign, renewed};
-use crate::training::shared_folder::Token;
+use pipewright_run::recovery::{Sign, renewed};
+use pipewright_run::training::shared_folder::Token;
 
 /// The mark of a launch. It is removed when this is dropped.
 pub(super) struct LaunchMark(Token);

@@ -4,7 +4,7 @@
 //! The launcher (`mpirun`, or `srun` inside an allocation of Slurm) starts the processes, passes their output
 //! on, and ends all of them when one fails. This module decides on which hosts, in which layout and how often
 //! they are started. The processes notice a lost or silent rank by themselves, and write the first cause into
-//! the folder of the run ([`crate::fault`]). A launcher that is stopped, or whose processes are silent, is ended
+//! the folder of the run ([`pipewright_run::fault`]). A launcher that is stopped, or whose processes are silent, is ended
 //! ([`watch`]), and so are processes that it has left behind ([`left_over`]). A run whose folder is lost ends
 //! ([`known_run`]).
 

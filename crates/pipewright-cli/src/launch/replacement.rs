@@ -1,9 +1,9 @@
 //! [`Replacement`]: the hosts of slow ranks, which other hosts can replace.
 
 use crate::failure::{Exit, Failure};
-use crate::fault::Fault;
 use crate::launch::hosts::{Host, hosts_of};
-use crate::recovery::SlowRank;
+use pipewright_run::fault::Fault;
+use pipewright_run::recovery::SlowRank;
 
 /// Slow ranks, and their hosts, which other hosts can replace.
 #[derive(Debug, Default, PartialEq)]

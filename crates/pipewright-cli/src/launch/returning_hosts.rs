@@ -7,11 +7,11 @@ use std::path::PathBuf;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::fault::Start;
 use crate::launch::answer::ask;
 use crate::launch::attempt::Stop;
 use crate::launch::hosts::Host;
 use crate::launch::starter::Starter;
+use pipewright_run::fault::Start;
 
 /// A question to hosts.
 pub(super) struct Question {

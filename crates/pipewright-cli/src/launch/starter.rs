@@ -6,10 +6,10 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::failure::Failure;
-use crate::fault::{LAUNCHED, Start};
 use crate::launch::allocation;
 use crate::launch::hosts::{Host, Places};
 use crate::launch::short_command::run;
+use pipewright_run::fault::{LAUNCHED, Start};
 
 /// The longest time in which a program says its version.
 const LONGEST_VERSION: Duration = Duration::from_secs(60);

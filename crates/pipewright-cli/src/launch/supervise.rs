@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::display::say;
-use crate::failure::{Exit, Failure};
-use crate::fault::{Fault, Start};
+use crate::failure::{Exit, Failure, exit_code};
 use crate::launch::attempt::{self, AttemptEnd, Stop};
 use crate::launch::ended::{Ended, steps_done, stopped, stopped_by_signal};
 use crate::launch::growth::cause_of;
@@ -24,9 +23,10 @@ use crate::launch::target::{Target, with_settings};
 use crate::launch::watch::{Limits, Seen};
 use crate::launch::whole_run::{MemoryRule, WholeRun};
 use crate::launch::wrong_hosts::leave_out;
-use crate::recovery::{Restart, Restarts, SlowRank, remove_growth_request};
-use crate::run_folder::{RunLock, config_of};
-use crate::training::shared_folder::unwritable;
+use pipewright_run::fault::{Fault, Start};
+use pipewright_run::recovery::{Restart, Restarts, SlowRank, remove_growth_request};
+use pipewright_run::run_folder::{RunLock, config_of};
+use pipewright_run::training::shared_folder::unwritable;
 
 /// The time beyond the deadline of the run in which its processes must send a heartbeat: file systems in networks show
 /// it late.
@@ -151,15 +151,15 @@ impl Launched {
             let AttemptResult { end, replacement, grown } = self.attempt(&attempt, known, &restarts, stop)?;
             self.starts.note(end.joined);
             let Err(failure) = self.ended(end).outcome(stop) else { return Ok(()) };
-            let is_saved = stop.is_asked() && end.status.code() == Some(Exit::Interrupted as i32);
-            known.lost(failure.exit, is_saved).map_or(Ok(()), Err)?;
+            let is_saved = stop.is_asked() && end.status.code() == Some(exit_code(Exit::Interrupted).into());
+            known.lost(failure.kind, is_saved).map_or(Ok(()), Err)?;
             let would_continue =
                 replacement.is_some() || grown.is_some() || !SlowRank::find(self.folder()).is_empty();
             if is_saved && would_continue {
                 // The processes may have reported nothing, because they expected the run to continue.
                 return Err(stopped_by_signal(self.folder()));
             }
-            let has_stopped = failure.exit == Exit::Interrupted && !stop.is_asked();
+            let has_stopped = failure.kind == Exit::Interrupted && !stop.is_asked();
             let end = match (replacement, grown) {
                 (Some(replacement), _) if has_stopped => End::Replaced(replacement),
                 (_, Some(hosts)) if has_stopped => End::Grown(hosts),
@@ -169,7 +169,7 @@ impl Launched {
                 }
             };
             let next = self.next(end, &attempt, &mut restarts, stop);
-            attempt = next.map_err(|failure| known.lost(failure.exit, stop.is_asked()).unwrap_or(failure))?;
+            attempt = next.map_err(|failure| known.lost(failure.kind, stop.is_asked()).unwrap_or(failure))?;
         }
     }
 
@@ -323,20 +323,20 @@ impl Launched {
         }
         let has_resumed = !Restart::is_left(self.folder());
         let is_silent = failure.fault().is_none() && !has_resumed;
-        let may_shrink = !before.added.is_empty() && failure.exit != Exit::Interrupted;
+        let may_shrink = !before.added.is_empty() && failure.kind != Exit::Interrupted;
         let failure = match failure {
             // The run continues on the hosts that it used before.
             failure if is_silent && may_shrink => failure.with_fault(Some(self.failed_growth(&before.added))),
             failure if is_silent => {
                 let silent = "the processes ended before they had resumed the run; their message is above";
-                return Err(restarts.not_resumed(Failure::new(failure.exit, silent)));
+                return Err(restarts.not_resumed(Failure::new(failure.kind, silent)));
             }
             failure => failure,
         };
         let failure = leave_out(failure, &before.hosts, &mut self.launch.places)?;
         let next = restarts.next(failure, self.launch.restarts)?;
         let deadline = self.deadline();
-        let mut next = next.after_space(self.folder(), deadline, || stop.is_asked())?;
+        let mut next = next.after_space(self.folder(), deadline, say, || stop.is_asked())?;
         let prepared = self.prepare(&mut next.record, before, stop).map_err(|why| next.refused(why));
         // The failure is the reason for the end, although a signal came meanwhile.
         if stop.is_asked() { Err(next.failure) } else { prepared }

@@ -2,10 +2,11 @@
 
 use clap::{Parser, Subcommand};
 
+use crate::commands::resume::ResumeArguments;
+use crate::commands::run_arguments::RunArguments;
 use crate::display::screen;
 use crate::failure::Failure;
-use crate::training::arguments::RunArguments;
-use crate::training::resume_arguments::ResumeArguments;
+use pipewright_run::resume::stored_settings;
 use pipewright_run::settings::Settings;
 
 /// The command that the processes run.
@@ -63,7 +64,7 @@ impl Target {
         }
         let (loaded, resumes) = match &launched.command {
             LaunchedCommand::Train(arguments) => (arguments.load()?, false),
-            LaunchedCommand::Resume(arguments) => (arguments.load()?, true),
+            LaunchedCommand::Resume(arguments) => (stored_settings(&arguments.run, &arguments.set)?, true),
         };
         Ok(Self { words, settings: loaded.settings, resumes, is_quiet })
     }

@@ -10,12 +10,13 @@ use crate::failure::{Exit, Failure, sentence};
 use crate::launch::layout::Layout;
 use crate::planning::decision::Chosen;
 use crate::planning::replan::{is_replanned, replan};
-use crate::run_folder::{config_of, replace_config, replanned};
-use crate::training::arguments::load_text;
-use crate::training::memory::{memory_of_process, memory_plan, require_fit};
-use crate::training::model::read_model;
-use crate::training::prepare::{CutProgram, RunParts};
+use pipewright_run::run_folder::{config_of, replace_config, replanned};
+use pipewright_run::settings::Base;
 use pipewright_run::settings::{Scheduled, Settings};
+use pipewright_run::training::load::load;
+use pipewright_run::training::memory::{memory_of_process, memory_plan, require_fit};
+use pipewright_run::training::model::read_model;
+use pipewright_run::training::prepare::{CutProgram, RunParts};
 
 /// A run in its configured mesh.
 pub(super) struct WholeRun {
@@ -69,7 +70,8 @@ impl WholeRun {
             .map_err(|error| Failure::input(format!("{}: cannot be read: {error}", file.display())))?;
         // The run may have been moved since it wrote its configuration.
         let out = format!("run.out={}", toml::Value::String(run.display().to_string()));
-        let with = |set: &[String]| load_text(&file, &text, &[set, std::slice::from_ref(&out)].concat());
+        let with =
+            |set: &[String]| load(Base::Text(&file, &text), &[set, std::slice::from_ref(&out)].concat());
         let loaded = with(set).or_else(|_| with(&[]))?;
         let Scheduled { settings, source } = loaded
             .scheduled()
@@ -119,7 +121,7 @@ impl WholeRun {
         Err(match &self.model {
             Ok(_) => first,
             Err(unread) => Failure::new(
-                first.exit,
+                first.kind,
                 format!(
                     "{}\nthe run is not planned again, because its model cannot be read here: {}",
                     first.text(),
@@ -146,7 +148,7 @@ impl WholeRun {
 
     /// Returns the run with the configured schedule and way of cutting.
     fn configured(&self, layout: Layout, check: MemoryCheck) -> Result<Distribution, Failure> {
-        let loaded = load_text(&self.file, &self.text, &layout.arguments(&self.settings))?;
+        let loaded = load(Base::Text(&self.file, &self.text), &layout.arguments(&self.settings))?;
         let scheduled = loaded.scheduled().map_err(|_| Failure::new(Exit::Bug, "the run has a schedule"))?;
         let (config, schedule) = (scheduled.settings.to_toml(), scheduled.settings.pipeline.schedule.clone());
         if let Ok(model) = &self.model {
@@ -184,7 +186,7 @@ fn require(check: MemoryCheck, scheduled: Scheduled, model: &CutModel) -> Result
         return Ok(());
     }
     let run = RunParts { settings: &settings, model, program: &program, partition: &partition };
-    require_fit(&memory_plan(run, &run.outlines()?)?)
+    require_fit(&memory_plan(run, model, &run.outlines()?)?)
 }
 
 impl Distribution {
@@ -215,7 +217,7 @@ mod tests {
 
     use super::*;
     use crate::planning::auto::assumed_profile;
-    use crate::training::arguments::load_settings;
+    use pipewright_run::training::load::load_settings;
 
     /// Writes the configuration of a run into its folder, and returns it.
     fn begin(folder: &Path, set: &[&str]) -> Settings {

@@ -1,8 +1,8 @@
 //! Takes the hosts of ranks that have computed wrong bits from the hosts of a run.
 
 use crate::failure::Failure;
-use crate::fault::Fault;
 use crate::launch::hosts::{Host, Places, hosts_of};
+use pipewright_run::fault::Fault;
 
 /// Takes the hosts of the ranks that have computed wrong bits from `places`, and adds their names to the
 /// failure. `used` are the hosts of the processes. Returns another failure as it is.

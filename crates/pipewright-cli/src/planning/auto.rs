@@ -19,11 +19,11 @@ use crate::planning::profile_cache::{profile_file, read_profile};
 use crate::planning::profile_text::profile_text;
 use crate::planning::rates::{assumed_link, assumed_rates};
 use crate::planning::request::{request_of, tried_head_parts};
-use crate::training::memory::memory_of_rank;
-use crate::training::model::described;
-use crate::training::optimizer::state_rule;
-use crate::training::process_group::ProcessGroup;
 use pipewright_run::settings::Settings;
+use pipewright_run::training::memory::memory_of_rank;
+use pipewright_run::training::model::described;
+use pipewright_run::training::optimizer::state_rule;
+use pipewright_run::training::process_group::ProcessGroup;
 
 /// The time for measuring, and the longest search.
 const MEASURING: Duration = Duration::from_secs(6);

@@ -129,7 +129,7 @@ impl<'a> Checked<'a> {
         let others = Others::search(read.system, profile, &request, time_limit);
         // Nothing is printed for wrong input.
         let others = match others {
-            Err(failure) if failure.exit == Exit::WrongInput => return Err(failure),
+            Err(failure) if failure.kind == Exit::WrongInput => return Err(failure),
             others => others,
         };
         Ok(Self { file, read, prediction, limit, memory, others })

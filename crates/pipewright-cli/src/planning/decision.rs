@@ -2,6 +2,7 @@
 //! settings that it becomes.
 
 use pipewright_models::CutModel;
+pub(crate) use pipewright_run::run::Chosen;
 use pipewright_schedule::Recompute;
 use pipewright_schedule::csv::{parse_schedule, print_schedule};
 use pipewright_schedule::lower::ProgramSource;
@@ -12,31 +13,13 @@ use serde::{Deserialize, Serialize};
 use crate::failure::{Exit, Failure};
 use crate::planning::config::{is_named, plan_milliseconds};
 use crate::planning::print::{stages_per_rank, title_of};
-use crate::run_folder::PLAN as SCHEDULE;
+use pipewright_run::run_folder::PLAN as SCHEDULE;
 use pipewright_run::settings::generator::GeneratorSettings;
 use pipewright_run::settings::pipeline::{PartitionChoice, ScheduleChoice};
 use pipewright_run::settings::{Scheduled, Settings};
 
 /// The share by which a plan may be slower than the best one if it is simpler.
 const NEAR: f64 = 0.01;
-
-/// The settings of a run whose schedule is chosen.
-pub(crate) struct Chosen {
-    pub(crate) scheduled: Scheduled,
-    /// The model, with its head in as many parts as the settings say.
-    pub(crate) model: CutModel,
-    /// The choice and its reasons; empty if the settings name a schedule.
-    pub(crate) sentences: Vec<String>,
-    /// Files for the folder of the run, each with its name and text.
-    pub(crate) files: Vec<(String, String)>,
-}
-
-impl Chosen {
-    /// Keeps settings that need no plan.
-    pub(crate) fn named(scheduled: Scheduled, model: CutModel) -> Self {
-        Self { scheduled, model, sentences: Vec::new(), files: Vec::new() }
-    }
-}
 
 /// The decision of the leader for all processes.
 #[derive(Serialize, Deserialize)]
@@ -186,10 +169,10 @@ mod tests {
     use pipewright_schedule::plan::{Collectives, PlanSettings};
 
     use super::*;
-    use crate::training::arguments::load_settings;
-    use crate::training::identity::shared_settings;
-    use crate::training::model::read_model;
-    use crate::training::prepare::prepare_settings;
+    use pipewright_run::training::identity::shared_settings;
+    use pipewright_run::training::load::load_settings;
+    use pipewright_run::training::model::read_model;
+    use pipewright_run::training::prepare::prepare_settings;
 
     /// Returns the settings of the sample, with overrides.
     fn settings(set: &[&str]) -> Settings {
@@ -235,7 +218,9 @@ mod tests {
         let recompute = |scheduled: &Scheduled| scheduled.settings.pipeline.recompute.clone();
         assert_eq!(recompute(&again), recompute(&planned.scheduled));
         let [again, planned] = [again, planned.scheduled].map(|scheduled| {
-            prepare_settings(scheduled, planned.model.clone()).expect("a sound plan").program
+            prepare_settings(scheduled, std::sync::Arc::new(planned.model.clone()))
+                .expect("a sound plan")
+                .program
         });
         assert_eq!(again.as_program(), planned.as_program());
     }

@@ -15,16 +15,16 @@ use pipewright_schedule::profile::{DeviceProfile, Profile};
 
 use crate::failure::{Exit, Failure, sentence};
 use crate::planning::rates::{assumed_link, assumed_rates, device_name};
-use crate::training::data::open_training;
-use crate::training::launch::{failure, pipeline_config};
-use crate::training::memory::memory_of_rank;
-use crate::training::model::described;
-use crate::training::optimizer::state_rule;
-use crate::training::prepare::require_whole_layers;
-use crate::training::process_group::ProcessGroup;
+use pipewright_run::run_model::open_training;
 use pipewright_run::settings::Settings;
 use pipewright_run::settings::pipeline::TransportChoice;
 use pipewright_run::settings::profile::ProfiledRun;
+use pipewright_run::training::launch::{failure, pipeline_config};
+use pipewright_run::training::memory::memory_of_rank;
+use pipewright_run::training::model::described;
+use pipewright_run::training::optimizer::state_rule;
+use pipewright_run::training::prepare::require_whole_layers;
+use pipewright_run::training::process_group::ProcessGroup;
 
 /// The microbatches of a measured step, for each rank.
 const MICROBATCHES: u32 = 3;
@@ -98,7 +98,7 @@ struct Subject {
 impl Subject {
     fn open(settings: &Settings, model: &CutModel, processes: &ProcessGroup) -> Result<Self, Failure> {
         let layers = described(settings, model);
-        let rows = open_training(settings, model.model(), settings.pipeline.rows())?;
+        let rows = open_training(settings, model, settings.pipeline.rows())?;
         let run = &settings.run;
         let (ranks, devices) = match settings.pipeline.transport {
             TransportChoice::Local => {

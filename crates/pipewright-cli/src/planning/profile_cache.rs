@@ -11,10 +11,10 @@ use serde_json::json;
 
 use crate::planning::measure::{profiled_run, workload};
 use crate::planning::rates::device_name;
-use crate::run_folder::PROFILE;
-use crate::training::model::described;
+use pipewright_run::run_folder::PROFILE;
 use pipewright_run::settings::Settings;
 use pipewright_run::settings::profile::read_for;
+use pipewright_run::training::model::described;
 
 /// Returns the name of the profile's file, with a hash of the model, the device, and the settings that change
 /// the times of a layer.
@@ -62,9 +62,9 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
-    use crate::run_folder::is_profile;
-    use crate::training::arguments::load_settings;
-    use crate::training::model::read_model;
+    use pipewright_run::run_folder::is_profile;
+    use pipewright_run::training::load::load_settings;
+    use pipewright_run::training::model::read_model;
 
     #[test]
     fn a_profile_is_of_the_settings_that_change_its_figures() {

@@ -20,10 +20,10 @@ use crate::planning::decision::{Chosen, Decision};
 use crate::planning::print::refused;
 use crate::planning::profile_cache::read_profile;
 use crate::planning::request::request_of;
-use crate::run_folder::is_profile;
-use crate::training::optimizer::state_rule;
+use pipewright_run::run_folder::is_profile;
 use pipewright_run::settings::Settings;
 use pipewright_run::settings::pipeline::{PartitionChoice, ScheduleChoice};
+use pipewright_run::training::optimizer::state_rule;
 
 /// The longest search for one number of ranks. The run waits for it.
 const SEARCH: Duration = Duration::from_secs(2);
@@ -108,8 +108,8 @@ mod tests {
     use pipewright_schedule::generate::generate;
 
     use super::*;
-    use crate::training::arguments::load_settings;
-    use crate::training::model::read_model;
+    use pipewright_run::training::load::load_settings;
+    use pipewright_run::training::model::read_model;
 
     fn settings(set: &[&str]) -> (Settings, ProgramSource, CutModel) {
         let set: Vec<String> = set.iter().map(|&set| set.to_owned()).collect();

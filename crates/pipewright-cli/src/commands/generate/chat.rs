@@ -13,7 +13,7 @@ use crate::commands::generate::ranks::{Ranks, failure};
 use crate::display::say;
 use crate::failure::Failure;
 use crate::output;
-use crate::training::trained_model::TrainedModel;
+use pipewright_run::training::trained_model::TrainedModel;
 
 /// The largest size of a message on standard input, in bytes.
 const LONGEST_MESSAGE: u64 = 1 << 20;

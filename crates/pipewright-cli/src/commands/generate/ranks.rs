@@ -21,8 +21,8 @@ use pipewright_schedule::words::counted;
 use serde_json::{Value, json};
 
 use crate::failure::{Exit, Failure, sentence};
-use crate::training::process_group::{ProcessGroup, is_one_of_several, lost};
-use crate::training::trained_model::{RunRanks, TrainedModel};
+use pipewright_run::training::process_group::{ProcessGroup, is_one_of_several, lost};
+use pipewright_run::training::trained_model::{RunRanks, TrainedModel};
 
 /// The time that several ranks may take without progress.
 const USUAL_DEADLINE: Duration = Duration::from_secs(600);

@@ -8,7 +8,7 @@ use crate::commands::generate::ranks::Ranks;
 use crate::display::say;
 use crate::failure::Failure;
 use crate::output;
-use crate::training::trained_model::TrainedModel;
+use pipewright_run::training::trained_model::TrainedModel;
 
 /// A text that was generated.
 pub(super) struct Outcome {

@@ -1,0 +1,197 @@
+//! [`Restarts`]: decides whether a run continues after a failure.
+
+use std::path::Path;
+use std::time::Duration;
+
+use pipewright_schedule::bytes::bytes_text as human_bytes;
+use pipewright_schedule::words::counted;
+
+use crate::error::RunError;
+use crate::fault::Fault;
+use crate::recovery::disk_space::wait_for_space;
+use crate::recovery::restart::Restart;
+
+/// The restarts of a run so far.
+#[derive(Debug, Default)]
+pub struct Restarts {
+    done: u64,
+    /// How often the run has continued on more processes, which is not counted as a restart.
+    growths: u64,
+    /// The last fault, and its report.
+    last: Option<(Fault, String)>,
+}
+
+/// The decision to restart a run.
+#[derive(Debug)]
+pub struct NextRestart {
+    /// The record of the restart.
+    pub record: Restart,
+    /// The failure that the restart follows, which the run ends with if it cannot be restarted.
+    pub failure: RunError,
+    /// The bytes that the disk must have before the run continues, if the failure is a full disk.
+    space: Option<u64>,
+}
+
+impl NextRestart {
+    /// Returns the failure of a run that cannot be restarted because of `why`, which has the earlier report
+    /// above it.
+    pub fn refused(&self, why: RunError) -> RunError {
+        below(&self.failure.full_text(), why)
+    }
+
+    /// Returns this decision after the disk of the run's folder has the space that the run needs.
+    ///
+    /// # Errors
+    /// Returns the failure if `is_stopped`, or if the disk does not have the space within `patience`.
+    pub fn after_space(
+        self,
+        folder: &Path,
+        patience: Duration,
+        note: impl Fn(&str),
+        is_stopped: impl Fn() -> bool,
+    ) -> Result<Self, RunError> {
+        let Some(space) = self.space else { return Ok(self) };
+        note(&format!("{}; the run waits for space on the disk", self.record.cause));
+        let has_space = wait_for_space(folder, space, patience, &is_stopped);
+        if is_stopped() {
+            Err(self.failure)
+        } else if has_space {
+            Ok(self)
+        } else {
+            Err(self.without_space(space, patience))
+        }
+    }
+
+    /// Returns the failure of a run that has waited in vain for space on the disk.
+    fn without_space(self, space: u64, waited: Duration) -> RunError {
+        let (space, waited) = (human_bytes(space), waited.as_secs());
+        self.failure.under(format!(
+            "the disk did not have the {space} of a checkpoint for {waited} s (`run.deadline_seconds`), so the run ends:\n"
+        ))
+    }
+}
+
+impl Restarts {
+    /// Returns whether fewer than `limit` restarts are done.
+    pub fn has_left(&self, limit: u64) -> bool {
+        self.done < limit
+    }
+
+    /// Decides whether the run is restarted.
+    ///
+    /// # Errors
+    /// Returns the failure if the run ends with it: it is not a fault or a final one, it repeats the last
+    /// fault, or `limit` restarts are done. A failure that repeats has the earlier report above its own.
+    pub fn next(&mut self, failure: RunError, limit: u64) -> Result<NextRestart, RunError> {
+        let Some(fault) = failure.fault().cloned().filter(|fault| limit > 0 && !fault.is_final) else {
+            return Err(failure);
+        };
+        let report = failure.full_text();
+        match self.last.replace((fault.clone(), report)) {
+            Some((earlier, report)) if fault.repeats(&earlier) => {
+                let why =
+                    "the failure repeats at the same step with the same cause, so the run does not continue";
+                return Err(failure.under(format!("the first failure:\n{report}\n{why}:\n")));
+            }
+            _ if self.done == limit => {
+                let used = format!("the run has used its {}, so it ends:\n", counted(limit, "restart"));
+                return Err(failure.under(used));
+            }
+            _ => {}
+        }
+        self.done += 1;
+        let record = Restart { growths: self.growths, ..Restart::after(&fault, self.done, limit) };
+        Ok(NextRestart { record, space: fault.space, failure })
+    }
+
+    /// Returns the record of a run that continues on more processes because of `cause`.
+    pub fn grow(&mut self, cause: String) -> Restart {
+        self.growths += 1;
+        Restart::growth(cause, self.done, self.growths)
+    }
+
+    /// Returns the failure of a restarted run that did not resume, which has the report of the last fault
+    /// above it.
+    pub fn not_resumed(&self, failure: RunError) -> RunError {
+        match &self.last {
+            Some((_, report)) => below(report, failure),
+            None => failure,
+        }
+    }
+}
+
+/// Returns a failure to restart a run, with the report of the fault above it.
+fn below(report: &str, failure: RunError) -> RunError {
+    failure.under(format!("the run failed:\n{report}\nand it cannot be resumed:\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    fn failure(step: u64, cause: &str) -> RunError {
+        let fault = Fault {
+            step,
+            rank: Some(1),
+            cause: cause.to_owned(),
+            summary: format!("step {step}: rank 1: {cause}"),
+            ..Fault::default()
+        };
+        RunError::new(ErrorKind::RankFailed, fault.summary.clone()).with_fault(Some(fault))
+    }
+
+    #[test]
+    fn a_run_continues_until_its_restarts_are_used() {
+        let mut restarts = Restarts::default();
+        let numbers =
+            [1, 2].map(|step| restarts.next(failure(step, "lost"), 2).expect("it continues").record.restart);
+        assert_eq!(numbers, [1, 2]);
+        let end = restarts.next(failure(3, "lost"), 2).expect_err("two restarts");
+        assert!(end.full_text().starts_with("the run has used its 2 restarts"), "{}", end.full_text());
+    }
+
+    #[test]
+    fn growth_is_not_counted_as_a_restart() {
+        let mut restarts = Restarts::default();
+        let first = restarts.next(failure(1, "lost"), 2).expect("it continues").record;
+        let growths = [(); 2].map(|()| restarts.grow("b answers".to_owned()));
+        let second = restarts.next(failure(2, "lost"), 2).expect("one restart is left").record;
+        assert_eq!([first.number(), growths[0].number(), growths[1].number(), second.number()], [1, 2, 3, 4]);
+        assert_eq!((second.restart, second.of), (2, 2));
+        assert!(!restarts.has_left(2));
+    }
+
+    #[test]
+    fn a_fault_that_repeats_ends_the_run_with_both_reports() {
+        let mut restarts = Restarts::default();
+        for cause in ["lost", "panic", "lost"] {
+            assert!(restarts.next(failure(3, cause), 9).is_ok(), "another cause than the last one");
+        }
+        let end = restarts.next(failure(3, "lost"), 9).expect_err("the same fault again").full_text();
+        assert_eq!(end.matches("step 3: rank 1: lost").count(), 2, "{end}");
+        assert!(end.contains("repeats at the same step with the same cause"), "{end}");
+    }
+
+    #[test]
+    fn a_run_that_does_not_resume_reports_both_failures() {
+        let mut restarts = Restarts::default();
+        let next = restarts.next(failure(3, "lost"), 9).expect("it continues");
+        let refused = next.refused(RunError::input("no hosts")).full_text();
+        assert_eq!(refused, "the run failed:\nstep 3: rank 1: lost\nand it cannot be resumed:\nno hosts");
+        assert_eq!(restarts.not_resumed(RunError::input("no hosts")).full_text(), refused);
+    }
+
+    #[test]
+    fn other_failures_and_runs_without_restarts_end() {
+        let mut restarts = Restarts::default();
+        assert!(restarts.next(RunError::input("a mistake"), 9).is_err());
+        assert!(restarts.next(failure(3, "lost"), 0).is_err());
+        let wrong_bits = failure(3, "rank 1 has computed wrong bits");
+        let fault = Fault { is_final: true, ..wrong_bits.fault().expect("a fault").clone() };
+        assert!(
+            restarts.next(wrong_bits.with_fault(Some(fault)), 9).is_err(),
+            "a restart would accept wrong bits"
+        );
+    }
+}

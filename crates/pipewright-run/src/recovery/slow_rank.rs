@@ -1,0 +1,113 @@
+//! [`SlowRank`]: the record of a rank that has become slow, or is no longer slow.
+//!
+//! With `run.replace_slow`, the process that writes the metrics also leaves the records of a step in the
+//! folder of the run. `launch` then removes them, if no host can take the place of a slow one, or ends the
+//! processes and starts them on other hosts.
+
+use std::io;
+use std::path::Path;
+
+use pipewright_schedule::slow_ranks::{STEPS, SpeedChange};
+use serde::{Deserialize, Serialize};
+
+use crate::recovery::record;
+
+/// The file of the record for `launch`.
+pub(super) const FILE: &str = "slow-rank.json";
+
+/// A change of a rank's speed, as a line of the metrics has it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SlowRank {
+    /// The change.
+    pub event: SpeedEvent,
+    /// The step after which the rank is named.
+    pub step: u64,
+    /// The rank; several if they compute their stages together.
+    pub ranks: Vec<u32>,
+    /// The time of its actions in this step over their usual time.
+    pub slowdown: f64,
+}
+
+/// The name of the event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SpeedEvent {
+    /// The rank is slow.
+    SlowRank,
+    /// The rank is as fast as before.
+    RankNoLongerSlow,
+}
+
+impl SlowRank {
+    /// Returns the record of a change after a step of a run in which `tensor_ranks` ranks compute each stage
+    /// together.
+    pub fn after(step: u64, change: &SpeedChange, tensor_ranks: u32) -> Self {
+        let first = change.rank.get() * tensor_ranks;
+        let event = if change.is_slow { SpeedEvent::SlowRank } else { SpeedEvent::RankNoLongerSlow };
+        Self { event, step, ranks: (first..first + tensor_ranks).collect(), slowdown: change.slowdown }
+    }
+
+    /// Returns the sentence for the display.
+    pub fn sentence(&self) -> String {
+        let Self { step, slowdown, .. } = self;
+        let subject = match &self.ranks[..] {
+            [rank] => format!("rank {rank}"),
+            ranks => {
+                let (first, last) = (ranks.first().unwrap_or(&0), ranks.last().unwrap_or(&0));
+                format!("the tensor group of the ranks {first} to {last}")
+            }
+        };
+        match self.event {
+            SpeedEvent::SlowRank => format!(
+                "step {step}: {subject} is slow: its actions take {slowdown:.1} times their usual time for {STEPS} steps, \
+                 and those of the other ranks do not"
+            ),
+            SpeedEvent::RankNoLongerSlow => format!("step {step}: {subject} is no longer slow"),
+        }
+    }
+
+    /// Writes the records of a step into the folder of the run, for `launch`.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be written.
+    pub fn leave(records: &[Self], run: &Path) -> io::Result<()> {
+        record::leave(&run.join(FILE), &records)
+    }
+
+    /// Returns the records in the folder of a run. The list is empty if the file is missing or not complete
+    /// yet.
+    pub fn find(run: &Path) -> Vec<Self> {
+        record::find(&run.join(FILE)).unwrap_or_default()
+    }
+
+    /// Removes the records.
+    pub fn remove(run: &Path) {
+        record::remove(&run.join(FILE));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pipewright_schedule::Rank;
+
+    use super::*;
+
+    #[test]
+    fn a_record_names_the_ranks_of_the_world() {
+        let change = SpeedChange { rank: Rank::new(1), is_slow: true, slowdown: 2.54 };
+        let slow = SlowRank::after(12, &change, 1);
+        assert_eq!(
+            serde_json::to_string(&slow).expect("JSON"),
+            r#"{"event":"slow_rank","step":12,"ranks":[1],"slowdown":2.54}"#
+        );
+        assert!(slow.sentence().starts_with("step 12: rank 1 is slow: its actions take 2.5 times"));
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let records = [slow.clone(), slow];
+        SlowRank::leave(&records, folder.path()).expect("the folder takes files");
+        assert_eq!(SlowRank::find(folder.path()), records);
+        SlowRank::remove(folder.path());
+        assert_eq!(SlowRank::find(folder.path()), []);
+        let healed = SlowRank::after(20, &SpeedChange { is_slow: false, ..change }, 2);
+        assert_eq!(healed.sentence(), "step 20: the tensor group of the ranks 2 to 3 is no longer slow");
+    }
+}

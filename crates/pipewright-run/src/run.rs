@@ -1,0 +1,513 @@
+//! [`Run`]: a training run, from its first step or from a checkpoint.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use pipewright::checkpoint::Checkpoint;
+use pipewright::transport::Fields;
+use pipewright_models::CutModel;
+use serde_json::{Map, Value};
+
+use crate::error::RunError;
+use crate::fault::Fault;
+use crate::observer::{Observer, Overview, Silent};
+use crate::recovery::{Attempts, Restart};
+use crate::resume::{ResumableRun, Resumption};
+use crate::run_folder::{self, RunFolder, RunFolderError, RunLock};
+use crate::run_model::RunModel;
+use crate::run_record::RunEvent;
+use crate::settings::{Loaded, Scheduled, Settings};
+use crate::training::checkpoint_space::CheckpointSpace;
+use crate::training::copies_link::{Origin, link_of, remove_copies};
+use crate::training::efficiency::Efficiency;
+use crate::training::evaluations::Evaluations;
+use crate::training::identity::{describe, identity, shared_settings};
+use crate::training::launch::{abandon, launch};
+use crate::training::model::read_model;
+use crate::training::overview::overview;
+use crate::training::prepare::{Prepared, prepare};
+use crate::training::process_group::ProcessGroup;
+use crate::training::rank_hosts::RankHosts;
+use crate::training::state_copies::{self, CopyPlace, StateCopies};
+use crate::training::training_loop::TrainingLoop;
+use crate::training::{copy_search, origin, shared_folder};
+
+/// A training run in a folder, with its metrics, checkpoints, timelines, evaluations and restarts.
+///
+/// The model may be one of your own: here two layers, which predict a byte from the byte before it.
+///
+/// ```
+/// use std::ops::Range;
+///
+/// use burn::module::Module;
+/// use burn::nn::{EmbeddingConfig, LinearConfig};
+/// use burn::tensor::{Int, Tensor};
+/// use pipewright::nn::{Embedding, Linear, TensorParallel, cross_entropy};
+/// use pipewright::stage::{Stage, StageContext, StageModule};
+/// use pipewright_models::{InitialParameters, ParameterKind, ParameterSpec, Place};
+/// use pipewright_run::run_record::metrics;
+/// use pipewright_run::training::load::load_settings;
+/// use pipewright_run::{Run, RunError, RunModel};
+/// use pipewright_schedule::{LayerDesc, ModelDesc};
+///
+/// const BYTES: usize = 256;
+/// const HIDDEN: usize = 8;
+///
+/// #[derive(Module, Debug)]
+/// struct Bytes {
+///     embedding: Embedding,
+/// }
+///
+/// impl StageModule for Bytes {
+///     type Input = Tensor<2, Int>;
+///     type Output = Tensor<3>;
+///
+///     fn forward(&self, bytes: Tensor<2, Int>, _context: &StageContext) -> Tensor<3> {
+///         self.embedding.forward(bytes)
+///     }
+/// }
+///
+/// #[derive(Module, Debug)]
+/// struct Head {
+///     linear: Linear,
+/// }
+///
+/// impl StageModule for Head {
+///     type Input = Tensor<3>;
+///     type Output = Tensor<3>;
+///
+///     fn forward(&self, hidden: Tensor<3>, _context: &StageContext) -> Tensor<3> {
+///         self.linear.forward(hidden)
+///     }
+/// }
+///
+/// struct NextByte;
+///
+/// impl RunModel for NextByte {
+///     fn to_json(&self) -> serde_json::Value {
+///         serde_json::json!({ "model_type": "next_byte", "hidden": HIDDEN })
+///     }
+///
+///     fn describe(&self, _tokens: usize) -> ModelDesc {
+///         let layer = |path: &str| LayerDesc {
+///             path: path.to_owned(),
+///             kind: path.to_owned(),
+///             parameters: (BYTES * HIDDEN) as u64,
+///             weight: 1,
+///             ..LayerDesc::default()
+///         };
+///         ModelDesc { layers: vec![layer("embedding"), layer("linear")] }
+///     }
+///
+///     fn outline(&self, layers: Range<usize>, _: &TensorParallel) -> Result<Vec<ParameterSpec>, RunError> {
+///         let spec = |path: &str, shape, kind| ParameterSpec::new(path.to_owned(), shape, kind);
+///         let all = [
+///             spec("embedding.weight", vec![BYTES, HIDDEN], ParameterKind::Table),
+///             spec("linear.weight", vec![HIDDEN, BYTES], ParameterKind::Matrix),
+///         ];
+///         Ok(all[layers].to_vec())
+///     }
+///
+///     fn stage(&self, layers: Range<usize>, _: &InitialParameters, place: Place) -> Result<Stage, String> {
+///         let loss = |logits: Tensor<3>, next: Tensor<2, Int>| {
+///             cross_entropy(logits.flatten(0, 1), next.flatten(0, 1))
+///         };
+///         match (layers.start, layers.end) {
+///             (0, 1) => {
+///                 let embedding = EmbeddingConfig::new(BYTES, HIDDEN).init(&place.device).into();
+///                 Ok(Stage::new(Bytes { embedding }))
+///             }
+///             (1, 2) => {
+///                 let linear = LinearConfig::new(HIDDEN, BYTES).with_bias(false).init(&place.device).into();
+///                 Ok(Stage::with_loss(Head { linear }, loss))
+///             }
+///             _ => Err("the model has two stages of one layer".to_owned()),
+///         }
+///     }
+///
+///     fn vocab_size(&self) -> usize {
+///         BYTES
+///     }
+/// }
+///
+/// let scratch = tempfile::tempdir()?;
+/// let folder = scratch.path().join("run");
+/// let settings = [
+///     "pipeline.ranks=2".to_owned(),
+///     "pipeline.microbatches=2".to_owned(),
+///     "data.seq_len=16".to_owned(),
+///     "run.steps=2".to_owned(),
+///     format!("run.out={:?}", folder),
+/// ];
+/// Run::new(load_settings(None, &settings)?).model(NextByte).train()?;
+///
+/// // The folder has all that the run needs to continue.
+/// Run::reopen(&folder).set(["run.steps=4"]).model(NextByte).train()?;
+/// assert_eq!(metrics(&folder)?.len(), 4);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Run {
+    source: Source,
+    parts: Parts,
+}
+
+/// What the caller adds to a run.
+struct Parts {
+    model: Option<Arc<dyn RunModel>>,
+    planner: Option<Planner>,
+    observer: Arc<dyn Observer>,
+}
+
+/// Chooses a schedule for settings that leave the choice to a plan.
+type Planner = Box<dyn Fn(Settings, &CutModel, &mut ProcessGroup) -> Result<Chosen, RunError>>;
+
+/// Where the settings and the state of a run come from.
+enum Source {
+    New(Box<Result<Loaded, RunError>>),
+    Folder { path: PathBuf, set: Vec<String> },
+}
+
+/// A run with the choice of a schedule.
+pub struct Chosen<M = CutModel> {
+    /// The settings with the schedule.
+    pub scheduled: Scheduled,
+    /// The model, with its head in the chosen number of parts.
+    pub model: M,
+    /// Sentences about the choice.
+    pub sentences: Vec<String>,
+    /// Names and texts of files for the folder of the run.
+    pub files: Vec<(String, String)>,
+}
+
+impl<M> Chosen<M> {
+    /// Returns the run of settings that name their schedule.
+    pub fn named(scheduled: Scheduled, model: M) -> Self {
+        Self { scheduled, model, sentences: Vec::new(), files: Vec::new() }
+    }
+}
+
+/// A run whose ranks can be started.
+struct Ready {
+    prepared: Prepared,
+    overview: Overview,
+    description: Map<String, Value>,
+    evaluations: Evaluations,
+    /// The state to start from; `None` for initial parameters.
+    checkpoint: Option<Arc<Checkpoint>>,
+    /// The copy in memory that the state is.
+    origin: Option<Origin>,
+    /// The step of the newest checkpoint on the disk.
+    saved: u64,
+    folder: FolderSource,
+}
+
+/// The folder that the leader makes once the ranks are started.
+enum FolderSource {
+    /// A folder for these files. An earlier run there is moved aside.
+    New(Vec<(String, String)>),
+    /// The folder of the run itself, which the leader has locked.
+    Locked(Option<RunLock>, Option<Restart>),
+}
+
+impl Run {
+    /// Returns a run with these settings.
+    pub fn new(settings: Loaded) -> Self {
+        Self::try_new(Ok(settings))
+    }
+
+    /// Returns a run whose settings may be wrong. If several processes make up the run, the error of one of them ends
+    /// all, so each process passes its own here.
+    pub fn try_new(settings: Result<Loaded, RunError>) -> Self {
+        Self::of(Source::New(Box::new(settings)))
+    }
+
+    /// Returns the run in a folder, which continues from its newest checkpoint. The path may also name a checkpoint of
+    /// the run.
+    pub fn reopen(folder: impl Into<PathBuf>) -> Self {
+        Self::of(Source::Folder { path: folder.into(), set: Vec::new() })
+    }
+
+    fn of(source: Source) -> Self {
+        let parts = Parts { model: None, planner: None, observer: Arc::new(Silent) };
+        Self { source, parts }
+    }
+
+    /// Overrides stored settings of a reopened run with texts such as `run.steps=8`.
+    pub fn set(mut self, texts: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        if let Source::Folder { set, .. } = &mut self.source {
+            set.extend(texts.into_iter().map(Into::into));
+        }
+        self
+    }
+
+    /// Trains `model` in place of the model that the settings name.
+    pub fn model(mut self, model: impl RunModel + 'static) -> Self {
+        self.parts.model = Some(Arc::new(model));
+        self
+    }
+
+    /// Reports to `observer`.
+    pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
+        self.parts.observer = observer;
+        self
+    }
+
+    /// Plans runs whose settings have `pipeline.schedule = "auto"`. Without a planner they are refused.
+    pub fn planner(
+        mut self,
+        planner: impl Fn(Settings, &CutModel, &mut ProcessGroup) -> Result<Chosen, RunError> + 'static,
+    ) -> Self {
+        self.parts.planner = Some(Box::new(planner));
+        self
+    }
+
+    /// Trains until the last step, until the validation loss no longer falls, or until the observer requests the end.
+    /// After a fault it restarts from its newest state, as often as `run.restarts` allows.
+    ///
+    /// # Errors
+    /// When the settings, the model, the data or the folder are wrong, when a rank fails, or when the end was
+    /// requested ([`ErrorKind::Interrupted`](crate::error::ErrorKind::Interrupted)).
+    pub fn train(self) -> Result<(), RunError> {
+        let Self { source, parts } = self;
+        let mut processes = ProcessGroup::gather(parts.observer.clone())?;
+        let mut attempts = Attempts::new()?;
+        let mut outcome = match source {
+            Source::New(loaded) => parts.start(*loaded, &mut processes, &mut attempts),
+            Source::Folder { path, set } => parts.resume(&path, &set, &mut processes, &mut attempts),
+        };
+        while let Err(error) = outcome {
+            let folder = attempts.after(error, |sentence| parts.observer.note(sentence))?;
+            outcome = parts.resume(&folder, &[], &mut processes, &mut attempts);
+        }
+        processes.settle(outcome)
+    }
+}
+
+impl Parts {
+    /// Trains from the first step.
+    fn start(
+        &self,
+        loaded: Result<Loaded, RunError>,
+        processes: &mut ProcessGroup,
+        attempts: &mut Attempts,
+    ) -> Result<(), RunError> {
+        let prepared = self.choose(loaded, processes)?.and_then(|chosen| {
+            let Chosen { scheduled, model, sentences, files } = chosen;
+            sentences.iter().for_each(|sentence| processes.note(sentence));
+            let prepared = prepare(scheduled, model)?;
+            processes.set_deadline(prepared.settings.run.deadline());
+            state_copies::require_space(&prepared)?;
+            prepared.notes.iter().for_each(|note| processes.note(note));
+            if processes.is_leader() {
+                run_folder::probe(&prepared.settings.run.out, &files).map_err(RunError::input)?;
+            }
+            let (description, overview) = (describe(&prepared)?, overview(&prepared)?);
+            Ok((prepared, description, overview, files))
+        });
+        let (prepared, description, overview, files) =
+            processes.agree(prepared, |(prepared, description, ..)| identity(prepared, description))?;
+        shared_folder::require(processes, &prepared.settings.run.out)?;
+        let evaluations = Evaluations::new(&prepared, None);
+        let (checkpoint, origin, saved, folder) = (None, None, 0, FolderSource::New(files));
+        let ready = Ready { prepared, overview, description, evaluations, checkpoint, origin, saved, folder };
+        self.launch(ready, processes, attempts)
+    }
+
+    /// Returns the run with a schedule, which is planned if the settings leave the choice to a plan. The inner result
+    /// belongs to this process, and the processes compare it afterwards. The outer error belongs to all processes,
+    /// because they compare their settings before they measure.
+    fn choose(
+        &self,
+        loaded: Result<Loaded, RunError>,
+        processes: &mut ProcessGroup,
+    ) -> Result<Result<Chosen<Arc<dyn RunModel>>, RunError>, RunError> {
+        let loaded = match loaded {
+            Ok(loaded) => loaded,
+            Err(error) => return Ok(Err(error)),
+        };
+        let family = match &self.model {
+            Some(_) => None,
+            None => match read_model(&loaded.settings) {
+                Ok(model) => Some(model),
+                Err(error) => return Ok(Err(error)),
+            },
+        };
+        loaded.notes.iter().for_each(|note| processes.note(note));
+        let settings = match loaded.scheduled() {
+            Ok(scheduled) => {
+                let own = self.model.clone().or_else(|| Some(Arc::new(family?)));
+                let model = own.expect("a model of the caller or of the settings");
+                return Ok(Ok(Chosen::named(scheduled, model)));
+            }
+            Err(settings) => settings,
+        };
+        let (Some(planner), Some(family)) = (&self.planner, family) else {
+            let message = "`pipeline.schedule` is \"auto\", and nothing plans this run: name a schedule";
+            return Ok(Err(RunError::input(message)));
+        };
+        let settings = processes.agree(Ok(settings), |settings| shared_settings(settings))?;
+        processes.set_deadline(settings.run.deadline());
+        let Chosen { scheduled, model, sentences, files } = planner(*settings, &family, processes)?;
+        Ok(Ok(Chosen { scheduled, model: Arc::new(model), sentences, files }))
+    }
+
+    /// Continues the run in a folder.
+    fn resume(
+        &self,
+        path: &Path,
+        set: &[String],
+        processes: &mut ProcessGroup,
+        attempts: &mut Attempts,
+    ) -> Result<(), RunError> {
+        let resumption = Resumption::new(path, set);
+        // The leader locks the folder and cleans it up before the other processes read it.
+        let owned = resumption.and_then(|resumption| {
+            let lock = resumption.own(processes.is_leader())?;
+            Ok((resumption, lock))
+        });
+        let (resumption, lock) = processes.agree(owned, |_| Fields::new())?;
+        shared_folder::require(processes, &resumption.path.run)?;
+        let restart = attempts.take_restart();
+        let steps = resumption.load().ok().map(|loaded| loaded.settings.run.steps);
+        let began = Instant::now();
+        let copy = copy_search::newest(processes, &resumption.path, steps)?;
+        let state = (copy, began.elapsed());
+        let found =
+            ResumableRun::find(&resumption, self.model.clone(), &*self.observer, state, lock, restart);
+        let found = found.inspect(|found| processes.set_deadline(found.prepared.settings.run.deadline()));
+        let found = found.and_then(|found| Ok((overview(&found.prepared)?, found)));
+        let (overview, found) = processes.agree(found, |(_, found)| found.identity())?;
+        match &found.restart {
+            Some(restart) if processes.is_leader() => {
+                self.observer.event(&RunEvent::Restart(restart.clone()));
+            }
+            _ => processes.note(&found.introduction()),
+        }
+        found.rate_note.iter().for_each(|note| processes.note(note));
+        if found.is_finished() {
+            // The process that would have removed the copies may have been killed.
+            if resumption.path.checkpoint.is_none() {
+                state_copies::remove_all(processes, &found.prepared.settings)?;
+            }
+            return Ok(());
+        }
+        if processes.is_leader()
+            && let Err(error) = state_copies::require_space(&found.prepared)
+        {
+            processes.note(&format!("warning: {}", error.text()));
+        }
+        let ResumableRun {
+            prepared,
+            description,
+            evaluations,
+            checkpoint,
+            saved,
+            owned,
+            restart,
+            origin,
+            ..
+        } = found;
+        let folder = FolderSource::Locked(owned, restart);
+        let ready = Ready { prepared, overview, description, evaluations, checkpoint, origin, saved, folder };
+        self.launch(ready, processes, attempts)
+    }
+
+    /// Starts the ranks, then opens the folder, so that a run that cannot start does not change it, and trains.
+    fn launch(
+        &self,
+        ready: Ready,
+        processes: &mut ProcessGroup,
+        attempts: &mut Attempts,
+    ) -> Result<(), RunError> {
+        let Ready { prepared, overview, description, evaluations, checkpoint, origin, saved, folder } = ready;
+        let settings = prepared.settings.clone();
+        let continues = matches!(folder, FolderSource::Locked(..));
+        let place = state_copies::place_of(processes, &settings, continues, origin)?;
+        let hosts = RankHosts::find(processes, &settings)?;
+        let (efficiency, space) = (Efficiency::of(&prepared), CheckpointSpace::of(prepared.parts()));
+        let mut trainer = launch(prepared, checkpoint.as_ref(), processes, attempts)?;
+        let opened = match folder {
+            FolderSource::New(files) => self.create_folder(&settings, &files, place, processes),
+            FolderSource::Locked(lock, restart) => {
+                self.reopen_folder(&settings, lock, restart.as_ref(), trainer.steps_done(), &space, place)
+            }
+        };
+        let (folder, copies) = opened.map_err(|error| abandon(&mut trainer, error))?;
+        if let Some(folder) = &folder {
+            trainer.set_earlier(folder.earlier());
+        }
+        attempts.begin(&settings);
+        TrainingLoop {
+            settings: &settings,
+            overview,
+            efficiency,
+            description,
+            evaluations,
+            folder,
+            space,
+            hosts,
+            copies,
+            saved,
+            processes,
+            attempts,
+        }
+        .run(trainer)
+    }
+
+    fn create_folder(
+        &self,
+        settings: &Settings,
+        files: &[(String, String)],
+        place: CopyPlace,
+        processes: &ProcessGroup,
+    ) -> Result<(Option<RunFolder>, Option<StateCopies>), RunError> {
+        let mut folder = None;
+        if processes.is_leader() {
+            let earlier = link_of(&settings.run.out);
+            let created = RunFolder::create(&settings.run.out, &settings.to_toml(), files);
+            let created = created.map_err(RunError::input)?;
+            processes.note_begun();
+            created.moved().iter().for_each(|sentence| self.observer.note(sentence));
+            // The copies of the run that was moved aside. While it existed, it might have run.
+            earlier.iter().for_each(|copies| remove_copies(copies));
+            if self.model.is_none() {
+                origin::keep(settings)?;
+            }
+            folder = Some(created);
+        }
+        let copies = StateCopies::begin(place, settings, 0, folder.is_some())?;
+        Ok((folder, copies))
+    }
+
+    fn reopen_folder(
+        &self,
+        settings: &Settings,
+        lock: Option<RunLock>,
+        restart: Option<&Restart>,
+        done: u64,
+        space: &CheckpointSpace,
+        place: CopyPlace,
+    ) -> Result<(Option<RunFolder>, Option<StateCopies>), RunError> {
+        // Copies of later steps are removed first: if this process is killed in between, the metrics still have
+        // the lines of the newest copy.
+        let copies = StateCopies::begin(place, settings, done, lock.is_some())?;
+        let Some(lock) = lock else { return Ok((None, copies)) };
+        let refusal = |error: RunFolderError| {
+            // A disk that was full may be full again.
+            let fault = Fault::of_full_disk(&error, done, || space.bytes());
+            RunError::input(error).with_fault(fault)
+        };
+        let reopened = RunFolder::reopen(&settings.run.out, &settings.to_toml(), done, lock);
+        let mut folder = reopened.map_err(refusal)?;
+        match restart {
+            Some(restart) => {
+                folder.append(restart).map_err(refusal)?;
+                Restart::remove(folder.path());
+            }
+            None => folder.moved().iter().for_each(|sentence| self.observer.note(sentence)),
+        }
+        folder.lost().into_iter().for_each(|sentence| self.observer.note(sentence));
+        Ok((Some(folder), copies))
+    }
+}

@@ -1,0 +1,120 @@
+//! The identity of a run. In its checkpoints, it is the model, the adapters and the data, because everything else may
+//! change when the run is resumed. Among the processes of a run, it is everything that must be equal.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use pipewright::checkpoint::Checkpoint;
+use pipewright::transport::Fields;
+use pipewright_models::InitialParameters;
+use serde_json::{Map, Value, json};
+
+use crate::error::RunError;
+use crate::settings::{Settings, may_differ};
+use crate::training::prepare::Prepared;
+use crate::training::run_adapter::ADAPTER;
+
+/// The key of the description that holds the content of the model's `config.json`.
+pub const MODEL: &str = "model";
+const DATA: &str = "data";
+/// The key of the description that holds the last step's loss.
+pub(crate) const LOSS: &str = "loss";
+
+/// Returns the description of a run, and identifies its validation data. May read all data once.
+pub(crate) fn describe(prepared: &Prepared) -> Result<Map<String, Value>, RunError> {
+    prepared.identify_validation().map_err(RunError::input)?;
+    let data = prepared.rows.identity().map_err(RunError::input)?;
+    let (model, data) = (prepared.model.to_json(), json!(data));
+    let adapter = prepared.adapter.clone().map(|adapter| (ADAPTER.to_owned(), adapter));
+    Ok([(MODEL.to_owned(), model), (DATA.to_owned(), data)].into_iter().chain(adapter).collect())
+}
+
+/// Returns the fields that must be equal in all processes of a run with this `description`. Paths may differ,
+/// because files may be in different folders on different machines.
+pub(crate) fn identity(prepared: &Prepared, description: &Map<String, Value>) -> Fields {
+    let mut fields = shared_settings(&prepared.settings);
+    fields.extend(description.iter().map(|(part, content)| (part.clone(), content.to_string())));
+    let files = match &prepared.initial {
+        InitialParameters::Directory(folder) => weight_files(folder),
+        _ => String::new(),
+    };
+    fields.insert("files of the weights".to_owned(), files);
+    if let Some(adapter) = &prepared.start_of_adapter {
+        fields.insert("values of the adapters".to_owned(), adapter.clone());
+    }
+    if let Some(identity) = prepared.validation_identity() {
+        fields.insert("validation data".to_owned(), json!(identity).to_string());
+    }
+    fields
+}
+
+/// Returns the settings that must be equal in all processes.
+pub fn shared_settings(settings: &Settings) -> Fields {
+    let mut fields = settings.by_key();
+    fields.retain(|key, _| !may_differ(key));
+    fields
+}
+
+/// Returns the hashes of the files of a checkpoint.
+pub fn checkpoint_files(checkpoint: &Checkpoint) -> String {
+    let files = checkpoint.manifest().files.iter();
+    files.map(|file| file.hash.as_str()).collect::<Vec<_>>().join(" ")
+}
+
+/// Returns the names and sizes of the files in a folder that contain parameters. Their content is not
+/// compared, because that would mean reading gigabytes.
+pub fn weight_files(folder: &Path) -> String {
+    let files = folder.read_dir().into_iter().flatten().flatten();
+    let mut files: Vec<String> = files
+        .filter(|file| file.path().extension().is_some_and(|ending| ending == "safetensors"))
+        .map(|file| {
+            let bytes = file.metadata().map_or(0, |metadata| metadata.len());
+            format!("{} ({bytes} bytes)", file.file_name().to_string_lossy())
+        })
+        .collect();
+    files.sort_unstable();
+    files.join(", ")
+}
+
+/// Refuses a checkpoint whose model, adapters or data differ from the description `run`.
+pub(crate) fn require_same(run: &Map<String, Value>, checkpoint: &Checkpoint) -> Result<(), RunError> {
+    let stored = &checkpoint.manifest().description;
+    let differences: Vec<String> = [MODEL, ADAPTER, DATA]
+        .iter()
+        .flat_map(|part| differences(part, run.get(*part), stored.get(*part)))
+        .collect();
+    if differences.is_empty() {
+        return Ok(());
+    }
+    let place = checkpoint.path().display();
+    Err(RunError::input(format!(
+        "{place}: the checkpoint is of another model, of other adapters or of other data, so the run cannot resume from it: {}; resume \
+         without that change, or start a new run",
+        differences.join(", ")
+    )))
+}
+
+/// Returns one phrase for each key whose values differ.
+fn differences(part: &str, run: Option<&Value>, stored: Option<&Value>) -> Vec<String> {
+    let members = |value: Option<&Value>| value.and_then(Value::as_object).cloned().unwrap_or_default();
+    let (run, stored) = (members(run), members(stored));
+    let keys: BTreeSet<&String> = run.keys().chain(stored.keys()).collect();
+    let differing = keys.into_iter().filter(|key| run.get(*key) != stored.get(*key));
+    let shown = |value: Option<&Value>| value.map_or("absent".to_owned(), Value::to_string);
+    differing
+        .map(|key| format!("{part}.{key} was {} and is {}", shown(stored.get(key)), shown(run.get(key))))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_differs_is_named() {
+        let (run, stored) = (json!({"a": 1, "b": 2}), json!({"a": 1, "b": 3, "c": null}));
+        let found = differences("model", Some(&run), Some(&stored));
+        assert_eq!(found, ["model.b was 3 and is 2", "model.c was null and is absent"]);
+        assert!(differences("model", Some(&run), Some(&run)).is_empty());
+    }
+}

@@ -1,0 +1,453 @@
+//! Shows the memory that a run needs, and refuses a run that does not fit into the machine or its devices.
+
+use std::fmt::Write;
+
+use pipewright::device::{BackEnd, DeviceChoice, describe};
+use pipewright::ids::WorldRank;
+use pipewright_models::training_memory::{
+    DeviceLoad, ExpertLoad, HeldBytes, MemoryPlan, RunShape, Shortage, TrainingMemory, TrainingRun,
+    device_loads,
+};
+use pipewright_models::{CutModel, ParameterSpec};
+use pipewright_schedule::Placement;
+use pipewright_schedule::bytes::bytes_text as bytes;
+use pipewright_schedule::sharding::Sharding;
+use pipewright_schedule::words::counted;
+use pipewright_system::machine_memory::machine_bytes;
+use serde_json::{Value, json};
+
+use crate::error::{ErrorKind, RunError};
+use crate::settings::Settings;
+use crate::settings::pipeline::TransportChoice;
+use crate::training::model::compute_devices;
+use crate::training::optimizer::state_rule;
+use crate::training::prepare::RunParts;
+use crate::training::state_copies::copy_bytes;
+
+/// The largest number of ranks in the table. If there are more ranks, the table shows the ranks that need the
+/// most memory.
+const ROWS: usize = 16;
+
+/// The state that a rank keeps from before its update.
+const OLD_STATE: &str = "old parameters and state (optimizer.post_validation)";
+
+/// Plans the memory of a run whose stages have these parameters.
+pub fn memory_plan(
+    run: RunParts<'_>,
+    model: &CutModel,
+    stages: &[Vec<ParameterSpec>],
+) -> Result<MemoryPlan, RunError> {
+    let RunParts { settings, program, partition, .. } = run;
+    let mesh = &settings.mesh;
+    let training = TrainingRun {
+        model,
+        program,
+        partition,
+        tokens: settings.data.seq_len as usize,
+        rows: settings.pipeline.microbatch_size,
+        recompute: &settings.pipeline.recompute,
+        state: state_rule(settings),
+        sharding: Sharding { shards: mesh.shards(), window: mesh.unshard_window },
+        devices: compute_devices(settings),
+        expert_ranks: mesh.expert_parallel,
+        expert_load: ExpertLoad::Mean,
+        post_validation: settings.optimizer.post_validation,
+    };
+    let estimate = |training: &TrainingRun<'_>| {
+        TrainingMemory::estimate(training, stages).map_err(|error| RunError::new(ErrorKind::Bug, error))
+    };
+    let memory = estimate(&training)?;
+    let one_replica = if mesh.expert_parallel > 1 {
+        let expert_load = ExpertLoad::OneReplica { replicas: mesh.expert_parallel };
+        Some(estimate(&TrainingRun { expert_load, ..training })?)
+    } else {
+        None
+    };
+    let shape = RunShape {
+        replicas: mesh.data_parallel,
+        tensor_ranks: mesh.tensor_parallel,
+        is_local: settings.pipeline.transport == TransportChoice::Local,
+    };
+    let plan = MemoryPlan::new(memory, shape, machine_bytes()).with_copies(copy_bytes(run));
+    let plan = match &one_replica {
+        Some(memory) => plan.with_one_replica(memory),
+        None => plan,
+    };
+    let devices = &settings.run.devices;
+    if devices.are_processor() {
+        return Ok(plan);
+    }
+    let choices = all_ranks(settings).map(|rank| devices.choice_of(rank));
+    Ok(plan.on_devices(choices, device_bytes))
+}
+
+/// Returns the memory that each rank has if the ranks of a device share it equally; of several devices, the
+/// least. Processes may be on several machines, which are not known here, or all on this one. `None` if the
+/// memory of a device is not known.
+pub fn memory_of_rank(settings: &Settings) -> Option<u64> {
+    share_of_rank(settings, true)
+}
+
+/// Returns the memory that a process has if it shares its device with no other rank; of several devices, the
+/// least. [`memory_plan`] counts the same. `None` if the memory of a device is not known.
+pub fn memory_of_process(settings: &Settings) -> Option<u64> {
+    share_of_rank(settings, false)
+}
+
+fn share_of_rank(settings: &Settings, is_shared: bool) -> Option<u64> {
+    let ranks = all_ranks(settings).map(|rank| (settings.run.devices.choice_of(rank), rank, 0));
+    let loads = device_loads(ranks, is_shared, device_bytes).into_iter();
+    loads.map(|load| Some(load.memory? / load.ranks.len().max(1) as u64)).min().flatten()
+}
+
+/// Returns the memory of a device in bytes, if its back end knows it.
+fn device_bytes(device: DeviceChoice) -> Option<u64> {
+    match device.back_end {
+        BackEnd::Flex => machine_bytes(),
+        _ => describe(device)?.memory,
+    }
+}
+
+fn all_ranks(settings: &Settings) -> impl Iterator<Item = WorldRank> {
+    (0..settings.mesh.ranks(settings.pipeline.ranks)).map(WorldRank::new)
+}
+
+/// Returns the numbers of [`table`] as JSON, for all ranks of a replica.
+pub fn memory_json(plan: &MemoryPlan) -> Value {
+    let ranks = plan.memory().ranks().iter().enumerate().map(|(rank, held)| {
+        let mut json = held_json(held);
+        json["rank"] = json!(rank);
+        json["total"] = json!(held.total());
+        json
+    });
+    let device = |load: &DeviceLoad| json!({ "device": load.device.to_string(), "memory": load.memory, "needed": load.needed() });
+    let mut json = json!({
+        "ranks": ranks.collect::<Vec<_>>(),
+        "copies": plan.copies(),
+        "shared": plan.shared(),
+        "needed": plan.needed(),
+        "machine": plan.machine(),
+        "devices": plan.devices().iter().map(device).collect::<Vec<_>>(),
+        "fits": plan.shortage().is_none(),
+    });
+    if let Some(needed) = plan.one_replica() {
+        json["one_replica"] = json!(needed);
+    }
+    json
+}
+
+/// Returns the bytes of a rank or a stage as JSON.
+pub fn held_json(held: &HeldBytes) -> Value {
+    let mut json = json!({
+        "parameters": held.parameters,
+        "gradients": held.gradients,
+        "optimizer": held.optimizer,
+        "activations": held.activations,
+    });
+    if held.undo > 0 {
+        json["undo"] = json!(held.undo);
+    }
+    json
+}
+
+/// Returns the table of all stages.
+pub fn stage_table(placement: &Placement, stages: &[HeldBytes]) -> String {
+    let mut text = String::new();
+    row(&mut text, "stages", "rank", &["parameters", "gradients", "optimizer", "activations"]);
+    for (stage, held) in placement.all_stages().zip(stages) {
+        let rank = placement.rank_of(stage).to_string();
+        row(&mut text, &format!("stage {stage}"), &rank, &cells(held));
+    }
+    text
+}
+
+/// Returns the table of the ranks that need the most memory, and lines about the memory of the machine or of
+/// the devices.
+pub fn table(plan: &MemoryPlan) -> String {
+    let ranks = plan.memory().ranks();
+    let mut shown: Vec<usize> = (0..ranks.len()).collect();
+    shown.sort_by_key(|&rank| u64::MAX - ranks[rank].total());
+    shown.truncate(ROWS);
+    shown.sort_unstable();
+    let mut text = String::new();
+    row(&mut text, "memory", "rank", &["parameters", "gradients", "optimizer", "activations", "total"]);
+    for &rank in &shown {
+        let [parameters, gradients, optimizer, activations] = cells(&ranks[rank]);
+        let total = bytes(ranks[rank].total());
+        row(&mut text, "", &rank.to_string(), &[parameters, gradients, optimizer, activations, total]);
+    }
+    if shown.len() < ranks.len() {
+        line(&mut text, "", &format!("these {ROWS} of {} ranks need the most", ranks.len()));
+    }
+    line(&mut text, "", "temporary tensors and messages of a step are not included");
+    let undo = ranks.iter().map(|held| held.undo).max().unwrap_or(0);
+    if undo > 0 {
+        let words = "in its update a rank holds, instead of activations, old parameters and state of at most";
+        line(&mut text, "update", &format!("{words} {}", bytes(undo)));
+    }
+    if let Some(needed) = plan.one_replica() {
+        let words = "if all tokens choose experts of one replica, a rank of it needs at most";
+        line(&mut text, "experts", &format!("{words} {}", bytes(needed)));
+    }
+    if plan.shared() > 0 {
+        let words = "the replicas hold the base of the adapters once, which takes";
+        line(&mut text, "base", &format!("{words} {}", bytes(plan.shared())));
+    }
+    if plan.copies() > 0 {
+        let subject = if plan.shape().is_local { "take" } else { "take, for each process," };
+        line(
+            &mut text,
+            "copies",
+            &format!("copies of the state in memory {subject} {}", bytes(plan.copies())),
+        );
+    }
+    if plan.devices().is_empty() {
+        line(&mut text, "machine", &machine_balance(plan));
+    }
+    for load in plan.devices() {
+        line(&mut text, "device", &device_balance(load));
+    }
+    text
+}
+
+fn cells(held: &HeldBytes) -> [String; 4] {
+    [held.parameters, held.gradients, held.optimizer, held.activations].map(bytes)
+}
+
+fn row(text: &mut String, what: &str, rank: &str, cells: &[impl AsRef<str>]) {
+    write!(text, "{what:9} {rank:>4}").expect("a string takes all text");
+    for cell in cells {
+        write!(text, "  {:>11}", cell.as_ref()).expect("a string takes all text");
+    }
+    text.push('\n');
+}
+
+/// Adds a line of a summary.
+pub fn line(text: &mut String, what: &str, words: &str) {
+    writeln!(text, "{what:9} {words}").expect("a string takes all text");
+}
+
+/// Returns what the machine has and what the run needs.
+fn machine_balance(plan: &MemoryPlan) -> String {
+    let has = plan
+        .machine()
+        .map_or("an unknown amount of memory".to_owned(), |has| format!("{} of memory", bytes(has)));
+    let RunShape { replicas, is_local, .. } = plan.shape();
+    let needed = bytes(plan.needed());
+    let needed = if is_local {
+        let replicas = if replicas > 1 { format!(" of {replicas} replicas") } else { String::new() };
+        format!("all ranks{replicas} together need {needed}")
+    } else {
+        format!("each process needs at most {needed}")
+    };
+    format!("{has} on this one; {needed}")
+}
+
+/// Returns what a device has and what its ranks need.
+fn device_balance(load: &DeviceLoad) -> String {
+    let has = match load.memory {
+        Some(memory) => format!("{} of memory", bytes(memory)),
+        None => "an amount of memory that its back end does not know".to_owned(),
+    };
+    let subject = match &load.ranks[..] {
+        [(rank, _)] => format!("rank {rank} needs"),
+        ranks => format!("its {} together need", counted(ranks.len(), "rank")),
+    };
+    format!("`{}` has {has}; {subject} {}", load.device, bytes(load.needed()))
+}
+
+/// Fails with [`ErrorKind::CheckFailed`] if the run needs more memory than the machine or one of its devices has.
+pub fn require_fit(plan: &MemoryPlan) -> Result<(), RunError> {
+    let message = match plan.shortage() {
+        None => return Ok(()),
+        Some(Shortage::Machine { needed, available }) => machine_shortage(plan, needed, available),
+        Some(Shortage::Copies { needed, available }) => format!(
+            "the copies in memory (run.copy_every) need {}, and this machine has {}; set run.copy_every=0",
+            bytes(needed),
+            bytes(available)
+        ),
+        Some(Shortage::Device { load, missing }) => device_shortage(load, missing),
+    };
+    Err(RunError::new(ErrorKind::CheckFailed, format!("the run does not fit into memory: {message}")))
+}
+
+fn machine_shortage(plan: &MemoryPlan, needed: u64, available: u64) -> String {
+    let (rank, most) = plan.largest();
+    let subject = if plan.shape().is_local { "its ranks together need" } else { "one process needs" };
+    let parts = [
+        (most.parameters, "parameters"),
+        (most.gradients, "gradients"),
+        (most.optimizer, "optimizer state"),
+        (most.activations, "activations"),
+        (if most.undo > most.activations { most.undo } else { 0 }, OLD_STATE),
+    ];
+    let (part, name) = parts.into_iter().max_by_key(|(part, _)| *part).unwrap_or_default();
+    let advice = match name {
+        "activations" => {
+            "use fewer or shorter rows per microbatch, a schedule that holds fewer microbatches, or \
+             pipeline.recompute for more layers or stages"
+        }
+        OLD_STATE => "set optimizer.post_validation=false",
+        _ => {
+            "use a smaller model, or spread it over more machines with more pipeline.ranks and \
+             pipeline.transport=mpi, or over replicas with mesh.data_parallel_mode=sharded"
+        }
+    };
+    let copies = match plan.copies() {
+        0 => String::new(),
+        copies => format!(" with {} of copies in memory (run.copy_every)", bytes(copies)),
+    };
+    format!(
+        "{subject} {}{copies}, and this machine has {}, which is {} too little; rank {rank} needs the most, {}, including {} of \
+         {name}; {advice}",
+        bytes(needed),
+        bytes(available),
+        bytes(needed - available),
+        bytes(most.total()),
+        bytes(part)
+    )
+}
+
+fn device_shortage(load: &DeviceLoad, missing: u64) -> String {
+    let most = load.largest().filter(|_| load.ranks.len() > 1);
+    let most = most.map_or_else(String::new, |(rank, needed)| {
+        format!("; rank {rank} needs the most, {}", bytes(needed))
+    });
+    format!(
+        "{}, which is {} too little{most}; use more devices with more pipeline.ranks and run.devices, \
+         mesh.data_parallel_mode=sharded, pipeline.recompute for more layers or stages, fewer rows per microbatch, or a smaller model",
+        device_balance(load),
+        bytes(missing)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use pipewright::device::{BackEnd, DeviceChoice};
+
+    use super::*;
+
+    /// Returns the plan of ranks that need as many bytes, on a machine that has `machine`.
+    fn plan(ranks: impl IntoIterator<Item = u64>, shape: RunShape, machine: Option<u64>) -> MemoryPlan {
+        let rank = |parameters| HeldBytes { parameters, ..HeldBytes::default() };
+        let ranks = ranks.into_iter().map(rank).collect();
+        MemoryPlan::new(TrainingMemory::new(ranks, Vec::new()), shape, machine)
+    }
+
+    fn shape(is_local: bool, replicas: u32) -> RunShape {
+        RunShape { replicas, tensor_ranks: 1, is_local }
+    }
+
+    #[test]
+    fn threads_of_one_machine_add_up_and_processes_do_not() {
+        let on = |machine, is_local, replicas| {
+            require_fit(&plan([40, 50], shape(is_local, replicas), machine)).map_err(|failure| {
+                assert_eq!(failure.kind, ErrorKind::CheckFailed);
+                failure.text()
+            })
+        };
+        assert_eq!(on(Some(100), true, 1), Ok(()));
+        assert_eq!(on(Some(100), false, 2), Ok(()));
+        let words = on(Some(100), true, 2).expect_err("180 bytes in 100");
+        assert!(
+            words.contains("need 180 B, and this machine has 100 B, which is 80 B too little; rank 1"),
+            "{words}"
+        );
+        assert!(on(Some(49), false, 1).is_err());
+        assert_eq!(on(None, true, 2), Ok(()));
+    }
+
+    #[test]
+    fn what_replicas_share_counts_once() {
+        let on = |is_local, replicas, machine| {
+            let rank = HeldBytes { parameters: 40, ..HeldBytes::default() };
+            let memory = TrainingMemory::new(vec![rank; 2], Vec::new()).with_shared(60, 0);
+            MemoryPlan::new(memory, shape(is_local, replicas), Some(machine))
+        };
+        // 80 bytes of the first replica, and 20 of each further one.
+        assert_eq!(on(true, 3, 120).shortage(), None);
+        assert!(require_fit(&on(true, 3, 119)).is_err());
+        assert_eq!(on(false, 3, 40).shortage(), None);
+        let words = "base      the replicas hold the base of the adapters once, which takes 60 B";
+        assert!(table(&on(true, 3, 120)).contains(words));
+        for other in [on(true, 1, 120), on(false, 3, 120)] {
+            assert!(!table(&other).contains("base "));
+        }
+    }
+
+    #[test]
+    fn copies_in_memory_count() {
+        let on = |machine| plan([40, 50], shape(true, 1), Some(machine)).with_copies(30);
+        assert_eq!(on(120).shortage(), None);
+        let words = require_fit(&on(119)).expect_err("120 bytes in 119").text();
+        assert!(words.contains("need 120 B with 30 B of copies in memory (run.copy_every), and"), "{words}");
+        assert!(table(&on(120)).contains("copies    copies of the state in memory take 30 B"));
+    }
+
+    #[test]
+    fn copies_of_ranks_on_devices_are_in_the_memory_of_the_machine() {
+        let on = |machine| {
+            let choices = ["cuda:0", "cuda:1"].map(|name| name.parse::<DeviceChoice>().expect("a device"));
+            let plan = plan([10, 20], shape(true, 1), Some(machine)).with_copies(30);
+            plan.on_devices(choices, |_| Some(45))
+        };
+        assert_eq!(on(30).shortage(), None);
+        let words = require_fit(&on(29)).expect_err("30 bytes in 29").text();
+        assert!(
+            words.contains("the copies in memory (run.copy_every) need 30 B, and this machine has 29 B"),
+            "{words}"
+        );
+    }
+
+    #[test]
+    fn of_many_ranks_those_that_need_the_most_are_shown() {
+        let table = table(&plan(0..100, shape(true, 1), Some(1 << 20)));
+        assert!(table.contains("  99  ") && !table.contains("  83  "), "{table}");
+        assert!(table.contains("these 16 of 100 ranks need the most"), "{table}");
+    }
+
+    /// Returns the plan of ranks on these devices. Rank `r` needs `10 (r + 1)` bytes, and each GPU has 45.
+    fn on_devices(names: &[&str], is_local: bool) -> MemoryPlan {
+        let needs = (1..=names.len() as u64).map(|rank| 10 * rank);
+        let choices = names.iter().map(|name| name.parse::<DeviceChoice>().expect("a device"));
+        plan(needs, shape(is_local, 1), None).on_devices(choices, |device| match device.back_end {
+            BackEnd::Cuda => Some(45),
+            BackEnd::Flex => Some(1_000),
+            _ => None,
+        })
+    }
+
+    fn check_devices(names: &[&str], is_local: bool, expected: Option<&str>) {
+        let failure = require_fit(&on_devices(names, is_local)).err().map(|failure| failure.text());
+        match (failure, expected) {
+            (None, None) => {}
+            (Some(failure), Some(expected)) => assert!(failure.contains(expected), "{failure}"),
+            (failure, expected) => panic!("{failure:?} instead of {expected:?}"),
+        }
+    }
+
+    #[test]
+    fn ranks_on_a_device_share_its_memory() {
+        check_devices(&["cuda:0", "cuda:1", "cuda:0"], true, None);
+        // `cuda` is the first one, so ranks 0 and 3 share it.
+        let expected = "`cuda:0` has 45 B of memory; its 2 ranks together need 50 B, which is 5 B too little; rank 3 needs \
+                        the most, 40 B; use more devices";
+        check_devices(&["cuda", "cuda:1", "flex", "cuda:0"], true, Some(expected));
+    }
+
+    #[test]
+    fn processes_may_be_on_several_machines() {
+        check_devices(&["cuda"; 4], false, None);
+        let expected = "; rank 4 needs 50 B, which is 5 B too little; use";
+        check_devices(&["cuda"; 5], false, Some(expected));
+    }
+
+    #[test]
+    fn memory_that_is_not_known_is_not_compared() {
+        let plan = on_devices(&["wgpu"; 9], true);
+        assert_eq!(plan.shortage(), None);
+        let expected =
+            "`wgpu` has an amount of memory that its back end does not know; its 9 ranks together need 450 B";
+        assert_eq!(device_balance(&plan.devices()[0]), expected);
+    }
+}

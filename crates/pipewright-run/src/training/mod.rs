@@ -1,0 +1,31 @@
+//! The parts of a training run: preparation, launch, the loop of steps, and what is known of a run afterwards.
+
+pub mod load;
+pub mod process_group;
+pub mod rank_hosts;
+pub mod checkpoint_path;
+pub mod model;
+pub mod optimizer;
+pub(crate) mod rate_change;
+pub mod origin;
+pub mod samples;
+pub mod run_adapter;
+pub mod prepare;
+pub(crate) mod efficiency;
+pub(crate) mod overview;
+pub mod identity;
+pub(crate) mod evaluations;
+pub(crate) mod checkpoint_space;
+mod checkpoint_timing;
+pub mod launch;
+pub mod shared_folder;
+pub(crate) mod copies_link;
+mod copy_hosts;
+pub(crate) mod copy_search;
+pub mod state_copies;
+pub mod memory;
+mod timeline_recorder;
+mod run_checkpoints;
+mod run_log;
+pub mod trained_model;
+pub(crate) mod training_loop;

@@ -1,0 +1,185 @@
+//! The model that the settings name, and sentences about its files that the user should know, although the
+//! run can start.
+
+use std::path::Path;
+
+use pipewright::train::data::TokenRows;
+use pipewright_models::training_memory::{ComputeDevices, layers_in};
+use pipewright_models::{Adapter, AdapterStart, CutModel, LoraConfig, ModelConfig, ParameterSpec, hf};
+use pipewright_schedule::ModelDesc;
+use pipewright_schedule::words::counted;
+
+use crate::error::RunError;
+use crate::run_model::RunModel;
+use crate::settings::Settings;
+use crate::settings::adapter::{AdapterSettings, AdapterSource};
+use crate::settings::data::BYTES;
+use crate::settings::model::ModelSettings;
+
+/// The number of different bytes.
+pub(crate) const BYTE_TOKENS: usize = 256;
+
+/// Returns the configuration of the model that the settings name, with its embedding and its head in as many parts.
+pub fn read_model(settings: &Settings) -> Result<CutModel, RunError> {
+    let model = match &settings.model {
+        ModelSettings::From { from } => ModelConfig::read(from).map_err(RunError::input)?,
+        ModelSettings::Fresh(model) => model.config(),
+    };
+    model.check_length(settings.data.seq_len as usize).map_err(RunError::input)?;
+    let adapter =
+        settings.adapter.as_ref().map(|adapter| read_adapter(settings, adapter, &model)).transpose()?;
+    let model = CutModel::new(model, settings.pipeline.head_parts).map_err(RunError::input)?;
+    let model = model.with_embedding_parts(settings.pipeline.embedding_parts).map_err(RunError::input)?;
+    match adapter {
+        Some(adapter) => model.with_adapter(adapter).map_err(RunError::input),
+        None => Ok(model),
+    }
+}
+
+/// Returns the adapters that the settings name: new ones, or those of a PEFT directory.
+fn read_adapter(
+    settings: &Settings,
+    adapter: &AdapterSettings,
+    model: &ModelConfig,
+) -> Result<Adapter, RunError> {
+    if let ModelSettings::From { from } = &settings.model
+        && hf::is_config_alone(from)
+    {
+        return Err(RunError::input(format!(
+            "{}: there are no weights, and adapters change a trained model: name a folder with weights (`model.from`), or \
+             remove the section [adapter]",
+            from.display()
+        )));
+    }
+    adapter_of(settings, adapter, model)
+}
+
+/// Returns the adapters that the settings name, for a model that may have no weights.
+pub fn adapter_of(
+    settings: &Settings,
+    adapter: &AdapterSettings,
+    model: &ModelConfig,
+) -> Result<Adapter, RunError> {
+    Ok(match &adapter.source {
+        AdapterSource::From { path, dropout } => {
+            let lora = model.read_adapter(path).map_err(RunError::input)?;
+            let lora = LoraConfig { dropout: dropout.unwrap_or(lora.dropout), ..lora };
+            Adapter { lora, start: AdapterStart::Directory(path.clone()) }
+        }
+        new @ AdapterSource::New { .. } => {
+            let lora = new.new_lora().expect("these are the settings of new adapters");
+            Adapter { lora, start: AdapterStart::Seed(settings.run.seed) }
+        }
+    })
+}
+
+/// Returns the number of trained parameters of a model with adapters and a sentence about it; `None` without
+/// adapters. `all` is the number of the model's own parameters.
+pub(crate) fn trained_adapters(model: &dyn RunModel, all: u64) -> Result<Option<(u64, String)>, RunError> {
+    let Some(adapter) = model.adapter() else { return Ok(None) };
+    let specs = model.trained_parameters()?;
+    let trained = elements(&specs);
+    let layers = counted(specs.len() / adapter.lora.parameters_of_layer(), "layer");
+    let kind = if adapter.lora.dora { "dora" } else { "lora" };
+    let share = trained as f64 / (all + trained).max(1) as f64 * 100.0;
+    let note = format!(
+        "adapter: {kind} of rank {} on {layers}: {} trained, {share:.2}% of all",
+        adapter.lora.rank,
+        counted(trained, "parameter")
+    );
+    Ok(Some((trained, note)))
+}
+
+/// Returns the number of elements of parameters.
+fn elements(specs: &[ParameterSpec]) -> u64 {
+    specs.iter().map(|spec| spec.shape.iter().product::<usize>() as u64).sum()
+}
+
+/// Returns what the ranks of a run compute on, as far as it decides which tensors they keep.
+pub fn compute_devices(settings: &Settings) -> ComputeDevices {
+    settings.run.devices.compute_devices(settings.mesh.ranks(settings.pipeline.ranks))
+}
+
+/// Returns the layers of the model of a run, with their sizes in the precision and on the devices of the run.
+pub fn described(settings: &Settings, model: &CutModel) -> ModelDesc {
+    let devices = compute_devices(settings);
+    layers_in(model, settings.data.seq_len as usize, settings.run.precision, devices)
+}
+
+/// Returns the sentences about the `config.json` of the model that the settings name.
+pub fn model_notes(settings: &Settings) -> Result<Vec<String>, RunError> {
+    let ModelSettings::From { from } = &settings.model else { return Ok(Vec::new()) };
+    let mut notes: Vec<String> = unknown_note(from)?.into_iter().chain(dropout_note(from)?).collect();
+    if hf::is_config_alone(from) {
+        let place = from.display();
+        notes.push(format!("{place}: there are no weights: training starts from random ones (`run.seed`)"));
+    }
+    Ok(notes)
+}
+
+/// Returns the sentence about text that is trained as bytes although the model has more token ids.
+pub(crate) fn tokenizer_note(settings: &Settings, vocab_size: usize, rows: &TokenRows) -> Option<String> {
+    let ModelSettings::From { from } = &settings.model else { return None };
+    // The text in the binary is of no file.
+    let sources = rows.sources();
+    let is_text = sources.is_empty() || sources.iter().any(|source| source.format.is_text());
+    let is_note = is_text && settings.data.tokenizer == BYTES && vocab_size > BYTE_TOKENS;
+    is_note.then(|| {
+        format!(
+            "warning: {}: the text is trained as bytes, and the model has {vocab_size} token ids: name its \
+             tokenizer (`data.tokenizer`)",
+            from.display()
+        )
+    })
+}
+
+/// Returns the sentence about the keys of a `config.json` that are not known, if there are any.
+pub fn unknown_note(from: &Path) -> Result<Option<String>, RunError> {
+    let unknown = ModelConfig::unknown_keys(from).map_err(RunError::input)?;
+    let note = || {
+        format!(
+            "warning: {}: config.json has keys that are not known: {}; they are ignored, which is wrong if they change what the \
+             model computes",
+            from.display(),
+            quoted(&unknown)
+        )
+    };
+    Ok((!unknown.is_empty()).then(note))
+}
+
+/// Returns the sentence about the dropout of a `config.json`, if it asks for some. Only training drops
+/// elements, so the sentence is for commands that train.
+fn dropout_note(from: &Path) -> Result<Option<String>, RunError> {
+    let keys = ModelConfig::dropout_keys(from).map_err(RunError::input)?;
+    let note = || {
+        format!(
+            "warning: {}: config.json asks for dropout in training ({}); the model trains without it",
+            from.display(),
+            quoted(&keys)
+        )
+    };
+    Ok((!keys.is_empty()).then(note))
+}
+
+/// Checks the weights in a directory. Returns the sentence about the tensors that the model does not use, if
+/// there are any.
+pub fn check_weights(directory: &Path, parameters: &[ParameterSpec]) -> Result<Option<String>, RunError> {
+    let unused = hf::check_weights(directory, parameters).map_err(RunError::input)?;
+    if unused.is_empty() {
+        return Ok(None);
+    }
+    let count = counted(unused.len(), "tensor");
+    let (place, names) = (directory.display(), listed(&unused));
+    Ok(Some(format!("warning: {place}: the model does not use {count} of the files: {names}")))
+}
+
+/// Returns the first three names.
+fn listed(names: &[String]) -> String {
+    let more = if names.len() > 3 { ", ..." } else { "" };
+    format!("{}{more}", quoted(&names[..names.len().min(3)]))
+}
+
+fn quoted(names: &[String]) -> String {
+    let quoted: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+    quoted.join(", ")
+}
