@@ -27,6 +27,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod error;
 mod cursor;
 mod settings;
 mod side;
@@ -35,8 +36,6 @@ mod config;
 mod chat;
 mod content;
 mod packing;
-mod record_error;
-mod error;
 mod vocabulary;
 mod memory_budget;
 mod files;
@@ -65,7 +64,6 @@ mod tokenize;
 mod tests;
 
 pub use batch::TokenBatch;
-pub use chat::error::{ChatProblem, TemplateError};
 pub use chat::special_tokens::{MissingEnd, SpecialTokens};
 pub use chat::template::{ChatRenderer, RenderedChat};
 pub use chat::turns::{ChatMessage, ChatRole};
@@ -74,16 +72,15 @@ pub use content::Binary;
 pub use cursor::Cursor;
 pub use documents::{DOCUMENTS, Documents, POSITIONS, VALID_TOKENS};
 pub use encoding::codec::TokenCodec;
-pub use error::{DataError, FileError, FormatError, MixError, TokenPlace, TokenizedError, TokenizerError};
+pub use error::{DataError, DataErrorKind, DataPlace};
 pub use filling::IGNORED_TARGET;
 pub use formats::format::{DataSource, Format};
 pub use identity::{DataIdentity, SourceIdentity};
 pub use packing::Packing;
-pub use record_error::{RecordError, RecordPlace, RecordProblem};
 pub use rows::{MixedRows, RowPlace, TokenRows};
-pub use settings::chat_template_choice::ChatTemplate;
+pub use settings::chat_template::ChatTemplate;
 pub use settings::date::Date;
-pub use settings::mix::{MixSource, MixWeight, MixWeightError};
+pub use settings::mix::{MixSource, MixWeight};
 pub use settings::record::{RecordKeys, RecordKind};
 pub use settings::train_on::{LongRecordCount, LongRecords, TrainOn};
 pub use side::{SideError, SideRows, SideTensor};

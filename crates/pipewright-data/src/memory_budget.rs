@@ -3,6 +3,8 @@
 
 use std::path::Path;
 
+use pipewright_system::bounded_file::Size;
+
 use crate::error::DataError;
 
 /// The limit if the system does not report the available memory.
@@ -34,10 +36,18 @@ impl MemoryBudget {
 
     /// Returns an error if fewer than `bytes` are left for the file `path`.
     pub(crate) fn require(&self, path: &Path, bytes: u64) -> Result<(), DataError> {
-        if bytes <= self.left {
-            return Ok(());
-        }
-        Err(DataError::Memory { path: path.to_owned(), bytes, left: self.left })
+        if bytes <= self.left { Ok(()) } else { Err(self.exceeded(path, bytes)) }
+    }
+
+    /// Returns the error of the first file that does not fit.
+    pub(crate) fn exceeded(&self, path: &Path, bytes: u64) -> DataError {
+        let problem = format!(
+            "reading this file takes {}, and {} of the memory for data are left (half of what this machine has available); \
+             give less data, or use a machine with more memory",
+            Size(bytes),
+            Size(self.left)
+        );
+        DataError::of(path, problem)
     }
 
     /// Subtracts `bytes` for the file `path`.

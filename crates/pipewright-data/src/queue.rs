@@ -6,11 +6,10 @@ use minijinja::Value;
 use minijinja::value::ValueKind;
 
 use crate::encoding::record_content;
-use crate::error::DataError;
+use crate::error::{DataError, DataPlace};
 use crate::formats::format::Format;
 use crate::formats::lines::{self, Line};
 use crate::packing::Packing;
-use crate::record_error::{RecordError, RecordPlace};
 use crate::settings::record::{RecordKeys, RecordKind};
 
 /// A file that is read.
@@ -36,7 +35,7 @@ pub(crate) enum Parsed {
     Text(String),
     /// The ids of a line.
     Ids(u64, Vec<u64>),
-    Record(RecordPlace, Value, RecordKind),
+    Record(DataPlace, Value, RecordKind),
 }
 
 impl Unparsed {
@@ -53,14 +52,13 @@ impl Unparsed {
     pub(crate) fn parse(self, path: &Path, keys: &RecordKeys) -> Result<Parsed, DataError> {
         let (place, record) = match self {
             Self::Text(text) => return Ok(Parsed::Text(text)),
-            Self::Row(row, record) => (RecordPlace::Row(row), record),
+            Self::Row(row, record) => (DataPlace::Row(row), record),
             Self::Line(number, line) => match lines::parse(path, number, &line)? {
                 Line::Ids(ids) => return Ok(Parsed::Ids(number, ids)),
-                Line::Record(record) => (RecordPlace::Line(number), record),
+                Line::Record(record) => (DataPlace::Line(number), record),
             },
         };
-        let kind = record_content::kind_of(&record, keys);
-        let kind = kind.map_err(|problem| RecordError { path: path.to_owned(), place, problem })?;
+        let kind = record_content::kind_of(&record, keys).map_err(|error| error.at(path, place))?;
         Ok(Parsed::Record(place, record, kind))
     }
 }
@@ -71,8 +69,8 @@ impl Parsed {
         match *self {
             Self::Text(_) => Format::Text,
             Self::Ids(..) => Format::IdLines,
-            Self::Record(RecordPlace::Line(_), _, kind) => Format::Lines(kind),
-            Self::Record(RecordPlace::Row(_), _, kind) => Format::Parquet(kind),
+            Self::Record(DataPlace::Row(_), _, kind) => Format::Parquet(kind),
+            Self::Record(_, _, kind) => Format::Lines(kind),
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::chat::special_tokens::MissingEnd;
 use crate::config::DataConfig;
 use crate::cursor::Cursor;
 use crate::documents::{Documents, MadeSides};
-use crate::error::{DataError, MixError};
+use crate::error::DataError;
 use crate::filling::Filling;
 use crate::formats::format::DataSource;
 use crate::identity::{DataIdentity, SourceIdentity};
@@ -105,11 +105,15 @@ impl TokenRows {
     }
 
     /// Returns an error if a source of a mixture has no row.
-    fn require_rows(&self) -> Result<(), MixError> {
+    fn require_rows(&self) -> Result<(), DataError> {
         let mut sources = self.mix.iter().zip(&self.sources);
         sources.find(|(_, rows)| rows.rows() == 0).map_or(Ok(()), |(source, rows)| {
-            let (source_name, tokens, seq_len) = (source.name(), rows.tokens(), self.seq_len);
-            Err(MixError::NoRow { source_name, tokens, seq_len })
+            let (tokens, seq_len) = (rows.tokens(), self.seq_len);
+            let problem = format!(
+                "this source of `mix` has {tokens} tokens and no row of seq_len {seq_len} to train on; give it more data or a \
+                 shorter seq_len, or leave it out"
+            );
+            Err(DataError::of(source.name().as_ref(), problem))
         })
     }
 
@@ -124,7 +128,10 @@ impl TokenRows {
     /// part.
     pub fn hold_out(mut self, share: f64) -> Result<(Self, Self), DataError> {
         if self.side.is_some() && self.sources.iter().any(SourceRows::is_stream) {
-            return Err(DataError::SideOfText);
+            return Err(DataError::new(
+                "a share of a text with side inputs cannot be held out, because its rows would be cut at other places; give \
+                 files of validation data, or the data as a .jsonl file of token ids",
+            ));
         }
         let mut held = self.clone();
         let parts = self.sources.into_iter().map(|source| source.hold_out(share));
@@ -146,7 +153,12 @@ impl TokenRows {
         if self.rows() >= batch_rows {
             return Ok(());
         }
-        Err(DataError::FewRows { found: self.rows(), needed: batch_rows, seq_len: self.seq_len })
+        Err(DataError::new(format!(
+            "the data has {} rows of seq_len {}, and a step's batch takes {batch_rows}; give more data, a shorter seq_len, or \
+             fewer or smaller microbatches",
+            self.rows(),
+            self.seq_len
+        )))
     }
 
     /// Adds the side inputs of the rows; each batch has the side inputs of its rows.
@@ -375,7 +387,12 @@ impl TokenRows {
             [_] => None,
             _ => Some(index).filter(|_| epoch == 0),
         };
-        let seen = seen.ok_or(DataError::Cursor { index, rows: self.rows() })?;
+        let seen = seen.ok_or_else(|| {
+            DataError::new(format!(
+                "row {index} of an epoch is asked for, and the data has {}; resume with the data of the first run",
+                self.rows()
+            ))
+        })?;
         self.draws.seek(seen);
         Ok(())
     }

@@ -26,6 +26,16 @@ impl Stride {
             Self::Disjoint => ids / (seq_len + 1),
             Self::Overlapping => ids.saturating_sub(1) / seq_len.max(1),
         };
-        u32::try_from(rows).map_err(|_| DataError::ManyRows { found: rows })
+        checked_rows(rows)
     }
+}
+
+/// Returns a number of rows, if an epoch can number them.
+pub(crate) fn checked_rows(rows: usize) -> Result<u32, DataError> {
+    u32::try_from(rows).map_err(|_| {
+        let most = u32::MAX;
+        DataError::new(format!(
+            "the data has {rows} rows, and at most {most} can be put in order; use a longer seq_len"
+        ))
+    })
 }

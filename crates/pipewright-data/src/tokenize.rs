@@ -7,10 +7,10 @@ use crate::chat::special_tokens::MissingEnd;
 use crate::collector::{Collector, Drained};
 use crate::config::{DataConfig, Tokenizer};
 use crate::encoding::tokenizer::{BYTES, BYTES_FINGERPRINT, Encoder};
-use crate::error::{DataError, TokenizedError};
+use crate::error::{DataError, DataErrorKind};
 use crate::files::find::find;
 use crate::formats::format::DataSource;
-use crate::gathered::{Drain, Form};
+use crate::gathered::{Drain, Form, empty};
 use crate::memory_budget::MemoryBudget;
 use crate::storage::examples::ExampleBuffer;
 use crate::storage::ids::IdBuffer;
@@ -65,7 +65,8 @@ impl Drain for Output<'_> {
         match (self.progress)(progress) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => {
-                Err(TokenizedError::Stopped { path: self.writer.path().to_owned() }.into())
+                let stopped = DataError::of(self.writer.path(), "not written, because the work was stopped");
+                Err(stopped.of_kind(DataErrorKind::Stopped))
             }
         }
     }
@@ -110,7 +111,7 @@ impl DataConfig {
         }
         let Drained { form, template, train_on, missing_end, sources } = collector.finish_drained()?;
         if output.writer.tokens() == 0 {
-            return Err(DataError::Empty { path: files.into_iter().next().unwrap_or_default() });
+            return Err(empty(&files.into_iter().next().unwrap_or_default()));
         }
         let header = output.writer.finish(Settings {
             vocab_size,

@@ -1,6 +1,5 @@
 //! Chat templates, and the parts of a chat that count in the loss.
 
-pub(crate) mod error;
 pub(crate) mod identity;
 pub(crate) mod python_text;
 pub(crate) mod json_text;

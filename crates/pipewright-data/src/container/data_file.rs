@@ -11,7 +11,7 @@ use pipewright_system::bounded_file::open_regular;
 
 use crate::container::counted::{Counted, ReadBytes};
 use crate::container::zstd_frames::ZstdFrames;
-use crate::error::{DataError, FileError};
+use crate::error::DataError;
 use crate::memory_budget::MemoryBudget;
 use crate::packing::Packing;
 
@@ -33,12 +33,14 @@ impl DataFile {
 
     /// Opens a file, and adds the bytes that are read from it to `read`.
     pub(crate) fn open_counted(path: &Path, read: &ReadBytes) -> Result<Self, DataError> {
-        let unreadable = |source| DataError::from(FileError::Read { path: path.to_owned(), source });
+        let unreadable = |source| DataError::unreadable(path, source);
         let file = Counted { reader: open_regular(path).map_err(unreadable)?, read: read.clone() };
         let mut file = BufReader::with_capacity(HEAD, file);
         let packing = Packing::of_name(path);
         if !packing.begins(file.fill_buf().map_err(unreadable)?) {
-            return Err(FileError::NotPacked { path: path.to_owned(), packing }.into());
+            let problem =
+                format!("the name says that the file is {packing}, and its content is not; rename it");
+            return Err(DataError::of(path, problem));
         }
         let mut content: Box<dyn Read> = match packing {
             Packing::Plain => Box::new(file),
@@ -126,7 +128,7 @@ impl DataFile {
         if bytes.capacity() - bytes.len() < usize::try_from(size).unwrap_or(usize::MAX) {
             let reserved = room.is_some_and(|room| bytes.try_reserve_exact(room).is_ok());
             if !reserved {
-                return Err(DataError::Memory { path: self.path.clone(), bytes: size, left: budget.left() });
+                return Err(budget.exceeded(&self.path, size));
             }
         }
         Ok(())
@@ -135,9 +137,11 @@ impl DataFile {
 
 /// Returns the error of a read: a compressed file is damaged, and others are unreadable.
 fn failed(path: &Path, packing: Packing, source: io::Error) -> DataError {
-    let path = path.to_owned();
-    match packing {
-        Packing::Plain => DataError::from(FileError::Read { path, source }),
-        packing => DataError::from(FileError::Damaged { path, packing, source }),
+    if packing == Packing::Plain {
+        return DataError::unreadable(path, source);
     }
+    let problem = format!(
+        "the {packing} file is damaged or ends early, so nothing of it is used; copy or download it again"
+    );
+    DataError::of(path, problem).caused_by(source)
 }

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use crate::config::Tokenizer;
-use crate::encoding::tokenizer::Encoder;
-use crate::error::{DataError, TokenPlace, TokenizerError};
+use crate::encoding::tokenizer::{Encoder, not_encoded};
+use crate::error::{DataError, DataPlace};
 use crate::vocabulary;
 
 /// A tokenizer that is ready for use.
@@ -48,15 +48,12 @@ impl TokenCodec {
         let name = Path::new("the text");
         match &self.0 {
             Kind::File(encoder) => {
-                let encoded = encoder.encode(text, special);
-                let ids = encoded.map_err(|source| {
-                    DataError::from(TokenizerError::Encode { path: name.to_owned(), record: None, source })
-                })?;
-                vocabulary::check(ids.iter().map(|id| u64::from(*id)), vocab_size, name, TokenPlace::Token)?;
+                let ids = encoder.encode(text, special).map_err(|source| not_encoded(name, None, source))?;
+                vocabulary::check(ids.iter().map(|id| u64::from(*id)), vocab_size, name, DataPlace::Token)?;
                 Ok(ids)
             }
             Kind::Bytes => {
-                vocabulary::check(text.bytes().map(u64::from), vocab_size, name, TokenPlace::Byte)?;
+                vocabulary::check(text.bytes().map(u64::from), vocab_size, name, DataPlace::Byte)?;
                 Ok(text.bytes().map(u32::from).collect())
             }
         }

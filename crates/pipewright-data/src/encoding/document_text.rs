@@ -5,9 +5,8 @@ use std::path::Path;
 
 use crate::chat::spans::MarkedText;
 use crate::config::Tokenizer;
-use crate::encoding::tokenizer::{EncodeError, Encoder, MEMORY_OF_A_BYTE, PlacedTokens};
-use crate::error::{DataError, TokenPlace, TokenizerError};
-use crate::record_error::RecordPlace;
+use crate::encoding::tokenizer::{Encoder, MEMORY_OF_A_BYTE, PlacedTokens, not_encoded};
+use crate::error::{DataError, DataPlace};
 use crate::storage::examples::RowPart;
 use crate::storage::ids::{IdBuffer, Width};
 use crate::vocabulary;
@@ -61,14 +60,14 @@ impl<'a> DocumentText<'a> {
         &self,
         text: &str,
         path: &Path,
-        record: Option<RecordPlace>,
+        record: Option<DataPlace>,
     ) -> Result<Vec<u32>, DataError> {
         let Some(encoder) = &self.encoder else {
             self.check_bytes(text, path, record)?;
             return Ok(self.bos.into_iter().chain(text.bytes().map(u32::from)).collect());
         };
         let mut ids = encoder.encode(text, true).map_err(|source| not_encoded(path, record, source))?;
-        self.check(&ids, path, |token| place(record, TokenPlace::Token(token)))?;
+        self.check(&ids, path, |token| record.unwrap_or(DataPlace::Token(token)))?;
         // The tokenizer may have put the id there already.
         if let Some(bos) = self.bos.filter(|bos| ids.first() != Some(bos)) {
             ids.insert(0, bos);
@@ -95,7 +94,7 @@ impl<'a> DocumentText<'a> {
         MarkedText { text, counted }: &MarkedText,
         is_document: bool,
         path: &Path,
-        record: RecordPlace,
+        record: DataPlace,
     ) -> Result<RowPart, DataError> {
         let PlacedTokens { mut ids, mut places } = match &self.encoder {
             None => PlacedTokens {
@@ -106,7 +105,7 @@ impl<'a> DocumentText<'a> {
                 .encode_with_places(text, is_document)
                 .map_err(|source| not_encoded(path, Some(record), source))?,
         };
-        self.check(&ids, path, |token| place(Some(record), TokenPlace::Token(token)))?;
+        self.check(&ids, path, |_| record)?;
         // The tokenizer may add the token that ends a text, which the text of a completion has already.
         if let ([.., before, last], Some((start, end))) = (ids.as_slice(), places.last())
             && before == last
@@ -128,14 +127,14 @@ impl<'a> DocumentText<'a> {
         &self,
         text: &str,
         path: &Path,
-        record: Option<RecordPlace>,
+        record: Option<DataPlace>,
     ) -> Result<(), DataError> {
         let bytes = text.bytes().map(u64::from);
-        vocabulary::check(bytes, self.vocab_size, path, |offset| place(record, TokenPlace::Byte(offset)))
+        vocabulary::check(bytes, self.vocab_size, path, |offset| record.unwrap_or(DataPlace::Byte(offset)))
     }
 
     /// Checks that all ids are below the vocabulary size.
-    fn check(&self, ids: &[u32], path: &Path, place: impl Fn(u64) -> TokenPlace) -> Result<(), DataError> {
+    fn check(&self, ids: &[u32], path: &Path, place: impl Fn(u64) -> DataPlace) -> Result<(), DataError> {
         vocabulary::check(ids.iter().map(|id| u64::from(*id)), self.vocab_size, path, place)
     }
 }
@@ -156,17 +155,4 @@ fn counted_tokens(places: &[(usize, usize)], parts: &[Range<usize>]) -> Vec<bool
         counts.push(parts.first().is_some_and(|part| end > part.start));
     }
     counts
-}
-
-fn not_encoded(path: &Path, record: Option<RecordPlace>, source: EncodeError) -> DataError {
-    DataError::from(TokenizerError::Encode { path: path.to_owned(), record, source })
-}
-
-/// Returns the place of a token: the place of its record, or `in_file` if the file has no records.
-fn place(record: Option<RecordPlace>, in_file: TokenPlace) -> TokenPlace {
-    match record {
-        None => in_file,
-        Some(RecordPlace::Line(line)) => TokenPlace::Line(line),
-        Some(RecordPlace::Row(row)) => TokenPlace::Row(row),
-    }
 }

@@ -159,11 +159,11 @@ fn another_setting_is_refused() {
     );
     refused(
         |config| config.seq_len = 30,
-        "data.pwtok: record 1 has 46 tokens, and a row of seq_len 30 takes 31; raise seq_len, or write `long_records",
+        "data.pwtok: record 1: the record has 46 tokens, and a row of seq_len 30 takes 31; raise seq_len, or write `long_records",
     );
     refused(
         |config| (config.seq_len, config.long_records) = (4, LongRecords::Cut),
-        "after the cut to the 5 tokens of a row of seq_len 4, nothing of record 1 counts",
+        "after the cut to the 5 tokens of a row of seq_len 4, nothing of the record counts",
     );
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::chat::identity::TemplateIdentity;
-use crate::error::TokenizedError;
+use crate::error::DataError;
 use crate::settings::train_on::TrainOn;
 use crate::storage::bytes::BLOCK;
 use crate::storage::ids::Width;
@@ -84,9 +84,8 @@ impl Header {
     ///
     /// # Errors
     /// When the file has another version, or the header is damaged.
-    pub(crate) fn parse(bytes: &[u8], path: &Path) -> Result<Self, TokenizedError> {
-        let damaged =
-            |reason: &str| TokenizedError::Header { path: path.to_owned(), reason: reason.to_owned() };
+    pub(crate) fn parse(bytes: &[u8], path: &Path) -> Result<Self, DataError> {
+        let damaged = |reason: &str| damaged_header(path, reason);
         let number = |at: usize| {
             let bytes = bytes.get(at..at + 4)?;
             Some(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
@@ -98,7 +97,10 @@ impl Header {
             Some(VERSION) => {}
             version => {
                 let found = version.unwrap_or(0);
-                return Err(TokenizedError::Version { path: path.to_owned(), found, known: VERSION });
+                let problem = format!(
+                    "its version is {found}, and this program reads version {VERSION}; tokenize the data again"
+                );
+                return Err(DataError::of(path, problem));
             }
         }
         if blake3::hash(&bytes[..CHECKSUM]).as_bytes() != &bytes[CHECKSUM..LENGTH] {
@@ -109,6 +111,12 @@ impl Header {
         let json = json.ok_or_else(|| damaged("its length is too large"))?;
         serde_json::from_slice(json).map_err(|error| damaged(&error.to_string()))
     }
+}
+
+/// Returns the error of a header that is damaged.
+pub(crate) fn damaged_header(path: &Path, reason: &str) -> DataError {
+    let problem = format!("the header is damaged: {reason}; copy the file or tokenize the data again");
+    DataError::of(path, problem)
 }
 
 #[cfg(test)]
