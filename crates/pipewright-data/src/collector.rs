@@ -15,15 +15,15 @@ use crate::chat::identity::TemplateIdentity;
 use crate::chat::special_tokens::MissingEnd;
 use crate::collected::{Collected, Known};
 use crate::config::{DataConfig, Tokenizer};
-use crate::container::counted::ReadBytes;
 use crate::container::data_file::DataFile;
+use crate::container::data_file::ReadBytes;
 use crate::content;
 use crate::encoding::document_text::DocumentText;
 use crate::encoding::example_text::ExampleText;
 use crate::encoding::record_content;
 use crate::encoding::tokenizer::Encoder;
 use crate::error::{DataError, DataPlace};
-use crate::formats::format::{self, DataSource, Format, Layout};
+use crate::formats::format::{self, DataSource, Format, ReaderKind};
 use crate::formats::lines::Lines;
 use crate::formats::{parquet_rows, token_files};
 use crate::gathered::{Drain, Form, Gathered, empty};
@@ -146,13 +146,13 @@ impl<'a> Collector<'a> {
 
     fn read_file(&mut self, path: &Path) -> Result<(), DataError> {
         let mut file = DataFile::open_counted(path, &self.read)?;
-        let layout = format::layout_of(&mut file)?;
+        let reader = format::reader_of(&mut file)?;
         self.files.push(SourceFile { path: path.to_owned(), packing: file.packing(), format: None });
-        match layout {
-            Layout::Text => self.read_text(&mut file),
-            Layout::Lines => self.read_lines(&mut file),
-            Layout::Parquet => self.read_parquet(&mut file),
-            Layout::Binary => {
+        match reader {
+            ReaderKind::Text => self.read_text(&mut file),
+            ReaderKind::Lines => self.read_lines(&mut file),
+            ReaderKind::Parquet => self.read_parquet(&mut file),
+            ReaderKind::Binary => {
                 self.flush()?;
                 self.gathered.begin(Form::Stream, path)?;
                 let format = token_files::read(
@@ -195,7 +195,7 @@ impl<'a> Collector<'a> {
             self.gathered.budget.take(&path, (bytes.len() - start) as u64)?;
             let text = content::utf8(&path, &bytes[start..])?;
             format::refuse_json(file, text)?;
-            self.texts.check_bytes(text, &path, None)?;
+            self.texts.check_bytes(text, &path)?;
             self.set_format(Format::Text);
             return self.gathered.drain(self.read.get());
         }

@@ -2,14 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::collected::CollectedContent;
+use crate::collected::{CollectedContent, Stride, checked_rows};
 use crate::config::DataConfig;
 use crate::error::{DataError, DataPlace};
 use crate::memory_budget::MemoryBudget;
 use crate::settings::train_on::{LongRecordCount, LongRecords, TrainOn};
 use crate::storage::examples::{ExampleBuffer, Examples, RowPart};
 use crate::storage::ids::{IdBuffer, Ids};
-use crate::stride::{Stride, checked_rows};
 use crate::vocabulary;
 
 /// How the rows of a file are made.

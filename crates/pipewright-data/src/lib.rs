@@ -28,32 +28,26 @@
 //! ```
 
 mod error;
-mod cursor;
 mod settings;
 mod side;
 mod documents;
 mod config;
 mod chat;
 mod content;
-mod packing;
 mod vocabulary;
 mod memory_budget;
 mod files;
 mod container;
 mod storage;
 mod formats;
-mod stride;
 mod order;
 mod batch;
-mod filling;
-mod first_fit;
 mod example_rows;
 mod encoding;
 mod collected;
 mod queue;
 mod gathered;
 mod collector;
-mod identity;
 mod interleave;
 mod source_rows;
 mod rows;
@@ -63,21 +57,18 @@ mod tokenize;
 #[cfg(test)]
 mod tests;
 
-pub use batch::TokenBatch;
+pub use batch::{IGNORED_TARGET, TokenBatch};
 pub use chat::special_tokens::{MissingEnd, SpecialTokens};
 pub use chat::template::{ChatRenderer, RenderedChat};
 pub use chat::turns::{ChatMessage, ChatRole};
 pub use config::{DataConfig, Tokenizer};
+pub use container::data_file::Packing;
 pub use content::Binary;
-pub use cursor::Cursor;
 pub use documents::{DOCUMENTS, Documents, POSITIONS, VALID_TOKENS};
 pub use encoding::codec::TokenCodec;
 pub use error::{DataError, DataErrorKind, DataPlace};
-pub use filling::IGNORED_TARGET;
 pub use formats::format::{DataSource, Format};
-pub use identity::{DataIdentity, SourceIdentity};
-pub use packing::Packing;
-pub use rows::{MixedRows, RowPlace, TokenRows};
+pub use rows::{Cursor, DataIdentity, MixedRows, RowPlace, SourceIdentity, TokenRows};
 pub use settings::chat_template::ChatTemplate;
 pub use settings::date::Date;
 pub use settings::mix::{MixSource, MixWeight};

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
+use crate::batch::Filling;
 use crate::batch::TokenBatch;
 use crate::chat::special_tokens::MissingEnd;
 use crate::config::DataConfig;
-use crate::cursor::Cursor;
 use crate::documents::{Documents, MadeSides};
 use crate::error::DataError;
-use crate::filling::Filling;
 use crate::formats::format::DataSource;
-use crate::identity::{DataIdentity, SourceIdentity};
 use crate::interleave::Interleave;
 use crate::settings::mix::{MixSource, MixWeight};
 use crate::settings::train_on::LongRecordCount;
@@ -70,6 +70,51 @@ pub struct MixedRows {
     pub rows: usize,
     /// The number of its token ids, including ids that do not fill a row.
     pub tokens: usize,
+}
+
+/// The position in the training data: the next row. Resuming needs only the cursor, the data and the seed.
+/// The position in a mixture is the number of rows that all sources have given, in `index`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cursor {
+    /// The number of complete passes over the data.
+    pub epoch: u64,
+    /// The position in the epoch's order, counted from 0; the number of rows at an epoch's very end.
+    pub index: u64,
+}
+
+/// The identity of a data source. Two sources with the same identity return the same rows in the same order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct DataIdentity {
+    /// The number of token ids.
+    pub tokens: usize,
+    /// The number of rows per epoch.
+    pub rows: usize,
+    /// Tokens per row.
+    pub seq_len: usize,
+    /// The seed of the order; `None` without shuffling.
+    pub shuffle_seed: Option<u64>,
+    /// The BLAKE3 hash of the token ids, in hexadecimal; of a mixture, of the hashes of its sources.
+    pub hash: String,
+    /// Where documents begin, and whether a token sees other documents in its row; left out without
+    /// documents.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub documents: Option<Documents>,
+    /// The sources of a mixture; left out without one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub mix: Vec<SourceIdentity>,
+}
+
+/// The identity of a source of a mixture.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SourceIdentity {
+    /// The weight of the source.
+    pub weight: MixWeight,
+    /// The number of its token ids.
+    pub tokens: usize,
+    /// The number of its rows.
+    pub rows: usize,
+    /// The BLAKE3 hash of its token ids, in hexadecimal.
+    pub hash: String,
 }
 
 impl TokenRows {

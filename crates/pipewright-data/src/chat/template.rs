@@ -67,7 +67,7 @@ impl ChatRenderer {
     /// # Errors
     /// When there is no template, a file cannot be read, or the template is malformed.
     pub fn of(config: &DataConfig) -> Result<Self, DataError> {
-        let Source { text, template, tokens } = Source::find(config)?;
+        let FoundTemplate { text, template, tokens } = FoundTemplate::find(config)?;
         Self::new(&text, tokens, config.date).map_err(|Malformed { line, reason }| {
             DataError::new(format!(
                 "the chat template {template} is malformed{}: {reason}; correct it, or name another as `chat_template` in \
@@ -82,7 +82,7 @@ impl ChatRenderer {
     /// # Errors
     /// When there is no template or a file cannot be read.
     pub(crate) fn identity_of(config: &DataConfig) -> Result<TemplateIdentity, DataError> {
-        let Source { text, tokens, .. } = Source::find(config)?;
+        let FoundTemplate { text, tokens, .. } = FoundTemplate::find(config)?;
         Ok(TemplateIdentity::new(&text, &tokens, config.date))
     }
 
@@ -201,7 +201,7 @@ impl ChatRenderer {
 }
 
 /// Returns about how many bytes of text values have.
-fn size_of<'v>(values: impl Iterator<Item = &'v Value>) -> u64 {
+pub(crate) fn size_of<'v>(values: impl Iterator<Item = &'v Value>) -> u64 {
     let bytes = values.map(|value| match value.kind() {
         ValueKind::Map => {
             let pairs = value.as_object().and_then(minijinja::value::DynObject::try_iter_pairs);
@@ -216,7 +216,7 @@ fn size_of<'v>(values: impl Iterator<Item = &'v Value>) -> u64 {
 }
 
 /// The text of a template.
-struct Source {
+struct FoundTemplate {
     text: String,
     /// The template in messages.
     template: String,
@@ -224,7 +224,7 @@ struct Source {
     tokens: BTreeMap<String, String>,
 }
 
-impl Source {
+impl FoundTemplate {
     /// Reads the template that the settings name.
     fn find(config: &DataConfig) -> Result<Self, DataError> {
         let folder = match &config.tokenizer {

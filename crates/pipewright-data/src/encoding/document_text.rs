@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::chat::spans::MarkedText;
 use crate::config::Tokenizer;
-use crate::encoding::tokenizer::{Encoder, MEMORY_OF_A_BYTE, PlacedTokens, not_encoded};
+use crate::encoding::tokenizer::{Encoder, MEMORY_OF_A_BYTE, PlacedTokens, encode, not_encoded};
 use crate::error::{DataError, DataPlace};
 use crate::storage::examples::RowPart;
 use crate::storage::ids::{IdBuffer, Width};
@@ -40,8 +40,8 @@ impl<'a> DocumentText<'a> {
 
     /// Reads the tokenizer's file, if it is not read yet. Texts are encoded only afterwards.
     pub(crate) fn prepare(&mut self) -> Result<(), DataError> {
-        if let (Tokenizer::File(path), None) = (self.tokenizer, &self.encoder) {
-            self.encoder = Some(Encoder::load(path)?);
+        if self.encoder.is_none() {
+            self.encoder = Encoder::of(self.tokenizer)?;
         }
         Ok(())
     }
@@ -62,14 +62,10 @@ impl<'a> DocumentText<'a> {
         path: &Path,
         record: Option<DataPlace>,
     ) -> Result<Vec<u32>, DataError> {
-        let Some(encoder) = &self.encoder else {
-            self.check_bytes(text, path, record)?;
-            return Ok(self.bos.into_iter().chain(text.bytes().map(u32::from)).collect());
-        };
-        let mut ids = encoder.encode(text, true).map_err(|source| not_encoded(path, record, source))?;
-        self.check(&ids, path, |token| record.unwrap_or(DataPlace::Token(token)))?;
-        // The tokenizer may have put the id there already.
-        if let Some(bos) = self.bos.filter(|bos| ids.first() != Some(bos)) {
+        let encoder = self.encoder.as_ref();
+        let mut ids = encode(encoder, text, true, self.vocab_size, (path, record))?;
+        // A tokenizer may have put the id there already.
+        if let Some(bos) = self.bos.filter(|bos| encoder.is_none() || ids.first() != Some(bos)) {
             ids.insert(0, bos);
         }
         Ok(ids)
@@ -105,7 +101,7 @@ impl<'a> DocumentText<'a> {
                 .encode_with_places(text, is_document)
                 .map_err(|source| not_encoded(path, Some(record), source))?,
         };
-        self.check(&ids, path, |_| record)?;
+        vocabulary::check(ids.iter().map(|id| u64::from(*id)), self.vocab_size, path, |_| record)?;
         // The tokenizer may add the token that ends a text, which the text of a completion has already.
         if let ([.., before, last], Some((start, end))) = (ids.as_slice(), places.last())
             && before == last
@@ -122,20 +118,9 @@ impl<'a> DocumentText<'a> {
         Ok(RowPart { ids, counts })
     }
 
-    /// Checks that all bytes are below the vocabulary size.
-    pub(crate) fn check_bytes(
-        &self,
-        text: &str,
-        path: &Path,
-        record: Option<DataPlace>,
-    ) -> Result<(), DataError> {
-        let bytes = text.bytes().map(u64::from);
-        vocabulary::check(bytes, self.vocab_size, path, |offset| record.unwrap_or(DataPlace::Byte(offset)))
-    }
-
-    /// Checks that all ids are below the vocabulary size.
-    fn check(&self, ids: &[u32], path: &Path, place: impl Fn(u64) -> DataPlace) -> Result<(), DataError> {
-        vocabulary::check(ids.iter().map(|id| u64::from(*id)), self.vocab_size, path, place)
+    /// Checks that all bytes of a file are below the vocabulary size.
+    pub(crate) fn check_bytes(&self, text: &str, path: &Path) -> Result<(), DataError> {
+        vocabulary::check(text.bytes().map(u64::from), self.vocab_size, path, DataPlace::Byte)
     }
 }
 

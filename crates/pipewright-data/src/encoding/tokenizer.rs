@@ -13,6 +13,7 @@ use crate::chat::special_tokens::LARGEST_TOKENIZER;
 use crate::config::Tokenizer;
 use crate::encoding::llama_tokenizer::{self, Rewritten};
 use crate::error::{DataError, DataPlace};
+use crate::vocabulary;
 
 /// Bytes of memory that each byte of a text takes while it is tokenized: a token has about four
 /// bytes of text, and the library keeps about a hundred bytes for it.
@@ -35,6 +36,27 @@ pub(crate) fn not_encoded(path: &Path, record: Option<DataPlace>, source: Encode
         Some(place) => error.at(path, place),
         None => error,
     }
+}
+
+/// Returns the ids of a text, all of which are below `vocab_size`. Without an encoder, bytes are ids. `special` is as in
+/// [`Encoder::encode`]. Errors name the file and the record.
+pub(crate) fn encode(
+    encoder: Option<&Encoder>,
+    text: &str,
+    special: bool,
+    vocab_size: usize,
+    (path, record): (&Path, Option<DataPlace>),
+) -> Result<Vec<u32>, DataError> {
+    let (ids, in_file): (Vec<u32>, fn(u64) -> DataPlace) = match encoder {
+        None => (text.bytes().map(u32::from).collect(), DataPlace::Byte),
+        Some(encoder) => {
+            let ids = encoder.encode(text, special);
+            (ids.map_err(|source| not_encoded(path, record, source))?, DataPlace::Token)
+        }
+    };
+    let place = |index| record.unwrap_or_else(|| in_file(index));
+    vocabulary::check(ids.iter().map(|id| u64::from(*id)), vocab_size, path, place)?;
+    Ok(ids)
 }
 
 /// Refuses a file with a tokenizer in a form that is not read.
@@ -94,10 +116,20 @@ pub(crate) struct Encoder {
 #[derive(Debug)]
 pub(crate) enum Encoder {}
 
+impl Encoder {
+    /// Reads the tokenizer that the settings name; `None` if bytes are tokens.
+    pub(crate) fn of(tokenizer: &Tokenizer) -> Result<Option<Self>, DataError> {
+        match tokenizer {
+            Tokenizer::Bytes => Ok(None),
+            Tokenizer::File(path) => Self::load(path).map(Some),
+        }
+    }
+}
+
 #[cfg(feature = "tokenizers")]
 impl Encoder {
     /// Reads a `tokenizer.json`.
-    pub(crate) fn load(path: &Path) -> Result<Self, DataError> {
+    fn load(path: &Path) -> Result<Self, DataError> {
         let content = read(path)?;
         refuse_other_forms(path)?;
         crate::content::refuse_lfs_pointer(path, &content)?;
@@ -151,7 +183,7 @@ impl Encoder {
 #[cfg(not(feature = "tokenizers"))]
 impl Encoder {
     /// Reports that this build cannot read tokenizers.
-    pub(crate) fn load(path: &Path) -> Result<Self, DataError> {
+    fn load(path: &Path) -> Result<Self, DataError> {
         refuse_other_forms(path)?;
         Err(DataError::of(
             path,

@@ -14,9 +14,9 @@ use std::path::Path;
 use serde::de::IgnoredAny;
 
 use crate::container::data_file::DataFile;
+use crate::container::data_file::Packing;
 use crate::content;
 use crate::error::DataError;
-use crate::packing::Packing;
 use crate::settings::record::RecordKind;
 
 /// The content of a data file.
@@ -101,7 +101,7 @@ impl fmt::Display for DataSource {
 
 /// The reader that a file needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Layout {
+pub(crate) enum ReaderKind {
     Text,
     Lines,
     Parquet,
@@ -109,21 +109,21 @@ pub(crate) enum Layout {
 }
 
 /// Returns the reader that a file needs.
-pub(crate) fn layout_of(file: &mut DataFile) -> Result<Layout, DataError> {
+pub(crate) fn reader_of(file: &mut DataFile) -> Result<ReaderKind, DataError> {
     let ending = file.ending();
     let path = file.path().to_owned();
     let head = file.head()?;
     content::refuse_lfs_pointer(&path, head)?;
     match ending.as_deref() {
-        Some("jsonl" | "ndjson") => Ok(Layout::Lines),
-        Some("json") if begins_with_lines(head, 1) => Ok(Layout::Lines),
+        Some("jsonl" | "ndjson") => Ok(ReaderKind::Lines),
+        Some("json") if begins_with_lines(head, 1) => Ok(ReaderKind::Lines),
         Some("json") if content::binary(head).is_none() => Err(json_not_lines(&path)),
-        Some("parquet") if head.starts_with(b"PAR1") => Ok(Layout::Parquet),
+        Some("parquet") if head.starts_with(b"PAR1") => Ok(ReaderKind::Parquet),
         Some("parquet") => Err(not_of_its_name(&path, "parquet", "a Parquet file")),
-        Some("bin") => Ok(Layout::Binary),
+        Some("bin") => Ok(ReaderKind::Binary),
         Some("idx") => Err(DataError::of(&path, "this is the index of a .bin file; name the .bin file")),
         _ if begins_with_lines(head, 2) => Err(lines_named_text(&path)),
-        _ => Ok(Layout::Text),
+        _ => Ok(ReaderKind::Text),
     }
 }
 
@@ -162,7 +162,7 @@ pub(crate) fn refuse_json(file: &DataFile, text: &str) -> Result<(), DataError> 
     if !begins.starts_with(['{', '[']) {
         return Ok(());
     }
-    // The first lines may be longer than the head that `layout_of` looks at.
+    // The first lines may be longer than the head that `reader_of` looks at.
     let mut lines = begins.lines().filter(|line| !line.trim().is_empty());
     if let (Some(first), Some(second)) = (lines.next(), lines.next())
         && is_record(first.as_bytes())

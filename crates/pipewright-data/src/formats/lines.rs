@@ -11,14 +11,6 @@ use crate::container::data_file::DataFile;
 use crate::content;
 use crate::error::{DataError, DataPlace};
 
-/// A line with content.
-pub(crate) enum Line {
-    /// An array of token ids.
-    Ids(Vec<u64>),
-    /// A record.
-    Record(Value),
-}
-
 /// The lines of a file.
 pub(crate) struct Lines<'a> {
     file: &'a mut DataFile,
@@ -79,23 +71,30 @@ impl<'a> Lines<'a> {
     }
 }
 
-/// Parses a line that has content.
-pub(crate) fn parse(path: &Path, line: u64, text: &[u8]) -> Result<Line, DataError> {
-    match text.trim_ascii_start().first() {
-        Some(b'[') => serde_json::from_slice(text).map(Line::Ids).map_err(|error| {
-            let (column, reason) = placed(&error);
-            let problem = format!("not an array of token ids: {reason}; write lines such as [12, 7, 255]");
-            DataError::new(problem).at(path, DataPlace::Column(line, column))
-        }),
-        _ => json_text::parse(text).map(Line::Record).map_err(|error| {
-            let (column, reason) = placed(&error);
-            let problem = format!(
-                "column {column}: not JSON: {reason}; write one record per line, such as {{\"text\": \"to be\"}}, or an array \
-                 of token ids"
-            );
-            DataError::new(problem).at(path, DataPlace::Line(line))
-        }),
-    }
+/// Returns whether a line is an array, and not a record.
+pub(crate) fn is_array(text: &[u8]) -> bool {
+    text.trim_ascii_start().starts_with(b"[")
+}
+
+/// Returns the token ids of a line that is an array.
+pub(crate) fn ids(path: &Path, line: u64, text: &[u8]) -> Result<Vec<u64>, DataError> {
+    serde_json::from_slice(text).map_err(|error| {
+        let (column, reason) = placed(&error);
+        let problem = format!("not an array of token ids: {reason}; write lines such as [12, 7, 255]");
+        DataError::new(problem).at(path, DataPlace::Column(line, column))
+    })
+}
+
+/// Returns the record of a line.
+pub(crate) fn record(path: &Path, line: u64, text: &[u8]) -> Result<Value, DataError> {
+    json_text::parse(text).map_err(|error| {
+        let (column, reason) = placed(&error);
+        let problem = format!(
+            "column {column}: not JSON: {reason}; write one record per line, such as {{\"text\": \"to be\"}}, or an array \
+             of token ids"
+        );
+        DataError::new(problem).at(path, DataPlace::Line(line))
+    })
 }
 
 /// Returns the first line without the byte-order mark that some editors write. A file of another format is

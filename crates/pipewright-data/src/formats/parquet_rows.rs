@@ -33,7 +33,7 @@ pub(crate) fn rows(
     budget: &mut MemoryBudget,
 ) -> Result<(Rows, u64), DataError> {
     let path = file.path().to_owned();
-    if file.packing() == crate::packing::Packing::Plain {
+    if file.packing() == crate::container::data_file::Packing::Plain {
         let file = pipewright_system::bounded_file::open_regular(&path)
             .map_err(|source| DataError::unreadable(&path, source))?;
         return Ok((reading::rows(path, file, names)?, 0));
@@ -152,15 +152,15 @@ mod reading {
             | Field::TimeMillis(_)
             | Field::TimeMicros(_)
             | Field::TimestampMillis(_)
-            | Field::TimestampMicros(_) => Value::from_object(Written(field.to_string())),
+            | Field::TimestampMicros(_) => Value::from_object(NotText(field.to_string())),
         }
     }
 
     /// A date, a time or a decimal number. A template writes it, and it is not a text for training.
     #[derive(Debug)]
-    struct Written(String);
+    struct NotText(String);
 
-    impl Object for Written {
+    impl Object for NotText {
         fn repr(self: &Arc<Self>) -> ObjectRepr {
             ObjectRepr::Plain
         }

@@ -13,11 +13,11 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use crate::container::data_file::DataFile;
+use crate::container::data_file::Packing;
 use crate::content;
 use crate::error::{DataError, DataPlace};
 use crate::formats::format::Format;
 use crate::memory_budget::MemoryBudget;
-use crate::packing::Packing;
 use crate::storage::ids::IdBuffer;
 use crate::vocabulary;
 

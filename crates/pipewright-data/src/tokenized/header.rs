@@ -21,7 +21,7 @@ const JSON: usize = MAGIC.len() + 8;
 const CHECKSUM: usize = LENGTH - blake3::OUT_LEN;
 
 /// The properties of a file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Header {
     /// One more than the largest id that the tokenizer or the beginning of a document has.
@@ -142,13 +142,6 @@ mod tests {
     }
 
     #[test]
-    fn a_header_is_read_as_it_was_written() {
-        let bytes = header().to_bytes();
-        assert_eq!((bytes.len(), header().file_length()), (LENGTH, Some(4096 + 100 + 12 + 32)));
-        assert_eq!(Header::parse(&bytes, Path::new("a")).ok(), Some(header()));
-    }
-
-    #[test]
     fn every_damaged_byte_is_noticed() {
         for place in (0..LENGTH).step_by(7) {
             let mut bytes = header().to_bytes();
@@ -156,5 +149,6 @@ mod tests {
             assert!(Header::parse(&bytes, Path::new("a")).is_err(), "byte {place}");
         }
         assert!(Header::parse(&header().to_bytes()[..LENGTH - 1], Path::new("a")).is_err());
+        assert_eq!(Header::parse(&header().to_bytes(), Path::new("a")).ok(), Some(header()));
     }
 }

@@ -8,18 +8,17 @@ use pipewright_system::bounded_file::open_regular;
 
 use super::header::{Header, LENGTH, MAGIC, damaged_header};
 use crate::chat::template::ChatRenderer;
-use crate::collected::{Collected, CollectedContent, Known, Totals};
+use crate::collected::{Collected, CollectedContent, Known, Stride, Totals};
 use crate::config::DataConfig;
+use crate::container::data_file::Packing;
 use crate::encoding::tokenizer::fingerprint;
 use crate::error::{DataError, DataErrorKind, DataPlace};
 use crate::formats::format::{DataSource, Format, not_of_its_name};
 use crate::gathered::{long_record, nothing_left, packed_without_beginning};
-use crate::packing::Packing;
 use crate::settings::train_on::{LongRecordCount, LongRecords, TrainOn};
 use crate::storage::bytes::{Bytes, FileBytes, other_content};
 use crate::storage::examples::{Examples, ids_in};
 use crate::storage::ids::{Ids, Width};
-use crate::stride::Stride;
 use crate::vocabulary;
 
 /// The ending of the name of such a file.

@@ -8,10 +8,8 @@ use std::path::{Path, PathBuf};
 use pipewright_system::bounded_file::{Size, create_fresh};
 
 use super::header::{Header, LENGTH};
-use crate::chat::identity::TemplateIdentity;
 use crate::collected::Frequencies;
 use crate::error::DataError;
-use crate::settings::train_on::TrainOn;
 use crate::storage::bytes::BLOCK;
 use crate::storage::examples::{ExampleBuffer, RowPart};
 use crate::storage::ids::{IdBuffer, Width};
@@ -75,16 +73,6 @@ impl Drop for Unfinished {
         // After a success, no file has this name.
         let _ = std::fs::remove_file(&self.0);
     }
-}
-
-/// The properties of the content that the writer does not see.
-pub(crate) struct Settings {
-    pub(crate) vocab_size: usize,
-    pub(crate) tokenizer: String,
-    pub(crate) template: Option<TemplateIdentity>,
-    pub(crate) train_on: Option<TrainOn>,
-    pub(crate) bos_id: Option<u32>,
-    pub(crate) has_examples: bool,
 }
 
 impl TokenWriter {
@@ -161,26 +149,20 @@ impl TokenWriter {
         self.file.write_all(bytes).map_err(|source| not_written(&self.path, source))
     }
 
-    /// Writes the header, and gives the file its name when everything is on the disk.
-    pub(crate) fn finish(mut self, settings: Settings) -> Result<Header, DataError> {
+    /// Writes the header, and gives the file its name when everything is on the disk. `header` has the properties
+    /// that the writer does not see; the writer adds those of the content.
+    pub(crate) fn finish(mut self, mut header: Header) -> Result<Header, DataError> {
         let totals = self.frequencies.totals();
         let mut lists: Vec<u8> = self.sizes.iter().copied().flat_map(u32::to_le_bytes).collect();
         lists.extend(self.blocks.finish());
-        let header = Header {
-            vocab_size: settings.vocab_size as u64,
-            tokenizer: settings.tokenizer,
-            template: settings.template,
-            train_on: settings.train_on,
-            bos_id: settings.bos_id,
-            examples: settings.has_examples.then_some(self.sizes.len() as u64),
-            bytes: self.bytes,
-            tokens: self.tokens,
-            targets: totals.targets as u64,
-            frequency_entropy: totals.frequency_entropy.to_bits(),
-            largest_id: self.largest_id,
-            hash: self.hasher.finalize().to_hex().to_string(),
-            lists_hash: blake3::hash(&lists).to_hex().to_string(),
-        };
+        header.examples = header.examples.map(|_| self.sizes.len() as u64);
+        header.bytes = self.bytes;
+        header.tokens = self.tokens;
+        header.targets = totals.targets as u64;
+        header.frequency_entropy = totals.frequency_entropy.to_bits();
+        header.largest_id = self.largest_id;
+        header.hash = self.hasher.finalize().to_hex().to_string();
+        header.lists_hash = blake3::hash(&lists).to_hex().to_string();
         let written = self.end(&header, &lists);
         written.map_err(|source| not_written(&self.path, source))?;
         Ok(header)
