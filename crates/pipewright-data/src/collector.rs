@@ -15,20 +15,20 @@ use crate::chat::identity::TemplateIdentity;
 use crate::chat::special_tokens::MissingEnd;
 use crate::collected::{Collected, Known};
 use crate::config::{DataConfig, Tokenizer};
-use crate::container::counted::ReadBytes;
 use crate::container::data_file::DataFile;
+use crate::container::data_file::ReadBytes;
+use crate::content;
 use crate::encoding::document_text::DocumentText;
 use crate::encoding::example_text::ExampleText;
 use crate::encoding::record_content;
 use crate::encoding::tokenizer::Encoder;
-use crate::error::DataError;
-use crate::formats::format::{self, DataSource, Format, Layout};
+use crate::error::{DataError, DataPlace};
+use crate::formats::format::{self, DataSource, Format, ReaderKind};
 use crate::formats::lines::Lines;
-use crate::formats::{parquet_rows, text, token_files};
-use crate::gathered::{Drain, Form, Gathered};
+use crate::formats::{parquet_rows, token_files};
+use crate::gathered::{Drain, Form, Gathered, empty};
 use crate::memory_budget::MemoryBudget;
 use crate::queue::{Parsed, SourceFile, Unparsed};
-use crate::record_error::{RecordError, RecordPlace, RecordProblem};
 use crate::settings::record::RecordKind;
 use crate::settings::train_on::TrainOn;
 use crate::storage::examples::RowPart;
@@ -68,7 +68,7 @@ pub(crate) struct Drained {
 enum Encoded {
     Document(Vec<u32>),
     Row(u64, Vec<u64>),
-    Example(RecordPlace, RecordKind, RowPart),
+    Example(DataPlace, RecordKind, RowPart),
 }
 
 impl<'a> Collector<'a> {
@@ -146,13 +146,13 @@ impl<'a> Collector<'a> {
 
     fn read_file(&mut self, path: &Path) -> Result<(), DataError> {
         let mut file = DataFile::open_counted(path, &self.read)?;
-        let layout = format::layout_of(&mut file)?;
+        let reader = format::reader_of(&mut file)?;
         self.files.push(SourceFile { path: path.to_owned(), packing: file.packing(), format: None });
-        match layout {
-            Layout::Text => self.read_text(&mut file),
-            Layout::Lines => self.read_lines(&mut file),
-            Layout::Parquet => self.read_parquet(&mut file),
-            Layout::Binary => {
+        match reader {
+            ReaderKind::Text => self.read_text(&mut file),
+            ReaderKind::Lines => self.read_lines(&mut file),
+            ReaderKind::Parquet => self.read_parquet(&mut file),
+            ReaderKind::Binary => {
                 self.flush()?;
                 self.gathered.begin(Form::Stream, path)?;
                 let format = token_files::read(
@@ -193,15 +193,15 @@ impl<'a> Collector<'a> {
             let start = bytes.len();
             file.append(bytes, self.gathered.budget)?;
             self.gathered.budget.take(&path, (bytes.len() - start) as u64)?;
-            let text = text::utf8(&path, &bytes[start..])?;
+            let text = content::utf8(&path, &bytes[start..])?;
             format::refuse_json(file, text)?;
-            self.texts.check_bytes(text, &path, None)?;
+            self.texts.check_bytes(text, &path)?;
             self.set_format(Format::Text);
             return self.gathered.drain(self.read.get());
         }
         let mut bytes = Vec::new();
         file.append(&mut bytes, self.gathered.budget)?;
-        let text = text::utf8(&path, &bytes)?;
+        let text = content::utf8(&path, &bytes)?;
         format::refuse_json(file, text)?;
         self.push(Unparsed::Text(text.to_owned()))
     }
@@ -213,7 +213,7 @@ impl<'a> Collector<'a> {
             self.push(Unparsed::Line(number, line))?;
             is_empty = false;
         }
-        if is_empty { Err(DataError::Empty { path: lines.path().to_owned() }) } else { Ok(()) }
+        if is_empty { Err(empty(lines.path())) } else { Ok(()) }
     }
 
     fn read_parquet(&mut self, file: &mut DataFile) -> Result<(), DataError> {
@@ -225,7 +225,7 @@ impl<'a> Collector<'a> {
         }
         self.flush()?;
         self.gathered.budget.give_back(held);
-        if is_empty { Err(DataError::Empty { path: file.path().to_owned() }) } else { Ok(()) }
+        if is_empty { Err(empty(file.path())) } else { Ok(()) }
     }
 
     /// Puts content of the last file into the queue, which is encoded when it is long enough.
@@ -278,22 +278,18 @@ impl<'a> Collector<'a> {
     /// Checks that content fits to the content before it, and prepares its encoding.
     fn accept(&mut self, file: usize, parsed: Parsed) -> Result<Parsed, DataError> {
         let (format, path) = (parsed.format(), self.files[file].path.clone());
-        let refuse = |place, problem| Err(RecordError { path: path.clone(), place, problem }.into());
-        match (self.files[file].format, format, &parsed) {
-            (None, ..) => {}
-            (Some(before), ..) if before == format => {}
-            (
-                Some(Format::Lines(expected) | Format::Parquet(expected)),
-                _,
-                &Parsed::Record(place, _, found),
-            ) => {
-                return refuse(place, RecordProblem::OtherKind { expected, found });
+        let before = self.files[file].format.filter(|before| *before != format);
+        let both = "the file has both records and arrays of token ids; split the file";
+        match (before, &parsed) {
+            (None, _) | (_, Parsed::Text(_)) => {}
+            (Some(Format::Lines(expected) | Format::Parquet(expected)), Parsed::Record(place, _, found)) => {
+                let problem = format!(
+                    "the record contains {found}, and the records before it in the file contain {expected}; split the file"
+                );
+                return Err(DataError::new(problem).at(&path, *place));
             }
-            (_, _, Parsed::Record(place, ..)) => return refuse(*place, RecordProblem::RecordsAndIds),
-            (_, _, Parsed::Ids(line, _)) => {
-                return refuse(RecordPlace::Line(*line), RecordProblem::RecordsAndIds);
-            }
-            (_, _, Parsed::Text(_)) => {}
+            (_, Parsed::Record(place, ..)) => return Err(DataError::new(both).at(&path, *place)),
+            (_, Parsed::Ids(line, _)) => return Err(DataError::new(both).at(&path, DataPlace::Line(*line))),
         }
         self.files[file].format = Some(format);
         match &parsed {
@@ -314,7 +310,7 @@ impl<'a> Collector<'a> {
             Parsed::Ids(line, ids) => Ok(Encoded::Row(line, ids)),
             Parsed::Text(text) => self.texts.encode(&text, path, None).map(Encoded::Document),
             Parsed::Record(place, record, kind) => {
-                let refuse = |problem| RecordError { path: path.to_owned(), place, problem };
+                let refuse = |error: DataError| error.at(path, place);
                 if kind == RecordKind::Text {
                     let text = record_content::text_of(&record, &self.config.keys.text).map_err(refuse)?;
                     return self.texts.encode(&text, path, Some(place)).map(Encoded::Document);
@@ -332,8 +328,7 @@ impl<'a> Collector<'a> {
             Encoded::Row(line, ids) => self.gathered.push_row(path, line, &ids),
             Encoded::Example(place, kind, part) => {
                 let train_on = self.example_texts.train_on(kind);
-                let pushed = self.gathered.push_example(path, train_on, part)?;
-                pushed.map_err(|problem| RecordError { path: path.to_owned(), place, problem }.into())
+                self.gathered.push_example(path, place, train_on, part)
             }
         }
     }

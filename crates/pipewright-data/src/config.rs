@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::documents::Documents;
-use crate::settings::chat_template_choice::ChatTemplate;
+use crate::settings::chat_template::ChatTemplate;
 use crate::settings::date::Date;
 use crate::settings::mix::MixSource;
 use crate::settings::record::RecordKeys;

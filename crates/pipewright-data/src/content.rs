@@ -1,6 +1,9 @@
 //! Recognises files that are not text by their content, so that nobody trains on the bytes of an archive.
 
 use std::fmt;
+use std::path::Path;
+
+use crate::error::DataError;
 
 /// The kind of a file that is not text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,9 +168,31 @@ pub(crate) fn other_than_ids(head: &[u8]) -> Option<Binary> {
     known.or_else(|| (is_utf8 && head.len() >= 64 && binary(head).is_none()).then_some(Binary::Letters))
 }
 
-/// Returns whether a file with these bytes is the pointer to a file that Git LFS has not downloaded.
-pub(crate) fn is_lfs_pointer(bytes: &[u8]) -> bool {
-    bytes.starts_with(pipewright_system::bounded_file::LFS_POINTER)
+/// Refuses the pointer to a file that Git LFS has not downloaded.
+pub(crate) fn refuse_lfs_pointer(path: &Path, bytes: &[u8]) -> Result<(), DataError> {
+    if !bytes.starts_with(pipewright_system::bounded_file::LFS_POINTER) {
+        return Ok(());
+    }
+    let problem = "this is a Git LFS pointer, not the file itself: run `git lfs pull` in its folder, or download the file";
+    Err(DataError::of(path, problem))
+}
+
+/// Refuses a file that is not text.
+pub(crate) fn refuse_binary(path: &Path, binary: Option<Binary>) -> Result<(), DataError> {
+    binary.map_or(Ok(()), |binary| Err(DataError::of(path, binary.to_string())))
+}
+
+/// Returns the text in a file's bytes. A file that is not text is refused with what it is.
+pub(crate) fn utf8<'a>(path: &Path, bytes: &'a [u8]) -> Result<&'a str, DataError> {
+    refuse_binary(path, binary(bytes))?;
+    refuse_lfs_pointer(path, bytes)?;
+    std::str::from_utf8(bytes).map_err(|error| {
+        let name = path.file_name().unwrap_or_default().display();
+        let problem = format!(
+            "not valid UTF-8; convert the file, or leave it out with a pattern such as \"!**/{name}\""
+        );
+        DataError::of(path, format!("byte {} is {problem}", error.valid_up_to()))
+    })
 }
 
 #[cfg(test)]

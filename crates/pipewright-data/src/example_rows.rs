@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use crate::documents::MadeSides;
 use crate::error::DataError;
-use crate::first_fit::first_fit;
 use crate::storage::examples::{Examples, RowPart};
 
 /// Rows of examples. A clone shares them.
@@ -130,12 +129,35 @@ impl ExampleRows {
     }
 }
 
+/// Puts examples of these sizes into rows, each into the first one with enough free places. A tree of the
+/// most free places in a row finds it in logarithmic time.
+fn first_fit(sizes: impl ExactSizeIterator<Item = usize>, seq_len: usize) -> Vec<Vec<u32>> {
+    let leaves = sizes.len().next_power_of_two();
+    // The node `n` has the children `2 n` and `2 n + 1`; the leaves are the rows.
+    let mut free = vec![seq_len; 2 * leaves];
+    let mut rows: Vec<Vec<u32>> = Vec::new();
+    for (example, size) in (0..).zip(sizes) {
+        let mut node = 1;
+        while node < leaves {
+            node = if free[2 * node] >= size { 2 * node } else { 2 * node + 1 };
+        }
+        let row = node - leaves;
+        if row == rows.len() {
+            rows.push(Vec::new());
+        }
+        rows[row].push(example);
+        free[node] -= size;
+        while node > 1 {
+            node /= 2;
+            free[node] = free[2 * node].max(free[2 * node + 1]);
+        }
+    }
+    rows
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batch::TokenBatch;
-    use crate::documents::{DOCUMENTS, POSITIONS, VALID_TOKENS};
-    use crate::filling::Filling;
     use crate::storage::examples::ExampleBuffer;
 
     fn rows(is_packed: bool) -> ExampleRows {
@@ -156,48 +178,26 @@ mod tests {
         (rows.tokens(), targets)
     }
 
-    /// Returns a batch of these rows.
-    fn batch(rows: &ExampleRows, numbers: &[usize]) -> TokenBatch {
-        let mut filling = Filling::new(numbers.len(), 4, rows.sides());
-        for row in numbers {
-            filling.push_examples(rows.parts(*row)).expect("it is in memory");
-        }
-        filling.finish(Vec::new())
-    }
-
-    #[test]
-    fn a_row_is_filled_with_targets_that_do_not_count() {
-        let found = batch(&rows(false), &[2, 0]);
-        assert_eq!(found.inputs, [8, 0, 0, 0, 1, 2, 0, 0]);
-        assert_eq!(found.targets, [9, -100, -100, -100, -100, 3, -100, -100]);
-        assert_eq!((found.side.len(), found.side[0].values.as_slice()), (1, &[1, 2][..]));
-        assert_eq!(tokens(&rows(false)), (9, 5));
-    }
-
-    #[test]
-    fn packed_examples_are_told_apart() {
-        let rows = rows(true);
-        assert_eq!(rows.len(), 2);
-        let found = batch(&rows, &[0, 1]);
-        assert_eq!(found.inputs, [1, 2, 8, 0, 4, 5, 6, 0]);
-        assert_eq!(found.targets, [-100, 3, 9, -100, 5, 6, 7, -100]);
-        let side = found.side.iter().map(|side| (side.name.as_str(), side.values.as_slice()));
-        let expected: [(&str, &[i32]); 3] = [
-            (VALID_TOKENS, &[3, 3]),
-            (DOCUMENTS, &[0, 0, 1, 2, 0, 0, 0, 1]),
-            (POSITIONS, &[0, 1, 0, 0, 0, 1, 2, 0]),
-        ];
-        assert!(side.eq(expected), "{:?}", found.side);
-    }
-
     #[test]
     fn rows_that_differ_have_other_hashes() {
         let (mut packed, alone) = (rows(true), rows(false));
         let hash = |rows: &ExampleRows| rows.hash(rows.content_hash().expect("it is in memory"));
+        assert_eq!((packed.len(), alone.len(), tokens(&alone)), (2, 3, (9, 5)));
         let whole = hash(&packed);
         assert_ne!(whole, hash(&alone));
         let last = packed.split_off(1);
         assert!(hash(&packed) != whole && hash(&last) != hash(&packed));
         assert_eq!((tokens(&packed), tokens(&last)), ((5, 2), (4, 3)));
+    }
+
+    #[test]
+    fn each_example_goes_into_the_first_row_with_room() {
+        let check = |sizes: &[usize], expected: &[&[u32]]| {
+            assert_eq!(first_fit(sizes.iter().copied(), 10), expected, "{sizes:?}");
+        };
+        check(&[], &[]);
+        check(&[10], &[&[0]]);
+        check(&[6, 5, 4, 5, 3], &[&[0, 2], &[1, 3], &[4]]);
+        check(&[9, 9, 1, 1, 1], &[&[0, 2], &[1, 3], &[4]]);
     }
 }

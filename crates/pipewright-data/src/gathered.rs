@@ -2,16 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::collected::CollectedContent;
+use crate::collected::{CollectedContent, Stride, checked_rows};
 use crate::config::DataConfig;
-use crate::encoding::example_text;
-use crate::error::{DataError, FormatError, TokenPlace};
+use crate::error::{DataError, DataPlace};
 use crate::memory_budget::MemoryBudget;
-use crate::record_error::RecordProblem;
 use crate::settings::train_on::{LongRecordCount, LongRecords, TrainOn};
 use crate::storage::examples::{ExampleBuffer, Examples, RowPart};
 use crate::storage::ids::{IdBuffer, Ids};
-use crate::stride::Stride;
 use crate::vocabulary;
 
 /// How the rows of a file are made.
@@ -97,7 +94,7 @@ impl<'a> Gathered<'a> {
             Form::Rows => CollectedContent::Ids(Ids::from(self.ids), Stride::Disjoint),
             Form::Examples => {
                 let examples = Examples::from(self.examples);
-                u32::try_from(examples.len()).map_err(|_| DataError::ManyRows { found: examples.len() })?;
+                checked_rows(examples.len())?;
                 CollectedContent::Examples(examples)
             }
         };
@@ -108,18 +105,19 @@ impl<'a> Gathered<'a> {
     /// to be.
     pub(crate) fn begin(&mut self, form: Form, path: &Path) -> Result<(), DataError> {
         if form != Form::Examples && self.config.packs_examples && self.config.documents.is_none() {
-            return Err(DataError::PackedWithoutBeginning { path: path.to_owned() });
+            return Err(packed_without_beginning(path));
         }
         if form == Form::Rows && self.drain.is_some() {
-            return Err(FormatError::RowsOfIds { path: path.to_owned() }.into());
+            let problem = "its lines are token ids, which need no tokenizer; name the file in `data.path`";
+            return Err(DataError::of(path, problem));
         }
         let (expected, first) = self.form.get_or_insert_with(|| (form, path.to_owned()));
         if *expected == form {
             return Ok(());
         }
-        let (path, first) = (path.to_owned(), first.clone());
-        let (found, expected) = (form.in_words(), expected.in_words());
-        Err(FormatError::MixedForms { path, found, first, expected }.into())
+        let (found, expected, first) = (form.in_words(), expected.in_words(), first.display());
+        let problem = format!("the file has {found}, and {first} has {expected}: train on them in two runs");
+        Err(DataError::of(path, problem))
     }
 
     /// Appends a document.
@@ -129,13 +127,14 @@ impl<'a> Gathered<'a> {
         Ok(())
     }
 
-    /// Appends a chat or a completion; the inner error is a problem of the record.
+    /// Appends a chat or a completion.
     pub(crate) fn push_example(
         &mut self,
         path: &Path,
+        place: DataPlace,
         train_on: TrainOn,
         mut part: RowPart,
-    ) -> Result<Result<(), RecordProblem>, DataError> {
+    ) -> Result<(), DataError> {
         let (found, seq_len) = (part.ids.len(), self.config.seq_len);
         self.long_records.records += 1;
         if !self.train_on.contains(&train_on) {
@@ -145,31 +144,31 @@ impl<'a> Gathered<'a> {
         if is_long {
             self.long_records.long += 1;
             match self.config.long_records {
-                LongRecords::Refuse => return Ok(Err(RecordProblem::Long { found, seq_len })),
-                LongRecords::Skip => return Ok(Ok(())),
+                LongRecords::Refuse => return Err(long_record(found, seq_len).at(path, place)),
+                LongRecords::Skip => return Ok(()),
                 LongRecords::Cut => part.truncate(seq_len + 1),
             }
         }
         if part.targets().next().is_none() {
-            return Ok(Err(if is_long {
-                RecordProblem::NothingLeft { seq_len }
-            } else {
-                example_text::no_target(train_on)
-            }));
+            let problem = if is_long { nothing_left(seq_len) } else { no_target(train_on) };
+            return Err(problem.at(path, place));
         }
         let bytes = self.examples.push(&part);
-        self.budget.take(path, bytes)?;
-        Ok(Ok(()))
+        self.budget.take(path, bytes)
     }
 
     /// Appends a row of ids.
     pub(crate) fn push_row(&mut self, path: &Path, line: u64, row: &[u64]) -> Result<(), DataError> {
         let seq_len = self.config.seq_len;
         if row.len() != seq_len + 1 {
-            let (path, found) = (path.to_owned(), row.len());
-            return Err(FormatError::RowLength { path, line, found, seq_len }.into());
+            let problem = format!(
+                "the row holds {} ids, and seq_len {seq_len} takes {}; correct the row or seq_len",
+                row.len(),
+                seq_len + 1
+            );
+            return Err(DataError::new(problem).at(path, DataPlace::Line(line)));
         }
-        vocabulary::check(row.iter().copied(), self.vocab_size, path, |_| TokenPlace::Line(line))?;
+        vocabulary::check(row.iter().copied(), self.vocab_size, path, |_| DataPlace::Line(line))?;
         self.budget.take(path, (row.len() * self.ids.width().bytes()) as u64)?;
         // Every id is below the vocabulary size, which fits.
         row.iter().for_each(|id| self.ids.push(*id as u32));
@@ -185,4 +184,48 @@ impl<'a> Gathered<'a> {
         self.budget.give_back(held);
         Ok(())
     }
+}
+
+/// Returns the error of files that hold no token. `path` is the first of them.
+pub(crate) fn empty(path: &Path) -> DataError {
+    DataError::of(path, "the data is empty; name files that hold text")
+}
+
+/// Returns the error of a text whose documents cannot be told apart. `path` is the first file.
+pub(crate) fn packed_without_beginning(path: &Path) -> DataError {
+    DataError::of(
+        path,
+        "the data is text or token ids, whose documents are packed only if it is known where they begin: write `bos_id` in \
+         [data], the token id that begins each document",
+    )
+}
+
+/// Returns the error of a record with more tokens than a row takes.
+pub(crate) fn long_record(found: usize, seq_len: usize) -> DataError {
+    DataError::new(format!(
+        "the record has {found} tokens, and a row of seq_len {seq_len} takes {}; raise seq_len, or write \
+         `long_records = \"cut\"` or \"skip\" in [data]",
+        seq_len + 1
+    ))
+}
+
+/// Returns the error of a record whose prompt fills a row, and whose end is left out.
+pub(crate) fn nothing_left(seq_len: usize) -> DataError {
+    DataError::new(format!(
+        "after the cut to the {} tokens of a row of seq_len {seq_len}, nothing of the record counts in the loss; raise seq_len, \
+         or write `long_records = \"skip\"` in [data]",
+        seq_len + 1
+    ))
+}
+
+/// Returns the error of a record without a target that counts.
+fn no_target(train_on: TrainOn) -> DataError {
+    let counts = match train_on {
+        TrainOn::All => "all tokens count",
+        TrainOn::Assistant => "the assistant's answers count",
+        TrainOn::Completion => "the completion counts",
+    };
+    DataError::new(format!(
+        "no token of the record counts in the loss ({counts}); remove the record, or write `train_on = \"all\"` in [data]"
+    ))
 }

@@ -220,12 +220,4 @@ mod tests {
             order(&mut Interleave::by_share([2, 0, 3]), 50)
         );
     }
-
-    #[test]
-    fn shares_are_met_exactly_when_the_order_repeats() {
-        let mut draws = Interleave::by_share([5, 0, 3, 9]);
-        order(&mut draws, 17);
-        assert!(draws.given().eq([5, 0, 3, 9]));
-        assert_eq!(order(&mut Interleave::by_share([2, 0]), 2), [0, 0]);
-    }
 }

@@ -27,34 +27,27 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod cursor;
+mod error;
 mod settings;
 mod side;
 mod documents;
 mod config;
 mod chat;
 mod content;
-mod packing;
-mod record_error;
-mod error;
 mod vocabulary;
 mod memory_budget;
 mod files;
 mod container;
 mod storage;
 mod formats;
-mod stride;
 mod order;
 mod batch;
-mod filling;
-mod first_fit;
 mod example_rows;
 mod encoding;
 mod collected;
 mod queue;
 mod gathered;
 mod collector;
-mod identity;
 mod interleave;
 mod source_rows;
 mod rows;
@@ -64,26 +57,21 @@ mod tokenize;
 #[cfg(test)]
 mod tests;
 
-pub use batch::TokenBatch;
-pub use chat::error::{ChatProblem, TemplateError};
+pub use batch::{IGNORED_TARGET, TokenBatch};
 pub use chat::special_tokens::{MissingEnd, SpecialTokens};
 pub use chat::template::{ChatRenderer, RenderedChat};
 pub use chat::turns::{ChatMessage, ChatRole};
 pub use config::{DataConfig, Tokenizer};
+pub use container::data_file::Packing;
 pub use content::Binary;
-pub use cursor::Cursor;
 pub use documents::{DOCUMENTS, Documents, POSITIONS, VALID_TOKENS};
 pub use encoding::codec::TokenCodec;
-pub use error::{DataError, FileError, FormatError, MixError, TokenPlace, TokenizedError, TokenizerError};
-pub use filling::IGNORED_TARGET;
+pub use error::{DataError, DataErrorKind, DataPlace};
 pub use formats::format::{DataSource, Format};
-pub use identity::{DataIdentity, SourceIdentity};
-pub use packing::Packing;
-pub use record_error::{RecordError, RecordPlace, RecordProblem};
-pub use rows::{MixedRows, RowPlace, TokenRows};
-pub use settings::chat_template_choice::ChatTemplate;
+pub use rows::{Cursor, DataIdentity, MixedRows, RowPlace, SourceIdentity, TokenRows};
+pub use settings::chat_template::ChatTemplate;
 pub use settings::date::Date;
-pub use settings::mix::{MixSource, MixWeight, MixWeightError};
+pub use settings::mix::{MixSource, MixWeight};
 pub use settings::record::{RecordKeys, RecordKind};
 pub use settings::train_on::{LongRecordCount, LongRecords, TrainOn};
 pub use side::{SideError, SideRows, SideTensor};

@@ -3,6 +3,9 @@
 
 use std::path::Path;
 
+use pipewright_system::bounded_file::Size;
+use pipewright_system::machine_memory::free_memory;
+
 use crate::error::DataError;
 
 /// The limit if the system does not report the available memory.
@@ -17,8 +20,7 @@ pub(crate) struct MemoryBudget {
 impl MemoryBudget {
     /// Returns half of the available memory: the model, its gradients and its optimizer need the rest.
     pub(crate) fn of_machine() -> Self {
-        let available = [available_to_system(), available_to_group()].into_iter().flatten().min();
-        Self { left: available.unwrap_or(2 * FALLBACK) / 2 }
+        Self { left: free_memory().map_or(FALLBACK, |free| free.bytes / 2) }
     }
 
     /// Returns a budget of `bytes`.
@@ -34,10 +36,18 @@ impl MemoryBudget {
 
     /// Returns an error if fewer than `bytes` are left for the file `path`.
     pub(crate) fn require(&self, path: &Path, bytes: u64) -> Result<(), DataError> {
-        if bytes <= self.left {
-            return Ok(());
-        }
-        Err(DataError::Memory { path: path.to_owned(), bytes, left: self.left })
+        if bytes <= self.left { Ok(()) } else { Err(self.exceeded(path, bytes)) }
+    }
+
+    /// Returns the error of the first file that does not fit.
+    pub(crate) fn exceeded(&self, path: &Path, bytes: u64) -> DataError {
+        let problem = format!(
+            "reading this file takes {}, and {} of the memory for data are left (half of what this machine has available); \
+             give less data, or use a machine with more memory",
+            Size(bytes),
+            Size(self.left)
+        );
+        DataError::of(path, problem)
     }
 
     /// Subtracts `bytes` for the file `path`.
@@ -51,19 +61,4 @@ impl MemoryBudget {
     pub(crate) fn give_back(&mut self, bytes: u64) {
         self.left = self.left.saturating_add(bytes);
     }
-}
-
-/// Returns the memory that processes can use without swapping, as Linux reports it.
-fn available_to_system() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1 << 10)
-}
-
-/// Returns the memory that is left below the limit of a container.
-fn available_to_group() -> Option<u64> {
-    let number = |name: &str| {
-        std::fs::read_to_string(Path::new("/sys/fs/cgroup").join(name)).ok()?.trim().parse::<u64>().ok()
-    };
-    Some(number("memory.max")?.saturating_sub(number("memory.current")?))
 }

@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use crate::collected::Collected;
 use crate::collector::Collector;
 use crate::config::DataConfig;
-use crate::error::{DataError, MixError, TokenizedError};
+use crate::error::DataError;
 use crate::files::find::find;
+use crate::gathered::empty;
 use crate::memory_budget::MemoryBudget;
 use crate::rows::TokenRows;
 use crate::settings::train_on::{LongRecordCount, LongRecords};
@@ -54,7 +55,8 @@ impl DataConfig {
     /// Reads the sources of a mixture.
     fn open_mix(&self, budget: &mut MemoryBudget, vocab_size: usize) -> Result<TokenRows, DataError> {
         if !self.path.is_empty() {
-            return Err(MixError::PathAndMix.into());
+            let problem = "the data has both `path` and `mix`: remove `path`, or make it a source of `mix` with a weight";
+            return Err(DataError::new(problem));
         }
         let (mut sources, mut owners) = (Vec::new(), BTreeMap::new());
         for (number, source) in (0..).zip(&self.mix) {
@@ -64,8 +66,13 @@ impl DataConfig {
                 let place = file.canonicalize().unwrap_or_else(|_| file.clone());
                 let (owner, first) = *owners.entry(place).or_insert((number, source));
                 if owner != number {
-                    let (path, first, second) = (file.clone(), first.name(), source.name());
-                    return Err(MixError::FileTwice { path, first, second }.into());
+                    let problem = format!(
+                        "the file is in two sources of `mix`, {} and {}, so its records would be repeated too early; leave it \
+                         out of one of them, with a pattern that begins with `!`",
+                        first.name(),
+                        source.name()
+                    );
+                    return Err(DataError::of(file, problem));
                 }
             }
             sources.push(self.read_source(files, number, budget, vocab_size)?);
@@ -84,7 +91,8 @@ impl DataConfig {
         let bos = self.bos(vocab_size)?;
         if let Some(tokenized) = files.iter().find(|file| opened::is_tokenized(file)) {
             if files.len() > 1 {
-                return Err(TokenizedError::NotAlone { path: tokenized.clone() }.into());
+                let problem = "a file of `pipewright tokenize` is the only file of its data; tokenize all files into one";
+                return Err(DataError::of(tokenized, problem));
             }
             let collected = opened::open(tokenized, self, vocab_size)?;
             return self.rows(collected, number, tokenized.clone());
@@ -120,9 +128,10 @@ impl DataConfig {
     /// Returns the id that begins documents, if there is one.
     pub(crate) fn bos(&self, vocab_size: usize) -> Result<Option<u32>, DataError> {
         match self.documents.map(|documents| documents.bos_id) {
-            Some(bos) if bos as usize >= vocab_size => {
-                Err(DataError::BeginningBeyondVocabulary { bos, vocab_size })
-            }
+            Some(bos) if bos as usize >= vocab_size => Err(DataError::new(format!(
+                "documents begin with the token id {bos}, which lies beyond the vocabulary of {vocab_size}; raise vocab_size, \
+                 or choose another id"
+            ))),
             bos => Ok(bos),
         }
     }
@@ -130,11 +139,16 @@ impl DataConfig {
     fn rows(&self, collected: Collected, number: u64, first: PathBuf) -> Result<SourceRows, DataError> {
         let LongRecordCount { treatment, long, records, seq_len } = collected.long_records;
         if treatment == LongRecords::Skip && records > 0 && long == records {
-            return Err(DataError::AllSkipped { path: first, records, seq_len });
+            let problem = format!(
+                "all {records} records have more tokens than the {} of a row of seq_len {seq_len}, and are skipped; raise \
+                 seq_len, or write `long_records = \"cut\"` in [data]",
+                seq_len + 1
+            );
+            return Err(DataError::of(&first, problem));
         }
         let rows = SourceRows::new(collected, self, number)?;
         if rows.tokens() == 0 {
-            return Err(DataError::Empty { path: first });
+            return Err(empty(&first));
         }
         Ok(rows)
     }

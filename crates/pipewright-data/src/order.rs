@@ -41,27 +41,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_row_once() {
-        for rows in [0, 1, 2, 3, 100] {
-            let mut order = permutation((7, 0), 3, rows);
-            order.sort_unstable();
-            assert_eq!(order, (0..rows).collect::<Vec<_>>());
-        }
-    }
-
-    #[test]
     fn the_order_is_pinned() {
         // A change here would give resumed runs another order.
         assert_eq!(permutation((42, 0), 0, 8), [1, 0, 6, 7, 2, 3, 5, 4]);
-    }
-
-    #[test]
-    fn seed_source_and_epoch_matter() {
-        let order = permutation((1, 0), 1, 50);
-        assert_eq!(order, permutation((1, 0), 1, 50));
-        assert_ne!(order, permutation((1, 0), 2, 50));
-        assert_ne!(order, permutation((2, 0), 1, 50));
-        assert_ne!(order, permutation((1, 1), 1, 50));
     }
 
     #[test]

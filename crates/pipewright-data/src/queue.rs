@@ -3,14 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use minijinja::Value;
-use minijinja::value::ValueKind;
 
+use crate::chat::template::size_of;
+use crate::container::data_file::Packing;
 use crate::encoding::record_content;
-use crate::error::DataError;
+use crate::error::{DataError, DataPlace};
 use crate::formats::format::Format;
-use crate::formats::lines::{self, Line};
-use crate::packing::Packing;
-use crate::record_error::{RecordError, RecordPlace};
+use crate::formats::lines;
 use crate::settings::record::{RecordKeys, RecordKind};
 
 /// A file that is read.
@@ -36,7 +35,7 @@ pub(crate) enum Parsed {
     Text(String),
     /// The ids of a line.
     Ids(u64, Vec<u64>),
-    Record(RecordPlace, Value, RecordKind),
+    Record(DataPlace, Value, RecordKind),
 }
 
 impl Unparsed {
@@ -45,7 +44,7 @@ impl Unparsed {
         match self {
             Self::Text(text) => text.len() as u64,
             Self::Line(_, line) => line.len() as u64,
-            Self::Row(_, record) => bytes_of(record),
+            Self::Row(_, record) => size_of(std::iter::once(record)),
         }
     }
 
@@ -53,14 +52,13 @@ impl Unparsed {
     pub(crate) fn parse(self, path: &Path, keys: &RecordKeys) -> Result<Parsed, DataError> {
         let (place, record) = match self {
             Self::Text(text) => return Ok(Parsed::Text(text)),
-            Self::Row(row, record) => (RecordPlace::Row(row), record),
-            Self::Line(number, line) => match lines::parse(path, number, &line)? {
-                Line::Ids(ids) => return Ok(Parsed::Ids(number, ids)),
-                Line::Record(record) => (RecordPlace::Line(number), record),
-            },
+            Self::Row(row, record) => (DataPlace::Row(row), record),
+            Self::Line(number, line) if lines::is_array(&line) => {
+                return Ok(Parsed::Ids(number, lines::ids(path, number, &line)?));
+            }
+            Self::Line(number, line) => (DataPlace::Line(number), lines::record(path, number, &line)?),
         };
-        let kind = record_content::kind_of(&record, keys);
-        let kind = kind.map_err(|problem| RecordError { path: path.to_owned(), place, problem })?;
+        let kind = record_content::kind_of(&record, keys).map_err(|error| error.at(path, place))?;
         Ok(Parsed::Record(place, record, kind))
     }
 }
@@ -71,22 +69,10 @@ impl Parsed {
         match *self {
             Self::Text(_) => Format::Text,
             Self::Ids(..) => Format::IdLines,
-            Self::Record(RecordPlace::Line(_), _, kind) => Format::Lines(kind),
-            Self::Record(RecordPlace::Row(_), _, kind) => Format::Parquet(kind),
+            Self::Record(DataPlace::Row(_), _, kind) => Format::Parquet(kind),
+            Self::Record(_, _, kind) => Format::Lines(kind),
         }
     }
-}
-
-/// Returns the number of bytes of a value, in which numbers and the like count as one machine word.
-fn bytes_of(value: &Value) -> u64 {
-    let items = || value.try_iter().into_iter().flatten();
-    let content: u64 = match value.kind() {
-        ValueKind::String => value.as_str().map_or(0, |text| text.len() as u64),
-        ValueKind::Seq => items().map(|item| bytes_of(&item)).sum(),
-        ValueKind::Map => items().map(|key| value.get_item(&key).map_or(0, |item| bytes_of(&item))).sum(),
-        _ => 0,
-    };
-    content + size_of::<u64>() as u64
 }
 
 #[cfg(test)]
@@ -98,7 +84,7 @@ mod tests {
         let row: Value =
             serde_json::from_str(r#"{"messages": [{"role": "user", "content": "to be"}], "id": 3}"#)
                 .expect("JSON");
-        // Six values: the row, the list, the message, two texts and the number.
-        assert_eq!(Unparsed::Row(1, row).bytes(), 4 + 5 + 6 * 8);
+        // Four keys, two texts and the number.
+        assert_eq!(Unparsed::Row(1, row).bytes(), 8 + 4 + 7 + 2 + 4 + 5 + 7 * 8);
     }
 }

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
+use crate::batch::Filling;
 use crate::batch::TokenBatch;
 use crate::chat::special_tokens::MissingEnd;
 use crate::config::DataConfig;
-use crate::cursor::Cursor;
 use crate::documents::{Documents, MadeSides};
-use crate::error::{DataError, MixError};
-use crate::filling::Filling;
+use crate::error::DataError;
 use crate::formats::format::DataSource;
-use crate::identity::{DataIdentity, SourceIdentity};
 use crate::interleave::Interleave;
 use crate::settings::mix::{MixSource, MixWeight};
 use crate::settings::train_on::LongRecordCount;
@@ -72,6 +72,51 @@ pub struct MixedRows {
     pub tokens: usize,
 }
 
+/// The position in the training data: the next row. Resuming needs only the cursor, the data and the seed.
+/// The position in a mixture is the number of rows that all sources have given, in `index`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cursor {
+    /// The number of complete passes over the data.
+    pub epoch: u64,
+    /// The position in the epoch's order, counted from 0; the number of rows at an epoch's very end.
+    pub index: u64,
+}
+
+/// The identity of a data source. Two sources with the same identity return the same rows in the same order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct DataIdentity {
+    /// The number of token ids.
+    pub tokens: usize,
+    /// The number of rows per epoch.
+    pub rows: usize,
+    /// Tokens per row.
+    pub seq_len: usize,
+    /// The seed of the order; `None` without shuffling.
+    pub shuffle_seed: Option<u64>,
+    /// The BLAKE3 hash of the token ids, in hexadecimal; of a mixture, of the hashes of its sources.
+    pub hash: String,
+    /// Where documents begin, and whether a token sees other documents in its row; left out without
+    /// documents.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub documents: Option<Documents>,
+    /// The sources of a mixture; left out without one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub mix: Vec<SourceIdentity>,
+}
+
+/// The identity of a source of a mixture.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SourceIdentity {
+    /// The weight of the source.
+    pub weight: MixWeight,
+    /// The number of its token ids.
+    pub tokens: usize,
+    /// The number of its rows.
+    pub rows: usize,
+    /// The BLAKE3 hash of its token ids, in hexadecimal.
+    pub hash: String,
+}
+
 impl TokenRows {
     /// Returns the rows of one source.
     pub(crate) fn new(source: SourceRows, config: &DataConfig) -> Self {
@@ -105,11 +150,15 @@ impl TokenRows {
     }
 
     /// Returns an error if a source of a mixture has no row.
-    fn require_rows(&self) -> Result<(), MixError> {
+    fn require_rows(&self) -> Result<(), DataError> {
         let mut sources = self.mix.iter().zip(&self.sources);
         sources.find(|(_, rows)| rows.rows() == 0).map_or(Ok(()), |(source, rows)| {
-            let (source_name, tokens, seq_len) = (source.name(), rows.tokens(), self.seq_len);
-            Err(MixError::NoRow { source_name, tokens, seq_len })
+            let (tokens, seq_len) = (rows.tokens(), self.seq_len);
+            let problem = format!(
+                "this source of `mix` has {tokens} tokens and no row of seq_len {seq_len} to train on; give it more data or a \
+                 shorter seq_len, or leave it out"
+            );
+            Err(DataError::of(source.name().as_ref(), problem))
         })
     }
 
@@ -124,7 +173,10 @@ impl TokenRows {
     /// part.
     pub fn hold_out(mut self, share: f64) -> Result<(Self, Self), DataError> {
         if self.side.is_some() && self.sources.iter().any(SourceRows::is_stream) {
-            return Err(DataError::SideOfText);
+            return Err(DataError::new(
+                "a share of a text with side inputs cannot be held out, because its rows would be cut at other places; give \
+                 files of validation data, or the data as a .jsonl file of token ids",
+            ));
         }
         let mut held = self.clone();
         let parts = self.sources.into_iter().map(|source| source.hold_out(share));
@@ -146,7 +198,12 @@ impl TokenRows {
         if self.rows() >= batch_rows {
             return Ok(());
         }
-        Err(DataError::FewRows { found: self.rows(), needed: batch_rows, seq_len: self.seq_len })
+        Err(DataError::new(format!(
+            "the data has {} rows of seq_len {}, and a step's batch takes {batch_rows}; give more data, a shorter seq_len, or \
+             fewer or smaller microbatches",
+            self.rows(),
+            self.seq_len
+        )))
     }
 
     /// Adds the side inputs of the rows; each batch has the side inputs of its rows.
@@ -375,7 +432,12 @@ impl TokenRows {
             [_] => None,
             _ => Some(index).filter(|_| epoch == 0),
         };
-        let seen = seen.ok_or(DataError::Cursor { index, rows: self.rows() })?;
+        let seen = seen.ok_or_else(|| {
+            DataError::new(format!(
+                "row {index} of an epoch is asked for, and the data has {}; resume with the data of the first run",
+                self.rows()
+            ))
+        })?;
         self.draws.seek(seen);
         Ok(())
     }

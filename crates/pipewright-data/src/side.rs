@@ -4,50 +4,15 @@
 use std::path::{Path, PathBuf};
 
 use pipewright_system::bounded_file::read_regular;
-use safetensors::{Dtype, SafeTensors, tensor::TensorView};
-use thiserror::Error;
+use safetensors::{Dtype, SafeTensorError, SafeTensors, tensor::TensorView};
+
+use crate::error::DataError;
 
 /// Files above this size are refused: side inputs are held in memory.
 const LARGEST: u64 = 1 << 36;
 
 /// Why a companion cannot be used.
-#[derive(Error)]
-pub enum SideError {
-    /// The file cannot be read.
-    #[error("{}: cannot be read", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// The system's reason.
-        source: std::io::Error,
-    },
-    /// The file is not a safetensors file.
-    #[error("{}: this is not a safetensors file", path.display())]
-    Format {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        source: safetensors::SafeTensorError,
-    },
-    /// The rows are a mixture.
-    #[error("{}: side inputs belong to the rows of one source, and the data is a mixture; name its data as `path`", path.display())]
-    Mixture {
-        /// The file.
-        path: PathBuf,
-    },
-    /// A tensor cannot be used.
-    #[error("{}: tensor `{tensor}` {problem}", path.display())]
-    Tensor {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// The reason.
-        problem: String,
-    },
-}
-
-pipewright_schedule::message_as_debug!(SideError);
+pub type SideError = DataError;
 
 /// The side inputs of all rows.
 #[derive(Clone, Debug)]
@@ -74,21 +39,15 @@ impl SideRows {
     /// When the file cannot be read or is not a safetensors file, or when a tensor has numbers of another
     /// type or no rows.
     pub fn read(path: &Path) -> Result<Self, SideError> {
-        let bytes =
-            read_regular(path, LARGEST).map_err(|source| SideError::Io { path: path.to_owned(), source })?;
-        let file = SafeTensors::deserialize(&bytes)
-            .map_err(|source| SideError::Format { path: path.to_owned(), source })?;
+        let bytes = read_regular(path, LARGEST).map_err(|source| DataError::unreadable(path, source))?;
+        let malformed =
+            |source: SafeTensorError| DataError::of(path, "this is not a safetensors file").caused_by(source);
+        let file = SafeTensors::deserialize(&bytes).map_err(malformed)?;
         let mut names = file.names();
         names.sort_unstable();
         let tensor = |name: &str| {
-            let found =
-                file.tensor(name).map_err(|source| SideError::Format { path: path.to_owned(), source })?;
-            let problem = |problem: String| SideError::Tensor {
-                path: path.to_owned(),
-                tensor: name.to_owned(),
-                problem,
-            };
-            let values = numbers(&found).map_err(problem)?;
+            let found = file.tensor(name).map_err(malformed)?;
+            let values = numbers(&found).map_err(|problem| error_of(path, name, &problem))?;
             Ok(SideTensor { name: name.to_owned(), shape: found.shape().to_vec(), values })
         };
         let tensors = names.into_iter().map(tensor).collect::<Result<_, _>>()?;
@@ -107,12 +66,13 @@ impl SideRows {
 
     /// Returns the error of a side input.
     pub fn error(&self, tensor: &str, problem: String) -> SideError {
-        SideError::Tensor { path: self.path.clone(), tensor: tensor.to_owned(), problem }
+        error_of(&self.path, tensor, &problem)
     }
 
     /// Returns the error of rows that are a mixture.
     pub(crate) fn of_mixture(&self) -> SideError {
-        SideError::Mixture { path: self.path.clone() }
+        let problem = "side inputs belong to the rows of one source, and the data is a mixture; name its data as `path`";
+        DataError::of(&self.path, problem)
     }
 
     /// Checks that there is an entry for each of `rows`.
@@ -150,6 +110,10 @@ impl SideRows {
         };
         self.tensors.iter().map(of).collect()
     }
+}
+
+fn error_of(path: &Path, tensor: &str, problem: &str) -> DataError {
+    DataError::of(path, format!("tensor `{tensor}` {problem}"))
 }
 
 fn numbers(tensor: &TensorView<'_>) -> Result<Vec<i32>, String> {

@@ -3,19 +3,18 @@
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
+use crate::batch::Filling;
 use crate::chat::special_tokens::MissingEnd;
-use crate::collected::{Collected, CollectedContent, Frequencies, Known, Totals};
+use crate::collected::{Collected, CollectedContent, Frequencies, Known, Stride, Totals};
 use crate::config::DataConfig;
 use crate::documents::{Documents, MadeSides};
 use crate::error::DataError;
 use crate::example_rows::ExampleRows;
-use crate::filling::Filling;
 use crate::formats::format::DataSource;
 use crate::order::permutation;
 use crate::settings::train_on::LongRecordCount;
 use crate::storage::examples::RowPart;
 use crate::storage::ids::Ids;
-use crate::stride::Stride;
 
 /// All rows of a source. A clone shares the token ids.
 #[derive(Clone, Debug)]

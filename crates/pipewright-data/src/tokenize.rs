@@ -5,16 +5,17 @@ use std::path::Path;
 
 use crate::chat::special_tokens::MissingEnd;
 use crate::collector::{Collector, Drained};
-use crate::config::{DataConfig, Tokenizer};
+use crate::config::DataConfig;
 use crate::encoding::tokenizer::{BYTES, BYTES_FINGERPRINT, Encoder};
-use crate::error::{DataError, TokenizedError};
+use crate::error::{DataError, DataErrorKind};
 use crate::files::find::find;
 use crate::formats::format::DataSource;
-use crate::gathered::{Drain, Form};
+use crate::gathered::{Drain, Form, empty};
 use crate::memory_budget::MemoryBudget;
 use crate::storage::examples::ExampleBuffer;
 use crate::storage::ids::IdBuffer;
-use crate::tokenized::writer::{Settings, TokenWriter};
+use crate::tokenized::header::Header;
+use crate::tokenized::writer::TokenWriter;
 
 /// How much is tokenized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +66,8 @@ impl Drain for Output<'_> {
         match (self.progress)(progress) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => {
-                Err(TokenizedError::Stopped { path: self.writer.path().to_owned() }.into())
+                let stopped = DataError::of(self.writer.path(), "not written, because the work was stopped");
+                Err(stopped.of_kind(DataErrorKind::Stopped))
             }
         }
     }
@@ -89,10 +91,7 @@ impl DataConfig {
         progress: &mut (dyn FnMut(TokenizeProgress) -> ControlFlow<()> + Sync),
     ) -> Result<Tokenized, DataError> {
         // The tokenizer is read once, so its fingerprint is right even if its file changes during the work.
-        let encoder = match &self.tokenizer {
-            Tokenizer::Bytes => None,
-            Tokenizer::File(path) => Some(Encoder::load(path)?),
-        };
+        let encoder = Encoder::of(&self.tokenizer)?;
         let bos = self.documents.map(|documents| documents.bos_id);
         let vocab_size = encoder.as_ref().map_or(BYTES, Encoder::vocabulary);
         let vocab_size = vocab_size.max(bos.map_or(0, |bos| bos as usize + 1));
@@ -110,15 +109,16 @@ impl DataConfig {
         }
         let Drained { form, template, train_on, missing_end, sources } = collector.finish_drained()?;
         if output.writer.tokens() == 0 {
-            return Err(DataError::Empty { path: files.into_iter().next().unwrap_or_default() });
+            return Err(empty(&files.into_iter().next().unwrap_or_default()));
         }
-        let header = output.writer.finish(Settings {
-            vocab_size,
+        let header = output.writer.finish(Header {
+            vocab_size: vocab_size as u64,
             tokenizer,
             template,
             train_on,
             bos_id: bos,
-            has_examples: form == Form::Examples,
+            examples: (form == Form::Examples).then_some(0),
+            ..Header::default()
         })?;
         Ok(Tokenized {
             sources,

@@ -71,21 +71,17 @@ pub fn forward(inputs: Inputs<'_>) -> Vec<f32> {
 }
 
 /// Like [`forward`], from elements of any type.
+#[multiversion(targets = "simd")]
 pub(crate) fn forward_in<T: Element>(inputs: Inputs<'_, T>) -> Vec<f32> {
     let mut u = vec![0f32; inputs.rows() * inputs.dims.channels];
     let weight = by_distance(inputs.dims, inputs.weight);
-    forward_rows(inputs, &weight, &mut u);
-    u
-}
-
-#[multiversion(targets = "simd")]
-fn forward_rows<T: Element>(inputs: Inputs<'_, T>, weight: &[f32], u: &mut [f32]) {
     for (row, u) in u.chunks_exact_mut(inputs.dims.channels).enumerate() {
-        weigh(inputs, weight, row, u);
+        weigh(inputs, &weight, row, u);
         for u in u.iter_mut() {
             *u *= 1.0 / (1.0 + exp(-*u));
         }
     }
+    u
 }
 
 /// Computes a row before its activation.
@@ -105,16 +101,12 @@ fn weigh<T: Element>(inputs: Inputs<'_, T>, weight: &[f32], row: usize, out: &mu
 }
 
 /// Turns the gradient of the result into the gradient of the sums before the activation, in place.
+#[multiversion(targets = "simd")]
 pub(crate) fn activation_backward<T: Element>(inputs: Inputs<'_, T>, gradient: &mut [f32]) {
     let weight = by_distance(inputs.dims, inputs.weight);
-    activation_backward_rows(inputs, &weight, gradient);
-}
-
-#[multiversion(targets = "simd")]
-fn activation_backward_rows<T: Element>(inputs: Inputs<'_, T>, weight: &[f32], gradient: &mut [f32]) {
     let mut sums = vec![0f32; inputs.dims.channels];
     for (row, gradient) in gradient.chunks_exact_mut(inputs.dims.channels).enumerate() {
-        weigh(inputs, weight, row, &mut sums);
+        weigh(inputs, &weight, row, &mut sums);
         for (g, &v) in gradient.iter_mut().zip(&sums) {
             let s = 1.0 / (1.0 + exp(-v));
             *g *= s * (1.0 + v * (1.0 - s));
@@ -124,13 +116,9 @@ fn activation_backward_rows<T: Element>(inputs: Inputs<'_, T>, weight: &[f32], g
 
 /// Writes the gradient of `v` into the same places of `d_v`, each element rounded once. `gradient` belongs to
 /// the sums before the activation.
+#[multiversion(targets = "simd")]
 pub(crate) fn input_gradient<T: Element>(inputs: Inputs<'_, T>, gradient: &[f32], d_v: &mut [T]) {
     let weight = by_distance(inputs.dims, inputs.weight);
-    input_gradient_rows(inputs, &weight, gradient, d_v);
-}
-
-#[multiversion(targets = "simd")]
-fn input_gradient_rows<T: Element>(inputs: Inputs<'_, T>, weight: &[f32], gradient: &[f32], d_v: &mut [T]) {
     let (dims, rows) = (inputs.dims, inputs.rows());
     let mut sums = vec![0f32; dims.channels];
     for row in 0..rows {
@@ -176,18 +164,11 @@ pub fn add_weight_gradient_bf16(inputs: WeightInputs<'_, bf16>, sum: &mut [f32])
     add_weight_gradient_in(inputs, sum);
 }
 
-fn add_weight_gradient_in<T: Element>(inputs: WeightInputs<'_, T>, sum: &mut [f32]) {
-    let Dims { channels, taps, .. } = inputs.dims;
-    let mut by_distance = vec![0f32; channels * taps];
-    weight_gradient_rows(inputs, &mut by_distance);
-    for (index, sum) in sum.iter_mut().enumerate() {
-        *sum += by_distance[(taps - 1 - index % taps) * channels + index / taps];
-    }
-}
-
 #[multiversion(targets = "simd")]
-fn weight_gradient_rows<T: Element>(inputs: WeightInputs<'_, T>, by_distance: &mut [f32]) {
+fn add_weight_gradient_in<T: Element>(inputs: WeightInputs<'_, T>, sum: &mut [f32]) {
     let dims = inputs.dims;
+    let Dims { channels, taps, .. } = dims;
+    let mut by_distance = vec![0f32; channels * taps];
     for (row, gradient) in inputs.gradient.chunks_exact(dims.channels).enumerate() {
         for back in 0..=dims.reach(inputs.documents, row) {
             let v = dims.input(inputs.v, row - back);
@@ -196,6 +177,9 @@ fn weight_gradient_rows<T: Element>(inputs: WeightInputs<'_, T>, by_distance: &m
                 *sum += g * v.single();
             }
         }
+    }
+    for (index, sum) in sum.iter_mut().enumerate() {
+        *sum += by_distance[(taps - 1 - index % taps) * channels + index / taps];
     }
 }
 

@@ -32,7 +32,7 @@ pub fn forward_bf16(logits: &[bf16], targets: &[usize], vocabulary: usize) -> (f
 
 fn forward_in<T: Element>(logits: &[T], targets: &[usize], vocabulary: usize) -> (f32, Vec<f32>) {
     let mut normalisers = vec![0.0; targets.len()];
-    normalise_counted(logits, targets, vocabulary, &mut normalisers);
+    normalise(logits, Some(targets), vocabulary, &mut normalisers);
     let rows = logits.chunks_exact(vocabulary).zip(targets).zip(&normalisers);
     let counted = rows.filter(|((_, target), _)| **target != IGNORED_TARGET);
     let total: f64 = counted
@@ -46,33 +46,22 @@ fn counted_rows(targets: &[usize]) -> f64 {
     targets.iter().filter(|target| **target != IGNORED_TARGET).count().max(1) as f64
 }
 
+/// Writes `log sum exp` of each row; with `targets`, of the rows that count.
 #[multiversion(targets = "simd")]
-fn normalise_counted<T: Element>(
+pub(super) fn normalise<T: Element>(
     logits: &[T],
-    targets: &[usize],
+    targets: Option<&[usize]>,
     vocabulary: usize,
     normalisers: &mut [f32],
 ) {
-    for ((row, &target), normaliser) in logits.chunks_exact(vocabulary).zip(targets).zip(normalisers) {
-        if target != IGNORED_TARGET {
-            *normaliser = normaliser_of(row);
+    for (index, (row, normaliser)) in logits.chunks_exact(vocabulary).zip(normalisers).enumerate() {
+        if targets.is_some_and(|targets| targets[index] == IGNORED_TARGET) {
+            continue;
         }
+        // If all logits of a row are masked, its sum is 0.
+        let largest = max_of(row, T::single).max(f32::MIN);
+        *normaliser = sum(row.len(), |i| exp(row[i].single() - largest)).ln() + largest;
     }
-}
-
-#[multiversion(targets = "simd")]
-pub(super) fn normalise<T: Element>(logits: &[T], vocabulary: usize, normalisers: &mut [f32]) {
-    for (row, normaliser) in logits.chunks_exact(vocabulary).zip(normalisers) {
-        *normaliser = normaliser_of(row);
-    }
-}
-
-/// Returns `log sum exp` of a row.
-#[inline(always)]
-fn normaliser_of<T: Element>(row: &[T]) -> f32 {
-    // If all logits of a row are masked, its sum is 0.
-    let largest = max_of(row, T::single).max(f32::MIN);
-    sum(row.len(), |i| exp(row[i].single() - largest)).ln() + largest
 }
 
 /// Replaces the logits by their gradient: `g (softmax - one_hot) / rows` in the rows that count, and 0 in the

@@ -14,8 +14,6 @@
 //! threads and the position of the element. The finished sum is added to the old value. On a processor without
 //! AVX-512, the `gemm` crate multiplies widened copies.
 
-use std::borrow::Cow;
-
 use half::bf16;
 
 use crate::half::Half;
@@ -31,33 +29,22 @@ pub enum AnyMatrix<'a> {
 }
 
 impl AnyMatrix<'_> {
-    /// Returns the elements in single precision.
-    fn widened(&self) -> Cow<'_, [f32]> {
+    /// Returns the matrix in single precision, with widened elements in `room`.
+    fn single<'d>(&'d self, room: &'d mut Vec<f32>) -> Matrix<'d> {
         match self {
-            Self::Single(matrix) => Cow::Borrowed(matrix.data),
-            Self::Half(matrix) => Cow::Owned(bf16::widened(matrix.data)),
+            Self::Single(matrix) => *matrix,
+            Self::Half(matrix) => {
+                *room = bf16::widened(matrix.data);
+                matrix.with_data(room)
+            }
         }
     }
 
-    /// Returns the matrix with its widened elements.
-    fn with<'d>(&self, data: &'d [f32]) -> Matrix<'d> {
+    /// Returns the number of rows and of columns.
+    fn size(&self) -> [usize; 2] {
         match self {
-            Self::Single(matrix) => matrix.with_data(data),
-            Self::Half(matrix) => matrix.with_data(data),
-        }
-    }
-
-    fn columns(&self) -> usize {
-        match self {
-            Self::Single(matrix) => matrix.columns,
-            Self::Half(matrix) => matrix.columns,
-        }
-    }
-
-    fn rows(&self) -> usize {
-        match self {
-            Self::Single(matrix) => matrix.rows,
-            Self::Half(matrix) => matrix.rows,
+            Self::Single(matrix) => [matrix.rows, matrix.columns],
+            Self::Half(matrix) => [matrix.rows, matrix.columns],
         }
     }
 
@@ -82,17 +69,19 @@ impl AnyMatrix<'_> {
 
 /// Computes `a b` into new memory, in row-major order.
 pub fn product(a: AnyMatrix<'_>, b: AnyMatrix<'_>) -> Vec<f32> {
-    let size = a.rows().checked_mul(b.columns()).expect("a product has at most usize::MAX elements");
+    let ([rows, _], [_, columns]) = (a.size(), b.size());
+    let size = rows.checked_mul(columns).expect("a product has at most usize::MAX elements");
     let mut out = vec![0.0; size];
-    add_product(&mut out, b.columns(), a, b);
+    add_product(&mut out, columns, a, b);
     out
 }
 
 /// Computes `out += a b`, in rows that begin `row_stride` elements apart. It is fast if the elements of a row of
 /// `b` are neighbours.
 pub fn add_product(out: &mut [f32], row_stride: usize, a: AnyMatrix<'_>, b: AnyMatrix<'_>) {
-    assert_eq!(a.columns(), b.rows(), "inner dimensions of a product agree");
-    assert_fits(out.len(), a.rows(), b.columns(), row_stride);
+    let ([rows, inner], [inner_of_b, columns]) = (a.size(), b.size());
+    assert_eq!(inner, inner_of_b, "inner dimensions of a product agree");
+    assert_fits(out.len(), rows, columns, row_stride);
     #[cfg(target_arch = "x86_64")]
     if b.has_rows_of_neighbours()
         && let Some(instructions) = tiles::Instructions::detect()
@@ -108,8 +97,8 @@ pub fn add_product(out: &mut [f32], row_stride: usize, a: AnyMatrix<'_>, b: AnyM
             }
         };
     }
-    let (left, right) = (a.widened(), b.widened());
-    product::add_product(out, row_stride, a.with(&left), b.with(&right));
+    let (mut left, mut right) = (Vec::new(), Vec::new());
+    product::add_product(out, row_stride, a.single(&mut left), b.single(&mut right));
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -29,31 +29,25 @@ pub fn forward_bf16(x: &[bf16], weight: &[bf16], epsilon: f32) -> (Vec<bf16>, Ve
 fn forward_in<T: Element>(x: &[T], weight: &[T], epsilon: f32) -> (Vec<T>, Vec<f32>) {
     let mut y = fresh(x.len());
     let mut scales = vec![0.0; x.len() / weight.len()];
-    if !forward_vectors(x, weight, epsilon, &mut y, &mut scales) {
-        forward_rows(x, weight, epsilon, &mut y, &mut scales);
+    match instructions(weight.len()) {
+        #[cfg(target_arch = "x86_64")]
+        Some(own) => avx512::norm(own, x, weight, epsilon, &mut y, &mut scales),
+        _ => forward_rows(x, weight, epsilon, &mut y, &mut scales),
     }
     // SAFETY: a row of `y` was written for each row of `x`, which have the same length.
     (unsafe { written(y) }, scales)
 }
 
-/// Computes all rows if the processor has AVX512-BF16 and a row consists of whole vectors. Returns whether it
-/// has computed them.
-fn forward_vectors<T: Element>(
-    x: &[T],
-    weight: &[T],
-    epsilon: f32,
-    y: &mut [MaybeUninit<T>],
-    scales: &mut [f32],
-) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    if weight.len().is_multiple_of(avx512::BLOCK)
-        && let Some(instructions) = Instructions::detect()
-    {
-        avx512::norm(instructions, x, weight, epsilon, y, scales);
-        return true;
-    }
-    let _ = (x, weight, epsilon, y, scales);
-    false
+/// Returns AVX512-BF16 if the processor has it and a row of this width consists of whole vectors.
+#[cfg(target_arch = "x86_64")]
+fn instructions(width: usize) -> Option<Instructions> {
+    if width.is_multiple_of(avx512::BLOCK) { Instructions::detect() } else { None }
+}
+
+/// Other processors do not have AVX512-BF16.
+#[cfg(not(target_arch = "x86_64"))]
+fn instructions(_width: usize) -> Option<std::convert::Infallible> {
+    None
 }
 
 #[multiversion(targets = "simd")]
@@ -96,32 +90,16 @@ pub fn backward_bf16(
 fn backward_in<T: Element>(x: &[T], weight: &[T], scales: &[f32], gradient: &[T]) -> (Vec<T>, Vec<f32>) {
     let mut dx = fresh(x.len());
     let mut dw = vec![0.0; weight.len()];
-    if !backward_vectors(x, weight, scales, gradient, &mut dx, &mut dw) {
-        backward_rows(x, weight, scales, gradient, &mut dx, &mut dw);
+    match instructions(weight.len()) {
+        #[cfg(target_arch = "x86_64")]
+        Some(own) => {
+            let inputs = avx512::NormGradient { x, weight, scales, gradient };
+            avx512::norm_backward(own, inputs, &mut dx, &mut dw);
+        }
+        _ => backward_rows(x, weight, scales, gradient, &mut dx, &mut dw),
     }
     // SAFETY: a row of `dx` was written for each row of `x`, which have the same length.
     (unsafe { written(dx) }, dw)
-}
-
-/// Like [`forward_vectors`], for the gradients.
-fn backward_vectors<T: Element>(
-    x: &[T],
-    weight: &[T],
-    scales: &[f32],
-    gradient: &[T],
-    dx: &mut [MaybeUninit<T>],
-    dw: &mut [f32],
-) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    if weight.len().is_multiple_of(avx512::BLOCK)
-        && let Some(instructions) = Instructions::detect()
-    {
-        let inputs = avx512::NormGradient { x, weight, scales, gradient };
-        avx512::norm_backward(instructions, inputs, dx, dw);
-        return true;
-    }
-    let _ = (x, weight, scales, gradient, dx, dw);
-    false
 }
 
 #[multiversion(targets = "simd")]

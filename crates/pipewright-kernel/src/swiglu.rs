@@ -33,20 +33,14 @@ pub fn forward_bf16(gate: &[bf16], up: &[bf16]) -> Vec<bf16> {
 
 fn forward_in<T: Element>(gate: &[T], up: &[T]) -> Vec<T> {
     let mut y = fresh(gate.len());
-    let first = forward_vectors(gate, up, &mut y);
+    // The first elements are computed as whole vectors if the processor has AVX512-BF16.
+    #[cfg(target_arch = "x86_64")]
+    let first = Instructions::detect().map_or(0, |own| avx512::swiglu(own, gate, up, &mut y));
+    #[cfg(not(target_arch = "x86_64"))]
+    let first = 0;
     forward_elements(&gate[first..], &up[first..], &mut y[first..]);
     // SAFETY: an element of `y` was written for each of `gate`, which are as many.
     unsafe { written(y) }
-}
-
-/// Computes the first elements if the processor has AVX512-BF16, and returns how many.
-fn forward_vectors<T: Element>(gate: &[T], up: &[T], y: &mut [MaybeUninit<T>]) -> usize {
-    #[cfg(target_arch = "x86_64")]
-    if let Some(instructions) = Instructions::detect() {
-        return avx512::swiglu(instructions, gate, up, y);
-    }
-    let _ = (gate, up, y);
-    0
 }
 
 #[multiversion(targets = "simd")]
@@ -76,25 +70,16 @@ pub fn backward_bf16_from_single(gate: &[bf16], up: &[bf16], gradient: &[f32]) -
 fn backward_in<T: Element, G: Element>(gate: &[T], up: &[T], gradient: &[G]) -> (Vec<T>, Vec<T>) {
     let (mut d_gate, mut d_up) = (fresh(gate.len()), fresh(gate.len()));
     let inputs = (gate, up, gradient);
-    let first = backward_vectors(inputs, &mut d_gate, &mut d_up);
+    // The first elements are computed as whole vectors if the processor has AVX512-BF16.
+    #[cfg(target_arch = "x86_64")]
+    let first =
+        Instructions::detect().map_or(0, |own| avx512::swiglu_backward(own, inputs, &mut d_gate, &mut d_up));
+    #[cfg(not(target_arch = "x86_64"))]
+    let first = 0;
     let rest = (&gate[first..], &up[first..], &gradient[first..]);
     backward_elements(rest, &mut d_gate[first..], &mut d_up[first..]);
     // SAFETY: an element of both was written for each of `gate`, which are as many.
     unsafe { (written(d_gate), written(d_up)) }
-}
-
-/// Like [`forward_vectors`], for the gradients.
-fn backward_vectors<T: Element, G: Element>(
-    inputs: (&[T], &[T], &[G]),
-    d_gate: &mut [MaybeUninit<T>],
-    d_up: &mut [MaybeUninit<T>],
-) -> usize {
-    #[cfg(target_arch = "x86_64")]
-    if let Some(instructions) = Instructions::detect() {
-        return avx512::swiglu_backward(instructions, inputs, d_gate, d_up);
-    }
-    let _ = (inputs, d_gate, d_up);
-    0
 }
 
 #[multiversion(targets = "simd")]

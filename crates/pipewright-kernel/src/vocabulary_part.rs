@@ -33,7 +33,7 @@ pub fn forward_bf16(logits: &[bf16], columns: &[usize], earlier: &[f32]) -> Vec<
 fn forward_in<T: Element>(logits: &[T], columns: &[usize], earlier: &[f32]) -> Vec<f32> {
     let width = logits.len() / columns.len().max(1);
     let mut own = vec![0.0; columns.len()];
-    normalise(logits, width.max(1), &mut own);
+    normalise(logits, None, width.max(1), &mut own);
     let rows = logits.chunks_exact(width.max(1)).zip(columns).zip(own).zip(earlier.as_chunks().0);
     let of_parts = rows.flat_map(|(((row, &column), own), &[normaliser, target])| {
         [joined(normaliser, own), target + row.get(column).map_or(0.0, |logit| logit.single())]

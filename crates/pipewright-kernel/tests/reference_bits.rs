@@ -226,6 +226,7 @@ fn bits_of_squared_rectifiers() {
         check_half(&relu_squared::forward_bf16(&x), &expected, place);
         let expected: Vec<f32> = wide_x.iter().zip(&wide_g).map(|(&x, g)| 2.0 * g * rectified(x)).collect();
         check_half(&relu_squared::backward_bf16(&x, &g), &expected, place);
+        check_half(&relu_squared::backward_bf16_from_single(&x, &wide_g), &expected, place);
     });
 }
 
@@ -245,6 +246,8 @@ fn patterns(step: usize) -> Vec<f32> {
         0x0000_0001,
         0x807f_ffff,
         0x7f7f_ffff,
+        0x7f80_0000,
+        0xff80_0000,
         0x7f80_0001,
         0xffc0_0000,
         0x3f80_8000,

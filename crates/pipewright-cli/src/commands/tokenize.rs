@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use pipewright::train::data::{
-    ChatTemplate, DataConfig, DataError, Date, Documents, RecordKeys, Tokenized, TokenizedError, Tokenizer,
+    ChatTemplate, DataConfig, DataError, DataErrorKind, Date, Documents, RecordKeys, Tokenized, Tokenizer,
     TrainOn,
 };
 use pipewright_schedule::words::counted;
@@ -100,11 +100,8 @@ pub(crate) fn run(arguments: &TokenizeArguments) -> Result<(), Failure> {
 }
 
 fn failure(error: DataError) -> Failure {
-    let exit = match error {
-        DataError::Tokenized(TokenizedError::Stopped { .. }) => Exit::Interrupted,
-        _ => Exit::WrongInput,
-    };
-    Failure::new(exit, error)
+    let is_stopped = error.kind == DataErrorKind::Stopped;
+    Failure::new(if is_stopped { Exit::Interrupted } else { Exit::WrongInput }, error)
 }
 
 /// Returns the settings of the data.

@@ -11,9 +11,9 @@ use std::ops::Range;
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
-use crate::chat::error::ChatProblem;
 use crate::chat::message::normalized;
-use crate::chat::template::ChatRenderer;
+use crate::chat::template::{ChatRenderer, nested_marks};
+use crate::error::{DataError, DataErrorKind};
 
 /// Noncharacters of Unicode, which begin a mark before a text, begin one behind it, and end a mark.
 const MARKS: [char; 3] = ['\u{fdd2}', '\u{fdd3}', '\u{fdd4}'];
@@ -56,8 +56,8 @@ pub(crate) struct AnchoredChat<'a> {
     text: &'a str,
     marking: Vec<Marking>,
     anchors: Vec<Anchor>,
-    /// The limit that the template exceeds. It is not rendered again then.
-    exceeded: OnceCell<ChatProblem>,
+    /// The error of a template that exceeds a limit. It is not rendered again then.
+    exceeded: OnceCell<DataError>,
 }
 
 /// The place behind the text of the first messages.
@@ -78,9 +78,9 @@ impl<'a> AnchoredChat<'a> {
         messages: &[Value],
         tools: &'a Value,
         text: &'a str,
-    ) -> Result<Self, ChatProblem> {
+    ) -> Result<Self, DataError> {
         if text.contains(MARKS) {
-            return Err(ChatProblem::Marks);
+            return Err(nested_marks());
         }
         let count = messages.len();
         let messages = messages.iter().enumerate().map(|(index, message)| normalized(message, index + 1));
@@ -137,8 +137,8 @@ impl<'a> AnchoredChat<'a> {
         }
         match self.renderer.render_within(messages, self.tools, prompt, LIMITS) {
             Ok(chat) => Some(chat.text),
-            Err(problem @ ChatProblem::Exhausted { .. }) => {
-                self.exceeded.get_or_init(|| problem);
+            Err(error) if error.kind == DataErrorKind::Exhausted => {
+                self.exceeded.get_or_init(|| error);
                 None
             }
             Err(_) => None,
@@ -150,11 +150,7 @@ impl<'a> AnchoredChat<'a> {
     ///
     /// # Errors
     /// When the part is not found or the template exceeds a limit.
-    pub(crate) fn answer(
-        &self,
-        index: usize,
-        end_before: Option<usize>,
-    ) -> Result<Range<usize>, ChatProblem> {
+    pub(crate) fn answer(&self, index: usize, end_before: Option<usize>) -> Result<Range<usize>, DataError> {
         if self.is_missing(index) {
             return Err(self.unknown(index + 1));
         }
@@ -168,7 +164,7 @@ impl<'a> AnchoredChat<'a> {
     ///
     /// # Errors
     /// When the part is not found or the template exceeds a limit.
-    pub(crate) fn message(&self, index: usize) -> Result<Range<usize>, ChatProblem> {
+    pub(crate) fn message(&self, index: usize) -> Result<Range<usize>, DataError> {
         let before = if index == 0 { Some(0) } else { self.end(index - 1, 0) };
         let answer = self.answer(index, before)?;
         Ok(before.map_or(answer.start, |before| before.min(answer.start))..answer.end)
@@ -178,12 +174,12 @@ impl<'a> AnchoredChat<'a> {
     ///
     /// # Errors
     /// When the place is not found or the template exceeds a limit.
-    pub(crate) fn end_of_prompt(&self, count: usize) -> Result<usize, ChatProblem> {
+    pub(crate) fn end_of_prompt(&self, count: usize) -> Result<usize, DataError> {
         let end = [false, true].into_iter().find_map(|prompt| self.boundary(count, prompt));
         end.map(|end| end.at).ok_or_else(|| self.unknown(count))
     }
 
-    fn end_or_last(&self, index: usize, start: usize) -> Result<usize, ChatProblem> {
+    fn end_or_last(&self, index: usize, start: usize) -> Result<usize, DataError> {
         let is_last = index + 1 == self.messages.len();
         let end = if is_last { Some(self.text.len()) } else { self.end(index, start) };
         end.ok_or_else(|| self.unknown(index + 1))
@@ -199,13 +195,15 @@ impl<'a> AnchoredChat<'a> {
     }
 
     /// Returns why the place behind the first messages is not known.
-    fn unknown(&self, messages: usize) -> ChatProblem {
-        match self.exceeded.get() {
-            Some(&ChatProblem::Exhausted { steps, bytes, line }) => {
-                ChatProblem::Exhausted { steps, bytes, line }
-            }
-            _ => ChatProblem::PrefixesDisagree { messages },
+    fn unknown(&self, messages: usize) -> DataError {
+        if let Some(error) = self.exceeded.get() {
+            return DataError::new(error.to_string()).of_kind(error.kind);
         }
+        DataError::new(format!(
+            "where the text of the first {messages} messages ends cannot be found in the text of the chat, so the assistant's \
+             part is not known: write `train_on = \"completion\"` or \"all\" in [data], or name a template with `generation` \
+             blocks"
+        ))
     }
 
     /// Returns the place in the whole text behind the first `count` messages, with the beginning of an answer

@@ -8,7 +8,7 @@ use crate::chat::limits::{Filter, add_filter, bound, charge, charge_values};
 use crate::chat::operators::{formatted, holds};
 use crate::chat::python_json::tojson;
 use crate::chat::python_text::{Written, error, text_of};
-use crate::chat::text_methods::{capitalized, centred, lines, replaced, stripped};
+use crate::chat::text_methods::{capitalized, centred, joined, lines, replaced, stripped};
 
 const FILTERS: [(&str, Filter); 25] = [
     ("capitalize", |_, value, given| without(given, || Ok(capitalized(&text_of(value)?).into()))),
@@ -65,6 +65,9 @@ const FILTERS: [(&str, Filter); 25] = [
     ("abs", |_, value, given| without(given, || absolute(value))),
 ];
 
+/// A filter of the engine that compares items.
+type OrderedFilter = fn(&State<'_, '_>, Value, Kwargs) -> Result<Value, Error>;
+
 /// Filters of the engine that Jinja does not have, or that write another text.
 const REMOVED: [&str; 7] = ["bool", "chain", "groupby", "lines", "pprint", "split", "zip"];
 
@@ -74,22 +77,18 @@ pub(crate) fn add_to(environment: &mut Environment<'_>) {
         environment.remove_filter(name);
     }
     // The engine compares values without a limit.
-    environment.add_filter("sort", |state: &State<'_, '_>, value: Value, kwargs: Kwargs| {
-        check_order(state, &value, &kwargs)?;
-        filters::sort(state, value, kwargs)
-    });
     environment.add_filter("unique", |state: &State<'_, '_>, value: Value, kwargs: Kwargs| {
         charge_values(state, &value)?;
         filters::unique(state, value, kwargs)
     });
-    environment.add_filter("min", |state: &State<'_, '_>, value: Value, kwargs: Kwargs| {
-        check_order(state, &value, &kwargs)?;
-        filters::min(state, value, kwargs)
-    });
-    environment.add_filter("max", |state: &State<'_, '_>, value: Value, kwargs: Kwargs| {
-        check_order(state, &value, &kwargs)?;
-        filters::max(state, value, kwargs)
-    });
+    let ordered: [(_, OrderedFilter); 3] =
+        [("sort", filters::sort), ("min", filters::min), ("max", filters::max)];
+    for (name, filter) in ordered {
+        environment.add_filter(name, move |state: &State<'_, '_>, value: Value, kwargs: Kwargs| {
+            check_order(state, &value, &kwargs)?;
+            filter(state, value, kwargs)
+        });
+    }
     for (name, filter) in FILTERS {
         add_filter(environment, name, false, filter);
     }
@@ -241,19 +240,12 @@ fn round(_: &State<'_, '_>, value: &Value, given: &[Value]) -> Result<Value, Err
 fn join(state: &State<'_, '_>, value: &Value, given: &[Value]) -> Result<Value, Error> {
     let arguments = Arguments::of(["d", "attribute"], given)?;
     let separator = arguments.written(0)?.unwrap_or_default();
-    let mut all = String::new();
     if matches!(value.kind(), ValueKind::None | ValueKind::Number | ValueKind::Bool) {
         return Err(error(format!("a value of the type {} cannot be joined", value.kind())));
     }
-    for (index, item) in value.try_iter()?.enumerate() {
-        let item = arguments.get(1).map_or(Ok(item.clone()), |path| attribute(item, path))?;
-        let item = text_of(&item)?;
-        let separator = if index > 0 { separator.as_str() } else { "" };
-        charge(state, separator.len() + item.len())?;
-        all.push_str(separator);
-        all.push_str(&item);
-    }
-    Ok(all.into())
+    let item_of =
+        |item: Value| text_of(&arguments.get(1).map_or(Ok(item.clone()), |path| attribute(item, path))?);
+    joined(state, &separator, value.try_iter()?.map(item_of))
 }
 
 /// Returns an attribute of an attribute, such as `function.name`.

@@ -37,6 +37,31 @@ pub(crate) fn charge_values(state: &State<'_, '_>, value: &Value) -> Result<usiz
     walk(state, value, BYTES, &|_| Ok(()))
 }
 
+/// Charges for a pattern: each of its specifications may write all arguments. Refuses a width of more than four digits,
+/// or one that an argument has.
+pub(crate) fn charge_pattern<'p>(
+    state: &State<'_, '_>,
+    specifications: impl Iterator<Item = &'p str>,
+    argument: char,
+    arguments: &[Value],
+) -> Result<(), Error> {
+    let mut bytes = 0_usize;
+    for value in arguments {
+        bytes = bytes.saturating_add(charge_values(state, value)?);
+    }
+    for specification in specifications {
+        let numbers = || specification.split(|letter: char| !letter.is_ascii_digit());
+        if specification.contains(argument) || numbers().any(|number| number.len() > 4) {
+            return Err(error(
+                "a width or a precision of a pattern has more than four digits, or is an argument",
+            ));
+        }
+        let widths: usize = numbers().filter_map(|width| width.parse::<usize>().ok()).sum();
+        charge(state, bytes.saturating_add(widths).saturating_add(64))?;
+    }
+    Ok(())
+}
+
 /// Visits a value and all that it contains. A value may contain another one often, so the visits are charged while
 /// they happen. Returns the bytes of the texts.
 pub(crate) fn walk(
@@ -171,48 +196,38 @@ pub(crate) fn add_filter(
 
 /// Makes the filters of the engine pay for their arguments, and check the depth of what they return.
 pub(crate) fn add_to(environment: &mut Environment<'_>) {
-    let own = [
-        ("batch", Value::from_function(filters::batch)),
-        ("dictsort", Value::from_function(filters::dictsort)),
-        ("items", Value::from_function(filters::items)),
-        ("reverse", Value::from_function(filters::reverse)),
-        ("slice", Value::from_function(filters::slice)),
-        ("sum", Value::from_function(filters::sum)),
+    // Whether a filter reads a whole value. The others run a filter or a test for each item, which pays itself.
+    let filters = [
+        ("batch", true, Value::from_function(filters::batch)),
+        ("dictsort", true, Value::from_function(filters::dictsort)),
+        ("items", true, Value::from_function(filters::items)),
+        ("reverse", true, Value::from_function(filters::reverse)),
+        ("slice", true, Value::from_function(filters::slice)),
+        ("sum", true, Value::from_function(filters::sum)),
+        ("attr", false, Value::from_function(filters::attr)),
+        ("map", false, Value::from_function(filters::map)),
+        ("reject", false, Value::from_function(filters::reject)),
+        ("rejectattr", false, Value::from_function(filters::rejectattr)),
+        ("select", false, Value::from_function(filters::select)),
+        ("selectattr", false, Value::from_function(filters::selectattr)),
     ];
-    for (name, filter) in own {
-        environment.add_filter(
-            name,
-            move |state: &mut State<'_, '_>, value: Value, given: Rest<ValueOrKwargs>| {
-                let mut all = vec![bound(state, value)?];
-                all.extend(given.into_values().iter().cloned());
-                charge_reading(state, &all)?;
-                let result = filter.call(state, &all)?;
-                made(state, result)
-            },
-        );
-    }
-    // The filters and tests that these run for each item pay themselves.
-    let of_items = [
-        ("attr", Value::from_function(filters::attr)),
-        ("map", Value::from_function(filters::map)),
-        ("reject", Value::from_function(filters::reject)),
-        ("rejectattr", Value::from_function(filters::rejectattr)),
-        ("select", Value::from_function(filters::select)),
-        ("selectattr", Value::from_function(filters::selectattr)),
-    ];
-    for (name, filter) in of_items {
+    for (name, reads_whole, filter) in filters {
         environment.add_filter(
             name,
             move |state: &mut State<'_, '_>, value: Value, given: Rest<ValueOrKwargs>| {
                 let given = given.into_values();
+                if reads_whole {
+                    let all = [&[bound(state, value)?], &given[..]].concat();
+                    charge_reading(state, &all)?;
+                    let result = filter.call(state, &all)?;
+                    return made(state, result);
+                }
                 let items = value.len().unwrap_or_default().max(1) as u64;
                 for argument in given.iter() {
                     let bytes = charge_values(state, argument)? as u64;
                     state.consume_fuel(items.saturating_mul(bytes) / BYTES)?;
                 }
-                let mut all = vec![value];
-                all.extend(given.iter().cloned());
-                filter.call(state, &all)
+                filter.call(state, &[&[value], &given[..]].concat())
             },
         );
     }

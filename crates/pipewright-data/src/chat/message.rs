@@ -4,8 +4,8 @@
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
-use crate::chat::error::ChatProblem;
 use crate::chat::json_text;
+use crate::error::DataError;
 
 /// The names of a message's reasoning. Templates read the first, or `thinking`.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
@@ -16,12 +16,11 @@ const CALLS: &str = "tool_calls";
 
 /// Returns a message as templates read it: keys whose value is null are missing, its reasoning has the names that
 /// templates ask for, and tool calls are tables.
-pub(crate) fn normalized(message: &Value, number: usize) -> Result<Value, ChatProblem> {
-    let mut pairs = pairs_of(message).ok_or(ChatProblem::NoMessage { message: number })?;
+pub(crate) fn normalized(message: &Value, number: usize) -> Result<Value, DataError> {
+    let mut pairs = pairs_of(message).ok_or_else(|| no_message(number))?;
     pairs.retain(|(_, value)| !value.is_none());
     if let Some(calls) = value_of(&mut pairs, CALLS) {
-        let place = || format!("`{CALLS}` of message {number}");
-        *calls = tables(calls, place)?;
+        *calls = tables(calls, &format!("`{CALLS}` of message {number}"))?;
     }
     let reasoning = REASONING.iter().find_map(|name| value_of(&mut pairs, name).map(|value| value.clone()));
     if let Some(reasoning) = reasoning {
@@ -40,17 +39,17 @@ pub(crate) fn normalized(message: &Value, number: usize) -> Result<Value, ChatPr
 }
 
 /// Returns the tools of a chat as templates read them: a list of tables, or null.
-pub(crate) fn tools_of(tools: &Value) -> Result<Value, ChatProblem> {
-    let tools = decoded(tools).ok_or_else(|| ChatProblem::NotTables { place: "`tools`".to_owned() })?;
+pub(crate) fn tools_of(tools: &Value) -> Result<Value, DataError> {
+    let tools = decoded(tools).ok_or_else(|| not_tables("`tools`"))?;
     if tools.is_none() || tools.is_undefined() {
         return Ok(Value::from(()));
     }
-    tables(&tools, || "`tools`".to_owned())
+    tables(&tools, "`tools`")
 }
 
 /// Returns the messages with the arguments of their tool calls as tables; `None` if no arguments are JSON in a
 /// text.
-pub(crate) fn with_decoded_arguments(messages: &[Value]) -> Result<Option<Vec<Value>>, ChatProblem> {
+pub(crate) fn with_decoded_arguments(messages: &[Value]) -> Result<Option<Vec<Value>>, DataError> {
     let mut is_changed = false;
     let mut all = messages.to_vec();
     for (index, message) in all.iter_mut().enumerate() {
@@ -73,7 +72,7 @@ pub(crate) fn with_decoded_arguments(messages: &[Value]) -> Result<Option<Vec<Va
 }
 
 /// Returns a tool call with decoded arguments, which are its own or its function's; `None` if they are not a text.
-fn decoded_call(call: &Value, message: usize) -> Result<Option<Value>, ChatProblem> {
+fn decoded_call(call: &Value, message: usize) -> Result<Option<Value>, DataError> {
     let Some(mut pairs) = pairs_of(call) else { return Ok(None) };
     let mut is_changed = false;
     if let Some(function) = value_of(&mut pairs, "function")
@@ -87,7 +86,12 @@ fn decoded_call(call: &Value, message: usize) -> Result<Option<Value>, ChatProbl
     {
         let table =
             decoded(arguments).filter(|table| arguments.as_str().is_some() && table.kind() == ValueKind::Map);
-        *arguments = table.ok_or(ChatProblem::NoArguments { message })?;
+        *arguments = table.ok_or_else(|| {
+            DataError::new(format!(
+                "the arguments of a tool call of message {message} are neither a table nor a JSON text of one; correct the \
+                 record"
+            ))
+        })?;
         is_changed = true;
     }
     Ok(is_changed.then(|| Value::from_pairs(pairs)))
@@ -99,8 +103,8 @@ fn decoded(value: &Value) -> Option<Value> {
 }
 
 /// Returns a list of tables; it, and each of them, may be a JSON text.
-fn tables(list: &Value, place: impl Fn() -> String) -> Result<Value, ChatProblem> {
-    let refused = || ChatProblem::NotTables { place: place() };
+fn tables(list: &Value, place: &str) -> Result<Value, DataError> {
+    let refused = || not_tables(place);
     let list = decoded(list).filter(|list| list.kind() == ValueKind::Seq).ok_or_else(refused)?;
     let tables = list
         .try_iter()
@@ -110,24 +114,46 @@ fn tables(list: &Value, place: impl Fn() -> String) -> Result<Value, ChatProblem
     tables.collect::<Result<Vec<Value>, _>>().map(Value::from)
 }
 
-/// Returns whether a message says that its tokens do not count.
+fn not_tables(place: &str) -> DataError {
+    DataError::new(format!("{place} is neither a list of tables nor a JSON text of one; correct the record"))
+}
+
+/// Returns the error of a message that is not a table with a role.
+pub(crate) fn no_message(number: usize) -> DataError {
+    DataError::new(format!("message {number} is not a table with `role` and `content`; correct the record"))
+}
+
+/// Returns whether a message says that its tokens do not count. With `all_count`, a message that the assistant does not
+/// write may say that they do.
 ///
 /// # Errors
 /// When the message has a key that may say so and that is not read, or a value that is neither yes nor no.
-pub(crate) fn is_left_out(message: &Value, number: usize) -> Result<bool, ChatProblem> {
+pub(crate) fn is_left_out(message: &Value, number: usize, all_count: bool) -> Result<bool, DataError> {
     let is_answer = message.get_attr("role").is_ok_and(|role| role.as_str() == Some("assistant"));
     let mut is_left_out = false;
     for (key, value) in pairs_of(message).unwrap_or_default() {
         let Some(key) = key.as_str().filter(|_| !value.is_none()) else { continue };
         if COUNTS.contains(&key) {
-            let counts =
-                flag(&value).ok_or_else(|| ChatProblem::Weight { message: number, key: key.to_owned() })?;
+            let counts = flag(&value).ok_or_else(|| {
+                DataError::new(format!(
+                    "`{key}` of message {number} is neither 0 or false nor 1 or true; correct the record"
+                ))
+            })?;
             if counts && !is_answer && key != COUNTS[0] {
-                return Err(ChatProblem::CountsNoAnswer { message: number, key: key.to_owned() });
+                if all_count {
+                    return Ok(false);
+                }
+                return Err(DataError::new(format!(
+                    "message {number} says with `{key}` that its tokens count, and only the assistant's answers can; remove \
+                     the key, or write `train_on = \"all\"` in [data]"
+                )));
             }
             is_left_out |= !counts;
         } else if looks_like_mask(key) {
-            return Err(ChatProblem::UnknownMask { message: number, key: key.to_owned() });
+            return Err(DataError::new(format!(
+                "message {number} has the key `{key}`, which may say which of its tokens count and is not read; say it with \
+                 `weight`, 0 or 1, for the whole message, or remove the key"
+            )));
         }
     }
     Ok(is_left_out)

@@ -1,6 +1,5 @@
 //! Chat templates, and the parts of a chat that count in the loss.
 
-pub(crate) mod error;
 pub(crate) mod identity;
 pub(crate) mod python_text;
 pub(crate) mod json_text;
@@ -11,8 +10,8 @@ pub(crate) mod tag;
 pub(crate) mod source;
 pub(crate) mod arguments;
 pub(crate) mod limits;
-pub(crate) mod operators;
 pub(crate) mod text_methods;
+pub(crate) mod operators;
 pub(crate) mod filters;
 pub(crate) mod value_tests;
 pub(crate) mod message;

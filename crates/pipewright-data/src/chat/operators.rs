@@ -8,17 +8,20 @@ use minijinja::value::{Object, ObjectRepr, Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, State, Value};
 
 use crate::chat::limits::{
-    bound, charge, charge_values, indexed, key, key_of_table, made, paid, sliced, walk,
+    bound, charge, charge_pattern, charge_values, indexed, key, key_of_table, made, paid, sliced, walk,
 };
 use crate::chat::python_text::{Written, error, text_of};
 use crate::chat::source::{
     ATTRIBUTE, BOUND, COMPARE, CONCAT, HELD, INDEXED, ITEM, ITERATED, KEY, MADE, PAID, REMAINDER, SLICED,
     TABLE_KEY,
 };
+use crate::chat::text_methods::joined;
 
 /// Adds the functions.
 pub(crate) fn add_to(environment: &mut Environment<'_>) {
-    environment.add_function(CONCAT, |state: &State<'_, '_>, parts: Rest<Value>| concat(state, &parts));
+    environment.add_function(CONCAT, |state: &State<'_, '_>, parts: Rest<Value>| {
+        joined(state, "", parts.iter().map(text_of))
+    });
     environment.add_function(REMAINDER, |state: &State<'_, '_>, left: &Value, right: &Value| {
         remainder(state, left, right)
     });
@@ -35,16 +38,6 @@ pub(crate) fn add_to(environment: &mut Environment<'_>) {
     environment.add_function(TABLE_KEY, |state: &State<'_, '_>, value: Value| key_of_table(state, value));
     environment.add_function(PAID, |state: &State<'_, '_>, values: Rest<Value>| paid(state, &values));
     environment.add_function("namespace", namespace);
-}
-
-fn concat(state: &State<'_, '_>, parts: &[Value]) -> Result<Value, Error> {
-    let mut all = String::new();
-    for part in parts {
-        let text = text_of(part)?;
-        charge(state, text.len())?;
-        all.push_str(&text);
-    }
-    Ok(Value::from(all))
 }
 
 /// Returns the remainder of a division, or a formatted text.
@@ -83,38 +76,6 @@ fn remainder(state: &State<'_, '_>, left: &Value, right: &Value) -> Result<Value
     } else {
         rest
     }))
-}
-
-/// Charges for a pattern: each of its specifications may write all arguments. Refuses a width of more than four digits,
-/// or one that an argument has.
-pub(crate) fn charge_pattern<'p>(
-    state: &State<'_, '_>,
-    specifications: impl Iterator<Item = &'p str>,
-    argument: char,
-    arguments: &[Value],
-) -> Result<(), Error> {
-    let mut bytes = 0_usize;
-    for value in arguments {
-        bytes = bytes.saturating_add(charge_values(state, value)?);
-    }
-    for specification in specifications {
-        check_width(specification, argument)?;
-        let widths = specification.split(|letter: char| !letter.is_ascii_digit());
-        let widths: usize = widths.filter_map(|width| width.parse::<usize>().ok()).sum();
-        charge(state, bytes.saturating_add(widths).saturating_add(64))?;
-    }
-    Ok(())
-}
-
-/// Refuses a width of more than four digits, or one that an argument has.
-fn check_width(specification: &str, argument: char) -> Result<(), Error> {
-    let mut numbers = specification.split(|letter: char| !letter.is_ascii_digit());
-    if specification.contains(argument) || numbers.any(|number| number.len() > 4) {
-        return Err(error(
-            "a width or a precision of a pattern has more than four digits, or is an argument",
-        ));
-    }
-    Ok(())
 }
 
 /// Formats arguments by the pattern of Python's `%`.

@@ -8,7 +8,7 @@
 //! The engine parses and compiles with recursion, so the depth of what it receives is limited here.
 
 use crate::chat::tag::{DEPTH, Expression, NESTING, Tag, check_count, too_deep};
-use crate::chat::tokens::{Kind, Part, Parts, Token, decoded, line_of};
+use crate::chat::tokens::{Part, Parts, Token, TokenKind, decoded, line_of};
 
 /// The filter that replaces the tag `generation`.
 pub(crate) const GENERATION: &str = "mark_generation";
@@ -170,9 +170,9 @@ impl<'s> Tag<'_, 's> {
     fn target(&mut self, statement: &mut Expression) -> Result<(), String> {
         let token = self.take()?;
         match token.text {
-            "(" if token.kind == Kind::Operator => self.open()?,
+            "(" if token.kind == TokenKind::Operator => self.open()?,
             "." => statement.depth += 1,
-            ")" if token.kind == Kind::Operator => self.nesting = self.nesting.saturating_sub(1),
+            ")" if token.kind == TokenKind::Operator => self.nesting = self.nesting.saturating_sub(1),
             _ => {}
         }
         statement.push(token);
@@ -186,9 +186,9 @@ impl<'s> Tag<'_, 's> {
         let mut operators = 0;
         while let Some(token) = self.peek().filter(|token| !ends.iter().any(|end| token.is(end))) {
             let is_value = match token.kind {
-                Kind::Name => token.text != "not" && !KEYWORDS.contains(&token.text),
-                Kind::Number | Kind::Text => true,
-                Kind::Operator => matches!(token.text, "(" | "[" | "{" | "-"),
+                TokenKind::Name => token.text != "not" && !KEYWORDS.contains(&token.text),
+                TokenKind::Number | TokenKind::Text => true,
+                TokenKind::Operator => matches!(token.text, "(" | "[" | "{" | "-"),
             };
             if is_value {
                 let value = self.comparison()?;
@@ -197,7 +197,7 @@ impl<'s> Tag<'_, 's> {
                 all.check()?;
                 continue;
             }
-            if token.kind == Kind::Operator && matches!(token.text, ")" | "]" | "}") {
+            if token.kind == TokenKind::Operator && matches!(token.text, ")" | "]" | "}") {
                 return Err(format!("`{}` has no beginning", token.text));
             }
             operators = if matches!(token.text, "," | ":" | "=") { 0 } else { operators + 1 };
@@ -287,13 +287,13 @@ impl<'s> Tag<'_, 's> {
         let first = self.take()?;
         let mut value = Expression::default();
         match first.kind {
-            Kind::Operator => value = self.literal(first)?,
-            Kind::Text => value.text = format!("{}{}", first.space, decoded(first.text)?),
-            Kind::Name | Kind::Number => value.push(first),
+            TokenKind::Operator => value = self.literal(first)?,
+            TokenKind::Text => value.text = format!("{}{}", first.space, decoded(first.text)?),
+            TokenKind::Name | TokenKind::Number => value.push(first),
         }
         // Texts that follow each other are one text.
-        while first.kind == Kind::Text
-            && let Some(next) = self.peek().filter(|next| next.kind == Kind::Text)
+        while first.kind == TokenKind::Text
+            && let Some(next) = self.peek().filter(|next| next.kind == TokenKind::Text)
         {
             self.next += 1;
             value.text.push_str(next.space);
@@ -345,7 +345,7 @@ impl<'s> Tag<'_, 's> {
     fn subscript(&mut self, value: Expression, open: Token<'s>) -> Result<Expression, String> {
         let start = self.next;
         let is_slice = self.has(":");
-        let is_name = self.peek().is_some_and(|token| token.kind == Kind::Text);
+        let is_name = self.peek().is_some_and(|token| token.kind == TokenKind::Text);
         let mut item = Expression::default();
         self.open()?;
         let index = self.sequence(&["]"])?;
@@ -398,7 +398,7 @@ impl<'s> Tag<'_, 's> {
             let token = self.take()?;
             if token.text != "." {
                 let text = self.tokens.get(self.next).copied().filter(|_| token.text == "[");
-                let name = text.filter(|text| text.kind == Kind::Text && text.text.len() > 2);
+                let name = text.filter(|text| text.kind == TokenKind::Text && text.text.len() > 2);
                 let name = name.map(|name| &name.text[1..name.text.len() - 1]);
                 let is_closed = self.tokens.get(self.next + 1).is_some_and(|token| token.is("]"));
                 if let Some(name) = name.filter(|name| is_closed && METHODS.contains(name)) {

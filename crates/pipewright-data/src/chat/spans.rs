@@ -11,9 +11,9 @@ use std::ops::Range;
 use minijinja::Value;
 
 use crate::chat::anchors::AnchoredChat;
-use crate::chat::error::ChatProblem;
 use crate::chat::message::is_left_out;
 use crate::chat::template::{ChatRenderer, RenderedChat};
+use crate::error::DataError;
 use crate::settings::train_on::TrainOn;
 
 /// A text with the bytes of it that count in the loss.
@@ -34,11 +34,7 @@ pub(crate) struct Chat<'a> {
 
 impl Chat<'_> {
     /// Renders the chat, and finds the parts that count.
-    pub(crate) fn marked(
-        &self,
-        renderer: &ChatRenderer,
-        train_on: TrainOn,
-    ) -> Result<MarkedText, ChatProblem> {
+    pub(crate) fn marked(&self, renderer: &ChatRenderer, train_on: TrainOn) -> Result<MarkedText, DataError> {
         let Self { messages, tools, prompt } = *self;
         let left_out = self.left_out(train_on)?;
         let RenderedChat { text, generated } = renderer.render(messages, tools, false)?;
@@ -61,15 +57,22 @@ impl Chat<'_> {
     }
 
     /// Returns the answers that say that their tokens do not count, in order.
-    fn left_out(&self, train_on: TrainOn) -> Result<Vec<usize>, ChatProblem> {
+    fn left_out(&self, train_on: TrainOn) -> Result<Vec<usize>, DataError> {
         let mut left_out = Vec::new();
         for (index, message) in self.messages.iter().enumerate() {
-            match (is_left_out(message, index + 1), train_on) {
-                (Ok(false), _) | (Err(ChatProblem::CountsNoAnswer { .. }), TrainOn::All) => {}
-                (Ok(true), TrainOn::All) => return Err(ChatProblem::AllCount { message: index + 1 }),
-                (Ok(true), _) if is_answer(message) => left_out.push(index),
-                (Ok(true), _) => {}
-                (Err(problem), _) => return Err(problem),
+            let all_count = train_on == TrainOn::All;
+            if !is_left_out(message, index + 1, all_count)? {
+                continue;
+            }
+            if all_count {
+                return Err(DataError::new(format!(
+                    "message {} says that its tokens do not count, and `train_on = \"all\"` counts all tokens; remove its \
+                     key, or write `train_on = \"assistant\"` in [data]",
+                    index + 1
+                )));
+            }
+            if is_answer(message) {
+                left_out.push(index);
             }
         }
         Ok(left_out)
@@ -83,7 +86,7 @@ impl Chat<'_> {
         whole: &str,
         first: usize,
         left_out: &[usize],
-    ) -> Result<Vec<Range<usize>>, ChatProblem> {
+    ) -> Result<Vec<Range<usize>>, DataError> {
         let chat = AnchoredChat::new(renderer, self.messages, self.tools, whole)?;
         let (mut parts, mut before): (Vec<Range<usize>>, Option<(usize, usize)>) = (Vec::new(), None);
         for index in (first..self.messages.len()).filter(|&index| is_answer(&self.messages[index])) {
@@ -105,7 +108,7 @@ impl Chat<'_> {
         left_out: &[usize],
         renderer: &ChatRenderer,
         whole: &str,
-    ) -> Result<Vec<Range<usize>>, ChatProblem> {
+    ) -> Result<Vec<Range<usize>>, DataError> {
         if left_out.is_empty() {
             return Ok(blocks);
         }
@@ -123,7 +126,7 @@ impl Chat<'_> {
     }
 
     /// Returns the place behind the prompt of a completion. Blocks may include the beginning of an answer.
-    fn end_of_prompt(&self, renderer: &ChatRenderer, whole: &str) -> Result<usize, ChatProblem> {
+    fn end_of_prompt(&self, renderer: &ChatRenderer, whole: &str) -> Result<usize, DataError> {
         if self.prompt == 0 {
             return Ok(0);
         }

@@ -6,13 +6,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use pipewright_system::bounded_file::{SMALL_TEXT, read_regular, without_mark};
 use serde_json::Value;
 
-use crate::chat::error::TemplateError;
 use crate::config::{DataConfig, Tokenizer};
+use crate::error::DataError;
 
 /// The name of the token that ends a text.
 pub(crate) const END: &str = "eos_token";
@@ -21,8 +22,8 @@ const WITH_TEXTS: [&str; 2] = ["tokenizer_config.json", "special_tokens_map.json
 /// The files with ids of special tokens, and the names of these tokens.
 const WITH_IDS: [&str; 2] = ["config.json", "generation_config.json"];
 const HAVE_IDS: [&str; 3] = ["bos_token", END, "pad_token"];
-/// The largest `tokenizer.json` that is read.
-const LARGEST_TOKENIZER: u64 = 1 << 29;
+/// The largest `tokenizer.json` that is read. For a large vocabulary it has some 30 MB.
+pub(crate) const LARGEST_TOKENIZER: u64 = 1 << 29;
 
 /// The special tokens of a tokenizer by the names that templates have for them, such as `bos_token`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -37,12 +38,12 @@ impl SpecialTokens {
     ///
     /// # Errors
     /// When a file cannot be read or is not JSON.
-    pub fn beside(tokenizer: &Path) -> Result<Self, TemplateError> {
+    pub fn beside(tokenizer: &Path) -> Result<Self, DataError> {
         let mut texts = BTreeMap::new();
         // A token that a file names as null does not exist. Every tokenizer can end a text.
         let mut without = BTreeSet::new();
         for name in WITH_TEXTS {
-            let Some(file) = read(&tokenizer.with_file_name(name), SMALL_TEXT)? else { continue };
+            let Some(file) = read_json(&tokenizer.with_file_name(name), SMALL_TEXT)? else { continue };
             for (name, value) in file.as_object().into_iter().flatten() {
                 let text = value.as_str().or_else(|| value["content"].as_str());
                 if let Some(text) = text.filter(|_| name.ends_with("_token") && !without.contains(name)) {
@@ -58,7 +59,7 @@ impl SpecialTokens {
             .collect();
         for name in WITH_IDS {
             let path = tokenizer.with_file_name(name);
-            let Some(file) = (if unnamed.is_empty() { None } else { read(&path, SMALL_TEXT)? }) else {
+            let Some(file) = (if unnamed.is_empty() { None } else { read_json(&path, SMALL_TEXT)? }) else {
                 continue;
             };
             for (name, text) in named_by_id(&file, &unnamed, tokenizer)? {
@@ -70,7 +71,7 @@ impl SpecialTokens {
     }
 
     /// Reads the special tokens of the tokenizer that the settings name.
-    pub(crate) fn of(config: &DataConfig) -> Result<Self, TemplateError> {
+    pub(crate) fn of(config: &DataConfig) -> Result<Self, DataError> {
         match &config.tokenizer {
             Tokenizer::File(tokenizer) => Self::beside(tokenizer),
             Tokenizer::Bytes => Ok(Self::default()),
@@ -86,9 +87,9 @@ impl SpecialTokens {
     ///
     /// # Errors
     /// When the `tokenizer.json` cannot be read or is not JSON.
-    pub fn id(&self, name: &str) -> Result<Option<u64>, TemplateError> {
+    pub fn id(&self, name: &str) -> Result<Option<u64>, DataError> {
         let (Some(text), Some(tokenizer)) = (self.text(name), &self.tokenizer) else { return Ok(None) };
-        Ok(read(tokenizer, LARGEST_TOKENIZER)?.and_then(|file| id_of(&file, text)))
+        Ok(read_json(tokenizer, LARGEST_TOKENIZER)?.and_then(|file| id_of(&file, text)))
     }
 
     /// Returns the texts of all tokens.
@@ -99,11 +100,7 @@ impl SpecialTokens {
 
 /// Returns the texts of the tokens whose ids a file of a model has. If it has a list, the first id counts that
 /// the tokenizer has.
-fn named_by_id(
-    model: &Value,
-    names: &[&str],
-    tokenizer: &Path,
-) -> Result<Vec<(String, String)>, TemplateError> {
+fn named_by_id(model: &Value, names: &[&str], tokenizer: &Path) -> Result<Vec<(String, String)>, DataError> {
     let ids_of = |name: &str| -> Vec<u64> {
         match &model[format!("{name}_id")] {
             Value::Array(ids) => ids.iter().filter_map(Value::as_u64).collect(),
@@ -112,7 +109,7 @@ fn named_by_id(
     };
     let named: Vec<(&str, Vec<u64>)> =
         names.iter().map(|name| (*name, ids_of(name))).filter(|(_, ids)| !ids.is_empty()).collect();
-    let tokenizer = if named.is_empty() { None } else { read(tokenizer, LARGEST_TOKENIZER)? };
+    let tokenizer = if named.is_empty() { None } else { read_json(tokenizer, LARGEST_TOKENIZER)? };
     let tokenizer = tokenizer.unwrap_or_default();
     let texts = named.into_iter().filter_map(|(name, ids)| {
         let text = ids.into_iter().find_map(|id| text_of(&tokenizer, id))?;
@@ -142,14 +139,13 @@ fn text_of(tokenizer: &Value, id: u64) -> Option<String> {
 }
 
 /// Reads a JSON file; `None` if it does not exist.
-fn read(path: &Path, limit: u64) -> Result<Option<Value>, TemplateError> {
-    if !path.exists() {
-        return Ok(None);
-    }
-    let content =
-        read_regular(path, limit).map_err(|source| TemplateError::Read { path: path.to_owned(), source })?;
+pub(crate) fn read_json(path: &Path, limit: u64) -> Result<Option<Value>, DataError> {
+    let content = match read_regular(path, limit) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        content => content.map_err(|source| DataError::unreadable(path, source))?,
+    };
     let json = serde_json::from_slice(without_mark(&content));
-    json.map(Some).map_err(|source| TemplateError::Json { path: path.to_owned(), source })
+    json.map(Some).map_err(|source| DataError::of(path, "not JSON").caused_by(source))
 }
 
 /// Completions end with no token, so a model does not learn to stop.

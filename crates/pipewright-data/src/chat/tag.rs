@@ -1,6 +1,6 @@
 //! The tokens of a tag while they are read, and the expressions that they become.
 
-use crate::chat::tokens::{Kind, Token};
+use crate::chat::tokens::{Token, TokenKind};
 
 /// The deepest accepted nesting of brackets and of blocks.
 pub(crate) const NESTING: usize = 64;
@@ -87,7 +87,7 @@ impl<'s> Tag<'_, 's> {
     /// Returns whether an operator follows that is not in brackets, before the bracket that is open is closed.
     pub(crate) fn has(&self, operator: &str) -> bool {
         let mut nesting = 0_usize;
-        for token in self.tokens[self.next..].iter().filter(|token| token.kind == Kind::Operator) {
+        for token in self.tokens[self.next..].iter().filter(|token| token.kind == TokenKind::Operator) {
             match token.text {
                 "(" | "[" | "{" => nesting += 1,
                 ")" | "]" | "}" if nesting == 0 => return false,
@@ -103,7 +103,7 @@ impl<'s> Tag<'_, 's> {
     pub(crate) fn is_constant(&self, start: usize) -> bool {
         let constants = ["true", "false", "none", "True", "False", "None"];
         let mut tokens = self.tokens[start..self.next].iter();
-        tokens.all(|token| token.kind != Kind::Name || constants.contains(&token.text))
+        tokens.all(|token| token.kind != TokenKind::Name || constants.contains(&token.text))
     }
 
     pub(crate) fn open(&mut self) -> Result<(), String> {
@@ -117,7 +117,7 @@ impl<'s> Tag<'_, 's> {
         let is_not_in =
             token.is("not") && self.tokens.get(self.next + 1).is_some_and(|second| second.is("in"));
         match token.text {
-            _ if token.kind == Kind::Text => 0,
+            _ if token.kind == TokenKind::Text => 0,
             "==" | "!=" | "<" | ">" | "<=" | ">=" | "in" => 1,
             _ if is_not_in => 2,
             _ => 0,
@@ -125,15 +125,15 @@ impl<'s> Tag<'_, 's> {
     }
 
     pub(crate) fn is_operator(&self, operators: &[&str]) -> bool {
-        self.peek().is_some_and(|token| token.kind == Kind::Operator && operators.contains(&token.text))
+        self.peek().is_some_and(|token| token.kind == TokenKind::Operator && operators.contains(&token.text))
     }
 
     /// Returns whether the argument of a test follows.
     pub(crate) fn is_argument(&self) -> bool {
         self.peek().is_some_and(|token| match token.kind {
-            Kind::Name => !["and", "or", "else", "is"].contains(&token.text),
-            Kind::Number | Kind::Text => true,
-            Kind::Operator => matches!(token.text, "[" | "{"),
+            TokenKind::Name => !["and", "or", "else", "is"].contains(&token.text),
+            TokenKind::Number | TokenKind::Text => true,
+            TokenKind::Operator => matches!(token.text, "[" | "{"),
         })
     }
 }

@@ -15,16 +15,15 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 use pipewright_system::bounded_file::{SMALL_TEXT, read_regular_text};
 use serde_json::Value as Json;
 
-use crate::chat::error::{ChatProblem, TemplateError};
 use crate::chat::identity::{DATE_FUNCTION, TemplateIdentity};
 use crate::chat::message::{normalized, tools_of, with_decoded_arguments};
 use crate::chat::source::{self, Malformed, Prepared};
-use crate::chat::special_tokens::SpecialTokens;
+use crate::chat::special_tokens::{SpecialTokens, read_json};
 use crate::chat::{filters, limits, operators, python_text, text_methods, value_tests};
 use crate::config::{DataConfig, Tokenizer};
-use crate::settings::chat_template_choice::ChatTemplate;
+use crate::error::{DataError, DataErrorKind};
+use crate::settings::chat_template::{ChatTemplate, TEMPLATES};
 use crate::settings::date::Date;
-use crate::settings::named_templates::TEMPLATES;
 
 /// The name of a template in its own file.
 const TEMPLATE_FILE: &str = "chat_template.jinja";
@@ -67,12 +66,14 @@ impl ChatRenderer {
     ///
     /// # Errors
     /// When there is no template, a file cannot be read, or the template is malformed.
-    pub fn of(config: &DataConfig) -> Result<Self, TemplateError> {
-        let Source { text, template, tokens } = Source::find(config)?;
-        Self::new(&text, tokens, config.date).map_err(|Malformed { line, reason }| TemplateError::Malformed {
-            template,
-            line,
-            reason,
+    pub fn of(config: &DataConfig) -> Result<Self, DataError> {
+        let FoundTemplate { text, template, tokens } = FoundTemplate::find(config)?;
+        Self::new(&text, tokens, config.date).map_err(|Malformed { line, reason }| {
+            DataError::new(format!(
+                "the chat template {template} is malformed{}: {reason}; correct it, or name another as `chat_template` in \
+                 [data], or with `generate --chat-template`",
+                in_line(line)
+            ))
         })
     }
 
@@ -80,8 +81,8 @@ impl ChatRenderer {
     ///
     /// # Errors
     /// When there is no template or a file cannot be read.
-    pub(crate) fn identity_of(config: &DataConfig) -> Result<TemplateIdentity, TemplateError> {
-        let Source { text, tokens, .. } = Source::find(config)?;
+    pub(crate) fn identity_of(config: &DataConfig) -> Result<TemplateIdentity, DataError> {
+        let FoundTemplate { text, tokens, .. } = FoundTemplate::find(config)?;
         Ok(TemplateIdentity::new(&text, &tokens, config.date))
     }
 
@@ -135,12 +136,7 @@ impl ChatRenderer {
     ///
     /// # Errors
     /// When a message, a tool call or the tools are malformed, or the template fails or exceeds a limit.
-    pub fn render(
-        &self,
-        messages: &[Value],
-        tools: &Value,
-        prompt: bool,
-    ) -> Result<RenderedChat, ChatProblem> {
+    pub fn render(&self, messages: &[Value], tools: &Value, prompt: bool) -> Result<RenderedChat, DataError> {
         self.render_within(messages, tools, prompt, 1)
     }
 
@@ -151,7 +147,7 @@ impl ChatRenderer {
         tools: &Value,
         prompt: bool,
         limits: u64,
-    ) -> Result<RenderedChat, ChatProblem> {
+    ) -> Result<RenderedChat, DataError> {
         let messages = messages.iter().enumerate().map(|(index, message)| normalized(message, index + 1));
         let messages: Vec<Value> = messages.collect::<Result<_, _>>()?;
         let tools = tools_of(tools)?;
@@ -160,8 +156,8 @@ impl ChatRenderer {
         };
         // A template that joins the arguments with other text, as DeepSeek V3's does, needs them as text.
         match self.render_normalized(&decoded, &tools, prompt, limits) {
-            Err(problem) if !matches!(problem, ChatProblem::Exhausted { .. }) => {
-                self.render_normalized(&messages, &tools, prompt, limits).map_err(|_| problem)
+            Err(error) if error.kind != DataErrorKind::Exhausted => {
+                self.render_normalized(&messages, &tools, prompt, limits).map_err(|_| error)
             }
             rendered => rendered,
         }
@@ -173,13 +169,21 @@ impl ChatRenderer {
         tools: &Value,
         prompt: bool,
         limits: u64,
-    ) -> Result<RenderedChat, ChatProblem> {
+    ) -> Result<RenderedChat, DataError> {
         let bytes = size_of(messages.iter().chain([tools]));
         let paired = messages.len().min(PAIRED_MESSAGES) as u64;
         let steps = limits * (STEPS + STEPS_PER_BYTE * bytes + STEPS_PER_PAIR * paired * paired);
-        let failed = |error: Error| match error.kind() {
-            ErrorKind::OutOfFuel => ChatProblem::Exhausted { steps, bytes, line: error.line() },
-            _ => ChatProblem::Template { line: error.line(), reason: reason_of(&error) },
+        let failed = |error: Error| {
+            let line = in_line(error.line());
+            if error.kind() != ErrorKind::OutOfFuel {
+                return DataError::new(format!("the chat template fails{line}: {}", reason_of(&error)));
+            }
+            let problem = format!(
+                "the chat template takes more than {steps} steps for a chat of {bytes} bytes{line}, or makes values that are too \
+                 large: it does not end, or its loops are inside each other; correct it, or name another as `chat_template` \
+                 in [data]"
+            );
+            DataError::new(problem).of_kind(DataErrorKind::Exhausted)
         };
         let tokens = self.tokens.iter().map(|(name, token)| (name.as_str(), Value::from(token.as_str())));
         let own = [
@@ -197,7 +201,7 @@ impl ChatRenderer {
 }
 
 /// Returns about how many bytes of text values have.
-fn size_of<'v>(values: impl Iterator<Item = &'v Value>) -> u64 {
+pub(crate) fn size_of<'v>(values: impl Iterator<Item = &'v Value>) -> u64 {
     let bytes = values.map(|value| match value.kind() {
         ValueKind::Map => {
             let pairs = value.as_object().and_then(minijinja::value::DynObject::try_iter_pairs);
@@ -212,7 +216,7 @@ fn size_of<'v>(values: impl Iterator<Item = &'v Value>) -> u64 {
 }
 
 /// The text of a template.
-struct Source {
+struct FoundTemplate {
     text: String,
     /// The template in messages.
     template: String,
@@ -220,21 +224,28 @@ struct Source {
     tokens: BTreeMap<String, String>,
 }
 
-impl Source {
+impl FoundTemplate {
     /// Reads the template that the settings name.
-    fn find(config: &DataConfig) -> Result<Self, TemplateError> {
-        let folder = folder_of(config);
-        let settings = tokenizer_settings(config)?;
-        let in_file = |file: &Path| Ok((text_of(file)?, file.display().to_string()));
+    fn find(config: &DataConfig) -> Result<Self, DataError> {
+        let folder = match &config.tokenizer {
+            Tokenizer::File(tokenizer) => tokenizer.parent(),
+            Tokenizer::Bytes => None,
+        };
+        let settings_file = folder.unwrap_or(Path::new("")).join(TOKENIZER_CONFIG);
+        let settings = if folder.is_some() { read_json(&settings_file, SMALL_TEXT)? } else { None };
+        let in_file = |file: &Path| {
+            let text = read_regular_text(file, SMALL_TEXT);
+            let text = text.map_err(|source| DataError::unreadable(file, source))?;
+            Ok::<_, DataError>((text, file.display().to_string()))
+        };
         let (source, template) = match &config.chat_template {
             Some(ChatTemplate::Named(name)) => (named(name)?, name.clone()),
             Some(ChatTemplate::File(file)) => in_file(file)?,
             None => match folder.map(|folder| folder.join(TEMPLATE_FILE)).filter(|file| file.exists()) {
                 Some(file) => in_file(&file)?,
                 None => {
-                    let path = folder.unwrap_or(Path::new("")).join(TOKENIZER_CONFIG);
-                    let source = template_in(&settings).ok_or(TemplateError::Missing)?;
-                    (source, format!("in {}", path.display()))
+                    let source = settings.as_ref().and_then(template_in).ok_or_else(no_template)?;
+                    (source, format!("in {}", settings_file.display()))
                 }
             },
         };
@@ -242,36 +253,35 @@ impl Source {
     }
 }
 
-/// Returns the folder of the tokenizer, if it is a file.
-fn folder_of(config: &DataConfig) -> Option<&Path> {
-    match &config.tokenizer {
-        Tokenizer::File(tokenizer) => tokenizer.parent(),
-        Tokenizer::Bytes => None,
-    }
-}
-
-/// Returns the settings next to the tokenizer; null if there are none.
-fn tokenizer_settings(config: &DataConfig) -> Result<Json, TemplateError> {
-    let path = folder_of(config).map(|folder| folder.join(TOKENIZER_CONFIG)).filter(|path| path.exists());
-    path.map_or(Ok(Json::Null), |path| json_of(&path))
-}
-
 /// Returns the template named `name`.
-fn named(name: &str) -> Result<String, TemplateError> {
+fn named(name: &str) -> Result<String, DataError> {
     let template = TEMPLATES.iter().find(|(known, _)| *known == name);
-    template
-        .map(|(_, source)| (*source).to_owned())
-        .ok_or_else(|| TemplateError::Unknown { name: name.to_owned() })
+    template.map(|(_, source)| (*source).to_owned()).ok_or_else(|| {
+        DataError::new(format!(
+            "there is no chat template named {name:?}; name one of {}, or a file",
+            ChatTemplate::NAMES.join(", ")
+        ))
+    })
 }
 
-fn text_of(path: &Path) -> Result<String, TemplateError> {
-    read_regular_text(path, SMALL_TEXT)
-        .map_err(|source| TemplateError::Read { path: path.to_owned(), source })
+fn no_template() -> DataError {
+    let problem = format!(
+        "there is no chat template next to the tokenizer: name a file or one of {}, as `chat_template` in [data], or with \
+         `generate --chat-template`",
+        ChatTemplate::NAMES.join(", ")
+    );
+    DataError::new(problem).of_kind(DataErrorKind::NoTemplate)
 }
 
-fn json_of(path: &Path) -> Result<Json, TemplateError> {
-    let text = text_of(path)?;
-    serde_json::from_str(&text).map_err(|source| TemplateError::Json { path: path.to_owned(), source })
+/// Returns the error of a chat with the characters that mark parts of its text.
+pub(crate) fn nested_marks() -> DataError {
+    DataError::new(
+        "the chat contains a noncharacter from U+FDD0 to U+FDD4, or `generation` blocks of the template are nested; remove them",
+    )
+}
+
+fn in_line(line: Option<usize>) -> String {
+    line.map_or_else(String::new, |line| format!(" in line {line}"))
 }
 
 /// Returns the template in a `tokenizer_config.json`: a text, or a list with a template named `default`.
@@ -287,22 +297,22 @@ fn template_in(settings: &Json) -> Option<String> {
 }
 
 /// Takes the marks out of a rendered text.
-fn without_marks(marked: &str) -> Result<RenderedChat, ChatProblem> {
+fn without_marks(marked: &str) -> Result<RenderedChat, DataError> {
     let (mut text, mut generated, mut start) = (String::with_capacity(marked.len()), Vec::new(), None);
     for letter in marked.chars() {
         if letter == MARKS[0] {
             if start.replace(text.len()).is_some() {
-                return Err(ChatProblem::Marks);
+                return Err(nested_marks());
             }
         } else if letter == MARKS[1] {
-            generated.push(start.take().ok_or(ChatProblem::Marks)?..text.len());
+            generated.push(start.take().ok_or_else(nested_marks)?..text.len());
         } else {
             text.push(letter);
         }
     }
     match start {
         None => Ok(RenderedChat { text, generated }),
-        Some(_) => Err(ChatProblem::Marks),
+        Some(_) => Err(nested_marks()),
     }
 }
 

@@ -6,8 +6,7 @@ use minijinja::value::{Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value};
 
 use crate::chat::arguments::Arguments;
-use crate::chat::limits::{charge, charge_values};
-use crate::chat::operators::charge_pattern;
+use crate::chat::limits::{charge, charge_pattern, charge_values};
 use crate::chat::python_text::{error, is_space};
 
 /// Calls a method of a text. Methods that are not listed here are methods of the engine.
@@ -65,7 +64,13 @@ pub(crate) fn call(
         }
         "join" => {
             let [items] = given else { return Err(Error::from(ErrorKind::MissingArgument)) };
-            joined(state, text, items)?.into()
+            let item_of = |(index, item): (usize, Value)| {
+                let text = item.as_str().map(str::to_owned);
+                text.ok_or_else(|| {
+                    error(format!("item {index} of `join` is not a string but {}", item.kind()))
+                })
+            };
+            joined(state, text, items.try_iter()?.enumerate().map(item_of))?
         }
         _ => return Ok(None),
     }))
@@ -102,19 +107,20 @@ fn plain(text: &str, method: &str) -> Result<Option<Value>, Error> {
     }))
 }
 
-fn joined(state: &State<'_, '_>, separator: &str, items: &Value) -> Result<String, Error> {
+/// Writes items with a separator between them.
+pub(crate) fn joined(
+    state: &State<'_, '_>,
+    separator: &str,
+    items: impl Iterator<Item = Result<String, Error>>,
+) -> Result<Value, Error> {
     let mut all = String::new();
-    for (index, item) in items.try_iter()?.enumerate() {
-        let item = item
-            .as_str()
-            .ok_or_else(|| error(format!("item {index} of `join` is not a string but {}", item.kind())))?
-            .to_owned();
-        let separator = if index > 0 { separator } else { "" };
+    for (index, item) in items.enumerate() {
+        let (item, separator) = (item?, if index > 0 { separator } else { "" });
         charge(state, separator.len() + item.len())?;
         all.push_str(separator);
         all.push_str(&item);
     }
-    Ok(all)
+    Ok(all.into())
 }
 
 /// Replaces a text at most `count` times, or everywhere.

@@ -20,14 +20,14 @@ pub(crate) enum Part<'s> {
 /// A token with the white space before it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Token<'s> {
-    pub(crate) kind: Kind,
+    pub(crate) kind: TokenKind,
     pub(crate) space: &'s str,
     pub(crate) text: &'s str,
 }
 
 /// The kind of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum TokenKind {
     Name,
     Number,
     /// A text in quotation marks.
@@ -38,7 +38,7 @@ pub(crate) enum Kind {
 impl Token<'_> {
     /// Returns whether this is an operator or a word with this text.
     pub(crate) fn is(&self, text: &str) -> bool {
-        self.kind != Kind::Text && self.text == text
+        self.kind != TokenKind::Text && self.text == text
     }
 }
 
@@ -145,19 +145,19 @@ impl<'s> Iterator for Parts<'s> {
 }
 
 /// Returns the kind and the length of the token at the beginning of a text; `None` if a text has no end.
-fn token(text: &str, after_dot: bool) -> Option<(Kind, usize)> {
+fn token(text: &str, after_dot: bool) -> Option<(TokenKind, usize)> {
     const LONG: [&str; 6] = ["//", "**", "==", "!=", "<=", ">="];
     let first = text.chars().next().unwrap_or_default();
     let length = |is_part: fn(char) -> bool| text.find(|letter| !is_part(letter)).unwrap_or(text.len());
     Some(match first {
-        '\'' | '"' => (Kind::Text, length_of_text(text, first)?),
-        '0'..='9' if after_dot => (Kind::Number, length(|letter| letter.is_ascii_digit())),
-        '0'..='9' => (Kind::Number, length_of_number(text)),
+        '\'' | '"' => (TokenKind::Text, length_of_text(text, first)?),
+        '0'..='9' if after_dot => (TokenKind::Number, length(|letter| letter.is_ascii_digit())),
+        '0'..='9' => (TokenKind::Number, length_of_number(text)),
         'a'..='z' | 'A'..='Z' | '_' => {
-            (Kind::Name, length(|letter| letter.is_ascii_alphanumeric() || letter == '_'))
+            (TokenKind::Name, length(|letter| letter.is_ascii_alphanumeric() || letter == '_'))
         }
-        _ if LONG.iter().any(|long| text.starts_with(long)) => (Kind::Operator, 2),
-        _ => (Kind::Operator, first.len_utf8()),
+        _ if LONG.iter().any(|long| text.starts_with(long)) => (TokenKind::Operator, 2),
+        _ => (TokenKind::Operator, first.len_utf8()),
     })
 }
 

@@ -2,8 +2,8 @@
 
 use minijinja::Value;
 
-use crate::chat::error::ChatProblem;
 use crate::chat::template::ChatRenderer;
+use crate::error::DataError;
 
 /// A message of a chat.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ impl ChatRenderer {
     ///
     /// # Errors
     /// When the template fails, for example because it does not allow these roles.
-    pub fn prompt(&self, messages: &[ChatMessage]) -> Result<String, ChatProblem> {
+    pub fn prompt(&self, messages: &[ChatMessage]) -> Result<String, DataError> {
         Ok(self.render(&values(messages), &Value::from(()), true)?.text)
     }
 
@@ -71,7 +71,7 @@ fn values(messages: &[ChatMessage]) -> Vec<Value> {
 mod tests {
     use super::*;
     use crate::config::DataConfig;
-    use crate::settings::chat_template_choice::ChatTemplate;
+    use crate::settings::chat_template::ChatTemplate;
 
     fn renderer(name: &str) -> ChatRenderer {
         let chat_template = Some(ChatTemplate::Named(name.to_owned()));

@@ -36,12 +36,11 @@ pub(crate) fn add_to(environment: &mut Environment<'_>) {
     let is_container = |value: &Value| {
         matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Iterable)
     };
-    environment.add_test("iterable", move |value: &Value| {
-        is_container(value) || value.is_undefined() || is_markup(value)
-    });
-    environment.add_test("sequence", move |value: &Value| {
-        is_container(value) || value.is_undefined() || is_markup(value)
-    });
+    for name in ["iterable", "sequence"] {
+        environment.add_test(name, move |value: &Value| {
+            is_container(value) || value.is_undefined() || is_markup(value)
+        });
+    }
     environment.add_test("string", |value: &Value| value.kind() == ValueKind::String || is_markup(value));
     environment.add_test("number", |value: &Value| {
         matches!(value.kind(), ValueKind::Number | ValueKind::Bool) || is_long_integer(value)

@@ -3,17 +3,20 @@
 //! The name and the first bytes must agree: a file is gzip or zstd if its name ends in `.gz` or `.zst` and
 //! its content begins as the format does.
 
+use std::ffi::OsStr;
+use std::fmt;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use flate2::bufread::MultiGzDecoder;
 use pipewright_system::bounded_file::open_regular;
+use serde::Serialize;
 
-use crate::container::counted::{Counted, ReadBytes};
 use crate::container::zstd_frames::ZstdFrames;
-use crate::error::{DataError, FileError};
+use crate::error::DataError;
 use crate::memory_budget::MemoryBudget;
-use crate::packing::Packing;
 
 /// The bytes of a file that are looked at to recognise it.
 const HEAD: usize = 1 << 16;
@@ -33,12 +36,14 @@ impl DataFile {
 
     /// Opens a file, and adds the bytes that are read from it to `read`.
     pub(crate) fn open_counted(path: &Path, read: &ReadBytes) -> Result<Self, DataError> {
-        let unreadable = |source| DataError::from(FileError::Read { path: path.to_owned(), source });
+        let unreadable = |source| DataError::unreadable(path, source);
         let file = Counted { reader: open_regular(path).map_err(unreadable)?, read: read.clone() };
         let mut file = BufReader::with_capacity(HEAD, file);
         let packing = Packing::of_name(path);
         if !packing.begins(file.fill_buf().map_err(unreadable)?) {
-            return Err(FileError::NotPacked { path: path.to_owned(), packing }.into());
+            let problem =
+                format!("the name says that the file is {packing}, and its content is not; rename it");
+            return Err(DataError::of(path, problem));
         }
         let mut content: Box<dyn Read> = match packing {
             Packing::Plain => Box::new(file),
@@ -126,7 +131,7 @@ impl DataFile {
         if bytes.capacity() - bytes.len() < usize::try_from(size).unwrap_or(usize::MAX) {
             let reserved = room.is_some_and(|room| bytes.try_reserve_exact(room).is_ok());
             if !reserved {
-                return Err(DataError::Memory { path: self.path.clone(), bytes: size, left: budget.left() });
+                return Err(budget.exceeded(&self.path, size));
             }
         }
         Ok(())
@@ -135,9 +140,82 @@ impl DataFile {
 
 /// Returns the error of a read: a compressed file is damaged, and others are unreadable.
 fn failed(path: &Path, packing: Packing, source: io::Error) -> DataError {
-    let path = path.to_owned();
-    match packing {
-        Packing::Plain => DataError::from(FileError::Read { path, source }),
-        packing => DataError::from(FileError::Damaged { path, packing, source }),
+    if packing == Packing::Plain {
+        return DataError::unreadable(path, source);
+    }
+    let problem = format!(
+        "the {packing} file is damaged or ends early, so nothing of it is used; copy or download it again"
+    );
+    DataError::of(path, problem).caused_by(source)
+}
+
+/// How a file is compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Packing {
+    /// It is not.
+    Plain,
+    /// gzip, with a name that ends in `.gz`.
+    Gzip,
+    /// zstd, with a name that ends in `.zst`.
+    Zstd,
+}
+
+impl Packing {
+    /// Returns the packing that a name ends with.
+    pub(crate) fn of_name(path: &Path) -> Self {
+        match path.extension().and_then(OsStr::to_str) {
+            Some("gz") => Self::Gzip,
+            Some("zst") => Self::Zstd,
+            _ => Self::Plain,
+        }
+    }
+
+    /// Returns whether content that begins with `head` can have the packing.
+    pub(crate) fn begins(self, head: &[u8]) -> bool {
+        match self {
+            Self::Plain => true,
+            Self::Gzip => head.starts_with(b"\x1f\x8b"),
+            // A frame, or one that decoders skip.
+            Self::Zstd => {
+                head.starts_with(b"\x28\xb5\x2f\xfd")
+                    || (head.get(1..4) == Some(b"\x2a\x4d\x18") && head[0] & 0xf0 == 0x50)
+            }
+        }
+    }
+}
+
+impl fmt::Display for Packing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Plain => "plain",
+            Self::Gzip => "gzip",
+            Self::Zstd => "zstd",
+        })
+    }
+}
+
+/// The number of bytes that were read. A clone shares it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ReadBytes(Arc<AtomicU64>);
+
+impl ReadBytes {
+    /// Returns the number.
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A reader whose bytes are counted.
+pub(crate) struct Counted<R> {
+    pub(crate) reader: R,
+    pub(crate) read: ReadBytes,
+}
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let read = self.reader.read(bytes)?;
+        self.read.0.fetch_add(read as u64, Ordering::Relaxed);
+        Ok(read)
     }
 }

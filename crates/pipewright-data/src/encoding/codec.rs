@@ -3,9 +3,8 @@
 use std::path::Path;
 
 use crate::config::Tokenizer;
-use crate::encoding::tokenizer::Encoder;
-use crate::error::{DataError, TokenPlace, TokenizerError};
-use crate::vocabulary;
+use crate::encoding::tokenizer::{Encoder, encode};
+use crate::error::DataError;
 
 /// A tokenizer that is ready for use.
 ///
@@ -19,12 +18,9 @@ use crate::vocabulary;
 /// # Ok::<(), pipewright_data::DataError>(())
 /// ```
 #[derive(Debug)]
-pub struct TokenCodec(Kind);
-
-#[derive(Debug)]
-enum Kind {
-    Bytes,
-    File(Encoder),
+pub struct TokenCodec {
+    /// The tokenizer of a file; `None` if bytes are tokens.
+    encoder: Option<Encoder>,
 }
 
 impl TokenCodec {
@@ -33,10 +29,7 @@ impl TokenCodec {
     /// # Errors
     /// When its file cannot be read or is not a tokenizer, or when this build cannot read such files.
     pub fn open(tokenizer: &Tokenizer) -> Result<Self, DataError> {
-        Ok(Self(match tokenizer {
-            Tokenizer::Bytes => Kind::Bytes,
-            Tokenizer::File(path) => Kind::File(Encoder::load(path)?),
-        }))
+        Ok(Self { encoder: Encoder::of(tokenizer)? })
     }
 
     /// Returns the token ids of a text. With `special`, a tokenizer from a file adds its special tokens, such
@@ -46,20 +39,7 @@ impl TokenCodec {
     /// When an id is not below `vocab_size`.
     pub fn encode(&self, text: &str, vocab_size: usize, special: bool) -> Result<Vec<u32>, DataError> {
         let name = Path::new("the text");
-        match &self.0 {
-            Kind::File(encoder) => {
-                let encoded = encoder.encode(text, special);
-                let ids = encoded.map_err(|source| {
-                    DataError::from(TokenizerError::Encode { path: name.to_owned(), record: None, source })
-                })?;
-                vocabulary::check(ids.iter().map(|id| u64::from(*id)), vocab_size, name, TokenPlace::Token)?;
-                Ok(ids)
-            }
-            Kind::Bytes => {
-                vocabulary::check(text.bytes().map(u64::from), vocab_size, name, TokenPlace::Byte)?;
-                Ok(text.bytes().map(u32::from).collect())
-            }
-        }
+        encode(self.encoder.as_ref(), text, special, vocab_size, (name, None))
     }
 
     /// Returns the text of token ids with special tokens, as [`TokenCodec::decode`] does without them.
@@ -67,9 +47,9 @@ impl TokenCodec {
     /// # Errors
     /// When the tokenizer fails.
     pub fn decode_all(&self, ids: &[u32]) -> Result<String, DataError> {
-        match &self.0 {
-            Kind::File(encoder) => encoder.decode(ids, true),
-            Kind::Bytes => self.decode(ids),
+        match &self.encoder {
+            Some(encoder) => encoder.decode(ids, true),
+            None => self.decode(ids),
         }
     }
 
@@ -102,9 +82,9 @@ impl TokenCodec {
     /// # Errors
     /// When the tokenizer fails.
     pub fn decode(&self, ids: &[u32]) -> Result<String, DataError> {
-        match &self.0 {
-            Kind::File(encoder) => encoder.decode(ids, false),
-            Kind::Bytes => {
+        match &self.encoder {
+            Some(encoder) => encoder.decode(ids, false),
+            None => {
                 // No text contains the byte 0xFF, so it becomes a replacement character.
                 let bytes: Vec<u8> = ids.iter().map(|&id| u8::try_from(id).unwrap_or(0xFF)).collect();
                 Ok(String::from_utf8_lossy(&bytes).into_owned())

@@ -5,9 +5,8 @@ use std::path::Path;
 
 use crate::chat::spans::MarkedText;
 use crate::config::Tokenizer;
-use crate::encoding::tokenizer::{EncodeError, Encoder, MEMORY_OF_A_BYTE, PlacedTokens};
-use crate::error::{DataError, TokenPlace, TokenizerError};
-use crate::record_error::RecordPlace;
+use crate::encoding::tokenizer::{Encoder, MEMORY_OF_A_BYTE, PlacedTokens, encode, not_encoded};
+use crate::error::{DataError, DataPlace};
 use crate::storage::examples::RowPart;
 use crate::storage::ids::{IdBuffer, Width};
 use crate::vocabulary;
@@ -41,8 +40,8 @@ impl<'a> DocumentText<'a> {
 
     /// Reads the tokenizer's file, if it is not read yet. Texts are encoded only afterwards.
     pub(crate) fn prepare(&mut self) -> Result<(), DataError> {
-        if let (Tokenizer::File(path), None) = (self.tokenizer, &self.encoder) {
-            self.encoder = Some(Encoder::load(path)?);
+        if self.encoder.is_none() {
+            self.encoder = Encoder::of(self.tokenizer)?;
         }
         Ok(())
     }
@@ -61,16 +60,12 @@ impl<'a> DocumentText<'a> {
         &self,
         text: &str,
         path: &Path,
-        record: Option<RecordPlace>,
+        record: Option<DataPlace>,
     ) -> Result<Vec<u32>, DataError> {
-        let Some(encoder) = &self.encoder else {
-            self.check_bytes(text, path, record)?;
-            return Ok(self.bos.into_iter().chain(text.bytes().map(u32::from)).collect());
-        };
-        let mut ids = encoder.encode(text, true).map_err(|source| not_encoded(path, record, source))?;
-        self.check(&ids, path, |token| place(record, TokenPlace::Token(token)))?;
-        // The tokenizer may have put the id there already.
-        if let Some(bos) = self.bos.filter(|bos| ids.first() != Some(bos)) {
+        let encoder = self.encoder.as_ref();
+        let mut ids = encode(encoder, text, true, self.vocab_size, (path, record))?;
+        // A tokenizer may have put the id there already.
+        if let Some(bos) = self.bos.filter(|bos| encoder.is_none() || ids.first() != Some(bos)) {
             ids.insert(0, bos);
         }
         Ok(ids)
@@ -95,7 +90,7 @@ impl<'a> DocumentText<'a> {
         MarkedText { text, counted }: &MarkedText,
         is_document: bool,
         path: &Path,
-        record: RecordPlace,
+        record: DataPlace,
     ) -> Result<RowPart, DataError> {
         let PlacedTokens { mut ids, mut places } = match &self.encoder {
             None => PlacedTokens {
@@ -106,7 +101,7 @@ impl<'a> DocumentText<'a> {
                 .encode_with_places(text, is_document)
                 .map_err(|source| not_encoded(path, Some(record), source))?,
         };
-        self.check(&ids, path, |token| place(Some(record), TokenPlace::Token(token)))?;
+        vocabulary::check(ids.iter().map(|id| u64::from(*id)), self.vocab_size, path, |_| record)?;
         // The tokenizer may add the token that ends a text, which the text of a completion has already.
         if let ([.., before, last], Some((start, end))) = (ids.as_slice(), places.last())
             && before == last
@@ -123,20 +118,9 @@ impl<'a> DocumentText<'a> {
         Ok(RowPart { ids, counts })
     }
 
-    /// Checks that all bytes are below the vocabulary size.
-    pub(crate) fn check_bytes(
-        &self,
-        text: &str,
-        path: &Path,
-        record: Option<RecordPlace>,
-    ) -> Result<(), DataError> {
-        let bytes = text.bytes().map(u64::from);
-        vocabulary::check(bytes, self.vocab_size, path, |offset| place(record, TokenPlace::Byte(offset)))
-    }
-
-    /// Checks that all ids are below the vocabulary size.
-    fn check(&self, ids: &[u32], path: &Path, place: impl Fn(u64) -> TokenPlace) -> Result<(), DataError> {
-        vocabulary::check(ids.iter().map(|id| u64::from(*id)), self.vocab_size, path, place)
+    /// Checks that all bytes of a file are below the vocabulary size.
+    pub(crate) fn check_bytes(&self, text: &str, path: &Path) -> Result<(), DataError> {
+        vocabulary::check(text.bytes().map(u64::from), self.vocab_size, path, DataPlace::Byte)
     }
 }
 
@@ -156,17 +140,4 @@ fn counted_tokens(places: &[(usize, usize)], parts: &[Range<usize>]) -> Vec<bool
         counts.push(parts.first().is_some_and(|part| end > part.start));
     }
     counts
-}
-
-fn not_encoded(path: &Path, record: Option<RecordPlace>, source: EncodeError) -> DataError {
-    DataError::from(TokenizerError::Encode { path: path.to_owned(), record, source })
-}
-
-/// Returns the place of a token: the place of its record, or `in_file` if the file has no records.
-fn place(record: Option<RecordPlace>, in_file: TokenPlace) -> TokenPlace {
-    match record {
-        None => in_file,
-        Some(RecordPlace::Line(line)) => TokenPlace::Line(line),
-        Some(RecordPlace::Row(row)) => TokenPlace::Row(row),
-    }
 }

@@ -2,14 +2,13 @@
 
 use minijinja::Value;
 
-use crate::chat::error::{ChatProblem, TemplateError};
 use crate::chat::identity::TemplateIdentity;
 use crate::chat::spans::{Chat, MarkedText};
 use crate::chat::special_tokens::{END, SpecialTokens};
 use crate::chat::template::ChatRenderer;
 use crate::config::DataConfig;
 use crate::encoding::record_content::{chat_of_instruction, get, messages_of, text_of};
-use crate::record_error::RecordProblem;
+use crate::error::DataError;
 use crate::settings::record::{RecordKind, TOOLS};
 use crate::settings::train_on::TrainOn;
 
@@ -37,7 +36,7 @@ impl<'a> ExampleText<'a> {
     }
 
     /// Reads the chat template or the end of a text, if a record of this kind needs it and it is not read yet.
-    pub(crate) fn prepare(&mut self, record: &Value, kind: RecordKind) -> Result<(), TemplateError> {
+    pub(crate) fn prepare(&mut self, record: &Value, kind: RecordKind) -> Result<(), DataError> {
         if self.is_plain_completion(record, kind) {
             if self.end.is_none() {
                 self.end = Some(SpecialTokens::of(self.config)?.text(END).unwrap_or_default().to_owned());
@@ -69,7 +68,7 @@ impl<'a> ExampleText<'a> {
         &self,
         record: &Value,
         kind: RecordKind,
-    ) -> Result<(MarkedText, bool), RecordProblem> {
+    ) -> Result<(MarkedText, bool), DataError> {
         let keys = &self.config.keys;
         let Some(renderer) = self.renderer.as_ref().filter(|_| !self.is_plain_completion(record, kind))
         else {
@@ -95,7 +94,7 @@ impl<'a> ExampleText<'a> {
     }
 
     /// Returns the text of a prompt and its completion, with the token of the tokenizer that ends a text.
-    fn of_completion(&self, record: &Value) -> Result<MarkedText, RecordProblem> {
+    fn of_completion(&self, record: &Value) -> Result<MarkedText, DataError> {
         let keys = &self.config.keys;
         let (prompt, completion) = (text_of(record, &keys.prompt)?, text_of(record, &keys.completion)?);
         let start = match self.train_on(RecordKind::Completion) {
@@ -108,9 +107,4 @@ impl<'a> ExampleText<'a> {
         let counted = std::iter::once(start..text.len()).collect();
         Ok(MarkedText { text, counted })
     }
-}
-
-/// Returns the problem of a record without a target that counts.
-pub(crate) fn no_target(train_on: TrainOn) -> RecordProblem {
-    ChatProblem::NoTarget { counts: train_on.in_words() }.into()
 }

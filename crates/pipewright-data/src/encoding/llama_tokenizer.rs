@@ -6,13 +6,13 @@
 //! does so for each part. Sources: `LlamaTokenizer`, `CodeLlamaTokenizer` and `AutoTokenizer` of transformers
 //! 5.23.
 
-use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use pipewright_system::bounded_file::{SMALL_TEXT, read_regular, without_mark};
+use pipewright_system::bounded_file::{SMALL_TEXT, without_mark};
 use serde_json::{Value, json};
 
-use crate::error::{DataError, FileError};
+use crate::chat::special_tokens::read_json;
+use crate::error::DataError;
 
 /// Types of models for which transformers keeps the file as it is, whatever class the settings name.
 const AS_IN_THE_FILE: [&str; 33] = [
@@ -65,19 +65,10 @@ pub(crate) struct Rewritten {
 /// # Errors
 /// When one of these files exists, and cannot be read or is not JSON.
 pub(crate) fn as_its_class_reads(path: &Path, content: &[u8]) -> Result<Option<Rewritten>, DataError> {
-    let settings = read(path.with_file_name("tokenizer_config.json"))?;
-    let model = read(path.with_file_name("config.json"))?;
-    Ok(rewritten(content, &settings, &model))
-}
-
-/// Returns the content of a JSON file; null if the file does not exist.
-fn read(path: PathBuf) -> Result<Value, DataError> {
-    let content = match read_regular(&path, SMALL_TEXT) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Value::Null),
-        content => content,
+    let read = |name: &str| {
+        Ok::<_, DataError>(read_json(&path.with_file_name(name), SMALL_TEXT)?.unwrap_or_default())
     };
-    let value = content.and_then(|content| Ok(serde_json::from_slice(without_mark(&content))?));
-    Ok(value.map_err(|source| FileError::Read { path, source })?)
+    Ok(rewritten(content, &read("tokenizer_config.json")?, &read("config.json")?))
 }
 
 /// Returns the `tokenizer.json` with this content as the class reads it that the settings or else the model name.

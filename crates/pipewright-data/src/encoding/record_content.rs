@@ -3,16 +3,18 @@
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
-use crate::chat::error::ChatProblem;
-use crate::chat::message::normalized;
-use crate::record_error::RecordProblem;
+use crate::chat::message::{no_message, normalized};
+use crate::error::DataError;
 use crate::settings::record::{RecordKeys, RecordKind};
 
 /// Returns what a record contains. If it has the keys of several kinds, the first of them wins: chats,
 /// completions, instructions, texts.
-pub(crate) fn kind_of(record: &Value, keys: &RecordKeys) -> Result<RecordKind, RecordProblem> {
+pub(crate) fn kind_of(record: &Value, keys: &RecordKeys) -> Result<RecordKind, DataError> {
     if record.kind() != ValueKind::Map {
-        return Err(RecordProblem::NoRecord { found: record.kind().to_string() });
+        return Err(DataError::new(format!(
+            "the line is a {}; write a record such as {{\"text\": \"to be\"}}, or an array of token ids",
+            record.kind()
+        )));
     }
     let has = |key: &str| !get(record, key).is_undefined();
     if has(&keys.messages) {
@@ -24,8 +26,14 @@ pub(crate) fn kind_of(record: &Value, keys: &RecordKeys) -> Result<RecordKind, R
     } else if has(&keys.text) {
         Ok(RecordKind::Text)
     } else {
-        let found = record.try_iter().into_iter().flatten().map(|key| key.to_string()).collect();
-        Err(RecordProblem::NoKnownKey { found })
+        let keys: Vec<String> =
+            record.try_iter().into_iter().flatten().map(|key| format!("`{key}`")).collect();
+        let found =
+            if keys.is_empty() { "no keys".to_owned() } else { format!("the keys {}", keys.join(", ")) };
+        Err(DataError::new(format!(
+            "the record has {found}, and none of the keys that say what it contains: `messages`, `prompt` and `completion`, \
+             `instruction` and `output`, or `text`; name other keys with `data.keys`, such as `keys = {{ text = \"content\" }}`"
+        )))
     }
 }
 
@@ -35,12 +43,14 @@ pub(crate) fn get(record: &Value, key: &str) -> Value {
 }
 
 /// Returns the text of a key.
-pub(crate) fn text_of(record: &Value, key: &str) -> Result<String, RecordProblem> {
+pub(crate) fn text_of(record: &Value, key: &str) -> Result<String, DataError> {
     let value = get(record, key);
-    value
-        .as_str()
-        .map(str::to_owned)
-        .ok_or_else(|| RecordProblem::NotText { key: key.to_owned(), found: type_of(&value) })
+    value.as_str().map(str::to_owned).ok_or_else(|| {
+        let found = type_of(&value);
+        DataError::new(format!(
+            "`{key}` is not a text but a value of the type {found}; correct the record, or name another key with `data.keys`"
+        ))
+    })
 }
 
 /// Returns the type of a value in words.
@@ -54,22 +64,25 @@ fn type_of(value: &Value) -> String {
 }
 
 /// Returns the messages in a list.
-pub(crate) fn messages_of(list: &Value) -> Result<Vec<Value>, ChatProblem> {
+pub(crate) fn messages_of(list: &Value) -> Result<Vec<Value>, DataError> {
     if list.kind() != ValueKind::Seq {
-        return Err(ChatProblem::NotAList { found: type_of(list) });
+        return Err(DataError::new(format!(
+            "the chat is a {} and not a list of messages with `role` and `content`; correct the record",
+            type_of(list)
+        )));
     }
     let messages: Vec<Value> = list.try_iter().into_iter().flatten().collect();
     let is_message =
         |message: &Value| message.kind() == ValueKind::Map && get(message, "role").as_str().is_some();
     match messages.iter().position(|message| !is_message(message)) {
-        Some(index) => Err(ChatProblem::NoMessage { message: index + 1 }),
-        None if messages.is_empty() => Err(ChatProblem::Empty),
+        Some(index) => Err(no_message(index + 1)),
+        None if messages.is_empty() => Err(DataError::new("the chat has no messages; remove the record")),
         None => messages.iter().enumerate().map(|(index, message)| normalized(message, index + 1)).collect(),
     }
 }
 
 /// Returns the chat of an instruction: the user's message, and the assistant's.
-pub(crate) fn chat_of_instruction(record: &Value, keys: &RecordKeys) -> Result<Vec<Value>, RecordProblem> {
+pub(crate) fn chat_of_instruction(record: &Value, keys: &RecordKeys) -> Result<Vec<Value>, DataError> {
     let mut question = text_of(record, &keys.instruction)?;
     let input = get(record, &keys.input);
     if !input.is_undefined() && !input.is_none() {

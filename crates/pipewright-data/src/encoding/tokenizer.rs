@@ -9,12 +9,11 @@ use std::path::Path;
 #[cfg(feature = "tokenizers")]
 use std::path::PathBuf;
 
+use crate::chat::special_tokens::LARGEST_TOKENIZER;
 use crate::config::Tokenizer;
 use crate::encoding::llama_tokenizer::{self, Rewritten};
-use crate::error::{DataError, FileError, TokenizerError};
-
-/// The largest `tokenizer.json` that is read. For a large vocabulary it has some 30 MB.
-const LARGEST_TOKENIZER: u64 = 1 << 29;
+use crate::error::{DataError, DataPlace};
+use crate::vocabulary;
 
 /// Bytes of memory that each byte of a text takes while it is tokenized: a token has about four
 /// bytes of text, and the library keeps about a hundred bytes for it.
@@ -30,6 +29,36 @@ pub(crate) struct PlacedTokens {
 /// The tokenizer's reason why a text has no ids.
 pub(crate) type EncodeError = Box<dyn std::error::Error + Send + Sync>;
 
+/// Returns the error of a text that a tokenizer refuses.
+pub(crate) fn not_encoded(path: &Path, record: Option<DataPlace>, source: EncodeError) -> DataError {
+    let error = DataError::of(path, "the tokenizer cannot turn the text into tokens").caused_by(source);
+    match record {
+        Some(place) => error.at(path, place),
+        None => error,
+    }
+}
+
+/// Returns the ids of a text, all of which are below `vocab_size`. Without an encoder, bytes are ids. `special` is as in
+/// [`Encoder::encode`]. Errors name the file and the record.
+pub(crate) fn encode(
+    encoder: Option<&Encoder>,
+    text: &str,
+    special: bool,
+    vocab_size: usize,
+    (path, record): (&Path, Option<DataPlace>),
+) -> Result<Vec<u32>, DataError> {
+    let (ids, in_file): (Vec<u32>, fn(u64) -> DataPlace) = match encoder {
+        None => (text.bytes().map(u32::from).collect(), DataPlace::Byte),
+        Some(encoder) => {
+            let ids = encoder.encode(text, special);
+            (ids.map_err(|source| not_encoded(path, record, source))?, DataPlace::Token)
+        }
+    };
+    let place = |index| record.unwrap_or_else(|| in_file(index));
+    vocabulary::check(ids.iter().map(|id| u64::from(*id)), vocab_size, path, place)?;
+    Ok(ids)
+}
+
 /// Refuses a file with a tokenizer in a form that is not read.
 fn refuse_other_forms(path: &Path) -> Result<(), DataError> {
     /// Forms that are JSON too.
@@ -38,7 +67,16 @@ fn refuse_other_forms(path: &Path) -> Result<(), DataError> {
     if is_json && !OTHERS.iter().any(|other| path.ends_with(other)) {
         return Ok(());
     }
-    Err(TokenizerError::OtherForm { path: path.to_owned() }.into())
+    Err(DataError::of(
+        path,
+        "the tokenizer is in a form that is not read; write a `tokenizer.json` \
+         (`AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)` of transformers), or `tokenizer = \"bytes\"` in [data]",
+    ))
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, DataError> {
+    pipewright_system::bounded_file::read_regular(path, LARGEST_TOKENIZER)
+        .map_err(|source| DataError::unreadable(path, source))
 }
 
 /// The number of tokens if bytes are tokens.
@@ -51,8 +89,7 @@ pub(crate) fn fingerprint(tokenizer: &Tokenizer) -> Result<String, DataError> {
     match tokenizer {
         Tokenizer::Bytes => Ok(BYTES_FINGERPRINT.to_owned()),
         Tokenizer::File(path) => {
-            let content = pipewright_system::bounded_file::read_regular(path, LARGEST_TOKENIZER)
-                .map_err(|source| FileError::Read { path: path.to_owned(), source })?;
+            let content = read(path)?;
             Ok(fingerprint_of(&content, llama_tokenizer::as_its_class_reads(path, &content)?.as_ref()))
         }
     }
@@ -79,20 +116,30 @@ pub(crate) struct Encoder {
 #[derive(Debug)]
 pub(crate) enum Encoder {}
 
+impl Encoder {
+    /// Reads the tokenizer that the settings name; `None` if bytes are tokens.
+    pub(crate) fn of(tokenizer: &Tokenizer) -> Result<Option<Self>, DataError> {
+        match tokenizer {
+            Tokenizer::Bytes => Ok(None),
+            Tokenizer::File(path) => Self::load(path).map(Some),
+        }
+    }
+}
+
 #[cfg(feature = "tokenizers")]
 impl Encoder {
     /// Reads a `tokenizer.json`.
-    pub(crate) fn load(path: &Path) -> Result<Self, DataError> {
-        let content = pipewright_system::bounded_file::read_regular(path, LARGEST_TOKENIZER)
-            .map_err(|source| DataError::from(FileError::Read { path: path.to_owned(), source }))?;
+    fn load(path: &Path) -> Result<Self, DataError> {
+        let content = read(path)?;
         refuse_other_forms(path)?;
-        if crate::content::is_lfs_pointer(&content) {
-            return Err(FileError::LfsPointer { path: path.to_owned() }.into());
-        }
+        crate::content::refuse_lfs_pointer(path, &content)?;
         let rewritten = llama_tokenizer::as_its_class_reads(path, &content)?;
         let fingerprint = fingerprint_of(&content, rewritten.as_ref());
         let content = rewritten.map_or(content, |rewritten| rewritten.content);
-        let unusable = |source| DataError::from(TokenizerError::Malformed { path: path.to_owned(), source });
+        let unusable = |source: EncodeError| {
+            let problem = "not a tokenizer.json of Hugging Face (the other choice is \"bytes\")";
+            DataError::of(path, problem).caused_by(source)
+        };
         let mut tokenizer =
             tokenizers::Tokenizer::from_bytes(pipewright_system::bounded_file::without_mark(&content))
                 .map_err(unusable)?;
@@ -127,16 +174,22 @@ impl Encoder {
     /// Returns the text of token ids, perhaps with special tokens.
     pub(crate) fn decode(&self, ids: &[u32], has_special: bool) -> Result<String, DataError> {
         let decoded = self.tokenizer.decode(ids, !has_special);
-        decoded.map_err(|source| DataError::from(TokenizerError::Decode { path: self.path.clone(), source }))
+        decoded.map_err(|source| {
+            DataError::of(&self.path, "the tokenizer cannot turn the tokens into text").caused_by(source)
+        })
     }
 }
 
 #[cfg(not(feature = "tokenizers"))]
 impl Encoder {
     /// Reports that this build cannot read tokenizers.
-    pub(crate) fn load(path: &Path) -> Result<Self, DataError> {
+    fn load(path: &Path) -> Result<Self, DataError> {
         refuse_other_forms(path)?;
-        Err(TokenizerError::NotCompiledIn { path: path.to_owned() }.into())
+        Err(DataError::of(
+            path,
+            "tokenizer files are not compiled in; use the tokenizer \"bytes\", or build with the feature `tokenizers` \
+             (`cargo build --release --features tokenizers`)",
+        ))
     }
 
     pub(crate) fn vocabulary(&self) -> usize {

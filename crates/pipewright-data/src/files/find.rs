@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use globset::{Glob, GlobSet, GlobSetBuilder};
 use ignore::WalkBuilder;
 
-use crate::error::{DataError, FileError};
-use crate::files::pattern::{Pattern, compile};
+use crate::error::DataError;
+use crate::files::pattern::{Pattern, compile, malformed};
 
 /// Returns all files that the patterns name, each once, in the order of their paths.
 pub(crate) fn find(patterns: &[String]) -> Result<Vec<PathBuf>, DataError> {
@@ -21,7 +21,9 @@ pub(crate) fn find(patterns: &[String]) -> Result<Vec<PathBuf>, DataError> {
             None => {
                 let path = file(&pattern.start)?;
                 if excluded.is_match(&path) {
-                    return Err(FileError::Excluded { path }.into());
+                    let problem =
+                        "this file is named, and a pattern with `!` excludes it; remove one of the two";
+                    return Err(DataError::of(&path, problem));
                 }
                 found.insert(path);
             }
@@ -29,11 +31,18 @@ pub(crate) fn find(patterns: &[String]) -> Result<Vec<PathBuf>, DataError> {
         }
         if found.len() == before && !found.iter().any(|path| matches(&pattern, path)) {
             let start = std::path::absolute(&pattern.start).unwrap_or(pattern.start);
-            return Err(FileError::NoMatch { pattern: text.clone(), start }.into());
+            return Err(DataError::of(
+                text.as_ref(),
+                format!(
+                    "no file matches; hidden files and files that a .gitignore lists are skipped, and relative patterns start \
+                     at {}",
+                    start.display()
+                ),
+            ));
         }
     }
     if found.is_empty() {
-        return Err(FileError::NoPath.into());
+        return Err(DataError::new("no data path is given; name text files, such as \"notes/**/*.txt\""));
     }
     Ok(found.into_iter().collect())
 }
@@ -44,25 +53,24 @@ fn exclusions(patterns: &[String]) -> Result<GlobSet, DataError> {
     for pattern in patterns.iter().filter_map(|text| text.strip_prefix('!')) {
         excluded.add(compile(pattern, pattern)?);
     }
-    excluded.build().map_err(|error| {
-        DataError::from(FileError::Pattern {
-            pattern: error.glob().unwrap_or_default().to_owned(),
-            reason: error.kind().to_string(),
-        })
-    })
+    excluded.build().map_err(|error| malformed(error.glob().unwrap_or_default(), &error))
 }
 
 /// Returns the path, if it leads to a regular file.
 fn file(path: &Path) -> Result<PathBuf, DataError> {
-    match std::fs::metadata(path) {
-        Ok(metadata) if metadata.is_dir() => Err(FileError::Folder { path: path.to_owned() }.into()),
-        Ok(metadata) if metadata.is_file() => Ok(path.to_owned()),
-        Ok(_) => Err(FileError::NotRegular { path: path.to_owned() }.into()),
-        Err(source) if source.kind() == std::io::ErrorKind::NotFound => {
-            Err(FileError::Missing { path: path.to_owned() }.into())
+    let problem = match std::fs::metadata(path) {
+        Ok(metadata) if metadata.is_file() => return Ok(path.to_owned()),
+        Ok(metadata) if metadata.is_dir() => {
+            format!("this is a folder; name the files in it, such as \"{}/**/*.txt\"", path.display())
         }
-        Err(source) => Err(FileError::Read { path: path.to_owned(), source }.into()),
-    }
+        // A run reads its data again when it resumes.
+        Ok(_) => "this is a device or a pipe; copy its content to a regular file and name that".to_owned(),
+        Err(source) if source.kind() == std::io::ErrorKind::NotFound => {
+            "there is no such data file; check the path".to_owned()
+        }
+        Err(source) => return Err(DataError::unreadable(path, source)),
+    };
+    Err(DataError::of(path, problem))
 }
 
 /// Adds the files below `start` whose path from there matches.
@@ -120,7 +128,7 @@ fn unreadable(start: &Path, error: ignore::Error) -> DataError {
     };
     let message = error.to_string();
     let source = error.into_io_error().unwrap_or_else(|| std::io::Error::other(message));
-    DataError::from(FileError::Read { path, source })
+    DataError::unreadable(&path, source)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use globset::{Glob, GlobBuilder};
 
-use crate::error::{DataError, FileError};
+use crate::error::DataError;
 
 /// A parsed pattern.
 #[derive(Debug)]
@@ -48,9 +48,14 @@ impl Pattern {
 
 /// Compiles a glob whose wildcards other than `**` stay within one component.
 pub(crate) fn compile(pattern: &str, glob: &str) -> Result<Glob, DataError> {
-    GlobBuilder::new(glob).literal_separator(true).build().map_err(|error| {
-        DataError::from(FileError::Pattern { pattern: pattern.to_owned(), reason: error.kind().to_string() })
-    })
+    GlobBuilder::new(glob).literal_separator(true).build().map_err(|error| malformed(pattern, &error))
+}
+
+/// Returns the error of a pattern that cannot be understood.
+pub(crate) fn malformed(pattern: &str, error: &globset::Error) -> DataError {
+    let problem =
+        format!("not a pattern of paths: {}; check that brackets and braces are closed", error.kind());
+    DataError::of(pattern.as_ref(), problem)
 }
 
 /// Returns the name that a component without wildcards matches; `[x]` and `\x` match the letter itself.

@@ -9,13 +9,14 @@
 //! | any other | text; JSON and binary formats are refused |
 
 use std::fmt;
+use std::path::Path;
 
 use serde::de::IgnoredAny;
 
 use crate::container::data_file::DataFile;
+use crate::container::data_file::Packing;
 use crate::content;
-use crate::error::{DataError, FileError, FormatError};
-use crate::packing::Packing;
+use crate::error::DataError;
 use crate::settings::record::RecordKind;
 
 /// The content of a data file.
@@ -100,7 +101,7 @@ impl fmt::Display for DataSource {
 
 /// The reader that a file needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Layout {
+pub(crate) enum ReaderKind {
     Text,
     Lines,
     Parquet,
@@ -108,25 +109,21 @@ pub(crate) enum Layout {
 }
 
 /// Returns the reader that a file needs.
-pub(crate) fn layout_of(file: &mut DataFile) -> Result<Layout, DataError> {
+pub(crate) fn reader_of(file: &mut DataFile) -> Result<ReaderKind, DataError> {
     let ending = file.ending();
     let path = file.path().to_owned();
     let head = file.head()?;
-    if content::is_lfs_pointer(head) {
-        return Err(FileError::LfsPointer { path }.into());
-    }
+    content::refuse_lfs_pointer(&path, head)?;
     match ending.as_deref() {
-        Some("jsonl" | "ndjson") => Ok(Layout::Lines),
-        Some("json") if begins_with_lines(head, 1) => Ok(Layout::Lines),
-        Some("json") if content::binary(head).is_none() => Err(FormatError::JsonNotLines { path }.into()),
-        Some("parquet") if head.starts_with(b"PAR1") => Ok(Layout::Parquet),
-        Some("parquet") => {
-            Err(FormatError::NotOfItsName { path, ending: "parquet", format: "a Parquet file" }.into())
-        }
-        Some("bin") => Ok(Layout::Binary),
-        Some("idx") => Err(FormatError::IndexAlone { path }.into()),
-        _ if begins_with_lines(head, 2) => Err(FormatError::LinesNamedText { path }.into()),
-        _ => Ok(Layout::Text),
+        Some("jsonl" | "ndjson") => Ok(ReaderKind::Lines),
+        Some("json") if begins_with_lines(head, 1) => Ok(ReaderKind::Lines),
+        Some("json") if content::binary(head).is_none() => Err(json_not_lines(&path)),
+        Some("parquet") if head.starts_with(b"PAR1") => Ok(ReaderKind::Parquet),
+        Some("parquet") => Err(not_of_its_name(&path, "parquet", "a Parquet file")),
+        Some("bin") => Ok(ReaderKind::Binary),
+        Some("idx") => Err(DataError::of(&path, "this is the index of a .bin file; name the .bin file")),
+        _ if begins_with_lines(head, 2) => Err(lines_named_text(&path)),
+        _ => Ok(ReaderKind::Text),
     }
 }
 
@@ -165,14 +162,37 @@ pub(crate) fn refuse_json(file: &DataFile, text: &str) -> Result<(), DataError> 
     if !begins.starts_with(['{', '[']) {
         return Ok(());
     }
-    // The first lines may be longer than the head that `layout_of` looks at.
+    // The first lines may be longer than the head that `reader_of` looks at.
     let mut lines = begins.lines().filter(|line| !line.trim().is_empty());
     if let (Some(first), Some(second)) = (lines.next(), lines.next())
         && is_record(first.as_bytes())
         && is_record(second.as_bytes())
     {
-        return Err(FormatError::LinesNamedText { path: file.path().to_owned() }.into());
+        return Err(lines_named_text(file.path()));
     }
     let is_json = serde_json::from_str::<IgnoredAny>(begins).is_ok();
-    if is_json { Err(FormatError::JsonNotLines { path: file.path().to_owned() }.into()) } else { Ok(()) }
+    if is_json { Err(json_not_lines(file.path())) } else { Ok(()) }
+}
+
+/// Returns the error of a file that has another format than its ending says.
+pub(crate) fn not_of_its_name(path: &Path, ending: &str, format: &str) -> DataError {
+    DataError::of(
+        path,
+        format!("the name ends in .{ending}, and the content is not {format}; rename the file"),
+    )
+}
+
+fn lines_named_text(path: &Path) -> DataError {
+    DataError::of(path, "the lines are JSON, and not text; let the name end in .jsonl")
+}
+
+fn json_not_lines(path: &Path) -> DataError {
+    DataError::of(
+        path,
+        format!(
+            "this is JSON without a record per line, and not text; convert a list with `jq -c .[] FILE > FILE.jsonl`, or leave \
+             the file out with a pattern such as \"!**/{}\"",
+            path.file_name().unwrap_or_default().display()
+        ),
+    )
 }

@@ -4,20 +4,12 @@
 use std::path::Path;
 
 use minijinja::Value;
+use pipewright_system::bounded_file::Size;
 
 use crate::chat::json_text;
 use crate::container::data_file::DataFile;
 use crate::content;
-use crate::error::{DataError, FileError, FormatError};
-use crate::record_error::{RecordError, RecordPlace, RecordProblem};
-
-/// A line with content.
-pub(crate) enum Line {
-    /// An array of token ids.
-    Ids(Vec<u64>),
-    /// A record.
-    Record(Value),
-}
+use crate::error::{DataError, DataPlace};
 
 /// The lines of a file.
 pub(crate) struct Lines<'a> {
@@ -64,51 +56,58 @@ impl<'a> Lines<'a> {
     }
 
     fn long(&self, is_record: bool, limit: u64) -> DataError {
-        let (path, line) = (self.file.path().to_owned(), self.number);
-        if is_record {
-            let (place, problem) = (RecordPlace::Line(line), RecordProblem::Memory { left: limit });
-            return RecordError { path, place, problem }.into();
-        }
-        DataError::from(FormatError::LongLine { path, line, limit, seq_len: self.longest_array.1 })
+        let (limit, seq_len) = (Size(limit), self.longest_array.1);
+        let problem = if is_record {
+            format!(
+                "the record has more than the {limit} of the memory for data that are left (half of what this machine has \
+                 available); give less data, or use a machine with more memory"
+            )
+        } else {
+            format!(
+                "the line has more than {limit}, too long for a row of seq_len {seq_len}; write one array per line"
+            )
+        };
+        DataError::new(problem).at(self.file.path(), DataPlace::Line(self.number))
     }
 }
 
-/// Parses a line that has content.
-pub(crate) fn parse(path: &Path, line: u64, text: &[u8]) -> Result<Line, DataError> {
-    match text.trim_ascii_start().first() {
-        Some(b'[') => ids(path, line, text).map(Line::Ids),
-        _ => record(path, line, text).map(Line::Record),
-    }
+/// Returns whether a line is an array, and not a record.
+pub(crate) fn is_array(text: &[u8]) -> bool {
+    text.trim_ascii_start().starts_with(b"[")
+}
+
+/// Returns the token ids of a line that is an array.
+pub(crate) fn ids(path: &Path, line: u64, text: &[u8]) -> Result<Vec<u64>, DataError> {
+    serde_json::from_slice(text).map_err(|error| {
+        let (column, reason) = placed(&error);
+        let problem = format!("not an array of token ids: {reason}; write lines such as [12, 7, 255]");
+        DataError::new(problem).at(path, DataPlace::Column(line, column))
+    })
+}
+
+/// Returns the record of a line.
+pub(crate) fn record(path: &Path, line: u64, text: &[u8]) -> Result<Value, DataError> {
+    json_text::parse(text).map_err(|error| {
+        let (column, reason) = placed(&error);
+        let problem = format!(
+            "column {column}: not JSON: {reason}; write one record per line, such as {{\"text\": \"to be\"}}, or an array \
+             of token ids"
+        );
+        DataError::new(problem).at(path, DataPlace::Line(line))
+    })
 }
 
 /// Returns the first line without the byte-order mark that some editors write. A file of another format is
 /// refused.
 fn first_line<'a>(path: &Path, line: &'a [u8]) -> Result<&'a [u8], DataError> {
-    match content::binary(line) {
-        Some(binary) => Err(FileError::NotText { path: path.to_owned(), binary }.into()),
-        None => Ok(line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line)),
-    }
+    content::refuse_binary(path, content::binary(line))?;
+    Ok(line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line))
 }
 
-fn ids(path: &Path, line: u64, text: &[u8]) -> Result<Vec<u64>, DataError> {
-    placed(serde_json::from_slice(text)).map_err(|(column, reason)| {
-        DataError::from(FormatError::Line { path: path.to_owned(), line, column, reason })
-    })
-}
-
-fn record(path: &Path, line: u64, text: &[u8]) -> Result<Value, DataError> {
-    placed(json_text::parse(text)).map_err(|(column, reason)| {
-        let (path, place) = (path.to_owned(), RecordPlace::Line(line));
-        RecordError { path, place, problem: RecordProblem::NotJson { column, reason } }.into()
-    })
-}
-
-/// Returns an error of a line of JSON as its column and its reason.
-fn placed<T>(parsed: Result<T, serde_json::Error>) -> Result<T, (usize, String)> {
-    parsed.map_err(|error| {
-        let reason = error.to_string();
-        // The parser's place counts from the beginning of the line that it received.
-        let place = format!(" at line {} column {}", error.line(), error.column());
-        (error.column().max(1), reason.strip_suffix(&place).unwrap_or(&reason).to_owned())
-    })
+/// Returns the column and the reason of an error of a line of JSON.
+fn placed(error: &serde_json::Error) -> (usize, String) {
+    let reason = error.to_string();
+    // The parser's place counts from the beginning of the line that it received.
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    (error.column().max(1), reason.strip_suffix(&place).unwrap_or(&reason).to_owned())
 }

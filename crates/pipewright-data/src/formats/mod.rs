@@ -1,7 +1,6 @@
 //! The formats of data files, and their readers.
 
 pub(crate) mod format;
-pub(crate) mod text;
 pub(crate) mod lines;
 pub(crate) mod parquet_rows;
 pub(crate) mod token_files;

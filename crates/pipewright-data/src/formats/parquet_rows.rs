@@ -17,7 +17,11 @@ pub(crate) fn rows(
     _names: &[&str],
     _budget: &mut MemoryBudget,
 ) -> Result<(Rows, u64), DataError> {
-    Err(crate::error::FormatError::ParquetNotCompiledIn { path: file.path().to_owned() }.into())
+    Err(DataError::of(
+        file.path(),
+        "Parquet is not compiled in; build with the feature `parquet` (`cargo build --release --features parquet`), or convert \
+         the file to .jsonl",
+    ))
 }
 
 /// Returns the rows of a file, with the columns in `names` only, and the bytes that they hold of the budget:
@@ -29,10 +33,9 @@ pub(crate) fn rows(
     budget: &mut MemoryBudget,
 ) -> Result<(Rows, u64), DataError> {
     let path = file.path().to_owned();
-    if file.packing() == crate::packing::Packing::Plain {
-        let file = pipewright_system::bounded_file::open_regular(&path).map_err(|source| {
-            DataError::from(crate::error::FileError::Read { path: path.clone(), source })
-        })?;
+    if file.packing() == crate::container::data_file::Packing::Plain {
+        let file = pipewright_system::bounded_file::open_regular(&path)
+            .map_err(|source| DataError::unreadable(&path, source))?;
         return Ok((reading::rows(path, file, names)?, 0));
     }
     let mut content = Vec::new();
@@ -58,7 +61,7 @@ mod reading {
     use parquet::record::{Field, Row};
     use parquet::schema::types::{GroupTypeBuilder, Type};
 
-    use crate::error::{DataError, FormatError};
+    use crate::error::DataError;
     use crate::formats::parquet_rows::Rows;
 
     /// Returns the rows of the file `path` with this content, with the columns in `names` only.
@@ -67,16 +70,18 @@ mod reading {
         content: impl ChunkReader + 'static,
         names: &[&str],
     ) -> Result<Rows, DataError> {
-        let damaged = {
-            let path = path.clone();
-            move |source| {
-                DataError::from(FormatError::Parquet { path: path.clone(), source: Box::new(source) })
-            }
+        let file = path.clone();
+        let damaged = move |source: ParquetError| {
+            let problem = "the Parquet file cannot be read to its end, so nothing of it is used; copy or download it again";
+            DataError::of(&file, problem).caused_by(source)
         };
         let reader = SerializedFileReader::new(content).map_err(&damaged)?;
         let projection = projection(reader.metadata(), names).map_err(&damaged)?;
         if let Some(codec) = other_codec(reader.metadata(), projection.as_ref()) {
-            return Err(FormatError::ParquetCodec { path, codec }.into());
+            let problem = format!(
+                "its columns are compressed with {codec}; write the file with snappy, gzip, zstd or without compression"
+            );
+            return Err(DataError::of(&path, problem));
         }
         let rows = RowIter::from_file_into(Box::new(reader)).project(projection).map_err(&damaged)?;
         Ok(Box::new(rows.map(move |row| row.map(|row| of_row(&row)).map_err(&damaged))))
@@ -147,15 +152,15 @@ mod reading {
             | Field::TimeMillis(_)
             | Field::TimeMicros(_)
             | Field::TimestampMillis(_)
-            | Field::TimestampMicros(_) => Value::from_object(Written(field.to_string())),
+            | Field::TimestampMicros(_) => Value::from_object(NotText(field.to_string())),
         }
     }
 
     /// A date, a time or a decimal number. A template writes it, and it is not a text for training.
     #[derive(Debug)]
-    struct Written(String);
+    struct NotText(String);
 
-    impl Object for Written {
+    impl Object for NotText {
         fn repr(self: &Arc<Self>) -> ObjectRepr {
             ObjectRepr::Plain
         }

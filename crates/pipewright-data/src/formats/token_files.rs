@@ -13,11 +13,11 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use crate::container::data_file::DataFile;
+use crate::container::data_file::Packing;
 use crate::content;
-use crate::error::{DataError, FileError, FormatError, TokenPlace};
+use crate::error::{DataError, DataPlace};
 use crate::formats::format::Format;
 use crate::memory_budget::MemoryBudget;
-use crate::packing::Packing;
 use crate::storage::ids::IdBuffer;
 use crate::vocabulary;
 
@@ -87,7 +87,7 @@ impl Sink<'_> {
     fn push(&mut self, bytes: &[u8], kind: IdType) -> Result<(), DataError> {
         self.budget.take(self.path, (bytes.len() / kind.width() * self.ids.width().bytes()) as u64)?;
         let ids = || bytes.chunks_exact(kind.width()).map(|bytes| kind.id(bytes));
-        let place = |index| TokenPlace::Token(self.read + index);
+        let place = |index| DataPlace::Token(self.read + index);
         vocabulary::check(ids(), self.vocab_size, self.path, place)?;
         // Ids are below the vocabulary size, which fits.
         ids().for_each(|id| self.ids.push(id as u32));
@@ -110,21 +110,30 @@ pub(crate) fn read(
         return Ok(Format::Megatron);
     }
     let head = file.head()?;
-    if let Some(binary) = content::other_than_ids(head) {
-        return Err(FileError::NotText { path, binary }.into());
-    }
-    if let Some(header) = LlmC::of(head)
-        .map_err(|reason| DataError::from(FormatError::TokenHeader { path: path.clone(), reason }))?
-    {
+    content::refuse_binary(&path, content::other_than_ids(head))?;
+    let malformed = |reason| {
+        let problem =
+            format!("not a file of token ids of llm.c: {reason}; write it again with ids of 16 bits");
+        DataError::of(&path, problem)
+    };
+    if let Some(header) = LlmC::of(head).map_err(malformed)? {
         file.read_exact(&mut [0; LLM_C_HEADER])?;
         let found = read_all(file, header.kind, &mut sink)?;
         if found != header.count {
-            return Err(FormatError::OtherCount { path, stated: header.count, found }.into());
+            let problem = format!(
+                "the header says {} token ids, and the file has {found}; copy or download it again",
+                header.count
+            );
+            return Err(DataError::of(&path, problem));
         }
         return Ok(Format::LlmC);
     }
     if looks_wide(head, vocab_size) {
-        return Err(FormatError::WideIds { path }.into());
+        return Err(DataError::of(
+            &path,
+            "the file looks like token ids of 32 bits without a header, and a `.bin` file without a header has ids of 16 bits; \
+             write it with llm.c's header, or put Megatron's `.idx` next to it",
+        ));
     }
     read_all(file, IdType::U16, &mut sink).map(|_| Format::Ids16)
 }
@@ -178,7 +187,11 @@ fn read_all(file: &mut DataFile, kind: IdType, sink: &mut Sink<'_>) -> Result<u6
     loop {
         let read = file.read_up_to(1 << 16, &mut piece)?;
         if read % kind.width() != 0 {
-            return Err(FormatError::HalfId { path: file.path().to_owned(), width: kind.width() }.into());
+            let problem = format!(
+                "the file ends inside a token id of {} bytes; copy or download it again",
+                kind.width()
+            );
+            return Err(DataError::of(file.path(), problem));
         }
         if read == 0 {
             return Ok(sink.read);
@@ -204,7 +217,10 @@ fn index_of(path: &Path) -> Option<PathBuf> {
 fn read_megatron(file: &mut DataFile, index: &Path, sink: &mut Sink<'_>) -> Result<(), DataError> {
     let mut bytes = Vec::new();
     DataFile::open(index)?.append(&mut bytes, sink.budget)?;
-    let malformed = |reason| DataError::from(FormatError::Index { path: index.to_owned(), reason });
+    let malformed = |reason| {
+        let problem = format!("not an index of Megatron's token ids: {reason}; write it again, or remove it");
+        DataError::of(index, problem)
+    };
     let Index { kind, sequences } = Index::parse(&bytes).map_err(malformed)?;
     let mut content = Vec::new();
     file.append(&mut content, sink.budget)?;
@@ -214,12 +230,12 @@ fn read_megatron(file: &mut DataFile, index: &Path, sink: &mut Sink<'_>) -> Resu
     for (number, (start, length)) in sequences.into_iter().enumerate() {
         let end = start.checked_add(length.saturating_mul(kind.width()));
         let Some(sequence) = end.and_then(|end| content.get(start..end)) else {
-            return Err(FormatError::BeyondFile {
-                path: file.path().to_owned(),
-                sequence: number + 1,
-                index: index.to_owned(),
-            }
-            .into());
+            let problem = format!(
+                "the file ends before sequence {} of {}; copy or download both again",
+                number + 1,
+                index.display()
+            );
+            return Err(DataError::of(file.path(), problem));
         };
         sink.push(sequence, kind)?;
     }

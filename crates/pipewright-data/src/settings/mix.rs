@@ -3,7 +3,8 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
+
+use crate::error::DataError;
 
 /// A source of a mixture.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,18 +30,16 @@ pub struct MixWeight(f64);
 // It is never NaN.
 impl Eq for MixWeight {}
 
-/// A number that is not the weight of a source.
-#[derive(Error)]
-#[error("the weight of a source is {0:?}, where a finite number above 0 is expected")]
-pub struct MixWeightError(f64);
-
-pipewright_schedule::message_as_debug!(MixWeightError);
-
 impl TryFrom<f64> for MixWeight {
-    type Error = MixWeightError;
+    type Error = DataError;
 
-    fn try_from(weight: f64) -> Result<Self, MixWeightError> {
-        if weight.is_finite() && weight > 0.0 { Ok(Self(weight)) } else { Err(MixWeightError(weight)) }
+    fn try_from(weight: f64) -> Result<Self, DataError> {
+        if weight.is_finite() && weight > 0.0 {
+            return Ok(Self(weight));
+        }
+        let problem =
+            format!("the weight of a source is {weight:?}, where a finite number above 0 is expected");
+        Err(DataError::new(problem))
     }
 }
 

@@ -2,8 +2,7 @@
 //! and mixtures.
 
 pub(crate) mod date;
-pub(crate) mod named_templates;
-pub(crate) mod chat_template_choice;
+pub(crate) mod chat_template;
 pub(crate) mod train_on;
 pub(crate) mod record;
 pub(crate) mod mix;

@@ -38,18 +38,10 @@ impl RecordKeys {
 
     /// Gives a key another name. Returns false if there is no such key.
     pub fn rename(&mut self, key: &str, name: &str) -> bool {
-        let renamed = match key {
-            "text" => &mut self.text,
-            "messages" => &mut self.messages,
-            "prompt" => &mut self.prompt,
-            "completion" => &mut self.completion,
-            "instruction" => &mut self.instruction,
-            "input" => &mut self.input,
-            "output" => &mut self.output,
-            _ => return false,
-        };
-        name.clone_into(renamed);
-        true
+        let Self { text, messages, prompt, completion, instruction, input, output } = self;
+        let own = [text, messages, prompt, completion, instruction, input, output];
+        let renamed = Self::KEYS.iter().zip(own).find(|(known, _)| **known == key);
+        renamed.map(|(_, own)| name.clone_into(own)).is_some()
     }
 
     /// Returns the names of all keys that are read.

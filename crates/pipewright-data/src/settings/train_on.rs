@@ -28,15 +28,6 @@ impl TrainOn {
             Self::Completion => "completion",
         }
     }
-
-    /// Returns the tokens that count, in words.
-    pub(crate) fn in_words(self) -> &'static str {
-        match self {
-            Self::All => "all tokens count",
-            Self::Assistant => "the assistant's answers count",
-            Self::Completion => "the completion counts",
-        }
-    }
 }
 
 /// The treatment of a chat or a completion with more tokens than a row takes.

@@ -6,10 +6,10 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::error::{DataError, FileError, TokenPlace, TokenizedError};
+use crate::error::{DataError, DataPlace};
 
 /// The number of bytes of a block of a file. Each block has a hash of its own, and is read as a whole where
 /// all bytes are needed.
@@ -88,14 +88,18 @@ impl Bytes {
     pub(crate) fn check_ids(
         &self,
         ids: impl IntoIterator<Item = u32>,
-        place: impl FnOnce(u64) -> TokenPlace,
+        place: impl FnOnce(u64) -> DataPlace,
     ) -> Result<(), DataError> {
         let Self::File(part) = self else { return Ok(()) };
         let largest = part.largest_id;
         let above = (0..).zip(ids).find(|(_, id)| *id > largest);
         above.map_or(Ok(()), |(index, id)| {
-            let (path, place) = (part.path.clone(), place(index));
-            Err(TokenizedError::Id { path, place, id, largest }.into())
+            let problem = format!(
+                "the file is damaged{} has the id {id}, and the largest in its header is {largest}; copy the file or tokenize \
+                 the data again",
+                place(index)
+            );
+            Err(DataError::of(&part.path, problem))
         })
     }
 }
@@ -124,7 +128,7 @@ impl FileBytes {
         let mut bytes = self.read_unverified(start..self.length.min(blocks.end * BLOCK))?;
         for (block, content) in touched.iter().zip(bytes.chunks(BLOCK)) {
             if blake3::hash(content) != block.hash {
-                return Err(TokenizedError::Content { path: self.path.clone() }.into());
+                return Err(other_content(&self.path));
             }
             block.is_verified.store(true, Ordering::Relaxed);
         }
@@ -136,9 +140,16 @@ impl FileBytes {
     fn read_unverified(&self, range: Range<usize>) -> Result<Vec<u8>, DataError> {
         let mut bytes = vec![0; range.len()];
         read_exact_at(&self.file, &mut bytes, self.start + range.start as u64)
-            .map_err(|source| FileError::Read { path: self.path.clone(), source })?;
+            .map_err(|source| DataError::unreadable(&self.path, source))?;
         Ok(bytes)
     }
+}
+
+/// Returns the error of a file whose content is not what was written.
+pub(crate) fn other_content(path: &Path) -> DataError {
+    let problem = "the file is damaged: its token ids do not have the hash that was written with them; copy the file or \
+                   tokenize the data again";
+    DataError::of(path, problem)
 }
 
 /// Fills `bytes` with the bytes of a file from `place` on. Several threads may read at the same time.

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::bytes::{BLOCK, Bytes};
 use super::ids::Width;
-use crate::error::{DataError, TokenPlace};
+use crate::error::{DataError, DataPlace};
 
 /// The ids of an example or of a document in a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -153,7 +153,7 @@ impl Examples {
     /// When it cannot be read, or an id is larger than its file states.
     pub(crate) fn read(&self, example: u32) -> Result<RowPart, DataError> {
         let part = self.bytes.with(self.places(example), |bytes| RowPart::of_bytes(bytes, self.width))?;
-        let record = |_| TokenPlace::Record(self.number(example) as u64 + 1);
+        let record = |_| DataPlace::Record(self.number(example) as u64 + 1);
         self.bytes.check_ids(part.ids.iter().copied(), record)?;
         Ok(part)
     }

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::bytes::Bytes;
-use crate::error::{DataError, TokenPlace};
+use crate::error::{DataError, DataPlace};
 
 /// The number of bytes of an id. Ids are little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,7 +155,7 @@ impl Ids {
         let copy = |bytes: &[u8]| self.width.each(bytes, |id| into.push(id as i32));
         self.bytes.with(self.places(&(start..start + count)), copy)?;
         let ids = into[first..].iter().map(|id| id.cast_unsigned());
-        self.bytes.check_ids(ids, |index| TokenPlace::Token(start as u64 + index))
+        self.bytes.check_ids(ids, |index| DataPlace::Token(start as u64 + index))
     }
 }
 

@@ -13,6 +13,8 @@ mod tokenized;
 mod damaged;
 mod mix;
 
+use std::fmt::Display;
+
 use crate::{DataConfig, TokenRows};
 
 /// Opens files with these names and contents. Returns an error as its message, without the folder.
@@ -32,4 +34,10 @@ fn open_files(
     change(&mut config);
     // The debug form has the causes.
     config.open(vocab_size, batch_rows).map_err(|error| format!("{error:?}").replace(&format!("{root}/"), ""))
+}
+
+/// Checks that a result is an error whose message has this part.
+fn has_error<T>(result: Result<T, impl Display>, part: &str) {
+    let error = result.err().map(|error| error.to_string()).expect(part);
+    assert!(error.contains(part), "{error}\nhas not: {part}");
 }

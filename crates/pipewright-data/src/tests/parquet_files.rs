@@ -5,37 +5,55 @@ use std::sync::Arc;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::data_type::{ByteArray, ByteArrayType, DataType, Int32Type};
 use parquet::file::properties::WriterProperties;
-use parquet::file::writer::SerializedFileWriter;
+use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use parquet::schema::parser::parse_message_type;
 
 use super::formats::{check, check_refused, gzip, letters};
-use super::open_files;
+use super::{has_error, open_files};
 use crate::{ChatTemplate, IGNORED_TARGET};
 
-/// Returns a file with the columns `text` and `number`.
-fn file(texts: &[&str], compression: Compression) -> Vec<u8> {
-    let schema = "message schema { REQUIRED INT32 number; OPTIONAL BYTE_ARRAY text (UTF8); }";
+/// Returns a file with this schema, whose groups of rows `fill` writes.
+fn written(
+    schema: &str,
+    compression: Compression,
+    fill: impl FnOnce(&mut SerializedFileWriter<&mut Vec<u8>>),
+) -> Vec<u8> {
     let schema = Arc::new(parse_message_type(schema).expect("a schema"));
     let properties = WriterProperties::builder().set_compression(compression).build();
     let mut bytes = Vec::new();
     let mut writer = SerializedFileWriter::new(&mut bytes, schema, Arc::new(properties)).expect("a writer");
-    // A group of rows for each half.
-    for texts in texts.chunks(texts.len().div_ceil(2)) {
-        let mut group = writer.next_row_group().expect("a group");
-        let mut column = group.next_column().expect("it is written").expect("a column");
-        let numbers: Vec<i32> = (0..texts.len() as i32).collect();
-        column.typed::<Int32Type>().write_batch(&numbers, None, None).expect("it is written");
-        column.close().expect("it is written");
-        let mut column = group.next_column().expect("it is written").expect("a column");
-        let values: Vec<ByteArray> =
-            texts.iter().filter(|text| **text != "null").map(|text| ByteArray::from(*text)).collect();
-        let levels: Vec<i16> = texts.iter().map(|text| i16::from(*text != "null")).collect();
-        column.typed::<ByteArrayType>().write_batch(&values, Some(&levels), None).expect("it is written");
-        column.close().expect("it is written");
-        group.close().expect("it is written");
-    }
+    fill(&mut writer);
     writer.close().expect("it is written");
     bytes
+}
+
+/// Writes the next column of a group.
+fn add<T: DataType>(
+    group: &mut SerializedRowGroupWriter<'_, &mut Vec<u8>>,
+    values: &[T::T],
+    [definitions, repetitions]: [Option<&[i16]>; 2],
+) {
+    let mut column = group.next_column().expect("it is written").expect("a column");
+    column.typed::<T>().write_batch(values, definitions, repetitions).expect("it is written");
+    column.close().expect("it is written");
+}
+
+/// Returns a file with the columns `text` and `number`.
+fn file(texts: &[&str], compression: Compression) -> Vec<u8> {
+    let schema = "message schema { REQUIRED INT32 number; OPTIONAL BYTE_ARRAY text (UTF8); }";
+    written(schema, compression, |writer| {
+        // A group of rows for each half.
+        for texts in texts.chunks(texts.len().div_ceil(2)) {
+            let mut group = writer.next_row_group().expect("a group");
+            let numbers: Vec<i32> = (0..texts.len() as i32).collect();
+            add::<Int32Type>(&mut group, &numbers, [None; 2]);
+            let values: Vec<ByteArray> =
+                texts.iter().filter(|text| **text != "null").map(|text| ByteArray::from(*text)).collect();
+            let levels: Vec<i16> = texts.iter().map(|text| i16::from(*text != "null")).collect();
+            add::<ByteArrayType>(&mut group, &values, [Some(&levels), None]);
+            group.close().expect("it is written");
+        }
+    })
 }
 
 #[test]
@@ -71,16 +89,11 @@ fn damaged_files_and_rows_without_a_text() {
 /// Returns a file with one column `text` of this type, with a value for each row.
 fn column<T: DataType>(kind: &str, values: &[T::T]) -> Vec<u8> {
     let schema = format!("message schema {{ REQUIRED {kind}; }}");
-    let schema = Arc::new(parse_message_type(&schema).expect("a schema"));
-    let mut bytes = Vec::new();
-    let mut writer = SerializedFileWriter::new(&mut bytes, schema, Arc::default()).expect("a writer");
-    let mut group = writer.next_row_group().expect("a group");
-    let mut column = group.next_column().expect("it is written").expect("a column");
-    column.typed::<T>().write_batch(values, None, None).expect("it is written");
-    column.close().expect("it is written");
-    group.close().expect("it is written");
-    writer.close().expect("it is written");
-    bytes
+    written(&schema, Compression::UNCOMPRESSED, |writer| {
+        let mut group = writer.next_row_group().expect("a group");
+        add::<T>(&mut group, values, [None; 2]);
+        group.close().expect("it is written");
+    })
 }
 
 #[test]
@@ -141,8 +154,7 @@ fn the_content_of_a_compressed_file_is_part_of_the_memory_for_data() {
         config.open_within(budget, 256, 1).map(drop).map_err(|error| error.to_string())
     };
     assert_eq!(open("a.parquet", &file), Ok(()), "it is read in parts");
-    let error = open("a.parquet.gz", &packed).expect_err("the content and the ids are too much");
-    assert!(error.contains("reading this file takes"), "{error}");
+    has_error(open("a.parquet.gz", &packed), "reading this file takes");
 }
 
 /// Returns a file with a chat of a question and an answer in each of two rows.
@@ -150,22 +162,15 @@ fn chats() -> Vec<u8> {
     let schema =
         "message schema { OPTIONAL group messages (LIST) { REPEATED group list { OPTIONAL group element {
         OPTIONAL BYTE_ARRAY content (UTF8); OPTIONAL BYTE_ARRAY role (UTF8); } } } }";
-    let schema = Arc::new(parse_message_type(schema).expect("a schema"));
-    let mut bytes = Vec::new();
-    let mut writer = SerializedFileWriter::new(&mut bytes, schema, Arc::default()).expect("a writer");
-    let mut group = writer.next_row_group().expect("a group");
-    for values in [["A", "B", "C", "D"], ["user", "assistant", "user", "assistant"]] {
-        let mut column = group.next_column().expect("it is written").expect("a column");
-        let values = values.map(ByteArray::from);
-        // All values exist, and every second one begins a list.
-        let levels = (&[4; 4], &[0, 1, 0, 1]);
-        let written = column.typed::<ByteArrayType>().write_batch(&values, Some(levels.0), Some(levels.1));
-        written.expect("it is written");
-        column.close().expect("it is written");
-    }
-    group.close().expect("it is written");
-    writer.close().expect("it is written");
-    bytes
+    written(schema, Compression::UNCOMPRESSED, |writer| {
+        let mut group = writer.next_row_group().expect("a group");
+        for values in [["A", "B", "C", "D"], ["user", "assistant", "user", "assistant"]] {
+            // All values exist, and every second one begins a list.
+            let levels = [Some(&[4; 4][..]), Some(&[0, 1, 0, 1])];
+            add::<ByteArrayType>(&mut group, &values.map(ByteArray::from), levels);
+        }
+        group.close().expect("it is written");
+    })
 }
 
 #[test]

@@ -6,20 +6,19 @@ use std::path::Path;
 
 use pipewright_system::bounded_file::open_regular;
 
-use super::header::{Header, LENGTH, MAGIC};
-use crate::chat::error::TemplateError;
+use super::header::{Header, LENGTH, MAGIC, damaged_header};
 use crate::chat::template::ChatRenderer;
-use crate::collected::{Collected, CollectedContent, Known, Totals};
+use crate::collected::{Collected, CollectedContent, Known, Stride, Totals};
 use crate::config::DataConfig;
+use crate::container::data_file::Packing;
 use crate::encoding::tokenizer::fingerprint;
-use crate::error::{DataError, FileError, FormatError, TokenPlace, TokenizedError};
-use crate::formats::format::{DataSource, Format};
-use crate::packing::Packing;
+use crate::error::{DataError, DataErrorKind, DataPlace};
+use crate::formats::format::{DataSource, Format, not_of_its_name};
+use crate::gathered::{long_record, nothing_left, packed_without_beginning};
 use crate::settings::train_on::{LongRecordCount, LongRecords, TrainOn};
-use crate::storage::bytes::{Bytes, FileBytes};
+use crate::storage::bytes::{Bytes, FileBytes, other_content};
 use crate::storage::examples::{Examples, ids_in};
 use crate::storage::ids::{Ids, Width};
-use crate::stride::Stride;
 use crate::vocabulary;
 
 /// The ending of the name of such a file.
@@ -32,21 +31,20 @@ pub(crate) fn is_tokenized(path: &Path) -> bool {
 
 /// Opens the file `path` for a model with `vocab_size` ids.
 pub(crate) fn open(path: &Path, config: &DataConfig, vocab_size: usize) -> Result<Collected, DataError> {
-    let unreadable = |source| FileError::Read { path: path.to_owned(), source };
+    let unreadable = |source| DataError::unreadable(path, source);
     let mut file = open_regular(path).map_err(unreadable)?;
     let found = file.metadata().map_err(unreadable)?.len();
     let mut head = Vec::new();
     file.by_ref().take(LENGTH as u64).read_to_end(&mut head).map_err(unreadable)?;
     if !head.starts_with(&MAGIC) {
-        let (path, format) = (path.to_owned(), "a file of `pipewright tokenize`");
-        return Err(FormatError::NotOfItsName { path, ending: ENDING, format }.into());
+        return Err(not_of_its_name(path, ENDING, "a file of `pipewright tokenize`"));
     }
     let header = Header::parse(&head, path)?;
     check_length(&header, found, path)?;
     check_settings(&header, config, path)?;
     let (sizes, hashes) = read_lists(&mut file, &header).map_err(unreadable)?.ok_or_else(|| damaged(path))?;
     let hash = blake3::Hash::from_hex(&header.hash)
-        .map_err(|error| malformed(path, format!("the hash of its token ids is malformed: {error}")))?;
+        .map_err(|error| damaged_header(path, &format!("the hash of its token ids is malformed: {error}")))?;
     let part = (LENGTH as u64, header.bytes as usize);
     let bytes = Bytes::File(FileBytes::new(path.to_owned(), file, part, hashes, header.largest_id));
     let hashed_as = Width::of(vocab_size);
@@ -76,21 +74,22 @@ pub(crate) fn open(path: &Path, config: &DataConfig, vocab_size: usize) -> Resul
 }
 
 /// Returns the error of a file whose lists are not the ones that its header says.
-fn damaged(path: &Path) -> TokenizedError {
-    TokenizedError::Damaged { path: path.to_owned() }
-}
-
-fn malformed(path: &Path, reason: String) -> TokenizedError {
-    TokenizedError::Header { path: path.to_owned(), reason }
+fn damaged(path: &Path) -> DataError {
+    let problem =
+        "the lists behind its token ids contradict its header; copy the file or tokenize the data again";
+    DataError::of(path, problem)
 }
 
 /// Checks that the file has the `found` bytes that its header says.
-fn check_length(header: &Header, found: u64, path: &Path) -> Result<(), TokenizedError> {
+fn check_length(header: &Header, found: u64, path: &Path) -> Result<(), DataError> {
     match header.file_length() {
-        None => Err(malformed(path, "it says more bytes than a file can have".to_owned())),
-        Some(expected) if expected != found => {
-            Err(TokenizedError::Length { path: path.to_owned(), expected, found })
-        }
+        None => Err(damaged_header(path, "it says more bytes than a file can have")),
+        Some(expected) if expected != found => Err(DataError::of(
+            path,
+            format!(
+                "the file has {found} bytes, and its header says {expected}; copy the file or tokenize the data again"
+            ),
+        )),
         Some(_) => Ok(()),
     }
 }
@@ -123,7 +122,7 @@ fn content(
     sizes: &[u64],
     hashed_as: Width,
     path: &Path,
-) -> Result<CollectedContent, TokenizedError> {
+) -> Result<CollectedContent, DataError> {
     let width = header.width();
     if header.examples.is_none() {
         let is_whole = header.tokens.checked_mul(width.bytes() as u64) == Some(header.bytes);
@@ -141,7 +140,11 @@ fn content(
 /// Checks that the file was made with the settings that the run has.
 fn check_settings(header: &Header, config: &DataConfig, path: &Path) -> Result<(), DataError> {
     let differs = |setting: &'static str, [own, given]: [String; 2]| {
-        Err(TokenizedError::OtherSetting { path: path.to_owned(), setting, own, given }.into())
+        let problem = format!(
+            "the file was made with another `{setting}` ({own}) than [data] has ({given}); write the same one, or tokenize the \
+             data again"
+        );
+        Err(DataError::of(path, problem))
     };
     let tokenizer = fingerprint(&config.tokenizer)?;
     if header.tokenizer != tokenizer {
@@ -155,8 +158,8 @@ fn check_settings(header: &Header, config: &DataConfig, path: &Path) -> Result<(
                 }
             }
             // The text is rendered already.
-            Err(TemplateError::Missing) => {}
-            Err(error) => return Err(error.into()),
+            Err(error) if error.kind == DataErrorKind::NoTemplate => {}
+            Err(error) => return Err(error),
         }
     }
     let is_other = |given: &TrainOn| header.examples.is_some() && header.train_on != Some(*given);
@@ -171,7 +174,7 @@ fn check_settings(header: &Header, config: &DataConfig, path: &Path) -> Result<(
     }
     let packs_stream = config.packs_examples && header.examples.is_none();
     if packs_stream && bos_id.is_none() {
-        return Err(DataError::PackedWithoutBeginning { path: path.to_owned() });
+        return Err(packed_without_beginning(path));
     }
     Ok(())
 }
@@ -196,19 +199,19 @@ fn check_ids(
                 token += 1;
             })?;
             if let Some((id, token)) = beyond {
-                let (path, place) = (path.to_owned(), TokenPlace::Token(token));
-                return Err(DataError::BeyondVocabulary { path, place, id: id.into(), vocab_size });
+                let place = DataPlace::Token(token);
+                return Err(vocabulary::beyond_vocabulary(id.into(), vocab_size).at(path, place));
             }
         }
         CollectedContent::Examples(examples) => {
             for example in 0..examples.len() as u32 {
                 let ids = examples.read(example)?.ids.into_iter().map(u64::from);
-                let record = |_| TokenPlace::Record(u64::from(example) + 1);
+                let record = |_| DataPlace::Record(u64::from(example) + 1);
                 vocabulary::check(ids, vocab_size, path, record)?;
             }
         }
     }
-    Err(TokenizedError::Content { path: path.to_owned() }.into())
+    Err(other_content(path))
 }
 
 /// Treats the examples that do not fit into a row as the settings say.
@@ -221,12 +224,9 @@ fn treat_long(collected: &mut Collected, config: &DataConfig, path: &Path) -> Re
     collected.long_records.long = long.len() as u64;
     // The figures in the header are of the whole records.
     collected.known = Known::default();
-    let example = |example: u32| u64::from(example) + 1;
+    let place = |example: u32| DataPlace::Record(u64::from(example) + 1);
     match config.long_records {
-        LongRecords::Refuse => {
-            let (path, found) = (path.to_owned(), examples.ids(first));
-            Err(TokenizedError::Long { path, example: example(first), found, seq_len }.into())
-        }
+        LongRecords::Refuse => Err(long_record(examples.ids(first), seq_len).at(path, place(first))),
         LongRecords::Skip => {
             examples.choose(short);
             Ok(())
@@ -236,10 +236,7 @@ fn treat_long(collected: &mut Collected, config: &DataConfig, path: &Path) -> Re
                 let mut part = examples.read(number)?;
                 part.truncate(seq_len + 1);
                 if part.targets().next().is_none() {
-                    let path = path.to_owned();
-                    return Err(
-                        TokenizedError::NothingLeft { path, example: example(number), seq_len }.into()
-                    );
+                    return Err(nothing_left(seq_len).at(path, place(number)));
                 }
             }
             Ok(())

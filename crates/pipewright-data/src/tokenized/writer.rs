@@ -5,13 +5,11 @@ use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use pipewright_system::bounded_file::create_fresh;
+use pipewright_system::bounded_file::{Size, create_fresh};
 
 use super::header::{Header, LENGTH};
-use crate::chat::identity::TemplateIdentity;
 use crate::collected::Frequencies;
-use crate::error::TokenizedError;
-use crate::settings::train_on::TrainOn;
+use crate::error::DataError;
 use crate::storage::bytes::BLOCK;
 use crate::storage::examples::{ExampleBuffer, RowPart};
 use crate::storage::ids::{IdBuffer, Width};
@@ -77,23 +75,13 @@ impl Drop for Unfinished {
     }
 }
 
-/// The properties of the content that the writer does not see.
-pub(crate) struct Settings {
-    pub(crate) vocab_size: usize,
-    pub(crate) tokenizer: String,
-    pub(crate) template: Option<TemplateIdentity>,
-    pub(crate) train_on: Option<TrainOn>,
-    pub(crate) bos_id: Option<u32>,
-    pub(crate) has_examples: bool,
-}
-
 impl TokenWriter {
     /// Begins the file `path`.
-    pub(crate) fn create(path: &Path, vocab_size: usize) -> Result<Self, TokenizedError> {
+    pub(crate) fn create(path: &Path, vocab_size: usize) -> Result<Self, DataError> {
         let mut name = path.as_os_str().to_owned();
         name.push(format!(".{}.tmp", std::process::id()));
         let name = PathBuf::from(name);
-        let failed = |source| TokenizedError::Write { path: path.to_owned(), source };
+        let failed = |source| not_written(path, source);
         let mut file = BufWriter::with_capacity(1 << 20, create_fresh(&name).map_err(failed)?);
         let unfinished = Unfinished(name);
         file.write_all(&[0; LENGTH]).map_err(failed)?;
@@ -127,7 +115,7 @@ impl TokenWriter {
         &mut self,
         ids: &mut IdBuffer,
         examples: &mut ExampleBuffer,
-    ) -> Result<(), TokenizedError> {
+    ) -> Result<(), DataError> {
         let bytes = std::mem::take(ids.bytes());
         let Self { frequencies, largest_id, tokens, .. } = self;
         self.width.each(&bytes, |id| {
@@ -145,45 +133,38 @@ impl TokenWriter {
             part.targets().for_each(|id| self.frequencies.count(id));
             self.largest_id = part.ids.iter().copied().fold(self.largest_id, u32::max);
             self.tokens += part.ids.len() as u64;
-            let size = u32::try_from(size);
-            self.sizes.push(size.map_err(|_| TokenizedError::LongExample { path: self.path.clone() })?);
+            let size = u32::try_from(size).map_err(|_| {
+                let most = Size(u32::MAX.into());
+                DataError::of(&self.path, format!("a record has more than {most} of token ids; divide it"))
+            });
+            self.sizes.push(size?);
         }
         self.append(&bytes)
     }
 
-    fn append(&mut self, bytes: &[u8]) -> Result<(), TokenizedError> {
+    fn append(&mut self, bytes: &[u8]) -> Result<(), DataError> {
         self.hasher.update(bytes);
         self.blocks.update(bytes);
         self.bytes += bytes.len() as u64;
-        self.file.write_all(bytes).map_err(|source| self.failed(source))
+        self.file.write_all(bytes).map_err(|source| not_written(&self.path, source))
     }
 
-    fn failed(&self, source: io::Error) -> TokenizedError {
-        TokenizedError::Write { path: self.path.clone(), source }
-    }
-
-    /// Writes the header, and gives the file its name when everything is on the disk.
-    pub(crate) fn finish(mut self, settings: Settings) -> Result<Header, TokenizedError> {
+    /// Writes the header, and gives the file its name when everything is on the disk. `header` has the properties
+    /// that the writer does not see; the writer adds those of the content.
+    pub(crate) fn finish(mut self, mut header: Header) -> Result<Header, DataError> {
         let totals = self.frequencies.totals();
         let mut lists: Vec<u8> = self.sizes.iter().copied().flat_map(u32::to_le_bytes).collect();
         lists.extend(self.blocks.finish());
-        let header = Header {
-            vocab_size: settings.vocab_size as u64,
-            tokenizer: settings.tokenizer,
-            template: settings.template,
-            train_on: settings.train_on,
-            bos_id: settings.bos_id,
-            examples: settings.has_examples.then_some(self.sizes.len() as u64),
-            bytes: self.bytes,
-            tokens: self.tokens,
-            targets: totals.targets as u64,
-            frequency_entropy: totals.frequency_entropy.to_bits(),
-            largest_id: self.largest_id,
-            hash: self.hasher.finalize().to_hex().to_string(),
-            lists_hash: blake3::hash(&lists).to_hex().to_string(),
-        };
+        header.examples = header.examples.map(|_| self.sizes.len() as u64);
+        header.bytes = self.bytes;
+        header.tokens = self.tokens;
+        header.targets = totals.targets as u64;
+        header.frequency_entropy = totals.frequency_entropy.to_bits();
+        header.largest_id = self.largest_id;
+        header.hash = self.hasher.finalize().to_hex().to_string();
+        header.lists_hash = blake3::hash(&lists).to_hex().to_string();
         let written = self.end(&header, &lists);
-        written.map_err(|source| self.failed(source))?;
+        written.map_err(|source| not_written(&self.path, source))?;
         Ok(header)
     }
 
@@ -201,4 +182,8 @@ impl TokenWriter {
         }
         Ok(())
     }
+}
+
+fn not_written(path: &Path, source: io::Error) -> DataError {
+    DataError::of(path, "cannot be written").caused_by(source)
 }

@@ -8,8 +8,7 @@ use super::super::element::Element;
 use super::super::product::Matrix;
 use super::super::rotary::{turn, turn_back};
 use super::super::soft_cap::{bound, bound_backward};
-use super::inputs::{Dims, Inputs};
-use super::rows::Rows;
+use super::inputs::{Dims, Inputs, Rows};
 use super::softmax::{score, softmax_backward};
 
 /// The gradients of an attention's inputs.

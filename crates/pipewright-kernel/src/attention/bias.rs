@@ -1,7 +1,6 @@
 //! The bias of scores by relations between tokens, and the gradient of its table.
 
-use super::inputs::{Bias, Dims};
-use super::rows::Rows;
+use super::inputs::{Bias, Dims, Rows};
 
 impl<'a> Bias<'a> {
     /// Returns the masks of a row of queries, one for each relation, from key `low` to `end`.

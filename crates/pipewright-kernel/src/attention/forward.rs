@@ -6,8 +6,7 @@ use super::super::element::Element;
 use super::super::product::Matrix;
 use super::super::rotary::turn;
 use super::super::soft_cap::bound;
-use super::inputs::{Dims, Inputs};
-use super::rows::Rows;
+use super::inputs::{Dims, Inputs, Rows};
 use super::softmax::{score, softmax};
 
 // Functions for each element type, not generic ones, so that their loops are compiled with this crate's

@@ -25,7 +25,6 @@
 //! `dk = dSᵀ q`.
 
 mod inputs;
-mod rows;
 mod bias;
 mod softmax;
 mod forward;

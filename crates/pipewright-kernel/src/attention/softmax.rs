@@ -6,7 +6,7 @@ use super::super::element::Element;
 use super::super::exp::exp;
 use super::super::product::Matrix;
 use super::super::simd::{max, sum};
-use super::rows::Rows;
+use super::inputs::Rows;
 
 /// Computes the scores of a block of queries.
 pub(super) fn score<T: Element>(

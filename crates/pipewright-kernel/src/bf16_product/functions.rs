@@ -6,12 +6,17 @@ use super::instruction::Instruction;
 #[cfg(target_arch = "x86_64")]
 use super::{
     available::Available,
-    results::{into_rows, new_memory},
+    blocked::{Target, multiply},
     tile::{Output, Update},
 };
 use crate::half::Half;
 use crate::narrow_product::{self, AnyMatrix};
 use crate::product::{self, Matrix, assert_fits};
+#[cfg(target_arch = "x86_64")]
+use crate::{
+    product::product_size,
+    simd::{fresh, written},
+};
 
 /// Returns the instruction that the functions of this module use, always the same one in a process. Without
 /// it, they widen their operands.
@@ -98,6 +103,43 @@ pub fn add_product(out: &mut [f32], row_stride: usize, a: Matrix<'_, bf16>, b: M
         return into_rows(available, (out, row_stride), a, b, Output::Added);
     }
     widened(a, b, |a, b| product::add_product(out, row_stride, a, b));
+}
+
+/// Returns `a b` in row-major order.
+///
+/// # Safety
+/// The output that `output` makes must write each element and read none. The operands of the update must have
+/// as many rows and columns as the result.
+#[cfg(target_arch = "x86_64")]
+unsafe fn new_memory<T>(
+    available: Available,
+    a: Matrix<'_, bf16>,
+    b: Matrix<'_, bf16>,
+    output: fn(*mut T) -> Output,
+    update: Option<Update>,
+) -> Vec<T> {
+    let mut out = fresh::<T>(product_size(a, b));
+    let target = Target { output: output(out.as_mut_ptr().cast()), row_stride: b.columns, update };
+    // SAFETY: `out` has an element for each of the result, and each is written, as the caller says.
+    unsafe {
+        multiply(available, a, b, target);
+        written(out)
+    }
+}
+
+/// Computes `a b` in rows of `out` that begin `row_stride` elements apart.
+#[cfg(target_arch = "x86_64")]
+fn into_rows<T>(
+    available: Available,
+    (out, row_stride): (&mut [T], usize),
+    a: Matrix<'_, bf16>,
+    b: Matrix<'_, bf16>,
+    output: fn(*mut T) -> Output,
+) {
+    assert_fits(out.len(), a.rows, b.columns, row_stride);
+    let target = Target { output: output(out.as_mut_ptr()), row_stride, update: None };
+    // SAFETY: the assertion bounds every element of the result.
+    unsafe { multiply(available, a, b, target) };
 }
 
 /// Calls `multiply` with the operands in single precision.

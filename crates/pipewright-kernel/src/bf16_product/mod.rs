@@ -58,8 +58,6 @@ mod instruction;
 mod available;
 #[cfg(target_arch = "x86_64")]
 mod blocked;
-#[cfg(target_arch = "x86_64")]
-mod results;
 mod functions;
 
 #[cfg(feature = "testing")]

@@ -2,38 +2,6 @@
 
 use super::*;
 
-/// Sequences of whole chunks and of others give each token the result that it has in a longer sequence.
-#[test]
-#[cfg_attr(miri, ignore = "takes minutes under Miri")]
-fn a_token_sees_no_later_token() {
-    let dims = Dims { batch: 1, sequence: 200, heads: 4, head_dim: 2, groups: 2, state: 3 };
-    let numbers = |count: usize, scale: f32| {
-        (0..count).map(|i| ((i * 37) % 19) as f32 / 19.0 * scale).collect::<Vec<f32>>()
-    };
-    let u = numbers(200 * dims.channels(), 1.0);
-    let whole = numbers(4 * 200, 0.3);
-    let run = |sequence: usize| {
-        let dims = Dims { sequence, ..dims };
-        let steps: Vec<f32> = whole.chunks(200).flat_map(|head| head[..sequence].to_vec()).collect();
-        let u = &u[..sequence * dims.channels()];
-        let inputs = Inputs {
-            dims,
-            u,
-            steps: &steps,
-            rates: &[-0.5, -1.0, -2.0, -30.0],
-            skip: &[1.0; 4],
-            documents: None,
-        };
-        forward::<f32>(inputs)
-    };
-    let expected = run(200);
-    for sequence in [1, 63, 64, 65, 130] {
-        let found = run(sequence);
-        let close = found.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= 1e-5 * b.abs().max(1.0));
-        assert!(close, "{sequence}");
-    }
-}
-
 /// A scan that stops and continues from its state gives each token the result that it has in the whole
 /// sequence.
 #[test]
@@ -55,7 +23,8 @@ fn a_state_continues_a_sequence() {
     };
     let mut expected = Vec::new();
     inputs(&part(0..140), &mut |inputs| expected = forward::<f32>(inputs));
-    for first in [1, 64, 100] {
+    // Sequences of whole chunks and of others.
+    for first in [1, 63, 64, 65, 100, 130] {
         let (mut found, mut states) = (Vec::new(), Vec::new());
         inputs(&part(0..first), &mut |inputs| (found, states) = forward_with_state(inputs));
         assert_eq!(states.len(), 4 * 2 * 3);

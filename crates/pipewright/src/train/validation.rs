@@ -24,11 +24,17 @@ impl Validation {
     pub fn new(rows: TokenRows, batch_rows: usize, batches: Option<usize>) -> Result<Self, DataError> {
         let found = rows.rows().checked_div(batch_rows).unwrap_or(0);
         if found == 0 {
-            let seq_len = rows.seq_len();
-            return Err(DataError::FewValidationRows { found: rows.rows(), needed: batch_rows, seq_len });
+            let (found, seq_len) = (rows.rows(), rows.seq_len());
+            return Err(DataError::new(format!(
+                "the validation data has {found} rows of seq_len {seq_len}, and a batch takes {batch_rows}; give more validation \
+                 data or a larger share, a shorter seq_len, or fewer or smaller microbatches"
+            )));
         }
         match batches {
-            Some(asked) if asked > found => Err(DataError::FewValidationBatches { asked, found, batch_rows }),
+            Some(asked) if asked > found => Err(DataError::new(format!(
+                "an evaluation takes {asked} batches of {batch_rows} rows, and the validation data has {found}; ask for at most \
+                 {found} batches, or give more validation data"
+            ))),
             batches => Ok(Self { rows, batch_rows, batches: batches.unwrap_or(found) }),
         }
     }
