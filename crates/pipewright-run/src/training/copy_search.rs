@@ -83,10 +83,10 @@ impl Search {
 
     /// Returns the copies that the hosts hold together, the newest first. The checkpoint of the lowest
     /// validation loss may not have been complete.
-    fn complete(&self, hosts: &CopyHosts, held: &[(WorldRank, Vec<CopyPart>)]) -> Vec<GatheredCopy> {
+    fn complete(&self, hosts: &CopyHosts, held: &[(WorldRank, String)]) -> Vec<GatheredCopy> {
         let mut parts = vec![Vec::new(); hosts.count()];
-        for (rank, held) in held {
-            parts[hosts.host_of(*rank)].extend(held.iter().cloned());
+        for (rank, text) in held {
+            parts[hosts.host_of(*rank)].extend(from_json::<Vec<CopyPart>>(text).unwrap_or_default());
         }
         let has_best = |copy: &GatheredCopy| {
             lowest_step(&copy.manifest().description).is_none_or(|best| self.saved.contains(&best))
@@ -111,10 +111,11 @@ pub(crate) fn newest(
     let own = steps.filter(|_| decides).and_then(|steps| Search::of(&path.run, steps));
     let Some(search) = processes.share_value(&own)? else { return Ok(None) };
     let hosts = CopyHosts::find(processes, &search.link.copies)?;
-    let own = if hosts.is_first() { search.parts(&**processes.observer()) } else { Vec::new() };
-    let complete = |held: &[(WorldRank, Vec<CopyPart>)]| search.complete(&hosts, held);
+    // JSON, because the descriptions of copies have values of any type.
+    let own = if hosts.is_first() { json(&search.parts(&**processes.observer())) } else { String::new() };
+    let complete = |held: &[(WorldRank, String)]| json(&search.complete(&hosts, held));
     let copies = processes.combine(&own, complete, Duration::ZERO)?;
-    for copy in copies {
+    for copy in from_json::<Vec<GatheredCopy>>(&copies).unwrap_or_default() {
         let step = copy.step();
         match obtain(processes, &hosts, &search.link.copies, &copy)? {
             Ok((found, source)) => {
@@ -315,6 +316,14 @@ fn send(
         let name = &files[transfer.file].name;
         exchange.send_file(transfer.to, copy.step(), name, &AtomicU64::new(0))
     })
+}
+
+fn json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("plain data has a JSON text")
+}
+
+fn from_json<T: for<'de> Deserialize<'de>>(text: &str) -> Option<T> {
+    serde_json::from_str(text).ok()
 }
 
 #[cfg(test)]
