@@ -223,7 +223,7 @@ fn gpus_that_the_mesh_does_not_divide_are_refused() {
     check_runs(
         "gpus = 64\ntp = 8\npp = 8",
         "gpus = 63\ntp = 8\npp = 8",
-        "run 2 (`gpt3-175B`): 63 GPUs cannot be divided into groups of 64",
+        "run 2 (`gpt3-175B`): 63 GPUs cannot be divided into a mesh of 64 (tp = 8, pp = 8, cp = 1)",
     );
     check_runs(
         "tp = 4\npp = 8\nvp = 6\nmbs = 1\ngbs = 256",

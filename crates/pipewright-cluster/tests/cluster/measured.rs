@@ -262,6 +262,6 @@ fn mistakes_have_a_place() {
         &format!("{layer}block = 80"),
         "[[layer]] is of block 80, and the model has 80; use a number from 0 to 79",
     );
-    refuse(&format!("{layer}tensor_parallel = 7"), "64 heads cannot be divided among 7 tensor ranks");
+    refuse(&format!("{layer}tensor_parallel = 7"), "64 heads cannot be divided among the ranks of tp = 7");
     refuse(&format!("{layer}precision = \"f8\""), "where bf16, f16, fp8 is expected");
 }

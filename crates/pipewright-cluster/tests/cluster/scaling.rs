@@ -199,7 +199,7 @@ fn whole_experts_need_no_exchange_in_tensor_groups() {
     layout.gpus /= 2;
     let refusal = |layout: &Layout| layout.check(&whole.model).expect_err("an error").reason;
     assert!(
-        refusal(&layout).ends_with("replicas cannot be divided among the ranks of ep = 16"),
+        refusal(&layout).ends_with("32 replicas cannot be divided among the ranks of ep = 64"),
         "{}",
         refusal(&layout)
     );
