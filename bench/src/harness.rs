@@ -165,6 +165,13 @@ impl fmt::Display for Spread {
     }
 }
 
+/// Parses arguments as the options of a bench.
+#[cfg(test)]
+pub(crate) fn parsed<T: clap::Args>(arguments: &[&str]) -> Result<T, clap::Error> {
+    let command = T::augment_args(clap::Command::new("bench").no_binary_name(true));
+    T::from_arg_matches(&command.try_get_matches_from(arguments)?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -193,11 +200,4 @@ mod tests {
         let expected = "  a ratio  2.000 (min 1.000, max 4.000, n 3)\n  rate     20 (min 10, max 40, n 3)\n";
         assert_eq!(figures.to_string(), expected);
     }
-}
-
-/// Parses arguments as the options of a bench.
-#[cfg(test)]
-pub(crate) fn parsed<T: clap::Args>(arguments: &[&str]) -> Result<T, clap::Error> {
-    let command = T::augment_args(clap::Command::new("bench").no_binary_name(true));
-    T::from_arg_matches(&command.try_get_matches_from(arguments)?)
 }

@@ -34,7 +34,7 @@ impl ParameterSource for InitialParameters<'_> {
         if spec.path.ends_with(".out_proj.weight") {
             let blocks = self.config.blocks.len() as f64;
             let divisor = if self.config.rescale_prenorm_residual { blocks.sqrt() } else { 1.0 };
-            let bound = 1.0 / (mamba_sizes(&self.config).width() as f64).sqrt() / divisor;
+            let bound = 1.0 / (mamba_sizes(self.config).width() as f64).sqrt() / divisor;
             return Ok(uniform(self.others.seed, spec, bound));
         }
         self.others.parameter(spec)

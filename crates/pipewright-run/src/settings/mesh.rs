@@ -195,7 +195,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Mesh
 /// Reads whether tensor ranks hold whole experts, and the number of replicas that hold the experts together.
 /// In the folders of older runs, the key of the second is a flag that says the first.
 fn experts(section: &mut Section<'_>) -> (bool, u32) {
-    match section.value(EXPERTS).and_then(|value| value.as_flag()) {
+    match section.value(EXPERTS).and_then(pipewright_document::Value::as_flag) {
         Some(former) => (section.given_flag(WHOLE_EXPERTS).unwrap_or(former), 1),
         None => (section.flag(WHOLE_EXPERTS), section.count(EXPERTS)),
     }

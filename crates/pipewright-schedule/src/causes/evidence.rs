@@ -354,7 +354,8 @@ impl<'a> Evidence<'a> {
 
     /// Returns the last computation of the step, and the wait that ends the step if it ends after that.
     pub(super) fn end_of_step(&self) -> (Option<Cell>, Option<Wait>) {
-        let (mut last, mut longest): (Option<(Cell, f64)>, Option<(Rank, &Event)>) = (None, None);
+        let mut last: Option<(Cell, f64)> = None;
+        let mut longest: Option<(Rank, &Event)> = None;
         for lane in &self.lanes {
             if let Some(cell) = lane.cells.last().filter(|cell| last.is_none_or(|(_, end)| cell.end > end)) {
                 last = Some((Cell { rank: lane.rank, index: lane.cells.len() - 1 }, cell.end));
