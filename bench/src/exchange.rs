@@ -158,8 +158,8 @@ pub(crate) fn run(options: &Options) -> Outcome {
     Ok(())
 }
 
-/// Initial parameters with embeddings of a standard deviation of about 1, like those of models that scale them
-/// by the root of their width.
+/// Initial parameters with embeddings of a standard deviation of about 1, like the values of models that scale
+/// them by the root of their width.
 struct LargeEmbeddings<S>(S);
 
 impl<S: ParameterSource> ParameterSource for LargeEmbeddings<S> {

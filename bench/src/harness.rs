@@ -1,4 +1,4 @@
-//! What the benches share: the figures of their turns, times of two sides in turn, and the processes over MPI.
+//! The parts that the benches share: the figures of their turns, times of two sides in turn, and the processes over MPI.
 //!
 //! A bench is a setup, a step and its figures. The sides of a comparison take their steps in turn, because the speed of a
 //! machine changes between runs.

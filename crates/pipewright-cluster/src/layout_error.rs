@@ -12,7 +12,7 @@ use crate::size_names::{BATCH, CHUNKS, GivenSizes, MESH, Names, PIPELINE, Size, 
 pub struct LayoutError {
     /// The reason.
     pub reason: String,
-    /// What to change.
+    /// The advice.
     pub advice: String,
 }
 

@@ -10,7 +10,7 @@ use pipewright_shapes::vectors::Vectors;
 
 /// The widths and numbers of the parts of a model.
 const SIZES: RangeInclusive<u64> = 1..=1 << 24;
-/// Those that may be 0: a model with 0 experts is dense.
+/// The sizes that may be 0: a model with 0 experts is dense.
 const SIZES_FROM_0: RangeInclusive<u64> = 0..=1 << 24;
 const HEADS: RangeInclusive<u64> = 1..=1 << 16;
 

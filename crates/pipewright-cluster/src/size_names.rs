@@ -65,7 +65,7 @@ pub(crate) struct GivenSizes {
 }
 
 impl GivenSizes {
-    /// Returns those of the given sizes that are in `which`, with their values.
+    /// Returns the given sizes that are in `which`, with their values.
     pub(crate) fn list(&self, which: &[Size]) -> String {
         let given = self.sizes.iter().filter(|(size, _)| which.contains(size));
         given.map(|&(size, value)| self.names.with_value(size, value)).collect::<Vec<_>>().join(", ")

@@ -1,4 +1,4 @@
-//! What the systems that execute plans can run of a layout.
+//! The parts that the systems that execute plans can run of a layout.
 //!
 //! - torchtitan 0.3.0 (`distributed/parallel_dims.py`, `distributed/fsdp.py`) runs any table of computations
 //!   with one chunk or several in a loop, or two in a V. Replicas shard parameters or nothing. In a pipeline,

@@ -10,9 +10,9 @@ use crate::place::Place;
 pub struct Problem {
     /// The place where it was written.
     pub place: Place,
-    /// What is wrong.
+    /// The mistake.
     pub sentence: String,
-    /// What to do about it, unless the sentence already says so.
+    /// The advice, unless the sentence already says so.
     pub help: Option<String>,
     /// The error that the sentence is from, for callers that act on its type.
     pub cause: Option<Box<dyn Error + Send + Sync>>,

@@ -1,4 +1,4 @@
-//! What a block of a model with attention and Mamba-2 layers keeps of the tokens of a row.
+//! The tensors that a block of a model with attention and Mamba-2 layers keeps of the tokens of a row.
 
 use pipewright::nn::{AttentionForm, KeyValueCache, MambaCache};
 

@@ -97,7 +97,7 @@ impl RunError {
         Self { context, ..self }
     }
 
-    /// Returns the same error with lines above those that its report begins with.
+    /// Returns the same error with further lines at the beginning of its report.
     pub fn under(self, lines: String) -> Self {
         Self { context: lines + &self.context, ..self }
     }

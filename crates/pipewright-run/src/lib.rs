@@ -1,7 +1,7 @@
 //! Training runs as a library: [`run::Run`] trains a model with the settings of a configuration, writes a folder
 //! with metrics, checkpoints and timelines, and continues from that folder.
 //!
-//! The command `pipewright` reads arguments and shows results; what it runs is here. Nothing here prints: a run
+//! The command `pipewright` reads arguments and shows results; the runs are in this crate. Nothing here prints: a run
 //! reports to an [`observer::Observer`], and fails with an [`error::RunError`].
 
 pub mod text;

@@ -19,7 +19,7 @@ pub trait Observer: Send + Sync {
     /// The ranks of this process are about to be started. Every process calls it.
     fn before_ranks(&self) {}
 
-    /// The steps of a run of `steps` steps begin, the first `done` of which are finished.
+    /// The steps of a run of `steps` steps begin, and the first `done` steps are finished.
     fn begin(&self, _overview: &Overview, _done: u64, _steps: u64) {}
 
     /// Arranges that events outside the run, such as signals, request the end of the run. Every process calls it
@@ -62,7 +62,7 @@ pub struct Silent;
 
 impl Observer for Silent {}
 
-/// What a run trains, and how: the data of a header.
+/// A description of a run: the data of a header.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Overview {
     /// The model's architecture.

@@ -152,7 +152,7 @@ pub struct Run {
     parts: Parts,
 }
 
-/// What the caller adds to a run.
+/// The parts that the caller adds to a run.
 struct Parts {
     model: Option<Arc<dyn RunModel>>,
     planner: Option<Planner>,

@@ -45,7 +45,7 @@ pub(crate) fn open_training(
     open_files(settings, model, batch_rows).map(|(training, _)| training)
 }
 
-/// What the data must fit.
+/// The sizes that the data must fit.
 #[derive(Clone, Copy)]
 pub(crate) struct DataModel<'a> {
     /// The number of token ids.

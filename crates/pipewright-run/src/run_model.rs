@@ -174,7 +174,7 @@ impl RunModel for CutModel {
     }
 
     fn cuts(&self) -> Option<Vec<usize>> {
-        // The cuts are those of a model with its embedding in one part.
+        // The cuts equal the cuts of a model with its embedding in one part.
         let before = self.embedding_parts() as usize - 1;
         Some(self.model().cuts()?.into_iter().map(|cut| cut + before).collect())
     }

@@ -5,7 +5,7 @@
 //! the end of the step back to its start is the critical path: the step would be shorter only if something on
 //! it took less time.
 //!
-//! A simulated timeline has one replica, and its collectives run one after another beside the computation. A
+//! A simulated timeline has one replica, and its collectives run one after another next to the computation. A
 //! recorded one has all replicas. It records a gathering from the time when an action needs it, so when the
 //! gathering began is not known.
 //!
@@ -25,59 +25,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod cause;
 mod evidence;
 
-use crate::action::Action;
+pub use self::cause::{Cause, Cell, Wait};
+use self::evidence::Evidence;
 use crate::costs::Costs;
 use crate::ids::Rank;
-use crate::simulate::Tensor;
-use crate::timeline::{QueueWait, Timeline};
-
-use self::evidence::Evidence;
-
-/// A computation of a timeline.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Cell {
-    /// The rank in the timeline.
-    pub rank: Rank,
-    /// The index among the rank's events that compute.
-    pub index: usize,
-}
-
-/// Why an action did not start earlier.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Cause {
-    /// It is the first action of its rank, and needs no message.
-    Start,
-    /// It started when the action before it ended.
-    Order,
-    /// It waited for a message.
-    Message {
-        /// The action that made the tensor.
-        from: Cell,
-        /// The tensor.
-        tensor: Tensor,
-        /// The operation behind which the message waited in a queue of the communicator.
-        in_line: Option<QueueWait>,
-    },
-    /// The rank waited for communication of its own.
-    Wait(Wait),
-    /// Nothing is missing in the timeline: the runtime or the machine took the time.
-    Delay,
-}
-
-/// A wait of a rank that is an action: an `UNSHARD`, or a wait for a send or for a sum of gradients.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Wait {
-    /// The rank that waits.
-    pub rank: Rank,
-    /// The action.
-    pub action: Action,
-    /// The end of the wait, in seconds.
-    pub until: f64,
-    /// The computation after which the communication began; for a sum over replicas, the one that was last.
-    pub after: Option<Cell>,
-}
+use crate::timeline::Timeline;
 
 /// The causes of all actions of a timeline.
 #[derive(Debug, Clone, PartialEq)]
@@ -85,7 +40,7 @@ pub struct Causes {
     slack: f64,
     /// The causes of each rank's computations.
     causes: Vec<Vec<Cause>>,
-    /// What each rank waits for after its last computation.
+    /// The wait of each rank after its last computation.
     at_end: Vec<Option<Wait>>,
     last: Option<Cell>,
     last_wait: Option<Wait>,

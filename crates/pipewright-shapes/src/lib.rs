@@ -1,4 +1,4 @@
-//! What a model is, from its `config.json` alone.
+//! The shape of a model, from its `config.json` alone.
 //!
 //! ```text
 //!                         family, key_table: the keys of each family, and what files leave out

@@ -1,4 +1,4 @@
-//! The parameters of a block that are trained: all, or those of adapters (LoRA, arXiv 2106.09685, and DoRA,
+//! The parameters of a block that are trained: all, or the matrices of adapters (LoRA, arXiv 2106.09685, and DoRA,
 //! arXiv 2402.09353).
 //!
 //! An adapter adds two products to a linear layer: with `A [inputs, rank]` and `B [rank, outputs]`. The

@@ -1,13 +1,10 @@
 //! The errors of the search.
 
 use pipewright_schedule::GenerateError;
-use pipewright_schedule::bytes::bytes_text;
 use thiserror::Error;
 
 use crate::layout::{Layout, LayoutError};
 use crate::memory::RankMemory;
-use crate::search::request::{Fixed, Request};
-use crate::size_names::MEMORY;
 
 /// The reason why a search has no plan, and the advice.
 #[derive(Clone, PartialEq, Error)]
@@ -17,7 +14,7 @@ pub struct SearchError {
     pub kind: SearchErrorKind,
     /// The reason.
     pub reason: String,
-    /// What to change; empty if the reason says it.
+    /// The advice; empty if the reason says it.
     pub advice: String,
 }
 
@@ -51,26 +48,6 @@ impl SearchError {
     /// Returns an error of the request.
     pub(crate) fn new(reason: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { kind: SearchErrorKind::Request, reason: reason.into(), advice: advice.into() }
-    }
-
-    /// Says that no plan fits into memory, and what is short.
-    pub(crate) fn memory(request: &Request, least: LeastMemory) -> Self {
-        let given = if request.fixed == Fixed::default() { "" } else { "fewer given parts of the plan, " };
-        let memory = match request.memory {
-            Some(_) => format!("a larger {}", request.names.name(MEMORY)),
-            None => "GPUs with more memory".to_owned(),
-        };
-        let reason = format!(
-            "no plan fits into {} per GPU: the smallest ({}) needs {} on rank {} of its pipeline, {} too much ({})",
-            bytes_text(least.limit as u64),
-            least.layout.text(&request.model),
-            bytes_text(least.needed() as u64),
-            least.rank,
-            bytes_text((least.needed() - least.limit) as u64),
-            least.memory.text(),
-        );
-        let advice = format!("use {given}more GPUs, fewer rows per step, or {memory}");
-        Self { kind: SearchErrorKind::Memory(Box::new(least)), reason, advice }
     }
 }
 

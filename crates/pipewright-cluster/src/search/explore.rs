@@ -50,7 +50,7 @@ pub(super) struct Candidate {
     pub(super) needed: f64,
 }
 
-/// What is known of layouts without a plan, and the programs of their simulations.
+/// The facts about layouts without a plan, and the programs of their simulations.
 pub(super) struct Tried {
     pub(super) programs: Programs,
     /// The layouts that were simulated. None of them fits.

@@ -60,7 +60,7 @@ fn find_plans(request: &Request, known: Option<ClusterPlan>) -> Result<Found, Se
     // A layout that was left out may fit, and the error has the one that needs least memory.
     let complete = Exploration::of(request, &shapes, Pruning::None, None, *tried);
     complete.simulate().map_err(|tried| match *tried {
-        Tried { least: Some(least), .. } => SearchError::memory(request, least),
+        Tried { least: Some(least), .. } => request.lacks_memory(least),
         Tried { failed: Some((schedule, error)), .. } => no_simulation(request, &schedule, &error),
         Tried { least: None, failed: None, .. } => nothing_to_estimate(request, &shapes),
     })

@@ -1,6 +1,7 @@
 //! A request to the search.
 
 use pipewright_document::GIB;
+use pipewright_schedule::bytes::bytes_text;
 use pipewright_schedule::generate::find;
 use pipewright_schedule::plan::System;
 use pipewright_schedule::words::counted;
@@ -8,9 +9,9 @@ use pipewright_schedule::words::counted;
 use crate::layout::{Cut, Kernels, Layout, LayoutError, Precision, Recompute, Scores, ShardedState};
 use crate::layout_error::Fault;
 use crate::machine::Machine;
-use crate::search::error::SearchError;
+use crate::search::error::{LeastMemory, SearchError, SearchErrorKind};
 use crate::size_names::{
-    CHUNKS, CONTEXT, DATA, EXPERT, GPUS, GivenSizes, MESH, MICROBATCH, Names, PIPELINE, TENSOR,
+    CHUNKS, CONTEXT, DATA, EXPERT, GPUS, GivenSizes, MEMORY, MESH, MICROBATCH, Names, PIPELINE, TENSOR,
 };
 use crate::systems;
 use pipewright_shapes::model::Model;
@@ -218,6 +219,26 @@ impl Request {
             format!("the given mesh ({}) has {}, not {}", given.list(&MESH), counted(mesh, "GPU"), self.gpus),
             format!("use {advice}, or leave a part of the mesh out"),
         )
+    }
+
+    /// Says that no plan fits into memory, and what is short.
+    pub(crate) fn lacks_memory(&self, least: LeastMemory) -> SearchError {
+        let given = if self.fixed == Fixed::default() { "" } else { "fewer given parts of the plan, " };
+        let memory = match self.memory {
+            Some(_) => format!("a larger {}", self.names.name(MEMORY)),
+            None => "GPUs with more memory".to_owned(),
+        };
+        let reason = format!(
+            "no plan fits into {} per GPU: the smallest ({}) needs {} on rank {} of its pipeline, {} too much ({})",
+            bytes_text(least.limit as u64),
+            least.layout.text(&self.model),
+            bytes_text(least.needed() as u64),
+            least.rank,
+            bytes_text((least.needed() - least.limit) as u64),
+            least.memory.text(),
+        );
+        let advice = format!("use {given}more GPUs, fewer rows per step, or {memory}");
+        SearchError { kind: SearchErrorKind::Memory(Box::new(least)), reason, advice }
     }
 
     /// Returns the request with the generator's name of a given schedule.

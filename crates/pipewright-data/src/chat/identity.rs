@@ -1,4 +1,4 @@
-//! What the text of a chat depends on apart from its messages, so that a file of rendered chats can be
+//! The facts that the text of a chat depends on, apart from its messages, so that a file of rendered chats can be
 //! compared with the settings of a run.
 
 use std::collections::BTreeMap;

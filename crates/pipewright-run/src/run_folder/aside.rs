@@ -40,7 +40,7 @@ pub(super) fn move_later_timelines(run: &Path, done: u64) -> Result<Option<Strin
     move_later(&folder, kept, done, "timeline")
 }
 
-/// Moves those of a folder's paths that are of steps after `done` to a folder next to it.
+/// Moves the paths of a folder that are of steps after `done` to a folder next to it.
 fn move_later(
     folder: &Path,
     paths: Vec<(u64, PathBuf)>,

@@ -42,7 +42,7 @@ pub struct Prepared {
     pub initial: InitialParameters,
     /// The number of parameters that training changes.
     pub trained: u64,
-    /// What checkpoints say about the adapters, if these are trained.
+    /// The description of the adapters in checkpoints, if these are trained.
     pub adapter: Option<Value>,
     /// A fingerprint of the adapters in the PEFT directory with which training starts.
     pub start_of_adapter: Option<String>,

@@ -1,9 +1,9 @@
-//! What a timeline says about the causes of its actions.
+//! The evidence in a timeline for the causes of its actions.
 
 use std::collections::HashMap;
 
-use super::{Cause, Cell, Wait};
 use crate::action::{Action, ActionKind};
+use crate::causes::cause::{Cause, Cell, Wait};
 use crate::costs::Costs;
 use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::simulate::Tensor;
@@ -159,7 +159,7 @@ impl<'a> Evidence<'a> {
     }
 
     /// Returns the parts of a computation whose tensors it waits for. A forward that is computed again has its
-    /// tensors, so it waits only for those of its backward, which follows it.
+    /// tensors, so it waits only for the tensors of its backward, which follows it.
     fn parts_to_feed(&self, cell: Cell) -> impl Iterator<Item = Action> {
         let replica = cell.rank.get() / self.ranks;
         self.cell(cell).action.parts().map(move |part| match part {

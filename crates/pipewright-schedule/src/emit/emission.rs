@@ -13,13 +13,13 @@ pub struct EmitRequest<'a> {
     pub profile: &'a Profile,
     /// The precision of the computation: `f32`, `bf16` or `f16`.
     pub precision: &'a str,
-    /// What the plan is for.
+    /// The target of the plan.
     pub scope: PlanScope,
     /// The folder of the files, which options name; empty for the current one.
     pub folder: &'a str,
 }
 
-/// What a plan is for, with what only such plans have.
+/// The target of a plan, with what only such plans have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlanScope {
     /// The ranks of a profile.

@@ -116,7 +116,7 @@ struct Source {
     makespan: f64,
     /// How well the clocks of several processes agree, in seconds.
     uncertainty: Option<f64>,
-    /// What waited in line: the rank, the operation, the operation in front of it, and the start and the end
+    /// The waits in line: the rank, the operation, the operation in front of it, and the start and the end
     /// in seconds.
     waits: Vec<(u32, String, String, f64, f64)>,
     causes: CausesData,
@@ -130,7 +130,7 @@ struct CausesData {
     slack: f64,
     /// The causes of each rank's computations after a gap, with their indices.
     causes: Vec<Vec<(usize, CauseData)>>,
-    /// What each rank waits for after its last computation.
+    /// The wait of each rank after its last computation.
     ends: Vec<Option<WaitData>>,
     last: Option<CellData>,
     last_wait: Option<WaitData>,

@@ -30,7 +30,7 @@ pub(super) struct ProgramData {
     events: Vec<Packed>,
 }
 
-/// Numbers, some of which repeat earlier ones.
+/// Numbers; some repeat earlier ones.
 #[derive(Serialize)]
 #[serde(transparent)]
 struct Packed(Vec<Piece>);

@@ -17,7 +17,7 @@ pub(super) struct BoundaryTensor {
     pub(super) microbatch: Microbatch,
 }
 
-/// What a tensor from another rank is for an action.
+/// The role of a tensor from another rank for an action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tensor {
     /// The output of the stage before.

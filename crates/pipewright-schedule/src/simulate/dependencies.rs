@@ -1,4 +1,4 @@
-//! What the times of a simulated program depend on, so that it can be run at other costs without the rules of
+//! The dependencies of the times of a simulated program, so that it can be run at other costs without the rules of
 //! the simulation.
 
 use std::collections::HashMap;

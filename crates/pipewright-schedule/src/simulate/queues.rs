@@ -260,7 +260,7 @@ impl<'a> Queues<'a> {
         self.end(tape, receive, (start, at), Arrival { at, ..arrival });
     }
 
-    /// Puts a message on its link, at the latest of `ready` at the earliest.
+    /// Puts a message on its link, not before the latest of `ready`.
     fn occupy_link(&mut self, tape: &mut Tape, operation: &Operation, ready: &[Moment]) -> Transit {
         let Operation { transfer, cost, .. } = *operation;
         self.links.occupy(tape, (transfer.sender, transfer.receiver), cost, ready)

@@ -18,7 +18,7 @@ pub(crate) struct Moment {
     pub(crate) node: NonZeroU32,
 }
 
-/// What a cost is for, and so what changes it.
+/// The purpose of a cost, which says what changes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CostOf {
     /// The computation of a stage: `F`, `B`, `I` or `W`.
@@ -40,7 +40,7 @@ pub(crate) enum Node {
     Latest(Vec<NonZeroU32>),
 }
 
-/// The nodes of all times, each after those on which it depends, with the rank that it belongs to.
+/// The nodes of all times, each after the nodes on which it depends, with the rank that it belongs to.
 pub(super) struct Tape {
     /// Empty if nothing is recorded.
     pub(super) nodes: Vec<(Rank, Node)>,
@@ -126,7 +126,7 @@ pub(super) struct Transit {
 }
 
 impl Links {
-    /// Puts a message on a link once the link is free, at the latest of `ready` at the earliest.
+    /// Puts a message on a link once the link is free, not before the latest of `ready`.
     pub(super) fn occupy(
         &mut self,
         tape: &mut Tape,

@@ -29,32 +29,32 @@ pub(super) struct RankState {
 
 /// An event of a rank.
 #[derive(Clone, Copy)]
-pub(in crate::simulate) struct TimedEvent {
-    pub(in crate::simulate) action: Action,
-    pub(in crate::simulate) start: Moment,
-    pub(in crate::simulate) end: Moment,
+pub(crate) struct TimedEvent {
+    pub(crate) action: Action,
+    pub(crate) start: Moment,
+    pub(crate) end: Moment,
 }
 
 /// A tensor that a computation needs.
-pub(in crate::simulate) struct Need {
-    pub(in crate::simulate) rank: Rank,
+pub(crate) struct Need {
+    pub(crate) rank: Rank,
     /// The index of the computation among the events of its rank.
-    pub(in crate::simulate) event: usize,
-    pub(in crate::simulate) tensor: BoundaryTensor,
-    pub(in crate::simulate) arrival: Moment,
+    pub(crate) event: usize,
+    pub(crate) tensor: BoundaryTensor,
+    pub(crate) arrival: Moment,
 }
 
 /// The tape of a simulation that has ended, and what it needs to be read.
-pub(in crate::simulate) struct Recorded {
-    pub(in crate::simulate) tape: Tape,
+pub(crate) struct Recorded {
+    pub(crate) tape: Tape,
     /// The events of each rank.
-    pub(in crate::simulate) events: Vec<Vec<TimedEvent>>,
-    pub(in crate::simulate) needs: Vec<Need>,
-    pub(in crate::simulate) lines: Vec<Line>,
+    pub(crate) events: Vec<Vec<TimedEvent>>,
+    pub(crate) needs: Vec<Need>,
+    pub(crate) lines: Vec<Line>,
 }
 
 /// A simulation. The methods that compute are in `computations.rs`, and those of messages in `messages.rs`.
-pub(in crate::simulate) struct Run<'a> {
+pub(crate) struct Run<'a> {
     pub(super) program: &'a Program,
     pub(super) costs: &'a Costs,
     pub(super) tape: Tape,
