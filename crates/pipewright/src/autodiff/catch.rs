@@ -22,7 +22,7 @@ use burn::backend::{
 };
 use burn::tensor::Tensor;
 
-use super::record::on_tape_of;
+use super::on_tape::on_tape_of;
 use crate::tensor::Value;
 
 /// Holds a caught gradient.

@@ -4,18 +4,11 @@
 //! The caller computes the result off the tape. [`record`], [`record_one`] and [`record_four`] put it on the
 //! tape with a [`Rule`], which the backward pass asks for the gradients of the inputs. The tape keeps the rule,
 //! with the tensors that it needs, and no other tensor.
-//!
-//! Moves tensors on and off the tape.
-//!
-//! Burn has a kind of tape for each strategy of gradient checkpointing. An operation panics if its inputs are
-//! on tapes of two kinds. Burn's own operations put a constant that is off the tape on the tape of the other
-//! inputs; the operations of this crate do so with [`on_tape_of`].
 
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use burn::backend::autodiff::checkpoint::base::Checkpointer;
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
@@ -23,6 +16,8 @@ use burn::backend::{
     Autodiff, Backend, Dispatch, DispatchKindConversion, DispatchTensor, Flex, backend_extension,
 };
 use burn::tensor::Tensor;
+
+use super::on_tape::on_tape_of;
 
 /// The backward pass of an operation on `N` inputs.
 pub(crate) trait Rule<const N: usize = 2>: Debug + Send + Sync {
@@ -183,21 +178,5 @@ where
             let gradient = gradient.expect("a rule computes on the back end of the gradient, off the tape");
             grads.register::<B>(parent.id, gradient);
         }
-    }
-}
-
-/// Returns a tensor off the tape that it may be on.
-pub(crate) fn inner_of<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
-    if tensor.is_autodiff() { tensor.inner() } else { tensor }
-}
-
-/// Returns a tensor as an untracked leaf of the kind of tape that `other` is on. A tensor does not change if
-/// it is on a tape, or if `other` is not.
-pub(crate) fn on_tape_of<const D: usize, const E: usize>(tensor: Tensor<D>, other: &Tensor<E>) -> Tensor<D> {
-    match other.gradient_checkpointing_strategy() {
-        Some(strategy) if !tensor.is_autodiff() => {
-            tensor.autodiff().with_gradient_checkpointing_strategy(strategy)
-        }
-        _ => tensor,
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A [`Group`] is an ordered list of ranks, such as a column of the mesh. A [`Communicator`] runs collectives
 //! of a group over any transport, and blocks. Executors never block. They use the components of collectives:
-//! an exchange (`exchange.rs`) collects messages without waiting, and a tree (`group.rs`) determines senders
+//! an exchange (`exchange.rs`) collects messages without waiting, and a tree (`tree.rs`) determines senders
 //! and receivers.
 //!
 //! # Why point to point
@@ -36,10 +36,12 @@
 
 mod communicator;
 mod group;
+mod tree;
 mod exchange;
+mod sum;
 
-pub(crate) use communicator::sum;
 pub use communicator::{CollectiveError, Communicator};
 pub(crate) use exchange::{Exchange, Slot};
-pub(crate) use group::Tree;
 pub use group::{Group, GroupError};
+pub(crate) use sum::sum;
+pub(crate) use tree::Tree;

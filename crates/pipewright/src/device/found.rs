@@ -3,7 +3,8 @@
 use burn::tensor::Device;
 
 use super::back_end::BackEnd;
-use super::choice::{Adapter, DeviceChoice, DeviceError};
+use super::choice::{Adapter, DeviceChoice};
+use super::error::DeviceError;
 
 /// A device of this machine.
 #[derive(Clone, Debug)]

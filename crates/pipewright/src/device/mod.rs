@@ -16,11 +16,17 @@
 
 mod back_end;
 mod choice;
+mod error;
 mod found;
 mod memory;
+mod parse;
+mod peak;
+mod ranks;
 
 pub use back_end::BackEnd;
-pub use choice::{Adapter, DeviceChoice, DeviceError, Devices};
+pub use choice::{Adapter, DeviceChoice};
+pub use error::DeviceError;
 pub use found::{FoundDevice, describe, found};
-pub use memory::thread_peak;
 pub(crate) use memory::{computes_behind, held_on};
+pub use peak::thread_peak;
+pub use ranks::Devices;

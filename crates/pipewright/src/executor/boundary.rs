@@ -267,7 +267,7 @@ mod tests {
     use burn::tensor::{Device, Tensor};
 
     use super::*;
-    use crate::tensor::value::Layout;
+    use crate::tensor::layout::Layout;
 
     #[test]
     fn a_part_of_another_rank_group_or_shape_is_refused() {

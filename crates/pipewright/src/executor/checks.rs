@@ -10,10 +10,11 @@ use std::collections::BTreeMap;
 
 use pipewright_schedule::{Action, Microbatch, StageIndex};
 
+use super::accumulation::Accumulation;
 use super::context::RankContext;
 use super::group_link::ExchangeSum;
 use super::stages::{At, LocalStage, LocalStages};
-use super::step_input::{Accumulation, StepInput};
+use super::step_input::StepInput;
 use crate::collective::Exchange;
 use crate::message::{Direction, Tag};
 use crate::stage::Forwarded;

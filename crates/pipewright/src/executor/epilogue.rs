@@ -3,12 +3,15 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::agreement::{agree_alike, common_digest, decode_agreement, merge_forms};
+use super::accumulation::Accumulation;
+use super::agreement::{agree_alike, decode_agreement, merge_forms};
 use super::collection::Collection;
 use super::copies::add_copies;
+use super::expert_holders::check_holders;
 use super::gather::{receive_rows, start_gather};
 use super::losses::read_losses;
 use super::machine::Executor;
+use super::next_batch::common_digest;
 use super::norm::{Contribution, Norms, add_replicas, change_gradients, norms, replica_tag, squares};
 use super::parameters::{KnownParameters, ListedParameter, NormOrder, compare};
 use super::report::{RankReport, Update};
@@ -19,8 +22,7 @@ use super::sharing::{
 };
 use super::statistics::{exchange_statistics, receive_statistics, set_statistics};
 use super::step::{Outcome, Phase};
-use super::step_input::Accumulation;
-use super::tensor_shards::{check_holders, check_shards};
+use super::tensor_shards::check_shards;
 use super::update::{update, update_early};
 use crate::batch::{StepForm, StepForms};
 use crate::collective::Exchange;

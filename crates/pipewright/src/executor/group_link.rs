@@ -21,9 +21,9 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
 
-use super::connection::{SharedEndpoint, wait_for_message};
 use super::context::RankContext;
-use super::recorder::Span;
+use super::exchange_time::Span;
+use super::shared_endpoint::{SharedEndpoint, wait_for_message};
 use super::turns::{OtherFailed, Turn};
 use crate::collective::{Exchange, Group};
 use crate::device::Devices;

@@ -16,7 +16,7 @@ use pipewright_schedule::{Rank, StageIndex};
 use serde::{Deserialize, Serialize};
 
 use super::context::RankContext;
-use super::norm::Squares;
+use super::square_parts::Squares;
 use super::stages::{LocalStage, LocalStages};
 use crate::failure::Cause;
 use crate::optimizer::group_of;

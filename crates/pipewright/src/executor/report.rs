@@ -8,7 +8,9 @@ use pipewright_schedule::{ClockSkew, Event, Scope, SkipEvent, StageIndex};
 
 use super::connection::Connection;
 use super::context::RankContext;
-use super::recorder::{AuxiliaryPart, ExchangeTime, Recorder, Records};
+use super::early_updates::EarlyUpdates;
+use super::exchange_time::ExchangeTime;
+use super::recorder::{AuxiliaryPart, Recorder, Records};
 use super::stages::LocalStages;
 use crate::device::held_on;
 use crate::ids::WorldRank;
@@ -205,15 +207,4 @@ fn undeferred(stages: &mut LocalStages, updates: bool) -> Vec<UndeferredParamete
         parameters.map(move |(path, elements)| UndeferredParameter { stage: index, path, elements })
     });
     parameters.collect()
-}
-
-/// The updates of a rank's stages before it has the gradient norm.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct EarlyUpdates {
-    /// The number of stages, in local order, that have been updated, or whose optimizer has failed.
-    pub(super) stages: usize,
-    /// The time that they took.
-    pub(super) time: Duration,
-    /// Whether one was undone because of the norm.
-    pub(super) undone: bool,
 }

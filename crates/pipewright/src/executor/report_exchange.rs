@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use pipewright_schedule::ClockSkew;
 
-use super::agreement::common_digest;
 use super::connection::Connection;
 use super::context::RankContext;
+use super::next_batch::common_digest;
 use super::report::RankReport;
 use super::report_message::{PackedSkew, ReportMessage, Times, largest_skew, unpacked_skew};
 use crate::collective::Tree;

@@ -13,7 +13,8 @@ use pipewright_schedule::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::recorder::{AuxiliaryPart, ExchangeTime};
+use super::exchange_time::ExchangeTime;
+use super::recorder::AuxiliaryPart;
 use super::report::{RankReport, UndeferredParameter};
 use crate::ids::WorldRank;
 use crate::stage::ExpertLoad;

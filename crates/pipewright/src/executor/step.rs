@@ -6,9 +6,10 @@ use pipewright_schedule::{Action, Rank, StageIndex, ValidatedProgram};
 
 use super::agreement::Agreement;
 use super::collection::{Collection, NamedParameter, Visited};
+use super::early_updates::EarlyUpdates;
 use super::norm::{Contribution, Norms};
 use super::parameters::{ListedParameter, NormOrder};
-use super::report::{EarlyUpdates, RankReport};
+use super::report::RankReport;
 use super::report_exchange::OpenReport;
 use super::report_message::ReportMessage;
 use super::sharing::SharedSum;

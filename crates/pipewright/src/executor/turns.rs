@@ -262,7 +262,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::executor::connection::SharedEndpoint;
+    use crate::executor::shared_endpoint::SharedEndpoint;
     use crate::message::{Payload, Tag};
     use crate::transport::{Waited, World};
 

@@ -8,11 +8,12 @@
 
 use std::time::Instant;
 
+use super::accumulation::Accumulation;
 use super::context::RankContext;
 use super::norm::{Norms, divisor};
 use super::stages::LocalStages;
 use super::step::Step;
-use super::step_input::{Accumulation, StepInput};
+use super::step_input::StepInput;
 use crate::failure::{Cause, UpdateFailure};
 use crate::optimizer::{ClipGroup, Factors};
 

@@ -7,10 +7,12 @@
 mod abort;
 mod step_error;
 mod cause;
+mod update_failure;
 
 pub use abort::Abort;
 pub(crate) use abort::Divergence;
 #[cfg(any(feature = "mpi", test))]
 pub(crate) use abort::FailureNotice;
-pub use cause::{Cause, UpdateFailure};
+pub use cause::Cause;
 pub use step_error::StepError;
+pub use update_failure::UpdateFailure;

@@ -44,7 +44,7 @@ impl std::fmt::Display for Where<'_> {
 mod tests {
     use pipewright_schedule::StageIndex;
 
-    use super::super::cause::UpdateFailure;
+    use super::super::update_failure::UpdateFailure;
     use super::*;
 
     fn error(rank: u32, action: Option<&str>) -> StepError {

@@ -18,7 +18,7 @@ use pipewright_kernel::attention::Dims;
 
 pub(super) use self::sizes::BlockSizes;
 use super::composed::at_least_single;
-use super::scoped_attention::Relations;
+use super::relations::Relations;
 use crate::autodiff::{Rule, inner_of, record_four};
 
 /// An attention without its inputs.

@@ -12,7 +12,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use pipewright_kernel::bf16_product::is_available;
 use pipewright_kernel::bf16_product::testing::run_without_instruction;
 
-use super::matrix::Layout;
+use super::layout::Layout;
 use super::product::multiply;
 use super::{CausalAttention, Expert, Linear, ScopedAttention, TokenScope, mix_chosen};
 

@@ -6,7 +6,9 @@ use std::sync::{Arc, Barrier, Mutex};
 
 use burn::tensor::{DType, Device, Tensor, TensorData, Tolerance};
 
-use super::parallel::{ExpertParallel, TensorLink, TensorParallel};
+use super::expert_parallel::ExpertParallel;
+use super::parallel::TensorParallel;
+use super::tensor_link::TensorLink;
 use crate::tensor::{ExpertRank, TensorRank, Value, Values};
 
 /// Returns numbers between `-scale` and `scale` with a long period.

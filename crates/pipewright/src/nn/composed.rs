@@ -10,7 +10,7 @@ use burn::module::ParamId;
 use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor};
 
 use super::deferred::{Deferred, KeptWeight, RowIds, WeightTask};
-use super::matrix::Layout;
+use super::layout::Layout;
 use super::remade::Remade;
 use crate::autodiff::{Rule, inner_of, record};
 

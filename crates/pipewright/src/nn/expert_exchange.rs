@@ -11,8 +11,9 @@ use std::sync::Arc;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use pipewright_kernel::grouped::Groups;
 
+use super::expert_parallel::ExpertParallel;
 use super::operation::{CpuTensor, ReadElement, cpu, elements, from_cpu, tensor_of, with_dtype};
-use super::parallel::{ExpertParallel, TensorLink};
+use super::tensor_link::TensorLink;
 use crate::tensor::{Value, Values};
 
 /// The rows that a replica computes for all replicas of its group.

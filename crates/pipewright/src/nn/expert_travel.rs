@@ -10,9 +10,9 @@ use burn::tensor::{DType, Tensor, TensorData};
 use super::check::{numbers, on_replicas};
 use super::deferred::{Deferred, WeightTask};
 use super::expert::{Expert, ExpertForm};
+use super::expert_parallel::ExpertParallel;
 use super::experts::mix_held;
 use super::linear::Linear;
-use super::parallel::ExpertParallel;
 
 const WIDTH: usize = 6;
 /// Not a multiple of the numbers that an instruction computes at once.

@@ -14,8 +14,8 @@ use super::expert::{Expert, ExpertActivation, composed};
 use super::expert_exchange::{Arrived, Sorted};
 use super::expert_matrices::Matrices;
 use super::expert_mixture::Mixture;
+use super::expert_parallel::ExpertParallel;
 use super::operation::{are_multiplied_in_bf16, elements, on_cpu};
-use super::parallel::ExpertParallel;
 use super::routing::Routing;
 use super::table_rows::{RowChoice, rows_of};
 

@@ -239,9 +239,9 @@ mod tests {
     use burn::tensor::{Device, Tolerance};
 
     use super::super::attention_form::RotaryPositions;
-    use super::super::attention_form::TokenScope;
     use super::super::check::numbers;
     use super::super::scoped_attention::ScopedAttention;
+    use super::super::token_scope::TokenScope;
     use super::*;
 
     fn check(form: &AttentionForm) {

@@ -8,27 +8,20 @@
 //! what each rank's part of the layers contributes to the gradient of the inputs.
 //!
 //! Sums are added in the order of the ranks, in single precision, so all ranks have the same bits.
-//!
-//! The replicas that hold the experts of each mixture together: each holds some of the experts, and the tokens
-//! of all of them are sent to the replicas of their experts and back.
-//!
-//! A replica computes the rows of each replica's tokens as rows of their own, and keeps a sum of weight
-//! gradients for each replica. So a product has the operands that it would have if every replica held all
-//! experts. The sums over replicas are added in the same order, because a group has 2, 4, 8 or more replicas,
-//! or all of them. So bits do not depend on the size of the group.
 
-use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use burn::tensor::Tensor;
 
 use super::composed::at_least_single;
+use super::expert_parallel::ExpertParallel;
 use super::remade::note_same;
+use super::tensor_link::{TensorLink, part};
 use crate::autodiff::{Rule, inner_of, on_tape_of, record};
 use crate::memory::FrozenTensors;
 use crate::random::is_probing;
-use crate::tensor::{ExpertRank, Placement, TensorRank, TensorShard, Value, Values};
+use crate::tensor::{Placement, TensorRank, TensorShard, Value, Values};
 
 /// A rank's place in its tensor group, and its connection to the other ranks.
 ///
@@ -249,82 +242,6 @@ struct SameGradient;
 impl Rule for SameGradient {
     fn backward(&self, gradient: Tensor<2>, _wanted: [bool; 2]) -> [Option<Tensor<2>>; 2] {
         [Some(gradient), None]
-    }
-}
-
-/// The exchange of tensors between the ranks of a group.
-pub(crate) trait TensorLink: Debug + Send + Sync {
-    /// Sends tensors to each rank of the group, this one included, and returns what each rank has sent to
-    /// this one. Both lists are in the order of the ranks. All ranks of the group must call it.
-    ///
-    /// If a rank of the group fails, the call unwinds with the cause as its payload.
-    fn exchange(&self, to_ranks: Vec<Values>) -> Vec<Values>;
-
-    /// Records that this rank makes progress.
-    fn keep_alive(&self);
-}
-
-/// Returns a part of `count` things, of `of` parts whose sizes differ by at most one.
-pub(super) fn part(count: usize, index: usize, of: usize) -> Range<usize> {
-    let (each, extra) = (count / of, count % of);
-    let start = index * each + index.min(extra);
-    start..start + each + usize::from(index < extra)
-}
-
-/// A replica's place among the replicas that hold the experts of each mixture together, and its connection to
-/// them.
-///
-/// All replicas of a group must run the same mixtures in the same order. They do if they have the same stages
-/// and run the same program.
-#[derive(Clone, Debug)]
-pub struct ExpertParallel {
-    rank: ExpertRank,
-    /// `None` if the replica holds all experts.
-    link: Option<Arc<dyn TensorLink>>,
-}
-
-impl Default for ExpertParallel {
-    /// A replica that holds all experts.
-    fn default() -> Self {
-        Self::unconnected(ExpertRank { index: 0, of: 1 })
-    }
-}
-
-impl ExpertParallel {
-    pub(crate) fn new(rank: ExpertRank, link: Arc<dyn TensorLink>) -> Self {
-        Self { rank, link: Some(link).filter(|_| rank.of > 1) }
-    }
-
-    /// Returns the place of a replica without its connection, to describe what the replica holds. Do not
-    /// compute with it: a mixture contains only this replica's experts.
-    pub fn unconnected(rank: ExpertRank) -> Self {
-        Self { rank, link: None }
-    }
-
-    /// Returns the replica's place in the group.
-    pub fn rank(&self) -> ExpertRank {
-        self.rank
-    }
-
-    /// Returns the number of replicas of the group.
-    pub fn ranks(&self) -> u32 {
-        self.rank.of
-    }
-
-    /// Returns the experts of a mixture of `count` experts that this replica holds, which are neighbours. The
-    /// number of replicas must divide `count`, which a layer should check.
-    pub fn experts(&self, count: usize) -> Range<usize> {
-        self.experts_of(self.rank.index as usize, count)
-    }
-
-    /// Returns the experts that the replica at `index` of the group holds.
-    pub(super) fn experts_of(&self, index: usize, count: usize) -> Range<usize> {
-        part(count, index, self.rank.of as usize)
-    }
-
-    /// Returns the connection to the other replicas, if tokens are sent to them.
-    pub(super) fn link(&self) -> Option<&Arc<dyn TensorLink>> {
-        self.link.as_ref().filter(|_| !is_probing())
     }
 }
 

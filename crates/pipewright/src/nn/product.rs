@@ -7,7 +7,8 @@ use burn::tensor::Tensor;
 
 use super::composed;
 use super::deferred::{Deferred, KeptWeight, WeightTask, recorded_on};
-use super::matrix::{Layout, Operand, product};
+use super::layout::Layout;
+use super::matrix::{Operand, product};
 use super::operation::{CpuTensor, Operation, cpu, from_cpu, on_cpu};
 use super::remade::{Remade, remade};
 

@@ -142,7 +142,7 @@ mod tests {
     use burn::tensor::{DType, TensorData};
 
     use super::super::check::numbers;
-    use super::super::matrix::Layout;
+    use super::super::layout::Layout;
     use super::super::product::multiply;
     use super::super::{rms_norm, swiglu};
     use super::*;

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use burn::tensor::{Device, Tensor, TensorData};
 use pipewright_kernel::attention::{Bias, Dims, Inputs, Rotary};
 
-use super::attention::AttentionInputs;
 use super::attention_blocks::{BlockAttention, BlockSizes, FurtherInput};
-use super::attention_form::TokenScope;
+use super::attention_passes::AttentionInputs;
 use super::operation::{CpuTensor, Operation, ReadElement, cpu_tensor, elements, on_cpu};
+use super::relations::Relations;
+use super::token_scope::TokenScope;
 
 /// An attention with grouped queries over the tokens of a [`TokenScope`].
 #[derive(Clone, Debug, PartialEq)]
@@ -201,15 +202,6 @@ impl Operation<4> for ScopedBackward {
         let table = (!table.is_empty()).then(|| cpu_tensor(table, shape(&saved.table)));
         [Some(q), Some(k), Some(v), table]
     }
-}
-
-/// Relations between the tokens of each row.
-#[derive(Clone, Debug)]
-pub struct Relations {
-    /// The number of relations.
-    pub count: usize,
-    /// 1 where a relation holds, `[rows, count, sequence, sequence]`, queries before keys.
-    pub mask: Arc<[u8]>,
 }
 
 #[cfg(test)]

@@ -13,13 +13,13 @@ use burn::tensor::{DType, Device, IndexingUpdateOp, Int, Tensor, TensorData};
 use pipewright_kernel::vocabulary_part::{NOTHING, backward, backward_bf16, forward, forward_bf16};
 
 use super::composed::at_least_single;
-use super::cross_entropy::weights_of_valid;
 use super::embedding::local_ids;
 use super::operation::{
     CpuTensor, Operation, cpu_tensor, elements, in_bf16, indices, on_cpu, replace_elements,
 };
 use super::targets::{IGNORED_TARGET, with_0_for_ignored};
-use super::vocabulary_loss::{WeightedRows, weighted_sum};
+use super::weighted_cross_entropy::weights_of_valid;
+use super::weighted_rows::{WeightedRows, weighted_sum};
 use crate::autodiff::{Rule, inner_of, on_tape_of, record};
 
 /// Returns the statistics of rows after a part of the vocabulary: the logarithm of the sum of the

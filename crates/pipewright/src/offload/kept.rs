@@ -1,12 +1,12 @@
 //! The tensors of a microbatch outside of the rank's tensors: in the processor's memory or in a file.
 
-use std::path::{Path, PathBuf};
-use std::{fmt, io};
+use std::io;
+use std::path::Path;
 
 use burn::tensor::{DType, Device, Shape, TensorData};
-use pipewright_system::private_folder::create_for_scratch;
 
 use super::error::OffloadErrorKind;
+use super::place::OffloadTo;
 use super::scratch::ScratchFile;
 use crate::tensor::{Value, Values};
 
@@ -97,39 +97,8 @@ fn write_file(folder: &Path, name: &str, values: Values) -> Result<ScratchFile, 
     Ok(file)
 }
 
-/// The place to which the tensors of forwards move.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum OffloadTo {
-    /// The memory of the processor. The stages must compute on another device.
-    Host,
-    /// Files in this folder, which is made if it does not exist. A file has no name from the moment at which it is
-    /// made, where the system allows that: its space is free when the run ends, however it ends.
-    Folder(PathBuf),
-}
-
-impl OffloadTo {
-    /// Makes the folder, and writes a byte to a file there.
-    pub(crate) fn prepare(&self) -> io::Result<()> {
-        let Self::Folder(folder) = self else { return Ok(()) };
-        create_for_scratch(folder).map_err(io::Error::other)?;
-        ScratchFile::create(folder, "test")?.write_all(&[0])
-    }
-}
-
-impl fmt::Display for OffloadTo {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Host => f.write_str("host"),
-            Self::Folder(folder) => folder.display().fmt(f),
-        }
-    }
-}
-
-#[cfg(unix)]
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{chown, symlink};
-
     use burn::tensor::Tensor;
 
     use super::*;
@@ -170,18 +139,5 @@ mod tests {
         let expected = format!("cannot be written to `{}`: ", file.join("rank-0").display());
         assert!(error.to_string().starts_with(&expected), "{error}");
         assert!(place.prepare().is_err());
-    }
-
-    #[test]
-    fn a_folder_of_another_user_is_refused() {
-        let scratch = tempfile::tempdir().expect("a folder");
-        let (planted, link) = (scratch.path().join("planted"), scratch.path().join("link"));
-        let is_usable = |folder: &Path| OffloadTo::Folder(folder.to_owned()).prepare().is_ok();
-        std::fs::create_dir(&planted).and_then(|()| symlink("planted", &link)).expect("a folder and a link");
-        assert!(is_usable(&planted) && is_usable(&link), "they are the user's own");
-        // Only root can give a folder to another user.
-        if chown(&planted, Some(65534), None).is_ok() {
-            assert!(!is_usable(&planted) && !is_usable(&link));
-        }
     }
 }

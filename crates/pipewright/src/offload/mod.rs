@@ -9,6 +9,7 @@
 //! Each rank has a thread that moves its tensors one microbatch after another (`mover.rs`), so the rank computes
 //! meanwhile. A backward waits for its tensors, at most the deadline of any other wait.
 
+mod place;
 mod error;
 mod scratch;
 mod kept;
@@ -16,5 +17,5 @@ mod mover;
 mod offloads;
 
 pub use error::{OffloadError, OffloadErrorKind};
-pub use kept::OffloadTo;
 pub(crate) use offloads::{Offloads, Reloaded, Transfer};
+pub use place::OffloadTo;

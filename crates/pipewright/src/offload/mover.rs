@@ -12,7 +12,8 @@ use pipewright_schedule::error_text::panic_message;
 use pipewright_schedule::{Microbatch, StageIndex};
 
 use super::error::{OffloadError, OffloadErrorKind};
-use super::kept::{Kept, OffloadTo};
+use super::kept::Kept;
+use super::place::OffloadTo;
 use crate::ids::WorldRank;
 use crate::memory::RankMemory;
 use crate::tensor::Values;

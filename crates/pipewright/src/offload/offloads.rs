@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use pipewright_schedule::{Action, Microbatch, StageIndex};
 
 use super::error::{OffloadError, OffloadErrorKind};
-use super::kept::OffloadTo;
 use super::mover::{Done, Key, Mover, error};
+use super::place::OffloadTo;
 use crate::ids::WorldRank;
 use crate::memory::RankMemory;
 use crate::tensor::Values;

@@ -7,19 +7,17 @@
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use pipewright_schedule::lower::SourceError;
 use pipewright_schedule::{
-    GenerateError, LowerConfig, LowerError, Method, Partition, PartitionError, ScheduleSpec, StageIndex,
-    ValidatedProgram, Violations, partition,
+    LowerConfig, Method, Partition, ScheduleSpec, StageIndex, ValidatedProgram, partition,
 };
 
-use super::error::PipelineError;
+use super::build_error::BuildError;
 use super::layer_list::{EdgeType, check_types};
 use super::layers::{Cut, Layers, SharedLoss};
-use super::program_request::{ProgramRequest, ScheduleSource};
+use super::program_request::ProgramRequest;
 use super::running::Pipeline;
+use super::schedule_source::ScheduleSource;
 use crate::config::PipelineConfig;
-use crate::graph::GraphError;
 use crate::stage::{StageContext, StageError};
 use crate::tensor::{Boundary, unpack};
 use crate::transport::World;
@@ -302,44 +300,5 @@ impl PipelineBuilder {
             None => Method::Explicit { boundaries: splits.clone() },
         };
         partition(&weights, stages, &method).map_err(BuildError::Partition)
-    }
-}
-
-/// Why a [`PipelineBuilder`](super::PipelineBuilder) does not launch a pipeline.
-#[derive(thiserror::Error)]
-#[non_exhaustive]
-pub enum BuildError {
-    /// The settings are incomplete or do not fit together.
-    #[error("{0}")]
-    Settings(String),
-    /// The schedule does not exist, or does not exist at this size.
-    #[error("the schedule cannot be made: {0}")]
-    Schedule(#[source] GenerateError),
-    /// The schedule cannot be lowered.
-    #[error("the schedule cannot be lowered: {0}")]
-    Lower(#[source] LowerError),
-    /// The lowered schedule is unsound.
-    #[error("the schedule cannot be run: {0}")]
-    Unsound(#[source] Box<Violations>),
-    /// The layers cannot be cut into stages.
-    #[error("the layers cannot be cut into stages: {0}")]
-    Partition(#[source] PartitionError),
-    /// The graph does not fit the schedule's stages.
-    #[error("the graph cannot be cut into stages: {0}")]
-    Graph(#[source] GraphError),
-    /// The pipeline does not start.
-    #[error(transparent)]
-    Launch(#[from] PipelineError),
-}
-
-pipewright_schedule::message_as_debug!(BuildError);
-
-impl From<SourceError> for BuildError {
-    fn from(error: SourceError) -> Self {
-        match error {
-            SourceError::Generate(error) => Self::Schedule(error),
-            SourceError::Lower(LowerError::Invalid(violations)) => Self::Unsound(Box::new(violations)),
-            SourceError::Lower(error) => Self::Lower(error),
-        }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use burn::module::ModuleDisplay;
 
-use super::builder::BuildError;
+use super::build_error::BuildError;
 use crate::graph::AnyLayer;
 use crate::stage::StageModule;
 use crate::tensor::Values;

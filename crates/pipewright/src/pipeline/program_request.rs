@@ -1,7 +1,5 @@
 //! The programs that a builder is asked for: their schedules, their sizes, and the passes that lower them.
 
-use std::borrow::Cow;
-
 use pipewright_schedule::generate::{Limits, generate_within, shared_microbatches};
 use pipewright_schedule::lower::{
     OffloadConfig, ProgramSource, TrainingLowering, UnshardConfig, drop_bubbles,
@@ -9,10 +7,11 @@ use pipewright_schedule::lower::{
 use pipewright_schedule::simulate::few_microbatches;
 use pipewright_schedule::words::counted;
 use pipewright_schedule::{
-    GenerateError, GenerateErrorKind, LowerConfig, PartitionError, Schedule, ScheduleSpec, ValidatedProgram,
+    GenerateError, GenerateErrorKind, LowerConfig, PartitionError, ScheduleSpec, ValidatedProgram,
 };
 
-use super::builder::BuildError;
+use super::build_error::BuildError;
+use super::schedule_source::ScheduleSource;
 use crate::config::PipelineConfig;
 
 /// The programs that a builder is asked for.
@@ -261,54 +260,5 @@ fn no_schedule(error: GenerateError) -> BuildError {
             BuildError::Partition(PartitionError::MoreStagesThanLayers { layers: layers as usize, stages })
         }
         _ => BuildError::Schedule(error),
-    }
-}
-
-/// The source of a program: the name of a schedule, a schedule, or a program that is already lowered and
-/// validated.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub enum ScheduleSource {
-    /// A schedule of the [`catalogue`](pipewright_schedule::generate::catalogue), by its name.
-    Named(String),
-    /// A schedule without communication that the user made or read.
-    Made(Schedule),
-    /// A program, which is run unchanged.
-    Program(ValidatedProgram),
-}
-
-impl From<&str> for ScheduleSource {
-    fn from(name: &str) -> Self {
-        Self::Named(name.to_owned())
-    }
-}
-
-impl From<&String> for ScheduleSource {
-    fn from(name: &String) -> Self {
-        Self::Named(name.clone())
-    }
-}
-
-impl From<Cow<'_, str>> for ScheduleSource {
-    fn from(name: Cow<'_, str>) -> Self {
-        Self::Named(name.into_owned())
-    }
-}
-
-impl From<String> for ScheduleSource {
-    fn from(name: String) -> Self {
-        Self::Named(name)
-    }
-}
-
-impl From<Schedule> for ScheduleSource {
-    fn from(schedule: Schedule) -> Self {
-        Self::Made(schedule)
-    }
-}
-
-impl From<ValidatedProgram> for ScheduleSource {
-    fn from(program: ValidatedProgram) -> Self {
-        Self::Program(program)
     }
 }

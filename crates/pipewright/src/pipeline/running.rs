@@ -10,18 +10,20 @@ use std::time::Instant;
 use crossbeam_channel::Receiver;
 use pipewright_schedule::{Slices, ValidatedProgram};
 
+use super::accumulation::Accumulation;
 use super::answers::Answers;
+use super::begun::{Begin, Condition, Running, Waiting};
 use super::error::PipelineError;
 use super::ranks::Ranks;
 use super::report_link::ReportLink;
 use super::setup::Setup;
 use super::step_failure::StepFailure;
 use super::step_gap::{AfterProgram, StepEnd};
-use super::step_plan::{Accumulation, CheckedBatch, StepAttempt, StepPlan};
+use super::step_plan::{CheckedBatch, StepAttempt, StepPlan};
 use super::summary::{EvalSummary, StepSummary, evaluation};
 use super::verified_step::Verifier;
 use crate::batch::{Batch, Purpose, SplitError, StepForm, UnsplitPart};
-use crate::driver::{Command, FailedRank, Gate, StepReply};
+use crate::driver::{Command, FailedRank, StepReply};
 use crate::executor::{OpenReport, RankReport, StepOrigin, agreed_before};
 use crate::failure::{Cause, StepError};
 use crate::ids::{StepNumber, WorldRank};
@@ -408,55 +410,4 @@ pub(crate) fn split_whole(
 /// Returns the error of a part of a batch that cannot be split.
 pub(crate) fn unsplit(what: &str, reason: SplitError) -> PipelineError {
     PipelineError::Batch(format!("the {what} cannot be split into microbatches: {reason}"))
-}
-
-/// A batch that the ranks have.
-pub(super) struct Running {
-    pub(super) plan: StepPlan,
-    pub(super) origin: StepOrigin,
-    pub(super) replies: Receiver<(WorldRank, StepReply)>,
-    /// The time of the call that has begun it.
-    pub(super) start: Instant,
-    pub(super) condition: Condition,
-}
-
-/// When the ranks begin a batch that they have.
-pub(super) enum Condition {
-    /// When the batch before it has ended.
-    None,
-    /// Within one process: then, if the gate is open. `last` are the numbers of the ranks' last command before
-    /// it.
-    Gate { gate: Gate, last: StepAttempt },
-    /// In several processes: then, if all processes have begun the same batch.
-    Offer(Box<Offered>),
-}
-
-/// Whether a batch begins that is begun while another one runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Begin {
-    Always,
-    /// If the interrupt flag is raised before a rank begins the batch, the batch is withdrawn.
-    UnlessInterrupted,
-}
-
-/// A batch that is compared with the other processes' batches if the ranks have not begun it.
-pub(super) struct Offered {
-    pub(super) batch: CheckedBatch,
-    pub(super) purpose: Purpose,
-    pub(super) when: Begin,
-    /// The numbers of the ranks' last command before it.
-    pub(super) last: StepAttempt,
-}
-
-/// A batch that the ranks get when the one before has ended. A batch that cannot be used is an error in all
-/// processes, which compare their batches then.
-pub(super) struct Waiting {
-    pub(super) batch: Result<CheckedBatch, PipelineError>,
-    pub(super) purpose: Purpose,
-    pub(super) when: Begin,
-    /// In several processes, the digest of the batch that all of them have begun; `None` if it is not known
-    /// that all have begun one.
-    pub(super) common: Option<u64>,
-    /// The time of the call that has begun it.
-    pub(super) start: Instant,
 }

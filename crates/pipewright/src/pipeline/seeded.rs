@@ -12,9 +12,10 @@ use pipewright_schedule::{StageIndex, ValidatedProgram};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use super::accumulation::Accumulation;
 use super::error::PipelineError;
 use super::setup::Setup;
-use super::step_plan::{Accumulation, CheckedBatch, StepAttempt, StepPlan};
+use super::step_plan::{CheckedBatch, StepAttempt, StepPlan};
 use super::summary::{StepSummary, input_gradients, training};
 use crate::batch::{Batch, Purpose};
 use crate::config::PipelineConfig;

@@ -13,7 +13,7 @@ use crate::batch::{
 };
 use crate::executor::{StepInput, StepOrigin, StepVerification};
 use crate::ids::{Attempt, StepNumber, WorldRank};
-use crate::loss_scale::{LossScale, LossScaling};
+use crate::loss_scale::LossScale;
 use crate::mesh::{MeshCoord, RankGroups};
 use crate::tensor::Values;
 
@@ -272,62 +272,4 @@ fn take_all(microbatches: &mut [Values]) -> Vec<Values> {
 
 fn copy_all(microbatches: &mut [Values]) -> Vec<Values> {
     microbatches.to_vec()
-}
-
-/// The state that one training step leaves for the next one.
-pub(super) struct Accumulation {
-    /// The unit of the batches whose gradients wait for an update; `None` if no gradients wait.
-    pending: Option<ReductionUnit>,
-    /// The loss scale of the next step; `None` if losses are not scaled.
-    loss_scale: Option<LossScale>,
-}
-
-impl Accumulation {
-    pub(super) fn new(loss_scale: Option<LossScale>) -> Self {
-        Self { pending: None, loss_scale }
-    }
-
-    /// Returns whether gradients wait for an update.
-    pub(super) fn is_pending(&self) -> bool {
-        self.pending.is_some()
-    }
-
-    /// Returns the loss scale of the next step; `None` if losses are not scaled.
-    pub(super) fn loss_scale(&self) -> Option<LossScale> {
-        self.loss_scale
-    }
-
-    /// Returns the unit of a batch whose own unit is `own`. If gradients wait, it is the unit of their first
-    /// batch.
-    pub(super) fn unit(&self, own: ReductionUnit) -> Result<ReductionUnit, PipelineError> {
-        match self.pending {
-            Some(pending) if !pending.is_like(own) => {
-                let reason = "this batch and the batches whose gradients wait for an update reduce their losses in different \
-                              ways: accumulate batches that all count by rows, by weights, or as sums";
-                Err(PipelineError::Batch(reason.to_owned()))
-            }
-            pending => Ok(pending.unwrap_or(own)),
-        }
-    }
-
-    /// Notes that the ranks have a batch. `pending` is the unit of the batches whose gradients wait after it;
-    /// `None` after an update.
-    pub(super) fn begin_batch(&mut self, pending: Option<ReductionUnit>) {
-        self.pending = pending;
-    }
-
-    /// Sets the loss scale of the step after an update.
-    pub(super) fn scale_losses(&mut self, scaling: LossScaling, is_skipped: bool) {
-        self.loss_scale = self.loss_scale.map(|scale| scale.after(is_skipped, scaling));
-    }
-
-    /// Drops the gradients after a failed step.
-    pub(super) fn drop_gradients(&mut self) {
-        self.pending = None;
-    }
-
-    /// Continues with the loss scale of a checkpoint.
-    pub(super) fn restore(&mut self, loss_scale: Option<LossScale>) {
-        (self.pending, self.loss_scale) = (None, loss_scale);
-    }
 }

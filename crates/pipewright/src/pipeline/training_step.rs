@@ -27,8 +27,9 @@
 
 use std::time::Instant;
 
+use super::begun::{Begin, Condition, Offered, Running, Waiting};
 use super::error::PipelineError;
-use super::running::{Begin, Condition, Offered, Pipeline, Running, StepAnswers, Waiting};
+use super::running::{Pipeline, StepAnswers};
 use super::step_plan::{CheckedBatch, StepAttempt, StepPlan};
 use super::summary::{StepSummary, input_gradients, is_interrupted, training};
 use crate::batch::{Batch, Purpose};

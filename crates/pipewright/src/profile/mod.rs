@@ -12,11 +12,14 @@
 //! measured, such as the memory on a device that does not report it, are estimated, and the profile says
 //! which.
 
+mod spread;
 mod sample;
 mod probe;
+mod program;
 mod measured;
 mod measure;
 mod assemble;
 
 pub use measure::{MeasureConfig, measure};
-pub use measured::{KindFigures, Measured, Spread};
+pub use measured::{KindFigures, Measured};
+pub use spread::Spread;

@@ -12,7 +12,7 @@ use super::gradients::GradientSums;
 use super::held_module::HeldModule;
 use super::module_parameters::parameters_of;
 use super::parameter_table::ParameterTable;
-use super::prepare::StageSettings;
+use super::settings::StageSettings;
 use crate::optimizer::{Factors, OptimizerGroup, group_of, mixes_rows, with_state_of};
 
 /// The optimizer of a stage with its state, and the groups of the stage's parameters.

@@ -11,7 +11,8 @@ use pipewright_schedule::{Microbatch, StageIndex};
 
 use super::body::Skips;
 use super::error::StageError;
-use super::microbatch::{BackwardState, ForwardState, Forwarded};
+use super::forwarded::Forwarded;
+use super::microbatch::{BackwardState, ForwardState};
 use super::segment::Replacement;
 use super::visit::Visit;
 use super::weight_work::WeightWork;

@@ -6,7 +6,9 @@
 //! `shard` says which rows of a parameter a replica holds, and [`Placement`] says which shard of it a rank
 //! holds that computes stages together with others.
 
-pub(crate) mod value;
+mod transfer;
+mod value;
+mod computed;
 mod boundary;
 mod metadata;
 mod boundary_check;
@@ -14,14 +16,15 @@ mod precision;
 mod element_type;
 pub(crate) mod shard;
 mod placement;
+pub(crate) mod layout;
 
 pub use boundary::{Boundary, BoundaryError, Unpack, pack, unpack};
 pub(crate) use boundary_check::{Boundaries, Flow, TensorMismatch};
 pub use boundary_check::{MetadataError, Mismatch, Side};
+pub(crate) use computed::wait_until_computed;
 pub(crate) use element_type::{Lossy, float_type_of, int_type_of};
 pub use metadata::{CheckMetadata, Dim, Metadata, OnMismatch, TensorSpec};
 pub(crate) use metadata::{Vote, Votes};
 pub use placement::{CopyGradient, ExpertRank, Placement, TensorRank, TensorShard};
 pub use precision::Precision;
-pub(crate) use precision::wait_until_computed;
 pub use value::{OptionalTensor, OptionalTensors, Value, ValueKind, Values};

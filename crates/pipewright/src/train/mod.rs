@@ -3,6 +3,7 @@
 
 mod learning_rate;
 mod rate_schedule;
+mod best_loss;
 mod token_batch;
 mod validation;
 mod accumulation;
@@ -15,6 +16,7 @@ mod run_log;
 mod step_prediction;
 mod checkpoint_pace;
 
+pub use best_loss::*;
 pub use checkpoint_pace::*;
 pub use expert_balance::*;
 pub use learning_rate::*;

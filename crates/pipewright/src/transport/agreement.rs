@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::endpoint::{Endpoint, Waited, end_of_wait};
+use super::endpoint::Endpoint;
+use super::wait::{Waited, end_of_wait};
 use crate::failure::{Cause, StepError};
 use crate::ids::{StepNumber, WorldRank};
 use crate::message::{Message, MessageError, Payload, Tag, encoded};

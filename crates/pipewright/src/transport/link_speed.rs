@@ -12,8 +12,9 @@ use burn::tensor::{Device, Distribution, Tensor};
 use pipewright_schedule::{Microbatch, StageIndex};
 
 use super::agreement::{AgreementError, receive};
-use super::endpoint::{Endpoint, end_of_wait};
+use super::endpoint::Endpoint;
 use super::local;
+use super::wait::end_of_wait;
 use crate::device::Devices;
 use crate::ids::WorldRank;
 use crate::message::{Direction, Payload, Tag};

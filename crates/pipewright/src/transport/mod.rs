@@ -24,6 +24,7 @@ mod link_speed;
 mod local;
 mod mailbox;
 mod sync;
+mod wait;
 #[cfg(feature = "mpi")]
 mod mpi;
 #[cfg(any(feature = "mpi", test))]
@@ -33,8 +34,7 @@ mod launched;
 
 pub use agreement::{AgreementError, Differences, Fields};
 pub use controlled::{ControlledEndpoint, InFlight, Traffic};
-pub use endpoint::{Endpoint, Waited};
-pub(crate) use endpoint::{LONGEST_WAIT, end_of_wait};
+pub use endpoint::Endpoint;
 pub use launched::Mpi;
 pub use link_speed::LinkSpeed;
 pub use local::LocalEndpoint;
@@ -43,4 +43,6 @@ pub use local::LocalEndpoint;
 pub use mpi::ClockError;
 #[cfg(feature = "mpi")]
 pub use mpi::{MpiEndpoint, MpiError};
+pub use wait::Waited;
+pub(crate) use wait::{LONGEST_WAIT, end_of_wait};
 pub use world::{World, WorldError};

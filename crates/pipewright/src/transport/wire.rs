@@ -22,7 +22,7 @@ use crate::failure::{Cause, FailureNotice, StepError, UpdateFailure};
 use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::message::{Message, Payload, Tag};
 use crate::progress::Heartbeat;
-use crate::tensor::value::Layout;
+use crate::tensor::layout::Layout;
 use crate::tensor::{OptionalTensors, Value};
 use crate::verification::{Difference, Suspicion};
 

@@ -60,10 +60,14 @@
 mod checksum;
 mod difference;
 mod suspicion;
+mod usual_norm;
 mod verdict;
+mod verify;
 
 pub(crate) use checksum::{Checksums, RankChecksums, ResultKey, checksum};
 pub use difference::{Content, Difference};
-pub(crate) use suspicion::UsualNorm;
-pub use suspicion::{FIRST_NORMS, JUMP, NORMS, REPETITIONS, Suspicion, Verification, Verify};
+pub use suspicion::{Suspicion, Verification};
+pub(crate) use usual_norm::UsualNorm;
+pub use usual_norm::{FIRST_NORMS, JUMP, NORMS};
 pub(crate) use verdict::{Verdict, judge};
+pub use verify::{REPETITIONS, Verify};

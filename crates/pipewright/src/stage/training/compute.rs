@@ -9,7 +9,7 @@ use super::TrainingStage;
 use crate::nn::Deferred;
 use crate::stage::body::{Skips, StageBody};
 use crate::stage::error::StageError;
-use crate::stage::microbatch::Forwarded;
+use crate::stage::forwarded::Forwarded;
 use crate::stage::microbatch::{BackwardState, ForwardState, InFlight};
 use crate::stage::runner::{BatchPart, StageCompute, StageParameters};
 use crate::stage::segment::{Replacement, Segment};

@@ -41,7 +41,7 @@ use super::TrainingStage;
 use crate::autodiff::{inner_of, on_tape_of};
 use crate::stage::body::StageBody;
 use crate::stage::error::StageError;
-use crate::stage::microbatch::{Fingerprint, Forwarded};
+use crate::stage::forwarded::{Fingerprint, Forwarded};
 use crate::stage::microbatch::{ForwardState, Pass, Saved};
 use crate::stage::segment::Segment;
 use crate::stage::tape::Tape;

@@ -10,18 +10,20 @@ use crossbeam_channel::{Receiver, Sender};
 use pipewright_schedule::ClockSkew;
 
 use super::calls::{Calls, MpiError};
+use super::clock_probe::ClockProbe;
 use super::device_sends::{DeviceSends, Encoder};
-use super::heartbeats::{Heartbeats, LocalProcesses, detection_lag};
+use super::heartbeats::{Heartbeats, detection_lag};
 use super::mpi_thread::{Command, FIRST, MpiThread, ThreadShared};
 use super::posted::PostedReceives;
-use super::process_clock::{ClockError, ClockProbe, ProcessClock};
+use super::process_clock::{ClockError, ProcessClock};
+use super::same_machine::LocalProcesses;
 use crate::byte_channel::ByteChannel;
 use crate::failure::{Abort, StepError};
 use crate::ids::{Attempt, WorldRank};
 use crate::message::{Message, Payload, Tag};
 use crate::progress::ProgressBoard;
-use crate::transport::endpoint::Waited;
 use crate::transport::local::{LocalEndpoint, Mailboxes};
+use crate::transport::wait::Waited;
 use crate::transport::wire::{self, Frame};
 
 /// This process's rank in a world of processes that `mpirun` started.

@@ -16,7 +16,7 @@ use super::calls::MpiError;
 use super::endpoint::{Joined, NewWorld, WorldReceivers};
 use super::process::Process;
 use super::process_clock::ClockError;
-use crate::transport::endpoint::end_of_wait;
+use crate::transport::wait::end_of_wait;
 
 /// How often to look whether the clock is measured.
 const CLOCK_PAUSE: Duration = Duration::from_micros(200);

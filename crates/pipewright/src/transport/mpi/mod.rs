@@ -5,10 +5,12 @@
 //! protocol and why it cannot deadlock.
 
 mod heartbeats;
+mod clock_probe;
 mod process_clock;
 mod sends;
 mod calls;
 mod posted;
+mod same_machine;
 mod mpi_thread;
 mod device_sends;
 mod endpoint;

@@ -11,9 +11,11 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 
 use super::calls::{Calls, MpiError, Transfer, Way};
-use super::heartbeats::{Heartbeats, LocalProcesses};
+use super::clock_probe::ClockProbe;
+use super::heartbeats::Heartbeats;
 use super::posted::PostedReceives;
-use super::process_clock::{ClockProbe, ProcessClock};
+use super::process_clock::ProcessClock;
+use super::same_machine::LocalProcesses;
 use super::sends::{Sends, SentMessage, is_boundary};
 use crate::failure::{Cause, FailureNotice, StepError};
 use crate::ids::WorldRank;

@@ -1,18 +1,12 @@
 //! The clock of this process, and its conversion to the clock of the first process, which all processes
 //! share.
-//!
-//! Measures the difference between this process's clock and the first process's clock: several round trips at
-//! the start, and several more at intervals, because clocks drift.
-//!
-//! Only this file decides when a request is sent. One request is under way at a time, so a slow answer delays
-//! nothing else.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pipewright_schedule::ClockSkew;
 
-use crate::transport::clock::{ClockLine, ClockOffset, ClockOffsets, Nanos, RoundTrip, best};
+use crate::transport::clock::{ClockLine, ClockOffset, ClockOffsets, Nanos};
 use crate::transport::wire::Moment;
 
 /// An error of a process's clock, which tests add to it: one machine has one clock, so nothing else would
@@ -105,65 +99,11 @@ fn nanos(duration: u128) -> Nanos {
     Nanos::try_from(duration).unwrap_or(Nanos::MAX)
 }
 
-/// Round trips of a measurement. The shortest counts; a trip is long if one of the two MPI threads sleeps
-/// meanwhile.
-const TRIPS: usize = 16;
-/// The time between two measurements.
-const INTERVAL: Duration = Duration::from_secs(1);
-
-/// The measurements of one process.
-pub(super) struct ClockProbe {
-    /// The completed trips of the current measurement.
-    trips: Vec<RoundTrip>,
-    /// Whether an answer is under way.
-    is_waiting: bool,
-    /// The time at which the next measurement begins.
-    next: Instant,
-}
-
-impl ClockProbe {
-    /// Returns a probe that begins to measure at `at`.
-    pub(super) fn new(at: Instant) -> Self {
-        Self { trips: Vec::with_capacity(TRIPS), is_waiting: false, next: at }
-    }
-
-    /// Returns whether an answer is under way.
-    pub(super) fn is_waiting(&self) -> bool {
-        self.is_waiting
-    }
-
-    /// Returns whether a measurement has begun and is not complete.
-    pub(super) fn is_measuring(&self) -> bool {
-        self.is_waiting || !self.trips.is_empty()
-    }
-
-    /// Returns whether a request must be sent. The caller sends it.
-    pub(super) fn is_due(&mut self, at: Instant) -> bool {
-        let is_due = !self.is_waiting && (!self.trips.is_empty() || at >= self.next);
-        self.is_waiting |= is_due;
-        is_due
-    }
-
-    /// Adds an answer. Returns the measured difference when the measurement is complete.
-    pub(super) fn answer(&mut self, trip: RoundTrip, at: Instant) -> Option<ClockOffset> {
-        self.is_waiting = false;
-        self.trips.push(trip);
-        if self.trips.len() < TRIPS {
-            return None;
-        }
-        self.next = at + INTERVAL;
-        let offset = best(&self.trips);
-        self.trips.clear();
-        offset
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::transport::clock::Nanos;
 
     #[test]
     fn an_error_of_the_clock_is_measured_and_removed() {
@@ -191,20 +131,5 @@ mod tests {
         let clock = ProcessClock::new(true, ClockError::default());
         let at = clock.origin + Duration::from_millis(1500);
         assert_eq!((clock.common_seconds(at), clock.skew(at).uncertainty), (1.5, 0.0));
-    }
-
-    #[test]
-    fn trips_follow_each_other_and_measurements_are_apart() {
-        let start = Instant::now();
-        let mut probe = ClockProbe::new(start);
-        for number in 1..=TRIPS {
-            assert!(probe.is_due(start) && !probe.is_due(start), "one request at a time");
-            let received = 1000 - number as Nanos;
-            let offset = probe.answer(RoundTrip { sent: 0, answered: 5_000, received }, start);
-            assert_eq!(offset.is_some(), number == TRIPS);
-            assert!(offset.is_none_or(|offset| offset.uncertainty == (1000 - TRIPS as Nanos) / 2));
-        }
-        assert!(!probe.is_measuring() && !probe.is_due(start + INTERVAL / 2));
-        assert!(probe.is_due(start + INTERVAL) && probe.is_measuring());
     }
 }
