@@ -21,8 +21,8 @@ use pipewright_schedule::costs::{RecomputeSizes, StageSizes};
 use pipewright_schedule::simulate::summarize;
 use pipewright_schedule::{Costs, Recompute, StageIndex};
 
-use crate::model::{Bench, Setup, Size, input_bytes, parameters};
 use crate::harness::{Outcome, Spread};
+use crate::model::{Bench, Setup, Size, input_bytes, parameters};
 
 /// Size of the measurement.
 #[derive(clap::Args)]

@@ -17,9 +17,9 @@ use pipewright_models::{
 use pipewright_schedule::words::counted;
 use serde_json::json;
 
+use crate::harness::{Figures, Outcome};
 use crate::model::{Bench, SEED, Setup, blocks_of_first, config, random_rows, write};
 use crate::peer_process::{HALF_TOLERANCE, PeerProcess, RATE, TOLERANCE, require_same_loss};
-use crate::harness::{Figures, Outcome};
 
 /// Size of the measurement.
 #[derive(Debug, clap::Args)]

@@ -4,12 +4,11 @@
 //! backward of its slowest stage, if messages follow whole actions, as they do here. The ratio of the step
 //! without the optimizer to that bound is the overhead of the runtime.
 
-
 use pipewright::transport::World;
 use pipewright_schedule::Rank;
 
-use crate::model::{Bench, Setup, Size, without_update};
 use crate::harness::{Figures, Outcome};
+use crate::model::{Bench, Setup, Size, without_update};
 
 /// Size of the measurement.
 #[derive(clap::Args)]
@@ -35,7 +34,8 @@ pub(crate) fn run(options: &Options) -> Outcome {
         let slowest = busy.fold(0.0, f64::max) / f64::from(microbatches);
         let bound = f64::from(microbatches + ranks - 1) * slowest;
         let wall = report.wall.as_secs_f64();
-        figures.add("step without optimizer / ((m + p - 1) x slowest stage)", without_update(&report) / bound);
+        figures
+            .add("step without optimizer / ((m + p - 1) x slowest stage)", without_update(&report) / bound);
         figures.add("tokens per second", pipelined.tokens as f64 / wall);
         figures.add("speed against one rank", single.step()?.wall.as_secs_f64() / wall);
     }

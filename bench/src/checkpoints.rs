@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use pipewright::checkpoint::{CheckpointFolder, CheckpointWriter, TrainingState};
 
-use crate::model::{Bench, Size};
 use crate::harness::{Figures, Outcome, PATIENCE, Spread, seconds};
+use crate::model::{Bench, Size};
 
 /// The fewest steps that are taken after a checkpoint was written: their median is the time of a step without
 /// a write.
@@ -79,11 +79,7 @@ fn measure(options: &Options, folder: &Path) -> Outcome {
 }
 
 /// Saves the state of the ranks as the state after `step` steps.
-pub(crate) fn save(
-    bench: &mut Bench,
-    writer: &mut CheckpointWriter,
-    step: u64,
-) -> Outcome {
+pub(crate) fn save(bench: &mut Bench, writer: &mut CheckpointWriter, step: u64) -> Outcome {
     let ranks = bench.state()?;
     let state = TrainingState { step, cursor: Default::default(), description: Default::default(), ranks };
     writer.save(state)?;

@@ -19,9 +19,9 @@ use pipewright_models::{InitialParameters, ModelConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoints::save;
+use crate::harness::{Outcome, PATIENCE, as_process, in_processes};
 use crate::model::{Bench, SEED, Setup, VOCABULARY};
 use crate::pairs::Pairs;
-use crate::harness::{Outcome, PATIENCE, as_process, in_processes};
 
 /// Size of the measurement.
 #[derive(clap::Args)]
@@ -95,12 +95,7 @@ fn in_scratch(
 }
 
 /// Measures the steps of this process. `process` is its rank if it is one of two.
-fn measure(
-    world: World,
-    folder: &Path,
-    process: Option<WorldRank>,
-    options: &Options,
-) -> Outcome<Measured> {
+fn measure(world: World, folder: &Path, process: Option<WorldRank>, options: &Options) -> Outcome<Measured> {
     let copies = CopyFolder::create(folder)?;
     let start = |channel| CopyExchange::start(channel, copies.clone(), PATIENCE);
     let exchange = world.byte_channel().map(start).transpose()?.map(Arc::new);

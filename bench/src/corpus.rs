@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 
 use pipewright::train::data::{DataConfig, TokenRows};
 
-use crate::model::{Bench, SEQUENCE, VOCABULARY, random_numbers};
 use crate::harness::{Figures, Outcome, seconds};
+use crate::model::{Bench, SEQUENCE, VOCABULARY, random_numbers};
 
 /// Size of the measurement.
 #[derive(Debug, clap::Args)]

@@ -8,14 +8,13 @@
 //! with a measurement of the same layers. The bound is the lower bound of all plans with as many head parts
 //! for these measured layers ([`PlanReport::lower_bound_s`]); both times are with the optimizer.
 
-
 use pipewright_models::hybrid::{HybridConfig, Pattern};
 use pipewright_models::{CutModel, ModelConfig};
 use pipewright_schedule::plan::{PlanReport, PlanRequest, plan};
 
+use crate::harness::{Outcome, Spread};
 use crate::model::VOCABULARY;
 use crate::predicted_run::{InTurn, Run, in_turn, link};
-use crate::harness::{Outcome, Spread};
 
 /// Size of the measurement.
 #[derive(clap::Args)]

@@ -1,7 +1,6 @@
 //! Measures the time of a step after its program, on ranks that compute nothing, so that only their messages
 //! take time.
 
-
 use burn::module::{Module, Param};
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, Tensor};
@@ -12,8 +11,8 @@ use pipewright::tensor::{Values, pack};
 use pipewright::transport::World;
 use pipewright_schedule::{Rank, StageIndex};
 
-use crate::model::Setup;
 use crate::harness::{Outcome, Spread};
+use crate::model::Setup;
 
 /// Size of the measurement.
 #[derive(clap::Args)]

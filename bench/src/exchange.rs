@@ -26,8 +26,8 @@ use pipewright_schedule::{GenerateError, Method, Schedule, ScheduleSpec, StageIn
 use serde::{Deserialize, Serialize};
 
 use crate::family_models::{Family, qwen3_moe};
-use crate::model::{SEED, SEQUENCE, VOCABULARY};
 use crate::harness::{Figures, Outcome, Spread, as_process, in_processes};
+use crate::model::{SEED, SEQUENCE, VOCABULARY};
 
 /// Size of the measurement.
 #[derive(clap::Args)]

@@ -2,7 +2,6 @@
 //! products: as wide as the experts of a token together. Both run forward and backward, with the gradients of
 //! inputs and weights, in turn.
 
-
 use burn::module::Param;
 use burn::tensor::{Device, Distribution, Tensor};
 use pipewright::nn::{Expert, ExpertActivation, ExpertForm, Linear, Routing, mix_experts};

@@ -75,11 +75,7 @@ pub(crate) fn run(options: &Options) -> Outcome {
 
 /// Returns the figures of a family for each number of ranks, with their names. The model is written into
 /// `folder`, which must not exist or must be empty.
-fn compare(
-    family: Family,
-    options: &Options,
-    folder: &Path,
-) -> Outcome<Vec<(String, Figures)>> {
+fn compare(family: Family, options: &Options, folder: &Path) -> Outcome<Vec<(String, Figures)>> {
     let model = family.write(folder)?;
     let [active, all] = parameters(&model)?.map(|count| format!("{:.1} M", count as f64 / 1e6));
     let rows = random_rows(options.microbatches, options.sequence);

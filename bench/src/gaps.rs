@@ -11,8 +11,8 @@ use pipewright::train::{RunLog, Trainer};
 use pipewright::transport::World;
 use tempfile::TempDir;
 
-use crate::model::{Bench, SEQUENCE, Setup, VOCABULARY, random_numbers};
 use crate::harness::{Outcome, Spread, as_process, in_processes};
+use crate::model::{Bench, SEQUENCE, Setup, VOCABULARY, random_numbers};
 
 /// Size of the measurement.
 #[derive(clap::Args)]
@@ -127,12 +127,7 @@ impl Measured {
 
 /// Returns lines with the gaps between steps of the bench model. Their metrics and timelines are written, as
 /// in a run. The turns alternate, also between pipelines, so that a drift of the machine affects all.
-fn measure(
-    mut measured: Vec<Measured>,
-    schedule: &str,
-    ranks: u32,
-    options: &Options,
-) -> Outcome<String> {
+fn measure(mut measured: Vec<Measured>, schedule: &str, ranks: u32, options: &Options) -> Outcome<String> {
     let count = options.steps.div_ceil(TURNS);
     for _ in 0..TURNS {
         for Measured { trainer, log, alone, ahead, .. } in &mut measured {
@@ -169,12 +164,7 @@ fn early_updates_of(steps: &[StepSummary]) -> String {
 
 /// Takes steps, each after the results of the one before are written, or during it. Returns all but the first
 /// two.
-fn steps(
-    trainer: &mut Trainer,
-    log: &mut RunLog,
-    count: usize,
-    ahead: bool,
-) -> Outcome<Vec<StepSummary>> {
+fn steps(trainer: &mut Trainer, log: &mut RunLog, count: usize, ahead: bool) -> Outcome<Vec<StepSummary>> {
     let mut summaries = Vec::new();
     for step in 1..=count + 2 {
         let (metrics, summary) =

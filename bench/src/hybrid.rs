@@ -10,15 +10,14 @@
 //! one rank alone, and on as many one-rank pipelines as there are ranks, side by side. All runs alternate.
 //! Times are without the optimizer, which follows the parameters and not the work.
 
-
 use pipewright::pipeline::StepSummary;
 use pipewright::transport::World;
 use pipewright_models::hybrid::{HybridConfig, Pattern};
 use pipewright_models::{InitialParameters, ModelConfig};
 use pipewright_schedule::{Method, ModelDesc, Rank, partition};
 
-use crate::model::{Bench, SEED, SEQUENCE, Setup, VOCABULARY, random_rows, side_by_side, without_update};
 use crate::harness::{Figures, Outcome};
+use crate::model::{Bench, SEED, SEQUENCE, Setup, VOCABULARY, random_rows, side_by_side, without_update};
 
 /// Size of the measurement.
 #[derive(clap::Args)]

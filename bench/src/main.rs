@@ -45,6 +45,38 @@ mod predicted_run;
 mod products;
 mod family_models;
 
+mod bound;
+mod memory;
+mod activations;
+mod epilogue;
+mod overhead;
+mod gaps;
+mod checkpoints;
+mod copies;
+mod engine;
+mod schedules;
+mod predict;
+mod experts;
+mod exchange;
+mod prompts;
+mod product_rates;
+mod bandwidth;
+mod scan;
+mod shards;
+mod verification;
+mod processes;
+mod ping_pong;
+mod hybrid;
+mod ends;
+mod peer;
+mod precision;
+mod families;
+mod adapters;
+#[cfg(feature = "tokenizers")]
+mod tokenizing;
+mod corpus;
+mod published;
+
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -61,11 +93,9 @@ struct Arguments {
     bench: Bench,
 }
 
-/// Declares the benches: the name of each, and its module with `Options` and `run`.
+/// Lists the benches: the name of each, and its module with `Options` and `run`.
 macro_rules! benches {
     ($($(#[$about:meta])* $name:ident: $module:ident $(in $feature:literal)?,)+) => {
-        $($(#[cfg(feature = $feature)])? mod $module;)+
-
         #[derive(Subcommand)]
         enum Bench {
             $($(#[$about])* $(#[cfg(feature = $feature)])? $name($module::Options),)+

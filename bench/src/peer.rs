@@ -9,10 +9,10 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::harness::{Figures, Outcome, Spread};
 use crate::model::{Bench, SEQUENCE};
 use crate::processes;
 use crate::products::ceiling;
-use crate::harness::{Figures, Outcome, Spread};
 
 /// Size of the measurement.
 #[derive(clap::Args)]

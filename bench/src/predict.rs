@@ -9,15 +9,14 @@
 //! `--head` compares the plan for a model whose head is as heavy as four layers with an even cut under 1F1B:
 //! the gain that is predicted, and the gain in runs that alternate.
 
-
 use pipewright_models::decoder::DecoderConfig;
 use pipewright_models::{CutModel, ModelConfig};
 use pipewright_schedule::plan::{PlanRequest, plan};
 use pipewright_schedule::{Method, ScheduleSpec, generate};
 
+use crate::harness::{Outcome, Spread};
 use crate::model::{INTERMEDIATE, WIDTH, config};
 use crate::predicted_run::{Figures, InTurn, Run, in_turn, link};
-use crate::harness::{Outcome, Spread};
 
 /// Size of the measurement.
 #[derive(clap::Args)]

@@ -2,13 +2,12 @@
 //!
 //! Both alternate. The processes run this program under `mpirun`; the first prints its figures as JSON.
 
-
 use pipewright::pipeline::StepSummary;
 use pipewright::transport::World;
 use serde::{Deserialize, Serialize};
 
-use crate::model::{Bench, Setup};
 use crate::harness::{Figures, Outcome, Spread, as_process, in_processes};
+use crate::model::{Bench, Setup};
 
 /// Size of the measurement.
 #[derive(clap::Args)]

@@ -5,7 +5,6 @@
 //! With `--known`, the tokens are a later turn of a chat: the turn in the latents of the text before it,
 //! against the whole text.
 
-
 use burn::tensor::Device;
 use pipewright_models::decoder::DecoderConfig;
 use pipewright_models::generation_stage::StageRow;

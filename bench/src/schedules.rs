@@ -15,8 +15,8 @@ use std::collections::BTreeMap;
 use pipewright_schedule::costs::StageCosts;
 use pipewright_schedule::{Action, Costs, Event, Rank, StageIndex, simulate};
 
-use crate::model::{Bench, Size, side_by_side, without_update};
 use crate::harness::{Outcome, Spread};
+use crate::model::{Bench, Size, side_by_side, without_update};
 
 /// Size of the measurement.
 #[derive(clap::Args)]
@@ -94,12 +94,7 @@ fn against(schedule: &str, ranks: u32, microbatches: u32, steps: usize) -> Outco
     Ok(())
 }
 
-fn take_turns(
-    bench: &mut Bench,
-    ranks: u32,
-    microbatches: u32,
-    steps: usize,
-) -> Outcome<Turns> {
+fn take_turns(bench: &mut Bench, ranks: u32, microbatches: u32, steps: usize) -> Outcome<Turns> {
     let single = |_| Bench::new("gpipe", 1, microbatches);
     let mut singles = (0..ranks).map(single).collect::<Result<Vec<_>, _>>()?;
     bench.steps(2, 0)?;

@@ -12,8 +12,8 @@ use std::num::NonZeroU32;
 use pipewright::mesh::DataParallelMode;
 use pipewright::transport::World;
 
-use crate::model::{Bench, Setup, parameters};
 use crate::harness::{Outcome, Spread};
+use crate::model::{Bench, Setup, parameters};
 
 /// Size of the measurement.
 #[derive(clap::Args)]

@@ -1,7 +1,6 @@
 //! Measures the cost of the checksums of verified steps (`run.verify`): a step of a pipeline that verifies
 //! suspicious steps over a step of one that does not, in turn. No step is suspicious, so none is repeated.
 
-
 use pipewright::transport::World;
 use pipewright::verification::Verify;
 

@@ -3,11 +3,10 @@
 use std::path::Path;
 
 use pipewright_cluster::emit::emit;
-use pipewright_cluster::search::{ClusterPlan, Request, SearchErrorKind, search};
+use pipewright_cluster::search::{ClusterPlan, Request, SearchError, SearchErrorKind, search};
 use pipewright_cluster::systems::refusal;
 use pipewright_schedule::plan::System;
 
-use crate::clusters::plan::refused;
 use crate::failure::{Exit, Failure};
 use crate::planning::emitted::{Emitted, Target};
 
@@ -52,4 +51,14 @@ fn refuse_frozen_blocks(system: System, request: &Request) -> Result<(), Failure
          which {system} computes: leave --emit out, or set adapter.kind = \"none\"",
         system.name()
     )))
+}
+
+/// Returns the failure of a search. A plan that does not fit is a check that failed. Anything else is wrong
+/// input.
+pub(super) fn refused(error: SearchError) -> Failure {
+    let exit = match error.kind {
+        SearchErrorKind::Memory(_) => Exit::CheckFailed,
+        SearchErrorKind::Request | SearchErrorKind::System => Exit::WrongInput,
+    };
+    Failure::new(exit, error)
 }

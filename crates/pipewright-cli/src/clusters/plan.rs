@@ -5,20 +5,18 @@ use std::time::Instant;
 
 use pipewright_cluster::machine::Machine;
 use pipewright_cluster::measured;
-use pipewright_cluster::search::{
-    ClusterPlan, Found, Request, SearchError, SearchErrorKind, Upgrade, search, upgrades,
-};
+use pipewright_cluster::search::{ClusterPlan, Found, Request, Upgrade, search, upgrades};
 use pipewright_cluster::setting::Setting;
 use pipewright_shapes::model::Model;
 use pipewright_shapes::reader::Described;
 
-use crate::clusters::emitted::emitted;
+use crate::clusters::emitted::{emitted, refused};
 use crate::clusters::failures::ExpectedFaults;
 use crate::clusters::machine::machine;
 use crate::clusters::model::{self, PlannedModel};
 use crate::clusters::request::{PlanOptions, Sizes};
 use crate::clusters::toml_file;
-use crate::failure::{Exit, Failure};
+use crate::failure::Failure;
 use crate::planning::emitted::Emitted;
 
 /// A finished search and what people need to judge it.
@@ -77,16 +75,6 @@ pub(crate) fn plan(options: &PlanOptions<'_>) -> Result<Planned, Failure> {
     let upgrades = found.plans.first().map_or_else(Vec::new, |best| upgrades(&request, best));
     let seconds = start.elapsed().as_secs_f64();
     Ok(Planned { request, found, upgrades, emitted, faults, seconds, ignored, assumed, measured })
-}
-
-/// Returns the failure of a search. A plan that does not fit is a check that failed. Anything else is wrong
-/// input.
-pub(super) fn refused(error: SearchError) -> Failure {
-    let exit = match error.kind {
-        SearchErrorKind::Memory(_) => Exit::CheckFailed,
-        SearchErrorKind::Request | SearchErrorKind::System => Exit::WrongInput,
-    };
-    Failure::new(exit, error)
 }
 
 /// Says which measured products the best plan does not use.
