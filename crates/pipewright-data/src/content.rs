@@ -188,10 +188,9 @@ pub(crate) fn utf8<'a>(path: &Path, bytes: &'a [u8]) -> Result<&'a str, DataErro
     refuse_lfs_pointer(path, bytes)?;
     std::str::from_utf8(bytes).map_err(|error| {
         let name = path.file_name().unwrap_or_default().display();
-        let problem = format!(
-            "not valid UTF-8; convert the file, or leave it out with a pattern such as \"!**/{name}\""
-        );
-        DataError::of(path, format!("byte {} is {problem}", error.valid_up_to()))
+        let byte = error.valid_up_to();
+        let advice = format!("convert the file, or leave it out with a pattern such as \"!**/{name}\"");
+        DataError::of(path, format!("byte {byte} is not valid UTF-8; {advice}"))
     })
 }
 

@@ -14,7 +14,7 @@ use thiserror::Error;
 const LARGEST_SCHEDULE: u64 = 1 << 30;
 
 /// The reason why a file cannot be used as a schedule.
-#[derive(Debug, Error)]
+#[derive(Error)]
 pub enum ScheduleFileError {
     /// The file cannot be read.
     #[error("{}: cannot read the schedule: {source}", path.display())]
@@ -40,6 +40,8 @@ pub enum ScheduleFileError {
         source: CsvError,
     },
 }
+
+pipewright_schedule::message_as_debug!(ScheduleFileError);
 
 /// Returns the text of a schedule's file, which may be a pipe.
 pub fn read(file: &Path) -> Result<String, ScheduleFileError> {

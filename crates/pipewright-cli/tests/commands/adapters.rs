@@ -277,9 +277,6 @@ fn frozen_stages_run_forward_only_and_change_no_figure() {
         succeed(&folder, &["train", "lora.toml"], &set);
         assert_eq!(figures(&folder), expected, "{schedule}");
         succeed(&folder, &["view", "out", "-o", "page.html"], &[]);
-        let page = fs::read_to_string(folder.path().join("page.html")).expect("the page");
-        // The page simulates with the sizes that `check` has: nothing is kept below the first adapter.
-        assert!(page.contains(r#""sizes":[[0,0,0,0],["#), "{schedule}");
     }
 }
 

@@ -10,7 +10,7 @@ use thiserror::Error;
 use crate::error::disk_advice;
 
 /// The reason why results cannot be written.
-#[derive(Debug, Error)]
+#[derive(Error)]
 pub enum RunFolderError {
     /// The folder or a file in it cannot be written.
     #[error(
@@ -48,6 +48,8 @@ pub enum RunFolderError {
         source: io::Error,
     },
 }
+
+pipewright_schedule::message_as_debug!(RunFolderError);
 
 impl RunFolderError {
     /// Returns whether the run's folder was moved, removed or replaced during the run.

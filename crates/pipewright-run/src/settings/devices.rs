@@ -92,7 +92,7 @@ fn is_processor(choice: &DeviceChoice) -> bool {
 }
 
 /// Why the devices of a run cannot be used.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum DeviceFailure {
     /// A device does not exist, or ranks would share it.
     #[error(transparent)]
@@ -108,6 +108,8 @@ pub enum DeviceFailure {
         precision: Precision,
     },
 }
+
+pipewright_schedule::message_as_debug!(DeviceFailure);
 
 fn open(choices: &[DeviceChoice], precision: Precision) -> Result<Devices, DeviceFailure> {
     let devices = Devices::open(choices)?;

@@ -27,7 +27,7 @@ pub enum Base<'a> {
 }
 
 /// The reason why there are no settings, or no profile.
-#[derive(Debug, Error)]
+#[derive(Error)]
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("{}: cannot read the {what}", path.display())]
@@ -43,6 +43,8 @@ pub enum ConfigError {
     #[error(transparent)]
     Problems(Problems),
 }
+
+pipewright_schedule::message_as_debug!(ConfigError);
 
 /// The name of the built-in configuration for a fine-tuning in messages, and its text.
 const FINE_TUNING: (&str, &str) =
