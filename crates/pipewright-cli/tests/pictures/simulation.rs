@@ -86,9 +86,13 @@ fn all_events_of_all_schedules_are_equal() {
 fn slices_take_their_shares_and_have_names() {
     let (schedule, cost) =
         ("seq1f1b --ranks 3 --microbatches 4 --slices 3", "F=0.7,I=1.3,W=0.4,B=1.9,hop=0.31,attention=0.4");
-    let made = Made::view(&format!("{schedule} --cost {cost}"));
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let file = folder.path().join("slices.csv");
+    let file = file.to_str().expect("a path");
+    run(&format!("schedule {schedule} --level comms -o {file}"));
+    let made = Made::view(&format!("{file} --slices 3 --cost {cost}"));
     let Some(mut browser) = Browser::open(&made.path(), 800, 600) else { return };
-    assert_eq!(found(&mut browser), expected(&format!("{schedule} --level comms"), cost));
+    assert_eq!(found(&mut browser), expected(&format!("--csv {file} --slices 3"), cost));
     for (query, matches) in [("1F2.1", 1), ("1F2", 3), ("microbatch 2", 24), ("1F7", 0), ("1F2.3", 0)] {
         assert!(browser.holds(&format!("findMatches('{query}').length === {matches}")), "{query}");
     }

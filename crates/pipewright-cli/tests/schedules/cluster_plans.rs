@@ -309,7 +309,7 @@ fn measurements_replace_predictions_and_are_named() {
         &folder,
         &planned(&["--measured", "m.toml"]),
         2,
-        "error: m.toml:2:12: `gb_per_s` is `41 GB`, which",
+        "error: m.toml:2:12: `gb_per_s` is \"41 GB\", which",
     );
 }
 

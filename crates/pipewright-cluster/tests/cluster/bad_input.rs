@@ -228,7 +228,7 @@ fn gpus_that_the_mesh_does_not_divide_are_refused() {
     check_runs(
         "tp = 4\npp = 8\nvp = 6\nmbs = 1\ngbs = 256",
         "tp = 4\npp = 8\nvp = 6\nmbs = 1\ngbs = 255",
-        "use 256 rows",
+        "use gbs = 256",
     );
     check_runs("pp = 64\nvp = 1", "pp = 64\nvp = 4", "256 stages of pp x vp cannot share 128 blocks");
     check_runs(

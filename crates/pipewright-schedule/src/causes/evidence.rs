@@ -170,8 +170,8 @@ impl<'a> Evidence<'a> {
         })
     }
 
-    /// Returns the computations that make the tensors of a part.
-    fn producers_of(&self, rank: Rank, part: Action) -> Vec<(Tensor, Cell)> {
+    /// Returns the computations that make the tensors of a part, and the bytes of the tensors.
+    fn producers_of(&self, rank: Rank, part: Action) -> Vec<(Tensor, Cell, u64)> {
         let (stage, Some(microbatch)) = (part.stage(), part.microbatch()) else { return Vec::new() };
         let is_forward = matches!(part, Action::Forward { .. });
         if matches!(part, Action::WeightBackward { .. }) {
@@ -182,14 +182,16 @@ impl<'a> Evidence<'a> {
         } else {
             (stage.after(), Tensor::OutputGradient)
         };
+        let bytes = self.costs.output_bytes(neighbour.filter(|_| is_forward).unwrap_or(stage));
         let skips = self.costs.skips.iter().filter_map(|skip| {
             let (from, to) = if is_forward { (skip.from, skip.to) } else { (skip.to, skip.from) };
-            (to == stage).then_some((Tensor::Skip, from))
+            (to == stage).then_some((Tensor::Skip, from, skip.bytes))
         });
-        let all = neighbour.map(|neighbour| (tensor, neighbour)).into_iter().chain(skips);
-        let found =
-            all.filter_map(|(tensor, from)| Some((tensor, self.maker(rank, is_forward, from, microbatch)?)));
-        found.collect()
+        let all = neighbour.map(|neighbour| (tensor, neighbour, bytes)).into_iter().chain(skips);
+        let made = all.filter_map(|(tensor, from, bytes)| {
+            Some((tensor, self.maker(rank, is_forward, from, microbatch)?, bytes))
+        });
+        made.collect()
     }
 
     /// Returns whether a recorded rank received a tensor of a computation between two times.
@@ -226,8 +228,9 @@ impl<'a> Evidence<'a> {
             })
     }
 
-    /// Returns the message that arrived last for a computation whose rank was free from `free` on. In a
-    /// recorded timeline, a message is the cause only if the rank was receiving it, or if its tensor was made
+    /// Returns the message that arrived last for a computation whose rank was free from `free` on, if no link made
+    /// messages wait. A recorded timeline does not have the time of a message, so the tensor that was made last
+    /// counts there. In it, a message is the cause only if the rank was receiving it, or if its tensor was made
     /// so late that it was still on its way at that time.
     fn message_before(&self, cell: Cell, free: f64) -> Option<Cause> {
         let start = self.cell(cell).start;
@@ -236,10 +239,16 @@ impl<'a> Evidence<'a> {
             if is_received { f64::NEG_INFINITY } else { free - self.slack - self.costs.link.latency };
         let mut last = None;
         for part in self.parts_to_feed(cell) {
-            for (tensor, from) in self.producers_of(cell.rank, part) {
+            for (tensor, from, bytes) in self.producers_of(cell.rank, part) {
                 let made = self.cell(from).end;
-                if from.rank != cell.rank && made > latest && made <= start + self.slack {
-                    latest = made;
+                let arrival = if self.is_recorded {
+                    made
+                } else {
+                    let cost = self.costs.transfer(from.rank, cell.rank, bytes);
+                    made + cost.occupied + cost.latency
+                };
+                if from.rank != cell.rank && arrival > latest && made <= start + self.slack {
+                    latest = arrival;
                     last = Some((part, tensor, from));
                 }
             }
