@@ -3,7 +3,7 @@
 //!
 //! A fault is the failure of a rank or a full disk. Other failures, such as a mistake in the configuration or
 //! a folder that was moved, end a run in any case. The run continues from its newest checkpoint, so its
-//! losses and parameters have the bits of an undisturbed run. [`Attempts`] decides for the ranks of one
+//! losses and parameters have the bits of an undisturbed run. `Attempts` decides for the ranks of one
 //! process, and the command `pipewright launch` for ranks that are processes, both with [`Restarts`].
 //!
 //! A rank that becomes slow is not a fault: it is recorded ([`SlowRank`]), and the run continues. So is a step that

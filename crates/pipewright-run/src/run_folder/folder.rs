@@ -212,7 +212,7 @@ impl RunFolder {
 /// Checks that a run could be written to `path` with these `files`, and leaves the file system unchanged.
 ///
 /// # Errors
-/// Fails if [`RunFolder::create`] would fail.
+/// Fails if `RunFolder::create` would fail.
 pub fn probe(path: &Path, files: &[(String, String)]) -> Result<(), RunFolderError> {
     refuse_foreign_files(path, files)?;
     // The run's folder, or its first missing ancestor, would be created in the nearest folder that exists.

@@ -18,7 +18,7 @@ use crate::settings::section::Section;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DataSettings {
     /// Absolute patterns of files, as [`pipewright::train::data::DataConfig::path`] takes them, or
-    /// [`BUILT_IN`] alone; empty if there is a mixture.
+    /// `BUILT_IN` alone; empty if there is a mixture.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub path: Vec<String>,
     /// The sources of a mixture, in place of `path`.

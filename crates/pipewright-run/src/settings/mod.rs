@@ -2,7 +2,7 @@
 //!
 //! `keys.toml` is the table of all keys, with the default, the range and a sentence of each: it is the text that
 //! `pipewright init` writes, and the page of the configuration. A file and `--set` arguments become a raw
-//! [`document`] of keys with their places. The file of each section reads its keys through a [`section`] reader,
+//! document of keys with their places. The file of each section reads its keys through a reader of its section,
 //! which records mistakes and continues. The result is [`Settings`], which is not checked again later.
 //!
 //! A schedule by name is checked and not generated, and the rows of a schedule's file are read once.

@@ -1,4 +1,4 @@
-//! [`RankHosts`]: the names of the hosts of a run, for ranks that have computed wrong bits.
+//! The names of the hosts of a run, for ranks that have computed wrong bits.
 
 use std::path::Path;
 use std::time::Duration;
