@@ -277,8 +277,10 @@ impl Run {
             Source::Folder { path, set } => parts.resume(&path, &set, &mut processes, &mut attempts),
         };
         while let Err(error) = outcome {
-            let folder = attempts.after(error, |sentence| parts.observer.note(sentence))?;
-            outcome = parts.resume(&folder, &[], &mut processes, &mut attempts);
+            match attempts.after(error, |sentence| parts.observer.note(sentence)) {
+                Ok(folder) => outcome = parts.resume(&folder, &[], &mut processes, &mut attempts),
+                Err(error) => return processes.settle(Err(error)),
+            }
         }
         processes.settle(outcome)
     }
