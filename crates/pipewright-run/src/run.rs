@@ -164,7 +164,7 @@ type Planner = Box<dyn Fn(Settings, &CutModel, &mut ProcessGroup) -> Result<Chos
 
 /// Where the settings and the state of a run come from.
 enum Source {
-    New(Box<Result<Loaded, RunError>>),
+    New(Box<dyn FnOnce() -> Result<Loaded, RunError>>),
     Folder { path: PathBuf, set: Vec<String> },
 }
 
@@ -213,12 +213,12 @@ enum FolderSource {
 impl Run {
     /// Returns a run with these settings.
     pub fn new(settings: Loaded) -> Self {
-        Self::try_new(Ok(settings))
+        Self::load(|| Ok(settings))
     }
 
-    /// Returns a run whose settings may be wrong. If several processes make up the run, the error of one of them ends
-    /// all, so each process passes its own here.
-    pub fn try_new(settings: Result<Loaded, RunError>) -> Self {
+    /// Returns a run that loads its settings when it starts. If several processes make up the run, each loads its own
+    /// when all have joined, and an error in one of them ends all.
+    pub fn load(settings: impl FnOnce() -> Result<Loaded, RunError> + 'static) -> Self {
         Self::of(Source::New(Box::new(settings)))
     }
 
@@ -273,7 +273,7 @@ impl Run {
         let mut processes = ProcessGroup::gather(parts.observer.clone())?;
         let mut attempts = Attempts::new()?;
         let mut outcome = match source {
-            Source::New(loaded) => parts.start(*loaded, &mut processes, &mut attempts),
+            Source::New(load) => parts.start(load(), &mut processes, &mut attempts),
             Source::Folder { path, set } => parts.resume(&path, &set, &mut processes, &mut attempts),
         };
         while let Err(error) = outcome {

@@ -12,7 +12,7 @@ use pipewright_run::settings::{Base, Loaded};
 use pipewright_run::training::load::{load, load_settings};
 
 /// The configuration of a run.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct RunArguments {
     /// The configuration file; by default, the built-in sample
     #[arg(value_name = "CONFIG.toml")]

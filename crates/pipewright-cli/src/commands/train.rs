@@ -9,5 +9,6 @@ use crate::terminal::Terminal;
 
 /// Runs the command.
 pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
-    Run::try_new(arguments.load()).observer(Terminal::shared()).planner(auto::choose).train()
+    let arguments = arguments.clone();
+    Run::load(move || arguments.load()).observer(Terminal::shared()).planner(auto::choose).train()
 }

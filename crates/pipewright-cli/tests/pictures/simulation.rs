@@ -93,7 +93,7 @@ fn slices_take_their_shares_and_have_names() {
     let made = Made::view(&format!("{file} --slices 3 --cost {cost}"));
     let Some(mut browser) = Browser::open(&made.path(), 800, 600) else { return };
     assert_eq!(found(&mut browser), expected(&format!("--csv {file} --slices 3"), cost));
-    for (query, matches) in [("1F2.1", 1), ("1F2", 3), ("microbatch 2", 24), ("1F7", 0), ("1F2.3", 0)] {
+    for (query, matches) in [("1F2.1", 1), ("1F2", 3), ("microbatch 2", 18), ("1F7", 0), ("1F2.3", 0)] {
         assert!(browser.holds(&format!("findMatches('{query}').length === {matches}")), "{query}");
     }
     assert!(browser.holds("nameOf(partsOf(ranks[1], ranks[1].cells, 2)) === '1F0.2'"));
@@ -101,13 +101,19 @@ fn slices_take_their_shares_and_have_names() {
 }
 
 /// Returns a condition of a page: for the program with this number of microbatches, its own, it simulates the
-/// memory that the schedule crate has predicted.
+/// memory that the schedule crate has predicted. Changes at one time have no order.
 pub(crate) fn same_memory(microbatches: u32) -> String {
     format!(
-        "runProgram('', programFor({microbatches}), costsOfWhatIf(programFor({microbatches}))).lanes.every(({{ memory }}, rank) => {{
-            const {{ start, held }} = predictedSource.lanes[rank].memory;
-            return held.join() === memory.held.join() && start.every((time, at) => Math.abs(time - memory.start[at]) < 1e-6 * whole);
-        }}) && predictedSource.lanes.every(({{ memory }}) => memory.held.length > 3)"
+        "(() => {{
+            const last = ({{ start, held }}) => start.map((time, at) => [time, held[at]])
+                .filter(([time], at) => !(start[at + 1] - time < 1e-6 * whole));
+            const program = programFor({microbatches}), found = runProgram('', program, costsOfWhatIf(program)).lanes;
+            return predictedSource.lanes.every(({{ memory }}, rank) => {{
+                const expected = last(memory), own = last(found[rank].memory);
+                return expected.length === own.length && expected.length > 3 && expected.every(([time, held], at) =>
+                    held === own[at][1] && Math.abs(time - own[at][0]) < 1e-6 * whole);
+            }});
+        }})()"
     )
 }
 
