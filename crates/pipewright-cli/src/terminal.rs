@@ -49,8 +49,10 @@ impl Observer for Terminal {
     }
 
     fn begin(&self, overview: &Overview, done: u64, steps: u64) {
-        let display = Display::new(overview.clone(), done, steps);
-        *self.display.lock().unwrap_or_else(PoisonError::into_inner) = Some(display);
+        let mut display = self.display.lock().unwrap_or_else(PoisonError::into_inner);
+        // A display that ends closes the screen, so that of an earlier attempt ends before the next one begins.
+        *display = None;
+        *display = Some(Display::new(overview.clone(), done, steps));
     }
 
     fn watch(&self, interrupt: &Interrupt, is_leader: bool) -> io::Result<()> {

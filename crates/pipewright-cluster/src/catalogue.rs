@@ -27,7 +27,7 @@ pipewright_schedule::message_as_debug!(UnknownMachine);
 /// The machines of `machines.toml`. A test reads the file, so nothing that is left out here goes unnoticed.
 static KNOWN: LazyLock<Vec<Machine>> = LazyLock::new(|| {
     let read = |table: &Table, problems: &mut Vec<Problem>| {
-        Some(machines_of(&mut Reader::new("the file", table, problems), |_| Vec::new()))
+        Some(machines_of(&mut Reader::new("the file", table, problems), |_| Vec::new(), |_, _| {}))
     };
     Table::read(include_str!("machines.toml"), MAX_FILE, read).unwrap_or_default()
 });
@@ -107,16 +107,24 @@ pub(crate) fn hint_at(name: &str) -> String {
 /// When a key is unknown or missing, a value has the wrong unit or range, or the name means several machines.
 pub fn from_toml(source: impl Into<Source>) -> Result<Machine, Problems> {
     Table::read(source, MAX_FILE, |table, problems| {
-        cluster_file::machine("the cluster file", table, problems, meant_by)
+        cluster_file::machine("the cluster file", table, problems, meant_by, |_| {})
     })
 }
 
 /// Reads the tables `[[machine]]` of a file. If `known` returns one machine for the name of a table, the table's
 /// machine has its values for missing keys.
-pub(crate) fn machines_of(file: &mut Reader<'_>, known: impl Fn(&str) -> Vec<Machine>) -> Vec<Machine> {
+pub(crate) fn machines_of(
+    file: &mut Reader<'_>,
+    known: impl Fn(&str) -> Vec<Machine>,
+    mut further: impl FnMut(usize, &mut Reader<'_>),
+) -> Vec<Machine> {
     let tables = file.tables("machine", "tables [[machine]]").unwrap_or_default();
-    let machine = |table| cluster_file::machine("[[machine]]", table, file.problems, &known);
-    tables.into_iter().filter_map(machine).collect()
+    let machine = |(index, table)| {
+        cluster_file::machine("[[machine]]", table, file.problems, &known, |reader| {
+            further(index + 1, reader)
+        })
+    };
+    tables.into_iter().enumerate().filter_map(machine).collect()
 }
 
 fn known_names() -> String {

@@ -13,12 +13,13 @@ use crate::figure::{Figure, sourced_keys};
 use crate::machine::{Constants, Machine, Switch};
 
 /// Reads the machine of a table. `place` is the table's name in messages, and `known` returns the machines that
-/// a name means.
+/// a name means. `further` reads keys that are not the machine's own.
 pub(crate) fn machine(
     place: &str,
     table: &Table,
     problems: &mut Vec<Problem>,
     known: impl FnOnce(&str) -> Vec<Machine>,
+    further: impl FnOnce(&mut Reader<'_>),
 ) -> Option<Machine> {
     let mut reader = Reader::new(place, table, problems);
     reader.require(&["name"]);
@@ -57,6 +58,7 @@ pub(crate) fn machine(
     if let (Some(name), false) = (&name, is_known) {
         report_missing(&mut reader, table, name);
     }
+    further(&mut reader);
     reader.finish();
     set_sources(&mut machine, table, source, given);
     machine.assume_half_peak();

@@ -79,9 +79,11 @@ impl Fault {
             ),
             Self::Cut { cut_stages, cut_blocks, stages, blocks } => (
                 format!(
-                    "the cut has {} with {}, but pp x vp is {stages}, and the model has {}",
+                    "the cut has {} with {}, but {} times {} is {stages}, and the model has {}",
                     counted(cut_stages, "stage"),
                     counted(cut_blocks, "block"),
+                    names.name(PIPELINE),
+                    names.name(CHUNKS),
                     counted(blocks, "block")
                 ),
                 "give one number for each stage, with this sum".to_owned(),

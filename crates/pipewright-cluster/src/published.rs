@@ -58,7 +58,9 @@ pub fn read(source: impl Into<Source>) -> Result<Published, Problems> {
         let mut file = Reader::new("the file", table, problems);
         let mut remarks = Remarks::new();
         add_remarks(&mut file, &["source", "title"], "the file", &mut remarks);
-        let machines = machines_of(&mut file, catalogue::meant_by);
+        let machines = machines_of(&mut file, catalogue::meant_by, |number, machine| {
+            add_remarks(machine, &[], &format!("machine {number}"), &mut remarks);
+        });
         let models = rows(&mut file, "model", &["source"], &mut remarks, published_model::read);
         let runs = rows(&mut file, "run", &[], &mut remarks, |row| run(row, &machines, &models));
         file.finish();

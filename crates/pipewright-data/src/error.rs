@@ -53,12 +53,12 @@ pub enum DataPlace {
 impl fmt::Display for DataPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Byte(byte) => write!(f, ": byte {byte}"),
-            Self::Line(line) => write!(f, ":{line}"),
-            Self::Column(line, column) => write!(f, ":{line}:{column}"),
-            Self::Token(token) => write!(f, ": token {token}"),
-            Self::Row(row) => write!(f, ": row {row}"),
-            Self::Record(record) => write!(f, ": record {record}"),
+            Self::Byte(byte) => write!(f, "byte {byte}"),
+            Self::Line(line) => write!(f, "{line}"),
+            Self::Column(line, column) => write!(f, "{line}:{column}"),
+            Self::Token(token) => write!(f, "token {token}"),
+            Self::Row(row) => write!(f, "row {row}"),
+            Self::Record(record) => write!(f, "record {record}"),
         }
     }
 }
@@ -67,7 +67,11 @@ impl fmt::Display for DataError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(path) = &self.path {
             write!(f, "{}", path.display())?;
-            self.place.map_or(Ok(()), |place| place.fmt(f))?;
+            match self.place {
+                Some(place @ (DataPlace::Line(_) | DataPlace::Column(..))) => write!(f, ":{place}")?,
+                Some(place) => write!(f, ": {place}")?,
+                None => {}
+            }
             f.write_str(": ")?;
         }
         f.write_str(&self.problem)

@@ -74,6 +74,6 @@ pub use settings::date::Date;
 pub use settings::mix::{MixSource, MixWeight};
 pub use settings::record::{RecordKeys, RecordKind};
 pub use settings::train_on::{LongRecordCount, LongRecords, TrainOn};
-pub use side::{SideError, SideRows, SideTensor};
+pub use side::{SideRows, SideTensor};
 pub use storage::examples::RowPart;
 pub use tokenize::{TokenizeProgress, Tokenized};

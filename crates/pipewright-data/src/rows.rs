@@ -14,7 +14,7 @@ use crate::formats::format::DataSource;
 use crate::interleave::Interleave;
 use crate::settings::mix::{MixSource, MixWeight};
 use crate::settings::train_on::LongRecordCount;
-use crate::side::{SideError, SideRows};
+use crate::side::SideRows;
 use crate::source_rows::SourceRows;
 use crate::storage::examples::RowPart;
 
@@ -210,7 +210,7 @@ impl TokenRows {
     ///
     /// # Errors
     /// When a side input has fewer rows, or the rows are a mixture.
-    pub fn with_side(mut self, side: SideRows) -> Result<Self, SideError> {
+    pub fn with_side(mut self, side: SideRows) -> Result<Self, DataError> {
         if !self.mix.is_empty() {
             return Err(side.of_mixture());
         }

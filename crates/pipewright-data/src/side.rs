@@ -11,9 +11,6 @@ use crate::error::DataError;
 /// Files above this size are refused: side inputs are held in memory.
 const LARGEST: u64 = 1 << 36;
 
-/// Why a companion cannot be used.
-pub type SideError = DataError;
-
 /// The side inputs of all rows.
 #[derive(Clone, Debug)]
 pub struct SideRows {
@@ -38,7 +35,7 @@ impl SideRows {
     /// # Errors
     /// When the file cannot be read or is not a safetensors file, or when a tensor has numbers of another
     /// type or no rows.
-    pub fn read(path: &Path) -> Result<Self, SideError> {
+    pub fn read(path: &Path) -> Result<Self, DataError> {
         let bytes = read_regular(path, LARGEST).map_err(|source| DataError::unreadable(path, source))?;
         let malformed =
             |source: SafeTensorError| DataError::of(path, "this is not a safetensors file").caused_by(source);
@@ -65,18 +62,18 @@ impl SideRows {
     }
 
     /// Returns the error of a side input.
-    pub fn error(&self, tensor: &str, problem: String) -> SideError {
+    pub fn error(&self, tensor: &str, problem: String) -> DataError {
         error_of(&self.path, tensor, &problem)
     }
 
     /// Returns the error of rows that are a mixture.
-    pub(crate) fn of_mixture(&self) -> SideError {
+    pub(crate) fn of_mixture(&self) -> DataError {
         let problem = "side inputs belong to the rows of one source, and the data is a mixture; name its data as `path`";
         DataError::of(&self.path, problem)
     }
 
     /// Checks that there is an entry for each of `rows`.
-    pub(crate) fn check(&self, rows: usize) -> Result<(), SideError> {
+    pub(crate) fn check(&self, rows: usize) -> Result<(), DataError> {
         for tensor in &self.tensors {
             let found = tensor.shape.first().copied().unwrap_or(0);
             if found < rows {
@@ -136,7 +133,7 @@ fn numbers(tensor: &TensorView<'_>) -> Result<Vec<i32>, String> {
 mod tests {
     use super::*;
 
-    fn written(name: &str, dtype: Dtype, shape: Vec<usize>, bytes: &[u8]) -> Result<SideRows, SideError> {
+    fn written(name: &str, dtype: Dtype, shape: Vec<usize>, bytes: &[u8]) -> Result<SideRows, DataError> {
         let folder = tempfile::TempDir::new().expect("a temporary folder");
         let path = folder.path().join("side.safetensors");
         let view = TensorView::new(dtype, shape, bytes).expect("a tensor");

@@ -7,9 +7,15 @@ pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) ->
     words::nearest(name, candidates, |letters| (letters / 3).max(1))
 }
 
-/// Returns the advice for an unknown key of a table that has the keys `known`.
+/// Returns the advice for an unknown key of a table that has the keys `known`: the nearest of them, or the only one
+/// that begins with the key, such as `memory_gb` for `memory`.
 pub fn advice_for_unknown(key: &str, known: &[&str]) -> String {
-    match nearest(key, known.iter().copied()) {
+    let of_start = || {
+        let start = format!("{key}_");
+        let mut longer = known.iter().copied().filter(|known| known.starts_with(&start));
+        longer.next().filter(|_| longer.next().is_none())
+    };
+    match nearest(key, known.iter().copied()).or_else(of_start) {
         Some(meant) => format!("did you mean `{meant}`?"),
         None => {
             let names: Vec<String> = known.iter().map(|name| format!("`{name}`")).collect();

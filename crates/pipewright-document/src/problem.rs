@@ -30,6 +30,12 @@ impl Problem {
         Self { cause: Some(Box::new(cause)), ..Self::new(place, sentence) }
     }
 
+    /// Returns the text with the advice.
+    pub fn text(&self) -> String {
+        let help = self.help.as_ref().map(|help| format!("; {help}"));
+        format!("{self}{}", help.unwrap_or_default())
+    }
+
     /// Returns the problem with advice.
     pub fn help(self, help: impl Into<String>) -> Self {
         Self { help: Some(help.into()), ..self }
@@ -47,12 +53,8 @@ pub struct Problems(pub Vec<Problem>);
 
 impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, problem) in self.0.iter().enumerate() {
-            let line_end = if index > 0 { "\n" } else { "" };
-            write!(f, "{line_end}{problem}")?;
-            problem.help.iter().try_for_each(|help| write!(f, "; {help}"))?;
-        }
-        Ok(())
+        let lines: Vec<String> = self.0.iter().map(Problem::text).collect();
+        f.write_str(&lines.join("\n"))
     }
 }
 

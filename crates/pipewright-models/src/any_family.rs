@@ -8,7 +8,7 @@ use burn::tensor::Device;
 use pipewright::checkpoint::Checkpoint;
 use pipewright::nn::TensorParallel;
 use pipewright::stage::{Stage, StageModule};
-use pipewright::train::data::{SideError, SideRows};
+use pipewright::train::data::{DataError, SideRows};
 use pipewright_schedule::ModelDesc;
 use serde_json::Value;
 
@@ -64,7 +64,7 @@ pub(crate) trait AnyFamily {
     fn vocab_size(&self) -> usize;
     fn describe(&self, sequence: usize) -> ModelDesc;
     fn layers(&self) -> usize;
-    fn check_side(&self, side: &SideRows, sequence: usize) -> Result<(), SideError>;
+    fn check_side(&self, side: &SideRows, sequence: usize) -> Result<(), DataError>;
     fn cuts(&self) -> Option<Vec<usize>>;
     fn longest(&self) -> Option<usize>;
     fn positions(&self) -> Option<usize>;
@@ -128,7 +128,7 @@ impl<F: ModelFamily<Stage: 'static>> AnyFamily for F {
         ModelFamily::layers(self)
     }
 
-    fn check_side(&self, side: &SideRows, sequence: usize) -> Result<(), SideError> {
+    fn check_side(&self, side: &SideRows, sequence: usize) -> Result<(), DataError> {
         ModelFamily::check_side(self, side, sequence)
     }
 

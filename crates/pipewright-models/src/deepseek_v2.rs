@@ -30,7 +30,7 @@ pub struct DeepseekV2Config {
     /// How experts are chosen.
     #[serde(default)]
     pub topk_method: TopkMethod,
-    /// ExpertGroups of neighbouring experts, for [`TopkMethod::GroupLimitedGreedy`].
+    /// Groups of neighbouring experts, for [`TopkMethod::GroupLimitedGreedy`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub n_group: Option<usize>,
     /// The groups from which a token's experts are chosen: the groups with the most probable experts.

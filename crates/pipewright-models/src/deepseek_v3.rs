@@ -27,7 +27,7 @@ pub struct DeepseekV3Config {
     /// The experts.
     #[serde(flatten)]
     pub experts: DeepseekExperts,
-    /// ExpertGroups of neighbouring experts.
+    /// Groups of neighbouring experts.
     pub n_group: usize,
     /// The groups from which a token's experts are chosen: the groups with the largest sums of their two best
     /// corrected scores.

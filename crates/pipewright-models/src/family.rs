@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use burn::tensor::Device;
 use pipewright::nn::TensorParallel;
-use pipewright::train::data::{SideError, SideRows, SideTensor};
+use pipewright::train::data::{DataError, SideRows, SideTensor};
 use pipewright_schedule::ModelDesc;
 use pipewright_shapes::ShapeError;
 pub use pipewright_shapes::family::AbsentKey;
@@ -67,7 +67,7 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
         let json = with_longrope::<Self>(without_nulls(renamed::<Self>(json)));
         match Self::deserialize(&json) {
             Ok(config) => config.check().map(|()| config),
-            Err(source) => Err(parse_error::<Self>(&json, source).into()),
+            Err(source) => Err(ShapeError::of_parser::<Self>(&json, source).into()),
         }
     }
 
@@ -111,7 +111,7 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
     /// # Errors
     /// When the family has no side input of a name, or a side input has another shape or a number outside its
     /// range. The error names the tensor and, where it can, the row.
-    fn check_side(&self, side: &SideRows, _sequence: usize) -> Result<(), SideError> {
+    fn check_side(&self, side: &SideRows, _sequence: usize) -> Result<(), DataError> {
         let unknown = |tensor: &SideTensor| {
             let problem = format!("is not an input of the model: `{}` has no side inputs", Self::MODEL_TYPE);
             Err(side.error(&tensor.name, problem))
@@ -252,35 +252,4 @@ fn check_class<F: ModelFamily>(json: &Value) -> Result<(), ConfigError> {
     other.map_or(Ok(()), |class| {
         Err(ShapeError::not_supported("architectures", class, F::ARCHITECTURE).into())
     })
-}
-
-/// Adds the key that causes the error, if there is one. Removing that key changes the error.
-///
-/// The parser does not name the key, because the keys of a family and the keys of all families are flattened
-/// into one table.
-fn parse_error<F: DeserializeOwned>(json: &Value, source: serde_json::Error) -> ShapeError {
-    /// Files with more keys than any model has are not searched.
-    const MOST_KEYS: usize = 256;
-    const MISSING: &str = "missing field";
-    let message = source.to_string();
-    if message.starts_with('`') || message.starts_with(MISSING) {
-        return source.into();
-    }
-    let without = |key: &str| {
-        let mut json = json.clone();
-        json.as_object_mut()?.remove(key);
-        F::deserialize(json).err().map(|error| error.to_string())
-    };
-    let keys: Vec<&String> =
-        json.as_object().into_iter().flat_map(|table| table.keys().take(MOST_KEYS)).collect();
-    let errors: Vec<Option<String>> = keys.iter().map(|key| without(key)).collect();
-    let find = |is_culprit: &dyn Fn(&Option<String>) -> bool| errors.iter().position(is_culprit);
-    // The removal of a required key changes the error too, so the other keys are looked at first.
-    let is_missing = |error: &Option<String>| error.as_ref().is_some_and(|error| error.starts_with(MISSING));
-    let has_changed = |error: &Option<String>| error.as_ref() != Some(&message);
-    let culprit = find(&|error| has_changed(error) && !is_missing(error)).or_else(|| find(&has_changed));
-    match culprit {
-        Some(index) => ShapeError::of_value(keys[index], source),
-        None => source.into(),
-    }
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 use burn::tensor::Device;
 use pipewright::checkpoint::Checkpoint;
 use pipewright::nn::TensorParallel;
-use pipewright::train::data::{SideError, SideRows};
+use pipewright::train::data::{DataError, SideRows};
 use pipewright_schedule::ModelDesc;
 use pipewright_shapes::family::AbsentKey;
 use pipewright_shapes::key_table::KeyTable;
@@ -196,7 +196,7 @@ impl ModelConfig {
     ///
     /// # Errors
     /// As [`ModelFamily::check_side`].
-    pub fn check_side(&self, side: &SideRows, sequence: usize) -> Result<(), SideError> {
+    pub fn check_side(&self, side: &SideRows, sequence: usize) -> Result<(), DataError> {
         self.family().check_side(side, sequence)
     }
 

@@ -32,7 +32,6 @@ pub enum ErrorKind {
 }
 
 /// The reason why a run ends without success. [`RunError::text`] says where and why, with all causes.
-#[derive(Debug)]
 pub struct RunError {
     /// The kind.
     pub kind: ErrorKind,
@@ -154,7 +153,10 @@ impl fmt::Display for RunError {
     }
 }
 
+// The message has all causes. [`RunError::cause`] returns the error itself.
 impl Error for RunError {}
+
+pipewright_schedule::message_as_debug!(RunError);
 
 impl From<OutOfMemory> for RunError {
     fn from(error: OutOfMemory) -> Self {
@@ -178,7 +180,7 @@ impl From<Problems> for RunError {
             |problem: &Problem| problem.cause.as_ref().is_some_and(|cause| cause.is::<OutOfMemory>());
         let fits_not = problems.0.iter().all(is_memory);
         let kind = if fits_not { ErrorKind::CheckFailed } else { ErrorKind::WrongInput };
-        let mut lines: Vec<String> = problems.0.iter().take(MOST_PROBLEMS).map(ToString::to_string).collect();
+        let mut lines: Vec<String> = problems.0.iter().take(MOST_PROBLEMS).map(Problem::text).collect();
         lines.extend(more_problems(problems.0.len()));
         Self { sentence: lines.join("\n"), ..Self::new(kind, problems) }
     }

@@ -1,6 +1,6 @@
 //! Finds the state from which a run resumes, and checks that the run may continue with it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,7 +30,6 @@ use crate::training::rate_change;
 pub(crate) struct Resumption {
     /// The folder of the run and the checkpoint to resume from.
     pub(crate) path: RunPath,
-    config: PathBuf,
     /// The overrides of the caller.
     set: Vec<String>,
 }
@@ -39,13 +38,13 @@ impl Resumption {
     /// Reads `path` as a run's folder, its folder of checkpoints, or a checkpoint in that folder.
     pub(crate) fn new(path: &Path, set: &[String]) -> Result<Self, RunError> {
         let path = RunPath::of(path)?;
-        Ok(Self { config: path.run.join(run_folder::CONFIG), path, set: set.to_vec() })
+        Ok(Self { path, set: set.to_vec() })
     }
 
     /// Loads the settings.
     pub(crate) fn load(&self) -> Result<Loaded, RunError> {
-        run_folder::config_of(&self.path.run).map_err(RunError::input)?;
-        load_settings(Some(&self.config), &self.overrides()?)
+        let config = run_folder::config_of(&self.path.run).map_err(RunError::input)?;
+        load_settings(Some(&config), &self.overrides()?)
     }
 
     /// Returns the overrides, with the folder of the run last.
@@ -62,7 +61,7 @@ impl Resumption {
         Ok(set)
     }
 
-    /// Takes the lock of the run, if this process `owns` the folder. Nobody else can write there until the lock is
+    /// Takes the lock of the run, if this process `owns` the folder. No other process can write there until the lock is
     /// dropped.
     pub(crate) fn own(&self, owns: bool) -> Result<Option<RunLock>, RunError> {
         if !owns {
@@ -149,8 +148,11 @@ impl ResumableRun {
         }
         let done = state.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.step());
         // The stored settings are those before the arguments.
-        let stored =
-            load_settings(Some(&resumption.config), &resumption.overrides()?[resumption.set.len()..]).ok();
+        let stored = load_settings(
+            Some(&path.run.join(run_folder::CONFIG)),
+            &resumption.overrides()?[resumption.set.len()..],
+        )
+        .ok();
         let rate_note = stored.and_then(|stored| {
             rate_change::note(&stored.settings, &prepared.settings, done, &resumption.set)
         });

@@ -271,7 +271,7 @@ impl Run {
     pub fn train(self) -> Result<(), RunError> {
         let Self { source, parts } = self;
         let mut processes = ProcessGroup::gather(parts.observer.clone())?;
-        let mut attempts = Attempts::new()?;
+        let mut attempts = processes.settle(Attempts::new())?;
         let mut outcome = match source {
             Source::New(load) => parts.start(load(), &mut processes, &mut attempts),
             Source::Folder { path, set } => parts.resume(&path, &set, &mut processes, &mut attempts),

@@ -1,5 +1,7 @@
 //! The error of a `config.json`.
 
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 use thiserror::Error;
 
 /// A `config.json`, or a set of its keys, that does not describe a model. The message names the keys and says
@@ -40,6 +42,39 @@ impl ShapeError {
     pub fn of_value(key: &str, source: serde_json::Error) -> Self {
         let error = Self::new(&[key], format!("the value of `{key}` cannot be used"));
         Self { source: Some(source), ..error }
+    }
+
+    /// Makes the error of `json`, which the parser refuses as an `F`, with the key that causes it, if there is one.
+    /// Removing that key changes the error.
+    ///
+    /// The parser does not name the key, because the keys of a family and the keys of all families are flattened
+    /// into one table.
+    pub fn of_parser<F: DeserializeOwned>(json: &Value, source: serde_json::Error) -> Self {
+        /// Files with more keys than any model has are not searched.
+        const MOST_KEYS: usize = 256;
+        const MISSING: &str = "missing field";
+        let message = source.to_string();
+        if message.starts_with('`') || message.starts_with(MISSING) {
+            return source.into();
+        }
+        let without = |key: &str| {
+            let mut json = json.clone();
+            json.as_object_mut()?.remove(key);
+            F::deserialize(json).err().map(|error| error.to_string())
+        };
+        let keys: Vec<&String> =
+            json.as_object().into_iter().flat_map(|table| table.keys().take(MOST_KEYS)).collect();
+        let errors: Vec<Option<String>> = keys.iter().map(|key| without(key)).collect();
+        let find = |is_culprit: &dyn Fn(&Option<String>) -> bool| errors.iter().position(is_culprit);
+        // The removal of a required key changes the error too, so the other keys are looked at first.
+        let is_missing =
+            |error: &Option<String>| error.as_ref().is_some_and(|error| error.starts_with(MISSING));
+        let has_changed = |error: &Option<String>| error.as_ref() != Some(&message);
+        let culprit = find(&|error| has_changed(error) && !is_missing(error)).or_else(|| find(&has_changed));
+        match culprit {
+            Some(index) => Self::of_value(keys[index], source),
+            None => source.into(),
+        }
     }
 
     /// Returns the keys that cause the error, the most probable cause first. A key of a table is

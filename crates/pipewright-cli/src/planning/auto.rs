@@ -10,7 +10,6 @@ use pipewright_schedule::analytic::estimate;
 use pipewright_schedule::plan::{PlanRequest, plan};
 use pipewright_schedule::profile::Profile;
 
-use crate::display::say;
 use crate::failure::{Exit, Failure};
 use crate::planning::decision::{Chosen, Decision};
 use crate::planning::measure::{measure_run, workload};
@@ -46,9 +45,7 @@ pub(crate) fn choose(
         Some((profile, text)) => (profile, format!("measured before ({file})"), vec![(file, text)]),
         None if is_known => (Profile::default(), String::new(), Vec::new()),
         None => {
-            if processes.is_leader() {
-                say("auto: measuring the layers and links for a few seconds");
-            }
+            processes.note("auto: measuring the layers and links for a few seconds");
             let measurement = measure_run(&settings, model, processes, MEASURING)?;
             let text = profile_text(&measurement.profile, &measurement.measured, &measurement.layers);
             let seconds = start.elapsed().as_secs_f64();

@@ -127,6 +127,18 @@ fn slices_of_a_run_have_names_and_gradients_of_keys() {
     assert!(browser.holds("whatIfSource.end > predictedSource.end"));
 }
 
+/// The rows of such a run have second forwards.
+#[test]
+fn a_run_that_recomputes_can_be_simulated_at_other_costs() {
+    let folder = trained(&["pipeline.recompute=stage"]);
+    let output = pipewright(folder.path(), &["view", "out", "-o", "view.html"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let Some(mut browser) = Browser::open(&folder.path().join("view.html"), 1400, 900) else { return };
+    assert!(browser.holds(&same_memory(4)));
+    browser.enter("#whatif-microbatches", "8");
+    assert!(browser.holds("whatIfSource.end > predictedSource.end"));
+}
+
 #[test]
 fn the_exchanges_of_a_run_are_costs_of_their_own() {
     for schedule in

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::{folder, refuse, succeed, write};
+use crate::{folder, refuse, run, succeed, write};
 
 #[test]
 fn known_machines_are_listed_with_the_source_of_each_figure() {
@@ -60,19 +60,27 @@ fn names_that_are_not_known_suggest_near_ones() {
 #[test]
 fn mistakes_in_a_cluster_file_have_a_place() {
     let folder = folder();
-    let check = |text: &str, message: &str| {
+    let check = |text: &str, message: &str, help: &str| {
         write(&folder, "mine.toml", text);
         refuse(&folder, &["clusters", "mine.toml"], 2, &format!("error: {message}"));
+        let stderr = crate::text(&run(&folder, &["clusters", "mine.toml"]).stderr);
+        assert!(stderr.contains(&format!("help: {help}")), "{stderr}");
     };
     check(
         "name = \"h100\"\nmemory_gb = \"80 TFLOP/s\"\n",
         "mine.toml:2:13: `memory_gb` is \"80 TFLOP/s\", which measures operations per second, such as `989 TFLOP/s`",
+        "write bytes, such as `80 GB`",
     );
     check(
         "name = \"h100\"\n\ngpus_per_node = -8\n",
         "mine.toml:3:17: `gpus_per_node` is -8, where a number from 1",
+        "write a number from 1",
     );
-    check("name = \"h100\"\nmemory = 80\n", "mine.toml:2:1: unknown key `memory` in the cluster file");
-    check("memory_gb = 80\n", "mine.toml:1:1: `name` is missing");
+    check(
+        "name = \"h100\"\nmemory = 80\n",
+        "mine.toml:2:1: unknown key `memory` in the cluster file",
+        "did you mean `memory_gb`?",
+    );
+    check("memory_gb = 80\n", "mine.toml:1:1: `name` is missing", "write `name = ...`");
     refuse(&folder, &["clusters", "none.toml"], 2, "error: none.toml: cannot read the cluster file");
 }

@@ -111,6 +111,26 @@ fn the_report_of_exhausted_memory_is_the_last_thing_on_the_screen() {
 }
 
 #[test]
+fn the_display_goes_on_after_a_restart() {
+    let folder = folder();
+    let mut command = pipewright(
+        folder.path(),
+        &["train", "small.toml", "--set", "run.restarts=1", "--set", "run.steps=1000000"],
+    );
+    command.env("PIPEWRIGHT_FAULT", "panic:1:3");
+    let mut terminal = Terminal::start(command, 80, &[]);
+    let step = |lines: &[String]| -> u64 {
+        let line = lines.iter().find_map(|line| line.strip_prefix("step ")?.split('/').next());
+        line.and_then(|step| step.replace(',', "").parse().ok()).unwrap_or(0)
+    };
+    let is_late = |lines: &[String]| step(lines) > 20 && count(lines, "tokens/s") == 1;
+    let lines = terminal.wait_until(is_late);
+    assert_eq!(count(&lines, "restart 1 of 1"), 1, "{lines:?}");
+    terminal.interrupt();
+    terminal.wait_for_end();
+}
+
+#[test]
 fn the_display_fits_every_width_that_it_is_given_in_turn() {
     let folder = folder();
     let mut terminal = train(&folder, 120, &["run.steps=1000000"]);

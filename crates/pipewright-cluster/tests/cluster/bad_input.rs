@@ -230,7 +230,11 @@ fn gpus_that_the_mesh_does_not_divide_are_refused() {
         "tp = 4\npp = 8\nvp = 6\nmbs = 1\ngbs = 255",
         "use gbs = 256",
     );
-    check_runs("pp = 64\nvp = 1", "pp = 64\nvp = 4", "256 stages of pp x vp cannot share 128 blocks");
+    check_runs(
+        "pp = 64\nvp = 1",
+        "pp = 64\nvp = 4",
+        "256 stages (pp = 64, vp = 4) are more than the 128 blocks",
+    );
     check_runs(
         "tp = 8\npp = 1\nvp = 1\nmbs = 4\ngbs = 4",
         "tp = 0\npp = 1\nvp = 1\nmbs = 4\ngbs = 4",
@@ -331,11 +335,19 @@ fn advice_for_layouts_fits_into_its_type() {
 
 #[test]
 fn remarks_are_accepted_and_listed() {
+    let machine = "[[machine]]\nname = \"h100\"\nurl = \"https://example.com\"\n";
     let run = "[[run]]\nnotes = \"\"\"\nof two lines\"\"\"\ndate = 2024-07-01\nsource_url = \"https://example.com\"\n";
     let text =
         RUNS.replacen("[[run]]\n", run, 1).replacen("[[model]]\n", "[[model]]\nsource = \"a paper\"\n", 1);
+    let text = text.replacen("[[model]]\n", &format!("{machine}[[model]]\n"), 1);
     let published = read(&text).expect("runs");
-    let expected = ["`source` of model 1", "`notes` of run 1", "`date` of run 1", "`source_url` of run 1"];
+    let expected = [
+        "`url` of machine 1",
+        "`source` of model 1",
+        "`notes` of run 1",
+        "`date` of run 1",
+        "`source_url` of run 1",
+    ];
     assert_eq!(published.remarks, expected);
     let table = compare(&published).expect("predictions").to_markdown();
     assert!(table.ends_with(&format!("Not used: {}.\n", expected.join(", "))), "{table}");

@@ -95,7 +95,7 @@ impl Bytes {
         let above = (0..).zip(ids).find(|(_, id)| *id > largest);
         above.map_or(Ok(()), |(index, id)| {
             let problem = format!(
-                "the file is damaged{} has the id {id}, and the largest in its header is {largest}; copy the file or tokenize \
+                "the file is damaged: {} has the id {id}, and the largest in its header is {largest}; copy the file or tokenize \
                  the data again",
                 place(index)
             );

@@ -66,6 +66,7 @@ pub(crate) fn head(config: &DecoderConfig, form: &BlockForm<'_>) -> HeadForm {
         further: FurtherPredictions::default(),
     }
 }
+
 impl DecoderStage {
     fn empty(config: &DecoderConfig, form: &BlockForm<'_>) -> Self {
         let layers = vec![None; config.num_hidden_layers];

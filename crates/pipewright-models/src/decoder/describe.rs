@@ -60,6 +60,7 @@ pub(crate) fn describe(config: &DecoderConfig, form: &BlockForm<'_>, sequence: u
     layers.push(sizes.head(sizes.head_cost() + centring + bounded));
     ModelDesc { layers }
 }
+
 /// Element-wise passes of the vectors of positions: they are copied, added, and their gradients are summed.
 const POSITION_PASSES: u64 = 8;
 

@@ -27,6 +27,7 @@ pub(super) fn positions(config: &DecoderConfig, sequence: usize) -> RotaryPositi
     };
     RotaryPositions { frequencies: frequencies.into(), factor: factor as f32 }
 }
+
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};

@@ -3,7 +3,7 @@
 //! relations do not count.
 
 use pipewright_schedule::{LayerDesc, ModelDesc};
-use pipewright_shapes::hybrid::{BlockKind, EmbedNorm, HybridConfig};
+use pipewright_shapes::hybrid::{BlockKind, HybridConfig};
 
 use super::sizes::{mamba_sizes, scoped_attention};
 use crate::attention::AttentionSizes;
@@ -49,15 +49,7 @@ fn tables(config: &HybridConfig) -> u64 {
 }
 
 fn embedding_parameters(config: &HybridConfig) -> u64 {
-    let structures: usize = config.structure_vocab_sizes.values().sum();
-    let ngrams = config.ngram_orders.len() * config.ngram_buckets;
-    let rows = config.vocab_size + ngrams + structures + config.platform_vocab_size;
-    let norm = match config.embed_norm {
-        EmbedNorm::None => 0,
-        EmbedNorm::Rms => config.hidden_size,
-        EmbedNorm::Dyt => 2 * config.hidden_size + 1,
-    };
-    (rows * config.hidden_size + norm + config.num_relations * config.num_attention_heads) as u64
+    (config.vocab_size * config.hidden_size + config.further_embedding()) as u64
 }
 
 /// Returns the cost of a block. A block that only some tokens pass costs that share of a whole block, and

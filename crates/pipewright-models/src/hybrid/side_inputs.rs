@@ -1,7 +1,7 @@
 //! The side inputs of a model, and the check of a companion file of them, so that a run refuses it before its
 //! first step. A side input is a tensor whose first dimension has one entry for each row of token ids.
 
-use pipewright::train::data::{SideError, SideRows, SideTensor};
+use pipewright::train::data::{DataError, SideRows, SideTensor};
 
 pub use pipewright::train::data::{DOCUMENTS, VALID_TOKENS as COUNTS};
 use pipewright_shapes::hybrid::HybridConfig;
@@ -13,7 +13,7 @@ pub const RELATIONS: &str = "chunk_relation_mask";
 pub const PLATFORM: &str = "platform_ids";
 
 /// Checks every side input; see [`ModelFamily::check_side`](crate::ModelFamily::check_side).
-pub(super) fn check_side(config: &HybridConfig, side: &SideRows, sequence: usize) -> Result<(), SideError> {
+pub(super) fn check_side(config: &HybridConfig, side: &SideRows, sequence: usize) -> Result<(), DataError> {
     side.tensors().iter().try_for_each(|tensor| {
         check(config, tensor, sequence).map_err(|problem| side.error(&tensor.name, problem))
     })

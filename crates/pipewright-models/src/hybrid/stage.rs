@@ -8,7 +8,7 @@ use burn::tensor::{Int, Tensor};
 use pipewright::nn::split_cross_entropy;
 use pipewright::stage::{StageContext, StageModule};
 use pipewright::tensor::{Boundary, BoundaryError, Placement, Values, pack, unpack};
-use pipewright::train::data::{SideError, SideRows};
+use pipewright::train::data::{DataError, SideRows};
 use pipewright_schedule::ModelDesc;
 use pipewright_shapes::family;
 use pipewright_shapes::hybrid::{HybridConfig, Pattern};
@@ -354,7 +354,7 @@ impl ModelFamily for HybridConfig {
         self.initializer_range
     }
 
-    fn check_side(&self, side: &SideRows, sequence: usize) -> Result<(), SideError> {
+    fn check_side(&self, side: &SideRows, sequence: usize) -> Result<(), DataError> {
         check_side(self, side, sequence)
     }
 

@@ -35,8 +35,8 @@ impl Line {
 /// Returns the losses of the steps up to `done` of the run in a folder, as far as its metrics have them.
 pub fn losses(run: &Path, done: u64) -> Vec<f64> {
     let metrics = read(run).unwrap_or_default();
-    let lines = metrics.split_inclusive(|byte| *byte == b'\n').filter_map(Line::read);
-    lines.filter(|line| line.step <= done).filter_map(|line| line.figures.get("loss")?.as_f64()).collect()
+    let lines = metrics.split_inclusive(|byte| *byte == b'\n').map_while(Line::read);
+    lines.take_while(|line| line.step <= done).filter_map(|line| line.figures.get("loss")?.as_f64()).collect()
 }
 
 /// The lines of the metrics of a run that resumes after a step.

@@ -108,7 +108,7 @@ fn losses_are_those_of_whole_lines_up_to_the_step() {
     check(whole, 3, &[3.0, 2.0, 1.0]);
     check(whole, 2, &[3.0, 2.0]);
     check(whole, 0, &[]);
-    check("{\"step\":1,\"loss\":3}\n{\"st\n{\"step\":2,\"loss\":2}", 2, &[3.0]);
+    check("{\"step\":1,\"loss\":3}\n{\"st\n{\"step\":2,\"loss\":2}\n", 2, &[3.0]);
 }
 
 #[test]

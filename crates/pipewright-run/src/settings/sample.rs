@@ -1,4 +1,4 @@
-//! The built-in sample: a small model that learns the text of this project. Both are part of the binary, so
+//! The built-in sample: a small model that learns the documents of this project. Both are part of the binary, so
 //! that `train` works in any folder.
 
 /// The configuration of the sample.

@@ -131,8 +131,8 @@ impl<'a> Section<'a> {
 
     /// Reads a whole number, if it is written.
     pub(crate) fn given_whole(&mut self, key: &'static str) -> Option<u64> {
-        let range = find(self.name, key)?.range()?;
-        self.reader.whole(key, range)
+        let range = find(self.name, key).and_then(Key::range);
+        self.reader.whole(key, range.expect("the table of the keys has the range, as the tests check"))
     }
 
     /// Reads a whole number that 32 bits hold.
@@ -147,7 +147,8 @@ impl<'a> Section<'a> {
 
     /// Reads a number with or without a fraction, if it is written.
     pub(crate) fn given_number(&mut self, key: &'static str) -> Option<f64> {
-        match find(self.name, key)?.bound()? {
+        let bound = find(self.name, key).and_then(Key::bound);
+        match bound.expect("the table of the keys has the range, as the tests check") {
             (bound, false) => self.reader.number(key, bound),
             (bound, true) => self.reader.single(key, bound),
         }

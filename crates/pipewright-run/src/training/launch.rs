@@ -175,8 +175,8 @@ fn offload_to(settings: &Settings) -> Option<OffloadTo> {
     })
 }
 
-/// Returns the command's failure for an error of the pipeline. The settings and the program are already
-/// checked, so most errors without their own exit code are bugs.
+/// Returns the error of the run for an error of the pipeline. The settings and the program are already
+/// checked, so most errors without their own kind are bugs.
 pub fn failure(error: &PipelineError) -> RunError {
     let exit = match error {
         PipelineError::Agreement(error) => return disagreement(error),

@@ -1,4 +1,4 @@
-//! The parts of a training run: preparation, launch, the loop of steps, and what is known of a run afterwards.
+//! The parts of a training run: preparation, launch, the loop of steps, and the results that a run leaves.
 
 pub mod load;
 pub mod process_group;

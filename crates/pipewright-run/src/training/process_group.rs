@@ -246,14 +246,14 @@ impl ProcessGroup {
     }
 
     /// Returns the result of work that every process does by itself, after all of them have succeeded. If it
-    /// failed in another process, the failure has the exit code `exit`. The processes may take different
+    /// failed in another process, the error is of this `kind`. The processes may take different
     /// times.
-    pub fn all_succeed<T>(&mut self, done: Result<T, RunError>, exit: ErrorKind) -> Result<T, RunError> {
+    pub fn all_succeed<T>(&mut self, done: Result<T, RunError>, kind: ErrorKind) -> Result<T, RunError> {
         let is_done = done.is_ok();
         self.agree_within(done, |_| Fields::new(), self.deadline.saturating_add(START)).map_err(
             |mut failure| {
                 if is_done && failure.lost().is_none() {
-                    failure.kind = exit;
+                    failure.kind = kind;
                 }
                 failure
             },

@@ -1,5 +1,5 @@
-//! The output of a run after each step: the display, the metrics, the timeline, and events for
-//! TensorBoard. Only the leader has a folder and a display; in other processes nothing is written.
+//! The output of a run after each step: reports, the metrics, the timeline, and events for
+//! TensorBoard. Only the leader has a folder and reports; in other processes nothing is written.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::training::rank_hosts::RankHosts;
 use crate::training::run_checkpoints::lost_folder;
 use crate::training::timeline_recorder::TimelineRecorder;
 
-/// The leader's output: the display, the metrics and the timeline.
+/// The leader's output: reports to the observer, the metrics and the timeline.
 pub(super) struct RunLog {
     folder: Option<RunFolder>,
     observer: Arc<dyn Observer>,
@@ -168,7 +168,7 @@ impl RunLog {
         Ok(())
     }
 
-    /// Prints the texts by which the model has continued prompts.
+    /// Reports the texts with which the model has continued prompts.
     pub(super) fn note_samples(&self, metrics: &Metrics) {
         for Sample { prompt, text } in &metrics.samples {
             self.note(&format!("step {}: {prompt:?} continues {text:?}", metrics.step));
@@ -182,7 +182,7 @@ impl RunLog {
         Some(RunError::new(ErrorKind::RankFailed, verified.sentence()).with_fault(Some(fault)))
     }
 
-    /// Prints a sentence about the run.
+    /// Reports the chosen steps between two checkpoints, if they have changed.
     pub(super) fn note_interval(&self, chosen: Option<CheckpointChoice>) {
         if let (Some(_), Some(choice)) = (&self.folder, chosen) {
             self.observer.checkpoint_interval(choice);

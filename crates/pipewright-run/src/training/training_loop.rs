@@ -115,7 +115,7 @@ impl TrainingLoop<'_> {
             Reason::Complete | Reason::LossNoLongerFalls => Ok(()),
             Reason::Signal => {
                 let sentence = "the end of the run was requested, and its state is saved";
-                // The observer has told it.
+                // The observer has already reported it.
                 Err(RunError::new(ErrorKind::Interrupted, sentence).reported_elsewhere())
             }
         }
@@ -123,7 +123,7 @@ impl TrainingLoop<'_> {
 }
 
 /// Reports a failure if the ranks are processes, which a launcher ends as soon as one of them has failed.
-/// Otherwise the command reports the failure, unless the run continues after it.
+/// Otherwise [`Run::train`](crate::run::Run::train) reports the failure, unless the run continues after it.
 fn settle<T>(
     settings: &Settings,
     processes: &mut ProcessGroup,

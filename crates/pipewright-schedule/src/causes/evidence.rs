@@ -244,7 +244,7 @@ impl<'a> Evidence<'a> {
                 let arrival = if self.is_recorded {
                     made
                 } else {
-                    let cost = self.costs.transfer(from.rank, cell.rank, bytes);
+                    let cost = self.costs.transfer(from.rank, cell.rank, self.timeline.slices().share(bytes));
                     made + cost.occupied + cost.latency
                 };
                 if from.rank != cell.rank && arrival > latest && made <= start + self.slack {

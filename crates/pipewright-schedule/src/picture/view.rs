@@ -3,8 +3,9 @@
 //! It draws like [`super::html()`], with a lane for each timeline of a rank. In addition it names the cause
 //! of every bubble, highlights the critical path, shows recorded steps with a slider, and simulates the
 //! schedule again for other costs or numbers of microbatches. Its scripts, in the folder `view_page`,
-//! continue the scripts of `page`. They have no rules: [`crate::causes`] finds the causes, and
-//! [`crate::simulate::dependencies()`] says what each time depends on.
+//! continue the scripts of `page`. [`crate::causes`] finds the causes of the timelines, and
+//! [`crate::simulate::dependencies()`] says what each time depends on. The scripts find the causes of the timeline at
+//! other costs themselves, from the times that won (`dependencies.js`).
 
 use serde::Serialize;
 
@@ -231,14 +232,17 @@ fn programs(view: &View<'_>) -> Vec<ProgramData> {
     if view.costs.has_exchanges() {
         return Vec::new();
     }
-    let all = std::iter::once(view.program).chain(view.other_programs);
     let data = |program: &Program| {
         let slices = program.slices();
         let dependencies = dependencies(program, view.costs, view.predicted.communicator()).ok()?;
         let microbatches = program.microbatches() / slices.get();
         Some(program_data(microbatches, &dependencies, slices, view.settings.counted_sizes()))
     };
-    all.filter_map(data).collect()
+    // Without its own program, the page has no panel.
+    let own = data(view.program);
+    own.map_or_else(Vec::new, |own| {
+        std::iter::once(own).chain(view.other_programs.iter().filter_map(data)).collect()
+    })
 }
 
 fn source(step: Option<u64>, timeline: &Timeline, view: &View<'_>) -> Source {

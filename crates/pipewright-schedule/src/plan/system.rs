@@ -280,7 +280,7 @@ mod tests {
             has_rows_in_nodes: false,
         };
         let system = System::Deepspeed;
-
+        assert_eq!(refusal_text(system, &plain), "");
         let some = Offer { recompute: &[Some(StageRecompute::WHOLE), None], ..plain };
         assert!(refusal_text(system, &some).contains("recomputes all layers of all stages or none"));
         let part = Offer { recompute: &[StageRecompute::first(1); 2], ..plain };

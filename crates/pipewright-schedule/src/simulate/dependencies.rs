@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use crate::action::Action;
-use crate::communicator::Communicator;
+use crate::communicator::{Communicator, Streams};
 use crate::costs::Costs;
 use crate::ids::Rank;
 use crate::schedule::Program;
@@ -12,7 +12,7 @@ use crate::simulate::boundary_tensors::Tensor;
 use crate::simulate::error::SimulateError;
 use crate::simulate::queues::Line;
 use crate::simulate::tape::{CostOf, Moment, Node};
-use crate::simulate::timed::{Need, Recorded, TimedEvent, simulated};
+use crate::simulate::timed::{Need, Recorded, TimedEvent, buffered, simulated};
 use crate::slices::Slices;
 use crate::timeline::{Event, Timeline};
 
@@ -56,8 +56,13 @@ pub fn dependencies(
     costs: &Costs,
     communicator: &Communicator,
 ) -> Result<Dependencies, SimulateError> {
-    let (_, Recorded { tape, events, needs, lines }) =
-        simulated(program, costs, communicator, true)?.finish();
+    // The program of a recorded run has second forwards, which have no place on other communicators.
+    let run = if communicator.streams == Streams::Buffered {
+        buffered(program, costs, true)?
+    } else {
+        simulated(program, costs, communicator, true)?
+    };
+    let Recorded { tape, events, needs, lines } = run.into_recorded();
     let indices = indices(&events);
     let event = |TimedEvent { action, start, end }| Dependent {
         action,

@@ -54,7 +54,7 @@ impl RankClock {
         tape: &mut Tape,
         arrivals: impl IntoIterator<Item = Arrival>,
         halves: Halves<'_>,
-    ) -> Vec<Piece> {
+    ) -> (Moment, Vec<Piece>) {
         let start = self.wait_for(tape, arrivals);
         let mut pieces = Vec::new();
         let end = alternate(start.at, halves, |piece| pieces.push(piece));
@@ -66,7 +66,7 @@ impl RankClock {
                 self.exchange.exposed += piece.idle;
             }
         }
-        pieces
+        (start, pieces)
     }
 
     /// Computes for a cost after the last of `arrivals`, and returns the start and the end.

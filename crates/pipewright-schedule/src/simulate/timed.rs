@@ -59,8 +59,17 @@ use crate::validate::BlockedRank;
 /// # Errors
 /// When the costs do not fit the program, or ranks wait for each other or for an action that is missing.
 pub fn timed(program: &Program, costs: &Costs) -> Result<TimedRun, SimulateError> {
+    Ok(buffered(program, costs, false)?.into_run())
+}
+
+/// Runs `program` at `costs` with buffered messages, on a tape that `records` or not.
+pub(super) fn buffered<'a>(
+    program: &'a Program,
+    costs: &'a Costs,
+    records: bool,
+) -> Result<Run<'a>, SimulateError> {
     costs.check_program(program)?;
-    Ok(Run::of(program, costs, None, Tape::new(false)).simulate()?.finish().0)
+    Run::of(program, costs, None, Tape::new(records)).simulate()
 }
 
 /// Simulates `program` at `costs` on `communicator`. With [`Streams::Buffered`], the result equals the
@@ -90,7 +99,7 @@ pub fn timed_on(
     costs: &Costs,
     communicator: &Communicator,
 ) -> Result<TimedRun, SimulateError> {
-    Ok(simulated(program, costs, communicator, false)?.finish().0)
+    Ok(simulated(program, costs, communicator, false)?.into_run())
 }
 
 /// Runs `program` at `costs` on `communicator`, on a tape that `records` or not.
@@ -185,32 +194,32 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Returns the result, and what the tape holds besides the times.
-    pub(super) fn finish(self) -> (TimedRun, Recorded) {
-        let of_rank = |(rank, events): (Rank, &Vec<TimedEvent>)| {
-            let event = move |&TimedEvent { action, start, end }: &TimedEvent| Event {
-                rank,
-                action,
-                start: start.at,
-                end: end.at,
-            };
-            events.iter().map(event).collect::<Vec<_>>()
-        };
-        let events = self.program.placement().all_ranks().zip(&self.events).flat_map(of_rank).collect();
+    /// Returns the result.
+    fn into_run(self) -> TimedRun {
         let exposed = self.ranks.iter().map(|state| state.clock.exposed()).collect();
         let exchanges = self.ranks.iter().map(|state| state.clock.exchange()).collect();
-        let timeline = Timeline::new(self.program.ranks(), events).with_skips(self.skips);
-        let timeline = timeline.with_scopes(self.exchanges);
-        let mut timeline = timeline.with_slices(self.program.slices());
-        let mut lines = Vec::new();
-        if let Some(queues) = self.queues {
-            let communicator = queues.communicator().clone();
-            let (waits, in_line) = queues.into_waits();
-            lines = in_line;
-            timeline = timeline.with_communicator(communicator, waits);
+        let mut events = Vec::with_capacity(self.events.iter().map(Vec::len).sum());
+        for (rank, own) in self.program.placement().all_ranks().zip(self.events) {
+            let event =
+                |TimedEvent { action, start, end }| Event { rank, action, start: start.at, end: end.at };
+            events.extend(own.into_iter().map(event));
         }
-        let recorded = Recorded { tape: self.tape, events: self.events, needs: self.needs, lines };
-        (TimedRun { timeline, exposed, exchanges }, recorded)
+        let timeline = Timeline::new(self.program.ranks(), events).with_skips(self.skips);
+        let timeline = timeline.with_scopes(self.exchanges).with_slices(self.program.slices());
+        let timeline = match self.queues {
+            Some(queues) => {
+                let communicator = queues.communicator().clone();
+                timeline.with_communicator(communicator, queues.into_waits().0)
+            }
+            None => timeline,
+        };
+        TimedRun { timeline, exposed, exchanges }
+    }
+
+    /// Returns the contents of the tape, and what its readers need.
+    pub(super) fn into_recorded(self) -> Recorded {
+        let lines = self.queues.map_or_else(Vec::new, |queues| queues.into_waits().1);
+        Recorded { tape: self.tape, events: self.events, needs: self.needs, lines }
     }
 
     fn blocked(&self) -> Vec<BlockedRank> {

@@ -35,7 +35,10 @@ fn changed_costs(costs: &Costs, stages: u32) -> Costs {
 
 fn check(program: &Program, costs: &Costs, communicator: &Communicator) {
     let name = format!("{costs:?} {communicator:?}");
-    let Ok(run) = timed_on(program, costs, communicator) else { return };
+    let run = match timed_on(program, costs, communicator) {
+        Ok(run) => run,
+        Err(error) => return assert!(communicator.streams != Streams::Buffered, "{name}: {error}"),
+    };
     let dependencies = dependencies(program, costs, communicator).expect(&name);
     assert_eq!(dependencies.timeline(|_, seconds| seconds).events(), run.timeline().events(), "{name}");
     let other = changed_costs(costs, program.placement().stages());

@@ -128,7 +128,7 @@ const fn refused(names: &'static [&'static str], why: &'static str) -> Family {
 
 /// Keys that change what a model computes, and next to nothing of what it costs, in files of families that training
 /// does not know.
-const FREE: [&str; 29] = [
+const FREE: [&str; 30] = [
     "add_cross_attention",
     "attn_scale",
     "attn_temperature_tuning",
@@ -143,6 +143,7 @@ const FREE: [&str; 29] = [
     "moe_router_dtype",
     "nope_layer_interval",
     "norm_before_gate",
+    "norm_eps",
     "norm_type",
     "rescale_prenorm_residual",
     "rope_theta_local",
@@ -188,7 +189,9 @@ impl Family {
             || is_known(self.keys)
             || DECODERS.iter().any(|family| is_known(family.keys))
             || NEMOTRON_H.keys.ignores(key);
-        is_free && !UNCOUNTED.contains(&key)
+        // Only the hybrid's predictions of further tokens are counted.
+        let is_counted = !key.starts_with("mtp_") || self.keys.computes(key);
+        is_free && is_counted && !UNCOUNTED.contains(&key)
     }
 
     /// Returns whether the head uses the table of the embedding if the file does not say it.

@@ -198,6 +198,16 @@ impl HybridConfig {
         self.ngram_orders.len() * self.ngram_buckets + structures + self.platform_vocab_size
     }
 
+    /// Returns the parameters of the first stage in addition to the table of tokens.
+    pub fn further_embedding(&self) -> usize {
+        let norm = match self.embed_norm {
+            EmbedNorm::None => 0,
+            EmbedNorm::Rms => self.hidden_size,
+            EmbedNorm::Dyt => 2 * self.hidden_size + 1,
+        };
+        self.further_rows() * self.hidden_size + norm + self.num_relations * self.num_attention_heads
+    }
+
     /// Returns the number of predictions of further tokens.
     pub fn prediction_depth(&self) -> usize {
         if self.mtp_loss_weight > 0.0 { self.mtp_depth } else { 0 }

@@ -1,7 +1,7 @@
 //! The shape of this project's hybrids, which follows from the configuration that training reads.
 
 use crate::family::HYBRID;
-use crate::hybrid::{BlockKind, EmbedNorm, HybridConfig};
+use crate::hybrid::{BlockKind, HybridConfig};
 use crate::model::{Attention, Block, Dense, Experts, FeedForward, Mamba2, Mixer, Model};
 use crate::training::Training;
 use crate::vectors::Vectors;
@@ -23,7 +23,8 @@ pub(super) fn shape(config: &HybridConfig) -> Model {
         predictors: config.prediction_depth() as u32,
         predictor: predictor.into_iter().collect(),
         counts_predictors: true,
-        further_embedding: further_embedding(config),
+        // The routers of blocks that only some tokens pass count here too.
+        further_embedding: (config.further_embedding() + config.mod_layers.len() * config.hidden_size) as u64,
         vectors: Vectors::LLAMA,
         gpt: false,
     }
@@ -66,17 +67,12 @@ fn block(config: &HybridConfig, kind: BlockKind, window: Option<usize>) -> Block
     Block { mixer, feed_forward, training: Training::Whole }
 }
 
-/// Returns the parameters of the first stage in addition to the table of tokens, and of the routers of blocks that
-/// only some tokens pass.
-fn further_embedding(config: &HybridConfig) -> u64 {
-    let hidden = config.hidden_size;
-    let norm = match config.embed_norm {
-        EmbedNorm::None => 0,
-        EmbedNorm::Rms => hidden,
-        EmbedNorm::Dyt => 2 * hidden + 1,
-    };
-    let rows = config.further_rows() + config.mod_layers.len();
-    (rows * hidden + norm + config.num_relations * config.num_attention_heads) as u64
+/// Returns the sizes of Mamba-2 that files of the family may leave out, if a block has it.
+pub(super) fn usual_sizes(config: &HybridConfig) -> Vec<(&'static str, u64)> {
+    if !config.blocks().contains(&BlockKind::Mamba) {
+        return Vec::new();
+    }
+    vec![("n_groups", config.n_groups as u64), ("conv_kernel", config.conv_kernel as u64)]
 }
 
 /// Returns sentences about parts whose costs are assumed.

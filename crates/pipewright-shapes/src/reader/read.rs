@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::blocks::{blocks, predictors};
@@ -55,12 +56,13 @@ pub fn read(text: &str) -> Result<Described, ShapeError> {
     }
     if HYBRID.names.contains(&model_type.as_str()) {
         keys.set_family(&HYBRID);
-        let config: HybridConfig = serde_json::from_value(value.clone())?;
-        return Ok(Described {
-            model: hybrid::shape(&config),
-            ignored: keys.ignored(),
-            assumed: hybrid::assumed(&config),
-        });
+        let own = Value::Object(inner.unwrap_or(object).clone());
+        let config = <HybridConfig as Deserialize>::deserialize(&own)
+            .map_err(|source| ShapeError::of_parser::<HybridConfig>(&own, source))?;
+        let filled = hybrid::usual_sizes(&config).into_iter().filter(|(key, _)| own.get(key).is_none());
+        let filled = filled.map(|size| filled_sentence(size, HYBRID.names[0]));
+        let assumed = filled.chain(hybrid::assumed(&config)).collect();
+        return Ok(Described { model: hybrid::shape(&config), ignored: keys.ignored(), assumed });
     }
     let model =
         model(&mut keys, &model_type, &family.unwrap_or_else(Family::unknown), inner.and(Some(object)))?;

@@ -280,10 +280,11 @@ pub(super) fn no_tensor() -> SplitError {
 
 /// Returns the size of a tensor along the dimension in which it is split or joined.
 pub(super) fn size_along(tensor: usize, value: &Value, dimension: usize) -> Result<usize, SplitError> {
-    let shape = value.shape().to_vec();
-    shape.get(dimension).copied().ok_or_else(|| {
+    let shape = value.shape();
+    shape.as_slice().get(dimension).copied().ok_or_else(|| {
         SplitError(format!(
-            "tensor {tensor} of shape {shape:?} has no dimension {dimension} to split or join along"
+            "tensor {tensor} of shape {:?} has no dimension {dimension} to split or join along",
+            shape.as_slice()
         ))
     })
 }

@@ -46,8 +46,9 @@ impl Batch {
         let expected: usize = sizes.iter().sum();
         for (tensor, (value, spec)) in tensors.iter().zip(&specs).enumerate() {
             let SplitSpec::Along(dimension) = *spec else { continue };
-            let (rows, shape) = (size_along(tensor, value, dimension)?, value.shape().to_vec());
+            let rows = size_along(tensor, value, dimension)?;
             if rows != expected {
+                let shape = value.shape().to_vec();
                 return Err(SplitError(format!(
                     "side input `{name}`: tensor {tensor} of shape {shape:?} has {rows} rows in dimension {dimension}, and the \
                      inputs have {expected}: give a row for each of theirs, or `Batch::with_replicated`"

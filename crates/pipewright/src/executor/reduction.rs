@@ -16,7 +16,7 @@
 //! In a repetition of a step, replicas have other shares of the batch ([`crate::verification`]). The parts
 //! are then added in the order of the shares, so that the sums have the same bits.
 //!
-//! Neighbours are added first (`collective/communicator.rs`): the sum over groups of 1, 2, 4 or 8 replicas, and then
+//! Neighbours are added first (`collective/sum.rs`): the sum over groups of 1, 2, 4 or 8 replicas, and then
 //! over the groups, has the bits of the sum over all replicas.
 //!
 //! The gradients of experts that replicas hold together have messages of their own, among the replicas that

@@ -49,7 +49,7 @@ impl Run<'_> {
         let are_of_one_stage = stages.next() == stages.next();
         let state = &mut self.ranks[rank.index()];
         let halves = Halves { works: [&works[0], &works[1]], are_of_one_stage };
-        let pieces = state.clock.alternate(&mut self.tape, arrivals, halves);
+        let (began, pieces) = state.clock.alternate(&mut self.tape, arrivals, halves);
         let end = state.clock.now();
         state.first_half = None;
         for (half, actions) in actions.iter().enumerate() {
@@ -59,7 +59,8 @@ impl Run<'_> {
                     continue;
                 };
                 let end = own.next_back().map_or(first_end, |piece| piece.end);
-                let moment = |at| Moment { at, ..Moment::START };
+                let mut moment =
+                    |at: f64| Moment { at, ..self.tape.after(rank, began, CostOf::Other, at - began.at) };
                 let (start, end) = (moment(start), moment(end));
                 self.events[rank.index()].push(TimedEvent { action, start, end });
             }

@@ -81,8 +81,9 @@ pub(crate) fn count_sends(budget: Option<u32>) {
     let deadline = Duration::from_secs(60);
     let world = World::mpi(deadline).expect("mpirun started this process");
     let is_sender = world.own_ranks().next().is_some_and(|rank| rank.get() == 0);
-    // A sender with a budget waits for the receiver before its last forward.
-    let hook: Option<Arc<dyn ActionHook>> = is_sender.then(|| Arc::new(Continue(mark())) as _);
+    // A sender with a budget waits for the receiver, which nobody needs to continue early.
+    let hook: Option<Arc<dyn ActionHook>> =
+        (is_sender && budget.is_none()).then(|| Arc::new(Continue(mark())) as _);
     let config = PipelineConfig { deadline, hook, ..PipelineConfig::default() };
     let mut pipeline = launch(program(budget), world, config);
     let data = || rows(ROWS * MICROBATCHES as usize);
