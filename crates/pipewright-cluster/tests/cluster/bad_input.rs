@@ -342,7 +342,7 @@ fn remarks_are_accepted_and_listed() {
     let text = text.replacen("[[model]]\n", &format!("{machine}[[model]]\n"), 1);
     let published = read(&text).expect("runs");
     let expected = [
-        "`url` of machine 1",
+        "`url` of machine 5",
         "`source` of model 1",
         "`notes` of run 1",
         "`date` of run 1",

@@ -396,3 +396,23 @@ fn predictors_have_blocks_of_their_own() {
     assert_eq!(model.predictor_parameters(), blocks + 2 * 64 * 64 + 3 * 64);
     assert_eq!(model.own_parameters(), model.parameters() - model.predictor_parameters());
 }
+
+#[test]
+fn hybrids_are_read_as_by_training_with_what_is_filled_in() {
+    let inside = format!("{{\"model_type\": \"hybrid\", \"text_config\": {HYBRID}}}");
+    assert_eq!(described(&inside).model, described(HYBRID).model);
+    let filled = described(&HYBRID.replace("\"conv_kernel\": 4, ", "")).assumed;
+    assert!(filled.len() == 1 && filled[0].starts_with("`conv_kernel` is missing: it is 4"), "{filled:?}");
+    let error = read(&HYBRID.replace("\"num_experts\": 8", "\"num_experts\": \"8\"")).expect_err("an error");
+    assert_eq!(
+        (error.keys(), error.to_string().contains("`num_experts`")),
+        (&["num_experts".to_owned()][..], true)
+    );
+}
+
+#[test]
+fn predictors_that_are_not_counted_are_named() {
+    let with = |key: &str| described(&LLAMA.replacen('{', &format!("{{\"{key}\": 1, "), 1)).ignored;
+    assert_eq!(with("mtp_num_hidden_layers"), ["mtp_num_hidden_layers"]);
+    assert_eq!(with("norm_eps"), [""; 0]);
+}
