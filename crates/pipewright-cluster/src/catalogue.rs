@@ -121,7 +121,7 @@ pub(crate) fn machines_of(
     let tables = file.tables("machine", "tables [[machine]]").unwrap_or_default();
     let machine = |(index, table)| {
         cluster_file::machine("[[machine]]", table, file.problems, &known, |reader| {
-            further(index + 1, reader)
+            further(index + 1, reader);
         })
     };
     tables.into_iter().enumerate().filter_map(machine).collect()
