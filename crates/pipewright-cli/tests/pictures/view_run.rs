@@ -135,7 +135,7 @@ fn a_run_that_recomputes_can_be_simulated_at_other_costs() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let Some(mut browser) = Browser::open(&folder.path().join("view.html"), 1400, 900) else { return };
     assert!(browser.holds(&same_memory(4)));
-    browser.enter("#whatif-microbatches", "8");
+    browser.enter("#whatif-F", "200");
     assert!(browser.holds("whatIfSource.end > predictedSource.end"));
 }
 
