@@ -11,7 +11,7 @@ use pipewright::nn::{Embedding, Linear};
 use pipewright::stage::{StageContext, StageModule};
 use pipewright::tensor::{BoundaryError, Values, pack, unpack};
 
-use crate::support::{WIDTH, numbers};
+use crate::support::{WIDTH, numbers, path_in_model};
 
 /// `x + tanh(linear(x))`.
 #[derive(Module, Debug)]
@@ -72,8 +72,7 @@ impl StageModule for ByHand {
     }
 
     fn parameter_path(&self, local: &str) -> String {
-        let (place, rest) = local.trim_start_matches("layers.").split_once('.').expect("a layer's parameter");
-        format!("layers.{}.{rest}", place.parse::<usize>().expect("a place") + self.first)
+        path_in_model(local, self.first)
     }
 }
 
