@@ -34,7 +34,7 @@ pub(super) fn add_copies(
     }
     let own = |copy: &PartialCopy| stages.get(copy.stage).runner().gradient(copy.parameter);
     let own: OptionalTensors = copies.iter().map(own).collect();
-    let gathered = connection.tensor_group().all_gather(own)?;
+    let gathered = connection.tensor_group.all_gather(own)?;
     for (entry, PartialCopy { stage, parameter, shard }) in copies.into_iter().enumerate() {
         let first = (rank.index - shard.copy) as usize;
         let holders = gathered.iter().skip(first).take(shard.copies as usize);
@@ -53,7 +53,7 @@ fn partial_copies(stages: &LocalStages, rank: TensorRank) -> Vec<PartialCopy> {
         for parameter in 0..stage.runner().paths().len() {
             let shard = stage.shard_of(parameter, rank);
             if stage.runner().placement(parameter).gradient == CopyGradient::Partial && shard.copies > 1 {
-                copies.push(PartialCopy { stage: stage.index(), parameter, shard });
+                copies.push(PartialCopy { stage: stage.index, parameter, shard });
             }
         }
     }

@@ -73,10 +73,10 @@ pub(super) fn change_gradients(
     input: &StepInput,
     accumulation: Accumulation,
 ) -> Result<(), Cause> {
-    let Some(hook) = &context.config().gradient_hook else { return Ok(()) };
+    let Some(hook) = &context.config.gradient_hook else { return Ok(()) };
     let factor = 1.0 / divisor(input, accumulation) / input.loss_scale;
     for stage in stages.iter_mut() {
-        let index = stage.index();
+        let index = stage.index;
         stage.runner_mut().change_gradients(index, factor, &**hook)?;
     }
     Ok(())
@@ -94,7 +94,7 @@ pub(super) fn squares(context: &RankContext, stages: &LocalStages, known: &Known
     if !context.is_in_first_group() {
         return Vec::new();
     }
-    let copies = context.copy_group().members().len() as u32;
+    let copies = context.copy_group.members().len() as u32;
     let squares = stages.iter().flat_map(|stage| {
         let squares = stage.runner().gradient_squares(copies).into_iter().enumerate();
         let counted = squares.filter(|(parameter, _)| known.counts(context, stage, *parameter));
@@ -158,7 +158,7 @@ pub(super) fn norms(
     }
     // The squares of the parameters that no group contains, and the squares of each group. Without groups,
     // the list is empty.
-    let groups = context.config().clip_groups.len();
+    let groups = context.config.clip_groups.len();
     let mut parts = vec![0.0; if groups == 0 { 0 } else { groups + 1 }];
     for (_, square, group) in order.filter(|_| groups > 0) {
         parts[group.map_or(0, |group| group + 1)] += square;

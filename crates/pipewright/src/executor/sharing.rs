@@ -57,7 +57,7 @@ enum State {
 /// the first copy has other storage: after the launch, an update, or a restore.
 pub(super) fn share_storage(context: &RankContext, stages: &mut LocalStages, known: &KnownParameters) {
     let mut borrowed: BTreeMap<StageIndex, BTreeMap<usize, Value>> = BTreeMap::new();
-    for (_, owners) in known.shared() {
+    for (_, owners) in &known.shared {
         let mut copies = owners.iter().filter(|owner| owner.rank == context.rank());
         let Some(first) = copies.next() else { continue };
         // Integer and boolean tensors are small.
@@ -85,7 +85,7 @@ pub(super) fn exchange_shared_gradients(
     known: &KnownParameters,
 ) -> Vec<SharedSum> {
     let mut sums = Vec::new();
-    for (parameter, owners) in known.shared() {
+    for (parameter, owners) in &known.shared {
         // Integer and boolean tensors have no gradients.
         let has_gradient = |owner: &Owner| owner.parameter < stages.get(owner.stage).runner().paths().len();
         if owners.iter().filter(|owner| owner.rank == context.rank()).all(has_gradient) {

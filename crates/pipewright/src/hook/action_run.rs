@@ -93,7 +93,7 @@ impl<'a> ForwardRun<'a> {
     /// block, and its outputs after the last one. A stage with a loss has outputs only if the batch asks for
     /// them.
     pub fn values(&self) -> &Values {
-        self.state.values()
+        &self.state.values
     }
 
     /// Replaces the inputs of the next block, or the outputs of the stage. The backward then gets the
@@ -207,7 +207,7 @@ impl<'a> BackwardRun<'a> {
 
     /// Returns the microbatch.
     pub fn microbatch(&self) -> Microbatch {
-        self.state.microbatch()
+        self.state.microbatch
     }
 
     /// Returns the device on which the stage computes.
@@ -229,7 +229,7 @@ impl<'a> BackwardRun<'a> {
     /// one. They are the gradients of the stage's outputs before the last block, and of its inputs after the
     /// first one. A stage with a loss starts with none.
     pub fn gradients(&self) -> &OptionalTensors {
-        self.state.gradients()
+        &self.state.gradients
     }
 
     /// Replaces the gradients. Each must have the shape and the type of the value that the block, or the
