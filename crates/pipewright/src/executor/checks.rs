@@ -69,7 +69,7 @@ impl Checks {
     /// all others.
     fn note_parameters(&mut self, context: &RankContext, key: ResultKey, stage: &LocalStage) {
         let runner = stage.runner();
-        let is_expert = |index: usize| runner.is_on_one_replica(index);
+        let is_expert = |index: usize| runner.table().is_on_one_replica(index);
         let (experts, others): (Vec<_>, Vec<_>) =
             runner.parameters().into_iter().enumerate().partition(|(index, _)| is_expert(*index));
         let (rows, parts) =
@@ -134,7 +134,10 @@ impl Checks {
         let Some(batch) = self.batch else { return };
         let (key, runner) = (batch.key(Content::Weights, stage.index), stage.runner());
         if !self.sums.has(&key) {
-            self.sums.note(key, sum_of((0..runner.paths().len()).flat_map(|index| runner.gradients(index))));
+            self.sums.note(
+                key,
+                sum_of((0..runner.table().paths.len()).flat_map(|index| runner.sums().sources(index))),
+            );
         }
     }
 

@@ -84,9 +84,9 @@ impl Collection {
             }
             None => {
                 let runner = stage.runner();
-                let named = runner.paths().iter().cloned().zip(runner.parameters()).enumerate();
+                let named = runner.table().paths.iter().cloned().zip(runner.parameters()).enumerate();
                 self.parameters.extend(named.map(|(parameter, (path, data))| {
-                    let shard = runner.placement(parameter).shard_of(tensor_rank);
+                    let shard = runner.table().placement(parameter).shard_of(tensor_rank);
                     NamedParameter { stage: index, path, shard, data }
                 }));
             }

@@ -97,7 +97,7 @@ pub(super) fn start_gather(context: &RankContext, connection: &mut Connection, s
     let rows = stage.runner().rows();
     let tag = Tag::ParameterShard { stage: stage.index, round: stage.gathering.next_round() };
     // The replicas of an expert group have as many experts each, so parameters have the same indices.
-    let is_expert = |index| stage.runner().is_on_one_replica(index);
+    let is_expert = |index| stage.runner().table().is_on_one_replica(index);
     let without_experts = || {
         let of_others = |(index, rows): (usize, &OptionalTensor)| rows.clone().filter(|_| !is_expert(index));
         rows.iter().enumerate().map(of_others).collect()

@@ -100,7 +100,10 @@ pub(super) fn squares(context: &RankContext, stages: &LocalStages, known: &Known
         let counted = squares.filter(|(parameter, _)| known.counts(context, stage, *parameter));
         counted.map(|(parameter, mut squares)| {
             // A parameter without a gradient has no squares.
-            squares.resize(Gathered::of(context, stage.runner().is_on_one_replica(parameter)).parts, 0.0);
+            squares.resize(
+                Gathered::of(context, stage.runner().table().is_on_one_replica(parameter)).parts,
+                0.0,
+            );
             squares
         })
     });
@@ -116,9 +119,9 @@ pub(super) fn add_replicas(
     gathered: &[f64],
 ) -> Result<Vec<f64>, MessageError> {
     let counted = stages.iter().flat_map(|stage| {
-        let parameters = 0..stage.runner().paths().len();
+        let parameters = 0..stage.runner().table().paths.len();
         let counted = parameters.filter(|&parameter| known.counts(context, stage, parameter));
-        counted.map(|parameter| Gathered::of(context, stage.runner().is_on_one_replica(parameter)))
+        counted.map(|parameter| Gathered::of(context, stage.runner().table().is_on_one_replica(parameter)))
     });
     let parameters: Vec<Gathered> = counted.collect();
     add_parts(gathered, context.expert_holders(), &parameters, replica_tag(context))

@@ -133,7 +133,7 @@ impl KnownParameters {
 /// Returns whether a parameter counts on this replica, of the replicas of its expert group: each has its own
 /// experts, and the other parameters count on the first, or on the first that hold different rows of them.
 fn counts_on_replica(context: &RankContext, stage: &LocalStage, parameter: usize) -> bool {
-    context.expert_rank().index < context.row_holders() || stage.runner().is_on_one_replica(parameter)
+    context.expert_rank().index < context.row_holders() || stage.runner().table().is_on_one_replica(parameter)
 }
 
 /// Lists this rank's parameters.
@@ -147,7 +147,7 @@ pub(super) fn list_parameters(context: &RankContext, stages: &LocalStages) -> Ve
 
 fn listed(context: &RankContext, stage: &LocalStage, parameter: usize, held: Held) -> ListedParameter {
     let (runner, tensor) = (stage.runner(), context.tensor_rank());
-    let placement = runner.placement(parameter);
+    let placement = runner.table().placement(parameter);
     let shard = (tensor.of > 1).then(|| HeldShard {
         placement,
         tensor,
@@ -164,12 +164,12 @@ fn listed(context: &RankContext, stage: &LocalStage, parameter: usize, held: Hel
             tensor: tensor.index,
             replica: context.expert_rank().index,
         },
-        on_one_replica: runner.is_on_one_replica(parameter),
-        squares: Squares::of(context, runner.is_on_one_replica(parameter)),
+        on_one_replica: runner.table().is_on_one_replica(parameter),
+        squares: Squares::of(context, runner.table().is_on_one_replica(parameter)),
         of_layer: placement.of_layer.map(|index| (index, placement.shards)),
         path: held.path.to_string(),
         counts: placement.shard_of(tensor).counts() && counts_on_replica(context, stage, parameter),
-        has_gradient: parameter < runner.paths().len(),
+        has_gradient: parameter < runner.table().paths.len(),
         shard,
         shared: held.shared.map(fingerprint),
     }

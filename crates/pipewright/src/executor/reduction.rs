@@ -134,9 +134,9 @@ impl Reductions {
     ) -> Result<(), Cause> {
         add_sources(stage);
         let index = stage.index;
-        let is_of_experts = |&parameter: &usize| stage.runner().is_on_one_replica(parameter);
+        let is_of_experts = |&parameter: &usize| stage.runner().table().is_on_one_replica(parameter);
         let (experts, others): (Vec<usize>, Vec<usize>) =
-            (0..stage.runner().paths().len()).partition(is_of_experts);
+            (0..stage.runner().table().paths.len()).partition(is_of_experts);
         let others = StagePart { parameters: others, of_experts: false };
         let experts = StagePart { parameters: experts, of_experts: true };
         for part in [others, experts] {
@@ -147,8 +147,8 @@ impl Reductions {
             }
             let runner = stage.runner_mut();
             let taken = part.parameters.iter().map(|&parameter| {
-                let gradient = runner.gradient(parameter);
-                runner.set_gradient(parameter, None);
+                let gradient = runner.sums().get(parameter);
+                runner.sums_mut().set(parameter, None);
                 gradient
             });
             let tag = part.shard_tag(index);
@@ -237,11 +237,11 @@ fn replica_place(context: &RankContext, action: Action) -> ReplicaPlace {
 /// change.
 pub(super) fn add_sources(stage: &mut LocalStage) {
     let runner = stage.runner_mut();
-    for parameter in 0..runner.paths().len() {
-        if runner.is_on_one_replica(parameter) {
-            let sources = runner.take_gradients(parameter);
+    for parameter in 0..runner.table().paths.len() {
+        if runner.table().is_on_one_replica(parameter) {
+            let sources = runner.sums_mut().take_sources(parameter);
             let total = sum(sources.into_iter().map(|gradient| vec![gradient])).pop().flatten();
-            runner.set_gradient(parameter, total);
+            runner.sums_mut().set(parameter, total);
         }
     }
 }
@@ -318,7 +318,7 @@ impl Sum<'_> {
 fn set_gradients(stage: &mut LocalStage, part: &StagePart, gradients: OptionalTensors) {
     let runner = stage.runner_mut();
     let gradients = part.parameters.iter().zip(gradients);
-    gradients.for_each(|(&parameter, gradient)| runner.set_gradient(parameter, gradient));
+    gradients.for_each(|(&parameter, gradient)| runner.sums_mut().set(parameter, gradient));
 }
 
 /// Cuts gradients into one list for each member of the group, of equal parts.

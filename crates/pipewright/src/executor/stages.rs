@@ -127,7 +127,7 @@ impl LocalStage {
     /// Returns whether this replica has parameters of the stage that the others of its expert group do not
     /// have.
     pub(super) fn has_own_experts(&self) -> bool {
-        self.runner.has_own_experts()
+        self.runner.table().has_own_experts
     }
 
     pub(super) fn runner(&self) -> &dyn StageRunner {
@@ -145,7 +145,7 @@ impl LocalStage {
 
     /// Returns the shard of a parameter that a rank of the stage's tensor group holds.
     pub(super) fn shard_of(&self, parameter: usize, rank: TensorRank) -> TensorShard {
-        self.runner.placement(parameter).shard_of(rank)
+        self.runner.table().placement(parameter).shard_of(rank)
     }
 
     /// Returns the stage's skip connections.

@@ -15,11 +15,11 @@ use crate::tensor::{Placement, float_type_of};
 /// The parameters of a module. Float parameters have an index, in the order in which Burn visits them; the
 /// indices of integer and boolean parameters follow.
 #[derive(Debug)]
-pub(super) struct ParameterTable {
+pub(crate) struct ParameterTable {
     /// The global path of each float parameter.
-    pub(super) paths: Vec<Arc<str>>,
+    pub(crate) paths: Vec<Arc<str>>,
     /// The shape of each whole float parameter.
-    pub(super) shapes: Vec<Vec<usize>>,
+    pub(crate) shapes: Vec<Vec<usize>>,
     indices: HashMap<ParamId, usize>,
     /// The ids of the float parameters.
     pub(super) ids: Arc<HashSet<ParamId>>,
@@ -35,7 +35,7 @@ pub(super) struct ParameterTable {
     /// Whether some of these are on all replicas, which average what forwards change of them.
     pub(super) has_statistics: bool,
     /// Whether other replicas do not have some of the float parameters.
-    pub(super) has_own_experts: bool,
+    pub(crate) has_own_experts: bool,
     /// The path of each integer and boolean parameter.
     pub(super) discrete: Vec<Arc<str>>,
     /// The number of ranks that compute the stage together.
@@ -145,7 +145,7 @@ impl ParameterTable {
 
     /// Returns how the ranks of a tensor group hold a parameter. Integer and boolean parameters are not
     /// split.
-    pub(super) fn placement(&self, index: usize) -> Placement {
+    pub(crate) fn placement(&self, index: usize) -> Placement {
         self.placements.get(index).copied().unwrap_or(Placement::REPLICATED)
     }
 
@@ -169,8 +169,9 @@ impl ParameterTable {
         self.stay_single[index]
     }
 
-    /// Returns whether other replicas do not have the parameter, because replicas hold the experts together.
-    pub(super) fn is_on_one_replica(&self, index: usize) -> bool {
+    /// Returns whether other replicas do not have the parameter, because replicas hold the experts together. A
+    /// replica that holds all experts holds it like every other parameter.
+    pub(crate) fn is_on_one_replica(&self, index: usize) -> bool {
         self.expert_ranks > 1 && self.placement(index).on_one_replica
     }
 }

@@ -17,8 +17,8 @@ use pipewright_schedule::{
     Level, LowerConfig, Method, ScheduleSpec, StageIndex, generate, lower, partition, validate,
 };
 
-use model::{Block, ByHand, Kind, Shared, alone, random_block, seeded_block};
-use support::{LAYERS, config, ending_in_loss, loss, optimizer, take_steps};
+use model::{ByHand, Kind, Shared, alone, random_block};
+use support::{Block, LAYERS, config, ending_in_loss, loss, optimizer, take_steps};
 
 /// The losses and gradient norms of some steps, and the parameters after them by path.
 pub(crate) type Run = (Vec<(Vec<f64>, f64)>, Vec<(String, Vec<f32>)>);
@@ -55,7 +55,7 @@ fn long_way(schedule: &str, ranks: u32) -> Run {
 }
 
 fn short_way(schedule: &str, ranks: u32) -> Run {
-    let builder = Pipeline::builder(Layers::new(LAYERS, seeded_block)).config(config());
+    let builder = Pipeline::builder(Layers::new(LAYERS, Block::new)).config(config());
     let builder = builder.ranks(ranks).schedule(schedule).microbatches(MICROBATCHES).loss(loss);
     train(builder.launch().expect("it starts"))
 }
@@ -94,7 +94,7 @@ fn any_cut_gives_the_same_losses_and_paths() {
 #[test]
 fn a_list_of_layers_is_a_model() {
     let launch = |replicas| {
-        let layers: Vec<Block> = (0..LAYERS).map(seeded_block).collect();
+        let layers: Vec<Block> = (0..LAYERS).map(Block::new).collect();
         let builder = Pipeline::builder(layers).ranks(2).microbatches(MICROBATCHES).data_parallel(replicas);
         builder.loss(loss).config(PipelineConfig { data_parallel: replicas, ..config() }).launch()
     };

@@ -1,13 +1,11 @@
 //! Modules of a running pipeline: read with their type, changed, frozen and trained again. Training continues
 //! as in plain Burn does after the same change.
 
-use burn::module::{Module, Param, ParamId};
-use burn::nn::LinearConfig;
+use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, Tensor, activation};
+use burn::tensor::{Device, Tensor};
 use pipewright::graph::{Graph, GraphLayer};
 use pipewright::mesh::DataParallelMode;
-use pipewright::nn::Linear;
 use pipewright::pipeline::{Layers, Pipeline, PipelineBuilder, PipelineConfig, PipelineError};
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::tensor::{BoundaryError, Values, pack, unpack};
@@ -15,41 +13,13 @@ use pipewright::transport::World;
 use pipewright_schedule::{Recompute, StageIndex};
 
 use crate::support::{
-    Parameters, WIDTH, assert_close, batch, config, floats, loss, numbers, optimizer, parameters, program,
-    program_of_trained,
+    Block, Parameters, WIDTH, assert_close, batch, config, floats, loss, numbers, optimizer, parameters,
+    program, program_of_trained,
 };
 
 const LAYERS: usize = 4;
 const MICROBATCHES: u32 = 4;
 const RATE: f64 = 0.01;
-
-/// `x + tanh(linear(x))`.
-#[derive(Module, Debug)]
-struct Block {
-    linear: Linear,
-}
-
-impl Block {
-    fn new(seed: usize) -> Self {
-        Self::on(seed, &Device::flex().autodiff())
-    }
-
-    fn on(seed: usize, device: &Device) -> Self {
-        let mut linear = LinearConfig::new(WIDTH, WIDTH).init(device);
-        linear.weight = Param::from_data(numbers(seed as u64, [WIDTH, WIDTH]), device);
-        linear.bias = Some(Param::from_data(numbers(1000 + seed as u64, [WIDTH]), device));
-        Self { linear: linear.into() }
-    }
-}
-
-impl StageModule for Block {
-    type Input = Tensor<2>;
-    type Output = Tensor<2>;
-
-    fn forward(&self, input: Tensor<2>, _context: &StageContext) -> Tensor<2> {
-        input.clone() + activation::tanh(self.linear.forward(input))
-    }
-}
 
 impl GraphLayer for Block {
     fn forward(&self, inputs: Values, context: &StageContext) -> Result<Values, BoundaryError> {
@@ -355,10 +325,7 @@ fn impossible_changes_are_refused_and_change_nothing() {
         assert!(error.starts_with(words), "{error}");
     }
     let error = pipeline.module(first, |_: &Block| ()).expect_err("it is a pair").to_string();
-    assert!(
-        error.contains("is a `modules::after_launch::Pair`, not a `modules::after_launch::Block`"),
-        "{error}"
-    );
+    assert!(error.contains("is a `modules::after_launch::Pair`, not a `modules::support::Block`"), "{error}");
     let accumulated =
         pipewright::batch::Batch::split(batch(0, MICROBATCHES), batch(100, MICROBATCHES), MICROBATCHES);
     pipeline.accumulate(accumulated.expect("it splits")).expect("a batch");

@@ -19,7 +19,7 @@ use pipewright_schedule::generate::catalogue;
 use pipewright_schedule::{Action, Rank, Recompute, StageIndex};
 
 use crate::support::{
-    self, LAYERS, WIDTH, batch, brought, config, ending_in_loss, loss, numbers, program, split,
+    self, LAYERS, WIDTH, batch, biased, brought, config, ending_in_loss, loss, numbers, program, split,
 };
 
 const MICROBATCHES: u32 = 8;
@@ -39,11 +39,8 @@ struct Block {
 impl Block {
     fn new(layer: usize) -> Self {
         let device = Device::flex().autodiff();
-        let mut linear = LinearConfig::new(WIDTH, WIDTH).init(&device);
-        linear.weight = Param::from_data(numbers(layer as u64, [WIDTH, WIDTH]), &device);
-        linear.bias = Some(Param::from_data(numbers(1000 + layer as u64, [WIDTH]), &device));
         let norm = BatchNormConfig::new(WIDTH).init(&device);
-        Self { linear: linear.into(), norm, dropout: Dropout::new(0.3), layer }
+        Self { linear: biased(layer as u64, &device), norm, dropout: Dropout::new(0.3), layer }
     }
 
     fn run(&self, input: Tensor<2>, context: &StageContext) -> Tensor<2> {

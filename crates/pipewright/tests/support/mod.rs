@@ -35,6 +35,32 @@ pub(crate) const WIDTH: usize = 6;
 /// Rows of a microbatch.
 pub(crate) const ROWS: usize = 3;
 
+/// `x + tanh(linear(x))`.
+#[derive(Module, Debug)]
+pub(crate) struct Block {
+    pub(crate) linear: Linear,
+}
+
+impl Block {
+    /// The parameters depend on `place` alone.
+    pub(crate) fn new(place: usize) -> Self {
+        Self::on(place, &Device::flex().autodiff())
+    }
+
+    pub(crate) fn on(place: usize, device: &Device) -> Self {
+        Self { linear: biased(place as u64, device) }
+    }
+}
+
+impl StageModule for Block {
+    type Input = Tensor<2>;
+    type Output = Tensor<2>;
+
+    fn forward(&self, input: Tensor<2>, _context: &StageContext) -> Tensor<2> {
+        input.clone() + activation::tanh(self.linear.forward(input))
+    }
+}
+
 /// `x + tanh(linear(x))` for each of a run of layers.
 #[derive(Module, Debug)]
 pub(crate) struct Mlp {
@@ -47,12 +73,7 @@ impl Mlp {
     /// Layers `first..first + count`; a layer's parameters depend on its place alone.
     pub(crate) fn new(first: usize, count: usize) -> Self {
         let device = Device::flex().autodiff();
-        let layers = (first..first + count).map(|layer| {
-            let mut linear = LinearConfig::new(WIDTH, WIDTH).init(&device);
-            linear.weight = Param::from_data(numbers(layer as u64, [WIDTH, WIDTH]), &device);
-            linear.bias = Some(Param::from_data(numbers(1000 + layer as u64, [WIDTH]), &device));
-            Linear::from(linear)
-        });
+        let layers = (first..first + count).map(|layer| biased(layer as u64, &device));
         Self { layers: layers.collect(), first }
     }
 
@@ -196,6 +217,14 @@ pub(crate) fn numbers<const D: usize>(seed: u64, shape: [usize; D]) -> TensorDat
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let count = shape.iter().product::<usize>();
     TensorData::new((0..count).map(|_| rng.random_range(-0.5f32..0.5)).collect::<Vec<_>>(), shape)
+}
+
+/// Returns a layer of the model, whose parameters depend on `seed` alone.
+pub(crate) fn biased(seed: u64, device: &Device) -> Linear {
+    let mut linear = LinearConfig::new(WIDTH, WIDTH).init(device);
+    linear.weight = Param::from_data(numbers(seed, [WIDTH, WIDTH]), device);
+    linear.bias = Some(Param::from_data(numbers(1000 + seed, [WIDTH]), device));
+    linear.into()
 }
 
 /// Returns a linear layer without a bias, whose weight depends on `seed` alone. `sizes` are its inputs and outputs.

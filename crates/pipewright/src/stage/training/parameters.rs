@@ -16,20 +16,26 @@ use crate::device::computes_behind;
 use crate::optimizer::{Factors, GradientHook, ParameterGradient};
 use crate::stage::body::StageBody;
 use crate::stage::error::StageError;
+use crate::stage::gradients::GradientSums;
 use crate::stage::module_parameters::{NamedTensor, discrete_of, filled, parameters_of, with_discrete};
+use crate::stage::parameter_table::ParameterTable;
 use crate::stage::runner::{Held, RestoredPaths, StageParameters};
 use crate::stage::shards::Shards;
 use crate::stage::visit::Visit;
 use crate::tensor::shard::RowShard;
-use crate::tensor::{OptionalTensor, OptionalTensors, Placement, TensorRank, Value, wait_until_computed};
+use crate::tensor::{OptionalTensors, TensorRank, Value, wait_until_computed};
 
 impl<M: StageBody> StageParameters for TrainingStage<M> {
-    fn paths(&self) -> &[Arc<str>] {
-        &self.table.paths
+    fn table(&self) -> &ParameterTable {
+        &self.table
     }
 
-    fn shapes(&self) -> &[Vec<usize>] {
-        &self.table.shapes
+    fn sums(&self) -> &GradientSums {
+        &self.sums
+    }
+
+    fn sums_mut(&mut self) -> &mut GradientSums {
+        &mut self.sums
     }
 
     fn row_shard(&self, index: usize) -> RowShard {
@@ -63,34 +69,6 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
     fn undeferred(&self) -> Vec<(Arc<str>, usize)> {
         let (paths, shapes) = (&self.table.paths, &self.table.shapes);
         self.sums.undeferred().map(|index| (paths[index].clone(), shapes[index].iter().product())).collect()
-    }
-
-    fn placement(&self, index: usize) -> Placement {
-        self.table.placement(index)
-    }
-
-    fn is_on_one_replica(&self, index: usize) -> bool {
-        self.table.is_on_one_replica(index)
-    }
-
-    fn has_own_experts(&self) -> bool {
-        self.table.has_own_experts
-    }
-
-    fn gradient(&self, index: usize) -> OptionalTensor {
-        self.sums.get(index)
-    }
-
-    fn gradients(&self, index: usize) -> OptionalTensors {
-        self.sums.sources(index)
-    }
-
-    fn take_gradients(&mut self, index: usize) -> OptionalTensors {
-        self.sums.take_sources(index)
-    }
-
-    fn set_gradient(&mut self, index: usize, gradient: OptionalTensor) {
-        self.sums.set(index, gradient);
     }
 
     fn gradient_squares(&self, copies: u32) -> Vec<Vec<f64>> {
@@ -226,10 +204,6 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
             return Ok(());
         }
         wait_until_computed(parameters_of(self.module.get()).into_iter().map(|found| found.value))
-    }
-
-    fn drop_gradients(&mut self) {
-        self.sums.clear();
     }
 
     fn parameters(&self) -> Vec<TensorData> {

@@ -19,7 +19,7 @@ use super::process_clock::{ClockError, ProcessClock};
 use super::same_machine::LocalProcesses;
 use crate::byte_channel::ByteChannel;
 use crate::ids::{Attempt, WorldRank};
-use crate::message::{Message, Payload, Tag};
+use crate::message::{Payload, Tag};
 use crate::progress::ProgressBoard;
 use crate::transport::local::{LocalEndpoint, Mailboxes};
 use crate::transport::wait::Waited;

@@ -390,7 +390,8 @@ impl MpiThread {
             }
             self.move_frames()?;
             // An answer that is still under way would find no receiver later.
-            let is_idle = self.sending.is_empty() && !self.probe.as_ref().is_some_and(ClockProbe::is_waiting);
+            let is_idle =
+                self.sending.is_empty() && !self.probe.as_ref().is_some_and(|probe| probe.is_waiting);
             if is_idle && leaving.is_none() {
                 leaving = Some(self.calls.leave()?);
             }
