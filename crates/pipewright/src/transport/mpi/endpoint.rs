@@ -27,7 +27,7 @@ use crate::transport::wire::{self, Frame};
 
 /// This process's rank in a world of processes that `mpirun` started.
 pub struct MpiEndpoint {
-    pub(in crate::transport) inner: LocalEndpoint,
+    pub(crate) inner: LocalEndpoint,
     commands: Sender<Command>,
     shared: Arc<ThreadShared>,
     /// The messages of bytes that have arrived.
