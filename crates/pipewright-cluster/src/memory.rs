@@ -18,61 +18,11 @@
 
 use std::ops::{Add, Mul};
 
-use pipewright_schedule::bytes::bytes_text;
+use pipewright_schedule::held_bytes::HeldBytes;
 
 use crate::layout::{Layout, Precision, Recompute, Scores, ShardedState};
 use pipewright_shapes::model::{Block, Division, FeedForward, Matrix, Mixer, Model};
 use pipewright_shapes::training::{AdaptedLayer, AdapterSizes, Adapters, Training};
-
-/// The bytes of a rank.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct RankMemory {
-    /// Parameters of blocks, with their copies.
-    pub parameters: f64,
-    /// Gradients of the parameters.
-    pub gradients: f64,
-    /// The state of the optimizer.
-    pub optimizer: f64,
-    /// Activations at their peak.
-    pub activations: f64,
-    /// Logits, their gradient, and the activations that a backward computes again.
-    pub temporary: f64,
-    /// Tensors that collectives and messages are sending or receiving.
-    pub buffers: f64,
-}
-
-impl RankMemory {
-    /// Returns all bytes.
-    pub fn total(&self) -> f64 {
-        self.state() + self.activations + self.temporary + self.buffers
-    }
-
-    /// Returns the names of the parts with their bytes, in a fixed order.
-    pub fn named(&self) -> [(&'static str, f64); 6] {
-        [
-            ("parameters", self.parameters),
-            ("gradients", self.gradients),
-            ("optimizer", self.optimizer),
-            ("activations", self.activations),
-            ("temporary", self.temporary),
-            ("buffers", self.buffers),
-        ]
-    }
-
-    /// Names the parts that are not empty, with their bytes.
-    pub fn text(&self) -> String {
-        let parts = self.named().into_iter().filter(|(_, bytes)| *bytes >= 1.0);
-        parts
-            .map(|(name, bytes)| format!("{name} {}", bytes_text(bytes as u64)))
-            .collect::<Vec<_>>()
-            .join(", ")
-    }
-
-    /// Returns the bytes of parameters, gradients and the optimizer.
-    pub fn state(&self) -> f64 {
-        self.parameters + self.gradients + self.optimizer
-    }
-}
 
 /// Parameters of a rank, by the ranks that have the same ones.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -166,7 +116,7 @@ pub fn table_parameters(model: &Model, layout: &Layout) -> f64 {
 
 /// Returns the bytes of `parameters` on a rank with their gradients and optimizer. `largest_block` are the
 /// parameters of the model's largest block.
-pub fn state(parameters: Parameters, largest_block: Parameters, layout: &Layout) -> RankMemory {
+pub fn state(parameters: Parameters, largest_block: Parameters, layout: &Layout) -> HeldBytes<f64> {
     let (own, shard) = (parameters.total(), parameters.shard(layout));
     let in_pipeline = layout.pipeline > 1;
     let copies = weight_bytes(layout);
@@ -181,7 +131,7 @@ pub fn state(parameters: Parameters, largest_block: Parameters, layout: &Layout)
             [4.0 * shard + 2.0 * gathered, 4.0 * shard + 4.0 * summed, 8.0 * shard]
         }
     };
-    RankMemory { parameters, gradients, optimizer, ..RankMemory::default() }
+    HeldBytes { parameters, gradients, optimizer, ..HeldBytes::default() }
 }
 
 /// The bytes of a parameter in the forms that products read.
@@ -200,7 +150,7 @@ pub fn adapted_state(
     frozen: Parameters,
     largest_block: Parameters,
     layout: &Layout,
-) -> RankMemory {
+) -> HeldBytes<f64> {
     let (own, shard) = (adapters.total(), adapters.shard(layout));
     let copies = weight_bytes(layout);
     let [parameters, gradients, optimizer] = match layout.sharding {
@@ -214,7 +164,7 @@ pub fn adapted_state(
             [4.0 * (shard + own) + held, 4.0 * (shard + own), 8.0 * shard]
         }
     };
-    RankMemory { parameters, gradients, optimizer, ..RankMemory::default() }
+    HeldBytes { parameters, gradients, optimizer, ..HeldBytes::default() }
 }
 
 /// Returns the bytes of activations that a block keeps for one microbatch: none before all adapters.

@@ -9,12 +9,13 @@ use thiserror::Error;
 use crate::collective::Group;
 use crate::layout::{LayoutError, ShardedState};
 use crate::machine::Machine;
-use crate::memory::{Parameters, RankMemory, buffers, logits};
+use crate::memory::{Parameters, buffers, logits};
 use crate::parts::Parts;
 use crate::pipeline::{PipelineCosts, PipelineError, PipelineRun, Programs};
 use crate::setting::Setting;
 use crate::stage_time::StageTime;
 use crate::units::{Unit, Units};
+use pipewright_schedule::held_bytes::HeldBytes;
 
 /// Bytes of a parameter that AdamW reads and writes: the gradient twice (norm and update), its copy of 4
 /// bytes and two moments, each read and written, and the parameter.
@@ -36,7 +37,7 @@ pub struct Prediction {
     /// The blocks of each stage.
     pub blocks: Vec<usize>,
     /// The memory of each rank of a pipeline.
-    pub memory: Vec<RankMemory>,
+    pub memory: Vec<HeldBytes<f64>>,
     /// Tokens per second of each GPU.
     pub tokens_per_gpu: f64,
     /// Operations of the model per second on each GPU, with the pairs of attention that are used.
@@ -60,8 +61,8 @@ impl Prediction {
 
     /// Returns the rank of a pipeline that needs most, with its memory. If several ranks need equally much,
     /// the first one wins.
-    pub fn largest_rank(&self) -> (usize, RankMemory) {
-        let larger = |one: (usize, RankMemory), other: (usize, RankMemory)| {
+    pub fn largest_rank(&self) -> (usize, HeldBytes<f64>) {
+        let larger = |one: (usize, HeldBytes<f64>), other: (usize, HeldBytes<f64>)| {
             if other.1.total() > one.1.total() { other } else { one }
         };
         self.memory.iter().copied().enumerate().reduce(larger).unwrap_or_default()
@@ -251,12 +252,12 @@ fn memory(
     ranks: &[Unit],
     run: &PipelineRun,
     last: usize,
-) -> Vec<RankMemory> {
+) -> Vec<HeldBytes<f64>> {
     let logits = logits(setting.model, setting.layout);
     let buffers = buffers(setting.model, setting.layout);
     let rank = |index: usize| {
         let head = if run.stages_of_rank[index].contains(&last) { logits } else { 0.0 };
-        RankMemory {
+        HeldBytes {
             activations: run.activations[index] as f64,
             temporary: head.max(units.again),
             buffers,

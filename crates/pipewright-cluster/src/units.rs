@@ -7,11 +7,12 @@ use std::ops::{AddAssign, Range};
 use crate::cut::{balanced, even};
 use crate::layout::{Cut, Layout};
 use crate::memory::{
-    Parameters, RankMemory, adapted_state, adapter_parameters, block_activations, block_parameters,
-    block_stash, predictor_parameters, state, table_parameters, whole_block_activations,
+    Parameters, adapted_state, adapter_parameters, block_activations, block_parameters, block_stash,
+    predictor_parameters, state, table_parameters, whole_block_activations,
 };
 use crate::setting::Setting;
 use crate::stage_time::StageTime;
+use pipewright_schedule::held_bytes::HeldBytes;
 use pipewright_shapes::model::{Block, Model};
 use pipewright_shapes::operations::AttentionCount;
 use pipewright_shapes::training::Training;
@@ -134,7 +135,7 @@ impl Units {
 
     /// Returns the bytes of a rank's trained and frozen parameters, with gradients and optimizer of the
     /// trained ones.
-    pub(crate) fn state(&self, trained: Parameters, frozen: Parameters, layout: &Layout) -> RankMemory {
+    pub(crate) fn state(&self, trained: Parameters, frozen: Parameters, layout: &Layout) -> HeldBytes<f64> {
         if self.is_adapted {
             adapted_state(trained, frozen, self.largest_block, layout)
         } else {

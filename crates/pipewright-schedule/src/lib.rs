@@ -18,6 +18,7 @@ struct Readme;
 pub mod error_text;
 pub mod words;
 pub mod bytes;
+pub mod held_bytes;
 pub mod divisor;
 pub mod checkpoint_interval;
 pub mod ids;

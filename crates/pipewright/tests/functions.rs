@@ -17,7 +17,7 @@ use pipewright::stage::{Stage, StageContext, StageError, StageModule, WeightWork
 use pipewright::tensor::{Metadata, OptionalTensors, TensorSpec, Values, pack, unpack};
 use pipewright::transport::World;
 use pipewright_schedule::{Action, Microbatch, Recompute, StageIndex};
-use support::{LAYERS, Mlp, ROWS, Step, WIDTH, batch, loss, optimizer, split};
+use support::{LAYERS, Mlp, ROWS, Step, WIDTH, batch, brought, loss, optimizer, split};
 
 const MICROBATCHES: u32 = 4;
 
@@ -30,28 +30,22 @@ fn builder(schedule: &str) -> PipelineBuilder {
         .optimizer(optimizer())
 }
 
-fn brought(step: u64) -> Batch {
-    Batch::new(
-        split(batch(step, MICROBATCHES), MICROBATCHES),
-        split(batch(100 + step, MICROBATCHES), MICROBATCHES),
-    )
-}
-
 /// The losses and gradient norms of three steps, and the losses of an evaluation after them.
 fn run(builder: PipelineBuilder) -> (Vec<Step>, Vec<f64>) {
     let mut pipeline = builder.launch().expect("it starts");
     let mut step = |step| {
-        let report = pipeline.step_batch(brought(step), 1e-2).expect("a step");
+        let report = pipeline.step_batch(brought(step, MICROBATCHES), 1e-2).expect("a step");
         (report.losses, report.gradient_norm)
     };
     let steps = vec![step(0), step(1), step(2)];
-    (steps, pipeline.eval_batch(brought(3)).expect("an evaluation").losses)
+    (steps, pipeline.eval_batch(brought(3, MICROBATCHES)).expect("an evaluation").losses)
 }
 
 /// Returns the error of a first step.
 fn failure(builder: PipelineBuilder) -> String {
     let mut pipeline = builder.launch().expect("it starts");
-    let error = pipeline.step_batch(brought(0), 1e-2).map(drop).expect_err("the function is wrong");
+    let error =
+        pipeline.step_batch(brought(0, MICROBATCHES), 1e-2).map(drop).expect_err("the function is wrong");
     assert!(matches!(&error, PipelineError::Step(_)), "{error}");
     error.to_string()
 }
@@ -166,7 +160,7 @@ fn the_blocks_of_an_overlap_alternate() {
     }
     let hook = Arc::new(Order::default());
     let mut pipeline = builder("dualpipev").hook(hook.clone()).launch().expect("it starts");
-    pipeline.step_batch(brought(0), 1e-2).expect("a step");
+    pipeline.step_batch(brought(0, MICROBATCHES), 1e-2).expect("a step");
     let seen = hook.1.lock().expect("no panic");
     // Four stages of two layers: the backward has the blocks of its forward.
     assert!(!seen.is_empty() && seen.iter().all(|line| line == "B1 F0 B0 F1"), "{seen:?}");
@@ -185,10 +179,10 @@ fn each_rank_begins_its_update_once_in_a_step_that_updates() {
     let hook = Arc::new(Begun::default());
     // Each rank has two stages.
     let mut pipeline = builder("zbvzerobubble").hook(hook.clone()).launch().expect("it starts");
-    pipeline.eval_batch(brought(0)).expect("an evaluation");
-    pipeline.accumulate(brought(1)).expect("a batch");
+    pipeline.eval_batch(brought(0, MICROBATCHES)).expect("an evaluation");
+    pipeline.accumulate(brought(1, MICROBATCHES)).expect("a batch");
     assert_eq!(hook.0.load(Ordering::SeqCst), 0);
-    pipeline.step_batch(brought(2), 1e-2).expect("a step");
+    pipeline.step_batch(brought(2, MICROBATCHES), 1e-2).expect("a step");
     assert_eq!(hook.0.load(Ordering::SeqCst), 2);
 }
 
@@ -330,7 +324,10 @@ fn a_function_sees_targets_and_losses() {
     }
     let hook = Arc::new(Sees::default());
     let mut pipeline = builder("gpipe").hook(hook.clone()).launch().expect("it starts");
-    let losses = pipeline.step_batch(brought(0).with_value("scale", 0.5f64), 1e-2).expect("a step").losses;
+    let losses = pipeline
+        .step_batch(brought(0, MICROBATCHES).with_value("scale", 0.5f64), 1e-2)
+        .expect("a step")
+        .losses;
     let seen: Vec<f64> = hook.0.lock().expect("no panic").iter().map(|(_, loss)| *loss).collect();
     assert_eq!(seen, losses);
 }
@@ -354,7 +351,7 @@ fn a_function_may_compute_weight_gradients_itself() {
     for (schedule, changed) in [("1f1b", 4), ("zbvzerobubble", 2)] {
         let parameters = |builder: PipelineBuilder| {
             let mut pipeline = builder.optimizer(SgdConfig::new().init()).launch().expect("it starts");
-            pipeline.step_batch(brought(0), 1.0).expect("a step");
+            pipeline.step_batch(brought(0, MICROBATCHES), 1.0).expect("a step");
             let mut all = pipeline.parameters().expect("every rank answers");
             all.sort_by(|a, b| a.path.cmp(&b.path));
             all.into_iter().map(|parameter| (parameter.path.to_string(), parameter.data)).collect::<Vec<_>>()
@@ -380,7 +377,7 @@ fn the_tasks_of_w_may_be_skipped() {
     }
     let weights = |builder: PipelineBuilder| {
         let mut pipeline = builder.optimizer(SgdConfig::new().init()).launch().expect("it starts");
-        pipeline.step_batch(brought(0), 1.0).expect("a step");
+        pipeline.step_batch(brought(0, MICROBATCHES), 1.0).expect("a step");
         let all = pipeline.parameters().expect("every rank answers").into_iter();
         all.filter(|parameter| parameter.path.ends_with(".0.weight")).map(|it| it.data).collect::<Vec<_>>()
     };
@@ -432,7 +429,7 @@ fn named_spans_are_in_the_timeline() {
         }
     }
     let mut pipeline = builder("1f1b").hook(Arc::new(Spans)).launch().expect("it starts");
-    let timeline = pipeline.step_batch(brought(0), 1e-2).expect("a step").timeline;
+    let timeline = pipeline.step_batch(brought(0, MICROBATCHES), 1e-2).expect("a step").timeline;
     assert_eq!(timeline.scopes().len(), 2 * MICROBATCHES as usize);
     for scope in timeline.scopes() {
         let name = scope.kind.to_string();
@@ -579,7 +576,8 @@ fn wrong_weight_gradients_are_named_with_their_parameter() {
 fn blocks_that_a_function_leaves_out_are_an_error() {
     let error = |hook: Arc<dyn ActionHook>| {
         let mut pipeline = builder("1f1b").hook(hook).launch().expect("it starts");
-        let error = pipeline.step_batch(brought(0), 1e-2).map(drop).expect_err("a block is missing");
+        let error =
+            pipeline.step_batch(brought(0, MICROBATCHES), 1e-2).map(drop).expect_err("a block is missing");
         let PipelineError::Step(error) = error else { panic!("{error}") };
         let left_out = error.cause.to_string();
         let left_out = left_out.strip_prefix("the function that runs ").expect("it names the action");
@@ -623,9 +621,10 @@ fn gradients_that_a_function_leaves_out_are_an_error_in_every_step() {
         let hook = Arc::new(LeavesNone { step, seen: AtomicUsize::new(0) });
         let mut pipeline = builder("1f1b").hook(hook).launch().expect("it starts");
         for _ in 0..step {
-            pipeline.step_batch(brought(0), 1e-2).expect("a step");
+            pipeline.step_batch(brought(0, MICROBATCHES), 1e-2).expect("a step");
         }
-        let error = pipeline.step_batch(brought(0), 1e-2).map(drop).expect_err("a gradient is missing");
+        let error =
+            pipeline.step_batch(brought(0, MICROBATCHES), 1e-2).map(drop).expect_err("a gradient is missing");
         assert_eq!(
             error.to_string(),
             format!(
@@ -662,7 +661,7 @@ fn weight_gradients_of_a_function_go_to_the_runner_of_the_stage() {
         let config = PipelineConfig { hook, ..support::config() };
         let mut pipeline = Pipeline::launch(program(), World::local(2), &config, make).expect("it starts");
         let steps = (0..3).map(|step| {
-            let report = pipeline.step_batch(brought(step), 1e-2).expect("a step");
+            let report = pipeline.step_batch(brought(step, MICROBATCHES), 1e-2).expect("a step");
             (report.losses, report.gradient_norm)
         });
         (steps.collect::<Vec<Step>>(), counted.load(Ordering::SeqCst))
@@ -694,7 +693,7 @@ fn only_a_stage_that_cannot_defer_is_in_the_log() {
     run(builder("zb-h1").hook(Arc::new(AtOnce)));
     let mut frozen = builder("zb-h1").launch().expect("it starts");
     frozen.freeze(|_| true).expect("every rank answers");
-    frozen.step_batch(brought(0), 1e-2).expect("a step");
+    frozen.step_batch(brought(0, MICROBATCHES), 1e-2).expect("a step");
     assert_eq!(found(), Vec::<String>::new());
     let layer =
         |_| Undeferred { linear: burn::nn::LinearConfig::new(WIDTH, WIDTH).init(&Device::flex().autodiff()) };
@@ -707,7 +706,7 @@ fn only_a_stage_that_cannot_defer_is_in_the_log() {
         .launch()
         .expect("it starts");
     for step in 0..2 {
-        plain.step_batch(brought(step), 1e-2).expect("a step");
+        plain.step_batch(brought(step, MICROBATCHES), 1e-2).expect("a step");
     }
     assert_eq!(found().len(), 2, "each stage once: {:?}", found());
 }

@@ -18,7 +18,7 @@ use pipewright::tensor::{
 };
 use pipewright::transport::World;
 use pipewright_schedule::StageIndex;
-use support::{Mlp, WIDTH, batch, config, loss, program, split, stage};
+use support::{Mlp, WIDTH, batch, config, ending_in_loss, loss, program, split, stage};
 
 /// The layers; stage 0 repeats its features if the step has a `width`.
 #[derive(Module, Debug)]
@@ -47,7 +47,7 @@ fn launch(schedule: &str, config: &PipelineConfig) -> Result<Pipeline, PipelineE
     let stages = program.placement().stages();
     let make = move |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
         let module = Wider { layers: Mlp::of_stage(stage, stages) };
-        Ok(if stage.get() + 1 == stages { Stage::with_loss(module, loss) } else { Stage::new(module) })
+        ending_in_loss(stage.get() + 1 == stages, module)
     };
     Pipeline::launch(program, World::local(2), config, make)
 }

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use pipewright_cluster::memory::RankMemory;
 use pipewright_cluster::search::{ClusterPlan, Upgrade};
+use pipewright_schedule::held_bytes::{ByteCount, HeldBytes};
 use pipewright_shapes::model::Model;
 use serde::Serialize;
 
@@ -200,8 +200,8 @@ fn plan_json<'a>(plan: &'a ClusterPlan, model: &Model) -> PlanJson<'a> {
 }
 
 /// Returns the parts of a rank's memory in bytes.
-fn parts(memory: &RankMemory) -> BTreeMap<&'static str, u64> {
-    memory.named().map(|(name, bytes)| (name, bytes as u64)).into()
+fn parts(memory: &HeldBytes<f64>) -> BTreeMap<&'static str, u64> {
+    memory.named().map(|(name, bytes)| (name, bytes.whole())).into()
 }
 
 fn upgrade_json<'a>(upgrade: &'a Upgrade, model: &Model) -> UpgradeJson<'a> {

@@ -4,7 +4,7 @@ use pipewright_schedule::GenerateError;
 use thiserror::Error;
 
 use crate::layout::{Layout, LayoutError};
-use crate::memory::RankMemory;
+use pipewright_schedule::held_bytes::HeldBytes;
 
 /// The reason why a search has no plan, and the advice.
 #[derive(Clone, PartialEq, Error)]
@@ -39,7 +39,7 @@ pub struct LeastMemory {
     /// The rank of a pipeline that needs most.
     pub rank: usize,
     /// The bytes of this rank.
-    pub memory: RankMemory,
+    pub memory: HeldBytes<f64>,
     /// The bytes that a rank may need.
     pub limit: f64,
 }

@@ -1,6 +1,7 @@
 //! The bytes that each stage and each rank of a run holds at most.
 
 use pipewright_schedule::costs::{StageCosts, StageSizes};
+use pipewright_schedule::held_bytes::HeldBytes;
 use pipewright_schedule::partition::Partition;
 use pipewright_schedule::sharding::{Sharding, StageBytes};
 use pipewright_schedule::simulate::{SimulateError, memory_curve, peak_memory, timed};
@@ -12,43 +13,6 @@ use crate::training_memory::arrived_rows::ExpertLoad;
 use crate::training_memory::compute_devices::ComputeDevices;
 use crate::training_memory::kept::KeptActivations;
 use crate::training_memory::state::{StateRule, gradient_bytes};
-
-/// The most bytes that a rank or a stage holds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HeldBytes {
-    /// The parameters, with their copy in half precision.
-    pub parameters: u64,
-    /// The gradients of the parameters.
-    pub gradients: u64,
-    /// The state of the optimizer.
-    pub optimizer: u64,
-    /// The tensors that forwards keep for backwards.
-    pub activations: u64,
-    /// The trained parameters and the optimizer's state from before an update that may be undone; 0 if the
-    /// rank updates only when it has the gradient norm. They exist when all activations are gone.
-    pub undo: u64,
-}
-
-impl HeldBytes {
-    /// Returns the sum, with the larger one of the activations and the bytes that can undo an update.
-    pub fn total(&self) -> u64 {
-        let state = self.parameters.saturating_add(self.gradients).saturating_add(self.optimizer);
-        state.saturating_add(self.activations.max(self.undo))
-    }
-
-    /// Returns the memory of a rank with these stages, without activations. Gradients are whole until a
-    /// stage's last microbatch, so sharding does not lower their peak.
-    fn without_activations(stages: &[StageState], sharding: Sharding, expert_ranks: u32) -> Self {
-        let held = sharding.held_with_experts(stages.iter().map(|stage| stage.bytes), expert_ranks);
-        Self {
-            parameters: held.parameters.saturating_add(held.copy),
-            gradients: stages.iter().map(|stage| stage.gradients).fold(0, u64::saturating_add),
-            optimizer: held.optimizer,
-            activations: 0,
-            undo: stages.iter().map(|stage| stage.undo).fold(0, u64::saturating_add),
-        }
-    }
-}
 
 /// The bytes of a stage's parameters with the optimizer's state, and of the gradients.
 #[derive(Clone, Copy, Debug)]
@@ -130,7 +94,7 @@ impl TrainingMemory {
                 run.state_of(&stages[stage.index()], &mut known)
             });
             let own: Vec<StageState> = own.collect();
-            HeldBytes { activations, ..HeldBytes::without_activations(&own, run.sharding, run.expert_ranks) }
+            HeldBytes { activations, ..without_activations(&own, run.sharding, run.expert_ranks) }
         };
         let peaks = peak_memory(timeline, &costs.sizes);
         let stage_bytes = |(stage, state): (StageIndex, &StageState)| HeldBytes {
@@ -237,8 +201,8 @@ impl TrainingRun<'_> {
             parameters: part.parameters.saturating_add(part.copy),
             gradients,
             optimizer: part.optimizer,
-            activations: 0,
             undo,
+            ..HeldBytes::default()
         }
     }
 
@@ -248,6 +212,19 @@ impl TrainingRun<'_> {
         let trained: Vec<ParameterSpec> = trained.collect();
         let part = self.sharding.part(self.state.of_stage(&trained, |_| true), self.expert_ranks);
         part.parameters.saturating_add(part.optimizer)
+    }
+}
+
+/// Returns the memory of a rank with these stages, without activations. Gradients are whole until a stage's last
+/// microbatch, so sharding does not lower their peak.
+fn without_activations(stages: &[StageState], sharding: Sharding, expert_ranks: u32) -> HeldBytes {
+    let held = sharding.held_with_experts(stages.iter().map(|stage| stage.bytes), expert_ranks);
+    HeldBytes {
+        parameters: held.parameters.saturating_add(held.copy),
+        gradients: stages.iter().map(|stage| stage.gradients).fold(0, u64::saturating_add),
+        optimizer: held.optimizer,
+        undo: stages.iter().map(|stage| stage.undo).fold(0, u64::saturating_add),
+        ..HeldBytes::default()
     }
 }
 
@@ -304,7 +281,7 @@ mod tests {
                     undo: 0,
                 }
             };
-            HeldBytes::without_activations(&[10, 30, 20].map(stage), Sharding { shards, window }, 1)
+            without_activations(&[10, 30, 20].map(stage), Sharding { shards, window }, 1)
         };
         let held = |shards, window| held_in(shards, window, Precision::F32);
         assert_eq!(held(1, 1), whole);

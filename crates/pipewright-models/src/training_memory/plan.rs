@@ -2,8 +2,9 @@
 
 use pipewright::device::DeviceChoice;
 use pipewright::ids::WorldRank;
+use pipewright_schedule::held_bytes::HeldBytes;
 
-use crate::training_memory::held::{HeldBytes, TrainingMemory};
+use crate::training_memory::held::TrainingMemory;
 
 /// The arrangement of the ranks of a run, as far as it decides which of them share memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

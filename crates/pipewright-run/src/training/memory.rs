@@ -5,12 +5,12 @@ use std::fmt::Write;
 use pipewright::device::{BackEnd, DeviceChoice, describe};
 use pipewright::ids::WorldRank;
 use pipewright_models::training_memory::{
-    DeviceLoad, ExpertLoad, HeldBytes, MemoryPlan, RunShape, Shortage, TrainingMemory, TrainingRun,
-    device_loads,
+    DeviceLoad, ExpertLoad, MemoryPlan, RunShape, Shortage, TrainingMemory, TrainingRun, device_loads,
 };
 use pipewright_models::{CutModel, ParameterSpec};
 use pipewright_schedule::Placement;
 use pipewright_schedule::bytes::bytes_text as bytes;
+use pipewright_schedule::held_bytes::HeldBytes;
 use pipewright_schedule::sharding::Sharding;
 use pipewright_schedule::words::counted;
 use pipewright_system::machine_memory::machine_bytes;
@@ -138,12 +138,7 @@ pub fn memory_json(plan: &MemoryPlan) -> Value {
 
 /// Returns the bytes of a rank or a stage as JSON.
 pub fn held_json(held: &HeldBytes) -> Value {
-    let mut json = json!({
-        "parameters": held.parameters,
-        "gradients": held.gradients,
-        "optimizer": held.optimizer,
-        "activations": held.activations,
-    });
+    let mut json: Value = counted_parts(held).map(|(name, bytes)| (name, json!(bytes))).into_iter().collect();
     if held.undo > 0 {
         json["undo"] = json!(held.undo);
     }
@@ -210,8 +205,14 @@ pub fn table(plan: &MemoryPlan) -> String {
     text
 }
 
+/// Returns the parts that the memory of a run counts. Temporary tensors and messages are not counted.
+fn counted_parts(held: &HeldBytes) -> [(&'static str, u64); 4] {
+    let [parameters, gradients, optimizer, activations, ..] = held.named();
+    [parameters, gradients, optimizer, activations]
+}
+
 fn cells(held: &HeldBytes) -> [String; 4] {
-    [held.parameters, held.gradients, held.optimizer, held.activations].map(bytes)
+    counted_parts(held).map(|(_, held)| bytes(held))
 }
 
 fn row(text: &mut String, what: &str, rank: &str, cells: &[impl AsRef<str>]) {

@@ -50,15 +50,10 @@ pub(crate) struct ReductionUnit {
     kind: std::mem::Discriminant<Reduction>,
     /// The weight that counts as 1 in all batches, so that all rows or tokens of a step have the same weight;
     /// `None` if losses are added.
-    weight: Option<f64>,
+    pub(crate) weight: Option<f64>,
 }
 
 impl ReductionUnit {
-    /// Returns the weight that counts as 1.
-    pub(crate) fn weight(self) -> Option<f64> {
-        self.weight
-    }
-
     /// Returns whether losses are reduced in the same way.
     pub(crate) fn is_like(self, other: Self) -> bool {
         self.kind == other.kind

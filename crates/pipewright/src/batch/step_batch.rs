@@ -38,13 +38,14 @@ pub struct Batch {
     inputs: Vec<Values>,
     targets: Vec<Values>,
     side_inputs: SideInputs,
-    kept: KeptOutputs,
+    /// The outputs that the step returns.
+    pub(crate) kept: KeptOutputs,
     /// The inputs whose gradients the step returns.
     wanted: WantedGradients,
     /// How the losses of the microbatches make the loss of the step.
     reduction: Reduction,
     /// The size of each microbatch of the inputs, or of the targets if there are no inputs.
-    sizes: Vec<usize>,
+    pub(super) sizes: Vec<usize>,
     /// The size of the targets of each microbatch.
     target_sizes: Vec<usize>,
     /// How each input is split; empty if the caller has split the inputs.
@@ -168,11 +169,6 @@ impl Batch {
         self
     }
 
-    /// Returns the size of each microbatch.
-    pub(super) fn sizes(&self) -> &[usize] {
-        &self.sizes
-    }
-
     /// Makes a training step return the last stage's outputs, as an evaluation does.
     pub fn keep_outputs(mut self) -> Self {
         self.kept.last = true;
@@ -287,11 +283,6 @@ impl Batch {
     /// Returns the numbers of microbatches of the inputs and of the targets. The batch must not be cut yet.
     pub(crate) fn counts(&self) -> (usize, usize) {
         (self.inputs.len(), self.targets.len())
-    }
-
-    /// Returns the outputs that the step returns.
-    pub(crate) fn kept(&self) -> &KeptOutputs {
-        &self.kept
     }
 
     /// Returns the number of weights that the batch was given; `None` if it was given none.

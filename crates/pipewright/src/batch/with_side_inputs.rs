@@ -41,7 +41,7 @@ impl Batch {
         tensors: &Values,
         specs: impl Nested<SplitSpec>,
     ) -> Result<Self, SplitError> {
-        let (specs, sizes) = (flat(specs), self.sizes());
+        let (specs, sizes) = (flat(specs), &self.sizes);
         check_count(&specs, tensors.len())?;
         let expected: usize = sizes.iter().sum();
         for (tensor, (value, spec)) in tensors.iter().zip(&specs).enumerate() {

@@ -31,7 +31,8 @@ pub struct Checkpoint {
     scalars: BTreeMap<String, String>,
     parameters: BTreeSet<String>,
     frozen: BTreeSet<String>,
-    loss_scale: Option<LossScale>,
+    /// The loss scale of the next step; `None` if the run had no loss scale.
+    pub(crate) loss_scale: Option<LossScale>,
     not_finite: BTreeMap<String, NotFinite>,
 }
 
@@ -110,11 +111,6 @@ impl Checkpoint {
     /// Returns the number of optimizer steps taken.
     pub fn step(&self) -> u64 {
         self.manifest.step
-    }
-
-    /// Returns the loss scale of the next step; `None` if the run had no loss scale.
-    pub(crate) fn loss_scale(&self) -> Option<LossScale> {
-        self.loss_scale
     }
 
     /// Returns the parameters, by path.

@@ -15,7 +15,7 @@ use crate::message::{AwaitedMessage, Tag};
 pub(crate) struct Exchange<T> {
     slots: Vec<Slot<T>>,
     /// The time at which the latest of the arrived messages was sent.
-    latest: Option<Instant>,
+    pub(crate) latest: Option<Instant>,
 }
 
 /// One content of an exchange.
@@ -83,12 +83,6 @@ impl<T> Exchange<T> {
             Slot::Expected(awaited) => Some(*awaited),
             Slot::Filled(_) => None,
         })
-    }
-
-    /// Returns the time at which the latest of the arrived messages was sent; `None` before the first
-    /// arrival.
-    pub(crate) fn latest(&self) -> Option<Instant> {
-        self.latest
     }
 
     /// Returns the content of a complete exchange of one message.

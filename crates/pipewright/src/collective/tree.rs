@@ -18,8 +18,10 @@ use crate::ids::WorldRank;
 /// One member's neighbours in the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tree {
-    parent: Option<WorldRank>,
-    children: Vec<WorldRank>,
+    /// The member above this one; `None` at the root.
+    pub(crate) parent: Option<WorldRank>,
+    /// The members below this one, in the order of the group.
+    pub(crate) children: Vec<WorldRank>,
 }
 
 impl Tree {
@@ -33,16 +35,6 @@ impl Tree {
         let children = children.filter_map(|distance| members.get(index + distance).copied());
         let parent = (index > 0).then(|| members[index & (index - 1)]);
         Self { parent, children: children.collect() }
-    }
-
-    /// Returns the member above this one; `None` at the root.
-    pub(crate) fn parent(&self) -> Option<WorldRank> {
-        self.parent
-    }
-
-    /// Returns the members below this one, in the order of the group.
-    pub(crate) fn children(&self) -> &[WorldRank] {
-        &self.children
     }
 }
 
@@ -62,7 +54,7 @@ mod tests {
     fn gathered(trees: &[Tree], index: usize) -> (Vec<u32>, u32) {
         let mut list = vec![index as u32];
         let mut depth = 0;
-        for child in trees[index].children() {
+        for child in &trees[index].children {
             let (below, in_a_row) = gathered(trees, child.index() - 10);
             list.extend(below);
             depth = depth.max(in_a_row + 1);
@@ -87,10 +79,10 @@ mod tests {
     fn every_child_knows_its_parent() {
         for members in 1..=33 {
             let trees = trees(members);
-            assert_eq!(trees[0].parent(), None);
+            assert_eq!(trees[0].parent, None);
             for (index, tree) in trees.iter().enumerate() {
-                for child in tree.children() {
-                    assert_eq!(trees[child.index() - 10].parent(), Some(WorldRank::new(10 + index as u32)));
+                for child in &tree.children {
+                    assert_eq!(trees[child.index() - 10].parent, Some(WorldRank::new(10 + index as u32)));
                 }
             }
         }

@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Accumulation {
     /// Their microbatches on this replica.
-    microbatches: u32,
+    pub(super) microbatches: u32,
     /// The sum of their divisors.
     divisor: f64,
 }
@@ -12,10 +12,6 @@ pub(super) struct Accumulation {
 impl Accumulation {
     pub(super) fn is_empty(self) -> bool {
         self.microbatches == 0
-    }
-
-    pub(super) fn microbatches(self) -> u32 {
-        self.microbatches
     }
 
     /// Adds a batch whose gradients wait.

@@ -12,9 +12,7 @@
 
 use pipewright_schedule::{Action, StageIndex};
 
-use super::boundary::{fetch_gradients, fetch_inputs, send_backward, send_forward};
-use super::compute::{Computation, halves, part_of, recompute_early, runs_by_turns};
-use super::gather::{fetch_parameters, reshard, unshard};
+use super::compute::{halves, part_of, runs_by_turns};
 use super::losses::read_losses;
 use super::machine::Executor;
 use super::reduction::{add_sources, run_reduce_hook, run_wait_hook};
@@ -39,8 +37,8 @@ impl Executor {
         if self.recorder.enter()
             && let Some(hook) = self.context.hook()
         {
-            if self.step.position() == 0 && !self.step.program().is_forward_only() {
-                hook.begin_step(world_rank, self.step.number());
+            if self.step.position == 0 && !self.step.program().is_forward_only() {
+                hook.begin_step(world_rank, self.step.number);
             }
             hook.before(world_rank, action);
         }
@@ -59,7 +57,7 @@ impl Executor {
         }
         self.recorder.leave();
         self.step.advance();
-        self.connection.moved(self.step.position());
+        self.connection.moved(self.step.position);
         Ok(None)
     }
 
@@ -85,7 +83,7 @@ impl Executor {
 
     /// Returns the message of a `WAIT_SEND` action that has not left yet; `None` for every other action.
     fn unsent(&mut self, action: Action) -> Option<Sending> {
-        let placement = self.context.placement();
+        let placement = &self.context.placement;
         let (direction, stage, microbatch) = match action {
             Action::WaitSendForward { stage, microbatch } => {
                 (Direction::Forward, placement.next(stage)?, microbatch)
@@ -107,7 +105,7 @@ impl Executor {
     /// Runs `action` inside the hook's scope. Calls the hook only when the messages of the action have
     /// arrived; `act` then finds them in place.
     fn act_in_scope(&mut self, action: Action) -> Result<Option<AwaitedMessage>, Cause> {
-        let Some(hook) = self.context.config().hook.clone() else { return self.act(action) };
+        let Some(hook) = self.context.config.hook.clone() else { return self.act(action) };
         if let Some(awaited) = self.fetch(action)? {
             return Ok(Some(awaited));
         }
@@ -126,33 +124,19 @@ impl Executor {
         if let Some(awaited) = self.fetch(action)? {
             return Ok(Some(awaited));
         }
-        let Self { context, connection, stages, recorder, checks, backward_threads, step, .. } = self;
         match action {
             Action::Forward { .. }
             | Action::Backward { .. }
             | Action::InputBackward { .. }
             | Action::WeightBackward { .. }
             | Action::Overlap(_) => {
-                let (input, position) = (step.input(), step.position());
-                let accumulated = self.accumulation.microbatches();
-                Computation {
-                    context,
-                    connection,
-                    stages,
-                    recorder,
-                    checks,
-                    backward_threads,
-                    input,
-                    position,
-                    accumulated,
-                }
-                .run(action)?;
+                self.compute(action)?;
             }
             Action::SendForward { stage, microbatch } => {
-                send_forward(context, connection, stages, At { stage, microbatch })?;
+                self.send_forward(At { stage, microbatch })?;
             }
             Action::SendBackward { stage, microbatch } => {
-                send_backward(context, connection, stages, At { stage, microbatch })?;
+                self.send_backward(At { stage, microbatch })?;
             }
             // The computation that uses the message takes it.
             Action::RecvForward { .. } | Action::RecvBackward { .. } => {}
@@ -166,11 +150,8 @@ impl Executor {
                 }
                 run_wait_hook(&self.context, self.stages.get_mut(stage), action, is_due)?;
             }
-            Action::Unshard { stage } => {
-                let rest = step.rest(context.rank());
-                unshard(context, connection, stages.get_mut(stage), action, rest)?;
-            }
-            Action::Reshard { stage } => reshard(context, stages.get_mut(stage), action)?,
+            Action::Unshard { .. } => self.unshard(action)?,
+            Action::Reshard { .. } => self.reshard(action)?,
             Action::Offload { stage, microbatch } => self.offload(At { stage, microbatch })?,
             Action::Reload { stage, microbatch } => self.reload(At { stage, microbatch })?,
         }
@@ -197,19 +178,16 @@ impl Executor {
         if let Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } = action {
             self.await_reload(At { stage, microbatch })?;
         }
-        let Self { context, connection, stages, recorder, .. } = self;
         match action {
-            Action::Forward { stage, microbatch } => {
-                fetch_inputs(context, connection, stages, recorder, At { stage, microbatch })
-            }
+            Action::Forward { stage, microbatch } => self.fetch_inputs(At { stage, microbatch }),
             Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {
-                if let Some(awaited) = fetch_parameters(connection, stages, recorder, stage)? {
+                if let Some(awaited) = self.fetch_parameters(stage)? {
                     return Ok(Some(awaited));
                 }
                 if recomputes {
-                    recompute_early(context, stages, recorder, At { stage, microbatch })?;
+                    self.recompute_early(At { stage, microbatch })?;
                 }
-                fetch_gradients(context, connection, stages, recorder, At { stage, microbatch })
+                self.fetch_gradients(At { stage, microbatch })
             }
             Action::WaitReduceGrad { stage } => Ok(self.reductions.awaited(stage)),
             _ => Ok(None),

@@ -9,12 +9,10 @@
 
 use pipewright_schedule::{Action, Microbatch, StageIndex};
 
-use super::connection::{Connection, on_device};
+use super::connection::on_device;
 use super::context::RankContext;
-use super::gather::fetch_parameters;
-use super::recorder::Recorder;
-use super::skip::fetch_skips;
-use super::stages::{At, LocalStages};
+use super::machine::Executor;
+use super::stages::At;
 use crate::failure::Cause;
 use crate::message::{AwaitedMessage, Direction, Tag};
 use crate::tensor::{MetadataError, Mismatch, OptionalTensors, Side, TensorMismatch, TensorRank, Value};
@@ -34,165 +32,144 @@ enum Received {
     NotYet(AwaitedMessage),
 }
 
-/// Sends the outputs of a stage to the next stage.
-pub(super) fn send_forward(
-    context: &RankContext,
-    connection: &mut Connection,
-    stages: &mut LocalStages,
-    at @ At { stage, microbatch }: At,
-) -> Result<(), Cause> {
-    let outputs = stages.get_mut(stage).outputs.take(microbatch);
-    let next = context.placement().next(stage).expect("a validated program sends from no last stage");
-    let mut outputs = outputs.into_iter().map(Some).collect();
-    show_message(context, Action::SendForward { stage, microbatch }, &mut outputs)?;
-    send(context, connection, Direction::Forward, At { stage: next, ..at }, outputs);
-    Ok(())
-}
-
-/// Sends the gradients of a stage's inputs to the previous stage.
-pub(super) fn send_backward(
-    context: &RankContext,
-    connection: &mut Connection,
-    stages: &mut LocalStages,
-    at @ At { stage, microbatch }: At,
-) -> Result<(), Cause> {
-    let mut gradients = stages.get_mut(stage).input_gradients.take(microbatch);
-    show_message(context, Action::SendBackward { stage, microbatch }, &mut gradients)?;
-    let previous = context.placement().previous(stage);
-    let previous = previous.expect("a validated program sends no gradient from the first stage");
-    send(context, connection, Direction::Backward, At { stage: previous, ..at }, gradients);
-    Ok(())
-}
-
-/// Takes the messages that a forward needs, or returns the first missing one.
-pub(super) fn fetch_inputs(
-    context: &RankContext,
-    connection: &mut Connection,
-    stages: &mut LocalStages,
-    recorder: &mut Recorder,
-    at @ At { stage, microbatch }: At,
-) -> Result<Option<AwaitedMessage>, Cause> {
-    if let Some(awaited) = fetch_parameters(connection, stages, recorder, stage)? {
-        return Ok(Some(awaited));
+impl Executor {
+    /// Sends the outputs of a stage to the next stage.
+    pub(super) fn send_forward(&mut self, at @ At { stage, microbatch }: At) -> Result<(), Cause> {
+        let outputs = self.stages.get_mut(stage).outputs.take(microbatch);
+        let next = self.context.placement.next(stage).expect("a validated program sends from no last stage");
+        let mut outputs = outputs.into_iter().map(Some).collect();
+        show_message(&self.context, Action::SendForward { stage, microbatch }, &mut outputs)?;
+        self.send(Direction::Forward, At { stage: next, ..at }, outputs);
+        Ok(())
     }
-    let Some(source) = context.placement().previous(stage) else { return Ok(None) };
-    if !context.is_local(source) && !stages.get(stage).inputs.has(microbatch) {
-        let message = BoundaryMessage { from: source, to: stage, microbatch };
-        match receive(context, connection, stages, recorder, Direction::Forward, message)? {
-            Received::All(tensors) => {
-                let inputs = tensors.into_iter().flatten().collect();
-                stages.get_mut(stage).inputs.put(microbatch, inputs);
+
+    /// Sends the gradients of a stage's inputs to the previous stage.
+    pub(super) fn send_backward(&mut self, at @ At { stage, microbatch }: At) -> Result<(), Cause> {
+        let mut gradients = self.stages.get_mut(stage).input_gradients.take(microbatch);
+        show_message(&self.context, Action::SendBackward { stage, microbatch }, &mut gradients)?;
+        let previous = self.context.placement.previous(stage);
+        let previous = previous.expect("a validated program sends no gradient from the first stage");
+        self.send(Direction::Backward, At { stage: previous, ..at }, gradients);
+        Ok(())
+    }
+
+    /// Sends a boundary's tensors to a stage: in a tensor group, this rank's parts of them.
+    fn send(&mut self, direction: Direction, At { stage, microbatch }: At, tensors: OptionalTensors) {
+        let rank = self.context.tensor_rank();
+        let part = |whole: Value| {
+            if rank.of == 1 { whole } else { whole.part_for(rank) }
+        };
+        let parts = tensors.into_iter().map(|tensor| tensor.map(part)).collect();
+        let tag = Tag::Boundary { direction, stage, microbatch };
+        self.connection.send_boundary(self.context.world_rank_of_stage(stage), tag, parts);
+    }
+
+    /// Takes the messages that a forward needs, or returns the first missing one.
+    pub(super) fn fetch_inputs(
+        &mut self,
+        at @ At { stage, microbatch }: At,
+    ) -> Result<Option<AwaitedMessage>, Cause> {
+        if let Some(awaited) = self.fetch_parameters(stage)? {
+            return Ok(Some(awaited));
+        }
+        let Some(source) = self.context.placement.previous(stage) else { return Ok(None) };
+        if !self.context.is_local(source) && !self.stages.get(stage).inputs.has(microbatch) {
+            let message = BoundaryMessage { from: source, to: stage, microbatch };
+            match self.receive_boundary(Direction::Forward, message)? {
+                Received::All(tensors) => {
+                    let inputs = tensors.into_iter().flatten().collect();
+                    self.stages.get_mut(stage).inputs.put(microbatch, inputs);
+                }
+                Received::NotYet(awaited) => return Ok(Some(awaited)),
             }
-            Received::NotYet(awaited) => return Ok(Some(awaited)),
         }
+        self.fetch_skips(Direction::Forward, at)
     }
-    fetch_skips(context, connection, stages, recorder, Direction::Forward, at)
-}
 
-/// Takes the messages with the gradients that a backward starts from, or returns the first missing one.
-pub(super) fn fetch_gradients(
-    context: &RankContext,
-    connection: &mut Connection,
-    stages: &mut LocalStages,
-    recorder: &mut Recorder,
-    at @ At { stage, microbatch }: At,
-) -> Result<Option<AwaitedMessage>, Cause> {
-    let Some(source) = context.placement().next(stage) else { return Ok(None) };
-    if !context.is_local(source) && !stages.get(stage).output_gradients.has(microbatch) {
-        let message = BoundaryMessage { from: source, to: stage, microbatch };
-        match receive(context, connection, stages, recorder, Direction::Backward, message)? {
-            Received::All(gradients) => stages.get_mut(stage).output_gradients.put(microbatch, gradients),
-            Received::NotYet(awaited) => return Ok(Some(awaited)),
+    /// Takes the messages with the gradients that a backward starts from, or returns the first missing one.
+    pub(super) fn fetch_gradients(
+        &mut self,
+        at @ At { stage, microbatch }: At,
+    ) -> Result<Option<AwaitedMessage>, Cause> {
+        let Some(source) = self.context.placement.next(stage) else { return Ok(None) };
+        if !self.context.is_local(source) && !self.stages.get(stage).output_gradients.has(microbatch) {
+            let message = BoundaryMessage { from: source, to: stage, microbatch };
+            match self.receive_boundary(Direction::Backward, message)? {
+                Received::All(gradients) => {
+                    self.stages.get_mut(stage).output_gradients.put(microbatch, gradients);
+                }
+                Received::NotYet(awaited) => return Ok(Some(awaited)),
+            }
         }
+        self.fetch_skips(Direction::Backward, at)
     }
-    fetch_skips(context, connection, stages, recorder, Direction::Backward, at)
-}
 
-/// Takes the tensors that cross a boundary to a stage of this rank.
-fn receive(
-    context: &RankContext,
-    connection: &mut Connection,
-    stages: &LocalStages,
-    recorder: &mut Recorder,
-    direction: Direction,
-    message: BoundaryMessage,
-) -> Result<Received, Cause> {
-    let BoundaryMessage { from, to: stage, microbatch } = message;
-    let tag = Tag::Boundary { direction, stage, microbatch };
-    let awaited = context.awaited(context.placement().rank_of(from), tag);
-    let Some((sent, parts)) = connection.take_tensors(awaited)? else {
-        return Ok(Received::NotYet(awaited));
-    };
-    recorder.note_exposed(sent);
-    let parts = on_device(parts, stages.get(stage).runner().device());
-    let mut tensors = join(context, connection, message, parts)?;
-    let receive = match direction {
-        Direction::Forward => Action::RecvForward { stage, microbatch },
-        Direction::Backward => Action::RecvBackward { stage, microbatch },
-    };
-    show_message(context, receive, &mut tensors)?;
-    recorder.note_received(receive);
-    Ok(Received::All(tensors))
+    /// Takes the tensors that cross a boundary to a stage of this rank.
+    fn receive_boundary(
+        &mut self,
+        direction: Direction,
+        message: BoundaryMessage,
+    ) -> Result<Received, Cause> {
+        let BoundaryMessage { from, to: stage, microbatch } = message;
+        let tag = Tag::Boundary { direction, stage, microbatch };
+        let awaited = self.context.awaited(self.context.placement.rank_of(from), tag);
+        let Some((sent, parts)) = self.connection.take_tensors(awaited)? else {
+            return Ok(Received::NotYet(awaited));
+        };
+        self.recorder.note_exposed(sent);
+        let parts = on_device(parts, self.stages.get(stage).runner().device());
+        let mut tensors = self.join(message, parts)?;
+        let receive = match direction {
+            Direction::Forward => Action::RecvForward { stage, microbatch },
+            Direction::Backward => Action::RecvBackward { stage, microbatch },
+        };
+        show_message(&self.context, receive, &mut tensors)?;
+        self.recorder.note_received(receive);
+        Ok(Received::All(tensors))
+    }
+
+    /// Joins this rank's parts of the tensors of a message with the parts of its tensor group.
+    fn join(&self, message: BoundaryMessage, parts: OptionalTensors) -> Result<OptionalTensors, Cause> {
+        let rank = self.context.tensor_rank();
+        let refused = |index, part: &Value, expected| -> Cause {
+            let (mismatch, sent) = (Mismatch::Tensor(index), described(part));
+            let mismatch = TensorMismatch { mismatch, sent, expected };
+            Box::new(metadata_error(&self.context, message, mismatch)).into()
+        };
+        for (index, part) in parts.iter().enumerate() {
+            let Some(part) = part else { continue };
+            if let Some(expected) = unexpected(part, rank) {
+                return Err(refused(index, part, expected));
+            }
+        }
+        if rank.of == 1 {
+            return Ok(parts);
+        }
+        let is_cut = |part: &&Value| part.layout().is_some_and(|layout| layout.dimension.is_some());
+        let cut: OptionalTensors = parts.iter().flatten().filter(is_cut).cloned().map(Some).collect();
+        let tensor_group = &self.connection.tensor_group;
+        let gathered = if cut.is_empty() { Vec::new() } else { tensor_group.all_gather(cut)? };
+        let mut gathered: Vec<_> = gathered.into_iter().map(Vec::into_iter).collect();
+        let mut whole = OptionalTensors::with_capacity(parts.len());
+        for (index, part) in parts.into_iter().enumerate() {
+            let Some(part) = part.as_ref().filter(is_cut) else {
+                whole.push(part.map(Value::without_layout));
+                continue;
+            };
+            let all: OptionalTensors = gathered.iter_mut().map(|parts| parts.next().flatten()).collect();
+            let joined = join_parts(rank, part, all, |part, expected| refused(index, part, expected))?;
+            whole.push(Some(joined));
+        }
+        Ok(whole)
+    }
 }
 
 /// Lets the hook see the tensors of a message, and replace them.
 fn show_message(context: &RankContext, action: Action, tensors: &mut OptionalTensors) -> Result<(), Cause> {
     match context.hook() {
-        Some(hook) => Ok(hook.message(context.world_rank(), action, tensors)?),
+        Some(hook) => Ok(hook.message(context.world_rank, action, tensors)?),
         None => Ok(()),
     }
-}
-
-/// Sends a boundary's tensors to a stage: in a tensor group, this rank's parts of them.
-fn send(
-    context: &RankContext,
-    connection: &mut Connection,
-    direction: Direction,
-    At { stage, microbatch }: At,
-    tensors: OptionalTensors,
-) {
-    let rank = context.tensor_rank();
-    let part = |whole: Value| {
-        if rank.of == 1 { whole } else { whole.part_for(rank) }
-    };
-    let parts = tensors.into_iter().map(|tensor| tensor.map(part)).collect();
-    let tag = Tag::Boundary { direction, stage, microbatch };
-    connection.send_boundary(context.world_rank_of_stage(stage), tag, parts);
-}
-
-/// Joins this rank's parts of the tensors of a message with the parts of its tensor group.
-fn join(
-    context: &RankContext,
-    connection: &Connection,
-    message: BoundaryMessage,
-    parts: OptionalTensors,
-) -> Result<OptionalTensors, Cause> {
-    let rank = context.tensor_rank();
-    let refused = |index, part: &Value, expected| other_layout(context, message, index, part, expected);
-    for (index, part) in parts.iter().enumerate() {
-        let Some(part) = part else { continue };
-        if let Some(expected) = unexpected(part, rank) {
-            return Err(refused(index, part, expected));
-        }
-    }
-    if rank.of == 1 {
-        return Ok(parts);
-    }
-    let is_cut = |part: &&Value| part.layout().is_some_and(|layout| layout.dimension.is_some());
-    let cut: OptionalTensors = parts.iter().flatten().filter(is_cut).cloned().map(Some).collect();
-    let gathered = if cut.is_empty() { Vec::new() } else { connection.tensor_group().all_gather(cut)? };
-    let mut gathered: Vec<_> = gathered.into_iter().map(Vec::into_iter).collect();
-    let mut whole = OptionalTensors::with_capacity(parts.len());
-    for (index, part) in parts.into_iter().enumerate() {
-        let Some(part) = part.as_ref().filter(is_cut) else {
-            whole.push(part.map(Value::without_layout));
-            continue;
-        };
-        let all: OptionalTensors = gathered.iter_mut().map(|parts| parts.next().flatten()).collect();
-        let joined = join_parts(rank, part, all, |part, expected| refused(index, part, expected))?;
-        whole.push(Some(joined));
-    }
-    Ok(whole)
 }
 
 /// Joins the parts of a tensor; `own` is the part that this rank has received. `refused` makes the error for
@@ -214,17 +191,6 @@ fn join_parts(
     }
     let whole = Value::joined(all.into_iter().flatten().collect(), layout.dimension.unwrap_or(0));
     Ok(whole.with_settings_of(own))
-}
-
-fn other_layout(
-    context: &RankContext,
-    message: BoundaryMessage,
-    index: usize,
-    part: &Value,
-    expected: String,
-) -> Cause {
-    let (mismatch, sent) = (Mismatch::Tensor(index), described(part));
-    Box::new(metadata_error(context, message, TensorMismatch { mismatch, sent, expected })).into()
 }
 
 /// Returns the error for tensors that differ from what the receiver expects.

@@ -54,13 +54,13 @@ impl Checks {
         (self.difference, self.batch) = (None, None);
         let Some(verification) = input.verification else { return };
         let tensor = context.tensor_rank().index;
-        let (earlier, slices) = (accumulation.microbatches(), input.program.slices().get());
+        let (earlier, slices) = (accumulation.microbatches, input.program.slices().get());
         let batch = CheckedShare { share: input.share, earlier, tensor, slices };
         self.batch = Some(batch);
         self.sums.begin(verification.repetition, accumulation.is_empty());
         if verification.repetition > 0 && accumulation.is_empty() {
             for stage in stages.iter() {
-                self.note_parameters(context, batch.key(Content::Parameters, stage.index()), stage);
+                self.note_parameters(context, batch.key(Content::Parameters, stage.index), stage);
             }
         }
     }
@@ -69,7 +69,7 @@ impl Checks {
     /// all others.
     fn note_parameters(&mut self, context: &RankContext, key: ResultKey, stage: &LocalStage) {
         let runner = stage.runner();
-        let is_expert = |index: usize| runner.is_on_one_replica(index);
+        let is_expert = |index: usize| runner.table().is_on_one_replica(index);
         let (experts, others): (Vec<_>, Vec<_>) =
             runner.parameters().into_iter().enumerate().partition(|(index, _)| is_expert(*index));
         let (rows, parts) =
@@ -132,9 +132,12 @@ impl Checks {
     /// Notes the sums of a stage's weight gradients, before replicas add theirs.
     pub(super) fn note_gradients(&mut self, stage: &LocalStage) {
         let Some(batch) = self.batch else { return };
-        let (key, runner) = (batch.key(Content::Weights, stage.index()), stage.runner());
+        let (key, runner) = (batch.key(Content::Weights, stage.index), stage.runner());
         if !self.sums.has(&key) {
-            self.sums.note(key, sum_of((0..runner.paths().len()).flat_map(|index| runner.gradients(index))));
+            self.sums.note(
+                key,
+                sum_of((0..runner.table().paths.len()).flat_map(|index| runner.sums().sources(index))),
+            );
         }
     }
 
@@ -146,8 +149,8 @@ impl Checks {
 
     /// Starts to gather the checksums of the rank's subtree.
     pub(super) fn gather(&self, context: &RankContext) -> Exchange<Vec<RankChecksums>> {
-        let own = RankChecksums { rank: context.world_rank(), sums: self.sums.clone() };
-        Exchange::gather(vec![own], Tag::Checksums, context.world_tree().children())
+        let own = RankChecksums { rank: context.world_rank, sums: self.sums.clone() };
+        Exchange::gather(vec![own], Tag::Checksums, &context.world_tree.children)
     }
 
     /// Keeps the result of the comparison.

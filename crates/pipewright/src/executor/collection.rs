@@ -59,7 +59,7 @@ impl Collection {
 
     /// Returns the stage that is next; `None` if all are done.
     pub(super) fn next(&self, stages: &LocalStages) -> Option<StageIndex> {
-        stages.iter().nth(self.done).map(LocalStage::index)
+        stages.iter().nth(self.done).map(|stage| stage.index)
     }
 
     /// Returns whether the visit adds numbers to parameters that are not trained.
@@ -75,7 +75,7 @@ impl Collection {
     /// Keeps the whole parameters of a stage, or visits its module.
     pub(super) fn collect(&mut self, context: &RankContext, stage: &mut LocalStage) {
         let tensor_rank = context.tensor_rank();
-        let index = stage.index();
+        let index = stage.index;
         match &self.visit {
             Some(Visit::Read { .. }) if context.replica() > 0 => {}
             Some(visit) => {
@@ -84,9 +84,9 @@ impl Collection {
             }
             None => {
                 let runner = stage.runner();
-                let named = runner.paths().iter().cloned().zip(runner.parameters()).enumerate();
+                let named = runner.table().paths.iter().cloned().zip(runner.parameters()).enumerate();
                 self.parameters.extend(named.map(|(parameter, (path, data))| {
-                    let shard = runner.placement(parameter).shard_of(tensor_rank);
+                    let shard = runner.table().placement(parameter).shard_of(tensor_rank);
                     NamedParameter { stage: index, path, shard, data }
                 }));
             }

@@ -7,17 +7,14 @@ use std::time::Instant;
 use pipewright_schedule::recompute::backward_follows;
 use pipewright_schedule::{Action, StageIndex};
 
-use super::checks::Checks;
 use super::connection::Connection;
 use super::context::RankContext;
-use super::edges::{pass_gradients, pass_outputs, take_inputs};
+use super::machine::Executor;
 use super::recorder::Recorder;
 use super::skip::append_skips;
 use super::stages::{At, LocalStage, LocalStages};
-use super::step_input::StepInput;
-use super::turns::BackwardThreads;
 use crate::failure::Cause;
-use crate::hook::{BackwardRun, ForwardRun, OverlapRun, Place, Stages};
+use crate::hook::{ActionHook, BackwardRun, ForwardRun, OverlapRun, Place, Stages};
 use crate::message::Direction;
 use crate::random::StreamKey;
 use crate::stage::{
@@ -25,24 +22,9 @@ use crate::stage::{
     StageError,
 };
 
-/// Runs an action that computes.
-pub(super) struct Computation<'a> {
-    pub(super) context: &'a RankContext,
-    pub(super) connection: &'a mut Connection,
-    pub(super) stages: &'a mut LocalStages,
-    pub(super) recorder: &'a mut Recorder,
-    pub(super) checks: &'a mut Checks,
-    pub(super) backward_threads: &'a mut BackwardThreads,
-    pub(super) input: &'a StepInput,
-    /// The index of the action in the row of the rank.
-    pub(super) position: usize,
-    /// The microbatches of earlier batches of the same step, on this replica.
-    pub(super) accumulated: u32,
-}
-
-impl Computation<'_> {
-    /// Runs the action and notes the times of its exchanges.
-    pub(super) fn run(&mut self, action: Action) -> Result<(), Cause> {
+impl Executor {
+    /// Runs an action that computes, and notes the times of its exchanges.
+    pub(super) fn compute(&mut self, action: Action) -> Result<(), Cause> {
         self.run_action(action)?;
         let exchanges = self.connection.take_exchange_times();
         self.recorder.note_exchanges(exchanges, |half| part_of(action, half));
@@ -71,34 +53,38 @@ impl Computation<'_> {
     /// Runs the forward and then the backward, or by turns if they exchange tokens, or both as the hook
     /// orders them.
     fn overlap(&mut self, overlap: Action, forward_at: At, backward_at: At) -> Result<(), Cause> {
-        if runs_by_turns(self.context, self.stages, [forward_at.stage, backward_at.stage]) {
+        if runs_by_turns(&self.context, &self.stages, [forward_at.stage, backward_at.stage]) {
             return self.by_turns(overlap, forward_at, backward_at);
         }
-        let Some(hook) = self.context.hook() else {
+        if self.context.hook().is_none() {
             for (half, part) in halves(overlap) {
                 self.connection.set_half(Some(half));
                 self.run_action(part)?;
             }
             self.connection.set_half(None);
             return Ok(());
-        };
+        }
         let mut parts = overlap.parts();
         let (Some(first), Some(second)) = (parts.next(), parts.next()) else {
             unreachable!("an overlap has two parts")
         };
         let mut forward = self.begin_forward(forward_at)?;
         let mut backward = self.begin_backward(backward_at);
-        let (start, rank) = (Instant::now(), self.context.world_rank());
-        let mut stages = self.recorded_stages();
-        hook.overlap(&mut OverlapRun::new(rank, [first, second], &mut stages, &mut forward, &mut backward))?;
+        let start = Instant::now();
+        if let (rank, Some((hook, mut stages))) = (self.context.world_rank, self.hooked_stages()) {
+            let (forward, backward) = (&mut forward, &mut backward);
+            hook.overlap(&mut OverlapRun::new(rank, [first, second], &mut stages, forward, backward))?;
+        }
         self.connection.set_half(None);
         self.finish_forward(first, forward_at, forward)?;
         self.finish_backward(second, backward_at, backward, Some(start))?;
         self.backward_weights(second, backward_at).map(drop)
     }
 
-    fn recorded_stages(&mut self) -> RecordedStages<'_> {
-        RecordedStages { stages: self.stages, recorder: self.recorder, connection: self.connection }
+    /// Returns the hook, if there is one, and the stages as its functions use them.
+    fn hooked_stages(&mut self) -> Option<(&dyn ActionHook, RecordedStages<'_>)> {
+        let Self { context, stages, recorder, connection, .. } = self;
+        Some((context.hook()?, RecordedStages { stages, recorder, connection }))
     }
 
     /// Runs both halves of an overlap by turns: one of them computes while the other waits for its exchange.
@@ -111,8 +97,8 @@ impl Computation<'_> {
         let stages = self.stages.two_mut([forward_at.stage, backward_at.stage]);
         let [forward_runner, backward_runner] = stages.map(LocalStage::runner_mut);
         let spans = self.backward_threads.run(
-            self.context.world_rank(),
-            self.connection.memory(),
+            self.context.world_rank,
+            &self.connection.memory,
             || forward_runner.forward(&mut forward),
             || {
                 backward_runner.backward(&mut backward)?;
@@ -126,13 +112,10 @@ impl Computation<'_> {
 
     fn forward(&mut self, action: Action, at: At) -> Result<(), Cause> {
         let mut forward = self.begin_forward(at)?;
-        let outcome = match self.context.hook() {
+        let place = Place { rank: self.context.world_rank, action };
+        let outcome = match self.hooked_stages() {
+            Some((hook, mut stages)) => hook.forward(&mut ForwardRun::new(place, &mut stages, &mut forward)),
             None => self.stages.get_mut(at.stage).runner_mut().forward(&mut forward),
-            Some(hook) => {
-                let place = Place { rank: self.context.world_rank(), action };
-                let mut stages = self.recorded_stages();
-                hook.forward(&mut ForwardRun::new(place, &mut stages, &mut forward))
-            }
         };
         if matches!(outcome, Err(StageError::NotFinite { .. })) {
             self.checks.note_failed_forward(at);
@@ -142,19 +125,18 @@ impl Computation<'_> {
     }
 
     fn begin_forward(&mut self, at @ At { stage, microbatch }: At) -> Result<ForwardState, Cause> {
-        let Self { context, input, .. } = *self;
-        let inputs = take_inputs(context, self.stages, input, at)?;
+        let inputs = self.take_inputs(at)?;
+        let (recomputes, random) = (self.recomputes(at), self.random(at));
+        let input = self.step.input();
         let (index, slices) = (microbatch.index(), input.program.slices());
         let has_backward = input.program.as_program().trained().runs_backward(stage);
-        let recompute = has_backward && !input.program.is_forward_only() && self.recomputes(at);
         let task = ForwardTask {
             loss_weight: input.loss_weights[index] * input.slice_shares[index] * input.loss_scale,
             auxiliary_weight: input.loss_weights[index] / f64::from(slices.get()) * input.loss_scale,
             keep_outputs: input.keep_outputs || input.kept_stages.contains(&stage),
-            recompute,
+            recompute: recomputes,
             has_backward,
         };
-        let random = self.random(at);
         let local_stage = self.stages.get_mut(stage);
         let target = local_stage.targets.take_if_present(microbatch);
         let device = local_stage.runner().device();
@@ -175,18 +157,24 @@ impl Computation<'_> {
     /// Returns whether a forward keeps its inputs only. A forward that its backward follows at once has
     /// nothing to save.
     fn recomputes(&mut self, At { stage, microbatch }: At) -> bool {
-        let Some(choice) = self.context.config().recompute.of(stage) else { return false };
-        let keeps = self.stages.get_mut(stage).kept_forwards.forward(choice.keep, microbatch);
-        !keeps && !backward_follows(self.input.program.row(self.context.rank()), self.position)
+        let Self { context, stages, step, .. } = self;
+        let program = step.program();
+        if program.is_forward_only() || !program.as_program().trained().runs_backward(stage) {
+            return false;
+        }
+        let Some(choice) = context.config.recompute.of(stage) else { return false };
+        let keeps = stages.get_mut(stage).kept_forwards.forward(choice.keep, microbatch);
+        !keeps && !backward_follows(program.row(context.rank()), step.position)
     }
 
     /// Returns the key of the random numbers of a microbatch, which is numbered over all replicas and over
     /// the batches of the step.
     fn random(&self, At { microbatch, .. }: At) -> StreamKey {
-        let Self { context, input, accumulated, .. } = self;
-        let earlier = u64::from(*accumulated) * u64::from(context.replica_count());
+        let Self { context, step, accumulation, .. } = self;
+        let input = step.input();
+        let earlier = u64::from(accumulation.microbatches) * u64::from(context.replica_count());
         let number = input.first_microbatch() + microbatch.get();
-        StreamKey { seed: context.config().seed, step: input.step, microbatch: earlier + u64::from(number) }
+        StreamKey { seed: context.config.seed, step: input.step, microbatch: earlier + u64::from(number) }
     }
 
     fn finish_forward(&mut self, action: Action, at: At, forward: ForwardState) -> Result<(), Cause> {
@@ -201,20 +189,18 @@ impl Computation<'_> {
         }
         local_stage.auxiliary.put(at.microbatch, forwarded.auxiliary);
         self.recorder.add_loads(forwarded.loads);
-        let Self { context, connection, stages, recorder, input, .. } = self;
-        pass_outputs(context, connection, stages, recorder, input, at, forwarded.outputs)
+        self.pass_outputs(at, forwarded.outputs)
     }
 
     fn backward(&mut self, action: Action, at: At) -> Result<(), Cause> {
         let mut backward = self.begin_backward(at);
         let start = Instant::now();
-        match self.context.hook() {
-            None => self.stages.get_mut(at.stage).runner_mut().backward(&mut backward)?,
-            Some(hook) => {
-                let place = Place { rank: self.context.world_rank(), action };
-                let mut stages = self.recorded_stages();
+        let place = Place { rank: self.context.world_rank, action };
+        match self.hooked_stages() {
+            Some((hook, mut stages)) => {
                 hook.backward(&mut BackwardRun::new(place, &mut stages, &mut backward))?;
             }
+            None => self.stages.get_mut(at.stage).runner_mut().backward(&mut backward)?,
         }
         self.finish_backward(action, at, backward, Some(start))
     }
@@ -225,7 +211,7 @@ impl Computation<'_> {
         } else {
             self.stages.get_mut(stage).output_gradients.take(microbatch)
         };
-        append_skips(self.stages, Direction::Backward, at, &mut gradients);
+        append_skips(&mut self.stages, Direction::Backward, at, &mut gradients);
         self.stages.get_mut(stage).kept_forwards.backward(microbatch);
         self.stages.get_mut(stage).runner_mut().begin_backward(microbatch, gradients)
     }
@@ -236,7 +222,7 @@ impl Computation<'_> {
     fn finish_backward(
         &mut self,
         action: Action,
-        at @ At { stage, microbatch }: At,
+        at: At,
         backward: BackwardState,
         start: Option<Instant>,
     ) -> Result<(), Cause> {
@@ -244,12 +230,12 @@ impl Computation<'_> {
             return Err(blocks_left(action, block));
         }
         let InputGradients { gradients, recomputed } = backward.into_input_gradients()?;
-        self.checks.note_backward(action, At { stage, microbatch }, &gradients);
+        self.checks.note_backward(action, at, &gradients);
         if let Some(start) = start.filter(|_| !recomputed.is_zero()) {
+            let At { stage, microbatch } = at;
             self.recorder.note_recomputed(Action::Forward { stage, microbatch }, start, recomputed);
         }
-        let Self { context, connection, stages, recorder, input, .. } = self;
-        pass_gradients(context, connection, stages, recorder, input, at, gradients)
+        self.pass_gradients(at, gradients)
     }
 
     /// Runs `W`: the weight gradients that `I` deferred. A stage that defers none still trains, but gains
@@ -261,9 +247,9 @@ impl Computation<'_> {
         let local_stage = self.stages.get_mut(stage);
         local_stage.undeferred.note_run();
         // A stage whose parameters are frozen has no weight gradients.
-        let is_new = || !local_stage.is_empty_w_logged() && !local_stage.runner().undeferred().is_empty();
+        let is_new = || !local_stage.is_empty_w_logged && !local_stage.runner().undeferred().is_empty();
         if is_empty && is_new() {
-            local_stage.note_log_of_empty_w();
+            local_stage.is_empty_w_logged = true;
             tracing::info!(
                 "stage {stage} has no layer that defers its weight gradients: `I` computes them, and `W` does nothing; \
                  layers of `pipewright::nn` defer theirs, and so do your own with `SplitBackward`"
@@ -274,7 +260,7 @@ impl Computation<'_> {
 
     /// Computes the weight gradients that are left. Returns their number.
     fn backward_weights(&mut self, action: Action, At { stage, microbatch }: At) -> Result<usize, Cause> {
-        let (hook, rank) = (self.context.hook(), self.context.world_rank());
+        let (hook, rank) = (self.context.hook(), self.context.world_rank);
         let runner = self.stages.get_mut(stage).runner_mut();
         let tasks = runner.backward_weights(microbatch, &mut |work| {
             if let Some(hook) = hook {
@@ -282,6 +268,22 @@ impl Computation<'_> {
             }
         })?;
         Ok(tasks)
+    }
+
+    /// Computes a forward again before the gradients for its backward are taken, so that it runs while they are
+    /// on their way. It also runs first where they have arrived: the ranks of a tensor group exchange parts of
+    /// the forward and of the gradients, all in the same order. Where a hook watches the actions, the forward is
+    /// left to the backward.
+    pub(super) fn recompute_early(&mut self, At { stage, microbatch }: At) -> Result<(), Cause> {
+        let Self { context, stages, recorder, .. } = self;
+        if context.hook().is_some() || !context.config.recompute.applies_to(stage) {
+            return Ok(());
+        }
+        let start = Instant::now();
+        if stages.get_mut(stage).runner_mut().recompute(microbatch)? {
+            recorder.note_recomputed(Action::Forward { stage, microbatch }, start, start.elapsed());
+        }
+        Ok(())
     }
 }
 
@@ -306,26 +308,6 @@ pub(super) fn halves(overlap: Action) -> impl Iterator<Item = (Direction, Action
 /// Returns a half of an overlap, or the whole action.
 pub(super) fn part_of(action: Action, half: Option<Direction>) -> Action {
     halves(action).find(|&(own, _)| Some(own) == half).map_or(action, |(_, part)| part)
-}
-
-/// Computes a forward again before the gradients for its backward are taken, so that it runs while they are
-/// on their way. It also runs first where they have arrived: the ranks of a tensor group exchange parts of
-/// the forward and of the gradients, all in the same order. Where a hook watches the actions, the forward is
-/// left to the backward.
-pub(super) fn recompute_early(
-    context: &RankContext,
-    stages: &mut LocalStages,
-    recorder: &mut Recorder,
-    At { stage, microbatch }: At,
-) -> Result<(), Cause> {
-    if context.hook().is_some() || !context.config().recompute.applies_to(stage) {
-        return Ok(());
-    }
-    let start = Instant::now();
-    if stages.get_mut(stage).runner_mut().recompute(microbatch)? {
-        recorder.note_recomputed(Action::Forward { stage, microbatch }, start, start.elapsed());
-    }
-    Ok(())
 }
 
 /// The stages of a rank and the record of its step, as a hook's functions use them.

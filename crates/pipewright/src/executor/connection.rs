@@ -36,15 +36,16 @@ pub(crate) struct Connection {
     moves_storage: bool,
     /// The devices of all ranks of the world.
     devices: Devices,
-    tensor_group: Arc<GroupLink>,
+    /// The exchanges between the ranks that compute stages together with this one.
+    pub(super) tensor_group: Arc<GroupLink>,
     expert_group: Arc<GroupLink>,
     board: ProgressBoard,
     deadline: Duration,
-    memory: RankMemory,
+    pub(super) memory: RankMemory,
     /// The time in which the rank has sent tensors in this attempt.
-    sending: Duration,
+    pub(super) sending: Duration,
     /// The bytes of the boundaries' tensors that the rank has sent in this attempt.
-    boundary_bytes: u64,
+    pub(super) boundary_bytes: u64,
 }
 
 impl Connection {
@@ -58,24 +59,24 @@ impl Connection {
         let endpoint = SharedEndpoint::new(endpoint);
         let link =
             |group, tag| GroupLink::new(endpoint.clone(), context, group, tag, board.clone(), memory.clone());
-        let tensor_group = link(context.tensor_group(), |half, round| Tag::TensorGroup { half, round });
-        let expert_group = link(context.expert_group(), |half, round| Tag::ExpertGroup { half, round });
-        let expert_group = match context.config().verify {
+        let tensor_group = link(&context.tensor_group, |half, round| Tag::TensorGroup { half, round });
+        let expert_group = link(&context.expert_group, |half, round| Tag::ExpertGroup { half, round });
+        let expert_group = match context.config.verify {
             Verify::Off => expert_group.with_times(),
             Verify::OnSuspicion => expert_group.with_times().with_sums(),
         };
         let (tensor_group, expert_group) = (Arc::new(tensor_group), Arc::new(expert_group));
         Self {
-            rank: context.world_rank(),
+            rank: context.world_rank,
             endpoint,
             abort,
             attempt: Attempt::default(),
             moves_storage,
-            devices: context.config().devices.clone(),
+            devices: context.config.devices.clone(),
             tensor_group,
             expert_group,
             board,
-            deadline: context.config().deadline,
+            deadline: context.config.deadline,
             memory,
             sending: Duration::ZERO,
             boundary_bytes: 0,
@@ -92,11 +93,6 @@ impl Connection {
         (self.sending, self.boundary_bytes) = (Duration::ZERO, 0);
         self.moved(0);
         self.set_activity(Activity::Computes);
-    }
-
-    /// Returns the exchanges between the ranks that compute stages together with this one.
-    pub(super) fn tensor_group(&self) -> &GroupLink {
-        &self.tensor_group
     }
 
     /// Takes out the times of the exchanges of tokens since the last call.
@@ -124,10 +120,6 @@ impl Connection {
     pub(crate) fn tensor_parallel(&self, context: &RankContext) -> TensorParallel {
         let experts = ExpertParallel::new(context.expert_rank(), self.expert_group.clone());
         TensorParallel::new(context.tensor_rank(), self.tensor_group.clone()).with_expert_parallel(experts)
-    }
-
-    pub(super) fn memory(&self) -> &RankMemory {
-        &self.memory
     }
 
     /// Returns the rank whose failure stops this one, if a rank has failed in its attempt or before.
@@ -285,16 +277,6 @@ impl Connection {
         // An arrival counts as progress and restarts the deadline.
         self.board.keep_alive(self.rank);
         Some(message)
-    }
-
-    /// Returns the time in which the rank has sent tensors in this attempt.
-    pub(super) fn sending(&self) -> Duration {
-        self.sending
-    }
-
-    /// Returns the bytes of the boundaries' tensors that the rank has sent in this attempt.
-    pub(super) fn boundary_bytes(&self) -> u64 {
-        self.boundary_bytes
     }
 
     /// Returns the largest number of boundary messages that were in flight at once in this attempt.

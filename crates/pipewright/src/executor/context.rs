@@ -19,33 +19,40 @@ use crate::tensor::{ExpertRank, TensorRank};
 
 /// The facts about a rank that do not change while it runs.
 pub(crate) struct RankContext {
-    world_rank: WorldRank,
+    /// This rank as a rank of the world, which reports and errors name.
+    pub(crate) world_rank: WorldRank,
     coord: MeshCoord,
-    mesh: Mesh,
+    /// The mesh of all ranks.
+    pub(super) mesh: Mesh,
     /// The same in every program of the pipeline.
-    placement: Placement,
-    config: Arc<PipelineConfig>,
+    pub(super) placement: Placement,
+    pub(crate) config: Arc<PipelineConfig>,
     /// Whether other ranks run in other processes.
-    is_distributed: bool,
+    pub(super) is_distributed: bool,
     next_batch: NextBatch,
     idle_threads: IdleThreads,
     /// The same rank in all replicas.
-    data_group: Group,
+    pub(super) data_group: Group,
     /// The same rank in the replicas that hold the parameters together.
-    shard_group: Group,
+    pub(super) shard_group: Group,
     /// The same rank in the replicas that hold the same shard, one of each shard group.
-    copy_group: Group,
+    pub(super) copy_group: Group,
     /// The same rank in the replicas that hold the experts together.
-    expert_group: Group,
+    pub(super) expert_group: Group,
     /// The same rank in the replicas of its shard group that hold the same experts.
-    expert_shard_group: Group,
+    pub(super) expert_shard_group: Group,
     /// The same rank in the replicas that hold the same rows of the same experts.
-    expert_row_group: Group,
+    pub(super) expert_row_group: Group,
     /// The ranks that compute stages together with this one.
-    tensor_group: Group,
-    model_tree: Tree,
-    copies_tree: Tree,
-    world_tree: Tree,
+    pub(super) tensor_group: Group,
+    /// The tree over all ranks of the replicas that hold all experts together, which is this replica
+    /// if it holds all.
+    pub(super) model_tree: Tree,
+    /// The tree over the same rank in the replicas that hold the same experts, which are all replicas
+    /// if each holds all experts.
+    pub(super) copies_tree: Tree,
+    /// The tree over all ranks of the world.
+    pub(super) world_tree: Tree,
 }
 
 impl RankContext {
@@ -84,10 +91,6 @@ impl RankContext {
         }
     }
 
-    pub(crate) fn config(&self) -> &PipelineConfig {
-        &self.config
-    }
-
     /// Calls `work`, whose loops over long slices use the threads of all ranks of this process if these wait.
     pub(super) fn with_idle_threads<R>(&self, work: impl FnOnce() -> R) -> R {
         self.idle_threads.lend(self.world_rank, work)
@@ -95,15 +98,6 @@ impl RankContext {
 
     pub(super) fn hook(&self) -> Option<&dyn ActionHook> {
         self.config.hook.as_deref()
-    }
-
-    pub(super) fn placement(&self) -> &Placement {
-        &self.placement
-    }
-
-    /// Returns this rank as a rank of the world, which reports and errors name.
-    pub(crate) fn world_rank(&self) -> WorldRank {
-        self.world_rank
     }
 
     /// Returns this rank in its pipeline: the row of the program that it runs.
@@ -176,11 +170,6 @@ impl RankContext {
         self.coord.replica < self.mesh.experts
     }
 
-    /// Returns whether other ranks run in other processes.
-    pub(super) fn is_distributed(&self) -> bool {
-        self.is_distributed
-    }
-
     /// Returns the digest of the batch that this process has begun after the one that runs; `None` if it has
     /// begun none, or if all ranks are in this process.
     pub(super) fn next_batch(&self) -> Option<u64> {
@@ -208,32 +197,6 @@ impl RankContext {
         self.next_batch.set(None);
     }
 
-    /// Returns the mesh of all ranks.
-    pub(super) fn mesh(&self) -> &Mesh {
-        &self.mesh
-    }
-
-    /// Returns the same rank in all replicas, as ranks of the world.
-    pub(super) fn data_group(&self) -> &Group {
-        &self.data_group
-    }
-
-    /// Returns the same rank in the replicas that hold the parameters together with this one. The group has
-    /// one member if each replica holds all parameters.
-    pub(super) fn shard_group(&self) -> &Group {
-        &self.shard_group
-    }
-
-    /// Returns the same rank in the replicas that hold the same rows of the parameters.
-    pub(super) fn copy_group(&self) -> &Group {
-        &self.copy_group
-    }
-
-    /// Returns the ranks that compute stages together with this one.
-    pub(super) fn tensor_group(&self) -> &Group {
-        &self.tensor_group
-    }
-
     /// Orders the contents of a group's ranks by the shares of the batch that their replicas have in a
     /// repetition of a step.
     pub(super) fn by_share<T>(
@@ -243,40 +206,6 @@ impl RankContext {
         repetition: u32,
     ) -> Vec<T> {
         by_share(&self.mesh, group, contents, repetition)
-    }
-
-    /// Returns the same rank in the replicas that hold the experts together with this one. The group has one
-    /// member if each replica holds all experts.
-    pub(super) fn expert_group(&self) -> &Group {
-        &self.expert_group
-    }
-
-    /// Returns the same rank in the replicas of its shard group that hold the same experts, each other rows
-    /// of them. The group has one member if no other replica of the shard group holds these experts.
-    pub(super) fn expert_shard_group(&self) -> &Group {
-        &self.expert_shard_group
-    }
-
-    /// Returns the same rank in the replicas that hold the same rows of the same experts.
-    pub(super) fn expert_row_group(&self) -> &Group {
-        &self.expert_row_group
-    }
-
-    /// Returns the tree over all ranks of the replicas that hold all experts together, which is this replica
-    /// if it holds all.
-    pub(super) fn model_tree(&self) -> &Tree {
-        &self.model_tree
-    }
-
-    /// Returns the tree over the same rank in the replicas that hold the same experts, which are all replicas
-    /// if each holds all experts.
-    pub(super) fn copies_tree(&self) -> &Tree {
-        &self.copies_tree
-    }
-
-    /// Returns the tree over all ranks of the world.
-    pub(super) fn world_tree(&self) -> &Tree {
-        &self.world_tree
     }
 
     /// Converts a rank of this pipeline to a rank of the world.

@@ -32,15 +32,15 @@ pub(super) fn add_copies(
     if copies.is_empty() {
         return Ok(());
     }
-    let own = |copy: &PartialCopy| stages.get(copy.stage).runner().gradient(copy.parameter);
+    let own = |copy: &PartialCopy| stages.get(copy.stage).runner().sums().get(copy.parameter);
     let own: OptionalTensors = copies.iter().map(own).collect();
-    let gathered = connection.tensor_group().all_gather(own)?;
+    let gathered = connection.tensor_group.all_gather(own)?;
     for (entry, PartialCopy { stage, parameter, shard }) in copies.into_iter().enumerate() {
         let first = (rank.index - shard.copy) as usize;
         let holders = gathered.iter().skip(first).take(shard.copies as usize);
         let gradients = holders.map(|gradients| vec![gradients.get(entry).cloned().flatten()]);
         let total = sum(gradients).pop().flatten();
-        stages.get_mut(stage).runner_mut().set_gradient(parameter, total);
+        stages.get_mut(stage).runner_mut().sums_mut().set(parameter, total);
     }
     Ok(())
 }
@@ -50,10 +50,12 @@ pub(super) fn add_copies(
 fn partial_copies(stages: &LocalStages, rank: TensorRank) -> Vec<PartialCopy> {
     let mut copies = Vec::new();
     for stage in stages.iter().filter(|_| rank.of > 1) {
-        for parameter in 0..stage.runner().paths().len() {
+        for parameter in 0..stage.runner().table().paths.len() {
             let shard = stage.shard_of(parameter, rank);
-            if stage.runner().placement(parameter).gradient == CopyGradient::Partial && shard.copies > 1 {
-                copies.push(PartialCopy { stage: stage.index(), parameter, shard });
+            if stage.runner().table().placement(parameter).gradient == CopyGradient::Partial
+                && shard.copies > 1
+            {
+                copies.push(PartialCopy { stage: stage.index, parameter, shard });
             }
         }
     }

@@ -1,161 +1,156 @@
 //! The edges of a stage: its inputs are joined and checked, and its outputs are checked and passed on.
 
+use pipewright_schedule::StageIndex;
+
 use super::boundary::{BoundaryMessage, metadata_error};
-use super::connection::Connection;
 use super::context::RankContext;
-use super::recorder::Recorder;
-use super::skip::{append_skips, send_skips};
-use super::stages::{At, LocalStage, LocalStages};
-use super::step_input::StepInput;
+use super::machine::Executor;
+use super::skip::append_skips;
+use super::stages::{At, LocalStage};
 use crate::failure::Cause;
 use crate::message::Direction;
 use crate::stage::{BatchPart, StageError, without_tape};
 use crate::tensor::{Flow, OnMismatch, OptionalTensors, TensorMismatch, Value, Values};
 
-/// Takes the inputs of a stage for a microbatch, adds the inputs from its skip connections, and checks them.
-/// They are in place: the start of the step has put the model's inputs there, the previous stage on this rank
-/// its outputs, and `fetch_inputs` the outputs of another rank.
-pub(super) fn take_inputs(
-    context: &RankContext,
-    stages: &mut LocalStages,
-    input: &StepInput,
-    at @ At { stage, microbatch }: At,
-) -> Result<Values, Cause> {
-    let local_stage = stages.get_mut(stage);
-    let inputs = local_stage.inputs.take(microbatch);
-    let Some(previous) = context.placement().previous(stage) else {
-        let device = local_stage.runner().device();
-        let model_input = |(index, value): (usize, Value)| match input.wanted_gradients.get(index) {
-            Some(true) => without_tape(value).to_device(device).requiring_grad(),
-            _ => value.to_device(device).constant(),
+impl Executor {
+    /// Takes the inputs of a stage for a microbatch, adds the inputs from its skip connections, and checks them.
+    /// They are in place: the start of the step has put the model's inputs there, the previous stage on this rank
+    /// its outputs, and `fetch_inputs` the outputs of another rank.
+    pub(super) fn take_inputs(&mut self, at @ At { stage, microbatch }: At) -> Result<Values, Cause> {
+        let Self { context, stages, step, .. } = self;
+        let local_stage = stages.get_mut(stage);
+        let inputs = local_stage.inputs.take(microbatch);
+        let Some(previous) = context.placement.previous(stage) else {
+            let device = local_stage.runner().device();
+            let model_input = |(index, value): (usize, Value)| match step.input().wanted_gradients.get(index)
+            {
+                Some(true) => without_tape(value).to_device(device).requiring_grad(),
+                _ => value.to_device(device).constant(),
+            };
+            let inputs = inputs.into_iter().enumerate().map(model_input).collect();
+            return Ok(local_stage.runner().admitted(BatchPart::Input, inputs)?);
         };
-        let inputs = inputs.into_iter().enumerate().map(model_input).collect();
-        return Ok(local_stage.runner().admitted(BatchPart::Input, inputs)?);
-    };
-    let mut inputs = inputs.into_iter().map(Some).collect();
-    append_skips(stages, Direction::Forward, at, &mut inputs);
-    let inputs: Values = inputs.into_iter().flatten().collect();
-    let checked = stages.get_mut(stage).boundaries.check_inputs(microbatch, &inputs);
-    let message = BoundaryMessage { from: previous, to: stage, microbatch };
-    report_mismatch(checked, context, stages.get_mut(stage), Flow::Inputs, message).map(|()| inputs)
-}
+        let mut inputs = inputs.into_iter().map(Some).collect();
+        append_skips(stages, Direction::Forward, at, &mut inputs);
+        let inputs: Values = inputs.into_iter().flatten().collect();
+        let checked = stages.get_mut(stage).boundaries.check_inputs(microbatch, &inputs);
+        let message = BoundaryMessage { from: previous, to: stage, microbatch };
+        report_mismatch(checked, context, stages.get_mut(stage), Flow::Inputs, message).map(|()| inputs)
+    }
 
-/// Passes on the outputs of a stage. Skip connections are sent at once. The other outputs go to the next
-/// stage if it is on this rank, otherwise to the action that sends them or to the report.
-pub(super) fn pass_outputs(
-    context: &RankContext,
-    connection: &mut Connection,
-    stages: &mut LocalStages,
-    recorder: &mut Recorder,
-    input: &StepInput,
-    at @ At { stage, microbatch }: At,
-    outputs: Values,
-) -> Result<(), Cause> {
-    let next = context.placement().next(stage);
-    let is_kept = input.kept_stages.contains(&stage);
-    let outputs = if next.is_none() && (input.keep_outputs || is_kept) {
-        whole_outputs(context, connection, stages.get_mut(stage), outputs)?
-    } else {
-        outputs
-    };
-    let local_stage = stages.get_mut(stage);
-    if is_kept {
-        // They share storage with the outputs that are passed on.
-        local_stage.kept.put(microbatch, outputs.clone());
-    }
-    let Some(next) = next else {
-        if input.keep_outputs {
-            local_stage.outputs.put(microbatch, outputs);
+    /// Passes on the outputs of a stage. Skip connections are sent at once. The other outputs go to the next
+    /// stage if it is on this rank, otherwise to the action that sends them or to the report.
+    pub(super) fn pass_outputs(
+        &mut self,
+        at @ At { stage, microbatch }: At,
+        outputs: Values,
+    ) -> Result<(), Cause> {
+        let next = self.context.placement.next(stage);
+        let input = self.step.input();
+        let (is_reported, is_kept) = (input.keep_outputs, input.kept_stages.contains(&stage));
+        let outputs = if next.is_none() && (is_reported || is_kept) {
+            self.whole_outputs(stage, outputs)?
+        } else {
+            outputs
+        };
+        let local_stage = self.stages.get_mut(stage);
+        if is_kept {
+            // They share storage with the outputs that are passed on.
+            local_stage.kept.put(microbatch, outputs.clone());
         }
-        return Ok(());
-    };
-    let mut outputs = outputs.into_iter().map(Some).collect();
-    send_skips(context, connection, stages, recorder, Direction::Forward, at, &mut outputs);
-    let outputs: Values = outputs.into_iter().flatten().collect();
-    let checked = stages.get_mut(stage).boundaries.check_outputs(&outputs);
-    let message = BoundaryMessage { from: stage, to: next, microbatch };
-    report_mismatch(checked, context, stages.get_mut(stage), Flow::Outputs, message)?;
-    if context.is_local(next) {
-        stages.get_mut(next).inputs.put(microbatch, outputs);
-    } else {
-        stages.get_mut(stage).outputs.put(microbatch, outputs);
+        let Some(next) = next else {
+            if is_reported {
+                local_stage.outputs.put(microbatch, outputs);
+            }
+            return Ok(());
+        };
+        let mut outputs = outputs.into_iter().map(Some).collect();
+        self.send_skips(Direction::Forward, at, &mut outputs);
+        let outputs: Values = outputs.into_iter().flatten().collect();
+        let Self { context, stages, .. } = self;
+        let checked = stages.get_mut(stage).boundaries.check_outputs(&outputs);
+        let message = BoundaryMessage { from: stage, to: next, microbatch };
+        report_mismatch(checked, context, stages.get_mut(stage), Flow::Outputs, message)?;
+        if context.is_local(next) {
+            stages.get_mut(next).inputs.put(microbatch, outputs);
+        } else {
+            stages.get_mut(stage).outputs.put(microbatch, outputs);
+        }
+        Ok(())
     }
-    Ok(())
-}
 
-/// Returns the whole outputs of the last stage, which the ranks of its tensor group may have in parts. The
-/// first rank of the group joins them and reports them.
-fn whole_outputs(
-    context: &RankContext,
-    connection: &Connection,
-    stage: &LocalStage,
-    outputs: Values,
-) -> Result<Values, Cause> {
-    if context.tensor_rank().of == 1 {
-        return Ok(outputs);
-    }
-    let splits: Vec<Option<usize>> =
-        (0..outputs.len()).map(|output| stage.runner().output_split(output)).collect();
-    let mut parts = OptionalTensors::new();
-    for (output, (value, split)) in outputs.iter().zip(&splits).enumerate() {
-        let Some(dimension) = *split else { continue };
-        let shape = value.shape().to_vec();
-        if dimension >= shape.len() {
-            let mistake = format!(
-                "output {output} has the shape {shape:?}, and its module says that tensor ranks split it along dimension \
-                 {dimension} (`StageModule::output_split`)"
-            );
-            return Err(StageError::Mistake(mistake).into());
+    /// Returns the whole outputs of the last stage, which the ranks of its tensor group may have in parts. The
+    /// first rank of the group joins them and reports them.
+    fn whole_outputs(&self, stage: StageIndex, outputs: Values) -> Result<Values, Cause> {
+        let Self { context, connection, stages, .. } = self;
+        if context.tensor_rank().of == 1 {
+            return Ok(outputs);
         }
-        parts.push(Some(value.clone()));
+        let runner = stages.get(stage).runner();
+        let splits: Vec<Option<usize>> =
+            (0..outputs.len()).map(|output| runner.output_split(output)).collect();
+        let mut parts = OptionalTensors::new();
+        for (output, (value, split)) in outputs.iter().zip(&splits).enumerate() {
+            let Some(dimension) = *split else { continue };
+            let shape = value.shape().to_vec();
+            if dimension >= shape.len() {
+                let mistake = format!(
+                    "output {output} has the shape {shape:?}, and its module says that tensor ranks split it along dimension \
+                     {dimension} (`StageModule::output_split`)"
+                );
+                return Err(StageError::Mistake(mistake).into());
+            }
+            parts.push(Some(value.clone()));
+        }
+        if parts.is_empty() {
+            return Ok(outputs);
+        }
+        let by_rank = connection.tensor_group.gather_on_first(parts)?;
+        if context.tensor_rank().index > 0 {
+            // The first rank reports the outputs.
+            return Ok(outputs);
+        }
+        let mut by_rank: Vec<_> = by_rank.into_iter().map(|parts| parts.into_iter().flatten()).collect();
+        let whole = |(own, split): (Value, Option<usize>)| match split {
+            Some(dimension) => {
+                Value::joined(by_rank.iter_mut().filter_map(Iterator::next).collect(), dimension)
+            }
+            None => own,
+        };
+        Ok(outputs.into_iter().zip(splits).map(whole).collect())
     }
-    if parts.is_empty() {
-        return Ok(outputs);
-    }
-    let by_rank = connection.tensor_group().gather_on_first(parts)?;
-    if context.tensor_rank().index > 0 {
-        // The first rank reports the outputs.
-        return Ok(outputs);
-    }
-    let mut by_rank: Vec<_> = by_rank.into_iter().map(|parts| parts.into_iter().flatten()).collect();
-    let whole = |(own, split): (Value, Option<usize>)| match split {
-        Some(dimension) => Value::joined(by_rank.iter_mut().filter_map(Iterator::next).collect(), dimension),
-        None => own,
-    };
-    Ok(outputs.into_iter().zip(splits).map(whole).collect())
-}
 
-/// Passes on the gradients of a stage's inputs: to the previous stage if it is on this rank, otherwise to the
-/// action that sends them, or to the report if the step returns them. The gradients of skip connections are
-/// sent at once.
-pub(super) fn pass_gradients(
-    context: &RankContext,
-    connection: &mut Connection,
-    stages: &mut LocalStages,
-    recorder: &mut Recorder,
-    input: &StepInput,
-    at @ At { stage, microbatch }: At,
-    mut gradients: OptionalTensors,
-) -> Result<(), Cause> {
-    let previous = context.placement().previous(stage);
-    if let Some(previous) = previous {
-        let checked = stages.get_mut(stage).boundaries.check_input_gradients(microbatch, &gradients);
-        let message = BoundaryMessage { from: stage, to: previous, microbatch };
-        report_mismatch(checked, context, stages.get_mut(stage), Flow::InputGradients, message)?;
-    }
-    send_skips(context, connection, stages, recorder, Direction::Backward, at, &mut gradients);
-    let trained = input.program.as_program().trained();
-    match previous {
-        // A stage that runs forward only needs no gradient.
-        Some(previous) if !trained.runs_backward(previous) => {}
-        Some(previous) if context.is_local(previous) => {
-            stages.get_mut(previous).output_gradients.put(microbatch, gradients);
+    /// Passes on the gradients of a stage's inputs: to the previous stage if it is on this rank, otherwise to the
+    /// action that sends them, or to the report if the step returns them. The gradients of skip connections are
+    /// sent at once.
+    pub(super) fn pass_gradients(
+        &mut self,
+        at @ At { stage, microbatch }: At,
+        mut gradients: OptionalTensors,
+    ) -> Result<(), Cause> {
+        let Self { context, stages, .. } = self;
+        let previous = context.placement.previous(stage);
+        if let Some(previous) = previous {
+            let checked = stages.get_mut(stage).boundaries.check_input_gradients(microbatch, &gradients);
+            let message = BoundaryMessage { from: stage, to: previous, microbatch };
+            report_mismatch(checked, context, stages.get_mut(stage), Flow::InputGradients, message)?;
         }
-        // The model's input data needs no gradient unless the step returns it.
-        None if !input.wanted_gradients.contains(&true) => {}
-        _ => stages.get_mut(stage).input_gradients.put(microbatch, gradients),
+        self.send_skips(Direction::Backward, at, &mut gradients);
+        let Self { context, stages, step, .. } = self;
+        let input = step.input();
+        let trained = input.program.as_program().trained();
+        match previous {
+            // A stage that runs forward only needs no gradient.
+            Some(previous) if !trained.runs_backward(previous) => {}
+            Some(previous) if context.is_local(previous) => {
+                stages.get_mut(previous).output_gradients.put(microbatch, gradients);
+            }
+            // The model's input data needs no gradient unless the step returns it.
+            None if !input.wanted_gradients.contains(&true) => {}
+            _ => stages.get_mut(stage).input_gradients.put(microbatch, gradients),
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Returns the error for a boundary whose two stages differ in their tensors, or logs it if it is a warning.
@@ -169,7 +164,7 @@ fn report_mismatch(
 ) -> Result<(), Cause> {
     let Err(mismatch) = checked else { return Ok(()) };
     let error = metadata_error(context, message, mismatch);
-    match context.config().on_mismatch {
+    match context.config.on_mismatch {
         OnMismatch::Fail => Err(Box::new(error).into()),
         OnMismatch::Warn => {
             if stage.boundaries.warns(flow) {

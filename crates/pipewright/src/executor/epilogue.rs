@@ -37,7 +37,7 @@ impl Executor {
         let mut phase = self.step.take_phase();
         let mut awaited = self.receive(&mut phase)?;
         if awaited.is_none() {
-            self.connection.moved(self.step.position());
+            self.connection.moved(self.step.position);
             phase = self.next_phase(phase)?;
         } else if phase.awaits_norm() && self.update_early() {
             awaited = None;
@@ -50,9 +50,9 @@ impl Executor {
     /// of the rank's gradients are known by then, so its own message does not wait for its updates.
     fn update_early(&mut self) -> bool {
         let Self { context, connection, stages, step, accumulation, .. } = self;
-        let updates = context.config().post_validation && update_early(context, stages, step, *accumulation);
+        let updates = context.config.post_validation && update_early(context, stages, step, *accumulation);
         if updates {
-            connection.moved(step.position());
+            connection.moved(step.position);
         }
         updates
     }
@@ -84,7 +84,7 @@ impl Executor {
             Phase::Update { norms } => self.update(&norms)?,
             Phase::Reports { outcome, reports } => self.pass_reports(outcome, concatenated(reports)),
             Phase::Summary { mut outcome, message } => {
-                let (origin, summary) = (self.recorder.origin(), message.into_one());
+                let (origin, summary) = (self.recorder.origin, message.into_one());
                 pass_summary(&self.context, &mut self.connection, origin, &mut outcome.reports, &summary)?;
                 Phase::Done(outcome)
             }
@@ -147,7 +147,7 @@ impl Executor {
     /// Passes on the checksums of this rank's subtree. The root compares all of them. Fails there if the
     /// repetition does not count.
     fn compare_checksums(&mut self, checksums: &[RankChecksums]) -> Result<Phase, Cause> {
-        if let Some(parent) = self.context.world_tree().parent() {
+        if let Some(parent) = self.context.world_tree.parent {
             self.connection.send(parent, Tag::Checksums, Payload::of(&checksums));
             return Ok(Phase::Verdict(Exchange::one(parent, Tag::Verdict)));
         }
@@ -159,9 +159,9 @@ impl Executor {
 
     /// Passes on the first result that differs, and keeps it for the report.
     fn pass_verdict(&mut self, message: &Arc<[u8]>) -> Result<(), MessageError> {
-        let tree = self.context.world_tree();
-        self.connection.send_bytes(tree.children(), Tag::Verdict, message);
-        let from = tree.parent().unwrap_or(self.context.world_rank());
+        let tree = &self.context.world_tree;
+        self.connection.send_bytes(&tree.children, Tag::Verdict, message);
+        let from = tree.parent.unwrap_or(self.context.world_rank);
         self.checks.set_difference(decoded(from, Tag::Verdict, message)?);
         Ok(())
     }
@@ -214,7 +214,7 @@ impl Executor {
         let Self { context, stages, parameters, .. } = self;
         let squares = context.with_idle_threads(|| squares(context, stages, parameters));
         let own = Contribution { squares, next_batch: self.context.sent_batch() };
-        let children = self.context.copies_tree().children();
+        let children = &self.context.copies_tree.children;
         Phase::ReplicaSquares(Exchange::gather(own, replica_tag(&self.context), children))
     }
 
@@ -222,12 +222,12 @@ impl Executor {
     /// for the squares of the other ranks of its pipeline.
     fn gather_squares(&mut self, gathered: Contribution) -> Result<Phase, MessageError> {
         let context = &self.context;
-        if let Some(parent) = context.copies_tree().parent() {
+        if let Some(parent) = context.copies_tree.parent {
             self.connection.send(parent, replica_tag(context), Payload::of(&gathered));
             return Ok(Phase::Norm(Exchange::one(parent, Tag::GlobalNorm)));
         }
         let squares = add_replicas(context, &self.stages, &self.parameters, &gathered.squares)?;
-        let children = context.model_tree().children();
+        let children = &context.model_tree.children;
         let own = Contribution { squares, ..gathered };
         Ok(Phase::Squares(Exchange::gather(own, Tag::Squares, children)))
     }
@@ -235,7 +235,7 @@ impl Executor {
     /// Passes on the squares of the ranks in this rank's subtree. The root computes the norm.
     fn compute_norm(&mut self, gathered: Contribution) -> Result<Phase, Cause> {
         let Self { context, connection, parameters, step, .. } = self;
-        if let Some(parent) = context.model_tree().parent() {
+        if let Some(parent) = context.model_tree.parent {
             connection.send(parent, Tag::Squares, Payload::of(&gathered));
             return Ok(Phase::Norm(Exchange::one(parent, Tag::GlobalNorm)));
         }
@@ -248,10 +248,10 @@ impl Executor {
     fn send_norms(&mut self, norms: Norms) -> Phase {
         let (context, bytes) = (&self.context, encoded(&norms));
         if context.is_in_first_expert_group() {
-            let children = context.model_tree().children();
+            let children = &context.model_tree.children;
             self.connection.send_bytes(children, Tag::GlobalNorm, &bytes);
         }
-        self.connection.send_bytes(context.copies_tree().children(), Tag::GlobalNorm, &bytes);
+        self.connection.send_bytes(&context.copies_tree.children, Tag::GlobalNorm, &bytes);
         if norms.next_batch.is_some() {
             self.context.take_next_batch();
             self.step.note_next();
@@ -262,7 +262,7 @@ impl Executor {
     fn update(&mut self, norms: &Norms) -> Result<Phase, Cause> {
         let start = Instant::now();
         let Self { context, stages, step, parameters, accumulation, .. } = self;
-        if norms.whole.is_finite() && step.early().stages == 0 {
+        if norms.whole.is_finite() && step.early.stages == 0 {
             stages.iter_mut().for_each(|stage| stage.runner_mut().drop_borrowed());
         }
         let norm = update(context, stages, step, *accumulation, norms);
@@ -270,7 +270,7 @@ impl Executor {
         let norm = norm?;
         self.accumulation = Accumulation::default();
         let (sums, time) = (self.recorder.since_program(start), start.elapsed());
-        Ok(self.report(Update { gradient_norm: Some(norm), sums, time, early: self.step.early() }))
+        Ok(self.report(Update { gradient_norm: Some(norm), sums, time, early: self.step.early }))
     }
 
     /// Ends the rank's part of a step with its report.
@@ -287,33 +287,33 @@ impl Executor {
     /// also done if all ranks have the next batch: the processes then exchange the reports.
     fn finish(&mut self, mut outcome: Outcome) -> Phase {
         let Self { context, connection, recorder, .. } = self;
-        if !context.is_distributed() {
+        if !context.is_distributed {
             return Phase::Done(outcome);
         }
-        let own = report_messages(connection, recorder.origin(), &mut outcome.reports);
-        if self.step.has_next() {
+        let own = report_messages(connection, recorder.origin, &mut outcome.reports);
+        if self.step.has_next {
             let reports = std::mem::take(&mut outcome.reports);
-            let open = OpenReport::new(context, connection, recorder.origin(), reports, own);
+            let open = OpenReport::new(context, connection, recorder.origin, reports, own);
             return Phase::Done(Outcome { open: Some(open), ..outcome });
         }
-        let reports = Exchange::gather(own, Tag::Report, context.world_tree().children());
+        let reports = Exchange::gather(own, Tag::Report, &context.world_tree.children);
         Phase::Reports { outcome, reports }
     }
 
     /// Passes on the reports of this rank's subtree. The root then has all reports, and sends the summary.
     fn pass_reports(&mut self, mut outcome: Outcome, messages: Vec<ReportMessage>) -> Phase {
         let Self { context, connection, recorder, .. } = self;
-        if let Some(parent) = context.world_tree().parent() {
+        if let Some(parent) = context.world_tree.parent {
             connection.send(parent, Tag::Report, Payload::of(&messages));
             return Phase::Summary { outcome, message: Exchange::one(parent, Tag::Summary) };
         }
-        send_summary(context, connection, recorder.origin(), &mut outcome.reports, messages);
+        send_summary(context, connection, recorder.origin, &mut outcome.reports, messages);
         Phase::Done(outcome)
     }
 
     /// Passes on the parameter lists of this rank's subtree. The root compares all lists and answers.
     fn compare_parameters(&mut self, listed: &[ListedParameter]) -> Result<Phase, Cause> {
-        if let Some(parent) = self.context.model_tree().parent() {
+        if let Some(parent) = self.context.model_tree.parent {
             self.connection.send(parent, Tag::Parameters, Payload::of(&listed));
             let message = Exchange::one(parent, Tag::SharedParameters);
             return Ok(Phase::SharedParameters { order: NormOrder::new(), message });
@@ -326,10 +326,10 @@ impl Executor {
 
     /// Passes on the list of shared parameters and keeps the entries of this rank.
     fn learn_shared(&mut self, order: NormOrder, message: &Arc<[u8]>) -> Result<Phase, MessageError> {
-        let tree = self.context.model_tree();
-        let from = tree.parent().unwrap_or(self.context.world_rank());
+        let tree = &self.context.model_tree;
+        let from = tree.parent.unwrap_or(self.context.world_rank);
         let shared = decoded(from, Tag::SharedParameters, message)?;
-        self.connection.send_bytes(tree.children(), Tag::SharedParameters, message);
+        self.connection.send_bytes(&tree.children, Tag::SharedParameters, message);
         self.parameters = KnownParameters::new(&self.context, order, shared);
         share_storage(&self.context, &mut self.stages, &self.parameters);
         Ok(Phase::Done(Outcome::default()))
@@ -370,7 +370,7 @@ impl Executor {
     /// Passes on the hash of what this rank's subtree knows of a step. The root then knows whether all ranks
     /// know the same.
     fn pass_digest(&mut self, form: StepForm, digest: Option<u64>) -> Phase {
-        if let Some(parent) = self.context.world_tree().parent() {
+        if let Some(parent) = self.context.world_tree.parent {
             self.connection.send(parent, Tag::StepDigest, Payload::of(&digest));
             return Phase::SameStep { form, same: Exchange::one(parent, Tag::SameStep) };
         }
@@ -379,7 +379,7 @@ impl Executor {
 
     /// Passes on whether all ranks know the same. If they do not, the rank waits for what its subtree knows.
     fn pass_same(&mut self, form: StepForm, same: bool) -> Phase {
-        let children = self.context.world_tree().children();
+        let children = &self.context.world_tree.children;
         self.connection.send_bytes(children, Tag::SameStep, &encoded(&same));
         if same {
             return Phase::Done(Outcome { agreed: Some(agree_alike(form)), ..Outcome::default() });
@@ -390,7 +390,7 @@ impl Executor {
 
     /// Passes on what this rank's subtree knows of a step. The root compares all of it.
     fn pass_forms(&mut self, forms: StepForms) -> Phase {
-        if let Some(parent) = self.context.world_tree().parent() {
+        if let Some(parent) = self.context.world_tree.parent {
             self.connection.send(parent, Tag::StepForms, Payload::of(&forms));
             return Phase::AgreedStep(Exchange::one(parent, Tag::AgreedStep));
         }
@@ -399,9 +399,9 @@ impl Executor {
 
     /// Passes on what all processes agree on.
     fn pass_agreement(&mut self, message: &Arc<[u8]>) -> Result<Phase, MessageError> {
-        let tree = self.context.world_tree();
-        self.connection.send_bytes(tree.children(), Tag::AgreedStep, message);
-        let from = tree.parent().unwrap_or(self.context.world_rank());
+        let tree = &self.context.world_tree;
+        self.connection.send_bytes(&tree.children, Tag::AgreedStep, message);
+        let from = tree.parent.unwrap_or(self.context.world_rank);
         let agreed = Some(decode_agreement(from, message)?);
         Ok(Phase::Done(Outcome { agreed, ..Outcome::default() }))
     }

@@ -4,10 +4,12 @@
 
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 /// The time in which a rank exchanged tokens with the replicas that hold the experts together with it, and in
 /// which it waited for them. `exposed` and `waited` together are the time in which it waited inside its actions
 /// and computed nothing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExchangeTime {
     /// The time in which rows for this rank were under way: from the moment at which another replica sent them
     /// until they had arrived. Rows that travel at the same time count once. If the rank waits when rows

@@ -16,100 +16,97 @@ use pipewright_schedule::{Action, StageIndex};
 
 use super::connection::Connection;
 use super::context::RankContext;
+use super::machine::Executor;
 use super::recorder::Recorder;
 use super::reduction::join_rows;
-use super::stages::{LocalStage, LocalStages};
+use super::stages::LocalStage;
 use crate::collective::Exchange;
 use crate::failure::Cause;
 use crate::hook::{Place, ReplicaPlace, ReshardRun, UnshardRun};
 use crate::message::{AwaitedMessage, Tag};
 use crate::tensor::OptionalTensor;
 
-/// Runs `UNSHARD`, or lets the hook run it; `rest` is the rest of the rank's row. Weight gradients need no
-/// parameters, so all replicas skip a gathering that only weight gradients follow.
-pub(super) fn unshard(
-    context: &RankContext,
-    connection: &mut Connection,
-    stage: &mut LocalStage,
-    action: Action,
-    rest: &[Action],
-) -> Result<(), Cause> {
-    let is_asked = match context.hook() {
-        None => true,
-        Some(hook) => {
-            let mut run = UnshardRun::new(shard_place(context, action), stage.runner_mut());
-            hook.unshard(&mut run)?;
-            run.is_asked()
+impl Executor {
+    /// Runs `UNSHARD`, or lets the hook run it. Weight gradients need no
+    /// parameters, so all replicas skip a gathering that only weight gradients follow.
+    pub(super) fn unshard(&mut self, action: Action) -> Result<(), Cause> {
+        let Self { context, connection, stages, step, .. } = self;
+        let (stage, rest) = (stages.get_mut(action.stage()), step.rest(context.rank()));
+        let is_asked = match context.hook() {
+            None => true,
+            Some(hook) => {
+                let mut run = UnshardRun::new(shard_place(context, action), stage.runner_mut());
+                hook.unshard(&mut run)?;
+                run.is_asked()
+            }
+        };
+        let is_needed = context.is_sharded() && is_computed(stage.index, rest.iter());
+        if is_needed && is_asked && !stage.gathering.is_in_progress() {
+            start_gather(context, connection, stage);
         }
-    };
-    let is_needed = context.is_sharded() && is_computed(stage.index(), rest.iter());
-    if is_needed && is_asked && !stage.gathering.is_in_progress() {
-        start_gather(context, connection, stage);
+        Ok(())
     }
-    Ok(())
-}
 
-/// Runs `RESHARD`, or lets the hook run it.
-pub(super) fn reshard(context: &RankContext, stage: &mut LocalStage, action: Action) -> Result<(), Cause> {
-    if let Some(hook) = context.hook() {
-        let mut run = ReshardRun::new(shard_place(context, action), stage.runner());
-        hook.reshard(&mut run)?;
-        if !run.is_asked() {
-            return Ok(());
+    /// Runs `RESHARD`, or lets the hook run it.
+    pub(super) fn reshard(&mut self, action: Action) -> Result<(), Cause> {
+        let Self { context, stages, .. } = self;
+        let stage = stages.get_mut(action.stage());
+        if let Some(hook) = context.hook() {
+            let mut run = ReshardRun::new(shard_place(context, action), stage.runner());
+            hook.reshard(&mut run)?;
+            if !run.is_asked() {
+                return Ok(());
+            }
         }
+        stage.release();
+        Ok(())
     }
-    stage.release();
-    Ok(())
+
+    /// Gives a stage its whole parameters before an action uses them, or returns a missing message.
+    pub(super) fn fetch_parameters(&mut self, index: StageIndex) -> Result<Option<AwaitedMessage>, Cause> {
+        let Self { connection, stages, recorder, .. } = self;
+        let stage = stages.get_mut(index);
+        if !stage.gathering.is_in_progress() {
+            // Only a hook's function can leave them out.
+            if stage.runner().is_gathered() {
+                return Ok(None);
+            }
+            return Err(Cause::Mistake(format!(
+                "the parameters of stage {index} are not gathered: the function that runs its UNSHARD must call `run` or \
+                 `set_parameters`"
+            )));
+        }
+        let awaited = receive_rows(connection, stage, recorder)?;
+        if awaited.is_none() {
+            recorder.note_received(Action::Unshard { stage: index });
+        }
+        Ok(awaited)
+    }
 }
 
 /// Returns the place of an action among the replicas that hold the parameters together.
 fn shard_place(context: &RankContext, action: Action) -> ReplicaPlace {
-    let group = context.shard_group();
-    let place = Place { rank: context.world_rank(), action };
+    let group = &context.shard_group;
+    let place = Place { rank: context.world_rank, action };
     ReplicaPlace { place, replicas: group.members().len() as u32, replica: group.index() as u32 }
 }
 
 /// Sends this replica's rows of the stage's parameters to the others.
 pub(super) fn start_gather(context: &RankContext, connection: &mut Connection, stage: &mut LocalStage) {
-    let replicas = context.shard_group();
+    let replicas = &context.shard_group;
     let rows = stage.runner().rows();
-    let tag = Tag::ParameterShard { stage: stage.index(), round: stage.gathering.next_round() };
+    let tag = Tag::ParameterShard { stage: stage.index, round: stage.gathering.next_round() };
     // The replicas of an expert group have as many experts each, so parameters have the same indices.
-    let is_expert = |index| stage.runner().is_on_one_replica(index);
+    let is_expert = |index| stage.runner().table().is_on_one_replica(index);
     let without_experts = || {
         let of_others = |(index, rows): (usize, &OptionalTensor)| rows.clone().filter(|_| !is_expert(index));
         rows.iter().enumerate().map(of_others).collect()
     };
     for (_, to) in replicas.others() {
-        let has_experts = context.expert_shard_group().members().contains(&to);
+        let has_experts = context.expert_shard_group.members().contains(&to);
         connection.send_copies(to, tag, if has_experts { rows.clone() } else { without_experts() });
     }
     stage.gathering.begin(Exchange::among(replicas, tag, rows));
-}
-
-/// Gives a stage its whole parameters before an action uses them, or returns a missing message.
-pub(super) fn fetch_parameters(
-    connection: &mut Connection,
-    stages: &mut LocalStages,
-    recorder: &mut Recorder,
-    index: StageIndex,
-) -> Result<Option<AwaitedMessage>, Cause> {
-    let stage = stages.get_mut(index);
-    if !stage.gathering.is_in_progress() {
-        // Only a hook's function can leave them out.
-        if stage.runner().is_gathered() {
-            return Ok(None);
-        }
-        return Err(Cause::Mistake(format!(
-            "the parameters of stage {index} are not gathered: the function that runs its UNSHARD must call `run` or \
-             `set_parameters`"
-        )));
-    }
-    let awaited = receive_rows(connection, stage, recorder)?;
-    if awaited.is_none() {
-        recorder.note_received(Action::Unshard { stage: index });
-    }
-    Ok(awaited)
 }
 
 /// Takes the rows that have arrived. Gives the stage its whole parameters, or returns a missing message.
@@ -124,7 +121,7 @@ pub(super) fn receive_rows(
         return Ok(Some(awaited));
     }
     if let Some(rows) = stage.gathering.end() {
-        if let Some(latest) = rows.latest() {
+        if let Some(latest) = rows.latest {
             recorder.note_exposed(latest);
         }
         stage.runner_mut().gather(join_rows(rows.into_contents()));

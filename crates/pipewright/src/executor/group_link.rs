@@ -110,7 +110,7 @@ impl GroupLink {
         board: ProgressBoard,
         memory: RankMemory,
     ) -> Self {
-        let config = context.config();
+        let config = &context.config;
         let link = Self::without_pipeline(endpoint, group.clone(), board, config.deadline);
         Self { tag, devices: config.devices.clone(), memory, ..link }
     }
@@ -201,7 +201,7 @@ impl GroupLink {
     /// the devices of its own list. Both are in the order of the group.
     fn exchange(&self, mut to_ranks: Vec<OptionalTensors>) -> Result<Vec<OptionalTensors>, Cause> {
         let turn = Turn::current();
-        let half = turn.as_ref().map(Turn::half).or_else(|| *locked(&self.half));
+        let half = turn.as_ref().map(|turn| turn.half).or_else(|| *locked(&self.half));
         let tag = (self.tag)(half, self.rounds[index(half)].fetch_add(1, Ordering::Relaxed));
         // Also what the rank keeps: an expert computes the rows of its own replica too.
         let noted = self.sums.as_ref().filter(|sums| locked(sums).are_noted);

@@ -44,7 +44,7 @@ fn read_auxiliary(stages: &mut LocalStages, recorder: &mut Recorder, input: &Ste
                     .map(move |Auxiliary { name, layer, weight, loss }| ((index, name, layer, weight), loss))
             })
             .unzip();
-        let stage = stage.index();
+        let stage = stage.index;
         for ((index, name, layer, weight), loss) in names.into_iter().zip(read(losses)) {
             let microbatch = Microbatch::new(first + index as u32);
             if !loss.is_finite() && !evaluates {

@@ -69,10 +69,10 @@ impl Executor {
             checks: Checks::default(),
             backward_threads: BackwardThreads::default(),
             offloads: context
-                .config()
+                .config
                 .offload
                 .clone()
-                .map(|place| Offloads::new(place, context.world_rank(), connection.memory().clone())),
+                .map(|place| Offloads::new(place, context.world_rank, connection.memory.clone())),
             step: Step::between(StepNumber::default(), Phase::Idle),
             context,
             connection,
@@ -86,7 +86,7 @@ impl Executor {
         if input.verification.is_some() {
             self.connection.note_exchange_sums();
         }
-        self.connection.memory().restart_peak();
+        self.connection.memory.restart_peak();
         self.recorder.begin(input.origin.time(), input.program.row(self.context.rank()).len());
         self.reductions.begin(input.repetition());
         let has_replicas = self.context.replica_count() > 1;
@@ -106,13 +106,13 @@ impl Executor {
     pub(crate) fn begin_finding_shared(&mut self, attempt: Attempt) {
         self.begin_between(StepNumber::default(), attempt, Phase::Idle);
         let listed = list_parameters(&self.context, &self.stages);
-        let children = self.context.model_tree().children();
+        let children = &self.context.model_tree.children;
         self.step.set_phase(Phase::ParameterLists(Exchange::gather(listed, Tag::Parameters, children)));
     }
 
     /// Starts to compare what this process knows of a step with the other processes.
     pub(crate) fn begin_agreeing(&mut self, step: StepNumber, attempt: Attempt, form: StepForm) {
-        let children = self.context.world_tree().children();
+        let children = &self.context.world_tree.children;
         let digests = Exchange::gather(Some(digest(&form)), Tag::StepDigest, children);
         self.begin_between(step, attempt, Phase::StepDigests { form, digests });
     }
@@ -121,7 +121,7 @@ impl Executor {
     /// sharded, all replicas do so together.
     pub(crate) fn begin_collecting(&mut self, attempt: Attempt, visit: Option<Visit>) {
         self.stages.begin_visit(self.accumulation.is_empty());
-        self.begin_between(self.step.number(), attempt, Phase::Idle);
+        self.begin_between(self.step.number, attempt, Phase::Idle);
         let phase = self.collect_next(Collection::new(visit));
         self.step.set_phase(phase);
     }
@@ -145,7 +145,7 @@ impl Executor {
             self.connection.set_activity(Activity::Computes);
         }
         self.reductions.advance(&self.context, &mut self.connection, &mut self.stages)?;
-        let blocked = match self.step.phase() {
+        let blocked = match &self.step.phase {
             Phase::Actions => self.poll_action()?,
             Phase::Idle | Phase::Done(_) => {
                 self.connection.set_activity(Activity::NoStep);
@@ -169,7 +169,7 @@ impl Executor {
 
     /// Returns whether the rank has begun to update its parameters in this step.
     pub(crate) fn has_updated(&self) -> bool {
-        self.step.updates().is_some()
+        self.step.updates.is_some()
     }
 
     /// Sleeps until a message arrives or a rank fails. The deadline starts again whenever any rank of the
@@ -223,12 +223,12 @@ impl Executor {
         if let Some(action) = self.step.action(self.context.rank()).filter(|_| is_own) {
             self.recorder.note(action);
         }
-        self.recorder.take(self.connection.memory()).events
+        self.recorder.take(&self.connection.memory).events
     }
 
     /// Returns the number of actions of the step that are done.
     pub(crate) fn position(&self) -> usize {
-        self.step.position()
+        self.step.position
     }
 
     /// Returns the progress of all ranks, one line for each.
@@ -247,12 +247,12 @@ impl Executor {
         let failure = Failure {
             row,
             action: self.step.action(self.context.rank()),
-            has_run: !row.is_empty() && self.step.position() >= row.len(),
-            updates: self.step.updates(),
+            has_run: !row.is_empty() && self.step.position >= row.len(),
+            updates: self.step.updates,
             computes_behind: self.stages.iter().any(|stage| computes_behind(stage.runner().device())),
         };
         let (action, cause) = locate(&failure, self.suspicious(self.explain(cause)));
-        StepError { rank: self.world_rank(), step: self.step.number(), action, cause }
+        StepError { rank: self.world_rank(), step: self.step.number, action, cause }
     }
 
     /// Returns the deeper cause of a number that is not finite: a parameter that an earlier update has
@@ -279,6 +279,6 @@ impl Executor {
 
     /// Returns this rank as a rank of the world, which reports and errors name.
     pub(crate) fn world_rank(&self) -> WorldRank {
-        self.context.world_rank()
+        self.context.world_rank
     }
 }

@@ -73,10 +73,10 @@ pub(super) fn change_gradients(
     input: &StepInput,
     accumulation: Accumulation,
 ) -> Result<(), Cause> {
-    let Some(hook) = &context.config().gradient_hook else { return Ok(()) };
+    let Some(hook) = &context.config.gradient_hook else { return Ok(()) };
     let factor = 1.0 / divisor(input, accumulation) / input.loss_scale;
     for stage in stages.iter_mut() {
-        let index = stage.index();
+        let index = stage.index;
         stage.runner_mut().change_gradients(index, factor, &**hook)?;
     }
     Ok(())
@@ -94,13 +94,16 @@ pub(super) fn squares(context: &RankContext, stages: &LocalStages, known: &Known
     if !context.is_in_first_group() {
         return Vec::new();
     }
-    let copies = context.copy_group().members().len() as u32;
+    let copies = context.copy_group.members().len() as u32;
     let squares = stages.iter().flat_map(|stage| {
         let squares = stage.runner().gradient_squares(copies).into_iter().enumerate();
         let counted = squares.filter(|(parameter, _)| known.counts(context, stage, *parameter));
         counted.map(|(parameter, mut squares)| {
             // A parameter without a gradient has no squares.
-            squares.resize(Gathered::of(context, stage.runner().is_on_one_replica(parameter)).parts, 0.0);
+            squares.resize(
+                Gathered::of(context, stage.runner().table().is_on_one_replica(parameter)).parts,
+                0.0,
+            );
             squares
         })
     });
@@ -116,9 +119,9 @@ pub(super) fn add_replicas(
     gathered: &[f64],
 ) -> Result<Vec<f64>, MessageError> {
     let counted = stages.iter().flat_map(|stage| {
-        let parameters = 0..stage.runner().paths().len();
+        let parameters = 0..stage.runner().table().paths.len();
         let counted = parameters.filter(|&parameter| known.counts(context, stage, parameter));
-        counted.map(|parameter| Gathered::of(context, stage.runner().is_on_one_replica(parameter)))
+        counted.map(|parameter| Gathered::of(context, stage.runner().table().is_on_one_replica(parameter)))
     });
     let parameters: Vec<Gathered> = counted.collect();
     add_parts(gathered, context.expert_holders(), &parameters, replica_tag(context))
@@ -158,7 +161,7 @@ pub(super) fn norms(
     }
     // The squares of the parameters that no group contains, and the squares of each group. Without groups,
     // the list is empty.
-    let groups = context.config().clip_groups.len();
+    let groups = context.config.clip_groups.len();
     let mut parts = vec![0.0; if groups == 0 { 0 } else { groups + 1 }];
     for (_, square, group) in order.filter(|_| groups > 0) {
         parts[group.map_or(0, |group| group + 1)] += square;

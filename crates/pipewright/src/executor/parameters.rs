@@ -92,7 +92,7 @@ pub(super) type NormOrder = Vec<(Arc<str>, Vec<usize>)>;
 #[derive(Default)]
 pub(super) struct KnownParameters {
     /// Shared parameters with a copy on this rank, with their indices in the list of all.
-    shared: Vec<(u32, Owners)>,
+    pub(super) shared: Vec<(u32, Owners)>,
     /// Copies on this rank that do not count for the norm and checkpoints, because another owner's copy does.
     copies: HashSet<(StageIndex, usize)>,
     order: NormOrder,
@@ -109,14 +109,9 @@ impl KnownParameters {
         let shared: Vec<(u32, Owners)> = (0..).zip(shared).filter(|(_, owners)| is_own(owners)).collect();
         let copies = shared.iter().flat_map(|(_, owners)| copies(owners));
         let copies = copies.map(|owner| (owner.stage, owner.parameter)).collect();
-        let groups = &context.config().clip_groups;
+        let groups = &context.config.clip_groups;
         let clipped_with = order.iter().map(|(path, _)| group_of(groups, path)).collect();
         Self { shared, copies, order, clipped_with }
-    }
-
-    /// Returns the shared parameters with a copy on this rank, with their indices in the list of all.
-    pub(super) fn shared(&self) -> &[(u32, Owners)] {
-        &self.shared
     }
 
     /// Returns the order in which the root adds squares, each with the group by whose norm the parameter is
@@ -129,7 +124,7 @@ impl KnownParameters {
     /// Returns whether this rank's copy of a parameter is the one that counts for the norm and in
     /// checkpoints.
     pub(super) fn counts(&self, context: &RankContext, stage: &LocalStage, parameter: usize) -> bool {
-        !self.copies.contains(&(stage.index(), parameter))
+        !self.copies.contains(&(stage.index, parameter))
             && stage.shard_of(parameter, context.tensor_rank()).counts()
             && counts_on_replica(context, stage, parameter)
     }
@@ -138,7 +133,7 @@ impl KnownParameters {
 /// Returns whether a parameter counts on this replica, of the replicas of its expert group: each has its own
 /// experts, and the other parameters count on the first, or on the first that hold different rows of them.
 fn counts_on_replica(context: &RankContext, stage: &LocalStage, parameter: usize) -> bool {
-    context.expert_rank().index < context.row_holders() || stage.runner().is_on_one_replica(parameter)
+    context.expert_rank().index < context.row_holders() || stage.runner().table().is_on_one_replica(parameter)
 }
 
 /// Lists this rank's parameters.
@@ -152,7 +147,7 @@ pub(super) fn list_parameters(context: &RankContext, stages: &LocalStages) -> Ve
 
 fn listed(context: &RankContext, stage: &LocalStage, parameter: usize, held: Held) -> ListedParameter {
     let (runner, tensor) = (stage.runner(), context.tensor_rank());
-    let placement = runner.placement(parameter);
+    let placement = runner.table().placement(parameter);
     let shard = (tensor.of > 1).then(|| HeldShard {
         placement,
         tensor,
@@ -163,18 +158,18 @@ fn listed(context: &RankContext, stage: &LocalStage, parameter: usize, held: Hel
         |values: TensorData| Fingerprint { shape: held.shape.clone(), hash: hash_of(values.as_bytes()) };
     ListedParameter {
         owner: Owner {
-            stage: stage.index(),
+            stage: stage.index,
             parameter,
             rank: context.rank(),
             tensor: tensor.index,
             replica: context.expert_rank().index,
         },
-        on_one_replica: runner.is_on_one_replica(parameter),
-        squares: Squares::of(context, runner.is_on_one_replica(parameter)),
+        on_one_replica: runner.table().is_on_one_replica(parameter),
+        squares: Squares::of(context, runner.table().is_on_one_replica(parameter)),
         of_layer: placement.of_layer.map(|index| (index, placement.shards)),
         path: held.path.to_string(),
         counts: placement.shard_of(tensor).counts() && counts_on_replica(context, stage, parameter),
-        has_gradient: parameter < runner.paths().len(),
+        has_gradient: parameter < runner.table().paths.len(),
         shard,
         shared: held.shared.map(fingerprint),
     }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use pipewright_schedule::{
     Action, Event, Microbatch, Rank, Scope, ScopeKind, SkipAction, SkipEvent, StageIndex,
 };
+use serde::{Deserialize, Serialize};
 
 use super::exchange_time::ExchangeTime;
 use super::group_link::{ExchangeSpan, ExchangeTimes};
@@ -17,7 +18,7 @@ use crate::stage::ExpertLoad;
 
 /// An auxiliary loss of one stage and microbatch. The ranks report them one by one, because their sum has the
 /// same bits for every cut only if they are added in an order that does not depend on the cut.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct AuxiliaryPart {
     pub name: Arc<str>,
     /// The layer that added it, if it said so.
@@ -54,7 +55,7 @@ pub(super) struct Recorder {
     /// The rank's row of the timeline.
     row: Rank,
     /// The time at which the timeline starts.
-    origin: Instant,
+    pub(super) origin: Instant,
     /// The time at which the current action was first tried; a waiting action is tried again.
     entered: Option<Instant>,
     /// The time at which the program ended; `None` before its end.
@@ -72,11 +73,6 @@ impl Recorder {
         (self.origin, self.entered, self.records) = (origin, None, Records::default());
         self.program_end = None;
         self.records.events.reserve(events);
-    }
-
-    /// Returns the time at which the timeline starts.
-    pub(super) fn origin(&self) -> Instant {
-        self.origin
     }
 
     /// Notes that the program has ended.

@@ -69,12 +69,12 @@ struct StagePart {
 impl StagePart {
     /// Returns the replicas that hold the same rows of the parameters.
     fn copies<'a>(&self, context: &'a RankContext) -> &'a Group {
-        if self.of_experts { context.expert_row_group() } else { context.copy_group() }
+        if self.of_experts { &context.expert_row_group } else { &context.copy_group }
     }
 
     /// Returns the replicas of a shard group that hold the parameters together.
     fn sharers<'a>(&self, context: &'a RankContext) -> &'a Group {
-        if self.of_experts { context.expert_shard_group() } else { context.shard_group() }
+        if self.of_experts { &context.expert_shard_group } else { &context.shard_group }
     }
 
     /// Returns the rows that this replica holds if parameters are sharded.
@@ -133,10 +133,10 @@ impl Reductions {
         stage: &mut LocalStage,
     ) -> Result<(), Cause> {
         add_sources(stage);
-        let index = stage.index();
-        let is_of_experts = |&parameter: &usize| stage.runner().is_on_one_replica(parameter);
+        let index = stage.index;
+        let is_of_experts = |&parameter: &usize| stage.runner().table().is_on_one_replica(parameter);
         let (experts, others): (Vec<usize>, Vec<usize>) =
-            (0..stage.runner().paths().len()).partition(is_of_experts);
+            (0..stage.runner().table().paths.len()).partition(is_of_experts);
         let others = StagePart { parameters: others, of_experts: false };
         let experts = StagePart { parameters: experts, of_experts: true };
         for part in [others, experts] {
@@ -147,8 +147,8 @@ impl Reductions {
             }
             let runner = stage.runner_mut();
             let taken = part.parameters.iter().map(|&parameter| {
-                let gradient = runner.gradient(parameter);
-                runner.set_gradient(parameter, None);
+                let gradient = runner.sums().get(parameter);
+                runner.sums_mut().set(parameter, None);
                 gradient
             });
             let tag = part.shard_tag(index);
@@ -192,7 +192,7 @@ impl Reductions {
     /// Returns the message that the sum of any stage waits for, in the order of the stages; `None` if all are
     /// done.
     pub(super) fn awaited_by_any(&self, stages: &LocalStages) -> Option<AwaitedMessage> {
-        stages.iter().find_map(|stage| self.awaited(stage.index()))
+        stages.iter().find_map(|stage| self.awaited(stage.index))
     }
 
     /// Forgets the sums, which are in the stages.
@@ -229,7 +229,7 @@ pub(super) fn run_wait_hook(
 
 /// Returns the place of an action among all replicas.
 fn replica_place(context: &RankContext, action: Action) -> ReplicaPlace {
-    let place = Place { rank: context.world_rank(), action };
+    let place = Place { rank: context.world_rank, action };
     ReplicaPlace { place, replicas: context.replica_count(), replica: context.replica() }
 }
 
@@ -237,11 +237,11 @@ fn replica_place(context: &RankContext, action: Action) -> ReplicaPlace {
 /// change.
 pub(super) fn add_sources(stage: &mut LocalStage) {
     let runner = stage.runner_mut();
-    for parameter in 0..runner.paths().len() {
-        if runner.is_on_one_replica(parameter) {
-            let sources = runner.take_gradients(parameter);
+    for parameter in 0..runner.table().paths.len() {
+        if runner.table().is_on_one_replica(parameter) {
+            let sources = runner.sums_mut().take_sources(parameter);
             let total = sum(sources.into_iter().map(|gradient| vec![gradient])).pop().flatten();
-            runner.set_gradient(parameter, total);
+            runner.sums_mut().set(parameter, total);
         }
     }
 }
@@ -277,7 +277,7 @@ impl Sum<'_> {
         state: State,
     ) -> Result<State, Cause> {
         let &Self { context, part, repetition } = self;
-        let (index, device, copies) = (stage.index(), stage.inner_device(), part.copies(context));
+        let (index, device, copies) = (stage.index, stage.inner_device(), part.copies(context));
         match state {
             State::Sharding(mut parts) => {
                 if connection.receive_tensors(&mut parts, &device)?.is_some() {
@@ -318,7 +318,7 @@ impl Sum<'_> {
 fn set_gradients(stage: &mut LocalStage, part: &StagePart, gradients: OptionalTensors) {
     let runner = stage.runner_mut();
     let gradients = part.parameters.iter().zip(gradients);
-    gradients.for_each(|(&parameter, gradient)| runner.set_gradient(parameter, gradient));
+    gradients.for_each(|(&parameter, gradient)| runner.sums_mut().set(parameter, gradient));
 }
 
 /// Cuts gradients into one list for each member of the group, of equal parts.

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use pipewright_schedule::{ClockSkew, Event, Scope, SkipEvent, StageIndex};
+use serde::{Deserialize, Serialize};
 
 use super::connection::Connection;
 use super::context::RankContext;
@@ -20,15 +21,10 @@ use crate::verification::Difference;
 
 /// A rank's report on a finished step. In a tensor group the first rank reports losses, outputs and events
 /// for all.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct RankReport {
     pub rank: WorldRank,
-    /// Loss of each microbatch, on the rank of the last stage.
-    pub losses: Vec<f64>,
-    /// Auxiliary losses of this rank's stages.
-    pub auxiliary: Vec<AuxiliaryPart>,
-    /// How many choices each expert of this rank's mixtures has got, one entry per layer.
-    pub loads: Vec<ExpertLoad>,
+    pub results: RankResults,
     /// The last stage's outputs of each microbatch; kept in forward-only programs, and if the step asks for
     /// them.
     pub outputs: Vec<Values>,
@@ -37,9 +33,6 @@ pub(crate) struct RankReport {
     /// The gradients of the model's inputs of each microbatch, on the rank of the first stage, if the step
     /// asks for them. Every rank of a tensor group has them.
     pub input_gradients: Vec<OptionalTensors>,
-    /// Global norm of the gradient before clipping; `None` for forward-only programs. It is infinite if the
-    /// update was skipped.
-    pub gradient_norm: Option<f64>,
     pub events: Vec<Event>,
     /// The messages of skip connections.
     pub skips: Vec<SkipEvent>,
@@ -48,10 +41,30 @@ pub(crate) struct RankReport {
     /// How well the clocks of the processes agree; `None` within one process. A process sends its own, and
     /// gets the largest of all.
     pub clock_skew: Option<ClockSkew>,
+    /// In a repetition: the first result that has other bits in another computation of the step. Every process
+    /// has it from its own ranks.
+    pub difference: Option<Difference>,
+    /// In several processes, the digest of the next batch, if all of them have begun it. Only a rank's own
+    /// report has it.
+    pub next_batch: Option<u64>,
+}
+
+/// The part of a rank's report that every process gets.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct RankResults {
+    /// Loss of each microbatch, on the rank of the last stage.
+    pub losses: Vec<f64>,
+    /// Auxiliary losses of this rank's stages.
+    pub auxiliary: Vec<AuxiliaryPart>,
+    /// How many choices each expert of this rank's mixtures has got, one entry per layer.
+    pub loads: Vec<ExpertLoad>,
+    /// Global norm of the gradient before clipping; `None` for forward-only programs. It is infinite if the
+    /// update was skipped.
+    pub gradient_norm: Option<f64>,
     /// The time in which the rank only waited for a message that had been sent, or sent one.
     pub exposed_communication: Duration,
-    /// The time of the rank's exchanges of tokens; zero if its replica holds all experts.
-    pub expert_exchange: ExchangeTime,
+    /// The time of the rank's exchanges of tokens; `None` if its replica holds all experts.
+    pub expert_exchange: Option<ExchangeTime>,
     /// Time from the end of the program until the rank has the gradient norm.
     pub sums: Duration,
     /// Time of the gradient scaling and the optimizer step, from the norm on.
@@ -69,11 +82,6 @@ pub(crate) struct RankReport {
     pub boundary_bytes: u64,
     /// See [`UndeferredParameter`]. Empty before the first `W` and after the first update.
     pub undeferred: Vec<UndeferredParameter>,
-    /// In a repetition: the first result that has other bits in another computation of the step.
-    pub difference: Option<Difference>,
-    /// In several processes, the digest of the next batch, if all of them have begun it. Only a rank's own
-    /// report has it.
-    pub next_batch: Option<u64>,
     /// Whether the interrupt flag was raised in this rank's process.
     pub interrupted: bool,
     /// The number that this rank's process announces.
@@ -81,7 +89,7 @@ pub(crate) struct RankReport {
 }
 
 /// A parameter whose gradient `I` computes because its layer cannot defer it to `W`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct UndeferredParameter {
     /// The stage that has the parameter.
     pub stage: StageIndex,
@@ -110,7 +118,7 @@ pub(crate) fn sums_of(loads: impl IntoIterator<Item = ExpertLoad>) -> Vec<Expert
 /// The results of an update, for the report.
 #[derive(Default)]
 pub(super) struct Update {
-    /// See [`RankReport::gradient_norm`].
+    /// See [`RankResults::gradient_norm`].
     pub(super) gradient_norm: Option<f64>,
     /// Time from the end of the program until the rank has the gradient norm.
     pub(super) sums: Duration,
@@ -128,13 +136,13 @@ impl RankReport {
         recorder: &mut Recorder,
         update: Update,
     ) -> Self {
-        let memory = connection.memory();
+        let memory = &connection.memory;
         let last = stages.last_mut();
         let peak_bytes = held_on(last.runner().device()).unwrap_or_else(|| memory.peak());
         let outputs: Vec<Values> = last.outputs.take_all().map(|(_, outputs)| outputs).collect();
         let kept = stages.iter_mut().map(|stage| {
             let outputs: Vec<Values> = stage.kept.take_all().map(|(_, outputs)| outputs).collect();
-            (stage.index(), outputs)
+            (stage.index, outputs)
         });
         let stage_outputs: Vec<_> = kept.filter(|(_, outputs)| !outputs.is_empty()).collect();
         // The gradients of the model's inputs. A stage that is not the first one has sent its own.
@@ -147,34 +155,35 @@ impl RankReport {
         memory.give_away_list(&undeferred);
         let Records { events, skips, scopes, losses, auxiliary, loads, waited, exchange } =
             recorder.take(memory);
-        let config = context.config();
         let report = Self {
-            rank: context.world_rank(),
-            losses,
-            auxiliary,
-            loads: sums_of(loads),
+            rank: context.world_rank,
+            results: RankResults {
+                losses,
+                auxiliary,
+                loads: sums_of(loads),
+                gradient_norm: update.gradient_norm,
+                exposed_communication: connection.sending + waited,
+                expert_exchange: Some(exchange).filter(|time| *time != ExchangeTime::default()),
+                sums: update.sums,
+                update: update.time,
+                early_update: update.early.time,
+                repaired: update.early.undone,
+                peak_bytes,
+                sends_in_flight: connection.sends_in_flight(),
+                boundary_bytes: connection.boundary_bytes,
+                undeferred,
+                interrupted: context.is_interrupted(),
+                announced: context.config.announcement.load(Ordering::Relaxed),
+            },
             outputs,
             stage_outputs,
             input_gradients,
-            gradient_norm: update.gradient_norm,
             events,
             skips,
             scopes,
             clock_skew: None,
-            exposed_communication: connection.sending() + waited,
-            expert_exchange: exchange,
-            sums: update.sums,
-            update: update.time,
-            early_update: update.early.time,
-            repaired: update.early.undone,
-            peak_bytes,
-            sends_in_flight: connection.sends_in_flight(),
-            boundary_bytes: connection.boundary_bytes(),
-            undeferred,
             difference: None,
             next_batch: context.next_batch(),
-            interrupted: context.is_interrupted(),
-            announced: config.announcement.load(Ordering::Relaxed),
         };
         if context.tensor_rank().index == 0 { report } else { report.without_results_of_group() }
     }
@@ -182,18 +191,15 @@ impl RankReport {
     /// Returns the report without the results and events that all ranks of a tensor group have, because they
     /// compute the same at the same time.
     fn without_results_of_group(self) -> Self {
-        Self {
+        let Self { rank, results, input_gradients, clock_skew, difference, next_batch, .. } = self;
+        let results = RankResults {
             losses: Vec::new(),
             auxiliary: Vec::new(),
             loads: Vec::new(),
-            outputs: Vec::new(),
-            stage_outputs: Vec::new(),
-            events: Vec::new(),
-            skips: Vec::new(),
-            scopes: Vec::new(),
             undeferred: Vec::new(),
-            ..self
-        }
+            ..results
+        };
+        Self { rank, results, input_gradients, clock_skew, difference, next_batch, ..Self::default() }
     }
 }
 
@@ -202,7 +208,7 @@ impl RankReport {
 fn undeferred(stages: &mut LocalStages, updates: bool) -> Vec<UndeferredParameter> {
     let due = stages.iter_mut().filter_map(|stage| stage.undeferred.take(updates).then_some(&*stage));
     let parameters = due.flat_map(|stage| {
-        let index = stage.index();
+        let index = stage.index;
         let parameters = stage.runner().undeferred().into_iter();
         parameters.map(move |(path, elements)| UndeferredParameter { stage: index, path, elements })
     });

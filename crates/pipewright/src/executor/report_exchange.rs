@@ -48,7 +48,7 @@ pub(super) fn send_summary(
     messages: Vec<ReportMessage>,
 ) {
     let (bytes, summary) = summarized(messages);
-    connection.send_bytes(context.world_tree().children(), Tag::Summary, &bytes);
+    connection.send_bytes(&context.world_tree.children, Tag::Summary, &bytes);
     add_reports(&Receiver::new(context, connection, origin), reports, summary);
 }
 
@@ -60,9 +60,9 @@ pub(super) fn pass_summary(
     reports: &mut Vec<RankReport>,
     summary: &Arc<[u8]>,
 ) -> Result<(), MessageError> {
-    let tree = context.world_tree();
-    connection.send_bytes(tree.children(), Tag::Summary, summary);
-    let from = tree.parent().unwrap_or(context.world_rank());
+    let tree = &context.world_tree;
+    connection.send_bytes(&tree.children, Tag::Summary, summary);
+    let from = tree.parent.unwrap_or(context.world_rank);
     let summary = decoded(from, Tag::Summary, summary)?;
     add_reports(&Receiver::new(context, connection, origin), reports, summary);
     Ok(())
@@ -75,7 +75,8 @@ pub(crate) struct OpenReport {
     /// The reports of the rank's subtree, as far as they have arrived.
     messages: Vec<ReportMessage>,
     receiver: Receiver,
-    tree: Tree,
+    /// The ranks that the process exchanges messages with.
+    pub(crate) tree: Tree,
 }
 
 impl OpenReport {
@@ -88,12 +89,7 @@ impl OpenReport {
         messages: Vec<ReportMessage>,
     ) -> Self {
         let receiver = Receiver::new(context, connection, origin);
-        Self { reports, messages, receiver, tree: context.world_tree().clone() }
-    }
-
-    /// Returns the ranks that the process exchanges messages with.
-    pub(crate) fn tree(&self) -> &Tree {
-        &self.tree
+        Self { reports, messages, receiver, tree: context.world_tree.clone() }
     }
 
     /// Adds the encoded reports of a child's subtree. Children come in their order.
@@ -149,7 +145,7 @@ struct Receiver {
 
 impl Receiver {
     fn new(context: &RankContext, connection: &Connection, origin: Instant) -> Self {
-        let (rank, mesh) = (context.world_rank(), *context.mesh());
+        let (rank, mesh) = (context.world_rank, context.mesh);
         Self { rank, mesh, origin: connection.common_seconds(origin) }
     }
 }

@@ -4,44 +4,20 @@
 //! clock that all processes share, so that the process that merges them can subtract the start of its own
 //! step.
 
-use std::sync::Arc;
-use std::time::Duration;
-
 use pipewright_schedule::{
     Action, ClockSkew, Event, Microbatch, Rank, Scope, ScopeKind, SkipAction, SkipEvent, SkipMessage,
     StageIndex,
 };
 use serde::{Deserialize, Serialize};
 
-use super::exchange_time::ExchangeTime;
-use super::recorder::AuxiliaryPart;
-use super::report::{RankReport, UndeferredParameter};
+use super::report::{RankReport, RankResults};
 use crate::ids::WorldRank;
-use crate::stage::ExpertLoad;
 
 /// A report as a message. It does not contain the outputs, which stay on their rank.
 #[derive(Serialize, Deserialize)]
 pub(super) struct ReportMessage {
     pub(super) rank: WorldRank,
-    losses: Vec<f64>,
-    auxiliary: Vec<PackedAuxiliary>,
-    /// Layer, and choices of each expert.
-    loads: Vec<(String, Vec<u64>)>,
-    gradient_norm: Option<f64>,
-    exposed_communication: Duration,
-    /// The fields of [`ExchangeTime`] in order; `None` without exchanges.
-    expert_exchange: Option<[Duration; 3]>,
-    sums: Duration,
-    update: Duration,
-    early_update: Duration,
-    repaired: bool,
-    peak_bytes: u64,
-    sends_in_flight: u32,
-    boundary_bytes: u64,
-    /// Stage, path and elements.
-    undeferred: Vec<(StageIndex, String, usize)>,
-    interrupted: bool,
-    announced: u64,
+    results: RankResults,
     pub(super) times: Times,
 }
 
@@ -72,9 +48,6 @@ enum PackedScope {
     Exchange(PackedAction),
     Computation(PackedAction),
 }
-
-/// Name, layer, stage, microbatch, weight and loss of an auxiliary loss.
-type PackedAuxiliary = (String, Option<String>, u32, u32, f64, f64);
 
 /// Whether a message of a skip connection is sent, its stages, and its microbatch.
 type PackedSkip = (bool, StageIndex, StageIndex, Microbatch);
@@ -119,42 +92,6 @@ fn unpacked_scope(packed: PackedScope) -> ScopeKind {
     }
 }
 
-fn packed_auxiliary(part: &AuxiliaryPart) -> PackedAuxiliary {
-    let AuxiliaryPart { name, layer, stage, microbatch, weight, loss } = part;
-    let layer = layer.as_ref().map(ToString::to_string);
-    (name.to_string(), layer, stage.get(), microbatch.get(), *weight, *loss)
-}
-
-fn unpacked_auxiliary((name, layer, stage, microbatch, weight, loss): PackedAuxiliary) -> AuxiliaryPart {
-    let (stage, microbatch) = (StageIndex::new(stage), Microbatch::new(microbatch));
-    AuxiliaryPart { name: name.into(), layer: layer.map(Arc::from), stage, microbatch, weight, loss }
-}
-
-fn packed_load(load: &ExpertLoad) -> (String, Vec<u64>) {
-    (load.layer.to_string(), load.choices.clone())
-}
-
-fn unpacked_load((layer, choices): (String, Vec<u64>)) -> ExpertLoad {
-    ExpertLoad { layer: layer.into(), choices }
-}
-
-fn packed_undeferred(found: &UndeferredParameter) -> (StageIndex, String, usize) {
-    (found.stage, found.path.to_string(), found.elements)
-}
-
-fn unpacked_undeferred((stage, path, elements): (StageIndex, String, usize)) -> UndeferredParameter {
-    UndeferredParameter { stage, path: path.into(), elements }
-}
-
-fn packed_exchange(time: ExchangeTime) -> Option<[Duration; 3]> {
-    let ExchangeTime { total, exposed, waited } = time;
-    (time != ExchangeTime::default()).then_some([total, exposed, waited])
-}
-
-fn unpacked_exchange(packed: Option<[Duration; 3]>) -> ExchangeTime {
-    packed.map(|[total, exposed, waited]| ExchangeTime { total, exposed, waited }).unwrap_or_default()
-}
-
 impl ReportMessage {
     /// Makes the message of a report; `common` converts its times to the common clock.
     pub(super) fn of(report: &RankReport, common: impl Fn(f64) -> f64) -> Self {
@@ -167,22 +104,7 @@ impl ReportMessage {
         let skew = report.clock_skew.map(|skew| (skew.uncertainty, skew.change));
         Self {
             rank: report.rank,
-            losses: report.losses.clone(),
-            auxiliary: report.auxiliary.iter().map(packed_auxiliary).collect(),
-            loads: report.loads.iter().map(packed_load).collect(),
-            gradient_norm: report.gradient_norm,
-            exposed_communication: report.exposed_communication,
-            expert_exchange: packed_exchange(report.expert_exchange),
-            sums: report.sums,
-            update: report.update,
-            early_update: report.early_update,
-            repaired: report.repaired,
-            peak_bytes: report.peak_bytes,
-            sends_in_flight: report.sends_in_flight,
-            boundary_bytes: report.boundary_bytes,
-            undeferred: report.undeferred.iter().map(packed_undeferred).collect(),
-            interrupted: report.interrupted,
-            announced: report.announced,
+            results: report.results.clone(),
             times: Times {
                 skew,
                 events: events.collect(),
@@ -196,8 +118,7 @@ impl ReportMessage {
     /// Returns the report of the rank with this row of the timeline; its times count from `origin`, a time on
     /// the common clock.
     pub(super) fn into_report(self, row: Rank, origin: f64) -> RankReport {
-        let rank = self.rank;
-        let Times { skew, events, skips, scopes, .. } = self.times;
+        let Self { rank, results, times: Times { skew, events, skips, scopes, .. } } = self;
         let event = |(PackedAction(action), start, end)| Event {
             rank: row,
             action,
@@ -218,32 +139,12 @@ impl ReportMessage {
         };
         RankReport {
             rank,
-            losses: self.losses,
-            auxiliary: self.auxiliary.into_iter().map(unpacked_auxiliary).collect(),
-            loads: self.loads.into_iter().map(unpacked_load).collect(),
-            outputs: Vec::new(),
-            stage_outputs: Vec::new(),
-            input_gradients: Vec::new(),
-            gradient_norm: self.gradient_norm,
+            results,
             events: events.into_iter().map(event).collect(),
             skips: skips.into_iter().map(skip).collect(),
             scopes: scopes.into_iter().map(scope).collect(),
             clock_skew: skew.map(unpacked_skew),
-            exposed_communication: self.exposed_communication,
-            expert_exchange: unpacked_exchange(self.expert_exchange),
-            sums: self.sums,
-            update: self.update,
-            early_update: self.early_update,
-            repaired: self.repaired,
-            peak_bytes: self.peak_bytes,
-            sends_in_flight: self.sends_in_flight,
-            boundary_bytes: self.boundary_bytes,
-            undeferred: self.undeferred.into_iter().map(unpacked_undeferred).collect(),
-            // Every process has it from its own ranks.
-            difference: None,
-            next_batch: None,
-            interrupted: self.interrupted,
-            announced: self.announced,
+            ..RankReport::default()
         }
     }
 }
@@ -260,48 +161,49 @@ pub(super) fn unpacked_skew((uncertainty, change): PackedSkew) -> ClockSkew {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::executor::exchange_time::ExchangeTime;
+    use crate::executor::recorder::AuxiliaryPart;
+    use crate::executor::report::UndeferredParameter;
     use crate::message::{Tag, decoded, encoded};
+    use crate::stage::ExpertLoad;
 
     fn report() -> RankReport {
+        let auxiliary = AuxiliaryPart {
+            name: "balance".into(),
+            layer: Some("layers.1".into()),
+            stage: StageIndex::new(3),
+            microbatch: Microbatch::new(4),
+            weight: 0.01,
+            loss: 0.25,
+        };
+        let undeferred =
+            UndeferredParameter { stage: StageIndex::new(5), path: "norm.weight".into(), elements: 64 };
         RankReport {
             rank: WorldRank::new(2),
-            losses: vec![0.5],
-            auxiliary: vec![AuxiliaryPart {
-                name: "balance".into(),
-                layer: Some("layers.1".into()),
-                stage: StageIndex::new(3),
-                microbatch: Microbatch::new(4),
-                weight: 0.01,
-                loss: 0.25,
-            }],
-            loads: vec![ExpertLoad { layer: "layers.1".into(), choices: vec![3, 1 << 40] }],
-            outputs: Vec::new(),
-            stage_outputs: Vec::new(),
-            input_gradients: Vec::new(),
-            gradient_norm: Some(f64::NAN),
-            events: Vec::new(),
-            skips: Vec::new(),
-            scopes: Vec::new(),
+            results: RankResults {
+                losses: vec![0.5],
+                auxiliary: vec![auxiliary],
+                loads: vec![ExpertLoad { layer: "layers.1".into(), choices: vec![3, 1 << 40] }],
+                gradient_norm: Some(f64::NAN),
+                exposed_communication: Duration::from_nanos(7),
+                expert_exchange: None,
+                sums: Duration::from_nanos(6),
+                update: Duration::from_nanos(8),
+                early_update: Duration::from_nanos(5),
+                repaired: true,
+                peak_bytes: 9,
+                sends_in_flight: 3,
+                boundary_bytes: 4,
+                undeferred: vec![undeferred],
+                interrupted: true,
+                announced: 300,
+            },
             clock_skew: Some(ClockSkew { uncertainty: 2e-5, change: 1e-6 }),
-            exposed_communication: Duration::from_nanos(7),
-            expert_exchange: ExchangeTime::default(),
-            sums: Duration::from_nanos(6),
-            update: Duration::from_nanos(8),
-            early_update: Duration::from_nanos(5),
-            repaired: true,
-            peak_bytes: 9,
-            sends_in_flight: 3,
-            boundary_bytes: 4,
-            undeferred: vec![UndeferredParameter {
-                stage: StageIndex::new(5),
-                path: "norm.weight".into(),
-                elements: 64,
-            }],
-            difference: None,
             next_batch: Some(5),
-            interrupted: true,
-            announced: 300,
+            ..RankReport::default()
         }
     }
 
@@ -320,14 +222,13 @@ mod tests {
         let kinds = [ScopeKind::User("name".into()), ScopeKind::Exchange(half), ScopeKind::Computation(half)];
         let scopes = kinds.map(|kind| Scope { rank: row, kind, start: 0.5, end: 0.625 }).to_vec();
         let [total, exposed, waited] = [30, 10, 20].map(Duration::from_nanos);
-        let expert_exchange = ExchangeTime { total, exposed, waited };
-        let report = RankReport {
-            events: events.to_vec(),
-            skips: skips.to_vec(),
-            scopes,
-            expert_exchange,
-            ..report()
+        let results = RankResults {
+            gradient_norm: Some(0.75),
+            expert_exchange: Some(ExchangeTime { total, exposed, waited }),
+            ..report().results
         };
+        let (events_here, skips_here) = (events.to_vec(), skips.to_vec());
+        let report = RankReport { events: events_here, skips: skips_here, scopes, results, ..report() };
         // The step began at 100 s on the common clock here, and at 99 s in the process that merges.
         let bytes = encoded(&ReportMessage::of(&report, |seconds| 100.0 + seconds));
         let found: ReportMessage = decoded(report.rank, Tag::Report, &bytes).expect("a report");
@@ -338,27 +239,23 @@ mod tests {
         assert_eq!(found.skips, skips.map(later));
         let later = |scope: Scope| Scope { start: scope.start + 1.0, end: scope.end + 1.0, ..scope };
         assert_eq!(found.scopes, report.scopes.into_iter().map(later).collect::<Vec<_>>());
-        assert_eq!((found.losses, found.auxiliary), (report.losses, report.auxiliary));
-        assert_eq!((found.loads, found.expert_exchange), (report.loads, expert_exchange));
-        assert_eq!(found.undeferred, report.undeferred);
-        assert_eq!((found.clock_skew, found.sends_in_flight), (report.clock_skew, 3));
-        assert_eq!((found.interrupted, found.announced), (true, 300));
-        assert_eq!((found.sums, found.update), (report.sums, report.update));
-        assert_eq!((found.early_update, found.repaired), (report.early_update, report.repaired));
+        assert_eq!(format!("{:?}", found.results), format!("{:?}", report.results));
+        assert_eq!(found.clock_skew, report.clock_skew);
         assert!(bytes.len() < 220 + (texts.len() + 3) * 26, "{} bytes", bytes.len());
     }
 
     /// Every process gets this part of every rank's report.
     #[test]
     fn messages_without_times_are_small() {
-        let typical = RankReport {
+        let results = RankResults {
             peak_bytes: 1 << 34,
             auxiliary: Vec::new(),
             loads: Vec::new(),
             losses: Vec::new(),
             undeferred: Vec::new(),
-            ..report()
+            ..report().results
         };
+        let typical = RankReport { results, ..report() };
         let messages: Vec<ReportMessage> = (0..1024)
             .map(|_| ReportMessage { times: Times::default(), ..ReportMessage::of(&typical, |at| at) })
             .collect();

@@ -57,11 +57,11 @@ enum State {
 /// the first copy has other storage: after the launch, an update, or a restore.
 pub(super) fn share_storage(context: &RankContext, stages: &mut LocalStages, known: &KnownParameters) {
     let mut borrowed: BTreeMap<StageIndex, BTreeMap<usize, Value>> = BTreeMap::new();
-    for (_, owners) in known.shared() {
+    for (_, owners) in &known.shared {
         let mut copies = owners.iter().filter(|owner| owner.rank == context.rank());
         let Some(first) = copies.next() else { continue };
         // Integer and boolean tensors are small.
-        if first.parameter >= stages.get(first.stage).runner().paths().len() {
+        if first.parameter >= stages.get(first.stage).runner().table().paths.len() {
             continue;
         }
         let mut value: Option<Value> = None;
@@ -85,9 +85,10 @@ pub(super) fn exchange_shared_gradients(
     known: &KnownParameters,
 ) -> Vec<SharedSum> {
     let mut sums = Vec::new();
-    for (parameter, owners) in known.shared() {
+    for (parameter, owners) in &known.shared {
         // Integer and boolean tensors have no gradients.
-        let has_gradient = |owner: &Owner| owner.parameter < stages.get(owner.stage).runner().paths().len();
+        let has_gradient =
+            |owner: &Owner| owner.parameter < stages.get(owner.stage).runner().table().paths.len();
         if owners.iter().filter(|owner| owner.rank == context.rank()).all(has_gradient) {
             sums.push(SharedSum::begin(context, connection, stages, *parameter, owners));
         }
@@ -131,7 +132,7 @@ pub(super) fn set_shared_gradients(stages: &mut LocalStages, sums: Vec<SharedSum
                 continue;
             }
             let device = runner.device().clone();
-            runner.set_gradient(owner.parameter, total.clone().map(|total| total.to_device(&device)));
+            runner.sums_mut().set(owner.parameter, total.clone().map(|total| total.to_device(&device)));
         }
     }
 }
@@ -159,8 +160,8 @@ impl SharedSum {
         let copies: Owners = owners.iter().copied().filter(|owner| owner.rank == own).collect();
         let take = |owner: &Owner| {
             let runner = stages.get_mut(owner.stage).runner_mut();
-            let gradient = runner.gradient(owner.parameter);
-            runner.set_gradient(owner.parameter, None);
+            let gradient = runner.sums().get(owner.parameter);
+            runner.sums_mut().set(owner.parameter, None);
             (*owner, vec![gradient])
         };
         let mut gradients: HashMap<Owner, OptionalTensors> = copies.iter().map(take).collect();

@@ -16,68 +16,65 @@ use std::time::Instant;
 
 use pipewright_schedule::{SkipAction, SkipMessage};
 
-use super::connection::{Connection, on_device};
-use super::context::RankContext;
-use super::recorder::Recorder;
+use super::connection::on_device;
+use super::machine::Executor;
 use super::stages::{At, LocalStages};
 use crate::failure::Cause;
 use crate::message::{AwaitedMessage, Direction, Tag};
 use crate::stage::{Skip, Skips};
 use crate::tensor::OptionalTensors;
 
-/// Removes skip connections from the end of a stage's `tensors` and passes each to its stage.
-pub(super) fn send_skips(
-    context: &RankContext,
-    connection: &mut Connection,
-    stages: &mut LocalStages,
-    recorder: &mut Recorder,
-    direction: Direction,
-    At { stage: source, microbatch }: At,
-    tensors: &mut OptionalTensors,
-) {
-    let skips = stages.get(source).skips();
-    for &Skip { stage, tensors: count } in sent(&skips, direction).iter().rev() {
-        let tensors = tensors.split_off(tensors.len().saturating_sub(count));
-        if context.is_local(stage) {
-            stages.get_mut(stage).put_skip((direction, source, microbatch), tensors);
-            continue;
+impl Executor {
+    /// Removes skip connections from the end of a stage's `tensors` and passes each to its stage.
+    pub(super) fn send_skips(
+        &mut self,
+        direction: Direction,
+        At { stage: source, microbatch }: At,
+        tensors: &mut OptionalTensors,
+    ) {
+        let Self { context, connection, stages, recorder, .. } = self;
+        let skips = stages.get(source).skips();
+        for &Skip { stage, tensors: count } in sent(&skips, direction).iter().rev() {
+            let tensors = tensors.split_off(tensors.len().saturating_sub(count));
+            if context.is_local(stage) {
+                stages.get_mut(stage).put_skip((direction, source, microbatch), tensors);
+                continue;
+            }
+            let start = Instant::now();
+            let tag = Tag::Skip { direction, source, stage, microbatch };
+            connection.send_tensors(context.world_rank_of_stage(stage), tag, tensors);
+            let message = SkipMessage { from: source, to: stage, microbatch };
+            recorder.note_skip_sent(SkipAction::Send(message), start);
         }
-        let start = Instant::now();
-        let tag = Tag::Skip { direction, source, stage, microbatch };
-        connection.send_tensors(context.world_rank_of_stage(stage), tag, tensors);
-        let message = SkipMessage { from: source, to: stage, microbatch };
-        recorder.note_skip_sent(SkipAction::Send(message), start);
     }
-}
 
-/// Takes the skip connections of a stage that other ranks send, or returns a missing message.
-pub(super) fn fetch_skips(
-    context: &RankContext,
-    connection: &mut Connection,
-    stages: &mut LocalStages,
-    recorder: &mut Recorder,
-    direction: Direction,
-    At { stage, microbatch }: At,
-) -> Result<Option<AwaitedMessage>, Cause> {
-    let local_stage = stages.get_mut(stage);
-    let skips = local_stage.skips();
-    for &Skip { stage: source, .. } in sent(&skips, opposite(direction)) {
-        let key = (direction, source, microbatch);
-        if context.is_local(source) || local_stage.has_skip(&key) {
-            continue;
+    /// Takes the skip connections of a stage that other ranks send, or returns a missing message.
+    pub(super) fn fetch_skips(
+        &mut self,
+        direction: Direction,
+        At { stage, microbatch }: At,
+    ) -> Result<Option<AwaitedMessage>, Cause> {
+        let Self { context, connection, stages, recorder, .. } = self;
+        let local_stage = stages.get_mut(stage);
+        let skips = local_stage.skips();
+        for &Skip { stage: source, .. } in sent(&skips, opposite(direction)) {
+            let key = (direction, source, microbatch);
+            if context.is_local(source) || local_stage.has_skip(&key) {
+                continue;
+            }
+            let tag = Tag::Skip { direction, source, stage, microbatch };
+            let awaited = context.awaited(context.placement.rank_of(source), tag);
+            let Some((sent, tensors)) = connection.take_tensors(awaited)? else {
+                return Ok(Some(awaited));
+            };
+            recorder.note_exposed(sent);
+            let tensors = on_device(tensors, local_stage.runner().device());
+            local_stage.put_skip(key, tensors);
+            let message = SkipMessage { from: source, to: stage, microbatch };
+            recorder.note_skip_received(SkipAction::Receive(message));
         }
-        let tag = Tag::Skip { direction, source, stage, microbatch };
-        let awaited = context.awaited(context.placement().rank_of(source), tag);
-        let Some((sent, tensors)) = connection.take_tensors(awaited)? else {
-            return Ok(Some(awaited));
-        };
-        recorder.note_exposed(sent);
-        let tensors = on_device(tensors, local_stage.runner().device());
-        local_stage.put_skip(key, tensors);
-        let message = SkipMessage { from: source, to: stage, microbatch };
-        recorder.note_skip_received(SkipAction::Receive(message));
+        Ok(None)
     }
-    Ok(None)
 }
 
 /// Appends the skip connections of a stage to the tensors of its neighbour.

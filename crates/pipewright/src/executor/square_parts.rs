@@ -23,7 +23,7 @@ impl Squares {
         if is_expert || context.row_holders() == 1 {
             return Self::SUM;
         }
-        Self { runs: context.expert_holders(), length: context.copy_group().members().len() }
+        Self { runs: context.expert_holders(), length: context.copy_group.members().len() }
     }
 
     /// Returns the number of sums.
@@ -46,7 +46,7 @@ impl Gathered {
         // A replica that has all rows adds within the same parts as replicas that have one part each.
         let own =
             context.row_shards().filter(|_| is_expert).map_or(1, |shards| shards.experts.count as usize);
-        let parts = own * context.copy_group().members().len();
+        let parts = own * context.copy_group.members().len();
         Self { parts, are_all: Squares::of(context, is_expert) == Squares::SUM }
     }
 }

@@ -74,7 +74,7 @@ impl<T> Slots<T> {
 
 /// A stage on its rank.
 pub(super) struct LocalStage {
-    index: StageIndex,
+    pub(super) index: StageIndex,
     runner: Box<dyn StageRunner>,
     pub(super) inputs: Slots<Values>,
     pub(super) targets: Slots<Values>,
@@ -92,7 +92,7 @@ pub(super) struct LocalStage {
     /// The report on the parameters whose gradients `I` computed.
     pub(super) undeferred: UndeferredReport,
     /// Whether it has been logged that `W` has nothing to compute.
-    is_empty_w_logged: bool,
+    pub(super) is_empty_w_logged: bool,
     /// Rows of the stage's parameters that other replicas send, if parameters are sharded.
     pub(super) gathering: Gathering,
     /// Tensors that arrived over skip connections, and gradients that came back over them.
@@ -127,11 +127,7 @@ impl LocalStage {
     /// Returns whether this replica has parameters of the stage that the others of its expert group do not
     /// have.
     pub(super) fn has_own_experts(&self) -> bool {
-        self.runner.has_own_experts()
-    }
-
-    pub(super) fn index(&self) -> StageIndex {
-        self.index
+        self.runner.table().has_own_experts
     }
 
     pub(super) fn runner(&self) -> &dyn StageRunner {
@@ -149,7 +145,7 @@ impl LocalStage {
 
     /// Returns the shard of a parameter that a rank of the stage's tensor group holds.
     pub(super) fn shard_of(&self, parameter: usize, rank: TensorRank) -> TensorShard {
-        self.runner.placement(parameter).shard_of(rank)
+        self.runner.table().placement(parameter).shard_of(rank)
     }
 
     /// Returns the stage's skip connections.
@@ -168,16 +164,6 @@ impl LocalStage {
     pub(super) fn take_skip(&mut self, key: &SkipKey) -> OptionalTensors {
         let tensors = self.arrived_skips.remove(key);
         tensors.expect("a stage runs only when its skip connections have arrived")
-    }
-
-    /// Returns whether it is logged that `W` has nothing to compute.
-    pub(super) fn is_empty_w_logged(&self) -> bool {
-        self.is_empty_w_logged
-    }
-
-    /// Notes that it is logged that `W` has nothing to compute.
-    pub(super) fn note_log_of_empty_w(&mut self) {
-        self.is_empty_w_logged = true;
     }
 
     /// Drops all rows of the stage's parameters except this replica's.
@@ -281,8 +267,8 @@ impl LocalStages {
         stages: Vec<(StageIndex, Box<dyn StageRunner>)>,
         microbatches: u32,
     ) -> Self {
-        let config = context.config();
-        let mut local = vec![None; context.placement().stages() as usize];
+        let config = &context.config;
+        let mut local = vec![None; context.placement.stages() as usize];
         let stages = stages.into_iter().enumerate().map(|(local_index, (index, runner))| {
             local[index.index()] = Some(local_index);
             let boundaries = Boundaries::new(&config.metadata, config.check_metadata, index, microbatches);
@@ -360,7 +346,7 @@ impl LocalStages {
     }
 
     pub(super) fn indices(&self) -> Vec<StageIndex> {
-        self.stages.iter().map(LocalStage::index).collect()
+        self.stages.iter().map(|stage| stage.index).collect()
     }
 
     /// Lets every stage forget the running statistics from before the step: the step is complete, and a later

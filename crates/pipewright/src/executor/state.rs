@@ -24,7 +24,7 @@ pub(super) fn state(
         parameters.retain(|parameter| known.counts(context, stage, parameter.index));
         StageState { parameters, optimizer, row_shard }
     });
-    let (rank, memory) = (context.world_rank(), connection.memory().clone());
+    let (rank, memory) = (context.world_rank, connection.memory.clone());
     RankState { rank, stages: stages.collect(), loss_scale: None, memory }
 }
 
@@ -52,7 +52,7 @@ pub(super) fn restore(
 ) -> Result<RestoredPaths, Cause> {
     let mut all = RestoredPaths::default();
     for stage in stages.iter_mut() {
-        let index = stage.index();
+        let index = stage.index;
         let paths = stage.runner_mut().restore(checkpoint, context.tensor_rank(), may_miss);
         let paths = paths.map_err(|error| Cause::Restore { stage: index, error: Arc::new(error) })?;
         all.restored.extend(paths.restored);

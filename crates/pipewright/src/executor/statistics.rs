@@ -37,14 +37,14 @@ pub(super) fn exchange_statistics(
     connection: &mut Connection,
     stages: &mut LocalStages,
 ) -> Vec<StatisticsMean> {
-    let group = context.data_group();
+    let group = &context.data_group;
     let changed = stages.iter_mut().filter_map(|stage| {
         let own = stage.runner_mut().changed_statistics()?;
-        let tag = Tag::Statistics { stage: stage.index() };
+        let tag = Tag::Statistics { stage: stage.index };
         for (_, to) in group.others() {
             connection.send_copies(to, tag, own.clone());
         }
-        Some(StatisticsMean { stage: stage.index(), values: Exchange::among(group, tag, own) })
+        Some(StatisticsMean { stage: stage.index, values: Exchange::among(group, tag, own) })
     });
     changed.collect()
 }
@@ -72,7 +72,7 @@ pub(super) fn set_statistics(
 ) {
     for StatisticsMean { stage, values } in means {
         let values: Vec<OptionalTensors> =
-            context.by_share(context.data_group(), values.into_contents(), repetition);
+            context.by_share(&context.data_group, values.into_contents(), repetition);
         let count = |index| values.iter().filter(|list| list.get(index).is_some_and(Option::is_some)).count();
         let counts: Vec<usize> = (0..values.first().map_or(0, Vec::len)).map(count).collect();
         let mean = sum(values).into_iter().zip(counts);

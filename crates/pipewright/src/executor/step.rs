@@ -33,19 +33,19 @@ pub(crate) enum Poll {
 
 /// A step of one rank, or an exchange between two steps.
 pub(super) struct Step {
-    number: StepNumber,
+    pub(super) number: StepNumber,
     /// `None` in an exchange between two steps.
     input: Option<StepInput>,
-    phase: Phase,
+    pub(super) phase: Phase,
     /// The number of actions of the program that are done.
-    position: usize,
+    pub(super) position: usize,
     /// Whether the last poll could not continue.
     waits: bool,
     /// The last stage whose update has begun. The step can then no longer be undone.
-    updates: Option<StageIndex>,
-    early: EarlyUpdates,
+    pub(super) updates: Option<StageIndex>,
+    pub(super) early: EarlyUpdates,
     /// Across processes: whether all ranks have the same next batch, which they begin after the update.
-    has_next: bool,
+    pub(super) has_next: bool,
 }
 
 /// A phase of a step. Phases after the program own their exchanges. Their protocol is in `README.md` in this
@@ -146,10 +146,6 @@ impl Step {
         Self { input: Some(input), ..Self::between(number, Phase::Actions) }
     }
 
-    pub(super) fn number(&self) -> StepNumber {
-        self.number
-    }
-
     /// Returns the input of a step. Only the actions and the phases of a step call this.
     pub(super) fn input(&self) -> &StepInput {
         self.input.as_ref().expect("the phases of a step run only in a step")
@@ -190,18 +186,9 @@ impl Step {
         self.row(rank).get(self.position..).unwrap_or_default()
     }
 
-    /// Returns the number of actions that are done.
-    pub(super) fn position(&self) -> usize {
-        self.position
-    }
-
     /// Notes that the current action is done.
     pub(super) fn advance(&mut self) {
         self.position += 1;
-    }
-
-    pub(super) fn phase(&self) -> &Phase {
-        &self.phase
     }
 
     /// Takes out the phase. [`Step::set_phase`] puts it back, or its successor.
@@ -223,10 +210,6 @@ impl Step {
         self.updates = Some(stage);
     }
 
-    pub(super) fn early(&self) -> EarlyUpdates {
-        self.early
-    }
-
     pub(super) fn early_mut(&mut self) -> &mut EarlyUpdates {
         &mut self.early
     }
@@ -234,15 +217,5 @@ impl Step {
     /// Notes that all ranks have the same next batch.
     pub(super) fn note_next(&mut self) {
         self.has_next = true;
-    }
-
-    /// Returns whether all ranks have the same next batch.
-    pub(super) fn has_next(&self) -> bool {
-        self.has_next
-    }
-
-    /// Returns the last stage whose update has begun.
-    pub(super) fn updates(&self) -> Option<StageIndex> {
-        self.updates
     }
 }

@@ -28,7 +28,7 @@ impl Executor {
     /// Waits until the inputs that a backward uses are back, if they have left.
     pub(super) fn await_reload(&mut self, At { stage, microbatch }: At) -> Result<(), Cause> {
         let Some(offloads) = &mut self.offloads else { return Ok(()) };
-        let (deadline, connection) = (self.context.config().deadline, &self.connection);
+        let (deadline, connection) = (self.context.config.deadline, &self.connection);
         let back = offloads.wait(stage, microbatch, deadline, || connection.stopped_by().is_some());
         let back = back.map_err(cause)?;
         if let Some(Reloaded { values, start }) = back {

@@ -112,7 +112,7 @@ thread_local! {
 #[derive(Clone)]
 pub(super) struct Turn {
     turns: Arc<Turns>,
-    half: Direction,
+    pub(super) half: Direction,
 }
 
 /// The other half has failed.
@@ -164,10 +164,6 @@ impl Turn {
     /// Returns the half that the calling thread runs, if it runs by turns with another one.
     pub(super) fn current() -> Option<Self> {
         CURRENT.with_borrow(Clone::clone)
-    }
-
-    pub(super) fn half(&self) -> Direction {
-        self.half
     }
 
     /// Gives the turn to the other half, because messages that this half needs have not arrived, and returns

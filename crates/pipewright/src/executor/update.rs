@@ -34,12 +34,12 @@ pub(super) fn update(
     let is_as_assumed = norms.whole.is_finite() && factors == assumed;
     let learning_rate = step.input().learning_rate;
     if let Some(hook) = context.hook() {
-        hook.begin_update(context.world_rank());
+        hook.begin_update(context.world_rank);
     }
     for stage in stages.iter_mut() {
         // A skipped update notes this too: a rank that fails from here on may not learn that the loss scale
         // changes.
-        step.begin_update(stage.index());
+        step.begin_update(stage.index);
         let runner = stage.runner_mut();
         if is_as_assumed && runner.keep_update() {
             continue;
@@ -48,16 +48,16 @@ pub(super) fn update(
         if norms.whole.is_finite() {
             context.with_idle_threads(|| runner.update(&factors, learning_rate));
         } else {
-            runner.drop_gradients();
+            runner.sums_mut().clear();
         }
     }
     // The devices must have updated the parameters: in the next step a failure would be reported as one of
     // its actions.
     for stage in stages.iter() {
-        step.begin_update(stage.index());
+        step.begin_update(stage.index);
         stage.runner().await_parameters().map_err(|message| {
             let failure = UpdateFailure::of_device(message);
-            Cause::Update { stage: stage.index(), failure }
+            Cause::Update { stage: stage.index, failure }
         })?;
     }
     // The step is complete: a later failure must not undo its changes to running statistics.
@@ -73,7 +73,7 @@ pub(super) fn update_early(
     step: &mut Step,
     accumulation: Accumulation,
 ) -> bool {
-    let Some(stage) = stages.iter_mut().nth(step.early().stages) else { return false };
+    let Some(stage) = stages.iter_mut().nth(step.early.stages) else { return false };
     let start = Instant::now();
     let factors = factors(context, step.input(), accumulation, None);
     let (runner, learning_rate) = (stage.runner_mut(), step.input().learning_rate);
@@ -94,7 +94,7 @@ fn factors(
     accumulation: Accumulation,
     norms: Option<&Norms>,
 ) -> Factors {
-    let config = context.config();
+    let config = &context.config;
     let clip = |limit: f64, norm: f64| (limit / (norm + CLIP_EPSILON)).min(1.0);
     let factor = |clip: f64| clip / divisor(input, accumulation) / input.loss_scale;
     let rest = config

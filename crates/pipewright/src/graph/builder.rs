@@ -14,7 +14,7 @@ pub struct Graph<C> {
     pub(super) nodes: Vec<Node<C>>,
     pub(super) outputs: Vec<ValueId>,
     /// The first node of every stage but stage 0, ascending.
-    pub(super) splits: Vec<usize>,
+    pub(crate) splits: Vec<usize>,
     /// Tied parameters: their own path, and the path of the original.
     pub(super) tied: Arc<BTreeMap<String, String>>,
 }
@@ -229,11 +229,6 @@ impl<C> Graph<C> {
     /// Returns the number of nodes.
     pub(crate) fn len(&self) -> usize {
         self.nodes.len()
-    }
-
-    /// Returns the indices of the nodes that begin the stages after stage 0, in the order in which nodes run.
-    pub(crate) fn splits(&self) -> &[usize] {
-        &self.splits
     }
 
     /// Returns the graph split before the nodes at these indices, which ascend from 1.

@@ -53,11 +53,6 @@ impl<'a> ForwardRun<'a> {
         Self { place, stages, state }
     }
 
-    /// Returns the rank that runs the action.
-    pub fn rank(&self) -> WorldRank {
-        self.place.rank
-    }
-
     /// Returns the action: a forward, also if it is a part of an overlap.
     pub fn action(&self) -> Action {
         self.place.action
@@ -66,17 +61,6 @@ impl<'a> ForwardRun<'a> {
     /// Returns the stage, the microbatch, and the side inputs and values of the batch.
     pub fn context(&self) -> &StageContext {
         self.state.context()
-    }
-
-    /// Returns the device on which the stage computes.
-    pub fn device(&self) -> &Device {
-        self.compute().device()
-    }
-
-    /// Returns the stage's module if it is an `M`: the type that [`Stage::new`](crate::stage::Stage::new)
-    /// got, or `Vec<L>` if the pipeline is a list or a graph of layers `L`.
-    pub fn module<M: 'static>(&self) -> Option<&M> {
-        self.compute().module().downcast_ref()
     }
 
     /// Returns the number of blocks.
@@ -93,7 +77,7 @@ impl<'a> ForwardRun<'a> {
     /// block, and its outputs after the last one. A stage with a loss has outputs only if the batch asks for
     /// them.
     pub fn values(&self) -> &Values {
-        self.state.values()
+        &self.state.values
     }
 
     /// Replaces the inputs of the next block, or the outputs of the stage. The backward then gets the
@@ -162,18 +146,8 @@ impl<'a> ForwardRun<'a> {
         self.stages.stage_mut(stage).forward(self.state)
     }
 
-    /// Adds a named span of time to the timeline of the step
-    /// ([`Timeline::scopes`](pipewright_schedule::Timeline::scopes)).
-    pub fn scope(&mut self, name: &str, start: Instant, end: Instant) {
-        self.stages.note_scope(name, start, end);
-    }
-
     fn stage(&self) -> StageIndex {
         self.state.context().stage()
-    }
-
-    fn compute(&self) -> &dyn StageCompute {
-        self.stages.stage(self.stage())
     }
 }
 
@@ -190,11 +164,6 @@ impl<'a> BackwardRun<'a> {
         Self { place, stages, state }
     }
 
-    /// Returns the rank that runs the action.
-    pub fn rank(&self) -> WorldRank {
-        self.place.rank
-    }
-
     /// Returns the action: `B` or `I`, also if it is a part of an overlap.
     pub fn action(&self) -> Action {
         self.place.action
@@ -207,17 +176,7 @@ impl<'a> BackwardRun<'a> {
 
     /// Returns the microbatch.
     pub fn microbatch(&self) -> Microbatch {
-        self.state.microbatch()
-    }
-
-    /// Returns the device on which the stage computes.
-    pub fn device(&self) -> &Device {
-        self.compute().device()
-    }
-
-    /// Like [`ForwardRun::module`].
-    pub fn module<M: 'static>(&self) -> Option<&M> {
-        self.compute().module().downcast_ref()
+        self.state.microbatch
     }
 
     /// Returns the block whose backward runs next; `None` if all have run.
@@ -229,7 +188,7 @@ impl<'a> BackwardRun<'a> {
     /// one. They are the gradients of the stage's outputs before the last block, and of its inputs after the
     /// first one. A stage with a loss starts with none.
     pub fn gradients(&self) -> &OptionalTensors {
-        self.state.gradients()
+        &self.state.gradients
     }
 
     /// Replaces the gradients. Each must have the shape and the type of the value that the block, or the
@@ -269,16 +228,44 @@ impl<'a> BackwardRun<'a> {
         let stage = self.stages.stage_mut(stage);
         stage.backward_weights(microbatch, &mut |_| ()).map(drop)
     }
-
-    /// Like [`ForwardRun::scope`].
-    pub fn scope(&mut self, name: &str, start: Instant, end: Instant) {
-        self.stages.note_scope(name, start, end);
-    }
-
-    fn compute(&self) -> &dyn StageCompute {
-        self.stages.stage(self.stage())
-    }
 }
+
+/// Methods that both have.
+macro_rules! of_a_stage {
+    ($run:ident) => {
+        impl $run<'_> {
+            /// Returns the rank that runs the action.
+            pub fn rank(&self) -> WorldRank {
+                self.place.rank
+            }
+
+            /// Returns the device on which the stage computes.
+            pub fn device(&self) -> &Device {
+                self.compute().device()
+            }
+
+            /// Returns the stage's module if it is an `M`: the type that
+            /// [`Stage::new`](crate::stage::Stage::new) got, or `Vec<L>` if the pipeline is a list or a graph
+            /// of layers `L`.
+            pub fn module<M: 'static>(&self) -> Option<&M> {
+                self.compute().module().downcast_ref()
+            }
+
+            /// Adds a named span of time to the timeline of the step
+            /// ([`Timeline::scopes`](pipewright_schedule::Timeline::scopes)).
+            pub fn scope(&mut self, name: &str, start: Instant, end: Instant) {
+                self.stages.note_scope(name, start, end);
+            }
+
+            fn compute(&self) -> &dyn StageCompute {
+                self.stages.stage(self.place.action.stage())
+            }
+        }
+    };
+}
+
+of_a_stage!(ForwardRun);
+of_a_stage!(BackwardRun);
 
 /// A forward and a backward of different microbatches that run together.
 pub struct OverlapRun<'a> {

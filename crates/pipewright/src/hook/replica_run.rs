@@ -98,7 +98,7 @@ impl<'a> UnshardRun<'a> {
         if !self.at.is_sharded(self.parameters) {
             return Err(StageError::function("parameters are not sharded, so none are gathered"));
         }
-        if self.parameters.has_own_experts() {
+        if self.parameters.table().has_own_experts {
             return Err(StageError::function(
                 "replicas hold experts of the stage together, so their rows belong to different parameters: call \
                  `UnshardRun::run`, or set `expert_parallel` to 1",
@@ -154,7 +154,7 @@ impl<'a> ReduceRun<'a> {
     /// replica's rows if parameters are sharded. `None` if a parameter has no gradient; between a
     /// `REDUCE_GRAD` and its wait, all are `None`.
     pub fn gradients(&self) -> OptionalTensors {
-        (0..self.parameters.paths().len()).map(|index| self.parameters.gradient(index)).collect()
+        (0..self.parameters.table().paths.len()).map(|index| self.parameters.sums().get(index)).collect()
     }
 
     /// Replaces the gradients.
@@ -167,7 +167,7 @@ impl<'a> ReduceRun<'a> {
             vec![None, Some(shape.to_vec()), Some(rows_of(self.parameters.row_shard(index), shape))]
         })?;
         gradients.into_iter().enumerate().for_each(|(index, gradient)| {
-            self.parameters.set_gradient(index, gradient);
+            self.parameters.sums_mut().set(index, gradient);
         });
         Ok(())
     }
@@ -220,7 +220,7 @@ macro_rules! at_a_stage {
 
             /// Returns the global path of each parameter of the stage.
             pub fn paths(&self) -> &[Arc<str>] {
-                self.parameters.paths()
+                &self.parameters.table().paths
             }
         }
     };
@@ -232,7 +232,7 @@ at_a_stage!(ReduceRun);
 
 impl ReplicaPlace {
     fn is_sharded(&self, parameters: &dyn StageParameters) -> bool {
-        (0..parameters.paths().len()).any(|index| parameters.row_shard(index) != RowShard::WHOLE)
+        (0..parameters.table().paths.len()).any(|index| parameters.row_shard(index) != RowShard::WHOLE)
     }
 }
 
@@ -240,7 +240,7 @@ impl ReplicaPlace {
 /// sharded.
 pub(crate) fn check_sums(parameters: &dyn StageParameters) -> Result<(), StageError> {
     let sums: OptionalTensors =
-        (0..parameters.paths().len()).map(|index| parameters.gradient(index)).collect();
+        (0..parameters.table().paths.len()).map(|index| parameters.sums().get(index)).collect();
     check(&sums, parameters, |index, shape| vec![None, Some(rows_of(parameters.row_shard(index), shape))])
 }
 
@@ -260,7 +260,7 @@ fn check(
     parameters: &dyn StageParameters,
     expected: impl Fn(usize, &[usize]) -> Vec<Option<Vec<usize>>>,
 ) -> Result<(), StageError> {
-    let (found, paths) = (tensors.len(), parameters.paths());
+    let (found, paths) = (tensors.len(), &parameters.table().paths);
     if found != paths.len() {
         let (found, expected) = (counted(found, "tensor"), counted(paths.len(), "parameter"));
         return Err(StageError::Mistake(format!(
@@ -268,7 +268,7 @@ fn check(
         )));
     }
     for (index, (tensor, path)) in tensors.iter().zip(paths).enumerate() {
-        let expected = expected(index, &parameters.shapes()[index]);
+        let expected = expected(index, &parameters.table().shapes[index]);
         let is_float = tensor.as_ref().is_none_or(|tensor| tensor.kind() == ValueKind::Float);
         let shape = tensor.as_ref().map(|tensor| tensor.shape().to_vec());
         if !is_float || !expected.contains(&shape) {

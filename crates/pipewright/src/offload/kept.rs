@@ -68,7 +68,7 @@ impl Kept {
             Elements::File(file) => file,
         };
         let values = read_all(&mut file, forms);
-        values.map_err(|source| OffloadErrorKind::Read { file: file.path().to_owned(), source })
+        values.map_err(|source| OffloadErrorKind::Read { file: file.path.to_owned(), source })
     }
 }
 
@@ -92,7 +92,7 @@ fn write_file(folder: &Path, name: &str, values: Values) -> Result<ScratchFile, 
     };
     let mut file = ScratchFile::create(folder, name).map_err(failed(&folder.join(name)))?;
     for value in values {
-        file.write_all(value.into_data().as_bytes()).map_err(failed(file.path()))?;
+        file.write_all(value.into_data().as_bytes()).map_err(failed(&file.path))?;
     }
     Ok(file)
 }

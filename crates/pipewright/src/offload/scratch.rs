@@ -9,7 +9,7 @@ use std::process;
 /// A file of this process alone.
 pub(super) struct ScratchFile {
     file: File,
-    path: PathBuf,
+    pub(super) path: PathBuf,
     /// Whether the file still has its name, which the system needs as long as the file is open.
     is_named: bool,
 }
@@ -47,10 +47,6 @@ impl ScratchFile {
             }
         }
         Err(last.unwrap_or_else(|| ErrorKind::AlreadyExists.into()))
-    }
-
-    pub(super) fn path(&self) -> &Path {
-        &self.path
     }
 
     /// Adds bytes to the end.

@@ -10,7 +10,7 @@ pub(super) struct Accumulation {
     /// The unit of the batches whose gradients wait for an update; `None` if no gradients wait.
     pending: Option<ReductionUnit>,
     /// The loss scale of the next step; `None` if losses are not scaled.
-    loss_scale: Option<LossScale>,
+    pub(super) loss_scale: Option<LossScale>,
 }
 
 impl Accumulation {
@@ -23,11 +23,6 @@ impl Accumulation {
         self.pending.is_some()
     }
 
-    /// Returns the loss scale of the next step; `None` if losses are not scaled.
-    pub(super) fn loss_scale(&self) -> Option<LossScale> {
-        self.loss_scale
-    }
-
     /// Returns the unit of a batch whose own unit is `own`. If gradients wait, it is the unit of their first
     /// batch.
     pub(super) fn unit(&self, own: ReductionUnit) -> Result<ReductionUnit, PipelineError> {
@@ -35,7 +30,7 @@ impl Accumulation {
             Some(pending) if !pending.is_like(own) => {
                 let reason = "this batch and the batches whose gradients wait for an update reduce their losses in different \
                               ways: accumulate batches that all count by rows, by weights, or as sums";
-                Err(PipelineError::Batch(reason.to_owned()))
+                Err(PipelineError::batch(reason))
             }
             pending => Ok(pending.unwrap_or(own)),
         }

@@ -14,7 +14,7 @@ use pipewright_schedule::{
 use super::build_error::BuildError;
 use super::layer_list::{EdgeType, check_types};
 use super::layers::{Cut, Layers, SharedLoss};
-use super::program_request::ProgramRequest;
+use super::program_request::{Microbatches, ProgramRequest};
 use super::running::Pipeline;
 use super::schedule_source::ScheduleSource;
 use crate::config::PipelineConfig;
@@ -96,19 +96,19 @@ impl PipelineBuilder {
     /// Sets the number of ranks of one pipeline. They are threads of this process unless
     /// [`world`](Self::world) sets another transport. Default: 1.
     pub fn ranks(mut self, ranks: u32) -> Self {
-        self.programs.set_ranks(ranks);
+        self.programs.ranks = Some(ranks);
         self
     }
 
     /// Sets the number of stages on each rank. Default: the number that the schedule needs.
     pub fn stages_per_rank(mut self, stages: u32) -> Self {
-        self.programs.set_stages_per_rank(stages);
+        self.programs.stages_per_rank = Some(stages);
         self
     }
 
     /// Sets the number of microbatches of a step, over all replicas. Default: two per rank of the world.
     pub fn microbatches(mut self, microbatches: u32) -> Self {
-        self.programs.set_microbatches(microbatches);
+        self.programs.microbatches = Some(Microbatches::Total(microbatches));
         self
     }
 
@@ -116,7 +116,7 @@ impl PipelineBuilder {
     /// [`Schedule`](pipewright_schedule::Schedule), or a [`ValidatedProgram`]. The user's own schedule or program
     /// determines the numbers of ranks, stages and microbatches itself. Default: `1f1b`.
     pub fn schedule(mut self, schedule: impl Into<ScheduleSource>) -> Self {
-        self.programs.set_schedule(schedule.into());
+        self.programs.schedule = schedule.into();
         self
     }
 
@@ -132,7 +132,7 @@ impl PipelineBuilder {
     /// replicas reduce a stage's gradients as soon as they are complete, and sharded parameters are gathered
     /// before their stage computes.
     pub fn lower(mut self, config: LowerConfig) -> Self {
-        self.programs.set_lower(config);
+        self.programs.lower = Some(config);
         self
     }
 
@@ -167,13 +167,13 @@ impl PipelineBuilder {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn eval_schedule(mut self, schedule: impl Into<ScheduleSource>) -> Self {
-        self.programs.set_eval_schedule(schedule.into());
+        self.programs.eval_schedule = Some(schedule.into());
         self
     }
 
     /// Sets the number of microbatches of an evaluation, over all replicas. Default: the pipeline's number.
     pub fn eval_microbatches(mut self, microbatches: u32) -> Self {
-        self.programs.set_eval_microbatches(microbatches);
+        self.programs.eval_microbatches = Some(microbatches);
         self
     }
 

@@ -1,11 +1,12 @@
 //! Why a pipeline does not start, or does not take a step.
 
+use std::error::Error;
 use std::path::PathBuf;
 
 use pipewright_data::DataError;
 use pipewright_schedule::{Action, Level};
 
-use crate::batch::BatchDisagreement;
+use crate::batch::{BatchDisagreement, SplitError};
 use crate::failure::{Divergence, StepError};
 use crate::ids::{StepNumber, WorldRank};
 use crate::transport::AgreementError;
@@ -18,8 +19,8 @@ pub enum PipelineError {
     #[error(transparent)]
     Data(#[from] DataError),
     /// Program, world and configuration do not fit together.
-    #[error("{0}")]
-    Setup(String),
+    #[error(transparent)]
+    Setup(Mistake),
     /// The program moves tensors out of memory, and nothing says to which place.
     #[error(
         "the program has {action}, and no place is given to which it moves tensors: set `offload`, or make the program without it"
@@ -57,8 +58,8 @@ pub enum PipelineError {
     #[error(transparent)]
     Agreement(#[from] AgreementError),
     /// The batch cannot be used, or what it asks for cannot be returned.
-    #[error("{0}")]
-    Batch(String),
+    #[error(transparent)]
+    Batch(Mistake),
     /// The processes have different batches, or one of them cannot take the step. No process takes it.
     #[error(transparent)]
     Disagreement(#[from] BatchDisagreement),
@@ -121,8 +122,8 @@ pub enum PipelineError {
     )]
     HalfChanged,
     /// The pipeline has no module of the type at the place, or the module could not be changed.
-    #[error("{0}")]
-    Module(String),
+    #[error(transparent)]
+    Module(Mistake),
     /// A layer or a loss calls a pipeline of its process while it runs alone: in its first forward, and in
     /// every forward if it draws from the generator of its device.
     #[error(
@@ -134,17 +135,46 @@ pub enum PipelineError {
 
 pipewright_schedule::message_as_debug!(PipelineError);
 
+/// A mistake in a sentence, and the error that caused it, if another part has found it.
+#[derive(thiserror::Error)]
+#[error("{sentence}")]
+pub struct Mistake {
+    sentence: String,
+    #[source]
+    cause: Option<Box<dyn Error + Send + Sync>>,
+}
+
+pipewright_schedule::message_as_debug!(Mistake);
+
+impl Mistake {
+    pub(crate) fn caused(sentence: String, cause: impl Error + Send + Sync + 'static) -> Self {
+        Self { sentence, cause: Some(Box::new(cause)) }
+    }
+}
+
 impl PipelineError {
+    pub(super) fn setup(sentence: impl Into<String>) -> Self {
+        Self::Setup(Mistake { sentence: sentence.into(), cause: None })
+    }
+
+    pub(super) fn batch(sentence: impl Into<String>) -> Self {
+        Self::Batch(Mistake { sentence: sentence.into(), cause: None })
+    }
+
+    pub(super) fn module(sentence: impl Into<String>) -> Self {
+        Self::Module(Mistake { sentence: sentence.into(), cause: None })
+    }
+
     /// Returns the error of a program with several ranks but without communication.
     pub(super) fn not_lowered(level: Level) -> Self {
-        Self::Setup(format!(
+        Self::setup(format!(
             "the program is at level `{level}`, without communication: lower it to `comms` or `full` first"
         ))
     }
 
     /// Returns the error of sharded parameters that the program does not gather.
     pub(super) fn never_gathers(level: Level) -> Self {
-        Self::Setup(format!(
+        Self::setup(format!(
             "parameters are sharded, and a program at level `{level}` never gathers them: lower it to `full`, or keep \
              parameters replicated"
         ))
@@ -152,15 +182,15 @@ impl PipelineError {
 
     /// Returns the error of expert groups together with a setting that does not work with them.
     pub(super) fn beside_expert_groups(experts: u32, setting: &str) -> Self {
-        Self::Setup(format!(
+        Self::setup(format!(
             "{experts} replicas hold the experts together (`expert_parallel`), which does not work with {setting}: leave that \
              out, or set `expert_parallel` to 1"
         ))
     }
 
     /// Returns the error of slices that cannot be made or joined.
-    pub(super) fn slices(reason: impl std::fmt::Display) -> Self {
-        Self::Batch(format!("the slices of the microbatches: {reason}"))
+    pub(super) fn slices(reason: SplitError) -> Self {
+        Self::Batch(Mistake::caused(format!("the slices of the microbatches: {reason}"), reason))
     }
 }
 

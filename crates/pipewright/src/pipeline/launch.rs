@@ -87,8 +87,8 @@ impl Pipeline {
             let (rank_setup, make) = (setup.clone(), make.clone());
             let start = RankStart {
                 threads: config.threads_per_rank.max(1),
-                board: setup.board().clone(),
-                abort: setup.abort().clone(),
+                board: setup.board.clone(),
+                abort: setup.abort.clone(),
                 memory: RankMemory::new(),
                 build: move |memory| rank_setup.build(endpoint, memory, &*make),
                 ready: Reply::new(rank, sender.clone()),

@@ -96,7 +96,7 @@ impl Layers {
         L: GraphLayer,
         F: Fn(&str, &C) -> L + Send + Sync + 'static,
     {
-        let (count, splits) = (graph.len(), graph.splits().to_vec());
+        let (count, splits) = (graph.len(), graph.splits.to_vec());
         let place = move |Cut { partition, placement, seed }: Cut| -> Result<MakeStage, GraphError> {
             let starts = partition.ranges().skip(1).map(|range| range.start);
             let graph = graph.with_splits(starts.collect());

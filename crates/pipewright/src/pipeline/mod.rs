@@ -37,7 +37,7 @@ pub use crate::executor::{ExchangeTime, NamedParameter, UndeferredParameter};
 pub(crate) use begun::Begin;
 pub use build_error::BuildError;
 pub use builder::PipelineBuilder;
-pub use error::PipelineError;
+pub use error::{Mistake, PipelineError};
 pub use layer_list::LayerList;
 pub use layers::Layers;
 pub use running::Pipeline;

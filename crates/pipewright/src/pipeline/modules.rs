@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn::module::Module;
 use burn::tensor::Device;
 
-use super::error::PipelineError;
+use super::error::{Mistake, PipelineError};
 use super::ranks::End;
 use super::running::Pipeline;
 use crate::driver::Command;
@@ -186,14 +186,14 @@ impl Pipeline {
     /// again with other modules.
     fn require_no_kept_batches(&self) -> Result<(), PipelineError> {
         self.require_none_begun()?;
-        let is_kept = self.accumulation.is_pending() && self.setup.config().verify != Verify::Off;
+        let is_kept = self.accumulation.is_pending() && self.setup.config.verify != Verify::Off;
         if is_kept { Err(PipelineError::ChangeBeforeUpdate) } else { Ok(()) }
     }
 
     /// Lets all ranks change the modules of their stages. If a rank fails, others may have changed theirs,
     /// and the pipeline takes no further step.
     fn visit_to_change(&mut self, visit: Visit) -> Result<Visited, PipelineError> {
-        let is_refused = self.setup.abort().diverged().is_some();
+        let is_refused = self.setup.abort.diverged().is_some();
         let visited = self.visit(visit);
         let never_began = matches!(visited, Err(PipelineError::InsideLayer));
         if visited.is_err() && !is_refused && !never_began {
@@ -226,17 +226,18 @@ impl Pipeline {
     ) -> Result<(), PipelineError> {
         if let Some(found) = *lock(other) {
             let expected = type_name::<M>();
-            return Err(PipelineError::Module(format!(
+            return Err(PipelineError::module(format!(
                 "the module of {place} is a `{found}`, not a `{expected}`: ask for that type, or for a part of it, such as a \
                  layer by its number"
             )));
         }
         if let Some(reason) = &visited.error {
-            return Err(PipelineError::Module(format!("the module of {place} is not changed: {reason}")));
+            let sentence = format!("the module of {place} is not changed: {reason}");
+            return Err(PipelineError::Module(Mistake::caused(sentence, reason.clone())));
         }
         let has_all_ranks = self.setup.is_whole_world(self.ranks.ids().count());
         if visited.found == 0 && has_all_ranks {
-            return Err(PipelineError::Module(format!(
+            return Err(PipelineError::module(format!(
                 "the pipeline has no module at {place}: name a stage if you made it with `Stage::new`, a layer of `Layers` \
                  by its number, or a node of a graph by its name"
             )));

@@ -16,22 +16,22 @@ use crate::config::PipelineConfig;
 
 /// The programs that a builder is asked for.
 pub(super) struct ProgramRequest {
-    schedule: ScheduleSource,
-    ranks: Option<u32>,
-    stages_per_rank: Option<u32>,
-    microbatches: Option<Microbatches>,
+    pub(super) schedule: ScheduleSource,
+    pub(super) ranks: Option<u32>,
+    pub(super) stages_per_rank: Option<u32>,
+    pub(super) microbatches: Option<Microbatches>,
     /// The settings of a named schedule, except its size.
     spec: ScheduleSpec,
-    lower: Option<LowerConfig>,
+    pub(super) lower: Option<LowerConfig>,
     /// The schedule of evaluations.
-    eval_schedule: Option<ScheduleSource>,
+    pub(super) eval_schedule: Option<ScheduleSource>,
     /// The microbatches of an evaluation, over all replicas.
-    eval_microbatches: Option<u32>,
+    pub(super) eval_microbatches: Option<u32>,
 }
 
 /// The number of microbatches of a step.
 #[derive(Clone, Copy, Debug)]
-enum Microbatches {
+pub(super) enum Microbatches {
     Total(u32),
     PerReplica(u32),
 }
@@ -52,41 +52,12 @@ impl Default for ProgramRequest {
 }
 
 impl ProgramRequest {
-    pub(super) fn set_ranks(&mut self, ranks: u32) {
-        self.ranks = Some(ranks);
-    }
-
-    pub(super) fn set_stages_per_rank(&mut self, stages: u32) {
-        self.stages_per_rank = Some(stages);
-    }
-
-    /// Sets the number of microbatches over all replicas.
-    pub(super) fn set_microbatches(&mut self, microbatches: u32) {
-        self.microbatches = Some(Microbatches::Total(microbatches));
-    }
-
-    pub(super) fn set_schedule(&mut self, schedule: ScheduleSource) {
-        self.schedule = schedule;
-    }
-
     /// Sets the size and the settings of a named schedule.
     pub(super) fn set_spec(&mut self, spec: ScheduleSpec) {
         self.ranks = Some(spec.ranks);
         self.stages_per_rank = spec.stages_per_rank;
         self.microbatches = Some(Microbatches::PerReplica(spec.microbatches));
         self.spec = spec;
-    }
-
-    pub(super) fn set_lower(&mut self, config: LowerConfig) {
-        self.lower = Some(config);
-    }
-
-    pub(super) fn set_eval_schedule(&mut self, schedule: ScheduleSource) {
-        self.eval_schedule = Some(schedule);
-    }
-
-    pub(super) fn set_eval_microbatches(&mut self, microbatches: u32) {
-        self.eval_microbatches = Some(microbatches);
     }
 
     /// Makes and validates the program of a pipeline of a model with this number of layers.

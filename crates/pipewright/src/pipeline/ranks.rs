@@ -45,9 +45,9 @@ impl Ranks {
     pub(super) fn new(threads: Vec<RankThread>, setup: &Setup, patience: Duration) -> Self {
         Self {
             threads,
-            board: setup.board().clone(),
-            abort: setup.abort().clone(),
-            deadline: setup.config().deadline,
+            board: setup.board.clone(),
+            abort: setup.abort.clone(),
+            deadline: setup.config.deadline,
             patience,
             at: StepAttempt::default(),
             end: None,
@@ -72,11 +72,6 @@ impl Ranks {
     /// Returns the numbers of the next step.
     pub(super) fn next_step(&self) -> StepAttempt {
         self.at.next()
-    }
-
-    /// Returns the numbers of the last step and of the last command.
-    pub(super) fn at(&self) -> StepAttempt {
-        self.at
     }
 
     /// Begins a step with these numbers, or goes back to them if the ranks have not begun the later ones.
@@ -231,7 +226,7 @@ mod tests {
     use burn::optim::AdamWConfig;
     use burn::tensor::{Device, Tensor};
     use pipewright_schedule::{
-        Action, Level, LowerConfig, ScheduleSpec, StageIndex, generate, lower, validate,
+        Action, Level, LowerConfig, ScheduleSpec, StageIndex, ValidatedProgram, generate, lower, validate,
     };
 
     use super::*;
@@ -277,22 +272,30 @@ mod tests {
         }
     }
 
-    /// Starts a pipeline of `ranks` ranks. The ranks of `world` are in this process.
-    fn launch_in(world: World, ranks: u32, hook: Option<Arc<dyn ActionHook>>) -> Pipeline {
-        let (optimizer, deadline) = (Some(AdamWConfig::new().init()), Duration::from_secs(5));
-        let config = PipelineConfig { hook, optimizer, deadline, ..PipelineConfig::default() };
+    fn compiled(ranks: u32) -> ValidatedProgram {
         let spec = ScheduleSpec { ranks, microbatches: 2, ..ScheduleSpec::default() };
         let program = lower(&generate("gpipe", &spec).expect("a schedule"), &LowerConfig::from(Level::Comms));
-        let program = validate(program.expect("it lowers"), Level::Comms).expect("it is sound");
-        let make = move |stage: StageIndex| -> Result<Stage, Infallible> {
-            let linear = LinearConfig::new(3, 3).init(&Device::flex().autodiff());
-            let loss = |output: Tensor<2>, target: Tensor<2>| (output - target).square().mean();
-            let is_last = stage.get() + 1 == ranks;
-            let made =
-                if is_last { Stage::with_loss(Layer { linear }, loss) } else { Stage::new(Layer { linear }) };
-            Ok(made.with_prefix(&format!("stages.{stage}")))
-        };
-        Pipeline::launch(program, world, &config, make).expect("it starts")
+        validate(program.expect("it lowers"), Level::Comms).expect("it is sound")
+    }
+
+    fn config(seconds: u64) -> PipelineConfig {
+        let (optimizer, deadline) = (Some(AdamWConfig::new().init()), Duration::from_secs(seconds));
+        PipelineConfig { optimizer, deadline, ..PipelineConfig::default() }
+    }
+
+    fn stage(stage: StageIndex, is_last: bool) -> Stage {
+        let linear = LinearConfig::new(3, 3).init(&Device::flex().autodiff());
+        let loss = |output: Tensor<2>, target: Tensor<2>| (output - target).square().mean();
+        let made =
+            if is_last { Stage::with_loss(Layer { linear }, loss) } else { Stage::new(Layer { linear }) };
+        made.with_prefix(&format!("stages.{stage}"))
+    }
+
+    /// Starts a pipeline of `ranks` ranks. The ranks of `world` are in this process.
+    fn launch_in(world: World, ranks: u32, hook: Option<Arc<dyn ActionHook>>) -> Pipeline {
+        let make = move |index: StageIndex| Ok::<_, Infallible>(stage(index, index.get() + 1 == ranks));
+        let config = PipelineConfig { hook, ..config(5) };
+        Pipeline::launch(compiled(ranks), world, &config, make).expect("it starts")
     }
 
     /// Starts a pipeline of one rank, and another process that fails with `cause`.
@@ -352,24 +355,16 @@ mod tests {
     #[test]
     fn a_stage_may_take_longer_than_the_deadline_while_it_makes_progress() {
         let launched = |reports: bool| {
-            let (optimizer, deadline) = (Some(AdamWConfig::new().init()), Duration::from_secs(1));
-            let config = PipelineConfig { optimizer, deadline, ..PipelineConfig::default() };
-            let spec = ScheduleSpec { ranks: 1, microbatches: 1, ..ScheduleSpec::default() };
-            let schedule = generate("gpipe", &spec).expect("a schedule");
-            let program = lower(&schedule, &LowerConfig::from(Level::Comms)).expect("it lowers");
-            let program = validate(program, Level::Comms).expect("it is sound");
-            let make = move |_: StageIndex, tensor: &TensorParallel| -> Result<Stage, Infallible> {
+            let make = move |index: StageIndex, tensor: &TensorParallel| -> Result<Stage, Infallible> {
                 for _ in 0..6 {
                     std::thread::sleep(Duration::from_millis(300));
                     if reports {
                         tensor.keep_alive();
                     }
                 }
-                let linear = LinearConfig::new(3, 3).init(&Device::flex().autodiff());
-                let loss = |output: Tensor<2>, target: Tensor<2>| (output - target).square().mean();
-                Ok(Stage::with_loss(Layer { linear }, loss))
+                Ok(stage(index, true))
             };
-            Pipeline::launch_split(program, World::local(1), &config, make).map(|_| ())
+            Pipeline::launch_split(compiled(1), World::local(1), &config(1), make).map(|_| ())
         };
         launched(true).expect("it makes progress");
         let error = launched(false).expect_err("it is silent").to_string();

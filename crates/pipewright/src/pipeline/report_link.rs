@@ -51,20 +51,20 @@ impl ReportLink {
     ) -> Result<Vec<RankReport>, StepError> {
         // A step that failed has left messages.
         self.arrived.retain(|(_, message)| message.attempt >= at.attempt);
-        let tree = open.tree().clone();
+        let tree = open.tree.clone();
         let unreadable = |error: MessageError| ranks.own_error(at, error.into());
-        for &child in tree.children() {
+        for &child in &tree.children {
             let reports = self.receive(at, child, Tag::Report, ranks)?;
             open.add_subtree(child, &reports).map_err(unreadable)?;
         }
-        let Some(parent) = tree.parent() else {
+        let Some(parent) = tree.parent else {
             let (summary, reports) = open.summarize();
-            self.send(at, tree.children(), Tag::Summary, &summary);
+            self.send(at, &tree.children, Tag::Summary, &summary);
             return Ok(reports);
         };
         self.send(at, &[parent], Tag::Report, &open.subtree());
         let summary = self.receive(at, parent, Tag::Summary, ranks)?;
-        self.send(at, tree.children(), Tag::Summary, &summary);
+        self.send(at, &tree.children, Tag::Summary, &summary);
         open.complete(parent, &summary).map_err(unreadable)
     }
 

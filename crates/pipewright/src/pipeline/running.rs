@@ -13,7 +13,7 @@ use pipewright_schedule::{Slices, ValidatedProgram};
 use super::accumulation::Accumulation;
 use super::answers::Answers;
 use super::begun::{Begin, Condition, Running, Waiting};
-use super::error::PipelineError;
+use super::error::{Mistake, PipelineError};
 use super::ranks::Ranks;
 use super::report_link::ReportLink;
 use super::setup::Setup;
@@ -73,7 +73,7 @@ impl Pipeline {
     /// Lets the ranks find out which parameters their stages share, and returns the pipeline.
     pub(super) fn new(setup: Setup, ranks: Ranks) -> Result<Self, PipelineError> {
         let accumulation = Accumulation::new(setup.loss_scale());
-        let verifier = Verifier::new(setup.config().verify);
+        let verifier = Verifier::new(setup.config.verify);
         let report_link = setup.reports().map(ReportLink::new);
         let mut pipeline = Self {
             setup,
@@ -109,12 +109,12 @@ impl Pipeline {
 
     /// Returns the program that the pipeline runs.
     pub fn program(&self) -> &ValidatedProgram {
-        self.setup.program()
+        &self.setup.program
     }
 
     /// Returns the mesh of pipelines and replicas, which converts ranks of the world to ranks of the program.
     pub fn mesh(&self) -> Mesh {
-        *self.setup.mesh()
+        self.setup.mesh
     }
 
     /// Returns the number of microbatches of a step, over all replicas.
@@ -216,7 +216,7 @@ impl Pipeline {
     pub(super) fn note_gap(&mut self, origin: Instant, summary: &mut StepSummary) {
         let StepSummary { timeline, sums, update, .. } = &*summary;
         let after = AfterProgram { sums, update };
-        let end = StepEnd::new(origin, timeline, &after, self.setup.mesh().tensor);
+        let end = StepEnd::new(origin, timeline, &after, self.setup.mesh.tensor);
         let last = self.last_end.replace(end);
         summary.gap = last.and_then(|last| last.gap_before(origin, &summary.timeline));
     }
@@ -296,8 +296,8 @@ impl Pipeline {
     /// Lets all ranks evaluate, and returns their reports.
     fn run(&mut self, plan: &StepPlan, batch: CheckedBatch) -> Result<Vec<RankReport>, PipelineError> {
         let replies = self.send_inputs(plan, batch, &StepOrigin::default(), &Condition::None)?;
-        let answers = self.collect(plan.at(), &replies);
-        self.conclude(plan.at(), answers)
+        let answers = self.collect(plan.at, &replies);
+        self.conclude(plan.at, answers)
     }
 
     /// Sends every rank its input of a step, and returns the channel of their answers.
@@ -309,7 +309,7 @@ impl Pipeline {
         condition: &Condition,
     ) -> Result<Receiver<(WorldRank, StepReply)>, PipelineError> {
         let mut inputs = plan.inputs_of(&self.setup, self.ranks.ids(), batch, origin).into_iter();
-        self.ranks.begin(plan.at());
+        self.ranks.begin(plan.at);
         let replies = self.ranks.command(|reply| {
             let input = Box::new(inputs.next().expect("one input for each rank"));
             match condition {
@@ -348,7 +348,7 @@ impl Pipeline {
     ) -> Result<Vec<RankReport>, PipelineError> {
         let StepAnswers { results, any_updated, failed_ranks, lost, .. } = answers;
         let reports = self.ranks.conclude(at, results).map_err(|error| {
-            let (board, mesh) = (self.setup.board(), self.setup.mesh());
+            let (board, mesh) = (&self.setup.board, &self.setup.mesh);
             let failure = StepFailure::new(error.clone(), failed_ranks, board, mesh);
             self.failure = Some(StepFailure { lost, ..failure });
             self.fail(at.step, error, any_updated)
@@ -375,7 +375,7 @@ impl Pipeline {
     /// number of steps between two checkpoints. A rank reads the number when it has updated, so the summary
     /// of a step that has begun already may have this number or the one before; the later summaries have it.
     pub fn announce(&self, number: u64) {
-        self.setup.config().announcement.store(number, Ordering::Relaxed);
+        self.setup.config.announcement.store(number, Ordering::Relaxed);
     }
 
     /// Returns a function that notifies the ranks of other processes that this process is busy between two
@@ -409,5 +409,6 @@ pub(crate) fn split_whole(
 
 /// Returns the error of a part of a batch that cannot be split.
 pub(crate) fn unsplit(what: &str, reason: SplitError) -> PipelineError {
-    PipelineError::Batch(format!("the {what} cannot be split into microbatches: {reason}"))
+    let sentence = format!("the {what} cannot be split into microbatches: {reason}");
+    PipelineError::Batch(Mistake::caused(sentence, reason))
 }

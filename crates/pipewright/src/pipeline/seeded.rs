@@ -55,7 +55,7 @@ impl SeededPipeline {
         make: impl Fn(StageIndex) -> Result<Stage, E>,
     ) -> Result<Self, PipelineError> {
         if config.tensor_parallel > 1 {
-            return Err(PipelineError::Setup(format!(
+            return Err(PipelineError::setup(format!(
                 "a seeded pipeline has one thread, and {} tensor ranks need one each: set tensor_parallel to 1",
                 config.tensor_parallel
             )));
@@ -85,7 +85,7 @@ impl SeededPipeline {
         let begin = |executor: &mut Executor| executor.begin_finding_shared(Attempt::default());
         pipeline.executors.iter_mut().for_each(begin);
         pipeline.drive(Vec::new());
-        match pipeline.setup.abort().first() {
+        match pipeline.setup.abort.first() {
             Some(error) => Err(error.into()),
             None => Ok(pipeline),
         }
@@ -136,7 +136,7 @@ impl SeededPipeline {
         batches: Vec<Batch>,
         learning_rate: f64,
     ) -> Result<Vec<Result<StepSummary, PipelineError>>, PipelineError> {
-        if let Some(diverged) = self.setup.abort().diverged() {
+        if let Some(diverged) = self.setup.abort.diverged() {
             return Err(diverged.into());
         }
         let start = Instant::now();
@@ -147,7 +147,7 @@ impl SeededPipeline {
         for batch in batches {
             at = at.next();
             let batch = CheckedBatch::new(&self.setup, ranks(), batch, Purpose::Update { learning_rate })?;
-            let plan = StepPlan::training(at, &batch, batch.unit(), self.accumulation.loss_scale(), None);
+            let plan = StepPlan::training(at, &batch, batch.unit(), self.accumulation.loss_scale, None);
             let of_ranks = plan.inputs_of(&self.setup, ranks(), batch, &StepOrigin::default());
             inputs.iter_mut().zip(of_ranks).for_each(|(queue, input)| queue.push_back(Box::new(input)));
             plans.push(plan);
@@ -162,9 +162,9 @@ impl SeededPipeline {
         self.lose = None;
         let mut results = Vec::new();
         for plan in plans {
-            let at = plan.at();
+            let at = plan.at;
             self.step = at.step;
-            if let Some(error) = self.setup.abort().first_in(at.attempt) {
+            if let Some(error) = self.setup.abort.first_in(at.attempt) {
                 results.push(Err(self.fail(at.step, error, &done)));
                 break;
             }
@@ -172,7 +172,7 @@ impl SeededPipeline {
             let gradients = input_gradients(&self.setup, &plan, &mut reports);
             let gradients = gradients.map_err(PipelineError::slices)?;
             let summary = training(&self.setup, plan, reports, gradients, start.elapsed());
-            self.accumulation.scale_losses(self.setup.config().loss_scaling, summary.skipped);
+            self.accumulation.scale_losses(self.setup.config.loss_scaling, summary.skipped);
             results.push(Ok(summary));
         }
         Ok(results)
@@ -182,13 +182,13 @@ impl SeededPipeline {
     fn fail(&mut self, step: StepNumber, error: StepError, done: &[Vec<Outcome>]) -> PipelineError {
         let has_ended = done.iter().any(|steps| !steps.is_empty());
         if has_ended || self.executors.iter().any(Executor::has_updated) {
-            self.setup.abort().diverge(step, &error);
+            self.setup.abort.diverge(step, &error);
         }
         self.executors.iter_mut().for_each(Executor::reset);
         while !self.in_flight.is_empty() {
             self.in_flight.lose(0);
         }
-        self.setup.abort().clear();
+        self.setup.abort.clear();
         error.into()
     }
 
@@ -248,7 +248,7 @@ impl SeededPipeline {
     }
 
     fn stuck(&self, rank: usize) -> StepError {
-        let report = self.setup.board().report();
+        let report = self.setup.board.report();
         self.executors[rank].error(Cause::Deadline { waited: Duration::ZERO, report })
     }
 }

@@ -8,7 +8,7 @@ use pipewright_schedule::lower::{forward_part, unmovable};
 use pipewright_schedule::words::counted;
 use pipewright_schedule::{Level, LowerError, Recompute, Slices, StageIndex, ValidatedProgram};
 
-use super::error::PipelineError;
+use super::error::{Mistake, PipelineError};
 use crate::batch::Purpose;
 use crate::byte_channel::ByteChannel;
 use crate::collective::Group;
@@ -48,14 +48,16 @@ const OFFLOAD_ON_PROCESSOR: &str = "it computes on the processor, whose tensors 
 /// The setup that all ranks of a pipeline share, whether the ranks have their own threads or share one.
 #[derive(Clone)]
 pub(super) struct Setup {
-    program: Arc<ValidatedProgram>,
-    mesh: Mesh,
+    /// The program that trains.
+    pub(super) program: Arc<ValidatedProgram>,
+    pub(super) mesh: Mesh,
     /// The program of evaluations; `None` before the first one if it is the forward part of `program`.
     evaluation: Option<Arc<ValidatedProgram>>,
-    config: Arc<PipelineConfig>,
-    board: ProgressBoard,
-    abort: Abort,
-    next_batch: NextBatch,
+    pub(super) config: Arc<PipelineConfig>,
+    pub(super) board: ProgressBoard,
+    pub(super) abort: Abort,
+    /// The batch that this process has begun after the one that runs.
+    pub(super) next_batch: NextBatch,
     idle_threads: IdleThreads,
     /// The channel for the exchange of reports between processes; `None` within one process.
     reports: Option<ByteChannel>,
@@ -78,7 +80,7 @@ impl Setup {
         let ranks = endpoints.first().map_or(0, Endpoint::ranks);
         let mesh = config.mesh(program.ranks());
         if mesh.shard_groups().is_none() {
-            return Err(PipelineError::Setup(format!(
+            return Err(PipelineError::setup(format!(
                 "{} cannot form groups of {}: set `shards` to a divisor of the number of replicas",
                 counted(mesh.data, "replica"),
                 mesh.shards
@@ -89,14 +91,14 @@ impl Setup {
             let Mesh { pipeline, data, tensor, .. } = mesh;
             let of_tensor = if tensor == 1 { String::new() } else { format!(" x {tensor} (tensor ranks)") };
             let (world, replicas) = (counted(ranks, "rank"), counted(data, "replica"));
-            return Err(PipelineError::Setup(format!(
+            return Err(PipelineError::setup(format!(
                 "the transport has {world}, and {replicas} of a program of {} need {data} x {pipeline}{of_tensor}",
                 counted(pipeline, "rank")
             )));
         }
         if config.optimizer.is_none() && !program.is_forward_only() {
             let reason = "a program with backward actions needs `PipelineConfig::optimizer`";
-            return Err(PipelineError::Setup(reason.to_owned()));
+            return Err(PipelineError::setup(reason));
         }
         if config.is_sharded() && program.level() != Level::Full {
             return Err(PipelineError::never_gathers(program.level()));
@@ -106,13 +108,13 @@ impl Setup {
             && stage > program.placement().last_stage()
         {
             let stages = counted(program.placement().stages(), "stage");
-            return Err(PipelineError::Setup(format!(
+            return Err(PipelineError::setup(format!(
                 "stage {stage} is to be recomputed, and the program has {stages}: name stages that exist"
             )));
         }
         check_offload(&program, config)?;
         if !config.loss_scaling.is_valid() {
-            return Err(PipelineError::Setup(format!(
+            return Err(PipelineError::setup(format!(
                 "losses are scaled by {}: set the initial scale to a power of two, at least 1, and the number of updates to \
                  at least 1",
                 config.loss_scaling
@@ -239,11 +241,6 @@ impl Setup {
         Ok(())
     }
 
-    /// Returns the program that trains.
-    pub(super) fn program(&self) -> &ValidatedProgram {
-        &self.program
-    }
-
     /// Returns the program of a step or an evaluation. The program of evaluations must be prepared.
     pub(super) fn program_for(&self, purpose: Purpose) -> &Arc<ValidatedProgram> {
         match purpose {
@@ -263,10 +260,6 @@ impl Setup {
         self.program.slices()
     }
 
-    pub(super) fn mesh(&self) -> &Mesh {
-        &self.mesh
-    }
-
     /// Returns whether a process with this number of ranks has all ranks of the world.
     pub(super) fn is_whole_world(&self, ranks: usize) -> bool {
         self.mesh.ranks() == Some(ranks as u32)
@@ -277,23 +270,6 @@ impl Setup {
         self.reports.clone()
     }
 
-    /// Returns the batch that this process has begun after the one that runs.
-    pub(super) fn next_batch(&self) -> &NextBatch {
-        &self.next_batch
-    }
-
-    pub(super) fn config(&self) -> &PipelineConfig {
-        &self.config
-    }
-
-    pub(super) fn board(&self) -> &ProgressBoard {
-        &self.board
-    }
-
-    pub(super) fn abort(&self) -> &Abort {
-        &self.abort
-    }
-
     /// Returns the loss scale before the first step; `None` if losses are not scaled.
     pub(super) fn loss_scale(&self) -> Option<LossScale> {
         let is_scaled = self.config.precision == Precision::F16;
@@ -302,7 +278,8 @@ impl Setup {
 }
 
 fn no_evaluation(reason: LowerError) -> PipelineError {
-    PipelineError::Setup(format!("the forward part of the program cannot be run alone: {reason}"))
+    let sentence = format!("the forward part of the program cannot be run alone: {reason}");
+    PipelineError::Setup(Mistake::caused(sentence, reason))
 }
 
 /// Returns an error if tensors cannot leave memory as the program says.
@@ -310,7 +287,7 @@ fn check_offload(program: &ValidatedProgram, config: &PipelineConfig) -> Result<
     if config.offload.is_some() && !config.recompute.has_second_forwards() {
         let reason = "`offload` moves the inputs that recomputed forwards keep, and no forward is recomputed: the others keep \
                       tapes, which belong to Burn; set `recompute`, or leave `offload` out";
-        return Err(PipelineError::Setup(reason.to_owned()));
+        return Err(PipelineError::setup(reason));
     }
     let rows = program.as_program().rows();
     let Some(&action) = rows.iter().flatten().find(|action| action.kind().is_offload()) else {
@@ -331,7 +308,7 @@ fn check_offload(program: &ValidatedProgram, config: &PipelineConfig) -> Result<
 /// Returns an error if the replicas do not form expert groups, or another setting does not work with them.
 fn check_experts(mesh: &Mesh, config: &PipelineConfig) -> Result<(), PipelineError> {
     if mesh.expert_groups().is_none() {
-        return Err(PipelineError::Setup(format!(
+        return Err(PipelineError::setup(format!(
             "{} cannot form groups of {} that hold the experts together: set `expert_parallel` to a divisor of the number of \
              replicas that is a power of two, or to that number",
             counted(mesh.data, "replica"),
@@ -340,7 +317,7 @@ fn check_experts(mesh: &Mesh, config: &PipelineConfig) -> Result<(), PipelineErr
     }
     if !mesh.groups_fit() {
         let sizes: Vec<String> = mesh.expert_sizes().iter().map(u32::to_string).collect();
-        return Err(PipelineError::Setup(format!(
+        return Err(PipelineError::setup(format!(
             "groups of {} replicas that hold the experts together do not fit groups of {} that hold the other parameters \
              together: set `expert_parallel` to {}",
             mesh.experts,
@@ -378,10 +355,10 @@ fn evaluation_program(
     if given.placement() != program.placement() {
         let reason = "the program of evaluations places its stages on other ranks than the program: use a schedule with the \
                       same placement, such as the program's own with another number of microbatches";
-        return Err(PipelineError::Setup(reason.to_owned()));
+        return Err(PipelineError::setup(reason));
     }
     if given.slices() != program.slices() {
-        return Err(PipelineError::Setup(format!(
+        return Err(PipelineError::setup(format!(
             "the program of evaluations cuts microbatches into {}, and the program into {}: use the same number",
             counted(given.slices().get(), "slice"),
             program.slices()
@@ -413,7 +390,7 @@ fn check_slices(slices: Slices, config: &PipelineConfig) -> Result<(), PipelineE
     } else {
         return Ok(());
     };
-    Err(PipelineError::Setup(format!(
+    Err(PipelineError::setup(format!(
         "the program cuts microbatches into {slices} slices, which does not work with {setting}: leave that out, or use a \
          schedule of whole microbatches, such as `1f1b`"
     )))
@@ -425,13 +402,13 @@ pub(super) fn check_metadata(metadata: &Metadata, stages: u32) -> Result<(), Pip
     match metadata {
         Metadata::Static { stages } if stages.len() != expected => {
             let found = stages.len();
-            Err(PipelineError::Setup(format!(
+            Err(PipelineError::setup(format!(
                 "metadata is given for {found} boundaries, the program has {expected}: one before each stage but the first"
             )))
         }
         Metadata::Partial { stages: known, .. } => {
             match known.keys().find(|stage| !(1..stages).contains(&stage.get())) {
-                Some(stage) => Err(PipelineError::Setup(format!(
+                Some(stage) => Err(PipelineError::setup(format!(
                     "metadata is given for the inputs of stage {stage}, and the program has {stages} stages: name stages \
                      that follow another one"
                 ))),

@@ -21,7 +21,7 @@ impl Pipeline {
     /// When a rank fails or no longer answers. Accumulated gradients are dropped then.
     pub fn parameters(&mut self) -> Result<Vec<NamedParameter>, PipelineError> {
         self.require_none_begun()?;
-        let is_sharded = self.setup.config().is_sharded();
+        let is_sharded = self.setup.config.is_sharded();
         let attempt = if is_sharded { self.ranks.begin_exchange() } else { self.ranks.attempt() };
         let replies = self.ranks.command(|reply| Command::Parameters { attempt, reply })?;
         let by_rank = self.ranks.await_ranks(&replies, |parameters| parameters);
@@ -44,7 +44,7 @@ impl Pipeline {
         let replies = self.ranks.command(|reply| Command::State { reply })?;
         let mut ranks = self.ranks.await_ranks(&replies, |state| state.map(|state| *state))?;
         ranks.retain(|rank| !rank.stages.is_empty());
-        ranks.iter_mut().for_each(|rank| rank.loss_scale = self.accumulation.loss_scale());
+        ranks.iter_mut().for_each(|rank| rank.loss_scale = self.accumulation.loss_scale);
         Ok(ranks)
     }
 
@@ -100,7 +100,7 @@ impl Pipeline {
         let scale = self.setup.loss_scale();
         self.verifier.forget();
         self.last_end = None;
-        self.accumulation.restore(scale.map(|initial| checkpoint.loss_scale().unwrap_or(initial)));
+        self.accumulation.restore(scale.map(|initial| checkpoint.loss_scale.unwrap_or(initial)));
         Ok(restored)
     }
 }

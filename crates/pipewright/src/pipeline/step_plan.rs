@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use pipewright_schedule::words::counted;
 
-use super::error::PipelineError;
+use super::error::{Mistake, PipelineError};
 use super::setup::Setup;
 use crate::batch::{
     AgreedBatch, Batch, BatchTensors, InputGradients, KeptOutputs, LossFactors, Purpose, ReductionUnit,
@@ -48,18 +48,18 @@ impl CheckedBatch {
         purpose: Purpose,
     ) -> Result<Self, PipelineError> {
         check_count(setup, ranks, &batch, purpose)?;
-        check_outputs(setup, batch.kept(), purpose)?;
+        check_outputs(setup, &batch.kept, purpose)?;
         let input_gradients = match purpose {
             Purpose::Evaluate if batch.wants_gradients() => {
                 let reason = "the batch asks for gradients of its inputs, and an evaluation computes none: take a training step";
-                return Err(PipelineError::Batch(reason.to_owned()));
+                return Err(PipelineError::batch(reason));
             }
             Purpose::Evaluate => InputGradients::default(),
-            Purpose::Update { .. } | Purpose::Accumulate => {
-                batch.input_gradients().map_err(|error| PipelineError::Batch(error.to_string()))?
-            }
+            Purpose::Update { .. } | Purpose::Accumulate => batch
+                .input_gradients()
+                .map_err(|error| PipelineError::Batch(Mistake::caused(error.to_string(), error)))?,
         };
-        let batch = if setup.config().targets_for_all { batch.with_targets_for_all() } else { batch };
+        let batch = if setup.config.targets_for_all { batch.with_targets_for_all() } else { batch };
         let batch = batch.cut_into(setup.slices()).map_err(PipelineError::slices)?;
         Ok(Self { batch, purpose, input_gradients })
     }
@@ -82,12 +82,13 @@ impl CheckedBatch {
 
 /// A step before it runs: what its ranks and its summary need to know, without its tensors.
 pub(super) struct StepPlan {
-    at: StepAttempt,
+    pub(super) at: StepAttempt,
     purpose: Purpose,
     factors: LossFactors,
     /// `None` if losses are not scaled.
-    loss_scale: Option<LossScale>,
-    input_gradients: InputGradients,
+    pub(super) loss_scale: Option<LossScale>,
+    /// How the gradients of the inputs are joined.
+    pub(super) input_gradients: InputGradients,
     /// `None` in an evaluation, and if steps are not verified.
     verification: Option<StepVerification>,
 }
@@ -101,7 +102,7 @@ impl StepPlan {
         loss_scale: Option<LossScale>,
         verification: Option<StepVerification>,
     ) -> Self {
-        let factors = batch.batch.loss_factors(unit.weight());
+        let factors = batch.batch.loss_factors(unit.weight);
         let divisor = if factors.is_sum { 1.0 } else { factors.divisor };
         let scale = loss_scale.map_or(1.0, |scale| scale.factor);
         let input_gradients = batch.input_gradients.clone().times(1.0 / divisor / scale);
@@ -113,10 +114,6 @@ impl StepPlan {
         let (factors, input_gradients) = (batch.batch.loss_factors(None), InputGradients::default());
         let (purpose, loss_scale, verification) = (Purpose::Evaluate, None, None);
         Self { at, purpose, factors, loss_scale, input_gradients, verification }
-    }
-
-    pub(super) fn at(&self) -> StepAttempt {
-        self.at
     }
 
     /// Returns the last step before this one.
@@ -140,18 +137,9 @@ impl StepPlan {
         self.input_gradients.wanted().contains(&true)
     }
 
-    pub(super) fn loss_scale(&self) -> Option<LossScale> {
-        self.loss_scale
-    }
-
     /// Returns the number of computations of the step before this one.
     pub(super) fn repetition(&self) -> u32 {
         self.verification.map_or(0, |verification| verification.repetition)
-    }
-
-    /// Returns how the gradients of the inputs are joined.
-    pub(super) fn input_gradients(&self) -> &InputGradients {
-        &self.input_gradients
     }
 
     /// Returns the factors of the losses.
@@ -170,10 +158,10 @@ impl StepPlan {
         origin: &StepOrigin,
     ) -> Vec<StepInput> {
         let program = setup.program_for(self.purpose);
-        setup.board().set_program(program);
+        setup.board.set_program(program);
         let LossFactors { losses, divisor, is_sum, .. } = &self.factors;
         let slices = program.slices().get() as usize;
-        let (slice_shares, kept) = (batch.batch.slice_shares(program.slices()), batch.batch.kept().clone());
+        let (slice_shares, kept) = (batch.batch.slice_shares(program.slices()), batch.batch.kept.clone());
         let losses: Vec<f64> = (0..slice_shares.len()).map(|number| losses[number / slices]).collect();
         let BatchTensors { mut inputs, mut targets, side_inputs } = batch.batch.into_tensors();
         let placement = program.placement();
@@ -185,10 +173,10 @@ impl StepPlan {
             Purpose::Accumulate | Purpose::Evaluate => 0.0,
         };
         let input = |world_rank| {
-            let MeshCoord { replica, rank, tensor } = setup.mesh().coord(world_rank);
+            let MeshCoord { replica, rank, tensor } = setup.mesh.coord(world_rank);
             // The last rank of a tensor group takes the tensors, and the others take copies.
-            let take = if tensor + 1 == setup.mesh().tensor { take_all } else { copy_all };
-            let own = setup.mesh().share_of(replica, self.repetition());
+            let take = if tensor + 1 == setup.mesh.tensor { take_all } else { copy_all };
+            let own = setup.mesh.share_of(replica, self.repetition());
             let range = own as usize * share..(own as usize + 1) * share;
             let part = |batch: &mut Vec<Values>| batch.get_mut(range.clone()).map(take).unwrap_or_default();
             StepInput {
@@ -225,15 +213,15 @@ fn check_count(
     batch: &Batch,
     purpose: Purpose,
 ) -> Result<(), PipelineError> {
-    let (placement, expected) = (setup.program().placement(), setup.microbatches_for(purpose));
+    let (placement, expected) = (setup.program.placement(), setup.microbatches_for(purpose));
     let [first, last] =
         [placement.first_stage(), placement.last_stage()].map(|stage| placement.rank_of(stage));
-    let ranks: Vec<_> = ranks.map(|rank| setup.mesh().coord(rank).rank).collect();
+    let ranks: Vec<_> = ranks.map(|rank| setup.mesh.coord(rank).rank).collect();
     let (inputs, targets) = batch.counts();
     let needs_targets = purpose != Purpose::Evaluate && ranks.contains(&last);
     let differs = |what: &str, found: usize| {
         let found = counted(found, "microbatch");
-        PipelineError::Batch(format!("{found} of {what}, the program has {expected}"))
+        PipelineError::batch(format!("{found} of {what}, the program has {expected}"))
     };
     let counts = [("inputs", inputs, ranks.contains(&first)), ("targets", targets, needs_targets)];
     for (what, found, is_needed) in counts {
@@ -250,10 +238,10 @@ fn check_count(
 
 /// Returns an error if a batch asks for outputs that do not exist.
 fn check_outputs(setup: &Setup, kept: &KeptOutputs, purpose: Purpose) -> Result<(), PipelineError> {
-    let stages = setup.program().placement().stages();
+    let stages = setup.program.placement().stages();
     if let Some(&stage) = kept.stages.iter().find(|stage| stage.get() >= stages) {
         let stages = counted(stages, "stage");
-        return Err(PipelineError::Batch(format!(
+        return Err(PipelineError::batch(format!(
             "the outputs of stage {stage} are to be kept, and the program has {stages}: name stages that exist"
         )));
     }
@@ -261,7 +249,7 @@ fn check_outputs(setup: &Setup, kept: &KeptOutputs, purpose: Purpose) -> Result<
     if keeps && purpose != Purpose::Evaluate && !setup.slices().is_one() {
         let reason = "a training step whose schedule cuts microbatches into slices returns no outputs: do not ask for \
                       outputs, or evaluate the batch";
-        return Err(PipelineError::Batch(reason.to_owned()));
+        return Err(PipelineError::batch(reason));
     }
     Ok(())
 }

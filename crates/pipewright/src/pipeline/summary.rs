@@ -225,14 +225,14 @@ pub(super) fn training(
 ) -> StepSummary {
     // Microbatches are in the order of the shares, which other replicas have in a repetition of the step.
     reports.sort_unstable_by_key(|report| (share_of(setup, &plan, report), report.rank));
-    let losses = reports.iter_mut().flat_map(|report| std::mem::take(&mut report.losses)).collect();
+    let losses = reports.iter_mut().flat_map(|report| std::mem::take(&mut report.results.losses)).collect();
     let outputs = reports.iter_mut().flat_map(|report| std::mem::take(&mut report.outputs)).collect();
     let stage_outputs = stage_outputs(&mut reports);
     reports.sort_unstable_by_key(|report| report.rank);
     let Auxiliaries { sums: auxiliary, by_layer: auxiliary_by_layer, weighted: weighted_auxiliary } =
         auxiliary(&mut reports);
-    let gradient_norm = reports.iter().find_map(|report| report.gradient_norm).unwrap_or(0.0);
-    let (step, loss_scale) = (plan.at().step, plan.loss_scale().map(|scale| scale.factor));
+    let gradient_norm = reports.iter().find_map(|report| report.results.gradient_norm).unwrap_or(0.0);
+    let (step, loss_scale) = (plan.at.step, plan.loss_scale.map(|scale| scale.factor));
     let LossFactors { shares: loss_weights, weight, .. } = plan.into_factors();
     StepSummary {
         step,
@@ -251,20 +251,23 @@ pub(super) fn training(
         skipped: !gradient_norm.is_finite(),
         verification: None,
         repeated: Vec::new(),
-        sums: reports.iter().map(|report| report.sums).collect(),
-        update: reports.iter().map(|report| report.update).collect(),
-        early_update: reports.iter().map(|report| report.early_update).collect(),
-        repaired: reports.iter().any(|report| report.repaired),
+        sums: reports.iter().map(|report| report.results.sums).collect(),
+        update: reports.iter().map(|report| report.results.update).collect(),
+        early_update: reports.iter().map(|report| report.results.early_update).collect(),
+        repaired: reports.iter().any(|report| report.results.repaired),
         gap: None,
         began_early: false,
-        exposed_communication: reports.iter().map(|report| report.exposed_communication).collect(),
-        expert_exchange: reports.iter().map(|report| report.expert_exchange).collect(),
-        peak_bytes: reports.iter().map(|report| report.peak_bytes).collect(),
-        sends_in_flight: reports.iter().map(|report| report.sends_in_flight).collect(),
-        boundary_bytes: reports.iter().map(|report| report.boundary_bytes).collect(),
+        exposed_communication: reports.iter().map(|report| report.results.exposed_communication).collect(),
+        expert_exchange: reports
+            .iter()
+            .map(|report| report.results.expert_exchange.unwrap_or_default())
+            .collect(),
+        peak_bytes: reports.iter().map(|report| report.results.peak_bytes).collect(),
+        sends_in_flight: reports.iter().map(|report| report.results.sends_in_flight).collect(),
+        boundary_bytes: reports.iter().map(|report| report.results.boundary_bytes).collect(),
         undeferred: undeferred(&mut reports),
         interrupted: is_interrupted(&reports),
-        announced: reports.first().map_or(0, |report| report.announced),
+        announced: reports.first().map_or(0, |report| report.results.announced),
         timeline: timeline(setup, &mut reports),
         wall,
     }
@@ -272,7 +275,7 @@ pub(super) fn training(
 
 /// Returns whether the interrupt flag was raised on a rank.
 pub(super) fn is_interrupted(reports: &[RankReport]) -> bool {
-    reports.iter().any(|report| report.interrupted)
+    reports.iter().any(|report| report.results.interrupted)
 }
 
 /// Merges the reports of all ranks into the results of an evaluation. The outputs of the slices of a
@@ -297,7 +300,7 @@ pub(super) fn evaluation(
         loss_weights: plan.into_factors().shares,
         auxiliary,
         weighted_auxiliary,
-        losses: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.losses)).collect(),
+        losses: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.results.losses)).collect(),
         outputs: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.outputs)).collect(),
         stage_outputs: stage_outputs(&mut reports),
         interrupted: is_interrupted(&reports),
@@ -325,16 +328,16 @@ pub(super) fn input_gradients(
     if replicas.is_empty() {
         return Ok(OptionalTensors::new());
     }
-    let microbatches = (setup.program().microbatches() / setup.slices().get()) as usize;
+    let microbatches = (setup.program.microbatches() / setup.slices().get()) as usize;
     let replicas = replicas.into_iter();
     let replicas =
         replicas.map(|(replica, parts)| ReplicaGradients { first: replica as usize * microbatches, parts });
-    plan.input_gradients().join(&replicas.collect::<Vec<_>>(), setup.slices())
+    plan.input_gradients.join(&replicas.collect::<Vec<_>>(), setup.slices())
 }
 
 /// Returns the share of the batch that a rank's replica had.
 fn share_of(setup: &Setup, plan: &StepPlan, report: &RankReport) -> u32 {
-    setup.mesh().share_of(setup.mesh().coord(report.rank).replica, plan.repetition())
+    setup.mesh.share_of(setup.mesh.coord(report.rank).replica, plan.repetition())
 }
 
 /// The auxiliary losses of a step.
@@ -352,7 +355,7 @@ struct Auxiliaries {
 /// layers, which does not depend on the cut or the schedule.
 fn auxiliary(reports: &mut [RankReport]) -> Auxiliaries {
     let mut parts: Vec<AuxiliaryPart> =
-        reports.iter_mut().flat_map(|report| std::mem::take(&mut report.auxiliary)).collect();
+        reports.iter_mut().flat_map(|report| std::mem::take(&mut report.results.auxiliary)).collect();
     // The sort is stable: a stage adds its losses in the order of its layers.
     parts.sort_by_key(|part| (part.microbatch, part.stage));
     let mut all = Auxiliaries::default();
@@ -368,7 +371,7 @@ fn auxiliary(reports: &mut [RankReport]) -> Auxiliaries {
 
 /// Returns the loads of experts over all ranks, by layer.
 fn expert_loads(reports: &mut [RankReport]) -> BTreeMap<Arc<str>, Vec<u64>> {
-    let loads = reports.iter_mut().flat_map(|report| std::mem::take(&mut report.loads));
+    let loads = reports.iter_mut().flat_map(|report| std::mem::take(&mut report.results.loads));
     sums_of(loads).into_iter().map(|ExpertLoad { layer, choices }| (layer, choices)).collect()
 }
 
@@ -384,7 +387,7 @@ fn stage_outputs(reports: &mut [RankReport]) -> BTreeMap<StageIndex, Vec<Values>
 /// Returns the parameters that the ranks report. All replicas report the same.
 fn undeferred(reports: &mut [RankReport]) -> Vec<UndeferredParameter> {
     let mut all: Vec<_> =
-        reports.iter_mut().flat_map(|report| std::mem::take(&mut report.undeferred)).collect();
+        reports.iter_mut().flat_map(|report| std::mem::take(&mut report.results.undeferred)).collect();
     all.sort_unstable();
     all.dedup();
     all
@@ -396,7 +399,7 @@ fn timeline(setup: &Setup, reports: &mut [RankReport]) -> Timeline {
     let skips = reports.iter_mut().flat_map(|report| std::mem::take(&mut report.skips)).collect();
     let events = reports.iter_mut().flat_map(|report| std::mem::take(&mut report.events)).collect();
     let scopes = reports.iter_mut().flat_map(|report| std::mem::take(&mut report.scopes)).collect();
-    let rows = setup.mesh().pipeline * setup.mesh().data;
+    let rows = setup.mesh.pipeline * setup.mesh.data;
     let timeline = Timeline::new(rows, events).with_slices(setup.slices());
     timeline.with_skips(skips).with_scopes(scopes).with_clock_skew(skew)
 }

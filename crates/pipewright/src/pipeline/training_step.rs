@@ -138,7 +138,7 @@ impl Pipeline {
         if summary.is_err() {
             self.drop_running();
             self.waiting = None;
-            self.setup.next_batch().set(None);
+            self.setup.next_batch.set(None);
             // The step after this one does not follow the one before.
             self.last_end = None;
         }
@@ -201,16 +201,16 @@ impl Pipeline {
             return Ok(());
         }
         let compared = waiting.batch.as_ref().ok().filter(|_| !is_alone);
-        self.setup.next_batch().set(compared.map(|batch| digest(&batch.form())));
+        self.setup.next_batch.set(compared.map(|batch| digest(&batch.form())));
         self.waiting = Some(waiting);
         Ok(())
     }
 
     /// Returns the gate of a batch that the ranks of this process get while another one runs, if it has one.
     fn gate_for(&self, when: Begin) -> Condition {
-        let interrupt = self.setup.config().interrupt.clone();
+        let interrupt = self.setup.config.interrupt.clone();
         match interrupt.filter(|_| when == Begin::UnlessInterrupted && self.has_begun()) {
-            Some(interrupt) => Condition::Gate { gate: Gate::new(interrupt), last: self.ranks.at() },
+            Some(interrupt) => Condition::Gate { gate: Gate::new(interrupt), last: self.ranks.at },
             None => Condition::None,
         }
     }
@@ -223,7 +223,7 @@ impl Pipeline {
         let digest = digest(&form);
         let mut batch = checked.clone();
         batch.adopt(&self.setup, agree_alike(form).ok()?);
-        let last = self.ranks.at();
+        let last = self.ranks.at;
         let Waiting { purpose, when, start, .. } = *waiting;
         let offered = Offered { batch: checked.clone(), purpose, when, last };
         let Ok(running) = self.send_batch(batch, start, Condition::Offer(Box::new(offered))) else {
@@ -231,7 +231,7 @@ impl Pipeline {
             return None;
         };
         // The ranks have the batch before they can learn that all processes have begun it.
-        self.setup.next_batch().set_sent(digest);
+        self.setup.next_batch.set_sent(digest);
         Some(running)
     }
 
@@ -266,7 +266,7 @@ impl Pipeline {
         let may_withdraw = |waiting: &mut Waiting| waiting.when == Begin::UnlessInterrupted;
         let is_withdrawn = is_interrupted && self.waiting.take_if(may_withdraw).is_some();
         if is_withdrawn {
-            self.setup.next_batch().set(None);
+            self.setup.next_batch.set(None);
         }
         is_withdrawn
     }
@@ -280,8 +280,7 @@ impl Pipeline {
 
     /// Returns whether the ranks may get the next batch before the results of a batch with this plan are known.
     fn may_follow(&self, before: &StepPlan) -> bool {
-        let needs_results =
-            self.setup.config().verify != Verify::Off || self.accumulation.loss_scale().is_some();
+        let needs_results = self.setup.config.verify != Verify::Off || self.accumulation.loss_scale.is_some();
         !needs_results && !before.returns_gradients()
     }
 
@@ -289,7 +288,7 @@ impl Pipeline {
     /// batch.
     fn send_waiting(&mut self) {
         if let Some(waiting) = self.waiting.take() {
-            self.setup.next_batch().set(None);
+            self.setup.next_batch.set(None);
             let running = self.agree_and_send(waiting, Condition::None);
             self.begun.push_back(running);
         }
@@ -297,10 +296,10 @@ impl Pipeline {
 
     /// Compares a batch with the other processes' batches, and gives it to the ranks.
     fn agree_and_send(&mut self, waiting: Waiting, condition: Condition) -> Result<Running, PipelineError> {
-        if self.setup.program().is_forward_only() {
+        if self.setup.program.is_forward_only() {
             let reason =
                 "the program is forward-only: call `eval`, or launch the pipeline with a program that trains";
-            return Err(PipelineError::Batch(reason.to_owned()));
+            return Err(PipelineError::batch(reason));
         }
         let start = waiting.start;
         let batch = self.agreed(waiting)?;
@@ -320,7 +319,7 @@ impl Pipeline {
         condition: Condition,
     ) -> Result<Running, PipelineError> {
         let unit = self.accumulation.unit(batch.unit())?;
-        let (at, loss_scale) = (self.ranks.next_step(), self.accumulation.loss_scale());
+        let (at, loss_scale) = (self.ranks.next_step(), self.accumulation.loss_scale);
         let plan = StepPlan::training(at, &batch, unit, loss_scale, self.verifier.verification());
         let origin = StepOrigin::default();
         let replies = self.send_inputs(&plan, batch, &origin, &condition)?;
@@ -367,7 +366,7 @@ impl Pipeline {
     /// Waits for the end of a batch on all ranks, and merges their reports.
     fn await_results(&mut self, running: Running) -> Result<StepSummary, PipelineError> {
         let Running { plan, origin, replies, start, .. } = running;
-        let at = plan.at();
+        let at = plan.at;
         let mut answers = self.collect(at, &replies);
         if !self.exchange_reports(at, &mut answers) {
             self.take_back_offer();
@@ -397,7 +396,7 @@ impl Pipeline {
         let mut summary = StepSummary { began_early, interrupted, ..summary };
         self.note_gap(origin, &mut summary);
         if updates {
-            self.accumulation.scale_losses(self.setup.config().loss_scaling, summary.skipped);
+            self.accumulation.scale_losses(self.setup.config.loss_scaling, summary.skipped);
         }
         self.verifier.end_batch(difference, &mut summary);
         Ok(summary)
@@ -422,7 +421,7 @@ impl Pipeline {
         let mut lost = None;
         for running in std::mem::take(&mut self.begun).into_iter().flatten() {
             if !self.ranks.has_ended() {
-                lost = self.collect(running.plan.at(), &running.replies).results.err();
+                lost = self.collect(running.plan.at, &running.replies).results.err();
             }
         }
         lost
@@ -434,7 +433,7 @@ impl Drop for Pipeline {
     /// does not stop before the deadline is left running.
     fn drop(&mut self) {
         if let Some(first) = self.begun.iter().flatten().next() {
-            self.ranks.stop(first.plan.at(), "its pipeline was dropped");
+            self.ranks.stop(first.plan.at, "its pipeline was dropped");
             self.drop_running();
         }
     }

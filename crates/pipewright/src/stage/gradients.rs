@@ -40,7 +40,7 @@ pub(crate) struct GradientSums {
 impl GradientSums {
     /// Returns empty sums for the parameters of a module.
     pub(super) fn new(table: Arc<ParameterTable>) -> Self {
-        let count = table.paths().len();
+        let count = table.paths.len();
         let (sums, undeferred) = (vec![None; count], vec![false; count]);
         Self { table, sums, of_sources: HashMap::new(), undeferred }
     }
@@ -128,7 +128,7 @@ impl GradientSums {
             WeightTask::LowRank(ref task) => (task.weight, 0),
         };
         let index = self.index_of(weight);
-        let shape = self.table.shapes()[index].as_slice();
+        let shape = self.table.shapes[index].as_slice();
         let sum = match source {
             0 => self.sums[index].take(),
             _ => self.of_sources.get_mut(&index).and_then(|sources| sources.remove(&source)),
@@ -152,12 +152,12 @@ impl GradientSums {
     /// # Errors
     /// When no parameter has the path, or the gradient is not one float tensor of its shape.
     pub(crate) fn add_by_path(&mut self, path: &str, gradient: Values) -> Result<(), StageError> {
-        let Some(index) = self.table.paths().iter().position(|known| **known == *path) else {
-            let known = self.table.paths().first();
+        let Some(index) = self.table.paths.iter().position(|known| **known == *path) else {
+            let known = self.table.paths.first();
             let known = known.map(|known| format!("; its first one is `{known}`")).unwrap_or_default();
             return Err(StageError::Mistake(format!("the stage has no parameter `{path}`{known}")));
         };
-        let (parameter, expected) = (&self.table.paths()[index], &self.table.shapes()[index]);
+        let (parameter, expected) = (&self.table.paths[index], &self.table.shapes[index]);
         let fits = |value: &Value| value.kind() == ValueKind::Float && value.shape().to_vec() == *expected;
         match <[Value; 1]>::try_from(gradient) {
             Ok([gradient]) if fits(&gradient) => {
@@ -185,9 +185,9 @@ impl GradientSums {
     fn add_split(&mut self, SplitTask { layer, wanted, compute }: SplitTask) -> Result<(), StageError> {
         for (gradient, weight) in compute().into_iter().zip(wanted.iter()) {
             let Some(index) = weight.map(|weight| self.index_of(weight)) else { continue };
-            let (found, expected) = (gradient.shape().to_vec(), &self.table.shapes()[index]);
+            let (found, expected) = (gradient.shape().to_vec(), &self.table.shapes[index]);
             if found != *expected {
-                let path = &self.table.paths()[index];
+                let path = &self.table.paths[index];
                 return Err(StageError::Mistake(format!(
                     "the layer `{layer}` returned a gradient of shape {found:?} for its parameter `{path}` of shape \
                      {expected:?}: `SplitBackward::backward_weights` returns the gradients in the order and the shapes of \
@@ -242,7 +242,7 @@ impl GradientSums {
         part: RowShard,
         copies: u32,
     ) -> impl Iterator<Item = Range<usize>> + use<> {
-        let whole = self.table.shapes()[index][0];
+        let whole = self.table.shapes[index][0];
         let (first, rows) = (shard.rows(whole).start, part.rows(whole));
         RowShard::all(copies).map(move |copy| {
             let own = copy.rows(rows.len());

@@ -28,11 +28,12 @@ pub(super) struct HeldModule<M: StageBody> {
     /// The copy of the module with rounded parameters, with which a stage of half precision computes. It is
     /// made when it is needed, and dropped when the module is changed.
     rounded: OnceCell<M>,
-    precision: Precision,
-    device: Device,
+    pub(super) precision: Precision,
+    /// The device on which the stage computes, with a tape.
+    pub(super) device: Device,
     table: Arc<ParameterTable>,
     /// The parameters that were frozen after the launch.
-    frozen: HashSet<ParamId>,
+    pub(super) frozen: HashSet<ParamId>,
     /// Present if the parameters are sharded over replicas.
     shards: Option<Shards>,
 }
@@ -64,15 +65,6 @@ impl<M: StageBody> HeldModule<M> {
             }
         };
         Self { module: Some(module), rounded: OnceCell::new(), precision, device, table, frozen, shards }
-    }
-
-    /// Returns the device on which the stage computes, with a tape.
-    pub(super) fn device(&self) -> &Device {
-        &self.device
-    }
-
-    pub(super) fn precision(&self) -> Precision {
-        self.precision
     }
 
     pub(super) fn get(&self) -> &M {
@@ -133,7 +125,7 @@ impl<M: StageBody> HeldModule<M> {
 
     /// Returns the module for a forward that is recorded.
     pub(super) fn recording(&self) -> Recording<'_, M> {
-        let deferred = Deferred::new(self.table.ids().clone());
+        let deferred = Deferred::new(self.table.ids.clone());
         let Some(shards) = &self.shards else {
             return Recording { module: Cow::Borrowed(self.computing()), catches: Catches::new(), deferred };
         };
@@ -202,7 +194,7 @@ impl<M: StageBody> HeldModule<M> {
     /// Returns the values of the parameters that are not trained, such as running statistics; `None` for the
     /// others, and an empty list if all are trained.
     pub(super) fn buffers(&self) -> OptionalTensors {
-        self.floats_if(self.table.has_buffers(), |_, parameter| !parameter.is_trained)
+        self.floats_if(self.table.has_buffers, |_, parameter| !parameter.is_trained)
     }
 
     /// Returns the parameters that a forward may change, with the last changes; an empty list if there are
@@ -210,7 +202,7 @@ impl<M: StageBody> HeldModule<M> {
     /// that other replicas do not have is not averaged with theirs.
     pub(super) fn running_statistics(&self) -> OptionalTensors {
         // Between two steps, the rows of sharded parameters count as not trained.
-        self.floats_if(self.table.has_statistics(), |index, parameter| {
+        self.floats_if(self.table.has_statistics, |index, parameter| {
             !parameter.is_trained
                 && !self.frozen.contains(&parameter.id)
                 && !self.is_sharded(index)
@@ -236,10 +228,6 @@ impl<M: StageBody> HeldModule<M> {
         }
     }
 
-    pub(super) fn frozen(&self) -> &HashSet<ParamId> {
-        &self.frozen
-    }
-
     /// Freezes the parameters whose paths `contains` accepts, or trains them if they are frozen. Returns the
     /// parameters that it has changed.
     pub(super) fn freeze(&mut self, contains: &dyn Fn(&str) -> bool, freeze: bool) -> HashSet<ParamId> {
@@ -247,7 +235,7 @@ impl<M: StageBody> HeldModule<M> {
         let can_change = |parameter: &NamedTensor| {
             if freeze { parameter.is_trained } else { self.frozen.contains(&parameter.id) }
         };
-        let chosen = floats.iter().zip(self.table.paths());
+        let chosen = floats.iter().zip(&self.table.paths);
         let chosen = chosen.filter(|(parameter, path)| can_change(parameter) && contains(path));
         let chosen: HashSet<ParamId> = chosen.map(|(parameter, _)| parameter.id).collect();
         drop(floats);
@@ -271,7 +259,7 @@ fn rounded(
     contains: &dyn Fn(&str) -> bool,
 ) -> Option<Value> {
     let is_rounded =
-        held.dtype() == DType::F32 && !table.stays_single(index) && contains(&table.paths()[index]);
+        held.dtype() == DType::F32 && !table.stays_single(index) && contains(&table.paths[index]);
     // The number of dimensions does not matter here; 1 is arbitrary.
     let value = || Tensor::<1>::from_dispatch(held.clone().into_dispatch());
     is_rounded.then(|| Value::of(rounded_to(value(), half)))

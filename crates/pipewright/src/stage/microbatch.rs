@@ -126,11 +126,11 @@ impl InFlight {
 
 /// A forward that has begun.
 pub(crate) struct ForwardState {
-    pass: Pass,
+    pub(super) pass: Pass,
     /// `None` in an evaluation.
-    task: Option<ForwardTask>,
+    pub(super) task: Option<ForwardTask>,
     /// The inputs of the next block, off the tape; after the last block, the outputs of the stage.
-    values: Values,
+    pub(crate) values: Values,
     /// The next block; `None` after the last one.
     next: Option<usize>,
     /// The number of outputs that the last block returned.
@@ -176,20 +176,8 @@ impl ForwardState {
         &mut self.pass.context
     }
 
-    pub(super) fn pass(&self) -> &Pass {
-        &self.pass
-    }
-
-    pub(super) fn task(&self) -> Option<ForwardTask> {
-        self.task
-    }
-
     pub(crate) fn target(&self) -> Option<&Values> {
         self.pass.target.as_ref()
-    }
-
-    pub(crate) fn values(&self) -> &Values {
-        &self.values
     }
 
     /// Replaces the values. The backward does not know how the new values follow from the old ones.
@@ -256,11 +244,11 @@ pub(crate) struct InputGradients {
 
 /// A backward that has begun.
 pub(crate) struct BackwardState {
-    microbatch: Microbatch,
+    pub(crate) microbatch: Microbatch,
     in_flight: InFlight,
     /// The gradients of the outputs of the next segment; after the last one, the gradients of the stage's
     /// inputs.
-    gradients: OptionalTensors,
+    pub(crate) gradients: OptionalTensors,
     /// The number of gradients that the last segment returned.
     returned: usize,
     /// The time in which segments were computed again.
@@ -271,14 +259,6 @@ impl BackwardState {
     /// Begins a backward with the gradients of the outputs.
     pub(super) fn new(microbatch: Microbatch, in_flight: InFlight, gradients: OptionalTensors) -> Self {
         Self { microbatch, in_flight, gradients, returned: 0, recomputed: Duration::ZERO }
-    }
-
-    pub(crate) fn microbatch(&self) -> Microbatch {
-        self.microbatch
-    }
-
-    pub(crate) fn gradients(&self) -> &OptionalTensors {
-        &self.gradients
     }
 
     /// Replaces the gradients.

@@ -7,6 +7,7 @@ use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use pipewright_schedule::ids::Slice;
 use pipewright_schedule::{Microbatch, Slices, StageIndex};
+use serde::{Deserialize, Serialize};
 
 use super::carry::{CarryEnds, SequenceCarry, SliceCarry};
 use super::error::StageError;
@@ -175,7 +176,7 @@ pub(crate) struct Auxiliary {
 }
 
 /// How many choices of a mixture's tokens each expert has got.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ExpertLoad {
     pub layer: Arc<str>,
     pub choices: Vec<u64>,

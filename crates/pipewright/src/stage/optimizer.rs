@@ -33,7 +33,7 @@ impl StageOptimizer {
         module: &M,
         table: &ParameterTable,
     ) -> Result<Self, StageError> {
-        let paths = table.paths();
+        let paths = &table.paths;
         let groups = &settings.optimizer_groups;
         let group_of_each: Vec<Option<usize>> = paths.iter().map(|path| group_of(groups, path)).collect();
         let ids: Vec<ParamId> = parameters_of(module).iter().map(|parameter| parameter.id).collect();

@@ -15,26 +15,29 @@ use crate::tensor::{Placement, float_type_of};
 /// The parameters of a module. Float parameters have an index, in the order in which Burn visits them; the
 /// indices of integer and boolean parameters follow.
 #[derive(Debug)]
-pub(super) struct ParameterTable {
-    paths: Vec<Arc<str>>,
-    shapes: Vec<Vec<usize>>,
+pub(crate) struct ParameterTable {
+    /// The global path of each float parameter.
+    pub(crate) paths: Vec<Arc<str>>,
+    /// The shape of each whole float parameter.
+    pub(crate) shapes: Vec<Vec<usize>>,
     indices: HashMap<ParamId, usize>,
-    ids: Arc<HashSet<ParamId>>,
+    /// The ids of the float parameters.
+    pub(super) ids: Arc<HashSet<ParamId>>,
     placements: Vec<Placement>,
     /// For each float parameter that is a copy of an earlier one of the module, the index of the first copy.
     originals: Vec<Option<usize>>,
     /// Whether each float parameter has single precision in a pipeline of half precision.
     stay_single: Vec<bool>,
     /// The element type of all float parameters; `None` if they differ or there are none.
-    float_type: Option<DType>,
+    pub(super) float_type: Option<DType>,
     /// Whether some float parameters are not trained, such as running statistics.
-    has_buffers: bool,
+    pub(super) has_buffers: bool,
     /// Whether some of these are on all replicas, which average what forwards change of them.
-    has_statistics: bool,
+    pub(super) has_statistics: bool,
     /// Whether other replicas do not have some of the float parameters.
-    has_own_experts: bool,
+    pub(crate) has_own_experts: bool,
     /// The path of each integer and boolean parameter.
-    discrete: Vec<Arc<str>>,
+    pub(super) discrete: Vec<Arc<str>>,
     /// The number of ranks that compute the stage together.
     tensor_ranks: u32,
     /// The number of replicas that hold the experts together.
@@ -130,26 +133,6 @@ impl ParameterTable {
         Ok(())
     }
 
-    /// Returns the global path of each float parameter.
-    pub(super) fn paths(&self) -> &[Arc<str>] {
-        &self.paths
-    }
-
-    /// Returns the shape of each whole float parameter.
-    pub(super) fn shapes(&self) -> &[Vec<usize>] {
-        &self.shapes
-    }
-
-    /// Returns the global path of each integer and boolean parameter.
-    pub(super) fn discrete(&self) -> &[Arc<str>] {
-        &self.discrete
-    }
-
-    /// Returns the ids of the float parameters.
-    pub(super) fn ids(&self) -> &Arc<HashSet<ParamId>> {
-        &self.ids
-    }
-
     /// Returns the index of a float parameter, if the module has it.
     pub(super) fn index_of(&self, id: ParamId) -> Option<usize> {
         self.indices.get(&id).copied()
@@ -162,7 +145,7 @@ impl ParameterTable {
 
     /// Returns how the ranks of a tensor group hold a parameter. Integer and boolean parameters are not
     /// split.
-    pub(super) fn placement(&self, index: usize) -> Placement {
+    pub(crate) fn placement(&self, index: usize) -> Placement {
         self.placements.get(index).copied().unwrap_or(Placement::REPLICATED)
     }
 
@@ -186,28 +169,10 @@ impl ParameterTable {
         self.stay_single[index]
     }
 
-    pub(super) fn float_type(&self) -> Option<DType> {
-        self.float_type
-    }
-
-    pub(super) fn has_buffers(&self) -> bool {
-        self.has_buffers
-    }
-
-    /// Returns whether some parameters that are on all replicas are not trained. The answer is the same on
-    /// every replica, even if only some of them hold frozen experts.
-    pub(super) fn has_statistics(&self) -> bool {
-        self.has_statistics
-    }
-
-    /// Returns whether other replicas do not have the parameter, because replicas hold the experts together.
-    pub(super) fn is_on_one_replica(&self, index: usize) -> bool {
+    /// Returns whether other replicas do not have the parameter, because replicas hold the experts together. A
+    /// replica that holds all experts holds it like every other parameter.
+    pub(crate) fn is_on_one_replica(&self, index: usize) -> bool {
         self.expert_ranks > 1 && self.placement(index).on_one_replica
-    }
-
-    /// Returns whether other replicas do not have some of the float parameters.
-    pub(super) fn has_own_experts(&self) -> bool {
-        self.has_own_experts
     }
 }
 

@@ -7,17 +7,21 @@ use super::body::StageBody;
 use super::error::StageError;
 use super::module::{StageContext, StageModule};
 use super::runner::StageRunner;
-use super::settings::{BasePaths, Loss, StageParts, StageSettings};
+use super::settings::{Loss, StageOptions, StageSettings};
 use super::training::TrainingStage;
-use super::weight_work::{WeightRunner, WeightWork};
+use super::weight_work::WeightWork;
 use crate::tensor::{Boundary, unpack};
 
 /// A stage that a pipeline can run on a rank.
 ///
 /// Only the last stage of a training pipeline has a loss.
 pub struct Stage {
-    unprepared: Box<dyn Unprepared>,
+    options: StageOptions,
+    /// Prepares the module and the loss, whose types are unknown here.
+    prepare: Box<Prepare>,
 }
+
+type Prepare = dyn FnOnce(StageOptions, StageSettings) -> Result<Box<dyn StageRunner>, StageError> + Send;
 
 impl Stage {
     /// Makes a stage that sends its output to the next stage.
@@ -56,7 +60,7 @@ impl Stage {
     /// single precision. The losses of [`nn`](crate::nn) compute in single precision in both cases, with the
     /// same results, and need no copy.
     pub fn with_half_precision_loss(mut self) -> Self {
-        self.unprepared.set_loss_takes_half();
+        self.options.loss_takes_half = true;
         self
     }
 
@@ -70,7 +74,7 @@ impl Stage {
         mut self,
         runner: impl FnMut(Microbatch, &mut WeightWork) + Send + 'static,
     ) -> Self {
-        self.unprepared.set_weight_runner(Box::new(runner));
+        self.options.weight_runner = Some(Box::new(runner));
         self
     }
 
@@ -81,7 +85,7 @@ impl Stage {
     /// Two stages must not use the same path for different parameters. If the prefix depends on the part of
     /// the model and not on the stage's number, a run can resume from a checkpoint under another cut.
     pub fn with_prefix(mut self, prefix: &str) -> Self {
-        self.unprepared.add_prefix(prefix);
+        self.options.prefixes.push(prefix.to_owned());
         self
     }
 
@@ -93,59 +97,25 @@ impl Stage {
     ///
     /// All stages of a pipeline must make the same parameters their base.
     pub fn with_base(mut self, is_base: impl Fn(&str) -> bool + Send + 'static) -> Self {
-        self.unprepared.set_base(Box::new(is_base));
+        self.options.is_base = Some(Box::new(is_base));
         self
     }
 
     pub(crate) fn of_body<M: StageBody>(body: M, loss: Option<Loss<M::Output>>) -> Self {
-        let (prefixes, weight_runner, is_base) = (Vec::new(), None, None);
-        let parts = StageParts { body, loss, loss_takes_half: false, prefixes, weight_runner, is_base };
-        Self { unprepared: Box::new(parts) }
+        let prepare = move |options, settings| -> Result<Box<dyn StageRunner>, StageError> {
+            Ok(Box::new(TrainingStage::new(body, loss, options, settings)?))
+        };
+        Self { options: StageOptions::default(), prepare: Box::new(prepare) }
     }
 
     /// Prepares the stage for the rank on which it runs.
     pub(crate) fn prepare(self, settings: StageSettings) -> Result<Box<dyn StageRunner>, StageError> {
-        self.unprepared.prepare(settings)
+        (self.prepare)(self.options, settings)
     }
 }
 
 impl std::fmt::Debug for Stage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Stage").finish_non_exhaustive()
-    }
-}
-
-/// A stage without the types of its module.
-trait Unprepared: Send {
-    fn add_prefix(&mut self, prefix: &str);
-
-    fn set_loss_takes_half(&mut self);
-
-    fn set_weight_runner(&mut self, runner: WeightRunner);
-
-    fn set_base(&mut self, is_base: BasePaths);
-
-    fn prepare(self: Box<Self>, settings: StageSettings) -> Result<Box<dyn StageRunner>, StageError>;
-}
-
-impl<M: StageBody> Unprepared for StageParts<M> {
-    fn add_prefix(&mut self, prefix: &str) {
-        self.prefixes.push(prefix.to_owned());
-    }
-
-    fn set_loss_takes_half(&mut self) {
-        self.loss_takes_half = true;
-    }
-
-    fn set_weight_runner(&mut self, runner: WeightRunner) {
-        self.weight_runner = Some(runner);
-    }
-
-    fn set_base(&mut self, is_base: BasePaths) {
-        self.is_base = Some(is_base);
-    }
-
-    fn prepare(self: Box<Self>, settings: StageSettings) -> Result<Box<dyn StageRunner>, StageError> {
-        Ok(Box::new(TrainingStage::new(*self, settings)?))
     }
 }

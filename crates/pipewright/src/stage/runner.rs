@@ -12,14 +12,16 @@ use pipewright_schedule::{Microbatch, StageIndex};
 use super::body::Skips;
 use super::error::StageError;
 use super::forwarded::Forwarded;
+use super::gradients::GradientSums;
 use super::microbatch::{BackwardState, ForwardState};
+use super::parameter_table::ParameterTable;
 use super::segment::Replacement;
 use super::visit::Visit;
 use super::weight_work::WeightWork;
 use crate::checkpoint::{Checkpoint, CheckpointError, StageState};
 use crate::optimizer::{Factors, GradientHook};
 use crate::tensor::shard::RowShard;
-use crate::tensor::{OptionalTensor, OptionalTensors, Placement, TensorRank, Value, Values};
+use crate::tensor::{OptionalTensors, TensorRank, Value, Values};
 
 /// The paths of parameters after a restore.
 #[derive(Clone, Debug, Default)]
@@ -130,19 +132,22 @@ pub(crate) trait StageCompute: Send {
 
 /// The parameters of a stage, their gradient sums and their optimizer.
 pub(crate) trait StageParameters: Send {
-    /// Returns the global path of each float parameter, in the stage's own order.
-    fn paths(&self) -> &[Arc<str>];
+    /// Returns the parameters. Those that are floats have an index.
+    fn table(&self) -> &ParameterTable;
 
-    /// Returns the shape of each whole parameter, in the order of [`StageParameters::paths`].
-    fn shapes(&self) -> &[Vec<usize>];
+    /// Returns the gradient sums of the float parameters. After the reduction of a sharded stage, they have
+    /// only this replica's rows.
+    fn sums(&self) -> &GradientSums;
 
-    /// Returns the replica's rows of the parameter at `index` of [`StageParameters::paths`].
+    fn sums_mut(&mut self) -> &mut GradientSums;
+
+    /// Returns the replica's rows of the parameter at `index` of [`ParameterTable::paths`].
     fn row_shard(&self, index: usize) -> RowShard;
 
     /// Returns whether the stage has its whole parameters.
     fn is_gathered(&self) -> bool;
 
-    /// Returns every float parameter of the stage, in the order of [`StageParameters::paths`], then the
+    /// Returns every float parameter of the stage, in the order of [`ParameterTable::paths`], then the
     /// integer and boolean parameters.
     fn held(&self) -> Vec<Held>;
 
@@ -150,40 +155,13 @@ pub(crate) trait StageParameters: Send {
     /// number of its elements.
     fn undeferred(&self) -> Vec<(Arc<str>, usize)>;
 
-    /// Returns how the ranks of a tensor group hold the parameter at `index` of [`StageParameters::held`].
-    fn placement(&self, index: usize) -> Placement;
-
-    /// Returns whether one replica of the expert group holds the parameter at `index` of
-    /// [`StageParameters::held`], and the others do not have it. A replica that holds all experts holds it
-    /// like every other parameter.
-    fn is_on_one_replica(&self, index: usize) -> bool;
-
-    /// Returns whether one replica of the expert group holds some of the parameters, and the others do not
-    /// have them.
-    fn has_own_experts(&self) -> bool;
-
-    /// Returns the gradient sum of the parameter at `index` of [`StageParameters::paths`].
-    fn gradient(&self, index: usize) -> OptionalTensor;
-
-    /// Returns the gradients of the parameter at `index` as [`StageParameters::take_gradients`] does, which
-    /// takes them out.
-    fn gradients(&self, index: usize) -> OptionalTensors;
-
-    /// Takes out the gradients of the parameter at `index`: one sum for each replica whose tokens have
-    /// reached an expert, in the order of the replicas; one for any other parameter.
-    fn take_gradients(&mut self, index: usize) -> OptionalTensors;
-
-    /// Replaces the gradient sum of the parameter at `index`. After the reduction of a sharded stage, the sum
-    /// has only this replica's rows.
-    fn set_gradient(&mut self, index: usize, gradient: OptionalTensor);
-
     /// Cuts each part of a parameter's rows that the stage holds ([`StageParameters::row_shard`]) into
     /// `copies` parts, and returns the sum of squares of each of them, in the order of
-    /// [`StageParameters::paths`]. Replicas get the same bits whether each has all parts or some. Parts
+    /// [`ParameterTable::paths`]. Replicas get the same bits whether each has all parts or some. Parts
     /// without rows have the sum zero, and a parameter without a gradient has no sums.
     fn gradient_squares(&self, copies: u32) -> Vec<Vec<f64>>;
 
-    /// Returns the parameter at `index` of [`StageParameters::paths`] as the stage holds it. It shares its
+    /// Returns the parameter at `index` of [`ParameterTable::paths`] as the stage holds it. It shares its
     /// storage.
     fn value(&self, index: usize) -> Value;
 
@@ -202,7 +180,7 @@ pub(crate) trait StageParameters: Send {
     /// parameter.
     fn rows(&self) -> OptionalTensors;
 
-    /// Gives a sharded stage its whole parameters, in the order of [`StageParameters::paths`], until
+    /// Gives a sharded stage its whole parameters, in the order of [`ParameterTable::paths`], until
     /// [`StageParameters::release`]. The entry of a parameter that is not sharded is `None`.
     fn gather(&mut self, whole: OptionalTensors);
 
@@ -213,7 +191,7 @@ pub(crate) trait StageParameters: Send {
     fn note_statistics(&mut self);
 
     /// Returns the parameters that are not trained and that forwards have changed since
-    /// [`StageParameters::note_statistics`], in the order of [`StageParameters::paths`]; the others are
+    /// [`StageParameters::note_statistics`], in the order of [`ParameterTable::paths`]; the others are
     /// absent. `None` if the stage has no parameter that a forward may change.
     fn changed_statistics(&mut self) -> Option<OptionalTensors>;
 
@@ -253,10 +231,7 @@ pub(crate) trait StageParameters: Send {
     /// The back end's message, if the device has failed.
     fn await_parameters(&self) -> Result<(), String>;
 
-    /// Drops the gradient sums.
-    fn drop_gradients(&mut self);
-
-    /// Returns the parameters' values, in the order of [`StageParameters::paths`]. A sharded stage returns
+    /// Returns the parameters' values, in the order of [`ParameterTable::paths`]. A sharded stage returns
     /// its part of them unless they are gathered.
     fn parameters(&self) -> Vec<TensorData>;
 

@@ -1,4 +1,4 @@
-//! The parts and the settings from which a stage in training is made.
+//! The settings from which a stage in training is made.
 
 use std::sync::Arc;
 
@@ -7,7 +7,6 @@ use burn::tensor::{Device, Tensor};
 use pipewright_schedule::recompute::LayerParts;
 use pipewright_schedule::{Slices, StageBackward};
 
-use super::body::StageBody;
 use super::error::StageError;
 use super::module::StageContext;
 use super::weight_work::WeightRunner;
@@ -51,10 +50,9 @@ pub(crate) struct StageSettings {
 /// A loss without the type of its target.
 pub(crate) type Loss<O> = Box<dyn Fn(O, Values, &StageContext) -> Result<Tensor<1>, StageError> + Send>;
 
-/// A module, its loss, and the settings that the user has made for them.
-pub(super) struct StageParts<M: StageBody> {
-    pub(super) body: M,
-    pub(super) loss: Option<Loss<M::Output>>,
+/// The settings that the user has made for a stage.
+#[derive(Default)]
+pub(super) struct StageOptions {
     /// Whether the loss gets outputs in half precision as they are.
     pub(super) loss_takes_half: bool,
     /// The prefixes of the parameters' paths, the innermost first.

@@ -40,17 +40,15 @@ use super::in_flight::InFlightTable;
 use super::module_parameters::parameters_of;
 use super::optimizer::StageOptimizer;
 use super::parameter_table::ParameterTable;
-use super::settings::{BasePaths, Loss, StageParts, StageSettings};
+use super::settings::{Loss, StageOptions, StageSettings};
 use super::statistics::StatisticsBefore;
 use super::visit::{ChangeModule, ModulePlace};
-use super::weight_work::WeightRunner;
 use crate::random::LayerDraws;
 
 /// A stage in training. Its parts have state of their own, which only their methods change.
 pub(super) struct TrainingStage<M: StageBody> {
     settings: StageSettings,
-    /// The prefixes of the paths, the innermost first.
-    prefixes: Vec<String>,
+    options: StageOptions,
     module: HeldModule<M>,
     table: Arc<ParameterTable>,
     sums: GradientSums,
@@ -60,12 +58,6 @@ pub(super) struct TrainingStage<M: StageBody> {
     /// Present after an early update, until the update is kept or undone.
     before_update: Option<BeforeUpdate<M>>,
     loss: Option<Loss<M::Output>>,
-    /// Whether the loss gets outputs in half precision as they are.
-    loss_takes_half: bool,
-    /// The user's function that computes weight gradients instead of the stage.
-    weight_runner: Option<WeightRunner>,
-    /// Accepts the paths of the base of an adapter.
-    is_base: Option<BasePaths>,
     in_flight: InFlightTable,
     /// Runs the layers. Some of them may draw from the generator of their device.
     draws: Arc<LayerDraws>,
@@ -97,22 +89,26 @@ impl<M: StageBody> TrainingStage<M> {
     ///
     /// # Errors
     /// When the module does not fit the settings.
-    pub(super) fn new(parts: StageParts<M>, settings: StageSettings) -> Result<Self, StageError> {
-        let StageParts { body, loss, loss_takes_half, prefixes, weight_runner, is_base } = parts;
+    pub(super) fn new(
+        body: M,
+        loss: Option<Loss<M::Output>>,
+        options: StageOptions,
+        settings: StageSettings,
+    ) -> Result<Self, StageError> {
         if settings.must_have_loss && loss.is_none() {
             let mistake = "it is the last one and has no loss: make it with `Stage::with_loss`";
             return Err(StageError::Mistake(mistake.to_owned()));
         }
-        let trained = Trained::new(body, &prefixes, &settings, HashSet::new())?;
+        let trained = Trained::new(body, &options.prefixes, &settings, HashSet::new())?;
         let Trained { module, table, sums, optimizer } = trained;
         let mut stage = Self {
             draws: Arc::new(LayerDraws::new(
-                module.device(),
+                &module.device,
                 settings.tensor_ranks > 1 || settings.expert_ranks > 1,
             )),
             in_flight: InFlightTable::new(settings.slices),
-            settings: StageSettings { device: Some(module.device().clone()), ..settings },
-            prefixes,
+            settings: StageSettings { device: Some(module.device.clone()), ..settings },
+            options,
             module,
             table,
             sums,
@@ -120,9 +116,6 @@ impl<M: StageBody> TrainingStage<M> {
             borrowed: HashSet::new(),
             before_update: None,
             loss,
-            loss_takes_half,
-            weight_runner,
-            is_base,
             probes: Probes::default(),
             pattern: GradientPattern::default(),
             statistics: StatisticsBefore::default(),
@@ -135,7 +128,7 @@ impl<M: StageBody> TrainingStage<M> {
     /// Freezes the base of the adapter, if the stage has one. In half precision it is rounded once: no update
     /// needs its other digits.
     fn freeze_base(&mut self) {
-        if let Some(is_base) = &self.is_base {
+        if let Some(is_base) = &self.options.is_base {
             self.module.freeze(is_base, true);
             self.module.round(is_base);
         }
@@ -146,11 +139,11 @@ impl<M: StageBody> TrainingStage<M> {
         if self.settings.backward == StageBackward::Whole {
             return Ok(());
         }
-        let parameters = parameters_of(module.get()).into_iter().zip(table.paths()).enumerate();
+        let parameters = parameters_of(module.get()).into_iter().zip(&table.paths).enumerate();
         let mut trained = parameters.filter(|(index, (parameter, path))| {
             // The rows of a sharded parameter have no gradient of their own.
             let has_gradient = parameter.is_trained || module.is_sharded(*index);
-            has_gradient && !module.frozen().contains(&parameter.id) && !self.is_base(path)
+            has_gradient && !module.frozen.contains(&parameter.id) && !self.is_base(path)
         });
         match trained.next() {
             Some((_, (_, path))) => Err(StageError::Mistake(format!(
@@ -162,18 +155,18 @@ impl<M: StageBody> TrainingStage<M> {
     }
 
     fn is_base(&self, path: &str) -> bool {
-        self.is_base.as_ref().is_some_and(|is_base| is_base(path))
+        self.options.is_base.as_ref().is_some_and(|is_base| is_base(path))
     }
 
     /// Puts `module`, with whole parameters, in place of the stage's. Parameters with the same id and shape
     /// keep the optimizer's state. After an error the stage is as before.
     fn adopt(&mut self, module: M) -> Result<(), StageError> {
-        let frozen = self.module.frozen().clone();
-        let mut new = Trained::new(module, &self.prefixes, &self.settings, frozen)?;
+        let frozen = self.module.frozen.clone();
+        let mut new = Trained::new(module, &self.options.prefixes, &self.settings, frozen)?;
         let is_kept = |id: &ParamId| {
             self.table.shape_of(*id).is_some_and(|shape| new.table.shape_of(*id) == Some(shape))
         };
-        let kept = new.table.ids().iter().copied().filter(is_kept).collect();
+        let kept = new.table.ids.iter().copied().filter(is_kept).collect();
         new.optimizer.take_state_of(&self.optimizer, &kept)?;
         self.require_backward(&new.module, &new.table)?;
         let Trained { module, table, sums, optimizer } = new;
@@ -189,7 +182,7 @@ impl<M: StageBody> TrainingStage<M> {
         // A copy is changed, so that an error or a panic leaves the module as it is. It shares the storage.
         let mut module = self.module.settled().clone();
         let Some((part, name)) = module.part_mut(place) else { return Ok(0) };
-        if change(part, name, self.module.device()) {
+        if change(part, name, &self.module.device) {
             module.parts_changed();
             self.adopt(module)?;
         }
@@ -198,7 +191,7 @@ impl<M: StageBody> TrainingStage<M> {
 
     /// Freezes or trains parameters. Returns their number. The base of an adapter stays frozen.
     fn freeze(&mut self, contains: &dyn Fn(&str) -> bool, freeze: bool) -> usize {
-        let is_base = &self.is_base;
+        let is_base = &self.options.is_base;
         let can_change = |path: &str| !is_base.as_ref().is_some_and(|is_base| is_base(path));
         let chosen = self.module.freeze(&|path| can_change(path) && contains(path), freeze);
         // Which outputs need a gradient may change.

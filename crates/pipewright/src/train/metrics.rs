@@ -165,14 +165,10 @@ impl Metrics {
             skipped: report.skipped,
             learning_rate,
             tokens_per_second: tokens as f64 / seconds,
-            model_tflops: None,
-            mfu: None,
             step_ms: seconds * 1e3,
             elapsed_s: seconds,
             unix_s: SystemTime::now().duration_since(UNIX_EPOCH).ok().map(|time| time.as_secs_f64()),
             tokens,
-            epoch: None,
-            source_rows: Vec::new(),
             bubble_fraction: report.timeline.bubble_fraction(),
             exposed_comm_fraction: report.exposed_communication_fraction(),
             expert_exchange_ms: exchange_ms(report, |exchange| exchange.total),
@@ -200,14 +196,8 @@ impl Metrics {
                 .collect(),
             total: (!report.auxiliary.is_empty()).then(|| report.total()),
             peak_bytes: report.peak_bytes.clone(),
-            validation_loss: None,
-            validation_sources: Vec::new(),
-            samples: Vec::new(),
             bubble_per_rank: report.timeline.bubble_per_rank(),
-            planned_step_ms: None,
-            predicted_step_ms: None,
-            checkpoint_interval: None,
-            checkpoint_cost_ms: None,
+            ..Self::default()
         }
     }
 }

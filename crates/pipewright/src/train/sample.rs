@@ -3,7 +3,7 @@
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
-use crate::pipeline::{Pipeline, PipelineError};
+use crate::pipeline::{Mistake, Pipeline, PipelineError};
 use crate::tensor::{Values, unpack};
 
 /// A prompt with the text by which the model continues it.
@@ -80,10 +80,11 @@ fn append(
     for output in outputs {
         let logits: Tensor<3> = unpack(output.into_iter().take(1).collect())
             .map_err(|reason| {
-                PipelineError::Batch(format!(
+                let sentence = format!(
                     "texts cannot be continued, because the model does not return logits of [rows, tokens, vocabulary]: \
                      {reason}"
-                ))
+                );
+                PipelineError::Batch(Mistake::caused(sentence, reason))
             })?;
         let [rows, _, vocabulary] = logits.dims();
         for (row, text) in (0..rows).zip(texts.by_ref()).filter(|(_, text)| !text.is_ended) {

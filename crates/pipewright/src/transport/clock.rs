@@ -83,7 +83,8 @@ pub(super) struct ClockOffsets {
 pub(super) struct ClockLine {
     first: ClockOffset,
     last: ClockOffset,
-    change: Nanos,
+    /// The largest change of the difference since the first measurement of the run.
+    pub(super) change: Nanos,
 }
 
 impl ClockOffsets {
@@ -131,11 +132,6 @@ impl ClockLine {
         let drift =
             if span > 0.0 { (first.uncertainty + last.uncertainty) as f64 / span } else { LARGEST_DRIFT };
         nearest + (drift * beyond).ceil() as Nanos
-    }
-
-    /// Returns the largest change of the difference since the first measurement of the run.
-    pub(super) fn change(&self) -> Nanos {
-        self.change
     }
 }
 
@@ -217,7 +213,7 @@ mod tests {
         let line = offsets.line().expect("measurements");
         check(line, reference, (12..22).map(|second| second * SECOND + SECOND / 3));
         // In 19 seconds the difference grows by 19 * 80 us.
-        assert!((line.change() - 1_520_000).abs() < 10, "{}", line.change());
+        assert!((line.change - 1_520_000).abs() < 10, "{}", line.change);
         // Without the slope, the time one second after the last measurement would be 80 us wrong.
         let error = line.reference_time(20 * SECOND) - reference.time(20 * SECOND);
         assert!(error.abs() < 10, "{error}");
@@ -228,7 +224,7 @@ mod tests {
         let reference = Reference { ahead: -SECOND, drift: 400e-6 };
         let line = measured(reference, 1, &[[2_000, 1_000]]).line().expect("a measurement");
         check(line, reference, [0, SECOND, 10 * SECOND]);
-        assert_eq!(line.change(), 0);
+        assert_eq!(line.change, 0);
         assert!(ClockOffsets::default().line().is_none());
     }
 

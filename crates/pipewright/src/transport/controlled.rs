@@ -1,12 +1,9 @@
 //! The local transport with deliveries that a test controls: late, out of order, or never.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 use super::local::{LocalEndpoint, Mailboxes};
-use super::wait::Waited;
-use crate::failure::{Abort, StepError};
-use crate::ids::{Attempt, WorldRank};
+use crate::ids::WorldRank;
 use crate::message::{Message, Payload, Tag};
 
 /// The messages that were sent and have not arrived.
@@ -92,7 +89,7 @@ impl InFlight {
 
 /// A local endpoint whose messages stay in [`InFlight`] until the test delivers them.
 pub struct ControlledEndpoint {
-    inner: LocalEndpoint,
+    pub(super) inner: LocalEndpoint,
     in_flight: InFlight,
 }
 
@@ -110,26 +107,6 @@ pub(crate) fn world(ranks: u32) -> (Vec<ControlledEndpoint>, InFlight) {
 }
 
 impl ControlledEndpoint {
-    pub(crate) fn rank(&self) -> WorldRank {
-        self.inner.rank()
-    }
-
-    pub(crate) fn ranks(&self) -> u32 {
-        self.inner.ranks()
-    }
-
-    pub(crate) fn abort(&self) -> &Abort {
-        self.inner.abort()
-    }
-
-    pub(crate) fn attempt(&self) -> Attempt {
-        self.inner.attempt()
-    }
-
-    pub(crate) fn begin_step(&mut self, attempt: Attempt) {
-        self.inner.begin_step(attempt);
-    }
-
     pub(crate) fn send(&mut self, to: WorldRank, tag: Tag, payload: Payload) {
         let message = self.inner.envelope(tag, payload);
         let mut state = self.in_flight.lock();
@@ -142,22 +119,10 @@ impl ControlledEndpoint {
     }
 
     pub(crate) fn is_sent(&self, to: WorldRank, tag: Tag) -> bool {
-        let (own, attempt) = (self.inner.rank(), self.inner.attempt());
+        let (own, attempt) = (self.inner.rank, self.inner.attempt);
         let state = self.in_flight.lock();
         !state.messages.iter().any(|(receiver, message)| {
             (*receiver, message.from, message.attempt, message.tag) == (to, own, attempt, tag)
         })
-    }
-
-    pub(crate) fn try_take(&mut self, from: WorldRank, tag: Tag) -> Option<Message> {
-        self.inner.try_take(from, tag)
-    }
-
-    pub(crate) fn wait(&mut self, until: Instant) -> Waited {
-        self.inner.wait(until)
-    }
-
-    pub(crate) fn fail(&self, error: StepError) {
-        self.inner.fail(error);
     }
 }

@@ -26,24 +26,33 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
+    /// Returns the part that all transports have: the rank's mailbox, and the failures of all ranks.
+    fn local(&self) -> &LocalEndpoint {
+        match self {
+            Self::Local(endpoint) => endpoint,
+            Self::Controlled(endpoint) => &endpoint.inner,
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => &endpoint.inner,
+        }
+    }
+
+    fn local_mut(&mut self) -> &mut LocalEndpoint {
+        match self {
+            Self::Local(endpoint) => endpoint,
+            Self::Controlled(endpoint) => &mut endpoint.inner,
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => &mut endpoint.inner,
+        }
+    }
+
     /// Returns the rank of this endpoint.
     pub fn rank(&self) -> WorldRank {
-        match self {
-            Self::Local(endpoint) => endpoint.rank(),
-            Self::Controlled(endpoint) => endpoint.rank(),
-            #[cfg(feature = "mpi")]
-            Self::Mpi(endpoint) => endpoint.rank(),
-        }
+        self.local().rank
     }
 
     /// Returns the number of ranks.
     pub fn ranks(&self) -> u32 {
-        match self {
-            Self::Local(endpoint) => endpoint.ranks(),
-            Self::Controlled(endpoint) => endpoint.ranks(),
-            #[cfg(feature = "mpi")]
-            Self::Mpi(endpoint) => endpoint.ranks(),
-        }
+        self.local().ranks()
     }
 
     /// Returns whether other ranks run in other processes.
@@ -51,7 +60,7 @@ impl Endpoint {
         match self {
             Self::Local(_) | Self::Controlled(_) => false,
             #[cfg(feature = "mpi")]
-            Self::Mpi(endpoint) => endpoint.ranks() > 1,
+            Self::Mpi(endpoint) => endpoint.inner.ranks() > 1,
         }
     }
 
@@ -68,22 +77,12 @@ impl Endpoint {
 
     /// Returns the flag that every rank of this world watches.
     pub fn abort(&self) -> &Abort {
-        match self {
-            Self::Local(endpoint) => endpoint.abort(),
-            Self::Controlled(endpoint) => endpoint.abort(),
-            #[cfg(feature = "mpi")]
-            Self::Mpi(endpoint) => endpoint.abort(),
-        }
+        self.local().abort()
     }
 
     /// Returns the first error if a rank has failed in this rank's attempt or before.
     pub(crate) fn failure(&self) -> Option<StepError> {
-        let (abort, attempt) = match self {
-            Self::Local(endpoint) => (endpoint.abort(), endpoint.attempt()),
-            Self::Controlled(endpoint) => (endpoint.abort(), endpoint.attempt()),
-            #[cfg(feature = "mpi")]
-            Self::Mpi(endpoint) => (endpoint.abort(), endpoint.attempt()),
-        };
+        let (abort, attempt) = (self.abort(), self.local().attempt);
         if abort.is_raised_in(attempt) { abort.first_in(attempt) } else { None }
     }
 
@@ -101,7 +100,7 @@ impl Endpoint {
         match self {
             Self::Local(_) | Self::Controlled(_) => None,
             #[cfg(feature = "mpi")]
-            Self::Mpi(endpoint) => (endpoint.ranks() > 1).then(|| endpoint.report_channel()),
+            Self::Mpi(endpoint) => (endpoint.inner.ranks() > 1).then(|| endpoint.report_channel()),
         }
     }
 
@@ -109,10 +108,9 @@ impl Endpoint {
     pub fn begin_step(&mut self, attempt: impl Into<Attempt>) {
         let attempt = attempt.into();
         match self {
-            Self::Local(endpoint) => endpoint.begin_step(attempt),
-            Self::Controlled(endpoint) => endpoint.begin_step(attempt),
             #[cfg(feature = "mpi")]
             Self::Mpi(endpoint) => endpoint.begin_step(attempt),
+            _ => self.local_mut().begin_step(attempt),
         }
     }
 
@@ -183,32 +181,21 @@ impl Endpoint {
 
     /// Takes the message with `tag` from `from`, if it has arrived.
     pub fn try_take(&mut self, from: WorldRank, tag: Tag) -> Option<Message> {
-        match self {
-            Self::Local(endpoint) => endpoint.try_take(from, tag),
-            Self::Controlled(endpoint) => endpoint.try_take(from, tag),
-            #[cfg(feature = "mpi")]
-            Self::Mpi(endpoint) => endpoint.try_take(from, tag),
-        }
+        self.local_mut().try_take(from, tag)
     }
 
     /// Sleeps until a message arrives or may have left, `until` passes, or a rank fails. Returns at once if a
     /// message other than the wanted one was taken since the last wait.
     pub fn wait(&mut self, until: Instant) -> Waited {
         match self {
-            Self::Local(endpoint) => endpoint.wait(until),
-            Self::Controlled(endpoint) => endpoint.wait(until),
             #[cfg(feature = "mpi")]
             Self::Mpi(endpoint) => endpoint.wait(until),
+            _ => self.local_mut().wait(until),
         }
     }
 
     /// Raises the abort flag in this rank's attempt and in later ones, and wakes every waiting rank.
     pub fn fail(&self, error: StepError) {
-        match self {
-            Self::Local(endpoint) => endpoint.fail(error),
-            Self::Controlled(endpoint) => endpoint.fail(error),
-            #[cfg(feature = "mpi")]
-            Self::Mpi(endpoint) => endpoint.fail(error),
-        }
+        self.local().fail(error);
     }
 }

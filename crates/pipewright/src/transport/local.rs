@@ -42,8 +42,8 @@ impl Mailboxes {
 
 /// A rank's endpoint of the local transport.
 pub struct LocalEndpoint {
-    rank: WorldRank,
-    attempt: Attempt,
+    pub(crate) rank: WorldRank,
+    pub(crate) attempt: Attempt,
     mailboxes: Arc<Mailboxes>,
     /// Messages that have arrived. The attempt is part of the key, because a neighbour may be an attempt
     /// ahead.
@@ -74,10 +74,6 @@ impl LocalEndpoint {
         }
     }
 
-    pub(crate) fn rank(&self) -> WorldRank {
-        self.rank
-    }
-
     pub(crate) fn ranks(&self) -> u32 {
         u32::try_from(self.mailboxes.boxes.len()).expect("the world was made for a number of ranks")
     }
@@ -95,10 +91,6 @@ impl LocalEndpoint {
     pub(crate) fn send(&mut self, to: WorldRank, tag: Tag, payload: Payload) {
         let message = self.envelope(tag, payload);
         self.mailboxes.deliver(to, message);
-    }
-
-    pub(crate) fn attempt(&self) -> Attempt {
-        self.attempt
     }
 
     pub(crate) fn envelope(&self, tag: Tag, payload: Payload) -> Message {
@@ -155,7 +147,7 @@ mod tests {
         let mut ends = world(1);
         let mut endpoint = ends.remove(0);
         let abort = endpoint.abort().clone();
-        let rank = endpoint.rank();
+        let rank = endpoint.rank;
         let waits = std::thread::spawn(move || endpoint.wait(Instant::now() + Duration::from_secs(60)));
         // The rank sleeps by then.
         std::thread::sleep(Duration::from_millis(100));
@@ -175,10 +167,10 @@ mod tests {
         let mut ends = world(2);
         let (mut sender, mut receiver) = (ends.remove(1), ends.remove(0));
         let [first, second] = [0, 1].map(|stage| Tag::Statistics { stage: StageIndex::new(stage) });
-        let from = sender.rank();
+        let from = sender.rank;
         assert!(receiver.try_take(from, first).is_none());
         for tag in [first, second] {
-            sender.send(receiver.rank(), tag, Payload::Bytes(Vec::new().into()));
+            sender.send(receiver.rank, tag, Payload::Bytes(Vec::new().into()));
         }
         assert!(receiver.try_take(from, second).is_some());
         assert_eq!(receiver.wait(Instant::now() + Duration::from_millis(50)), Waited::Arrived);

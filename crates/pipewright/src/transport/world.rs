@@ -61,6 +61,11 @@ impl World {
         self.endpoints.iter().any(Endpoint::is_distributed)
     }
 
+    /// Returns the endpoint of this process if other ranks run in other processes.
+    fn process(&mut self) -> Option<&mut Endpoint> {
+        self.endpoints.first_mut().filter(|endpoint| endpoint.is_distributed())
+    }
+
     /// Checks that all processes run the same. Every process calls it with a description of its run, or with
     /// the reason why it cannot run. Within one process there is nothing to compare.
     ///
@@ -68,10 +73,7 @@ impl World {
     /// When processes differ, some cannot run, or some do not answer within `deadline`. Every process gets
     /// the same error.
     pub fn agree(&mut self, hello: Result<Fields, String>, deadline: Duration) -> Result<(), AgreementError> {
-        match self.endpoints.as_mut_slice() {
-            [endpoint] if endpoint.is_distributed() => agreement::agree(endpoint, &hello, deadline),
-            _ => Ok(()),
-        }
+        self.process().map_or(Ok(()), |endpoint| agreement::agree(endpoint, &hello, deadline))
     }
 
     /// Returns what any process knows, in every process. Every process calls it.
@@ -79,10 +81,8 @@ impl World {
     /// # Errors
     /// When two processes know one thing differently, and as [`World::agree`].
     pub(crate) fn vote(&mut self, own: Votes, deadline: Duration) -> Result<Votes, AgreementError> {
-        match self.endpoints.as_mut_slice() {
-            [endpoint] if endpoint.is_distributed() => vote::vote(endpoint, &own, deadline),
-            _ => Ok(own),
-        }
+        let Some(endpoint) = self.process() else { return Ok(own) };
+        vote::vote(endpoint, &own, deadline)
     }
 
     /// Returns in every process the result of `combine` for the values of all processes, with their ranks. The
@@ -100,22 +100,15 @@ impl World {
         T: Clone + Serialize + for<'de> Deserialize<'de>,
         R: Serialize + for<'de> Deserialize<'de>,
     {
-        match self.endpoints.as_mut_slice() {
-            [endpoint] if endpoint.is_distributed() => {
-                agreement::agree_by(endpoint, own, deadline, |values| {
-                    (Differences(Vec::new()), combine(values))
-                })
-            }
-            _ => Ok(combine(&[(WorldRank::new(0), own.clone())])),
-        }
+        let Some(endpoint) = self.process() else {
+            return Ok(combine(&[(WorldRank::new(0), own.clone())]));
+        };
+        agreement::agree_by(endpoint, own, deadline, |values| (Differences(Vec::new()), combine(values)))
     }
 
     /// Returns the channel for messages between processes that belong to no step; `None` within one process.
     pub fn byte_channel(&self) -> Option<ByteChannel> {
-        match self.endpoints.as_slice() {
-            [endpoint] if endpoint.is_distributed() => endpoint.byte_channel(),
-            _ => None,
-        }
+        self.endpoints.first().filter(|endpoint| endpoint.is_distributed())?.byte_channel()
     }
 
     /// Checks that no two processes have the same device. Every process calls it with the name of its rank's
@@ -129,10 +122,7 @@ impl World {
         device: Result<Option<String>, String>,
         deadline: Duration,
     ) -> Result<(), AgreementError> {
-        match self.endpoints.as_mut_slice() {
-            [endpoint] if endpoint.is_distributed() => agreement::claim(endpoint, &device, deadline),
-            _ => Ok(()),
-        }
+        self.process().map_or(Ok(()), |endpoint| agreement::claim(endpoint, &device, deadline))
     }
 
     /// Returns the text of the first rank's process in every process. All processes call it.
@@ -142,10 +132,8 @@ impl World {
     pub fn share(&mut self, own: String, deadline: Duration) -> Result<String, AgreementError> {
         let round = self.shared;
         self.shared += 1;
-        match self.endpoints.as_mut_slice() {
-            [endpoint] if endpoint.is_distributed() => agreement::share(endpoint, own, round, deadline),
-            _ => Ok(own),
-        }
+        let Some(endpoint) = self.process() else { return Ok(own) };
+        agreement::share(endpoint, own, round, deadline)
     }
 
     /// Measures the link between two ranks: between the first two processes, or between two threads of this

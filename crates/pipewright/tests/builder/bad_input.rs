@@ -11,11 +11,11 @@ use pipewright_schedule::{
     GenerateError, LowerConfig, PartitionError, TrainedStages, lower::Messages, lower::ReduceWait,
 };
 
-use crate::model::{Block, Shared, seeded_block};
-use crate::support::{LAYERS, batch, loss, optimizer};
+use crate::model::Shared;
+use crate::support::{Block, LAYERS, batch, loss, optimizer};
 
 fn complete() -> PipelineBuilder {
-    Pipeline::builder(Layers::new(LAYERS, seeded_block)).ranks(2).loss(loss).optimizer(optimizer())
+    Pipeline::builder(Layers::new(LAYERS, Block::new)).ranks(2).loss(loss).optimizer(optimizer())
 }
 
 fn check(builder: PipelineBuilder, message: &str) {
@@ -62,7 +62,7 @@ fn microbatches_that_do_not_divide() {
 
 #[test]
 fn what_training_needs() {
-    let layers = || Layers::new(LAYERS, seeded_block);
+    let layers = || Layers::new(LAYERS, Block::new);
     let no_loss = Pipeline::builder(layers()).optimizer(optimizer());
     check(no_loss, "there is no loss: give one with `loss`");
     let no_optimizer = Pipeline::builder(layers()).loss(loss);
@@ -77,14 +77,14 @@ fn what_training_needs() {
 fn models_that_cannot_be_cut() {
     let no_layers = Pipeline::builder(Vec::<Block>::new()).loss(loss).optimizer(optimizer());
     check(no_layers, "no layers");
-    let weights = Pipeline::builder(Layers::new(LAYERS, seeded_block).with_weights([1, 2]));
+    let weights = Pipeline::builder(Layers::new(LAYERS, Block::new).with_weights([1, 2]));
     check(weights.loss(loss).optimizer(optimizer()), "2 weights are given for 8 layers");
 }
 
 #[test]
 fn a_schedule_of_ones_own_has_its_own_size() {
     let own = || parse_schedule("0F0,0F1,0B0,0B1\n,1F0,1B0,1F1,1B1\n").expect("a schedule");
-    let builder = || Pipeline::builder(Layers::new(LAYERS, seeded_block)).loss(loss).optimizer(optimizer());
+    let builder = || Pipeline::builder(Layers::new(LAYERS, Block::new)).loss(loss).optimizer(optimizer());
     check(
         builder().schedule(own()).ranks(3),
         "has 2 ranks, and the builder was asked for 3: leave `ranks` out",
@@ -100,7 +100,7 @@ fn a_schedule_of_ones_own_has_its_own_size() {
 #[test]
 fn a_schedule_that_is_unsound() {
     let own = parse_schedule("0F0,0B0\n1B0,1F0\n").expect("a schedule");
-    let builder = Pipeline::builder(Layers::new(LAYERS, seeded_block)).loss(loss).optimizer(optimizer());
+    let builder = Pipeline::builder(Layers::new(LAYERS, Block::new)).loss(loss).optimizer(optimizer());
     let error = builder.schedule(own).launch().map(drop).expect_err("a backward comes before its forward");
     assert!(matches!(error, BuildError::Unsound(_)), "{error:?}");
     assert!(error.to_string().contains("1B0 needs 1F0"), "{error}");
@@ -126,7 +126,7 @@ fn a_program_that_cannot_run_on_several_ranks() {
 fn a_layer_that_cannot_be_made_is_named() {
     let make = |place| match place {
         5 => Err("no such file: layer5.bin"),
-        _ => Ok(seeded_block(place)),
+        _ => Ok(Block::new(place)),
     };
     let builder = Pipeline::builder(Layers::try_new(LAYERS, make)).ranks(2).loss(loss).optimizer(optimizer());
     let error = builder.launch().map(drop).expect_err("layer 5 cannot be made");

@@ -8,20 +8,17 @@ mod setters;
 #[path = "../support/mod.rs"]
 mod support;
 
-use std::convert::Infallible;
-
 use burn::optim::SgdConfig;
 use burn::tensor::{Int, Tensor};
 use pipewright::graph::Graph;
 use pipewright::pipeline::{Layers, Pipeline, PipelineConfig};
-use pipewright::stage::Stage;
 use pipewright::transport::World;
 use pipewright_schedule::{
     Level, LowerConfig, Method, ScheduleSpec, StageIndex, generate, lower, partition, validate,
 };
 
-use model::{Block, ByHand, Kind, Shared, alone, random_block, seeded_block};
-use support::{LAYERS, batch, config, loss, optimizer};
+use model::{ByHand, Kind, Shared, alone, random_block};
+use support::{Block, LAYERS, config, ending_in_loss, loss, optimizer, take_steps};
 
 /// The losses and gradient norms of some steps, and the parameters after them by path.
 pub(crate) type Run = (Vec<(Vec<f64>, f64)>, Vec<(String, Vec<f32>)>);
@@ -33,12 +30,7 @@ pub(crate) fn train(pipeline: Pipeline) -> Run {
 }
 
 pub(crate) fn train_for(steps: u64, mut pipeline: Pipeline) -> Run {
-    let step = |step| {
-        let summary =
-            pipeline.step(batch(step, MICROBATCHES), batch(100 + step, MICROBATCHES), 1e-2).expect("a step");
-        (summary.losses, summary.gradient_norm)
-    };
-    let steps = (0..steps).map(step).collect();
+    let steps = take_steps(&mut pipeline, 0..steps, MICROBATCHES);
     let parameters = pipeline.parameters().expect("every rank answers").into_iter();
     let mut parameters: Vec<_> = parameters
         .map(|parameter| (parameter.path.to_string(), parameter.data.iter::<f32>().collect()))
@@ -55,15 +47,15 @@ fn long_way(schedule: &str, ranks: u32) -> Run {
     let program = validate(program, Level::Comms).expect("it is sound");
     let stages = program.placement().stages();
     let cut = partition(&[1; LAYERS], stages, &Method::Even).expect("it cuts");
-    let make = move |stage: StageIndex| -> Result<Stage, Infallible> {
+    let make = move |stage: StageIndex| {
         let part = ByHand::new(cut.range(stage));
-        Ok(if stage.get() + 1 == stages { Stage::with_loss(part, loss) } else { Stage::new(part) })
+        ending_in_loss(stage.get() + 1 == stages, part)
     };
     train(Pipeline::launch(program, World::local(ranks), &config(), make).expect("it starts"))
 }
 
 fn short_way(schedule: &str, ranks: u32) -> Run {
-    let builder = Pipeline::builder(Layers::new(LAYERS, seeded_block)).config(config());
+    let builder = Pipeline::builder(Layers::new(LAYERS, Block::new)).config(config());
     let builder = builder.ranks(ranks).schedule(schedule).microbatches(MICROBATCHES).loss(loss);
     train(builder.launch().expect("it starts"))
 }
@@ -102,7 +94,7 @@ fn any_cut_gives_the_same_losses_and_paths() {
 #[test]
 fn a_list_of_layers_is_a_model() {
     let launch = |replicas| {
-        let layers: Vec<Block> = (0..LAYERS).map(seeded_block).collect();
+        let layers: Vec<Block> = (0..LAYERS).map(Block::new).collect();
         let builder = Pipeline::builder(layers).ranks(2).microbatches(MICROBATCHES).data_parallel(replicas);
         builder.loss(loss).config(PipelineConfig { data_parallel: replicas, ..config() }).launch()
     };

@@ -5,37 +5,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::module::{Module, Param};
 use burn::nn::LinearConfig;
-use burn::tensor::{Device, Int, Tensor, activation};
+use burn::tensor::{Device, Int, Tensor};
 use pipewright::graph::GraphLayer;
 use pipewright::nn::{Embedding, Linear};
 use pipewright::stage::{StageContext, StageModule};
 use pipewright::tensor::{BoundaryError, Values, pack, unpack};
 
-use crate::support::{WIDTH, numbers};
-
-/// `x + tanh(linear(x))`.
-#[derive(Module, Debug)]
-pub(crate) struct Block {
-    linear: Linear,
-}
-
-impl StageModule for Block {
-    type Input = Tensor<2>;
-    type Output = Tensor<2>;
-
-    fn forward(&self, input: Tensor<2>, _context: &StageContext) -> Tensor<2> {
-        input.clone() + activation::tanh(self.linear.forward(input))
-    }
-}
-
-/// Returns a layer whose parameters depend on its place alone, without a seed.
-pub(crate) fn seeded_block(place: usize) -> Block {
-    let device = Device::flex().autodiff();
-    let mut linear = LinearConfig::new(WIDTH, WIDTH).init(&device);
-    linear.weight = Param::from_data(numbers(place as u64, [WIDTH, WIDTH]), &device);
-    linear.bias = Some(Param::from_data(numbers(1000 + place as u64, [WIDTH]), &device));
-    Block { linear: linear.into() }
-}
+use crate::support::{Block, WIDTH, numbers, path_in_model};
 
 /// Keeps tests that draw random parameters from running at the same time: the generator belongs to the whole
 /// process.
@@ -59,7 +35,7 @@ pub(crate) struct ByHand {
 
 impl ByHand {
     pub(crate) fn new(layers: std::ops::Range<usize>) -> Self {
-        Self { first: layers.start, layers: layers.map(seeded_block).collect() }
+        Self { first: layers.start, layers: layers.map(Block::new).collect() }
     }
 }
 
@@ -72,8 +48,7 @@ impl StageModule for ByHand {
     }
 
     fn parameter_path(&self, local: &str) -> String {
-        let (place, rest) = local.trim_start_matches("layers.").split_once('.').expect("a layer's parameter");
-        format!("layers.{}.{rest}", place.parse::<usize>().expect("a place") + self.first)
+        path_in_model(local, self.first)
     }
 }
 
@@ -87,7 +62,7 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(place: usize) -> Self {
         let scale = Param::from_data(numbers(7, [WIDTH]), &Device::flex().autodiff());
-        let mut block = seeded_block(place);
+        let mut block = Block::new(place);
         block.linear.bias = None;
         Self { block, scale }
     }

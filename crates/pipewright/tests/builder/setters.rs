@@ -21,12 +21,12 @@ use pipewright_schedule::{
     Action, Level, LowerConfig, Method, Rank, Recompute, ScheduleSpec, ValidatedProgram,
 };
 
-use crate::model::{Block, alone, random_block, seeded_block};
-use crate::support::{LAYERS, batch, loss, optimizer};
+use crate::model::{alone, random_block};
+use crate::support::{Block, LAYERS, batch, loss, optimizer};
 use crate::{MICROBATCHES, Run, train};
 
 fn builder() -> PipelineBuilder {
-    let builder = Pipeline::builder(Layers::new(LAYERS, seeded_block)).ranks(2).microbatches(MICROBATCHES);
+    let builder = Pipeline::builder(Layers::new(LAYERS, Block::new)).ranks(2).microbatches(MICROBATCHES);
     builder.loss(loss).optimizer(SgdConfig::new().init())
 }
 
@@ -53,7 +53,7 @@ fn sizes_and_schedule_make_the_program() {
         let program = builder.program().expect("it exists");
         (program.ranks(), program.placement().stages(), program.microbatches())
     };
-    assert_eq!(sizes(Pipeline::builder(Layers::new(LAYERS, seeded_block))), (1, 1, 2), "defaults");
+    assert_eq!(sizes(Pipeline::builder(Layers::new(LAYERS, Block::new))), (1, 1, 2), "defaults");
     assert_eq!(sizes(builder()), (2, 2, 8));
     assert_eq!(sizes(builder().ranks(4)), (4, 4, 8));
     assert_eq!(sizes(builder().microbatches(12)), (2, 2, 12));
@@ -74,7 +74,7 @@ fn a_schedule_has_many_sources() {
     let program = builder().schedule(owned.clone()).program().expect("it is there");
     assert_eq!(program, owned);
     let own = parse_schedule("0F0,0F1,,0B0,0B1\n,1F0,1B0,1F1,1B1\n").expect("a schedule");
-    let layers = || Layers::new(LAYERS, seeded_block);
+    let layers = || Layers::new(LAYERS, Block::new);
     let own = Pipeline::builder(layers()).schedule(own).program().expect("it is sound");
     assert_eq!((own.ranks(), own.microbatches(), own.level()), (2, 2, Level::Comms));
     let group = ScheduleSpec { ranks: 4, microbatches: 8, group_size: Some(2), ..ScheduleSpec::default() };
@@ -101,7 +101,7 @@ fn layers_are_cut_as_asked() {
     let boundaries = vec![6];
     assert_eq!(stages(builder().partition(Method::Explicit { boundaries })), [0, 0, 0, 0, 0, 0, 1, 1]);
     let weights = [1, 1, 1, 1, 1, 1, 3, 3];
-    let weighted = Layers::new(LAYERS, seeded_block).with_weights(weights);
+    let weighted = Layers::new(LAYERS, Block::new).with_weights(weights);
     let weighted = Pipeline::builder(weighted).ranks(2).loss(loss).optimizer(optimizer());
     assert_eq!(stages(weighted.partition(Method::Optimal)), [0, 0, 0, 0, 0, 0, 1, 1]);
 }
@@ -173,7 +173,7 @@ impl StageModule for Slow {
 fn slow(wait: Duration) -> (PipelineBuilder, Arc<AtomicUsize>) {
     let threads = Arc::new(AtomicUsize::new(0));
     let seen = threads.clone();
-    let make = move |place| Slow { block: seeded_block(place), wait, threads: seen.clone() };
+    let make = move |place| Slow { block: Block::new(place), wait, threads: seen.clone() };
     let builder = Pipeline::builder(Layers::new(2, make)).ranks(2).microbatches(2);
     (builder.loss(loss).optimizer(optimizer()), threads)
 }

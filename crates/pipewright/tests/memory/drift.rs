@@ -4,20 +4,18 @@ use std::convert::Infallible;
 use std::path::Path;
 use std::time::Duration;
 
-use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use pipewright::checkpoint::{CheckpointFolder, CheckpointWriter, TrainingState};
 use pipewright::mesh::DataParallelMode::{self, Replicated, Sharded};
-use pipewright::nn::Linear;
 use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
-use pipewright::stage::{Stage, StageContext, StageModule};
+use pipewright::stage::Stage;
 use pipewright::train::data::Cursor;
 use pipewright::transport::World;
 use pipewright_schedule::generate::catalogue;
 use pipewright_schedule::{StageIndex, ValidatedProgram};
 
-use crate::support::{linear, loss, numbers, program};
+use crate::support::{Block, linear, loss, numbers, program};
 
 const WIDTH: usize = 64;
 /// Rows of a microbatch. The tensor of a boundary has 1024 bytes.
@@ -28,24 +26,10 @@ const WARM_UP: u64 = 10;
 /// from their lists.
 const SLACK: u64 = 32 << 10;
 
-#[derive(Module, Debug)]
-struct Layer {
-    linear: Linear,
-}
-
-impl StageModule for Layer {
-    type Input = Tensor<2>;
-    type Output = Tensor<2>;
-
-    fn forward(&self, input: Tensor<2>, _context: &StageContext) -> Tensor<2> {
-        input.clone() + self.linear.forward(input).tanh()
-    }
-}
-
 fn launch(program: ValidatedProgram, replicas: u32, mode: DataParallelMode) -> Pipeline {
     let (ranks, last) = (program.ranks(), program.placement().last_stage());
     let make = move |stage: StageIndex| -> Result<Stage, Infallible> {
-        let layer = Layer { linear: linear(u64::from(stage.get()), [WIDTH, WIDTH]) };
+        let layer = Block { linear: linear(u64::from(stage.get()), [WIDTH, WIDTH]) };
         let made = if stage == last { Stage::with_loss(layer, loss) } else { Stage::new(layer) };
         Ok(made.with_prefix(&format!("layers.{stage}")))
     };

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::{Device, Tensor};
-use pipewright::batch::{Batch, Merge, merge_by};
+use pipewright::batch::{Merge, merge_by};
 use pipewright::hook::{ActionHook, OverlapRun};
 use pipewright::ids::WorldRank;
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
@@ -14,28 +14,16 @@ use pipewright::transport::World;
 use pipewright_schedule::generate::{Generator, catalogue};
 use pipewright_schedule::{Action, Microbatch, Rank, StageIndex};
 
-use crate::support::{self, Mlp, ROWS, Step, WIDTH, batch, config, loss, program, split, stage};
-
-fn brought(step: u64, microbatches: u32) -> Batch {
-    Batch::new(
-        split(batch(step, microbatches), microbatches),
-        split(batch(100 + step, microbatches), microbatches),
-    )
-}
+use crate::support::{
+    self, Mlp, ROWS, Step, WIDTH, batch, brought, config, loss, program, stage, take_steps,
+};
 
 fn launch(schedule: &str, hook: Option<Arc<dyn ActionHook>>) -> Pipeline {
-    let program = program(schedule, 2, 4);
-    let stages = program.placement().stages();
-    let config = PipelineConfig { hook, ..config() };
-    Pipeline::launch(program, World::local(2), &config, move |index| stage(index, stages)).expect("it starts")
+    support::launch(program(schedule, 2, 4), &PipelineConfig { hook, ..config() })
 }
 
 fn steps(pipeline: &mut Pipeline) -> Vec<Step> {
-    let step = |step| {
-        let report = pipeline.step_batch(brought(step, 4), 1e-2).expect("a step");
-        (report.losses, report.gradient_norm)
-    };
-    (0..3).map(step).collect()
+    take_steps(pipeline, 0..3, 4)
 }
 
 /// Counts ranks inside an action, and runs the backward of an overlap first.

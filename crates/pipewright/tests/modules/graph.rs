@@ -17,7 +17,7 @@ use pipewright_schedule::costs::{SkipTransfer, StageSizes};
 use pipewright_schedule::simulate::timed;
 use pipewright_schedule::{Costs, Placement, Rank, Recompute, SkipAction, StageIndex, Timeline};
 
-use crate::support::{ROWS, WIDTH, batch, config, lose_each, optimizer, program};
+use crate::support::{ROWS, WIDTH, batch, config, lose_each, optimizer, program, take_steps};
 use unet::{
     Kind, Layer, MICROBATCHES, Outcome, STEPS, brought, ids, in_stages, launch, launch_with, loss, make,
     sorted, stage, train, train_on,
@@ -283,12 +283,7 @@ fn tied(stages: u32) -> Outcome {
         })
     };
     let mut pipeline = Pipeline::launch(program, World::local(stages), &config(), make).expect("it starts");
-    let step = |step| {
-        let report =
-            pipeline.step(batch(step, MICROBATCHES), batch(100 + step, MICROBATCHES), 1e-2).expect("a step");
-        (report.losses, report.gradient_norm)
-    };
-    let steps = (0..STEPS).map(step).collect();
+    let steps = take_steps(&mut pipeline, 0..STEPS, MICROBATCHES);
     (steps, sorted(pipeline.parameters().expect("they are there")))
 }
 

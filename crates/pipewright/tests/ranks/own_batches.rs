@@ -9,7 +9,7 @@ use pipewright::pipeline::{Pipeline, PipelineConfig, StepSummary};
 use pipewright::tensor::Metadata;
 use pipewright::transport::World;
 
-use crate::support::{WIDTH, config, numbers, program, stage};
+use crate::support::{WIDTH, config, launch_in, numbers, program};
 
 const MICROBATCHES: u32 = 4;
 const RATE: f64 = 1e-2;
@@ -34,8 +34,7 @@ fn of_replicas(data_parallel: u32, data_parallel_mode: DataParallelMode) -> Pipe
 }
 
 fn launch(world: World, config: &PipelineConfig) -> Pipeline {
-    let program = program("1f1b", 4, MICROBATCHES);
-    Pipeline::launch(program, world, config, |index| stage(index, 4)).expect("it starts")
+    launch_in(world, program("1f1b", 4, MICROBATCHES), config)
 }
 
 fn world(config: &PipelineConfig) -> World {

@@ -6,28 +6,19 @@ use pipewright::pipeline::{Pipeline, PipelineConfig, SeededPipeline};
 use pipewright::transport::World;
 use pipewright_schedule::generate::catalogue;
 
-use crate::support::{self, Step, batch, config, program, split, stage};
+use crate::support::{self, Step, batch, config, program, split, stage, take_steps};
 
 fn replicated(replicas: u32) -> PipelineConfig {
     PipelineConfig { data_parallel: replicas, ..config() }
 }
 
 fn launch(schedule: &str, ranks: u32, microbatches: u32, replicas: u32) -> Pipeline {
-    let program = program(schedule, ranks, microbatches / replicas);
-    let stages = program.placement().stages();
-    let world = World::local(ranks * replicas);
-    Pipeline::launch(program, world, &replicated(replicas), move |index| stage(index, stages))
-        .expect("the pipeline starts")
+    support::launch(program(schedule, ranks, microbatches / replicas), &replicated(replicas))
 }
 
 /// Takes steps on batches of `microbatches` microbatches and returns their results and the parameters.
 fn train(pipeline: &mut Pipeline, microbatches: u32) -> (Vec<Step>, Vec<f32>) {
-    let steps = (0..4).map(|step| {
-        let (inputs, targets) = (batch(step, microbatches), batch(100 + step, microbatches));
-        let report = pipeline.step(inputs, targets, 1e-2).expect("a step");
-        (report.losses, report.gradient_norm)
-    });
-    let steps = steps.collect();
+    let steps = take_steps(pipeline, 0..4, microbatches);
     let mut parameters = pipeline.parameters().expect("they are there");
     parameters.sort_by(|a, b| a.path.cmp(&b.path));
     (

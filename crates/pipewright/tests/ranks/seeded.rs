@@ -13,7 +13,9 @@ use pipewright::stage::Stage;
 use pipewright_schedule::generate::catalogue;
 use pipewright_schedule::{Action, Rank, StageIndex, ValidatedProgram};
 
-use crate::support::{LAYERS, Mlp, Step, batch, config, lose_each, loss, program, split, stage};
+use crate::support::{
+    LAYERS, Mlp, Step, batch, brought, config, ending_in_loss, lose_each, program, split, stage,
+};
 
 fn pipeline(program: ValidatedProgram, seed: u64) -> SeededPipeline {
     let stages = program.placement().stages();
@@ -21,9 +23,7 @@ fn pipeline(program: ValidatedProgram, seed: u64) -> SeededPipeline {
 }
 
 fn step(pipeline: &mut SeededPipeline, step: u64, microbatches: u32) -> Result<Step, PipelineError> {
-    let inputs = split(batch(step, microbatches), microbatches);
-    let targets = split(batch(100 + step, microbatches), microbatches);
-    let report = pipeline.step_batch(Batch::new(inputs, targets), 1e-2)?;
+    let report = pipeline.step_batch(brought(step, microbatches), 1e-2)?;
     Ok((report.losses, report.gradient_norm))
 }
 
@@ -203,7 +203,7 @@ fn a_message_lost_in_any_phase_after_the_program_is_reported() {
 fn uneven(index: StageIndex, stages: u32) -> Result<Stage, std::convert::Infallible> {
     let first = |stage: u32| stage as usize * LAYERS / stages as usize;
     let module = Mlp::new(first(index.get()), first(index.get() + 1) - first(index.get()));
-    Ok(if index.get() + 1 == stages { Stage::with_loss(module, loss) } else { Stage::new(module) })
+    ending_in_loss(index.get() + 1 == stages, module)
 }
 
 #[test]

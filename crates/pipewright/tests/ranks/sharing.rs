@@ -15,7 +15,10 @@ use pipewright::train::data::Cursor;
 use pipewright::transport::World;
 use pipewright_schedule::{StageIndex, ValidatedProgram};
 
-use crate::support::{Step, WIDTH, batch, config, lose_each, loss, numbers, program, program_of, split};
+use crate::support::{
+    Step, WIDTH, batch, config, ending_in_loss, lose_each, loss, numbers, program, program_of, split,
+    take_steps,
+};
 
 /// `x + tanh(x w + b)` with a weight that all stages share and one bias per stage.
 #[derive(Module, Debug)]
@@ -58,7 +61,7 @@ impl StageModule for Sharing {
 
 pub(super) fn stage(stage: StageIndex, stages: u32) -> Result<Stage, std::convert::Infallible> {
     let module = Sharing::new(stage);
-    Ok(if stage.get() + 1 == stages { Stage::with_loss(module, loss) } else { Stage::new(module) })
+    ending_in_loss(stage.get() + 1 == stages, module)
 }
 
 fn train(program: ValidatedProgram) -> (Vec<Step>, Vec<NamedParameter>) {
@@ -66,12 +69,7 @@ fn train(program: ValidatedProgram) -> (Vec<Step>, Vec<NamedParameter>) {
         (program.ranks(), program.placement().stages(), program.microbatches());
     let make = move |index| stage(index, stages);
     let mut pipeline = Pipeline::launch(program, World::local(ranks), &config(), make).expect("it starts");
-    let step = |step| {
-        let report =
-            pipeline.step(batch(step, microbatches), batch(100 + step, microbatches), 1e-2).expect("a step");
-        (report.losses, report.gradient_norm)
-    };
-    let steps = (0..4).map(step).collect();
+    let steps = take_steps(&mut pipeline, 0..4, microbatches);
     (steps, pipeline.parameters().expect("they are there"))
 }
 

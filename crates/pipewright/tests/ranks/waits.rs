@@ -7,13 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use pipewright::batch::Batch;
 use pipewright::pipeline::{Pipeline, PipelineConfig, SeededPipeline};
 use pipewright::transport::World;
 use pipewright_schedule::lower::Messages;
 use pipewright_schedule::{Level, LowerConfig, ScheduleSpec, ValidatedProgram, generate, lower, validate};
 
-use crate::support::{Step, batch, config, program, split, stage};
+use crate::support::{Step, batch, brought, config, program, stage};
 
 /// Returns a program whose ranks have at most `budget` sends in flight.
 fn waiting(schedule: &str, ranks: u32, microbatches: u32, budget: u32) -> ValidatedProgram {
@@ -29,8 +28,7 @@ fn seeded(program: ValidatedProgram, seed: u64) -> Vec<Step> {
     let mut pipeline =
         SeededPipeline::new(program, &config(), seed, |index| stage(index, stages)).expect("it starts");
     let step = |step| {
-        let parts = |seed| split(batch(seed, microbatches), microbatches);
-        let report = pipeline.step_batch(Batch::new(parts(step), parts(100 + step)), 1e-2).expect("a step");
+        let report = pipeline.step_batch(brought(step, microbatches), 1e-2).expect("a step");
         (report.losses, report.gradient_norm)
     };
     (0..2).map(step).collect()

@@ -25,7 +25,7 @@ use pipewright::verification::Verify;
 use pipewright_schedule::{Recompute, StageIndex};
 use serde_json::Map;
 
-use crate::support::{Mlp, batch, config, offloaded, program, split, stage};
+use crate::support::{self, Mlp, batch, config, offloaded, program, split};
 use batches::{MICROBATCHES, RATE, StepResult, begin, numbered, parameters, result_of};
 use watch::{Watch, actions, wait_until};
 
@@ -35,9 +35,8 @@ fn launch(schedule: &str, ranks: u32, config: &PipelineConfig) -> Pipeline {
 
 /// Launches the ranks of `world` that are in this process.
 fn launch_in(world: World, schedule: &str, config: &PipelineConfig) -> Pipeline {
-    let program = offloaded(program(schedule, world.ranks() / config.data_parallel, MICROBATCHES), config);
-    let stages = program.placement().stages();
-    Pipeline::launch(program, world, config, move |index| stage(index, stages)).expect("it starts")
+    let program = program(schedule, world.ranks() / config.data_parallel, MICROBATCHES);
+    support::launch_in(world, offloaded(program, config), config)
 }
 
 /// Trains on batches one after the other, each alone, and then with each begun during the one before. The

@@ -7,7 +7,7 @@ mod input_gradients;
 
 use std::collections::BTreeMap;
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use pipewright::batch::{Batch, Merge, SplitError, SplitRule, SplitSpec, merge_by};
@@ -19,7 +19,10 @@ use pipewright::tensor::{Metadata, Values, unpack};
 use pipewright::transport::World;
 use pipewright_schedule::{StageIndex, ValidatedProgram};
 
-use crate::support::{LAYERS, Mlp, WIDTH, config, loss, numbers, program};
+use crate::support::{
+    LAYERS, Mlp, Parameters, WIDTH, assert_close, config, ending_in_loss, floats, loss, numbers, parameters,
+    program,
+};
 
 const MICROBATCHES: u32 = 4;
 const RATE: f64 = 0.1;
@@ -36,54 +39,16 @@ fn sgd() -> PipelineConfig {
     PipelineConfig { optimizer: Some(SgdConfig::new().init()), clip_norm: None, metadata, ..config() }
 }
 
-type Parameters = BTreeMap<String, Vec<f32>>;
-
-fn parameters(pipeline: &mut Pipeline) -> Parameters {
-    let all = pipeline.parameters().expect("every rank answers");
-    all.into_iter().map(|found| (found.path.to_string(), found.data.iter().collect())).collect()
-}
-
-#[derive(Default)]
-struct Gradients {
-    path: Vec<String>,
-    of: Option<burn::tensor::Gradients>,
-    descended: Parameters,
-}
-
-impl ModuleVisitor for Gradients {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let gradients = self.of.as_ref().expect("they are set");
-        let gradient = param.val().grad(gradients).expect("a gradient");
-        let value = param.val().inner() - gradient * RATE;
-        self.descended.insert(self.path.join("."), value.into_data().iter().collect());
-    }
-
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_owned());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-}
-
 /// Returns the parameters after one step of gradient descent on one tape, and the loss.
 fn descended(loss: impl FnOnce(&Mlp) -> Tensor<1>) -> (Parameters, f64) {
     let module = Mlp::new(0, LAYERS);
     let loss = loss(&module);
     let value = f64::from(loss.clone().into_scalar::<f32>());
-    let mut visitor = Gradients { of: Some(loss.backward()), ..Gradients::default() };
-    module.visit(&mut visitor);
-    (visitor.descended, value)
-}
-
-fn assert_close(found: &Parameters, expected: &Parameters, what: &str) {
-    assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>(), "{what}");
-    for (path, values) in found {
-        for (found, expected) in values.iter().zip(&expected[path]) {
-            assert!((found - expected).abs() < 2e-6, "{what}: {path}: {found}, not {expected}");
-        }
-    }
+    let descend = |(value, gradient): (&f32, &f32)| value - gradient * RATE as f32;
+    let descended = floats(&module, Some(&loss.backward()))
+        .into_iter()
+        .map(|(path, float)| (path, float.values.iter().zip(&float.gradient).map(descend).collect()));
+    (descended.collect(), value)
 }
 
 fn context() -> StageContext {
@@ -115,7 +80,7 @@ fn launch_with_sides(program: ValidatedProgram) -> Pipeline {
     let (stages, world) = (program.placement().stages(), World::local(program.ranks()));
     let make = move |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
         let module = WithSides { layers: Mlp::of_stage(stage, stages) };
-        Ok(if stage.get() + 1 == stages { Stage::with_loss(module, loss) } else { Stage::new(module) })
+        ending_in_loss(stage.get() + 1 == stages, module)
     };
     Pipeline::launch(program, world, &sgd(), make).expect("it starts")
 }
@@ -162,7 +127,7 @@ fn rows_that_do_not_divide_are_split_as_in_pytorch() {
                 loss((0..stages).fold(data(0, rows).autodiff(), forward), data(1, rows).autodiff())
             });
             assert!((summary.loss() - value).abs() < 2e-6 * value, "{schedule}: {} {value}", summary.loss());
-            assert_close(&parameters(&mut pipeline), &expected, schedule);
+            assert_close(&parameters(&mut pipeline), &expected, 2e-6, schedule);
         }
     }
 }
@@ -292,7 +257,7 @@ fn every_valid_token_of_the_batch_counts_the_same() {
         let summary = pipeline.step_batch(batch, RATE).expect("a step");
         assert_eq!(summary.loss_weights, [2.0, 2.0 / 3.0, 0.0, 4.0 / 3.0]);
         assert!((summary.loss() - value).abs() < 2e-6 * value, "{} {value}", summary.loss());
-        assert_close(&parameters(&mut pipeline), &expected, schedule);
+        assert_close(&parameters(&mut pipeline), &expected, 2e-6, schedule);
     }
     // Microbatches that count by their rows give other gradients: this is the mistake that the weights avoid.
     let mut pipeline = launch(program("gpipe", 1, MICROBATCHES), &sgd(), MEAN_OF_VALID);
@@ -324,7 +289,7 @@ fn tokens_count_the_same_over_replicas_and_accumulated_batches() {
             pipeline.accumulate(batch(0, MICROBATCHES)).expect("a batch");
             pipeline.accumulate(batch(1, MICROBATCHES)).expect("a batch");
             pipeline.step_batch(batch(2, MICROBATCHES), RATE).expect("a step");
-            assert_close(&parameters(&mut pipeline), &expected, "three batches");
+            assert_close(&parameters(&mut pipeline), &expected, 2e-6, "three batches");
         }
     }
 }
@@ -345,7 +310,7 @@ fn tokens_may_have_weights() {
         let batch = tokens(0, MICROBATCHES).with_token_weights("weights", weights()).expect("twelve weights");
         let summary = pipeline.step_batch(batch, RATE).expect("a step");
         assert!((summary.loss() - value).abs() < 2e-6 * value, "{} {value}", summary.loss());
-        assert_close(&parameters(&mut pipeline), &expected, schedule);
+        assert_close(&parameters(&mut pipeline), &expected, 2e-6, schedule);
     }
 }
 
@@ -369,12 +334,12 @@ fn losses_may_be_added() {
         let mut pipeline = launch(program(schedule, ranks, MICROBATCHES), &sgd(), sum);
         let summary = pipeline.step_batch(tokens(0, MICROBATCHES).summed(), RATE).expect("a step");
         assert!((summary.total() - value).abs() < 1e-5 * value, "{} {value}", summary.total());
-        assert_close(&parameters(&mut pipeline), &once, schedule);
+        assert_close(&parameters(&mut pipeline), &once, 2e-6, schedule);
 
         let mut pipeline = launch(program(schedule, ranks, MICROBATCHES), &sgd(), sum);
         pipeline.accumulate(tokens(0, MICROBATCHES).summed()).expect("a batch");
         pipeline.step_batch(tokens(1, MICROBATCHES).summed(), RATE).expect("a step");
-        assert_close(&parameters(&mut pipeline), &twice, schedule);
+        assert_close(&parameters(&mut pipeline), &twice, 2e-6, schedule);
     }
 }
 

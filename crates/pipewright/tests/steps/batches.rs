@@ -12,7 +12,9 @@ use pipewright::tensor::Metadata;
 use pipewright::transport::World;
 use pipewright_schedule::{StageIndex, ValidatedProgram};
 
-use crate::support::{self, Mlp, WIDTH, config, loss, numbers, optimizer, program, program_of};
+use crate::support::{
+    self, Mlp, WIDTH, config, ending_in_loss, loss, numbers, optimizer, program, program_of,
+};
 
 const STAGES: u32 = 4;
 const STEPS: u64 = 4;
@@ -77,9 +79,9 @@ fn brought(step: u64) -> Batch {
 }
 
 fn launch(program: ValidatedProgram) -> Pipeline {
-    let make = |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
+    let make = |stage: StageIndex| {
         let module = Rich::new(stage);
-        Ok(if stage.get() + 1 == STAGES { Stage::with_loss(module, loss) } else { Stage::new(module) })
+        ending_in_loss(stage.get() + 1 == STAGES, module)
     };
     let world = World::local(program.ranks());
     Pipeline::launch(program, world, &unclipped(), make).expect("it starts")

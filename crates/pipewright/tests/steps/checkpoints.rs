@@ -38,11 +38,8 @@ fn folder() -> TempDir {
 }
 
 fn launch(schedule: &str, ranks: u32, optimizer: ModuleOptimizer) -> Pipeline {
-    let program = program(schedule, ranks, MICROBATCHES);
-    let stages = program.placement().stages();
     let config = PipelineConfig { optimizer: Some(optimizer), ..config() };
-    Pipeline::launch(program, World::local(ranks), &config, move |index| stage(index, stages))
-        .expect("the pipeline starts")
+    support::launch(program(schedule, ranks, MICROBATCHES), &config)
 }
 
 fn take_steps(pipeline: &mut Pipeline, steps: std::ops::Range<u64>) -> Vec<Step> {

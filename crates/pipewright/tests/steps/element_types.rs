@@ -9,7 +9,7 @@ use pipewright::tensor::Precision;
 use pipewright::transport::World;
 use pipewright_schedule::StageIndex;
 
-use crate::support::{Mlp, WIDTH, config, numbers, program, stage};
+use crate::support::{self, Mlp, WIDTH, config, numbers, program};
 
 const MICROBATCHES: u32 = 2;
 
@@ -18,9 +18,7 @@ fn rows(seed: u64, dtype: DType) -> Tensor<2> {
 }
 
 fn launch(precision: Precision) -> Pipeline {
-    let config = PipelineConfig { precision, ..config() };
-    let program = program("gpipe", 2, MICROBATCHES);
-    Pipeline::launch(program, World::local(2), &config, |index| stage(index, 2)).expect("it starts")
+    support::launch(program("gpipe", 2, MICROBATCHES), &PipelineConfig { precision, ..config() })
 }
 
 fn losses(precision: Precision, x: DType, y: DType) -> Result<Vec<f64>, String> {

@@ -129,9 +129,7 @@ impl Process {
 }
 
 fn launch(world: World, ranks: u32, config: &PipelineConfig) -> Pipeline {
-    let program = program("1f1b", ranks, MICROBATCHES);
-    let stages = program.placement().stages();
-    Pipeline::launch(program, world, config, move |index| stage(index, stages)).expect("it starts")
+    support::launch_in(world, program("1f1b", ranks, MICROBATCHES), config)
 }
 
 /// The results of threads that take each step alone, and the pipeline.

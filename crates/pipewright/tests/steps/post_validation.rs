@@ -8,22 +8,15 @@ use std::sync::Arc;
 use pipewright::loss_scale::LossScaling;
 use pipewright::mesh::DataParallelMode;
 use pipewright::optimizer::ClipGroup;
-use pipewright::pipeline::{Pipeline, PipelineConfig, SeededPipeline, StepSummary};
+use pipewright::pipeline::{PipelineConfig, SeededPipeline, StepSummary};
 use pipewright::tensor::Precision;
-use pipewright::transport::World;
 use pipewright_schedule::ValidatedProgram;
 
 use crate::ahead::batches::{MICROBATCHES, RATE, StepResult, begin, numbered, parameters, result_of};
-use crate::support::{Late, config, program, stage};
+use crate::support::{Late, config, launch, program, stage};
 
 /// Steps of each run.
 const STEPS: u64 = 6;
-
-fn launch(program: ValidatedProgram, config: &PipelineConfig) -> Pipeline {
-    let (world, stages) =
-        (World::local(program.ranks() * config.data_parallel), program.placement().stages());
-    Pipeline::launch(program, world, config, move |index| stage(index, stages)).expect("it starts")
-}
 
 /// The results of a run, and its parameters at the end.
 type Outcome = (Vec<StepResult>, Vec<(String, Vec<f32>)>);

@@ -9,11 +9,13 @@ use pipewright::batch::Batch;
 use pipewright::checkpoint::{CheckpointFolder, CheckpointWriter, TrainingState};
 use pipewright::nn::Dropout;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
-use pipewright::stage::{Stage, StageContext, StageModule};
+use pipewright::stage::{StageContext, StageModule};
 use pipewright::transport::World;
 use pipewright_schedule::StageIndex;
 
-use crate::support::{LAYERS, Mlp, Step, batch, config, loss, program, split};
+use crate::support::{
+    LAYERS, Mlp, Step, batch, brought, config, ending_in_loss, path_in_model, program, split,
+};
 
 const MICROBATCHES: u32 = 8;
 
@@ -47,11 +49,7 @@ impl StageModule for Noisy {
     }
 
     fn parameter_path(&self, local: &str) -> String {
-        let mut parts = local.splitn(3, '.');
-        let (Some("blocks"), Some(place), Some(rest)) = (parts.next(), parts.next(), parts.next()) else {
-            panic!("unexpected parameter {local}");
-        };
-        format!("blocks.{}.{rest}", place.parse::<usize>().expect("a place") + self.first)
+        path_in_model(local, self.first)
     }
 }
 
@@ -62,17 +60,15 @@ fn launch(schedule: &str, ranks: u32, config: &PipelineConfig) -> Pipeline {
 fn launch_for(microbatches: u32, schedule: &str, ranks: u32, config: &PipelineConfig) -> Pipeline {
     let program = program(schedule, ranks, microbatches / config.data_parallel);
     let stages = program.placement().stages();
-    let make = move |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
+    let make = move |stage: StageIndex| {
         let module = Noisy::of_stage(stage, stages);
-        Ok(if stage.get() + 1 == stages { Stage::with_loss(module, loss) } else { Stage::new(module) })
+        ending_in_loss(stage.get() + 1 == stages, module)
     };
     Pipeline::launch(program, World::local(ranks * config.data_parallel), config, make).expect("it starts")
 }
 
 fn step(pipeline: &mut Pipeline, number: u64) -> Step {
-    let inputs = split(batch(number, MICROBATCHES), MICROBATCHES);
-    let targets = split(batch(100 + number, MICROBATCHES), MICROBATCHES);
-    let summary = pipeline.step_batch(Batch::new(inputs, targets), 1e-2).expect("a step");
+    let summary = pipeline.step_batch(brought(number, MICROBATCHES), 1e-2).expect("a step");
     (summary.losses, summary.gradient_norm)
 }
 

@@ -18,7 +18,9 @@ use pipewright::transport::World;
 use pipewright_schedule::generate::catalogue;
 use pipewright_schedule::{Action, Rank, Recompute, StageIndex};
 
-use crate::support::{self, LAYERS, WIDTH, batch, config, loss, numbers, program, split};
+use crate::support::{
+    self, LAYERS, WIDTH, batch, biased, brought, config, ending_in_loss, loss, numbers, program, split,
+};
 
 const MICROBATCHES: u32 = 8;
 const STEPS: u64 = 3;
@@ -37,11 +39,8 @@ struct Block {
 impl Block {
     fn new(layer: usize) -> Self {
         let device = Device::flex().autodiff();
-        let mut linear = LinearConfig::new(WIDTH, WIDTH).init(&device);
-        linear.weight = Param::from_data(numbers(layer as u64, [WIDTH, WIDTH]), &device);
-        linear.bias = Some(Param::from_data(numbers(1000 + layer as u64, [WIDTH]), &device));
         let norm = BatchNormConfig::new(WIDTH).init(&device);
-        Self { linear: linear.into(), norm, dropout: Dropout::new(0.3), layer }
+        Self { linear: biased(layer as u64, &device), norm, dropout: Dropout::new(0.3), layer }
     }
 
     fn run(&self, input: Tensor<2>, context: &StageContext) -> Tensor<2> {
@@ -97,15 +96,13 @@ fn launch(schedule: &str, ranks: u32, config: &PipelineConfig) -> Pipeline {
         let count = LAYERS / stages as usize;
         let first = stage.index() * count;
         let module = Blocks { blocks: (first..first + count).map(Block::new).collect() };
-        Ok(if stage.get() + 1 == stages { Stage::with_loss(module, loss) } else { Stage::new(module) })
+        ending_in_loss(stage.get() + 1 == stages, module)
     };
     Pipeline::launch(program, World::local(ranks * config.data_parallel), config, make).expect("it starts")
 }
 
 fn step(pipeline: &mut Pipeline, number: u64) -> StepSummary {
-    let inputs = split(batch(number, MICROBATCHES), MICROBATCHES);
-    let targets = split(batch(100 + number, MICROBATCHES), MICROBATCHES);
-    pipeline.step_batch(Batch::new(inputs, targets), 1e-2).expect("a step")
+    pipeline.step_batch(brought(number, MICROBATCHES), 1e-2).expect("a step")
 }
 
 /// The losses, auxiliary losses and gradient norms of a run, and its parameters and running statistics at the

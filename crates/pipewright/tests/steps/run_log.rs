@@ -5,16 +5,14 @@ use std::path::Path;
 
 use pipewright::pipeline::Pipeline;
 use pipewright::train::{RunLog, RunLogError};
-use pipewright::transport::World;
 use serde_json::Value as Json;
 
-use crate::support::{batch, config, program, stage};
+use crate::support::{self, batch, config, program};
 
 const MICROBATCHES: u32 = 4;
 
 fn launch() -> Pipeline {
-    let program = program("1f1b", 2, MICROBATCHES);
-    Pipeline::launch(program, World::local(2), &config(), |index| stage(index, 2)).expect("it starts")
+    support::launch(program("1f1b", 2, MICROBATCHES), &config())
 }
 
 /// Writes the metrics of some steps, each with 100 tokens.

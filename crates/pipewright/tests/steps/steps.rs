@@ -9,16 +9,12 @@ use pipewright::batch::Batch;
 use pipewright::hook::ActionHook;
 use pipewright::ids::WorldRank;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
-use pipewright::transport::World;
 use pipewright_schedule::{Action, Rank};
 
-use crate::support::{self, batch, config, program, split, stage};
+use crate::support::{self, batch, config, program, split};
 
 fn launch(schedule: &str, ranks: u32, microbatches: u32, config: &PipelineConfig) -> Pipeline {
-    let program = program(schedule, ranks, microbatches);
-    let stages = program.placement().stages();
-    Pipeline::launch(program, World::local(ranks), config, move |index| stage(index, stages))
-        .expect("the pipeline starts")
+    support::launch(program(schedule, ranks, microbatches), config)
 }
 
 fn halves(seed: u64) -> [Batch; 2] {

@@ -4,22 +4,15 @@ use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::transport::World;
 use pipewright_schedule::ValidatedProgram;
 
-use crate::support::{self, Step, batch, config, program, program_of, stage, unpipelined};
+use crate::support::{
+    self, Step, batch, config, launch, program, program_of, stage, take_steps, unpipelined,
+};
 
 const STEPS: u64 = 4;
 
 fn run_with(program: ValidatedProgram, config: &PipelineConfig) -> Vec<Step> {
-    let (stages, ranks, microbatches) =
-        (program.placement().stages(), program.ranks(), program.microbatches());
-    let mut pipeline =
-        Pipeline::launch(program, World::local(ranks), config, move |index| stage(index, stages))
-            .expect("the pipeline starts");
-    let step = |step| {
-        let report =
-            pipeline.step(batch(step, microbatches), batch(100 + step, microbatches), 1e-2).expect("a step");
-        (report.losses, report.gradient_norm)
-    };
-    (0..STEPS).map(step).collect()
+    let microbatches = program.microbatches();
+    take_steps(&mut launch(program, config), 0..STEPS, microbatches)
 }
 
 fn run(program: ValidatedProgram) -> Vec<Step> {

@@ -2,22 +2,24 @@
 
 #![expect(dead_code, reason = "each test file uses its own part")]
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use burn::module::{Module, Param};
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::nn::LinearConfig;
 use burn::optim::{AdamWConfig, GradientsParams, LearningRate, LionState, ModuleOptimizer, Optimizer};
-use burn::tensor::{Device, Tensor, TensorData, activation};
+use burn::tensor::{Device, Gradients, Tensor, TensorData, activation};
 use pipewright::batch::Batch;
 use pipewright::failure::{Cause, StepError};
 use pipewright::hook::ActionHook;
 use pipewright::ids::{StepNumber, WorldRank};
 use pipewright::nn::Linear;
-use pipewright::pipeline::{PipelineConfig, PipelineError, SeededPipeline};
+use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError, SeededPipeline};
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::tensor::Values;
+use pipewright::transport::World;
 use pipewright_schedule::lower::{OffloadConfig, TrainingLowering, for_training, offload};
 use pipewright_schedule::{
     Action, Level, LowerConfig, Rank, ScheduleSpec, StageIndex, TrainedStages, ValidatedProgram, generate,
@@ -33,6 +35,32 @@ pub(crate) const WIDTH: usize = 6;
 /// Rows of a microbatch.
 pub(crate) const ROWS: usize = 3;
 
+/// `x + tanh(linear(x))`.
+#[derive(Module, Debug)]
+pub(crate) struct Block {
+    pub(crate) linear: Linear,
+}
+
+impl Block {
+    /// The parameters depend on `place` alone.
+    pub(crate) fn new(place: usize) -> Self {
+        Self::on(place, &Device::flex().autodiff())
+    }
+
+    pub(crate) fn on(place: usize, device: &Device) -> Self {
+        Self { linear: biased(place as u64, device) }
+    }
+}
+
+impl StageModule for Block {
+    type Input = Tensor<2>;
+    type Output = Tensor<2>;
+
+    fn forward(&self, input: Tensor<2>, _context: &StageContext) -> Tensor<2> {
+        input.clone() + activation::tanh(self.linear.forward(input))
+    }
+}
+
 /// `x + tanh(linear(x))` for each of a run of layers.
 #[derive(Module, Debug)]
 pub(crate) struct Mlp {
@@ -45,12 +73,7 @@ impl Mlp {
     /// Layers `first..first + count`; a layer's parameters depend on its place alone.
     pub(crate) fn new(first: usize, count: usize) -> Self {
         let device = Device::flex().autodiff();
-        let layers = (first..first + count).map(|layer| {
-            let mut linear = LinearConfig::new(WIDTH, WIDTH).init(&device);
-            linear.weight = Param::from_data(numbers(layer as u64, [WIDTH, WIDTH]), &device);
-            linear.bias = Some(Param::from_data(numbers(1000 + layer as u64, [WIDTH]), &device));
-            Linear::from(linear)
-        });
+        let layers = (first..first + count).map(|layer| biased(layer as u64, &device));
         Self { layers: layers.collect(), first }
     }
 
@@ -77,11 +100,7 @@ impl StageModule for Mlp {
     }
 
     fn parameter_path(&self, local: &str) -> String {
-        let mut parts = local.splitn(3, '.');
-        let (Some("layers"), Some(place), Some(rest)) = (parts.next(), parts.next(), parts.next()) else {
-            panic!("unexpected parameter {local}");
-        };
-        format!("layers.{}.{rest}", place.parse::<usize>().expect("a place") + self.first)
+        path_in_model(local, self.first)
     }
 }
 
@@ -92,8 +111,105 @@ pub(crate) fn loss(output: Tensor<2>, target: Tensor<2>) -> Tensor<1> {
 
 /// Returns the stage as the pipeline takes it.
 pub(crate) fn stage(stage: StageIndex, stages: u32) -> Result<Stage, std::convert::Infallible> {
-    let module = Mlp::of_stage(stage, stages);
-    Ok(if stage.get() + 1 == stages { Stage::with_loss(module, loss) } else { Stage::new(module) })
+    ending_in_loss(stage.get() + 1 == stages, Mlp::of_stage(stage, stages))
+}
+
+/// Returns a stage that ends in the loss if it is the last one.
+pub(crate) fn ending_in_loss<M: StageModule<Output = Tensor<2>>>(
+    is_last: bool,
+    module: M,
+) -> Result<Stage, std::convert::Infallible> {
+    Ok(if is_last { Stage::with_loss(module, loss) } else { Stage::new(module) })
+}
+
+/// Launches the model under a program.
+pub(crate) fn launch_in(world: World, program: ValidatedProgram, config: &PipelineConfig) -> Pipeline {
+    let stages = program.placement().stages();
+    Pipeline::launch(program, world, config, move |index| stage(index, stages)).expect("it starts")
+}
+
+/// Launches the model under a program, on threads of this process.
+pub(crate) fn launch(program: ValidatedProgram, config: &PipelineConfig) -> Pipeline {
+    launch_in(World::local(program.ranks() * config.data_parallel), program, config)
+}
+
+/// Takes steps, and returns their results.
+pub(crate) fn take_steps(
+    pipeline: &mut Pipeline,
+    steps: std::ops::Range<u64>,
+    microbatches: u32,
+) -> Vec<Step> {
+    let step = |step| {
+        let (inputs, targets) = (batch(step, microbatches), batch(100 + step, microbatches));
+        let summary = pipeline.step(inputs, targets, 1e-2).expect("a step");
+        (summary.losses, summary.gradient_norm)
+    };
+    steps.map(step).collect()
+}
+
+/// Returns the path in the model of the parameter `layers.INDEX.REST` of a stage whose first layer is `first`.
+pub(crate) fn path_in_model(local: &str, first: usize) -> String {
+    let mut parts = local.splitn(3, '.');
+    let (Some(list), Some(place), Some(rest)) = (parts.next(), parts.next(), parts.next()) else {
+        panic!("unexpected parameter {local}");
+    };
+    format!("{list}.{}.{rest}", place.parse::<usize>().expect("a place") + first)
+}
+
+/// Values by the path of their parameter.
+pub(crate) type Parameters = BTreeMap<String, Vec<f32>>;
+
+/// Returns the parameters of a pipeline.
+pub(crate) fn parameters(pipeline: &mut Pipeline) -> Parameters {
+    let all = pipeline.parameters().expect("every rank answers");
+    all.into_iter().map(|found| (found.path.to_string(), found.data.iter().collect())).collect()
+}
+
+/// A float parameter of a module.
+pub(crate) struct Float {
+    pub(crate) id: ParamId,
+    pub(crate) values: Vec<f32>,
+    /// Empty without gradients.
+    pub(crate) gradient: Vec<f32>,
+}
+
+/// Returns the float parameters of a module by their path, with their gradients.
+pub(crate) fn floats<M: Module>(module: &M, gradients: Option<&Gradients>) -> BTreeMap<String, Float> {
+    struct Reader<'a> {
+        path: Vec<String>,
+        gradients: Option<&'a Gradients>,
+        found: BTreeMap<String, Float>,
+    }
+    impl ModuleVisitor for Reader<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let gradient = self.gradients.map(|gradients| param.val().grad(gradients).expect("a gradient"));
+            let gradient = gradient.map(|gradient| gradient.into_data().iter().collect());
+            let (id, values) = (param.id, param.val().into_data().iter().collect());
+            let float = Float { id, values, gradient: gradient.unwrap_or_default() };
+            self.found.insert(self.path.join("."), float);
+        }
+
+        fn enter_module(&mut self, name: &str, _container_type: &str) {
+            self.path.push(name.to_owned());
+        }
+
+        fn exit_module(&mut self, _name: &str, _container_type: &str) {
+            self.path.pop();
+        }
+    }
+    let mut reader = Reader { path: Vec::new(), gradients, found: BTreeMap::new() };
+    module.visit(&mut reader);
+    reader.found
+}
+
+/// Compares parameters; `most` is the largest difference of two values.
+pub(crate) fn assert_close(found: &Parameters, expected: &Parameters, most: f32, what: &str) {
+    assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>(), "{what}");
+    for (path, values) in found {
+        for (found, expected) in values.iter().zip(&expected[path]) {
+            assert!((found - expected).abs() < most, "{what}: {path}: {found}, not {expected}");
+        }
+    }
 }
 
 /// Returns small numbers that depend on `seed` alone.
@@ -101,6 +217,14 @@ pub(crate) fn numbers<const D: usize>(seed: u64, shape: [usize; D]) -> TensorDat
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let count = shape.iter().product::<usize>();
     TensorData::new((0..count).map(|_| rng.random_range(-0.5f32..0.5)).collect::<Vec<_>>(), shape)
+}
+
+/// Returns a layer of the model, whose parameters depend on `seed` alone.
+pub(crate) fn biased(seed: u64, device: &Device) -> Linear {
+    let mut linear = LinearConfig::new(WIDTH, WIDTH).init(device);
+    linear.weight = Param::from_data(numbers(seed, [WIDTH, WIDTH]), device);
+    linear.bias = Some(Param::from_data(numbers(1000 + seed, [WIDTH]), device));
+    linear.into()
 }
 
 /// Returns a linear layer without a bias, whose weight depends on `seed` alone. `sizes` are its inputs and outputs.
@@ -116,6 +240,12 @@ pub(crate) fn batch(seed: u64, microbatches: u32) -> Tensor<2> {
 /// Returns a tensor, split into microbatches.
 pub(crate) fn split(tensor: Tensor<2>, microbatches: u32) -> Vec<Values> {
     pipewright::batch::split(&pipewright::tensor::pack(tensor), microbatches).expect("it divides")
+}
+
+/// Returns a batch of the model, by microbatches.
+pub(crate) fn brought(step: u64, microbatches: u32) -> Batch {
+    let parts = |seed| split(batch(seed, microbatches), microbatches);
+    Batch::new(parts(step), parts(100 + step))
 }
 
 pub(crate) fn program(schedule: &str, ranks: u32, microbatches: u32) -> ValidatedProgram {

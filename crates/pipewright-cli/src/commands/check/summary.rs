@@ -9,8 +9,9 @@ use std::ops::Range;
 
 use pipewright::train::Validation;
 use pipewright::train::data::{DataSource, MixedRows, TokenRows};
-use pipewright_models::training_memory::{HeldBytes, MemoryPlan};
+use pipewright_models::training_memory::MemoryPlan;
 use pipewright_models::{CutModel, ParameterSpec};
+use pipewright_schedule::held_bytes::HeldBytes;
 use pipewright_schedule::picture::microbatches_in_words;
 use pipewright_schedule::recompute::{LayerPart, LayerParts, StageRecompute};
 use pipewright_schedule::words::counted;

@@ -49,10 +49,10 @@ impl<M: StageBody> TrainingStage<M> {
             }
         };
         let gradients = backward.take_gradients();
-        let gradients = self.backward_of(backward.microbatch(), tape, gradients)?;
+        let gradients = self.backward_of(backward.microbatch, tape, gradients)?;
         backward.add(gradients, recomputed);
         if backward.next_block().is_none() {
-            self.in_flight.end_backward(backward.microbatch());
+            self.in_flight.end_backward(backward.microbatch);
         }
         Ok(true)
     }

@@ -18,10 +18,10 @@ use crate::tensor::{Lossy, OptionalTensors, Value, ValueKind, Values, int_type_o
 
 impl<M: StageBody> StageCompute for TrainingStage<M> {
     fn admitted(&self, part: BatchPart, values: Values) -> Result<Values, StageError> {
-        let ints = int_type_of(self.module.device());
+        let ints = int_type_of(&self.module.device);
         let admit = |(index, value): (usize, Value)| {
             let found = value.dtype();
-            let (admitted, expected) = match (value.kind(), self.table.float_type()) {
+            let (admitted, expected) = match (value.kind(), self.table.float_type) {
                 (ValueKind::Float, Some(expected)) => (value.clone().into_float(expected), expected),
                 (ValueKind::Int, _) => (value.clone().into_int(ints), ints),
                 _ => return Ok(value),
@@ -46,7 +46,7 @@ impl<M: StageBody> StageCompute for TrainingStage<M> {
     }
 
     fn forward(&mut self, forward: &mut ForwardState) -> Result<(), StageError> {
-        let is_recomputed = forward.task().is_some_and(|task| task.recompute);
+        let is_recomputed = forward.task.is_some_and(|task| task.recompute);
         if forward.next_block() == Some(0) && !(is_recomputed && self.settings.by_block) {
             let layers = self.settings.recomputed_layers.filter(|_| is_recomputed);
             let parts = layers.and_then(|layers| Segment::divided(layers, self.module.get().blocks()));
@@ -69,7 +69,7 @@ impl<M: StageBody> StageCompute for TrainingStage<M> {
     }
 
     fn finish_forward(&mut self, forward: ForwardState) -> Result<Forwarded, StageError> {
-        let is_kept = forward.task().is_some_and(|task| task.has_backward);
+        let is_kept = forward.task.is_some_and(|task| task.has_backward);
         let number = forward.context().number();
         let (forwarded, in_flight) = forward.finish()?;
         self.in_flight.end_forward(number, is_kept.then_some(in_flight));
@@ -123,7 +123,7 @@ impl<M: StageBody> StageCompute for TrainingStage<M> {
         let count = tasks.len();
         let mut work = WeightWork::new(tasks, &mut self.sums, self.module.last_computing().exposed());
         first(&mut work);
-        if let Some(runner) = &mut self.weight_runner {
+        if let Some(runner) = &mut self.options.weight_runner {
             runner(microbatch, &mut work);
         }
         // Weight gradients that a user's function has not computed would be missing in the sums.
@@ -148,7 +148,7 @@ impl<M: StageBody> StageCompute for TrainingStage<M> {
     }
 
     fn device(&self) -> &Device {
-        self.module.device()
+        &self.module.device
     }
 
     fn keep_buffers(&mut self, trains: bool) {

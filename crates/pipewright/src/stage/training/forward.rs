@@ -30,12 +30,12 @@ impl<M: StageBody> TrainingStage<M> {
         segment: Segment,
         replacement: Option<Replacement<'_>>,
     ) -> Result<(), StageError> {
-        let (inputs, task) = (forward.take_values(), forward.task());
+        let (inputs, task) = (forward.take_values(), forward.task);
         forward.context_mut().draw_through(&self.draws);
         if replacement.is_none() {
             self.probe(segment, &inputs, forward)?;
         }
-        self.in_flight.join_carry(forward.context_mut(), task.map(|_| self.module.device()));
+        self.in_flight.join_carry(forward.context_mut(), task.map(|_| &self.module.device));
         let forwarded = match task {
             None => self.forward_without_tape(segment, inputs, forward, replacement)?,
             // A function of the caller's cannot be called again.
@@ -44,7 +44,7 @@ impl<M: StageBody> TrainingStage<M> {
             }
             Some(task) => {
                 let (forwarded, tape) =
-                    self.record(segment, inputs, forward.pass(), task.keep_outputs, replacement)?;
+                    self.record(segment, inputs, &forward.pass, task.keep_outputs, replacement)?;
                 // The tape of a stage that runs forward only is empty.
                 if task.has_backward {
                     forward.save(segment, Saved::Tape(Box::new(tape)));
@@ -64,7 +64,7 @@ impl<M: StageBody> TrainingStage<M> {
         forward: &mut ForwardState,
         replacement: Option<Replacement<'_>>,
     ) -> Result<Forwarded, StageError> {
-        let precision = self.module.precision();
+        let precision = self.module.precision;
         let (module, Pass { context, target, .. }) = forward.copy_of(|| self.module.computing().valid());
         let inputs = inputs.into_iter().map(|input| precision.rounded(input)).collect();
         let outputs = segment.forward::<M>(module, inputs, context, replacement)?;
@@ -144,9 +144,9 @@ impl<M: StageBody> TrainingStage<M> {
         replacement: Option<Replacement<'_>>,
     ) -> Result<(Forwarded, TapePart), StageError> {
         let Pass { context, target, loss_weight, auxiliary_weight } = pass;
-        let precision = self.module.precision();
+        let precision = self.module.precision;
         let rounded = inputs.into_iter().map(|input| precision.rounded(input));
-        let (inputs, caught) = rounded.map(|input| as_input(input, self.module.device())).unzip();
+        let (inputs, caught) = rounded.map(|input| as_input(input, &self.module.device)).unzip();
         let output = segment.forward(module, inputs, context, replacement)?;
         if let Some(what) = context.take_not_finite() {
             return Err(StageError::NotFinite { what });
@@ -176,12 +176,12 @@ impl<M: StageBody> TrainingStage<M> {
 
     /// Returns outputs as the loss takes them.
     fn for_loss(&self, outputs: Values) -> Values {
-        if self.loss_takes_half { outputs } else { self.for_user(outputs) }
+        if self.options.loss_takes_half { outputs } else { self.for_user(outputs) }
     }
 
     /// Returns outputs as steps and evaluations return them: not in half precision.
     fn for_user(&self, outputs: Values) -> Values {
-        let precision = self.module.precision();
+        let precision = self.module.precision;
         outputs.into_iter().map(|output| precision.widened(output)).collect()
     }
 

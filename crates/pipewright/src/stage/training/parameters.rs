@@ -16,20 +16,26 @@ use crate::device::computes_behind;
 use crate::optimizer::{Factors, GradientHook, ParameterGradient};
 use crate::stage::body::StageBody;
 use crate::stage::error::StageError;
+use crate::stage::gradients::GradientSums;
 use crate::stage::module_parameters::{NamedTensor, discrete_of, filled, parameters_of, with_discrete};
+use crate::stage::parameter_table::ParameterTable;
 use crate::stage::runner::{Held, RestoredPaths, StageParameters};
 use crate::stage::shards::Shards;
 use crate::stage::visit::Visit;
 use crate::tensor::shard::RowShard;
-use crate::tensor::{OptionalTensor, OptionalTensors, Placement, TensorRank, Value, wait_until_computed};
+use crate::tensor::{OptionalTensors, TensorRank, Value, wait_until_computed};
 
 impl<M: StageBody> StageParameters for TrainingStage<M> {
-    fn paths(&self) -> &[Arc<str>] {
-        self.table.paths()
+    fn table(&self) -> &ParameterTable {
+        &self.table
     }
 
-    fn shapes(&self) -> &[Vec<usize>] {
-        self.table.shapes()
+    fn sums(&self) -> &GradientSums {
+        &self.sums
+    }
+
+    fn sums_mut(&mut self) -> &mut GradientSums {
+        &mut self.sums
     }
 
     fn row_shard(&self, index: usize) -> RowShard {
@@ -49,11 +55,11 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
             copied: data(value, is_copied),
             shared: data(value, declared.iter().any(|declared| **declared == **path)),
         };
-        let floats = parameters_of(self.module.get()).into_iter().zip(self.table.paths()).enumerate();
+        let floats = parameters_of(self.module.get()).into_iter().zip(&self.table.paths).enumerate();
         let floats = floats.map(|(index, (found, path))| {
-            hold(path, self.table.shapes()[index].clone(), &found.value, self.table.is_copied(index))
+            hold(path, self.table.shapes[index].clone(), &found.value, self.table.is_copied(index))
         });
-        let discrete = discrete_of(self.module.get()).into_iter().zip(self.table.discrete());
+        let discrete = discrete_of(self.module.get()).into_iter().zip(&self.table.discrete);
         let is_copied = self.settings.tensor_ranks > 1;
         let discrete =
             discrete.map(|(found, path)| hold(path, found.value.shape().to_vec(), &found.value, is_copied));
@@ -61,36 +67,8 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
     }
 
     fn undeferred(&self) -> Vec<(Arc<str>, usize)> {
-        let (paths, shapes) = (self.table.paths(), self.table.shapes());
+        let (paths, shapes) = (&self.table.paths, &self.table.shapes);
         self.sums.undeferred().map(|index| (paths[index].clone(), shapes[index].iter().product())).collect()
-    }
-
-    fn placement(&self, index: usize) -> Placement {
-        self.table.placement(index)
-    }
-
-    fn is_on_one_replica(&self, index: usize) -> bool {
-        self.table.is_on_one_replica(index)
-    }
-
-    fn has_own_experts(&self) -> bool {
-        self.table.has_own_experts()
-    }
-
-    fn gradient(&self, index: usize) -> OptionalTensor {
-        self.sums.get(index)
-    }
-
-    fn gradients(&self, index: usize) -> OptionalTensors {
-        self.sums.sources(index)
-    }
-
-    fn take_gradients(&mut self, index: usize) -> OptionalTensors {
-        self.sums.take_sources(index)
-    }
-
-    fn set_gradient(&mut self, index: usize, gradient: OptionalTensor) {
-        self.sums.set(index, gradient);
     }
 
     fn gradient_squares(&self, copies: u32) -> Vec<Vec<f64>> {
@@ -149,9 +127,9 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         factor: f64,
         hook: &dyn GradientHook,
     ) -> Result<(), StageError> {
-        for index in 0..self.table.paths().len() {
+        for index in 0..self.table.paths.len() {
             let Some(sum) = self.sums.get(index) else { continue };
-            let (path, shape) = (self.table.paths()[index].clone(), sum.shape().to_vec());
+            let (path, shape) = (self.table.paths[index].clone(), sum.shape().to_vec());
             let mut gradient = ParameterGradient::new(stage, &path, sum.clone().scaled(factor));
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| hook.change(&mut gradient))) {
                 let message = panic_message(&*panic);
@@ -222,14 +200,10 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
     }
 
     fn await_parameters(&self) -> Result<(), String> {
-        if !computes_behind(self.module.device()) {
+        if !computes_behind(&self.module.device) {
             return Ok(());
         }
         wait_until_computed(parameters_of(self.module.get()).into_iter().map(|found| found.value))
-    }
-
-    fn drop_gradients(&mut self) {
-        self.sums.clear();
     }
 
     fn parameters(&self) -> Vec<TensorData> {
@@ -237,8 +211,8 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
     }
 
     fn state(&self, rank: TensorRank) -> StageState {
-        let floats = parameters_of(self.module.settled()).into_iter().zip(self.table.paths());
-        let discrete = discrete_of(self.module.get()).into_iter().zip(self.table.discrete());
+        let floats = parameters_of(self.module.settled()).into_iter().zip(&self.table.paths);
+        let discrete = discrete_of(self.module.get()).into_iter().zip(&self.table.discrete);
         let row_shard = self.settings.row_shards.map(|shards| shards.others);
         let counts = |index| {
             let shards = self.module.shards().zip(row_shard);
@@ -251,7 +225,7 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
             let shard = self.table.placement(index).shard_of(rank);
             // The rows of a sharded parameter have no gradient of their own.
             let is_trained = is_trained || self.module.is_sharded(index);
-            let is_frozen = self.module.frozen().contains(&id);
+            let is_frozen = self.module.frozen.contains(&id);
             let rows = self.module.row_shard(index);
             HeldParameter { index, path: path.clone(), id, shard, rows, is_frozen, value, is_trained }
         });
@@ -267,7 +241,7 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         self.module.release();
         self.module.settled();
         let table = self.table.clone();
-        let all = || table.paths().iter().chain(table.discrete()).cloned();
+        let all = || table.paths.iter().chain(&table.discrete).cloned();
         let base: HashSet<Arc<str>> = all().filter(|path| self.is_base(path)).collect();
         let keeps = |path: &str| base.contains(path) || (may_miss && !checkpoint.has(path));
         self.restore_values(checkpoint, rank, &keeps)?;
@@ -293,9 +267,9 @@ impl<M: StageBody> TrainingStage<M> {
         let is_trained: Vec<bool> = found.map(|found| found.is_trained).collect();
         // The rows of a sharded parameter have no gradient of their own.
         let is_trained = |index: usize| is_trained[index] || self.module.is_sharded(index);
-        let is_trained: Vec<bool> = (0..table.paths().len()).map(is_trained).collect();
+        let is_trained: Vec<bool> = (0..table.paths.len()).map(is_trained).collect();
         let added = |index: usize, held: &Value| {
-            let added = by.get(&table.paths()[index]).filter(|_| !is_trained[index])?;
+            let added = by.get(&table.paths[index]).filter(|_| !is_trained[index])?;
             (held.shape().as_slice() == [added.len()]).then_some(added)
         };
         let mut found = 0;
@@ -326,11 +300,11 @@ impl<M: StageBody> TrainingStage<M> {
         keeps: &dyn Fn(&str) -> bool,
     ) -> Result<(), CheckpointError> {
         let table = self.table.clone();
-        let row_shards: Vec<_> = (0..table.paths().len()).map(|index| self.module.row_shard(index)).collect();
+        let row_shards: Vec<_> = (0..table.paths.len()).map(|index| self.module.row_shard(index)).collect();
         let borrowed = &self.borrowed;
         self.module.replace_with(|module| {
             filled(module, |index, held| {
-                let (path, shape) = (&table.paths()[index], &table.shapes()[index]);
+                let (path, shape) = (&table.paths[index], &table.shapes[index]);
                 if keeps(path) || borrowed.contains(&index) {
                     return Ok(None);
                 }
@@ -341,7 +315,7 @@ impl<M: StageBody> TrainingStage<M> {
         })?;
         self.module.replace_with(|module| {
             with_discrete(module, |index, held| {
-                let path = &table.discrete()[index];
+                let path = &table.discrete[index];
                 if keeps(path) {
                     return Ok(held.clone());
                 }
@@ -358,7 +332,7 @@ impl<M: StageBody> TrainingStage<M> {
     ) -> Result<(), CheckpointError> {
         let Some(optimizer) = self.optimizer.get().cloned() else { return Ok(()) };
         let found = parameters_of(self.module.get());
-        let held = found.iter().zip(self.table.paths()).enumerate();
+        let held = found.iter().zip(&self.table.paths).enumerate();
         // The optimizer does not know a parameter that it does not update, or that has no rows on this replica.
         let is_updated =
             |index, found: &NamedTensor| found.value.shape()[0] > 0 && !self.borrowed.contains(&index);

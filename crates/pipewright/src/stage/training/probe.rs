@@ -33,11 +33,11 @@ impl<M: StageBody> TrainingStage<M> {
         forward: &ForwardState,
     ) -> Result<(), StageError> {
         let Some(number) = self.draws.probe_number() else { return Ok(()) };
-        let is_training = forward.task().is_some();
+        let is_training = forward.task.is_some();
         if self.probes.get(&(segment, is_training)) == Some(&number) {
             return Ok(());
         }
-        let runs = (0..PROBES).map(|_| self.run_for_probe(segment, inputs, forward.pass(), is_training));
+        let runs = (0..PROBES).map(|_| self.run_for_probe(segment, inputs, &forward.pass, is_training));
         // The values differ from the values of a forward, so other errors mean nothing.
         let accused = runs.map_while(|outcome| match outcome {
             Some(Err(error @ StageError::DrawsTogether { .. })) => Some(error),

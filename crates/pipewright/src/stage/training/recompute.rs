@@ -67,7 +67,7 @@ impl<M: StageBody> TrainingStage<M> {
         let saved = inputs.clone();
         let key = (segment, requires_grad(&inputs));
         let Some(marks) = self.pattern.get(&key) else {
-            let (forwarded, tape) = self.record(segment, inputs, forward.pass(), keep_outputs, None)?;
+            let (forwarded, tape) = self.record(segment, inputs, &forward.pass, keep_outputs, None)?;
             tape.discard();
             self.pattern.insert(key, requires_grad(&forwarded.outputs));
             forward.save(segment, Saved::Inputs(saved, Fingerprint::of(&forwarded)));

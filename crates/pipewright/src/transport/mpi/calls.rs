@@ -79,8 +79,8 @@ pub(super) struct Calls {
     communicator: ffi::MPI_Comm,
     /// [`BLOCK`] bytes as one element.
     block: ffi::MPI_Datatype,
-    rank: WorldRank,
-    ranks: u32,
+    pub(super) rank: WorldRank,
+    pub(super) ranks: u32,
     /// Whether the messages of ranks wait for their receives, as a test asks for.
     is_synchronous: bool,
 }
@@ -156,14 +156,6 @@ impl Calls {
         let is_synchronous = cfg!(feature = "testing") && std::env::var_os(SYNCHRONOUS_SENDS).is_some();
         let rank = WorldRank::new(rank as u32);
         Ok(Self { communicator, block, rank, ranks: ranks as u32, is_synchronous })
-    }
-
-    pub(super) fn rank(&self) -> WorldRank {
-        self.rank
-    }
-
-    pub(super) fn ranks(&self) -> u32 {
-        self.ranks
     }
 
     /// Starts to send a buffer of whole blocks.

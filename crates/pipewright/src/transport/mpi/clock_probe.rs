@@ -19,7 +19,7 @@ pub(super) struct ClockProbe {
     /// The completed trips of the current measurement.
     trips: Vec<RoundTrip>,
     /// Whether an answer is under way.
-    is_waiting: bool,
+    pub(super) is_waiting: bool,
     /// The time at which the next measurement begins.
     next: Instant,
 }
@@ -28,11 +28,6 @@ impl ClockProbe {
     /// Returns a probe that begins to measure at `at`.
     pub(super) fn new(at: Instant) -> Self {
         Self { trips: Vec::with_capacity(TRIPS), is_waiting: false, next: at }
-    }
-
-    /// Returns whether an answer is under way.
-    pub(super) fn is_waiting(&self) -> bool {
-        self.is_waiting
     }
 
     /// Returns whether a measurement has begun and is not complete.

@@ -18,9 +18,8 @@ use super::posted::PostedReceives;
 use super::process_clock::{ClockError, ProcessClock};
 use super::same_machine::LocalProcesses;
 use crate::byte_channel::ByteChannel;
-use crate::failure::{Abort, StepError};
 use crate::ids::{Attempt, WorldRank};
-use crate::message::{Message, Payload, Tag};
+use crate::message::{Payload, Tag};
 use crate::progress::ProgressBoard;
 use crate::transport::local::{LocalEndpoint, Mailboxes};
 use crate::transport::wait::Waited;
@@ -28,7 +27,7 @@ use crate::transport::wire::{self, Frame};
 
 /// This process's rank in a world of processes that `mpirun` started.
 pub struct MpiEndpoint {
-    inner: LocalEndpoint,
+    pub(crate) inner: LocalEndpoint,
     commands: Sender<Command>,
     shared: Arc<ThreadShared>,
     /// The messages of bytes that have arrived.
@@ -83,7 +82,7 @@ impl NewWorld {
                 return (false, done);
             }
         };
-        let (rank, ranks) = (calls.rank(), calls.ranks());
+        let (rank, ranks) = (calls.rank, calls.ranks);
         let is_first = rank == FIRST;
         let shared = Arc::new(ThreadShared::new(ProcessClock::new(is_first, error)));
         let (mailboxes, board) = (Mailboxes::new(ranks), ProgressBoard::new(ranks));
@@ -131,14 +130,6 @@ impl NewWorld {
 }
 
 impl MpiEndpoint {
-    pub(crate) fn rank(&self) -> WorldRank {
-        self.inner.rank()
-    }
-
-    pub(crate) fn ranks(&self) -> u32 {
-        self.inner.ranks()
-    }
-
     /// Keeps the process in MPI as long as the endpoint lives, and lets the endpoint wait for the end of its
     /// world.
     pub(super) fn keep(&mut self, process: Arc<dyn Any + Send + Sync>, done: Receiver<()>) {
@@ -148,10 +139,6 @@ impl MpiEndpoint {
     /// Returns whether the difference from the first process's clock is known.
     pub(super) fn is_clock_measured(&self) -> bool {
         self.shared.clock.is_measured()
-    }
-
-    pub(crate) fn abort(&self) -> &Abort {
-        self.inner.abort()
     }
 
     /// Returns the channel for messages that belong to no step.
@@ -170,18 +157,15 @@ impl MpiEndpoint {
         frame_of: fn(Vec<u8>) -> Frame,
         incoming: &Receiver<(WorldRank, Vec<u8>)>,
     ) -> ByteChannel {
-        let (commands, shared, abort) = (self.commands.clone(), self.shared.clone(), self.abort().clone());
+        let (commands, shared, abort) =
+            (self.commands.clone(), self.shared.clone(), self.inner.abort().clone());
         let send = move |to, bytes| {
             let mut frame = shared.buffer();
             wire::encode(frame_of(bytes), shared.clock.moment(), &mut frame);
             // If the MPI thread has ended, it failed and raised the abort flag.
             let _ = commands.send(Command::SendBytes(to, frame));
         };
-        ByteChannel::new(self.rank(), send, incoming.clone(), move || !abort.is_raised())
-    }
-
-    pub(crate) fn attempt(&self) -> Attempt {
-        self.inner.attempt()
+        ByteChannel::new(self.inner.rank, send, incoming.clone(), move || !abort.is_raised())
     }
 
     pub(crate) fn begin_step(&mut self, attempt: Attempt) {
@@ -190,10 +174,10 @@ impl MpiEndpoint {
     }
 
     pub(crate) fn send(&mut self, to: WorldRank, tag: Tag, payload: Payload) {
-        if to == self.rank() {
+        if to == self.inner.rank {
             return self.inner.send(to, tag, payload);
         }
-        let message = (to, self.inner.attempt(), tag);
+        let message = (to, self.inner.attempt, tag);
         self.shared.sends.start(message);
         let envelope = self.inner.envelope(tag, payload);
         if let Some(sends) = &mut self.sends {
@@ -203,7 +187,7 @@ impl MpiEndpoint {
 
     /// Returns whether the buffer of a message is free. A message to this rank is delivered at once.
     pub(crate) fn is_sent(&self, to: WorldRank, tag: Tag) -> bool {
-        self.shared.sends.is_sent(&(to, self.inner.attempt(), tag))
+        self.shared.sends.is_sent(&(to, self.inner.attempt, tag))
     }
 
     pub(crate) fn sends_in_flight(&self) -> u32 {
@@ -222,10 +206,6 @@ impl MpiEndpoint {
         self.shared.clock.skew(at)
     }
 
-    pub(crate) fn try_take(&mut self, from: WorldRank, tag: Tag) -> Option<Message> {
-        self.inner.try_take(from, tag)
-    }
-
     pub(crate) fn wait(&mut self, until: Instant) -> Waited {
         self.shared.waits.store(true, Ordering::Relaxed);
         let waited = self.inner.wait(until);
@@ -235,15 +215,11 @@ impl MpiEndpoint {
 
     /// Returns how long after the deadline a silent rank is known.
     pub(crate) fn detection_lag(&self, deadline: Duration) -> Duration {
-        detection_lag(self.ranks(), deadline)
+        detection_lag(self.inner.ranks(), deadline)
     }
 
     pub(crate) fn set_deadline(&self, deadline: Duration) {
         let _ = self.commands.send(Command::SetDeadline(deadline));
-    }
-
-    pub(crate) fn fail(&self, error: StepError) {
-        self.inner.fail(error);
     }
 }
 

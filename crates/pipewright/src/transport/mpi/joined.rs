@@ -104,7 +104,7 @@ impl MpiProcess {
         };
         endpoint.keep(self.0.clone(), done);
         // A rank that has failed is reported when the processes agree on the run.
-        while !endpoint.is_clock_measured() && !endpoint.abort().is_raised() {
+        while !endpoint.is_clock_measured() && !endpoint.inner.abort().is_raised() {
             if Instant::now() > until {
                 let waited = deadline.as_secs_f64();
                 return Err(MpiError(format!(
@@ -136,7 +136,7 @@ fn serve(asked: &Receiver<Request>, joined: &Sender<Result<(u32, u32), MpiError>
         // After the deadline no receiver is left.
         Err(error) => return joined.send(Err(error)).unwrap_or_default(),
     };
-    if joined.send(Ok((process.rank(), process.ranks()))).is_err() {
+    if joined.send(Ok((process.rank, process.ranks))).is_err() {
         return;
     }
     let mut is_together = true;

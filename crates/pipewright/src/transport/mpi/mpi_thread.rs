@@ -129,11 +129,11 @@ impl MpiThread {
     /// Sends the notices of failures although a call has failed. Otherwise the other processes would wait for
     /// this one until their deadline. These calls may fail too; their errors are ignored.
     fn send_notices(&mut self) {
-        let (own, since) = (self.calls.rank(), Instant::now());
+        let (own, since) = (self.calls.rank, Instant::now());
         let mut notices = Vec::new();
         while let Ok(command) = self.commands.try_recv() {
             let Command::Fail(notice) = command else { continue };
-            for to in (0..self.calls.ranks()).map(WorldRank::new).filter(|&to| to != own) {
+            for to in (0..self.calls.ranks).map(WorldRank::new).filter(|&to| to != own) {
                 let mut frame = self.shared.buffer();
                 wire::encode(Frame::Failed(notice.clone()), self.shared.clock.moment(), &mut frame);
                 notices.extend(self.calls.send(to, frame, Way::Announced).ok());
@@ -214,7 +214,7 @@ impl MpiThread {
         while let Some(sent) = self.calls.next_done(&mut self.sending)? {
             self.shared.put_back(sent.buffer);
             if sent.message.is_some_and(|message| self.shared.sends.complete(&message)) {
-                self.mailboxes.nudge(self.calls.rank());
+                self.mailboxes.nudge(self.calls.rank);
             }
             moved = true;
         }
@@ -284,8 +284,8 @@ impl MpiThread {
     }
 
     fn send_all(&mut self, frame: impl Fn() -> Frame) -> Result<(), MpiError> {
-        let own = self.calls.rank();
-        for to in (0..self.calls.ranks()).map(WorldRank::new).filter(|&to| to != own) {
+        let own = self.calls.rank;
+        for to in (0..self.calls.ranks).map(WorldRank::new).filter(|&to| to != own) {
             self.send_frame(to, frame())?;
         }
         Ok(())
@@ -296,7 +296,7 @@ impl MpiThread {
         match wire::decode(from, frame, self.shared.clock.moment()) {
             Ok(Frame::Message(message)) => {
                 let is_boundary = is_boundary(message.tag);
-                self.mailboxes.deliver(self.calls.rank(), message);
+                self.mailboxes.deliver(self.calls.rank, message);
                 if is_boundary {
                     let told = self.posted.make_room(&self.calls, from, frame.len())?;
                     self.tell_room(from, told)?;
@@ -365,7 +365,7 @@ impl MpiThread {
             let (waited, report) = (self.deadline, self.board.report());
             self.fail(if self.heartbeats.was_stopped(now) {
                 // The others treated this process as failed while it was stopped, and have ended.
-                Cause::SilentPeer { peer: self.calls.rank(), waited, report }
+                Cause::SilentPeer { peer: self.calls.rank, waited, report }
             } else {
                 Cause::LostPeer { peer }
             });
@@ -374,7 +374,7 @@ impl MpiThread {
 
     /// Stops this process's rank in all attempts with an error of the MPI thread itself.
     fn fail(&self, cause: Cause) {
-        let (rank, step) = (self.calls.rank(), self.board.step());
+        let (rank, step) = (self.calls.rank, self.board.step());
         self.mailboxes.abort().raise(StepError { rank, step, action: None, cause });
     }
 
@@ -390,7 +390,8 @@ impl MpiThread {
             }
             self.move_frames()?;
             // An answer that is still under way would find no receiver later.
-            let is_idle = self.sending.is_empty() && !self.probe.as_ref().is_some_and(ClockProbe::is_waiting);
+            let is_idle =
+                self.sending.is_empty() && !self.probe.as_ref().is_some_and(|probe| probe.is_waiting);
             if is_idle && leaving.is_none() {
                 leaving = Some(self.calls.leave()?);
             }

@@ -18,8 +18,8 @@ const NEW_WORLD: c_int = 3;
 pub(super) struct Process {
     /// All processes.
     everyone: ffi::MPI_Comm,
-    rank: u32,
-    ranks: u32,
+    pub(super) rank: u32,
+    pub(super) ranks: u32,
 }
 
 impl Process {
@@ -52,14 +52,6 @@ impl Process {
         // SAFETY: as above.
         checked("MPI_Comm_size", || unsafe { ffi::MPI_Comm_size(everyone, &mut ranks) })?;
         Ok(Self { everyone, rank: rank as u32, ranks: ranks as u32 })
-    }
-
-    pub(super) fn rank(&self) -> u32 {
-        self.rank
-    }
-
-    pub(super) fn ranks(&self) -> u32 {
-        self.ranks
     }
 
     /// Makes the calls of a world of these processes, which are numbered in this order. Waits until all of

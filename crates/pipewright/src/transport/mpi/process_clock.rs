@@ -77,7 +77,7 @@ impl ProcessClock {
     pub(super) fn skew(&self, at: Instant) -> ClockSkew {
         let seconds = |nanos: Nanos| nanos as f64 / 1e9;
         let line = self.line();
-        ClockSkew { uncertainty: seconds(line.uncertainty(self.own(at))), change: seconds(line.change()) }
+        ClockSkew { uncertainty: seconds(line.uncertainty(self.own(at))), change: seconds(line.change) }
     }
 
     fn common(&self, at: Instant) -> Nanos {

@@ -90,6 +90,14 @@ fn payload(frame: Frame) -> Payload {
     message.payload
 }
 
+/// Encodes and decodes values in one message.
+fn carried(sent: Vec<Option<Value>>) -> Vec<Option<Value>> {
+    let Payload::Tensors(found) = payload(round(message(Payload::Tensors(sent)))) else {
+        panic!("tensors were sent")
+    };
+    found
+}
+
 #[test]
 fn every_tag_comes_back() {
     for tag in std::iter::successors(Some(BOUNDARY), |&tag| next(tag)) {
@@ -110,9 +118,7 @@ fn tensors_of_every_kind_come_back() {
     let values = pack((floats.clone(), ints.clone(), bools.clone(), empty));
     let mut sent: Vec<_> = values.into_iter().map(Some).collect();
     sent.insert(1, None);
-    let Payload::Tensors(mut found) = payload(round(message(Payload::Tensors(sent)))) else {
-        panic!("tensors were sent")
-    };
+    let mut found = carried(sent);
     assert!(found.remove(1).is_none());
     type All = (Tensor<3>, Tensor<1, Int>, Tensor<2, Bool>, Tensor<2>);
     let found: All = unpack(found.into_iter().flatten().collect()).expect("the same tensors");
@@ -126,18 +132,15 @@ fn tensors_of_every_kind_come_back() {
 fn a_slice_is_sent_without_its_neighbours() {
     let whole = Tensor::<2>::from_floats([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], &Device::flex());
     let middle = pack(whole.narrow(0, 1, 1)).into_iter().map(Some).collect();
-    let Payload::Tensors(found) = payload(round(message(Payload::Tensors(middle)))) else {
-        panic!("tensors were sent")
-    };
-    let found: Tensor<2> = unpack(found.into_iter().flatten().collect()).expect("one tensor");
+    let found = carried(middle).into_iter().flatten().collect();
+    let found: Tensor<2> = unpack(found).expect("one tensor");
     assert_eq!(found.into_data().iter::<f32>().collect::<Vec<_>>(), [3.0, 4.0]);
 }
 
 #[test]
 fn requires_grad_is_sent_with_a_tensor() {
     let [asks, asks_not] = [1.0, 2.0].map(|x| pack(Tensor::<1>::from_floats([x], &Device::flex())).remove(0));
-    let sent = Payload::Tensors(vec![Some(asks), Some(asks_not.constant())]);
-    let Payload::Tensors(found) = payload(round(message(sent))) else { panic!("tensors were sent") };
+    let found = carried(vec![Some(asks), Some(asks_not.constant())]);
     let found: Vec<bool> = found.iter().flatten().map(Value::requires_grad).collect();
     assert_eq!(found, [true, false]);
 }
@@ -147,10 +150,7 @@ fn the_layout_of_a_part_is_sent_with_it() {
     let whole = pack(Tensor::<2>::from_floats([[1.0, 2.0], [3.0, 4.0]], &Device::flex())).remove(0);
     let part = whole.part_for(TensorRank { index: 1, of: 2 });
     let expected = part.layout().cloned();
-    let Payload::Tensors(found) = payload(round(message(Payload::Tensors(vec![Some(part)])))) else {
-        panic!("tensors were sent")
-    };
-    let found = found.into_iter().flatten().next().expect("one tensor");
+    let found = carried(vec![Some(part)]).into_iter().flatten().next().expect("one tensor");
     assert!(expected.is_some());
     assert_eq!(found.layout().cloned(), expected);
 }
@@ -201,76 +201,61 @@ fn sums_keep_their_bits() {
     assert_eq!(bits(&found), bits(&parts));
 }
 
-/// Returns the notice of a failure of one attempt.
-fn of_attempt(error: StepError) -> FailureNotice {
-    FailureNotice { error, attempt: Attempt::new(9), stops_all: false, diverged: None }
+/// Returns a failed step as it arrives: with the same words as `error` and the same notice.
+fn failed(error: StepError, stops_all: bool, diverged: Option<StepNumber>) -> Cause {
+    let (words, attempt) = (error.to_string(), Attempt::new(9));
+    let Frame::Failed(found) = round(Frame::Failed(FailureNotice { error, attempt, stops_all, diverged }))
+    else {
+        panic!("a failure was sent")
+    };
+    assert_eq!(found.error.to_string(), words);
+    assert_eq!((found.attempt, found.stops_all, found.diverged), (attempt, stops_all, diverged));
+    found.error.cause
+}
+
+fn error(action: Option<&str>, cause: Cause) -> StepError {
+    let action = action.map(|action| action.parse().expect("an action"));
+    StepError { rank: WorldRank::new(1), step: StepNumber::new(4), action, cause }
 }
 
 #[test]
 fn a_failure_keeps_its_place_and_its_words() {
     let cause = Cause::Panic { message: "out of cheese".to_owned() };
-    let action = Some("2B5".parse().expect("an action"));
-    let error = StepError { rank: WorldRank::new(1), step: StepNumber::new(4), action, cause };
-    let words = error.to_string();
-    let attempt = Attempt::new(9);
     for (stops_all, diverged) in [(false, None), (false, Some(StepNumber::new(4))), (true, None)] {
-        let sent = Frame::Failed(FailureNotice { error: error.clone(), attempt, stops_all, diverged });
-        let Frame::Failed(found) = round(sent) else { panic!("a failure was sent") };
-        let expected = (words.clone(), attempt, stops_all, diverged);
-        let FailureNotice { error, attempt, stops_all, diverged } = found;
-        assert_eq!((error.to_string(), attempt, stops_all, diverged), expected);
+        failed(error(Some("2B5"), cause.clone()), stops_all, diverged);
     }
 }
 
 #[test]
 fn a_failed_update_keeps_its_stage() {
     let failure = UpdateFailure::DeviceMemory { bytes: 4096 };
-    let cause = Cause::Update { stage: StageIndex::new(5), failure };
-    let error = StepError { rank: WorldRank::new(1), step: StepNumber::new(4), action: None, cause };
-    let words = error.to_string();
-    let sent = Frame::Failed(of_attempt(error));
-    let Frame::Failed(found) = round(sent) else { panic!("a failure was sent") };
-    assert_eq!(found.error.to_string(), words);
-    assert!(matches!(found.error.cause, Cause::Update { stage, .. } if stage == StageIndex::new(5)));
+    let found = failed(error(None, Cause::Update { stage: StageIndex::new(5), failure }), false, None);
+    assert!(matches!(found, Cause::Update { stage, .. } if stage == StageIndex::new(5)));
 }
 
 #[test]
-fn a_failed_transport_and_a_mistake_are_the_same_in_every_process() {
+fn a_failed_transport_a_mistake_and_a_suspicious_step_are_the_same_in_every_process() {
     let message = || "out of cheese".to_owned();
-    for cause in [Cause::Transport { message: message() }, Cause::WrongInput { message: message() }] {
-        let kind = std::mem::discriminant(&cause);
-        let error = StepError { rank: WorldRank::new(1), step: StepNumber::new(4), action: None, cause };
-        let words = error.to_string();
-        let Frame::Failed(found) = round(Frame::Failed(of_attempt(error))) else {
-            panic!("a failure was sent")
-        };
-        assert_eq!((found.error.to_string(), std::mem::discriminant(&found.error.cause)), (words, kind));
-    }
-}
-
-#[test]
-fn a_suspicious_step_is_suspicious_in_every_process() {
-    let stage = StageIndex::new(5);
-    let difference = Difference {
+    let difference = Box::new(Difference {
         content: Content::Forward,
-        stage,
+        stage: StageIndex::new(5),
         microbatch: Microbatch::new(2),
         wrong: vec![WorldRank::new(3)],
         undecided: Vec::new(),
-    };
+    });
     let suspicion = Suspicion::Jump { norm: 1e9, usual: 0.1 };
-    for cause in
-        [Cause::Suspicious { suspicion }, Cause::Unconfirmed { difference: Box::new(difference.clone()) }]
-    {
-        let error = StepError { rank: WorldRank::new(1), step: StepNumber::new(4), action: None, cause };
-        let words = error.to_string();
-        let sent = Frame::Failed(of_attempt(error));
-        let Frame::Failed(found) = round(sent) else { panic!("a failure was sent") };
-        assert_eq!(found.error.to_string(), words);
-        assert!(
-            matches!(&found.error.cause, Cause::Suspicious { .. })
-                || matches!(&found.error.cause, Cause::Unconfirmed { difference: found } if **found == difference)
-        );
+    for cause in [
+        Cause::Transport { message: message() },
+        Cause::WrongInput { message: message() },
+        Cause::Suspicious { suspicion },
+        Cause::Unconfirmed { difference: difference.clone() },
+    ] {
+        let kind = std::mem::discriminant(&cause);
+        let found = failed(error(None, cause), false, None);
+        assert_eq!(std::mem::discriminant(&found), kind);
+        if let Cause::Unconfirmed { difference: found } = found {
+            assert_eq!(found, difference);
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use pipewright::nn::{Embedding, Linear, RmsNorm, TiedHead};
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright_schedule::StageIndex;
 
-use crate::support::{WIDTH, loss, numbers};
+use crate::support::{WIDTH, ending_in_loss, numbers};
 
 /// Layers of every kind: Burn's, whose gradients come from the tape, and ours, whose gradients are deferred.
 #[derive(Module, Debug)]
@@ -61,7 +61,7 @@ pub(crate) fn mixed(stage: StageIndex, stages: u32) -> Result<Stage, Infallible>
         frozen: Linear { weight: matrix(80 + seed).set_require_grad(false), bias: None },
         stage,
     };
-    Ok(if stage.get() + 1 == stages { Stage::with_loss(module, loss) } else { Stage::new(module) })
+    ending_in_loss(stage.get() + 1 == stages, module)
 }
 
 /// A table that the first and the last stage share.
@@ -103,5 +103,5 @@ pub(crate) fn ends(stage: StageIndex, stages: u32) -> Result<Stage, Infallible> 
     let is_last = stage.get() + 1 == stages;
     let embedding = (stage.get() == 0).then(|| Embedding { weight: table() });
     let module = Ends { embedding, head: is_last.then(|| TiedHead { weight: table() }) };
-    Ok(if is_last { Stage::with_loss(module, loss) } else { Stage::new(module) })
+    ending_in_loss(is_last, module)
 }

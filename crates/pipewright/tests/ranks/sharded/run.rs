@@ -18,7 +18,7 @@ use pipewright_schedule::{
 };
 use tempfile::TempDir;
 
-use crate::support::{Step, WIDTH, batch, config, split, stage};
+use crate::support::{Step, WIDTH, batch, config, split, stage, take_steps};
 
 pub(crate) fn config_of(replicas: u32, mode: DataParallelMode) -> PipelineConfig {
     PipelineConfig { data_parallel: replicas, data_parallel_mode: mode, ..config() }
@@ -70,13 +70,7 @@ pub(crate) fn train(
     steps: std::ops::Range<u64>,
     microbatches: u32,
 ) -> (Vec<Step>, Parameters) {
-    let step = |step| {
-        let (inputs, targets) = (batch(step, microbatches), batch(100 + step, microbatches));
-        let report = pipeline.step(inputs, targets, 1e-2).expect("a step");
-        (report.losses, report.gradient_norm)
-    };
-    let steps = steps.map(step).collect();
-    (steps, parameters(pipeline))
+    (take_steps(pipeline, steps, microbatches), parameters(pipeline))
 }
 
 pub(crate) fn parameters(pipeline: &mut Pipeline) -> Parameters {

@@ -26,7 +26,7 @@ use pipewright_schedule::{
 };
 
 use super::experts::{Layer, Mixtures};
-use super::model::{MICROBATCHES, Sizes, config_of, sizes, take_step, take_steps};
+use super::model::{MICROBATCHES, Sizes, Trap, config_of, sizes, take_step, take_steps};
 use crate::support::{LAYERS, Step, WIDTH, loss, numbers};
 
 const EXPERTS: usize = 4;
@@ -59,37 +59,6 @@ struct Watched {
     fault: Fault,
 }
 
-/// Calls the fault in the backward.
-struct Trap {
-    fault: Fault,
-    moment: Moment,
-}
-
-impl SplitBackward<2, 2> for Trap {
-    type Weights = Tensor<1>;
-    type Saved = ();
-    type Waiting = Tensor<1>;
-
-    fn forward(&self, input: Tensor<2>, _bias: Tensor<1>) -> (Tensor<2>, ()) {
-        (input, ())
-    }
-
-    fn backward_input(
-        &self,
-        (): &(),
-        bias: Tensor<1>,
-        gradient: Tensor<2>,
-        wanted: bool,
-    ) -> (Option<Tensor<2>>, Tensor<1>) {
-        (self.fault.0)(self.moment);
-        (wanted.then_some(gradient), bias.zeros_like())
-    }
-
-    fn backward_weights(&self, gradient: Tensor<1>) -> Tensor<1> {
-        gradient
-    }
-}
-
 impl StageModule for Watched {
     type Input = Tensor<2>;
     type Output = Tensor<2>;
@@ -101,7 +70,12 @@ impl StageModule for Watched {
         let output = self.mixtures.forward(input, context);
         (self.fault.0)(Moment { action: Action::Forward { stage, microbatch }, replica });
         let moment = Moment { action: Action::Backward { stage, microbatch }, replica };
-        Trap { fault: self.fault.clone(), moment }.apply(output, &self.bias)
+        let fault = self.fault.clone();
+        let call = move || {
+            (fault.0)(moment);
+            0.0
+        };
+        Trap(Box::new(call)).apply(output, &self.bias)
     }
 
     fn parameter_path(&self, local: &str) -> String {

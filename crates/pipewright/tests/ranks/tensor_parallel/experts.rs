@@ -15,7 +15,7 @@ use pipewright_schedule::{Recompute, StageIndex};
 
 use super::checkpoints::{save, stored};
 use super::model::{MICROBATCHES, Sizes, assert_close, config_of, sizes, take_steps};
-use crate::support::{LAYERS, WIDTH, loss, numbers, program};
+use crate::support::{LAYERS, WIDTH, loss, numbers, path_in_model, program};
 
 /// The experts of a layer, which three tensor ranks share as 2, 2 and 1.
 const EXPERTS: usize = 5;
@@ -104,9 +104,7 @@ impl StageModule for Mixtures {
     }
 
     fn parameter_path(&self, local: &str) -> String {
-        let (place, rest) =
-            local.strip_prefix("layers.").and_then(|rest| rest.split_once('.')).expect("a layer");
-        format!("layers.{}.{rest}", place.parse::<usize>().expect("a place") + self.first)
+        path_in_model(local, self.first)
     }
 
     fn placement(&self, local: &str) -> Placement {

@@ -11,7 +11,7 @@ use pipewright::tensor::Placement;
 use pipewright::transport::World;
 use pipewright_schedule::StageIndex;
 
-use crate::support::{LAYERS, Step, WIDTH, batch, config, loss, numbers, program};
+use crate::support::{self, LAYERS, Step, WIDTH, batch, config, loss, numbers, path_in_model, program};
 
 /// The inner width of a layer, which three tensor ranks share as 3, 3 and 1.
 const INNER: usize = 7;
@@ -64,11 +64,8 @@ impl std::fmt::Debug for Faulty {
     }
 }
 
-/// Calls the fault in the backward.
-struct Trap {
-    fault: Fault,
-    moment: Moment,
-}
+/// Calls a function in the backward. What it returns is added to the gradient of each element of the bias.
+pub(super) struct Trap(pub(super) Box<dyn Fn() -> f32 + Send + Sync>);
 
 impl SplitBackward<2, 2> for Trap {
     type Weights = Tensor<1>;
@@ -86,8 +83,7 @@ impl SplitBackward<2, 2> for Trap {
         gradient: Tensor<2>,
         wanted: bool,
     ) -> (Option<Tensor<2>>, Tensor<1>) {
-        let added = (self.fault)(self.moment);
-        (wanted.then_some(gradient), bias.zeros_like().add_scalar(added))
+        (wanted.then_some(gradient), bias.zeros_like().add_scalar((self.0)()))
     }
 
     fn backward_weights(&self, added: Tensor<1>) -> Tensor<1> {
@@ -154,7 +150,8 @@ impl StageModule for Split {
             match (&self.fault.0, &layer.up.bias) {
                 (Some(fault), Some(bias)) if place == 0 => {
                     let moment = Moment { is_backward: true, ..moment };
-                    Trap { fault: fault.clone(), moment }.apply(output, bias)
+                    let fault = fault.clone();
+                    Trap(Box::new(move || fault(moment))).apply(output, bias)
                 }
                 _ => output,
             }
@@ -162,11 +159,7 @@ impl StageModule for Split {
     }
 
     fn parameter_path(&self, local: &str) -> String {
-        let mut parts = local.splitn(3, '.');
-        let (Some("layers"), Some(place), Some(rest)) = (parts.next(), parts.next(), parts.next()) else {
-            panic!("unexpected parameter {local}");
-        };
-        format!("layers.{}.{rest}", place.parse::<usize>().expect("a place") + self.first)
+        path_in_model(local, self.first)
     }
 
     fn placement(&self, local: &str) -> Placement {
@@ -223,11 +216,7 @@ pub(super) fn take_step(pipeline: &mut Pipeline, step: u64) -> Result<StepSummar
 }
 
 pub(super) fn take_steps(pipeline: &mut Pipeline, steps: std::ops::Range<u64>) -> Vec<Step> {
-    let step = |step| {
-        let summary = take_step(pipeline, step).expect("a step");
-        (summary.losses, summary.gradient_norm)
-    };
-    steps.map(step).collect()
+    support::take_steps(pipeline, steps, MICROBATCHES)
 }
 
 pub(super) fn assert_close(found: &[Step], expected: &[Step], what: &str) {

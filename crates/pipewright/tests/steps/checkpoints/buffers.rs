@@ -12,7 +12,7 @@ use pipewright::transport::World;
 use pipewright_schedule::StageIndex;
 
 use super::{DEADLINE, MICROBATCHES, adamw, folder, newest, parameters, state, take_steps};
-use crate::support::{self, Mlp, batch, config, loss, program};
+use crate::support::{self, Mlp, batch, config, ending_in_loss, program};
 
 /// Layers with a running statistic, and with buffers that are not floats.
 #[derive(Module, Debug)]
@@ -62,7 +62,7 @@ fn launch(seed: i32, microbatches: u32, replicas: u32, mode: DataParallelMode) -
                 Tensor::<1, Bool>::from_data(TensorData::from(&*mask), &device).unsqueeze(),
             ),
         };
-        Ok(if index.get() == 1 { Stage::with_loss(module, loss) } else { Stage::new(module) })
+        ending_in_loss(index.get() == 1, module)
     };
     let config = PipelineConfig {
         optimizer: Some(adamw()),
