@@ -113,13 +113,12 @@ fn waits_of_a_rank_for_its_own_communication() {
     let expected = ["0F0 start; 0F1 0WAIT_SEND_F0 until 6 after 0F0", "1F0 input of 0F0; 1F1 input of 0F1"];
     check_simulated(rows, &costs, Streams::Buffered, &expected, "0F0 0F1 1F1");
     let rows =
-        "0UNSHARD,0F0,1UNSHARD,0B0,1F0,0REDUCE_GRAD,0WAIT_REDUCE_GRAD,1B0,1REDUCE_GRAD,1WAIT_REDUCE_GRAD\n";
+        "0UNSHARD,0F0,1UNSHARD,1F0,1B0,1REDUCE_GRAD,1WAIT_REDUCE_GRAD,0B0,0REDUCE_GRAD,0WAIT_REDUCE_GRAD\n";
     let mut costs = Costs::default();
     costs.stages[0] = StageCosts { unshard: 2.5, reduce_grad: 4.0, ..costs.stages[0] };
-    let expected =
-        ["0F0 0UNSHARD until 2.5 after the start; 0B0; 1F0; 1B0 0WAIT_REDUCE_GRAD until 10.5 after 1F0; \
-                     end 1WAIT_REDUCE_GRAD until 16.5 after 1B0"];
-    check_simulated(rows, &costs, Streams::Buffered, &expected, "0F0 0B0 1F0 1B0");
+    let expected = "0F0 0UNSHARD until 2.5 after the start; 1F0 1UNSHARD until 6 after 0F0; 1B0; 0B0 1WAIT_REDUCE_GRAD until 13 \
+                    after 1B0; end 0WAIT_REDUCE_GRAD until 19 after 0B0";
+    check_simulated(rows, &costs, Streams::Buffered, &[expected], "0F0 1F0 1B0 0B0");
 }
 
 /// The gradient waits behind the receive of the second activation.
@@ -134,8 +133,8 @@ fn an_operation_in_front_in_the_queue() {
     ];
     check_simulated(rows, &costs, Streams::Buffered, &buffered, "0F0 1F0 1B0 1F1 1B1 0B1");
     let pair = [
-        "0F0 start; 0F1; 0B0 output gradient of 1B0, 0RECV_B0 behind 0SEND_F1; 0B1",
-        "1F0 input of 0F0; 1B0; 1F1 input of 0F1, 1RECV_F1 behind 1RECV_F0; 1B1",
+        "0F0 start; 0F1; 0B0 output gradient of 1B0, 1SEND_B0 behind 1RECV_F1; 0B1 output gradient of 1B1",
+        "1F0 input of 0F0; 1B0; 1F1 input of 0F1; 1B1",
     ];
     check_simulated(rows, &costs, Streams::Pair, &pair, "0F0 0F1 1F1 1B1 0B1");
 }
@@ -157,10 +156,10 @@ fn check_recorded(rows: &[&str], ranks: u32, expected: &[&str], path: &str) {
 fn a_recording_shows_delays_and_receives() {
     // Rank 0 sends between its actions. The message of 0F1 is made at 2.9 and received from 3 to 6.
     let rows = ["0F0@0-1 0SEND_F0@1-1.8 0F1@1.9-2.9 0F2@5-6", "1F0@2-3 1RECV_F1@3-6 1F1@6-7"];
-    let expected = ["0F0 start; 0F1 delay; 0F2 delay", "1F0 start; 1F1 input of 0F1"];
+    let expected = ["0F0 start; 0F1 delay; 0F2 delay", "1F0 input of 0F0; 1F1 input of 0F1"];
     check_recorded(&rows, 2, &expected, "0F0 0F1 1F1");
     // A receive after which the rank is idle for long is not the cause.
-    let rows = ["0F0@0-1 0F1@1-2", "1F0@1-2 1RECV_F1@2-2.01 1F1@6-7"];
+    let rows = ["0F0@0-1 0F1@1-1.5", "1F0@1-2 1RECV_F1@2-2.01 1F1@6-7"];
     check_recorded(&rows, 2, &["0F0 start; 0F1", "1F0 input of 0F0; 1F1 delay"], "0F0 1F0 1F1");
 }
 
