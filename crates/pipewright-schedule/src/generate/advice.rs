@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::generate::spec::Setting;
+use crate::generate::settings::Setting;
 use crate::words::counted;
 
 /// Changes of a size and its settings that a schedule accepts together. They were tried.

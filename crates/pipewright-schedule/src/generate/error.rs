@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use crate::costs::CostsError;
 use crate::generate::advice::{Advice, Alternatives};
-use crate::generate::spec::Setting;
+use crate::generate::settings::Setting;
 use crate::ids::StageIndex;
 use crate::overlap::{MAX_OVERLAPPED_MICROBATCH, MAX_OVERLAPPED_STAGE};
 use crate::placement::MAX_STAGES;

@@ -5,7 +5,8 @@
 
 use crate::action::Action;
 use crate::generate::error::{GenerateErrorKind, MAX_COMPUTE_ACTIONS};
-use crate::generate::spec::{ScheduleSpec, Setting};
+use crate::generate::settings::Setting;
+use crate::generate::spec::ScheduleSpec;
 use crate::placement::{MAX_STAGES, Placement, PlacementError};
 use crate::slices::Slices;
 

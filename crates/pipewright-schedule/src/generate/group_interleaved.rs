@@ -25,7 +25,8 @@ use crate::generate::error::GenerateErrorKind;
 use crate::generate::generator::{Formula, Generator, Grid, Guide, StageRule};
 use crate::generate::interleaving::Interleaving;
 use crate::generate::phases::{Phases, steady};
-use crate::generate::spec::{ScheduleSpec, Setting};
+use crate::generate::settings::Setting;
+use crate::generate::spec::ScheduleSpec;
 use crate::generate::stage_cursor::StageCursor;
 use crate::placement::Placement;
 

@@ -11,7 +11,8 @@
 
 use crate::generate::generator::{Formula, Generator, Grid, Guide, StageRule};
 use crate::generate::phases::{Phases, steady};
-use crate::generate::spec::{ScheduleSpec, Setting, check_interleaving};
+use crate::generate::settings::Setting;
+use crate::generate::spec::{ScheduleSpec, check_interleaving};
 use crate::generate::stage_cursor::StageCursor;
 use crate::placement::Placement;
 

@@ -3,7 +3,8 @@
 use crate::costs::Costs;
 use crate::generate::error::GenerateErrorKind;
 use crate::generate::generator::Grid;
-use crate::generate::spec::{PerStage, ScheduleSpec, Setting};
+use crate::generate::settings::Setting;
+use crate::generate::spec::{PerStage, ScheduleSpec};
 use crate::generate::ticks::{StageTicks, ticks};
 use crate::ids::StageIndex;
 use crate::placement::Placement;

@@ -16,7 +16,8 @@
 use crate::action::Action;
 use crate::generate::generator::{Formula, Generator, Grid, Guide};
 use crate::generate::one_f_one_b::row;
-use crate::generate::spec::{ScheduleSpec, Setting};
+use crate::generate::settings::Setting;
+use crate::generate::spec::ScheduleSpec;
 use crate::ids::{Microbatch, StageIndex};
 use crate::placement::Placement;
 use crate::slices::Slices;

@@ -23,7 +23,8 @@ use std::iter::repeat_n;
 
 use crate::action::Action;
 use crate::generate::generator::{Formula, Generator, Grid, Guide, StageRule};
-use crate::generate::spec::{ScheduleSpec, Setting};
+use crate::generate::settings::Setting;
+use crate::generate::spec::ScheduleSpec;
 use crate::generate::stage_cursor::StageCursor;
 use crate::ids::Rank;
 use crate::placement::Placement;
