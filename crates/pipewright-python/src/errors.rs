@@ -7,10 +7,10 @@ use std::path::Path;
 
 use pipewright_schedule::communicator::{Streams, UnknownStreams, Verdict};
 use pipewright_schedule::costs::CostsError;
-use pipewright_schedule::csv::{CsvError, QUOTED_CELL};
+use pipewright_schedule::csv::CsvError;
 use pipewright_schedule::error_text::with_causes;
 use pipewright_schedule::level::UnknownLevel;
-use pipewright_schedule::lower::{ParsePassError, PassListError, SourceError};
+use pipewright_schedule::lower::SourceError;
 use pipewright_schedule::recompute::RecomputeError;
 use pipewright_schedule::simulate::SimulateError;
 use pipewright_schedule::{GenerateError, GenerateErrorKind, LowerError, ScheduleError, Violations};
@@ -89,23 +89,15 @@ impl Raised for ScheduleError {
 
 /// Returns the exception for a text that is not a schedule, which was read from `path` if that is given.
 pub(crate) fn csv_error(py: Python<'_>, path: Option<&Path>, error: &CsvError) -> PyErr {
-    let place = |line: usize, column: usize| match path {
-        Some(path) => format!("{}:{line}:{column}", path.display()),
-        None => format!("line {line}, column {column}"),
-    };
-    let (message, at) = match error {
-        CsvError::Cell { line, column, source } => {
-            (format!("{}: {source}", place(*line, *column)), Some((*line, *column)))
-        }
-        CsvError::Quote { line, column } => {
-            (format!("{}: {QUOTED_CELL}", place(*line, *column)), Some((*line, *column)))
-        }
-        CsvError::Rows(error) => {
-            (path.map_or_else(String::new, |path| format!("{}: ", path.display())) + &error.to_string(), None)
-        }
+    let CsvError { at, problem } = error;
+    let path = path.map(|path| path.display().to_string());
+    let message = match (&path, at) {
+        (Some(path), Some((line, column))) => format!("{path}:{line}:{column}: {problem}"),
+        (Some(path), None) => format!("{path}: {problem}"),
+        (None, _) => error.to_string(),
     };
     exception(py, "ParseError", &message, |fields| {
-        fields.set_item("path", path.map(|path| path.display().to_string()))?;
+        fields.set_item("path", path)?;
         fields.set_item("line", at.map(|(line, _)| line))?;
         fields.set_item("column", at.map(|(_, column)| column))
     })
@@ -115,7 +107,7 @@ impl Raised for Violations {
     fn raised(&self, py: Python<'_>) -> PyErr {
         exception(py, "ValidationError", &self.to_string(), |fields| {
             let listed = self.listed().iter();
-            let listed = listed.map(|one| (one.rank.get(), one.position, one.kind.to_string()));
+            let listed = listed.map(|one| (one.rank.get(), one.position, one.problem.clone()));
             fields.set_item("violations", violations(py, listed)?)?;
             fields.set_item("omitted", self.omitted())
         })
@@ -204,18 +196,6 @@ impl Raised for OutOfMemory {
             fields.set_item("needed", self.needed)?;
             fields.set_item("free", self.free.bytes)
         })
-    }
-}
-
-impl Raised for ParsePassError {
-    fn raised(&self, py: Python<'_>) -> PyErr {
-        plain(py, "LowerError", self)
-    }
-}
-
-impl Raised for PassListError {
-    fn raised(&self, py: Python<'_>) -> PyErr {
-        plain(py, "LowerError", self)
     }
 }
 

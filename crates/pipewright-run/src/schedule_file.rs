@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use pipewright::bounded_file::{read_regular_text, read_text};
-use pipewright_schedule::csv::{CsvError, QUOTED_CELL};
+use pipewright_schedule::csv::CsvError;
 use pipewright_schedule::{ActionKind, Program};
 use pipewright_system::schedule_memory::OutOfMemory;
 use thiserror::Error;
@@ -57,11 +57,9 @@ pub fn read_regular(file: &Path) -> Result<String, ScheduleFileError> {
 
 /// Returns the message of an error in a schedule's file, with its place in a form that editors recognize.
 pub fn locate(file: &Path, error: &CsvError) -> String {
-    match error {
-        CsvError::Cell { line, column, source } => format!("{}:{line}:{column}: {source}", file.display()),
-        CsvError::Quote { line, column } => format!("{}:{line}:{column}: {QUOTED_CELL}", file.display()),
-        CsvError::Rows(error) => format!("{}: {error}", file.display()),
-    }
+    let CsvError { at, problem } = error;
+    let place = at.map_or_else(String::new, |(line, column)| format!(":{line}:{column}"));
+    format!("{}{place}: {problem}", file.display())
 }
 
 /// Returns a line that names `--slices`, if the program counts whole microbatches but each stage runs its

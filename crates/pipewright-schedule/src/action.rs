@@ -235,7 +235,15 @@ impl Action {
         }
     }
 
+    /// Returns the action of another kind for the same stage and microbatch; `None` if actions of this kind have no
+    /// microbatch.
+    #[inline]
+    pub(crate) fn with_kind(self, kind: ActionKind) -> Option<Self> {
+        Self::of_microbatch(kind, self.stage(), self.microbatch()?)
+    }
+
     /// Makes an action of a kind that has a stage and a microbatch; `None` for other kinds.
+    #[inline]
     pub(crate) fn of_microbatch(kind: ActionKind, stage: StageIndex, microbatch: Microbatch) -> Option<Self> {
         Some(match kind {
             ActionKind::Forward => Self::Forward { stage, microbatch },
@@ -323,6 +331,54 @@ impl ActionKind {
                 | Self::WaitSendForward
                 | Self::WaitSendBackward
         )
+    }
+
+    /// Returns whether it adds to the gradients of a stage's weights.
+    #[inline]
+    pub(crate) fn adds_weight_gradients(self) -> bool {
+        matches!(self, Self::Backward | Self::WeightBackward)
+    }
+
+    /// Returns whether the tensor that a computation makes, or that a message carries, is a gradient; `None` if there
+    /// is no such tensor.
+    #[inline]
+    pub(crate) fn carries_gradient(self) -> Option<bool> {
+        match self {
+            Self::Forward | Self::SendForward | Self::RecvForward | Self::WaitSendForward => Some(false),
+            Self::Backward | Self::InputBackward => Some(true),
+            Self::SendBackward | Self::RecvBackward | Self::WaitSendBackward => Some(true),
+            _ => None,
+        }
+    }
+
+    /// Returns the kind of a send, of a gradient or of an output.
+    #[inline]
+    pub(crate) fn send_of(is_gradient: bool) -> Self {
+        if is_gradient { Self::SendBackward } else { Self::SendForward }
+    }
+
+    /// Returns the kind of a receive, of a gradient or of an input.
+    #[inline]
+    pub(crate) fn receive_of(is_gradient: bool) -> Self {
+        if is_gradient { Self::RecvBackward } else { Self::RecvForward }
+    }
+
+    /// Returns whether it sends a tensor to another stage.
+    #[inline]
+    pub(crate) fn is_send(self) -> bool {
+        matches!(self, Self::SendForward | Self::SendBackward)
+    }
+
+    /// Returns whether it receives a tensor from another stage.
+    #[inline]
+    pub(crate) fn is_receive(self) -> bool {
+        matches!(self, Self::RecvForward | Self::RecvBackward)
+    }
+
+    /// Returns whether it waits until a tensor has been sent.
+    #[inline]
+    pub(crate) fn is_wait_for_send(self) -> bool {
+        matches!(self, Self::WaitSendForward | Self::WaitSendBackward)
     }
 
     /// Returns whether actions of this kind move kept tensors out of memory or back into it.

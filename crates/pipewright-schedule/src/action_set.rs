@@ -127,11 +127,8 @@ impl TensorSet {
 
     #[inline]
     fn place(&self, receive: Action) -> Option<(usize, u64)> {
-        let (stage, microbatch, gradient) = match receive {
-            Action::RecvForward { stage, microbatch } => (stage, microbatch, 0),
-            Action::RecvBackward { stage, microbatch } => (stage, microbatch, 1),
-            _ => return None,
-        };
+        let (stage, microbatch) = (receive.stage(), receive.microbatch()?);
+        let gradient = usize::from(receive.kind().carries_gradient()?);
         let fits = stage.get() < self.stages && microbatch.get() < self.microbatches;
         let bit = 2 * (stage.index() * self.microbatches as usize + microbatch.index()) + gradient;
         fits.then_some((bit / 64, 1 << (bit % 64)))

@@ -27,34 +27,29 @@ use crate::schedule::{Program, Schedule, ScheduleError};
 
 /// Why a text is not a schedule or a program.
 #[derive(Clone, PartialEq, Eq, Error)]
-pub enum CsvError {
-    /// A cell does not contain an action.
-    #[error("line {line}, column {column}: {source}")]
-    Cell {
-        /// The line, counted from 1.
-        line: usize,
-        /// The byte in the line, counted from 1.
-        column: usize,
-        /// The problem of the cell.
-        source: ParseActionError,
-    },
-    /// A quoted cell has no closing quote, or text follows its closing quote.
-    #[error("line {line}, column {column}: {QUOTED_CELL}")]
-    Quote {
-        /// The line, counted from 1.
-        line: usize,
-        /// The byte in the line, counted from 1.
-        column: usize,
-    },
-    /// The cells are actions, but they do not fit together.
-    #[error(transparent)]
-    Rows(#[from] ScheduleError),
+#[error("{}{problem}", place(.at))]
+pub struct CsvError {
+    /// The line and the byte in the line, both counted from 1; `None` if the cells are actions, but do not fit
+    /// together.
+    pub at: Option<(usize, usize)>,
+    /// What is wrong, and what to write instead.
+    pub problem: String,
 }
 
 crate::error_text::message_as_debug!(CsvError);
 
+fn place(at: &Option<(usize, usize)>) -> String {
+    at.map_or_else(String::new, |(line, column)| format!("line {line}, column {column}: "))
+}
+
+impl From<ScheduleError> for CsvError {
+    fn from(error: ScheduleError) -> Self {
+        Self { at: None, problem: error.to_string() }
+    }
+}
+
 /// The form of a quoted cell, as a message.
-pub const QUOTED_CELL: &str = "a cell that begins with a quote must end with the next quote, such as `\"0F0\"`; correct or remove the quotes";
+const QUOTED_CELL: &str = "a cell that begins with a quote must end with the next quote, such as `\"0F0\"`; correct or remove the quotes";
 
 /// Reads a schedule; its placement and number of microbatches follow from the cells.
 ///
@@ -127,22 +122,22 @@ fn find_separator(text: &str) -> u8 {
 }
 
 fn parse_row(line: usize, row: &str, separator: u8) -> Result<Vec<Option<Action>>, CsvError> {
+    let error = |column, problem| CsvError { at: Some((line, column)), problem };
     let mut cells = Vec::new();
     let mut start = 0;
     while start <= row.len() {
         let rest = &row[start..];
         // Cells are short: a search that is set up for long texts is slower.
         let end = rest.bytes().position(|byte| byte == separator).unwrap_or(rest.len());
-        let mut cell = Cell { text: rest[..end].trim_ascii(), length: end };
+        let mut cell = CellText { text: rest[..end].trim_ascii(), length: end };
         if let Some(b'"' | b'(') = cell.text.as_bytes().first() {
-            cell = Cell::with_separators(rest, separator)
-                .map_err(|unexpected| CsvError::Quote { line, column: start + unexpected + 1 })?;
+            cell = CellText::with_separators(rest, separator)
+                .map_err(|unexpected| error(start + unexpected + 1, QUOTED_CELL.to_owned()))?;
         }
         cells.push(match cell.text {
             "" => None,
-            text => Some(text.parse().map_err(|source: ParseActionError| {
-                let column = text.as_ptr().addr() - row.as_ptr().addr() + source.column;
-                CsvError::Cell { line, column, source }
+            text => Some(text.parse().map_err(|wrong: ParseActionError| {
+                error(text.as_ptr().addr() - row.as_ptr().addr() + wrong.column, wrong.problem)
             })?),
         });
         start += cell.length + 1;
@@ -151,14 +146,14 @@ fn parse_row(line: usize, row: &str, separator: u8) -> Result<Vec<Option<Action>
 }
 
 /// The first cell of a text.
-struct Cell<'a> {
+struct CellText<'a> {
     /// The content, without quotes and blanks around it.
     text: &'a str,
     /// The bytes up to the separator behind the cell, or to the end of the row.
     length: usize,
 }
 
-impl<'a> Cell<'a> {
+impl<'a> CellText<'a> {
     /// The first cell of `rest`, which is quoted or an overlap, and so may contain separators; or the byte at
     /// which the cell goes wrong.
     fn with_separators(rest: &'a str, separator: u8) -> Result<Self, usize> {

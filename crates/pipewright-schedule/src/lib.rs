@@ -81,4 +81,4 @@ pub use skip_event::{SkipAction, SkipEvent, SkipMessage};
 pub use slices::Slices;
 pub use timeline::{ClockSkew, Event, QueueWait, Scope, ScopeKind, Timeline};
 pub use trained::{StageBackward, TrainedStages};
-pub use validate::{ValidatedProgram, Violation, ViolationKind, Violations, validate};
+pub use validate::{ValidatedProgram, Violation, Violations, validate};

@@ -3,7 +3,7 @@
 //! Checks and simulations use this table for every action of a large program. [`crate::transfer`] names the
 //! messages between neighbours.
 
-use crate::action::Action;
+use crate::action::{Action, ActionKind};
 use crate::ids::{Rank, StageIndex};
 use crate::placement::Placement;
 
@@ -55,16 +55,12 @@ impl Neighbours {
     /// from another rank.
     #[inline]
     pub(crate) fn receive_for(&self, part: Action) -> Option<Action> {
-        let (neighbour, receive) = match part {
-            Action::Forward { stage, microbatch } => {
-                (self.before(stage), Action::RecvForward { stage, microbatch })
-            }
-            Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {
-                (self.after(stage), Action::RecvBackward { stage, microbatch })
-            }
-            _ => return None,
-        };
-        matches!(neighbour, Neighbour::OtherRank(_)).then_some(receive)
+        let (kind, stage) = (part.kind(), part.stage());
+        let is_gradient = kind.carries_gradient().filter(|_| kind.is_compute())?;
+        match if is_gradient { self.after(stage) } else { self.before(stage) } {
+            Neighbour::OtherRank(_) => part.with_kind(ActionKind::receive_of(is_gradient)),
+            Neighbour::None | Neighbour::SameRank => None,
+        }
     }
 
     /// Returns the location of the stage before `stage`.

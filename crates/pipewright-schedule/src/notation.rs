@@ -16,94 +16,41 @@ use crate::words::nearest;
 
 /// The error of a text that is not an action, with the place of the mistake.
 #[derive(Clone, PartialEq, Eq, Error)]
-#[error("{kind}")]
+#[error("{problem}")]
 pub struct ParseActionError {
     /// The byte of the mistake, counted from 1.
     pub column: usize,
-    /// The mistake.
-    pub kind: ParseActionErrorKind,
+    /// What is wrong, and what to write instead.
+    pub problem: String,
 }
 
 crate::error_text::message_as_debug!(ParseActionError);
 
-/// A mistake in the text of an action.
-#[derive(Clone, PartialEq, Eq, Error)]
-pub enum ParseActionErrorKind {
-    /// The text is empty.
-    #[error("no action; write one such as `0F0`")]
-    Empty,
-    /// The text does not begin with a number.
-    #[error("missing stage: an action begins with its stage's number, such as `0F0`")]
-    MissingStage,
-    /// A number that an index cannot hold.
-    #[error("number too large: at most {most}")]
-    NumberTooLarge {
-        /// The largest number that the index holds.
-        most: u32,
-    },
-    /// The letters after the stage are not the name of an action.
-    #[error("unknown action `{name}`{}", did_you_mean(.suggestion))]
-    UnknownAction {
-        /// The letters, shortened if there are very many.
-        name: String,
-        /// The nearest known name, if one is similar.
-        suggestion: Option<&'static str>,
-    },
-    /// The action needs a microbatch and lacks it.
-    #[error("missing microbatch: `{name}` ends with its microbatch's number, such as `0{name}0`")]
-    MissingMicrobatch {
-        /// The action's name.
-        name: &'static str,
-    },
-    /// Something follows a complete action.
-    #[error("unexpected text after the action; a cell holds exactly one")]
-    TrailingText,
-    /// A number that is too large for an overlap.
-    #[error(
-        "number too large in an overlap: stages are at most {MAX_OVERLAPPED_STAGE}, \
-         microbatches {MAX_OVERLAPPED_MICROBATCH}"
-    )]
-    OverlapTooLarge,
-    /// A punctuation mark of `(0F0;1B0)OVERLAP_F_B` is not where it belongs.
-    #[error("expected `{expected}`: an overlap is written `(0F7;7B3)OVERLAP_F_B`")]
-    MalformedOverlap {
-        /// The text that belongs at this place.
-        expected: &'static str,
-    },
-}
-
-crate::error_text::message_as_debug!(ParseActionErrorKind);
-
-/// Returns the end of an error message, which suggests a similar name or lists all names.
-fn did_you_mean(suggestion: &Option<&'static str>) -> String {
-    match suggestion {
-        Some(name) => format!("; did you mean `{name}`?"),
-        None => format!("; the actions are {}", ActionKind::ALL.map(ActionKind::name).join(", ")),
-    }
-}
+/// The names of all kinds, in the order of [`ActionKind::ALL`].
+const NAMES: [&str; 17] = [
+    "F",
+    "I",
+    "W",
+    "B",
+    "UNSHARD",
+    "RESHARD",
+    "REDUCE_GRAD",
+    "WAIT_REDUCE_GRAD",
+    "SEND_F",
+    "RECV_F",
+    "SEND_B",
+    "RECV_B",
+    "WAIT_SEND_F",
+    "WAIT_SEND_B",
+    "OVERLAP_F_B",
+    "OFFLOAD",
+    "RELOAD",
+];
 
 impl ActionKind {
     /// Returns the name in the text form, such as `SEND_F`.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Forward => "F",
-            Self::InputBackward => "I",
-            Self::WeightBackward => "W",
-            Self::Backward => "B",
-            Self::Unshard => "UNSHARD",
-            Self::Reshard => "RESHARD",
-            Self::ReduceGrad => "REDUCE_GRAD",
-            Self::WaitReduceGrad => "WAIT_REDUCE_GRAD",
-            Self::SendForward => "SEND_F",
-            Self::RecvForward => "RECV_F",
-            Self::SendBackward => "SEND_B",
-            Self::RecvBackward => "RECV_B",
-            Self::WaitSendForward => "WAIT_SEND_F",
-            Self::WaitSendBackward => "WAIT_SEND_B",
-            Self::Overlap => "OVERLAP_F_B",
-            Self::Offload => "OFFLOAD",
-            Self::Reload => "RELOAD",
-        }
+        NAMES[self as usize]
     }
 }
 
@@ -130,12 +77,12 @@ impl FromStr for Action {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut cursor = Cursor { text, at: 0 };
         let action = match text.as_bytes().first() {
-            None => return Err(cursor.error(ParseActionErrorKind::Empty)),
+            None => return Err(cursor.error("no action; write one such as `0F0`")),
             Some(b'(') => cursor.overlap()?,
             Some(_) => cursor.single()?,
         };
         if cursor.at < text.len() {
-            return Err(cursor.error(ParseActionErrorKind::TrailingText));
+            return Err(cursor.error("unexpected text after the action; a cell holds exactly one"));
         }
         Ok(action)
     }
@@ -165,8 +112,7 @@ impl<'a> Cursor<'a> {
         if let Some(action) = Action::of_stage(kind, stage) {
             return Ok(action);
         }
-        let missing = ParseActionErrorKind::MissingMicrobatch { name: kind.name() };
-        let microbatch = Microbatch::new(self.number(missing, u32::MAX)?);
+        let microbatch = self.microbatch(kind)?;
         Ok(Action::of_microbatch(kind, stage, microbatch).expect("every other kind has a microbatch"))
     }
 
@@ -180,7 +126,10 @@ impl<'a> Cursor<'a> {
         let overlap = Overlap::new(forward, backward);
         overlap.map(Action::Overlap).ok_or_else(|| {
             self.at = 0;
-            self.error(ParseActionErrorKind::OverlapTooLarge)
+            self.error(format!(
+                "number too large in an overlap: stages are at most {MAX_OVERLAPPED_STAGE}, microbatches \
+                 {MAX_OVERLAPPED_MICROBATCH}"
+            ))
         })
     }
 
@@ -188,32 +137,39 @@ impl<'a> Cursor<'a> {
     fn overlap_part(&mut self, kind: ActionKind) -> Result<(StageIndex, Microbatch), ParseActionError> {
         let stage = self.stage()?;
         self.expect(kind.name())?;
-        let missing = ParseActionErrorKind::MissingMicrobatch { name: kind.name() };
-        Ok((stage, Microbatch::new(self.number(missing, u32::MAX)?)))
+        Ok((stage, self.microbatch(kind)?))
+    }
+
+    fn microbatch(&mut self, kind: ActionKind) -> Result<Microbatch, ParseActionError> {
+        let missing =
+            || format!("missing microbatch: `{kind}` ends with its microbatch's number, such as `0{kind}0`");
+        self.number(missing, u32::MAX).map(Microbatch::new)
     }
 
     /// Reads the stage at the start of an action.
     fn stage(&mut self) -> Result<StageIndex, ParseActionError> {
-        self.number(ParseActionErrorKind::MissingStage, StageIndex::LARGEST).map(StageIndex::new)
+        let missing = || "missing stage: an action begins with its stage's number, such as `0F0`".to_owned();
+        self.number(missing, StageIndex::LARGEST).map(StageIndex::new)
     }
 
     /// Reads a number that is at most `most`. `missing` is the error if there is no digit.
-    fn number(&mut self, missing: ParseActionErrorKind, most: u32) -> Result<u32, ParseActionError> {
+    fn number(&mut self, missing: impl FnOnce() -> String, most: u32) -> Result<u32, ParseActionError> {
         let start = self.at;
         let digits = self.take_while(|byte| byte.is_ascii_digit());
         if digits.is_empty() {
-            return Err(self.error(missing));
+            return Err(self.error(missing()));
         }
         digits.parse().ok().filter(|&number| number <= most).ok_or_else(|| {
             self.at = start;
-            self.error(ParseActionErrorKind::NumberTooLarge { most })
+            self.error(format!("number too large: at most {most}"))
         })
     }
 
     /// Reads past `expected`, which must come next.
     fn expect(&mut self, expected: &'static str) -> Result<(), ParseActionError> {
         if !self.text.as_bytes()[self.at..].starts_with(expected.as_bytes()) {
-            return Err(self.error(ParseActionErrorKind::MalformedOverlap { expected }));
+            let form = "an overlap is written `(0F7;7B3)OVERLAP_F_B`";
+            return Err(self.error(format!("expected `{expected}`: {form}")));
         }
         self.at += expected.len();
         Ok(())
@@ -227,19 +183,18 @@ impl<'a> Cursor<'a> {
         &self.text[start..self.at]
     }
 
-    fn error(&self, kind: ParseActionErrorKind) -> ParseActionError {
-        ParseActionError { column: self.at + 1, kind }
+    fn error(&self, problem: impl Into<String>) -> ParseActionError {
+        ParseActionError { column: self.at + 1, problem: problem.into() }
     }
 }
 
-/// Returns the error for letters that are not the name of an action.
-fn unknown_action(name: &str) -> ParseActionErrorKind {
-    // A cell may hold megabytes, so the error quotes only its start. A name this long is not similar to a
-    // known one.
+/// Returns the problem of a name that no action has, with a similar name or all names.
+fn unknown_action(name: &str) -> String {
     let name: String = name.chars().take(32).collect();
-    let names = ActionKind::ALL.iter().map(|kind| kind.name());
-    let suggestion = nearest(&name, names, |_| 2);
-    ParseActionErrorKind::UnknownAction { name, suggestion }
+    match nearest(&name, NAMES, |_| 2) {
+        Some(similar) => format!("unknown action `{name}`; did you mean `{similar}`?"),
+        None => format!("unknown action `{name}`; the actions are {}", NAMES.join(", ")),
+    }
 }
 
 #[cfg(test)]

@@ -28,35 +28,10 @@ pub struct Placement {
     starts: Vec<u32>,
 }
 
-/// The errors of placing stages on ranks.
+/// Why stages cannot be placed on ranks.
 #[derive(Clone, PartialEq, Eq, Error)]
-pub enum PlacementError {
-    /// There is no stage or no rank.
-    #[error(
-        "a placement of {} with {} each has no stage; use at least one of both",
-        counted(*.ranks, "rank"), counted(*.stages_per_rank, "stage")
-    )]
-    Empty {
-        /// The requested number of ranks.
-        ranks: u32,
-        /// The requested number of stages on each rank.
-        stages_per_rank: u32,
-    },
-    /// There are more than [`MAX_STAGES`] stages.
-    #[error(
-        "{stages} stages are more than the {MAX_STAGES} that a placement holds; use fewer ranks or stages"
-    )]
-    TooManyStages {
-        /// The requested number of stages.
-        stages: u64,
-    },
-    /// A rank below the largest one owns no stage.
-    #[error("rank {rank} owns no stage; give it one, or number the ranks without gaps")]
-    IdleRank {
-        /// The lowest rank without a stage.
-        rank: Rank,
-    },
-}
+#[error("{0}")]
+pub struct PlacementError(String);
 
 crate::error_text::message_as_debug!(PlacementError);
 
@@ -91,10 +66,10 @@ impl Placement {
     pub fn explicit(rank_of: Vec<Rank>) -> Result<Self, PlacementError> {
         let stages = rank_of.len() as u64;
         if stages > MAX_STAGES {
-            return Err(PlacementError::TooManyStages { stages });
+            return Err(too_many(stages));
         }
         let Some(last) = rank_of.iter().max() else {
-            return Err(PlacementError::Empty { ranks: 0, stages_per_rank: 0 });
+            return Err(empty(0, 0));
         };
         // A rank above the number of stages means that there is a gap. Without this limit, one large number
         // in the input would allocate memory without bound.
@@ -104,7 +79,8 @@ impl Placement {
             counts[rank.index()] += 1;
         }
         if let Some(idle) = counts.iter().position(|&count| count == 0) {
-            return Err(PlacementError::IdleRank { rank: Rank::new(idle as u32) });
+            let advice = "give it one, or number the ranks without gaps";
+            return Err(PlacementError(format!("rank {idle} owns no stage; {advice}")));
         }
         Ok(Self::grouped(rank_of, &counts))
     }
@@ -202,10 +178,22 @@ impl Placement {
 fn checked_stages(ranks: u32, stages_per_rank: u32) -> Result<u32, PlacementError> {
     let stages = u64::from(ranks) * u64::from(stages_per_rank);
     match stages {
-        0 => Err(PlacementError::Empty { ranks, stages_per_rank }),
+        0 => Err(empty(ranks, stages_per_rank)),
         1..=MAX_STAGES => Ok(stages as u32),
-        _ => Err(PlacementError::TooManyStages { stages }),
+        _ => Err(too_many(stages)),
     }
+}
+
+fn empty(ranks: u32, stages_per_rank: u32) -> PlacementError {
+    let (ranks, stages) = (counted(ranks, "rank"), counted(stages_per_rank, "stage"));
+    PlacementError(format!(
+        "a placement of {ranks} with {stages} each has no stage; use at least one of both"
+    ))
+}
+
+fn too_many(stages: u64) -> PlacementError {
+    let most = format!("the {MAX_STAGES} that a placement holds; use fewer ranks or stages");
+    PlacementError(format!("{stages} stages are more than {most}"))
 }
 
 #[cfg(test)]
@@ -245,17 +233,27 @@ mod tests {
     #[test]
     fn explicit_lists() {
         check_explicit(&[1, 0, 1], Ok(&[&[1], &[0, 2]]));
-        check_explicit(&[0, 2], Err(PlacementError::IdleRank { rank: Rank::new(1) }));
-        check_explicit(&[0, u32::MAX], Err(PlacementError::IdleRank { rank: Rank::new(1) }));
-        check_explicit(&[], Err(PlacementError::Empty { ranks: 0, stages_per_rank: 0 }));
+        check_explicit(
+            &[0, 2],
+            Err(PlacementError(
+                "rank 1 owns no stage; give it one, or number the ranks without gaps".to_owned(),
+            )),
+        );
+        check_explicit(
+            &[0, u32::MAX],
+            Err(PlacementError(
+                "rank 1 owns no stage; give it one, or number the ranks without gaps".to_owned(),
+            )),
+        );
+        check_explicit(&[], Err(empty(0, 0)));
     }
 
     #[test]
     fn refuses_sizes_that_cannot_be() {
-        assert_eq!(Placement::looped(0, 2), Err(PlacementError::Empty { ranks: 0, stages_per_rank: 2 }));
-        assert_eq!(Placement::v(2, 0), Err(PlacementError::Empty { ranks: 2, stages_per_rank: 0 }));
+        assert_eq!(Placement::looped(0, 2), Err(empty(0, 2)));
+        assert_eq!(Placement::v(2, 0), Err(empty(2, 0)));
         let stages = u64::from(u32::MAX) * 4;
-        assert_eq!(Placement::looped(u32::MAX, 4), Err(PlacementError::TooManyStages { stages }));
+        assert_eq!(Placement::looped(u32::MAX, 4), Err(too_many(stages)));
     }
 
     #[test]

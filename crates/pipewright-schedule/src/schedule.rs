@@ -10,133 +10,49 @@ use thiserror::Error;
 use crate::action::Action;
 use crate::ids::{Rank, StageIndex};
 use crate::placement::{Placement, PlacementError};
-use crate::slices::{Slices, UnevenSlices};
+use crate::slices::Slices;
 use crate::trained::TrainedStages;
 use crate::words::counted;
 
 /// The compute actions of every rank in order, with bubbles (`None`) in which a rank idles.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Schedule {
-    placement: Placement,
-    microbatches: u32,
-    slices: Slices,
-    rows: Vec<Vec<Option<Action>>>,
-}
+pub type Schedule = Rows<Option<Action>>;
 
 /// The actions of every rank in order: computation, and communication if the program has been lowered so far.
+pub type Program = Rows<Action>;
+
+/// The cells of every rank in order: a [`Schedule`] or a [`Program`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Program {
+pub struct Rows<Cell> {
     placement: Placement,
     microbatches: u32,
     slices: Slices,
     trained: TrainedStages,
-    rows: Vec<Vec<Action>>,
+    rows: Vec<Vec<Cell>>,
 }
 
-/// The errors of making a schedule or a program from rows.
+/// Why rows do not make a schedule or a program.
 #[derive(Clone, PartialEq, Eq, Error)]
-pub enum ScheduleError {
-    /// There are more or fewer rows than ranks.
-    #[error("{} for {}; give one row to each rank", counted(*.rows, "row"), counted(*.ranks, "rank"))]
-    RowCount {
-        /// The number of rows.
-        rows: usize,
-        /// The number of ranks in the placement.
-        ranks: u32,
-    },
-    /// A schedule holds an action that does not compute.
-    #[error(
-        "rank {rank}, position {position}: {action} does not compute, and a schedule holds computation alone"
-    )]
-    NotCompute {
-        /// The rank of the row.
-        rank: Rank,
-        /// The cell in the row, counted from 0.
-        position: usize,
-        /// The action found there.
-        action: Action,
-    },
-    /// The sizes require far more actions than there are.
-    #[error(
-        "{} and {} need {}, and there are only {}; check for a microbatch number that is too large",
-        counted(*.stages, "stage"), counted(*.microbatches, "microbatch"),
-        counted(u64::from(*.stages) * u64::from(*.microbatches), "forward"), counted(*.actions, "action")
-    )]
-    TooSparse {
-        /// The number of stages.
-        stages: u32,
-        /// The number of microbatches.
-        microbatches: u32,
-        /// The number of actions in all rows.
-        actions: u64,
-    },
-    /// More actions than a position can count.
-    #[error(
-        "{actions} actions are more than the {} that a program holds; use fewer ranks, stages or microbatches",
-        u32::MAX
-    )]
-    TooManyActions {
-        /// The number of actions in all rows.
-        actions: u64,
-    },
-    /// The actions do not number whole microbatches.
-    #[error(transparent)]
-    Slices(#[from] UnevenSlices),
-    /// No row holds an action, so the sizes cannot be inferred.
-    #[error("no action in any row; write one row per rank, with cells such as `0F0`")]
-    NoActions,
-    /// Two ranks run the same stage.
-    #[error("stage {stage} runs on rank {first} and on rank {second}; a stage belongs to exactly one rank")]
-    StageOnTwoRanks {
-        /// The stage.
-        stage: StageIndex,
-        /// The rank that was found first.
-        first: Rank,
-        /// The rank that was found second.
-        second: Rank,
-    },
-    /// A stage below the largest one appears in no row.
-    #[error("stage {stage} is missing, though stage {largest} exists; every stage needs a rank")]
-    MissingStage {
-        /// The lowest missing stage.
-        stage: StageIndex,
-        /// The largest stage that appears.
-        largest: StageIndex,
-    },
-    /// The stages do not make a placement, for example because a row is empty.
-    #[error(transparent)]
-    Placement(#[from] PlacementError),
-}
+#[error("{0}")]
+pub struct ScheduleError(String);
 
 crate::error_text::message_as_debug!(ScheduleError);
 
-impl Schedule {
-    /// Makes a schedule from its rows, one for each rank.
-    ///
-    /// # Errors
-    /// When the number of rows differs from the number of ranks, a cell does not compute, or the sizes are
-    /// far too large for the number of cells.
-    pub fn new(
-        placement: Placement,
-        microbatches: u32,
-        rows: Vec<Vec<Option<Action>>>,
-    ) -> Result<Self, ScheduleError> {
-        for (rank, row) in (0..).map(Rank::new).zip(&rows) {
-            let stranger = row.iter().position(|cell| cell.is_some_and(|action| !action.is_compute()));
-            if let Some((position, action)) = stranger.and_then(|position| Some((position, row[position]?))) {
-                return Err(ScheduleError::NotCompute { rank, position, action });
-            }
-        }
-        let actions = rows.iter().map(|row| row.iter().flatten().count() as u64).sum();
-        check_sizes(&placement, microbatches, rows.len(), actions)?;
-        Ok(Self { placement, microbatches, slices: Slices::ONE, rows })
+impl From<PlacementError> for ScheduleError {
+    fn from(error: PlacementError) -> Self {
+        Self(error.to_string())
     }
+}
 
-    /// Makes a schedule from the rows of a generator, which has checked the sizes and makes only compute
-    /// actions.
-    pub(crate) fn generated(placement: Placement, microbatches: u32, rows: Vec<Vec<Option<Action>>>) -> Self {
+impl<Cell> Rows<Cell> {
+    /// Makes the rows of a generator or a pass, which has checked the sizes. A pass adds at most a few times the
+    /// number of actions.
+    pub(crate) fn made(
+        placement: Placement,
+        (microbatches, slices): (u32, Slices),
+        rows: Vec<Vec<Cell>>,
+    ) -> Self {
         debug_assert_eq!(rows.len(), placement.ranks() as usize);
-        Self { placement, microbatches, slices: Slices::ONE, rows }
+        Self { placement, microbatches, slices, trained: TrainedStages::ALL, rows }
     }
 
     /// Returns the same rows with numbers of slices instead of microbatches ([`crate::slices`]).
@@ -144,17 +60,14 @@ impl Schedule {
     /// # Errors
     /// When the numbers do not make whole microbatches.
     pub fn with_slices(self, slices: Slices) -> Result<Self, ScheduleError> {
-        slices.check(self.microbatches)?;
+        let numbers = self.microbatches;
+        if !numbers.is_multiple_of(slices.get()) {
+            return Err(ScheduleError(format!(
+                "the actions number {numbers} slices, which do not make microbatches of {slices}; use a number that divides \
+                 {numbers}"
+            )));
+        }
         Ok(Self { slices, ..self })
-    }
-
-    /// Makes a schedule, and infers the placement and the number of microbatches from the rows.
-    ///
-    /// # Errors
-    /// When [`Schedule::new`] refuses the rows, or when a stage is on two ranks or on none.
-    pub fn infer(rows: Vec<Vec<Option<Action>>>) -> Result<Self, ScheduleError> {
-        let (placement, microbatches) = infer_sizes(rows.iter().map(|row| row.iter().copied().flatten()))?;
-        Self::new(placement, microbatches, rows)
     }
 
     /// Returns the placement of the stages.
@@ -179,13 +92,47 @@ impl Schedule {
     }
 
     /// The cells of `rank`; empty if there is no such rank.
-    pub fn row(&self, rank: Rank) -> &[Option<Action>] {
+    pub fn row(&self, rank: Rank) -> &[Cell] {
         self.rows.get(rank.index()).map_or(&[], Vec::as_slice)
     }
 
     /// All rows, in rank order.
-    pub fn rows(&self) -> &[Vec<Option<Action>>] {
+    pub fn rows(&self) -> &[Vec<Cell>] {
         &self.rows
+    }
+}
+
+impl Schedule {
+    /// Makes a schedule from its rows, one for each rank.
+    ///
+    /// # Errors
+    /// When the number of rows differs from the number of ranks, a cell does not compute, or the sizes are
+    /// far too large for the number of cells.
+    pub fn new(
+        placement: Placement,
+        microbatches: u32,
+        rows: Vec<Vec<Option<Action>>>,
+    ) -> Result<Self, ScheduleError> {
+        for (rank, row) in rows.iter().enumerate() {
+            let cells = row.iter().enumerate().filter_map(|(position, cell)| Some((position, (*cell)?)));
+            if let Some((position, action)) = cells.into_iter().find(|(_, action)| !action.is_compute()) {
+                return Err(ScheduleError(format!(
+                    "rank {rank}, position {position}: {action} does not compute, and a schedule holds computation alone"
+                )));
+            }
+        }
+        let actions = rows.iter().map(|row| row.iter().flatten().count() as u64).sum();
+        check_sizes(&placement, microbatches, rows.len(), actions)?;
+        Ok(Self::made(placement, (microbatches, Slices::ONE), rows))
+    }
+
+    /// Makes a schedule, and infers the placement and the number of microbatches from the rows.
+    ///
+    /// # Errors
+    /// When [`Schedule::new`] refuses the rows, or when a stage is on two ranks or on none.
+    pub fn infer(rows: Vec<Vec<Option<Action>>>) -> Result<Self, ScheduleError> {
+        let (placement, microbatches) = infer_sizes(rows.iter().map(|row| row.iter().copied().flatten()))?;
+        Self::new(placement, microbatches, rows)
     }
 }
 
@@ -202,16 +149,7 @@ impl Program {
     ) -> Result<Self, ScheduleError> {
         let actions = rows.iter().map(|row| row.len() as u64).sum();
         check_sizes(&placement, microbatches, rows.len(), actions)?;
-        Ok(Self { placement, microbatches, slices: Slices::ONE, trained: TrainedStages::ALL, rows })
-    }
-
-    /// Returns the same rows with numbers of slices instead of microbatches ([`crate::slices`]).
-    ///
-    /// # Errors
-    /// When the numbers do not make whole microbatches.
-    pub fn with_slices(self, slices: Slices) -> Result<Self, ScheduleError> {
-        slices.check(self.microbatches)?;
-        Ok(Self { slices, ..self })
+        Ok(Self::made(placement, (microbatches, Slices::ONE), rows))
     }
 
     /// Returns the same rows for a model of which these stages are trained. The others have no weight
@@ -230,53 +168,18 @@ impl Program {
         Self::new(placement, microbatches, rows)
     }
 
-    /// Returns the placement of the stages.
-    pub fn placement(&self) -> &Placement {
-        &self.placement
-    }
-
-    /// Returns the number of microbatches in a step; of all their slices, if they are cut
-    /// ([`crate::slices`]).
-    pub fn microbatches(&self) -> u32 {
-        self.microbatches
-    }
-
-    /// Returns the number of slices of each microbatch.
-    pub fn slices(&self) -> Slices {
-        self.slices
-    }
-
     /// Returns the stages that are trained.
     pub fn trained(&self) -> &TrainedStages {
         &self.trained
     }
 
-    /// Returns the number of ranks.
-    pub fn ranks(&self) -> u32 {
-        self.placement.ranks()
-    }
-
-    /// The actions of `rank`; empty if there is no such rank.
-    pub fn row(&self, rank: Rank) -> &[Action] {
-        self.rows.get(rank.index()).map_or(&[], Vec::as_slice)
-    }
-
-    /// All rows, in rank order.
-    pub fn rows(&self) -> &[Vec<Action>] {
-        &self.rows
-    }
-
     /// Returns the computation of the program in the same order, without communication.
     pub fn computation(&self) -> Schedule {
-        let row = |row: &Vec<Action>| {
+        let compute = |row: &Vec<Action>| {
             row.iter().copied().filter(|action| action.is_compute()).map(Some).collect::<Vec<_>>()
         };
-        Schedule {
-            placement: self.placement.clone(),
-            microbatches: self.microbatches,
-            slices: self.slices,
-            rows: self.rows.iter().map(row).collect(),
-        }
+        let rows = self.rows.iter().map(compute).collect();
+        Schedule::made(self.placement.clone(), (self.microbatches, self.slices), rows)
     }
 
     /// Makes the program of the actions of `schedule`, in the same order and without its bubbles.
@@ -287,20 +190,7 @@ impl Program {
             actions
         };
         let rows = schedule.rows.iter().map(without).collect();
-        let &Schedule { microbatches, slices, .. } = schedule;
-        let trained = TrainedStages::ALL;
-        Self { placement: schedule.placement.clone(), microbatches, slices, trained, rows }
-    }
-
-    /// Makes a program from the rows that a pass has made. A pass adds at most a few times the number of
-    /// actions, so the sizes are not checked again.
-    pub(crate) fn lowered(
-        placement: Placement,
-        (microbatches, slices): (u32, Slices),
-        rows: Vec<Vec<Action>>,
-    ) -> Self {
-        debug_assert_eq!(rows.len(), placement.ranks() as usize);
-        Self { placement, microbatches, slices, trained: TrainedStages::ALL, rows }
+        Self::made(schedule.placement.clone(), (schedule.microbatches, schedule.slices), rows)
     }
 
     /// Applies `pass` to the rows one after another, so that a large program is not held in memory twice. The
@@ -322,16 +212,27 @@ pub(crate) fn check_sizes(
     actions: u64,
 ) -> Result<(), ScheduleError> {
     if rows != placement.ranks() as usize {
-        return Err(ScheduleError::RowCount { rows, ranks: placement.ranks() });
+        let (rows, ranks) = (counted(rows, "row"), counted(placement.ranks(), "rank"));
+        return Err(ScheduleError(format!("{rows} for {ranks}; give one row to each rank")));
     }
     if actions > u64::from(u32::MAX) {
-        return Err(ScheduleError::TooManyActions { actions });
+        return Err(ScheduleError(format!(
+            "{actions} actions are more than the {} that a program holds; use fewer ranks, stages or microbatches",
+            u32::MAX
+        )));
     }
     let stages = placement.stages();
+    let forwards = u64::from(stages) * u64::from(microbatches);
     // A sound program has a forward for each pair. The slack admits programs that lack many actions, so that
     // validation can name the missing ones.
-    if u64::from(stages) * u64::from(microbatches) > 1024 + 8 * actions {
-        return Err(ScheduleError::TooSparse { stages, microbatches, actions });
+    if forwards > 1024 + 8 * actions {
+        return Err(ScheduleError(format!(
+            "{} and {} need {}, and there are only {}; check for a microbatch number that is too large",
+            counted(stages, "stage"),
+            counted(microbatches, "microbatch"),
+            counted(forwards, "forward"),
+            counted(actions, "action")
+        )));
     }
     Ok(())
 }
@@ -348,14 +249,21 @@ pub(crate) fn infer_sizes<Row: Iterator<Item = Action>>(
             last_microbatch = last_microbatch.max(part.microbatch());
             let (stage, first) = (part.stage(), *owners.entry(part.stage()).or_insert(rank));
             if first != rank {
-                return Err(ScheduleError::StageOnTwoRanks { stage, first, second: rank });
+                return Err(ScheduleError(format!(
+                    "stage {stage} runs on rank {first} and on rank {rank}; a stage belongs to exactly one rank"
+                )));
             }
         }
     }
-    let Some((&largest, _)) = owners.last_key_value() else { return Err(ScheduleError::NoActions) };
+    let Some((&largest, _)) = owners.last_key_value() else {
+        let advice = "write one row per rank, with cells such as `0F0`";
+        return Err(ScheduleError(format!("no action in any row; {advice}")));
+    };
     let missing = (0..).map(StageIndex::new).zip(owners.keys()).find(|(expected, found)| expected != *found);
     if let Some((stage, _)) = missing {
-        return Err(ScheduleError::MissingStage { stage, largest });
+        let problem =
+            format!("stage {stage} is missing, though stage {largest} exists; every stage needs a rank");
+        return Err(ScheduleError(problem));
     }
     let placement = Placement::explicit(owners.into_values().collect())?;
     let microbatches = last_microbatch.map_or(0, |last| last.get().saturating_add(1));

@@ -22,27 +22,11 @@
 use std::fmt;
 use std::num::NonZeroU32;
 
-use thiserror::Error;
-
 use crate::ids::{Microbatch, Slice};
 
 /// The number of slices into which each microbatch is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slices(NonZeroU32);
-
-/// Actions that do not number the slices of whole microbatches.
-#[derive(Clone, PartialEq, Eq, Error)]
-#[error(
-    "the actions number {numbers} slices, which do not make microbatches of {slices}; use a number that divides {numbers}"
-)]
-pub struct UnevenSlices {
-    /// The number of slices in the step.
-    pub numbers: u32,
-    /// The number of slices of each microbatch.
-    pub slices: Slices,
-}
-
-crate::error_text::message_as_debug!(UnevenSlices);
 
 impl Slices {
     /// Whole microbatches.
@@ -66,11 +50,6 @@ impl Slices {
     #[inline]
     pub const fn is_one(self) -> bool {
         self.get() == 1
-    }
-
-    /// Checks that a number of slices makes whole microbatches.
-    pub(crate) fn check(self, numbers: u32) -> Result<(), UnevenSlices> {
-        if numbers.is_multiple_of(self.get()) { Ok(()) } else { Err(UnevenSlices { numbers, slices: self }) }
     }
 
     /// Returns the microbatch and the slice with this number.

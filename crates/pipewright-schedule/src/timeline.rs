@@ -118,45 +118,30 @@ impl ClockSkew {
 impl Timeline {
     /// Makes a timeline of `ranks` ranks. It omits events of other ranks, and events whose times are not
     /// finite or end before they start.
-    pub fn new(ranks: u32, mut events: Vec<Event>) -> Self {
-        events.retain(|event| event.rank.get() < ranks && event.start.is_finite() && event.end.is_finite());
-        events.retain(|event| event.start <= event.end);
-        events.sort_by(|a, b| a.rank.cmp(&b.rank).then(a.start.total_cmp(&b.start)));
-        let (skips, scopes) = (Vec::new(), Vec::new());
-        let (communicator, queue_waits) = (Communicator::default(), Vec::new());
+    pub fn new(ranks: u32, events: Vec<Event>) -> Self {
         Self {
             ranks,
-            events,
-            skips,
-            scopes,
+            events: sorted(ranks, events, |event| (event.rank, event.start, event.end)),
+            skips: Vec::new(),
+            scopes: Vec::new(),
             clock_skew: None,
             slices: Slices::ONE,
-            communicator,
-            queue_waits,
+            communicator: Communicator::default(),
+            queue_waits: Vec::new(),
         }
     }
 
     /// Returns the timeline with the messages of skip connections. Events are left out as in
     /// [`Timeline::new`].
     #[must_use]
-    pub fn with_skips(mut self, mut skips: Vec<SkipEvent>) -> Self {
-        skips.retain(|skip| skip.rank.get() < self.ranks && skip.start.is_finite() && skip.end.is_finite());
-        skips.retain(|skip| skip.start <= skip.end);
-        skips.sort_by(|a, b| a.rank.cmp(&b.rank).then(a.start.total_cmp(&b.start)));
-        self.skips = skips;
-        self
+    pub fn with_skips(self, skips: Vec<SkipEvent>) -> Self {
+        Self { skips: sorted(self.ranks, skips, |skip| (skip.rank, skip.start, skip.end)), ..self }
     }
 
     /// Returns the timeline with spans inside actions. Spans are left out as in [`Timeline::new`].
     #[must_use]
-    pub fn with_scopes(mut self, mut scopes: Vec<Scope>) -> Self {
-        scopes.retain(|scope| {
-            scope.rank.get() < self.ranks && scope.start.is_finite() && scope.end.is_finite()
-        });
-        scopes.retain(|scope| scope.start <= scope.end);
-        scopes.sort_by(|a, b| a.rank.cmp(&b.rank).then(a.start.total_cmp(&b.start)));
-        self.scopes = scopes;
-        self
+    pub fn with_scopes(self, scopes: Vec<Scope>) -> Self {
+        Self { scopes: sorted(self.ranks, scopes, |scope| (scope.rank, scope.start, scope.end)), ..self }
     }
 
     /// Returns the timeline with the accuracy of its times, for events of several processes.
@@ -203,9 +188,7 @@ impl Timeline {
 
     /// The events of one rank, by start.
     pub fn events_of(&self, rank: Rank) -> &[Event] {
-        let start = self.events.partition_point(|event| event.rank < rank);
-        let end = self.events.partition_point(|event| event.rank <= rank);
-        &self.events[start..end]
+        of_rank(&self.events, rank, |event| event.rank)
     }
 
     /// The messages of skip connections, by rank and then by start. No other figure of a timeline counts
@@ -216,9 +199,7 @@ impl Timeline {
 
     /// The messages of skip connections that one rank sends or receives, by start.
     pub fn skips_of(&self, rank: Rank) -> &[SkipEvent] {
-        let start = self.skips.partition_point(|skip| skip.rank < rank);
-        let end = self.skips.partition_point(|skip| skip.rank <= rank);
-        &self.skips[start..end]
+        of_rank(&self.skips, rank, |skip| skip.rank)
     }
 
     /// The spans inside actions, by rank and then by start. No figure of a timeline counts them.
@@ -228,9 +209,7 @@ impl Timeline {
 
     /// The spans inside actions of one rank, by start.
     pub fn scopes_of(&self, rank: Rank) -> &[Scope] {
-        let start = self.scopes.partition_point(|scope| scope.rank < rank);
-        let end = self.scopes.partition_point(|scope| scope.rank <= rank);
-        &self.scopes[start..end]
+        of_rank(&self.scopes, rank, |scope| scope.rank)
     }
 
     /// The communicator on which the step was simulated. Measured steps have the default one.
@@ -297,6 +276,27 @@ impl Timeline {
         };
         mean(&(0..self.ranks).map(Rank::new).map(share).collect::<Vec<_>>())
     }
+}
+
+/// Returns what is on these ranks and has finite times in ascending order, by rank and then by start. `place` returns
+/// the rank, the start and the end.
+fn sorted<T>(ranks: u32, mut all: Vec<T>, place: impl Fn(&T) -> (Rank, f64, f64)) -> Vec<T> {
+    all.retain(|one| {
+        let (rank, start, end) = place(one);
+        rank.get() < ranks && start.is_finite() && end.is_finite() && start <= end
+    });
+    all.sort_by(|one, other| {
+        let ((rank, start, _), (other_rank, other_start, _)) = (place(one), place(other));
+        rank.cmp(&other_rank).then(start.total_cmp(&other_start))
+    });
+    all
+}
+
+/// Returns the part of a list that is on a rank. The list is sorted by rank.
+fn of_rank<T>(all: &[T], rank: Rank, rank_of: impl Fn(&T) -> Rank) -> &[T] {
+    let start = all.partition_point(|one| rank_of(one) < rank);
+    let end = all.partition_point(|one| rank_of(one) <= rank);
+    &all[start..end]
 }
 
 /// Returns `1 - busy / span`, and 0 for an empty span.

@@ -4,7 +4,7 @@
 //! matches the backward receive of stage `s - 1`. Neighbours on the same rank pass tensors on without a
 //! message.
 
-use crate::action::Action;
+use crate::action::{Action, ActionKind};
 use crate::ids::Rank;
 use crate::placement::Placement;
 
@@ -21,24 +21,15 @@ impl Transfer {
     /// Returns the message that `action` sends, receives or waits for. `None` if it does not communicate, if
     /// its stage has no neighbour in that direction, or if the neighbour is on the same rank.
     pub(crate) fn of(placement: &Placement, action: Action) -> Option<Self> {
-        match action {
-            Action::SendForward { .. } | Action::SendBackward { .. } => Self::sent_by(placement, action),
-            Action::WaitSendForward { stage, microbatch } => {
-                Self::sent_by(placement, Action::SendForward { stage, microbatch })
+        let kind = action.kind();
+        let send = match kind {
+            _ if kind.is_receive() => Self::other_end(action)?,
+            _ if kind.is_communication() => {
+                action.with_kind(ActionKind::send_of(kind.carries_gradient()?))?
             }
-            Action::WaitSendBackward { stage, microbatch } => {
-                Self::sent_by(placement, Action::SendBackward { stage, microbatch })
-            }
-            Action::RecvForward { stage, microbatch } => {
-                let stage = placement.previous(stage)?;
-                Self::sent_by(placement, Action::SendForward { stage, microbatch })
-            }
-            Action::RecvBackward { stage, microbatch } => {
-                let stage = placement.next(stage)?;
-                Self::sent_by(placement, Action::SendBackward { stage, microbatch })
-            }
-            _ => None,
-        }
+            _ => return None,
+        };
+        Self::sent_by(placement, send)
     }
 
     /// Returns the receive of a send or of a wait for a send, and the send of a receive. `None` if `action`
@@ -46,19 +37,16 @@ impl Transfer {
     /// the placement.
     #[inline]
     pub(crate) fn other_end(action: Action) -> Option<Action> {
-        Some(match action {
-            Action::SendForward { stage, microbatch } | Action::WaitSendForward { stage, microbatch } => {
+        let (stage, microbatch) = (action.stage(), action.microbatch()?);
+        Some(match action.kind() {
+            ActionKind::SendForward | ActionKind::WaitSendForward => {
                 Action::RecvForward { stage: stage.after()?, microbatch }
             }
-            Action::SendBackward { stage, microbatch } | Action::WaitSendBackward { stage, microbatch } => {
+            ActionKind::SendBackward | ActionKind::WaitSendBackward => {
                 Action::RecvBackward { stage: stage.before()?, microbatch }
             }
-            Action::RecvForward { stage, microbatch } => {
-                Action::SendForward { stage: stage.before()?, microbatch }
-            }
-            Action::RecvBackward { stage, microbatch } => {
-                Action::SendBackward { stage: stage.after()?, microbatch }
-            }
+            ActionKind::RecvForward => Action::SendForward { stage: stage.before()?, microbatch },
+            ActionKind::RecvBackward => Action::SendBackward { stage: stage.after()?, microbatch },
             _ => return None,
         })
     }
@@ -66,27 +54,13 @@ impl Transfer {
     /// Returns the message that carries the output of `action` to a neighbouring stage. `action` is a compute
     /// action and not an overlap.
     pub(crate) fn after(placement: &Placement, action: Action) -> Option<Self> {
-        match action {
-            Action::Forward { stage, microbatch } => {
-                Self::sent_by(placement, Action::SendForward { stage, microbatch })
-            }
-            Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {
-                Self::sent_by(placement, Action::SendBackward { stage, microbatch })
-            }
-            _ => None,
-        }
+        let kind = action.kind();
+        let is_gradient = kind.carries_gradient().filter(|_| kind.is_compute())?;
+        Self::sent_by(placement, action.with_kind(ActionKind::send_of(is_gradient))?)
     }
 
     fn sent_by(placement: &Placement, send: Action) -> Option<Self> {
-        let receive = match send {
-            Action::SendForward { stage, microbatch } => {
-                Action::RecvForward { stage: placement.next(stage)?, microbatch }
-            }
-            Action::SendBackward { stage, microbatch } => {
-                Action::RecvBackward { stage: placement.previous(stage)?, microbatch }
-            }
-            _ => return None,
-        };
+        let receive = Self::other_end(send)?;
         let (sender, receiver) = (placement.owner(send.stage())?, placement.owner(receive.stage())?);
         (sender != receiver).then_some(Self { send, receive, sender, receiver })
     }

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use pipewright_schedule::csv::{parse_rows, print_program};
 use pipewright_schedule::footprint::Use;
 use pipewright_schedule::lower::{
-    ParsePassError, Pass, PassInput, ReduceWait, UnshardLookahead, apply, check_messages, check_order,
+    Pass, PassInput, ReduceWait, UnshardLookahead, apply, check_messages, check_order,
 };
 use pipewright_schedule::{Action, LowerError, Program, Rank, picture};
 use pipewright_system::schedule_memory::check_text;
@@ -63,7 +63,7 @@ impl ListedPass {
 }
 
 impl FromStr for ListedPass {
-    type Err = ParsePassError;
+    type Err = LowerError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         Ok(Self { pass: text.parse()?, text: text.to_owned() })

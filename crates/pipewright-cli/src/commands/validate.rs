@@ -58,11 +58,9 @@ pub(crate) fn run(arguments: &ValidateArguments) -> Result<(), Failure> {
     check_text(&text, Use::Lower)?;
     let program = match parse_program(&text) {
         Ok(program) => program,
-        Err(error @ (CsvError::Cell { .. } | CsvError::Quote { .. })) => {
-            return Err(Failure::input(locate(file, &error)));
-        }
+        Err(error @ CsvError { at: Some(_), .. }) => return Err(Failure::input(locate(file, &error))),
         // The cells are valid actions, but together they are not a program, so the schedule is unsound.
-        Err(error @ CsvError::Rows(_)) => {
+        Err(error @ CsvError { at: None, .. }) => {
             if arguments.format == Format::Json {
                 let violations = [json!({ "text": error.to_string() })];
                 show_json(&json!({ "sound": false, "violations": violations, "omitted": 0 }))?;
@@ -149,7 +147,7 @@ fn sound_json(program: &ValidatedProgram) -> Value {
 
 fn violations_json(violations: &Violations) -> Value {
     let listed = violations.listed().iter().map(|violation| {
-        json!({ "rank": violation.rank.get(), "position": violation.position, "text": violation.kind.to_string() })
+        json!({ "rank": violation.rank.get(), "position": violation.position, "text": violation.problem })
     });
     json!({ "sound": false, "violations": listed.collect::<Vec<_>>(), "omitted": violations.omitted() })
 }

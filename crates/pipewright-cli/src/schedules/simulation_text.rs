@@ -1,6 +1,5 @@
 //! Prints a simulation as text, as JSON, or as a list of events.
 
-use std::fmt::Write;
 use std::time::Duration;
 
 use pipewright_schedule::picture::TimeUnit;
@@ -76,7 +75,7 @@ pub(crate) fn text(
 ) -> String {
     let mut text = timed_program.title() + "\n";
     let mut line = |what: &str, words: String| {
-        writeln!(text, "{what:10} {words}").expect("a string takes all text");
+        text.push_str(&format!("{what:10} {words}\n"));
     };
     let percent = |fraction: f64| format!("{:.1}%", fraction * 100.0);
     let (barrier, span) = (percent(summary.bubble_fraction), percent(summary.span_bubble_fraction));
@@ -131,8 +130,7 @@ pub(crate) fn text(
 pub(crate) fn events(timeline: &Timeline) -> String {
     let mut text = "rank,action,start,end\n".to_owned();
     for event in timeline.events() {
-        writeln!(text, "{},{},{},{}", event.rank, event.action, event.start, event.end)
-            .expect("a string takes all text");
+        text.push_str(&format!("{},{},{},{}\n", event.rank, event.action, event.start, event.end));
     }
     text
 }

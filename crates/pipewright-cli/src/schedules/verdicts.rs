@@ -1,8 +1,6 @@
 //! Verdicts on a program for the communicators of other systems, as `pipewright validate --transport` prints
 //! them.
 
-use std::fmt::Write;
-
 use pipewright_schedule::communicator::{Communicator, Streams, Verdict, judge};
 use pipewright_schedule::{Level, Program, Violations};
 use serde_json::{Map, Value};
@@ -39,10 +37,10 @@ impl Verdicts {
         let mut text = format!("{:9}  {:17}  assumes\n", "transport", "verdict");
         for (streams, verdict) in &self.0 {
             let (name, assumption) = (streams.name(), streams.assumption());
-            writeln!(text, "{name:9}  {:17}  {assumption}", verdict.word()).expect("a string takes all text");
+            text.push_str(&format!("{name:9}  {:17}  {assumption}\n", verdict.word()));
         }
         for (streams, verdict) in self.0.iter().filter(|(_, verdict)| !verdict.is_sound()) {
-            writeln!(text, "\n{streams}: {verdict}").expect("a string takes all text");
+            text.push_str(&format!("\n{streams}: {verdict}\n"));
         }
         text
     }

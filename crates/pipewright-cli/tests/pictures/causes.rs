@@ -255,19 +255,6 @@ fn recorded_communication_in_a_gap_is_its_cause() {
     );
 }
 
-#[test]
-fn a_forward_that_is_computed_again_waits_for_the_gradient_of_its_backward() {
-    let program =
-        "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1SEND_F0,1RECV_B0,1B0,1SEND_B0\n2RECV_F0,2F0,2B0,2SEND_B0\n";
-    let events = ["0F0@0-1 0B0@8-10", "1F0@1-2 1RECV_B0@2-5 1F0@5-6 1B0@6-8", "2F0@2-3 2B0@3-5"];
-    let Some((_made, mut browser)) = open_recorded(program, &events) else { return };
-    let cause = "causeOf(measuredSource().lanes[1], 1)";
-    assert!(
-        browser
-            .holds(&format!("{cause}.via === 'message' && nameOfCell({cause}.lane, {cause}.at) === '2B0'"))
-    );
-}
-
 /// Two ranks: the gradient waits behind the receive of the second activation.
 const RECEIVE_IN_FRONT: &str = "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n\
                                 1RECV_F0,1F0,1RECV_F1,1B0,1SEND_B0,1F1,1B1,1SEND_B1\n";

@@ -3,6 +3,12 @@
 
 use std::ffi::OsStr;
 
+use pipewright_schedule::costs::{StageCosts, StageSizes};
+use pipewright_schedule::lower::OffloadConfig;
+use pipewright_schedule::simulate::{UNIT, timed};
+use pipewright_schedule::{
+    Costs, Level, LowerConfig, Recompute, ScheduleSpec, TrainedStages, generate, lower,
+};
 use serde_json::Value;
 
 use crate::browser::Browser;
@@ -101,17 +107,22 @@ fn slices_take_their_shares_and_have_names() {
 }
 
 /// Returns a condition of a page: for the program with this number of microbatches, its own, it simulates the
-/// memory that the schedule crate has predicted. Changes at one time have no order.
+/// memory that the schedule crate has predicted. Changes at one time have no order, so what is added and what is freed
+/// then are compared.
 pub(crate) fn same_memory(microbatches: u32) -> String {
     format!(
         "(() => {{
-            const last = ({{ start, held }}) => start.map((time, at) => [time, held[at]])
-                .filter(([time], at) => !(start[at + 1] - time < 1e-6 * whole));
+            const changes = ({{ start, held }}) => held.reduce((all, value, at) => {{
+                const change = value - (held[at - 1] ?? 0), isNew = !(start[at] - all.at(-1)?.time < 1e-6 * whole);
+                if (isNew) all.push({{ time: start[at], added: 0, freed: 0 }});
+                all.at(-1)[change > 0 ? 'added' : 'freed'] += Math.abs(change);
+                return all;
+            }}, []).filter(({{ added, freed }}) => added + freed > 0);
             const program = programFor({microbatches}), found = runProgram('', program, costsOfWhatIf(program)).lanes;
             return predictedSource.lanes.every(({{ memory }}, rank) => {{
-                const expected = last(memory), own = last(found[rank].memory);
-                return expected.length === own.length && expected.length > 3 && expected.every(([time, held], at) =>
-                    held === own[at][1] && Math.abs(time - own[at][0]) < 1e-6 * whole);
+                const expected = changes(memory), own = changes(found[rank].memory);
+                return expected.length === own.length && expected.length > 3 && expected.every(({{ time, added, freed }}, at) =>
+                    added === own[at].added && freed === own[at].freed && Math.abs(time - own[at].time) < 1e-6 * whole);
             }});
         }})()"
     )
@@ -123,6 +134,40 @@ fn memory_of_the_page_is_that_of_the_crate() {
         let made = Made::view(&format!("{name} --ranks 3 --microbatches 6"));
         let Some(mut browser) = Browser::open(&made.path(), 800, 600) else { return };
         assert!(browser.holds(&same_memory(6)), "{name}");
+    }
+}
+
+/// Compares the page of a program that no file holds with the simulation, events and memory.
+#[test]
+fn offloads_collectives_and_frozen_stages_are_equal() {
+    let spec = ScheduleSpec { ranks: 3, microbatches: 6, ..ScheduleSpec::default() };
+    let schedule = generate("1f1b", &spec).expect("a schedule");
+    let comms = LowerConfig::from(Level::Comms);
+    let offload = Some(OffloadConfig::all(Recompute::Stage));
+    let trained = TrainedStages::of(&[false, true, false]);
+    let mut linked: Costs = "hop=0.25".parse().expect("costs");
+    linked.link.bandwidth = 16.0;
+    linked.sizes = vec![StageSizes { activation: 8, stash: 3, gradient: 16, output: 4, offload: 2, ..UNIT }];
+    let mut collectives = linked.clone();
+    collectives.stages[0] = StageCosts { unshard: 0.75, reduce_grad: 1.5, ..collectives.stages[0] };
+    let mut moved = Costs { recompute: Recompute::Stage, ..linked.clone() };
+    moved.stages[0] = StageCosts { offload: Some(0.75), reload: Some(1.25), ..moved.stages[0] };
+    let cases = [
+        (LowerConfig { offload, ..comms.clone() }, &moved),
+        (LowerConfig::from(Level::Full), &collectives),
+        (LowerConfig { trained, ..comms }, &linked),
+    ];
+    for (passes, costs) in cases {
+        let program = lower(&schedule, &passes).expect("a program");
+        let run = timed(&program, costs).expect("it runs");
+        let event = |event: &pipewright_schedule::Event| {
+            (u64::from(event.rank.get()), event.action.to_string(), event.start, event.end)
+        };
+        let expected: Vec<Event> = run.timeline().events().iter().map(event).collect();
+        let made = Made::explained(&program, costs, &[]);
+        let Some(mut browser) = Browser::open(&made.path(), 800, 600) else { return };
+        assert_eq!(found(&mut browser), expected, "{passes:?}");
+        assert!(browser.holds(&same_memory(6)), "{passes:?}");
     }
 }
 

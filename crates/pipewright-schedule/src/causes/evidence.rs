@@ -1,6 +1,7 @@
 //! The evidence in a timeline for the causes of its actions.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use crate::action::{Action, ActionKind};
 use crate::causes::cause::{Cause, Cell, Wait};
@@ -9,6 +10,7 @@ use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::simulate::Tensor;
 use crate::skip_event::SkipAction;
 use crate::timeline::{Event, QueueWait, Timeline};
+use crate::transfer::Transfer;
 
 /// A gap of a recorded timeline that is shorter than this share of the median action is the time of the
 /// runtime.
@@ -28,10 +30,6 @@ pub(super) struct Lane<'a> {
     waits: Vec<&'a Event>,
 }
 
-fn is_wait_for_send(bar: &Event) -> bool {
-    matches!(bar.action.kind(), ActionKind::WaitSendForward | ActionKind::WaitSendBackward)
-}
-
 /// A timeline with the indices that its causes need.
 pub(super) struct Evidence<'a> {
     timeline: &'a Timeline,
@@ -47,6 +45,8 @@ pub(super) struct Evidence<'a> {
     /// backward has sent its tensors the first time.
     made: HashMap<(u32, Action), Cell>,
     in_line: HashMap<(Rank, Action), QueueWait>,
+    /// The starts of the receives that take time, if operations waited in line.
+    receives: HashMap<(Rank, Action), f64>,
 }
 
 impl<'a> Lane<'a> {
@@ -56,7 +56,8 @@ impl<'a> Lane<'a> {
         bars.retain(|bar| bar.end > bar.start);
         let is_wait = |bar: &&Event| {
             let kind = bar.action.kind();
-            is_wait_for_send(bar) || matches!(kind, ActionKind::Unshard | ActionKind::WaitReduceGrad)
+            bar.action.kind().is_wait_for_send()
+                || matches!(kind, ActionKind::Unshard | ActionKind::WaitReduceGrad)
         };
         let mut waits: Vec<&Event> = bars.iter().copied().filter(is_wait).collect();
         waits.sort_by(|one, other| one.end.total_cmp(&other.end));
@@ -83,6 +84,9 @@ impl<'a> Evidence<'a> {
         let median = lengths.get(lengths.len() / 2).copied().unwrap_or(0.0);
         let whole = timeline.makespan();
         let waits = timeline.queue_waits().iter().map(|wait| ((wait.rank, wait.action), *wait));
+        let in_line: HashMap<_, _> = waits.collect();
+        let bars = lanes.iter().filter(|_| !in_line.is_empty()).flat_map(|lane| &lane.bars);
+        let receives = bars.map(|bar| ((bar.rank, bar.action), bar.start)).collect();
         Self {
             timeline,
             costs,
@@ -93,7 +97,8 @@ impl<'a> Evidence<'a> {
             slack: if is_recorded { NOTICEABLE_GAP * median } else { ROUNDING * whole },
             lanes,
             made,
-            in_line: waits.collect(),
+            in_line,
+            receives,
         }
     }
 
@@ -204,28 +209,33 @@ impl<'a> Evidence<'a> {
             };
             parts.iter().any(is_same)
         };
-        let overlaps = |start: f64, end: f64| {
-            start >= from - self.slack
-                && start < to
-                && end.min(to) - start.max(from) > self.slack.min((to - from) / 2.0)
-        };
-        let events = self.lane(cell.rank).bars.iter().any(|bar| match bar.action {
-            Action::RecvForward { stage, microbatch } => {
-                is_own(true, stage, microbatch) && overlaps(bar.start, bar.end)
-            }
-            Action::RecvBackward { stage, microbatch } => {
-                is_own(false, stage, microbatch) && overlaps(bar.start, bar.end)
-            }
+        let least = self.slack.min((to - from) / 2.0);
+        let is_long = |start: f64, end: f64| end.min(to) - start.max(from) > least;
+        let bars = &self.lane(cell.rank).bars;
+        let is_receive = |bar: &Event| match bar.action {
+            Action::RecvForward { stage, microbatch } => is_own(true, stage, microbatch),
+            Action::RecvBackward { stage, microbatch } => is_own(false, stage, microbatch),
             _ => false,
-        });
+        };
+        let mut in_gap = bars[self.starting(bars, |bar| bar.start, from, to)].iter();
+        let events = in_gap.any(|bar| is_receive(bar) && is_long(bar.start, bar.end));
+        let skips = self.timeline.skips_of(cell.rank);
         events
-            || self.timeline.skips_of(cell.rank).iter().any(|skip| match skip.action {
+            || skips[self.starting(skips, |skip| skip.start, from, to)].iter().any(|skip| match skip.action {
                 SkipAction::Receive(message) => {
                     is_own(!message.is_gradient(), skip.action.stage(), message.microbatch)
-                        && overlaps(skip.start, skip.end)
+                        && is_long(skip.start, skip.end)
                 }
                 SkipAction::Send(_) => false,
             })
+    }
+
+    /// Returns the range of the elements that start from about one time on and before another one. They are sorted by
+    /// their start.
+    fn starting<T>(&self, all: &[T], start: impl Fn(&T) -> f64, from: f64, to: f64) -> Range<usize> {
+        let first = all.partition_point(|one| start(one) < from - self.slack);
+        let end = all.partition_point(|one| start(one) < to);
+        first..end.max(first)
     }
 
     /// Returns the message that arrived last for a computation whose rank was free from `free` on, if no link made
@@ -261,14 +271,8 @@ impl<'a> Evidence<'a> {
     /// Returns the wait in line that delayed the message of `part` of a computation, if an operation in front
     /// of it did.
     fn wait_in_line(&self, cell: Cell, part: Action, from: Cell) -> Option<QueueWait> {
-        let (stage, microbatch) = (part.stage(), part.microbatch()?);
-        let (send, receive) = if matches!(part, Action::Forward { .. }) {
-            let send = Action::SendForward { stage: stage.before()?, microbatch };
-            (send, Action::RecvForward { stage, microbatch })
-        } else {
-            let send = Action::SendBackward { stage: stage.after()?, microbatch };
-            (send, Action::RecvBackward { stage, microbatch })
-        };
+        let receive = part.with_kind(ActionKind::receive_of(part.kind().carries_gradient()?))?;
+        let send = Transfer::other_end(receive)?;
         let (start, made) = (self.cell(cell).start, self.cell(from).end);
         let mut own = [(from.rank, send), (cell.rank, receive)]
             .into_iter()
@@ -276,9 +280,7 @@ impl<'a> Evidence<'a> {
             .peekable();
         own.peek()?;
         // A message that takes no time has no bar.
-        let mut bars = self.lane(cell.rank).bars.iter().rev();
-        let moves =
-            bars.find(|bar| bar.action == receive && bar.start < start).map_or(start, |bar| bar.start);
+        let moves = self.receives.get(&(cell.rank, receive)).map_or(start, |&moves| moves.min(start));
         let delays =
             |wait: &&QueueWait| (wait.until - moves).abs() <= self.slack && wait.until > made + self.slack;
         own.find(delays).copied()
@@ -315,7 +317,7 @@ impl<'a> Evidence<'a> {
         if let Some(queued) = before().find(is_collective) {
             return self.issued_after(rank, queued);
         }
-        match before().find(|bar| is_wait_for_send(bar)) {
+        match before().find(|bar| bar.action.kind().is_wait_for_send()) {
             Some(sent) => self.sent_by(rank, sent),
             None => ended,
         }
@@ -339,7 +341,7 @@ impl<'a> Evidence<'a> {
     /// Returns a wait with the computation that led to its end.
     fn wait(&self, rank: Rank, wait: &'a Event) -> Wait {
         let Event { action, end: until, .. } = *wait;
-        let after = if is_wait_for_send(wait) {
+        let after = if wait.action.kind().is_wait_for_send() {
             self.sent_by(rank, wait)
         } else {
             let began = match action.kind() {

@@ -25,10 +25,10 @@
 use std::collections::VecDeque;
 
 use crate::action::Action;
+use crate::generate::generator::Grid;
 use crate::generate::stage_cursor::StageCursor;
 use crate::ids::{Rank, StageIndex};
 use crate::placement::Placement;
-use crate::schedule::Schedule;
 
 /// The number of slots from the actions of a microbatch to the actions of the next one.
 const PERIOD: u32 = 6;
@@ -87,7 +87,7 @@ impl Pass {
 }
 
 /// Makes the schedule of a block by squeezing.
-pub(super) fn squeezed(placement: Placement, microbatches: u32, block: BuildingBlock) -> Schedule {
+pub(super) fn squeezed(placement: &Placement, microbatches: u32, block: BuildingBlock) -> Grid {
     let mut finished = Finished {
         forwards: vec![0; placement.stages() as usize],
         backwards: vec![0; placement.stages() as usize],
@@ -95,7 +95,7 @@ pub(super) fn squeezed(placement: Placement, microbatches: u32, block: BuildingB
         limit: (block.peak)(placement.ranks()),
     };
     let mut ranks: Vec<RankState> =
-        placement.all_ranks().map(|rank| RankState::new(&placement, rank, block, microbatches)).collect();
+        placement.all_ranks().map(|rank| RankState::new(placement, rank, block, microbatches)).collect();
     let mut left = u64::from(microbatches) * 3 * u64::from(placement.stages());
     let mut just_run: Vec<(Pass, StageIndex)> = Vec::new();
     let mut awake = Awake::all(placement.ranks());
@@ -117,7 +117,7 @@ pub(super) fn squeezed(placement: Placement, microbatches: u32, block: BuildingB
             next.into_iter().for_each(|stage| awake.wake(placement.rank_of(stage)));
         }
     }
-    Schedule::generated(placement, microbatches, ranks.into_iter().map(|rank| rank.row).collect())
+    ranks.into_iter().map(|rank| rank.row).collect()
 }
 
 /// The ranks that may run an action in the next tick. A rank that could run none sleeps until a neighbour has

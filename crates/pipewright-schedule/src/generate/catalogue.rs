@@ -70,7 +70,9 @@ pub fn generate_within(name: &str, spec: &ScheduleSpec, limits: Limits) -> Resul
     let stages_per_rank = checked(generator, spec, limits)?;
     let placement = generator.stages.placement(spec.ranks, stages_per_rank);
     // Placements hold more stages than schedules.
-    let schedule = (generator.generate)(spec, placement.expect("a number of stages that was checked"));
+    let placement = placement.expect("a number of stages that was checked");
+    let (slices, rows) = (generator.slices_of(spec), (generator.generate)(spec, &placement));
+    let schedule = Schedule::made(placement, (spec.microbatches * slices.get(), slices), rows);
     Ok(if spec.overlap { pair_overlaps(schedule) } else { schedule })
 }
 

@@ -23,25 +23,16 @@ use std::collections::VecDeque;
 
 use crate::action::Action;
 use crate::generate::error::GenerateErrorKind;
-use crate::generate::generator::Generator;
-use crate::generate::guide::{Formula, Guide};
+use crate::generate::generator::{Formula, Generator, Grid, Guide, StageRule};
 use crate::generate::spec::ScheduleSpec;
 use crate::generate::stage_cursor::StageCursor;
-use crate::generate::stage_rule::StageRule;
 use crate::ids::Rank;
 use crate::overlap::{MAX_OVERLAPPED_MICROBATCH, MAX_OVERLAPPED_STAGE};
 use crate::placement::Placement;
-use crate::schedule::Schedule;
-use crate::slices::Slices;
-
-const NAME: &str = "dualpipev";
 
 pub(super) const GENERATOR: Generator = Generator {
-    name: NAME,
+    name: "dualpipev",
     summary: "DualPipeV: forward and backward of two stages overlap on a V",
-    settings: &[],
-    trains: true,
-    aliases: &[],
     guide: Guide {
         source: "DeepSeek-AI, \"DeepSeek-V3 Technical Report\", 2024 (DualPipe), cut in half to a V as in \
                  its open-source description",
@@ -58,26 +49,25 @@ pub(super) const GENERATOR: Generator = Generator {
     },
     stages: StageRule::V,
     actions: 3,
-    slices: Slices::ONE,
     check,
     generate,
+    ..Generator::USUAL
 };
 
 /// Refuses fewer microbatches than stages, for which there is no order, and more than an overlap can name.
-fn check(spec: &ScheduleSpec, stages_per_rank: u32) -> Result<(), GenerateErrorKind> {
+fn check(schedule: &'static str, spec: &ScheduleSpec, stages_per_rank: u32) -> Result<(), GenerateErrorKind> {
     let (stages, microbatches) = (spec.ranks * stages_per_rank, spec.microbatches);
     if microbatches < stages {
-        return Err(GenerateErrorKind::TooFewMicrobatches { schedule: NAME, microbatches, stages });
+        return Err(GenerateErrorKind::TooFewMicrobatches { schedule, microbatches, stages });
     }
     if stages - 1 > MAX_OVERLAPPED_STAGE || microbatches - 1 > MAX_OVERLAPPED_MICROBATCH {
-        return Err(GenerateErrorKind::TooManyToOverlap { schedule: NAME, stages, microbatches });
+        return Err(GenerateErrorKind::TooManyToOverlap { schedule, stages, microbatches });
     }
     Ok(())
 }
 
-fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
-    let rows = placement.all_ranks().map(|rank| row(&placement, rank, spec.microbatches)).collect();
-    Schedule::generated(placement, spec.microbatches, rows)
+fn generate(spec: &ScheduleSpec, placement: &Placement) -> Grid {
+    placement.all_ranks().map(|rank| row(placement, rank, spec.microbatches)).collect()
 }
 
 fn row(placement: &Placement, rank: Rank, microbatches: u32) -> Vec<Option<Action>> {

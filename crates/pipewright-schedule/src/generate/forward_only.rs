@@ -3,21 +3,16 @@
 //! For evaluation and inference, not for training. The guide in `GENERATOR` has the formulas.
 
 use crate::action::Action;
-use crate::generate::generator::Generator;
-use crate::generate::guide::{Formula, Guide};
+use crate::generate::generator::{Formula, Generator, Grid, Guide};
 use crate::generate::spec::ScheduleSpec;
-use crate::generate::stage_rule::StageRule;
 use crate::ids::{Microbatch, StageIndex};
 use crate::placement::Placement;
-use crate::schedule::Schedule;
-use crate::slices::Slices;
 
 const NAME: &str = "forwardonly";
 
 pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "forward of every microbatch, no backward; for evaluation",
-    settings: &[],
     trains: false,
     aliases: &["forward"],
     guide: Guide {
@@ -29,16 +24,13 @@ pub(super) const GENERATOR: Generator = Generator {
         bubble: &[Formula::always("(p - 1) / (m + p - 1)")],
         peak: &[Formula::always("1")],
     },
-    stages: StageRule::One,
     actions: 1,
-    slices: Slices::ONE,
-    check: |_, _| Ok(()),
     generate,
+    ..Generator::USUAL
 };
 
-fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
-    let rows = placement.all_stages().map(|stage| row(stage, spec.microbatches)).collect();
-    Schedule::generated(placement, spec.microbatches, rows)
+fn generate(spec: &ScheduleSpec, placement: &Placement) -> Grid {
+    placement.all_stages().map(|stage| row(stage, spec.microbatches)).collect()
 }
 
 fn row(stage: StageIndex, microbatches: u32) -> Vec<Option<Action>> {

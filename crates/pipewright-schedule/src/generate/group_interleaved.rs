@@ -21,26 +21,19 @@
 //! backwards take less time than a gradient needs to pass `p` ranks. If a backward takes as long as two
 //! forwards, that is the case for `3 g < 2 p`.
 
-use crate::action::Action;
 use crate::generate::error::GenerateErrorKind;
-use crate::generate::generator::Generator;
-use crate::generate::guide::{Formula, Guide};
+use crate::generate::generator::{Formula, Generator, Grid, Guide, StageRule};
 use crate::generate::interleaving::Interleaving;
+use crate::generate::phases::{Phases, steady};
 use crate::generate::settings::Setting;
 use crate::generate::spec::ScheduleSpec;
 use crate::generate::stage_cursor::StageCursor;
-use crate::generate::stage_rule::StageRule;
 use crate::placement::Placement;
-use crate::schedule::Schedule;
-use crate::slices::Slices;
-
-const NAME: &str = "group-interleaved";
 
 pub(super) const GENERATOR: Generator = Generator {
-    name: NAME,
+    name: "group-interleaved",
     summary: "interleaved 1F1B in smaller groups; down to half the memory",
     settings: &[Setting::GroupSize],
-    trains: true,
     aliases: &["grouped-interleaved"],
     guide: Guide {
         source: "Wan et al., \"PipeOffload: Improving Scalability of Pipeline Parallelism with Memory \
@@ -56,14 +49,17 @@ pub(super) const GENERATOR: Generator = Generator {
         peak: &[Formula::always("min(v m, (v - 1) g + p)")],
     },
     stages: StageRule::Loops,
-    actions: 2,
-    slices: Slices::ONE,
     check,
     generate,
+    ..Generator::USUAL
 };
 
 /// Refuses a group size that is out of range, or that does not divide the number of microbatches.
-fn check(spec: &ScheduleSpec, _stages_per_rank: u32) -> Result<(), GenerateErrorKind> {
+fn check(
+    _schedule: &'static str,
+    spec: &ScheduleSpec,
+    _stages_per_rank: u32,
+) -> Result<(), GenerateErrorKind> {
     let ScheduleSpec { ranks, microbatches, .. } = *spec;
     let group_size = spec.group_size_from(spec.group_size.unwrap_or(ranks), ranks.div_ceil(2), ranks)?;
     if !microbatches.is_multiple_of(group_size) {
@@ -72,28 +68,13 @@ fn check(spec: &ScheduleSpec, _stages_per_rank: u32) -> Result<(), GenerateError
     Ok(())
 }
 
-fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
+fn generate(spec: &ScheduleSpec, placement: &Placement) -> Grid {
     let (microbatches, group) = (spec.microbatches, spec.group_size.unwrap_or(spec.ranks));
     let row = |rank| {
-        let mut cursors = StageCursor::of_rank(&placement, rank);
+        let mut cursors = StageCursor::of_rank(placement, rank);
         let order = Interleaving { chunks: cursors.len() as u32, group, microbatches };
-        forward_backward(&mut cursors, order, order.warm_up(placement.ranks() - 1 - rank.get()))
+        let warm_up = order.warm_up(placement.ranks() - 1 - rank.get());
+        steady(&mut cursors, order, Phases { warm_up, pending: None })
     };
-    let rows = placement.all_ranks().map(row).collect();
-    Schedule::generated(placement, spec.microbatches, rows)
-}
-
-/// Makes the row of a rank: the warm-up, then a forward and a backward alternately, then the remaining
-/// backwards.
-fn forward_backward(cursors: &mut [StageCursor], order: Interleaving, warm_up: u32) -> Vec<Option<Action>> {
-    let all = order.all();
-    let mut row = Vec::with_capacity(2 * all as usize);
-    row.extend((0..warm_up).map(|op| Some(cursors[order.forward(op)].forward())));
-    for op in 0..all {
-        if warm_up + op < all {
-            row.push(Some(cursors[order.forward(warm_up + op)].forward()));
-        }
-        row.push(Some(cursors[order.backward(op)].backward()));
-    }
-    row
+    placement.all_ranks().map(row).collect()
 }

@@ -20,23 +20,17 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::action::Action;
-use crate::generate::generator::Generator;
-use crate::generate::guide::{Formula, Guide};
+use crate::generate::generator::{Formula, Generator, Grid, Guide, StageRule};
 use crate::generate::spec::ScheduleSpec;
 use crate::generate::stage_cursor::StageCursor;
-use crate::generate::stage_rule::StageRule;
 use crate::ids::{Rank, StageIndex};
 use crate::placement::Placement;
-use crate::schedule::Schedule;
-use crate::slices::Slices;
 
 const NAME: &str = "hanayo";
 
 pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "waves down and up the ranks; two stages per rank for each wave",
-    settings: &[],
-    trains: true,
     aliases: &["wave"],
     guide: Guide {
         source: "Liu et al., \"Hanayo: Harnessing Wave-like Pipeline Parallelism for Enhanced Large Model \
@@ -59,10 +53,8 @@ pub(super) const GENERATOR: Generator = Generator {
         ],
     },
     stages: StageRule::Vs,
-    actions: 2,
-    slices: Slices::ONE,
-    check: |_, _| Ok(()),
     generate,
+    ..Generator::USUAL
 };
 
 /// The ticks of a backward; a forward has one.
@@ -109,8 +101,8 @@ struct Run<'a> {
     woken: Vec<Rank>,
 }
 
-fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
-    let mut run = Run::new(&placement, spec.microbatches);
+fn generate(spec: &ScheduleSpec, placement: &Placement) -> Grid {
+    let mut run = Run::new(placement, spec.microbatches);
     while !run.woken.is_empty() || run.ends.iter().any(|ends| !ends.is_empty()) {
         for rank in std::mem::take(&mut run.woken) {
             run.start_next(rank);
@@ -120,8 +112,7 @@ fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
             run.end(work);
         }
     }
-    let rows = run.ranks.into_iter().map(|rank| rank.row).collect();
-    Schedule::generated(placement, spec.microbatches, rows)
+    run.ranks.into_iter().map(|rank| rank.row).collect()
 }
 
 impl<'a> Run<'a> {

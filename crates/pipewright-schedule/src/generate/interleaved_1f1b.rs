@@ -30,18 +30,13 @@
 use std::iter::repeat_n;
 
 use crate::action::Action;
-use crate::generate::error::GenerateErrorKind;
-use crate::generate::generator::Generator;
-use crate::generate::guide::{Formula, Guide};
+use crate::generate::generator::{Formula, Generator, Grid, Guide, StageRule};
 use crate::generate::interleaving::Interleaving;
 use crate::generate::settings::Setting;
-use crate::generate::spec::ScheduleSpec;
+use crate::generate::spec::{ScheduleSpec, check_interleaving};
 use crate::generate::stage_cursor::StageCursor;
-use crate::generate::stage_rule::StageRule;
 use crate::ids::Rank;
 use crate::placement::Placement;
-use crate::schedule::Schedule;
-use crate::slices::Slices;
 
 const NAME: &str = "interleaved1f1b";
 
@@ -49,7 +44,6 @@ pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "1F1B with several stages per rank; smaller bubble, a little more memory",
     settings: &[Setting::GroupSize, Setting::Overlap],
-    trains: true,
     aliases: &["interleaved", "1f1b-interleaved", "vpp"],
     guide: Guide {
         source: "Narayanan et al., \"Efficient Large-Scale Language Model Training on GPU Clusters Using \
@@ -70,22 +64,15 @@ pub(super) const GENERATOR: Generator = Generator {
         peak: &[Formula::with("m is a multiple of p", "min(v m, v p + p - 1)")],
     },
     stages: StageRule::Loops,
-    actions: 2,
-    slices: Slices::ONE,
-    check,
+    check: check_interleaving,
     generate,
+    ..Generator::USUAL
 };
 
-fn check(spec: &ScheduleSpec, stages_per_rank: u32) -> Result<(), GenerateErrorKind> {
-    spec.interleaving(NAME, stages_per_rank).map(drop)
-}
-
-fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
-    let order =
-        spec.interleaving(NAME, placement.stages() / placement.ranks()).expect("the size was checked");
+fn generate(spec: &ScheduleSpec, placement: &Placement) -> Grid {
+    let order = spec.checked_interleaving(placement);
     let further = if spec.overlap { order.group } else { 0 };
-    let rows = placement.all_ranks().map(|rank| row(&placement, rank, order, further)).collect();
-    Schedule::generated(placement, spec.microbatches, rows)
+    placement.all_ranks().map(|rank| row(placement, rank, order, further)).collect()
 }
 
 fn row(placement: &Placement, rank: Rank, order: Interleaving, further: u32) -> Vec<Option<Action>> {
@@ -112,6 +99,7 @@ mod tests {
     use super::*;
     use crate::csv::print_schedule;
     use crate::generate::generate;
+    use crate::schedule::Schedule;
     use crate::vpp::{VirtualPipeline, tables};
 
     fn grouped(ranks: u32, chunks: u32, microbatches: u32, group_size: u32) -> Schedule {

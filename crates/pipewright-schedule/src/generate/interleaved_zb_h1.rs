@@ -9,17 +9,12 @@
 //! messages and costs `p - 1 - r` more activations: rank 0 then holds `v p + p - 1`. The bubble is about a
 //! `v`th of ZB-H1's.
 
-use crate::generate::error::GenerateErrorKind;
-use crate::generate::generator::Generator;
-use crate::generate::guide::{Formula, Guide};
+use crate::generate::generator::{Formula, Generator, Grid, Guide, StageRule};
+use crate::generate::phases::{Phases, steady};
 use crate::generate::settings::Setting;
-use crate::generate::spec::ScheduleSpec;
-use crate::generate::split_backward::{Phases, split_backward};
+use crate::generate::spec::{ScheduleSpec, check_interleaving};
 use crate::generate::stage_cursor::StageCursor;
-use crate::generate::stage_rule::StageRule;
 use crate::placement::Placement;
-use crate::schedule::Schedule;
-use crate::slices::Slices;
 
 const NAME: &str = "interleaved-zb-h1";
 
@@ -27,7 +22,6 @@ pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "ZB-H1 with several stages per rank; smallest bubble at the memory of 1F1B",
     settings: &[Setting::GroupSize, Setting::WideWarmup],
-    trains: true,
     aliases: &["interleaved-h1"],
     guide: Guide {
         source: "Qi et al., \"Zero Bubble Pipeline Parallelism\", 2023, and \"Pipeline Parallelism with \
@@ -45,30 +39,24 @@ pub(super) const GENERATOR: Generator = Generator {
     },
     stages: StageRule::Loops,
     actions: 3,
-    slices: Slices::ONE,
-    check,
+    check: check_interleaving,
     generate,
+    ..Generator::USUAL
 };
 
-fn check(spec: &ScheduleSpec, stages_per_rank: u32) -> Result<(), GenerateErrorKind> {
-    spec.interleaving(NAME, stages_per_rank).map(drop)
-}
-
-fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
-    let order =
-        spec.interleaving(NAME, placement.stages() / placement.ranks()).expect("the size was checked");
+fn generate(spec: &ScheduleSpec, placement: &Placement) -> Grid {
+    let order = spec.checked_interleaving(placement);
     let row = |rank| {
-        let mut cursors = StageCursor::of_rank(&placement, rank);
+        let mut cursors = StageCursor::of_rank(placement, rank);
         let followers = placement.ranks() - 1 - rank.get();
         let warm_up = if spec.wide_warmup {
             order.wide_warm_up(followers, 0, placement.ranks())
         } else {
             order.warm_up(followers)
         };
-        split_backward(&mut cursors, order, Phases { warm_up, pending: rank.get() })
+        steady(&mut cursors, order, Phases { warm_up, pending: Some(rank.get()) })
     };
-    let rows = placement.all_ranks().map(row).collect();
-    Schedule::generated(placement, spec.microbatches, rows)
+    placement.all_ranks().map(row).collect()
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! The guide in `GENERATOR` has the paper and the formulas. With `p` ranks, `v` stages per rank and groups of
 //! `g` microbatches as in [`super::interleaved_1f1b`], rank `r` warms up with
 //! `min(v m, (v - 1) g + p - 1 - r)` forwards and keeps up to `r` weight gradients pending
-//! (`split_backward.rs`).
+//! (`phases.rs`).
 //!
 //! The idle cells agree with the reference, in which each action has one cell: `r` before the first forward,
 //! `p - 1 - r` after the warm-up, and before a forward as many as it waits for the forward of the previous
@@ -15,27 +15,19 @@
 use std::iter::repeat_n;
 
 use crate::action::Action;
-use crate::generate::error::GenerateErrorKind;
-use crate::generate::generator::Generator;
-use crate::generate::guide::{Formula, Guide};
+use crate::generate::generator::{Formula, Generator, Grid, Guide, StageRule};
 use crate::generate::interleaving::Interleaving;
+use crate::generate::phases::{Phases, steady};
 use crate::generate::settings::Setting;
-use crate::generate::spec::ScheduleSpec;
-use crate::generate::split_backward::{Phases, split_backward};
+use crate::generate::spec::{ScheduleSpec, check_interleaving};
 use crate::generate::stage_cursor::StageCursor;
-use crate::generate::stage_rule::StageRule;
 use crate::ids::{Rank, StageIndex};
 use crate::placement::Placement;
-use crate::schedule::Schedule;
-use crate::slices::Slices;
-
-const NAME: &str = "interleavedzerobubble";
 
 pub(super) const GENERATOR: Generator = Generator {
-    name: NAME,
+    name: "interleavedzerobubble",
     summary: "ZB1P: interleaved, backward split, weight gradients fill the cool-down",
     settings: &[Setting::GroupSize],
-    trains: true,
     aliases: &["zb1p", "interleaved-zb", "izb"],
     guide: Guide {
         source: "Qi et al., \"Zero Bubble Pipeline Parallelism\", 2023, there called ZB-H1, extended to \
@@ -51,29 +43,23 @@ pub(super) const GENERATOR: Generator = Generator {
     },
     stages: StageRule::Loops,
     actions: 3,
-    slices: Slices::ONE,
-    check,
+    check: check_interleaving,
     generate,
+    ..Generator::USUAL
 };
 
-fn check(spec: &ScheduleSpec, stages_per_rank: u32) -> Result<(), GenerateErrorKind> {
-    spec.interleaving(NAME, stages_per_rank).map(drop)
-}
-
-fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
-    let order =
-        spec.interleaving(NAME, placement.stages() / placement.ranks()).expect("the size was checked");
-    let rows = placement.all_ranks().map(|rank| row(&placement, rank, order)).collect();
-    let rows = with_waits(rows, placement.stages());
-    Schedule::generated(placement, spec.microbatches, rows)
+fn generate(spec: &ScheduleSpec, placement: &Placement) -> Grid {
+    let order = spec.checked_interleaving(placement);
+    let rows = placement.all_ranks().map(|rank| row(placement, rank, order)).collect();
+    with_waits(rows, placement.stages())
 }
 
 /// The actions of a rank, idle before its first forward and after its warm-up.
 fn row(placement: &Placement, rank: Rank, order: Interleaving) -> Vec<Option<Action>> {
     let followers = placement.ranks() - 1 - rank.get();
     let warm_up = order.warm_up(followers);
-    let phases = Phases { warm_up, pending: rank.get() };
-    let mut row = split_backward(&mut StageCursor::of_rank(placement, rank), order, phases);
+    let phases = Phases { warm_up, pending: Some(rank.get()) };
+    let mut row = steady(&mut StageCursor::of_rank(placement, rank), order, phases);
     if warm_up > 0 {
         let at = warm_up as usize;
         row.splice(at..at, repeat_n(None, followers as usize));
@@ -83,12 +69,12 @@ fn row(placement: &Placement, rank: Rank, order: Interleaving) -> Vec<Option<Act
 }
 
 /// Runs the rows, one cell per tick, and inserts an idle cell while the input of a forward does not exist.
-fn with_waits(rows: Vec<Vec<Option<Action>>>, stages: u32) -> Vec<Vec<Option<Action>>> {
+fn with_waits(rows: Grid, stages: u32) -> Grid {
     // Forwards of a stage run in ascending order, so their number tells which ones are done.
     let mut done = vec![0u32; stages as usize];
     let mut just_done: Vec<StageIndex> = Vec::new();
     let mut next = vec![0; rows.len()];
-    let mut waited: Vec<Vec<Option<Action>>> = rows.iter().map(|row| Vec::with_capacity(row.len())).collect();
+    let mut waited: Grid = rows.iter().map(|row| Vec::with_capacity(row.len())).collect();
     loop {
         for ((row, next), waited) in rows.iter().zip(&mut next).zip(&mut waited) {
             let Some(&cell) = row.get(*next) else { continue };

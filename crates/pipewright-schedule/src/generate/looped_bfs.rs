@@ -8,22 +8,14 @@
 use std::iter::repeat_n;
 
 use crate::action::Action;
-use crate::generate::generator::Generator;
-use crate::generate::guide::{Formula, Guide};
+use crate::generate::generator::{Formula, Generator, Grid, Guide, StageRule};
 use crate::generate::spec::ScheduleSpec;
-use crate::generate::stage_rule::StageRule;
 use crate::ids::{Microbatch, Rank};
 use crate::placement::Placement;
-use crate::schedule::Schedule;
-use crate::slices::Slices;
-
-const NAME: &str = "loopedbfs";
 
 pub(super) const GENERATOR: Generator = Generator {
-    name: NAME,
+    name: "loopedbfs",
     summary: "several stages per rank, all microbatches through one stage before the next",
-    settings: &[],
-    trains: true,
     aliases: &["bfs", "breadth-first"],
     guide: Guide {
         source: "Lamy-Poirier, \"Breadth-First Pipeline Parallelism\", 2022",
@@ -39,15 +31,12 @@ pub(super) const GENERATOR: Generator = Generator {
         peak: &[Formula::always("v m")],
     },
     stages: StageRule::Loops,
-    actions: 2,
-    slices: Slices::ONE,
-    check: |_, _| Ok(()),
     generate,
+    ..Generator::USUAL
 };
 
-fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
-    let rows = placement.all_ranks().map(|rank| row(&placement, rank, spec.microbatches)).collect();
-    Schedule::generated(placement, spec.microbatches, rows)
+fn generate(spec: &ScheduleSpec, placement: &Placement) -> Grid {
+    placement.all_ranks().map(|rank| row(placement, rank, spec.microbatches)).collect()
 }
 
 fn row(placement: &Placement, rank: Rank, microbatches: u32) -> Vec<Option<Action>> {

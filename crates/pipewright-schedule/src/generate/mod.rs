@@ -3,8 +3,8 @@
 //! Each generator has its own file. Its [`Guide`] has the paper, the order, the bubble and the memory, and
 //! the book prints it. The list of generators is in `catalogue.rs`. A size that a schedule does not have is
 //! refused with sizes that it has, which `repair.rs` finds by trying them. [`mod@crate::lower`] adds
-//! communication. Generators share five files: `building_block.rs` (v-half and v-min), `split_backward.rs`
-//! (the ZB-H family), `interleaving.rs` (the order of chunks), `stage_cursor.rs` (a stage's next action) and
+//! communication. Generators share five files: `building_block.rs` (v-half and v-min), `phases.rs` (1F1B
+//! and the ZB-H family), `interleaving.rs` (the order of chunks), `stage_cursor.rs` (a stage's next action) and
 //! `search.rs` (the shortest of several runs).
 //!
 //! ```
@@ -18,18 +18,15 @@ mod advice;
 mod catalogue;
 mod error;
 mod generator;
-mod guide;
-mod memory_limit;
 mod repair;
 mod settings;
 mod spec;
-mod stage_rule;
 mod ticks;
 mod search;
 
 mod interleaving;
-mod split_backward;
 mod stage_cursor;
+mod phases;
 mod building_block;
 
 mod dual_pipe_v;
@@ -54,10 +51,7 @@ mod zbv_zero_bubble;
 pub use advice::Advice;
 pub use catalogue::{catalogue, check, find, generate, generate_within, most_cells, shared_microbatches};
 pub use error::{GenerateError, GenerateErrorKind, MAX_COMPUTE_ACTIONS};
-pub use generator::{Generator, Limits};
-pub use guide::{Formula, Guide};
-pub use memory_limit::PerStage;
+pub use generator::{Formula, Generator, Guide, Limits, StageRule};
 pub use settings::Setting;
-pub use spec::ScheduleSpec;
 pub(crate) use spec::rounds;
-pub use stage_rule::StageRule;
+pub use spec::{PerStage, ScheduleSpec};

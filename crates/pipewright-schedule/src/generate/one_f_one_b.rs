@@ -6,22 +6,15 @@
 //! remaining backwards. It holds the activations of at most `min(m, p - s)` microbatches.
 
 use crate::action::Action;
-use crate::generate::generator::Generator;
-use crate::generate::guide::{Formula, Guide};
+use crate::generate::generator::{Formula, Generator, Grid, Guide};
+use crate::generate::phases::{Phases, one_stage};
 use crate::generate::spec::ScheduleSpec;
-use crate::generate::stage_rule::StageRule;
-use crate::ids::{Microbatch, StageIndex};
+use crate::ids::StageIndex;
 use crate::placement::Placement;
-use crate::schedule::Schedule;
-use crate::slices::Slices;
-
-const NAME: &str = "1f1b";
 
 pub(super) const GENERATOR: Generator = Generator {
-    name: NAME,
+    name: "1f1b",
     summary: "one forward, one backward in turn; memory bounded by the ranks",
-    settings: &[],
-    trains: true,
     aliases: &["pipedream-flush", "pipedream"],
     guide: Guide {
         source: "Narayanan et al., \"PipeDream: Generalized Pipeline Parallelism for DNN Training\", 2019, \
@@ -36,34 +29,19 @@ pub(super) const GENERATOR: Generator = Generator {
         bubble: &[Formula::always("(p - 1) / (m + p - 1)")],
         peak: &[Formula::always("min(m, p)")],
     },
-    stages: StageRule::One,
-    actions: 2,
-    slices: Slices::ONE,
-    check: |_, _| Ok(()),
     generate,
+    ..Generator::USUAL
 };
 
-fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
-    let stages = placement.stages();
-    let row = |stage: StageIndex| row(stage, stages - stage.get(), spec.microbatches);
-    let rows = placement.all_stages().map(row).collect();
-    Schedule::generated(placement, spec.microbatches, rows)
+fn generate(spec: &ScheduleSpec, placement: &Placement) -> Grid {
+    let row = |stage: StageIndex| row(stage, placement.stages() - stage.get(), spec.microbatches);
+    placement.all_stages().map(row).collect()
 }
 
 /// Makes the row of a stage that runs `warm_up` forwards, or all, before its first backward.
 pub(super) fn row(stage: StageIndex, warm_up: u32, microbatches: u32) -> Vec<Option<Action>> {
-    let forward = |microbatch| Some(Action::Forward { stage, microbatch: Microbatch::new(microbatch) });
-    let backward = |microbatch| Some(Action::Backward { stage, microbatch: Microbatch::new(microbatch) });
-    let warm_up = microbatches.min(warm_up);
-    let mut row = Vec::with_capacity(2 * microbatches as usize);
-    row.extend((0..warm_up).map(forward));
-    for finished in 0..microbatches {
-        row.push(backward(finished));
-        if warm_up + finished < microbatches {
-            row.push(forward(warm_up + finished));
-        }
-    }
-    row
+    // The last forward of the warm-up begins the steady state.
+    one_stage(stage, microbatches, Phases { warm_up: warm_up - 1, pending: None })
 }
 
 #[cfg(test)]

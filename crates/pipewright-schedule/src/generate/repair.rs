@@ -7,9 +7,8 @@
 use crate::generate::advice::Advice;
 use crate::generate::error::GenerateErrorKind;
 use crate::generate::generator::{Generator, Limits};
-use crate::generate::memory_limit::PerStage;
 use crate::generate::settings::Setting;
-use crate::generate::spec::ScheduleSpec;
+use crate::generate::spec::{PerStage, ScheduleSpec};
 use crate::overlap::{MAX_OVERLAPPED_MICROBATCH, MAX_OVERLAPPED_STAGE};
 
 /// The largest number of causes that a size is changed for.

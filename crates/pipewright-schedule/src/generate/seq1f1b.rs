@@ -14,15 +14,12 @@
 //! [`Costs::attention`]: crate::Costs::attention
 
 use crate::action::Action;
-use crate::generate::generator::Generator;
-use crate::generate::guide::{Formula, Guide};
+use crate::generate::generator::{Formula, Generator, Grid, Guide};
 use crate::generate::one_f_one_b::row;
 use crate::generate::settings::Setting;
 use crate::generate::spec::ScheduleSpec;
-use crate::generate::stage_rule::StageRule;
 use crate::ids::{Microbatch, StageIndex};
 use crate::placement::Placement;
-use crate::schedule::Schedule;
 use crate::slices::Slices;
 
 const NAME: &str = "seq1f1b";
@@ -53,20 +50,16 @@ pub(super) const GENERATOR: Generator = Generator {
         bubble: &[Formula::always("(p - 1) / (k m + p - 1)")],
         peak: &[Formula::always("min(k m, p + k - 1) / k")],
     },
-    stages: StageRule::One,
-    actions: 2,
     slices: DEFAULT_SLICES,
-    check: |_, _| Ok(()),
     generate,
+    ..Generator::USUAL
 };
 
-fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
+fn generate(spec: &ScheduleSpec, placement: &Placement) -> Grid {
     let slices = spec.slices.unwrap_or(DEFAULT_SLICES);
     let (ranks, all) = (placement.ranks(), spec.microbatches * slices.get());
     let warm_up = |stage: StageIndex| ranks - stage.get() + slices.get() - 1;
-    let rows =
-        placement.all_stages().map(|stage| reversed(row(stage, warm_up(stage), all), slices)).collect();
-    Schedule::generated(placement, all, rows).with_slices(slices).expect("all slices of each microbatch")
+    placement.all_stages().map(|stage| reversed(row(stage, warm_up(stage), all), slices)).collect()
 }
 
 /// Reverses the order in which the backwards of a row take the slices of each microbatch.

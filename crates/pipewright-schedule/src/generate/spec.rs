@@ -3,8 +3,8 @@
 use crate::costs::Costs;
 use crate::generate::error::GenerateErrorKind;
 use crate::generate::interleaving::Interleaving;
-use crate::generate::memory_limit::{PerStage, check_memory_limits};
 use crate::generate::settings::Setting;
+use crate::placement::Placement;
 use crate::slices::Slices;
 
 /// The requested size and settings of a schedule.
@@ -93,6 +93,11 @@ impl ScheduleSpec {
         Ok(Interleaving { chunks, group, microbatches })
     }
 
+    /// Returns the order of the chunks of an interleaved schedule whose size was checked.
+    pub(super) fn checked_interleaving(&self, placement: &Placement) -> Interleaving {
+        self.interleaving("", placement.stages() / placement.ranks()).expect("the size was checked")
+    }
+
     /// Returns a group size, which must not be below `smallest` or above `largest`.
     pub(super) fn group_size_from(
         &self,
@@ -118,44 +123,27 @@ impl ScheduleSpec {
         }
         Ok(microbatches / rounds)
     }
-
-    /// Checks the costs and the memory limits of a schedule that is optimised for them, and refuses a size
-    /// whose search for the best of several runs of two or three actions for each microbatch would take too
-    /// long.
-    pub(super) fn check_search(&self, search: Search, stages: u32) -> Result<(), GenerateErrorKind> {
-        let Search { schedule, actions, other } = search;
-        let microbatches = self.microbatches;
-        let most_actions = MAX_SEARCHED / u64::from(actions);
-        if u64::from(stages) * u64::from(microbatches) > most_actions {
-            return Err(GenerateErrorKind::TooLargeToSearch {
-                schedule,
-                stages,
-                microbatches,
-                most_actions,
-                other,
-            });
-        }
-        if let Some(costs) = &self.costs {
-            costs.check(stages)?;
-        }
-        self.memory_limit.as_ref().map_or(Ok(()), |limit| check_memory_limits(limit, stages))
-    }
 }
 
-/// The largest number of actions for which a search runs: 10 to 15 seconds on one core.
-const MAX_SEARCHED: u64 = 1 << 24;
-
-/// A schedule that is the best of several simulated runs.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Search {
-    pub(super) schedule: &'static str,
-    /// The number of actions of a stage for each microbatch.
-    pub(super) actions: u32,
-    /// A similar schedule that does not search.
-    pub(super) other: &'static str,
+/// Refuses a number of microbatches that does not divide into the groups or rounds of an interleaved schedule.
+pub(super) fn check_interleaving(
+    schedule: &'static str,
+    spec: &ScheduleSpec,
+    stages_per_rank: u32,
+) -> Result<(), GenerateErrorKind> {
+    spec.interleaving(schedule, stages_per_rank).map(drop)
 }
 
 /// Returns the number of rounds of an interleaved schedule: one for each full number of ranks.
 pub(crate) fn rounds(ranks: u32, microbatches: u32) -> u32 {
     microbatches.checked_div(ranks).unwrap_or(1).max(1)
+}
+
+/// One value for all stages, or one for each.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PerStage<T> {
+    /// The same value for all stages.
+    Same(T),
+    /// The values of the stages, in order.
+    Each(Vec<T>),
 }

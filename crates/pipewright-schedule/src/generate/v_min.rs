@@ -14,22 +14,13 @@
 //! around the V: if `F`, `I` and `W` differ in length, ranks idle in the steady state.
 
 use crate::generate::building_block::{BuildingBlock, squeezed};
-use crate::generate::generator::Generator;
-use crate::generate::guide::{Formula, Guide};
+use crate::generate::generator::{Formula, Generator, Grid, Guide, StageRule};
 use crate::generate::spec::ScheduleSpec;
-use crate::generate::stage_rule::StageRule;
 use crate::placement::Placement;
-use crate::schedule::Schedule;
-use crate::slices::Slices;
-
-const NAME: &str = "v-min";
 
 pub(super) const GENERATOR: Generator = Generator {
-    name: NAME,
+    name: "v-min",
     summary: "a V at a third of the memory of 1F1B, two thirds of its bubble",
-    settings: &[],
-    trains: true,
-    aliases: &[],
     guide: Guide {
         source: "Qi et al., \"Pipeline Parallelism with Controllable Memory\", 2024",
         order: "There are two stages on each rank, placed in a V. The actions of a microbatch form a block \
@@ -51,14 +42,13 @@ pub(super) const GENERATOR: Generator = Generator {
     },
     stages: StageRule::V,
     actions: 3,
-    slices: Slices::ONE,
-    check: |_, _| Ok(()),
     generate,
+    ..Generator::USUAL
 };
 
 pub(super) const BLOCK: BuildingBlock = BuildingBlock { slots, peak };
 
-fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
+fn generate(spec: &ScheduleSpec, placement: &Placement) -> Grid {
     squeezed(placement, spec.microbatches, BLOCK)
 }
 

@@ -6,24 +6,15 @@
 //! If `F`, `I` and `W` take `f`, `i` and `w` on every stage, the bubble is
 //! `(p - 1) (f + i - w) / (m (f + i + w) + (p - 1) (f + i - w))` for `m >= p` and `w <= i`.
 
-use crate::action::Action;
-use crate::generate::generator::Generator;
-use crate::generate::guide::{Formula, Guide};
+use crate::generate::generator::{Formula, Generator, Grid, Guide};
+use crate::generate::phases::{Phases, one_stage};
 use crate::generate::spec::ScheduleSpec;
-use crate::generate::split_backward::{Phases, one_stage};
-use crate::generate::stage_rule::StageRule;
 use crate::ids::StageIndex;
 use crate::placement::Placement;
-use crate::schedule::Schedule;
-use crate::slices::Slices;
-
-const NAME: &str = "zb-h1";
 
 pub(super) const GENERATOR: Generator = Generator {
-    name: NAME,
+    name: "zb-h1",
     summary: "1F1B, backward split; a third of the bubble, same memory",
-    settings: &[],
-    trains: true,
     aliases: &["h1"],
     guide: Guide {
         source: "Qi et al., \"Zero Bubble Pipeline Parallelism\", 2023",
@@ -36,20 +27,17 @@ pub(super) const GENERATOR: Generator = Generator {
         bubble: &[Formula::with("m >= p", "(p - 1) / (3 m + p - 1)")],
         peak: &[Formula::always("min(m, p)")],
     },
-    stages: StageRule::One,
     actions: 3,
-    slices: Slices::ONE,
-    check: |_, _| Ok(()),
     generate,
+    ..Generator::USUAL
 };
 
-fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
-    let rows = rows(placement.ranks(), spec.microbatches);
-    Schedule::generated(placement, spec.microbatches, rows)
+fn generate(spec: &ScheduleSpec, placement: &Placement) -> Grid {
+    rows(placement.ranks(), spec.microbatches)
 }
 
 /// Makes the rows of all ranks.
-pub(super) fn rows(ranks: u32, microbatches: u32) -> Vec<Vec<Option<Action>>> {
-    let phases = |rank| Phases { warm_up: ranks - 1 - rank, pending: rank };
+pub(super) fn rows(ranks: u32, microbatches: u32) -> Grid {
+    let phases = |rank| Phases { warm_up: ranks - 1 - rank, pending: Some(rank) };
     (0..ranks).map(|rank| one_stage(StageIndex::new(rank), microbatches, phases(rank))).collect()
 }

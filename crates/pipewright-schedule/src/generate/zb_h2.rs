@@ -7,24 +7,15 @@
 //! the previous one. From barrier to barrier the bubble equals ZB-H1's. With an optimizer that does not wait
 //! for all ranks there is none.
 
-use crate::action::Action;
-use crate::generate::generator::Generator;
-use crate::generate::guide::{Formula, Guide};
+use crate::generate::generator::{Formula, Generator, Grid, Guide};
+use crate::generate::phases::{Phases, one_stage};
 use crate::generate::spec::ScheduleSpec;
-use crate::generate::split_backward::{Phases, one_stage};
-use crate::generate::stage_rule::StageRule;
 use crate::ids::StageIndex;
 use crate::placement::Placement;
-use crate::schedule::Schedule;
-use crate::slices::Slices;
-
-const NAME: &str = "zb-h2";
 
 pub(super) const GENERATOR: Generator = Generator {
-    name: NAME,
+    name: "zb-h2",
     summary: "no idle rank between first and last action, twice the memory of 1F1B",
-    settings: &[],
-    trains: true,
     aliases: &["h2"],
     guide: Guide {
         source: "Qi et al., \"Zero Bubble Pipeline Parallelism\", 2023",
@@ -38,20 +29,17 @@ pub(super) const GENERATOR: Generator = Generator {
         bubble: &[Formula::with("m >= 2 p - 1", "(p - 1) / (3 m + p - 1)")],
         peak: &[Formula::always("min(m, 2 p - 1)")],
     },
-    stages: StageRule::One,
     actions: 3,
-    slices: Slices::ONE,
-    check: |_, _| Ok(()),
     generate,
+    ..Generator::USUAL
 };
 
-fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
-    let rows = rows(placement.ranks(), spec.microbatches);
-    Schedule::generated(placement, spec.microbatches, rows)
+fn generate(spec: &ScheduleSpec, placement: &Placement) -> Grid {
+    rows(placement.ranks(), spec.microbatches)
 }
 
 /// Makes the rows of all ranks.
-pub(super) fn rows(ranks: u32, microbatches: u32) -> Vec<Vec<Option<Action>>> {
-    let phases = |rank| Phases { warm_up: 2 * (ranks - 1 - rank), pending: 2 * rank };
+pub(super) fn rows(ranks: u32, microbatches: u32) -> Grid {
+    let phases = |rank| Phases { warm_up: 2 * (ranks - 1 - rank), pending: Some(2 * rank) };
     (0..ranks).map(|rank| one_stage(StageIndex::new(rank), microbatches, phases(rank))).collect()
 }

@@ -22,24 +22,17 @@
 use std::iter::repeat_n;
 
 use crate::action::Action;
-use crate::generate::generator::Generator;
-use crate::generate::guide::{Formula, Guide};
+use crate::generate::generator::{Formula, Generator, Grid, Guide, StageRule};
 use crate::generate::settings::Setting;
 use crate::generate::spec::ScheduleSpec;
 use crate::generate::stage_cursor::StageCursor;
-use crate::generate::stage_rule::StageRule;
 use crate::ids::Rank;
 use crate::placement::Placement;
-use crate::schedule::Schedule;
-use crate::slices::Slices;
-
-const NAME: &str = "zbvzerobubble";
 
 pub(super) const GENERATOR: Generator = Generator {
-    name: NAME,
+    name: "zbvzerobubble",
     summary: "ZBV: zero bubble on a V of two stages per rank, memory of 1F1B",
     settings: &[Setting::Overlap],
-    trains: true,
     aliases: &["zbv", "v-zb"],
     guide: Guide {
         source: "Qi et al., \"Zero Bubble Pipeline Parallelism\", 2023, section on ZB-V, in the fixed order \
@@ -55,14 +48,12 @@ pub(super) const GENERATOR: Generator = Generator {
     },
     stages: StageRule::V,
     actions: 3,
-    slices: Slices::ONE,
-    check: |_, _| Ok(()),
     generate,
+    ..Generator::USUAL
 };
 
-fn generate(spec: &ScheduleSpec, placement: Placement) -> Schedule {
-    let rows = placement.all_ranks().map(|rank| row(&placement, rank, spec.microbatches)).collect();
-    Schedule::generated(placement, spec.microbatches, rows)
+fn generate(spec: &ScheduleSpec, placement: &Placement) -> Grid {
+    placement.all_ranks().map(|rank| row(placement, rank, spec.microbatches)).collect()
 }
 
 fn row(placement: &Placement, rank: Rank, microbatches: u32) -> Vec<Option<Action>> {

@@ -1,13 +1,9 @@
 //! The errors of lowering.
 
-use std::num::NonZeroU32;
-
 use thiserror::Error;
 
-use crate::ids::Rank;
 use crate::schedule::ScheduleError;
 use crate::validate::{BlockedRank, Violations, list_blocked};
-use crate::words::counted;
 
 /// The errors of lowering.
 #[derive(Clone, PartialEq, Eq, Error)]
@@ -32,29 +28,9 @@ pub enum LowerError {
     /// The lowered program is unsound.
     #[error(transparent)]
     Invalid(#[from] Violations),
-    /// The program already communicates.
-    #[error("the program already communicates; add sends and receives only once")]
-    AlreadyCommunicates,
-    /// A rank looks further ahead than the window of gathered stages reaches.
-    #[error(
-        "rank {rank} has a lookahead of {lookahead} stages, and the window has {window}; use a lookahead from 1 to {window}"
-    )]
-    Lookahead {
-        /// The rank.
-        rank: Rank,
-        /// Its lookahead.
-        lookahead: NonZeroU32,
-        /// The stages of the window.
-        window: NonZeroU32,
-    },
-    /// The list of lookaheads has another length than the list of ranks.
-    #[error("{} for {}; give one for each rank, or one number for all", counted(*.found, "lookahead"), counted(*.ranks, "rank"))]
-    LookaheadRanks {
-        /// The number of lookaheads.
-        found: usize,
-        /// The number of ranks.
-        ranks: u32,
-    },
+    /// The passes do not fit the program or each other, or their text is wrong.
+    #[error("{0}")]
+    Refused(String),
 }
 
 crate::error_text::message_as_debug!(LowerError);

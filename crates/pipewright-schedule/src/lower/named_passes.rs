@@ -17,8 +17,6 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::str::FromStr;
 
-use thiserror::Error;
-
 use crate::action::Action;
 use crate::communicator::{Communicator, Groups, Sends, Streams};
 use crate::ids::Rank;
@@ -63,27 +61,6 @@ pub enum Pass {
     Offload(u32),
 }
 
-/// A text that is not a [`Pass`].
-#[derive(Clone, PartialEq, Eq, Error)]
-pub enum ParsePassError {
-    /// There is no pass of this name.
-    #[error("unknown pass `{name}`; the passes are {}", NAMES.join(", "))]
-    Unknown {
-        /// The name, shortened if it is very long.
-        name: String,
-    },
-    /// The pass has no such setting.
-    #[error("`{setting}` is not a setting of the pass `{pass}`; {}", settings(.pass))]
-    Setting {
-        /// The pass.
-        pass: &'static str,
-        /// The text after its `=`, shortened if it is very long.
-        setting: String,
-    },
-}
-
-crate::error_text::message_as_debug!(ParsePassError);
-
 const NAMES: [&str; 9] = [
     "merge-bw",
     "unshard",
@@ -101,8 +78,8 @@ const NAMES: [&str; 9] = [
 const STRICTEST: Communicator =
     Communicator { streams: Streams::Rank, sends: Sends::Rendezvous, groups: Groups::Single };
 
-/// Returns the settings of a pass, for an error message.
-fn settings(pass: &str) -> &'static str {
+/// Returns the form of a pass with its settings, for an error message.
+fn form(pass: &str) -> &'static str {
     match pass {
         "unshard" => "use `unshard`, `unshard=3`, `unshard=3:2`, `unshard=3:auto` or `unshard=3:1/2/3`",
         "reduce-grad" => "use `reduce-grad`, `reduce-grad=deferred` or `reduce-grad=at-end`",
@@ -121,7 +98,7 @@ impl Pass {
     ///
     /// # Errors
     /// At the first text that is not a pass.
-    pub fn parse_list(text: &str) -> Result<Vec<Self>, ParsePassError> {
+    pub fn parse_list(text: &str) -> Result<Vec<Self>, LowerError> {
         text.split(',').map(|pass| pass.trim().parse()).collect()
     }
 
@@ -176,7 +153,7 @@ impl fmt::Display for Pass {
 }
 
 impl FromStr for Pass {
-    type Err = ParsePassError;
+    type Err = LowerError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (name, setting) = match text.split_once('=') {
@@ -185,10 +162,13 @@ impl FromStr for Pass {
         };
         let shortened = |text: &str| text.chars().take(64).collect::<String>();
         let Some(pass) = NAMES.into_iter().find(|&known| known == name) else {
-            return Err(ParsePassError::Unknown { name: shortened(name) });
+            let (name, names) = (shortened(name), NAMES.join(", "));
+            return Err(LowerError::Refused(format!("unknown pass `{name}`; the passes are {names}")));
         };
-        with_setting(pass, setting)
-            .ok_or_else(|| ParsePassError::Setting { pass, setting: shortened(setting.unwrap_or_default()) })
+        with_setting(pass, setting).ok_or_else(|| {
+            let setting = shortened(setting.unwrap_or_default());
+            LowerError::Refused(format!("`{setting}` is not a setting of the pass `{pass}`; {}", form(pass)))
+        })
     }
 }
 

@@ -8,7 +8,7 @@
 
 use std::fmt;
 
-use crate::action::{Action, ActionKind};
+use crate::action::Action;
 use crate::ids::Rank;
 use crate::schedule::Program;
 
@@ -51,7 +51,7 @@ pub fn reduce_grad(program: Program, wait: ReduceWait) -> Program {
     let mut last = vec![None; program.placement().stages() as usize];
     for (rank, row) in (0..).map(Rank::new).zip(program.rows()) {
         for (position, action) in row.iter().enumerate() {
-            for part in action.parts().filter(|&part| adds_to_weights(part)) {
+            for part in action.parts().filter(|&part| part.kind().adds_weight_gradients()) {
                 if let Some(last) = last.get_mut(part.stage().index()) {
                     *last = Some((rank, position));
                 }
@@ -63,7 +63,8 @@ pub fn reduce_grad(program: Program, wait: ReduceWait) -> Program {
         let mut pending = Vec::new();
         for (position, action) in row.into_iter().enumerate() {
             lowered.push(action);
-            for stage in action.parts().filter(|&part| adds_to_weights(part)).map(Action::stage) {
+            for stage in action.parts().filter(|&part| part.kind().adds_weight_gradients()).map(Action::stage)
+            {
                 if last.get(stage.index()) == Some(&Some((rank, position))) {
                     if wait == ReduceWait::Deferred {
                         lowered.append(&mut pending);
@@ -79,10 +80,6 @@ pub fn reduce_grad(program: Program, wait: ReduceWait) -> Program {
         lowered.append(&mut pending);
         lowered
     })
-}
-
-fn adds_to_weights(action: Action) -> bool {
-    matches!(action.kind(), ActionKind::Backward | ActionKind::WeightBackward)
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@
 //! for it to the current sweep or to the next. Time: `n + s p / 64` for `n` actions on `p` ranks in `s`
 //! sweeps. Each sweep has at least one action.
 
-use crate::action::Action;
+use crate::action::{Action, ActionKind};
 use crate::action_set::TensorSet;
 use crate::ids::Rank;
 use crate::lower::drop_bubbles::Computation;
@@ -36,10 +36,15 @@ use crate::validate::BlockedRank;
 /// When the program already communicates, or its ranks wait for each other.
 pub fn send_recv(program: Program) -> Result<Program, LowerError> {
     if program.rows().iter().flatten().any(|action| action.is_communication()) {
-        return Err(LowerError::AlreadyCommunicates);
+        return Err(already_communicates());
     }
     let numbers = (program.microbatches(), program.slices());
     sweep(program.placement(), numbers, program.trained().clone(), program.rows(), Bubbles::Dropped)
+}
+
+fn already_communicates() -> LowerError {
+    let problem = "the program already communicates; add sends and receives only once";
+    LowerError::Refused(problem.to_owned())
 }
 
 /// Does the same as [`send_recv`] for a schedule or a program, which must not communicate.
@@ -61,7 +66,7 @@ pub(super) fn send_recv_cells(
     rows: &[Vec<Option<Action>>],
 ) -> Result<Program, LowerError> {
     if rows.iter().flatten().flatten().any(|action| action.is_communication()) {
-        return Err(LowerError::AlreadyCommunicates);
+        return Err(already_communicates());
     }
     sweep(placement, numbers, TrainedStages::ALL, rows, Bubbles::HoldBack)
 }
@@ -84,7 +89,7 @@ fn sweep<Cell: Copy + Into<Option<Action>>>(
     bubbles: Bubbles,
 ) -> Result<Program, LowerError> {
     let rows = Sweep::over(placement, numbers.0, &trained, rows, bubbles).run()?;
-    Ok(Program::lowered(placement.clone(), numbers, rows).with_trained(trained))
+    Ok(Program::made(placement.clone(), numbers, rows).with_trained(trained))
 }
 
 /// The state of the pass. A cell is an action of a program, or an action or a bubble of a schedule.
@@ -234,13 +239,8 @@ fn actions<Cell: Copy + Into<Option<Action>>>(cells: &[Cell]) -> usize {
 /// Returns the send and the receive of the result of a compute action, if a neighbouring stage may use it.
 #[inline]
 fn message_of(part: Action) -> Option<(Action, Action)> {
-    let send = match part {
-        Action::Forward { stage, microbatch } => Action::SendForward { stage, microbatch },
-        Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {
-            Action::SendBackward { stage, microbatch }
-        }
-        _ => return None,
-    };
+    let is_gradient = part.kind().carries_gradient()?;
+    let send = part.with_kind(ActionKind::send_of(is_gradient))?;
     Some((send, Transfer::other_end(send)?))
 }
 

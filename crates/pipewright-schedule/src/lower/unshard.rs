@@ -26,6 +26,7 @@ use crate::action::Action;
 use crate::ids::{Rank, StageIndex};
 use crate::lower::error::LowerError;
 use crate::schedule::Program;
+use crate::words::counted;
 
 /// The settings of gathering parameters ahead of their use.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -123,7 +124,9 @@ impl UnshardConfig {
         if lookahead <= window {
             Ok(lookahead)
         } else {
-            Err(LowerError::Lookahead { rank, lookahead, window })
+            let problem =
+                format!("rank {rank} has a lookahead of {lookahead} stages, and the window has {window}");
+            Err(LowerError::Refused(format!("{problem}; use a lookahead from 1 to {window}")))
         }
     }
 
@@ -134,7 +137,9 @@ impl UnshardConfig {
     pub fn check(&self, ranks: u32) -> Result<(), LowerError> {
         match &self.lookahead {
             UnshardLookahead::PerRank(stages) if stages.len() != ranks as usize => {
-                Err(LowerError::LookaheadRanks { found: stages.len(), ranks })
+                let (found, ranks) = (counted(stages.len(), "lookahead"), counted(ranks, "rank"));
+                let advice = "give one for each rank, or one number for all";
+                Err(LowerError::Refused(format!("{found} for {ranks}; {advice}")))
             }
             UnshardLookahead::PerRank(_) => {
                 (0..ranks).try_for_each(|rank| self.lookahead_of(Rank::new(rank)).map(drop))
@@ -206,27 +211,28 @@ impl Gathering {
 
 /// A place at which a stage computes: twice the number of the action, plus 1 for the second part of an
 /// overlap.
-type Place = usize;
+type Position = usize;
 
 /// The stages that compute in the rest of a row.
 struct Upcoming {
     /// Each stage with its next place, in the order of the places.
-    nearest: VecDeque<(Place, StageIndex)>,
+    nearest: VecDeque<(Position, StageIndex)>,
     /// For each part of the remaining compute actions, the next place of its stage after it.
-    following: VecDeque<Option<Place>>,
+    following: VecDeque<Option<Position>>,
 }
 
 impl Upcoming {
     fn of(row: &[Action]) -> Self {
         let mut following = VecDeque::with_capacity(row.len());
-        let mut next: BTreeMap<StageIndex, Place> = BTreeMap::new();
+        let mut next: BTreeMap<StageIndex, Position> = BTreeMap::new();
         for (number, action) in row.iter().enumerate().rev().filter(|(_, action)| action.is_compute()) {
             let parts: Vec<StageIndex> = action.parts().map(Action::stage).collect();
             for (part, stage) in parts.into_iter().enumerate().rev() {
                 following.push_front(next.insert(stage, 2 * number + part));
             }
         }
-        let mut nearest: Vec<(Place, StageIndex)> = next.into_iter().map(|(stage, at)| (at, stage)).collect();
+        let mut nearest: Vec<(Position, StageIndex)> =
+            next.into_iter().map(|(stage, at)| (at, stage)).collect();
         nearest.sort_unstable();
         Self { nearest: nearest.into(), following }
     }

@@ -20,7 +20,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::num::NonZeroU32;
 
-use crate::action::Action;
+use crate::action::{Action, ActionKind};
 use crate::schedule::Program;
 
 /// Adds a wait for every send that lacks one. `budget` is the largest number of sends of a rank in flight.
@@ -30,7 +30,8 @@ pub fn wait_send(program: Program, budget: Option<NonZeroU32>) -> Program {
 
 fn wait_row(row: Vec<Action>, budget: Option<NonZeroU32>) -> Vec<Action> {
     let budget = budget.map_or(usize::MAX, |budget| budget.get() as usize);
-    let present: HashSet<Action> = row.iter().copied().filter(|&action| is_wait(action)).collect();
+    let present: HashSet<Action> =
+        row.iter().copied().filter(|action| action.kind().is_wait_for_send()).collect();
     let mut waits = PendingWaits::default();
     waits.lowered.reserve(row.len() + row.len() / 4);
     for action in row {
@@ -79,15 +80,11 @@ impl PendingWaits {
 }
 
 fn wait_of(send: Action) -> Option<Action> {
-    match send {
-        Action::SendForward { stage, microbatch } => Some(Action::WaitSendForward { stage, microbatch }),
-        Action::SendBackward { stage, microbatch } => Some(Action::WaitSendBackward { stage, microbatch }),
+    match send.kind() {
+        ActionKind::SendForward => send.with_kind(ActionKind::WaitSendForward),
+        ActionKind::SendBackward => send.with_kind(ActionKind::WaitSendBackward),
         _ => None,
     }
-}
-
-fn is_wait(action: Action) -> bool {
-    matches!(action, Action::WaitSendForward { .. } | Action::WaitSendBackward { .. })
 }
 
 #[cfg(test)]

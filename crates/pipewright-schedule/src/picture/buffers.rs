@@ -1,8 +1,6 @@
 //! The part of the page of `view` that lists the buffers for activations on each rank, and what each holds
 //! when.
 
-use std::fmt::Write;
-
 use crate::action::Action;
 use crate::ids::Rank;
 use crate::picture::names::Named;
@@ -37,8 +35,10 @@ fn table(program: &Program, ranks: &[Lifetimes]) -> String {
         for slot in 0..lifetimes.slots() {
             let held = lifetimes.ranges().iter().filter(|range| range.slot == slot);
             let held: Vec<String> = held.map(|range| name(program, range)).collect();
-            write!(rows, "<tr><th scope=\"row\">{rank}</th><td>{slot}</td><td>{}</td></tr>", held.join(" "))
-                .expect("writing to a string does not fail");
+            rows.push_str(&format!(
+                "<tr><th scope=\"row\">{rank}</th><td>{slot}</td><td>{}</td></tr>",
+                held.join(" ")
+            ));
         }
     }
     format!(

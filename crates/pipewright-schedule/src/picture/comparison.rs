@@ -1,7 +1,5 @@
 //! The page that compares schedules: a table of figures, and the pictures of all schedules on one scale.
 
-use std::fmt::Write;
-
 use crate::picture::settings::{PictureSettings, TimeUnit, escaped};
 use crate::picture::svg::svg;
 use crate::timeline::Timeline;
@@ -45,7 +43,7 @@ pub fn comparison(comparison: &Comparison<'_>) -> String {
             .replace("aria-labelledby=\"name\"", &format!("aria-labelledby=\"name-{index}\""))
             .replace("id=\"bubble\"", &format!("id=\"bubble-{index}\""))
             .replace("url(#bubble)", &format!("url(#bubble-{index})"));
-        writeln!(drawn, "<figure>{picture}</figure>").expect("a string takes all text");
+        drawn.push_str(&format!("<figure>{picture}</figure>\n"));
     }
     include_str!("comparison.html")
         .replace("{{title}}", &braceless(title))
@@ -73,7 +71,7 @@ fn table(columns: usize, rows: &[Vec<String>]) -> String {
                 String::new()
             };
             let (open, close) = if index == 0 { ("th scope=\"row\"", "th") } else { ("td", "td") };
-            write!(table, "<{open}{span}>{}</{close}>", braceless(cell)).expect("a string takes all text");
+            table.push_str(&format!("<{open}{span}>{}</{close}>", braceless(cell)));
         }
         table.push_str("</tr>\n");
     }

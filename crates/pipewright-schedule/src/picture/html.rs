@@ -5,9 +5,6 @@
 //! content for screen readers. The page's markup, style and scripts are in the folder `page`; this file joins
 //! them with the colours, the legend, the table and the data.
 
-use std::collections::BTreeSet;
-use std::fmt::Write;
-
 use crate::ids::Rank;
 use crate::picture::chunks::Chunks;
 use crate::picture::names::Named;
@@ -16,6 +13,7 @@ use crate::picture::palette::{DARK, LIGHT, Sort, Theme, occurring};
 use crate::picture::settings::{PictureSettings, escaped};
 use crate::simulate::peak_memory;
 use crate::timeline::{Event, Scope, Timeline};
+use std::collections::BTreeSet;
 
 /// The scripts, in the order in which they use each other.
 pub(super) const SCRIPTS: [&str; 8] = [
@@ -94,17 +92,14 @@ pub(super) fn legend(sorts: &BTreeSet<Sort>, chunks: &Chunks) -> String {
             format!("var(--fill-{}-{chunk}) {from}% {to}%", sort as u8)
         });
         let fills = fills.collect::<Vec<_>>().join(",");
-        write!(
-            legend,
+        legend.push_str(&format!(
             "<li><i style=\"width:{}px;background:linear-gradient(90deg,{fills})\"></i>{}</li>",
             13.max(8 * shades.min(8)),
             sort.meaning()
-        )
-        .expect("writing to a string does not fail");
+        ));
     }
     if chunks.most() > 1 {
-        write!(legend, "<li>shades: chunks 0 to {} of a rank</li>", chunks.most() - 1)
-            .expect("writing to a string does not fail");
+        legend.push_str(&format!("<li>shades: chunks 0 to {} of a rank</li>", chunks.most() - 1));
     }
     legend
 }
@@ -117,15 +112,11 @@ pub(super) fn table(timeline: &Timeline, chunks: &Chunks, settings: &PictureSett
     let mut rows = String::new();
     for ((rank, peak), bubble) in (0..timeline.ranks()).map(Rank::new).zip(peaks).zip(bubbles) {
         let stages: Vec<String> = chunks.stages_of(rank).iter().map(ToString::to_string).collect();
-        write!(
-            rows,
-            "<tr><th scope=\"row\">{rank}</th><td>{}</td><td>{}</td><td>{:.1} %</td><td>{peak}</td><td>{}</td></tr>",
+        rows.push_str(&format!("<tr><th scope=\"row\">{rank}</th><td>{}</td><td>{}</td><td>{:.1} %</td><td>{peak}</td><td>{}</td></tr>",
             stages.join(", "),
             settings.unit.format(timeline.busy(rank), makespan),
             bubble * 100.0,
-            order(timeline, rank)
-        )
-        .expect("writing to a string does not fail");
+            order(timeline, rank)));
     }
     rows
 }

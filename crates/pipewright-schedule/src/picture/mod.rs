@@ -6,7 +6,6 @@
 //! and viewers.
 
 mod settings;
-mod title;
 mod grid;
 mod names;
 mod chunks;
@@ -27,9 +26,9 @@ pub use comparison::{ComparedPicture, Comparison, comparison};
 pub use computation::computation_of;
 pub use grid::{grid, grid_around};
 pub use html::html;
+pub use names::{microbatches_in_words, title};
 pub use overlaps::with_whole_overlaps;
 pub use settings::{MAX_CELLS, PictureSettings, TimeUnit};
 pub use svg::svg;
 pub use time_grid::TimeGrid;
-pub use title::{microbatches_in_words, title};
 pub use view::{RecordedStep, View, WholeStep, view};

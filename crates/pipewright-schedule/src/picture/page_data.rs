@@ -38,17 +38,11 @@ pub(super) struct PageData {
     pub(super) ranks: Vec<RankData>,
 }
 
+/// The colours of a theme.
 #[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
 pub(super) struct ThemeData {
-    page: &'static str,
-    ink: &'static str,
-    faint: &'static str,
-    rule: &'static str,
-    bubble: &'static str,
-    hatch: &'static str,
-    memory: &'static str,
-    memory_edge: &'static str,
+    #[serde(flatten)]
+    colours: &'static Theme,
     /// The fill and the ink of each chunk, for each sort.
     fills: Vec<Vec<(String, &'static str)>>,
 }
@@ -117,15 +111,13 @@ fn kinds() -> Vec<(&'static str, &'static str, u8)> {
     actions.into_iter().chain(skips).collect()
 }
 
-fn theme_data(theme: &Theme, chunks: &Chunks) -> ThemeData {
-    let &Theme { page, ink, faint, rule, bubble, hatch, memory, memory_edge, .. } = theme;
+fn theme_data(colours: &'static Theme, chunks: &Chunks) -> ThemeData {
     let with_ink = |fill: String| {
         let ink = ink_on(&fill);
         (fill, ink)
     };
-    let fills = |&sort: &Sort| theme.shades(sort, chunks.most()).into_iter().map(with_ink).collect();
-    let fills = Sort::ALL.iter().map(fills).collect();
-    ThemeData { page, ink, faint, rule, bubble, hatch, memory, memory_edge, fills }
+    let fills = |&sort: &Sort| colours.shades(sort, chunks.most()).into_iter().map(with_ink).collect();
+    ThemeData { colours, fills: Sort::ALL.iter().map(fills).collect() }
 }
 
 fn rank_data(

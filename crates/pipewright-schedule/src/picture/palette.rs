@@ -5,6 +5,8 @@
 
 use std::collections::BTreeSet;
 
+use serde::Serialize;
+
 use crate::action::{Action, ActionKind};
 use crate::timeline::Timeline;
 
@@ -66,6 +68,8 @@ impl Sort {
 }
 
 /// The colours for one background, in the form `#7db3e8`.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
 pub(super) struct Theme {
     /// The background.
     pub(super) page: &'static str,
@@ -81,6 +85,7 @@ pub(super) struct Theme {
     pub(super) memory: &'static str,
     pub(super) memory_edge: &'static str,
     /// The shades of a rank's first and last chunk, for each [`Sort`].
+    #[serde(skip)]
     fills: [[&'static str; 2]; 7],
 }
 

@@ -41,12 +41,12 @@ pub struct TimeGrid {
     columns: u64,
     /// The number of characters of a column.
     width: u64,
-    rows: Vec<Vec<Cell>>,
+    rows: Vec<Vec<GridCell>>,
 }
 
 /// A computation, from its first column to the one after its last.
 #[derive(Debug, Clone)]
-struct Cell {
+struct GridCell {
     name: String,
     columns: std::ops::Range<u64>,
 }
@@ -57,17 +57,17 @@ impl TimeGrid {
         let step = step(timeline);
         // The small share makes halves round in one direction, whatever their last bits.
         let column = |time: f64| ((time - timeline.start()) / step + 0.5 + 1e-6).floor() as u64;
-        let cell = |event: &Event| Cell {
+        let cell = |event: &Event| GridCell {
             name: name(event.action, timeline.slices()),
             columns: column(event.start)..column(event.end).max(column(event.start) + 1),
         };
         let row = |rank| shown(timeline.events_of(rank)).map(cell).collect();
-        let rows: Vec<Vec<Cell>> = (0..timeline.ranks()).map(Rank::new).map(row).collect();
+        let rows: Vec<Vec<GridCell>> = (0..timeline.ranks()).map(Rank::new).map(row).collect();
         let cells = || rows.iter().flatten();
         let columns = cells().map(|cell| cell.columns.end).max().unwrap_or(0);
         // A blank behind each name keeps neighbours apart.
         let width =
-            |cell: &Cell| (cell.name.len() as u64 + 1).div_ceil(cell.columns.end - cell.columns.start);
+            |cell: &GridCell| (cell.name.len() as u64 + 1).div_ceil(cell.columns.end - cell.columns.start);
         let width = cells().map(width).max().unwrap_or(1);
         Self { step, columns, width, rows }
     }
@@ -93,9 +93,9 @@ impl TimeGrid {
         line
     }
 
-    fn line(&self, row: &[Cell]) -> String {
+    fn line(&self, row: &[GridCell]) -> String {
         let mut line = String::new();
-        for Cell { name, columns } in row {
+        for GridCell { name, columns } in row {
             pad(&mut line, columns.start * self.width);
             line.push_str(name);
             if columns.end - columns.start > 1 {

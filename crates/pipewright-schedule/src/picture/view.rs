@@ -7,6 +7,8 @@
 //! [`crate::simulate::dependencies()`] says what each time depends on. The scripts find the causes of the timeline at
 //! other costs themselves, from the times that won (`dependencies.js`).
 
+use std::collections::HashMap;
+
 use serde::Serialize;
 
 use crate::causes::{Cause, Causes, Cell, Wait, causes};
@@ -19,9 +21,9 @@ use crate::picture::html::{self, legend, table, variables};
 use crate::picture::page_data::{Clock, PageData, RankData, page, ranks};
 use crate::picture::palette::{DARK, LIGHT, Sort, occurring};
 use crate::picture::settings::{PictureSettings, escaped};
-use crate::picture::what_if::{ProgramData, program_data};
+use crate::picture::what_if::{COLUMNS, ProgramData, program_data};
 use crate::schedule::Program;
-use crate::simulate::dependencies;
+use crate::simulate::{Tensor, dependencies};
 use crate::timeline::{QueueWait, Timeline};
 
 /// The scripts that follow the page's, in the order in which they use each other.
@@ -100,6 +102,10 @@ struct Contents {
     /// The program, and then the programs of other numbers of microbatches; none if tokens are exchanged inside
     /// actions, because their times at other costs are not known then.
     programs: Vec<ProgramData>,
+    /// The columns of the references of a kind of action in the programs ([`COLUMNS`]).
+    columns: i64,
+    /// The names of the tensors that messages carry.
+    tensors: [&'static str; 3],
     /// The number of microbatches.
     microbatches: u32,
     /// The seconds of each stage's `F`, `B`, `I` and `W`.
@@ -219,6 +225,8 @@ fn data(view: &View<'_>, chunks: &Chunks) -> ViewData {
             steps: view.steps.iter().map(step).collect(),
             whole_step: view.whole_step,
             programs: programs(view),
+            columns: COLUMNS,
+            tensors: Tensor::ALL.map(Tensor::name),
             microbatches: view.program.microbatches() / view.program.slices().get(),
             costs: view.costs.stages.iter().map(stage).collect(),
             latency: view.costs.link.latency,
@@ -263,14 +271,15 @@ fn causes_data(causes: &Causes, timeline: &Timeline) -> CausesData {
         let (kind, stage) = (wait.action.kind() as usize, wait.action.stage().get());
         (wait.rank.get(), kind, stage, wait.until - timeline.start(), wait.after.map(cell))
     };
-    let in_line = |wait: &QueueWait| timeline.queue_waits().iter().position(|other| other == wait);
+    let waits = timeline.queue_waits().iter().enumerate();
+    let waits: HashMap<_, _> = waits.map(|(index, wait)| ((wait.rank, wait.action), index)).collect();
     let cause = |(index, cause): (usize, &Cause)| {
         let data = match cause {
             Cause::Start | Cause::Order => return None,
             Cause::Delay => CauseData::Delay,
             Cause::Wait(own) => CauseData::Wait(wait(*own)),
             Cause::Message { from, tensor, in_line: own } => {
-                let line = own.as_ref().and_then(in_line);
+                let line = own.as_ref().and_then(|wait| waits.get(&(wait.rank, wait.action)).copied());
                 CauseData::Message(from.rank.get(), from.index, *tensor as usize, line)
             }
         };

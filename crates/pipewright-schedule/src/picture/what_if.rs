@@ -10,7 +10,6 @@ use std::num::NonZeroU32;
 use serde::Serialize;
 
 use crate::costs::StageSizes;
-use crate::ids::Rank;
 use crate::simulate::{
     CostOf, Dependencies, Dependent, MemoryChange, NeededMessage, Node, index, memory_changes,
 };
@@ -132,13 +131,13 @@ impl Numbers {
             let (mut list, mut microbatch) = (Vec::new(), 0);
             let mut references = self.references(rank);
             for (at, event) in events.iter().enumerate() {
-                let number = event.action.microbatch().map_or(-1, |number| i64::from(number.get()));
-                let (kind, stage) = (event.action.kind() as i64, i64::from(event.action.stage().get()));
+                let action = event.event.action;
+                let number = action.microbatch().map_or(-1, |number| i64::from(number.get()));
+                let (kind, stage) = (action.kind() as i64, i64::from(action.stage().get()));
                 list.extend([kind, stage, number - microbatch]);
                 microbatch = number;
                 let column = kind * COLUMNS;
-                list.push(references.node(column, event.start.node));
-                list.push(references.node(column + 1, event.end.node));
+                list.extend((column..).zip(event.nodes).map(|(column, node)| references.node(column, node)));
                 list.extend(memory[at]);
                 write_delays(&mut list, (at, column), event, &mut references);
             }
@@ -150,7 +149,7 @@ impl Numbers {
 
 /// The columns of references of an event: its start, its end, makers, arrivals, and times at which operations
 /// are given.
-const COLUMNS: i64 = 5;
+pub(super) const COLUMNS: i64 = 5;
 
 /// Writes the messages that an event needs, and the operations in front of it in its queue.
 fn write_delays(
@@ -163,14 +162,14 @@ fn write_delays(
     for NeededMessage { maker: (maker, made), tensor, arrival, ends } in &event.messages {
         list.push(*tensor as i64);
         list.push(references.place(column + 2, (maker.index() as i64, *made as i64)));
-        list.push(references.node(column + 3, arrival.node));
+        list.push(references.node(column + 3, *arrival));
         // An end is not the computation itself, so no distance is 0.
         let (sent, received) = ends.unwrap_or((*made, at));
         list.extend([*made as i64 - sent as i64, at as i64 - received as i64]);
     }
     let Some((given, behind)) = &event.in_line else { return list.push(0) };
     list.push(behind.len() as i64);
-    list.push(references.node(column + 4, given.node));
+    list.push(references.node(column + 4, *given));
     list.extend(behind.iter().map(|&other| at as i64 - other as i64));
 }
 
@@ -181,12 +180,8 @@ type CostData = (f64, i64, &'static str);
 fn memory(dependencies: &Dependencies, rank: usize, slices: Slices, sizes: &[StageSizes]) -> Vec<[i64; 2]> {
     let events = &dependencies.events[rank];
     let mut order: Vec<usize> = (0..events.len()).collect();
-    order.sort_by(|&one, &other| events[one].start.at.total_cmp(&events[other].start.at));
-    let event = |&at: &usize| {
-        let Dependent { action, start, end, .. } = &events[at];
-        Event { rank: Rank::new(rank as u32), action: *action, start: start.at, end: end.at }
-    };
-    let sorted: Vec<Event> = order.iter().map(event).collect();
+    order.sort_by(|&one, &other| events[one].event.start.total_cmp(&events[other].event.start));
+    let sorted: Vec<Event> = order.iter().map(|&at| events[at].event).collect();
     let mut changes = vec![[0; 2]; order.len()];
     for MemoryChange { event, is_at_end, more, less } in memory_changes(&sorted, slices, sizes) {
         changes[order[event]][usize::from(is_at_end)] += more as i64 - less as i64;

@@ -16,6 +16,7 @@ use crate::overlap::Overlap;
 use crate::placement::Placement;
 use crate::plan::stage_load::StageLoad;
 use crate::schedule::Schedule;
+use crate::slices::Slices;
 use crate::trained::StageBackward;
 
 /// The kind of a computation. Tables by kind have this order.
@@ -187,7 +188,7 @@ impl Order {
             actions
         };
         let rows = self.rows.iter().map(row).collect();
-        Schedule::generated(self.placement.clone(), self.microbatches, rows)
+        Schedule::made(self.placement.clone(), (self.microbatches, Slices::ONE), rows)
     }
 }
 

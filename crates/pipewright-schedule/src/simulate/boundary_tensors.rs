@@ -28,6 +28,20 @@ pub enum Tensor {
     Skip,
 }
 
+impl Tensor {
+    /// Every role.
+    pub const ALL: [Self; 3] = [Self::Input, Self::OutputGradient, Self::Skip];
+
+    /// Returns the name for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Input => "input",
+            Self::OutputGradient => "output gradient",
+            Self::Skip => "skip connection",
+        }
+    }
+}
+
 /// How a tensor comes to the stage that uses it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Route {
@@ -57,34 +71,26 @@ pub(super) struct Arrivals {
 impl BoundaryTensor {
     /// The tensor that `part`, a compute action and not an overlap, takes from a neighbouring stage.
     pub(super) fn needed_by(placement: &Placement, part: Action) -> Option<Self> {
-        let (stage, microbatch) = (part.stage(), part.microbatch()?);
-        let (gradient, neighbour) = match part {
-            Action::Forward { .. } => (false, placement.previous(stage)),
-            Action::Backward { .. } | Action::InputBackward { .. } => (true, placement.next(stage)),
-            _ => return None,
-        };
-        neighbour.map(|_| Self { route: Route::Neighbour, gradient, stage, microbatch })
+        let (gradient, stage) = (part.kind().carries_gradient()?, part.stage());
+        let neighbour = if gradient { placement.next(stage) } else { placement.previous(stage) };
+        neighbour.and_then(|_| Self::of_stage(part, stage))
     }
 
     /// The tensor that `part` makes for a neighbouring stage.
     pub(super) fn made_by(placement: &Placement, part: Action) -> Option<Self> {
-        let (gradient, neighbour) = match part {
-            Action::Forward { stage, .. } => (false, placement.next(stage)),
-            Action::Backward { stage, .. } | Action::InputBackward { stage, .. } => {
-                (true, placement.previous(stage))
-            }
-            _ => return None,
-        };
-        Some(Self { route: Route::Neighbour, gradient, stage: neighbour?, microbatch: part.microbatch()? })
+        let (gradient, stage) = (part.kind().carries_gradient()?, part.stage());
+        let neighbour = if gradient { placement.previous(stage) } else { placement.next(stage) };
+        Self::of_stage(part, neighbour?)
     }
 
     /// The tensor that `receive` brings.
     pub(super) fn received_by(receive: Action) -> Option<Self> {
-        let (gradient, stage, microbatch) = match receive {
-            Action::RecvForward { stage, microbatch } => (false, stage, microbatch),
-            Action::RecvBackward { stage, microbatch } => (true, stage, microbatch),
-            _ => return None,
-        };
+        Self::of_stage(receive, receive.stage()).filter(|_| receive.kind().is_receive())
+    }
+
+    /// The tensor of a neighbour that has the direction and the microbatch of `action`, and that `stage` uses.
+    fn of_stage(action: Action, stage: StageIndex) -> Option<Self> {
+        let (gradient, microbatch) = (action.kind().carries_gradient()?, action.microbatch()?);
         Some(Self { route: Route::Neighbour, gradient, stage, microbatch })
     }
 
@@ -147,11 +153,7 @@ fn by_skip(
     part: Action,
     ends: impl Fn(&SkipTransfer, bool) -> (StageIndex, StageIndex),
 ) -> impl Iterator<Item = BoundaryTensor> {
-    let direction = match part {
-        Action::Forward { .. } => Some(false),
-        Action::Backward { .. } | Action::InputBackward { .. } => Some(true),
-        _ => None,
-    };
+    let direction = part.kind().carries_gradient();
     skips.iter().enumerate().filter_map(move |(index, skip)| {
         let (gradient, microbatch) = (direction?, part.microbatch()?);
         let (acting, stage) = ends(skip, gradient);

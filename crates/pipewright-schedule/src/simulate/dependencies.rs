@@ -2,6 +2,7 @@
 //! the simulation.
 
 use std::collections::HashMap;
+use std::num::NonZeroU32;
 
 use crate::action::Action;
 use crate::communicator::{Communicator, Streams};
@@ -11,8 +12,8 @@ use crate::schedule::Program;
 use crate::simulate::boundary_tensors::Tensor;
 use crate::simulate::error::SimulateError;
 use crate::simulate::queues::Line;
-use crate::simulate::tape::{CostOf, Moment, Node};
-use crate::simulate::timed::{Need, Recorded, TimedEvent, buffered, simulated};
+use crate::simulate::tape::{CostOf, Node};
+use crate::simulate::timed::{Need, Recorded, buffered, simulated};
 use crate::slices::Slices;
 use crate::timeline::{Event, Timeline};
 
@@ -27,13 +28,13 @@ pub struct Dependencies {
 
 /// An event, with what may delay it.
 pub(crate) struct Dependent {
-    pub(crate) action: Action,
-    pub(crate) start: Moment,
-    pub(crate) end: Moment,
+    pub(crate) event: Event,
+    /// The nodes of its start and its end.
+    pub(crate) nodes: [NonZeroU32; 2],
     /// The messages from other ranks that a computation needs.
     pub(crate) messages: Vec<NeededMessage>,
     /// The time at which an operation was given to its queue, and the events of its rank that are in front.
-    pub(crate) in_line: Option<(Moment, Vec<usize>)>,
+    pub(crate) in_line: Option<(NonZeroU32, Vec<usize>)>,
 }
 
 /// A message that a computation needs.
@@ -41,7 +42,7 @@ pub(crate) struct NeededMessage {
     /// The rank and the index of the event that makes the tensor.
     pub(crate) maker: (Rank, usize),
     pub(crate) tensor: Tensor,
-    pub(crate) arrival: Moment,
+    pub(crate) arrival: NonZeroU32,
     /// The indices of the send, among the events of the maker's rank, and of the receive, if there are queues.
     pub(crate) ends: Option<(usize, usize)>,
 }
@@ -64,15 +65,10 @@ pub fn dependencies(
     };
     let Recorded { tape, events, needs, lines } = run.into_recorded();
     let indices = indices(&events);
-    let event = |TimedEvent { action, start, end }| Dependent {
-        action,
-        start,
-        end,
-        messages: Vec::new(),
-        in_line: None,
-    };
-    let of_rank = |events: Vec<TimedEvent>| events.into_iter().map(event).collect::<Vec<_>>();
-    let mut events: Vec<Vec<Dependent>> = events.into_iter().map(of_rank).collect();
+    let dependent = |(event, nodes)| Dependent { event, nodes, messages: Vec::new(), in_line: None };
+    let of_rank =
+        |(events, nodes): (Vec<Event>, Vec<_>)| events.into_iter().zip(nodes).map(dependent).collect();
+    let mut events: Vec<Vec<Dependent>> = events.into_iter().zip(tape.events).map(of_rank).collect();
     for Need { rank, event, tensor, arrival } in needs {
         let Some(stage) = tensor.source(&costs.skips) else { continue };
         let Some(maker) = program.placement().owner(stage).filter(|&maker| maker != rank) else { continue };
@@ -81,18 +77,19 @@ pub fn dependencies(
         let Some(made) = made.iter().find_map(|&action| find(maker, action)) else { continue };
         let ends = find(maker, sent).zip(find(rank, received));
         let ends = ends.filter(|_| !lines.is_empty() && tensor.meaning() != Tensor::Skip);
-        let message = NeededMessage { maker: (maker, made), tensor: tensor.meaning(), arrival, ends };
+        let (tensor, arrival) = (tensor.meaning(), arrival.node);
+        let message = NeededMessage { maker: (maker, made), tensor, arrival, ends };
         events[rank.index()][event].messages.push(message);
     }
     for Line { rank, event, given, behind } in lines {
-        events[rank.index()][event].in_line = Some((given, behind));
+        events[rank.index()][event].in_line = Some((given.node, behind));
     }
     Ok(Dependencies { slices: program.slices(), nodes: tape.nodes, events })
 }
 
 /// Returns the index of the first event of each action of each rank. A forward that is computed again has sent
 /// its tensors the first time.
-fn indices(events: &[Vec<TimedEvent>]) -> HashMap<(Rank, Action), usize> {
+fn indices(events: &[Vec<Event>]) -> HashMap<(Rank, Action), usize> {
     let mut indices = HashMap::new();
     for (rank, events) in (0..).map(Rank::new).zip(events) {
         for (index, event) in events.iter().enumerate() {
@@ -126,21 +123,15 @@ impl Dependencies {
             };
             times.push(time);
         }
-        let at = |moment: Moment| times[index(moment.node)];
-        let events = self.events.iter().enumerate().flat_map(|(rank, events)| {
-            events.iter().map(move |event| (rank, event.action, event.start, event.end))
-        });
-        let events = events.map(|(rank, action, start, end)| Event {
-            rank: Rank::new(rank as u32),
-            action,
-            start: at(start),
-            end: at(end),
+        let events = self.events.iter().flatten().map(|&Dependent { event, nodes, .. }| {
+            let [start, end] = nodes.map(|node| times[index(node)]);
+            Event { start, end, ..event }
         });
         Timeline::new(self.events.len() as u32, events.collect()).with_slices(self.slices)
     }
 }
 
 /// Returns the index of a node, which is numbered from 1.
-pub(crate) fn index(node: std::num::NonZeroU32) -> usize {
+pub(crate) fn index(node: NonZeroU32) -> usize {
     node.get() as usize - 1
 }

@@ -41,7 +41,7 @@ pub(super) struct Operation {
 pub(super) struct Ended {
     pub(super) operation: Operation,
     /// When the operation occupies its link: the times of its event.
-    pub(super) times: (Moment, Moment),
+    pub(super) times: [Moment; 2],
     /// When its tensor was given to the communicator, and when it arrives.
     pub(super) arrival: Arrival,
 }
@@ -227,7 +227,7 @@ impl<'a> Queues<'a> {
         let operation = send.operation;
         let Transit { start, left, arrival } = self.occupy_link(tape, &operation, &[send.since]);
         let arrival = Arrival { issued: operation.given, at: arrival };
-        self.end(tape, send, (start, left), arrival);
+        self.end(tape, send, [start, left], arrival);
         match self.halfway.remove(&operation.transfer.receive) {
             Some(Half::Waits(receive)) => self.receive_sent(tape, receive, start, arrival),
             _ => _ = self.halfway.insert(operation.transfer.receive, Half::Sent { start, arrival }),
@@ -246,7 +246,7 @@ impl<'a> Queues<'a> {
                 let is_send = one.operation.action != receive;
                 let send = if is_send { one.operation } else { other.operation };
                 for end in [one, other] {
-                    self.end(tape, end, (start, at), Arrival { issued: send.given, at });
+                    self.end(tape, end, [start, at], Arrival { issued: send.given, at });
                 }
             }
         }
@@ -257,7 +257,7 @@ impl<'a> Queues<'a> {
         let rank = receive.operation.rank;
         let at = tape.latest(rank, [arrival.at, receive.since]);
         let start = tape.latest(rank, [start, receive.since]);
-        self.end(tape, receive, (start, at), Arrival { at, ..arrival });
+        self.end(tape, receive, [start, at], Arrival { at, ..arrival });
     }
 
     /// Puts a message on its link, not before the latest of `ready`.
@@ -267,8 +267,8 @@ impl<'a> Queues<'a> {
     }
 
     /// Ends an operation. Its queue is free of it from the end of its event on.
-    fn end(&mut self, tape: &mut Tape, running: Running, times: (Moment, Moment), arrival: Arrival) {
-        let (queue, free) = (&mut self.queues[running.queue], times.1);
+    fn end(&mut self, tape: &mut Tape, running: Running, times: [Moment; 2], arrival: Arrival) {
+        let (queue, free) = (&mut self.queues[running.queue], times[1]);
         if queue.last.is_none_or(|(_, last)| last <= free.at) {
             queue.last = Some((running.operation.action, free.at));
         }

@@ -44,6 +44,8 @@ pub(crate) enum Node {
 pub(super) struct Tape {
     /// Empty if nothing is recorded.
     pub(super) nodes: Vec<(Rank, Node)>,
+    /// The nodes of the start and the end of each event of each rank, if the tape records.
+    pub(super) events: Vec<Vec<[NonZeroU32; 2]>>,
 }
 
 impl Moment {
@@ -63,12 +65,20 @@ impl Default for Moment {
 }
 
 impl Tape {
-    pub(super) fn new(records: bool) -> Self {
-        Self { nodes: if records { vec![(Rank::new(0), Node::Start)] } else { Vec::new() } }
+    /// Returns a tape of `ranks` ranks that `records` or not.
+    pub(super) fn new(records: bool, ranks: u32) -> Self {
+        let nodes = if records { vec![(Rank::new(0), Node::Start)] } else { Vec::new() };
+        Self { nodes, events: vec![Vec::new(); ranks as usize] }
     }
 
     pub(super) fn records(&self) -> bool {
         !self.nodes.is_empty()
+    }
+
+    /// Returns the start of an event, which is at `at`.
+    pub(super) fn start_of(&self, rank: Rank, event: usize, at: f64) -> Moment {
+        let nodes = self.events.get(rank.index()).and_then(|events| events.get(event));
+        Moment { at, node: nodes.map_or(Moment::START.node, |&[start, _]| start) }
     }
 
     /// Returns the time `seconds` after another one.

@@ -39,7 +39,7 @@ mod computations;
 mod messages;
 mod state;
 
-pub(super) use self::state::{Need, Recorded, Run, TimedEvent};
+pub(super) use self::state::{Need, Recorded, Run};
 use crate::action::Action;
 use crate::communicator::{Communicator, Streams, judge};
 use crate::costs::Costs;
@@ -48,9 +48,9 @@ use crate::schedule::Program;
 use crate::simulate::boundary_tensors::{Arrival, BoundaryTensor};
 use crate::simulate::error::SimulateError;
 use crate::simulate::queues::Queues;
-use crate::simulate::tape::{Moment, Tape};
+use crate::simulate::tape::Moment;
 use crate::simulate::timed_run::TimedRun;
-use crate::timeline::{Event, Timeline};
+use crate::timeline::Timeline;
 use crate::validate::BlockedRank;
 
 /// Simulates `program` at `costs` with buffered messages. The program must communicate wherever a tensor
@@ -69,7 +69,7 @@ pub(super) fn buffered<'a>(
     records: bool,
 ) -> Result<Run<'a>, SimulateError> {
     costs.check_program(program)?;
-    Run::of(program, costs, None, Tape::new(records)).simulate()
+    Run::of(program, costs, None, records).simulate()
 }
 
 /// Simulates `program` at `costs` on `communicator`. With [`Streams::Buffered`], the result equals the
@@ -116,7 +116,7 @@ pub(super) fn simulated<'a>(
         return Err(SimulateError::Unsound { streams, verdict: Box::new(verdict) });
     }
     let queues = (streams != Streams::Buffered).then(|| Queues::new(communicator, program.rows().len()));
-    Run::of(program, costs, queues, Tape::new(records)).simulate()
+    Run::of(program, costs, queues, records).simulate()
 }
 
 impl<'a> Run<'a> {
@@ -190,7 +190,7 @@ impl<'a> Run<'a> {
             }
             _ => (now, now),
         };
-        self.events[rank.index()].push(TimedEvent { action, start, end });
+        self.add_event(rank, action, [start, end]);
         Ok(())
     }
 
@@ -199,11 +199,8 @@ impl<'a> Run<'a> {
         let exposed = self.ranks.iter().map(|state| state.clock.exposed()).collect();
         let exchanges = self.ranks.iter().map(|state| state.clock.exchange()).collect();
         let mut events = Vec::with_capacity(self.events.iter().map(Vec::len).sum());
-        for (rank, own) in self.program.placement().all_ranks().zip(self.events) {
-            let event =
-                |TimedEvent { action, start, end }| Event { rank, action, start: start.at, end: end.at };
-            events.extend(own.into_iter().map(event));
-        }
+        // The events of a rank are freed before those of the next one are copied.
+        self.events.into_iter().for_each(|own| events.extend(own));
         let timeline = Timeline::new(self.program.ranks(), events).with_skips(self.skips);
         let timeline = timeline.with_scopes(self.exchanges).with_slices(self.program.slices());
         let timeline = match self.queues {

@@ -16,7 +16,7 @@ use crate::schedule::Program;
 use crate::trained::StageBackward;
 use crate::validate::context::{Context, position_of};
 use crate::validate::order;
-use crate::validate::violation::{Report, ViolationKind};
+use crate::validate::violation::Report;
 
 /// Checks each action by itself (rules 1, 2, 3 and 6). Returns the set of actions, and whether each follows
 /// the actions that it needs on its rank ([`super::order`]); the latter is meaningful only if there is no
@@ -32,18 +32,28 @@ pub(super) fn check_each(
     for (rank, row) in (0..).map(Rank::new).zip(program.rows()) {
         for (position, &cell) in row.iter().enumerate() {
             if level == Level::Compute && cell.is_communication() {
-                let kind = ViolationKind::UnexpectedCommunication { action: cell, level };
-                report.push(rank, || (position, kind));
+                let problem = || {
+                    format!(
+                        "{cell} communicates, which the level `{level}` does not; validate at the level `comms` or `full`"
+                    )
+                };
+                report.push(rank, || (position, problem()));
             }
             for action in cell.parts() {
                 in_order &= order::dependencies_precede(action, &present, neighbours, level);
             }
             for action in cell.parts() {
-                if let Some(kind) = misplaced(program, rank, action) {
-                    report.push(rank, || (position, kind));
+                if let Some(problem) = misplaced(program, rank, action) {
+                    report.push(rank, || (position, problem));
                 } else if !present.insert(action) && !may_repeat(action) {
                     let first = || position_of(program, rank, action);
-                    report.push(rank, || (position, ViolationKind::Duplicate { action, first: first() }));
+                    let problem = || {
+                        format!(
+                            "{action} occurs a second time, first at position {}; drop one of them",
+                            first()
+                        )
+                    };
+                    report.push(rank, || (position, problem()));
                 }
             }
         }
@@ -55,7 +65,8 @@ pub(super) fn check_each(
 pub(super) fn check_all(context: &Context<'_>, report: &mut Report) {
     let placement = context.program.placement();
     if context.program.microbatches() == 0 {
-        report.push(Rank::new(0), || (0, ViolationKind::NoMicrobatches));
+        let problem = || "the program has no microbatch; use at least one".to_owned();
+        report.push(Rank::new(0), || (0, problem()));
     }
     for stage in placement.all_stages() {
         let (rank, backward) = (placement.rank_of(stage), context.backward_of(stage));
@@ -96,7 +107,7 @@ fn is_covered(kinds: u16, backward: StageBackward) -> bool {
 /// Reports `action` if it is missing.
 fn require(context: &Context<'_>, report: &mut Report, rank: Rank, action: Action) {
     if !context.present.contains(action) {
-        report.push(rank, || (context.program.row(rank).len(), ViolationKind::Missing { action }));
+        report.push_missing(context.program, rank, action);
     }
 }
 
@@ -107,8 +118,8 @@ fn check_backward(context: &Context<'_>, report: &mut Report, rank: Rank, backwa
         [true, false, false] | [false, true, true] => return,
         [true, has_inputs, _] => {
             let other = if has_inputs { inputs } else { weights };
-            let position = || position_of(context.program, rank, full);
-            report.push(rank, || (position(), ViolationKind::MixedBackward { action: full, other }));
+            let problem = || format!("{full} and {other} compute the same gradients; keep one of them");
+            report.push(rank, || (position_of(context.program, rank, full), problem()));
             return;
         }
         [false, false, false] => full,
@@ -121,22 +132,24 @@ fn check_backward(context: &Context<'_>, report: &mut Report, rank: Rank, backwa
 /// Reports those of `backwards` that are present: nothing uses their gradients.
 fn check_unused(context: &Context<'_>, report: &mut Report, rank: Rank, backwards: &[Action]) {
     for &action in backwards.iter().filter(|&&action| context.present.contains(action)) {
-        let position = || position_of(context.program, rank, action);
-        report.push(rank, || (position(), ViolationKind::Frozen { action }));
+        report.push_unused(rank, || position_of(context.program, rank, action), action);
     }
 }
 
 /// Returns the violation if `action` may not be on `rank`.
-fn misplaced(program: &Program, rank: Rank, action: Action) -> Option<ViolationKind> {
+fn misplaced(program: &Program, rank: Rank, action: Action) -> Option<String> {
     let placement = program.placement();
     let Some(owner) = placement.owner(action.stage()) else {
-        return Some(ViolationKind::StageOutOfRange { action, stages: placement.stages() });
+        let last = placement.last_stage();
+        return Some(format!("{action} names a stage above the last, {last}; correct its stage"));
     };
     let microbatches = program.microbatches();
     if action.microbatch().is_some_and(|microbatch| microbatch.get() >= microbatches) {
-        return Some(ViolationKind::MicrobatchOutOfRange { action, microbatches });
+        let last = microbatches.saturating_sub(1);
+        return Some(format!("{action} names a microbatch above the last, {last}; correct its microbatch"));
     }
-    (owner != rank).then_some(ViolationKind::NotOwned { action, owner })
+    let problem = || format!("{action} belongs to rank {owner}, which owns its stage; move it there");
+    (owner != rank).then(problem)
 }
 
 /// Returns whether a stage may run this action several times in a step.

@@ -13,7 +13,7 @@
 //! at most once and is visited a bounded number of times, so the run takes linear time. Its result does not
 //! depend on the order in which ranks run, because completing an action never blocks another.
 
-use crate::action::Action;
+use crate::action::{Action, ActionKind};
 use crate::action_set::ActionSet;
 use crate::ids::{Rank, StageIndex};
 use crate::level::Level;
@@ -21,7 +21,7 @@ use crate::neighbours::Neighbour;
 use crate::row_cursors::RowReaders;
 use crate::transfer::Transfer;
 use crate::validate::context::Context;
-use crate::validate::violation::{BlockedRank, Report, ViolationKind};
+use crate::validate::violation::{BlockedRank, Report, list_blocked};
 
 /// The state of the ranks during the run.
 pub(super) struct Run<'a> {
@@ -151,8 +151,7 @@ impl<'a> Run<'a> {
         if self.completes_alone(rank, peer, action, counterpart) {
             return None;
         }
-        let is_wait = matches!(action, Action::WaitSendForward { .. } | Action::WaitSendBackward { .. });
-        if is_wait || self.rows.current(peer) != Some(counterpart) {
+        if action.kind().is_wait_for_send() || self.rows.current(peer) != Some(counterpart) {
             return Some(peer);
         }
         self.complete(peer, counterpart);
@@ -163,12 +162,12 @@ impl<'a> Run<'a> {
     /// Returns whether `action` completes without waiting for the peer's `counterpart`.
     fn completes_alone(&self, rank: Rank, peer: Rank, action: Action, counterpart: Action) -> bool {
         let present = &self.context.present;
-        let own = match action {
-            Action::WaitSendForward { stage, microbatch } => Action::SendForward { stage, microbatch },
-            Action::WaitSendBackward { stage, microbatch } => Action::SendBackward { stage, microbatch },
-            other => other,
+        let own = match action.kind() {
+            ActionKind::WaitSendForward => action.with_kind(ActionKind::SendForward),
+            ActionKind::WaitSendBackward => action.with_kind(ActionKind::SendBackward),
+            _ => Some(action),
         };
-        !present.contains(own)
+        !own.is_some_and(|own| present.contains(own))
             || !present.contains(counterpart)
             || self.done.contains(counterpart)
             || peer == rank
@@ -177,15 +176,12 @@ impl<'a> Run<'a> {
 
     /// Returns whether `send` has a wait, so that it only starts a message.
     fn is_waited_for(&self, send: Action) -> bool {
-        match send {
-            Action::SendForward { stage, microbatch } => {
-                self.context.present.contains(Action::WaitSendForward { stage, microbatch })
-            }
-            Action::SendBackward { stage, microbatch } => {
-                self.context.present.contains(Action::WaitSendBackward { stage, microbatch })
-            }
-            _ => false,
-        }
+        let wait = match send.kind() {
+            ActionKind::SendForward => ActionKind::WaitSendForward,
+            ActionKind::SendBackward => ActionKind::WaitSendBackward,
+            _ => return false,
+        };
+        send.with_kind(wait).is_some_and(|wait| self.context.present.contains(wait))
     }
 
     /// Reports every cycle of ranks that wait for each other. It follows each blocked rank to the rank that
@@ -215,6 +211,7 @@ impl<'a> Run<'a> {
                 break;
             }
         }
-        report.push(first, || (self.rows.passed(first).len(), ViolationKind::Deadlock { cycle }));
+        let problem = || format!("deadlock: {}; break the cycle", list_blocked(&cycle));
+        report.push(first, || (self.rows.passed(first).len(), problem()));
     }
 }

@@ -12,7 +12,7 @@ use crate::neighbours::Neighbour;
 use crate::trained::StageBackward;
 use crate::transfer::Transfer;
 use crate::validate::context::{Context, position_of};
-use crate::validate::violation::{Report, ViolationKind};
+use crate::validate::violation::Report;
 
 /// Checks all messages.
 pub(super) fn check(context: &Context<'_>, report: &mut Report) {
@@ -31,7 +31,8 @@ fn check_peers(context: &Context<'_>, report: &mut Report) {
             // The coverage rules report actions outside the sizes of the program or on a wrong rank.
             let known = action.is_communication() && context.present.contains(action);
             if known && Transfer::of(placement, action).is_none() {
-                report.push(rank, || (position, ViolationKind::NoPeer { action }));
+                let problem = || format!("{action} has no peer on another rank; drop it");
+                report.push(rank, || (position, problem()));
             }
         }
     }
@@ -88,23 +89,20 @@ fn check_boundary(context: &Context<'_>, report: &mut Report, stage: StageIndex)
 
 fn check_pair(context: &Context<'_>, report: &mut Report, transfer: Transfer, required: bool) {
     let Transfer { send, receive, sender, receiver } = transfer;
-    let row_end = |rank| context.program.row(rank).len();
     match (context.present.contains(send), context.present.contains(receive)) {
         (true, true) if required => {}
-        (true, true) => report.push(sender, || {
-            (position_of(context.program, sender, send), ViolationKind::Frozen { action: send })
-        }),
+        (true, true) => report.push_unused(sender, || position_of(context.program, sender, send), send),
         (true, false) => report.push(sender, || {
-            let kind = ViolationKind::UnmatchedSend { action: send, receive, peer: receiver };
-            (position_of(context.program, sender, send), kind)
+            let problem = format!("{send} is never received; add {receive} to rank {receiver}");
+            (position_of(context.program, sender, send), problem)
         }),
         (false, true) => report.push(receiver, || {
-            let kind = ViolationKind::UnmatchedReceive { action: receive, send, peer: sender };
-            (position_of(context.program, receiver, receive), kind)
+            let problem = format!("{receive} has no send; add {send} to rank {sender}");
+            (position_of(context.program, receiver, receive), problem)
         }),
         (false, false) if required => {
-            report.push(sender, || (row_end(sender), ViolationKind::Missing { action: send }));
-            report.push(receiver, || (row_end(receiver), ViolationKind::Missing { action: receive }));
+            report.push_missing(context.program, sender, send);
+            report.push_missing(context.program, receiver, receive);
         }
         (false, false) => {}
     }

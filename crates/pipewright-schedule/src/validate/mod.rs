@@ -33,4 +33,4 @@ mod violation;
 pub(crate) use check::{check, check_content};
 pub use validated::{ValidatedProgram, validate};
 pub(crate) use violation::list_blocked;
-pub use violation::{BlockedRank, Violation, ViolationKind, Violations};
+pub use violation::{BlockedRank, Violation, Violations};

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use crate::action::{Action, ActionKind};
 use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::validate::context::Context;
-use crate::validate::violation::{Report, ViolationKind};
+use crate::validate::violation::Report;
 
 /// The first `OFFLOAD`, `RELOAD` and backward of a stage and microbatch, with their positions.
 #[derive(Default)]
@@ -56,24 +56,30 @@ fn check_row(context: &Context<'_>, report: &mut Report, rank: Rank, row: &[Acti
         if !is_own || !context.present.contains(action) || places.offload != Some(position) {
             continue;
         }
-        if let Some((at, kind)) = violation(action, position, places) {
-            report.push(rank, || (at, kind));
+        if let Some((at, problem)) = violation(action, position, places) {
+            report.push(rank, || (at, problem));
         }
     }
 }
 
 /// Returns the violation of an `OFFLOAD` at `position`, and its place.
-fn violation(action: Action, position: usize, places: &Places) -> Option<(usize, ViolationKind)> {
+fn violation(action: Action, position: usize, places: &Places) -> Option<(usize, String)> {
     let Some((backward, at)) = places.backward else {
-        return Some((position, ViolationKind::OffloadUnused { action }));
+        let unused = "moves tensors that no backward of its stage uses; drop it and its RELOAD";
+        return Some((position, format!("{action} {unused}")));
     };
     if at < position {
-        return Some((position, ViolationKind::OffloadTooLate { action, backward, at }));
+        let advice = "has used the tensors; move it between the forward and the backward";
+        return Some((position, format!("{action} comes after {backward} at position {at}, which {advice}")));
     }
     match places.reload {
-        None => Some((position, ViolationKind::NeverReloaded { action, backward, at })),
+        None => {
+            let used = format!("{backward} at position {at} uses the tensors; add one before that");
+            Some((position, format!("{action} has no RELOAD, and {used}")))
+        }
         Some(reload) if reload > at => {
-            Some((at, ViolationKind::Away { action: backward, offload: action, at: reload }))
+            let back = format!("they come back only at position {reload}; move their RELOAD before it");
+            Some((at, format!("{backward} uses the tensors that {action} has moved away, and {back}")))
         }
         Some(_) => None,
     }

@@ -16,8 +16,9 @@ use crate::action_set::{ActionSet, bit};
 use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::level::Level;
 use crate::neighbours::{Neighbour, Neighbours};
+use crate::slices::Slices;
 use crate::validate::context::{Context, position_of};
-use crate::validate::violation::{Report, ViolationKind};
+use crate::validate::violation::Report;
 
 /// Checks the order of every row.
 pub(super) fn check(context: &Context<'_>, report: &mut Report) {
@@ -91,8 +92,12 @@ fn check_slice(
     needs: Action,
 ) {
     if context.present.contains(needs) {
-        let (at, slices) = (|| position_of(context.program, rank, needs), context.program.slices());
-        report.push(rank, || (position, ViolationKind::SliceOrder { action, needs, at: at(), slices }));
+        report.push(rank, || {
+            let at = position_of(context.program, rank, needs);
+            let why = why_slices(context.program.slices(), action, needs);
+            let early = format!("{action} needs {needs}, which comes only at position {at}");
+            (position, format!("{early}: {why}; move one of them"))
+        });
     }
 }
 
@@ -106,10 +111,31 @@ fn check_missing(
     needs: Action,
 ) {
     if context.present.contains(needs) {
-        let at = || position_of(context.program, rank, needs);
-        report.push(rank, || (position, ViolationKind::TooEarly { action, needs, at: at() }));
+        report.push(rank, || {
+            let at = position_of(context.program, rank, needs);
+            (position, format!("{action} needs {needs}, which comes only at position {at}; move one of them"))
+        });
     } else if !action.is_compute() {
-        report.push(rank, || (position, ViolationKind::NeverHappens { action, needs }));
+        let problem = || format!("{action} needs {needs}, which is missing; add {needs} or drop {action}");
+        report.push(rank, || (position, problem()));
+    }
+}
+
+/// Returns why an action on a slice needs that on another slice, for an error message.
+fn why_slices(slices: Slices, action: Action, needs: Action) -> String {
+    let place = |action: Action| action.microbatch().map(|number| slices.place(number));
+    let (Some((microbatch, slice)), Some((_, other))) = (place(action), place(needs)) else {
+        return String::new();
+    };
+    let stage = action.stage();
+    match action.kind() {
+        ActionKind::Forward => format!(
+            "at stage {stage}, slice {slice} of microbatch {microbatch} attends to the keys and values of slice {other}"
+        ),
+        _ => format!(
+            "at stage {stage}, slice {other} of microbatch {microbatch} adds to the gradients of the keys and values of \
+             slice {slice}"
+        ),
     }
 }
 
@@ -133,33 +159,22 @@ impl Context<'_> {
     /// overlap.
     #[inline]
     fn needs(&self, action: Action) -> [Option<Action>; 2] {
+        let own = |kind| [action.with_kind(kind), None];
         match action {
             Action::Forward { stage, microbatch } => [self.input(stage, microbatch), None],
             Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {
                 [Some(Action::Forward { stage, microbatch }), self.gradient(stage, microbatch)]
             }
-            Action::WeightBackward { stage, microbatch } => {
-                [Some(Action::InputBackward { stage, microbatch }), None]
-            }
-            Action::SendForward { stage, microbatch } => [Some(Action::Forward { stage, microbatch }), None],
+            Action::WeightBackward { .. } => own(ActionKind::InputBackward),
+            Action::SendForward { .. } | Action::Offload { .. } => own(ActionKind::Forward),
             Action::SendBackward { stage, microbatch } => {
                 [Some(self.present.input_gradient(stage, microbatch)), None]
             }
-            Action::WaitSendForward { stage, microbatch } => {
-                [Some(Action::SendForward { stage, microbatch }), None]
-            }
-            Action::WaitSendBackward { stage, microbatch } => {
-                [Some(Action::SendBackward { stage, microbatch }), None]
-            }
+            Action::WaitSendForward { .. } => own(ActionKind::SendForward),
+            Action::WaitSendBackward { .. } => own(ActionKind::SendBackward),
             Action::WaitReduceGrad { stage } => [Some(Action::ReduceGrad { stage }), None],
-            Action::Offload { stage, microbatch } => [Some(Action::Forward { stage, microbatch }), None],
-            Action::Reload { stage, microbatch } => [Some(Action::Offload { stage, microbatch }), None],
-            Action::RecvForward { .. }
-            | Action::RecvBackward { .. }
-            | Action::Unshard { .. }
-            | Action::Reshard { .. }
-            | Action::ReduceGrad { .. }
-            | Action::Overlap(_) => [None, None],
+            Action::Reload { .. } => own(ActionKind::Offload),
+            _ => [None, None],
         }
     }
 

@@ -8,7 +8,7 @@ use crate::ids::{Microbatch, Rank};
 use crate::schedule::Program;
 use crate::transfer::Transfer;
 use crate::validate::context::Context;
-use crate::validate::violation::{Report, ViolationKind};
+use crate::validate::violation::Report;
 
 /// Checks the messages that have both ends. Only the first violation of a pair of ranks is reported, because
 /// it causes the later ones.
@@ -18,10 +18,8 @@ pub(super) fn check(context: &Context<'_>, report: &mut Report) {
     let mut reported = vec![false; numbers.channels.len()];
     for (rank, row) in (0..).map(Rank::new).zip(context.program.rows()) {
         for (position, &action) in row.iter().enumerate() {
-            let is_receive = matches!(action, Action::RecvForward { .. } | Action::RecvBackward { .. });
-            let Some(transfer) = is_receive.then(|| complete(context, rank, action)).flatten() else {
-                continue;
-            };
+            let receive = Some(action).filter(|action| action.kind().is_receive());
+            let Some(transfer) = receive.and_then(|action| complete(context, rank, action)) else { continue };
             let channel = numbers.channel(&transfer);
             let expected = received[channel];
             received[channel] += 1;
@@ -29,7 +27,14 @@ pub(super) fn check(context: &Context<'_>, report: &mut Report) {
                 reported[channel] = true;
                 let peer = transfer.sender;
                 let sent = || nth_send(context, peer, rank, expected).unwrap_or(transfer.send);
-                report.push(rank, || (position, ViolationKind::PeerOrder { action, peer, sent: sent() }));
+                let problem = || {
+                    format!(
+                        "{action} is in the place of the receive of {}, which rank {peer} sends first; receive in the order \
+                         of the sends",
+                        sent()
+                    )
+                };
+                report.push(rank, || (position, problem()));
             }
         }
     }
@@ -46,13 +51,9 @@ fn complete(context: &Context<'_>, rank: Rank, action: Action) -> Option<Transfe
 /// Returns the send number `wanted` from one rank to another. It scans the row, so it serves only to describe
 /// violations.
 fn nth_send(context: &Context<'_>, from: Rank, to: Rank, wanted: u32) -> Option<Action> {
-    let sends = context.program.row(from).iter().filter(|&&action| is_send(action));
+    let sends = context.program.row(from).iter().filter(|action| action.kind().is_send());
     let transfers = sends.filter_map(|&action| complete(context, from, action));
     transfers.filter(|transfer| transfer.receiver == to).nth(wanted as usize).map(|transfer| transfer.send)
-}
-
-fn is_send(action: Action) -> bool {
-    matches!(action, Action::SendForward { .. } | Action::SendBackward { .. })
 }
 
 /// The number of each send among the sends from its rank to the same peer.
@@ -71,7 +72,7 @@ impl SendNumbers {
         let mut this = Self::without_numbers(context.program);
         let mut sent = vec![0u32; this.channels.len()];
         for (rank, row) in (0..).map(Rank::new).zip(context.program.rows()) {
-            for &action in row.iter().filter(|&&action| is_send(action)) {
+            for &action in row.iter().filter(|action| action.kind().is_send()) {
                 let Some(transfer) = complete(context, rank, action) else { continue };
                 let channel = this.channel(&transfer);
                 let (slot, direction) = this.slot(&transfer);

@@ -11,7 +11,7 @@ use crate::ids::{Rank, StageIndex};
 use crate::level::Level;
 use crate::trained::StageBackward;
 use crate::validate::context::Context;
-use crate::validate::violation::{Report, ViolationKind};
+use crate::validate::violation::Report;
 
 /// Checks every stage.
 pub(super) fn check(context: &Context<'_>, report: &mut Report) {
@@ -40,18 +40,16 @@ fn check_gathering(context: &Context<'_>, report: &mut Report) {
         for (position, &cell) in row.iter().enumerate() {
             for action in cell.parts() {
                 let Some(gathered) = gathered.get_mut(action.stage().index()) else { continue };
-                let kind = match action.kind() {
-                    ActionKind::Unshard if *gathered => ViolationKind::AlreadyUnsharded { action },
-                    ActionKind::Reshard if !*gathered => ViolationKind::NotUnsharded { action },
-                    kind if kind.is_compute() && !*gathered && shards(action.stage()) => {
-                        ViolationKind::NotUnsharded { action }
-                    }
-                    kind => {
-                        *gathered = (*gathered || kind == ActionKind::Unshard) && kind != ActionKind::Reshard;
-                        continue;
-                    }
-                };
-                report.push(rank, || (position, kind));
+                let (kind, stage) = (action.kind(), action.stage());
+                if kind == ActionKind::Unshard && *gathered {
+                    let again = "gathers parameters that are already gathered; drop it, or put";
+                    report.push(rank, || (position, format!("{action} {again} {stage}RESHARD before it")));
+                } else if !*gathered && (kind == ActionKind::Reshard || kind.is_compute() && shards(stage)) {
+                    let absent = "needs parameters that are not gathered; put";
+                    report.push(rank, || (position, format!("{action} {absent} {stage}UNSHARD before it")));
+                } else {
+                    *gathered = (*gathered || kind == ActionKind::Unshard) && kind != ActionKind::Reshard;
+                }
             }
         }
     }
@@ -64,13 +62,13 @@ fn check_reduction(context: &Context<'_>, report: &mut Report) {
         for (position, &cell) in row.iter().enumerate() {
             for action in cell.parts() {
                 let reduce = Action::ReduceGrad { stage: action.stage() };
-                let adds = matches!(action.kind(), ActionKind::Backward | ActionKind::WeightBackward);
                 let Some(reduced) = reduced.get_mut(action.stage().index()) else { continue };
                 if action == reduce && context.is_frozen(action.stage()) {
-                    report.push(rank, || (position, ViolationKind::Frozen { action }));
+                    report.push_unused(rank, || position, action);
                 }
-                if adds && *reduced {
-                    report.push(rank, || (position, ViolationKind::AfterReduce { action, reduce }));
+                if action.kind().adds_weight_gradients() && *reduced {
+                    let after = "adds to gradients that are already reduced; put";
+                    report.push(rank, || (position, format!("{action} {after} {reduce} after it")));
                 }
                 *reduced |= action == reduce;
             }
@@ -86,7 +84,7 @@ fn check_reduced(context: &Context<'_>, report: &mut Report) {
         let rank = placement.rank_of(stage);
         for action in [Action::ReduceGrad { stage }, Action::WaitReduceGrad { stage }] {
             if !context.present.contains(action) {
-                report.push(rank, || (context.program.row(rank).len(), ViolationKind::Missing { action }));
+                report.push_missing(context.program, rank, action);
             }
         }
     }

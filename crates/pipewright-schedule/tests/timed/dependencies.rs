@@ -1,11 +1,17 @@
 //! A simulation that keeps what its times depend on says what they are at other costs: the same as another
 //! simulation.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
 use pipewright_schedule::communicator::{Communicator, Groups, Sends, Streams};
 use pipewright_schedule::costs::{Link, SkipTransfer, StageCosts, StageSizes};
-use pipewright_schedule::lower::{ProgramSource, TrainingLowering};
+use pipewright_schedule::generate::{Setting, catalogue};
+use pipewright_schedule::lower::{OffloadConfig, ProgramSource, TrainingLowering};
 use pipewright_schedule::simulate::{CostOf, dependencies, timed_on};
-use pipewright_schedule::{ActionKind, Costs, Level, LowerConfig, Program, ScheduleSpec, StageIndex};
+use pipewright_schedule::{
+    ActionKind, Costs, Level, LowerConfig, Program, Recompute, ScheduleSpec, StageIndex, TrainedStages, csv,
+};
 
 /// Changes each kind of cost by a power of two, so that no time is rounded.
 fn changed(of: CostOf, seconds: f64) -> f64 {
@@ -72,20 +78,58 @@ fn times_at_other_costs_are_those_of_another_simulation() {
         Costs { recompute: "stage".parse().expect("a choice"), ..linked.clone() },
         Costs { recompute: "block".parse().expect("a choice"), ..linked },
     ];
-    let names = ["1f1b", "interleaved1f1b", "zbvzerobubble", "dualpipev", "gpipe"];
     let kinds = [Streams::Buffered, Streams::Edge, Streams::Pair, Streams::Rank];
-    let lowerings = [LowerConfig::from(Level::Comms), LowerConfig::from(TrainingLowering::default())];
-    for (number, name) in names.into_iter().enumerate() {
-        let spec = ScheduleSpec { ranks: 4, microbatches: 8, ..ScheduleSpec::default() };
+    let lowerings = [
+        LowerConfig::from(Level::Full),
+        LowerConfig::from(TrainingLowering::default()),
+        LowerConfig {
+            offload: Some(OffloadConfig::all(Recompute::Stage)),
+            ..LowerConfig::from(Level::Comms)
+        },
+        LowerConfig {
+            trained: TrainedStages::of(&[false, false, true, false]),
+            ..LowerConfig::from(Level::Comms)
+        },
+    ];
+    for (number, generator) in catalogue().iter().enumerate() {
+        let name = generator.name;
+        let overlap = generator.settings.contains(&Setting::Overlap);
+        let spec = ScheduleSpec { ranks: 4, microbatches: 8, overlap, ..ScheduleSpec::default() };
         let source = ProgramSource::Named(name.to_owned(), Box::new(spec));
         for (lowering, passes) in lowerings.iter().enumerate() {
             let program = source.clone().program(passes).expect(name).into_program();
-            for (kind, streams) in kinds.into_iter().enumerate() {
+            for kind in [0, 1 + (number + lowering) % 3] {
                 let groups = [Groups::Single, Groups::Consecutive][(number + lowering + kind) % 2];
                 let sends = [Sends::Rendezvous, Sends::Eager][(number + kind) % 2].clone();
-                let communicator = Communicator { streams, groups, sends };
+                let communicator = Communicator { streams: kinds[kind], groups, sends };
                 all.iter().for_each(|costs| check(&program, costs, &communicator));
             }
         }
     }
+}
+
+/// The kinds of costs that the times of a small program depend on.
+#[test]
+fn times_depend_on_computations_and_on_messages() {
+    let check = |rows: &str, costs: &str, expected: &[CostOf]| {
+        let program = csv::parse_program(rows).expect("a program");
+        let costs = costs.parse().expect("costs");
+        let dependencies = dependencies(&program, &costs, &Communicator::default()).expect("it runs");
+        let found = RefCell::new(BTreeSet::new());
+        let note = |of, seconds| {
+            found.borrow_mut().insert(of);
+            seconds
+        };
+        dependencies.timeline(note);
+        assert_eq!(found.into_inner().into_iter().collect::<Vec<_>>(), expected, "{rows}");
+    };
+    let compute = |stage: u32, kind| CostOf::Compute(StageIndex::new(stage), kind);
+    let forwards = [0, 1].map(|stage| compute(stage, ActionKind::Forward));
+    let latency = [forwards.as_slice(), &[CostOf::Latency]].concat();
+    check("0F0,0SEND_F0\n1RECV_F0,1F0\n", "hop=0.5", &latency);
+    check("0F0,1F0\n", "hop=0.5", &forwards);
+    let split = [ActionKind::Forward, ActionKind::InputBackward, ActionKind::WeightBackward];
+    check("0F0,0I0,0W0\n", "F=1", &split.map(|kind| compute(0, kind)));
+    let moved = [compute(0, ActionKind::Forward), compute(0, ActionKind::Backward), CostOf::Other];
+    check("0F0,0OFFLOAD0,0RELOAD0,0B0\n", "offload=0.5", &moved);
 }

@@ -1,6 +1,7 @@
 //! The timed simulation: timelines computed by hand, the closed forms of the papers, and properties of any
 //! program.
 
+mod causes;
 mod closed_forms;
 mod dependencies;
 mod exchanges;

@@ -1,6 +1,6 @@
 //! Actions drawn one by one, each with a title and with as long a label as fits.
 
-use std::fmt::{Display, Write};
+use std::fmt::Display;
 
 use crate::action::Action;
 use crate::ids::Rank;
@@ -61,8 +61,7 @@ fn open(
     let layout = &drawing.layout;
     let place = place(drawing, rank, [start, end])?;
     let [from, to] = [start, end].map(|time| layout.time(layout.since_start(time)));
-    write!(picture, "<g><title>{name} on rank {rank}, {from} to {to}</title>")
-        .expect("writing to a string does not fail");
+    picture.push_str(&format!("<g><title>{name} on rank {rank}, {from} to {to}</title>"));
     Some(place)
 }
 
@@ -106,24 +105,20 @@ fn fill(drawing: &Drawing<'_>, rank: Rank, part: Action) -> String {
 }
 
 fn push_rect(picture: &mut String, Rectangle { x, y, width, height }: Rectangle, fill: &str) {
-    write!(
-        picture,
+    picture.push_str(&format!(
         "<rect x=\"{x:.2}\" y=\"{y:.2}\" width=\"{width:.2}\" height=\"{height:.2}\" fill=\"{fill}\"/>"
-    )
-    .expect("writing to a string does not fail");
+    ));
 }
 
 /// Draws a thin line of the background's colour around a cell. A thin cell gets none, because the line would
 /// hide it.
 fn push_edge(picture: &mut String, Rectangle { x, y, width, height }: Rectangle) {
     if width > 3.0 {
-        write!(
-            picture,
+        picture.push_str(&format!(
             "<rect x=\"{x:.2}\" y=\"{y:.2}\" width=\"{width:.2}\" height=\"{height:.2}\" fill=\"none\" \
              stroke=\"{}\" stroke-width=\"0.8\"/>",
             LIGHT.page
-        )
-        .expect("writing to a string does not fail");
+        ));
     }
 }
 
@@ -157,10 +152,6 @@ fn push_label(
     let first = place.y + place.height / 2.0 - (lines.len() - 1) as f64 * size / 2.0 + size * 0.36;
     for (line, text) in lines.iter().enumerate() {
         let y = first + line as f64 * size;
-        write!(
-            picture,
-            "<text x=\"{x:.2}\" y=\"{y:.2}\" text-anchor=\"middle\" font-size=\"{size}\" fill=\"{ink}\">{text}</text>"
-        )
-        .expect("writing to a string does not fail");
+        picture.push_str(&format!("<text x=\"{x:.2}\" y=\"{y:.2}\" text-anchor=\"middle\" font-size=\"{size}\" fill=\"{ink}\">{text}</text>"));
     }
 }

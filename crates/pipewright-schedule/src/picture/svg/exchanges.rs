@@ -1,8 +1,6 @@
 //! The exchanges of tokens, as hatched bars along the upper edge of a lane, on top of the cells of their
 //! actions.
 
-use std::fmt::Write;
-
 use crate::ids::Rank;
 use crate::picture::palette::LIGHT;
 use crate::timeline::{Scope, Timeline};
@@ -23,13 +21,9 @@ pub(super) fn has_exchanges(timeline: &Timeline) -> bool {
 
 /// Draws the pattern of the bars.
 pub(super) fn push_pattern(picture: &mut String) {
-    writeln!(
-        picture,
-        "<defs><pattern id=\"exchange\" width=\"4\" height=\"4\" patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\">\
-         <rect width=\"4\" height=\"4\" fill=\"{}\"/><rect width=\"1.6\" height=\"4\" fill=\"{}\"/></pattern></defs>",
-        LIGHT.page, LIGHT.ink
-    )
-    .expect("writing to a string does not fail");
+    picture.push_str(&format!("<defs><pattern id=\"exchange\" width=\"4\" height=\"4\" patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\">\
+         <rect width=\"4\" height=\"4\" fill=\"{}\"/><rect width=\"1.6\" height=\"4\" fill=\"{}\"/></pattern></defs>\n",
+        LIGHT.page, LIGHT.ink));
 }
 
 /// Draws the exchanges of one rank.
@@ -48,14 +42,12 @@ pub(super) fn push_exchanges(picture: &mut String, drawing: &Drawing<'_>, rank: 
     }
     // Low enough for the labels of overlaps.
     let height = layout.bar_height() * 0.6;
-    write!(
-        picture,
+    picture.push_str(&format!(
         "<path stroke=\"{PATTERN}\" stroke-width=\"{height:.2}\" fill=\"none\" pointer-events=\"none\" d=\""
-    )
-    .expect("writing to a string does not fail");
+    ));
     let y = layout.top(rank) + height / 2.0;
     for [start, end] in bars {
-        write!(picture, "M{start:.1} {y:.2}H{end:.1}").expect("writing to a string does not fail");
+        picture.push_str(&format!("M{start:.1} {y:.2}H{end:.1}"));
     }
     picture.push_str("\"/>\n");
 }

@@ -1,7 +1,5 @@
 //! The parts around the lanes: title, rank names, axis and legend.
 
-use std::fmt::Write;
-
 use crate::ids::Rank;
 use crate::picture::palette::{LIGHT, occurring};
 use crate::picture::settings::escaped;
@@ -11,29 +9,25 @@ use super::layout::{Drawing, LABEL, Layout, text_width};
 
 pub(super) fn push_title(picture: &mut String, layout: &Layout, title: &str) {
     if !title.is_empty() {
-        writeln!(
-            picture,
-            "<text x=\"{LABEL}\" y=\"{}\" font-size=\"14\" font-weight=\"600\" fill=\"{}\">{}</text>",
+        picture.push_str(&format!(
+            "<text x=\"{LABEL}\" y=\"{}\" font-size=\"14\" font-weight=\"600\" fill=\"{}\">{}</text>\n",
             layout.head() - 12.0,
             LIGHT.ink,
             escaped(title)
-        )
-        .expect("writing to a string does not fail");
+        ));
     }
 }
 
 /// Draws the background of a lane, and the name of its rank.
 pub(super) fn push_lane(picture: &mut String, layout: &Layout, rank: Rank) {
     let (y, width, height) = (layout.top(rank), layout.lane_width(), layout.lane_height());
-    writeln!(
-        picture,
+    picture.push_str(&format!(
         "<rect x=\"{LABEL}\" y=\"{y:.2}\" width=\"{width}\" height=\"{height:.2}\" fill=\"url(#bubble)\"/>\n\
-         <text x=\"{}\" y=\"{:.2}\" text-anchor=\"end\" fill=\"{}\">rank {rank}</text>",
+         <text x=\"{}\" y=\"{:.2}\" text-anchor=\"end\" fill=\"{}\">rank {rank}</text>\n",
         LABEL - 8.0,
         y + height / 2.0 + 4.0,
         LIGHT.ink
-    )
-    .expect("writing to a string does not fail");
+    ));
 }
 
 /// Draws times at round numbers below the lanes, with lines up through them.
@@ -43,17 +37,13 @@ pub(super) fn push_axis(picture: &mut String, layout: &Layout) {
     let (head, bottom) = (layout.head(), layout.bottom());
     for time in (0..=marks).map(|mark| f64::from(mark) * step) {
         let x = LABEL + layout.length(time);
-        writeln!(
-            picture,
-            "<line x1=\"{x:.2}\" x2=\"{x:.2}\" y1=\"{head}\" y2=\"{:.2}\" stroke=\"{}\" stroke-width=\"0.7\"/>\
-             <text x=\"{x:.2}\" y=\"{:.2}\" text-anchor=\"middle\" fill=\"{}\">{}</text>",
+        picture.push_str(&format!("<line x1=\"{x:.2}\" x2=\"{x:.2}\" y1=\"{head}\" y2=\"{:.2}\" stroke=\"{}\" stroke-width=\"0.7\"/>\
+             <text x=\"{x:.2}\" y=\"{:.2}\" text-anchor=\"middle\" fill=\"{}\">{}</text>\n",
             bottom + 5.0,
             LIGHT.rule,
             bottom + 18.0,
             LIGHT.faint,
-            layout.time(time)
-        )
-        .expect("writing to a string does not fail");
+            layout.time(time)));
     }
 }
 
@@ -99,23 +89,19 @@ pub(super) fn push_legend(picture: &mut String, drawing: &Drawing<'_>) {
 fn push_entry(picture: &mut String, [x, y, width]: [f64; 3], fills: &[String], meaning: &str) {
     let part = width / fills.len().max(1) as f64;
     for (place, fill) in fills.iter().enumerate() {
-        write!(
-            picture,
+        picture.push_str(&format!(
             "<rect x=\"{:.1}\" y=\"{y:.2}\" width=\"{part:.1}\" height=\"13\" fill=\"{fill}\" stroke=\"{}\" \
              stroke-width=\"0.4\"/>",
             x + part * place as f64,
             LIGHT.rule
-        )
-        .expect("writing to a string does not fail");
+        ));
     }
-    writeln!(
-        picture,
-        "<text x=\"{:.1}\" y=\"{:.2}\" fill=\"{}\">{meaning}</text>",
+    picture.push_str(&format!(
+        "<text x=\"{:.1}\" y=\"{:.2}\" fill=\"{}\">{meaning}</text>\n",
         x + width + 5.0,
         y + 10.5,
         LIGHT.ink
-    )
-    .expect("writing to a string does not fail");
+    ));
 }
 
 #[cfg(test)]

@@ -1,7 +1,5 @@
 //! The memory of a rank over time, as an area below its lane.
 
-use std::fmt::Write;
-
 use crate::ids::Rank;
 use crate::picture::palette::LIGHT;
 use crate::picture::settings::PictureSettings;
@@ -44,20 +42,16 @@ pub(super) fn push_memory(
     let points: Vec<(f64, u64)> = curve.iter().map(|step| (layout.offset(step.time), step.held)).collect();
     let steps = visible_steps(&points, if drawing.is_detailed { FINE } else { COARSE });
     let path = path(&steps, height / highest as f64);
-    writeln!(
-        picture,
-        "<g transform=\"translate({LABEL} {bottom:.2})\"><title>rank {rank} holds at most {}</title>\
+    picture.push_str(&format!("<g transform=\"translate({LABEL} {bottom:.2})\"><title>rank {rank} holds at most {}</title>\
          <path transform=\"scale(.1)\" fill=\"{}\" stroke=\"{}\" stroke-width=\"7\" d=\"M0 0{path}H{:.0}V0z\"/>\
-         <text x=\"-8\" y=\"{:.2}\" text-anchor=\"end\" font-size=\"9\" fill=\"{}\">{}</text></g>",
+         <text x=\"-8\" y=\"{:.2}\" text-anchor=\"end\" font-size=\"9\" fill=\"{}\">{}</text></g>\n",
         amount(peak, settings),
         LIGHT.memory,
         LIGHT.memory_edge,
         layout.length(layout.makespan) * STEPS,
         4.0 - height / 2.0,
         LIGHT.memory_edge,
-        amount(peak, settings).replace("activations", "act.").replace("activation", "act.")
-    )
-    .expect("writing to a string does not fail");
+        amount(peak, settings).replace("activations", "act.").replace("activation", "act.")));
 }
 
 /// Returns the edge of the area, in tenths of the picture's unit, each point relative to the previous one.
@@ -67,7 +61,7 @@ fn path(steps: &[(f64, u64)], scale: f64) -> String {
     let (mut across, mut up) = (0, 0);
     for &(x, held) in steps {
         let next = ((x * STEPS).round() as i64, (held as f64 * scale * STEPS).round() as i64);
-        write!(path, "h{}v{}", next.0 - across, up - next.1).expect("writing to a string does not fail");
+        path.push_str(&format!("h{}v{}", next.0 - across, up - next.1));
         (across, up) = next;
     }
     path

@@ -4,11 +4,9 @@
 //! relative to the previous one: `m24 0h7`. Strokes that are too fine to see are merged, so that the size of
 //! a lane is bounded.
 
-use std::collections::BTreeMap;
-use std::fmt::Write;
-
 use crate::ids::Rank;
 use crate::picture::palette::{LIGHT, Sort, sort};
+use std::collections::BTreeMap;
 
 use super::layout::{Drawing, LABEL, PLOT};
 
@@ -47,8 +45,11 @@ pub(super) fn push_strokes(picture: &mut String, drawing: &Drawing<'_>, rank: Ra
     for stroke in coarse_cells(cells(drawing, rank)).into_iter().chain(bars(drawing, rank)) {
         paths.entry(stroke.path).or_default().push(stroke);
     }
-    writeln!(picture, "<g transform=\"translate({LABEL} {:.2})scale({} 1)\">", layout.top(rank), 1.0 / STEPS)
-        .expect("writing to a string does not fail");
+    picture.push_str(&format!(
+        "<g transform=\"translate({LABEL} {:.2})scale({} 1)\">\n",
+        layout.top(rank),
+        1.0 / STEPS
+    ));
     for ((part, sort, chunk), strokes) in paths {
         let (lane, bar) = (layout.lane_height(), layout.bar_height());
         let (middle, height) = match part {
@@ -58,8 +59,7 @@ pub(super) fn push_strokes(picture: &mut String, drawing: &Drawing<'_>, rank: Ra
             LaneRegion::Bar => (lane - bar / 2.0, bar),
         };
         let fill = LIGHT.fill(sort, chunk, chunks);
-        write!(picture, "<path stroke=\"{fill}\" stroke-width=\"{height:.2}\" d=\"M0 {middle:.2}")
-            .expect("writing to a string does not fail");
+        picture.push_str(&format!("<path stroke=\"{fill}\" stroke-width=\"{height:.2}\" d=\"M0 {middle:.2}"));
         push_path(picture, &strokes);
         picture.push_str("\"/>\n");
     }
@@ -71,7 +71,7 @@ fn push_path(picture: &mut String, strokes: &[Stroke]) {
     for &Stroke { start, end, .. } in strokes {
         // A stroke without length is not drawn.
         let end = end.max(start + 1);
-        write!(picture, "m{} 0h{}", start - at, end - start).expect("writing to a string does not fail");
+        picture.push_str(&format!("m{} 0h{}", start - at, end - start));
         at = end;
     }
 }

@@ -2,7 +2,7 @@
 // Reads the causes that the schedule crate has found, and follows them back to the start of the step: the chain of causes
 // from the end of the step is the critical path.
 
-const tensors = ["input", "output gradient", "skip connection"];
+const { tensors } = data.view;
 
 // Returns the end of the action before, or the start of the step.
 const freeFrom = (lane, at) => at > 0 ? lane.cells.end[at - 1] : 0;

@@ -49,7 +49,7 @@ function readDependentEvents(pieces, rank, ranks) {
   const numbers = numbersOf(pieces, rank, ranks), { next, node, place } = numbers, events = [];
   let number = 0;
   while (numbers.hasMore()) {
-    const index = events.length, [kind, stage] = [next(), next()], column = 5 * kind;
+    const index = events.length, [kind, stage] = [next(), next()], column = data.view.columns * kind;
     number += next();
     const [start, end] = [node(column), node(column + 1)], memory = [next(), next()];
     const messages = Array.from({ length: next() }, () => ({ tensor: next(), maker: place(column + 2), arrival: node(column + 3), ends: [next(), next()] }));
@@ -140,7 +140,7 @@ function runProgram(name, program, seconds) {
   const events = program.events.map((own) => own.map((event) => ({ ...event, from: times[event.start] / data.quantum, to: times[event.end] / data.quantum })));
   const lanes = events.map((own) => laneOf([...own].sort((one, other) => one.from - other.from)));
   const end = events.flat().reduce((last, { to }) => Math.max(last, to), 0);
-  const source = completeSource({ name, end, slack: end * 1e-8, waits: waitsInLine(events, times), lanes });
+  const source = completeSource({ name, end, slack: end * predictedSource.slack / (predictedSource.end || 1), waits: waitsInLine(events, times), lanes });
   addCauses(source, events, times, winners);
   return source;
 }

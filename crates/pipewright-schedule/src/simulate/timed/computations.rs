@@ -1,6 +1,6 @@
 //! The computations of a timed simulation: what they wait for, how long they take, and their events.
 
-use super::state::{Need, Run, TimedEvent};
+use super::state::{Need, Run};
 use crate::action::Action;
 use crate::ids::Rank;
 use crate::simulate::alternation::{Halves, Work, is_exchange};
@@ -61,8 +61,8 @@ impl Run<'_> {
                 let end = own.next_back().map_or(first_end, |piece| piece.end);
                 let mut moment =
                     |at: f64| Moment { at, ..self.tape.after(rank, began, CostOf::Other, at - began.at) };
-                let (start, end) = (moment(start), moment(end));
-                self.events[rank.index()].push(TimedEvent { action, start, end });
+                let times = [moment(start), moment(end)];
+                self.add_event(rank, action, times);
             }
         }
         for piece in pieces.iter().filter(|piece| is_exchange(piece.position)) {
@@ -109,7 +109,7 @@ impl Run<'_> {
             }
             from = until;
         }
-        self.events[rank.index()].push(TimedEvent { action: part, start, end });
+        self.add_event(rank, part, [start, end]);
         end
     }
 

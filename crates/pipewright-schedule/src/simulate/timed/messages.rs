@@ -1,6 +1,6 @@
 //! The messages of a timed simulation: sends, skip connections, queues, and the arrivals that they cause.
 
-use super::state::{Run, TimedEvent};
+use super::state::Run;
 use crate::action::Action;
 use crate::ids::Rank;
 use crate::simulate::boundary_tensors::{Arrival, BoundaryTensor, Route};
@@ -27,9 +27,9 @@ impl Run<'_> {
         let given = if is_single_send { self.made_at(rank, transfer).unwrap_or(free) } else { free };
         let bytes = self.program.slices().share(self.message_bytes(transfer.send));
         let cost = self.costs.transfer(transfer.sender, transfer.receiver, bytes);
-        let events = &mut self.events[rank.index()];
-        let operation = Operation { rank, action, transfer, given, cost, event: events.len() };
-        events.push(TimedEvent { action, start: given, end: given });
+        let event = self.events[rank.index()].len();
+        let operation = Operation { rank, action, transfer, given, cost, event };
+        self.add_event(rank, action, [given, given]);
         if let Some(queues) = &mut self.queues {
             queues.give(operation);
         }
@@ -41,8 +41,7 @@ impl Run<'_> {
     pub(super) fn run_queues(&mut self, rank: Rank) {
         let ended = self.queues.as_mut().map_or_else(Vec::new, |queues| queues.run(&mut self.tape, rank));
         for Ended { operation: Operation { rank, action, transfer, event, .. }, times, arrival } in ended {
-            let event = &mut self.events[rank.index()][event];
-            (event.start, event.end) = times;
+            self.set_times(rank, event, times);
             let Some(tensor) = BoundaryTensor::received_by(transfer.receive) else { continue };
             if action == transfer.receive {
                 self.arrive(tensor, arrival);
@@ -176,12 +175,12 @@ impl Run<'_> {
     /// so the times are known only at the end.
     pub(super) fn set_times_of_receive(&mut self, rank: Rank, index: usize) {
         let event = self.events[rank.index()][index];
-        let is_receive = matches!(event.action, Action::RecvForward { .. } | Action::RecvBackward { .. });
+        let is_receive = event.action.kind().is_receive();
         if let Some(arrival) = is_receive.then(|| self.arrivals.get(self.message(event.action)?)).flatten() {
-            let posted = event.start;
+            let posted = self.tape.start_of(rank, index, event.start);
             let start = self.tape.latest(rank, [posted, arrival.issued]);
             let end = self.tape.latest(rank, [posted, arrival.at]);
-            self.events[rank.index()][index] = TimedEvent { start, end, ..event };
+            self.set_times(rank, index, [start, end]);
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::simulate::queues::{Line, Queues};
 use crate::simulate::rank_clock::RankClock;
 use crate::simulate::tape::{Links, Moment, Tape};
 use crate::skip_event::SkipEvent;
-use crate::timeline::Scope;
+use crate::timeline::{Event, Scope};
 
 /// The state of a rank.
 #[derive(Clone)]
@@ -25,14 +25,6 @@ pub(super) struct RankState {
     /// The output of the first half of its last overlap, and the end of that half, if the halves have run one
     /// after the other.
     pub(super) first_half: Option<(BoundaryTensor, Moment)>,
-}
-
-/// An event of a rank.
-#[derive(Clone, Copy)]
-pub(crate) struct TimedEvent {
-    pub(crate) action: Action,
-    pub(crate) start: Moment,
-    pub(crate) end: Moment,
 }
 
 /// A tensor that a computation needs.
@@ -48,7 +40,7 @@ pub(crate) struct Need {
 pub(crate) struct Recorded {
     pub(crate) tape: Tape,
     /// The events of each rank.
-    pub(crate) events: Vec<Vec<TimedEvent>>,
+    pub(crate) events: Vec<Vec<Event>>,
     pub(crate) needs: Vec<Need>,
     pub(crate) lines: Vec<Line>,
 }
@@ -74,7 +66,7 @@ pub(crate) struct Run<'a> {
     /// The microbatches of each stage that keep their activations while others are recomputed.
     pub(super) kept: Vec<KeptForwards>,
     /// The events of each rank.
-    pub(super) events: Vec<Vec<TimedEvent>>,
+    pub(super) events: Vec<Vec<Event>>,
     /// The tensors from other stages that computations need, if the tape records.
     pub(super) needs: Vec<Need>,
     pub(super) skips: Vec<SkipEvent>,
@@ -85,8 +77,13 @@ pub(crate) struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// Returns the simulation before its first action.
-    pub(super) fn of(program: &'a Program, costs: &'a Costs, queues: Option<Queues<'a>>, tape: Tape) -> Self {
+    /// Returns the simulation before its first action. Its tape `records` or not.
+    pub(super) fn of(
+        program: &'a Program,
+        costs: &'a Costs,
+        queues: Option<Queues<'a>>,
+        records: bool,
+    ) -> Self {
         let placement = program.placement();
         let state = |rank| RankState {
             next: 0,
@@ -99,7 +96,7 @@ impl<'a> Run<'a> {
         Self {
             program,
             costs,
-            tape,
+            tape: Tape::new(records, placement.ranks()),
             ranks: placement.all_ranks().map(state).collect(),
             ready: placement.all_ranks().rev().collect(),
             arrivals: Arrivals::none(program, &costs.skips),
@@ -116,5 +113,22 @@ impl<'a> Run<'a> {
             has_exchanges: costs.has_exchanges(),
             exchanges: Vec::new(),
         }
+    }
+
+    /// Adds an event after the others of its rank.
+    pub(super) fn add_event(&mut self, rank: Rank, action: Action, [start, end]: [Moment; 2]) {
+        if self.tape.records() {
+            self.tape.events[rank.index()].push([start.node, end.node]);
+        }
+        self.events[rank.index()].push(Event { rank, action, start: start.at, end: end.at });
+    }
+
+    /// Changes the times of an event.
+    pub(super) fn set_times(&mut self, rank: Rank, index: usize, [start, end]: [Moment; 2]) {
+        if self.tape.records() {
+            self.tape.events[rank.index()][index] = [start.node, end.node];
+        }
+        let event = &mut self.events[rank.index()][index];
+        (event.start, event.end) = (start.at, end.at);
     }
 }

@@ -1,31 +1,77 @@
-//! A simulated run of all stages, in which rules choose the actions, or in a given order.
+//! The greedy zero-bubble scheduler: it optimises the order for measured times, under a memory limit on each
+//! stage.
 //!
-//! Each stage is a rank. Its actions take the times of its costs, and a result arrives at the neighbouring
-//! rank after the time of a message. A stage chooses whenever one of its actions ends or a tensor arrives.
-//! Events are handled in the order of time and then of stages, so that a run depends only on its input.
+//! After the heuristic of Qi et al., "Zero Bubble Pipeline Parallelism", 2023. There is one stage per rank.
+//! The paper's B and W are `I` and `W` here.
+//!
+//! In a simulated run, a free stage chooses its next action by rules with a few flags
+//! (`rules.rs`). The scheduler runs all combinations of flags, and the fixed orders of ZB-H1 and ZB-H2 if the
+//! limits allow them, and keeps the shortest. So with the memory of ZB-H1 it is never slower than ZB-H1, and
+//! it never exceeds its limits.
+//!
+//! The limit of a stage counts the microbatches whose activations it holds, from `F` to `W`. A limit of one
+//! is slow but has no deadlock: each stage takes the microbatches in order, so the next stage of the oldest
+//! microbatch in flight holds no microbatch that blocks it.
+//!
+//! Time: about a dozen runs, each linear in the actions with a factor logarithmic in the ranks. A run stops
+//! once it is longer than the best one so far. Sizes at which the search would take minutes are refused.
+
+mod rules;
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use crate::action::Action;
-use crate::generate::search::Outcome;
+use crate::generate::error::GenerateErrorKind;
+use crate::generate::generator::{Formula, Generator, Grid, Guide};
+use crate::generate::search::{Outcome, Search, Task, shortest};
+use crate::generate::settings::Setting;
+use crate::generate::spec::ScheduleSpec;
 use crate::generate::stage_cursor::StageCursor;
 use crate::generate::ticks::StageTicks;
 use crate::generate::zb_greedy::rules::{Rules, StageState, Step};
+use crate::generate::{zb_h1, zb_h2};
 use crate::ids::StageIndex;
+use crate::placement::Placement;
 
-/// The input that all runs of a schedule share.
-#[derive(Debug)]
-pub(super) struct Task {
-    pub(super) microbatches: u32,
-    pub(super) costs: Vec<StageTicks>,
-    /// The number of microbatches whose activations each stage may hold.
-    pub(super) limits: Vec<u32>,
+pub(super) const GENERATOR: Generator = Generator {
+    name: "zb-greedy",
+    summary: "made to measured times and a memory limit; never worse than ZB-H1 at its memory",
+    settings: &[Setting::Costs, Setting::MemoryLimit],
+    aliases: &["greedy"],
+    guide: Guide {
+        source: "the heuristic of Qi et al., \"Zero Bubble Pipeline Parallelism\", 2023",
+        order: "There is one stage on each rank. In a simulated run, a free stage chooses its next action \
+                by rules with a few flags. The generator tries all combinations of the flags, and the \
+                orders of ZB-H1 and ZB-H2 if the limits allow them, and keeps the shortest. \
+                A stage holds at most `p` activations, or as many as `memory_limit` says.",
+        choice: "Choose it if stages differ in length and the costs are known, or if stages have different \
+                 limits of memory. It never exceeds a limit, and with the memory of ZB-H1 it is never \
+                 slower. `pipewright plan` searches such orders for measured costs.",
+        bubble: &[Formula::at_most("m >= p", "(p - 1) / (3 m + p - 1)")],
+        peak: &[Formula::at_most("", "p")],
+    },
+    actions: 3,
+    check,
+    generate,
+    ..Generator::USUAL
+};
+
+fn check(schedule: &'static str, spec: &ScheduleSpec, stages_per_rank: u32) -> Result<(), GenerateErrorKind> {
+    Search { schedule, actions: 3, other: "zb-h1" }.check(spec, stages_per_rank)
+}
+
+fn generate(spec: &ScheduleSpec, placement: &Placement) -> Grid {
+    let task = Task::of(spec, placement, placement.ranks());
+    let fixed = [zb_h1::rows, zb_h2::rows].map(|rows| rows(placement.ranks(), spec.microbatches));
+    let plans = fixed.iter().map(|rows| Plan::Order(rows)).chain(Rules::all().map(Plan::Rules));
+    let best = shortest(plans, |plan, before| run(&task, plan, before));
+    best.expect("rules keep the limits, so that their runs come to an end").rows
 }
 
 /// The choice of the next action of a stage.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Plan<'a> {
+enum Plan<'a> {
     /// By rules, when the stage is free.
     Rules(Rules),
     /// In the order of a row for each stage.
@@ -51,7 +97,7 @@ struct Stage {
 
 /// Simulates a step; `None` if it does not end before the tick `before`, or if the given order exceeds the
 /// memory limit of a stage.
-pub(super) fn run(task: &Task, plan: Plan<'_>, before: u64) -> Option<Outcome> {
+fn run(task: &Task<'_>, plan: Plan<'_>, before: u64) -> Option<Outcome> {
     let mut stages: Vec<Stage> = (0..task.costs.len()).map(|stage| Stage::new(task, stage, plan)).collect();
     let mut wakes: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::from([Reverse((0, 0))]);
     let mut makespan = 0;
@@ -94,7 +140,7 @@ pub(super) fn run(task: &Task, plan: Plan<'_>, before: u64) -> Option<Outcome> {
 }
 
 impl Stage {
-    fn new(task: &Task, stage: usize, plan: Plan<'_>) -> Self {
+    fn new(task: &Task<'_>, stage: usize, plan: Plan<'_>) -> Self {
         let following = (task.costs.len() - 1 - stage) as u32;
         let warm_up = match plan {
             Plan::Rules(rules) => rules.warm_up(following),
