@@ -7,9 +7,10 @@ use pipewright::nn::TensorParallel;
 use pipewright::stage::StageContext;
 use pipewright::tensor::Placement;
 
+use crate::error::ModelError;
 use crate::file_layout::OutputParts;
 use crate::norm::{Norm, NormForm};
-use crate::parameter::{Builder, ParameterKind, ParameterSource, SplitLinear};
+use crate::parameter::{Builder, ParameterKind, SplitLinear};
 use crate::projection::{Projection, SharedInput, part_of};
 use crate::split::head_shards;
 
@@ -72,13 +73,13 @@ pub(crate) struct Attention {
 
 impl Attention {
     /// Builds the attention at `path`. With `norms`, queries and keys are normalised.
-    pub(crate) fn build<S: ParameterSource>(
+    pub(crate) fn build(
         sizes: AttentionSizes,
         bias: AttentionBias,
         norms: Option<InputNorms>,
         path: &str,
-        builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error> {
+        builder: &mut Builder<'_>,
+    ) -> Result<Self, ModelError> {
         let AttentionSizes { hidden, heads, key_heads, head_dim } = sizes;
         let (queries, keys) = (heads * head_dim, key_heads * head_dim);
         let shards = head_shards(path, heads, key_heads, builder.tensor_ranks())?;
@@ -108,12 +109,12 @@ impl Attention {
     }
 
     /// Adds a sink for each head to the attention at `path`.
-    pub(crate) fn with_sinks<S: ParameterSource>(
+    pub(crate) fn with_sinks(
         self,
         sizes: AttentionSizes,
         path: &str,
-        builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error> {
+        builder: &mut Builder<'_>,
+    ) -> Result<Self, ModelError> {
         let split = Placement::split(0, builder.tensor_ranks());
         let sinks = builder.placed(path, "sinks", [sizes.heads], ParameterKind::Bias, split)?;
         Ok(Self { sinks: Some(sinks), ..self })
@@ -125,12 +126,12 @@ impl Attention {
     }
 
     /// Builds an attention at `path` in which one matrix makes queries, keys and values.
-    pub(crate) fn build_joined<S: ParameterSource>(
+    pub(crate) fn build_joined(
         sizes: AttentionSizes,
         bias: AttentionBias,
         path: &str,
-        builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error> {
+        builder: &mut Builder<'_>,
+    ) -> Result<Self, ModelError> {
         let AttentionSizes { hidden, heads, key_heads, head_dim } = sizes;
         let widths = [heads / key_heads * head_dim, head_dim, head_dim];
         let parts = OutputParts { groups: key_heads, widths };

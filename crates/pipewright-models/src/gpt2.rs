@@ -4,9 +4,8 @@
 //! outputs]`.
 
 use pipewright_shapes::ShapeError;
-use pipewright_shapes::family::{self, AbsentKey};
+use pipewright_shapes::family::{self, Family};
 use pipewright_shapes::key_range::{require, rows};
-use pipewright_shapes::key_table::KeyTable;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value, json};
@@ -111,12 +110,8 @@ impl From<DecoderConfig> for Gpt2Config {
 }
 
 impl DecoderFamily for Gpt2Config {
-    const NAME: &'static str = "gpt2";
-    const CLASS: &'static str = "GPT2LMHeadModel";
+    const ROW: Family = family::GPT2;
     const ACTIVATION: (&'static str, &'static str) = ("activation_function", "gelu_new");
-    const KEY_NAMES: &'static [(&'static str, &'static str)] = family::GPT2.renamed;
-    const KEY_TABLE: &'static KeyTable = family::GPT2.keys;
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = family::GPT2.absent;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder

@@ -11,7 +11,7 @@ use burn::tensor::Tensor;
 use pipewright_schedule::{LayerDesc, ModelDesc};
 
 use crate::cost::{self, Cost, LOSS_PASSES};
-use crate::error::ConfigError;
+use crate::error::ModelError;
 use crate::norm::NormForm;
 use crate::path_names::PathNames;
 use crate::split::ids_of_part;
@@ -66,6 +66,18 @@ pub(crate) fn prediction_path(depth: usize) -> String {
 }
 
 impl HeadForm {
+    /// Returns the usual head, with the paths of the norm and of the embedding, and the sizes of the vocabulary and of
+    /// the hidden states.
+    pub(crate) fn new(
+        [norm, embedding]: [&'static str; 2],
+        form: NormForm,
+        [vocabulary, width]: [usize; 2],
+        is_tied: bool,
+    ) -> Self {
+        let (names, further) = (PathNames::default(), FurtherPredictions::default());
+        Self { norm, names, embedding, form, width, vocabulary, is_tied, factor: 1.0, cap: None, further }
+    }
+
     /// Returns the number of predictions.
     pub(crate) fn predictions(&self) -> usize {
         1 + self.further.depth
@@ -101,10 +113,13 @@ impl CutHead {
     ///
     /// # Errors
     /// When a part would have no token.
-    pub(crate) fn new(form: HeadForm, parts: u32) -> Result<Self, ConfigError> {
+    pub(crate) fn new(form: HeadForm, parts: u32) -> Result<Self, ModelError> {
         let head = Self { form, parts };
         if parts == 0 || head.ids(parts - 1).is_empty() {
-            return Err(ConfigError::HeadParts { parts, vocabulary: form.vocabulary });
+            return Err(ModelError::new(format!(
+                "{parts} parts of a vocabulary of {} tokens leave a part without a token; use a smaller `pipeline.head_parts`",
+                form.vocabulary
+            )));
         }
         Ok(head)
     }
@@ -173,21 +188,7 @@ mod tests {
     use super::*;
 
     fn form(vocabulary: usize) -> HeadForm {
-        let (norm, embedding) = ("model.norm", "model.embed_tokens");
-        let form = NormForm::usual(1e-5);
-        let (names, further) = (PathNames::default(), FurtherPredictions::default());
-        HeadForm {
-            norm,
-            names,
-            embedding,
-            form,
-            width: 8,
-            vocabulary,
-            is_tied: false,
-            factor: 1.0,
-            cap: None,
-            further,
-        }
+        HeadForm::new(["model.norm", "model.embed_tokens"], NormForm::usual(1e-5), [vocabulary, 8], false)
     }
 
     #[test]

@@ -3,8 +3,9 @@
 use pipewright::nn::{DepthwiseConvolution, GroupNormWeight, Mamba2, MambaSizes};
 
 use crate::cost::{Cost, GATE_PASSES, NORM_PASSES};
+use crate::error::ModelError;
 use crate::init::Uniform;
-use crate::parameter::{Builder, ParameterKind, ParameterSource, ParameterSpec};
+use crate::parameter::{Builder, ParameterKind, ParameterSpec};
 
 /// Why a model with mixers cannot run slices of microbatches.
 pub(crate) const NO_SLICES: &str = "its Mamba layers do not pass their state from slice to slice";
@@ -17,13 +18,13 @@ pub(crate) struct MambaBiases {
 }
 
 /// Builds a mixer for hidden states of width `hidden`. `path` is the mixer's path.
-pub(crate) fn build_mamba<S: ParameterSource>(
+pub(crate) fn build_mamba(
     sizes: MambaSizes,
     hidden: usize,
     biases: MambaBiases,
     path: &str,
-    builder: &mut Builder<'_, S>,
-) -> Result<Mamba2, S::Error> {
+    builder: &mut Builder<'_>,
+) -> Result<Mamba2, ModelError> {
     let (heads, width, convolved) = (sizes.heads, sizes.width(), sizes.convolved());
     let scale = ParameterKind::Scale;
     let conv = format!("{path}.conv1d");

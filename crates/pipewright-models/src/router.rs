@@ -8,8 +8,9 @@ use pipewright::nn::{TensorParallel, at_least_single, count_choices, linear};
 use pipewright::stage::StageContext;
 use pipewright::tensor::Placement;
 
+use crate::error::ModelError;
 use crate::file_layout::FileLayout;
-use crate::parameter::{Builder, ParameterKind, ParameterSource};
+use crate::parameter::{Builder, ParameterKind};
 use crate::valid_tokens::{valid_choices, valid_tokens};
 
 /// The name of a router's correction.
@@ -68,14 +69,14 @@ pub(crate) enum Scores {
     Sigmoid,
 }
 
-impl<S: ParameterSource> Builder<'_, S> {
+impl Builder<'_> {
     /// Builds a router at `path` for hidden states of a width and a number of experts, without a bias.
     pub(crate) fn router(
         &mut self,
         path: &str,
         [hidden, experts]: [usize; 2],
         has_correction: bool,
-    ) -> Result<Router, S::Error> {
+    ) -> Result<Router, ModelError> {
         // transformers may write the router under the name that it has in most families.
         let usual = format!("{path}.weight");
         let other_name = (self.named(&usual) != usual).then_some(usual);
@@ -91,7 +92,7 @@ impl<S: ParameterSource> Builder<'_, S> {
     }
 
     /// Adds a bias to the router at `path`.
-    pub(crate) fn router_with_bias(&mut self, path: &str, router: Router) -> Result<Router, S::Error> {
+    pub(crate) fn router_with_bias(&mut self, path: &str, router: Router) -> Result<Router, ModelError> {
         let [_, experts] = router.weight.dims();
         let bias = self.parameter(path, "bias", [experts], ParameterKind::Bias)?;
         Ok(Router { bias: Some(bias), ..router })
@@ -157,7 +158,8 @@ impl Router {
 }
 
 /// The ends of the paths of a router's parameters, here and in files of families with other names.
-const PARAMETERS: [&str; 4] = [".gate.weight", ".gate.bias", ".router.weight", ".router.bias"];
+const PARAMETERS: [&str; 5] =
+    [".gate.weight", ".gate.bias", ".router.weight", ".router.bias", ".mod_router.weight"];
 
 /// Returns whether a parameter belongs to a router.
 pub(crate) fn is_of_router(parameter: &str) -> bool {

@@ -12,9 +12,10 @@ use pipewright_shapes::decoder::{DecoderConfig, MixtureConfig};
 
 use super::form::{Activation, BlockForm, SharedForm};
 use super::shared_expert::SharedExpert;
+use crate::error::ModelError;
 use crate::experts::ExpertSizes;
 use crate::file_layout::OutputParts;
-use crate::parameter::{Builder, ParameterSource, SplitLinear};
+use crate::parameter::{Builder, SplitLinear};
 use crate::projection::{Projection, SharedInput, part_of};
 use crate::router::{GroupChoice, Router};
 use crate::split::require_parts;
@@ -30,7 +31,7 @@ const BALANCE: &str = "moe_aux";
 /// One struct for both kinds, because parameter paths consist of field names and both kinds are named `mlp`.
 /// A dense layer has the three projections, a mixture the router and the experts.
 #[derive(Module, Debug)]
-pub(super) struct FeedForward {
+pub(crate) struct FeedForward {
     gate_proj: Option<Projection>,
     up_proj: Option<Projection>,
     /// The matrix that makes both, in a family that joins them.
@@ -80,13 +81,13 @@ enum ChoiceKind {
 }
 
 impl FeedForward {
-    pub(super) fn build<S: ParameterSource>(
+    pub(crate) fn build(
         config: &DecoderConfig,
         form: &BlockForm<'_>,
         index: usize,
         path: &str,
-        builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error> {
+        builder: &mut Builder<'_>,
+    ) -> Result<Self, ModelError> {
         match form.mixture_of(index) {
             Some(mixture) => Self::sparse(config, form, mixture, path, builder),
             None if form.joins_projections && !form.has_no_gate => {
@@ -120,12 +121,12 @@ impl FeedForward {
         }
     }
 
-    fn dense<S: ParameterSource>(
+    fn dense(
         config: &DecoderConfig,
         form: &BlockForm<'_>,
         path: &str,
-        builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error> {
+        builder: &mut Builder<'_>,
+    ) -> Result<Self, ModelError> {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let shards = builder.tensor_ranks();
         let mut linear = |name, sizes, split| {
@@ -141,12 +142,12 @@ impl FeedForward {
     }
 
     /// Builds a dense layer in which one matrix makes the gate and the up projection, without biases.
-    fn joined<S: ParameterSource>(
+    fn joined(
         config: &DecoderConfig,
         activation: Activation,
         path: &str,
-        builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error> {
+        builder: &mut Builder<'_>,
+    ) -> Result<Self, ModelError> {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let (both, down) = (format!("{path}.gate_up_proj"), format!("{path}.down_proj"));
         // Fewer groups would be copied faster, but no more ranks than groups can compute the layer together.
@@ -175,13 +176,13 @@ impl FeedForward {
         self.activation.gated(gate, up)
     }
 
-    fn sparse<S: ParameterSource>(
+    fn sparse(
         config: &DecoderConfig,
         form: &BlockForm<'_>,
         mixture: &MixtureConfig,
         path: &str,
-        builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error> {
+        builder: &mut Builder<'_>,
+    ) -> Result<Self, ModelError> {
         let hidden = config.hidden_size;
         let share = form.balance_share(config.num_hidden_layers);
         let is_corrected = form.router.is_some_and(|router| router.is_corrected);
@@ -216,13 +217,13 @@ impl FeedForward {
     }
 
     /// Adds the expert that every token goes through.
-    fn with_shared_expert<S: ParameterSource>(
+    fn with_shared_expert(
         self,
         SharedForm { inner, has_gate }: SharedForm,
         hidden: usize,
         path: &str,
-        builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error> {
+        builder: &mut Builder<'_>,
+    ) -> Result<Self, ModelError> {
         if !has_gate {
             let inner = ("n_shared_experts * moe_intermediate_size", inner);
             let expert = SharedExpert::build(&format!("{path}.shared_experts"), (hidden, inner), builder)?;
@@ -236,14 +237,9 @@ impl FeedForward {
         })
     }
 
-    /// Returns the path of the router if its balance loss is part of the training loss.
-    pub(super) fn balanced(&self) -> Option<&str> {
-        self.choice.as_ref().filter(|choice| choice.balance.is_some()).map(|choice| &*choice.router)
-    }
-
     /// Shapes: `[tokens, hidden]` in and out.
     /// The tokens are those of `rows` rows.
-    pub(super) fn forward(
+    pub(crate) fn forward(
         &self,
         x: Tensor<2>,
         rows: usize,
@@ -343,6 +339,11 @@ impl Choice {
         context.expert_load(&self.path, choices);
         routing
     }
+}
+
+/// Returns a tensor times a factor.
+pub(crate) fn scaled<const D: usize>(x: Tensor<D>, factor: f64) -> Tensor<D> {
+    if factor == 1.0 { x } else { x * factor }
 }
 
 #[cfg(test)]

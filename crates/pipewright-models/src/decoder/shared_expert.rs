@@ -6,13 +6,14 @@ use burn::tensor::activation::sigmoid;
 use pipewright::nn::{Linear, TensorParallel, swiglu};
 use pipewright::stage::StageContext;
 
-use crate::parameter::{Builder, ParameterSource, SplitLinear};
+use crate::error::ModelError;
+use crate::parameter::{Builder, SplitLinear};
 use crate::projection::{Projection, SharedInput};
 use crate::split::require_parts;
 
 /// The three projections of the expert.
 #[derive(Module, Debug)]
-pub(super) struct SharedExpert {
+pub(crate) struct SharedExpert {
     gate_proj: Projection,
     up_proj: Projection,
     down_proj: Projection,
@@ -21,11 +22,11 @@ pub(super) struct SharedExpert {
 impl SharedExpert {
     /// Builds the expert at `path`. The sizes are the width of the hidden states and the inner width, with the
     /// key that says it.
-    pub(super) fn build<S: ParameterSource>(
+    pub(crate) fn build(
         path: &str,
         (hidden, (key, inner)): (usize, (&'static str, usize)),
-        builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error> {
+        builder: &mut Builder<'_>,
+    ) -> Result<Self, ModelError> {
         let shards = builder.tensor_ranks();
         require_parts(path, "gate_proj.weight", (key, inner), shards)?;
         let mut linear =
@@ -41,7 +42,7 @@ impl SharedExpert {
     /// Returns the expert's output, times the sigmoid of `gate` if there is one, which has one output for each
     /// token.
     /// Shapes: `[tokens, hidden]` in and out.
-    pub(super) fn forward(
+    pub(crate) fn forward(
         &self,
         x: Tensor<2>,
         gate: Option<&Linear>,

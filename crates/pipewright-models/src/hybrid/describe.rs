@@ -15,7 +15,7 @@ use crate::mamba;
 /// the hidden states, and appended to them, forward and backward.
 const COPY_PASSES: u64 = 16;
 
-pub(super) fn describe_layers(config: &HybridConfig, sequence: usize) -> ModelDesc {
+pub(crate) fn describe_layers(config: &HybridConfig, sequence: usize) -> ModelDesc {
     let tokens = sequence as u64;
     let sizes = ModelSizes {
         hidden: config.hidden_size as u64,

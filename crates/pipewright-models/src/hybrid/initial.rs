@@ -4,28 +4,26 @@
 
 use pipewright_shapes::hybrid::HybridConfig;
 
-use crate::error::ConfigError;
+use crate::error::ModelError;
 use crate::init::SeededInit;
 use crate::mamba::MambaInit;
 use crate::parameter::{ParameterSource, ParameterSpec};
 
 /// The initial parameters of a model.
-pub(super) struct InitialParameters {
+pub(crate) struct InitialParameters {
     mixers: MambaInit,
     others: SeededInit,
 }
 
 impl InitialParameters {
-    pub(super) fn new(config: &HybridConfig, seed: u64) -> Self {
+    pub(crate) fn new(config: &HybridConfig, seed: u64) -> Self {
         let mixers = MambaInit { seed, steps: (0.001, 0.1), floor: 0.0, taps: config.conv_kernel };
         Self { mixers, others: SeededInit { seed, deviation: config.initializer_range } }
     }
 }
 
 impl ParameterSource for InitialParameters {
-    type Error = ConfigError;
-
-    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ConfigError> {
+    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ModelError> {
         if let Some(values) = self.mixers.parameter(spec) {
             return Ok(values);
         }

@@ -11,7 +11,7 @@ use crate::mamba;
 /// Element-wise passes of a rectifier, forward and backward.
 const RECTIFIER_PASSES: u64 = GATE_PASSES / 2;
 
-pub(super) fn describe_layers(config: &NemotronHConfig, sequence: usize) -> ModelDesc {
+pub(crate) fn describe_layers(config: &NemotronHConfig, sequence: usize) -> ModelDesc {
     let (hidden, tokens) = (config.hidden_size as u64, sequence as u64);
     let vocabulary = config.vocab_size as u64;
     let sizes = ModelSizes { hidden, vocabulary, is_tied: config.tie_word_embeddings, tokens };

@@ -4,20 +4,20 @@
 use pipewright_shapes::nemotron_h::NemotronHConfig;
 
 use super::sizes::mamba_sizes;
-use crate::error::ConfigError;
+use crate::error::ModelError;
 use crate::init::SeededInit;
 use crate::mamba::{MambaInit, uniform};
 use crate::parameter::{ParameterSource, ParameterSpec};
 
 /// The initial parameters of a model.
-pub(super) struct InitialParameters<'a> {
+pub(crate) struct InitialParameters<'a> {
     config: &'a NemotronHConfig,
     mixers: MambaInit,
     others: SeededInit,
 }
 
 impl<'a> InitialParameters<'a> {
-    pub(super) fn new(config: &'a NemotronHConfig, seed: u64) -> Self {
+    pub(crate) fn new(config: &'a NemotronHConfig, seed: u64) -> Self {
         let (steps, floor, taps) = (config.time_step_range, config.time_step_floor, config.conv_kernel);
         let others = SeededInit { seed, deviation: config.initializer_range };
         Self { config, mixers: MambaInit { seed, steps, floor, taps }, others }
@@ -25,9 +25,7 @@ impl<'a> InitialParameters<'a> {
 }
 
 impl ParameterSource for InitialParameters<'_> {
-    type Error = ConfigError;
-
-    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ConfigError> {
+    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ModelError> {
         if let Some(values) = self.mixers.parameter(spec) {
             return Ok(values);
         }

@@ -169,6 +169,19 @@ const UNCOUNTED: [&str; 3] = ["attn_logit_softcapping", "final_logit_softcapping
 const NOT_ASSUMED: [&str; 2] = ["sliding_window", "n_positions"];
 
 impl Family {
+    /// Returns the name of the family: `model_type` in the files that it writes.
+    pub const fn name(&self) -> &'static str {
+        match self.names {
+            [name, ..] => name,
+            [] => "",
+        }
+    }
+
+    /// Returns whether training knows the family and its blocks are those of a decoder.
+    pub fn is_decoder(&self) -> bool {
+        DECODERS.iter().any(|family| family.name() == self.name())
+    }
+
     /// Returns the family of a `model_type`, if it is known.
     pub(crate) fn named(model_type: &str) -> Option<Self> {
         all().find(|family| family.names.contains(&model_type)).copied()
