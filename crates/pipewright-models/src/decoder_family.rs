@@ -3,7 +3,7 @@
 
 use std::fmt::Debug;
 
-use pipewright_schedule::ModelDesc;
+use pipewright_schedule::LayerDesc;
 use pipewright_shapes::ShapeError;
 use pipewright_shapes::family::Family;
 use serde::Serialize;
@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use crate::attention::{Attention, AttentionSizes, InputNorms};
 use crate::block::{Attends, Block, Branch, Mixer};
+use crate::cost::ModelSizes;
 use crate::decoder::{
     self, BlockAttentions, BlockForm, DecoderConfig, FeedForward, HeadNorms, LayerWindows, MixtureConfig,
     NormPlaces,
@@ -100,8 +101,8 @@ impl<F: DecoderFamily> Composition for F {
         self.decoder().validate()
     }
 
-    fn describe(&self, sequence: usize) -> ModelDesc {
-        decoder::describe(self.decoder(), &self.form(), sequence)
+    fn describe(&self, sizes: &ModelSizes) -> Vec<LayerDesc> {
+        decoder::describe(self.decoder(), &self.form(), sizes)
     }
 
     fn inner_layers(&self) -> usize {

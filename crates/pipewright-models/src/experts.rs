@@ -4,10 +4,27 @@
 use pipewright::nn::{self, Expert, ExpertActivation};
 
 use crate::error::ModelError;
-use crate::expert_form::ExpertForm;
 use crate::file_layout::{FileLayout, StackedMatrix, TensorEntry};
 use crate::parameter::{Builder, SplitLinear};
 use crate::split::require_parts;
+
+/// The form of the experts that a router chooses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExpertForm {
+    /// Whether the router and the layers of experts have a bias.
+    pub has_bias: bool,
+    /// Whether files have the matrices of all experts of a layer in one tensor, with the columns of gate and
+    /// up in turn.
+    pub are_joined: bool,
+    /// The function between the layers of an expert.
+    pub activation: ExpertActivation,
+}
+
+impl Default for ExpertForm {
+    fn default() -> Self {
+        Self { has_bias: false, are_joined: false, activation: ExpertActivation::Usual }
+    }
+}
 
 /// The sizes of a mixture's experts, with their keys in `config.json`.
 #[derive(Clone, Copy, Debug)]

@@ -6,13 +6,15 @@ use std::ops::Range;
 use burn::tensor::Device;
 use pipewright::nn::TensorParallel;
 use pipewright::train::data::{DataError, SideRows, SideTensor};
-use pipewright_schedule::ModelDesc;
+use pipewright_schedule::{LayerDesc, ModelDesc};
 use pipewright_shapes::ShapeError;
 use pipewright_shapes::family::Family;
+use pipewright_shapes::model::Model;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use crate::cost::ModelSizes;
 use crate::decoder::{BlockAttentions, DecoderConfig};
 use crate::embedding_form::VocabularyCut;
 use crate::embedding_layer::EmbeddingLayer;
@@ -57,8 +59,8 @@ pub(crate) trait Composition:
         family_json(self)
     }
 
-    /// See [`ModelFamily::describe`].
-    fn describe(&self, sequence: usize) -> ModelDesc;
+    /// Returns the layers of [`ModelFamily::describe`].
+    fn describe(&self, sizes: &ModelSizes) -> Vec<LayerDesc>;
 
     /// Returns the number of layers between the embedding and the head.
     fn inner_layers(&self) -> usize;
@@ -166,6 +168,14 @@ pub trait ModelFamily: Debug + Send + Sync {
     /// Returns the content of `config.json`: the keys that affect the results, and those that every such file
     /// has.
     fn to_json(&self) -> Value;
+
+    /// Returns the shape of the model, which counts its parameters and operations.
+    ///
+    /// # Errors
+    /// When the configuration does not describe a model.
+    fn shape(&self) -> Result<Model, ShapeError> {
+        Ok(pipewright_shapes::read(&self.to_json().to_string())?.model)
+    }
 
     /// Returns the size of the vocabulary: token ids are below it.
     fn vocab_size(&self) -> usize;
@@ -312,7 +322,12 @@ impl<F: Composition> ModelFamily for F {
     }
 
     fn describe(&self, sequence: usize) -> ModelDesc {
-        Composition::describe(self, sequence)
+        let HeadForm { width, vocabulary, is_tied, .. } = Composition::head(self);
+        // A configuration that does not describe a model has no counts, and nothing else can be made of it.
+        let counts = self.shape().map_or_else(|_| Vec::new(), |shape| shape.layers());
+        let [hidden, vocabulary, tokens] = [width, vocabulary, sequence].map(|size| size as u64);
+        let sizes = ModelSizes { hidden, vocabulary, is_tied, tokens, counts };
+        ModelDesc { layers: Composition::describe(self, &sizes) }
     }
 
     fn layers(&self) -> usize {

@@ -31,7 +31,6 @@
 
 mod error;
 mod kept_text;
-mod partial_logits;
 mod worker;
 
 use std::ops::Range;
@@ -49,8 +48,7 @@ use pipewright::transport::World;
 
 use crate::error::ModelError;
 use crate::generation::{Generated, GrowingText, Request};
-use crate::generation_ranks::kept_text::{KeptText, common_tokens};
-use crate::generation_ranks::partial_logits::PartialLogits;
+use crate::generation_ranks::kept_text::{KeptText, PartialLogits, common_tokens};
 use crate::generation_ranks::worker::{
     CacheKind, Content, Inbox, MakeStage, Message, RankReport, RemoteReport, Report, ReportRoute, Worker,
     lost,

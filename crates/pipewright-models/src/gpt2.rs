@@ -31,9 +31,6 @@ const NAMES: PathNames = PathNames::new(&[
     ("norm", "ln_f"),
 ]);
 
-/// The number of positions that transformers assumes.
-const POSITIONS: usize = 1024;
-
 /// A GPT-2 model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gpt2Config {
@@ -98,9 +95,14 @@ impl Serialize for Gpt2Config {
     }
 }
 
+/// Returns the number of positions with a vector.
+fn positions(decoder: &DecoderConfig) -> usize {
+    decoder.max_position_embeddings.unwrap_or_else(|| family::GPT2.usual("n_positions"))
+}
+
 impl From<DecoderConfig> for Gpt2Config {
     fn from(decoder: DecoderConfig) -> Self {
-        let positions = decoder.max_position_embeddings.unwrap_or(POSITIONS);
+        let positions = positions(&decoder);
         Self {
             decoder: DecoderConfig { max_position_embeddings: Some(positions), ..decoder },
             scale_attn_weights: true,
@@ -132,7 +134,7 @@ impl DecoderFamily for Gpt2Config {
             has_no_gate: true,
             joins_projections: true,
             inputs_first: true,
-            position_table: Some(self.decoder.max_position_embeddings.unwrap_or(POSITIONS)),
+            position_table: Some(positions(&self.decoder)),
             layers: (0..self.decoder.num_hidden_layers).map(layer).collect(),
             factors: Factors { scores: (!self.scale_attn_weights).then_some(1.0), ..Factors::default() },
             names: NAMES,
@@ -149,7 +151,7 @@ impl DecoderFamily for Gpt2Config {
 
     fn check_own(&self) -> Result<(), ShapeError> {
         let decoder = &self.decoder;
-        rows(&[("n_positions", decoder.max_position_embeddings.unwrap_or(POSITIONS))])?;
+        rows(&[("n_positions", positions(decoder))])?;
         let (heads, key_heads) = (decoder.num_attention_heads, decoder.num_key_value_heads);
         require(key_heads == heads, "num_key_value_heads", key_heads, "the same as `n_head`")?;
         let (width, expected) = (decoder.head_dim(), decoder.hidden_size / heads.max(1));

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::attention::AttentionBias;
 use crate::decoder::{BlockForm, DecoderConfig, ExpertKeys, LayerForm, LayerType, MixtureConfig};
 use crate::decoder_family::DecoderFamily;
-use crate::expert_form::ExpertForm;
+use crate::experts::ExpertForm;
 use crate::path_names::PathNames;
 
 /// The names of parts of paths in files.

@@ -2,24 +2,26 @@
 
 use pipewright::nn::ScopedAttention;
 use pipewright::train::data::{DataError, SideRows};
-use pipewright_schedule::ModelDesc;
+use pipewright_schedule::LayerDesc;
 use pipewright_shapes::ShapeError;
 use pipewright_shapes::family::{self, Family};
 
 use crate::attention::{Attention, AttentionBias, AttentionSizes};
 use crate::block::{Attends, Block, Branch, Mixer};
+use crate::cost::ModelSizes;
 use crate::decoder::DecoderConfig;
 use crate::embedding_layer::EmbeddingLayer;
 use crate::error::ModelError;
 use crate::family::Composition;
 use crate::head_form::{HeadForm, prediction_path};
 use crate::hybrid::{
-    BlockKind, Depths, ExpertMixer, FurtherEmbeddings, HybridConfig, InitialParameters, Pattern,
-    RelationBias, RelationCopy, check_side, describe_layers, further, mamba_sizes, scoped_attention,
+    BlockKind, Depths, ExpertMixer, FurtherEmbeddings, HybridConfig, Pattern, RelationBias, RelationCopy,
+    check_side, describe_layers, further, mamba_sizes, scoped_attention,
 };
-use crate::mamba::{MambaBiases, build_mamba};
+use crate::init::SeededInit;
+use crate::mamba::{MambaBiases, MambaInit, build_mamba};
 use crate::norm::NormForm;
-use crate::parameter::{Builder, ParameterSource};
+use crate::parameter::{Builder, ParameterSource, ParameterSpec};
 use crate::prediction::Prediction;
 use crate::split::require_parts;
 use crate::stage::StageLayer;
@@ -54,8 +56,8 @@ impl Composition for HybridConfig {
         self.validate()
     }
 
-    fn describe(&self, sequence: usize) -> ModelDesc {
-        describe_layers(self, sequence)
+    fn describe(&self, sizes: &ModelSizes) -> Vec<LayerDesc> {
+        describe_layers(self, sizes)
     }
 
     fn inner_layers(&self) -> usize {
@@ -165,4 +167,33 @@ fn branch(
         BlockKind::Experts => Mixer::Experts(ExpertMixer::build(config, &path, builder)?),
     };
     Ok(Branch::new(Some(norm), mixer, Attends::Scoped(attention)))
+}
+
+/// The initial parameters of a model. The parameters of Mamba-2 mixers are drawn as in the Mamba reference, the
+/// relation bias is zero, and the factor inside the dynamic tanh after the embeddings is one half. The others are drawn as in every
+/// family.
+struct InitialParameters {
+    mixers: MambaInit,
+    others: SeededInit,
+}
+
+impl InitialParameters {
+    fn new(config: &HybridConfig, seed: u64) -> Self {
+        let mixers = MambaInit { seed, steps: (0.001, 0.1), floor: 0.0, taps: config.conv_kernel };
+        Self { mixers, others: SeededInit { seed, deviation: config.initializer_range } }
+    }
+}
+
+impl ParameterSource for InitialParameters {
+    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ModelError> {
+        if let Some(values) = self.mixers.parameter(spec) {
+            return Ok(values);
+        }
+        let len = spec.shape.iter().product();
+        match spec.path.as_str() {
+            "model.embed_norm.alpha" => Ok(vec![0.5; len]),
+            "model.relation_bias.weight" => Ok(vec![0.0; len]),
+            _ => self.others.parameter(spec),
+        }
+    }
 }

@@ -45,7 +45,6 @@ pub mod norm;
 mod attention;
 mod latent_attention;
 mod cost;
-mod expert_form;
 mod experts;
 mod head_form;
 mod embedding_form;

@@ -1,22 +1,23 @@
 //! The Nemotron-H family as a list of blocks.
 
-use pipewright_schedule::ModelDesc;
+use pipewright_schedule::LayerDesc;
 use pipewright_shapes::ShapeError;
 use pipewright_shapes::family::{self, Family};
 
 use crate::attention::{Attention, AttentionBias, AttentionSizes};
 use crate::block::{Attends, Block, Branch, Mixer};
+use crate::cost::ModelSizes;
 use crate::decoder::{BlockAttentions, BlockForm, DecoderConfig, LayerForm};
 use crate::error::ModelError;
 use crate::family::Composition;
 use crate::head_form::HeadForm;
-use crate::mamba::{MambaBiases, build_mamba};
+use crate::init::SeededInit;
+use crate::mamba::{MambaBiases, MambaInit, build_mamba, uniform};
 use crate::nemotron_h::{
-    BlockKind, InitialParameters, LatentExperts, NemotronHConfig, RectifiedLayer, describe_layers,
-    mamba_sizes,
+    BlockKind, LatentExperts, NemotronHConfig, RectifiedLayer, describe_layers, mamba_sizes,
 };
 use crate::norm::NormForm;
-use crate::parameter::{Builder, ParameterSource};
+use crate::parameter::{Builder, ParameterSource, ParameterSpec};
 use crate::stage::StageLayer;
 
 impl Composition for NemotronHConfig {
@@ -42,19 +43,10 @@ impl Composition for NemotronHConfig {
             num_key_value_heads: sizes.num_key_value_heads,
             head_dim: sizes.head_dim(),
             intermediate_size: sizes.intermediate_size,
-            mlp_bias: false,
             mamba_num_heads: heads,
             mamba_head_dim: 2 * sizes.hidden_size / heads.max(1),
             n_groups: 1,
-            ssm_state_size: 128,
-            conv_kernel: 4,
-            use_conv_bias: true,
-            use_bias: false,
-            time_step_limit: (0.0, f64::INFINITY),
-            time_step_range: (0.001, 0.1),
-            time_step_floor: 1e-4,
-            rescale_prenorm_residual: true,
-            experts: None,
+            ..Self::usual()
         }
     }
 
@@ -62,8 +54,8 @@ impl Composition for NemotronHConfig {
         self.validate()
     }
 
-    fn describe(&self, sequence: usize) -> ModelDesc {
-        describe_layers(self, sequence)
+    fn describe(&self, sizes: &ModelSizes) -> Vec<LayerDesc> {
+        describe_layers(self, sizes)
     }
 
     fn inner_layers(&self) -> usize {
@@ -118,5 +110,36 @@ impl Composition for NemotronHConfig {
         };
         let attends = Attends::Causal { block: index, head_dim: self.head_dim };
         Ok(StageLayer::Block(Block { branches: vec![Branch::new(Some(norm), mixer, attends)] }))
+    }
+}
+
+/// The initial parameters of a model. The parameters of Mamba-2 mixers are drawn as in the Mamba reference, and the
+/// others as in every family.
+struct InitialParameters<'a> {
+    config: &'a NemotronHConfig,
+    mixers: MambaInit,
+    others: SeededInit,
+}
+
+impl<'a> InitialParameters<'a> {
+    fn new(config: &'a NemotronHConfig, seed: u64) -> Self {
+        let (steps, floor, taps) = (config.time_step_range, config.time_step_floor, config.conv_kernel);
+        let others = SeededInit { seed, deviation: config.initializer_range };
+        Self { config, mixers: MambaInit { seed, steps, floor, taps }, others }
+    }
+}
+
+impl ParameterSource for InitialParameters<'_> {
+    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ModelError> {
+        if let Some(values) = self.mixers.parameter(spec) {
+            return Ok(values);
+        }
+        if spec.path.ends_with(".out_proj.weight") {
+            let blocks = self.config.blocks.len() as f64;
+            let divisor = if self.config.rescale_prenorm_residual { blocks.sqrt() } else { 1.0 };
+            let bound = 1.0 / (mamba_sizes(self.config).width() as f64).sqrt() / divisor;
+            return Ok(uniform(self.others.seed, spec, bound));
+        }
+        self.others.parameter(spec)
     }
 }

@@ -3,7 +3,7 @@
 use pipewright_shapes::decoder::{DecoderConfig, MixtureConfig};
 
 use crate::attention::{AttentionBias, AttentionSizes};
-use crate::expert_form::ExpertForm;
+use crate::experts::ExpertForm;
 use crate::latent_attention::LatentForm;
 use crate::norm::NormForm;
 use crate::path_names::PathNames;

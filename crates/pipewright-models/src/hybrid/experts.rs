@@ -8,8 +8,7 @@ use pipewright_shapes::hybrid::{BlockKind, HybridConfig};
 
 use super::tokens::Tokens;
 use crate::error::ModelError;
-use crate::expert_form::ExpertForm;
-use crate::experts::ExpertSizes;
+use crate::experts::{ExpertForm, ExpertSizes};
 use crate::parameter::Builder;
 use crate::split::require_parts;
 use crate::valid_tokens::{mean_weights, valid_choices, valid_loads};

@@ -8,8 +8,7 @@ use pipewright::stage::StageContext;
 use pipewright_shapes::nemotron_h::{Experts, NemotronHConfig};
 
 use crate::error::ModelError;
-use crate::expert_form::ExpertForm;
-use crate::experts::ExpertSizes;
+use crate::experts::{ExpertForm, ExpertSizes};
 use crate::parameter::Builder;
 use crate::router::{GroupChoice, Router, Scores};
 use crate::split::require_parts;

@@ -7,13 +7,11 @@
 
 mod describe;
 mod experts;
-mod initial;
 mod rectified;
 mod sizes;
 
 pub(crate) use describe::describe_layers;
 pub(crate) use experts::LatentExperts;
-pub(crate) use initial::InitialParameters;
 pub use pipewright_shapes::nemotron_h::{BlockKind, Experts, NemotronHConfig};
 pub(crate) use rectified::RectifiedLayer;
 pub(crate) use sizes::mamba_sizes;

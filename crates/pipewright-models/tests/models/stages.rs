@@ -1,6 +1,8 @@
 //! Cutting a model: parameters and results do not depend on the cut.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
 
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -8,11 +10,15 @@ use pipewright::nn::TensorParallel;
 use pipewright::stage::StageModule;
 use pipewright::tensor::{pack, unpack};
 use pipewright_models::decoder::{DecoderConfig, MixtureConfig};
+use pipewright_models::hybrid::HybridConfig;
 use pipewright_models::llama::LlamaConfig;
 use pipewright_models::qwen2::Qwen2Config;
 use pipewright_models::qwen3::Qwen3Config;
 use pipewright_models::qwen3_moe::Qwen3MoeConfig;
-use pipewright_models::{ModelFamily, ModelStage, StageTensors, parameter_specs};
+use pipewright_models::{
+    FirstCopies, ModelConfig, ModelFamily, ModelStage, ROUTER_CORRECTION, StageTensors, parameter_specs,
+};
+use pipewright_shapes::model::Model;
 use proptest::prelude::*;
 
 /// Five layers.
@@ -215,14 +221,16 @@ fn a_tied_head_is_a_copy_of_the_table_under_its_path() {
     assert_eq!(paths(&stages[1]), ["model.norm.weight"], "a file has the table from the first stage");
 }
 
-fn check_description<F: ModelFamily>(config: &F) {
+fn check_description(config: &dyn ModelFamily) {
     let description = config.describe(16);
-    assert_eq!(description.layers.len(), 5);
-    let stages = cut(config, &[1, 2, 3, 4]);
-    for (stage, layer) in stages.iter().zip(&description.layers) {
-        let specs = parameter_specs(stage);
-        let count: usize = specs.iter().map(|spec| spec.shape.iter().product::<usize>()).sum();
-        assert_eq!(count as u64, layer.parameters, "{}", layer.path);
+    assert_eq!(description.layers.len(), config.layers());
+    let mut copies = FirstCopies::default();
+    for (index, layer) in description.layers.iter().enumerate() {
+        let specs = config.outline(index..index + 1, &TensorParallel::default()).expect("a layer");
+        // Corrections of routers are not trained, and do not count, as in transformers.
+        let counted = copies.of(&specs).into_iter().filter(|spec| !spec.path.ends_with(ROUTER_CORRECTION));
+        let count: usize = counted.map(|spec| spec.shape.iter().product::<usize>()).sum();
+        assert_eq!(count as u64, layer.parameters, "{} of {}", layer.path, config.family().name());
     }
 }
 
@@ -235,6 +243,26 @@ fn description_counts_what_the_stages_bring_to_the_model() {
     check_description(&LlamaConfig { attention_bias: true, mlp_bias: true, ..llama() });
     check_description(&Qwen3Config { attention_bias: true, ..sizes().into() });
     check_description(&moe());
+    check_description(&HybridConfig { mod_layers: vec![1], ..HybridConfig::of_sizes(sizes()) });
+}
+
+/// Checks a golden model of each family, and that its file has the same shape as its configuration.
+#[test]
+fn every_family_has_the_parameters_that_its_shape_counts() {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    let mut families = BTreeSet::new();
+    for folder in fs::read_dir(data).expect("the golden models") {
+        let folder = folder.expect("an entry").path();
+        let Ok(text) = fs::read_to_string(folder.join("config.json")) else { continue };
+        let config = ModelConfig::read(&folder).expect("a model");
+        check_description(&*config);
+        // Training leaves out the predictors of some files.
+        let of_file = Model { predictors: 0, ..pipewright_shapes::read(&text).expect("a shape").model };
+        let shape = Model { predictors: 0, ..config.shape().expect("a shape") };
+        assert_eq!(of_file.layers(), shape.layers(), "{}", folder.display());
+        families.insert(config.family().name());
+    }
+    assert_eq!(families.len(), ModelConfig::MODEL_TYPES.len(), "{families:?}");
 }
 
 #[test]
