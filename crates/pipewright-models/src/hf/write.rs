@@ -48,7 +48,7 @@ pub struct Writer {
     scratch: Scratch,
     /// The content of `config.json`.
     config: Value,
-    /// [`Family::renamed`](crate::family::Family).
+    /// [`Family::renamed`](pipewright_shapes::family::Family::renamed).
     key_names: &'static [(&'static str, &'static str)],
     files: Vec<(PathBuf, File)>,
     /// The parameters that are not written yet.
