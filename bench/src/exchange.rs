@@ -19,7 +19,8 @@ use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{ExchangeTime, Pipeline, PipelineConfig, StepSummary};
 use pipewright::transport::World;
 use pipewright_models::{
-    CutModel, InitialParameters, ModelFamily, ParameterKind, ParameterSource, ParameterSpec, Place, hf,
+    CutModel, InitialParameters, ModelError, ModelFamily, ParameterKind, ParameterSource, ParameterSpec,
+    Place, hf,
 };
 use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::{GenerateError, Method, Schedule, ScheduleSpec, StageIndex, generate, partition};
@@ -158,14 +159,12 @@ pub(crate) fn run(options: &Options) -> Outcome {
     Ok(())
 }
 
-/// Initial parameters with embeddings of a standard deviation of about 1, like the values of models that scale
-/// them by the root of their width.
-struct LargeEmbeddings<S>(S);
+/// Initial parameters with embeddings of a standard deviation of about 1, like those of models that scale them
+/// by the root of their width.
+struct LargeEmbeddings<'a>(Box<dyn ParameterSource + 'a>);
 
-impl<S: ParameterSource> ParameterSource for LargeEmbeddings<S> {
-    type Error = S::Error;
-
-    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, S::Error> {
+impl ParameterSource for LargeEmbeddings<'_> {
+    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ModelError> {
         let factor = if spec.kind == ParameterKind::Table { 50.0 } else { 1.0 };
         Ok(self.0.parameter(spec)?.into_iter().map(|number| factor * number).collect())
     }

@@ -3,10 +3,9 @@
 use std::path::Path;
 
 use pipewright_models::decoder::{DecoderConfig, MixtureConfig};
-use pipewright_models::hf::HfError;
 use pipewright_models::nemotron_h::{BlockKind, NemotronHConfig};
 use pipewright_models::qwen3_moe::Qwen3MoeConfig;
-use pipewright_models::{ModelConfig, ModelFamily};
+use pipewright_models::{ModelConfig, ModelError, ModelFamily};
 
 use crate::harness::Outcome;
 use crate::model::{HEADS, LAYERS, VOCABULARY, WIDTH, write};
@@ -21,8 +20,8 @@ pub(crate) enum Family {
 impl Family {
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Self::NemotronH => NemotronHConfig::MODEL_TYPE,
-            Self::Qwen3Moe => Qwen3MoeConfig::MODEL_TYPE,
+            Self::NemotronH => "nemotron_h",
+            Self::Qwen3Moe => "qwen3_moe",
         }
     }
 
@@ -34,7 +33,7 @@ impl Family {
     }
 
     /// Writes the model with random parameters into `folder`.
-    pub(crate) fn write(self, folder: &Path) -> Result<ModelConfig, HfError> {
+    pub(crate) fn write(self, folder: &Path) -> Result<ModelConfig, ModelError> {
         match self {
             Self::NemotronH => write(&nemotron_h(), folder)?,
             Self::Qwen3Moe => write(&qwen3_moe(), folder)?,

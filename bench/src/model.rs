@@ -17,9 +17,9 @@ use pipewright::train::data::TokenRows;
 use pipewright::transport::World;
 use pipewright::verification::Verify;
 use pipewright_models::decoder::DecoderConfig;
-use pipewright_models::hf::{self, HfError};
+use pipewright_models::hf;
 use pipewright_models::llama::LlamaConfig;
-use pipewright_models::{CutModel, InitialParameters, ModelConfig, ModelFamily};
+use pipewright_models::{CutModel, InitialParameters, ModelConfig, ModelError, ModelFamily};
 use pipewright_schedule::lower::{TrainingLowering, UnshardConfig, for_training};
 use pipewright_schedule::{
     Level, LowerConfig, Method, Recompute, ScheduleSpec, StageIndex, TrainedStages, ValidatedProgram, csv,
@@ -298,7 +298,7 @@ pub(crate) fn config() -> LlamaConfig {
 
 /// Writes a model with random parameters as a Hugging Face directory. `folder` must not exist or must be
 /// empty.
-pub(crate) fn write<F: ModelFamily>(config: &F, folder: &Path) -> Result<(), HfError> {
+pub(crate) fn write<F: ModelFamily>(config: &F, folder: &Path) -> Result<(), ModelError> {
     let model = config.init_stage(0..config.layers(), SEED, Device::flex())?;
     hf::save(folder, config, &[&model])
 }

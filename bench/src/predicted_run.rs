@@ -12,8 +12,7 @@ use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError, StepSummary}
 use pipewright::profile::{MeasureConfig, measure};
 use pipewright::stage::Stage;
 use pipewright::transport::{LinkSpeed, World};
-use pipewright_models::hf::HfError;
-use pipewright_models::{CutModel, InitialParameters};
+use pipewright_models::{CutModel, InitialParameters, ModelError};
 use pipewright_schedule::analytic::{PeakRates, Workload};
 use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::mesh::Mesh;
@@ -236,6 +235,6 @@ fn pipeline_config(model: &CutModel) -> PipelineConfig {
     }
 }
 
-fn stage(model: &CutModel, range: std::ops::Range<usize>) -> Result<Stage, HfError> {
+fn stage(model: &CutModel, range: std::ops::Range<usize>) -> Result<Stage, ModelError> {
     model.training_stage(range, &InitialParameters::Seed(SEED), Device::flex().autodiff())
 }

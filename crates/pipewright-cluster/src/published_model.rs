@@ -5,7 +5,6 @@ use std::ops::RangeInclusive;
 use pipewright_document::Reader;
 
 use pipewright_shapes::model::{Attention, Block, Dense, Experts, FeedForward, Mixer, Model};
-use pipewright_shapes::training::Training;
 use pipewright_shapes::vectors::Vectors;
 
 /// The widths and numbers of the parts of a model.
@@ -77,7 +76,7 @@ fn model(row: &mut Reader<'_>, name: &str) -> Option<Model> {
         window,
     });
     let feed_forward = |layer: u32| if layer < dense_layers { dense } else { routed.unwrap_or(dense) };
-    let block = |layer| Block { mixer, feed_forward: feed_forward(layer), training: Training::Whole };
+    let block = |layer| Block::new(mixer, feed_forward(layer));
     let gpt = is_gpt?;
     Some(Model {
         name: name.to_owned(),

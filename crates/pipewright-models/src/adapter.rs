@@ -3,15 +3,16 @@
 
 use std::path::PathBuf;
 
-use burn::module::Param;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use pipewright::tensor::TensorShard;
 
-use crate::hf::{AdapterWeights, HfError};
+use crate::error::ModelError;
+use crate::hf::AdapterWeights;
 use crate::init::adapter_values;
 use crate::lora::{LoraConfig, is_of_adapter};
-use crate::parameter::{ParameterSource, ParameterSpec};
+use crate::parameter::{HeldValues, ParameterSource, ParameterSpec};
 use crate::split::Place;
+use crate::stage::stays_in_single_precision;
 
 /// The adapters of a model whose own parameters do not change.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,13 +34,11 @@ pub enum AdapterStart {
 }
 
 /// The parameters of a model and of its adapters.
-pub(crate) struct AdaptedSource<'a, S> {
-    base: S,
+pub(crate) struct AdaptedSource<'a> {
+    base: Box<dyn ParameterSource + 'a>,
     lora: &'a LoraConfig,
     values: Values,
     place: &'a Place,
-    /// [`ModelFamily::stays_in_single_precision`](crate::ModelFamily::stays_in_single_precision).
-    stays_single: fn(&str) -> bool,
 }
 
 enum Values {
@@ -47,65 +46,49 @@ enum Values {
     Weights(AdapterWeights),
 }
 
-impl<'a, S> AdaptedSource<'a, S> {
+impl<'a> AdaptedSource<'a> {
     /// Adds the adapters to the parameters in `base`, which are rounded to the precision in which their stage
-    /// computes, except those for which `stays_single` returns true. Ranks of one process share the base.
+    /// computes ([`stays_in_single_precision`]). Ranks of one process share the base.
     pub(crate) fn new(
-        base: S,
+        base: Box<dyn ParameterSource + 'a>,
         adapter: &'a Adapter,
         place: &'a Place,
-        stays_single: fn(&str) -> bool,
-    ) -> Result<Self, HfError> {
+    ) -> Result<Self, ModelError> {
         let values = match &adapter.start {
             AdapterStart::Seed(seed) => Values::Seed(*seed),
             AdapterStart::Directory(dir) => Values::Weights(AdapterWeights::open(dir)?),
         };
-        Ok(Self { base, lora: &adapter.lora, values, place, stays_single })
+        Ok(Self { base, lora: &adapter.lora, values, place })
     }
 }
 
-impl<S: ParameterSource> ParameterSource for AdaptedSource<'_, S>
-where
-    HfError: From<S::Error>,
-{
-    type Error = HfError;
-
+impl ParameterSource for AdaptedSource<'_> {
     fn lora(&self) -> Option<&LoraConfig> {
         Some(self.lora)
     }
 
-    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, HfError> {
+    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ModelError> {
         match &mut self.values {
-            _ if !is_of_adapter(&spec.path) => Ok(self.base.parameter(spec)?),
+            _ if !is_of_adapter(&spec.path) => self.base.parameter(spec),
             Values::Seed(seed) => Ok(adapter_values(*seed, spec)),
             Values::Weights(weights) => weights.parameter(spec),
         }
     }
 
-    fn shard_of(&mut self, spec: &ParameterSpec, shard: TensorShard) -> Result<Vec<f32>, HfError> {
+    fn shard_of(&mut self, spec: &ParameterSpec, shard: TensorShard) -> Result<Vec<f32>, ModelError> {
         if is_of_adapter(&spec.path) {
             return Ok(shard.cut(self.parameter(spec)?, &spec.shape));
         }
-        Ok(self.base.shard_of(spec, shard)?)
+        self.base.shard_of(spec, shard)
     }
 
-    fn param<const D: usize>(
-        &mut self,
-        spec: &ParameterSpec,
-        shard: TensorShard,
-        device: &Device,
-    ) -> Result<Param<Tensor<D>>, HfError> {
+    fn held(&mut self, spec: &ParameterSpec, shard: TensorShard) -> Result<HeldValues, ModelError> {
         let data = self.data(spec, shard)?;
-        let half = self.place.precision.half().filter(|_| !(self.stays_single)(&spec.path));
-        let values = match half {
-            Some(half) => Tensor::from_data(data, (device, half)),
-            None => Tensor::from_data(data, device),
-        };
-        Ok(Param::from_tensor(if is_of_adapter(&spec.path) {
-            values
-        } else {
-            self.place.tensor.share_frozen(&spec.path, values)
-        }))
+        if is_of_adapter(&spec.path) {
+            return Ok(HeldValues::Trained(data));
+        }
+        let half = self.place.precision.half().filter(|_| !stays_in_single_precision(&spec.path));
+        Ok(HeldValues::Frozen(data, half))
     }
 
     /// New adapters start with the norms of the columns of the base as it computes, so that they change
@@ -115,8 +98,7 @@ where
         spec: &ParameterSpec,
         matrix: &ParameterSpec,
         shard: TensorShard,
-        device: &Device,
-    ) -> Result<Param<Tensor<1>>, HfError> {
+    ) -> Result<HeldValues, ModelError> {
         let values = match &mut self.values {
             Values::Weights(weights) => weights.parameter(spec)?,
             Values::Seed(_) => {
@@ -130,7 +112,7 @@ where
             }
         };
         let shape = shard.shape(&spec.shape);
-        Ok(Param::from_data(TensorData::new(shard.cut(values, &spec.shape), shape), device))
+        Ok(HeldValues::Trained(TensorData::new(shard.cut(values, &spec.shape), shape)))
     }
 }
 
@@ -143,19 +125,18 @@ mod tests {
     use super::*;
     use crate::decoder::DecoderConfig;
     use crate::family::ModelFamily;
-    use crate::parameter::visit_parameters;
     use crate::qwen3_moe::Qwen3MoeConfig;
+    use crate::stage::visit_parameters;
 
     /// Checks that each parameter of a model with experts has the element type in which its stage computes.
     fn check(precision: Precision, expected: DType) {
-        let mut json = Qwen3MoeConfig::of_sizes(DecoderConfig::new(32, 4)).to_json();
+        let mut json = ModelFamily::to_json(&Qwen3MoeConfig::from(DecoderConfig::new(32, 4)));
         json["mlp_only_layers"] = json!([0]);
         let config = Qwen3MoeConfig::from_json(json).expect("it is a model");
         let lora = LoraConfig { rank: 2, dora: true, ..LoraConfig::default() };
         let adapter = Adapter { lora, start: AdapterStart::Seed(1) };
-        let stays_single = Qwen3MoeConfig::stays_in_single_precision;
         let place = Place { precision, ..Device::flex().autodiff().into() };
-        let source = AdaptedSource::new(config.initial(3), &adapter, &place, stays_single);
+        let source = AdaptedSource::new(ModelFamily::initial(&config, 3), &adapter, &place);
         let mut source = source.expect("no file");
         let stage = config.build_stage(0..config.layers(), &mut source, &place).expect("a stage");
         let mut types = Vec::new();

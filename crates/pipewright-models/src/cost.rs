@@ -7,6 +7,7 @@ use std::ops::Add;
 
 use pipewright_schedule::LayerDesc;
 use pipewright_schedule::profile::EMBEDDING;
+use pipewright_shapes::operations::LayerCount;
 
 use crate::attention::AttentionSizes;
 use crate::norm::NormForm;
@@ -29,14 +30,15 @@ pub(crate) const NORM_PASSES: u64 = 16;
 pub(crate) const LOSS_PASSES: u64 = 12;
 pub(crate) const GATE_PASSES: u64 = 12;
 
-/// The costs of a layer, or of a part of one.
+/// Floating-point operations of a parameter of a matrix for a token that meets it: three multiply-adds, forward and
+/// backward.
+pub(crate) const OPERATIONS: u64 = 6;
+
+/// The costs of a layer, or of a part of one, in addition to its products with matrices.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Cost {
-    pub(crate) parameters: u64,
-    /// Floating-point operations of a token's matrix products, forward and backward. Each parameter of a
-    /// matrix that a token meets takes part in three multiply-adds.
-    pub(crate) products: u64,
-    /// The part of `products` in which activations are multiplied with each other, and not with weights.
+    /// Floating-point operations of a token, forward and backward, in which activations are multiplied with each
+    /// other, and not with weights.
     pub(crate) mixing: u64,
     /// Elements that a token's element-wise passes read and write, forward and backward.
     pub(crate) elements: u64,
@@ -57,8 +59,6 @@ impl Add for Cost {
 
     fn add(self, other: Self) -> Self {
         Self {
-            parameters: self.parameters + other.parameters,
-            products: self.products + other.products,
             mixing: self.mixing + other.mixing,
             elements: self.elements + other.elements,
             kept: self.kept + other.kept,
@@ -70,11 +70,9 @@ impl Add for Cost {
 }
 
 impl Cost {
-    /// Returns the cost of a layer that computes `count` states of each token with the same parameters.
+    /// Returns the cost of a layer that computes `count` states of each token.
     pub(crate) fn for_each_of(self, count: u64) -> Self {
         Self {
-            parameters: self.parameters,
-            products: count * self.products,
             mixing: count * self.mixing,
             elements: count * self.elements,
             kept: count * self.kept,
@@ -84,13 +82,22 @@ impl Cost {
         }
     }
 
-    /// Returns the layer of this cost, for rows of `tokens` tokens. It returns `outputs` numbers per token.
-    pub(crate) fn layer(self, path: String, kind: &str, tokens: u64, outputs: u64) -> LayerDesc {
+    /// Returns the layer of this cost and these counts, for rows of `tokens` tokens. It returns `outputs` numbers
+    /// per token.
+    pub(crate) fn layer(
+        self,
+        count: LayerCount,
+        path: String,
+        kind: &str,
+        tokens: u64,
+        outputs: u64,
+    ) -> LayerDesc {
+        let products = OPERATIONS * count.products + self.mixing;
         LayerDesc {
             path,
             kind: kind.to_owned(),
-            parameters: self.parameters,
-            weight: self.products + ELEMENT * self.elements,
+            parameters: count.parameters,
+            weight: products + ELEMENT * self.elements,
             activation_bytes: tokens * FLOAT * self.kept,
             device_activation_bytes: (self.kept_on_devices != 0)
                 .then(|| tokens * FLOAT * self.kept.saturating_add_signed(self.kept_on_devices)),
@@ -98,7 +105,7 @@ impl Cost {
             keys_values_bytes: 0,
             norms_bytes: tokens * FLOAT * self.norms,
             feed_forward_bytes: tokens * FLOAT * self.feed_forward,
-            products: tokens * self.products,
+            products: tokens * products,
             mixing: tokens * self.mixing,
             copied: 0,
             trained: None,
@@ -106,8 +113,8 @@ impl Cost {
     }
 }
 
-/// The sizes that the embedding and the head of a model share with each other.
-#[derive(Clone, Copy, Debug)]
+/// The sizes and counts of a model from which its layers are described.
+#[derive(Clone, Debug)]
 pub(crate) struct ModelSizes {
     /// The width of the hidden states.
     pub(crate) hidden: u64,
@@ -117,28 +124,31 @@ pub(crate) struct ModelSizes {
     pub(crate) is_tied: bool,
     /// The number of tokens of a row.
     pub(crate) tokens: u64,
+    /// The counts of the layers.
+    pub(crate) counts: Vec<LayerCount>,
 }
 
 impl ModelSizes {
     /// Returns the layer of the token embeddings at `path`.
-    pub(crate) fn embedding(self, path: &str) -> LayerDesc {
-        let cost = Cost { parameters: self.table(), elements: TABLE_PASSES * self.hidden, ..Cost::default() };
-        let layer = cost.layer(path.to_owned(), EMBEDDING, self.tokens, self.hidden);
+    pub(crate) fn embedding(&self, path: &str) -> LayerDesc {
+        let cost = Cost { elements: TABLE_PASSES * self.hidden, ..Cost::default() };
+        let layer = cost.layer(self.count(0), path.to_owned(), EMBEDDING, self.tokens, self.hidden);
         LayerDesc { activation_bytes: self.tokens * TOKEN_ID, ..layer }
     }
 
-    /// Returns the layer of a block.
-    pub(crate) fn block(self, path: String, kind: &str, cost: Cost) -> LayerDesc {
-        cost.layer(path, kind, self.tokens, self.hidden)
+    /// Returns the layer of a block, which has this index among the blocks.
+    pub(crate) fn block(&self, index: usize, path: String, kind: &str, cost: Cost) -> LayerDesc {
+        cost.layer(self.count(1 + index), path, kind, self.tokens, self.hidden)
+    }
+
+    /// Returns the counts of a layer; none if the configuration does not describe a model.
+    pub(crate) fn count(&self, layer: usize) -> LayerCount {
+        self.counts.get(layer).copied().unwrap_or_default()
     }
 
     /// Returns the cost of the last norm and the head.
-    pub(crate) fn head_cost(self) -> Cost {
-        let table = self.table();
+    pub(crate) fn head_cost(&self) -> Cost {
         let logits = Cost {
-            parameters: if self.is_tied { 0 } else { table },
-            products: 6 * table,
-            mixing: 0,
             elements: LOSS_PASSES * self.vocabulary,
             // The logits with a normaliser, which the loss keeps.
             kept: self.vocabulary + 1,
@@ -147,20 +157,17 @@ impl ModelSizes {
         norm(self.hidden) + logits
     }
 
-    /// Returns the layer of the last norm and the head, whose cost is [`ModelSizes::head_cost`] in most
-    /// families.
-    pub(crate) fn head(self, cost: Cost) -> LayerDesc {
-        self.head_of(1, cost)
-    }
-
-    /// Like [`ModelSizes::head`], but for a head with this number of predictions.
-    pub(crate) fn head_of(self, predictions: u64, cost: Cost) -> LayerDesc {
-        let layer = cost.layer("lm_head".to_owned(), "head", self.tokens, predictions * self.vocabulary);
+    /// Returns the layer of the last norm and the head with this number of predictions. In most families, its cost is
+    /// [`ModelSizes::head_cost`].
+    pub(crate) fn head(&self, predictions: u64, cost: Cost) -> LayerDesc {
+        let count = self.counts.last().copied().unwrap_or_default();
+        let outputs = predictions * self.vocabulary;
+        let layer = cost.layer(count, "lm_head".to_owned(), "head", self.tokens, outputs);
         LayerDesc { copied: if self.is_tied { self.table() } else { 0 }, ..layer }
     }
 
     /// Returns the number of elements of the table of the token embeddings.
-    pub(crate) fn table(self) -> u64 {
+    pub(crate) fn table(&self) -> u64 {
         self.vocabulary * self.hidden
     }
 }
@@ -194,7 +201,7 @@ pub(crate) fn magnitudes(inputs: u64, outputs: u64, rank: u64, tokens: u64) -> u
 
 /// Returns the cost of a norm, which keeps its input, its output and a scale.
 pub(crate) fn norm(width: u64) -> Cost {
-    Cost { parameters: width, elements: NORM_PASSES * width, kept: 2 * width + 1, ..Cost::default() }
+    Cost { elements: NORM_PASSES * width, kept: 2 * width + 1, ..Cost::default() }
 }
 
 /// Returns the cost of a norm whose result is the input of matrix products, and of nothing else.
@@ -206,52 +213,29 @@ pub(crate) fn norm_of_products(width: u64) -> Cost {
 /// also keeps the elements less their mean.
 pub(crate) fn centring(width: u64, form: NormForm) -> Cost {
     let width = if form.centres { width } else { 0 };
-    Cost { parameters: width, elements: BIAS_PASSES * width, kept: width, ..Cost::default() }
+    Cost { elements: BIAS_PASSES * width, kept: width, ..Cost::default() }
 }
 
 /// Returns the cost of a feed-forward layer without a gate. It keeps the up projection and the result of the
 /// activation.
-pub(crate) fn ungated(hidden: u64, inner: u64) -> Cost {
-    let matrices = 2 * hidden * inner;
-    Cost {
-        parameters: matrices,
-        products: 6 * matrices,
-        mixing: 0,
-        elements: GATE_PASSES * inner,
-        kept: 2 * inner,
-        ..Cost::default()
-    }
+pub(crate) fn ungated(inner: u64) -> Cost {
+    Cost { elements: GATE_PASSES * inner, kept: 2 * inner, ..Cost::default() }
 }
 
 /// Returns the cost of a feed-forward layer with a gate, whose activation is SwiGLU. It keeps the gate, the up
 /// projection and the result of the activation.
-pub(crate) fn gated(hidden: u64, inner: u64) -> Cost {
-    let matrices = 3 * hidden * inner;
-    Cost {
-        parameters: matrices,
-        products: 6 * matrices,
-        mixing: 0,
-        elements: GATE_PASSES * inner,
-        kept: 3 * inner,
-        feed_forward: inner,
-        ..Cost::default()
-    }
+pub(crate) fn gated(inner: u64) -> Cost {
+    Cost { elements: GATE_PASSES * inner, kept: 3 * inner, feed_forward: inner, ..Cost::default() }
 }
 
 /// Returns the cost of an attention in which a token sees half of `seen` keys on average. Each pair of a
 /// query channel and a key that a token sees takes part in three multiply-adds, once for the scores and once
 /// for the values.
 pub(crate) fn attention(sizes: AttentionSizes, seen: u64) -> Cost {
-    let [hidden, heads, key_heads, head_dim] =
-        [sizes.hidden, sizes.heads, sizes.key_heads, sizes.head_dim].map(|size| size as u64);
+    let [heads, key_heads, head_dim] = [sizes.heads, sizes.key_heads, sizes.head_dim].map(|size| size as u64);
     let (queries, keys) = (heads * head_dim, key_heads * head_dim);
-    let matrices = 2 * hidden * (queries + keys);
-    let mixing = 6 * seen * queries;
     Cost {
-        parameters: matrices,
-        products: 6 * matrices + mixing,
-        mixing,
-        elements: 0,
+        mixing: 6 * seen * queries,
         // Queries, keys, values and the attention's output with a normaliser for each head.
         kept: 2 * queries + 2 * keys + heads,
         ..Cost::default()
@@ -272,7 +256,7 @@ mod tests {
     fn devices_may_keep_more_or_fewer_numbers() {
         let kept = |kept_on_devices| {
             let cost = Cost { kept: 10, kept_on_devices, ..Cost::default() };
-            let layer = (cost + cost).for_each_of(3).layer(String::new(), "", 2, 1);
+            let layer = (cost + cost).for_each_of(3).layer(LayerCount::default(), String::new(), "", 2, 1);
             (layer.activation_bytes, layer.device_activation_bytes)
         };
         assert_eq!(kept(0), (480, None));

@@ -7,18 +7,17 @@ use pipewright::nn::TensorParallel;
 use pipewright::stage::Stage;
 use pipewright_schedule::{LayerDesc, ModelDesc, Partition, TrainedStages};
 
-use crate::adapter::Adapter;
-use crate::any_family::InitialParameters;
+use crate::adapter::{AdaptedSource, Adapter};
 use crate::cost::{frozen, magnitudes};
-use crate::cut_stage::NO_SLICES;
 use crate::embedding_form::{CutEmbedding, VocabularyCut};
-use crate::error::ConfigError;
+use crate::error::ModelError;
 use crate::head_form::CutHead;
-use crate::hf::HfError;
 use crate::lora::{is_of_adapter, layer_of_first, layer_of_magnitudes};
 use crate::model_config::ModelConfig;
-use crate::parameter::ParameterSpec;
+use crate::model_source::{InitialParameters, outline};
+use crate::parameter::{ParameterSource, ParameterSpec};
 use crate::split::Place;
+use crate::stage::NO_SLICES;
 
 /// A model whose embedding and output head are cut along the vocabulary into parts, each of them a layer. With
 /// one part of each it is the model itself.
@@ -38,7 +37,7 @@ use crate::split::Place;
 /// let layers = CutModel::new(model, 3)?.describe(16).layers;
 /// let paths: Vec<&str> = layers.iter().skip(3).map(|layer| layer.path.as_str()).collect();
 /// assert_eq!(paths, ["lm_head 1/3", "lm_head 2/3", "lm_head 3/3"]);
-/// # Ok::<(), pipewright_models::ConfigError>(())
+/// # Ok::<(), pipewright_models::ModelError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct CutModel {
@@ -61,14 +60,12 @@ impl CutModel {
     ///
     /// # Errors
     /// When a part would have no token.
-    pub fn new(model: ModelConfig, parts: u32) -> Result<Self, ConfigError> {
+    pub fn new(model: ModelConfig, parts: u32) -> Result<Self, ModelError> {
         if parts == 1 {
             return Ok(model.into());
         }
-        let cut = VocabularyCut {
-            head: Some(CutHead::new(model.family().head(), parts)?),
-            ..VocabularyCut::default()
-        };
+        let cut =
+            VocabularyCut { head: Some(CutHead::new(model.head(), parts)?), ..VocabularyCut::default() };
         Ok(Self { cut, model, adapter: None })
     }
 
@@ -77,9 +74,8 @@ impl CutModel {
     /// # Errors
     /// When a part would have no token, or when the head is tied and has another number of parts, unless
     /// `parts` is 1.
-    pub fn with_embedding_parts(&self, parts: u32) -> Result<Self, ConfigError> {
-        let embedding =
-            (parts != 1).then(|| CutEmbedding::new(self.model.family().head(), parts)).transpose()?;
+    pub fn with_embedding_parts(&self, parts: u32) -> Result<Self, ModelError> {
+        let embedding = (parts != 1).then(|| CutEmbedding::new(self.model.head(), parts)).transpose()?;
         let cut = VocabularyCut { embedding, ..self.cut };
         cut.check()?;
         Ok(Self { cut, ..self.clone() })
@@ -90,7 +86,7 @@ impl CutModel {
     /// # Errors
     /// When a setting cannot be used ([`LoraConfig::check`](crate::LoraConfig::check)), the family cannot
     /// have adapters, or a target is not one of the model's layers.
-    pub fn with_adapter(self, adapter: Adapter) -> Result<Self, ConfigError> {
+    pub fn with_adapter(self, adapter: Adapter) -> Result<Self, ModelError> {
         adapter.lora.check()?;
         adapter.lora.require_targets(&self.model.adaptable_layers()?)?;
         Ok(Self { adapter: Some(adapter), ..self })
@@ -100,7 +96,7 @@ impl CutModel {
     ///
     /// # Errors
     /// As [`CutModel::new`] and [`CutModel::with_embedding_parts`].
-    pub fn with_parts(&self, parts: u32) -> Result<Self, ConfigError> {
+    pub fn with_parts(&self, parts: u32) -> Result<Self, ModelError> {
         let with_head = Self { adapter: self.adapter.clone(), ..Self::new(self.model.clone(), parts)? };
         with_head.with_embedding_parts(self.embedding_parts())
     }
@@ -120,7 +116,7 @@ impl CutModel {
     ///
     /// # Errors
     /// As [`ModelConfig::parameters`].
-    pub fn trained_parameters(&self) -> Result<Vec<ParameterSpec>, ConfigError> {
+    pub fn trained_parameters(&self) -> Result<Vec<ParameterSpec>, ModelError> {
         match &self.adapter {
             Some(adapter) => self.model.adapter_parameters(&adapter.lora),
             None => self.model.parameters(),
@@ -131,7 +127,7 @@ impl CutModel {
     ///
     /// # Errors
     /// As [`ModelConfig::parameters`].
-    pub fn trained_layers(&self) -> Result<Vec<bool>, ConfigError> {
+    pub fn trained_layers(&self) -> Result<Vec<bool>, ModelError> {
         let layers = self.describe_whole(1).layers;
         if self.adapter.is_none() {
             return Ok(vec![true; layers.len()]);
@@ -144,7 +140,7 @@ impl CutModel {
     ///
     /// # Errors
     /// As [`CutModel::trained_layers`].
-    pub fn trained_stages(&self, partition: &Partition) -> Result<TrainedStages, ConfigError> {
+    pub fn trained_stages(&self, partition: &Partition) -> Result<TrainedStages, ModelError> {
         let layers = self.trained_layers()?;
         let stages: Vec<bool> = partition.ranges().map(|range| layers[range].contains(&true)).collect();
         Ok(TrainedStages::of(&stages))
@@ -172,11 +168,8 @@ impl CutModel {
     }
 
     /// Returns why stages of the model cannot run slices of microbatches; `None` if they can.
-    ///
-    /// # Errors
-    /// As [`ModelConfig::refuses_slices`].
-    pub fn refuses_slices(&self) -> Result<Option<String>, ConfigError> {
-        if self.cut.head.is_some() { Ok(Some(NO_SLICES.to_owned())) } else { self.model.refuses_slices() }
+    pub fn refuses_slices(&self) -> Option<String> {
+        if self.cut.head.is_some() { Some(NO_SLICES.to_owned()) } else { self.model.refuses_slices() }
     }
 
     /// Returns the layers in order; see [`ModelFamily::describe`](crate::ModelFamily::describe). With
@@ -216,9 +209,9 @@ impl CutModel {
         &self,
         layers: Range<usize>,
         tensor: &TensorParallel,
-    ) -> Result<Vec<ParameterSpec>, ConfigError> {
+    ) -> Result<Vec<ParameterSpec>, ModelError> {
         let lora = self.adapter.as_ref().map(|adapter| &adapter.lora);
-        self.model.family().outline(&self.cut, layers, tensor, lora)
+        outline(&*self.model, &self.cut, layers, tensor, lora)
     }
 
     /// Builds the stage that holds `layers`, for training. The last stage computes the loss. With adapters,
@@ -232,9 +225,16 @@ impl CutModel {
         layers: Range<usize>,
         initial: &InitialParameters,
         place: impl Into<Place>,
-    ) -> Result<Stage, HfError> {
-        let adapter = self.adapter.as_ref();
-        self.model.family().training_stage(&self.cut, layers, initial, adapter, &place.into())
+    ) -> Result<Stage, ModelError> {
+        let (place, is_last) = (place.into(), layers.end == self.cut.layers(self.model.layers() - 2));
+        let build = |source: &mut dyn ParameterSource| {
+            let stage = self.model.build_cut_stage(&self.cut, layers.clone(), source, &place)?;
+            Ok::<_, ModelError>(stage.into_stage(is_last))
+        };
+        let mut source = initial.of(&*self.model)?;
+        let Some(adapter) = &self.adapter else { return build(&mut *source) };
+        let stage = build(&mut AdaptedSource::new(source, adapter, &place)?)?;
+        Ok(stage.with_base(|path| !is_of_adapter(path)))
     }
 }
 

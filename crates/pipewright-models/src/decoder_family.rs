@@ -1,45 +1,45 @@
 //! Families whose models have the form of [`decoder`](crate::decoder): each says only in what its blocks
 //! differ.
 
-use std::ops::Range;
+use std::fmt::Debug;
 
-use pipewright_schedule::ModelDesc;
+use pipewright_schedule::LayerDesc;
 use pipewright_shapes::ShapeError;
-use pipewright_shapes::family::AbsentKey;
-use pipewright_shapes::key_table::KeyTable;
+use pipewright_shapes::family::Family;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::decoder::{self, BlockForm, DecoderConfig, DecoderStage, LayerWindows, stays_in_single_precision};
-use crate::error::ConfigError;
-use crate::family::ModelFamily;
+use crate::attention::{Attention, AttentionSizes, InputNorms};
+use crate::block::{Attends, Block, Branch, Mixer};
+use crate::cost::ModelSizes;
+use crate::decoder::{
+    self, BlockAttentions, BlockForm, DecoderConfig, FeedForward, HeadNorms, LayerWindows, MixtureConfig,
+    NormPlaces,
+};
+use crate::embedding_layer::EmbeddingLayer;
+use crate::error::ModelError;
+use crate::family::{Composition, family_json};
 use crate::head_form::HeadForm;
 use crate::init::InitByPath;
-use crate::parameter::ParameterSource;
-use crate::split::Place;
+use crate::latent_attention::LatentAttention;
+use crate::parameter::{Builder, ParameterSource};
+use crate::stage::StageLayer;
+
+/// The path of the table of positions.
+const POSITION_TABLE: &str = "model.embed_positions";
 
 /// A family of decoder-only models. [`From`] returns the family's model of some sizes, with its usual values
 /// for everything else.
 pub(crate) trait DecoderFamily:
-    From<DecoderConfig> + Clone + Send + Sync + Serialize + DeserializeOwned
+    From<DecoderConfig> + Clone + Debug + Send + Sync + Serialize + DeserializeOwned + 'static
 {
-    /// The name of the family: `model_type` in `config.json`.
-    const NAME: &'static str;
-    /// The entry of `architectures` in `config.json`.
-    const CLASS: &'static str;
-    /// The meaning of each key of `config.json` for the family.
-    const KEY_TABLE: &'static KeyTable;
+    /// The row of the family in the tables.
+    const ROW: Family;
     /// The key that names the activation in files, and its only value.
     const ACTIVATION: (&'static str, &'static str) = ("hidden_act", "silu");
-    /// The keys with other names in files than in [`DecoderConfig`], each with the name there.
-    const KEY_NAMES: &'static [(&'static str, &'static str)] = &[];
     /// Whether a part of a head's elements may be rotated.
     const ROTATES_PARTS: bool = false;
-    /// Types of positions that mean `longrope` in files of this family.
-    const LONGROPE_NAMES: &'static [&'static str] = &[];
-    /// The values of keys that a file leaves out.
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = &[];
 
     /// Returns the sizes and constants.
     fn decoder(&self) -> &DecoderConfig;
@@ -66,26 +66,19 @@ pub(crate) trait DecoderFamily:
     }
 }
 
-impl<F: DecoderFamily> ModelFamily for F {
-    const MODEL_TYPE: &'static str = F::NAME;
-    const ARCHITECTURE: &'static str = F::CLASS;
-    const TABLE: &'static KeyTable = F::KEY_TABLE;
-    const ABSENT: &'static [(&'static str, AbsentKey)] = F::ABSENT_KEYS;
-    const LONGROPE_NAMES: &'static [&'static str] = F::LONGROPE_NAMES;
-    const RENAMED: &'static [(&'static str, &'static str)] = F::KEY_NAMES;
-    const ADAPTS: bool = true;
-    type Stage = DecoderStage;
+impl<F: DecoderFamily> Composition for F {
+    const FAMILY: Family = F::ROW;
 
     fn of_sizes(sizes: DecoderConfig) -> Self {
         sizes.into()
     }
 
     fn to_json(&self) -> Value {
-        let mut json = self.file_json();
+        let mut json = family_json(self);
         let (key, activation) = F::ACTIVATION;
         json[key] = activation.into();
         if let Some(keys) = json.as_object_mut() {
-            for (in_files, name) in F::KEY_NAMES {
+            for (in_files, name) in F::ROW.renamed {
                 if let Some(value) = keys.remove(*name) {
                     keys.insert((*in_files).to_owned(), value);
                 }
@@ -94,32 +87,45 @@ impl<F: DecoderFamily> ModelFamily for F {
         json
     }
 
-    fn check(&self) -> Result<(), ConfigError> {
+    fn check(&self) -> Result<(), ShapeError> {
         let (key, share) = ("partial_rotary_factor", self.decoder().partial_rotary_factor);
         if share != 1.0 && !F::ROTATES_PARTS {
-            return Err(ShapeError::not_supported(key, &share.to_string(), "1").into());
+            return Err(ShapeError::not_supported(key, &share.to_string(), "1"));
         }
-        Ok(self.check_own()?)
+        self.check_own()
     }
 
-    fn vocab_size(&self) -> usize {
-        self.decoder().vocab_size
+    fn check_all(&self) -> Result<(), ShapeError> {
+        self.check()?;
+        self.form().mixture.map_or(Ok(()), MixtureConfig::validate)?;
+        self.decoder().validate()
     }
 
-    fn describe(&self, sequence: usize) -> ModelDesc {
-        decoder::describe(self.decoder(), &self.form(), sequence)
+    fn describe(&self, sizes: &ModelSizes) -> Vec<LayerDesc> {
+        decoder::describe(self.decoder(), &self.form(), sizes)
+    }
+
+    fn inner_layers(&self) -> usize {
+        self.decoder().num_hidden_layers
     }
 
     fn head(&self) -> HeadForm {
-        decoder::head(self.decoder(), &self.form())
+        let (decoder, form) = (self.decoder(), self.form());
+        HeadForm {
+            names: form.names,
+            factor: form.factors.logits,
+            cap: form.logit_cap,
+            ..HeadForm::new(
+                ["model.norm", "model.embed_tokens"],
+                form.norm(decoder),
+                [decoder.vocab_size, decoder.hidden_size],
+                decoder.tie_word_embeddings,
+            )
+        }
     }
 
-    fn initializer_range(&self) -> f64 {
-        self.decoder().initializer_range
-    }
-
-    fn initial(&self, seed: u64) -> impl ParameterSource<Error = ConfigError> {
-        InitByPath { seed, deviation: |path: &str| self.deviation_of(path) }
+    fn initial(&self, seed: u64) -> Box<dyn ParameterSource + '_> {
+        Box::new(InitByPath { seed, deviation: |path: &str| self.deviation_of(path) })
     }
 
     fn longest(&self) -> Option<usize> {
@@ -135,21 +141,92 @@ impl<F: DecoderFamily> ModelFamily for F {
         self.form().position_table
     }
 
-    fn stays_in_single_precision(parameter: &str) -> bool {
-        stays_in_single_precision(parameter)
+    /// Returns a reason if the balance loss of routers is part of the loss: it depends on all tokens of a
+    /// microbatch together.
+    fn refuses_slices(&self) -> Option<String> {
+        let form = self.form();
+        form.mixture.filter(|mixture| mixture.output_router_logits)?;
+        let layer = (0..self.inner_layers()).find(|&index| form.mixture_of(index).is_some())?;
+        let path = form.names.of(&format!("model.layers.{layer}.mlp.gate"));
+        Some(format!(
+            "the balance loss of the router `{path}` depends on whole microbatches, so set `output_router_logits = false` \
+             to train without it"
+        ))
     }
 
-    fn build_stage<S: ParameterSource>(
-        &self,
-        layers: Range<usize>,
-        source: &mut S,
-        place: &Place,
-    ) -> Result<DecoderStage, S::Error> {
-        self.check()?;
-        let form = self.form();
-        if let Some(mixture) = form.mixture {
-            mixture.validate().map_err(ConfigError::from)?;
-        }
-        decoder::build_stage(self.decoder(), &form, layers, source, place)
+    fn inputs_first(&self) -> bool {
+        self.form().inputs_first
     }
+
+    fn attentions(&self) -> BlockAttentions {
+        BlockAttentions::new(self.decoder(), &self.form())
+    }
+
+    fn add_embeddings(
+        &self,
+        layer: &mut EmbeddingLayer,
+        builder: &mut Builder<'_>,
+    ) -> Result<(), ModelError> {
+        let form = self.form();
+        layer.factor = form.factors.embedding;
+        let width = self.decoder().hidden_size;
+        let table = form.position_table.map(|positions| builder.embedding(POSITION_TABLE, positions, width));
+        layer.positions = table.transpose()?;
+        Ok(())
+    }
+
+    /// Builds a block of an attention and a feed-forward layer.
+    fn build_inner(&self, index: usize, builder: &mut Builder<'_>) -> Result<StageLayer, ModelError> {
+        let (config, form) = (self.decoder(), self.form());
+        let (path, residual) = (format!("model.layers.{index}"), form.factors.residual);
+        let norm = |builder: &mut Builder<'_>, has_norm: bool, name: &str| {
+            let mut build =
+                || builder.form_norm(&format!("{path}.{name}"), config.hidden_size, form.norm(config));
+            has_norm.then(&mut build).transpose()
+        };
+        let [is_before, is_after, is_both] =
+            [NormPlaces::Before, NormPlaces::After, NormPlaces::Both].map(|places| form.norms == places);
+        let before = norm(builder, !is_after, "input_layernorm")?;
+        let mixer = attention(config, &form, &format!("{path}.self_attn"), builder)?;
+        let between = norm(builder, true, "post_attention_layernorm")?;
+        let before_mlp = norm(builder, is_both, "pre_feedforward_layernorm")?;
+        let mlp = FeedForward::build(config, &form, index, &format!("{path}.mlp"), builder)?;
+        let after = norm(builder, !is_before, "post_feedforward_layernorm")?;
+        // The only norm between them is before the feed-forward layer if none is after it.
+        let (after_attention, before_mlp) = if is_before { (None, between) } else { (between, before_mlp) };
+        let attends = Attends::Causal { block: index, head_dim: config.head_dim() };
+        let attention = Branch {
+            norm_after: after_attention,
+            factor: residual,
+            ..Branch::new(before, mixer, attends.clone())
+        };
+        let mlp = Branch {
+            norm_after: after,
+            factor: residual,
+            ..Branch::new(before_mlp, Mixer::FeedForward(mlp), attends)
+        };
+        Ok(StageLayer::Block(Block { branches: vec![attention, mlp] }))
+    }
+}
+
+/// Builds the attention of a block.
+fn attention(
+    config: &DecoderConfig,
+    form: &BlockForm<'_>,
+    path: &str,
+    builder: &mut Builder<'_>,
+) -> Result<Mixer, ModelError> {
+    let sizes = AttentionSizes::from(config);
+    if let Some(latent) = form.latent {
+        return LatentAttention::build(sizes, latent, form.bias, path, builder).map(Mixer::Latent);
+    }
+    if form.joins_projections {
+        return Attention::build_joined(sizes, form.bias, path, builder).map(Mixer::Attention);
+    }
+    let joins_heads = form.head_norms == HeadNorms::All;
+    let norms = InputNorms { form: form.norm(config), joins_heads };
+    let norms = (form.head_norms != HeadNorms::None).then_some(norms);
+    let attention = Attention::build(sizes, form.bias, norms, path, builder)?;
+    let attention = if form.has_sinks { attention.with_sinks(sizes, path, builder)? } else { attention };
+    Ok(Mixer::Attention(attention))
 }

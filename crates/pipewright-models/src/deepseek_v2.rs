@@ -6,8 +6,7 @@
 
 use pipewright_shapes::ShapeError;
 use pipewright_shapes::decoder::{DeepseekExperts, ExpertGroups, LatentConfig};
-use pipewright_shapes::family::{self, AbsentKey};
-use pipewright_shapes::key_table::KeyTable;
+use pipewright_shapes::family::{self, Family};
 use serde::{Deserialize, Serialize};
 
 use crate::decoder::{BlockForm, DecoderConfig, MixtureConfig};
@@ -93,10 +92,7 @@ impl DeepseekV2Config {
 }
 
 impl DecoderFamily for DeepseekV2Config {
-    const NAME: &'static str = "deepseek_v2";
-    const CLASS: &'static str = "DeepseekV2ForCausalLM";
-    const KEY_TABLE: &'static KeyTable = family::DEEPSEEK_V2.keys;
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = family::DEEPSEEK_V2.absent;
+    const ROW: Family = family::DEEPSEEK_V2;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder

@@ -6,8 +6,7 @@
 
 use pipewright_shapes::ShapeError;
 use pipewright_shapes::decoder::{DeepseekExperts, ExpertGroups, LatentConfig};
-use pipewright_shapes::family::{self, AbsentKey};
-use pipewright_shapes::key_table::KeyTable;
+use pipewright_shapes::family::{self, Family};
 use serde::{Deserialize, Serialize};
 
 use crate::decoder::{BlockForm, DecoderConfig};
@@ -72,10 +71,7 @@ impl DeepseekV3Config {
 }
 
 impl DecoderFamily for DeepseekV3Config {
-    const NAME: &'static str = "deepseek_v3";
-    const CLASS: &'static str = "DeepseekV3ForCausalLM";
-    const KEY_TABLE: &'static KeyTable = family::DEEPSEEK_V3.keys;
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = family::DEEPSEEK_V3.absent;
+    const ROW: Family = family::DEEPSEEK_V3;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder

@@ -11,7 +11,7 @@ use std::ops::Range;
 use pipewright_schedule::{EMBEDDING_PART, LayerDesc, ModelDesc};
 
 use crate::cost::{ELEMENT, TABLE_PASSES, TOKEN_ID};
-use crate::error::ConfigError;
+use crate::error::ModelError;
 use crate::head_form::{CutHead, HeadForm};
 use crate::split::ids_of_part;
 
@@ -32,10 +32,14 @@ impl CutEmbedding {
     ///
     /// # Errors
     /// When a part would have no token.
-    pub(crate) fn new(form: HeadForm, parts: u32) -> Result<Self, ConfigError> {
+    pub(crate) fn new(form: HeadForm, parts: u32) -> Result<Self, ModelError> {
         let embedding = Self { form, parts };
         if parts == 0 || embedding.ids(parts - 1).is_empty() {
-            return Err(ConfigError::EmbeddingParts { parts, vocabulary: form.vocabulary });
+            return Err(ModelError::new(format!(
+                "{parts} parts of a vocabulary of {} tokens leave a part of the embedding without a token; use a smaller \
+                 `pipeline.embedding_parts`",
+                form.vocabulary
+            )));
         }
         Ok(embedding)
     }
@@ -99,7 +103,7 @@ impl CutEmbedding {
 
 /// How the embedding and the head of a model are cut along the vocabulary. By default both are whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct VocabularyCut {
+pub struct VocabularyCut {
     /// The embedding, if it has several parts.
     pub(crate) embedding: Option<CutEmbedding>,
     /// The head, if it has several parts.
@@ -134,13 +138,42 @@ impl VocabularyCut {
         }
     }
 
+    /// Returns the number of layers of a model with so many layers between its embedding and its head.
+    pub(crate) fn layers(&self, inner: usize) -> usize {
+        self.layers_before() + 1 + inner + self.head.map_or(1, |head| head.parts() as usize)
+    }
+
+    /// Returns an error if several ranks compute the parts together.
+    pub(crate) fn require_one_rank(&self, ranks: u32) -> Result<(), ModelError> {
+        let (head, embedding) = (self.head.map(|head| head.parts()), self.embedding.map(|part| part.parts()));
+        require_one_rank(head.unwrap_or(1), embedding.unwrap_or(1), ranks)
+    }
+
     /// Returns an error if the parts of the embedding and of a tied head cannot share the shards of one table.
-    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+    pub(crate) fn check(&self) -> Result<(), ModelError> {
         let Some(embedding) = &self.embedding else { return Ok(()) };
         let (parts, head_parts) = (embedding.parts(), self.head.map_or(1, |head| head.parts()));
         if embedding.form().is_tied && parts != head_parts {
-            return Err(ConfigError::TiedParts { parts, head_parts });
+            return Err(ModelError::new(format!(
+                "the embedding and the tied head have one table, which cannot have {parts} parts and {head_parts}: set \
+                 `pipeline.embedding_parts` to 1, or `pipeline.head_parts` to {parts}"
+            )));
         }
         Ok(())
+    }
+}
+
+/// Returns an error if several ranks compute the stages of a model whose head or embedding is in parts.
+///
+/// # Errors
+/// When there are several ranks and several parts.
+pub fn require_one_rank(head_parts: u32, embedding_parts: u32, ranks: u32) -> Result<(), ModelError> {
+    let parts = [("head", head_parts), ("embedding", embedding_parts)];
+    match parts.into_iter().find(|(_, parts)| ranks > 1 && *parts > 1) {
+        None => Ok(()),
+        Some((end, parts)) => Err(ModelError::new(format!(
+            "the {end} is cut into {parts} parts, and {ranks} tensor ranks split the vocabulary already: set \
+             `pipeline.{end}_parts` or `mesh.tensor_parallel` to 1"
+        ))),
     }
 }

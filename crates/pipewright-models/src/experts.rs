@@ -3,11 +3,28 @@
 
 use pipewright::nn::{self, Expert, ExpertActivation};
 
-use crate::error::ConfigError;
-use crate::expert_form::ExpertForm;
+use crate::error::ModelError;
 use crate::file_layout::{FileLayout, StackedMatrix, TensorEntry};
-use crate::parameter::{Builder, ParameterSource, SplitLinear};
+use crate::parameter::{Builder, SplitLinear};
 use crate::split::require_parts;
+
+/// The form of the experts that a router chooses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExpertForm {
+    /// Whether the router and the layers of experts have a bias.
+    pub has_bias: bool,
+    /// Whether files have the matrices of all experts of a layer in one tensor, with the columns of gate and
+    /// up in turn.
+    pub are_joined: bool,
+    /// The function between the layers of an expert.
+    pub activation: ExpertActivation,
+}
+
+impl Default for ExpertForm {
+    fn default() -> Self {
+        Self { has_bias: false, are_joined: false, activation: ExpertActivation::Usual }
+    }
+}
 
 /// The sizes of a mixture's experts, with their keys in `config.json`.
 #[derive(Clone, Copy, Debug)]
@@ -25,24 +42,31 @@ pub(crate) struct ExpertSizes {
 }
 
 /// Requires that replicas can hold the experts of the mixture `layer` together.
-fn check_travel(layer: &str, sizes: ExpertSizes, replicas: u32) -> Result<(), ConfigError> {
+fn check_travel(layer: &str, sizes: ExpertSizes, replicas: u32) -> Result<(), ModelError> {
     let ExpertSizes { count: (key, count), form, .. } = sizes;
     if !count.is_multiple_of(replicas as usize) {
-        return Err(ConfigError::UnevenExperts { layer: layer.into(), key, count, replicas });
+        return Err(ModelError::new(format!(
+            "the experts of `{layer}` cannot be divided among {replicas} replicas (`mesh.expert_parallel`): `{key} = {count}` is \
+             not a multiple of that; set `mesh.expert_parallel` to a divisor of {count}"
+        )));
     }
     if form.has_bias || form.activation != ExpertActivation::Usual {
-        return Err(ConfigError::ComposedExperts { layer: layer.into(), replicas });
+        return Err(ModelError::new(format!(
+            "the experts of `{layer}` have biases or a bounded activation, and {replicas} replicas cannot hold such experts \
+             together: set `mesh.expert_parallel` to 1, or divide them among tensor ranks (`mesh.tensor_parallel` with \
+             `mesh.whole_experts`)"
+        )));
     }
     Ok(())
 }
 
-impl<S: ParameterSource> Builder<'_, S> {
+impl Builder<'_> {
     /// Builds the experts of the mixture `layer`. An expert that this rank does not hold is `None`.
     pub(crate) fn experts(
         &mut self,
         layer: &str,
         sizes: ExpertSizes,
-    ) -> Result<Vec<Option<Expert>>, S::Error> {
+    ) -> Result<Vec<Option<Expert>>, ModelError> {
         let ExpertSizes { count: (key, count), inner, has_gate, .. } = sizes;
         let replicas = self.tensor().expert_parallel().ranks();
         if replicas > 1 {
@@ -54,9 +78,12 @@ impl<S: ParameterSource> Builder<'_, S> {
         if !is_whole {
             require_parts(&self.named(layer), &self.named(&parameter), inner, ranks)?;
         } else if count < ranks as usize {
-            let parameter = self.named(&format!("{layer}.{parameter}")).into();
-            let layer = self.named(layer).into();
-            return Err(ConfigError::FewExperts { layer, parameter, key, count, ranks }.into());
+            let [layer, parameter] = [layer, &format!("{layer}.{parameter}")].map(|path| self.named(path));
+            return Err(ModelError::new(format!(
+                "`{layer}` cannot be divided among {ranks} tensor ranks that hold whole experts (`mesh.whole_experts`): \
+                 `{parameter}` belongs to one of `{key} = {count}`, so some rank would get nothing; use another \
+                 `mesh.tensor_parallel`, or set `mesh.whole_experts` to false"
+            )));
         }
         let split = if replicas > 1 {
             [SplitLinear::OutputsOnReplica { shards: ranks }, SplitLinear::InputsOnReplica]
@@ -79,7 +106,7 @@ impl<S: ParameterSource> Builder<'_, S> {
         sizes: &ExpertSizes,
         [outputs, inputs]: [SplitLinear; 2],
         bias_share: f64,
-    ) -> Result<Expert, S::Error> {
+    ) -> Result<Expert, ModelError> {
         let &ExpertSizes { count: (_, count), width, inner: (_, inner), has_gate, form } = sizes;
         let ExpertForm { has_bias, are_joined, activation } = form;
         let path = format!("{layer}.experts.{index}");
@@ -116,7 +143,7 @@ impl<S: ParameterSource> Builder<'_, S> {
         path: &str,
         sizes: [usize; 2],
         has_gate: bool,
-    ) -> Result<Expert, S::Error> {
+    ) -> Result<Expert, ModelError> {
         let (outputs, inputs) = (SplitLinear::Outputs { shards: self.tensor_ranks() }, SplitLinear::Inputs);
         let [width, inner] = sizes;
         let mut up =

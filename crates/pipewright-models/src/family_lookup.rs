@@ -8,9 +8,9 @@ use pipewright_shapes::key_table::{KeyUse, RefusedKey};
 use serde_json::{Map, Value};
 
 use crate::decoder::DecoderConfig;
-use crate::error::ConfigError;
-use crate::hf::{self, HfError};
-use crate::model_config::{FAMILIES, Family, ModelConfig};
+use crate::error::ModelError;
+use crate::hf;
+use crate::model_config::{FAMILIES, Listed, ModelConfig};
 
 /// Keys that say the same as others, which have the usual values of a family and must not contradict them.
 const REPLACED: [(&str, &str); 5] = [
@@ -29,8 +29,8 @@ impl ModelConfig {
     /// # Errors
     /// When [`ModelConfig::MODEL_TYPES`] does not contain the family, or as
     /// [`ModelFamily::from_json`](crate::ModelFamily::from_json).
-    pub fn from_json(json: Value) -> Result<Self, ConfigError> {
-        match Family::in_file(&json) {
+    pub fn from_json(json: Value) -> Result<Self, ShapeError> {
+        match Listed::in_file(&json) {
             Some(family) => (family.from_json)(json),
             None => {
                 let name = name_in_file(&json).unwrap_or_default();
@@ -45,11 +45,11 @@ impl ModelConfig {
     ///
     /// # Errors
     /// When `config.json` cannot be read, or as [`ModelConfig::from_json`].
-    pub fn read(dir: &Path) -> Result<Self, HfError> {
+    pub fn read(dir: &Path) -> Result<Self, ModelError> {
         hf::read_config(dir, |json| {
             let json = with_absent_keys(json);
-            Self::from_json(match Family::in_file(&json) {
-                Some(family) => family.table.without_dropout(json),
+            Self::from_json(match Listed::in_file(&json) {
+                Some(family) => family.keys.without_dropout(json),
                 None => json,
             })
         })
@@ -65,8 +65,8 @@ impl ModelConfig {
         model_type: &str,
         mut sizes: DecoderConfig,
         keys: Map<String, Value>,
-    ) -> Result<Self, ConfigError> {
-        let Some(family) = Family::find(model_type).filter(|family| family.name == model_type) else {
+    ) -> Result<Self, ShapeError> {
+        let Some(family) = Listed::find(model_type).filter(|family| family.name() == model_type) else {
             return Err(unknown(model_type, &keys));
         };
         if let Some(key) = keys.keys().find(|key| family.is_foreign(&keys, key)) {
@@ -90,18 +90,18 @@ impl ModelConfig {
 
     /// Returns the name of the family with this `model_type` or class.
     pub fn family_of(name: &str) -> Option<&'static str> {
-        Family::find(name).map(|family| family.name)
+        Listed::find(name).map(|family| family.name())
     }
 
     /// Returns whether any family knows a key of `config.json`, even if the key has no effect or is refused.
     pub fn is_known_key(key: &str) -> bool {
-        FAMILIES.iter().any(|family| family.table.use_of(key).is_some())
+        FAMILIES.iter().any(|family| family.keys.use_of(key).is_some())
     }
 
     /// Returns what a key of `config.json` means for the family `model_type`; `None` if the family does not
     /// know it.
     pub fn key_use(model_type: &str, key: &str) -> Option<KeyUse> {
-        FAMILIES.iter().find(|family| family.name == model_type)?.table.use_of(key)
+        FAMILIES.iter().find(|family| family.name() == model_type)?.keys.use_of(key)
     }
 
     /// Returns the keys of the `config.json` of a directory that no table of keys lists, and whose effect is
@@ -109,9 +109,9 @@ impl ModelConfig {
     ///
     /// # Errors
     /// When the file cannot be read.
-    pub fn unknown_keys(dir: &Path) -> Result<Vec<String>, HfError> {
+    pub fn unknown_keys(dir: &Path) -> Result<Vec<String>, ModelError> {
         hf::read_config(dir, |json| {
-            Ok(Family::in_file(&json).map_or_else(Vec::new, |family| family.table.unknown_keys(&json)))
+            Ok(Listed::in_file(&json).map_or_else(Vec::new, |family| family.keys.unknown_keys(&json)))
         })
     }
 
@@ -121,18 +121,18 @@ impl ModelConfig {
     ///
     /// # Errors
     /// When the file cannot be read.
-    pub fn dropout_keys(dir: &Path) -> Result<Vec<String>, HfError> {
+    pub fn dropout_keys(dir: &Path) -> Result<Vec<String>, ModelError> {
         hf::read_config(dir, |json| {
             let json = with_absent_keys(json);
-            Ok(Family::in_file(&json).map_or_else(Vec::new, |family| family.table.dropout_keys(&json)))
+            Ok(Listed::in_file(&json).map_or_else(Vec::new, |family| family.keys.dropout_keys(&json)))
         })
     }
 }
 
-impl Family {
+impl Listed {
     /// Returns the family with this `model_type` or class.
     fn find(name: &str) -> Option<&'static Self> {
-        FAMILIES.iter().find(|family| family.name == name || family.class == name)
+        FAMILIES.iter().find(|family| family.name() == name || family.class == name)
     }
 
     /// Returns the family that a `config.json` names.
@@ -142,9 +142,9 @@ impl Family {
 
     /// Returns whether only other families compute with a key, and its value does not turn it off.
     fn is_foreign(&self, keys: &Map<String, Value>, key: &str) -> bool {
-        let table = self.table;
+        let table = self.keys;
         let is_of_other_families =
-            !table.computes(key) && FAMILIES.iter().any(|other| other.table.computes(key));
+            !table.computes(key) && FAMILIES.iter().any(|other| other.keys.computes(key));
         let is_refused = || table.refused(keys).iter().any(|refused| refused.key == key);
         is_of_other_families && (table.use_of(key).is_none() || is_refused())
     }
@@ -158,7 +158,7 @@ fn name_in_file(json: &Value) -> Option<&str> {
 
 /// Adds the keys that a file leaves out, with the values that transformers assumes.
 fn with_absent_keys(mut json: Value) -> Value {
-    if let (Some(family), Some(keys)) = (Family::in_file(&json), json.as_object_mut()) {
+    if let (Some(family), Some(keys)) = (Listed::in_file(&json), json.as_object_mut()) {
         for (key, value) in family.absent {
             let mut names = family.renamed.iter().chain([&("rope_scaling", "rope_parameters")]);
             let name = names.find(|(other, _)| other == key).map(|(_, name)| *name);
@@ -171,12 +171,12 @@ fn with_absent_keys(mut json: Value) -> Value {
 }
 
 /// Returns the error of a key that the family `name` does not have.
-fn foreign(key: &str, name: &str) -> ConfigError {
-    let families = FAMILIES.iter().filter(|family| family.table.computes(key));
-    let families: Vec<&str> = families.map(|family| family.name).collect();
+fn foreign(key: &str, name: &str) -> ShapeError {
+    let families = FAMILIES.iter().filter(|family| family.keys.computes(key));
+    let families: Vec<&str> = families.map(|family| family.name()).collect();
     let have = if families.len() == 1 { "has" } else { "have" };
     let message = format!("`{key}` is not a key of `{name}`: only {} {have} it", families.join(", "));
-    ShapeError::new(&[key], message).into()
+    ShapeError::new(&[key], message)
 }
 
 /// The keys that describe what a model takes in addition to text.
@@ -198,13 +198,13 @@ fn parts<W: AsRef<str>>(words: impl Iterator<Item = W>) -> [bool; 2] {
 
 /// Returns the error of a model of an unknown family, whose `config.json` has these keys. The nearest family
 /// has the parts of the model and the fewest others; among equals, its name is the most similar.
-fn unknown(found: &str, json: &Map<String, Value>) -> ConfigError {
+fn unknown(found: &str, json: &Map<String, Value>) -> ShapeError {
     if found.is_empty() {
         let known = ModelConfig::MODEL_TYPES.join(", ");
         let message = format!(
             "no model family is named: `model_type` (or `architectures`) is missing; the families are {known}"
         );
-        return ShapeError::new(&[], message).into();
+        return ShapeError::new(&[], message);
     }
     let is_table = |key: &str| json.get(key).is_some_and(Value::is_object);
     let other_inputs = OTHER_INPUTS.into_iter().find(|key| is_table("text_config") && is_table(key));
@@ -213,30 +213,30 @@ fn unknown(found: &str, json: &Map<String, Value>) -> ConfigError {
             "`{found}` is a model of text and other inputs (`{key}`), and only models of text can be run: write its text part \
              as a model of its own, and name that"
         );
-        return ShapeError::new(&[key], message).into();
+        return ShapeError::new(&[key], message);
     }
     let name = found.strip_suffix("ForCausalLM").unwrap_or(found).to_lowercase();
     let wanted = parts(json.keys().cloned().chain([name.clone()]));
-    let likeness = |family: &&Family| {
-        let own = parts(family.table.computed_keys());
+    let likeness = |family: &&Listed| {
+        let own = parts(family.keys.computed_keys());
         let points = own.iter().zip(&wanted).map(|pair| match pair {
             (true, true) => 3u8,
             (false, false) => 1,
             _ => 0,
         });
-        f64::from(points.sum::<u8>()) + strsim::jaro_winkler(&name, family.name)
+        f64::from(points.sum::<u8>()) + strsim::jaro_winkler(&name, family.name())
     };
     let nearest = FAMILIES.iter().max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
-    let refused = nearest.map_or_else(Vec::new, |family| family.table.refused(json));
+    let refused = nearest.map_or_else(Vec::new, |family| family.keys.refused(json));
     let difference = if refused.is_empty() {
         "which may compute other things even where the keys are the same".to_owned()
     } else {
         let keys = refused.iter().map(|RefusedKey { key, value, .. }| format!("`{key} = {value}`"));
         format!("which cannot compute {}", keys.collect::<Vec<_>>().join(", "))
     };
-    let (known, nearest) = (ModelConfig::MODEL_TYPES.join(", "), nearest.map_or("", |family| family.name));
+    let (known, nearest) = (ModelConfig::MODEL_TYPES.join(", "), nearest.map_or("", |family| family.name()));
     let message = format!(
         "model family `{found}` is not supported: the families are {known}; the nearest one is `{nearest}`, {difference}"
     );
-    ShapeError::new(&["model_type"], message).into()
+    ShapeError::new(&["model_type"], message)
 }

@@ -4,9 +4,8 @@
 
 use pipewright_shapes::ShapeError;
 use pipewright_shapes::decoder::{has_window, require_listed, require_window};
-use pipewright_shapes::family::{self, AbsentKey};
+use pipewright_shapes::family::{self, Family};
 use pipewright_shapes::key_range::{above_zero, sizes};
-use pipewright_shapes::key_table::KeyTable;
 use serde::{Deserialize, Serialize};
 
 use crate::attention::AttentionBias;
@@ -66,11 +65,8 @@ impl From<DecoderConfig> for Gemma2Config {
 }
 
 impl DecoderFamily for Gemma2Config {
-    const NAME: &'static str = "gemma2";
-    const CLASS: &'static str = "Gemma2ForCausalLM";
+    const ROW: Family = family::GEMMA2;
     const ACTIVATION: (&'static str, &'static str) = ("hidden_activation", "gelu_pytorch_tanh");
-    const KEY_TABLE: &'static KeyTable = family::GEMMA2.keys;
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = family::GEMMA2.absent;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder

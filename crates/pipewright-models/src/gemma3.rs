@@ -8,9 +8,8 @@
 
 use pipewright_shapes::ShapeError;
 use pipewright_shapes::decoder::{has_window, require_listed, require_window};
-use pipewright_shapes::family::{self, AbsentKey};
+use pipewright_shapes::family::{self, Family};
 use pipewright_shapes::key_range::{above_zero, require, sizes};
-use pipewright_shapes::key_table::KeyTable;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
@@ -84,7 +83,7 @@ impl<'de> Deserialize<'de> for Gemma3Config {
         let mut keys = Map::deserialize(deserializer)?;
         join_tables(&mut keys).map_err(D::Error::custom)?;
         let keys = Value::Object(keys);
-        let decoder = DecoderConfig::deserialize(&keys).map_err(D::Error::custom)?;
+        let decoder = <DecoderConfig as Deserialize>::deserialize(&keys).map_err(D::Error::custom)?;
         Ok(Self { decoder, own: Gemma3Keys::deserialize(&keys).map_err(D::Error::custom)? })
     }
 }
@@ -133,11 +132,8 @@ impl From<DecoderConfig> for Gemma3Config {
 }
 
 impl DecoderFamily for Gemma3Config {
-    const NAME: &'static str = "gemma3_text";
-    const CLASS: &'static str = "Gemma3ForCausalLM";
+    const ROW: Family = family::GEMMA3;
     const ACTIVATION: (&'static str, &'static str) = ("hidden_activation", "gelu_pytorch_tanh");
-    const KEY_TABLE: &'static KeyTable = family::GEMMA3.keys;
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = family::GEMMA3.absent;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder

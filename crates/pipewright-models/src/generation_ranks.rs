@@ -31,7 +31,6 @@
 
 mod error;
 mod kept_text;
-mod partial_logits;
 mod worker;
 
 use std::ops::Range;
@@ -47,15 +46,14 @@ use pipewright::ids::WorldRank;
 use pipewright::rank_link::RankLink;
 use pipewright::transport::World;
 
+use crate::error::ModelError;
 use crate::generation::{Generated, GrowingText, Request};
-use crate::generation_ranks::kept_text::{KeptText, common_tokens};
-use crate::generation_ranks::partial_logits::PartialLogits;
+use crate::generation_ranks::kept_text::{KeptText, PartialLogits, common_tokens};
 use crate::generation_ranks::worker::{
     CacheKind, Content, Inbox, MakeStage, Message, RankReport, RemoteReport, Report, ReportRoute, Worker,
     lost,
 };
 use crate::generation_stage::GenerationStage;
-use crate::hf::HfError;
 use crate::split::Place;
 
 /// The stage of a rank.
@@ -129,7 +127,10 @@ impl GenerationRanks {
     /// When a thread cannot be started, or a stage cannot be made.
     pub fn start(
         config: &RanksConfig,
-        make: impl Fn(Range<usize>, &Place) -> Result<Box<dyn GenerationStage>, HfError> + Send + Sync + 'static,
+        make: impl Fn(Range<usize>, &Place) -> Result<Box<dyn GenerationStage>, ModelError>
+        + Send
+        + Sync
+        + 'static,
     ) -> Result<Self, RanksError> {
         let started = Self::start_in(World::local(config.stages.len() as u32), config, make)?;
         started.ok_or(RanksError::Count { found: 0, expected: config.stages.len() })
@@ -145,7 +146,10 @@ impl GenerationRanks {
     pub fn start_in(
         world: World,
         config: &RanksConfig,
-        make: impl Fn(Range<usize>, &Place) -> Result<Box<dyn GenerationStage>, HfError> + Send + Sync + 'static,
+        make: impl Fn(Range<usize>, &Place) -> Result<Box<dyn GenerationStage>, ModelError>
+        + Send
+        + Sync
+        + 'static,
     ) -> Result<Option<Self>, RanksError> {
         let (found, expected) = (world.ranks() as usize, config.stages.len());
         if found != expected || expected == 0 {

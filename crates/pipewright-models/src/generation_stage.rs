@@ -1,12 +1,9 @@
 //! Stages of a model that generates text: any contiguous range of its layers, one row of tokens at a time.
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use pipewright::stage::{StageContext, StageModule};
 use pipewright::tensor::{BoundaryError, Values, pack, unpack};
-use pipewright_schedule::{Microbatch, StageIndex};
 
 use crate::error::SplitModel;
-use crate::split::SplitStage;
 
 /// A stage of a model, for generation.
 pub trait GenerationStage {
@@ -49,67 +46,6 @@ pub trait GenerationStage {
     fn restarts(&self, _known: usize, _length: usize) -> bool {
         false
     }
-}
-
-/// A module that is a stage for generation.
-pub(crate) trait GeneratingModule: StageModule {
-    /// Returns whether the stage has the model's head.
-    fn has_head(&self) -> bool;
-
-    /// Returns the rank's share of the stage.
-    fn split(&self) -> &SplitStage;
-
-    /// Computes a whole row; see [`GenerationStage::compute`].
-    fn compute_row(&self, input: Values) -> Result<Values, BoundaryError> {
-        Ok(pack(self.forward(unpack(input)?, &row_context())))
-    }
-
-    /// Returns an empty cache for a row; see [`GenerationStage::cache`].
-    fn new_cache(&self) -> Option<Box<dyn StageCache + '_>>;
-
-    /// See [`GenerationStage::restarts`].
-    fn restarts(&self, _known: usize, _length: usize) -> bool {
-        false
-    }
-}
-
-impl<M: GeneratingModule> GenerationStage for M {
-    fn parameters(&self) -> usize {
-        self.num_params()
-    }
-
-    fn device(&self) -> Device {
-        self.devices().into_iter().next().unwrap_or_else(Device::flex)
-    }
-
-    fn has_head(&self) -> bool {
-        GeneratingModule::has_head(self)
-    }
-
-    fn require_whole(&self) -> Result<(), SplitModel> {
-        self.split().require_whole()
-    }
-
-    fn splits_logits(&self) -> bool {
-        self.output_split(0).is_some()
-    }
-
-    fn compute(&self, input: Values) -> Result<Values, BoundaryError> {
-        self.compute_row(input)
-    }
-
-    fn cache(&self) -> Option<Box<dyn StageCache + '_>> {
-        self.new_cache()
-    }
-
-    fn restarts(&self, known: usize, length: usize) -> bool {
-        GeneratingModule::restarts(self, known, length)
-    }
-}
-
-/// Returns the context of a row outside of a pipeline.
-pub(crate) fn row_context() -> StageContext {
-    StageContext::new(StageIndex::new(0), Microbatch::new(0))
 }
 
 /// The state of a stage for a row, with which the row can continue.

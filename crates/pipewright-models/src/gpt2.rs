@@ -4,9 +4,8 @@
 //! outputs]`.
 
 use pipewright_shapes::ShapeError;
-use pipewright_shapes::family::{self, AbsentKey};
+use pipewright_shapes::family::{self, Family};
 use pipewright_shapes::key_range::{require, rows};
-use pipewright_shapes::key_table::KeyTable;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value, json};
@@ -31,9 +30,6 @@ const NAMES: PathNames = PathNames::new(&[
     ("down_proj", "c_proj"),
     ("norm", "ln_f"),
 ]);
-
-/// The number of positions that transformers assumes.
-const POSITIONS: usize = 1024;
 
 /// A GPT-2 model.
 #[derive(Debug, Clone, PartialEq)]
@@ -70,7 +66,7 @@ impl<'de> Deserialize<'de> for Gpt2Config {
         }
         let keys = Value::Object(keys);
         let own = OwnKeys::deserialize(&keys).map_err(D::Error::custom)?;
-        let decoder = DecoderConfig::deserialize(&keys).map_err(D::Error::custom)?;
+        let decoder = <DecoderConfig as Deserialize>::deserialize(&keys).map_err(D::Error::custom)?;
         Ok(Self {
             scale_attn_weights: own.scale_attn_weights,
             scale_attn_by_inverse_layer_idx: own.scale_attn_by_inverse_layer_idx,
@@ -99,9 +95,14 @@ impl Serialize for Gpt2Config {
     }
 }
 
+/// Returns the number of positions with a vector.
+fn positions(decoder: &DecoderConfig) -> usize {
+    decoder.max_position_embeddings.unwrap_or_else(|| family::GPT2.usual("n_positions"))
+}
+
 impl From<DecoderConfig> for Gpt2Config {
     fn from(decoder: DecoderConfig) -> Self {
-        let positions = decoder.max_position_embeddings.unwrap_or(POSITIONS);
+        let positions = positions(&decoder);
         Self {
             decoder: DecoderConfig { max_position_embeddings: Some(positions), ..decoder },
             scale_attn_weights: true,
@@ -111,12 +112,8 @@ impl From<DecoderConfig> for Gpt2Config {
 }
 
 impl DecoderFamily for Gpt2Config {
-    const NAME: &'static str = "gpt2";
-    const CLASS: &'static str = "GPT2LMHeadModel";
+    const ROW: Family = family::GPT2;
     const ACTIVATION: (&'static str, &'static str) = ("activation_function", "gelu_new");
-    const KEY_NAMES: &'static [(&'static str, &'static str)] = family::GPT2.renamed;
-    const KEY_TABLE: &'static KeyTable = family::GPT2.keys;
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = family::GPT2.absent;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder
@@ -137,7 +134,7 @@ impl DecoderFamily for Gpt2Config {
             has_no_gate: true,
             joins_projections: true,
             inputs_first: true,
-            position_table: Some(self.decoder.max_position_embeddings.unwrap_or(POSITIONS)),
+            position_table: Some(positions(&self.decoder)),
             layers: (0..self.decoder.num_hidden_layers).map(layer).collect(),
             factors: Factors { scores: (!self.scale_attn_weights).then_some(1.0), ..Factors::default() },
             names: NAMES,
@@ -154,7 +151,7 @@ impl DecoderFamily for Gpt2Config {
 
     fn check_own(&self) -> Result<(), ShapeError> {
         let decoder = &self.decoder;
-        rows(&[("n_positions", decoder.max_position_embeddings.unwrap_or(POSITIONS))])?;
+        rows(&[("n_positions", positions(decoder))])?;
         let (heads, key_heads) = (decoder.num_attention_heads, decoder.num_key_value_heads);
         require(key_heads == heads, "num_key_value_heads", key_heads, "the same as `n_head`")?;
         let (width, expected) = (decoder.head_dim(), decoder.hidden_size / heads.max(1));

@@ -8,9 +8,8 @@
 use pipewright::nn::ExpertActivation;
 use pipewright_shapes::ShapeError;
 use pipewright_shapes::decoder::{has_window, require_listed, require_window};
-use pipewright_shapes::family::{self, AbsentKey};
+use pipewright_shapes::family::{self, Family};
 use pipewright_shapes::key_range::above_zero;
-use pipewright_shapes::key_table::KeyTable;
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
@@ -18,7 +17,7 @@ use serde_json::{Value, json};
 use crate::attention::AttentionBias;
 use crate::decoder::{BlockForm, DecoderConfig, ExpertKeys, LayerForm, LayerType, MixtureConfig};
 use crate::decoder_family::DecoderFamily;
-use crate::expert_form::ExpertForm;
+use crate::experts::ExpertForm;
 use crate::path_names::PathNames;
 
 /// The names of parts of paths in files.
@@ -113,10 +112,7 @@ impl From<DecoderConfig> for GptOssConfig {
 }
 
 impl DecoderFamily for GptOssConfig {
-    const NAME: &'static str = "gpt_oss";
-    const CLASS: &'static str = "GptOssForCausalLM";
-    const KEY_TABLE: &'static KeyTable = family::GPT_OSS.keys;
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = family::GPT_OSS.absent;
+    const ROW: Family = family::GPT_OSS;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder

@@ -2,9 +2,8 @@
 //! logits. Keys have the names and the meaning of Hugging Face's `GraniteForCausalLM`.
 
 use pipewright_shapes::ShapeError;
-use pipewright_shapes::family;
+use pipewright_shapes::family::{self, Family};
 use pipewright_shapes::key_range::above_zero;
-use pipewright_shapes::key_table::KeyTable;
 use serde::{Deserialize, Serialize};
 
 use crate::attention::AttentionBias;
@@ -59,9 +58,7 @@ impl From<DecoderConfig> for GraniteConfig {
 }
 
 impl DecoderFamily for GraniteConfig {
-    const NAME: &'static str = "granite";
-    const CLASS: &'static str = "GraniteForCausalLM";
-    const KEY_TABLE: &'static KeyTable = family::GRANITE.keys;
+    const ROW: Family = family::GRANITE;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder

@@ -9,9 +9,10 @@ use std::ops::Range;
 
 use burn::tensor::Tensor;
 use pipewright_schedule::{LayerDesc, ModelDesc};
+use pipewright_shapes::operations::LayerCount;
 
 use crate::cost::{self, Cost, LOSS_PASSES};
-use crate::error::ConfigError;
+use crate::error::ModelError;
 use crate::norm::NormForm;
 use crate::path_names::PathNames;
 use crate::split::ids_of_part;
@@ -66,6 +67,18 @@ pub(crate) fn prediction_path(depth: usize) -> String {
 }
 
 impl HeadForm {
+    /// Returns the usual head, with the paths of the norm and of the embedding, and the sizes of the vocabulary and of
+    /// the hidden states.
+    pub(crate) fn new(
+        [norm, embedding]: [&'static str; 2],
+        form: NormForm,
+        [vocabulary, width]: [usize; 2],
+        is_tied: bool,
+    ) -> Self {
+        let (names, further) = (PathNames::default(), FurtherPredictions::default());
+        Self { norm, names, embedding, form, width, vocabulary, is_tied, factor: 1.0, cap: None, further }
+    }
+
     /// Returns the number of predictions.
     pub(crate) fn predictions(&self) -> usize {
         1 + self.further.depth
@@ -101,10 +114,13 @@ impl CutHead {
     ///
     /// # Errors
     /// When a part would have no token.
-    pub(crate) fn new(form: HeadForm, parts: u32) -> Result<Self, ConfigError> {
+    pub(crate) fn new(form: HeadForm, parts: u32) -> Result<Self, ModelError> {
         let head = Self { form, parts };
         if parts == 0 || head.ids(parts - 1).is_empty() {
-            return Err(ConfigError::HeadParts { parts, vocabulary: form.vocabulary });
+            return Err(ModelError::new(format!(
+                "{parts} parts of a vocabulary of {} tokens leave a part without a token; use a smaller `pipeline.head_parts`",
+                form.vocabulary
+            )));
         }
         Ok(head)
     }
@@ -133,27 +149,29 @@ impl CutHead {
     /// Returns `model` with a layer for each part in the place of the head. `tokens` is the number of tokens
     /// of a row.
     pub(crate) fn describe(&self, mut model: ModelDesc, tokens: u64) -> ModelDesc {
-        model.layers.pop();
-        model.layers.extend((0..self.parts).map(|part| self.layer(part, tokens)));
+        if let Some(whole) = model.layers.pop() {
+            model.layers.extend((0..self.parts).map(|part| self.layer(part, &whole, tokens)));
+        }
         model
     }
 
-    fn layer(&self, part: u32, tokens: u64) -> LayerDesc {
+    fn layer(&self, part: u32, whole: &LayerDesc, tokens: u64) -> LayerDesc {
         let (width, ids) = (self.form.width as u64, self.ids(part).len() as u64);
         let predictions = self.form.predictions() as u64;
         // The first part also normalises the hidden states; the others get them normalised.
         let (norm, kept) = if part == 0 {
-            let norm = cost::norm(width) + cost::centring(width, self.form.form);
-            (Cost { parameters: predictions * norm.parameters, ..norm }, 0)
+            (cost::norm(width) + cost::centring(width, self.form.form), 0)
         } else {
             (Cost::default(), width)
         };
         // The rows of a tied head count as parameters of the embedding.
-        let [own, copied] = if self.form.is_tied { [0, width * ids] } else { [width * ids, 0] };
+        let (rows, is_own) = (width * ids, u64::from(!self.form.is_tied));
+        let norms = whole.parameters.saturating_sub(is_own * width * self.form.vocabulary as u64);
+        let count = LayerCount {
+            parameters: is_own * rows + if part == 0 { norms } else { 0 },
+            products: predictions * rows,
+        };
         let logits = Cost {
-            parameters: own,
-            products: 6 * width * ids,
-            mixing: 0,
             elements: LOSS_PASSES * ids,
             // The input of the product, the logits with the tanh of bounded ones, and the statistics before
             // and after the part.
@@ -164,7 +182,8 @@ impl CutHead {
         let ids = u64::from(self.form.further.needs_ids());
         let path = format!("lm_head {}/{}", part + 1, self.parts);
         let cost = (norm + logits).for_each_of(predictions);
-        LayerDesc { copied, ..cost.layer(path, "head part", tokens, predictions * outputs + ids) }
+        let layer = cost.layer(count, path, "head part", tokens, predictions * outputs + ids);
+        LayerDesc { copied: rows - is_own * rows, ..layer }
     }
 }
 
@@ -173,29 +192,15 @@ mod tests {
     use super::*;
 
     fn form(vocabulary: usize) -> HeadForm {
-        let (norm, embedding) = ("model.norm", "model.embed_tokens");
-        let form = NormForm::usual(1e-5);
-        let (names, further) = (PathNames::default(), FurtherPredictions::default());
-        HeadForm {
-            norm,
-            names,
-            embedding,
-            form,
-            width: 8,
-            vocabulary,
-            is_tied: false,
-            factor: 1.0,
-            cap: None,
-            further,
-        }
+        HeadForm::new(["model.norm", "model.embed_tokens"], NormForm::usual(1e-5), [vocabulary, 8], false)
     }
 
-    #[test]
-    fn the_parts_are_the_whole_head() {
+    /// Returns the three parts of a head with so many parameters, for rows of 5 tokens.
+    fn parts_of(form: HeadForm, parameters: u64) -> Vec<LayerDesc> {
         let head = LayerDesc {
             path: "lm_head".to_owned(),
             kind: "head".to_owned(),
-            parameters: 8 + 80,
+            parameters,
             weight: 0,
             activation_bytes: 0,
             output_bytes: 0,
@@ -208,27 +213,32 @@ mod tests {
             device_activation_bytes: None,
             trained: None,
         };
-        let cut = CutHead::new(form(10), 3).expect("every part has a token");
-        let model = cut.describe(ModelDesc { layers: vec![head] }, 5);
-        let numbers = |number: fn(&LayerDesc) -> u64| model.layers.iter().map(number).collect::<Vec<_>>();
+        let cut = CutHead::new(form, 3).expect("every part has a token");
+        cut.describe(ModelDesc { layers: vec![head] }, 5).layers
+    }
+
+    #[test]
+    fn the_parts_are_the_whole_head() {
+        let layers = parts_of(form(10), 8 + 80);
+        let numbers = |number: fn(&LayerDesc) -> u64| layers.iter().map(number).collect::<Vec<_>>();
         assert_eq!(numbers(|layer| layer.parameters), [8 + 32, 32, 16]);
         assert_eq!(numbers(|layer| layer.output_bytes), [200, 200, 40]);
-        assert_eq!(model.layers[1].path, "lm_head 2/3");
+        assert_eq!(layers[1].path, "lm_head 2/3");
+        let cut = CutHead::new(form(10), 3).expect("every part has a token");
         assert_eq!((cut.ids(0), cut.ids(2)), (0..4, 8..10));
     }
 
     #[test]
     fn each_prediction_costs_as_much_as_the_first() {
-        let cut = |depth| {
+        let parts = |depth| {
             let further = FurtherPredictions { depth, loss_weight: 1.0, bos_token_id: None };
-            CutHead::new(HeadForm { further, ..form(10) }, 3).expect("every part has a token")
+            parts_of(HeadForm { further, ..form(10) }, (1 + depth as u64) * 8 + 80)
         };
-        for part in 0..3 {
-            let (one, three) = (cut(0).layer(part, 5), cut(2).layer(part, 5));
+        for (part, (one, three)) in parts(0).iter().zip(&parts(2)).enumerate() {
             let numbers = |layer: &LayerDesc| {
                 [layer.weight, layer.activation_bytes, layer.output_bytes, layer.products]
             };
-            assert_eq!(numbers(&three), numbers(&one).map(|number| 3 * number));
+            assert_eq!(numbers(three), numbers(one).map(|number| 3 * number));
             // Each has a norm of its own, and all have one matrix.
             let norms = if part == 0 { 2 * 8 } else { 0 };
             assert_eq!(three.parameters, one.parameters + norms);
@@ -237,18 +247,15 @@ mod tests {
 
     #[test]
     fn the_table_of_a_tied_head_counts_with_the_embedding() {
-        let cut = CutHead::new(HeadForm { is_tied: true, ..form(10) }, 3).expect("every part has a token");
-        let layers = [0, 1, 2].map(|part| cut.layer(part, 5));
-        assert_eq!(layers.each_ref().map(|layer| layer.parameters), [8, 0, 0]);
-        assert_eq!((layers.map(|layer| layer.copied), cut.table_parts()), ([32, 32, 16], 3));
+        let tied = HeadForm { is_tied: true, ..form(10) };
+        let numbers = parts_of(tied, 8).into_iter().map(|layer| (layer.parameters, layer.copied));
+        assert_eq!(numbers.collect::<Vec<_>>(), [(8, 32), (0, 32), (0, 16)]);
+        assert_eq!(CutHead::new(tied, 3).map(|cut| cut.table_parts()).ok(), Some(3));
     }
 
     #[test]
     fn bounded_logits_are_kept_twice() {
-        let kept = |cap| {
-            let cut = CutHead::new(HeadForm { cap, ..form(10) }, 3).expect("every part has a token");
-            cut.layer(1, 5).activation_bytes
-        };
+        let kept = |cap| parts_of(HeadForm { cap, ..form(10) }, 8 + 80)[1].activation_bytes;
         // 5 tokens and 4 ids in single precision.
         assert_eq!(kept(Some(30.0)) - kept(None), 5 * 4 * 4);
     }

@@ -8,7 +8,7 @@
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::error::ConfigError;
+use crate::error::ModelError;
 use crate::lora::layer_of_first;
 use crate::parameter::{ParameterKind, ParameterSource, ParameterSpec};
 
@@ -23,9 +23,7 @@ pub struct SeededInit {
 }
 
 impl ParameterSource for SeededInit {
-    type Error = ConfigError;
-
-    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ConfigError> {
+    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ModelError> {
         let len = spec.shape.iter().product();
         Ok(match spec.kind {
             ParameterKind::Scale => vec![1.0; len],
@@ -47,9 +45,7 @@ pub(crate) struct InitByPath<F> {
 }
 
 impl<F: Fn(&str) -> f64> ParameterSource for InitByPath<F> {
-    type Error = ConfigError;
-
-    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ConfigError> {
+    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ModelError> {
         SeededInit { seed: self.seed, deviation: (self.deviation)(&spec.path) }.parameter(spec)
     }
 }

@@ -12,8 +12,9 @@ use pipewright::nn::TensorParallel;
 use pipewright::stage::StageContext;
 
 use crate::attention::{AttentionBias, AttentionSizes};
+use crate::error::ModelError;
 use crate::norm::{Norm, NormForm};
-use crate::parameter::{Builder, ParameterSource, SplitLinear};
+use crate::parameter::{Builder, SplitLinear};
 use crate::projection::{Projection, SharedInput};
 use crate::split::head_shards;
 
@@ -50,8 +51,7 @@ impl LatentForm {
     }
 }
 
-/// The parameters of a latent attention. Fields have the names in a Hugging Face directory, because parameter
-/// paths consist of them.
+/// The parameters of a latent attention.
 #[derive(Module, Debug)]
 pub(crate) struct LatentAttention {
     /// The matrix that makes queries of the hidden states.
@@ -72,13 +72,13 @@ pub(crate) struct LatentAttention {
 impl LatentAttention {
     /// Builds the attention at `path`. Each tensor rank computes its own heads, and the whole latents. The
     /// inputs of `bias` are the matrices that make latents.
-    pub(crate) fn build<S: ParameterSource>(
+    pub(crate) fn build(
         sizes: AttentionSizes,
         form: LatentForm,
         bias: AttentionBias,
         path: &str,
-        builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error> {
+        builder: &mut Builder<'_>,
+    ) -> Result<Self, ModelError> {
         let AttentionSizes { hidden, heads, .. } = sizes;
         let [shards, _] = head_shards(path, heads, heads, builder.tensor_ranks())?;
         let mut projection = |bias, name: &str, sizes, split| {

@@ -9,7 +9,7 @@
 //! ```
 //! use burn::tensor::{Device, Int, Tensor};
 //! use pipewright_models::ModelFamily;
-//! use pipewright_models::decoder::{DecoderConfig, DecoderInput};
+//! use pipewright_models::decoder::DecoderConfig;
 //! use pipewright_models::llama::LlamaConfig;
 //!
 //! let config = LlamaConfig::from(DecoderConfig {
@@ -25,9 +25,9 @@
 //! let first = config.init_stage(0..2, 42, &device)?;
 //! let last = config.init_stage(2..layers, 42, &device)?;
 //! let tokens = Tensor::<2, Int>::zeros([1, 16], &device);
-//! let logits = last.run(DecoderInput::Hidden(first.run(DecoderInput::Tokens(tokens))));
+//! let logits = last.run(first.run(tokens));
 //! assert_eq!(logits.dims(), [1, 16, 256]);
-//! # Ok::<(), pipewright_models::ConfigError>(())
+//! # Ok::<(), pipewright_models::ModelError>(())
 //! ```
 
 // Reading order: a module imports only earlier ones, which `tools/layers` checks.
@@ -36,18 +36,15 @@ pub mod error;
 
 pub mod file_layout;
 mod path_names;
-mod stage_layers;
 mod split;
 
 pub mod lora;
 pub mod parameter;
-pub mod parameter_group;
 mod projection;
 pub mod norm;
 mod attention;
 mod latent_attention;
 mod cost;
-mod expert_form;
 mod experts;
 mod head_form;
 mod embedding_form;
@@ -55,22 +52,32 @@ mod vocabulary;
 
 pub mod init;
 
-pub mod generation_stage;
-pub mod training_module;
 mod documents;
 mod valid_tokens;
 mod predictions;
 mod router;
 
 mod mamba;
-mod block_cache;
 
 pub mod decoder;
+pub mod hybrid;
+pub mod nemotron_h;
+
+pub mod boundary;
+mod rows;
+mod block;
+mod embedding_layer;
+mod prediction;
+pub mod stage;
+pub mod parameter_group;
+pub mod generation_stage;
+mod cached_stage;
 
 pub mod family;
 
 mod decoder_family;
-mod cut_stage;
+mod nemotron_h_family;
+mod hybrid_family;
 
 pub mod deepseek;
 pub mod deepseek_v2;
@@ -80,11 +87,9 @@ pub mod gemma3;
 pub mod gpt_oss;
 pub mod gpt2;
 pub mod granite;
-pub mod hybrid;
 pub mod llama;
 pub mod mistral;
 pub mod mixtral;
-pub mod nemotron_h;
 pub mod olmo2;
 pub mod phi3;
 pub mod qwen2;
@@ -98,7 +103,7 @@ pub mod hf;
 
 pub mod adapter;
 mod merged;
-mod any_family;
+pub mod model_source;
 pub mod model_config;
 mod family_lookup;
 mod cut_model;
@@ -108,17 +113,22 @@ pub mod generation;
 pub mod generation_ranks;
 
 pub use adapter::{Adapter, AdapterStart};
-pub use any_family::{AdaptedCheckpoint, InitialParameters, ModelSource};
+pub use boundary::StageTensors;
 pub use cut_model::CutModel;
-pub use error::{ConfigError, SplitModel};
+pub use embedding_form::require_one_rank;
+pub use error::{ModelError, SplitModel};
 pub use family::ModelFamily;
 pub use head_form::{FurtherPredictions, HeadForm};
 pub use lora::{LoraConfig, LoraTargets};
 pub use model_config::ModelConfig;
-pub use parameter::{FirstCopies, ParameterKind, ParameterSource, ParameterSpec, parameter_specs};
+pub use model_source::{AdaptedCheckpoint, InitialParameters, ModelSource};
+pub use parameter::{FirstCopies, HeldValues, ParameterKind, ParameterSource, ParameterSpec};
 pub use parameter_group::ParameterGroup;
+pub use pipewright_shapes::ShapeError;
+pub use pipewright_shapes::family::Family;
 pub use pipewright_shapes::key_table::{KeyTable, KeyUse, RefusedKey};
+pub use predictions::cross_entropy;
 pub use projection::{input_of, is_split_by_inputs, is_whole};
 pub use router::ROUTER_CORRECTION;
 pub use split::Place;
-pub use training_module::{TrainingModule, cross_entropy};
+pub use stage::{ModelStage, parameter_specs};

@@ -1,7 +1,6 @@
 //! The Llama family. Keys have the names and the meaning of Hugging Face's `LlamaForCausalLM`.
 
-use pipewright_shapes::family;
-use pipewright_shapes::key_table::KeyTable;
+use pipewright_shapes::family::{self, Family};
 use serde::{Deserialize, Serialize};
 
 use crate::attention::AttentionBias;
@@ -30,9 +29,7 @@ impl From<DecoderConfig> for LlamaConfig {
 }
 
 impl DecoderFamily for LlamaConfig {
-    const NAME: &'static str = "llama";
-    const CLASS: &'static str = "LlamaForCausalLM";
-    const KEY_TABLE: &'static KeyTable = family::LLAMA.keys;
+    const ROW: Family = family::LLAMA;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder

@@ -16,7 +16,7 @@ use globset::Glob;
 use pipewright_shapes::ShapeError;
 use serde::{Deserialize, Serialize};
 
-use crate::error::ConfigError;
+use crate::error::ModelError;
 
 /// The names of an adapter's two matrices in the path of a parameter.
 const MATRICES: [&str; 2] = [".lora_A.", ".lora_B."];
@@ -86,9 +86,8 @@ impl LoraConfig {
     ///
     /// # Errors
     /// With the first setting that cannot be used.
-    pub fn check(&self) -> Result<(), ConfigError> {
-        let refuse =
-            |key, value: String, supported| Err(ShapeError::not_supported(key, &value, supported).into());
+    pub fn check(&self) -> Result<(), ShapeError> {
+        let refuse = |key, value: String, supported| Err(ShapeError::not_supported(key, &value, supported));
         if self.rank == 0 {
             return refuse("rank", "0".to_owned(), "a number from 1");
         }
@@ -115,16 +114,21 @@ impl LoraConfig {
     }
 
     /// Checks that each target means at least one of the model's `layers`, given as paths.
-    pub(crate) fn require_targets(&self, layers: &[String]) -> Result<(), ConfigError> {
+    pub(crate) fn require_targets(&self, layers: &[String]) -> Result<(), ModelError> {
         let LoraTargets::Named(targets) = &self.targets else { return Ok(()) };
         for target in targets.iter().filter(|target| is_pattern(target)) {
-            Glob::new(target)
-                .map_err(|source| ConfigError::LoraPattern { target: target.clone(), source })?;
+            Glob::new(target).map_err(|source| {
+                let fault = "is not a pattern: correct it, or write the name of a layer";
+                ModelError::new(format!("`adapter.targets`: `{target}` {fault}")).because(source)
+            })?;
         }
         let unknown = |target: &&String| !layers.iter().any(|layer| is_target(target, layer));
         targets.iter().find(unknown).map_or(Ok(()), |target| {
-            let names = layers.iter().map(|layer| name_of(layer).to_owned()).collect::<BTreeSet<_>>();
-            Err(ConfigError::LoraTarget { target: target.clone(), names: names.into_iter().collect() })
+            let names = layers.iter().map(|layer| name_of(layer)).collect::<BTreeSet<_>>();
+            let names = names.into_iter().collect::<Vec<_>>().join(", ");
+            Err(ModelError::new(format!(
+                "`adapter.targets`: `{target}` is not a linear layer of the model: write names of {names}, or \"all-linear\""
+            )))
         })
     }
 }

@@ -3,8 +3,9 @@
 use pipewright::nn::{DepthwiseConvolution, GroupNormWeight, Mamba2, MambaSizes};
 
 use crate::cost::{Cost, GATE_PASSES, NORM_PASSES};
+use crate::error::ModelError;
 use crate::init::Uniform;
-use crate::parameter::{Builder, ParameterKind, ParameterSource, ParameterSpec};
+use crate::parameter::{Builder, ParameterKind, ParameterSpec};
 
 /// Why a model with mixers cannot run slices of microbatches.
 pub(crate) const NO_SLICES: &str = "its Mamba layers do not pass their state from slice to slice";
@@ -17,13 +18,13 @@ pub(crate) struct MambaBiases {
 }
 
 /// Builds a mixer for hidden states of width `hidden`. `path` is the mixer's path.
-pub(crate) fn build_mamba<S: ParameterSource>(
+pub(crate) fn build_mamba(
     sizes: MambaSizes,
     hidden: usize,
     biases: MambaBiases,
     path: &str,
-    builder: &mut Builder<'_, S>,
-) -> Result<Mamba2, S::Error> {
+    builder: &mut Builder<'_>,
+) -> Result<Mamba2, ModelError> {
     let (heads, width, convolved) = (sizes.heads, sizes.width(), sizes.convolved());
     let scale = ParameterKind::Scale;
     let conv = format!("{path}.conv1d");
@@ -108,29 +109,9 @@ pub(crate) fn uniform(seed: u64, spec: &ParameterSpec, bound: f64) -> Vec<f32> {
 /// Tokens in a chunk of the scan.
 const CHUNK: u64 = 64;
 
-/// Returns the cost of a mixer whose projections have no biases.
-pub(crate) fn cost(sizes: &MambaSizes, hidden: usize, conv_bias: bool) -> Cost {
-    let matrices = (hidden * (sizes.projected() + sizes.width())) as u64;
-    let convolution = sizes.convolved() * (sizes.taps + usize::from(conv_bias));
-    let others = (convolution + 3 * sizes.heads + sizes.width()) as u64;
-    let mixing = mixing(sizes);
-    Cost {
-        parameters: matrices + others,
-        products: 6 * matrices + mixing.products,
-        mixing: mixing.products,
-        elements: mixing.elements,
-        // The projected channels, the result of the scan, the mixed channels and the scales of the norm.
-        kept: (sizes.projected() + 2 * sizes.width() + sizes.groups) as u64,
-        // Other devices compute the scan again.
-        kept_on_devices: -((sizes.width() + sizes.groups) as i64),
-        ..Cost::default()
-    }
-}
-
-/// Returns the operations of a token without the projections, forward and backward. In the forward each token
-/// meets the tokens of its chunk and the state twice; the backward has twice the products of the tokens, and
-/// six of the state.
-fn mixing(sizes: &MambaSizes) -> Cost {
+/// Returns the cost of a mixer whose projections have no biases. In the forward each token meets the tokens of its
+/// chunk and the state twice; the backward has twice the products of the tokens, and six of the state.
+pub(crate) fn cost(sizes: &MambaSizes) -> Cost {
     let (width, state) = (sizes.width() as u64, sizes.state as u64);
     let pairs = 3 * CHUNK * width + 4 * CHUNK * sizes.groups as u64 * state;
     let states = 8 * state * width;
@@ -139,5 +120,13 @@ fn mixing(sizes: &MambaSizes) -> Cost {
     let decays = CHUNK * sizes.heads as u64;
     let convolved = sizes.convolved() as u64;
     let passes = convolved * (4 + sizes.taps as u64) + width * (GATE_PASSES + NORM_PASSES);
-    Cost { products: 2 * (pairs + states), elements: decays + passes, ..Cost::default() }
+    Cost {
+        mixing: 2 * (pairs + states),
+        elements: decays + passes,
+        // The projected channels, the result of the scan, the mixed channels and the scales of the norm.
+        kept: (sizes.projected() + 2 * sizes.width() + sizes.groups) as u64,
+        // Other devices compute the scan again.
+        kept_on_devices: -((sizes.width() + sizes.groups) as i64),
+        ..Cost::default()
+    }
 }

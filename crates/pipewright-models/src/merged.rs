@@ -3,37 +3,34 @@
 
 use std::collections::HashSet;
 
-use pipewright::tensor::TensorShard;
-
-use crate::hf::HfError;
+use crate::error::ModelError;
 use crate::lora::{LoraConfig, MAGNITUDES, layer_of_first};
 use crate::parameter::{ParameterKind, ParameterSource, ParameterSpec};
 
 /// The parameters of a base with adapters merged into them.
-pub(crate) struct MergedSource<'a, S, A> {
-    base: S,
-    adapter: A,
+pub(crate) struct MergedSource<'a> {
+    base: Box<dyn ParameterSource + 'a>,
+    adapter: Box<dyn ParameterSource + 'a>,
     lora: &'a LoraConfig,
     /// The paths of the layers with an adapter.
     layers: HashSet<String>,
 }
 
-impl<'a, S, A> MergedSource<'a, S, A> {
+impl<'a> MergedSource<'a> {
     /// Merges the parameters `specs` of `adapter` into the parameters of `base`.
-    pub(crate) fn new(base: S, adapter: A, lora: &'a LoraConfig, specs: &[ParameterSpec]) -> Self {
+    pub(crate) fn new(
+        base: Box<dyn ParameterSource + 'a>,
+        adapter: Box<dyn ParameterSource + 'a>,
+        lora: &'a LoraConfig,
+        specs: &[ParameterSpec],
+    ) -> Self {
         let layers = specs.iter().filter_map(|spec| layer_of_first(&spec.path)).map(str::to_owned);
         Self { base, adapter, lora, layers: layers.collect() }
     }
 }
 
-impl<S, A> ParameterSource for MergedSource<'_, S, A>
-where
-    S: ParameterSource<Error = HfError>,
-    A: ParameterSource<Error = HfError>,
-{
-    type Error = HfError;
-
-    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, HfError> {
+impl ParameterSource for MergedSource<'_> {
+    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ModelError> {
         let mut values = self.base.parameter(spec)?;
         let layer = spec.path.strip_suffix(".weight").filter(|layer| self.layers.contains(*layer));
         let (Some(layer), &[inputs, outputs]) = (layer, spec.shape.as_slice()) else { return Ok(values) };
@@ -67,10 +64,6 @@ where
         }
         Ok(values)
     }
-
-    fn shard_of(&mut self, spec: &ParameterSpec, shard: TensorShard) -> Result<Vec<f32>, HfError> {
-        Ok(shard.cut(self.parameter(spec)?, &spec.shape))
-    }
 }
 
 /// Returns the norm of a column from the sum of its squares; above 0, so that a column of zeros stays zero.
@@ -86,9 +79,7 @@ mod tests {
     struct Counted;
 
     impl ParameterSource for Counted {
-        type Error = HfError;
-
-        fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, HfError> {
+        fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ModelError> {
             Ok((0..spec.shape.iter().product::<usize>()).map(|index| index as f32).collect())
         }
     }
@@ -100,7 +91,7 @@ mod tests {
             ParameterSpec::new(path.to_owned(), shape.to_vec(), ParameterKind::Matrix)
         };
         let adapted = [spec("a.q_proj.lora_A.weight", [2, 2])];
-        let mut merged = MergedSource::new(Counted, Counted, &lora, &adapted);
+        let mut merged = MergedSource::new(Box::new(Counted), Box::new(Counted), &lora, &adapted);
         let mut values = |path| merged.parameter(&spec(path, [2, 3])).expect("the sources have everything");
         // [[0, 1], [2, 3]] x [[0, 1, 2], [3, 4, 5]] = [[3, 4, 5], [9, 14, 19]], times 2.
         assert_eq!(values("a.q_proj.weight"), [6.0, 9.0, 12.0, 21.0, 32.0, 43.0]);
@@ -114,7 +105,7 @@ mod tests {
             ParameterSpec::new(path.to_owned(), shape.to_vec(), ParameterKind::Matrix)
         };
         let adapted = [spec("a.q_proj.lora_A.weight", [2, 2])];
-        let mut merged = MergedSource::new(Counted, Counted, &lora, &adapted);
+        let mut merged = MergedSource::new(Box::new(Counted), Box::new(Counted), &lora, &adapted);
         let values = merged.parameter(&spec("a.q_proj.weight", [2, 3])).expect("the sources have everything");
         // The columns of [[6, 9, 12], [21, 32, 43]] have the norms 0, 1 and 2 then.
         let norm = |column: usize| values[column].hypot(values[3 + column]);

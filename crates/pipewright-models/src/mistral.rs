@@ -3,8 +3,7 @@
 
 use pipewright_shapes::ShapeError;
 use pipewright_shapes::decoder::require_window;
-use pipewright_shapes::family::{self, AbsentKey};
-use pipewright_shapes::key_table::KeyTable;
+use pipewright_shapes::family::{self, Family};
 use serde::{Deserialize, Serialize};
 
 use crate::decoder::{BlockForm, DecoderConfig, LayerForm};
@@ -27,10 +26,7 @@ impl From<DecoderConfig> for MistralConfig {
 }
 
 impl DecoderFamily for MistralConfig {
-    const NAME: &'static str = "mistral";
-    const CLASS: &'static str = "MistralForCausalLM";
-    const KEY_TABLE: &'static KeyTable = family::MISTRAL.keys;
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = family::MISTRAL.absent;
+    const ROW: Family = family::MISTRAL;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder

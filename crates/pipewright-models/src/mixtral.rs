@@ -6,8 +6,7 @@
 
 use pipewright_shapes::ShapeError;
 use pipewright_shapes::decoder::require_window;
-use pipewright_shapes::family::{self, AbsentKey};
-use pipewright_shapes::key_table::KeyTable;
+use pipewright_shapes::family::{self, Family};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
@@ -74,10 +73,7 @@ impl From<DecoderConfig> for MixtralConfig {
 }
 
 impl DecoderFamily for MixtralConfig {
-    const NAME: &'static str = "mixtral";
-    const CLASS: &'static str = "MixtralForCausalLM";
-    const KEY_TABLE: &'static KeyTable = family::MIXTRAL.keys;
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = family::MIXTRAL.absent;
+    const ROW: Family = family::MIXTRAL;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder

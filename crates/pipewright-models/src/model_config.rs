@@ -1,43 +1,34 @@
 //! The list of model families, and the configuration of a model of any of them.
 //!
-//! A further family is one module with a type that implements [`ModelFamily`], its `pub mod` line in
-//! `lib.rs`, and a `use` line and a line in the list here.
+//! A further family is one module with a type that says what its blocks are made of ([`ModelFamily`] is written once
+//! over it), its `pub mod` line in `lib.rs`, and a `use` line and a line in the list here.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::path::Path;
 
-use burn::tensor::Device;
-use pipewright::checkpoint::Checkpoint;
-use pipewright::nn::TensorParallel;
-use pipewright::train::data::{DataError, SideRows};
-use pipewright_schedule::ModelDesc;
-use pipewright_shapes::family::AbsentKey;
-use pipewright_shapes::key_table::KeyTable;
-use serde_json::Value;
-
-use crate::any_family::{AdaptedCheckpoint, AnyFamily, ModelSource};
 use crate::decoder::DecoderConfig;
 use crate::deepseek_v2::DeepseekV2Config;
 use crate::deepseek_v3::DeepseekV3Config;
 use crate::embedding_form::VocabularyCut;
-use crate::error::ConfigError;
-use crate::family::ModelFamily;
+use crate::error::ModelError;
+use crate::family::{Composition, ModelFamily};
 use crate::gemma2::Gemma2Config;
 use crate::gemma3::Gemma3Config;
 use crate::generation_stage::GenerationStage;
 use crate::gpt_oss::GptOssConfig;
 use crate::gpt2::Gpt2Config;
 use crate::granite::GraniteConfig;
-use crate::hf::{self, Described, ExportOptions, HfError, PeftLimit, PeftTargets, Stored, WeightType};
+use crate::hf::{self, Described, ExportOptions, PeftLimit, PeftTargets, Stored, WeightType};
 use crate::hybrid::HybridConfig;
 use crate::llama::LlamaConfig;
 use crate::lora::{LoraConfig, is_of_adapter, layer_of_first};
 use crate::mistral::MistralConfig;
 use crate::mixtral::MixtralConfig;
+use crate::model_source::{AdaptedCheckpoint, ModelSource, outline};
 use crate::nemotron_h::NemotronHConfig;
 use crate::olmo2::Olmo2Config;
-use crate::parameter::{ParameterKind, ParameterSpec};
-use crate::parameter_group::ParameterGroup;
+use crate::parameter::{Outline, ParameterKind, ParameterSpec};
+use crate::parameter_group::{ParameterGroup, group_paths};
 use crate::phi3::Phi3Config;
 use crate::qwen2::Qwen2Config;
 use crate::qwen2_moe::Qwen2MoeConfig;
@@ -46,38 +37,37 @@ use crate::qwen3_moe::Qwen3MoeConfig;
 use crate::smollm3::SmolLm3Config;
 use crate::split::Place;
 use crate::starcoder2::Starcoder2Config;
+use burn::tensor::Device;
+use pipewright::checkpoint::Checkpoint;
+use pipewright::nn::TensorParallel;
+use pipewright_shapes::ShapeError;
+use pipewright_shapes::family::Family;
+use serde_json::Value;
 
-/// The facts about a family that do not depend on a model's sizes.
-pub(crate) struct Family {
-    /// `model_type` in `config.json`.
-    pub(crate) name: &'static str,
-    /// The entry of `architectures` in `config.json`.
-    pub(crate) class: &'static str,
-    /// The meaning of each key of `config.json`.
-    pub(crate) table: &'static KeyTable,
-    /// The values of keys that a file leaves out.
-    pub(crate) absent: &'static [(&'static str, AbsentKey)],
-    /// Other names of keys, each with the name that it stands for.
-    pub(crate) renamed: &'static [(&'static str, &'static str)],
-    /// Whether the linear layers of its blocks can have adapters.
-    pub(crate) adapts: bool,
+/// A family in the list.
+pub(crate) struct Listed {
+    /// The facts about it.
+    pub(crate) family: &'static Family,
     /// Reads a parsed `config.json`.
-    pub(crate) from_json: fn(Value) -> Result<ModelConfig, ConfigError>,
+    pub(crate) from_json: fn(Value) -> Result<ModelConfig, ShapeError>,
     /// Makes the `config.json` of a model of these sizes.
     pub(crate) of_sizes: fn(DecoderConfig) -> Value,
 }
 
-impl Family {
-    const fn new<F: ModelFamily + Into<ModelConfig>>() -> Self {
+impl Deref for Listed {
+    type Target = Family;
+
+    fn deref(&self) -> &Family {
+        self.family
+    }
+}
+
+impl Listed {
+    const fn new<F: Composition + Into<ModelConfig>>() -> Self {
         Self {
-            name: F::MODEL_TYPE,
-            class: F::ARCHITECTURE,
-            table: F::TABLE,
-            absent: F::ABSENT,
-            renamed: F::RENAMED,
-            adapts: F::ADAPTS,
-            from_json: |json| F::from_json(json).map(Into::into),
-            of_sizes: |sizes| F::of_sizes(sizes).to_json(),
+            family: const { &F::FAMILY },
+            from_json: |json| <F as ModelFamily>::from_json(json).map(Into::into),
+            of_sizes: |sizes| Composition::to_json(&<F as Composition>::of_sizes(sizes)),
         }
     }
 }
@@ -98,21 +88,26 @@ macro_rules! families {
         })*
 
         /// All families.
-        pub(crate) const FAMILIES: &[Family] = &[$(Family::new::<$config>()),*];
+        pub(crate) const FAMILIES: &[Listed] = &[$(Listed::new::<$config>()),*];
 
         impl ModelConfig {
             /// The names by which [`ModelConfig::from_json`] finds a family.
-            pub const MODEL_TYPES: &'static [&'static str] = &[$(<$config>::MODEL_TYPE),*];
+            pub const MODEL_TYPES: &'static [&'static str] = &[$(<$config as Composition>::FAMILY.name()),*];
 
             /// Returns the configuration for generation, without the layers that only training needs.
             pub fn for_generation(&self) -> Self {
                 match self {
-                    $(Self::$variant(config) => Self::$variant(config.for_generation()),)*
+                    $(Self::$variant(config) => Self::$variant(ModelFamily::for_generation(config)),)*
                 }
             }
 
-            /// Returns the configuration without its type.
-            pub(crate) fn family(&self) -> &dyn AnyFamily {
+        }
+
+        /// The functions that do not depend on the type of the configuration.
+        impl Deref for ModelConfig {
+            type Target = dyn ModelFamily;
+
+            fn deref(&self) -> &Self::Target {
                 match self {
                     $(Self::$variant(config) => config,)*
                 }
@@ -166,78 +161,41 @@ families! {
 }
 
 impl ModelConfig {
-    /// Returns the content of `config.json`; see [`ModelFamily::to_json`].
-    pub fn to_json(&self) -> Value {
-        self.family().to_json()
-    }
-
-    /// Returns the size of the vocabulary: token ids are below it.
-    pub fn vocab_size(&self) -> usize {
-        self.family().vocab_size()
-    }
-
-    /// Returns the layers in order; see [`ModelFamily::describe`].
-    pub fn describe(&self, sequence: usize) -> ModelDesc {
-        self.family().describe(sequence)
-    }
-
-    /// Returns the number of layers.
-    pub fn layers(&self) -> usize {
-        self.family().layers()
-    }
-
-    /// Returns whether the configuration has a window that no layer has, because `use_sliding_window` is not
-    /// true or another key leaves all layers out.
-    pub fn has_unused_window(&self) -> bool {
-        self.family().has_unused_window()
-    }
-
-    /// Checks that the model takes these side inputs; see [`ModelFamily::check_side`].
-    ///
-    /// # Errors
-    /// As [`ModelFamily::check_side`].
-    pub fn check_side(&self, side: &SideRows, sequence: usize) -> Result<(), DataError> {
-        self.family().check_side(side, sequence)
-    }
-
-    /// Returns the number of positions that the model is meant for, if it says so.
-    pub fn longest(&self) -> Option<usize> {
-        self.family().longest()
-    }
-
     /// Checks that the model can compute rows of `tokens` tokens.
     ///
     /// # Errors
     /// When the model has a vector for each position, and the rows have more tokens than it has vectors.
-    pub fn check_length(&self, tokens: usize) -> Result<(), ConfigError> {
-        match self.family().positions() {
-            Some(positions) if tokens > positions => Err(ConfigError::LongRows { tokens, positions }),
+    pub fn check_length(&self, tokens: usize) -> Result<(), ModelError> {
+        match self.positions() {
+            Some(positions) if tokens > positions => Err(ModelError::new(format!(
+                "rows of {tokens} tokens (`data.seq_len`) are longer than the {positions} positions that the model has vectors for \
+                 (`n_positions`): set `data.seq_len` to at most {positions}, or use a model with more positions"
+            ))),
             _ => Ok(()),
         }
-    }
-
-    /// Returns the first layer of each stage except the first, if the model has a pattern that says it.
-    pub fn cuts(&self) -> Option<Vec<usize>> {
-        self.family().cuts()
     }
 
     /// Returns the parameters of the whole model.
     ///
     /// # Errors
     /// As [`ModelFamily::outline`].
-    pub fn parameters(&self) -> Result<Vec<ParameterSpec>, ConfigError> {
-        self.family().outline(&VocabularyCut::default(), 0..self.layers(), &TensorParallel::default(), None)
+    pub fn parameters(&self) -> Result<Vec<ParameterSpec>, ModelError> {
+        self.outline(0..self.layers(), &TensorParallel::default())
     }
 
     /// Returns the paths of the linear layers that can have an adapter.
     ///
     /// # Errors
     /// When the family cannot have adapters, or as [`ModelFamily::outline`].
-    pub fn adaptable_layers(&self) -> Result<Vec<String>, ConfigError> {
-        if !self.family().adapts() {
-            let families = FAMILIES.iter().filter(|family| family.adapts).map(|family| family.name).collect();
-            let family = self.to_json()["model_type"].as_str().unwrap_or_default().to_owned();
-            return Err(ConfigError::NoLora { family, families });
+    pub fn adaptable_layers(&self) -> Result<Vec<String>, ModelError> {
+        if !self.family().is_decoder() {
+            let families = FAMILIES.iter().filter(|family| family.is_decoder());
+            let families = families.map(|family| family.name()).collect::<Vec<_>>().join(", ");
+            return Err(ModelError::new(format!(
+                "`{}` cannot have adapters: its layers are not all linear layers of a decoder; use a model of one of the families \
+                 {families}, or remove the section [adapter]",
+                self.family().name()
+            )));
         }
         let specs = self.adapter_parameters(&LoraConfig { rank: 1, ..LoraConfig::default() })?;
         let layers = specs.iter().filter_map(|spec| layer_of_first(&spec.path));
@@ -248,14 +206,9 @@ impl ModelConfig {
     ///
     /// # Errors
     /// As [`ModelFamily::outline`].
-    pub fn adapter_parameters(&self, lora: &LoraConfig) -> Result<Vec<ParameterSpec>, ConfigError> {
-        let layers = 0..self.layers();
-        let mut specs = self.family().outline(
-            &VocabularyCut::default(),
-            layers,
-            &TensorParallel::default(),
-            Some(lora),
-        )?;
+    pub fn adapter_parameters(&self, lora: &LoraConfig) -> Result<Vec<ParameterSpec>, ModelError> {
+        let (whole, tensor) = (0..self.layers(), TensorParallel::default());
+        let mut specs = outline(&**self, &VocabularyCut::default(), whole, &tensor, Some(lora))?;
         specs.retain(|spec| is_of_adapter(&spec.path));
         Ok(specs)
     }
@@ -266,7 +219,7 @@ impl ModelConfig {
     /// When a file is missing, cut short or not what its name says, when the adapters compute something that
     /// adapters here do not, when they do not fit the model's layers, or as
     /// [`ModelConfig::adaptable_layers`].
-    pub fn read_adapter(&self, dir: &Path) -> Result<LoraConfig, HfError> {
+    pub fn read_adapter(&self, dir: &Path) -> Result<LoraConfig, ModelError> {
         let (lora, weights) = hf::read_adapter(dir, &self.adaptable_layers()?)?;
         weights.require(&self.adapter_parameters(&lora)?)?;
         Ok(lora)
@@ -276,17 +229,10 @@ impl ModelConfig {
     ///
     /// # Errors
     /// As [`ModelFamily::outline`].
-    pub fn group_paths(&self, groups: &[ParameterGroup]) -> Result<Vec<String>, ConfigError> {
-        self.family().group_paths(groups)
-    }
-
-    /// Returns why stages of the model cannot run slices of microbatches; `None` if they can
-    /// ([`StageModule::refuses_slices`](pipewright::stage::StageModule::refuses_slices)).
-    ///
-    /// # Errors
-    /// As [`ModelFamily::outline`].
-    pub fn refuses_slices(&self) -> Result<Option<String>, ConfigError> {
-        self.family().refuses_slices()
+    pub fn group_paths(&self, groups: &[ParameterGroup]) -> Result<Vec<String>, ModelError> {
+        let (mut outline, place) = (Outline::default(), Device::flex().into());
+        let stage = self.build_stage(0..self.layers(), &mut outline, &place)?;
+        Ok(group_paths(&stage, groups))
     }
 
     /// Builds the whole model for generation ([`crate::generation::generate`]), on `device`.
@@ -297,7 +243,7 @@ impl ModelConfig {
         &self,
         source: ModelSource<'_>,
         device: &Device,
-    ) -> Result<Box<dyn GenerationStage>, HfError> {
+    ) -> Result<Box<dyn GenerationStage>, ModelError> {
         self.generation_stage(0..self.for_generation().layers(), source, &device.into())
     }
 
@@ -311,8 +257,10 @@ impl ModelConfig {
         layers: Range<usize>,
         source: ModelSource<'_>,
         place: &Place,
-    ) -> Result<Box<dyn GenerationStage>, HfError> {
-        self.family().generation_stage(layers, source, place)
+    ) -> Result<Box<dyn GenerationStage>, ModelError> {
+        let config = self.for_generation();
+        let mut source = source.of(&*config)?;
+        Ok(Box::new(config.build_stage(layers, &mut *source, place)?))
     }
 
     /// Writes the adapters of a checkpoint as a PEFT directory into `dir`, which must be empty or not exist.
@@ -327,7 +275,7 @@ impl ModelConfig {
         lora: &LoraConfig,
         base: Option<&Path>,
         dir: &Path,
-    ) -> Result<Option<PeftLimit>, HfError> {
+    ) -> Result<Option<PeftLimit>, ModelError> {
         let specs = self.adapter_parameters(lora)?;
         let (targets, limit) = self.peft_targets(lora, &specs)?;
         let inputs_first = self.parameters()?.iter().any(|spec| spec.layout.inputs_first);
@@ -343,11 +291,11 @@ impl ModelConfig {
         &self,
         lora: &LoraConfig,
         adapters: &[ParameterSpec],
-    ) -> Result<(PeftTargets, Option<PeftLimit>), ConfigError> {
+    ) -> Result<(PeftTargets, Option<PeftLimit>), ModelError> {
         let matrices = self.parameters()?.into_iter().filter(|spec| spec.kind == ParameterKind::Matrix);
         let layers = matrices.filter_map(|spec| spec.path.strip_suffix(".weight").map(str::to_owned));
         let adapted = adapters.iter().filter_map(|spec| layer_of_first(&spec.path)).map(str::to_owned);
-        let has_experts = self.family().computes("num_experts_per_tok");
+        let has_experts = self.family().keys.computes("num_experts_per_tok");
         Ok(PeftTargets::of(lora, adapted.collect(), &layers.collect::<Vec<_>>(), has_experts))
     }
 
@@ -360,8 +308,8 @@ impl ModelConfig {
         adapted: AdaptedCheckpoint<'_>,
         options: &ExportOptions<'_>,
         dir: &Path,
-    ) -> Result<WeightType, HfError> {
-        self.family().export_merged(adapted, options, dir)
+    ) -> Result<WeightType, ModelError> {
+        hf::export_from(&mut *ModelSource::Adapted(adapted).of(&**self)?, &**self, options, dir)
     }
 
     /// Writes the model of a checkpoint as a Hugging Face directory; see [`hf::export`].
@@ -373,7 +321,7 @@ impl ModelConfig {
         checkpoint: &Checkpoint,
         options: &ExportOptions<'_>,
         dir: &Path,
-    ) -> Result<WeightType, HfError> {
-        self.family().export(checkpoint, options, dir)
+    ) -> Result<WeightType, ModelError> {
+        hf::export(checkpoint, &**self, options, dir)
     }
 }

@@ -6,7 +6,8 @@ use burn::tensor::Tensor;
 use pipewright::nn::{TensorParallel, at_least_single, rms_norm};
 use pipewright::tensor::Placement;
 
-use crate::parameter::{Builder, ParameterKind, ParameterSource};
+use crate::error::ModelError;
+use crate::parameter::{Builder, ParameterKind};
 
 /// The form of a model's normalisations.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -50,15 +51,15 @@ struct SplitRows {
     copies: u32,
 }
 
-impl<S: ParameterSource> Builder<'_, S> {
+impl Builder<'_> {
     /// Builds a normalisation of rows that all ranks have.
-    pub(crate) fn form_norm(&mut self, path: &str, width: usize, form: NormForm) -> Result<Norm, S::Error> {
+    pub(crate) fn form_norm(&mut self, path: &str, width: usize, form: NormForm) -> Result<Norm, ModelError> {
         self.placed_norm(path, width, form, Placement::REPLICATED)
     }
 
     /// Builds a normalisation of heads. Every rank normalises its own heads, and computes a part of the
     /// gradient.
-    pub(crate) fn head_norm(&mut self, path: &str, width: usize, form: NormForm) -> Result<Norm, S::Error> {
+    pub(crate) fn head_norm(&mut self, path: &str, width: usize, form: NormForm) -> Result<Norm, ModelError> {
         self.placed_norm(path, width, form, Placement::REPLICATED_PARTIAL)
     }
 
@@ -69,7 +70,7 @@ impl<S: ParameterSource> Builder<'_, S> {
         width: usize,
         form: NormForm,
         shards: u32,
-    ) -> Result<Norm, S::Error> {
+    ) -> Result<Norm, ModelError> {
         let norm = self.placed_norm(path, width, form, Placement::split(0, shards))?;
         let copies = self.tensor_ranks() / shards.max(1);
         Ok(Norm { split: (self.tensor_ranks() > 1).then_some(SplitRows { width, copies }), ..norm })
@@ -81,7 +82,7 @@ impl<S: ParameterSource> Builder<'_, S> {
         width: usize,
         form: NormForm,
         placement: Placement,
-    ) -> Result<Norm, S::Error> {
+    ) -> Result<Norm, ModelError> {
         // Factors begin as ones, so what is added to one begins as zeros.
         let kind = if form.adds_one { ParameterKind::Bias } else { ParameterKind::Scale };
         let weight = self.placed(path, "weight", [width], kind, placement)?;

@@ -3,8 +3,7 @@
 //!
 //! A norm of all queries is a mean over all heads: ranks that compute an attention together add their parts.
 
-use pipewright_shapes::family::{self, AbsentKey};
-use pipewright_shapes::key_table::KeyTable;
+use pipewright_shapes::family::{self, Family};
 use serde::{Deserialize, Serialize};
 
 use crate::attention::AttentionBias;
@@ -29,10 +28,7 @@ impl From<DecoderConfig> for Olmo2Config {
 }
 
 impl DecoderFamily for Olmo2Config {
-    const NAME: &'static str = "olmo2";
-    const CLASS: &'static str = "Olmo2ForCausalLM";
-    const KEY_TABLE: &'static KeyTable = family::OLMO2.keys;
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = family::OLMO2.absent;
+    const ROW: Family = family::OLMO2;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder

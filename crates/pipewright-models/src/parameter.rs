@@ -1,30 +1,24 @@
 //! Parameters by global path: the source of their values, and the list of a stage's parameters.
 //!
 //! A global path is the parameter's name in a Hugging Face directory, such as
-//! `model.layers.3.mlp.up_proj.weight`. The modules of a stage are nested so that Burn's own parameter paths
-//! are these names, whatever the cut of the model. Where a module cannot be nested so,
-//! [`StageModule::parameter_path`] translates its paths.
+//! `model.layers.3.mlp.up_proj.weight`, whatever the cut of the model. The builder records the path of each
+//! parameter, so the paths do not depend on how the modules of a stage are nested.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 
-use burn::module::{ModuleVisitor, Param, ParamId};
-use burn::tensor::{Device, Shape, Tensor, TensorData};
+use burn::module::{Param, ParamId};
+use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 use pipewright::nn::{Embedding, Linear, RmsNorm, TensorParallel};
-use pipewright::stage::StageModule;
 use pipewright::tensor::{Placement, TensorShard};
 
-use crate::error::ConfigError;
+use crate::error::ModelError;
 use crate::file_layout::FileLayout;
 use crate::lora::{LoraConfig, MAGNITUDES};
 use crate::path_names::PathNames;
-use crate::split::{Place, SplitStage};
+use crate::split::Place;
 
 /// The source of the values of a stage's parameters.
 pub trait ParameterSource {
-    /// The error of getting a parameter, or of a stage that the model does not have.
-    type Error: From<ConfigError>;
-
     /// Returns the settings of the adapters that the model's layers have; `None` if they have none. The
     /// source has the parameters of the adapters too.
     fn lora(&self) -> Option<&LoraConfig> {
@@ -35,13 +29,13 @@ pub trait ParameterSource {
     ///
     /// # Errors
     /// When the source does not have the parameter, or has it in another shape.
-    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, Self::Error>;
+    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ModelError>;
 
     /// Returns the elements of a shard of the parameter of `spec`.
     ///
     /// # Errors
     /// As [`ParameterSource::parameter`].
-    fn shard_of(&mut self, spec: &ParameterSpec, shard: TensorShard) -> Result<Vec<f32>, Self::Error> {
+    fn shard_of(&mut self, spec: &ParameterSpec, shard: TensorShard) -> Result<Vec<f32>, ModelError> {
         Ok(shard.cut(self.parameter(spec)?, &spec.shape))
     }
 
@@ -49,22 +43,17 @@ pub trait ParameterSource {
     ///
     /// # Errors
     /// As [`ParameterSource::parameter`].
-    fn data(&mut self, spec: &ParameterSpec, shard: TensorShard) -> Result<TensorData, Self::Error> {
+    fn data(&mut self, spec: &ParameterSpec, shard: TensorShard) -> Result<TensorData, ModelError> {
         let values = if shard.is_whole() { self.parameter(spec)? } else { self.shard_of(spec, shard)? };
         Ok(TensorData::new(values, shard.shape(&spec.shape)))
     }
 
-    /// Returns the shard in the form that a stage holds. `spec.shape` has `D` dimensions.
+    /// Returns the shard in the form that a stage holds.
     ///
     /// # Errors
     /// As [`ParameterSource::parameter`].
-    fn param<const D: usize>(
-        &mut self,
-        spec: &ParameterSpec,
-        shard: TensorShard,
-        device: &Device,
-    ) -> Result<Param<Tensor<D>>, Self::Error> {
-        Ok(Param::from_data(self.data(spec, shard)?, device))
+    fn held(&mut self, spec: &ParameterSpec, shard: TensorShard) -> Result<HeldValues, ModelError> {
+        self.data(spec, shard).map(HeldValues::Trained)
     }
 
     /// Returns the shard of the magnitudes `spec` of an adapter on the layer with the matrix `matrix`
@@ -77,10 +66,20 @@ pub trait ParameterSource {
         spec: &ParameterSpec,
         _matrix: &ParameterSpec,
         shard: TensorShard,
-        device: &Device,
-    ) -> Result<Param<Tensor<1>>, Self::Error> {
-        self.param(spec, shard, device)
+    ) -> Result<HeldValues, ModelError> {
+        self.held(spec, shard)
     }
+}
+
+/// The values of a parameter, in the form that a stage holds.
+#[derive(Debug)]
+pub enum HeldValues {
+    /// The stage has them for itself.
+    Trained(TensorData),
+    /// The ranks of a process share them, rounded to an element type if one is given.
+    Frozen(TensorData, Option<DType>),
+    /// The parameter has a shape and no storage.
+    Outline,
 }
 
 /// The parameters that a rank holds, in a count of them. A shared parameter is one parameter for all stages of a
@@ -161,15 +160,28 @@ pub enum ParameterKind {
 }
 
 /// Builds the layers of a stage from a source.
-pub(crate) struct Builder<'a, S> {
-    source: &'a mut S,
+pub(crate) struct Builder<'a> {
+    source: &'a mut dyn ParameterSource,
     place: &'a Place,
     /// The names of the parameters in files.
     names: PathNames,
     /// Whether files have the matrices of projections as `[inputs, outputs]`.
     inputs_first: bool,
-    /// How these ranks hold each parameter that was built, by path.
-    placements: HashMap<String, Placement>,
+    built: BuiltParameters,
+}
+
+/// The parameters that were built, by the identifiers that Burn gives them.
+pub(crate) type BuiltParameters = HashMap<ParamId, BuiltParameter>;
+
+/// A parameter that was built.
+#[derive(Clone, Debug)]
+pub(crate) struct BuiltParameter {
+    /// The description of the whole parameter.
+    pub(crate) spec: ParameterSpec,
+    /// How the ranks hold it.
+    pub(crate) placement: Placement,
+    /// Whether it is a copy of a table, which a model directory does not hold.
+    pub(crate) is_copy: bool,
 }
 
 /// How a linear layer is split over the ranks that compute a stage together.
@@ -192,21 +204,16 @@ pub(crate) enum SplitLinear {
     InputsOnReplica,
 }
 
-impl<'a, S: ParameterSource> Builder<'a, S> {
-    pub(crate) fn new(source: &'a mut S, place: &'a Place) -> Self {
-        let (names, inputs_first) = (PathNames::default(), false);
-        Self { source, place, names, inputs_first, placements: HashMap::new() }
-    }
-
-    /// Returns the builder of a model whose files have these names.
-    pub(crate) fn with_names(self, names: PathNames) -> Self {
-        Self { names, ..self }
-    }
-
-    /// Returns the builder of a model whose files have the matrices of projections as `[inputs, outputs]`, if
-    /// `inputs_first`.
-    pub(crate) fn with_inputs_first(self, inputs_first: bool) -> Self {
-        Self { inputs_first, ..self }
+impl<'a> Builder<'a> {
+    /// Returns the builder of a model whose files have these names, and the matrices of projections as
+    /// `[inputs, outputs]` if `inputs_first`.
+    pub(crate) fn new(
+        source: &'a mut dyn ParameterSource,
+        place: &'a Place,
+        names: PathNames,
+        inputs_first: bool,
+    ) -> Self {
+        Self { source, place, names, inputs_first, built: HashMap::new() }
     }
 
     /// Returns whether files have the matrices of projections as `[inputs, outputs]`.
@@ -244,10 +251,16 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         self.place.embedding_is_cut
     }
 
-    /// Returns how the stage that was built is split.
-    pub(crate) fn into_split(self, vocabulary: usize) -> SplitStage {
-        let (placements, Place { tensor, table_parts, .. }) = (Arc::new(self.placements), self.place);
-        SplitStage { tensor: tensor.clone(), vocabulary, placements, table_parts: *table_parts }
+    /// Returns the parameters that were built.
+    pub(crate) fn into_built(self) -> BuiltParameters {
+        self.built
+    }
+
+    /// Records that a parameter is a copy of a table.
+    pub(crate) fn mark_copy<const D: usize>(&mut self, parameter: &Param<Tensor<D>>) {
+        if let Some(built) = self.built.get_mut(&parameter.id) {
+            built.is_copy = true;
+        }
     }
 
     /// Builds a linear layer that is split; with one rank it is whole. `inputs` and `outputs` are the sizes
@@ -258,7 +271,7 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         path: &str,
         sizes: [usize; 2],
         split: SplitLinear,
-    ) -> Result<Linear, S::Error> {
+    ) -> Result<Linear, ModelError> {
         self.linear_in(bias, path, sizes, split, |_| FileLayout::default())
     }
 
@@ -270,7 +283,7 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         [inputs, outputs]: [usize; 2],
         split: SplitLinear,
         layout: impl Fn(&str) -> FileLayout,
-    ) -> Result<Linear, S::Error> {
+    ) -> Result<Linear, ModelError> {
         let (weight, bias_placement) = match split {
             SplitLinear::Outputs { shards } => (Placement::split(1, shards), Placement::split(0, shards)),
             SplitLinear::Inputs => (Placement::split(0, self.tensor_ranks()), Placement::REPLICATED),
@@ -295,12 +308,12 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
     }
 
     /// Builds a linear layer. `path` is the layer's path, to which `.weight` is added.
-    pub(crate) fn linear(&mut self, path: &str, inputs: usize, outputs: usize) -> Result<Linear, S::Error> {
+    pub(crate) fn linear(&mut self, path: &str, inputs: usize, outputs: usize) -> Result<Linear, ModelError> {
         let weight = self.parameter(path, "weight", [inputs, outputs], ParameterKind::Matrix)?;
         Ok(Linear { weight, bias: None })
     }
 
-    fn linear_with_bias(&mut self, path: &str, inputs: usize, outputs: usize) -> Result<Linear, S::Error> {
+    fn linear_with_bias(&mut self, path: &str, inputs: usize, outputs: usize) -> Result<Linear, ModelError> {
         let Linear { weight, .. } = self.linear(path, inputs, outputs)?;
         let bias = self.parameter(path, "bias", [outputs], ParameterKind::Bias)?;
         Ok(Linear { weight, bias: Some(bias) })
@@ -312,16 +325,21 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         path: &str,
         inputs: usize,
         outputs: usize,
-    ) -> Result<Linear, S::Error> {
+    ) -> Result<Linear, ModelError> {
         if bias { self.linear_with_bias(path, inputs, outputs) } else { self.linear(path, inputs, outputs) }
     }
 
-    pub(crate) fn embedding(&mut self, path: &str, rows: usize, width: usize) -> Result<Embedding, S::Error> {
+    pub(crate) fn embedding(
+        &mut self,
+        path: &str,
+        rows: usize,
+        width: usize,
+    ) -> Result<Embedding, ModelError> {
         let weight = self.parameter(path, "weight", [rows, width], ParameterKind::Table)?;
         Ok(Embedding { weight })
     }
 
-    pub(crate) fn norm(&mut self, path: &str, width: usize, epsilon: f64) -> Result<RmsNorm, S::Error> {
+    pub(crate) fn norm(&mut self, path: &str, width: usize, epsilon: f64) -> Result<RmsNorm, ModelError> {
         let weight = self.parameter(path, "weight", [width], ParameterKind::Scale)?;
         Ok(RmsNorm { weight, epsilon })
     }
@@ -333,7 +351,7 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         name: &str,
         shape: [usize; D],
         kind: ParameterKind,
-    ) -> Result<Param<Tensor<D>>, S::Error> {
+    ) -> Result<Param<Tensor<D>>, ModelError> {
         self.placed(layer, name, shape, kind, Placement::REPLICATED)
     }
 
@@ -345,17 +363,15 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         [inputs, outputs]: [usize; 2],
         layout: &FileLayout,
         placement: Placement,
-    ) -> Result<Param<Tensor<1>>, S::Error> {
+    ) -> Result<Param<Tensor<1>>, ModelError> {
         let spec = |name: &str, shape: &[usize], kind| {
             let path = self.named(&format!("{layer}.{name}"));
             ParameterSpec { layout: layout.clone(), ..ParameterSpec::new(path, shape.to_vec(), kind) }
         };
         let matrix = spec("weight", &[inputs, outputs], ParameterKind::Matrix);
         let spec = spec(MAGNITUDES, &[outputs], ParameterKind::Scale);
-        let shard = self.tensor().shard(placement);
-        let parameter = self.source.magnitudes(&spec, &matrix, shard, &self.place.device);
-        self.record(spec.path, placement);
-        parameter
+        let values = self.source.magnitudes(&spec, &matrix, self.tensor().shard(placement))?;
+        Ok(self.hold(spec, values, placement))
     }
 
     /// Like [`Builder::parameter`], but the ranks hold the parameter as `placement` says. `shape` is the
@@ -367,7 +383,7 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         shape: [usize; D],
         kind: ParameterKind,
         placement: Placement,
-    ) -> Result<Param<Tensor<D>>, S::Error> {
+    ) -> Result<Param<Tensor<D>>, ModelError> {
         self.stored(layer, name, shape, (kind, FileLayout::default()), placement)
     }
 
@@ -379,20 +395,36 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         shape: [usize; D],
         (kind, layout): (ParameterKind, FileLayout),
         placement: Placement,
-    ) -> Result<Param<Tensor<D>>, S::Error> {
+    ) -> Result<Param<Tensor<D>>, ModelError> {
         let path = self.named(&format!("{layer}.{name}"));
         let spec = ParameterSpec { layout, ..ParameterSpec::new(path, shape.to_vec(), kind) };
-        let shard = self.tensor().shard(placement);
-        let parameter = self.source.param(&spec, shard, &self.place.device);
-        self.record(spec.path, placement);
-        parameter
+        let values = self.source.held(&spec, self.tensor().shard(placement))?;
+        Ok(self.hold(spec, values, placement))
     }
 
-    /// Records the placement of the parameter at a path that the source has made.
-    fn record(&mut self, path: String, placement: Placement) {
+    /// Returns the parameter of `spec`, and records it.
+    fn hold<const D: usize>(
+        &mut self,
+        spec: ParameterSpec,
+        values: HeldValues,
+        placement: Placement,
+    ) -> Param<Tensor<D>> {
+        let device = &self.place.device;
+        let parameter = match values {
+            HeldValues::Trained(data) => Param::from_data(data, device),
+            HeldValues::Frozen(data, precision) => {
+                let values = match precision {
+                    Some(precision) => Tensor::from_data(data, (device, precision)),
+                    None => Tensor::from_data(data, device),
+                };
+                Param::from_tensor(self.tensor().share_frozen(&spec.path, values))
+            }
+            HeldValues::Outline => outlined(&self.tensor().shard(placement).shape(&spec.shape), device),
+        };
         // All parameters of a stage together may take longer to make or read than the deadline.
         self.tensor().keep_alive();
-        self.placements.insert(path, placement);
+        self.built.insert(parameter.id, BuiltParameter { spec, placement, is_copy: false });
+        parameter
     }
 }
 
@@ -415,27 +447,19 @@ impl Outline {
 }
 
 impl ParameterSource for Outline {
-    type Error = ConfigError;
-
     fn lora(&self) -> Option<&LoraConfig> {
         self.lora.as_ref()
     }
 
-    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ConfigError> {
+    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ModelError> {
         self.specs.push(spec.clone());
         Ok(vec![0.0; spec.shape.iter().product()])
     }
 
-    fn param<const D: usize>(
-        &mut self,
-        spec: &ParameterSpec,
-        shard: TensorShard,
-        device: &Device,
-    ) -> Result<Param<Tensor<D>>, ConfigError> {
-        let shape = shard.shape(&spec.shape);
+    fn held(&mut self, spec: &ParameterSpec, shard: TensorShard) -> Result<HeldValues, ModelError> {
         let first = spec.shape.get(shard.dimension).map_or(0, |&size| shard.range(size).start);
-        self.specs.push(ParameterSpec { shape: shape.clone(), first, ..spec.clone() });
-        Ok(outlined(&shape, device))
+        self.specs.push(ParameterSpec { shape: shard.shape(&spec.shape), first, ..spec.clone() });
+        Ok(HeldValues::Outline)
     }
 }
 
@@ -445,79 +469,4 @@ fn outlined<const D: usize>(shape: &[usize], device: &Device) -> Param<Tensor<D>
     let own_shape = shape.clone();
     let zeros = move |device: &Device, _requires_grad: bool| Tensor::zeros(own_shape, device);
     Param::uninitialized(ParamId::new(), zeros, device.clone(), true, shape)
-}
-
-/// Returns the parameters that `stage` contributes to a model directory, in the order in which Burn visits
-/// them. A stage does not know how files store them, so all have the usual layout. Copies of tables, such as
-/// the table of a tied head, are not among them.
-pub fn parameter_specs<M: StageModule>(stage: &M) -> Vec<ParameterSpec> {
-    let mut specs = Vec::new();
-    visit_parameters(stage, |spec, _, _| specs.push(spec));
-    specs
-}
-
-/// Calls `visit` for each parameter of [`parameter_specs`], with how the ranks of a tensor group hold it, and
-/// with a function that copies its elements out.
-pub(crate) fn visit_parameters<M, F>(stage: &M, visit: F)
-where
-    M: StageModule,
-    F: FnMut(ParameterSpec, Placement, &dyn Fn() -> TensorData),
-{
-    stage.visit(&mut PathVisitor { stage, names: Vec::new(), owners: Vec::new(), visit });
-}
-
-/// The names of the variants of the families' enums of mixers and attentions.
-const VARIANTS: [&str; 5] = ["Mamba", "Attention", "Latent", "Mlp", "Experts"];
-
-/// The modules that hold copies of tables, as Burn's visitors name them. A model directory does not hold
-/// them.
-const COPIES: [&str; 3] = ["Struct:TiedHead", "Struct:TableCopy", "Struct:RelationCopy"];
-
-/// Removes the names of variants from a parameter path that Burn made. Checkpoints have no such part.
-pub(crate) fn without_variants(path: &str) -> String {
-    path.split('.').filter(|name| !VARIANTS.contains(name)).collect::<Vec<_>>().join(".")
-}
-
-/// Tracks the names and the types of the modules around a parameter. A matrix is recognised by its linear
-/// layer.
-struct PathVisitor<'a, M, F> {
-    stage: &'a M,
-    names: Vec<String>,
-    owners: Vec<String>,
-    visit: F,
-}
-
-impl<M: StageModule, F: FnMut(ParameterSpec, Placement, &dyn Fn() -> TensorData)> ModuleVisitor
-    for PathVisitor<'_, M, F>
-{
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        self.names.push(name.to_owned());
-        self.owners.push(container_type.to_owned());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.names.pop();
-        self.owners.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        // The original of a copy belongs to the embedding.
-        if self.owners.iter().any(|owner| COPIES.contains(&owner.as_str())) {
-            return;
-        }
-        let kind = match self.owners.last().map(String::as_str) {
-            Some("Struct:Projection") if self.names.last().is_some_and(|name| name == MAGNITUDES) => {
-                ParameterKind::Scale
-            }
-            Some("Struct:Linear" | "Struct:Projection" | "Struct:Router") if D == 2 => ParameterKind::Matrix,
-            Some("Struct:Linear" | "Struct:Projection" | "Struct:Router") => ParameterKind::Bias,
-            Some("Struct:Embedding") => ParameterKind::Table,
-            _ => ParameterKind::Scale,
-        };
-        let value = param.val();
-        let local = self.names.join(".");
-        let (path, placement) = (self.stage.parameter_path(&local), self.stage.placement(&local));
-        let spec = ParameterSpec::new(path, value.dims().to_vec(), kind);
-        (self.visit)(spec, placement, &|| value.to_data());
-    }
 }

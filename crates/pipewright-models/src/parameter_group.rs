@@ -1,9 +1,11 @@
 //! Groups of parameters by their use, for optimizers that treat them differently.
 
-use burn::module::{ModuleVisitor, Param};
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 use pipewright::stage::StageModule;
 use serde::{Deserialize, Serialize};
+
+use crate::stage::ModelStage;
 
 /// A group of parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,7 +45,7 @@ impl ParameterGroup {
 }
 
 /// Returns the global paths of the parameters of these groups.
-pub fn group_paths<M: StageModule>(stage: &M, groups: &[ParameterGroup]) -> Vec<String> {
+pub(crate) fn group_paths(stage: &ModelStage, groups: &[ParameterGroup]) -> Vec<String> {
     let mut visitor = GroupVisitor { groups, names: Vec::new(), owners: Vec::new(), paths: Vec::new() };
     stage.visit(&mut visitor);
     visitor.paths.iter().map(|local| stage.parameter_path(local)).collect()

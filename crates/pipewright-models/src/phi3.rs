@@ -7,8 +7,7 @@
 
 use pipewright_shapes::ShapeError;
 use pipewright_shapes::decoder::require_window;
-use pipewright_shapes::family::{self, AbsentKey};
-use pipewright_shapes::key_table::KeyTable;
+use pipewright_shapes::family::{self, Family};
 use serde::{Deserialize, Serialize};
 
 use crate::decoder::{BlockForm, DecoderConfig, LayerForm, RopeScaling};
@@ -32,13 +31,8 @@ impl From<DecoderConfig> for Phi3Config {
 }
 
 impl DecoderFamily for Phi3Config {
-    const NAME: &'static str = "phi3";
-    const CLASS: &'static str = "Phi3ForCausalLM";
-    const KEY_TABLE: &'static KeyTable = family::PHI3.keys;
+    const ROW: Family = family::PHI3;
     const ROTATES_PARTS: bool = true;
-    /// Older names, which transformers reads so too.
-    const LONGROPE_NAMES: &'static [&'static str] = &["su", "yarn"];
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = family::PHI3.absent;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder

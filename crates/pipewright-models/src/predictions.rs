@@ -5,9 +5,8 @@
 //! `t`: it does not count if this document ends before.
 
 use burn::tensor::{Bool, Int, Tensor, TensorData};
-use pipewright::nn::IGNORED_TARGET;
+use pipewright::nn::{self, IGNORED_TARGET};
 use pipewright::stage::StageContext;
-use pipewright::tensor::{BoundaryError, Value, ValueKind, Values, unpack};
 
 use crate::documents::{documents_of, given_scope, host, last_of_documents};
 use crate::head_form::{FurtherPredictions, prediction_path};
@@ -15,14 +14,6 @@ use crate::valid_tokens::given_counts;
 
 /// The name of the loss of further predictions in reports.
 const LOSS: &str = "mtp";
-
-/// Takes the token ids out of the tensors at the boundary of a head, where they come last if they are there.
-pub(crate) fn take_ids(values: &mut Values) -> Result<Option<Tensor<2, Int>>, BoundaryError> {
-    match values.pop_if(|value| Value::kind(value) == ValueKind::Int) {
-        Some(ids) => unpack(vec![ids]).map(Some),
-        None => Ok(None),
-    }
-}
 
 /// Returns the targets of each prediction, `[rows, sequence]`, in the order of the depths from 0 to
 /// `further.depth`. Targets that a row does not have, or that are behind its valid tokens, do not count, and
@@ -78,6 +69,19 @@ pub(crate) fn loss_of_all(
     next
 }
 
+/// Returns the cross entropy between `softmax(logits)` and the target ids in nats, as the mean over all
+/// tokens.
+///
+/// Shapes: logits `[batch, sequence, vocabulary]`, targets `[batch, sequence]`, result `[1]`.
+///
+/// # Panics
+/// When a target is outside the vocabulary.
+pub fn cross_entropy(logits: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<1> {
+    let [batch, sequence, vocabulary] = logits.dims();
+    let tokens = batch * sequence;
+    nn::cross_entropy(logits.reshape([tokens, vocabulary]), targets.reshape([tokens]))
+}
+
 /// Returns the targets so many positions ahead. The last ones of a row do not count.
 fn shifted(targets: &Tensor<2, Int>, ahead: usize) -> Tensor<2, Int> {
     let [rows, sequence] = targets.dims();
@@ -106,7 +110,7 @@ mod tests {
     use burn::tensor::Device;
 
     use super::*;
-    use crate::generation_stage::row_context;
+    use pipewright_schedule::{Microbatch, StageIndex};
 
     const NOTHING: i64 = IGNORED_TARGET;
 
@@ -131,13 +135,23 @@ mod tests {
         let tensor = |ids: [i64; 6]| Tensor::<2, Int>::from_data([ids], &Device::flex());
         let further = FurtherPredictions { depth: 2, loss_weight: 1.0, bos_token_id: Some(1) };
         let (ids, targets) = (tensor([1, 5, 6, 1, 7, 8]), tensor([5, 6, 1, 7, 8, 9]));
-        let found = targets_of_each(&targets, Some(&ids), further, &row_context());
+        let found = targets_of_each(
+            &targets,
+            Some(&ids),
+            further,
+            &StageContext::new(StageIndex::new(0), Microbatch::new(0)),
+        );
         assert_eq!(numbers(&found[0]), [5, 6, 1, 7, 8, 9]);
         assert_eq!(numbers(&found[1]), [6, NOTHING, NOTHING, 8, 9, NOTHING]);
         assert_eq!(numbers(&found[2]), [NOTHING, NOTHING, NOTHING, 9, NOTHING, NOTHING]);
         // A beginning that does not count as a target separates documents too.
         let targets = tensor([NOTHING, NOTHING, NOTHING, 7, 8, 9]);
-        let found = targets_of_each(&targets, Some(&ids), further, &row_context());
+        let found = targets_of_each(
+            &targets,
+            Some(&ids),
+            further,
+            &StageContext::new(StageIndex::new(0), Microbatch::new(0)),
+        );
         assert_eq!(numbers(&found[1]), [NOTHING, NOTHING, NOTHING, 8, 9, NOTHING]);
     }
 }

@@ -20,14 +20,13 @@ use pipewright::random::RandomStream;
 use pipewright::stage::StageContext;
 use pipewright::tensor::Placement;
 
-use crate::error::ConfigError;
+use crate::error::ModelError;
 use crate::file_layout::{FileLayout, OutputParts};
 use crate::lora::name_of;
-use crate::parameter::{Builder, ParameterKind, ParameterSource, SplitLinear};
+use crate::parameter::{Builder, ParameterKind, SplitLinear};
 use crate::split::require_groups;
 
-/// A linear layer with an adapter, or without one. Fields have the names in a Hugging Face directory, because
-/// parameter paths consist of them.
+/// A linear layer with an adapter, or without one.
 #[derive(Module, Debug)]
 pub(crate) struct Projection {
     weight: Param<Tensor<2>>,
@@ -60,7 +59,7 @@ struct Adaptation {
     dropout: f64,
 }
 
-impl<S: ParameterSource> Builder<'_, S> {
+impl Builder<'_> {
     /// Builds a linear layer that is split, like [`Builder::split_linear`], with an adapter if the source has
     /// one for it.
     pub(crate) fn projection(
@@ -69,7 +68,7 @@ impl<S: ParameterSource> Builder<'_, S> {
         path: &str,
         [inputs, outputs]: [usize; 2],
         split: SplitLinear,
-    ) -> Result<Projection, S::Error> {
+    ) -> Result<Projection, ModelError> {
         self.projection_of_parts(bias, path, [inputs, outputs], split, None)
     }
 
@@ -81,7 +80,7 @@ impl<S: ParameterSource> Builder<'_, S> {
         [inputs, outputs]: [usize; 2],
         split: SplitLinear,
         parts: Option<OutputParts>,
-    ) -> Result<Projection, S::Error> {
+    ) -> Result<Projection, ModelError> {
         let layout = FileLayout { inputs_first: self.inputs_first(), parts, ..FileLayout::default() };
         let stored = |_: &str| layout.clone();
         let Linear { weight, bias } = self.linear_in(bias, path, [inputs, outputs], split, stored)?;
@@ -102,7 +101,10 @@ impl<S: ParameterSource> Builder<'_, S> {
         let (rank, ranks, dora) = (lora.rank as usize, self.tensor_ranks(), lora.dora);
         let adapter = Adaptation { path: named, scale: lora.scale(), dropout: lora.dropout };
         if ranks > 1 && adapter.dropout > 0.0 {
-            return Err(ConfigError::LoraDropout { ranks }.into());
+            return Err(ModelError::new(format!(
+                "`adapter.dropout` needs layers that one rank computes, and {ranks} tensor ranks compute each: set `adapter.dropout` \
+                 to 0 or `mesh.tensor_parallel` to 1"
+            )));
         }
         let [first, second, magnitudes] = match split {
             // Each rank computes what its outputs contribute to the gradient of the first matrix.
@@ -192,7 +194,7 @@ impl SharedInput {
     }
 }
 
-impl<S: ParameterSource> Builder<'_, S> {
+impl Builder<'_> {
     /// Builds a linear layer whose outputs are several parts. Each rank has the outputs of some groups.
     ///
     /// # Errors
@@ -203,7 +205,7 @@ impl<S: ParameterSource> Builder<'_, S> {
         path: &str,
         inputs: usize,
         (key, parts): ((&'static str, usize), OutputParts),
-    ) -> Result<Projection, S::Error> {
+    ) -> Result<Projection, ModelError> {
         let shards = self.tensor_ranks();
         require_groups(&self.named(path), key, parts.groups, shards)?;
         let (sizes, split) = ([inputs, parts.outputs()], SplitLinear::Outputs { shards });

@@ -2,8 +2,7 @@
 //! names and the meaning of Hugging Face's `Qwen2ForCausalLM`.
 
 use pipewright_shapes::ShapeError;
-use pipewright_shapes::family::{self, AbsentKey};
-use pipewright_shapes::key_table::KeyTable;
+use pipewright_shapes::family::{self, Family};
 use serde::{Deserialize, Serialize};
 
 use crate::attention::AttentionBias;
@@ -28,10 +27,7 @@ impl From<DecoderConfig> for Qwen2Config {
 }
 
 impl DecoderFamily for Qwen2Config {
-    const NAME: &'static str = "qwen2";
-    const CLASS: &'static str = "Qwen2ForCausalLM";
-    const KEY_TABLE: &'static KeyTable = family::QWEN2.keys;
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = family::QWEN2.absent;
+    const ROW: Family = family::QWEN2;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder

@@ -5,9 +5,8 @@
 //! The balance loss of the router is defined as in [`qwen3_moe`](crate::qwen3_moe).
 
 use pipewright_shapes::ShapeError;
-use pipewright_shapes::family::{self, AbsentKey};
+use pipewright_shapes::family::{self, Family};
 use pipewright_shapes::key_range::sizes;
-use pipewright_shapes::key_table::KeyTable;
 use serde::{Deserialize, Serialize};
 
 use crate::attention::AttentionBias;
@@ -49,10 +48,7 @@ impl From<DecoderConfig> for Qwen2MoeConfig {
 }
 
 impl DecoderFamily for Qwen2MoeConfig {
-    const NAME: &'static str = "qwen2_moe";
-    const CLASS: &'static str = "Qwen2MoeForCausalLM";
-    const KEY_TABLE: &'static KeyTable = family::QWEN2_MOE.keys;
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = family::QWEN2_MOE.absent;
+    const ROW: Family = family::QWEN2_MOE;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder

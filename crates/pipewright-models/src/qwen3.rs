@@ -2,8 +2,7 @@
 //! Keys have the names and the meaning of Hugging Face's `Qwen3ForCausalLM`.
 
 use pipewright_shapes::ShapeError;
-use pipewright_shapes::family::{self, AbsentKey};
-use pipewright_shapes::key_table::KeyTable;
+use pipewright_shapes::family::{self, Family};
 use serde::{Deserialize, Serialize};
 
 use crate::attention::AttentionBias;
@@ -31,10 +30,7 @@ impl From<DecoderConfig> for Qwen3Config {
 }
 
 impl DecoderFamily for Qwen3Config {
-    const NAME: &'static str = "qwen3";
-    const CLASS: &'static str = "Qwen3ForCausalLM";
-    const KEY_TABLE: &'static KeyTable = family::QWEN3.keys;
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = family::QWEN3.absent;
+    const ROW: Family = family::QWEN3;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder

@@ -9,8 +9,7 @@
 //! as `moe_aux`.
 
 use pipewright_shapes::ShapeError;
-use pipewright_shapes::family::{self, AbsentKey};
-use pipewright_shapes::key_table::KeyTable;
+use pipewright_shapes::family::{self, Family};
 use serde::{Deserialize, Serialize};
 
 use crate::attention::AttentionBias;
@@ -43,10 +42,7 @@ impl From<DecoderConfig> for Qwen3MoeConfig {
 }
 
 impl DecoderFamily for Qwen3MoeConfig {
-    const NAME: &'static str = "qwen3_moe";
-    const CLASS: &'static str = "Qwen3MoeForCausalLM";
-    const KEY_TABLE: &'static KeyTable = family::QWEN3_MOE.keys;
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = family::QWEN3_MOE.absent;
+    const ROW: Family = family::QWEN3_MOE;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder

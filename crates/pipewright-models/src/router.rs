@@ -8,8 +8,9 @@ use pipewright::nn::{TensorParallel, at_least_single, count_choices, linear};
 use pipewright::stage::StageContext;
 use pipewright::tensor::Placement;
 
+use crate::error::ModelError;
 use crate::file_layout::FileLayout;
-use crate::parameter::{Builder, ParameterKind, ParameterSource};
+use crate::parameter::{Builder, ParameterKind};
 use crate::valid_tokens::{valid_choices, valid_tokens};
 
 /// The name of a router's correction.
@@ -19,7 +20,7 @@ pub const ROUTER_CORRECTION: &str = "gate.e_score_correction_bias";
 /// Added to the sum of a token's scores before they are divided by it.
 const EPSILON: f64 = 1e-20;
 
-/// A router. Fields have the names in a Hugging Face directory, because parameter paths consist of them.
+/// A router.
 #[derive(Module, Debug)]
 pub(crate) struct Router {
     /// `[hidden, experts]`.
@@ -68,14 +69,14 @@ pub(crate) enum Scores {
     Sigmoid,
 }
 
-impl<S: ParameterSource> Builder<'_, S> {
+impl Builder<'_> {
     /// Builds a router at `path` for hidden states of a width and a number of experts, without a bias.
     pub(crate) fn router(
         &mut self,
         path: &str,
         [hidden, experts]: [usize; 2],
         has_correction: bool,
-    ) -> Result<Router, S::Error> {
+    ) -> Result<Router, ModelError> {
         // transformers may write the router under the name that it has in most families.
         let usual = format!("{path}.weight");
         let other_name = (self.named(&usual) != usual).then_some(usual);
@@ -91,7 +92,7 @@ impl<S: ParameterSource> Builder<'_, S> {
     }
 
     /// Adds a bias to the router at `path`.
-    pub(crate) fn router_with_bias(&mut self, path: &str, router: Router) -> Result<Router, S::Error> {
+    pub(crate) fn router_with_bias(&mut self, path: &str, router: Router) -> Result<Router, ModelError> {
         let [_, experts] = router.weight.dims();
         let bias = self.parameter(path, "bias", [experts], ParameterKind::Bias)?;
         Ok(Router { bias: Some(bias), ..router })
@@ -157,7 +158,8 @@ impl Router {
 }
 
 /// The ends of the paths of a router's parameters, here and in files of families with other names.
-const PARAMETERS: [&str; 4] = [".gate.weight", ".gate.bias", ".router.weight", ".router.bias"];
+const PARAMETERS: [&str; 5] =
+    [".gate.weight", ".gate.bias", ".router.weight", ".router.bias", ".mod_router.weight"];
 
 /// Returns whether a parameter belongs to a router.
 pub(crate) fn is_of_router(parameter: &str) -> bool {
@@ -238,6 +240,16 @@ mod tests {
     fn an_expert_outside_the_best_groups_is_never_chosen() {
         let corrected_below_zero = [-0.5, -0.6, -2.0, -2.0];
         assert_eq!(CHOICE.choose(&[0.0; 4], &corrected_below_zero), [0, 1]);
+    }
+
+    #[test]
+    fn routers_are_known_by_their_paths() {
+        let routers =
+            ["layers.0.mlp.gate.weight", "layers.1.mixer.router.weight", "layers.2.mod_router.weight"];
+        assert!(
+            routers.into_iter().all(is_of_router) && is_of_router(&format!("layers.3.{ROUTER_CORRECTION}"))
+        );
+        assert!(!is_of_router("layers.0.mlp.shared_expert_gate.weight"));
     }
 
     #[test]

@@ -3,9 +3,8 @@
 //! window.
 
 use pipewright_shapes::ShapeError;
-use pipewright_shapes::family::{self, AbsentKey};
+use pipewright_shapes::family::{self, Family};
 use pipewright_shapes::key_range::require;
-use pipewright_shapes::key_table::KeyTable;
 use serde::{Deserialize, Serialize};
 
 use crate::attention::AttentionBias;
@@ -55,10 +54,7 @@ impl From<DecoderConfig> for SmolLm3Config {
 }
 
 impl DecoderFamily for SmolLm3Config {
-    const NAME: &'static str = "smollm3";
-    const CLASS: &'static str = "SmolLM3ForCausalLM";
-    const KEY_TABLE: &'static KeyTable = family::SMOLLM3.keys;
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = family::SMOLLM3.absent;
+    const ROW: Family = family::SMOLLM3;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder

@@ -1,15 +1,13 @@
 //! Where a stage is computed, how it is split over the ranks that compute it together, and checks whether its
 //! layers can be split.
 
-use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::Arc;
 
 use burn::tensor::Device;
 use pipewright::nn::TensorParallel;
 use pipewright::tensor::{Placement, Precision, TensorRank};
 
-use crate::error::{ConfigError, SplitModel};
+use crate::error::{ModelError, SplitModel};
 
 /// Where a stage is computed. A [`Device`] alone means that one rank computes the whole stage there.
 #[derive(Clone, Debug)]
@@ -55,22 +53,9 @@ pub(crate) struct SplitStage {
     pub(crate) tensor: TensorParallel,
     /// The size of the whole vocabulary.
     pub(crate) vocabulary: usize,
-    /// How the ranks hold each parameter, by path.
-    pub(crate) placements: Arc<HashMap<String, Placement>>,
-    /// The number of shards of the table of the token embeddings; see [`Place::table_parts`].
-    pub(crate) table_parts: u32,
 }
 
 impl SplitStage {
-    /// Returns how the ranks hold the parameter at a path, which Burn has at `local`.
-    pub(crate) fn placement(&self, local: &str, path: &str) -> Placement {
-        match shard_of_table(local) {
-            // All shards of the table have one path.
-            Some(index) if self.table_parts > 1 => Placement::of_layer(0, index, self.table_parts),
-            _ => self.placements.get(path).copied().unwrap_or(Placement::REPLICATED),
-        }
-    }
-
     /// Returns an error if other ranks have shards or experts of the stage.
     pub(crate) fn require_whole(&self) -> Result<(), SplitModel> {
         match self.tensor.ranks().max(self.tensor.expert_parallel().ranks()) {
@@ -78,17 +63,6 @@ impl SplitStage {
             ranks => Err(SplitModel { ranks }),
         }
     }
-}
-
-/// The field of a table of token embeddings that has its shards.
-const SHARDS: &str = "shards";
-
-/// Returns the index of the shard that the parameter `local` of Burn is, if it is one of a table of token
-/// embeddings.
-pub(crate) fn shard_of_table(local: &str) -> Option<u32> {
-    let mut names = local.rsplit('.').skip(1);
-    let index = names.next()?.parse().ok()?;
-    (names.next() == Some(SHARDS)).then_some(index)
 }
 
 /// Returns the token ids of a part of the vocabulary. All parts have as many, except the last ones.
@@ -104,7 +78,7 @@ pub(crate) fn require_parts(
     parameter: &str,
     (key, size): (&'static str, usize),
     ranks: u32,
-) -> Result<(), ConfigError> {
+) -> Result<(), ModelError> {
     let last = TensorRank { index: ranks.saturating_sub(1), of: ranks };
     if Placement::split(0, ranks).shard_of(last).range(size).is_empty() {
         return Err(error(layer, parameter, (key, size), ranks, "leaves a rank without a part"));
@@ -119,7 +93,7 @@ pub(crate) fn head_shards(
     heads: usize,
     key_heads: usize,
     ranks: u32,
-) -> Result<[u32; 2], ConfigError> {
+) -> Result<[u32; 2], ModelError> {
     let count = ranks as usize;
     if !heads.is_multiple_of(count) {
         let rule = "is not a multiple of the number of ranks";
@@ -139,7 +113,7 @@ pub(crate) fn require_groups(
     key: (&'static str, usize),
     groups: usize,
     ranks: u32,
-) -> Result<(), ConfigError> {
+) -> Result<(), ModelError> {
     if groups.is_multiple_of(ranks as usize) {
         return Ok(());
     }
@@ -156,8 +130,10 @@ fn error(
     parameter: &str,
     (key, size): (&'static str, usize),
     ranks: u32,
-    rule: &'static str,
-) -> ConfigError {
-    let parameter = format!("{layer}.{parameter}").into();
-    ConfigError::Split { layer: layer.into(), parameter, key, size, ranks, rule }
+    rule: &str,
+) -> ModelError {
+    ModelError::new(format!(
+        "`{layer}` cannot be split over {ranks} tensor ranks: `{layer}.{parameter}` is split by `{key} = {size}`, which {rule}; \
+         use another `mesh.tensor_parallel`"
+    ))
 }

@@ -4,8 +4,7 @@
 
 use pipewright_shapes::ShapeError;
 use pipewright_shapes::decoder::require_window;
-use pipewright_shapes::family::{self, AbsentKey};
-use pipewright_shapes::key_table::KeyTable;
+use pipewright_shapes::family::{self, Family};
 use serde::{Deserialize, Serialize};
 
 use crate::attention::AttentionBias;
@@ -40,12 +39,8 @@ impl From<DecoderConfig> for Starcoder2Config {
 }
 
 impl DecoderFamily for Starcoder2Config {
-    const NAME: &'static str = "starcoder2";
-    const CLASS: &'static str = "Starcoder2ForCausalLM";
+    const ROW: Family = family::STARCODER2;
     const ACTIVATION: (&'static str, &'static str) = ("hidden_act", "gelu_pytorch_tanh");
-    const KEY_NAMES: &'static [(&'static str, &'static str)] = family::STARCODER2.renamed;
-    const KEY_TABLE: &'static KeyTable = family::STARCODER2.keys;
-    const ABSENT_KEYS: &'static [(&'static str, AbsentKey)] = family::STARCODER2.absent;
 
     fn decoder(&self) -> &DecoderConfig {
         &self.decoder

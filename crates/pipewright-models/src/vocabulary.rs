@@ -6,10 +6,11 @@ use burn::tensor::{Int, Tensor};
 use pipewright::nn::{Embedding, Linear, TensorParallel, TiedHead};
 use pipewright::tensor::Placement;
 
+use crate::error::ModelError;
 use crate::head_form::{HeadForm, prediction_path};
 use crate::norm::Norm;
-use crate::parameter::{Builder, ParameterKind, ParameterSource, SplitLinear};
-use crate::split::{SplitStage, ids_of_part, require_parts, shard_of_table};
+use crate::parameter::{Builder, ParameterKind, SplitLinear};
+use crate::split::{SplitStage, ids_of_part, require_parts};
 
 /// The path of an output head that has a matrix of its own.
 pub(crate) const HEAD: &str = "lm_head";
@@ -18,8 +19,7 @@ pub(crate) const HEAD: &str = "lm_head";
 /// and of a tied head. All shards have the path of the table.
 #[derive(Module, Debug)]
 pub(crate) struct TokenTable {
-    /// In the order of the token ids; `None` for shards that only other layers have. [`shard_of_table`] reads
-    /// the name of this field.
+    /// In the order of the token ids; `None` for shards that only other layers have.
     shards: Vec<Option<Embedding>>,
 }
 
@@ -95,7 +95,7 @@ impl TableCopy {
     }
 }
 
-impl<S: ParameterSource> Builder<'_, S> {
+impl Builder<'_> {
     /// Builds the table of the token embeddings, `[vocabulary, hidden]`, at `path`, or its last shard if other
     /// layers are the parts before it.
     pub(crate) fn token_table(
@@ -103,7 +103,7 @@ impl<S: ParameterSource> Builder<'_, S> {
         path: &str,
         vocabulary: usize,
         hidden: usize,
-    ) -> Result<TokenTable, S::Error> {
+    ) -> Result<TokenTable, ModelError> {
         if !self.embedding_is_cut() {
             return self.whole_table(path, [vocabulary, hidden]);
         }
@@ -114,11 +114,11 @@ impl<S: ParameterSource> Builder<'_, S> {
     }
 
     /// Builds all shards of the table.
-    fn whole_table(&mut self, path: &str, shape: [usize; 2]) -> Result<TokenTable, S::Error> {
+    fn whole_table(&mut self, path: &str, shape: [usize; 2]) -> Result<TokenTable, ModelError> {
         let ranks = self.tensor_ranks();
         require_parts(&self.named(path), "weight", ("vocab_size", shape[0]), ranks)?;
         let shards = (0..self.table_parts()).map(|index| self.table_shard(path, shape, index).map(Some));
-        Ok(TokenTable { shards: shards.collect::<Result<_, S::Error>>()? })
+        Ok(TokenTable { shards: shards.collect::<Result<_, ModelError>>()? })
     }
 
     /// Builds a shard of the table with this shape, or the rank's share of a table with one shard.
@@ -127,7 +127,7 @@ impl<S: ParameterSource> Builder<'_, S> {
         path: &str,
         shape: [usize; 2],
         index: u32,
-    ) -> Result<Embedding, S::Error> {
+    ) -> Result<Embedding, ModelError> {
         let (ranks, parts) = (self.tensor_ranks(), self.table_parts());
         let placement =
             if parts > 1 { Placement::of_layer(0, index, parts) } else { Placement::split(0, ranks) };
@@ -141,8 +141,10 @@ impl<S: ParameterSource> Builder<'_, S> {
         path: &str,
         vocabulary: usize,
         hidden: usize,
-    ) -> Result<TableCopy, S::Error> {
-        Ok(TableCopy { table: self.whole_table(path, [vocabulary, hidden])? })
+    ) -> Result<TableCopy, ModelError> {
+        let table = self.whole_table(path, [vocabulary, hidden])?;
+        table.shards.iter().flatten().for_each(|shard| self.mark_copy(&shard.weight));
+        Ok(TableCopy { table })
     }
 }
 
@@ -157,7 +159,7 @@ pub(crate) enum HeadMatrix {
 
 impl HeadMatrix {
     /// Builds the matrix of a whole head, or a rank's part of it.
-    fn whole<S: ParameterSource>(form: &HeadForm, builder: &mut Builder<'_, S>) -> Result<Self, S::Error> {
+    fn whole(form: &HeadForm, builder: &mut Builder<'_>) -> Result<Self, ModelError> {
         let (shards, size) = (builder.tensor_ranks(), ("vocab_size", form.vocabulary));
         if form.is_tied {
             require_parts(&builder.named(form.embedding), "weight", size, shards)?;
@@ -169,13 +171,14 @@ impl HeadMatrix {
     }
 
     /// Builds the matrix of the part `index` of `parts`.
-    pub(crate) fn part<S: ParameterSource>(
+    pub(crate) fn part(
         form: &HeadForm,
         index: u32,
         parts: u32,
-        builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error> {
-        let placement = Self::placement_of_part(form, index, parts);
+        builder: &mut Builder<'_>,
+    ) -> Result<Self, ModelError> {
+        // Some columns of a matrix of the head's own, or some rows of a table.
+        let placement = Placement::of_layer(if form.is_tied { 0 } else { 1 }, index, parts);
         if form.is_tied {
             return Self::tied(form, placement, builder);
         }
@@ -184,20 +187,11 @@ impl HeadMatrix {
         Ok(Self::Own(Linear { weight, bias: None }))
     }
 
-    fn tied<S: ParameterSource>(
-        form: &HeadForm,
-        placement: Placement,
-        builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error> {
+    fn tied(form: &HeadForm, placement: Placement, builder: &mut Builder<'_>) -> Result<Self, ModelError> {
         let shape = [form.vocabulary, form.width];
         let weight = builder.placed(form.embedding, "weight", shape, ParameterKind::Table, placement)?;
+        builder.mark_copy(&weight);
         Ok(Self::Tied(TiedHead { weight }))
-    }
-
-    /// Returns the shard of the whole matrix that a part has: some columns of a matrix of the head's own, or
-    /// some rows of a table.
-    pub(crate) fn placement_of_part(form: &HeadForm, index: u32, parts: u32) -> Placement {
-        Placement::of_layer(if form.is_tied { 0 } else { 1 }, index, parts)
     }
 
     /// Returns the products `[tokens, ids]` of hidden states `[tokens, hidden]`.
@@ -206,12 +200,6 @@ impl HeadMatrix {
             Self::Own(matrix) => matrix.forward(x),
             Self::Tied(table) => table.forward(x),
         }
-    }
-
-    /// Returns the path in a directory of the parameter at `local`. `embedding` is the path of the embedding.
-    pub(crate) fn path(local: &str, embedding: &str) -> String {
-        let is_tied = local.split('.').any(|name| name == "Tied");
-        format!("{}.weight", if is_tied { embedding } else { HEAD })
     }
 }
 
@@ -224,14 +212,11 @@ pub(crate) struct HeadNorms {
 }
 
 impl HeadNorms {
-    pub(crate) fn build<S: ParameterSource>(
-        form: &HeadForm,
-        builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error> {
+    pub(crate) fn build(form: &HeadForm, builder: &mut Builder<'_>) -> Result<Self, ModelError> {
         let mut norm = |path: &str| builder.form_norm(path, form.width, form.form);
         let last = norm(form.norm)?;
         let further = (1..=form.further.depth).map(|depth| norm(&format!("{}.norm", prediction_path(depth))));
-        Ok(Self { last, further: further.collect::<Result<_, S::Error>>()? })
+        Ok(Self { last, further: further.collect::<Result<_, ModelError>>()? })
     }
 
     /// Returns the normalised states of each prediction, `[tokens, hidden]`, from the states of all,
@@ -250,19 +235,9 @@ impl HeadNorms {
         let mut each = self.each(states);
         if each.len() == 1 { each.remove(0) } else { Tensor::cat(each, 0) }
     }
-
-    /// Returns the path in a directory of the parameter at `local`. `norm` is the path of the last norm.
-    pub(crate) fn path(local: &str, norm: &str) -> Option<String> {
-        if let Some(name) = local.strip_prefix("last.") {
-            return Some(format!("{norm}.{name}"));
-        }
-        let (index, name) = local.strip_prefix("further.")?.split_once('.')?;
-        Some(format!("{}.norm.{name}", prediction_path(index.parse::<usize>().ok()? + 1)))
-    }
 }
 
-/// The last norm and the output head of a model. It is the field `head` of a stage; [`vocabulary_path`] gives
-/// its parameters the paths of a Hugging Face directory.
+/// The last norm and the output head of a model.
 #[derive(Module, Debug)]
 pub(crate) struct OutputHead {
     norms: HeadNorms,
@@ -272,41 +247,18 @@ pub(crate) struct OutputHead {
 }
 
 impl OutputHead {
-    pub(crate) fn build<S: ParameterSource>(
-        form: &HeadForm,
-        builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error> {
+    pub(crate) fn build(form: &HeadForm, builder: &mut Builder<'_>) -> Result<Self, ModelError> {
         let norms = HeadNorms::build(form, builder)?;
         Ok(Self { norms, matrix: HeadMatrix::whole(form, builder)?, form: *form })
     }
 
-    /// Returns the logits `[tokens, vocabulary]` of the next token from the hidden states `[tokens, hidden]`
-    /// after the last block, for this rank's part of the vocabulary.
-    pub(crate) fn forward(&self, hidden: Tensor<2>, tensor: &TensorParallel) -> Tensor<2> {
-        self.logits(self.norms.last.forward(hidden), tensor)
-    }
-
-    /// Returns the logits of each prediction, from the states of all, `[predictions * tokens, hidden]`.
-    pub(crate) fn forward_each(&self, states: Tensor<2>, tensor: &TensorParallel) -> Vec<Tensor<2>> {
-        self.norms.each(states).into_iter().map(|normalised| self.logits(normalised, tensor)).collect()
-    }
-
-    fn logits(&self, normalised: Tensor<2>, tensor: &TensorParallel) -> Tensor<2> {
-        let x = tensor.enter(self.form.scaled(normalised));
-        self.form.bounded(self.matrix.forward(x))
-    }
-}
-
-/// Returns the path in a directory of a parameter of a stage, which Burn has at `local`, if it belongs to the
-/// table of the token embeddings or to the head. `norm` and `embedding` are the paths of the last norm and of
-/// the embedding.
-pub(crate) fn vocabulary_path(local: &str, norm: &str, embedding: &str) -> Option<String> {
-    if shard_of_table(local).is_some() {
-        return Some(format!("{embedding}.weight"));
-    }
-    let local = local.strip_prefix("head.")?;
-    match local.strip_prefix("norms.") {
-        Some(local) => HeadNorms::path(local, norm),
-        None => Some(HeadMatrix::path(local, embedding)),
+    /// Returns the logits `[tokens, vocabulary]` of each prediction, for this rank's part of the vocabulary, from
+    /// the states of all predictions, `[predictions * tokens, hidden]`.
+    pub(crate) fn forward(&self, states: Tensor<2>, tensor: &TensorParallel) -> Vec<Tensor<2>> {
+        let logits = |normalised| {
+            let x = tensor.enter(self.form.scaled(normalised));
+            self.form.bounded(self.matrix.forward(x))
+        };
+        self.norms.each(states).into_iter().map(logits).collect()
     }
 }

@@ -46,6 +46,9 @@ pub struct Block {
     pub mixer: Mixer,
     /// The part that is computed for each token by itself.
     pub feed_forward: FeedForward,
+    /// Whether a router chooses the tokens that pass the block (mixture of depths). Its costs are those of all
+    /// tokens.
+    pub chooses_tokens: bool,
     /// The parameters that are trained.
     pub training: Training,
 }
@@ -240,6 +243,11 @@ impl Dense {
 }
 
 impl Block {
+    /// Returns a block of these parts, all of whose parameters are trained.
+    pub fn new(mixer: Mixer, feed_forward: FeedForward) -> Self {
+        Self { mixer, feed_forward, chooses_tokens: false, training: Training::Whole }
+    }
+
     /// Returns the block as the ranks of a tensor group divide it. If it has fewer heads of keys and values, or
     /// groups of Mamba-2, than there are ranks, each rank has a copy of one of them.
     pub fn with_copies(&self, ranks: u32) -> Self {

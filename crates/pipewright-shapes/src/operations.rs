@@ -35,6 +35,22 @@ impl Matrix {
     }
 }
 
+/// The counts of a layer of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LayerCount {
+    /// The parameters. A table that several layers have counts with the embedding.
+    pub parameters: u64,
+    /// The parameters of matrices with which a token is multiplied. Each takes 6 operations in a training step.
+    pub products: u64,
+}
+
+impl LayerCount {
+    fn new(parameters: u128, products: u128) -> Self {
+        let count = |number| u64::try_from(number).unwrap_or(u64::MAX);
+        Self { parameters: count(parameters), products: count(products) }
+    }
+}
+
 impl Block {
     /// Returns the parameters of the block: matrices, biases and norms.
     pub fn parameters(&self, model: &Model) -> u128 {
@@ -44,8 +60,12 @@ impl Block {
 
     /// Returns the parameters of the block that one token uses.
     pub fn active_parameters(&self, model: &Model) -> u128 {
-        let weights: u128 = self.matrices(model.hidden).iter().map(Matrix::active_parameters).sum();
-        weights + u128::from(self.other_parameters(model, |experts| experts.per_token))
+        self.products(model.hidden) + u128::from(self.other_parameters(model, |experts| experts.per_token))
+    }
+
+    /// Returns the parameters of matrices with which a token is multiplied.
+    fn products(&self, hidden: u64) -> u128 {
+        self.matrices(hidden).iter().map(Matrix::active_parameters).sum()
     }
 
     /// The parameters that are not in matrices, with the biases of `counted` experts.
@@ -53,7 +73,8 @@ impl Block {
         let vectors = &model.vectors;
         let parts = u64::from(self.mixer != Mixer::None) + u64::from(self.feed_forward != FeedForward::None);
         let norms = if vectors.shares_norm { parts.min(1) } else { parts * vectors.norms_per_part };
-        norms * model.hidden * vectors.norm_parameters
+        let router = u64::from(self.chooses_tokens);
+        (norms * vectors.norm_parameters + router) * model.hidden
             + self.mixer.other_parameters(vectors, model.hidden)
             + self.feed_forward.other_parameters(vectors, model.hidden, counted)
     }
@@ -130,6 +151,12 @@ impl Attention {
 }
 
 impl FeedForward {
+    /// The parameters of the gate of shared experts.
+    fn shared_gate(&self, vectors: &Vectors, hidden: u64) -> u64 {
+        let has_shared = self.experts().is_some_and(|experts| experts.shared_inner > 0);
+        if vectors.shared_gate && has_shared { hidden } else { 0 }
+    }
+
     /// The parameters of the feed-forward part that are not in matrices, and the gate of shared experts.
     fn other_parameters(&self, vectors: &Vectors, hidden: u64, counted: fn(&Experts) -> u64) -> u64 {
         let bias = |has_bias: bool, width: u64| u64::from(has_bias) * width;
@@ -141,7 +168,7 @@ impl FeedForward {
                 let of_one = experts.expert.up_products() * experts.expert.inner + width;
                 bias(has_bias, counted(experts) * of_one)
                     + bias(vectors.biases.router, experts.count)
-                    + bias(vectors.shared_gate && experts.shared_inner > 0, hidden)
+                    + self.shared_gate(vectors, hidden)
             }
             Self::None => 0,
         }
@@ -152,6 +179,25 @@ impl Model {
     /// Returns the parameters of the table of the embedding, which are as many as the head's.
     pub fn table_parameters(&self) -> u128 {
         u128::from(self.vocabulary) * u128::from(self.hidden)
+    }
+
+    /// Returns the counts of the layers into which training cuts the model: the embedding, the blocks, the
+    /// predictors of further tokens, and the norms with the head.
+    pub fn layers(&self) -> Vec<LayerCount> {
+        let (hidden, table) = (u128::from(self.hidden), self.table_parameters());
+        let block = |block: &Block| {
+            let gate = block.feed_forward.shared_gate(&self.vectors, self.hidden);
+            LayerCount::new(block.parameters(self), block.products(self.hidden) + u128::from(gate))
+        };
+        let joined = self.predictor_blocks().iter().map(|block| block.products(self.hidden)).sum::<u128>();
+        let predictor = LayerCount::new(self.predictor_layer(), joined + 2 * hidden * hidden);
+        let predictors = u128::from(self.predictors);
+        let head = LayerCount::new(self.head_parameters() + predictors * hidden, (1 + predictors) * table);
+        let mut layers = vec![LayerCount::new(self.embedding_parameters(), 0)];
+        layers.extend(self.blocks.iter().map(block));
+        layers.extend((0..self.predictors).map(|_| predictor));
+        layers.push(head);
+        layers
     }
 
     /// Returns all parameters, including the blocks that predict further tokens.
@@ -175,14 +221,28 @@ impl Model {
 
     /// The parameters outside of blocks: tables and the last norm.
     fn outer_parameters(&self) -> u128 {
-        let tables = self.table_parameters() * (2 - u128::from(self.tied));
-        tables + u128::from(self.further_embedding) + u128::from(self.hidden * self.vectors.norm_parameters)
+        self.embedding_parameters() + self.head_parameters()
+    }
+
+    fn embedding_parameters(&self) -> u128 {
+        self.table_parameters() + u128::from(self.further_embedding)
+    }
+
+    /// The parameters of the last norm, and of the head if it has a matrix of its own.
+    fn head_parameters(&self) -> u128 {
+        let matrix = if self.tied { 0 } else { self.table_parameters() };
+        matrix + u128::from(self.hidden * self.vectors.norm_parameters)
     }
 
     /// Returns the parameters of the predictors of further tokens. They use the tables of the model.
     pub fn predictor_parameters(&self) -> u128 {
+        u128::from(self.predictors) * (self.predictor_layer() + u128::from(self.hidden))
+    }
+
+    /// The parameters of a predictor without its norm in front of the head.
+    fn predictor_layer(&self) -> u128 {
         let blocks: u128 = self.predictor_blocks().iter().map(|block| block.parameters(self)).sum();
-        u128::from(self.predictors) * (blocks + u128::from(2 * self.hidden * self.hidden + 3 * self.hidden))
+        blocks + u128::from(2 * self.hidden * self.hidden + 2 * self.hidden)
     }
 
     /// Returns the number of parameters that are trained.
@@ -208,10 +268,9 @@ impl Model {
     /// do not count.
     pub fn operations_per_token(&self, sequence: u64, count: AttentionCount) -> f64 {
         let block_operations = |block: &Block| {
-            let active: u128 = block.matrices(self.hidden).iter().map(Matrix::active_parameters).sum();
             let attention = block.attention_operations(sequence, count);
             let attention = if block.training == Training::ForwardOnly { attention / 3.0 } else { attention };
-            block.training.operations_per_parameter() * active as f64 + attention
+            block.training.operations_per_parameter() * block.products(self.hidden) as f64 + attention
         };
         let blocks: f64 = self.blocks.iter().map(block_operations).sum();
         let per_parameter = self.head_operations_per_parameter();

@@ -12,7 +12,7 @@ use super::positions::positions;
 /// The attentions of all blocks. Blocks with the same form share one, whose tables are kept for the latest
 /// sequence length and positions. A run usually has one length.
 #[derive(Debug, Clone)]
-pub(super) struct BlockAttentions {
+pub(crate) struct BlockAttentions {
     /// With the width of the rotated elements, in a model whose attention has latents.
     config: DecoderConfig,
     /// The width of a head of queries and keys.
@@ -36,8 +36,15 @@ struct Cached {
     attention: Arc<CausalAttention>,
 }
 
+impl Default for BlockAttentions {
+    /// Returns the attentions of a model without blocks of causal attention.
+    fn default() -> Self {
+        Self::new(&DecoderConfig::new(1, 1), &BlockForm::default())
+    }
+}
+
 impl BlockAttentions {
-    pub(super) fn new(config: &DecoderConfig, form: &BlockForm<'_>) -> Self {
+    pub(crate) fn new(config: &DecoderConfig, form: &BlockForm<'_>) -> Self {
         let mut config = config.clone();
         let [mut head_dim, mut cached_dim] = [config.head_dim(); 2];
         if let Some(latent) = form.latent {
@@ -50,7 +57,7 @@ impl BlockAttentions {
     }
 
     /// Returns the positions of sequences of this length in the blocks that have the model's positions.
-    pub(super) fn positions(&self, sequence: usize) -> RotaryPositions {
+    pub(crate) fn positions(&self, sequence: usize) -> RotaryPositions {
         positions(&self.config, sequence)
     }
 
@@ -73,17 +80,17 @@ impl BlockAttentions {
     /// Returns the form of a block's attention with a cache ([`DecoderBlock::forward_cached`]).
     ///
     /// [`DecoderBlock::forward_cached`]: super::block::DecoderBlock::forward_cached
-    pub(super) fn cached_form(&self, block: usize, positions: &RotaryPositions) -> AttentionForm {
+    pub(crate) fn cached_form(&self, block: usize, positions: &RotaryPositions) -> AttentionForm {
         AttentionForm { head_dim: self.cached_dim, ..self.form(block, positions) }
     }
 
     /// Returns whether the positions depend on the length of the sequence.
-    pub(super) fn depend_on_length(&self) -> bool {
+    pub(crate) fn depend_on_length(&self) -> bool {
         self.config.rope_scaling.as_ref().is_some_and(RopeScaling::depends_on_length)
     }
 
     /// Returns a block's attention over sequences of this length, with these positions.
-    pub(super) fn get(
+    pub(crate) fn get(
         &self,
         block: usize,
         sequence: usize,
@@ -108,7 +115,7 @@ impl BlockAttentions {
     }
 
     /// Returns a block's attention for a microbatch. `make` makes it for the first block of its form.
-    pub(super) fn of_microbatch(
+    pub(crate) fn of_microbatch(
         &self,
         block: usize,
         made: &mut MicrobatchAttentions,
@@ -126,4 +133,4 @@ impl BlockAttentions {
 
 /// The attentions of a stage for a microbatch, one for each form of its blocks.
 #[derive(Debug, Default)]
-pub(super) struct MicrobatchAttentions(Vec<(LayerForm, Arc<CausalAttention>)>);
+pub(crate) struct MicrobatchAttentions(Vec<(LayerForm, Arc<CausalAttention>)>);

@@ -1,19 +1,17 @@
 //! The description of a model as a list of layers with sizes and costs.
 
-use pipewright_schedule::{LayerDesc, ModelDesc};
+use pipewright_schedule::LayerDesc;
 use pipewright_shapes::decoder::{DecoderConfig, MixtureConfig};
 
 use super::form::{Activation, BlockForm, HeadNorms, NormPlaces};
 use crate::attention::AttentionSizes;
 use crate::cost::{self, BIAS_PASSES, Cost, FLOAT, GATE_PASSES, LOSS_PASSES, ModelSizes, NORM_PASSES};
-use crate::expert_form::ExpertForm;
+use crate::experts::ExpertForm;
 use crate::latent_attention::LatentForm;
 
 /// Returns the layers in order; see [`ModelFamily::describe`](crate::ModelFamily::describe).
-pub(crate) fn describe(config: &DecoderConfig, form: &BlockForm<'_>, sequence: usize) -> ModelDesc {
-    let (hidden, tokens) = (config.hidden_size as u64, sequence as u64);
-    let vocabulary = config.vocab_size as u64;
-    let sizes = ModelSizes { hidden, vocabulary, is_tied: config.tie_word_embeddings, tokens };
+pub(crate) fn describe(config: &DecoderConfig, form: &BlockForm<'_>, sizes: &ModelSizes) -> Vec<LayerDesc> {
+    let ModelSizes { hidden, vocabulary, tokens, .. } = *sizes;
     let centring = cost::centring(hidden, form.norm(config));
     let norm = cost::norm(hidden) + centring;
     let pair = norm + norm;
@@ -26,7 +24,7 @@ pub(crate) fn describe(config: &DecoderConfig, form: &BlockForm<'_>, sequence: u
             Some(mixture) => {
                 let routed = experts(config, mixture, tokens);
                 let routed = routed + expert_parts(config, form, mixture);
-                ("mixture", routed + shared_expert(config, form))
+                ("mixture", routed + shared_expert(form))
             }
             None => ("decoder", dense(config, form)),
         };
@@ -39,7 +37,7 @@ pub(crate) fn describe(config: &DecoderConfig, form: &BlockForm<'_>, sequence: u
         let again = Cost { norms: count * before, ..Cost::default() };
         let cost = attention + feed_forward + norms + again;
         let path = form.names.of(&format!("model.layers.{index}"));
-        let layer = sizes.block(path, kind, cost);
+        let layer = sizes.block(index, path, kind, cost);
         let keys_values = match form.latent {
             Some(latent) => (config.num_attention_heads * (latent.head_dim() + latent.value)) as u64,
             None => 2 * (config.num_key_value_heads * config.head_dim()) as u64,
@@ -47,34 +45,22 @@ pub(crate) fn describe(config: &DecoderConfig, form: &BlockForm<'_>, sequence: u
         LayerDesc { keys_values_bytes: tokens * FLOAT * keys_values, ..layer }
     };
     let embedding = sizes.embedding(&form.names.of("model.embed_tokens"));
-    // A token reads its vector and adds it, in both directions.
-    let positions = form.position_table.map_or_else(Cost::default, |positions| Cost {
-        parameters: positions as u64 * hidden,
-        elements: POSITION_PASSES * hidden,
-        ..Cost::default()
-    });
-    let mut layers = vec![embedding_with(embedding, positions, tokens)];
+    // A token reads its vector and adds it, in both directions. The ids of the positions are kept.
+    let positions = u64::from(form.position_table.is_some());
+    let mut layers = vec![LayerDesc {
+        weight: embedding.weight + positions * cost::ELEMENT * POSITION_PASSES * hidden,
+        activation_bytes: embedding.activation_bytes + positions * tokens * cost::TOKEN_ID,
+        ..embedding
+    }];
     layers.extend((0..config.num_hidden_layers).map(block));
     // The tape also keeps the tanh of bounded logits.
     let bounded = Cost { kept: form.logit_cap.map_or(0, |_| vocabulary), ..Cost::default() };
-    layers.push(sizes.head(sizes.head_cost() + centring + bounded));
-    ModelDesc { layers }
+    layers.push(sizes.head(1, sizes.head_cost() + centring + bounded));
+    layers
 }
 
 /// Element-wise passes of the vectors of positions: they are copied, added, and their gradients are summed.
 const POSITION_PASSES: u64 = 8;
-
-/// Returns the layer of the embedding with the table of positions.
-fn embedding_with(embedding: LayerDesc, positions: Cost, tokens: u64) -> LayerDesc {
-    LayerDesc {
-        parameters: embedding.parameters + positions.parameters,
-        weight: embedding.weight + cost::ELEMENT * positions.elements,
-        // The ids of the positions.
-        activation_bytes: embedding.activation_bytes
-            + if positions.parameters > 0 { tokens * cost::TOKEN_ID } else { 0 },
-        ..embedding
-    }
-}
 
 /// Element-wise passes of an expert's rows: they are gathered and summed in both directions, and weighted.
 const ROW_PASSES: u64 = 10;
@@ -90,17 +76,13 @@ fn attention(config: &DecoderConfig, form: &BlockForm<'_>, seen: u64) -> Cost {
     let (queries, keys) = (heads * head_dim, kv_heads * head_dim);
     let inputs = if form.bias.inputs { queries + 2 * keys } else { 0 };
     let biases = inputs + if form.bias.output { sizes.hidden as u64 } else { 0 };
-    let sinks = if form.has_sinks { heads } else { 0 };
     // A normalisation of heads also keeps its input, with a scale for each head.
-    let (factors, normalised, scales) = match form.head_norms {
-        HeadNorms::None => (0, 0, 0),
-        HeadNorms::Each => (2 * head_dim, queries + keys, heads + kv_heads),
-        HeadNorms::All => (queries + keys, queries + keys, 2),
+    let (normalised, scales) = match form.head_norms {
+        HeadNorms::None => (0, 0),
+        HeadNorms::Each => (queries + keys, heads + kv_heads),
+        HeadNorms::All => (queries + keys, 2),
     };
     let further = Cost {
-        parameters: biases + factors + sinks,
-        products: 0,
-        mixing: 0,
         elements: BIAS_PASSES * biases + NORM_PASSES * normalised,
         kept: normalised + scales,
         ..Cost::default()
@@ -119,17 +101,11 @@ fn latent_attention(config: &DecoderConfig, latent: LatentForm, form: &BlockForm
         [latent.key_rank, latent.rotated, latent.unrotated, latent.value].map(|size| size as u64);
     let (queries, values) = (heads * (rotated + unrotated), heads * value);
     let query_rank = latent.query_rank.map(|rank| rank as u64);
-    let of_queries = query_rank.map_or(hidden * queries, |rank| rank * (hidden + queries));
-    let of_keys = hidden * (key_rank + rotated) + key_rank * (heads * unrotated + values);
-    let matrices = of_queries + of_keys + values * hidden;
     let of_latents = query_rank.unwrap_or(0) + key_rank + rotated;
     let inputs = if form.bias.inputs { of_latents } else { 0 };
     let biases = inputs + if form.bias.output { hidden } else { 0 };
-    let mixing = 3 * seen * (queries + values);
     let products = Cost {
-        parameters: matrices + biases,
-        products: 6 * matrices + mixing,
-        mixing,
+        mixing: 3 * seen * (queries + values),
         elements: BIAS_PASSES * biases + HEAD_PASSES * (2 * queries + values),
         // Queries, keys, values and the attention's output with a normaliser for each head.
         kept: 2 * queries + 2 * values + heads,
@@ -142,10 +118,10 @@ fn latent_attention(config: &DecoderConfig, latent: LatentForm, form: &BlockForm
 fn dense(config: &DecoderConfig, form: &BlockForm<'_>) -> Cost {
     let (hidden, inner) = (config.hidden_size as u64, config.intermediate_size as u64);
     let (layer, outputs, result) = if form.has_no_gate {
-        (cost::ungated(hidden, inner), inner, 0)
+        (cost::ungated(inner), inner, 0)
     } else {
         // The result of the activation, which is multiplied by up.
-        (cost::gated(hidden, inner), 2 * inner, inner)
+        (cost::gated(inner), 2 * inner, inner)
     };
     let biases = if form.mlp_bias { outputs + hidden } else { 0 };
     // The composition of GELU keeps the tanh, the sum with 1, and the result.
@@ -154,7 +130,7 @@ fn dense(config: &DecoderConfig, form: &BlockForm<'_>) -> Cost {
     // Only SwiGLU is computed again.
     let feed_forward = if is_gelu { 0 } else { layer.feed_forward };
     let layer = Cost { feed_forward, ..layer };
-    layer + Cost { parameters: biases, elements: BIAS_PASSES * biases, kept, ..Cost::default() }
+    layer + Cost { elements: BIAS_PASSES * biases, kept, ..Cost::default() }
 }
 
 /// Returns the costs of a mixture. A token meets the router and the experts that it chose; the matrices of
@@ -162,14 +138,10 @@ fn dense(config: &DecoderConfig, form: &BlockForm<'_>) -> Cost {
 fn experts(config: &DecoderConfig, mixture: &MixtureConfig, tokens: u64) -> Cost {
     let (hidden, inner) = (config.hidden_size as u64, mixture.moe_intermediate_size as u64);
     let (experts, chosen) = (mixture.num_experts as u64, mixture.num_experts_per_tok as u64);
-    let (router, expert) = (hidden * experts, 3 * hidden * inner);
     let met = experts.min(tokens.saturating_mul(chosen));
-    let moved = MATRIX_PASSES * met * expert / tokens.max(1);
+    let moved = MATRIX_PASSES * met * 3 * hidden * inner / tokens.max(1);
     let element_wise = GATE_PASSES * chosen * inner + ROW_PASSES * chosen * hidden + LOSS_PASSES * experts;
     Cost {
-        parameters: router + experts * expert,
-        products: 6 * (router + chosen * expert),
-        mixing: 0,
         elements: element_wise + moved,
         // The probabilities; gate, up and their product of each chosen expert; its weight, and its number
         // twice.
@@ -186,7 +158,6 @@ fn expert_parts(config: &DecoderConfig, form: &BlockForm<'_>, mixture: &MixtureC
     let bias = if has_bias { 2 * inner + hidden } else { 0 };
     let router = if has_bias { experts } else { 0 };
     Cost {
-        parameters: experts * bias + router,
         elements: BIAS_PASSES * (chosen * bias + router),
         kept_on_devices: cost::mixture_on_devices(chosen, hidden),
         ..Cost::default()
@@ -194,11 +165,10 @@ fn expert_parts(config: &DecoderConfig, form: &BlockForm<'_>, mixture: &MixtureC
 }
 
 /// Returns the costs of the expert that every token goes through, with its gate.
-fn shared_expert(config: &DecoderConfig, form: &BlockForm<'_>) -> Cost {
-    let hidden = config.hidden_size as u64;
-    let gate = Cost { parameters: hidden, products: 6 * hidden, kept: 1, ..Cost::default() };
+fn shared_expert(form: &BlockForm<'_>) -> Cost {
+    let gate = Cost { kept: 1, ..Cost::default() };
     form.shared_expert.map_or_else(Cost::default, |shared| {
-        let expert = cost::gated(hidden, shared.inner as u64);
+        let expert = cost::gated(shared.inner as u64);
         if shared.has_gate { expert + gate } else { expert }
     })
 }
@@ -210,11 +180,18 @@ const NUMBER: u64 = 2;
 mod tests {
     use super::*;
 
+    fn layers(form: &BlockForm<'_>) -> Vec<LayerDesc> {
+        let config = DecoderConfig::new(256, 4);
+        let hidden = config.hidden_size as u64;
+        let sizes = ModelSizes { hidden, vocabulary: 256, is_tied: false, tokens: 5, counts: Vec::new() };
+        describe(&config, form, &sizes)
+    }
+
     #[test]
     fn the_norms_of_latents_may_be_computed_again() {
         let norms = |latent| {
             let form = BlockForm { latent, ..BlockForm::default() };
-            describe(&DecoderConfig::new(256, 4), &form, 5).layers[1].norms_bytes
+            layers(&form)[1].norms_bytes
         };
         let latent = LatentForm {
             query_rank: Some(24),
@@ -233,8 +210,7 @@ mod tests {
     fn bounded_logits_are_kept_twice() {
         let kept = |logit_cap| {
             let form = BlockForm { logit_cap, ..BlockForm::default() };
-            let model = describe(&DecoderConfig::new(256, 4), &form, 5);
-            model.layers.last().map_or(0, |head| head.activation_bytes)
+            layers(&form).last().map_or(0, |head| head.activation_bytes)
         };
         // 5 tokens and 256 ids in single precision.
         assert_eq!(kept(Some(30.0)) - kept(None), 5 * 256 * 4);

@@ -3,7 +3,7 @@
 use pipewright_shapes::decoder::{DecoderConfig, MixtureConfig};
 
 use crate::attention::{AttentionBias, AttentionSizes};
-use crate::expert_form::ExpertForm;
+use crate::experts::ExpertForm;
 use crate::latent_attention::LatentForm;
 use crate::norm::NormForm;
 use crate::path_names::PathNames;
@@ -193,7 +193,7 @@ impl From<&DecoderConfig> for AttentionSizes {
 
 impl<'a> BlockForm<'a> {
     /// Returns the form of the normalisations.
-    pub(super) fn norm(&self, config: &DecoderConfig) -> NormForm {
+    pub(crate) fn norm(&self, config: &DecoderConfig) -> NormForm {
         NormForm { epsilon: config.rms_norm_eps, adds_one: self.norms_add_one, centres: self.layer_norms }
     }
 
@@ -203,7 +203,7 @@ impl<'a> BlockForm<'a> {
     }
 
     /// Returns the experts of layer `index`, counted from 0; `None` if its feed-forward layer is dense.
-    pub(super) fn mixture_of(&self, index: usize) -> Option<&'a MixtureConfig> {
+    pub(crate) fn mixture_of(&self, index: usize) -> Option<&'a MixtureConfig> {
         self.mixture.filter(|mixture| mixture.is_sparse(index))
     }
 

@@ -2,7 +2,7 @@
 //! SwiGLU feed-forward layer or a mixture of such layers, each after an RMSNorm.
 //!
 //! Families of this form, such as [`llama`](crate::llama) and [`qwen3_moe`](crate::qwen3_moe), have a
-//! [`DecoderConfig`] and their stages are [`DecoderStage`]s. A family fills in one table (`form.rs`), which
+//! [`DecoderConfig`]. A family fills in one table (`form.rs`), which
 //! says which linear layers have a bias, which layers have windows, positions and experts, and more, and
 //! lists the further keys of its `config.json`.
 //!
@@ -17,18 +17,14 @@
 //! directories hold the table once.
 
 mod attentions;
-mod block;
-mod build;
-mod cached;
 mod describe;
 mod feed_forward;
 mod form;
 mod positions;
-mod shared_expert;
-mod stage;
 
-pub(crate) use build::{build_stage, head};
+pub(crate) use attentions::{BlockAttentions, MicrobatchAttentions};
 pub(crate) use describe::describe;
+pub(crate) use feed_forward::{FeedForward, scaled};
 pub(crate) use form::{
     Activation, BlockForm, ExpertKeys, Factors, HeadNorms, LayerForm, NormPlaces, RouterForm, SharedForm,
     with_windows,
@@ -37,5 +33,3 @@ pub use pipewright_shapes::decoder::{
     DecoderConfig, LayerType, LayerWindows, Llama3Scaling, LongRopeScaling, MixtureConfig, RopeScaling,
     YarnScaling,
 };
-pub(crate) use stage::stays_in_single_precision;
-pub use stage::{DecoderInput, DecoderStage};

@@ -11,8 +11,8 @@ use pipewright_schedule::words::counted;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::error::ModelError;
 use crate::generation::GenerateError;
-use crate::hf::HfError;
 
 /// Why ranks cannot generate texts.
 #[derive(Error)]
@@ -34,7 +34,7 @@ pub enum RanksError {
         /// The layers of the stage.
         layers: Range<usize>,
         /// The reason.
-        source: Box<HfError>,
+        source: Box<ModelError>,
     },
     /// The last stage does not have the model's head.
     #[error("rank {rank}: the last stage does not have the head of the model: give it the last layers")]

@@ -1,4 +1,4 @@
-//! A text that a later request may continue.
+//! A text that a later request may continue, and the logits of a text that several ranks compute together.
 
 /// A text whose rows the ranks keep.
 #[derive(Debug)]
@@ -14,6 +14,22 @@ pub(super) struct KeptText {
 pub(super) fn common_tokens(tokens: &[u32], prompt: &[u32]) -> usize {
     let before_last = &prompt[..prompt.len().saturating_sub(1)];
     tokens.iter().zip(before_last).take_while(|(kept, wanted)| kept == wanted).count()
+}
+
+/// The parts of the logits of a text, one from each rank that has a part of the vocabulary.
+#[derive(Clone, Default)]
+pub(super) struct PartialLogits(Vec<Option<Vec<f32>>>);
+
+impl PartialLogits {
+    /// Adds a part. Returns the whole logits with the last one.
+    pub(super) fn add(&mut self, part: usize, parts: usize, logits: Vec<f32>) -> Option<Vec<f32>> {
+        self.0.resize(parts, None);
+        self.0[part] = Some(logits);
+        if self.0.iter().any(Option::is_none) {
+            return None;
+        }
+        Some(std::mem::take(&mut self.0).into_iter().flatten().flatten().collect())
+    }
 }
 
 #[cfg(test)]

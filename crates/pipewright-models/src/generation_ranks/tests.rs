@@ -11,6 +11,7 @@ use pipewright::tensor::{BoundaryError, Values, pack, unpack};
 use super::*;
 use crate::ModelFamily;
 use crate::decoder::DecoderConfig;
+use crate::error::ModelError;
 use crate::error::SplitModel;
 use crate::generation::{GenerateError, Sampling};
 use crate::generation_stage::StageCache;
@@ -281,7 +282,7 @@ fn a_request_that_does_not_fit_is_named() {
 fn ranks_without_the_head_of_the_model_are_refused() {
     let config = LlamaConfig::from(DecoderConfig::new(16, 4));
     let stages = [0..2, 2..3].map(|layers| RankStage { layers, device: Device::flex() });
-    let make = move |layers, place: &Place| -> Result<Box<dyn GenerationStage>, HfError> {
+    let make = move |layers, place: &Place| -> Result<Box<dyn GenerationStage>, ModelError> {
         Ok(Box::new(config.init_stage(layers, 1, place.clone())?))
     };
     let ranks = RanksConfig::new(stages.into(), LONG);
@@ -294,7 +295,7 @@ fn ranks_that_do_not_fit_together_are_refused() {
     let refused = |world: u32, tensor_ranks: u32, expected: &str| {
         let stages = [0..1, 1..2, 2..3].map(|layers| RankStage { layers, device: Device::flex() });
         let config = RanksConfig { tensor_ranks, ..RanksConfig::new(stages.into(), LONG) };
-        let make = |_layers, _place: &Place| -> Result<Box<dyn GenerationStage>, HfError> {
+        let make = |_layers, _place: &Place| -> Result<Box<dyn GenerationStage>, ModelError> {
             Ok(Box::new(Stage(Arc::new(Box::new(pack)))))
         };
         let started = GenerationRanks::start_in(World::local(world), &config, make);

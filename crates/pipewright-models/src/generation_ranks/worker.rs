@@ -19,13 +19,13 @@ use pipewright_schedule::error_text::panic_message;
 use serde::{Deserialize, Serialize};
 
 use super::error::{RanksError, RemoteFailure};
+use crate::error::ModelError;
 use crate::generation_stage::{GenerationStage, RowPart, StageRow};
-use crate::hf::HfError;
 use crate::split::Place;
 
 /// Makes the stage of a rank from its layers and its place among the tensor ranks.
 pub(super) type MakeStage =
-    dyn Fn(Range<usize>, &Place) -> Result<Box<dyn GenerationStage>, HfError> + Send + Sync;
+    dyn Fn(Range<usize>, &Place) -> Result<Box<dyn GenerationStage>, ModelError> + Send + Sync;
 
 /// A message to a rank: a part of the text with this number.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use super::error::HfError;
 use super::layout::FilePlace;
 use super::weights::{PREFIXES, Weights};
+use crate::error::ModelError;
 use crate::parameter::{ParameterKind, ParameterSpec};
 
 /// The end of the name of a tensor of a module that predicts further tokens. DeepSeek V3 stores such modules
@@ -31,7 +31,7 @@ const HEAD: &str = "lm_head.weight";
 /// When a file is missing, cut short or not a safetensors file, when a tensor is missing or has another shape
 /// or an unknown element type, when the files have more layers than the model, or when the model's head is
 /// tied to the embeddings and the files have another head.
-pub fn check_weights(dir: &Path, parameters: &[ParameterSpec]) -> Result<Vec<String>, HfError> {
+pub fn check_weights(dir: &Path, parameters: &[ParameterSpec]) -> Result<Vec<String>, ModelError> {
     let mut weights = Weights::open(dir)?;
     for name in weights.file_names()? {
         weights.file(name)?;
@@ -45,7 +45,7 @@ pub fn check_weights(dir: &Path, parameters: &[ParameterSpec]) -> Result<Vec<Str
 
 /// Returns the names of the tensors that the model with these parameters does not use, if they do not
 /// contradict it.
-pub(super) fn unused(weights: &mut Weights, parameters: &[ParameterSpec]) -> Result<Vec<String>, HfError> {
+pub(super) fn unused(weights: &mut Weights, parameters: &[ParameterSpec]) -> Result<Vec<String>, ModelError> {
     let used: BTreeSet<String> =
         parameters.iter().filter_map(|spec| Some(weights.place_of(spec)?.tensor)).collect();
     let is_computed = |tensor: &str| COMPUTED.iter().any(|end| tensor.ends_with(end));
@@ -69,7 +69,7 @@ fn require_no_further_layers(
     weights: &Weights,
     used: &BTreeSet<String>,
     unused: &[String],
-) -> Result<(), HfError> {
+) -> Result<(), ModelError> {
     let layers = |names: &mut dyn Iterator<Item = &String>| names.filter_map(|name| layer_of(name)).max();
     let expected = layers(&mut used.iter()).map_or(0, |last| last + 1);
     let predictors: BTreeSet<usize> =
@@ -78,14 +78,18 @@ fn require_no_further_layers(
     let mut others = unused.iter().filter(|name| !is_of_predictor(name));
     match layers(&mut others).map(|last| last + 1) {
         Some(found) if found > expected => {
-            Err(HfError::FurtherLayers { path: weights.index().to_owned(), expected, found })
+            let fault = format!(
+                "the files have {found} layers, and the configuration asks for {expected}: a model without its last layers is \
+                 another model; correct the number of layers, or write a model of that size with transformers"
+            );
+            Err(ModelError::at(weights.index(), fault))
         }
         _ => Ok(()),
     }
 }
 
 /// Returns whether the head in the files equals the embeddings, to which the model ties its head.
-fn is_tied_to(weights: &mut Weights, parameters: &[ParameterSpec]) -> Result<bool, HfError> {
+fn is_tied_to(weights: &mut Weights, parameters: &[ParameterSpec]) -> Result<bool, ModelError> {
     /// Rows that are compared at a time.
     const ROWS: usize = 1024;
     let Some(table) = parameters.iter().find(|spec| spec.kind == ParameterKind::Table) else {
@@ -95,7 +99,13 @@ fn is_tied_to(weights: &mut Weights, parameters: &[ParameterSpec]) -> Result<boo
     let ((FilePlace { tensor, shape, .. }, file), (_, head_file)) =
         (weights.find(table)?, weights.find(&head)?);
     let path = weights.directory().join(&head_file);
-    let different = || HfError::UntiedHead { path: path.clone(), embedding: tensor.clone() };
+    let different = || {
+        let fault = format!(
+            "tensor `{HEAD}` differs from `{tensor}`, and `tie_word_embeddings` is true: set it to false in config.json, which \
+             transformers assumes for such files too, or remove the tensor"
+        );
+        ModelError::at(&path, fault)
+    };
     if weights.file(head_file.clone())?.check(HEAD, &shape).is_err() {
         return Err(different());
     }

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use pipewright::bounded_file::read_regular;
 
-use super::error::HfError;
 use super::layout::CONFIG;
 use super::other_form::{ADAPTER, is_of_trainer, names, onnx_names};
+use crate::error::ModelError;
 
 /// The endings of files that may have weights.
 const WEIGHT_ENDINGS: [&str; 9] =
@@ -18,7 +18,7 @@ const WEIGHT_ENDINGS: [&str; 9] =
 ///
 /// # Errors
 /// When a cache folder has no snapshot, or several and no reference to one of them.
-pub fn resolve(path: &Path) -> Result<PathBuf, HfError> {
+pub fn resolve(path: &Path) -> Result<PathBuf, ModelError> {
     if let Some(folder) = folder_of(path) {
         return Ok(folder);
     }
@@ -33,12 +33,15 @@ pub fn resolve(path: &Path) -> Result<PathBuf, HfError> {
     if is_name && referred.is_dir() {
         return Ok(referred);
     }
-    let entries = fs::read_dir(&snapshots).map_err(HfError::io("read", &snapshots))?;
+    let entries = fs::read_dir(&snapshots).map_err(ModelError::io("read", &snapshots))?;
     let mut found: Vec<PathBuf> =
         entries.flatten().map(|entry| entry.path()).filter(|entry| entry.is_dir()).collect();
     match found.len() {
         1 => Ok(found.remove(0)),
-        found => Err(HfError::Snapshots { dir: snapshots, found }),
+        found => {
+            let fault = "and no reference to one of them; name one of these folders";
+            Err(ModelError::at(&snapshots, format!("the cache folder has {found} snapshots, {fault}")))
+        }
     }
 }
 

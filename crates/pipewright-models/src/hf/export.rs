@@ -5,14 +5,15 @@ use std::path::Path;
 use burn::tensor::Device;
 use pipewright::checkpoint::Checkpoint;
 
-use super::error::HfError;
 use super::origin::WeightTypes;
 use super::read::Stored;
 use super::weight_type::WeightType;
 use super::write::{DEFAULT_SHARD_BYTES, Writer};
+use crate::error::ModelError;
 use crate::family::ModelFamily;
-use crate::parameter::{Outline, ParameterSource, parameter_specs};
+use crate::parameter::{Outline, ParameterSource};
 use crate::split::Place;
+use crate::stage::parameter_specs;
 
 /// The choices of an export.
 #[derive(Clone, Copy, Debug, Default)]
@@ -31,22 +32,22 @@ pub struct ExportOptions<'a> {
 /// # Errors
 /// When the checkpoint does not belong to `config`'s model, when a value is too large for its element type,
 /// or as [`Writer`]'s functions.
-pub fn export<F: ModelFamily>(
+pub fn export(
     checkpoint: &Checkpoint,
-    config: &F,
+    config: &dyn ModelFamily,
     options: &ExportOptions<'_>,
     dir: &Path,
-) -> Result<WeightType, HfError> {
+) -> Result<WeightType, ModelError> {
     export_from(&mut Stored(checkpoint), config, options, dir)
 }
 
 /// Like [`export`], with the parameters of any source.
-pub(crate) fn export_from<F: ModelFamily, S: ParameterSource<Error = HfError>>(
-    source: &mut S,
-    config: &F,
+pub(crate) fn export_from(
+    source: &mut dyn ParameterSource,
+    config: &dyn ModelFamily,
     options: &ExportOptions<'_>,
     dir: &Path,
-) -> Result<WeightType, HfError> {
+) -> Result<WeightType, ModelError> {
     let types = match (options.weight_type, options.origin) {
         (Some(kind), _) => WeightTypes::all(kind),
         (None, Some(origin)) => WeightTypes::read(origin)?,

@@ -4,19 +4,21 @@
 //! reported before anything is allocated. Tensors are read by position. Memory mapping would gain nothing,
 //! because every element is converted once, and the process would crash if the file shrank.
 
+use std::error::Error;
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use burn::tensor::{bf16, f16};
 use pipewright::bounded_file::{LFS_POINTER, open_regular};
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 
-use super::error::HfError;
+use super::json_file::lfs_pointer;
 use super::layout::count;
 use super::weight_type::WeightType;
+use crate::error::ModelError;
 
 /// The longest header that is read; the format has the same limit.
 const MAX_HEADER: u64 = 100_000_000;
@@ -33,43 +35,42 @@ pub(super) struct SafetensorsFile {
 }
 
 impl SafetensorsFile {
-    pub(super) fn open(path: PathBuf) -> Result<Self, HfError> {
+    pub(super) fn open(path: PathBuf) -> Result<Self, ModelError> {
         let mut file = open_regular(&path).map_err(|source| match source.kind() {
-            ErrorKind::NotFound => HfError::MissingFile { path: path.clone() },
-            _ => HfError::io("read", &path)(source),
+            ErrorKind::NotFound => ModelError::new(format!(
+                "{} is missing, and the index in its folder names it: copy or download it again",
+                path.display()
+            )),
+            _ => ModelError::io("read", &path)(source),
         })?;
-        let found = file.metadata().map_err(HfError::io("read", &path))?.len();
-        let require = |expected: u64| {
-            if found < expected {
-                Err(HfError::Length { path: path.clone(), expected, found })
-            } else {
-                Ok(())
-            }
+        let found = file.metadata().map_err(ModelError::io("read", &path))?.len();
+        let cut_short = |expected: u64| {
+            let fault = "copy or download it again";
+            let fault = format!("the file has {found} bytes, and its header asks for {expected}; {fault}");
+            ModelError::at(&path, fault)
         };
+        let require = |expected: u64| if found < expected { Err(cut_short(expected)) } else { Ok(()) };
 
-        if is_lfs_pointer(&mut file, found).map_err(HfError::io("read", &path))? {
-            return Err(HfError::LfsPointer { path });
+        if is_lfs_pointer(&mut file, found).map_err(ModelError::io("read", &path))? {
+            return Err(lfs_pointer(&path));
         }
         require(LENGTH_FIELD)?;
         let mut field = [0; LENGTH_FIELD as usize];
-        file.read_exact(&mut field).map_err(HfError::io("read", &path))?;
+        file.read_exact(&mut field).map_err(ModelError::io("read", &path))?;
         let length = u64::from_le_bytes(field);
         if length > MAX_HEADER {
-            let source = serde::de::Error::custom(format!("its length would be {length} bytes"));
-            return Err(HfError::Header { path, source });
+            return Err(bad_header(&path, format!("its length would be {length} bytes")));
         }
         let data = LENGTH_FIELD + length;
         require(data)?;
 
         let mut header = vec![0; length as usize];
-        file.read_exact(&mut header).map_err(HfError::io("read", &path))?;
-        let metadata: Metadata = match serde_json::from_slice(&header) {
-            Ok(metadata) => metadata,
-            Err(source) => return Err(HfError::Header { path, source }),
-        };
+        file.read_exact(&mut header).map_err(ModelError::io("read", &path))?;
+        let metadata: Metadata =
+            serde_json::from_slice(&header).map_err(|source| bad_header(&path, source))?;
         let expected = data + metadata.data_len() as u64;
         if found != expected {
-            return Err(HfError::Length { path, expected, found });
+            return Err(cut_short(expected));
         }
         Ok(Self { path, file, metadata, data })
     }
@@ -81,10 +82,8 @@ impl SafetensorsFile {
 
     /// Returns the element type and the shape of a tensor as text, followed by its first and last bytes, at
     /// most `most` each.
-    pub(super) fn sample(&mut self, tensor: &str, most: usize) -> Result<Vec<u8>, HfError> {
-        let Some(info) = self.metadata.info(tensor) else {
-            return Err(HfError::MissingTensor { path: self.path.clone(), tensor: tensor.to_owned() });
-        };
+    pub(super) fn sample(&mut self, tensor: &str, most: usize) -> Result<Vec<u8>, ModelError> {
+        let info = self.metadata.info(tensor).ok_or_else(|| missing_tensor(&self.path, tensor))?;
         let mut sample = format!("{} {:?}", info.dtype, info.shape).into_bytes();
         let (start, end) = info.data_offsets;
         let length = most.min(end - start);
@@ -92,10 +91,15 @@ impl SafetensorsFile {
             let mut bytes = vec![0; length];
             let position = SeekFrom::Start(self.data + offset as u64);
             let read = self.file.seek(position).and_then(|_| self.file.read_exact(&mut bytes));
-            read.map_err(HfError::io("read", &self.path))?;
+            read.map_err(ModelError::io("read", &self.path))?;
             sample.extend(bytes);
         }
         Ok(sample)
+    }
+
+    /// Returns the shape of a tensor.
+    pub(super) fn shape_of(&self, tensor: &str) -> Option<&[usize]> {
+        Some(&self.metadata.info(tensor)?.shape)
     }
 
     /// Returns the element type of a tensor, if it can be read.
@@ -104,7 +108,7 @@ impl SafetensorsFile {
     }
 
     /// Reads the elements of `tensor`, which must have `shape`.
-    pub(super) fn read(&mut self, tensor: &str, shape: &[usize]) -> Result<Vec<f32>, HfError> {
+    pub(super) fn read(&mut self, tensor: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
         self.read_elements(tensor, shape, 0..count(shape))
     }
 
@@ -114,37 +118,42 @@ impl SafetensorsFile {
         tensor: &str,
         shape: &[usize],
         elements: Range<usize>,
-    ) -> Result<Vec<f32>, HfError> {
+    ) -> Result<Vec<f32>, ModelError> {
         let (convert, (first, last)) = self.find(tensor, shape)?;
         let size = (last - first) / count(shape).max(1);
         let (start, end) = (first + elements.start * size, first + elements.end * size);
         let mut bytes = vec![0; end - start];
         let position = SeekFrom::Start(self.data + start as u64);
         let read = self.file.seek(position).and_then(|_| self.file.read_exact(&mut bytes));
-        read.map_err(HfError::io("read", &self.path))?;
+        read.map_err(ModelError::io("read", &self.path))?;
         Ok(convert(&bytes))
     }
 
     /// Checks that `tensor` exists with `shape` and an element type that can be read.
-    pub(super) fn check(&self, tensor: &str, shape: &[usize]) -> Result<(), HfError> {
+    pub(super) fn check(&self, tensor: &str, shape: &[usize]) -> Result<(), ModelError> {
         self.find(tensor, shape).map(drop)
     }
 
     /// Finds the conversion of `tensor`'s elements to floats, and their position in the file.
-    fn find(&self, tensor: &str, shape: &[usize]) -> Result<(Convert, (usize, usize)), HfError> {
-        let (path, tensor) = (|| self.path.clone(), || tensor.to_owned());
-        let Some(info) = self.metadata.info(&tensor()) else {
-            return Err(HfError::MissingTensor { path: path(), tensor: tensor() });
-        };
+    fn find(&self, tensor: &str, shape: &[usize]) -> Result<(Convert, (usize, usize)), ModelError> {
+        let info = self.metadata.info(tensor).ok_or_else(|| missing_tensor(&self.path, tensor))?;
         if info.shape != shape {
-            let (expected, found) = (shape.to_vec(), info.shape.clone());
-            return Err(HfError::Shape { path: path(), tensor: tensor(), expected, found });
+            let found = &info.shape;
+            let fault = format!(
+                "tensor `{tensor}` has shape {found:?}, and the configuration asks for {shape:?}{}",
+                advice_on_order(shape, found)
+            );
+            return Err(ModelError::at(&self.path, fault));
         }
         let convert: Convert = match info.dtype {
             Dtype::F32 => floats,
             Dtype::BF16 => |bytes| halves(bytes, |bits| bf16::from_bits(bits).to_f32()),
             Dtype::F16 => |bytes| halves(bytes, |bits| f16::from_bits(bits).to_f32()),
-            found => return Err(HfError::ElementType { path: path(), tensor: tensor(), found }),
+            found => {
+                let advice = "convert it to F32, BF16 or F16";
+                let fault = format!("tensor `{tensor}` has element type {found:?}; {advice}");
+                return Err(ModelError::at(&self.path, fault));
+            }
         };
         Ok((convert, info.data_offsets))
     }
@@ -160,6 +169,36 @@ fn is_lfs_pointer(file: &mut File, length: u64) -> std::io::Result<bool> {
     file.read_exact(&mut start)?;
     file.rewind()?;
     Ok(start == LFS_POINTER)
+}
+
+/// Returns the error of a tensor that a file, or the files of an index, do not have.
+pub(super) fn missing_tensor(path: &Path, tensor: &str) -> ModelError {
+    ModelError::at(path, format!("tensor `{tensor}` is missing"))
+}
+
+/// Returns the error of a file whose beginning is not a header.
+pub(super) fn bad_header(path: &Path, cause: impl Into<Box<dyn Error + Send + Sync>>) -> ModelError {
+    ModelError::at(path, "the file does not begin with a safetensors header").because(cause)
+}
+
+/// Refuses values that training cannot start from.
+pub(super) fn require_finite(path: &Path, tensor: &str, values: Vec<f32>) -> Result<Vec<f32>, ModelError> {
+    let Some(value) = values.iter().find(|value| !value.is_finite()) else { return Ok(values) };
+    let fault = format!("tensor `{tensor}` has the value {value}, which is not finite");
+    Err(ModelError::at(path, format!("{fault}: copy or download the weights again")))
+}
+
+/// Returns advice on a tensor of all experts whose dimensions have another order.
+fn advice_on_order(expected: &[usize], found: &[usize]) -> &'static str {
+    let sorted = |shape: &[usize]| {
+        let mut shape = shape.to_vec();
+        shape.sort_unstable();
+        shape
+    };
+    if expected.len() != 3 || sorted(expected) != sorted(found) {
+        return "";
+    }
+    ", in this order: load the model with transformers, and write it with `model.save_pretrained(DIR, save_original_format=False)`"
 }
 
 type Convert = fn(&[u8]) -> Vec<f32>;

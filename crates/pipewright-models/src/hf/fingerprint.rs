@@ -3,9 +3,9 @@
 
 use std::path::Path;
 
-use super::error::HfError;
 use super::file::SafetensorsFile;
 use super::weights::Weights;
+use crate::error::ModelError;
 
 /// The bytes that are read of each end of a tensor: reading all would take as long as loading the model.
 const SAMPLE: usize = 4096;
@@ -17,7 +17,7 @@ const DIGITS: usize = 32;
 ///
 /// # Errors
 /// When a file is missing, cut short or not a safetensors file, or cannot be read.
-pub fn fingerprint(dir: &Path) -> Result<String, HfError> {
+pub fn fingerprint(dir: &Path) -> Result<String, ModelError> {
     let mut weights = Weights::open(dir)?;
     let mut fingerprint = Fingerprint::default();
     let tensors: Vec<String> = weights.tensors().map(str::to_owned).collect();
@@ -34,7 +34,7 @@ pub(super) struct Fingerprint(blake3::Hasher);
 
 impl Fingerprint {
     /// Adds a tensor.
-    pub(super) fn add(&mut self, tensor: &str, file: &mut SafetensorsFile) -> Result<(), HfError> {
+    pub(super) fn add(&mut self, tensor: &str, file: &mut SafetensorsFile) -> Result<(), ModelError> {
         self.0.update(tensor.as_bytes());
         self.0.update(&file.sample(tensor, SAMPLE)?);
         Ok(())

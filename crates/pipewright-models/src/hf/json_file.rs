@@ -2,10 +2,9 @@
 
 use std::path::Path;
 
+use crate::error::ModelError;
 use pipewright::bounded_file::{self, LFS_POINTER, SMALL_TEXT};
 use serde::de::DeserializeOwned;
-
-use super::error::HfError;
 
 /// Writes bare `Infinity` and `NaN`, which Python puts into files and JSON does not have, as objects with a
 /// name, as version 5 of transformers does. Lines stay the same, so that errors name the right one.
@@ -37,20 +36,26 @@ pub(super) fn named_floats(text: &[u8]) -> Vec<u8> {
 }
 
 /// Reads and parses a small JSON file.
-pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, HfError> {
+pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, ModelError> {
     parse(path, &named_floats(&read_bytes(path, SMALL_TEXT)?))
 }
 
-pub(super) fn read_bytes(path: &Path, limit: u64) -> Result<Vec<u8>, HfError> {
-    let bytes = bounded_file::read_regular(path, limit).map_err(HfError::io("read", path))?;
+pub(super) fn read_bytes(path: &Path, limit: u64) -> Result<Vec<u8>, ModelError> {
+    let bytes = bounded_file::read_regular(path, limit).map_err(ModelError::io("read", path))?;
     if bytes.starts_with(LFS_POINTER) {
-        return Err(HfError::LfsPointer { path: path.to_owned() });
+        return Err(lfs_pointer(path));
     }
     Ok(bytes)
 }
 
-pub(super) fn parse<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T, HfError> {
+pub(super) fn parse<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T, ModelError> {
     // Some editors write a byte-order mark, which is not JSON.
     serde_json::from_slice(bounded_file::without_mark(text))
-        .map_err(|source| HfError::Json { path: path.to_owned(), source })
+        .map_err(|source| ModelError::at(path, "cannot be parsed").because(source))
+}
+
+/// Returns the error of a small text file that is the pointer to a file that Git LFS has not downloaded.
+pub(super) fn lfs_pointer(path: &Path) -> ModelError {
+    let fault = "this is a Git LFS pointer, not the file itself: run `git lfs pull` in its folder, or download the file";
+    ModelError::at(path, fault)
 }

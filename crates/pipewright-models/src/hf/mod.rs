@@ -9,7 +9,6 @@
 
 mod contents;
 mod directory;
-mod error;
 mod export;
 mod file;
 mod fingerprint;
@@ -26,7 +25,6 @@ mod write;
 
 pub use contents::check_weights;
 pub use directory::{is_config_alone, resolve};
-pub use error::HfError;
 pub(crate) use export::export_from;
 pub use export::{ExportOptions, export};
 pub use fingerprint::fingerprint;

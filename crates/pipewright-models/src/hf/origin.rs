@@ -14,11 +14,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::directory::{is_config_alone, resolve};
-use super::error::HfError;
 use super::json_file::read_json;
 use super::layout::CONFIG;
 use super::weight_type::WeightType;
 use super::weights::{Weights, file_names_of};
+use crate::error::ModelError;
 use crate::parameter::ParameterSpec;
 use pipewright_shapes::key_table::is_dropout;
 
@@ -58,12 +58,12 @@ const DROPPED: [&str; 5] =
 ///
 /// # Errors
 /// When the system reports an error.
-pub fn keep_origin(from: &Path, to: &Path) -> Result<(), HfError> {
-    fs::create_dir_all(to).map_err(HfError::io("create", to))?;
+pub fn keep_origin(from: &Path, to: &Path) -> Result<(), ModelError> {
+    fs::create_dir_all(to).map_err(ModelError::io("create", to))?;
     let from = &resolve(from)?;
     if from.is_file() {
         let target = to.join(CONFIG);
-        return fs::copy(from, &target).map(drop).map_err(HfError::io("copy", from));
+        return fs::copy(from, &target).map(drop).map_err(ModelError::io("copy", from));
     }
     copy(from, to, CONFIG)?;
     copy_files(from, to)?;
@@ -78,10 +78,10 @@ pub fn keep_origin(from: &Path, to: &Path) -> Result<(), HfError> {
 ///
 /// # Errors
 /// When the system reports an error.
-pub fn keep_keys(keys: &Map<String, Value>, to: &Path) -> Result<(), HfError> {
-    fs::create_dir_all(to).map_err(HfError::io("create", to))?;
+pub fn keep_keys(keys: &Map<String, Value>, to: &Path) -> Result<(), ModelError> {
+    fs::create_dir_all(to).map_err(ModelError::io("create", to))?;
     let path = to.join(CONFIG);
-    fs::write(&path, json!(keys).to_string()).map_err(HfError::io("write", &path))
+    fs::write(&path, json!(keys).to_string()).map_err(ModelError::io("write", &path))
 }
 
 /// The tokens that begin and end a text.
@@ -107,7 +107,7 @@ pub fn text_ends(tokenizer: &Path) -> TextEnds {
 ///
 /// # Errors
 /// When a file cannot be read or is not JSON.
-pub fn end_tokens(dir: &Path) -> Result<Vec<u32>, HfError> {
+pub fn end_tokens(dir: &Path) -> Result<Vec<u32>, ModelError> {
     let dir = resolve(dir)?;
     let mut ends: Vec<u64> = text_ends(&dir.join(TOKENIZER)).eos.into_iter().collect();
     for path in [GENERATION, CONFIG].map(|name| dir.join(name)).into_iter().filter(|path| path.is_file()) {
@@ -123,19 +123,19 @@ pub fn end_tokens(dir: &Path) -> Result<Vec<u32>, HfError> {
 }
 
 /// Copies the files that are kept unchanged.
-pub(super) fn copy_files(from: &Path, to: &Path) -> Result<(), HfError> {
+pub(super) fn copy_files(from: &Path, to: &Path) -> Result<(), ModelError> {
     COPIED.iter().try_for_each(|name| copy(from, to, name))
 }
 
 /// Copies a file if it exists.
-fn copy(from: &Path, to: &Path, name: &str) -> Result<(), HfError> {
+fn copy(from: &Path, to: &Path, name: &str) -> Result<(), ModelError> {
     let (source, target) = (from.join(name), to.join(name));
     match require_regular(&source) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        result => result.map_err(HfError::io("read", &source))?,
+        result => result.map_err(ModelError::io("read", &source))?,
     };
-    refuse_special(&target).map_err(HfError::io("write", &target))?;
-    fs::copy(&source, &target).map(drop).map_err(HfError::io("copy", &source))
+    refuse_special(&target).map_err(ModelError::io("write", &target))?;
+    fs::copy(&source, &target).map(drop).map_err(ModelError::io("copy", &source))
 }
 
 /// Returns `ours`, with the keys of the `config.json` in `origin` that `ours` does not have, and its dropout,
@@ -146,7 +146,7 @@ pub(super) fn with_original_keys(
     mut ours: Value,
     origin: &Path,
     key_names: &[(&str, &str)],
-) -> Result<Value, HfError> {
+) -> Result<Value, ModelError> {
     let path = origin.join(CONFIG);
     if !path.exists() {
         return Ok(ours);
@@ -197,7 +197,7 @@ impl WeightTypes {
     }
 
     /// Returns the types of the tensors in a model directory. Other types count as single precision.
-    pub(super) fn of_directory(dir: &Path) -> Result<Self, HfError> {
+    pub(super) fn of_directory(dir: &Path) -> Result<Self, ModelError> {
         let types: BTreeMap<String, WeightType> = Weights::open(dir)?.types()?;
         let count = |kind: &WeightType| types.values().filter(|other| *other == kind).count();
         let default = WeightType::ALL.into_iter().max_by_key(count).unwrap_or_default();
@@ -205,15 +205,15 @@ impl WeightTypes {
     }
 
     /// Reads the types that [`WeightTypes::write`] wrote; single precision if there is no such file.
-    pub(super) fn read(folder: &Path) -> Result<Self, HfError> {
+    pub(super) fn read(folder: &Path) -> Result<Self, ModelError> {
         let path = folder.join(WEIGHT_TYPES);
         if path.is_file() { read_json(&path) } else { Ok(Self::default()) }
     }
 
-    pub(super) fn write(&self, folder: &Path) -> Result<(), HfError> {
+    pub(super) fn write(&self, folder: &Path) -> Result<(), ModelError> {
         let path = folder.join(WEIGHT_TYPES);
         let text = serde_json::json!(self).to_string();
-        fs::write(&path, text).map_err(HfError::io("write", &path))
+        fs::write(&path, text).map_err(ModelError::io("write", &path))
     }
 }
 

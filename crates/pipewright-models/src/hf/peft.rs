@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 use pipewright::bounded_file::SMALL_TEXT;
 use serde_json::{Map, Value};
 
-use super::error::HfError;
-use super::file::SafetensorsFile;
+use super::file::{SafetensorsFile, require_finite};
 use super::fingerprint::Fingerprint;
 use super::json_file::{parse, read_bytes};
 use super::layout::{file_shape, from_file};
 use super::other_form::ADAPTER;
+use crate::error::ModelError;
 use crate::lora::{LoraConfig, LoraTargets, is_named, is_of_adapter, layer_of_magnitudes};
 use crate::parameter::{ParameterSource, ParameterSpec};
 
@@ -61,10 +61,13 @@ const CHANGE_BASE: [&str; 5] = ["pissa", "olora", "corda", "loftq", "lora_ga"];
 /// # Errors
 /// When a file is missing, cut short or not what its name says, when the configuration asks for anything that
 /// the adapters here do not compute, or when a tensor belongs to no adapter of one of the layers.
-pub(crate) fn read_adapter(dir: &Path, layers: &[String]) -> Result<(LoraConfig, AdapterWeights), HfError> {
+pub(crate) fn read_adapter(
+    dir: &Path,
+    layers: &[String],
+) -> Result<(LoraConfig, AdapterWeights), ModelError> {
     let path = dir.join(ADAPTER);
     if !path.is_file() {
-        return Err(HfError::NoAdapter { dir: dir.to_owned() });
+        return Err(no_adapter(dir));
     }
     let keys: Map<String, Value> = parse(&path, &read_bytes(&path, SMALL_TEXT)?)?;
     require_known_parameters(&path, &keys, layers)?;
@@ -95,7 +98,7 @@ struct AdapterKeys<'a> {
 
 impl AdapterKeys<'_> {
     /// Reads a key that must be there.
-    fn required<T>(&self, key: &'static str, read: impl Fn(&Value) -> Option<T>) -> Result<T, HfError> {
+    fn required<T>(&self, key: &'static str, read: impl Fn(&Value) -> Option<T>) -> Result<T, ModelError> {
         self.optional(key, read)?.ok_or_else(|| self.unusable(key, "missing".to_owned()))
     }
 
@@ -104,17 +107,29 @@ impl AdapterKeys<'_> {
         &self,
         key: &'static str,
         read: impl Fn(&Value) -> Option<T>,
-    ) -> Result<Option<T>, HfError> {
+    ) -> Result<Option<T>, ModelError> {
         match self.keys.get(key).filter(|value| !value.is_null()) {
             None => Ok(None),
             Some(value) => read(value).map(Some).ok_or_else(|| self.unusable(key, value.to_string())),
         }
     }
 
-    fn unusable(&self, key: &'static str, value: String) -> HfError {
+    fn unusable(&self, key: &'static str, value: String) -> ModelError {
         let advice = "correct it, or write the adapter again with `save_pretrained` of PEFT";
-        HfError::AdapterKey { path: self.path.to_owned(), key: key.to_owned(), value, advice }
+        refused_key(self.path, key, &value, advice)
     }
+}
+
+/// Returns the error of a folder without an adapter of PEFT, or of a file without its tensors.
+fn no_adapter(path: &Path) -> ModelError {
+    let fault = "there is no PEFT adapter here: name a folder with adapter_config.json and adapter_model.safetensors, which \
+                 `save_pretrained` of PEFT and `pipewright export` write";
+    ModelError::at(path, fault)
+}
+
+/// Returns the error of a key that asks for something that adapters here do not compute.
+fn refused_key(path: &Path, key: &str, value: &str, advice: &str) -> ModelError {
+    ModelError::at(path, format!("`{key}` is {value}: {advice}"))
 }
 
 /// Returns a hash of the names, element types and shapes of an adapter's tensors, and of the first and last
@@ -122,7 +137,7 @@ impl AdapterKeys<'_> {
 ///
 /// # Errors
 /// When the file with the weights is missing or not a safetensors file, or cannot be read.
-pub fn adapter_fingerprint(dir: &Path) -> Result<String, HfError> {
+pub fn adapter_fingerprint(dir: &Path) -> Result<String, ModelError> {
     let AdapterWeights { mut file, .. } = AdapterWeights::open(dir)?;
     let mut tensors = file.tensors();
     tensors.sort_unstable();
@@ -137,7 +152,7 @@ fn require_known_parameters(
     path: &Path,
     keys: &Map<String, Value>,
     layers: &[String],
-) -> Result<(), HfError> {
+) -> Result<(), ModelError> {
     let is_known = |parameter: &str| {
         let target = parameter.strip_suffix(WEIGHT).filter(|target| !target.is_empty());
         target.is_some_and(|target| layers.iter().any(|layer| is_named(target, layer)))
@@ -150,22 +165,22 @@ fn require_known_parameters(
         Some(other) => Some(other),
     };
     unknown.map_or(Ok(()), |parameter| {
-        Err(HfError::AdapterKey {
-            path: path.to_owned(),
-            key: TARGET_PARAMETERS.to_owned(),
-            value: parameter.to_string(),
-            advice: "this is not the weight of a linear layer that can have an adapter here; routers, and the experts that a router \
+        Err(refused_key(
+            path,
+            TARGET_PARAMETERS,
+            &parameter.to_string(),
+            "this is not the weight of a linear layer that can have an adapter here; routers, and the experts that a router \
                      chooses, cannot have one: train the adapter without it, or merge it into its model with PEFT",
-        })
+        ))
     })
 }
 
 /// Refuses what the adapters here do not compute. Keys of later versions of PEFT are accepted as long as they
 /// are switched off.
-fn require_supported(path: &Path, keys: &Map<String, Value>) -> Result<(), HfError> {
+fn require_supported(path: &Path, keys: &Map<String, Value>) -> Result<(), ModelError> {
     let refused = |key: &str, advice| {
         let value = keys.get(key).map_or_else(|| "missing".to_owned(), Value::to_string);
-        Err(HfError::AdapterKey { path: path.to_owned(), key: key.to_owned(), value, advice })
+        Err(refused_key(path, key, &value, advice))
     };
     if keys.get("peft_type").and_then(Value::as_str) != Some("LORA") {
         return refused("peft_type", "only LORA is supported");
@@ -197,7 +212,7 @@ fn require_supported(path: &Path, keys: &Map<String, Value>) -> Result<(), HfErr
 
 /// Returns the layers that the tensors belong to, as short as they can be named. Only adapters with `dora`
 /// have magnitudes.
-fn targets_of(weights: &AdapterWeights, dora: bool, layers: &[String]) -> Result<LoraTargets, HfError> {
+fn targets_of(weights: &AdapterWeights, dora: bool, layers: &[String]) -> Result<LoraTargets, ModelError> {
     let mut adapted = BTreeSet::new();
     for tensor in weights.file.tensors() {
         let path = tensor.strip_prefix(PREFIX).filter(|path| is_of_adapter(path));
@@ -208,20 +223,25 @@ fn targets_of(weights: &AdapterWeights, dora: bool, layers: &[String]) -> Result
         match layer.filter(|layer| layers.iter().any(|known| known == layer)) {
             Some(layer) => drop(adapted.insert(layer.to_owned())),
             None if tensor.split('.').any(|name| name == "experts") => {
-                return Err(HfError::AdapterOfExpert { path: weights.path.clone(), tensor: tensor.clone() });
+                let fault = format!(
+                    "tensor `{tensor}` is an adapter of experts that a router chooses, which is not supported: train the adapter \
+                     without them, or merge it into its model with PEFT"
+                );
+                return Err(ModelError::at(&weights.path, fault));
             }
             None => {
-                return Err(HfError::AdapterTensor {
-                    path: weights.path.clone(),
-                    tensor: tensor.clone(),
-                    layers: layers.len(),
-                    example: layers.first().cloned().unwrap_or_default(),
-                });
+                let fault = format!(
+                    "tensor `{tensor}` is not a matrix of an adapter on one of the {} linear layers of this model, such as `{}`: \
+                     name the adapter of this model",
+                    layers.len(),
+                    layers.first().map_or("", String::as_str)
+                );
+                return Err(ModelError::at(&weights.path, fault));
             }
         }
     }
     if adapted.is_empty() {
-        return Err(HfError::NoAdapter { dir: weights.path.clone() });
+        return Err(no_adapter(&weights.path));
     }
     if adapted.len() == layers.len() {
         return Ok(LoraTargets::AllLinear);
@@ -237,24 +257,28 @@ pub(crate) struct AdapterWeights {
 
 impl AdapterWeights {
     /// Opens the file with the weights.
-    pub(crate) fn open(dir: &Path) -> Result<Self, HfError> {
+    pub(crate) fn open(dir: &Path) -> Result<Self, ModelError> {
         let path = dir.join(ADAPTER_WEIGHTS);
         if !path.exists() {
-            return Err(HfError::NoAdapter { dir: dir.to_owned() });
+            return Err(no_adapter(dir));
         }
         Ok(Self { file: SafetensorsFile::open(path.clone())?, path })
     }
 
     /// Checks that the file has these parameters of adapters.
-    pub(crate) fn require(&self, specs: &[ParameterSpec]) -> Result<(), HfError> {
+    pub(crate) fn require(&self, specs: &[ParameterSpec]) -> Result<(), ModelError> {
         specs.iter().try_for_each(|spec| {
-            let check = self.file.check(&name_of(spec), &file_shape(spec));
-            check.map_err(|error| match error {
-                HfError::Shape { path, tensor, expected, found } => {
-                    HfError::AdapterShape { path, tensor, expected, found }
+            let (tensor, expected) = (name_of(spec), file_shape(spec));
+            match self.file.shape_of(&tensor) {
+                Some(found) if found != expected => {
+                    let fault = format!(
+                        "tensor `{tensor}` has shape {found:?}, and its layer, with the rank in adapter_config.json, needs \
+                         {expected:?}: name the adapter of this model"
+                    );
+                    Err(ModelError::at(&self.path, fault))
                 }
-                error => error,
-            })
+                _ => self.file.check(&tensor, &expected),
+            }
         })
     }
 }
@@ -265,16 +289,9 @@ pub(super) fn name_of(spec: &ParameterSpec) -> String {
 }
 
 impl ParameterSource for AdapterWeights {
-    type Error = HfError;
-
-    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, HfError> {
+    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ModelError> {
         let tensor = name_of(spec);
         let values = self.file.read(&tensor, &file_shape(spec))?;
-        match values.iter().position(|value| !value.is_finite()) {
-            None => Ok(from_file(spec, values)),
-            Some(element) => {
-                Err(HfError::NotFinite { path: self.path.clone(), tensor, value: values[element] })
-            }
-        }
+        Ok(from_file(spec, require_finite(&self.path, &tensor, values)?))
     }
 }

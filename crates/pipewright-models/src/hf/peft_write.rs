@@ -13,12 +13,13 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::error::HfError;
+use super::file::bad_header;
 use super::layout::to_file;
 use super::other_form::ADAPTER;
 use super::peft::{ADAPTER_WEIGHTS, TARGET_PARAMETERS, WEIGHT, name_of as tensor_of};
 use super::weight_type::WeightType;
 use super::write::{Scratch, Typed, header, require_vacant};
+use crate::error::ModelError;
 use crate::lora::{LoraConfig, LoraTargets, name_of};
 use crate::parameter::{ParameterSource, ParameterSpec};
 
@@ -105,28 +106,28 @@ pub(crate) struct Described<'a> {
 
 /// Writes the adapters that consist of the parameters `specs` into `dir`, which must not exist or must be
 /// empty. It appears only when it is complete.
-pub(crate) fn write_adapter<S: ParameterSource<Error = HfError>>(
+pub(crate) fn write_adapter(
     dir: &Path,
     described: Described<'_>,
     specs: &[ParameterSpec],
-    source: &mut S,
-) -> Result<(), HfError> {
-    let target = std::path::absolute(dir).map_err(HfError::io("resolve", dir))?;
+    source: &mut dyn ParameterSource,
+) -> Result<(), ModelError> {
+    let target = std::path::absolute(dir).map_err(ModelError::io("resolve", dir))?;
     require_vacant(&target)?;
     let named = |spec: &ParameterSpec| ParameterSpec { path: tensor_of(spec), ..spec.clone() };
     let mut scratch = Scratch::create(&target)?;
     let path = scratch.path().join(ADAPTER_WEIGHTS);
     let tensors: Vec<Typed> =
         specs.iter().map(|spec| Typed { spec: named(spec), kind: WeightType::Float32 }).collect();
-    let (header, _) = header(&tensors).map_err(|source| HfError::Header { path: path.clone(), source })?;
-    let mut file = File::create_new(&path).map_err(HfError::io("write", &path))?;
-    file.write_all(&header).map_err(HfError::io("write", &path))?;
+    let (header, _) = header(&tensors).map_err(|source| bad_header(&path, source))?;
+    let mut file = File::create_new(&path).map_err(ModelError::io("write", &path))?;
+    file.write_all(&header).map_err(ModelError::io("write", &path))?;
     for spec in specs {
         let values = to_file(spec, &source.parameter(spec)?);
         let bytes: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
-        file.write_all(&bytes).map_err(HfError::io("write", &path))?;
+        file.write_all(&bytes).map_err(ModelError::io("write", &path))?;
     }
-    file.sync_all().map_err(HfError::io("write", &path))?;
+    file.sync_all().map_err(ModelError::io("write", &path))?;
     scratch.write_json(ADAPTER, &config_json(described))?;
     require_vacant(&target)?;
     scratch.rename_to(&target)

@@ -12,19 +12,20 @@ use serde_json::Value;
 
 use super::contents::unused;
 use super::directory::resolve;
-use super::error::HfError;
 use super::json_file::{named_floats, parse, read_bytes};
 use super::layout::CONFIG;
 use super::other_form::{OtherForm, other_form};
 use super::weights::Weights;
-use crate::error::ConfigError;
+use crate::error::ModelError;
 use crate::family::ModelFamily;
 use crate::parameter::{ParameterSource, ParameterSpec};
 use crate::split::Place;
+use crate::stage::ModelStage;
+use pipewright_shapes::ShapeError;
 
 /// Returns the path of the `config.json` in a directory, or of a model that is only such a file.
-fn config_path(dir: &Path) -> Result<PathBuf, HfError> {
-    let form = |form| HfError::OtherForm { path: dir.to_owned(), form };
+fn config_path(dir: &Path) -> Result<PathBuf, ModelError> {
+    let form = |form| ModelError::at(dir, form);
     if dir.is_file() {
         return match other_form(dir) {
             Some(found) => Err(form(found)),
@@ -42,14 +43,15 @@ fn config_path(dir: &Path) -> Result<PathBuf, HfError> {
 /// When the file cannot be read or is not JSON, or when `parse_model` fails.
 pub(crate) fn read_config<T>(
     dir: &Path,
-    parse_model: impl FnOnce(Value) -> Result<T, ConfigError>,
-) -> Result<T, HfError> {
+    parse_model: impl FnOnce(Value) -> Result<T, ShapeError>,
+) -> Result<T, ModelError> {
     let path = config_path(dir)?;
     let text = read_bytes(&path, SMALL_TEXT)?;
     let json = parse(&path, &named_floats(&text))?;
     parse_model(json).map_err(|source| {
         let line = source.keys().first().and_then(|key| line_of(&text, key));
-        HfError::Config { path, line, source }
+        let line = line.map(|line| format!(":{line}")).unwrap_or_default();
+        ModelError::new(format!("{}{line}: the model cannot be run", path.display())).because(source)
     })
 }
 
@@ -71,21 +73,18 @@ fn line_of(json: &[u8], key: &str) -> Option<usize> {
 /// element type, when a value is not finite, when the files have more layers than the model or another head
 /// than its tied one, when `layers` is not a range of the model's layers, or when a layer cannot be split
 /// over the ranks of `place`.
-pub fn load_stage<F: ModelFamily>(
+pub fn load_stage(
     dir: &Path,
-    config: &F,
+    config: &dyn ModelFamily,
     layers: Range<usize>,
     place: impl Into<Place>,
-) -> Result<F::Stage, HfError> {
+) -> Result<ModelStage, ModelError> {
     config.build_stage(layers, &mut open_weights(dir, config)?, &place.into())
 }
 
 /// Returns the weights of a directory, whose files are opened when they are first needed. They must not
 /// contradict the configuration ([`super::check_weights`] says how).
-pub(crate) fn open_weights<F: ModelFamily>(
-    dir: &Path,
-    config: &F,
-) -> Result<impl ParameterSource<Error = HfError>, HfError> {
+pub(crate) fn open_weights(dir: &Path, config: &dyn ModelFamily) -> Result<Weights, ModelError> {
     let mut weights = Weights::open(dir)?;
     let parameters = config.outline(0..config.layers(), &TensorParallel::default())?;
     unused(&mut weights, &parameters)?;
@@ -96,12 +95,12 @@ pub(crate) fn open_weights<F: ModelFamily>(
 ///
 /// # Errors
 /// When the checkpoint does not belong to the model, or when `layers` is not a range of the model's layers.
-pub fn restore_stage<F: ModelFamily>(
+pub fn restore_stage(
     checkpoint: &Checkpoint,
-    config: &F,
+    config: &dyn ModelFamily,
     layers: Range<usize>,
     place: impl Into<Place>,
-) -> Result<F::Stage, HfError> {
+) -> Result<ModelStage, ModelError> {
     config.build_stage(layers, &mut Stored(checkpoint), &place.into())
 }
 
@@ -109,9 +108,7 @@ pub fn restore_stage<F: ModelFamily>(
 pub(crate) struct Stored<'a>(pub(crate) &'a Checkpoint);
 
 impl ParameterSource for Stored<'_> {
-    type Error = HfError;
-
-    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, HfError> {
+    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ModelError> {
         let data = self.0.parameter(&Arc::from(spec.path.as_str()), &spec.shape, DType::F32)?;
         Ok(data.iter().collect())
     }

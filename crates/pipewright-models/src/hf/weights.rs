@@ -9,12 +9,12 @@ use pipewright::tensor::TensorShard;
 use serde::Deserialize;
 
 use super::directory::resolve;
-use super::error::HfError;
-use super::file::SafetensorsFile;
+use super::file::{SafetensorsFile, missing_tensor, require_finite};
 use super::json_file::{parse, read_bytes};
 use super::layout::{FilePlace, INDEX, SINGLE, from_file, is_of_rows, places};
 use super::other_form::{names, other_form};
 use super::weight_type::WeightType;
+use crate::error::ModelError;
 use crate::parameter::{ParameterSource, ParameterSpec};
 use crate::quantisation::companions;
 
@@ -22,7 +22,7 @@ use crate::quantisation::companions;
 const LARGEST_INDEX: u64 = 1 << 28;
 
 /// The weights of a directory. Files are opened when they are first needed.
-pub(super) struct Weights {
+pub(crate) struct Weights {
     dir: PathBuf,
     /// The file or folder that says which tensors there are.
     index: PathBuf,
@@ -51,7 +51,7 @@ pub(super) fn file_names_of(parameter: &str) -> impl Iterator<Item = Cow<'_, str
 }
 
 impl Weights {
-    pub(super) fn open(dir: &Path) -> Result<Self, HfError> {
+    pub(super) fn open(dir: &Path) -> Result<Self, ModelError> {
         let dir = resolve(dir)?;
         let (index, single) = (dir.join(INDEX), dir.join(SINGLE));
         let mut weights =
@@ -71,7 +71,7 @@ impl Weights {
     }
 
     /// Opens a file that no index describes, and adds its tensors.
-    fn add_file(&mut self, name: String) -> Result<(), HfError> {
+    fn add_file(&mut self, name: String) -> Result<(), ModelError> {
         let tensors = self.file(name.clone())?.tensors();
         self.files.extend(tensors.into_iter().map(|tensor| (tensor, name.clone())));
         Ok(())
@@ -86,11 +86,15 @@ impl Weights {
     }
 
     /// Returns the place of a parameter in the files, and the file that has it.
-    pub(super) fn find(&self, spec: &ParameterSpec) -> Result<(FilePlace<String>, String), HfError> {
+    pub(super) fn find(&self, spec: &ParameterSpec) -> Result<(FilePlace<String>, String), ModelError> {
         let quantised = spec.tensors().find_map(|tensor| Some((tensor, self.quantised(tensor)?)));
         if let Some((tensor, found)) = quantised {
-            let (path, tensor) = (self.index.clone(), tensor.to_owned());
-            return Err(HfError::QuantisedTensor { path, tensor, found });
+            let fault = format!(
+                "tensor `{tensor}` is quantised, because there is `{found}` too, and training needs whole weights: use the model \
+                 from which the quantised one was made; if transformers has undone the quantisation, write the model again with \
+                 `save_original_format=False`"
+            );
+            return Err(ModelError::at(&self.index, fault));
         }
         let place = self.place_of(spec).ok_or_else(|| self.missing(spec))?;
         let file = self.file_of(&place.tensor)?;
@@ -104,12 +108,14 @@ impl Weights {
     }
 
     /// Returns the error of a parameter that the files do not have.
-    fn missing(&self, spec: &ParameterSpec) -> HfError {
-        let (path, tensor) = (self.index.clone(), spec.tensor().to_owned());
-        match self.of_all_experts(spec) {
-            Some(found) => HfError::UnknownExperts { path, tensor, found },
-            None => HfError::MissingTensor { path, tensor },
-        }
+    fn missing(&self, spec: &ParameterSpec) -> ModelError {
+        let tensor = spec.tensor();
+        let Some(found) = self.of_all_experts(spec) else { return missing_tensor(&self.index, tensor) };
+        let fault = format!(
+            "tensor `{tensor}` is missing, and `{found}` belongs to all experts, in a form that is not read: load the model with \
+             transformers, and write it with `model.save_pretrained(DIR, save_original_format=False)`"
+        );
+        ModelError::at(&self.index, fault)
     }
 
     /// Returns the name of a tensor in the files that belongs to all experts of the mixture of a parameter, in
@@ -128,7 +134,7 @@ impl Weights {
     }
 
     /// Returns the file that has the tensor of this name, which is one of [`Weights::tensors`].
-    pub(super) fn file_of(&self, tensor: &str) -> Result<String, HfError> {
+    pub(super) fn file_of(&self, tensor: &str) -> Result<String, ModelError> {
         let file = self.files[tensor].clone();
         self.require_plain_name(tensor, &file)?;
         Ok(file)
@@ -149,14 +155,14 @@ impl Weights {
     }
 
     /// Returns the names of all files with weights.
-    pub(super) fn file_names(&self) -> Result<BTreeSet<String>, HfError> {
+    pub(super) fn file_names(&self) -> Result<BTreeSet<String>, ModelError> {
         self.files.iter().try_for_each(|(tensor, file)| self.require_plain_name(tensor, file))?;
         Ok(self.files.values().cloned().collect())
     }
 
     /// Returns the element types of all tensors, under the names that the files have. Types that are not read
     /// count as single precision.
-    pub(super) fn types(&mut self) -> Result<BTreeMap<String, WeightType>, HfError> {
+    pub(super) fn types(&mut self) -> Result<BTreeMap<String, WeightType>, ModelError> {
         let mut types = BTreeMap::new();
         for (tensor, file) in self.files.clone() {
             let kind = self.file(file)?.element_type(&tensor).unwrap_or_default();
@@ -166,44 +172,35 @@ impl Weights {
     }
 
     /// Returns an error if a name leads out of the directory.
-    fn require_plain_name(&self, tensor: &str, file: &str) -> Result<(), HfError> {
+    fn require_plain_name(&self, tensor: &str, file: &str) -> Result<(), ModelError> {
         if Path::new(file).file_name() == Some(file.as_ref()) {
             return Ok(());
         }
-        let (path, tensor, file) = (self.dir.join(INDEX), tensor.to_owned(), file.to_owned());
-        Err(HfError::IndexFile { path, tensor, file })
+        let fault = format!("tensor `{tensor}` is said to be in `{file}`, which is not a plain file name");
+        Err(ModelError::at(&self.dir.join(INDEX), fault))
     }
 
     /// Opens the file of this name, unless it is open already.
-    pub(super) fn file(&mut self, name: String) -> Result<&mut SafetensorsFile, HfError> {
+    pub(super) fn file(&mut self, name: String) -> Result<&mut SafetensorsFile, ModelError> {
         let path = self.dir.join(&name);
         match self.open.entry(name) {
             Entry::Occupied(entry) => Ok(entry.into_mut()),
             Entry::Vacant(entry) => Ok(entry.insert(SafetensorsFile::open(path)?)),
         }
     }
-
-    /// Refuses values that training cannot start from.
-    fn require_finite(&self, tensor: &str, file: &str, values: Vec<f32>) -> Result<Vec<f32>, HfError> {
-        match values.iter().position(|value| !value.is_finite()) {
-            None => Ok(values),
-            Some(element) => Err(HfError::NotFinite {
-                path: self.dir.join(file),
-                tensor: tensor.to_owned(),
-                value: values[element],
-            }),
-        }
-    }
 }
 
 /// Returns the files of a model in several files, such as `model-00001-of-00002.safetensors`, if all of them
 /// are in the folder.
-fn shards(dir: &Path) -> Result<Vec<String>, HfError> {
+fn shards(dir: &Path) -> Result<Vec<String>, ModelError> {
     let found: Vec<(String, u32, u32)> = names(dir).into_iter().filter_map(shard).collect();
     let Some(&(ref first, number, count)) = found.first() else {
         return Err(match other_form(dir) {
-            Some(form) => HfError::OtherForm { path: dir.to_owned(), form },
-            None => HfError::NoWeights { dir: dir.to_owned() },
+            Some(form) => ModelError::at(dir, form),
+            None => {
+                let fault = "the folder has neither model.safetensors nor model.safetensors.index.json";
+                ModelError::at(dir, format!("{fault}; name a folder with weights"))
+            }
         });
     };
     let name = |index: u32| {
@@ -215,7 +212,10 @@ fn shards(dir: &Path) -> Result<Vec<String>, HfError> {
     if missing.is_empty() {
         Ok((1..=count).map(name).collect())
     } else {
-        Err(HfError::MissingShards { dir: dir.to_owned(), missing })
+        let (count, first) = (missing.len(), missing.iter().take(3).cloned().collect::<Vec<_>>().join(", "));
+        let more = if count > 3 { ", ..." } else { "" };
+        let fault = format!("{count} of the model's files are missing: {first}{more}");
+        Err(ModelError::at(dir, format!("{fault}; copy or download them again")))
     }
 }
 
@@ -234,20 +234,18 @@ fn shard(name: String) -> Option<(String, u32, u32)> {
 }
 
 impl ParameterSource for Weights {
-    type Error = HfError;
-
-    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, HfError> {
+    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ModelError> {
         let (FilePlace { tensor, shape, elements }, file) = self.find(spec)?;
         let values = self.file(file.clone())?.read_elements(&tensor, &shape, elements)?;
         let values = match &spec.layout.entry {
             None => values,
             Some(entry) => entry.columns_of(values),
         };
-        Ok(from_file(spec, self.require_finite(&tensor, &file, values)?))
+        Ok(from_file(spec, require_finite(&self.dir.join(file), &tensor, values)?))
     }
 
     /// Reads no more of the file than the shard if its elements follow each other there.
-    fn shard_of(&mut self, spec: &ParameterSpec, shard: TensorShard) -> Result<Vec<f32>, HfError> {
+    fn shard_of(&mut self, spec: &ParameterSpec, shard: TensorShard) -> Result<Vec<f32>, ModelError> {
         if !is_of_rows(spec, shard.dimension) {
             return Ok(shard.cut(self.parameter(spec)?, &spec.shape));
         }
@@ -256,7 +254,7 @@ impl ParameterSource for Weights {
         let (rows, in_a_row) = (shard.range(all), elements.len() / all.max(1));
         let elements = elements.start + rows.start * in_a_row..elements.start + rows.end * in_a_row;
         let values = self.file(file.clone())?.read_elements(&tensor, &shape, elements)?;
-        let values = self.require_finite(&tensor, &file, values)?;
+        let values = require_finite(&self.dir.join(file), &tensor, values)?;
         Ok(from_file(&ParameterSpec { shape: shard.shape(&spec.shape), ..spec.clone() }, values))
     }
 }

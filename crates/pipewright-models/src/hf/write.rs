@@ -9,17 +9,18 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use pipewright::nn::TensorParallel;
-use pipewright::stage::StageModule;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::{Value, json};
 
-use super::error::HfError;
+use super::file::bad_header;
 use super::layout::{CONFIG, INDEX, SINGLE, file_shape, to_file};
 use super::origin::{WeightTypes, copy_files, with_original_keys};
 use super::weight_type::WeightType;
+use crate::error::ModelError;
 use crate::family::ModelFamily;
 use crate::file_layout::TensorEntry;
-use crate::parameter::{ParameterSpec, parameter_specs, visit_parameters};
+use crate::parameter::ParameterSpec;
+use crate::stage::{ModelStage, parameter_specs, visit_parameters};
 
 /// Weights above this size are split into several files, as Hugging Face does.
 pub const DEFAULT_SHARD_BYTES: u64 = 5_000_000_000;
@@ -29,7 +30,7 @@ pub const DEFAULT_SHARD_BYTES: u64 = 5_000_000_000;
 /// # Errors
 /// When a stage has shards of its parameters, because several ranks compute it together, or as [`Writer`]'s
 /// functions.
-pub fn save<F: ModelFamily>(dir: &Path, config: &F, stages: &[&F::Stage]) -> Result<(), HfError> {
+pub fn save(dir: &Path, config: &dyn ModelFamily, stages: &[&ModelStage]) -> Result<(), ModelError> {
     stages.iter().try_for_each(|stage| require_whole(*stage))?;
     let specs = stages.iter().flat_map(|stage| parameter_specs(*stage)).collect();
     let mut writer = Writer::create(dir, config, specs, DEFAULT_SHARD_BYTES)?;
@@ -47,7 +48,7 @@ pub struct Writer {
     scratch: Scratch,
     /// The content of `config.json`.
     config: Value,
-    /// [`ModelFamily::RENAMED`].
+    /// [`Family::renamed`](pipewright_shapes::family::Family::renamed).
     key_names: &'static [(&'static str, &'static str)],
     files: Vec<(PathBuf, File)>,
     /// The parameters that are not written yet.
@@ -86,12 +87,12 @@ impl Writer {
     ///
     /// # Errors
     /// When `dir` has content, when a tensor is announced twice, or when the system reports an error.
-    pub fn create<F: ModelFamily>(
+    pub fn create(
         dir: &Path,
-        config: &F,
+        config: &dyn ModelFamily,
         tensors: Vec<ParameterSpec>,
         max_shard_bytes: u64,
-    ) -> Result<Self, HfError> {
+    ) -> Result<Self, ModelError> {
         Self::create_as(dir, config, tensors, &WeightTypes::default(), max_shard_bytes)
     }
 
@@ -99,19 +100,20 @@ impl Writer {
     ///
     /// # Errors
     /// As [`Writer::create`].
-    pub fn create_as<F: ModelFamily>(
+    pub fn create_as(
         dir: &Path,
-        config: &F,
+        config: &dyn ModelFamily,
         tensors: Vec<ParameterSpec>,
         types: &WeightTypes,
         max_shard_bytes: u64,
-    ) -> Result<Self, HfError> {
-        let target = std::path::absolute(dir).map_err(HfError::io("resolve", dir))?;
+    ) -> Result<Self, ModelError> {
+        let target = std::path::absolute(dir).map_err(ModelError::io("resolve", dir))?;
         require_vacant(&target)?;
         let mut sorted = BTreeMap::new();
         for spec in tensors {
-            if let Some(spec) = sorted.insert(spec.path.clone(), spec) {
-                return Err(HfError::Duplicate { tensor: spec.path });
+            if let Some(ParameterSpec { path, .. }) = sorted.insert(spec.path.clone(), spec) {
+                let fault = "belongs to two stages: each layer must be written once";
+                return Err(ModelError::new(format!("tensor `{path}` {fault}")));
             }
         }
         // A module does not know how files store its parameters.
@@ -128,8 +130,8 @@ impl Writer {
         let shards = plan(typed.into_values(), max_shard_bytes);
 
         let scratch = Scratch::create(&target)?;
-        let config = file_json(config, types.default);
-        let (key_names, files, pending) = (F::RENAMED, Vec::new(), BTreeMap::new());
+        let (key_names, config) = (config.family().renamed, file_json(config, types.default));
+        let (files, pending) = (Vec::new(), BTreeMap::new());
         let mut writer = Self { target, scratch, config, key_names, files, pending };
         let count = shards.len();
         let mut total: u64 = 0;
@@ -164,17 +166,16 @@ impl Writer {
     ///
     /// # Errors
     /// When a file of the folder cannot be read, or when the system reports an error.
-    pub fn add_origin(&mut self, origin: &Path) -> Result<(), HfError> {
+    pub fn add_origin(&mut self, origin: &Path) -> Result<(), ModelError> {
         copy_files(origin, &self.scratch.path)?;
         let config = with_original_keys(self.config.clone(), origin, self.key_names)?;
         self.scratch.write_json(CONFIG, &config)
     }
 
     /// Creates a file at its full length, with its header, and returns the offset of the first tensor.
-    fn create_file(&mut self, name: &str, tensors: &[Typed]) -> Result<u64, HfError> {
+    fn create_file(&mut self, name: &str, tensors: &[Typed]) -> Result<u64, ModelError> {
         let path = self.scratch.path.join(name);
-        let (header, length) =
-            header(tensors).map_err(|source| HfError::Header { path: path.clone(), source })?;
+        let (header, length) = header(tensors).map_err(|source| bad_header(&path, source))?;
         // A parameter may be every second column of an entry. The other columns are read first, and written
         // back.
         let file = File::options().read(true).write(true).create_new(true).open(&path);
@@ -183,7 +184,7 @@ impl Writer {
             file.write_all(&header)?;
             Ok(file)
         });
-        let file = file.map_err(HfError::io("write", &path))?;
+        let file = file.map_err(ModelError::io("write", &path))?;
         self.files.push((path, file));
         Ok(header.len() as u64)
     }
@@ -193,21 +194,29 @@ impl Writer {
     /// # Errors
     /// When the tensor was not announced, is written already, or has another number of elements, or when the
     /// system reports an error.
-    pub fn write(&mut self, path: &str, values: &[f32]) -> Result<(), HfError> {
-        let slot = self.pending.get(path).ok_or_else(|| HfError::Unexpected { tensor: path.to_owned() })?;
+    pub fn write(&mut self, path: &str, values: &[f32]) -> Result<(), ModelError> {
+        let refuse = |fault: String| -> Result<(), ModelError> {
+            Err(ModelError::new(format!("tensor `{path}` {fault}")))
+        };
+        let Some(slot) = self.pending.get(path) else {
+            return refuse("was not announced, or is written already".to_owned());
+        };
         let Typed { spec, kind } = &slot.tensor;
-        let expected = spec.shape.iter().product();
+        let expected: usize = spec.shape.iter().product();
         if values.len() != expected {
-            return Err(HfError::Elements { tensor: path.to_owned(), expected, found: values.len() });
+            let found = values.len();
+            return refuse(format!("was announced with {expected} elements, {found} were given"));
         }
-        let too_large = || HfError::TooLarge { tensor: path.to_owned(), kind: *kind };
-        let data = kind.encode(&to_file(spec, values)).ok_or_else(too_large)?;
+        let Some(data) = kind.encode(&to_file(spec, values)) else {
+            let fault = "has values that are too large for";
+            return refuse(format!("{fault} {}: choose float32 or bfloat16", kind.name()));
+        };
         let (file_path, file) = &mut self.files[slot.file];
         let written = match &spec.layout.entry {
             None => write_at(file, slot.offset, &data),
             Some(entry) => write_entry(file, slot, entry, &data),
         };
-        written.map_err(HfError::io("write", file_path))?;
+        written.map_err(ModelError::io("write", file_path))?;
         self.pending.remove(path);
         Ok(())
     }
@@ -217,7 +226,7 @@ impl Writer {
     /// # Errors
     /// When the stage has shards of its parameters, because several ranks compute it together, or as
     /// [`Writer::write`], for the first parameter that fails.
-    pub fn write_stage<M: StageModule>(&mut self, stage: &M) -> Result<(), HfError> {
+    pub fn write_stage(&mut self, stage: &ModelStage) -> Result<(), ModelError> {
         require_whole(stage)?;
         let mut result = Ok(());
         visit_parameters(stage, |spec, _, data| {
@@ -234,12 +243,12 @@ impl Writer {
     /// # Errors
     /// When an announced tensor was not written, when the target has content, or when the system reports an
     /// error.
-    pub fn finish(mut self) -> Result<(), HfError> {
+    pub fn finish(mut self) -> Result<(), ModelError> {
         if let Some(tensor) = self.pending.pop_first().map(|(path, _)| path) {
-            return Err(HfError::Unwritten { tensor });
+            return Err(ModelError::new(format!("tensor `{tensor}` was announced and not written")));
         }
         for (path, file) in &self.files {
-            file.sync_all().map_err(HfError::io("write", path))?;
+            file.sync_all().map_err(ModelError::io("write", path))?;
         }
         require_vacant(&self.target)?;
         self.scratch.rename_to(&self.target)
@@ -268,11 +277,15 @@ fn write_entry(file: &mut File, slot: &Slot, entry: &TensorEntry, data: &[u8]) -
 }
 
 /// Refuses a stage that has shards of its parameters.
-fn require_whole<M: StageModule>(stage: &M) -> Result<(), HfError> {
+fn require_whole(stage: &ModelStage) -> Result<(), ModelError> {
     let mut result = Ok(());
     visit_parameters(stage, |ParameterSpec { path: tensor, .. }, placement, _| {
         if result.is_ok() && placement.shards > 1 {
-            result = Err(HfError::Shard { tensor, shards: placement.shards });
+            result = Err(ModelError::new(format!(
+                "the stage has one of {} shards of tensor `{tensor}`: save a checkpoint and write the model with `export`, \
+                 which puts the shards together",
+                placement.shards
+            )));
         }
     });
     result
@@ -299,12 +312,12 @@ fn file_name(index: usize, count: usize) -> String {
 }
 
 /// Returns the content of a model's `config.json`, with the keys that transformers would fill in differently.
-fn file_json<F: ModelFamily>(config: &F, kind: WeightType) -> Value {
+fn file_json(config: &dyn ModelFamily, kind: WeightType) -> Value {
     let mut json = config.to_json();
     // The name up to version 4 of transformers, and the one from version 5 on.
     json["torch_dtype"] = kind.name().into();
     json["dtype"] = kind.name().into();
-    let assumes_width = F::ABSENT.iter().any(|(key, _)| *key == "head_dim");
+    let assumes_width = config.family().absent.iter().any(|(key, _)| *key == "head_dim");
     let sizes = (json["hidden_size"].as_u64(), json["num_attention_heads"].as_u64());
     if let (true, None, (Some(width), Some(heads))) = (assumes_width, json.get("head_dim"), sizes) {
         json["head_dim"] = (width / heads.max(1)).into();
@@ -335,12 +348,12 @@ pub(super) fn header(tensors: &[Typed]) -> Result<(Vec<u8>, u64), serde_json::Er
     Ok((header, offset as u64))
 }
 
-pub(super) fn require_vacant(dir: &Path) -> Result<(), HfError> {
+pub(super) fn require_vacant(dir: &Path) -> Result<(), ModelError> {
     match fs::read_dir(dir).map(|mut entries| entries.next().is_none()) {
         Ok(true) => Ok(()),
-        Ok(false) => Err(HfError::NotEmpty { dir: dir.to_owned() }),
+        Ok(false) => Err(ModelError::at(dir, "the folder is not empty; choose one that does not exist")),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(source) => Err(HfError::Io { action: "write to", path: dir.to_owned(), source }),
+        Err(source) => Err(ModelError::io("write to", dir)(source)),
     }
 }
 
@@ -353,16 +366,16 @@ pub(super) struct Scratch {
 
 impl Scratch {
     /// Creates a folder next to `target`, so that the rename stays within one file system.
-    pub(super) fn create(target: &Path) -> Result<Self, HfError> {
+    pub(super) fn create(target: &Path) -> Result<Self, ModelError> {
         let parent = target.parent().unwrap_or(target);
-        fs::create_dir_all(parent).map_err(HfError::io("create", parent))?;
+        fs::create_dir_all(parent).map_err(ModelError::io("create", parent))?;
         let name = target.file_name().unwrap_or_default().to_string_lossy();
         for attempt in 0_u64.. {
             let path = parent.join(format!(".{name}.partial-{}-{attempt}", std::process::id()));
             match fs::create_dir(&path) {
                 Ok(()) => return Ok(Self { path, renamed: false }),
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(source) => return Err(HfError::Io { action: "create", path, source }),
+                Err(source) => return Err(ModelError::io("create", &path)(source)),
             }
         }
         unreachable!("a folder cannot contain 2^64 others")
@@ -372,22 +385,22 @@ impl Scratch {
         &self.path
     }
 
-    pub(super) fn write_json(&self, name: &str, json: &Value) -> Result<(), HfError> {
+    pub(super) fn write_json(&self, name: &str, json: &Value) -> Result<(), ModelError> {
         let path = self.path.join(name);
         let written = File::create(&path).and_then(|mut file| {
             file.write_all(format!("{json:#}\n").as_bytes())?;
             file.sync_all()
         });
-        written.map_err(HfError::io("write", &path))
+        written.map_err(ModelError::io("write", &path))
     }
 
-    pub(super) fn rename_to(&mut self, target: &Path) -> Result<(), HfError> {
+    pub(super) fn rename_to(&mut self, target: &Path) -> Result<(), ModelError> {
         // Not every system renames onto an empty folder.
         match fs::remove_dir(target) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => fs::rename(&self.path, target),
         }
-        .map_err(HfError::io("write to", target))?;
+        .map_err(ModelError::io("write to", target))?;
         self.renamed = true;
         Ok(())
     }

@@ -5,6 +5,7 @@
 //! router's loss brings the scores of chosen tokens above 0, and the scores of the others below 0. In
 //! generation, where later tokens are not known, the tokens with a score above 0 are chosen.
 
+use burn::module::Module;
 use burn::tensor::{IndexingUpdateOp, Int, Tensor, TensorData, activation};
 use pipewright::nn::{Linear, choice_loss};
 use pipewright::stage::StageContext;
@@ -13,22 +14,27 @@ use super::experts::one_gradient;
 use super::tokens::Tokens;
 use crate::valid_tokens::mean_weights;
 
-/// How a block chooses its tokens.
-#[derive(Clone, Debug)]
-pub(super) struct Depths {
+/// The router of a block, which chooses the block's tokens.
+#[derive(Module, Debug)]
+pub(crate) struct Depths {
+    pub(crate) router: Linear,
     /// The path of the block, for reports.
-    pub(super) path: String,
+    #[module(skip)]
+    pub(crate) path: String,
     /// The share of a row's tokens that are chosen.
-    pub(super) capacity: f64,
+    #[module(skip)]
+    pub(crate) capacity: f64,
     /// The weight of the router's loss.
-    pub(super) weight: f64,
+    #[module(skip)]
+    pub(crate) weight: f64,
     /// The share of this block in the mean over all such blocks.
-    pub(super) share: f64,
+    #[module(skip)]
+    pub(crate) share: f64,
 }
 
 /// How the router of a block chooses tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Choice {
+pub(crate) enum Choice {
     /// It chooses the tokens with the largest scores of each row, as many as the capacity allows.
     Largest,
     /// It chooses the tokens with scores above 0, in a text that is one row.
@@ -42,16 +48,16 @@ impl Depths {
     ///
     /// # Panics
     /// When tokens of several rows are chosen by scores above 0.
-    pub(super) fn forward(
+    pub(crate) fn forward(
         &self,
-        (router, choice): (&Linear, Choice),
+        choice: Choice,
         x: Tensor<2>,
         tokens: &Tokens,
         context: &StageContext,
         branch: impl FnOnce(Tensor<2>, &Tokens) -> Tensor<2>,
     ) -> Tensor<2> {
         // The choice of tokens is sensitive to rounding, so the router keeps its precision.
-        let scores = router.forward(x.clone().cast(router.weight.dtype()));
+        let scores = self.router.forward(x.clone().cast(self.router.weight.dtype()));
         let on_host: Vec<f32> = scores.clone().into_data().iter().collect();
         if choice == Choice::Positive {
             assert_eq!(tokens.len(), tokens.scope.sequence, "a text is one row");
@@ -110,16 +116,16 @@ mod tests {
     use burn::module::Param;
     use burn::tensor::Device;
     use pipewright::nn::TokenScope;
+    use pipewright_schedule::{Microbatch, StageIndex};
 
     use super::*;
-    use crate::generation_stage::row_context;
 
     /// Returns what a block adds to a text whose scores are its second elements. The branch returns the number
     /// of its tokens for each of them, and checks their positions.
     fn added(scores: &[f32], expected: &'static [u32]) -> Vec<f32> {
         let device = Device::flex();
         let router = Linear { weight: Param::from_data([[0.0], [1.0]], &device), bias: None };
-        let depths = Depths { path: "block".into(), capacity: 0.1, weight: 1.0, share: 1.0 };
+        let depths = Depths { router, path: "block".into(), capacity: 0.1, weight: 1.0, share: 1.0 };
         let count = scores.len();
         let tokens = Tokens {
             scope: TokenScope { positions: (7..).take(count).collect(), ..TokenScope::whole(1, count) },
@@ -132,8 +138,13 @@ mod tests {
             assert_eq!(*tokens.scope.positions, *expected);
             x.ones_like() * expected.len() as f64
         };
-        let router = (&router, Choice::Positive);
-        let y = depths.forward(router, x.clone(), &tokens, &row_context(), branch);
+        let y = depths.forward(
+            Choice::Positive,
+            x.clone(),
+            &tokens,
+            &StageContext::new(StageIndex::new(0), Microbatch::new(0)),
+            branch,
+        );
         (y - x).narrow(1, 0, 1).into_data().iter().collect()
     }
 

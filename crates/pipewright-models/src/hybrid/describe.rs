@@ -2,8 +2,9 @@
 //! are counted with the embeddings. The other layers have copies; the small copies of the table of the
 //! relations do not count.
 
-use pipewright_schedule::{LayerDesc, ModelDesc};
+use pipewright_schedule::LayerDesc;
 use pipewright_shapes::hybrid::{BlockKind, HybridConfig};
+use pipewright_shapes::operations::LayerCount;
 
 use super::sizes::{mamba_sizes, scoped_attention};
 use crate::attention::AttentionSizes;
@@ -15,31 +16,20 @@ use crate::mamba;
 /// the hidden states, and appended to them, forward and backward.
 const COPY_PASSES: u64 = 16;
 
-pub(super) fn describe_layers(config: &HybridConfig, sequence: usize) -> ModelDesc {
-    let tokens = sequence as u64;
-    let sizes = ModelSizes {
-        hidden: config.hidden_size as u64,
-        vocabulary: config.vocab_size as u64,
-        is_tied: config.tie_word_embeddings,
-        tokens,
-    };
-    let hidden = config.hidden_size as u64;
+pub(crate) fn describe_layers(config: &HybridConfig, sizes: &ModelSizes) -> Vec<LayerDesc> {
+    let ModelSizes { hidden, tokens, .. } = *sizes;
     let embedding = LayerDesc {
-        parameters: embedding_parameters(config),
         weight: ELEMENT * hidden * (TABLE_PASSES * tables(config) + NORM_PASSES),
         activation_bytes: tokens * (TOKEN_ID * tables(config) + 2 * FLOAT * hidden),
         ..sizes.embedding("model.embed_tokens")
     };
-    let block = |index: usize| {
-        let kind = config.blocks()[index].label();
-        sizes.block(format!("model.layers.{index}"), kind, block_cost(config, index, tokens))
-    };
     let mut layers = vec![embedding];
-    layers.extend((0..config.blocks().len()).map(block));
+    layers.extend((0..config.blocks().len()).map(|index| block(config, index, sizes)));
     layers.extend((1..=config.prediction_depth()).map(|depth| prediction(config, depth, sizes)));
     let predictions = 1 + config.prediction_depth() as u64;
-    layers.push(sizes.head_of(predictions, head_cost(config, sizes)));
-    ModelDesc { layers }
+    // Each prediction has a norm of its own, and all have the matrix of the head.
+    layers.push(sizes.head(predictions, sizes.head_cost().for_each_of(predictions)));
+    layers
 }
 
 /// Returns the number of tables that a token's embedding is the sum of.
@@ -48,29 +38,26 @@ fn tables(config: &HybridConfig) -> u64 {
     (1 + config.ngram_orders.len() + config.structure_vocab_sizes.len() + platform) as u64
 }
 
-fn embedding_parameters(config: &HybridConfig) -> u64 {
-    (config.vocab_size * config.hidden_size + config.further_embedding()) as u64
-}
-
-/// Returns the cost of a block. A block that only some tokens pass costs that share of a whole block, and
-/// its router.
-fn block_cost(config: &HybridConfig, index: usize, tokens: u64) -> Cost {
-    let whole = mixer_cost(config, config.blocks()[index], scoped_attention(config, index).window, tokens);
+/// Returns the layer of a block. A block that only some tokens pass costs that share of a whole block, and its
+/// router.
+fn block(config: &HybridConfig, index: usize, sizes: &ModelSizes) -> LayerDesc {
+    let (kind, window) = (config.blocks()[index], scoped_attention(config, index).window);
+    let (whole, count) = (mixer_cost(config, kind, window, sizes.tokens), sizes.count(1 + index));
+    let path = format!("model.layers.{index}");
     if !config.mod_layers.contains(&index) {
-        return whole;
+        return sizes.block(index, path, kind.label(), whole);
     }
-    let hidden = config.hidden_size as u64;
     let share = |cost: u64| (cost as f64 * config.mod_capacity_factor) as u64;
-    Cost {
-        parameters: whole.parameters + hidden,
-        products: share(whole.products) + 6 * hidden,
+    let cost = Cost {
         mixing: share(whole.mixing),
-        elements: share(whole.elements) + 8 * hidden,
-        kept: share(whole.kept) + 2 * hidden,
+        elements: share(whole.elements) + 8 * sizes.hidden,
+        kept: share(whole.kept) + 2 * sizes.hidden,
         norms: share(whole.norms),
         feed_forward: share(whole.feed_forward),
         kept_on_devices: (whole.kept_on_devices as f64 * config.mod_capacity_factor) as i64,
-    }
+    };
+    let count = LayerCount { products: share(count.products) + sizes.hidden, ..count };
+    cost.layer(count, path, kind.label(), sizes.tokens, sizes.hidden)
 }
 
 /// Returns the cost of a mixer with its norm.
@@ -82,8 +69,8 @@ fn mixer_cost(config: &HybridConfig, kind: BlockKind, window: Option<usize>, tok
             let seen = window.map_or(tokens, |window| (2 * window as u64).min(tokens));
             cost::attention(AttentionSizes::from(config), seen)
         }
-        BlockKind::Mamba => mamba::cost(&mamba_sizes(config), config.hidden_size, true),
-        BlockKind::Dense => cost::gated(hidden, config.intermediate_size as u64),
+        BlockKind::Mamba => mamba::cost(&mamba_sizes(config)),
+        BlockKind::Dense => cost::gated(config.intermediate_size as u64),
         BlockKind::Experts => experts_cost(config),
     };
     // Experts keep rows of the normalised states.
@@ -96,15 +83,12 @@ fn mixer_cost(config: &HybridConfig, kind: BlockKind, window: Option<usize>, tok
 fn experts_cost(config: &HybridConfig) -> Cost {
     let hidden = config.hidden_size as u64;
     let (experts, chosen) = (config.num_experts as u64, config.num_experts_per_tok as u64);
-    let expert = cost::gated(hidden, config.moe_intermediate_size as u64);
+    let expert = cost::gated(config.moe_intermediate_size as u64);
     let shared = match config.shared_expert_intermediate_size {
         0 => Cost::default(),
-        inner => cost::gated(hidden, inner as u64),
+        inner => cost::gated(inner as u64),
     };
     Cost {
-        parameters: experts * (expert.parameters + hidden) + shared.parameters,
-        products: chosen * expert.products + shared.products + 6 * experts * hidden,
-        mixing: 0,
         elements: chosen * (expert.elements + 6 * hidden) + shared.elements + experts * LOSS_PASSES,
         kept: chosen * (expert.kept + 3) + shared.kept + 4 * experts,
         feed_forward: shared.feed_forward,
@@ -115,13 +99,9 @@ fn experts_cost(config: &HybridConfig) -> Cost {
 
 /// Returns the layer of the further prediction of a depth: its embedding, two norms, the projection and
 /// the block. It returns a state of each depth so far for each token.
-fn prediction(config: &HybridConfig, depth: usize, sizes: ModelSizes) -> LayerDesc {
+fn prediction(config: &HybridConfig, depth: usize, sizes: &ModelSizes) -> LayerDesc {
     let hidden = sizes.hidden;
-    let projection = 2 * hidden * hidden;
     let joined = Cost {
-        parameters: projection,
-        products: 6 * projection,
-        mixing: 0,
         elements: COPY_PASSES * hidden,
         // The inputs of the projection, and the id.
         kept: 2 * hidden + TOKEN_ID / FLOAT,
@@ -132,15 +112,7 @@ fn prediction(config: &HybridConfig, depth: usize, sizes: ModelSizes) -> LayerDe
         .map_or_else(Cost::default, |kind| mixer_cost(config, kind, None, sizes.tokens));
     let cost = joined + cost::norm(hidden) + cost::norm(hidden) + block;
     let outputs = (1 + depth as u64) * hidden;
-    let layer = cost.layer(prediction_path(depth), "prediction", sizes.tokens, outputs);
+    let count = sizes.count(config.blocks().len() + depth);
+    let layer = cost.layer(count, prediction_path(depth), "prediction", sizes.tokens, outputs);
     LayerDesc { copied: sizes.table(), ..layer }
-}
-
-/// Returns the cost of the norms and the head. Each prediction has a norm of its own, and all have the
-/// matrix of the head.
-fn head_cost(config: &HybridConfig, sizes: ModelSizes) -> Cost {
-    let depth = config.prediction_depth() as u64;
-    let one = sizes.head_cost();
-    let parameters = one.parameters + depth * sizes.hidden;
-    Cost { parameters, ..one.for_each_of(1 + depth) }
 }

@@ -10,11 +10,12 @@ use pipewright_shapes::hybrid::{EmbedNorm, HybridConfig};
 use super::side_inputs::PLATFORM;
 use super::tokens::Tokens;
 use crate::documents::{host, side};
-use crate::parameter::{Builder, ParameterKind, ParameterSource};
+use crate::error::ModelError;
+use crate::parameter::{Builder, ParameterKind};
 
 /// All embeddings except the embedding of the tokens.
 #[derive(Module, Debug)]
-pub(super) struct FurtherEmbeddings {
+pub(crate) struct FurtherEmbeddings {
     /// One table for each of the configuration's orders.
     ngram: Vec<Embedding>,
     /// One table for each structure input that the configuration names, in alphabetical order.
@@ -42,10 +43,7 @@ struct DynamicTanh {
 }
 
 impl FurtherEmbeddings {
-    pub(super) fn build<S: ParameterSource>(
-        config: &HybridConfig,
-        builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error> {
+    pub(crate) fn build(config: &HybridConfig, builder: &mut Builder<'_>) -> Result<Self, ModelError> {
         let width = config.hidden_size;
         let ngram = config
             .ngram_orders
@@ -82,20 +80,11 @@ impl FurtherEmbeddings {
         Ok(Self { ngram, structure, platform, rms, tanh, settings })
     }
 
-    /// Returns the path in a checkpoint of the table `index` of a list.
-    pub(super) fn path(&self, list: &str, index: usize) -> Option<String> {
-        match list {
-            "ngram" => Some(format!("model.ngram.{}", self.settings.orders.get(index)?)),
-            "structure" => Some(format!("model.structure.{}", self.settings.structures.get(index)?)),
-            _ => None,
-        }
-    }
-
     /// Adds the embeddings to `x`, the embeddings of the tokens, `[rows, sequence, hidden]`.
     ///
     /// # Panics
     /// When a structure or platform id lies outside its table.
-    pub(super) fn forward(
+    pub(crate) fn forward(
         &self,
         mut x: Tensor<3>,
         ids: &Tensor<2, Int>,
@@ -140,7 +129,7 @@ impl FurtherEmbeddings {
 
 /// Returns `x` with a path to `parameter` that makes its gradient zero instead of none: an optimizer changes
 /// parameters with a zero gradient, and skips those without one.
-pub(super) fn with_zero_gradient<const D: usize, const P: usize>(
+pub(crate) fn with_zero_gradient<const D: usize, const P: usize>(
     x: Tensor<D>,
     parameter: Tensor<P>,
 ) -> Tensor<D> {

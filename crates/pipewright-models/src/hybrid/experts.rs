@@ -7,14 +7,14 @@ use pipewright::stage::StageContext;
 use pipewright_shapes::hybrid::{BlockKind, HybridConfig};
 
 use super::tokens::Tokens;
-use crate::expert_form::ExpertForm;
-use crate::experts::ExpertSizes;
-use crate::parameter::{Builder, ParameterSource};
+use crate::error::ModelError;
+use crate::experts::{ExpertForm, ExpertSizes};
+use crate::parameter::Builder;
 use crate::split::require_parts;
 use crate::valid_tokens::{mean_weights, valid_choices, valid_loads};
 
 #[derive(Module, Debug)]
-pub(super) struct ExpertMixer {
+pub(crate) struct ExpertMixer {
     router: Linear,
     /// One entry for each expert; `None` if only another rank holds it.
     experts: Vec<Option<Expert>>,
@@ -36,11 +36,11 @@ struct Settings {
 }
 
 impl ExpertMixer {
-    pub(super) fn build<S: ParameterSource>(
+    pub(crate) fn build(
         config: &HybridConfig,
         path: &str,
-        builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error> {
+        builder: &mut Builder<'_>,
+    ) -> Result<Self, ModelError> {
         let width = config.hidden_size;
         let router = builder.linear(&format!("{path}.router"), width, config.num_experts)?;
         let (count, inner) = (config.num_experts, config.moe_intermediate_size);
@@ -72,7 +72,7 @@ impl ExpertMixer {
     }
 
     /// Shapes: `[tokens, hidden]` in and out.
-    pub(super) fn forward(
+    pub(crate) fn forward(
         &self,
         x: Tensor<2>,
         tokens: &Tokens,
@@ -108,6 +108,6 @@ impl ExpertMixer {
 /// Returns `x` as a tensor of its own on the tape, which passes one gradient on. Where losses join the
 /// backward pass in the middle of a stage, the order in which a tensor gets more than two gradients depends
 /// on the cut, and so would the last bits of their sum.
-pub(super) fn one_gradient(x: Tensor<2>) -> Tensor<2> {
+pub(crate) fn one_gradient(x: Tensor<2>) -> Tensor<2> {
     x.mul_scalar(1.0)
 }

@@ -19,21 +19,22 @@
 //! one path. The pipeline sums their gradients in the order of the layers, so the
 //! copies stay equal and the sum does not depend on the cut.
 
-mod block;
-mod boundary;
-mod cached;
 mod depths;
 mod describe;
 mod embedding;
 mod experts;
-mod initial;
-mod prediction;
+mod relations;
 mod side_inputs;
 mod sizes;
-mod stage;
 mod tokens;
 
-pub use boundary::{HybridInput, HybridOutput};
+pub(crate) use depths::{Choice, Depths};
+pub(crate) use describe::describe_layers;
+pub(crate) use embedding::{FurtherEmbeddings, with_zero_gradient};
+pub(crate) use experts::ExpertMixer;
 pub use pipewright_shapes::hybrid::{BlockKind, EmbedNorm, HybridConfig, Pattern};
+pub(crate) use relations::{RELATION_BIAS, RelationBias, RelationCopy};
+pub(crate) use side_inputs::check_side;
 pub use side_inputs::{COUNTS, DOCUMENTS, PLATFORM, RELATIONS, STRUCTURES};
-pub use stage::HybridStage;
+pub(crate) use sizes::{further, mamba_sizes, scoped_attention};
+pub(crate) use tokens::Tokens;

@@ -13,7 +13,7 @@ pub const RELATIONS: &str = "chunk_relation_mask";
 pub const PLATFORM: &str = "platform_ids";
 
 /// Checks every side input; see [`ModelFamily::check_side`](crate::ModelFamily::check_side).
-pub(super) fn check_side(config: &HybridConfig, side: &SideRows, sequence: usize) -> Result<(), DataError> {
+pub(crate) fn check_side(config: &HybridConfig, side: &SideRows, sequence: usize) -> Result<(), DataError> {
     side.tensors().iter().try_for_each(|tensor| {
         check(config, tensor, sequence).map_err(|problem| side.error(&tensor.name, problem))
     })

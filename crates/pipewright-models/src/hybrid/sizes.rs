@@ -7,14 +7,14 @@ use crate::attention::AttentionSizes;
 use crate::head_form::FurtherPredictions;
 
 /// Returns the attention of a block.
-pub(super) fn scoped_attention(config: &HybridConfig, index: usize) -> ScopedAttention {
+pub(crate) fn scoped_attention(config: &HybridConfig, index: usize) -> ScopedAttention {
     let window = config.window_sizes.get(index).copied().flatten().filter(|window| *window > 0);
     let rope_theta = (!config.nope_layers.contains(&index)).then_some(config.rope_theta);
     ScopedAttention { head_dim: config.head_dim(), rope_theta, window }
 }
 
 /// Returns the sizes of the Mamba-2 mixers.
-pub(super) fn mamba_sizes(config: &HybridConfig) -> MambaSizes {
+pub(crate) fn mamba_sizes(config: &HybridConfig) -> MambaSizes {
     MambaSizes {
         heads: config.mamba_num_heads,
         head_dim: config.mamba_head_dim,
@@ -27,7 +27,7 @@ pub(super) fn mamba_sizes(config: &HybridConfig) -> MambaSizes {
 }
 
 /// Returns the predictions of further tokens.
-pub(super) fn further(config: &HybridConfig) -> FurtherPredictions {
+pub(crate) fn further(config: &HybridConfig) -> FurtherPredictions {
     FurtherPredictions {
         depth: config.prediction_depth(),
         loss_weight: config.mtp_loss_weight,

@@ -15,11 +15,11 @@ use crate::valid_tokens::given_counts;
 
 /// The tokens of a microbatch, or the tokens that a block sees.
 #[derive(Clone, Debug)]
-pub(super) struct Tokens {
-    pub(super) scope: TokenScope,
+pub(crate) struct Tokens {
+    pub(crate) scope: TokenScope,
     /// Whether each token is valid; the tokens after a row's valid ones are padding.
-    pub(super) valid: Arc<[bool]>,
-    pub(super) relations: Option<Relations>,
+    pub(crate) valid: Arc<[bool]>,
+    pub(crate) relations: Option<Relations>,
 }
 
 impl Tokens {
@@ -27,7 +27,7 @@ impl Tokens {
     ///
     /// # Panics
     /// When a side input does not have the shape of its kind.
-    pub(super) fn new(config: &HybridConfig, ids: &Tensor<2, Int>, context: &StageContext) -> Self {
+    pub(crate) fn new(config: &HybridConfig, ids: &Tensor<2, Int>, context: &StageContext) -> Self {
         let [rows, sequence] = ids.dims();
         let scope = given_scope(context, [rows, sequence]).unwrap_or_else(|| TokenScope {
             documents: documents_of(&host(ids), sequence, config.bos_token_id).into(),
@@ -40,12 +40,12 @@ impl Tokens {
         Self { scope, valid, relations }
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.valid.len()
     }
 
     /// Returns the tokens with these indices, `length` of each row.
-    pub(super) fn choose(&self, indices: &[usize], length: usize) -> Self {
+    pub(crate) fn choose(&self, indices: &[usize], length: usize) -> Self {
         let sequence = self.scope.sequence;
         let chosen = |all: &[u32]| indices.iter().map(|&index| all[index]).collect();
         let relations = self.relations.as_ref().map(|relations| {
@@ -77,7 +77,7 @@ impl Tokens {
 ///
 /// # Panics
 /// When a number is 0, or larger than the number of a row's tokens.
-pub(super) fn counts(context: &StageContext, rows: usize, sequence: usize) -> Vec<usize> {
+pub(crate) fn counts(context: &StageContext, rows: usize, sequence: usize) -> Vec<usize> {
     given_counts(context, rows, sequence).unwrap_or_else(|| vec![sequence; rows])
 }
 

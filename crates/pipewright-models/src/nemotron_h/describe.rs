@@ -1,6 +1,6 @@
 //! The description of a model as a list of layers with sizes and costs.
 
-use pipewright_schedule::ModelDesc;
+use pipewright_schedule::LayerDesc;
 use pipewright_shapes::nemotron_h::{BlockKind, Experts, NemotronHConfig};
 
 use super::sizes::mamba_sizes;
@@ -11,21 +11,19 @@ use crate::mamba;
 /// Element-wise passes of a rectifier, forward and backward.
 const RECTIFIER_PASSES: u64 = GATE_PASSES / 2;
 
-pub(super) fn describe_layers(config: &NemotronHConfig, sequence: usize) -> ModelDesc {
-    let (hidden, tokens) = (config.hidden_size as u64, sequence as u64);
-    let vocabulary = config.vocab_size as u64;
-    let sizes = ModelSizes { hidden, vocabulary, is_tied: config.tie_word_embeddings, tokens };
+pub(crate) fn describe_layers(config: &NemotronHConfig, sizes: &ModelSizes) -> Vec<LayerDesc> {
+    let ModelSizes { hidden, tokens, .. } = *sizes;
     let block = |(index, &kind): (usize, &BlockKind)| {
         // Experts keep rows of the normalised states.
         let is_kept = kind == BlockKind::Experts;
         let norm = if is_kept { cost::norm(hidden) } else { cost::norm_of_products(hidden) };
         let cost = mixer_cost(config, kind, tokens) + norm;
-        sizes.block(format!("backbone.layers.{index}"), kind.label(), cost)
+        sizes.block(index, format!("backbone.layers.{index}"), kind.label(), cost)
     };
     let mut layers = vec![sizes.embedding("backbone.embeddings")];
     layers.extend(config.blocks.iter().enumerate().map(block));
-    layers.push(sizes.head(sizes.head_cost()));
-    ModelDesc { layers }
+    layers.push(sizes.head(1, sizes.head_cost()));
+    layers
 }
 
 fn mixer_cost(config: &NemotronHConfig, kind: BlockKind, tokens: u64) -> Cost {
@@ -43,18 +41,13 @@ fn mixer_cost(config: &NemotronHConfig, kind: BlockKind, tokens: u64) -> Cost {
 fn mamba_cost(config: &NemotronHConfig) -> Cost {
     let sizes = mamba_sizes(config);
     let biases = if config.use_bias { (sizes.projected() + config.hidden_size) as u64 } else { 0 };
-    let further = Cost { parameters: biases, elements: BIAS_PASSES * biases, ..Cost::default() };
-    mamba::cost(&sizes, config.hidden_size, config.use_conv_bias) + further
+    mamba::cost(&sizes) + Cost { elements: BIAS_PASSES * biases, ..Cost::default() }
 }
 
 fn mlp_cost(config: &NemotronHConfig) -> Cost {
     let (hidden, inner) = (config.hidden_size as u64, config.intermediate_size as u64);
-    let matrices = 2 * hidden * inner;
     let biases = if config.mlp_bias { hidden + inner } else { 0 };
     Cost {
-        parameters: matrices + biases,
-        products: 6 * matrices,
-        mixing: 0,
         elements: RECTIFIER_PASSES * inner + BIAS_PASSES * biases,
         kept: 2 * inner,
         feed_forward: inner,
@@ -70,13 +63,8 @@ fn experts_cost(config: &Experts, hidden: u64) -> Cost {
         (config.moe_intermediate_size as u64, config.moe_shared_expert_intermediate_size as u64);
     let width = config.moe_latent_size.map_or(hidden, |latent| latent as u64);
     let latent = config.moe_latent_size.map_or(0, |latent| latent as u64);
-    let always = 2 * hidden * (shared + latent) + hidden * experts;
-    let (active, all) = (2 * width * chosen * inner + always, 2 * width * experts * inner + always);
     let elements = RECTIFIER_PASSES * (chosen * inner + shared) + 6 * chosen * width + 8 * experts;
     Cost {
-        parameters: all,
-        products: 6 * active,
-        mixing: 0,
         elements,
         kept: 2 * (chosen * inner + shared + latent) + 2 * experts + 3 * chosen,
         // Only the shared expert's activation is computed again.

@@ -7,14 +7,14 @@ use pipewright::nn::{Expert, Linear, TensorParallel, mix_held};
 use pipewright::stage::StageContext;
 use pipewright_shapes::nemotron_h::{Experts, NemotronHConfig};
 
-use crate::expert_form::ExpertForm;
-use crate::experts::ExpertSizes;
-use crate::parameter::{Builder, ParameterSource};
+use crate::error::ModelError;
+use crate::experts::{ExpertForm, ExpertSizes};
+use crate::parameter::Builder;
 use crate::router::{GroupChoice, Router, Scores};
 use crate::split::require_parts;
 
 #[derive(Module, Debug)]
-pub(super) struct ExpertMixer {
+pub(crate) struct LatentExperts {
     gate: Router,
     /// The projection of the routed experts' inputs, if they have a width of their own.
     fc1_latent_proj: Option<Linear>,
@@ -30,12 +30,12 @@ pub(super) struct ExpertMixer {
     path: String,
 }
 
-impl ExpertMixer {
-    pub(super) fn build<S: ParameterSource>(
+impl LatentExperts {
+    pub(crate) fn build(
         config: &NemotronHConfig,
         path: &str,
-        builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error> {
+        builder: &mut Builder<'_>,
+    ) -> Result<Self, ModelError> {
         let hidden = config.hidden_size;
         let sizes =
             config.experts.as_ref().expect("a validated model with blocks of experts has their sizes");
@@ -64,15 +64,14 @@ impl ExpertMixer {
     }
 
     /// Shapes: `[tokens, hidden]` in and out.
-    pub(super) fn forward(
+    pub(crate) fn forward(
         &self,
         x: Tensor<2>,
-        sequence: usize,
+        rows: usize,
         tensor: &TensorParallel,
         context: &StageContext,
     ) -> Tensor<2> {
         let layer = self.path.strip_suffix(".gate").unwrap_or(&self.path);
-        let rows = x.dims()[0] / sequence.max(1);
         let (chosen, weights) =
             self.gate.choose_for([layer, &self.path], x.clone(), rows, &self.choice, context);
         let projected = |projection: &Option<Linear>, x| match projection {

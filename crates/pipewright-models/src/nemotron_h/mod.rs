@@ -5,13 +5,13 @@
 //! generations of published files; what is written has the later spelling. In the list of layers, layer 0 is
 //! the token embedding, one layer for each block follows, and the last layer is the final norm with the head.
 
-mod block;
-mod cached;
 mod describe;
 mod experts;
-mod initial;
+mod rectified;
 mod sizes;
-mod stage;
 
+pub(crate) use describe::describe_layers;
+pub(crate) use experts::LatentExperts;
 pub use pipewright_shapes::nemotron_h::{BlockKind, Experts, NemotronHConfig};
-pub use stage::NemotronHStage;
+pub(crate) use rectified::RectifiedLayer;
+pub(crate) use sizes::mamba_sizes;

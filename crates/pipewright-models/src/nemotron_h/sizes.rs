@@ -6,7 +6,7 @@ use pipewright_shapes::nemotron_h::NemotronHConfig;
 use crate::attention::AttentionSizes;
 
 /// Returns the sizes of the Mamba-2 mixers.
-pub(super) fn mamba_sizes(config: &NemotronHConfig) -> MambaSizes {
+pub(crate) fn mamba_sizes(config: &NemotronHConfig) -> MambaSizes {
     MambaSizes {
         heads: config.mamba_num_heads,
         head_dim: config.mamba_head_dim,

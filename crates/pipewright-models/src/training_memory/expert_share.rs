@@ -7,7 +7,7 @@ use pipewright_schedule::profile::{LinkProfile, Profile};
 use pipewright_schedule::sharding::{StageBytes, StateBytes};
 
 use crate::cut_model::CutModel;
-use crate::error::ConfigError;
+use crate::error::ModelError;
 use crate::parameter::ParameterSpec;
 use crate::training_memory::arrived_rows::{chosen_experts, row_bytes};
 use crate::training_memory::state::StateRule;
@@ -46,13 +46,16 @@ impl ExpertShare {
         profile: &mut Profile,
         rule: &StateRule,
         model: &CutModel,
-    ) -> Result<(), ConfigError> {
+    ) -> Result<(), ModelError> {
         if self.ranks < 2 {
             return Ok(());
         }
         let (found, expected) = (profile.layer_count(), model.describe(1).layers.len());
         if found != expected as u64 {
-            return Err(ConfigError::ProfileLayers { found, expected });
+            let found = pipewright_schedule::words::counted(found, "layer");
+            return Err(ModelError::new(format!(
+                "the profile has {found} and the model {expected}: give a profile of this model"
+            )));
         }
         let chosen = chosen_experts(model.model());
         let tokens = u64::from(self.tokens) * u64::from(profile.rows);

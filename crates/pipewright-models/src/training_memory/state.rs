@@ -8,7 +8,7 @@ use pipewright_schedule::profile::Profile;
 use pipewright_schedule::sharding::{StageBytes, StateBytes};
 
 use crate::cut_model::CutModel;
-use crate::error::ConfigError;
+use crate::error::ModelError;
 use crate::parameter::{FirstCopies, ParameterKind, ParameterSpec};
 
 /// The bytes of an element of a parameter, of its gradient, or of the optimizer's state.
@@ -65,7 +65,7 @@ pub fn is_hidden_matrix(spec: &ParameterSpec) -> bool {
 /// let rule = StateRule { optimizer: OptimizerState::TwoMoments, precision: Precision::F32 };
 /// let layers = rule.of_layers(&CutModel::new(model, 1)?)?;
 /// assert!(layers.iter().all(|layer| layer.optimizer == 2 * layer.parameters && layer.copy == 0));
-/// # Ok::<(), pipewright_models::ConfigError>(())
+/// # Ok::<(), pipewright_models::ModelError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateRule {
@@ -135,7 +135,7 @@ impl StateRule {
     ///
     /// # Errors
     /// When the model does not know the parameters of one of its layers.
-    pub fn of_layers(&self, model: &CutModel) -> Result<Vec<StateBytes>, ConfigError> {
+    pub fn of_layers(&self, model: &CutModel) -> Result<Vec<StateBytes>, ModelError> {
         // The sequence length affects only costs.
         let layers = 0..model.describe(1).layers.len();
         layers
@@ -156,7 +156,7 @@ impl StateRule {
         model: &CutModel,
         groups: DataParallelMode,
         window: u32,
-    ) -> Result<TrainingState, ConfigError> {
+    ) -> Result<TrainingState, ModelError> {
         let whole = self.of(&model.model().parameters()?, |_| true);
         let share = |bytes: u64| bytes as f64 / whole.parameters.max(1) as f64;
         let (optimizer, copy) = (share(whole.optimizer), share(whole.copy));
@@ -169,7 +169,7 @@ impl StateRule {
     ///
     /// # Errors
     /// The errors of [`StateRule::of_layers`].
-    pub fn add_to(&self, profile: &mut Profile, model: &CutModel) -> Result<(), ConfigError> {
+    pub fn add_to(&self, profile: &mut Profile, model: &CutModel) -> Result<(), ModelError> {
         let states = self.of_layers(model)?;
         if profile.layer_count() == states.len() as u64 {
             let mut first = 0;

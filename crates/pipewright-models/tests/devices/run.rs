@@ -10,8 +10,7 @@ use pipewright::stage::Stage;
 use pipewright::train::data::{DataConfig, Tokenizer};
 use pipewright::train::{LearningRate, Metrics, Trainer};
 use pipewright::transport::World;
-use pipewright_models::hf::HfError;
-use pipewright_models::{ModelConfig, ModelFamily, TrainingModule, hf};
+use pipewright_models::{ModelConfig, ModelError, ModelFamily, hf};
 use pipewright_schedule::lower::{OffloadConfig, TrainingLowering, for_training};
 use pipewright_schedule::{
     Method, Recompute, ScheduleSpec, StageIndex, ValidatedProgram, generate, partition,
@@ -120,7 +119,7 @@ impl Run<'_> {
         let weights = model.describe(reference.expected.seq_len).weights();
         let stages = partition(&weights, count, &Method::Optimal).expect("it divides");
         let dir = reference.dir.clone();
-        let make = move |stage: StageIndex| -> Result<Stage, HfError> {
+        let make = move |stage: StageIndex| -> Result<Stage, ModelError> {
             take_lowest_priority();
             let module = hf::load_stage(&dir, &model, stages.range(stage), Device::flex().autodiff())?;
             let is_last = stage.get() + 1 == count;

@@ -6,7 +6,7 @@ use pipewright::nn::TensorParallel;
 use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::tensor::TensorRank;
-use pipewright_models::{ConfigError, CutModel, ModelConfig};
+use pipewright_models::{CutModel, ModelConfig};
 use pipewright_schedule::EMBEDDING_PART;
 use serde_json::{Value, json};
 
@@ -147,11 +147,14 @@ fn embeddings_that_cannot_be_cut_are_refused() {
     let rank = TensorParallel::unconnected(TensorRank { index: 0, of: 2 });
     let cut = whole.with_embedding_parts(2).expect("it can be cut");
     let error = cut.outline(0..5, &rank).expect_err("both split the vocabulary");
-    assert!(matches!(error, ConfigError::EmbeddingPartsOfRanks { parts: 2, ranks: 2 }), "{error}");
+    assert!(
+        error.to_string().starts_with("the embedding is cut into 2 parts, and 2 tensor ranks"),
+        "{error}"
+    );
     let tied =
         CutModel::new(model("llama", &json!({"tie_word_embeddings": true})), 2).expect("it can be cut");
     let error = tied.with_embedding_parts(3).expect_err("the head has 2 parts");
-    assert!(matches!(error, ConfigError::TiedParts { parts: 3, head_parts: 2 }), "{error}");
+    assert!(error.to_string().contains("one table, which cannot have 3 parts and 2"), "{error}");
     let both = tied.with_embedding_parts(2).expect("as many");
     assert!(both.with_parts(1).is_err() && tied.with_embedding_parts(1).is_ok());
     assert_eq!((both.parts(), both.embedding_parts()), (2, 2));

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor, TensorData};
-use pipewright_models::decoder::{DecoderConfig, DecoderStage, LayerWindows};
-use pipewright_models::hf::{self, HfError};
+use pipewright_models::decoder::{DecoderConfig, LayerWindows};
+use pipewright_models::hf;
 use pipewright_models::llama::LlamaConfig;
 use pipewright_models::qwen2::Qwen2Config;
 use pipewright_models::qwen3_moe::Qwen3MoeConfig;
-use pipewright_models::{ModelConfig, ModelFamily, parameter_specs};
+use pipewright_models::{ModelConfig, ModelError, ModelFamily, ModelStage, parameter_specs};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -29,20 +29,17 @@ fn config(dir: &Path) -> LlamaConfig {
     }
 }
 
-fn load(dir: &Path) -> Result<DecoderStage, HfError> {
+fn load(dir: &Path) -> Result<ModelStage, ModelError> {
     load_family(dir, &config(dir))
 }
 
 /// Loads the whole model as one stage.
-fn load_family<F: ModelFamily<Stage = DecoderStage>>(
-    dir: &Path,
-    config: &F,
-) -> Result<DecoderStage, HfError> {
+fn load_family<F: ModelFamily>(dir: &Path, config: &F) -> Result<ModelStage, ModelError> {
     let layers = config.describe(1).layers.len();
     hf::load_stage(dir, config, 0..layers, Device::flex())
 }
 
-fn values(stage: &DecoderStage) -> Vec<TensorData> {
+fn values(stage: &ModelStage) -> Vec<TensorData> {
     struct Collector(Vec<TensorData>);
     impl ModuleVisitor for Collector {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
@@ -93,7 +90,7 @@ fn tensors(dir: &Path) -> Vec<u8> {
 }
 
 /// Checks that a written reference model has the content of the reference, and can be read back.
-fn check_round_trip<F: ModelFamily<Stage = DecoderStage>>(reference: &str, config: &F) -> Value {
+fn check_round_trip<F: ModelFamily>(reference: &str, config: &F) -> Value {
     let folder = TempDir::new().expect("a temporary folder");
     let (dir, reference) = (folder.path().join("deep/model"), Path::new(reference));
     let stage = load_family(reference, config).expect("it loads");
@@ -556,7 +553,7 @@ fn a_folder_with_content_is_never_overwritten() {
     let before = fs::read(&weights).expect("the file can be read");
     let stage = load(folder.path()).expect("it loads");
     let error = hf::save(folder.path(), &config(folder.path()), &[&stage]).expect_err("it has content");
-    assert!(matches!(error, HfError::NotEmpty { .. }), "{error}");
+    assert!(error.to_string().contains("the folder is not empty"), "{error}");
     assert_eq!(fs::read(&weights).expect("the file can be read"), before);
 }
 
@@ -583,5 +580,5 @@ fn an_unfinished_model_leaves_nothing_behind() {
     assert_eq!(fs::read_dir(folder.path()).expect("it is there").count(), 0);
 
     let twice = hf::save(&dir, &config, &[&stage, &stage]).expect_err("the same layers");
-    assert!(matches!(twice, HfError::Duplicate { .. }), "{twice}");
+    assert!(twice.to_string().contains("belongs to two stages"), "{twice}");
 }

@@ -3,8 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use pipewright_models::ModelConfig;
-use pipewright_models::hf::{self, HfError};
+use pipewright_models::{ModelConfig, ModelError, hf};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
@@ -76,7 +75,7 @@ impl Copy {
 
     /// Checks the weights, and returns the names of the tensors that the model does not use, or the error.
     pub(crate) fn check(&self) -> Result<Vec<String>, String> {
-        let told = |error: HfError| {
+        let told = |error: ModelError| {
             let source = std::error::Error::source(&error).map(|source| format!(": {source}"));
             let text = format!("{error}{}", source.unwrap_or_default());
             text.replace(&self.dir().display().to_string(), "DIR")

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
 use pipewright_models::decoder::DecoderConfig;
-use pipewright_models::hf::{self, HfError, WeightType, WeightTypes};
+use pipewright_models::hf::{self, WeightType, WeightTypes};
 use pipewright_models::llama::LlamaConfig;
 use pipewright_models::qwen3::Qwen3Config;
-use pipewright_models::{ModelConfig, ModelFamily, parameter_specs};
+use pipewright_models::{ModelConfig, ModelError, ModelFamily, parameter_specs};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -379,7 +379,7 @@ fn absent_keys_have_the_defaults_of_transformers() {
 }
 
 /// Writes a small model with this value in every place, in a type.
-fn write_in(kind: WeightType, value: f32) -> Result<(TempDir, Value), HfError> {
+fn write_in(kind: WeightType, value: f32) -> Result<(TempDir, Value), ModelError> {
     let folder = TempDir::new().expect("a temporary folder");
     let config = LlamaConfig::from(DecoderConfig::new(16, 4));
     let stage = config.init_stage(0..1, 1, Device::flex()).expect("it has four layers");

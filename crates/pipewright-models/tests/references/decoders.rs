@@ -14,16 +14,13 @@ use pipewright::pipeline::PipelineConfig;
 use pipewright::tensor::{Precision, TensorRank};
 use pipewright_models::generation::{Request, Sampling, generate};
 use pipewright_models::generation_ranks::{GenerationRanks, RankStage, RanksConfig};
-use pipewright_models::{
-    CutModel, ModelConfig, ModelFamily, ModelSource, ParameterSpec, Place, ROUTER_CORRECTION, hf,
-};
+use pipewright_models::{CutModel, ModelConfig, ModelSource, ParameterSpec, Place, ROUTER_CORRECTION, hf};
 use pipewright_schedule::partition::{Method, partition};
 use pipewright_schedule::{ScheduleSpec, Slices};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use tempfile::TempDir;
 
-use crate::decoder_config::with_decoder;
 use crate::pipelined_run::{Model, train, train_spec};
 use crate::reference::{Reference, Step};
 
@@ -188,11 +185,9 @@ fn check_written(name: &str) {
     assert_eq!(ModelConfig::from_json(json).ok().as_ref(), Some(&reference.config));
     let folder = TempDir::new().expect("a temporary folder");
     let dir = folder.path().join("m");
-    with_decoder!(&reference.config, config => {
-        let layers = 0..reference.config.layers();
-        let stage = hf::load_stage(&reference.dir, config, layers, Device::flex());
-        hf::save(&dir, config, &[&stage.expect("it loads")]).expect("it is written");
-    });
+    let config = &*reference.config;
+    let stage = hf::load_stage(&reference.dir, config, 0..config.layers(), Device::flex());
+    hf::save(&dir, config, &[&stage.expect("it loads")]).expect("it is written");
     assert_eq!(ModelConfig::read(&dir).ok().as_ref(), Some(&reference.config));
     let files = [&reference.dir, &dir].map(|dir| read(dir.join("model.safetensors")).expect("a file"));
     let [original, written] =
@@ -372,7 +367,7 @@ fn not_split(name: &str, changes: &serde_json::Value, ranks: u32) -> String {
     let config = ModelConfig::from_json(json).expect("it is valid");
     let tensor = TensorParallel::unconnected(TensorRank { index: 0, of: ranks });
     let place = Place { tensor, ..Device::flex().into() };
-    let refused = with_decoder!(&config, config => config.init_stage(1..2, 1, place).map(drop));
+    let refused = config.build_stage(1..2, &mut *config.initial(1), &place).map(drop);
     refused.expect_err(name).to_string()
 }
 

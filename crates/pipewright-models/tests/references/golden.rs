@@ -11,10 +11,8 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 use pipewright::stage::StageModule;
-use pipewright_models::decoder::{DecoderInput, DecoderStage};
-use pipewright_models::{ModelFamily, cross_entropy, hf};
+use pipewright_models::{ModelStage, cross_entropy, hf};
 
-use crate::decoder_config::with_decoder;
 use crate::reference::{Reference, Step};
 
 /// Returns the inputs and targets of one step.
@@ -27,16 +25,16 @@ fn batch(rows: &[Vec<i64>], device: &Device) -> (Tensor<2, Int>, Tensor<2, Int>)
     (tensor(0), tensor(1))
 }
 
-fn logits(stages: &[DecoderStage], tokens: Tensor<2, Int>) -> Tensor<3> {
+fn logits(stages: &[ModelStage], tokens: Tensor<2, Int>) -> Tensor<3> {
     let (first, rest) = stages.split_first().expect("there is a stage");
-    let hidden = first.run(DecoderInput::Tokens(tokens));
-    rest.iter().fold(hidden, |hidden, stage| stage.run(DecoderInput::Hidden(hidden)))
+    let hidden = first.run(tokens);
+    rest.iter().fold(hidden, |hidden, stage| stage.run(hidden))
 }
 
 /// Calls `visit` for each trained parameter with its global path and its tensor, without the rank in the
 /// type.
 struct ByPath<'a, F> {
-    stage: &'a DecoderStage,
+    stage: &'a ModelStage,
     names: Vec<String>,
     visit: F,
 }
@@ -78,13 +76,13 @@ impl<const D: usize> AnyParameter for Param<Tensor<D>> {
     }
 }
 
-fn by_path(stage: &DecoderStage, visit: impl FnMut(String, &dyn AnyParameter)) {
+fn by_path(stage: &ModelStage, visit: impl FnMut(String, &dyn AnyParameter)) {
     stage.visit(&mut ByPath { stage, names: Vec::new(), visit });
 }
 
 /// Returns the gradient of each parameter. Copies of one path are one parameter, and their gradients are
 /// summed.
-fn gradients_of(stages: &[DecoderStage], gradients: &Gradients) -> BTreeMap<String, Tensor<1>> {
+fn gradients_of(stages: &[ModelStage], gradients: &Gradients) -> BTreeMap<String, Tensor<1>> {
     let mut sums = BTreeMap::new();
     for stage in stages {
         by_path(stage, |path, parameter| {
@@ -105,12 +103,7 @@ fn norm(gradients: &BTreeMap<String, Tensor<1>>) -> f64 {
 }
 
 /// Trains the stages, and returns the results of each step.
-fn train(
-    stages: &mut [DecoderStage],
-    reference: &Reference,
-    rows: &[Vec<i64>],
-    device: &Device,
-) -> Vec<Step> {
+fn train(stages: &mut [ModelStage], reference: &Reference, rows: &[Vec<i64>], device: &Device) -> Vec<Step> {
     let adam =
         AdamWConfig::new().with_beta_1(0.9).with_beta_2(0.95).with_epsilon(1e-8).with_weight_decay(0.1);
     let mut optimizers: Vec<_> = stages.iter().map(|_| adam.init()).collect();
@@ -142,7 +135,7 @@ fn check(model: &str, cuts: &[usize]) {
     assert_eq!(rows[0].len(), reference.expected.seq_len + 1);
 
     let device = Device::flex().autodiff();
-    let mut stages = with_decoder!(&reference.config, config => load(&reference, config, cuts, &device));
+    let mut stages = load(&reference, cuts, &device);
     let steps = train(&mut stages, &reference, &rows, &device);
     reference.assert_close(&steps, &reference.expected.steps);
     check_copies(&stages);
@@ -150,12 +143,8 @@ fn check(model: &str, cuts: &[usize]) {
     reference.assert_final_logits(logits(&stages, tokens));
 }
 
-fn load<F: ModelFamily<Stage = DecoderStage>>(
-    reference: &Reference,
-    config: &F,
-    cuts: &[usize],
-    device: &Device,
-) -> Vec<DecoderStage> {
+fn load(reference: &Reference, cuts: &[usize], device: &Device) -> Vec<ModelStage> {
+    let config = &*reference.config;
     let layers = config.describe(reference.expected.seq_len).layers.len();
     let bounds: Vec<usize> = [&[0], cuts, &[layers]].concat();
     let load = |pair: &[usize]| hf::load_stage(&reference.dir, config, pair[0]..pair[1], device);
@@ -163,7 +152,7 @@ fn load<F: ModelFamily<Stage = DecoderStage>>(
 }
 
 /// Checks that copies of one parameter are equal to the bit.
-fn check_copies(stages: &[DecoderStage]) {
+fn check_copies(stages: &[ModelStage]) {
     let mut values = BTreeMap::new();
     for stage in stages {
         by_path(stage, |path, parameter| {

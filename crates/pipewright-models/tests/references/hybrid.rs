@@ -23,10 +23,11 @@ use pipewright::transport::World;
 use pipewright_models::generation::{self, Request, Sampling};
 use pipewright_models::generation_ranks::{GenerationRanks, RankStage, RanksConfig};
 use pipewright_models::generation_stage::GenerationStage;
-use pipewright_models::hf::{self, HfError};
-use pipewright_models::hybrid::{HybridConfig, HybridInput, HybridOutput, HybridStage, Pattern};
+use pipewright_models::hf;
+use pipewright_models::hybrid::{HybridConfig, Pattern};
 use pipewright_models::{
-    CutModel, InitialParameters, ModelConfig, ModelFamily, Place, cross_entropy, parameter_specs,
+    CutModel, InitialParameters, ModelConfig, ModelError, ModelFamily, ModelStage, Place, StageTensors,
+    cross_entropy, parameter_specs,
 };
 use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::recompute::StageRecompute;
@@ -468,18 +469,16 @@ fn hidden_states_are_those_of_the_reference() {
     let device = Device::flex();
     let layers = reference.config.describe(1).layers.len();
     let context = StageContext::new(StageIndex::new(0), Microbatch::new(0));
-    let mut input = HybridInput::Tokens(first_batch(&reference, &device).0);
+    let mut input = StageTensors::from(first_batch(&reference, &device).0);
     for layer in 0..layers - 1 {
         let stage = hf::load_stage(&reference.dir, &reference.config, layer..layer + 1, &device);
-        let HybridOutput::Hidden(hidden, ids) = stage.expect("it loads").run(input, &context) else {
-            panic!("only the last layer returns logits")
-        };
-        let values: Vec<f64> = hidden.clone().into_data().iter().collect();
+        let output = stage.expect("it loads").forward(input, &context);
+        let values: Vec<f64> = output.floats[0].clone().into_data().iter().collect();
         let rms = (values.iter().map(|x| x * x).sum::<f64>() / values.len() as f64).sqrt();
         let name = if layer == 0 { "embed".to_owned() } else { format!("layers.{}", layer - 1) };
         let expected = reference.expected.first_step.hidden_rms[&name];
         assert!((rms - expected).abs() < 2e-6 * expected, "{name}: {rms} for {expected}");
-        input = HybridInput::Hidden(hidden, ids);
+        input = output;
     }
 }
 
@@ -495,15 +494,13 @@ fn rows_of_one_token_have_further_predictions() {
     let device = Device::flex();
     let stage = config.init_stage(0..5, 1, &device).expect("it is the model");
     let context = StageContext::new(StageIndex::new(0), Microbatch::new(0));
-    let ids = Tensor::from_data(TensorData::new(vec![3i64, 5], [2, 1]), &device);
-    let HybridOutput::Logits { further, .. } = stage.run(HybridInput::Tokens(ids), &context) else {
-        panic!("the last layer returns logits")
-    };
-    assert_eq!(further.iter().map(Tensor::dims).collect::<Vec<_>>(), [[2, 1, 16]; 2]);
+    let ids = Tensor::<2, Int>::from_data(TensorData::new(vec![3i64, 5], [2, 1]), &device);
+    let StageTensors { floats, .. } = stage.forward(ids.into(), &context);
+    assert_eq!(floats[1..].iter().map(Tensor::dims).collect::<Vec<_>>(), [[2, 1, 16]; 2]);
 }
 
 struct GradientNorms<'a> {
-    stage: &'a HybridStage,
+    stage: &'a ModelStage,
     names: Vec<String>,
     gradients: &'a Gradients,
     norms: BTreeMap<String, f64>,
@@ -536,12 +533,9 @@ fn each_parameter_has_a_gradient_and_a_path() {
         let stage = hf::load_stage(&reference.dir, &reference.config, 0..layers, &device).expect("it loads");
         let (tokens, targets) = first_batch(&reference, &device);
         let context = StageContext::new(StageIndex::new(0), Microbatch::new(0));
-        let output = stage.run(HybridInput::Tokens(tokens), &context);
-        let HybridOutput::Logits { logits, further } = output else {
-            panic!("the last layer returns logits")
-        };
-        let next = cross_entropy(logits, targets);
-        let loss = further.into_iter().fold(next, |loss, logits| loss + logits.mean());
+        let mut logits = stage.forward(tokens.into(), &context).floats.into_iter();
+        let next = cross_entropy(logits.next().expect("the next token's"), targets);
+        let loss = logits.fold(next, |loss, logits| loss + logits.mean());
         let gradients = loss.backward();
         let mut found =
             GradientNorms { stage: &stage, names: Vec::new(), gradients: &gradients, norms: BTreeMap::new() };
@@ -621,12 +615,8 @@ fn a_pattern_of_attention_and_feed_forward_is_a_llama() {
     let found = hf::load_stage(folder.path(), &config, 0..layers, &device).expect("it loads");
     let ids: Vec<i64> = (0..2 * 20).map(|i| i * 13 % sizes.vocab_size as i64).collect();
     let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [2, 20]), &device);
-    let expected = expected.run(pipewright_models::decoder::DecoderInput::Tokens(ids.clone()));
-    let context = StageContext::new(StageIndex::new(0), Microbatch::new(0));
-    let HybridOutput::Logits { logits, .. } = found.run(HybridInput::Tokens(ids), &context) else {
-        panic!("the whole model returns logits")
-    };
-    let (found, expected) = (logits.into_data(), expected.into_data());
+    let expected = expected.run(ids.clone());
+    let (found, expected) = (found.run(ids).into_data(), expected.into_data());
     for (found, expected) in found.iter::<f32>().zip(expected.iter::<f32>()) {
         assert!((found - expected).abs() < 1e-5, "{found} for {expected}");
     }
@@ -808,7 +798,7 @@ fn check_documents_in_cache(mod_layers: &[usize], seed: u64) -> [Vec<u32>; 2] {
         let stages = cut.ranges().flat_map(|layers| std::iter::repeat_n(layers, tensor_ranks as usize));
         let stages = stages.map(|layers| RankStage { layers, device: Device::flex() }).collect();
         let config = config.clone();
-        let make = move |layers, place: &Place| -> Result<Box<dyn GenerationStage>, HfError> {
+        let make = move |layers, place: &Place| -> Result<Box<dyn GenerationStage>, ModelError> {
             Ok(Box::new(config.init_stage(layers, seed, place.clone())?))
         };
         let ranks = RanksConfig { tensor_ranks, ..RanksConfig::new(stages, Duration::from_secs(60)) };

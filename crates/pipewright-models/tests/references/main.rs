@@ -15,6 +15,5 @@ mod hybrid;
 mod tensor_parallel;
 mod expert_parallel;
 mod lora;
-mod decoder_config;
 mod reference;
 mod pipelined_run;

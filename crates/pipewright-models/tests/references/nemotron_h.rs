@@ -11,12 +11,11 @@ use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 use pipewright::nn::TensorParallel;
 use pipewright::stage::StageModule;
 use pipewright::tensor::Precision;
-use pipewright_models::decoder::DecoderInput;
 use pipewright_models::init::SeededInit;
-use pipewright_models::nemotron_h::{BlockKind, Experts, NemotronHConfig, NemotronHStage};
+use pipewright_models::nemotron_h::{BlockKind, Experts, NemotronHConfig};
 use pipewright_models::{
-    ConfigError, ModelConfig, ModelFamily, ParameterSource, ParameterSpec, Place, ROUTER_CORRECTION,
-    cross_entropy, hf, parameter_specs,
+    ModelConfig, ModelError, ModelFamily, ModelStage, ParameterSource, ParameterSpec, Place,
+    ROUTER_CORRECTION, StageTensors, cross_entropy, hf, parameter_specs,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -67,7 +66,7 @@ fn family(reference: &Reference) -> NemotronHConfig {
 }
 
 /// Loads a stage for each layer.
-fn stages(reference: &Reference, device: &Device) -> Vec<NemotronHStage> {
+fn stages(reference: &Reference, device: &Device) -> Vec<ModelStage> {
     let config = family(reference);
     let layers = config.describe(1).layers.len();
     (0..layers)
@@ -135,7 +134,7 @@ fn hidden_states_and_gradients_are_those_of_the_reference() {
     let device = Device::flex().autodiff();
     let stages = stages(&reference, &device);
     let (tokens, targets) = first_batch(&reference, &device);
-    let mut input = DecoderInput::Tokens(tokens);
+    let mut input = StageTensors::from(tokens);
     let mut logits = None;
     for (layer, stage) in stages.iter().enumerate() {
         let output = stage.run(input);
@@ -144,7 +143,7 @@ fn hidden_states_and_gradients_are_those_of_the_reference() {
             None => assert_close("logits", &last(&output, 16), &expected.last_logits_first16),
         }
         logits = Some(output.clone());
-        input = DecoderInput::Hidden(output);
+        input = output.into();
     }
     let gradients = cross_entropy(logits.expect("there are layers"), targets).backward();
     let mut found = BTreeMap::new();
@@ -284,9 +283,7 @@ fn with_latent_width(config: &NemotronHConfig, width: usize) -> Experts {
 struct Given<F>(F);
 
 impl<F: Fn(&ParameterSpec) -> Option<Vec<f32>>> ParameterSource for Given<F> {
-    type Error = ConfigError;
-
-    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ConfigError> {
+    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ModelError> {
         match (self.0)(spec) {
             Some(values) => Ok(values),
             None => SeededInit { seed: 3, deviation: 0.3 }.parameter(spec),
@@ -300,8 +297,8 @@ fn first_block(config: &NemotronHConfig, given: impl Fn(&ParameterSpec) -> Optio
     let stage = config.build_stage(1..2, &mut Given(given), &Place::from(&device)).expect("it is a block");
     let size = 2 * 5 * config.hidden_size;
     let values: Vec<f32> = (0..size).map(|index| ((index * 37 % 101) as f32 - 50.0) / 40.0).collect();
-    let hidden = Tensor::from_data(TensorData::new(values, [2, 5, config.hidden_size]), &device);
-    stage.run(DecoderInput::Hidden(hidden)).into_data().iter().collect()
+    let hidden = Tensor::<3>::from_data(TensorData::new(values, [2, 5, config.hidden_size]), &device);
+    stage.run(hidden).into_data().iter().collect()
 }
 
 #[test]
@@ -438,7 +435,7 @@ fn the_lowest_step_is_that_of_transformers() {
             let ids: Vec<i64> = (from..from + 15).collect();
             Tensor::<2, Int>::from_data(TensorData::new(ids, [1, 15]), &device)
         };
-        cross_entropy(stage.run(DecoderInput::Tokens(ids(40))), ids(41)).into_scalar()
+        cross_entropy(stage.run(ids(40)), ids(41)).into_scalar()
     };
     let check = |changes: Value, expected: f32| {
         let found = loss(changes.clone());
@@ -517,6 +514,10 @@ fn models_that_cannot_be_are_refused_where_they_are_wrong() {
             &format!("missing field `{key}`, which a model with blocks of experts needs"),
         );
     }
+    check(
+        json!({"layers_block_type": ["mamba", "mlp"], "num_experts_per_tok": "two"}),
+        "the value of `num_experts_per_tok` cannot be used: invalid type: string \"two\"",
+    );
     check(
         json!({"ssm_state_size": 1 << 20, "n_groups": 32}),
         "`ssm_state_size = 1048576` times `n_groups = 32` is too wide: it must be at most 16777216",

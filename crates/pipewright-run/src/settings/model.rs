@@ -6,8 +6,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use pipewright_models::decoder::DecoderConfig;
-use pipewright_models::llama::LlamaConfig;
-use pipewright_models::{ConfigError, KeyUse, ModelConfig, ModelFamily, hf};
+use pipewright_models::{KeyUse, ModelConfig, ShapeError, hf};
 use serde::Serialize;
 use serde_json::{Map, json};
 use toml::Value;
@@ -63,7 +62,7 @@ impl FreshModel {
         self.checked_config().expect("the settings were checked when they were read")
     }
 
-    fn checked_config(&self) -> Result<ModelConfig, ConfigError> {
+    fn checked_config(&self) -> Result<ModelConfig, ShapeError> {
         let decoder = self.decoder();
         decoder.validate()?;
         let others = self.others.iter().map(|(key, value)| (key.clone(), json_of(value)));
@@ -156,6 +155,9 @@ fn read_sizes(section: &mut Section<'_>, written: &BTreeMap<String, Value>) -> F
     model
 }
 
+/// The family of a model whose settings do not name one.
+const LLAMA: &str = "llama";
+
 /// Reads the family: `architecture`, or a key of a `config.json` that says it.
 fn read_family(section: &mut Section<'_>, written: &BTreeMap<String, Value>) -> &'static str {
     let families: Vec<_> = ModelConfig::MODEL_TYPES.iter().map(|family| (*family, *family)).collect();
@@ -170,7 +172,7 @@ fn read_family(section: &mut Section<'_>, written: &BTreeMap<String, Value>) -> 
         if let Err(error) = ModelConfig::from_json(keys.into()) {
             section.report_error(place, error);
         }
-        LlamaConfig::MODEL_TYPE
+        LLAMA
     });
     if section.given_word("architecture", &families).is_some_and(|written| written != family) {
         let sentence = "`architecture` and `model_type` both choose the family, differently";
@@ -247,7 +249,7 @@ const OWN: [&str; 11] = [
 ];
 
 /// Returns the keys that an error of the model's configuration is about, the most probable cause first.
-fn culprits(error: &ConfigError) -> Vec<String> {
+fn culprits(error: &ShapeError) -> Vec<String> {
     // A key of a table, such as `rope_scaling.factor`, is at the place of the table.
     let mut keys: Vec<&str> = error.keys().iter().filter_map(|key| key.split('.').next()).collect();
     // The positions may be in a table of the other name.

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use pipewright_document::Place;
-use pipewright_models::{CutModel, ModelConfig};
+use pipewright_models::{CutModel, ModelConfig, require_one_rank};
 use pipewright_schedule::csv::parse_program;
 use pipewright_schedule::footprint::Use;
 use pipewright_schedule::generate::{self, Limits, shared_microbatches};
@@ -70,15 +70,12 @@ fn cut_ends(
     mesh: &MeshSettings,
 ) -> Option<ModelDesc> {
     let (ranks, embedding_parts) = (mesh.tensor_parallel, pipeline.embedding_parts);
-    if ranks > 1 && pipeline.head_parts > 1 {
-        let error = pipewright_models::ConfigError::HeadPartsOfRanks { parts: pipeline.head_parts, ranks };
-        section.report_error("head_parts", error);
-        return None;
-    }
-    if ranks > 1 && embedding_parts > 1 {
-        let error = pipewright_models::ConfigError::EmbeddingPartsOfRanks { parts: embedding_parts, ranks };
-        section.report_error("embedding_parts", error);
-        return None;
+    let ends = [("head_parts", pipeline.head_parts, 1), ("embedding_parts", 1, embedding_parts)];
+    for (key, head_parts, embedding_parts) in ends {
+        if let Err(error) = require_one_rank(head_parts, embedding_parts, ranks) {
+            section.report_error(key, error);
+            return None;
+        }
     }
     let (model, tokens) = model?;
     let model = CutModel::new(model, pipeline.head_parts);

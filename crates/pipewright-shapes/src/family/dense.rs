@@ -11,6 +11,7 @@ use crate::vectors::{QueryKeyNorm, Vectors};
 /// Llama.
 pub const LLAMA: Family = Family {
     names: &["llama"],
+    class: "LlamaForCausalLM",
     keys: &KeyTable {
         computes: &[COMPUTED_KEYS, &["attention_bias", "mlp_bias"]],
         ignored: &[&["max_window_layers"]],
@@ -25,6 +26,7 @@ pub const LLAMA: Family = Family {
 /// Mistral.
 pub const MISTRAL: Family = Family {
     names: &["mistral"],
+    class: "MistralForCausalLM",
     keys: &KeyTable {
         computes: &[COMPUTED_KEYS, &["sliding_window"]],
         ignored: &[],
@@ -37,6 +39,7 @@ pub const MISTRAL: Family = Family {
 /// SmolLM 3.
 pub const SMOLLM3: Family = Family {
     names: &["smollm3"],
+    class: "SmolLM3ForCausalLM",
     keys: &KeyTable {
         computes: &[
             COMPUTED_KEYS,
@@ -57,6 +60,7 @@ pub const SMOLLM3: Family = Family {
 /// Qwen2.
 pub const QWEN2: Family = Family {
     names: &["qwen2"],
+    class: "Qwen2ForCausalLM",
     keys: &KeyTable {
         computes: &[COMPUTED_KEYS, LAYER_WINDOW_KEYS],
         ignored: &[&["attention_bias"]],
@@ -71,6 +75,7 @@ pub const QWEN2: Family = Family {
 /// Qwen3.
 pub const QWEN3: Family = Family {
     names: &["qwen3"],
+    class: "Qwen3ForCausalLM",
     keys: &KeyTable {
         computes: &[COMPUTED_KEYS, LAYER_WINDOW_KEYS, &["attention_bias"]],
         ignored: &[],
@@ -91,6 +96,7 @@ pub const QWEN3: Family = Family {
 /// Gemma 2.
 pub const GEMMA2: Family = Family {
     names: &["gemma2"],
+    class: "Gemma2ForCausalLM",
     keys: &KeyTable {
         computes: &[COMPUTED_KEYS, GEMMA_KEYS, &["attn_logit_softcapping"]],
         ignored: &[&["hidden_act"]],
@@ -117,6 +123,7 @@ pub const GEMMA2: Family = Family {
 /// Gemma 3.
 pub const GEMMA3: Family = Family {
     names: &["gemma3_text", "gemma3"],
+    class: "Gemma3ForCausalLM",
     keys: &KeyTable {
         computes: &[COMPUTED_KEYS, GEMMA_KEYS, &["sliding_window_pattern", "rope_local_base_freq"]],
         ignored: &[&["hidden_act", "_sliding_window_pattern"]],
@@ -145,6 +152,7 @@ pub const GEMMA3: Family = Family {
 /// Granite.
 pub const GRANITE: Family = Family {
     names: &["granite"],
+    class: "GraniteForCausalLM",
     keys: &KeyTable {
         computes: &[
             COMPUTED_KEYS,
@@ -166,6 +174,7 @@ pub const GRANITE: Family = Family {
 /// OLMo 2.
 pub const OLMO2: Family = Family {
     names: &["olmo2"],
+    class: "Olmo2ForCausalLM",
     keys: &KeyTable {
         computes: &[COMPUTED_KEYS, &["attention_bias"]],
         ignored: &[],
@@ -179,6 +188,9 @@ pub const OLMO2: Family = Family {
 /// Phi 3.
 pub const PHI3: Family = Family {
     names: &["phi3"],
+    class: "Phi3ForCausalLM",
+    // Older names, which transformers reads so too.
+    longrope_names: &["su", "yarn"],
     keys: &KeyTable {
         computes: &[COMPUTED_KEYS, &["partial_rotary_factor", "sliding_window"]],
         ignored: &[&["interpolate_factor", "full_attn_mod"]],
@@ -204,6 +216,7 @@ pub const PHI3: Family = Family {
 /// StarCoder 2.
 pub const STARCODER2: Family = Family {
     names: &["starcoder2"],
+    class: "Starcoder2ForCausalLM",
     keys: &KeyTable {
         computes: &[COMPUTED_KEYS, &["norm_epsilon", "sliding_window", "use_bias"]],
         // Published files have these keys, and transformers does not read them: `hidden_act` is the activation, the
@@ -240,6 +253,7 @@ pub const STARCODER2: Family = Family {
 /// GPT-2.
 pub const GPT2: Family = Family {
     names: &["gpt2"],
+    class: "GPT2LMHeadModel",
     keys: &KeyTable {
         computes: &[&[
             "vocab_size",

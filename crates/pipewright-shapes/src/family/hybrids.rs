@@ -6,6 +6,7 @@ use crate::key_table::{Harmless, KeyTable, Refused};
 /// Nemotron-H.
 pub const NEMOTRON_H: Family = Family {
     names: &["nemotron_h"],
+    class: "NemotronHForCausalLM",
     keys: &KeyTable {
         computes: &[&[
             "vocab_size",
@@ -120,6 +121,7 @@ pub const NEMOTRON_H: Family = Family {
 /// The hybrids of this project.
 pub const HYBRID: Family = Family {
     names: &["hybrid"],
+    class: "HybridForCausalLM",
     keys: &KeyTable {
         computes: &[&[
             "vocab_size",

@@ -18,6 +18,7 @@ const OF_BOTH: &[&str] =
 /// Mixtral.
 pub const MIXTRAL: Family = Family {
     names: &["mixtral"],
+    class: "MixtralForCausalLM",
     keys: &KeyTable {
         computes: &[
             COMPUTED_KEYS,
@@ -46,6 +47,7 @@ pub const MIXTRAL: Family = Family {
 /// DeepSeek V2.
 pub const DEEPSEEK_V2: Family = Family {
     names: &["deepseek_v2"],
+    class: "DeepseekV2ForCausalLM",
     keys: &KeyTable {
         computes: &[COMPUTED_KEYS, DEEPSEEK_KEYS, &["topk_method"]],
         ignored: &[DEEPSEEK_IGNORED],
@@ -76,6 +78,7 @@ pub const DEEPSEEK_V2: Family = Family {
 /// DeepSeek V3.
 pub const DEEPSEEK_V3: Family = Family {
     names: &["deepseek_v3"],
+    class: "DeepseekV3ForCausalLM",
     keys: &KeyTable {
         computes: &[COMPUTED_KEYS, DEEPSEEK_KEYS, &["norm_topk_prob", "rope_interleave"]],
         // The modules that predict further tokens have no part in the loss of transformers either.
@@ -111,6 +114,7 @@ pub const DEEPSEEK_V3: Family = Family {
 /// Qwen2-MoE.
 pub const QWEN2_MOE: Family = Family {
     names: &["qwen2_moe"],
+    class: "Qwen2MoeForCausalLM",
     keys: &KeyTable {
         computes: &[
             COMPUTED_KEYS,
@@ -138,6 +142,7 @@ pub const QWEN2_MOE: Family = Family {
 /// Qwen3-MoE.
 pub const QWEN3_MOE: Family = Family {
     names: &["qwen3_moe"],
+    class: "Qwen3MoeForCausalLM",
     keys: &KeyTable {
         computes: &[COMPUTED_KEYS, MIXTURE_KEYS, &["attention_bias", "use_sliding_window", "sliding_window"]],
         ignored: &[&["max_window_layers"]],
@@ -161,6 +166,7 @@ pub const QWEN3_MOE: Family = Family {
 /// gpt-oss.
 pub const GPT_OSS: Family = Family {
     names: &["gpt_oss"],
+    class: "GptOssForCausalLM",
     keys: &KeyTable {
         computes: &[
             COMPUTED_KEYS,

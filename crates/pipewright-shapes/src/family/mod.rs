@@ -164,11 +164,23 @@ const FREE: [&str; 30] = [
 /// Keys with which some family computes, or which it ignores, and whose costs are not counted.
 const UNCOUNTED: [&str; 3] = ["attn_logit_softcapping", "final_logit_softcapping", "num_mtp_layers"];
 
-/// Sizes that training assumes and costs do not: a window would make a prediction too low, and a table of
-/// positions is a small part of a model.
-const NOT_ASSUMED: [&str; 2] = ["sliding_window", "n_positions"];
+/// A size that training assumes and costs do not, because it would make a prediction too low.
+const NOT_ASSUMED: &str = "sliding_window";
 
 impl Family {
+    /// Returns the name of the family: `model_type` in the files that it writes.
+    pub const fn name(&self) -> &'static str {
+        match self.names {
+            [name, ..] => name,
+            [] => "",
+        }
+    }
+
+    /// Returns whether training knows the family and its blocks are those of a decoder.
+    pub fn is_decoder(&self) -> bool {
+        DECODERS.iter().any(|family| family.name() == self.name())
+    }
+
     /// Returns the family of a `model_type`, if it is known.
     pub(crate) fn named(model_type: &str) -> Option<Self> {
         all().find(|family| family.names.contains(&model_type)).copied()
@@ -201,12 +213,20 @@ impl Family {
 
     /// Returns the size with one of these names that files leave out, with its name.
     pub(crate) fn usual_size(&self, names: &[&str]) -> Option<(&'static str, u64)> {
+        self.usual_sizes().find(|(name, _)| names.contains(name) && *name != NOT_ASSUMED)
+    }
+
+    /// Returns the size with this name that files leave out; 0 if they have to state it.
+    pub fn usual(&self, name: &str) -> usize {
+        self.usual_sizes().find(|(other, _)| *other == name).map_or(0, |(_, size)| size as usize)
+    }
+
+    fn usual_sizes(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let absent = self.absent.iter().filter_map(|&(name, value)| match value {
             AbsentKey::Count(count) if count > 0 => Some((name, u64::from(count))),
             _ => None,
         });
-        let mut usual = absent.chain(self.usual.iter().copied());
-        usual.find(|(name, _)| names.contains(name) && !NOT_ASSUMED.contains(name))
+        absent.chain(self.usual.iter().copied())
     }
 }
 

@@ -34,6 +34,8 @@ impl From<AbsentKey> for Value {
 pub struct Family {
     /// The values of `model_type`.
     pub names: &'static [&'static str],
+    /// The entry of `architectures`, in a family that training knows.
+    pub class: &'static str,
     /// The meaning of each key, in a family that training knows.
     pub keys: &'static KeyTable,
     /// The values of keys that a file leaves out, where they differ from the values that the configuration
@@ -44,6 +46,8 @@ pub struct Family {
     pub renamed: &'static [(&'static str, &'static str)],
     /// Further sizes that a file may leave out, which the configuration type fills in.
     pub usual: &'static [(&'static str, u64)],
+    /// Types of positions that mean `longrope` in files of the family.
+    pub longrope_names: &'static [&'static str],
     /// The values of keys that all models of the family share and no file has.
     pub fixed: &'static [(&'static str, u64)],
     /// Keys of other families, which have no meaning in files of this one.
@@ -69,10 +73,12 @@ pub struct Family {
 /// Llama without keys, which other families are changes of.
 pub(super) const BASE: Family = Family {
     names: &[],
+    class: "",
     keys: &KeyTable { computes: &[], ignored: &[], refused: &[] },
     absent: &[],
     renamed: &[],
     usual: &[],
+    longrope_names: &[],
     fixed: &[],
     foreign: &[],
     gated: None,

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::ShapeError;
+use crate::family::NEMOTRON_H;
 use crate::key_range::{above_zero, divisible, not_below_zero, require, rows, sizes, width};
 
 /// The kind of a block.
@@ -124,7 +125,7 @@ pub struct Experts {
 }
 
 fn chosen() -> usize {
-    2
+    NEMOTRON_H.usual("num_experts_per_tok")
 }
 fn one() -> usize {
     1
@@ -138,7 +139,8 @@ fn factor() -> f64 {
 
 impl NemotronHConfig {
     /// Returns transformers' values of the keys that files leave out, for a model without blocks.
-    fn usual() -> Self {
+    pub fn usual() -> Self {
+        let size = |key| NEMOTRON_H.usual(key);
         Self {
             vocab_size: 0,
             hidden_size: 0,
@@ -146,16 +148,16 @@ impl NemotronHConfig {
             layer_norm_epsilon: 1e-5,
             tie_word_embeddings: false,
             initializer_range: 0.02,
-            num_attention_heads: 32,
-            num_key_value_heads: 8,
-            head_dim: 128,
-            intermediate_size: 21504,
+            num_attention_heads: size("num_attention_heads"),
+            num_key_value_heads: size("num_key_value_heads"),
+            head_dim: size("head_dim"),
+            intermediate_size: size("intermediate_size"),
             mlp_bias: false,
-            mamba_num_heads: 128,
-            mamba_head_dim: 64,
-            n_groups: 8,
-            ssm_state_size: 128,
-            conv_kernel: 4,
+            mamba_num_heads: size("mamba_num_heads"),
+            mamba_head_dim: size("mamba_head_dim"),
+            n_groups: size("n_groups"),
+            ssm_state_size: size("ssm_state_size"),
+            conv_kernel: size("conv_kernel"),
             use_conv_bias: true,
             use_bias: false,
             time_step_limit: (0.0, f64::INFINITY),

@@ -66,6 +66,10 @@ fn blocks_of<W: AsRef<str>>(
     words.enumerate().map(block).collect()
 }
 
+/// The keys that a model with blocks of experts needs.
+const SIZES_OF_EXPERTS: [&str; 3] =
+    ["n_routed_experts", "moe_intermediate_size", "moe_shared_expert_intermediate_size"];
+
 /// The keys of a file.
 struct Keys(Map<String, Value>);
 
@@ -117,8 +121,7 @@ impl Keys {
         if mlp_bias {
             return Err(ShapeError::not_supported("mlp_bias", "true", "false, in a model with experts"));
         }
-        let needed = ["n_routed_experts", "moe_intermediate_size", "moe_shared_expert_intermediate_size"];
-        match needed.into_iter().find(|key| !self.0.contains_key(*key)) {
+        match SIZES_OF_EXPERTS.into_iter().find(|key| !self.0.contains_key(*key)) {
             Some(key) => {
                 let which = format!("`{key}`, which a model with blocks of experts needs");
                 Err(ShapeError::missing_field(&which))
@@ -139,6 +142,13 @@ impl Keys {
         config.blocks = self.blocks()?;
         if config.blocks.contains(&BlockKind::Experts) {
             config.experts = Some(self.experts(config.mlp_bias)?);
+        } else {
+            // The keys of experts have no effect, and must have values of their kinds all the same.
+            let mut keys = self.0.clone();
+            for key in SIZES_OF_EXPERTS {
+                keys.entry(key).or_insert(1.into());
+            }
+            Experts::deserialize(Value::Object(keys))?;
         }
         if let Some([low, high]) = self.optional::<[Number; 2]>("time_step_limit")? {
             config.time_step_limit = (low.value()?, high.value()?);

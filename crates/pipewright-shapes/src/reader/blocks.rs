@@ -6,7 +6,6 @@ use super::mixer::{attention, mamba};
 use crate::error::ShapeError;
 use crate::family::Family;
 use crate::model::{Attention, Block, FeedForward, Mixer};
-use crate::training::Training;
 
 /// The keys of the number of blocks.
 const LAYERS: [&str; 4] = ["num_hidden_layers", "n_layer", "n_layers", "num_layers"];
@@ -47,8 +46,7 @@ pub(super) fn blocks(keys: &mut Keys<'_>, family: &Family, hidden: u64) -> Resul
         (Some("mamba2"), _) => {
             keys.mark(&["hidden_act"]);
             let mixer = Mixer::Mamba2(mamba(keys, hidden, &["head_dim"])?);
-            let block = Block { mixer, feed_forward: FeedForward::None, training: Training::Whole };
-            Ok(vec![block; counted(layers)? as usize])
+            Ok(vec![Block::new(mixer, FeedForward::None); counted(layers)? as usize])
         }
         // In transformers 5, the list of a hybrid says `linear_attention` for Mamba-2.
         (Some("granitemoehybrid"), Some((key, kinds))) => {
@@ -131,7 +129,7 @@ fn single_parts(
     };
     let block = |kind: &_| {
         let (mixer, feed_forward) = of_kind(AsRef::<str>::as_ref(kind))?;
-        Ok(Block { mixer, feed_forward, training: Training::Whole })
+        Ok(Block::new(mixer, feed_forward))
     };
     kinds.iter().map(block).collect()
 }
@@ -168,11 +166,7 @@ fn whole_blocks(
             (None, _) => Ok(attention),
         }
     };
-    let block = |layer| {
-        let (mixer, feed_forward) = (mixer(layer)?, parts.of_block(layer)?);
-        Ok(Block { mixer, feed_forward, training: Training::Whole })
-    };
-    (0..layers).map(block).collect()
+    (0..layers).map(|layer| Ok(Block::new(mixer(layer)?, parts.of_block(layer)?))).collect()
 }
 
 /// The blocks whose attention has a window.

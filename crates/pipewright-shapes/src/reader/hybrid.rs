@@ -3,7 +3,6 @@
 use crate::family::HYBRID;
 use crate::hybrid::{BlockKind, HybridConfig};
 use crate::model::{Attention, Block, Dense, Experts, FeedForward, Mamba2, Mixer, Model};
-use crate::training::Training;
 use crate::vectors::Vectors;
 
 /// Training scans in chunks of this many tokens.
@@ -12,7 +11,10 @@ const CHUNK: u64 = 64;
 /// Returns the shape of a model.
 pub(super) fn shape(config: &HybridConfig) -> Model {
     let windows = config.window_sizes.iter().copied().chain(std::iter::repeat(None));
-    let blocks = config.blocks().iter().zip(windows).map(|(&kind, window)| block(config, kind, window));
+    let blocks = config.blocks().iter().zip(windows).enumerate().map(|(index, (&kind, window))| Block {
+        chooses_tokens: config.mod_layers.contains(&index),
+        ..block(config, kind, window)
+    });
     let predictor = config.prediction_block().map(|kind| block(config, kind, None));
     Model {
         name: HYBRID.names[0].to_owned(),
@@ -23,8 +25,7 @@ pub(super) fn shape(config: &HybridConfig) -> Model {
         predictors: config.prediction_depth() as u32,
         predictor: predictor.into_iter().collect(),
         counts_predictors: true,
-        // The routers of blocks that only some tokens pass count here too.
-        further_embedding: (config.further_embedding() + config.mod_layers.len() * config.hidden_size) as u64,
+        further_embedding: config.further_embedding() as u64,
         vectors: Vectors::LLAMA,
         gpt: false,
     }
@@ -64,7 +65,7 @@ fn block(config: &HybridConfig, kind: BlockKind, window: Option<usize>) -> Block
         }
         BlockKind::Dense => (Mixer::None, FeedForward::Dense(dense(config.intermediate_size))),
     };
-    Block { mixer, feed_forward, training: Training::Whole }
+    Block::new(mixer, feed_forward)
 }
 
 /// Returns the sizes of Mamba-2 that files of the family may leave out, if a block has it.

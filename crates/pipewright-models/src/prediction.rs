@@ -9,23 +9,23 @@
 
 use burn::module::Module;
 use burn::tensor::{Int, Tensor, TensorData};
-use pipewright::nn::{Linear, RmsNorm, ScopedAttention, TokenScope};
-use pipewright::stage::StageContext;
-use pipewright_shapes::hybrid::{BlockKind, HybridConfig};
+use pipewright::nn::{Linear, TokenScope};
 
-use super::block::Block;
-use super::depths::Choice;
-use super::tokens::Tokens;
+use crate::block::Block;
 use crate::documents::last_of_documents;
+use crate::error::ModelError;
 use crate::head_form::prediction_path;
-use crate::parameter::{Builder, ParameterSource};
-use crate::split::SplitStage;
+use crate::hybrid::HybridConfig;
+use crate::norm::{Norm, NormForm};
+use crate::parameter::Builder;
+use crate::rows::Rows;
 use crate::vocabulary::TableCopy;
 
+/// The layer of a prediction.
 #[derive(Module, Debug)]
-pub(super) struct Prediction {
-    hidden_norm: RmsNorm,
-    embed_norm: RmsNorm,
+pub(crate) struct Prediction {
+    hidden_norm: Norm,
+    embed_norm: Norm,
     proj: Linear,
     block: Block,
     table: TableCopy,
@@ -34,26 +34,22 @@ pub(super) struct Prediction {
 }
 
 impl Prediction {
-    /// Builds the prediction of a depth, which is counted from 1. `embedding` is the path of the token
-    /// embeddings.
-    pub(super) fn build<S: ParameterSource>(
+    /// Builds the prediction of a depth, which is counted from 1, with a block. `embedding` is the path of the
+    /// token embeddings.
+    pub(crate) fn build(
         config: &HybridConfig,
-        kind: BlockKind,
+        block: Block,
         depth: usize,
         embedding: &str,
-        builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error> {
+        builder: &mut Builder<'_>,
+    ) -> Result<Self, ModelError> {
         let (path, width) = (prediction_path(depth), config.hidden_size);
-        let norm = |builder: &mut Builder<'_, S>, name: &str| {
-            builder.norm(&format!("{path}.{name}"), width, config.rms_norm_eps)
-        };
-        let rope_theta = Some(config.rope_theta);
-        let attention = ScopedAttention { head_dim: config.head_dim(), rope_theta, window: None };
+        let form = NormForm::usual(config.rms_norm_eps);
         Ok(Self {
-            hidden_norm: norm(builder, "hidden_norm")?,
-            embed_norm: norm(builder, "embed_norm")?,
+            hidden_norm: builder.form_norm(&format!("{path}.hidden_norm"), width, form)?,
+            embed_norm: builder.form_norm(&format!("{path}.embed_norm"), width, form)?,
             proj: builder.linear(&format!("{path}.proj"), 2 * width, width)?,
-            block: Block::of_kind(config, kind, attention, &format!("{path}.block"), builder)?,
+            block,
             table: builder.table_copy(embedding, config.vocab_size, width)?,
             depth,
         })
@@ -62,22 +58,16 @@ impl Prediction {
     /// Appends the states of the prediction to the states of the depths before: `[depths * tokens, hidden]`
     /// in, with one depth more out. The states at the last positions of a document have no meaning: the tokens
     /// ahead are of another document, or are not among the ids. No state with a meaning depends on them.
-    pub(super) fn forward(
-        &self,
-        states: Tensor<2>,
-        ids: &Tensor<2, Int>,
-        tokens: &Tokens,
-        split: &SplitStage,
-        context: &StageContext,
-    ) -> Tensor<2> {
-        let [rows, sequence] = ids.dims();
-        let ([all, width], count) = (states.dims(), rows * sequence);
+    pub(crate) fn forward(&self, states: Tensor<2>, ids: &Tensor<2, Int>, rows: &Rows<'_>) -> Tensor<2> {
+        let [batch, sequence] = ids.dims();
+        let tokens = rows.tokens().expect("a hybrid has tokens");
+        let ([all, width], count) = (states.dims(), batch * sequence);
         let before = states.clone().narrow(0, all - count, count);
-        let embedded =
-            self.table.forward(ahead(ids, self.depth, &tokens.scope), split).reshape([count, width]);
+        let ids = ahead(ids, self.depth, &tokens.scope);
+        let embedded = self.table.forward(ids, rows.split).reshape([count, width]);
         let (before, embedded) = (self.hidden_norm.forward(before), self.embed_norm.forward(embedded));
         let x = self.proj.forward(Tensor::cat(vec![before, embedded], 1));
-        let x = self.block.forward(x, (tokens, Choice::Largest), &split.tensor, context);
+        let x = self.block.forward(x, rows, None);
         Tensor::cat(vec![states, x], 0)
     }
 }

@@ -1,0 +1,92 @@
+//! Where the parameters of a model come from.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use burn::tensor::Device;
+use pipewright::checkpoint::Checkpoint;
+use pipewright::nn::TensorParallel;
+
+use crate::embedding_form::VocabularyCut;
+use crate::error::ModelError;
+use crate::family::ModelFamily;
+use crate::hf::{self, Stored};
+use crate::lora::LoraConfig;
+use crate::merged::MergedSource;
+use crate::parameter::{Outline, ParameterSource, ParameterSpec};
+use crate::split::Place;
+
+/// The source of the parameters with which training starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InitialParameters {
+    /// Random parameters that depend on a seed.
+    Seed(u64),
+    /// The parameters in a Hugging Face directory.
+    Directory(PathBuf),
+}
+
+/// The source of the parameters of a trained model.
+#[derive(Clone, Copy, Debug)]
+pub enum ModelSource<'a> {
+    /// A Hugging Face directory.
+    Directory(&'a Path),
+    /// A checkpoint.
+    Checkpoint(&'a Checkpoint),
+    /// The adapters of a checkpoint, merged into their base.
+    Adapted(AdaptedCheckpoint<'a>),
+}
+
+/// A checkpoint of a run that trained adapters, with the weights that they change.
+#[derive(Clone, Copy, Debug)]
+pub struct AdaptedCheckpoint<'a> {
+    /// The checkpoint, which has the adapters alone.
+    pub checkpoint: &'a Checkpoint,
+    /// The settings of the adapters.
+    pub lora: &'a LoraConfig,
+    /// The Hugging Face directory of the base.
+    pub base: &'a Path,
+}
+
+impl InitialParameters {
+    /// Returns the parameters of a model.
+    pub(crate) fn of<'a>(
+        &self,
+        config: &'a dyn ModelFamily,
+    ) -> Result<Box<dyn ParameterSource + 'a>, ModelError> {
+        match self {
+            Self::Seed(seed) => Ok(config.initial(*seed)),
+            Self::Directory(directory) => Ok(Box::new(hf::open_weights(directory, config)?)),
+        }
+    }
+}
+
+impl<'a> ModelSource<'a> {
+    /// Returns the parameters of a model.
+    pub(crate) fn of(self, config: &dyn ModelFamily) -> Result<Box<dyn ParameterSource + 'a>, ModelError> {
+        Ok(match self {
+            Self::Directory(directory) => Box::new(hf::open_weights(directory, config)?),
+            Self::Checkpoint(checkpoint) => Box::new(Stored(checkpoint)),
+            Self::Adapted(AdaptedCheckpoint { checkpoint, lora, base }) => {
+                let base = Box::new(hf::open_weights(base, config)?);
+                let (whole, place) = (0..config.layers(), TensorParallel::default());
+                let specs = outline(config, &VocabularyCut::default(), whole, &place, Some(lora))?;
+                Box::new(MergedSource::new(base, Box::new(Stored(checkpoint)), lora, &specs))
+            }
+        })
+    }
+}
+
+/// Returns the parameters of the stage that holds `layers` of a model with parts and adapters; see
+/// [`ModelFamily::outline`].
+pub(crate) fn outline(
+    config: &dyn ModelFamily,
+    cut: &VocabularyCut,
+    layers: Range<usize>,
+    tensor: &TensorParallel,
+    lora: Option<&LoraConfig>,
+) -> Result<Vec<ParameterSpec>, ModelError> {
+    let mut outline = Outline::with(lora);
+    let place = Place { tensor: tensor.clone(), ..Device::flex().into() };
+    config.build_cut_stage(cut, layers, &mut outline, &place)?;
+    Ok(outline.specs)
+}
