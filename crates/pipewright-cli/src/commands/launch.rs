@@ -21,7 +21,7 @@ use crate::terminal::Terminal;
 const RESTARTS: u64 = 3;
 
 /// The planner of runs that continue on fewer processes.
-const REPLANNER: Replanner = Replanner { is_replanned, replan };
+const REPLANNER: Option<Replanner> = Some(Replanner { is_replanned, replan });
 
 /// The arguments of `pipewright launch`.
 #[derive(Debug, Args)]

@@ -9,12 +9,13 @@ use crate::fault;
 use crate::interrupt::Interrupt;
 use crate::launch::answer::{Asked, LONGEST_PATIENCE, Question};
 use crate::launch::ended::Ended;
+use crate::launch::events::{Decision, Event, Look, Moment, Patience, Start};
 use crate::launch::hosts::{Host, is_this_machine};
 use crate::launch::layouts::{Distribution, Layout, Replanner, WholeRun};
 use crate::launch::processes::{Launcher, end_before};
 use crate::launch::signs::RunSigns;
 use crate::launch::starter::Starter;
-use crate::launch::state::{Decision, Event, Look, Machine, Moment, Patience, Rules, Start};
+use crate::launch::state::{Machine, Rules};
 use crate::launch::watch::{Order, Seen};
 use crate::observer::Observer;
 use crate::recovery::{GROWTH, RESTART, SLOW_RANKS, wait_for_space};
@@ -44,8 +45,8 @@ pub struct Launch {
     pub starter: Starter,
     /// The most restarts.
     pub restarts: u64,
-    /// Plans the run again for fewer ranks.
-    pub replanner: Replanner,
+    /// Plans the run again for fewer ranks. Without it, the run keeps its schedule and its way of cutting.
+    pub replanner: Option<Replanner>,
     /// Receives sentences about restarts.
     pub observer: Arc<dyn Observer>,
     /// Asks for the end of the run: its processes save a checkpoint and end.

@@ -131,7 +131,12 @@ impl WholeRun {
     ///
     /// # Errors
     /// Fails if the configuration cannot be read.
-    pub fn read(run: &Path, set: &[String], runs_here: bool, replanner: Replanner) -> Result<Self, RunError> {
+    pub fn read(
+        run: &Path,
+        set: &[String],
+        runs_here: bool,
+        replanner: Option<Replanner>,
+    ) -> Result<Self, RunError> {
         let file = config_of(run).map_err(RunError::input)?;
         let text = read_regular_text(&file, SMALL_TEXT)
             .map_err(|error| RunError::input(format!("{}: cannot be read: {error}", file.display())))?;
@@ -144,8 +149,9 @@ impl WholeRun {
             .scheduled()
             .map_err(|_| RunError::input(format!("{}: the run has stored no schedule", file.display())))?;
         let model = read_model(&settings);
-        let is_replanned = |model| (replanner.is_replanned)(&settings, &source, model);
-        let replanner = Some(replanner).filter(|_| model.as_ref().is_ok_and(is_replanned));
+        let replanner = replanner.filter(|replanner| {
+            model.as_ref().is_ok_and(|model| (replanner.is_replanned)(&settings, &source, model))
+        });
         let checks: &[MemoryCheck] =
             if runs_here { &[MemoryCheck::Required] } else { &[MemoryCheck::Required, MemoryCheck::Skipped] };
         Ok(Self { text: settings.to_toml(), file, settings, model, replanner, checks })

@@ -1,4 +1,7 @@
-#![doc = include_str!("README.md")]
+//! Runs whose ranks are processes: [`Launch`] starts them with the installed launcher (`mpirun`, or `srun` inside an
+//! allocation of Slurm), watches them, and starts them again from the newest state after a fault.
+//!
+//! `README.md` beside this file has the states of a launch, and says which file does what.
 
 mod hosts;
 mod short_command;
@@ -9,6 +12,7 @@ mod processes;
 mod answer;
 mod layouts;
 mod ended;
+mod events;
 mod host_table;
 mod state;
 mod signs;

@@ -7,10 +7,11 @@ use std::time::Duration;
 use crate::error::{ErrorKind, RunError};
 use crate::launch::answer::{Answers, Returned, answering, require};
 use crate::launch::ended::{Ended, stopped, stopped_by_signal};
+use crate::launch::events::{Decision, Event, Look, Moment, Patience, Start};
 use crate::launch::host_table::{HostTable, Replacement, enough, names_of, slots};
 use crate::launch::hosts::Host;
-use crate::launch::watch::{Limits, Order, Seen, StartTimes, Watch};
-use crate::recovery::{NextRestart, Restart, Restarts, SlowRank};
+use crate::launch::watch::{Limits, Order, StartTimes, Watch};
+use crate::recovery::{NextRestart, Restarts, SlowRank};
 
 /// The time beyond the deadline of the run in which its processes must send a heartbeat: file systems in networks show
 /// it late.
@@ -20,96 +21,6 @@ const LATE_HEARTBEAT: Duration = Duration::from_secs(20);
 /// within these limits.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-
-/// The circumstances of an event.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Moment {
-    /// The time since the launch began.
-    pub(super) time: Duration,
-    /// Whether a signal has asked for the end of the run.
-    pub(super) is_asked: bool,
-    /// The report of the loss of the run's folder. It is not looked for while the processes run.
-    pub(super) loss: Option<String>,
-}
-
-/// What has happened.
-#[derive(Debug)]
-pub(super) enum Event {
-    /// The launch begins.
-    Launched,
-    /// All hosts were asked.
-    Answered(Result<Answers, RunError>),
-    /// The number of processes of the run on the hosts, or why it does not fit there.
-    Fitted(Result<u32, Option<RunError>>),
-    /// The disk has the space that the run needs, or was waited for in vain.
-    Space(bool),
-    /// The next attempt is prepared, or cannot be.
-    Prepared(Result<(), RunError>),
-    /// The processes run.
-    Looked(Look),
-    /// The processes are asked to end, so that the run can grow, or the request could not be written.
-    GrowthRequested(bool),
-    /// The launcher has ended.
-    Ended(Ended),
-    /// The launch itself has failed: the launcher cannot be started or ended.
-    Failed(RunError),
-}
-
-/// What a look at the processes shows.
-#[derive(Debug, Default)]
-pub(super) struct Look {
-    pub(super) seen: Seen,
-    /// The slow ranks whose hosts the processes ask to replace.
-    pub(super) slow: Vec<SlowRank>,
-    /// The answers of the hosts that the run does not use.
-    pub(super) returned: Option<Returned>,
-}
-
-/// What to do next.
-#[derive(Debug)]
-pub(super) enum Decision {
-    /// Ask all hosts whether they can take part.
-    Ask(Patience),
-    /// Ask these hosts while the processes run.
-    AskAside(Vec<Host>),
-    /// Find how the run continues on so many processes.
-    Fit(u32),
-    /// Wait until the disk has so many bytes.
-    AwaitSpace(u64),
-    /// Prepare the folder of the run for a start.
-    Prepare(Start),
-    /// Start the processes.
-    Start(Start),
-    /// Do this with the launcher, then look at it.
-    Launcher(Order),
-    /// Ask the processes to end after their next checkpoint, so that the run can grow onto these hosts.
-    RequestGrowth(Vec<String>),
-    /// Remove the request to replace a slow host.
-    KeepSlow,
-    /// The launch ends.
-    End(Result<(), RunError>),
-}
-
-/// How long hosts are asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Patience {
-    Once,
-    /// Again while all are silent: they belong to a run that has begun.
-    UntilOneAnswers,
-}
-
-/// A start of the processes.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Start {
-    /// The hosts; none for this machine.
-    pub(super) hosts: Vec<Host>,
-    /// The record of the restart or the growth; its number is 0 at the first start.
-    pub(super) record: Restart,
-    /// The processes that the hosts take.
-    pub(super) slots: u32,
-    /// Whether a restart may leave out a host: the run has several, and a restart is left.
-    pub(super) leaves_out_hosts: bool,
-}
 
 /// The rules of a launch.
 #[derive(Clone, Debug)]
@@ -142,9 +53,8 @@ struct Next {
     added: Vec<String>,
     /// Whether the attempt before it has resumed the run.
     has_resumed: bool,
-    /// The hosts that answer, the best ones first, and the processes that they take.
+    /// The hosts that answer, the best ones first.
     answering: Vec<Host>,
-    slots: u32,
     /// Words about the hosts that do not take part.
     refusal: String,
     start: Start,
@@ -155,7 +65,7 @@ struct Next {
 enum Why {
     #[default]
     First,
-    Fault(NextRestart),
+    Fault(Box<NextRestart>),
     /// The run has saved a checkpoint and stopped for this reason. The hosts are those onto which it grows.
     Stopped(&'static str, Vec<String>),
 }
@@ -288,7 +198,7 @@ impl Machine {
     fn after_space(&mut self, next: Next, has_space: bool, at: &Moment) -> Decision {
         let Why::Fault(restart) = next.why else { return self.prepare(next) };
         match restart.after_wait(has_space, at.is_asked, self.rules.deadline) {
-            Ok(restart) => self.prepare(Next { why: Why::Fault(restart), ..next }),
+            Ok(restart) => self.prepare(Next { why: Why::Fault(Box::new(restart)), ..next }),
             Err(failure) => refuse(failure, at),
         }
     }
@@ -316,9 +226,8 @@ impl Machine {
         let lost = names_of(&next.before, |host| !answering.contains(host) || has_failed(host));
         self.hosts.note_lost(&lost, at.time);
         answering.retain(|host| !has_failed(host));
-        next.slots = self.hosts.sort(&mut answering, self.processes, self.grows_to.is_some(), at.time);
-        next.answering = answering;
-        let slots = next.slots;
+        let slots = self.hosts.sort(&mut answering, self.processes, self.grows_to.is_some(), at.time);
+        (next.answering, next.start.slots) = (answering, slots);
         self.state = State::Preparing(next);
         Decision::Fit(slots)
     }
@@ -330,7 +239,7 @@ impl Machine {
             Err(why) => (why, None),
         };
         let Some((processes, hosts)) = hosts else {
-            let Next { slots, refusal, .. } = &next;
+            let (slots, refusal) = (next.start.slots, &next.refusal);
             let why = why.map_or_else(String::new, |why| format!("\n{}", why.text()));
             let text = format!(
                 "the run cannot continue on the hosts that answer, which take {slots} processes: {refusal}{why}"
@@ -343,7 +252,7 @@ impl Machine {
 
     fn start(&mut self, mut next: Next, hosts: Vec<Host>) -> Decision {
         let leaves_out_hosts = self.hosts().len() > 1 && self.restarts.has_left();
-        next.start = Start { hosts, slots: next.slots, leaves_out_hosts, ..next.start };
+        next.start = Start { hosts, leaves_out_hosts, ..next.start };
         let start = next.start.clone();
         self.state = State::Preparing(next);
         Decision::Prepare(start)
@@ -484,7 +393,7 @@ impl Machine {
             _ if at.is_asked => Err(failure),
             _ => self.after_fault(failure, ended, &hosts, &added).map(|restart| {
                 let record = restart.record.clone();
-                (Why::Fault(restart), record)
+                (Why::Fault(Box::new(restart)), record)
             }),
         };
         let (why, record) = match why {

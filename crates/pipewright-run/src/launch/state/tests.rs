@@ -3,6 +3,7 @@
 use super::*;
 use crate::fault::Fault;
 use crate::launch::answer::Refusal;
+use crate::launch::watch::Seen;
 use pipewright_schedule::Rank;
 use pipewright_schedule::slow_ranks::SpeedChange;
 
