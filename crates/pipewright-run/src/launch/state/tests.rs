@@ -12,6 +12,9 @@ fn hosts(letters: &str) -> Vec<Host> {
     letters.chars().map(|letter| Host { name: letter.to_string(), slots: 2 }).collect()
 }
 
+/// Events, each with the decision after it.
+type Steps = Vec<(Event, &'static str)>;
+
 /// A launch of four processes on hosts whose names are letters.
 struct Launched {
     machine: Machine,
@@ -196,7 +199,7 @@ fn the_next_attempt_is_prepared_or_refused() {
     let none = || Event::Fitted(Err(None));
     let error = || RunError::input("it is in use");
     let refused = "WrongInput: the run failed:\nstep 7: NaN\nand it cannot be resumed:\nit is in use";
-    let rows: [(&str, bool, Vec<(Event, &'static str)>); 5] = [
+    let rows: [(&str, bool, Steps); 5] = [
         (
             "a",
             false,
@@ -359,7 +362,7 @@ fn a_smaller_run_grows_again() {
 /// Each row has the events after hosts have returned.
 #[test]
 fn a_run_does_not_grow_onto_hosts_that_do_not_help() {
-    let rows: [Vec<(Event, &'static str)>; 2] = [
+    let rows: [Steps; 2] = [
         vec![(Event::Fitted(Ok(2)), "wait")],
         vec![(Event::Fitted(Ok(4)), "request growth onto b"), (Event::GrowthRequested(false), "wait")],
     ];
