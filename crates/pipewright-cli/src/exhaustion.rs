@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use pipewright::memory::{Exhaustion, limit_memory, on_exhaustion};
 
 use crate::display::screen;
-use crate::failure::{Exit, exit_code};
+use crate::failure::Exit;
 
 /// The length of the longest message in bytes.
 const LONGEST: usize = 1024;
@@ -47,7 +47,7 @@ fn end(exhaustion: &Exhaustion) -> ! {
     // If standard error is closed, the error cannot be reported anywhere.
     let _ = std::io::stderr().write_all(&text.bytes[..text.length]);
     // The process's exit handlers are skipped, because they may need memory or wait for other threads.
-    signal_hook::low_level::exit(exit_code(exit).into())
+    signal_hook::low_level::exit(exit.exit_code().into())
 }
 
 /// A text on the stack.

@@ -13,18 +13,6 @@ use crate::display::screen;
 use pipewright_run::error::{MOST_PROBLEMS, more_problems};
 use pipewright_run::text::escape;
 
-/// Returns the exit code of the command for an error.
-pub(crate) fn exit_code(kind: Exit) -> u8 {
-    match kind {
-        // Clap uses the same code.
-        Exit::WrongInput => 2,
-        Exit::CheckFailed => 3,
-        Exit::RankFailed => 4,
-        Exit::Interrupted => 5,
-        Exit::Bug => 70,
-    }
-}
-
 /// Writes the report of a failure to standard error, unless it has been written, or another process of the run
 /// writes it.
 pub(crate) fn report(failure: &Failure) {

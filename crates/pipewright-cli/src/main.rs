@@ -10,7 +10,6 @@ mod commands;
 mod display;
 mod exhaustion;
 mod failure;
-mod launch;
 mod output;
 mod panic;
 mod planning;
@@ -53,7 +52,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             failure::report(&failure);
-            failure::exit_code(failure.kind).into()
+            failure.kind.exit_code().into()
         }
     }
 }

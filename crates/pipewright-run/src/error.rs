@@ -31,6 +31,27 @@ pub enum ErrorKind {
     Bug,
 }
 
+/// The exit codes of the command for the kinds. Clap uses the same code for wrong arguments.
+const EXIT_CODES: [(ErrorKind, u8); 5] = [
+    (ErrorKind::WrongInput, 2),
+    (ErrorKind::CheckFailed, 3),
+    (ErrorKind::RankFailed, 4),
+    (ErrorKind::Interrupted, 5),
+    (ErrorKind::Bug, 70),
+];
+
+impl ErrorKind {
+    /// Returns the exit code of a process of a run that ends with such an error.
+    pub fn exit_code(self) -> u8 {
+        EXIT_CODES.iter().find(|(kind, _)| *kind == self).map_or(70, |(_, code)| *code)
+    }
+
+    /// Returns the kind of the error with which a process has ended.
+    pub fn of_exit_code(code: i32) -> Option<Self> {
+        EXIT_CODES.iter().find(|(_, known)| i32::from(*known) == code).map(|(kind, _)| *kind)
+    }
+}
+
 /// The reason why a run ends without success. [`RunError::text`] says where and why, with all causes.
 pub struct RunError {
     /// The kind.

@@ -36,6 +36,8 @@ pub mod resume;
 
 pub mod run;
 
+pub mod launch;
+
 pub use error::{ErrorKind, RunError};
 pub use observer::Observer;
 pub use run::Run;

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use crate::error::RunError;
 use crate::fault::launched_start;
 use crate::observer::Observer;
-use crate::recovery::{Restart, StateSource};
+use crate::recovery::{RESTART, Restart, StateSource};
 use crate::run_folder::{self, RunLock};
 use crate::run_model::RunModel;
 use crate::settings::{Loaded, Scheduled};
@@ -112,7 +112,10 @@ impl ResumableRun {
     ) -> Result<Self, RunError> {
         let path = &resumption.path;
         let restart = owned.as_ref().and_then(|_| {
-            restart.or_else(|| Restart::find(&path.run, launched_start().filter(|number| *number > 0)?))
+            // A restart that has failed has left its record behind.
+            let number = launched_start().filter(|number| *number > 0);
+            let left = || RESTART.find(&path.run).filter(|left| Some(left.number()) == number);
+            restart.or_else(left)
         });
         // The first attempt has printed the notes.
         let prints_notes = owned.is_some() && restart.is_none();

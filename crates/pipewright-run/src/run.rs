@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 use crate::error::RunError;
 use crate::fault::Fault;
 use crate::observer::{Observer, Overview, Silent};
-use crate::recovery::{Attempts, Restart};
+use crate::recovery::{Attempts, RESTART, Restart};
 use crate::resume::{ResumableRun, Resumption};
 use crate::run_folder::{self, RunFolder, RunFolderError, RunLock};
 use crate::run_model::RunModel;
@@ -505,7 +505,7 @@ impl Parts {
         match restart {
             Some(restart) => {
                 folder.append(restart).map_err(refusal)?;
-                Restart::remove(folder.path());
+                RESTART.remove(folder.path());
             }
             None => folder.moved().iter().for_each(|sentence| self.observer.note(sentence)),
         }

@@ -1,14 +1,27 @@
-//! `pipewright launch`: starts the processes of a run, watches them, and starts them again after a fault.
+//! `pipewright launch`: starts the processes of a run, watches them, and starts them again after a fault
+//! ([`pipewright_run::launch`]).
 
+mod target;
+
+use std::io;
 use std::path::PathBuf;
 
 use clap::Args;
+use pipewright_run::interrupt::Interrupt;
+use pipewright_run::launch::{Launch, Replanner, Starter, answer};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::flag;
 
 use crate::failure::Failure;
-use crate::launch::{Launch, Places, Starter, Target, answer, supervise};
+use crate::output;
+use crate::planning::replan::{is_replanned, replan};
+use crate::terminal::Terminal;
 
 /// The restarts of a run whose configuration states no number.
 const RESTARTS: u64 = 3;
+
+/// The planner of runs that continue on fewer processes.
+const REPLANNER: Option<Replanner> = Some(Replanner { is_replanned, replan });
 
 /// The arguments of `pipewright launch`.
 #[derive(Debug, Args)]
@@ -36,23 +49,36 @@ pub(crate) struct LaunchArguments {
 /// Runs the command.
 pub(crate) fn run(arguments: &LaunchArguments) -> Result<(), Failure> {
     if let Some(token) = &arguments.answer {
-        return answer(token, arguments.end_before.as_deref());
+        let line = answer(token, arguments.end_before.as_deref())?;
+        return output::write(None, &format!("{line}\n"));
     }
-    let places = Places::find(arguments.hosts.as_deref(), arguments.ranks.is_some())?;
-    let starter = Starter::find(&places)?;
+    let (starter, hosts) = Starter::find(arguments.hosts.as_deref(), arguments.ranks.is_some())?;
     let mut set = vec!["pipeline.transport=mpi".to_owned()];
     if let Some(ranks) = arguments.ranks {
         set.push(format!("pipeline.ranks={}", pipeline_ranks(arguments, ranks, &set)?));
     }
-    let target = Target::read(&arguments.command, &set)?;
+    let target = target::read(&arguments.command, &set)?;
     let configured = Some(target.settings.run.restarts).filter(|restarts| *restarts > 0);
     let restarts = arguments.restarts.or(configured).unwrap_or(RESTARTS);
-    supervise(Launch { target, places, starter, restarts })
+    let interrupt = Interrupt::default();
+    watch(&interrupt).map_err(|error| Failure::input(format!("cannot watch for signals: {error}")))?;
+    Launch { target, hosts, starter, restarts, replanner: REPLANNER, observer: Terminal::shared(), interrupt }
+        .run()
+}
+
+/// Watches for the signals that end a run.
+fn watch(interrupt: &Interrupt) -> io::Result<()> {
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        // A second signal ends this process, and the processes end by themselves.
+        flag::register_conditional_shutdown(signal, 128 + signal, interrupt.flag())?;
+        flag::register(signal, interrupt.flag())?;
+    }
+    Ok(())
 }
 
 /// Returns the ranks of a pipeline for this many processes.
 fn pipeline_ranks(arguments: &LaunchArguments, processes: u32, set: &[String]) -> Result<u32, Failure> {
-    let mesh = Target::read(&arguments.command, set)?.settings.mesh;
+    let mesh = target::read(&arguments.command, set)?.settings.mesh;
     let shares = mesh.ranks(1);
     if processes == 0 || !processes.is_multiple_of(shares) {
         return Err(Failure::input(format!(
@@ -62,3 +88,6 @@ fn pipeline_ranks(arguments: &LaunchArguments, processes: u32, set: &[String]) -
     }
     Ok(processes / shares)
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,6 +10,7 @@ use pipewright::ids::WorldRank;
 
 use crate::error::RunError;
 use crate::interrupt::Interrupt;
+use crate::recovery::disk_space::wait_for_space;
 use crate::recovery::injected::InjectedFaults;
 use crate::recovery::restart::Restart;
 use crate::recovery::restarts::Restarts;
@@ -21,19 +22,12 @@ use crate::settings::pipeline::TransportChoice;
 pub(crate) struct Attempts {
     interrupt: Interrupt,
     injected: Option<Arc<InjectedFaults>>,
-    restarts: Restarts,
-    run: Option<RestartableRun>,
+    /// The restarts of a run that its own process may restart, with the folder and the deadline of the run.
+    run: Option<(Restarts, PathBuf, Duration)>,
     /// The restart that is not in the metrics yet.
     pending: Option<Restart>,
     /// Whether a restart has begun whose run has not resumed.
     is_resuming: bool,
-}
-
-/// A run that its own process may restart.
-struct RestartableRun {
-    folder: PathBuf,
-    limit: u64,
-    deadline: Duration,
 }
 
 impl Attempts {
@@ -46,11 +40,9 @@ impl Attempts {
     pub(crate) fn begin(&mut self, settings: &Settings) {
         let run = &settings.run;
         let is_local = settings.pipeline.transport == TransportChoice::Local;
-        self.run = is_local.then(|| RestartableRun {
-            folder: run.out.clone(),
-            limit: run.restarts,
-            deadline: run.deadline(),
-        });
+        if is_local && self.run.is_none() {
+            self.run = Some((Restarts::new(run.restarts), run.out.clone(), run.deadline()));
+        }
         self.is_resuming = false;
     }
 
@@ -84,28 +76,25 @@ impl Attempts {
     /// # Errors
     /// Returns the failure if the run ends with it. A signal that asked for the end of the run ends it.
     pub(crate) fn after(&mut self, failure: RunError, note: impl Fn(&str)) -> Result<PathBuf, RunError> {
-        if std::mem::take(&mut self.is_resuming) && failure.fault().is_none() {
-            return Err(self.restarts.not_resumed(failure));
-        }
-        let Some(run) = &self.run else { return Err(failure) };
-        if self.is_stopped() {
+        let is_asked = || self.interrupt.is_requested();
+        let has_resumed = !std::mem::take(&mut self.is_resuming);
+        let Some((restarts, folder, deadline)) = &mut self.run else { return Err(failure) };
+        if is_asked() && (has_resumed || failure.fault().is_some()) {
             return Err(failure);
         }
-        let next = self.restarts.next(failure, run.limit)?;
-        let next = next.after_space(&run.folder, run.deadline, note, || self.is_stopped())?;
-        let folder = run.folder.clone();
+        let mut next = restarts.next(failure, has_resumed)?;
+        if let Some((space, sentence)) = next.space() {
+            note(&sentence);
+            let has_space = wait_for_space(folder, space, *deadline, is_asked);
+            next = next.after_wait(has_space, is_asked(), *deadline)?;
+        }
         (self.pending, self.is_resuming) = (Some(next.record), true);
-        Ok(folder)
+        Ok(folder.clone())
     }
 
     /// Returns whether a signal has asked for the end of the run, and this process, which has all ranks, may end it
     /// at once. Several processes agree on the end with the results of a step or an evaluation.
     pub(crate) fn must_end(&self) -> bool {
-        self.run.is_some() && self.is_stopped()
-    }
-
-    /// Returns whether a signal has asked for the end of the run.
-    fn is_stopped(&self) -> bool {
-        self.interrupt.is_requested()
+        self.run.is_some() && self.interrupt.is_requested()
     }
 }

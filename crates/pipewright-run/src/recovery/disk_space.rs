@@ -17,7 +17,7 @@ const TRIAL_BYTES: usize = 1 << 20;
 
 /// Waits until the disk of a folder has `needed` bytes and takes a file, at most for `patience`, and only
 /// until `is_stopped`. Returns whether it has the space.
-pub(super) fn wait_for_space(
+pub(crate) fn wait_for_space(
     folder: &Path,
     needed: u64,
     patience: Duration,

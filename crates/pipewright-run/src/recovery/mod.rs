@@ -8,28 +8,25 @@
 //!
 //! A rank that becomes slow is not a fault: it is recorded ([`SlowRank`]), and the run continues. So is a step that
 //! was computed again because it was suspicious ([`VerifiedStep`]). A run that
-//! continues on more processes again ([`request_growth`]) has a record like a restart's record.
+//! continues on more processes again ([`GROWTH`]) has a record like a restart's record.
 
 mod disk_space;
-mod growth_request;
 mod injected;
-mod launch_mark;
-mod record;
 mod restart;
 mod slow_rank;
+mod record;
+mod launch_mark;
 mod verified_step;
 mod restarts;
 mod attempts;
 
-/// The files of records in the folder of a run.
-pub(crate) const RECORDS: [&str; 3] = [restart::FILE, growth_request::FILE, slow_rank::FILE];
-
 pub(crate) use attempts::Attempts;
 pub use disk_space::is_full;
-pub(crate) use growth_request::is_growth_requested;
-pub use growth_request::{remove_growth_request, request_growth};
+pub(crate) use disk_space::wait_for_space;
 pub(crate) use launch_mark::{Heartbeat, leave_loss};
 pub use launch_mark::{Sign, renewed};
+pub(crate) use record::RECORDS;
+pub use record::{GROWTH, RESTART, Record, SLOW_RANKS};
 pub use restart::{Restart, StateSource};
 pub use restarts::{NextRestart, Restarts};
 pub use slow_rank::{SlowRank, SpeedEvent};

@@ -5,8 +5,6 @@
 //! that decides. It accepts only the record of the restart that started it, because a restart that fails
 //! leaves its record behind.
 
-use std::io;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pipewright_schedule::bytes::bytes_text as bytes;
@@ -14,10 +12,6 @@ use pipewright_schedule::words::counted;
 use serde::{Deserialize, Serialize};
 
 use crate::fault::Fault;
-use crate::recovery::record;
-
-/// The file of the record.
-pub(super) const FILE: &str = "restart.json";
 
 /// The names of the events in the metrics.
 const EVENT: &str = "restart";
@@ -144,29 +138,6 @@ impl Restart {
         };
         format!("{cause}; {continuation}{change}{number}")
     }
-
-    /// Writes the record into the folder of the run, for the process that resumes it.
-    ///
-    /// # Errors
-    /// Fails if the file cannot be written.
-    pub fn leave(&self, run: &Path) -> io::Result<()> {
-        record::leave(&path_in(run), self)
-    }
-
-    /// Returns the record of start `number` in the folder of a run; `None` if there is none.
-    pub fn find(run: &Path, number: u64) -> Option<Self> {
-        record::find(&path_in(run)).filter(|found: &Self| found.number() == number)
-    }
-
-    /// Returns whether the folder of a run has a record, which the resumed run removes.
-    pub fn is_left(run: &Path) -> bool {
-        path_in(run).exists()
-    }
-
-    /// Removes the record.
-    pub fn remove(run: &Path) {
-        record::remove(&path_in(run));
-    }
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
@@ -174,17 +145,12 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-fn path_in(run: &Path) -> PathBuf {
-    run.join(FILE)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_record_is_found_where_it_was_left() {
-        let folder = tempfile::tempdir().expect("a scratch folder");
+    fn a_record_says_how_the_run_continues() {
         let fault = Fault {
             step: 7,
             rank: Some(1),
@@ -193,9 +159,6 @@ mod tests {
             ..Fault::default()
         };
         let restart = Restart::after(&fault, 1, 3);
-        restart.leave(folder.path()).expect("the folder takes files");
-        assert_eq!(Restart::find(folder.path(), 1), Some(restart.clone()));
-        assert_eq!(Restart::find(folder.path(), 2), None, "the record of another restart");
         assert_eq!(
             Restart { step: 4, ..restart.clone() }.sentence(),
             "step 7: rank 1: it broke; the run continues from step 4 (restart 1 of 3)"
@@ -225,7 +188,5 @@ mod tests {
             larger.sentence(),
             "the host b answers again; the run continues from step 4, with 4 ranks instead of 2"
         );
-        Restart::remove(folder.path());
-        assert!(!Restart::is_left(folder.path()));
     }
 }

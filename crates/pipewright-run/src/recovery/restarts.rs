@@ -1,6 +1,5 @@
-//! [`Restarts`]: decides whether a run continues after a failure.
+//! [`Restarts`]: decides whether a run continues after a failure, whether its ranks are threads or processes.
 
-use std::path::Path;
 use std::time::Duration;
 
 use pipewright_schedule::bytes::bytes_text as human_bytes;
@@ -8,12 +7,13 @@ use pipewright_schedule::words::counted;
 
 use crate::error::RunError;
 use crate::fault::Fault;
-use crate::recovery::disk_space::wait_for_space;
 use crate::recovery::restart::Restart;
 
 /// The restarts of a run so far.
 #[derive(Debug, Default)]
 pub struct Restarts {
+    /// The most restarts.
+    limit: u64,
     done: u64,
     /// How often the run has continued on more processes, which is not counted as a restart.
     growths: u64,
@@ -39,32 +39,29 @@ impl NextRestart {
         below(&self.failure.full_text(), why)
     }
 
-    /// Returns this decision after the disk of the run's folder has the space that the run needs.
+    /// Returns the bytes that the disk must have before the run continues, with a sentence about the wait; `None` if the
+    /// failure is not a full disk.
+    pub fn space(&self) -> Option<(u64, String)> {
+        Some((self.space?, format!("{}; the run waits for space on the disk", self.record.cause)))
+    }
+
+    /// Returns this decision after the wait for space, which has taken at most `patience`.
     ///
     /// # Errors
-    /// Returns the failure if `is_stopped`, or if the disk does not have the space within `patience`.
-    pub fn after_space(
-        self,
-        folder: &Path,
-        patience: Duration,
-        note: impl Fn(&str),
-        is_stopped: impl Fn() -> bool,
-    ) -> Result<Self, RunError> {
-        let Some(space) = self.space else { return Ok(self) };
-        note(&format!("{}; the run waits for space on the disk", self.record.cause));
-        let has_space = wait_for_space(folder, space, patience, &is_stopped);
-        if is_stopped() {
+    /// Returns the failure if a signal `is_asked` for the end, or if the disk does not have the space.
+    pub fn after_wait(self, has_space: bool, is_asked: bool, patience: Duration) -> Result<Self, RunError> {
+        if is_asked {
             Err(self.failure)
         } else if has_space {
             Ok(self)
         } else {
-            Err(self.without_space(space, patience))
+            Err(self.without_space(patience))
         }
     }
 
     /// Returns the failure of a run that has waited in vain for space on the disk.
-    fn without_space(self, space: u64, waited: Duration) -> RunError {
-        let (space, waited) = (human_bytes(space), waited.as_secs());
+    fn without_space(self, waited: Duration) -> RunError {
+        let (space, waited) = (human_bytes(self.space.unwrap_or_default()), waited.as_secs());
         self.failure.under(format!(
             "the disk did not have the {space} of a checkpoint for {waited} s (`run.deadline_seconds`), so the run ends:\n"
         ))
@@ -72,20 +69,33 @@ impl NextRestart {
 }
 
 impl Restarts {
-    /// Returns whether fewer than `limit` restarts are done.
-    pub fn has_left(&self, limit: u64) -> bool {
-        self.done < limit
+    /// Returns the restarts of a run that may have so many.
+    pub fn new(limit: u64) -> Self {
+        Self { limit, ..Self::default() }
     }
 
-    /// Decides whether the run is restarted.
+    /// Returns whether a restart is left.
+    pub fn has_left(&self) -> bool {
+        self.done < self.limit
+    }
+
+    /// Decides whether the run is restarted. `has_resumed` says whether the attempt that has failed had begun or resumed the
+    /// run.
     ///
     /// # Errors
     /// Returns the failure if the run ends with it: it is not a fault or a final one, it repeats the last
-    /// fault, or `limit` restarts are done. A failure that repeats has the earlier report above its own.
-    pub fn next(&mut self, failure: RunError, limit: u64) -> Result<NextRestart, RunError> {
-        let Some(fault) = failure.fault().cloned().filter(|fault| limit > 0 && !fault.is_final) else {
-            return Err(failure);
+    /// fault, or all restarts are done. A failure that repeats, or that comes before the run has resumed, has the earlier
+    /// report above its own.
+    pub fn next(&mut self, failure: RunError, has_resumed: bool) -> Result<NextRestart, RunError> {
+        let Some(fault) = failure.fault().cloned() else {
+            return Err(match &self.last {
+                Some((_, report)) if !has_resumed => below(report, failure),
+                _ => failure,
+            });
         };
+        if self.limit == 0 || fault.is_final {
+            return Err(failure);
+        }
         let report = failure.full_text();
         match self.last.replace((fault.clone(), report)) {
             Some((earlier, report)) if fault.repeats(&earlier) => {
@@ -93,14 +103,14 @@ impl Restarts {
                     "the failure repeats at the same step with the same cause, so the run does not continue";
                 return Err(failure.under(format!("the first failure:\n{report}\n{why}:\n")));
             }
-            _ if self.done == limit => {
-                let used = format!("the run has used its {}, so it ends:\n", counted(limit, "restart"));
+            _ if self.done == self.limit => {
+                let used = format!("the run has used its {}, so it ends:\n", counted(self.limit, "restart"));
                 return Err(failure.under(used));
             }
             _ => {}
         }
         self.done += 1;
-        let record = Restart { growths: self.growths, ..Restart::after(&fault, self.done, limit) };
+        let record = Restart { growths: self.growths, ..Restart::after(&fault, self.done, self.limit) };
         Ok(NextRestart { record, space: fault.space, failure })
     }
 
@@ -108,15 +118,6 @@ impl Restarts {
     pub fn grow(&mut self, cause: String) -> Restart {
         self.growths += 1;
         Restart::growth(cause, self.done, self.growths)
-    }
-
-    /// Returns the failure of a restarted run that did not resume, which has the report of the last fault
-    /// above it.
-    pub fn not_resumed(&self, failure: RunError) -> RunError {
-        match &self.last {
-            Some((_, report)) => below(report, failure),
-            None => failure,
-        }
     }
 }
 
@@ -143,54 +144,57 @@ mod tests {
 
     #[test]
     fn a_run_continues_until_its_restarts_are_used() {
-        let mut restarts = Restarts::default();
-        let numbers =
-            [1, 2].map(|step| restarts.next(failure(step, "lost"), 2).expect("it continues").record.restart);
+        let mut restarts = Restarts::new(2);
+        let numbers = [1, 2]
+            .map(|step| restarts.next(failure(step, "lost"), true).expect("it continues").record.restart);
         assert_eq!(numbers, [1, 2]);
-        let end = restarts.next(failure(3, "lost"), 2).expect_err("two restarts");
+        let end = restarts.next(failure(3, "lost"), true).expect_err("two restarts");
         assert!(end.full_text().starts_with("the run has used its 2 restarts"), "{}", end.full_text());
     }
 
     #[test]
     fn growth_is_not_counted_as_a_restart() {
-        let mut restarts = Restarts::default();
-        let first = restarts.next(failure(1, "lost"), 2).expect("it continues").record;
+        let mut restarts = Restarts::new(2);
+        let first = restarts.next(failure(1, "lost"), true).expect("it continues").record;
         let growths = [(); 2].map(|()| restarts.grow("b answers".to_owned()));
-        let second = restarts.next(failure(2, "lost"), 2).expect("one restart is left").record;
+        let second = restarts.next(failure(2, "lost"), true).expect("one restart is left").record;
         assert_eq!([first.number(), growths[0].number(), growths[1].number(), second.number()], [1, 2, 3, 4]);
         assert_eq!((second.restart, second.of), (2, 2));
-        assert!(!restarts.has_left(2));
+        assert!(!restarts.has_left());
     }
 
     #[test]
     fn a_fault_that_repeats_ends_the_run_with_both_reports() {
-        let mut restarts = Restarts::default();
+        let mut restarts = Restarts::new(9);
         for cause in ["lost", "panic", "lost"] {
-            assert!(restarts.next(failure(3, cause), 9).is_ok(), "another cause than the last one");
+            assert!(restarts.next(failure(3, cause), true).is_ok(), "another cause than the last one");
         }
-        let end = restarts.next(failure(3, "lost"), 9).expect_err("the same fault again").full_text();
+        let end = restarts.next(failure(3, "lost"), true).expect_err("the same fault again").full_text();
         assert_eq!(end.matches("step 3: rank 1: lost").count(), 2, "{end}");
         assert!(end.contains("repeats at the same step with the same cause"), "{end}");
     }
 
     #[test]
     fn a_run_that_does_not_resume_reports_both_failures() {
-        let mut restarts = Restarts::default();
-        let next = restarts.next(failure(3, "lost"), 9).expect("it continues");
+        let mut restarts = Restarts::new(9);
+        let next = restarts.next(failure(3, "lost"), true).expect("it continues");
         let refused = next.refused(RunError::input("no hosts")).full_text();
         assert_eq!(refused, "the run failed:\nstep 3: rank 1: lost\nand it cannot be resumed:\nno hosts");
-        assert_eq!(restarts.not_resumed(RunError::input("no hosts")).full_text(), refused);
+        assert_eq!(
+            restarts.next(RunError::input("no hosts"), false).expect_err("no fault").full_text(),
+            refused
+        );
     }
 
     #[test]
     fn other_failures_and_runs_without_restarts_end() {
-        let mut restarts = Restarts::default();
-        assert!(restarts.next(RunError::input("a mistake"), 9).is_err());
-        assert!(restarts.next(failure(3, "lost"), 0).is_err());
+        let mut restarts = Restarts::new(9);
+        assert!(restarts.next(RunError::input("a mistake"), true).is_err());
+        assert!(Restarts::new(0).next(failure(3, "lost"), true).is_err());
         let wrong_bits = failure(3, "rank 1 has computed wrong bits");
         let fault = Fault { is_final: true, ..wrong_bits.fault().expect("a fault").clone() };
         assert!(
-            restarts.next(wrong_bits.with_fault(Some(fault)), 9).is_err(),
+            restarts.next(wrong_bits.with_fault(Some(fault)), true).is_err(),
             "a restart would accept wrong bits"
         );
     }

@@ -1,19 +1,7 @@
 //! [`SlowRank`]: the record of a rank that has become slow, or is no longer slow.
-//!
-//! With `run.replace_slow`, the process that writes the metrics also leaves the records of a step in the
-//! folder of the run. `launch` then removes them, if no host can take the place of a slow one, or ends the
-//! processes and starts them on other hosts.
-
-use std::io;
-use std::path::Path;
 
 use pipewright_schedule::slow_ranks::{STEPS, SpeedChange};
 use serde::{Deserialize, Serialize};
-
-use crate::recovery::record;
-
-/// The file of the record for `launch`.
-pub(super) const FILE: &str = "slow-rank.json";
 
 /// A change of a rank's speed, as a line of the metrics has it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -65,25 +53,6 @@ impl SlowRank {
             SpeedEvent::RankNoLongerSlow => format!("step {step}: {subject} is no longer slow"),
         }
     }
-
-    /// Writes the records of a step into the folder of the run, for `launch`.
-    ///
-    /// # Errors
-    /// Fails if the file cannot be written.
-    pub fn leave(records: &[Self], run: &Path) -> io::Result<()> {
-        record::leave(&run.join(FILE), &records)
-    }
-
-    /// Returns the records in the folder of a run. The list is empty if the file is missing or not complete
-    /// yet.
-    pub fn find(run: &Path) -> Vec<Self> {
-        record::find(&run.join(FILE)).unwrap_or_default()
-    }
-
-    /// Removes the records.
-    pub fn remove(run: &Path) {
-        record::remove(&run.join(FILE));
-    }
 }
 
 #[cfg(test)]
@@ -101,12 +70,6 @@ mod tests {
             r#"{"event":"slow_rank","step":12,"ranks":[1],"slowdown":2.54}"#
         );
         assert!(slow.sentence().starts_with("step 12: rank 1 is slow: its actions take 2.5 times"));
-        let folder = tempfile::tempdir().expect("a scratch folder");
-        let records = [slow.clone(), slow];
-        SlowRank::leave(&records, folder.path()).expect("the folder takes files");
-        assert_eq!(SlowRank::find(folder.path()), records);
-        SlowRank::remove(folder.path());
-        assert_eq!(SlowRank::find(folder.path()), []);
         let healed = SlowRank::after(20, &SpeedChange { is_slow: false, ..change }, 2);
         assert_eq!(healed.sentence(), "step 20: the tensor group of the ranks 2 to 3 is no longer slow");
     }

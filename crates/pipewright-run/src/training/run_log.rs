@@ -14,7 +14,7 @@ use pipewright_schedule::slow_ranks::SlowRanks;
 use crate::error::{ErrorKind, RunError, disk_advice};
 use crate::fault::{Fault, Start, launched_start};
 use crate::observer::{Ending, Observer};
-use crate::recovery::{SlowRank, VerifiedStep, is_growth_requested};
+use crate::recovery::{GROWTH, SLOW_RANKS, SlowRank, VerifiedStep};
 use crate::run_folder::{RunFolder, RunFolderError};
 use crate::run_record::RunEvent;
 use crate::settings::Settings;
@@ -93,7 +93,7 @@ impl RunLog {
     /// Returns whether `launch` asks for the end of the run after a checkpoint, so that it can grow. Only the
     /// leader knows.
     pub(super) fn is_growth_requested(&self) -> bool {
-        self.can_grow() && self.folder.as_ref().is_some_and(|folder| is_growth_requested(folder.path()))
+        self.can_grow() && self.folder.as_ref().is_some_and(|folder| GROWTH.is_left(folder.path()))
     }
 
     /// Returns whether `launch` may ask for the end of the run so that it can grow. It is the same in all
@@ -148,7 +148,7 @@ impl RunLog {
         }
         if self.replaces_slow && !slow_ranks.is_empty() {
             // Best effort: the run continues with the slow ranks.
-            let _ = SlowRank::leave(&slow_ranks, folder.path());
+            let _ = SLOW_RANKS.leave(folder.path(), &slow_ranks);
         }
         self.timeline = Some(report.timeline);
         observer.step(metrics, &report.undeferred);

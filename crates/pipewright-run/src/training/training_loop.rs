@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::error::{ErrorKind, RunError};
 use crate::observer::{Ending, Overview, Reason};
-use crate::recovery::{Attempts, SlowRank};
+use crate::recovery::{Attempts, SLOW_RANKS};
 use crate::run_folder::{RunFolder, TIMELINE};
 use crate::settings::Settings;
 use crate::settings::pipeline::TransportChoice;
@@ -103,7 +103,7 @@ impl TrainingLoop<'_> {
         copies.into_iter().for_each(|copies| copies.finish(saved.as_deref(), run.deadline()));
         processes.note_end();
         // `launch` continues a run whose slow host it replaces, or that it lets grow.
-        let is_replaced = log.replaces_slow && !SlowRank::find(&run.out).is_empty();
+        let is_replaced = log.replaces_slow && SLOW_RANKS.find(&run.out).is_some();
         let continues = reason == Reason::Signal && (is_replaced || grows);
         if processes.is_leader() && !continues {
             let (saved, best) = (saved.as_deref(), evaluations.lowest());

@@ -1,22 +1,22 @@
-//! [`Starter`]: the program that starts processes, and its arguments.
+//! [`Starter`]: the program that starts processes, and the hosts where it starts them.
 
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::failure::Failure;
-use crate::launch::allocation;
-use crate::launch::hosts::{Host, Places};
+use crate::error::RunError;
+use crate::fault::{LAUNCHED, Start};
+use crate::launch::hosts::{Host, read_file};
 use crate::launch::short_command::run;
-use pipewright_run::fault::{LAUNCHED, Start};
+use crate::launch::slurm;
 
 /// The longest time in which a program says its version.
 const LONGEST_VERSION: Duration = Duration::from_secs(60);
 
 /// A program that starts processes.
 #[derive(Clone, Debug)]
-pub(crate) struct Starter {
+pub struct Starter {
     kind: Kind,
     /// This binary, which the hosts have under the same path.
     binary: PathBuf,
@@ -33,26 +33,32 @@ enum Kind {
 }
 
 impl Starter {
-    /// Finds the program for some places.
+    /// Finds the hosts and the program for them. The hosts are those of the file; without one, the hosts of the
+    /// allocation that this process is in, unless the processes run here; and none for this machine alone.
     ///
     /// # Errors
-    /// Fails if this build has no MPI, or the program is missing.
-    pub(crate) fn find(places: &Places) -> Result<Self, Failure> {
+    /// Fails if the hosts are not known, if this build has no MPI, or if the program is missing.
+    pub fn find(hostfile: Option<&Path>, is_here: bool) -> Result<(Self, Vec<Host>), RunError> {
+        let nodes = env::var("SLURM_JOB_NODELIST").ok().filter(|_| !is_here && hostfile.is_none());
+        let hosts = match (hostfile, &nodes) {
+            (Some(path), _) => read_file(path)?,
+            (None, Some(nodes)) => slurm::hosts_of(nodes)?,
+            (None, None) => Vec::new(),
+        };
         if !cfg!(feature = "mpi") {
-            return Err(Failure::input(
+            return Err(RunError::input(
                 "this build cannot run ranks as processes: build it with `cargo build --release --features mpi`",
             ));
         }
         let binary = env::current_exe()
-            .map_err(|error| Failure::input(format!("the path of this program is not known: {error}")))?;
-        let (program, advice) = if matches!(places, Places::Slurm(_)) {
-            ("srun", "it belongs to Slurm, and must be in PATH")
-        } else {
-            ("mpirun", "on Debian: apt-get install openmpi-bin")
+            .map_err(|error| RunError::input(format!("the path of this program is not known: {error}")))?;
+        let (program, advice) = match nodes {
+            Some(_) => ("srun", "it belongs to Slurm, and must be in PATH"),
+            None => ("mpirun", "on Debian: apt-get install openmpi-bin"),
         };
         let version = run(Command::new(program).arg("--version"), LONGEST_VERSION, || false);
         let version = version.map_err(|error| {
-            Failure::input(format!("`{program} --version` cannot be run: {error}; {advice}"))
+            RunError::input(format!("`{program} --version` cannot be run: {error}; {advice}"))
         })?;
         let is_open = version.stdout.contains("Open MPI");
         let kind = match (program, is_open) {
@@ -60,7 +66,12 @@ impl Starter {
             (_, true) => Kind::OpenMpi,
             (_, false) => Kind::Mpi,
         };
-        Ok(Self { kind, binary })
+        Ok((Self { kind, binary }, hosts))
+    }
+
+    /// Returns whether the hosts belong to an allocation of Slurm.
+    pub(super) fn is_slurm(&self) -> bool {
+        self.kind == Kind::Slurm
     }
 
     /// Lets hosts join the allocation of Slurm again that have left it, if the run is in one.
@@ -68,19 +79,19 @@ impl Starter {
     /// # Errors
     /// Returns words about hosts that are free and cannot join.
     pub(super) fn rejoin(&self, hosts: &[Host], is_stopped: impl Fn() -> bool) -> Result<(), String> {
-        if self.kind == Kind::Slurm { allocation::rejoin(hosts, is_stopped) } else { Ok(()) }
+        if self.is_slurm() { slurm::rejoin(hosts, is_stopped) } else { Ok(()) }
     }
 
     /// Returns the command that starts `count` processes of this binary with the arguments `words`, on the
     /// hosts in their order, or on this machine if there are none.
-    pub(crate) fn command(&self, count: u32, hosts: &[Host], words: &[String], start: &Start) -> Command {
+    pub(super) fn command(&self, count: u32, hosts: &[Host], words: &[String], start: &Start) -> Command {
         let mut command = match self.kind {
-            Kind::Slurm => srun(count, hosts),
+            Kind::Slurm => slurm::srun(count, hosts),
             Kind::OpenMpi => open_mpi(hosts),
             Kind::Mpi => Command::new("mpirun"),
         };
         command.args(["-n", &count.to_string()]);
-        if !hosts.is_empty() && self.kind != Kind::Slurm {
+        if !hosts.is_empty() && !self.is_slurm() {
             let list = hosts.iter().map(|host| format!("{}:{}", host.name, host.slots));
             command.args(["--host", &list.collect::<Vec<_>>().join(",")]);
         }
@@ -91,28 +102,6 @@ impl Starter {
         command.env(LAUNCHED, start.to_string()).arg(&self.binary).args(words).stdin(Stdio::null());
         command
     }
-}
-
-/// Returns `srun` of Slurm, which starts the processes in the order of the hosts, as `mpirun` does. By
-/// itself, it would order the nodes, and spread the tasks over all of them. The user's own settings have
-/// precedence.
-fn srun(count: u32, hosts: &[Host]) -> Command {
-    let mut command = Command::new("srun");
-    if env::var_os("SLURM_MPI_TYPE").is_none() {
-        command.arg("--mpi=pmix");
-    }
-    // A question to a host runs next to other steps of the allocation.
-    command.args(["--kill-on-bad-exit=1", "--overlap"]);
-    // A step has the processors per task of its allocation only if it asks for them.
-    if let Ok(processors) = env::var("SLURM_CPUS_PER_TASK") {
-        command.arg(format!("--cpus-per-task={processors}"));
-    }
-    let tasks = hosts.iter().flat_map(|host| std::iter::repeat_n(host.name.as_str(), host.slots as usize));
-    let tasks: Vec<&str> = tasks.take(count as usize).collect();
-    command.args(["--distribution=arbitrary".to_owned(), format!("--nodelist={}", tasks.join(","))]);
-    // It is about the whole allocation.
-    command.env_remove("SLURM_NTASKS_PER_NODE");
-    command
 }
 
 /// Returns `mpirun` of Open MPI. It refuses more processes than cores and the user root by default, and binds

@@ -1,4 +1,4 @@
-//! Lets nodes join the run's allocation of Slurm again that Slurm has declared lost.
+//! Slurm: the hosts of an allocation, the command that starts processes there, and the return of lost nodes.
 //!
 //! With `--no-kill`, Slurm takes a lost node from the allocation, and does not give it back when the node
 //! registers again. But another job can get the node and hand it over (`--dependency=expand`), if the cluster
@@ -10,8 +10,12 @@ use std::time::Duration;
 
 use pipewright_system::private_folder::TemporaryFolder;
 
+use crate::error::RunError;
 use crate::launch::hosts::Host;
 use crate::launch::short_command::{Printed, run};
+
+/// The longest time in which Slurm names the hosts of an allocation.
+const LONGEST_ANSWER: Duration = Duration::from_secs(60);
 
 /// The time within which Slurm must give a free node to the other job.
 const SECONDS_FOR_NODE: u32 = 10;
@@ -30,6 +34,76 @@ const OPTIONS: [(&str, &str); 7] = [
     ("mem-per-cpu", "SLURM_MEM_PER_CPU"),
     ("gpus-per-node", "SLURM_GPUS_PER_NODE"),
 ];
+
+/// Returns the hosts of an allocation, in Slurm's order.
+///
+/// # Errors
+/// Fails if Slurm does not name them.
+pub(super) fn hosts_of(nodes: &str) -> Result<Vec<Host>, RunError> {
+    let failed = |reason: String| {
+        RunError::input(format!(
+            "the hosts of the allocation are not known: `scontrol show hostnames` {reason}"
+        ))
+    };
+    if nodes.starts_with('-') {
+        return Err(RunError::input(format!(
+            "SLURM_JOB_NODELIST={nodes}: this is not a list of nodes; name the hosts in a file (--hosts)"
+        )));
+    }
+    let printed = run(Command::new("scontrol").args(["show", "hostnames", nodes]), LONGEST_ANSWER, || false);
+    let printed = printed.map_err(|error| failed(format!("cannot be run: {error}")))?;
+    let names = printed.stdout;
+    if !printed.is_success {
+        return Err(failed(printed.stderr.trim().to_owned()));
+    }
+    let tasks = env::var("SLURM_TASKS_PER_NODE").unwrap_or_default();
+    let slots = slots_of_slurm(&tasks).ok_or_else(|| {
+        RunError::input(format!(
+            "SLURM_TASKS_PER_NODE={tasks}: not understood; name the hosts in a file (--hosts)"
+        ))
+    })?;
+    let slots = slots.into_iter().chain(std::iter::repeat(1));
+    let hosts = names.lines().zip(slots).map(|(name, slots)| Host::read(name, slots));
+    let hosts = hosts
+        .collect::<Result<Vec<Host>, String>>()
+        .map_err(|mistake| failed(format!("says that {mistake}")))?;
+    if hosts.is_empty() { Err(failed(format!("names none of `{nodes}`"))) } else { Ok(hosts) }
+}
+
+/// Reads the numbers of tasks of all nodes, such as `4(x2),3`.
+fn slots_of_slurm(text: &str) -> Option<Vec<u32>> {
+    let mut slots = Vec::new();
+    for part in text.split(',').filter(|part| !part.is_empty()) {
+        let (count, times) = match part.split_once("(x") {
+            Some((count, times)) => (count, times.strip_suffix(')')?.parse().ok()?),
+            None => (part, 1),
+        };
+        slots.extend(std::iter::repeat_n(count.parse::<u32>().ok()?, times));
+    }
+    Some(slots)
+}
+
+/// Returns `srun` of Slurm, which starts the processes in the order of the hosts, as `mpirun` does. By
+/// itself, it would order the nodes, and spread the tasks over all of them. The user's own settings have
+/// precedence.
+pub(super) fn srun(count: u32, hosts: &[Host]) -> Command {
+    let mut command = Command::new("srun");
+    if env::var_os("SLURM_MPI_TYPE").is_none() {
+        command.arg("--mpi=pmix");
+    }
+    // A question to a host runs next to other steps of the allocation.
+    command.args(["--kill-on-bad-exit=1", "--overlap"]);
+    // A step has the processors per task of its allocation only if it asks for them.
+    if let Ok(processors) = env::var("SLURM_CPUS_PER_TASK") {
+        command.arg(format!("--cpus-per-task={processors}"));
+    }
+    let tasks = hosts.iter().flat_map(|host| std::iter::repeat_n(host.name.as_str(), host.slots as usize));
+    let tasks: Vec<&str> = tasks.take(count as usize).collect();
+    command.args(["--distribution=arbitrary".to_owned(), format!("--nodelist={}", tasks.join(","))]);
+    // It is about the whole allocation.
+    command.env_remove("SLURM_NTASKS_PER_NODE");
+    command
+}
 
 /// Lets the free hosts of `hosts` that are not in the allocation any more join it again. The others stay
 /// as they are, also when `is_stopped`.
@@ -127,5 +201,12 @@ mod tests {
         check(false, &format!("{pending}salloc: error: busy\n\n"), Err("`salloc: error: busy`"));
         check(true, "", Err("`salloc` has not answered"));
         assert_eq!(granted_job(None), Err("`salloc` has not answered".to_owned()));
+    }
+
+    #[test]
+    fn slurm_states_tasks_by_node() {
+        assert_eq!(slots_of_slurm("4(x2),3"), Some(vec![4, 4, 3]));
+        assert_eq!(slots_of_slurm("2"), Some(vec![2]));
+        assert_eq!(slots_of_slurm("four"), None);
     }
 }

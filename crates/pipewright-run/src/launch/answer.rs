@@ -1,0 +1,301 @@
+//! Asks each host whether it can take part, before processes start there: it must answer, have the same
+//! build, and see the folder of the run.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{ErrorKind, RunError};
+use crate::fault::Start;
+use crate::interrupt::Interrupt;
+use crate::launch::hosts::Host;
+use crate::launch::processes::end_before;
+use crate::launch::short_command::wait;
+use crate::launch::starter::Starter;
+use crate::training::shared_folder::{Token, is_seen, unwritable};
+
+/// The longest time in which a host ends processes before it answers.
+const LONGEST_END: Duration = Duration::from_secs(3);
+
+/// The longest time that a host may take to answer.
+pub(super) const LONGEST_PATIENCE: Duration = Duration::from_secs(20);
+
+/// The time in which hosts are asked again while none answers, and the pause between two questions.
+const LONGEST_SILENCE: Duration = Duration::from_secs(60);
+const SILENCE_PAUSE: Duration = Duration::from_secs(2);
+
+/// The answers of some hosts: for each, whether it can take part.
+pub(super) type Answers = Vec<Result<(), Refusal>>;
+
+/// The answer of a host.
+#[derive(Debug, Deserialize, Serialize)]
+struct Answer {
+    /// The hash of the program.
+    build: String,
+    sees_folder: bool,
+}
+
+/// Why a host cannot take part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    Silent,
+    OtherBuild,
+    OtherFolder,
+}
+
+impl Refusal {
+    /// Returns words about a host, which belongs to an allocation of Slurm if `is_slurm`.
+    fn of(self, host: &str, is_slurm: bool, folder: &Path) -> String {
+        match self {
+            Self::Silent if is_slurm => format!(
+                "the node {host} does not answer: `srun --overlap --nodelist={host} -n 1 hostname` shows why"
+            ),
+            Self::Silent => format!(
+                "the host {host} does not answer: check its name, that it runs, and that `ssh {host}` needs no password"
+            ),
+            Self::OtherBuild => {
+                format!(
+                    "the host {host} has another build of this program: copy the same binary to all hosts"
+                )
+            }
+            Self::OtherFolder => format!(
+                "the host {host} does not see what this host writes into {}: let `run.out` be a folder of a file system \
+                 that all hosts share",
+                folder.display()
+            ),
+        }
+    }
+}
+
+/// Returns the answer of this host to another one, a line of JSON. `token` is the path of a file that the asking host has
+/// written. Ends the processes of earlier starts than `before` that are left on this host.
+///
+/// # Errors
+/// Fails if this program cannot be read.
+pub fn answer(token: &Path, before: Option<&str>) -> Result<String, RunError> {
+    if let Some(before) = before.and_then(Start::read) {
+        end_before(&before, LONGEST_END);
+    }
+    let answer = Answer { build: build().map_err(RunError::input)?, sees_folder: is_seen(token) };
+    serde_json::to_string(&answer).map_err(|error| RunError::new(ErrorKind::Bug, error))
+}
+
+/// Returns the hash of this program, which says whether two hosts have the same build.
+fn build() -> std::io::Result<String> {
+    let binary = fs::File::open(std::env::current_exe()?)?;
+    let mut hasher = blake3::Hasher::new();
+    hasher.update_reader(binary)?;
+    Ok(hasher.finalize().to_hex().to_string())
+}
+
+/// A question to hosts, whether they can take part. All of them are asked at the same time.
+#[derive(Clone)]
+pub(super) struct Question {
+    pub(super) starter: Starter,
+    pub(super) hosts: Vec<Host>,
+    /// The folder of the run, which the hosts must see.
+    pub(super) folder: PathBuf,
+    /// The start of the run's processes. A host that answers has ended the processes of earlier starts that were left
+    /// there.
+    pub(super) start: Start,
+    /// The longest time of an answer.
+    pub(super) patience: Duration,
+}
+
+impl Question {
+    /// Returns for each host whether it can take part.
+    ///
+    /// # Errors
+    /// Fails if the folder cannot be written, or if `stop` asks for the end of the run.
+    pub(super) fn ask(&self, stop: &Interrupt) -> Result<Answers, RunError> {
+        let Self { starter, hosts, folder, start, patience } = self;
+        let unwritable = |error: std::io::Error| unwritable(folder, &error);
+        let token = Token::create(folder).map_err(unwritable)?;
+        let own = build().map_err(RunError::input)?;
+        let path: PathBuf = std::path::absolute(token.file()).map_err(unwritable)?;
+        let path = path.display().to_string();
+        let words = ["launch", "--answer", &path, "--end-before", &start.to_string()].map(str::to_owned);
+        let question = |host: &Host| {
+            let mut command = starter.command(1, std::slice::from_ref(host), &words, &Start::default());
+            command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().ok()
+        };
+        let questions: Vec<Option<Child>> = hosts.iter().map(question).collect();
+        let since = Instant::now();
+        let is_over = || since.elapsed() > *patience || stop.is_requested();
+        let text = |child: Option<Child>| Some(wait(child?, is_over)?.stdout);
+        let answers = questions.into_iter().map(|child| judge(text(child), &own)).collect();
+        if stop.is_requested() {
+            return Err(RunError::new(
+                ErrorKind::Interrupted,
+                "stopped by a signal while the hosts were asked",
+            ));
+        }
+        Ok(answers)
+    }
+
+    /// Asks again while all hosts are silent, at most for a minute: a machine or a network that is busy for a moment
+    /// does not end a run. Each question gets more time, because a machine that stays busy answers each one late.
+    ///
+    /// # Errors
+    /// As [`Question::ask`].
+    pub(super) fn ask_until_one_answers(&self, stop: &Interrupt) -> Result<Answers, RunError> {
+        let since = Instant::now();
+        let ask = |patience| Self { patience, ..self.clone() }.ask(stop);
+        let is_over = || since.elapsed() > LONGEST_SILENCE;
+        ask_until_one_answers(ask, [self.patience, LONGEST_PATIENCE], SILENCE_PAUSE, is_over)
+    }
+
+    /// Asks on a thread of its own, so that a host that does not answer delays nothing. Nodes that have left the
+    /// allocation of Slurm join it again first.
+    pub(super) fn ask_aside(self) -> Asked {
+        let stop = Interrupt::default();
+        let thread_stop = stop.clone();
+        let thread = std::thread::spawn(move || {
+            let refusal = self.starter.rejoin(&self.hosts, || thread_stop.is_requested()).err();
+            // A folder that takes no file ends the run by itself.
+            let answers = self.ask(&thread_stop).unwrap_or_default();
+            Returned { hosts: answering(&self.hosts, &answers), refusal }
+        });
+        Asked { stop, thread: Some(thread) }
+    }
+}
+
+/// A question that is under way. It ends when this is dropped.
+pub(super) struct Asked {
+    stop: Interrupt,
+    thread: Option<JoinHandle<Returned>>,
+}
+
+/// The result of a question to hosts that the run does not use.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Returned {
+    /// The hosts that answer.
+    pub(super) hosts: Vec<Host>,
+    /// Words about hosts that Slurm does not let take part again.
+    pub(super) refusal: Option<String>,
+}
+
+impl Asked {
+    /// Returns the result once it is known. A question that panicked has no answer.
+    pub(super) fn poll(&mut self) -> Option<Returned> {
+        let thread = self.thread.take_if(|thread| thread.is_finished())?;
+        Some(thread.join().unwrap_or_default())
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        self.stop.request();
+        // The commands of the question end within one look at them, except those that hand a node over.
+        self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// Returns the hosts that have answered.
+pub(super) fn answering(hosts: &[Host], answers: &[Result<(), Refusal>]) -> Vec<Host> {
+    hosts.iter().zip(answers).filter(|(_, answer)| answer.is_ok()).map(|(host, _)| host.clone()).collect()
+}
+
+/// Asks until a host answers or `is_over`. The first time of an answer is the first one of `patience`, and it doubles with
+/// each question until the second one.
+fn ask_until_one_answers(
+    mut ask: impl FnMut(Duration) -> Result<Answers, RunError>,
+    [mut patience, longest]: [Duration; 2],
+    pause: Duration,
+    is_over: impl Fn() -> bool,
+) -> Result<Answers, RunError> {
+    loop {
+        let answers = ask(patience)?;
+        if is_over() || answers.iter().any(|answer| *answer != Err(Refusal::Silent)) {
+            return Ok(answers);
+        }
+        patience = (patience * 2).min(longest);
+        // Hosts that refuse at once are silent too.
+        std::thread::sleep(pause);
+    }
+}
+
+fn judge(text: Option<String>, own: &str) -> Result<(), Refusal> {
+    let answers = text.iter().flat_map(|text| text.lines());
+    // A shell of the host may print lines of its own.
+    match answers.filter_map(|line| serde_json::from_str::<Answer>(line).ok()).next() {
+        None => Err(Refusal::Silent),
+        Some(answer) if answer.build != own => Err(Refusal::OtherBuild),
+        Some(answer) if !answer.sees_folder => Err(Refusal::OtherFolder),
+        Some(_) => Ok(()),
+    }
+}
+
+/// Fails with every host that cannot take part. The hosts belong to an allocation of Slurm if `is_slurm`.
+pub(super) fn require(
+    hosts: &[Host],
+    answers: &[Result<(), Refusal>],
+    is_slurm: bool,
+    folder: &Path,
+) -> Result<(), RunError> {
+    let refusals = hosts.iter().zip(answers);
+    let refusals = refusals.filter_map(|(host, answer)| Some(answer.err()?.of(&host.name, is_slurm, folder)));
+    let refusals: Vec<String> = refusals.collect();
+    if refusals.is_empty() { Ok(()) } else { Err(RunError::input(refusals.join("\n"))) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn silent_hosts_are_asked_again() {
+        let check = |later: &[Answers], limit: usize, asked: usize| {
+            let count = Cell::new(0);
+            let silent = vec![Err(Refusal::Silent); 2];
+            let ask = |patience: Duration| {
+                assert_eq!(patience.as_secs(), [5, 10, 20].get(count.get()).copied().unwrap_or(20));
+                count.set(count.get() + 1);
+                Ok(later.get(count.get() - 1).unwrap_or(&silent).clone())
+            };
+            let patience = [5, 20].map(Duration::from_secs);
+            let answers = ask_until_one_answers(ask, patience, Duration::ZERO, || count.get() >= limit)
+                .expect("no question fails");
+            assert_eq!(count.get(), asked);
+            assert_eq!(answers, *later.get(asked - 1).unwrap_or(&silent));
+        };
+        let silent = vec![Err(Refusal::Silent); 2];
+        let one = vec![Err(Refusal::Silent), Ok(())];
+        let refused = vec![Err(Refusal::OtherBuild), Err(Refusal::Silent)];
+        check(std::slice::from_ref(&one), 9, 1);
+        check(&[silent.clone(), silent.clone(), one], 9, 3);
+        check(&[silent, refused], 9, 2);
+        check(&[], 4, 4);
+    }
+
+    #[test]
+    fn an_answer_is_judged() {
+        let check = |text: &str, expected| assert_eq!(judge(Some(text.to_owned()), "abc"), expected);
+        check("Welcome\n{\"build\":\"abc\",\"sees_folder\":true}\n", Ok(()));
+        check("{\"build\":\"abd\",\"sees_folder\":true}\n", Err(Refusal::OtherBuild));
+        check("{\"build\":\"abc\",\"sees_folder\":false}\n", Err(Refusal::OtherFolder));
+        check("Welcome\n", Err(Refusal::Silent));
+        assert_eq!(judge(None, "abc"), Err(Refusal::Silent));
+    }
+
+    #[test]
+    fn each_host_that_cannot_take_part_is_named() {
+        let hosts = ["a", "b", "c"].map(|name| Host { name: name.to_owned(), slots: 1 });
+        let answers = [Err(Refusal::Silent), Ok(()), Err(Refusal::OtherBuild)];
+        let words = |is_slurm| require(&hosts, &answers, is_slurm, Path::new("out")).expect_err("two").text();
+        let slurm = words(true);
+        assert!(slurm.contains("the node a does not answer: `srun ") && !slurm.contains("ssh"), "{slurm}");
+        let text = words(false);
+        assert!(
+            text.contains("host a does not answer") && text.contains("host c has another build"),
+            "{text}"
+        );
+        assert!(!text.contains("host b"), "{text}");
+    }
+}

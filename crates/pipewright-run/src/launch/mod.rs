@@ -1,0 +1,25 @@
+//! Runs whose ranks are processes: [`Launch`] starts them with the installed launcher (`mpirun`, or `srun` inside an
+//! allocation of Slurm), watches them, and starts them again from the newest state after a fault.
+//!
+//! `README.md` beside this file has the states of a launch, and says which file does what.
+
+mod hosts;
+mod short_command;
+mod slurm;
+mod starter;
+mod watch;
+mod processes;
+mod answer;
+mod layouts;
+mod ended;
+mod events;
+mod host_table;
+mod state;
+mod signs;
+mod actor;
+
+pub use actor::{Launch, Target};
+pub use answer::answer;
+pub use hosts::Host;
+pub use layouts::{Distribution, Layout, Replanner, WholeRun};
+pub use starter::Starter;
