@@ -31,7 +31,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let found = search(&request)?;
     println!(
         "{} layouts estimated, {} simulated; no step is shorter than {:.2} s",
-        found.estimated, found.simulated, found.bound_seconds
+        found.estimated, found.simulated, found.lower_bound_s
     );
     found.plans.iter().for_each(print);
     for upgrade in upgrades(&request, &found.plans[0]) {

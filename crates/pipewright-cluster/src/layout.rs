@@ -130,6 +130,30 @@ impl Recompute {
 }
 
 impl Layout {
+    /// Returns the layout of one row on one GPU, which divides nothing and recomputes nothing.
+    pub(crate) fn on_one_gpu(sequence: u32, precision: Precision) -> Self {
+        Self {
+            gpus: 1,
+            tensor: 1,
+            pipeline: 1,
+            chunks: 1,
+            context: 1,
+            expert: 1,
+            expert_tensor: 1,
+            microbatch: 1,
+            batch: 1,
+            sequence,
+            schedule: None,
+            cut: Cut::Even,
+            precision,
+            recompute: Recompute::None,
+            sequence_parallel: false,
+            scores: Scores::Fused,
+            sharding: ShardedState::Optimizer,
+            kernels: Kernels::Fused,
+        }
+    }
+
     /// Returns the mesh. Its replicas are as many as the GPUs allow.
     pub fn mesh(&self) -> Mesh {
         Mesh {
@@ -330,18 +354,24 @@ impl Layout {
             return Err(Fault::Dropout(tensor));
         }
         for block in &model.blocks {
-            let heads = match block.mixer {
-                Mixer::Attention(attention) => attention.heads,
-                Mixer::Latent(latent) => latent.heads,
-                Mixer::Mamba2(mamba) => mamba.heads,
-                Mixer::None => 0,
-            };
-            divides("head", heads, TENSOR, self.tensor)?;
+            if let Some(heads) = heads(&block.mixer) {
+                divides("head", heads, TENSOR, self.tensor)?;
+            }
             if let Some(experts) = block.feed_forward.experts() {
                 divides("expert", experts.count, EXPERT, self.expert)?;
             }
         }
         Ok(())
+    }
+}
+
+/// Returns the heads of a mixer, which the ranks of a tensor group divide.
+pub(crate) fn heads(mixer: &Mixer) -> Option<u64> {
+    match mixer {
+        Mixer::Attention(attention) => Some(attention.heads),
+        Mixer::Latent(latent) => Some(latent.heads),
+        Mixer::Mamba2(mamba) => Some(mamba.heads),
+        Mixer::None => None,
     }
 }
 

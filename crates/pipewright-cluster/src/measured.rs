@@ -164,7 +164,10 @@ impl Measured {
             let block = layer.compared(model, &changed)?;
             let is_same = |other: &MeasuredBlock| (other.block, other.sizes) == (block.block, block.sizes);
             if let Some(index) = blocks.iter().position(is_same) {
-                return Err(MeasuredError::Twice { block: layer.block, other: self.layers[index].block });
+                let (block, other) = (layer.block, self.layers[index].block);
+                return Err(MeasuredError(format!(
+                    "of block {block} measures the same kind of block in the same sizes as block {other}; keep one of them"
+                )));
             }
             blocks.push(block);
         }

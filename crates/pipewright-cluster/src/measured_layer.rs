@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::layout::{Cut, Kernels, Layout, LayoutError, Recompute, Scores, ShardedState};
+use crate::layout::Layout;
 use crate::machine::Machine;
 use crate::measured_times::{MeasuredBlock, MeasuredSizes};
 use crate::setting::Setting;
@@ -21,37 +21,10 @@ pub struct MeasuredLayer {
     pub backward: f64,
 }
 
-/// A measured block that does not fit the model.
+/// The reason why a measured block does not fit the model.
 #[derive(Clone, PartialEq, Eq, Error)]
-pub enum MeasuredError {
-    /// The model has no block of this number.
-    #[error("[[layer]] is of block {block}, and the model has {blocks}; use a number from 0 to {}", .blocks - 1)]
-    Block {
-        /// The number.
-        block: usize,
-        /// The blocks of the model.
-        blocks: usize,
-    },
-    /// Two blocks of the same kind were measured in the same sizes.
-    #[error(
-        "[[layer]] of block {block} measures the same kind of block in the same sizes as block {other}; keep one of them"
-    )]
-    Twice {
-        /// The number.
-        block: usize,
-        /// The number of the block that was measured before it.
-        other: usize,
-    },
-    /// The tensor group does not divide the model.
-    #[error("[[layer]] of block {block} does not fit the model")]
-    Layout {
-        /// The number.
-        block: usize,
-        /// The cause.
-        #[source]
-        error: LayoutError,
-    },
-}
+#[error("[[layer]] {0}")]
+pub struct MeasuredError(pub(crate) String);
 
 pipewright_schedule::message_as_debug!(MeasuredError);
 
@@ -62,22 +35,11 @@ impl MeasuredLayer {
         Layout {
             gpus: tensor,
             tensor,
-            pipeline: 1,
-            chunks: 1,
-            context: 1,
-            expert: 1,
             expert_tensor: tensor,
             microbatch: rows,
             batch: rows,
-            sequence,
-            schedule: None,
-            cut: Cut::Even,
-            precision,
-            recompute: Recompute::None,
             sequence_parallel: tensor > 1,
-            scores: Scores::Fused,
-            sharding: ShardedState::Optimizer,
-            kernels: Kernels::Fused,
+            ..Layout::on_one_gpu(sequence, precision)
         }
     }
 
@@ -85,9 +47,15 @@ impl MeasuredLayer {
     pub(crate) fn compared(&self, model: &Model, machine: &Machine) -> Result<MeasuredBlock, MeasuredError> {
         let number = self.block;
         let blocks = model.blocks.len();
-        let block = *model.blocks.get(number).ok_or(MeasuredError::Block { block: number, blocks })?;
+        let block = *model.blocks.get(number).ok_or_else(|| {
+            let last = blocks - 1;
+            MeasuredError(format!(
+                "is of block {number}, and the model has {blocks}; use a number from 0 to {last}"
+            ))
+        })?;
         let layout = self.layout();
-        layout.check(model).map_err(|error| MeasuredError::Layout { block: number, error })?;
+        let fits = layout.check(model);
+        fits.map_err(|error| MeasuredError(format!("of block {number} does not fit the model: {error}")))?;
         let predicted = Setting { model, layout: &layout, machine }.block(&block);
         Ok(MeasuredBlock {
             block,

@@ -7,7 +7,7 @@
 use pipewright_document::{Bound, Problems, Reader, Source, Table, Value, nearest};
 
 use crate::catalogue::{self, hint_at, machines_of};
-use crate::layout::{Cut, Kernels, Layout, Precision, Recompute, Scores, ShardedState};
+use crate::layout::{Kernels, Layout, Precision, Recompute, Scores, ShardedState};
 use crate::machine::Machine;
 use crate::published_model::{self, PublishedModel};
 use pipewright_shapes::model::Model;
@@ -183,7 +183,6 @@ fn layout(row: &mut Reader<'_>) -> Option<Layout> {
     let is_compiled = row.flag("compiled").unwrap_or(true);
     let mut layout = Layout {
         schedule: row.text("schedule"),
-        cut: Cut::Even,
         recompute: row.word("recompute", &RECOMPUTED).unwrap_or(Recompute::None),
         sequence_parallel: row.flag("sequence_parallel").unwrap_or(tensor > 1),
         scores: row.word("attention", &SCORES).unwrap_or(Scores::Fused),
@@ -198,8 +197,7 @@ fn layout(row: &mut Reader<'_>) -> Option<Layout> {
         expert_tensor: expert_tensor.unwrap_or(tensor),
         microbatch: microbatch?,
         batch: batch?,
-        sequence: sequence?,
-        precision: precision?,
+        ..Layout::on_one_gpu(sequence?, precision?)
     };
     // If the replicas are too few for the experts' ranks, these are drawn from tensor groups, too.
     if expert_tensor.is_none() && !layout.replicas().is_multiple_of(layout.expert) {

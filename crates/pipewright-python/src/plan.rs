@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pipewright_schedule::lower::{ProgramSource, TrainingLowering};
+use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::plan::{
     Plan, PlanChoice, PlanError, PlanReport, PlanRequest, plan as search, predict,
 };
@@ -257,8 +257,7 @@ impl PyPlan {
     /// Returns the program that each replica runs.
     fn program(&self, py: Python<'_>) -> PyResult<PyProgram> {
         let (name, plan) = (self.name(), self.plan());
-        let trained = self.choice().trained_stages(&self.search.profile);
-        let lowering = TrainingLowering { replicas: plan.mesh.data, trained, ..TrainingLowering::default() };
+        let lowering = self.choice().lowering(&self.search.profile);
         let source = ProgramSource::Schedule(plan.schedule.clone());
         let program = interruptible(py, move |_| source.program(&LowerConfig::from(lowering)))?;
         let program = program.map_err(|error| error.raised(py))?;

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use pipewright_schedule::communicator::Communicator;
-use pipewright_schedule::costs::CostsError;
-use pipewright_schedule::lower::{ProgramSource, SourceError, TrainingLowering};
-use pipewright_schedule::partition::{Method, partition};
+use pipewright_schedule::costs::check_recomputed;
+use pipewright_schedule::lower::{ProgramSource, SourceError};
 use pipewright_schedule::picture::TimeUnit;
 use pipewright_schedule::plan::{PlanChoice, PredictError, Prediction, best_cut, predict_program};
 use pipewright_schedule::profile::Profile;
@@ -180,9 +179,7 @@ fn at_profile(
     let schedule = source.computation().map_err(SourceError::from)?;
     let ProfileChoices { profile, boundaries, recompute } = choices;
     let stages = schedule.placement().stages();
-    if let Some(stage) = recompute.largest_stage().filter(|stage| stage.get() >= stages) {
-        return Err(SimulateError::from(CostsError::RecomputedStage { stage, stages }).into());
-    }
+    check_recomputed(&recompute, stages).map_err(SimulateError::from)?;
     let mut choice = PlanChoice {
         recompute: schedule.placement().all_stages().map(|stage| recompute.choice_of(stage)).collect(),
         microbatch_rows: profile.rows,
@@ -190,20 +187,10 @@ fn at_profile(
     };
     choice.boundaries = match boundaries {
         Some(boundaries) => boundaries,
-        None => best_cut(&profile, &schedule, &choice).map_or_else(|| no_cut(&profile, stages), Ok)?,
+        None => best_cut(&profile, &schedule, &choice)?,
     };
-    let trained = choice.trained_stages(&profile);
-    let lowering = TrainingLowering { trained, ..TrainingLowering::default() };
-    let lowering = lowering.with_exchanges(profile.has_exchanges());
-    let program = source.program(&LowerConfig::from(lowering))?;
+    let program = source.program(&LowerConfig::from(choice.lowering(&profile)))?;
     of_prediction(name, predict_program(&profile, &schedule, program, &choice)?)
-}
-
-/// Returns why there is no cut of the layers into stages. If there are enough layers, the ranks do not fit the
-/// nodes of the profile, and the prediction fails without boundaries.
-fn no_cut(profile: &Profile, stages: u32) -> Result<Vec<usize>, PredictError> {
-    partition(&vec![1; profile.layer_count() as usize], stages, &Method::Even)?;
-    Ok(Vec::new())
 }
 
 /// Returns the prediction of a schedule that is called `name` at the costs of a profile.

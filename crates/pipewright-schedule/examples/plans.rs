@@ -193,7 +193,7 @@ fn best_cuts(instance: &Instance) -> f64 {
             let Ok(schedule) = generate(generator.name, &spec) else { continue };
             let recompute = vec![None; schedule.placement().stages() as usize];
             let choice = PlanChoice { recompute, ..PlanChoice::default() };
-            let Some(boundaries) = best_cut(&instance.profile, &schedule, &choice) else { continue };
+            let Ok(boundaries) = best_cut(&instance.profile, &schedule, &choice) else { continue };
             let choice = PlanChoice { boundaries, ..choice };
             let Ok(costs) = choice_costs(&instance.profile, schedule.placement(), &choice) else { continue };
             let Ok(schedule) = generate(generator.name, &ScheduleSpec { costs: Some(costs), ..spec }) else {

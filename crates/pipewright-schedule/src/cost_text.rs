@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::str::FromStr;
 
-use crate::costs::{Costs, CostsError, Exchanges, MAX_EXCHANGES, StageCosts, StageExchanges, check_range};
+use crate::costs::{
+    Costs, CostsError, Exchanges, MAX_EXCHANGES, StageCosts, StageExchanges, check_entries, check_range,
+};
 
 impl FromStr for Costs {
     type Err = CostsError;
@@ -23,13 +25,19 @@ impl FromStr for Costs {
         let (mut exchange, mut count) = (Vec::new(), None);
         let mut given = BTreeSet::new();
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
-            let no_cost = || CostsError::NotACost { part: part.chars().take(64).collect() };
+            let no_cost = || {
+                let part: String = part.chars().take(64).collect();
+                CostsError(format!(
+                    "`{part}` is not a cost; write `F=1,I=1,W=1,B=2,hop=0.1,exchange=0.5,exchanges=8,offload=0.2`, and leave \
+                     out what is not needed"
+                ))
+            };
             let (name, values) = part.split_once('=').ok_or_else(no_cost)?;
             let values = values.split(':').map(|value| value.trim().parse());
             let values = values.collect::<Result<Vec<f64>, _>>().map_err(|_not_a_number| no_cost())?;
             let name = name.trim().to_ascii_lowercase();
             if given.contains(&name) {
-                return Err(CostsError::Twice { name });
+                return Err(CostsError(format!("the cost `{name}` is given twice; leave one out")));
             }
             match (name.as_str(), values.as_slice()) {
                 ("f", _) => forward = values,
@@ -47,11 +55,14 @@ impl FromStr for Costs {
         }
         let lists = [&forward, &input, &weight, &backward, &exchange];
         let stages = lists.iter().map(|list| list.len()).max().unwrap_or(1).max(1);
-        if let Some(list) = lists.iter().find(|list| list.len() > 1 && list.len() != stages) {
-            return Err(CostsError::Entries { what: "costs", entries: list.len(), stages: stages as u32 });
-        }
+        let mut given = lists.iter().filter(|list| !list.is_empty());
+        given.try_for_each(|list| check_entries("costs", list.len(), stages as u32))?;
         if count.is_some() && exchange.is_empty() {
-            return Err(CostsError::NoExchangeTime);
+            return Err(CostsError(
+                "`exchanges` is the number of exchanges in an action, and nothing says how long they take; add their time, such \
+                 as `exchange=0.5`, or leave `exchanges` out"
+                    .to_owned(),
+            ));
         }
         let count = count.unwrap_or(2);
         // Before others follow from them.
@@ -79,7 +90,7 @@ fn exchange_count(number: f64) -> Result<u32, CostsError> {
     if number.fract() == 0.0 && (1.0..=f64::from(MAX_EXCHANGES)).contains(&number) {
         return Ok(number as u32);
     }
-    Err(CostsError::Exchanges { count: number.to_string() })
+    Err(crate::costs::exchange_count(number))
 }
 
 /// Returns the times of `I` and `W`, from the given ones.

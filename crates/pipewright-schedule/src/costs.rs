@@ -150,105 +150,10 @@ pub struct Link {
     pub bandwidth: f64,
 }
 
-/// The errors of costs.
+/// A mistake in costs, as a sentence with what to do.
 #[derive(Clone, PartialEq, Eq, Error)]
-pub enum CostsError {
-    /// A part of the text is not `NAME=NUMBER`.
-    #[error(
-        "`{part}` is not a cost; write `F=1,I=1,W=1,B=2,hop=0.1,exchange=0.5,exchanges=8,offload=0.2`, and leave out what is not \
-         needed"
-    )]
-    NotACost {
-        /// The part, shortened if it is very long.
-        part: String,
-    },
-    /// A cost that is given twice.
-    #[error("the cost `{name}` is given twice; leave one out")]
-    Twice {
-        /// The cost, in lower case.
-        name: String,
-    },
-    /// A cost that is negative, not a number, or above [`MAX_SECONDS`].
-    #[error("the cost `{name}` is {value}; use a number of seconds from 0 to {MAX_SECONDS:e}")]
-    OutOfRange {
-        /// The cost.
-        name: &'static str,
-        /// Its value, as text.
-        value: String,
-    },
-    /// A share of attention that is not a share.
-    #[error("the cost `attention` is {value}; use a share of `F` and `I` from 0 to 1")]
-    Attention {
-        /// The share, as text.
-        value: String,
-    },
-    /// The number of exchanges in an action is not a whole number, or too large.
-    #[error("an action has {count} exchanges; use a whole number from 1 to {MAX_EXCHANGES}")]
-    Exchanges {
-        /// The number of exchanges, as text.
-        count: String,
-    },
-    /// The actions of a program have too many exchanges.
-    #[error(
-        "the actions of the program have {exchanges} exchanges, and at most {MAX_PROGRAM_EXCHANGES} are simulated; use fewer \
-         microbatches, or fewer exchanges in each action"
-    )]
-    ProgramExchanges {
-        /// The number of exchanges in all actions.
-        exchanges: u64,
-    },
-    /// There is a number of exchanges, and no time for them.
-    #[error(
-        "`exchanges` is the number of exchanges in an action, and nothing says how long they take; add their time, such as \
-         `exchange=0.5`, or leave `exchanges` out"
-    )]
-    NoExchangeTime,
-    /// A bandwidth below 1 byte per second.
-    #[error("a link's bandwidth is {value}; use at least 1 byte a second")]
-    Bandwidth {
-        /// The bandwidth, as text.
-        value: String,
-    },
-    /// A skip connection does not lead from a stage to a later one.
-    #[error(
-        "a skip connection from stage {from} to stage {to} of {stages}; let it lead to a later stage that exists"
-    )]
-    Skip {
-        /// The stage that sends.
-        from: StageIndex,
-        /// The stage that receives.
-        to: StageIndex,
-        /// The number of stages.
-        stages: u32,
-    },
-    /// A stage that is to be recomputed does not exist.
-    #[error("stage {stage} of {stages} is to be recomputed; name stages that exist")]
-    RecomputedStage {
-        /// The stage.
-        stage: StageIndex,
-        /// The number of stages.
-        stages: u32,
-    },
-    /// A stage is to recompute a part of its layers, and nothing says how long that takes.
-    #[error(
-        "stage {stage} is to recompute its first layers, and these costs do not say how long that takes; use a profile, which \
-         has the costs of layers, or recompute the whole stage"
-    )]
-    RecomputedLayers {
-        /// The stage.
-        stage: StageIndex,
-    },
-    /// There are more or fewer entries than stages.
-    #[error("{} for the {what} of {}; give one for all, or one each", counted(*.entries, "entry"), counted(*.stages, "stage"))]
-    Entries {
-        /// The name of the list.
-        what: &'static str,
-        /// The number of entries.
-        entries: usize,
-        /// The number of stages.
-        stages: u32,
-    },
-}
+#[error("{0}")]
+pub struct CostsError(pub(crate) String);
 
 crate::error_text::message_as_debug!(CostsError);
 
@@ -374,31 +279,34 @@ impl Costs {
             u64::from(exchanges.of(part).count()) + u64::from(again)
         };
         let parts = program.rows().iter().flatten().flat_map(|action| action.parts());
-        let exchanges = parts.map(count_of).sum();
+        let exchanges: u64 = parts.map(count_of).sum();
         if exchanges > MAX_PROGRAM_EXCHANGES {
-            return Err(CostsError::ProgramExchanges { exchanges });
+            return Err(CostsError(format!(
+                "the actions of the program have {exchanges} exchanges, and at most {MAX_PROGRAM_EXCHANGES} are simulated; use \
+                 fewer microbatches, or fewer exchanges in each action"
+            )));
         }
         Ok(())
     }
 
     /// Checks that the costs fit `stages` stages and are in range.
     pub(crate) fn check(&self, stages: u32) -> Result<(), CostsError> {
-        let fits = |entries: usize| entries == 1 || entries == stages as usize;
-        if !fits(self.stages.len()) {
-            return Err(CostsError::Entries { what: "costs", entries: self.stages.len(), stages });
+        check_entries("costs", self.stages.len(), stages)?;
+        if !self.sizes.is_empty() {
+            check_entries("sizes", self.sizes.len(), stages)?;
         }
-        if !self.sizes.is_empty() && !fits(self.sizes.len()) {
-            return Err(CostsError::Entries { what: "sizes", entries: self.sizes.len(), stages });
-        }
-        if let Some(stage) = self.recompute.largest_stage().filter(|stage| stage.get() >= stages) {
-            return Err(CostsError::RecomputedStage { stage, stages });
-        }
+        check_recomputed(&self.recompute, stages)?;
         if let Some(stage) = self.recompute.in_part().find(|&stage| self.stage(stage).recompute.is_none()) {
-            return Err(CostsError::RecomputedLayers { stage });
+            return Err(CostsError(format!(
+                "stage {stage} is to recompute its first layers, and these costs do not say how long that takes; use a profile, \
+                 which has the costs of layers, or recompute the whole stage"
+            )));
         }
         let misled = |skip: &&SkipTransfer| skip.from >= skip.to || skip.to.get() >= stages;
         if let Some(&SkipTransfer { from, to, .. }) = self.skips.iter().find(misled) {
-            return Err(CostsError::Skip { from, to, stages });
+            return Err(CostsError(format!(
+                "a skip connection from stage {from} to stage {to} of {stages}; let it lead to a later stage that exists"
+            )));
         }
         let links = self.links.values().chain([&self.link]);
         let latencies = links.clone().map(|link| ("hop", link.latency));
@@ -408,13 +316,18 @@ impl Costs {
         all.try_for_each(|(name, value)| check_range(name, value))?;
         let mut counts = self.stages.iter().flat_map(|stage| stage.exchanges.all());
         if let Some(exchanges) = counts.find(|exchanges| exchanges.count() > MAX_EXCHANGES) {
-            return Err(CostsError::Exchanges { count: exchanges.count().to_string() });
+            return Err(exchange_count(exchanges.count().into()));
         }
         if !(0.0..=1.0).contains(&self.attention) {
-            return Err(CostsError::Attention { value: self.attention.to_string() });
+            return Err(CostsError(format!(
+                "the cost `attention` is {}; use a share of `F` and `I` from 0 to 1",
+                self.attention
+            )));
         }
         match links.map(|link| link.bandwidth).find(|&bandwidth| bandwidth.is_nan() || bandwidth < 1.0) {
-            Some(bandwidth) => Err(CostsError::Bandwidth { value: bandwidth.to_string() }),
+            Some(bandwidth) => {
+                Err(CostsError(format!("a link's bandwidth is {bandwidth}; use at least 1 byte a second")))
+            }
             None => Ok(()),
         }
     }
@@ -427,7 +340,36 @@ pub(crate) fn check_range(name: &'static str, value: f64) -> Result<(), CostsErr
     }
     // Large numbers are printed with an exponent.
     let value = if value.abs() < 1e15 { value.to_string() } else { format!("{value:e}") };
-    Err(CostsError::OutOfRange { name, value })
+    Err(CostsError(format!(
+        "the cost `{name}` is {value}; use a number of seconds from 0 to {MAX_SECONDS:e}"
+    )))
+}
+
+/// Checks that there is one entry for all stages, or one each.
+pub(crate) fn check_entries(what: &str, entries: usize, stages: u32) -> Result<(), CostsError> {
+    if entries == 1 || entries == stages as usize {
+        return Ok(());
+    }
+    let (entries, stages) = (counted(entries, "entry"), counted(stages, "stage"));
+    Err(CostsError(format!("{entries} for the {what} of {stages}; give one for all, or one each")))
+}
+
+/// Checks that the stages that are to be recomputed are among the first `stages`.
+///
+/// # Errors
+/// If there is another one.
+pub fn check_recomputed(recompute: &Recompute, stages: u32) -> Result<(), CostsError> {
+    match recompute.largest_stage().filter(|stage| stage.get() >= stages) {
+        Some(stage) => {
+            Err(CostsError(format!("stage {stage} of {stages} is to be recomputed; name stages that exist")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Returns the error of an action with so many exchanges.
+pub(crate) fn exchange_count(count: f64) -> CostsError {
+    CostsError(format!("an action has {count} exchanges; use a whole number from 1 to {MAX_EXCHANGES}"))
 }
 
 #[cfg(test)]

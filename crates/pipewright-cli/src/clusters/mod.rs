@@ -1,6 +1,5 @@
 //! Clusters for the commands: a machine by its name or file, the list of the known ones, and plans for them.
 
-mod toml_file;
 pub(crate) mod machine;
 pub(crate) mod list;
 mod failures;
@@ -8,7 +7,6 @@ pub(crate) mod arguments;
 mod adapters;
 mod model;
 pub(crate) mod request;
-mod emitted;
 pub(crate) mod plan;
 pub(crate) mod plan_text;
 pub(crate) mod plan_json;

@@ -7,7 +7,7 @@ use pipewright_shapes::reader::{self, Described};
 use pipewright_system::bounded_file::read_text;
 
 use crate::clusters::adapters::{self, PlannedAdapters};
-use crate::clusters::toml_file::unreadable;
+use crate::clusters::machine::unreadable;
 use crate::failure::Failure;
 use pipewright_run::settings::model::ModelSettings;
 use pipewright_run::training::load::load_settings;

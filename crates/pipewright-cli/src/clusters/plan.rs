@@ -3,21 +3,23 @@
 use std::path::Path;
 use std::time::Instant;
 
+use pipewright_cluster::emit::emit;
 use pipewright_cluster::machine::Machine;
 use pipewright_cluster::measured;
-use pipewright_cluster::search::{ClusterPlan, Found, Request, Upgrade, search, upgrades};
-use pipewright_cluster::setting::Setting;
+use pipewright_cluster::search::{
+    ClusterPlan, ClusterReport, Request, SearchError, SearchErrorKind, Upgrade, search, upgrades,
+};
+use pipewright_cluster::systems;
+use pipewright_schedule::plan::System;
 use pipewright_shapes::model::Model;
 use pipewright_shapes::reader::Described;
 
-use crate::clusters::emitted::{emitted, refused};
 use crate::clusters::failures::ExpectedFaults;
-use crate::clusters::machine::machine;
+use crate::clusters::machine::{machine, read_toml};
 use crate::clusters::model::{self, PlannedModel};
 use crate::clusters::request::{PlanOptions, Sizes};
-use crate::clusters::toml_file;
-use crate::failure::Failure;
-use crate::planning::emitted::Emitted;
+use crate::failure::{Exit, Failure};
+use crate::planning::emitted::{Emitted, Target};
 
 /// A finished search and what people need to judge it.
 #[derive(Debug)]
@@ -25,7 +27,7 @@ pub(crate) struct Planned {
     /// The request.
     pub(crate) request: Request,
     /// The plans.
-    pub(crate) found: Found,
+    pub(crate) found: ClusterReport,
     /// The gain from more hardware.
     pub(crate) upgrades: Vec<Upgrade>,
     /// The plan that another system executes, with its files, if they are asked for.
@@ -79,8 +81,7 @@ pub(crate) fn plan(options: &PlanOptions<'_>) -> Result<Planned, Failure> {
 
 /// Says which measured products the best plan does not use.
 fn unused(request: &Request, best: &ClusterPlan) -> Vec<String> {
-    let setting = Setting { model: &request.model, layout: &best.layout, machine: &request.machine };
-    let products = measured::unused_products(&setting).into_iter();
+    let products = measured::unused_products(&request.setting(&best.layout)).into_iter();
     products.map(|product| format!("the best plan does not use {product}")).collect()
 }
 
@@ -91,14 +92,9 @@ fn with_measurements(
     machine: Machine,
 ) -> Result<(Machine, Vec<String>), Failure> {
     let advice = "name a file of measurements, as the book describes it (docs/cluster-plans.md)";
-    let measured = toml_file::read(file, "the measurements", advice, measured::read)?;
-    let changed = measured.machine(model, &machine).map_err(|error| {
-        Failure::input(format!(
-            "{}: {}",
-            file.display(),
-            pipewright_schedule::error_text::with_causes(&error)
-        ))
-    })?;
+    let measured = read_toml(file, "the measurements", advice, measured::read)?;
+    let changed = measured.machine(model, &machine);
+    let changed = changed.map_err(|error| Failure::input(format!("{}: {error}", file.display())))?;
     let sentences = measured.sentences(model, &machine, &changed);
     Ok((changed, sentences))
 }
@@ -119,4 +115,51 @@ fn assumptions(machine: &Machine) -> Vec<String> {
     let constants = machine.source_of("constants");
     assumed.push(format!("shares that programs reach: {}", constants.trim_start_matches(ASSUMED)));
     assumed
+}
+
+/// Makes the files for the best plan of a search. If the system cannot run it, searches the best one that
+/// it can run.
+fn emitted(
+    request: &Request,
+    best: &ClusterPlan,
+    target: &Target<'_>,
+) -> Result<Emitted<ClusterPlan>, Failure> {
+    let system = target.system;
+    refuse_frozen_blocks(system, request)?;
+    let other = |refusal: &str| {
+        let request = Request { system: Some(system), plans: 1, ..request.clone() };
+        let found = search(&request).map_err(|error| {
+            let among = match error.kind {
+                SearchErrorKind::System => String::new(),
+                _ => format!("among the plans that {system} runs:\n"),
+            };
+            refused(error).below(format!("{system} cannot run the best plan: {refusal}\n{among}"))
+        })?;
+        found.plans.into_iter().next().ok_or_else(|| Failure::input("there is no plan to write"))
+    };
+    let emit = |plan: &ClusterPlan| emit(system, request, plan, &target.folder().to_string_lossy());
+    let refusal = systems::refusal(system, &best.layout, &request.model);
+    Emitted::new(best, target, refusal, other, emit, |plan| plan.prediction.seconds)
+}
+
+/// Refuses plans for models with frozen blocks: other systems run the backwards that are left out here.
+fn refuse_frozen_blocks(system: System, request: &Request) -> Result<(), Failure> {
+    if !request.model.is_adapted() {
+        return Ok(());
+    }
+    Err(Failure::input(format!(
+        "--emit {}: the configuration has an [adapter], and a plan leaves out the weight gradients of frozen layers, \
+         which {system} computes: leave --emit out, or set adapter.kind = \"none\"",
+        system.name()
+    )))
+}
+
+/// Returns the failure of a search. A plan that does not fit is a check that failed. Anything else is wrong
+/// input.
+fn refused(error: SearchError) -> Failure {
+    let exit = match error.kind {
+        SearchErrorKind::Memory(_) => Exit::CheckFailed,
+        SearchErrorKind::Request | SearchErrorKind::System => Exit::WrongInput,
+    };
+    Failure::new(exit, error)
 }

@@ -1,39 +1,32 @@
 //! Prints plans for a cluster as JSON. Keys that other plans have mean the same here.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use pipewright_cluster::search::{ClusterPlan, Upgrade};
+use pipewright_cluster::search::{ClusterPlan, Goal, Upgrade};
 use pipewright_schedule::held_bytes::{ByteCount, HeldBytes};
 use pipewright_shapes::model::Model;
 use serde::Serialize;
 
 use crate::clusters::failures::{ExpectedFaults, PlanGoodput};
 use crate::clusters::plan::Planned;
-use crate::planning::emitted::EmittedJson;
+use crate::planning::plan_json::{PlanKeys, Report};
 
+/// The keys that only plans for clusters have.
 #[derive(Serialize)]
-struct Report<'a> {
+struct ClusterKeys<'a> {
     model: ModelJson<'a>,
     cluster: ClusterJson<'a>,
-    plans: Vec<PlanJson<'a>>,
-    lower_bound_s: f64,
-    gap: f64,
-    search_s: f64,
     estimated: usize,
-    simulated: usize,
     memory_limit_bytes: u64,
     /// The failures of the GPUs, if their rate is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     faults: Option<&'a ExpectedFaults>,
     upgrades: Vec<UpgradeJson<'a>>,
-    /// The files for another system.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    emit: Option<EmittedJson<'a, PlanJson<'a>>>,
     /// The parts of the prediction that are measured.
     measured: &'a [String],
     /// The keys of the model's file that change nothing in the prediction.
     ignored: &'a [String],
-    assumed: &'a [String],
 }
 
 #[derive(Serialize)]
@@ -59,14 +52,8 @@ struct ClusterJson<'a> {
 /// A plan.
 #[derive(Serialize)]
 struct PlanJson<'a> {
-    schedule: &'a str,
-    ranks: u32,
-    stages_per_rank: u32,
-    microbatches: u32,
-    microbatch_size: u32,
-    /// The first block of each stage but the first.
-    boundaries: Vec<usize>,
-    data_parallel: u32,
+    #[serde(flatten)]
+    keys: PlanKeys<'a>,
     tensor_parallel: u32,
     context_parallel: u32,
     expert_parallel: u32,
@@ -76,14 +63,10 @@ struct PlanJson<'a> {
     sequence_parallel: bool,
     recompute: &'static str,
     sharding: &'static str,
-    predicted_step_s: f64,
     tokens_per_s_per_gpu: f64,
     model_tflops_per_gpu: f64,
     mfu: f64,
-    bubble_fraction: f64,
-    /// The bytes of each rank of a pipeline at its peak. All plans have `peak_bytes`. `memory_bytes` has
-    /// the same numbers under the name that plans for clusters add, next to `memory_parts`.
-    peak_bytes: Vec<u64>,
+    /// The numbers of `peak_bytes` under the name that plans for clusters add, next to `memory_parts`.
     memory_bytes: Vec<u64>,
     /// The parts of these bytes.
     memory_parts: Vec<BTreeMap<&'static str, u64>>,
@@ -93,16 +76,7 @@ struct PlanJson<'a> {
     /// Seconds of the busiest rank by what they are spent on. Their sum is the step.
     costs: BTreeMap<&'static str, f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    goal: Option<GoalJson>,
-}
-
-#[derive(Serialize)]
-struct GoalJson {
-    tokens: u64,
-    steps: u64,
-    days: f64,
-    gpu_hours: f64,
-    kilowatt_hours: Option<f64>,
+    goal: Option<Goal>,
 }
 
 #[derive(Serialize)]
@@ -119,7 +93,11 @@ struct UpgradeJson<'a> {
 pub(crate) fn json(planned: &Planned) -> String {
     let Planned { request, found, .. } = planned;
     let model = &request.model;
-    let report = Report {
+    let plans = found.plans.iter().map(|plan| {
+        let goodput = planned.faults.as_ref().map(|faults| faults.goodput(plan));
+        PlanJson { goodput, ..plan_json(plan, model) }
+    });
+    let more = ClusterKeys {
         model: ModelJson {
             name: &model.name,
             parameters: model.own_parameters(),
@@ -135,41 +113,42 @@ pub(crate) fn json(planned: &Planned) -> String {
             global_batch: request.batch,
             seq_len: request.sequence,
         },
-        plans: found
-            .plans
-            .iter()
-            .map(|plan| {
-                let goodput = planned.faults.as_ref().map(|faults| faults.goodput(plan));
-                PlanJson { goodput, ..plan_json(plan, model) }
-            })
-            .collect(),
-        lower_bound_s: found.bound_seconds,
-        gap: found.plans.first().map_or(0.0, |best| best.gap),
-        search_s: planned.seconds,
         estimated: found.estimated,
-        simulated: found.simulated,
         memory_limit_bytes: found.memory_limit as u64,
         faults: planned.faults.as_ref(),
         upgrades: planned.upgrades.iter().map(|upgrade| upgrade_json(upgrade, model)).collect(),
-        emit: planned.emitted.as_ref().map(|emitted| emitted.json(plan_json(&emitted.plan, model))),
         measured: &planned.measured,
         ignored: &planned.ignored,
-        assumed: &planned.assumed,
     };
-    serde_json::to_string(&report).expect("numbers can be written as JSON") + "\n"
+    let report = Report {
+        plans: plans.collect(),
+        lower_bound_s: found.lower_bound_s,
+        gap: found.plans.first().map_or(0.0, |best| best.gap),
+        search_s: planned.seconds,
+        simulated: found.simulated as u64,
+        assumed: &planned.assumed,
+        emit: planned.emitted.as_ref().map(|emitted| emitted.json(plan_json(&emitted.plan, model))),
+        more,
+    };
+    report.text()
 }
 
 fn plan_json<'a>(plan: &'a ClusterPlan, model: &Model) -> PlanJson<'a> {
     let (layout, prediction) = (&plan.layout, &plan.prediction);
     let memory: Vec<u64> = prediction.memory.iter().map(|rank| rank.total() as u64).collect();
     PlanJson {
-        schedule: layout.schedule_name(),
-        ranks: layout.pipeline,
-        stages_per_rank: layout.chunks,
-        microbatches: layout.microbatches(),
-        microbatch_size: layout.microbatch,
-        boundaries: prediction.boundaries(),
-        data_parallel: layout.data(),
+        keys: PlanKeys {
+            schedule: layout.schedule_name(),
+            ranks: layout.pipeline,
+            stages_per_rank: layout.chunks,
+            microbatches: layout.microbatches(),
+            microbatch_size: layout.microbatch,
+            boundaries: Cow::Owned(prediction.boundaries()),
+            data_parallel: layout.data(),
+            predicted_step_s: prediction.seconds,
+            bubble_fraction: plan.shares.bubble,
+            peak_bytes: Cow::Owned(memory.clone()),
+        },
         tensor_parallel: layout.tensor,
         context_parallel: layout.context,
         expert_parallel: layout.expert,
@@ -177,25 +156,16 @@ fn plan_json<'a>(plan: &'a ClusterPlan, model: &Model) -> PlanJson<'a> {
         sequence_parallel: layout.sequence_parallel,
         recompute: layout.recompute.name(),
         sharding: layout.sharding.name(),
-        predicted_step_s: prediction.seconds,
         tokens_per_s_per_gpu: prediction.tokens_per_gpu,
         model_tflops_per_gpu: prediction.operations_per_gpu / 1e12,
         mfu: plan.mfu,
-        bubble_fraction: plan.shares.bubble,
-        peak_bytes: memory.clone(),
         memory_bytes: memory,
         memory_parts: prediction.memory.iter().map(parts).collect(),
         gap: plan.gap,
         goodput: None,
         // A sum with 0 is never -0.
         costs: plan.shares.named().map(|(name, share)| (name, share * prediction.seconds + 0.0)).into(),
-        goal: plan.goal.as_ref().map(|goal| GoalJson {
-            tokens: goal.tokens as u64,
-            steps: goal.steps as u64,
-            days: goal.days,
-            gpu_hours: goal.gpu_hours,
-            kilowatt_hours: goal.kilowatt_hours,
-        }),
+        goal: plan.goal,
     }
 }
 

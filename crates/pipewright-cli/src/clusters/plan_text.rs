@@ -32,7 +32,7 @@ pub(crate) fn text(planned: &Planned) -> String {
     let found = &planned.found;
     line(format!(
         "no plan can take less than {} per step; {} estimated, {} simulated in {:.1} s",
-        time(found.bound_seconds),
+        time(found.lower_bound_s),
         counted(found.estimated as u64, "layout"),
         found.simulated,
         planned.seconds
@@ -155,12 +155,12 @@ fn goal(goal: &Goal) -> String {
         }
         Some(hours) => format!("{} MWh of the GPUs at full power", significant(hours / 1000.0)),
     };
-    let tokens = goal.tokens as u64;
+    let tokens = goal.tokens;
     format!(
         "      {} {}: {}, {}, {} GPU hours, {energy}",
         short_count(tokens),
         if tokens == 1 { "token" } else { "tokens" },
-        counted(goal.steps as u64, "step"),
+        counted(goal.steps, "step"),
         span(goal.days),
         significant(goal.gpu_hours)
     )

@@ -16,7 +16,7 @@ use pipewright_system::schedule_memory::check_plan;
 
 use crate::clusters::arguments::{ClusterArguments, one_of};
 use crate::clusters::request::PlanOptions;
-use crate::clusters::{plan as cluster_plan, plan_json, plan_text};
+use crate::clusters::{plan as cluster_plan, plan_json as cluster_json, plan_text};
 use crate::commands::run_arguments::parse_time;
 use crate::display::{bytes, say};
 use crate::failure::Failure;
@@ -25,7 +25,8 @@ use crate::planning::checked::{Check, Checked};
 use crate::planning::config::write_plan;
 use crate::planning::emitted::{Emitted, SYSTEMS, Target};
 use crate::planning::measure::{profiled_run, workload};
-use crate::planning::print::{json, plan_json, refused, text, title_of};
+use crate::planning::plan_json::{json, plan_json};
+use crate::planning::print::{refused, text, title_of};
 use crate::planning::rates::{assumed_link, assumed_rates};
 use crate::planning::request::{training_state, tried_head_parts};
 use pipewright_run::settings::mesh::MeshSettings;
@@ -218,7 +219,7 @@ fn plan_for_cluster(arguments: &PlanArguments, cluster: &str) -> Result<(), Fail
     }
     match arguments.format {
         Format::Text => output::show(&plan_text::text(&planned)),
-        Format::Json => output::write(None, &plan_json::json(&planned)),
+        Format::Json => output::write(None, &cluster_json::json(&planned)),
     }
 }
 

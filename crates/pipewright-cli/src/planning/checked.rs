@@ -1,6 +1,5 @@
 //! A plan of another system, read from its file, predicted, and compared with the best plans.
 
-use std::borrow::Cow;
 use std::cell::Cell;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -15,12 +14,12 @@ use pipewright_schedule::plan::{
 use pipewright_schedule::profile::Profile;
 use pipewright_schedule::words::counted;
 use pipewright_system::schedule_memory::{check_schedule, check_text};
-use serde::Serialize;
 
 use crate::display::bytes;
 use crate::failure::{Exit, Failure, sentence};
 use crate::planning::emitted::best_of_system;
-use crate::planning::print::{PlanJson, longer, memory, plan_json, refused, time, title_of};
+use crate::planning::plan_json::{CheckJson, check_json, plan_json};
+use crate::planning::print::{longer, memory, refused, time, title_of};
 use pipewright_run::schedule_file::read_regular;
 
 /// The share by which a plan may take longer than another one and still be as good.
@@ -58,39 +57,6 @@ struct Others {
     best: Plan,
     /// The best one that the system can run.
     best_of_system: Plan,
-}
-
-/// The output of `--format json`.
-#[derive(Serialize)]
-struct CheckJson<'a> {
-    file: Cow<'a, str>,
-    system: &'a str,
-    schedule: &'a str,
-    ranks: u32,
-    stages: u32,
-    microbatches: u32,
-    microbatch_size: u32,
-    data_parallel: u32,
-    tensor_parallel: u32,
-    boundaries: &'a [usize],
-    predicted_step_s: f64,
-    bubble_fraction: f64,
-    peak_bytes: &'a [u64],
-    /// How much longer it takes than the best plan, as a share; null without one.
-    longer: Option<f64>,
-    limit: LimitJson<'a>,
-    best: Option<PlanJson<'a>>,
-    best_of_system: Option<PlanJson<'a>>,
-    remarks: &'a [String],
-}
-
-#[derive(Serialize)]
-struct LimitJson<'a> {
-    stage: u32,
-    rank: u32,
-    kind: &'a str,
-    busy_s: f64,
-    mean_s: f64,
 }
 
 impl<'a> Checked<'a> {
@@ -233,33 +199,13 @@ impl<'a> Checked<'a> {
 
     /// Returns the result as JSON.
     pub(crate) fn json(&self) -> String {
-        let Self { read, prediction, limit, .. } = self;
         let others = self.others.as_ref().ok();
         let json = CheckJson {
             file: self.file.to_string_lossy(),
-            system: read.system.name(),
-            schedule: &read.schedule_name,
-            ranks: read.ranks(),
-            stages: read.schedule.placement().stages(),
-            microbatches: read.microbatches(),
-            microbatch_size: read.choice.microbatch_rows,
-            data_parallel: read.choice.mesh.data,
-            tensor_parallel: read.choice.mesh.tensor,
-            boundaries: &read.choice.boundaries,
-            predicted_step_s: prediction.step_s(),
-            bubble_fraction: prediction.run.timeline().bubble_fraction(),
-            peak_bytes: &prediction.peak_bytes,
             longer: others.map(|others| self.longer_than(&others.best)),
-            limit: LimitJson {
-                stage: limit.stage.get(),
-                rank: limit.rank.get(),
-                kind: &limit.kind,
-                busy_s: limit.busy_s,
-                mean_s: limit.mean_s,
-            },
             best: others.map(|others| plan_json(&others.best)),
             best_of_system: others.map(|others| plan_json(&others.best_of_system)),
-            remarks: &read.remarks,
+            ..check_json(&self.read, &self.prediction, &self.limit)
         };
         serde_json::to_string(&json).expect("numbers can be written as JSON") + "\n"
     }

@@ -32,7 +32,7 @@ pub(crate) fn write_plan(file: &Path, plan: &Plan, settings: Option<&Settings>) 
     let number = |number: u32| Value::Integer(i64::from(number));
     let mut pipeline = vec![
         ("ranks", number(plan.schedule.ranks())),
-        ("stages_per_rank", number(stages_per_rank(plan))),
+        ("stages_per_rank", number(stages_per_rank(plan.schedule.placement()))),
         ("schedule", Value::String(schedule)),
         ("microbatches", number(plan.microbatches())),
         ("microbatch_size", number(plan.microbatch_rows)),

@@ -151,7 +151,7 @@ impl Choice {
             name: is_named(plan).then(|| plan.name.to_owned()),
             csv: print_schedule(&plan.schedule),
             file: SCHEDULE.to_owned(),
-            stages_per_rank: stages_per_rank(plan),
+            stages_per_rank: stages_per_rank(plan.schedule.placement()),
             microbatches: plan.microbatches(),
             microbatch_size: plan.microbatch_rows,
             boundaries: plan.boundaries.iter().map(layer).collect(),

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use pipewright_schedule::emit::{Emission, EmitRequest, PlanScope, Remark, emit};
-use pipewright_schedule::plan::{Plan, PlanReport, PlanRequest, System, plan};
+use pipewright_schedule::plan::{Plan, PlanReport, PlanRequest, Refusal, System, plan};
 use pipewright_schedule::profile::Profile;
 use serde::Serialize;
 
@@ -89,42 +89,42 @@ impl Emitted<Plan> {
         target: &Target<'_>,
         keep_going: &mut dyn FnMut() -> bool,
     ) -> Result<Self, Failure> {
-        let system = target.system;
         let best = report.plans.first().ok_or_else(|| Failure::input("there is no plan to write"))?;
-        let refusal = best.refusal(system, profile);
-        let plan = match refusal {
-            None => best.clone(),
-            Some(_) => best_of_system(system, profile, request, keep_going)?,
+        let emit = |plan: &Plan| {
+            let own = EmitRequest::new(profile);
+            let request = EmitRequest {
+                precision: target.precision.as_deref().unwrap_or(own.precision),
+                scope: PlanScope::Profile { shards: request.state.groups.shards_that_divide(plan.mesh.data) },
+                folder: &target.folder().to_string_lossy(),
+                ..own
+            };
+            emit(target.system, plan, &request)
         };
-        let folder = target.folder();
-        let own = EmitRequest::new(profile);
-        let emit_request = EmitRequest {
-            precision: target.precision.as_deref().unwrap_or(own.precision),
-            scope: PlanScope::Profile { shards: request.state.groups.shards_that_divide(plan.mesh.data) },
-            folder: &folder.to_string_lossy(),
-            ..own
-        };
-        let emission = emit(system, &plan, &emit_request).map_err(|error| Failure::new(Exit::Bug, error))?;
-        let longer = plan.step_s / best.step_s - 1.0;
+        let other = |_: &str| best_of_system(target.system, profile, request, keep_going);
+        Self::new(best, target, best.refusal(target.system, profile), other, emit, |plan| plan.step_s)
+    }
+}
+
+impl<P: Clone> Emitted<P> {
+    /// Makes the files for the best plan, or, if the system refuses that, for the best `other` that it runs.
+    pub(crate) fn new(
+        best: &P,
+        target: &Target<'_>,
+        refusal: Option<Refusal>,
+        other: impl FnOnce(&str) -> Result<P, Failure>,
+        emit: impl FnOnce(&P) -> Result<Emission, Refusal>,
+        step_s: fn(&P) -> f64,
+    ) -> Result<Self, Failure> {
         let refusal = refusal.map(|refusal| refusal.to_string());
-        Ok(Self::new(plan, emission, folder, refusal, longer))
+        let plan = refusal.as_deref().map_or_else(|| Ok(best.clone()), other)?;
+        let emission = emit(&plan).map_err(|error| Failure::new(Exit::Bug, error))?;
+        let longer = step_s(&plan) / step_s(best) - 1.0;
+        let paths = emission.files.iter().map(|file| target.folder().join(file.name)).collect();
+        Ok(Self { plan, emission, refusal, longer, paths })
     }
 }
 
 impl<P> Emitted<P> {
-    /// Returns the files of a plan's emission in a folder. `refusal` and `longer` compare the plan with the best
-    /// one.
-    pub(crate) fn new(
-        plan: P,
-        emission: Emission,
-        folder: &Path,
-        refusal: Option<String>,
-        longer: f64,
-    ) -> Self {
-        let paths = emission.files.iter().map(|file| folder.join(file.name)).collect();
-        Self { plan, emission, refusal, longer, paths }
-    }
-
     /// Writes the files.
     pub(crate) fn write(&self) -> Result<(), Failure> {
         for (path, file) in self.paths.iter().zip(&self.emission.files) {

@@ -12,4 +12,5 @@ pub(crate) mod profile_text;
 pub(crate) mod rates;
 pub(crate) mod request;
 pub(crate) mod emitted;
+pub(crate) mod plan_json;
 pub(crate) mod checked;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use pipewright_schedule::footprint::Use;
-use pipewright_schedule::lower::{ProgramSource, TrainingLowering};
+use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::plan::{
     PlanChoice, Prediction, best_cut, choice_costs, predict_program, with_head_parts,
 };
@@ -12,7 +12,7 @@ use pipewright_schedule::profile::Profile;
 use pipewright_schedule::recompute::StageRecompute;
 use pipewright_schedule::simulate::Summary;
 use pipewright_schedule::{
-    LowerConfig, PartitionError, Recompute, Schedule, ScheduleSpec, StageIndex, ValidatedProgram, generate,
+    LowerConfig, Recompute, Schedule, ScheduleSpec, StageIndex, ValidatedProgram, generate,
 };
 use pipewright_system::schedule_memory::check_named;
 
@@ -126,17 +126,12 @@ impl Choices {
         if !self.boundaries.is_empty() || stages == 1 {
             return Ok(self.boundaries.clone());
         }
-        best_cut(&self.profile, schedule, &self.choice(Vec::new())).ok_or_else(|| {
-            let layers = usize::try_from(self.profile.layer_count()).unwrap_or(usize::MAX);
-            Failure::input(PartitionError::MoreStagesThanLayers { layers, stages })
-        })
+        best_cut(&self.profile, schedule, &self.choice(Vec::new())).map_err(Failure::input)
     }
 
     /// Returns the passes that make the program of a cut, with the stages that it trains.
     fn passes(&self, boundaries: &[usize]) -> LowerConfig {
-        let trained = self.choice(boundaries.to_vec()).trained_stages(&self.profile);
-        let lowering = TrainingLowering { trained, ..TrainingLowering::default() };
-        lowering.with_exchanges(self.profile.has_exchanges()).into()
+        self.choice(boundaries.to_vec()).lowering(&self.profile).into()
     }
 
     fn predict(

@@ -1,152 +1,30 @@
-//! Prints plans as text or as JSON.
+//! Prints plans as text.
 
 use std::fmt::Write;
 
-use pipewright_schedule::Recompute;
 use pipewright_schedule::mesh::{Mesh, MeshOrder};
 use pipewright_schedule::picture::TimeUnit;
 use pipewright_schedule::plan::{Outcome, OutcomeKind, Plan, PlanError, PlanMesh, PlanReport, PlanRequest};
 use pipewright_schedule::profile::Profile;
 use pipewright_schedule::words::counted;
-use serde::Serialize;
+use pipewright_schedule::{Placement, Recompute};
 
 use crate::display::bytes;
 use crate::failure::{Exit, Failure};
 use crate::schedules::simulation_text::list;
 
-/// The output of `--format json`.
-#[derive(Serialize)]
-struct Report<'a, E> {
-    plans: Vec<PlanJson<'a>>,
-    lower_bound_s: f64,
-    gap: f64,
-    search_s: f64,
-    simulated: u64,
-    stopped: bool,
-    /// The figures of the profile that were not measured.
-    assumed: &'a [String],
-    /// The part of the configuration that the plan cannot keep.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    note: Option<&'a str>,
-    /// The files for another system.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    emit: Option<E>,
-}
-
-/// A plan in JSON.
-#[derive(Serialize)]
-pub(crate) struct PlanJson<'a> {
-    schedule: &'a str,
-    /// A name for people; for a searched order one of its own.
-    name: String,
-    ranks: u32,
-    stages_per_rank: u32,
-    microbatches: u32,
-    microbatch_size: u32,
-    boundaries: &'a [usize],
-    /// Left out for a whole head.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    head_parts: Option<u32>,
-    data_parallel: u32,
-    /// Left out without tensor-parallel ranks.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    tensor_parallel: Option<u32>,
-    /// The numbering of the ranks, the fastest changing first, if there are several axes.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    rank_order: Option<[&'static str; 3]>,
-    /// The times of collectives in the step, which are assumed.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    assumed_collectives: Option<CollectivesJson>,
-    recompute: Recompute,
-    predicted_step_s: f64,
-    bubble_fraction: f64,
-    peak_bytes: &'a [u64],
-    /// The rank of each stage.
-    stage_to_rank: Vec<u32>,
-    #[serde(rename = "group", skip_serializing_if = "Option::is_none")]
-    group_size: Option<u32>,
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    wide_warmup: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    memory_limit: Option<u32>,
-    /// Whether forwards and backwards overlap.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    overlap: bool,
-}
-
-#[derive(Serialize)]
-struct CollectivesJson {
-    tensor_parallel_s: f64,
-    data_parallel_s: f64,
-}
-
 /// Returns the number of stages of the rank with the most.
-pub(crate) fn stages_per_rank(plan: &Plan) -> u32 {
-    let placement = plan.schedule.placement();
+pub(crate) fn stages_per_rank(placement: &Placement) -> u32 {
     placement.all_ranks().map(|rank| placement.stages_of(rank).len() as u32).max().unwrap_or(1)
 }
 
-/// Returns the report as JSON. `emit` is about the files for another system.
-pub(crate) fn json<E: Serialize>(
-    report: &PlanReport,
-    seconds: f64,
-    assumed: &[String],
-    note: Option<&str>,
-    emit: Option<E>,
-) -> String {
-    let report = Report {
-        plans: report.plans.iter().map(plan_json).collect(),
-        lower_bound_s: report.lower_bound_s,
-        gap: report.gap(),
-        search_s: seconds,
-        simulated: report.simulated,
-        stopped: report.stopped,
-        assumed,
-        note,
-        emit,
-    };
-    serde_json::to_string(&report).expect("numbers can be written as JSON") + "\n"
-}
-
-/// Returns a plan for JSON.
-pub(crate) fn plan_json(plan: &Plan) -> PlanJson<'_> {
-    let Plan { name, schedule, settings, .. } = plan;
-    let placement = schedule.placement();
-    PlanJson {
-        schedule: name,
-        name: plan.title(),
-        ranks: schedule.ranks(),
-        stages_per_rank: stages_per_rank(plan),
-        microbatches: plan.microbatches(),
-        microbatch_size: plan.microbatch_rows,
-        boundaries: &plan.boundaries,
-        head_parts: Some(plan.head_parts).filter(|&parts| parts > 1),
-        data_parallel: plan.mesh.data,
-        tensor_parallel: Some(plan.mesh.tensor).filter(|&ranks| ranks > 1),
-        rank_order: is_mesh(plan).then(|| rank_order(plan)),
-        assumed_collectives: is_mesh(plan).then_some(CollectivesJson {
-            tensor_parallel_s: plan.collectives.tensor_s,
-            data_parallel_s: plan.collectives.replicas_s,
-        }),
-        recompute: Recompute::of_stages(&plan.recompute),
-        predicted_step_s: plan.step_s,
-        bubble_fraction: plan.bubble_fraction,
-        peak_bytes: &plan.peak_bytes,
-        stage_to_rank: placement.all_stages().map(|stage| placement.rank_of(stage).get()).collect(),
-        group_size: settings.group_size,
-        wide_warmup: settings.wide_warmup,
-        memory_limit: settings.memory_limit,
-        overlap: settings.overlap,
-    }
-}
-
 /// Returns whether a plan has more axes than its pipeline.
-fn is_mesh(plan: &Plan) -> bool {
+pub(crate) fn is_mesh(plan: &Plan) -> bool {
     plan.mesh.data > 1 || plan.mesh.tensor > 1
 }
 
 /// Returns the axes of the mesh, the axis of neighbouring ranks first.
-fn rank_order(plan: &Plan) -> [&'static str; 3] {
+pub(crate) fn rank_order(plan: &Plan) -> [&'static str; 3] {
     match plan.mesh.order {
         MeshOrder::Replicas => ["tensor", "data", "pipeline"],
         MeshOrder::Pipeline => ["tensor", "pipeline", "data"],

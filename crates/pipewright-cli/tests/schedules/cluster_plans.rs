@@ -6,7 +6,7 @@ use assert_cmd::Command;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::{folder, refuse, run, succeed, text, write};
+use crate::{folder, refuse, run, split, succeed, text, write};
 
 /// The shapes of Llama 3 8B.
 pub(crate) const LLAMA: &str = r#"{"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
@@ -347,18 +347,7 @@ fn the_commands_of_the_book_work() {
             check_example(&page, &output);
         }
     }
-    let group = [
-        "plan",
-        "config.json",
-        "--cluster",
-        "group.toml",
-        "--nodes",
-        "4",
-        "--batch",
-        "64",
-        "--seq-len",
-        "8192",
-    ];
+    let group = split("plan config.json --cluster group.toml --nodes 4 --batch 64 --seq-len 8192");
     let plan = succeed(&folder, &group);
     assert!(plan.contains("figures that the file does not give: from H100 80 GB SXM"), "{plan}");
     let own = succeed(&folder, &["clusters", "group.toml"]);

@@ -3,53 +3,58 @@
 use std::fs;
 
 use crate::cluster_plans::{LLAMA, planned, with_model};
-use crate::{refuse, run, text, write};
+use crate::{cases, refuse, run, text, write};
 
-fn check(arguments: &[&str], message: &str) {
-    refuse(&with_model(), arguments, 2, &format!("error: {message}"));
+/// Checks that the arguments in each case of a table are refused with a message that starts with the words below.
+/// `+` stands for a plan for two nodes, and `h100` for a model and a machine without sizes.
+fn check(table: &str) {
+    let folder = with_model();
+    for (line, message) in cases(table) {
+        let (first, more) = line.split_once(' ').unwrap_or((line, ""));
+        let usual = match first {
+            "+" => planned(&[]),
+            "h100" => vec!["plan", "config.json", "--cluster", "h100"],
+            _ => vec![first],
+        };
+        let arguments: Vec<&str> = usual.into_iter().chain(more.split_whitespace()).collect();
+        refuse(&folder, &arguments, 2, &format!("error: {message}"));
+    }
 }
 
 /// One error has all missing options and a command that works.
 #[test]
 fn missing_options_are_named_together() {
     check(
-        &["plan", "config.json"],
-        "config.json: this is a model and not a configuration; name the cluster to plan it for, such as `pipewright plan \
-         config.json --cluster h100 --nodes 16 --global-batch 1024 --seq-len 8192`",
-    );
-    check(&["plan", "--cluster", "h100"], "--cluster needs a model; name a config.json");
-    let model = ["plan", "config.json", "--cluster", "h100"];
-    check(
-        &model,
-        "--nodes, --global-batch, --seq-len are missing; give them, such as `pipewright plan config.json --cluster h100 \
-         --nodes 16 --global-batch 1024 --seq-len 8192`",
-    );
-    check(
-        &[&model[..], &["--ranks", "16", "--batch-tokens", "4M"]].concat(),
-        "--seq-len is missing; give it, such as `pipewright plan config.json --cluster h100 --ranks 16 --batch-tokens \
-         4000000 --seq-len 8192`",
-    );
-    let set = ["--set", "data.seq_len=64", "--set", "model.from='.'"];
-    check(
-        &[&["plan", "--cluster", "h100"], &set[..]].concat(),
-        "--nodes is missing; give it, such as `pipewright plan --set data.seq_len=64 --set 'model.from='\\''.'\\''' --cluster \
-         h100 --nodes 16`",
+        r"
+plan config.json
+    config.json: this is a model and not a configuration; name the cluster to plan it for, such as `pipewright plan
+    config.json --cluster h100 --nodes 16 --global-batch 1024 --seq-len 8192`
+plan --cluster h100
+    --cluster needs a model; name a config.json
+h100
+    --nodes, --global-batch, --seq-len are missing; give them, such as `pipewright plan config.json --cluster h100
+    --nodes 16 --global-batch 1024 --seq-len 8192`
+h100 --ranks 16 --batch-tokens 4M
+    --seq-len is missing; give it, such as `pipewright plan config.json --cluster h100 --ranks 16 --batch-tokens
+    4000000 --seq-len 8192`
+plan --cluster h100 --set data.seq_len=64 --set model.from='.'
+    --nodes is missing; give it, such as `pipewright plan --set data.seq_len=64 --set 'model.from='\''.'\''' --cluster
+    h100 --nodes 16`
+",
     );
 }
 
 #[test]
 fn tokens_of_a_step_are_whole_rows_that_can_be_counted() {
-    let tokens = |tokens: &str, sequence: &str, message: &str| {
-        let sizes = ["--nodes", "1", "--batch-tokens", tokens, "--seq-len", sequence];
-        check(&[&["plan", "config.json", "--cluster", "h100"], &sizes[..]].concat(), message);
-    };
-    let whole = "is not a whole number of rows of 8192 tokens; use --batch-tokens";
-    tokens("100000", "8192", &format!("--batch-tokens 100000 {whole} 98304"));
-    tokens("1", "8192", &format!("--batch-tokens 1 {whole} 8192"));
-    tokens(
-        "1e18",
-        "8",
-        "--batch-tokens 1000000000000000000 is more than 4294967295 rows of 8 tokens; use at most 34359738360",
+    check(
+        "
+h100 --nodes 1 --batch-tokens 100000 --seq-len 8192
+    --batch-tokens 100000 is not a whole number of rows of 8192 tokens; use --batch-tokens 98304
+h100 --nodes 1 --batch-tokens 1 --seq-len 8192
+    --batch-tokens 1 is not a whole number of rows of 8192 tokens; use --batch-tokens 8192
+h100 --nodes 1 --batch-tokens 1e18 --seq-len 8
+    --batch-tokens 1000000000000000000 is more than 4294967295 rows of 8 tokens; use at most 34359738360
+",
     );
 }
 
@@ -57,100 +62,77 @@ fn tokens_of_a_step_are_whole_rows_that_can_be_counted() {
 #[test]
 fn meshes_that_do_not_divide_are_refused_with_their_options() {
     check(
-        &planned(&["--tensor-parallel", "32"]),
-        "16 GPUs cannot be divided into a mesh of 32 (--tensor-parallel 32); use --nodes 4, or use another mesh",
-    );
-    check(
-        &planned(&["--data-parallel", "5", "--tensor-parallel", "2"]),
-        "16 GPUs cannot be divided into a mesh of 10 (--tensor-parallel 2, --data-parallel 5); use --nodes 5, or",
-    );
-    let one = ["plan", "config.json", "--cluster", "h100", "--batch", "64", "--seq-len", "8192"];
-    check(
-        &[&one[..], &["--ranks", "1", "--data-parallel", "3"]].concat(),
-        "1 GPU cannot be divided into a mesh of 3 (--data-parallel 3); use --ranks 3, or use another mesh",
-    );
-    check(
-        &planned(&["--pipeline-parallel", "16", "--stages-per-rank", "5"]),
-        "80 stages (--pipeline-parallel 16, --stages-per-rank 5) are more than the 32 blocks of the model, its",
-    );
-    check(
-        &planned(&["--expert-parallel", "2"]),
-        "--expert-parallel 2: the model has no experts; leave it out",
-    );
-    let nodes = ["--nodes", "5000", "--batch", "64", "--seq-len", "8192", "--data-parallel", "32"];
-    check(
-        &[&["plan", "config.json", "--cluster", "h100"], &nodes[..]].concat(),
-        "no mesh with --data-parallel 32 divides 40000 GPUs such that its replicas divide 64 rows of a step, it has at \
-         most 32 stages and its tensor groups",
+        "
++ --tensor-parallel 32
+    16 GPUs cannot be divided into a mesh of 32 (--tensor-parallel 32); use --nodes 4, or use another mesh
++ --data-parallel 5 --tensor-parallel 2
+    16 GPUs cannot be divided into a mesh of 10 (--tensor-parallel 2, --data-parallel 5); use --nodes 5, or
+h100 --batch 64 --seq-len 8192 --ranks 1 --data-parallel 3
+    1 GPU cannot be divided into a mesh of 3 (--data-parallel 3); use --ranks 3, or use another mesh
++ --pipeline-parallel 16 --stages-per-rank 5
+    80 stages (--pipeline-parallel 16, --stages-per-rank 5) are more than the 32 blocks of the model, its
++ --expert-parallel 2
+    --expert-parallel 2: the model has no experts; leave it out
+h100 --nodes 5000 --batch 64 --seq-len 8192 --data-parallel 32
+    no mesh with --data-parallel 32 divides 40000 GPUs such that its replicas divide 64 rows of a step, it has at
+    most 32 stages and its tensor groups
+",
     );
 }
 
 /// Another number of nodes does not help.
 #[test]
 fn parts_that_do_not_divide_the_model_are_refused_first() {
-    let heads = |ranks: &str| {
-        format!(
-            "32 heads cannot be divided among the ranks of --tensor-parallel {ranks}; use a number that divides 32"
-        )
-    };
-    check(&planned(&["--tensor-parallel", "7"]), &heads("7"));
-    check(&planned(&["--tensor-parallel", "3", "--data-parallel", "5"]), &heads("3"));
-    let mesh = ["--pipeline-parallel", "1", "--context-parallel", "1", "--data-parallel", "8"];
-    check(&planned(&[&["--tensor-parallel", "5"], &mesh[..]].concat()), &heads("5"));
     check(
-        &planned(&["--pipeline-parallel", "35"]),
-        "35 stages (--pipeline-parallel 35) are more than the 32 blocks of the model, its embedding and its head; use",
-    );
-    check(
-        &planned(&["--context-parallel", "3"]),
-        "8192 tokens cannot be divided among the ranks of --context-parallel 3; use a number that divides 8192",
+        "
++ --tensor-parallel 7
+    32 heads cannot be divided among the ranks of --tensor-parallel 7; use a number that divides 32
++ --tensor-parallel 3 --data-parallel 5
+    32 heads cannot be divided among the ranks of --tensor-parallel 3; use a number that divides 32
++ --tensor-parallel 5 --pipeline-parallel 1 --context-parallel 1 --data-parallel 8
+    32 heads cannot be divided among the ranks of --tensor-parallel 5; use a number that divides 32
++ --pipeline-parallel 35
+    35 stages (--pipeline-parallel 35) are more than the 32 blocks of the model, its embedding and its head; use
++ --context-parallel 3
+    8192 tokens cannot be divided among the ranks of --context-parallel 3; use a number that divides 8192
+",
     );
 }
 
 /// The advice is a number of GPUs that the mesh has.
 #[test]
 fn a_complete_mesh_has_all_gpus() {
-    let mesh = |data: &str, advice: &str| {
-        let sizes = ["--tensor-parallel", "1", "--pipeline-parallel", "1", "--context-parallel", "1"];
-        let message = format!(
-            "the given mesh (--tensor-parallel 1, --pipeline-parallel 1, --data-parallel {data}, --context-parallel 1) \
-             has {data} GPUs, not 16; {advice}, or leave a part of the mesh out"
-        );
-        check(&planned(&[&sizes[..], &["--data-parallel", data]].concat()), &message);
-    };
-    mesh("8", "use --nodes 1");
-    mesh("4", "use --ranks 4 instead of --nodes");
-}
-
-/// A schedule without a formula has a limit.
-#[test]
-fn schedules_that_are_too_large_to_simulate_are_refused() {
-    let sizes = ["--ranks", "2", "--pipeline-parallel", "2", "--batch", "65536", "--seq-len", "8"];
-    let parts = ["--microbatch-size", "1", "--schedule", "v-half"];
     check(
-        &[&["plan", "config.json", "--cluster", "h100"], &sizes[..], &parts].concat(),
-        "no plan can be simulated: a pipeline with the schedule v-half has 524288 forwards and backwards, which are too \
-         many; use fewer microbatches or stages, or leave --schedule out",
+        "
++ --tensor-parallel 1 --pipeline-parallel 1 --context-parallel 1 --data-parallel 8
+    the given mesh (--tensor-parallel 1, --pipeline-parallel 1, --data-parallel 8, --context-parallel 1) has 8 GPUs,
+    not 16; use --nodes 1, or leave a part of the mesh out
++ --tensor-parallel 1 --pipeline-parallel 1 --context-parallel 1 --data-parallel 4
+    the given mesh (--tensor-parallel 1, --pipeline-parallel 1, --data-parallel 4, --context-parallel 1) has 4 GPUs,
+    not 16; use --ranks 4 instead of --nodes, or leave a part of the mesh out
+",
     );
 }
 
-/// Rows are divided among replicas and microbatches, and a schedule has its numbers of stages.
+/// Rows are divided among replicas and microbatches, a schedule has its numbers of stages, and one without a
+/// formula has a limit.
 #[test]
 fn batches_and_schedules_that_do_not_fit_are_refused_with_their_options() {
     check(
-        &planned(&["--microbatch-size", "7", "--data-parallel", "4"]),
-        "64 rows of a step cannot be divided into microbatches of 7 rows on each of 4 replicas; use --global-batch 84, or \
-         use another mesh",
-    );
-    check(
-        &planned(&["--microbatch-size", "128"]),
-        "64 rows of a step cannot be divided into microbatches of 128 rows; use --global-batch 128, or use another \
-         microbatch size",
-    );
-    check(
-        &planned(&["--schedule", "dualpipev", "--stages-per-rank", "3"]),
-        "no mesh with --stages-per-rank 3 that divides the GPUs and the batch has a plan with --schedule dualpipev, whose \
-         ranks have 2 stages of at least one block; leave --schedule out, or change the batch, or a given part of the plan",
+        "
++ --microbatch-size 7 --data-parallel 4
+    64 rows of a step cannot be divided into microbatches of 7 rows on each of 4 replicas; use --global-batch 84, or
+    use another mesh
++ --microbatch-size 128
+    64 rows of a step cannot be divided into microbatches of 128 rows; use --global-batch 128, or use another
+    microbatch size
++ --schedule dualpipev --stages-per-rank 3
+    no mesh with --stages-per-rank 3 that divides the GPUs and the batch has a plan with --schedule dualpipev, whose
+    ranks have 2 stages of at least one block; leave --schedule out, or change the batch, or a given part of the plan
+h100 --ranks 2 --pipeline-parallel 2 --batch 65536 --seq-len 8 --microbatch-size 1 --schedule v-half
+    no plan can be simulated: a pipeline with the schedule v-half has 524288 forwards and backwards, which are too
+    many; use fewer microbatches or stages, or leave --schedule out
+",
     );
 }
 
@@ -165,25 +147,28 @@ fn sizes_of_0_are_refused() {
             None => arguments.extend([flag, "0"]),
         }
         let name = if flag == "--batch" { "--global-batch" } else { flag };
-        check(&arguments, &format!("{name} is 0; use at least 1"));
+        refuse(&with_model(), &arguments, 2, &format!("error: {name} is 0; use at least 1"));
     }
 }
 
 #[test]
 fn options_without_effect_are_refused() {
-    let idle = |flag, value, advice: &str| {
-        let name = if flag == "-o" { "--output" } else { flag };
-        check(&planned(&[flag, value]), &format!("{name} has no effect on a plan for a cluster; {advice}"));
-    };
-    idle("--time-limit", "5s", "leave it out, because the search has a fixed amount of work");
-    idle("--profile", "p.toml", "give measurements with --measured");
-    idle("--microbatches", "4", "use --global-batch and --microbatch-size");
-    idle("--head-parts", "2", "leave it out");
-    idle("-o", "plan.toml", "keep the plans with `--format json > FILE`");
-    idle(
-        "--check",
-        "plan.yaml",
-        "leave --cluster out and check the file against a profile, such as `pipewright plan",
+    check(
+        "
++ --time-limit 5s
+    --time-limit has no effect on a plan for a cluster; leave it out, because the search has a fixed amount of work
++ --profile p.toml
+    --profile has no effect on a plan for a cluster; give measurements with --measured
++ --microbatches 4
+    --microbatches has no effect on a plan for a cluster; use --global-batch and --microbatch-size
++ --head-parts 2
+    --head-parts has no effect on a plan for a cluster; leave it out
++ -o plan.toml
+    --output has no effect on a plan for a cluster; keep the plans with `--format json > FILE`
++ --check plan.yaml
+    --check has no effect on a plan for a cluster; leave --cluster out and check the file against a profile, such as
+    `pipewright plan
+",
     );
 }
 
@@ -201,10 +186,8 @@ fn given_parts_that_a_system_does_not_run_are_refused_with_the_reason() {
     let message = "Megatron cannot run the best plan: Megatron has several stages per rank only in pipelines of several ranks, \
                    and this plan has one rank\nerror: Megatron runs no plan with the given parts: Megatron has several";
     refuse(&with_model(), &planned(&one_rank), 2, message);
-    check(
-        &planned(&["--emit", "torchtitan", "--emit-dir", "a b"]),
-        "--emit-dir a b: options are separated by blanks; name a folder without them\n",
-    );
+    let blanks = "error: --emit-dir a b: options are separated by blanks; name a folder without them\n";
+    refuse(&with_model(), &planned(&["--emit", "torchtitan", "--emit-dir", "a b"]), 2, blanks);
 }
 
 /// A configuration is read as `train` reads it.

@@ -29,6 +29,11 @@ fn write(folder: &TempDir, name: &str, content: impl AsRef<[u8]>) {
     fs::write(folder.path().join(name), content).expect("the scratch folder takes files");
 }
 
+/// Splits a command at its blanks.
+fn split(command: &str) -> Vec<&str> {
+    command.split_whitespace().collect()
+}
+
 fn run(folder: &TempDir, arguments: &[&str]) -> Output {
     let mut command = Command::cargo_bin("pipewright").expect("the binary is built");
     command.current_dir(folder.path()).args(arguments).timeout(Duration::from_secs(60));
@@ -37,6 +42,19 @@ fn run(folder: &TempDir, arguments: &[&str]) -> Output {
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Returns the cases of a table. A case is a line, and the indented lines below it, joined with blanks.
+fn cases(table: &str) -> Vec<(&str, String)> {
+    let mut cases: Vec<(&str, String)> = Vec::new();
+    for line in table.lines().filter(|line| !line.trim().is_empty()) {
+        match (line.strip_prefix("    "), cases.last_mut()) {
+            (Some(more), Some((_, below))) if below.is_empty() => below.push_str(more),
+            (Some(more), Some((_, below))) => *below += &format!(" {more}"),
+            _ => cases.push((line, String::new())),
+        }
+    }
+    cases
 }
 
 /// Runs a command that succeeds, and whose standard error names written files at most. Returns its standard

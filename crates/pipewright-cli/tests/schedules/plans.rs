@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::{folder, refuse, run, succeed, text, write};
+use crate::{folder, refuse, run, split, succeed, text, write};
 
 pub(crate) const PROFILE: &str = "\
 [device]
@@ -86,25 +86,11 @@ fn check_plans(profile: &str) {
             continue;
         }
         let name = plan["schedule"].as_str().expect("a name");
-        let simulated = json(&succeed(
-            &folder,
-            &[
-                "simulate",
-                name,
-                "--ranks",
-                "2",
-                "--stages-per-rank",
-                &chunks,
-                "--microbatches",
-                &microbatches,
-                "--profile",
-                "p.toml",
-                "--boundaries",
-                &boundaries,
-                "--format",
-                "json",
-            ],
-        ));
+        let simulate = format!(
+            "simulate {name} --ranks 2 --stages-per-rank {chunks} --microbatches {microbatches} --profile p.toml \
+             --boundaries {boundaries} --format json"
+        );
+        let simulated = json(&succeed(&folder, &split(&simulate)));
         assert_eq!(simulated["makespan"], plan["predicted_step_s"], "{name}");
         assert_eq!(simulated["peak_bytes"], plan["peak_bytes"], "{name}");
         compared += 1;
@@ -198,19 +184,7 @@ fn links_inside_a_node_are_faster() {
 fn a_plan_is_written_for_train() {
     let folder = folder();
     write(&folder, "p.toml", PROFILE);
-    let arguments = [
-        "plan",
-        "--profile",
-        "p.toml",
-        "--ranks",
-        "2",
-        "--microbatches",
-        "8",
-        "--data-parallel",
-        "1",
-        "-o",
-        "best.toml",
-    ];
+    let arguments = split("plan --profile p.toml --ranks 2 --microbatches 8 --data-parallel 1 -o best.toml");
     let printed = succeed(&folder, &arguments);
     assert!(printed.starts_with("best  ") && printed.contains("of the best possible"), "{printed}");
     assert!(printed.contains("lost  gpipe: "), "{printed}");
@@ -254,14 +228,7 @@ activation_bytes = 0
 fn a_plan_replaces_the_choices_of_the_configuration() {
     let folder = folder();
     let of_schedule = ["--set", "pipeline.schedule=group-interleaved", "--set", "pipeline.group_size=2"];
-    let set = [
-        "--set",
-        "model.num_hidden_layers=8",
-        "--set",
-        "pipeline.recompute=stage",
-        "--set",
-        "pipeline.ranks=3",
-    ];
+    let set = split("--set model.num_hidden_layers=8 --set pipeline.recompute=stage --set pipeline.ranks=3");
     let set = [&set[..], &of_schedule].concat();
     let arguments = ["plan", "--time-limit", "2s", "-o", "best.toml"];
     let printed = succeed(&folder, &[&arguments[..], &set].concat());

@@ -11,7 +11,7 @@
 
 use crate::attention::best_attention_seconds;
 use crate::elementwise::{block_traffic, embedding_traffic, loss_traffic};
-use crate::layout::{Layout, Precision, Recompute};
+use crate::layout::{Layout, Precision};
 use crate::predict::OPTIMIZER_TRAFFIC;
 use crate::search::request::Request;
 use crate::setting::Setting;
@@ -26,20 +26,8 @@ const FORWARD_ATTENTION: f64 = 1.0 / 6.0;
 pub fn lower_bound(request: &Request) -> f64 {
     let (model, machine) = (&request.model, &request.machine);
     // One row on one GPU that divides nothing.
-    let layout = Layout {
-        gpus: 1,
-        tensor: 1,
-        pipeline: 1,
-        chunks: 1,
-        context: 1,
-        expert: 1,
-        expert_tensor: 1,
-        microbatch: 1,
-        batch: 1,
-        sequence_parallel: false,
-        recompute: Recompute::None,
-        ..request.smallest_layout()
-    };
+    let (scores, kernels) = (request.scores, request.kernels);
+    let layout = Layout { scores, kernels, ..Layout::on_one_gpu(request.sequence, request.precision) };
     let setting = Setting { model, layout: &layout, machine };
     let per_head_parameter = model.head_operations_per_parameter();
     let products = |per_parameter: f64, active: u128, precision: Precision| {

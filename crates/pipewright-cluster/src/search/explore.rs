@@ -12,7 +12,6 @@ use crate::search::found::ClusterPlan;
 use crate::search::least_bytes::least_bytes;
 use crate::search::request::Request;
 use crate::search::{schedules, space};
-use crate::setting::Setting;
 use crate::units::{Unit, Units};
 use pipewright_shapes::operations::AttentionCount;
 
@@ -77,7 +76,7 @@ impl Tried {
 pub(super) struct Exploration<'a> {
     pub(super) request: &'a Request,
     pub(super) limit: f64,
-    pub(super) bound_seconds: f64,
+    pub(super) lower_bound_s: f64,
     /// The operations of the model per token.
     operations: f64,
     pub(super) pruning: Pruning,
@@ -106,7 +105,7 @@ impl<'a> Exploration<'a> {
         let mut exploration = Self {
             request,
             limit: request.memory_limit(),
-            bound_seconds: lower_bound(request),
+            lower_bound_s: lower_bound(request),
             operations: request
                 .model
                 .operations_per_token(u64::from(request.sequence), AttentionCount::Causal),
@@ -131,15 +130,8 @@ impl<'a> Exploration<'a> {
         }
     }
 
-    pub(super) fn setting<'b>(&self, layout: &'b Layout) -> Setting<'b>
-    where
-        'a: 'b,
-    {
-        Setting { model: &self.request.model, layout, machine: &self.request.machine }
-    }
-
     pub(super) fn units(&self, layout: &Layout) -> Units {
-        Units::with_operations(&self.setting(layout), self.operations)
+        Units::with_operations(&self.request.setting(layout), self.operations)
     }
 
     /// Estimates all pipelines of a layout whose pipeline is not chosen.
@@ -237,7 +229,7 @@ impl<'a> Exploration<'a> {
         }
         let run = |(layout, cut): (Layout, Vec<Range<usize>>)| {
             let run = |costs: &_| Ok(schedules::estimate(&layout, costs));
-            let pipeline = RunPipeline::new(&self.setting(&layout), units, cut, run).ok()?;
+            let pipeline = RunPipeline::new(&self.request.setting(&layout), units, cut, run).ok()?;
             Some((layout.cut, pipeline))
         };
         layouts.into_iter().filter_map(run).collect()
@@ -245,7 +237,7 @@ impl<'a> Exploration<'a> {
 
     /// Estimates a layout with its cut, and returns whether it fits.
     fn estimate(&mut self, layout: &Layout, units: &Units, pipeline: &RunPipeline) -> bool {
-        let estimate = pipeline.predict(&self.setting(layout), units);
+        let estimate = pipeline.predict(&self.request.setting(layout), units);
         self.estimated += 1;
         let (seconds, needed) = (estimate.seconds, estimate.peak_memory());
         let candidate = || Candidate { layout: layout.clone(), seconds, needed };

@@ -1,5 +1,7 @@
 //! The plans that the search found.
 
+use serde::Serialize;
+
 use crate::layout::Layout;
 use crate::parts::Parts;
 use crate::predict::Prediction;
@@ -7,13 +9,13 @@ use crate::search::request::Request;
 
 /// The result of a search.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Found {
+pub struct ClusterReport {
     /// The plans, the fastest first; at least one. Any two differ in the mesh or the schedule.
     pub plans: Vec<ClusterPlan>,
     /// The most bytes that a rank of a plan may need.
     pub memory_limit: f64,
     /// Seconds of a step that no plan can be faster than ([`lower_bound`](crate::search::lower_bound)).
-    pub bound_seconds: f64,
+    pub lower_bound_s: f64,
     /// The layouts that were estimated.
     pub estimated: usize,
     /// The layouts that were simulated.
@@ -35,7 +37,7 @@ pub struct ClusterPlan {
     /// the precision of the products. Attention counts with the pairs that are used, and what is computed
     /// again does not count.
     pub mfu: f64,
-    /// The predicted seconds divided by [`Found::bound_seconds`], minus 1.
+    /// The predicted seconds divided by [`ClusterReport::lower_bound_s`], minus 1.
     pub gap: f64,
     /// The time and the energy of the training, if the request has a goal.
     pub goal: Option<Goal>,
@@ -68,12 +70,12 @@ pub struct Shares {
 }
 
 /// The time and the energy of a training.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Goal {
     /// The tokens.
-    pub tokens: f64,
+    pub tokens: u64,
     /// The steps, rounded up.
-    pub steps: f64,
+    pub steps: u64,
     /// Days without interruptions.
     pub days: f64,
     /// Hours of all GPUs together.
@@ -125,17 +127,17 @@ impl Goal {
         let hours = steps * step_seconds / 3600.0;
         let gpu_hours = hours * f64::from(request.gpus);
         let kilowatt_hours = request.machine.board_power.map(|watts| gpu_hours * watts / 1000.0);
-        Self { tokens, steps, days: hours / 24.0, gpu_hours, kilowatt_hours }
+        Self { tokens: tokens as u64, steps: steps as u64, days: hours / 24.0, gpu_hours, kilowatt_hours }
     }
 }
 
 impl ClusterPlan {
-    /// Makes the plan of a layout from its prediction and the [`Found::bound_seconds`] of its request.
-    pub(crate) fn new(request: &Request, bound_seconds: f64, layout: Layout, prediction: Prediction) -> Self {
+    /// Makes the plan of a layout from its prediction and the [`ClusterReport::lower_bound_s`] of its request.
+    pub(crate) fn new(request: &Request, lower_bound_s: f64, layout: Layout, prediction: Prediction) -> Self {
         Self {
             shares: Shares::of(&prediction),
             mfu: prediction.operations_per_gpu / request.machine.peak(request.precision),
-            gap: prediction.seconds / bound_seconds - 1.0,
+            gap: prediction.seconds / lower_bound_s - 1.0,
             goal: request.goal_tokens.map(|tokens| Goal::of(tokens, request, prediction.seconds)),
             layout,
             prediction,

@@ -1,7 +1,7 @@
 //! The search for the fastest layout of a model on a machine.
 //!
 //! ```text
-//! Request --space--> meshes --estimate--> candidates that fit, fastest first --simulate--> Found
+//! Request --space--> meshes --estimate--> candidates that fit, fastest first --simulate--> ClusterReport
 //! ```
 //!
 //! Each layout that divides the GPUs, the batch and the model is estimated without a simulation, unless the
@@ -38,7 +38,7 @@ mod upgrade;
 
 pub use bound::lower_bound;
 pub use error::{LeastMemory, SearchError, SearchErrorKind};
-pub use found::{ClusterPlan, Found, Goal, Shares};
+pub use found::{ClusterPlan, ClusterReport, Goal, Shares};
 pub use plans::{search, search_from};
 pub use request::{Fixed, Request};
 pub use upgrade::{Change, Gain, Upgrade, upgrades};

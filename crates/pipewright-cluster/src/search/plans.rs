@@ -8,10 +8,9 @@ use crate::predict::predict;
 use crate::search::bound::lower_bound;
 use crate::search::error::{SearchError, SearchErrorKind};
 use crate::search::explore::{Exploration, MOST_COMPUTATIONS, Pruning, Tried};
-use crate::search::found::{ClusterPlan, Found};
+use crate::search::found::{ClusterPlan, ClusterReport};
 use crate::search::request::{Fixed, Request};
 use crate::search::{schedules, space};
-use crate::setting::Setting;
 use crate::size_names::SCHEDULE;
 use crate::systems;
 
@@ -21,7 +20,7 @@ use crate::systems;
 /// When a number of the request is 0, the given parts of the layout do not fit, no mesh divides the GPUs, or
 /// no layout fits into memory. The last error has the layout that needs least, its largest rank and the bytes
 /// that are missing.
-pub fn search(request: &Request) -> Result<Found, SearchError> {
+pub fn search(request: &Request) -> Result<ClusterReport, SearchError> {
     request.check()?;
     let request = &request.with_generator_name()?;
     find_plans(request, None)
@@ -32,7 +31,7 @@ pub fn search(request: &Request) -> Result<Found, SearchError> {
 ///
 /// # Errors
 /// Like [`search`], unless the known layout fits.
-pub fn search_from(request: &Request, known: &Layout) -> Result<Found, SearchError> {
+pub fn search_from(request: &Request, known: &Layout) -> Result<ClusterReport, SearchError> {
     request.check()?;
     let request = &request.with_generator_name()?;
     let fits = |plan: &ClusterPlan| {
@@ -44,13 +43,12 @@ pub fn search_from(request: &Request, known: &Layout) -> Result<Found, SearchErr
 /// Returns the plan of a known layout, unless it cannot be predicted. Its pipeline is simulated up to the
 /// same size as in the search, so that both times can be compared.
 pub(super) fn plan_of(request: &Request, layout: &Layout) -> Option<ClusterPlan> {
-    let setting = Setting { model: &request.model, layout, machine: &request.machine };
-    let prediction = predict(&setting, &mut Programs::up_to(MOST_COMPUTATIONS)).ok()?;
+    let prediction = predict(&request.setting(layout), &mut Programs::up_to(MOST_COMPUTATIONS)).ok()?;
     Some(ClusterPlan::new(request, lower_bound(request), layout.clone(), prediction))
 }
 
 /// Finds plans for a request that was checked, and starts from a plan that fits.
-fn find_plans(request: &Request, known: Option<ClusterPlan>) -> Result<Found, SearchError> {
+fn find_plans(request: &Request, known: Option<ClusterPlan>) -> Result<ClusterReport, SearchError> {
     let shapes = space::shapes(request);
     let quick = Exploration::of(request, &shapes, Pruning::Quick, known, Tried::nothing());
     let tried = match quick.simulate() {

@@ -6,10 +6,11 @@ use pipewright_schedule::generate::find;
 use pipewright_schedule::plan::System;
 use pipewright_schedule::words::counted;
 
-use crate::layout::{Cut, Kernels, Layout, LayoutError, Precision, Recompute, Scores, ShardedState};
+use crate::layout::{Kernels, Layout, LayoutError, Precision, Recompute, Scores, ShardedState};
 use crate::layout_error::Fault;
 use crate::machine::Machine;
 use crate::search::error::{LeastMemory, SearchError, SearchErrorKind};
+use crate::setting::Setting;
 use crate::size_names::{
     CHUNKS, CONTEXT, DATA, EXPERT, GPUS, GivenSizes, MEMORY, MESH, MICROBATCH, Names, PIPELINE, TENSOR,
 };
@@ -116,6 +117,11 @@ impl Request {
             simulations: 200,
             names: Names::Keys,
         }
+    }
+
+    /// Returns the setting of a layout.
+    pub fn setting<'a>(&'a self, layout: &'a Layout) -> Setting<'a> {
+        Setting { model: &self.model, layout, machine: &self.machine }
     }
 
     /// Returns the most bytes that a rank may need. Unless the request gives it, it is the machine's memory
@@ -317,15 +323,13 @@ impl Request {
             expert_tensor: tensor,
             microbatch: microbatch.unwrap_or(1),
             batch: self.batch,
-            sequence: self.sequence,
             schedule: self.fixed.schedule.clone(),
-            cut: Cut::Even,
-            precision: self.precision,
             recompute: self.fixed.recompute.unwrap_or(Recompute::None),
             sequence_parallel: self.fixed.sequence_parallel.unwrap_or(tensor > 1),
             scores: self.scores,
             sharding: self.fixed.sharding.unwrap_or(ShardedState::Optimizer),
             kernels: self.kernels,
+            ..Layout::on_one_gpu(self.sequence, self.precision)
         }
     }
 }

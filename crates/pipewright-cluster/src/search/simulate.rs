@@ -3,7 +3,7 @@
 use crate::layout::Layout;
 use crate::predict::RunPipeline;
 use crate::search::explore::{Candidate, Exploration, Pruning, Tried, balanced};
-use crate::search::found::{ClusterPlan, Found};
+use crate::search::found::{ClusterPlan, ClusterReport};
 
 /// The share of its estimate that a simulated step takes at least. The closed form of 1F1B is within a
 /// percent of its simulation, unless the stages differ much from each other.
@@ -21,7 +21,7 @@ fn kind(layout: &Layout) -> Kind<'_> {
 impl Exploration<'_> {
     /// Simulates candidates in turns: the fastest estimate of each kind, then the second one of each, and so
     /// on. Layouts that were simulated before are left out.
-    pub(super) fn simulate(mut self) -> Result<Found, Box<Tried>> {
+    pub(super) fn simulate(mut self) -> Result<ClusterReport, Box<Tried>> {
         let kinds = self.by_kind();
         let mut plans = Vec::from_iter(self.known.take());
         let before = self.tried.simulated.len();
@@ -47,10 +47,10 @@ impl Exploration<'_> {
             return Err(Box::new(self.tried));
         }
         plans.truncate(self.request.plans);
-        Ok(Found {
+        Ok(ClusterReport {
             plans,
             memory_limit: self.limit,
-            bound_seconds: self.bound_seconds,
+            lower_bound_s: self.lower_bound_s,
             estimated: self.estimated,
             simulated: self.tried.simulated.len(),
         })
@@ -100,12 +100,12 @@ impl Exploration<'_> {
             if !self.tried.simulated.insert(layout.clone()) {
                 continue;
             }
-            let setting = self.setting(&layout);
+            let setting = self.request.setting(&layout);
             let run = |costs: &_| self.tried.programs.run(&layout, costs);
             let pipeline = RunPipeline::new(&setting, &units, cut, run);
             match pipeline.map(|pipeline| pipeline.predict(&setting, &units)) {
                 Ok(prediction) if self.fits(&layout, &prediction) => {
-                    plans.push(ClusterPlan::new(self.request, self.bound_seconds, layout, prediction));
+                    plans.push(ClusterPlan::new(self.request, self.lower_bound_s, layout, prediction));
                 }
                 Ok(_) => {}
                 Err(error) => self.fails(&layout, error),

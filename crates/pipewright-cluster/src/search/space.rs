@@ -2,10 +2,9 @@
 
 use pipewright_schedule::divisor::{divisors, greatest_common_divisor};
 
-use crate::layout::Layout;
+use crate::layout::{Layout, heads};
 use crate::search::request::Request;
 use crate::search::schedules;
-use pipewright_shapes::model::{Mixer, Model};
 
 /// The most rows of a microbatch that the search tries.
 const MOST_ROWS: u32 = 32;
@@ -77,7 +76,8 @@ pub(super) fn with_pipelines(request: &Request, shape: &Layout) -> Vec<Layout> {
 
 fn tensors(request: &Request) -> Vec<u32> {
     let node = request.machine.gpus_per_node;
-    let heads = heads(&request.model);
+    let blocks = request.model.blocks.iter();
+    let heads = blocks.filter_map(|block| heads(&block.mixer)).reduce(greatest_common_divisor).unwrap_or(1);
     let is_usual = |tensor: &u32| {
         *tensor <= node
             && heads.is_multiple_of(u64::from(*tensor))
@@ -127,17 +127,6 @@ fn sequence_parallel(request: &Request, tensor: u32) -> Vec<bool> {
         None if tensor > 1 => vec![true, false],
         None => vec![false],
     }
-}
-
-/// The largest number that divides the heads of all blocks.
-fn heads(model: &Model) -> u64 {
-    let heads = |mixer: &Mixer| match mixer {
-        Mixer::Attention(attention) => Some(attention.heads),
-        Mixer::Latent(latent) => Some(latent.heads),
-        Mixer::Mamba2(mamba) => Some(mamba.heads),
-        Mixer::None => None,
-    };
-    model.blocks.iter().filter_map(|block| heads(&block.mixer)).reduce(greatest_common_divisor).unwrap_or(1)
 }
 
 fn given_or(given: Option<u32>, usual: Vec<u32>) -> Vec<u32> {

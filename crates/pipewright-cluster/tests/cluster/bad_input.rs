@@ -9,17 +9,21 @@ use pipewright_document::GIB;
 use pipewright_schedule::error_text::with_causes;
 
 use crate::comparison::compare;
-use crate::data::{RUNS, published};
+use crate::data::{RUNS, cases, published};
 
-/// Checks that the runs with `old` replaced by `new` fail with a message that contains `message`.
-fn check_runs(old: &str, new: &str, message: &str) {
-    assert!(RUNS.contains(old), "{old}");
-    let text = RUNS.replacen(old, new, 1);
-    let error = match read(&text) {
-        Ok(published) => compare(&published).map(drop).expect_err("an error"),
-        Err(error) => with_causes(&error),
-    };
-    assert!(error.contains(message), "{error}");
+/// Checks that the runs fail with the messages of a table, whose cases are lines, ` -> `, and lines that replace
+/// them. `|` stands between lines.
+fn check_runs(table: &str) {
+    for (change, message) in cases(table) {
+        let (old, new) = change.split_once(" -> ").expect("an old and a new text");
+        let [old, new] = [old, new].map(|lines| format!("{}\n", lines.replace(" | ", "\n")));
+        assert!(RUNS.contains(&old), "{old}");
+        let error = match read(&RUNS.replacen(&old, &new, 1)) {
+            Ok(published) => compare(&published).map(drop).expect_err("an error"),
+            Err(error) => with_causes(&error),
+        };
+        assert!(error.contains(&message), "{error}");
+    }
 }
 
 fn check_cluster(text: &str, message: &str) {
@@ -87,62 +91,37 @@ fn a_cluster_file_has_the_figures_of_the_machine_that_its_name_means() {
     assert_eq!(by_name("h100").expect("a machine").based_on, None);
 }
 
-#[test]
-fn a_cluster_file_with_units_that_do_not_match_is_refused() {
-    check_cluster(
-        "name = \"h100\"\nmemory_gb = \"80 GB/s\"",
-        "`memory_gb` is \"80 GB/s\", which measures bytes per second",
-    );
-    check_cluster(
-        "name = \"h100\"\nnetwork_gb_per_s = \"50 GB\"",
-        "which measures bytes, such as `80 GB`; write bytes per second",
-    );
-    check_cluster("name = \"h100\"\nbf16_tflops = \"989 TB/s\"", "; write operations per second");
-    check_cluster("name = \"h100\"\ngpus_per_node = \"8 GB\"", "write a whole number, such as 8");
-}
-
 /// The place of a mistake, what is written there, and what is expected.
 #[test]
 fn mistakes_in_cluster_files_have_a_place() {
-    check_cluster(
-        "name = \"h100\"\nbf16_tflops = -312",
-        "line 2, column 15: `bf16_tflops` is -312, where a number from 0.01",
-    );
-    check_cluster(
-        "name = \"h100\"\nmemory_gb = \"-80 GB\"",
-        "`memory_gb` is \"-80 GB\", where a number from 0.1",
-    );
-    check_cluster(
-        "name = \"h100\"\nmemory_gb = 1e12",
-        "`memory_gb` is 1e12, where a number from 0.1 to 100000",
-    );
-    check_cluster("name = \"h100\"\ngpus_per_node = 0", "`gpus_per_node` is 0, where a number from 1");
-    check_cluster("name = \"h100\"\ngpus_per_node = 7.5", "`gpus_per_node` is 7.5, where a whole number");
-    check_cluster(
-        "name = \"h100\"\nmemory_gb = true",
-        "line 2, column 13: `memory_gb` is true, where a number",
-    );
-    check_cluster(
-        "\nname = \"my own\"\nmemory_gb = 80",
-        "`memory_gb_per_s` is missing, and no known machine",
-    );
-    check_cluster("memory_gb = 80", "`name` is missing in the cluster file");
-    check_cluster("name = 3", "line 1, column 8: `name` is a whole number, where a text is expected");
-    check_cluster(
-        "name = \"h100\"\nmemory = 80",
-        "line 2, column 1: unknown key `memory` in the cluster file; did you mean `memory_gb`?",
-    );
-    check_cluster("name = \"h100\"\n[constants]\nlinks = 1", "line 3, column 1: unknown key `links`");
-    check_cluster("name = \"h100\"\n[sources]\nlinks = \"\"", "unknown key `links`");
-    check_cluster(
-        "name = \"h100\"\nnode_switch = \"yes\"",
-        "`node_switch` is \"yes\", where none, mesh, forwards, reduces is expected",
-    );
-    check_cluster(
-        "name = \"h100\"\naliases = [3]",
-        "line 2, column 11: `aliases` is a list, where a list of names",
-    );
-    check_cluster("name = \"h100", "line 1, column 13: not valid TOML");
+    let table = r#"
+name = "my own" | memory_gb = 80 => `memory_gb_per_s` is missing, and no known machine
+memory_gb = 80 => `name` is missing in the cluster file
+name = 3 => line 1, column 8: `name` is a whole number, where a text is expected
+name = "h100 => line 1, column 13: not valid TOML
+"#;
+    let of_h100 = r#"
+memory_gb = "80 GB/s" => `memory_gb` is "80 GB/s", which measures bytes per second
+network_gb_per_s = "50 GB" => which measures bytes, such as `80 GB`; write bytes per second
+bf16_tflops = "989 TB/s" => ; write operations per second
+gpus_per_node = "8 GB" => write a whole number, such as 8
+bf16_tflops = -312 => line 2, column 15: `bf16_tflops` is -312, where a number from 0.01
+memory_gb = "-80 GB" => `memory_gb` is "-80 GB", where a number from 0.1
+memory_gb = 1e12 => `memory_gb` is 1e12, where a number from 0.1 to 100000
+gpus_per_node = 0 => `gpus_per_node` is 0, where a number from 1
+gpus_per_node = 7.5 => `gpus_per_node` is 7.5, where a whole number
+memory_gb = true => line 2, column 13: `memory_gb` is true, where a number
+memory = 80 => line 2, column 1: unknown key `memory` in the cluster file; did you mean `memory_gb`?
+[constants] | links = 1 => line 3, column 1: unknown key `links`
+[sources] | links = "" => unknown key `links`
+node_switch = "yes" => `node_switch` is "yes", where none, mesh, forwards, reduces is expected
+aliases = [3] => line 2, column 11: `aliases` is a list, where a list of names
+"#;
+    for (start, table) in [("", table), ("name = \"h100\"\n", of_h100)] {
+        for (lines, message) in cases(table) {
+            check_cluster(&format!("{start}{}", lines.replace(" | ", "\n")), &message);
+        }
+    }
 }
 
 #[test]
@@ -221,65 +200,54 @@ fn a_machine_of_its_own_has_the_expected_constants() {
 #[test]
 fn gpus_that_the_mesh_does_not_divide_are_refused() {
     check_runs(
-        "gpus = 64\ntp = 8\npp = 8",
-        "gpus = 63\ntp = 8\npp = 8",
-        "run 2 (`gpt3-175B`): 63 GPUs cannot be divided into a mesh of 64 (tp = 8, pp = 8, cp = 1)",
-    );
-    check_runs(
-        "tp = 4\npp = 8\nvp = 6\nmbs = 1\ngbs = 256",
-        "tp = 4\npp = 8\nvp = 6\nmbs = 1\ngbs = 255",
-        "use gbs = 256",
-    );
-    check_runs(
-        "pp = 64\nvp = 1",
-        "pp = 64\nvp = 4",
-        "256 stages (pp = 64, vp = 4) are more than the 128 blocks",
-    );
-    check_runs(
-        "tp = 8\npp = 1\nvp = 1\nmbs = 4\ngbs = 4",
-        "tp = 0\npp = 1\nvp = 1\nmbs = 4\ngbs = 4",
-        "`tp` is 0",
+        "
+gpus = 64 | tp = 8 | pp = 8 -> gpus = 63 | tp = 8 | pp = 8
+    => run 2 (`gpt3-175B`): 63 GPUs cannot be divided into a mesh of 64 (tp = 8, pp = 8, cp = 1)
+tp = 4 | pp = 8 | vp = 6 | mbs = 1 | gbs = 256 -> tp = 4 | pp = 8 | vp = 6 | mbs = 1 | gbs = 255 => use gbs = 256
+pp = 64 | vp = 1 -> pp = 64 | vp = 4 => 256 stages (pp = 64, vp = 4) are more than the 128 blocks
+tp = 8 | pp = 1 | vp = 1 | mbs = 4 | gbs = 4 -> tp = 0 | pp = 1 | vp = 1 | mbs = 4 | gbs = 4 => `tp` is 0
+",
     );
 }
 
 #[test]
 fn sizes_of_models_are_bounded() {
-    let check = |key: &str, value: &str, range: &str| {
-        let message = format!("`{key}` is {value}, where a whole number from {range} is expected");
-        check_runs("hidden = 6144\n", &format!("hidden = 6144\n{key} = {value}\n"), &message);
-    };
-    let (size, heads) = ("1 to 16777216", "1 to 65536");
     check_runs(
-        "inner = 24576",
-        "inner = 9223372036854775807",
-        "`inner` is 9223372036854775807, where a whole number from 1",
+        "
+inner = 24576 -> inner = 9223372036854775807
+    => `inner` is 9223372036854775807, where a whole number from 1
+key_value_heads = 64 -> key_value_heads = 0
+    => `key_value_heads` is 0, where a whole number from 1 to 65536
+hidden = 6144 -> hidden = 32 => 64 `heads` are more than its `hidden` of 32
+",
     );
-    check_runs(
-        "key_value_heads = 64",
-        "key_value_heads = 0",
-        &format!("`key_value_heads` is 0, where a whole number from {heads}"),
-    );
-    check("window", "0", size);
-    check("head_size", "16777217", size);
-    check("experts", "16777217", "0 to 16777216");
-    check("experts_per_token", "0", size);
-    check("expert_inner", "0", size);
-    check("shared_inner", "16777217", "0 to 16777216");
-    check_runs("hidden = 6144\n", "hidden = 32\n", "64 `heads` are more than its `hidden` of 32");
+    let further = [
+        ("window", 0, 1),
+        ("head_size", 16_777_217, 1),
+        ("experts", 16_777_217, 0),
+        ("experts_per_token", 0, 1),
+        ("expert_inner", 0, 1),
+        ("shared_inner", 16_777_217, 0),
+    ];
+    for (key, value, least) in further {
+        let message =
+            format!("`{key}` is {value}, where a whole number from {least} to 16777216 is expected");
+        check_runs(&format!("hidden = 6144 -> hidden = 6144 | {key} = {value} => {message}"));
+    }
 }
 
 #[test]
 fn sizes_of_models_that_contradict_each_other_are_refused() {
-    let check = |keys: &str, message: &str| {
-        check_runs("hidden = 6144\n", &format!("hidden = 6144\n{keys}\n"), message);
-    };
-    check("experts = 8", "the model has 8 `experts` and no `experts_per_token`; add the number that a token");
-    check("experts = 8\nexperts_per_token = 9", "`experts_per_token` is 9, where at most the 8 `experts`");
-    check("dense_layers = 49", "`dense_layers` is 49, where at most the 48 `layers`");
     check_runs(
-        "key_value_heads = 64",
-        "key_value_heads = 48",
-        "`key_value_heads` is 48, where a number that divides the 64 heads of queries",
+        "
+hidden = 6144 -> hidden = 6144 | experts = 8
+    => the model has 8 `experts` and no `experts_per_token`; add the number that a token
+hidden = 6144 -> hidden = 6144 | experts = 8 | experts_per_token = 9
+    => `experts_per_token` is 9, where at most the 8 `experts`
+hidden = 6144 -> hidden = 6144 | dense_layers = 49 => `dense_layers` is 49, where at most the 48 `layers`
+key_value_heads = 64 -> key_value_heads = 48
+    => `key_value_heads` is 48, where a number that divides the 64 heads of queries
+",
     );
 }
 
@@ -311,11 +279,13 @@ fn activations_that_are_too_many_to_count_are_refused() {
 
 #[test]
 fn pipelines_that_are_too_large_to_simulate_are_refused() {
-    let (old, new) = ("mbs = 1\ngbs = 64\n", "mbs = 1\ngbs = 4000000000\nschedule = \"interleaved1f1b\"\n");
-    let message =
-        "computations are too many to simulate; use fewer microbatches or stages, or leave `schedule` out";
-    check_runs(old, new, message);
-    let without = RUNS.replacen(old, "mbs = 1\ngbs = 4000000000\n", 1);
+    check_runs(
+        "
+mbs = 1 | gbs = 64 -> mbs = 1 | gbs = 4000000000 | schedule = \"interleaved1f1b\"
+    => computations are too many to simulate; use fewer microbatches or stages, or leave `schedule` out
+",
+    );
+    let without = RUNS.replacen("mbs = 1\ngbs = 64\n", "mbs = 1\ngbs = 4000000000\n", 1);
     assert!(compare(&read(&without).expect("runs")).is_ok());
 }
 
@@ -355,11 +325,7 @@ fn remarks_are_accepted_and_listed() {
     let wrong = text.replacen("vp = 1\n", "vq = 1\n", 1);
     let error = with_causes(&read(&wrong).expect_err("an error"));
     assert!(error.contains(&format!("line {}", line(&wrong))), "{error}");
-    check_runs(
-        "[[run]]\n",
-        "[[run]]\nnotes = { vq = 1 }\n",
-        "`notes` is a table, where a remark is expected",
-    );
+    check_runs("[[run]] -> [[run]] | notes = { vq = 1 } => `notes` is a table, where a remark is expected");
 }
 
 /// Replicas with and without the ranks of a sequence.
@@ -410,16 +376,16 @@ fn shardings_are_read_by_their_names() {
 
 #[test]
 fn unknown_keys_and_names_are_named() {
-    check_runs("vp = 1\n", "vq = 1\n", "unknown key `vq` in [[run]]");
-    check_runs("model = \"megatron-22B\"", "model = \"megatron-22\"", "the nearest name is `megatron-22B`");
     check_runs(
-        "machine = \"H100 80 GB SXM\"",
-        "machine = \"H100 80GB SXM\"",
-        "the nearest name is `H100 80 GB SXM`",
+        r#"
+vp = 1 -> vq = 1 => unknown key `vq` in [[run]]
+model = "megatron-22B" -> model = "megatron-22" => the nearest name is `megatron-22B`
+machine = "H100 80 GB SXM" -> machine = "H100 80GB SXM" => the nearest name is `H100 80 GB SXM`
+machine = "H100 80 GB SXM" -> machine = "h10" => the nearest name is `h100`
+step_s = 1.42 -> notes = "no time" => neither `step_s` nor `tokens_per_s_per_gpu`
+schedule = "1f1b" -> schedule = "1f2b" => 1f2b
+precision = "f16" -> precision = "f61" => f61
+tp = 8 -> tp = 8 | dp = 3 => the mesh make 1 replicas
+"#,
     );
-    check_runs("machine = \"H100 80 GB SXM\"", "machine = \"h10\"", "the nearest name is `h100`");
-    check_runs("step_s = 1.42\n", "", "neither `step_s` nor `tokens_per_s_per_gpu`");
-    check_runs("schedule = \"1f1b\"", "schedule = \"1f2b\"", "1f2b");
-    check_runs("precision = \"f16\"", "precision = \"f61\"", "f61");
-    check_runs("tp = 8\n", "tp = 8\ndp = 3\n", "the mesh make 1 replicas");
 }

@@ -4,6 +4,8 @@ use pipewright_shapes::model::{Attention, Block, Dense, FeedForward, Mixer};
 use pipewright_shapes::operations::AttentionCount;
 use pipewright_shapes::reader::{Described, read};
 
+use crate::data::cases;
+
 fn described(text: &str) -> Described {
     read(text).expect("a model")
 }
@@ -140,12 +142,14 @@ fn bad_sizes_are_refused() {
     check(inner, "\"intermediate_size\": 1048577", "use a whole number from 1 to 1048576");
 }
 
-/// Checks that `LLAMA` with further keys, which replace its own, fails with a message.
-fn check_refused(keys: &str, message: &str) {
-    let (mut object, keys) = (json(LLAMA), json(&format!("{{{keys}}}")));
-    object.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
-    let error = read(&object.to_string()).expect_err("an error").to_string();
-    assert!(error.contains(message), "{error}");
+/// Checks that `LLAMA` with the further keys of each case, which replace its own, fails with a message.
+fn check_refused(table: &str) {
+    for (keys, message) in cases(table) {
+        let (mut object, keys) = (json(LLAMA), json(&format!("{{{keys}}}")));
+        object.as_object_mut().expect("an object").extend(keys.as_object().expect("an object").clone());
+        let error = read(&object.to_string()).expect_err("an error").to_string();
+        assert!(error.contains(&message), "{error}");
+    }
 }
 
 fn json(text: &str) -> serde_json::Value {
@@ -155,58 +159,40 @@ fn json(text: &str) -> serde_json::Value {
 #[test]
 fn contradictions_are_refused() {
     check_refused(
-        r#""num_key_value_heads": 7"#,
-        "`num_key_value_heads` is 7; use a number that divides the 32 heads",
-    );
-    check_refused(
-        r#""hidden_size": 4100"#,
-        "`hidden_size` is 4100; use a multiple of the 32 heads, or give `head_dim`",
-    );
-    check_refused(
-        r#""num_experts": 8, "num_experts_per_tok": 9"#,
-        "`num_experts_per_tok` is 9; use at most the 8 experts",
-    );
-    check_refused(r#""num_experts": 8"#, "needs one of the keys num_experts_per_tok");
-    check_refused(
-        r#""layer_types": ["full_attention"]"#,
-        "the number of kinds in layer_types` is 1; use as many",
-    );
-    check_refused(
-        r#""first_k_dense_replace": 33"#,
-        "`first_k_dense_replace` is 33; use at most the 32 blocks",
-    );
-    check_refused(
-        r#""mlp_only_layers": [32]"#,
-        "`mlp_only_layers` is [32]; use a list of numbers from 0 to 31",
+        r#"
+"num_key_value_heads": 7 => `num_key_value_heads` is 7; use a number that divides the 32 heads
+"hidden_size": 4100 => `hidden_size` is 4100; use a multiple of the 32 heads, or give `head_dim`
+"num_experts": 8, "num_experts_per_tok": 9 => `num_experts_per_tok` is 9; use at most the 8 experts
+"num_experts": 8 => needs one of the keys num_experts_per_tok
+"layer_types": ["full_attention"] => the number of kinds in layer_types` is 1; use as many
+"first_k_dense_replace": 33 => `first_k_dense_replace` is 33; use at most the 32 blocks
+"mlp_only_layers": [32] => `mlp_only_layers` is [32]; use a list of numbers from 0 to 31
+"#,
     );
 }
 
 #[test]
 fn values_of_another_kind_are_refused() {
-    check_refused(r#""tie_word_embeddings": 1"#, "`tie_word_embeddings` is 1; use true or false");
-    check_refused(r#""hidden_act": 3"#, "`hidden_act` is 3; use text in quotes");
     check_refused(
-        r#""num_hidden_layers": "32""#,
-        r#"`num_hidden_layers` is "32"; use a whole number from 1"#,
-    );
-    check_refused(
-        r#""layer_types": "full""#,
-        "`layer_types` is \"full\"; use a list of one word for each block",
+        r#"
+"tie_word_embeddings": 1 => `tie_word_embeddings` is 1; use true or false
+"hidden_act": 3 => `hidden_act` is 3; use text in quotes
+"num_hidden_layers": "32" => `num_hidden_layers` is "32"; use a whole number from 1
+"layer_types": "full" => `layer_types` is "full"; use a list of one word for each block
+"#,
     );
 }
 
 #[test]
 fn families_without_costs_are_refused() {
-    check_refused(
-        r#""model_type": "jamba""#,
-        "`model_type` is jamba: the costs of Mamba-1 blocks are not known",
-    );
-    check_refused(r#""model_type": "t5""#, "it has an encoder, and only decoders have costs");
     let kinds = vec!["\"linear_attention\""; 32].join(", ");
-    check_refused(
-        &format!("\"layer_types\": [{kinds}]"),
-        "the kind of block `linear_attention`, whose costs are not",
-    );
+    check_refused(&format!(
+        "
+\"model_type\": \"jamba\" => `model_type` is jamba: the costs of Mamba-1 blocks are not known
+\"model_type\": \"t5\" => it has an encoder, and only decoders have costs
+\"layer_types\": [{kinds}] => the kind of block `linear_attention`, whose costs are not
+"
+    ));
 }
 
 #[test]

@@ -27,6 +27,14 @@ pub(crate) fn comparison() -> Comparison {
     compare(&published()).expect("predictions")
 }
 
+/// The cases of a table: what is given, ` => `, and a message. Indented lines continue the line above.
+pub(crate) fn cases(table: &str) -> Vec<(String, String)> {
+    let lines = table.replace("\n    ", " ");
+    let lines = lines.lines().filter(|line| !line.is_empty());
+    let cases = lines.map(|line| line.split_once(" => ").expect("what is given, and a message"));
+    cases.map(|(given, message)| (given.to_owned(), message.to_owned())).collect()
+}
+
 /// The published run of a model on a machine whose name contains `machine`.
 pub(crate) fn run(model: &str, machine: &str) -> Run {
     let is_it = |run: &&Run| run.model.name == model && run.machine.name.contains(machine);

@@ -4,20 +4,20 @@ use pipewright_cluster::catalogue::by_name;
 use pipewright_cluster::layout::{Precision, Recompute};
 use pipewright_cluster::published::{Published, Run};
 use pipewright_cluster::search::{
-    Change, ClusterPlan, Fixed, Found, Gain, Request, SearchErrorKind, lower_bound, search, search_from,
-    upgrades,
+    Change, ClusterPlan, ClusterReport, Fixed, Gain, Request, SearchErrorKind, lower_bound, search,
+    search_from, upgrades,
 };
 use pipewright_shapes::model::{Dense, Experts, FeedForward};
 
 use crate::comparison::{compare_with_plans, request_for};
-use crate::data::{WITH_PLANS, predicted, published, run};
+use crate::data::{WITH_PLANS, cases, predicted, published, run};
 
 /// A request for the model, the machine and the batch of a published run, with few simulations.
 fn request(model: &str, machine: &str) -> Request {
     Request { simulations: 40, ..request_for(&run(model, machine)) }
 }
 
-fn found(request: &Request) -> Found {
+fn found(request: &Request) -> ClusterReport {
     search(request).expect("plans")
 }
 
@@ -25,6 +25,29 @@ fn found(request: &Request) -> Found {
 fn check_error(request: &Request, message: &str) {
     let error = search(request).expect_err("an error").to_string();
     assert!(error.contains(message), "{error}");
+}
+
+/// Checks that a request with the settings of each case, such as `gpus = 64, tp = 8`, fails with a message.
+fn check_errors(request: &Request, table: &str) {
+    for (settings, message) in cases(table) {
+        let mut request = request.clone();
+        for setting in settings.split(", ") {
+            let (name, value) = setting.split_once(" = ").expect("a setting");
+            let number = || value.parse().expect("a number");
+            match name {
+                "gpus" => request.gpus = number(),
+                "gbs" => request.batch = number(),
+                "tp" => request.fixed.tensor = Some(number()),
+                "pp" => request.fixed.pipeline = Some(number()),
+                "vp" => request.fixed.chunks = Some(number()),
+                "dp" => request.fixed.data = Some(number()),
+                "ep" => request.fixed.expert = Some(number()),
+                "mbs" => request.fixed.microbatch = Some(number()),
+                _ => request.fixed.schedule = Some(value.to_owned()),
+            }
+        }
+        check_error(&request, &message);
+    }
 }
 
 #[test]
@@ -203,25 +226,11 @@ fn a_goal_gives_days_hours_and_energy() {
     let request = Request { goal_tokens: Some(1e12), ..request("llama3-8B", "H100") };
     let plan = &found(&request).plans[0];
     let goal = plan.goal.expect("a goal");
-    assert_eq!(goal.steps, (1e12 / (256.0 * 8192.0_f64)).ceil());
-    assert!((goal.days * 86_400.0 / (goal.steps * plan.prediction.seconds) - 1.0).abs() < 1e-9);
+    assert_eq!(goal.steps as f64, (1e12 / (256.0 * 8192.0_f64)).ceil());
+    assert!((goal.days * 86_400.0 / (goal.steps as f64 * plan.prediction.seconds) - 1.0).abs() < 1e-9);
     assert!((goal.gpu_hours / (goal.days * 24.0 * 128.0) - 1.0).abs() < 1e-9);
     let energy = goal.kilowatt_hours.expect("a board power");
     assert!((energy / (goal.gpu_hours * 0.5) - 1.0).abs() < 1e-9, "{energy}");
-}
-
-#[test]
-fn given_parts_that_do_not_divide_are_refused() {
-    let with = |fixed: Fixed| Request { fixed, ..request("llama3-70B", "H100 80") };
-    let mesh = with(Fixed { tensor: Some(8), pipeline: Some(5), ..Fixed::default() });
-    check_error(&mesh, "64 GPUs cannot be divided into a mesh of 40 (tp = 8, pp = 5); use gpus = 80, or");
-    check_error(&with(Fixed { tensor: Some(0), ..Fixed::default() }), "`tp` is 0");
-    check_error(&with(Fixed { schedule: Some("1f2b".into()), ..Fixed::default() }), "1f2b");
-    check_error(
-        &Request { batch: 127, gpus: 1021, ..request("llama3-70B", "H100 80") },
-        "no mesh divides 1021 GPUs",
-    );
-    check_error(&Request { batch: 0, ..request("llama3-70B", "H100 80") }, "`batch` is 0");
 }
 
 #[test]
@@ -244,48 +253,37 @@ fn a_model_that_fits_nowhere_says_what_is_short() {
 /// Each error names a part that is given.
 #[test]
 fn errors_of_given_parts_name_them() {
-    let many = |fixed: Fixed| Request { gpus: 40_000, batch: 64, fixed, ..request("llama3-70B", "H100 80") };
-    let replicas = |data| Fixed { data: Some(data), ..Fixed::default() };
-    check_error(&many(replicas(32)), "no mesh with dp = 32 divides 40000 GPUs");
-    check_error(&many(replicas(0)), "`dp` is 0");
-    check_error(
-        &many(replicas(3)),
-        "40000 GPUs cannot be divided into a mesh of 3 (dp = 3); use gpus = 40002",
+    let request = request("llama3-70B", "H100 80");
+    check_errors(
+        &request,
+        "
+tp = 8, pp = 5 => 64 GPUs cannot be divided into a mesh of 40 (tp = 8, pp = 5); use gpus = 80, or
+tp = 0 => `tp` is 0
+schedule = 1f2b => 1f2b
+gbs = 127, gpus = 1021 => no mesh divides 1021 GPUs
+gbs = 0 => `batch` is 0
+",
     );
-    check_error(
-        &many(replicas(5)),
-        "64 rows of a step cannot be divided into microbatches of 1 row on each of 5 replicas",
+    check_errors(
+        &Request { gpus: 40_000, batch: 64, ..request },
+        "
+dp = 32 => no mesh with dp = 32 divides 40000 GPUs
+dp = 0 => `dp` is 0
+dp = 3 => 40000 GPUs cannot be divided into a mesh of 3 (dp = 3); use gpus = 40002
+dp = 5 => 64 rows of a step cannot be divided into microbatches of 1 row on each of 5 replicas
+mbs = 3 => 64 rows of a step cannot be divided into microbatches of 3 rows; use gbs = 66
+tp = 5 => 64 heads cannot be divided among the ranks of tp = 5
+gpus = 40001, tp = 5 => 64 heads cannot be divided among the ranks of tp = 5
+tp = 5, dp = 1 => 64 heads cannot be divided among the ranks of tp = 5
+gpus = 64, tp = 5, dp = 3 => 64 heads cannot be divided among the ranks of tp = 5
+gpus = 1, gbs = 1, dp = 2 => 1 GPU cannot be divided into a mesh of 2 (dp = 2); use gpus = 2
+gpus = 1, gbs = 1, mbs = 2 => 1 row of a step cannot be divided into microbatches of 2 rows; use gbs = 2
+gpus = 1, tp = 2 => 1 GPU cannot be divided into a mesh of 2 (tp = 2); use gpus = 2, or
+gpus = 1021, gbs = 127, vp = 2 => no mesh with vp = 2 divides 1021 GPUs
+gpus = 64, ep = 2 => ep = 2: the model has no experts; leave it out
+gpus = 64, schedule = zb-h1, vp = 2 => schedule = zb-h1, whose ranks have 1 stage of at least one block
+",
     );
-    check_error(
-        &many(Fixed { microbatch: Some(3), ..Fixed::default() }),
-        "64 rows of a step cannot be divided into microbatches of 3 rows; use gbs = 66",
-    );
-    check_error(
-        &many(Fixed { tensor: Some(5), ..Fixed::default() }),
-        "64 heads cannot be divided among the ranks of tp = 5",
-    );
-    // Another number of GPUs does not help.
-    for (data, gpus) in [(None, 40_001), (Some(1), 40_000), (Some(3), 64)] {
-        let fixed = Fixed { tensor: Some(5), data, ..Fixed::default() };
-        check_error(&Request { gpus, ..many(fixed) }, "64 heads cannot be divided among the ranks of tp = 5");
-    }
-    let one = Request { gpus: 1, batch: 1, ..many(replicas(2)) };
-    check_error(&one, "1 GPU cannot be divided into a mesh of 2 (dp = 2); use gpus = 2");
-    check_error(
-        &Request { gpus: 1, batch: 1, ..many(Fixed { microbatch: Some(2), ..Fixed::default() }) },
-        "1 row of a step cannot be divided into microbatches of 2 rows; use gbs = 2",
-    );
-    check_error(
-        &Request { gpus: 1, ..many(Fixed { tensor: Some(2), ..Fixed::default() }) },
-        "1 GPU cannot be divided into a mesh of 2 (tp = 2); use gpus = 2, or",
-    );
-    let prime = Request { gpus: 1021, batch: 127, ..many(Fixed { chunks: Some(2), ..Fixed::default() }) };
-    check_error(&prime, "no mesh with vp = 2 divides 1021 GPUs");
-    let few = |fixed: Fixed| Request { gpus: 64, ..many(fixed) };
-    let expert = few(Fixed { expert: Some(2), ..Fixed::default() });
-    check_error(&expert, "ep = 2: the model has no experts; leave it out");
-    let chunks = few(Fixed { schedule: Some("zb-h1".into()), chunks: Some(2), ..Fixed::default() });
-    check_error(&chunks, "schedule = zb-h1, whose ranks have 1 stage of at least one block");
 }
 
 /// Returns the fastest plan of a request with a schedule, and the fastest one with its name of a free search.

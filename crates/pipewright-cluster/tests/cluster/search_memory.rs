@@ -2,7 +2,9 @@
 
 use pipewright_cluster::catalogue::by_name;
 use pipewright_cluster::layout::{Precision, Recompute, ShardedState};
-use pipewright_cluster::search::{Fixed, Found, LeastMemory, Request, SearchError, SearchErrorKind, search};
+use pipewright_cluster::search::{
+    ClusterReport, Fixed, LeastMemory, Request, SearchError, SearchErrorKind, search,
+};
 use pipewright_document::GIB;
 use pipewright_shapes::model::{Dense, Experts, FeedForward};
 
@@ -35,7 +37,7 @@ fn with_experts(schedule: &str) -> Request {
     request
 }
 
-fn with_memory(request: &Request, bytes: f64) -> Result<Found, SearchError> {
+fn with_memory(request: &Request, bytes: f64) -> Result<ClusterReport, SearchError> {
     search(&Request { memory: Some(bytes), ..request.clone() })
 }
 

@@ -14,6 +14,10 @@ fn check_error(text: &str, message: &str) {
     assert_eq!(text.parse::<Costs>().expect_err(text).to_string(), message);
 }
 
+fn check_refusal(costs: &Costs, stages: u32, message: &str) {
+    assert_eq!(costs.check(stages).expect_err(message).to_string(), message);
+}
+
 #[test]
 fn what_is_left_out_has_a_default() {
     check("", [1.0, 1.0, 1.0, 2.0, 0.0]);
@@ -69,7 +73,7 @@ fn exchanges_are_in_forwards_and_backwards() {
     );
     let many = StageCosts { exchanges: both(501, 1.0), ..StageCosts::new(1.0, 1.0, 1.0) };
     let costs = Costs { stages: vec![many], ..Costs::default() };
-    assert_eq!(costs.check(1), Err(CostsError::Exchanges { count: "501".to_owned() }));
+    check_refusal(&costs, 1, "an action has 501 exchanges; use a whole number from 1 to 500");
 }
 
 #[test]
@@ -93,7 +97,7 @@ fn mistakes_are_named() {
 #[test]
 fn a_link_must_move() {
     let costs = Costs { link: Link { latency: 0.0, bandwidth: 0.0 }, ..Costs::default() };
-    assert_eq!(costs.check(1), Err(CostsError::Bandwidth { value: "0".to_owned() }));
+    check_refusal(&costs, 1, "a link's bandwidth is 0; use at least 1 byte a second");
 }
 
 #[test]
@@ -117,5 +121,5 @@ fn a_skip_connection_leads_to_a_later_stage() {
 fn entries_are_for_all_stages_or_one_each() {
     let costs = Costs { stages: vec![StageCosts::new(1.0, 1.0, 1.0); 3], ..Costs::default() };
     assert_eq!(costs.check(3), Ok(()));
-    assert_eq!(costs.check(4), Err(CostsError::Entries { what: "costs", entries: 3, stages: 4 }));
+    check_refusal(&costs, 4, "3 entries for the costs of 4 stages; give one for all, or one each");
 }

@@ -1,5 +1,7 @@
 //! The stage that limits a plan: the one with the most work on the busiest rank.
 
+use serde::Serialize;
+
 use crate::ids::{Rank, StageIndex};
 use crate::plan::{PlanChoice, Prediction, with_head_parts};
 use crate::profile::{LayerProfile, Profile};
@@ -8,7 +10,7 @@ use crate::profile::{LayerProfile, Profile};
 const BALANCED: f64 = 0.02;
 
 /// The stage that limits a plan, and its rank.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Limit {
     /// The busiest rank.
     pub rank: Rank,

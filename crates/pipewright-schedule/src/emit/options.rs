@@ -12,7 +12,7 @@ const DIFFERENT: usize = 15;
 
 /// One option with its values.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct GivenOption {
     /// The key without dashes before it, and with `-` for `_`.
     pub(super) key: String,
     pub(super) values: Vec<String>,
@@ -20,7 +20,7 @@ pub(super) struct Entry {
     pub(super) line: usize,
 }
 
-impl Entry {
+impl GivenOption {
     /// Returns whether a word on `line` is a value. The words of a script after the values are not, such as
     /// the end of an array, the start of the next one, or a variable on a line of its own.
     fn takes(&self, word: &str, line: usize) -> bool {
@@ -32,7 +32,7 @@ impl Entry {
 /// The options of a text, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Options {
-    pub(super) list: Vec<Entry>,
+    pub(super) list: Vec<GivenOption>,
 }
 
 /// The prefix of torchtitan's choices of activation checkpointing, which have no dashes.
@@ -44,17 +44,21 @@ pub(super) const MODULES: &str = "parallelism.module-fqns-per-model-part";
 impl Options {
     /// Reads all options of a text. Skips words that are not values, such as those before the first option.
     pub(super) fn parse(text: &str) -> Self {
-        let mut list: Vec<Entry> = Vec::new();
+        let mut list: Vec<GivenOption> = Vec::new();
         for (line, word) in words(text) {
             let normal = word.replace('_', "-");
             if normal.starts_with(CHECKPOINTING) {
-                list.push(Entry { key: normal, values: Vec::new(), line });
+                list.push(GivenOption { key: normal, values: Vec::new(), line });
             } else if let Some(option) = word.strip_prefix("--").filter(|option| !option.is_empty()) {
                 let (key, value) = match option.split_once('=') {
                     Some((key, value)) => (key, Some(value.to_owned())),
                     None => (option, None),
                 };
-                list.push(Entry { key: key.replace('_', "-"), values: value.into_iter().collect(), line });
+                list.push(GivenOption {
+                    key: key.replace('_', "-"),
+                    values: value.into_iter().collect(),
+                    line,
+                });
             } else if let Some(last) = list.last_mut().filter(|last| last.takes(&word, line)) {
                 last.values.push(word);
             }
@@ -63,7 +67,7 @@ impl Options {
     }
 
     /// Returns the last option with this key, which counts.
-    pub(super) fn find(&self, key: &str) -> Option<&Entry> {
+    pub(super) fn find(&self, key: &str) -> Option<&GivenOption> {
         self.list.iter().rev().find(|entry| entry.key == key)
     }
 

@@ -3,7 +3,7 @@
 use crate::csv::parse_schedule;
 use crate::emit::model_parts::{ModelParts, StageParts};
 use crate::emit::modules::{PYTORCH, default_stages, stages_of};
-use crate::emit::options::{CHECKPOINTING, Entry, MODULES, Options, nearest, wrong};
+use crate::emit::options::{CHECKPOINTING, GivenOption, MODULES, Options, nearest, wrong};
 use crate::emit::read_error::ReadError;
 use crate::emit::read_plan::{
     ReadPlan, checkpoint_remark, generate_within, replicas_of, sharing_remarks, uneven_stages, usual_order,
@@ -187,7 +187,7 @@ fn stages(
     degree: u32,
 ) -> Result<Vec<StageParts>, ReadError> {
     let blocks = parts.blocks().len();
-    if let Some(Entry { values, line, .. }) = options.find(MODULES) {
+    if let Some(GivenOption { values, line, .. }) = options.find(MODULES) {
         let modules: Vec<Vec<String>> = values
             .iter()
             .map(|stage| stage.split(',').map(|name| name.trim().to_owned()).collect())

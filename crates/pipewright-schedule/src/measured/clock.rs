@@ -7,37 +7,24 @@
 //!
 //! Time: linear in the events for each round, and there are at most as many rounds as ranks.
 
-use std::collections::HashMap;
-
-use crate::action::Action;
 use crate::ids::Rank;
-use crate::skip_event::SkipEvent;
-use crate::timeline::{Event, Scope, Timeline};
-use crate::transfer::Transfer;
-
-/// The ends of a message: its sender with the start of the send, and its receiver with the end of the
-/// receive.
-struct Message {
-    sender: Rank,
-    sent: f64,
-    receiver: Rank,
-    received: f64,
-}
+use crate::measured::ranks::{messages, moved};
+use crate::timeline::{Event, Timeline};
 
 /// Returns the timeline with the clocks of all ranks adjusted, so that no message arrives before it is sent.
 ///
 /// `timeline` contains one replica, so each action occurs once.
 pub fn on_one_clock(timeline: &Timeline) -> Timeline {
-    let messages = messages(timeline);
+    let messages: Vec<(&Event, &Event)> = messages(timeline).collect();
     let mut delays = vec![0.0_f64; timeline.ranks() as usize];
     // A delay passes on from rank to rank. Clocks that only differ need at most one round per rank.
     for _ in 0..timeline.ranks() {
         let mut has_changed = false;
-        for message in &messages {
-            let sent = message.sent + delays[message.sender.index()];
-            let delay = &mut delays[message.receiver.index()];
-            if sent - message.received > *delay {
-                *delay = sent - message.received;
+        for (send, receive) in &messages {
+            let sent = send.start + delays[send.rank.index()];
+            let delay = &mut delays[receive.rank.index()];
+            if sent - receive.end > *delay {
+                *delay = sent - receive.end;
                 has_changed = true;
             }
         }
@@ -45,45 +32,14 @@ pub fn on_one_clock(timeline: &Timeline) -> Timeline {
             break;
         }
     }
-    let moved = timeline.events().iter().map(|event| {
-        let delay = delays[event.rank.index()];
-        Event { start: event.start + delay, end: event.end + delay, ..*event }
-    });
-    let skips = timeline.skips().iter().map(|skip| {
-        let delay = delays[skip.rank.index()];
-        SkipEvent { start: skip.start + delay, end: skip.end + delay, ..*skip }
-    });
-    let scopes = timeline.scopes().iter().map(|scope| {
-        let delay = delays[scope.rank.index()];
-        Scope { start: scope.start + delay, end: scope.end + delay, ..scope.clone() }
-    });
-    let moved = Timeline::new(timeline.ranks(), moved.collect());
-    let moved = moved.with_skips(skips.collect()).with_scopes(scopes.collect());
-    moved.with_clock_skew(timeline.clock_skew()).with_slices(timeline.slices())
-}
-
-fn messages(timeline: &Timeline) -> Vec<Message> {
-    let is_send = |action: Action| matches!(action, Action::SendForward { .. } | Action::SendBackward { .. });
-    let sends: HashMap<Action, &Event> = timeline
-        .events()
-        .iter()
-        .filter(|event| is_send(event.action))
-        .map(|event| (event.action, event))
-        .collect();
-    let is_receive =
-        |action: Action| matches!(action, Action::RecvForward { .. } | Action::RecvBackward { .. });
-    let receives = timeline.events().iter().filter(|event| is_receive(event.action));
-    let message = |receive: &Event| {
-        let send = sends.get(&Transfer::other_end(receive.action)?)?;
-        Some(Message { sender: send.rank, sent: send.start, receiver: receive.rank, received: receive.end })
-    };
-    receives.filter_map(message).collect()
+    let place = |_, rank: Rank| Some((rank, delays[rank.index()]));
+    moved(std::slice::from_ref(timeline), timeline.ranks(), place)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::timeline::ScopeKind;
+    use crate::timeline::{Scope, ScopeKind};
 
     fn timeline(events: &[(u32, &str, f64, f64)]) -> Timeline {
         let event = |&(rank, action, start, end): &(u32, &str, f64, f64)| Event {

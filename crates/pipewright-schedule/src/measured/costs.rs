@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::action::{Action, ActionKind};
+use crate::action::ActionKind;
 use crate::costs::{Costs, Exchanges, Link, MAX_EXCHANGES, SkipTransfer, StageCosts, StageExchanges};
 use crate::ids::Slice;
+use crate::measured::ranks::messages;
 use crate::timeline::{Event, Timeline};
-use crate::transfer::Transfer;
 
 /// Returns the median costs over several steps of one program. Each timeline contains one replica of one
 /// step.
@@ -123,17 +123,8 @@ impl Times {
 
 /// Returns the times of the messages whose receiver was waiting when they were sent.
 fn transits_of(timeline: &Timeline) -> Vec<f64> {
-    let is_send =
-        |event: &&Event| matches!(event.action, Action::SendForward { .. } | Action::SendBackward { .. });
-    let sends: HashMap<Action, &Event> =
-        timeline.events().iter().filter(is_send).map(|event| (event.action, event)).collect();
-    let is_receive =
-        |event: &&Event| matches!(event.action, Action::RecvForward { .. } | Action::RecvBackward { .. });
-    let transit = |receive: &Event| {
-        let send = sends.get(&Transfer::other_end(receive.action)?)?;
-        (receive.start <= send.start).then_some((receive.end - send.start).max(0.0))
-    };
-    timeline.events().iter().filter(is_receive).filter_map(transit).collect()
+    let waited = messages(timeline).filter(|(send, receive)| receive.start <= send.start);
+    waited.map(|(send, receive)| (receive.end - send.start).max(0.0)).collect()
 }
 
 /// Returns the median, the upper of two; 0 for no values.
@@ -145,6 +136,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::action::Action;
     use crate::csv::parse_program;
     use crate::generate::{ScheduleSpec, generate};
     use crate::ids::Rank;

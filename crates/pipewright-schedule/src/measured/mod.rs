@@ -6,6 +6,7 @@
 //! [`crate::simulate::timed()`].
 
 mod read;
+mod ranks;
 mod clock;
 mod replicas;
 mod costs;

@@ -51,7 +51,7 @@ crate::error_text::message_as_debug!(TraceError);
 #[derive(Deserialize)]
 struct Trace {
     #[serde(rename = "traceEvents")]
-    events: Vec<Entry>,
+    events: Vec<TraceEntry>,
     #[serde(rename = "otherData")]
     other: Option<Other>,
 }
@@ -64,7 +64,7 @@ struct Other {
 }
 
 #[derive(Deserialize)]
-struct Entry {
+struct TraceEntry {
     ph: String,
     #[serde(default)]
     cat: String,
@@ -129,7 +129,7 @@ pub fn read_trace(text: &str) -> Result<Timeline, TraceError> {
 }
 
 /// Returns what happens in a span inside of actions; nothing if the entry is not such a span.
-fn scope_kind(entry: &Entry) -> Option<ScopeKind> {
+fn scope_kind(entry: &TraceEntry) -> Option<ScopeKind> {
     let action = |before: &str| entry.name.strip_prefix(before)?.parse().ok();
     match entry.cat.as_str() {
         "scope" => Some(ScopeKind::User(entry.name.as_str().into())),

@@ -6,9 +6,9 @@ use thiserror::Error;
 
 use crate::action::Action;
 use crate::ids::Rank;
+use crate::measured::ranks::moved;
 use crate::schedule::{Program, ScheduleError};
-use crate::skip_event::SkipEvent;
-use crate::timeline::{Event, Scope, Timeline};
+use crate::timeline::{Event, Timeline};
 
 /// Why the replicas or the program of a timeline cannot be found.
 #[derive(Clone, PartialEq, Eq, Error)]
@@ -44,16 +44,11 @@ pub fn replicas(timeline: &Timeline) -> Result<Vec<Timeline>, MeasuredError> {
     }
     let size = ranks / replicas;
     let replica = |index: u32| {
-        let own = (index * size..(index + 1) * size).flat_map(|rank| timeline.events_of(Rank::new(rank)));
-        let place = |rank: Rank| Rank::new(rank.get() - index * size);
-        let renumbered = own.map(|event| Event { rank: place(event.rank), ..*event });
-        let skips = (index * size..(index + 1) * size).flat_map(|rank| timeline.skips_of(Rank::new(rank)));
-        let skips = skips.map(|skip| SkipEvent { rank: place(skip.rank), ..*skip });
-        let scopes = (index * size..(index + 1) * size).flat_map(|rank| timeline.scopes_of(Rank::new(rank)));
-        let scopes = scopes.map(|scope| Scope { rank: place(scope.rank), ..scope.clone() });
-        let replica = Timeline::new(size, renumbered.collect()).with_skips(skips.collect());
-        let replica = replica.with_scopes(scopes.collect());
-        replica.with_clock_skew(timeline.clock_skew()).with_slices(timeline.slices())
+        let place = |_, rank: Rank| {
+            let own = rank.get().checked_sub(index * size).filter(|&own| own < size);
+            own.map(|own| (Rank::new(own), 0.0))
+        };
+        moved(std::slice::from_ref(timeline), size, place)
     };
     Ok((0..replicas).map(replica).collect())
 }
@@ -61,22 +56,8 @@ pub fn replicas(timeline: &Timeline) -> Result<Vec<Timeline>, MeasuredError> {
 /// Returns the timeline of all replicas together: the opposite of [`replicas`].
 pub fn join_replicas(replicas: &[Timeline]) -> Timeline {
     let size = replicas.first().map_or(0, Timeline::ranks);
-    let place = |index: u32, rank: Rank| Rank::new(rank.get() + index * size);
-    let all = || (0..).zip(replicas);
-    let events = all().flat_map(|(index, replica)| {
-        replica.events().iter().map(move |event| Event { rank: place(index, event.rank), ..*event })
-    });
-    let skips = all().flat_map(|(index, replica)| {
-        replica.skips().iter().map(move |skip| SkipEvent { rank: place(index, skip.rank), ..*skip })
-    });
-    let scopes = all().flat_map(|(index, replica)| {
-        let scopes = replica.scopes().iter();
-        scopes.map(move |scope| Scope { rank: place(index, scope.rank), ..scope.clone() })
-    });
-    let joined = Timeline::new(size * replicas.len() as u32, events.collect()).with_skips(skips.collect());
-    let joined = joined.with_scopes(scopes.collect());
-    let slices = replicas.first().map(Timeline::slices).unwrap_or_default();
-    joined.with_clock_skew(replicas.iter().find_map(Timeline::clock_skew)).with_slices(slices)
+    let place = |index: u32, rank: Rank| Some((Rank::new(rank.get() + index * size), 0.0));
+    moved(replicas, size * replicas.len() as u32, place)
 }
 
 /// Returns the program that one replica ran: the actions of each rank in the order of their starts.
@@ -93,7 +74,7 @@ mod tests {
     use super::*;
     use crate::csv::{parse_program, print_program};
     use crate::simulate::logical;
-    use crate::timeline::ScopeKind;
+    use crate::timeline::{Scope, ScopeKind};
 
     #[test]
     fn each_replica_has_its_own_ranks_and_the_same_program() {

@@ -18,7 +18,6 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::str::FromStr;
 
 use thiserror::Error;
@@ -48,78 +47,17 @@ pub struct Layout {
 
 /// A mistake in a layout. Its text has the layout and a caret below the mistake.
 #[derive(Clone, PartialEq, Eq, Error)]
-#[error("column {}: {kind}\n  {text}\n  {}^", .column + 1, " ".repeat(*.column))]
+#[error("column {}: {reason}\n  {text}\n  {}^", .column + 1, " ".repeat(*.column))]
 pub struct LayoutError {
     /// The layout.
     pub text: String,
     /// The place of the mistake, in characters from 0.
     pub column: usize,
-    /// The mistake.
-    pub kind: LayoutErrorKind,
+    /// The mistake, and what to do.
+    pub reason: String,
 }
 
 crate::error_text::message_as_debug!(LayoutError);
-
-/// A kind of mistake in a layout.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum LayoutErrorKind {
-    /// A character that has no meaning.
-    Unknown(char),
-    /// A stage without a layer.
-    EmptyStage,
-    /// A group without a layer.
-    EmptyGroup,
-    /// A `*` without something to repeat.
-    NothingToRepeat,
-    /// A `*` without a number of at least 1.
-    NoCount,
-    /// A `(` without its `)`.
-    Unclosed,
-    /// A `)` without its `(`.
-    Unopened,
-    /// Groups inside groups, too deep.
-    TooDeep,
-    /// More than [`MAX_LAYOUT_LAYERS`] layers.
-    TooLong,
-    /// The head has several parts, and not as many letters.
-    HeadParts {
-        /// The number of letters.
-        found: usize,
-        /// The number of parts.
-        parts: u32,
-    },
-    /// The embedding has several parts, and not as many letters.
-    EmbeddingParts {
-        /// The number of letters.
-        found: usize,
-        /// The number of parts.
-        parts: u32,
-    },
-    /// A second embedding or head.
-    Twice(char),
-    /// An embedding that is not the first layer, or a head that is not the last.
-    OutOfPlace(char),
-    /// No embedding or no head.
-    Missing(char),
-    /// The model has another number of layers.
-    OtherCount {
-        /// The layers of the layout.
-        layout: usize,
-        /// The layers of the model.
-        model: usize,
-    },
-    /// A letter is of layers that differ in kind.
-    OtherKind {
-        /// The letter.
-        letter: char,
-        /// The place of the layer among all layers, from 0.
-        layer: usize,
-        /// Its kind in the model.
-        kind: String,
-        /// The kind of the first layer with this letter.
-        first: String,
-    },
-}
 
 /// A part of an expanded layout: a layer or a bar, with its column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,8 +81,16 @@ impl FromStr for Layout {
 }
 
 impl Parser<'_> {
-    fn error(&self, column: usize, kind: LayoutErrorKind) -> LayoutError {
-        LayoutError { text: self.text.to_owned(), column, kind }
+    fn error(&self, column: usize, reason: impl Into<String>) -> LayoutError {
+        LayoutError { text: self.text.to_owned(), column, reason: reason.into() }
+    }
+
+    fn too_long(&self, column: usize) -> LayoutError {
+        self.error(column, format!("the layout has more than {MAX_LAYOUT_LAYERS} layers; use fewer"))
+    }
+
+    fn empty_stage(&self, column: usize) -> LayoutError {
+        self.error(column, "this stage has no layer; remove the bar, or write a layer")
     }
 
     /// Reads layers, bars and groups up to the end or to a `)`, and expands them.
@@ -174,15 +120,18 @@ impl Parser<'_> {
                     return Ok(parts);
                 }
                 '*' => {
-                    let nothing = self.error(column, LayoutErrorKind::NothingToRepeat);
-                    let start = last.take().ok_or(nothing)?;
+                    let nothing = "there is nothing to repeat; write `*` directly behind a layer or a group";
+                    let start = last.take().ok_or_else(|| self.error(column, nothing))?;
                     self.repeat(&mut parts, start, column)?;
                 }
                 letter if letter.is_whitespace() => {}
-                letter => return Err(self.error(column, LayoutErrorKind::Unknown(letter))),
+                letter => {
+                    let words = "is not part of a layout; write capital letters, `|`, `*3` and parentheses";
+                    return Err(self.error(column, format!("`{letter}` {words}")));
+                }
             }
             if parts.len() > 2 * MAX_LAYOUT_LAYERS {
-                return Err(self.error(column, LayoutErrorKind::TooLong));
+                return Err(self.too_long(column));
             }
         }
         Ok(parts)
@@ -190,17 +139,18 @@ impl Parser<'_> {
 
     fn group(&mut self, depth: usize, open: usize) -> Result<Vec<Part>, LayoutError> {
         if depth == MAX_DEPTH {
-            return Err(self.error(open, LayoutErrorKind::TooDeep));
+            let words = format!("groups are nested more than {MAX_DEPTH} deep; write some of them out");
+            return Err(self.error(open, words));
         }
         let group = self.sequence(depth + 1)?;
         if self.letters.get(self.at) != Some(&')') {
-            return Err(self.error(open, LayoutErrorKind::Unclosed));
+            return Err(self.error(open, "this group is not closed; write `)` at its end"));
         }
         self.at += 1;
         if group.iter().any(|part| part.letter != '|') {
             Ok(group)
         } else {
-            Err(self.error(open, LayoutErrorKind::EmptyGroup))
+            Err(self.error(open, "this group has no layer; remove it, or write a layer"))
         }
     }
 
@@ -214,9 +164,10 @@ impl Parser<'_> {
         let column = self.at;
         self.at += digits.len();
         if digits.is_empty() || digits.chars().all(|digit| digit == '0') {
-            return Err(self.error(if digits.is_empty() { star } else { column }, LayoutErrorKind::NoCount));
+            let column = if digits.is_empty() { star } else { column };
+            return Err(self.error(column, "`*` needs a number of at least 1, such as `A*3`"));
         }
-        let too_long = self.error(column, LayoutErrorKind::TooLong);
+        let too_long = self.too_long(column);
         let count: usize = digits.parse().map_err(|_too_many_digits| too_long.clone())?;
         let unit = parts[start..].to_vec();
         if unit.len().saturating_mul(count) > 2 * MAX_LAYOUT_LAYERS {
@@ -236,7 +187,7 @@ impl Parser<'_> {
         for part in parts {
             if part.letter == '|' {
                 if is_empty {
-                    return Err(self.error(part.column, LayoutErrorKind::EmptyStage));
+                    return Err(self.empty_stage(part.column));
                 }
                 is_empty = true;
                 boundaries.push(kinds.len());
@@ -246,10 +197,10 @@ impl Parser<'_> {
             }
         }
         if is_empty {
-            return Err(self.error(self.letters.len(), LayoutErrorKind::EmptyStage));
+            return Err(self.empty_stage(self.letters.len()));
         }
         if kinds.len() > MAX_LAYOUT_LAYERS {
-            return Err(self.error(self.letters.len(), LayoutErrorKind::TooLong));
+            return Err(self.too_long(self.letters.len()));
         }
         self.check_end(&layers, ENDS[0], embedding)?;
         self.check_end(&layers, ENDS[1], head)?;
@@ -263,27 +214,24 @@ impl Parser<'_> {
         let is_first = letter == ENDS[0];
         let found: Vec<usize> = (0..layers.len()).filter(|&at| layers[at].letter == letter).collect();
         let missing = if is_first { 0 } else { self.letters.len() };
-        let (column, kind) = match found.len() {
-            0 => (missing, LayoutErrorKind::Missing(letter)),
-            2.. if count == 1 => (layers[found[1]].column, LayoutErrorKind::Twice(letter)),
-            other if other != count => {
-                let column = found.get(count).map_or(missing, |&at| layers[at].column);
-                let kind = if is_first {
-                    LayoutErrorKind::EmbeddingParts { found: other, parts }
-                } else {
-                    LayoutErrorKind::HeadParts { found: other, parts }
-                };
-                (column, kind)
-            }
+        let (name, end) = if is_first { ("embedding", "first") } else { ("head", "last") };
+        let (column, reason) = match found.len() {
+            0 => (missing, format!("there is no {name}; write `{letter}` {end}")),
+            2.. if count == 1 => (layers[found[1]].column, format!("a second {name}; write `{letter}` once")),
+            other if other != count => (
+                found.get(count).map_or(missing, |&at| layers[at].column),
+                format!(
+                    "the {name} has {parts} parts, and the layout {other}; write `{letter}` {parts} times, as the {end} layers"
+                ),
+            ),
             _ => {
-                match found.iter().find(|&&at| if is_first { at >= count } else { at + count < layers.len() })
-                {
-                    Some(&at) => (layers[at].column, LayoutErrorKind::OutOfPlace(letter)),
-                    None => return Ok(()),
-                }
+                let is_elsewhere =
+                    |&&at: &&usize| if is_first { at >= count } else { at + count < layers.len() };
+                let Some(&at) = found.iter().find(is_elsewhere) else { return Ok(()) };
+                (layers[at].column, format!("the {name} is not the {end} layer; write `{letter}` {end}"))
             }
         };
-        Err(self.error(column, kind))
+        Err(self.error(column, reason))
     }
 }
 
@@ -296,7 +244,7 @@ impl Layout {
         let mut parser = Parser { text, letters: text.chars().collect(), at: 0 };
         let sequence = parser.sequence(0)?;
         if parser.at < parser.letters.len() {
-            return Err(parser.error(parser.at, LayoutErrorKind::Unopened));
+            return Err(parser.error(parser.at, "there is no group to close; remove the `)`"));
         }
         parser.assemble(&sequence, [embedding, head].map(|parts| parts.max(1)))
     }
@@ -306,14 +254,17 @@ impl Layout {
     /// # Errors
     /// At the first layer that does not fit.
     pub fn check(&self, model: &ModelDesc) -> Result<(), LayoutError> {
-        let error = |column, kind| LayoutError { text: self.text.clone(), column, kind };
+        let error = |column, reason| LayoutError { text: self.text.clone(), column, reason };
         let mut kinds: BTreeMap<char, &str> = BTreeMap::new();
         for (layer, (described, letter)) in model.layers.iter().zip(self.kinds.chars()).enumerate() {
             let first = *kinds.entry(letter).or_insert(&described.kind);
             if first != described.kind {
-                let (kind, first) = (described.kind.clone(), first.to_owned());
-                let kind = LayoutErrorKind::OtherKind { letter, layer, kind, first };
-                return Err(error(self.columns[layer], kind));
+                let reason = format!(
+                    "layer {layer} of the model is of the kind `{}`, and `{letter}` is of the kind `{first}` before it; write \
+                     another letter",
+                    described.kind
+                );
+                return Err(error(self.columns[layer], reason));
             }
         }
         let (layout, model) = (self.columns.len(), model.layers.len());
@@ -321,58 +272,8 @@ impl Layout {
             return Ok(());
         }
         let column = self.columns.get(model).copied().unwrap_or_else(|| self.text.chars().count());
-        Err(error(column, LayoutErrorKind::OtherCount { layout, model }))
-    }
-}
-
-impl fmt::Display for LayoutErrorKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = |letter: &char| if *letter == ENDS[0] { "embedding" } else { "head" };
-        match self {
-            Self::Unknown(letter) => {
-                write!(
-                    f,
-                    "`{letter}` is not part of a layout; write capital letters, `|`, `*3` and parentheses"
-                )
-            }
-            Self::EmptyStage => f.write_str("this stage has no layer; remove the bar, or write a layer"),
-            Self::EmptyGroup => f.write_str("this group has no layer; remove it, or write a layer"),
-            Self::NothingToRepeat => {
-                f.write_str("there is nothing to repeat; write `*` directly behind a layer or a group")
-            }
-            Self::NoCount => f.write_str("`*` needs a number of at least 1, such as `A*3`"),
-            Self::Unclosed => f.write_str("this group is not closed; write `)` at its end"),
-            Self::Unopened => f.write_str("there is no group to close; remove the `)`"),
-            Self::TooDeep => {
-                write!(f, "groups are nested more than {MAX_DEPTH} deep; write some of them out")
-            }
-            Self::TooLong => write!(f, "the layout has more than {MAX_LAYOUT_LAYERS} layers; use fewer"),
-            Self::HeadParts { found, parts } => write!(
-                f,
-                "the head has {parts} parts, and the layout {found}; write `L` {parts} times, as the last layers"
-            ),
-            Self::EmbeddingParts { found, parts } => write!(
-                f,
-                "the embedding has {parts} parts, and the layout {found}; write `E` {parts} times, as the first layers"
-            ),
-            Self::Twice(letter) => write!(f, "a second {}; write `{letter}` once", name(letter)),
-            Self::OutOfPlace('E') => f.write_str("the embedding is not the first layer; write `E` first"),
-            Self::OutOfPlace(letter) => {
-                write!(f, "the {} is not the last layer; write `{letter}` last", name(letter))
-            }
-            Self::Missing(letter) => {
-                let end = if *letter == ENDS[0] { "first" } else { "last" };
-                write!(f, "there is no {}; write `{letter}` {end}", name(letter))
-            }
-            Self::OtherCount { layout, model } => {
-                write!(f, "the layout has {layout} layers and the model {model}; write one letter for each")
-            }
-            Self::OtherKind { letter, layer, kind, first } => write!(
-                f,
-                "layer {layer} of the model is of the kind `{kind}`, and `{letter}` is of the kind `{first}` before it; \
-                 write another letter"
-            ),
-        }
+        let words = "write one letter for each";
+        Err(error(column, format!("the layout has {layout} layers and the model {model}; {words}")))
     }
 }
 

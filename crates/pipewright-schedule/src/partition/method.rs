@@ -5,9 +5,9 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-use crate::partition::error::PartitionError;
 use crate::partition::stages::Partition;
-use crate::partition::{even, explicit, optimal, weighted};
+use crate::partition::{optimal, weighted};
+use crate::words::counted;
 
 /// A method of cutting layers into stages. As text: `even`, `weighted`, `optimal`, `explicit:4,8`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -24,6 +24,24 @@ pub enum Method {
         /// The first layer of each stage but the first, ascending.
         boundaries: Vec<usize>,
     },
+}
+
+/// The reason why layers cannot be cut into stages, with what to do.
+#[derive(Clone, PartialEq, Eq, Error)]
+#[error("{0}")]
+pub struct PartitionError(String);
+
+crate::error_text::message_as_debug!(PartitionError);
+
+impl PartitionError {
+    /// Returns the error of a stage that would be empty.
+    pub fn more_stages_than_layers(layers: usize, stages: u32) -> Self {
+        let advice = match layers {
+            0 => "add layers".to_owned(),
+            _ => format!("use at most {}", counted(layers, "stage")),
+        };
+        Self(format!("{} cannot fill {}; {advice}", counted(layers, "layer"), counted(stages, "stage")))
+    }
 }
 
 /// A text that is not the name of a [`Method`].
@@ -45,17 +63,46 @@ crate::error_text::message_as_debug!(UnknownMethod);
 pub fn partition(weights: &[u64], stages: u32, method: &Method) -> Result<Partition, PartitionError> {
     let layers = weights.len();
     if stages == 0 {
-        return Err(PartitionError::NoStages);
+        return Err(PartitionError("a partition needs at least one stage".to_owned()));
     }
     if stages as usize > layers {
-        return Err(PartitionError::MoreStagesThanLayers { layers, stages });
+        return Err(PartitionError::more_stages_than_layers(layers, stages));
     }
     match method {
-        Method::Even => Ok(even::cut(layers, stages as usize)),
+        Method::Even => Ok(Partition::even(layers, stages as usize)),
         Method::Weighted => Ok(weighted::cut(weights, stages as usize)),
         Method::Optimal => Ok(optimal::cut(weights, stages as usize)),
-        Method::Explicit { boundaries } => explicit::cut(layers, stages, boundaries),
+        Method::Explicit { boundaries } => cut_at(layers, stages, boundaries),
     }
+}
+
+/// Cuts before each boundary. A boundary is the first layer of a stage other than the first.
+fn cut_at(layers: usize, stages: u32, boundaries: &[usize]) -> Result<Partition, PartitionError> {
+    if boundaries.len() + 1 != stages as usize {
+        let advice = match stages {
+            1 => "leave them out".to_owned(),
+            _ => format!("give {}", counted(stages - 1, "boundary")),
+        };
+        let (given, stages) = (counted(boundaries.len(), "boundary"), counted(stages, "stage"));
+        return Err(PartitionError(format!("{given} cannot make {stages}; {advice}")));
+    }
+    let mut starts = vec![0];
+    for &boundary in boundaries {
+        let previous = starts[starts.len() - 1];
+        if boundary <= previous {
+            return Err(PartitionError(format!(
+                "boundary {boundary} does not come after {previous}; every stage needs a layer, so boundaries ascend from 1"
+            )));
+        }
+        if boundary >= layers {
+            let all = counted(layers, "layer");
+            return Err(PartitionError(format!(
+                "boundary {boundary} is above the last of {all}; use one below {layers}"
+            )));
+        }
+        starts.push(boundary);
+    }
+    Ok(Partition::from_starts(starts, layers))
 }
 
 impl fmt::Display for Method {

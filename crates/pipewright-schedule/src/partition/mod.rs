@@ -1,7 +1,7 @@
 //! Cuts a model's layers into stages: contiguous ranges of layers, at least one layer each.
 //!
-//! Each method has its own file: `even` (by number of layers), `weighted` (greedy by weight, as in PyTorch's
-//! reference), `optimal` (the heaviest stage as light as possible) and `explicit` (at given layers).
+//! The methods are `even` (by number of layers), `weighted` (greedy by weight, as in PyTorch's reference),
+//! `optimal` (the heaviest stage as light as possible) and `explicit` (at given layers).
 //! [`Layout`] reads a cut that is written by hand.
 //! [`crate::placement`] decides the rank of each stage.
 //!
@@ -12,16 +12,12 @@
 //! # Ok::<(), pipewright_schedule::PartitionError>(())
 //! ```
 
-mod error;
-mod even;
-mod explicit;
 mod layout;
 mod method;
 mod optimal;
 mod stages;
 mod weighted;
 
-pub use error::PartitionError;
-pub use layout::{Layout, LayoutError, LayoutErrorKind, MAX_LAYOUT_LAYERS};
-pub use method::{Method, UnknownMethod, partition};
+pub use layout::{Layout, LayoutError, MAX_LAYOUT_LAYERS};
+pub use method::{Method, PartitionError, UnknownMethod, partition};
 pub use stages::Partition;

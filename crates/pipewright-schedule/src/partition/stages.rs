@@ -13,6 +13,13 @@ pub struct Partition {
 }
 
 impl Partition {
+    /// Cuts into the same number of layers for each stage; the first stages take the remainder. There are at
+    /// least as many layers as stages.
+    pub(super) fn even(layers: usize, stages: usize) -> Self {
+        let (base, larger) = (layers / stages, layers % stages);
+        Self::from_starts((0..stages).map(|stage| stage * base + stage.min(larger)).collect(), layers)
+    }
+
     /// Makes a partition from the first layer of each stage and the number of layers. The first layers must
     /// begin with 0 and ascend.
     pub(super) fn from_starts(mut starts: Vec<usize>, layers: usize) -> Self {

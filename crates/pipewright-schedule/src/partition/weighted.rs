@@ -8,14 +8,13 @@
 //! it is. See
 //! [`super::optimal`].
 
-use crate::partition::even;
 use crate::partition::stages::Partition;
 
 /// Cuts layers with these weights into `stages` stages. `stages` is between 1 and the number of layers.
 pub(super) fn cut(weights: &[u64], stages: usize) -> Partition {
     let mut left: u128 = weights.iter().map(|&weight| u128::from(weight)).sum();
     if left == 0 {
-        return even::cut(weights.len(), stages);
+        return Partition::even(weights.len(), stages);
     }
     let mut starts = vec![0];
     let mut stage_weight = 0;

@@ -13,7 +13,7 @@
 use std::ops::Range;
 
 use crate::plan::rank_times::{StageTimes, Step, set_slowest};
-use crate::plan::tuning::WalkTuning;
+use crate::plan::tuning::walk;
 
 /// A generator of pseudo-random numbers: SplitMix64 of Steele, Lea and Flood, 2014.
 #[derive(Debug, Clone)]
@@ -32,21 +32,21 @@ impl Numbers {
 
 /// The first layer of each stage with the number of layers at the end, and the rank of each stage.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Layout {
+pub(super) struct PlacedCut {
     pub(super) starts: Vec<usize>,
     pub(super) rank_of: Vec<u32>,
 }
 
 /// A change of a layout.
 #[derive(Debug, Clone)]
-enum Change {
+enum WalkChange {
     /// Two stages exchange their ranks.
     Swap([usize; 2]),
     /// The first layers of some stages move up or down by one.
     Shift { stages: Range<usize>, is_up: bool },
 }
 
-impl Layout {
+impl PlacedCut {
     /// Changes one thing at random: boundaries, or with `is_free` the ranks of two stages of a round other
     /// than the first. The result has no empty stage.
     pub(super) fn shake(&mut self, ranks: usize, is_free: bool, numbers: &mut Numbers) {
@@ -56,7 +56,7 @@ impl Layout {
     }
 
     /// Returns a change at random; `None` if it would make an empty stage.
-    fn draw(&self, ranks: usize, is_free: bool, numbers: &mut Numbers) -> Option<Change> {
+    fn draw(&self, ranks: usize, is_free: bool, numbers: &mut Numbers) -> Option<WalkChange> {
         let stages = self.rank_of.len();
         if stages < 2 {
             return None;
@@ -64,7 +64,7 @@ impl Layout {
         let rounds = stages / ranks;
         if is_free && rounds > 1 && numbers.below(3) == 0 {
             let round = ranks * (1 + numbers.below(rounds - 1));
-            return Some(Change::Swap([round + numbers.below(ranks), round + numbers.below(ranks)]));
+            return Some(WalkChange::Swap([round + numbers.below(ranks), round + numbers.below(ranks)]));
         }
         let first = 1 + numbers.below(stages - 1);
         let last = if numbers.below(3) == 0 { first + numbers.below(stages - first) } else { first };
@@ -74,13 +74,13 @@ impl Layout {
         } else {
             self.starts[first] - 1 > self.starts[first - 1]
         };
-        fits.then_some(Change::Shift { stages: first..last + 1, is_up })
+        fits.then_some(WalkChange::Shift { stages: first..last + 1, is_up })
     }
 
-    fn apply(&mut self, change: &Change) {
+    fn apply(&mut self, change: &WalkChange) {
         match change {
-            Change::Swap([one, other]) => self.rank_of.swap(*one, *other),
-            Change::Shift { stages, is_up } => {
+            WalkChange::Swap([one, other]) => self.rank_of.swap(*one, *other),
+            WalkChange::Shift { stages, is_up } => {
                 for start in &mut self.starts[stages.clone()] {
                     *start = if *is_up { *start + 1 } else { *start - 1 };
                 }
@@ -89,7 +89,7 @@ impl Layout {
     }
 }
 
-impl Change {
+impl WalkChange {
     /// Returns the change that takes this one back.
     fn reversed(&self) -> Self {
         match self {
@@ -103,13 +103,12 @@ impl Change {
 struct Walk<'a> {
     step: Step<'a>,
     memory: Option<u64>,
-    tuning: &'a WalkTuning,
     scale: f64,
     /// The mean `F + I` of all stages.
     mean: f64,
     /// Running sums of the bytes that a rank always holds, if memory is limited.
     bytes: Vec<u64>,
-    layout: Layout,
+    layout: PlacedCut,
     /// The times of the messages from the first stage to each one.
     hops: Vec<f64>,
     times: Vec<StageTimes>,
@@ -133,25 +132,24 @@ pub(super) struct WalkTask<'a> {
     pub(super) is_free: bool,
     /// The length of the walk.
     pub(super) steps: usize,
-    pub(super) tuning: &'a WalkTuning,
 }
 
 /// Returns a layout near `layout` with balanced ranks. Adds the number of changes that it makes, including
 /// the changes that it takes back, to `changes`, and one for its start.
 pub(super) fn balanced(
     task: WalkTask<'_>,
-    layout: Layout,
+    layout: PlacedCut,
     numbers: &mut Numbers,
     changes: &mut u64,
-) -> Layout {
-    let WalkTask { step, is_free, steps, tuning, .. } = task;
+) -> PlacedCut {
+    let WalkTask { step, is_free, steps, .. } = task;
     let mut walk = Walk::of(task, layout);
     *changes += 1;
     let mut energy = walk.energy();
     let mut best = (energy, walk.layout.clone());
     for round in 0..steps {
         let left = (steps - round) as f64 / steps as f64;
-        let tolerance = tuning.tolerance * left * left * left;
+        let tolerance = walk::TOLERANCE * left * left * left;
         let Some(change) = walk.layout.draw(step.ranks as usize, is_free, numbers) else { continue };
         walk.make(&change);
         *changes += 1;
@@ -175,13 +173,13 @@ pub(super) fn even(layers: usize, stages: usize) -> Vec<usize> {
 }
 
 impl<'a> Walk<'a> {
-    fn of(task: WalkTask<'a>, layout: Layout) -> Self {
+    fn of(task: WalkTask<'a>, layout: PlacedCut) -> Self {
         let hops = task.step.hops_before(&layout.rank_of);
         Self::with_hops(task, layout, hops)
     }
 
-    fn with_hops(task: WalkTask<'a>, layout: Layout, hops: Vec<f64>) -> Self {
-        let WalkTask { step, memory, tuning, .. } = task;
+    fn with_hops(task: WalkTask<'a>, layout: PlacedCut, hops: Vec<f64>) -> Self {
+        let WalkTask { step, memory, .. } = task;
         let chunks = layout.rank_of.len().div_ceil((step.ranks as usize).max(1));
         let mut bytes = vec![0u64];
         for layer in step.layers.list.iter().filter(|_| memory.is_some()) {
@@ -200,7 +198,6 @@ impl<'a> Walk<'a> {
         let mut walk = Self {
             step,
             memory,
-            tuning,
             scale: (work / f64::from(step.ranks)).max(f64::MIN_POSITIVE),
             mean: critical / layout.rank_of.len() as f64,
             bytes,
@@ -223,19 +220,19 @@ impl<'a> Walk<'a> {
     }
 
     /// Makes a change, and computes the powers of the ranks that it touches.
-    fn make(&mut self, change: &Change) {
+    fn make(&mut self, change: &WalkChange) {
         self.old_times.clear();
         self.old_powers.clear();
         self.layout.apply(change);
         match change {
-            Change::Swap(stages) => {
+            WalkChange::Swap(stages) => {
                 self.swap(*stages);
                 for &stage in stages {
                     self.is_old[self.layout.rank_of[stage] as usize] = true;
                 }
             }
             // The stage before the first one has another end.
-            Change::Shift { stages, .. } => {
+            WalkChange::Shift { stages, .. } => {
                 let Self { step, layout, hops, times, is_old, old_times, .. } = self;
                 for stage in stages.start - 1..stages.end {
                     let range = layout.starts[stage]..layout.starts[stage + 1];
@@ -254,9 +251,9 @@ impl<'a> Walk<'a> {
     }
 
     /// Takes the last change back.
-    fn take_back(&mut self, change: &Change) {
+    fn take_back(&mut self, change: &WalkChange) {
         self.layout.apply(&change.reversed());
-        if let Change::Swap(stages) = change {
+        if let WalkChange::Swap(stages) = change {
             self.swap(*stages);
         }
         for (stage, times) in self.old_times.drain(..).rev() {
@@ -284,7 +281,7 @@ impl<'a> Walk<'a> {
 
     /// Computes the powers of the bounds that have changed.
     fn update(&mut self) {
-        let delayed = self.tuning.long_stage * f64::from(self.step.ranks);
+        let delayed = walk::LONG_STAGE * f64::from(self.step.ranks);
         for rank in 0..self.powers.len() {
             if !std::mem::replace(&mut self.is_old[rank], false) {
                 continue;
@@ -294,7 +291,7 @@ impl<'a> Walk<'a> {
             let bound = self.step.time_of_rank(rank, self.layout.starts[rank], own);
             let time = bound + delayed * (longest - self.mean);
             self.old_powers.push((rank, self.powers[rank]));
-            self.powers[rank] = (time / self.scale * self.excess(rank).powi(2)).powi(WalkTuning::POWER);
+            self.powers[rank] = (time / self.scale * self.excess(rank).powi(2)).powi(walk::POWER);
         }
     }
 
@@ -318,9 +315,8 @@ mod tests {
         for seed in 0..20 {
             let layers = model(seed, 24, 4, 1);
             let step = Step::of(&layers, 4, 6);
-            let tuning = WalkTuning::default();
-            let task = WalkTask { step, memory: Some(2_000), is_free: true, steps: 0, tuning: &tuning };
-            let layout = Layout { starts: even(24, 12), rank_of: [0, 1, 2, 3].repeat(3) };
+            let task = WalkTask { step, memory: Some(2_000), is_free: true, steps: 0 };
+            let layout = PlacedCut { starts: even(24, 12), rank_of: [0, 1, 2, 3].repeat(3) };
             let mut walk = Walk::of(task, layout);
             let mut numbers = Numbers(seed);
             for _ in 0..200 {

@@ -3,31 +3,38 @@
 use std::collections::BTreeMap;
 
 use crate::ids::StageIndex;
-use crate::plan::balance::{Layout, Numbers, WalkTask, balanced, even};
-use crate::plan::cuts::{count_cuts, for_each_cut};
+use crate::partition::{Method, partition};
+use crate::plan::balance::{Numbers, PlacedCut, WalkTask, balanced, even};
+use crate::plan::cuts::{count_cuts, for_each_cut, with_moved};
 use crate::plan::evaluate::{Evaluator, ranks_of_stages};
 use crate::plan::order::{Order, first_backward};
-use crate::plan::predict::PlanChoice;
+use crate::plan::predict::{PlanChoice, PredictError};
 use crate::plan::rank_times::Step;
 use crate::plan::search::optimizer_time;
 use crate::plan::stage_load::stage_loads;
-use crate::plan::tuning::Tuning;
+use crate::plan::tuning;
 use crate::profile::Profile;
 use crate::recompute::Recompute;
 use crate::schedule::Schedule;
 
-/// Returns the first layer of each stage except the first in the fastest cut that is found for `schedule`;
-/// `None` if there are more stages than layers, or if the mesh does not fit the nodes. A cut is preferred in
-/// which each stage has the layers, and the parts of layers, that it is to recompute. The boundaries of
-/// `choice` are ignored, and memory is not limited.
-pub fn best_cut(profile: &Profile, schedule: &Schedule, choice: &PlanChoice) -> Option<Vec<usize>> {
-    let layers = choice.layers(profile, schedule.ranks()).ok()?;
+/// Returns the first layer of each stage except the first in the fastest cut that is found for `schedule`. A
+/// cut is preferred in which each stage has the layers, and the parts of layers, that it is to recompute. The
+/// boundaries of `choice` are ignored, and memory is not limited.
+///
+/// # Errors
+/// When there are more stages than layers, or the choice fits neither the schedule nor the nodes.
+pub fn best_cut(
+    profile: &Profile,
+    schedule: &Schedule,
+    choice: &PlanChoice,
+) -> Result<Vec<usize>, PredictError> {
+    let layers = choice.layers(profile, schedule.ranks())?;
     let whole = Order::with_overlaps(schedule, layers.has_exchanges);
-    let stages = choice.recompute.len();
-    if stages > layers.count() || stages != schedule.placement().stages() as usize {
-        return None;
-    }
-    let (tuning, mut evaluator) = (Tuning::default(), Evaluator::default());
+    let stages = schedule.placement().stages();
+    choice.check_recompute(stages)?;
+    partition(&vec![1; layers.count()], stages, &Method::Even)?;
+    let stages = stages as usize;
+    let mut evaluator = Evaluator::default();
     // The order for each first stage that runs backward.
     let mut orders: BTreeMap<u32, Order> = BTreeMap::new();
     let recompute = Recompute::of_stages(&choice.recompute);
@@ -48,19 +55,19 @@ pub fn best_cut(profile: &Profile, schedule: &Schedule, choice: &PlanChoice) -> 
     let mut best = Best { time: f64::INFINITY, starts: Vec::new() };
     let even = even(layers.count(), stages);
     best.consider(time(&even), &even);
-    if count_cuts(layers.count(), stages) <= tuning.best_cut.all_cuts {
+    if count_cuts(layers.count(), stages) <= tuning::best_cut::ALL_CUTS {
         for_each_cut(layers.count(), stages, &mut |starts| {
             best.consider(time(starts), starts);
         });
-        return Some(best.inner());
+        return Ok(best.inner());
     }
     let rank_of = ranks_of_stages(&whole);
     // The walk assumes that the first stages are on the ranks of their number.
     if (0..schedule.ranks()).zip(&rank_of).all(|(rank, &first)| rank == first) {
         let step = Step::of(&layers, schedule.ranks(), schedule.microbatches());
-        let layout = Layout { starts: even, rank_of };
-        let steps = tuning.best_cut.walk_steps * stages;
-        let walk = WalkTask { step, memory: None, is_free: false, steps, tuning: &tuning.walk };
+        let layout = PlacedCut { starts: even, rank_of };
+        let steps = tuning::best_cut::WALK_STEPS * stages;
+        let walk = WalkTask { step, memory: None, is_free: false, steps };
         let walked = balanced(walk, layout, &mut Numbers(1), &mut 0).starts;
         best.consider(time(&walked), &walked);
     }
@@ -69,15 +76,13 @@ pub fn best_cut(profile: &Profile, schedule: &Schedule, choice: &PlanChoice) -> 
         improved = false;
         for boundary in 1..stages {
             for up in [false, true] {
-                let mut starts = best.starts.clone();
-                starts[boundary] = if up { starts[boundary] + 1 } else { starts[boundary] - 1 };
-                if starts.is_sorted_by(|one, other| one < other) {
+                if let Some(starts) = with_moved(&best.starts, boundary, up) {
                     improved |= best.consider(time(&starts), &starts);
                 }
             }
         }
     }
-    Some(best.inner())
+    Ok(best.inner())
 }
 
 /// The fastest cut so far.

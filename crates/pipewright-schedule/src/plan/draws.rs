@@ -8,7 +8,7 @@ use crate::plan::critical::Block;
 use crate::plan::layers::Layers;
 use crate::plan::order::Order;
 use crate::plan::recompute::{chosen, drawn_parts};
-use crate::plan::tuning::PolishTuning;
+use crate::plan::tuning;
 use crate::recompute::StageRecompute;
 
 /// Returns a random number from 0 to 20, with a mean of 2.2. Most are small.
@@ -27,7 +27,6 @@ pub(super) struct Draws<'a> {
     pub(super) layers: &'a Layers,
     /// Whether stages may recompute some layers, parts of layers or microbatches.
     pub(super) recomputes_in_part: bool,
-    pub(super) tuning: &'a PolishTuning,
 }
 
 impl Draws<'_> {
@@ -35,7 +34,7 @@ impl Draws<'_> {
     pub(super) fn draw(&self, numbers: &mut Numbers) -> Option<Change> {
         let stages = self.recompute.len();
         if stages > 1 || self.recomputes_in_part {
-            match numbers.below(self.tuning.boundaries) {
+            match numbers.below(tuning::polish::BOUNDARIES) {
                 0 if stages > 1 => return self.draw_shift(numbers),
                 1 if self.recomputes_in_part => {
                     return self.draw_recomputed(0..stages, numbers).map(Change::Recompute);
@@ -47,7 +46,7 @@ impl Draws<'_> {
         if first == last {
             return None;
         }
-        let far = numbers.below((last - first).min(self.tuning.reach));
+        let far = numbers.below((last - first).min(tuning::polish::REACH));
         let (from, to) = match numbers.below(4) {
             0 => (first, first + 1),
             1 => (last - 1, last),
@@ -61,7 +60,7 @@ impl Draws<'_> {
     fn draw_shift(&self, numbers: &mut Numbers) -> Option<Change> {
         let stages = self.recompute.len();
         let first = 1 + numbers.below(stages - 1);
-        let more = numbers.below((stages - first).min(self.tuning.most_boundaries));
+        let more = numbers.below((stages - first).min(tuning::polish::MOST_BOUNDARIES));
         let last = if numbers.below(3) == 0 { first + more } else { first };
         let is_up = numbers.below(2) == 0;
         let fits = if is_up {

@@ -4,12 +4,12 @@ use std::cell::OnceCell;
 
 use crate::partition::Method;
 use crate::placement::Placement;
-use crate::plan::balance::{Layout, Numbers, WalkTask, balanced};
+use crate::plan::balance::{Numbers, PlacedCut, WalkTask, balanced};
 use crate::plan::class::{Class, Path};
 use crate::plan::evaluate::ranks_of_stages;
 use crate::plan::greedy::Rules;
 use crate::plan::named::{climb_named, named, try_named};
-use crate::plan::pool::{Cut, cut_by, pool};
+use crate::plan::pool::{PooledCut, cut_by, pool};
 use crate::plan::recompute::{
     chosen, drawn_parts, few_whole_choices, layers_to_hold, stages_to_hold, without_repetitions,
 };
@@ -17,26 +17,28 @@ use crate::plan::report::SEARCHED;
 use crate::plan::search::{Choice, Search};
 use crate::plan::shape::Shape;
 use crate::plan::stage_load::stage_loads;
+use crate::plan::tuning;
 use crate::recompute::{LayerParts, StageRecompute};
 
 /// Searches the plans of one shape. `bound` is the lower bound of all plans.
-pub(super) fn explore(search: &mut Search<'_>, shapes: &[Shape], at: usize, bound: f64) {
-    let cuts = pool(search, &shapes[at]);
+pub(super) fn explore(search: &mut Search<'_>, at: usize) {
+    let shape = &search.shapes[at];
+    let cuts = pool(search, shape);
     let is_hopeful =
         search.searches_orders() && cuts.first().is_some_and(|cut| cut.bound < search.best_time());
-    let budget = share(search, &shapes[at]);
+    let budget = share(search, shape);
     let reserve = search.left() - budget;
     if is_hopeful {
-        first_looks(search, shapes, at, &cuts);
+        first_looks(search, at, &cuts);
     }
     // After a first plan, because the orders of all named schedules may take long.
-    let named = named(search, &shapes[at]);
-    try_named(search, shapes, at, &cuts, &named);
+    let named = named(search, shape);
+    try_named(search, at, &cuts, &named);
     if is_hopeful {
-        try_rules(search, shapes, at, &cuts, bound, reserve + budget / 4 * 3);
-        anneal(search, shapes, at, &cuts, bound, reserve + budget / 20);
+        try_rules(search, at, &cuts, reserve + budget / 4 * 3);
+        anneal(search, at, &cuts, reserve + budget / 20);
     }
-    climb_named(search, shapes, at, &named, bound, reserve);
+    climb_named(search, at, &named, reserve);
 }
 
 /// Returns the work for the plans of a shape: the work of some plans with the most stages, and at least a
@@ -45,15 +47,14 @@ fn share(search: &Search<'_>, shape: &Shape) -> u64 {
     let left = search.left();
     let stages = shape.classes.iter().map(|class| class.stages() as u64).max().unwrap_or(1);
     let (microbatches, ranks) = (u64::from(shape.microbatches), u64::from(shape.ranks.max(1)));
-    let plans = search.tuning.search.plans * (microbatches / ranks).max(1);
-    (plans * 3 * stages)
-        .saturating_mul(microbatches)
-        .clamp(left / search.tuning.search.share, left - left / 10)
+    let plans = tuning::search::PLANS * (microbatches / ranks).max(1);
+    (plans * 3 * stages).saturating_mul(microbatches).clamp(left / tuning::search::SHARE, left - left / 10)
 }
 
 /// Simulates one plan of a shape, with one stage per rank, and returns its time; infinity if it does not fit.
-pub(super) fn scout(search: &mut Search<'_>, shapes: &[Shape], at: usize) -> f64 {
-    let (shape, stages) = (&shapes[at], shapes[at].ranks as usize);
+pub(super) fn scout(search: &mut Search<'_>, at: usize) -> f64 {
+    let shape = &search.shapes[at];
+    let stages = shape.ranks as usize;
     let Some(starts) = cut_by(shape, stages, &Method::Optimal) else {
         return f64::INFINITY;
     };
@@ -71,7 +72,7 @@ pub(super) fn scout(search: &mut Search<'_>, shapes: &[Shape], at: usize) -> f64
         }
         let choice = Choice { shape: at, starts: &starts, recompute: &recompute };
         let rules = Rules::all(shape.ranks, shape.ranks)[0];
-        if let Some(time) = search.search_order(shapes, &placement, choice, rules, f64::INFINITY) {
+        if let Some(time) = search.search_order(&placement, choice, rules, f64::INFINITY) {
             return time;
         }
     }
@@ -80,10 +81,10 @@ pub(super) fn scout(search: &mut Search<'_>, shapes: &[Shape], at: usize) -> f64
 
 /// Tries a few rules on the best cuts of each arrangement. Cuts with few stages come first, because their
 /// plans take the least work, and there may be little of it.
-fn first_looks(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut]) {
-    let shape = &shapes[at];
+fn first_looks(search: &mut Search<'_>, at: usize, cuts: &[PooledCut]) {
+    let shape = &search.shapes[at];
     let mut seen: Vec<(Option<Class>, usize)> = Vec::new();
-    let mut cuts: Vec<&Cut> = cuts.iter().collect();
+    let mut cuts: Vec<&PooledCut> = cuts.iter().collect();
     cuts.sort_by_key(|cut| cut.layout.rank_of.len());
     for cut in cuts {
         let kind = (cut.class, cut.layout.rank_of.len());
@@ -98,7 +99,7 @@ fn first_looks(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut
                     return;
                 }
                 let choice = Choice { shape: at, starts: &cut.layout.starts, recompute };
-                search.search_order(shapes, &trials.placement, choice, rules, f64::INFINITY);
+                search.search_order(&trials.placement, choice, rules, f64::INFINITY);
             }
         }
     }
@@ -112,7 +113,7 @@ struct Trials {
 }
 
 impl Trials {
-    fn of(search: &Search<'_>, shape: &Shape, cut: &Cut) -> Self {
+    fn of(search: &Search<'_>, shape: &Shape, cut: &PooledCut) -> Self {
         let placement = placement(&cut.layout);
         let choices = choices(search, shape, cut, &placement);
         let rules = Rules::all(shape.ranks, cut.layout.rank_of.len() as u32);
@@ -120,7 +121,7 @@ impl Trials {
     }
 }
 
-fn placement(layout: &Layout) -> Placement {
+fn placement(layout: &PlacedCut) -> Placement {
     let ranks = layout.rank_of.iter().copied().map(crate::ids::Rank::new).collect();
     Placement::explicit(ranks).expect("the first round visits every rank")
 }
@@ -129,17 +130,17 @@ fn placement(layout: &Layout) -> Placement {
 fn choices(
     search: &Search<'_>,
     shape: &Shape,
-    cut: &Cut,
+    cut: &PooledCut,
     placement: &Placement,
 ) -> Vec<Vec<Option<StageRecompute>>> {
     let stages = cut.layout.rank_of.len();
     let (none, all) = (vec![None; stages], vec![Some(StageRecompute::WHOLE); stages]);
     let Some(memory) = search.request.memory else { return vec![none] };
     let mut choices = vec![none];
-    let few = few_whole_choices(stages, search.tuning.search.all_choices);
+    let few = few_whole_choices(stages, tuning::search::ALL_CHOICES);
     if search.request.recomputes_in_part() {
         let starts = &cut.layout.starts;
-        let shares = search.tuning.search.in_flight.iter();
+        let shares = tuning::search::IN_FLIGHT.iter();
         choices.extend(shares.map(|&share| to_hold_as_1f1b(shape, starts, placement, memory, share)));
         choices.push(all);
         choices.extend(few);
@@ -177,8 +178,8 @@ fn to_hold_as_1f1b(
 
 /// Tries all rules on all cuts that may be better than the best plan, while more than `reserve` of the work
 /// is left.
-fn try_rules(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut], bound: f64, reserve: u64) {
-    let shape = &shapes[at];
+fn try_rules(search: &mut Search<'_>, at: usize, cuts: &[PooledCut], reserve: u64) {
+    let shape = &search.shapes[at];
     let most = cuts.iter().map(|cut| Rules::all(shape.ranks, cut.layout.rank_of.len() as u32).len()).max();
     let trials: Vec<OnceCell<Trials>> = cuts.iter().map(|_| OnceCell::new()).collect();
     for index in 0..most.unwrap_or(0) {
@@ -189,12 +190,12 @@ fn try_rules(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut],
             let trials = trials.get_or_init(|| Trials::of(search, shape, cut));
             let Some(&rules) = trials.rules.get(index) else { continue };
             for recompute in &trials.choices {
-                if search.is_good_enough(bound) || !search.goes_on(reserve) {
+                if search.is_good_enough() || !search.goes_on(reserve) {
                     return;
                 }
                 let choice = Choice { shape: at, starts: &cut.layout.starts, recompute };
                 let before = search.best_time();
-                search.search_order(shapes, &trials.placement, choice, rules, before);
+                search.search_order(&trials.placement, choice, rules, before);
             }
         }
     }
@@ -203,17 +204,17 @@ fn try_rules(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut],
 /// Anneals plans with searched orders: makes random changes, and keeps the changes that make the plan faster,
 /// or at first only a little slower. Episodes begin with the best plan and with the cuts that have the lowest
 /// bounds in turn.
-fn anneal(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut], bound: f64, reserve: u64) {
-    let shape = &shapes[at];
+fn anneal(search: &mut Search<'_>, at: usize, cuts: &[PooledCut], reserve: u64) {
+    let shape = &search.shapes[at];
     let mut numbers = Numbers(2);
-    for episode in 0..search.tuning.annealing.episodes {
+    for episode in 0..tuning::annealing::EPISODES {
         let best = search.best.get(SEARCHED).filter(|best| best.shape == at).cloned();
         let cut = &cuts[(episode / 2) % cuts.len()];
         let rules = best.as_ref().and_then(|best| best.rules);
         let rules = rules.unwrap_or_else(|| Rules::all(shape.ranks, 1)[0]);
         let start = match best {
-            Some(best) if episode % 2 == 0 => State {
-                layout: Layout { starts: best.starts.clone(), rank_of: ranks_of_stages(&best.order) },
+            Some(best) if episode % 2 == 0 => Annealed {
+                layout: PlacedCut { starts: best.starts.clone(), rank_of: ranks_of_stages(&best.order) },
                 recompute: best.recompute.clone(),
                 rules,
                 time: best.time,
@@ -223,10 +224,10 @@ fn anneal(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut], bo
                 let choices = choices(search, shape, cut, &placement(&cut.layout));
                 let recompute = choices.into_iter().nth(1);
                 let recompute = recompute.unwrap_or_else(|| vec![None; cut.layout.rank_of.len()]);
-                State { layout: cut.layout.clone(), recompute, rules, time: f64::INFINITY }
+                Annealed { layout: cut.layout.clone(), recompute, rules, time: f64::INFINITY }
             }
         };
-        if !run_episode(search, shapes, at, start, &mut numbers, bound, reserve) {
+        if !run_episode(search, at, start, &mut numbers, reserve) {
             return;
         }
     }
@@ -234,8 +235,8 @@ fn anneal(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut], bo
 
 /// A plan during annealing.
 #[derive(Clone)]
-struct State {
-    layout: Layout,
+struct Annealed {
+    layout: PlacedCut,
     recompute: Vec<Option<StageRecompute>>,
     rules: Rules,
     time: f64,
@@ -244,7 +245,12 @@ struct State {
 /// Changes a plan at random: sometimes its rules and its recomputation, and always its layout. Half of the
 /// time, that is a small change; otherwise a larger one, after which a short walk balances the ranks again.
 /// Returns also whether the recomputation was drawn.
-fn changed(search: &mut Search<'_>, shape: &Shape, now: &State, numbers: &mut Numbers) -> (State, bool) {
+fn changed(
+    search: &mut Search<'_>,
+    shape: &Shape,
+    now: &Annealed,
+    numbers: &mut Numbers,
+) -> (Annealed, bool) {
     let mut next = now.clone();
     let (ranks, stages) = (shape.ranks as usize, now.recompute.len());
     if numbers.below(6) == 0 {
@@ -270,19 +276,12 @@ fn changed(search: &mut Search<'_>, shape: &Shape, now: &State, numbers: &mut Nu
         }
         return (next, recomputes_anew);
     }
-    let tuning = &search.tuning.annealing;
-    let is_free = numbers.below(tuning.free) == 0;
-    for _ in 0..=numbers.below(tuning.changes) {
+    let is_free = numbers.below(tuning::annealing::FREE) == 0;
+    for _ in 0..=numbers.below(tuning::annealing::CHANGES) {
         next.layout.shake(ranks, is_free, numbers);
     }
     let mut changes = 0;
-    let walk = WalkTask {
-        step: shape.step(),
-        memory,
-        is_free,
-        steps: tuning.balancing,
-        tuning: &search.tuning.walk,
-    };
+    let walk = WalkTask { step: shape.step(), memory, is_free, steps: tuning::annealing::BALANCING };
     next.layout = balanced(walk, next.layout, numbers, &mut changes);
     search.charge_walk(changes, (stages / ranks) as u32);
     (next, recomputes_anew)
@@ -313,7 +312,7 @@ fn drawn_choice(
 
 /// Often lets the stages recompute what they must for the changed layout, for a random number of microbatches
 /// in flight.
-fn refit(search: &Search<'_>, shape: &Shape, next: &mut State, numbers: &mut Numbers) {
+fn refit(search: &Search<'_>, shape: &Shape, next: &mut Annealed, numbers: &mut Numbers) {
     let Some(memory) = search.request.memory.filter(|_| search.request.recomputes_in_part()) else { return };
     if numbers.below(2) == 0 {
         let share = 0.5 + numbers.below(16) as f64 / 10.0;
@@ -324,23 +323,20 @@ fn refit(search: &Search<'_>, shape: &Shape, next: &mut State, numbers: &mut Num
 /// Runs one episode; returns whether another one may follow.
 fn run_episode(
     search: &mut Search<'_>,
-    shapes: &[Shape],
     at: usize,
-    mut now: State,
+    mut now: Annealed,
     numbers: &mut Numbers,
-    bound: f64,
     reserve: u64,
 ) -> bool {
-    let shape = &shapes[at];
+    let shape = &search.shapes[at];
     let step = shape.step();
-    let tuning = &search.tuning.annealing;
-    let tries = tuning.tries * now.recompute.len();
+    let tries = tuning::annealing::TRIES * now.recompute.len();
     for attempt in 0..tries {
-        if search.is_good_enough(bound) || !search.goes_on(reserve) {
+        if search.is_good_enough() || !search.goes_on(reserve) {
             return false;
         }
         let left = (tries - attempt) as f64 / tries as f64;
-        let before = now.time * (1.0 + tuning.worse * left * left);
+        let before = now.time * (1.0 + tuning::annealing::WORSE * left * left);
         let is_first = attempt == 0 && now.time.is_infinite();
         let (mut next, recomputes_anew) =
             if is_first { (now.clone(), true) } else { changed(search, shape, &now, numbers) };
@@ -355,8 +351,7 @@ fn run_episode(
             continue;
         }
         let choice = Choice { shape: at, starts: &next.layout.starts, recompute: &next.recompute };
-        if let Some(time) = search.search_order(shapes, &placement(&next.layout), choice, next.rules, before)
-        {
+        if let Some(time) = search.search_order(&placement(&next.layout), choice, next.rules, before) {
             next.time = time;
             now = next;
         }

@@ -268,7 +268,7 @@ mod tests {
     use crate::csv::parse_schedule;
     use crate::ids::Rank;
     use crate::placement::Placement;
-    use crate::plan::balance::{Layout, Numbers, even};
+    use crate::plan::balance::{Numbers, PlacedCut, even};
     use crate::plan::bound::equal_layers;
     use crate::plan::evaluate::Evaluator;
     use crate::plan::greedy::{Rules, Task, greedy};
@@ -329,7 +329,7 @@ mod tests {
         let (network, sharding) = (&layers.network, layers.sharding);
         let mut numbers = Numbers(seed);
         let rank_of = (0..stages as u32).map(|stage| stage % ranks).collect();
-        let mut layout = Layout { starts: even(2 * stages, stages), rank_of };
+        let mut layout = PlacedCut { starts: even(2 * stages, stages), rank_of };
         for _ in 0..8 {
             layout.shake(ranks as usize, true, &mut numbers);
         }

@@ -4,16 +4,17 @@ use std::rc::Rc;
 
 use crate::generate::{GenerateError, GenerateErrorKind};
 use crate::plan::class::Class;
-use crate::plan::cuts::count_cuts;
+use crate::plan::cuts::{count_cuts, with_moved};
 use crate::plan::families::Family;
 use crate::plan::order::{Order, first_backward};
-use crate::plan::pool::{Cut, usual_cuts};
+use crate::plan::pool::{PooledCut, usual_cuts};
 use crate::plan::recompute::{
     count_choices, every_choice, few_whole_choices, layers_to_fit, stages_to_fit, without_repetitions,
 };
 use crate::plan::search::{Choice, Label, Search};
 use crate::plan::shape::Shape;
 use crate::plan::stage_load::{engine_costs, stage_loads};
+use crate::plan::tuning;
 use crate::recompute::StageRecompute;
 
 /// A named schedule with its order.
@@ -85,10 +86,10 @@ fn refuse(search: &mut Search<'_>, name: &'static str, reason: GenerateError) {
 /// Simulates the named schedules: all cuts where there are few, otherwise the best cuts of their arrangement;
 /// and the usual cuts. These are tried however much work was done, so that no plan is slower than a named
 /// schedule.
-pub(super) fn try_named(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut], named: &[Named]) {
-    let layers = shapes[at].layers.count();
+pub(super) fn try_named(search: &mut Search<'_>, at: usize, cuts: &[PooledCut], named: &[Named]) {
+    let layers = search.shapes[at].layers.count();
     for it in named {
-        let all = count_cuts(layers, it.stages) <= search.tuning.pool.all_cuts;
+        let all = count_cuts(layers, it.stages) <= tuning::pool::ALL_CUTS;
         let own = cuts.iter().filter(|cut| cut.class.is_some() && cut.class == it.class);
         let mut tried: Vec<&[usize]> = Vec::new();
         for (index, cut) in own.enumerate() {
@@ -99,30 +100,24 @@ pub(super) fn try_named(search: &mut Search<'_>, shapes: &[Shape], at: usize, cu
             if !search.may_try() {
                 return;
             }
-            try_cut(search, shapes, at, it, &cut.layout.starts);
+            try_cut(search, at, it, &cut.layout.starts);
             tried.push(&cut.layout.starts);
         }
-        for starts in usual_cuts(&shapes[at], it.stages) {
+        for starts in usual_cuts(&search.shapes[at], it.stages) {
             if tried.contains(&starts.as_slice()) {
                 continue;
             }
             if !search.may_try() {
                 return;
             }
-            try_cut(search, shapes, at, it, &starts);
+            try_cut(search, at, it, &starts);
         }
     }
 }
 
 /// Simulates a named schedule with a cut, without recomputation and with what it needs to fit.
-fn try_cut(
-    search: &mut Search<'_>,
-    shapes: &[Shape],
-    at: usize,
-    named: &Named,
-    starts: &[usize],
-) -> Option<f64> {
-    let shape = &shapes[at];
+fn try_cut(search: &mut Search<'_>, at: usize, named: &Named, starts: &[usize]) -> Option<f64> {
+    let shape = &search.shapes[at];
     let stages = starts.len() - 1;
     let none = vec![None; stages];
     let label = Label { name: named.family.name, settings: named.family.settings };
@@ -140,7 +135,7 @@ fn try_cut(
             }
         },
     };
-    let plain = search.consider(shapes, label, &order, Choice { shape: at, starts, recompute: &none });
+    let plain = search.consider(label, &order, Choice { shape: at, starts, recompute: &none });
     let Some(memory) = search.request.memory else { return plain };
     if plain.is_some() || search.never_fits(label.name, &order, &loads, shape.layers.sharding) {
         return plain;
@@ -148,7 +143,7 @@ fn try_cut(
     let mut best: Option<f64> = None;
     for recompute in choices_to_fit(search, shape, starts, &order, memory) {
         let choice = Choice { shape: at, starts, recompute: &recompute };
-        if let Some(time) = search.consider(shapes, label, &order, choice) {
+        if let Some(time) = search.consider(label, &order, choice) {
             best = Some(best.map_or(time, |best| best.min(time)));
         }
     }
@@ -165,7 +160,7 @@ fn choices_to_fit(
     order: &Order,
     memory: u64,
 ) -> Vec<Vec<Option<StageRecompute>>> {
-    let (stages, most) = (starts.len() - 1, search.tuning.search.all_choices);
+    let (stages, most) = (starts.len() - 1, tuning::search::ALL_CHOICES);
     let is_partial = search.request.recomputes_in_part();
     let counts: Vec<usize> = if is_partial {
         starts.windows(2).map(|range| range[1] - range[0]).collect()
@@ -190,14 +185,7 @@ fn choices_to_fit(
 
 /// Moves the boundaries of the best named plans, one at a time, as long as that helps and more than
 /// `reserve` of the work is left.
-pub(super) fn climb_named(
-    search: &mut Search<'_>,
-    shapes: &[Shape],
-    at: usize,
-    named: &[Named],
-    bound: f64,
-    reserve: u64,
-) {
+pub(super) fn climb_named(search: &mut Search<'_>, at: usize, named: &[Named], reserve: u64) {
     let mut order: Vec<(f64, &'static str)> = search
         .best
         .values()
@@ -217,17 +205,12 @@ pub(super) fn climb_named(
             let Some(it) = it else { break };
             for boundary in 1..best.starts.len() - 1 {
                 for up in [false, true] {
-                    if search.is_good_enough(bound) || !search.goes_on(reserve) {
+                    if search.is_good_enough() || !search.goes_on(reserve) {
                         return;
                     }
-                    let mut starts = search.best[name].starts.clone();
-                    let moved = if up { starts[boundary] + 1 } else { starts[boundary] - 1 };
-                    if moved <= starts[boundary - 1] || moved >= starts[boundary + 1] {
-                        continue;
-                    }
-                    starts[boundary] = moved;
+                    let Some(starts) = with_moved(&search.best[name].starts, boundary, up) else { continue };
                     let before = search.best[name].time;
-                    improved |= try_cut(search, shapes, at, it, &starts).is_some_and(|time| time < before);
+                    improved |= try_cut(search, at, it, &starts).is_some_and(|time| time < before);
                 }
             }
         }

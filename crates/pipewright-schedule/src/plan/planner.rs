@@ -11,7 +11,7 @@ use crate::plan::request::PlanRequest;
 use crate::plan::search::{Candidate, Search};
 use crate::plan::shape::Shape;
 use crate::plan::stage_load::{StageLoad, stage_loads};
-use crate::plan::tuning::Tuning;
+use crate::plan::tuning;
 use crate::profile::{MAX_LAYERS, Profile};
 use crate::schedule::Schedule;
 use crate::words::counted;
@@ -43,32 +43,31 @@ pub fn plan(
             "a head in {parts} parts was asked for; use a number from 1 to {most}"
         )));
     }
-    let tuning = Tuning::default();
-    let shapes = Shape::all(profile, request, &tuning);
+    let shapes = Shape::all(profile, request);
     if shapes.is_empty() {
         return Err(no_shape(profile, request));
     }
     let shapes = with_room(shapes, request);
-    let mut search = Search::new(request, &tuning, keep_going);
-    let bounds = bounds_of(&shapes, &mut search);
-    let bound = bounds.iter().copied().fold(f64::INFINITY, f64::min);
-    let preferred = preferred(&shapes, &bounds, tuning.search.same_bound);
+    let mut search = Search::new(request, &shapes, keep_going);
+    let bounds = bounds_of(&mut search);
+    search.bound = bounds.iter().copied().fold(f64::INFINITY, f64::min);
+    let preferred = preferred(&shapes, &bounds);
     let others = (0..shapes.len()).filter(|at| !preferred.contains(at));
     let others: Vec<usize> = others.collect();
-    for at in by_promise(&mut search, &shapes, &bounds, preferred) {
+    for at in by_promise(&mut search, &bounds, preferred) {
         if bounds[at] < search.best_time() {
-            explore(&mut search, &shapes, at, bound);
+            explore(&mut search, at);
         }
     }
     // Of a small model, there is time for the other numbers of parts.
     for at in others {
-        let may_gain = !search.is_good_enough(bounds[at]);
+        let may_gain = !search.is_near(search.best_time(), bounds[at]);
         if may_gain && search.goes_on(request.effort / 2) {
-            explore(&mut search, &shapes, at, bound);
+            explore(&mut search, at);
         }
     }
-    polish(&mut search, &shapes, bound);
-    finish(profile, request, &search, &shapes, bound)
+    polish(&mut search);
+    finish(profile, &search)
 }
 
 /// Returns why a request has no shape.
@@ -98,26 +97,26 @@ fn no_shape(profile: &Profile, request: &PlanRequest) -> PlanError {
 
 /// Returns the bounds of all shapes. A simple bound is enough for shapes that it shows to be worse than
 /// another one.
-fn bounds_of(shapes: &[Shape], search: &mut Search<'_>) -> Vec<f64> {
-    let (tuning, memory) = (&search.tuning.bound, search.request.memory);
+fn bounds_of(search: &mut Search<'_>) -> Vec<f64> {
+    let (shapes, memory) = (search.shapes, search.request.memory);
     let parts = |shape: &Shape| {
         let step = shape.step();
-        let limited = memory.map_or(0.0, |memory| memory_bound(step, memory, tuning));
+        let limited = memory.map_or(0.0, |memory| memory_bound(step, memory));
         (reduction_bound(step).max(limited), optimizer_bound(step))
     };
     let parts: Vec<(f64, f64)> = shapes.iter().map(parts).collect();
     let with_parts = |at: usize, program: f64| program.max(parts[at].0) + parts[at].1;
-    let simple = |at: usize| with_parts(at, simple_bound(shapes[at].step(), tuning));
+    let simple = |at: usize| with_parts(at, simple_bound(shapes[at].step()));
     let mut bounds: Vec<f64> = (0..shapes.len()).map(simple).collect();
     let mut order: Vec<usize> = (0..shapes.len()).collect();
     order.sort_by(|&one, &other| bounds[one].total_cmp(&bounds[other]));
     let mut smallest = f64::INFINITY;
     for at in order {
-        if bounds[at] > smallest * (1.0 + search.tuning.search.same_bound) || !search.may_try() {
+        if bounds[at] > smallest * (1.0 + tuning::search::SAME_BOUND) || !search.may_try() {
             break;
         }
         let shape = &shapes[at];
-        bounds[at] = with_parts(at, lower_bound(shape.step(), &shape.classes, tuning));
+        bounds[at] = with_parts(at, lower_bound(shape.step(), &shape.classes));
         smallest = smallest.min(bounds[at]);
     }
     bounds
@@ -133,11 +132,11 @@ fn with_room(shapes: Vec<Shape>, request: &PlanRequest) -> Vec<Shape> {
 
 /// Returns, of the shapes that differ only in the parts of the head, the one with the fewest parts whose
 /// bound is nearly the lowest.
-fn preferred(shapes: &[Shape], bounds: &[f64], same_bound: f64) -> Vec<usize> {
+fn preferred(shapes: &[Shape], bounds: &[f64]) -> Vec<usize> {
     let is_preferred = |&at: &usize| {
         let alike = || (0..shapes.len()).filter(|&other| shapes[other].is_like(&shapes[at]));
         let lowest = alike().map(|other| bounds[other]).fold(f64::INFINITY, f64::min);
-        let good = alike().filter(|&other| bounds[other] <= lowest * (1.0 + same_bound));
+        let good = alike().filter(|&other| bounds[other] <= lowest * (1.0 + tuning::search::SAME_BOUND));
         good.min_by_key(|&other| shapes[other].head_parts) == Some(at)
     };
     (0..shapes.len()).filter(is_preferred).collect()
@@ -145,18 +144,13 @@ fn preferred(shapes: &[Shape], bounds: &[f64], same_bound: f64) -> Vec<usize> {
 
 /// Returns the shapes in the order in which they are searched. If there are several, one plan of each that
 /// may be the best is simulated, and the fastest comes first.
-fn by_promise(
-    search: &mut Search<'_>,
-    shapes: &[Shape],
-    bounds: &[f64],
-    mut order: Vec<usize>,
-) -> Vec<usize> {
+fn by_promise(search: &mut Search<'_>, bounds: &[f64], mut order: Vec<usize>) -> Vec<usize> {
     order.sort_by(|&one, &other| bounds[one].total_cmp(&bounds[other]));
     if order.len() > 1 {
-        let mut times = vec![f64::INFINITY; shapes.len()];
+        let mut times = vec![f64::INFINITY; search.shapes.len()];
         for &at in &order {
             if bounds[at] < search.best_time() {
-                times[at] = scout(search, shapes, at);
+                times[at] = scout(search, at);
             }
         }
         order.sort_by(|&one, &other| times[one].total_cmp(&times[other]));
@@ -164,26 +158,20 @@ fn by_promise(
     order
 }
 
-fn finish(
-    profile: &Profile,
-    request: &PlanRequest,
-    search: &Search<'_>,
-    shapes: &[Shape],
-    lower_bound_s: f64,
-) -> Result<PlanReport, PlanError> {
+fn finish(profile: &Profile, search: &Search<'_>) -> Result<PlanReport, PlanError> {
     let mut plans = Vec::new();
     for candidate in search.best.values() {
-        let made = finished(profile, request, &shapes[candidate.shape], candidate);
+        let made = finished(profile, search.request, &search.shapes[candidate.shape], candidate);
         plans.push(made.map_err(|error| nothing_tried(&error))?);
     }
     plans.sort_by(|one, other| one.step_s.total_cmp(&other.step_s));
     if plans.is_empty() {
         return Err(failure(search));
     }
-    let outcomes = outcomes(search, shapes);
-    plans.truncate(request.plans.max(1));
+    let outcomes = outcomes(search);
+    plans.truncate(search.request.plans.max(1));
     let (simulated, stopped) = (search.simulated, search.stopped);
-    Ok(PlanReport { plans, lower_bound_s, outcomes, simulated, stopped })
+    Ok(PlanReport { plans, lower_bound_s: search.bound, outcomes, simulated, stopped })
 }
 
 /// Returns the plan of a candidate. [`predict`] computes its numbers.
@@ -256,7 +244,7 @@ fn failure(search: &Search<'_>) -> PlanError {
     }
 }
 
-fn outcomes(search: &Search<'_>, shapes: &[Shape]) -> Vec<Outcome> {
+fn outcomes(search: &Search<'_>) -> Vec<Outcome> {
     let takes = search.best.values().map(|best| (best.name, OutcomeKind::Takes(best.time)));
     let too_large = search.shortages.iter().map(|(&name, (it, _))| (name, OutcomeKind::TooLarge(*it)));
     let refused =
@@ -270,7 +258,7 @@ fn outcomes(search: &Search<'_>, shapes: &[Shape]) -> Vec<Outcome> {
     let mut outcomes: Vec<Outcome> = Vec::new();
     for (name, result) in takes.chain(too_large).chain(refused).chain(sliced) {
         if !outcomes.iter().any(|known| known.name == name) {
-            let mesh = search.best.get(name).map(|own| shapes[own.shape].plan_mesh());
+            let mesh = search.best.get(name).map(|own| search.shapes[own.shape].plan_mesh());
             let on_best_mesh_s = best.and_then(|best| search.times.get(&(name, best.shape)).copied());
             outcomes.push(Outcome { name, result, mesh, on_best_mesh_s });
         }
@@ -304,7 +292,7 @@ mod tests {
         let profile = Profile { link, layers: vec![layer; 6], ..Profile::default() };
         let request =
             PlanRequest { ranks: 2, microbatches: 3, data_parallel: Some(1), ..PlanRequest::default() };
-        let shapes = Shape::all(&profile, &request, &Tuning::default());
+        let shapes = Shape::all(&profile, &request);
         let shape = shapes.iter().find(|shape| shape.microbatches == 3).expect("a shape");
         let spec = ScheduleSpec { ranks: 2, microbatches: 3, ..ScheduleSpec::default() };
         let mut order = Order::of(&generate("1f1b", &spec).expect("a schedule")).split(0);

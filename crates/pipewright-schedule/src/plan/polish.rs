@@ -23,9 +23,8 @@ use crate::plan::evaluate::{Changed, Evaluator};
 use crate::plan::layers::Layers;
 use crate::plan::order::Order;
 use crate::plan::search::{Candidate, Choice, Search, optimizer_time};
-use crate::plan::shape::Shape;
 use crate::plan::stage_load::{StageLoad, stage_loads};
-use crate::plan::tuning::PolishTuning;
+use crate::plan::tuning;
 use crate::recompute::StageRecompute;
 
 /// The plan that is changed.
@@ -48,22 +47,22 @@ struct Polished {
 
 /// Changes several plans while there is work left. In each round, all plans get the same work, and the faster
 /// half of them continues. `bound` is the lower bound of all plans.
-pub(super) fn polish(search: &mut Search<'_>, shapes: &[Shape], bound: f64) {
+pub(super) fn polish(search: &mut Search<'_>) {
     if !search.searches_orders() {
         return;
     }
     let mut plans = Vec::new();
     for plan in starts(search) {
         if search.goes_on(0) {
-            plans.extend(Polished::of(search, shapes, plan));
+            plans.extend(Polished::of(search, plan));
         }
     }
     let mut numbers = Numbers(3);
-    while !plans.is_empty() && !search.is_good_enough(bound) {
+    while !plans.is_empty() && !search.is_good_enough() {
         let rounds = 1 + u64::from(plans.len().next_power_of_two().ilog2());
         let share = search.left() / rounds / plans.len() as u64;
         for plan in &mut plans {
-            plan.change(search, shapes, bound, search.left() - share, &mut numbers);
+            plan.change(search, search.left() - share, &mut numbers);
         }
         if plans.len() == 1 {
             return;
@@ -77,7 +76,7 @@ pub(super) fn polish(search: &mut Search<'_>, shapes: &[Shape], bound: f64) {
 /// of stages.
 fn starts(search: &Search<'_>) -> Vec<Candidate> {
     let best = search.best.values().min_by(|one, other| one.time.total_cmp(&other.time)).cloned();
-    let limit = search.best_time() * search.tuning.polish.near;
+    let limit = search.best_time() * tuning::polish::NEAR;
     let near: Vec<&Candidate> = search.promising.iter().filter(|plan| plan.time < limit).collect();
     // The index of each plan among the plans with as many stages.
     let place =
@@ -86,13 +85,13 @@ fn starts(search: &Search<'_>) -> Vec<Candidate> {
     order.sort_by_key(|&at| place(at));
     let is_best = |plan: &Candidate| best.as_ref().is_some_and(|best| best.time == plan.time);
     let others = order.into_iter().map(|at| near[at]).filter(|plan| !is_best(plan)).cloned();
-    best.clone().into_iter().chain(others).take(search.tuning.polish.starts).collect()
+    best.clone().into_iter().chain(others).take(tuning::polish::STARTS).collect()
 }
 
 impl Polished {
-    fn of(search: &mut Search<'_>, shapes: &[Shape], plan: Candidate) -> Option<Self> {
+    fn of(search: &mut Search<'_>, plan: Candidate) -> Option<Self> {
         let Candidate { starts, recompute, shape, .. } = plan;
-        let layers = &shapes[shape].layers;
+        let layers = &search.shapes[shape].layers;
         let loads = stage_loads(layers, &starts, &recompute);
         // A change of the cut may give any stage a gradient to send.
         // Single computations are moved, so overlaps are taken apart.
@@ -119,70 +118,53 @@ impl Polished {
     }
 
     /// Changes the plan while more than `reserve` of the work is left.
-    fn change(
-        &mut self,
-        search: &mut Search<'_>,
-        shapes: &[Shape],
-        bound: f64,
-        reserve: u64,
-        numbers: &mut Numbers,
-    ) {
+    fn change(&mut self, search: &mut Search<'_>, reserve: u64, numbers: &mut Numbers) {
         let whole = (search.left() - reserve).max(1) as f64;
-        let tuning = &search.tuning.polish;
-        for _ in 0..tuning.tries * self.order.computations() {
+        for _ in 0..tuning::polish::TRIES * self.order.computations() {
             let best = search.best_time();
-            if search.is_near(best.min(self.time), bound) || !search.goes_on(reserve) {
+            if search.is_near(best.min(self.time), search.bound) || !search.goes_on(reserve) {
                 break;
             }
             let tolerance =
-                tuning.worse * drawn_tolerance(numbers) * (search.left() - reserve) as f64 / whole;
-            let Some(change) = self.draws(&shapes[self.shape].layers, tuning).draw(numbers) else {
+                tuning::polish::WORSE * drawn_tolerance(numbers) * (search.left() - reserve) as f64 / whole;
+            let Some(change) = self.draws(&search.shapes[self.shape].layers).draw(numbers) else {
                 search.charge_draw();
                 continue;
             };
             let time = self.time;
-            if self.make(search, shapes, change, time * (1.0 + tolerance)) && time < best && self.time > time
-            {
+            if self.make(search, change, time * (1.0 + tolerance)) && time < best && self.time > time {
                 // Only the last of many small improvements is kept.
                 self.apply(change.reversed());
-                self.keep(search, shapes, time);
+                self.keep(search, time);
                 self.apply(change);
             }
             self.least = self.least.min(self.time);
         }
         if self.time < search.best_time() {
-            self.keep(search, shapes, self.time);
+            self.keep(search, self.time);
         }
     }
 
     /// Keeps the plan, which takes `time`.
-    fn keep(&self, search: &mut Search<'_>, shapes: &[Shape], time: f64) {
-        let loads = stage_loads(&shapes[self.shape].layers, &self.starts, &self.recompute);
+    fn keep(&self, search: &mut Search<'_>, time: f64) {
+        let loads = stage_loads(&search.shapes[self.shape].layers, &self.starts, &self.recompute);
         let choice = Choice { shape: self.shape, starts: &self.starts, recompute: &self.recompute };
-        search.keep_changed(shapes, &Rc::new(self.order.clone()), &loads, choice, time);
+        search.keep_changed(&Rc::new(self.order.clone()), &loads, choice, time);
     }
 
     /// Returns the plan as changes are drawn for it.
-    fn draws<'a>(&'a self, layers: &'a Layers, tuning: &'a PolishTuning) -> Draws<'a> {
+    fn draws<'a>(&'a self, layers: &'a Layers) -> Draws<'a> {
         let Self { order, starts, recompute, blocks, .. } = self;
-        Draws {
-            order,
-            starts,
-            recompute,
-            blocks,
-            layers,
-            recomputes_in_part: self.recomputes_in_part,
-            tuning,
-        }
+        Draws { order, starts, recompute, blocks, layers, recomputes_in_part: self.recomputes_in_part }
     }
 
     /// Makes a change if the time is then below `before` and the plan fits into the memory. Returns whether
     /// it does.
-    fn make(&mut self, search: &mut Search<'_>, shapes: &[Shape], change: Change, before: f64) -> bool {
+    fn make(&mut self, search: &mut Search<'_>, change: Change, before: f64) -> bool {
         self.apply(change);
         let (changed, loads) = match change {
             Change::Shift { .. } | Change::Recompute(_) => {
-                let loads = stage_loads(&shapes[self.shape].layers, &self.starts, &self.recompute);
+                let loads = stage_loads(&search.shapes[self.shape].layers, &self.starts, &self.recompute);
                 (Changed::Everything, Some(loads))
             }
             Change::Move { rank, from, to } => (Changed::Row { rank, from: from.min(to) }, None),
@@ -191,7 +173,7 @@ impl Polished {
         let optimizer = if loads.is_some() { optimizer_time(&self.order, now) } else { self.optimizer };
         let time = self.evaluator.time_changed(&self.order, now, changed, before - optimizer);
         search.charge_evaluation(self.evaluator.computations(), self.recompute.len());
-        let Some(time) = time.filter(|_| search.fits(shapes, self.shape, &self.order, now)) else {
+        let Some(time) = time.filter(|_| search.fits(self.shape, &self.order, now)) else {
             self.apply(change.reversed());
             return false;
         };
@@ -222,7 +204,7 @@ mod tests {
     use crate::plan::order::{Cell, Kind};
     use crate::plan::predict::{PlanChoice, predict};
     use crate::plan::request::PlanRequest;
-    use crate::plan::tuning::Tuning;
+    use crate::plan::shape::Shape;
     use crate::profile::{LayerProfile, LinkProfile, Profile};
 
     fn profile(seed: u64, layers: usize) -> Profile {
@@ -266,7 +248,7 @@ mod tests {
             effort,
             ..PlanRequest::default()
         };
-        let shapes = Shape::all(profile, &request, &Tuning::default());
+        let shapes = Shape::all(profile, &request);
         (request, shapes)
     }
 
@@ -328,20 +310,19 @@ mod tests {
         for (seed, memory) in (0..10).flat_map(|seed| [(seed, None), (seed, Some(10_000))]) {
             let profile = with_messages(seed, 9);
             let (request, shapes) = asked(&profile, memory, 1_000_000);
-            let (tuning, mut keep_going) = (Tuning::default(), || true);
-            let mut search = Search::new(&request, &tuning, &mut keep_going);
+            let mut keep_going = || true;
+            let mut search = Search::new(&request, &shapes, &mut keep_going);
             let keeping = StageRecompute { keep: 1, ..StageRecompute::WHOLE };
             let recompute = [memory.map(|_| keeping); 6];
-            let mut plan = start_with(&mut search, &shapes, memory, recompute);
+            let mut plan = start_with(&mut search, memory, recompute);
             let mut numbers = Numbers(seed);
             let (mut made, mut refused) = (0, 0);
             for _ in 0..2_000 {
-                let Some(change) = plan.draws(&shapes[0].layers, &PolishTuning::default()).draw(&mut numbers)
-                else {
+                let Some(change) = plan.draws(&shapes[0].layers).draw(&mut numbers) else {
                     continue;
                 };
                 let before = (plan.order.clone(), plan.starts.clone());
-                if plan.make(&mut search, &shapes, change, plan.time * 1.02) {
+                if plan.make(&mut search, change, plan.time * 1.02) {
                     made += 1;
                     assert_eq!(plan.loads, stage_loads(&shapes[0].layers, &plan.starts, &plan.recompute));
                 } else {
@@ -363,14 +344,14 @@ mod tests {
         let mut profile = profile(0, 12);
         profile.layers.iter_mut().for_each(|layer| layer.norms_bytes = 2);
         let (request, shapes) = asked(&profile, Some(10_000), 1_000_000);
-        let (tuning, mut keep_going) = (Tuning::default(), || true);
-        let mut search = Search::new(&request, &tuning, &mut keep_going);
+        let mut keep_going = || true;
+        let mut search = Search::new(&request, &shapes, &mut keep_going);
         let before = StageRecompute { keep: 2, ..StageRecompute::first(1).expect("a layer") };
-        let plan = start_with(&mut search, &shapes, Some(10_000), [Some(before); 6]);
+        let plan = start_with(&mut search, Some(10_000), [Some(before); 6]);
         let mut numbers = Numbers(0);
         let mut found = BTreeSet::new();
         for _ in 0..1_000 {
-            let change = plan.draws(&shapes[0].layers, &PolishTuning::default()).draw(&mut numbers);
+            let change = plan.draws(&shapes[0].layers).draw(&mut numbers);
             if let Some(Change::Recompute(Recomputed { after, .. })) = change {
                 found.insert(after.map(|choice| choice.to_string()));
             }
@@ -400,23 +381,23 @@ mod tests {
     }
 
     /// Returns a plan by rules, which the search knows.
-    fn start(search: &mut Search<'_>, shapes: &[Shape], memory: Option<u64>) -> Polished {
-        start_with(search, shapes, memory, [None; 6])
+    fn start(search: &mut Search<'_>, memory: Option<u64>) -> Polished {
+        start_with(search, memory, [None; 6])
     }
 
     fn start_with(
         search: &mut Search<'_>,
-        shapes: &[Shape],
         memory: Option<u64>,
         recompute: [Option<StageRecompute>; 6],
     ) -> Polished {
-        let (order, starts) = made(&shapes[0], memory);
-        let loads = stage_loads(&shapes[0].layers, &starts, &recompute);
-        let time = Evaluator::default().time(&order, &loads, &shapes[0].layers.network).expect("no deadlock");
+        let (order, starts) = made(&search.shapes[0], memory);
+        let loads = stage_loads(&search.shapes[0].layers, &starts, &recompute);
+        let time =
+            Evaluator::default().time(&order, &loads, &search.shapes[0].layers.network).expect("no deadlock");
         let choice = Choice { shape: 0, starts: &starts, recompute: &recompute };
-        search.keep_changed(shapes, &Rc::new(order), &loads, choice, time);
+        search.keep_changed(&Rc::new(order), &loads, choice, time);
         let candidate = search.best.values().next().cloned().expect("a plan");
-        Polished::of(search, shapes, candidate).expect("no deadlock")
+        Polished::of(search, candidate).expect("no deadlock")
     }
 
     /// In a named order, the first stage that runs backward has whole backwards. When a change of the cut
@@ -429,18 +410,18 @@ mod tests {
             layer.backward_s = Some(layer.input_backward_s + 0.1 * layer.weight_backward_s);
         }
         let (request, shapes) = asked(&profile, None, 1_000_000);
-        let (tuning, mut keep_going) = (Tuning::default(), || true);
-        let mut search = Search::new(&request, &tuning, &mut keep_going);
+        let mut keep_going = || true;
+        let mut search = Search::new(&request, &shapes, &mut keep_going);
         let spec = ScheduleSpec { ranks: 3, microbatches: 4, ..ScheduleSpec::default() };
         let order = Order::of(&generate("1f1b", &spec).expect("a schedule")).split(1);
         let (starts, recompute) = ([0, 2, 4, 5], [None; 3]);
         let loads = stage_loads(&shapes[0].layers, &starts, &recompute);
         let choice = Choice { shape: 0, starts: &starts, recompute: &recompute };
-        search.keep_changed(&shapes, &Rc::new(order), &loads, choice, f64::MAX);
+        search.keep_changed(&Rc::new(order), &loads, choice, f64::MAX);
         let candidate = search.best.values().next().cloned().expect("a plan");
-        let mut plan = Polished::of(&mut search, &shapes, candidate).expect("no deadlock");
+        let mut plan = Polished::of(&mut search, candidate).expect("no deadlock");
         let change = Change::Shift { first: 1, last: 1, is_up: true, recomputed: None };
-        assert!(plan.make(&mut search, &shapes, change, f64::INFINITY));
+        assert!(plan.make(&mut search, change, f64::INFINITY));
         let choice = PlanChoice {
             boundaries: plan.starts[1..3].to_vec(),
             recompute: plan.recompute.clone(),
@@ -457,10 +438,10 @@ mod tests {
             let profile = profile(seed, 9);
             let memory = (seed % 2 == 0).then_some(120);
             let (request, shapes) = asked(&profile, memory, 200_000);
-            let (tuning, mut keep_going) = (Tuning::default(), || true);
-            let mut search = Search::new(&request, &tuning, &mut keep_going);
-            let first = start(&mut search, &shapes, memory).time;
-            polish(&mut search, &shapes, 0.0);
+            let mut keep_going = || true;
+            let mut search = Search::new(&request, &shapes, &mut keep_going);
+            let first = start(&mut search, memory).time;
+            polish(&mut search);
             let best = search.best.values().next().expect("a plan");
             assert!(best.time <= first, "seed {seed}");
             faster += usize::from(best.time < 0.97 * first);

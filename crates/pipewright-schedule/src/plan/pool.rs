@@ -1,67 +1,69 @@
 //! The cuts that the search begins with.
 
 use crate::partition::{Method, partition};
-use crate::plan::balance::{Layout, Numbers, WalkTask, balanced, even};
+use crate::plan::balance::{Numbers, PlacedCut, WalkTask, balanced, even};
 use crate::plan::class::{Class, Path};
 use crate::plan::cuts::{count_cuts, for_each_cut};
 use crate::plan::layers::Layer;
 use crate::plan::recut::descended;
 use crate::plan::search::Search;
 use crate::plan::shape::Shape;
+use crate::plan::tuning;
 
 /// A cut of an arrangement, and the bound on its time.
 #[derive(Debug, Clone)]
-pub(super) struct Cut {
+pub(super) struct PooledCut {
     pub(super) bound: f64,
     /// `None` for a placement in which rounds visit the ranks in any order.
     pub(super) class: Option<Class>,
-    pub(super) layout: Layout,
+    pub(super) layout: PlacedCut,
 }
 
 /// Returns the cuts to try, the one with the lowest bound first.
-pub(super) fn pool(search: &mut Search<'_>, shape: &Shape) -> Vec<Cut> {
+pub(super) fn pool(search: &mut Search<'_>, shape: &Shape) -> Vec<PooledCut> {
     let (step, layers, memory) = (shape.step(), shape.layers.count(), search.request.memory);
-    let mut cuts: Vec<Cut> = Vec::new();
+    let mut cuts: Vec<PooledCut> = Vec::new();
     let mut numbers = Numbers(1);
-    let tuning = &search.tuning.pool;
-    let affordable = (search.left() / tuning.walk_share) as usize;
+    let affordable = (search.left() / tuning::pool::WALK_SHARE) as usize;
     for &class in &shape.classes {
         if !cuts.is_empty() && !search.may_try() {
             break;
         }
-        let mut add = |class: Option<Class>, layout: Layout| {
+        let mut add = |class: Option<Class>, layout: PlacedCut| {
             let bound = step.cut_time(&layout.rank_of, &layout.starts);
             if !cuts.iter().any(|cut| cut.layout == layout) {
-                cuts.push(Cut { bound, class, layout });
+                cuts.push(PooledCut { bound, class, layout });
             }
         };
         let rank_of = class.ranks_of();
         let mut changes = 0;
-        let steps = (tuning.walk_steps * class.stages()).min(tuning.most_walk_steps).min(affordable);
-        let walk = WalkTask { step, memory, is_free: false, steps, tuning: &search.tuning.walk };
-        let even = Layout { starts: even(layers, class.stages()), rank_of: rank_of.clone() };
+        let steps =
+            (tuning::pool::WALK_STEPS * class.stages()).min(tuning::pool::MOST_WALK_STEPS).min(affordable);
+        let walk = WalkTask { step, memory, is_free: false, steps };
+        let even = PlacedCut { starts: even(layers, class.stages()), rank_of: rank_of.clone() };
         if class.chunks > 1 && class.path == Path::Loop {
-            let all = tuning.free_steps * steps;
-            let [fewest, most] = tuning.free_walks;
-            let walks = (all / (tuning.free_steps_of_pair * class.stages().pow(2))).clamp(fewest, most);
+            let all = tuning::pool::FREE_STEPS * steps;
+            let [fewest, most] = tuning::pool::FREE_WALKS;
+            let walks =
+                (all / (tuning::pool::FREE_STEPS_OF_PAIR * class.stages().pow(2))).clamp(fewest, most);
             for _ in 0..walks {
                 let walk = WalkTask { is_free: true, steps: all / walks, ..walk };
                 add(None, balanced(walk, even.clone(), &mut numbers, &mut changes));
             }
         }
-        if count_cuts(layers, class.stages()) <= tuning.all_cuts {
+        if count_cuts(layers, class.stages()) <= tuning::pool::ALL_CUTS {
             for_each_cut(layers, class.stages(), &mut |starts| {
-                add(Some(class), Layout { starts: starts.to_vec(), rank_of: rank_of.clone() });
+                add(Some(class), PlacedCut { starts: starts.to_vec(), rank_of: rank_of.clone() });
             });
         } else {
-            for seed in 0..tuning.walks {
-                let starts = descended(step, class, memory, seed, tuning);
-                add(Some(class), Layout { starts, rank_of: rank_of.clone() });
+            for seed in 0..tuning::pool::WALKS {
+                let starts = descended(step, class, memory, seed);
+                add(Some(class), PlacedCut { starts, rank_of: rank_of.clone() });
                 add(Some(class), balanced(walk, even.clone(), &mut numbers, &mut changes));
             }
             add(Some(class), even);
             if let Some(starts) = cut_by(shape, class.stages(), &Method::Optimal) {
-                add(Some(class), Layout { starts, rank_of });
+                add(Some(class), PlacedCut { starts, rank_of });
             }
         }
         search.charge_walk(changes, class.chunks);

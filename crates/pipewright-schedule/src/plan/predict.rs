@@ -94,6 +94,24 @@ impl PlanChoice {
         };
         TrainedStages::of(&starts.zip(ends).map(is_trained).collect::<Vec<_>>())
     }
+
+    /// Returns how the program of a run with this choice is made, with the exchanges of the profile.
+    pub fn lowering(&self, profile: &Profile) -> TrainingLowering {
+        let (replicas, trained) = (self.mesh.data, self.trained_stages(profile));
+        let lowering = TrainingLowering { replicas, trained, ..TrainingLowering::default() };
+        lowering.with_exchanges(profile.has_exchanges())
+    }
+
+    /// Checks that there is a choice of recomputation for each stage.
+    pub(super) fn check_recompute(&self, stages: u32) -> Result<(), PredictError> {
+        if self.recompute.len() == stages as usize {
+            return Ok(());
+        }
+        Err(PredictError::Choice(format!(
+            "recomputation is given for {}, and the schedule has {stages}; give one entry for each",
+            counted(self.recompute.len(), "stage")
+        )))
+    }
 }
 
 /// The predicted step of a choice.
@@ -162,15 +180,10 @@ pub fn predict(
     schedule: &Schedule,
     choice: &PlanChoice,
 ) -> Result<Prediction, PredictError> {
-    let trained = choice.trained_stages(profile);
-    let lowering = TrainingLowering { replicas: choice.mesh.data, trained, ..TrainingLowering::default() };
-    let lowering = lowering.with_exchanges(profile.has_exchanges());
-    predict_program(profile, schedule, for_training(schedule, &lowering)?, choice)
+    predict_program(profile, schedule, for_training(schedule, &choice.lowering(profile))?, choice)
 }
 
-/// Does the same for a program that is already lowered, for the stages that the choice trains
-/// ([`PlanChoice::trained_stages`]), with the exchanges of the profile
-/// ([`TrainingLowering::with_exchanges`]). `schedule` is its computation, by which memory is counted. Tensors
+/// Does the same for a program that is already lowered ([`PlanChoice::lowering`]). `schedule` is its computation, by which memory is counted. Tensors
 /// that the program moves out of memory are not counted while they are away.
 ///
 /// # Errors
@@ -253,12 +266,7 @@ fn collectives(order: &Order, loads: &[StageLoad]) -> Collectives {
 fn loads(layers: &Layers, stages: u32, choice: &PlanChoice) -> Result<Vec<StageLoad>, PredictError> {
     let method = Method::Explicit { boundaries: choice.boundaries.clone() };
     let cut = partition(&vec![1; layers.count()], stages, &method)?;
-    if choice.recompute.len() != stages as usize {
-        return Err(PredictError::Choice(format!(
-            "recomputation is given for {}, and the schedule has {stages}; give one entry for each",
-            counted(choice.recompute.len(), "stage")
-        )));
-    }
+    choice.check_recompute(stages)?;
     let starts: Vec<usize> = cut.ranges().map(|range| range.start).chain([layers.count()]).collect();
     let recompute = Recompute::of_stages(&choice.recompute);
     if let Some((stage, layers, count)) = recompute.beyond_layers(|stage| cut.range(stage).len()) {

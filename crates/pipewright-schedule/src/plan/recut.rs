@@ -11,7 +11,7 @@ use std::ops::Range;
 use crate::plan::balance::{Numbers, even};
 use crate::plan::class::Class;
 use crate::plan::rank_times::Step;
-use crate::plan::tuning::PoolTuning;
+use crate::plan::tuning;
 
 /// A round that is cut again.
 struct Round<'a> {
@@ -27,13 +27,7 @@ struct Round<'a> {
 }
 
 /// Returns the best cut that some attempts find.
-pub(super) fn descended(
-    step: Step<'_>,
-    class: Class,
-    memory: Option<u64>,
-    seed: u64,
-    tuning: &PoolTuning,
-) -> Vec<usize> {
+pub(super) fn descended(step: Step<'_>, class: Class, memory: Option<u64>, seed: u64) -> Vec<usize> {
     let (layers, ranks) = (step.layers.count(), class.ranks as usize);
     let mut bytes = vec![0u64];
     for layer in &step.layers.list {
@@ -44,7 +38,7 @@ pub(super) fn descended(
     let rank_of = class.ranks_of();
     let mut best = even(layers, class.stages());
     let mut best_time = step.cut_time(&rank_of, &best);
-    for attempt in 0..tuning.descents {
+    for attempt in 0..tuning::pool::DESCENTS {
         let mut starts = best.clone();
         if attempt > 0 {
             shake(&mut starts, ranks, &mut numbers);
@@ -53,7 +47,7 @@ pub(super) fn descended(
         for offset in 0..class.chunks as usize {
             let number = (first + offset) % class.chunks as usize;
             let round = Round::of(step, class, memory, &bytes, &starts, number);
-            if let Some(cut) = round.cut(numbers.below(2) == 0, tuning.halvings) {
+            if let Some(cut) = round.cut(numbers.below(2) == 0, tuning::pool::HALVINGS) {
                 starts[number * ranks..number * ranks + cut.len()].copy_from_slice(&cut);
             }
         }

@@ -1,5 +1,6 @@
 //! The output of a plan.
 
+use serde::Serialize;
 use thiserror::Error;
 
 use crate::csv::print_schedule;
@@ -58,25 +59,31 @@ pub struct Plan {
 }
 
 /// The times that collectives of a step are assumed to take, in seconds, each for the rank with the most.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Collectives {
     /// Sums over tensor-parallel ranks. The rank computes nothing meanwhile.
+    #[serde(rename = "tensor_parallel_s")]
     pub tensor_s: f64,
     /// Sums of gradients over replicas, which may take place during computations, and the rank's own work for
     /// them.
+    #[serde(rename = "data_parallel_s")]
     pub replicas_s: f64,
 }
 
 /// The settings of a schedule besides its size.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct PlanSettings {
     /// [`ScheduleSpec::group`](crate::ScheduleSpec::group_size).
+    #[serde(rename = "group", skip_serializing_if = "Option::is_none")]
     pub group_size: Option<u32>,
     /// [`ScheduleSpec::wide_warmup`](crate::ScheduleSpec::wide_warmup).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub wide_warmup: bool,
     /// [`ScheduleSpec::memory_limit`](crate::ScheduleSpec::memory_limit).
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_limit: Option<u32>,
     /// [`ScheduleSpec::overlap`](crate::ScheduleSpec::overlap).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub overlap: bool,
 }
 

@@ -20,7 +20,7 @@ use crate::plan::request::PlanRequest;
 use crate::plan::shape::Shape;
 use crate::plan::stage_load::{StageLoad, held_throughout, stage_loads};
 use crate::plan::system::{Offer, System};
-use crate::plan::tuning::Tuning;
+use crate::plan::tuning;
 use crate::recompute::StageRecompute;
 use crate::sharding::Sharding;
 use crate::words::counted;
@@ -46,7 +46,10 @@ pub(super) struct Candidate {
 /// The state of a search.
 pub(super) struct Search<'a> {
     pub(super) request: &'a PlanRequest,
-    pub(super) tuning: &'a Tuning,
+    /// The divisions that are searched.
+    pub(super) shapes: &'a [Shape],
+    /// The lower bound of all plans.
+    pub(super) bound: f64,
     keep_going: &'a mut dyn FnMut() -> bool,
     evaluator: Evaluator,
     /// The work that is left, in the unit of [`PlanRequest::effort`].
@@ -58,7 +61,7 @@ pub(super) struct Search<'a> {
     /// The time of the best plan of each schedule and shape.
     pub(super) times: BTreeMap<(&'static str, usize), f64>,
     /// The best plans by rules, the fastest first: one of each layout, and at most
-    /// [`SearchTuning::promising`](crate::plan::tuning::SearchTuning::promising) of each number of stages.
+    /// [`PROMISING`](tuning::search::PROMISING) of each number of stages.
     pub(super) promising: Vec<Candidate>,
     /// The smallest shortage of each schedule, with a description of the plan.
     pub(super) shortages: BTreeMap<&'static str, (Shortage, String)>,
@@ -93,12 +96,13 @@ impl<'a> Search<'a> {
     /// Starts a search.
     pub(super) fn new(
         request: &'a PlanRequest,
-        tuning: &'a Tuning,
+        shapes: &'a [Shape],
         keep_going: &'a mut dyn FnMut() -> bool,
     ) -> Self {
         Self {
             request,
-            tuning,
+            shapes,
+            bound: 0.0,
             keep_going,
             evaluator: Evaluator::default(),
             left: request.effort,
@@ -112,15 +116,15 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Returns whether the best plan is so near to `bound`, the lower bound of all plans, that the search may
+    /// Returns whether the best plan is so near to the lower bound of all plans that the search may
     /// end.
-    pub(super) fn is_good_enough(&self, bound: f64) -> bool {
-        self.is_near(self.best_time(), bound)
+    pub(super) fn is_good_enough(&self) -> bool {
+        self.is_near(self.best_time(), self.bound)
     }
 
-    /// Returns the same for a plan that takes `time`.
+    /// Returns whether a plan that takes `time` is as near to `bound`.
     pub(super) fn is_near(&self, time: f64, bound: f64) -> bool {
-        time <= bound * (1.0 + self.tuning.search.good_enough)
+        time <= bound * (1.0 + tuning::search::GOOD_ENOUGH)
     }
 
     /// Returns whether orders without a name are searched.
@@ -130,9 +134,9 @@ impl<'a> Search<'a> {
 
     /// Returns whether the system that is to execute the plan can run it. The orders of shapes are the
     /// system's already.
-    fn may_run(&self, shapes: &[Shape], label: Label, placement: &Placement, choice: Choice<'_>) -> bool {
+    fn may_run(&self, label: Label, placement: &Placement, choice: Choice<'_>) -> bool {
         let Some(system) = self.request.system else { return true };
-        let shape = &shapes[choice.shape];
+        let shape = &self.shapes[choice.shape];
         let offer = Offer {
             name: label.name,
             group_size: label.settings.group_size,
@@ -170,15 +174,9 @@ impl<'a> Search<'a> {
     }
 
     /// Simulates an order, and keeps it if it is the best of its schedule. Returns its time if it fits.
-    pub(super) fn consider(
-        &mut self,
-        shapes: &[Shape],
-        label: Label,
-        order: &Rc<Order>,
-        choice: Choice<'_>,
-    ) -> Option<f64> {
-        let shape = &shapes[choice.shape];
-        if !self.may_run(shapes, label, &order.placement, choice) {
+    pub(super) fn consider(&mut self, label: Label, order: &Rc<Order>, choice: Choice<'_>) -> Option<f64> {
+        let shape = &self.shapes[choice.shape];
+        if !self.may_run(label, &order.placement, choice) {
             return None;
         }
         let loads = stage_loads(&shape.layers, choice.starts, choice.recompute);
@@ -196,15 +194,14 @@ impl<'a> Search<'a> {
     /// plans. Returns its time if that is below `before`.
     pub(super) fn search_order(
         &mut self,
-        shapes: &[Shape],
         placement: &Placement,
         choice: Choice<'_>,
         rules: Rules,
         before: f64,
     ) -> Option<f64> {
-        let shape = &shapes[choice.shape];
+        let shape = &self.shapes[choice.shape];
         let label = Label { name: SEARCHED, settings: PlanSettings::default() };
-        if !self.may_run(shapes, label, placement, choice) {
+        if !self.may_run(label, placement, choice) {
             self.charge_draw();
             return None;
         }
@@ -225,7 +222,7 @@ impl<'a> Search<'a> {
             memory: self.request.memory,
         };
         let mut work = 0;
-        let made = greedy(&task, rules, before * (1.0 + self.tuning.search.slower) - optimizer, &mut work);
+        let made = greedy(&task, rules, before * (1.0 + tuning::search::SLOWER) - optimizer, &mut work);
         // An order that fits into no memory costs the loads of its stages.
         self.charge(work.max(8 * loads.len() as u64));
         let (order, _) = made?;
@@ -255,7 +252,7 @@ impl<'a> Search<'a> {
         } else {
             stages_to_fit(layers, starts, order, memory)
         };
-        self.left = self.left.saturating_sub(self.tuning.work.refitted * order.computations() as u64);
+        self.left = self.left.saturating_sub(tuning::work::REFITTED * order.computations() as u64);
         let loads = stage_loads(layers, starts, &recompute);
         if loads == given.loads || self.shortage(order, &loads, layers.sharding).is_some() {
             return Some(given);
@@ -269,13 +266,13 @@ impl<'a> Search<'a> {
     fn improved(&mut self, order: Order, loads: &[StageLoad], shape: &Shape) -> Option<(Order, f64)> {
         let layers = &shape.layers;
         let time = self.evaluator.time(&order, loads, &layers.network)?;
-        self.left = self.left.saturating_sub(self.tuning.work.justified * self.evaluator.computations());
+        self.left = self.left.saturating_sub(tuning::work::JUSTIFIED * self.evaluator.computations());
         let other = justified(&order, self.evaluator.ended(), loads, &layers.network);
         let faster = self.evaluator.time_before(
             &other,
             loads,
             &layers.network,
-            time * (1.0 - self.tuning.search.rounding),
+            time * (1.0 - tuning::search::DIFFERENT),
         );
         match faster.filter(|_| self.shortage(&other, loads, layers.sharding).is_none()) {
             Some(faster) => Some((other, faster)),
@@ -285,24 +282,23 @@ impl<'a> Search<'a> {
 
     /// Charges an evaluation that ran `computations` computations of an order with `stages` stages.
     pub(super) fn charge_evaluation(&mut self, computations: u64, stages: usize) {
-        self.charge(computations / self.tuning.work.evaluated + stages as u64 / 8 + 2);
+        self.charge(computations / tuning::work::EVALUATED + stages as u64 / 8 + 2);
     }
 
     /// Returns whether an order fits into the memory.
-    pub(super) fn fits(&self, shapes: &[Shape], shape: usize, order: &Order, loads: &[StageLoad]) -> bool {
-        self.shortage(order, loads, shapes[shape].layers.sharding).is_none()
+    pub(super) fn fits(&self, shape: usize, order: &Order, loads: &[StageLoad]) -> bool {
+        self.shortage(order, loads, self.shapes[shape].layers.sharding).is_none()
     }
 
     /// Keeps a changed order that fits, if it is the best.
     pub(super) fn keep_changed(
         &mut self,
-        shapes: &[Shape],
         order: &Rc<Order>,
         loads: &[StageLoad],
         choice: Choice<'_>,
         time: f64,
     ) {
-        let peak = peak(order, loads, shapes[choice.shape].layers.sharding);
+        let peak = peak(order, loads, self.shapes[choice.shape].layers.sharding);
         let label = Label { name: SEARCHED, settings: PlanSettings::default() };
         self.keep(label, order, None, choice, time, peak);
     }
@@ -314,12 +310,12 @@ impl<'a> Search<'a> {
 
     /// Charges `changes` changes of a walk over layouts with `chunks` stages per rank.
     pub(super) fn charge_walk(&mut self, changes: u64, chunks: u32) {
-        self.left = self.left.saturating_sub(self.tuning.work.walked * u64::from(chunks) * changes);
+        self.left = self.left.saturating_sub(tuning::work::WALKED * u64::from(chunks) * changes);
     }
 
     /// Charges the making of a schedule for its costs.
     pub(super) fn charge_made(&mut self, order: &Order) {
-        self.left = self.left.saturating_sub(self.tuning.work.made * order.computations() as u64);
+        self.left = self.left.saturating_sub(tuning::work::MADE * order.computations() as u64);
     }
 
     fn charge(&mut self, work: u64) {
@@ -339,7 +335,7 @@ impl<'a> Search<'a> {
         let best_of_shape = self.times.entry((label.name, choice.shape)).or_insert(f64::INFINITY);
         *best_of_shape = best_of_shape.min(time);
         let is_better = self.best.get(label.name).is_none_or(|best| {
-            time < best.time * (1.0 - self.tuning.search.rounding) || time <= best.time && peak < best.peak
+            time < best.time * (1.0 - tuning::search::DIFFERENT) || time <= best.time && peak < best.peak
         });
         let is_promising = rules.is_some() && self.may_be_promising(order, choice, time);
         if !is_better && !is_promising {
@@ -368,8 +364,8 @@ impl<'a> Search<'a> {
     /// these are few. Large plans are not kept.
     fn may_be_promising(&self, order: &Order, choice: Choice<'_>, time: f64) -> bool {
         let mut alike = self.promising.iter().filter(|other| other.starts.len() == choice.starts.len());
-        order.computations() <= self.tuning.search.largest
-            && alike.nth(self.tuning.search.promising - 1).is_none_or(|last| time < last.time)
+        order.computations() <= tuning::search::LARGEST
+            && alike.nth(tuning::search::PROMISING - 1).is_none_or(|last| time < last.time)
     }
 
     /// Adds a plan to the promising ones. It replaces a slower plan with the same layout.
@@ -388,7 +384,7 @@ impl<'a> Search<'a> {
         let index = self.promising.partition_point(|other| other.time <= plan.time);
         self.promising.insert(index, plan);
         let mut alike = (0..self.promising.len()).filter(|&at| self.promising[at].starts.len() == stages);
-        if let Some(last) = alike.nth(self.tuning.search.promising) {
+        if let Some(last) = alike.nth(tuning::search::PROMISING) {
             self.promising.remove(last);
         }
     }

@@ -12,7 +12,7 @@ use crate::plan::rank_times::Step;
 use crate::plan::report::PlanMesh;
 use crate::plan::request::PlanRequest;
 use crate::plan::system::System;
-use crate::plan::tuning::Tuning;
+use crate::plan::tuning;
 use crate::profile::Profile;
 use crate::sharding::Sharding;
 
@@ -32,7 +32,7 @@ pub(super) struct Shape {
 
 impl Shape {
     /// Returns all divisions of a request that are small enough.
-    pub(super) fn all(profile: &Profile, request: &PlanRequest, tuning: &Tuning) -> Vec<Self> {
+    pub(super) fn all(profile: &Profile, request: &PlanRequest) -> Vec<Self> {
         // No other system cuts the head into parts.
         let parts = if request.system.is_some() { &[1][..] } else { &request.head_parts };
         let asked = parts.iter().map(|&parts| with_head_parts(profile, Some(parts)));
@@ -40,11 +40,11 @@ impl Shape {
         if profiles.is_empty() {
             profiles.push(Cow::Borrowed(profile));
         }
-        profiles.iter().flat_map(|profile| Self::of_profile(profile, request, tuning)).collect()
+        profiles.iter().flat_map(|profile| Self::of_profile(profile, request)).collect()
     }
 
     /// Returns all divisions for the head of the profile.
-    fn of_profile(profile: &Profile, request: &PlanRequest, tuning: &Tuning) -> Vec<Self> {
+    fn of_profile(profile: &Profile, request: &PlanRequest) -> Vec<Self> {
         let mut shapes = Vec::new();
         let networks = networks(profile, request);
         let may_group = |&rows: &u32| rows == 1 || request.larger_microbatches;
@@ -55,7 +55,7 @@ impl Shape {
                 let mesh = network.mesh;
                 let (ranks, count) = (mesh.pipeline, profile.layer_count() as usize);
                 let computations = 3 * u128::from(ranks) * u128::from(microbatches / mesh.data);
-                let fits = ranks as usize <= count && computations <= tuning.search.most_computations;
+                let fits = ranks as usize <= count && computations <= tuning::search::MOST_COMPUTATIONS;
                 if !fits || !microbatches.is_multiple_of(mesh.data) {
                     continue;
                 }

@@ -7,7 +7,7 @@ use crate::ids::Rank;
 use crate::lower::{TrainingLowering, for_training};
 use crate::mesh::DataParallelMode;
 use crate::mesh::{Mesh, MeshOrder};
-use crate::plan::balance::{Layout, Numbers, even};
+use crate::plan::balance::{Numbers, PlacedCut, even};
 use crate::plan::bound::{lower_bound, memory_bound, reduction_bound};
 use crate::plan::class::{Class, Path};
 use crate::plan::cuts::for_each_cut;
@@ -23,7 +23,6 @@ use crate::plan::rank_times::Step;
 use crate::plan::recompute::{chosen, every_choice};
 use crate::plan::request::TrainingState;
 use crate::plan::stage_load::{StageLoad, engine_costs, stage_loads, waiting};
-use crate::plan::tuning::BoundTuning;
 use crate::profile::{LayerProfile, LinkProfile, NodeProfile, PartProfile, Profile};
 use crate::recompute::{LayerPart, LayerParts, StageRecompute};
 use crate::simulate::{peak_memory, timed};
@@ -122,7 +121,7 @@ fn freeze(layers: &mut [LayerProfile], seed: u64) {
 fn check(
     layers: &Layers,
     order: &Order,
-    layout: &Layout,
+    layout: &PlacedCut,
     recompute: &[Option<StageRecompute>],
 ) -> Result<(), TestCaseError> {
     let loads = stage_loads(layers, &layout.starts, recompute);
@@ -142,8 +141,7 @@ fn check(
     }
     let step = Step::of(layers, order.placement.ranks(), order.microbatches);
     let memory = peaks(order, &loads, layers.sharding).into_iter().max().unwrap_or(0);
-    let (bound, time) =
-        (memory_bound(step, memory, &BoundTuning::default()), run.timeline().makespan() * (1.0 + 1e-9));
+    let (bound, time) = (memory_bound(step, memory), run.timeline().makespan() * (1.0 + 1e-9));
     prop_assert!(bound <= time, "the bound {bound} for {memory} bytes of a step that takes {time}");
     // Gradients are compared in a test of their own: the simulation makes them before what they need is
     // freed. So is what an action needs while it runs: here all need the same.
@@ -174,7 +172,7 @@ fn check(
     // In every placement of these tests, each round visits every rank, and the first one in order.
     let (ranks, chunks) = (order.placement.ranks(), order.placement.stages() / order.placement.ranks());
     let class = Class { ranks, chunks, path: Path::Loop };
-    let bound = lower_bound(step, &[class], &BoundTuning::default()).max(reduction_bound(step));
+    let bound = lower_bound(step, &[class]).max(reduction_bound(step));
     prop_assert!(bound <= time, "the bound {bound} of {class:?} that takes {time}");
     Ok(())
 }
@@ -245,7 +243,7 @@ fn no_order_of_a_tiny_model_is_faster_than_the_bound() {
         let layers = model(seed / 3 * 3 + u64::from(seed % 6 == 0), rank_of.len() + 1, 2, 1);
         let step = Step::of(&layers, 2, microbatches);
         let class = Class { ranks: 2, chunks, path: Path::Loop };
-        let bound = lower_bound(step, &[class], &BoundTuning::default());
+        let bound = lower_bound(step, &[class]);
         let of_rank = |rank: u32| -> Vec<u32> {
             (0..).zip(&rank_of).filter(|&(_, &of)| of == rank).map(|(stage, _)| stage).collect()
         };
@@ -297,8 +295,7 @@ fn check_slow_links(trained: &[bool], ranks: u32, expected: f64) {
     let (order, time) = greedy(&task, rules, f64::INFINITY, &mut 0).expect("an order");
     assert_eq!((time, Evaluator::default().time(&order, &loads, &network)), (expected, Some(expected)));
     let step = Step::of(&layers, ranks, 1);
-    let bounds =
-        [step.cut_time(&class.ranks_of(), &starts), lower_bound(step, &[class], &BoundTuning::default())];
+    let bounds = [step.cut_time(&class.ranks_of(), &starts), lower_bound(step, &[class])];
     assert!(
         bounds.iter().all(|bound| (0.5 * expected..=expected).contains(bound)),
         "{bounds:?} of {expected}"
@@ -331,7 +328,7 @@ fn drawn(starts: &[usize], numbers: &mut Numbers) -> Vec<Option<StageRecompute>>
 
 /// Returns random boundaries.
 fn cut(layers: usize, stages: usize, numbers: &mut Numbers) -> Vec<usize> {
-    let mut layout = Layout { starts: even(layers, stages), rank_of: vec![0; stages] };
+    let mut layout = PlacedCut { starts: even(layers, stages), rank_of: vec![0; stages] };
     for _ in 0..4 * stages {
         layout.shake(stages, false, numbers);
     }
@@ -359,7 +356,7 @@ proptest! {
             for choice in recompute.iter_mut().flatten().filter(|choice| choice.has_second_forwards()) {
                 choice.keep = numbers.below(3) as u32;
             }
-            check(&layers, &order, &Layout { starts, rank_of }, &recompute)?;
+            check(&layers, &order, &PlacedCut { starts, rank_of }, &recompute)?;
         }
     }
 
@@ -371,7 +368,7 @@ proptest! {
         let layers = model_with_exchanges(seed, count, ranks, 1);
         let mut numbers = Numbers(seed);
         for class in Class::all(ranks, count) {
-            let mut layout = Layout { starts: cut(count, class.stages(), &mut numbers), rank_of: class.ranks_of() };
+            let mut layout = PlacedCut { starts: cut(count, class.stages(), &mut numbers), rank_of: class.ranks_of() };
             layout.shake(ranks as usize, true, &mut numbers);
             let recompute = drawn(&layout.starts, &mut numbers);
             let ranks_of = layout.rank_of.iter().copied().map(Rank::new).collect();

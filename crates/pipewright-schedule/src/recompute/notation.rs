@@ -65,7 +65,7 @@ impl Serialize for Recompute {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Stages(stages) => {
-                serializer.collect_seq(stages.iter().map(|(&stage, &choice)| Entry { stage, choice }))
+                serializer.collect_seq(stages.iter().map(|(&stage, &choice)| StageEntry { stage, choice }))
             }
             word => serializer.collect_str(word),
         }
@@ -73,12 +73,12 @@ impl Serialize for Recompute {
 }
 
 /// A stage of a list with its choice.
-struct Entry {
+struct StageEntry {
     stage: StageIndex,
     choice: StageRecompute,
 }
 
-impl Serialize for Entry {
+impl Serialize for StageEntry {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Self { stage, choice } = self;
         if *choice == StageRecompute::WHOLE {

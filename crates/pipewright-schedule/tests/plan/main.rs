@@ -191,7 +191,7 @@ fn the_best_cut_has_the_layers_that_are_recomputed() {
         let mut recompute = vec![None; ranks];
         recompute[0] = Some(first);
         let choice = PlanChoice { recompute: recompute.clone(), ..PlanChoice::default() };
-        let Some(found) = best_cut(&instance.profile, &schedule, &choice) else {
+        let Ok(found) = best_cut(&instance.profile, &schedule, &choice) else {
             assert!(ranks > layers, "seed {seed}: no cut of {layers} layers");
             continue;
         };
@@ -321,7 +321,7 @@ fn the_best_cut_of_a_schedule_is_found() {
         let recompute = vec![None; ranks as usize];
         let choice = PlanChoice { recompute: recompute.clone(), ..PlanChoice::default() };
         let found = best_cut(&instance.profile, &schedule, &choice);
-        let found = found.unwrap_or_else(|| panic!("seed {seed}: no cut of {layers} layers"));
+        let found = found.unwrap_or_else(|error| panic!("seed {seed}, {layers} layers: {error}"));
         let time = |cut: &[usize]| predicted(&instance.profile, &schedule, cut, recompute.clone()).step_s();
         let best =
             every_cut(layers, ranks as usize).iter().map(|cut| time(cut)).fold(f64::INFINITY, f64::min);

@@ -228,7 +228,7 @@ fn no_schedule(error: GenerateError) -> BuildError {
     match error.kind {
         GenerateErrorKind::TooManyStages { stages, layers, .. } => {
             let stages = u32::try_from(stages).unwrap_or(u32::MAX);
-            BuildError::Partition(PartitionError::MoreStagesThanLayers { layers: layers as usize, stages })
+            BuildError::Partition(PartitionError::more_stages_than_layers(layers as usize, stages))
         }
         _ => BuildError::Schedule(error),
     }

@@ -10,9 +10,14 @@ fn check(text: &str, kinds: &str, boundaries: &[usize]) {
     assert_eq!((found.text.as_str(), letters.as_str()), (text, kinds));
 }
 
-fn check_error(text: &str, column: usize, kind: LayoutErrorKind) {
-    let error = LayoutError { text: text.to_owned(), column, kind };
-    assert_eq!(text.parse::<Layout>(), Err(error), "{text}");
+fn check_error(text: &str, column: usize, reason: &str) {
+    check_parts_error(text, [1, 1], column, reason);
+}
+
+fn check_parts_error(text: &str, [embedding, head]: [u32; 2], column: usize, reason: &str) {
+    let error = Layout::with_parts(text, embedding, head).expect_err(text);
+    assert_eq!((error.text.as_str(), error.column), (text, column), "{error}");
+    assert!(error.reason.starts_with(reason), "{text}: {error}");
 }
 
 #[test]
@@ -26,70 +31,56 @@ fn letters_bars_and_repetitions() {
 
 #[test]
 fn mistakes_have_a_column() {
-    check_error("E | | L", 4, LayoutErrorKind::EmptyStage);
-    check_error("| E L", 0, LayoutErrorKind::EmptyStage);
-    check_error("E A L |", 7, LayoutErrorKind::EmptyStage);
-    check_error("", 0, LayoutErrorKind::EmptyStage);
-    check_error("E () L", 2, LayoutErrorKind::EmptyGroup);
-    check_error("E a L", 2, LayoutErrorKind::Unknown('a'));
-    check_error("*3 E L", 0, LayoutErrorKind::NothingToRepeat);
-    check_error("E |*2 L", 3, LayoutErrorKind::NothingToRepeat);
-    check_error("E A*0 L", 4, LayoutErrorKind::NoCount);
-    check_error("E A* L", 3, LayoutErrorKind::NoCount);
-    check_error("E A*99999999999999999999 L", 4, LayoutErrorKind::TooLong);
-    check_error("E ((A*9999)*9999)*9999 L", 12, LayoutErrorKind::TooLong);
-    check_error("E (A L", 2, LayoutErrorKind::Unclosed);
-    check_error("E A) L", 3, LayoutErrorKind::Unopened);
-    check_error("A L", 0, LayoutErrorKind::Missing('E'));
-    check_error("E A", 3, LayoutErrorKind::Missing('L'));
-    check_error("E A E L", 4, LayoutErrorKind::Twice('E'));
-    check_error("E L*2", 2, LayoutErrorKind::Twice('L'));
-    check_error("A E L", 2, LayoutErrorKind::OutOfPlace('E'));
-    check_error("E L A", 2, LayoutErrorKind::OutOfPlace('L'));
+    check_error("E | | L", 4, "this stage has no layer;");
+    check_error("| E L", 0, "this stage has no layer;");
+    check_error("E A L |", 7, "this stage has no layer;");
+    check_error("", 0, "this stage has no layer;");
+    check_error("E () L", 2, "this group has no layer;");
+    check_error("E a L", 2, "`a` is not part of a layout;");
+    check_error("*3 E L", 0, "there is nothing to repeat;");
+    check_error("E |*2 L", 3, "there is nothing to repeat;");
+    check_error("E A*0 L", 4, "`*` needs a number of at least 1");
+    check_error("E A* L", 3, "`*` needs a number of at least 1");
+    check_error("E A*99999999999999999999 L", 4, "the layout has more than 10000 layers;");
+    check_error("E ((A*9999)*9999)*9999 L", 12, "the layout has more than 10000 layers;");
+    check_error("E (A L", 2, "this group is not closed;");
+    check_error("E A) L", 3, "there is no group to close;");
+    check_error("A L", 0, "there is no embedding; write `E` first");
+    check_error("E A", 3, "there is no head; write `L` last");
+    check_error("E A E L", 4, "a second embedding; write `E` once");
+    check_error("E L*2", 2, "a second head; write `L` once");
+    check_error("A E L", 2, "the embedding is not the first layer; write `E` first");
+    check_error("E L A", 2, "the head is not the last layer; write `L` last");
     let deep = format!("E {}A{} L", "(".repeat(40), ")".repeat(40));
-    check_error(&deep, 34, LayoutErrorKind::TooDeep);
+    check_error(&deep, 34, "groups are nested more than 32 deep;");
 }
 
 #[test]
-fn a_head_in_parts_has_a_letter_for_each() {
-    let kinds = |text: &str, parts| Layout::with_parts(text, 1, parts).map(|layout| layout.kinds);
-    assert_eq!(kinds("E | A*3 L | L | L*2", 4), Ok("EAAALLLL".into()));
-    assert_eq!(kinds("E L", 1), kinds("E L", 0));
-    let check = |text: &str, parts, column, kind| {
-        let error = LayoutError { text: text.to_owned(), column, kind };
-        assert_eq!(kinds(text, parts), Err(error), "{text}");
+fn an_embedding_or_a_head_in_parts_has_a_letter_for_each() {
+    let kinds = |text: &str, [embedding, head]: [u32; 2]| {
+        Layout::with_parts(text, embedding, head).map(|layout| layout.kinds)
     };
-    let count = |found, parts| LayoutErrorKind::HeadParts { found, parts };
-    check("E A | L L L", 2, 10, count(3, 2));
-    check("E A | L L", 3, 9, count(2, 3));
-    check("E L", 9, 3, count(1, 9));
-    check("E A", 2, 3, LayoutErrorKind::Missing('L'));
-    check("E L A L", 2, 2, LayoutErrorKind::OutOfPlace('L'));
-    check("A L L", 2, 0, LayoutErrorKind::Missing('E'));
-    let error = Layout::with_parts("E | A L", 1, 2).expect_err("one part is missing").to_string();
-    let message = "column 8: the head has 2 parts, and the layout 1; write `L` 2 times, as the last layers\n  \
-                   E | A L\n         ^";
-    assert_eq!(error, message);
-}
-
-#[test]
-fn an_embedding_in_parts_has_a_letter_for_each() {
-    let kinds = |text: &str, parts| Layout::with_parts(text, parts, 2).map(|layout| layout.kinds);
-    assert_eq!(kinds("E | E*2 A | L*2", 3), Ok("EEEALL".into()));
-    let check = |text: &str, parts, column, kind| {
-        let error = LayoutError { text: text.to_owned(), column, kind };
-        assert_eq!(kinds(text, parts), Err(error), "{text}");
-    };
-    let count = |found, parts| LayoutErrorKind::EmbeddingParts { found, parts };
-    check("E E | E A L L", 2, 6, count(3, 2));
-    check("E A | L L", 3, 0, count(1, 3));
-    check("A L L", 2, 0, LayoutErrorKind::Missing('E'));
-    check("E A E L L", 2, 4, LayoutErrorKind::OutOfPlace('E'));
-    check("E E A L L", 1, 2, LayoutErrorKind::Twice('E'));
-    let error = Layout::with_parts("E | A L", 2, 1).expect_err("one part is missing").to_string();
-    let message = "column 1: the embedding has 2 parts, and the layout 1; write `E` 2 times, as the first layers\n  \
-                   E | A L\n  ^";
-    assert_eq!(error, message);
+    assert_eq!(kinds("E | A*3 L | L | L*2", [1, 4]), Ok("EAAALLLL".into()));
+    assert_eq!(kinds("E | E*2 A | L*2", [3, 2]), Ok("EEEALL".into()));
+    assert_eq!(kinds("E L", [1, 1]), kinds("E L", [0, 0]));
+    check_parts_error("E A | L L L", [1, 2], 10, "the head has 2 parts, and the layout 3; write `L` 2 times");
+    check_parts_error("E A | L L", [1, 3], 9, "the head has 3 parts, and the layout 2;");
+    check_parts_error("E L", [1, 9], 3, "the head has 9 parts, and the layout 1;");
+    check_parts_error("E A", [1, 2], 3, "there is no head; write `L` last");
+    check_parts_error("E L A L", [1, 2], 2, "the head is not the last layer; write `L` last");
+    check_parts_error("A L L", [1, 2], 0, "there is no embedding; write `E` first");
+    check_parts_error("E E | E A L L", [2, 2], 6, "the embedding has 2 parts, and the layout 3; write `E` 2");
+    check_parts_error("E A | L L", [3, 2], 0, "the embedding has 3 parts, and the layout 1;");
+    check_parts_error("A L L", [2, 2], 0, "there is no embedding; write `E` first");
+    check_parts_error("E A E L L", [2, 2], 4, "the embedding is not the first layer; write `E` first");
+    check_parts_error("E E A L L", [1, 2], 2, "a second embedding; write `E` once");
+    let message = |parts: [u32; 2]| kinds("E | A L", parts).expect_err("a part is missing").to_string();
+    let head = "column 8: the head has 2 parts, and the layout 1; write `L` 2 times, as the last layers\n  \
+                E | A L\n         ^";
+    assert_eq!(message([1, 2]), head);
+    let embedding = "column 1: the embedding has 2 parts, and the layout 1; write `E` 2 times, as the first layers\n  \
+         E | A L\n  ^";
+    assert_eq!(message([2, 1]), embedding);
 }
 
 #[test]

@@ -12,18 +12,18 @@
 
 use crate::plan::bound::bisect::bisect;
 use crate::plan::rank_times::Step;
-use crate::plan::tuning::BoundTuning;
+use crate::plan::tuning::bound::{ACCURACY, PARTS};
 
 /// Returns a time that no step is below.
-pub(super) fn bound(step: Step<'_>, tuning: &BoundTuning) -> f64 {
+pub(super) fn bound(step: Step<'_>) -> f64 {
     let items: Vec<f64> = (0..step.layers.count())
         .map(|layer| step.microbatches * step.layers.work(layer..layer + 1))
         .collect();
     let slowest = step.layers.list.iter().map(|layer| layer.forward.max(layer.input)).fold(0.0, f64::max);
     let path = step.path() + (step.microbatches - 1.0) * slowest;
-    let units = units(items, tuning.parts);
+    let units = units(items, PARTS);
     let work = step.layers.work(0..step.layers.count());
-    bisect(path, tuning.accuracy, |time| {
+    bisect(path, ACCURACY, |time| {
         step.has_time(time, work) && units.iter().all(|unit| has_units(step, unit, time))
     })
 }
@@ -67,7 +67,7 @@ mod tests {
 
     fn check(layers: usize, ranks: u32, microbatches: u32, expected: f64) {
         let layers = equal_layers(layers, ranks);
-        let found = bound(Step::of(&layers, ranks, microbatches), &BoundTuning::default());
+        let found = bound(Step::of(&layers, ranks, microbatches));
         // The bisection ends below the bound.
         assert!((expected * 0.999..=expected).contains(&found), "{found} {expected}");
     }

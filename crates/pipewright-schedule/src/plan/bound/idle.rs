@@ -17,18 +17,18 @@ use std::ops::Range;
 use crate::plan::bound::sizes::{SizeTerms, Sizes, TERMS};
 use crate::plan::class::Class;
 use crate::plan::rank_times::Step;
-use crate::plan::tuning::{BoundTuning, IdleTuning, ROUNDING};
+use crate::plan::tuning::{ROUNDING, idle};
 
 /// Returns a time that no step with the rounds of `class` is below; `low`, which is a bound already, if the
 /// model has so many layers that this takes too long, or if no layer takes any time.
-pub(super) fn bound(step: Step<'_>, class: Class, low: f64, tuning: &BoundTuning) -> f64 {
+pub(super) fn bound(step: Step<'_>, class: Class, low: f64) -> f64 {
     if low <= 0.0 {
         return low;
     }
-    let (mut low, tuning) = (low, &tuning.idle);
+    let mut low = low;
     loop {
-        let target = low * (1.0 + tuning.raise);
-        let Some(found) = least(step, class, low, target, tuning) else { return low };
+        let target = low * (1.0 + idle::RAISE);
+        let Some(found) = least(step, class, low, target) else { return low };
         if found < target || !target.is_finite() {
             return low.max(found);
         }
@@ -38,15 +38,15 @@ pub(super) fn bound(step: Step<'_>, class: Class, low: f64, tuning: &BoundTuning
 
 /// Returns a time that no step is below; at most `target`. If it is not above `low`, it may be lower than
 /// necessary. `None` if there are too many pieces.
-fn least(step: Step<'_>, class: Class, low: f64, target: f64, tuning: &IdleTuning) -> Option<f64> {
+fn least(step: Step<'_>, class: Class, low: f64, target: f64) -> Option<f64> {
     let all = step.layers.forward(0..step.layers.count());
     // The microbatches pass the slowest stage one after another.
     let longest = all.min((target - step.path()) / (step.microbatches - 1.0));
     let mut shortest = shortest(step, class.stages());
     let mut least = target;
     while shortest <= longest && least > low {
-        let next = (shortest * tuning.part).max(all * tuning.shortest);
-        least = Cuts::of(step, class, target, shortest..next, tuning)?.bound(low, least);
+        let next = (shortest * idle::PART).max(all * idle::SHORTEST);
+        least = Cuts::of(step, class, target, shortest..next)?.bound(low, least);
         if next <= shortest {
             break;
         }
@@ -91,8 +91,7 @@ struct Piece {
 }
 
 /// Cuts whose longest forward is in some range.
-struct Cuts<'a> {
-    tuning: &'a IdleTuning,
+struct Cuts {
     ranks: usize,
     layers: usize,
     levels: usize,
@@ -101,17 +100,11 @@ struct Cuts<'a> {
     rows: Vec<Sizes>,
 }
 
-impl<'a> Cuts<'a> {
+impl Cuts {
     /// Returns the cuts that may fit into `time`; `None` if there are too many pieces.
-    fn of(
-        step: Step<'_>,
-        class: Class,
-        time: f64,
-        longest: Range<f64>,
-        tuning: &'a IdleTuning,
-    ) -> Option<Self> {
+    fn of(step: Step<'_>, class: Class, time: f64, longest: Range<f64>) -> Option<Self> {
         let (layers, stages) = (step.layers.count(), class.stages());
-        let terms = SizeTerms::of(step, class, &longest, tuning.last);
+        let terms = SizeTerms::of(step, class, &longest);
         let mut found: Vec<Vec<Range<usize>>> = Vec::new();
         let mut count = 0;
         for stage in 0..stages {
@@ -126,21 +119,15 @@ impl<'a> Cuts<'a> {
                 of_stage.extend((first + 1..=last).take_while(fits).map(|end| first..end));
             }
             count += of_stage.len();
-            if count > tuning.most_pieces {
+            if count > idle::MOST_PIECES {
                 return None;
             }
             found.push(of_stage);
         }
-        let levels = (tuning.rows / count.max(1)).clamp(1, tuning.levels);
+        let levels = (idle::ROWS / count.max(1)).clamp(1, idle::LEVELS);
         let edges: Vec<f64> = (0..levels).map(|level| edge(level, levels, longest.start)).collect();
-        let mut cuts = Self {
-            tuning,
-            ranks: class.ranks as usize,
-            layers,
-            levels,
-            stages: Vec::new(),
-            rows: Vec::new(),
-        };
+        let mut cuts =
+            Self { ranks: class.ranks as usize, layers, levels, stages: Vec::new(), rows: Vec::new() };
         for (stage, of_stage) in found.into_iter().enumerate() {
             let mut pieces = Vec::new();
             for range in of_stage {
@@ -182,29 +169,28 @@ impl<'a> Cuts<'a> {
     /// Returns a lower bound for these cuts, at most `target`. Once it cannot exceed `low`, it is not
     /// improved further.
     fn bound(&self, low: f64, target: f64) -> f64 {
-        let tuning = self.tuning;
         let mut weights: Sizes = [1.0 / TERMS as f64; TERMS];
         let (mut most, mut since) = (0.0f64, 0);
         // No weights prove more than the largest sum of any cut.
         let mut limit = f64::INFINITY;
-        for change in 0..tuning.changes {
+        for change in 0..idle::CHANGES {
             let Some(sums) = self.smallest(&weights) else { return target };
             let times: Sizes = sums.map(|sum| sum / self.ranks as f64);
             let mean: f64 = times.iter().zip(&weights).map(|(time, weight)| time * weight).sum();
             let largest = times.iter().copied().fold(0.0, f64::max);
             limit = limit.min(largest);
-            since = if mean > most * (1.0 + tuning.progress) { 0 } else { since + 1 };
+            since = if mean > most * (1.0 + idle::PROGRESS) { 0 } else { since + 1 };
             most = most.max(mean);
             if most >= target {
                 return target;
             }
-            if limit <= low.max(most * (1.0 + tuning.progress)) || since > tuning.patience {
+            if limit <= low.max(most * (1.0 + idle::PROGRESS)) || since > idle::PATIENCE {
                 break;
             }
-            let rate = tuning.rate / (1.0 + change as f64 / tuning.half_rate);
+            let rate = idle::RATE / (1.0 + change as f64 / idle::HALF_RATE);
             for (weight, time) in weights.iter_mut().zip(times) {
                 *weight =
-                    (*weight * (rate * (time / largest - 1.0)).max(-2.0).exp()).max(tuning.smallest_weight);
+                    (*weight * (rate * (time / largest - 1.0)).max(-2.0).exp()).max(idle::SMALLEST_WEIGHT);
             }
             let all: f64 = weights.iter().sum();
             weights.iter_mut().for_each(|weight| *weight /= all);
@@ -278,7 +264,7 @@ mod tests {
     fn check(ranks: u32, microbatches: u32, expected: f64, optimum: f64) {
         let layers = equal_layers(2 * ranks as usize, ranks);
         let step = Step::of(&layers, ranks, microbatches);
-        let found = bound(step, Class { ranks, chunks: 2, path: Path::Loop }, 1.0, &BoundTuning::default());
+        let found = bound(step, Class { ranks, chunks: 2, path: Path::Loop }, 1.0);
         // The search for weights ends near the largest bound.
         let is_near = (expected * 0.999..=expected * 1.001).contains(&found);
         assert!(is_near && found <= optimum, "{found}, expected {expected}, at most {optimum}");
@@ -310,16 +296,12 @@ mod tests {
     fn layers_that_take_no_time_have_no_bound() {
         let layers = equal_layers(4, 2);
         let step = Step::of(&layers, 2, 3);
-        assert_eq!(
-            bound(step, Class { ranks: 2, chunks: 2, path: Path::Loop }, 0.0, &BoundTuning::default()),
-            0.0
-        );
+        assert_eq!(bound(step, Class { ranks: 2, chunks: 2, path: Path::Loop }, 0.0), 0.0);
     }
 
     /// The bound of a part is not above the bound of any cut in it.
     #[test]
     fn no_cut_is_below_the_bound_of_its_part() {
-        let tuning = IdleTuning::default();
         for seed in 0..30 {
             let (ranks, count) = (2 + (seed % 2) as u32, 9 + (seed % 3) as usize);
             let layers = model(seed, count, ranks, 1);
@@ -328,10 +310,10 @@ mod tests {
             let (all, mut parts) = (step.layers.forward(0..count), 0);
             let mut shortest = shortest(step, class.stages());
             while shortest <= all {
-                let longest = shortest..shortest * tuning.part;
-                let cuts = Cuts::of(step, class, 1e9, longest.clone(), &tuning).expect("few pieces");
+                let longest = shortest..shortest * idle::PART;
+                let cuts = Cuts::of(step, class, 1e9, longest.clone()).expect("few pieces");
                 let found = cuts.bound(0.0, 1e9);
-                let terms = SizeTerms::of(step, class, &longest, tuning.last);
+                let terms = SizeTerms::of(step, class, &longest);
                 let mut least = f64::INFINITY;
                 for_each_cut(count, class.stages(), &mut |starts| {
                     let ranges = || starts.windows(2).map(|range| range[0]..range[1]).enumerate();
@@ -349,7 +331,7 @@ mod tests {
                 });
                 assert!(found <= least * (1.0 + 1e-9), "seed {seed}, {longest:?}: {found} above {least}");
                 parts += usize::from(least.is_finite());
-                shortest *= tuning.part;
+                shortest *= idle::PART;
             }
             assert!(parts > 0, "seed {seed}");
         }

@@ -24,7 +24,7 @@
 
 use crate::plan::bound::bisect::bisect;
 use crate::plan::rank_times::Step;
-use crate::plan::tuning::BoundTuning;
+use crate::plan::tuning::bound::ACCURACY;
 use crate::recompute::LayerPart;
 
 /// A layer, or a part of one, that may be computed again, for one microbatch.
@@ -38,7 +38,7 @@ struct Item {
 
 /// Returns a lower bound on the time of a step whose ranks have `memory` bytes each; 0 if they do not have room
 /// for the parameters.
-pub(super) fn bound(step: Step<'_>, memory: u64, tuning: &BoundTuning) -> f64 {
+pub(super) fn bound(step: Step<'_>, memory: u64) -> f64 {
     let layers = step.layers;
     // Parts that replicas hold together are rounded up by rank, so they are left out.
     let state: u128 = if layers.sharding.shards > 1 {
@@ -71,7 +71,7 @@ pub(super) fn bound(step: Step<'_>, memory: u64, tuning: &BoundTuning) -> f64 {
     // Products instead of quotients, because a second forward may take no time.
     items.sort_by(|one, other| (one.takes * other.saved).total_cmp(&(other.takes * one.saved)));
     let work = layers.work(0..end);
-    bisect(step.path(), tuning.accuracy, |time| {
+    bisect(step.path(), ACCURACY, |time| {
         let lacking = held - room * time / step.microbatches;
         again(&items, lacking).is_some_and(|again| step.has_time(time, work + again))
     })
@@ -101,7 +101,7 @@ mod tests {
         let mut layers = equal_layers(layers, ranks);
         layers.list.iter_mut().for_each(|layer| layer.activation = 10);
         let step = Step::of(&layers, ranks, microbatches);
-        let found = bound(step, memory, &BoundTuning::default());
+        let found = bound(step, memory);
         // The bisection ends below the bound.
         assert!((expected * 0.999..=expected).contains(&found), "{found} instead of {expected}");
     }
@@ -120,6 +120,6 @@ mod tests {
     #[test]
     fn enough_memory_costs_nothing() {
         check(4, 2, 8, 1_000, 48.5);
-        assert_eq!(bound(Step::of(&equal_layers(4, 2), 2, 8), 0, &BoundTuning::default()), 0.0);
+        assert_eq!(bound(Step::of(&equal_layers(4, 2), 2, 8), 0), 0.0);
     }
 }

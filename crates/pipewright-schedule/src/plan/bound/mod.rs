@@ -18,7 +18,7 @@ mod terms;
 
 use crate::plan::class::{Class, Path};
 use crate::plan::rank_times::Step;
-use crate::plan::tuning::{BoundTuning, ROUNDING};
+use crate::plan::tuning::ROUNDING;
 
 /// A number of stages per rank with its bound.
 struct Bounded {
@@ -30,10 +30,10 @@ struct Bounded {
 
 /// Returns a time that no step with an arrangement of `classes` is below, without the optimizer. The rounds
 /// after the first one may visit the ranks in any order, so a V has the bound of a loop.
-pub(super) fn lower_bound(step: Step<'_>, classes: &[Class], tuning: &BoundTuning) -> f64 {
-    let any = any::bound(step, tuning);
+pub(super) fn lower_bound(step: Step<'_>, classes: &[Class]) -> f64 {
+    let any = any::bound(step);
     let bounded = |&class: &Class| {
-        let bound = if class.chunks == 1 { one::bound(step, any, tuning).max(any) } else { any };
+        let bound = if class.chunks == 1 { one::bound(step, any).max(any) } else { any };
         Bounded { class, bound, computed: 0 }
     };
     let loops = classes.iter().filter(|class| class.path == Path::Loop);
@@ -44,9 +44,9 @@ pub(super) fn lower_bound(step: Step<'_>, classes: &[Class], tuning: &BoundTunin
         let smallest = bounds.iter_mut().min_by(|one, other| one.bound.total_cmp(&other.bound));
         let Some(Bounded { class, bound, computed }) = smallest else { return any * (1.0 - ROUNDING) };
         let of_rounds = match (class.chunks, *computed) {
-            (2.., 0) => idle::bound(step, *class, *bound, tuning),
+            (2.., 0) => idle::bound(step, *class, *bound),
             // With more layers, the search reaches its limit before it proves anything.
-            (2, 1) if step.layers.count() < 2 * class.stages() => pairs::bound(step, *class, *bound, tuning),
+            (2, 1) if step.layers.count() < 2 * class.stages() => pairs::bound(step, *class, *bound),
             _ => return *bound * (1.0 - ROUNDING),
         };
         *computed += 1;
@@ -55,14 +55,14 @@ pub(super) fn lower_bound(step: Step<'_>, classes: &[Class], tuning: &BoundTunin
 }
 
 /// Returns a lower bound for all arrangements, which is at most [`lower_bound`] and takes little time.
-pub(super) fn simple_bound(step: Step<'_>, tuning: &BoundTuning) -> f64 {
-    any::bound(step, tuning) * (1.0 - ROUNDING)
+pub(super) fn simple_bound(step: Step<'_>) -> f64 {
+    any::bound(step) * (1.0 - ROUNDING)
 }
 
 /// Returns a lower bound on the time of a step whose ranks have `memory` bytes each, without the optimizer,
 /// whatever is recomputed.
-pub(super) fn memory_bound(step: Step<'_>, memory: u64, tuning: &BoundTuning) -> f64 {
-    memory::bound(step, memory, tuning) * (1.0 - ROUNDING)
+pub(super) fn memory_bound(step: Step<'_>, memory: u64) -> f64 {
+    memory::bound(step, memory) * (1.0 - ROUNDING)
 }
 
 /// Returns the bound on the time of the optimizer: the rank with the most layers to update.

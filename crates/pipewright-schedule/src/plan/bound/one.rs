@@ -8,14 +8,14 @@
 use crate::plan::bound::bisect::bisect;
 use crate::plan::cuts::{count_cuts, for_each_cut};
 use crate::plan::rank_times::{OwnSums, Step};
-use crate::plan::tuning::BoundTuning;
+use crate::plan::tuning::bound::{ACCURACY, MOST_CUTS};
 
 /// Returns a time that no step with one stage per rank is below. `low` is a bound already.
-pub(super) fn bound(step: Step<'_>, low: f64, tuning: &BoundTuning) -> f64 {
-    if count_cuts(step.layers.count(), step.ranks as usize) <= tuning.most_cuts {
+pub(super) fn bound(step: Step<'_>, low: f64) -> f64 {
+    if count_cuts(step.layers.count(), step.ranks as usize) <= MOST_CUTS {
         return shortest(step);
     }
-    bisect(low, tuning.accuracy, |time| {
+    bisect(low, ACCURACY, |time| {
         let mut start = 0;
         for rank in 0..step.ranks as usize {
             start = furthest(step, rank, start, time);

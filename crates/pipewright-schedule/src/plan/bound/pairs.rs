@@ -16,7 +16,8 @@ use crate::plan::bound::bisect::bisect;
 use crate::plan::bound::terms::{Arrivals, Terms};
 use crate::plan::class::Class;
 use crate::plan::rank_times::Step;
-use crate::plan::tuning::{BoundTuning, ROUNDING};
+use crate::plan::tuning::bound::ACCURACY;
+use crate::plan::tuning::{ROUNDING, pairs};
 
 /// The weights of the three bounds of `terms.rs` that are tried together.
 const WEIGHTS: [[f64; 3]; 4] = [[1.0, 0.0, 0.0], [0.5, 0.0, 0.5], [0.0, 0.0, 1.0], [0.5, 0.25, 0.25]];
@@ -24,12 +25,17 @@ const WEIGHTS: [[f64; 3]; 4] = [[1.0, 0.0, 0.0], [0.5, 0.0, 0.5], [0.0, 0.0, 1.0
 type Sizes = [f64; WEIGHTS.len()];
 
 /// Returns a time that no step with two rounds is below. `low` is a bound already.
-pub(super) fn bound(step: Step<'_>, class: Class, low: f64, tuning: &BoundTuning) -> f64 {
+pub(super) fn bound(step: Step<'_>, class: Class, low: f64) -> f64 {
+    bound_within(step, class, low, [pairs::VISITS, pairs::ALL_VISITS])
+}
+
+/// Returns the bound after at most `visits` beginnings of cuts for a time, and `all` of them together.
+fn bound_within(step: Step<'_>, class: Class, low: f64, [visits, all_visits]: [usize; 2]) -> f64 {
     let arrivals = Arrivals::of(step);
     let all = WEIGHTS.map(|weights| Terms { step, class, arrivals: &arrivals, weights });
-    let mut left = tuning.pairs.all_visits;
-    bisect(low, tuning.accuracy, |time| {
-        let may_visit = left.min(tuning.pairs.visits);
+    let mut left = all_visits;
+    bisect(low, ACCURACY, |time| {
+        let may_visit = left.min(visits);
         let mut fit = Fit::of(&all, time, may_visit);
         let is_found = fit.is_found(0, Sizes::default());
         left -= may_visit - fit.left;
@@ -174,7 +180,6 @@ mod tests {
     use crate::plan::class::Path;
     use crate::plan::cuts::for_each_cut;
     use crate::plan::tests::model;
-    use crate::plan::tuning::PairsTuning;
 
     /// Returns the smallest time over all cuts and all partners by trying them.
     fn by_trying(step: Step<'_>, class: Class) -> f64 {
@@ -216,18 +221,16 @@ mod tests {
 
     #[test]
     fn the_search_finds_the_best_cut_and_partners() {
-        let tuning = BoundTuning::default();
         for seed in 0..40 {
             let (ranks, count) = (2 + (seed % 3) as u32, 8 + (seed % 4) as usize);
             let layers = model(seed, count, ranks, 1);
             let step = Step::of(&layers, ranks, 1 + (seed % 7) as u32);
             let class = Class { ranks, chunks: 2, path: Path::Loop };
-            let (found, best) = (bound(step, class, 0.0, &tuning), by_trying(step, class));
+            let (found, best) = (bound(step, class, 0.0), by_trying(step, class));
             // The bisection ends below the bound.
             assert!((best * 0.999..=best * (1.0 + 1e-8)).contains(&found), "seed {seed}: {found} {best}");
             for visits in [0, 1, 5, 20] {
-                let pairs = PairsTuning { visits, all_visits: 3 * visits };
-                let found = bound(step, class, 0.0, &BoundTuning { pairs, ..tuning.clone() });
+                let found = bound_within(step, class, 0.0, [visits, 3 * visits]);
                 assert!(found <= best * (1.0 + 1e-8), "seed {seed}, {visits} visits: {found} {best}");
             }
         }

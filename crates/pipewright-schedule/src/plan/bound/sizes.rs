@@ -21,6 +21,7 @@ use std::ops::Range;
 use crate::plan::bound::terms::{Arrivals, arrived};
 use crate::plan::class::Class;
 use crate::plan::rank_times::Step;
+use crate::plan::tuning::idle;
 
 /// The numbers of shared times before the earliest first backward, and from it on.
 const EARLY: usize = 3;
@@ -44,12 +45,12 @@ pub(super) struct SizeTerms<'a> {
 
 impl<'a> SizeTerms<'a> {
     /// The last shared time is the share `last` of `I` of all layers after the earliest first backward.
-    pub(super) fn of(step: Step<'a>, class: Class, longest: &Range<f64>, last: f64) -> Self {
+    pub(super) fn of(step: Step<'a>, class: Class, longest: &Range<f64>) -> Self {
         let arrivals = Arrivals::of(step);
         let mut terms = Self { step, class, longest: longest.start, arrivals, times: [0.0; EARLY + LATE] };
         let layers = step.layers.count();
         let turn = terms.first_backward(class.stages() - 1, layers);
-        let all_inputs = last * step.layers.input(0..layers);
+        let all_inputs = idle::LAST * step.layers.input(0..layers);
         terms.times = std::array::from_fn(|at| match at.checked_sub(EARLY) {
             None => turn * (at + 1) as f64 / (EARLY + 1) as f64,
             Some(late) => turn + all_inputs * late as f64 / (LATE - 1) as f64,
