@@ -62,7 +62,7 @@ pub enum AdapterSource {
 
 impl AdapterSource {
     /// Returns the settings of new adapters; `None` if a PEFT directory has them.
-    pub fn new_lora(&self) -> Option<LoraConfig> {
+    pub(crate) fn new_lora(&self) -> Option<LoraConfig> {
         let Self::New { rank, alpha, dropout, rslora, dora, targets } = self else { return None };
         let targets = if targets == &[ALL_LINEAR] {
             LoraTargets::AllLinear

@@ -84,12 +84,12 @@ pub fn tokenizer_file(path: &Path) -> PathBuf {
 
 impl DataSettings {
     /// Returns whether the data is the text in the binary.
-    pub fn is_built_in(&self) -> bool {
+    pub(crate) fn is_built_in(&self) -> bool {
         matches!(self.path.as_slice(), [only] if only == BUILT_IN)
     }
 
     /// Returns whether there is validation data.
-    pub fn has_validation(&self) -> bool {
+    pub(crate) fn has_validation(&self) -> bool {
         !self.validation.is_empty() || self.validation_share.is_some()
     }
 }

@@ -31,7 +31,7 @@ pub struct GroupSettings {
 }
 
 /// Returns the group of this name, if it is a name and not a pattern.
-pub fn named_group(text: &str) -> Option<ParameterGroup> {
+pub(crate) fn named_group(text: &str) -> Option<ParameterGroup> {
     ParameterGroup::ALL.into_iter().find(|group| group.name() == text)
 }
 
