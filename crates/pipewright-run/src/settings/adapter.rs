@@ -40,7 +40,6 @@ pub enum AdapterSource {
         /// The directory.
         path: PathBuf,
         /// The dropout in place of the directory's.
-        #[serde(skip_serializing_if = "Option::is_none")]
         dropout: Option<f64>,
     },
     /// New adapters.
