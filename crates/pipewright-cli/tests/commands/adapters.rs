@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::command_line::reference;
-use crate::run::{Run, assert_near, numbers};
+use crate::run::{Run, assert_near, in_one_line, numbers};
 use crate::scratch;
 
 /// Writes a configuration that trains the adapter of the reference on a tiny Qwen3.
@@ -98,6 +98,7 @@ fn check_counts_what_is_trained() {
     let ([with, gradients, optimizer], trained, said) = bytes(&NEW);
     assert_eq!([with, gradients, optimizer], [all + 4 * own, 4 * own, 8 * own]);
     assert_eq!(trained, json!(own));
+    let said = in_one_line(&said);
     assert!(said.contains("adapter: lora of rank 8 on 8 layers: 10240 parameters trained, 2.8"), "{said}");
     let ([dora, ..], ..) = bytes(&[&NEW[..], &["adapter.dora=true"]].concat());
     assert_eq!(dora, all + 4 * (own + 8 * 96));

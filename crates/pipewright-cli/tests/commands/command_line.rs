@@ -75,21 +75,6 @@ fn all_mistakes_of_a_configuration_are_reported() {
 }
 
 #[test]
-fn sizes_that_do_not_fit_each_other() {
-    refuse(
-        "model.num_attention_heads=3",
-        &[
-            "error: --set model.num_attention_heads=3: `hidden_size = 16` is not divisible by `num_attention_heads = 3`",
-        ],
-    );
-    let folder = folder();
-    let arguments = ["check", "small.toml", "--set", "pipeline.ranks=5", "--set", "pipeline.microbatches=8"];
-    let message = "error: --set pipeline.ranks=5: 4 layers cannot fill 5 stages; use at most 4 stages, not 5 ranks with 1 \
-                   stage each, so use 4 ranks";
-    fail(&folder, &arguments, 2, &[message]);
-}
-
-#[test]
 fn missing_configurations() {
     let expected = "error: none.toml: cannot read the configuration: No such file or directory (os error 2)";
     fail(&folder(), &["train", "none.toml"], 2, &[expected]);

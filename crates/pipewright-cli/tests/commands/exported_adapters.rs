@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::adapters::{folder, folder_without_path};
 use super::command_line::reference;
-use crate::run::{Run, numbers};
+use crate::run::{Run, in_one_line, numbers};
 
 /// Takes a step on the rows after the first `rows` rows of the data. Returns the figures before its update.
 fn step_after(folder: &Run, rows: usize, set: &[&str]) -> [f64; 2] {
@@ -46,8 +46,7 @@ fn peft(folder: &Path) -> Value {
 fn an_export_has_the_form_of_peft_and_trains_on() {
     let folder = folder();
     folder.train(&["run.steps=2"]);
-    let (_, said) = folder.succeed(&["export", "out", "adapter"], &[]);
-    assert!(said.contains("wrote the adapters of step 2 to adapter"), "{said}");
+    folder.says(&["export", "out", "adapter"], &[], "wrote the adapters of step 2 to adapter");
     let (written, golden) = (folder.path("adapter"), reference("lora/qwen3-tiny"));
     let golden = Path::new(&golden);
     assert_eq!(
@@ -79,8 +78,8 @@ fn a_merged_model_computes_what_the_adapted_one_does() {
         let json: Value = serde_json::from_str(&out).expect("JSON");
         json["tokens"].clone()
     };
-    let (_, said) = folder.succeed(&["export", "out", "merged", "--merge"], &[]);
-    assert!(said.contains("wrote the model of step 4 in float32 to merged"), "{said}");
+    let merge = ["export", "out", "merged", "--merge"];
+    folder.says(&merge, &[], "wrote the model of step 4 in float32 to merged");
     assert_eq!(generate("merged"), generate("out"));
     // The base may have moved.
     let on_base = |base: &str| {
@@ -89,6 +88,7 @@ fn a_merged_model_computes_what_the_adapted_one_does() {
     };
     assert_eq!(on_base(&reference("qwen3-tiny")).0, Some(0));
     let (code, _, said) = on_base(&reference("llama-tiny"));
+    let said = in_one_line(&said);
     assert!(code == Some(2) && said.contains("the adapters were trained on other weights"), "{said}");
     folder.succeed(&["export", "out", "adapter"], &[]);
     let path = format!("adapter.path={}", folder.path("adapter").display());
@@ -104,8 +104,7 @@ fn a_merged_model_computes_what_the_adapted_one_does() {
 fn magnitudes_are_resumed_exported_and_merged() {
     let (folder, whole) = (folder_without_path(), folder_without_path());
     let dora = ["adapter.kind=lora", "adapter.rank=4", "adapter.dora=true"];
-    let (_, said) = whole.succeed(&["train", "small.toml"], &dora);
-    assert!(said.contains("adapter: dora of rank 4 on 56 layers"), "{said}");
+    whole.says(&["train", "small.toml"], &dora, "adapter: dora of rank 4 on 56 layers");
     folder.train(&[&dora[..], &["run.steps=2", "pipeline.schedule=zb-h1"]].concat());
     folder.resume(&["run.steps=4", "pipeline.ranks=4", "pipeline.schedule=1f1b"]);
     assert_eq!(folder.figures(), whole.figures());
@@ -165,10 +164,9 @@ fn an_export_of_a_family_with_experts_names_parameters() {
     for parameter in ["gate_up_proj", "mlp.experts.down_proj", "mlp.gate.weight"] {
         found["target_parameters"] = json!([parameter]);
         fs::write(&file, found.to_string()).expect("it can be written");
-        let (code, _, said) = folder.call(&["train", "small.toml"], &[&path]);
         let expected =
             format!("`target_parameters` is \"{parameter}\": this is not the weight of a linear layer");
-        assert!(code == Some(2) && said.contains(&expected), "{said}");
+        folder.refuse(&["train", "small.toml"], &[&path], &expected);
     }
     found["target_parameters"] = Value::Null;
     found["alpha_pattern"] = json!({});
@@ -186,7 +184,7 @@ fn an_export_names_the_limits_of_peft() {
     let said = |set: &str| {
         folder.train(&["run.steps=1", set]);
         let to = set.split('=').next().expect("a key");
-        folder.succeed(&["export", "out", to], &[]).1
+        in_one_line(&folder.succeed(&["export", "out", to], &[]).1)
     };
     let dora = said("adapter.dora=true");
     assert!(dora.contains("no DoRA for the 9 adapted feed-forward layers"), "{dora}");

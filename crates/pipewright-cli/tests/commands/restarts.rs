@@ -14,17 +14,17 @@ use crate::run::{Run, finished, signal, tensors};
 const SETTINGS: [&str; 4] =
     ["run.steps=8", "run.checkpoint_every=2", "pipeline.ranks=2", "run.deadline_seconds=2"];
 
-/// Returns the command that trains, with injected faults.
-fn command(run: &Run, faults: &str, set: &[&str]) -> Command {
+/// Returns the command that trains.
+fn command(run: &Run, set: &[&str]) -> Command {
     let mut command = run.binary();
-    command.env("PIPEWRIGHT_FAULT", faults).args(["train", "small.toml"]);
+    command.args(["train", "small.toml"]);
     command.args(SETTINGS.iter().chain(set).flat_map(|set| ["--set", *set]));
     command
 }
 
 /// Trains with injected faults, and checks the exit code. Returns what the run has said.
 fn train(run: &Run, faults: &str, set: &[&str], expected: i32) -> String {
-    let (code, _, words) = finished(&mut command(run, faults, set));
+    let (code, _, words) = finished(command(run, set).env("PIPEWRIGHT_FAULT", faults));
     assert_eq!(code, Some(expected), "{faults}: {words}");
     words
 }
@@ -166,8 +166,12 @@ fn a_fault_that_cannot_happen_is_refused() {
 #[test]
 fn a_run_that_cannot_be_resumed_reports_both_failures() {
     let run = Run::new();
-    let mut command = command(&run, "hang:0:5", &["run.restarts=1"]);
-    let child = command.stderr(Stdio::piped()).spawn().expect("the binary starts");
+    let mut command = command(&run, &["run.restarts=1"]);
+    let child = command
+        .env("PIPEWRIGHT_FAULT", "hang:0:5")
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
     run.wait_for_step(4);
     fs::remove_file(run.path("text.txt")).expect("the text");
     let output = child.wait_with_output().expect("it ends");
@@ -228,7 +232,7 @@ impl Drop for FullDisk {
 /// Trains until the run waits for space.
 fn wait_for_full_disk(run: &Run, deadline: &str) -> Child {
     let said = fs::File::create(run.path("said")).expect("the scratch folder takes files");
-    let mut command = command(run, "", &[&LARGE[..], &[deadline]].concat());
+    let mut command = command(run, &[&LARGE[..], &[deadline]].concat());
     let mut child = command.stderr(said).spawn().expect("the binary starts");
     while !said_of(run).contains("the run waits for space on the disk") {
         assert!(child.try_wait().expect("the process is ours").is_none(), "{}", said_of(run));

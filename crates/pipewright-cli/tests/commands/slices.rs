@@ -126,7 +126,6 @@ fn what_slices_cannot_do_is_refused() {
         run.refuse(&["train", "small.toml"], &[&SLICES[..], set].concat(), expected);
         assert!(!run.out().exists(), "nothing has begun");
     };
-    refuse(&["data.seq_len=10"], "`seq_len` is 10, where a multiple of 4, the number of slices, is expected");
     for (key, value) in
         [("pipeline.recompute", "stage"), ("mesh.tensor_parallel", "2"), ("data.packed", "true")]
     {

@@ -115,10 +115,11 @@ impl Run {
         assert!(out.contains(expected), "{arguments:?} {set:?}: {out}\nhas not: {expected}");
     }
 
-    /// Runs a command that succeeds, and that writes `expected` to standard error.
+    /// Runs a command that succeeds, and that writes `expected` to standard error, in one line or as it is wrapped.
     pub(crate) fn says(&self, arguments: &[&str], set: &[&str], expected: &str) {
         let (_, said) = self.succeed(arguments, set);
-        assert!(said.contains(expected), "{arguments:?} {set:?}: {said}\nhas not: {expected}");
+        let is_said = said.contains(expected) || in_one_line(&said).contains(expected);
+        assert!(is_said, "{arguments:?} {set:?}: {said}\nhas not: {expected}");
     }
 
     /// Runs a command that succeeds. Returns the JSON that it prints.
