@@ -205,12 +205,13 @@ impl Run {
         let surroundings = Surroundings { working_folder, variable: |_| None };
         let loaded = Settings::load(Base::File(&self.path("small.toml")), &texts(set), &surroundings);
         let loaded = loaded.unwrap_or_else(|error| panic!("{set:?}: {error}"));
-        ended(pipewright_run::Run::new(loaded), set);
+        let out = loaded.settings.run.out.clone();
+        ended(pipewright_run::Run::new(loaded), &out, set);
     }
 
     /// Resumes in this process. Paths in `set` must be absolute.
     pub(crate) fn resume(&self, set: &[&str]) {
-        ended(pipewright_run::Run::reopen(self.out()).set(texts(set)), set);
+        ended(pipewright_run::Run::reopen(self.out()).set(texts(set)), &self.out(), set);
     }
 
     /// Returns all lines of the metrics: steps and events.
@@ -330,8 +331,17 @@ fn texts(set: &[&str]) -> Vec<String> {
     set.iter().map(|text| (*text).to_owned()).collect()
 }
 
-fn ended(run: pipewright_run::Run, set: &[&str]) {
+/// Trains, and waits until the locks of the folder are free: a process that another test starts has inherited them until
+/// it executes its program.
+fn ended(run: pipewright_run::Run, out: &Path, set: &[&str]) {
     run.train().unwrap_or_else(|error| panic!("{set:?}: {error}"));
+    let start = Instant::now();
+    for lock in ["checkpoints/lock", "metrics.jsonl"].map(|name| out.join(name)) {
+        while fs::File::open(&lock).is_ok_and(|file| file.try_lock().is_err()) {
+            assert!(start.elapsed() < PATIENCE, "{} stays locked", lock.display());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
 
 /// Runs a command to its end. Returns the exit code, standard output and standard error.
