@@ -16,10 +16,10 @@ use pipewright_schedule::words::counted;
 use serde_json::json;
 
 use crate::family_models::{Family, parameters};
-use crate::harness::Outcome;
+use crate::harness::{Figures, Outcome};
 use crate::model::{Bench, Setup, blocks_of_first, random_rows};
 use crate::peer_process::{HALF_TOLERANCE, PeerProcess, RATE, TOLERANCE, require_same_loss};
-use crate::precision_figures::{Figures, OF_PEER};
+use crate::precision::{OF_PEER, add};
 
 /// Size of the measurement.
 #[derive(Debug, clap::Args)]
@@ -92,13 +92,10 @@ fn compare(family: Family, options: &Options, folder: &Path) -> Outcome<Vec<(Str
         let mut figures = Figures::default();
         for step in 1..=WARM_UP + options.steps {
             let before = start.elapsed();
-            let rates = sides.step(step == 1)?;
-            let mut latest = Figures::default();
-            rates.add_to(&mut latest);
-            println!("step {step}: {}", latest.latest());
-            if step > WARM_UP {
-                rates.add_to(&mut figures);
-            }
+            let (own, peers) = sides.step(step == 1)?;
+            let mut ignored = Figures::default();
+            let line = add(if step > WARM_UP { &mut figures } else { &mut ignored }, &[own], peers);
+            println!("step {step}: {line}");
             let after = start.elapsed();
             // The next step takes about as long as this one.
             if step >= WARM_UP + LEAST && after + (after - before) > share {
@@ -117,19 +114,6 @@ struct Sides {
     own: [Bench; 2],
     /// In the order of [`OF_PEER`]; none if Pipewright is measured alone.
     peers: Vec<PeerProcess>,
-}
-
-/// The tokens per second of one step of each side.
-struct Rates {
-    own: [f64; 2],
-    peers: Option<[f64; 3]>,
-}
-
-impl Rates {
-    fn add_to(&self, figures: &mut Figures) {
-        figures.add(&[self.own]);
-        figures.peer.extend(self.peers);
-    }
 }
 
 impl Sides {
@@ -169,9 +153,9 @@ impl Sides {
         Ok(Self { own, peers })
     }
 
-    /// Trains a step on each side. PyTorch's bfloat16 alone has the loss of the others in the first step
+    /// Trains a step on each side. Returns the tokens per second of its own pipelines and of PyTorch. PyTorch's bfloat16 alone has the loss of the others in the first step
     /// only: the rounding of its parameters loses most updates at this rate.
-    fn step(&mut self, is_first: bool) -> Outcome<Rates> {
+    fn step(&mut self, is_first: bool) -> Outcome<([f64; 2], Option<[f64; 3]>)> {
         let tokens = self.own[0].tokens as f64;
         let (mut own, mut losses) = ([0.0; 2], [0.0; 2]);
         for ((bench, rate), loss) in self.own.iter_mut().zip(&mut own).zip(&mut losses) {
@@ -189,7 +173,7 @@ impl Sides {
             }
             rates.push(tokens / step.seconds);
         }
-        Ok(Rates { own, peers: rates.try_into().ok() })
+        Ok((own, rates.try_into().ok()))
     }
 }
 

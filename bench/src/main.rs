@@ -40,7 +40,6 @@ mod harness;
 mod model;
 mod pairs;
 mod peer_process;
-mod precision_figures;
 mod predicted_run;
 mod products;
 mod family_models;

@@ -11,10 +11,9 @@ use pipewright::tensor::Precision;
 use pipewright::transport::World;
 use pipewright_schedule::words::counted;
 
-use crate::harness::Outcome;
+use crate::harness::{Figures, Outcome, Spread};
 use crate::model::{Bench, Setup};
 use crate::peer;
-use crate::precision_figures::{Figures, OF_PEER};
 
 /// Size of the measurement.
 #[derive(Debug, clap::Args)]
@@ -47,17 +46,41 @@ pub(crate) fn run(options: &Options) -> Outcome {
         let mut pipelines = Pipelines::start(ranks, options.microbatches)?;
         let mut figures = Figures::default();
         for turn in 1..=options.turns {
-            figures.add(&pipelines.turn(options.steps)?);
-            if options.peer {
-                figures.peer.push(peer_rates(&options.python, ranks, options)?);
-            }
-            println!("{}, turn {turn}: {}", counted(ranks.get(), "rank"), figures.latest());
+            let own = pipelines.turn(options.steps)?;
+            let peer = options.peer.then(|| peer_rates(&options.python, ranks, options)).transpose()?;
+            let line = add(&mut figures, &own, peer);
+            println!("{}, turn {turn}: {line}", counted(ranks.get(), "rank"));
         }
         all.push((ranks, figures));
     }
     println!("tokens per second, {} microbatches, one thread per rank:", options.microbatches);
     all.iter().for_each(|(ranks, figures)| println!("{}\n{figures}", counted(ranks.get(), "rank")));
     Ok(())
+}
+
+/// The values of `--precision` of PyTorch's side: the first is compared with single precision, and the faster of the
+/// others with bfloat16.
+pub(crate) const OF_PEER: [&str; 3] = ["f32", "autocast", "bf16"];
+
+/// Adds the rates of pairs of steps in single precision and in bfloat16, and PyTorch's after them, in tokens per second.
+/// Returns a line about their medians.
+pub(crate) fn add(figures: &mut Figures, own: &[[f64; 2]], peer: Option<[f64; 3]>) -> String {
+    for [single, half] in own {
+        figures.add_with(0, "f32", *single);
+        figures.add_with(0, "bf16", *half);
+        figures.add_with(2, "time of a bf16 step over an f32 step", single / half);
+    }
+    let [single, half] = [0, 1].map(|i| Spread::new(own.iter().map(|pair| pair[i]).collect()).median());
+    let line = format!("f32 {single:.0}, bf16 {half:.0}");
+    let Some(peer) = peer else { return line };
+    let mut rates = Vec::new();
+    for (name, rate) in OF_PEER.into_iter().zip(peer) {
+        figures.add_with(0, &format!("PyTorch {name}"), rate);
+        rates.push(format!("{name} {rate:.0}"));
+    }
+    figures.add_with(2, "f32 over PyTorch f32", single / peer[0]);
+    figures.add_with(2, "bf16 over the faster of autocast and bf16", half / peer[1].max(peer[2]));
+    format!("{line}; PyTorch {}", rates.join(", "))
 }
 
 /// Pipelines of the bench model: in single precision, and in bfloat16.
@@ -121,6 +144,19 @@ mod tests {
         let options: Options = parsed(&["--ranks", "4", "--peer", "--turns", "1"]).expect("they are valid");
         assert_eq!((options.ranks[0].get(), options.peer, options.turns), (4, true, 1));
         assert!(parsed::<Options>(&["--ranks", "0"]).is_err());
+    }
+
+    #[test]
+    fn figures_are_ratios_of_the_same_turn() {
+        let mut figures = Figures::default();
+        let own = [[100.0, 200.0], [110.0, 220.0], [90.0, 150.0]];
+        assert_eq!(add(&mut figures, &own, None), "f32 100, bf16 200");
+        let text = figures.to_string();
+        assert!(text.contains("0.50 (min 0.50, max 0.60, n 3)") && !text.contains("PyTorch"), "{text}");
+        let line = add(&mut figures, &own, Some([80.0, 125.0, 160.0]));
+        assert_eq!(line, "f32 100, bf16 200; PyTorch f32 80, autocast 125, bf16 160");
+        let text = figures.to_string();
+        assert_eq!(text.matches("  1.25 (min 1.25, max 1.25, n 1)").count(), 2, "{text}");
     }
 
     #[test]

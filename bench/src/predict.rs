@@ -16,7 +16,7 @@ use pipewright_schedule::{Method, ScheduleSpec, generate};
 
 use crate::harness::{Outcome, Spread};
 use crate::model::{INTERMEDIATE, WIDTH, config};
-use crate::predicted_run::{Figures, InTurn, Run, in_turn, link};
+use crate::predicted_run::{InTurn, Run, RunFigures, in_turn, link};
 
 /// Size of the measurement.
 #[derive(clap::Args)]
@@ -93,7 +93,7 @@ pub(crate) fn run(options: &Options) -> Outcome {
 }
 
 /// Returns the measured figures, each with the ratio of the prediction to it.
-fn compared(predicted: &Figures, measured: &Figures) -> String {
+fn compared(predicted: &RunFigures, measured: &RunFigures) -> String {
     let ratios = |predicted: &[f64], measured: &[f64]| {
         let ratios = predicted
             .iter()

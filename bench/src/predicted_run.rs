@@ -37,7 +37,7 @@ pub(crate) struct Run {
 }
 
 /// Figures of a run, predicted or measured. Times are in seconds.
-pub(crate) struct Figures {
+pub(crate) struct RunFigures {
     pub(crate) step: f64,
     /// The time in which each rank computes.
     pub(crate) busy: Vec<f64>,
@@ -171,11 +171,11 @@ impl Run {
     }
 
     /// Returns what a profile predicts.
-    pub(crate) fn predicted(&self, model: &CutModel, profile: &Profile) -> Outcome<Figures> {
+    pub(crate) fn predicted(&self, model: &CutModel, profile: &Profile) -> Outcome<RunFigures> {
         let prediction = self.prediction(model, profile)?;
         let busy = |rank| prediction.run.timeline().busy(Rank::new(rank));
         let fixed = self.fixed(model).into_iter();
-        Ok(Figures {
+        Ok(RunFigures {
             step: prediction.step_s(),
             busy: (0..self.schedule.ranks()).map(busy).collect(),
             activations: prediction
@@ -189,7 +189,7 @@ impl Run {
 
     /// Returns the medians of steps that were taken. With replicas, busy times and memory are the means of
     /// each rank over the replicas.
-    pub(crate) fn measured(&self, model: &CutModel, taken: &[StepSummary]) -> Figures {
+    pub(crate) fn measured(&self, model: &CutModel, taken: &[StepSummary]) -> RunFigures {
         let ranks = self.schedule.ranks();
         let median = |of: &dyn Fn(&StepSummary) -> f64| Spread::new(taken.iter().map(of).collect()).median();
         let over_replicas = |of: &dyn Fn(u32) -> f64, rank: u32| {
@@ -199,7 +199,7 @@ impl Run {
         let busy = |rank| median(&|step| over_replicas(&|rank| step.timeline.busy(Rank::new(rank)), rank));
         let peak = |rank| median(&|step| over_replicas(&|rank| step.peak_bytes[rank as usize] as f64, rank));
         let fixed = self.fixed(model);
-        Figures {
+        RunFigures {
             step: median(&|step| step.wall.as_secs_f64()),
             busy: (0..ranks).map(busy).collect(),
             activations: (0..ranks).map(|rank| peak(rank) - fixed[rank as usize] as f64).collect(),

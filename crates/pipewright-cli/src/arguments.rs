@@ -5,6 +5,7 @@
 
 use clap::error::{ContextKind, ContextValue};
 use clap::{Parser, Subcommand};
+use pipewright_document::shortened;
 
 use crate::commands::resume::ResumeArguments;
 use crate::commands::run_arguments::RunArguments;
@@ -12,7 +13,6 @@ use crate::commands::{
     check, clusters, compare, completions, data, devices, export, generate, init, inspect, launch, lower,
     man, partition, plan, profile, report, schedule, simulate, tokenize, validate, view, vpp,
 };
-use pipewright_document::shortened;
 
 /// Trains models that do not fit on one device, by pipeline parallelism.
 #[derive(Debug, Parser)]

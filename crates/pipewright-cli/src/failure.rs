@@ -7,11 +7,11 @@ use std::io::{self, IsTerminal};
 use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, MietteDiagnostic, SourceCode};
 use pipewright_document::{Place, Problem, Problems};
 pub(crate) use pipewright_run::error::{ErrorKind as Exit, RunError as Failure};
+use pipewright_run::error::{MOST_PROBLEMS, more_problems};
+use pipewright_run::text::escape;
 pub(crate) use pipewright_schedule::error_text::with_causes as sentence;
 
 use crate::display::screen;
-use pipewright_run::error::{MOST_PROBLEMS, more_problems};
-use pipewright_run::text::escape;
 
 /// Writes the report of a failure to standard error, unless it has been written, or another process of the run
 /// writes it.

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use pipewright::bounded_file::{write_fresh, write_regular};
+use pipewright_run::text::escape;
 
 use crate::browser;
 use crate::display::say;
 use crate::failure::Failure;
-use pipewright_run::text::escape;
 
 /// The file that a command writes, if one is named.
 #[derive(Debug, Args)]

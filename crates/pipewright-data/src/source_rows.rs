@@ -19,7 +19,7 @@ use crate::storage::ids::Ids;
 /// All rows of a source. A clone shares the token ids.
 #[derive(Clone, Debug)]
 pub(crate) struct SourceRows {
-    content: Content,
+    content: RowSource,
     seq_len: usize,
     rows: u32,
     /// The seed of the order; `None` without shuffling.
@@ -38,7 +38,7 @@ pub(crate) struct SourceRows {
 
 /// The token ids of rows.
 #[derive(Clone, Debug)]
-enum Content {
+enum RowSource {
     /// A range of a list of ids that is cut into rows.
     Ids { ids: Arc<Ids>, range: Range<usize>, stride: Stride },
     /// Chats and completions.
@@ -53,13 +53,13 @@ impl SourceRows {
         let (content, rows) = match content {
             CollectedContent::Ids(ids, stride) => {
                 let rows = stride.rows(ids.len(), seq_len)?;
-                (Content::Ids { range: 0..ids.len(), ids: Arc::new(ids), stride }, rows)
+                (RowSource::Ids { range: 0..ids.len(), ids: Arc::new(ids), stride }, rows)
             }
             CollectedContent::Examples(examples) => {
                 let rows = ExampleRows::new(examples, seq_len, config.packs_examples);
                 // Examples are numbered with as many bits.
                 let count = rows.len() as u32;
-                (Content::Examples(rows), count)
+                (RowSource::Examples(rows), count)
             }
         };
         Ok(Self {
@@ -83,7 +83,7 @@ impl SourceRows {
     /// When a part has more rows than an epoch can number.
     pub(crate) fn hold_out(mut self, share: f64) -> Result<(Self, Self), DataError> {
         let (content, rows) = match &mut self.content {
-            Content::Ids { range, stride, ids } => {
+            RowSource::Ids { range, stride, ids } => {
                 // Rows of a text may begin anywhere, so any number of ids can be held out; other rows are
                 // held out as a whole.
                 let unit = match stride {
@@ -96,13 +96,13 @@ impl SourceRows {
                 self.rows = stride.rows(range.len(), self.seq_len)?;
                 let rows = stride.rows(held.len(), self.seq_len)?;
                 self.known.hash = OnceLock::new();
-                (Content::Ids { ids: ids.clone(), range: held, stride: *stride }, rows)
+                (RowSource::Ids { ids: ids.clone(), range: held, stride: *stride }, rows)
             }
-            Content::Examples(examples) => {
+            RowSource::Examples(examples) => {
                 let first = kept(examples.len(), share);
                 let rows = self.rows - first as u32;
                 self.rows = first as u32;
-                (Content::Examples(examples.split_off(first)), rows)
+                (RowSource::Examples(examples.split_off(first)), rows)
             }
         };
         (self.order, self.known.totals) = (None, OnceLock::new());
@@ -112,19 +112,19 @@ impl SourceRows {
 
     /// Returns whether rows are cut from a stream, in which they can begin anywhere.
     pub(crate) fn is_stream(&self) -> bool {
-        matches!(self.content, Content::Ids { stride: Stride::Overlapping, .. })
+        matches!(self.content, RowSource::Ids { stride: Stride::Overlapping, .. })
     }
 
     /// Returns whether some targets do not count in the loss.
     pub(crate) fn ignores_targets(&self) -> bool {
-        matches!(self.content, Content::Examples(_))
+        matches!(self.content, RowSource::Examples(_))
     }
 
     /// Returns the side inputs that are made from the token ids.
     pub(crate) fn sides(&self) -> MadeSides {
         match &self.content {
-            Content::Examples(examples) => examples.sides(),
-            Content::Ids { .. } => self.documents.as_ref().map(Documents::sides).unwrap_or_default(),
+            RowSource::Examples(examples) => examples.sides(),
+            RowSource::Ids { .. } => self.documents.as_ref().map(Documents::sides).unwrap_or_default(),
         }
     }
 
@@ -136,8 +136,8 @@ impl SourceRows {
     /// Returns the number of token ids, including ids that do not fill a row.
     pub(crate) fn tokens(&self) -> usize {
         match &self.content {
-            Content::Ids { range, .. } => range.len(),
-            Content::Examples(examples) => examples.tokens(),
+            RowSource::Ids { range, .. } => range.len(),
+            RowSource::Examples(examples) => examples.tokens(),
         }
     }
 
@@ -165,8 +165,8 @@ impl SourceRows {
         ids: &mut Vec<i32>,
     ) -> Result<(), DataError> {
         match &self.content {
-            Content::Examples(examples) => filling.push_examples(examples.parts(row)),
-            Content::Ids { .. } => {
+            RowSource::Examples(examples) => filling.push_examples(examples.parts(row)),
+            RowSource::Ids { .. } => {
                 ids.clear();
                 self.copy_ids(row, ids)?;
                 filling.push_ids(ids, self.documents.as_ref());
@@ -178,8 +178,8 @@ impl SourceRows {
     /// Reads a row as its documents.
     pub(crate) fn parts(&self, row: usize) -> Result<Vec<RowPart>, DataError> {
         match &self.content {
-            Content::Examples(examples) => examples.parts(row).collect(),
-            Content::Ids { .. } => {
+            RowSource::Examples(examples) => examples.parts(row).collect(),
+            RowSource::Ids { .. } => {
                 let mut row_ids = Vec::with_capacity(self.seq_len + 1);
                 self.copy_ids(row, &mut row_ids)?;
                 let ids = row_ids.into_iter().map(i32::cast_unsigned).collect();
@@ -190,15 +190,15 @@ impl SourceRows {
 
     /// Appends the ids of a row that is cut from a list of ids.
     fn copy_ids(&self, row: usize, into: &mut Vec<i32>) -> Result<(), DataError> {
-        let Content::Ids { ids, range, stride } = &self.content else { return Ok(()) };
+        let RowSource::Ids { ids, range, stride } = &self.content else { return Ok(()) };
         ids.copy(range.start + row * stride.length(self.seq_len), self.seq_len + 1, into)
     }
 
     /// Returns the hash of the rows. May read all ids.
     pub(crate) fn hash(&self) -> Result<blake3::Hash, DataError> {
         match &self.content {
-            Content::Ids { .. } => self.content_hash(),
-            Content::Examples(examples) => Ok(examples.hash(self.content_hash()?)),
+            RowSource::Ids { .. } => self.content_hash(),
+            RowSource::Examples(examples) => Ok(examples.hash(self.content_hash()?)),
         }
     }
 
@@ -209,8 +209,8 @@ impl SourceRows {
             return Ok(*hash);
         }
         match &self.content {
-            Content::Ids { ids, range, .. } => Ok(self.read_ids(ids, range)?.0),
-            Content::Examples(examples) => {
+            RowSource::Ids { ids, range, .. } => Ok(self.read_ids(ids, range)?.0),
+            RowSource::Examples(examples) => {
                 let hash = examples.content_hash()?;
                 Ok(*self.known.hash.get_or_init(|| hash))
             }
@@ -223,8 +223,8 @@ impl SourceRows {
             return Ok(*totals);
         }
         match &self.content {
-            Content::Ids { ids, range, .. } => Ok(self.read_ids(ids, range)?.1),
-            Content::Examples(examples) => {
+            RowSource::Ids { ids, range, .. } => Ok(self.read_ids(ids, range)?.1),
+            RowSource::Examples(examples) => {
                 let mut frequencies = Frequencies::default();
                 examples.each_target(|id| frequencies.count(id))?;
                 Ok(*self.known.totals.get_or_init(|| frequencies.totals()))

@@ -66,7 +66,9 @@ impl<'a> Reader<'a> {
 
     /// Records an error that a key leads to.
     pub fn report_error(&mut self, key: &str, error: impl Error + Send + Sync + 'static) {
-        self.problems.push(Problem::of(self.place(key), error));
+        let problem = Problem::of(self.place(key), error);
+        let sentence = format!("{}{}", self.prefix, problem.sentence);
+        self.problems.push(Problem { sentence, ..problem });
     }
 
     /// Records a value of another type.

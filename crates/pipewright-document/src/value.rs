@@ -34,11 +34,11 @@ pub struct Entry {
 pub struct Value {
     /// The place of the value.
     pub place: Place,
-    content: Content,
+    content: ValueKind,
 }
 
 #[derive(Clone, Debug)]
-enum Content {
+enum ValueKind {
     /// A value without parts.
     Plain(toml::Value),
     List(Vec<Value>),
@@ -121,11 +121,11 @@ impl Value {
         let content = match value.into_inner() {
             DeValue::Array(items) => {
                 let items = items.into_iter().map(|item| Self::of(key, item, file, problems));
-                Content::List(items.collect::<Option<_>>()?)
+                ValueKind::List(items.collect::<Option<_>>()?)
             }
-            DeValue::Table(table) => Content::Table(Table::of(table, place.clone(), problems)),
+            DeValue::Table(table) => ValueKind::Table(Table::of(table, place.clone(), problems)),
             plain => match toml::Value::deserialize(ValueDeserializer::from(Spanned::new(span, plain))) {
-                Ok(plain) => Content::Plain(plain),
+                Ok(plain) => ValueKind::Plain(plain),
                 Err(error) => {
                     let sentence = format!("the value of `{key}` cannot be held: {}", error.message());
                     problems.push(Problem::new(place, sentence).help("write a number that fits 64 bits"));
@@ -139,9 +139,9 @@ impl Value {
     /// Returns the value without places.
     pub fn to_toml(&self) -> toml::Value {
         match &self.content {
-            Content::Plain(value) => value.clone(),
-            Content::List(items) => toml::Value::Array(items.iter().map(Self::to_toml).collect()),
-            Content::Table(table) => {
+            ValueKind::Plain(value) => value.clone(),
+            ValueKind::List(items) => toml::Value::Array(items.iter().map(Self::to_toml).collect()),
+            ValueKind::Table(table) => {
                 let entries = table.entries.iter();
                 let keys = entries.map(|(key, entry)| (key.clone(), entry.value.to_toml()));
                 toml::Value::Table(keys.collect())
@@ -177,36 +177,36 @@ impl Value {
     /// Returns the items, if the value is a list.
     pub fn as_list(&self) -> Option<&[Self]> {
         match &self.content {
-            Content::List(items) => Some(items),
-            Content::Plain(_) | Content::Table(_) => None,
+            ValueKind::List(items) => Some(items),
+            ValueKind::Plain(_) | ValueKind::Table(_) => None,
         }
     }
 
     /// Returns the table, if the value is one.
     pub fn as_table(&self) -> Option<&Table> {
         match &self.content {
-            Content::Table(table) => Some(table),
-            Content::Plain(_) | Content::List(_) => None,
+            ValueKind::Table(table) => Some(table),
+            ValueKind::Plain(_) | ValueKind::List(_) => None,
         }
     }
 
     fn plain(&self) -> Option<&toml::Value> {
         match &self.content {
-            Content::Plain(value) => Some(value),
-            Content::List(_) | Content::Table(_) => None,
+            ValueKind::Plain(value) => Some(value),
+            ValueKind::List(_) | ValueKind::Table(_) => None,
         }
     }
 
     /// Returns the type in words.
     pub fn kind(&self) -> &'static str {
         match &self.content {
-            Content::Plain(toml::Value::String(_)) => "a text",
-            Content::Plain(toml::Value::Integer(_)) => "a whole number",
-            Content::Plain(toml::Value::Float(_)) => "a number with a fraction",
-            Content::Plain(toml::Value::Boolean(_)) => "true or false",
-            Content::Plain(_) => "a date",
-            Content::List(_) => "a list",
-            Content::Table(_) => "a table",
+            ValueKind::Plain(toml::Value::String(_)) => "a text",
+            ValueKind::Plain(toml::Value::Integer(_)) => "a whole number",
+            ValueKind::Plain(toml::Value::Float(_)) => "a number with a fraction",
+            ValueKind::Plain(toml::Value::Boolean(_)) => "true or false",
+            ValueKind::Plain(_) => "a date",
+            ValueKind::List(_) => "a list",
+            ValueKind::Table(_) => "a table",
         }
     }
 
@@ -214,12 +214,12 @@ impl Value {
     /// digits.
     pub fn shown(&self) -> String {
         match &self.content {
-            Content::Plain(toml::Value::Float(number)) if number.is_finite() => format!("{number:?}"),
-            Content::Plain(value) => value.to_string(),
-            Content::List(items) => {
+            ValueKind::Plain(toml::Value::Float(number)) if number.is_finite() => format!("{number:?}"),
+            ValueKind::Plain(value) => value.to_string(),
+            ValueKind::List(items) => {
                 format!("[{}]", items.iter().map(Self::shown).collect::<Vec<_>>().join(", "))
             }
-            Content::Table(_) => self.to_toml().to_string(),
+            ValueKind::Table(_) => self.to_toml().to_string(),
         }
     }
 }

@@ -128,7 +128,7 @@ impl RunError {
     }
 
     /// Returns the same error as one that another process or the caller reports.
-    pub fn reported_elsewhere(self) -> Self {
+    pub(crate) fn reported_elsewhere(self) -> Self {
         Self { is_reported: true, ..self }
     }
 
@@ -214,7 +214,7 @@ pub fn more_problems(count: usize) -> Option<String> {
 }
 
 /// Returns what a user can do about a disk, a quota or a limit on files that an error names.
-pub fn disk_advice(error: &io::Error) -> Option<&'static str> {
+pub(crate) fn disk_advice(error: &io::Error) -> Option<&'static str> {
     match error.kind() {
         io::ErrorKind::StorageFull => Some("free some space"),
         io::ErrorKind::QuotaExceeded => Some("free some of your space there"),
@@ -227,7 +227,7 @@ pub fn disk_advice(error: &io::Error) -> Option<&'static str> {
 }
 
 /// Returns the advice for an error or for the first of its causes that has some.
-pub fn advice_for(error: &(dyn Error + 'static)) -> Option<&'static str> {
+pub(crate) fn advice_for(error: &(dyn Error + 'static)) -> Option<&'static str> {
     std::iter::successors(Some(error), |&error| error.source())
         .find_map(|error| disk_advice(error.downcast_ref::<io::Error>()?))
 }

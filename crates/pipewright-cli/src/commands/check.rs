@@ -6,13 +6,6 @@ mod summary;
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-
-use crate::commands::run_arguments::RunArguments;
-use crate::display::say;
-use crate::failure::Failure;
-use crate::output::{show, write};
-use crate::planning::auto::choose_without_profile;
-use crate::planning::decision::Chosen;
 use pipewright_run::run_folder;
 use pipewright_run::text::escape_in_json;
 use pipewright_run::training::memory::{memory_plan, require_fit};
@@ -21,6 +14,13 @@ use pipewright_run::training::optimizer::{require_elementwise, require_whole};
 use pipewright_run::training::prepare::prepare;
 use pipewright_run::training::state_copies::require_space;
 use summary::Summary;
+
+use crate::commands::run_arguments::RunArguments;
+use crate::display::say;
+use crate::failure::Failure;
+use crate::output::{show, write};
+use crate::planning::auto::choose_without_profile;
+use crate::planning::decision::Chosen;
 
 /// The arguments of `pipewright check`.
 #[derive(Debug, Args)]

@@ -8,6 +8,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use pipewright_run::settings;
 use pipewright_schedule::costs::StageCosts;
 use pipewright_schedule::footprint::Use;
 use pipewright_schedule::generate::{Generator, Setting, find};
@@ -26,7 +27,6 @@ use crate::schedules::comparison::{Compared, Figures, json, page, text};
 use crate::schedules::drawing::check_cells;
 use crate::schedules::size::{ScheduleSize, depends_on_costs, is_file_name};
 use crate::schedules::timed_program::{EngineTimes, Source, refused};
-use pipewright_run::settings;
 
 /// The arguments of `pipewright compare`.
 #[derive(Debug, Args)]

@@ -7,9 +7,6 @@ use std::path::{Path, PathBuf};
 use anstyle::Style;
 use clap::{Args, Subcommand};
 use pipewright::train::data::{RowPart, TokenCodec, TokenRows, Tokenizer};
-use pipewright_schedule::words::counted;
-
-use crate::failure::Failure;
 use pipewright_run::run_data::data_config;
 use pipewright_run::run_model::open_training;
 use pipewright_run::settings::Settings;
@@ -17,6 +14,9 @@ use pipewright_run::settings::data::{BYTES, tokenizer_file};
 use pipewright_run::text::escape;
 use pipewright_run::training::load::load_settings;
 use pipewright_run::training::model::read_model;
+use pipewright_schedule::words::counted;
+
+use crate::failure::Failure;
 
 /// The size of a vocabulary without an end: a file of data is shown without a model.
 const ANY_ID: usize = i32::MAX as usize;

@@ -7,12 +7,12 @@ use clap::{Args, ValueEnum};
 use pipewright::checkpoint::Checkpoint;
 use pipewright_models::hf::{ExportOptions, PeftLimit, WeightType};
 use pipewright_models::{AdaptedCheckpoint, ModelConfig, hf};
-
-use crate::display;
-use crate::failure::Failure;
 use pipewright_run::training::run_adapter::StoredAdapter;
 use pipewright_run::training::trained_model::{base_of_run, model_of};
 use pipewright_run::training::{checkpoint_path, origin};
+
+use crate::display;
+use crate::failure::Failure;
 
 /// The arguments of `pipewright export`.
 #[derive(Debug, Args)]

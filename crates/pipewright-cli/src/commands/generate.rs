@@ -14,19 +14,18 @@ use clap::Args;
 use pipewright::train::data::ChatTemplate;
 use pipewright_models::generation::{Generated, Request, Sampling};
 use pipewright_models::generation_ranks::RanksError;
+use pipewright_run::training::model::{check_weights, unknown_note};
+use pipewright_run::training::process_group::ProcessGroup;
+use pipewright_run::training::samples::encode_prompt;
+use pipewright_run::training::trained_model::{self, Origin, TrainedModel};
 
 use crate::commands::generate::chat::Chat;
 use crate::commands::generate::input::read_once;
 use crate::commands::generate::prompts::{PromptArguments, read_file, read_standard_input};
 use crate::commands::generate::ranks::{RankArguments, RankPlan, Ranks, failure};
 use crate::commands::generate::report::{Outcome, Report, Times};
-use crate::display::say;
 use crate::failure::{Exit, Failure};
 use crate::terminal::Terminal;
-use pipewright_run::training::model::{check_weights, unknown_note};
-use pipewright_run::training::process_group::ProcessGroup;
-use pipewright_run::training::samples::encode_prompt;
-use pipewright_run::training::trained_model::{self, Origin, TrainedModel};
 
 /// The arguments of `pipewright generate`.
 #[derive(Debug, Args)]
@@ -236,7 +235,7 @@ impl GenerateArguments {
                 unknown_note(directory)?,
                 check_weights(directory, &found.model.parameters().map_err(Failure::input)?)?,
             ];
-            notes.iter().flatten().for_each(|note| say(note));
+            notes.iter().flatten().for_each(|note| processes.note(note));
         }
         if let Some(template) = &self.chat_template {
             found.chat.chat_template = Some(ChatTemplate::of(template));

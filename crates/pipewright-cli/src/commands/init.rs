@@ -5,10 +5,10 @@ use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 
 use clap::Args;
+use pipewright_run::settings::template;
 
 use crate::display;
 use crate::failure::Failure;
-use pipewright_run::settings::template;
 
 /// The arguments of `pipewright init`.
 #[derive(Debug, Args)]

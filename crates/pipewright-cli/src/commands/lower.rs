@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
+use pipewright_run::schedule_file::{locate, read};
 use pipewright_schedule::csv::{parse_rows, print_program};
 use pipewright_schedule::footprint::Use;
 use pipewright_schedule::lower::{
@@ -17,7 +18,6 @@ use crate::failure::{Exit, Failure};
 use crate::output::OutputFile;
 use crate::schedules::drawing::check_size;
 use crate::schedules::transport::TransportArguments;
-use pipewright_run::schedule_file::{locate, read};
 
 /// The arguments of `pipewright lower`.
 #[derive(Debug, Args)]

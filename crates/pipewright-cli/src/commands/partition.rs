@@ -4,14 +4,14 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use pipewright_run::training::load::load_settings;
+use pipewright_run::training::model::read_model;
 use pipewright_schedule::partition::{Layout, Method, Partition, partition};
 use serde::Serialize;
 
 use crate::failure::Failure;
 use crate::output::OutputFile;
 use crate::schedules::layer_weights::{Sum, Weights};
-use pipewright_run::training::load::load_settings;
-use pipewright_run::training::model::read_model;
 
 /// The arguments of `pipewright partition`.
 #[derive(Debug, Args)]

@@ -4,14 +4,14 @@ use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-
-use crate::commands::run_arguments::parse_time;
-use crate::failure::Failure;
-use crate::output::{PageOutput, replace_file};
 use pipewright_run::run_folder::{REPORT, VIEW};
 use pipewright_run::run_record::{config_text, events, metrics, read_timeline, require_run, timeline_files};
 use pipewright_run::run_report::{RunLinks, RunSource, page};
 use pipewright_run::text::quoted;
+
+use crate::commands::run_arguments::parse_time;
+use crate::failure::Failure;
+use crate::output::{PageOutput, replace_file};
 
 /// The file of a page about several runs, if no other one is named.
 const PAGE_OF_SEVERAL: &str = "pipewright-report.html";

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use pipewright_run::settings::{Base, Loaded};
+use pipewright_run::training::load::{load, load_settings};
 use pipewright_schedule::bytes::parse_with_unit;
 
 use crate::failure::Failure;
-use pipewright_run::settings::{Base, Loaded};
-use pipewright_run::training::load::{load, load_settings};
 
 /// The configuration of a run.
 #[derive(Clone, Debug, Args)]

@@ -10,13 +10,13 @@ use pipewright::train::data::{
     ChatTemplate, DataConfig, DataError, DataErrorKind, Date, Documents, RecordKeys, Tokenized, Tokenizer,
     TrainOn,
 };
+use pipewright_run::interrupt::Interrupt;
+use pipewright_run::settings::data::{BYTES, tokenizer_file};
 use pipewright_schedule::words::counted;
 
 use crate::display::{self, TokenizeBar};
 use crate::failure::{Exit, Failure};
 use crate::signal;
-use pipewright_run::interrupt::Interrupt;
-use pipewright_run::settings::data::{BYTES, tokenizer_file};
 
 /// The arguments of `pipewright tokenize`.
 #[derive(Debug, Args)]

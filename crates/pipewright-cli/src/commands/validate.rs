@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use pipewright_run::schedule_file::{locate, read, slice_hint};
 use pipewright_schedule::csv::{CsvError, parse_program};
 use pipewright_schedule::footprint::Use;
 use pipewright_schedule::words::counted;
@@ -17,7 +18,6 @@ use crate::schedules::drawing::check_size;
 use crate::schedules::size::slices;
 use crate::schedules::transport::TransportArguments;
 use crate::schedules::verdicts::Verdicts;
-use pipewright_run::schedule_file::{locate, read, slice_hint};
 
 /// The arguments of `pipewright validate`.
 #[derive(Debug, Args)]

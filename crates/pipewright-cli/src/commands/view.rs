@@ -6,6 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use pipewright_document::nearest;
+use pipewright_run::run_folder::VIEW;
 use pipewright_schedule::communicator::{Communicator, judge};
 use pipewright_schedule::footprint::Use;
 use pipewright_schedule::generate::find;
@@ -15,6 +17,7 @@ use pipewright_schedule::simulate::{SimulateError, TimedRun, timed, timed_on};
 use pipewright_schedule::{
     Costs, GenerateError, GenerateErrorKind, LowerConfig, Program, ScheduleSpec, ValidatedProgram,
 };
+use recorded_run::RecordedRun;
 
 use crate::failure::{Exit, Failure};
 use crate::output::{PageOutput, page_of};
@@ -23,9 +26,6 @@ use crate::schedules::other_sizes::other_sizes;
 use crate::schedules::size::{ScheduleSize, is_file_name};
 use crate::schedules::timed_program::{EngineTimes, Source, TimedProgram};
 use crate::schedules::transport::TransportArguments;
-use pipewright_document::nearest;
-use pipewright_run::run_folder::VIEW;
-use recorded_run::RecordedRun;
 
 /// The folder in which runs are by default.
 const RUNS: &str = "runs";

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
 use pipewright::train::Metrics;
+use pipewright_run::observer::Overview;
 use pipewright_schedule::words::counted;
 
 use crate::display::chart::{CHART_LINES, loss_chart, sparkline};
@@ -17,7 +18,6 @@ use crate::display::figures::{
 };
 use crate::display::ranks::rank_lines;
 use crate::display::screen::Size;
-use pipewright_run::observer::Overview;
 
 /// The number of spaces between two fields.
 const GAP: usize = 2;

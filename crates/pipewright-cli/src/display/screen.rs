@@ -17,10 +17,10 @@ use std::io::{IsTerminal, Write as _};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use pipewright_run::text::{escape, escape_all_but_colours};
 use rustix::termios::{Winsize, tcgetwinsize};
 
 use crate::display::wrap::wrap;
-use pipewright_run::text::{escape, escape_all_but_colours};
 
 /// The size if the terminal does not report its own.
 const STANDARD: Size = Size { columns: 80, rows: 24 };

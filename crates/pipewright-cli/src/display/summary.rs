@@ -5,12 +5,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use pipewright::train::{Metrics, SourceLoss};
+use pipewright_run::observer::{Ending, Overview, Reason};
+use pipewright_run::text::quoted;
 use pipewright_schedule::words::counted;
 
 use crate::display::chart::loss_chart;
 use crate::display::figures::{clock, grouped, longer_by, milliseconds};
-use pipewright_run::observer::{Ending, Overview, Reason};
-use pipewright_run::text::quoted;
 
 /// The figures of the steps that this process has taken.
 #[derive(Debug, Default)]

@@ -1,10 +1,10 @@
 //! The note on parameters whose gradients cannot wait for `W`, under a schedule that lets gradients wait.
 
 use pipewright::pipeline::UndeferredParameter;
+use pipewright_run::observer::Overview;
 use pipewright_schedule::words::counted;
 
 use crate::display::figures::percent;
-use pipewright_run::observer::Overview;
 
 /// Returns the note; `None` if all gradients can wait, or the schedule lets none wait.
 pub(super) fn note(overview: &Overview, found: &[UndeferredParameter]) -> Option<String> {

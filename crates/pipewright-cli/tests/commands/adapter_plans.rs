@@ -3,10 +3,10 @@
 use std::fs;
 
 use serde_json::Value as Json;
-use tempfile::TempDir;
 use toml::{Table, Value};
 
-use super::adapters::{command, folder_without_path, succeed};
+use super::adapters::folder_without_path;
+use crate::run::{Run, in_one_line};
 
 /// Adapters on the last two of eight blocks.
 const UPPER: [&str; 5] = [
@@ -18,13 +18,13 @@ const UPPER: [&str; 5] = [
 ];
 
 /// Measures a profile of adapters on the upper blocks.
-fn profiled() -> (TempDir, Table) {
+fn profiled() -> (Run, Table) {
     let folder = folder_without_path();
-    let (_, said) = succeed(&folder, &["profile", "lora.toml", "--time-limit", "1s", "-o", "p.toml"], &UPPER);
+    let (_, said) = folder.succeed(&["profile", "small.toml", "--time-limit", "1s", "-o", "p.toml"], &UPPER);
     // The caption and the row of the embedding, which has neither `I` nor `W`.
+    let said = in_one_line(&said);
     assert!(said.contains(" embedding ") && said.contains(" - - "), "{said}");
-    let text = fs::read_to_string(folder.path().join("p.toml")).expect("the profile");
-    let profile = text.parse().expect("TOML");
+    let profile = folder.read_toml("p.toml");
     (folder, profile)
 }
 
@@ -46,15 +46,15 @@ fn a_profile_has_what_adapters_train_and_a_plan_what_they_cost() {
     assert_eq!([trained[0], trained[1], trained[3]], [Some(0); 3]);
     assert!(trained[2] > Some(0) && trained[2] < bytes("parameter_bytes")[2], "{trained:?}");
 
-    let plan = ["plan", "lora.toml", "--profile", "p.toml", "--data-parallel", "1", "--time-limit", "2s"];
+    let plan = ["plan", "small.toml", "--profile", "p.toml", "--data-parallel", "1", "--time-limit", "2s"];
     let (printed, _) =
-        succeed(&folder, &[&plan[..], &["--format", "json", "-o", "best.toml"]].concat(), &UPPER);
+        folder.succeed(&[&plan[..], &["--format", "json", "-o", "best.toml"]].concat(), &UPPER);
     let report: Json = serde_json::from_str(&printed).expect("JSON");
     let best = &report["plans"][0];
     let (bound, time) = (report["lower_bound_s"].as_f64(), best["predicted_step_s"].as_f64());
     assert!(bound > Some(0.0) && bound <= time, "{report}");
     // The program that `train` runs has the plan's stages: the first is frozen.
-    let (checked, _) = succeed(&folder, &["check", "best.toml"], &[]);
+    let (checked, _) = folder.succeed(&["check", "best.toml"], &[]);
     assert!(checked.lines().any(|line| line.contains("frozen: forward only")), "{checked}");
     for (set, key) in [
         ("adapter.rank=4", "`parameter_bytes` is"),
@@ -62,31 +62,33 @@ fn a_profile_has_what_adapters_train_and_a_plan_what_they_cost() {
         ("adapter.kind=none", "`trained_bytes` is 0, and layer 0 of the model (embedding) has"),
     ] {
         let set = if set == "adapter.kind=none" { vec![set] } else { [&UPPER[..], &[set]].concat() };
-        let (code, _, said) = command(&folder, &plan, &set);
-        assert!(code == Some(2) && said.contains(key), "{set:?}: {said}");
+        folder.refuse(&plan, &set, key);
     }
-    let (code, _, said) = command(&folder, &[&plan[..], &["--emit", "torchtitan"]].concat(), &UPPER);
-    assert!(code == Some(2) && said.contains("--emit: the profile has frozen layers"), "{said}");
+    folder.refuse(
+        &[&plan[..], &["--emit", "torchtitan"]].concat(),
+        &UPPER,
+        "--emit: the profile has frozen layers",
+    );
 }
 
 #[test]
 fn auto_trains_adapters_as_planned() {
     let folder = folder_without_path();
     let set = [&UPPER[..], &["pipeline.schedule=auto"]].concat();
-    let (_, said) = succeed(&folder, &["train", "lora.toml"], &set);
+    let (_, said) = folder.succeed(&["train", "small.toml"], &set);
+    let said = in_one_line(&said);
     assert!(said.contains("auto: ") && said.contains("; measured in "), "{said}");
-    let planned = fs::read_to_string(folder.path().join("out/config.toml")).expect("the configuration");
+    let planned = folder.read("out/config.toml");
     assert!(planned.contains("planned_step_ms"), "{planned}");
     let profiles = || -> Vec<String> {
-        let entries = fs::read_dir(folder.path().join("out")).expect("the folder").flatten();
+        let entries = fs::read_dir(folder.path("out")).expect("the folder").flatten();
         let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
         names.filter(|name| name.starts_with("profile-")).collect()
     };
     let first = profiles();
     assert_eq!(first.len(), 1);
     // The profile of other adapters is not used.
-    let (_, said) = succeed(&folder, &["train", "lora.toml"], &[&set[..], &["adapter.rank=4"]].concat());
-    assert!(said.contains("; measured in "), "{said}");
+    folder.says(&["train", "small.toml"], &[&set[..], &["adapter.rank=4"]].concat(), "; measured in ");
     // The earlier run was moved aside with its own.
     assert_eq!(profiles().len(), 1);
     assert_ne!(profiles(), first);

@@ -5,58 +5,31 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
-use super::command_line::{reference, run_in, text};
+use super::command_line::reference;
+use crate::run::{Run, assert_near, in_one_line, numbers};
 use crate::scratch;
 
 /// Writes a configuration that trains the adapter of the reference on a tiny Qwen3.
-pub(super) fn folder() -> TempDir {
-    let folder = tempfile::tempdir().expect("a scratch folder");
+pub(super) fn folder() -> Run {
+    let folder = Run::empty();
     let base = reference("qwen3-tiny");
     let config = format!(
         "[model]\nfrom = \"{base}\"\n[adapter]\nkind = \"lora\"\npath = \"{}\"\n[data]\npath = \"{base}/tokens.jsonl\"\nseq_len = 64\n\
          shuffle = false\n[pipeline]\nmicrobatches = 8\n[optimizer]\nlearning_rate = 5e-3\n[run]\nsteps = 4\nout = \"out\"\n",
         reference("lora/qwen3-tiny")
     );
-    fs::write(folder.path().join("lora.toml"), config).expect("the scratch folder takes files");
+    folder.write("small.toml", config);
     folder
-}
-
-/// Runs a command with overrides. Returns the exit code, standard output, and standard error on one line.
-pub(super) fn command(folder: &TempDir, arguments: &[&str], set: &[&str]) -> (Option<i32>, String, String) {
-    let set = set.iter().flat_map(|set| ["--set", set]);
-    let output = run_in(folder.path(), &arguments.iter().copied().chain(set).collect::<Vec<_>>());
-    let said = text(&output.stderr).split_whitespace().collect::<Vec<_>>().join(" ");
-    (output.status.code(), text(&output.stdout), said)
-}
-
-/// Runs a command that succeeds. Returns standard output, and standard error on one line.
-pub(super) fn succeed(folder: &TempDir, arguments: &[&str], set: &[&str]) -> (String, String) {
-    let (code, out, said) = command(folder, arguments, set);
-    assert_eq!(code, Some(0), "{said}");
-    (out, said)
-}
-
-/// Returns the loss and the gradient norm of each step.
-pub(super) fn figures(folder: &TempDir) -> Vec<[f64; 2]> {
-    let metrics = fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("the metrics");
-    let figure = |line: &str| {
-        let line: Value = serde_json::from_str(line).expect("JSON");
-        ["loss", "grad_norm"].map(|key| line[key].as_f64().expect("a number"))
-    };
-    metrics.lines().map(figure).collect()
 }
 
 /// The settings of new adapters on the queries, in place of the adapters of the reference.
 const NEW: [&str; 2] = ["adapter.kind=lora", "adapter.targets=[\"q_proj\"]"];
 
 /// Writes the configuration without its adapters, which arguments add.
-pub(super) fn folder_without_path() -> TempDir {
+pub(super) fn folder_without_path() -> Run {
     let folder = folder();
-    let file = folder.path().join("lora.toml");
-    let config = fs::read_to_string(&file).expect("it was written");
-    fs::write(file, without_adapter(&config)).expect("the scratch folder takes files");
+    folder.write("small.toml", without_adapter(&folder.read("small.toml")));
     folder
 }
 
@@ -70,14 +43,15 @@ fn without_adapter(config: &str) -> String {
 fn the_binary_trains_as_peft_does() {
     let expected = fs::read_to_string(reference("lora/qwen3-tiny/expected.json")).expect("the reference");
     let expected: Value = serde_json::from_str(&expected).expect("JSON");
-    let folder = folder();
-    succeed(&folder, &["train", "lora.toml"], &["pipeline.schedule=zb-h1"]);
-    let figures = figures(&folder);
-    assert_eq!(figures.len(), 4);
-    for (found, expected) in figures.iter().zip(expected["expected"].as_array().expect("the steps")) {
-        for (found, key, tolerance) in [(found[0], "loss", 5e-6), (found[1], "grad_norm", 5e-5)] {
-            let expected = expected[key].as_f64().expect("a number");
-            assert!((found - expected).abs() <= tolerance * expected, "{key}: {found} for {expected}");
+    let found = folder().trained("small.toml", &["pipeline.schedule=zb-h1"]);
+    let expected = numbers(expected["expected"].as_array().expect("the steps"));
+    assert_eq!(found.len(), 4);
+    for (found, expected) in found.iter().zip(&expected) {
+        for (index, tolerance) in [(0, 5e-6), (1, 5e-5)] {
+            assert!(
+                (found[index] - expected[index]).abs() <= tolerance * expected[index],
+                "{found:?} for {expected:?}"
+            );
         }
     }
 }
@@ -85,33 +59,24 @@ fn the_binary_trains_as_peft_does() {
 /// Slices, a head in parts and recomputation change the order of sums at most.
 #[test]
 fn other_ways_to_run_train_alike() {
+    const SHARDED: [&str; 2] = ["mesh.data_parallel=2", "mesh.data_parallel_mode=sharded"];
     let folder = folder();
-    succeed(&folder, &["train", "lora.toml"], &["run.steps=2"]);
-    let expected = figures(&folder);
+    folder.train(&["run.steps=2"]);
+    let expected = folder.losses();
     for set in [
         &["pipeline.schedule=seq1f1b", "pipeline.slices=2"][..],
         &["pipeline.head_parts=2", "pipeline.schedule=zbvzerobubble"],
         &["pipeline.recompute=block", "run.accumulate=2", "pipeline.microbatches=4"],
-        &["mesh.data_parallel=2", "mesh.data_parallel_mode=sharded"],
+        &SHARDED,
     ] {
-        succeed(&folder, &["train", "lora.toml"], &[set, &["run.steps=2"]].concat());
-        for (found, expected) in figures(&folder).iter().flatten().zip(expected.iter().flatten()) {
-            assert!((found - expected).abs() <= 5e-6 * expected, "{set:?}: {found} for {expected}");
-        }
+        folder.train(&[set, &["run.steps=2"]].concat());
+        assert_near(&folder.losses(), &expected, 5e-6, &format!("{set:?}"));
     }
     // The last run was sharded; one pipeline resumes it, in half precision too.
-    succeed(
-        &folder,
-        &["resume", "out"],
-        &["run.steps=3", "mesh.data_parallel=1", "mesh.data_parallel_mode=replicated"],
-    );
-    succeed(
-        &folder,
-        &["train", "lora.toml"],
-        &["run.steps=2", "run.precision=bf16", "mesh.data_parallel=2", "mesh.data_parallel_mode=sharded"],
-    );
-    succeed(&folder, &["resume", "out"], &["run.steps=3"]);
-    let (found, expected) = (figures(&folder)[1][0], expected[1][0]);
+    folder.resume(&["run.steps=3", "mesh.data_parallel=1", "mesh.data_parallel_mode=replicated"]);
+    folder.train(&[&SHARDED[..], &["run.steps=2", "run.precision=bf16"]].concat());
+    folder.resume(&["run.steps=3"]);
+    let (found, expected) = (folder.losses()[1][0], expected[1][0]);
     assert!(found != expected && (found - expected).abs() <= 4e-3 * expected, "{found} for {expected}");
 }
 
@@ -119,7 +84,7 @@ fn other_ways_to_run_train_alike() {
 fn check_counts_what_is_trained() {
     let folder = folder_without_path();
     let bytes = |set: &[&str]| {
-        let (out, said) = succeed(&folder, &["check", "lora.toml", "--format", "json"], set);
+        let (out, said) = folder.succeed(&["check", "small.toml", "--format", "json"], set);
         let json: Value = serde_json::from_str(&out).expect("JSON");
         let ranks = json["memory"]["ranks"].as_array().expect("a list").clone();
         let sum = |key: &str| ranks.iter().map(|rank| rank[key].as_u64().expect("bytes")).sum::<u64>();
@@ -133,6 +98,7 @@ fn check_counts_what_is_trained() {
     let ([with, gradients, optimizer], trained, said) = bytes(&NEW);
     assert_eq!([with, gradients, optimizer], [all + 4 * own, 4 * own, 8 * own]);
     assert_eq!(trained, json!(own));
+    let said = in_one_line(&said);
     assert!(said.contains("adapter: lora of rank 8 on 8 layers: 10240 parameters trained, 2.8"), "{said}");
     let ([dora, ..], ..) = bytes(&[&NEW[..], &["adapter.dora=true"]].concat());
     assert_eq!(dora, all + 4 * (own + 8 * 96));
@@ -158,12 +124,8 @@ fn a_plan_for_a_cluster_has_the_state_that_check_counts() {
     let folder = folder_without_path();
     for set in [&NEW[..], &["adapter.kind=lora", "adapter.dora=true", "adapter.targets=[\"*.layers.6.*\"]"]] {
         let set = [set, &["run.precision=bf16"]].concat();
-        let (out, _) = succeed(&folder, &["check", "lora.toml", "--format", "json"], &set);
-        let checked: Value = serde_json::from_str(&out).expect("JSON");
-        let ranks = checked["memory"]["ranks"].as_array().expect("a list").clone();
-        let plan = ["plan", "lora.toml", "--cluster", "h100", "--ranks", "1", "--format", "json"];
-        let (out, _) = succeed(&folder, &plan, &set);
-        let planned: Value = serde_json::from_str(&out).expect("JSON");
+        let ranks = folder.estimates("small.toml", &set);
+        let planned = folder.json(&["plan", "small.toml", "--cluster", "h100", "--ranks", "1"], &set);
         for part in ["parameters", "gradients", "optimizer"] {
             let expected: u64 = ranks.iter().map(|rank| rank[part].as_u64().expect("bytes")).sum();
             let found = planned["plans"][0]["memory_parts"][0][part].as_u64().expect("bytes");
@@ -172,14 +134,9 @@ fn a_plan_for_a_cluster_has_the_state_that_check_counts() {
             assert!(expected.abs_diff(found) <= most, "{part}: {found} for {expected}");
         }
     }
-}
-
-#[test]
-fn a_plan_for_a_cluster_refuses_tensor_groups_with_dropout() {
-    let folder = folder_without_path();
-    let plan = ["plan", "lora.toml", "--cluster", "h100", "--ranks", "2", "--tensor-parallel", "2"];
-    let (code, _, said) = command(&folder, &plan, &[&NEW[..], &["adapter.dropout=0.1"]].concat());
-    assert!(code == Some(2) && said.contains("--tensor-parallel 2: `adapter.dropout` needs"), "{said}");
+    let plan = ["plan", "small.toml", "--cluster", "h100", "--ranks", "2", "--tensor-parallel", "2"];
+    let dropout = [&NEW[..], &["adapter.dropout=0.1"]].concat();
+    folder.refuse(&plan, &dropout, "--tensor-parallel 2: `adapter.dropout` needs");
 }
 
 /// The base is not updated, so only the adapters are kept until the gradient norm is known.
@@ -187,8 +144,8 @@ fn a_plan_for_a_cluster_refuses_tensor_groups_with_dropout() {
 fn adapters_with_early_updates_have_the_same_figures() {
     let folder = folder();
     let train = |early: &str, clip: &str| {
-        succeed(&folder, &["train", "lora.toml"], &["pipeline.ranks=2", clip, early]);
-        figures(&folder)
+        folder.train(&["pipeline.ranks=2", clip, early]);
+        folder.figures()
     };
     for clip in ["optimizer.clip_norm=0", "optimizer.clip_norm=0.01"] {
         let expected = train("optimizer.post_validation=false", clip);
@@ -197,16 +154,11 @@ fn adapters_with_early_updates_have_the_same_figures() {
 }
 
 /// Returns each rank's measured peak, as a share of what `check` estimates.
-fn measured_share(folder: &TempDir, config: &str, set: &[&str]) -> [f64; 2] {
-    let (out, _) = succeed(folder, &["check", config, "--format", "json"], set);
-    let estimate: Value = serde_json::from_str(&out).expect("JSON");
-    succeed(folder, &["train", config], set);
-    let metrics = fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("the metrics");
-    let last: Value = serde_json::from_str(metrics.lines().last().expect("a step")).expect("JSON");
-    [0, 1].map(|rank| {
-        let estimate = estimate["memory"]["ranks"][rank]["total"].as_f64().expect("bytes");
-        (last["peak_bytes"][rank].as_f64().expect("bytes") - second_cache()) / estimate
-    })
+fn measured_share(folder: &Run, set: &[&str]) -> [f64; 2] {
+    let estimates = folder.estimates("small.toml", set);
+    folder.succeed(&["train", "small.toml"], set);
+    let peaks = folder.peaks();
+    [0, 1].map(|rank| (peaks[rank] - second_cache()) / estimates[rank]["total"].as_f64().expect("bytes"))
 }
 
 /// Returns the bytes of the second cache, or 0 if the system does not tell. The products in single precision keep a
@@ -225,16 +177,14 @@ fn second_cache() -> f64 {
 /// bounds.
 #[test]
 fn the_estimate_of_memory_covers_a_run_of_adapters() {
-    let folder = scratch::folder(&scratch::small(2, 4, 2));
-    fs::write(folder.path().join("text.txt"), "the quick brown fox jumps over the lazy dog ".repeat(400))
-        .expect("the scratch folder takes files");
-    succeed(&folder, &["train", "small.toml"], &LARGER);
-    succeed(&folder, &["export", "out", "base"], &[]);
-    let small = fs::read_to_string(folder.path().join("small.toml")).expect("it was written");
-    let mut config: toml::Table = small.parse().expect("TOML");
+    let folder = Run::of(&scratch::small(2, 4, 2));
+    folder.write("text.txt", "the quick brown fox jumps over the lazy dog ".repeat(400));
+    folder.train(&LARGER);
+    folder.print(&["export", "out", "base"]);
+    let mut config = folder.read_toml("small.toml");
     config.insert("model".to_owned(), toml::toml! { from = "base" }.into());
     config.insert("adapter".to_owned(), toml::toml! { kind = "lora" }.into());
-    fs::write(folder.path().join("lora.toml"), config.to_string()).expect("the scratch folder takes files");
+    folder.write("small.toml", config.to_string());
     for (set, most) in [
         (&["run.precision=f32"][..], 1.22),
         (&["pipeline.recompute=parts"], 1.22),
@@ -245,7 +195,7 @@ fn the_estimate_of_memory_covers_a_run_of_adapters() {
         (&["adapter.dora=true"], 1.36),
         (&["adapter.dora=true", "run.precision=bf16"], 1.4),
     ] {
-        let found = measured_share(&folder, "lora.toml", &[&LARGER[4..], set].concat());
+        let found = measured_share(&folder, &[&LARGER[4..], set].concat());
         assert!(found.iter().all(|share| (0.7..most).contains(share)), "{set:?}: {found:?}");
     }
 }
@@ -257,38 +207,31 @@ fn frozen_stages_run_forward_only_and_change_no_figure() {
     let upper = r#"adapter.targets=["*.layers.6.*", "*.layers.7.*"]"#;
     let set = |ranks| ["adapter.kind=lora", upper, ranks, "pipeline.partition=even", "run.steps=2"];
     let two_ranks = set("pipeline.ranks=2");
-    let (out, _) = succeed(&folder, &["check", "lora.toml"], &two_ranks);
+    let (out, _) = folder.succeed(&["check", "small.toml"], &two_ranks);
     let stage = |number: usize| {
         let is_stage = |line: &&str| line.starts_with(&format!("stage {number}"));
         let mut lines = out.lines().filter(is_stage);
         (lines.next().unwrap_or_default(), lines.next().unwrap_or_default())
     };
     assert!(stage(0).0.ends_with("frozen: forward only") && !stage(1).0.contains("frozen"), "{out}");
-    let (json, _) = succeed(&folder, &["check", "lora.toml", "--format", "json"], &two_ranks);
-    let check: Value = serde_json::from_str(&json).expect("JSON");
+    let check = folder.json(&["check", "small.toml"], &two_ranks);
     let bytes = |stage: usize, part: &str| check["stages"][stage]["bytes"][part].as_u64().expect("bytes");
     for part in ["gradients", "optimizer", "activations"] {
-        assert!(bytes(0, part) == 0 && bytes(1, part) > 0, "{part}: {json}");
+        assert!(bytes(0, part) == 0 && bytes(1, part) > 0, "{part}: {check}");
     }
-    succeed(&folder, &["train", "lora.toml"], &set("pipeline.ranks=1"));
-    let expected = figures(&folder);
+    folder.train(&set("pipeline.ranks=1"));
+    let expected = folder.figures();
     for schedule in ["pipeline.schedule=1f1b", "pipeline.schedule=zb-h1", "pipeline.schedule=zbvzerobubble"] {
-        let set = [&two_ranks[..], &[schedule]].concat();
-        succeed(&folder, &["train", "lora.toml"], &set);
-        assert_eq!(figures(&folder), expected, "{schedule}");
-        succeed(&folder, &["view", "out", "-o", "page.html"], &[]);
+        folder.train(&[&two_ranks[..], &[schedule]].concat());
+        assert_eq!(folder.figures(), expected, "{schedule}");
+        folder.print(&["view", "out", "-o", "page.html"]);
     }
 }
 
 #[test]
 fn settings_that_do_not_fit_are_refused() {
     let folder = folder_without_path();
-    let refused = |set: &[&str], expected: &str| {
-        for subcommand in ["check", "train"] {
-            let (code, _, said) = command(&folder, &[subcommand, "lora.toml"], set);
-            assert!(code == Some(2) && said.contains(expected), "{code:?} {said}");
-        }
-    };
+    let refused = |set: &[&str], expected: &str| folder.refuse_settings(set, expected);
     let with = |more: &[&'static str]| [&NEW, more].concat();
     refused(
         &["adapter.kind=lora", "adapter.targets=[\"q_proj\", \"query\"]"],
@@ -311,7 +254,7 @@ fn settings_that_do_not_fit_are_refused() {
 fn adapters_that_do_not_fit_are_refused() {
     let folder = folder_without_path();
     let source = reference("lora/qwen3-tiny");
-    let dir = folder.path().join("adapter");
+    let dir = folder.path("adapter");
     fs::create_dir(&dir).expect("the scratch folder takes folders");
     let path = format!("adapter.path={}", dir.display());
     let copy = || {
@@ -320,9 +263,8 @@ fn adapters_that_do_not_fit_are_refused() {
         }
     };
     let refused = |expected: &str| {
-        let (code, _, said) = command(&folder, &["train", "lora.toml"], &["adapter.kind=lora", &path]);
-        assert!(code == Some(2) && said.contains(expected), "{code:?} {said}");
-        assert!(!folder.path().join("out").exists());
+        folder.refuse(&["train", "small.toml"], &["adapter.kind=lora", &path], expected);
+        assert!(!folder.path("out").exists());
     };
     let change = |key: &str, value: Value| {
         copy();
@@ -378,15 +320,15 @@ fn adapters_that_do_not_fit_are_refused() {
 #[test]
 fn checkpoints_have_adapters_alone_and_resume_to_the_bit_under_another_cut() {
     let (folder, whole) = (folder(), folder());
-    succeed(&whole, &["train", "lora.toml"], &[]);
-    succeed(&folder, &["train", "lora.toml"], &["run.steps=2", "pipeline.schedule=zb-h1"]);
-    let (out, _) = succeed(&folder, &["inspect", "out"], &[]);
+    whole.train(&[]);
+    folder.train(&["run.steps=2", "pipeline.schedule=zb-h1"]);
+    let (out, _) = folder.succeed(&["inspect", "out"], &[]);
     assert!(out.contains("q_proj.lora_A.weight") && !out.contains("q_proj.weight"), "{out}");
     let set = ["run.steps=4", "pipeline.ranks=4", "pipeline.schedule=1f1b"];
-    succeed(&folder, &["resume", "out"], &set);
-    assert_eq!(figures(&folder), figures(&whole));
-    let bytes = |folder: &TempDir| -> u64 {
-        let checkpoint = folder.path().join("out/checkpoints/step-00000004");
+    folder.resume(&set);
+    assert_eq!(folder.figures(), whole.figures());
+    let bytes = |folder: &Run| -> u64 {
+        let checkpoint = folder.path("out/checkpoints/step-00000004");
         let files = fs::read_dir(checkpoint).expect("the checkpoint").flatten();
         files.map(|file| file.metadata().expect("a file").len()).sum()
     };
@@ -398,13 +340,12 @@ fn checkpoints_have_adapters_alone_and_resume_to_the_bit_under_another_cut() {
 #[test]
 fn a_run_of_other_adapters_or_another_base_is_refused() {
     let folder = folder();
-    succeed(&folder, &["train", "lora.toml"], &["run.steps=2"]);
+    folder.train(&["run.steps=2"]);
     let refused = |arguments: &[&str], set: &[&str], expected: &str| {
-        let (code, _, said) = command(&folder, arguments, set);
-        assert!(code == Some(2) && said.contains(expected), "{code:?} {said}");
+        folder.refuse(arguments, set, expected);
     };
     // A base of the same shapes: one weight differs.
-    let other = folder.path().join("base");
+    let other = folder.path("base");
     fs::create_dir(&other).expect("the scratch folder takes folders");
     let base = reference("qwen3-tiny");
     let base = Path::new(&base);
@@ -421,13 +362,13 @@ fn a_run_of_other_adapters_or_another_base_is_refused() {
         "the adapters were trained on other weights",
     );
     let none = ["run.steps=4", "adapter.kind=none"];
-    let config = folder.path().join("out/config.toml");
+    let config = folder.path("out/config.toml");
     let text = fs::read_to_string(&config).expect("the configuration");
     fs::write(&config, without_adapter(&text)).expect("it can be written");
     refused(&["resume", "out"], &none, "adapter.kind was \"lora\" and is absent");
     refused(&["resume", "out"], &["run.steps=4", "adapter.kind=lora"], "adapter.rank was 4 and is 8");
     refused(&["export", "out", "x", "--dtype", "bfloat16"], &[], "adapters are written as float32");
-    assert!(!folder.path().join("x").exists() && !folder.path().join("merged").exists());
+    assert!(!folder.path("x").exists() && !folder.path("merged").exists());
 }
 
 /// The decoder families with a part of their own, and the keys that a small model of each needs.
@@ -452,18 +393,18 @@ const FAMILIES: [(&str, &[&str]); 14] = [
 /// on one rank and on two.
 #[test]
 fn every_family_trains_from_its_name_alone_and_with_adapters() {
-    let folder = scratch::folder(&scratch::small(2, 2, 2));
+    let folder = Run::of(&scratch::small(2, 2, 2));
     let train = |set: &[&str]| {
-        succeed(&folder, &["train", "small.toml"], set);
-        figures(&folder)
+        folder.train(set);
+        folder.losses()
     };
     for (index, (family, keys)) in FAMILIES.into_iter().enumerate() {
         // Every second family has magnitudes too.
         let dora = format!("adapter.dora={}", index % 2 == 1);
         let architecture = format!("model.architecture={family}");
         let all = train(&[&[architecture.as_str(), "pipeline.ranks=2"], keys].concat());
-        succeed(&folder, &["export", "out", family], &[]);
-        let config = fs::read(folder.path().join(family).join("config.json")).expect("a configuration");
+        folder.succeed(&["export", "out", family], &[]);
+        let config = fs::read(folder.path(family).join("config.json")).expect("a configuration");
         let config: Value = serde_json::from_slice(&config).expect("JSON");
         assert_eq!(config["model_type"], family);
         let from = format!("model.from={family}");

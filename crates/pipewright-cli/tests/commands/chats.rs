@@ -4,44 +4,34 @@
 use std::fs;
 
 use serde_json::Value;
-use tempfile::TempDir;
 
-use super::command_line::{reference, run_in, text};
+use super::command_line::reference;
+use crate::run::{Run, assert_near, numbers};
 
 /// Writes a configuration that trains a model on the chats of the reference.
-fn folder(model: &str) -> TempDir {
-    let folder = tempfile::tempdir().expect("a scratch folder");
+fn folder(model: &str) -> Run {
+    let folder = Run::empty();
     let chats = reference("masked/chats.jsonl");
     let config = format!(
         "[model]\n{model}\n[data]\npath = \"{chats}\"\ntokenizer = \"bytes\"\nchat_template = \"phi3\"\nseq_len = 127\n\
          shuffle = false\n[pipeline]\nmicrobatches = 8\n[optimizer]\nlearning_rate = 2e-3\n[run]\nsteps = 2\nout = \"out\"\n"
     );
-    fs::write(folder.path().join("chats.toml"), config).expect("the scratch folder takes files");
+    folder.write("small.toml", config);
     folder
 }
 
 /// Trains with overrides. Returns the loss and the gradient norm of each step.
-fn train(folder: &TempDir, set: &[&str]) -> Vec<[f64; 2]> {
-    let set = set.iter().flat_map(|set| ["--set", set]);
-    let _ = fs::remove_dir_all(folder.path().join("out"));
-    let output = run_in(folder.path(), &["train", "chats.toml"].into_iter().chain(set).collect::<Vec<_>>());
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    let metrics = fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("the metrics");
-    let step = |line: &str| {
-        let line: Value = serde_json::from_str(line).expect("JSON");
-        ["loss", "grad_norm"].map(|key| line[key].as_f64().expect("a number"))
-    };
-    metrics.lines().map(step).collect()
+fn train(folder: &Run, set: &[&str]) -> Vec<[f64; 2]> {
+    let _ = fs::remove_dir_all(folder.out());
+    folder.train(set);
+    folder.losses()
 }
 
-fn assert_near(found: &[[f64; 2]], expected: &[[f64; 2]], place: &str) {
-    assert_eq!(found.len(), expected.len());
-    for (step, (found, expected)) in found.iter().zip(expected).enumerate() {
-        let error = |index: usize| ((found[index] - expected[index]) / expected[index]).abs();
-        assert!(
-            error(0) <= 5e-6 && error(1) <= 5e-5,
-            "{place}, step {step}: {found:?}, expected {expected:?}"
-        );
+fn assert_close(found: &[[f64; 2]], expected: &[[f64; 2]], place: &str) {
+    let only =
+        |index: usize, figures: &[[f64; 2]]| figures.iter().map(|step| [step[index]; 2]).collect::<Vec<_>>();
+    for (index, share) in [(0, 5e-6), (1, 5e-5)] {
+        assert_near(&only(index, found), &only(index, expected), share, place);
     }
 }
 
@@ -49,12 +39,10 @@ fn assert_near(found: &[[f64; 2]], expected: &[[f64; 2]], place: &str) {
 fn check_reference(model: &str, steps: usize, set: &[&str]) {
     let expected = fs::read_to_string(reference("masked/expected.json")).expect("the reference");
     let expected: Value = serde_json::from_str(&expected).expect("JSON");
-    let step = |step: &Value| ["loss", "grad_norm"].map(|key| step[key].as_f64().expect("a number"));
-    let expected: Vec<[f64; 2]> =
-        expected["models"][model].as_array().expect("the steps").iter().take(steps).map(step).collect();
+    let expected = numbers(&expected["models"][model].as_array().expect("the steps")[..steps]);
     let folder = folder(&format!("from = \"{}\"", reference(model)));
     let steps = format!("run.steps={steps}");
-    assert_near(&train(&folder, &[set, &[&steps]].concat()), &expected, &format!("{model}, {set:?}"));
+    assert_close(&train(&folder, &[set, &[&steps]].concat()), &expected, &format!("{model}, {set:?}"));
 }
 
 #[test]
@@ -94,7 +82,7 @@ fn every_schedule_and_mesh_weighs_tokens_as_transformers_does() {
 fn check_split(model: &str) {
     let folder = folder(model);
     let whole = train(&folder, &["pipeline.microbatches=2", "pipeline.microbatch_size=4"]);
-    assert_near(&train(&folder, &[]), &whole, model);
+    assert_close(&train(&folder, &[]), &whole, model);
 }
 
 #[test]
@@ -120,28 +108,13 @@ fn packed_chats_have_the_loss_of_chats_in_rows_of_their_own() {
     let folder = folder(sizes);
     // All chats are in one step.
     let alone = train(&folder, &["run.steps=1", "pipeline.microbatches=32"]);
-    let output = run_in(
-        folder.path(),
-        &[
-            "check",
-            "chats.toml",
-            "--format",
-            "json",
-            "--set",
-            "pipeline.microbatches=1",
-            "--set",
-            "data.packed=true",
-            "--set",
-            "data.seq_len=384",
-        ],
-    );
-    let summary: Value =
-        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", text(&output.stderr)));
+    let set = ["pipeline.microbatches=1", "data.packed=true", "data.seq_len=384"];
+    let summary = folder.json(&["check", "small.toml"], &set);
     let rows = summary["data"]["rows"].as_u64().expect("a number");
     assert!((6..12).contains(&rows), "{rows} rows");
     let microbatches = format!("pipeline.microbatches={rows}");
     let packed = train(&folder, &["run.steps=1", "data.packed=true", "data.seq_len=384", &microbatches]);
-    assert_near(&packed, &alone, "packed");
+    assert_close(&packed, &alone, "packed");
 }
 
 #[test]
@@ -151,43 +124,30 @@ fn validation_counts_by_targets_and_a_run_resumes() {
     let set = ["run.eval_every=1", "optimizer.learning_rate=1e-30", "run.checkpoint_every=1", &chats];
     let losses = |microbatches: &str| {
         train(&folder, &[&set[..], &[microbatches]].concat());
-        let metrics = fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("the metrics");
-        let first: Value = serde_json::from_str(metrics.lines().next().expect("a step")).expect("JSON");
-        first["validation_loss"].as_f64().expect("a number")
+        folder.steps()[0]["validation_loss"].as_f64().expect("a number")
     };
     // 16 batches of two chats, and one batch of all of them.
     let (small, whole) = (losses("pipeline.microbatches=2"), losses("pipeline.microbatches=32"));
     assert!(((small - whole) / whole).abs() < 1e-6, "{small} {whole}");
-    let output = run_in(folder.path(), &["resume", "out", "--set", "run.steps=3"]);
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    let other =
-        run_in(folder.path(), &["resume", "out", "--set", "run.steps=4", "--set", "data.train_on=all"]);
-    assert!(
-        text(&other.stderr)
-            .contains("the checkpoint is of another model, of other adapters or of other data"),
-        "{}",
-        text(&other.stderr)
-    );
+    folder.resume(&["run.steps=3"]);
+    let other = "the checkpoint is of another model, of other adapters or of other data";
+    folder.refuse(&["resume", "out"], &["run.steps=4", "data.train_on=all"], other);
 }
 
 #[test]
 fn rows_are_shown_with_what_counts() {
     let folder = folder("vocab_size = 256");
-    let show = |arguments: &[&str]| {
-        let output = run_in(folder.path(), &[&["data", "show"], arguments].concat());
-        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-        text(&output.stdout)
-    };
-    let shown = show(&["chats.toml", "--rows", "2"]);
+    let show = |arguments: &[&str]| folder.print(&[&["data", "show"], arguments].concat());
+    let shown = show(&["small.toml", "--rows", "2"]);
     let first = "row 1 of 32: 50 tokens, 9 targets in the loss\n\u{2039}<|user|>\n\u{4e16}\u{754c} is<|end|>\n<|assistant|>\n\u{203a}\
                  be<|end|>\u{2039}\n\u{203a}\n\nrow 2 of 32: ";
     assert!(shown.starts_with(first), "{shown}");
-    let packed = show(&["chats.toml", "--rows", "1", "--set", "data.packed=true"]);
+    let packed = show(&["small.toml", "--rows", "1", "--set", "data.packed=true"]);
     assert!(packed.contains("\n---\n\u{2039}<|user|>"), "{packed}");
     // Rows can be looked at before there are enough for a step.
-    let few = show(&["chats.toml", "--rows", "1", "--set", "pipeline.microbatches=100"]);
+    let few = show(&["small.toml", "--rows", "1", "--set", "pipeline.microbatches=100"]);
     assert!(few.starts_with("row 1 of 32: "), "{few}");
-    fs::write(folder.path().join("a[b].txt"), "to be or not to be").expect("the scratch folder takes files");
+    folder.write("a[b].txt", "to be or not to be");
     let text = show(&["a[b].txt", "--set", "data.seq_len=4", "--set", "data.shuffle=false", "--rows", "9"]);
     assert!(text.starts_with("row 1 of 4: 5 tokens, 4 targets in the loss\nto be\n\nrow 2 of 4: "), "{text}");
 }
@@ -195,20 +155,15 @@ fn rows_are_shown_with_what_counts() {
 #[test]
 fn settings_of_chats_are_checked() {
     let folder = folder("vocab_size = 256");
-    let refused = |set: &str, part: &str| {
-        let output = run_in(folder.path(), &["check", "chats.toml", "--set", set]);
-        let said = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{said}");
-        assert!(said.contains(part), "{said}\nhas not: {part}");
-    };
+    let refused = |set: &str, part: &str| folder.refuse(&["check", "small.toml"], &[set], part);
     refused("data.chat_template=chatmi", "did you mean `chatml`?");
     refused("data.chat_template=no/such.jinja", "no/such.jinja: cannot be read");
     refused("data.train_on=answers", "`train_on` is \"answers\"");
     refused("data.long_records=drop", "`long_records` is \"drop\"");
     refused("data.date=today", "where a date such as \"2024-07-26\" is expected");
     refused("data.seq_len=20", "chats.jsonl:1: the record has ");
-    fs::create_dir(folder.path().join("a")).expect("the scratch folder takes folders");
-    fs::write(folder.path().join("a/tokenizer.model"), "pieces").expect("the scratch folder takes files");
+    fs::create_dir(folder.path("a")).expect("the scratch folder takes folders");
+    folder.write("a/tokenizer.model", "pieces");
     refused(
         "data.tokenizer=a/tokenizer.model",
         "a/tokenizer.model: the tokenizer is in a form that is not read; write a",
@@ -220,11 +175,9 @@ fn a_run_says_how_many_records_are_cut() {
     let folder = folder("vocab_size = 256");
     let long = "{\"prompt\": \"a\", \"completion\": \"to be or not to be\"}\n";
     let short = "{\"prompt\": \"a\", \"completion\": \"b\"}\n";
-    fs::write(folder.path().join("a.jsonl"), [long, &short.repeat(9)].concat()).expect("a file");
+    folder.write("a.jsonl", [long, &short.repeat(9)].concat());
     let set = ["data.path=a.jsonl", "data.seq_len=12", "data.long_records=skip", "pipeline.microbatches=1"];
-    let set = set.iter().flat_map(|set| ["--set", set]);
-    let output = run_in(folder.path(), &["train", "chats.toml"].into_iter().chain(set).collect::<Vec<_>>());
+    let (_, said) = folder.succeed(&["train", "small.toml"], &set);
     let note = "data: 1 of 10 records do not fit into a row of seq_len 12: skipped\n";
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    assert!(text(&output.stderr).contains(note), "{}", text(&output.stderr));
+    assert!(said.contains(note), "{said}");
 }

@@ -10,30 +10,28 @@ use crate::run::Run;
 
 /// Checks `small.toml` with overrides. Returns the exit code, standard output and standard error.
 fn check(run: &Run, set: &[&str]) -> (Option<i32>, String, String) {
-    let set = set.iter().flat_map(|set| ["--set", set]);
-    let output = run.command(&["check", "small.toml"].into_iter().chain(set).collect::<Vec<_>>());
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (output.status.code(), text(&output.stdout), text(&output.stderr))
+    run.call(&["check", "small.toml"], set)
+}
+
+/// Checks `small.toml` with overrides, which fit. Returns standard output.
+fn summary(run: &Run, set: &[&str]) -> String {
+    run.succeed(&["check", "small.toml"], set).0
 }
 
 /// Returns a run with a model directory next to it.
 fn with_model() -> Run {
     let run = Run::new();
     run.train(&["run.steps=1"]);
-    let output = run.command(&["export", "out", "model"]);
-    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    run.print(&["export", "out", "model"]);
     run
 }
 
 fn check_refused(run: &Run, words: &[&str]) {
-    let (code, _, said) = check(run, &["model.from=model"]);
-    assert_eq!(code, Some(2), "{said}");
-    assert!(words.iter().all(|word| said.contains(word)), "{said}");
+    words.iter().for_each(|words| run.refuse(&["check", "small.toml"], &["model.from=model"], words));
     // Training refuses the same weights before it changes the folder of the results.
-    let before = fs::read(run.path("out/config.toml")).expect("the first run's");
-    let output = run.command(&["train", "small.toml", "--set", "model.from=model"]);
-    assert_eq!(output.status.code(), Some(2));
-    assert_eq!(fs::read(run.path("out/config.toml")).expect("the first run's"), before);
+    let before = run.read("out/config.toml");
+    run.refuse(&["train", "small.toml"], &["model.from=model"], words[0]);
+    assert_eq!(run.read("out/config.toml"), before);
 }
 
 #[test]
@@ -51,8 +49,8 @@ fn weights_that_are_cut_short_or_missing_are_found() {
     fs::write(&path, garbled).expect("a file");
     check_refused(&run, &["model.safetensors: the file does not begin with a safetensors header"]);
     fs::remove_file(&path).expect("a file");
-    let (code, _, words) = check(&run, &["model.from=model"]);
-    assert_eq!(code, Some(0), "a configuration alone starts from random weights: {words}");
+    // A configuration alone starts from random weights.
+    summary(&run, &["model.from=model"]);
 }
 
 /// Splits `model.safetensors` into two files with an index. The tensors in `dropped` are left out of their
@@ -73,7 +71,7 @@ fn split(run: &Run, dropped: &str) {
             .expect("a file");
     }
     let index = json!({"metadata": {}, "weight_map": map});
-    fs::write(run.path("model/model.safetensors.index.json"), index.to_string()).expect("a file");
+    run.write("model/model.safetensors.index.json", index.to_string());
 }
 
 #[test]
@@ -98,7 +96,7 @@ fn a_tensor_that_is_missing_or_has_another_shape_is_found() {
     check_refused(&run, &["tensor `model.norm.weight` is missing"]);
 
     let run = with_model();
-    let config = fs::read_to_string(run.path("model/config.json")).expect("a configuration");
+    let config = run.read("model/config.json");
     fs::write(
         run.path("model/config.json"),
         config.replace("\"intermediate_size\": 24", "\"intermediate_size\": 32"),
@@ -137,8 +135,7 @@ fn a_run_that_does_not_fit_is_refused_with_what_is_short() {
 fn memory_follows_from_microbatches_schedule_and_sharding() {
     let run = Run::new();
     let column = |set: &[&str], column: usize| {
-        let (code, printed, said) = check(&run, set);
-        assert_eq!(code, Some(0), "{said}");
+        let printed = summary(&run, set);
         let table = printed.lines().skip_while(|line| !line.starts_with("memory ")).nth(1).expect("rank 0");
         let cells: Vec<&str> = table.split_whitespace().collect();
         // A row has a rank and five figures of two words each.
@@ -167,14 +164,13 @@ fn memory_follows_from_microbatches_schedule_and_sharding() {
     // The first two of four microbatches. Later ones are computed again when there is room for them.
     let kept = ["pipeline.schedule=gpipe", "pipeline.recompute=[{ stage = 0, keep = 2 }]"];
     assert_eq!(column(&kept, 3), "25.6 KiB");
-    let (_, printed, _) = check(&run, &kept);
+    let printed = summary(&run, &kept);
     assert!(
         printed.contains(", recomputes all layers of the microbatches after the first 2 in flight\n"),
         "{printed}"
     );
-    let (code, _, said) = check(&run, &["pipeline.recompute=[{ stage = 0, layers = 4 }]"]);
     let beyond = "`pipeline.recompute` names the first 4 layers of stage 0, which has 3 layers";
-    assert!(code == Some(2) && said.contains(beyond), "{said}");
+    run.refuse(&["check", "small.toml"], &["pipeline.recompute=[{ stage = 0, layers = 4 }]"], beyond);
     let refused_parts = |architecture: &str, recompute: &str, cut: &[&str]| {
         let set = [format!("model.architecture={architecture}"), format!("pipeline.recompute={recompute}")];
         let (code, _, said) = check(&run, &[&[set[0].as_str(), &set[1]], cut].concat());
@@ -192,7 +188,7 @@ fn memory_follows_from_microbatches_schedule_and_sharding() {
     let cut = ["pipeline.partition=explicit", "pipeline.boundaries=[1]"];
     assert_eq!(refused_parts("llama", norms, &cut), beyond("stage 0", "norms"));
     assert_eq!(refused_parts("llama", "parts", &cut), None);
-    let (_, printed, _) = check(&run, &[&cut[..], &["pipeline.recompute=parts"]].concat());
+    let printed = summary(&run, &[&cut[..], &["pipeline.recompute=parts"]].concat());
     let recomputing: Vec<&str> = printed.lines().filter(|line| line.contains("recomputes")).collect();
     assert!(
         recomputing.len() == 1
@@ -213,7 +209,7 @@ fn memory_follows_from_microbatches_schedule_and_sharding() {
     let in_groups = ["mesh.data_parallel=[2, 2]", "pipeline.microbatches=8"];
     assert_eq!(column(&in_groups, 2), "25.2 KiB");
     assert_eq!(column(&["mesh.data_parallel=[1, 4]", "pipeline.microbatches=8"], 2), "12.6 KiB");
-    let (_, printed, _) = check(&run, &in_groups);
+    let printed = summary(&run, &in_groups);
     let line = "mesh      4 replicas in 2 groups of 2, 8 ranks altogether; each holds 1/2 of the parameters and of the \
                 optimizer's state\n";
     assert!(printed.contains(line), "{printed}");
@@ -223,8 +219,7 @@ fn memory_follows_from_microbatches_schedule_and_sharding() {
 fn each_stage_has_its_bytes() {
     let run = Run::new();
     let rows = |set: &[&str]| -> Vec<String> {
-        let (code, printed, said) = check(&run, set);
-        assert_eq!(code, Some(0), "{said}");
+        let printed = summary(&run, set);
         let table = printed.lines().skip_while(|line| !line.starts_with("stages ")).skip(1);
         let rows = table.take_while(|line| line.starts_with("stage "));
         rows.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
@@ -254,7 +249,7 @@ fn each_stage_has_its_bytes() {
 #[test]
 fn what_stages_share_is_listed() {
     let run = Run::new();
-    let (_, printed, _) = check(&run, &["model.tie_word_embeddings=true"]);
+    let printed = summary(&run, &["model.tie_word_embeddings=true"]);
     let line = "shared    model.embed_tokens.weight: one parameter, with a copy in each of stages 0 and 1\n";
     assert!(printed.contains(line), "{printed}");
     // 128 ids of 16 numbers, also for ranks that hold slices of it.
@@ -262,23 +257,19 @@ fn what_stages_share_is_listed() {
         &["model.tie_word_embeddings=true"][..],
         &["model.tie_word_embeddings=true", "mesh.tensor_parallel=2"],
     ] {
-        let (_, printed, _) = check(&run, set);
+        let printed = summary(&run, set);
         assert!(
             printed.contains("shared    model.embed_tokens.weight: 2048 numbers in each copy\n"),
             "{printed}"
         );
     }
-    let (_, printed, _) = check(&run, &[]);
+    let printed = summary(&run, &[]);
     assert!(!printed.contains("shared"), "{printed}");
 }
 
 /// Checks `small.toml` with overrides and returns the report.
 fn report(run: &Run, set: &[&str]) -> serde_json::Value {
-    let set = set.iter().flat_map(|set| ["--set", set]);
-    let arguments: Vec<&str> = ["check", "small.toml", "--format", "json"].into_iter().chain(set).collect();
-    let output = run.command(&arguments);
-    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).expect("JSON")
+    run.json(&["check", "small.toml"], set)
 }
 
 #[test]
@@ -328,27 +319,10 @@ fn layers_may_be_weighed_by_their_parameters() {
     // The embedding and the head have most parameters.
     assert_eq!(cut("parameters"), ["[0,0]", "[1,5]", "[6,6]"]);
     assert_ne!(cut("even"), cut("parameters"));
-    fs::write(
-        run.path("large.toml"),
-        fs::read_to_string(run.path("small.toml"))
-            .expect("a file")
-            .replace("vocab_size = 128", "vocab_size = 4096"),
-    )
-    .expect("a file");
-    let arguments = [
-        "partition",
-        "--config",
-        "large.toml",
-        "--method",
-        "parameters",
-        "--stages",
-        "3",
-        "--format",
-        "json",
-    ];
-    let output = run.command(&arguments);
-    let found: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    assert_eq!(found["stages"], json!([[0, 0], [1, 2], [3, 3]]));
+    let large = run.read("small.toml").replace("vocab_size = 128", "vocab_size = 4096");
+    run.write("large.toml", large);
+    let arguments = ["partition", "--config", "large.toml", "--method", "parameters", "--stages", "3"];
+    assert_eq!(run.json(&arguments, &[])["stages"], json!([[0, 0], [1, 2], [3, 3]]));
 }
 
 /// The message counts the microbatches of one replica, and the key counts the microbatches of all replicas.

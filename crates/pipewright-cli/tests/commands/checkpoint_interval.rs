@@ -1,17 +1,13 @@
 //! Tests of `run.checkpoint_every = "auto"`.
 
-use std::fs;
-
 use serde_json::Value;
 
 use crate::run::{Run, tensors};
 
 /// Returns the field of each step that has it.
 fn series(run: &Run, key: &str) -> Vec<(u64, f64)> {
-    let metrics = fs::read_to_string(run.path("out/metrics.jsonl")).expect("metrics");
-    let line = |line: &str| -> Value { serde_json::from_str(line).expect("a line is an object") };
-    let field = |step: Value| Some((step["step"].as_u64()?, step[key].as_f64()?));
-    metrics.lines().map(line).filter_map(field).collect()
+    let field = |step: &Value| Some((step["step"].as_u64()?, step[key].as_f64()?));
+    run.steps().iter().filter_map(field).collect()
 }
 
 /// A failure is expected each second, so every interval is short.
@@ -22,10 +18,7 @@ const AUTO: [&str; 4] =
 fn a_chosen_interval_changes_no_bits() {
     let (fixed, chosen) = (Run::new(), Run::new());
     fixed.train(&["run.steps=40"]);
-    let arguments = ["train", "small.toml"].into_iter().chain(AUTO.iter().flat_map(|set| ["--set", set]));
-    let output = chosen.command(&arguments.collect::<Vec<_>>());
-    let words = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(0), "{words}");
+    let (_, words) = chosen.succeed(&["train", "small.toml"], &AUTO);
     assert_eq!(chosen.figures(), fixed.figures());
     let last = "checkpoints/step-00000040";
     assert_eq!(tensors(&chosen.out().join(last)), tensors(&fixed.out().join(last)));

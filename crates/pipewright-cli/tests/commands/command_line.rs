@@ -3,29 +3,16 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Output;
 
-use assert_cmd::Command;
-use tempfile::TempDir;
-
+use crate::run::{Run, finished};
 use crate::scratch;
 
 pub(super) fn small() -> String {
     scratch::small(2, 2, 3)
 }
 
-pub(super) fn folder() -> TempDir {
-    scratch::folder(&small())
-}
-
-pub(super) fn write(folder: &TempDir, name: &str, content: impl AsRef<[u8]>) {
-    fs::write(folder.path().join(name), content).expect("the scratch folder takes files");
-}
-
-pub(super) fn run_in(folder: &Path, arguments: &[&str]) -> Output {
-    let mut command = Command::cargo_bin("pipewright").expect("the binary is built");
-    command.current_dir(folder).args(arguments).timeout(std::time::Duration::from_secs(60));
-    command.output().expect("the binary starts")
+pub(super) fn folder() -> Run {
+    Run::of(&small())
 }
 
 /// Returns a file or a folder of the references of the models.
@@ -34,27 +21,15 @@ pub(super) fn reference(name: &str) -> String {
     data.join(name).display().to_string()
 }
 
-pub(super) fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// Runs a command that succeeds. Returns its standard output.
-pub(super) fn succeed(folder: &TempDir, arguments: &[&str]) -> String {
-    let output = run_in(folder.path(), arguments);
-    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", text(&output.stderr));
-    text(&output.stdout)
-}
-
 /// Runs a command that fails with `code`, and compares the lines of its standard error that start an error or
 /// its help.
-pub(super) fn fail(folder: &TempDir, arguments: &[&str], code: i32, expected: &[&str]) {
-    let output = run_in(folder.path(), arguments);
-    let stderr = text(&output.stderr).replace(&format!("{}/", folder.path().display()), "");
-    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
-    let lines =
-        stderr.lines().filter(|line| line.starts_with("error:") || line.trim_start().starts_with("help:"));
-    assert_eq!(lines.map(str::trim).collect::<Vec<_>>(), expected, "{arguments:?}");
-    assert!(!stderr.contains('\u{1b}'), "colour where there is no terminal: {stderr:?}");
+pub(super) fn fail(folder: &Run, arguments: &[&str], code: i32, expected: &[&str]) {
+    let (found, _, said) = folder.call(arguments, &[]);
+    let said = said.replace(&format!("{}/", folder.root().display()), "");
+    assert_eq!(found, Some(code), "{arguments:?}: {said}");
+    let is_first = |line: &&str| line.starts_with("error:") || line.trim_start().starts_with("help:");
+    assert_eq!(said.lines().filter(is_first).map(str::trim).collect::<Vec<_>>(), expected, "{arguments:?}");
+    assert!(!said.contains('\u{1b}'), "colour where there is no terminal: {said:?}");
 }
 
 /// Checks `small.toml` with one override, which is refused with one sentence and optional help.
@@ -65,8 +40,8 @@ pub(super) fn refuse(argument: &str, expected: &[&str]) {
 #[test]
 fn a_misspelt_key_is_shown_where_it_stands() {
     let folder = folder();
-    write(&folder, "bad.toml", small().replace("microbatches", "mikrobatches"));
-    let output = run_in(folder.path(), &["check", "bad.toml"]);
+    folder.write("bad.toml", small().replace("microbatches", "mikrobatches"));
+    let (code, _, said) = folder.call(&["check", "bad.toml"], &[]);
     let expected = "\
 error: bad.toml:11:1: unknown key `mikrobatches` in [pipeline]
     ,-[11:1]
@@ -77,13 +52,13 @@ error: bad.toml:11:1: unknown key `mikrobatches` in [pipeline]
     `----
   help: did you mean `microbatches`?
 ";
-    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(2), expected));
+    assert_eq!((code, said.as_str()), (Some(2), expected));
 }
 
 #[test]
 fn all_mistakes_of_a_configuration_are_reported() {
     let folder = folder();
-    write(&folder, "bad.toml", "[run]\nsteps = 0\n[pipeline]\nranks = \"two\"\n");
+    folder.write("bad.toml", "[run]\nsteps = 0\n[pipeline]\nranks = \"two\"\n");
     fail(
         &folder,
         &["check", "bad.toml", "--set", "data.seqlen=8", "--set", "data.path=text.txt"],
@@ -97,21 +72,6 @@ fn all_mistakes_of_a_configuration_are_reported() {
             "help: write a whole number from 1 to 9223372036854775807",
         ],
     );
-}
-
-#[test]
-fn sizes_that_do_not_fit_each_other() {
-    refuse(
-        "model.num_attention_heads=3",
-        &[
-            "error: --set model.num_attention_heads=3: `hidden_size = 16` is not divisible by `num_attention_heads = 3`",
-        ],
-    );
-    let folder = folder();
-    let arguments = ["check", "small.toml", "--set", "pipeline.ranks=5", "--set", "pipeline.microbatches=8"];
-    let message = "error: --set pipeline.ranks=5: 4 layers cannot fill 5 stages; use at most 4 stages, not 5 ranks with 1 \
-                   stage each, so use 4 ranks";
-    fail(&folder, &arguments, 2, &[message]);
 }
 
 #[test]
@@ -130,70 +90,47 @@ fn missing_configurations() {
 
 #[test]
 fn the_sample_needs_no_files() {
-    let folder = tempfile::tempdir().expect("a scratch folder");
-    let output = run_in(folder.path(), &["train", "--set", "run.steps=2"]);
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    let config = fs::read_to_string(folder.path().join("runs/sample/config.toml")).expect("a configuration");
+    let folder = Run::empty();
+    folder.print(&["train", "--set", "run.steps=2"]);
+    let config = folder.read("runs/sample/config.toml");
     assert!(config.contains("path = [\"built-in\"]\n"), "{config}");
-    let output = run_in(folder.path(), &["resume", "runs/sample", "--set", "run.steps=3"]);
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    folder.print(&["resume", "runs/sample", "--set", "run.steps=3"]);
 }
 
+/// The crate that reads data tests every kind of fault.
 #[test]
-fn bad_data() {
+fn faults_of_the_data_reach_the_user_with_their_place() {
     let folder = folder();
-    write(&folder, "empty.txt", "");
-    write(&folder, "latin.txt", b"na\xefve text in Latin-1");
-    write(&folder, "short.txt", "ten bytes!");
-    write(&folder, "accent.txt", "seventeen bytes, caf\u{e9}");
-    write(&folder, "rows.jsonl", "[1,2,3,4,5,6,7,8,9]\n[1,2,3]\n");
-    write(&folder, "large.jsonl", "[1,2,3,4,5,6,7,8,9]\n[1,2,3,4,5,6,7,8,128]\n");
-    let refuse = |path: &str, message: &str| {
+    folder.write("rows.jsonl", "[1,2,3,4,5,6,7,8,9]\n[1,2,3]\n");
+    for (path, message) in [
+        ("none.txt", "none.txt: there is no such data file; check the path"),
+        (
+            "rows.jsonl",
+            "rows.jsonl:2: the row holds 3 ids, and seq_len 8 takes 9; correct the row or seq_len",
+        ),
+    ] {
         let argument = format!("data.path={path}");
         fail(&folder, &["check", "small.toml", "--set", &argument], 2, &[&format!("error: {message}")]);
-    };
-    refuse("none.txt", "none.txt: there is no such data file; check the path");
-    refuse("empty.txt", "empty.txt: the data is empty; name files that hold text");
-    refuse(
-        "latin.txt",
-        "latin.txt: byte 2 is not valid UTF-8; convert the file, or leave it out with a pattern such as \"!**/latin.txt\"",
-    );
-    refuse(
-        "short.txt",
-        "the data has 1 rows of seq_len 8, and a step's batch takes 2; \
-         give more data, a shorter seq_len, or fewer or smaller microbatches",
-    );
-    refuse(
-        "accent.txt",
-        "accent.txt: byte 20: token id 195 lies beyond the vocabulary of 128; raise vocab_size, or correct the data",
-    );
-    refuse(
-        "rows.jsonl",
-        "rows.jsonl:2: the row holds 3 ids, and seq_len 8 takes 9; correct the row or seq_len",
-    );
-    refuse(
-        "large.jsonl",
-        "large.jsonl:2: token id 128 lies beyond the vocabulary of 128; raise vocab_size, or correct the data",
-    );
+    }
 }
 
 #[test]
 fn an_output_folder_that_cannot_be_written() {
     refuse("run.out=text.txt/out", &["error: text.txt: not a folder; choose another run.out"]);
     let folder = folder();
-    fs::create_dir(folder.path().join("out")).expect("a folder");
-    write(&folder, "out/config.toml", "mine");
+    fs::create_dir(folder.path("out")).expect("a folder");
+    folder.write("out/config.toml", "mine");
     let message = "error: out/config.toml: the file does not belong to an earlier run and would be overwritten; \
                    choose another run.out";
     fail(&folder, &["train", "small.toml"], 2, &[message]);
-    assert_eq!(fs::read_to_string(folder.path().join("out/config.toml")).ok().as_deref(), Some("mine"));
+    assert_eq!(fs::read_to_string(folder.path("out/config.toml")).ok().as_deref(), Some("mine"));
 }
 
 /// `mpirun` passes the names to `ssh`, which would take this one for an option.
 #[test]
 fn a_host_that_would_be_an_option_of_ssh_is_refused() {
     let folder = folder();
-    write(&folder, "hosts", "node1 slots=2\n-oProxyCommand=touch${IFS}out\n");
+    folder.write("hosts", "node1 slots=2\n-oProxyCommand=touch${IFS}out\n");
     let message = "error: hosts:2: `-oProxyCommand=touch${IFS}out` is not the name of a host: a name has letters, digits, `.`, \
                    `-` and `_`, and begins with a letter, a digit or `_`";
     fail(&folder, &["launch", "--hosts", "hosts", "--", "train", "small.toml"], 2, &[message]);
@@ -202,15 +139,15 @@ fn a_host_that_would_be_an_option_of_ssh_is_refused() {
 #[test]
 fn an_earlier_run_with_files_of_the_user_stays_where_it_is() {
     let folder = folder();
-    fs::create_dir_all(folder.path().join("out/.git")).expect("a folder");
-    write(&folder, "out/metrics.jsonl", "{\"step\":1}\n");
-    write(&folder, "out/notes.txt", "mine");
+    fs::create_dir_all(folder.path("out/.git")).expect("a folder");
+    folder.write("out/metrics.jsonl", "{\"step\":1}\n");
+    folder.write("out/notes.txt", "mine");
     let message = "error: out: the folder of the earlier run also has `.git/` and `notes.txt`, which no run has written, so \
                    the folder is not moved aside; move what is yours to another place, or choose another run.out";
     for command in ["train", "check"] {
         fail(&folder, &[command, "small.toml"], 2, &[message]);
     }
-    assert!(folder.path().join("out/notes.txt").exists() && !folder.path().join("out.1").exists());
+    assert!(folder.path("out/notes.txt").exists() && !folder.path("out.1").exists());
 }
 
 #[test]
@@ -224,20 +161,20 @@ schedule  1f1b: 2 ranks, 2 microbatches, proved sound
 data      264 tokens, 32 rows, 16 steps of 2 rows an epoch
 data      from 1 file of text
 ";
-    let found = succeed(&folder, &["check", "small.toml"]);
+    let found = folder.print(&["check", "small.toml"]);
     let (summary, run) = found.split_at(found.find("run ").expect("a line on the run"));
     assert_eq!(summary, expected);
     assert!(run.starts_with("run       3 steps, results in /"), "{run}");
     let line = "\n          temporary tensors and messages of a step are not included\nmachine ";
     assert!(run.contains(line), "{run}");
-    assert!(!folder.path().join("out").exists());
+    assert!(!folder.path("out").exists());
 }
 
 #[test]
 fn check_counts_what_a_family_and_tied_embeddings_change() {
     let folder = folder();
     let check = |argument: &str, words: &str| {
-        let found = succeed(&folder, &["check", "small.toml", "--set", argument]);
+        let found = folder.print(&["check", "small.toml", "--set", argument]);
         assert_eq!(found.lines().next(), Some(format!("model     4 layers, {words}").as_str()), "{argument}");
     };
     check("model.tie_word_embeddings=true", "6480 parameters");
@@ -248,8 +185,8 @@ fn check_counts_what_a_family_and_tied_embeddings_change() {
 #[test]
 fn init_writes_a_configuration_once() {
     let folder = folder();
-    succeed(&folder, &["init"]);
-    succeed(&folder, &["check", "pipewright.toml", "--set", "data.path=text.txt", "--set", "data.seq_len=4"]);
+    folder.print(&["init"]);
+    folder.print(&["check", "pipewright.toml", "--set", "data.path=text.txt", "--set", "data.seq_len=4"]);
     let message = "error: pipewright.toml: it exists already and is left as it is; name another file";
     fail(&folder, &["init"], 2, &[message]);
 }
@@ -260,13 +197,13 @@ fn completions_and_manual_pages() {
     for (shell, words) in
         [("bash", "complete -F"), ("zsh", "#compdef pipewright"), ("fish", "complete -c pipewright")]
     {
-        let script = succeed(&folder, &["completions", shell]);
+        let script = folder.print(&["completions", shell]);
         assert!(script.contains(words) && script.contains("microbatches"), "{shell}");
     }
     fail(&folder, &["completions", "tcsh"], 2, &["error: invalid value 'tcsh' for '<SHELL>'"]);
-    assert!(succeed(&folder, &["man"]).contains(".TH pipewright 1"));
-    succeed(&folder, &["man", "pages/man1"]);
-    let page = |name: &str| fs::read_to_string(folder.path().join("pages/man1").join(name)).expect(name);
+    assert!(folder.print(&["man"]).contains(".TH pipewright 1"));
+    folder.print(&["man", "pages/man1"]);
+    let page = |name: &str| fs::read_to_string(folder.path("pages/man1").join(name)).expect(name);
     assert!(page("pipewright.1").contains("pipewright\\-train(1)"), "{}", page("pipewright.1"));
     assert!(page("pipewright-schedule.1").contains("microbatches"));
     let message = "error: text.txt: cannot be created: File exists (os error 17); choose another folder";
@@ -276,10 +213,8 @@ fn completions_and_manual_pages() {
 #[test]
 fn quiet_leaves_errors_alone() {
     let folder = folder();
-    let quiet = run_in(folder.path(), &["train", "small.toml", "--quiet"]);
-    assert_eq!((quiet.status.code(), text(&quiet.stderr).as_str()), (Some(0), ""));
-    let loud = run_in(folder.path(), &["train", "small.toml"]);
-    assert!(text(&loud.stderr).contains("step 3/3"), "{}", text(&loud.stderr));
+    assert_eq!(folder.succeed(&["train", "small.toml", "--quiet"], &[]).1, "");
+    folder.says(&["train", "small.toml"], &[], "step 3/3");
     let expected =
         ["error: none.toml: cannot read the configuration: No such file or directory (os error 2)"];
     fail(&folder, &["-q", "check", "none.toml"], 2, &expected);
@@ -288,21 +223,21 @@ fn quiet_leaves_errors_alone() {
 #[test]
 fn every_cause_of_a_bad_model_folder_is_named() {
     let folder = folder();
-    let model = folder.path().join("m");
+    let model = folder.path("m");
     let refuse = |words: &str| {
         let arguments = ["check", "small.toml", "--set", "model.from=m"];
         fail(&folder, &arguments, 2, &[&format!("error: {words}")]);
     };
     refuse("m/config.json: cannot read it: No such file or directory (os error 2)");
     fs::create_dir(&model).expect("a folder");
-    write(&folder, "m/config.json", "{\n  \"vocab_size\": 12,\n}");
+    folder.write("m/config.json", "{\n  \"vocab_size\": 12,\n}");
     refuse("m/config.json: cannot be parsed: trailing comma at line 3 column 1");
-    write(&folder, "m/config.json", "{\n  \"model_type\": \"llama\",\n  \"vocab_size\": \"many\"\n}");
+    folder.write("m/config.json", "{\n  \"model_type\": \"llama\",\n  \"vocab_size\": \"many\"\n}");
     refuse(
         "m/config.json:3: the model cannot be run: the value of `vocab_size` cannot be used: invalid type: string \
          \"many\", expected usize",
     );
-    write(&folder, "m/config.json", "{\n  \"model_type\": \"llama\"\n}");
+    folder.write("m/config.json", "{\n  \"model_type\": \"llama\"\n}");
     refuse("m/config.json: the model cannot be run: missing field `vocab_size`");
     fs::remove_file(model.join("config.json")).expect("the file exists");
     fs::create_dir(model.join("config.json")).expect("a folder");
@@ -312,40 +247,32 @@ fn every_cause_of_a_bad_model_folder_is_named() {
 #[test]
 fn the_cause_of_bad_weights_reaches_the_user() {
     let folder = folder();
-    succeed(&folder, &["train", "small.toml", "--set", "run.checkpoint_every=3"]);
-    succeed(&folder, &["export", "out", "m"]);
-    write(&folder, "m/model.safetensors", b"\x04\0\0\0\0\0\0\0{..}");
-    let output =
-        run_in(folder.path(), &["train", "small.toml", "--set", "model.from=m", "--set", "run.out=again"]);
-    let told = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{told}");
+    folder.print(&["train", "small.toml", "--set", "run.checkpoint_every=3"]);
+    folder.print(&["export", "out", "m"]);
+    folder.write("m/model.safetensors", b"\x04\0\0\0\0\0\0\0{..}");
     let words = "m/model.safetensors: the file does not begin with a safetensors header: key must be a string at line 1";
-    assert!(told.contains(words), "{told}");
+    folder.refuse(&["train", "small.toml"], &["model.from=m", "run.out=again"], words);
 }
 
 #[test]
 fn an_exported_model_keeps_its_tokenizer_and_settings() {
     let folder = folder();
-    succeed(&folder, &["train", "small.toml", "--set", "run.checkpoint_every=3"]);
-    succeed(&folder, &["export", "out", "m"]);
-    assert!(!folder.path().join("m/tokenizer.json").exists(), "bytes need none");
-    let config = fs::read_to_string(folder.path().join("m/config.json")).expect("a configuration");
-    write(
-        &folder,
-        "m/config.json",
-        config.replacen('{', "{\"eos_token_id\": [3, 4], \"bos_token_id\": 2,", 1),
-    );
-    write(&folder, "m/tokenizer.json", "{\"some\": \"tokenizer\"}");
-    write(&folder, "m/generation_config.json", "{\"temperature\": 0.6}");
+    folder.print(&["train", "small.toml", "--set", "run.checkpoint_every=3"]);
+    folder.print(&["export", "out", "m"]);
+    assert!(!folder.path("m/tokenizer.json").exists(), "bytes need none");
+    let config = folder.read("m/config.json");
+    folder.write("m/config.json", config.replacen('{', "{\"eos_token_id\": [3, 4], \"bos_token_id\": 2,", 1));
+    folder.write("m/tokenizer.json", "{\"some\": \"tokenizer\"}");
+    folder.write("m/generation_config.json", "{\"temperature\": 0.6}");
     let bytes = "data.tokenizer=bytes";
     let arguments =
         ["train", "small.toml", "--set", "run.checkpoint_every=3", "--set", "model.from=m", "--set", bytes];
-    succeed(&folder, &arguments);
+    folder.print(&arguments);
     // The run no longer needs the folder of its original model.
-    fs::remove_dir_all(folder.path().join("m")).expect("the folder exists");
-    let output = run_in(folder.path(), &["export", "out", "again"]);
-    assert!(text(&output.stderr).ends_with("again, with its tokenizer\n"), "{}", text(&output.stderr));
-    let read = |name: &str| fs::read_to_string(folder.path().join("again").join(name)).expect(name);
+    fs::remove_dir_all(folder.path("m")).expect("the folder exists");
+    let (_, said) = folder.succeed(&["export", "out", "again"], &[]);
+    assert!(said.ends_with("again, with its tokenizer\n"), "{said}");
+    let read = |name: &str| fs::read_to_string(folder.path("again").join(name)).expect(name);
     assert_eq!(read("tokenizer.json"), "{\"some\": \"tokenizer\"}");
     assert_eq!(read("generation_config.json"), "{\"temperature\": 0.6}");
     let config: serde_json::Value = serde_json::from_str(&read("config.json")).expect("JSON");
@@ -376,7 +303,7 @@ fn files_without_an_end_are_refused() {
     let configuration = format!("error: /dev/zero: cannot read the configuration: {}", limit("16 MiB"));
     fail(&folder, &["check", "/dev/zero"], 2, &[&configuration]);
     let sparse = |name: &str, length: u64| {
-        let file = fs::File::create(folder.path().join(name)).expect("a file");
+        let file = fs::File::create(folder.path(name)).expect("a file");
         file.set_len(length).expect("a sparse file");
     };
     sparse("large.csv", 2 << 30);
@@ -387,33 +314,34 @@ fn files_without_an_end_are_refused() {
     #[cfg(feature = "tokenizers")]
     refuse("data.tokenizer=/dev/zero", &[&format!("error: /dev/zero: cannot be read: {device}")]);
     sparse("large.txt", 8 << 40);
-    let output = run_in(folder.path(), &["check", "small.toml", "--set", "data.path=large.txt"]);
-    let told = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{told}");
-    assert!(told.contains("large.txt: reading this file takes 8 TiB, and "), "{told}");
-    assert!(told.contains("give less data, or use a machine with more memory"), "{told}");
+    for expected in [
+        "large.txt: reading this file takes 8 TiB, and ",
+        "give less data, or use a machine with more memory",
+    ] {
+        folder.refuse(&["check", "small.toml"], &["data.path=large.txt"], expected);
+    }
 }
 
 #[test]
 fn the_written_configuration_trains_as_it_is_and_on_other_text() {
-    let folder = tempfile::tempdir().expect("a scratch folder");
-    succeed(&folder, &["init"]);
-    succeed(&folder, &["check", "pipewright.toml"]);
+    let folder = Run::empty();
+    folder.print(&["init"]);
+    folder.print(&["check", "pipewright.toml"]);
     // A smaller model and batch make the test shorter.
     let sizes =
         ["run.steps=1", "optimizer.warmup_steps=1", "model.num_hidden_layers=2", "pipeline.microbatches=2"];
     let arguments: Vec<&str> = sizes.iter().flat_map(|set| ["--set", set]).collect();
     let train_a_step = || {
-        succeed(&folder, &[&["train", "pipewright.toml"], &arguments[..]].concat());
-        let metrics = fs::read_to_string(folder.path().join("runs/sample/metrics.jsonl")).expect("metrics");
+        folder.print(&[&["train", "pipewright.toml"], &arguments[..]].concat());
+        let metrics = folder.read("runs/sample/metrics.jsonl");
         assert_eq!(metrics.lines().count(), 1, "{metrics}");
     };
     train_a_step();
     // The comment in the file says: name your files.
-    let template = fs::read_to_string(folder.path().join("pipewright.toml")).expect("it is written");
-    write(&folder, "pipewright.toml", template.replace("\"built-in\" ", "[\"**/*.txt\", \"!**/old/**\"] "));
-    write(&folder, "a.txt", "some text ".repeat(300));
-    let checked = succeed(&folder, &["check", "pipewright.toml"]);
+    let template = folder.read("pipewright.toml");
+    folder.write("pipewright.toml", template.replace("\"built-in\" ", "[\"**/*.txt\", \"!**/old/**\"] "));
+    folder.write("a.txt", "some text ".repeat(300));
+    let checked = folder.print(&["check", "pipewright.toml"]);
     assert!(checked.contains("3000 tokens"), "{checked}");
     train_a_step();
 }
@@ -429,7 +357,7 @@ fn numbers_that_nothing_can_hold() {
         ],
     );
     let folder = folder();
-    write(&folder, "s.csv", "0F0,0F1\n");
+    folder.write("s.csv", "0F0,0F1\n");
     let few = "error: s.csv: --microbatches is 1, and the rows have the microbatch 1; give more, or leave the number out";
     fail(&folder, &["lower", "s.csv", "--pass", "send-recv", "--microbatches", "1"], 2, &[few]);
 }
@@ -441,22 +369,21 @@ fn paths_that_are_not_utf8() {
     use std::os::unix::ffi::OsStrExt;
 
     let folder = folder();
-    let strange = folder.path().join(OsStr::from_bytes(b"\xff"));
+    let strange = folder.root().join(OsStr::from_bytes(b"\xff"));
     fs::create_dir(&strange).expect("a folder");
     fs::write(strange.join("small.toml"), small()).expect("a file");
-    let inside = run_in(&strange, &["check", "small.toml"]);
-    assert_eq!(inside.status.code(), Some(2));
-    assert!(text(&inside.stderr).contains("is not UTF-8; go to another"), "{}", text(&inside.stderr));
-    let mut binary = Command::cargo_bin("pipewright").expect("the binary is built");
-    binary.current_dir(folder.path()).arg("check").arg(strange.join("small.toml"));
-    let outside = binary.output().expect("the binary starts");
-    assert_eq!(outside.status.code(), Some(2));
-    assert!(text(&outside.stderr).contains("the path is not UTF-8; rename"), "{}", text(&outside.stderr));
+    for (place, path, expected) in [
+        (strange.as_path(), Path::new("small.toml"), "is not UTF-8; go to another"),
+        (folder.root(), &strange.join("small.toml"), "the path is not UTF-8; rename"),
+    ] {
+        let (code, _, said) = finished(folder.binary().current_dir(place).arg("check").arg(path));
+        assert!(code == Some(2) && said.contains(expected), "{said}");
+    }
 }
 
 #[test]
 fn wrong_arguments_have_the_code_of_wrong_input() {
     for arguments in [&["trian"][..], &["schedule", "gpipe"], &["partition", "--weights", "x"], &[]] {
-        assert_eq!(run_in(folder().path(), arguments).status.code(), Some(2), "{arguments:?}");
+        assert_eq!(folder().call(arguments, &[]).0, Some(2), "{arguments:?}");
     }
 }

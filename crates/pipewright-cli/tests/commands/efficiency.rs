@@ -1,33 +1,27 @@
 //! Tests of the rate of computation in the metrics of each step.
 
-use std::fs;
-use std::path::Path;
-
 use serde_json::Value;
 
-use super::command_line::{reference, run_in, text};
+use super::command_line::reference;
 use crate::run::Run;
 
-/// Returns the operations per token that each step in a file of metrics implies, and checks the share of the
-/// peak.
-fn operations_per_token(metrics: &Path) -> Vec<f64> {
-    let metrics = fs::read_to_string(metrics).expect("metrics");
-    let operations = |line: &str| {
-        let step: Value = serde_json::from_str(line).expect("a line is an object");
+/// Returns the operations per token that each step in the metrics implies, and checks the share of the peak.
+fn operations_per_token(metrics: &[Value]) -> Vec<f64> {
+    let operations = |step: &Value| {
         if let Some(share) = step["mfu"].as_f64() {
             assert!(share > 0.0 && share < 1.0, "{step}");
         }
         let number = |key: &str| step[key].as_f64().expect("a number");
         number("model_tflops") * 1e12 / number("tokens_per_second")
     };
-    metrics.lines().map(operations).collect()
+    metrics.iter().map(operations).collect()
 }
 
 #[track_caller]
 fn check(set: &[&str], expected: f64) {
     let run = Run::new();
     run.train(&[&["run.steps=2"], set].concat());
-    let found = operations_per_token(&run.path("out/metrics.jsonl"));
+    let found = operations_per_token(&run.steps());
     assert!(found.len() == 2 && found.iter().all(|one| (one / expected - 1.0).abs() < 1e-9), "{found:?}");
 }
 
@@ -47,16 +41,15 @@ fn a_step_says_how_fast_it_computes() {
 
 #[test]
 fn frozen_matrices_have_no_gradient() {
-    let folder = tempfile::tempdir().expect("a scratch folder");
-    let text_file = folder.path().join("text.txt");
-    fs::write(&text_file, "text ".repeat(50)).expect("the scratch folder takes files");
-    let (model, data) = (reference("qwen3-tiny"), text_file.display().to_string());
+    let folder = Run::empty();
+    folder.write("text.txt", "text ".repeat(50));
+    let model = reference("qwen3-tiny");
     let operations = |more: &[&str]| {
         let set = ["data.tokenizer=bytes", "--set", "data.seq_len=16", "--set", "run.steps=1"];
-        let arguments = [&["train", "--from", &model, "--data", &data, "--set"][..], &set, more].concat();
-        let output = run_in(folder.path(), &arguments);
-        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-        operations_per_token(&folder.path().join("runs/fine-tuned/metrics.jsonl"))[0]
+        let arguments =
+            [&["train", "--from", &model, "--data", "text.txt", "--set"][..], &set, more].concat();
+        folder.print(&arguments);
+        operations_per_token(&folder.metrics_in("runs/fine-tuned"))[0]
     };
     let (whole, adapted) = (operations(&[]), operations(&["--lora", "--set", "adapter.rank=2"]));
     // The scores and values of 8 layers, whose products have no weights, count as a whole.

@@ -1,7 +1,7 @@
 //! Tests that equal runs write equal checkpoints: each file, the manifest included, depends on nothing but the state.
 
 use super::adapters;
-use crate::run::{Run, hashes_of};
+use crate::run::Run;
 
 #[test]
 fn equal_runs_write_equal_checkpoints() {
@@ -26,8 +26,8 @@ fn equal_runs_write_equal_checkpoints() {
 fn equal_runs_write_equal_checkpoints_of_adapters() {
     let hashes = [(); 2].map(|()| {
         let folder = adapters::folder();
-        adapters::succeed(&folder, &["train", "lora.toml"], &["pipeline.ranks=2"]);
-        hashes_of(&folder.path().join("out/checkpoints/step-00000004"))
+        folder.train(&["pipeline.ranks=2"]);
+        folder.hashes()
     });
     assert_eq!(hashes[0], hashes[1]);
 }

@@ -2,10 +2,8 @@
 //! failed rank, and that schedules which do not fit are refused before memory ends.
 
 use std::fs;
-use std::process::{Command, Output};
 
-use tempfile::TempDir;
-
+use crate::run::{Run, finished};
 /// A model whose activations of all microbatches need a few gigabytes. GPipe holds them all at the same time.
 const LARGE: &str = "\
 [model]
@@ -46,14 +44,6 @@ activation_bytes = 4096
 /// The limit of the address space in kibibytes: enough for the start and for a part of the microbatches.
 const LIMIT: u32 = 1 << 20;
 
-fn train_within(folder: &TempDir, kibibytes: u32) -> Output {
-    let binary = assert_cmd::cargo::cargo_bin!("pipewright");
-    let script = format!("ulimit -v {kibibytes}; exec \"$0\" train small.toml");
-    let mut command = Command::new("sh");
-    command.current_dir(folder.path()).args(["-c", &script]).arg(binary);
-    command.output().expect("a shell starts it")
-}
-
 /// A model whose parameters need 134 MB, and as much for their gradients and each of two moments.
 const WIDE: &str = "\
 [model]
@@ -72,12 +62,10 @@ steps = 3
 out = \"out\"
 ";
 
-fn folder(config: &str) -> TempDir {
-    let folder = tempfile::tempdir().expect("a scratch folder");
-    let text = "the quick brown fox jumps over the lazy dog and runs away from it ".repeat(600);
-    for (name, content) in [("small.toml", config), ("text.txt", &text)] {
-        fs::write(folder.path().join(name), content).expect("the scratch folder takes files");
-    }
+fn folder(config: &str) -> Run {
+    let folder = Run::of(config);
+    folder
+        .write("text.txt", "the quick brown fox jumps over the lazy dog and runs away from it ".repeat(600));
     folder
 }
 
@@ -88,9 +76,8 @@ fn memory_may_end_before_the_first_action_and_after_the_last() {
         (1_000_000, "step 1: rank ", ": in the update or in a copy"),
     ];
     for (kibibytes, step, place) in places {
-        let output = train_within(&folder(WIDE), kibibytes);
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(4), "{told}");
+        let (code, told) = within(kibibytes, &folder(WIDE), "train small.toml");
+        assert_eq!(code, Some(4), "{told}");
         let report = told.lines().find(|line| line.starts_with("error: ")).expect("a report");
         assert!(report.contains(step) && report.contains(place) && !report.contains(", action"), "{report}");
     }
@@ -99,9 +86,8 @@ fn memory_may_end_before_the_first_action_and_after_the_last() {
 #[test]
 fn a_run_out_of_memory_says_where_and_how_much() {
     let folder = folder(LARGE);
-    let output = train_within(&folder, LIMIT);
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(4), "{told}");
+    let (code, told) = within(LIMIT, &folder, "train small.toml");
+    assert_eq!(code, Some(4), "{told}");
     let report = told.lines().find(|line| line.starts_with("error: ")).expect("a report");
     let places = ["step 1: rank ", ", stage ", ", microbatch ", ", action "];
     assert!(places.iter().all(|place| report.contains(place)), "{report}");
@@ -112,12 +98,11 @@ fn a_run_out_of_memory_says_where_and_how_much() {
     assert!(report.contains("`pipeline.microbatch_size`"), "{report}");
 }
 
-/// Runs a command under a limit of the address space in kibibytes.
-fn within(kibibytes: u32, folder: &TempDir, command: &str) -> Output {
-    let binary = assert_cmd::cargo::cargo_bin!("pipewright");
-    let script = format!("ulimit -v {kibibytes}; exec \"$0\" {command}");
-    let mut shell = Command::new("sh");
-    shell.current_dir(folder.path()).args(["-c", &script]).arg(binary).output().expect("a shell starts it")
+/// Runs a command under a limit of the address space in kibibytes. Returns its exit code and standard error.
+fn within(kibibytes: u32, folder: &Run, command: &str) -> (Option<i32>, String) {
+    let (code, _, said) =
+        finished(&mut folder.shell(&format!("ulimit -v {kibibytes}; exec \"$0\" {command}")));
+    (code, said)
 }
 
 #[test]
@@ -136,7 +121,7 @@ fn schedules_that_do_not_fit_are_refused_with_both_numbers() {
         "--parallelism.pipeline_parallel_degree 2 --parallelism.pipeline_parallel_schedule_csv t.csv";
     let files = [("p.toml", PROFILE), ("t.csv", &table), ("m.args", &megatron), ("t.args", torchtitan)];
     for (name, content) in files {
-        fs::write(folder.path().join(name), content).expect("the scratch folder takes files");
+        fs::write(folder.path(name), content).expect("the scratch folder takes files");
     }
     let large = "--ranks 5000 --microbatches 16000";
     for (kibibytes, command) in [
@@ -155,9 +140,8 @@ fn schedules_that_do_not_fit_are_refused_with_both_numbers() {
         (1 << 20, "plan --profile p.toml --check m.args".to_owned()),
         (1 << 20, "plan --profile p.toml --check t.args".to_owned()),
     ] {
-        let output = within(kibibytes, &folder, &command);
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(3), "{command}: {told}");
+        let (code, told) = within(kibibytes, &folder, &command);
+        assert_eq!(code, Some(3), "{command}: {told}");
         let words = [
             "error: the schedule has up to ",
             " cells and needs up to ",
@@ -167,9 +151,8 @@ fn schedules_that_do_not_fit_are_refused_with_both_numbers() {
         assert!(words.iter().all(|words| told.contains(words)), "{command}: {told}");
     }
     // A configuration says the same at the key.
-    let output = within(3 << 20, &folder, "check small.toml --set pipeline.microbatches=20000000");
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(3), "{told}");
+    let (code, told) = within(3 << 20, &folder, "check small.toml --set pipeline.microbatches=20000000");
+    assert_eq!(code, Some(3), "{told}");
     assert!(told.contains("--set pipeline.microbatches=20000000: the schedule has up to "), "{told}");
 }
 
@@ -183,16 +166,15 @@ fn no_limit_aborts_a_schedule() {
             "schedule hanayo --ranks 16 --microbatches 8192 --level full -o s.csv",
             "simulate zb-greedy --ranks 8 --microbatches 4096",
         ] {
-            let output = within(kibibytes, &folder, command);
-            let told = String::from_utf8_lossy(&output.stderr);
-            let is_reported = match output.status.code() {
+            let (code, told) = within(kibibytes, &folder, command);
+            let is_reported = match code {
                 Some(0) => true,
                 Some(3) => {
                     told.contains("error: the schedule has up to ") || told.contains("no memory is left: ")
                 }
                 _ => false,
             };
-            assert!(is_reported, "{kibibytes} {command}: {:?} {told}", output.status);
+            assert!(is_reported, "{kibibytes} {command}: {code:?} {told}");
         }
     }
 }

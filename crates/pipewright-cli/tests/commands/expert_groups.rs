@@ -4,17 +4,17 @@
 use std::fs;
 
 use serde_json::Value;
-use tempfile::TempDir;
 
-use super::experts::{folder, parts, run, stored_experts, stored_experts_of, succeed};
+use super::experts::{folder, parts, stored_experts};
+use crate::run::{Run, in_one_line};
 use crate::scratch;
 
 /// Returns the parts of the losses of a run, and the weights of its exported model.
-fn trained(folder: &TempDir) -> (Vec<[f64; 4]>, Vec<u8>) {
+fn trained(folder: &Run) -> (Vec<[f64; 4]>, Vec<u8>) {
     // The export of an earlier call.
-    let _ = fs::remove_dir_all(folder.path().join("m"));
-    succeed(folder, &["export", "out", "m"], &[]);
-    (parts(folder), fs::read(folder.path().join("m/model.safetensors")).expect("the weights"))
+    let _ = fs::remove_dir_all(folder.path("m"));
+    folder.succeed(&["export", "out", "m"], &[]);
+    (parts(folder), fs::read(folder.path("m/model.safetensors")).expect("the weights"))
 }
 
 #[test]
@@ -22,7 +22,7 @@ fn replicas_that_hold_experts_together_train_as_replicas_with_all_and_resume_as_
     let folder = folder();
     let train = |set: &[&str]| {
         let four = ["pipeline.ranks=1", "mesh.data_parallel=4"];
-        succeed(&folder, &["train", "small.toml"], &[&four[..], set].concat());
+        folder.train(&[&four[..], set].concat());
     };
     train(&["run.steps=4"]);
     let expected = trained(&folder);
@@ -39,16 +39,15 @@ fn replicas_that_hold_experts_together_train_as_replicas_with_all_and_resume_as_
     ] {
         train(&["run.steps=2", &format!("mesh.expert_parallel={before}")]);
         if before == 4 {
-            let stored = [0, 1, 2, 3].map(|rank| stored_experts_of(&folder, 2, rank).join(" "));
-            assert_eq!(stored, ["0", "1", "2", "3"]);
+            assert_eq!(stored_experts(&folder, 2, [0, 1, 2, 3]), ["0", "1", "2", "3"]);
         }
-        succeed(&folder, &["resume", "out"], &[&["run.steps=4"][..], after].concat());
+        folder.resume(&[&["run.steps=4"][..], after].concat());
         assert!(trained(&folder) == expected, "{before} to {after:?}");
     }
     // Another number of replicas adds in another order.
     train(&["run.steps=2", "mesh.expert_parallel=4"]);
     let one = ["run.steps=4", "mesh.expert_parallel=1", "mesh.data_parallel=1", "pipeline.ranks=2"];
-    succeed(&folder, &["resume", "out"], &one);
+    folder.resume(&one);
     for (found, expected) in parts(&folder).iter().flatten().zip(expected.0.iter().flatten()) {
         assert!((found - expected).abs() <= 2e-5 * expected, "{found} {expected}");
     }
@@ -59,7 +58,7 @@ fn overlaps_without_exchanges_are_noted() {
     let folder = folder();
     let is_noted = |set: &[&str]| {
         let size = ["pipeline.schedule=zbvzerobubble", "pipeline.ranks=2", "mesh.data_parallel=2"];
-        let (_, said) = succeed(&folder, &["check", "small.toml"], &[&size[..], set].concat());
+        let (_, said) = folder.succeed(&["check", "small.toml"], &[&size[..], set].concat());
         said.contains("`pipeline.overlap` hides nothing, because no tokens are exchanged")
     };
     let overlap = "pipeline.overlap=true";
@@ -73,7 +72,7 @@ fn replicas_with_sharded_parameters_may_hold_experts_together() {
     let folder = folder();
     let train = |steps: &str, set: &[&str]| {
         let two = ["pipeline.ranks=2", steps];
-        succeed(&folder, &["train", "small.toml"], &[&two[..], set].concat())
+        folder.train(&[&two[..], set].concat())
     };
     train("run.steps=4", &["mesh.data_parallel=4"]);
     let expected = trained(&folder);
@@ -88,19 +87,16 @@ fn replicas_with_sharded_parameters_may_hold_experts_together() {
         let others = [&experts, "run.replace_slow=true", "run.verify=on-suspicion"];
         train("run.steps=2", &[mode, &others].concat());
         // The ranks of the stage that has the second block.
-        let found = [0, 2, 4, 6].map(|rank| stored_experts_of(&folder, 2, rank).join(" "));
+        let found = stored_experts(&folder, 2, [0, 2, 4, 6]);
         assert_eq!(found, stored, "{mode:?} {experts}");
-        succeed(&folder, &["resume", "out"], &["run.steps=4"]);
+        folder.resume(&["run.steps=4"]);
         assert!(trained(&folder) == expected, "{mode:?} {experts}");
-        succeed(
-            &folder,
-            &["resume", "out"],
-            &["run.steps=5", "mesh.expert_parallel=1", "mesh.data_parallel=2"],
-        );
+        folder
+            .succeed(&["resume", "out"], &["run.steps=5", "mesh.expert_parallel=1", "mesh.data_parallel=2"]);
         assert_eq!(parts(&folder).len(), 5);
     }
     let holds = |mode: &[&str], experts: &str| {
-        let (printed, _) = succeed(&folder, &["check", "small.toml"], &[mode, &[experts]].concat());
+        let (printed, _) = folder.succeed(&["check", "small.toml"], &[mode, &[experts]].concat());
         let line = printed.lines().find(|line| line.starts_with("mesh")).expect("a line about the mesh");
         line.split_once("; each holds ").expect("what a replica holds").1.to_owned()
     };
@@ -116,18 +112,14 @@ fn tensor_ranks_of_replicas_that_hold_experts_together_train_as_replicas_with_al
     let split = ["model.num_attention_heads=4", "mesh.tensor_parallel=2", "mesh.data_parallel=2"];
     let train = |set: &[&str]| {
         let set = [&split[..], &["run.steps=4"], set].concat();
-        succeed(&folder, &["train", "small.toml"], &set);
+        folder.train(&set);
         trained(&folder)
     };
     let expected = train(&["mesh.expert_parallel=1"]);
     assert!(train(&["mesh.expert_parallel=2"]) == expected, "whole parameters");
     assert!(train(&["mesh.expert_parallel=2", "mesh.data_parallel_mode=sharded"]) == expected, "sharded");
-    succeed(
-        &folder,
-        &["train", "small.toml"],
-        &[&split[..], &["run.steps=2", "mesh.expert_parallel=2"]].concat(),
-    );
-    succeed(&folder, &["resume", "out"], &["run.steps=4", "mesh.expert_parallel=1"]);
+    folder.train(&[&split[..], &["run.steps=2", "mesh.expert_parallel=2"]].concat());
+    folder.resume(&["run.steps=4", "mesh.expert_parallel=1"]);
     assert!(trained(&folder) == expected, "resumed without groups");
 }
 
@@ -135,8 +127,8 @@ fn tensor_ranks_of_replicas_that_hold_experts_together_train_as_replicas_with_al
 #[test]
 fn replicas_hold_the_experts_of_a_base_together() {
     let folder = folder();
-    succeed(&folder, &["train", "small.toml"], &["run.steps=1"]);
-    succeed(&folder, &["export", "out", "m"], &[]);
+    folder.train(&["run.steps=1"]);
+    folder.succeed(&["export", "out", "m"], &[]);
     let adapted = [
         "model.from=m",
         "adapter.kind=lora",
@@ -146,7 +138,7 @@ fn replicas_hold_the_experts_of_a_base_together() {
         "mesh.data_parallel=2",
     ];
     let train = |experts: &str| {
-        succeed(&folder, &["train", "small.toml"], &[&adapted[..], &[experts]].concat());
+        folder.train(&[&adapted[..], &[experts]].concat());
         parts(&folder)
     };
     let alone = train("mesh.expert_parallel=1");
@@ -155,20 +147,18 @@ fn replicas_hold_the_experts_of_a_base_together() {
         "the adapters are trained: {alone:?}"
     );
     assert_eq!(train("mesh.expert_parallel=2"), alone);
-    let exchanged = |line: &str| {
-        let step: Value = serde_json::from_str(line).expect("a line is an object");
+    let exchanged = |step: &Value| {
         let [total, exposed, waits] = ["expert_exchange_ms", "exposed_expert_exchange_ms", "expert_wait_ms"]
             .map(|key| {
                 let ranks = step[key].as_array().expect("a time for each rank").iter();
                 ranks.map(|rank| rank.as_f64().expect("a time")).collect::<Vec<_>>()
             });
         assert_eq!([total.len(), exposed.len(), waits.len()], [4; 3]);
-        assert!(total.iter().zip(&exposed).all(|(total, exposed)| exposed <= total), "{line}");
+        assert!(total.iter().zip(&exposed).all(|(total, exposed)| exposed <= total), "{step}");
         // The first rank has no experts.
         [total, waits].iter().all(|times| times.iter().any(|&time| time > 0.0))
     };
-    let metrics = fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("metrics");
-    assert!(metrics.lines().all(exchanged), "{metrics}");
+    assert!(folder.steps().iter().all(exchanged), "{:?}", folder.steps());
 }
 
 /// Before the key was a number, it was the flag that is now `whole_experts`.
@@ -176,19 +166,18 @@ fn replicas_hold_the_experts_of_a_base_together() {
 fn folders_with_the_former_flag_resume() {
     let folder = folder();
     let two = ["model.num_attention_heads=4", "pipeline.ranks=1", "mesh.tensor_parallel=2", "run.steps=2"];
-    let config = folder.path().join("out/config.toml");
     for flag in ["true", "false"] {
         let whole = format!("mesh.whole_experts={flag}");
-        succeed(&folder, &["train", "small.toml"], &[&two[..], &[whole.as_str()]].concat());
-        let written = fs::read_to_string(&config).expect("a configuration");
+        folder.train(&[&two[..], &[whole.as_str()]].concat());
+        let written = folder.read("out/config.toml");
         let key = format!("whole_experts = {flag}");
         assert!(written.contains(&key) && written.contains("expert_parallel = 1"), "{written}");
         let former =
             written.replace("expert_parallel = 1", "").replace(&key, &format!("expert_parallel = {flag}"));
-        fs::write(&config, former).expect("it is written");
-        succeed(&folder, &["resume", "out"], &["run.steps=3"]);
+        folder.write("out/config.toml", former);
+        folder.resume(&["run.steps=3"]);
         assert_eq!(parts(&folder).len(), 3);
-        let stored = [0, 1].map(|rank| stored_experts(&folder, rank).join(" "));
+        let stored = stored_experts(&folder, 3, [0, 1]);
         let expected = if flag == "true" { ["0 1", "2 3"] } else { ["0 1 2 3", "0 1 2 3"] };
         assert_eq!(stored, expected, "{flag}");
     }
@@ -199,10 +188,9 @@ fn check_counts_the_experts_that_a_replica_holds() {
     let folder = folder();
     let memory = |set: &[&str]| {
         let set = [&["pipeline.ranks=1", "mesh.data_parallel=4"], set].concat();
-        let (printed, _) = succeed(&folder, &["check", "small.toml", "--format", "json"], &set);
-        let json: Value = serde_json::from_str(&printed).expect("it is JSON");
+        let ranks = folder.estimates("small.toml", &set);
         ["parameters", "gradients", "optimizer", "activations"]
-            .map(|key| json["memory"]["ranks"][0][key].as_u64().expect("bytes"))
+            .map(|key| ranks[0][key].as_u64().expect("bytes"))
     };
     let (whole, quarter) = (memory(&[]), memory(&["mesh.expert_parallel=4"]));
     assert!(quarter[0] < whole[0] && quarter[2] < whole[2], "{quarter:?} {whole:?}");
@@ -235,7 +223,7 @@ fn check_says_the_memory_of_a_replica_with_all_chosen_experts() {
     let folder = folder();
     let check = |set: &[&str], format: &str| {
         let set = [&["pipeline.ranks=2", "mesh.data_parallel=4"], set].concat();
-        succeed(&folder, &["check", "small.toml", "--format", format], &set).0
+        folder.succeed(&["check", "small.toml", "--format", format], &set).0
     };
     let needed = |set: &[&str]| {
         let json: Value = serde_json::from_str(&check(set, "json")).expect("it is JSON");
@@ -278,7 +266,7 @@ kind = \"head\"
 #[test]
 fn a_plan_counts_the_exchanges_of_experts() {
     let folder = folder();
-    fs::write(folder.path().join("p.toml"), PROFILE).expect("the scratch folder takes files");
+    folder.write("p.toml", PROFILE);
     let step = |replicas: u32, experts: u32| {
         let set = [
             // A rank for each layer. The messages between them take longer than the sums over the replicas,
@@ -293,7 +281,7 @@ fn a_plan_counts_the_exchanges_of_experts() {
         let replicas = replicas.to_string();
         let arguments = ["plan", "small.toml", "--profile", "p.toml", "--format", "json"];
         let arguments = [&arguments[..], &["--data-parallel", &replicas]].concat();
-        let (printed, said) = succeed(&folder, &arguments, &set);
+        let (printed, said) = folder.succeed(&arguments, &set);
         assert!(!said.contains("expert_parallel"), "{said}");
         let json: Value = serde_json::from_str(&printed).expect("it is JSON");
         json["plans"][0]["predicted_step_s"].as_f64().expect("seconds")
@@ -314,13 +302,12 @@ fn a_plan_counts_the_exchanges_of_experts() {
 fn a_plan_says_that_each_replica_holds_all_experts() {
     let folder = folder();
     let node = "[node]\nranks = 4\nlatency_s = 1e-6\nbytes_per_s = 1e9\n";
-    fs::write(folder.path().join("p.toml"), PROFILE.to_owned() + node).expect("it is written");
+    folder.write("p.toml", PROFILE.to_owned() + node);
     let planned = |arguments: &[&str]| {
         let set = ["pipeline.ranks=1", "mesh.data_parallel=4", "mesh.expert_parallel=2"];
         let arguments = [&["plan", "small.toml", "-o", "best.toml"], arguments].concat();
-        let (_, said) = succeed(&folder, &arguments, &set);
-        let written = fs::read_to_string(folder.path().join("best.toml")).expect("a configuration");
-        let written: toml::Table = written.parse().expect("TOML");
+        let (_, said) = folder.succeed(&arguments, &set);
+        let written = folder.read_toml("best.toml");
         let mesh = ["data_parallel", "tensor_parallel", "expert_parallel"];
         (said, mesh.map(|key| written["mesh"][key].as_integer().expect("a number")))
     };
@@ -345,7 +332,7 @@ fn a_plan_says_that_each_replica_holds_all_experts() {
         assert_eq!(written, mesh, "{arguments:?}");
         assert_eq!(said.contains("expert_parallel"), reason.is_some(), "{arguments:?}: {said}");
         if let Some(reason) = reason {
-            let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+            let said = in_one_line(&said);
             assert!(said.contains(&format!("{note}{reason}")), "{said}");
         }
     }
@@ -354,16 +341,7 @@ fn a_plan_says_that_each_replica_holds_all_experts() {
 #[test]
 fn experts_that_replicas_cannot_hold_together_are_refused() {
     let folder = folder();
-    let refused_by = |commands: &[&str], folder: &TempDir, set: &[&str], expected: &str| {
-        for command in commands {
-            let set = set.iter().flat_map(|set| ["--set", set]);
-            let output = run(folder, &[*command, "small.toml"].into_iter().chain(set).collect::<Vec<_>>());
-            let said =
-                String::from_utf8_lossy(&output.stderr).split_whitespace().collect::<Vec<_>>().join(" ");
-            assert!(output.status.code() == Some(2) && said.contains(expected), "{command}: {said}");
-        }
-    };
-    let refused = |set: &[&str], expected: &str| refused_by(&["check", "train"], &folder, set, expected);
+    let refused = |set: &[&str], expected: &str| folder.refuse_settings(set, expected);
     refused(
         &["mesh.data_parallel=4", "mesh.expert_parallel=3"],
         "`expert_parallel` is 3, where 4, the number of replicas (`data_parallel`), or a divisor of it that is a power of two, \
@@ -400,11 +378,11 @@ fn experts_that_replicas_cannot_hold_together_are_refused() {
          is expected",
     );
     let measured = "know only layers that one rank computes, and `mesh.expert_parallel` is 2";
-    refused_by(&["train"], &folder, &[two[0], two[1], "pipeline.schedule=auto"], measured);
-    refused_by(&["profile"], &folder, &two, measured);
+    folder.refuse(&["train", "small.toml"], &[two[0], two[1], "pipeline.schedule=auto"], measured);
+    folder.refuse(&["profile", "small.toml"], &two, measured);
     let keys = "architecture = \"gpt_oss\"\nnum_local_experts = 4\nsliding_window = 4\n[data]\n";
-    let with_biases = scratch::folder(&scratch::small(4, 4, 3).replace("[data]\n", keys));
+    let with_biases = Run::of(&scratch::small(4, 4, 3).replace("[data]\n", keys));
     let expected = "have biases or a bounded activation, and 2 replicas cannot hold such experts together";
-    refused_by(&["check", "train"], &with_biases, &two, expected);
-    assert!(!folder.path().join("out").exists());
+    with_biases.refuse_settings(&two, expected);
+    assert!(!folder.path("out").exists());
 }

@@ -3,13 +3,11 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::process::Output;
 
-use assert_cmd::Command;
 use safetensors::SafeTensors;
 use serde_json::Value;
-use tempfile::TempDir;
 
+use crate::run::Run;
 use crate::scratch;
 
 const MODEL: &str = "\
@@ -24,41 +22,24 @@ output_router_logits = true
 ";
 
 /// Four blocks. The second and the fourth have experts.
-pub(super) fn folder() -> TempDir {
-    scratch::folder(&scratch::small(4, 4, 3).replace("[data]\n", MODEL))
-}
-
-pub(super) fn run(folder: &TempDir, arguments: &[&str]) -> Output {
-    let mut command = Command::cargo_bin("pipewright").expect("the binary is built");
-    command.current_dir(folder.path()).args(arguments).timeout(std::time::Duration::from_secs(120));
-    command.output().expect("the binary starts")
-}
-
-/// Runs a command that succeeds, with overrides. Returns its standard output and standard error.
-pub(super) fn succeed(folder: &TempDir, arguments: &[&str], set: &[&str]) -> (String, String) {
-    let set = set.iter().flat_map(|set| ["--set", set]);
-    let output = run(folder, &arguments.iter().copied().chain(set).collect::<Vec<_>>());
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    (text(&output.stdout), text(&output.stderr))
+pub(super) fn folder() -> Run {
+    Run::of(&scratch::small(4, 4, 3).replace("[data]\n", MODEL))
 }
 
 /// Returns the parts of each step's loss, and its gradient norm.
-pub(super) fn parts(folder: &TempDir) -> Vec<[f64; 4]> {
-    let metrics = fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("metrics");
-    let parts = |line: &str| {
-        let step: Value = serde_json::from_str(line).expect("a line is an object");
+pub(super) fn parts(folder: &Run) -> Vec<[f64; 4]> {
+    let parts = |step: &Value| {
         let numbers = [&step["loss"], &step["auxiliary"]["moe_aux"], &step["total"], &step["grad_norm"]];
         numbers.map(|number| number.as_f64().expect("a number"))
     };
-    metrics.lines().map(parts).collect()
+    folder.steps().iter().map(parts).collect()
 }
 
 #[test]
 fn every_part_of_the_loss_is_reported_and_is_the_same_for_every_cut() {
     let folder = folder();
     let train = |set: &[&str]| {
-        let (_, said) = succeed(&folder, &["train", "small.toml"], set);
+        let (_, said) = folder.succeed(&["train", "small.toml"], set);
         assert!(said.contains("  moe_aux ") && said.contains("  total "), "{said}");
         parts(&folder)
     };
@@ -75,11 +56,9 @@ fn every_part_of_the_loss_is_reported_and_is_the_same_for_every_cut() {
 
 /// Returns the parts of the balance loss by layer, and the load of each expert, of each step. Checks that
 /// they add up.
-fn by_layer(folder: &TempDir) -> Vec<(Value, Value)> {
-    let metrics = fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("metrics");
+fn by_layer(folder: &Run) -> Vec<(Value, Value)> {
     let sum = |values: &mut dyn Iterator<Item = &Value>| values.filter_map(Value::as_f64).sum::<f64>();
-    let numbers_of = |line: &str| {
-        let step: Value = serde_json::from_str(line).expect("a line is an object");
+    let numbers_of = |step: &Value| {
         let layers = step["auxiliary_by_layer"]["moe_aux"].as_object().expect("layers");
         let whole = step["auxiliary"]["moe_aux"].as_f64().expect("a number");
         assert!((sum(&mut layers.values()) - whole).abs() < 1e-12, "{step}");
@@ -90,14 +69,14 @@ fn by_layer(folder: &TempDir) -> Vec<(Value, Value)> {
         }
         (step["auxiliary_by_layer"].clone(), step["expert_load"].clone())
     };
-    metrics.lines().map(numbers_of).collect()
+    folder.steps().iter().map(numbers_of).collect()
 }
 
 #[test]
 fn each_layer_has_its_part_of_the_balance_loss_and_the_load_of_its_experts() {
     let folder = folder();
     let train = |set: &[&str]| {
-        succeed(&folder, &["train", "small.toml"], set);
+        folder.train(set);
         by_layer(&folder)
     };
     let one = train(&["pipeline.ranks=1"]);
@@ -119,7 +98,7 @@ fn each_layer_has_its_part_of_the_balance_loss_and_the_load_of_its_experts() {
 fn check_counts_the_kinds_of_layers() {
     let folder = folder();
     let set = ["pipeline.partition=explicit", "pipeline.boundaries=[3]"];
-    let (printed, _) = succeed(&folder, &["check", "small.toml"], &set);
+    let (printed, _) = folder.succeed(&["check", "small.toml"], &set);
     assert!(printed.contains("layers 0 to 2 (1 embedding, 1 decoder, 1 mixture), "), "{printed}");
     assert!(printed.contains("layers 3 to 5 (1 decoder, 1 mixture, 1 head), "), "{printed}");
 }
@@ -127,12 +106,12 @@ fn check_counts_the_kinds_of_layers() {
 #[test]
 fn a_router_that_overflows_is_named() {
     let folder = folder();
-    succeed(&folder, &["train", "small.toml"], &[]);
-    succeed(&folder, &["export", "out", "model"], &[]);
+    folder.train(&[]);
+    folder.succeed(&["export", "out", "model"], &[]);
     let from = ["model.from=model", "run.out=again"];
-    succeed(&folder, &["train", "small.toml"], &from);
+    folder.train(&from);
 
-    let path = folder.path().join("model/model.safetensors");
+    let path = folder.path("model/model.safetensors");
     let mut bytes = fs::read(&path).expect("weights");
     let router = SafeTensors::deserialize(&bytes).expect("a sound file");
     let router = router.tensor("model.layers.3.mlp.gate.weight").expect("a router").data();
@@ -141,17 +120,15 @@ fn a_router_that_overflows_is_named() {
     let length = router.len();
     bytes[start..start + length].chunks_exact_mut(4).for_each(|number| number.copy_from_slice(&largest));
     fs::write(&path, bytes).expect("a file");
-    let output =
-        run(&folder, &["train", "small.toml", "--set", "model.from=model", "--set", "run.out=third"]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(4), "{said}");
+    let (code, _, said) = folder.call(&["train", "small.toml"], &["model.from=model", "run.out=third"]);
+    assert_eq!(code, Some(4), "{said}");
     let words =
         "a probability of the router `model.layers.3.mlp.gate` is not finite; the parameters are still those";
     assert!(said.contains(words) && said.contains("stage 1") && said.contains("step 1"), "{said}");
     let mark = said.split_whitespace().find(|word| word.ends_with('!')).unwrap_or_default();
     assert!(mark.starts_with("1F"), "the failing action is marked: {said}");
     assert!(said.contains("\n  rank 0: ") && said.contains("\n  rank 1: "), "last actions: {said}");
-    let page = fs::read_to_string(folder.path().join("third/failed-step-1.html")).expect("a page");
+    let page = folder.read("third/failed-step-1.html");
     assert!(page.contains("failed: step 1: rank 1, stage 1"), "the title says what failed");
     assert!(said.contains("third/failed-step-1.html"), "{said}");
     assert!(
@@ -160,22 +137,19 @@ fn a_router_that_overflows_is_named() {
     );
 }
 
-/// Returns the experts of the second block that the file of a rank has after three steps.
-pub(super) fn stored_experts(folder: &TempDir, rank: u32) -> Vec<String> {
-    stored_experts_of(folder, 3, rank)
-}
-
-/// Like [`stored_experts`], after so many steps.
-pub(super) fn stored_experts_of(folder: &TempDir, step: u64, rank: u32) -> Vec<String> {
-    let file = format!("out/checkpoints/step-{step:08}/rank-{rank:04}.safetensors");
-    let bytes = fs::read(folder.path().join(file)).expect("a file of the checkpoint");
-    let stored = SafeTensors::deserialize(&bytes).expect("a sound file");
-    let expert = |name: &str| {
-        let rest = name.strip_prefix("model.layers.1.mlp.experts.")?;
-        rest.split_once('.').map(|(expert, _)| expert.to_owned())
-    };
-    let experts: BTreeSet<String> = stored.names().into_iter().filter_map(expert).collect();
-    experts.into_iter().collect()
+/// Returns the experts of the second block that the file of each rank has after so many steps.
+pub(super) fn stored_experts<const N: usize>(folder: &Run, step: u64, ranks: [u32; N]) -> [String; N] {
+    ranks.map(|rank| {
+        let file = format!("out/checkpoints/step-{step:08}/rank-{rank:04}.safetensors");
+        let bytes = fs::read(folder.path(&file)).expect("a file of the checkpoint");
+        let stored = SafeTensors::deserialize(&bytes).expect("a sound file");
+        let expert = |name: &str| {
+            let rest = name.strip_prefix("model.layers.1.mlp.experts.")?;
+            rest.split_once('.').map(|(expert, _)| expert.to_owned())
+        };
+        let experts: BTreeSet<String> = stored.names().into_iter().filter_map(expert).collect();
+        experts.into_iter().collect::<Vec<_>>().join(" ")
+    })
 }
 
 #[test]
@@ -184,11 +158,7 @@ fn tensor_ranks_with_whole_experts_train_as_one_and_resume_with_slices() {
     const WHOLE: &str = "mesh.whole_experts=true";
     const SLICES: &str = "mesh.whole_experts=false";
     let folder = folder();
-    succeed(
-        &folder,
-        &["train", "small.toml"],
-        &[&SETTINGS[..], &["pipeline.ranks=1", "run.steps=6"]].concat(),
-    );
+    folder.train(&[&SETTINGS[..], &["pipeline.ranks=1", "run.steps=6"]].concat());
     let expected = parts(&folder);
     let four = ["pipeline.ranks=1", "mesh.tensor_parallel=4"];
     let two = ["pipeline.ranks=2", "mesh.tensor_parallel=2"];
@@ -196,45 +166,37 @@ fn tensor_ranks_with_whole_experts_train_as_one_and_resume_with_slices() {
         [(four, WHOLE, two, WHOLE), (four, WHOLE, two, SLICES), (two, SLICES, four, WHOLE)]
     {
         let set = [&SETTINGS[..], &before, &[held, "run.steps=3"]].concat();
-        succeed(&folder, &["train", "small.toml"], &set);
+        folder.train(&set);
         if held == WHOLE {
-            let stored = [0, 1, 2, 3].map(|rank| stored_experts(&folder, rank).join(" "));
-            assert_eq!(stored, ["0 1", "2 3", "4", "5"]);
+            assert_eq!(stored_experts(&folder, 3, [0, 1, 2, 3]), ["0 1", "2 3", "4", "5"]);
         }
-        succeed(&folder, &["resume", "out"], &[&after[..], &[held_after, "run.steps=6"]].concat());
+        folder.resume(&[&after[..], &[held_after, "run.steps=6"]].concat());
         let found = parts(&folder);
         assert_eq!(found.len(), expected.len());
-        for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
-            let is_close = (found - expected).abs() <= 2e-5 * expected;
-            assert!(is_close, "{before:?} {held} to {after:?} {held_after}: {found} {expected}");
-        }
+        let are_close =
+            found.iter().flatten().zip(expected.iter().flatten()).all(|(a, b)| (a - b).abs() <= 2e-5 * b);
+        assert!(are_close, "{before:?} {held} to {after:?} {held_after}: {found:?} {expected:?}");
     }
 }
 
 #[test]
 fn more_tensor_ranks_than_whole_experts_are_refused() {
     let folder = folder();
-    for command in ["check", "train"] {
-        let set = ["model.num_attention_heads=8", "mesh.tensor_parallel=8", "mesh.whole_experts=true"];
-        let set = set.into_iter().flat_map(|set| ["--set", set]);
-        let output = run(&folder, &[command, "small.toml"].into_iter().chain(set).collect::<Vec<_>>());
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{said}");
-        let expected = "stage 0: `model.layers.1.mlp` cannot be divided among 8 tensor ranks that hold whole experts \
-                        (`mesh.whole_experts`): `model.layers.1.mlp.experts.0.gate_proj.weight` belongs to one of \
-                        `num_experts = 4`, so some rank would get nothing";
-        assert!(said.contains(expected), "{said}");
-    }
-    assert!(!folder.path().join("out").exists());
+    let set = ["model.num_attention_heads=8", "mesh.tensor_parallel=8", "mesh.whole_experts=true"];
+    let expected = "stage 0: `model.layers.1.mlp` cannot be divided among 8 tensor ranks that hold whole experts \
+                    (`mesh.whole_experts`): `model.layers.1.mlp.experts.0.gate_proj.weight` belongs to one of \
+                    `num_experts = 4`, so some rank would get nothing";
+    folder.refuse_settings(&set, expected);
+    assert!(!folder.out().exists());
 }
 
 /// Trains a small DeepSeek V3, and returns the corrections of its router in the export.
-fn corrections(folder: &TempDir, set: &[&str]) -> Vec<f32> {
-    succeed(folder, &["train", "small.toml"], set);
+fn corrections(folder: &Run, set: &[&str]) -> Vec<f32> {
+    folder.train(set);
     // The export of an earlier call.
-    let _ = fs::remove_dir_all(folder.path().join("m"));
-    succeed(folder, &["export", "out", "m"], &[]);
-    let file = fs::read(folder.path().join("m/model.safetensors")).expect("the weights");
+    let _ = fs::remove_dir_all(folder.path("m"));
+    folder.succeed(&["export", "out", "m"], &[]);
+    let file = fs::read(folder.path("m/model.safetensors")).expect("the weights");
     let file = SafeTensors::deserialize(&file).expect("it is sound");
     let tensor = file.tensor("model.layers.1.mlp.gate.e_score_correction_bias").expect("it has corrections");
     let number = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().expect("four bytes"));
@@ -244,7 +206,7 @@ fn corrections(folder: &TempDir, set: &[&str]) -> Vec<f32> {
 #[test]
 fn the_corrections_of_scores_follow_the_loads() {
     let config = scratch::small(2, 4, 3).replace("[data]\n", "architecture = \"deepseek_v3\"\n[data]\n");
-    let folder = scratch::folder(&config);
+    let folder = Run::of(&config);
     let speed = "optimizer.expert_balance_speed=0.25";
     let one = corrections(&folder, &["pipeline.ranks=1", speed]);
     assert!(one.iter().all(|number| (number * 4.0).fract() == 0.0 && number.abs() <= 0.75), "{one:?}");
@@ -257,11 +219,7 @@ fn the_corrections_of_scores_follow_the_loads() {
     });
     assert_eq!(sharded, whole);
     let refused = |set: &[&str], expected: &str| {
-        let set = set.iter().flat_map(|set| ["--set", set]);
-        let arguments: Vec<_> = ["check", "small.toml", "--set", speed].into_iter().chain(set).collect();
-        let output = run(&folder, &arguments);
-        let said = String::from_utf8_lossy(&output.stderr).split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(output.status.code() == Some(2) && said.contains(expected), "{said}");
+        folder.refuse(&["check", "small.toml"], &[&[speed], set].concat(), expected);
     };
     let other = ["model.architecture=llama"];
     refused(&other, "this model has no `gate.e_score_correction_bias`; remove the key");

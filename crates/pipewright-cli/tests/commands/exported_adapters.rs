@@ -6,27 +6,24 @@ use std::path::Path;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
-use super::adapters::{command, figures, folder, folder_without_path, succeed};
+use super::adapters::{folder, folder_without_path};
 use super::command_line::reference;
+use crate::run::{Run, in_one_line, numbers};
 
 /// Takes a step on the rows after the first `rows` rows of the data. Returns the figures before its update.
-fn step_after(folder: &TempDir, rows: usize, set: &[&str]) -> [f64; 2] {
+fn step_after(folder: &Run, rows: usize, set: &[&str]) -> [f64; 2] {
     let data =
         fs::read_to_string(Path::new(&reference("qwen3-tiny")).join("tokens.jsonl")).expect("the data");
     let rest: Vec<&str> = data.lines().skip(rows).collect();
-    let file = folder.path().join("rest.jsonl");
-    fs::write(&file, rest.join("\n")).expect("the scratch folder takes files");
-    let rest = format!("data.path={}", file.display());
-    succeed(
-        folder,
-        &["train", "lora.toml"],
-        &[&[rest.as_str(), "run.steps=1", "run.out=next"], set].concat(),
-    );
-    let metrics = fs::read_to_string(folder.path().join("next/metrics.jsonl")).expect("the metrics");
-    let line: Value = serde_json::from_str(metrics.lines().next().expect("a step")).expect("JSON");
-    ["loss", "grad_norm"].map(|key| line[key].as_f64().expect("a number"))
+    folder.write("rest.jsonl", rest.join("\n"));
+    first_step(folder, &[&["data.path=rest.jsonl"], set].concat())
+}
+
+/// Takes one step in a folder of its own. Returns the figures before its update.
+fn first_step(folder: &Run, set: &[&str]) -> [f64; 2] {
+    folder.train(&[set, &["run.steps=1", "run.out=next"]].concat());
+    numbers(&folder.metrics_in("next"))[0]
 }
 
 /// Returns the names and shapes of the tensors of a file.
@@ -39,23 +36,24 @@ fn tensors(file: &Path) -> Vec<(String, Vec<usize>)> {
     tensors
 }
 
+/// Returns PEFT's configuration in a folder.
+fn peft(folder: &Path) -> Value {
+    let text = fs::read_to_string(folder.join("adapter_config.json")).expect("the configuration");
+    serde_json::from_str(&text).expect("JSON")
+}
+
 #[test]
 fn an_export_has_the_form_of_peft_and_trains_on() {
     let folder = folder();
-    succeed(&folder, &["train", "lora.toml"], &["run.steps=2"]);
-    let (_, said) = succeed(&folder, &["export", "out", "adapter"], &[]);
-    assert!(said.contains("wrote the adapters of step 2 to adapter"), "{said}");
-    let (written, golden) = (folder.path().join("adapter"), reference("lora/qwen3-tiny"));
+    folder.train(&["run.steps=2"]);
+    folder.says(&["export", "out", "adapter"], &[], "wrote the adapters of step 2 to adapter");
+    let (written, golden) = (folder.path("adapter"), reference("lora/qwen3-tiny"));
     let golden = Path::new(&golden);
     assert_eq!(
         tensors(&written.join("adapter_model.safetensors")),
         tensors(&golden.join("adapter_model.safetensors"))
     );
-    let config = |dir: &Path| -> Value {
-        let text = fs::read_to_string(dir.join("adapter_config.json")).expect("the configuration");
-        serde_json::from_str(&text).expect("JSON")
-    };
-    let (found, expected) = (config(&written), config(golden));
+    let (found, expected) = (peft(&written), peft(golden));
     for (key, value) in found.as_object().expect("an object") {
         let is_base = key == "base_model_name_or_path";
         assert_eq!(
@@ -65,36 +63,37 @@ fn an_export_has_the_form_of_peft_and_trains_on() {
         );
     }
     let whole = self::folder();
-    succeed(&whole, &["train", "lora.toml"], &["run.steps=3"]);
+    whole.train(&["run.steps=3"]);
     let path = format!("adapter.path={}", written.display());
-    assert_eq!(step_after(&folder, 16, &[&path]), figures(&whole)[2]);
+    assert_eq!(step_after(&folder, 16, &[&path]), whole.losses()[2]);
 }
 
 #[test]
 fn a_merged_model_computes_what_the_adapted_one_does() {
     let folder = folder();
-    succeed(&folder, &["train", "lora.toml"], &[]);
+    folder.train(&[]);
     let generate = |of: &str| {
         let how = ["--prompt", "a", "--tokens", "12", "--temperature", "0", "--tokenizer", "bytes", "--json"];
-        let (out, _) = succeed(&folder, &[&["generate", of], &how[..]].concat(), &[]);
+        let (out, _) = folder.succeed(&[&["generate", of], &how[..]].concat(), &[]);
         let json: Value = serde_json::from_str(&out).expect("JSON");
         json["tokens"].clone()
     };
-    let (_, said) = succeed(&folder, &["export", "out", "merged", "--merge"], &[]);
-    assert!(said.contains("wrote the model of step 4 in float32 to merged"), "{said}");
+    let merge = ["export", "out", "merged", "--merge"];
+    folder.says(&merge, &[], "wrote the model of step 4 in float32 to merged");
     assert_eq!(generate("merged"), generate("out"));
     // The base may have moved.
     let on_base = |base: &str| {
         let how = ["generate", "out", "--prompt", "a", "--tokens", "3", "--tokenizer", "bytes", "--base"];
-        command(&folder, &[&how[..], &[base]].concat(), &[])
+        folder.call(&[&how[..], &[base]].concat(), &[])
     };
     assert_eq!(on_base(&reference("qwen3-tiny")).0, Some(0));
     let (code, _, said) = on_base(&reference("llama-tiny"));
+    let said = in_one_line(&said);
     assert!(code == Some(2) && said.contains("the adapters were trained on other weights"), "{said}");
-    succeed(&folder, &["export", "out", "adapter"], &[]);
-    let path = format!("adapter.path={}", folder.path().join("adapter").display());
+    folder.succeed(&["export", "out", "adapter"], &[]);
+    let path = format!("adapter.path={}", folder.path("adapter").display());
     let [adapted, _] = step_after(&folder, 32, &[&path]);
-    let from = format!("model.from={}", folder.path().join("merged").display());
+    let from = format!("model.from={}", folder.path("merged").display());
     let [merged, _] = step_after(&folder_without_path(), 32, &[&from]);
     assert!((adapted - merged).abs() <= 2e-6 * adapted, "{adapted} {merged}");
     let [base, _] = step_after(&folder_without_path(), 32, &[]);
@@ -105,46 +104,39 @@ fn a_merged_model_computes_what_the_adapted_one_does() {
 fn magnitudes_are_resumed_exported_and_merged() {
     let (folder, whole) = (folder_without_path(), folder_without_path());
     let dora = ["adapter.kind=lora", "adapter.rank=4", "adapter.dora=true"];
-    let (_, said) = succeed(&whole, &["train", "lora.toml"], &dora);
-    assert!(said.contains("adapter: dora of rank 4 on 56 layers"), "{said}");
-    succeed(
-        &folder,
-        &["train", "lora.toml"],
-        &[&dora[..], &["run.steps=2", "pipeline.schedule=zb-h1"]].concat(),
-    );
-    succeed(&folder, &["resume", "out"], &["run.steps=4", "pipeline.ranks=4", "pipeline.schedule=1f1b"]);
-    assert_eq!(figures(&folder), figures(&whole));
-    succeed(&folder, &["export", "out", "merged", "--merge"], &[]);
-    succeed(&folder, &["export", "out", "adapter"], &[]);
-    let adapter = folder.path().join("adapter");
-    let config = fs::read_to_string(adapter.join("adapter_config.json")).expect("the configuration");
-    let config: Value = serde_json::from_str(&config).expect("JSON");
+    whole.says(&["train", "small.toml"], &dora, "adapter: dora of rank 4 on 56 layers");
+    folder.train(&[&dora[..], &["run.steps=2", "pipeline.schedule=zb-h1"]].concat());
+    folder.resume(&["run.steps=4", "pipeline.ranks=4", "pipeline.schedule=1f1b"]);
+    assert_eq!(folder.figures(), whole.figures());
+    folder.succeed(&["export", "out", "merged", "--merge"], &[]);
+    folder.succeed(&["export", "out", "adapter"], &[]);
+    let adapter = folder.path("adapter");
+    let config = peft(&adapter);
     assert_eq!(config["use_dora"], json!(true));
     let magnitudes = ("base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector", vec![96]);
     let magnitudes = (magnitudes.0.to_owned(), magnitudes.1);
     assert!(tensors(&adapter.join("adapter_model.safetensors")).contains(&magnitudes));
     let path = format!("adapter.path={}", adapter.display());
     let [adapted, _] = step_after(&folder, 32, &["adapter.kind=lora", &path]);
-    let from = format!("model.from={}", folder.path().join("merged").display());
+    let from = format!("model.from={}", folder.path("merged").display());
     let [merged, _] = step_after(&folder, 32, &[&from]);
     assert!((adapted - merged).abs() <= 2e-6 * adapted, "{adapted} {merged}");
     // Without its magnitudes it is another adapter.
     let file = adapter.join("adapter_config.json");
     fs::write(file, config.to_string().replace("\"use_dora\":true", "\"use_dora\":false"))
         .expect("it can be written");
-    let (code, _, said) = command(&folder, &["train", "lora.toml"], &["adapter.kind=lora", &path]);
-    assert!(code == Some(2) && said.contains("lora_magnitude_vector"), "{said}");
+    folder.refuse(&["train", "small.toml"], &["adapter.kind=lora", &path], "lora_magnitude_vector");
 }
 
 /// Writes a configuration that trains new adapters on a tiny DeepSeek V3.
-fn deepseek() -> TempDir {
-    let folder = tempfile::tempdir().expect("a scratch folder");
+fn deepseek() -> Run {
+    let folder = Run::empty();
     let base = reference("deepseek-v3-tiny");
     let config = format!(
         "[model]\nfrom = \"{base}\"\n[data]\npath = \"{base}/tokens.jsonl\"\nseq_len = 24\nshuffle = false\n[adapter]\n\
          kind = \"lora\"\n[optimizer]\nlearning_rate = 5e-2\n[run]\nsteps = 2\nout = \"out\"\n"
     );
-    fs::write(folder.path().join("lora.toml"), config).expect("the scratch folder takes files");
+    folder.write("small.toml", config);
     folder
 }
 
@@ -152,26 +144,17 @@ fn deepseek() -> TempDir {
 #[test]
 fn an_export_of_a_family_with_experts_names_parameters() {
     let folder = deepseek();
-    succeed(&folder, &["train", "lora.toml"], &[]);
-    let (_, said) = succeed(&folder, &["export", "out", "adapter"], &[]);
+    folder.train(&[]);
+    let (_, said) = folder.succeed(&["export", "out", "adapter"], &[]);
     assert!(!said.contains("PEFT with") && !said.contains("dropout"), "{said}");
-    let read = |dir: &Path| -> Value {
-        let text = fs::read_to_string(dir.join("adapter_config.json")).expect("the configuration");
-        serde_json::from_str(&text).expect("JSON")
-    };
-    let adapter = folder.path().join("adapter");
-    let (mut found, golden) = (read(&adapter), read(Path::new(&reference("lora/deepseek-v3-tiny"))));
+    let adapter = folder.path("adapter");
+    let (mut found, golden) = (peft(&adapter), peft(Path::new(&reference("lora/deepseek-v3-tiny"))));
     for key in ["target_modules", "target_parameters"] {
         assert_eq!(found[key], golden[key], "{key}");
     }
     // It trains on as the merged model does.
-    succeed(&folder, &["export", "out", "merged", "--merge"], &[]);
-    let loss = |set: &[&str]| {
-        succeed(&folder, &["train", "lora.toml"], &[set, &["run.steps=1", "run.out=next"]].concat());
-        let metrics = fs::read_to_string(folder.path().join("next/metrics.jsonl")).expect("the metrics");
-        let line: Value = serde_json::from_str(metrics.lines().next().expect("a step")).expect("JSON");
-        line["loss"].as_f64().expect("a number")
-    };
+    folder.succeed(&["export", "out", "merged", "--merge"], &[]);
+    let loss = |set: &[&str]| first_step(&folder, set)[0];
     let path = format!("adapter.path={}", adapter.display());
     let (adapted, merged) = (loss(&[&path]), loss(&["model.from=merged"]));
     assert!((adapted - merged).abs() <= 2e-6 * adapted, "{adapted} {merged}");
@@ -181,10 +164,9 @@ fn an_export_of_a_family_with_experts_names_parameters() {
     for parameter in ["gate_up_proj", "mlp.experts.down_proj", "mlp.gate.weight"] {
         found["target_parameters"] = json!([parameter]);
         fs::write(&file, found.to_string()).expect("it can be written");
-        let (code, _, said) = command(&folder, &["train", "lora.toml"], &[&path]);
         let expected =
             format!("`target_parameters` is \"{parameter}\": this is not the weight of a linear layer");
-        assert!(code == Some(2) && said.contains(&expected), "{said}");
+        folder.refuse(&["train", "small.toml"], &[&path], &expected);
     }
     found["target_parameters"] = Value::Null;
     found["alpha_pattern"] = json!({});
@@ -193,17 +175,16 @@ fn an_export_of_a_family_with_experts_names_parameters() {
     let tensor = TensorView::new(Dtype::F32, vec![1], &[0; 4]).expect("a tensor");
     let bytes = safetensors::serialize([(name, tensor)], None).expect("a file");
     fs::write(adapter.join("adapter_model.safetensors"), bytes).expect("it can be written");
-    let (code, _, said) = command(&folder, &["train", "lora.toml"], &[&path]);
-    assert!(code == Some(2) && said.contains("is an adapter of experts that a router chooses"), "{said}");
+    folder.refuse(&["train", "small.toml"], &[&path], "is an adapter of experts that a router chooses");
 }
 
 #[test]
 fn an_export_names_the_limits_of_peft() {
     let folder = deepseek();
     let said = |set: &str| {
-        succeed(&folder, &["train", "lora.toml"], &["run.steps=1", set]);
+        folder.train(&["run.steps=1", set]);
         let to = set.split('=').next().expect("a key");
-        succeed(&folder, &["export", "out", to], &[]).1
+        in_one_line(&folder.succeed(&["export", "out", to], &[]).1)
     };
     let dora = said("adapter.dora=true");
     assert!(dora.contains("no DoRA for the 9 adapted feed-forward layers"), "{dora}");

@@ -1,22 +1,20 @@
 //! Tests of commands that cannot write: a limit on the size of files or a full disk ends each of them with an error
 //! that names the file and says what to do, and a reader that goes away ends none of them with a panic.
 
-use std::fs;
-use std::process::{Command, Output, Stdio};
+use std::process::Stdio;
 
-use crate::run::Run;
+use crate::run::{Run, finished};
 
-/// Runs a command that may write at most so many blocks of 512 bytes into a file.
-fn limited(run: &Run, blocks: u32, command: &str) -> Output {
-    let binary = assert_cmd::cargo::cargo_bin!("pipewright");
-    let script = format!("ulimit -f {blocks}; exec \"$0\" {command}");
-    Command::new("sh").current_dir(run.path(".")).args(["-c", &script]).arg(binary).output().expect("a shell")
+/// Runs a command that may write at most so many blocks of 512 bytes into a file. Returns its exit code and standard
+/// error.
+fn limited(run: &Run, blocks: u32, command: &str) -> (Option<i32>, String) {
+    let (code, _, said) = finished(&mut run.shell(&format!("ulimit -f {blocks}; exec \"$0\" {command}")));
+    (code, said)
 }
 
 /// Checks that a command ends with an error about a file.
-fn check(output: &Output, code: i32, words: &[&str]) {
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(code), "{said}");
+fn check((found, said): (Option<i32>, String), code: i32, words: &[&str]) {
+    assert_eq!(found, Some(code), "{said}");
     assert!(words.iter().all(|word| said.contains(word)) && !said.contains("panicked"), "{words:?}: {said}");
     assert_eq!(said.matches(ADVICE).count(), usize::from(words.contains(&ADVICE)), "{said}");
 }
@@ -27,7 +25,7 @@ const ADVICE: &str = "raise the limit on the size of files (`ulimit -f unlimited
 fn a_limit_on_files_ends_a_command_with_the_name_of_the_file() {
     let run = Run::new();
     run.train(&["run.steps=2"]);
-    fs::write(run.path("long.txt"), "the quick brown fox ".repeat(1000)).expect("a file");
+    run.write("long.txt", "the quick brown fox ".repeat(1000));
     for (command, file) in [
         ("init my.toml", "my.toml: cannot be written"),
         ("schedule 1f1b --ranks 8 --microbatches 64 -o s.csv", "s.csv: cannot be written"),
@@ -37,7 +35,7 @@ fn a_limit_on_files_ends_a_command_with_the_name_of_the_file() {
         ("tokenize long.txt --tokenizer bytes -o t.pwtok", "t.pwtok"),
         ("schedule 1f1b --ranks 8 --microbatches 64 > s.csv", "standard output: cannot be written"),
     ] {
-        check(&limited(&run, 1, command), 2, &[file, ADVICE]);
+        check(limited(&run, 1, command), 2, &[file, ADVICE]);
     }
     let is_left = |file: &str| run.path(file).exists();
     assert!(!is_left("my.toml") && !is_left("page.html"), "no part of a file is left");
@@ -48,12 +46,11 @@ fn a_limit_on_files_ends_a_run_that_resumes_without_it() {
     let run = Run::new();
     let set = "--set optimizer.schedule=constant --set run.steps=12";
     let output = limited(&run, 8, &format!("train small.toml {set}"));
-    check(&output, 2, &["out/metrics.jsonl: cannot be written", ADVICE, "pipewright resume ", "/out"]);
+    check(output, 2, &["out/metrics.jsonl: cannot be written", ADVICE, "pipewright resume ", "/out"]);
     // The last line is torn.
-    let resumed = run.command(&["resume", "out"]);
-    check(&resumed, 0, &["1 broken line"]);
+    run.says(&["resume", "out"], &[], "1 broken line");
     let output = limited(&run, 40, &format!("resume out {set} --set run.steps=13"));
-    check(&output, 2, &["rank-0000.safetensors", ADVICE, "earlier checkpoints are complete"]);
+    check(output, 2, &["rank-0000.safetensors", ADVICE, "earlier checkpoints are complete"]);
     assert_eq!(run.checkpoints(), ["step-00000012"], "the last good one");
     let whole = Run::new();
     whole.train(&["optimizer.schedule=constant", "run.steps=13"]);
@@ -67,9 +64,9 @@ fn a_full_disk_ends_a_command_with_what_to_do() {
     let run = Run::new();
     for command in ["schedule 1f1b --ranks 2 --microbatches 4", "simulate 1f1b --ranks 2 --microbatches 4"] {
         let to_file = limited(&run, 1 << 20, &format!("{command} -o /dev/full"));
-        check(&to_file, 2, &["/dev/full: cannot be written", "free some space"]);
+        check(to_file, 2, &["/dev/full: cannot be written", "free some space"]);
         let to_output = limited(&run, 1 << 20, &format!("{command} > /dev/full"));
-        check(&to_output, 2, &["standard output: cannot be written", "free some space"]);
+        check(to_output, 2, &["standard output: cannot be written", "free some space"]);
     }
 }
 
@@ -90,8 +87,8 @@ fn a_reader_that_goes_away_ends_no_command_with_a_panic() {
         (&["generate", "out", "--prompt", "the", "--tokens", "4"], 0),
         (&["inspect", "missing"], 2),
     ] {
-        let mut command = Command::new(assert_cmd::cargo::cargo_bin!("pipewright"));
-        command.current_dir(run.path(".")).args(arguments).stdin(Stdio::null());
+        let mut command = run.binary();
+        command.args(arguments);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
         // Both pipes lose their reader.
         (child.stdout, child.stderr) = (None, None);

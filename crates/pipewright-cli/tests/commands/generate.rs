@@ -6,7 +6,7 @@ use std::process::Output;
 
 use serde_json::Value;
 
-use crate::run::Run;
+use crate::run::{Run, finished};
 
 /// Trains a few steps of a family.
 fn trained(set: &[&str]) -> Run {
@@ -15,22 +15,20 @@ fn trained(set: &[&str]) -> Run {
     run
 }
 
-fn generate(run: &Run, model: &str, arguments: &[&str]) -> Output {
-    run.command(&[&["generate", model][..], arguments].concat())
+fn json(run: &Run, model: &str, arguments: &[&str]) -> Value {
+    let out = run.print(&[&["generate", model, "--json"], arguments].concat());
+    serde_json::from_str(&out).expect("an object")
 }
 
-fn json(run: &Run, model: &str, arguments: &[&str]) -> Value {
-    let output = generate(run, model, &[arguments, &["--json"]].concat());
-    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).expect("an object")
+/// Returns the ids of the tokens that follow the prompt.
+fn tokens(found: &Value) -> Vec<u64> {
+    found["tokens"].as_array().expect("a list").iter().filter_map(Value::as_u64).collect()
 }
 
 fn refuse(run: &Run, model: &str, arguments: &[&str], message: &str) {
-    let output = generate(run, model, arguments);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains(message), "{said}");
-    assert!(output.stdout.is_empty());
+    let (code, out, said) = run.call(&[&["generate", model], arguments].concat(), &[]);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains(message) && out.is_empty(), "{said}");
 }
 
 const GREEDY: [&str; 6] = ["--prompt", "the quick ", "--tokens", "12", "--temperature", "0"];
@@ -80,21 +78,16 @@ fn every_family_generates_from_a_run_and_from_its_export() {
             (&cached["tokens"], Some(false)),
             "{set:?}"
         );
-        assert_eq!(run.command(&["export", "out", "exported"]).status.code(), Some(0));
+        run.print(&["export", "out", "exported"]);
         assert_eq!(json(&run, "exported", &GREEDY)["tokens"], cached["tokens"], "{set:?}");
     }
 }
 
 #[test]
 fn a_text_without_a_cache_says_so() {
-    let run = trained(&[]);
-    let output = generate(&run, "out", &[&GREEDY[..], &["--no-cache"]].concat());
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(0), "{said}");
-    assert!(
-        said.contains("without a key-value cache: each token computes all earlier ones again\n"),
-        "{said}"
-    );
+    let uncached = [&["generate", "out", "--no-cache"], &GREEDY[..]].concat();
+    let note = "without a key-value cache: each token computes all earlier ones again\n";
+    trained(&[]).says(&uncached, &[], note);
 }
 
 /// Each family's own tests compare its tokens with references; here one rank must give the same ones.
@@ -153,26 +146,22 @@ fn check_on_ranks(run: &Run, expected: &Value) {
 #[test]
 fn prompts_come_from_arguments_and_lines() {
     let run = trained(&["pipeline.ranks=2"]);
-    fs::write(run.path("prompts.txt"), "fox\n\n  \njumps\n").expect("a file");
+    run.write("prompts.txt", "fox\n\n  \njumps\n");
     let greedy = ["--tokens", "4", "--temperature", "0"];
     let lines = [&greedy[..], &["--prompt", "the", "--prompts", "prompts.txt"]].concat();
-    let output = generate(&run, "out", &lines);
-    assert_eq!(output.status.code(), Some(0), "{output:?}");
-    let single = |prompt: &str| {
-        let output = generate(&run, "out", &[&greedy[..], &["--prompt", prompt]].concat());
-        String::from_utf8(output.stdout).expect("text")
-    };
+    let (out, said) = run.succeed(&[&["generate", "out"], &lines[..]].concat(), &[]);
+    let single =
+        |prompt: &str| run.print(&[&["generate", "out"], &greedy[..], &["--prompt", prompt]].concat());
     let expected: Vec<String> = (1..)
         .zip(["the", "fox", "jumps"])
         .map(|(n, prompt)| format!("==> {n} <==\n{}", single(prompt)))
         .collect();
-    assert_eq!(String::from_utf8_lossy(&output.stdout), expected.concat());
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(out, expected.concat());
     assert!(said.contains("12 tokens of 3 texts in ") && said.contains("for prompts of 11 tokens"), "{said}");
     // Standard input has lines too.
     let piped = converse(&run, &[&greedy[..], &["--prompts", "-"]].concat(), "fox\njumps\n");
     assert!(!piped.status.success(), "a chat needs a template");
-    fs::write(run.path("lines.jinja"), LINES).expect("a file");
+    run.write("lines.jinja", LINES);
     let chat =
         [&greedy[..], &["--chat-template", "lines.jinja", "--prompts", "-", "--ranks", "run"]].concat();
     let piped = converse(&run, &chat, "fox\njumps\n");
@@ -185,7 +174,7 @@ fn prompts_come_from_arguments_and_lines() {
 fn bad_prompts_and_ranks() {
     let run = trained(&[]);
     refuse(&run, "out", &["--prompts", "no.txt"], "no.txt: ");
-    fs::write(run.path("empty.txt"), "\n \n").expect("a file");
+    run.write("empty.txt", "\n \n");
     refuse(&run, "out", &["--prompts", "empty.txt"], "empty.txt: no line has a prompt");
     let second = ["--prompt", "a", "--prompt", "caf\u{e9}"];
     refuse(&run, "out", &second, "prompt 2: the text: byte 3: token id 195 lies beyond");
@@ -197,7 +186,7 @@ fn bad_prompts_and_ranks() {
         refuse(&run, "out", &["--prompt", "a", "--ranks", ranks], message);
     }
     refuse(&run, "out", &["--prompt", "a", "--devices", "abacus"], "abacus");
-    assert_eq!(run.command(&["export", "out", "exported"]).status.code(), Some(0));
+    run.print(&["export", "out", "exported"]);
     refuse(
         &run,
         "exported",
@@ -217,31 +206,22 @@ fn bad_prompts_and_ranks() {
 #[test]
 fn processes_need_a_build_with_mpi() {
     let run = trained(&[]);
-    let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin!("pipewright"));
-    command
-        .current_dir(run.path(""))
-        .args(["generate", "out", "--prompt", "a"])
-        .env("OMPI_COMM_WORLD_SIZE", "2");
-    let output = command.output().expect("the binary starts");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("several processes were started"), "{said}");
+    let mut command = run.binary();
+    command.args(["generate", "out", "--prompt", "a"]).env("OMPI_COMM_WORLD_SIZE", "2");
+    let (code, _, said) = finished(&mut command);
+    assert!(code == Some(2) && said.contains("several processes were started"), "{said}");
 }
 
 #[test]
 fn a_seed_repeats_a_text() {
     let run = trained(&[]);
     let sampled = |seed: &str| {
-        let output = generate(
-            &run,
-            "out/checkpoints/step-00000003",
-            &["--prompt", "fox", "--tokens", "40", "--seed", seed],
-        );
-        assert_eq!(output.status.code(), Some(0), "{output:?}");
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let how = ["--prompt", "fox", "--tokens", "40", "--seed", seed];
+        let (out, said) =
+            run.succeed(&[&["generate", "out/checkpoints/step-00000003"], &how[..]].concat(), &[]);
         assert!(said.contains("llama: 40 tokens in ") && said.contains("with a key-value cache"), "{said}");
         assert!(said.contains("the text has 43 tokens, and the model was trained on rows of 8"), "{said}");
-        String::from_utf8(output.stdout).expect("text")
+        out
     };
     let text = sampled("1");
     assert!(text.starts_with("fox") && text.ends_with('\n'), "{text:?}");
@@ -256,8 +236,7 @@ fn settings_of_the_choice() {
     let sampled = ["--prompt", "the quick ", "--tokens", "12", "--top-k", "1"];
     assert_eq!(json(&run, "out", &sampled)["tokens"], greedy["tokens"]);
     let penalized = json(&run, "out", &[&GREEDY[..], &["--repetition-penalty", "1000"]].concat());
-    let tokens: Vec<u64> =
-        penalized["tokens"].as_array().expect("a list").iter().filter_map(Value::as_u64).collect();
+    let tokens = tokens(&penalized);
     let once: std::collections::BTreeSet<u64> = tokens.iter().copied().collect();
     assert_eq!(once.len(), tokens.len(), "no token twice: {tokens:?}");
 }
@@ -265,15 +244,10 @@ fn settings_of_the_choice() {
 #[test]
 fn a_text_ends_where_the_model_ends_it() {
     let run = trained(&[]);
-    assert_eq!(run.command(&["export", "out", "exported"]).status.code(), Some(0));
-    let all = json(&run, "exported", &GREEDY);
-    let tokens: Vec<u64> =
-        all["tokens"].as_array().expect("a list").iter().filter_map(Value::as_u64).collect();
-    fs::write(
-        run.path("exported/generation_config.json"),
-        format!("{{\"eos_token_id\": [127, {}]}}", tokens[0]),
-    )
-    .expect("a file");
+    run.print(&["export", "out", "exported"]);
+    let tokens = tokens(&json(&run, "exported", &GREEDY));
+    let ends = format!("{{\"eos_token_id\": [127, {}]}}", tokens[0]);
+    run.write("exported/generation_config.json", ends);
     let ended = json(&run, "exported", &GREEDY);
     assert_eq!((ended["tokens"].as_array().map(Vec::len), ended["stop"].as_str()), (Some(0), Some("eos")));
 }
@@ -295,7 +269,7 @@ const WORDS: &str = r#"{"version": "1.0", "pre_tokenizer": {"type": "Whitespace"
 #[test]
 fn tokenizer_files_need_a_feature() {
     let run = trained(&[]);
-    fs::write(run.path("words.json"), WORDS).expect("a file");
+    run.write("words.json", WORDS);
     let arguments = ["--prompt", "the quick", "--tokenizer", "words.json"];
     refuse(&run, "out", &arguments, "words.json: tokenizer files are not compiled in");
 }
@@ -304,14 +278,14 @@ fn tokenizer_files_need_a_feature() {
 #[test]
 fn a_text_goes_through_the_tokenizer_of_the_run() {
     let run = Run::new();
-    fs::write(run.path("words.json"), WORDS).expect("a file");
+    run.write("words.json", WORDS);
     run.train(&["run.steps=3", "data.tokenizer=words.json", "data.seq_len=2"]);
     fs::remove_file(run.path("words.json")).expect("the run has a copy");
     let arguments = ["--prompt", "the fox", "--tokens", "4", "--temperature", "0"];
     let of_run = json(&run, "out", &arguments);
     assert_eq!(of_run["prompt_tokens"], serde_json::json!([0, 3]));
     assert_eq!(of_run["tokens"].as_array().map(Vec::len), Some(4));
-    assert_eq!(run.command(&["export", "out", "exported"]).status.code(), Some(0));
+    run.print(&["export", "out", "exported"]);
     assert_eq!(json(&run, "exported", &arguments)["text"], of_run["text"]);
 }
 
@@ -320,8 +294,8 @@ const LINES: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }};\n{% e
 
 /// Sends lines to a chat, and returns its output.
 fn converse(run: &Run, arguments: &[&str], lines: &str) -> Output {
-    let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin!("pipewright"));
-    command.current_dir(run.path("")).args(["generate", "out", "--chat"]).args(arguments);
+    let mut command = run.binary();
+    command.args(["generate", "out", "--chat"]).args(arguments);
     command.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
     let mut child = command.stderr(std::process::Stdio::piped()).spawn().expect("the binary starts");
     let mut input = child.stdin.take().expect("a pipe");
@@ -334,7 +308,7 @@ fn converse(run: &Run, arguments: &[&str], lines: &str) -> Output {
 #[test]
 fn a_chat_is_rendered_by_its_template() {
     let run = trained(&[]);
-    fs::write(run.path("lines.jinja"), LINES).expect("a file");
+    run.write("lines.jinja", LINES);
     let greedy = ["--tokens", "6", "--temperature", "0", "--chat-template", "lines.jinja"];
     let message = |text: &str, more: &[&str]| {
         json(&run, "out", &[&greedy[..], &["--chat", "--prompt", text], more].concat())
@@ -351,17 +325,14 @@ fn a_chat_is_rendered_by_its_template() {
     let plain = ["--tokens", "6", "--temperature", "0", "--prompt", "user: two;\nassistant: "];
     assert_eq!(json(&run, "out", &plain)["tokens"], first["tokens"]);
     // Without --json, the answer alone is printed.
-    let output = generate(&run, "out", &[&greedy[..], &["--chat", "--prompt", "two"]].concat());
-    assert_eq!(
-        String::from_utf8_lossy(&output.stdout),
-        format!("{}\n", first["text"].as_str().expect("a text"))
-    );
+    let out = run.print(&[&["generate", "out"], &greedy[..], &["--chat", "--prompt", "two"]].concat());
+    assert_eq!(out, format!("{}\n", first["text"].as_str().expect("a text")));
 }
 
 #[test]
 fn a_chat_has_a_turn_for_each_line() {
     let run = trained(&[]);
-    fs::write(run.path("lines.jinja"), LINES).expect("a file");
+    run.write("lines.jinja", LINES);
     let greedy = ["--tokens", "6", "--temperature", "0", "--chat-template", "lines.jinja"];
     let output = converse(&run, &greedy, "two\n\n  three  \n");
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
@@ -380,10 +351,10 @@ fn a_chat_has_a_turn_for_each_line() {
 fn a_run_keeps_the_template_of_its_tokenizer() {
     let run = Run::new();
     fs::create_dir(run.path("words")).expect("a folder");
-    fs::write(run.path("words/tokenizer.json"), WORDS).expect("a file");
+    run.write("words/tokenizer.json", WORDS);
     let template = "{{ bos_token }} {% for m in messages %}{{ m.content }} {% endfor %}";
-    fs::write(run.path("words/chat_template.jinja"), template).expect("a file");
-    fs::write(run.path("words/tokenizer_config.json"), "{\"bos_token\": \"brown\"}").expect("a file");
+    run.write("words/chat_template.jinja", template);
+    run.write("words/tokenizer_config.json", "{\"bos_token\": \"brown\"}");
     run.train(&["run.steps=3", "data.tokenizer=words/tokenizer.json", "data.seq_len=2"]);
     fs::remove_dir_all(run.path("words")).expect("the run has copies");
     let found = json(&run, "out", &["--chat", "--prompt", "the fox", "--tokens", "2"]);
@@ -401,13 +372,13 @@ fn bad_chats() {
         &[&chat[..], &["--chat-template", "no-such"]].concat(),
         "there is no chat template named \"no-such\"; name one of chatml, ",
     );
-    fs::write(run.path("refuses.jinja"), "\n{{ raise_exception('no questions') }}").expect("a file");
+    run.write("refuses.jinja", "\n{{ raise_exception('no questions') }}");
     let refuses = ["--chat-template", "refuses.jinja"];
     refuse(&run, "out", &[&chat[..], &refuses].concat(), "the chat template fails in line 2: no questions");
     refuse(&run, "out", &["--chat", "--json"], "`--json` is for answers to known messages");
     refuse(&run, "out", &["--tokens", "3"], "--prompt <TEXT>");
     refuse(&run, "out", &["--prompt", "a", "--system", "b"], "--chat");
-    fs::write(run.path("lines.jinja"), LINES).expect("a file");
+    run.write("lines.jinja", LINES);
     let long = converse(&run, &["--chat-template", "lines.jinja"], &"x".repeat((1 << 20) + 1));
     assert_eq!(long.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&long.stderr).contains("a line has more than 1 MiB"));
@@ -435,19 +406,17 @@ fn bad_input() {
     fs::create_dir(run.path("empty")).expect("a folder");
     refuse(&run, "empty", &["--prompt", "a"], "empty: there is no model here");
 
-    assert_eq!(run.command(&["export", "out", "exported"]).status.code(), Some(0));
-    let config = run.path("exported/config.json");
-    let text = fs::read_to_string(&config).expect("a configuration");
-    let mut json: Value = serde_json::from_str(&text).expect("JSON");
-    json["max_position_embeddings"] = 8.into();
-    fs::write(&config, json.to_string()).expect("a file");
+    run.print(&["export", "out", "exported"]);
+    let mut config = run.read_json("exported/config.json");
+    config["max_position_embeddings"] = 8.into();
+    run.write("exported/config.json", config.to_string());
     refuse(
         &run,
         "exported",
         &["--prompt", "fox", "--tokens", "6"],
         "3 tokens of the prompt and 6 more are above the 8 positions of the model",
     );
-    assert_eq!(generate(&run, "exported", &["--prompt", "fox", "--tokens", "5"]).status.code(), Some(0));
+    run.print(&["generate", "exported", "--prompt", "fox", "--tokens", "5"]);
 
     let weights = run.path("exported/model.safetensors");
     let mut bytes = fs::read(&weights).expect("weights");

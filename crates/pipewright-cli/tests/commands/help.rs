@@ -2,14 +2,12 @@
 
 use std::fs;
 
-use assert_cmd::Command;
-use tempfile::TempDir;
-
-use crate::command_line::{folder, succeed, text};
+use crate::command_line::folder;
+use crate::run::{Run, finished};
 
 /// Returns the names of all commands, in the order of the help.
 fn commands() -> Vec<String> {
-    let help = succeed(&folder(), &["--help"]);
+    let help = folder().print(&["--help"]);
     let list = help.split("Commands:\n").nth(1).and_then(|rest| rest.split("\n\n").next());
     let lines = list.expect("a list of commands").lines().filter(|line| indentation(line) == 2);
     let names = lines.filter_map(|line| line.split_whitespace().next()).map(str::to_owned);
@@ -17,11 +15,10 @@ fn commands() -> Vec<String> {
 }
 
 /// Makes a folder with a run in `runs/sample`, whose last step is to be taken again.
-fn folder_with_run() -> TempDir {
+fn folder_with_run() -> Run {
     let folder = folder();
-    let overrides = ["--set", "run.out=runs/sample", "--set", "run.checkpoint_every=1"];
-    succeed(&folder, &[&["train", "small.toml"], &overrides[..]].concat());
-    let checkpoints = folder.path().join("runs/sample/checkpoints");
+    folder.train(&["run.out=runs/sample", "run.checkpoint_every=1"]);
+    let checkpoints = folder.path("runs/sample/checkpoints");
     fs::remove_dir_all(checkpoints.join("step-00000003")).expect("the last checkpoint");
     folder
 }
@@ -51,7 +48,7 @@ fn the_examples_of_the_help_work_as_typed() {
             "resume" | "inspect" | "export" | "generate" | "report" => (&with_run, &[][..]),
             _ => (&fresh, &[][..]),
         };
-        let help = succeed(folder, &[command, "--help"]);
+        let help = folder.print(&[command, "--help"]);
         // A build without MPI cannot launch processes.
         if command == "launch" && !cfg!(feature = "mpi") {
             continue;
@@ -60,12 +57,12 @@ fn the_examples_of_the_help_work_as_typed() {
         for line in example.lines() {
             // The search for a cluster takes no limit.
             let limits = if line.contains("--cluster") { &[][..] } else { limits };
-            succeed(folder, &[&words(line)[1..], limits].concat());
+            folder.print(&[&words(line)[1..], limits].concat());
             typed += 1;
         }
     }
     assert!(typed > commands.len(), "{typed} examples of {} commands", commands.len());
-    let inside = |name: &str| fs::read_to_string(with_run.path().join(name)).expect(name);
+    let inside = |name: &str| fs::read_to_string(with_run.path(name)).expect(name);
     assert_eq!(inside("runs/sample/metrics.jsonl").lines().count(), 3, "the example of resume takes a step");
     assert!(inside("runs/sample/config.toml").contains("ranks = 1\n"));
     assert!(inside("profile.toml").contains("[[layers]]") && inside("report.html").contains("<html"));
@@ -91,9 +88,9 @@ fn help_is_wrapped_once() {
     let all: Vec<Vec<String>> = commands().into_iter().map(|name| vec![name]).chain([vec![]]).collect();
     for width in [80, 120] {
         for command in &all {
-            let mut binary = Command::cargo_bin("pipewright").expect("the binary is built");
-            binary.current_dir(folder.path()).args(command).arg("--help").env("COLUMNS", width.to_string());
-            let help = text(&binary.output().expect("the binary starts").stdout);
+            let mut binary = folder.binary();
+            binary.args(command).arg("--help").env("COLUMNS", width.to_string());
+            let (_, help, _) = finished(&mut binary);
             let lines: Vec<&str> = help.lines().collect();
             for pair in lines.windows(2) {
                 assert!(pair[0].chars().count() <= width, "{command:?} at {width}: {}", pair[0]);

@@ -74,9 +74,7 @@ fn a_timeline_that_cannot_be_written_is_warned_of_once() {
     for step in 1..=3 {
         symlink("/dev/full", run.path(&format!("out/timelines/step-{step:08}.json"))).expect("a link");
     }
-    let output = run.command(&["train", "small.toml", "--set", "run.steps=3"]);
-    let words = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{words}");
+    let (_, words) = run.succeed(&["train", "small.toml", "--set", "run.steps=3"], &[]);
     assert_eq!(words.matches("warning: a timeline is not written").count(), 1, "{words}");
     assert_eq!(run.figures().len(), 3);
     assert_eq!(run.checkpoints(), ["step-00000003"]);
@@ -84,9 +82,8 @@ fn a_timeline_that_cannot_be_written_is_warned_of_once() {
 
 /// Runs a command, and checks that none of its words has a control character.
 fn check_escaped(run: &Run, arguments: &[&str], escaped: &str) {
-    let output = run.command(arguments);
-    let words = [output.stdout, output.stderr].concat();
-    let words = String::from_utf8(words).expect("text");
+    let (_, out, said) = run.call(arguments, &[]);
+    let words = out + &said;
     let hidden = words.chars().find(|&character| character.is_control() && !matches!(character, '\n' | '\t'));
     assert_eq!(hidden, None, "{arguments:?}: {words:?}");
     assert!(words.contains(escaped), "{arguments:?}: {words}");
@@ -116,10 +113,10 @@ fn control_characters_of_files_are_shown_as_escapes() {
     let of_key = r#"[run]
 "\u001b[2J" = 1"#;
     for (text, shown) in [(of_key, SHOWN), (CLEAR, "not valid TOML")] {
-        fs::write(run.path("hostile.toml"), text).expect("a file");
+        run.write("hostile.toml", text);
         check_escaped(&run, &["check", "hostile.toml"], shown);
     }
-    fs::write(run.path("hostile.csv"), format!("{CLEAR},1\n")).expect("a file");
+    run.write("hostile.csv", format!("{CLEAR},1\n"));
     check_escaped(&run, &["validate", "hostile.csv"], "hostile.csv:1:1");
     let missing = format!("{CLEAR}.toml");
     check_escaped(&run, &["train", &missing], SHOWN);

@@ -1,18 +1,12 @@
 //! Tests of the learning rate of each step, also after a resume.
 
-use std::fs;
-
 use crate::run::Run;
 
 /// Checks the learning rates in the metrics.
 #[track_caller]
 fn assert_rates(run: &Run, expected: &[f64]) {
-    let metrics = fs::read_to_string(run.path("out/metrics.jsonl")).expect("metrics");
-    let rate = |line: &str| {
-        let value: serde_json::Value = serde_json::from_str(line).expect("a line is an object");
-        value["learning_rate"].as_f64().expect("a rate")
-    };
-    let found: Vec<f64> = metrics.lines().map(rate).collect();
+    let steps = run.steps();
+    let found: Vec<f64> = steps.iter().filter_map(|step| step["learning_rate"].as_f64()).collect();
     assert_eq!(found.len(), expected.len(), "{found:?}");
     assert!(found.iter().zip(expected).all(|(one, other)| (one - other).abs() < 1e-9), "{found:?}");
 }
@@ -48,9 +42,7 @@ fn wsd_goes_on_from_a_checkpoint_before_its_decay() {
     let run = Run::new();
     let wsd = ["optimizer.schedule=wsd", "optimizer.decay_steps=2", "run.checkpoint_every=2"];
     run.train(&[&["run.steps=4"], &wsd[..]].concat());
-    let resumed = run.command(&["resume", "out/checkpoints/step-00000002", "--set", "run.steps=6"]);
-    let words = String::from_utf8_lossy(&resumed.stderr).into_owned();
-    assert_eq!(resumed.status.code(), Some(0), "{words}");
+    let (_, words) = run.succeed(&["resume", "out/checkpoints/step-00000002", "--set", "run.steps=6"], &[]);
     assert!(!words.contains("the learning rate changes"), "{words}");
     assert_rates(&run, &[0.01, 0.01, 0.01, 0.01, 0.01, 0.005]);
 }
@@ -59,10 +51,7 @@ fn wsd_goes_on_from_a_checkpoint_before_its_decay() {
 fn keys_of_another_schedule_are_named() {
     let run = Run::new();
     let set = ["optimizer.schedule=constant", "optimizer.min_learning_rate=1e-4", "optimizer.decay_steps=2"];
-    let set = set.iter().flat_map(|set| ["--set", set]);
-    let output = run.command(&["check", "small.toml"].into_iter().chain(set).collect::<Vec<_>>());
-    let words = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(0), "{words}");
+    let (_, words) = run.succeed(&["check", "small.toml"], &set);
     for key in ["min_learning_rate", "decay_steps"] {
         let note = format!("`optimizer.{key}` has no effect with `schedule = \"constant\"`");
         assert!(words.contains(&note), "{words}");

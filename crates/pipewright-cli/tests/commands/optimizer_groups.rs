@@ -71,8 +71,7 @@ fn groups_do_not_depend_on_the_cut_and_survive_a_resume() {
     let parts = Run::new();
     parts.train(&[&SET[..], &["run.steps=6", "run.checkpoint_every=3", "pipeline.ranks=2"]].concat());
     assert_eq!(parts.figures(), whole.figures());
-    let output = parts.command(&["resume", "out/checkpoints/step-00000003", "--set", "pipeline.ranks=4"]);
-    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    parts.print(&["resume", "out/checkpoints/step-00000003", "--set", "pipeline.ranks=4"]);
     assert_eq!(parts.figures(), whole.figures());
     let last = |run: &Run| tensors(&run.path("out/checkpoints/step-00000006"));
     assert_eq!(last(&parts), last(&whole));
@@ -110,13 +109,9 @@ fn an_accumulating_run_resumes_and_counts_its_tokens() {
     parts.train(&["run.steps=3", "run.accumulate=2", "optimizer.schedule=constant"]);
     parts.resume(&["run.steps=6"]);
     assert_eq!(parts.figures(), whole.figures());
-    let metrics = std::fs::read_to_string(whole.path("out/metrics.jsonl")).expect("metrics");
-    let last: serde_json::Value =
-        serde_json::from_str(metrics.lines().last().expect("a step")).expect("an object");
-    assert_eq!(last["tokens"], 6 * 2 * 4 * 8);
-    let output = whole.command(&["check", "small.toml", "--set", "run.accumulate=2"]);
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(said.contains("4 steps of 8 rows, in 2 batches an epoch"), "{said}");
+    assert_eq!(whole.steps()[5]["tokens"], 6 * 2 * 4 * 8);
+    let batches = "4 steps of 8 rows, in 2 batches an epoch";
+    whole.prints(&["check", "small.toml"], &["run.accumulate=2"], batches);
 }
 
 #[test]
@@ -124,9 +119,7 @@ fn the_batches_of_a_step_rise_over_the_first_steps() {
     let constant = ["optimizer.schedule=constant", "run.accumulate=3", "run.rampup_steps=4"];
     let whole = Run::new();
     whole.train(&[&["run.steps=12"], &constant[..]].concat());
-    let metrics = std::fs::read_to_string(whole.path("out/metrics.jsonl")).expect("metrics");
-    let steps: Vec<serde_json::Value> =
-        metrics.lines().map(|line| serde_json::from_str(line).expect("an object")).collect();
+    let steps = whole.steps();
     let batches: Vec<_> =
         steps.iter().map(|step| step["tokens"].as_u64().expect("a number") / (4 * 8)).collect();
     // 1, 1, 2, 2 batches, and 3 from then on.
@@ -138,12 +131,8 @@ fn the_batches_of_a_step_rise_over_the_first_steps() {
     parts.train(&[&["run.steps=3"], &constant[..]].concat());
     parts.resume(&["run.steps=12"]);
     assert_eq!(parts.figures(), whole.figures());
-    let check = |set: &str| {
-        let output = whole.command(&["check", "small.toml", "--set", "run.rampup_steps=4", "--set", set]);
-        String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
-    };
-    let said = check("run.accumulate=3");
-    assert!(said.contains("of 12 rows, in 3 batches after the first 4 steps"), "{said}");
-    let refused = check("run.accumulate=1");
-    assert!(refused.contains("`rampup_steps` has no effect without accumulated batches"), "{refused}");
+    let batches = "of 12 rows, in 3 batches after the first 4 steps";
+    whole.prints(&["check", "small.toml"], &["run.rampup_steps=4", "run.accumulate=3"], batches);
+    let none = "`rampup_steps` has no effect without accumulated batches";
+    whole.refuse(&["check", "small.toml"], &["run.rampup_steps=4", "run.accumulate=1"], none);
 }

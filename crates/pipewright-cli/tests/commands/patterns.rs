@@ -2,6 +2,7 @@
 //! refused.
 
 use std::fs;
+use std::path::Path;
 
 use serde_json::Value;
 
@@ -10,17 +11,15 @@ use crate::run::Run;
 /// The reference with every part of the hybrid family.
 const HYBRID: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../pipewright-models/tests/data/hybrid-full");
 
-/// Runs a command on `small.toml` with overrides. Returns the exit code and everything that was printed.
-fn command(run: &Run, name: &str, set: &[String]) -> (Option<i32>, String) {
-    let set = set.iter().flat_map(|set| ["--set", set]);
-    let output = run.command(&[name, "small.toml"].into_iter().chain(set).collect::<Vec<_>>());
-    let printed = [output.stdout, output.stderr].concat();
-    (output.status.code(), String::from_utf8_lossy(&printed).into_owned())
-}
+const SIDE: &str = concat!(
+    "data.side=",
+    env!("CARGO_MANIFEST_DIR"),
+    "/../pipewright-models/tests/data/hybrid-full/side.safetensors"
+);
 
 /// The settings of the reference's runs with 4 microbatches.
-fn reference() -> Vec<String> {
-    let mut set: Vec<String> = [
+fn reference() -> Vec<&'static str> {
+    vec![
         "data.seq_len=32",
         "data.shuffle=false",
         "pipeline.microbatches=4",
@@ -35,43 +34,38 @@ fn reference() -> Vec<String> {
         "optimizer.clip_norm=1.0",
         "run.steps=3",
         "run.out=hybrid",
+        concat!("model.from=", env!("CARGO_MANIFEST_DIR"), "/../pipewright-models/tests/data/hybrid-full"),
+        concat!(
+            "data.path=",
+            env!("CARGO_MANIFEST_DIR"),
+            "/../pipewright-models/tests/data/hybrid-full/tokens.jsonl"
+        ),
+        SIDE,
     ]
-    .map(str::to_owned)
-    .into();
-    set.push(format!("model.from={HYBRID}"));
-    set.push(format!("data.path={HYBRID}/tokens.jsonl"));
-    set.push(format!("data.side={HYBRID}/side.safetensors"));
-    set
-}
-
-fn json(path: impl AsRef<std::path::Path>) -> Vec<Value> {
-    let text = fs::read_to_string(path).expect("the file exists");
-    serde_json::Deserializer::from_str(&text).into_iter().map(|value| value.expect("it is JSON")).collect()
 }
 
 #[test]
 fn side_inputs_reach_evaluations() {
     // With these settings a step changes no parameter, so the loss of an evaluation equals the loss of the
     // steps on its rows.
-    let frozen = ["optimizer.learning_rate=1e-30", "optimizer.weight_decay=0"].map(str::to_owned);
-    let trained = |more: &[String]| {
+    let frozen = ["optimizer.learning_rate=1e-30", "optimizer.weight_decay=0"];
+    let trained = |more: &[&str]| {
         let run = Run::new();
-        let (code, said) = command(&run, "train", &[&reference(), &frozen[..], more].concat());
-        assert_eq!(code, Some(0), "{said}");
-        json(run.path("hybrid/metrics.jsonl"))
+        run.train(&[&reference(), &frozen[..], more].concat());
+        run.metrics_in("hybrid")
     };
     let files = trained(&[
-        format!("data.validation={HYBRID}/tokens.jsonl"),
-        format!("data.validation_side={HYBRID}/side.safetensors"),
-        "run.eval_every=3".to_owned(),
-        "run.eval_batches=3".to_owned(),
+        &*format!("data.validation={HYBRID}/tokens.jsonl"),
+        &format!("data.validation_side={HYBRID}/side.safetensors"),
+        "run.eval_every=3",
+        "run.eval_batches=3",
     ]);
     let mean = files.iter().map(|step| step["loss"].as_f64().expect("a loss")).sum::<f64>() / 3.0;
     assert_eq!(files[2]["validation_loss"].as_f64(), Some(mean));
 
     // The reference has 80 rows, 8 in each batch; the last two batches are held out.
-    let all = trained(&["run.steps=10".to_owned()]);
-    let share = ["data.validation_share=0.2", "run.eval_every=1", "run.steps=1"].map(str::to_owned);
+    let all = trained(&["run.steps=10"]);
+    let share = ["data.validation_share=0.2", "run.eval_every=1", "run.steps=1"];
     let held = trained(&share);
     let mean = all[8..].iter().map(|step| step["loss"].as_f64().expect("a loss")).sum::<f64>() / 2.0;
     assert_eq!(held[0]["validation_loss"].as_f64(), Some(mean));
@@ -80,13 +74,13 @@ fn side_inputs_reach_evaluations() {
 #[test]
 fn a_run_with_side_inputs_and_bars_retraces_the_reference() {
     let run = Run::new();
-    let (code, said) = command(&run, "train", &reference());
-    assert_eq!(code, Some(0), "{said}");
-    let expected = json(format!("{HYBRID}/expected.json"));
-    let metrics = json(run.path("hybrid/metrics.jsonl"));
+    run.train(&reference());
+    let expected = fs::read(Path::new(HYBRID).join("expected.json")).expect("the reference");
+    let expected: Value = serde_json::from_slice(&expected).expect("JSON");
+    let metrics = run.metrics_in("hybrid");
     assert_eq!(metrics.len(), 3);
     for (step, found) in metrics.iter().enumerate() {
-        let expected = &expected[0]["expected"]["4"][step];
+        let expected = &expected["expected"]["4"][step];
         let close = |found: &Value, name: &str| {
             let (found, expected) = (found.as_f64().expect(name), expected[name].as_f64().expect(name));
             assert!(
@@ -111,8 +105,7 @@ fn a_run_with_side_inputs_and_bars_retraces_the_reference() {
 #[test]
 fn what_the_stages_share_is_listed() {
     let run = Run::new();
-    let (code, said) = command(&run, "check", &reference());
-    assert_eq!(code, Some(0), "{said}");
+    let (said, _) = run.succeed(&["check", "small.toml"], &reference());
     // The further prediction has a copy of the embedding's table, and the attentions of each stage one of the
     // relations' table.
     for table in ["embed_tokens", "relation_bias"] {
@@ -120,50 +113,24 @@ fn what_the_stages_share_is_listed() {
             format!("shared    model.{table}.weight: one parameter, with a copy in each of stages 0 and 1\n");
         assert!(said.contains(&line), "{said}");
     }
-    let mut four = reference();
-    four.extend(
-        ["pipeline.partition=optimal", "pipeline.stages_per_rank=2", "pipeline.schedule=interleaved1f1b"]
-            .map(str::to_owned),
-    );
-    let (code, said) = command(&run, "check", &four);
-    assert_eq!(code, Some(0), "{said}");
-    assert!(
-        said.contains("model.embed_tokens.weight: one parameter, with a copy in each of stages 0 and 3\n"),
-        "{said}"
-    );
+    let four =
+        ["pipeline.partition=optimal", "pipeline.stages_per_rank=2", "pipeline.schedule=interleaved1f1b"];
+    let (said, _) = run.succeed(&["check", "small.toml"], &[&reference(), &four[..]].concat());
+    let line = "model.embed_tokens.weight: one parameter, with a copy in each of stages 0 and 3\n";
+    assert!(said.contains(line), "{said}");
 }
 
 #[test]
-fn bars_that_do_not_fit_the_stages_are_refused() {
+fn bars_and_companions_that_do_not_fit_are_refused() {
     let run = Run::new();
-    let with = |further: &str| {
-        let mut set = reference();
-        set.push(further.to_owned());
-        command(&run, "check", &set)
-    };
-    let (code, said) = with("pipeline.ranks=3");
-    assert_eq!(code, Some(2), "{said}");
-    assert!(said.contains("pattern has 1 bar, for 2 stages, and the schedule has 3 stages"), "{said}");
-    let (code, said) = command(&run, "check", &["pipeline.partition=pattern".to_owned()]);
-    assert_eq!(code, Some(2), "{said}");
-    assert!(said.contains("the model has no pattern with bars"), "{said}");
-}
-
-#[test]
-fn a_companion_that_does_not_fit_is_refused() {
-    let run = Run::new();
-    let set = vec![format!("data.side={HYBRID}/side.safetensors")];
-    let (code, said) = command(&run, "check", &set);
-    assert_eq!(code, Some(2), "{said}");
-    assert!(
-        said.contains("side.safetensors: tensor `") && said.contains("`llama` has no side inputs"),
-        "{said}"
-    );
-    let mut set = reference();
-    set.push("data.side=nowhere.safetensors".to_owned());
-    let (code, said) = command(&run, "check", &set);
-    assert_eq!(code, Some(2), "{said}");
-    assert!(said.contains("nowhere.safetensors: cannot be read"), "{said}");
+    let refused = |set: &[&str], expected: &str| run.refuse(&["check", "small.toml"], set, expected);
+    let with = |further| [&reference()[..], &[further]].concat();
+    refused(&with("pipeline.ranks=3"), "pattern has 1 bar, for 2 stages, and the schedule has 3 stages");
+    refused(&["pipeline.partition=pattern"], "the model has no pattern with bars");
+    for expected in ["side.safetensors: tensor `", "`llama` has no side inputs"] {
+        refused(&[SIDE], expected);
+    }
+    refused(&with("data.side=nowhere.safetensors"), "nowhere.safetensors: cannot be read");
 }
 
 #[test]
@@ -182,12 +149,7 @@ fn a_fresh_model_of_a_pattern_is_trained() {
         "pipeline.partition=pattern",
         "run.steps=2",
     ];
-    let set: Vec<String> = set.map(str::to_owned).into();
-    let (code, said) = command(&run, "train", &set);
-    assert_eq!(code, Some(0), "{said}");
-    let mut wrong = set.clone();
-    wrong.push("model.pattern=AM|EX".to_owned());
-    let (code, said) = command(&run, "train", &wrong);
-    assert_eq!(code, Some(2), "{said}");
-    assert!(said.contains("`pattern`: block 3 is `X`"), "{said}");
+    run.train(&set);
+    let wrong = [&set[..], &["model.pattern=AM|EX"]].concat();
+    run.refuse(&["train", "small.toml"], &wrong, "`pattern`: block 3 is `X`");
 }

@@ -2,11 +2,10 @@
 //! the allocator counts.
 
 use std::collections::BTreeSet;
-use std::fs;
 
 use serde_json::Value;
 
-use crate::profile::{command, profile};
+use crate::profile::profile;
 use crate::run::Run;
 
 /// Blocks below a kibibyte are not counted, so the model is larger than usual.
@@ -35,23 +34,9 @@ const ERROR: f64 = 0.05;
 /// Plans for a limit, and writes the best plan to `planned.toml`. Returns the plans, or the refusal.
 fn plan(run: &Run, limit: u64, set: &[&str], more: &[&str]) -> Result<Vec<Value>, (Option<i32>, String)> {
     let limit = limit.to_string();
-    let arguments = [
-        "plan",
-        "small.toml",
-        "--profile",
-        "p.toml",
-        "--data-parallel",
-        "1",
-        "--memory",
-        &limit,
-        "--time-limit",
-        "20s",
-        "--format",
-        "json",
-        "-o",
-        "planned.toml",
-    ];
-    let (code, printed, said) = command(run, &[&arguments[..], more].concat(), set);
+    let arguments = ["plan", "small.toml", "--profile", "p.toml", "--data-parallel", "1", "--memory", &limit];
+    let how = ["--time-limit", "8s", "--format", "json", "-o", "planned.toml"];
+    let (code, printed, said) = run.call(&[&arguments[..], &how, more].concat(), set);
     match code {
         Some(0) => {
             let report: Value = serde_json::from_str(&printed).expect("JSON");
@@ -74,10 +59,9 @@ fn most(plan: &Value) -> u64 {
 /// Trains and returns each rank's highest peak.
 fn measured(run: &Run, configuration: &str, set: &[String]) -> Vec<u64> {
     let set: Vec<&str> = set.iter().map(String::as_str).collect();
-    let (code, _, said) = command(run, &["train", configuration], &set);
-    assert_eq!(code, Some(0), "{said}");
-    let metrics = fs::read_to_string(run.path("out/metrics.jsonl")).expect("the metrics");
-    let steps = metrics.lines().map(|line| peaks(&serde_json::from_str(line).expect("JSON")));
+    run.succeed(&["train", configuration], &set);
+    let steps = run.steps();
+    let steps = steps.iter().map(peaks);
     let higher = |a: Vec<u64>, b: Vec<u64>| a.into_iter().zip(b).map(|(a, b)| a.max(b)).collect();
     steps.reduce(higher).expect("a step")
 }
@@ -108,8 +92,7 @@ fn check(plan: &Value, limit: u64, found: &[u64]) {
 /// Makes a folder with a text that is long enough for the model, and measures the model.
 fn profiled() -> Run {
     let run = Run::new();
-    fs::write(run.path("text.txt"), "the quick brown fox jumps over the lazy dog ".repeat(400))
-        .expect("a text");
+    run.write("text.txt", "the quick brown fox jumps over the lazy dog ".repeat(400));
     profile(&run, &MODEL);
     run
 }
@@ -142,8 +125,7 @@ fn check_simulated(run: &Run, schedule: &str, choice: &[&str], profile: &str, fo
 /// Checks that a simulation predicts the measured peaks. Returns the prediction.
 fn check_simulation(run: &Run, of: &[&str], profile: &str, found: &[u64]) -> Vec<u64> {
     let output = ["--format", "json", "--profile", profile];
-    let (code, printed, said) = command(run, &[&["simulate"][..], of, &output].concat(), &[]);
-    assert_eq!(code, Some(0), "{said}");
+    let (printed, _) = run.succeed(&[&["simulate"][..], of, &output].concat(), &[]);
     let predicted = peaks(&serde_json::from_str(&printed).expect("JSON"));
     for (&found, &predicted) in found.iter().zip(&predicted) {
         let ratio = found as f64 / predicted as f64;
@@ -190,8 +172,7 @@ fn the_memory_of_stages_that_recompute_parts_of_layers_is_predicted() {
 fn the_memory_of_stages_whose_inputs_leave_is_predicted() {
     let run = profiled();
     let written = |arguments: &[&str]| {
-        let (code, _, said) = command(&run, arguments, &[]);
-        assert_eq!(code, Some(0), "{said}");
+        run.succeed(arguments, &[]);
     };
     // Many microbatches, because an input is small compared with activations and parameters.
     written(&["schedule", "gpipe", "--ranks", "2", "--microbatches", "64", "-o", "rows.csv"]);
@@ -222,8 +203,7 @@ fn the_memory_of_the_parts_of_a_head_is_predicted() {
     for parts in ["2", "4"] {
         let (name, key) = (format!("p{parts}.toml"), format!("pipeline.head_parts={parts}"));
         let arguments = ["profile", "small.toml", "--time-limit", "1s", "-o", &name];
-        let (code, _, said) = command(&run, &arguments, &[&MODEL[..], &[key.as_str()]].concat());
-        assert_eq!(code, Some(0), "{said}");
+        run.succeed(&arguments, &[&MODEL[..], &[key.as_str()]].concat());
     }
     // Parts that share their stage, that are alone on a rank, and that are apart on one rank.
     check_parts(&run, "loopedbfs", 3, "1,2,4,6,8", 4);

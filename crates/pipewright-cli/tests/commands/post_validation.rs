@@ -1,7 +1,5 @@
 //! Updates before the gradient norm, through the command line: they have the bits of updates after it.
 
-use std::fs;
-
 use serde_json::Value;
 
 use crate::run::{Figures, Run, tensors};
@@ -25,10 +23,8 @@ fn train(set: &[&str]) -> (Run, Outcome) {
 
 /// Returns the number of steps of a run with early updates that were repaired, and that were kept.
 fn early_steps(run: &Run) -> [usize; 2] {
-    let metrics = fs::read_to_string(run.path("out/metrics.jsonl")).expect("a run writes its metrics");
-    let steps = metrics.lines().map(|line| serde_json::from_str::<Value>(line).expect("an object"));
     let mut counts = [0, 0];
-    for step in steps {
+    for step in run.steps() {
         let repaired = step["repaired"] == true;
         match step["early_update_ms"].as_array() {
             Some(times) => {
@@ -114,12 +110,7 @@ fn a_run_resumes_with_and_without_early_updates() {
 
 /// Returns the memory of the ranks that `check` estimates.
 fn memory(run: &Run, set: &[&str]) -> Vec<Value> {
-    let set = set.iter().flat_map(|set| ["--set", *set]);
-    let arguments: Vec<&str> = ["check", "small.toml", "--format", "json"].into_iter().chain(set).collect();
-    let output = run.command(&arguments);
-    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-    let summary: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    summary["memory"]["ranks"].as_array().expect("ranks").clone()
+    run.estimates("small.toml", set)
 }
 
 fn number(rank: &Value, key: &str) -> u64 {
@@ -158,10 +149,8 @@ fn early_updates_take_the_memory_that_check_counts() {
     let set: Vec<&str> = SIZE.iter().chain(&large).chain(&["optimizer.clip_norm=0"]).copied().collect();
     let undo = number(&memory(&run, &[&set[..], &[EARLY]].concat())[1], "undo") as f64;
     let [without, with] = ["optimizer.post_validation=false", EARLY].map(|early| {
-        run.train(&[&set[..], &[early]].concat());
-        let metrics = fs::read_to_string(run.path("out/metrics.jsonl")).expect("a run writes its metrics");
-        let steps = metrics.lines().map(|line| serde_json::from_str::<Value>(line).expect("an object"));
-        steps.map(|step| step["peak_bytes"][1].as_f64().expect("bytes")).fold(0.0, f64::max)
+        run.succeed(&["train", "small.toml"], &[&set[..], &[early]].concat());
+        run.steps().iter().map(|step| step["peak_bytes"][1].as_f64().expect("bytes")).fold(0.0, f64::max)
     });
     let share = (with - without) / undo;
     assert!((0.8..1.05).contains(&share), "{with} with it, {without} without it: {share} of {undo}");

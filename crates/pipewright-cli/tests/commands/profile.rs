@@ -6,23 +6,13 @@ use toml::{Table, Value};
 
 use crate::run::Run;
 
-/// Runs a command with overrides. Returns the exit code, standard output and standard error.
-pub(super) fn command(run: &Run, arguments: &[&str], set: &[&str]) -> (Option<i32>, String, String) {
-    let set = set.iter().flat_map(|set| ["--set", set]);
-    let output = run.command(&arguments.iter().copied().chain(set).collect::<Vec<_>>());
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (output.status.code(), text(&output.stdout), text(&output.stderr))
-}
-
 /// Measures a profile, and returns it.
 pub(super) fn profile(run: &Run, set: &[&str]) -> Table {
     let arguments = ["profile", "small.toml", "--time-limit", "1s", "-o", "p.toml"];
-    let (code, _, said) = command(run, &arguments, set);
-    assert_eq!(code, Some(0), "{said}");
+    let (_, said) = run.succeed(&arguments, set);
     let caption = "median times of a microbatch: F forward, I gradients of inputs, W gradients of\n";
     assert!(said.starts_with(caption) && said.contains("\nlayer "), "{said}");
-    let text = fs::read_to_string(run.path("p.toml")).expect("the profile");
-    text.parse().expect("TOML")
+    run.read_toml("p.toml")
 }
 
 fn layers(profile: &Table) -> Vec<&Table> {
@@ -74,7 +64,7 @@ fn each_kind_of_layer_is_measured_once() {
             }
         }
         assert_eq!(profile.get("assumed"), None);
-        let text = fs::read_to_string(run.path("p.toml")).expect("the profile");
+        let text = run.read("p.toml");
         let with_spread =
             |line: &&str| PARTS.iter().any(|part| line.starts_with(part) && line.contains("# of "));
         assert_eq!(text.lines().filter(with_spread).count(), PARTS.len(), "{text}");
@@ -115,14 +105,12 @@ fn half_precision_halves_the_messages() {
         [Some("f32"), Some("bf16")]
     );
     let set = [&SIZES[..], &["run.precision=bf16"]].concat();
-    let (code, _, said) = command(&run, &["plan", "small.toml", "--profile", "p.toml"], &set);
-    assert_eq!(code, Some(0), "{said}");
+    run.succeed(&["plan", "small.toml", "--profile", "p.toml"], &set);
     // Estimates halve too.
     let peaks = |precision: &str| {
         let precision = format!("run.precision={precision}");
         let set = [&SIZES[..], &["pipeline.microbatch_size=16", &precision]].concat();
-        let (_, printed, _) = command(&run, &["plan", "small.toml", "--format", "json"], &set);
-        let plan: serde_json::Value = serde_json::from_str(&printed).expect("JSON");
+        let plan = run.json(&["plan", "small.toml"], &set);
         plan["plans"][0]["peak_bytes"][0].as_u64().expect("a size")
     };
     assert!(peaks("bf16") < peaks("f32"));
@@ -132,17 +120,14 @@ fn half_precision_halves_the_messages() {
 fn a_plan_for_larger_microbatches_estimates_the_sizes_of_the_profile_once() {
     let run = Run::new();
     profile(&run, &[]);
-    let text = fs::read_to_string(run.path("p.toml")).expect("the profile");
+    let text = run.read("p.toml");
     let is_size = |line: &&str| line.starts_with("activation_bytes") || line.starts_with("output_bytes");
     let without: String =
         text.lines().filter(|line| !is_size(line)).map(|line| format!("{line}\n")).collect();
-    fs::write(run.path("without.toml"), without).expect("a file");
+    run.write("without.toml", without);
     let plan = |file: &str, size: &str| {
         let size = format!("pipeline.microbatch_size={size}");
-        let (code, printed, said) =
-            command(&run, &["plan", "small.toml", "--profile", file, "--format", "json"], &[&size]);
-        assert_eq!(code, Some(0), "{said}");
-        let plan: serde_json::Value = serde_json::from_str(&printed).expect("JSON");
+        let plan = run.json(&["plan", "small.toml", "--profile", file, "--time-limit", "2s"], &[&size]);
         let peaks = plan["plans"][0]["peak_bytes"].as_array().expect("a list").clone();
         peaks.iter().filter_map(serde_json::Value::as_u64).max().expect("a rank") as f64
     };
@@ -155,7 +140,7 @@ fn a_plan_for_larger_microbatches_estimates_the_sizes_of_the_profile_once() {
 fn a_plan_takes_the_profile_of_its_model_only() {
     let run = Run::new();
     profile(&run, &[]);
-    let plan = |set: &[&str]| command(&run, &["plan", "small.toml", "--profile", "p.toml"], set);
+    let plan = |set: &[&str]| run.call(&["plan", "small.toml", "--profile", "p.toml"], set);
     let (code, printed, said) = plan(&[]);
     assert_eq!(code, Some(0), "{said}");
     assert!(printed.starts_with("best  ") && !printed.contains("assumed"), "{printed}");
@@ -180,10 +165,10 @@ fn a_plan_takes_the_profile_of_its_model_only() {
     refused("data.seq_len=16", "`output_bytes` is 512, and layer 0 of the model (embedding) has 1024");
 
     // A figure that is left out is estimated.
-    let text = fs::read_to_string(run.path("p.toml")).expect("the profile");
+    let text = run.read("p.toml");
     let without: String =
         text.lines().filter(|line| !line.starts_with("forward_s")).map(|line| format!("{line}\n")).collect();
-    fs::write(run.path("p.toml"), without).expect("a file");
+    run.write("p.toml", without);
     let (code, printed, said) = plan(&[]);
     assert_eq!(code, Some(0), "{said}");
     let expected = "assumed, not measured: embedding.forward_s, decoder.forward_s, head.forward_s\n";
@@ -195,24 +180,20 @@ fn a_plan_with_tensor_ranks_is_checked_and_trained() {
     let run = Run::new();
     profile(&run, &[]);
     let node = "[node]\nranks = 4\nlatency_s = 1e-6\nbytes_per_s = 1e11\n";
-    let text = fs::read_to_string(run.path("p.toml")).expect("the profile");
-    fs::write(run.path("p.toml"), format!("{text}{node}")).expect("a file");
+    let text = run.read("p.toml");
+    run.write("p.toml", format!("{text}{node}"));
     let plan = |tensor_ranks: &str, set: &[&str]| {
         let file = ["plan", "small.toml", "--profile", "p.toml", "-o", "planned.toml"];
         let mesh = ["--data-parallel", "1", "--tensor-parallel", tensor_ranks];
-        let (code, _, said) = command(&run, &[&file[..], &mesh].concat(), set);
-        assert_eq!(code, Some(0), "{said}");
-        let planned: Table =
-            fs::read_to_string(run.path("planned.toml")).expect("the plan").parse().expect("TOML");
+        run.succeed(&[&file[..], &mesh].concat(), set);
+        let planned: Table = run.read_toml("planned.toml");
         [("pipeline", "ranks"), ("mesh", "tensor_parallel")]
             .map(|(section, key)| planned[section][key].as_integer())
     };
     assert_eq!(plan("2", &["pipeline.ranks=4"]), [Some(2), Some(2)]);
-    let (code, printed, said) = command(&run, &["check", "planned.toml"], &[]);
-    assert_eq!(code, Some(0), "{said}");
+    let (printed, _) = run.succeed(&["check", "planned.toml"], &[]);
     assert!(printed.contains("2 tensor ranks compute each stage together, 4 ranks altogether"), "{printed}");
-    let (code, _, said) = command(&run, &["train", "planned.toml"], &[]);
-    assert_eq!(code, Some(0), "{said}");
+    run.succeed(&["train", "planned.toml"], &[]);
     // The plan's mesh replaces the mesh of the configuration, whose ranks are counted.
     assert_eq!(plan("1", &["pipeline.ranks=2", "mesh.tensor_parallel=2"]), [Some(4), Some(1)]);
 }
@@ -220,16 +201,14 @@ fn a_plan_with_tensor_ranks_is_checked_and_trained() {
 #[test]
 fn a_plan_without_a_profile_says_what_it_assumes() {
     let run = Run::new();
-    let (code, printed, said) = command(&run, &["plan", "small.toml"], &[]);
-    assert_eq!(code, Some(0), "{said}");
+    let (printed, _) = run.succeed(&["plan", "small.toml"], &[]);
     assert!(
         printed.contains("assumed, not measured: link.latency_s, link.bytes_per_s, embedding."),
         "{printed}"
     );
-    let (_, json, _) = command(&run, &["plan", "small.toml", "--format", "json"], &[]);
-    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    let json = run.json(&["plan", "small.toml"], &[]);
     assert_eq!(json["assumed"][0], "link.latency_s");
-    let (code, _, said) = command(&run, &["plan"], &[]);
+    let (code, _, said) = run.call(&["plan"], &[]);
     assert_eq!(code, Some(2), "{said}");
 }
 
@@ -237,8 +216,7 @@ fn a_plan_without_a_profile_says_what_it_assumes() {
 fn auto_measures_plans_and_runs() {
     let run = Run::new();
     let auto = ["pipeline.schedule=auto", "run.steps=3"];
-    let (code, _, said) = command(&run, &["train", "small.toml"], &auto);
-    assert_eq!(code, Some(0), "{said}");
+    let (_, said) = run.succeed(&["train", "small.toml"], &auto);
     let chosen = said.lines().find(|line| line.contains("of the best possible"));
     let chosen = chosen.expect("a line about the choice");
     assert!(
@@ -248,31 +226,25 @@ fn auto_measures_plans_and_runs() {
     assert_eq!(run.figures().len(), 3);
     // The display, the summary and the metrics compare the run with the plan.
     assert!(said.contains(" (planned ") && said.contains("\nmedian step "), "{said}");
-    let metrics = fs::read_to_string(run.path("out/metrics.jsonl")).expect("the metrics");
-    let steps =
-        metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("an object"));
-    let planned: Vec<f64> = steps.filter_map(|step| step["planned_step_ms"].as_f64()).collect();
+    let steps = run.steps();
+    let planned: Vec<f64> = steps.iter().filter_map(|step| step["planned_step_ms"].as_f64()).collect();
     assert!(planned.len() == 3 && planned[0] > 0.0 && planned[1..] == [planned[0]; 2], "{planned:?}");
 
     // The plan is stored, so resuming and moving the folder work.
-    let config = fs::read_to_string(run.path("out/config.toml")).expect("the configuration");
+    let config = run.read("out/config.toml");
     assert!(
         !config.contains("\"auto\"") && config.contains("boundaries") | config.contains("\"even\""),
         "{config}"
     );
     fs::rename(run.path("out"), run.path("moved")).expect("a folder");
-    let (code, _, said) = command(&run, &["resume", "moved"], &["run.steps=5"]);
-    assert_eq!(code, Some(0), "{said}");
+    let (_, said) = run.succeed(&["resume", "moved"], &["run.steps=5"]);
     assert!(!said.contains("auto: ") && said.contains(" (planned "), "{said}");
     fs::rename(run.path("moved"), run.path("out")).expect("a folder");
 
     // The profile is kept, and used by the next run in the folder.
-    let (code, _, said) = command(&run, &["train", "small.toml"], &auto);
-    assert_eq!(code, Some(0), "{said}");
+    let (_, said) = run.succeed(&["train", "small.toml"], &auto);
     assert!(said.contains("measured before (profile-"), "{said}");
-    let (code, _, said) =
-        command(&run, &["train", "small.toml"], &[&auto[..], &["model.hidden_size=32"]].concat());
-    assert_eq!(code, Some(0), "{said}");
+    let (_, said) = run.succeed(&["train", "small.toml"], &[&auto[..], &["model.hidden_size=32"]].concat());
     assert!(said.contains("measured in "), "a profile of another model is not used: {said}");
 }
 
@@ -280,10 +252,9 @@ fn auto_measures_plans_and_runs() {
 fn auto_cuts_a_heavy_head() {
     let run = Run::new();
     let set = ["pipeline.schedule=auto", "run.steps=2", "model.vocab_size=4096", "data.seq_len=64"];
-    let (code, _, said) = command(&run, &["train", "small.toml"], &set);
-    assert_eq!(code, Some(0), "{said}");
+    let (_, said) = run.succeed(&["train", "small.toml"], &set);
     assert!(said.lines().any(|line| line.starts_with("auto: ") && line.contains(", head in ")), "{said}");
-    let config = fs::read_to_string(run.path("out/config.toml")).expect("the configuration");
+    let config = run.read("out/config.toml");
     assert!(config.contains("head_parts = ") && !config.contains("head_parts = 1\n"), "{config}");
 }
 
@@ -292,17 +263,14 @@ fn a_plan_leaves_a_head_whole_that_the_optimizer_updates_as_a_whole() {
     let run = Run::new();
     let set = ["optimizer.name=adafactor", "model.vocab_size=4096"];
     let arguments = ["plan", "small.toml", "--time-limit", "1s", "-o", "planned.toml"];
-    let (code, _, said) = command(&run, &arguments, &set);
-    assert_eq!(code, Some(0), "{said}");
-    let (code, _, said) = command(&run, &["check", "planned.toml"], &[]);
-    assert_eq!(code, Some(0), "{said}");
+    run.succeed(&arguments, &set);
+    run.succeed(&["check", "planned.toml"], &[]);
 }
 
 #[test]
 fn check_says_what_auto_would_do() {
     let run = Run::new();
-    let (code, printed, said) = command(&run, &["check", "small.toml"], &["pipeline.schedule=auto"]);
-    assert_eq!(code, Some(0), "{said}");
+    let (printed, _) = run.succeed(&["check", "small.toml"], &["pipeline.schedule=auto"]);
     assert!(printed.starts_with("auto: ") && printed.contains("for assumed costs: "), "{printed}");
     assert!(printed.contains("proved sound"), "{printed}");
 }
@@ -311,9 +279,11 @@ fn check_says_what_auto_would_do() {
 fn a_run_is_not_resumed_with_another_plan() {
     let run = Run::new();
     run.train(&["run.steps=1"]);
-    let (code, _, said) = command(&run, &["resume", "out"], &["pipeline.schedule=auto", "run.steps=2"]);
-    assert_eq!(code, Some(2), "{said}");
-    assert!(said.contains("a run resumes with the plan that it stored"), "{said}");
+    run.refuse(
+        &["resume", "out"],
+        &["pipeline.schedule=auto", "run.steps=2"],
+        "a run resumes with the plan that it stored",
+    );
 }
 
 /// Input that is not a profile ends at once, with a place, and with few of its mistakes.
@@ -329,11 +299,9 @@ fn files_of_another_kind_are_refused_at_once() {
         (sections, "wrong.toml:10001:1: `layers` is 200000, where at most 10000 sections is expected"),
         ("\u{feff}rowz = 1\n".to_owned(), "wrong.toml:1:1: unknown key `rowz`"),
     ] {
-        fs::write(run.path("wrong.toml"), text).expect("a file");
+        run.write("wrong.toml", text);
         let arguments = ["plan", "--profile", "wrong.toml", "--ranks", "2", "--microbatches", "4"];
-        let (code, _, said) = command(&run, &arguments, &[]);
-        assert_eq!(code, Some(2), "{said}");
-        assert!(said.contains(expected), "{said}");
+        run.refuse(&arguments, &[], expected);
     }
 }
 
@@ -345,7 +313,7 @@ fn more_ranks_than_were_measured_share_the_memory() {
                  weight_backward_s = 1e-3\noutput_bytes = 1000\nparameter_bytes = 1000000\nactivation_bytes = 1000\n";
     let link = "[link]\nlatency_s = 0.0\nbytes_per_s = 1e9\n";
     let device = "[device]\nname = \"x\"\nranks = 1\nmemory_bytes = 16200000\n";
-    fs::write(run.path("p.toml"), format!("{device}{link}{layer}")).expect("a file");
+    run.write("p.toml", format!("{device}{link}{layer}"));
     let plan = |ranks: &str| {
         let arguments = [
             "plan",
@@ -358,7 +326,7 @@ fn more_ranks_than_were_measured_share_the_memory() {
             "--data-parallel",
             ranks,
         ];
-        command(&run, &arguments, &[])
+        run.call(&arguments, &[])
     };
     // Parameters, gradients and the state of AdamW of four layers: 16 MB a rank.
     let (code, _, said) = plan("1");

@@ -3,40 +3,25 @@
 use std::fs;
 
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
-use super::command_line::{folder, run_in, succeed, text};
+use super::command_line::folder;
+use crate::run::{Run, numbers};
 
 /// Writes a small trained model to the folder `m` and returns its configuration.
-fn exported() -> (TempDir, Value) {
+fn exported() -> (Run, Value) {
     let folder = folder();
-    succeed(&folder, &["train", "small.toml"]);
-    succeed(&folder, &["export", "out", "m"]);
-    let config = fs::read(folder.path().join("m/config.json")).expect("a configuration");
-    (folder, serde_json::from_slice(&config).expect("JSON"))
+    folder.train(&[]);
+    folder.print(&["export", "out", "m"]);
+    let config = folder.read_json("m/config.json");
+    (folder, config)
 }
 
-fn write(folder: &TempDir, name: &str, content: impl AsRef<[u8]>) {
-    fs::write(folder.path().join(name), content).expect("the scratch folder takes files");
+fn check_refused(folder: &Run, set: &[&str], part: &str) {
+    folder.refuse(&["check", "small.toml"], set, part);
 }
 
-/// Runs a command on `small.toml` with overrides. Returns its exit code and standard error.
-fn told(folder: &TempDir, command: &str, set: &[&str]) -> (Option<i32>, String) {
-    let set = set.iter().flat_map(|set| ["--set", set]);
-    let output = run_in(folder.path(), &[command, "small.toml"].into_iter().chain(set).collect::<Vec<_>>());
-    (output.status.code(), text(&output.stderr))
-}
-
-fn check_refused(folder: &TempDir, set: &[&str], part: &str) {
-    let (code, words) = told(folder, "check", set);
-    assert_eq!(code, Some(2), "{words}");
-    assert!(words.contains(part), "{words}\nhas not: {part}");
-}
-
-fn check_accepted(folder: &TempDir, command: &str, set: &[&str], part: &str) {
-    let (code, words) = told(folder, command, set);
-    assert_eq!(code, Some(0), "{words}");
-    assert!(words.contains(part), "{words}\nhas not: {part}");
+fn check_accepted(folder: &Run, command: &str, set: &[&str], part: &str) {
+    folder.says(&[command, "small.toml"], set, part);
 }
 
 const FROM: &str = "model.from=m";
@@ -45,9 +30,9 @@ const FROM: &str = "model.from=m";
 fn a_configuration_alone_starts_from_random_weights() {
     let (folder, _) = exported();
     let note = "there are no weights: training starts from random ones";
-    let (code, words) = told(&folder, "check", &["model.from=m/config.json", "run.out=other"]);
-    assert!(code == Some(0) && !words.contains(note), "the weights next to it are used: {words}");
-    fs::remove_file(folder.path().join("m/model.safetensors")).expect("it is there");
+    let (_, words) = folder.succeed(&["check", "small.toml"], &["model.from=m/config.json", "run.out=other"]);
+    assert!(!words.contains(note), "the weights next to it are used: {words}");
+    fs::remove_file(folder.path("m/model.safetensors")).expect("it is there");
     for command in ["check", "plan", "train"] {
         check_accepted(&folder, command, &[FROM, "run.out=other"], note);
     }
@@ -61,7 +46,7 @@ fn a_pasted_configuration_is_taken_and_what_has_no_effect_is_named() {
         let config = format!(
             "[model]\n{lines}\n[data]\npath = \"text.txt\"\nseq_len = 8\n[run]\nsteps = 1\nout = \"out\"\n"
         );
-        write(&folder, "small.toml", config);
+        folder.write("small.toml", config);
     };
     let sizes = "vocab_size = 128\nhidden_size = 16\nintermediate_size = 24\nnum_hidden_layers = 2\nnum_attention_heads = 2\n\
                  num_key_value_heads = 1\nhead_dim = 8\nrms_norm_eps = 1e-6\ntie_word_embeddings = true\n";
@@ -70,19 +55,15 @@ fn a_pasted_configuration_is_taken_and_what_has_no_effect_is_named() {
                 max_window_layers = 2\nmax_position_embeddings = 4096\ninitializer_range = 0.02\ntransformers_version = \"4.51.0\"\n\
                 bos_token_id = 3\neos_token_id = 5\nrope_theta = 1000000\n";
     paste(&format!("{sizes}{rest}"));
-    let (code, words) = told(&folder, "train", &[]);
-    assert_eq!(code, Some(0), "{words}");
     let note = "`hidden_act`, `qkv_bias`, `torch_dtype`, `transformers_version`, `use_cache`";
-    assert!(words.contains(note), "{words}");
-    succeed(&folder, &["export", "out", "m"]);
-    let config = fs::read(folder.path().join("m/config.json")).expect("a configuration");
-    let config: Value = serde_json::from_slice(&config).expect("JSON");
+    check_accepted(&folder, "train", &[], note);
+    folder.print(&["export", "out", "m"]);
+    let config = folder.read_json("m/config.json");
     assert_eq!(config["model_type"], "qwen3");
     let found = ["eos_token_id", "bos_token_id", "max_position_embeddings"].map(|key| config[key].clone());
     assert_eq!(found, [json!(5), json!(3), json!(4096)]);
     paste(&format!("{sizes}{rest}sliding_window = 512\n"));
-    let (code, words) = told(&folder, "check", &[]);
-    assert!(code == Some(0) && words.contains("`sliding_window` has no effect"), "{words}");
+    check_accepted(&folder, "check", &[], "`sliding_window` has no effect");
 
     for (line, part) in [
         ("model_type = \"cohere\"\nlogit_scale = 8.0", "which cannot compute `logit_scale = 8.0`"),
@@ -116,12 +97,10 @@ fn a_written_number_of_positions_is_exported() {
     for (name, model) in [("nemotron", &nemotron[..]), ("hybrid", &hybrid)] {
         let run = format!("run.out={name}");
         let set = [model, &["model.max_position_embeddings=4096", "run.steps=1", &run]].concat();
-        let (code, words) = told(&folder, "train", &set);
-        assert_eq!(code, Some(0), "{words}");
+        folder.train(&set);
         let target = format!("{name}-exported");
-        succeed(&folder, &["export", name, &target]);
-        let config = fs::read(folder.path().join(target).join("config.json")).expect("a configuration");
-        let config: Value = serde_json::from_slice(&config).expect("JSON");
+        folder.print(&["export", name, &target]);
+        let config = folder.read_json(&format!("{target}/config.json"));
         assert_eq!(config["max_position_embeddings"], 4096, "{name}");
     }
 }
@@ -134,14 +113,14 @@ fn unused_tensors_and_unknown_keys_are_named() {
     }
     config["model_type"] = json!("qwen2");
     config["architectures"] = json!(["Qwen2ForCausalLM"]);
-    write(&folder, "m/config.json", config.to_string());
+    folder.write("m/config.json", config.to_string());
     check_refused(&folder, &[FROM], ".bias` is missing");
     config["model_type"] = json!("llama");
     config["architectures"] = json!(["LlamaForCausalLM"]);
-    write(&folder, "m/config.json", config.to_string());
+    folder.write("m/config.json", config.to_string());
     check_accepted(&folder, "train", &[FROM], "not known: `my_note`, `note_2`, `note_3`, `note_4`;");
     config["logits_scaling"] = json!(8.0);
-    write(&folder, "m/config.json", config.to_string());
+    folder.write("m/config.json", config.to_string());
     check_refused(&folder, &[FROM], "`logits_scaling = 8.0` is not supported: only 1 is");
 }
 
@@ -150,25 +129,16 @@ fn a_model_with_dropout_trains_without_it_and_says_so() {
     let (folder, mut config) = exported();
     check_accepted(&folder, "train", &[FROM, "run.out=plain"], "");
     config["attention_dropout"] = json!(0.1);
-    write(&folder, "m/config.json", config.to_string());
+    folder.write("m/config.json", config.to_string());
     let note = "config.json asks for dropout in training (`attention_dropout`); the model trains without it";
     check_accepted(&folder, "train", &[FROM, "run.out=dropped"], note);
-    let losses = |run: &str| -> Vec<Value> {
-        let metrics = fs::read_to_string(folder.path().join(run).join("metrics.jsonl")).expect("metrics");
-        let line =
-            |line: &str| serde_json::from_str::<Value>(line).expect("a line is an object")["loss"].clone();
-        metrics.lines().map(line).collect()
-    };
-    assert_eq!(losses("plain"), losses("dropped"));
+    assert_eq!(numbers(&folder.metrics_in("plain")), numbers(&folder.metrics_in("dropped")));
     // The export can be trained further with it.
-    succeed(&folder, &["export", "dropped", "again"]);
-    let written = fs::read(folder.path().join("again/config.json")).expect("a configuration");
-    let written: Value = serde_json::from_slice(&written).expect("JSON");
-    assert_eq!(written["attention_dropout"], 0.1);
+    folder.print(&["export", "dropped", "again"]);
+    assert_eq!(folder.read_json("again/config.json")["attention_dropout"], 0.1);
     // Nothing is dropped in generation, so there is nothing to say.
-    let output = run_in(folder.path(), &["generate", "m", "--prompt", "a", "--tokens", "1"]);
-    let words = text(&output.stderr);
-    assert!(output.status.code() == Some(0) && !words.contains("dropout"), "{words}");
+    let (_, words) = folder.succeed(&["generate", "m", "--prompt", "a", "--tokens", "1"], &[]);
+    assert!(!words.contains("dropout"), "{words}");
 }
 
 /// One warning of training names it, and generation says nothing.
@@ -176,14 +146,13 @@ fn a_model_with_dropout_trains_without_it_and_says_so() {
 fn dropout_under_a_name_that_the_family_does_not_have_is_told_once() {
     let (folder, mut config) = exported();
     config["hidden_dropout_prob"] = json!(0.1);
-    write(&folder, "m/config.json", config.to_string());
+    folder.write("m/config.json", config.to_string());
     let note =
         "config.json asks for dropout in training (`hidden_dropout_prob`); the model trains without it";
-    let (code, words) = told(&folder, "train", &[FROM]);
-    assert!(code == Some(0) && words.contains(note) && !words.contains("not known"), "{words}");
-    let output = run_in(folder.path(), &["generate", "m", "--prompt", "a", "--tokens", "1"]);
-    let words = text(&output.stderr);
-    assert!(output.status.code() == Some(0) && !words.contains("hidden_dropout_prob"), "{words}");
+    let (_, words) = folder.succeed(&["train", "small.toml"], &[FROM]);
+    assert!(words.contains(note) && !words.contains("not known"), "{words}");
+    let (_, words) = folder.succeed(&["generate", "m", "--prompt", "a", "--tokens", "1"], &[]);
+    assert!(!words.contains("hidden_dropout_prob"), "{words}");
 }
 
 /// A tokenizer that puts `<s>` before a text.
@@ -199,45 +168,42 @@ const TOKENIZER: &str = r#"{"version": "1.0", "pre_tokenizer": {"type": "Whitesp
 #[test]
 fn the_tokenizer_of_the_model_is_the_default() {
     let (folder, _) = exported();
-    write(&folder, "m/tokenizer.json", TOKENIZER);
+    folder.write("m/tokenizer.json", TOKENIZER);
     if cfg!(feature = "tokenizers") {
-        let output = succeed(&folder, &["check", "small.toml", "--set", FROM]);
         // 14 words in each of four sentences, and the token that begins the text.
-        assert!(output.contains("57 tokens"), "{output}");
+        folder.prints(&["check", "small.toml"], &[FROM], "57 tokens");
     } else {
         check_refused(&folder, &[FROM], "cargo build --release --features tokenizers");
     }
-    let output = succeed(&folder, &["check", "small.toml", "--set", FROM, "--set", "data.tokenizer=bytes"]);
-    assert!(output.contains("264 tokens"), "{output}");
-    fs::remove_file(folder.path().join("m/tokenizer.json")).expect("it is there");
-    write(&folder, "m/tokenizer.model", "x");
+    folder.prints(&["check", "small.toml"], &[FROM, "data.tokenizer=bytes"], "264 tokens");
+    fs::remove_file(folder.path("m/tokenizer.json")).expect("it is there");
+    folder.write("m/tokenizer.model", "x");
     check_refused(&folder, &[FROM], "in a form that is not read (tokenizer.model)");
 }
 
 #[test]
 fn an_export_keeps_the_element_type_of_the_weights() {
     let (folder, _) = exported();
-    succeed(&folder, &["export", "out", "half", "--dtype", "bfloat16"]);
-    succeed(&folder, &["train", "small.toml", "--set", "model.from=half", "--set", "run.out=second"]);
-    succeed(&folder, &["export", "second", "again"]);
-    succeed(&folder, &["export", "second", "single", "--dtype", "float32"]);
+    folder.print(&["export", "out", "half", "--dtype", "bfloat16"]);
+    folder.train(&["model.from=half", "run.out=second"]);
+    folder.print(&["export", "second", "again"]);
+    folder.print(&["export", "second", "single", "--dtype", "float32"]);
     let length =
-        |name: &str| fs::metadata(folder.path().join(name).join("model.safetensors")).expect("weights").len();
+        |name: &str| fs::metadata(folder.path(name).join("model.safetensors")).expect("weights").len();
     assert_eq!(length("again"), length("half"));
     assert!(length("single") > length("half") * 3 / 2);
-    let config = fs::read_to_string(folder.path().join("again/config.json")).expect("a configuration");
-    assert!(config.contains("\"dtype\": \"bfloat16\""), "{config}");
+    assert_eq!(folder.read_json("again/config.json")["dtype"], "bfloat16");
 }
 
 #[test]
 fn other_forms_of_models_and_data_are_named() {
     let folder = folder();
     check_refused(&folder, &["model.from=meta-llama/Llama-3.2-1B"], "hf download meta-llama/Llama-3.2-1B");
-    write(&folder, "m.gguf", "GGUF");
+    folder.write("m.gguf", "GGUF");
     check_refused(&folder, &["model.from=m.gguf"], "this is a GGUF file");
-    write(&folder, "a.pickle", b"\x80\x04\x95\x0f\0\0");
+    folder.write("a.pickle", b"\x80\x04\x95\x0f\0\0");
     check_refused(&folder, &["data.path=a.pickle"], "the file is a Python pickle, not text: export");
-    write(&folder, "a.txt", b"\x1f\x8b\x08\0\0");
+    folder.write("a.txt", b"\x1f\x8b\x08\0\0");
     check_refused(
         &folder,
         &["data.path=a.txt"],
@@ -249,20 +215,18 @@ fn other_forms_of_models_and_data_are_named() {
 fn data_of_every_format_is_recognised_and_said() {
     let folder = folder();
     let sentence = "{\"body\": \"the quick fox jumps over the lazy dog\", \"id\": 1}\n".repeat(12);
-    write(&folder, "a.jsonl", &sentence);
+    folder.write("a.jsonl", &sentence);
     let keys = "data.keys={ text = \"body\" }";
-    let train = ["train", "small.toml", "--set", "data.path=a.jsonl", "--set", keys];
-    succeed(&folder, &train);
-    let output = succeed(&folder, &["check", "small.toml", "--set", "data.path=a.jsonl", "--set", keys]);
-    assert!(output.contains("data      from 1 file of JSON lines with texts"), "{output}");
+    let set = ["data.path=a.jsonl", keys];
+    folder.train(&set);
+    folder.prints(&["check", "small.toml"], &set, "data      from 1 file of JSON lines with texts");
     // A resumed run knows the names of the keys.
-    succeed(&folder, &["resume", "out", "--set", "run.steps=3"]);
+    folder.resume(&["run.steps=3"]);
     let ids: Vec<u8> = (0..200u16).map(|id| id % 128).flat_map(u16::to_le_bytes).collect();
-    write(&folder, "ids.bin", &ids);
-    write(&folder, "b.txt", "to be or not to be");
+    folder.write("ids.bin", &ids);
+    folder.write("b.txt", "to be or not to be");
     let both = "data.path=[\"ids.bin\", \"b.txt\"]";
-    let output = succeed(&folder, &["check", "small.toml", "--format", "json", "--set", both]);
-    let summary: Value = serde_json::from_str(&output).expect("JSON");
+    let summary = folder.json(&["check", "small.toml"], &[both]);
     let text = json!({ "format": "text", "packing": "plain", "files": 1 });
     let short = json!({ "format": "token ids of 16 bits", "packing": "plain", "files": 1 });
     assert_eq!(summary["data"]["sources"], json!([text, short]));
@@ -277,14 +241,14 @@ fn data_of_every_format_is_recognised_and_said() {
         "unknown key `txt` in data.keys",
     );
     check_refused(&folder, &["data.path=a.jsonl", "data.keys={ text = 3 }"], "a table of names");
-    write(&folder, "long.bin", [ids, 128u16.to_le_bytes().to_vec()].concat());
+    folder.write("long.bin", [ids, 128u16.to_le_bytes().to_vec()].concat());
     check_refused(
         &folder,
         &["data.path=long.bin"],
         "long.bin: token 200: token id 128 lies beyond the vocabulary of 128",
     );
     if !cfg!(feature = "parquet") {
-        write(&folder, "a.parquet", b"PAR1\x15\0\x15\0");
+        folder.write("a.parquet", b"PAR1\x15\0\x15\0");
         check_refused(&folder, &["data.path=a.parquet"], "cargo build --release --features parquet");
     }
 }

@@ -3,12 +3,12 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::run::{Run, signal, tensors};
+use crate::run::{Run, finished, signal, tensors};
 
 /// The settings of all runs: two ranks as threads, and a checkpoint after every second step.
 const SETTINGS: [&str; 4] =
@@ -16,44 +16,31 @@ const SETTINGS: [&str; 4] =
 
 /// Returns the command that trains.
 fn command(run: &Run, set: &[&str]) -> Command {
-    let mut command = Command::new(assert_cmd::cargo::cargo_bin!("pipewright"));
-    command.current_dir(run.path(".")).args(["train", "small.toml"]);
+    let mut command = run.binary();
+    command.args(["train", "small.toml"]);
     command.args(SETTINGS.iter().chain(set).flat_map(|set| ["--set", *set]));
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     command
 }
 
-/// Trains with injected faults.
-fn train(run: &Run, faults: &str, set: &[&str]) -> Output {
-    command(run, set).env("PIPEWRIGHT_FAULT", faults).output().expect("the binary starts")
-}
-
-fn words(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-/// Returns the lines of the metrics.
-fn metrics(run: &Run) -> Vec<Value> {
-    let metrics = fs::read_to_string(run.path("out/metrics.jsonl")).expect("a run writes its metrics");
-    metrics.lines().map(|line| serde_json::from_str(line).expect("an object")).collect()
+/// Trains with injected faults, and checks the exit code. Returns what the run has said.
+fn train(run: &Run, faults: &str, set: &[&str], expected: i32) -> String {
+    let (code, _, words) = finished(command(run, set).env("PIPEWRIGHT_FAULT", faults));
+    assert_eq!(code, Some(expected), "{faults}: {words}");
+    words
 }
 
 /// Returns the steps that began during the one before, in the order of the metrics.
 fn early_steps(run: &Run) -> Vec<u64> {
-    let metrics = metrics(run);
-    let early = metrics.iter().filter(|line| line["began_early"] == true);
+    let steps = run.steps();
+    let early = steps.iter().filter(|line| line["began_early"] == true);
     early.map(|line| line["step"].as_u64().expect("a step")).collect()
 }
 
 /// Returns the restarts in the metrics: the step that failed, and the last step before it that counts.
 fn restarts(run: &Run) -> Vec<(u64, u64)> {
-    let metrics = metrics(run);
-    let events = metrics.iter().filter(|line| line["event"] == "restart");
-    events
-        .map(|event| {
-            (event["failed_step"].as_u64().expect("a step"), event["step"].as_u64().expect("a step"))
-        })
-        .collect()
+    let events = run.events().into_iter().filter(|line| line["event"] == "restart");
+    let step = |event: &Value, key: &str| event[key].as_u64().expect("a step");
+    events.map(|event| (step(&event, "failed_step"), step(&event, "step"))).collect()
 }
 
 /// Trains with faults, and compares the results with the results of an undisturbed run.
@@ -65,9 +52,7 @@ fn check(faults: &str, set: &[&str], expected: &[(u64, u64)]) -> String {
 fn check_run(faults: &str, set: &[&str], expected: &[(u64, u64)]) -> (Run, String) {
     let (undisturbed, run) = (Run::new(), Run::new());
     undisturbed.train(&[&SETTINGS[..], set].concat());
-    let output = train(&run, faults, &[set, &["run.restarts=4"]].concat());
-    let words = words(&output);
-    assert_eq!(output.status.code(), Some(0), "{words}");
+    let words = train(&run, faults, &[set, &["run.restarts=4"]].concat(), 0);
     assert_eq!(restarts(&run), expected, "{words}");
     assert_eq!(run.figures(), undisturbed.figures());
     let last = "out/checkpoints/step-00000008";
@@ -145,9 +130,7 @@ fn a_rank_that_hangs_is_replaced_after_the_deadline() {
 #[test]
 fn a_fault_that_repeats_ends_the_run_with_both_reports() {
     let run = Run::new();
-    let output = train(&run, "panic:1:5:9", &["run.restarts=4"]);
-    let words = words(&output);
-    assert_eq!(output.status.code(), Some(4), "{words}");
+    let words = train(&run, "panic:1:5:9", &["run.restarts=4"], 4);
     assert_eq!(words.matches("the schedule around the failure").count(), 2, "{words}");
     assert!(words.contains("the failure repeats at the same step with the same cause"), "{words}");
     assert_eq!(restarts(&run), [(5, 4)]);
@@ -156,9 +139,7 @@ fn a_fault_that_repeats_ends_the_run_with_both_reports() {
 #[test]
 fn a_run_ends_when_its_restarts_are_used() {
     let run = Run::new();
-    let output = train(&run, "panic:1:3,panic:1:5", &["run.restarts=1"]);
-    let words = words(&output);
-    assert_eq!(output.status.code(), Some(4), "{words}");
+    let words = train(&run, "panic:1:3,panic:1:5", &["run.restarts=1"], 4);
     assert!(
         words.contains("the run has used its 1 restart, so it ends") && words.contains("error: step 5"),
         "{words}"
@@ -168,9 +149,7 @@ fn a_run_ends_when_its_restarts_are_used() {
 #[test]
 fn a_run_without_restarts_ends_at_its_first_fault() {
     let run = Run::new();
-    let output = train(&run, "panic:1:3", &[]);
-    let words = words(&output);
-    assert_eq!(output.status.code(), Some(4), "{words}");
+    let words = train(&run, "panic:1:3", &[], 4);
     assert!(!words.contains("continues"), "{words}");
     assert!(!run.path("out/failure.json").exists(), "only `launch` reads it");
 }
@@ -179,8 +158,7 @@ fn a_run_without_restarts_ends_at_its_first_fault() {
 fn a_fault_that_cannot_happen_is_refused() {
     let run = Run::new();
     for faults in ["panic:x", "panic:1:0", "panic:1:3:0", "panic:2:3"] {
-        let output = train(&run, faults, &[]);
-        assert_eq!(output.status.code(), Some(2), "{faults}: {}", words(&output));
+        train(&run, faults, &[], 2);
     }
     assert!(!run.out().exists(), "nothing has run");
 }
@@ -189,11 +167,15 @@ fn a_fault_that_cannot_happen_is_refused() {
 fn a_run_that_cannot_be_resumed_reports_both_failures() {
     let run = Run::new();
     let mut command = command(&run, &["run.restarts=1"]);
-    let child = command.env("PIPEWRIGHT_FAULT", "hang:0:5").spawn().expect("the binary starts");
+    let child = command
+        .env("PIPEWRIGHT_FAULT", "hang:0:5")
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
     run.wait_for_step(4);
     fs::remove_file(run.path("text.txt")).expect("the text");
     let output = child.wait_with_output().expect("it ends");
-    let words = words(&output);
+    let words = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{words}");
     let parts = ["the run failed:", "no rank has moved", "and it cannot be resumed:", "text.txt"];
     let places: Vec<Option<usize>> = parts.iter().map(|part| words.find(part)).collect();
@@ -205,9 +187,8 @@ fn a_record_that_a_launch_has_left_does_not_make_a_resumption_a_restart() {
     let run = Run::new();
     run.train(&SETTINGS);
     let record = r#"{"event":"restart","step":0,"failed_step":6,"rank":1,"cause":"lost","restart":1,"of":4}"#;
-    fs::write(run.path("out/restart.json"), record).expect("the folder takes files");
-    let output = run.command(&["resume", "out", "--set", "run.steps=10"]);
-    let words = words(&output);
+    run.write("out/restart.json", record);
+    let (_, words) = run.succeed(&["resume", "out"], &["run.steps=10"]);
     assert!(words.contains("resuming from step 8") && !words.contains("lost"), "{words}");
     assert_eq!(restarts(&run), [], "{words}");
 }
@@ -261,7 +242,7 @@ fn wait_for_full_disk(run: &Run, deadline: &str) -> Child {
 }
 
 fn said_of(run: &Run) -> String {
-    fs::read_to_string(run.path("said")).expect("text")
+    run.read("said")
 }
 
 #[test]
@@ -302,9 +283,9 @@ fn a_run_waits_for_space_only_until_the_deadline() {
 #[test]
 fn the_report_has_the_restarts() {
     let run = Run::new();
-    train(&run, "panic:1:6", &["run.restarts=1"]);
-    assert_eq!(run.command(&["report", "out", "-o", "page.html"]).status.code(), Some(0));
-    let page = fs::read_to_string(run.path("page.html")).expect("a page");
+    train(&run, "panic:1:6", &["run.restarts=1"], 0);
+    run.print(&["report", "out", "-o", "page.html"]);
+    let page = run.read("page.html");
     assert!(
         page.contains("\"step\":6,\"text\"") && page.contains("the run continues from step 4"),
         "the data of the page"
@@ -315,8 +296,6 @@ fn the_report_has_the_restarts() {
 #[test]
 fn a_build_without_mpi_says_how_to_build_with_it() {
     let run = Run::new();
-    let output = run.command(&["launch", "--ranks", "2", "--", "train", "small.toml"]);
-    let words = words(&output);
-    assert_eq!(output.status.code(), Some(2), "{words}");
-    assert!(words.contains("cargo build --release --features mpi"), "{words}");
+    let launch = ["launch", "--ranks", "2", "--", "train", "small.toml"];
+    run.refuse(&launch, &[], "cargo build --release --features mpi");
 }

@@ -6,7 +6,7 @@
 use std::fs;
 use std::time::Duration;
 
-use crate::run::{self, Figures, Run, seeded};
+use crate::run::{self, Figures, Run, assert_near, seeded};
 
 /// Returns the number of kills in a test with many kills.
 fn kills(default: u32) -> u32 {
@@ -15,9 +15,7 @@ fn kills(default: u32) -> u32 {
 
 /// Returns the output of `inspect` for the newest checkpoint.
 fn inspected(run: &Run) -> serde_json::Value {
-    let output = run.command(&["inspect", "out", "--format", "json"]);
-    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).expect("JSON")
+    run.json(&["inspect", "out"], &[])
 }
 
 /// Returns all parameters and the optimizer state of the newest checkpoint, for any distribution over shards.
@@ -114,26 +112,15 @@ fn a_run_of_tensor_ranks_resumes_under_any_mesh() {
     const SETTINGS: [&str; 2] = ["model.num_attention_heads=4", "optimizer.schedule=constant"];
     let whole = Run::new();
     whole.train(&[&SETTINGS[..], &["run.steps=8"]].concat());
-    let expected = whole.figures();
-    let close = |found: &str, expected: &str| {
-        let [found, expected] = [found, expected].map(|figure| figure.parse::<f64>().expect("a number"));
-        (found - expected).abs() <= 2e-5 * expected
-    };
-    for (ranks, replicas, tensor_ranks) in [(1, 2, 1), (4, 1, 1), (1, 1, 4)] {
+    for mesh in [
+        ["pipeline.ranks=1", "mesh.data_parallel=2", "mesh.tensor_parallel=1"],
+        ["pipeline.ranks=4", "mesh.data_parallel=1", "mesh.tensor_parallel=1"],
+        ["pipeline.ranks=1", "mesh.data_parallel=1", "mesh.tensor_parallel=4"],
+    ] {
         let run = Run::new();
         run.train(&[&SETTINGS[..], &["run.steps=4", "mesh.tensor_parallel=2"]].concat());
-        let mesh = [
-            format!("pipeline.ranks={ranks}"),
-            format!("mesh.data_parallel={replicas}"),
-            format!("mesh.tensor_parallel={tensor_ranks}"),
-        ];
-        run.resume(&["run.steps=8", &mesh[0], &mesh[1], &mesh[2]]);
-        let found = run.figures();
-        assert_eq!(found.len(), expected.len());
-        for ((_, loss, norm), (step, expected_loss, expected_norm)) in found.iter().zip(&expected) {
-            let is_close = close(loss, expected_loss) && close(norm, expected_norm);
-            assert!(is_close, "{mesh:?}, step {step}: {found:?} {expected:?}");
-        }
+        run.resume(&[&mesh[..], &["run.steps=8"]].concat());
+        assert_near(&run.losses(), &whole.losses(), 2e-5, &format!("{mesh:?}"));
         assert_eq!(inspected(&run)["step"].as_u64(), Some(8));
     }
 }
@@ -214,7 +201,7 @@ fn a_closed_terminal_ends_a_run_once_and_nohup_never() {
 fn a_second_signal_ends_the_run_at_once() {
     let run = Run::new();
     // Each step takes many seconds, and the first signal waits for the end of the step.
-    fs::write(run.path("text.txt"), "to be or not to be ".repeat(20_000)).expect("a file");
+    run.write("text.txt", "to be or not to be ".repeat(20_000));
     let long = ["data.seq_len=64", "pipeline.microbatches=5000"];
     let mut child = run.start("train", &["small.toml"], &long);
     run.wait_for_metrics_file();
@@ -235,10 +222,7 @@ fn the_newest_checkpoints_are_kept() {
 
 /// Runs a command that succeeds. Returns its standard error.
 fn said(run: &Run, arguments: &[&str]) -> String {
-    let output = run.command(arguments);
-    let words = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(0), "{words}");
-    words
+    run.succeed(arguments, &[]).1
 }
 
 #[test]
@@ -246,13 +230,11 @@ fn time_tokens_and_epochs_go_on_where_the_checkpoint_was_taken() {
     let run = Run::new();
     run.train(&["run.checkpoint_every=3", "run.steps=5"]);
     let figures = || {
-        let metrics = fs::read_to_string(run.path("out/metrics.jsonl")).expect("metrics");
-        let figure = |line: &str| {
-            let step: serde_json::Value = serde_json::from_str(line).expect("a line is an object");
+        let figure = |step: &serde_json::Value| {
             let number = |key: &str| step[key].as_f64().expect("a number");
             (number("elapsed_s"), step["tokens"].as_u64(), number("epoch"))
         };
-        metrics.lines().map(figure).collect::<Vec<_>>()
+        run.steps().iter().map(figure).collect::<Vec<_>>()
     };
     let before = figures();
     // The time between the two runs does not count.
@@ -308,10 +290,9 @@ fn an_earlier_checkpoint_is_gone_on_from_and_what_came_later_is_kept() {
     assert!(words.contains("moved 2 checkpoints of steps after 2 to "), "{words}");
     assert_eq!(run.figures(), expected);
     assert_eq!(final_state(&run), state);
-    let aside = fs::read_to_string(run.path("out/metrics.1.jsonl")).expect("the lines that were cut off");
-    assert_eq!(aside.lines().count(), 4);
+    assert_eq!(run.read("out/metrics.1.jsonl").lines().count(), 4);
     for step in ["step-00000004", "step-00000006"] {
-        assert_eq!(run.command(&["inspect", &format!("out/checkpoints.1/{step}")]).status.code(), Some(0));
+        run.print(&["inspect", &format!("out/checkpoints.1/{step}")]);
     }
 }
 
@@ -352,18 +333,13 @@ fn groups_of_replicas_store_what_any_mesh_goes_on_with() {
 fn a_schedule_that_needs_more_stages_says_which_setting_is_missing() {
     let run = Run::new();
     run.train(&["run.steps=2"]);
-    let resume = |set: &[&str]| {
-        let set = set.iter().flat_map(|set| ["--set", set]);
-        let output = run
-            .command(&["resume", "out", "--set", "run.steps=4"].into_iter().chain(set).collect::<Vec<_>>());
-        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
-    };
-    let (code, words) = resume(&["pipeline.schedule=zbv"]);
-    assert_eq!(code, Some(2), "{words}");
-    assert!(words.contains("`zbvzerobubble` runs 2 stages on each rank, not 1"), "{words}");
-    assert!(words.contains("help: add --set pipeline.stages_per_rank=2"), "{words}");
-    let (code, words) = resume(&["pipeline.schedule=zb-v", "pipeline.stages_per_rank=2"]);
-    assert_eq!(code, Some(0), "{words}");
+    let set = ["run.steps=4", "pipeline.schedule=zbv"];
+    for expected in
+        ["`zbvzerobubble` runs 2 stages on each rank, not 1", "help: add --set pipeline.stages_per_rank=2"]
+    {
+        run.refuse(&["resume", "out"], &set, expected);
+    }
+    run.resume(&["run.steps=4", "pipeline.schedule=zb-v", "pipeline.stages_per_rank=2"]);
 }
 
 #[test]
@@ -386,10 +362,8 @@ fn a_run_that_was_killed_before_its_first_checkpoint_starts_again() {
 fn a_resumed_run_says_that_its_pipeline_is_never_full() {
     let run = Run::new();
     run.train(&["run.steps=1"]);
-    let arguments = ["resume", "out", "--set", "run.steps=2", "--set", "pipeline.ranks=4"];
-    let output = run.command(&[&arguments[..], &["--set", "pipeline.microbatches=2"]].concat());
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(0), "{said}");
+    let set = ["run.steps=2", "pipeline.ranks=4", "pipeline.microbatches=2"];
+    let (_, said) = run.succeed(&["resume", "out"], &set);
     assert_eq!(said.matches("2 microbatches cannot fill the pipeline of 4 ranks").count(), 1, "{said}");
 }
 
@@ -398,11 +372,9 @@ fn a_run_goes_on_wherever_it_was_moved() {
     let run = Run::new();
     run.train(&["run.steps=4", "run.checkpoint_every=2"]);
     fs::rename(run.out(), run.path("elsewhere")).expect("a folder");
-    let output = run.command(&["resume", "elsewhere", "--set", "run.steps=6"]);
-    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    run.print(&["resume", "elsewhere", "--set", "run.steps=6"]);
     assert!(!run.out().exists());
-    let metrics = fs::read_to_string(run.path("elsewhere/metrics.jsonl")).expect("metrics");
-    assert_eq!(metrics.lines().count(), 6);
+    assert_eq!(run.metrics_in("elsewhere").len(), 6);
 }
 
 /// Checks that `resume` refuses a run after `prepare` has changed it, with an error that contains `words`.
@@ -411,12 +383,7 @@ fn check_refused(prepare: impl FnOnce(&Run), set: &[&str], words: &[&str]) {
     run.train(&["run.steps=4", "run.checkpoint_every=2"]);
     let metrics = fs::read(run.path("out/metrics.jsonl")).expect("metrics");
     prepare(&run);
-    let arguments: Vec<&str> =
-        ["resume", "out"].into_iter().chain(set.iter().flat_map(|set| ["--set", set])).collect();
-    let output = run.command(&arguments);
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(2), "{told}");
-    assert!(words.iter().all(|word| told.contains(word)), "{told}");
+    words.iter().for_each(|words| run.refuse(&["resume", "out"], set, words));
     assert_eq!(fs::read(run.path("out/metrics.jsonl")).expect("metrics"), metrics, "nothing is cut off");
 }
 
@@ -428,8 +395,7 @@ fn what_cannot_go_on_is_refused_by_name() {
     check_refused(nothing, &["run.seed=7"], &["data.shuffle_seed was 42 and is 7"]);
     check_refused(nothing, &["run.steps=3"], &["the checkpoint is of step 4", "run.steps = 3"]);
     check_refused(nothing, &["run.out=other"], &["leave out run.out"]);
-    let other_text =
-        |run: &Run| fs::write(run.path("text.txt"), "to be or not to be ".repeat(14)).expect("a file");
+    let other_text = |run: &Run| run.write("text.txt", "to be or not to be ".repeat(14));
     check_refused(other_text, &[], &["data.hash was"]);
 }
 
@@ -450,10 +416,7 @@ fn damage_is_told_by_file() {
 fn a_folder_without_a_run_is_refused() {
     let run = Run::new();
     for command in [&["resume", "out"][..], &["inspect", "out"], &["export", "out", "model"]] {
-        let output = run.command(command);
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(2), "{told}");
-        assert!(told.contains("/out") || told.contains("out:"), "{told}");
+        run.refuse(command, &[], "out");
     }
     assert!(!run.out().exists(), "looking leaves no trace");
 }
@@ -464,10 +427,7 @@ fn two_processes_do_not_train_in_one_folder() {
     let mut first = run.start("train", &["small.toml"], &["run.steps=1000000"]);
     run.wait_for_step(1);
     for command in [&["resume", "out"][..], &["train", "small.toml"]] {
-        let output = run.command(command);
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(2), "{told}");
-        assert!(told.contains(&format!("process {} is at work", first.id())), "{told}");
+        run.refuse(command, &[], &format!("process {} is at work", first.id()));
     }
     first.kill().and_then(|()| first.wait()).expect("the run is ours to kill");
 }
@@ -484,8 +444,7 @@ fn inspect_shows_what_is_in_a_checkpoint() {
     assert_eq!(parameters.len(), 2 * 9 + 3, "embedding, norm, head, and nine a layer");
     let embedding = parameters.iter().find(|found| found["path"] == "model.embed_tokens.weight");
     assert_eq!(embedding.map(|found| found["shape"].clone()), Some(serde_json::json!([128, 16])));
-    let text = run.command(&["inspect", "out/checkpoints/step-00000002"]);
-    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    let text = run.print(&["inspect", "out/checkpoints/step-00000002"]);
     assert!(text.contains("step        2\n") && text.contains("lm_head.weight"), "{text}");
 }
 
@@ -494,8 +453,7 @@ fn an_exported_model_trains_on_where_the_run_stopped() {
     for model in ["model.tie_word_embeddings=true", "model.architecture=qwen2"] {
         let run = Run::new();
         run.train(&["run.steps=3", "run.checkpoint_every=3", "pipeline.ranks=4", model]);
-        let output = run.command(&["export", "out", "model"]);
-        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        run.print(&["export", "out", "model"]);
         // With a learning rate near 0, the loss of the fourth step depends only on the parameters.
         run.resume(&["run.steps=4", "pipeline.ranks=1"]);
         let expected = run.figures()[3].clone();

@@ -4,12 +4,10 @@
 use crate::run::Run;
 
 /// Runs a command, which must end with `code`, and returns both outputs.
-fn check(run: &Run, arguments: &[&str], code: i32) -> (String, String) {
-    let output = run.command(arguments);
-    let [stdout, stderr] =
-        [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
-    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
-    (stdout, stderr)
+fn check(run: &Run, arguments: &[&str], set: &[&str], expected: i32) -> (String, String) {
+    let (code, out, said) = run.call(arguments, set);
+    assert_eq!(code, Some(expected), "{arguments:?}: {said}");
+    (out, said)
 }
 
 #[test]
@@ -17,8 +15,7 @@ fn a_ruined_model_does_not_replace_the_last_good_one() {
     let run = Run::new();
     run.train(&["run.steps=2", "run.keep_checkpoints=1", "optimizer.schedule=constant"]);
     let ruin = ["run.steps=3", "optimizer.learning_rate=3e38", "optimizer.weight_decay=1e30"];
-    let set = ruin.iter().flat_map(|set| ["--set", set]);
-    let (_, words) = check(&run, &["resume", "out"].into_iter().chain(set).collect::<Vec<_>>(), 4);
+    let (_, words) = check(&run, &["resume", "out"], &ruin, 4);
     assert!(words.contains("the checkpoint of step 3 is not written"), "{words}");
     assert!(words.contains("the parameter `"), "{words}");
     assert!(
@@ -26,7 +23,7 @@ fn a_ruined_model_does_not_replace_the_last_good_one() {
         "{words}"
     );
     assert_eq!(run.checkpoints(), ["step-00000002"]);
-    check(&run, &["inspect", "out"], 0);
+    check(&run, &["inspect", "out"], &[], 0);
 }
 
 /// Puts NaN into a parameter of the newest checkpoint.
@@ -44,13 +41,13 @@ fn a_ruined_checkpoint_of_another_program_is_named() {
     run.train(&["run.steps=2"]);
     ruin_newest(&run);
     const FLAW: &str = "has 1 element that is NaN";
-    let (text, words) = check(&run, &["inspect", "out"], 3);
+    let (text, words) = check(&run, &["inspect", "out"], &[], 3);
     assert!(text.contains(FLAW) && words.contains("the model is ruined"), "{text}{words}");
-    let (json, _) = check(&run, &["inspect", "out", "--format", "json"], 3);
+    let (json, _) = check(&run, &["inspect", "out", "--format", "json"], &[], 3);
     let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
     assert_eq!(json["not_finite"][0]["nan"], 1);
-    let (_, words) = check(&run, &["export", "out", "exported"], 0);
+    let (_, words) = check(&run, &["export", "out", "exported"], &[], 0);
     assert!(words.contains("warning") && words.contains(FLAW), "{words}");
-    let (_, words) = check(&run, &["resume", "out", "--set", "run.steps=3"], 2);
+    let (_, words) = check(&run, &["resume", "out", "--set", "run.steps=3"], &[], 2);
     assert!(words.contains(FLAW) && words.contains("use an earlier checkpoint"), "{words}");
 }

@@ -2,7 +2,6 @@
 //! is named at once, the run ends soon, and what it has left out is made up for when it resumes.
 
 use std::fs::{self, File};
-use std::process::{Child, Command, ExitStatus};
 use std::time::Duration;
 
 use crate::run::{self, Run};
@@ -34,7 +33,7 @@ impl LongEvaluation {
     fn new(steps: u64, long: String, short: &'static str) -> Self {
         let run = Run::new();
         let held = "a slow green turtle walks under the fence and into the pond ".repeat(30_000);
-        fs::write(run.path("held.txt"), held).expect("a file");
+        run.write("held.txt", held);
         let steps = format!("run.steps={steps}");
         let common = ["data.validation=held.txt", "run.eval_every=1", "optimizer.schedule=constant", &steps];
         Self { run, long, short, set: common.map(str::to_owned).into() }
@@ -72,26 +71,20 @@ impl LongEvaluation {
             assert!(!metrics.contains("validation") && !metrics.contains("samples"), "{metrics}");
         }
         let short: Vec<&str> = self.set.iter().map(String::as_str).chain([self.short]).collect();
-        self.run.resume(&short);
+        self.run.succeed(&["resume", "out"], &short);
         let whole = Run::new();
         fs::copy(self.run.path("held.txt"), whole.path("held.txt")).expect("a file");
         whole.train(&short);
         assert_eq!(self.run.figures(), whole.figures());
-        for member in ["validation_loss", "samples"] {
-            assert_eq!(members(&self.run, member), members(&whole, member));
-        }
+        let evaluations = |run: &Run| {
+            let members =
+                |step: &serde_json::Value| [&step["validation_loss"], &step["samples"]].map(Clone::clone);
+            run.metrics().iter().map(members).collect::<Vec<_>>()
+        };
+        assert_eq!(evaluations(&self.run), evaluations(&whole));
         assert_eq!(self.run.hashes(), whole.hashes());
-        let said = self.run.command(&["resume", "out"]);
-        assert!(String::from_utf8_lossy(&said.stderr).contains("the run is finished"), "{said:?}");
+        self.run.says(&["resume", "out"], &[], "the run is finished");
     }
-}
-
-/// Returns a member of each line of the metrics.
-fn members(run: &Run, member: &str) -> Vec<serde_json::Value> {
-    let metrics = fs::read_to_string(run.path("out/metrics.jsonl")).expect("metrics");
-    let line =
-        |line: &str| serde_json::from_str::<serde_json::Value>(line).expect("an object")[member].clone();
-    metrics.lines().map(line).collect()
 }
 
 #[test]
@@ -113,20 +106,16 @@ fn a_signal_ends_the_continuation_of_texts_before_the_next_token() {
 /// the number of steps that the run has taken.
 fn steps_until_end(set: &[&str]) -> usize {
     let run = Run::new();
-    let mut command = Command::new(assert_cmd::cargo::cargo_bin!("pipewright"));
-    command.current_dir(run.path(".")).args(["train", "small.toml"]).env("PIPEWRIGHT_FAULT", "slow:0:1:1000");
+    let mut command = run.binary();
+    command.args(["train", "small.toml"]).env("PIPEWRIGHT_FAULT", "slow:0:1:1000");
     let set = set.iter().chain(&["pipeline.ranks=2", "pipeline.microbatches=8"]);
     command.args(set.flat_map(|set| ["--set", *set]));
     let said = File::create(run.path("said")).expect("the scratch folder takes files");
     let mut child = command.stderr(said).spawn().expect("the binary starts");
     run.wait_for_step(2);
     run::signal(&child, "INT");
-    assert_eq!(ended(&mut child).code(), Some(5));
+    assert_eq!(child.wait().expect("the process is ours").code(), Some(5));
     run.figures().len()
-}
-
-fn ended(child: &mut Child) -> ExitStatus {
-    child.wait().expect("the process is ours")
 }
 
 #[test]

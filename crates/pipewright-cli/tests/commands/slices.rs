@@ -1,11 +1,7 @@
 //! Tests of training with slices of microbatches: figures as with whole ones, resumption between both, and
 //! refusals.
 
-use std::fs;
-
-use tempfile::TempDir;
-
-use crate::run::{Figures, Run};
+use crate::run::{Run, assert_near};
 use crate::scratch;
 
 /// The largest relative difference from whole microbatches.
@@ -14,27 +10,16 @@ const CLOSE: f64 = 1e-5;
 const SLICES: [&str; 2] = ["pipeline.schedule=seq1f1b", "pipeline.slices=4"];
 
 /// Trains ten steps with these settings.
-fn figures(set: &[&str]) -> Vec<Figures> {
+fn losses(set: &[&str]) -> Vec<[f64; 2]> {
     let run = Run::new();
     run.train(&[&["run.steps=10"], set].concat());
-    run.figures()
-}
-
-fn assert_close(what: &str, found: &[Figures], expected: &[Figures]) {
-    assert_eq!(found.len(), expected.len(), "{what}");
-    for ((step, loss, norm), (_, expected_loss, expected_norm)) in found.iter().zip(expected) {
-        for (found, expected) in [(loss, expected_loss), (norm, expected_norm)] {
-            let [found, expected] = [found, expected].map(|text| text.parse::<f64>().expect("a number"));
-            let error = ((found - expected) / expected).abs();
-            assert!(error <= CLOSE, "{what}, step {step}: {found} for {expected}");
-        }
-    }
+    run.losses()
 }
 
 #[test]
 fn slices_train_as_whole_microbatches_do() {
-    let whole = figures(&["pipeline.ranks=1"]);
-    assert_eq!(figures(&[SLICES[0], "pipeline.slices=1"]), whole, "one slice");
+    let whole = losses(&["pipeline.ranks=1"]);
+    assert_eq!(losses(&[SLICES[0], "pipeline.slices=1"]), whole, "one slice");
     for set in [
         &["pipeline.ranks=1", SLICES[0], SLICES[1]][..],
         &["pipeline.ranks=2", SLICES[0]],
@@ -42,7 +27,7 @@ fn slices_train_as_whole_microbatches_do() {
         &["mesh.data_parallel=2", SLICES[0], SLICES[1]],
         &["mesh.data_parallel=2", "mesh.data_parallel_mode=sharded", SLICES[0], SLICES[1]],
     ] {
-        assert_close(&format!("{set:?}"), &figures(set), &whole);
+        assert_near(&losses(set), &whole, CLOSE, &format!("{set:?}"));
     }
 }
 
@@ -50,12 +35,12 @@ fn slices_train_as_whole_microbatches_do() {
 fn a_run_resumes_with_slices_and_without() {
     const RATE: &str = "optimizer.schedule=constant";
     const WHOLE: &str = "pipeline.schedule=1f1b";
-    let whole = figures(&[RATE]);
+    let whole = losses(&[RATE]);
     for (first, then) in [(SLICES[0], WHOLE), (WHOLE, SLICES[0])] {
         let run = Run::new();
         run.train(&["run.steps=5", RATE, first]);
         run.resume(&["run.steps=10", then]);
-        assert_close(then, &run.figures(), &whole);
+        assert_near(&run.losses(), &whole, CLOSE, then);
     }
 }
 
@@ -63,14 +48,8 @@ fn a_run_resumes_with_slices_and_without() {
 fn an_evaluation_in_slices_has_the_loss_of_whole_microbatches() {
     let validation = |set: &[&str]| {
         let run = Run::new();
-        let set = [&["run.steps=4", "data.validation_share=0.25", "run.eval_every=2"], set].concat();
-        run.train(&set);
-        let metrics = fs::read_to_string(run.path("out/metrics.jsonl")).expect("metrics");
-        let number_of = |line: &str| {
-            let value: serde_json::Value = serde_json::from_str(line).expect("a line is an object");
-            value["validation_loss"].as_f64()
-        };
-        metrics.lines().filter_map(number_of).collect::<Vec<f64>>()
+        run.train(&[&["run.steps=4", "data.validation_share=0.25", "run.eval_every=2"], set].concat());
+        run.steps().iter().filter_map(|step| step["validation_loss"].as_f64()).collect::<Vec<f64>>()
     };
     let (found, expected) = (validation(&SLICES), validation(&[]));
     assert_eq!((found.len(), expected.len()), (2, 2));
@@ -82,26 +61,22 @@ fn an_evaluation_in_slices_has_the_loss_of_whole_microbatches() {
 #[test]
 fn check_and_the_trace_know_slices() {
     let run = Run::new();
-    let check = run.command(&["check", "small.toml", "--set", SLICES[0], "--set", SLICES[1]]);
-    let words = String::from_utf8_lossy(&check.stdout).into_owned();
+    let (words, _) = run.succeed(&["check", "small.toml"], &SLICES);
     assert!(words.contains("seq1f1b: 2 ranks, 4 microbatches of 4 slices, proved sound"), "{words}");
     run.train(&[&["run.steps=1"], &SLICES[..]].concat());
-    let config = fs::read_to_string(run.path("out/config.toml")).expect("a configuration");
-    assert!(config.contains("slices = 4"), "{config}");
+    assert!(run.read("out/config.toml").contains("slices = 4"));
     // Traces have the numbers of slices: this is slice 3 of microbatch 3.
-    let trace = fs::read_to_string(run.path("out/timeline.json")).expect("a trace");
+    let trace = run.read("out/timeline.json");
     assert!(trace.contains("\"0F15\"") && !trace.contains("\"0F16\""), "16 slices run");
     // Pages have their names.
-    let page = run.command(&["view", "out", "-o", "view.html"]);
-    assert_eq!(page.status.code(), Some(0), "{}", String::from_utf8_lossy(&page.stderr));
-    let page = fs::read_to_string(run.path("view.html")).expect("a page");
+    run.print(&["view", "out", "-o", "view.html"]);
+    let page = run.read("view.html");
     assert!(page.contains("seq1f1b: 2 ranks, 2 stages, 4 microbatches of 4 slices"), "the title");
     assert!(page.contains("\"slices\":4,") && page.contains("<td>0F0.0 "), "slices are named");
     assert!(page.contains(" 0F3.3 ") && !page.contains(" 0F15 "), "slices are named");
 }
 
-/// A model whose keys and values are a large part of what a step keeps. The activations of both ranks are so
-/// large that `check` prints them with three digits or more.
+/// A model whose keys and values are a large part of what a step keeps.
 const LONG: [&str; 9] = [
     "model.vocab_size=128",
     "model.hidden_size=64",
@@ -117,23 +92,11 @@ const LONG: [&str; 9] = [
 /// Returns each rank's measured peak, as a share of what `check` estimates.
 fn measured_share(set: &[&str]) -> [f64; 2] {
     let run = Run::new();
-    fs::write(run.path("text.txt"), "the quick brown fox jumps over the lazy dog ".repeat(1000))
-        .expect("a text");
+    run.write("text.txt", "the quick brown fox jumps over the lazy dog ".repeat(1000));
     let set = [&LONG[..], &["run.steps=2"], set].concat();
-    let arguments = set.iter().flat_map(|set| ["--set", set]);
-    let check = run.command(&["check", "small.toml"].into_iter().chain(arguments).collect::<Vec<_>>());
-    let words = String::from_utf8_lossy(&check.stdout).into_owned();
-    let estimate = |rank: usize| {
-        let table = words.split_once("\nmemory ").expect("a table").1;
-        let line = table.lines().nth(1 + rank).expect("a line of the rank");
-        let mib = line.strip_suffix(" MiB").and_then(|line| line.rsplit(' ').next());
-        mib.and_then(|mib| mib.parse::<f64>().ok()).expect("mebibytes") * f64::from(1 << 20)
-    };
-    run.train(&set);
-    let metrics = fs::read_to_string(run.path("out/metrics.jsonl")).expect("metrics");
-    let last: serde_json::Value =
-        serde_json::from_str(metrics.lines().last().expect("a step")).expect("JSON");
-    [0, 1].map(|rank| last["peak_bytes"][rank].as_f64().expect("bytes") / estimate(rank))
+    let estimates = run.estimates("small.toml", &set);
+    run.succeed(&["train", "small.toml"], &set);
+    [0, 1].map(|rank| run.peaks()[rank] / estimates[rank]["total"].as_f64().expect("bytes"))
 }
 
 #[test]
@@ -156,22 +119,13 @@ fn the_estimate_of_memory_counts_the_parts_that_are_computed_again() {
     }
 }
 
-/// Checks that `train` refuses these settings with this message.
-fn refuse(folder: &TempDir, set: &[&str], expected: &str) {
-    let mut command = assert_cmd::Command::cargo_bin("pipewright").expect("the binary is built");
-    command.current_dir(folder.path()).args(["train", "small.toml"]);
-    let output = command.args(set.iter().flat_map(|set| ["--set", set])).output().expect("it starts");
-    let words = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(2), "{set:?}: {words}");
-    assert!(words.contains(expected), "{set:?}: {words}");
-    assert!(!folder.path().join("out").exists(), "nothing has begun");
-}
-
 #[test]
 fn what_slices_cannot_do_is_refused() {
-    let folder = scratch::folder(&scratch::small(2, 4, 4));
-    let refuse = |set: &[&str], expected: &str| refuse(&folder, &[&SLICES[..], set].concat(), expected);
-    refuse(&["data.seq_len=10"], "`seq_len` is 10, where a multiple of 4, the number of slices, is expected");
+    let run = Run::of(&scratch::small(2, 4, 4));
+    let refuse = |set: &[&str], expected: &str| {
+        run.refuse(&["train", "small.toml"], &[&SLICES[..], set].concat(), expected);
+        assert!(!run.out().exists(), "nothing has begun");
+    };
     for (key, value) in
         [("pipeline.recompute", "stage"), ("mesh.tensor_parallel", "2"), ("data.packed", "true")]
     {

@@ -1,11 +1,8 @@
 //! Tests of runs with a slow rank: the display, the metrics and the report name it.
 
-use std::fs;
-use std::process::Command;
-
 use serde_json::Value;
 
-use crate::run::Run;
+use crate::run::{Run, finished};
 
 /// The steps of a run. The faults begin at step 15 and last for 30 steps: on a busy machine, other ranks are also slow in some
 /// steps, and a rank is named only after five steps in a row in which it alone is slow.
@@ -13,18 +10,14 @@ const STEPS: usize = 44;
 
 /// Trains on two ranks and with `faults`. Returns the events in the metrics and what the run has said.
 fn train(run: &Run, faults: &str, set: &[&str]) -> (Vec<Value>, String) {
-    let mut command = Command::new(assert_cmd::cargo::cargo_bin!("pipewright"));
-    command.current_dir(run.path(".")).env("PIPEWRIGHT_FAULT", faults).args(["train", "small.toml"]);
+    let mut command = run.binary();
+    command.env("PIPEWRIGHT_FAULT", faults).args(["train", "small.toml"]);
     let steps = format!("run.steps={STEPS}");
     let settings = [&*steps, "pipeline.ranks=2", "pipeline.microbatches=2"];
-    command.args(settings.iter().chain(set).flat_map(|set| ["--set", *set]));
-    let output = command.output().expect("the binary starts");
-    let words = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(0), "{words}");
+    let (code, _, words) = finished(command.args(settings.iter().chain(set).flat_map(|set| ["--set", *set])));
+    assert_eq!(code, Some(0), "{words}");
     assert_eq!(run.figures().len(), STEPS);
-    let metrics = fs::read_to_string(run.path("out/metrics.jsonl")).expect("a run writes its metrics");
-    let lines = metrics.lines().map(|line| serde_json::from_str::<Value>(line).expect("an object"));
-    (lines.filter(|line| line.get("event").is_some()).collect(), words)
+    (run.events(), words)
 }
 
 #[test]
@@ -35,8 +28,8 @@ fn a_slow_rank_is_named_in_the_display_the_metrics_and_the_report() {
     assert_eq!((&event["event"], &event["ranks"]), (&"slow_rank".into(), &serde_json::json!([1])), "{event}");
     assert!(event["step"].as_u64() >= Some(19) && event["slowdown"].as_f64() >= Some(2.0), "{event}");
     assert_eq!(words.matches(": rank 1 is slow: its actions take ").count(), 1, "{words}");
-    assert_eq!(run.command(&["report", "out", "-o", "page.html"]).status.code(), Some(0));
-    let page = fs::read_to_string(run.path("page.html")).expect("a page");
+    run.print(&["report", "out", "-o", "page.html"]);
+    let page = run.read("page.html");
     assert!(page.contains("rank 1 is slow: its actions take "), "the data of the page");
 }
 

@@ -4,12 +4,12 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::Command;
 use std::sync::OnceLock;
 
 use serde_json::Value;
 
-use crate::run::{Figures, Run, signal, tensors};
+use crate::run::{Figures, Run, finished, signal, tensors};
 
 /// The settings of all runs: two ranks as threads, a copy after each step, and a checkpoint only at the end.
 const SETTINGS: [&str; 4] =
@@ -77,10 +77,7 @@ fn undisturbed() -> &'static Undisturbed {
 /// Resumes the run, and compares its results with an undisturbed run. Returns the step from which it has
 /// resumed, 0 for a run that began again, and what it said.
 fn check_resumed(run: &Run, set: &[&str]) -> (u64, String) {
-    let set: Vec<&str> = set.iter().flat_map(|set| ["--set", *set]).collect();
-    let output = run.command(&[&["resume", "out"], &set[..]].concat());
-    let words = words(&output);
-    assert_eq!(output.status.code(), Some(0), "{words}");
+    let (_, words) = run.succeed(&["resume", "out"], set);
     let (figures, last) = undisturbed();
     assert_eq!(&run.figures(), figures, "{words}");
     assert!(&tensors(&run.path(LAST)) == last, "{words}");
@@ -88,10 +85,6 @@ fn check_resumed(run: &Run, set: &[&str]) -> (u64, String) {
     assert!(!run.path("out/copies.json").exists());
     let step = words.split("resuming from step ").nth(1).and_then(|rest| rest.split(',').next());
     (step.map_or(0, |step| step.parse().expect("a step")), words)
-}
-
-fn words(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 #[test]
@@ -117,8 +110,8 @@ fn a_copy_that_is_damaged_or_incomplete_is_not_used() {
     let mut bytes = fs::read(file).expect("a file");
     *bytes.last_mut().expect("a tensor") ^= 1;
     fs::write(file, bytes).expect("the file");
-    let output = run.command(&["resume", "out", "--set", "run.steps=nothing"]);
-    assert_eq!(output.status.code(), Some(2), "a mistake removes no copies: {}", words(&output));
+    // A mistake removes no copies.
+    run.refuse(&["resume", "out"], &["run.steps=nothing"], "`steps`");
     let (step, words) = check_resumed(&run, &[]);
     assert_eq!(step, older, "{words}");
     let expected =
@@ -146,9 +139,7 @@ fn check_planted(words: &str, plant: impl Fn(&Path) -> bool) {
         return;
     }
     let before = names(&planted);
-    let output = run.command(&["resume", "out"]);
-    let said = self::words(&output);
-    assert_eq!(output.status.code(), Some(0), "{said}");
+    let (_, said) = run.succeed(&["resume", "out"], &[]);
     assert!(
         said.contains("the copies of the state in memory are not used: ") && said.contains(words),
         "{said}"
@@ -205,9 +196,8 @@ fn a_checkpoint_that_is_named_counts_more_than_newer_copies() {
     let run = new_run();
     killed(&run, &["run.checkpoint_every=2"]);
     let name = run.checkpoints().into_iter().find(|name| name.starts_with("step-")).expect("a checkpoint");
-    let output = run.command(&["resume", &format!("out/checkpoints/{name}")]);
-    assert!(words(&output).contains(&format!("out/checkpoints/{name}")), "{}", words(&output));
-    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+    let path = format!("out/checkpoints/{name}");
+    run.says(&["resume", &path], &[], &path);
 }
 
 #[test]
@@ -222,17 +212,15 @@ fn a_run_of_its_own_uses_no_copies_of_an_earlier_one() {
 
 /// Trains with a fault and restarts. Returns the record of the restart.
 fn restarted(run: &Run, fault: &str, set: &[&str]) -> Value {
-    let mut command = Command::new(assert_cmd::cargo::cargo_bin!("pipewright"));
-    command.current_dir(run.path(".")).env("PIPEWRIGHT_FAULT", fault).args(["train", "small.toml"]);
+    let mut command = run.binary();
+    command.env("PIPEWRIGHT_FAULT", fault).args(["train", "small.toml"]);
     command.args(SETTINGS.iter().chain(&["run.restarts=2"]).chain(set).flat_map(|set| ["--set", *set]));
-    let output = command.stdin(Stdio::null()).output().expect("the binary starts");
-    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+    let (code, _, words) = finished(&mut command);
+    assert_eq!(code, Some(0), "{words}");
     assert_eq!(&run.figures(), &undisturbed().0);
-    let metrics = fs::read_to_string(run.path("out/metrics.jsonl")).expect("metrics");
-    let event = metrics.lines().find(|line| line.contains("\"restart\"")).expect("an event");
-    let event: Value = serde_json::from_str(event).expect("an object");
+    let event = run.events().into_iter().find(|line| line["event"] == "restart").expect("an event");
     let sentence = format!("the run continues from step {}, which was read ", event["step"]);
-    assert!(words(&output).contains(&sentence), "{}", words(&output));
+    assert!(words.contains(&sentence), "{words}");
     event
 }
 
@@ -250,9 +238,7 @@ fn a_restart_says_where_the_state_comes_from_and_what_reading_it_took() {
 
 fn refused(run: &Run, command: &str, folder: &str, code: i32, expected: &str) {
     let set = format!("run.copy_folder={folder}");
-    let output = run.command(&[command, "small.toml", "--set", "run.copy_every=1", "--set", &set]);
-    assert_eq!(output.status.code(), Some(code), "{}", words(&output));
-    assert!(words(&output).contains(expected), "`{expected}` in: {}", words(&output));
+    run.fail(code, &[command, "small.toml"], &["run.copy_every=1", &set], expected);
     assert!(!run.out().exists(), "nothing has run");
 }
 
@@ -265,11 +251,7 @@ fn copies_that_do_not_fit_are_refused() {
             refused(&run, command, "/proc", 3, "and 0 B are free; name another folder in memory");
         }
     }
-    let check = |set: &str| {
-        let output = run.command(&["check", "small.toml", "--format", "json", "--set", set]);
-        let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-        json["memory"]["copies"].as_u64().expect("bytes")
-    };
+    let check = |set| run.json(&["check", "small.toml"], &[set])["memory"]["copies"].as_u64().expect("bytes");
     assert_eq!(check("run.copy_every=0"), 0);
     assert!(check("run.copy_every=1") > 0);
 }
@@ -307,13 +289,12 @@ fn copies_are_removed_when_the_run_is_found_finished() {
     };
     copy(&memory, &kept);
     copy(&link, &kept_link);
-    run.resume(&SETTINGS);
+    run.succeed(&["resume", "out"], &SETTINGS);
     assert!(copies(&run).is_none() && !link.exists(), "a run that ends well removes its copies");
     fs::remove_dir(&memory).and_then(|()| fs::rename(&kept, &memory)).expect("they are ours");
     fs::rename(&kept_link, &link).expect("it is ours");
     let output = run.command(&["resume", LAST]);
     assert!(copies(&run).is_some(), "an earlier checkpoint may have been named: {output:?}");
-    let output = run.command(&["resume", "out"]);
-    assert!(String::from_utf8_lossy(&output.stderr).contains("the run is finished"), "{output:?}");
-    assert!(copies(&run).is_none() && !link.exists(), "{output:?}");
+    run.says(&["resume", "out"], &[], "the run is finished");
+    assert!(copies(&run).is_none() && !link.exists());
 }

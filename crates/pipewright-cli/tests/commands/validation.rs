@@ -2,23 +2,20 @@
 
 use std::fs;
 
+use serde_json::Value;
+
 use crate::run::Run;
 
 /// Returns a member of each line of the metrics as text; empty where a line does not have it.
 fn members(run: &Run, member: &str) -> Vec<String> {
-    let metrics = fs::read_to_string(run.path("out/metrics.jsonl")).expect("metrics");
-    let loss_of = |line: &str| {
-        let value: serde_json::Value = serde_json::from_str(line).expect("a line is an object");
-        value.get(member).map(ToString::to_string).unwrap_or_default()
-    };
-    metrics.lines().map(loss_of).collect()
+    let text = |step: &Value| step.get(member).map(ToString::to_string).unwrap_or_default();
+    run.steps().iter().map(text).collect()
 }
 
 /// Trains six steps in a folder of its own, and returns the loss and the validation loss of each.
 fn losses(set: &[&str]) -> (Vec<String>, Vec<String>) {
     let run = Run::new();
-    fs::write(run.path("held.txt"), "a slow green turtle walks under the fence and into the pond ".repeat(4))
-        .expect("a file");
+    run.write("held.txt", "a slow green turtle walks under the fence and into the pond ".repeat(4));
     run.train(&[&["run.steps=6", "optimizer.schedule=constant"], set].concat());
     (members(&run, "loss"), members(&run, "validation_loss"))
 }
@@ -68,50 +65,27 @@ fn samples_are_the_greedy_text_and_change_no_loss() {
     assert_eq!(members(&trained(&[&prompts[..], &cut].concat()), "samples"), samples);
     // The row has 8 tokens, and the second prompt has 5.
     for (index, prompt, tokens) in [(0, "the", "4"), (1, "quick", "3")] {
-        let generated = run.command(&[
-            "generate",
-            "out",
-            "--json",
-            "--temperature",
-            "0",
-            "--prompt",
-            prompt,
-            "--tokens",
-            tokens,
-        ]);
-        let text: serde_json::Value = serde_json::from_slice(&generated.stdout).expect("an object");
-        let samples: serde_json::Value = serde_json::from_str(&samples[2]).expect("a list");
+        let greedy =
+            ["generate", "out", "--json", "--temperature", "0", "--prompt", prompt, "--tokens", tokens];
+        let text: Value = serde_json::from_str(&run.print(&greedy)).expect("an object");
+        let samples: Value = serde_json::from_str(&samples[2]).expect("a list");
         assert_eq!((&samples[index]["prompt"], &samples[index]["text"]), (&prompt.into(), &text["text"]));
     }
     // A text ends before the token that ends texts, here its first byte.
-    let listed: serde_json::Value = serde_json::from_str(&samples[2]).expect("a list");
+    let listed: Value = serde_json::from_str(&samples[2]).expect("a list");
     let first = listed[0]["text"].as_str().and_then(|text| text.bytes().next()).expect("a text");
     let ended =
         members(&trained(&[&prompts[..], &[&format!("model.eos_token_id={first}")]].concat()), "samples");
-    let ended: serde_json::Value = serde_json::from_str(&ended[2]).expect("a list");
+    let ended: Value = serde_json::from_str(&ended[2]).expect("a list");
     assert_eq!(ended[0]["text"], "");
     for (set, message) in [
         ("run.sample_prompts=longer than a row", "has 17 tokens: give from 1 to 7"),
         ("run.sample_prompts=caf\u{e9}", "token id 195 lies beyond the vocabulary"),
     ] {
-        let arguments = [
-            "check",
-            "small.toml",
-            "--set",
-            "data.validation_share=0.25",
-            "--set",
-            "run.eval_every=3",
-            "--set",
-            set,
-        ];
-        let output = run.command(&arguments);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(
-            output.status.code() == Some(2)
-                && said.contains("`run.sample_prompts`: ")
-                && said.contains(message),
-            "{said}"
-        );
+        let set = ["data.validation_share=0.25", "run.eval_every=3", set];
+        for part in ["`run.sample_prompts`: ", message] {
+            run.refuse(&["check", "small.toml"], &set, part);
+        }
     }
 }
 
@@ -141,12 +115,12 @@ fn an_event_file_has_each_validation_loss() {
 #[test]
 fn what_is_held_out_is_never_trained_on() {
     let run = Run::new();
-    let text = fs::read_to_string(run.path("text.txt")).expect("the text");
+    let text = run.read("text.txt");
     let cut = text.len() - (text.len() as f64 * 0.25).round() as usize;
-    fs::write(run.path("text.txt"), &text[..cut]).expect("a file");
+    run.write("text.txt", &text[..cut]);
     run.train(&["run.steps=12"]);
     let expected = run.figures();
-    fs::write(run.path("text.txt"), &text).expect("a file");
+    run.write("text.txt", &text);
     run.train(&["run.steps=12", "data.validation_share=0.25", "run.eval_every=3"]);
     assert_eq!(run.figures(), expected);
 }
@@ -155,32 +129,28 @@ fn what_is_held_out_is_never_trained_on() {
 fn a_run_ends_early_and_keeps_its_best_checkpoint() {
     let run = Run::new();
     let set = ["data.validation_share=0.25", "run.eval_every=2", "run.patience=2", "run.keep_checkpoints=1"];
-    let arguments = [&["train", "small.toml"][..], &pairs(&[&set[..], &FROZEN[..]].concat())].concat();
-    let output = run.command(&arguments);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(0), "{said}");
+    let (_, said) = run.succeed(&["train", "small.toml"], &[&set[..], &FROZEN].concat());
     assert_eq!(run.figures().len(), 6, "the first evaluation is the best, and two more are not better");
     assert!(said.contains("ended early after step 6, saved in out/checkpoints/step-00000006"), "{said}");
     assert!(said.contains(" at best (step 2, checkpoints/best)"), "{said}");
     assert_eq!(run.checkpoints(), ["best", "step-00000002", "step-00000006"]);
 
-    let inspected = run.command(&["inspect", "out/checkpoints/best"]);
-    assert!(String::from_utf8_lossy(&inspected.stdout).contains("step        2\n"), "{inspected:?}");
-    let exported = run.command(&["export", "out/checkpoints/best", "exported"]);
-    assert_eq!(exported.status.code(), Some(0), "{exported:?}");
+    run.prints(
+        &["inspect", "out/checkpoints/best"],
+        &[],
+        "step        2
+",
+    );
+    run.print(&["export", "out/checkpoints/best", "exported"]);
     assert!(run.path("exported/model.safetensors").exists());
 
-    let resumed = run.command(&["resume", "out"]);
-    let said = String::from_utf8_lossy(&resumed.stderr).into_owned();
-    assert_eq!(resumed.status.code(), Some(0), "{said}");
+    let (_, said) = run.succeed(&["resume", "out"], &[]);
     assert!(said.contains("the run ended early, after step 6: 2 evaluations had found no lower"), "{said}");
     assert!(said.trim_end().ends_with("/out --set run.patience=0"), "{said}");
     run.resume(&["run.patience=3"]);
     assert_eq!(run.figures().len(), 8, "one more evaluation is not better");
 
-    let from_best =
-        run.command(&["resume", "out/checkpoints/best", "--set", "run.steps=4", "--set", "run.patience=0"]);
-    assert_eq!(from_best.status.code(), Some(0), "{from_best:?}");
+    run.print(&["resume", "out/checkpoints/best", "--set", "run.steps=4", "--set", "run.patience=0"]);
     assert_eq!(run.figures().len(), 4);
     assert_eq!(run.checkpoints(), ["best", "step-00000002", "step-00000004"]);
 }
@@ -208,8 +178,7 @@ fn going_back_before_the_best_checkpoint_forgets_it() {
         fs::read_link(run.path("out/checkpoints/best")).expect("a link").to_str(),
         Some("step-00000008")
     );
-    let output = run.command(&["resume", "out/checkpoints/step-00000006", "--set", "run.steps=7"]);
-    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    run.print(&["resume", "out/checkpoints/step-00000006", "--set", "run.steps=7"]);
     assert_eq!(
         fs::read_link(run.path("out/checkpoints/best")).expect("a link").to_str(),
         Some("step-00000006")
@@ -219,13 +188,8 @@ fn going_back_before_the_best_checkpoint_forgets_it() {
 #[test]
 fn data_that_is_too_short_is_named() {
     let run = Run::new();
-    fs::write(run.path("short.txt"), "a few words").expect("a file");
-    let refuse = |set: &[&str], message: &str| {
-        let output = run.command(&[&["check", "small.toml"][..], &pairs(set)].concat());
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(2), "{said}");
-        assert!(said.contains(message), "{said}");
-    };
+    run.write("short.txt", "a few words");
+    let refuse = |set: &[&str], message: &str| run.refuse(&["check", "small.toml"], set, message);
     let few = "the validation data has 1 rows of seq_len 8, and a batch takes 4";
     refuse(&["data.validation=short.txt", "run.eval_every=1"], few);
     refuse(&["data.validation_share=0.05", "run.eval_every=1"], few);
@@ -238,19 +202,8 @@ fn data_that_is_too_short_is_named() {
         &["data.validation_share=0.25", "run.eval_every=1", "run.eval_batches=3"],
         "an evaluation takes 3 batches of 4 rows, and the validation data has 2",
     );
-    let output = run.command(
-        &[
-            &["check", "small.toml"][..],
-            &pairs(&["data.validation_share=0.25", "run.eval_every=5", "run.patience=2"]),
-        ]
-        .concat(),
-    );
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let set = ["data.validation_share=0.25", "run.eval_every=5", "run.patience=2"];
     let line = "evaluate  every 5 steps on 2 batches of 4 rows, from 8 rows of validation data, until 2 in a row find no \
                 lower loss";
-    assert!(said.contains(line), "{said}");
-}
-
-fn pairs<'a>(set: &[&'a str]) -> Vec<&'a str> {
-    set.iter().flat_map(|set| ["--set", set]).collect()
+    run.prints(&["check", "small.toml"], &set, line);
 }

@@ -2,10 +2,8 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
 
-use tempfile::TempDir;
-
+use crate::run::{Run, finished, in_one_line};
 use crate::scratch;
 
 /// The costs of four equal layers.
@@ -27,25 +25,20 @@ activation_bytes = 1024
 
 const SIZE: &[&str] = &["1f1b", "--ranks", "2", "--microbatches", "2"];
 
-/// Runs the command in a folder, without a desktop and with this value of `BROWSER`.
-fn pipewright(folder: &Path, arguments: &[&str], browser: Option<&str>) -> Output {
-    let mut command = Command::new(assert_cmd::cargo::cargo_bin!("pipewright"));
-    command.current_dir(folder).args(arguments);
+/// Runs the command without a desktop and with this value of `BROWSER`. Returns its exit code, standard output and
+/// standard error.
+fn pipewright(folder: &Run, arguments: &[&str], browser: Option<&str>) -> (Option<i32>, String, String) {
+    let mut command = folder.binary();
     for variable in ["BROWSER", "DISPLAY", "WAYLAND_DISPLAY"] {
         command.env_remove(variable);
     }
-    command.envs(browser.map(|browser| ("BROWSER", browser))).output().expect("the binary starts")
-}
-
-fn words(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
+    finished(command.args(arguments).envs(browser.map(|browser| ("BROWSER", browser))))
 }
 
 /// Returns a folder with the results of a short run in `out`.
-fn trained() -> TempDir {
-    let folder = scratch::folder(&scratch::small(2, 2, 2));
-    let output = pipewright(folder.path(), &["train", "small.toml"], None);
-    assert!(output.status.success(), "{}", words(&output));
+fn trained() -> Run {
+    let folder = Run::of(&scratch::small(2, 2, 2));
+    folder.train(&[]);
     folder
 }
 
@@ -63,15 +56,15 @@ fn browser(folder: &Path, code: i32) -> String {
 #[test]
 fn every_command_says_which_file_it_has_written() {
     let folder = trained();
-    fs::write(folder.path().join("zb.csv"), "0F0,0B0\n").expect("a file");
-    fs::write(folder.path().join("profile.toml"), PROFILE).expect("a file");
+    folder.write("zb.csv", "0F0,0B0\n");
+    folder.write("profile.toml", PROFILE);
     let check = |arguments: &[&str], file: &str| {
-        let output = pipewright(folder.path(), arguments, None);
-        assert!(output.status.success(), "{arguments:?}: {}", words(&output));
-        assert!(words(&output).contains("wrote ") && words(&output).contains(file), "{}", words(&output));
-        assert!(folder.path().join(file).exists(), "{arguments:?}");
-        let quiet = pipewright(folder.path(), &[&["--quiet"], arguments].concat(), None);
-        assert!(quiet.stderr.is_empty() || !quiet.status.success(), "{arguments:?}: {}", words(&quiet));
+        let (code, _, said) = pipewright(&folder, arguments, None);
+        assert_eq!(code, Some(0), "{arguments:?}: {said}");
+        assert!(said.contains("wrote ") && said.contains(file), "{said}");
+        assert!(folder.path(file).exists(), "{arguments:?}");
+        let (code, _, said) = pipewright(&folder, &[&["--quiet"], arguments].concat(), None);
+        assert!(said.is_empty() || code != Some(0), "{arguments:?}: {said}");
     };
     let with = |first: &str, rest: &[&str]| -> Vec<String> {
         [&[first], SIZE, rest].concat().into_iter().map(str::to_owned).collect()
@@ -100,11 +93,10 @@ fn every_command_says_which_file_it_has_written() {
 
 #[test]
 fn what_goes_to_standard_output_is_not_called_a_file() {
-    let folder = tempfile::tempdir().expect("a scratch folder");
+    let folder = Run::empty();
     for rest in [&[][..], &["-o", "-"]] {
-        let output = pipewright(folder.path(), &[&["schedule"], SIZE, rest].concat(), None);
-        assert!(output.status.success() && output.stderr.is_empty(), "{}", words(&output));
-        assert!(!output.stdout.is_empty());
+        let (code, out, said) = pipewright(&folder, &[&["schedule"], SIZE, rest].concat(), None);
+        assert!(code == Some(0) && said.is_empty() && !out.is_empty(), "{said}");
     }
 }
 
@@ -112,18 +104,23 @@ fn what_goes_to_standard_output_is_not_called_a_file() {
 #[test]
 fn pages_are_opened() {
     let folder = trained();
-    let browser = browser(folder.path(), 0);
+    let browser = browser(folder.root(), 0);
     let check = |arguments: &[&str], file: &str| {
-        let opened = folder.path().join("opened");
+        let opened = folder.path("opened");
         let _absent = fs::remove_file(&opened);
-        let output = pipewright(folder.path(), &[arguments, &["--open"]].concat(), Some(&browser));
-        assert!(output.status.success(), "{arguments:?}: {}", words(&output));
-        assert!(words(&output).contains(&format!("wrote {file}\n")), "{}", words(&output));
+        let (code, out, said) = pipewright(&folder, &[arguments, &["--open"]].concat(), Some(&browser));
+        assert_eq!(code, Some(0), "{arguments:?}: {said}");
+        assert!(
+            said.contains(&format!(
+                "wrote {file}
+"
+            )) && out.is_empty(),
+            "{said}"
+        );
         let opened = fs::read_to_string(opened).expect("the browser ran");
-        let path = folder.path().join(file);
+        let path = folder.path(file);
         assert_eq!(opened.trim_end(), path.canonicalize().expect("a page").display().to_string());
         assert!(fs::read_to_string(path).expect("a page").starts_with(['<']), "{arguments:?}");
-        assert!(output.stdout.is_empty(), "{arguments:?}");
     };
     check(&["report", "out"], "out/report.html");
     check(&["report", "out", "-o", "page.html"], "page.html");
@@ -139,14 +136,14 @@ fn pages_are_opened() {
 #[cfg(unix)]
 #[test]
 fn pages_that_cannot_be_opened_are_written() {
-    let folder = tempfile::tempdir().expect("a scratch folder");
-    let failing = browser(folder.path(), 7);
+    let folder = Run::empty();
+    let failing = browser(folder.root(), 7);
     let check = |browser: Option<&str>, expected: &str| {
-        let page = folder.path().join("page.html");
+        let page = folder.path("page.html");
         let arguments = [&["view"], SIZE, &["-o", "page.html", "--open"]].concat();
-        let output = pipewright(folder.path(), &arguments, browser);
-        assert_eq!(output.status.code(), Some(2), "{}", words(&output));
-        let said = words(&output).split_whitespace().collect::<Vec<_>>().join(" ");
+        let (code, _, said) = pipewright(&folder, &arguments, browser);
+        assert_eq!(code, Some(2), "{said}");
+        let said = in_one_line(&said);
         assert!(said.contains("page.html: is written, but cannot be opened: "), "{said}");
         assert!(said.contains(expected) && said.contains("set BROWSER to a command"), "{said}");
         fs::remove_file(page).expect("the page is written");
@@ -158,11 +155,10 @@ fn pages_that_cannot_be_opened_are_written() {
 
 #[test]
 fn what_cannot_be_opened_is_refused() {
-    let folder = tempfile::tempdir().expect("a scratch folder");
+    let folder = Run::empty();
     let check = |rest: &[&str], expected: &str| {
-        let output = pipewright(folder.path(), &[&["simulate"], SIZE, rest].concat(), Some("true"));
-        assert_eq!(output.status.code(), Some(2), "{}", words(&output));
-        assert!(words(&output).contains(expected), "{}", words(&output));
+        let (code, _, said) = pipewright(&folder, &[&["simulate"], SIZE, rest].concat(), Some("true"));
+        assert!(code == Some(2) && said.contains(expected), "{said}");
     };
     check(&["--open"], "--open is for drawings; add --format html");
     check(&["--open", "--format", "csv"], "--open is for drawings; add --format html");
@@ -172,29 +168,21 @@ fn what_cannot_be_opened_is_refused() {
 #[test]
 fn a_report_follows_its_run() {
     let folder = trained();
-    let path = |name: &str| folder.path().join(name);
-    let config = fs::read_to_string(path("out/config.toml")).expect("a configuration");
-    fs::write(path("out/config.toml"), config.replace("steps = 2", "steps = 3")).expect("a file");
-    let mut command = Command::new(assert_cmd::cargo::cargo_bin!("pipewright"));
-    command.current_dir(folder.path()).args(["report", "out", "-o", "page.html", "--follow=100ms"]);
+    let config = folder.read("out/config.toml");
+    folder.write("out/config.toml", config.replace("steps = 2", "steps = 3"));
+    let mut command = folder.binary();
+    command.args(["report", "out", "-o", "page.html", "--follow=100ms"]);
     let mut following = command.spawn().expect("the binary starts");
-    let page = || fs::read_to_string(path("page.html")).unwrap_or_default();
-    let wait_until = |is_so: &dyn Fn() -> bool| {
-        let start = std::time::Instant::now();
-        while !is_so() {
-            assert!(start.elapsed() < std::time::Duration::from_secs(60), "the page does not follow");
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
-    };
-    wait_until(&|| page().contains("\"reload\":100.0"));
+    let page = || fs::read_to_string(folder.path("page.html")).unwrap_or_default();
+    folder.wait_until(|| page().contains("\"reload\":100.0"));
     assert!(following.try_wait().expect("it is ours").is_none(), "the run has a step to go");
-    let metrics = fs::read_to_string(path("out/metrics.jsonl")).expect("metrics");
+    let metrics = folder.read("out/metrics.jsonl");
     let last = metrics.lines().last().expect("a line").replace("\"step\":2", "\"step\":3");
-    fs::write(path("out/metrics.jsonl"), format!("{metrics}{last}\n")).expect("a file");
-    wait_until(&|| page().contains("\"reload\":null"));
+    folder.write("out/metrics.jsonl", format!("{metrics}{last}\n"));
+    folder.wait_until(|| page().contains("\"reload\":null"));
     assert!(following.wait().expect("it ends").success());
     assert!(page().contains("\"steps\":[1,2,3]"));
-    assert!(!path("page.html.part").exists());
-    let output = pipewright(folder.path(), &["report", "out", "--follow"], None);
-    assert!(output.status.success(), "a complete run needs no file: {}", words(&output));
+    assert!(!folder.path("page.html.part").exists());
+    // A complete run needs no file.
+    folder.print(&["report", "out", "--follow"]);
 }

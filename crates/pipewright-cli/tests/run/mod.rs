@@ -1,4 +1,4 @@
-//! A very short training run in a scratch folder, and the command that trains it.
+//! A scratch folder with a very short training run, the commands that run in it, and what they leave.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use pipewright_run::settings::{Base, Settings, Surroundings};
+use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::scratch;
@@ -27,7 +29,21 @@ pub(crate) struct Run(TempDir);
 
 impl Run {
     pub(crate) fn new() -> Self {
-        Self(scratch::folder(&(scratch::small(2, 4, 40) + OPTIMIZER)))
+        Self::of(&(scratch::small(2, 4, 40) + OPTIMIZER))
+    }
+
+    /// Returns a folder with `text.txt` and with `config` as `small.toml`.
+    pub(crate) fn of(config: &str) -> Self {
+        Self(scratch::folder(config))
+    }
+
+    /// Returns a folder without files.
+    pub(crate) fn empty() -> Self {
+        Self(tempfile::tempdir().expect("a scratch folder"))
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        self.0.path()
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -42,15 +58,94 @@ impl Run {
         self.path("out/config.toml").exists()
     }
 
-    fn process(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+    }
+
+    pub(crate) fn read_json(&self, name: &str) -> Value {
+        serde_json::from_str(&self.read(name)).expect("JSON")
+    }
+
+    pub(crate) fn read_toml(&self, name: &str) -> toml::Table {
+        self.read(name).parse().expect("TOML")
+    }
+
+    pub(crate) fn write(&self, name: &str, content: impl AsRef<[u8]>) {
+        fs::write(self.path(name), content).expect("the scratch folder takes files");
+    }
+
+    /// Returns the binary, to be run in the folder.
+    pub(crate) fn binary(&self) -> Command {
         let mut command = Command::new(assert_cmd::cargo::cargo_bin!("pipewright"));
-        command.current_dir(self.0.path()).args(arguments).stdin(Stdio::null());
+        command.current_dir(self.0.path()).stdin(Stdio::null());
+        command
+    }
+
+    fn process(&self, arguments: &[&str]) -> Command {
+        let mut command = self.binary();
+        command.args(arguments);
         command
     }
 
     /// Runs a command and waits for its end.
     pub(crate) fn command(&self, arguments: &[&str]) -> Output {
         self.process(arguments).output().expect("the binary starts")
+    }
+
+    /// Runs a command with overrides. Returns the exit code, standard output and standard error.
+    pub(crate) fn call(&self, arguments: &[&str], set: &[&str]) -> (Option<i32>, String, String) {
+        finished(self.process(arguments).args(set.iter().flat_map(|set| ["--set", *set])))
+    }
+
+    /// Runs a command that succeeds. Returns its standard output and standard error.
+    pub(crate) fn succeed(&self, arguments: &[&str], set: &[&str]) -> (String, String) {
+        let (code, out, said) = self.call(arguments, set);
+        assert_eq!(code, Some(0), "{arguments:?} {set:?}: {said}");
+        (out, said)
+    }
+
+    /// Runs a command that succeeds. Returns its standard output.
+    pub(crate) fn print(&self, arguments: &[&str]) -> String {
+        self.succeed(arguments, &[]).0
+    }
+
+    /// Runs a command that succeeds, and that writes `expected` to standard output.
+    pub(crate) fn prints(&self, arguments: &[&str], set: &[&str], expected: &str) {
+        let (out, _) = self.succeed(arguments, set);
+        assert!(out.contains(expected), "{arguments:?} {set:?}: {out}\nhas not: {expected}");
+    }
+
+    /// Runs a command that succeeds, and that writes `expected` to standard error, in one line or as it is wrapped.
+    pub(crate) fn says(&self, arguments: &[&str], set: &[&str], expected: &str) {
+        let (_, said) = self.succeed(arguments, set);
+        let is_said = said.contains(expected) || in_one_line(&said).contains(expected);
+        assert!(is_said, "{arguments:?} {set:?}: {said}\nhas not: {expected}");
+    }
+
+    /// Runs a command that succeeds. Returns the JSON that it prints.
+    pub(crate) fn json(&self, arguments: &[&str], set: &[&str]) -> Value {
+        let (out, _) = self.succeed(&[arguments, &["--format", "json"]].concat(), set);
+        serde_json::from_str(&out).expect("JSON")
+    }
+
+    /// Runs a command that refuses its input with a message that contains `expected`, in one line or as it is wrapped.
+    pub(crate) fn refuse(&self, arguments: &[&str], set: &[&str], expected: &str) {
+        self.fail(2, arguments, set, expected);
+    }
+
+    /// Like [`Run::refuse`], with another exit code.
+    pub(crate) fn fail(&self, expected_code: i32, arguments: &[&str], set: &[&str], expected: &str) {
+        let (code, _, said) = self.call(arguments, set);
+        assert_eq!(code, Some(expected_code), "{arguments:?} {set:?}: {said}");
+        let is_said = said.contains(expected) || in_one_line(&said).contains(expected);
+        assert!(is_said, "{arguments:?} {set:?}: {said}\nhas not: {expected}");
+    }
+
+    /// Checks that `check` and `train` refuse `small.toml` with overrides.
+    pub(crate) fn refuse_settings(&self, set: &[&str], expected: &str) {
+        for command in ["check", "train"] {
+            self.refuse(&[command, "small.toml"], set, expected);
+        }
     }
 
     /// Starts a command with overrides, without waiting for it.
@@ -73,11 +168,20 @@ impl Run {
 
     /// Like [`Run::start`], in a process that ignores SIGHUP, as `nohup` starts it.
     pub(crate) fn start_without_hangup(&self, command: &str, arguments: &[&str], set: &[&str]) -> Child {
-        let binary = assert_cmd::cargo::cargo_bin!("pipewright");
-        let mut shell = Command::new("sh");
-        shell.current_dir(self.0.path()).args(["-c", "trap '' HUP; exec \"$@\"", "sh"]).arg(binary);
+        let mut shell = self.shell("trap '' HUP; exec \"$0\" \"$@\"");
         shell.arg(command).args(arguments).args(set.iter().flat_map(|set| ["--set", set]));
-        shell.stdin(Stdio::null()).stderr(Stdio::null()).spawn().expect("a shell")
+        shell.stderr(Stdio::null()).spawn().expect("a shell")
+    }
+
+    /// Returns a shell that runs a script in the folder. The binary is `$0` in the script.
+    pub(crate) fn shell(&self, script: &str) -> Command {
+        let mut shell = Command::new("sh");
+        shell
+            .current_dir(self.0.path())
+            .args(["-c", script])
+            .arg(assert_cmd::cargo::cargo_bin!("pipewright"));
+        shell.stdin(Stdio::null());
+        shell
     }
 
     /// Runs a command that must end soon, even if it finds a file without an end.
@@ -95,19 +199,63 @@ impl Run {
         child.wait_with_output().expect("its output is short")
     }
 
+    /// Trains in this process.
     pub(crate) fn train(&self, set: &[&str]) {
-        self.finish("train", "small.toml", set);
+        let working_folder = self.0.path().to_owned();
+        let surroundings = Surroundings { working_folder, variable: |_| None };
+        let loaded = Settings::load(Base::File(&self.path("small.toml")), &texts(set), &surroundings);
+        let loaded = loaded.unwrap_or_else(|error| panic!("{set:?}: {error}"));
+        let out = loaded.settings.run.out.clone();
+        ended(pipewright_run::Run::new(loaded), &out, set);
     }
 
+    /// Resumes in this process. Paths in `set` must be absolute.
     pub(crate) fn resume(&self, set: &[&str]) {
-        self.finish("resume", "out", set);
+        ended(pipewright_run::Run::reopen(self.out()).set(texts(set)), &self.out(), set);
     }
 
-    fn finish(&self, command: &str, of: &str, set: &[&str]) {
-        let set = set.iter().flat_map(|set| ["--set", set]);
-        let output = self.command(&[command, of].into_iter().chain(set).collect::<Vec<_>>());
-        let words = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(0), "{words}");
+    /// Returns all lines of the metrics: steps and events.
+    pub(crate) fn metrics(&self) -> Vec<Value> {
+        self.metrics_in("out")
+    }
+
+    /// Returns all lines of the metrics in the folder of another run.
+    pub(crate) fn metrics_in(&self, out: &str) -> Vec<Value> {
+        let text = self.read(&format!("{out}/metrics.jsonl"));
+        text.lines().map(|line| serde_json::from_str(line).expect("a line is an object")).collect()
+    }
+
+    /// Returns the lines of the metrics that are steps.
+    pub(crate) fn steps(&self) -> Vec<Value> {
+        self.metrics().into_iter().filter(|line| line.get("event").is_none()).collect()
+    }
+
+    /// Returns the lines of the metrics that are events, such as a restart.
+    pub(crate) fn events(&self) -> Vec<Value> {
+        self.metrics().into_iter().filter(|line| line.get("event").is_some()).collect()
+    }
+
+    /// Returns the loss and the gradient norm of each step.
+    pub(crate) fn losses(&self) -> Vec<[f64; 2]> {
+        numbers(&self.steps())
+    }
+
+    /// Trains with the command and with overrides. Returns the loss and the gradient norm of each step.
+    pub(crate) fn trained(&self, config: &str, set: &[&str]) -> Vec<[f64; 2]> {
+        self.succeed(&["train", config], set);
+        self.losses()
+    }
+
+    /// Returns each rank's measured peak of the last step, in bytes.
+    pub(crate) fn peaks(&self) -> Vec<f64> {
+        let step = self.steps().pop().expect("a step");
+        let ranks = step["peak_bytes"].as_array().expect("a list").iter();
+        ranks.map(|bytes| bytes.as_f64().expect("bytes")).collect()
+    }
+
+    /// Returns the memory of each rank that `check` estimates.
+    pub(crate) fn estimates(&self, config: &str, set: &[&str]) -> Vec<Value> {
+        self.json(&["check", config], set)["memory"]["ranks"].as_array().expect("a list").clone()
     }
 
     /// Returns the figures of all complete lines of the metrics that are steps. Checks that the steps are 1,
@@ -116,7 +264,7 @@ impl Run {
         let metrics = fs::read_to_string(self.path("out/metrics.jsonl")).unwrap_or_default();
         let whole = &metrics[..metrics.rfind('\n').map_or(0, |end| end + 1)];
         let figures = |line: &str| {
-            let value: serde_json::Value = serde_json::from_str(line).expect("a line is an object");
+            let value: Value = serde_json::from_str(line).expect("a line is an object");
             let step = value["step"].as_u64().expect("a step");
             let figures = (step, value["loss"].to_string(), value["grad_norm"].to_string());
             // A line may be an event, such as a restart.
@@ -152,7 +300,7 @@ impl Run {
         change(&mut bytes);
         let manifest = checkpoint.join("manifest.json");
         let text = fs::read_to_string(&manifest).expect("a manifest");
-        let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        let json: Value = serde_json::from_str(&text).expect("JSON");
         let hash = json["shards"][0]["hash"].as_str().expect("a hash");
         let text = text.replace(hash, blake3::hash(&bytes).to_hex().as_str());
         let (body, _) = text.rsplit_once(",\n  \"hash\"").expect("the manifest's own hash");
@@ -179,6 +327,51 @@ impl Run {
     }
 }
 
+fn texts(set: &[&str]) -> Vec<String> {
+    set.iter().map(|text| (*text).to_owned()).collect()
+}
+
+/// Trains, and waits until the locks of the folder are free: a process that another test starts has inherited them until
+/// it executes its program.
+fn ended(run: pipewright_run::Run, out: &Path, set: &[&str]) {
+    run.train().unwrap_or_else(|error| panic!("{set:?}: {error}"));
+    let start = Instant::now();
+    for lock in ["checkpoints/lock", "metrics.jsonl"].map(|name| out.join(name)) {
+        while fs::File::open(&lock).is_ok_and(|file| file.try_lock().is_err()) {
+            assert!(start.elapsed() < PATIENCE, "{} stays locked", lock.display());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Runs a command to its end. Returns the exit code, standard output and standard error.
+pub(crate) fn finished(command: &mut Command) -> (Option<i32>, String, String) {
+    let output = command.output().expect("it starts");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+/// Returns the words of a message, which is wrapped in the middle of sentences.
+pub(crate) fn in_one_line(said: &str) -> String {
+    said.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Returns the loss and the gradient norm of each step.
+pub(crate) fn numbers(steps: &[Value]) -> Vec<[f64; 2]> {
+    let numbers = |step: &Value| ["loss", "grad_norm"].map(|key| step[key].as_f64().expect("a number"));
+    steps.iter().map(numbers).collect()
+}
+
+/// Checks that numbers differ by at most this share of the expected ones.
+#[track_caller]
+pub(crate) fn assert_near(found: &[[f64; 2]], expected: &[[f64; 2]], share: f64, what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (step, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let are_near = found.iter().zip(expected).all(|(a, b)| (a - b).abs() <= share * b.abs());
+        assert!(are_near, "{what}, step {step}: {found:?} for {expected:?}");
+    }
+}
+
 /// Returns the hash of each file of a checkpoint, by name.
 pub(crate) fn hashes_of(checkpoint: &Path) -> Vec<(String, String)> {
     let files = fs::read_dir(checkpoint).expect("a folder").map(|entry| entry.expect("an entry").path());
@@ -196,7 +389,7 @@ pub(crate) fn hashes_of(checkpoint: &Path) -> Vec<(String, String)> {
 /// joined.
 pub(crate) fn tensors(checkpoint: &Path) -> Vec<(String, Vec<u8>)> {
     let manifest = fs::read(checkpoint.join("manifest.json")).expect("a manifest");
-    let manifest: serde_json::Value = serde_json::from_slice(&manifest).expect("JSON");
+    let manifest: Value = serde_json::from_slice(&manifest).expect("JSON");
     let mut parts: BTreeMap<String, BTreeMap<u32, Vec<u8>>> = BTreeMap::new();
     for shard in manifest["shards"].as_array().expect("a list") {
         // A part is written as `1/2`, the second of two.

@@ -20,19 +20,19 @@ pub(crate) fn parse(text: &[u8]) -> Result<Value, serde_json::Error> {
     IgnoredAny::deserialize(&mut check)?;
     check.end()?;
     // It does not read the characters of strings. The engine's own reader knows the place of such an error.
-    Reader { text, at: 0, depth: 0 }
+    JsonReader { text, at: 0, depth: 0 }
         .value()
         .map_err(|error| serde_json::from_slice::<Value>(text).err().unwrap_or(error))
 }
 
 /// Reads well-formed JSON.
-struct Reader<'a> {
+struct JsonReader<'a> {
     text: &'a [u8],
     at: usize,
     depth: usize,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> JsonReader<'a> {
     /// Returns the next byte that is not white space.
     fn peek(&mut self) -> u8 {
         while self.text.get(self.at).is_some_and(u8::is_ascii_whitespace) {

@@ -90,10 +90,9 @@ pub(crate) fn record(path: &Path, line: u64, text: &[u8]) -> Result<Value, DataE
     json_text::parse(text).map_err(|error| {
         let (column, reason) = placed(&error);
         let problem = format!(
-            "column {column}: not JSON: {reason}; write one record per line, such as {{\"text\": \"to be\"}}, or an array \
-             of token ids"
+            "not JSON: {reason}; write one record per line, such as {{\"text\": \"to be\"}}, or an array of token ids"
         );
-        DataError::new(problem).at(path, DataPlace::Line(line))
+        DataError::new(problem).at(path, DataPlace::Column(line, column))
     })
 }
 

@@ -40,7 +40,6 @@ pub enum AdapterSource {
         /// The directory.
         path: PathBuf,
         /// The dropout in place of the directory's.
-        #[serde(skip_serializing_if = "Option::is_none")]
         dropout: Option<f64>,
     },
     /// New adapters.
@@ -62,7 +61,7 @@ pub enum AdapterSource {
 
 impl AdapterSource {
     /// Returns the settings of new adapters; `None` if a PEFT directory has them.
-    pub fn new_lora(&self) -> Option<LoraConfig> {
+    pub(crate) fn new_lora(&self) -> Option<LoraConfig> {
         let Self::New { rank, alpha, dropout, rslora, dora, targets } = self else { return None };
         let targets = if targets == &[ALL_LINEAR] {
             LoraTargets::AllLinear

@@ -31,38 +31,30 @@ pub struct DataSettings {
     /// Whether rows come in a seeded random order.
     pub shuffle: bool,
     /// A file with side inputs for each row.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub side: Option<PathBuf>,
     /// Absolute patterns of the files of the validation data; empty without such files.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub validation: Vec<String>,
     /// The share of the data that is held out from its end as validation data.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_share: Option<f64>,
     /// A file with side inputs for each row of the files in `validation`.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_side: Option<PathBuf>,
     /// The token id that begins each document.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub bos_id: Option<u32>,
     /// Whether a token sees nothing of the other documents in its row.
     pub packed: bool,
     /// Whether positions begin again in each document.
     pub restart_positions: bool,
     /// The names of the keys of records, if some have other names.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub keys: Option<RecordKeys>,
     /// The name of a chat template, or the absolute path of a file with one.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub chat_template: Option<String>,
     /// The tokens of chats and completions that count in the loss, if it is not the default.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub train_on: Option<TrainOn>,
     /// The treatment of chats and completions that do not fit into a row.
     #[serde(skip_serializing_if = "is_default")]
     pub long_records: LongRecords,
     /// The date that chat templates ask for.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub date: Option<Date>,
 }
 
@@ -84,12 +76,12 @@ pub fn tokenizer_file(path: &Path) -> PathBuf {
 
 impl DataSettings {
     /// Returns whether the data is the text in the binary.
-    pub fn is_built_in(&self) -> bool {
+    pub(crate) fn is_built_in(&self) -> bool {
         matches!(self.path.as_slice(), [only] if only == BUILT_IN)
     }
 
     /// Returns whether there is validation data.
-    pub fn has_validation(&self) -> bool {
+    pub(crate) fn has_validation(&self) -> bool {
         !self.validation.is_empty() || self.validation_share.is_some()
     }
 }

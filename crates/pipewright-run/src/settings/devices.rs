@@ -15,7 +15,6 @@ use crate::settings::section::Section;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DeviceSettings {
     /// The device of all ranks; `None` if `devices` is written.
-    #[serde(skip_serializing_if = "Option::is_none")]
     device: Option<DeviceChoice>,
     /// Rank `r` has entry `r` modulo their number; empty unless it is written.
     #[serde(skip_serializing_if = "Vec::is_empty")]

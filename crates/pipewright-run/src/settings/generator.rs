@@ -13,7 +13,6 @@ use crate::settings::section::Section;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct GeneratorSettings {
     /// The number of microbatches that a chunk runs before the next chunk.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub group_size: Option<u32>,
     /// Whether to warm up with two forwards instead of one for each later rank.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -23,10 +22,8 @@ pub struct GeneratorSettings {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub memory_limit: Vec<u32>,
     /// The costs for which the schedule is optimised, as in `pipewright simulate --cost`.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub costs: Option<String>,
     /// The number of slices into which microbatches are cut along their sequence.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub slices: Option<u32>,
     /// Whether forwards and backwards that follow each other become overlaps.
     #[serde(skip_serializing_if = "std::ops::Not::not")]

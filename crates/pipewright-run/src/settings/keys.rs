@@ -8,7 +8,6 @@
 //! | `1..1024` | whole numbers of this range |
 //! | `count`, `index`, `steps` | whole numbers from 1 or from 0 to 2^31 - 1, and from 0 to 2^63 - 1 |
 //! | `positive`, `non-negative`, `fraction`, `share` | numbers of a [`Bound`]; after `single`, in single precision too |
-//! | `kept` | a resumed run keeps the value |
 //! | `local` | the processes of a run may have different values |
 //! | `timed` | the time of a step depends on it |
 
@@ -115,7 +114,7 @@ pub(super) fn defaults_of(section: &str) -> &'static Table {
 }
 
 /// Returns whether the processes of a run may have different values of a key, such as `run.out`.
-pub fn may_differ(key: &str) -> bool {
+pub(crate) fn may_differ(key: &str) -> bool {
     let key = key.split_once('.').and_then(|(section, key)| find(section, key));
     key.is_some_and(Key::is_local)
 }
@@ -182,8 +181,7 @@ mod tests {
     fn every_mark_has_a_meaning() {
         for section in sections() {
             for key in &section.keys {
-                let traits =
-                    key.marks.iter().filter(|mark| ["kept", "local", "timed"].contains(mark)).count();
+                let traits = key.marks.iter().filter(|mark| ["local", "timed"].contains(mark)).count();
                 let ranges = usize::from(key.range().is_some()) + usize::from(key.bound().is_some());
                 assert_eq!(
                     key.marks.len(),

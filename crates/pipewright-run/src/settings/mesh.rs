@@ -202,7 +202,7 @@ fn experts(section: &mut Section<'_>) -> (bool, u32) {
 }
 
 /// Returns whether tensor ranks hold whole experts, according to the section `mesh` of a run's folder.
-pub fn whole_experts_of_run(mesh: &Table) -> bool {
+pub(crate) fn whole_experts_of_run(mesh: &Table) -> bool {
     let written = mesh.get(WHOLE_EXPERTS).and_then(Value::as_bool);
     written.or_else(|| mesh.get(EXPERTS)?.as_bool()).unwrap_or(false)
 }

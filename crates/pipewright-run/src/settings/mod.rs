@@ -34,7 +34,8 @@ mod section;
 mod tests;
 mod whole;
 
-pub use keys::{may_differ, template};
+pub(crate) use keys::may_differ;
+pub use keys::template;
 pub use load::{Base, ConfigError, Loaded, Scheduled};
 pub use paths::Surroundings;
 pub use whole::Settings;

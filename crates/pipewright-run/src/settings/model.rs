@@ -182,7 +182,8 @@ fn read_family(section: &mut Section<'_>, written: &BTreeMap<String, Value>) -> 
 }
 
 /// Keys that are written with an exported model even if they do not affect training.
-pub const EXPORTED: [&str; 4] = ["bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings"];
+pub(crate) const EXPORTED: [&str; 4] =
+    ["bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings"];
 
 /// Removes the keys of a pasted `config.json` with which the family does not compute, and names them.
 fn drop_ignored(section: &mut Section<'_>, model: &mut FreshModel) {

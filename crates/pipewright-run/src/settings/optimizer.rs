@@ -17,17 +17,14 @@ pub struct OptimizerSettings {
     /// The highest learning rate.
     pub learning_rate: f64,
     /// The rate to which the learning rate falls, if it is written.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub min_learning_rate: Option<f64>,
     /// AdamW, Adam: the decay rates of the first and second moment.
     pub betas: [f64; 2],
     /// AdamW, Adam: the number that is added to the square root of the second moment.
     pub eps: f64,
     /// SGD, Muon: the share of the last update that the next one keeps.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub momentum: Option<f64>,
     /// SGD, Muon: whether the momentum looks ahead by one update.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub nesterov: Option<bool>,
     /// The weight decay, applied to every parameter that is not of a group in `no_decay`.
     pub weight_decay: f64,
@@ -44,12 +41,10 @@ pub struct OptimizerSettings {
     /// The number of steps over which the learning rate rises.
     pub warmup_steps: u64,
     /// WSD: the number of steps over which the learning rate falls, if it is written.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub decay_steps: Option<u64>,
     /// The step at which the schedule begins again; 0 for none.
     pub restart_at: u64,
     /// How much the corrections of routers change in a step, if it is written.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub expert_balance_speed: Option<f64>,
     /// Parameters with settings of their own.
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -20,18 +20,15 @@ pub struct GroupSettings {
     /// Names of groups (`norm`, `bias`, `embedding`), and patterns of paths.
     pub parameters: Vec<String>,
     /// The highest learning rate of the group.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub learning_rate: Option<f64>,
     /// The weight decay of the group.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub weight_decay: Option<f64>,
     /// The largest norm of the group's gradients together.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub clip_norm: Option<f64>,
 }
 
 /// Returns the group of this name, if it is a name and not a pattern.
-pub fn named_group(text: &str) -> Option<ParameterGroup> {
+pub(crate) fn named_group(text: &str) -> Option<ParameterGroup> {
     ParameterGroup::ALL.into_iter().find(|group| group.name() == text)
 }
 

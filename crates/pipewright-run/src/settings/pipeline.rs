@@ -37,7 +37,6 @@ pub struct PipelineSettings {
     /// How layers are distributed over stages.
     pub partition: PartitionChoice,
     /// The first layer of each stage except stage 0, for an explicit partition.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub boundaries: Option<Vec<u32>>,
     /// The cut by hand that the boundaries come from. It is not written to the effective configuration, which
     /// has the boundaries.
@@ -56,7 +55,6 @@ pub struct PipelineSettings {
     /// The inputs of recomputed forwards that leave memory.
     pub offload: OffloadChoice,
     /// The folder of the files to which they go; `None` for the folder of the run.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub offload_folder: Option<PathBuf>,
     /// The settings that only some schedules have.
     #[serde(flatten)]

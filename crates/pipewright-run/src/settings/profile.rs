@@ -45,7 +45,7 @@ fn kinds_of(devices: &str) -> BTreeSet<String> {
 }
 
 /// A profile as it was read.
-struct Found {
+struct ReadProfile {
     profile: Profile,
     /// The figures of layers that are not written.
     missing: Vec<Missing>,
@@ -87,12 +87,12 @@ fn parts_of(model: &ModelDesc) -> u32 {
 }
 
 /// Reads a profile. With `may_lack`, figures of layers may be missing.
-fn parse(source: Source, may_lack: bool) -> Result<Found, Problems> {
+fn parse(source: Source, may_lack: bool) -> Result<ReadProfile, Problems> {
     Table::read(source, usize::MAX, |table, problems| {
         let mut missing = Vec::new();
         let file = Reader::new("the profile", table, problems);
         let profile = read_profile(file, may_lack, &mut missing).filter(|_| problems.is_empty())?;
-        let found = Found { profile, missing, table: table.clone() };
+        let found = ReadProfile { profile, missing, table: table.clone() };
         problems.extend(found.profile.problems().into_iter().map(|problem| {
             let (key, range) = (problem.key, problem.expected);
             let sentence = format!("`{key}` is {}, where {range} is expected", problem.value);
@@ -248,7 +248,7 @@ fn part_costs(keys: &mut Reader<'_>, part: LayerPart) -> PartProfile {
     PartProfile { bytes: u64_of(keys, bytes).unwrap_or(0), recompute_s: recompute_s.unwrap_or(0.0) }
 }
 
-impl Found {
+impl ReadProfile {
     /// Returns the place of a value, or its section's place if it is not written.
     fn place(&self, part: ProfilePart, key: &str) -> Place {
         let section = |name| self.table.get(name).and_then(Value::as_table);
@@ -273,7 +273,7 @@ fn device_of(profile: &Profile) -> Option<&DeviceProfile> {
 
 /// Reports a profile whose model, device, precision or length of rows differs from the run. Sizes may differ
 /// by a hundredth, because they may be written by hand.
-fn check_run(found: &Found, run: &ProfiledRun<'_>) -> Vec<Problem> {
+fn check_run(found: &ReadProfile, run: &ProfiledRun<'_>) -> Vec<Problem> {
     let mut problems = Vec::new();
     let measure = "use the profile of this run: `pipewright profile` with its configuration measures one";
     let mut report = |part, key, sentence: String, help: &str| {

@@ -31,7 +31,6 @@ pub struct RunSettings {
     /// The steps between two checkpoints.
     pub checkpoint_every: CheckpointEvery,
     /// The expected time between two failures of the run, if it is given.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_every: Option<FailureEvery>,
     /// The number of newest checkpoints that are kept.
     pub keep_checkpoints: u32,
@@ -68,7 +67,6 @@ pub struct RunSettings {
     /// Whether the metrics are also written as TensorBoard event files.
     pub tensorboard: bool,
     /// The wall time of a step that the plan of these settings predicts, in milliseconds.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub planned_step_ms: Option<f64>,
     /// The number of batches whose gradients are summed before an update.
     pub accumulate: NonZeroU32,

@@ -1,6 +1,6 @@
 //! The validated settings of a run.
 //!
-//! Settings can be written as TOML; reading that TOML gives equal settings.
+//! Settings can be written as TOML, which leaves out what is `None`; reading that TOML gives equal settings.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,6 @@ pub struct Settings {
     /// The model to train.
     pub model: ModelSettings,
     /// The adapters, if these are trained in place of the model's own parameters.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub adapter: Option<AdapterSettings>,
     /// The training data.
     pub data: DataSettings,

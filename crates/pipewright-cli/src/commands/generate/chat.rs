@@ -6,6 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use pipewright::train::data::{ChatMessage, ChatRenderer, ChatRole, DataConfig, Date};
 use pipewright_models::generation::{Generated, Request};
+use pipewright_run::training::trained_model::TrainedModel;
 use pipewright_schedule::words::counted;
 
 use crate::commands::generate::input::read_aside;
@@ -13,7 +14,6 @@ use crate::commands::generate::ranks::{Ranks, failure};
 use crate::display::say;
 use crate::failure::Failure;
 use crate::output;
-use pipewright_run::training::trained_model::TrainedModel;
 
 /// The largest size of a message on standard input, in bytes.
 const LONGEST_MESSAGE: u64 = 1 << 20;

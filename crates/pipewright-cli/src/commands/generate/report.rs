@@ -1,6 +1,7 @@
 //! The output of `pipewright generate`: texts, or an object with everything about them.
 
 use pipewright_models::generation::Generated;
+use pipewright_run::training::trained_model::TrainedModel;
 use pipewright_schedule::words::counted;
 use serde_json::{Value, json};
 
@@ -8,7 +9,6 @@ use crate::commands::generate::ranks::Ranks;
 use crate::display::say;
 use crate::failure::Failure;
 use crate::output;
-use pipewright_run::training::trained_model::TrainedModel;
 
 /// A text that was generated.
 pub(super) struct Outcome {

@@ -9,6 +9,13 @@ use std::path::Path;
 
 use pipewright_models::CutModel;
 use pipewright_models::training_memory::{ExpertLoad, KeptActivations};
+use pipewright_run::run_folder::CONFIG;
+use pipewright_run::run_record::{RecordedTimeline, StepMetrics, median_of, metrics, require_run, timelines};
+use pipewright_run::settings::Settings;
+use pipewright_run::settings::pipeline::ScheduleChoice;
+use pipewright_run::training::load::load_settings;
+use pipewright_run::training::model::{compute_devices, described, read_model};
+use pipewright_run::training::prepare::cut;
 use pipewright_schedule::costs::StageSizes;
 use pipewright_schedule::lower::{ProgramSource, TrainingLowering};
 use pipewright_schedule::measured::{costs_of, join_replicas, on_one_clock, program_of, replicas};
@@ -21,13 +28,6 @@ use pipewright_schedule::{
 
 use crate::failure::Failure;
 use crate::schedules::other_sizes::other_sizes;
-use pipewright_run::run_folder::CONFIG;
-use pipewright_run::run_record::{RecordedTimeline, StepMetrics, median_of, metrics, require_run, timelines};
-use pipewright_run::settings::Settings;
-use pipewright_run::settings::pipeline::ScheduleChoice;
-use pipewright_run::training::load::load_settings;
-use pipewright_run::training::model::{compute_devices, described, read_model};
-use pipewright_run::training::prepare::cut;
 
 /// A run with everything that its page shows.
 pub(crate) struct RecordedRun {
