@@ -20,7 +20,7 @@ use pipewright::transport::World;
 use pipewright_schedule::Action;
 
 use batches::{MICROBATCHES, RATE, StepResult, begin, numbered, parameters, result_of};
-use support::{config, descent, program, stage};
+use support::{config, descent, program};
 
 const STEPS: u64 = 6;
 
