@@ -51,16 +51,12 @@ pub(crate) struct InputNorms {
     pub(crate) joins_heads: bool,
 }
 
-/// The parameters of an attention. Fields have the names in a Hugging Face directory, because parameter paths
-/// consist of them.
+/// The parameters of an attention.
 #[derive(Module, Debug)]
 pub(crate) struct Attention {
-    q_proj: Option<Projection>,
-    k_proj: Option<Projection>,
-    v_proj: Option<Projection>,
-    /// The matrix that makes queries, keys and values, in a family that joins them.
-    qkv_proj: Option<Projection>,
-    /// The parts of its outputs.
+    /// The projections that make queries, keys and values, or the one that makes all of them.
+    inputs: Vec<Projection>,
+    /// The parts of the outputs of one that makes all.
     #[module(skip)]
     joined: Option<OutputParts>,
     o_proj: Projection,
@@ -87,9 +83,11 @@ impl Attention {
             builder.projection(bias, &format!("{path}.{name}"), sizes, split)
         };
         let [heads, key_heads] = shards.map(|shards| SplitLinear::Outputs { shards });
-        let q_proj = linear(bias.inputs, "q_proj", [hidden, queries], heads)?;
-        let k_proj = linear(bias.inputs, "k_proj", [hidden, keys], key_heads)?;
-        let v_proj = linear(bias.inputs, "v_proj", [hidden, keys], key_heads)?;
+        let inputs = vec![
+            linear(bias.inputs, "q_proj", [hidden, queries], heads)?,
+            linear(bias.inputs, "k_proj", [hidden, keys], key_heads)?,
+            linear(bias.inputs, "v_proj", [hidden, keys], key_heads)?,
+        ];
         let o_proj = linear(bias.output, "o_proj", [queries, hidden], SplitLinear::Inputs)?;
         let mut norm = |name: &str, width: usize, shards: u32| {
             let path = format!("{path}.{name}");
@@ -104,8 +102,7 @@ impl Attention {
             norms.map(build).transpose()
         };
         let (q_norm, k_norm) = (norm("q_norm", queries, shards[0])?, norm("k_norm", keys, shards[1])?);
-        let [q_proj, k_proj, v_proj] = [q_proj, k_proj, v_proj].map(Some);
-        Ok(Self { q_proj, k_proj, v_proj, qkv_proj: None, joined: None, o_proj, sinks: None, q_norm, k_norm })
+        Ok(Self { inputs, joined: None, o_proj, sinks: None, q_norm, k_norm })
     }
 
     /// Adds a sink for each head to the attention at `path`.
@@ -140,31 +137,24 @@ impl Attention {
             builder.joined_projection(bias.inputs, &format!("{path}.qkv_proj"), hidden, of_heads)?;
         let (o_proj, sizes) = (format!("{path}.o_proj"), [heads * head_dim, hidden]);
         let o_proj = builder.projection(bias.output, &o_proj, sizes, SplitLinear::Inputs)?;
-        Ok(Self {
-            q_proj: None,
-            k_proj: None,
-            v_proj: None,
-            qkv_proj: Some(qkv_proj),
-            joined: Some(parts),
-            o_proj,
-            sinks: None,
-            q_norm: None,
-            k_norm: None,
-        })
+        let (inputs, joined) = (vec![qkv_proj], Some(parts));
+        Ok(Self { inputs, joined, o_proj, sinks: None, q_norm: None, k_norm: None })
     }
 
     /// Returns queries, keys and values.
     fn inputs(&self, x: &SharedInput, tensor: &TensorParallel, context: &StageContext) -> [Tensor<2>; 3] {
-        if let (Some(projection), Some(parts)) = (&self.qkv_proj, self.joined) {
-            let all = projection.forward(x, context);
-            return [0, 1, 2].map(|part| part_of(all.clone(), parts, part));
+        match (self.inputs.as_slice(), self.joined) {
+            ([all], Some(parts)) => {
+                let all = all.forward(x, context);
+                [0, 1, 2].map(|part| part_of(all.clone(), parts, part))
+            }
+            ([q, k, v], _) => {
+                let q = normalised(q.forward(x, context), self.q_norm.as_ref(), tensor);
+                let k = normalised(k.forward(x, context), self.k_norm.as_ref(), tensor);
+                [q, k, v.forward(x, context)]
+            }
+            _ => unreachable!("an attention has one joined projection or three"),
         }
-        let (Some(q), Some(k), Some(v)) = (&self.q_proj, &self.k_proj, &self.v_proj) else {
-            unreachable!("an attention has one joined projection or three")
-        };
-        let q = normalised(q.forward(x, context), self.q_norm.as_ref(), tensor);
-        let k = normalised(k.forward(x, context), self.k_norm.as_ref(), tensor);
-        [q, k, v.forward(x, context)]
     }
 
     /// Maps `[tokens, hidden]` to the same shape. `attend` takes queries, keys and values of this rank's

@@ -90,9 +90,9 @@ impl<F: DecoderFamily> Composition for F {
     fn check(&self) -> Result<(), ShapeError> {
         let (key, share) = ("partial_rotary_factor", self.decoder().partial_rotary_factor);
         if share != 1.0 && !F::ROTATES_PARTS {
-            return Err(ShapeError::not_supported(key, &share.to_string(), "1").into());
+            return Err(ShapeError::not_supported(key, &share.to_string(), "1"));
         }
-        Ok(self.check_own()?)
+        self.check_own()
     }
 
     fn check_all(&self) -> Result<(), ShapeError> {

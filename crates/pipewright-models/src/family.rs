@@ -174,7 +174,7 @@ pub trait ModelFamily: Debug + Send + Sync {
     /// # Errors
     /// When the configuration does not describe a model.
     fn shape(&self) -> Result<Model, ShapeError> {
-        Ok(pipewright_shapes::read(&self.to_json().to_string())?.model)
+        Ok(pipewright_shapes::read(&file_json(self).to_string())?.model)
     }
 
     /// Returns the size of the vocabulary: token ids are below it.
@@ -433,6 +433,18 @@ pub(crate) fn family_json<F: Composition>(config: &F) -> Value {
     json["model_type"] = F::FAMILY.name().into();
     json["architectures"] = json!([F::FAMILY.class]);
     json["dtype"] = "float32".into();
+    json
+}
+
+/// Returns the content of a model's `config.json`, with the width of a head where readers of files assume another
+/// one.
+pub(crate) fn file_json<F: ModelFamily + ?Sized>(config: &F) -> Value {
+    let mut json = config.to_json();
+    let assumes_width = config.family().absent.iter().any(|(key, _)| *key == "head_dim");
+    let sizes = (json["hidden_size"].as_u64(), json["num_attention_heads"].as_u64());
+    if let (true, None, (Some(width), Some(heads))) = (assumes_width, json.get("head_dim"), sizes) {
+        json["head_dim"] = (width / heads.max(1)).into();
+    }
     json
 }
 

@@ -83,7 +83,7 @@ impl<'de> Deserialize<'de> for Gemma3Config {
         let mut keys = Map::deserialize(deserializer)?;
         join_tables(&mut keys).map_err(D::Error::custom)?;
         let keys = Value::Object(keys);
-        let decoder = DecoderConfig::deserialize(&keys).map_err(D::Error::custom)?;
+        let decoder = <DecoderConfig as Deserialize>::deserialize(&keys).map_err(D::Error::custom)?;
         Ok(Self { decoder, own: Gemma3Keys::deserialize(&keys).map_err(D::Error::custom)? })
     }
 }

@@ -66,7 +66,7 @@ impl<'de> Deserialize<'de> for Gpt2Config {
         }
         let keys = Value::Object(keys);
         let own = OwnKeys::deserialize(&keys).map_err(D::Error::custom)?;
-        let decoder = DecoderConfig::deserialize(&keys).map_err(D::Error::custom)?;
+        let decoder = <DecoderConfig as Deserialize>::deserialize(&keys).map_err(D::Error::custom)?;
         Ok(Self {
             scale_attn_weights: own.scale_attn_weights,
             scale_attn_by_inverse_layer_idx: own.scale_attn_by_inverse_layer_idx,

@@ -169,9 +169,9 @@ fn branch(
     Ok(Branch::new(Some(norm), mixer, Attends::Scoped(attention)))
 }
 
-/// The initial parameters of a model. The parameters of Mamba-2 mixers are drawn as in the Mamba reference, the
-/// relation bias is zero, and the factor inside the dynamic tanh after the embeddings is one half. The others are drawn as in every
-/// family.
+/// The initial parameters of a model. The parameters of Mamba-2 mixers are drawn as in the Mamba reference,
+/// the relation bias is zero, and the factor inside the dynamic tanh after the embeddings is one half. The
+/// others are drawn as in every family.
 struct InitialParameters {
     mixers: MambaInit,
     others: SeededInit,

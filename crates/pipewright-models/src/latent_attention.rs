@@ -51,8 +51,7 @@ impl LatentForm {
     }
 }
 
-/// The parameters of a latent attention. Fields have the names in a Hugging Face directory, because parameter
-/// paths consist of them.
+/// The parameters of a latent attention.
 #[derive(Module, Debug)]
 pub(crate) struct LatentAttention {
     /// The matrix that makes queries of the hidden states.

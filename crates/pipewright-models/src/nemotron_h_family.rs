@@ -113,8 +113,8 @@ impl Composition for NemotronHConfig {
     }
 }
 
-/// The initial parameters of a model. The parameters of Mamba-2 mixers are drawn as in the Mamba reference, and the
-/// others as in every family.
+/// The initial parameters of a model. The parameters of Mamba-2 mixers are drawn as in the Mamba reference,
+/// and the others as in every family.
 struct InitialParameters<'a> {
     config: &'a NemotronHConfig,
     mixers: MambaInit,

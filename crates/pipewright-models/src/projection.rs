@@ -26,8 +26,7 @@ use crate::lora::name_of;
 use crate::parameter::{Builder, ParameterKind, SplitLinear};
 use crate::split::require_groups;
 
-/// A linear layer with an adapter, or without one. Fields have the names in a Hugging Face directory, because
-/// parameter paths consist of them.
+/// A linear layer with an adapter, or without one.
 #[derive(Module, Debug)]
 pub(crate) struct Projection {
     weight: Param<Tensor<2>>,

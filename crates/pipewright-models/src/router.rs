@@ -20,7 +20,7 @@ pub const ROUTER_CORRECTION: &str = "gate.e_score_correction_bias";
 /// Added to the sum of a token's scores before they are divided by it.
 const EPSILON: f64 = 1e-20;
 
-/// A router. Fields have the names in a Hugging Face directory, because parameter paths consist of them.
+/// A router.
 #[derive(Module, Debug)]
 pub(crate) struct Router {
     /// `[hidden, experts]`.
@@ -240,6 +240,16 @@ mod tests {
     fn an_expert_outside_the_best_groups_is_never_chosen() {
         let corrected_below_zero = [-0.5, -0.6, -2.0, -2.0];
         assert_eq!(CHOICE.choose(&[0.0; 4], &corrected_below_zero), [0, 1]);
+    }
+
+    #[test]
+    fn routers_are_known_by_their_paths() {
+        let routers =
+            ["layers.0.mlp.gate.weight", "layers.1.mixer.router.weight", "layers.2.mod_router.weight"];
+        assert!(
+            routers.into_iter().all(is_of_router) && is_of_router(&format!("layers.3.{ROUTER_CORRECTION}"))
+        );
+        assert!(!is_of_router("layers.0.mlp.shared_expert_gate.weight"));
     }
 
     #[test]

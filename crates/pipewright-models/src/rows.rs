@@ -29,16 +29,13 @@ pub(crate) struct Rows<'a> {
     attentions: &'a BlockAttentions,
     made: RefCell<MicrobatchAttentions>,
     scope: OnceCell<Option<TokenScope>>,
-    /// The configuration and the ids of a hybrid.
+    /// The configuration and the ids of a hybrid; `None` behind a part of its head that needs no ids.
     hybrid: Option<(&'a HybridConfig, Tensor<2, Int>)>,
     tokens: OnceCell<Tokens>,
 }
 
 impl<'a> Rows<'a> {
     /// Returns the rows of `input` for a stage with these attentions. `hybrid` is the configuration of a hybrid.
-    ///
-    /// # Panics
-    /// When a hybrid's input has no token ids.
     pub(crate) fn new(
         input: &StageTensors,
         (attentions, hybrid): (&'a BlockAttentions, Option<&'a HybridConfig>),
@@ -53,7 +50,6 @@ impl<'a> Rows<'a> {
             }
             (None, None) => panic!("a stage takes token ids or hidden states"),
         };
-        let ids = |config| (config, input.ids.clone().expect("the stages of a hybrid take token ids"));
         Self {
             context,
             split,
@@ -64,7 +60,7 @@ impl<'a> Rows<'a> {
             attentions,
             made: RefCell::default(),
             scope: OnceCell::new(),
-            hybrid: hybrid.map(ids),
+            hybrid: hybrid.zip(input.ids.clone()),
             tokens: OnceCell::new(),
         }
     }

@@ -151,6 +151,12 @@ impl Attention {
 }
 
 impl FeedForward {
+    /// The parameters of the gate of shared experts.
+    fn shared_gate(&self, vectors: &Vectors, hidden: u64) -> u64 {
+        let has_shared = self.experts().is_some_and(|experts| experts.shared_inner > 0);
+        if vectors.shared_gate && has_shared { hidden } else { 0 }
+    }
+
     /// The parameters of the feed-forward part that are not in matrices, and the gate of shared experts.
     fn other_parameters(&self, vectors: &Vectors, hidden: u64, counted: fn(&Experts) -> u64) -> u64 {
         let bias = |has_bias: bool, width: u64| u64::from(has_bias) * width;
@@ -162,7 +168,7 @@ impl FeedForward {
                 let of_one = experts.expert.up_products() * experts.expert.inner + width;
                 bias(has_bias, counted(experts) * of_one)
                     + bias(vectors.biases.router, experts.count)
-                    + bias(vectors.shared_gate && experts.shared_inner > 0, hidden)
+                    + self.shared_gate(vectors, hidden)
             }
             Self::None => 0,
         }
@@ -179,7 +185,10 @@ impl Model {
     /// predictors of further tokens, and the norms with the head.
     pub fn layers(&self) -> Vec<LayerCount> {
         let (hidden, table) = (u128::from(self.hidden), self.table_parameters());
-        let block = |block: &Block| LayerCount::new(block.parameters(self), block.products(self.hidden));
+        let block = |block: &Block| {
+            let gate = block.feed_forward.shared_gate(&self.vectors, self.hidden);
+            LayerCount::new(block.parameters(self), block.products(self.hidden) + u128::from(gate))
+        };
         let joined = self.predictor_blocks().iter().map(|block| block.products(self.hidden)).sum::<u128>();
         let predictor = LayerCount::new(self.predictor_layer(), joined + 2 * hidden * hidden);
         let predictors = u128::from(self.predictors);

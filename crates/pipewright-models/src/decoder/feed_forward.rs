@@ -2,7 +2,7 @@
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use burn::tensor::activation::{gelu_approximate, silu};
+use burn::tensor::activation::{gelu_approximate, sigmoid, silu};
 use pipewright::nn::{
     Expert, Linear, Routing, TensorParallel, at_least_single, mix_held, router_losses, swiglu,
 };
@@ -11,7 +11,6 @@ use pipewright_schedule::divisor::greatest_common_divisor;
 use pipewright_shapes::decoder::{DecoderConfig, MixtureConfig};
 
 use super::form::{Activation, BlockForm, SharedForm};
-use super::shared_expert::SharedExpert;
 use crate::error::ModelError;
 use crate::experts::ExpertSizes;
 use crate::file_layout::OutputParts;
@@ -28,32 +27,39 @@ const MOST_GROUPS: u64 = 64;
 /// The name of the router's balance loss in reports.
 const BALANCE: &str = "moe_aux";
 
-/// One struct for both kinds, because parameter paths consist of field names and both kinds are named `mlp`.
-/// A dense layer has the three projections, a mixture the router and the experts.
+/// The feed-forward layer of a block.
+#[expect(clippy::large_enum_variant, reason = "a block has one, and its parameters are elsewhere")]
 #[derive(Module, Debug)]
-pub(crate) struct FeedForward {
-    gate_proj: Option<Projection>,
-    up_proj: Option<Projection>,
-    /// The matrix that makes both, in a family that joins them.
-    gate_up_proj: Option<Projection>,
-    /// The parts of its outputs.
+pub(crate) enum FeedForward {
+    Dense(DenseLayer),
+    Mixture(Mixture),
+}
+
+/// A dense layer, whose activation may have a gate.
+#[derive(Module, Debug)]
+pub(crate) struct DenseLayer {
+    /// The projections in front of the activation.
+    inner: Vec<Projection>,
+    down_proj: Projection,
+    /// The parts of the outputs of a matrix that makes the gate and the up projection.
     #[module(skip)]
     joined: Option<OutputParts>,
-    down_proj: Option<Projection>,
-    /// The router.
-    gate: Option<Router>,
-    /// One entry for each expert; `None` if only another rank holds it.
-    experts: Vec<Option<Expert>>,
-    /// The expert that every token goes through, in a family that gives it a gate.
-    shared_expert: Option<SharedExpert>,
-    /// The factor of its output.
-    shared_expert_gate: Option<Linear>,
-    /// The expert that every token goes through, in the other families.
-    shared_experts: Option<SharedExpert>,
     #[module(skip)]
     activation: Activation,
+}
+
+/// Experts behind a router.
+#[derive(Module, Debug)]
+pub(crate) struct Mixture {
+    router: Router,
+    /// One entry for each expert; `None` if only another rank holds it.
+    experts: Vec<Option<Expert>>,
+    /// The expert that every token goes through.
+    shared: Option<DenseLayer>,
+    /// The factor of its output.
+    shared_gate: Option<Linear>,
     #[module(skip)]
-    choice: Option<Choice>,
+    choice: Choice,
 }
 
 /// How a mixture chooses its experts.
@@ -88,153 +94,15 @@ impl FeedForward {
         path: &str,
         builder: &mut Builder<'_>,
     ) -> Result<Self, ModelError> {
-        match form.mixture_of(index) {
-            Some(mixture) => Self::sparse(config, form, mixture, path, builder),
-            None if form.joins_projections && !form.has_no_gate => {
-                Self::joined(config, form.activation, path, builder)
-            }
-            None => {
-                let inner = ("intermediate_size", config.intermediate_size);
-                let first = if form.has_no_gate { "up_proj.weight" } else { "gate_proj.weight" };
-                let (path_in_files, first) = (builder.named(path), builder.named(first));
-                require_parts(&path_in_files, &first, inner, builder.tensor_ranks())?;
-                Self::dense(config, form, path, builder)
-            }
+        if let Some(mixture) = form.mixture_of(index) {
+            return Mixture::build(config, form, mixture, path, builder).map(Self::Mixture);
         }
-    }
-
-    /// Returns a layer without parameters.
-    fn empty(activation: Activation) -> Self {
-        Self {
-            gate_proj: None,
-            up_proj: None,
-            gate_up_proj: None,
-            joined: None,
-            down_proj: None,
-            gate: None,
-            experts: Vec::new(),
-            shared_expert: None,
-            shared_expert_gate: None,
-            shared_experts: None,
-            activation,
-            choice: None,
+        let (hidden, inner) = (config.hidden_size, ("intermediate_size", config.intermediate_size));
+        if form.joins_projections && !form.has_no_gate {
+            return DenseLayer::joined(hidden, inner, form.activation, path, builder).map(Self::Dense);
         }
-    }
-
-    fn dense(
-        config: &DecoderConfig,
-        form: &BlockForm<'_>,
-        path: &str,
-        builder: &mut Builder<'_>,
-    ) -> Result<Self, ModelError> {
-        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-        let shards = builder.tensor_ranks();
-        let mut linear = |name, sizes, split| {
-            builder.projection(form.mlp_bias, &format!("{path}.{name}"), sizes, split).map(Some)
-        };
-        let outputs = SplitLinear::Outputs { shards };
-        Ok(Self {
-            gate_proj: if form.has_no_gate { None } else { linear("gate_proj", [hidden, inner], outputs)? },
-            up_proj: linear("up_proj", [hidden, inner], outputs)?,
-            down_proj: linear("down_proj", [inner, hidden], SplitLinear::Inputs)?,
-            ..Self::empty(form.activation)
-        })
-    }
-
-    /// Builds a dense layer in which one matrix makes the gate and the up projection, without biases.
-    fn joined(
-        config: &DecoderConfig,
-        activation: Activation,
-        path: &str,
-        builder: &mut Builder<'_>,
-    ) -> Result<Self, ModelError> {
-        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-        let (both, down) = (format!("{path}.gate_up_proj"), format!("{path}.down_proj"));
-        // Fewer groups would be copied faster, but no more ranks than groups can compute the layer together.
-        let groups = greatest_common_divisor(inner as u64, MOST_GROUPS) as usize;
-        let parts = OutputParts { groups, widths: [inner / groups, inner / groups, 0] };
-        let of_inner = (("intermediate_size", inner), parts);
-        Ok(Self {
-            gate_up_proj: Some(builder.joined_projection(false, &both, hidden, of_inner)?),
-            joined: Some(parts),
-            down_proj: Some(builder.projection(false, &down, [inner, hidden], SplitLinear::Inputs)?),
-            ..Self::empty(activation)
-        })
-    }
-
-    /// Returns what the down projection of a dense layer takes.
-    fn inner(&self, x: &SharedInput, context: &StageContext) -> Tensor<2> {
-        let [gate, up] = match (self.gate_up_proj.as_ref().zip(self.joined), &self.gate_proj, &self.up_proj) {
-            (Some((joined, parts)), ..) => {
-                let both = joined.forward(x, context);
-                [0, 1].map(|part| part_of(both.clone(), parts, part))
-            }
-            (None, Some(gate), Some(up)) => [gate.forward(x, context), up.forward(x, context)],
-            (None, None, Some(up)) => return self.activation.of(up.forward(x, context)),
-            (None, _, None) => unreachable!("a feed-forward layer without experts has an up projection"),
-        };
-        self.activation.gated(gate, up)
-    }
-
-    fn sparse(
-        config: &DecoderConfig,
-        form: &BlockForm<'_>,
-        mixture: &MixtureConfig,
-        path: &str,
-        builder: &mut Builder<'_>,
-    ) -> Result<Self, ModelError> {
-        let hidden = config.hidden_size;
-        let share = form.balance_share(config.num_hidden_layers);
-        let is_corrected = form.router.is_some_and(|router| router.is_corrected);
-        let router = format!("{path}.gate");
-        let mut gate = builder.router(&router, [hidden, mixture.num_experts], is_corrected)?;
-        if form.experts.has_bias {
-            gate = builder.router_with_bias(&router, gate)?;
-        }
-        let sizes = ExpertSizes {
-            count: (form.expert_keys.count, mixture.num_experts),
-            width: hidden,
-            inner: (form.expert_keys.inner, mixture.moe_intermediate_size),
-            has_gate: true,
-            form: form.experts,
-        };
-        let (count, normalised) = (mixture.num_experts_per_tok, mixture.norm_topk_prob);
-        let choice = Choice {
-            path: builder.named(path),
-            router: builder.named(&router),
-            kind: match form.router {
-                Some(router) => ChoiceKind::Scores(router.choice),
-                None => ChoiceKind::Probabilities { count, normalised },
-            },
-            balance: mixture.output_router_logits.then_some((share, mixture.router_aux_loss_coef)),
-        };
-        let experts = builder.experts(path, sizes)?;
-        let layer = Self { gate: Some(gate), experts, choice: Some(choice), ..Self::empty(Activation::Silu) };
-        match form.shared_expert {
-            Some(shared) => layer.with_shared_expert(shared, hidden, path, builder),
-            None => Ok(layer),
-        }
-    }
-
-    /// Adds the expert that every token goes through.
-    fn with_shared_expert(
-        self,
-        SharedForm { inner, has_gate }: SharedForm,
-        hidden: usize,
-        path: &str,
-        builder: &mut Builder<'_>,
-    ) -> Result<Self, ModelError> {
-        if !has_gate {
-            let inner = ("n_shared_experts * moe_intermediate_size", inner);
-            let expert = SharedExpert::build(&format!("{path}.shared_experts"), (hidden, inner), builder)?;
-            return Ok(Self { shared_experts: Some(expert), ..self });
-        }
-        let (path, inner) = (format!("{path}.shared_expert"), ("shared_expert_intermediate_size", inner));
-        Ok(Self {
-            shared_expert: Some(SharedExpert::build(&path, (hidden, inner), builder)?),
-            shared_expert_gate: Some(builder.linear(&format!("{path}_gate"), hidden, 1)?),
-            ..self
-        })
+        let (has_gate, bias) = (!form.has_no_gate, form.mlp_bias);
+        DenseLayer::build(hidden, inner, [has_gate, bias], form.activation, path, builder).map(Self::Dense)
     }
 
     /// Shapes: `[tokens, hidden]` in and out.
@@ -246,23 +114,138 @@ impl FeedForward {
         tensor: &TensorParallel,
         context: &StageContext,
     ) -> Tensor<2> {
-        if let (Some(gate), Some(choice)) = (&self.gate, &self.choice) {
-            let (chosen, weights) = choice.choose(gate, x.clone(), rows, context);
-            let weights = tensor.enter(weights);
-            let routed =
-                mix_held(tensor.enter(x.clone()), weights, &chosen, &self.experts, tensor.expert_parallel());
-            let routed = tensor.sum(routed);
-            let gate = self.shared_expert_gate.as_ref();
-            return match self.shared_expert.as_ref().or(self.shared_experts.as_ref()) {
-                Some(expert) => routed + expert.forward(x, gate, tensor, context),
-                None => routed,
-            };
+        match self {
+            Self::Dense(layer) => layer.forward(x, tensor, context),
+            Self::Mixture(mixture) => mixture.forward(x, rows, tensor, context),
         }
-        let down = self.down_proj.as_ref().expect("a layer without experts has a down projection");
+    }
+}
+
+impl DenseLayer {
+    /// Builds a layer with an up and a down projection. The inner width comes with the key that says it.
+    fn build(
+        hidden: usize,
+        inner: (&'static str, usize),
+        [has_gate, bias]: [bool; 2],
+        activation: Activation,
+        path: &str,
+        builder: &mut Builder<'_>,
+    ) -> Result<Self, ModelError> {
+        let names: &[&str] = if has_gate { &["gate_proj", "up_proj"] } else { &["up_proj"] };
+        let (path_in_files, first) = (builder.named(path), builder.named(&format!("{}.weight", names[0])));
+        let shards = builder.tensor_ranks();
+        require_parts(&path_in_files, &first, inner, shards)?;
+        let (sizes, split) = ([hidden, inner.1], SplitLinear::Outputs { shards });
+        let up = |name: &&str| builder.projection(bias, &format!("{path}.{name}"), sizes, split);
+        let projections = names.iter().map(up).collect::<Result<_, ModelError>>()?;
+        let (down, sizes) = (format!("{path}.down_proj"), [inner.1, hidden]);
+        let down_proj = builder.projection(bias, &down, sizes, SplitLinear::Inputs)?;
+        Ok(Self { inner: projections, down_proj, joined: None, activation })
+    }
+
+    /// Builds a layer in which one matrix makes the gate and the up projection, without biases.
+    fn joined(
+        hidden: usize,
+        (key, inner): (&'static str, usize),
+        activation: Activation,
+        path: &str,
+        builder: &mut Builder<'_>,
+    ) -> Result<Self, ModelError> {
+        let (both, down) = (format!("{path}.gate_up_proj"), format!("{path}.down_proj"));
+        // Fewer groups would be copied faster, but no more ranks than groups can compute the layer together.
+        let groups = greatest_common_divisor(inner as u64, MOST_GROUPS) as usize;
+        let parts = OutputParts { groups, widths: [inner / groups, inner / groups, 0] };
+        let both = builder.joined_projection(false, &both, hidden, ((key, inner), parts))?;
+        let down_proj = builder.projection(false, &down, [inner, hidden], SplitLinear::Inputs)?;
+        Ok(Self { inner: vec![both], down_proj, joined: Some(parts), activation })
+    }
+
+    fn forward(&self, x: Tensor<2>, tensor: &TensorParallel, context: &StageContext) -> Tensor<2> {
         let x = SharedInput::of_several(tensor.enter(x));
-        let inner = self.inner(&x, context);
+        let inner = match (self.inner.as_slice(), self.joined) {
+            ([gate, up], _) => self.activation.gated(gate.forward(&x, context), up.forward(&x, context)),
+            ([both], Some(parts)) => {
+                let both = both.forward(&x, context);
+                self.activation.gated(part_of(both.clone(), parts, 0), part_of(both, parts, 1))
+            }
+            ([up], None) => self.activation.of(up.forward(&x, context)),
+            _ => unreachable!("a layer has one or two projections in front of the activation"),
+        };
         drop(x);
-        down.forward_split_inputs(&SharedInput::new(inner), tensor, context)
+        self.down_proj.forward_split_inputs(&SharedInput::new(inner), tensor, context)
+    }
+}
+
+impl Mixture {
+    fn build(
+        config: &DecoderConfig,
+        form: &BlockForm<'_>,
+        mixture: &MixtureConfig,
+        path: &str,
+        builder: &mut Builder<'_>,
+    ) -> Result<Self, ModelError> {
+        let hidden = config.hidden_size;
+        let share = form.balance_share(config.num_hidden_layers);
+        let is_corrected = form.router.is_some_and(|router| router.is_corrected);
+        let gate = format!("{path}.gate");
+        let mut router = builder.router(&gate, [hidden, mixture.num_experts], is_corrected)?;
+        if form.experts.has_bias {
+            router = builder.router_with_bias(&gate, router)?;
+        }
+        let sizes = ExpertSizes {
+            count: (form.expert_keys.count, mixture.num_experts),
+            width: hidden,
+            inner: (form.expert_keys.inner, mixture.moe_intermediate_size),
+            has_gate: true,
+            form: form.experts,
+        };
+        let (count, normalised) = (mixture.num_experts_per_tok, mixture.norm_topk_prob);
+        let choice = Choice {
+            path: builder.named(path),
+            router: builder.named(&gate),
+            kind: match form.router {
+                Some(router) => ChoiceKind::Scores(router.choice),
+                None => ChoiceKind::Probabilities { count, normalised },
+            },
+            balance: mixture.output_router_logits.then_some((share, mixture.router_aux_loss_coef)),
+        };
+        let experts = builder.experts(path, sizes)?;
+        let (mut shared, mut shared_gate) = (None, None);
+        if let Some(SharedForm { inner, has_gate }) = form.shared_expert {
+            let (name, key) = if has_gate {
+                ("shared_expert", "shared_expert_intermediate_size")
+            } else {
+                ("shared_experts", "n_shared_experts * moe_intermediate_size")
+            };
+            let (path, inner, activation) = (format!("{path}.{name}"), (key, inner), Activation::Silu);
+            shared = Some(DenseLayer::build(hidden, inner, [true, false], activation, &path, builder)?);
+            let gate = format!("{path}_gate");
+            shared_gate = has_gate.then(|| builder.linear(&gate, hidden, 1)).transpose()?;
+        }
+        Ok(Self { router, experts, shared, shared_gate, choice })
+    }
+
+    fn forward(
+        &self,
+        x: Tensor<2>,
+        rows: usize,
+        tensor: &TensorParallel,
+        context: &StageContext,
+    ) -> Tensor<2> {
+        let (chosen, weights) = self.choice.choose(&self.router, x.clone(), rows, context);
+        let weights = tensor.enter(weights);
+        let routed =
+            mix_held(tensor.enter(x.clone()), weights, &chosen, &self.experts, tensor.expert_parallel());
+        let routed = tensor.sum(routed);
+        let Some(shared) = &self.shared else { return routed };
+        // The gate has one output for each token.
+        let share = self.shared_gate.as_ref().map(|gate| sigmoid(gate.forward(x.clone())));
+        let result = shared.forward(x, tensor, context);
+        routed
+            + match share {
+                Some(share) => share * result,
+                None => result,
+            }
     }
 }
 

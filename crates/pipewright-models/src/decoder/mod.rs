@@ -21,7 +21,6 @@ mod describe;
 mod feed_forward;
 mod form;
 mod positions;
-mod shared_expert;
 
 pub(crate) use attentions::{BlockAttentions, MicrobatchAttentions};
 pub(crate) use describe::describe;

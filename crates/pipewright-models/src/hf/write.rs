@@ -17,7 +17,7 @@ use super::layout::{CONFIG, INDEX, SINGLE, file_shape, to_file};
 use super::origin::{WeightTypes, copy_files, with_original_keys};
 use super::weight_type::WeightType;
 use crate::error::ModelError;
-use crate::family::ModelFamily;
+use crate::family::{ModelFamily, file_json};
 use crate::file_layout::TensorEntry;
 use crate::parameter::ParameterSpec;
 use crate::stage::{ModelStage, parameter_specs, visit_parameters};
@@ -48,7 +48,7 @@ pub struct Writer {
     scratch: Scratch,
     /// The content of `config.json`.
     config: Value,
-    /// [`Family::renamed`](crate::family::Family).
+    /// [`Family::renamed`](pipewright_shapes::family::Family::renamed).
     key_names: &'static [(&'static str, &'static str)],
     files: Vec<(PathBuf, File)>,
     /// The parameters that are not written yet.
@@ -130,7 +130,7 @@ impl Writer {
         let shards = plan(typed.into_values(), max_shard_bytes);
 
         let scratch = Scratch::create(&target)?;
-        let (key_names, config) = (config.family().renamed, file_json(config, types.default));
+        let (key_names, config) = (config.family().renamed, json_of_type(config, types.default));
         let (files, pending) = (Vec::new(), BTreeMap::new());
         let mut writer = Self { target, scratch, config, key_names, files, pending };
         let count = shards.len();
@@ -311,17 +311,12 @@ fn file_name(index: usize, count: usize) -> String {
     if count == 1 { SINGLE.to_owned() } else { format!("model-{:05}-of-{count:05}.safetensors", index + 1) }
 }
 
-/// Returns the content of a model's `config.json`, with the keys that transformers would fill in differently.
-fn file_json(config: &dyn ModelFamily, kind: WeightType) -> Value {
-    let mut json = config.to_json();
+/// Returns the content of a model's `config.json` for weights of this type.
+fn json_of_type(config: &dyn ModelFamily, kind: WeightType) -> Value {
+    let mut json = file_json(config);
     // The name up to version 4 of transformers, and the one from version 5 on.
     json["torch_dtype"] = kind.name().into();
     json["dtype"] = kind.name().into();
-    let assumes_width = config.family().absent.iter().any(|(key, _)| *key == "head_dim");
-    let sizes = (json["hidden_size"].as_u64(), json["num_attention_heads"].as_u64());
-    if let (true, None, (Some(width), Some(heads))) = (assumes_width, json.get("head_dim"), sizes) {
-        json["head_dim"] = (width / heads.max(1)).into();
-    }
     json
 }
 

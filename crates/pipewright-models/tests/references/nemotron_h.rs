@@ -515,6 +515,10 @@ fn models_that_cannot_be_are_refused_where_they_are_wrong() {
         );
     }
     check(
+        json!({"layers_block_type": ["mamba", "mlp"], "num_experts_per_tok": "two"}),
+        "the value of `num_experts_per_tok` cannot be used: invalid type: string \"two\"",
+    );
+    check(
         json!({"ssm_state_size": 1 << 20, "n_groups": 32}),
         "`ssm_state_size = 1048576` times `n_groups = 32` is too wide: it must be at most 16777216",
     );

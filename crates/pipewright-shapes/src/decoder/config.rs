@@ -1,6 +1,7 @@
 //! The sizes and constants of a model, and their validation. Their form in a file is in [`super::json`].
 
 use pipewright_schedule::words::counted;
+use serde::{Deserialize, Serialize};
 
 use super::rope::{LongRopeScaling, RopeScaling};
 use crate::error::ShapeError;
@@ -11,7 +12,8 @@ use crate::key_range::{above_zero, divisible, not_below_zero, require, rows, siz
 ///
 /// Deserialising accepts files of old and new versions of Hugging Face's library, fills in its defaults,
 /// validates, and refuses settings that change the results and are not implemented.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(remote = "Self")]
 pub struct DecoderConfig {
     /// Token ids run from 0 to `vocab_size - 1`.
     pub vocab_size: usize,
@@ -26,34 +28,53 @@ pub struct DecoderConfig {
     /// Key and value heads; each serves `num_attention_heads / num_key_value_heads` query heads.
     pub num_key_value_heads: usize,
     /// Width of a head, `hidden_size / num_attention_heads` when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub head_dim: Option<usize>,
     /// The number that is added to the mean square before the root is taken.
+    #[serde(default = "rms_norm_eps")]
     pub rms_norm_eps: f64,
     /// Base of the rotary frequencies.
+    #[serde(default = "rope_theta")]
     pub rope_theta: f64,
     /// The scaling of the rotary frequencies, if there is one.
+    #[serde(skip)]
     pub rope_scaling: Option<RopeScaling>,
     /// The share of a head's elements that are rotated, from the first one on.
+    #[serde(default = "whole", skip_serializing_if = "is_whole")]
     pub partial_rotary_factor: f64,
     /// Standard deviation of initial matrices and embeddings.
+    #[serde(default = "initializer_range")]
     pub initializer_range: f64,
     /// The longest sequence that the model is meant for. It does not affect the results, except through
     /// [`RopeScaling::Dynamic`] and [`RopeScaling::LongRope`].
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_position_embeddings: Option<usize>,
     /// Whether the head uses the embedding's table instead of its own matrix.
+    #[serde(default)]
     pub tie_word_embeddings: bool,
 }
 
-/// The value that Hugging Face assumes for `rope_theta` if a file leaves it out.
-pub(super) const ROPE_THETA: f64 = 10_000.0;
+/// Returns the value that Hugging Face assumes for `rope_theta`.
+fn rope_theta() -> f64 {
+    10_000.0
+}
+
+/// Returns the share of a head that is rotated if a file does not say it.
+fn whole() -> f64 {
+    1.0
+}
+
+fn is_whole(share: &f64) -> bool {
+    *share == whole()
+}
 
 /// Returns the value that Hugging Face assumes for `rms_norm_eps`.
-pub(super) fn rms_norm_eps() -> f64 {
+fn rms_norm_eps() -> f64 {
     1e-6
 }
 
 /// Returns the value that Hugging Face assumes for `initializer_range`.
-pub(super) fn initializer_range() -> f64 {
+fn initializer_range() -> f64 {
     0.02
 }
 
@@ -71,7 +92,7 @@ impl DecoderConfig {
             num_key_value_heads: num_attention_heads,
             head_dim: None,
             rms_norm_eps: rms_norm_eps(),
-            rope_theta: ROPE_THETA,
+            rope_theta: rope_theta(),
             rope_scaling: None,
             partial_rotary_factor: 1.0,
             initializer_range: initializer_range(),

@@ -3,110 +3,50 @@
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use super::config::{DecoderConfig, ROPE_THETA, initializer_range, rms_norm_eps};
+use super::config::DecoderConfig;
 use super::rope::RopeScaling;
 use super::rope_json::{Lengths, read_rope, write_rope};
-use crate::error::ShapeError;
 
-/// The keys of `config.json` that affect the results and belong to all families of this form.
-#[derive(Serialize, Deserialize)]
-struct RawConfig {
-    vocab_size: usize,
-    hidden_size: usize,
-    intermediate_size: usize,
-    num_hidden_layers: usize,
-    num_attention_heads: usize,
-    num_key_value_heads: Option<usize>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    head_dim: Option<usize>,
-    #[serde(default = "rms_norm_eps")]
-    rms_norm_eps: f64,
-    /// The base of the rotary frequencies, in files of transformers up to version 4.
-    rope_theta: Option<f64>,
-    /// The settings of the rotary positions, in files of transformers from version 5.
-    rope_parameters: Option<Value>,
-    #[serde(skip_serializing)]
-    rope_scaling: Option<Value>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    partial_rotary_factor: Option<f64>,
-    /// The length before the scaling, in files of Phi 3. Other files have it in the table of the positions.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    original_max_position_embeddings: Option<usize>,
-    #[serde(default)]
-    tie_word_embeddings: bool,
-    #[serde(default = "initializer_range")]
-    initializer_range: f64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    max_position_embeddings: Option<usize>,
-}
+/// The length before the scaling, in files of Phi 3. Other files have it in the table of the positions.
+const ORIGINAL_LENGTH: &str = "original_max_position_embeddings";
 
 impl<'de> Deserialize<'de> for DecoderConfig {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        RawConfig::deserialize(deserializer)?.try_into().map_err(D::Error::custom)
+        let mut keys = Map::deserialize(deserializer)?;
+        keys.retain(|_, value| !value.is_null());
+        if let Some(heads) = keys.get("num_attention_heads").cloned() {
+            keys.entry("num_key_value_heads").or_insert(heads);
+        }
+        // Files of transformers from version 5 have the first table, and older files have the second one.
+        let tables = ["rope_parameters", "rope_scaling"].map(|name| keys.remove(name));
+        let original = keys.remove(ORIGINAL_LENGTH).map(usize::deserialize).transpose();
+        let original = original.map_err(D::Error::custom)?;
+        let config = Self::deserialize(Value::Object(keys)).map_err(D::Error::custom)?;
+        let lengths = Lengths { longest: config.max_position_embeddings, original };
+        let rope = read_rope(tables[0].as_ref(), tables[1].as_ref(), lengths).map_err(D::Error::custom)?;
+        let config = Self {
+            rope_theta: rope.theta.unwrap_or(config.rope_theta),
+            rope_scaling: rope.scaling,
+            partial_rotary_factor: rope.rotated.unwrap_or(config.partial_rotary_factor),
+            ..config
+        };
+        config.validate().map_err(D::Error::custom)?;
+        Ok(config)
     }
 }
 
 impl Serialize for DecoderConfig {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        RawConfig::from(self.clone()).serialize(serializer)
-    }
-}
-
-impl TryFrom<RawConfig> for DecoderConfig {
-    type Error = ShapeError;
-
-    fn try_from(raw: RawConfig) -> Result<Self, ShapeError> {
-        let tables = (raw.rope_parameters.as_ref(), raw.rope_scaling.as_ref());
-        let (longest, original) = (raw.max_position_embeddings, raw.original_max_position_embeddings);
-        let rope = read_rope(tables.0, tables.1, Lengths { longest, original })?;
-        let config = Self {
-            vocab_size: raw.vocab_size,
-            hidden_size: raw.hidden_size,
-            intermediate_size: raw.intermediate_size,
-            num_hidden_layers: raw.num_hidden_layers,
-            num_attention_heads: raw.num_attention_heads,
-            num_key_value_heads: raw.num_key_value_heads.unwrap_or(raw.num_attention_heads),
-            head_dim: raw.head_dim,
-            rms_norm_eps: raw.rms_norm_eps,
-            rope_theta: rope.theta.or(raw.rope_theta).unwrap_or(ROPE_THETA),
-            rope_scaling: rope.scaling,
-            partial_rotary_factor: rope.rotated.or(raw.partial_rotary_factor).unwrap_or(1.0),
-            initializer_range: raw.initializer_range,
-            max_position_embeddings: raw.max_position_embeddings,
-            tie_word_embeddings: raw.tie_word_embeddings,
-        };
-        config.validate()?;
-        Ok(config)
-    }
-}
-
-impl From<DecoderConfig> for RawConfig {
-    fn from(config: DecoderConfig) -> Self {
-        let (theta, rotated) = (config.rope_theta, config.partial_rotary_factor);
-        let original_max_position_embeddings = match &config.rope_scaling {
-            Some(RopeScaling::LongRope(long)) => Some(long.original_max_position_embeddings),
-            _ => None,
-        };
-        Self {
-            vocab_size: config.vocab_size,
-            hidden_size: config.hidden_size,
-            intermediate_size: config.intermediate_size,
-            num_hidden_layers: config.num_hidden_layers,
-            num_attention_heads: config.num_attention_heads,
-            num_key_value_heads: Some(config.num_key_value_heads),
-            head_dim: config.head_dim,
-            rms_norm_eps: config.rms_norm_eps,
-            rope_theta: Some(theta),
-            rope_parameters: Some(write_rope(theta, rotated, config.rope_scaling.as_ref())),
-            rope_scaling: None,
-            partial_rotary_factor: (rotated != 1.0).then_some(rotated),
-            original_max_position_embeddings,
-            tie_word_embeddings: config.tie_word_embeddings,
-            initializer_range: config.initializer_range,
-            max_position_embeddings: config.max_position_embeddings,
+        let json = Self::serialize(self, serde_json::value::Serializer);
+        let mut json = json.map_err(serde::ser::Error::custom)?;
+        let (theta, rotated) = (self.rope_theta, self.partial_rotary_factor);
+        json["rope_parameters"] = write_rope(theta, rotated, self.rope_scaling.as_ref());
+        if let Some(RopeScaling::LongRope(long)) = &self.rope_scaling {
+            json[ORIGINAL_LENGTH] = long.original_max_position_embeddings.into();
         }
+        json.serialize(serializer)
     }
 }
 

@@ -1,7 +1,8 @@
 //! The settings of a mixture of experts, and the layers that have one.
 
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Map, Value, json};
 
 use crate::error::ShapeError;
 use crate::key_range::{not_below_zero, require, sizes};
@@ -11,23 +12,31 @@ use crate::key_range::{not_below_zero, require, sizes};
 /// Deserialising accepts both names of the number of experts, fills in Hugging Face's defaults, and
 /// validates.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "RawMixture", into = "RawMixture")]
+#[serde(remote = "Self")]
 pub struct MixtureConfig {
     /// The experts of a layer.
+    #[serde(default = "num_experts")]
     pub num_experts: usize,
     /// The experts that are chosen for each token.
+    #[serde(default = "num_experts_per_tok")]
     pub num_experts_per_tok: usize,
     /// Inner width of an expert.
+    #[serde(default = "moe_intermediate_size")]
     pub moe_intermediate_size: usize,
     /// Whether the weights of a token's experts are divided by their sum.
+    #[serde(default)]
     pub norm_topk_prob: bool,
     /// Layers whose number, counted from 1, is a multiple of this have experts.
+    #[serde(default = "decoder_sparse_step")]
     pub decoder_sparse_step: usize,
     /// Layers, counted from 0, that have no experts whatever their number.
+    #[serde(default)]
     pub mlp_only_layers: Vec<usize>,
     /// The weight of the router's balance loss.
+    #[serde(default = "router_aux_loss_coef")]
     pub router_aux_loss_coef: f64,
     /// Whether the balance loss is part of the training loss.
+    #[serde(default)]
     pub output_router_logits: bool,
 }
 
@@ -103,31 +112,10 @@ impl MixtureConfig {
 /// Hugging Face's default of `router_aux_loss_coef`.
 const COEFFICIENT: f64 = 0.001;
 
-/// The keys as files hold them.
-#[derive(Serialize, Deserialize)]
-struct RawMixture {
-    /// The name up to version 4 of transformers, and in most published models. Version 5 reads it too.
-    num_experts: Option<usize>,
-    /// The name that version 5 writes.
-    #[serde(skip_serializing)]
-    num_local_experts: Option<usize>,
-    #[serde(default = "num_experts_per_tok")]
-    num_experts_per_tok: usize,
-    #[serde(default = "moe_intermediate_size")]
-    moe_intermediate_size: usize,
-    #[serde(default)]
-    norm_topk_prob: bool,
-    #[serde(default = "decoder_sparse_step")]
-    decoder_sparse_step: usize,
-    mlp_only_layers: Option<Vec<usize>>,
-    #[serde(default = "router_aux_loss_coef")]
-    router_aux_loss_coef: f64,
-    #[serde(default)]
-    output_router_logits: bool,
-}
-
 /// Hugging Face's default of `num_experts`.
-const EXPERTS: usize = 128;
+fn num_experts() -> usize {
+    128
+}
 
 fn num_experts_per_tok() -> usize {
     8
@@ -145,47 +133,29 @@ fn router_aux_loss_coef() -> f64 {
     COEFFICIENT
 }
 
-impl TryFrom<RawMixture> for MixtureConfig {
-    type Error = ShapeError;
-
-    fn try_from(raw: RawMixture) -> Result<Self, ShapeError> {
-        if let (Some(one), Some(other)) = (raw.num_experts, raw.num_local_experts)
-            && one != other
-        {
-            require(false, "num_local_experts", other, "the same as `num_experts`")?;
+impl<'de> Deserialize<'de> for MixtureConfig {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        // The name up to version 4 of transformers, and in most published models, and the name that version 5 writes.
+        let (older, newer) = ("num_experts", "num_local_experts");
+        let mut keys = Map::deserialize(deserializer)?;
+        keys.retain(|_, value| !value.is_null());
+        let mut name = older;
+        if let Some(count) = keys.remove(newer) {
+            if keys.get(older).is_some_and(|other| *other != count) {
+                require(false, newer, &count, "the same as `num_experts`").map_err(D::Error::custom)?;
+            }
+            keys.insert(older.to_owned(), count);
+            name = newer;
         }
-        let config = Self {
-            num_experts: raw.num_local_experts.or(raw.num_experts).unwrap_or(EXPERTS),
-            num_experts_per_tok: raw.num_experts_per_tok,
-            moe_intermediate_size: raw.moe_intermediate_size,
-            norm_topk_prob: raw.norm_topk_prob,
-            decoder_sparse_step: raw.decoder_sparse_step,
-            mlp_only_layers: raw.mlp_only_layers.unwrap_or_default(),
-            router_aux_loss_coef: raw.router_aux_loss_coef,
-            output_router_logits: raw.output_router_logits,
-        };
-        config.validate_as(if raw.num_local_experts.is_some() {
-            "num_local_experts"
-        } else {
-            "num_experts"
-        })?;
+        let config = Self::deserialize(Value::Object(keys)).map_err(D::Error::custom)?;
+        config.validate_as(name).map_err(D::Error::custom)?;
         Ok(config)
     }
 }
 
-impl From<MixtureConfig> for RawMixture {
-    fn from(config: MixtureConfig) -> Self {
-        Self {
-            num_experts: Some(config.num_experts),
-            num_local_experts: None,
-            num_experts_per_tok: config.num_experts_per_tok,
-            moe_intermediate_size: config.moe_intermediate_size,
-            norm_topk_prob: config.norm_topk_prob,
-            decoder_sparse_step: config.decoder_sparse_step,
-            mlp_only_layers: Some(config.mlp_only_layers),
-            router_aux_loss_coef: config.router_aux_loss_coef,
-            output_router_logits: config.output_router_logits,
-        }
+impl Serialize for MixtureConfig {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Self::serialize(self, serializer)
     }
 }
 

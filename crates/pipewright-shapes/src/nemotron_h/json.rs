@@ -145,7 +145,9 @@ impl Keys {
         } else {
             // The keys of experts have no effect, and must have values of their kinds all the same.
             let mut keys = self.0.clone();
-            SIZES_OF_EXPERTS.iter().for_each(|key| drop(keys.entry(*key).or_insert(1.into())));
+            for key in SIZES_OF_EXPERTS {
+                keys.entry(key).or_insert(1.into());
+            }
             Experts::deserialize(Value::Object(keys))?;
         }
         if let Some([low, high]) = self.optional::<[Number; 2]>("time_step_limit")? {
