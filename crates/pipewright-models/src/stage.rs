@@ -64,7 +64,6 @@ pub struct ModelStage {
 }
 
 /// A layer of a stage.
-#[expect(clippy::large_enum_variant, reason = "a stage has few layers, and their parameters are elsewhere")]
 #[derive(Module, Debug)]
 pub(crate) enum StageLayer {
     /// A part of the embedding before its last one.

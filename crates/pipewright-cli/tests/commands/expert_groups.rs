@@ -72,7 +72,7 @@ fn replicas_with_sharded_parameters_may_hold_experts_together() {
     let folder = folder();
     let train = |steps: &str, set: &[&str]| {
         let two = ["pipeline.ranks=2", steps];
-        folder.train(&[&two[..], set].concat())
+        folder.train(&[&two[..], set].concat());
     };
     train("run.steps=4", &["mesh.data_parallel=4"]);
     let expected = trained(&folder);

@@ -6,7 +6,7 @@ use std::process::Output;
 
 use serde_json::Value;
 
-use crate::run::{Run, finished};
+use crate::run::Run;
 
 /// Trains a few steps of a family.
 fn trained(set: &[&str]) -> Run {

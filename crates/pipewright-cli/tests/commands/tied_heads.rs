@@ -34,7 +34,7 @@ fn check(folder: &Run, [tied, untied]: [&str; 2], set: &[&str]) {
 fn a_tied_model_needs_less_memory_than_one_with_a_head_of_its_own() {
     let folder = Run::of(&scratch::small(2, 2, 2));
     let small = folder.read("small.toml");
-    folder.write("tied.toml", &small.replace("[data]", "tie_word_embeddings = true\n[data]"));
+    folder.write("tied.toml", small.replace("[data]", "tie_word_embeddings = true\n[data]"));
     for pipeline in [&["pipeline.ranks=1"][..], &["pipeline.ranks=2", "pipeline.schedule=zbvzerobubble"]] {
         for precision in ["run.precision=f32", "run.precision=bf16"] {
             check(&folder, ["tied.toml", "small.toml"], &[&SIZES, pipeline, &[precision]].concat());
@@ -47,7 +47,7 @@ fn a_tied_model_needs_less_memory_than_one_with_a_head_of_its_own() {
         adapted.insert("model".to_owned(), toml::toml! { from = "base" }.into());
         adapted["model"]["from"] = config.into();
         adapted.insert("adapter".to_owned(), toml::toml! { kind = "lora" }.into());
-        folder.write(&format!("{config}-small.toml"), &adapted.to_string());
+        folder.write(&format!("{config}-small.toml"), adapted.to_string());
     }
     check(&folder, ["tied-small.toml", "small-small.toml"], &["pipeline.ranks=1", "pipeline.microbatches=2"]);
     // The ranks of a process hold the frozen table once, but each of them counts it.

@@ -31,11 +31,11 @@ pub const DEFAULT_SHARD_BYTES: u64 = 5_000_000_000;
 /// When a stage has shards of its parameters, because several ranks compute it together, or as [`Writer`]'s
 /// functions.
 pub fn save(dir: &Path, config: &dyn ModelFamily, stages: &[&ModelStage]) -> Result<(), ModelError> {
-    stages.iter().try_for_each(|stage| require_whole(*stage))?;
-    let specs = stages.iter().flat_map(|stage| parameter_specs(*stage)).collect();
+    stages.iter().try_for_each(|stage| require_whole(stage))?;
+    let specs = stages.iter().flat_map(|stage| parameter_specs(stage)).collect();
     let mut writer = Writer::create(dir, config, specs, DEFAULT_SHARD_BYTES)?;
     for stage in stages {
-        writer.write_stage(*stage)?;
+        writer.write_stage(stage)?;
     }
     writer.finish()
 }

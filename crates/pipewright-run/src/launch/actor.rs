@@ -64,8 +64,11 @@ pub struct Target {
     /// Whether `words` resume a run.
     pub resumes: bool,
     /// Returns whether the command can run with further settings.
-    pub accepts: Box<dyn Fn(&[String]) -> bool>,
+    pub accepts: Accepts,
 }
+
+/// Returns whether a command can run with further settings.
+pub type Accepts = Box<dyn Fn(&[String]) -> bool>;
 
 impl Target {
     /// Returns arguments with further settings.

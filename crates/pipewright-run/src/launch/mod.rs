@@ -18,7 +18,7 @@ mod state;
 mod signs;
 mod actor;
 
-pub use actor::{Launch, Target};
+pub use actor::{Accepts, Launch, Target};
 pub use answer::answer;
 pub use hosts::Host;
 pub use layouts::{Distribution, Layout, Replanner, WholeRun};
