@@ -208,7 +208,7 @@ fn processes_need_a_build_with_mpi() {
     let run = trained(&[]);
     let mut command = run.binary();
     command.args(["generate", "out", "--prompt", "a"]).env("OMPI_COMM_WORLD_SIZE", "2");
-    let (code, _, said) = finished(&mut command);
+    let (code, _, said) = crate::run::finished(&mut command);
     assert!(code == Some(2) && said.contains("several processes were started"), "{said}");
 }
 
