@@ -8,6 +8,7 @@
 //! | `1..1024` | whole numbers of this range |
 //! | `count`, `index`, `steps` | whole numbers from 1 or from 0 to 2^31 - 1, and from 0 to 2^63 - 1 |
 //! | `positive`, `non-negative`, `fraction`, `share` | numbers of a [`Bound`]; after `single`, in single precision too |
+//! | `kept` | a resumed run needs the same value, as `training::identity` checks; for readers of the table |
 //! | `local` | the processes of a run may have different values |
 //! | `timed` | the time of a step depends on it |
 
@@ -181,7 +182,8 @@ mod tests {
     fn every_mark_has_a_meaning() {
         for section in sections() {
             for key in &section.keys {
-                let traits = key.marks.iter().filter(|mark| ["local", "timed"].contains(mark)).count();
+                let traits =
+                    key.marks.iter().filter(|mark| ["kept", "local", "timed"].contains(mark)).count();
                 let ranges = usize::from(key.range().is_some()) + usize::from(key.bound().is_some());
                 assert_eq!(
                     key.marks.len(),
