@@ -84,7 +84,7 @@ impl CutEmbedding {
         };
         if part + 1 == self.parts {
             return LayerDesc {
-                parameters: whole.parameters - width * (vocabulary - ids),
+                parameters: whole.parameters.saturating_sub(width * (vocabulary - ids)),
                 weight: whole.weight.saturating_sub(row) + found + passed,
                 ..own
             };

@@ -308,7 +308,7 @@ impl<F: Composition> ModelFamily for F {
         family.keys.check(&json)?;
         let json = with_longrope(family, without_nulls(renamed(family, json)));
         match F::deserialize(&json) {
-            Ok(config) => config.check().map(|()| config),
+            Ok(config) => config.check().and_then(|()| ModelFamily::shape(&config)).map(|_| config),
             Err(source) => Err(ShapeError::of_parser::<F>(&json, source)),
         }
     }
@@ -323,7 +323,7 @@ impl<F: Composition> ModelFamily for F {
 
     fn describe(&self, sequence: usize) -> ModelDesc {
         let HeadForm { width, vocabulary, is_tied, .. } = Composition::head(self);
-        // A configuration that does not describe a model has no counts, and nothing else can be made of it.
+        // A configuration that does not describe a model has no counts. `build_cut_stage` refuses it.
         let counts = self.shape().map_or_else(|_| Vec::new(), |shape| shape.layers());
         let [hidden, vocabulary, tokens] = [width, vocabulary, sequence].map(|size| size as u64);
         let sizes = ModelSizes { hidden, vocabulary, is_tied, tokens, counts };
@@ -378,6 +378,7 @@ impl<F: Composition> ModelFamily for F {
         place: &Place,
     ) -> Result<ModelStage, ModelError> {
         self.check_all()?;
+        self.shape()?;
         cut.require_one_rank(place.tensor.ranks())?;
         let (head, before) = (Composition::head(self), cut.layers_before());
         let (first_of_head, count) = (before + 1 + self.inner_layers(), cut.layers(self.inner_layers()));

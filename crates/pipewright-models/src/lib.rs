@@ -115,7 +115,7 @@ pub mod generation_ranks;
 pub use adapter::{Adapter, AdapterStart};
 pub use boundary::StageTensors;
 pub use cut_model::CutModel;
-pub use embedding_form::require_one_rank;
+pub use embedding_form::{VocabularyCut, require_one_rank};
 pub use error::{ModelError, SplitModel};
 pub use family::ModelFamily;
 pub use head_form::{FurtherPredictions, HeadForm};

@@ -162,7 +162,11 @@ impl ModelStage {
                 let ids = input.ids.clone().filter(|_| self.facts.hybrid.is_some());
                 StageTensors { floats: vec![embedding.forward(input, rows)], ids }
             }
-            StageLayer::Block(block) => with_hidden(input, |hidden| block.forward(hidden, rows, None)),
+            StageLayer::Block(block) => {
+                let has_tokens = self.facts.hybrid.is_none() || input.ids.is_some();
+                assert!(has_tokens, "the blocks of a hybrid take token ids with the hidden states");
+                with_hidden(input, |hidden| block.forward(hidden, rows, None))
+            }
             StageLayer::Prediction(prediction) => {
                 let ids = input.ids.clone().expect("a prediction takes token ids");
                 with_hidden(input, |states| prediction.forward(states, &ids, rows))
@@ -270,7 +274,9 @@ impl HeadPart {
         let ids = input.ids.filter(|_| form.further.needs_ids());
         let mut floats = input.floats.into_iter();
         let hidden = floats.next().expect("a part of the head takes hidden states");
-        let earlier = floats.next().filter(|_| self.index > 0);
+        let earlier = (self.index > 0).then(|| {
+            floats.next().expect("a later part of the head takes the statistics of the parts before it")
+        });
         let [rows, sequence, width] = hidden.dims();
         let mut x = flat(hidden);
         if let Some(norms) = &self.norms {

@@ -299,8 +299,7 @@ fn one_program_is_predicted_drawn_and_trained() {
     refuse(&folder, &level, 2, "error: trained.csv: the file has messages already, and --level");
     let page = succeed(&folder, &[&["view"], &size[..]].concat());
     let trained = succeed(&folder, &["view", "trained.csv"]);
-    let program =
-        trained.split_once("\"programs\":[").and_then(|(_, rest)| rest.split_once("],\"microbatches\""));
+    let program = trained.split_once("\"programs\":[").and_then(|(_, rest)| rest.split_once("],\"columns\""));
     let (program, _) = program.expect("the page has programs");
     assert!(program.len() > 1000 && page.contains(program), "the page has the program of `train`");
     let drawn =

@@ -7,7 +7,7 @@ use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use tempfile::TempDir;
 
 use crate::pty::Terminal;
-use crate::{WIDTHS, below_notice, count, folder, joined, train};
+use crate::{WIDTHS, count, folder, joined, train, without_notice};
 
 /// The widths that a terminal has in turn during a run, each with a word that the display's first line has at
 /// this width, and one that it lacks.
@@ -49,7 +49,7 @@ fn resize_in_turn(terminal: &mut Terminal, columns: u16) {
 /// Checks that the screen has one display, at the top, and no line that is broken or cut off.
 fn check_screen(lines: &[String], columns: u16) {
     let what = format!("at {columns} columns: {lines:?}");
-    let lines = below_notice(lines);
+    let lines = &without_notice(lines)[..];
     assert!(lines[0].starts_with("llama") && count(lines, "llama") == 1, "{what}");
     assert_eq!((count(lines, "tokens/s  "), lines[1].starts_with("step ")), (1, true), "{what}");
     assert!(!joined(lines).contains("^C"), "{what}");

@@ -77,9 +77,7 @@ impl BlockAttentions {
         AttentionForm { positions, scale, window: layer.window, cap: self.cap, ..usual }
     }
 
-    /// Returns the form of a block's attention with a cache ([`DecoderBlock::forward_cached`]).
-    ///
-    /// [`DecoderBlock::forward_cached`]: super::block::DecoderBlock::forward_cached
+    /// Returns the form of a block's attention with a cache.
     pub(crate) fn cached_form(&self, block: usize, positions: &RotaryPositions) -> AttentionForm {
         AttentionForm { head_dim: self.cached_dim, ..self.form(block, positions) }
     }

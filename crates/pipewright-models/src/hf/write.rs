@@ -116,7 +116,7 @@ impl Writer {
                 return Err(ModelError::new(format!("tensor `{path}` {fault}")));
             }
         }
-        // A module does not know how files store its parameters.
+        // Specs that a caller has made may have another layout than files.
         for spec in config.outline(0..config.layers(), &TensorParallel::default())? {
             if let Some(announced) = sorted.get_mut(&spec.path) {
                 announced.layout = spec.layout;

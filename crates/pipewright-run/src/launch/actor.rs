@@ -239,7 +239,7 @@ impl Actor {
     /// Prepares the folder of the run and the words of the command, and leaves the record of a restart if the run has
     /// begun.
     fn prepare(&mut self, start: Start) -> Result<(), RunError> {
-        let Start { mut record, slots, .. } = start;
+        let Start { mut record, slots, hosts, .. } = start;
         let target = &self.launch.target;
         let folder = &target.settings.run.out;
         let Some((layout, distribution)) = self.fitted.take() else {
@@ -257,7 +257,9 @@ impl Actor {
             None => layout.change_from(self.layout),
         };
         let has_changed = std::mem::replace(&mut self.layout, layout) != layout;
-        if !self.signs.has_begun() {
+        // The run may be seen to begin after the layout was chosen.
+        let has_begun = if hosts.is_empty() { self.signs.has_begun() } else { distribution.is_some() };
+        if !has_begun {
             self.has_other_layout |= has_changed;
             let set = if self.has_other_layout { layout.arguments(&target.settings) } else { Vec::new() };
             self.launch.observer.note(&record.sentence_before_begin());
@@ -307,9 +309,10 @@ impl Actor {
                 returned: self.asked.as_mut().and_then(Asked::poll),
             }),
             Ok(Some(status)) => {
-                self.asked = None;
                 self.end_left_over();
-                Event::Ended(Ended { code: status.code(), status: status.to_string(), ..self.signs.end() })
+                self.asked = None;
+                let code = status.code();
+                Event::Ended(Ended { code, status: status.to_string(), ..self.signs.end(code) })
             }
             Err(error) => {
                 self.end_left_over();

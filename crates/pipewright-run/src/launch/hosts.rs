@@ -9,7 +9,7 @@ use crate::error::RunError;
 use crate::training::rank_hosts::host_name;
 
 /// A host, and the number of processes that it takes. Its name becomes an argument of other programs, among them
-/// `mpirun` and through it `ssh`, so a name that comes from outside is checked ([`Host::read`]).
+/// `mpirun` and through it `ssh`, so a name that comes from outside is checked (`Host::read`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
     /// The name or address.

@@ -125,11 +125,16 @@ impl RunSigns {
         Seen { has_fault, has_joined, beat: self.attempt.beat, is_stopped: false }
     }
 
-    /// Takes what the processes have left after their end.
-    pub(super) fn end(&mut self) -> Ended {
+    /// Takes what the processes have left after their end. After a success or a saved checkpoint, nothing is read but
+    /// whether they have resumed the run and whether a rank was slow.
+    pub(super) fn end(&mut self, code: Option<i32>) -> Ended {
         // They may have begun the run, or lost its folder, after the last look.
         self.remember(self.has_run(), self.sign());
         let (folder, has_run) = (&self.folder, self.has_run());
+        let (has_resumed, is_slow) = (!RESTART.is_left(folder), SLOW_RANKS.find(folder).is_some());
+        if matches!(code, Some(0 | 5)) {
+            return Ended { has_resumed, is_slow, ..Ended::default() };
+        }
         let first = Fault::take(folder);
         let is_second = first.is_none();
         let knows_space = first.as_ref().is_some_and(|(fault, _)| fault.space.is_some());
@@ -140,8 +145,8 @@ impl RunSigns {
             fault: first.or_else(|| Fault::take_second(folder)),
             space: is_full.then(|| newest_checkpoint_bytes(folder).unwrap_or_default()),
             done: steps.last().map_or(0, |step| step.step),
-            has_resumed: !RESTART.is_left(folder),
-            is_slow: SLOW_RANKS.find(folder).is_some(),
+            has_resumed,
+            is_slow,
             ..Ended::default()
         }
     }

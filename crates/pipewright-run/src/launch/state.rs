@@ -82,6 +82,8 @@ struct Running {
     is_saving: bool,
     /// The ranks whose hosts the processes ask to replace, and the hosts that are replaced.
     slow: Vec<SlowRank>,
+    /// Whether the last look has judged slow ranks. The next one looks at the launcher, also if their record stays.
+    has_judged: bool,
     replacement: Option<Replacement>,
     growth: Option<Growth>,
 }
@@ -351,9 +353,10 @@ impl Machine {
 
     /// Replaces the hosts of slow ranks if others can take their place. Otherwise the run continues on the slow ones.
     fn look_for_slow(&mut self, running: &mut Running, slow: Vec<SlowRank>) -> Option<Decision> {
-        if running.replacement.is_some() || slow.is_empty() {
+        if std::mem::take(&mut running.has_judged) || running.replacement.is_some() || slow.is_empty() {
             return None;
         }
+        running.has_judged = true;
         let others = self.hosts.replacement(&slow, &running.hosts, self.hosts(), self.processes);
         if !self.restarts.has_left() || others.is_none() {
             return Some(Decision::KeepSlow);

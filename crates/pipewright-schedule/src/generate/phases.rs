@@ -34,7 +34,8 @@ pub(super) fn steady(
 ) -> Vec<Option<Action>> {
     let all = order.all();
     let warm_up = warm_up.min(all);
-    let mut row = Vec::with_capacity(3 * all as usize);
+    let actions_of_each = if pending.is_some() { 3 } else { 2 };
+    let mut row = Vec::with_capacity(actions_of_each * all as usize);
     row.extend((0..warm_up).map(|op| Some(cursors[order.forward(op)].forward())));
     for op in 0..all {
         if warm_up + op < all {

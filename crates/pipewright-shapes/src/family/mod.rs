@@ -216,9 +216,13 @@ impl Family {
         self.usual_sizes().find(|(name, _)| names.contains(name) && *name != NOT_ASSUMED)
     }
 
-    /// Returns the size with this name that files leave out; 0 if they have to state it.
+    /// Returns the size with this name that files leave out.
+    ///
+    /// # Panics
+    /// When the family's table has no such size.
     pub fn usual(&self, name: &str) -> usize {
-        self.usual_sizes().find(|(other, _)| *other == name).map_or(0, |(_, size)| size as usize)
+        let found = self.usual_sizes().find(|(other, _)| *other == name);
+        found.unwrap_or_else(|| panic!("{} has no usual `{name}`", self.name())).1 as usize
     }
 
     fn usual_sizes(&self) -> impl Iterator<Item = (&'static str, u64)> {

@@ -41,11 +41,8 @@ impl FeedForwards {
         let usual = given.or_else(|| family.four_times.then(|| keys.fill(INNER[0], 4 * hidden)));
         let gated = is_gated(keys, family)?;
         let experts = experts(keys, usual, gated)?;
+        // As in transformers, this and `mlp_only_layers` may name more blocks than the model has.
         let first_dense = keys.size(&["first_k_dense_replace"], 0, MAX_BLOCKS)?.unwrap_or(0);
-        if first_dense > layers {
-            let expected = format!("at most the {layers} blocks");
-            return Err(contradiction("first_k_dense_replace", first_dense, expected));
-        }
         // DeepSeek counts blocks from 0, the others from 1.
         let from_zero = keys.size(&["moe_layer_freq"], 1, MAX_BLOCKS)?;
         let names = ["decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval"];
@@ -59,7 +56,7 @@ impl FeedForwards {
             first_dense,
             every: from_zero.or(from_one).unwrap_or(1),
             phase: u64::from(from_zero.is_none()),
-            dense_only: keys.layer_numbers("mlp_only_layers", layers)?.unwrap_or_default(),
+            dense_only: keys.layer_numbers("mlp_only_layers", MAX_BLOCKS)?.unwrap_or_default(),
             listed: keys.layer_numbers("moe_layers", layers)?,
         })
     }
