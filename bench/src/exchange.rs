@@ -159,8 +159,8 @@ pub(crate) fn run(options: &Options) -> Outcome {
     Ok(())
 }
 
-/// Initial parameters with embeddings of a standard deviation of about 1, like those of models that scale them
-/// by the root of their width.
+/// Initial parameters with embeddings of a standard deviation of about 1, as models have them that scale
+/// embeddings by the root of their width.
 struct LargeEmbeddings<'a>(Box<dyn ParameterSource + 'a>);
 
 impl ParameterSource for LargeEmbeddings<'_> {

@@ -50,7 +50,7 @@ impl Observer for Terminal {
 
     fn begin(&self, overview: &Overview, done: u64, steps: u64) {
         let mut display = self.display.lock().unwrap_or_else(PoisonError::into_inner);
-        // A display that ends closes the screen, so that of an earlier attempt ends before the next one begins.
+        // A display that ends closes the screen, so the display of an earlier attempt ends before the next one begins.
         *display = None;
         *display = Some(Display::new(overview.clone(), done, steps));
     }

@@ -63,7 +63,7 @@ const MAMBA: Traffic = Traffic { forward: 24.0, backward: 48.0 };
 const NORMS: f64 = 38.0;
 
 /// Returns the bytes of the elementwise operations of a block's adapters for one microbatch on one rank: the
-/// inputs are copied to single precision, and outputs in single precision are added to those of the layers,
+/// inputs are copied to single precision, and outputs in single precision are added to the layers' outputs,
 /// or multiplied with magnitudes. For magnitudes, each forward computes the norms of the columns of the
 /// layer's matrix with its adapter.
 pub fn adapter_traffic(adapters: &Adapters, layout: &Layout) -> Traffic {

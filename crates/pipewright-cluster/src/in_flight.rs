@@ -9,7 +9,7 @@
 //! ```
 //!
 //! and then alternates a forward and a backward (arXiv 2104.04473, section 2.2). So it holds most after one of
-//! the forwards that stand before a backward: then `w + i + 1` forwards and `i` backwards have run.
+//! the forwards that are before a backward: then `w + i + 1` forwards and `i` backwards have run.
 
 use crate::layout::Layout;
 
@@ -23,7 +23,7 @@ pub(crate) fn of_1f1b(layout: &Layout, rank: u32, chunks: &[u64]) -> u64 {
     }
 }
 
-/// Returns the bytes that a rank of interleaved ZB-H1 holds at least: its rounds are those of interleaved
+/// Returns the bytes that a rank of interleaved ZB-H1 holds at least: its rounds are the rounds of interleaved
 /// 1F1B, with `p - 1 - r` instead of `2 (p - 1 - r)` further forwards. Tensors for gradients of weights are
 /// not included.
 pub(crate) fn of_interleaved_zb_h1(layout: &Layout, rank: u32, chunks: &[u64]) -> u64 {

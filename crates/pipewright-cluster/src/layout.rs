@@ -306,7 +306,7 @@ impl Layout {
         divides("replica", u64::from(self.expert_ranks()), EXPERT, self.expert)
     }
 
-    /// Checks what holds for any number of GPUs and of rows: no size is 0, and the parts divide the model.
+    /// Checks what is true of any number of GPUs and of rows: no size is 0, and the parts divide the model.
     pub(crate) fn check_parts(&self, model: &Model) -> Result<(), Fault> {
         if let Some((size, _)) = self.sizes().into_iter().find(|&(_, value)| value == 0) {
             return Err(Fault::Zero(size));

@@ -156,7 +156,7 @@ impl Constants {
 const NODE_LATENCY: f64 = 5e-6;
 /// The latency of a message between nodes, if it is not given, in seconds.
 const NETWORK_LATENCY: f64 = 1e-5;
-/// The multiprocessors, if they are not given: those of the H100.
+/// The multiprocessors, if they are not given: as many as an H100 has.
 const MULTIPROCESSORS: u32 = 132;
 /// The source of a latency that is not given.
 const ASSUMED_LATENCY: &str = "assumed: 5 us inside a node and 10 us between nodes";

@@ -1,4 +1,4 @@
-//! Plans as JSON. All plans have the keys of [`PlanKeys`], and all outputs of `plan` those of [`Report`].
+//! Plans as JSON. All plans have the keys of [`PlanKeys`], and all outputs of `plan` have the keys of [`Report`].
 
 use std::borrow::Cow;
 
@@ -35,7 +35,7 @@ pub(crate) struct Report<'a, P, M> {
     pub(crate) gap: f64,
     pub(crate) search_s: f64,
     pub(crate) simulated: u64,
-    /// What is assumed, not measured.
+    /// Assumptions, for which there are no measurements.
     pub(crate) assumed: &'a [String],
     /// The files for another system.
     #[serde(skip_serializing_if = "Option::is_none")]

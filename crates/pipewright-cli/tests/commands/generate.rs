@@ -345,7 +345,7 @@ fn a_chat_has_a_turn_for_each_line() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), format!("{first}\n{second}\n"));
 }
 
-/// The template and the special tokens are those of the tokenizer, which need not be the model's.
+/// The template and the special tokens belong to the tokenizer, which need not be the model's.
 #[cfg(feature = "tokenizers")]
 #[test]
 fn a_run_keeps_the_template_of_its_tokenizer() {

@@ -23,7 +23,7 @@ fn write_model(folder: &Path) {
     fs::create_dir(&model).expect("a folder");
     fs::copy(tiny.join("model.safetensors"), model.join("model.safetensors")).expect("the weights");
     let config = fs::read_to_string(tiny.join("config.json")).expect("a configuration");
-    // The page's rows are longer than those of the tiny model.
+    // The page's rows are longer than the tiny model's.
     let config = config.replace(r#""max_position_embeddings": 128"#, r#""max_position_embeddings": 512"#);
     fs::write(model.join("config.json"), config).expect("a configuration");
     let special = |id: u32, content: &str| {

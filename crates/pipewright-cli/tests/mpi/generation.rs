@@ -41,7 +41,7 @@ fn alone(folder: &Path, arguments: &[&str]) -> Value {
     json(&command.output().expect("it starts"))
 }
 
-/// Compares the texts of threads with those of processes, to the bit.
+/// Compares the texts of threads and of processes, to the bit.
 fn check(set: &[&str], count: u32, arguments: &[&str]) {
     let folder = folder();
     train(folder.path(), set);

@@ -216,7 +216,7 @@ fn a_launched_run_continues_on_the_host_that_answers() {
     assert_eq!(figures(folder.path()), expected, "{said}");
 }
 
-/// A run of four processes on two hosts, the second of which is lost and comes back.
+/// A run of four processes on two hosts. The second host is lost and comes back.
 struct Disturbed {
     hosts: Hosts,
     folder: tempfile::TempDir,

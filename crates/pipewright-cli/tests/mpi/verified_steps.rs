@@ -48,7 +48,7 @@ fn a_verified_step_names_the_process_with_wrong_bits_in_other_meshes_with_expert
     check_verified_experts(8, 3, &["mesh.data_parallel=2", "mesh.tensor_parallel=2"]);
 }
 
-/// Like [`check_verified`], for replicas of which two hold experts together.
+/// Like [`check_verified`], for replicas that hold experts together in twos.
 fn check_verified_experts(count: u32, rank: u32, overrides: &[&str]) {
     let experts = ["model.architecture=qwen3_moe", "model.num_experts=4", "mesh.expert_parallel=2"];
     check_verified(count, rank, &[&experts[..], overrides].concat());

@@ -12,7 +12,7 @@ use crate::comparison::compare;
 use crate::data::{RUNS, cases, published};
 
 /// Checks that the runs fail with the messages of a table, whose cases are lines, ` -> `, and lines that replace
-/// them. `|` stands between lines.
+/// them. `|` separates lines.
 fn check_runs(table: &str) {
     for (change, message) in cases(table) {
         let (old, new) = change.split_once(" -> ").expect("an old and a new text");
@@ -140,7 +140,7 @@ fn figures_of_a_file_have_its_source() {
     assert_eq!(own.source_of("memory_gb"), "the cluster file");
 }
 
-/// The other six constants are those of the known machine.
+/// The known machine has the other six constants.
 #[test]
 fn a_file_with_one_constant_does_not_give_all() {
     let text = |constants: &str| {

@@ -165,7 +165,7 @@ fn contradictions_are_refused() {
 "num_experts": 8, "num_experts_per_tok": 9 => `num_experts_per_tok` is 9; use at most the 8 experts
 "num_experts": 8 => needs one of the keys num_experts_per_tok
 "layer_types": ["full_attention"] => the number of kinds in layer_types` is 1; use as many
-"first_k_dense_replace": 10001 => `first_k_dense_replace` is 10001; use a number from 0 to 10000
+"first_k_dense_replace": 10001 => `first_k_dense_replace` is 10001; use a whole number from 0 to 10000
 "mlp_only_layers": [10000] => `mlp_only_layers` is [10000]; use a list of numbers from 0 to 9999
 "moe_layers": [32] => `moe_layers` is [32]; use a list of numbers from 0 to 31
 "#,

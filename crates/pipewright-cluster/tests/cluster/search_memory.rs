@@ -1,4 +1,4 @@
-//! The memory of the plans that the search finds, and of those that it refuses.
+//! The memory of the plans that the search finds, and of the plans that it refuses.
 
 use pipewright_cluster::catalogue::by_name;
 use pipewright_cluster::layout::{Precision, Recompute, ShardedState};

@@ -249,8 +249,8 @@ impl<'a> AnchoredChat<'a> {
         if let Some(start) = self.boundary(index, true) {
             return Some(start.at);
         }
-        // The beginning of an answer may go on, for example with the beginning of a thought, where this answer has
-        // none.
+        // The beginning of an answer may continue, for example with the beginning of a thought, although this
+        // answer has no thought.
         let before = self.boundary(index, false)?.at;
         let end_of_shared = || {
             let (first, anchors) = self.marked(&self.messages[..index], &self.marking, true)?;

@@ -38,7 +38,7 @@ pub(crate) fn not_encoded(path: &Path, record: Option<DataPlace>, source: Encode
     }
 }
 
-/// Returns the ids of a text, all of which are below `vocab_size`. Without an encoder, bytes are ids. `special` is as in
+/// Returns the ids of a text. All are below `vocab_size`. Without an encoder, bytes are ids. `special` is as in
 /// [`Encoder::encode`]. Errors name the file and the record.
 pub(crate) fn encode(
     encoder: Option<&Encoder>,

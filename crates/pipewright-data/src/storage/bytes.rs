@@ -66,7 +66,7 @@ impl Bytes {
         }
     }
 
-    /// Passes a range of the bytes on in pieces, each of which ends at the end of a block or of the range.
+    /// Passes a range of the bytes on in pieces. Each ends at the end of a block or of the range.
     ///
     /// # Errors
     /// As [`Bytes::with`].

@@ -10,9 +10,9 @@ use crate::error::{DataError, DataPlace};
 /// The ids of an example or of a document in a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowPart {
-    /// Its token ids, the last of which is a target only.
+    /// Its token ids. The last one is a target only.
     pub ids: Vec<u32>,
-    /// Whether each of them counts as a target; the first one of a row is no target.
+    /// Whether each of them counts as a target; the first one of a row is not a target.
     pub counts: Vec<bool>,
 }
 

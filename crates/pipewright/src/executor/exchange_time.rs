@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 pub struct ExchangeTime {
     /// The time in which rows for this rank were under way: from the moment at which another replica sent them
     /// until they had arrived. Rows that travel at the same time count once. If the rank waits when rows
-    /// arrive, the moment until it goes on counts too.
+    /// arrive, the moment until it continues counts too.
     pub total: Duration,
     /// The part of `total` in which the rank waited and computed nothing.
     pub exposed: Duration,

@@ -367,7 +367,7 @@ impl PendingSquares {
         PartSquares::OnDevice(self.on_device.len() - 1)
     }
 
-    /// Returns the sums of squares on the processor, and those on another device.
+    /// Returns the sums of squares on the processor, and the sums on another device.
     fn add(self) -> [Vec<f64>; 2] {
         let on_host: Vec<_> = self.on_host.iter().map(elements).collect();
         let on_host = sums_of_squares(&on_host.iter().map(AsRef::as_ref).collect::<Vec<_>>());

@@ -132,7 +132,7 @@ pub(crate) trait StageCompute: Send {
 
 /// The parameters of a stage, their gradient sums and their optimizer.
 pub(crate) trait StageParameters: Send {
-    /// Returns the parameters. Those that are floats have an index.
+    /// Returns the parameters. Parameters of floats have an index.
     fn table(&self) -> &ParameterTable;
 
     /// Returns the gradient sums of the float parameters. After the reduction of a sharded stage, they have

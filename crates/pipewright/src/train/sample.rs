@@ -33,7 +33,7 @@ struct Text {
 /// Returns the most likely tokens after each prompt, until the text ends or the prompt with them has as many
 /// tokens as a row. A batch has `shape`, rows and tokens of a row.
 ///
-/// Each token is an evaluation of a batch in which the texts stand at the beginning of rows. A token does not
+/// Each token is an evaluation of a batch in which the texts begin the rows. A token does not
 /// see what comes after it, so the rest of a row does not matter.
 pub(super) fn continue_texts(
     pipeline: &mut Pipeline,

@@ -351,7 +351,7 @@ impl Trainer {
     }
 
     /// Resumes where the checkpoint was taken. The data must be the data of the checkpoint's run; this is not
-    /// checked here. The time that the run has taken is that of [`Trainer::set_earlier`].
+    /// checked here. [`Trainer::set_earlier`] sets the time that the run has taken.
     ///
     /// # Errors
     /// When the data has no such row, or as [`Pipeline::restore`].

@@ -122,7 +122,7 @@ fn values_between_layers_are_rounded_alike_in_half_precision() {
     check(|| Layers::new(LAYERS, Many::new), &config);
 }
 
-/// Layers with several inputs and outputs, some of which are the same value.
+/// Layers with several inputs and outputs. Some of them are the same value.
 #[derive(Module, Debug)]
 struct Pair {
     many: Many,

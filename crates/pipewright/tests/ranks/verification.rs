@@ -220,7 +220,7 @@ pub(crate) fn train(
 }
 
 /// Checks that a run has the bits of another one, and that its suspicious step named a rank for an action
-/// after some repetitions, of which the last one was suspicious too if `is_reproduced`.
+/// after some repetitions. The last repetition was suspicious too if `is_reproduced`.
 pub(crate) fn assert_named(
     what: &str,
     (found, verified): &(Bits, Vec<Verification>),

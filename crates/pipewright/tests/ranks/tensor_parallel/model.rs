@@ -64,7 +64,7 @@ impl std::fmt::Debug for Faulty {
     }
 }
 
-/// Calls a function in the backward. What it returns is added to the gradient of each element of the bias.
+/// Calls a function in the backward. Its result is added to the gradient of each element of the bias.
 pub(super) struct Trap(pub(super) Box<dyn Fn() -> f32 + Send + Sync>);
 
 impl SplitBackward<2, 2> for Trap {

@@ -17,7 +17,7 @@ use crate::support::{LAYERS, WIDTH, batch, loss, numbers, program};
 /// The number of logits, which three tensor ranks share as 2, 2 and 1.
 const VOCABULARY: usize = 5;
 
-/// Layers with a head. Every tensor rank has the whole first output, and parts of the others, one of which has
+/// Layers with a head. Every tensor rank has the whole first output, and parts of the others. One of these has
 /// integers.
 #[derive(Module, Debug)]
 struct WithHead {

@@ -172,7 +172,7 @@ fn a_base_is_neither_trained_nor_stored() {
     }
 }
 
-/// The bytes of a base in half precision are those of its computing copy.
+/// A base in half precision has as many bytes as its computing copy.
 #[test]
 fn a_base_is_held_in_the_precision_in_which_it_computes() {
     let types = |precision| {
