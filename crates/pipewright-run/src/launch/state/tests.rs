@@ -292,7 +292,11 @@ fn slow_hosts_are_replaced_if_others_answer() {
     let mut launched = Launched::running("abc", 3);
     let answers = launched.answers("ab");
     launched.check_all([(slow(), "ask"), (answers, "keep slow"), (looked(true), "wait")]);
-    Launched::running("ab", 3).check(slow(), "keep slow");
+    // A record that cannot be removed hides neither the launcher nor a signal.
+    let mut launched = Launched::running("ab", 3);
+    launched.check_all([(slow(), "keep slow"), (slow(), "wait"), (slow(), "keep slow")]);
+    launched.at.is_asked = true;
+    launched.check(slow(), "save");
     Launched::running("abc", 0).check(slow(), "keep slow");
     // A fault while the processes save a checkpoint is a fault.
     let mut launched = Launched::running("abc", 3);
