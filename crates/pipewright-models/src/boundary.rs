@@ -26,6 +26,16 @@ impl StageTensors {
         let first = self.floats.into_iter().next();
         first.expect("a stage without the embedding takes hidden states, not token ids")
     }
+
+    /// Returns the hidden states that a layer takes.
+    ///
+    /// # Panics
+    /// When there are token ids alone, or several tensors.
+    pub(crate) fn hidden(self) -> Tensor<3> {
+        let given = self.floats.len();
+        assert!(given <= 1, "a layer takes one tensor of hidden states, and {given} tensors are given");
+        self.first()
+    }
 }
 
 impl From<Tensor<2, Int>> for StageTensors {

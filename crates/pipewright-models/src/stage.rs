@@ -188,7 +188,7 @@ impl ModelStage {
             let part = logits.dims()[1];
             logits.reshape([batch, sequence, part])
         };
-        let logits = head.forward(flat(input.first()), &self.split.tensor);
+        let logits = head.forward(flat(input.hidden()), &self.split.tensor);
         StageTensors { floats: logits.into_iter().map(in_rows).collect(), ids }
     }
 
@@ -260,7 +260,7 @@ fn flat(x: Tensor<3>) -> Tensor<2> {
 /// Returns the tensors with the result of a function of the hidden states `[tokens, hidden]`.
 fn with_hidden(input: StageTensors, run: impl FnOnce(Tensor<2>) -> Tensor<2>) -> StageTensors {
     let ids = input.ids.clone();
-    let hidden = input.first();
+    let hidden = input.hidden();
     let [_, sequence, width] = hidden.dims();
     let hidden = run(flat(hidden));
     let rows = hidden.dims()[0] / sequence;

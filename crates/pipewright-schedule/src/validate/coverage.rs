@@ -43,9 +43,8 @@ pub(super) fn check_each(
                 in_order &= order::dependencies_precede(action, &present, neighbours, level);
             }
             for action in cell.parts() {
-                if let Some(problem) = misplaced(program, rank, action) {
-                    report.push(rank, || (position, problem));
-                } else if !present.insert(action) && !may_repeat(action) {
+                let is_in_place = check_place(program, report, (rank, position), action);
+                if is_in_place && !present.insert(action) && !may_repeat(action) {
                     let first = || position_of(program, rank, action);
                     let problem = || {
                         format!(
@@ -136,20 +135,31 @@ fn check_unused(context: &Context<'_>, report: &mut Report, rank: Rank, backward
     }
 }
 
-/// Returns the violation if `action` may not be on `rank`.
-fn misplaced(program: &Program, rank: Rank, action: Action) -> Option<String> {
-    let placement = program.placement();
-    let Some(owner) = placement.owner(action.stage()) else {
+/// Reports `action` if it may not be on `rank`, and returns whether it may.
+fn check_place(
+    program: &Program,
+    report: &mut Report,
+    (rank, position): (Rank, usize),
+    action: Action,
+) -> bool {
+    let (placement, microbatches) = (program.placement(), program.microbatches());
+    let owner = placement.owner(action.stage());
+    if owner.is_none() {
         let last = placement.last_stage();
-        return Some(format!("{action} names a stage above the last, {last}; correct its stage"));
-    };
-    let microbatches = program.microbatches();
-    if action.microbatch().is_some_and(|microbatch| microbatch.get() >= microbatches) {
+        let problem = || format!("{action} names a stage above the last, {last}; correct its stage");
+        report.push(rank, || (position, problem()));
+    } else if action.microbatch().is_some_and(|microbatch| microbatch.get() >= microbatches) {
         let last = microbatches.saturating_sub(1);
-        return Some(format!("{action} names a microbatch above the last, {last}; correct its microbatch"));
+        let problem =
+            || format!("{action} names a microbatch above the last, {last}; correct its microbatch");
+        report.push(rank, || (position, problem()));
+    } else if let Some(owner) = owner.filter(|owner| *owner != rank) {
+        let problem = || format!("{action} belongs to rank {owner}, which owns its stage; move it there");
+        report.push(rank, || (position, problem()));
+    } else {
+        return true;
     }
-    let problem = || format!("{action} belongs to rank {owner}, which owns its stage; move it there");
-    (owner != rank).then(problem)
+    false
 }
 
 /// Returns whether a stage may run this action several times in a step.

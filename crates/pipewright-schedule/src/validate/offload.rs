@@ -56,31 +56,35 @@ fn check_row(context: &Context<'_>, report: &mut Report, rank: Rank, row: &[Acti
         if !is_own || !context.present.contains(action) || places.offload != Some(position) {
             continue;
         }
-        if let Some((at, problem)) = violation(action, position, places) {
-            report.push(rank, || (at, problem));
-        }
+        check_times(report, rank, action, position, places);
     }
 }
 
-/// Returns the violation of an `OFFLOAD` at `position`, and its place.
-fn violation(action: Action, position: usize, places: &Places) -> Option<(usize, String)> {
+/// Reports the `OFFLOAD` at `position` unless its tensors are back before the backward that uses them.
+fn check_times(report: &mut Report, rank: Rank, action: Action, position: usize, places: &Places) {
     let Some((backward, at)) = places.backward else {
         let unused = "moves tensors that no backward of its stage uses; drop it and its RELOAD";
-        return Some((position, format!("{action} {unused}")));
+        return report.push(rank, || (position, format!("{action} {unused}")));
     };
     if at < position {
         let advice = "has used the tensors; move it between the forward and the backward";
-        return Some((position, format!("{action} comes after {backward} at position {at}, which {advice}")));
+        let problem = || format!("{action} comes after {backward} at position {at}, which {advice}");
+        return report.push(rank, || (position, problem()));
     }
     match places.reload {
         None => {
-            let used = format!("{backward} at position {at} uses the tensors; add one before that");
-            Some((position, format!("{action} has no RELOAD, and {used}")))
+            let used = || format!("{backward} at position {at} uses the tensors; add one before that");
+            report.push(rank, || (position, format!("{action} has no RELOAD, and {}", used())));
         }
         Some(reload) if reload > at => {
-            let back = format!("they come back only at position {reload}; move their RELOAD before it");
-            Some((at, format!("{backward} uses the tensors that {action} has moved away, and {back}")))
+            let problem = || {
+                format!(
+                    "{backward} uses the tensors that {action} has moved away, and they come back only at position \
+                     {reload}; move their RELOAD before it"
+                )
+            };
+            report.push(rank, || (at, problem()));
         }
-        Some(_) => None,
+        Some(_) => {}
     }
 }
