@@ -153,8 +153,8 @@ impl Sides {
         Ok(Self { own, peers })
     }
 
-    /// Trains a step on each side. Returns the tokens per second of its own pipelines and of PyTorch. PyTorch's bfloat16 alone has the loss of the others in the first step
-    /// only: the rounding of its parameters loses most updates at this rate.
+    /// Trains a step on each side. Returns the tokens per second of Pipewright in both precisions, and of PyTorch.
+    /// PyTorch's bfloat16 alone has the loss of the others in the first step only: the rounding of its parameters loses most updates at this rate.
     fn step(&mut self, is_first: bool) -> Outcome<([f64; 2], Option<[f64; 3]>)> {
         let tokens = self.own[0].tokens as f64;
         let (mut own, mut losses) = ([0.0; 2], [0.0; 2]);

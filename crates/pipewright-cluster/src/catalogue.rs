@@ -112,7 +112,8 @@ pub fn from_toml(source: impl Into<Source>) -> Result<Machine, Problems> {
 }
 
 /// Reads the tables `[[machine]]` of a file. If `known` returns one machine for the name of a table, the table's
-/// machine has its values for missing keys.
+/// machine has its values for missing keys. `further` gets the number of a table, from 1, and reads keys that are not the
+/// machine's own.
 pub(crate) fn machines_of(
     file: &mut Reader<'_>,
     known: impl Fn(&str) -> Vec<Machine>,

@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use pipewright_system::bounded_file::Size;
+use pipewright_system::machine_memory::unswapped_memory;
 
 use crate::error::DataError;
 
@@ -17,10 +18,10 @@ pub(crate) struct MemoryBudget {
 }
 
 impl MemoryBudget {
-    /// Returns half of the available memory: the model, its gradients and its optimizer need the rest.
+    /// Returns half of the available memory without swap space: the model, its gradients and its optimizer need the
+    /// rest. Training may swap, and data that is read must not make it do so.
     pub(crate) fn of_machine() -> Self {
-        let available = [available_to_system(), available_to_group()].into_iter().flatten().min();
-        Self { left: available.map_or(FALLBACK, |bytes| bytes / 2) }
+        Self { left: unswapped_memory().map_or(FALLBACK, |free| free.bytes / 2) }
     }
 
     /// Returns a budget of `bytes`.
@@ -61,20 +62,4 @@ impl MemoryBudget {
     pub(crate) fn give_back(&mut self, bytes: u64) {
         self.left = self.left.saturating_add(bytes);
     }
-}
-
-/// Returns the memory that processes can use without swapping, as Linux reports it. Training may swap
-/// ([`pipewright_system::machine_memory::free_memory`]), and data that is read must not make it do so.
-fn available_to_system() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1 << 10)
-}
-
-/// Returns the memory that is left below the limit of a container.
-fn available_to_group() -> Option<u64> {
-    let number = |name: &str| {
-        std::fs::read_to_string(Path::new("/sys/fs/cgroup").join(name)).ok()?.trim().parse::<u64>().ok()
-    };
-    Some(number("memory.max")?.saturating_sub(number("memory.current")?))
 }

@@ -160,7 +160,7 @@ impl StageCache for CachedStage<'_> {
         let mut caches = self.caches.iter_mut();
         for layer in &stage.layers {
             input = match layer {
-                StageLayer::Embedding(_) if !input.floats.is_empty() => input,
+                StageLayer::Embedding(_) if stage.facts.hybrid.is_some() => input,
                 StageLayer::Block(block) => {
                     let (ids, cache) = (input.ids.clone(), caches.next());
                     let hidden = input.first().flatten(0, 1);

@@ -17,7 +17,6 @@ use crate::model_config::ModelConfig;
 use crate::model_source::{InitialParameters, outline};
 use crate::parameter::{ParameterSource, ParameterSpec};
 use crate::split::Place;
-use crate::stage::NO_SLICES;
 
 /// A model whose embedding and output head are cut along the vocabulary into parts, each of them a layer. With
 /// one part of each it is the model itself.
@@ -169,7 +168,7 @@ impl CutModel {
 
     /// Returns why stages of the model cannot run slices of microbatches; `None` if they can.
     pub fn refuses_slices(&self) -> Option<String> {
-        if self.cut.head.is_some() { Some(NO_SLICES.to_owned()) } else { self.model.refuses_slices() }
+        self.cut.refuses_slices().or_else(|| self.model.refuses_slices())
     }
 
     /// Returns the layers in order; see [`ModelFamily::describe`](crate::ModelFamily::describe). With

@@ -111,6 +111,11 @@ pub struct VocabularyCut {
 }
 
 impl VocabularyCut {
+    /// Returns why the parts cannot run slices of microbatches; `None` if they can.
+    pub(crate) fn refuses_slices(&self) -> Option<String> {
+        self.head.map(|_| "the parts of its head take the targets of whole microbatches".to_owned())
+    }
+
     /// Returns the number of layers that are parts of the embedding and come before the family's embedding
     /// layer.
     pub(crate) fn layers_before(&self) -> usize {

@@ -25,9 +25,7 @@ use crate::mamba::NO_SLICES;
 use crate::parameter::{Builder, Outline, ParameterSource, ParameterSpec};
 use crate::quantisation::{advice, method_of};
 use crate::split::{Place, SplitStage};
-use crate::stage::{
-    HeadPart, ModelStage, NO_SLICES as NO_SLICES_OF_PARTS, StageFacts, StageLayer, TablePart,
-};
+use crate::stage::{HeadPart, ModelStage, StageFacts, StageLayer, TablePart};
 use crate::vocabulary::{HeadMatrix, HeadNorms, OutputHead, TokenTable};
 
 /// What a family is made of. [`ModelFamily`] is written once over it.
@@ -416,11 +414,10 @@ impl<F: Composition> ModelFamily for F {
             Ok(StageLayer::HeadPart(HeadPart { norms, matrix, head: cut, index }))
         };
         let layers = (start..end).map(build).collect::<Result<_, ModelError>>()?;
-        let cut_refuses = cut.head.map(|_| NO_SLICES_OF_PARTS.to_owned());
         let facts = StageFacts {
             head,
             attentions: self.attentions(),
-            refuses_slices: cut_refuses.or_else(|| Composition::refuses_slices(self)),
+            refuses_slices: cut.refuses_slices().or_else(|| Composition::refuses_slices(self)),
             hybrid: self.hybrid(),
         };
         let split = SplitStage { tensor: place.tensor.clone(), vocabulary: head.vocabulary };

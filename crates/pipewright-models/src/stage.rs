@@ -47,9 +47,6 @@ use crate::rows::Rows;
 use crate::split::SplitStage;
 use crate::vocabulary::{HeadMatrix, HeadNorms, OutputHead, TokenTable};
 
-/// Why the parts of a head cannot run slices of microbatches.
-pub(crate) const NO_SLICES: &str = "the parts of its head take the targets of whole microbatches";
-
 /// A contiguous range of the layers of a model.
 #[derive(Module, Debug)]
 pub struct ModelStage {

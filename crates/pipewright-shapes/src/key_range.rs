@@ -2,6 +2,8 @@
 
 use crate::error::ShapeError;
 
+/// The most blocks of a model.
+pub(crate) const MAX_BLOCKS: u64 = 10_000;
 /// The largest width of a layer, and the largest number of heads or rows of a kind. Larger ones are mistakes,
 /// and products of several sizes could overflow.
 const LARGEST: usize = 1 << 20;

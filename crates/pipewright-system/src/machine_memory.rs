@@ -41,8 +41,17 @@ pub struct FreeMemory {
 }
 
 /// Returns the smallest amount that the machine, the control group and the limit of the address space
-/// (`ulimit -v`) leave; `None` if none of them is known.
+/// (`ulimit -v`) leave; `None` if none of them is known. The machine's free swap space counts.
 pub fn free_memory() -> Option<FreeMemory> {
+    least(System::free_swap)
+}
+
+/// As [`free_memory`], but without swap space.
+pub fn unswapped_memory() -> Option<FreeMemory> {
+    least(|_| 0)
+}
+
+fn least(swap: fn(&System) -> u64) -> Option<FreeMemory> {
     let mut system = System::new();
     system.refresh_memory();
     let own = sysinfo::get_current_pid().ok();
@@ -55,7 +64,7 @@ pub fn free_memory() -> Option<FreeMemory> {
     let resident = process.map_or(0, Process::memory);
     let space = address_space().map(|limit| limit.saturating_sub(resident + MAPPED));
     let machine = Some(system.available_memory()).filter(|bytes| *bytes > 0);
-    let machine = machine.map(|bytes| bytes.saturating_add(system.free_swap()));
+    let machine = machine.map(|bytes| bytes.saturating_add(swap(&system)));
     [
         (machine, "the machine's memory"),
         (group.map(|group| group.free_memory), "the memory of the control group"),

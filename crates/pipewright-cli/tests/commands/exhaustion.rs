@@ -4,6 +4,7 @@
 use std::fs;
 
 use crate::run::{Run, finished};
+
 /// A model whose activations of all microbatches need a few gigabytes. GPipe holds them all at the same time.
 const LARGE: &str = "\
 [model]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::run::{Run, tensors};
+use crate::run::{Run, in_one_line, tensors};
 
 const NAMES: [&str; 6] = [
     "optimizer.name=adamw",
@@ -74,6 +74,12 @@ fn optimizers_that_use_whole_matrices_refuse_parts_of_parameters() {
             }
             checked.iter().for_each(|part| run.refuse(&["check", "small.toml"], &set, part));
             trained.iter().for_each(|part| run.refuse(&["train", "small.toml"], &set, part));
+            if checked == trained {
+                let said = |command: &str| in_one_line(&run.call(&[command, "small.toml"], &set).2);
+                let refusal = said("check");
+                let refusal = refusal.strip_prefix("error: ").expect("an error");
+                assert!(said("train").ends_with(refusal), "{name}: {refusal}");
+            }
         }
     }
 }

@@ -416,7 +416,8 @@ fn damage_is_told_by_file() {
 fn a_folder_without_a_run_is_refused() {
     let run = Run::new();
     for command in [&["resume", "out"][..], &["inspect", "out"], &["export", "out", "model"]] {
-        run.refuse(command, &[], "out");
+        let (code, _, said) = run.call(command, &[]);
+        assert!(code == Some(2) && (said.contains("/out") || said.contains("out:")), "{said}");
     }
     assert!(!run.out().exists(), "looking leaves no trace");
 }

@@ -47,12 +47,12 @@ fn a_tied_model_needs_less_memory_than_one_with_a_head_of_its_own() {
         adapted.insert("model".to_owned(), toml::toml! { from = "base" }.into());
         adapted["model"]["from"] = config.into();
         adapted.insert("adapter".to_owned(), toml::toml! { kind = "lora" }.into());
-        folder.write(&format!("{config}-small.toml"), adapted.to_string());
+        folder.write(&format!("{config}-lora.toml"), adapted.to_string());
     }
-    check(&folder, ["tied-small.toml", "small-small.toml"], &["pipeline.ranks=1", "pipeline.microbatches=2"]);
+    check(&folder, ["tied-lora.toml", "small-lora.toml"], &["pipeline.ranks=1", "pipeline.microbatches=2"]);
     // The ranks of a process hold the frozen table once, but each of them counts it.
     let set = ["pipeline.ranks=2", "pipeline.microbatches=2"];
-    let (out, _) = folder.succeed(&["check", "tied-small.toml", "--format", "json"], &set);
+    let (out, _) = folder.succeed(&["check", "tied-lora.toml", "--format", "json"], &set);
     let memory = serde_json::from_str::<Value>(&out).expect("JSON")["memory"].take();
     let ranks = memory["ranks"].as_array().expect("a list").iter();
     let total: u64 = ranks.map(|rank| rank["total"].as_u64().expect("bytes")).sum();

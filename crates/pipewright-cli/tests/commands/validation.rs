@@ -135,12 +135,7 @@ fn a_run_ends_early_and_keeps_its_best_checkpoint() {
     assert!(said.contains(" at best (step 2, checkpoints/best)"), "{said}");
     assert_eq!(run.checkpoints(), ["best", "step-00000002", "step-00000006"]);
 
-    run.prints(
-        &["inspect", "out/checkpoints/best"],
-        &[],
-        "step        2
-",
-    );
+    run.prints(&["inspect", "out/checkpoints/best"], &[], "step        2\n");
     run.print(&["export", "out/checkpoints/best", "exported"]);
     assert!(run.path("exported/model.safetensors").exists());
 

@@ -110,13 +110,7 @@ fn pages_are_opened() {
         let _absent = fs::remove_file(&opened);
         let (code, out, said) = pipewright(&folder, &[arguments, &["--open"]].concat(), Some(&browser));
         assert_eq!(code, Some(0), "{arguments:?}: {said}");
-        assert!(
-            said.contains(&format!(
-                "wrote {file}
-"
-            )) && out.is_empty(),
-            "{said}"
-        );
+        assert!(said.contains(&format!("wrote {file}\n")) && out.is_empty(), "{said}");
         let opened = fs::read_to_string(opened).expect("the browser ran");
         let path = folder.path(file);
         assert_eq!(opened.trim_end(), path.canonicalize().expect("a page").display().to_string());

@@ -113,7 +113,7 @@ fn a_run_keeps_timelines_and_its_page_shows_them() {
 }
 
 #[test]
-fn slices_of_a_run_have_names_and_gradients_of_keys() {
+fn slices_of_a_run_have_names_and_memory() {
     let folder = trained(&["pipeline.schedule=seq1f1b", "pipeline.slices=4"]);
     let output = pipewright(folder.path(), &["view", "out", "-o", "view.html"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -344,9 +344,13 @@ fn ended(run: pipewright_run::Run, out: &Path, set: &[&str]) {
     }
 }
 
+/// The longest that a command of a test runs.
+const LONGEST: Duration = Duration::from_secs(600);
+
 /// Runs a command to its end. Returns the exit code, standard output and standard error.
 pub(crate) fn finished(command: &mut Command) -> (Option<i32>, String, String) {
-    let output = command.output().expect("it starts");
+    let command = std::mem::replace(command, Command::new("true"));
+    let output = assert_cmd::Command::from_std(command).timeout(LONGEST).output().expect("it starts");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }

@@ -125,14 +125,15 @@ impl RunSigns {
         Seen { has_fault, has_joined, beat: self.attempt.beat, is_stopped: false }
     }
 
-    /// Takes what the processes have left after their end. After a success or a saved checkpoint, nothing is read but
-    /// whether they have resumed the run and whether a rank was slow.
+    /// Takes what the processes have left after their end. After a success, and in the place of a lost folder, no record
+    /// is taken, and nothing is written.
     pub(super) fn end(&mut self, code: Option<i32>) -> Ended {
         // They may have begun the run, or lost its folder, after the last look.
-        self.remember(self.has_run(), self.sign());
-        let (folder, has_run) = (&self.folder, self.has_run());
+        let has_run = self.has_run();
+        self.remember(has_run, self.sign());
+        let folder = &self.folder;
         let (has_resumed, is_slow) = (!RESTART.is_left(folder), SLOW_RANKS.find(folder).is_some());
-        if matches!(code, Some(0 | 5)) {
+        if code == Some(0) || self.loss().is_some() {
             return Ended { has_resumed, is_slow, ..Ended::default() };
         }
         let first = Fault::take(folder);

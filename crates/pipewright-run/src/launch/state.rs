@@ -80,10 +80,8 @@ struct Running {
     added: Vec<String>,
     /// Whether the processes were asked to save a checkpoint and to end.
     is_saving: bool,
-    /// The ranks whose hosts the processes ask to replace, and the hosts that are replaced.
+    /// The ranks whose hosts the processes have asked to replace, and the hosts that are replaced.
     slow: Vec<SlowRank>,
-    /// Whether the last look has judged slow ranks. The next one looks at the launcher, also if their record stays.
-    has_judged: bool,
     replacement: Option<Replacement>,
     growth: Option<Growth>,
 }
@@ -353,16 +351,14 @@ impl Machine {
 
     /// Replaces the hosts of slow ranks if others can take their place. Otherwise the run continues on the slow ones.
     fn look_for_slow(&mut self, running: &mut Running, slow: Vec<SlowRank>) -> Option<Decision> {
-        if std::mem::take(&mut running.has_judged) || running.replacement.is_some() || slow.is_empty() {
+        // A record that cannot be removed is judged once.
+        if running.replacement.is_some() || slow.is_empty() || slow == running.slow {
             return None;
         }
-        running.has_judged = true;
-        let others = self.hosts.replacement(&slow, &running.hosts, self.hosts(), self.processes);
-        if !self.restarts.has_left() || others.is_none() {
-            return Some(Decision::KeepSlow);
-        }
         running.slow = slow;
-        Some(Decision::Ask(Patience::Once))
+        let others = self.hosts.replacement(&running.slow, &running.hosts, self.hosts(), self.processes);
+        let can_replace = self.restarts.has_left() && others.is_some();
+        Some(if can_replace { Decision::Ask(Patience::Once) } else { Decision::KeepSlow })
     }
 
     /// Decides after the launcher has ended.

@@ -56,8 +56,7 @@ impl<'a> Lane<'a> {
         bars.retain(|bar| bar.end > bar.start);
         let is_wait = |bar: &&Event| {
             let kind = bar.action.kind();
-            bar.action.kind().is_wait_for_send()
-                || matches!(kind, ActionKind::Unshard | ActionKind::WaitReduceGrad)
+            kind.is_wait_for_send() || matches!(kind, ActionKind::Unshard | ActionKind::WaitReduceGrad)
         };
         let mut waits: Vec<&Event> = bars.iter().copied().filter(is_wait).collect();
         waits.sort_by(|one, other| one.end.total_cmp(&other.end));
@@ -86,7 +85,10 @@ impl<'a> Evidence<'a> {
         let waits = timeline.queue_waits().iter().map(|wait| ((wait.rank, wait.action), *wait));
         let in_line: HashMap<_, _> = waits.collect();
         let bars = lanes.iter().filter(|_| !in_line.is_empty()).flat_map(|lane| &lane.bars);
-        let receives = bars.map(|bar| ((bar.rank, bar.action), bar.start)).collect();
+        let receives = bars
+            .filter(|bar| bar.action.kind().is_receive())
+            .map(|bar| ((bar.rank, bar.action), bar.start))
+            .collect();
         Self {
             timeline,
             costs,

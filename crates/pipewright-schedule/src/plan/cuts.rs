@@ -26,9 +26,11 @@ pub(super) fn for_each_cut(layers: usize, stages: usize, visit: &mut dyn FnMut(&
 pub(super) fn with_moved(starts: &[usize], boundary: usize, is_up: bool) -> Option<Vec<usize>> {
     let moved = if is_up { starts[boundary] + 1 } else { starts[boundary] - 1 };
     let fits = starts[boundary - 1] < moved && moved < starts[boundary + 1];
-    let mut cut = starts.to_vec();
-    cut[boundary] = moved;
-    fits.then_some(cut)
+    fits.then(|| {
+        let mut cut = starts.to_vec();
+        cut[boundary] = moved;
+        cut
+    })
 }
 
 fn extend(starts: &mut [usize], stage: usize, stages: usize, layers: usize, visit: &mut dyn FnMut(&[usize])) {

@@ -20,7 +20,7 @@ use crate::plan::stage_load::stage_loads;
 use crate::plan::tuning;
 use crate::recompute::{LayerParts, StageRecompute};
 
-/// Searches the plans of one shape. `bound` is the lower bound of all plans.
+/// Searches the plans of one shape.
 pub(super) fn explore(search: &mut Search<'_>, at: usize) {
     let shape = &search.shapes[at];
     let cuts = pool(search, shape);

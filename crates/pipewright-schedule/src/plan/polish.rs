@@ -46,7 +46,7 @@ struct Polished {
 }
 
 /// Changes several plans while there is work left. In each round, all plans get the same work, and the faster
-/// half of them continues. `bound` is the lower bound of all plans.
+/// half of them continues.
 pub(super) fn polish(search: &mut Search<'_>) {
     if !search.searches_orders() {
         return;

@@ -122,7 +122,7 @@ impl<'a> Search<'a> {
         self.is_near(self.best_time(), self.bound)
     }
 
-    /// Returns whether a plan that takes `time` is as near to `bound`.
+    /// Returns whether a plan that takes `time` is near enough to `bound` that the search may end.
     pub(super) fn is_near(&self, time: f64, bound: f64) -> bool {
         time <= bound * (1.0 + tuning::search::GOOD_ENOUGH)
     }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::config::DecoderConfig;
 use super::mixture::MixtureConfig;
 use crate::error::ShapeError;
-use crate::key_range::{divisible, require, sizes, width};
+use crate::key_range::{MAX_BLOCKS, divisible, require, sizes, width};
 
 /// The sizes of a latent attention; they have the names of Hugging Face's `config.json`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -108,15 +108,12 @@ struct RawExperts {
     routed_scaling_factor: f64,
 }
 
-/// The largest `first_k_dense_replace`. A larger one is a mistake.
-const MOST_DENSE: usize = 1 << 14;
-
 impl TryFrom<RawExperts> for DeepseekExperts {
     type Error = ShapeError;
 
     fn try_from(raw: RawExperts) -> Result<Self, ShapeError> {
         let dense = raw.first_k_dense_replace;
-        require(dense <= MOST_DENSE, "first_k_dense_replace", dense, "at most 16384")?;
+        require(dense as u64 <= MAX_BLOCKS, "first_k_dense_replace", dense, "at most 10000")?;
         let mixture = MixtureConfig {
             num_experts: raw.n_routed_experts,
             num_experts_per_tok: raw.num_experts_per_tok,

@@ -6,10 +6,9 @@ use serde_json::{Map, Value};
 
 use crate::error::ShapeError;
 use crate::family::Family;
+pub(super) use crate::key_range::MAX_BLOCKS;
 use crate::key_table::is_off;
 
-/// The most blocks of a model.
-pub(super) const MAX_BLOCKS: u64 = 10_000;
 /// The largest size of a part. Published models have at most some ten thousand.
 pub(super) const MAX_SIZE: u64 = 1 << 20;
 /// The largest vocabulary.

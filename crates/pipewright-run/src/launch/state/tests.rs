@@ -294,7 +294,7 @@ fn slow_hosts_are_replaced_if_others_answer() {
     launched.check_all([(slow(), "ask"), (answers, "keep slow"), (looked(true), "wait")]);
     // A record that cannot be removed hides neither the launcher nor a signal.
     let mut launched = Launched::running("ab", 3);
-    launched.check_all([(slow(), "keep slow"), (slow(), "wait"), (slow(), "keep slow")]);
+    launched.check_all([(slow(), "keep slow"), (slow(), "wait"), (slow(), "wait")]);
     launched.at.is_asked = true;
     launched.check(slow(), "save");
     Launched::running("abc", 0).check(slow(), "keep slow");

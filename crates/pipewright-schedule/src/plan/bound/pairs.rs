@@ -29,7 +29,7 @@ pub(super) fn bound(step: Step<'_>, class: Class, low: f64) -> f64 {
     bound_within(step, class, low, [pairs::VISITS, pairs::ALL_VISITS])
 }
 
-/// Returns the bound after at most `visits` beginnings of cuts for a time, and `all` of them together.
+/// Returns the bound. At most `visits` beginnings of cuts are visited for a time, and `all_visits` for all times together.
 fn bound_within(step: Step<'_>, class: Class, low: f64, [visits, all_visits]: [usize; 2]) -> f64 {
     let arrivals = Arrivals::of(step);
     let all = WEIGHTS.map(|weights| Terms { step, class, arrivals: &arrivals, weights });

@@ -44,7 +44,7 @@ pub(super) struct SizeTerms<'a> {
 }
 
 impl<'a> SizeTerms<'a> {
-    /// The last shared time is the share `last` of `I` of all layers after the earliest first backward.
+    /// The last shared time is the share [`idle::LAST`] of `I` of all layers after the earliest first backward.
     pub(super) fn of(step: Step<'a>, class: Class, longest: &Range<f64>) -> Self {
         let arrivals = Arrivals::of(step);
         let mut terms = Self { step, class, longest: longest.start, arrivals, times: [0.0; EARLY + LATE] };
