@@ -98,7 +98,7 @@ fn a_plan_is_for_the_times_of_the_profile_in_the_folder() {
 #[test]
 fn a_layout_that_does_not_fit_into_memory_is_refused() {
     // The embedding of one rank would take terabytes.
-    let set = ["pipeline.ranks=4", "model.vocab_size=1000000000", "model.hidden_size=8192"];
+    let set = ["pipeline.ranks=4", "model.vocab_size=268435456", "model.hidden_size=8192"];
     check(&set, 3, Err("does not fit into memory"));
     let folder = tempfile::tempdir().expect("a scratch folder");
     begin(folder.path(), &set);
