@@ -2,6 +2,7 @@
 
     schedules.py dump                 prints the sweep that the tests of pipewright-schedule compare with (JSON)
     schedules.py defer                prints schedules of PyTorch with deferred receives, which the same tests validate (JSON)
+    schedules.py budget               prints digests of PyTorch's schedules with limits of sends, for the same tests (JSON)
     schedules.py load FILE.csv ..     lets PyTorch read schedules, with or without communication; a line for each file
 
 `dump` lowers PyTorch's schedules with sharded parameters, for several windows (`max_active_stages`), lookaheads
@@ -12,6 +13,7 @@ import argparse
 import csv
 import json
 import logging
+import re
 
 import torch
 import torch.distributed.pipelining.schedules as pipelining
@@ -133,6 +135,68 @@ def deferred():
     return "[\n" + ",\n".join(json.dumps(table) for table in tables) + "\n]"
 
 
+BUDGETS = (1, 2, 3, 4, 6, 8)
+
+
+def limited():
+    """Schedules with limits of sends (`max_outstanding_sends`): a digest of each table, or the refusal."""
+    tables = []
+    for schedule, name, _ in SCHEDULES:
+        is_v = name in ("zbvzerobubble", "dualpipev")
+        for ranks, per_rank, microbatches in ((2, 2, 4), (3, 2, 6), (4, 2, 8), (5, 2 if is_v else 4, 10)):
+            for defers in (False, True):
+                size = (ranks, per_rank, microbatches)
+                table = {"schedule": name, "ranks": ranks, "stages_per_rank": per_rank, "microbatches": microbatches}
+                free = table_text(schedule, name, size, defers, None)
+                table |= {"deferred": defers, "free": digest(free)}
+                if defers and changes_places(free):
+                    table["free_rows"] = free
+                found = {budget: table_text(schedule, name, size, defers, budget) for budget in BUDGETS}
+                table["budgets"] = {budget: text if "\n" not in text else digest(text) for budget, text in found.items()}
+                tables.append(table)
+    return "[\n" + ",\n".join(json.dumps(table) for table in tables) + "\n]"
+
+
+def table_text(schedule, name, size, defers, budget):
+    """The rows of PyTorch's program, or the place at which it refuses the limit."""
+    ranks, per_rank, microbatches = size
+    stages = stages_of(0, ranks, per_rank, name in ("zbvzerobubble", "dualpipev"))
+    options = {"defer_pp_recv": defers, "max_outstanding_sends": budget}
+    try:
+        made = schedule(stages, microbatches, loss_fn=torch.nn.MSELoss(), **options)
+    except ValueError as refusal:
+        rank, send = re.search(r"on pipeline rank (\d+) before (\w+)\.", str(refusal)).groups()
+        return f"rank {rank} {send}"
+    return "".join(",".join(map(str, made.pipeline_order_with_comms[rank])) + "\n" for rank in range(ranks))
+
+
+def changes_places(text):
+    """Whether a rank receives messages of another one in another order than they are sent."""
+    rows = [[pipelining._Action.from_str(cell) for cell in row.split(",")] for row in text.splitlines()]
+    rank_of = {part.stage_index: rank for rank, row in enumerate(rows) for a in row for part in a.sub_actions or (a,)}
+    ends = {pipelining.SEND_F: 1, pipelining.SEND_B: -1, pipelining.RECV_F: -1, pipelining.RECV_B: 1}
+    sent, received = {}, {}
+    for rank, row in enumerate(rows):
+        for action in (a for a in row if a.computation_type in ends):
+            kind = action.computation_type
+            stages = (action.stage_index, action.stage_index + ends[kind])
+            message = (sorted(stages), kind in (pipelining.SEND_F, pipelining.RECV_F), action.microbatch_index)
+            other = rank_of[stages[1]]
+            if kind in (pipelining.SEND_F, pipelining.SEND_B):
+                sent.setdefault((rank, other), []).append(message)
+            else:
+                received.setdefault((other, rank), []).append(message)
+    return sent != received
+
+
+def digest(text):
+    """The FNV-1a hash of a text, in 64 bits."""
+    value = 0xCBF29CE484222325
+    for byte in text.encode():
+        value = (value ^ byte) * 0x100000001B3 % 2**64
+    return f"{value:016x}"
+
+
 def printed(swept):
     """The sweep as JSON with one case per line."""
     tables = []
@@ -163,13 +227,15 @@ def load(path):
 def main():
     logging.getLogger("torch.distributed.pipelining").setLevel(logging.ERROR)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["dump", "defer", "load"])
+    parser.add_argument("command", choices=["dump", "defer", "budget", "load"])
     parser.add_argument("files", nargs="*")
     arguments = parser.parse_args()
     if arguments.command == "dump":
         print(printed(dump()))
     elif arguments.command == "defer":
         print(deferred())
+    elif arguments.command == "budget":
+        print(limited())
     for path in arguments.files:
         print(f"{path}: {load(path)}")
 

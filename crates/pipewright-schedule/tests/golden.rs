@@ -6,8 +6,8 @@
 use pipewright_schedule::csv::{parse_program, parse_schedule, print_program, print_rows, print_schedule};
 use pipewright_schedule::generate::catalogue;
 use pipewright_schedule::lower::{
-    Pass, PassInput, ReduceWait, UnshardConfig, apply, defer_recv, drop_bubbles, merge_bw, reduce_grad,
-    unshard, wait_send,
+    Messages, Pass, PassInput, ReduceWait, UnshardConfig, apply, defer_recv, drop_bubbles, limit_sends,
+    merge_bw, reduce_grad, unshard, wait_send,
 };
 use pipewright_schedule::simulate::logical;
 use pipewright_schedule::vpp::{VirtualPipeline, tables};
@@ -272,10 +272,11 @@ fn deferred_receives_are_sound_with_waits() {
     for case in schedules() {
         let Some(comms) = text(&case, "comms") else { continue };
         let program = parse_program(comms).expect("golden rows parse");
-        let lowered = defer_recv(wait_send(program.clone(), None));
+        let lowered = defer_recv(wait_send(program.clone()));
         validate(lowered, Level::Comms).unwrap_or_else(|error| panic!("{}: {error}", title(&case)));
         for budget in 1..4 {
-            let lowered = wait_send(program.clone(), budget.try_into().ok());
+            let budget = budget.try_into().expect("above 0");
+            let lowered = limit_sends(program.clone(), budget).expect("it is sound with blocking sends");
             validate(lowered, Level::Comms).unwrap_or_else(|error| panic!("{}: {error}", title(&case)));
         }
     }
@@ -380,7 +381,7 @@ fn waits_make_every_schedule_readable_for_pytorch() {
         let schedule = generate(generator.name, &spec).expect(generator.name);
         for level in [Level::Comms, Level::Full] {
             let program = lower(&schedule, &LowerConfig::from(level)).expect(generator.name);
-            let program = wait_send(program, None);
+            let program = wait_send(program);
             for row in program.rows() {
                 check_waits(row, generator.name);
             }
@@ -409,4 +410,81 @@ fn deferred_receives_of_pytorch_that_mix_up_messages_are_refused() {
         "\"dualpipev\" [4, 2, 8]",
     ];
     assert_eq!(refused, expected);
+}
+
+/// The FNV-1a hash of a text, as `bench/peer/schedules.py` makes it.
+fn digest(text: &str) -> String {
+    let hash = text.bytes().fold(0xCBF2_9CE4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3)
+    });
+    format!("{hash:016x}")
+}
+
+/// Limits of sends (`max_outstanding_sends`), with and without deferred receives (`defer_pp_recv`). The tables
+/// in which the deferral of PyTorch mixes up messages begin with PyTorch's rows.
+#[test]
+fn limits_of_sends_agree() {
+    let (mut equal, mut refused, mut mixed) = (0, 0, 0);
+    for table in read(include_str!("golden/budgets_2_15.json")).as_array().expect("a list of tables") {
+        let name = text(table, "schedule").expect("a name");
+        let spec = ScheduleSpec {
+            ranks: number(table, "ranks"),
+            stages_per_rank: Some(number(table, "stages_per_rank")),
+            microbatches: number(table, "microbatches"),
+            ..ScheduleSpec::default()
+        };
+        let schedule = generate(name, &spec).expect("a schedule");
+        let defer_recv = table["deferred"].as_bool().expect("true or false");
+        let lowered = |budget| {
+            let communicate = Some(Messages::Waited { defer_recv, budget });
+            lower(&schedule, &LowerConfig { communicate, ..LowerConfig::from(Level::Full) })
+        };
+        let rows = text(table, "free_rows");
+        let free = rows.map_or_else(
+            || lowered(None).expect("a program"),
+            |rows| parse_program(rows).expect("golden rows parse"),
+        );
+        assert_eq!(Some(&*digest(&print_program(&free))), text(table, "free"), "{}", title(table));
+        for (budget, expected) in table["budgets"].as_object().expect("an object") {
+            let (title, expected) =
+                (format!("{}, {budget}", title(table)), expected.as_str().expect("a text"));
+            let limit = budget.parse().expect("a number");
+            let found = if rows.is_some() { limit_sends(free.clone(), limit) } else { lowered(Some(limit)) };
+            match (expected.split_once(" "), found) {
+                (Some(_), Err(error)) => {
+                    let (rank, send) = expected.rsplit_once(' ').expect("a rank and a send");
+                    let start = format!("{rank} cannot start {send} with {budget} send");
+                    assert!(error.to_string().starts_with(&start), "{title}: {error}");
+                    refused += 1;
+                }
+                (None, Ok(program)) => {
+                    assert_eq!(digest(&print_program(&program)), expected, "{title}");
+                    if rows.is_none() {
+                        validate(program, Level::Full).unwrap_or_else(|error| panic!("{title}: {error}"));
+                    }
+                    equal += 1;
+                }
+                (_, found) => panic!("{title}: {expected} became {:?}", found.map(|it| print_program(&it))),
+            }
+            mixed += usize::from(rows.is_some());
+        }
+    }
+    assert_eq!((equal, refused, equal + refused, mixed), (225, 15, 240, 48));
+}
+
+/// A limit depends on the places of the receives, so both orders of the passes mean the same.
+#[test]
+fn a_limit_of_sends_comes_after_the_deferral() {
+    let spec =
+        ScheduleSpec { ranks: 5, stages_per_rank: Some(4), microbatches: 10, ..ScheduleSpec::default() };
+    let schedule = generate("interleaved1f1b", &spec).expect("a schedule");
+    let of = |passes: &str| {
+        let rows = schedule.rows().to_vec();
+        let passes = Pass::parse_list(passes).expect("passes");
+        let program =
+            apply(PassInput { rows, stage_to_rank: None, microbatches: None }, &passes).expect("a program");
+        validate(program.clone(), Level::Comms).expect("no deadlock");
+        program
+    };
+    assert_eq!(of("send-recv,wait-send=1,defer-recv"), of("send-recv,defer-recv,wait-send=1"));
 }

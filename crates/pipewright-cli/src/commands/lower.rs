@@ -85,7 +85,8 @@ struct PassSettings {
     /// by default, directly after each reduction
     #[arg(long)]
     defer_wait: bool,
-    /// The number of sends of a rank that may be pending, for wait-send; by default, any number
+    /// The number of sends of a rank that may be pending, for wait-send, which then runs after defer-recv; by
+    /// default, any number
     #[arg(long, value_name = "SENDS")]
     budget: Option<NonZeroU32>,
 }

@@ -2,8 +2,8 @@
 //!
 //! [`lower`] runs the passes in order, [`for_training`] with the settings of training, and [`apply`] runs a list of the
 //! user's choice. [`ProgramSource`] is the way from a name, a schedule or the rows of a file to a proved
-//! program. In debug builds, `lower` validates the program after each pass. Passes take time linear in the
-//! program, and take ownership of rows instead of copying them.
+//! program. In debug builds, `lower` validates the program after each pass. Passes other than
+//! [`limit_sends`] take time linear in the program, and all take ownership of rows instead of copying them.
 //!
 //! ```
 //! use pipewright_schedule::{Level, LowerConfig, csv, lower};
@@ -18,6 +18,7 @@ mod drop_bubbles;
 mod drop_frozen;
 mod error;
 mod forward_part;
+mod limit_sends;
 mod merge_bw;
 mod named_passes;
 mod offload;
@@ -37,6 +38,7 @@ pub use drop_bubbles::drop_bubbles;
 pub use drop_frozen::drop_frozen;
 pub use error::LowerError;
 pub use forward_part::forward_part;
+pub use limit_sends::limit_sends;
 pub use merge_bw::merge_bw;
 pub use named_passes::{Pass, PassInput, apply};
 pub use offload::{OffloadConfig, offload, unmovable};

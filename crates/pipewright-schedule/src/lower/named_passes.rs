@@ -26,7 +26,7 @@ use crate::lower::reduce_grad::{ReduceWait, reduce_grad};
 use crate::lower::send_early::{Overlaps, send_early};
 use crate::lower::send_recv::send_recv_cells;
 use crate::lower::unshard::{UnshardConfig, UnshardLookahead, unshard};
-use crate::lower::{defer_recv, merge_bw, order_safe, send_recv, wait_send};
+use crate::lower::{defer_recv, limit_sends, merge_bw, order_safe, send_recv, wait_send};
 use crate::placement::Placement;
 use crate::recompute::Recompute;
 use crate::schedule::{Program, ScheduleError, check_sizes, infer_sizes};
@@ -49,7 +49,8 @@ pub enum Pass {
     SendEarly(Overlaps),
     /// `send-recv`
     SendRecv,
-    /// `wait-send`, or `wait-send=K` with at most `K` sends in flight.
+    /// `wait-send`, or `wait-send=K` with at most `K` sends in flight. It runs after `defer-recv`, also if it
+    /// is listed before that.
     WaitSend(Option<NonZeroU32>),
     /// `defer-recv`
     DeferRecv,
@@ -124,7 +125,8 @@ impl Pass {
             Self::ReduceGrad(wait) => reduce_grad(program, *wait),
             Self::SendEarly(overlaps) => send_early(program, *overlaps),
             Self::SendRecv => send_recv(program)?,
-            Self::WaitSend(budget) => wait_send(program, *budget),
+            Self::WaitSend(None) => wait_send(program),
+            Self::WaitSend(Some(budget)) => limit_sends(program, *budget)?,
             Self::DeferRecv => defer_recv(program),
             Self::OrderSafe(communicator) => order_safe(program, communicator)?,
             &Self::Offload(keep) => {
@@ -212,7 +214,8 @@ pub struct PassInput {
     pub microbatches: Option<u32>,
 }
 
-/// Runs `passes` over rows, one after another.
+/// Runs `passes` over rows, one after another. `wait-send` runs after `defer-recv`, because a limit of sends
+/// depends on the places of the receives.
 ///
 /// The first pass drops the bubbles. If it is `send-recv`, a rank skips a sweep for each bubble, so that the
 /// order of messages follows the columns of the file.
@@ -233,7 +236,14 @@ pub fn apply(input: PassInput, passes: &[Pass]) -> Result<Program, LowerError> {
             (Program::new(placement, microbatches, rows)?, all)
         }
     };
-    for pass in rest {
+    let mut in_order: Vec<&Pass> = rest.iter().collect();
+    let position = |name| rest.iter().position(|pass| pass.name() == name);
+    if let (Some(wait), Some(defer)) = (position("wait-send"), position("defer-recv"))
+        && wait < defer
+    {
+        in_order[wait..=defer].rotate_left(1);
+    }
+    for pass in in_order {
         program = pass.run(program)?;
     }
     Ok(program)

@@ -10,7 +10,7 @@ use crate::lower::reduce_grad::{ReduceWait, reduce_grad};
 use crate::lower::send_early::{Overlaps, send_early};
 use crate::lower::send_recv::send_recv_over;
 use crate::lower::unshard::{UnshardConfig, unshard};
-use crate::lower::{defer_recv, drop_bubbles, drop_frozen, merge_bw, wait_send};
+use crate::lower::{defer_recv, drop_bubbles, drop_frozen, limit_sends, merge_bw, wait_send};
 use crate::schedule::{Program, Schedule};
 use crate::trained::TrainedStages;
 use crate::validate::check;
@@ -48,7 +48,7 @@ pub enum Messages {
         /// Defer each receive until its tensor is used.
         defer_recv: bool,
         /// The number of sends of a rank that may be in flight; `None` for any number. With `defer_recv`, a
-        /// small budget may cause a deadlock.
+        /// small budget may be impossible.
         budget: Option<NonZeroU32>,
     },
 }
@@ -140,11 +140,14 @@ fn communicating(
 ) -> Result<Program, LowerError> {
     let mut program = sound("send-recv", send_recv_over(computation)?, level)?;
     let Messages::Waited { defer_recv: defer, budget } = messages else { return Ok(program) };
-    program = sound("wait-send", wait_send(program, budget), level)?;
+    program = sound("wait-send", wait_send(program), level)?;
     if defer {
         program = sound("defer-recv", defer_recv(program), level)?;
     }
-    Ok(program)
+    match budget {
+        Some(budget) => sound("wait-send", limit_sends(program, budget)?, level),
+        None => Ok(program),
+    }
 }
 
 /// Returns the program. Debug builds prove that it is sound at `level` after `pass`.

@@ -172,7 +172,7 @@ fn any_program() -> impl Strategy<Value = Program> {
             let schedule = generate(generator.name, &spec).ok()?;
             let config = LowerConfig { send_early, ..LowerConfig::from(Level::Comms) };
             let program = lower(&schedule, &config).ok()?;
-            let program = if waits { wait_send(program, None) } else { program };
+            let program = if waits { wait_send(program) } else { program };
             Some(if defers { defer_recv(program) } else { program })
         },
     )

@@ -113,7 +113,7 @@ pub struct StepSummary {
     pub peak_bytes: Vec<u64>,
     /// The largest number of boundary messages that each rank had in flight at once: sent, with a buffer that
     /// the transport still used. 0 within one process, where messages are moved. Waits in the program bound
-    /// it ([`wait_send`](pipewright_schedule::lower::wait_send)).
+    /// it ([`limit_sends`](pipewright_schedule::lower::limit_sends)).
     pub sends_in_flight: Vec<u32>,
     /// The bytes of the tensors that each rank has sent to neighbouring stages on other ranks: activations
     /// and gradients. Of ranks that compute a stage together, each sends its part.

@@ -28,7 +28,9 @@ use pipewright::train::{BurnSchedule, RunLog};
 use pipewright::transport::{Mpi, World};
 use pipewright_schedule::csv::{parse_program, parse_schedule, print_program};
 use pipewright_schedule::generate::{catalogue, find};
-use pipewright_schedule::lower::{ReduceWait, UnshardConfig, UnshardLookahead, defer_recv, wait_send};
+use pipewright_schedule::lower::{
+    ReduceWait, UnshardConfig, UnshardLookahead, defer_recv, limit_sends, wait_send,
+};
 use pipewright_schedule::simulate::logical;
 use pipewright_schedule::{
     Action, Level, LowerConfig, Method, Placement, Program, Schedule, StageIndex, ValidatedProgram, lower,
@@ -153,8 +155,12 @@ fn reducing(config: LowerConfig) -> LowerConfig {
 }
 
 fn deferring(program: Program) -> Program {
-    let program = wait_send(program, NonZeroU32::new(2));
+    let program = wait_send(program);
     defer_recv(program)
+}
+
+fn limiting(program: Program) -> Outcome<Program> {
+    Ok(limit_sends(program, NonZeroU32::MIN)?)
 }
 
 fn part_of_the_processes(builder: PipelineBuilder, deadline: Duration) -> Outcome<PipelineBuilder> {
