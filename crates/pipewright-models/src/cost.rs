@@ -6,7 +6,7 @@
 use std::ops::Add;
 
 use pipewright_schedule::LayerDesc;
-use pipewright_schedule::profile::EMBEDDING;
+use pipewright_schedule::profile::{EMBEDDING, HEAD};
 use pipewright_shapes::operations::LayerCount;
 
 use crate::attention::AttentionSizes;
@@ -162,7 +162,7 @@ impl ModelSizes {
     pub(crate) fn head(&self, predictions: u64, cost: Cost) -> LayerDesc {
         let count = self.counts.last().copied().unwrap_or_default();
         let outputs = predictions * self.vocabulary;
-        let layer = cost.layer(count, "lm_head".to_owned(), "head", self.tokens, outputs);
+        let layer = cost.layer(count, "lm_head".to_owned(), HEAD, self.tokens, outputs);
         LayerDesc { copied: if self.is_tied { self.table() } else { 0 }, ..layer }
     }
 

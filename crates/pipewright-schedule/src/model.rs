@@ -16,6 +16,24 @@ pub const HEAD_PART: &str = "head part";
 /// layers are the first ones of a model.
 pub const EMBEDDING_PART: &str = "embedding part";
 
+/// The kind of the layer with the whole head.
+pub const HEAD: &str = "head";
+/// The kind of a layer that predicts a token after the next one. Such layers come directly before the head.
+pub const PREDICTION: &str = "prediction";
+
+/// Returns whether layers of this kind are the embedding or a part of it. Profiles may have the names of other
+/// systems.
+pub(crate) fn is_embedding(kind: &str) -> bool {
+    let kind = kind.to_lowercase();
+    kind.starts_with("embed") || kind == "tok_embeddings"
+}
+
+/// Returns whether layers of this kind are the head or a part of it. Profiles may have the names of other
+/// systems.
+pub(crate) fn is_head(kind: &str) -> bool {
+    [HEAD, HEAD_PART, "lm_head", "output", "loss"].contains(&kind.to_lowercase().as_str())
+}
+
 /// The description of a model: its layers in order.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ModelDesc {
@@ -78,6 +96,15 @@ impl ModelDesc {
     /// Returns the weights of the layers in order, as [`crate::partition::partition`] takes them.
     pub fn weights(&self) -> Vec<u64> {
         self.layers.iter().map(|layer| layer.weight).collect()
+    }
+
+    /// Returns the layers that are blocks: all but the embedding before them, and the further predictions and
+    /// the head behind them. A final norm is a part of the head.
+    pub fn blocks(&self) -> Range<usize> {
+        let is_last = |layer: &&LayerDesc| is_head(&layer.kind) || layer.kind == PREDICTION;
+        let before = self.layers.iter().take_while(|layer| is_embedding(&layer.kind)).count();
+        let behind = self.layers[before..].iter().rev().take_while(is_last).count();
+        before..self.layers.len() - behind
     }
 
     /// Returns the longest ranges of consecutive layers that do not differ in anything but their path.

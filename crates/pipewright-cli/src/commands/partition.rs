@@ -1,6 +1,7 @@
 //! `pipewright partition`: distributes layers over stages.
 
 use std::fmt::Write;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
@@ -37,7 +38,8 @@ pub(crate) struct PartitionArguments {
     /// The method of distribution
     #[arg(long, value_enum, default_value = "optimal")]
     method: MethodName,
-    /// The first layer of each stage except stage 0, for `--method explicit`
+    /// The first layer of each stage except stage 0, for `--method explicit`; its first block, counted from 0
+    /// without the embedding, for `--method blocks`
     #[arg(long, value_name = "LAYER,..", value_delimiter = ',', required_if_eq("method", "explicit"))]
     boundaries: Vec<usize>,
     /// The form of the output
@@ -59,6 +61,9 @@ enum MethodName {
     Explicit,
     /// The greedy distribution by the number of parameters: of the layers of --config, or as --weights
     Parameters,
+    /// The same number of blocks for each stage: the first of --weights is the embedding, on the first stage, and
+    /// the last one the head, on the last stage
+    Blocks,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -78,34 +83,42 @@ struct Stages {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &PartitionArguments) -> Result<(), Failure> {
-    if !arguments.boundaries.is_empty() && arguments.method != MethodName::Explicit {
+    let takes_boundaries = matches!(arguments.method, MethodName::Explicit | MethodName::Blocks);
+    if !arguments.boundaries.is_empty() && !takes_boundaries {
         return Err(Failure::input(
-            "--boundaries are given without --method explicit; leave one out or add the other",
+            "--boundaries are given without --method explicit or blocks; leave one out or add the other",
         ));
     }
     if let Some(layout) = &arguments.layout {
         return run_layout(arguments, layout);
     }
+    // Boundaries determine the number of stages. A count that does not fit the type exceeds every number of
+    // layers.
+    let implied = u32::try_from(arguments.boundaries.len() + 1).unwrap_or(u32::MAX);
+    let (weights, blocks) = match &arguments.config {
+        Some(config) => weights_of(config, arguments.method)?,
+        None => {
+            let weights = Weights::parse(&arguments.weights)?;
+            let last = weights.scaled.len().saturating_sub(1);
+            (weights, 1..last.max(1))
+        }
+    };
+    let boundaries = arguments.boundaries.clone();
     let method = match arguments.method {
         MethodName::Even => Method::Even,
         MethodName::Weighted | MethodName::Parameters => Method::Weighted,
         MethodName::Optimal => Method::Optimal,
-        MethodName::Explicit => Method::Explicit { boundaries: arguments.boundaries.clone() },
-    };
-    // Boundaries determine the number of stages. A count that does not fit the type exceeds every number of
-    // layers.
-    let implied = u32::try_from(arguments.boundaries.len() + 1).unwrap_or(u32::MAX);
-    let weights = match &arguments.config {
-        Some(config) => weights_of(config, arguments.method)?,
-        None => Weights::parse(&arguments.weights)?,
+        MethodName::Explicit => Method::Explicit { boundaries },
+        MethodName::Blocks => Method::Blocks { blocks, boundaries },
     };
     let cut =
         partition(&weights.scaled, arguments.stages.unwrap_or(implied), &method).map_err(Failure::input)?;
     write_stages(arguments, &stages(&cut, &weights))
 }
 
-/// Returns the weights of the layers of a configuration's model, or their numbers of parameters.
-fn weights_of(config: &Path, method: MethodName) -> Result<Weights, Failure> {
+/// Returns the weights of the layers of a configuration's model, or their numbers of parameters, and which layers
+/// are blocks.
+fn weights_of(config: &Path, method: MethodName) -> Result<(Weights, Range<usize>), Failure> {
     let settings = load_settings(Some(config), &[])?.settings;
     let layers = read_model(&settings)?.describe(settings.data.seq_len as usize);
     let numbers = match method {
@@ -113,7 +126,7 @@ fn weights_of(config: &Path, method: MethodName) -> Result<Weights, Failure> {
         _ => layers.weights(),
     };
     let numbers: Vec<String> = numbers.iter().map(u64::to_string).collect();
-    Weights::parse(&numbers)
+    Ok((Weights::parse(&numbers)?, layers.blocks()))
 }
 
 fn write_stages(arguments: &PartitionArguments, stages: &Stages) -> Result<(), Failure> {

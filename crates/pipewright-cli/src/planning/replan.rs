@@ -22,7 +22,7 @@ use crate::planning::profile_cache::read_profile;
 use crate::planning::request::request_of;
 use pipewright_run::run_folder::is_profile;
 use pipewright_run::settings::Settings;
-use pipewright_run::settings::pipeline::{PartitionChoice, ScheduleChoice};
+use pipewright_run::settings::pipeline::ScheduleChoice;
 use pipewright_run::training::optimizer::state_rule;
 
 /// The longest search for one number of ranks. The run waits for it.
@@ -34,7 +34,7 @@ const SEARCH: Duration = Duration::from_secs(2);
 pub(crate) fn is_replanned(settings: &Settings, source: &ProgramSource, model: &CutModel) -> bool {
     let pipeline = &settings.pipeline;
     let is_planned = settings.run.planned_step_ms.is_some()
-        || pipeline.partition == PartitionChoice::Explicit
+        || pipeline.boundaries.is_some()
         || matches!(pipeline.schedule, ScheduleChoice::Csv(_));
     (is_planned || known_profile(settings, model).is_some())
         && source.computation().is_ok_and(|schedule| adds_in_order(&schedule))
@@ -144,6 +144,8 @@ mod tests {
         check(&[], false);
         check(&["run.planned_step_ms=12.0"], true);
         check(&["pipeline.partition=explicit", "pipeline.boundaries=[4]"], true);
+        check(&["pipeline.partition=blocks", "pipeline.boundaries=[4]"], true);
+        check(&["pipeline.partition=blocks"], false);
     }
 
     #[test]

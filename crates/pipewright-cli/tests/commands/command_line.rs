@@ -157,6 +157,7 @@ fn check_tells_what_would_run_and_leaves_no_trace() {
 model     4 layers, 8528 parameters
 stage 0   on rank 0: layers 0 to 2 (1 embedding, 2 decoder), 6464 parameters
 stage 1   on rank 1: layers 3 to 3 (1 head), 2064 parameters
+cut       optimal: the heaviest stage has 53.7% of the work; with `pipeline.partition = \"blocks\"` 72.4%
 schedule  1f1b: 2 ranks, 2 microbatches, proved sound
 data      264 tokens, 32 rows, 16 steps of 2 rows an epoch
 data      from 1 file of text
@@ -168,6 +169,16 @@ data      from 1 file of text
     let line = "\n          temporary tensors and messages of a step are not included\nmachine ";
     assert!(run.contains(line), "{run}");
     assert!(!folder.path("out").exists());
+    let blocks = folder.print(&["check", "small.toml", "--set", "pipeline.partition=blocks"]);
+    let words = "\
+stage 0   on rank 0: layers 0 to 1 (1 embedding, 1 decoder), 4256 parameters
+stage 1   on rank 1: layers 2 to 3 (1 decoder, 1 head), 4272 parameters
+cut       blocks: the heaviest stage has 72.4% of the work; with `pipeline.partition = \"optimal\"` 53.7%
+";
+    assert!(blocks.contains(words), "{blocks}");
+    let json = folder.print(&["check", "small.toml", "--format", "json", "--set", "pipeline.ranks=3"]);
+    let json: serde_json::Value = serde_json::from_str(&json).expect("an object");
+    assert_eq!(json["cuts"].as_array().map(Vec::len), Some(1), "2 blocks cannot fill 3 stages: {json}");
 }
 
 #[test]

@@ -244,6 +244,16 @@ fn partitions() {
         of(&["1,2,3,4", "--method", "explicit", "--boundaries", "1,3"]),
         "stage 0: layers 0 to 0, weight 1\nstage 1: layers 1 to 2, weight 5\nstage 2: layers 3 to 3, weight 4\n"
     );
+    assert_eq!(
+        of(&["9,1,1,1,1,9", "--method", "blocks"]),
+        "stage 0: layers 0 to 2, weight 11\nstage 1: layers 3 to 3, weight 1\nstage 2: layers 4 to 5, weight 10\n"
+    );
+    assert_eq!(
+        of(&["9,1,1,1,1,9", "--method", "blocks", "--boundaries", "1,2", "--format", "json"]),
+        "{\"stages\":[[0,1],[2,2],[3,5]],\"weights\":[10,1,11]}\n"
+    );
+    let few = ["partition", "--weights", "1,2,3,4", "--stages", "3", "--method", "blocks"];
+    refuse(&folder, &few, 2, "error: 2 blocks cannot fill 3 stages; use at most 2 stages\n");
     let few = ["partition", "--weights", "1,2", "--stages", "3", "--method", "even"];
     refuse(&folder, &few, 2, "error: 2 layers cannot fill 3 stages; use at most 2 stages\n");
     for boundaries in ["2,1", "0,1", "1,9", "1", "1,1", "x", "-1", "99999999999999999999999"] {

@@ -3,6 +3,7 @@
 //! relations do not count.
 
 use pipewright_schedule::LayerDesc;
+use pipewright_schedule::profile::PREDICTION;
 use pipewright_shapes::hybrid::{BlockKind, HybridConfig};
 use pipewright_shapes::operations::LayerCount;
 
@@ -113,6 +114,6 @@ fn prediction(config: &HybridConfig, depth: usize, sizes: &ModelSizes) -> LayerD
     let cost = joined + cost::norm(hidden) + cost::norm(hidden) + block;
     let outputs = (1 + depth as u64) * hidden;
     let count = sizes.count(config.blocks().len() + depth);
-    let layer = cost.layer(count, prediction_path(depth), "prediction", sizes.tokens, outputs);
+    let layer = cost.layer(count, prediction_path(depth), PREDICTION, sizes.tokens, outputs);
     LayerDesc { copied: sizes.table(), ..layer }
 }

@@ -36,7 +36,8 @@ pub struct PipelineSettings {
     pub microbatch_size: u32,
     /// How layers are distributed over stages.
     pub partition: PartitionChoice,
-    /// The first layer of each stage except stage 0, for an explicit partition.
+    /// The first layer of each stage except stage 0, for an explicit partition; its first block, for one of
+    /// blocks.
     pub boundaries: Option<Vec<u32>>,
     /// The cut by hand that the boundaries come from. It is not written to the effective configuration, which
     /// has the boundaries.
@@ -71,8 +72,7 @@ pub enum ScheduleChoice {
 }
 
 /// How layers are distributed over stages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PartitionChoice {
     /// The same number of layers for each stage.
     Even,
@@ -86,6 +86,9 @@ pub enum PartitionChoice {
     Pattern,
     /// A greedy distribution by the number of parameters, as the reference's default.
     Parameters,
+    /// The same number of blocks for each stage, or cuts at the blocks that `boundaries` gives. The embedding is
+    /// on the first stage, and the head on the last one.
+    Blocks,
 }
 
 /// The transport of tensors between ranks.
@@ -98,22 +101,53 @@ pub enum TransportChoice {
     Mpi,
 }
 
+impl PartitionChoice {
+    /// All choices.
+    const ALL: [Self; 7] = [
+        Self::Even,
+        Self::Weighted,
+        Self::Optimal,
+        Self::Explicit,
+        Self::Pattern,
+        Self::Parameters,
+        Self::Blocks,
+    ];
+
+    /// Returns the word in a configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Even => "even",
+            Self::Weighted => "weighted",
+            Self::Optimal => "optimal",
+            Self::Explicit => "explicit",
+            Self::Pattern => "pattern",
+            Self::Parameters => "parameters",
+            Self::Blocks => "blocks",
+        }
+    }
+}
+
+impl Serialize for PartitionChoice {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
 impl PipelineSettings {
     /// Returns whether a plan chooses the schedule.
     pub fn is_planned(&self) -> bool {
         matches!(&self.schedule, ScheduleChoice::Named(name) if name == AUTO)
     }
 
-    /// Returns how layers are distributed over stages, if it does not follow from the model's pattern.
-    pub fn method(&self) -> Method {
+    /// Returns how `layers` are distributed over stages, if it does not follow from the model's pattern.
+    pub fn method(&self, layers: &ModelDesc) -> Method {
+        let boundaries = || self.boundaries.iter().flatten().map(|&first| first as usize).collect();
         match self.partition {
             PartitionChoice::Even => Method::Even,
             PartitionChoice::Weighted | PartitionChoice::Parameters => Method::Weighted,
             PartitionChoice::Optimal | PartitionChoice::Pattern => Method::Optimal,
-            PartitionChoice::Explicit => {
-                let boundaries = self.boundaries.iter().flatten();
-                Method::Explicit { boundaries: boundaries.map(|layer| *layer as usize).collect() }
-            }
+            PartitionChoice::Explicit => Method::Explicit { boundaries: boundaries() },
+            PartitionChoice::Blocks => Method::Blocks { blocks: layers.blocks(), boundaries: boundaries() },
         }
     }
 
@@ -148,14 +182,7 @@ impl Serialize for ScheduleChoice {
 
 /// Reads the section.
 pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> PipelineSettings {
-    const PARTITIONS: [(&str, PartitionChoice); 6] = [
-        ("even", PartitionChoice::Even),
-        ("weighted", PartitionChoice::Weighted),
-        ("optimal", PartitionChoice::Optimal),
-        ("explicit", PartitionChoice::Explicit),
-        ("pattern", PartitionChoice::Pattern),
-        ("parameters", PartitionChoice::Parameters),
-    ];
+    let partitions = PartitionChoice::ALL.map(|choice| (choice.name(), choice));
     let mut section = Section::new(document, surroundings, "pipeline");
     let mut pipeline = PipelineSettings {
         ranks: section.count("ranks"),
@@ -163,7 +190,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Pipe
         schedule: read_schedule(&mut section),
         microbatches: section.count("microbatches"),
         microbatch_size: section.count("microbatch_size"),
-        partition: section.word("partition", &PARTITIONS),
+        partition: section.word("partition", &partitions),
         boundaries: section.counts("boundaries", LARGEST_COUNT),
         layout: None,
         head_parts: section.count("head_parts"),
@@ -277,7 +304,7 @@ fn read_layout(section: &mut Section<'_>, pipeline: &mut PipelineSettings) {
     }
 }
 
-/// Refuses boundaries without an explicit partition, and the reverse.
+/// Refuses boundaries that the partition does not take, and an explicit partition without boundaries.
 fn check_boundaries(section: &mut Section<'_>, pipeline: &PipelineSettings) {
     match (&pipeline.boundaries, pipeline.partition) {
         (None, PartitionChoice::Explicit) => {
@@ -285,14 +312,12 @@ fn check_boundaries(section: &mut Section<'_>, pipeline: &PipelineSettings) {
             let help = "name each later stage's first layer, such as `boundaries = [4]`";
             section.report("partition", sentence, help);
         }
-        (Some(_), PartitionChoice::Explicit) | (None, _) => {}
+        (Some(_), PartitionChoice::Explicit | PartitionChoice::Blocks) | (None, _) => {}
         (Some(_), _) => {
-            let sentence = "`boundaries` are given, and `partition` is not \"explicit\"";
-            section.report(
-                "boundaries",
-                sentence,
-                "write `partition = \"explicit\"`, or remove `boundaries`",
-            );
+            let sentence = "`boundaries` are given, and `partition` is not \"explicit\" or \"blocks\"";
+            let help = "write `partition = \"explicit\"` to count layers or \"blocks\" to count blocks, or remove \
+                        `boundaries`";
+            section.report("boundaries", sentence, help);
         }
     }
 }

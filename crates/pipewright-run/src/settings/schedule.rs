@@ -193,7 +193,7 @@ impl NamedSchedule<'_> {
             return None;
         }
         if let Some(layers) = self.layers
-            && let Err(error) = partition(&pipeline.weights(layers), stages, &pipeline.method())
+            && let Err(error) = partition(&pipeline.weights(layers), stages, &pipeline.method(layers))
         {
             section.report_error_of(&["layout", "boundaries", "ranks", "stages_per_rank"], error);
         }

@@ -235,7 +235,7 @@ pub fn cut(
     let method = if pipeline.partition == PartitionChoice::Pattern {
         Method::Explicit { boundaries: cuts_of_pattern(model, stages)? }
     } else {
-        pipeline.method()
+        pipeline.method(layers)
     };
     partition(&pipeline.weights(layers), stages, &method).map_err(RunError::input)
 }

@@ -3,8 +3,9 @@
 use std::ops::Range;
 
 use crate::emit::read_error::ReadError;
+use crate::model::{is_embedding, is_head};
 use crate::plan::with_head_parts;
-use crate::profile::{HEAD_PART, Profile};
+use crate::profile::Profile;
 use crate::words::counted;
 
 /// The division of a model's layers. The head has the norm before it.
@@ -106,15 +107,6 @@ impl ModelParts {
         ends.pop();
         Ok(ends)
     }
-}
-
-fn is_embedding(kind: &str) -> bool {
-    let kind = kind.to_lowercase();
-    kind.starts_with("embed") || kind == "tok_embeddings"
-}
-
-fn is_head(kind: &str) -> bool {
-    ["head", HEAD_PART, "lm_head", "output", "loss"].contains(&kind.to_lowercase().as_str())
 }
 
 #[cfg(test)]

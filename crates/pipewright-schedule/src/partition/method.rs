@@ -1,6 +1,7 @@
 //! The methods by name, and the function that partitions.
 
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 
 use thiserror::Error;
@@ -9,7 +10,8 @@ use crate::partition::stages::Partition;
 use crate::partition::{optimal, weighted};
 use crate::words::counted;
 
-/// A method of cutting layers into stages. As text: `even`, `weighted`, `optimal`, `explicit:4,8`.
+/// A method of cutting layers into stages. As text: `even`, `weighted`, `optimal`, `explicit:4,8`,
+/// `blocks:1..9`, `blocks:1..9:2,4,6`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Method {
     /// The same number of layers for each stage; the first stages take the remainder.
@@ -24,6 +26,15 @@ pub enum Method {
         /// The first layer of each stage but the first, ascending.
         boundaries: Vec<usize>,
     },
+    /// The same number of blocks for each stage; the first stages take the remainder. The layers before the
+    /// blocks belong to the first stage, and those behind them to the last one.
+    Blocks {
+        /// The layers that are blocks.
+        blocks: Range<usize>,
+        /// Cuts at given blocks instead: the first block of each stage but the first, ascending, counted from
+        /// 0 without the layers before the blocks. Empty for the same number of blocks.
+        boundaries: Vec<usize>,
+    },
 }
 
 /// The reason why layers cannot be cut into stages, with what to do.
@@ -36,18 +47,23 @@ crate::error_text::message_as_debug!(PartitionError);
 impl PartitionError {
     /// Returns the error of a stage that would be empty.
     pub fn more_stages_than_layers(layers: usize, stages: u32) -> Self {
-        let advice = match layers {
-            0 => "add layers".to_owned(),
-            _ => format!("use at most {}", counted(layers, "stage")),
+        Self::more_stages_than(layers, "layer", stages)
+    }
+
+    fn more_stages_than(number: usize, unit: &str, stages: u32) -> Self {
+        let advice = match number {
+            0 => format!("add {unit}s"),
+            _ => format!("use at most {}", counted(number, "stage")),
         };
-        Self(format!("{} cannot fill {}; {advice}", counted(layers, "layer"), counted(stages, "stage")))
+        Self(format!("{} cannot fill {}; {advice}", counted(number, unit), counted(stages, "stage")))
     }
 }
 
 /// A text that is not the name of a [`Method`].
 #[derive(Clone, PartialEq, Eq, Error)]
 #[error(
-    "unknown partition method `{text}`; use `even`, `weighted`, `optimal`, or `explicit:4,8` with the first layer of each later stage"
+    "unknown partition method `{text}`; use `even`, `weighted`, `optimal`, `explicit:4,8` with the first layer of each later stage, or \
+     `blocks:1..9` with the layers that are blocks"
 )]
 pub struct UnknownMethod {
     /// The text.
@@ -59,7 +75,7 @@ crate::error_text::message_as_debug!(UnknownMethod);
 /// Cuts layers with these weights into `stages` stages.
 ///
 /// # Errors
-/// When there are no stages, or more stages than layers, or the boundaries of an explicit cut do not fit.
+/// When there are no stages, or more stages than layers or blocks, or the boundaries of a cut do not fit.
 pub fn partition(weights: &[u64], stages: u32, method: &Method) -> Result<Partition, PartitionError> {
     let layers = weights.len();
     if stages == 0 {
@@ -72,12 +88,38 @@ pub fn partition(weights: &[u64], stages: u32, method: &Method) -> Result<Partit
         Method::Even => Ok(Partition::even(layers, stages as usize)),
         Method::Weighted => Ok(weighted::cut(weights, stages as usize)),
         Method::Optimal => Ok(optimal::cut(weights, stages as usize)),
-        Method::Explicit { boundaries } => cut_at(layers, stages, boundaries),
+        Method::Explicit { boundaries } => cut_at((layers, "layer"), stages, boundaries),
+        Method::Blocks { blocks, boundaries } => cut_blocks(layers, blocks, stages, boundaries),
     }
 }
 
-/// Cuts before each boundary. A boundary is the first layer of a stage other than the first.
-fn cut_at(layers: usize, stages: u32, boundaries: &[usize]) -> Result<Partition, PartitionError> {
+/// Cuts the blocks alone, and gives the other layers to the first and to the last stage.
+fn cut_blocks(
+    layers: usize,
+    blocks: &Range<usize>,
+    stages: u32,
+    boundaries: &[usize],
+) -> Result<Partition, PartitionError> {
+    if blocks.end > layers {
+        let all = counted(layers, "layer");
+        let Range { start, end } = blocks;
+        return Err(PartitionError(format!("the blocks {start}..{end} end behind the last of {all}")));
+    }
+    if stages as usize > blocks.len() {
+        return Err(PartitionError::more_stages_than(blocks.len(), "block", stages));
+    }
+    let cut = match boundaries {
+        [] => Partition::even(blocks.len(), stages as usize),
+        boundaries => cut_at((blocks.len(), "block"), stages, boundaries)?,
+    };
+    let starts = cut.ranges().map(|range| if range.start == 0 { 0 } else { blocks.start + range.start });
+    Ok(Partition::from_starts(starts.collect(), layers))
+}
+
+/// Cuts before each boundary: the first layer of a stage other than the first, or its first block. `units` has
+/// their number, and the word for one.
+fn cut_at(units: (usize, &str), stages: u32, boundaries: &[usize]) -> Result<Partition, PartitionError> {
+    let (number, unit) = units;
     if boundaries.len() + 1 != stages as usize {
         let advice = match stages {
             1 => "leave them out".to_owned(),
@@ -91,18 +133,18 @@ fn cut_at(layers: usize, stages: u32, boundaries: &[usize]) -> Result<Partition,
         let previous = starts[starts.len() - 1];
         if boundary <= previous {
             return Err(PartitionError(format!(
-                "boundary {boundary} does not come after {previous}; every stage needs a layer, so boundaries ascend from 1"
+                "boundary {boundary} does not come after {previous}; every stage needs a {unit}, so boundaries ascend from 1"
             )));
         }
-        if boundary >= layers {
-            let all = counted(layers, "layer");
+        if boundary >= number {
+            let all = counted(number, unit);
             return Err(PartitionError(format!(
-                "boundary {boundary} is above the last of {all}; use one below {layers}"
+                "boundary {boundary} is above the last of {all}; use one below {number}"
             )));
         }
         starts.push(boundary);
     }
-    Ok(Partition::from_starts(starts, layers))
+    Ok(Partition::from_starts(starts, number))
 }
 
 impl fmt::Display for Method {
@@ -111,9 +153,12 @@ impl fmt::Display for Method {
             Self::Even => f.pad("even"),
             Self::Weighted => f.pad("weighted"),
             Self::Optimal => f.pad("optimal"),
-            Self::Explicit { boundaries } => {
-                let boundaries: Vec<String> = boundaries.iter().map(ToString::to_string).collect();
-                f.pad(&format!("explicit:{}", boundaries.join(",")))
+            Self::Explicit { boundaries } => f.pad(&format!("explicit:{}", listed(boundaries))),
+            Self::Blocks { blocks: Range { start, end }, boundaries } if boundaries.is_empty() => {
+                f.pad(&format!("blocks:{start}..{end}"))
+            }
+            Self::Blocks { blocks: Range { start, end }, boundaries } => {
+                f.pad(&format!("blocks:{start}..{end}:{}", listed(boundaries)))
             }
         }
     }
@@ -123,19 +168,39 @@ impl FromStr for Method {
     type Err = UnknownMethod;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let unknown = || UnknownMethod { text: text.to_owned() };
-        match text {
-            "even" => Ok(Self::Even),
-            "weighted" => Ok(Self::Weighted),
-            "optimal" => Ok(Self::Optimal),
-            "explicit:" => Ok(Self::Explicit { boundaries: Vec::new() }),
-            _ => {
-                let boundaries = text.strip_prefix("explicit:").ok_or_else(unknown)?;
-                let boundaries = boundaries.split(',').map(str::parse).collect::<Result<_, _>>();
-                Ok(Self::Explicit { boundaries: boundaries.map_err(|_not_a_number| unknown())? })
+        let method = match text.split_once(':') {
+            None => match text {
+                "even" => Some(Self::Even),
+                "weighted" => Some(Self::Weighted),
+                "optimal" => Some(Self::Optimal),
+                _ => None,
+            },
+            Some(("explicit", boundaries)) => {
+                read_numbers(boundaries).map(|boundaries| Self::Explicit { boundaries })
             }
-        }
+            Some(("blocks", blocks)) => read_blocks(blocks),
+            Some(_) => None,
+        };
+        method.ok_or_else(|| UnknownMethod { text: text.to_owned() })
     }
+}
+
+fn listed(numbers: &[usize]) -> String {
+    let numbers: Vec<String> = numbers.iter().map(ToString::to_string).collect();
+    numbers.join(",")
+}
+
+/// Reads numbers separated by commas. An empty text has none.
+fn read_numbers(text: &str) -> Option<Vec<usize>> {
+    let numbers = text.split(',').filter(|_| !text.is_empty());
+    numbers.map(|number| number.parse().ok()).collect()
+}
+
+fn read_blocks(text: &str) -> Option<Method> {
+    let (blocks, boundaries) = text.split_once(':').unwrap_or((text, ""));
+    let (start, end) = blocks.split_once("..")?;
+    let blocks = start.parse().ok()?..end.parse().ok()?;
+    Some(Method::Blocks { blocks, boundaries: read_numbers(boundaries)? })
 }
 
 #[cfg(test)]
@@ -150,12 +215,43 @@ mod tests {
 
     #[test]
     fn names_round_trip() {
-        for text in ["even", "weighted", "optimal", "explicit:", "explicit:4", "explicit:4,8"] {
+        for text in [
+            "even",
+            "weighted",
+            "optimal",
+            "explicit:",
+            "explicit:4",
+            "explicit:4,8",
+            "blocks:1..9",
+            "blocks:0..4:1,3",
+        ] {
             assert_eq!(text.parse::<Method>().map(|method| method.to_string()), Ok(text.to_owned()));
         }
-        for text in ["", "Even", "explicit", "explicit:x", "explicit:1,,2"] {
+        for text in [
+            "",
+            "Even",
+            "explicit",
+            "explicit:x",
+            "explicit:1,,2",
+            "blocks",
+            "blocks:1",
+            "blocks:1..",
+            "even:1",
+        ] {
             assert_eq!(text.parse::<Method>(), Err(UnknownMethod { text: text.to_owned() }));
         }
+    }
+
+    #[test]
+    fn impossible_cuts_of_blocks_are_refused() {
+        check_error(6, 5, "blocks:1..5", "4 blocks cannot fill 5 stages; use at most 4 stages");
+        check_error(6, 1, "blocks:3..3", "0 blocks cannot fill 1 stage; add blocks");
+        check_error(6, 2, "blocks:1..7", "the blocks 1..7 end behind the last of 6 layers");
+        check_error(6, 3, "blocks:1..5:2", "1 boundary cannot make 3 stages; give 2 boundaries");
+        check_error(6, 2, "blocks:1..5:4", "boundary 4 is above the last of 4 blocks; use one below 4");
+        let no_block =
+            "boundary 0 does not come after 0; every stage needs a block, so boundaries ascend from 1";
+        check_error(6, 2, "blocks:1..5:0", no_block);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Cuts a model's layers into stages: contiguous ranges of layers, at least one layer each.
 //!
 //! The methods are `even` (by number of layers), `weighted` (greedy by weight, as in PyTorch's reference),
-//! `optimal` (the heaviest stage as light as possible) and `explicit` (at given layers).
+//! `optimal` (the heaviest stage as light as possible), `explicit` (at given layers) and `blocks` (by number of
+//! blocks, with the embedding on the first stage and the head on the last).
 //! [`Layout`] reads a cut that is written by hand.
 //! [`crate::placement`] decides the rank of each stage.
 //!

@@ -22,7 +22,7 @@ pub use problems::{
     MAX_PROFILE_SECONDS, MAX_PROFILE_TOKENS, MAX_TENSOR_SUMS, ProfilePart, ProfileProblem,
 };
 
-pub use crate::model::{EMBEDDING, EMBEDDING_PART, HEAD_PART};
+pub use crate::model::{EMBEDDING, EMBEDDING_PART, HEAD, HEAD_PART, PREDICTION};
 
 #[cfg(test)]
 mod tests;

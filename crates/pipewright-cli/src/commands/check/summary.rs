@@ -12,6 +12,7 @@ use pipewright::train::data::{DataSource, MixedRows, TokenRows};
 use pipewright_models::training_memory::MemoryPlan;
 use pipewright_models::{CutModel, ParameterSpec};
 use pipewright_schedule::held_bytes::HeldBytes;
+use pipewright_schedule::partition::{Method, Partition, partition};
 use pipewright_schedule::picture::microbatches_in_words;
 use pipewright_schedule::recompute::{LayerPart, LayerParts, StageRecompute};
 use pipewright_schedule::words::counted;
@@ -19,6 +20,7 @@ use pipewright_schedule::{LayerDesc, Recompute, StageBackward, StageIndex};
 use serde_json::{Map, Value, json};
 
 use pipewright_run::settings::Settings;
+use pipewright_run::settings::pipeline::PartitionChoice;
 use pipewright_run::text::escape;
 use pipewright_run::training::memory::{held_json, line, memory_json, stage_table, table};
 use pipewright_run::training::prepare::Prepared;
@@ -35,6 +37,14 @@ pub(crate) struct Summary<'a> {
     pub(crate) planned: &'a [String],
 }
 
+/// A cut into stages, and how even it is.
+struct Cut {
+    /// The value of `pipeline.partition`.
+    partition: &'static str,
+    /// The share of the weights of all layers that the heaviest stage has.
+    heaviest: f64,
+}
+
 impl Summary<'_> {
     /// Returns the summary as JSON.
     pub(crate) fn json(&self) -> Value {
@@ -47,6 +57,7 @@ impl Summary<'_> {
             "planned": self.planned,
             "model": { "layers": layers.len(), "parameters": parameters(layers), "trained": self.prepared.trained },
             "stages": self.stages_json(),
+            "cuts": self.cuts().iter().map(|cut| json!({ "partition": cut.partition, "heaviest": cut.heaviest })).collect::<Vec<_>>(),
             "shared": shared.collect::<Vec<Value>>(),
             "schedule": schedule_json(self.prepared),
             "mesh": mesh_json(self.prepared),
@@ -127,6 +138,15 @@ impl Summary<'_> {
                 format!("on rank {rank}: layers {first} to {last} ({kinds}), {size}{frozen}{recomputed}");
             line(text, &format!("stage {stage}"), &words);
         }
+        if let [cut, other] = &self.cuts()[..] {
+            let percent = |cut: &Cut| format!("{:.1}%", cut.heaviest * 100.0);
+            let [own, others] = [cut, other].map(percent);
+            let words = format!(
+                "{}: the heaviest stage has {own} of the work; with `pipeline.partition = \"{}\"` {others}",
+                cut.partition, other.partition
+            );
+            line(text, "cut", &words);
+        }
         for (path, stages) in self.shared() {
             let stages = listed(&stages);
             let (held, size) = if self.has_parts() {
@@ -138,6 +158,31 @@ impl Summary<'_> {
             let numbers = elements_of(self.prepared, path);
             line(text, "shared", &format!("{path}: {numbers} numbers in {size}"));
         }
+    }
+
+    /// Returns the run's cut, and a cut that counts otherwise: by blocks, or by the weights of all layers if the
+    /// run's cut is by blocks. There is one only if the blocks fill the stages, and none for a single stage.
+    fn cuts(&self) -> Vec<Cut> {
+        let Prepared { settings, layers, partition: own, .. } = self.prepared;
+        let choice = settings.pipeline.partition;
+        let (other, method) = match choice {
+            PartitionChoice::Blocks => (PartitionChoice::Optimal, Method::Optimal),
+            _ => {
+                let method = Method::Blocks { blocks: layers.blocks(), boundaries: Vec::new() };
+                (PartitionChoice::Blocks, method)
+            }
+        };
+        let weights = layers.weights();
+        let cut_of = |choice: PartitionChoice, cut: &Partition| {
+            let stages = cut.weights(&weights);
+            let heaviest = *stages.iter().max()? as f64 / stages.iter().sum::<u128>() as f64;
+            heaviest.is_finite().then(|| Cut { partition: choice.name(), heaviest })
+        };
+        if own.stages() == 1 {
+            return Vec::new();
+        }
+        let other = partition(&weights, own.stages(), &method).ok().and_then(|cut| cut_of(other, &cut));
+        cut_of(choice, own).into_iter().chain(other).collect()
     }
 
     /// Returns whether a stage may have only some rows of a matrix or of a table.

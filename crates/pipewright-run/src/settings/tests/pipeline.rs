@@ -22,7 +22,10 @@ fn boundaries() {
     };
     let explicit = "pipeline.partition=explicit";
     refuse(&[explicit], "`partition` is \"explicit\", and there are no `boundaries`");
-    refuse(&["pipeline.boundaries=[4]"], "`boundaries` are given, and `partition` is not \"explicit\"");
+    refuse(
+        &["pipeline.boundaries=[4]"],
+        "`boundaries` are given, and `partition` is not \"explicit\" or \"blocks\"",
+    );
     refuse(&[explicit, "pipeline.boundaries=[2, 4]"], "2 boundaries cannot make 2 stages; give 1 boundary");
     refuse(
         &[explicit, "pipeline.ranks=3", "pipeline.boundaries=[4, 4]"],
@@ -32,6 +35,12 @@ fn boundaries() {
         &[explicit, "pipeline.boundaries=[10]"],
         "boundary 10 is above the last of 10 layers; use one below 10",
     );
+    let blocks = "pipeline.partition=blocks";
+    refuse(&[blocks, "pipeline.ranks=9"], "8 blocks cannot fill 9 stages; use at most 8 stages");
+    refuse(&[blocks, "pipeline.boundaries=[8]"], "boundary 8 is above the last of 8 blocks; use one below 8");
+    for set in [&[blocks][..], &[blocks, "pipeline.boundaries=[3]"]] {
+        load(Some(""), set).expect("a cut of eight blocks");
+    }
 }
 
 #[test]

@@ -157,7 +157,7 @@ fn words() {
     );
     refuse(
         "pipeline.partition=best",
-        "`partition` is \"best\", where even, weighted, optimal, explicit, pattern, parameters is expected",
+        "`partition` is \"best\", where even, weighted, optimal, explicit, pattern, parameters, blocks is expected",
     );
     #[cfg(not(feature = "mpi"))]
     refuse("pipeline.transport=mpi", "`transport` is \"mpi\", which is not compiled into this binary");
