@@ -208,8 +208,11 @@ def printed(swept):
 
 def load(path):
     """Lets PyTorch read a schedule; returns what it says."""
-    with open(path, newline="") as file:
-        actions = [pipelining._Action.from_str(cell) for row in csv.reader(file) for cell in row]
+    try:
+        with open(path, newline="") as file:
+            actions = [pipelining._Action.from_str(cell) for row in csv.reader(file) for cell in row]
+    except RuntimeError as error:
+        return f"refused: {error}"
     with open(path, newline="") as file:
         ranks = sum(1 for _ in csv.reader(file))
     parts = [part for action in actions if action for part in action.sub_actions or (action,)]

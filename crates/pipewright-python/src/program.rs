@@ -6,6 +6,7 @@ use pipewright_schedule::csv::{print_program, print_rows};
 use pipewright_schedule::footprint::Use;
 use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::picture::title;
+use pipewright_schedule::simulate::{LifetimeOf, all_lifetimes};
 use pipewright_schedule::{Costs, Level, Program, Slices};
 use pipewright_system::schedule_memory::check_program;
 use pyo3::exceptions::PyValueError;
@@ -272,6 +273,37 @@ impl PyProgram {
             words.set_item(streams.name(), verdict.word())?;
         }
         Ok(words)
+    }
+
+    /// Returns when activations are alive, and the buffers that they need if these are allocated once.
+    ///
+    /// Args:
+    ///     by: `stage`: the activations of each stage and microbatch; or `microbatch`: those of a microbatch on
+    ///         all stages of the rank together.
+    ///
+    /// Returns:
+    ///     For each rank, a dictionary with the number of buffers, `slots`, and the list `live`: `stage` (not by
+    ///     microbatch), `microbatch`, `first` and `last`, the positions of the first and the last action of the
+    ///     row that uses the activations, and their buffer, `slot`.
+    ///
+    /// Example:
+    ///     >>> import pipewright as pw
+    ///     >>> pw.Program([["0F0", "0F1", "0B0", "0B1"]]).lifetimes()[0]["slots"]
+    ///     2
+    #[pyo3(signature = (*, by="stage"))]
+    fn lifetimes<'py>(&self, py: Python<'py>, by: &str) -> PyResult<Bound<'py, PyAny>> {
+        let of = match by {
+            "stage" => LifetimeOf::StageAndMicrobatch,
+            "microbatch" => LifetimeOf::Microbatch,
+            other => {
+                let problem = format!("by is {other:?}; use \"stage\" or \"microbatch\"");
+                return Err(value_error(problem));
+            }
+        };
+        let program = Arc::clone(&self.program);
+        let lifetimes = interruptible(py, move |_| all_lifetimes(&program, of))?;
+        let json = serde_json::to_string(&lifetimes).map_err(value_error)?;
+        py.import("json")?.call_method1("loads", (json,))
     }
 
     /// Predicts when each rank runs each action, like `pipewright simulate`. The program is proved sound

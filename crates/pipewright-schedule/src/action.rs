@@ -222,6 +222,12 @@ impl Action {
         self.kind().is_communication()
     }
 
+    /// Returns the wait for a send; `None` for other actions.
+    #[inline]
+    pub(crate) fn wait_of_send(self) -> Option<Self> {
+        self.with_kind(self.kind().wait_of_send()?)
+    }
+
     /// Returns the forward and the backward of an overlap, or the action itself if it is not an overlap.
     #[inline]
     pub fn parts(self) -> ActionParts {
@@ -367,6 +373,16 @@ impl ActionKind {
     #[inline]
     pub(crate) fn is_send(self) -> bool {
         matches!(self, Self::SendForward | Self::SendBackward)
+    }
+
+    /// Returns the kind of the wait for a send; `None` for other kinds.
+    #[inline]
+    pub(crate) fn wait_of_send(self) -> Option<Self> {
+        match self {
+            Self::SendForward => Some(Self::WaitSendForward),
+            Self::SendBackward => Some(Self::WaitSendBackward),
+            _ => None,
+        }
     }
 
     /// Returns whether it receives a tensor from another stage.

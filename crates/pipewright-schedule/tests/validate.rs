@@ -1,7 +1,9 @@
 //! Every rule of the validator, with a tiny program and the message that a user reads.
 
-use pipewright_schedule::csv::parse_program;
+use pipewright_schedule::csv::{parse_program, parse_rows};
+use pipewright_schedule::validate::{LoaderFormat, check_pytorch_loader};
 use pipewright_schedule::{Level, Placement, Program, Rank, Slices, validate};
+use serde_json::Value;
 
 /// All violations of `program` at `level`, as text.
 fn messages(program: Program, level: Level) -> Vec<String> {
@@ -380,4 +382,65 @@ fn slices_make_whole_microbatches() {
     let message =
         "the actions number 3 slices, which do not make microbatches of 2; use a number that divides 3";
     assert_eq!(error.to_string(), message);
+}
+
+/// Returns the format in which PyTorch loads rows, or why it does not.
+fn loaded(rows: &str) -> Result<LoaderFormat, Vec<String>> {
+    let (program, cells) = (parse_program(rows).expect("a program"), parse_rows(rows).expect("rows"));
+    check_pytorch_loader(&program, &cells)
+        .map_err(|refused| refused.listed().iter().map(ToString::to_string).collect())
+}
+
+/// What PyTorch's `_load_csv` reads, and what it refuses although it is sound.
+#[test]
+fn the_verdict_of_the_loader_agrees() {
+    let golden: Value =
+        serde_json::from_str(include_str!("golden/loader_2_15.json")).expect("golden data is JSON");
+    let cases = golden.as_array().expect("a list of cases");
+    assert_eq!(cases.len(), 19);
+    for case in cases {
+        let found = loaded(case["rows"].as_str().expect("rows"));
+        assert_eq!(found.is_ok(), case["pytorch"] == "read", "{}: {found:?}", case["name"]);
+    }
+}
+
+#[test]
+fn what_pytorch_does_not_load_is_explained() {
+    let refuse =
+        |rows: &str, expected: &[&str]| assert_eq!(loaded(rows).expect_err("it is refused"), expected);
+    refuse(
+        "0F0,0SEND_F0,0F1,0SEND_F1,,0RECV_B0,0B0,0RECV_B1,0B1\n1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n",
+        &[
+            "rank 0, position 4: PyTorch takes no empty cell in rows that do more than compute; remove it",
+            "rank 0, position 1: PyTorch does not load a send without a wait, nor 1 more in this row; run the pass wait-send",
+            "rank 1, position 3: PyTorch does not load a send without a wait, nor 1 more in this row; run the pass wait-send",
+        ],
+    );
+    refuse(
+        "0F0,0OFFLOAD0,0RELOAD0,0B0\n",
+        &[
+            "rank 0, position 1: PyTorch does not know this action, nor 1 more in this row; lower the schedule without the pass \
+           offload",
+        ],
+    );
+    refuse(
+        "0F0,1F0,1B0,1REDUCE_GRAD,0B0,0REDUCE_GRAD,1WAIT_REDUCE_GRAD,0WAIT_REDUCE_GRAD\n",
+        &[
+            "rank 0, position 5: 0REDUCE_GRAD starts while the reduction of stage 1 is pending, and PyTorch allows one for a \
+           rank; use reduce-grad=deferred",
+        ],
+    );
+    refuse(
+        "0F0,0F1\n1F0,1I0,1F1,1B1\n",
+        &[
+            "rank 0, position 2: stage 0 has 0 backwards, and PyTorch needs one for each of 2 microbatches",
+            "rank 1, position 4: stage 1 has 1 I and 0 W, and PyTorch needs as many of both",
+        ],
+    );
+    refuse(
+        "0F0,0B0,0REDUCE_GRAD\n",
+        &["rank 0, position 2: 0REDUCE_GRAD has no wait, which PyTorch needs; add 0WAIT_REDUCE_GRAD"],
+    );
+    assert_eq!(loaded("0F0,,0B0\n"), Ok(LoaderFormat::ComputeOnly));
+    assert_eq!(loaded("0UNSHARD,0F0,0B0,0RESHARD\n"), Ok(LoaderFormat::ComputeComms));
 }

@@ -14,7 +14,7 @@ use crate::failure::{Exit, Failure};
 use crate::output::{PageOutput, page_of};
 use crate::planning::prediction::{Predicted, ProfileArguments};
 use crate::schedules::drawing::{Picture, PictureArguments, check_cells, check_exchanges, check_size};
-use crate::schedules::simulation_text::{events, json, text};
+use crate::schedules::simulation_text::{activations, events, json, text};
 use crate::schedules::size::{ScheduleSize, is_file_name, own_name};
 use crate::schedules::timed_program::{EngineTimes, Source, TimedProgram, refused};
 use crate::schedules::transport::TransportArguments;
@@ -70,6 +70,9 @@ enum Format {
     Json,
     /// Every event with its start and end; with --logical, one row per rank and one cell per tick
     Csv,
+    /// The activations of every forward: the first and the last action of its rank that uses them, and the buffer
+    /// that they can have, one line for each
+    Activations,
     /// A table of the ticks, with --logical
     Grid,
     /// For Perfetto and chrome://tracing
@@ -109,7 +112,7 @@ impl Format {
     /// Returns the picture of a run, if the format is a picture.
     fn picture(self) -> Option<Picture> {
         match self {
-            Self::Text | Self::Json | Self::Csv | Self::Grid => None,
+            Self::Text | Self::Json | Self::Csv | Self::Activations | Self::Grid => None,
             Self::Trace => Some(Picture::Trace),
             Self::Svg => Some(Picture::Svg),
             Self::Html => Some(Picture::Html),
@@ -136,7 +139,7 @@ pub(crate) fn run(arguments: &SimulateArguments) -> Result<(), Failure> {
     }
     let costs = costs_of(arguments);
     let mut timed_program = program(arguments)?;
-    if !matches!(arguments.format, Format::Text | Format::Json | Format::Csv) {
+    if arguments.format == Format::Grid || arguments.format.picture().is_some() {
         check_size(&timed_program.program)?;
     }
     let printed = if arguments.logical {
@@ -250,7 +253,7 @@ fn run_profile(arguments: &SimulateArguments) -> Result<(), Failure> {
     let Predicted { summary, prediction, .. } =
         arguments.profile.predict(source, &arguments.recompute, arguments.needs(), &mut times)?;
     let timed_program = TimedProgram::of_prediction(name, &prediction, times)?;
-    if !matches!(arguments.format, Format::Text | Format::Json | Format::Csv) {
+    if arguments.format == Format::Grid || arguments.format.picture().is_some() {
         check_size(&timed_program.program)?;
     }
     write(arguments, &print(|| summary.clone(), prediction.run.timeline(), &timed_program, None, arguments)?)
@@ -342,6 +345,7 @@ fn print(
         }
         (Format::Text, None) => text(&summary(), timed_program, price, arguments.logical),
         (Format::Json, None) => json(&summary(), timed_program, price),
+        (Format::Activations, None) => activations(&timed_program.program),
         (_, None) => events(timeline),
     })
 }

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use pipewright_run::schedule_file::{locate, read, slice_hint};
-use pipewright_schedule::csv::{CsvError, parse_program};
+use pipewright_schedule::csv::{CsvError, parse_program, parse_rows};
 use pipewright_schedule::footprint::Use;
+use pipewright_schedule::validate::check_pytorch_loader;
 use pipewright_schedule::words::counted;
 use pipewright_schedule::{Level, Program, Slices, ValidatedProgram, Violations, picture, validate};
 use pipewright_system::schedule_memory::check_text;
@@ -34,11 +35,20 @@ pub(crate) struct ValidateArguments {
     /// whole
     #[arg(long, value_name = "K", value_parser = slices, default_value = "1")]
     slices: Slices,
+    /// Also check that a loader of another system takes the file
+    #[arg(long, value_enum)]
+    loader: Option<Loader>,
     #[command(flatten)]
     transport: TransportArguments,
     /// How to print violations and verdicts
     #[arg(long, value_enum, default_value = "text")]
     format: Format,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Loader {
+    /// `_load_csv` of PyTorch 2.15
+    Pytorch,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -70,6 +80,11 @@ pub(crate) fn run(arguments: &ValidateArguments) -> Result<(), Failure> {
             return Err(unsound(file, 1));
         }
     };
+    if arguments.transport.is_given() && arguments.loader.is_some() {
+        return Err(Failure::input(
+            "--loader and --transport have verdicts of their own; leave one of them out",
+        ));
+    }
     let uneven = |error| Failure::input(format!("{}: {error}", file.display()));
     let program = program.with_slices(arguments.slices).map_err(uneven)?;
     let level = arguments.level.unwrap_or_else(|| program.level());
@@ -91,7 +106,7 @@ pub(crate) fn run(arguments: &ValidateArguments) -> Result<(), Failure> {
         )));
     }
     if !arguments.transport.is_given() {
-        return prove(arguments, program, level);
+        return prove(arguments, program, level, &text);
     }
     match Verdicts::of(&program, level, &arguments.transport.communicators()) {
         Ok(verdicts) => show_verdicts(arguments, &verdicts),
@@ -99,12 +114,45 @@ pub(crate) fn run(arguments: &ValidateArguments) -> Result<(), Failure> {
     }
 }
 
-/// Proves `program` sound for messages whose both ends block.
-fn prove(arguments: &ValidateArguments, program: Program, level: Level) -> Result<(), Failure> {
-    match validate(program, level) {
-        Ok(program) if arguments.format == Format::Json => show_json(&sound_json(&program)),
-        Ok(program) => output::show(&summary(&arguments.file, &program)),
-        Err(violations) => refuse(arguments, &violations),
+/// Proves `program` sound for messages whose both ends block, and checks that the loader takes its `text`.
+fn prove(arguments: &ValidateArguments, program: Program, level: Level, text: &str) -> Result<(), Failure> {
+    let program = match validate(program, level) {
+        Ok(program) => program,
+        Err(violations) => return refuse(arguments, &violations),
+    };
+    let loaded = match arguments.loader {
+        None => None,
+        Some(Loader::Pytorch) => {
+            let rows = parse_rows(text).map_err(|error| Failure::input(locate(&arguments.file, &error)))?;
+            Some(check_pytorch_loader(program.as_program(), &rows))
+        }
+    };
+    if arguments.format == Format::Json {
+        let mut json = sound_json(&program);
+        if let Some(loaded) = &loaded {
+            json["loader"] = match loaded {
+                Ok(format) => json!({ "format": format.name() }),
+                Err(refused) => json!({ "format": null, "refused": listed_json(refused) }),
+            };
+        }
+        show_json(&json)?;
+    }
+    match loaded {
+        Some(Err(refused)) => {
+            if arguments.format != Format::Json {
+                show_violations(arguments, &refused)?;
+            }
+            let (name, reasons) = (arguments.file.display(), counted(refused.listed().len(), "reason"));
+            let sentence =
+                format!("{name}: the schedule is sound, and PyTorch does not load it, for {reasons}");
+            Err(Failure::new(Exit::CheckFailed, sentence))
+        }
+        _ if arguments.format == Format::Json => Ok(()),
+        Some(Ok(format)) => {
+            let words = format!("PyTorch 2.15 loads it with `_load_csv(file, \"{}\")`\n", format.name());
+            output::show(&(summary(&arguments.file, &program) + &words))
+        }
+        None => output::show(&summary(&arguments.file, &program)),
     }
 }
 
@@ -125,12 +173,16 @@ fn show_verdicts(arguments: &ValidateArguments, verdicts: &Verdicts) -> Result<(
 }
 
 fn refuse(arguments: &ValidateArguments, violations: &Violations) -> Result<(), Failure> {
-    match arguments.format {
-        Format::Text => output::show(&lines(violations))?,
-        Format::Grid => output::show(&(grid(violations)? + &lines(violations)))?,
-        Format::Json => show_json(&violations_json(violations))?,
-    }
+    show_violations(arguments, violations)?;
     Err(unsound(&arguments.file, violations.listed().len() as u64 + violations.omitted()))
+}
+
+fn show_violations(arguments: &ValidateArguments, violations: &Violations) -> Result<(), Failure> {
+    match arguments.format {
+        Format::Text => output::show(&lines(violations)),
+        Format::Grid => output::show(&(grid(violations)? + &lines(violations))),
+        Format::Json => show_json(&violations_json(violations)),
+    }
 }
 
 fn show_json(value: &Value) -> Result<(), Failure> {
@@ -146,10 +198,14 @@ fn sound_json(program: &ValidatedProgram) -> Value {
 }
 
 fn violations_json(violations: &Violations) -> Value {
+    json!({ "sound": false, "violations": listed_json(violations), "omitted": violations.omitted() })
+}
+
+fn listed_json(violations: &Violations) -> Vec<Value> {
     let listed = violations.listed().iter().map(|violation| {
         json!({ "rank": violation.rank.get(), "position": violation.position, "text": violation.problem })
     });
-    json!({ "sound": false, "violations": listed.collect::<Vec<_>>(), "omitted": violations.omitted() })
+    listed.collect()
 }
 
 fn unsound(file: &Path, violations: u64) -> Failure {

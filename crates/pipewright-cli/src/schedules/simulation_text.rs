@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use pipewright_schedule::picture::TimeUnit;
-use pipewright_schedule::simulate::{LifetimeOf, LiveRange, Summary, lifetimes};
-use pipewright_schedule::{Program, StageIndex, Timeline};
+use pipewright_schedule::simulate::{LifetimeOf, Lifetimes, Summary, all_lifetimes};
+use pipewright_schedule::{Program, Timeline};
 use serde::Serialize;
 
 use crate::display::bytes;
@@ -21,47 +21,13 @@ struct Report<'a> {
     #[serde(flatten)]
     price: Option<&'a Price>,
     /// The buffers for activations on each rank.
-    activation_buffers: Vec<Buffers>,
+    activation_buffers: Vec<Lifetimes>,
     engine_ms: &'a EngineTimes,
-}
-
-/// The buffers that the activations of a rank need.
-#[derive(Serialize)]
-struct Buffers {
-    slots: u32,
-    live: Vec<Live>,
-}
-
-/// The first and the last action of a rank's row in which the activations of a forward are used, and their
-/// buffer.
-#[derive(Serialize)]
-struct Live {
-    stage: u32,
-    microbatch: u32,
-    first: usize,
-    last: usize,
-    slot: u32,
-}
-
-/// Returns the buffers of each rank.
-fn activation_buffers(program: &Program) -> Vec<Buffers> {
-    let live = |range: &LiveRange| Live {
-        stage: range.stage.map_or(0, StageIndex::get),
-        microbatch: range.microbatch.get(),
-        first: range.first,
-        last: range.last,
-        slot: range.slot,
-    };
-    let rank_buffers = |rank| {
-        let lifetimes = lifetimes(program, rank, LifetimeOf::StageAndMicrobatch);
-        Buffers { slots: lifetimes.slots(), live: lifetimes.ranges().iter().map(live).collect() }
-    };
-    program.placement().all_ranks().map(rank_buffers).collect()
 }
 
 /// Returns the summary as JSON.
 pub(crate) fn json(summary: &Summary, timed_program: &TimedProgram, price: Option<&Price>) -> String {
-    let activation_buffers = activation_buffers(&timed_program.program);
+    let activation_buffers = all_lifetimes(&timed_program.program, LifetimeOf::StageAndMicrobatch);
     let report = Report { summary, price, activation_buffers, engine_ms: &timed_program.times };
     serde_json::to_string(&report).expect("numbers can be written as JSON") + "\n"
 }
@@ -131,6 +97,20 @@ pub(crate) fn events(timeline: &Timeline) -> String {
     let mut text = "rank,action,start,end\n".to_owned();
     for event in timeline.events() {
         text.push_str(&format!("{},{},{},{}\n", event.rank, event.action, event.start, event.end));
+    }
+    text
+}
+
+/// Returns one line for each forward: rank, stage, microbatch, the first and the last action of the rank's row
+/// that uses its activations, and their buffer.
+pub(crate) fn activations(program: &Program) -> String {
+    let mut text = "rank,stage,microbatch,first,last,slot\n".to_owned();
+    for (rank, lifetimes) in all_lifetimes(program, LifetimeOf::StageAndMicrobatch).iter().enumerate() {
+        for range in lifetimes.ranges() {
+            let stage = range.stage.map_or_else(String::new, |stage| stage.to_string());
+            let (microbatch, first, last, slot) = (range.microbatch, range.first, range.last, range.slot);
+            text.push_str(&format!("{rank},{stage},{microbatch},{first},{last},{slot}\n"));
+        }
     }
     text
 }

@@ -395,3 +395,31 @@ fn bad_files_are_located() {
         "error: empty.csv: the schedule is unsound, 1 violation\n",
     );
 }
+
+#[test]
+fn what_the_loader_of_pytorch_refuses() {
+    let folder = folder();
+    write(&folder, "s.csv", "0F0,0B0\n1F0,1B0\n");
+    let validate = |file: &'static str| ["validate", file, "--loader", "pytorch"];
+    let found = succeed(&folder, &validate("s.csv"));
+    assert!(found.ends_with("PyTorch 2.15 loads it with `_load_csv(file, \"compute_only\")`\n"), "{found}");
+    succeed(&folder, &["lower", "s.csv", "--pass", "send-recv", "-o", "comms.csv"]);
+    let name = "error: comms.csv: the schedule is sound, and PyTorch does not load it, for 2 reasons";
+    refuse(&folder, &validate("comms.csv"), 3, name);
+    let output = run(&folder, &validate("comms.csv"));
+    let line = "rank 0, position 1: PyTorch does not load a send without a wait; run the pass wait-send\n";
+    assert!(text(&output.stdout).starts_with(line), "{}", text(&output.stdout));
+    let json = run(&folder, &[&validate("comms.csv")[..], &["--format", "json"]].concat());
+    let json: serde_json::Value = serde_json::from_slice(&json.stdout).expect("an object");
+    assert_eq!((&json["sound"], &json["loader"]["refused"][1]["rank"]), (&true.into(), &1.into()));
+    succeed(&folder, &["lower", "comms.csv", "--pass", "wait-send", "-o", "waits.csv"]);
+    let json = succeed(&folder, &[&validate("waits.csv")[..], &["--format", "json"]].concat());
+    assert!(json.contains("\"loader\":{\"format\":\"compute_comms\"}"), "{json}");
+    let both = [&validate("waits.csv")[..], &["--transport", "rank"]].concat();
+    refuse(
+        &folder,
+        &both,
+        2,
+        "error: --loader and --transport have verdicts of their own; leave one of them out",
+    );
+}

@@ -342,6 +342,10 @@ fn activations_have_buffers() {
         { "stage": 0, "microbatch": 2, "first": 6, "last": 11, "slot": 0 },
     ]);
     assert_eq!(buffers[0]["live"], live);
+    let lines = ["simulate", "1f1b", "--ranks", "2", "--microbatches", "3", "--format", "activations"];
+    let expected = "rank,stage,microbatch,first,last,slot\n0,0,0,0,5,0\n0,0,1,2,9,1\n0,0,2,6,11,0\n1,1,0,";
+    let found = succeed(&folder(), &lines);
+    assert!(found.starts_with(expected) && found.lines().count() == 7, "{found}");
     let page = succeed(&folder(), &["view", "1f1b", "--ranks", "2", "--microbatches", "3"]);
     assert!(page.contains("Buffers for activations, by rank: 2 1<"), "the page lists them");
 }

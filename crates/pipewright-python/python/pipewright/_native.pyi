@@ -115,6 +115,7 @@ class Program:
         message_bytes: Sequence[SupportsIndex] | None = None,
         grouped: bool = False,
     ) -> dict[str, str]: ...
+    def lifetimes(self, *, by: Literal["stage", "microbatch"] = "stage") -> list[dict[str, Any]]: ...
     def simulate(
         self,
         costs: Costs | str | None = None,

@@ -96,6 +96,17 @@ def test_events_of_slices_have_their_microbatch():
     assert {microbatch for microbatch, _ in places.values()} <= {0, 1, 2, None}
 
 
+def test_activations_have_buffers():
+    program = pw.schedule("interleaved1f1b", ranks=2, microbatches=2).lower()
+    first = program.lifetimes()[0]
+    assert first["live"][0] == {"stage": 0, "microbatch": 0, "first": 0, "last": len(program.rows[0]) - 3, "slot": 0}
+    assert (first["slots"], len(first["live"])) == (4, 4)
+    together = program.lifetimes(by="microbatch")[0]
+    assert (together["slots"], set(together["live"][0])) == (2, {"microbatch", "first", "last", "slot"})
+    with pytest.raises(ValueError, match='by is "rank"; use "stage" or "microbatch"'):
+        program.lifetimes(by="rank")
+
+
 def test_costs_have_names():
     assert pw.Costs.parse("F=1") == pw.Costs.parse("F=1.0") != pw.Costs.parse("F=2")
     assert pw.Costs(forward=1, backward=2) == pw.Costs.parse("F=1,B=2")

@@ -25,7 +25,7 @@ use std::num::NonZeroU32;
 use crate::action::Action;
 use crate::ids::Rank;
 use crate::lower::error::LowerError;
-use crate::lower::wait_send::{wait_of, wait_send};
+use crate::lower::wait_send::wait_send;
 use crate::schedule::Program;
 use crate::transfer::Transfer;
 use crate::words::counted;
@@ -67,19 +67,19 @@ fn limit_row(
     for &action in row {
         if action.kind().is_wait_for_send() {
             if !moved.remove(&action) {
-                pending.retain(|it| wait_of(it.send) != Some(action));
+                pending.retain(|it| it.send.wait_of_send() != Some(action));
                 lowered.push(action);
             }
             continue;
         }
-        if wait_of(action).is_some() {
+        if action.kind().is_send() {
             while pending.len() >= budget.get() as usize {
                 let index = order.choose(&pending, node).ok_or_else(|| impossible(rank, action, &pending))?;
                 let Pending { send, receive } = pending.remove(index);
                 if let Some(receive) = receive {
                     order.place_wait(receive, node);
                 }
-                let earlier = wait_of(send);
+                let earlier = send.wait_of_send();
                 moved.extend(earlier);
                 lowered.extend(earlier);
             }

@@ -14,7 +14,7 @@
 
 use std::collections::HashSet;
 
-use crate::action::{Action, ActionKind};
+use crate::action::Action;
 use crate::schedule::Program;
 
 /// Adds a wait for every send that lacks one.
@@ -31,7 +31,7 @@ fn wait_row(row: Vec<Action>) -> Vec<Action> {
     let mut lowered = Vec::with_capacity(row.len() + row.len() / 4);
     for action in row {
         lowered.push(action);
-        if let Some(wait) = wait_of(action).filter(|wait| !present.contains(wait)) {
+        if let Some(wait) = action.wait_of_send().filter(|wait| !present.contains(wait)) {
             open.insert(wait);
             started.push(wait);
         }
@@ -46,15 +46,6 @@ fn wait_row(row: Vec<Action>) -> Vec<Action> {
     }
     lowered.extend(started.into_iter().filter(|wait| open.remove(wait)));
     lowered
-}
-
-/// Returns the wait for a send; `None` for other actions.
-pub(super) fn wait_of(send: Action) -> Option<Action> {
-    match send.kind() {
-        ActionKind::SendForward => send.with_kind(ActionKind::WaitSendForward),
-        ActionKind::SendBackward => send.with_kind(ActionKind::WaitSendBackward),
-        _ => None,
-    }
 }
 
 #[cfg(test)]

@@ -2,18 +2,16 @@
 //! when.
 
 use crate::action::Action;
-use crate::ids::Rank;
 use crate::picture::names::Named;
 use crate::schedule::Program;
-use crate::simulate::{LifetimeOf, Lifetimes, LiveRange, lifetimes};
+use crate::simulate::{LifetimeOf, Lifetimes, LiveRange, all_lifetimes};
 
 /// The most live ranges that are listed.
 const MOST_LISTED: usize = 5000;
 
 /// Returns the part as HTML.
 pub(super) fn buffers(program: &Program) -> String {
-    let of_rank = |rank| lifetimes(program, rank, LifetimeOf::StageAndMicrobatch);
-    let ranks: Vec<Lifetimes> = (0..program.ranks()).map(Rank::new).map(of_rank).collect();
+    let ranks = all_lifetimes(program, LifetimeOf::StageAndMicrobatch);
     let slots: Vec<String> = ranks.iter().map(|rank| rank.slots().to_string()).collect();
     let all: usize = ranks.iter().map(|rank| rank.ranges().len()).sum();
     let list = if all <= MOST_LISTED { table(program, &ranks) } else { String::new() };

@@ -16,6 +16,8 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
+use serde::Serialize;
+
 use crate::action::{Action, ActionKind};
 use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::schedule::Program;
@@ -30,9 +32,10 @@ pub enum LifetimeOf {
 }
 
 /// The positions from which and to which activations live, and their buffer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct LiveRange {
     /// The stage; `None` for all stages of the rank.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub stage: Option<StageIndex>,
     /// The microbatch.
     pub microbatch: Microbatch,
@@ -45,10 +48,11 @@ pub struct LiveRange {
 }
 
 /// The live ranges of one rank.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Lifetimes {
-    ranges: Vec<LiveRange>,
     slots: u32,
+    #[serde(rename = "live")]
+    ranges: Vec<LiveRange>,
 }
 
 impl Lifetimes {
@@ -61,6 +65,11 @@ impl Lifetimes {
     pub fn slots(&self) -> u32 {
         self.slots
     }
+}
+
+/// Returns the lifetimes of the activations of every rank.
+pub fn all_lifetimes(program: &Program, of: LifetimeOf) -> Vec<Lifetimes> {
+    program.placement().all_ranks().map(|rank| lifetimes(program, rank, of)).collect()
 }
 
 /// Returns the lifetimes of the activations of `rank`; no ranges if there is no such rank.

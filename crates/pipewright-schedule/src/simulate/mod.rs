@@ -37,7 +37,7 @@ pub use dependencies::{Dependencies, dependencies};
 pub(crate) use dependencies::{Dependent, NeededMessage, index};
 pub use error::SimulateError;
 pub use few_microbatches::{FewMicrobatches, few_microbatches};
-pub use lifetimes::{LifetimeOf, Lifetimes, LiveRange, lifetimes};
+pub use lifetimes::{LifetimeOf, Lifetimes, LiveRange, all_lifetimes, lifetimes};
 pub use logical::{LogicalRun, logical};
 pub(crate) use memory::{MemoryChange, memory_changes};
 pub use memory::{MemoryStep, UNIT, memory_curve, peak_memory};

@@ -176,12 +176,7 @@ impl<'a> Run<'a> {
 
     /// Returns whether `send` has a wait, so that it only starts a message.
     fn is_waited_for(&self, send: Action) -> bool {
-        let wait = match send.kind() {
-            ActionKind::SendForward => ActionKind::WaitSendForward,
-            ActionKind::SendBackward => ActionKind::WaitSendBackward,
-            _ => return false,
-        };
-        send.with_kind(wait).is_some_and(|wait| self.context.present.contains(wait))
+        send.wait_of_send().is_some_and(|wait| self.context.present.contains(wait))
     }
 
     /// Reports every cycle of ranks that wait for each other. It follows each blocked rank to the rank that

@@ -5,6 +5,7 @@
 //! has its send), `peer_order` (each pair of ranks agrees on the order of messages), `deadlock` (all ranks
 //! reach their end, even with unbuffered sends), `sharding` (gathered parameters, reduced gradients) and
 //! `offload` (what has left memory is back before its backward). `check` reports them in this order.
+//! `pytorch_loader` has what PyTorch refuses in sound programs.
 //!
 //! The level decides which actions are required. Sharding, reduction and offloading are allowed at any level, and
 //! are checked if they are present.
@@ -26,11 +27,13 @@ mod matching;
 mod offload;
 mod order;
 mod peer_order;
+mod pytorch_loader;
 mod sharding;
 mod validated;
 mod violation;
 
 pub(crate) use check::{check, check_content};
+pub use pytorch_loader::{LoaderFormat, check_pytorch_loader};
 pub use validated::{ValidatedProgram, validate};
 pub(crate) use violation::list_blocked;
 pub use violation::{BlockedRank, Violation, Violations};
