@@ -15,17 +15,7 @@ pub(crate) fn even(blocks: usize, stages: usize) -> Vec<Range<usize>> {
         let each = blocks / stages;
         return (0..stages).map(|stage| stage * each..(stage + 1) * each).collect();
     }
-    let units = blocks + 2;
-    let (each, rest) = (units / stages, units % stages);
-    let mut start = 0;
-    let mut ranges = Vec::with_capacity(stages);
-    for stage in 0..stages {
-        let size = each + usize::from(stage < rest);
-        let blocks_before = |units: usize| units.saturating_sub(1).min(blocks);
-        ranges.push(blocks_before(start)..blocks_before(start + size));
-        start += size;
-    }
-    ranges
+    cut(&vec![1; blocks + 2], stages, &Method::Even)
 }
 
 /// Returns the blocks of each stage such that the stage that takes longest is as short as possible. The
@@ -33,16 +23,18 @@ pub(crate) fn even(blocks: usize, stages: usize) -> Vec<Range<usize>> {
 /// embedding and the last one the head, in addition to their blocks; they may have no block.
 pub(crate) fn balanced(embedding: f64, blocks: &[f64], head: f64, stages: usize) -> Vec<Range<usize>> {
     // The library cuts whole numbers. A picosecond is small against any block.
-    let weight = |seconds: f64| (seconds * 1e12) as u64;
-    let mut weights = vec![weight(embedding)];
-    weights.extend(blocks.iter().map(|&seconds| weight(seconds)));
-    weights.push(weight(head));
-    let block = |layer: usize| layer.saturating_sub(1).min(blocks.len());
-    match partition(&weights, stages as u32, &Method::Optimal) {
-        Ok(cut) => cut.ranges().map(|range| block(range.start)..block(range.end)).collect(),
-        // Only if there are more stages than parts.
-        Err(_) => even(blocks.len(), stages),
-    }
+    let weight = |seconds: &f64| (seconds * 1e12) as u64;
+    let seconds = std::iter::once(&embedding).chain(blocks).chain([&head]);
+    cut(&seconds.map(weight).collect::<Vec<_>>(), stages, &Method::Optimal)
+}
+
+/// Returns the blocks of each stage for the weights of the embedding, of each block and of the head. A layout
+/// has at most as many stages as there are weights.
+fn cut(weights: &[u64], stages: usize, method: &Method) -> Vec<Range<usize>> {
+    let block = |layer: usize| layer.saturating_sub(1).min(weights.len() - 2);
+    let stages = stages.clamp(1, weights.len());
+    let cut = partition(weights, stages as u32, method).expect("there is a weight for each stage");
+    cut.ranges().map(|range| block(range.start)..block(range.end)).collect()
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 pub use pipewright_schedule::mesh::ShardedState;
 use pipewright_schedule::mesh::{Mesh, MeshOrder};
+use pipewright_schedule::simulate::ClosedForm;
 use pipewright_schedule::words::counted;
 
 use crate::layout_error::Fault;
@@ -207,6 +208,11 @@ impl Layout {
     /// Returns the stages of a pipeline.
     pub fn stages(&self) -> u32 {
         self.pipeline.saturating_mul(self.chunks)
+    }
+
+    /// Returns the size of the pipeline for 1F1B without a simulation.
+    pub(crate) fn closed_form(&self) -> ClosedForm {
+        ClosedForm { ranks: self.pipeline, microbatches: self.microbatches(), chunks: self.chunks }
     }
 
     /// Returns the tokens of a microbatch on one rank.

@@ -34,7 +34,6 @@ pub mod measured;
 mod cut;
 pub mod memory;
 mod units;
-mod in_flight;
 pub mod pipeline;
 pub mod predict;
 pub mod goodput;

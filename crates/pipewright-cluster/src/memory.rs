@@ -15,14 +15,19 @@
 //! **Activations** of a block are the tensors that its backward reads. For GPT without recomputation, they
 //! are `s b h (10 + 24 / t + 5 a s / (h t))` bytes (the same paper, equation 2); with sequence parallelism
 //! the 10 is divided too, and fused attention or selective recomputation removes the last term.
+//!
+//! What operations keep is counted as in training (`kept` of `pipewright-shapes`). The rest is that of other
+//! systems, whose copy of parameters in single precision belongs to the optimizer, and whose gradients are sharded
+//! too; `training_memory` of `pipewright-models` counts the tensors of Pipewright.
 
 use std::ops::{Add, Mul};
 
 use pipewright_schedule::held_bytes::HeldBytes;
 
 use crate::layout::{Layout, Precision, Recompute, Scores, ShardedState};
+use pipewright_shapes::kept::{Kept, expert_rows, norm};
 use pipewright_shapes::model::{Block, Division, FeedForward, Matrix, Mixer, Model};
-use pipewright_shapes::training::{AdaptedLayer, AdapterSizes, Adapters, Training};
+use pipewright_shapes::training::{AdaptedLayer, Adapters, Training};
 
 /// Parameters of a rank, by the ranks that have the same ones.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -200,33 +205,21 @@ pub fn block_stash(block: &Block, model: &Model, layout: &Layout) -> f64 {
     block.matrices(model.hidden).iter().map(kept).sum::<f64>() * layout.tokens()
 }
 
-/// The bytes per token that a block's adapters keep for their backward, in single precision: the copies of
-/// their inputs, the results of their first matrices, and with magnitudes the outputs that these multiply.
-/// With dropout, each adapter keeps its input with dropped elements, and the mask.
+/// The bytes per token that a block's adapters keep for their backward, in single precision.
 fn adapter_activations(block: &Block, layout: &Layout) -> f64 {
     let Training::Adapters(adapters) = &block.training else { return 0.0 };
-    let AdapterSizes { rank, has_magnitudes, has_dropout } = adapters.sizes();
     let kept = |layer: AdaptedLayer| {
-        let [input, output] = layout.widths_of([layer.input, layer.output], layer.division);
-        let copies = match (has_dropout, has_magnitudes) {
-            (false, _) if layer.shares_input => 0.0,
-            (false, _) => 1.0,
-            (true, false) => 2.0,
-            // The base computes with the dropped input too, in half precision.
-            (true, true) => 2.5,
-        };
-        let multiplied = if has_magnitudes { output } else { 0.0 };
-        rank as f64 + copies * input + multiplied
+        let widths = layout.widths_of([layer.input, layer.output], layer.division);
+        adapters.sizes().kept(widths, !layer.shares_input)
     };
     4.0 * adapters.layers().map(kept).sum::<f64>()
 }
 
-/// The bytes per token that a block's adapters keep for the gradients of their matrices: inputs and the
-/// gradients of outputs.
+/// The bytes per token that a block's adapters keep for the gradients of their matrices.
 fn adapter_stash(adapters: &Adapters, layout: &Layout) -> f64 {
     let kept = |layer: AdaptedLayer| {
-        let [input, output] = layout.widths_of([layer.input, layer.output], layer.division);
-        2.0 * adapters.sizes().rank as f64 + output + if layer.shares_input { 0.0 } else { input }
+        let widths = layout.widths_of([layer.input, layer.output], layer.division);
+        adapters.sizes().stash(widths, layer.shares_input).iter().sum::<f64>()
     };
     4.0 * adapters.layers().map(kept).sum::<f64>()
 }
@@ -250,34 +243,30 @@ pub fn whole_block_activations(block: &Block, model: &Model, layout: &Layout) ->
 /// The bytes per token of all tensors of a block that its backward reads.
 fn everything(block: &Block, model: &Model, layout: &Layout) -> f64 {
     let (tensor, division) = (f64::from(layout.tensor), layout.sequence_division());
-    let input = input_bytes(layout);
-    let hidden = model.hidden as f64;
-    let mask = if model.gpt { 1.0 } else { 0.0 };
-    // The input of a norm, its output, and the mask of the dropout after the part.
-    let outer = (2.0 + input + mask) * hidden / division;
+    let bytes = |kept: Kept| 2.0 * kept.others as f64 + input_bytes(layout) * kept.inputs as f64;
+    // The mask of the dropout after the part.
+    let mask = if model.gpt { model.hidden } else { 0 };
+    let norms = model.vectors.norms_per_part as f64 * bytes(norm(model.hidden));
+    let outer = (norms + mask as f64) / division;
     let mixer = match block.mixer {
         Mixer::Attention(attention) => {
-            let made = attention.query_width() + 2 * attention.key_width();
             let keeps_scores = layout.scores == Scores::Unfused && layout.recompute != Recompute::Selective;
             let scores = if keeps_scores { 5 * attention.heads * u64::from(layout.sequence) } else { 0 };
-            outer + (2.0 * made as f64 + input * attention.query_width() as f64 + scores as f64) / tensor
+            let norms = bytes(attention.norms_kept(model.vectors.query_key_norm));
+            outer + (bytes(attention.kept()) + norms + scores as f64) / tensor
         }
         Mixer::Latent(latent) => {
-            let small = latent.query_rank.unwrap_or(0) + latent.key_value_rank + latent.rotary_size;
-            let made = latent.heads * (2 * (latent.plain_size + latent.rotary_size) + 2 * latent.value_size);
-            outer + 2.0 * small as f64 / division + 2.0 * made as f64 / tensor
+            outer + bytes(latent.norms_kept()) / division + bytes(latent.kept()) / tensor
         }
-        Mixer::Mamba2(mamba) => outer + 2.0 * (mamba.projected() + 3 * mamba.inner()) as f64 / tensor,
+        Mixer::Mamba2(mamba) => outer + bytes(mamba.kept()) / tensor,
         Mixer::None => 0.0,
     };
-    let dense = |width: f64, products: u64| (2.0 * products as f64 + input) * width / tensor;
     let feed_forward = match block.feed_forward {
-        FeedForward::Dense(dense_part) => outer + dense(dense_part.inner as f64, dense_part.up_products()),
+        FeedForward::Dense(dense) => outer + bytes(dense.kept()) / tensor,
         FeedForward::Experts(experts) | FeedForward::LatentExperts { experts, .. } => {
             let width = block.feed_forward.expert_width(model.hidden);
-            let inner = experts.per_token * experts.expert.inner + experts.shared_inner;
-            let sent = 2.0 * input * (experts.per_token * width) as f64 / division;
-            outer + sent + dense(inner as f64, experts.expert.up_products())
+            let rows = input_bytes(layout) * expert_rows(experts.per_token, width) as f64;
+            outer + rows / division + bytes(experts.kept()) / tensor
         }
         FeedForward::None => 0.0,
     };

@@ -11,7 +11,6 @@ use pipewright_schedule::{
 };
 use thiserror::Error;
 
-use crate::in_flight;
 use crate::layout::Layout;
 
 /// The computations above which a pipeline is not simulated: 1,024 ranks with 512 microbatches have as many.
@@ -168,26 +167,17 @@ pub(crate) fn computations(layout: &Layout) -> u64 {
     u64::from(layout.stages()).saturating_mul(2 * u64::from(layout.microbatches()))
 }
 
-/// The run of 1F1B, interleaved if there are several chunks, without a simulation: the work of the busiest
-/// rank, the way of the first microbatch to the last rank and back, and the messages of that way (arXiv
-/// 2104.04473, section 2.2). The activations are the simulated ones.
+/// Returns the run of 1F1B, interleaved if there are several chunks, without a simulation. The activations are
+/// the simulated ones.
 pub fn closed_form(layout: &Layout, costs: &PipelineCosts) -> PipelineRun {
-    let (ranks, chunks) = (layout.pipeline as usize, layout.chunks as usize);
-    let microbatches = f64::from(layout.microbatches());
-    let seconds = |stage: usize| costs.stages[stage].forward + costs.stages[stage].backward;
-    let stages_of_rank: Vec<Vec<usize>> =
-        (0..ranks).map(|rank| (0..chunks).map(|chunk| chunk * ranks + rank).collect()).collect();
-    let busiest = stages_of_rank.iter().map(|stages| stages.iter().map(|&stage| seconds(stage)).sum::<f64>());
-    let busiest = busiest.fold(0.0, f64::max);
-    let fill: f64 = (0..ranks.saturating_sub(1)).map(seconds).sum();
-    let hop = costs.sizes[0].output as f64 / costs.link.bandwidth + costs.link.latency;
-    let hops = 2.0 * (ranks as f64 - 1.0) * hop;
+    let form = layout.closed_form();
+    let stages_of_rank = form.stages_of_rank();
     let activations = (0..layout.pipeline).zip(&stages_of_rank).map(|(rank, stages)| {
         let chunks: Vec<u64> = stages.iter().map(|&stage| costs.sizes[stage].activation).collect();
-        in_flight::of_1f1b(layout, rank, &chunks)
+        form.activations(rank, &chunks)
     });
     PipelineRun {
-        makespan: microbatches * busiest + fill + hops,
+        makespan: form.makespan(&costs.stages, costs.sizes[0].output, costs.link),
         activations: activations.collect(),
         stages_of_rank,
         splits_backward: false,

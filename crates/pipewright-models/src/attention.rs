@@ -27,6 +27,18 @@ pub(crate) struct AttentionSizes {
     pub(crate) head_dim: usize,
 }
 
+impl AttentionSizes {
+    /// Returns the shape on which costs depend. They have the window apart.
+    pub(crate) fn shape(self) -> pipewright_shapes::model::Attention {
+        pipewright_shapes::model::Attention {
+            heads: self.heads as u64,
+            key_value_heads: self.key_heads as u64,
+            head_size: self.head_dim as u64,
+            window: None,
+        }
+    }
+}
+
 /// The linear layers of an attention that have a bias.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct AttentionBias {

@@ -7,6 +7,8 @@ use std::ops::Add;
 
 use pipewright_schedule::LayerDesc;
 use pipewright_schedule::profile::{EMBEDDING, HEAD};
+use pipewright_shapes::kept::{self, Kept};
+use pipewright_shapes::model::Dense;
 use pipewright_shapes::operations::LayerCount;
 
 use crate::attention::AttentionSizes;
@@ -70,6 +72,11 @@ impl Add for Cost {
 }
 
 impl Cost {
+    /// Returns the cost of keeping these numbers.
+    pub(crate) fn keeping(kept: Kept) -> Self {
+        Self { kept: kept.numbers(), ..Self::default() }
+    }
+
     /// Returns the cost of a layer that computes `count` states of each token.
     pub(crate) fn for_each_of(self, count: u64) -> Self {
         Self {
@@ -201,7 +208,7 @@ pub(crate) fn magnitudes(inputs: u64, outputs: u64, rank: u64, tokens: u64) -> u
 
 /// Returns the cost of a norm, which keeps its input, its output and a scale.
 pub(crate) fn norm(width: u64) -> Cost {
-    Cost { elements: NORM_PASSES * width, kept: 2 * width + 1, ..Cost::default() }
+    Cost { elements: NORM_PASSES * width, ..Cost::keeping(kept::norm(width)) }
 }
 
 /// Returns the cost of a norm whose result is the input of matrix products, and of nothing else.
@@ -216,36 +223,29 @@ pub(crate) fn centring(width: u64, form: NormForm) -> Cost {
     Cost { elements: BIAS_PASSES * width, kept: width, ..Cost::default() }
 }
 
-/// Returns the cost of a feed-forward layer without a gate. It keeps the up projection and the result of the
-/// activation.
+/// Returns the cost of a feed-forward layer without a gate.
 pub(crate) fn ungated(inner: u64) -> Cost {
-    Cost { elements: GATE_PASSES * inner, kept: 2 * inner, ..Cost::default() }
+    Cost { elements: GATE_PASSES * inner, ..Cost::keeping(Dense { inner, gated: false }.kept()) }
 }
 
-/// Returns the cost of a feed-forward layer with a gate, whose activation is SwiGLU. It keeps the gate, the up
-/// projection and the result of the activation.
+/// Returns the cost of a feed-forward layer with a gate, whose activation is SwiGLU.
 pub(crate) fn gated(inner: u64) -> Cost {
-    Cost { elements: GATE_PASSES * inner, kept: 3 * inner, feed_forward: inner, ..Cost::default() }
+    let kept = Dense { inner, gated: true }.kept();
+    Cost { elements: GATE_PASSES * inner, feed_forward: inner, ..Cost::keeping(kept) }
 }
 
 /// Returns the cost of an attention in which a token sees half of `seen` keys on average. Each pair of a
 /// query channel and a key that a token sees takes part in three multiply-adds, once for the scores and once
 /// for the values.
 pub(crate) fn attention(sizes: AttentionSizes, seen: u64) -> Cost {
-    let [heads, key_heads, head_dim] = [sizes.heads, sizes.key_heads, sizes.head_dim].map(|size| size as u64);
-    let (queries, keys) = (heads * head_dim, key_heads * head_dim);
-    Cost {
-        mixing: 6 * seen * queries,
-        // Queries, keys, values and the attention's output with a normaliser for each head.
-        kept: 2 * queries + 2 * keys + heads,
-        ..Cost::default()
-    }
+    let attention = sizes.shape();
+    Cost { mixing: 6 * seen * attention.query_width(), ..Cost::keeping(attention.kept()) }
 }
 
 /// Returns how many more numbers devices other than the processor keep for a mixture: each chosen expert is a
 /// sequence of layers there, which keeps a token's row, `width` numbers, before and after it.
 pub(crate) fn mixture_on_devices(chosen: u64, width: u64) -> i64 {
-    (2 * chosen * width) as i64
+    kept::expert_rows(chosen, width) as i64
 }
 
 #[cfg(test)]

@@ -14,8 +14,8 @@ use crate::attention::{Attention, AttentionSizes, InputNorms};
 use crate::block::{Attends, Block, Branch, Mixer};
 use crate::cost::ModelSizes;
 use crate::decoder::{
-    self, BlockAttentions, BlockForm, DecoderConfig, FeedForward, HeadNorms, LayerWindows, MixtureConfig,
-    NormPlaces,
+    self, BlockAttentions, BlockForm, DecoderConfig, FeedForward, LayerWindows, MixtureConfig, NormPlaces,
+    QueryKeyNorm,
 };
 use crate::embedding_layer::EmbeddingLayer;
 use crate::error::ModelError;
@@ -223,9 +223,9 @@ fn attention(
     if form.joins_projections {
         return Attention::build_joined(sizes, form.bias, path, builder).map(Mixer::Attention);
     }
-    let joins_heads = form.head_norms == HeadNorms::All;
+    let joins_heads = form.head_norms == QueryKeyNorm::All;
     let norms = InputNorms { form: form.norm(config), joins_heads };
-    let norms = (form.head_norms != HeadNorms::None).then_some(norms);
+    let norms = (form.head_norms != QueryKeyNorm::None).then_some(norms);
     let attention = Attention::build(sizes, form.bias, norms, path, builder)?;
     let attention = if form.has_sinks { attention.with_sinks(sizes, path, builder)? } else { attention };
     Ok(Mixer::Attention(attention))

@@ -15,7 +15,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::attention::AttentionBias;
-use crate::decoder::{BlockForm, DecoderConfig, HeadNorms, LayerForm, LayerType};
+use crate::decoder::{BlockForm, DecoderConfig, LayerForm, LayerType, QueryKeyNorm};
 use crate::decoder_family::DecoderFamily;
 use crate::gemma2::gemma_form;
 
@@ -152,7 +152,7 @@ impl DecoderFamily for Gemma3Config {
         let layer = |index| if is_local(index) { local } else { LayerForm::default() };
         BlockForm {
             bias: AttentionBias::all(own.attention_bias),
-            head_norms: HeadNorms::Each,
+            head_norms: QueryKeyNorm::Head,
             layers: (0..self.decoder.num_hidden_layers).map(layer).collect(),
             logit_cap: own.final_logit_softcapping,
             ..gemma_form(&self.decoder, own.query_pre_attn_scalar)

@@ -14,6 +14,7 @@ use std::collections::BTreeSet;
 
 use globset::Glob;
 use pipewright_shapes::ShapeError;
+use pipewright_shapes::training::AdapterSizes;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ModelError;
@@ -70,6 +71,11 @@ pub enum LoraTargets {
 }
 
 impl LoraConfig {
+    /// Returns the settings on which the costs of the adapters depend.
+    pub fn sizes(&self) -> AdapterSizes {
+        AdapterSizes { rank: self.rank.into(), has_magnitudes: self.dora, has_dropout: self.dropout > 0.0 }
+    }
+
     /// Returns the factor of the adapter's output.
     pub fn scale(&self) -> f64 {
         let rank = f64::from(self.rank);
@@ -180,6 +186,11 @@ pub(crate) fn layer_of_magnitudes(parameter: &str) -> Option<&str> {
 /// Returns the path of the layer that an adapter's first matrix belongs to; `None` for other parameters.
 pub(crate) fn layer_of_first(parameter: &str) -> Option<&str> {
     parameter.strip_suffix(".lora_A.weight")
+}
+
+/// Returns the path of the layer that an adapter's second matrix belongs to; `None` for other parameters.
+pub(crate) fn layer_of_second(parameter: &str) -> Option<&str> {
+    parameter.strip_suffix(".lora_B.weight")
 }
 
 #[cfg(test)]

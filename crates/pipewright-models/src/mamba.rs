@@ -1,6 +1,7 @@
 //! Mamba-2 mixers: their parameters and costs, which are the same in every family.
 
 use pipewright::nn::{DepthwiseConvolution, GroupNormWeight, Mamba2, MambaSizes};
+use pipewright_shapes::model;
 
 use crate::cost::{Cost, GATE_PASSES, NORM_PASSES};
 use crate::error::ModelError;
@@ -119,14 +120,20 @@ pub(crate) fn cost(sizes: &MambaSizes) -> Cost {
     // long.
     let decays = CHUNK * sizes.heads as u64;
     let convolved = sizes.convolved() as u64;
+    let mixer = model::Mamba2 {
+        heads: sizes.heads as u64,
+        head_size: sizes.head_dim as u64,
+        state,
+        groups: sizes.groups as u64,
+        convolution: sizes.taps as u64,
+        chunk: CHUNK,
+    };
     let passes = convolved * (4 + sizes.taps as u64) + width * (GATE_PASSES + NORM_PASSES);
     Cost {
         mixing: 2 * (pairs + states),
         elements: decays + passes,
-        // The projected channels, the result of the scan, the mixed channels and the scales of the norm.
-        kept: (sizes.projected() + 2 * sizes.width() + sizes.groups) as u64,
         // Other devices compute the scan again.
         kept_on_devices: -((sizes.width() + sizes.groups) as i64),
-        ..Cost::default()
+        ..Cost::keeping(mixer.kept())
     }
 }

@@ -7,7 +7,7 @@ use pipewright_shapes::family::{self, Family};
 use serde::{Deserialize, Serialize};
 
 use crate::attention::AttentionBias;
-use crate::decoder::{BlockForm, DecoderConfig, HeadNorms, NormPlaces};
+use crate::decoder::{BlockForm, DecoderConfig, NormPlaces, QueryKeyNorm};
 use crate::decoder_family::DecoderFamily;
 
 /// An OLMo 2 model.
@@ -37,7 +37,7 @@ impl DecoderFamily for Olmo2Config {
     fn form(&self) -> BlockForm<'_> {
         BlockForm {
             bias: AttentionBias::all(self.attention_bias),
-            head_norms: HeadNorms::All,
+            head_norms: QueryKeyNorm::All,
             norms: NormPlaces::After,
             ..BlockForm::default()
         }

@@ -10,6 +10,7 @@
 )]
 
 use std::cell::OnceCell;
+use std::collections::BTreeSet;
 
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor};
@@ -19,11 +20,13 @@ use pipewright::nn::{
 use pipewright::random::RandomStream;
 use pipewright::stage::StageContext;
 use pipewright::tensor::Placement;
+use pipewright_shapes::matrix::Division;
+use pipewright_shapes::training::AdaptedLayer;
 
 use crate::error::ModelError;
 use crate::file_layout::{FileLayout, OutputParts};
-use crate::lora::name_of;
-use crate::parameter::{Builder, ParameterKind, SplitLinear};
+use crate::lora::{LoraConfig, layer_of_first, layer_of_second, name_of};
+use crate::parameter::{Builder, ParameterKind, ParameterSpec, SplitLinear};
 use crate::split::require_groups;
 
 /// A linear layer with an adapter, or without one.
@@ -142,7 +145,7 @@ impl Builder<'_> {
 
 /// Returns the path of the first projection that has the same input as the one at a path: queries, keys and
 /// values have the same, and so have gate and up, and the matrices that make latents.
-pub fn input_of(projection: &str) -> String {
+fn input_of(projection: &str) -> String {
     let (block, name) = projection.rsplit_once('.').unwrap_or_default();
     match name {
         "k_proj" | "v_proj" => format!("{block}.q_proj"),
@@ -154,14 +157,45 @@ pub fn input_of(projection: &str) -> String {
 
 /// Returns whether the ranks of a tensor group divide the projection at a path by its inputs: the last ones
 /// of attention and of a feed-forward layer.
-pub fn is_split_by_inputs(projection: &str) -> bool {
+fn is_split_by_inputs(projection: &str) -> bool {
     matches!(name_of(projection), "o_proj" | "down_proj" | "c_proj")
 }
 
 /// Returns whether each rank of a tensor group has the whole projection at a path: the ones that make
 /// latents.
-pub fn is_whole(projection: &str) -> bool {
+fn is_whole(projection: &str) -> bool {
     matches!(name_of(projection), "q_a_proj" | "kv_a_proj_with_mqa")
+}
+
+/// Returns the layers whose adapters are among the parameters `specs`, in their order, each with its path. The
+/// second matrix of an adapter comes after its first one.
+pub fn adapted_layers<'a>(
+    lora: &LoraConfig,
+    specs: impl IntoIterator<Item = &'a ParameterSpec>,
+) -> Vec<(String, AdaptedLayer)> {
+    let mut layers: Vec<(String, AdaptedLayer)> = Vec::new();
+    let mut inputs = BTreeSet::new();
+    for spec in specs {
+        let &[rows, columns] = spec.shape.as_slice() else { continue };
+        if let Some(layer) = layer_of_first(&spec.path) {
+            let division = if is_split_by_inputs(layer) {
+                Division::Rows
+            } else if is_whole(layer) {
+                Division::Whole
+            } else {
+                Division::Columns
+            };
+            // With dropout, no two adapters have the same input.
+            let shares_input = !inputs.insert(input_of(layer)) && lora.dropout == 0.0;
+            let adapted = AdaptedLayer { input: rows as u64, output: 0, division, shares_input };
+            layers.push((layer.to_owned(), adapted));
+        } else if let Some((_, adapted)) =
+            layers.last_mut().filter(|(path, _)| layer_of_second(&spec.path) == Some(path))
+        {
+            adapted.output = columns as u64;
+        }
+    }
+    layers
 }
 
 /// Returns the outputs `[tokens, outputs]` of a joined projection that belong to a part, of all groups that

@@ -6,7 +6,7 @@ use pipewright_shapes::family::{self, Family};
 use serde::{Deserialize, Serialize};
 
 use crate::attention::AttentionBias;
-use crate::decoder::{BlockForm, DecoderConfig, HeadNorms, LayerWindows, with_windows};
+use crate::decoder::{BlockForm, DecoderConfig, LayerWindows, QueryKeyNorm, with_windows};
 use crate::decoder_family::DecoderFamily;
 
 /// A Qwen3 model.
@@ -39,7 +39,7 @@ impl DecoderFamily for Qwen3Config {
     fn form(&self) -> BlockForm<'_> {
         BlockForm {
             bias: AttentionBias::all(self.attention_bias),
-            head_norms: HeadNorms::Each,
+            head_norms: QueryKeyNorm::Head,
             layers: with_windows(self.windows.of_layers(self.decoder.num_hidden_layers)),
             ..BlockForm::default()
         }

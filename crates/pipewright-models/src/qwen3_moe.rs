@@ -13,7 +13,7 @@ use pipewright_shapes::family::{self, Family};
 use serde::{Deserialize, Serialize};
 
 use crate::attention::AttentionBias;
-use crate::decoder::{BlockForm, DecoderConfig, HeadNorms, LayerForm, LayerWindows, MixtureConfig};
+use crate::decoder::{BlockForm, DecoderConfig, LayerForm, LayerWindows, MixtureConfig, QueryKeyNorm};
 use crate::decoder_family::DecoderFamily;
 
 /// A Qwen3-MoE model.
@@ -54,7 +54,7 @@ impl DecoderFamily for Qwen3MoeConfig {
         BlockForm {
             layers: vec![layer; self.decoder.num_hidden_layers],
             bias: AttentionBias::all(self.attention_bias),
-            head_norms: HeadNorms::Each,
+            head_norms: QueryKeyNorm::Head,
             mixture: Some(&self.mixture),
             ..BlockForm::default()
         }

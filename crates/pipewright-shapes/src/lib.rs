@@ -5,6 +5,7 @@
 //!                              |                                     |
 //! config.json --decoder, nemotron_h, hybrid--> configuration --> the modules of training
 //! config.json --reader--> Model: blocks, matrices, biases and norms --operations--> parameters and operations
+//!                                                                         --kept--> numbers for the backward
 //! ```
 //!
 //! A configuration has all constants of the computation and refuses what training cannot compute. A
@@ -27,6 +28,7 @@ pub mod matrix;
 pub mod training;
 pub mod model;
 pub mod operations;
+pub mod kept;
 pub mod reader;
 
 pub use error::ShapeError;

@@ -22,9 +22,10 @@ pub struct Vectors {
 }
 
 /// The norms of queries and keys.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum QueryKeyNorm {
     /// No norm.
+    #[default]
     None,
     /// One for each head, all with the same parameters.
     Head,

@@ -99,6 +99,8 @@ fn of_configuration(path: Option<&Path>, set: &[String]) -> Result<PlannedModel,
 mod tests {
     use std::fs;
 
+    use pipewright_cluster::layout::{Cut, Kernels, Layout, Precision, Recompute, Scores, ShardedState};
+    use pipewright_cluster::memory::whole_block_activations;
     use pipewright_models::{ModelConfig, ROUTER_CORRECTION};
     use serde_json::{Value, json};
 
@@ -190,5 +192,49 @@ mod tests {
         let all = ModelConfig::MODEL_TYPES.iter().copied();
         assert_eq!(all.filter(|family| !is_tested(family)).collect::<Vec<_>>(), [""; 0]);
         assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong.join("\n"));
+    }
+
+    /// Training counts scales of norms and normalisers of attention too; a plan leaves them out.
+    #[test]
+    fn both_count_the_same_tensors_of_a_block() {
+        let layout = Layout {
+            gpus: 1,
+            tensor: 1,
+            pipeline: 1,
+            chunks: 1,
+            context: 1,
+            expert: 1,
+            expert_tensor: 1,
+            microbatch: 1,
+            batch: 1,
+            sequence: 8,
+            schedule: None,
+            cut: Cut::Even,
+            precision: Precision::Half,
+            recompute: Recompute::None,
+            sequence_parallel: false,
+            scores: Scores::Fused,
+            sharding: ShardedState::Nothing,
+            kernels: Kernels::Fused,
+        };
+        let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pipewright-models/tests/data");
+        // The scales of two norms, or of one before a Mamba-2 mixer, and of heads, their norms, latents or groups.
+        let references = [
+            ("llama-tiny", 2 + 4),
+            ("qwen3-tiny", 2 + 4 + (4 + 2)),
+            ("olmo2-tiny", 2 + 2 + 2),
+            ("deepseek-v3-tiny", 2 + 2 + 2),
+            ("nemotron-h-tiny", 1 + 2),
+        ];
+        for (name, scales) in references {
+            let folder = models.join(name);
+            let trained = ModelConfig::read(&folder).expect("a model").describe(8);
+            let text = fs::read_to_string(folder.join("config.json")).expect("a file");
+            let planned = reader::read(&text).expect("a model").model;
+            let bytes = whole_block_activations(&planned.blocks[0], &planned, &layout);
+            // Numbers of 4 bytes in training, and of 2 bytes in the plan, of 8 tokens.
+            let found = trained.layers[1].activation_bytes / (8 * 4) - scales;
+            assert_eq!(found as f64, bytes / (8.0 * 2.0), "{name}");
+        }
     }
 }

@@ -10,7 +10,7 @@ use pipewright_shapes::model::Model;
 use crate::clusters::failures::{ExpectedFaults, PlanGoodput};
 use crate::clusters::plan::Planned;
 use crate::display::{bytes, short_count};
-use crate::planning::print::{memory, significant, span, time};
+use crate::planning::print::{memory_row, significant, span, time, title_word};
 
 /// Returns the plans with what people need to judge them.
 pub(crate) fn text(planned: &Planned) -> String {
@@ -22,7 +22,7 @@ pub(crate) fn text(planned: &Planned) -> String {
     line(title(planned));
     for (index, plan) in planned.found.plans.iter().enumerate() {
         let layout = plan.layout.text(&planned.request.model);
-        line(format!("{}  {layout}", if index == 0 { "best" } else { "then" }));
+        line(format!("{}  {layout}", title_word(index)));
         line(format!("      {}", figures(plan, planned.found.memory_limit)));
         if index == 0 {
             details(plan).into_iter().for_each(&mut line);
@@ -109,7 +109,7 @@ fn details(plan: &ClusterPlan) -> Vec<String> {
     let (rank, largest) = prediction.largest_rank();
     let mut lines = vec![
         format!("      {}", shares.join(", ")),
-        format!("      memory by rank {}", memory(&peaks)),
+        memory_row(&peaks),
         format!("      memory of rank {rank}: {}", largest.text()),
     ];
     if plan.layout.pipeline > 1 {

@@ -19,7 +19,7 @@ use crate::display::bytes;
 use crate::failure::{Exit, Failure, sentence};
 use crate::planning::emitted::best_of_system;
 use crate::planning::plan_json::{CheckJson, check_json, plan_json};
-use crate::planning::print::{longer, memory, refused, time, title_of};
+use crate::planning::print::{cut_row, longer, memory_row, refused, time, title_of};
 use pipewright_run::schedule_file::read_regular;
 
 /// The share by which a plan may take longer than another one and still be as good.
@@ -146,8 +146,8 @@ impl<'a> Checked<'a> {
             time(prediction.step_s()),
             prediction.run.timeline().bubble_fraction() * 100.0
         ));
-        line(format!("      boundaries {:?}", read.choice.boundaries));
-        line(format!("      memory by rank {}", memory(&prediction.peak_bytes)));
+        line(cut_row(&read.choice.boundaries));
+        line(memory_row(&prediction.peak_bytes));
         if let Ok(others) = &self.others {
             self.comparison(others).into_iter().for_each(&mut line);
         }
@@ -162,7 +162,7 @@ impl<'a> Checked<'a> {
         let mut lines = vec![
             self.verdict(best),
             format!("best we know  {}: {} per step", title_of(best), time(best.step_s)),
-            format!("      boundaries {:?}", best.boundaries),
+            cut_row(&best.boundaries),
         ];
         if best_of_system.step_s > best.step_s {
             lines.push(format!(
@@ -172,7 +172,7 @@ impl<'a> Checked<'a> {
                 time(best_of_system.step_s),
                 longer(self.longer_than(best_of_system))
             ));
-            lines.push(format!("      boundaries {:?}", best_of_system.boundaries));
+            lines.push(cut_row(&best_of_system.boundaries));
         }
         lines
     }

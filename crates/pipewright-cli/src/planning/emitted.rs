@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::display::say;
 use crate::failure::{Exit, Failure};
 use crate::output;
-use crate::planning::print::{longer, refused, time};
+use crate::planning::print::{cut_row, longer, refused, time};
 
 /// The systems that execute plans, with their names and what is written for them.
 pub(crate) const SYSTEMS: [(&str, &str, System); 3] = [
@@ -156,7 +156,7 @@ impl<P> Emitted<P> {
                     "the best that {system} runs takes {}: {title}: {step} per step",
                     longer(self.longer)
                 ));
-                line(format!("      boundaries {boundaries:?}"));
+                line(cut_row(boundaries));
             }
         }
         let remarks = &self.emission.remarks;

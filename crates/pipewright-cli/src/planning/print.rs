@@ -50,9 +50,8 @@ pub(crate) fn text(
     let mut text = String::new();
     let mut line = |words: String| writeln!(text, "{words}").expect("a string takes all text");
     for (index, plan) in report.plans.iter().enumerate() {
-        let title = if index == 0 { "best" } else { "then" };
         let (step, bubble) = (time(plan.step_s), plan.bubble_fraction * 100.0);
-        line(format!("{title}  {}  {step} per step, bubble {bubble:.1}%", title_of(plan)));
+        line(format!("{}  {}  {step} per step, bubble {bubble:.1}%", title_word(index), title_of(plan)));
         if index == 0 {
             details(plan).into_iter().for_each(&mut line);
         }
@@ -93,11 +92,11 @@ pub(crate) fn text(
 
 /// Returns the lines about the best plan.
 fn details(plan: &Plan) -> Vec<String> {
-    let mut lines = vec![format!("      boundaries {:?}", plan.boundaries)];
+    let mut lines = vec![cut_row(&plan.boundaries)];
     if let recompute @ Recompute::Stages(_) = Recompute::of_stages(&plan.recompute) {
         lines.push(format!("      stages that recompute {recompute}"));
     }
-    lines.push(format!("      memory by rank {}", memory(&plan.peak_bytes)));
+    lines.push(memory_row(&plan.peak_bytes));
     if is_mesh(plan) {
         lines.push(format!("      ranks are numbered by {}", rank_order(plan).join(", then by ")));
         lines.push(format!(
@@ -217,7 +216,17 @@ fn reason(outcome: &Outcome, best: &Plan) -> String {
     }
 }
 
-/// Returns the bytes of the ranks. A long list is shortened.
-pub(crate) fn memory(peaks: &[u64]) -> String {
-    list(peaks.iter().map(|&peak| bytes(peak)), "  ")
+/// Returns the word before the plan with this index among plans that are sorted by their time.
+pub(crate) fn title_word(index: usize) -> &'static str {
+    if index == 0 { "best" } else { "then" }
+}
+
+/// Returns the row with the cut of a plan.
+pub(crate) fn cut_row(boundaries: &[usize]) -> String {
+    format!("      boundaries {boundaries:?}")
+}
+
+/// Returns the row with the bytes of the ranks. A long list is shortened.
+pub(crate) fn memory_row(peaks: &[u64]) -> String {
+    format!("      memory by rank {}", list(peaks.iter().map(|&peak| bytes(peak)), "  "))
 }

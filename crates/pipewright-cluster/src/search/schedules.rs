@@ -9,7 +9,6 @@
 use pipewright_schedule::costs::StageCosts;
 use pipewright_schedule::generate::{StageRule, find};
 
-use crate::in_flight;
 use crate::layout::Layout;
 use crate::pipeline::{PipelineCosts, PipelineRun, closed_form};
 
@@ -119,7 +118,7 @@ pub(super) fn held(layout: &Layout, rank: u32) -> f64 {
 /// microbatch in each of its chunks. If only a mean is known, each chunk counts as the smallest one.
 fn least_held(layout: &Layout, rank: u32, chunks: &[u64]) -> u64 {
     let all = match layout.schedule_name() {
-        "interleaved-zb-h1" => return in_flight::of_interleaved_zb_h1(layout, rank, chunks),
+        "interleaved-zb-h1" => return layout.closed_form().least_activations_of_zb_h1(rank, chunks),
         "gpipe" | "loopedbfs" => chunks.iter().map(|&bytes| bytes as f64).sum(),
         _ => chunks.iter().min().map_or(0.0, |&smallest| smallest as f64 * chunks.len() as f64),
     };

@@ -2,8 +2,10 @@
 
 use pipewright_schedule::LayerDesc;
 use pipewright_shapes::decoder::{DecoderConfig, MixtureConfig};
+use pipewright_shapes::model::Latent;
+use pipewright_shapes::vectors::QueryKeyNorm;
 
-use super::form::{Activation, BlockForm, HeadNorms, NormPlaces};
+use super::form::{Activation, BlockForm, NormPlaces};
 use crate::attention::AttentionSizes;
 use crate::cost::{self, BIAS_PASSES, Cost, FLOAT, GATE_PASSES, LOSS_PASSES, ModelSizes, NORM_PASSES};
 use crate::experts::ExpertForm;
@@ -72,20 +74,13 @@ const MATRIX_PASSES: u64 = 4;
 /// `seen` keys on average.
 fn attention(config: &DecoderConfig, form: &BlockForm<'_>, seen: u64) -> Cost {
     let sizes = AttentionSizes::from(config);
-    let (heads, kv_heads, head_dim) = (sizes.heads as u64, sizes.key_heads as u64, sizes.head_dim as u64);
-    let (queries, keys) = (heads * head_dim, kv_heads * head_dim);
+    let (queries, keys) = (sizes.shape().query_width(), sizes.shape().key_width());
     let inputs = if form.bias.inputs { queries + 2 * keys } else { 0 };
     let biases = inputs + if form.bias.output { sizes.hidden as u64 } else { 0 };
-    // A normalisation of heads also keeps its input, with a scale for each head.
-    let (normalised, scales) = match form.head_norms {
-        HeadNorms::None => (0, 0),
-        HeadNorms::Each => (queries + keys, heads + kv_heads),
-        HeadNorms::All => (queries + keys, 2),
-    };
+    let normalised = if form.head_norms == QueryKeyNorm::None { 0 } else { queries + keys };
     let further = Cost {
         elements: BIAS_PASSES * biases + NORM_PASSES * normalised,
-        kept: normalised + scales,
-        ..Cost::default()
+        ..Cost::keeping(sizes.shape().norms_kept(form.head_norms))
     };
     cost::attention(sizes, seen) + further
 }
@@ -101,15 +96,21 @@ fn latent_attention(config: &DecoderConfig, latent: LatentForm, form: &BlockForm
         [latent.key_rank, latent.rotated, latent.unrotated, latent.value].map(|size| size as u64);
     let (queries, values) = (heads * (rotated + unrotated), heads * value);
     let query_rank = latent.query_rank.map(|rank| rank as u64);
+    let attention = Latent {
+        heads,
+        query_rank,
+        key_value_rank: key_rank,
+        plain_size: unrotated,
+        rotary_size: rotated,
+        value_size: value,
+    };
     let of_latents = query_rank.unwrap_or(0) + key_rank + rotated;
     let inputs = if form.bias.inputs { of_latents } else { 0 };
     let biases = inputs + if form.bias.output { hidden } else { 0 };
     let products = Cost {
         mixing: 3 * seen * (queries + values),
         elements: BIAS_PASSES * biases + HEAD_PASSES * (2 * queries + values),
-        // Queries, keys, values and the attention's output with a normaliser for each head.
-        kept: 2 * queries + 2 * values + heads,
-        ..Cost::default()
+        ..Cost::keeping(attention.kept())
     };
     let norm = cost::norm_of_products;
     products + norm(key_rank) + query_rank.map_or_else(Cost::default, norm)
@@ -143,9 +144,8 @@ fn experts(config: &DecoderConfig, mixture: &MixtureConfig, tokens: u64) -> Cost
     let element_wise = GATE_PASSES * chosen * inner + ROW_PASSES * chosen * hidden + LOSS_PASSES * experts;
     Cost {
         elements: element_wise + moved,
-        // The probabilities; gate, up and their product of each chosen expert; its weight, and its number
-        // twice.
-        kept: experts + chosen * (3 * inner + 1 + 2 * NUMBER),
+        // The probabilities; and of each chosen expert also its weight, and its number twice.
+        kept: experts + chosen * (cost::gated(inner).kept + 1 + 2 * NUMBER),
         ..Cost::default()
     }
 }

@@ -1,6 +1,7 @@
 //! The form of a family's models: the table of the parts in which families differ.
 
 use pipewright_shapes::decoder::{DecoderConfig, MixtureConfig};
+use pipewright_shapes::vectors::QueryKeyNorm;
 
 use crate::attention::{AttentionBias, AttentionSizes};
 use crate::experts::ExpertForm;
@@ -17,7 +18,7 @@ pub(crate) struct BlockForm<'a> {
     /// Whether the three linear layers of a dense feed-forward layer have a bias.
     pub mlp_bias: bool,
     /// The normalisations of queries and keys before the rotation.
-    pub head_norms: HeadNorms,
+    pub head_norms: QueryKeyNorm,
     /// The places of a block's normalisations.
     pub norms: NormPlaces,
     /// Whether the weights of normalisations are their factors less one.
@@ -92,18 +93,6 @@ pub(crate) struct SharedForm {
     pub inner: usize,
     /// Whether its output is multiplied by a number of the token, which a linear layer makes.
     pub has_gate: bool,
-}
-
-/// The normalisations of queries and keys.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum HeadNorms {
-    /// None.
-    #[default]
-    None,
-    /// Each head by itself, with the same factors for all heads.
-    Each,
-    /// All heads together.
-    All,
 }
 
 /// The places of a block's normalisations.

@@ -26,10 +26,10 @@ pub(crate) use attentions::{BlockAttentions, MicrobatchAttentions};
 pub(crate) use describe::describe;
 pub(crate) use feed_forward::{FeedForward, scaled};
 pub(crate) use form::{
-    Activation, BlockForm, ExpertKeys, Factors, HeadNorms, LayerForm, NormPlaces, RouterForm, SharedForm,
-    with_windows,
+    Activation, BlockForm, ExpertKeys, Factors, LayerForm, NormPlaces, RouterForm, SharedForm, with_windows,
 };
 pub use pipewright_shapes::decoder::{
     DecoderConfig, LayerType, LayerWindows, Llama3Scaling, LongRopeScaling, MixtureConfig, RopeScaling,
     YarnScaling,
 };
+pub(crate) use pipewright_shapes::vectors::QueryKeyNorm;

@@ -49,7 +49,7 @@ fn mlp_cost(config: &NemotronHConfig) -> Cost {
     let biases = if config.mlp_bias { hidden + inner } else { 0 };
     Cost {
         elements: RECTIFIER_PASSES * inner + BIAS_PASSES * biases,
-        kept: 2 * inner,
+        kept: cost::ungated(inner).kept,
         feed_forward: inner,
         ..Cost::default()
     }
@@ -66,7 +66,7 @@ fn experts_cost(config: &Experts, hidden: u64) -> Cost {
     let elements = RECTIFIER_PASSES * (chosen * inner + shared) + 6 * chosen * width + 8 * experts;
     Cost {
         elements,
-        kept: 2 * (chosen * inner + shared + latent) + 2 * experts + 3 * chosen,
+        kept: cost::ungated(chosen * inner + shared).kept + 2 * latent + 2 * experts + 3 * chosen,
         // Only the shared expert's activation is computed again.
         feed_forward: shared,
         kept_on_devices: cost::mixture_on_devices(chosen, width),

@@ -1,13 +1,12 @@
 //! The bytes that the forward of a model with adapters keeps besides those of the model itself.
 
-use std::collections::BTreeMap;
-
 use pipewright::tensor::Precision;
 use pipewright_schedule::LayerDesc;
+use pipewright_shapes::training::AdaptedLayer;
 
-use crate::lora::{LoraConfig, is_of_adapter, layer_of_first, layer_of_magnitudes};
+use crate::lora::LoraConfig;
 use crate::parameter::{ParameterSpec, is_in};
-use crate::projection::input_of;
+use crate::projection::adapted_layers;
 use crate::training_memory::compute_devices::ComputeDevices;
 
 /// The bytes of a number in an adapter, which computes in single precision.
@@ -20,11 +19,8 @@ fn is_one_operation(lora: &LoraConfig, devices: ComputeDevices) -> bool {
 }
 
 /// Adds to `layers`, which have the sizes for rows of `tokens` tokens in `precision`, what the adapters among
-/// the parameters `specs` keep: the results of their first matrices, and their inputs if the base keeps these
-/// in another form. With dropout an adapter keeps its input with dropped elements, and the mask. Without
-/// dropout it keeps its input in single precision unless it is one operation with its layer, and adapters of
-/// the same input share it. With DoRA it also keeps the outputs that its magnitudes multiply, in single
-/// precision.
+/// the parameters `specs` keep in single precision ([`AdapterSizes::kept`](pipewright_shapes::training::AdapterSizes::kept)).
+/// An adapter that is one operation with its layer needs no copy of its input.
 pub(super) fn add_adapters<'a>(
     layers: &mut [LayerDesc],
     lora: &LoraConfig,
@@ -33,34 +29,16 @@ pub(super) fn add_adapters<'a>(
     precision: Precision,
     devices: ComputeDevices,
 ) {
-    let copies_inputs =
-        lora.dropout == 0.0 && precision != Precision::F32 && !is_one_operation(lora, devices);
-    // The numbers of a token by what keeps them: adapters of the same input share one entry.
-    let mut kept: BTreeMap<String, u64> = BTreeMap::new();
-    for spec in specs {
-        if let (Some(_), &[outputs]) = (layer_of_magnitudes(&spec.path), spec.shape.as_slice()) {
-            kept.insert(spec.path.clone(), outputs as u64);
-        }
-        let (Some(layer), &[inputs, rank]) = (layer_of_first(&spec.path), spec.shape.as_slice()) else {
-            continue;
-        };
-        let mut own = rank;
-        if lora.dropout > 0.0 {
-            own += 2 * inputs;
-            // The base computes with the dropped input too, in half precision.
-            if lora.dora && precision != Precision::F32 {
-                own += inputs.div_ceil(2);
-            }
-        }
-        kept.insert(spec.path.clone(), own as u64);
-        if copies_inputs {
-            kept.insert(input_of(layer), inputs as u64);
-        }
-    }
+    let sizes = lora.sizes();
+    let is_copied = precision != Precision::F32 && !is_one_operation(lora, devices);
+    let adapted = adapted_layers(lora, specs);
+    let kept = |layer: &AdaptedLayer| {
+        let widths = [layer.input as f64, layer.output as f64];
+        sizes.kept(widths, is_copied && !layer.shares_input).ceil() as u64
+    };
     for layer in layers {
-        let own = kept.iter().filter(|(path, _)| is_in(path, &layer.path));
-        let numbers =
-            own.map(|(_, numbers)| numbers).fold(0, |sum: u64, &numbers| sum.saturating_add(numbers));
+        let own = adapted.iter().filter(|(path, _)| is_in(path, &layer.path));
+        let numbers = own.map(|(_, adapted)| kept(adapted)).fold(0, u64::saturating_add);
         let bytes = numbers.saturating_mul(FLOAT).saturating_mul(tokens as u64);
         layer.activation_bytes = layer.activation_bytes.saturating_add(bytes);
     }
@@ -81,9 +59,9 @@ pub(super) fn remove_below(
 }
 
 /// Returns the bytes that `I` keeps for the `W` of the adapters among the parameters `specs`, for rows of
-/// `tokens` tokens: the inputs and the output gradients of their matrices. Without dropout, adapters of the
-/// same input share it. If an adapter is one operation with its layer, the input and the output gradient of
-/// the layer have the precision of the run. The frozen base needs nothing in `W`.
+/// `tokens` tokens ([`AdapterSizes::stash`](pipewright_shapes::training::AdapterSizes::stash)). If an adapter is
+/// one operation with its layer, the input and the output gradient of the layer have the precision of the run.
+/// The frozen base needs nothing in `W`.
 pub(super) fn adapter_stash<'a>(
     lora: &LoraConfig,
     specs: impl Iterator<Item = &'a ParameterSpec>,
@@ -93,19 +71,13 @@ pub(super) fn adapter_stash<'a>(
 ) -> u64 {
     let of_layer = if is_one_operation(lora, devices) { precision.bytes() } else { FLOAT };
     // The bytes of a token.
-    let mut kept: BTreeMap<String, u64> = BTreeMap::new();
-    for spec in specs.filter(|spec| is_of_adapter(&spec.path)) {
-        let &[inputs, outputs] = spec.shape.as_slice() else { continue };
-        let first = layer_of_first(&spec.path);
-        let [of_input, of_output] = if first.is_some() { [of_layer, FLOAT] } else { [FLOAT, of_layer] };
-        let input = match first {
-            Some(layer) if lora.dropout == 0.0 => input_of(layer),
-            _ => format!("{} input", spec.path),
-        };
-        kept.insert(input, of_input.saturating_mul(inputs as u64));
-        kept.insert(spec.path.clone(), of_output.saturating_mul(outputs as u64));
-    }
-    kept.into_values().fold(0, u64::saturating_add).saturating_mul(tokens as u64)
+    let kept = |(_, layer): &(String, AdaptedLayer)| {
+        let widths = [layer.input as f64, layer.output as f64];
+        let [layer, adapter] = lora.sizes().stash(widths, layer.shares_input).map(|numbers| numbers as u64);
+        of_layer.saturating_mul(layer).saturating_add(FLOAT.saturating_mul(adapter))
+    };
+    let bytes = adapted_layers(lora, specs).iter().map(kept).fold(0, u64::saturating_add);
+    bytes.saturating_mul(tokens as u64)
 }
 
 #[cfg(test)]
@@ -142,13 +114,13 @@ mod tests {
         devices: ComputeDevices,
     ) -> [u64; 2] {
         let lora = LoraConfig { rank: 3, dropout, ..LoraConfig::default() };
-        let specs: Vec<ParameterSpec> = projections
-            .iter()
-            .map(|&(layer, inputs)| {
-                let path = format!("model.layers.{layer}.lora_A.weight");
-                ParameterSpec::new(path, vec![inputs, 3], ParameterKind::Matrix)
+        let matrices = |&(layer, inputs): &(&str, usize)| {
+            [("lora_A", [inputs, 3]), ("lora_B", [3, 1])].map(|(matrix, shape)| {
+                let path = format!("model.layers.{layer}.{matrix}.weight");
+                ParameterSpec::new(path, shape.to_vec(), ParameterKind::Matrix)
             })
-            .collect();
+        };
+        let specs: Vec<ParameterSpec> = projections.iter().flat_map(matrices).collect();
         let mut layers = [1, 10].map(|index| layer(index, 0, 0));
         add_adapters(&mut layers, &lora, specs.iter(), 1, precision, devices);
         layers.map(|layer| layer.activation_bytes)
@@ -181,7 +153,11 @@ mod tests {
                 let path = format!("model.layers.1.self_attn.q_proj.{name}");
                 ParameterSpec::new(path, shape.to_vec(), ParameterKind::Matrix)
             };
-            let specs = [spec("lora_A.weight", &[7, 3]), spec("lora_magnitude_vector", &[5])];
+            let specs = [
+                spec("lora_A.weight", &[7, 3]),
+                spec("lora_B.weight", &[3, 5]),
+                spec("lora_magnitude_vector", &[5]),
+            ];
             let mut layers = [layer(1, 0, 0)];
             add_adapters(&mut layers, &lora, specs.iter(), 1, precision, Processor);
             layers[0].activation_bytes

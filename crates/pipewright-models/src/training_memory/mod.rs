@@ -10,6 +10,10 @@
 //! temporary tensors of an operation, messages in transit, data, and a checkpoint that is being written are
 //! not counted.
 //!
+//! What operations keep is counted as in predictions for clusters (`kept` of `pipewright-shapes`). The rest is
+//! exact for Pipewright: shapes of its tensors, and what it gathers. `memory` of `pipewright-cluster` has the rules
+//! of other systems, which hold and divide parameters, gradients and the optimizer's state in other ways.
+//!
 //! Nothing here asks the system: the caller gives the memory of the machine and of its devices.
 
 mod compute_devices;

@@ -8,7 +8,7 @@
 //! | `1..1024` | whole numbers of this range |
 //! | `count`, `index`, `steps` | whole numbers from 1 or from 0 to 2^31 - 1, and from 0 to 2^63 - 1 |
 //! | `positive`, `non-negative`, `fraction`, `share` | numbers of a [`Bound`]; after `single`, in single precision too |
-//! | `kept` | a resumed run needs the same value, as `training::identity` checks; for readers of the table |
+//! | `kept` | a resumed run needs the same value, as `training::identity` checks; a test compares both |
 //! | `local` | the processes of a run may have different values |
 //! | `timed` | the time of a step depends on it |
 
@@ -118,6 +118,13 @@ pub(super) fn defaults_of(section: &str) -> &'static Table {
 pub(crate) fn may_differ(key: &str) -> bool {
     let key = key.split_once('.').and_then(|(section, key)| find(section, key));
     key.is_some_and(Key::is_local)
+}
+
+/// Returns all keys, such as `run.out`, each with its mark `kept`.
+#[cfg(test)]
+pub(crate) fn kept_marks() -> impl Iterator<Item = (String, bool)> {
+    let keys = SECTIONS.iter().flat_map(|section| section.keys.iter().map(|key| (section.name, key)));
+    keys.map(|(section, key)| (format!("{section}.{}", key.name), key.marks.contains(&"kept")))
 }
 
 /// Returns a key of a section.

@@ -34,6 +34,8 @@ mod section;
 mod tests;
 mod whole;
 
+#[cfg(test)]
+pub(crate) use keys::kept_marks;
 pub(crate) use keys::may_differ;
 pub use keys::template;
 pub use load::{Base, ConfigError, Loaded, Scheduled};

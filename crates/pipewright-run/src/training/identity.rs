@@ -107,14 +107,4 @@ fn differences(part: &str, run: Option<&Value>, stored: Option<&Value>) -> Vec<S
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_what_differs_is_named() {
-        let (run, stored) = (json!({"a": 1, "b": 2}), json!({"a": 1, "b": 3, "c": null}));
-        let found = differences("model", Some(&run), Some(&stored));
-        assert_eq!(found, ["model.b was 3 and is 2", "model.c was null and is absent"]);
-        assert!(differences("model", Some(&run), Some(&run)).is_empty());
-    }
-}
+mod tests;

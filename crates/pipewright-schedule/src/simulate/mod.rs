@@ -4,7 +4,8 @@
 //! has no deadlock. In [`timed()`], actions and messages take the times of their costs, with buffered
 //! messages or, with [`timed_on()`], on the communicator of another system. All give a
 //! [`crate::Timeline`], the type of measured runs. [`memory_curve`] computes the memory of a rank from any
-//! timeline, and [`lifetimes()`] the number of buffers for a rank's activations.
+//! timeline, and [`lifetimes()`] the number of buffers for a rank's activations. [`ClosedForm`] has the time and the
+//! memory of 1F1B without a simulation.
 //!
 //! ```
 //! use pipewright_schedule::simulate::summarize;
@@ -19,6 +20,7 @@
 
 pub(crate) mod alternation;
 mod boundary_tensors;
+mod closed_form;
 mod dependencies;
 mod error;
 mod few_microbatches;
@@ -33,6 +35,7 @@ mod timed;
 mod timed_run;
 
 pub use boundary_tensors::Tensor;
+pub use closed_form::ClosedForm;
 pub use dependencies::{Dependencies, dependencies};
 pub(crate) use dependencies::{Dependent, NeededMessage, index};
 pub use error::SimulateError;

@@ -1,0 +1,147 @@
+//! The numbers of a token that operations keep for their backward, one function for each kind of operation.
+//!
+//! Training and predictions for clusters count the same tensors with these functions, each in the bytes of its
+//! numbers. Tensors that several operations keep are counted once, with the operation that makes them; the
+//! input of a part of a block is counted with its norm.
+
+use crate::model::{Attention, Dense, Experts, Latent, Mamba2};
+use crate::training::AdapterSizes;
+use crate::vectors::QueryKeyNorm;
+
+/// The numbers of a token that operations keep until their backward.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Kept {
+    /// The inputs of products with matrices, which a stack may keep in the precision of its products.
+    pub inputs: u64,
+    /// The elements of other tensors.
+    pub others: u64,
+    /// The scales of norms and the normalisers of attention, one for each norm, head or group.
+    pub scales: u64,
+}
+
+impl Kept {
+    /// Returns all numbers.
+    pub fn numbers(&self) -> u64 {
+        self.inputs + self.others + self.scales
+    }
+}
+
+/// Returns what a norm of this width keeps: its input, and its output, which is the input of a product.
+pub fn norm(width: u64) -> Kept {
+    Kept { inputs: width, others: width, scales: 1 }
+}
+
+impl Attention {
+    /// Returns what attention keeps: queries, keys, values, and its output with a normaliser for each head.
+    /// Scores are not kept.
+    pub fn kept(&self) -> Kept {
+        let queries = self.query_width();
+        Kept { inputs: queries, others: queries + 2 * self.key_width(), scales: self.heads }
+    }
+
+    /// Returns what the norms of queries and keys keep: their inputs and scales.
+    pub fn norms_kept(&self, norm: QueryKeyNorm) -> Kept {
+        let kept = |scales| Kept { inputs: 0, others: self.query_width() + self.key_width(), scales };
+        match norm {
+            QueryKeyNorm::None => Kept::default(),
+            QueryKeyNorm::Head => kept(self.heads + self.key_value_heads),
+            QueryKeyNorm::All => kept(2),
+        }
+    }
+}
+
+impl Latent {
+    /// Returns what the attention keeps: queries, keys, values, and its output with a normaliser for each head.
+    /// The norms of the latent vectors are not included ([`Latent::norms_kept`]).
+    pub fn kept(&self) -> Kept {
+        let (queries, values) =
+            (self.heads * (self.plain_size + self.rotary_size), self.heads * self.value_size);
+        Kept { inputs: values, others: 2 * queries + values, scales: self.heads }
+    }
+
+    /// Returns what the norms of the latent vectors keep.
+    pub fn norms_kept(&self) -> Kept {
+        let widths = self.query_rank.unwrap_or(0) + self.key_value_rank;
+        Kept { scales: 1 + u64::from(self.query_rank.is_some()), ..norm(widths) }
+    }
+}
+
+impl Mamba2 {
+    /// Returns what the mixer keeps: the projected channels, the result of the scan, and the mixed channels
+    /// with the scale of each group's norm.
+    pub fn kept(&self) -> Kept {
+        Kept { inputs: self.inner(), others: self.projected() + self.inner(), scales: self.groups }
+    }
+}
+
+impl Dense {
+    /// Returns what the part keeps: the results of the products into the inner width, and what the product
+    /// back multiplies.
+    pub fn kept(&self) -> Kept {
+        Kept { inputs: self.inner, others: self.up_products() * self.inner, scales: 0 }
+    }
+}
+
+impl Experts {
+    /// Returns what the experts of a token and the shared expert keep. The rows that experts receive and
+    /// return are not included, and neither is the router.
+    pub fn kept(&self) -> Kept {
+        Dense { inner: self.per_token * self.expert.inner + self.shared_inner, ..self.expert }.kept()
+    }
+}
+
+/// Returns the numbers of the rows of a token, each of this width, that its experts receive and return.
+pub fn expert_rows(per_token: u64, width: u64) -> u64 {
+    2 * per_token * width
+}
+
+impl AdapterSizes {
+    /// Returns the numbers, in single precision, that the adapter of a layer of these widths of input and
+    /// output keeps of a token: the result of its first matrix, and with magnitudes the outputs that these
+    /// multiply. With dropout it keeps its input with dropped elements, and the mask. `copies_input` says
+    /// whether the base keeps the layer's input in half precision, and no other adapter has the copy in single
+    /// precision that this adapter needs.
+    pub fn kept(&self, [input, output]: [f64; 2], copies_input: bool) -> f64 {
+        let copies = match (self.has_dropout, self.has_magnitudes && copies_input) {
+            (false, _) => f64::from(u8::from(copies_input)),
+            (true, false) => 2.0,
+            // The base computes with the dropped input too, in half precision.
+            (true, true) => 2.5,
+        };
+        let multiplied = if self.has_magnitudes { output } else { 0.0 };
+        self.rank as f64 + copies * input + multiplied
+    }
+
+    /// Returns the numbers of a token that the adapter of a layer keeps for the gradients of its matrices: of
+    /// the layer's input, unless another adapter keeps it, and of the output's gradient; and of the product
+    /// between its matrices and the gradient of that.
+    pub fn stash(&self, [input, output]: [f64; 2], shares_input: bool) -> [f64; 2] {
+        [output + if shares_input { 0.0 } else { input }, 2.0 * self.rank as f64]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kept_numbers_are_those_of_the_tensors() {
+        let attention = Attention { heads: 4, key_value_heads: 2, head_size: 8, window: None };
+        assert_eq!(attention.kept(), Kept { inputs: 32, others: 32 + 2 * 16, scales: 4 });
+        let gated = Dense { inner: 10, gated: true };
+        assert_eq!((gated.kept().numbers(), Dense { gated: false, ..gated }.kept().numbers()), (30, 20));
+        let experts = Experts { count: 8, per_token: 3, expert: gated, shared_inner: 5 };
+        assert_eq!(experts.kept().numbers(), 3 * (3 * 10 + 5));
+        assert_eq!(norm(7).numbers(), 2 * 7 + 1);
+    }
+
+    #[test]
+    fn adapters_keep_what_their_settings_need() {
+        let kept = |has_magnitudes, has_dropout, copies_input| {
+            AdapterSizes { rank: 3, has_magnitudes, has_dropout }.kept([8.0, 5.0], copies_input)
+        };
+        assert_eq!([kept(false, false, false), kept(false, false, true)], [3.0, 3.0 + 8.0]);
+        assert_eq!([kept(false, true, false), kept(false, true, true)], [3.0 + 16.0; 2]);
+        assert_eq!([kept(true, true, false), kept(true, true, true)], [3.0 + 16.0 + 5.0, 3.0 + 20.0 + 5.0]);
+    }
+}
