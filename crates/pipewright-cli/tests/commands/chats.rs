@@ -168,7 +168,7 @@ fn settings_of_chats_are_checked() {
     );
     refused(
         "data.chat_template_kwargs=on",
-        "where a table of values, such as { enable_thinking = false }, is expected",
+        "where a table of values, such as { enable_thinking = false } is expected",
     );
     refused(
         "data.chat_template_kwargs={ tools = 1 }",
@@ -227,7 +227,7 @@ fn a_run_says_how_many_records_are_left_out() {
 #[test]
 fn as_many_records_are_left_out_of_a_file_as_of_a_run() {
     let folder = folder("vocab_size = 256");
-    let bad = "{\"messages\": []}\n";
+    let bad = "{\"txt\": \"a\"}\n";
     let good = "{\"prompt\": \"a\", \"completion\": \"b\"}\n";
     let tokenize = ["tokenize", "a.jsonl", "--tokenizer", "bytes", "-o", "a.pwtok"];
     let set = ["data.path=a.jsonl", "pipeline.microbatches=1"];

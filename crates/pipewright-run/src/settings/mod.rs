@@ -35,7 +35,7 @@ mod tests;
 mod whole;
 
 pub(crate) use keys::may_differ;
-pub use keys::template;
+pub use keys::{set_arguments, template};
 pub use load::{Base, ConfigError, Loaded, Scheduled};
 pub use paths::Surroundings;
 pub use whole::Settings;
