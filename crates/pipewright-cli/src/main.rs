@@ -19,7 +19,6 @@ mod terminal;
 
 use std::process::ExitCode;
 
-use clap::CommandFactory;
 use pipewright::memory::TrackingAllocator;
 
 use crate::arguments::{Arguments, Command};
@@ -82,7 +81,7 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Clusters(arguments) => commands::clusters::run(arguments),
         Command::Partition(arguments) => commands::partition::run(arguments),
         Command::Vpp(arguments) => commands::vpp::run(arguments),
-        Command::Completions(arguments) => commands::completions::run(arguments, Arguments::command()),
-        Command::Man(arguments) => commands::man::run(arguments, Arguments::command()),
+        Command::Completions(arguments) => commands::completions::run(arguments, Arguments::whole_command()),
+        Command::Man(arguments) => commands::man::run(arguments, Arguments::whole_command()),
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
+use crate::bad_records::BadRecords;
 use crate::chat::special_tokens::MissingEnd;
 use crate::error::DataError;
 use crate::formats::format::DataSource;
@@ -15,6 +16,7 @@ pub(crate) struct Collected {
     pub(crate) content: CollectedContent,
     pub(crate) sources: Vec<DataSource>,
     pub(crate) long_records: LongRecordCount,
+    pub(crate) bad_records: Option<BadRecords>,
     /// Set if no token ends the completions.
     pub(crate) missing_end: Option<MissingEnd>,
     pub(crate) known: Known,

@@ -11,6 +11,7 @@ use std::path::Path;
 
 use rayon::prelude::*;
 
+use crate::bad_records::LeftOut;
 use crate::chat::identity::TemplateIdentity;
 use crate::chat::special_tokens::MissingEnd;
 use crate::collected::{Collected, Known};
@@ -22,9 +23,10 @@ use crate::encoding::document_text::DocumentText;
 use crate::encoding::example_text::ExampleText;
 use crate::encoding::record_content;
 use crate::encoding::tokenizer::Encoder;
-use crate::error::{DataError, DataPlace};
+use crate::error::{DataError, DataErrorKind, DataPlace};
 use crate::formats::format::{self, DataSource, Format, ReaderKind};
 use crate::formats::lines::Lines;
+use crate::formats::list::ListRecords;
 use crate::formats::{parquet_rows, token_files};
 use crate::gathered::{Drain, Form, Gathered, empty};
 use crate::memory_budget::MemoryBudget;
@@ -62,12 +64,13 @@ pub(crate) struct Drained {
     pub(crate) missing_end: Option<MissingEnd>,
     /// The kinds of the files.
     pub(crate) sources: Vec<DataSource>,
+    pub(crate) left_out: LeftOut,
 }
 
 /// Ids that are ready to be appended.
 enum Encoded {
     Document(Vec<u32>),
-    Row(u64, Vec<u64>),
+    Row(DataPlace, Vec<u64>),
     Example(DataPlace, RecordKind, RowPart),
 }
 
@@ -103,8 +106,8 @@ impl<'a> Collector<'a> {
     pub(crate) fn finish(mut self) -> Result<Collected, DataError> {
         self.flush()?;
         let (sources, missing_end) = (self.sources(), self.missing_end());
-        let (content, long_records) = self.gathered.finish()?;
-        Ok(Collected { content, sources, long_records, missing_end, known: Known::default() })
+        let (content, long_records, bad_records) = self.gathered.finish()?;
+        Ok(Collected { content, sources, long_records, bad_records, missing_end, known: Known::default() })
     }
 
     /// Passes on what is left.
@@ -116,6 +119,7 @@ impl<'a> Collector<'a> {
             train_on: self.gathered.train_on(),
             missing_end: self.missing_end(),
             sources: self.sources(),
+            left_out: self.gathered.left_out,
         })
     }
 
@@ -151,6 +155,7 @@ impl<'a> Collector<'a> {
         match reader {
             ReaderKind::Text => self.read_text(&mut file),
             ReaderKind::Lines => self.read_lines(&mut file),
+            ReaderKind::List => self.read_list(&mut file),
             ReaderKind::Parquet => self.read_parquet(&mut file),
             ReaderKind::Binary => {
                 self.flush()?;
@@ -209,11 +214,19 @@ impl<'a> Collector<'a> {
     fn read_lines(&mut self, file: &mut DataFile) -> Result<(), DataError> {
         let mut lines = Lines::new(file, self.config.seq_len, self.gathered.budget.left());
         let mut is_empty = true;
-        while let Some((number, line)) = lines.next()? {
-            self.push(Unparsed::Line(number, line))?;
+        while let Some((place, line)) = lines.next()? {
+            self.push(Unparsed::Json(place, line))?;
             is_empty = false;
         }
         if is_empty { Err(empty(lines.path())) } else { Ok(()) }
+    }
+
+    fn read_list(&mut self, file: &mut DataFile) -> Result<(), DataError> {
+        let mut records = ListRecords::new(file, self.gathered.budget.left());
+        while let Some((place, record)) = records.next()? {
+            self.push(Unparsed::Json(place, record))?;
+        }
+        Ok(())
     }
 
     fn read_parquet(&mut self, file: &mut DataFile) -> Result<(), DataError> {
@@ -242,7 +255,8 @@ impl<'a> Collector<'a> {
         Ok(())
     }
 
-    /// Encodes everything that waits, and appends it. The first error in the order of the files counts.
+    /// Encodes everything that waits, and appends it. The first error in the order of the files counts. Records that cannot
+    /// be used are left out, up to a number.
     fn flush(&mut self) -> Result<(), DataError> {
         let (queue, bytes) = (std::mem::take(&mut self.queue), std::mem::take(&mut self.queued_bytes));
         let Some((first, _)) = queue.first() else { return Ok(()) };
@@ -256,20 +270,23 @@ impl<'a> Collector<'a> {
         let (mut accepted, mut failed) = (Vec::with_capacity(parsed.len()), None);
         for (file, parsed) in parsed {
             match parsed.and_then(|parsed| self.accept(file, parsed)) {
-                Ok(parsed) => accepted.push((file, parsed)),
-                Err(error) => {
+                Err(error) if error.kind != DataErrorKind::BadRecord => {
                     failed = Some(error);
                     break;
                 }
+                accepted_or_bad => accepted.push((file, accepted_or_bad)),
             }
         }
         let encoded: Vec<(usize, Result<Encoded, DataError>)> = accepted
             .into_par_iter()
-            .map(|(file, parsed)| (file, self.encode(&self.files[file].path, parsed)))
+            .map(|(file, parsed)| {
+                (file, parsed.and_then(|parsed| self.encode(&self.files[file].path, parsed)))
+            })
             .collect();
         for (file, encoded) in encoded {
             let path = self.files[file].path.clone();
-            self.append(&path, encoded?)?;
+            let appended = encoded.and_then(|encoded| self.append(&path, encoded));
+            appended.or_else(|error| self.gathered.left_out.leave_out(error))?;
         }
         failed.map_or(Ok(()), Err)?;
         self.gathered.drain(self.read.get())
@@ -282,14 +299,18 @@ impl<'a> Collector<'a> {
         let both = "the file has both records and arrays of token ids; split the file";
         match (before, &parsed) {
             (None, _) | (_, Parsed::Text(_)) => {}
-            (Some(Format::Lines(expected) | Format::Parquet(expected)), Parsed::Record(place, _, found)) => {
+            (
+                Some(Format::Lines(expected) | Format::List(expected) | Format::Parquet(expected)),
+                Parsed::Record(place, _, found),
+            ) => {
                 let problem = format!(
                     "the record contains {found}, and the records before it in the file contain {expected}; split the file"
                 );
                 return Err(DataError::new(problem).at(&path, *place));
             }
-            (_, Parsed::Record(place, ..)) => return Err(DataError::new(both).at(&path, *place)),
-            (_, Parsed::Ids(line, _)) => return Err(DataError::new(both).at(&path, DataPlace::Line(*line))),
+            (_, Parsed::Record(place, ..) | Parsed::Ids(place, _)) => {
+                return Err(DataError::new(both).at(&path, *place));
+            }
         }
         self.files[file].format = Some(format);
         match &parsed {
@@ -307,10 +328,10 @@ impl<'a> Collector<'a> {
 
     fn encode(&self, path: &Path, parsed: Parsed) -> Result<Encoded, DataError> {
         match parsed {
-            Parsed::Ids(line, ids) => Ok(Encoded::Row(line, ids)),
+            Parsed::Ids(place, ids) => Ok(Encoded::Row(place, ids)),
             Parsed::Text(text) => self.texts.encode(&text, path, None).map(Encoded::Document),
             Parsed::Record(place, record, kind) => {
-                let refuse = |error: DataError| error.at(path, place);
+                let refuse = |error: DataError| error.of_record(path, place);
                 if kind == RecordKind::Text {
                     let text = record_content::text_of(&record, &self.config.keys.text).map_err(refuse)?;
                     return self.texts.encode(&text, path, Some(place)).map(Encoded::Document);
@@ -325,7 +346,7 @@ impl<'a> Collector<'a> {
     fn append(&mut self, path: &Path, encoded: Encoded) -> Result<(), DataError> {
         match encoded {
             Encoded::Document(ids) => self.gathered.push_document(ids, path),
-            Encoded::Row(line, ids) => self.gathered.push_row(path, line, &ids),
+            Encoded::Row(place, ids) => self.gathered.push_row(path, place, &ids),
             Encoded::Example(place, kind, part) => {
                 let train_on = self.example_texts.train_on(kind);
                 self.gathered.push_example(path, place, train_on, part)

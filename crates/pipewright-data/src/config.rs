@@ -1,5 +1,6 @@
 //! The settings of a data source.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -17,8 +18,9 @@ pub struct DataConfig {
     /// Files by name or glob pattern. The name and the content of a file together say what it is:
     ///
     /// - text in UTF-8;
-    /// - `*.jsonl` with a record per line ([`RecordKeys`]): texts, chats, completions or instructions; or with
-    ///   arrays of `seq_len + 1` token ids, which are rows;
+    /// - `*.jsonl` with a record per line ([`RecordKeys`]): texts, chats, completions, instructions or questions;
+    ///   or with arrays of `seq_len + 1` token ids, which are rows;
+    /// - `*.json` with one list of such records;
     /// - `*.parquet` with such records;
     /// - `*.bin` with the token ids of nanoGPT (16 bits, no header), llm.c, or Megatron (with an `*.idx`);
     /// - a `*.pwtok` as the only file, which [`DataConfig::tokenize`] makes of such files.
@@ -52,6 +54,9 @@ pub struct DataConfig {
     /// The template of chats; `None` for the one next to the tokenizer.
     #[serde(default)]
     pub chat_template: Option<ChatTemplate>,
+    /// Further variables of the chat template, such as `enable_thinking`.
+    #[serde(default)]
+    pub chat_template_kwargs: BTreeMap<String, serde_json::Value>,
     /// The tokens of chats and completions that count in the loss. By default, the answers of chats and the
     /// completions.
     #[serde(default)]
@@ -59,6 +64,9 @@ pub struct DataConfig {
     /// The treatment of chats and completions that do not fit into a row.
     #[serde(default)]
     pub long_records: LongRecords,
+    /// The most records of each source that are left out because they cannot be used; 0 refuses the first.
+    #[serde(default)]
+    pub bad_records: u64,
     /// Whether several chats or completions share a row, without seeing each other.
     #[serde(default)]
     pub packs_examples: bool,
@@ -68,7 +76,7 @@ pub struct DataConfig {
 }
 
 impl Default for DataConfig {
-    /// Bytes in rows of 256 tokens, shuffled with the seed 0. There are no files.
+    /// Bytes in rows of 256 tokens, shuffled with the seed 0. There are no files, and no record is left out.
     fn default() -> Self {
         Self {
             path: Vec::new(),
@@ -80,8 +88,10 @@ impl Default for DataConfig {
             documents: None,
             keys: RecordKeys::default(),
             chat_template: None,
+            chat_template_kwargs: BTreeMap::new(),
             train_on: None,
             long_records: LongRecords::default(),
+            bad_records: 0,
             packs_examples: false,
             date: None,
         }

@@ -27,6 +27,8 @@ pub enum DataErrorKind {
     Unusable,
     /// The caller stopped the work before the file was complete.
     Stopped,
+    /// A record cannot be used; other records of the data may be.
+    BadRecord,
     /// There is no chat template.
     NoTemplate,
     /// A chat template takes more steps, or makes larger values, than a limit allows.
@@ -40,7 +42,7 @@ pub enum DataPlace {
     Byte(u64),
     /// A line of a `.jsonl` file, counted from 1.
     Line(u64),
-    /// A column of a line of a `.jsonl` file, both counted from 1.
+    /// A column of a line of a `.jsonl` file or a JSON list, both counted from 1.
     Column(u64, usize),
     /// A token of a tokenized text or of a file of ids, counted from 0.
     Token(u64),
@@ -97,6 +99,17 @@ impl DataError {
     /// Adds the place in a file.
     pub(crate) fn at(self, path: &Path, place: DataPlace) -> Self {
         Self { path: Some(path.to_owned()), place: Some(place), ..self }
+    }
+
+    /// Adds the place of a record that cannot be used. An error of another kind keeps it.
+    pub(crate) fn of_record(self, path: &Path, place: DataPlace) -> Self {
+        let kind = if self.kind == DataErrorKind::Unusable { DataErrorKind::BadRecord } else { self.kind };
+        self.at(path, place).of_kind(kind)
+    }
+
+    /// Adds a sentence to the problem.
+    pub(crate) fn and(self, sentence: &str) -> Self {
+        Self { problem: format!("{}; {sentence}", self.problem), ..self }
     }
 
     /// Adds the cause.

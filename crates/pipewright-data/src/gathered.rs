@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::bad_records::{BadRecords, LeftOut};
 use crate::collected::{CollectedContent, Stride, checked_rows};
 use crate::config::DataConfig;
 use crate::error::{DataError, DataPlace};
@@ -46,6 +47,7 @@ pub(crate) struct Gathered<'a> {
     /// The form of the data so far, with the file that decided it.
     form: Option<(Form, PathBuf)>,
     long_records: LongRecordCount,
+    pub(crate) left_out: LeftOut,
     /// The tokens that count in the loss of the examples, by kind.
     train_on: Vec<TrainOn>,
     /// Takes the ids away; without it they stay in memory and are for rows of `seq_len` tokens.
@@ -72,6 +74,7 @@ impl<'a> Gathered<'a> {
                 records: 0,
                 seq_len: config.seq_len,
             },
+            left_out: LeftOut::at_most(config.bad_records),
             train_on: Vec::new(),
             drain,
         }
@@ -87,9 +90,17 @@ impl<'a> Gathered<'a> {
         self.train_on.first().copied().filter(|_| self.train_on.len() == 1)
     }
 
-    /// Returns what stayed in memory.
-    pub(crate) fn finish(self) -> Result<(CollectedContent, LongRecordCount), DataError> {
-        let content = match self.form() {
+    /// Returns what stayed in memory, and what was cut or left out.
+    ///
+    /// # Errors
+    /// When there are too many examples, or no record can be used.
+    pub(crate) fn finish(
+        mut self,
+    ) -> Result<(CollectedContent, LongRecordCount, Option<BadRecords>), DataError> {
+        let form = self.form();
+        let is_used = !self.ids.bytes().is_empty() || self.examples.memory() > 0;
+        let bad_records = self.left_out.finish(is_used)?;
+        let content = match form {
             Form::Stream => CollectedContent::Ids(Ids::from(self.ids), Stride::Overlapping),
             Form::Rows => CollectedContent::Ids(Ids::from(self.ids), Stride::Disjoint),
             Form::Examples => {
@@ -98,7 +109,7 @@ impl<'a> Gathered<'a> {
                 CollectedContent::Examples(examples)
             }
         };
-        Ok((content, self.long_records))
+        Ok((content, self.long_records, bad_records))
     }
 
     /// Checks that the rows of a file are made like the rows of earlier files, and can be packed if they are
@@ -151,14 +162,14 @@ impl<'a> Gathered<'a> {
         }
         if part.targets().next().is_none() {
             let problem = if is_long { nothing_left(seq_len) } else { no_target(train_on) };
-            return Err(problem.at(path, place));
+            return Err(problem.of_record(path, place));
         }
         let bytes = self.examples.push(&part);
         self.budget.take(path, bytes)
     }
 
     /// Appends a row of ids.
-    pub(crate) fn push_row(&mut self, path: &Path, line: u64, row: &[u64]) -> Result<(), DataError> {
+    pub(crate) fn push_row(&mut self, path: &Path, place: DataPlace, row: &[u64]) -> Result<(), DataError> {
         let seq_len = self.config.seq_len;
         if row.len() != seq_len + 1 {
             let problem = format!(
@@ -166,9 +177,9 @@ impl<'a> Gathered<'a> {
                 row.len(),
                 seq_len + 1
             );
-            return Err(DataError::new(problem).at(path, DataPlace::Line(line)));
+            return Err(DataError::new(problem).at(path, place));
         }
-        vocabulary::check(row.iter().copied(), self.vocab_size, path, |_| DataPlace::Line(line))?;
+        vocabulary::check(row.iter().copied(), self.vocab_size, path, |_| place)?;
         self.budget.take(path, (row.len() * self.ids.width().bytes()) as u64)?;
         // Every id is below the vocabulary size, which fits.
         row.iter().for_each(|id| self.ids.push(*id as u32));

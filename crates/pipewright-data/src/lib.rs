@@ -28,6 +28,8 @@
 //! ```
 
 mod error;
+mod bad_records;
+mod feature;
 mod settings;
 mod side;
 mod documents;
@@ -57,6 +59,7 @@ mod tokenize;
 #[cfg(test)]
 mod tests;
 
+pub use bad_records::BadRecords;
 pub use batch::{IGNORED_TARGET, TokenBatch};
 pub use chat::special_tokens::{MissingEnd, SpecialTokens};
 pub use chat::template::{ChatRenderer, RenderedChat};
@@ -67,6 +70,7 @@ pub use content::Binary;
 pub use documents::{DOCUMENTS, Documents, POSITIONS, VALID_TOKENS};
 pub use encoding::codec::TokenCodec;
 pub use error::{DataError, DataErrorKind, DataPlace};
+pub use feature::Feature;
 pub use formats::format::{DataSource, Format};
 pub use rows::{Cursor, DataIdentity, MixedRows, RowPlace, SourceIdentity, TokenRows};
 pub use settings::chat_template::ChatTemplate;

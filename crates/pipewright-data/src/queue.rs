@@ -24,8 +24,8 @@ pub(crate) struct SourceFile {
 pub(crate) enum Unparsed {
     /// The text of a whole file.
     Text(String),
-    /// A line of a `.jsonl` file, with its number.
-    Line(u64, Vec<u8>),
+    /// A line of a `.jsonl` file or a record of a JSON list, with its place.
+    Json(DataPlace, Vec<u8>),
     /// A row of a Parquet file, with its number.
     Row(u64, Value),
 }
@@ -34,7 +34,7 @@ pub(crate) enum Unparsed {
 pub(crate) enum Parsed {
     Text(String),
     /// The ids of a line.
-    Ids(u64, Vec<u64>),
+    Ids(DataPlace, Vec<u64>),
     Record(DataPlace, Value, RecordKind),
 }
 
@@ -43,22 +43,22 @@ impl Unparsed {
     pub(crate) fn bytes(&self) -> u64 {
         match self {
             Self::Text(text) => text.len() as u64,
-            Self::Line(_, line) => line.len() as u64,
+            Self::Json(_, json) => json.len() as u64,
             Self::Row(_, record) => size_of(std::iter::once(record)),
         }
     }
 
-    /// Parses a line, and recognises the kind of a record.
+    /// Parses JSON, and recognises the kind of a record.
     pub(crate) fn parse(self, path: &Path, keys: &RecordKeys) -> Result<Parsed, DataError> {
         let (place, record) = match self {
             Self::Text(text) => return Ok(Parsed::Text(text)),
             Self::Row(row, record) => (DataPlace::Row(row), record),
-            Self::Line(number, line) if lines::is_array(&line) => {
-                return Ok(Parsed::Ids(number, lines::ids(path, number, &line)?));
+            Self::Json(place, json) if lines::is_array(&json) => {
+                return Ok(Parsed::Ids(place, lines::ids(path, place, &json)?));
             }
-            Self::Line(number, line) => (DataPlace::Line(number), lines::record(path, number, &line)?),
+            Self::Json(place, json) => (place, lines::record(path, place, &json)?),
         };
-        let kind = record_content::kind_of(&record, keys).map_err(|error| error.at(path, place))?;
+        let kind = record_content::kind_of(&record, keys).map_err(|error| error.of_record(path, place))?;
         Ok(Parsed::Record(place, record, kind))
     }
 }
@@ -70,6 +70,7 @@ impl Parsed {
             Self::Text(_) => Format::Text,
             Self::Ids(..) => Format::IdLines,
             Self::Record(DataPlace::Row(_), _, kind) => Format::Parquet(kind),
+            Self::Record(DataPlace::Column(..), _, kind) => Format::List(kind),
             Self::Record(_, _, kind) => Format::Lines(kind),
         }
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::bad_records::BadRecords;
 use crate::batch::Filling;
 use crate::batch::TokenBatch;
 use crate::chat::special_tokens::MissingEnd;
@@ -209,10 +210,13 @@ impl TokenRows {
     /// Adds the side inputs of the rows; each batch has the side inputs of its rows.
     ///
     /// # Errors
-    /// When a side input has fewer rows, or the rows are a mixture.
+    /// When a side input has fewer rows, the rows are a mixture, or records are left out.
     pub fn with_side(mut self, side: SideRows) -> Result<Self, DataError> {
         if !self.mix.is_empty() {
             return Err(side.of_mixture());
+        }
+        if let Some(bad) = self.bad_records() {
+            return Err(side.of_bad_records(&bad));
         }
         side.check(self.rows())?;
         self.side = Some(Arc::new(side));
@@ -329,6 +333,12 @@ impl TokenRows {
             ..sum
         });
         sum.filter(|count| count.long > 0)
+    }
+
+    /// Returns the records of all sources that are left out because they cannot be used, if there are any.
+    pub fn bad_records(&self) -> Option<BadRecords> {
+        let bad = self.sources.iter().filter_map(|source| source.bad_records.clone());
+        bad.reduce(|sum, bad| BadRecords { count: sum.count + bad.count, ..sum })
     }
 
     /// Returns why no token ends the completions, if there are completions and nothing ends them. Files of

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use pipewright_system::bounded_file::read_regular;
 use safetensors::{Dtype, SafeTensorError, SafeTensors, tensor::TensorView};
 
+use crate::bad_records::BadRecords;
 use crate::error::DataError;
 
 /// Files above this size are refused: side inputs are held in memory.
@@ -69,6 +70,13 @@ impl SideRows {
     /// Returns the error of rows that are a mixture.
     pub(crate) fn of_mixture(&self) -> DataError {
         let problem = "side inputs belong to the rows of one source, and the data is a mixture; name its data as `path`";
+        DataError::of(&self.path, problem)
+    }
+
+    /// Returns the error of rows that are not all records of the data.
+    pub(crate) fn of_bad_records(&self, bad: &BadRecords) -> DataError {
+        let problem =
+            format!("each row needs its own side inputs, and {bad}; remove such records from both files");
         DataError::of(&self.path, problem)
     }
 

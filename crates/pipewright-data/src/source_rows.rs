@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
+use crate::bad_records::BadRecords;
 use crate::batch::Filling;
 use crate::chat::special_tokens::MissingEnd;
 use crate::collected::{Collected, CollectedContent, Frequencies, Known, Stride, Totals};
@@ -32,6 +33,7 @@ pub(crate) struct SourceRows {
     /// The files by kind.
     pub(crate) files: Vec<DataSource>,
     pub(crate) long_records: LongRecordCount,
+    pub(crate) bad_records: Option<BadRecords>,
     pub(crate) missing_end: Option<MissingEnd>,
     known: Known,
 }
@@ -48,7 +50,7 @@ enum RowSource {
 impl SourceRows {
     /// Returns the rows of the source with this number, counted from 0.
     pub(crate) fn new(collected: Collected, config: &DataConfig, number: u64) -> Result<Self, DataError> {
-        let Collected { content, sources, long_records, missing_end, known } = collected;
+        let Collected { content, sources, long_records, bad_records, missing_end, known } = collected;
         let seq_len = config.seq_len;
         let (content, rows) = match content {
             CollectedContent::Ids(ids, stride) => {
@@ -72,6 +74,7 @@ impl SourceRows {
             documents: config.documents,
             files: sources,
             long_records,
+            bad_records,
             missing_end,
             known,
         })

@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use crate::bad_records::BadRecords;
 use crate::chat::special_tokens::MissingEnd;
 use crate::collector::{Collector, Drained};
 use crate::config::DataConfig;
@@ -45,6 +46,8 @@ pub struct Tokenized {
     pub width: usize,
     /// Set if no token ends the completions.
     pub missing_end: Option<MissingEnd>,
+    /// The records that are left out because they cannot be used, if there are any.
+    pub bad_records: Option<BadRecords>,
 }
 
 /// Writes what is read, and says how much it is.
@@ -107,7 +110,9 @@ impl DataConfig {
         for file in &files {
             collector.read(file)?;
         }
-        let Drained { form, template, train_on, missing_end, sources } = collector.finish_drained()?;
+        let Drained { form, template, train_on, missing_end, sources, left_out } =
+            collector.finish_drained()?;
+        let bad_records = left_out.finish(output.writer.tokens() > 0)?;
         if output.writer.tokens() == 0 {
             return Err(empty(&files.into_iter().next().unwrap_or_default()));
         }
@@ -128,6 +133,7 @@ impl DataConfig {
             vocab_size: header.vocab_size,
             width: header.width().bytes(),
             missing_end,
+            bad_records,
         })
     }
 }

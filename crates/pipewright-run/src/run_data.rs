@@ -100,8 +100,10 @@ pub fn data_config(settings: &Settings) -> DataConfig {
         }),
         keys: data.keys.clone().unwrap_or_default(),
         chat_template,
+        chat_template_kwargs: data.chat_template_kwargs.clone(),
         train_on: data.train_on,
         long_records: data.long_records,
+        bad_records: data.bad_records.into(),
         packs_examples: data.packed,
         date: data.date,
     }

@@ -4,8 +4,9 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use pipewright::bounded_file::{read_regular_text, read_text};
+use pipewright::bounded_file::{read_regular_text, read_text, read_text_from};
 use pipewright_schedule::csv::CsvError;
+use pipewright_schedule::generate::find;
 use pipewright_schedule::{ActionKind, Program};
 use pipewright_system::schedule_memory::OutOfMemory;
 use thiserror::Error;
@@ -43,10 +44,25 @@ pub enum ScheduleFileError {
 
 pipewright_schedule::message_as_debug!(ScheduleFileError);
 
-/// Returns the text of a schedule's file, which may be a pipe.
+/// Returns whether the name of a file says that it has a schedule.
+pub fn has_ending(name: &Path) -> bool {
+    name.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("csv"))
+}
+
+/// Returns whether a text is the name of a schedule's file, at `path`: it has the ending, or a file has the name and no
+/// schedule has.
+pub fn is_file(name: &str, path: &Path) -> bool {
+    has_ending(path) || find(name).is_err() && path.is_file()
+}
+
+/// Returns the text of a schedule's file, which may be a pipe, or of standard input for the name `-`.
 pub fn read(file: &Path) -> Result<String, ScheduleFileError> {
-    read_text(file, LARGEST_SCHEDULE)
-        .map_err(|source| ScheduleFileError::Read { path: file.to_owned(), source })
+    let text = if file == Path::new("-") {
+        read_text_from(io::stdin().lock(), LARGEST_SCHEDULE)
+    } else {
+        read_text(file, LARGEST_SCHEDULE)
+    };
+    text.map_err(|source| ScheduleFileError::Read { path: file.to_owned(), source })
 }
 
 /// Returns the text of a schedule's file, which must be a regular file.

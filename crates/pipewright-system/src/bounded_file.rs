@@ -205,12 +205,15 @@ fn read_open(file: File, limit: u64) -> io::Result<Vec<u8>> {
     }
     let mut content = Vec::new();
     content.try_reserve_exact(usize::try_from(length).unwrap_or(usize::MAX))?;
-    // The length of a device or of a file in /proc is not the number of bytes that can be read.
-    file.take(limit.saturating_add(1)).read_to_end(&mut content)?;
-    if content.len() as u64 > limit {
-        return Err(too_large(limit));
-    }
+    append_to_end(&mut content, file, limit)?;
     Ok(content)
+}
+
+/// Appends what is left to read, up to `limit` bytes. The length of a device or of a file in /proc is not the number of
+/// bytes that can be read.
+fn append_to_end(content: &mut Vec<u8>, from: impl Read, limit: u64) -> io::Result<()> {
+    from.take(limit.saturating_add(1)).read_to_end(content)?;
+    if content.len() as u64 > limit { Err(too_large(limit)) } else { Ok(()) }
 }
 
 /// Like [`read`], for text in UTF-8.
@@ -219,6 +222,16 @@ fn read_open(file: File, limit: u64) -> io::Result<Vec<u8>> {
 /// The errors of [`read`], and when the content is not UTF-8.
 pub fn read_text(path: &Path, limit: u64) -> io::Result<String> {
     text_of(read(path, limit)?)
+}
+
+/// Returns the text that is left to read, such as standard input, up to `limit` bytes of UTF-8.
+///
+/// # Errors
+/// As for [`read_text`].
+pub fn read_text_from(from: impl Read, limit: u64) -> io::Result<String> {
+    let mut content = Vec::new();
+    append_to_end(&mut content, from, limit)?;
+    text_of(content)
 }
 
 fn text_of(content: Vec<u8>) -> io::Result<String> {

@@ -10,7 +10,6 @@ use pipewright_run::run_folder;
 use pipewright_run::text::escape_in_json;
 use pipewright_run::training::memory::{memory_plan, require_fit};
 use pipewright_run::training::model::read_model;
-use pipewright_run::training::optimizer::{require_elementwise, require_whole};
 use pipewright_run::training::prepare::prepare;
 use pipewright_run::training::state_copies::require_space;
 use summary::Summary;
@@ -53,9 +52,7 @@ pub(crate) fn run(arguments: &CheckArguments) -> Result<(), Failure> {
     let prepared = prepare(chosen.scheduled, model.clone())?;
     prepared.notes.iter().for_each(|note| say(note));
     run_folder::probe(&prepared.settings.run.out, &chosen.files).map_err(Failure::input)?;
-    require_whole(&prepared.settings)?;
     let stages = prepared.outlines()?;
-    require_elementwise(&prepared.settings, &stages)?;
     let memory = memory_plan(prepared.parts(), &model, &stages)?;
     let summary = Summary {
         prepared: &prepared,

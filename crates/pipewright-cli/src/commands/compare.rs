@@ -20,6 +20,7 @@ use pipewright_schedule::{
 };
 use pipewright_system::schedule_memory::check_named;
 
+use crate::arguments::hints::Hinted;
 use crate::failure::{Exit, Failure};
 use crate::output::{PageOutput, page_of};
 use crate::planning::prediction::ProfileArguments;
@@ -32,7 +33,7 @@ use crate::schedules::timed_program::{EngineTimes, Source, refused};
 #[derive(Debug, Args)]
 pub(crate) struct CompareArguments {
     /// The schedules, without regard to case
-    #[arg(required = true, value_name = "NAME")]
+    #[arg(required = true, value_name = "NAME", value_parser = Hinted::schedules(), hide_possible_values = true)]
     names: Vec<String>,
     #[command(flatten)]
     size: ScheduleSize,

@@ -16,6 +16,7 @@ use pipewright_run::training::load::load_settings;
 use pipewright_run::training::model::read_model;
 use pipewright_schedule::words::counted;
 
+use crate::arguments::hints::Hinted;
 use crate::failure::Failure;
 
 /// The size of a vocabulary without an end: a file of data is shown without a model.
@@ -52,7 +53,7 @@ struct ShowArguments {
     #[arg(long, value_name = "N", default_value_t = 3)]
     rows: usize,
     /// Override a key with a TOML value; a value that is not TOML is taken as text
-    #[arg(long, value_name = "section.key=value")]
+    #[arg(long, value_name = "section.key=value", value_parser = Hinted::keys(), hide_possible_values = true)]
     set: Vec<String>,
 }
 

@@ -24,6 +24,7 @@ use crate::commands::generate::input::read_once;
 use crate::commands::generate::prompts::{PromptArguments, read_file, read_standard_input};
 use crate::commands::generate::ranks::{RankArguments, RankPlan, Ranks, failure};
 use crate::commands::generate::report::{Outcome, Report, Times};
+use crate::commands::template_kwargs::kwargs;
 use crate::failure::{Exit, Failure};
 use crate::terminal::Terminal;
 
@@ -44,6 +45,9 @@ pub(crate) struct GenerateArguments {
     /// A chat template by name or file, in place of the model's own
     #[arg(long, value_name = "NAME|FILE", requires = "chat")]
     chat_template: Option<String>,
+    /// A further variable of the chat template, such as enable_thinking=false
+    #[arg(long, value_name = "KEY=VALUE", requires = "chat")]
+    chat_template_kwargs: Vec<String>,
     /// The number of tokens to generate, at most: 100, or 1000 for an answer
     #[arg(long, value_name = "N")]
     tokens: Option<usize>,
@@ -240,6 +244,7 @@ impl GenerateArguments {
         if let Some(template) = &self.chat_template {
             found.chat.chat_template = Some(ChatTemplate::of(template));
         }
+        found.chat.chat_template_kwargs.extend(kwargs(&self.chat_template_kwargs)?);
         let plan = self.ranks.plan(&found, processes)?;
         Ok((Arc::new(found), plan))
     }

@@ -2,24 +2,28 @@
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use pipewright_run::settings::template;
 
 use crate::display;
 use crate::failure::Failure;
+use crate::output;
 
 /// The arguments of `pipewright init`.
 #[derive(Debug, Args)]
 pub(crate) struct InitArguments {
-    /// The file to write; it must not exist
+    /// The file to write, which must not exist, or - for standard output
     #[arg(default_value = "pipewright.toml")]
     file: PathBuf,
 }
 
 /// Runs the command.
 pub(crate) fn run(arguments: &InitArguments) -> Result<(), Failure> {
+    if arguments.file == Path::new("-") {
+        return output::write(None, &template());
+    }
     let name = arguments.file.display();
     let written = File::create_new(&arguments.file).and_then(|mut file| {
         file.write_all(template().as_bytes()).inspect_err(|_| {

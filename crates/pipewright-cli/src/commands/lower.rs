@@ -22,7 +22,7 @@ use crate::schedules::transport::TransportArguments;
 /// The arguments of `pipewright lower`.
 #[derive(Debug, Args)]
 pub(crate) struct LowerArguments {
-    /// The schedule: one row per rank, at any level
+    /// The schedule: one row per rank, at any level; or - for standard input
     #[arg(value_name = "FILE.csv")]
     file: PathBuf,
     /// The passes, in the order in which they run: merge-bw, unshard, reduce-grad, send-early (before

@@ -1,5 +1,6 @@
 //! The commands, one file each: the arguments of a command and its calls into the other modules.
 
+mod template_kwargs;
 pub(crate) mod check;
 pub(crate) mod clusters;
 pub(crate) mod compare;

@@ -14,6 +14,7 @@ use pipewright_schedule::plan::{PlanError, PlanRequest, System, TrainingState, p
 use pipewright_schedule::profile::{EMBEDDING, EMBEDDING_PART, Profile};
 use pipewright_system::schedule_memory::check_plan;
 
+use crate::arguments::hints::Hinted;
 use crate::clusters::arguments::{ClusterArguments, one_of};
 use crate::clusters::request::PlanOptions;
 use crate::clusters::{plan as cluster_plan, plan_json as cluster_json, plan_text};
@@ -43,7 +44,7 @@ pub(crate) struct PlanArguments {
     #[arg(value_name = "CONFIG")]
     config: Option<PathBuf>,
     /// Override a key of the configuration with a TOML value
-    #[arg(long, value_name = "section.key=value")]
+    #[arg(long, value_name = "section.key=value", value_parser = Hinted::keys(), hide_possible_values = true)]
     set: Vec<String>,
     /// The costs of layers and links, from a file that `profile` wrote or that is written by hand; by
     /// default, estimates for the model of the configuration

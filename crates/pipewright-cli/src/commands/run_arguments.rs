@@ -9,6 +9,7 @@ use pipewright_run::settings::{Base, Loaded};
 use pipewright_run::training::load::{load, load_settings};
 use pipewright_schedule::bytes::parse_with_unit;
 
+use crate::arguments::hints::Hinted;
 use crate::failure::Failure;
 
 /// The configuration of a run.
@@ -27,7 +28,7 @@ pub(crate) struct RunArguments {
     #[arg(long, requires = "from")]
     lora: bool,
     /// Override a key with a TOML value; a value that is not TOML is taken as text
-    #[arg(long, value_name = "section.key=value")]
+    #[arg(long, value_name = "section.key=value", value_parser = Hinted::keys(), hide_possible_values = true)]
     set: Vec<String>,
 }
 

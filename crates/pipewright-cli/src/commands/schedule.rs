@@ -15,6 +15,7 @@ use pipewright_schedule::{
 use pipewright_system::schedule_memory::check_named;
 use serde_json::json;
 
+use crate::arguments::hints::Hinted;
 use crate::failure::{Exit, Failure};
 use crate::output::{self, PageOutput, page_of};
 use crate::schedules::drawing::{Picture, PictureArguments, check_cells, check_size, json_rows};
@@ -25,7 +26,7 @@ use crate::schedules::timed_program::refused;
 #[derive(Debug, Args)]
 pub(crate) struct ScheduleArguments {
     /// The schedule, without regard to case
-    #[arg(required_unless_present = "list")]
+    #[arg(required_unless_present = "list", value_parser = Hinted::schedules(), hide_possible_values = true)]
     name: Option<String>,
     /// Print the names and descriptions of all schedules
     #[arg(long, exclusive = true)]

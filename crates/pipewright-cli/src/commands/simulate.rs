@@ -10,6 +10,7 @@ use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::simulate::{LogicalRun, SimulateError, Summary, logical, timed};
 use pipewright_schedule::{Costs, Level, LowerConfig, Recompute, Timeline, picture};
 
+use crate::arguments::hints::Hinted;
 use crate::failure::{Exit, Failure};
 use crate::output::{PageOutput, page_of};
 use crate::planning::prediction::{Predicted, ProfileArguments};
@@ -24,7 +25,7 @@ use crate::schedules::transport_price::{Price, Priced};
 #[derive(Debug, Args)]
 pub(crate) struct SimulateArguments {
     /// The schedule, without regard to case
-    #[arg(required_unless_present = "csv", conflicts_with = "csv")]
+    #[arg(required_unless_present = "csv", conflicts_with = "csv", value_parser = Hinted::schedules(), hide_possible_values = true)]
     name: Option<String>,
     /// A schedule from a file, instead of a name: one row per rank, with or without communication
     #[arg(long, value_name = "FILE")]

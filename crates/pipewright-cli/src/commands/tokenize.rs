@@ -14,6 +14,7 @@ use pipewright_run::interrupt::Interrupt;
 use pipewright_run::settings::data::{BYTES, tokenizer_file};
 use pipewright_schedule::words::counted;
 
+use crate::commands::template_kwargs::kwargs;
 use crate::display::{self, TokenizeBar};
 use crate::failure::{Exit, Failure};
 use crate::signal;
@@ -42,6 +43,12 @@ pub(crate) struct TokenizeArguments {
     /// The date that chat templates ask for, such as 2024-07-26
     #[arg(long, value_name = "DATE")]
     date: Option<Date>,
+    /// A further variable of the chat template, such as enable_thinking=false
+    #[arg(long, value_name = "KEY=VALUE")]
+    chat_template_kwargs: Vec<String>,
+    /// The most records that are left out because they cannot be used; 0: refuse the first
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    bad_records: u64,
     /// Another name of a key of records, as in `data.keys`
     #[arg(long, value_name = "KEY=NAME")]
     key: Vec<String>,
@@ -96,6 +103,9 @@ pub(crate) fn run(arguments: &TokenizeArguments) -> Result<(), Failure> {
     if let Some(missing) = &tokenized.missing_end {
         display::say(&format!("data: {missing}"));
     }
+    if let Some(bad) = &tokenized.bad_records {
+        display::say(&format!("data: {bad}"));
+    }
     Ok(())
 }
 
@@ -117,7 +127,9 @@ fn config(arguments: &TokenizeArguments) -> Result<DataConfig, Failure> {
         documents: arguments.bos_id.map(documents),
         keys: keys(&arguments.key)?,
         chat_template: arguments.chat_template.as_deref().map(ChatTemplate::of),
+        chat_template_kwargs: kwargs(&arguments.chat_template_kwargs)?,
         train_on: arguments.train_on,
+        bad_records: arguments.bad_records,
         date: arguments.date,
         ..DataConfig::default()
     })

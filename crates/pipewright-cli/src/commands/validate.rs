@@ -23,7 +23,7 @@ use crate::schedules::verdicts::Verdicts;
 /// The arguments of `pipewright validate`.
 #[derive(Debug, Args)]
 pub(crate) struct ValidateArguments {
-    /// The schedule: one row per rank
+    /// The schedule: one row per rank; or - for standard input
     #[arg(value_name = "FILE.csv")]
     file: PathBuf,
     /// The level of the file: compute, comms or full; by default, full if it sends or receives and every

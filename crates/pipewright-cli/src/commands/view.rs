@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use pipewright_document::nearest;
 use pipewright_run::run_folder::VIEW;
+use pipewright_run::schedule_file::has_ending;
 use pipewright_schedule::communicator::{Communicator, judge};
 use pipewright_schedule::footprint::Use;
 use pipewright_schedule::generate::find;
@@ -33,8 +34,8 @@ const RUNS: &str = "runs";
 /// The arguments of `pipewright view`.
 #[derive(Debug, Args)]
 pub(crate) struct ViewArguments {
-    /// The folder of a run, the file of a schedule (.csv), or the name of a schedule
-    #[arg(value_name = "RUN_DIR|FILE.csv|NAME")]
+    /// The folder of a run, the file of a schedule, or the name of a schedule
+    #[arg(value_name = "RUN_DIR|FILE|NAME")]
     target: PathBuf,
     #[command(flatten)]
     size: ScheduleSize,
@@ -180,7 +181,7 @@ fn source(arguments: &ViewArguments) -> Result<Source, Failure> {
     }
     if target.components().count() != 1 || target.exists() {
         let advice = match near_entries(target).as_slice() {
-            [] => "name the folder of a run, a schedule's file that ends with .csv, or a schedule".to_owned(),
+            [] => "name the folder of a run, the file of a schedule, or a schedule".to_owned(),
             near => format!("did you mean {}?", near.join(" or ")),
         };
         return Err(Failure::input(format!("{}: not a folder; {advice}", target.display())));
@@ -212,7 +213,7 @@ fn near_entries(target: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder.unwrap_or(Path::new("."))).into_iter().flatten().flatten();
     let is_candidate = |entry: &fs::DirEntry| {
         let name = entry.file_name();
-        entry.path().is_dir() || name.to_str().is_some_and(is_file_name)
+        entry.path().is_dir() || has_ending(Path::new(&name))
     };
     let names: Vec<String> =
         entries.filter(is_candidate).filter_map(|entry| entry.file_name().into_string().ok()).collect();

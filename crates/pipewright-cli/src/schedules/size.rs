@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use clap::Args;
+use pipewright_run::schedule_file;
 use pipewright_schedule::generate::{PerStage, Setting, find};
 use pipewright_schedule::simulate::few_microbatches;
 use pipewright_schedule::{Costs, Schedule, ScheduleSpec, Slices};
@@ -104,7 +105,7 @@ pub(crate) fn say_few_microbatches(schedule: &Schedule) {
 
 /// Returns whether a schedule's name is the name of a file.
 pub(crate) fn is_file_name(name: &str) -> bool {
-    Path::new(name).extension().is_some_and(|ending| ending.eq_ignore_ascii_case("csv"))
+    schedule_file::is_file(name, Path::new(name))
 }
 
 /// Returns the generator's own name of the schedule called `name`, which may be an alias.

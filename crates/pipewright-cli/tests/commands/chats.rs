@@ -6,7 +6,7 @@ use std::fs;
 use serde_json::Value;
 
 use super::command_line::reference;
-use crate::run::{Run, assert_near, numbers};
+use crate::run::{Run, assert_near, in_one_line, numbers};
 
 /// Writes a configuration that trains a model on the chats of the reference.
 fn folder(model: &str) -> Run {
@@ -161,7 +161,19 @@ fn settings_of_chats_are_checked() {
     refused("data.train_on=answers", "`train_on` is \"answers\"");
     refused("data.long_records=drop", "`long_records` is \"drop\"");
     refused("data.date=today", "where a date such as \"2024-07-26\" is expected");
-    refused("data.seq_len=20", "chats.jsonl:1: the record has ");
+    folder.refuse(
+        &["check", "small.toml"],
+        &["data.seq_len=20", "data.long_records=refuse"],
+        "chats.jsonl:1: the record has ",
+    );
+    refused(
+        "data.chat_template_kwargs=on",
+        "where a table of values, such as { enable_thinking = false } is expected",
+    );
+    refused(
+        "data.chat_template_kwargs={ tools = 1 }",
+        "`chat_template_kwargs` has `tools`, which the template gets",
+    );
     fs::create_dir(folder.path("a")).expect("the scratch folder takes folders");
     folder.write("a/tokenizer.model", "pieces");
     refused(
@@ -180,4 +192,77 @@ fn a_run_says_how_many_records_are_cut() {
     let (_, said) = folder.succeed(&["train", "small.toml"], &set);
     let note = "data: 1 of 10 records do not fit into a row of seq_len 12: skipped\n";
     assert!(said.contains(note), "{said}");
+}
+
+const SHARE_GPT: &str = r#"[
+  {"conversations": [{"from": "human", "value": "to be or"}, {"from": "gpt", "value": "not to be"}]},
+  {"conversations": [{"from": "narrator", "value": "to be"}]},
+  {"conversations": [{"from": "human", "value": "be"}, {"from": "gpt", "value": "or not"}]}
+]"#;
+
+#[test]
+fn a_run_says_how_many_records_are_left_out() {
+    let folder = folder("vocab_size = 256");
+    folder.write("a.json", SHARE_GPT);
+    let set = ["data.path=a.json", "pipeline.microbatches=1"];
+    let note = "a.json:3:3: message 1 is from `narrator`, which is none of human";
+    for command in ["check", "train"] {
+        let (_, said) = folder.succeed(&[command, "small.toml"], &set);
+        let said = in_one_line(&said);
+        assert!(
+            said.contains("data: 1 record cannot be used and is left out: ") && said.contains(note),
+            "{said}"
+        );
+    }
+    let checked = &folder.json(&["check", "small.toml"], &set)["data"];
+    assert_eq!((&checked["rows"], &checked["bad_records"]["count"]), (&2.into(), &1.into()), "{checked}");
+    folder.refuse(&["train", "small.toml"], &[&set[..], &["data.bad_records=0"]].concat(), note);
+    let tokenize = ["tokenize", "a.json", "--tokenizer", "bytes", "--chat-template", "phi3", "-o", "a.pwtok"];
+    let (_, said) = folder.succeed(&tokenize, &[]);
+    assert!(in_one_line(&said).contains(note), "{said}");
+    folder.refuse(&[&tokenize[..], &["--bad-records", "0"]].concat(), &[], note);
+}
+
+/// The default of the argument is the default of the key.
+#[test]
+fn as_many_records_are_left_out_of_a_file_as_of_a_run() {
+    let folder = folder("vocab_size = 256");
+    let bad = "{\"txt\": \"a\"}\n";
+    let good = "{\"prompt\": \"a\", \"completion\": \"b\"}\n";
+    let tokenize = ["tokenize", "a.jsonl", "--tokenizer", "bytes", "-o", "a.pwtok"];
+    let set = ["data.path=a.jsonl", "pipeline.microbatches=1"];
+    folder.write("a.jsonl", [&bad.repeat(100), good].concat());
+    folder.succeed(&tokenize, &[]);
+    folder.succeed(&["check", "small.toml"], &set);
+    folder.write("a.jsonl", [&bad.repeat(101), good].concat());
+    let refusal = "this is the first of 101 records that cannot be used, and `bad_records` in [data] leaves out at most 100";
+    folder.refuse(&tokenize, &[], refusal);
+    folder.refuse(&["check", "small.toml"], &set, refusal);
+}
+
+#[test]
+fn a_run_keeps_the_variables_of_its_template() {
+    let folder = folder("vocab_size = 256");
+    folder.write("a.json", SHARE_GPT);
+    folder.write("a.jinja", "{{ greeting }} {% for message in messages %}{{ message.content }}|{% endfor %}");
+    let set = [
+        "data.path=a.json",
+        "data.chat_template=a.jinja",
+        "data.chat_template_kwargs={ greeting = \"hi\" }",
+        "data.train_on=all",
+        "pipeline.microbatches=1",
+        "run.steps=1",
+    ];
+    folder.train(&set);
+    let prompt = |further: &[&str]| {
+        let chat = ["generate", "out", "--chat", "--prompt", "be", "--tokens", "1", "--json"];
+        let printed: Value =
+            serde_json::from_str(&folder.print(&[&chat[..], further].concat())).expect("JSON");
+        let ids = printed["texts"][0]["prompt_tokens"].as_array().expect("a list");
+        ids.iter().map(|id| id.as_u64().expect("an id") as u8 as char).collect::<String>()
+    };
+    assert_eq!(prompt(&[]), "hi be|");
+    assert_eq!(prompt(&["--chat-template-kwargs", "greeting=hello"]), "hello be|");
+    let wrong = ["generate", "out", "--chat", "--prompt", "be", "--chat-template-kwargs", "greeting"];
+    folder.refuse(&wrong, &[], "--chat-template-kwargs greeting: not a variable and its value");
 }

@@ -200,6 +200,8 @@ fn init_writes_a_configuration_once() {
     folder.print(&["check", "pipewright.toml", "--set", "data.path=text.txt", "--set", "data.seq_len=4"]);
     let message = "error: pipewright.toml: it exists already and is left as it is; name another file";
     fail(&folder, &["init"], 2, &[message]);
+    let template = folder.print(&["init", "-"]);
+    assert!(template == folder.read("pipewright.toml") && !folder.path("-").exists());
 }
 
 #[test]

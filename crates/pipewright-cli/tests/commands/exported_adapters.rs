@@ -76,7 +76,7 @@ fn a_merged_model_computes_what_the_adapted_one_does() {
         let how = ["--prompt", "a", "--tokens", "12", "--temperature", "0", "--tokenizer", "bytes", "--json"];
         let (out, _) = folder.succeed(&[&["generate", of], &how[..]].concat(), &[]);
         let json: Value = serde_json::from_str(&out).expect("JSON");
-        json["tokens"].clone()
+        json["texts"][0]["tokens"].clone()
     };
     let merge = ["export", "out", "merged", "--merge"];
     folder.says(&merge, &[], "wrote the model of step 4 in float32 to merged");

@@ -15,9 +15,17 @@ fn trained(set: &[&str]) -> Run {
     run
 }
 
+/// Returns the object that is printed, whose texts are always a list. A single text's members are in the object too.
 fn json(run: &Run, model: &str, arguments: &[&str]) -> Value {
     let out = run.print(&[&["generate", model, "--json"], arguments].concat());
-    serde_json::from_str(&out).expect("an object")
+    let mut found: Value = serde_json::from_str(&out).expect("an object");
+    assert!(found["text"].is_null() && found["tokens"].is_null(), "{found}");
+    if let [only] = found["texts"].as_array().expect("a list").as_slice() {
+        for (key, value) in only.as_object().cloned().into_iter().flatten() {
+            found[key] = value;
+        }
+    }
+    found
 }
 
 /// Returns the ids of the tokens that follow the prompt.

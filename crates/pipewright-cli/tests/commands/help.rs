@@ -8,7 +8,7 @@ use crate::run::{Run, finished};
 /// Returns the names of all commands, in the order of the help.
 fn commands() -> Vec<String> {
     let help = folder().print(&["--help"]);
-    let list = help.split("Commands:\n").nth(1).and_then(|rest| rest.split("\n\n").next());
+    let list = help.split("Training:\n").nth(1).and_then(|rest| rest.split("\nOptions:\n").next());
     let lines = list.expect("a list of commands").lines().filter(|line| indentation(line) == 2);
     let names = lines.filter_map(|line| line.split_whitespace().next()).map(str::to_owned);
     names.filter(|name| name != "help").collect()
@@ -68,11 +68,35 @@ fn the_examples_of_the_help_work_as_typed() {
     assert!(inside("profile.toml").contains("[[layers]]") && inside("report.html").contains("<html"));
 }
 
+#[test]
+fn the_short_help_says_that_there_is_more() {
+    let folder = folder();
+    for command in commands().iter().map(|name| vec![name.as_str()]).chain([vec![]]) {
+        let [short, long] = ["-h", "--help"].map(|flag| folder.print(&[&command[..], &[flag]].concat()));
+        assert!(short.contains("(see more with '--help')") && !short.contains("Example:"), "{short}");
+        assert!(short.lines().count() < long.lines().count() && long.contains("Example:"), "{long}");
+    }
+}
+
+#[test]
+fn scripts_complete_schedules_and_keys() {
+    for shell in ["bash", "zsh", "fish"] {
+        let script = folder().print(&["completions", shell]);
+        for word in ["zb-h1", "group-interleaved", "pipeline.ranks=", "optimizer.learning_rate="] {
+            assert!(script.contains(word), "{shell}: {word}");
+        }
+    }
+    let help = folder().print(&["train", "--help"]);
+    assert!(!help.contains("pipeline.ranks="), "{help}");
+    folder().refuse(&["train", "--set"], &[], "none was supplied For more information, try '--help'.");
+}
+
 /// Returns whether a line of help continues the paragraph of the line before it.
 fn continues(before: &str, line: &str) -> bool {
     let (is_blank, column) = (before.trim().is_empty() || line.trim().is_empty(), indentation(line));
-    // Commands, arguments and examples begin in column 2. Options and their values begin with a hyphen.
-    let is_item = column == 2 || (column > 0 && line.trim_start().starts_with('-'));
+    // Commands, arguments and examples begin in column 2. Options and their values begin with a hyphen, defaults with
+    // a bracket.
+    let is_item = column == 2 || (column > 0 && line.trim_start().starts_with(['-', '[']));
     let is_below = column == indentation(before) && !is_item;
     // The description of a command, an argument or an option may begin next to its name.
     let beside = before.get(..column).zip(before.get(column..));

@@ -37,6 +37,34 @@ fn schedules_that_contradict_the_configuration() {
 }
 
 #[test]
+fn a_file_of_a_schedule_needs_no_ending() {
+    let folder = folder();
+    folder.write("zigzag", "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n");
+    folder.print(&["check", "small.toml", "--set", "pipeline.schedule=zigzag"]);
+    folder.print(&["check", "small.toml", "--set", "pipeline.schedule=./zigzag"]);
+    folder.print(&["view", "zigzag", "-o", "view.html"]);
+    // A schedule's name wins over a file.
+    folder.write("gpipe", "not a schedule");
+    folder.print(&["check", "small.toml", "--set", "pipeline.schedule=gpipe"]);
+    folder.refuse(&["check", "small.toml"], &["pipeline.schedule=zigzga"], "unknown schedule `zigzga`");
+}
+
+#[test]
+fn a_schedule_is_read_from_standard_input() {
+    let folder = folder();
+    folder.write("s.csv", "0F0,0B0\n1F0,1B0\n");
+    let read = |arguments: &[&str]| {
+        let input = std::fs::File::open(folder.path("s.csv")).expect("the file");
+        let output = folder.binary().args(arguments).stdin(input).output().expect("the binary starts");
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).expect("UTF-8")
+    };
+    assert!(read(&["validate", "-"]).starts_with("-: sound at level compute: 2 ranks"));
+    let lowered = folder.print(&["lower", "s.csv", "--pass", "send-recv"]);
+    assert_eq!(read(&["lower", "-", "--pass", "send-recv"]), lowered);
+}
+
+#[test]
 fn passes_and_costs_that_contradict_each_other() {
     let folder = folder();
     folder.write("s.csv", "0F0,0B0\n1F0,1B0\n");

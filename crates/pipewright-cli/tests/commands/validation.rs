@@ -69,7 +69,10 @@ fn samples_are_the_greedy_text_and_change_no_loss() {
             ["generate", "out", "--json", "--temperature", "0", "--prompt", prompt, "--tokens", tokens];
         let text: Value = serde_json::from_str(&run.print(&greedy)).expect("an object");
         let samples: Value = serde_json::from_str(&samples[2]).expect("a list");
-        assert_eq!((&samples[index]["prompt"], &samples[index]["text"]), (&prompt.into(), &text["text"]));
+        assert_eq!(
+            (&samples[index]["prompt"], &samples[index]["text"]),
+            (&prompt.into(), &text["texts"][0]["text"])
+        );
     }
     // A text ends before the token that ends texts, here its first byte.
     let listed: Value = serde_json::from_str(&samples[2]).expect("a list");

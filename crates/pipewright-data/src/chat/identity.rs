@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
 
 use crate::settings::date::Date;
 
@@ -20,6 +21,9 @@ pub(crate) struct TemplateIdentity {
     tokens: String,
     /// The date, if the template asks for it.
     date: Option<Date>,
+    /// The further variables of the template as JSON, if there are any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    kwargs: Option<String>,
 }
 
 impl TemplateIdentity {
@@ -30,16 +34,25 @@ impl TemplateIdentity {
             template: fingerprint(source),
             tokens: fingerprint(&tokens),
             date: date.filter(|_| source.contains(DATE_FUNCTION)),
+            kwargs: None,
         }
+    }
+
+    /// Adds the further variables of the template.
+    pub(crate) fn with_kwargs(self, kwargs: &BTreeMap<String, Json>) -> Self {
+        let text = || Json::from_iter(kwargs.clone()).to_string();
+        Self { kwargs: (!kwargs.is_empty()).then(text), ..self }
     }
 
     /// Returns the first setting in which another identity differs, with the values of both.
     pub(crate) fn difference(&self, other: &Self) -> Option<(&'static str, [String; 2])> {
         let date = |identity: &Self| identity.date.map_or("none".to_owned(), String::from);
+        let kwargs = |identity: &Self| identity.kwargs.clone().unwrap_or("none".to_owned());
         let settings = [
             ("chat_template", [self.template.clone(), other.template.clone()]),
             ("tokenizer_config.json", [self.tokens.clone(), other.tokens.clone()]),
             ("date", [date(self), date(other)]),
+            ("chat_template_kwargs", [kwargs(self), kwargs(other)]),
         ];
         settings.into_iter().find(|(_, [own, given])| own != given)
     }

@@ -14,6 +14,40 @@ const COUNTS: [&str; 3] = ["weight", "train", "training"];
 /// The calls of a message.
 const CALLS: &str = "tool_calls";
 
+/// The names of `from` in the chats of ShareGPT, and the roles that they mean.
+const SHARE_GPT: [(&str, &str); 7] = [
+    ("human", "user"),
+    ("user", "user"),
+    ("gpt", "assistant"),
+    ("model", "assistant"),
+    ("assistant", "assistant"),
+    ("system", "system"),
+    ("tool", "tool"),
+];
+
+/// Returns a message with `from` and `value` as one with `role` and `content`, and any other message as it is.
+pub(crate) fn of_share_gpt(message: Value, number: usize) -> Result<Value, DataError> {
+    let Some(mut pairs) = pairs_of(&message) else { return Ok(message) };
+    if value_of(&mut pairs, "role").is_some() {
+        return Ok(message);
+    }
+    let Some(from) = value_of(&mut pairs, "from").map(|from| from.clone()) else { return Ok(message) };
+    let role = SHARE_GPT.iter().find(|(name, _)| from.as_str() == Some(name)).ok_or_else(|| {
+        let names = SHARE_GPT.map(|(name, _)| name).join(", ");
+        DataError::new(format!(
+            "message {number} is from `{from}`, which is none of {names}; correct the record"
+        ))
+    })?;
+    for (key, value) in &mut pairs {
+        match key.as_str() {
+            Some("from") => (*key, *value) = (Value::from("role"), Value::from(role.1)),
+            Some("value") => *key = Value::from("content"),
+            _ => {}
+        }
+    }
+    Ok(Value::from_pairs(pairs))
+}
+
 /// Returns a message as templates read it: keys whose value is null are missing, its reasoning has the names that
 /// templates ask for, and tool calls are tables.
 pub(crate) fn normalized(message: &Value, number: usize) -> Result<Value, DataError> {
@@ -120,7 +154,9 @@ fn not_tables(place: &str) -> DataError {
 
 /// Returns the error of a message that is not a table with a role.
 pub(crate) fn no_message(number: usize) -> DataError {
-    DataError::new(format!("message {number} is not a table with `role` and `content`; correct the record"))
+    DataError::new(format!(
+        "message {number} is not a table with `role` and `content`, or `from` and `value`; correct the record"
+    ))
 }
 
 /// Returns whether a message says that its tokens do not count. With `all_count`, a message that the assistant does not

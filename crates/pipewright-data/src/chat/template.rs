@@ -1,8 +1,8 @@
 //! Chat templates: Jinja as transformers renders it (`apply_chat_template`).
 //!
-//! The variables are `messages`, `tools`, `add_generation_prompt` and the special tokens of the tokenizer;
-//! `raise_exception`, `strftime_now`, `tojson` and the methods of Python's texts and dictionaries exist. The
-//! text of a `{% generation %}` block is what an assistant writes.
+//! The variables are `messages`, `tools`, `add_generation_prompt`, the special tokens of the tokenizer, and the
+//! variables in `chat_template_kwargs`; `raise_exception`, `strftime_now`, `tojson` and the methods of Python's texts and
+//! dictionaries exist. The text of a `{% generation %}` block is what an assistant writes.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -19,7 +19,7 @@ use crate::chat::identity::{DATE_FUNCTION, TemplateIdentity};
 use crate::chat::message::{normalized, tools_of, with_decoded_arguments};
 use crate::chat::source::{self, Malformed, Prepared};
 use crate::chat::special_tokens::{SpecialTokens, read_json};
-use crate::chat::{filters, limits, operators, python_text, text_methods, value_tests};
+use crate::chat::{filters, json_text, limits, operators, python_text, text_methods, value_tests};
 use crate::config::{DataConfig, Tokenizer};
 use crate::error::{DataError, DataErrorKind};
 use crate::settings::chat_template::{ChatTemplate, TEMPLATES};
@@ -29,6 +29,8 @@ use crate::settings::date::Date;
 const TEMPLATE_FILE: &str = "chat_template.jinja";
 /// The file of a tokenizer that has its special tokens, and often the template.
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+/// The variables that each chat has.
+const VARIABLES: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
 /// Noncharacters of Unicode, which mark the text of `generation` blocks.
 const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
 const NAME: &str = "chat template";
@@ -57,6 +59,8 @@ pub struct ChatRenderer {
     environment: Environment<'static>,
     /// The special tokens by the names that templates have for them, such as `bos_token`.
     tokens: BTreeMap<String, String>,
+    /// Further variables that the settings name.
+    kwargs: BTreeMap<String, Value>,
     has_generation: bool,
     identity: TemplateIdentity,
 }
@@ -68,13 +72,24 @@ impl ChatRenderer {
     /// When there is no template, a file cannot be read, or the template is malformed.
     pub fn of(config: &DataConfig) -> Result<Self, DataError> {
         let FoundTemplate { text, template, tokens } = FoundTemplate::find(config)?;
-        Self::new(&text, tokens, config.date).map_err(|Malformed { line, reason }| {
+        let kwargs = &config.chat_template_kwargs;
+        if let Some(name) = VARIABLES.iter().find(|name| kwargs.contains_key(**name)) {
+            return Err(DataError::new(format!(
+                "`chat_template_kwargs` has `{name}`, which the template gets from each chat; remove it"
+            )));
+        }
+        let renderer = Self::new(&text, tokens, config.date).map_err(|Malformed { line, reason }| {
             DataError::new(format!(
                 "the chat template {template} is malformed{}: {reason}; correct it, or name another as `chat_template` in \
                  [data], or with `generate --chat-template`",
                 in_line(line)
             ))
-        })
+        })?;
+        let identity = renderer.identity.clone().with_kwargs(kwargs);
+        // The text of a JSON value is well-formed.
+        let value = |json: &Json| json_text::parse(json.to_string().as_bytes()).unwrap_or_default();
+        let kwargs = kwargs.iter().map(|(name, json)| (name.clone(), value(json))).collect();
+        Ok(Self { kwargs, identity, ..renderer })
     }
 
     /// Returns the identity of the template that the settings name.
@@ -83,7 +98,8 @@ impl ChatRenderer {
     /// When there is no template or a file cannot be read.
     pub(crate) fn identity_of(config: &DataConfig) -> Result<TemplateIdentity, DataError> {
         let FoundTemplate { text, tokens, .. } = FoundTemplate::find(config)?;
-        Ok(TemplateIdentity::new(&text, &tokens, config.date))
+        let identity = TemplateIdentity::new(&text, &tokens, config.date);
+        Ok(identity.with_kwargs(&config.chat_template_kwargs))
     }
 
     /// Returns the identity of the template that this renderer has read.
@@ -124,7 +140,7 @@ impl ChatRenderer {
                 .map_err(|reason| Error::new(ErrorKind::InvalidOperation, reason))
         });
         environment.add_template_owned(NAME, source).map_err(malformed)?;
-        Ok(Self { environment, tokens, has_generation, identity })
+        Ok(Self { environment, tokens, kwargs: BTreeMap::new(), has_generation, identity })
     }
 
     /// Returns whether the template marks what an assistant writes.
@@ -186,16 +202,17 @@ impl ChatRenderer {
             DataError::new(problem).of_kind(DataErrorKind::Exhausted)
         };
         let tokens = self.tokens.iter().map(|(name, token)| (name.as_str(), Value::from(token.as_str())));
-        let own = [
-            ("messages", Value::from(messages)),
-            ("tools", tools.clone()),
-            ("documents", Value::from(())),
-            ("add_generation_prompt", Value::from(prompt)),
-        ];
+        let kwargs = self.kwargs.iter().map(|(name, value)| (name.as_str(), value.clone()));
+        let own = VARIABLES.into_iter().zip([
+            Value::from(messages),
+            tools.clone(),
+            Value::from(()),
+            Value::from(prompt),
+        ]);
         let mut environment = self.environment.clone();
         environment.set_fuel(Some(steps));
         let template = environment.get_template(NAME).map_err(failed)?;
-        let text = template.render(Value::from_pairs(tokens.chain(own))).map_err(failed)?;
+        let text = template.render(Value::from_pairs(tokens.chain(kwargs).chain(own))).map_err(failed)?;
         without_marks(&text)
     }
 }

@@ -87,6 +87,11 @@ impl DataFile {
         Ok(self.content.buffer())
     }
 
+    /// Passes over bytes of [`DataFile::head`].
+    pub(crate) fn consume(&mut self, bytes: usize) {
+        self.content.consume(bytes);
+    }
+
     fn failed(&self, source: io::Error) -> DataError {
         failed(&self.path, self.packing, source)
     }

@@ -7,7 +7,9 @@ use crate::chat::spans::{Chat, MarkedText};
 use crate::chat::special_tokens::{END, SpecialTokens};
 use crate::chat::template::ChatRenderer;
 use crate::config::DataConfig;
-use crate::encoding::record_content::{chat_of_instruction, get, messages_of, text_of};
+use crate::encoding::record_content::{
+    chat_of, chat_of_instruction, chat_of_question, get, messages_of, text_of,
+};
 use crate::error::DataError;
 use crate::settings::record::{RecordKind, TOOLS};
 use crate::settings::train_on::TrainOn;
@@ -30,7 +32,7 @@ impl<'a> ExampleText<'a> {
     pub(crate) fn train_on(&self, kind: RecordKind) -> TrainOn {
         let default = match kind {
             RecordKind::Chat | RecordKind::Text => TrainOn::Assistant,
-            RecordKind::Completion | RecordKind::Instruction => TrainOn::Completion,
+            RecordKind::Completion | RecordKind::Instruction | RecordKind::Question => TrainOn::Completion,
         };
         self.config.train_on.unwrap_or(default)
     }
@@ -76,11 +78,12 @@ impl<'a> ExampleText<'a> {
         };
         let (messages, prompt) = match kind {
             RecordKind::Text | RecordKind::Chat => {
-                let messages = messages_of(&get(record, &keys.messages))?;
+                let messages = chat_of(record, keys)?;
                 let prompt = messages.len() - 1;
                 (messages, prompt)
             }
             RecordKind::Instruction => (chat_of_instruction(record, keys)?, 1),
+            RecordKind::Question => (chat_of_question(record, keys)?, 1),
             RecordKind::Completion => {
                 let mut messages = messages_of(&get(record, &keys.prompt))?;
                 let count = messages.len();

@@ -3,12 +3,12 @@
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
-use crate::chat::message::{no_message, normalized};
+use crate::chat::message::{no_message, normalized, of_share_gpt};
 use crate::error::DataError;
-use crate::settings::record::{RecordKeys, RecordKind};
+use crate::settings::record::{RecordKeys, RecordKind, SYSTEM};
 
 /// Returns what a record contains. If it has the keys of several kinds, the first of them wins: chats,
-/// completions, instructions, texts.
+/// completions, instructions, questions, texts.
 pub(crate) fn kind_of(record: &Value, keys: &RecordKeys) -> Result<RecordKind, DataError> {
     if record.kind() != ValueKind::Map {
         return Err(DataError::new(format!(
@@ -17,12 +17,14 @@ pub(crate) fn kind_of(record: &Value, keys: &RecordKeys) -> Result<RecordKind, D
         )));
     }
     let has = |key: &str| !get(record, key).is_undefined();
-    if has(&keys.messages) {
+    if has(&keys.messages) || has(&keys.conversations) {
         Ok(RecordKind::Chat)
     } else if has(&keys.prompt) && has(&keys.completion) {
         Ok(RecordKind::Completion)
     } else if has(&keys.instruction) && has(&keys.output) {
         Ok(RecordKind::Instruction)
+    } else if has(&keys.question) && has(&keys.answer) {
+        Ok(RecordKind::Question)
     } else if has(&keys.text) {
         Ok(RecordKind::Text)
     } else {
@@ -31,8 +33,9 @@ pub(crate) fn kind_of(record: &Value, keys: &RecordKeys) -> Result<RecordKind, D
         let found =
             if keys.is_empty() { "no keys".to_owned() } else { format!("the keys {}", keys.join(", ")) };
         Err(DataError::new(format!(
-            "the record has {found}, and none of the keys that say what it contains: `messages`, `prompt` and `completion`, \
-             `instruction` and `output`, or `text`; name other keys with `data.keys`, such as `keys = {{ text = \"content\" }}`"
+            "the record has {found}, and none of the keys that say what it contains: `messages`, `conversations`, `prompt` \
+             and `completion`, `instruction` and `output`, `question` and `answer`, or `text`; name other keys with \
+             `data.keys`, such as `keys = {{ text = \"content\" }}`"
         )))
     }
 }
@@ -63,7 +66,23 @@ fn type_of(value: &Value) -> String {
     }
 }
 
-/// Returns the messages in a list.
+/// Returns the messages of a chat.
+pub(crate) fn chat_of(record: &Value, keys: &RecordKeys) -> Result<Vec<Value>, DataError> {
+    let (list, conversations) = (get(record, &keys.messages), get(record, &keys.conversations));
+    // The columns of Parquet may be null.
+    if conversations.is_undefined() || conversations.is_none() || list.kind() == ValueKind::Seq {
+        return messages_of(&list);
+    }
+    let mut messages = messages_of(&conversations)?;
+    let has_system = get(&messages[0], "role").as_str() == Some(SYSTEM);
+    let system = get(record, SYSTEM);
+    if let Some(text) = system.as_str().filter(|text| !text.is_empty() && !has_system) {
+        messages.insert(0, message(SYSTEM, text));
+    }
+    Ok(messages)
+}
+
+/// Returns the messages in a list, which has at least one.
 pub(crate) fn messages_of(list: &Value) -> Result<Vec<Value>, DataError> {
     if list.kind() != ValueKind::Seq {
         return Err(DataError::new(format!(
@@ -71,7 +90,9 @@ pub(crate) fn messages_of(list: &Value) -> Result<Vec<Value>, DataError> {
             type_of(list)
         )));
     }
-    let messages: Vec<Value> = list.try_iter().into_iter().flatten().collect();
+    let messages = (1..).zip(list.try_iter().into_iter().flatten());
+    let messages: Vec<Value> =
+        messages.map(|(number, message)| of_share_gpt(message, number)).collect::<Result<_, _>>()?;
     let is_message =
         |message: &Value| message.kind() == ValueKind::Map && get(message, "role").as_str().is_some();
     match messages.iter().position(|message| !is_message(message)) {
@@ -91,9 +112,15 @@ pub(crate) fn chat_of_instruction(record: &Value, keys: &RecordKeys) -> Result<V
             question = format!("{question}\n\n{input}");
         }
     }
-    let answer = text_of(record, &keys.output)?;
-    let message = |role: &str, content: String| {
-        Value::from_pairs([("role", Value::from(role)), ("content", Value::from(content))])
-    };
-    Ok(vec![message("user", question), message("assistant", answer)])
+    Ok(vec![message("user", &question), message("assistant", &text_of(record, &keys.output)?)])
+}
+
+/// Returns the chat of a question: the user's message, and the assistant's.
+pub(crate) fn chat_of_question(record: &Value, keys: &RecordKeys) -> Result<Vec<Value>, DataError> {
+    let (question, answer) = (text_of(record, &keys.question)?, text_of(record, &keys.answer)?);
+    Ok(vec![message("user", &question), message("assistant", &answer)])
+}
+
+fn message(role: &str, content: &str) -> Value {
+    Value::from_pairs([("role", role), ("content", content)])
 }

@@ -185,11 +185,8 @@ impl Encoder {
     /// Reports that this build cannot read tokenizers.
     fn load(path: &Path) -> Result<Self, DataError> {
         refuse_other_forms(path)?;
-        Err(DataError::of(
-            path,
-            "tokenizer files are not compiled in; use the tokenizer \"bytes\", or build with the feature `tokenizers` \
-             (`cargo build --release --features tokenizers`)",
-        ))
+        let feature = crate::feature::Feature::Tokenizers;
+        Err(DataError::of(path, format!("{feature} are not compiled in; {}", feature.advice())))
     }
 
     pub(crate) fn vocabulary(&self) -> usize {

@@ -2,7 +2,7 @@
 //!
 //! | ending | content |
 //! |---|---|
-//! | `.jsonl`, `.ndjson` | a record or an array of token ids per line |
+//! | `.jsonl`, `.ndjson` | a record or an array of token ids per line, or one list of records |
 //! | `.json` | the same; JSON in another form is refused |
 //! | `.parquet` | a record per row |
 //! | `.bin` | token ids, with an `.idx` next to it if they are Megatron's |
@@ -17,6 +17,7 @@ use crate::container::data_file::DataFile;
 use crate::container::data_file::Packing;
 use crate::content;
 use crate::error::DataError;
+use crate::formats::list::begins_list;
 use crate::settings::record::RecordKind;
 
 /// The content of a data file.
@@ -28,6 +29,8 @@ pub enum Format {
     IdLines,
     /// A JSON object per line.
     Lines(RecordKind),
+    /// One JSON list of objects.
+    List(RecordKind),
     /// The rows of a Parquet file.
     Parquet(RecordKind),
     /// Token ids of 16 bits without a header, as nanoGPT writes them.
@@ -43,7 +46,7 @@ pub enum Format {
 impl Format {
     /// Returns whether a tokenizer turns the content into ids.
     pub fn is_text(self) -> bool {
-        matches!(self, Self::Text | Self::Lines(_) | Self::Parquet(_))
+        matches!(self, Self::Text | Self::Lines(_) | Self::List(_) | Self::Parquet(_))
     }
 }
 
@@ -53,6 +56,7 @@ impl fmt::Display for Format {
             Self::Text => f.write_str("text"),
             Self::IdLines => f.write_str("lines of token ids"),
             Self::Lines(kind) => write!(f, "JSON lines with {kind}"),
+            Self::List(kind) => write!(f, "a JSON list with {kind}"),
             Self::Parquet(kind) => write!(f, "Parquet with {kind}"),
             Self::Ids16 => f.write_str("token ids of 16 bits"),
             Self::LlmC => f.write_str("token ids with llm.c's header"),
@@ -104,6 +108,7 @@ impl fmt::Display for DataSource {
 pub(crate) enum ReaderKind {
     Text,
     Lines,
+    List,
     Parquet,
     Binary,
 }
@@ -115,6 +120,7 @@ pub(crate) fn reader_of(file: &mut DataFile) -> Result<ReaderKind, DataError> {
     let head = file.head()?;
     content::refuse_lfs_pointer(&path, head)?;
     match ending.as_deref() {
+        Some("jsonl" | "ndjson" | "json") if begins_list(head) => Ok(ReaderKind::List),
         Some("jsonl" | "ndjson") => Ok(ReaderKind::Lines),
         Some("json") if begins_with_lines(head, 1) => Ok(ReaderKind::Lines),
         Some("json") if content::binary(head).is_none() => Err(json_not_lines(&path)),
@@ -170,8 +176,10 @@ pub(crate) fn refuse_json(file: &DataFile, text: &str) -> Result<(), DataError> 
     {
         return Err(lines_named_text(file.path()));
     }
-    let is_json = serde_json::from_str::<IgnoredAny>(begins).is_ok();
-    if is_json { Err(json_not_lines(file.path())) } else { Ok(()) }
+    if serde_json::from_str::<IgnoredAny>(begins).is_err() {
+        return Ok(());
+    }
+    Err(if begins_list(text.as_bytes()) { list_named_text(file.path()) } else { json_not_lines(file.path()) })
 }
 
 /// Returns the error of a file that has another format than its ending says.
@@ -186,12 +194,16 @@ fn lines_named_text(path: &Path) -> DataError {
     DataError::of(path, "the lines are JSON, and not text; let the name end in .jsonl")
 }
 
+fn list_named_text(path: &Path) -> DataError {
+    DataError::of(path, "this is a JSON list of records, and not text; let the name end in .json")
+}
+
 fn json_not_lines(path: &Path) -> DataError {
     DataError::of(
         path,
         format!(
-            "this is JSON without a record per line, and not text; convert a list with `jq -c .[] FILE > FILE.jsonl`, or leave \
-             the file out with a pattern such as \"!**/{}\"",
+            "this is JSON that is neither a record per line nor a list of records, and not text; write its records as one of \
+             them, or leave the file out with a pattern such as \"!**/{}\"",
             path.file_name().unwrap_or_default().display()
         ),
     )

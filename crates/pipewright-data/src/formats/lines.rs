@@ -1,5 +1,5 @@
 //! Parses the lines of a `.jsonl` file: JSON objects, or arrays of token ids. Lines of white space are
-//! skipped.
+//! skipped. The records of a JSON list are parsed in the same way.
 
 use std::path::Path;
 
@@ -34,8 +34,8 @@ impl<'a> Lines<'a> {
         self.file.path()
     }
 
-    /// Returns the next line that has content, with its number, which counts from 1.
-    pub(crate) fn next(&mut self) -> Result<Option<(u64, Vec<u8>)>, DataError> {
+    /// Returns the next line that has content, with its place.
+    pub(crate) fn next(&mut self) -> Result<Option<(DataPlace, Vec<u8>)>, DataError> {
         loop {
             let is_record = self.file.head()?.trim_ascii_start().starts_with(b"{");
             let limit = if is_record { self.longest_record } else { self.longest_array.0 };
@@ -50,25 +50,30 @@ impl<'a> Lines<'a> {
             }
             let text = text.trim_ascii_end();
             if !text.trim_ascii_start().is_empty() {
-                return Ok(Some((self.number, text.to_vec())));
+                return Ok(Some((DataPlace::Line(self.number), text.to_vec())));
             }
         }
     }
 
     fn long(&self, is_record: bool, limit: u64) -> DataError {
         let (limit, seq_len) = (Size(limit), self.longest_array.1);
-        let problem = if is_record {
-            format!(
-                "the record has more than the {limit} of the memory for data that are left (half of what this machine has \
-                 available); give less data, or use a machine with more memory"
-            )
+        let error = if is_record {
+            long_record(limit)
         } else {
-            format!(
+            DataError::new(format!(
                 "the line has more than {limit}, too long for a row of seq_len {seq_len}; write one array per line"
-            )
+            ))
         };
-        DataError::new(problem).at(self.file.path(), DataPlace::Line(self.number))
+        error.at(self.file.path(), DataPlace::Line(self.number))
     }
+}
+
+/// Returns the error of a record that needs more memory than is left.
+pub(crate) fn long_record(limit: Size) -> DataError {
+    DataError::new(format!(
+        "the record has more than the {limit} of the memory for data that are left (half of what this machine has available); \
+         give less data, or use a machine with more memory"
+    ))
 }
 
 /// Returns whether a line is an array, and not a record.
@@ -77,22 +82,23 @@ pub(crate) fn is_array(text: &[u8]) -> bool {
 }
 
 /// Returns the token ids of a line that is an array.
-pub(crate) fn ids(path: &Path, line: u64, text: &[u8]) -> Result<Vec<u64>, DataError> {
+pub(crate) fn ids(path: &Path, place: DataPlace, text: &[u8]) -> Result<Vec<u64>, DataError> {
     serde_json::from_slice(text).map_err(|error| {
-        let (column, reason) = placed(&error);
-        let problem = format!("not an array of token ids: {reason}; write lines such as [12, 7, 255]");
-        DataError::new(problem).at(path, DataPlace::Column(line, column))
+        let problem =
+            format!("not an array of token ids: {}; write lines such as [12, 7, 255]", reason_of(&error));
+        DataError::new(problem).at(path, within(place, &error))
     })
 }
 
-/// Returns the record of a line.
-pub(crate) fn record(path: &Path, line: u64, text: &[u8]) -> Result<Value, DataError> {
+/// Returns the record of a line or of a list.
+pub(crate) fn record(path: &Path, place: DataPlace, text: &[u8]) -> Result<Value, DataError> {
     json_text::parse(text).map_err(|error| {
-        let (column, reason) = placed(&error);
-        let problem = format!(
-            "not JSON: {reason}; write one record per line, such as {{\"text\": \"to be\"}}, or an array of token ids"
-        );
-        DataError::new(problem).at(path, DataPlace::Column(line, column))
+        let reason = reason_of(&error);
+        let expected = match place {
+            DataPlace::Column(..) => "write records such as {\"text\": \"to be\"}",
+            _ => "write one record per line, such as {\"text\": \"to be\"}, or an array of token ids",
+        };
+        DataError::new(format!("not JSON: {reason}; {expected}")).of_record(path, within(place, &error))
     })
 }
 
@@ -103,10 +109,21 @@ fn first_line<'a>(path: &Path, line: &'a [u8]) -> Result<&'a [u8], DataError> {
     Ok(line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line))
 }
 
-/// Returns the column and the reason of an error of a line of JSON.
-fn placed(error: &serde_json::Error) -> (usize, String) {
+/// Returns the place of an error of JSON that begins at `start`. The parser counts from the beginning of the text that
+/// it received.
+fn within(start: DataPlace, error: &serde_json::Error) -> DataPlace {
+    let (line, column) = (error.line().max(1), error.column().max(1));
+    match start {
+        DataPlace::Line(start) => DataPlace::Column(start, column),
+        DataPlace::Column(start, before) if line == 1 => DataPlace::Column(start, before + column - 1),
+        DataPlace::Column(start, _) => DataPlace::Column(start + line as u64 - 1, column),
+        other => other,
+    }
+}
+
+/// Returns the reason of an error of JSON without the parser's place.
+fn reason_of(error: &serde_json::Error) -> String {
     let reason = error.to_string();
-    // The parser's place counts from the beginning of the line that it received.
     let place = format!(" at line {} column {}", error.line(), error.column());
-    (error.column().max(1), reason.strip_suffix(&place).unwrap_or(&reason).to_owned())
+    reason.strip_suffix(&place).unwrap_or(&reason).to_owned()
 }

@@ -17,11 +17,8 @@ pub(crate) fn rows(
     _names: &[&str],
     _budget: &mut MemoryBudget,
 ) -> Result<(Rows, u64), DataError> {
-    Err(DataError::of(
-        file.path(),
-        "Parquet is not compiled in; build with the feature `parquet` (`cargo build --release --features parquet`), or convert \
-         the file to .jsonl",
-    ))
+    let feature = crate::feature::Feature::Parquet;
+    Err(DataError::of(file.path(), format!("{feature} is not compiled in; {}", feature.advice())))
 }
 
 /// Returns the rows of a file, with the columns in `names` only, and the bytes that they hold of the budget:

@@ -12,6 +12,8 @@ pub struct RecordKeys {
     pub text: String,
     /// The key of a chat: a list of messages with `role` and `content`.
     pub messages: String,
+    /// The other key of a chat, whose messages may have `from` and `value`, as ShareGPT's have.
+    pub conversations: String,
     /// The key of the prompt of a completion.
     pub prompt: String,
     /// The key of a completion.
@@ -22,37 +24,101 @@ pub struct RecordKeys {
     pub input: String,
     /// The key of the answer to an instruction.
     pub output: String,
+    /// The key of a question, which becomes the user's message of a chat.
+    pub question: String,
+    /// The key of the answer to a question.
+    pub answer: String,
 }
 
 impl Default for RecordKeys {
     fn default() -> Self {
-        let [text, messages, prompt, completion, instruction, input, output] = Self::KEYS.map(str::to_owned);
-        Self { text, messages, prompt, completion, instruction, input, output }
+        let [text, messages, conversations, prompt, completion, instruction, input, output, question, answer] =
+            Self::KEYS.map(str::to_owned);
+        Self {
+            text,
+            messages,
+            conversations,
+            prompt,
+            completion,
+            instruction,
+            input,
+            output,
+            question,
+            answer,
+        }
     }
 }
 
 impl RecordKeys {
     /// The keys that can have other names.
-    pub const KEYS: [&str; 7] =
-        ["text", "messages", "prompt", "completion", "instruction", "input", "output"];
+    pub const KEYS: [&str; 10] = [
+        "text",
+        "messages",
+        "conversations",
+        "prompt",
+        "completion",
+        "instruction",
+        "input",
+        "output",
+        "question",
+        "answer",
+    ];
 
     /// Gives a key another name. Returns false if there is no such key.
     pub fn rename(&mut self, key: &str, name: &str) -> bool {
-        let Self { text, messages, prompt, completion, instruction, input, output } = self;
-        let own = [text, messages, prompt, completion, instruction, input, output];
+        let Self {
+            text,
+            messages,
+            conversations,
+            prompt,
+            completion,
+            instruction,
+            input,
+            output,
+            question,
+            answer,
+        } = self;
+        let own =
+            [text, messages, conversations, prompt, completion, instruction, input, output, question, answer];
         let renamed = Self::KEYS.iter().zip(own).find(|(known, _)| **known == key);
         renamed.map(|(_, own)| name.clone_into(own)).is_some()
     }
 
     /// Returns the names of all keys that are read.
-    pub(crate) fn names(&self) -> [&str; 8] {
-        let Self { text, messages, prompt, completion, instruction, input, output } = self;
-        [text, messages, prompt, completion, instruction, input, output, TOOLS]
+    pub(crate) fn names(&self) -> [&str; 12] {
+        let Self {
+            text,
+            messages,
+            conversations,
+            prompt,
+            completion,
+            instruction,
+            input,
+            output,
+            question,
+            answer,
+        } = self;
+        [
+            text,
+            messages,
+            conversations,
+            prompt,
+            completion,
+            instruction,
+            input,
+            output,
+            question,
+            answer,
+            TOOLS,
+            SYSTEM,
+        ]
     }
 }
 
 /// The key of the tools of a chat, which templates may describe.
 pub(crate) const TOOLS: &str = "tools";
+/// The key of the instructions of a chat of ShareGPT, if they are not a message.
+pub(crate) const SYSTEM: &str = "system";
 
 /// The content of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +131,8 @@ pub enum RecordKind {
     Completion,
     /// An instruction and its output.
     Instruction,
+    /// A question and its answer.
+    Question,
 }
 
 impl fmt::Display for RecordKind {
@@ -74,6 +142,7 @@ impl fmt::Display for RecordKind {
             Self::Chat => "chats",
             Self::Completion => "prompts and completions",
             Self::Instruction => "instructions and outputs",
+            Self::Question => "questions and answers",
         })
     }
 }

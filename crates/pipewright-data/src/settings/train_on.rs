@@ -35,9 +35,9 @@ impl TrainOn {
 #[serde(rename_all = "lowercase")]
 pub enum LongRecords {
     /// It is an error.
-    #[default]
     Refuse,
-    /// Its end is left out.
+    /// Its end is left out. A record without a target in the rest cannot be used.
+    #[default]
     Cut,
     /// It is left out.
     Skip,

@@ -4,6 +4,7 @@ mod chats;
 mod chat_messages;
 mod chat_spans;
 mod formats;
+mod records;
 #[cfg(feature = "parquet")]
 mod parquet_files;
 mod rows;

@@ -150,6 +150,10 @@ fn another_setting_is_refused() {
         "data.pwtok: the file was made with another `chat_template` (",
     );
     refused(
+        |config| config.chat_template_kwargs = [("a".to_owned(), true.into())].into(),
+        "the file was made with another `chat_template_kwargs` (none) than [data] has ({\"a\":true})",
+    );
+    refused(
         |config| config.train_on = Some(TrainOn::All),
         "the file was made with another `train_on` (assistant) than [data] has (all)",
     );
@@ -158,13 +162,30 @@ fn another_setting_is_refused() {
         "the file was made with another `bos_id` (none) than [data] has (7); write the same one, or tokenize",
     );
     refused(
-        |config| config.seq_len = 30,
+        |config| (config.seq_len, config.long_records) = (30, LongRecords::Refuse),
         "data.pwtok: record 1: the record has 46 tokens, and a row of seq_len 30 takes 31; raise seq_len, or write `long_records",
     );
     refused(
         |config| (config.seq_len, config.long_records) = (4, LongRecords::Cut),
         "after the cut to the 5 tokens of a row of seq_len 4, nothing of the record counts",
     );
+}
+
+#[test]
+fn records_that_cannot_be_used_are_left_out_of_a_file() {
+    let bad = format!("{}{{\"messages\": []}}\n", CHATS[0].1);
+    let (folder, mut config) =
+        folder(&[("a.jsonl", &bad)], |config| (config.seq_len, config.bad_records) = (60, 9));
+    let (tokenized, file) = tokenize(&config, folder.path()).expect("it is tokenized");
+    let left_out = tokenized.bad_records.expect("a bad record");
+    assert!(left_out.count == 1 && left_out.first.ends_with("the chat has no messages; remove the record"));
+    let all = reading(&config, &file).open(256, 0).expect("the file").rows();
+    // After the cut, nothing is left of two records.
+    config.seq_len = 32;
+    let rows = reading(&config, &file).open(256, 0).expect("the file");
+    assert_eq!((all, rows.rows(), rows.bad_records().map(|bad| bad.count)), (3, 1, Some(2)));
+    config.bad_records = 0;
+    has_error(tokenize(&config, folder.path()), "the chat has no messages; remove the record");
 }
 
 /// Tokenizes chats and opens the file, with other settings before both and between them.

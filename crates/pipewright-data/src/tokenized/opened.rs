@@ -7,6 +7,7 @@ use std::path::Path;
 use pipewright_system::bounded_file::open_regular;
 
 use super::header::{Header, LENGTH, MAGIC, damaged_header};
+use crate::bad_records::LeftOut;
 use crate::chat::template::ChatRenderer;
 use crate::collected::{Collected, CollectedContent, Known, Stride, Totals};
 use crate::config::DataConfig;
@@ -65,6 +66,7 @@ pub(crate) fn open(path: &Path, config: &DataConfig, vocab_size: usize) -> Resul
             records: sizes.len() as u64,
             seq_len: config.seq_len,
         },
+        bad_records: None,
         missing_end: None,
         known,
     };
@@ -232,12 +234,19 @@ fn treat_long(collected: &mut Collected, config: &DataConfig, path: &Path) -> Re
             Ok(())
         }
         LongRecords::Cut => {
-            for number in long {
+            let (mut left_out, mut chosen) = (LeftOut::at_most(config.bad_records), Vec::new());
+            for number in 0..examples.len() as u32 {
                 let mut part = examples.read(number)?;
                 part.truncate(seq_len + 1);
-                if part.targets().next().is_none() {
-                    return Err(nothing_left(seq_len).at(path, place(number)));
+                if part.targets().next().is_some() {
+                    chosen.push(number);
+                } else {
+                    left_out.leave_out(nothing_left(seq_len).of_record(path, place(number)))?;
                 }
+            }
+            collected.bad_records = left_out.finish(!chosen.is_empty())?;
+            if collected.bad_records.is_some() {
+                examples.choose(chosen);
             }
             Ok(())
         }

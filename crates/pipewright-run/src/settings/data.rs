@@ -1,11 +1,13 @@
 //! The `[data]` section: the training data, the validation data, and the length of a row.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use pipewright::train::data::{ChatTemplate, Date, LongRecords, MixSource, RecordKeys, TrainOn};
+use pipewright::train::data::{ChatTemplate, Date, Feature, LongRecords, MixSource, RecordKeys, TrainOn};
 use pipewright_document::{Bound, Reader, advice_for_unknown};
 use pipewright_models::hf;
 use serde::Serialize;
+use serde_json::Value as Json;
 
 use crate::settings::document::Document;
 use crate::settings::mix;
@@ -49,11 +51,16 @@ pub struct DataSettings {
     pub keys: Option<RecordKeys>,
     /// The name of a chat template, or the absolute path of a file with one.
     pub chat_template: Option<String>,
+    /// Further variables of the chat template.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub chat_template_kwargs: BTreeMap<String, Json>,
     /// The tokens of chats and completions that count in the loss, if it is not the default.
     pub train_on: Option<TrainOn>,
     /// The treatment of chats and completions that do not fit into a row.
     #[serde(skip_serializing_if = "is_default")]
     pub long_records: LongRecords,
+    /// The most records of each source that are left out because they cannot be used.
+    pub bad_records: u32,
     /// The date that chat templates ask for.
     pub date: Option<Date>,
 }
@@ -112,12 +119,18 @@ pub(super) fn read(
             section.path("tokenizer").map_or_else(String::new, |path| path.to_string_lossy().into_owned())
         }
     };
+    let needed = needed_features(&tokenizer, &files);
+    if let Some((feature, keys)) = needed.into_iter().find(|(feature, _)| !feature.is_compiled_in()) {
+        report_first(&mut section, keys, feature);
+    }
     let seq_len = section.count("seq_len");
     let (shuffle, side) = (section.flag("shuffle"), section.path("side"));
     let (validation, validation_share) = read_validation(&mut section);
     let validation_side = section.path("validation_side");
     let (keys, chat_template) = (read_keys(&mut section), read_chat_template(&mut section));
+    let chat_template_kwargs = read_kwargs(&mut section);
     let (train_on, long_records) = read_loss(&mut section);
+    let bad_records = section.count("bad_records");
     let date = read_date(&mut section);
     let bos_id = section.given_count("bos_id");
     let (packed, restart_positions) = (section.flag("packed"), section.flag("restart_positions"));
@@ -154,8 +167,10 @@ pub(super) fn read(
         restart_positions,
         keys,
         chat_template,
+        chat_template_kwargs,
         train_on,
         long_records,
+        bad_records,
         date,
     }
 }
@@ -171,6 +186,32 @@ fn read_chat_template(section: &mut Section<'_>) -> Option<String> {
         return None;
     }
     section.path("chat_template").map(|path| path.to_string_lossy().into_owned())
+}
+
+/// Reads the further variables of the chat template.
+fn read_kwargs(section: &mut Section<'_>) -> BTreeMap<String, Json> {
+    const EXPECTED: &str = "a table of values, such as { enable_thinking = false }";
+    let kwargs = section.read("chat_template_kwargs", EXPECTED, |value| {
+        value.as_table()?;
+        json_of(value.to_toml())?.as_object().cloned()
+    });
+    kwargs.into_iter().flatten().collect()
+}
+
+/// Returns the value that chat templates read; `None` for a date or a number that is not finite.
+pub fn json_of(value: toml::Value) -> Option<Json> {
+    Some(match value {
+        toml::Value::String(text) => text.into(),
+        toml::Value::Integer(number) => number.into(),
+        toml::Value::Float(number) => serde_json::Number::from_f64(number)?.into(),
+        toml::Value::Boolean(flag) => flag.into(),
+        toml::Value::Datetime(_) => return None,
+        toml::Value::Array(items) => items.into_iter().map(json_of).collect::<Option<Vec<Json>>>()?.into(),
+        toml::Value::Table(table) => {
+            let pairs = table.into_iter().map(|(key, value)| Some((key, json_of(value)?)));
+            Json::Object(pairs.collect::<Option<_>>()?)
+        }
+    })
 }
 
 /// Reads which tokens count in the loss, and what becomes of long records.
@@ -209,6 +250,22 @@ fn read_keys(section: &mut Section<'_>) -> Option<RecordKeys> {
         }
     }
     Some(keys)
+}
+
+/// Returns the features that the data needs, each with the keys that say so. Data that may be ids may need no tokenizer.
+fn needed_features(tokenizer: &str, files: &[&str]) -> Vec<(Feature, &'static [&'static str])> {
+    let has_parquet = has_ending(files, &[".parquet"]);
+    let is_text = tokenizer != BYTES && (has_parquet || !may_be_ids(files));
+    let parquet = has_parquet.then_some((Feature::Parquet, &["path", "mix"][..]));
+    parquet.into_iter().chain(is_text.then_some((Feature::Tokenizers, &["tokenizer"][..]))).collect()
+}
+
+/// Reports a feature that the build lacks, before all other problems.
+fn report_first(section: &mut Section<'_>, keys: &[&str], feature: Feature) {
+    let key = section.first_of(keys);
+    let sentence = format!("the value of `{key}` needs {feature}, which this build does not read");
+    section.report(key, sentence, feature.advice());
+    section.problems.rotate_right(1);
 }
 
 /// Returns whether the data may be token ids, which need no tokenizer.
@@ -266,4 +323,38 @@ fn read_validation(section: &mut Section<'_>) -> (Vec<String>, Option<f64>) {
         section.report_twice("validation", "validation_share", "the validation data");
     }
     (files.unwrap_or_default(), share.or(own_share))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(tokenizer: &str, files: &[&str], expected: &[Feature]) {
+        let found: Vec<Feature> =
+            needed_features(tokenizer, files).iter().map(|(feature, _)| *feature).collect();
+        assert_eq!(found, expected, "{tokenizer} {files:?}");
+    }
+
+    #[test]
+    fn features_are_needed_for_the_files_that_they_read() {
+        check(BYTES, &["a.txt"], &[]);
+        check("t.json", &["a.txt"], &[Feature::Tokenizers]);
+        check("t.json", &["a.pwtok"], &[]);
+        check("t.json", &["a.jsonl.gz"], &[]);
+        check(BYTES, &["a.txt", "b.parquet.zst"], &[Feature::Parquet]);
+        check("t.json", &["a.parquet"], &[Feature::Parquet, Feature::Tokenizers]);
+    }
+
+    #[test]
+    fn a_feature_that_is_missing_comes_first() {
+        let text = "[data]\npath = \"a.parquet\"\nseq_len = 0\n[run]\nsteps = -1\n".to_owned();
+        let mut document = Document::new(pipewright_document::Source { name: "a.toml".into(), text }, &[]);
+        let surroundings = Surroundings { working_folder: "/work".into(), variable: |_| None };
+        let mut section = Section::new(&mut document, &surroundings, "data");
+        section.count("seq_len");
+        report_first(&mut section, &["path", "mix"], Feature::Parquet);
+        let problems: Vec<String> = document.problems.iter().map(ToString::to_string).collect();
+        assert_eq!(problems.len(), 2, "{problems:?}");
+        assert!(problems[0].starts_with("a.toml:2:8: the value of `path` needs Parquet"), "{problems:?}");
+    }
 }

@@ -17,6 +17,11 @@ use std::sync::LazyLock;
 
 use pipewright_document::{Bound, Source, Table, Value, nearest};
 
+/// The names that other systems have for keys and sections.
+const OTHER_NAMES: &str = include_str!("other_names.toml");
+/// The section of it with the names of sections.
+const SECTION_NAMES: &str = "sections";
+
 /// The table.
 const TABLE: &str = include_str!("keys.toml");
 
@@ -53,6 +58,12 @@ static SECTIONS: LazyLock<Vec<SectionKeys>> = LazyLock::new(|| {
 static DEFAULTS: LazyLock<Table> = LazyLock::new(|| {
     let table = Table::parse(Source::from(TABLE), usize::MAX, &mut Vec::new());
     table.expect("the table of the keys is TOML, as a test checks")
+});
+
+/// The other names of the keys, by section.
+static OTHERS: LazyLock<Table> = LazyLock::new(|| {
+    let table = Table::parse(Source::from(OTHER_NAMES), usize::MAX, &mut Vec::new());
+    table.expect("the table of the other names is TOML, as a test checks")
 });
 
 impl Key {
@@ -142,8 +153,27 @@ pub fn template() -> String {
     TABLE.lines().map(|line| without_marks(line) + "\n").collect()
 }
 
+/// Returns the keys as arguments of `--set`, such as `run.steps=`.
+pub fn set_arguments() -> &'static [String] {
+    static ARGUMENTS: LazyLock<Vec<String>> = LazyLock::new(|| {
+        let keys =
+            SECTIONS.iter().flat_map(|section| section.keys.iter().map(|key| (section.name, key.name)));
+        keys.map(|(section, key)| format!("{section}.{key}=")).collect()
+    });
+    &ARGUMENTS
+}
+
+/// Returns the key of a section that another system calls `name`.
+fn known_elsewhere(section: &str, name: &str) -> Option<&'static str> {
+    let is_called =
+        |names: &Value| names.as_list().into_iter().flatten().any(|known| known.as_text() == Some(name));
+    let mut keys = OTHERS.get(section)?.as_table()?.entries.iter();
+    keys.find(|(_, names)| is_called(&names.value)).map(|(key, _)| key.as_str())
+}
+
 /// Returns the key that the user probably meant by an unknown key, in words. The first match of these counts:
-/// the same key in another section, a similar key in this section, a similar key in another section.
+/// a key of this section that another system calls so, the same key in another section, a key of another section that
+/// another system calls so, a similar key in this section, a similar key in another section.
 pub(super) fn suggestion(section: &str, key: &str) -> Option<String> {
     let elsewhere = |wanted: &str| {
         let has_key = |known: &&SectionKeys| known.name != section && find(known.name, wanted).is_some();
@@ -151,7 +181,15 @@ pub(super) fn suggestion(section: &str, key: &str) -> Option<String> {
     };
     let here = keys_of(section).unwrap_or_default().iter().map(|key| key.name);
     let all = SECTIONS.iter().flat_map(|known| &known.keys).map(|key| key.name);
-    elsewhere(key)
+    let other_name = || {
+        let others = SECTIONS.iter().filter(|known| known.name != section);
+        let mut found = others.filter_map(|known| Some((known_elsewhere(known.name, key)?, known.name)));
+        found.next().map(|(name, section)| format!("`{name}` in [{section}]"))
+    };
+    known_elsewhere(section, key)
+        .map(|name| format!("`{name}`"))
+        .or_else(|| elsewhere(key))
+        .or_else(other_name)
         .or_else(|| nearest(key, here).map(|name| format!("`{name}`")))
         .or_else(|| nearest(key, all).and_then(elsewhere))
 }
@@ -170,7 +208,8 @@ pub(super) fn advice_for_key(section: &str, key: &str) -> String {
 
 /// Returns the advice for an unknown section.
 pub(super) fn advice_for_section(section: &str) -> String {
-    match nearest(section, SECTIONS.iter().map(|known| known.name)) {
+    let meant = known_elsewhere(SECTION_NAMES, section);
+    match meant.or_else(|| nearest(section, SECTIONS.iter().map(|known| known.name))) {
         Some(meant) => format!("did you mean `{meant}`?"),
         None => format!("the sections are {}", section_names()),
     }
@@ -226,5 +265,46 @@ mod tests {
     fn misspelt_sections() {
         assert_eq!(advice_for_section("pipelines"), "did you mean `pipeline`?");
         assert!(advice_for_section("colours").starts_with("the sections are [model], "));
+    }
+
+    #[test]
+    fn other_names_are_names_of_keys() {
+        for (section, entry) in &OTHERS.entries {
+            let mut seen = std::collections::BTreeSet::new();
+            for (key, names) in &entry.value.as_table().expect("a table of keys").entries {
+                let is_known = match section.as_str() {
+                    SECTION_NAMES => keys_of(key).is_some(),
+                    section => {
+                        find(section, key).is_some() || pipewright_models::ModelConfig::is_known_key(key)
+                    }
+                };
+                assert!(is_known, "{section}.{key}");
+                for name in names.value.as_list().expect("a list of names") {
+                    let name = name.as_text().expect("a name");
+                    assert!(find(section, name).is_none(), "{section}.{name} is a key");
+                    assert!(seen.insert(name), "{section}.{name} is there twice");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn keys_of_other_systems_are_suggested() {
+        let check = |section: &str, key: &str, expected: &str| {
+            assert_eq!(advice_for_key(section, key), format!("did you mean {expected}?"), "{section}.{key}");
+        };
+        check("pipeline", "rank", "`ranks`");
+        check("pipeline", "stages", "`stages_per_rank`");
+        check("model", "layers", "`num_hidden_layers`");
+        check("optimizer", "lr", "`learning_rate`");
+        check("run", "lr", "`learning_rate` in [optimizer]");
+        check("data", "batch_size", "`microbatch_size` in [pipeline]");
+        check("run", "pipeline_parallel_degree", "`ranks` in [pipeline]");
+        check("adapter", "r", "`rank`");
+        // A key of ours in another section, and a slip of the pen.
+        check("run", "seq_len", "`seq_len` in [data]");
+        check("pipeline", "microbatchs", "`microbatches`");
+        assert_eq!(advice_for_section("training"), "did you mean `run`?");
+        assert_eq!(advice_for_section("pipline"), "did you mean `pipeline`?");
     }
 }

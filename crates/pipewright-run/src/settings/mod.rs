@@ -37,7 +37,7 @@ mod whole;
 #[cfg(test)]
 pub(crate) use keys::kept_marks;
 pub(crate) use keys::may_differ;
-pub use keys::template;
+pub use keys::{set_arguments, template};
 pub use load::{Base, ConfigError, Loaded, Scheduled};
 pub use paths::Surroundings;
 pub use whole::Settings;

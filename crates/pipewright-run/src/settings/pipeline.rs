@@ -11,6 +11,7 @@ use pipewright_schedule::recompute::{GivenChoice, LayerPart, LayerParts, StageRe
 use pipewright_schedule::{ModelDesc, Recompute, StageIndex};
 use serde::{Serialize, Serializer};
 
+use crate::schedule_file::{has_ending, is_file};
 use crate::settings::document::Document;
 use crate::settings::generator::{self, GeneratorSettings};
 use crate::settings::keys::LARGEST_COUNT;
@@ -215,8 +216,12 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Pipe
 
 fn read_schedule(section: &mut Section<'_>) -> ScheduleChoice {
     let text = section.text_or_default("schedule");
-    if Path::new(&text).extension().is_some_and(|ending| ending.eq_ignore_ascii_case("csv")) {
+    // No schedule's name has a slash.
+    if has_ending(Path::new(&text)) || text.contains('/') {
         return section.path("schedule").map_or(ScheduleChoice::Named(text), ScheduleChoice::Csv);
+    }
+    if let Some(file) = section.path("schedule").filter(|file| text != AUTO && is_file(&text, file)) {
+        return ScheduleChoice::Csv(file);
     }
     // An alias becomes the generator's own name. An unknown name is kept, and reported when the size is
     // checked. `auto` is not a schedule of the engine.

@@ -131,12 +131,12 @@ pub fn state_rule(settings: &Settings) -> StateRule {
     StateRule { optimizer, precision: settings.run.precision }
 }
 
-/// Refuses an algorithm that updates whole matrices if several ranks compute each stage together, as the
-/// launch does. `stages` are the parameters of each stage.
-pub fn require_elementwise(settings: &Settings, stages: &[Vec<ParameterSpec>]) -> Result<(), RunError> {
-    if settings.mesh.tensor_parallel == 1 {
-        return Ok(());
-    }
+/// Refuses an algorithm that updates whole matrices. Several ranks compute each stage together, and the launch would
+/// refuse it too. `stages` are the parameters of each stage.
+pub(crate) fn require_elementwise(
+    settings: &Settings,
+    stages: &[Vec<ParameterSpec>],
+) -> Result<(), RunError> {
     let uses_matrix = |spec: &&ParameterSpec| {
         let name = algorithm_of(settings.optimizer.name, spec);
         matches!(name, OptimizerName::Muon | OptimizerName::Adafactor)
@@ -153,7 +153,7 @@ pub fn require_elementwise(settings: &Settings, stages: &[Vec<ParameterSpec>]) -
 }
 
 /// Refuses an algorithm that updates whole matrices where each replica has only some rows.
-pub fn require_whole(settings: &Settings) -> Result<(), RunError> {
+pub(crate) fn require_whole(settings: &Settings) -> Result<(), RunError> {
     let name = match settings.optimizer.name {
         OptimizerName::Muon => "muon",
         OptimizerName::Adafactor => "adafactor",

@@ -28,7 +28,7 @@ use crate::settings::model::ModelSettings;
 use crate::settings::pipeline::{PartitionChoice, TransportChoice};
 use crate::settings::{Scheduled, Settings};
 use crate::training::model::{check_weights, model_notes, tokenizer_note, trained_adapters};
-use crate::training::optimizer::{expert_balance, update};
+use crate::training::optimizer::{expert_balance, require_elementwise, require_whole, update};
 use crate::training::run_adapter;
 use crate::training::samples::SamplePrompts;
 
@@ -152,6 +152,10 @@ impl Prepared {
 /// Prepares the run that the settings specify, and checks the files that contain the model's parameters.
 pub fn prepare(scheduled: Scheduled, model: Arc<dyn RunModel>) -> Result<Prepared, RunError> {
     let mut prepared = prepare_settings(scheduled, model)?;
+    require_whole(&prepared.settings)?;
+    if prepared.settings.mesh.tensor_parallel > 1 {
+        require_elementwise(&prepared.settings, &prepared.outlines()?)?;
+    }
     let model = &*prepared.model;
     prepared.notes.extend(model_notes(&prepared.settings)?);
     prepared.notes.extend(tokenizer_note(&prepared.settings, model.vocab_size(), &prepared.rows));
@@ -159,6 +163,12 @@ pub fn prepare(scheduled: Scheduled, model: Arc<dyn RunModel>) -> Result<Prepare
         prepared.notes.extend(check_weights(directory, &model.parameters()?)?);
     }
     Ok(prepared)
+}
+
+/// Returns how many records do not fit into a row, and how many cannot be used.
+fn record_notes(data: &str, rows: &TokenRows) -> Vec<String> {
+    let long = rows.long_records().map(|count| format!("{data}: {count}"));
+    long.into_iter().chain(rows.bad_records().map(|bad| format!("{data}: {bad}"))).collect()
 }
 
 /// Prepares the run that the settings specify. The weights of a model directory are not checked.
@@ -175,9 +185,10 @@ pub fn prepare_settings(scheduled: Scheduled, model: Arc<dyn RunModel>) -> Resul
     require_one_beginning(&settings.data, &model.to_json())?;
     let (rows, validation) = model.open_data(&settings)?;
     notes.extend(rows.missing_end().map(|missing| format!("data: {missing}")));
-    notes.extend(rows.long_records().map(|count| format!("data: {count}")));
-    let held_out = validation.as_ref().and_then(|validation| validation.rows().long_records());
-    notes.extend(held_out.map(|count| format!("validation data: {count}")));
+    notes.extend(record_notes("data", &rows));
+    // A part that is held out has the records of the same files.
+    let files = validation.as_ref().filter(|_| settings.data.validation_share.is_none());
+    notes.extend(files.into_iter().flat_map(|files| record_notes("validation data", files.rows())));
     let initial = match &settings.model {
         ModelSettings::From { from } if !hf::is_config_alone(from) => {
             InitialParameters::Directory(from.clone())

@@ -1,5 +1,6 @@
 //! A trained model with its tokenizer: from the folder of a run, a checkpoint, or a Hugging Face directory.
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
@@ -14,7 +15,7 @@ use serde_json::Value;
 use crate::error::RunError;
 use crate::run_data;
 use crate::run_folder::{CONFIG, checkpoints_of};
-use crate::settings::data::BYTES;
+use crate::settings::data::{BYTES, json_of};
 use crate::settings::mesh::whole_experts_of_run;
 use crate::training::identity::{MODEL, checkpoint_files, weight_files};
 use crate::training::model::BYTE_TOKENS;
@@ -32,7 +33,7 @@ pub struct TrainedModel {
     pub origin: Origin,
     /// The tokenizer of texts.
     pub codec: TokenCodec,
-    /// The tokenizer, the chat template and the date of the training data; nothing else of it.
+    /// The tokenizer, the chat template with its variables, and the date of the training data; nothing else of it.
     pub chat: DataConfig,
     /// The token that begins each document of the training data.
     pub bos_id: Option<u32>,
@@ -190,6 +191,7 @@ fn of_checkpoint(
         chat: DataConfig {
             tokenizer,
             chat_template: text("chat_template").map(ChatTemplate::of),
+            chat_template_kwargs: kwargs_of(data.as_ref()),
             date: text("date").and_then(|date| date.parse().ok()),
             ..DataConfig::default()
         },
@@ -200,6 +202,12 @@ fn of_checkpoint(
         model,
         origin,
     })
+}
+
+/// Returns the further variables of the chat template of a run.
+fn kwargs_of(data: Option<&toml::Table>) -> BTreeMap<String, Value> {
+    let kwargs = data.and_then(|data| json_of(data.get("chat_template_kwargs")?.clone()));
+    kwargs.and_then(|kwargs| kwargs.as_object().cloned()).into_iter().flatten().collect()
 }
 
 /// Returns the ranks of a replica of a run.

@@ -360,6 +360,7 @@ fn data_json(prepared: &Prepared) -> Value {
         "steps_per_epoch": rows.rows() / step_rows,
         "counted_targets": prepared.counted_targets,
         "long_records": rows.long_records(),
+        "bad_records": rows.bad_records(),
         "sources": rows.sources().iter().map(source_json).collect::<Vec<Value>>(),
         "mix": rows.mixture().iter().map(mixed_json).collect::<Vec<Value>>(),
     })

@@ -51,26 +51,18 @@ impl Report<'_> {
         Ok(())
     }
 
-    /// Prints an object: with one prompt its text, otherwise a list of all texts.
+    /// Prints an object with a list of all texts.
     pub(super) fn print_json(&self) -> Result<(), Failure> {
         self.warn_of_length();
-        let mut json = json!({
+        let json = json!({
             "model": family(self.found),
             "cache": self.is_cached(),
             "ranks": self.ranks.to_json(),
             "first_token_s": self.times.first,
             "seconds": self.times.whole,
             "tokens_per_second": self.tokens_per_second(),
+            "texts": self.outcomes.iter().map(Outcome::to_json).collect::<Vec<Value>>(),
         });
-        let texts = self.outcomes.iter().map(Outcome::to_json);
-        if self.is_single {
-            let text = texts.into_iter().next();
-            for (key, value) in text.iter().flat_map(Value::as_object).flatten() {
-                json[key] = value.clone();
-            }
-        } else {
-            json["texts"] = texts.collect();
-        }
         output::write(None, &format!("{json:#}\n"))
     }
 

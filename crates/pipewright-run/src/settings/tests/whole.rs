@@ -25,7 +25,7 @@ fn settings_survive_being_written_and_read() {
     let schedule = folder.path().join("a.csv");
     std::fs::write(&schedule, "0F0,0B0\n1F0,1B0\n").expect("it can be written");
     let schedule = format!("pipeline.schedule={}", schedule.display());
-    let cases: [&[&str]; 18] = [
+    let cases: [&[&str]; 19] = [
         &[],
         &["mesh.data_parallel=[2, 2]"],
         &["mesh.data_parallel=[4, 1]", "mesh.tensor_parallel=2", "mesh.whole_experts=true"],
@@ -59,8 +59,17 @@ fn settings_survive_being_written_and_read() {
             "run.sample_tokens=3",
         ],
         &["data.mix=[{ path = [\"a.txt\", \"!b\"], weight = 3 }, { path = \"b.txt\", weight = 0.1 }]"],
+        &[
+            "data.long_records=skip",
+            "data.bad_records=0",
+            "data.chat_template_kwargs={ a = { b = [1, 2.5, true] }, c = \"d\" }",
+        ],
         &["model.architecture=qwen2", "model.tie_word_embeddings=true"],
-        &["model.from=models/a", "data.path=[\"a b/*.txt\", \"!**/c/**\"]", "data.tokenizer=tokenizer.json"],
+        &[
+            "model.from=models/a",
+            "data.path=[\"a b/*.jsonl\", \"!**/c/**\"]",
+            "data.tokenizer=tokenizer.json",
+        ],
         &[&schedule, "optimizer.learning_rate=0.1234567890123456", "run.deadline_seconds=0.5"],
         &["pipeline.partition=explicit", "pipeline.boundaries=[3]", "run.seed=9223372036854775807"],
     ];
