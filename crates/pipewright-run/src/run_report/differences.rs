@@ -15,13 +15,23 @@ const FOLDER: &str = "run.out";
 pub(super) struct Difference {
     /// The key with its sections, such as `optimizer.groups.0.learning_rate`.
     pub(super) key: String,
-    /// The value in each run, as the configuration has it; `None` in a run without the key.
-    pub(super) values: Vec<Option<String>>,
+    /// The value in each run; `None` in a run without the key.
+    pub(super) values: Vec<Option<Value>>,
+}
+
+impl Difference {
+    /// Returns the value in a run as text; nothing in a run without the key.
+    pub(super) fn text(&self, run: usize) -> String {
+        match &self.values[run] {
+            Some(Value::String(text)) => text.clone(),
+            value => value.as_ref().map(Value::to_string).unwrap_or_default(),
+        }
+    }
 }
 
 /// Returns the keys whose values differ between the runs, in the order of their names.
 pub(super) fn differences(runs: &[RunSource]) -> Vec<Difference> {
-    let all: Vec<BTreeMap<String, String>> = runs.iter().map(|run| keys(&run.settings())).collect();
+    let all: Vec<BTreeMap<String, Value>> = runs.iter().map(|run| keys(&run.settings())).collect();
     let names: BTreeSet<&String> = all.iter().flat_map(BTreeMap::keys).collect();
     let difference = |key: &String| Difference {
         key: key.clone(),
@@ -33,13 +43,13 @@ pub(super) fn differences(runs: &[RunSource]) -> Vec<Difference> {
 }
 
 /// Returns all keys of a configuration with their sections. The tables of a list have numbers from 0.
-fn keys(settings: &Table) -> BTreeMap<String, String> {
+fn keys(settings: &Table) -> BTreeMap<String, Value> {
     let mut found = BTreeMap::new();
     settings.iter().for_each(|(key, value)| add(key.clone(), value, &mut found));
     found
 }
 
-fn add(key: String, value: &Value, found: &mut BTreeMap<String, String>) {
+fn add(key: String, value: &Value, found: &mut BTreeMap<String, Value>) {
     match value {
         Value::Table(table) => {
             table.iter().for_each(|(name, value)| add(format!("{key}.{name}"), value, found));
@@ -48,7 +58,7 @@ fn add(key: String, value: &Value, found: &mut BTreeMap<String, String>) {
             list.iter().enumerate().for_each(|(index, value)| add(format!("{key}.{index}"), value, found));
         }
         value => {
-            found.insert(key, value.to_string());
+            found.insert(key, value.clone());
         }
     }
 }

@@ -81,7 +81,7 @@ pub fn csv(runs: &[RunSource]) -> String {
     let names = COLUMNS.iter().map(|(name, _)| (*name).to_owned());
     let mut rows = vec![std::iter::once("run".to_owned()).chain(keys).chain(names).collect::<Vec<_>>()];
     for (index, run) in data.runs.iter().enumerate() {
-        let values = data.differences.iter().map(|found| found.values[index].clone().unwrap_or_default());
+        let values = data.differences.iter().map(|found| found.text(index));
         let figure = |(_, value): &(_, fn(&Figures) -> Option<f64>)| {
             value(&run.figures).map(|value| value.to_string()).unwrap_or_default()
         };

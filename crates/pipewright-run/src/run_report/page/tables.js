@@ -72,7 +72,8 @@ function figureRows() {
 function showFigures() {
   const head = element("tr", {}, element("td", {}), ...runs.map(({ name }) => element("th", { scope: "col" }, name)));
   const figures = figureRows().map(([name, text]) => [name, runs.map(({ figures }) => text(figures))]);
-  const rows = [...data.differences.map(({ key, values }) => [element("code", {}, key), values]), ...figures];
+  const setting = (value) => value === null || typeof value === "string" ? value : JSON.stringify(value);
+  const rows = [...data.differences.map(({ key, values }) => [element("code", {}, key), values.map(setting)]), ...figures];
   document.getElementById("figures").classList.toggle("single", runs.length === 1);
   const present = rows.filter(([, texts]) => texts.some((text) => text !== null));
   document.getElementById("figures").replaceChildren(element("thead", {}, head),
