@@ -14,7 +14,7 @@ use crate::commands::resume::ResumeArguments;
 use crate::commands::run_arguments::RunArguments;
 use crate::commands::{
     check, clusters, compare, completions, data, devices, export, generate, init, inspect, launch, lower,
-    man, partition, plan, profile, report, schedule, simulate, tokenize, validate, view, vpp,
+    man, partition, plan, profile, report, schedule, simulate, tokenize, validate, view, vpp, watch,
 };
 
 /// Trains models that do not fit on one device, by pipeline parallelism.
@@ -96,6 +96,14 @@ Needs a build with the feature mpi.
 Example:
   pipewright launch --ranks 2 -- train --set run.steps=20")]
     Launch(launch::LaunchArguments),
+    /// Show the steps of a run that another process trains.
+    #[command(after_long_help = "\
+The display is the one of `train`, and ends with the run. It shows the steps before it too. Ctrl-C ends the display and not the \
+run.
+
+Example:
+  pipewright watch runs/sample")]
+    Watch(watch::WatchArguments),
     /// Verify a checkpoint and show what is in it.
     #[command(after_long_help = "Example:\n  pipewright inspect runs/sample --format json")]
     Inspect(inspect::InspectArguments),
@@ -206,10 +214,12 @@ Example:
     View(view::ViewArguments),
     /// Make a page about one or more runs: loss, speed, utilisation, memory.
     #[command(after_long_help = "\
-Several runs are shown side by side, in the same charts.
+Several runs are shown side by side, in the same charts, below the settings that differ. --format json or csv writes these \
+settings and the figures of each run.
 
 Example:
-  pipewright report runs/sample -o report.html")]
+  pipewright report runs/sample -o report.html
+  pipewright report runs/sample --format csv")]
     Report(report::ReportArguments),
     /// Measure what the layers of a model and the links between ranks cost, for `plan` and `simulate`.
     #[command(after_long_help = "\

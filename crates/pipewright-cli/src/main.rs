@@ -60,6 +60,7 @@ fn run(command: &Command) -> Result<(), Failure> {
     match command {
         Command::Train(arguments) => commands::train::run(arguments),
         Command::Launch(arguments) => commands::launch::run(arguments),
+        Command::Watch(arguments) => commands::watch::run(arguments),
         Command::Resume(arguments) => commands::resume::run(arguments),
         Command::Inspect(arguments) => commands::inspect::run(arguments),
         Command::Export(arguments) => commands::export::run(arguments),

@@ -26,6 +26,8 @@ pub mod run_report;
 
 pub mod observer;
 
+pub mod run_watch;
+
 pub mod run_data;
 
 pub mod run_model;

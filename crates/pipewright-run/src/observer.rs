@@ -5,6 +5,7 @@ use std::path::Path;
 
 use pipewright::pipeline::UndeferredParameter;
 use pipewright::train::{CheckpointChoice, Metrics};
+use serde::{Deserialize, Serialize};
 
 use crate::error::RunError;
 use crate::interrupt::Interrupt;
@@ -62,8 +63,8 @@ pub struct Silent;
 
 impl Observer for Silent {}
 
-/// A description of a run: the data of a header.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// A description of a run: the data of a header, and of `pipewright-run.json` in the folder of the run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Overview {
     /// The model's architecture.
     pub model: String,

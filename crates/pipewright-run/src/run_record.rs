@@ -8,7 +8,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use pipewright::bounded_file::{SMALL_TEXT, read_regular, read_regular_text};
-use pipewright::train::{Sample, SourceLoss};
+use pipewright::train::{Metrics, Sample, SourceLoss};
 use pipewright_schedule::Timeline;
 use pipewright_schedule::measured::read_trace;
 use serde::Deserialize;
@@ -35,6 +35,11 @@ pub struct StepMetrics {
     pub validation_sources: Vec<SourceLoss>,
     /// The norm of all gradients.
     pub grad_norm: Option<f64>,
+    /// The factor of the losses in their backward, if losses are scaled.
+    pub loss_scale: Option<f64>,
+    /// Whether the update was skipped.
+    #[serde(default)]
+    pub skipped: bool,
     /// The learning rate.
     pub learning_rate: Option<f64>,
     /// The input tokens per second.
@@ -92,6 +97,49 @@ pub struct StepMetrics {
     /// The most bytes that each rank has held.
     #[serde(default)]
     pub peak_bytes: Vec<Option<f64>>,
+}
+
+impl StepMetrics {
+    /// Returns the figures that a display shows. A loss that the line lacks is not a number.
+    pub fn shown(&self) -> Metrics {
+        let known = |value: Option<f64>| value.unwrap_or(f64::NAN);
+        let shares = self.bubble_per_rank.iter().map(|share| known(*share)).collect();
+        let auxiliary = self.auxiliary.iter().map(|(name, loss)| (name.clone(), known(*loss)));
+        Metrics {
+            step: self.step,
+            loss: known(self.loss),
+            total: self.total,
+            auxiliary: auxiliary.collect(),
+            validation_loss: self.validation_loss,
+            validation_sources: self.validation_sources.clone(),
+            // JSON has no infinite number.
+            grad_norm: self.grad_norm.unwrap_or(f64::INFINITY),
+            loss_scale: self.loss_scale,
+            skipped: self.skipped,
+            learning_rate: known(self.learning_rate),
+            tokens_per_second: known(self.tokens_per_second),
+            tokens: self.tokens.unwrap_or_default() as u64,
+            model_tflops: self.model_tflops,
+            mfu: self.mfu,
+            step_ms: known(self.step_ms),
+            planned_step_ms: self.planned_step_ms,
+            predicted_step_ms: self.predicted_step_ms,
+            elapsed_s: self.elapsed_s.unwrap_or_default(),
+            bubble_fraction: known(self.bubble_fraction),
+            bubble_per_rank: shares,
+            peak_bytes: self.peak_bytes.iter().map(|bytes| bytes.unwrap_or_default() as u64).collect(),
+            ..Metrics::default()
+        }
+    }
+}
+
+/// A line of the metrics.
+#[derive(Clone, Debug)]
+pub enum Record {
+    /// The metrics of a step.
+    Step(Box<StepMetrics>),
+    /// An event between two steps.
+    Event(RunEvent),
 }
 
 /// An event between two steps, as a line of the metrics has it.
@@ -172,20 +220,30 @@ pub fn require_run(run: &Path) -> Result<(), RunError> {
 pub fn metrics(run: &Path) -> Result<Vec<StepMetrics>, RunError> {
     let (path, text) = (run.join(METRICS), metrics_text(run)?);
     let mut steps = Vec::new();
-    for (line, content) in (1..).zip(text.split_inclusive('\n')).filter(|(_, line)| !line.trim().is_empty()) {
-        match serde_json::from_str(content) {
-            Ok(StepMetrics { event: Some(_), .. }) => {}
-            Ok(step) => steps.push(step),
+    for (line, content) in (1..).zip(text.split_inclusive('\n')) {
+        match record_of(&path, line, content) {
+            Ok(Some(Record::Step(step))) => steps.push(*step),
+            Ok(_) => {}
             Err(_incomplete) if !content.ends_with('\n') => {}
-            Err(error) => {
-                let place = path.display();
-                return Err(RunError::input(format!(
-                    "{place}:{line}: not the metrics of a step: {error}; correct or remove the line"
-                )));
-            }
+            Err(broken) => return Err(broken),
         }
     }
     Ok(steps)
+}
+
+/// Reads a line of the metrics in the file `path`; `None` if it is empty, or an event that this version does not know.
+pub(crate) fn record_of(path: &Path, line: usize, content: &str) -> Result<Option<Record>, RunError> {
+    if content.trim().is_empty() {
+        return Ok(None);
+    }
+    match serde_json::from_str(content) {
+        Ok(StepMetrics { event: Some(_), .. }) => Ok(serde_json::from_str(content).ok().map(Record::Event)),
+        Ok(step) => Ok(Some(Record::Step(Box::new(step)))),
+        Err(error) => Err(RunError::input(format!(
+            "{}:{line}: not the metrics of a step: {error}; correct or remove the line",
+            path.display()
+        ))),
+    }
 }
 
 /// Returns the events of the run, in their order.
@@ -251,7 +309,7 @@ pub fn read_timeline(path: &Path) -> Result<Timeline, RunError> {
 }
 
 /// Returns a function for `map_err` that adds the path to a failed read.
-fn read_error(path: &Path) -> impl FnOnce(io::Error) -> RunError {
+pub(crate) fn read_error(path: &Path) -> impl FnOnce(io::Error) -> RunError {
     move |error| RunError::input(format!("{}: cannot be read: {error}", path.display()))
 }
 

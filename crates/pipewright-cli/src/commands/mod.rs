@@ -27,3 +27,4 @@ pub(crate) mod train;
 pub(crate) mod validate;
 pub(crate) mod view;
 pub(crate) mod vpp;
+pub(crate) mod watch;

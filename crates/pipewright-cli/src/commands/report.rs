@@ -1,12 +1,12 @@
-//! `pipewright report`: one page about one or more runs.
+//! `pipewright report`: one page, or a table of figures, about one or more runs.
 
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use pipewright_run::run_folder::{REPORT, VIEW};
 use pipewright_run::run_record::{config_text, events, metrics, read_timeline, require_run, timeline_files};
-use pipewright_run::run_report::{RunLinks, RunSource, page};
+use pipewright_run::run_report::{self, RunLinks, RunSource, page};
 use pipewright_run::text::quoted;
 
 use crate::commands::run_arguments::parse_time;
@@ -22,6 +22,9 @@ pub(crate) struct ReportArguments {
     /// The folders of the runs
     #[arg(value_name = "RUN_DIR", required = true)]
     runs: Vec<PathBuf>,
+    /// The format of the output: the page, or the figures of each run with the settings that differ
+    #[arg(long, value_enum, default_value_t = Format::Html)]
+    format: Format,
     /// Write the page again whenever the runs have new steps, until they have all their steps; the page loads
     /// itself again at this interval
     #[arg(long, value_name = "TIME", value_parser = parse_interval, num_args = 0..=1, require_equals = true,
@@ -31,8 +34,29 @@ pub(crate) struct ReportArguments {
     output: PageOutput,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Html,
+    Json,
+    Csv,
+}
+
 /// Runs the command.
 pub(crate) fn run(arguments: &ReportArguments) -> Result<(), Failure> {
+    let figures: fn(&[RunSource]) -> String = match arguments.format {
+        Format::Html => return write_page(arguments),
+        Format::Json => |runs| format!("{:#}\n", run_report::json(runs)),
+        Format::Csv => run_report::csv,
+    };
+    if arguments.follow.is_some() || arguments.output.is_opened() {
+        let flag = if arguments.follow.is_some() { "--follow" } else { "--open" };
+        return Err(Failure::input(format!("{flag} needs a page; leave out --format")));
+    }
+    let runs = arguments.runs.iter().map(|run| source(run, Path::new(""))).collect::<Result<Vec<_>, _>>()?;
+    arguments.output.write_to(arguments.output.file(None, PathBuf::new)?.as_deref(), &figures(&runs))
+}
+
+fn write_page(arguments: &ReportArguments) -> Result<(), Failure> {
     let unnamed = || match arguments.runs.as_slice() {
         [run] => run.join(REPORT),
         _ => PAGE_OF_SEVERAL.into(),

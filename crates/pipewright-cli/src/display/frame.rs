@@ -43,7 +43,9 @@ pub(super) struct State {
     pub(super) steps: u64,
     /// The metrics of the last finished step.
     pub(super) last: Option<Metrics>,
-    /// The time from the start of the display to the end of that step.
+    /// The time of the steps that were finished before the display started, if it shows them.
+    pub(super) before: Duration,
+    /// The time until the end of the last step, with that time.
     pub(super) until_last: Duration,
     /// The losses of the steps since the start.
     pub(super) losses: Vec<f64>,
@@ -51,6 +53,15 @@ pub(super) struct State {
     pub(super) validation: Option<f64>,
     /// Whether this is the last picture, which the summary with its own curve follows.
     pub(super) is_final: bool,
+}
+
+impl State {
+    /// Adds a finished step.
+    pub(super) fn add(&mut self, metrics: &Metrics) {
+        self.losses.push(metrics.loss);
+        self.validation = metrics.validation_loss.or(self.validation);
+        self.last = Some(metrics.clone());
+    }
 }
 
 /// A part of a line.
@@ -274,6 +285,7 @@ mod tests {
             start: 0,
             steps: 300,
             last,
+            before: Duration::ZERO,
             until_last: Duration::from_secs(12),
             losses: (0..30).map(|step| 5.0 - f64::from(step) / 10.0).collect(),
             validation: None,

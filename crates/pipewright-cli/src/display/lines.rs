@@ -29,6 +29,15 @@ impl Lines {
         Self { steps, done, start: Instant::now(), last: None }
     }
 
+    /// Returns the line of the last one of the steps that another process has finished before.
+    pub(super) fn recall(&mut self, steps: &[Metrics]) -> Option<String> {
+        let last = steps.last()?;
+        let elapsed = Duration::try_from_secs_f64(last.elapsed_s).unwrap_or_default();
+        (self.done, self.start) = (0, self.start.checked_sub(elapsed).unwrap_or(self.start));
+        self.last = Some(Instant::now());
+        Some(line(last, 0, self.steps, elapsed))
+    }
+
     /// Returns the line for a step if one is due.
     pub(super) fn step(&mut self, metrics: &Metrics) -> Option<String> {
         let now = Instant::now();

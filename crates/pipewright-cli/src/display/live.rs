@@ -40,6 +40,7 @@ impl Live {
             start: done,
             steps,
             last: None,
+            before: Duration::ZERO,
             until_last: Duration::ZERO,
             losses: Vec::new(),
             validation: None,
@@ -56,13 +57,21 @@ impl Live {
         Self { picture, painter }
     }
 
+    /// Shows the steps that another process has finished before this display began.
+    pub(super) fn recall(&mut self, steps: &[Metrics]) {
+        let mut state = self.picture.state();
+        steps.iter().for_each(|metrics| state.add(metrics));
+        state.start = 0;
+        let elapsed = state.last.as_ref().map_or(0.0, |metrics| metrics.elapsed_s);
+        state.before = Duration::try_from_secs_f64(elapsed).unwrap_or_default();
+        state.until_last = self.picture.elapsed(&state);
+    }
+
     /// Shows a finished step.
     pub(super) fn step(&mut self, metrics: &Metrics) {
         let mut state = self.picture.state();
-        state.losses.push(metrics.loss);
-        state.validation = metrics.validation_loss.or(state.validation);
-        state.last = Some(metrics.clone());
-        state.until_last = self.picture.began.elapsed();
+        state.add(metrics);
+        state.until_last = self.picture.elapsed(&state);
         drop(state);
         if self.painter.is_none() {
             self.picture.draw();
@@ -104,8 +113,16 @@ impl Picture {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns the time of the steps that the display shows.
+    fn elapsed(&self, state: &State) -> Duration {
+        state.before + self.began.elapsed()
+    }
+
     fn draw(&self) {
-        screen::draw(|size| compose(&self.state(), self.began.elapsed(), size, self.has_colour));
+        screen::draw(|size| {
+            let state = self.state();
+            compose(&state, self.elapsed(&state), size, self.has_colour)
+        });
     }
 }
 

@@ -41,6 +41,15 @@ impl Display {
         Self { kind, overview, tally: Tally::default() }
     }
 
+    /// Shows the steps that another process has finished before.
+    pub(crate) fn recall(&mut self, steps: &[Metrics]) {
+        match &mut self.kind {
+            Kind::Live(live) => live.recall(steps),
+            Kind::Lines(lines) => lines.recall(steps).iter().for_each(|line| say(line)),
+            Kind::Silent => {}
+        }
+    }
+
     /// Shows a finished step.
     pub(crate) fn step(&mut self, metrics: &Metrics) {
         self.tally.step(metrics);

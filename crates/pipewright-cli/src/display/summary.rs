@@ -19,6 +19,8 @@ pub(super) struct Tally {
     best: Option<(u64, f64)>,
     last: Option<Metrics>,
     losses: Vec<f64>,
+    /// The milliseconds of all steps, without evaluations and checkpoints between them.
+    step_ms: f64,
     /// The milliseconds of the steps for which there is a plan.
     planned_steps: Vec<f64>,
     /// The last validation loss.
@@ -34,6 +36,7 @@ impl Tally {
             self.best = Some((metrics.step, metrics.loss));
         }
         self.losses.push(metrics.loss);
+        self.step_ms += metrics.step_ms;
         if metrics.planned_step_ms.is_some() {
             self.planned_steps.push(metrics.step_ms);
         }
@@ -66,7 +69,7 @@ pub(super) fn summary(overview: &Overview, tally: &Tally, ending: &Ending<'_>, c
         return early_end(ending).unwrap_or_else(complete);
     };
     let mut lines: Vec<String> = early_end(ending).into_iter().collect();
-    lines.push(took(first, last));
+    lines.push(took(first, last, tally.step_ms / 1e3));
     lines.extend(last.planned_step_ms.and_then(|planned| against_plan(&tally.planned_steps, planned)));
     let (step, best) = *best;
     // A resumed run knows only the losses of its own steps.
@@ -92,8 +95,9 @@ pub(super) fn summary(overview: &Overview, tally: &Tally, ending: &Ending<'_>, c
     lines.join("\n")
 }
 
-/// Returns a sentence with the time and the tokens of the steps from `first` to `last`.
-fn took(first: &Metrics, last: &Metrics) -> String {
+/// Returns a sentence with the time and the tokens of the steps from `first` to `last`. The steps alone, without the
+/// evaluations between them, took `of_steps` seconds.
+fn took(first: &Metrics, last: &Metrics, of_steps: f64) -> String {
     // The figures are totals of the whole run, so the part before this process's first step is subtracted.
     let steps = last.step + 1 - first.step;
     let seconds = last.elapsed_s - first.elapsed_s + first.step_ms / 1e3;
@@ -104,7 +108,7 @@ fn took(first: &Metrics, last: &Metrics) -> String {
         counted(steps, "step"),
         clock(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)),
         grouped(tokens.round() as u64),
-        grouped((tokens / seconds).round() as u64),
+        grouped((tokens / of_steps).round() as u64),
     )
 }
 

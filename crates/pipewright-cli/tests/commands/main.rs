@@ -42,6 +42,7 @@ mod chat_adapters;
 mod adapter_plans;
 mod folders;
 mod ruined;
+mod observed;
 #[cfg(unix)]
 mod hostile_files;
 #[cfg(target_os = "linux")]

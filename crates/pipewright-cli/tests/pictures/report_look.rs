@@ -86,7 +86,12 @@ fn the_page_fits_and_has_both_themes() {
     write_run(folder.path(), "a", 20, "[5,6]");
     report(folder.path(), &["a"]);
     let Some(mut browser) = Browser::open(&folder.path().join("report.html"), 800, 600) else { return };
-    for width in [800, 1400] {
+    check_widths_and_themes(&mut browser, &[800, 1400]);
+}
+
+/// Checks that a page is not wider than the window, and that it follows the theme of the system.
+fn check_widths_and_themes(browser: &mut Browser, widths: &[u32]) {
+    for &width in widths {
         browser.resize(width, 700);
         browser.frame();
         assert!(browser.holds("document.documentElement.scrollWidth <= innerWidth"), "at {width}");
@@ -96,6 +101,36 @@ fn the_page_fits_and_has_both_themes() {
     assert_eq!(browser.value(background), "rgb(255, 255, 255)");
     browser.prefer("dark");
     assert_eq!(browser.value(background), "rgb(22, 25, 29)");
+}
+
+#[test]
+fn the_page_of_several_runs_fits_a_phone() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    write_run(folder.path(), "a", 20, "[5,6]");
+    write_run(folder.path(), "b", 30, "[5,6]");
+    report(folder.path(), &["a", "b"]);
+    let Some(mut browser) = Browser::open(&folder.path().join("report.html"), 375, 700) else { return };
+    check_widths_and_themes(&mut browser, &[375]);
+    browser.resize(375, 700);
+    browser.frame();
+    let last = "document.querySelector('#figures tbody td:last-child').getBoundingClientRect()";
+    assert!(browser.holds(&format!("{last}.right <= innerWidth")), "the last run is visible");
+}
+
+#[test]
+fn the_page_of_several_schedules_fits_a_phone_and_has_both_themes() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin!("pipewright"));
+    let arguments = "compare 1f1b zbv --ranks 4 --microbatches 8 --format html -o c.html";
+    let made = command.current_dir(folder.path()).args(arguments.split(' ')).status();
+    assert!(made.expect("the binary starts").success());
+    let Some(mut browser) = Browser::open(&folder.path().join("c.html"), 375, 700) else { return };
+    check_widths_and_themes(&mut browser, &[375, 1280]);
+    browser.resize(375, 700);
+    browser.frame();
+    assert!(browser.number("document.querySelector('svg').getBoundingClientRect().width") >= 760.0);
+    let rectangle = "getComputedStyle(document.querySelector('svg > rect')).fill";
+    assert_eq!(browser.value(rectangle), "rgb(22, 25, 29)", "the pictures are dark too");
 }
 
 #[test]

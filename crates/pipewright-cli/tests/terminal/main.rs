@@ -257,6 +257,31 @@ fn the_summary_fits_the_terminal() {
 }
 
 #[test]
+fn a_run_is_watched_on_another_terminal() {
+    let folder = folder();
+    let set = ["train", "small.toml", "--quiet", "--set", "run.steps=4000"];
+    let mut trained = pipewright(folder.path(), &set).spawn().expect("the binary starts");
+    let begun = std::time::Instant::now();
+    let has_begun =
+        || fs::read_to_string(folder.path().join("out/metrics.jsonl")).is_ok_and(|lines| lines.len() > 9000);
+    while !has_begun() {
+        assert!(begun.elapsed().as_secs() < 60, "the run does not begin");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let mut terminal = Terminal::start(pipewright(folder.path(), &["watch", "out"]), 80, &[]);
+    let is_curve =
+        |lines: &[String]| lines.len() == 13 && lines[1].contains("/4000") && lines[5].contains("┤");
+    let first = terminal.wait_until(is_curve);
+    terminal.wait_until(|lines| is_curve(lines) && lines[1] != first[1] && lines[3] != first[3]);
+    terminal.interrupt();
+    let (code, lines) = terminal.wait_for_end();
+    assert_eq!(code, Some(0), "{lines:?}");
+    assert!(count(&lines, "/4000") == 1 && !joined(&lines).contains("NaN"), "one frame stays: {lines:?}");
+    assert_eq!(lines.last().map(String::as_str), Some("the run continues without this display"), "{lines:?}");
+    trained.kill().and_then(|()| trained.wait()).expect("the process is ours");
+}
+
+#[test]
 fn colour_can_be_turned_off() {
     let folder = folder();
     let colours = |variables: &[(&str, &str)]| {

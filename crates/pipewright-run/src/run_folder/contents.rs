@@ -2,7 +2,7 @@
 //! together with a run that is moved aside.
 //!
 //! ```text
-//! metrics.jsonl, config.toml, timeline.json, view.html, report.html, plan.csv, ...
+//! metrics.jsonl, config.toml, pipewright-run.json, timeline.json, view.html, report.html, plan.csv, ...
 //! checkpoints/    step-00000040/    manifest.json, rank-0000.safetensors
 //! timelines/      step-00000040.json
 //! model/          config.json, tokenizer.json, ...
@@ -19,7 +19,7 @@ use serde_json::Value;
 use crate::fault;
 use crate::recovery::RECORDS;
 use crate::run_folder::paths::{
-    CHECKPOINTS, CONFIG, COPIES, METRICS, MODEL, PLAN, PROFILE, REPORT, TIMELINE, TIMELINES, VIEW,
+    CHECKPOINTS, CONFIG, COPIES, METRICS, MODEL, OVERVIEW, PLAN, PROFILE, REPORT, TIMELINE, TIMELINES, VIEW,
 };
 
 /// The most bytes of the first line of metrics that are read.
@@ -82,7 +82,7 @@ fn of_run(name: &str) -> Option<Written> {
         _ => {}
     }
     let plain = without_draft(name);
-    let is_named = [CONFIG, METRICS, TIMELINE, VIEW, REPORT, COPIES, PLAN].contains(&plain)
+    let is_named = [CONFIG, METRICS, OVERVIEW, TIMELINE, VIEW, REPORT, COPIES, PLAN].contains(&plain)
         || RECORDS.contains(&plain)
         || fault::is_record(plain);
     let is_numbered = is_between(plain, "metrics.", ".jsonl", is_number)

@@ -19,7 +19,7 @@ use crate::run_folder::contents::foreign_paths;
 use crate::run_folder::error::{RunFolderError, listed, refused, write_error};
 use crate::run_folder::lock::RunLock;
 use crate::run_folder::metrics_lines::{self, with_evaluation};
-use crate::run_folder::paths::{CONFIG, LARGEST, METRICS, TIMELINE, is_run, timelines_of};
+use crate::run_folder::paths::{CONFIG, LARGEST, METRICS, OVERVIEW, TIMELINE, is_run, timelines_of};
 
 /// A run's folder, ready to be written to.
 #[derive(Debug)]
@@ -143,6 +143,15 @@ impl RunFolder {
         line.push('\n');
         let written = self.metrics.write_all(line.as_bytes()).and_then(|()| self.metrics.flush());
         written.map_err(write_error(&self.path.join(METRICS)))
+    }
+
+    /// Writes the description of the run for those who watch it.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be written.
+    pub(crate) fn write_overview(&self, overview: &impl Serialize) -> Result<(), RunFolderError> {
+        let text = serde_json::to_string(overview).expect("figures can be written as JSON");
+        self.write(&self.path.join(OVERVIEW), &(text + "\n"))
     }
 
     /// Writes the last step's measured timeline.

@@ -17,6 +17,8 @@ pub(super) const CHECKPOINTS: &str = "checkpoints";
 pub(crate) const MODEL: &str = "model";
 /// The file that names the folder of the copies in memory.
 pub(crate) const COPIES: &str = "copies.json";
+/// The description of the run for those who watch it.
+pub(crate) const OVERVIEW: &str = "pipewright-run.json";
 /// The schedule of a plan.
 pub const PLAN: &str = "plan.csv";
 /// The beginning and the ending of the name of a profile.

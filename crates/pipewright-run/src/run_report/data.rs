@@ -8,6 +8,7 @@ use pipewright_schedule::Timeline;
 use serde::Serialize;
 
 use crate::run_record::{RunEvent, StepMetrics, median, median_of};
+use crate::run_report::differences::{Difference, differences};
 use crate::run_report::goodput::Goodput;
 use crate::run_report::groups::{Series, groups, series};
 
@@ -43,14 +44,15 @@ pub struct RunLinks {
 
 #[derive(Serialize)]
 pub(super) struct ReportData {
-    runs: Vec<RunData>,
+    pub(super) runs: Vec<RunData>,
+    pub(super) differences: Vec<Difference>,
     /// The milliseconds after which the page loads itself again.
     reload: Option<f64>,
 }
 
 #[derive(Serialize)]
-struct RunData {
-    name: String,
+pub(super) struct RunData {
+    pub(super) name: String,
     /// The last step of each group, the seconds and the tokens until its end.
     steps: Vec<u64>,
     seconds: Vec<Option<f64>>,
@@ -59,9 +61,9 @@ struct RunData {
     /// The bubble and the peak memory of each rank.
     bubble: Vec<Series>,
     memory: Vec<Series>,
-    figures: Figures,
+    pub(super) figures: Figures,
     /// The events, each at the group that has the last step before it.
-    events: Vec<EventData>,
+    pub(super) events: Vec<EventData>,
     /// The texts by which the model continued prompts, each time with the step.
     samples: Vec<(u64, Vec<Sample>)>,
     config: String,
@@ -70,60 +72,70 @@ struct RunData {
 
 /// An event between two steps of the run, such as a restart.
 #[derive(Serialize)]
-struct EventData {
+pub(super) struct EventData {
     /// The index of the group after whose steps the event occurred; none if it was before the first step.
     group: Option<usize>,
     /// The step in which the reason for the event occurred.
-    step: u64,
-    text: String,
+    pub(super) step: u64,
+    pub(super) text: String,
 }
 
 /// The figures of the whole run.
 #[derive(Serialize)]
-struct Figures {
-    steps: u64,
-    first_loss: Option<f64>,
-    /// The smallest loss and its step.
-    best_loss: Option<(f64, u64)>,
-    last_loss: Option<f64>,
-    validation_loss: Option<f64>,
-    /// The smallest validation loss and its step.
-    best_validation_loss: Option<(f64, u64)>,
-    tokens: Option<f64>,
-    seconds: Option<f64>,
-    goodput: Option<Goodput>,
+pub(super) struct Figures {
+    pub(super) steps: u64,
+    pub(super) first_loss: Option<f64>,
+    pub(super) best_loss: Option<BestLoss>,
+    pub(super) last_loss: Option<f64>,
+    pub(super) validation_loss: Option<f64>,
+    pub(super) best_validation_loss: Option<BestLoss>,
+    pub(super) tokens: Option<f64>,
+    pub(super) seconds: Option<f64>,
+    pub(super) goodput: Option<Goodput>,
     /// Medians.
-    tokens_per_second: Option<f64>,
-    model_tflops: Option<f64>,
-    mfu: Option<f64>,
-    step_ms: Option<f64>,
-    planned_step_ms: Option<f64>,
-    predicted_step_ms: Option<f64>,
+    pub(super) tokens_per_second: Option<f64>,
+    pub(super) model_tflops: Option<f64>,
+    pub(super) mfu: Option<f64>,
+    pub(super) step_ms: Option<f64>,
+    pub(super) planned_step_ms: Option<f64>,
+    pub(super) predicted_step_ms: Option<f64>,
     /// The share of the time in which ranks do not compute, a mean over the ranks.
-    bubble: Option<f64>,
-    exposed: Option<f64>,
+    pub(super) bubble: Option<f64>,
+    pub(super) exposed: Option<f64>,
     /// The milliseconds of a step in which tokens of experts are under way, the part of it in which ranks
     /// compute nothing, and the time in which they wait for a replica that has not sent yet: means over the
     /// ranks.
-    expert_exchange_ms: Option<f64>,
-    exposed_expert_exchange_ms: Option<f64>,
-    expert_wait_ms: Option<f64>,
+    pub(super) expert_exchange_ms: Option<f64>,
+    pub(super) exposed_expert_exchange_ms: Option<f64>,
+    pub(super) expert_wait_ms: Option<f64>,
     /// The gap between two steps, in milliseconds.
-    gap_ms: Option<f64>,
+    pub(super) gap_ms: Option<f64>,
     /// The number of steps whose updates before the gradient norm were repaired, and of all steps with such
     /// updates.
-    repaired: Option<[usize; 2]>,
+    pub(super) repaired: Option<[usize; 2]>,
     /// The share of the time in which each rank computes: the median over the run, or the share in the last
     /// step.
-    utilisation: Vec<f64>,
-    peak_bytes: Vec<f64>,
+    pub(super) utilisation: Vec<f64>,
+    pub(super) peak_bytes: Vec<f64>,
+}
+
+/// The smallest loss of a run.
+#[derive(Serialize)]
+pub(super) struct BestLoss {
+    pub(super) loss: f64,
+    pub(super) step: u64,
 }
 
 impl RunSource {
+    /// Returns the configuration; empty if it is not TOML.
+    pub(super) fn settings(&self) -> toml::Table {
+        self.config.parse().unwrap_or_default()
+    }
+
     /// Returns whether the run has taken all the steps that its configuration asks for.
     pub fn is_complete(&self) -> bool {
-        let config = self.config.parse::<toml::Table>().unwrap_or_default();
-        let steps = config.get("run").and_then(|run| run.get("steps")?.as_integer());
+        let steps = self.settings();
+        let steps = steps.get("run").and_then(|run| run.get("steps")?.as_integer());
         let done = self.steps.last().map_or(0, |step| step.step);
         steps.is_none_or(|steps| i64::try_from(done).unwrap_or(i64::MAX) >= steps)
     }
@@ -132,7 +144,7 @@ impl RunSource {
 impl ReportData {
     pub(super) fn of(runs: &[RunSource], interval: Option<Duration>) -> Self {
         let reload = interval.map(|interval| interval.as_secs_f64() * 1e3);
-        Self { runs: runs.iter().map(RunData::of).collect(), reload }
+        Self { runs: runs.iter().map(RunData::of).collect(), differences: differences(runs), reload }
     }
 }
 
@@ -229,17 +241,19 @@ impl Figures {
     fn of(run: &RunSource) -> Self {
         let steps = &run.steps;
         let last_of = |value: fn(&StepMetrics) -> Option<f64>| steps.iter().rev().find_map(value);
-        let losses = steps.iter().filter_map(|step| Some((step.loss?, step.step)));
-        let validation = steps.iter().filter_map(|step| Some((step.validation_loss?, step.step)));
+        let losses = steps.iter().filter_map(|step| Some(BestLoss { loss: step.loss?, step: step.step }));
+        let validation =
+            steps.iter().filter_map(|step| Some(BestLoss { loss: step.validation_loss?, step: step.step }));
+        let smaller = |one: &BestLoss, other: &BestLoss| one.loss.total_cmp(&other.loss);
         // The first steps are slower than all others, so medians describe the run better than means.
         let median_of = |value: fn(&StepMetrics) -> Option<f64>| median_of(steps, value);
         Self {
             steps: steps.last().map_or(0, |step| step.step),
             first_loss: steps.iter().find_map(|step| step.loss),
-            best_loss: losses.min_by(|one, other| one.0.total_cmp(&other.0)),
+            best_loss: losses.min_by(smaller),
             last_loss: last_of(|step| step.loss),
             validation_loss: last_of(|step| step.validation_loss),
-            best_validation_loss: validation.min_by(|one, other| one.0.total_cmp(&other.0)),
+            best_validation_loss: validation.min_by(smaller),
             tokens: last_of(|step| step.tokens),
             seconds: last_of(|step| step.elapsed_s),
             goodput: Goodput::of(steps, &run.events),
@@ -336,12 +350,12 @@ mod tests {
         };
         let data = serde_json::to_value(ReportData::of(&[source], None)).expect("JSON");
         let run = &data["runs"][0];
-        assert_eq!(run["figures"]["best_loss"], serde_json::json!([2.0, 2]));
+        assert_eq!(run["figures"]["best_loss"], serde_json::json!({ "loss": 2.0, "step": 2 }));
         assert_eq!(
             (run["figures"]["step_ms"].as_f64(), run["figures"]["validation_loss"].as_f64()),
             (Some(31.0), Some(3.0))
         );
-        assert_eq!(run["figures"]["best_validation_loss"], serde_json::json!([3.0, 2]));
+        assert_eq!(run["figures"]["best_validation_loss"], serde_json::json!({ "loss": 3.0, "step": 2 }));
         let exchange = ["expert_exchange_ms", "exposed_expert_exchange_ms", "expert_wait_ms"]
             .map(|key| run["figures"][key].as_f64());
         assert_eq!(exchange, [Some(3.0), Some(0.5), Some(4.5)]);

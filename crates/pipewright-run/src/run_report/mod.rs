@@ -1,11 +1,13 @@
-//! The page of `pipewright report`: charts and tables of one or more runs, in one file that loads no other
-//! file.
+//! The report of one or more runs: a page with charts and tables, in one file that loads no other file, or the
+//! figures as JSON or CSV.
 //!
 //! The charts are drawn in the browser from the data of this module. A run may have millions of steps, so
 //! steps are joined to groups with their means and ranges. The markup, the style and the scripts are in the
 //! folder `page`.
 
 mod data;
+mod differences;
+mod figures_table;
 mod goodput;
 mod groups;
 
@@ -13,6 +15,7 @@ use std::time::Duration;
 
 use data::ReportData;
 pub use data::{RunLinks, RunSource};
+pub use figures_table::{csv, json};
 
 /// The scripts, in the order in which they use each other.
 const SCRIPTS: [&str; 6] = [

@@ -9,6 +9,7 @@ use pipewright::train::{Metrics, Trainer};
 use serde_json::{Map, Value};
 
 use crate::error::{ErrorKind, RunError};
+use crate::fault::Fault;
 use crate::observer::{Ending, Overview, Reason};
 use crate::recovery::{Attempts, SLOW_RANKS};
 use crate::run_folder::{RunFolder, TIMELINE};
@@ -74,7 +75,13 @@ impl TrainingLoop<'_> {
         checkpoints.writer.on_progress(trainer.pipeline().keep_alive());
         copies.iter_mut().for_each(|copies| copies.on_progress(trainer.pipeline().keep_alive()));
         checkpoints.timing.announce(&mut trainer);
-        if folder.is_some() {
+        if let Some(folder) = &folder {
+            let refusal = |error| {
+                let fault = Fault::of_full_disk(&error, start, || space.bytes());
+                RunError::input(error).with_fault(fault)
+            };
+            let written = folder.write_overview(&overview).map_err(refusal);
+            written.map_err(|error| abandon(&mut trainer, error))?;
             observer.begin(&overview, start, run.steps);
         }
         let mut log = RunLog::new(folder, observer, efficiency, start, settings, space, hosts)?;

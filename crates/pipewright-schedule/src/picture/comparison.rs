@@ -1,7 +1,9 @@
 //! The page that compares schedules: a table of figures, and the pictures of all schedules on one scale.
 
+use crate::picture::html::variables;
+use crate::picture::palette::{DARK, LIGHT, OF_PAGE};
 use crate::picture::settings::{PictureSettings, TimeUnit, escaped};
-use crate::picture::svg::svg;
+use crate::picture::svg::svg_in;
 use crate::timeline::Timeline;
 
 /// A schedule whose picture is on the page.
@@ -38,7 +40,7 @@ pub fn comparison(comparison: &Comparison<'_>) -> String {
     for (index, &ComparedPicture { name, timeline }) in pictures.iter().enumerate() {
         let settings = PictureSettings { title: name, unit, span: Some(span), ..PictureSettings::default() };
         // Every picture has the same identifiers, which must be unique in a page.
-        let picture = svg(timeline, &settings)
+        let picture = svg_in(timeline, &settings, &OF_PAGE)
             .replace("id=\"name\"", &format!("id=\"name-{index}\""))
             .replace("aria-labelledby=\"name\"", &format!("aria-labelledby=\"name-{index}\""))
             .replace("id=\"bubble\"", &format!("id=\"bubble-{index}\""))
@@ -46,6 +48,8 @@ pub fn comparison(comparison: &Comparison<'_>) -> String {
         drawn.push_str(&format!("<figure>{picture}</figure>\n"));
     }
     include_str!("comparison.html")
+        .replace("{{light}}", &variables(&LIGHT, 1))
+        .replace("{{dark}}", &variables(&DARK, 1))
         .replace("{{title}}", &braceless(title))
         .replace(
             "{{head}}",

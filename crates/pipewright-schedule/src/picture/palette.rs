@@ -109,6 +109,19 @@ pub(super) const LIGHT: Theme = Theme {
     ],
 };
 
+/// The colours of a picture in a page whose style sheet has them as variables.
+pub(super) const OF_PAGE: Theme = Theme {
+    page: "var(--page)",
+    ink: "var(--ink)",
+    faint: "var(--faint)",
+    rule: "var(--rule)",
+    bubble: "var(--bubble)",
+    hatch: "var(--hatch)",
+    memory: "var(--memory)",
+    memory_edge: "var(--memory-edge)",
+    fills: LIGHT.fills,
+};
+
 pub(super) const DARK: Theme = Theme {
     page: "#16191d",
     ink: "#e9ecef",

@@ -39,12 +39,13 @@ function goodputWords({ share, paused_s, restarts, growths }) {
 
 function figureRows() {
   const format = (value, text) => value === null || value === undefined ? null : text(value), loss = (value) => value.toFixed(4);
+  const best = (found) => `${loss(found.loss)} (step ${grouped(found.step)})`;
   return [
     ["steps", ({ steps }) => grouped(steps)],
     ["first loss", ({ first_loss }) => format(first_loss, loss)],
-    ["best loss", ({ best_loss }) => format(best_loss, ([value, step]) => `${loss(value)} (step ${grouped(step)})`)],
+    ["best loss", ({ best_loss }) => format(best_loss, best)],
     ["last loss", ({ last_loss }) => format(last_loss, loss)],
-    ["best validation loss", ({ best_validation_loss }) => format(best_validation_loss, ([value, step]) => `${loss(value)} (step ${grouped(step)})`)],
+    ["best validation loss", ({ best_validation_loss }) => format(best_validation_loss, best)],
     ["last validation loss", ({ validation_loss }) => format(validation_loss, loss)],
     ["tokens", ({ tokens }) => format(tokens, grouped)],
     ["time", ({ seconds }) => format(seconds, elapsed)],
@@ -67,9 +68,12 @@ function figureRows() {
   ];
 }
 
+// Shows the settings that differ between the runs, then their figures.
 function showFigures() {
   const head = element("tr", {}, element("td", {}), ...runs.map(({ name }) => element("th", { scope: "col" }, name)));
-  const rows = figureRows().map(([name, text]) => [name, runs.map(({ figures }) => text(figures))]);
+  const figures = figureRows().map(([name, text]) => [name, runs.map(({ figures }) => text(figures))]);
+  const setting = (value) => value === null || typeof value === "string" ? value : JSON.stringify(value);
+  const rows = [...data.differences.map(({ key, values }) => [element("code", {}, key), values.map(setting)]), ...figures];
   document.getElementById("figures").classList.toggle("single", runs.length === 1);
   const present = rows.filter(([, texts]) => texts.some((text) => text !== null));
   document.getElementById("figures").replaceChildren(element("thead", {}, head),
@@ -178,31 +182,8 @@ function showTimelines() {
   }));
 }
 
-// Reads a configuration as a list of keys with their sections. The entries of a list of sections have numbers from 0.
-function keysOf(config) {
-  const keys = new Map(), counts = new Map();
-  let section = "";
-  for (const line of config.split("\n")) {
-    const list = /^\[\[(.+)\]\]$/.exec(line.trim())?.[1], head = /^\[([^[].*)\]$/.exec(line.trim()), entry = /^([\w.-]+)\s*=\s*(.*)$/.exec(line.trim());
-    if (list) {
-      counts.set(list, (counts.get(list) ?? -1) + 1);
-      section = `${list}.${counts.get(list)}.`;
-    } else if (head) section = head[1] + ".";
-    else if (entry) keys.set(section + entry[1], entry[2]);
-  }
-  return keys;
-}
-
-// Shows the keys that differ between the runs, and each configuration as a whole.
+// Shows each configuration as a whole.
 function showConfig() {
-  const all = runs.map(({ config }) => keysOf(config)), names = [...new Set(all.flatMap((keys) => [...keys.keys()]))];
-  const differs = names.filter((name) => new Set(all.map((keys) => keys.get(name))).size > 1), nodes = [];
-  if (runs.length > 1) {
-    const head = element("tr", {}, element("td", {}), ...runs.map(({ name }) => element("th", { scope: "col" }, name)));
-    const rows = differs.map((name) => element("tr", {}, rowHead(name), ...all.map((keys) => cell(keys.get(name) ?? "\u2013", false))));
-    nodes.push(element("h3", {}, "Differences"), rows.length ? element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows)) : element("p", {}, "None."));
-  }
-  for (const { name, config } of runs)
-    nodes.push(element("details", { open: runs.length === 1 }, element("summary", {}, name), element("pre", {}, config || "The run has no configuration.")));
-  document.getElementById("config").replaceChildren(...nodes);
+  document.getElementById("config").replaceChildren(...runs.map(({ name, config }) =>
+    element("details", { open: runs.length === 1 }, element("summary", {}, name), element("pre", {}, config || "The run has no configuration."))));
 }

@@ -6,7 +6,7 @@ use crate::action::Action;
 use crate::ids::Rank;
 use crate::picture::bars::{BarOf, bars};
 use crate::picture::names::Named;
-use crate::picture::palette::{LIGHT, ink_on, sort};
+use crate::picture::palette::{LIGHT, Theme, ink_on, sort};
 use crate::timeline::Event;
 
 use super::layout::{Drawing, text_width};
@@ -35,7 +35,7 @@ fn push_bars(picture: &mut String, drawing: &Drawing<'_>, rank: Rank) {
         let height = drawing.layout.bar_height();
         let place = Rectangle { y: lane.y + lane.height - height, height, ..lane };
         push_rect(picture, place, &LIGHT.fill(bar.of.sort(), 0, drawing.chunks.most()));
-        push_edge(picture, place);
+        push_edge(picture, drawing.layout.theme, place);
         picture.push_str("</g>\n");
     }
 }
@@ -77,7 +77,7 @@ fn push_cell(picture: &mut String, drawing: &Drawing<'_>, event: &Event, cell: R
     for (part, place) in halves(event, cell) {
         push_rect(picture, place, &fill(drawing, event.rank, part));
     }
-    push_edge(picture, cell);
+    push_edge(picture, drawing.layout.theme, cell);
 }
 
 /// Returns the actions of a cell, each with its place: one, or the upper and the lower half of an overlap.
@@ -112,12 +112,12 @@ fn push_rect(picture: &mut String, Rectangle { x, y, width, height }: Rectangle,
 
 /// Draws a thin line of the background's colour around a cell. A thin cell gets none, because the line would
 /// hide it.
-fn push_edge(picture: &mut String, Rectangle { x, y, width, height }: Rectangle) {
+fn push_edge(picture: &mut String, theme: &Theme, Rectangle { x, y, width, height }: Rectangle) {
     if width > 3.0 {
         picture.push_str(&format!(
             "<rect x=\"{x:.2}\" y=\"{y:.2}\" width=\"{width:.2}\" height=\"{height:.2}\" fill=\"none\" \
              stroke=\"{}\" stroke-width=\"0.8\"/>",
-            LIGHT.page
+            theme.page
         ));
     }
 }

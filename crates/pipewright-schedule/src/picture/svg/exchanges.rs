@@ -2,7 +2,7 @@
 //! actions.
 
 use crate::ids::Rank;
-use crate::picture::palette::LIGHT;
+use crate::picture::palette::Theme;
 use crate::timeline::{Scope, Timeline};
 
 use super::layout::Drawing;
@@ -20,10 +20,10 @@ pub(super) fn has_exchanges(timeline: &Timeline) -> bool {
 }
 
 /// Draws the pattern of the bars.
-pub(super) fn push_pattern(picture: &mut String) {
+pub(super) fn push_pattern(picture: &mut String, theme: &Theme) {
     picture.push_str(&format!("<defs><pattern id=\"exchange\" width=\"4\" height=\"4\" patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\">\
          <rect width=\"4\" height=\"4\" fill=\"{}\"/><rect width=\"1.6\" height=\"4\" fill=\"{}\"/></pattern></defs>\n",
-        LIGHT.page, LIGHT.ink));
+        theme.page, theme.ink));
 }
 
 /// Draws the exchanges of one rank.

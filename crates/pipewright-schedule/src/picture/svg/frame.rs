@@ -1,7 +1,7 @@
 //! The parts around the lanes: title, rank names, axis and legend.
 
 use crate::ids::Rank;
-use crate::picture::palette::{LIGHT, occurring};
+use crate::picture::palette::{LIGHT, Theme, occurring};
 use crate::picture::settings::escaped;
 
 use super::exchanges::{MEANING, PATTERN, has_exchanges};
@@ -12,7 +12,7 @@ pub(super) fn push_title(picture: &mut String, layout: &Layout, title: &str) {
         picture.push_str(&format!(
             "<text x=\"{LABEL}\" y=\"{}\" font-size=\"14\" font-weight=\"600\" fill=\"{}\">{}</text>\n",
             layout.head() - 12.0,
-            LIGHT.ink,
+            layout.theme.ink,
             escaped(title)
         ));
     }
@@ -26,7 +26,7 @@ pub(super) fn push_lane(picture: &mut String, layout: &Layout, rank: Rank) {
          <text x=\"{}\" y=\"{:.2}\" text-anchor=\"end\" fill=\"{}\">rank {rank}</text>\n",
         LABEL - 8.0,
         y + height / 2.0 + 4.0,
-        LIGHT.ink
+        layout.theme.ink
     ));
 }
 
@@ -40,9 +40,9 @@ pub(super) fn push_axis(picture: &mut String, layout: &Layout) {
         picture.push_str(&format!("<line x1=\"{x:.2}\" x2=\"{x:.2}\" y1=\"{head}\" y2=\"{:.2}\" stroke=\"{}\" stroke-width=\"0.7\"/>\
              <text x=\"{x:.2}\" y=\"{:.2}\" text-anchor=\"middle\" fill=\"{}\">{}</text>\n",
             bottom + 5.0,
-            LIGHT.rule,
+            layout.theme.rule,
             bottom + 18.0,
-            LIGHT.faint,
+            layout.theme.faint,
             layout.time(time)));
     }
 }
@@ -69,38 +69,38 @@ pub(super) fn push_legend(picture: &mut String, drawing: &Drawing<'_>) {
     for sort in occurring(drawing.timeline) {
         let shades = LIGHT.shades(sort, chunks);
         let width = if shades.len() > 1 { 9.0 * shades.len() as f64 } else { 13.0 };
-        push_entry(picture, [x, y, width], &shades, sort.meaning());
+        push_entry(picture, drawing.layout.theme, [x, y, width], &shades, sort.meaning());
         x += width + 23.0 + text_width(sort.meaning(), 11.0);
     }
     let bubble = format!("bubble, {:.1} % of all ranks' time", drawing.timeline.bubble_fraction() * 100.0);
-    push_entry(picture, [x, y, 13.0], &["url(#bubble)".to_owned()], &bubble);
+    push_entry(picture, drawing.layout.theme, [x, y, 13.0], &["url(#bubble)".to_owned()], &bubble);
     x += 36.0 + text_width(&bubble, 11.0);
     if has_exchanges(drawing.timeline) {
-        push_entry(picture, [x - 18.0, y, 13.0], &[PATTERN.to_owned()], MEANING);
+        push_entry(picture, drawing.layout.theme, [x - 18.0, y, 13.0], &[PATTERN.to_owned()], MEANING);
         x += 18.0 + text_width(MEANING, 11.0);
     }
     if chunks > 1 {
         let text = format!("shades: chunks 0 to {} of a rank", chunks - 1);
-        push_entry(picture, [x - 18.0, y, 0.0], &[], &text);
+        push_entry(picture, drawing.layout.theme, [x - 18.0, y, 0.0], &[], &text);
     }
 }
 
 /// Draws a swatch of one or more fills, and its meaning.
-fn push_entry(picture: &mut String, [x, y, width]: [f64; 3], fills: &[String], meaning: &str) {
+fn push_entry(picture: &mut String, theme: &Theme, [x, y, width]: [f64; 3], fills: &[String], meaning: &str) {
     let part = width / fills.len().max(1) as f64;
     for (place, fill) in fills.iter().enumerate() {
         picture.push_str(&format!(
             "<rect x=\"{:.1}\" y=\"{y:.2}\" width=\"{part:.1}\" height=\"13\" fill=\"{fill}\" stroke=\"{}\" \
              stroke-width=\"0.4\"/>",
             x + part * place as f64,
-            LIGHT.rule
+            theme.rule
         ));
     }
     picture.push_str(&format!(
         "<text x=\"{:.1}\" y=\"{:.2}\" fill=\"{}\">{meaning}</text>\n",
         x + width + 5.0,
         y + 10.5,
-        LIGHT.ink
+        theme.ink
     ));
 }
 

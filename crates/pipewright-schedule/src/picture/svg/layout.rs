@@ -2,6 +2,7 @@
 
 use crate::ids::Rank;
 use crate::picture::chunks::Chunks;
+use crate::picture::palette::Theme;
 use crate::picture::settings::{PictureSettings, TimeUnit};
 use crate::timeline::Timeline;
 
@@ -42,10 +43,12 @@ pub(super) struct Layout {
     lane: f64,
     /// The height of a memory lane with the space below it; 0 without memory lanes.
     memory: f64,
+    /// The colours of everything but the actions.
+    pub(super) theme: &'static Theme,
 }
 
 impl Layout {
-    pub(super) fn of(timeline: &Timeline, settings: &PictureSettings<'_>) -> Self {
+    pub(super) fn of(timeline: &Timeline, settings: &PictureSettings<'_>, theme: &'static Theme) -> Self {
         // Few ranks get room for labels. Many ranks still fit the width of a screen on a long page.
         let lane = (720.0 / f64::from(timeline.ranks().max(1))).clamp(12.0, 34.0);
         Self {
@@ -57,6 +60,7 @@ impl Layout {
             head: HEAD + if settings.title.is_empty() { 0.0 } else { TITLE },
             lane,
             memory: if settings.memory_lane { lane * 0.8 } else { 0.0 },
+            theme,
         }
     }
 

@@ -1,7 +1,6 @@
 //! The memory of a rank over time, as an area below its lane.
 
 use crate::ids::Rank;
-use crate::picture::palette::LIGHT;
 use crate::picture::settings::PictureSettings;
 use crate::simulate::{memory_curve, peak_memory};
 use crate::timeline::Timeline;
@@ -46,11 +45,11 @@ pub(super) fn push_memory(
          <path transform=\"scale(.1)\" fill=\"{}\" stroke=\"{}\" stroke-width=\"7\" d=\"M0 0{path}H{:.0}V0z\"/>\
          <text x=\"-8\" y=\"{:.2}\" text-anchor=\"end\" font-size=\"9\" fill=\"{}\">{}</text></g>\n",
         amount(peak, settings),
-        LIGHT.memory,
-        LIGHT.memory_edge,
+        layout.theme.memory,
+        layout.theme.memory_edge,
         layout.length(layout.makespan) * STEPS,
         4.0 - height / 2.0,
-        LIGHT.memory_edge,
+        layout.theme.memory_edge,
         amount(peak, settings).replace("activations", "act.").replace("activation", "act.")));
 }
 

@@ -18,7 +18,7 @@ mod frame;
 
 use crate::ids::Rank;
 use crate::picture::chunks::Chunks;
-use crate::picture::palette::LIGHT;
+use crate::picture::palette::{LIGHT, Theme};
 use crate::picture::settings::{PictureSettings, escaped};
 use crate::timeline::Timeline;
 
@@ -34,15 +34,20 @@ const MOST_DETAILED: usize = 2500;
 
 /// Draws `timeline` as an SVG document.
 pub fn svg(timeline: &Timeline, settings: &PictureSettings<'_>) -> String {
+    svg_in(timeline, settings, &LIGHT)
+}
+
+/// Draws `timeline` in the colours of a theme. The actions have those of the light one.
+pub(super) fn svg_in(timeline: &Timeline, settings: &PictureSettings<'_>, theme: &'static Theme) -> String {
     let drawing = Drawing {
         timeline,
         chunks: Chunks::of(timeline),
-        layout: Layout::of(timeline, settings),
+        layout: Layout::of(timeline, settings, theme),
         is_detailed: timeline.events().len() <= MOST_DETAILED,
     };
     let mut picture = opening(&drawing.layout, settings.title);
     if has_exchanges(timeline) {
-        push_pattern(&mut picture);
+        push_pattern(&mut picture, theme);
     }
     push_title(&mut picture, &drawing.layout, settings.title);
     push_axis(&mut picture, &drawing.layout);
@@ -77,7 +82,7 @@ fn opening(layout: &Layout, title: &str) -> String {
          <defs><pattern id=\"bubble\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\">\
          <rect width=\"6\" height=\"6\" fill=\"{}\"/><rect width=\"1.2\" height=\"6\" fill=\"{}\"/></pattern></defs>\n\
          <rect width=\"{width}\" height=\"{height:.0}\" fill=\"{}\"/>\n",
-        LIGHT.bubble, LIGHT.hatch, LIGHT.page
+        layout.theme.bubble, layout.theme.hatch, layout.theme.page
     )
 }
 
