@@ -6,6 +6,7 @@
 use clap::error::{ContextKind, ContextValue};
 use clap::{Parser, Subcommand};
 use pipewright_document::shortened;
+use pipewright_run::error::exit_codes;
 
 use crate::commands::resume::ResumeArguments;
 use crate::commands::run_arguments::RunArguments;
@@ -16,7 +17,7 @@ use crate::commands::{
 
 /// Trains models that do not fit on one device, by pipeline parallelism.
 #[derive(Debug, Parser)]
-#[command(name = "pipewright", version, max_term_width = 100, after_help = EXITS)]
+#[command(name = "pipewright", version, max_term_width = 100, after_help = exits())]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -39,12 +40,10 @@ impl Arguments {
     }
 }
 
-const EXITS: &str = "\
-Exit codes: 0 done; 2 wrong input; 3 a check failed; 4 a rank failed; 5 stopped by a signal after saving a checkpoint; \
-70 a bug of Pipewright.
-
-Example:
-  pipewright train --set run.steps=20";
+/// Returns the text below the list of commands.
+fn exits() -> String {
+    format!("{}\n\nExample:\n  pipewright train --set run.steps=20", exit_codes())
+}
 
 /// The command to run.
 #[derive(Debug, Subcommand)]
