@@ -9,6 +9,7 @@ pub(crate) mod hints;
 use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use pipewright_document::shortened;
+use pipewright_run::error::exit_codes;
 
 use crate::commands::resume::ResumeArguments;
 use crate::commands::run_arguments::RunArguments;
@@ -19,7 +20,7 @@ use crate::commands::{
 
 /// Trains models that do not fit on one device, by pipeline parallelism.
 #[derive(Debug, Parser)]
-#[command(name = "pipewright", version, max_term_width = 100, after_long_help = EXITS)]
+#[command(name = "pipewright", version, max_term_width = 100, after_long_help = exits())]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -56,12 +57,10 @@ impl Arguments {
 /// The most possible values that an error lists. The keys of a configuration are more.
 const MOST_VALUES: usize = 12;
 
-const EXITS: &str = "\
-Exit codes: 0 done; 2 wrong input; 3 a check failed; 4 a rank failed; 5 stopped by a signal after saving a checkpoint; \
-70 a bug of Pipewright.
-
-Example:
-  pipewright train --set run.steps=20";
+/// Returns the text below the list of commands.
+fn exits() -> String {
+    format!("{}\n\nExample:\n  pipewright train --set run.steps=20", exit_codes())
+}
 
 /// The command to run.
 #[derive(Debug, Subcommand)]

@@ -171,6 +171,11 @@ impl CutModel {
         self.cut.refuses_slices().or_else(|| self.model.refuses_slices())
     }
 
+    /// Returns the number of layers, with the parts of the embedding and of the head.
+    pub fn layers(&self) -> usize {
+        self.cut.layers(self.model.layers() - 2)
+    }
+
     /// Returns the layers in order; see [`ModelFamily::describe`](crate::ModelFamily::describe). With
     /// adapters, weights and products are those of training them: no gradients of frozen matrices, and no
     /// backward below the first adapter. The magnitudes of DoRA count, and the products of the adapters do
@@ -225,7 +230,7 @@ impl CutModel {
         initial: &InitialParameters,
         place: impl Into<Place>,
     ) -> Result<Stage, ModelError> {
-        let (place, is_last) = (place.into(), layers.end == self.cut.layers(self.model.layers() - 2));
+        let (place, is_last) = (place.into(), layers.end == self.layers());
         let build = |source: &mut dyn ParameterSource| {
             let stage = self.model.build_cut_stage(&self.cut, layers.clone(), source, &place)?;
             Ok::<_, ModelError>(stage.into_stage(is_last))

@@ -33,6 +33,7 @@ mod error;
 mod kept_text;
 mod worker;
 
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,10 +42,13 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
-pub use error::{RanksError, RemoteFailure};
+pub use error::{RankFailure, RanksError};
+use pipewright::failure::Cause;
 use pipewright::ids::WorldRank;
 use pipewright::rank_link::RankLink;
 use pipewright::transport::World;
+use pipewright_schedule::error_text::with_causes;
+use pipewright_schedule::words::counted;
 
 use crate::error::ModelError;
 use crate::generation::{Generated, GrowingText, Request};
@@ -133,7 +137,7 @@ impl GenerationRanks {
         + 'static,
     ) -> Result<Self, RanksError> {
         let started = Self::start_in(World::local(config.stages.len() as u32), config, make)?;
-        started.ok_or(RanksError::Count { found: 0, expected: config.stages.len() })
+        started.ok_or_else(|| other_count(0, config.stages.len()))
     }
 
     /// Starts the ranks of this process in a world with as many ranks as there are stages. The process of the
@@ -153,11 +157,13 @@ impl GenerationRanks {
     ) -> Result<Option<Self>, RanksError> {
         let (found, expected) = (world.ranks() as usize, config.stages.len());
         if found != expected || expected == 0 {
-            return Err(RanksError::Count { found, expected });
+            return Err(other_count(found, expected));
         }
         let tensor = config.tensor_ranks();
         if !expected.is_multiple_of(tensor) {
-            return Err(RanksError::TensorRanks { ranks: expected, tensor });
+            let (ranks, tensor) = (counted(expected, "rank"), counted(tensor, "tensor rank"));
+            let message = format!("{ranks} are not a multiple of {tensor}: give each stage as many");
+            return Err(RankFailure::of_all(message).into());
         }
         let links = RankLink::of_world(world, config.tensor_ranks, config.deadline);
         let make: Arc<MakeStage> = Arc::new(make);
@@ -182,8 +188,10 @@ impl GenerationRanks {
         let mut messages = Some(messages);
         let mut threads = Vec::with_capacity(links.len() + 1);
         // The ranks that have started, here and in other processes, would wait for the rest.
-        let refused = |link: &RankLink, source| {
-            let error = RanksError::Thread { rank: link.rank().index(), source };
+        let refused = |link: &RankLink, error: io::Error| {
+            let rank = link.rank().index();
+            let message = format!("the thread of rank {rank} cannot be started: {}", with_causes(&error));
+            let error = RankFailure::of(rank, message).into();
             give_up(link, &error);
             error
         };
@@ -419,7 +427,7 @@ impl GenerationRanks {
                     if earlier != moves {
                         since = Instant::now();
                     } else if since.elapsed() >= patience {
-                        break RanksError::Silent { deadline: self.deadline, busy: self.busy() };
+                        break self.silent().into();
                     }
                 }
             }
@@ -427,6 +435,21 @@ impl GenerationRanks {
         (self.first, self.has_failed) = (None, true);
         give_up(&self.link, &error);
         Err(error)
+    }
+
+    /// Returns the failure that no rank made progress within the deadline.
+    fn silent(&self) -> RankFailure {
+        let names: Vec<String> = self.busy().iter().map(ToString::to_string).collect();
+        let report = match names.as_slice() {
+            [] => "none computes".to_owned(),
+            [rank] => format!("rank {rank} still computes"),
+            _ => format!("ranks {} still compute", names.join(", ")),
+        };
+        let message = format!(
+            "no rank has made progress for {} s, and {report}: give a longer deadline, or find out what blocks the device",
+            self.deadline.as_secs_f64()
+        );
+        RankFailure::of_all(message).with_cause(Cause::Deadline { waited: self.deadline, report })
     }
 
     fn busy(&self) -> Vec<usize> {
@@ -449,6 +472,14 @@ impl Drop for GenerationRanks {
             });
         }
     }
+}
+
+/// Returns the error for a world of another number of ranks.
+fn other_count(found: usize, expected: usize) -> RanksError {
+    let found = counted(found, "rank");
+    let message =
+        format!("the world has {found}, and the model is distributed over {expected}: make them equal");
+    RankFailure::of_all(message).into()
 }
 
 /// Tells all ranks that an error ends them. The first failure counts, so the one of a rank that has recorded
@@ -480,7 +511,7 @@ fn worker(link: &RankLink, config: &RanksConfig, inbox: Inbox, report: ReportRou
 fn pass_reports(link: &RankLink, reports: &Sender<Report>, ends: &AtomicBool) {
     while !ends.load(Ordering::Relaxed) {
         let report = match link.next_report::<RemoteReport>() {
-            Ok(Some(report)) => report.map_err(RanksError::Elsewhere),
+            Ok(Some(report)) => report.map_err(RanksError::Failed),
             Ok(None) => continue,
             Err(_) => Err(lost(link)),
         };

@@ -106,8 +106,9 @@ pub(crate) struct CutHead {
     parts: u32,
 }
 
-/// The statistics of a token: the logarithm of a sum of exponentials, and the logit of the target.
-const STATISTICS: u64 = 2;
+/// The statistics of a token, which parts of a head send on: the logarithm of a sum of exponentials, and the logit
+/// of the target.
+pub(crate) const STATISTICS: usize = 2;
 
 impl CutHead {
     /// Returns the head in this number of parts.
@@ -157,6 +158,7 @@ impl CutHead {
 
     fn layer(&self, part: u32, whole: &LayerDesc, tokens: u64) -> LayerDesc {
         let (width, ids) = (self.form.width as u64, self.ids(part).len() as u64);
+        let statistics = STATISTICS as u64;
         let predictions = self.form.predictions() as u64;
         // The first part also normalises the hidden states; the others get them normalised.
         let (norm, kept) = if part == 0 {
@@ -175,10 +177,10 @@ impl CutHead {
             elements: LOSS_PASSES * ids,
             // The input of the product, the logits with the tanh of bounded ones, and the statistics before
             // and after the part.
-            kept: kept + self.form.cap.map_or(ids, |_| 2 * ids) + 2 * STATISTICS,
+            kept: kept + self.form.cap.map_or(ids, |_| 2 * ids) + 2 * statistics,
             ..Cost::default()
         };
-        let outputs = if part + 1 == self.parts { STATISTICS } else { width + STATISTICS };
+        let outputs = if part + 1 == self.parts { statistics } else { width + statistics };
         let ids = u64::from(self.form.further.needs_ids());
         let path = format!("lm_head {}/{}", part + 1, self.parts);
         let cost = (norm + logits).for_each_of(predictions);

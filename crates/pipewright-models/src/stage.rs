@@ -35,7 +35,7 @@ use crate::block::Block;
 use crate::boundary::StageTensors;
 use crate::decoder::BlockAttentions;
 use crate::embedding_layer::EmbeddingLayer;
-use crate::head_form::{CutHead, FurtherPredictions, HeadForm};
+use crate::head_form::{CutHead, FurtherPredictions, HeadForm, STATISTICS};
 use crate::hybrid::{HybridConfig, RELATION_BIAS};
 use crate::lora::is_of_adapter;
 use crate::mamba::is_of_scan;
@@ -102,9 +102,6 @@ pub(crate) struct StageFacts {
     /// The configuration of a hybrid, whose layers pass the token ids on.
     pub(crate) hybrid: Option<HybridConfig>,
 }
-
-/// The numbers of a token that parts of a head send on.
-const STATISTICS: usize = 2;
 
 impl ModelStage {
     /// Returns the stage with these layers.

@@ -31,24 +31,31 @@ pub enum ErrorKind {
     Bug,
 }
 
-/// The exit codes of the command for the kinds. Clap uses the same code for wrong arguments.
-const EXIT_CODES: [(ErrorKind, u8); 5] = [
-    (ErrorKind::WrongInput, 2),
-    (ErrorKind::CheckFailed, 3),
-    (ErrorKind::RankFailed, 4),
-    (ErrorKind::Interrupted, 5),
-    (ErrorKind::Bug, 70),
+/// The exit codes of the command for the kinds, in words too. Clap uses the same code for wrong arguments.
+const EXIT_CODES: [(ErrorKind, u8, &str); 5] = [
+    (ErrorKind::WrongInput, 2, "wrong input"),
+    (ErrorKind::CheckFailed, 3, "a check failed"),
+    (ErrorKind::RankFailed, 4, "a rank failed"),
+    (ErrorKind::Interrupted, 5, "stopped by a signal after saving a checkpoint"),
+    (ErrorKind::Bug, 70, "a bug of Pipewright"),
 ];
+
+/// Returns the sentence about all exit codes.
+pub fn exit_codes() -> String {
+    let codes: Vec<String> =
+        EXIT_CODES.iter().map(|(_, code, meaning)| format!("{code} {meaning}")).collect();
+    format!("Exit codes: 0 done; {}.", codes.join("; "))
+}
 
 impl ErrorKind {
     /// Returns the exit code of a process of a run that ends with such an error.
     pub fn exit_code(self) -> u8 {
-        EXIT_CODES.iter().find(|(kind, _)| *kind == self).map_or(70, |(_, code)| *code)
+        EXIT_CODES.iter().find(|(kind, ..)| *kind == self).map_or(70, |(_, code, _)| *code)
     }
 
     /// Returns the kind of the error with which a process has ended.
     pub fn of_exit_code(code: i32) -> Option<Self> {
-        EXIT_CODES.iter().find(|(_, known)| i32::from(*known) == code).map(|(kind, _)| *kind)
+        EXIT_CODES.iter().find(|(_, known, _)| i32::from(*known) == code).map(|(kind, ..)| *kind)
     }
 }
 

@@ -80,16 +80,23 @@ pub fn stored_settings(folder: &Path, set: &[String]) -> Result<Loaded, RunError
     Resumption::new(folder, set)?.load()
 }
 
-/// A run to resume.
-pub(crate) struct ResumableRun {
+/// A run that is prepared, and the state from which it starts.
+pub(crate) struct StartingRun {
     pub(crate) prepared: Prepared,
+    /// The description of the run in its checkpoints.
     pub(crate) description: Map<String, Value>,
     pub(crate) evaluations: Evaluations,
+    /// The state to start from; `None` for initial parameters.
     pub(crate) checkpoint: Option<Arc<Checkpoint>>,
-    /// The copy in memory from which the run resumes, if it does.
+    /// The copy in memory that the state is, if it is one.
     pub(crate) origin: Option<Origin>,
     /// The step of the newest checkpoint on the disk up to there; 0 if there is none.
     pub(crate) saved: u64,
+}
+
+/// A run to resume.
+pub(crate) struct ResumableRun {
+    pub(crate) run: StartingRun,
     /// The locks of the run's folder, in the process that writes to it.
     pub(crate) owned: Option<RunLock>,
     /// A sentence about a jump of the learning rate.
@@ -168,13 +175,14 @@ impl ResumableRun {
         });
         let StateRead { checkpoint, origin, .. } = state;
         let saved = if origin.is_some() { newest_step(path)? } else { done };
-        Ok(Self { prepared, description, evaluations, checkpoint, origin, saved, owned, rate_note, restart })
+        let run = StartingRun { prepared, description, evaluations, checkpoint, origin, saved };
+        Ok(Self { run, owned, rate_note, restart })
     }
 
     /// Returns the fields that must be equal in all processes.
     pub(crate) fn identity(&self) -> Fields {
-        let mut fields = identity(&self.prepared, &self.description);
-        let files = self.checkpoint.as_deref().map(checkpoint_files).unwrap_or_default();
+        let mut fields = identity(&self.run.prepared, &self.run.description);
+        let files = self.run.checkpoint.as_deref().map(checkpoint_files).unwrap_or_default();
         fields.insert("checkpoint".to_owned(), files);
         fields
     }
@@ -182,17 +190,19 @@ impl ResumableRun {
     /// Returns whether the checkpoint is the one of the run's last step, or the run ended early, and no evaluation is
     /// left out.
     pub(crate) fn is_finished(&self) -> bool {
-        self.evaluations.left_out().is_none()
-            && self.checkpoint.as_ref().is_some_and(|checkpoint| {
-                checkpoint.step() == self.prepared.settings.run.steps || self.evaluations.are_exhausted()
+        let StartingRun { prepared, evaluations, checkpoint, .. } = &self.run;
+        evaluations.left_out().is_none()
+            && checkpoint.as_ref().is_some_and(|checkpoint| {
+                checkpoint.step() == prepared.settings.run.steps || evaluations.are_exhausted()
             })
     }
 
     /// Returns a sentence that says from which step the run resumes, or why it does not.
     pub(crate) fn introduction(&self) -> String {
-        let run = &self.prepared.settings.run;
+        let settings = &self.run.prepared.settings;
+        let run = &settings.run;
         let out = quoted(&run.out.to_string_lossy());
-        match &self.checkpoint {
+        match &self.run.checkpoint {
             Some(checkpoint) if checkpoint.step() < run.steps && self.is_finished() => format!(
                 "the run ended early, after step {}: {} evaluations had found no lower validation loss; to train on \
                  until step {}: pipewright resume {out} --set run.patience=0",
@@ -205,7 +215,7 @@ impl ResumableRun {
                  steps: {}",
                 run.steps,
                 checkpoint.path().display(),
-                rate_change::continuations(&self.prepared.settings, run.steps.saturating_mul(2))
+                rate_change::continuations(settings, run.steps.saturating_mul(2))
             ),
             Some(checkpoint) => {
                 format!("resuming from step {}, {}", checkpoint.step(), checkpoint.path().display())

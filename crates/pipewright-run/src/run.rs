@@ -4,29 +4,27 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use pipewright::checkpoint::Checkpoint;
 use pipewright::transport::Fields;
 use pipewright_models::CutModel;
-use serde_json::{Map, Value};
 
 use crate::error::RunError;
 use crate::fault::Fault;
 use crate::observer::{Observer, Overview, Silent};
 use crate::recovery::{Attempts, RESTART, Restart};
-use crate::resume::{ResumableRun, Resumption};
+use crate::resume::{ResumableRun, Resumption, StartingRun};
 use crate::run_folder::{self, RunFolder, RunFolderError, RunLock};
 use crate::run_model::RunModel;
 use crate::run_record::RunEvent;
 use crate::settings::{Loaded, Scheduled, Settings};
 use crate::training::checkpoint_space::CheckpointSpace;
-use crate::training::copies_link::{Origin, link_of, remove_copies};
+use crate::training::copies_link::{link_of, remove_copies};
 use crate::training::efficiency::Efficiency;
 use crate::training::evaluations::Evaluations;
 use crate::training::identity::{describe, identity, shared_settings};
 use crate::training::launch::{abandon, launch};
 use crate::training::model::read_model;
 use crate::training::overview::overview;
-use crate::training::prepare::{Prepared, prepare};
+use crate::training::prepare::prepare;
 use crate::training::process_group::ProcessGroup;
 use crate::training::rank_hosts::RankHosts;
 use crate::training::state_copies::{self, CopyPlace, StateCopies};
@@ -189,16 +187,8 @@ impl<M> Chosen<M> {
 
 /// A run whose ranks can be started.
 struct Ready {
-    prepared: Prepared,
+    run: StartingRun,
     overview: Overview,
-    description: Map<String, Value>,
-    evaluations: Evaluations,
-    /// The state to start from; `None` for initial parameters.
-    checkpoint: Option<Arc<Checkpoint>>,
-    /// The copy in memory that the state is.
-    origin: Option<Origin>,
-    /// The step of the newest checkpoint on the disk.
-    saved: u64,
     folder: FolderSource,
 }
 
@@ -311,9 +301,9 @@ impl Parts {
             processes.agree(prepared, |(prepared, description, ..)| identity(prepared, description))?;
         shared_folder::require(processes, &prepared.settings.run.out)?;
         let evaluations = Evaluations::new(&prepared, None);
-        let (checkpoint, origin, saved, folder) = (None, None, 0, FolderSource::New(files));
-        let ready = Ready { prepared, overview, description, evaluations, checkpoint, origin, saved, folder };
-        self.launch(ready, processes, attempts)
+        let run =
+            StartingRun { prepared, description, evaluations, checkpoint: None, origin: None, saved: 0 };
+        self.launch(Ready { run, overview, folder: FolderSource::New(files) }, processes, attempts)
     }
 
     /// Returns the run with a schedule, which is planned if the settings leave the choice to a plan. The inner result
@@ -377,8 +367,8 @@ impl Parts {
         let state = (copy, began.elapsed());
         let found =
             ResumableRun::find(&resumption, self.model.clone(), &*self.observer, state, lock, restart);
-        let found = found.inspect(|found| processes.set_deadline(found.prepared.settings.run.deadline()));
-        let found = found.and_then(|found| Ok((overview(&found.prepared)?, found)));
+        let found = found.inspect(|found| processes.set_deadline(found.run.prepared.settings.run.deadline()));
+        let found = found.and_then(|found| Ok((overview(&found.run.prepared)?, found)));
         let (overview, found) = processes.agree(found, |(_, found)| found.identity())?;
         match &found.restart {
             Some(restart) if processes.is_leader() => {
@@ -390,29 +380,21 @@ impl Parts {
         if found.is_finished() {
             // The process that would have removed the copies may have been killed.
             if resumption.path.checkpoint.is_none() {
-                state_copies::remove_all(processes, &found.prepared.settings)?;
+                state_copies::remove_all(processes, &found.run.prepared.settings)?;
             }
             return Ok(());
         }
         if processes.is_leader()
-            && let Err(error) = state_copies::require_space(&found.prepared)
+            && let Err(error) = state_copies::require_space(&found.run.prepared)
         {
             processes.note(&format!("warning: {}", error.text()));
         }
-        let ResumableRun {
-            prepared,
-            description,
-            evaluations,
-            checkpoint,
-            saved,
-            owned,
-            restart,
-            origin,
-            ..
-        } = found;
-        let folder = FolderSource::Locked(owned, restart);
-        let ready = Ready { prepared, overview, description, evaluations, checkpoint, origin, saved, folder };
-        self.launch(ready, processes, attempts)
+        let ResumableRun { run, owned, restart, .. } = found;
+        self.launch(
+            Ready { run, overview, folder: FolderSource::Locked(owned, restart) },
+            processes,
+            attempts,
+        )
     }
 
     /// Starts the ranks, then opens the folder, so that a run that cannot start does not change it, and trains.
@@ -422,7 +404,8 @@ impl Parts {
         processes: &mut ProcessGroup,
         attempts: &mut Attempts,
     ) -> Result<(), RunError> {
-        let Ready { prepared, overview, description, evaluations, checkpoint, origin, saved, folder } = ready;
+        let Ready { run, overview, folder } = ready;
+        let StartingRun { prepared, description, evaluations, checkpoint, origin, saved } = run;
         let settings = prepared.settings.clone();
         let continues = matches!(folder, FolderSource::Locked(..));
         let place = state_copies::place_of(processes, &settings, continues, origin)?;

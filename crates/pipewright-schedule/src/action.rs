@@ -371,7 +371,7 @@ impl ActionKind {
 
     /// Returns whether it sends a tensor to another stage.
     #[inline]
-    pub(crate) fn is_send(self) -> bool {
+    pub fn is_send(self) -> bool {
         matches!(self, Self::SendForward | Self::SendBackward)
     }
 
@@ -387,7 +387,7 @@ impl ActionKind {
 
     /// Returns whether it receives a tensor from another stage.
     #[inline]
-    pub(crate) fn is_receive(self) -> bool {
+    pub fn is_receive(self) -> bool {
         matches!(self, Self::RecvForward | Self::RecvBackward)
     }
 

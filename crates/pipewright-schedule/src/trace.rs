@@ -355,9 +355,8 @@ fn arrows<'a>(
     threads: &'a [Numbered],
     skip_threads: &'a [Numbered],
 ) -> impl Iterator<Item = TraceEvent> + 'a {
-    let is_send = |kind| matches!(kind, ActionKind::SendForward | ActionKind::SendBackward);
     let events = || timeline.events().iter().zip(threads);
-    let sends = events().filter(|(event, _)| is_send(event.action.kind()));
+    let sends = events().filter(|(event, _)| event.action.kind().is_send());
     let sends: HashMap<Action, (f64, Numbered)> =
         sends.map(|(send, &thread)| (send.action, (send.start, thread))).collect();
     let pairs = events().filter_map(move |(receive, &thread)| {

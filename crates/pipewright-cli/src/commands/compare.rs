@@ -178,7 +178,7 @@ fn shared(costs: Costs, stages: u32) -> Costs {
 }
 
 fn figures(summary: Summary, program: &Program, schedule: &Schedule, run: &Timeline) -> Figures {
-    let sends = |action: &&Action| matches!(action, Action::SendForward { .. } | Action::SendBackward { .. });
+    let sends = |action: &&Action| action.kind().is_send();
     Figures {
         summary,
         ranks: program.ranks(),

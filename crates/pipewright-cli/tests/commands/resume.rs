@@ -334,11 +334,9 @@ fn a_schedule_that_needs_more_stages_says_which_setting_is_missing() {
     let run = Run::new();
     run.train(&["run.steps=2"]);
     let set = ["run.steps=4", "pipeline.schedule=zbv"];
-    for expected in
-        ["`zbvzerobubble` runs 2 stages on each rank, not 1", "help: add --set pipeline.stages_per_rank=2"]
-    {
-        run.refuse(&["resume", "out"], &set, expected);
-    }
+    let expected =
+        ["`zbvzerobubble` runs 2 stages on each rank, not 1", "help: add --set pipeline.stages_per_rank=2"];
+    run.fail(2, &["resume", "out"], &set, &expected);
     run.resume(&["run.steps=4", "pipeline.schedule=zb-v", "pipeline.stages_per_rank=2"]);
 }
 

@@ -238,7 +238,7 @@ fn a_restart_says_where_the_state_comes_from_and_what_reading_it_took() {
 
 fn refused(run: &Run, command: &str, folder: &str, code: i32, expected: &str) {
     let set = format!("run.copy_folder={folder}");
-    run.fail(code, &[command, "small.toml"], &["run.copy_every=1", &set], expected);
+    run.fail(code, &[command, "small.toml"], &["run.copy_every=1", &set], &[expected]);
     assert!(!run.out().exists(), "nothing has run");
 }
 

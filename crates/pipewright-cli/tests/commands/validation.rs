@@ -86,9 +86,7 @@ fn samples_are_the_greedy_text_and_change_no_loss() {
         ("run.sample_prompts=caf\u{e9}", "token id 195 lies beyond the vocabulary"),
     ] {
         let set = ["data.validation_share=0.25", "run.eval_every=3", set];
-        for part in ["`run.sample_prompts`: ", message] {
-            run.refuse(&["check", "small.toml"], &set, part);
-        }
+        run.fail(2, &["check", "small.toml"], &set, &["`run.sample_prompts`: ", message]);
     }
 }
 

@@ -130,15 +130,16 @@ impl Run {
 
     /// Runs a command that refuses its input with a message that contains `expected`, in one line or as it is wrapped.
     pub(crate) fn refuse(&self, arguments: &[&str], set: &[&str], expected: &str) {
-        self.fail(2, arguments, set, expected);
+        self.fail(2, arguments, set, &[expected]);
     }
 
-    /// Like [`Run::refuse`], with another exit code.
-    pub(crate) fn fail(&self, expected_code: i32, arguments: &[&str], set: &[&str], expected: &str) {
+    /// Like [`Run::refuse`], with another exit code and several texts.
+    pub(crate) fn fail(&self, expected_code: i32, arguments: &[&str], set: &[&str], expected: &[&str]) {
         let (code, _, said) = self.call(arguments, set);
         assert_eq!(code, Some(expected_code), "{arguments:?} {set:?}: {said}");
-        let is_said = said.contains(expected) || in_one_line(&said).contains(expected);
-        assert!(is_said, "{arguments:?} {set:?}: {said}\nhas not: {expected}");
+        let is_missing = |text: &&&str| !said.contains(**text) && !in_one_line(&said).contains(**text);
+        let missing = expected.iter().find(is_missing);
+        assert_eq!(missing, None, "{arguments:?} {set:?}: {said}");
     }
 
     /// Checks that `check` and `train` refuse `small.toml` with overrides.

@@ -139,7 +139,7 @@ fn request(prompt: &[u32]) -> Request<'_> {
 
 fn error(ranks: Result<GenerationRanks, RanksError>) -> String {
     let generated = ranks.and_then(|mut ranks| ranks.generate(&[request(&[1])], &mut |_, _| {}));
-    pipewright_schedule::error_text::with_causes(&generated.expect_err("a rank fails"))
+    with_causes(&generated.expect_err("a rank fails"))
 }
 
 #[test]
@@ -287,7 +287,8 @@ fn ranks_without_the_head_of_the_model_are_refused() {
     };
     let ranks = RanksConfig::new(stages.into(), LONG);
     let error = GenerationRanks::start(&ranks, make).expect_err("layer 3 has the head");
-    assert!(matches!(error, RanksError::NoHead { rank: 1 }), "{error}");
+    let expected = "rank 1: the last stage does not have the head of the model: give it the last layers";
+    assert_eq!((error.rank(), error.to_string().as_str()), (Some(1), expected));
 }
 
 #[test]

@@ -14,11 +14,12 @@ use std::sync::mpsc::{Receiver, Sender};
 use pipewright::failure::Cause;
 use pipewright::ids::WorldRank;
 use pipewright::rank_link::RankLink;
+use pipewright::stage::StageError;
 use pipewright::tensor::{BoundaryError, Values};
-use pipewright_schedule::error_text::panic_message;
+use pipewright_schedule::error_text::{panic_message, with_causes};
 use serde::{Deserialize, Serialize};
 
-use super::error::{RanksError, RemoteFailure};
+use super::error::{RankFailure, RanksError};
 use crate::error::ModelError;
 use crate::generation_stage::{GenerationStage, RowPart, StageRow};
 use crate::split::Place;
@@ -84,7 +85,7 @@ impl CacheKind {
 /// A report, or the failure of a rank.
 pub(super) type Report = Result<RankReport, RanksError>;
 /// A report of a rank of another process.
-pub(super) type RemoteReport = Result<RankReport, RemoteFailure>;
+pub(super) type RemoteReport = Result<RankReport, RankFailure>;
 
 /// Where a rank gets its messages.
 pub(super) enum Inbox {
@@ -116,14 +117,14 @@ pub(super) struct Worker {
 
 /// Why a rank ended.
 enum Ended {
-    Failed(RanksError),
+    Failed(RankFailure),
     /// Another rank failed first.
     Aborted,
 }
 
-impl From<RanksError> for Ended {
-    fn from(error: RanksError) -> Self {
-        Self::Failed(error)
+impl From<RankFailure> for Ended {
+    fn from(failure: RankFailure) -> Self {
+        Self::Failed(failure)
     }
 }
 
@@ -137,11 +138,13 @@ impl Worker {
         // `AssertUnwindSafe` holds because nothing of the rank is used after a panic but its connection.
         let ended = catch_unwind(AssertUnwindSafe(|| {
             self.link.begin();
-            let refused =
-                |source| RanksError::Stage { rank, layers: self.layers.clone(), source: Box::new(source) };
-            let made = make(self.layers.clone(), &self.place).map_err(refused)?;
+            let made = make(self.layers.clone(), &self.place).map_err(|error| self.refused(&error))?;
             if self.is_last() && !made.has_head() {
-                return Err(RanksError::NoHead { rank }.into());
+                let message = format!(
+                    "rank {rank}: the last stage does not have the head of the model: give it the last layers"
+                );
+                let cause = Cause::Build { message: message.clone() };
+                return Err(RankFailure::of(rank, message).with_cause(cause).into());
             }
             self.link.end();
             let (parameters, cache) = (made.parameters(), CacheKind::of(&*made));
@@ -153,18 +156,32 @@ impl Worker {
             Ok(Err(ended)) => ended,
             Err(payload) => match payload.downcast::<Cause>() {
                 Ok(cause) => of_exchange(rank, *cause),
-                Err(payload) => RanksError::Panic { rank, message: panic_message(&*payload) }.into(),
+                Err(payload) => {
+                    let message = panic_message(&*payload);
+                    let failure = RankFailure::of(rank, format!("rank {rank} panicked: {message}"));
+                    failure.with_cause(Cause::Panic { message }).into()
+                }
             },
         };
         match failure {
             Ended::Aborted => Err(lost(&self.link)),
-            Ended::Failed(error) => {
-                let (remote, cause) = (RemoteFailure::from(&error), error.cause());
-                self.report(Err(error));
-                self.link.fail(cause);
-                Err(RanksError::Elsewhere(remote))
+            Ended::Failed(failure) => {
+                let error = RanksError::Failed(failure.clone());
+                self.report(Err(failure.into()));
+                self.link.fail(error.cause());
+                Err(error)
             }
         }
+    }
+
+    /// Returns the failure of a stage that cannot be made.
+    fn refused(&self, error: &ModelError) -> RankFailure {
+        let (rank, Range { start, end }, message) = (self.rank(), self.layers.clone(), with_causes(error));
+        let text = format!(
+            "rank {rank}: the layers from {start} up to, but not including, {end} cannot be loaded: {message}"
+        );
+        let failure = RankFailure { is_of_model: true, ..RankFailure::of(rank, text) };
+        failure.with_cause(Cause::Build { message })
     }
 
     fn rank(&self) -> usize {
@@ -181,7 +198,14 @@ impl Worker {
     }
 
     fn compute(&self, stage: &dyn GenerationStage) -> Result<(), Ended> {
-        let refused = |source| RanksError::Boundary { rank: self.rank(), source };
+        let refused = |error: BoundaryError| {
+            let (rank, reason) = (self.rank(), with_causes(&error));
+            let failure = RankFailure::of(
+                rank,
+                format!("rank {rank}: the stage does not take the result of the previous rank: {reason}"),
+            );
+            failure.with_cause(Cause::Stage(StageError::Input(error)))
+        };
         let mut rows = HashMap::new();
         loop {
             let (Message { text, content }, tensors) = self.next()?;
@@ -269,7 +293,7 @@ impl Worker {
                 let _ = sender.send(report);
             }
             ReportRoute::Process => {
-                let report: RemoteReport = report.map_err(|error| RemoteFailure::from(&error));
+                let report: RemoteReport = report.map_err(RankFailure::from);
                 self.link.report(&report);
             }
         }
@@ -277,11 +301,11 @@ impl Worker {
 }
 
 /// Returns the end of a rank for which an exchange with others failed.
-fn of_exchange(rank: usize, source: Cause) -> Ended {
-    match source {
-        Cause::Aborted { .. } => Ended::Aborted,
-        source => RanksError::Exchange { rank, source }.into(),
+fn of_exchange(rank: usize, cause: Cause) -> Ended {
+    if matches!(cause, Cause::Aborted { .. }) {
+        return Ended::Aborted;
     }
+    RankFailure::of(rank, format!("rank {rank}: {}", with_causes(&cause))).with_cause(cause).into()
 }
 
 /// Returns the failure of another rank or process.

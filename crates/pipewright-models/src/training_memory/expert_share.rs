@@ -50,7 +50,7 @@ impl ExpertShare {
         if self.ranks < 2 {
             return Ok(());
         }
-        let (found, expected) = (profile.layer_count(), model.describe(1).layers.len());
+        let (found, expected) = (profile.layer_count(), model.layers());
         if found != expected as u64 {
             let found = pipewright_schedule::words::counted(found, "layer");
             return Err(ModelError::new(format!(

@@ -136,9 +136,7 @@ impl StateRule {
     /// # Errors
     /// When the model does not know the parameters of one of its layers.
     pub fn of_layers(&self, model: &CutModel) -> Result<Vec<StateBytes>, ModelError> {
-        // The sequence length affects only costs.
-        let layers = 0..model.describe(1).layers.len();
-        layers
+        (0..model.layers())
             .map(|layer| {
                 let specs = model.outline(layer..layer + 1, &TensorParallel::default())?;
                 Ok(self.of(&FirstCopies::default().of(&specs), |path| model.is_trained(path)))

@@ -35,7 +35,7 @@ fn load(dir: &Path) -> Result<ModelStage, ModelError> {
 
 /// Loads the whole model as one stage.
 fn load_family<F: ModelFamily>(dir: &Path, config: &F) -> Result<ModelStage, ModelError> {
-    let layers = config.describe(1).layers.len();
+    let layers = config.layers();
     hf::load_stage(dir, config, 0..layers, Device::flex())
 }
 

@@ -63,7 +63,7 @@ fn every_rank_has_a_part() {
     for name in ["llama-tiny", "llama-tied-tiny"] {
         let one_rank = run(&reference(name, 3), "gpipe", 1, &PipelineConfig::default());
         let whole = Reference::load(name);
-        let layers = whole.config.describe(1).layers.len();
+        let layers = whole.config.layers();
         let boundaries = vec![1, 2, layers - 1, layers, layers + 1];
         let cut = Cut { head_parts: 3, embedding_parts: 1, method: Method::Explicit { boundaries } };
         let cut = Reference { cut, ..whole };

@@ -335,14 +335,14 @@ fn check_parts(name: &str, head_parts: u32, last: &[usize]) {
         let run = train(&cut, schedule, ranks, &config, FIRST_STEPS);
         assert_eq!(run, first_steps, "{name} in {head_parts} parts: {schedule}");
     }
-    let mut boundaries = vec![cut.model().describe(1).layers.len()];
+    let mut boundaries = vec![cut.model().layers()];
     for count in last.iter().rev() {
         boundaries.push(boundaries[boundaries.len() - 1] - count);
     }
     boundaries.reverse();
     boundaries.pop();
     let ranks = boundaries.len() as u32 + 1;
-    let in_part = in_part(&boundaries, cut.model().describe(1).layers.len());
+    let in_part = in_part(&boundaries, cut.model().layers());
     let cut = Reference { method: Method::Explicit { boundaries }, ..cut };
     assert_eq!(train(&cut, "1f1b", ranks, &config, FIRST_STEPS), first_steps, "{name}: a cut by hand");
     for recompute in [Recompute::Stage, Recompute::Block, in_part, Recompute::Parts] {
@@ -467,7 +467,7 @@ fn first_batch(reference: &Reference, device: &Device) -> (Tensor<2, Int>, Tenso
 fn hidden_states_are_those_of_the_reference() {
     let reference = Reference::load("hybrid-min");
     let device = Device::flex();
-    let layers = reference.config.describe(1).layers.len();
+    let layers = reference.config.layers();
     let context = StageContext::new(StageIndex::new(0), Microbatch::new(0));
     let mut input = StageTensors::from(first_batch(&reference, &device).0);
     for layer in 0..layers - 1 {
@@ -529,7 +529,7 @@ fn each_parameter_has_a_gradient_and_a_path() {
     for name in ["hybrid-min", "hybrid-full", "hybrid-predictions"] {
         let reference = Reference::load(name);
         let device = Device::flex().autodiff();
-        let layers = reference.config.describe(1).layers.len();
+        let layers = reference.config.layers();
         let stage = hf::load_stage(&reference.dir, &reference.config, 0..layers, &device).expect("it loads");
         let (tokens, targets) = first_batch(&reference, &device);
         let context = StageContext::new(StageIndex::new(0), Microbatch::new(0));
@@ -559,7 +559,7 @@ fn what_is_read_is_written_with_the_same_bits() {
     for name in ["hybrid-min", "hybrid-full", "hybrid-predictions"] {
         let reference = Reference::load(name);
         let config = &reference.config;
-        let layers = config.describe(1).layers.len();
+        let layers = config.layers();
         let load = |layer: usize| {
             hf::load_stage(&reference.dir, config, layer..layer + 1, Device::flex()).expect("it loads")
         };
@@ -607,11 +607,11 @@ fn a_pattern_of_attention_and_feed_forward_is_a_llama() {
         )
     };
     let device = Device::flex();
-    let whole = llama.describe(1).layers.len();
+    let whole = llama.layers();
     let expected = hf::load_stage(&dir, &llama, 0..whole, &device).expect("it loads");
     let folder = tempfile::TempDir::new().expect("a temporary folder");
     renamed(&dir, folder.path());
-    let layers = config.describe(1).layers.len();
+    let layers = config.layers();
     let found = hf::load_stage(folder.path(), &config, 0..layers, &device).expect("it loads");
     let ids: Vec<i64> = (0..2 * 20).map(|i| i * 13 % sizes.vocab_size as i64).collect();
     let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [2, 20]), &device);

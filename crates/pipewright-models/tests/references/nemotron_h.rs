@@ -68,7 +68,7 @@ fn family(reference: &Reference) -> NemotronHConfig {
 /// Loads a stage for each layer.
 fn stages(reference: &Reference, device: &Device) -> Vec<ModelStage> {
     let config = family(reference);
-    let layers = config.describe(1).layers.len();
+    let layers = config.layers();
     (0..layers)
         .map(|layer| hf::load_stage(&reference.dir, &config, layer..layer + 1, device).expect("it loads"))
         .collect()
@@ -256,7 +256,7 @@ fn descriptions_count_the_parameters_of_each_layer() {
             assert_eq!(count as u64, layer.parameters, "{}", layer.path);
             assert!(layer.weight > 0 && layer.activation_bytes > 0, "{}", layer.path);
         }
-        let layers = config.describe(1).layers.len();
+        let layers = config.layers();
         let whole = config.init_stage(0..layers, 7, Device::flex()).expect("it is the model");
         let mut outline = config.outline(0..layers, &TensorParallel::default()).expect("it is the model");
         let mut held = parameter_specs(&whole);
@@ -429,7 +429,7 @@ fn the_lowest_step_is_that_of_transformers() {
     let loss = |changes: Value| -> f32 {
         let config = changed(changes).expect("it is valid");
         let dir = Reference::load(NAME).dir;
-        let layers = 0..config.describe(1).layers.len();
+        let layers = 0..config.layers();
         let stage = hf::load_stage(&dir, &config, layers, &device).expect("it loads");
         let ids = |from: i64| {
             let ids: Vec<i64> = (from..from + 15).collect();

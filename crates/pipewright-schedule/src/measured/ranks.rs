@@ -45,13 +45,11 @@ pub(super) fn moved(
 
 /// Returns the send and the receive of each message, in the order of the receives.
 pub(super) fn messages(timeline: &Timeline) -> impl Iterator<Item = (&Event, &Event)> {
-    let is_send =
-        |event: &&Event| matches!(event.action, Action::SendForward { .. } | Action::SendBackward { .. });
-    let sends: HashMap<Action, &Event> =
-        timeline.events().iter().filter(is_send).map(|event| (event.action, event)).collect();
-    let is_receive =
-        |event: &&Event| matches!(event.action, Action::RecvForward { .. } | Action::RecvBackward { .. });
-    timeline.events().iter().filter(is_receive).filter_map(move |receive| {
+    let events = timeline.events().iter();
+    let sends = events.clone().filter(|event| event.action.kind().is_send());
+    let sends: HashMap<Action, &Event> = sends.map(|event| (event.action, event)).collect();
+    let receives = events.filter(|event| event.action.kind().is_receive());
+    receives.filter_map(move |receive| {
         let send = sends.get(&Transfer::other_end(receive.action)?)?;
         Some((*send, receive))
     })

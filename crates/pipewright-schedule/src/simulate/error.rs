@@ -4,25 +4,14 @@ use thiserror::Error;
 
 use crate::communicator::{Streams, Verdict};
 use crate::costs::CostsError;
-use crate::validate::{BlockedRank, Violations, list_blocked};
+use crate::validate::Violations;
 
 /// The errors of a simulation.
 #[derive(Clone, PartialEq, Eq, Error)]
 pub enum SimulateError {
-    /// No rank can advance, in the logical simulation.
-    #[error("deadlock at tick {tick}: {}; validate the program", list_blocked(.blocked))]
-    Deadlock {
-        /// The first tick in which no rank acts.
-        tick: u32,
-        /// Every rank that has not reached the end of its row.
-        blocked: Vec<BlockedRank>,
-    },
-    /// No rank can advance, in the timed simulation.
-    #[error("deadlock: {}; validate the program", list_blocked(.blocked))]
-    Stuck {
-        /// Every rank that has not reached the end of its row.
-        blocked: Vec<BlockedRank>,
-    },
+    /// No rank can advance. The sentence names the ranks that have not reached the end of their rows.
+    #[error("{0}; validate the program")]
+    Deadlock(String),
     /// The program is not sound on the communicator.
     #[error("on the transport {streams}, the program {}", fault(.verdict))]
     Unsound {

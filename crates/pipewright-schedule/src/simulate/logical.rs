@@ -26,7 +26,7 @@ use crate::schedule::Program;
 use crate::simulate::error::SimulateError;
 use crate::timeline::{Event, Timeline};
 use crate::transfer::Transfer;
-use crate::validate::BlockedRank;
+use crate::validate::{BlockedRank, list_blocked};
 
 /// The tick of each action of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -235,7 +235,11 @@ impl<'a> Run<'a> {
             })
             .collect();
         let run = LogicalRun { program: self.program, ticks: self.ticks };
-        if blocked.is_empty() { Ok(run) } else { Err(SimulateError::Deadlock { tick: run.steps(), blocked }) }
+        if blocked.is_empty() {
+            return Ok(run);
+        }
+        let (tick, blocked) = (run.steps(), list_blocked(&blocked));
+        Err(SimulateError::Deadlock(format!("deadlock at tick {tick}: {blocked}")))
     }
 }
 

@@ -51,7 +51,7 @@ use crate::simulate::queues::Queues;
 use crate::simulate::tape::Moment;
 use crate::simulate::timed_run::TimedRun;
 use crate::timeline::Timeline;
-use crate::validate::BlockedRank;
+use crate::validate::{BlockedRank, list_blocked};
 
 /// Simulates `program` at `costs` with buffered messages. The program must communicate wherever a tensor
 /// crosses ranks.
@@ -128,7 +128,7 @@ impl<'a> Run<'a> {
         }
         let blocked = self.blocked();
         if !blocked.is_empty() {
-            return Err(SimulateError::Stuck { blocked });
+            return Err(SimulateError::Deadlock(format!("deadlock: {}", list_blocked(&blocked))));
         }
         if self.queues.is_none() {
             for rank in self.program.placement().all_ranks() {

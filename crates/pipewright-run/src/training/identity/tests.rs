@@ -14,11 +14,12 @@ use crate::training::prepare::prepare_settings;
 
 const LORA: &[&str] = &["model.from=MODELS/llama-tiny", "adapter.kind=lora"];
 const DOCUMENTS: &[&str] = &["data.bos_id=0", "data.packed=true"];
-const CHATS: &[&str] = &[
+const CHATS: &[&str] = &["data.path=FOLDER/chats.jsonl", "data.chat_template=chatml"];
+const DATED: &[&str] = &[
     "data.path=FOLDER/chats.jsonl",
     "data.chat_template=gpt_oss",
-    "data.date=2024-07-26",
-    "data.seq_len=64",
+    "data.date=\"2024-07-26\"",
+    "data.seq_len=512",
 ];
 const CUT: &[&str] = &["pipeline.partition=explicit", "pipeline.boundaries=[4]"];
 const OFFLOAD: &[&str] = &["pipeline.recompute=stage", "pipeline.offload=file"];
@@ -65,10 +66,18 @@ const CHANGES: &[Change] = &[
     ("data.packed=true", &["data.bos_id=0"]),
     ("data.restart_positions=true", DOCUMENTS),
     ("data.keys={ text = \"content\" }", &["data.path=FOLDER/texts.jsonl"]),
-    ("data.chat_template=chatml", CHATS),
+    ("data.chat_template=zephyr", CHATS),
     ("data.train_on=all", CHATS),
-    ("data.long_records=skip", &["data.path=FOLDER/chats.jsonl", "data.seq_len=64", "data.long_records=cut"]),
-    ("data.date=2025-01-02", CHATS),
+    (
+        "data.long_records=skip",
+        &[
+            "data.path=FOLDER/chats.jsonl",
+            "data.chat_template=chatml",
+            "data.seq_len=100",
+            "data.long_records=cut",
+        ],
+    ),
+    ("data.date=\"2025-01-02\"", DATED),
     ("pipeline.ranks=1", &[]),
     ("pipeline.stages_per_rank=3", LOOPS),
     ("pipeline.schedule=gpipe", &[]),
@@ -128,10 +137,9 @@ const CHANGES: &[Change] = &[
     ("run.replace_wrong=true", VERIFIED),
     ("run.grow=false", &[]),
     ("run.copy_every=10", &[]),
-    ("run.copies=neighbour", COPIED),
     ("run.copy_folder=FOLDER", COPIED),
     ("run.devices=[\"flex\"]", &[]),
-    ("run.exclusive=true", &[]),
+    ("run.exclusive=true", &["pipeline.ranks=1"]),
     ("run.precision=bf16", &[]),
     ("run.loss_scale=1024", &["run.precision=f16"]),
     ("run.loss_scale_interval=10", &["run.precision=f16"]),
@@ -158,8 +166,8 @@ const CHANGES: &[Change] = &[
 
 /// Keys whose values need what this build or machine lacks: files of another feature, side inputs of a hybrid model,
 /// another device, or processes.
-const NOT_CHANGED: [&str; 5] =
-    ["data.tokenizer", "data.side", "data.validation_side", "pipeline.transport", "run.device"];
+const NOT_CHANGED: [&str; 6] =
+    ["data.tokenizer", "data.side", "data.validation_side", "pipeline.transport", "run.device", "run.copies"];
 
 /// Writes the data of the runs.
 fn write_data(folder: &Path) {
