@@ -245,6 +245,8 @@ pub(crate) struct InputGradients {
 /// A backward that has begun.
 pub(crate) struct BackwardState {
     pub(crate) microbatch: Microbatch,
+    /// Whether the weight gradients follow at once.
+    pub(super) is_whole: bool,
     in_flight: InFlight,
     /// The gradients of the outputs of the next segment; after the last one, the gradients of the stage's
     /// inputs.
@@ -257,8 +259,13 @@ pub(crate) struct BackwardState {
 
 impl BackwardState {
     /// Begins a backward with the gradients of the outputs.
-    pub(super) fn new(microbatch: Microbatch, in_flight: InFlight, gradients: OptionalTensors) -> Self {
-        Self { microbatch, in_flight, gradients, returned: 0, recomputed: Duration::ZERO }
+    pub(super) fn new(
+        microbatch: Microbatch,
+        in_flight: InFlight,
+        gradients: OptionalTensors,
+        is_whole: bool,
+    ) -> Self {
+        Self { microbatch, is_whole, in_flight, gradients, returned: 0, recomputed: Duration::ZERO }
     }
 
     /// Replaces the gradients.

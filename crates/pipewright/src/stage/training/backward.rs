@@ -48,6 +48,9 @@ impl<M: StageBody> TrainingStage<M> {
                 unreachable!("a microbatch that is computed again keeps its context")
             }
         };
+        if let Some(deferred) = tape.deferred.as_ref().filter(|_| backward.is_whole) {
+            deferred.run_at_once();
+        }
         let gradients = backward.take_gradients();
         let gradients = self.backward_of(backward.microbatch, tape, gradients)?;
         backward.add(gradients, recomputed);

@@ -12,7 +12,7 @@ use super::TrainingStage;
 use crate::autodiff::inner_of;
 use crate::nn::{at_least_single, with_parts};
 use crate::stage::body::StageBody;
-use crate::stage::error::StageError;
+use crate::stage::error::{StageError, in_part};
 use crate::stage::forwarded::Forwarded;
 use crate::stage::held_module::Recording;
 use crate::stage::microbatch::{ForwardState, Pass, Saved};
@@ -196,7 +196,8 @@ impl<M: StageBody> TrainingStage<M> {
             StageError::Mistake("the stage ends in a loss, and the step has no targets for it".to_owned())
         })?;
         let output = unpack(output).map_err(StageError::Input)?;
-        let loss = context.run_layer("the loss", || loss(output, target, context))??;
+        let run = || in_part(|| "the loss".to_owned(), || loss(output, target, context));
+        let loss = context.run_layer("the loss", run)??;
         check_scalar(&loss, || "the loss".to_owned())?;
         Ok(Some(at_least_single(loss)))
     }
