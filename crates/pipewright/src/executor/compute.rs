@@ -230,7 +230,10 @@ impl Executor {
         if let Some(block) = backward.next_block() {
             return Err(blocks_left(action, block));
         }
-        let InputGradients { gradients, recomputed } = backward.into_input_gradients()?;
+        let InputGradients { gradients, sides, recomputed } = backward.into_input_gradients()?;
+        if !sides.is_empty() {
+            self.stages.get_mut(at.stage).side_gradients.put(at.microbatch, sides);
+        }
         self.checks.note_backward(action, at, &gradients);
         if let Some(start) = start.filter(|_| !recomputed.is_zero()) {
             let At { stage, microbatch } = at;

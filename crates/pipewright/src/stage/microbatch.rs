@@ -14,6 +14,7 @@ use super::module::{Auxiliary, ExpertLoad, StageContext};
 use super::segment::Segment;
 use super::tape::Tape;
 use super::tape_ends::all_off_tape;
+use crate::batch::SideSums;
 use crate::tensor::{OptionalTensors, ValueKind, Values};
 
 /// The options of a forward.
@@ -238,6 +239,8 @@ impl ForwardState {
 pub(crate) struct InputGradients {
     /// The gradient of each input.
     pub gradients: OptionalTensors,
+    /// The gradients of side inputs.
+    pub sides: SideSums,
     /// The time in which the forward was computed again.
     pub recomputed: Duration,
 }
@@ -255,6 +258,8 @@ pub(crate) struct BackwardState {
     returned: usize,
     /// The time in which segments were computed again.
     recomputed: Duration,
+    /// The gradients of side inputs.
+    pub(super) sides: SideSums,
 }
 
 impl BackwardState {
@@ -265,7 +270,8 @@ impl BackwardState {
         gradients: OptionalTensors,
         is_whole: bool,
     ) -> Self {
-        Self { microbatch, is_whole, in_flight, gradients, returned: 0, recomputed: Duration::ZERO }
+        let (returned, recomputed, sides) = (0, Duration::ZERO, SideSums::new());
+        Self { microbatch, is_whole, in_flight, gradients, returned, recomputed, sides }
     }
 
     /// Replaces the gradients.
@@ -315,6 +321,6 @@ impl BackwardState {
                 counted(found, "gradient")
             )));
         }
-        Ok(InputGradients { gradients: self.gradients, recomputed: self.recomputed })
+        Ok(InputGradients { gradients: self.gradients, sides: self.sides, recomputed: self.recomputed })
     }
 }

@@ -100,7 +100,8 @@ impl<M: StageBody> TrainingStage<M> {
         replacement: Option<Replacement<'_>>,
     ) -> Result<(Forwarded, Tape), StageError> {
         let Recording { module, catches, deferred } = self.module.recording();
-        let run = || self.forward_on_tape(&module, segment, inputs, pass, keep_outputs, replacement);
+        let forward = || self.forward_on_tape(&module, segment, inputs, pass, keep_outputs, replacement);
+        let run = || pass.context.side_leaves().recording(forward);
         let (forwarded, tape) = with_parts(self.settings.recomputed_parts, || deferred.collect(run))?;
         Ok((forwarded, tape.with(deferred, catches)))
     }
@@ -170,6 +171,7 @@ impl<M: StageBody> TrainingStage<M> {
             outputs: roots,
             auxiliary: weighted,
             carry: context.take_carry(),
+            sides: context.side_leaves().take(),
         };
         Ok((Forwarded { outputs, loss: report, auxiliary, loads: context.take_loads() }, part))
     }
