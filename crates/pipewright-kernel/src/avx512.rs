@@ -355,22 +355,25 @@ unsafe fn norm_rows<T: Stored, const R: usize>(
     }
 }
 
-/// Writes the gradient of `x`, and adds that of the weight to `dw`. The width is a multiple of [`BLOCK`].
+/// Writes the gradient of `x`, and adds the gradient of the weight to `dw` if it is wanted. The width is a
+/// multiple of [`BLOCK`].
 pub(crate) fn norm_backward<T: Stored>(
     _: Instructions,
     inputs: NormGradient<'_, T>,
     dx: &mut [MaybeUninit<T>],
-    dw: &mut [f32],
+    dw: Option<&mut [f32]>,
 ) {
     let NormGradient { x, weight, scales, gradient } = inputs;
     let width = weight.len();
-    assert!(width.is_multiple_of(BLOCK) && width == dw.len(), "the width is a multiple of a block");
+    assert!(width.is_multiple_of(BLOCK), "the width is a multiple of a block");
+    assert!(dw.as_ref().is_none_or(|dw| dw.len() == width), "the gradient has the weight's width");
     assert_eq!(
         (x.len(), gradient.len(), dx.len()),
         (scales.len() * width, x.len(), x.len()),
         "rows are whole"
     );
     let (inputs, dx) = ([x.as_ptr(), gradient.as_ptr()], dx.as_mut_ptr().cast::<T>());
+    let dw = dw.map(<[f32]>::as_mut_ptr);
     // SAFETY: the processor has the instructions, and each scale has a row in all slices.
     unsafe {
         if size_of::<T>() == size_of::<f32>() {
@@ -390,7 +393,7 @@ unsafe fn norm_backward_groups<T: Stored, const R: usize>(
     weight: &[T],
     scales: &[f32],
     dx: *mut T,
-    dw: &mut [f32],
+    dw: Option<*mut f32>,
 ) {
     let width = weight.len();
     let (groups, rest) = scales.as_chunks::<R>();
@@ -419,7 +422,7 @@ unsafe fn norm_backward_rows<T: Stored, const R: usize>(
     weight: &[T],
     scales: &[f32; R],
     dx: *mut T,
-    dw: &mut [f32],
+    dw: Option<*mut f32>,
 ) {
     let width = weight.len();
     let mut sums = [_mm512_setzero_ps(); R];
@@ -443,17 +446,21 @@ unsafe fn norm_backward_rows<T: Stored, const R: usize>(
         // SAFETY: the block ends in the weight, in its gradient and in each row.
         unsafe {
             let weight = T::load(weight.as_ptr().add(start));
-            let weight_gradient = dw.as_mut_ptr().add(start);
-            let mut sums = f32::load(weight_gradient);
+            let weight_gradient = dw.map(|dw| dw.add(start));
+            let mut sums = weight_gradient.map_or_else(|| splat(0.0), |at| f32::load(at));
             for (row, (&scale, &along)) in scales.iter().zip(&along).enumerate() {
                 let at = row * width + start;
                 prefetch(x, R * width + at);
                 prefetch(gradient, R * width + at);
                 let (x, g, scale) = (T::load(x.add(at)), T::load(gradient.add(at)), splat(scale));
                 T::store(dx.add(at), mul(scale, sub(mul(g, weight), mul(x, splat(along)))));
-                sums = add(sums, mul(mul(g, x), scale));
+                if weight_gradient.is_some() {
+                    sums = add(sums, mul(mul(g, x), scale));
+                }
             }
-            f32::store(weight_gradient, sums);
+            if let Some(at) = weight_gradient {
+                f32::store(at, sums);
+            }
         }
     }
 }

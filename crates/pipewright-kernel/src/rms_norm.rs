@@ -74,7 +74,8 @@ fn forward_rows<T: Element>(
 ///
 /// `dx = s (g w - x s² mean(g w x))`, and `dw` is the sum of `g x s` over rows.
 pub fn backward(x: &[f32], weight: &[f32], scales: &[f32], gradient: &[f32]) -> (Vec<f32>, Vec<f32>) {
-    backward_in(x, weight, scales, gradient)
+    let mut dw = vec![0.0; weight.len()];
+    (backward_in(x, weight, scales, gradient, Some(&mut dw)), dw)
 }
 
 /// Like [`backward`], on bfloat16. The gradient of the weight has single precision.
@@ -84,22 +85,53 @@ pub fn backward_bf16(
     scales: &[f32],
     gradient: &[bf16],
 ) -> (Vec<bf16>, Vec<f32>) {
-    backward_in(x, weight, scales, gradient)
+    let mut dw = vec![0.0; weight.len()];
+    (backward_in(x, weight, scales, gradient, Some(&mut dw)), dw)
 }
 
-fn backward_in<T: Element>(x: &[T], weight: &[T], scales: &[f32], gradient: &[T]) -> (Vec<T>, Vec<f32>) {
+/// Returns the gradient of `x` alone, with the bits of [`backward`].
+pub fn input_gradient(x: &[f32], weight: &[f32], scales: &[f32], gradient: &[f32]) -> Vec<f32> {
+    backward_in(x, weight, scales, gradient, None)
+}
+
+/// Like [`input_gradient`], on bfloat16.
+pub fn input_gradient_bf16(x: &[bf16], weight: &[bf16], scales: &[f32], gradient: &[bf16]) -> Vec<bf16> {
+    backward_in(x, weight, scales, gradient, None)
+}
+
+/// Returns the gradient of the weight alone, of `width` elements, with the bits of [`backward`].
+pub fn weight_gradient(x: &[f32], scales: &[f32], gradient: &[f32], width: usize) -> Vec<f32> {
+    let mut dw = vec![0.0; width];
+    weight_rows(x, scales, gradient, &mut dw);
+    dw
+}
+
+/// Like [`weight_gradient`], on bfloat16.
+pub fn weight_gradient_bf16(x: &[bf16], scales: &[f32], gradient: &[bf16], width: usize) -> Vec<f32> {
+    let mut dw = vec![0.0; width];
+    weight_rows(x, scales, gradient, &mut dw);
+    dw
+}
+
+/// Returns the gradient of `x`, and adds the gradient of the weight to `dw` if it is wanted.
+fn backward_in<T: Element>(
+    x: &[T],
+    weight: &[T],
+    scales: &[f32],
+    gradient: &[T],
+    dw: Option<&mut [f32]>,
+) -> Vec<T> {
     let mut dx = fresh(x.len());
-    let mut dw = vec![0.0; weight.len()];
     match instructions(weight.len()) {
         #[cfg(target_arch = "x86_64")]
         Some(own) => {
             let inputs = avx512::NormGradient { x, weight, scales, gradient };
-            avx512::norm_backward(own, inputs, &mut dx, &mut dw);
+            avx512::norm_backward(own, inputs, &mut dx, dw);
         }
-        _ => backward_rows(x, weight, scales, gradient, &mut dx, &mut dw),
+        _ => backward_rows(x, weight, scales, gradient, &mut dx, dw),
     }
     // SAFETY: a row of `dx` was written for each row of `x`, which have the same length.
-    (unsafe { written(dx) }, dw)
+    unsafe { written(dx) }
 }
 
 #[multiversion(targets = "simd")]
@@ -109,9 +141,9 @@ fn backward_rows<T: Element>(
     scales: &[f32],
     gradient: &[T],
     dx: &mut [MaybeUninit<T>],
-    dw: &mut [f32],
+    dw: Option<&mut [f32]>,
 ) {
-    let width = weight.len();
+    let (width, mut dw) = (weight.len(), dw);
     assert_eq!((x.len(), gradient.len()), (scales.len() * width, x.len()), "rows are whole");
     let rows = x.chunks_exact(width).zip(gradient.chunks_exact(width)).zip(dx.chunks_exact_mut(width));
     for (((x, g), dx), &scale) in rows.zip(scales) {
@@ -120,6 +152,20 @@ fn backward_rows<T: Element>(
         for (((dx, x), g), w) in dx.iter_mut().zip(x).zip(g).zip(weight) {
             dx.write(T::rounded(scale * (g.single() * w.single() - x.single() * along)));
         }
+        if let Some(dw) = dw.as_deref_mut() {
+            for ((dw, x), g) in dw.iter_mut().zip(x).zip(g) {
+                *dw += g.single() * x.single() * scale;
+            }
+        }
+    }
+}
+
+#[multiversion(targets = "simd")]
+fn weight_rows<T: Element>(x: &[T], scales: &[f32], gradient: &[T], dw: &mut [f32]) {
+    let width = dw.len();
+    assert_eq!((x.len(), gradient.len()), (scales.len() * width, x.len()), "rows are whole");
+    let rows = x.chunks_exact(width).zip(gradient.chunks_exact(width));
+    for ((x, g), &scale) in rows.zip(scales) {
         for ((dw, x), g) in dw.iter_mut().zip(x).zip(g) {
             *dw += g.single() * x.single() * scale;
         }

@@ -66,6 +66,8 @@ fn rms_norm_is_its_definition() {
     check(&dx, |i| scale(i) * (f64::from(g[i]) * weight_of(i) - f64::from(x[i]) * along(i)));
     let column = |i: usize| (0..ROWS).map(move |row| row * WIDTH + i);
     check(&dw, |i| column(i).map(|i| f64::from(g[i]) * f64::from(x[i]) * scale(i)).sum());
+    assert_eq!(rms_norm::input_gradient(&x, &weight, &scales, &g), dx);
+    assert_eq!(rms_norm::weight_gradient(&x, &scales, &g, WIDTH), dw);
 }
 
 #[test]

@@ -191,6 +191,8 @@ fn bits_of_norms() {
         let (dx, dw) = rms_norm::backward(&x, &weight, &scales, &g);
         check(&dx, &expected.dx, place);
         check(&dw, &expected.dw, place);
+        check(&rms_norm::input_gradient(&x, &weight, &scales, &g), &expected.dx, place);
+        check(&rms_norm::weight_gradient(&x, &scales, &g, width), &expected.dw, place);
 
         let [(x, wide_x), (g, wide_g)] = [4, 6].map(|seed| half_numbers(ROWS * width, seed, kind));
         let (weight, wide_weight) = half_numbers(width, 5, kind);
@@ -201,6 +203,8 @@ fn bits_of_norms() {
         let (dx, dw) = rms_norm::backward_bf16(&x, &weight, &scales, &g);
         check_half(&dx, &expected.dx, place);
         check(&dw, &expected.dw, place);
+        check_half(&rms_norm::input_gradient_bf16(&x, &weight, &scales, &g), &expected.dx, place);
+        check(&rms_norm::weight_gradient_bf16(&x, &scales, &g, width), &expected.dw, place);
     });
 }
 

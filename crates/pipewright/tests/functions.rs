@@ -344,7 +344,7 @@ fn a_function_may_compute_weight_gradients_itself() {
             let ones = Tensor::<2>::ones([WIDTH, WIDTH], &Device::flex());
             // Stages have the same number of layers, so this is the place of the first layer of stage 1.
             let first = work.module::<Vec<Mlp>>().expect("a list of layers").len();
-            assert_eq!(work.len(), first, "each layer has a task");
+            assert_eq!(work.len(), 2 * first, "each layer has a product and a bias");
             work.add(&format!("layers.{first}.layers.{first}.weight"), ones).expect("it is there");
         }
     }
@@ -667,7 +667,7 @@ fn weight_gradients_of_a_function_go_to_the_runner_of_the_stage() {
         (steps.collect::<Vec<Step>>(), counted.load(Ordering::SeqCst))
     };
     let (steps, counted) = train(Some(Arc::new(AtOnce)));
-    assert_eq!(counted, 3 * LAYERS * MICROBATCHES as usize);
+    assert_eq!(counted, 3 * 2 * LAYERS * MICROBATCHES as usize, "a product and a bias of each layer");
     assert_eq!((steps, counted), train(None));
 }
 

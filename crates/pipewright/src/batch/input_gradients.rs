@@ -1,10 +1,13 @@
-//! The gradients of a batch's inputs, which a training step returns if the batch asks for them.
+//! The gradients of a batch's inputs, which a training step returns if the batch asks for them, and of the side
+//! inputs that require a gradient.
 //!
 //! The inputs of a pipeline may come from another model: an encoder, or a prompt that is trained. The
 //! backward of the first stage computes their gradients, microbatch by microbatch, and [`InputGradients`]
 //! joins these to gradients of the whole inputs. They have the scale of the parameters' gradients: they
-//! belong to the loss of the step.
+//! belong to the loss of the step. Any stage may read a side input, so its gradient is the sum over the stages
+//! ([`SideGradients`]).
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
@@ -41,6 +44,79 @@ struct JoinedInput {
     shapes: Vec<Vec<usize>>,
     dtype: DType,
     spec: SplitSpec,
+}
+
+/// The sums of the gradients of side inputs for one microbatch, by name and index of the tensor.
+pub(crate) type SideSums = BTreeMap<(Arc<str>, usize), Value>;
+
+/// Adds the gradient of a tensor of a side input to its sum.
+pub(crate) fn add_side(sums: &mut SideSums, side: (Arc<str>, usize), gradient: Value) {
+    let sum = match sums.remove(&side) {
+        Some(sum) => {
+            let gradient = gradient.to_device(&sum.device());
+            added(vec![sum, gradient])
+        }
+        None => gradient,
+    };
+    sums.insert(side, sum);
+}
+
+/// How the gradients of side inputs are joined, by name: of those with a tensor that requires one.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SideGradients(BTreeMap<Arc<str>, InputGradients>);
+
+impl SideGradients {
+    /// Adds a side input, if a tensor of it requires a gradient. `parts` are its tensors of each microbatch, or
+    /// once those of all microbatches.
+    pub(super) fn insert(
+        &mut self,
+        name: &Arc<str>,
+        parts: &[Values],
+        specs: &[SplitSpec],
+    ) -> Result<(), SplitError> {
+        let is_tracked = |index| parts.iter().filter_map(|values| values.get(index)).any(Value::is_tracked);
+        let wanted: Vec<usize> =
+            (0..parts.first().map_or(0, Vec::len)).filter(|&index| is_tracked(index)).collect();
+        if !wanted.is_empty() {
+            let gradients = InputGradients::new(&WantedGradients::Of(wanted), parts, specs);
+            let gradients = gradients.map_err(|error| SplitError(format!("side input `{name}`: {error}")))?;
+            self.0.insert(name.clone(), gradients);
+        }
+        Ok(())
+    }
+
+    /// Returns the name of a side input that requires a gradient.
+    pub(crate) fn any(&self) -> Option<&str> {
+        self.0.keys().next().map(|name| &**name)
+    }
+
+    /// Sets the factor of the gradients.
+    pub(crate) fn times(self, factor: f64) -> Self {
+        Self(self.0.into_iter().map(|(name, gradients)| (name, gradients.times(factor))).collect())
+    }
+
+    /// Joins the gradients of the replicas of this process: the sums of each microbatch, by the first microbatch
+    /// of the replica.
+    pub(crate) fn join(
+        &self,
+        replicas: &BTreeMap<usize, Vec<SideSums>>,
+    ) -> Result<BTreeMap<Arc<str>, OptionalTensors>, SplitError> {
+        let join = |(name, gradients): (&Arc<str>, &InputGradients)| {
+            let tensors = gradients.inputs.len();
+            let part = |sums: &SideSums| -> OptionalTensors {
+                (0..tensors).map(|tensor| sums.get(&(name.clone(), tensor)).cloned()).collect()
+            };
+            let parts = |(&first, sums): (&usize, &Vec<SideSums>)| ReplicaGradients {
+                first,
+                parts: sums.iter().map(part).collect(),
+            };
+            let replicas: Vec<_> = replicas.iter().map(parts).collect();
+            let joined = gradients.join(&replicas, Slices::ONE);
+            let joined = joined.map_err(|error| SplitError(format!("side input `{name}`: {error}")))?;
+            Ok((name.clone(), joined))
+        };
+        self.0.iter().map(join).collect()
+    }
 }
 
 /// The gradients of the microbatches of one replica.
@@ -169,7 +245,8 @@ impl JoinedInput {
         let (device, dtype) = (any.device(), at_least_single(any.clone()).dtype());
         // A microbatch whose loss does not depend on the input has a gradient of zero.
         let zeros = |number: usize| {
-            let mut shape = self.shapes[number / count].clone();
+            // A tensor that is the same for all microbatches may have one shape here.
+            let mut shape = self.shapes[(number / count).min(self.shapes.len() - 1)].clone();
             if count > 1 {
                 shape[SEQUENCE] /= count;
             }

@@ -6,11 +6,11 @@
 
 mod split;
 mod merge;
-mod side_inputs;
 mod reduction;
 mod slices;
 mod agreement;
 mod input_gradients;
+mod side_inputs;
 mod step_batch;
 mod with_side_inputs;
 #[cfg(test)]
@@ -18,7 +18,7 @@ mod tests;
 
 pub use agreement::BatchDisagreement;
 pub(crate) use agreement::{AgreedBatch, Purpose, StepForm, StepForms};
-pub(crate) use input_gradients::{InputGradients, ReplicaGradients};
+pub(crate) use input_gradients::{InputGradients, ReplicaGradients, SideGradients, SideSums, add_side};
 pub use merge::{Merge, merge, merge_by};
 pub(crate) use reduction::{LossFactors, ReductionUnit};
 pub use side_inputs::SideInputError;

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn::tensor::Device;
 use pipewright_schedule::Microbatch;
 
+use super::input_gradients::SideGradients;
+use super::split::{SplitError, SplitSpec};
 use crate::tensor::{Boundary, BoundaryError, Value, Values, unpack};
 
 /// The side inputs of a step, by name. A stage looks them up with the index of its microbatch, so a forward
@@ -17,7 +18,8 @@ pub(crate) struct SideInputs(BTreeMap<Arc<str>, Side>);
 
 #[derive(Clone, Debug)]
 pub(super) enum Side {
-    Split(Vec<Values>),
+    /// The tensors of each microbatch, and how each was split; no specs if the caller has split them.
+    Split(Vec<Values>, Vec<SplitSpec>),
     Replicated(Values),
     Value(Arc<dyn Any + Send + Sync>),
 }
@@ -75,9 +77,9 @@ impl SideInputs {
     }
 
     /// Returns the name of a side input with a tensor that requires a gradient, if there is one.
-    pub(super) fn any_tracked(&self) -> Option<&str> {
+    pub(crate) fn any_tracked(&self) -> Option<&str> {
         let is_tracked = |side: &Side| match side {
-            Side::Split(parts) => parts.iter().flatten().any(Value::is_tracked),
+            Side::Split(parts, _) => parts.iter().flatten().any(Value::is_tracked),
             Side::Replicated(values) => values.iter().any(Value::is_tracked),
             Side::Value(_) => false,
         };
@@ -87,30 +89,51 @@ impl SideInputs {
     /// Returns the side inputs of a replica that has these microbatches, which it counts from 0.
     pub(crate) fn part(&self, microbatches: Range<usize>) -> Self {
         let part = |side: &Side| match side {
-            Side::Split(parts) => {
+            Side::Split(parts, specs) => {
                 let end = microbatches.end.min(parts.len());
-                Side::Split(parts.get(microbatches.start..end).unwrap_or_default().to_vec())
+                let parts = parts.get(microbatches.start..end).unwrap_or_default().to_vec();
+                Side::Split(parts, specs.clone())
             }
             whole => whole.clone(),
         };
         Self(self.0.iter().map(|(name, side)| (name.clone(), part(side))).collect())
     }
 
+    /// Returns how the gradients of the side inputs with tensors that require one are joined.
+    ///
+    /// # Errors
+    /// When the parts of a tensor cannot be joined.
+    pub(super) fn gradients(&self) -> Result<SideGradients, SplitError> {
+        let mut joined = SideGradients::default();
+        for (name, side) in &self.0 {
+            let (parts, specs) = match side {
+                Side::Split(parts, specs) => (parts.clone(), specs.clone()),
+                Side::Replicated(values) => (vec![values.clone()], vec![SplitSpec::Replicate; values.len()]),
+                Side::Value(_) => continue,
+            };
+            joined.insert(name, &parts, &specs)?;
+        }
+        Ok(joined)
+    }
+
+    /// Returns the tensors of a side input for a microbatch, each as `enter` returns it from its index and the
+    /// tensor.
     pub(crate) fn tensors<T: Boundary>(
         &self,
         name: &str,
         microbatch: Microbatch,
-        device: &Device,
+        enter: impl Fn(usize, Value) -> Value,
     ) -> Result<T, SideInputError> {
         let values = match self.find(name)? {
             Side::Replicated(values) => values,
-            Side::Split(parts) => {
+            Side::Split(parts, _) => {
                 let none = || SideInputError::NoPart { name: name.to_owned(), microbatch };
                 parts.get(microbatch.index()).ok_or_else(none)?
             }
             Side::Value(_) => return Err(wrong_type::<T>(name)),
         };
-        let values = values.iter().cloned().map(|value: Value| value.to_device(device)).collect();
+        let values = values.iter().cloned().enumerate();
+        let values = values.map(|(index, value): (usize, Value)| enter(index, value)).collect();
         unpack(values).map_err(|source| SideInputError::Tensors { name: name.to_owned(), source })
     }
 

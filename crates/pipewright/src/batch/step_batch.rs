@@ -22,7 +22,7 @@ use burn::tensor::Tensor;
 use pipewright_schedule::{Slices, StageIndex};
 
 use super::agreement::{AgreedBatch, Purpose, StepForm};
-use super::input_gradients::{InputGradients, WantedGradients};
+use super::input_gradients::{InputGradients, SideGradients, WantedGradients};
 use super::reduction::{LossFactors, Reduction, ReductionUnit};
 use super::side_inputs::{Side, SideInputs};
 use super::slices;
@@ -159,7 +159,7 @@ impl Batch {
     /// [`PipelineConfig::targets_for_all`](crate::pipeline::PipelineConfig::targets_for_all), every batch has this side
     /// input. A schedule that cuts microbatches into slices cannot have it.
     pub fn with_targets_for_all(self) -> Self {
-        let targets = Side::Split(self.targets.clone());
+        let targets = Side::Split(self.targets.clone(), Vec::new());
         self.with_side(TARGETS, targets)
     }
 
@@ -316,15 +316,20 @@ impl Batch {
     /// gradient that it does not ask for.
     pub(crate) fn input_gradients(&self) -> Result<InputGradients, SplitError> {
         let gradients = InputGradients::new(&self.wanted, &self.inputs, &self.specs)?;
-        let has_tracked_target = self.targets.iter().flatten().any(Value::is_tracked);
-        let side_input = || self.side_inputs.any_tracked().map(|name| format!("side input `{name}`"));
-        match has_tracked_target.then(|| "a target".to_owned()).or_else(side_input) {
-            Some(what) => Err(SplitError(format!(
-                "{what} requires a gradient, and a pipeline computes the gradients of its parameters and its inputs: make it \
-                 an input, or pass `tensor.inner()`"
-            ))),
-            None => Ok(gradients),
+        if self.targets.iter().flatten().any(Value::is_tracked) {
+            let reason = "a target requires a gradient, and a pipeline computes the gradients of its parameters, its inputs \
+                          and its side inputs: make it one of these, or pass `tensor.inner()`";
+            return Err(SplitError(reason.to_owned()));
         }
+        Ok(gradients)
+    }
+
+    /// Returns how the gradients of the side inputs that require one are joined.
+    ///
+    /// # Errors
+    /// When the parts of one cannot be joined.
+    pub(crate) fn side_gradients(&self) -> Result<SideGradients, SplitError> {
+        self.side_inputs.gradients()
     }
 
     /// Returns the form of the batch, which the processes compare. The batch may be cut.

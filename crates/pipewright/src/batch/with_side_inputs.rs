@@ -1,4 +1,5 @@
-//! The side inputs of a batch.
+//! The side inputs of a batch. A step returns the gradients of those tensors that require one
+//! ([`StepSummary::side_gradients`](crate::pipeline::StepSummary::side_gradients)).
 
 use std::any::Any;
 use std::sync::Arc;
@@ -56,7 +57,7 @@ impl Batch {
             }
         }
         let parts = cut(tensors, &specs, sizes);
-        Ok(self.with_side(name, Side::Split(parts)))
+        Ok(self.with_side(name, Side::Split(parts, specs)))
     }
 
     /// Adds tensors that every stage may read and that are already split: the tensors of each microbatch, in
@@ -77,7 +78,7 @@ impl Batch {
                 "side input `{name}` has {found}, and the batch has {expected}: give one for each"
             )));
         }
-        Ok(self.with_side(name, Side::Split(parts)))
+        Ok(self.with_side(name, Side::Split(parts, Vec::new())))
     }
 
     /// Adds tensors that every stage may read, the same for every microbatch.

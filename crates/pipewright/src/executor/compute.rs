@@ -69,7 +69,7 @@ impl Executor {
             unreachable!("an overlap has two parts")
         };
         let mut forward = self.begin_forward(forward_at)?;
-        let mut backward = self.begin_backward(backward_at);
+        let mut backward = self.begin_backward(second, backward_at);
         let start = Instant::now();
         if let (rank, Some((hook, mut stages))) = (self.context.world_rank, self.hooked_stages()) {
             let (forward, backward) = (&mut forward, &mut backward);
@@ -92,7 +92,7 @@ impl Executor {
         let [first, second] =
             [Direction::Forward, Direction::Backward].map(|half| part_of(overlap, Some(half)));
         let mut forward = self.begin_forward(forward_at)?;
-        let mut backward = self.begin_backward(backward_at);
+        let mut backward = self.begin_backward(second, backward_at);
         let microbatch = backward_at.microbatch;
         let stages = self.stages.two_mut([forward_at.stage, backward_at.stage]);
         let [forward_runner, backward_runner] = stages.map(LocalStage::runner_mut);
@@ -193,7 +193,7 @@ impl Executor {
     }
 
     fn backward(&mut self, action: Action, at: At) -> Result<(), Cause> {
-        let mut backward = self.begin_backward(at);
+        let mut backward = self.begin_backward(action, at);
         let start = Instant::now();
         let place = Place { rank: self.context.world_rank, action };
         match self.hooked_stages() {
@@ -205,7 +205,7 @@ impl Executor {
         self.finish_backward(action, at, backward, Some(start))
     }
 
-    fn begin_backward(&mut self, at @ At { stage, microbatch }: At) -> BackwardState {
+    fn begin_backward(&mut self, action: Action, at @ At { stage, microbatch }: At) -> BackwardState {
         let mut gradients = if self.context.is_last(stage) {
             Vec::new()
         } else {
@@ -213,7 +213,8 @@ impl Executor {
         };
         append_skips(&mut self.stages, Direction::Backward, at, &mut gradients);
         self.stages.get_mut(stage).kept_forwards.backward(microbatch);
-        self.stages.get_mut(stage).runner_mut().begin_backward(microbatch, gradients)
+        let is_whole = !matches!(action, Action::InputBackward { .. });
+        self.stages.get_mut(stage).runner_mut().begin_backward(microbatch, gradients, is_whole)
     }
 
     /// Ends a backward. `start` is its beginning, from which a forward that it has computed again is
@@ -229,7 +230,10 @@ impl Executor {
         if let Some(block) = backward.next_block() {
             return Err(blocks_left(action, block));
         }
-        let InputGradients { gradients, recomputed } = backward.into_input_gradients()?;
+        let InputGradients { gradients, sides, recomputed } = backward.into_input_gradients()?;
+        if !sides.is_empty() {
+            self.stages.get_mut(at.stage).side_gradients.put(at.microbatch, sides);
+        }
         self.checks.note_backward(action, at, &gradients);
         if let Some(start) = start.filter(|_| !recomputed.is_zero()) {
             let At { stage, microbatch } = at;

@@ -12,7 +12,8 @@ use super::context::RankContext;
 use super::early_updates::EarlyUpdates;
 use super::exchange_time::ExchangeTime;
 use super::recorder::{AuxiliaryPart, Recorder, Records};
-use super::stages::LocalStages;
+use super::stages::{LocalStage, LocalStages};
+use crate::batch::SideSums;
 use crate::device::held_on;
 use crate::ids::WorldRank;
 use crate::stage::ExpertLoad;
@@ -33,6 +34,8 @@ pub(crate) struct RankReport {
     /// The gradients of the model's inputs of each microbatch, on the rank of the first stage, if the step
     /// asks for them. Every rank of a tensor group has them.
     pub input_gradients: Vec<OptionalTensors>,
+    /// The gradients of side inputs that require one, by stage and microbatch.
+    pub side_gradients: Vec<(StageIndex, usize, SideSums)>,
     pub events: Vec<Event>,
     /// The messages of skip connections.
     pub skips: Vec<SkipEvent>,
@@ -148,10 +151,16 @@ impl RankReport {
         // The gradients of the model's inputs. A stage that is not the first one has sent its own.
         let input_gradients: Vec<OptionalTensors> =
             stages.first_mut().input_gradients.take_all().map(|(_, gradients)| gradients).collect();
+        let of_stage = |stage: &mut LocalStage| {
+            let (index, all) = (stage.index, stage.side_gradients.take_all());
+            all.map(|(microbatch, sums)| (index, microbatch, sums)).collect::<Vec<_>>()
+        };
+        let side_gradients: Vec<_> = stages.iter_mut().flat_map(of_stage).collect();
         let undeferred = undeferred(stages, update.gradient_norm.is_some());
         memory.give_away(outputs.iter().flatten());
         memory.give_away(stage_outputs.iter().flat_map(|(_, outputs)| outputs).flatten());
         memory.give_away(input_gradients.iter().flatten().flatten());
+        memory.give_away(side_gradients.iter().flat_map(|(_, _, sums)| sums.values()));
         memory.give_away_list(&undeferred);
         let Records { events, skips, scopes, losses, auxiliary, loads, waited, exchange } =
             recorder.take(memory);
@@ -178,6 +187,7 @@ impl RankReport {
             outputs,
             stage_outputs,
             input_gradients,
+            side_gradients,
             events,
             skips,
             scopes,

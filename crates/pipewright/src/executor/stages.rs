@@ -9,6 +9,7 @@ use pipewright_schedule::{Microbatch, StageIndex};
 
 use super::context::RankContext;
 use super::step_input::StepInput;
+use crate::batch::SideSums;
 use crate::collective::Exchange;
 use crate::message::Direction;
 use crate::stage::{Auxiliary, Skips, StageRunner};
@@ -83,6 +84,8 @@ pub(super) struct LocalStage {
     pub(super) kept: Slots<Values>,
     pub(super) output_gradients: Slots<OptionalTensors>,
     pub(super) input_gradients: Slots<OptionalTensors>,
+    /// The gradients of the side inputs that require one, for the report.
+    pub(super) side_gradients: Slots<SideSums>,
     pub(super) losses: Slots<Tensor<1>>,
     pub(super) auxiliary: Slots<Vec<Auxiliary>>,
     /// The microbatches that keep their activations while others are recomputed.
@@ -113,6 +116,7 @@ impl LocalStage {
             kept: Slots::default(),
             output_gradients: Slots::default(),
             input_gradients: Slots::default(),
+            side_gradients: Slots::default(),
             losses: Slots::default(),
             auxiliary: Slots::default(),
             kept_forwards: KeptForwards::default(),
@@ -181,6 +185,7 @@ impl LocalStage {
         self.kept.clear();
         self.output_gradients.clear();
         self.input_gradients.clear();
+        self.side_gradients.clear();
         self.arrived_skips.clear();
         self.gathering.end();
         self.boundaries.reset();

@@ -1,11 +1,14 @@
 //! Compares an operation with its plain composition, forward and backward, and runs ranks on threads of a
 //! test.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 
-use burn::tensor::{DType, Device, Tensor, TensorData, Tolerance};
+use burn::module::{Param, ParamId};
+use burn::tensor::{DType, Device, Gradients, Tensor, TensorData, Tolerance};
 
+use super::deferred::{Deferred, WeightTask};
 use super::expert_parallel::ExpertParallel;
 use super::parallel::TensorParallel;
 use super::tensor_link::TensorLink;
@@ -60,6 +63,51 @@ pub(super) fn check_in_f64<const N: usize>(
     let precise =
         |inputs: [Tensor<1>; N]| operation(inputs.map(|input| input.cast(DType::F64))).cast(DType::F32);
     check(inputs, &operation, precise);
+}
+
+/// Returns a parameter as [`check_deferral`] takes it. The number of dimensions does not matter there.
+pub(super) fn leaf<const D: usize>(parameter: &Param<Tensor<D>>) -> (ParamId, Tensor<1>) {
+    (parameter.id, Tensor::from_dispatch(parameter.val().into_dispatch()))
+}
+
+/// Checks a layer whose gradients of `weights` wait as functions: its backward in a stage computes the gradient
+/// of `input` alone, and all numbers have the bits of a backward outside a stage.
+pub(super) fn check_deferral(
+    weights: &[(ParamId, Tensor<1>)],
+    input: &Tensor<2>,
+    forward: impl Fn() -> Tensor<2>,
+) {
+    let backward = |y: &Tensor<2>| {
+        let upstream = (numbers(y.dims(), 1.0) + 0.3).cast(y.dtype()).autodiff();
+        (y.clone() * upstream).sum().backward()
+    };
+    let y = forward();
+    let expected = backward(&y);
+    let gradient = |weight: &Tensor<1>, gradients: &Gradients| weight.grad(gradients).map(Tensor::into_data);
+    for at_once in [false, true] {
+        let deferred = Deferred::new(Arc::new(weights.iter().map(|(id, _)| *id).collect()));
+        if at_once {
+            deferred.run_at_once();
+        }
+        let found_y = deferred.collect(&forward);
+        assert!(deferred.take().is_empty(), "nothing waits before the backward");
+        let found = backward(&found_y);
+        assert_eq!(found_y.into_data(), y.to_data());
+        let of_input = |gradients: &Gradients| input.grad(gradients).map(Tensor::into_data);
+        assert_eq!(of_input(&found), of_input(&expected));
+        let mut waiting = HashMap::new();
+        for task in deferred.take() {
+            let WeightTask::Split(task) = task else { continue };
+            for (gradient, weight) in (task.compute)().into_iter().zip(task.wanted.iter()) {
+                let gradient = Tensor::<1>::from_dispatch(gradient.into_dispatch()).into_data();
+                assert!(waiting.insert(weight.expect("it is wanted"), gradient).is_none(), "one task each");
+            }
+        }
+        for (id, weight) in weights {
+            assert_eq!(gradient(weight, &found), None, "it waits");
+            assert_eq!(waiting.remove(id), gradient(weight, &expected));
+        }
+    }
 }
 
 /// The tensors that each rank of a test's group sends to each rank.

@@ -5,6 +5,9 @@
 //! [`WeightTask`] to the collector instead of computing the gradient. So the action `I` computes input
 //! gradients only, and `W` runs the tasks.
 //!
+//! In a whole backward (`B`) the tasks run next, and the stage says so ([`Deferred::run_at_once`]). An operation
+//! that computes the gradients of its input and its weight faster in one pass then does so.
+//!
 //! The collector is a thread-local variable, because a module's forward has no argument for it. It is set for
 //! the duration of one forward; a nested collector hides the outer one.
 //!
@@ -18,6 +21,7 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::backend::autodiff::NodeId;
@@ -45,7 +49,8 @@ pub(crate) enum WeightTask {
     Convolution(ConvolutionTask),
     /// One of the two matrices of an adapter, on the CPU back end.
     LowRank(LowRankTask),
-    /// All weights of a layer of the user's.
+    /// Weights whose gradients a function returns: all weights of a layer of the user's, a bias, or the
+    /// factors of a norm.
     Split(SplitTask),
 }
 
@@ -87,7 +92,8 @@ impl ConvolutionTask {
     }
 }
 
-/// The weight gradients of a [`SplitBackward`](super::SplitBackward) layer that have not been computed yet.
+/// Weight gradients that have not been computed yet, of a [`SplitBackward`](super::SplitBackward) layer or of a
+/// [`DeferredWeight`].
 pub(crate) struct SplitTask {
     /// The layer's type.
     pub(crate) layer: &'static str,
@@ -120,6 +126,33 @@ pub(crate) struct Deferred {
     parameters: Arc<HashSet<ParamId>>,
     /// For a stage with sharded parameters.
     sharded: Option<Arc<ShardedWeights>>,
+    /// Whether the tasks run right after the backward pass.
+    at_once: Arc<AtomicBool>,
+}
+
+/// A weight whose gradient is deferred as a function.
+#[derive(Clone, Debug)]
+pub(super) struct DeferredWeight {
+    pub(super) deferred: Deferred,
+    id: ParamId,
+}
+
+impl DeferredWeight {
+    /// Returns `None` if the gradient of `weight` cannot be deferred ([`Deferred::current`]).
+    pub(super) fn of<const D: usize>(weight: &Tensor<D>, id: ParamId) -> Option<Self> {
+        Some(Self { deferred: Deferred::current(weight, id)?, id })
+    }
+
+    /// Returns whether the backward pass leaves the gradient to a later action. Otherwise it may compute the
+    /// gradient too.
+    pub(super) fn waits(&self) -> bool {
+        !self.deferred.at_once.load(Ordering::Relaxed)
+    }
+
+    /// Leaves the gradient, which `compute` returns off the tape, for `W`. `layer` is the type of the layer.
+    pub(super) fn leave(&self, layer: &'static str, compute: impl FnOnce() -> Value + Send + 'static) {
+        self.deferred.leave(self.id, layer, compute);
+    }
 }
 
 /// How layers of a stage with sharded parameters find their weights.
@@ -189,7 +222,7 @@ impl KeptWeight {
 impl Deferred {
     /// Returns a collector for a stage that has `parameters`.
     pub(crate) fn new(parameters: Arc<HashSet<ParamId>>) -> Self {
-        Self { tasks: Arc::default(), parameters, sharded: None }
+        Self { tasks: Arc::default(), parameters, sharded: None, at_once: Arc::default() }
     }
 
     /// Returns a collector for a stage that finds its weights in `store`, and whose parameters are `nodes` of
@@ -226,6 +259,23 @@ impl Deferred {
             Some(sharded) => Tensor::from_dispatch(sharded.anchor.clone().into_dispatch()),
             None => weight,
         }
+    }
+
+    /// Says that the tasks run right after the backward pass, in which operations may then compute weight
+    /// gradients too.
+    pub(crate) fn run_at_once(&self) {
+        self.at_once.store(true, Ordering::Relaxed);
+    }
+
+    /// Adds the task of computing the gradient of one weight, which `compute` returns off the tape.
+    pub(super) fn leave(
+        &self,
+        weight: ParamId,
+        layer: &'static str,
+        compute: impl FnOnce() -> Value + Send + 'static,
+    ) {
+        let compute = Box::new(|| vec![compute()]);
+        self.push(WeightTask::Split(SplitTask { layer, wanted: [Some(weight)].into(), compute }));
     }
 
     pub(super) fn push(&self, task: WeightTask) {

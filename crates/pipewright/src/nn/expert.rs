@@ -4,6 +4,7 @@ use burn::module::Module;
 use burn::tensor::{Int, Tensor, TensorData};
 use pipewright_kernel::grouped::Groups;
 
+use super::bias::add_share;
 use super::clamped_gate::clamped_gate;
 use super::linear::{Linear, linear};
 use super::parallel::TensorParallel;
@@ -78,8 +79,7 @@ impl Expert {
         let (Linear { weight, bias }, share) = (&self.down_proj, self.form.bias_share);
         match bias {
             Some(bias) if share != 1.0 => {
-                let y = linear(inner, weight, None, &TensorParallel::default());
-                y + (bias.val() * share).unsqueeze()
+                add_share(linear(inner, weight, None, &TensorParallel::default()), bias, share)
             }
             _ => self.down_proj.forward(inner),
         }

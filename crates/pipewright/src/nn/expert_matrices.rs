@@ -1,12 +1,12 @@
 //! The matrices and biases of a mixture's experts, as one input of an operation on the tape, and their
 //! gradients.
 //!
-//! The gradient of a matrix is computed in `W` if its stage can defer it, on the tape if the matrix is
-//! tracked, and otherwise never. The gradient of a bias is never deferred, because it is only a sum of rows.
+//! The gradient of a matrix or a bias is computed in `W` if its stage can defer it, on the tape if the parameter
+//! is tracked, and otherwise never.
 
 use std::borrow::Cow;
 
-use burn::module::{Param, ParamId};
+use burn::module::ParamId;
 use burn::tensor::Tensor;
 use pipewright_kernel::grouped::{ExpertElement, Groups};
 
@@ -14,7 +14,8 @@ use super::bundle::{Bundle, Slots};
 use super::deferred::{Deferred, KeptWeight, WeightTask};
 use super::expert::Expert;
 use super::matrix::{Operand, product};
-use super::operation::{CpuTensor, ReadElement, cpu_tensor, elements, from_cpu, on_cpu};
+use super::operation::{CpuTensor, ReadElement, cpu_tensor, elements, from_cpu, on_cpu, with_dtype};
+use crate::tensor::Value;
 
 /// A layer of an expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,9 +120,9 @@ pub(super) struct Biases {
 /// The bias of a layer.
 #[derive(Clone, Debug)]
 struct HeldBias {
+    id: ParamId,
     value: CpuTensor,
-    /// Whether its gradient is computed.
-    is_on_tape: bool,
+    gradient: Gradient,
 }
 
 impl Biases {
@@ -140,10 +141,6 @@ impl Biases {
         let values: Vec<_> = of_part().map(|bias| bias.as_ref().map(|bias| elements(&bias.value))).collect();
         Some(groups.biases(values.iter().map(Option::as_deref), width, factor))
     }
-
-    fn is_wanted(&self, index: usize) -> bool {
-        self.held[index].as_ref().is_some_and(|bias| bias.is_on_tape)
-    }
 }
 
 /// A matrix of the CPU back end.
@@ -153,7 +150,7 @@ pub(super) struct HeldMatrix {
     gradient: Gradient,
 }
 
-/// When the gradient of a matrix is computed.
+/// When the gradient of a matrix or a bias is computed.
 #[derive(Clone, Debug)]
 enum Gradient {
     Later(Deferred),
@@ -162,6 +159,14 @@ enum Gradient {
 }
 
 impl Gradient {
+    fn of<const D: usize>(parameter: &Tensor<D>, id: ParamId) -> Self {
+        match Deferred::current(parameter, id) {
+            Some(deferred) => Self::Later(deferred),
+            None if parameter.is_tracked() => Self::OnTape,
+            None => Self::Never,
+        }
+    }
+
     fn deferred(&self) -> Option<&Deferred> {
         match self {
             Self::Later(deferred) => Some(deferred),
@@ -181,24 +186,20 @@ impl Matrices {
         for layer in experts.iter().flat_map(|expert| expert.layers()) {
             let (weight, id) = (layer.weight.val(), layer.weight.id);
             let ([value], _) = on_cpu([weight.clone().into_dispatch()])?;
-            let gradient = match Deferred::current(&weight, id) {
-                Some(deferred) => Gradient::Later(deferred),
-                None if weight.is_tracked() => Gradient::OnTape,
-                None => Gradient::Never,
-            };
+            let gradient = Gradient::of(&weight, id);
             if matches!(gradient, Gradient::OnTape) {
                 bundle.add(held.len(), weight);
             }
             held.push(HeldMatrix { id, value, gradient });
-            let bias = layer.bias.as_ref().map(Param::val);
+            let bias = layer.bias.as_ref().map(|bias| (bias.val(), bias.id));
             biases.push(match bias {
-                Some(bias) => {
+                Some((bias, id)) => {
                     let ([value], _) = on_cpu([bias.clone().into_dispatch()])?;
-                    let is_on_tape = bias.is_tracked();
-                    if is_on_tape {
+                    let gradient = Gradient::of(&bias, id);
+                    if matches!(gradient, Gradient::OnTape) {
                         bundle.add(count + biases.len(), bias);
                     }
-                    Some(HeldBias { value, is_on_tape })
+                    Some(HeldBias { id, value, gradient })
                 }
                 None => None,
             });
@@ -206,19 +207,26 @@ impl Matrices {
         Some(Self { held, parts, biases: Biases { held: biases, parts }, bundle })
     }
 
-    /// Returns the tensor through which the tape reaches the matrices: the token of the matrices on the tape.
-    /// If no matrix is on it, this is a matrix whose gradient is deferred, with its collector; the tape then
+    /// Returns the tensor through which the tape reaches the parameters: the token of the parameters on the
+    /// tape. If no parameter is on it, this is one whose gradient is deferred, with its collector; the tape then
     /// gets no gradient of it.
     pub(super) fn token(&self, experts: &[&Expert]) -> (Tensor<1>, Option<Deferred>) {
-        let is_deferred = |held: &HeldMatrix| held.gradient.deferred().is_some();
-        match self.held.iter().position(is_deferred).filter(|_| !self.bundle.token.is_tracked()) {
-            Some(index) => {
-                let matrix = experts[index / self.parts].layers()[index % self.parts].weight.val();
-                let token = Tensor::from_dispatch(matrix.into_dispatch());
-                (token, self.held[index].gradient.deferred().cloned())
-            }
-            None => (self.bundle.token.clone(), None),
+        let token = self.bundle.token.clone();
+        if token.is_tracked() {
+            return (token, None);
         }
+        let layers = experts.iter().flat_map(|expert| expert.layers());
+        for (layer, (matrix, bias)) in layers.zip(self.held.iter().zip(&self.biases.held)) {
+            if let Some(deferred) = matrix.gradient.deferred() {
+                let matrix = Tensor::from_dispatch(layer.weight.val().into_dispatch());
+                return (matrix, Some(deferred.clone()));
+            }
+            let deferred = bias.as_ref().and_then(|bias| bias.gradient.deferred());
+            if let (Some(deferred), Some(bias)) = (deferred, &layer.bias) {
+                return (bias.val(), Some(deferred.clone()));
+            }
+        }
+        (token, None)
     }
 
     /// Returns the matrices as the backward pass keeps them.
@@ -275,25 +283,33 @@ impl KeptMatrices {
         }
     }
 
-    /// Computes the gradients of the biases of a part: `factor` times the sums of the output gradients of each
-    /// expert, which are rows of `width` numbers. A replica has no experts with biases for others, so each
-    /// expert has one group of rows.
-    pub(super) fn differentiate_biases<T: ExpertElement>(
+    /// Defers or computes the gradients of the biases of a part: `factor` times the sums of the output
+    /// gradients of each expert, which are rows of `width` numbers of the type `T`. A replica has no experts
+    /// with biases for others, so each expert has one group of rows.
+    pub(super) fn differentiate_biases<T: ReadElement + ExpertElement>(
         &self,
         groups: &Groups,
         part: Part,
-        gradient: &[T],
+        gradient: &CpuTensor,
         (width, factor): (usize, f32),
     ) {
-        let Some(slots) = &self.slots else { return };
         let of_part = (part.index(self.parts)..self.kept.len()).step_by(self.parts);
-        if !of_part.clone().any(|index| self.biases.is_wanted(index)) {
-            return;
-        }
-        for (index, mut sum) in of_part.zip(groups.sums(gradient, width)) {
-            if self.biases.is_wanted(index) {
+        for (index, range) in of_part.zip(groups.ranges()) {
+            let Some(HeldBias { id, value, gradient: when }) = &self.biases.held[index] else { continue };
+            let rows = gradient.narrow(0, range.start, range.len());
+            let sum = move || {
+                let mut sum = T::sum_rows(&T::read(&rows), width);
                 sum.iter_mut().for_each(|element| *element *= factor);
-                slots.add(self.kept.len() + index, cpu_tensor(sum, [width]));
+                cpu_tensor(sum, [width])
+            };
+            match (when, &self.slots) {
+                (Gradient::Later(deferred), _) => {
+                    let dtype = value.dtype();
+                    let sum = move || Value::of(from_cpu::<1>(with_dtype(sum(), dtype)));
+                    deferred.leave(*id, "Expert", sum);
+                }
+                (Gradient::OnTape, Some(slots)) => slots.add(self.kept.len() + index, sum()),
+                _ => {}
             }
         }
     }

@@ -115,19 +115,22 @@ impl Mixture {
     ) {
         let [_, width, inner] = self.sizes;
         let (groups, sources) = self.computed();
-        if let Some(gate) = &gate {
-            matrices.differentiate_biases(groups, Part::Gate, gate, (inner, 1.0));
-        }
-        matrices.differentiate_biases(groups, Part::Up, &up, (inner, 1.0));
-        matrices.differentiate_biases(groups, Part::Down, &down, (width, self.form.bias_share as f32));
         let dtype = self.x.dtype();
-        let rounded = |rows, width: usize| with_dtype(tensor_of::<T>(rows, [groups.rows(), width]), dtype);
+        let tensor = |rows, width: usize| tensor_of::<T>(rows, [groups.rows(), width]);
+        let of_part = |part, rows, (width, share)| {
+            let gradient = tensor(rows, width);
+            matrices.differentiate_biases::<T>(groups, part, &gradient, (width, share));
+            with_dtype(gradient, dtype)
+        };
+        let gate = gate.map(|gate| of_part(Part::Gate, gate, (inner, 1.0)));
+        let up = of_part(Part::Up, up, (inner, 1.0));
+        let down = of_part(Part::Down, down, (width, self.form.bias_share as f32));
         let inputs = match &self.arrived {
             Some(arrived) => arrived.rows.clone(),
-            None => rounded(self.rows::<T>().into_owned(), width),
+            None => with_dtype(tensor(self.rows::<T>().into_owned(), width), dtype),
         };
-        let before = gate.into_iter().chain([up]).map(|gradient| (inputs.clone(), rounded(gradient, inner)));
-        let last = (activated, rounded(down, width));
+        let before = gate.into_iter().chain([up]).map(|gradient| (inputs.clone(), gradient));
+        let last = (activated, down);
         matrices.differentiate(groups, sources, &before.chain([last]).collect::<Vec<_>>());
     }
 }

@@ -1,8 +1,9 @@
-//! `y = x w + b`, with a weight gradient that can be deferred.
+//! `y = x w + b`, with gradients of the weight and the bias that can be deferred.
 
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
+use super::bias::add_bias;
 use super::layout::Layout;
 use super::operation::takes_features;
 use super::parallel::TensorParallel;
@@ -73,7 +74,7 @@ pub fn linear<const D: usize>(
     shape[D - 1] = outputs;
     let mut y = tensor.sum(multiply(as_rows(x, [rows, inputs]), weight, Layout::Plain, id));
     if let Some(bias) = bias {
-        y = y + bias.val().unsqueeze();
+        y = add_bias(y, bias);
     }
     y.reshape(shape)
 }

@@ -1,9 +1,21 @@
 //! Layers for stages with few passes over memory, whose weight gradients can be deferred.
 //!
-//! [`Linear`] and [`Embedding`] have Burn's parameters, names and initial values. They and [`TiedHead`] defer
-//! their weight gradients: inside a stage, the backward pass computes only the gradients of the inputs. The
-//! products for the weights are computed when the schedule says so (`W`) and are added in place to the sums
-//! of the step. Outside a stage they are ordinary layers.
+//! [`Linear`] and [`Embedding`] have Burn's parameters, names and initial values. They, [`TiedHead`],
+//! [`RmsNorm`], [`Expert`] and mixtures of experts defer the gradients of all their weights, biases included:
+//! inside a stage, the backward pass computes only the gradients of the inputs. The gradients of the weights are
+//! computed when the schedule says so (`W`) and are added to the sums of the step, products in place. So do
+//! [`adapted_product`] and [`add_bias`]. Outside a stage they are ordinary layers.
+//!
+//! These do not defer everything:
+//!
+//! - [`Mamba2`]: the gradients of `dt_bias`, `A_log`, `D` and the weight of its norm are by-products of the
+//!   backward of the scan and the gate, and are computed with it. So are those of the convolution on devices
+//!   other than the CPU back end. All others wait.
+//! - [`rms_norm`] and other functions whose weights are tensors. A weight that is computed from parameters, such
+//!   as `1 + weight`, never waits.
+//!
+//! [`StepSummary::undeferred`](crate::pipeline::StepSummary::undeferred) lists the parameters of a model that
+//! do not wait.
 //!
 //! A layer of your own defers its weight gradients as a [`SplitBackward`].
 //!
@@ -32,6 +44,7 @@ mod attention;
 mod attention_blocks;
 mod attention_form;
 mod attention_passes;
+mod bias;
 mod branches;
 mod bundle;
 mod clamped_gate;
@@ -92,6 +105,7 @@ pub use adapted_product::{LowRank, adapted_product};
 pub use addition::add;
 pub use attention::CausalAttention;
 pub use attention_form::{AttentionForm, RotaryPositions, rotary_frequencies};
+pub use bias::add_bias;
 pub use branches::Branches;
 pub use composed::at_least_single;
 pub(crate) use composed::{add_product as add_product_on_device, add_rows as add_rows_on_device};

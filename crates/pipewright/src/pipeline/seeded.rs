@@ -16,7 +16,7 @@ use super::accumulation::Accumulation;
 use super::error::PipelineError;
 use super::setup::Setup;
 use super::step_plan::{CheckedBatch, StepAttempt, StepPlan};
-use super::summary::{StepSummary, input_gradients, training};
+use super::summary::{StepSummary, batch_gradients, training};
 use crate::batch::{Batch, Purpose};
 use crate::config::PipelineConfig;
 use crate::driver::caught;
@@ -169,7 +169,7 @@ impl SeededPipeline {
                 break;
             }
             let mut reports: Vec<_> = done.iter_mut().flat_map(|steps| steps.remove(0).reports).collect();
-            let gradients = input_gradients(&self.setup, &plan, &mut reports);
+            let gradients = batch_gradients(&self.setup, &plan, &mut reports);
             let gradients = gradients.map_err(PipelineError::slices)?;
             let summary = training(&self.setup, plan, reports, gradients, start.elapsed());
             self.accumulation.scale_losses(self.setup.config.loss_scaling, summary.skipped);

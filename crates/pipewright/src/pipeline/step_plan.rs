@@ -3,13 +3,14 @@
 
 use std::sync::Arc;
 
+use pipewright_schedule::StageIndex;
 use pipewright_schedule::words::counted;
 
 use super::error::{Mistake, PipelineError};
 use super::setup::Setup;
 use crate::batch::{
     AgreedBatch, Batch, BatchTensors, InputGradients, KeptOutputs, LossFactors, Purpose, ReductionUnit,
-    StepForm,
+    SideGradients, SplitError, StepForm,
 };
 use crate::executor::{StepInput, StepOrigin, StepVerification};
 use crate::ids::{Attempt, StepNumber, WorldRank};
@@ -37,6 +38,7 @@ pub(super) struct CheckedBatch {
     batch: Batch,
     purpose: Purpose,
     input_gradients: InputGradients,
+    side_gradients: SideGradients,
 }
 
 impl CheckedBatch {
@@ -49,19 +51,22 @@ impl CheckedBatch {
     ) -> Result<Self, PipelineError> {
         check_count(setup, ranks, &batch, purpose)?;
         check_outputs(setup, &batch.kept, purpose)?;
-        let input_gradients = match purpose {
+        let batch_error = |error: SplitError| PipelineError::Batch(Mistake::caused(error.to_string(), error));
+        let (input_gradients, side_gradients) = match purpose {
             Purpose::Evaluate if batch.wants_gradients() => {
                 let reason = "the batch asks for gradients of its inputs, and an evaluation computes none: take a training step";
                 return Err(PipelineError::batch(reason));
             }
-            Purpose::Evaluate => InputGradients::default(),
-            Purpose::Update { .. } | Purpose::Accumulate => batch
-                .input_gradients()
-                .map_err(|error| PipelineError::Batch(Mistake::caused(error.to_string(), error)))?,
+            Purpose::Evaluate => (InputGradients::default(), SideGradients::default()),
+            Purpose::Update { .. } | Purpose::Accumulate => {
+                let sides = batch.side_gradients().map_err(batch_error)?;
+                (batch.input_gradients().map_err(batch_error)?, sides)
+            }
         };
+        check_sides(setup, &side_gradients)?;
         let batch = if setup.config.targets_for_all { batch.with_targets_for_all() } else { batch };
         let batch = batch.cut_into(setup.slices()).map_err(PipelineError::slices)?;
-        Ok(Self { batch, purpose, input_gradients })
+        Ok(Self { batch, purpose, input_gradients, side_gradients })
     }
 
     /// Returns what this process says of the batch.
@@ -89,6 +94,8 @@ pub(super) struct StepPlan {
     pub(super) loss_scale: Option<LossScale>,
     /// How the gradients of the inputs are joined.
     pub(super) input_gradients: InputGradients,
+    /// How the gradients of side inputs are joined.
+    pub(super) side_gradients: SideGradients,
     /// `None` in an evaluation, and if steps are not verified.
     verification: Option<StepVerification>,
 }
@@ -105,15 +112,29 @@ impl StepPlan {
         let factors = batch.batch.loss_factors(unit.weight);
         let divisor = if factors.is_sum { 1.0 } else { factors.divisor };
         let scale = loss_scale.map_or(1.0, |scale| scale.factor);
-        let input_gradients = batch.input_gradients.clone().times(1.0 / divisor / scale);
-        Self { at, purpose: batch.purpose, factors, loss_scale, input_gradients, verification }
+        let factor = 1.0 / divisor / scale;
+        Self {
+            at,
+            purpose: batch.purpose,
+            factors,
+            loss_scale,
+            input_gradients: batch.input_gradients.clone().times(factor),
+            side_gradients: batch.side_gradients.clone().times(factor),
+            verification,
+        }
     }
 
     /// Plans an evaluation.
     pub(super) fn evaluation(at: StepAttempt, batch: &CheckedBatch) -> Self {
-        let (factors, input_gradients) = (batch.batch.loss_factors(None), InputGradients::default());
-        let (purpose, loss_scale, verification) = (Purpose::Evaluate, None, None);
-        Self { at, purpose, factors, loss_scale, input_gradients, verification }
+        Self {
+            at,
+            purpose: Purpose::Evaluate,
+            factors: batch.batch.loss_factors(None),
+            loss_scale: None,
+            input_gradients: InputGradients::default(),
+            side_gradients: SideGradients::default(),
+            verification: None,
+        }
     }
 
     /// Returns the last step before this one.
@@ -132,9 +153,9 @@ impl StepPlan {
         matches!(self.purpose, Purpose::Update { .. })
     }
 
-    /// Returns whether the results have gradients of inputs.
+    /// Returns whether the results have gradients of inputs or side inputs.
     pub(super) fn returns_gradients(&self) -> bool {
-        self.input_gradients.wanted().contains(&true)
+        self.input_gradients.wanted().contains(&true) || self.side_gradients.any().is_some()
     }
 
     /// Returns the number of computations of the step before this one.
@@ -232,6 +253,19 @@ fn check_count(
     // A batch that has neither inputs nor targets has not compared its weights with a number of microbatches.
     match batch.weight_count() {
         Some(found) if found != expected as usize => Err(differs("weights", found)),
+        _ => Ok(()),
+    }
+}
+
+/// Returns an error if a side input requires a gradient that a stage would not compute.
+fn check_sides(setup: &Setup, gradients: &SideGradients) -> Result<(), PipelineError> {
+    let trained = setup.program.as_program().trained();
+    let mut stages = (0..setup.program.placement().stages()).map(StageIndex::new);
+    match (gradients.any(), stages.find(|&stage| !trained.runs_backward(stage))) {
+        (Some(name), Some(stage)) => Err(PipelineError::batch(format!(
+            "side input `{name}` requires a gradient, and the program has no backward of stage {stage}, whose parameters are \
+             frozen: pass `tensor.inner()`, or make the program without `TrainedStages`"
+        ))),
         _ => Ok(()),
     }
 }

@@ -10,7 +10,7 @@ use pipewright_schedule::{ClockSkew, StageIndex, Timeline};
 use super::setup::Setup;
 use super::step_gap::StepGap;
 use super::step_plan::StepPlan;
-use crate::batch::{LossFactors, ReplicaGradients, SplitError, joined_slices};
+use crate::batch::{LossFactors, ReplicaGradients, SideSums, SplitError, add_side, joined_slices};
 use crate::executor::{AuxiliaryPart, ExchangeTime, RankReport, UndeferredParameter, sums_of};
 use crate::ids::StepNumber;
 use crate::mesh::RankGroups;
@@ -57,6 +57,13 @@ pub struct StepSummary {
     /// the gradients of accumulated batches by the batch's share in the sum of their
     /// [`StepSummary::weight`]s.
     pub input_gradients: OptionalTensors,
+    /// The gradients of the side inputs with a tensor that requires one
+    /// ([`Tensor::require_grad`]), by name, with an entry for each tensor. They have the shapes and the scale of
+    /// [`StepSummary::input_gradients`], and are the sums over all stages that have looked the tensor up. One
+    /// that no stage has used is absent. A process has the sums over its own stages and replicas; add the
+    /// gradients of the processes. As for inputs, ranks of a tensor group that use a tensor for their shards
+    /// enter it first ([`TensorParallel::enter`](crate::nn::TensorParallel::enter)).
+    pub side_gradients: BTreeMap<Arc<str>, OptionalTensors>,
     /// The weight of the batch among batches whose gradients are accumulated: its rows, or the sum of its
     /// weights. If losses are added, it is the number of microbatches.
     pub weight: f64,
@@ -183,6 +190,20 @@ impl StepSummary {
         unpack(vec![gradient.ok_or(BoundaryError::Missing { index: input })?])
     }
 
+    /// Returns the gradient of a tensor of a side input ([`StepSummary::side_gradients`]), counted from 0. It is
+    /// off the tape.
+    ///
+    /// # Errors
+    /// When the summary does not have it, or it has another number of dimensions.
+    pub fn side_gradient<const D: usize>(
+        &self,
+        name: &str,
+        tensor: usize,
+    ) -> Result<Tensor<D>, BoundaryError> {
+        let gradient = self.side_gradients.get(name).and_then(|tensors| tensors.get(tensor).cloned());
+        unpack(vec![gradient.flatten().ok_or(BoundaryError::Missing { index: tensor })?])
+    }
+
     /// Returns the loss of the step: the mean of the losses, in which each microbatch counts by its weight,
     /// or their sum.
     pub fn loss(&self) -> f64 {
@@ -215,12 +236,18 @@ fn mean(losses: &[f64], weights: &[f64]) -> f64 {
     counted.sum::<f64>() / losses.len() as f64
 }
 
-/// Merges the reports of all ranks into the results of a training step. `input_gradients` were taken out of them.
+/// The gradients that a training step returns.
+pub(super) struct BatchGradients {
+    inputs: OptionalTensors,
+    sides: BTreeMap<Arc<str>, OptionalTensors>,
+}
+
+/// Merges the reports of all ranks into the results of a training step. `gradients` were taken out of them.
 pub(super) fn training(
     setup: &Setup,
     plan: StepPlan,
     mut reports: Vec<RankReport>,
-    input_gradients: OptionalTensors,
+    gradients: BatchGradients,
     wall: Duration,
 ) -> StepSummary {
     // Microbatches are in the order of the shares, which other replicas have in a repetition of the step.
@@ -244,7 +271,8 @@ pub(super) fn training(
         weighted_auxiliary,
         outputs,
         stage_outputs,
-        input_gradients,
+        input_gradients: gradients.inputs,
+        side_gradients: gradients.sides,
         weight,
         gradient_norm,
         loss_scale,
@@ -308,12 +336,36 @@ pub(super) fn evaluation(
     })
 }
 
-/// Takes the gradients of the inputs out of the reports of a training step and joins them. The ranks of a
-/// tensor group have the same gradients, so the first one of this process counts.
+/// Takes the gradients of the inputs and the side inputs out of the reports of a training step and joins them.
 ///
 /// # Errors
-/// When the gradients do not make up a whole. Without gradients of inputs, it does not fail.
-pub(super) fn input_gradients(
+/// When the gradients do not make up a whole. Without such gradients, it does not fail.
+pub(super) fn batch_gradients(
+    setup: &Setup,
+    plan: &StepPlan,
+    reports: &mut [RankReport],
+) -> Result<BatchGradients, SplitError> {
+    let inputs = input_gradients(setup, plan, reports)?;
+    let mut sums: Vec<_> = Vec::new();
+    for report in reports {
+        let first = share_of(setup, plan, report) as usize * setup.program.microbatches() as usize;
+        let parts = std::mem::take(&mut report.side_gradients).into_iter();
+        sums.extend(parts.map(|(stage, microbatch, part)| (first, stage, microbatch, part)));
+    }
+    // The order of the stages, whatever ranks they are on.
+    sums.sort_by_key(|&(first, stage, microbatch, _)| (first, stage, microbatch));
+    let mut replicas: BTreeMap<usize, Vec<SideSums>> = BTreeMap::new();
+    for (first, _, microbatch, part) in sums {
+        let count = setup.program.microbatches() as usize;
+        let of_replica = replicas.entry(first).or_insert_with(|| vec![SideSums::new(); count]);
+        part.into_iter().for_each(|(side, sum)| add_side(&mut of_replica[microbatch], side, sum));
+    }
+    Ok(BatchGradients { inputs, sides: plan.side_gradients.join(&replicas)? })
+}
+
+/// Takes the gradients of the inputs out of the reports of a training step and joins them. The ranks of a
+/// tensor group have the same gradients, so the first one of this process counts.
+fn input_gradients(
     setup: &Setup,
     plan: &StepPlan,
     reports: &mut [RankReport],

@@ -31,7 +31,7 @@ use super::begun::{Begin, Condition, Offered, Running, Waiting};
 use super::error::PipelineError;
 use super::running::{Pipeline, StepAnswers};
 use super::step_plan::{CheckedBatch, StepAttempt, StepPlan};
-use super::summary::{StepSummary, input_gradients, is_interrupted, training};
+use super::summary::{StepSummary, batch_gradients, is_interrupted, training};
 use crate::batch::{Batch, Purpose};
 use crate::driver::Gate;
 use crate::executor::{StepOrigin, agree_alike, digest};
@@ -378,7 +378,7 @@ impl Pipeline {
         // The step after a failed one follows it, also if the ranks were given a later one.
         let mut reports = reports.inspect_err(|_| self.ranks.return_to(plan.last_step()))?;
         // Fails only if no batch may follow before the end of this one, so nothing runs then.
-        let gradients = input_gradients(&self.setup, &plan, &mut reports);
+        let gradients = batch_gradients(&self.setup, &plan, &mut reports);
         let gradients = gradients.map_err(PipelineError::slices)?;
         let is_withdrawn = self.withdraw(is_interrupted(&reports));
         if let Some(waiting) = &mut self.waiting {

@@ -92,11 +92,16 @@ impl StageError {
 
 /// Runs a layer. If it panics, the panic continues with the layer's name in its message.
 pub(crate) fn in_layer<T>(layer: &str, run: impl FnOnce() -> T) -> T {
+    in_part(|| format!("the layer `{layer}`"), run)
+}
+
+/// Runs a part of a stage. If it panics, the panic continues with the name of the part in its message.
+pub(crate) fn in_part<T>(part: impl FnOnce() -> String, run: impl FnOnce() -> T) -> T {
     // The panic continues, so nothing sees a state that it has left half changed.
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(result) => result,
         Err(payload) if payload.is::<&str>() || payload.is::<String>() => {
-            resume_unwind(Box::new(format!("the layer `{layer}`: {}", panic_message(&*payload))))
+            resume_unwind(Box::new(format!("{}: {}", part(), panic_message(&*payload))))
         }
         Err(payload) => resume_unwind(payload),
     }

@@ -14,6 +14,7 @@ use super::module::{Auxiliary, ExpertLoad, StageContext};
 use super::segment::Segment;
 use super::tape::Tape;
 use super::tape_ends::all_off_tape;
+use crate::batch::SideSums;
 use crate::tensor::{OptionalTensors, ValueKind, Values};
 
 /// The options of a forward.
@@ -238,6 +239,8 @@ impl ForwardState {
 pub(crate) struct InputGradients {
     /// The gradient of each input.
     pub gradients: OptionalTensors,
+    /// The gradients of side inputs.
+    pub sides: SideSums,
     /// The time in which the forward was computed again.
     pub recomputed: Duration,
 }
@@ -245,6 +248,8 @@ pub(crate) struct InputGradients {
 /// A backward that has begun.
 pub(crate) struct BackwardState {
     pub(crate) microbatch: Microbatch,
+    /// Whether the weight gradients follow at once.
+    pub(super) is_whole: bool,
     in_flight: InFlight,
     /// The gradients of the outputs of the next segment; after the last one, the gradients of the stage's
     /// inputs.
@@ -253,12 +258,20 @@ pub(crate) struct BackwardState {
     returned: usize,
     /// The time in which segments were computed again.
     recomputed: Duration,
+    /// The gradients of side inputs.
+    pub(super) sides: SideSums,
 }
 
 impl BackwardState {
     /// Begins a backward with the gradients of the outputs.
-    pub(super) fn new(microbatch: Microbatch, in_flight: InFlight, gradients: OptionalTensors) -> Self {
-        Self { microbatch, in_flight, gradients, returned: 0, recomputed: Duration::ZERO }
+    pub(super) fn new(
+        microbatch: Microbatch,
+        in_flight: InFlight,
+        gradients: OptionalTensors,
+        is_whole: bool,
+    ) -> Self {
+        let (returned, recomputed, sides) = (0, Duration::ZERO, SideSums::new());
+        Self { microbatch, is_whole, in_flight, gradients, returned, recomputed, sides }
     }
 
     /// Replaces the gradients.
@@ -308,6 +321,6 @@ impl BackwardState {
                 counted(found, "gradient")
             )));
         }
-        Ok(InputGradients { gradients: self.gradients, recomputed: self.recomputed })
+        Ok(InputGradients { gradients: self.gradients, sides: self.sides, recomputed: self.recomputed })
     }
 }

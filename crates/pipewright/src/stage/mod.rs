@@ -29,6 +29,7 @@
 mod error;
 mod tape_ends;
 mod carry;
+mod side_leaves;
 mod module;
 mod visit;
 mod body;

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::carry::{CarryEnds, SequenceCarry, SliceCarry};
 use super::error::StageError;
+use super::side_leaves::SideLeaves;
 use crate::batch::{SideInputError, SideInputs};
 use crate::random::{DrawsTogether, LayerDraws, RandomStream, StreamKey};
 use crate::tensor::{Boundary, BoundaryError, Placement, Value, Values, pack, unpack};
@@ -163,6 +164,7 @@ pub struct StageContext {
     auxiliary: Arc<Mutex<Vec<Auxiliary>>>,
     loads: Arc<Mutex<Vec<ExpertLoad>>>,
     not_finite: Arc<Mutex<Option<String>>>,
+    side_leaves: SideLeaves,
 }
 
 /// An auxiliary loss of a stage.
@@ -199,6 +201,7 @@ impl StageContext {
             auxiliary: Arc::default(),
             loads: Arc::default(),
             not_finite: Arc::default(),
+            side_leaves: SideLeaves::default(),
         }
     }
 
@@ -220,6 +223,7 @@ impl StageContext {
             auxiliary: Arc::default(),
             loads: Arc::default(),
             not_finite: Arc::default(),
+            side_leaves: SideLeaves::default(),
             ..self.clone()
         }
     }
@@ -233,6 +237,16 @@ impl StageContext {
     /// Takes out the places where the tape that was just recorded meets the tapes of other slices.
     pub(super) fn take_carry(&self) -> Option<CarryEnds> {
         self.carry.as_ref().map(SliceCarry::take_ends)
+    }
+
+    /// Returns the places where side inputs that require a gradient come onto the tape.
+    pub(super) fn side_leaves(&self) -> &SideLeaves {
+        &self.side_leaves
+    }
+
+    /// Returns whether a side input of the step requires a gradient.
+    pub(super) fn has_tracked_sides(&self) -> bool {
+        self.side_inputs.any_tracked().is_some()
     }
 
     /// Sets what runs the layers of the stage.
@@ -329,12 +343,15 @@ impl StageContext {
 
     /// Returns the side input `name` of this microbatch.
     /// [`Batch::with_split`](crate::batch::Batch::with_split) and
-    /// [`with_replicated`](crate::batch::Batch::with_replicated) add side inputs to a step.
+    /// [`with_replicated`](crate::batch::Batch::with_replicated) add side inputs to a step. If a tensor requires
+    /// a gradient, the summary of the step has it
+    /// ([`StepSummary::side_gradients`](crate::pipeline::StepSummary::side_gradients)).
     ///
     /// # Errors
     /// When the step has no side input of that name, or it has other tensors than `T`.
     pub fn side<T: Boundary>(&self, name: &str) -> Result<T, SideInputError> {
-        self.side_inputs.tensors(name, self.microbatch, &self.device)
+        let enter = |tensor, value| self.side_leaves.enter(name, tensor, value, &self.device);
+        self.side_inputs.tensors(name, self.microbatch, enter)
     }
 
     /// Returns the value `name` that [`Batch::with_value`](crate::batch::Batch::with_value) added to the

@@ -86,8 +86,14 @@ pub(crate) trait StageCompute: Send {
     /// Puts back what [`StageCompute::take_inputs`] has returned.
     fn put_inputs(&mut self, microbatch: Microbatch, inputs: Values);
 
-    /// Begins the backward of a microbatch with the gradients of the outputs.
-    fn begin_backward(&mut self, microbatch: Microbatch, gradients: OptionalTensors) -> BackwardState;
+    /// Begins the backward of a microbatch with the gradients of the outputs. `is_whole` says that
+    /// [`StageCompute::backward_weights`] follows at once.
+    fn begin_backward(
+        &mut self,
+        microbatch: Microbatch,
+        gradients: OptionalTensors,
+        is_whole: bool,
+    ) -> BackwardState;
 
     /// Runs the backward of the next block: computes the gradients of its inputs. Defers weight gradients
     /// until

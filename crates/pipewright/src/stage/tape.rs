@@ -15,8 +15,10 @@ use super::carry::CarryEnds;
 use super::error::StageError;
 use super::module::Auxiliary;
 use super::shards::Catches;
+use super::side_leaves::{SideLeaf, add_gradients};
 use super::tape_ends::{OutputRoot, fill_roots, join};
 use crate::autodiff::{Caught, inner_of};
+use crate::batch::SideSums;
 use crate::nn::{Deferred, at_least_single};
 use crate::tensor::OptionalTensors;
 
@@ -42,12 +44,16 @@ pub(super) struct TapePart {
     pub(super) auxiliary: Option<Tensor<1>>,
     /// The tensors that the forward of a slice took from earlier slices and left for later ones.
     pub(super) carry: Option<CarryEnds>,
+    /// The side inputs that require a gradient.
+    pub(super) sides: Vec<SideLeaf>,
 }
 
 /// A backward that has run.
 pub(super) struct FinishedTape {
     /// The gradients of the inputs.
     pub(super) inputs: OptionalTensors,
+    /// The gradients of side inputs.
+    pub(super) sides: SideSums,
     /// The other results; `None` if no parameter and no input has a gradient.
     pub(super) parameters: Option<(Option<Deferred>, Catches)>,
 }
@@ -71,14 +77,14 @@ impl Tape {
         mut add: impl FnMut(&mut Gradients),
     ) -> Result<FinishedTape, StageError> {
         let Self { parts, deferred, catches } = self;
-        let (mut inputs, mut has_run) = (gradients, false);
+        let (mut inputs, mut has_run, mut sides) = (gradients, false, SideSums::new());
         for part in parts.into_iter().rev() {
-            inputs = part.backward(inputs, |gradients| {
+            inputs = part.backward(inputs, &mut sides, |gradients| {
                 has_run = true;
                 add(gradients);
             })?;
         }
-        Ok(FinishedTape { inputs, parameters: has_run.then_some((deferred, catches)) })
+        Ok(FinishedTape { inputs, sides, parameters: has_run.then_some((deferred, catches)) })
     }
 
     /// Frees the tensors that the operations recorded. Burn frees a tape only when its backward runs, so this
@@ -96,13 +102,14 @@ impl Tape {
 
 impl TapePart {
     /// Runs the backward, and calls `add` with the gradients if there are any. Returns the gradients of the
-    /// inputs.
+    /// inputs, and adds the gradients of side inputs to `sums`.
     fn backward(
         self,
         gradients: OptionalTensors,
+        sums: &mut SideSums,
         add: impl FnOnce(&mut Gradients),
     ) -> Result<OptionalTensors, StageError> {
-        let Self { inputs, loss, outputs, auxiliary, mut carry } = self;
+        let Self { inputs, loss, outputs, auxiliary, mut carry, sides } = self;
         let root = match loss {
             Some(loss) => Some(loss),
             None => fill_roots(outputs, gradients)?,
@@ -115,6 +122,7 @@ impl TapePart {
                 carry.add_gradients(&mut gradients);
             }
             add(&mut gradients);
+            add_gradients(sides, sums);
         }
         Ok(inputs.into_iter().map(|caught| caught?.take()).collect())
     }

@@ -123,6 +123,7 @@ mod tests {
             outputs: Vec::new(),
             stage_outputs: BTreeMap::new(),
             input_gradients: Vec::new(),
+            side_gradients: BTreeMap::new(),
             weight,
             gradient_norm: 1.0,
             loss_scale: None,

@@ -103,7 +103,7 @@ fn weight_gradients_may_be_worked_off_by_hand() {
         let make = move |index: StageIndex| -> Result<Stage, std::convert::Infallible> {
             let counted = counted.clone();
             Ok(stage(index, stages)?.with_weight_runner(move |_: Microbatch, work: &mut WeightWork| {
-                // The runtime must compute the remaining product.
+                // The runtime must compute the remaining gradient.
                 while work.len() > 1 && work.run_next() {
                     counted.fetch_add(1, Ordering::SeqCst);
                 }
@@ -111,8 +111,9 @@ fn weight_gradients_may_be_worked_off_by_hand() {
         };
         let mut pipeline = Pipeline::launch(program, World::local(2), &config(), make).expect("it starts");
         assert_eq!(steps(&mut pipeline), steps(&mut launch(schedule, None)), "{schedule}");
-        // Three steps, four microbatches, one product per layer except one per stage.
-        assert_eq!(done.load(Ordering::SeqCst), 3 * 4 * (support::LAYERS - stages as usize), "{schedule}");
+        // Three steps, four microbatches, a product and a bias per layer except one gradient per stage.
+        let tasks = 2 * support::LAYERS - stages as usize;
+        assert_eq!(done.load(Ordering::SeqCst), 3 * 4 * tasks, "{schedule}");
     }
 }
 

@@ -136,6 +136,24 @@ fn a_panic_is_reported_with_its_place() {
     );
 }
 
+#[test]
+fn a_panic_in_the_loss_names_the_loss() {
+    let make = |index| {
+        let module = Mlp::of_stage(index, 2);
+        let broken = |_: Tensor<2>, _: Tensor<2>| -> Tensor<1> { panic!("out of cheese") };
+        Ok::<_, std::convert::Infallible>(match index.get() {
+            0 => Stage::new(module),
+            _ => Stage::with_loss(module, broken),
+        })
+    };
+    let mut pipeline = Pipeline::launch(program("1f1b", 2, 4), World::local(2), &config(), make)
+        .expect("the pipeline starts");
+    let error = step(&mut pipeline).expect_err("the loss panics").to_string();
+    let expected =
+        "step 1: rank 1, stage 1, microbatch 0, action 1F0: the stage panicked: the loss: out of cheese";
+    assert!(error.starts_with(expected), "{error}");
+}
+
 /// The output of a failure: the grid with one mark, the ranks' last actions, and the events until the
 /// failure.
 #[test]

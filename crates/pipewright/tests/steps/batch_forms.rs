@@ -4,6 +4,7 @@
 
 mod accumulated;
 mod input_gradients;
+mod side_gradients;
 
 use std::collections::BTreeMap;
 
@@ -77,12 +78,17 @@ impl StageModule for WithSides {
 }
 
 fn launch_with_sides(program: ValidatedProgram) -> Pipeline {
-    let (stages, world) = (program.placement().stages(), World::local(program.ranks()));
+    launch_with_sides_as(program, &sgd())
+}
+
+fn launch_with_sides_as(program: ValidatedProgram, config: &PipelineConfig) -> Pipeline {
+    let (stages, world) =
+        (program.placement().stages(), World::local(program.ranks() * config.data_parallel));
     let make = move |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
         let module = WithSides { layers: Mlp::of_stage(stage, stages) };
         ending_in_loss(stage.get() + 1 == stages, module)
     };
-    Pipeline::launch(program, world, &sgd(), make).expect("it starts")
+    Pipeline::launch(program, world, config, make).expect("it starts")
 }
 
 fn table() -> Tensor<1> {

@@ -8,15 +8,19 @@ use burn::tensor::Tensor;
 use pipewright_kernel::convolution::sum_rows;
 use pipewright_kernel::mamba;
 
-use super::super::deferred::{ConvolutionTask, Deferred, KeptWeight, WeightTask, recorded_on};
+use super::super::deferred::{
+    ConvolutionTask, Deferred, DeferredWeight, KeptWeight, WeightTask, recorded_on,
+};
 use super::super::operation::{
-    CpuTensor, Operation, cpu_tensor, elements, from_cpu, in_bf16, on_cpu, tensor_of,
+    CpuTensor, Operation, cpu_tensor, elements, from_cpu, in_bf16, on_cpu, tensor_of, with_dtype,
 };
 use super::composed::on_device;
 use super::mixer::{Mamba2, MambaSizes};
+use crate::tensor::Value;
 
-/// The place of the convolution's weight among the inputs.
+/// The places of the convolution's weight and bias among the inputs.
 const WEIGHT: usize = 1;
+const BIAS: usize = 2;
 
 impl Mamba2 {
     /// Mixes sequences of `sequence` rows each. Shapes: `[rows, hidden]` in and out.
@@ -50,6 +54,7 @@ pub(super) fn mix(
 ) -> Tensor<2> {
     let (weight, id) = (mixer.conv1d.weight.val(), mixer.conv1d.weight.id);
     let bias = mixer.conv1d.bias.as_ref().map(Param::val);
+    let deferred_bias = mixer.conv1d.bias.as_ref().and_then(|bias| DeferredWeight::of(&bias.val(), bias.id));
     let has_bias = bias.is_some();
     // A constant is not on the tape.
     let bias = bias.unwrap_or_else(|| Tensor::zeros([mixer.sizes.convolved()], &weight.device().inner()));
@@ -98,7 +103,8 @@ pub(super) fn mix(
     // The kept weight is of any number of dimensions.
     let weight = KeptWeight::new(from_cpu(weight), id, deferred.as_ref());
     let tape = recorded_on(tape, WEIGHT, deferred.as_ref());
-    tape.record_tensor(out, |_| MixBackward { saved, weight, id, deferred, y, scales })
+    let tape = recorded_on(tape, BIAS, deferred_bias.as_ref().map(|bias| &bias.deferred));
+    tape.record_tensor(out, |_| MixBackward { saved, weight, id, deferred, deferred_bias, y, scales })
 }
 
 fn check(sizes: &MambaSizes, projected: &Tensor<2>, weight: &Tensor<3>, others: &[Tensor<1>; 5]) {
@@ -177,6 +183,7 @@ struct MixBackward {
     weight: KeptWeight,
     id: ParamId,
     deferred: Option<Deferred>,
+    deferred_bias: Option<DeferredWeight>,
     /// The scan's result.
     y: CpuTensor,
     scales: Vec<f32>,
@@ -184,7 +191,7 @@ struct MixBackward {
 
 impl Operation<7> for MixBackward {
     fn backward(self, gradient: CpuTensor, wanted: [bool; 7]) -> [Option<CpuTensor>; 7] {
-        let Self { saved, weight, id, deferred, y, scales } = self;
+        let Self { saved, weight, id, deferred, deferred_bias, y, scales } = self;
         let (sizes, rows) = (saved.sizes, saved.rows);
         let weight = weight.get_on_cpu();
         let parameters = saved.parameters(&weight);
@@ -209,13 +216,24 @@ impl Operation<7> for MixBackward {
         };
         let mamba::OtherGradients { sums, dt_bias, log_rates, skip, norm } = of_others;
         let channels = sizes.convolved();
-        let d_bias = wanted[2].then(|| sum_rows(&sums, channels));
+        let sums = cpu_tensor(sums, [rows, channels]);
+        let d_bias = match (deferred_bias, &saved.bias) {
+            (Some(weight), Some(bias)) if wanted[BIAS] => {
+                let (sums, dtype) = (sums.clone(), bias.dtype());
+                weight.leave("DepthwiseConvolution", move || {
+                    let sum = cpu_tensor(sum_rows(&elements(&sums), channels), [channels]);
+                    Value::of(from_cpu::<1>(with_dtype(sum, dtype)))
+                });
+                None
+            }
+            _ => wanted[BIAS].then(|| sum_rows(&elements(&sums), channels)),
+        };
         let task = ConvolutionTask {
             weight: id,
             dims: sizes.convolution(saved.sequence),
             input: saved.projected.clone(),
             documents: saved.documents.clone(),
-            gradient: cpu_tensor(sums, [rows, channels]),
+            gradient: sums,
         };
         let d_weight = match deferred {
             Some(deferred) => {

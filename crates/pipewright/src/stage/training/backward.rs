@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use pipewright_schedule::{Microbatch, StageBackward};
+use pipewright_schedule::StageBackward;
 
 use super::TrainingStage;
+use crate::batch::add_side;
 use crate::stage::body::StageBody;
 use crate::stage::error::StageError;
 use crate::stage::microbatch::{BackwardState, ForwardedSegment, Saved};
@@ -48,8 +49,11 @@ impl<M: StageBody> TrainingStage<M> {
                 unreachable!("a microbatch that is computed again keeps its context")
             }
         };
+        if let Some(deferred) = tape.deferred.as_ref().filter(|_| backward.is_whole) {
+            deferred.run_at_once();
+        }
         let gradients = backward.take_gradients();
-        let gradients = self.backward_of(backward.microbatch, tape, gradients)?;
+        let gradients = self.backward_of(backward, tape, gradients)?;
         backward.add(gradients, recomputed);
         if backward.next_block().is_none() {
             self.in_flight.end_backward(backward.microbatch);
@@ -57,11 +61,11 @@ impl<M: StageBody> TrainingStage<M> {
         Ok(true)
     }
 
-    /// Runs the backward of a tape and adds the gradients of parameters to the sums. Returns the gradients of
-    /// the inputs.
+    /// Runs the backward of a tape, and adds the gradients of parameters and of side inputs to their sums.
+    /// Returns the gradients of the inputs.
     fn backward_of(
         &mut self,
-        microbatch: Microbatch,
+        backward: &mut BackwardState,
         tape: Tape,
         gradients: OptionalTensors,
     ) -> Result<OptionalTensors, StageError> {
@@ -76,14 +80,15 @@ impl<M: StageBody> TrainingStage<M> {
                 sums.add(module.last_computing(), gradients);
             }
         })?;
-        let FinishedTape { inputs, parameters } = finished;
+        let FinishedTape { inputs, sides, parameters } = finished;
+        sides.into_iter().for_each(|(side, gradient)| add_side(&mut backward.sides, side, gradient));
         let Some((deferred, catches)) = parameters else { return Ok(inputs) };
         if is_sharded {
             self.sums.add_caught(catches);
         }
         // Without `W`, nothing takes them out.
         if self.settings.backward == StageBackward::Whole {
-            self.in_flight.defer(microbatch, deferred);
+            self.in_flight.defer(backward.microbatch, deferred);
         }
         Ok(inputs)
     }

@@ -99,10 +99,15 @@ impl<M: StageBody> StageCompute for TrainingStage<M> {
         }
     }
 
-    fn begin_backward(&mut self, microbatch: Microbatch, gradients: OptionalTensors) -> BackwardState {
+    fn begin_backward(
+        &mut self,
+        microbatch: Microbatch,
+        gradients: OptionalTensors,
+        is_whole: bool,
+    ) -> BackwardState {
         let in_flight = self.in_flight.take(microbatch);
         let in_flight = in_flight.expect("a validated program runs a forward before its backward");
-        BackwardState::new(microbatch, in_flight, gradients)
+        BackwardState::new(microbatch, in_flight, gradients, is_whole)
     }
 
     fn backward_block(&mut self, backward: &mut BackwardState) -> Result<(), StageError> {

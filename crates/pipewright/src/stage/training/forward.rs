@@ -12,7 +12,7 @@ use super::TrainingStage;
 use crate::autodiff::inner_of;
 use crate::nn::{at_least_single, with_parts};
 use crate::stage::body::StageBody;
-use crate::stage::error::StageError;
+use crate::stage::error::{StageError, in_part};
 use crate::stage::forwarded::Forwarded;
 use crate::stage::held_module::Recording;
 use crate::stage::microbatch::{ForwardState, Pass, Saved};
@@ -100,7 +100,8 @@ impl<M: StageBody> TrainingStage<M> {
         replacement: Option<Replacement<'_>>,
     ) -> Result<(Forwarded, Tape), StageError> {
         let Recording { module, catches, deferred } = self.module.recording();
-        let run = || self.forward_on_tape(&module, segment, inputs, pass, keep_outputs, replacement);
+        let forward = || self.forward_on_tape(&module, segment, inputs, pass, keep_outputs, replacement);
+        let run = || pass.context.side_leaves().recording(forward);
         let (forwarded, tape) = with_parts(self.settings.recomputed_parts, || deferred.collect(run))?;
         Ok((forwarded, tape.with(deferred, catches)))
     }
@@ -170,6 +171,7 @@ impl<M: StageBody> TrainingStage<M> {
             outputs: roots,
             auxiliary: weighted,
             carry: context.take_carry(),
+            sides: context.side_leaves().take(),
         };
         Ok((Forwarded { outputs, loss: report, auxiliary, loads: context.take_loads() }, part))
     }
@@ -196,7 +198,8 @@ impl<M: StageBody> TrainingStage<M> {
             StageError::Mistake("the stage ends in a loss, and the step has no targets for it".to_owned())
         })?;
         let output = unpack(output).map_err(StageError::Input)?;
-        let loss = context.run_layer("the loss", || loss(output, target, context))??;
+        let run = || in_part(|| "the loss".to_owned(), || loss(output, target, context));
+        let loss = context.run_layer("the loss", run)??;
         check_scalar(&loss, || "the loss".to_owned())?;
         Ok(Some(at_least_single(loss)))
     }

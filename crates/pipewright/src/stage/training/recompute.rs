@@ -47,7 +47,7 @@ use crate::stage::segment::Segment;
 use crate::stage::tape::Tape;
 use crate::tensor::{Value, Values};
 
-/// Which outputs of a segment need a gradient, for each combination of inputs that do.
+/// Which outputs of a segment need a gradient, for each combination of inputs that do ([`pattern_key`]).
 pub(super) type GradientPattern = HashMap<(Segment, Vec<bool>), Vec<bool>>;
 
 impl<M: StageBody> TrainingStage<M> {
@@ -65,7 +65,7 @@ impl<M: StageBody> TrainingStage<M> {
         keep_outputs: bool,
     ) -> Result<Forwarded, StageError> {
         let saved = inputs.clone();
-        let key = (segment, requires_grad(&inputs));
+        let key = pattern_key(segment, &inputs, &forward.pass);
         let Some(marks) = self.pattern.get(&key) else {
             let (forwarded, tape) = self.record(segment, inputs, &forward.pass, keep_outputs, None)?;
             tape.discard();
@@ -93,7 +93,7 @@ impl<M: StageBody> TrainingStage<M> {
         pass: &Pass,
         first: &Fingerprint,
     ) -> Result<Tape, StageError> {
-        let key = (segment, requires_grad(&inputs));
+        let key = pattern_key(segment, &inputs, pass);
         let (forwarded, tape) = self.record(segment, inputs, pass, false, None)?;
         let marks = self.pattern.get(&key).into_iter().flatten();
         let mut outputs = forwarded.outputs.iter().zip(marks);
@@ -111,6 +111,14 @@ impl<M: StageBody> TrainingStage<M> {
             None => Ok(tape),
         }
     }
+}
+
+/// Returns what decides which outputs of a segment need a gradient: its inputs that do, and whether a side input
+/// does.
+fn pattern_key(segment: Segment, inputs: &[Value], pass: &Pass) -> (Segment, Vec<bool>) {
+    let mut marks = requires_grad(inputs);
+    marks.push(pass.context.has_tracked_sides());
+    (segment, marks)
 }
 
 fn requires_grad(values: &[Value]) -> Vec<bool> {
