@@ -132,7 +132,7 @@ impl Recompute {
 
 impl Layout {
     /// Returns the layout of one row on one GPU, which divides nothing and recomputes nothing.
-    pub(crate) fn on_one_gpu(sequence: u32, precision: Precision) -> Self {
+    pub fn on_one_gpu(sequence: u32, precision: Precision) -> Self {
         Self {
             gpus: 1,
             tensor: 1,

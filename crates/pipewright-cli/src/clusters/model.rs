@@ -99,7 +99,7 @@ fn of_configuration(path: Option<&Path>, set: &[String]) -> Result<PlannedModel,
 mod tests {
     use std::fs;
 
-    use pipewright_cluster::layout::{Cut, Kernels, Layout, Precision, Recompute, Scores, ShardedState};
+    use pipewright_cluster::layout::{Layout, Precision};
     use pipewright_cluster::memory::whole_block_activations;
     use pipewright_models::{ModelConfig, ROUTER_CORRECTION};
     use serde_json::{Value, json};
@@ -197,26 +197,7 @@ mod tests {
     /// Training counts scales of norms and normalisers of attention too; a plan leaves them out.
     #[test]
     fn both_count_the_same_tensors_of_a_block() {
-        let layout = Layout {
-            gpus: 1,
-            tensor: 1,
-            pipeline: 1,
-            chunks: 1,
-            context: 1,
-            expert: 1,
-            expert_tensor: 1,
-            microbatch: 1,
-            batch: 1,
-            sequence: 8,
-            schedule: None,
-            cut: Cut::Even,
-            precision: Precision::Half,
-            recompute: Recompute::None,
-            sequence_parallel: false,
-            scores: Scores::Fused,
-            sharding: ShardedState::Nothing,
-            kernels: Kernels::Fused,
-        };
+        let layout = Layout::on_one_gpu(8, Precision::Half);
         let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pipewright-models/tests/data");
         // The scales of two norms, or of one before a Mamba-2 mixer, and of heads, their norms, latents or groups.
         let references = [

@@ -240,6 +240,12 @@ fn of_inputs(pipeline: &mut Pipeline, batch: Batch) -> Outcome<Tensor<2>> {
     Ok(pipeline.step_batch(batch.keep_input_gradients(), 1e-3)?.input_gradient::<2>(0)?)
 }
 
+fn of_side_inputs(pipeline: &mut Pipeline, batch: Batch, mask: Tensor<2>) -> Outcome<Tensor<2>> {
+    Ok(pipeline
+        .step_batch(batch.with_split("mask", mask.autodiff().require_grad())?, 1e-3)?
+        .side_gradient::<2>("mask", 0)?)
+}
+
 fn kept(pipeline: &mut Pipeline, batch: Batch) -> Outcome<Vec<Values>> {
     Ok(pipeline.step_batch(batch.keep_outputs(), 1e-3)?.outputs)
 }
