@@ -144,7 +144,7 @@ mod tests {
         check(&[], false);
         check(&["run.planned_step_ms=12.0"], true);
         check(&["pipeline.partition=explicit", "pipeline.boundaries=[4]"], true);
-        check(&["pipeline.partition=blocks", "pipeline.boundaries=[4]"], true);
+        check(&["pipeline.partition=blocks", "pipeline.boundaries=[2]"], true);
         check(&["pipeline.partition=blocks"], false);
     }
 

@@ -9,8 +9,11 @@ use toml::Table;
 use crate::run_report::data::{EventData, Figures, ReportData, RunSource};
 use crate::run_report::differences::Difference;
 
+/// A figure of a run; `None` if the run does not have it.
+type Figure = fn(&Figures) -> Option<f64>;
+
 /// The columns of the CSV, after those of the settings that differ.
-const COLUMNS: [(&str, fn(&Figures) -> Option<f64>); 25] = [
+const COLUMNS: [(&str, Figure); 25] = [
     ("steps", |figures| Some(figures.steps as f64)),
     ("first_loss", |figures| figures.first_loss),
     ("best_loss", |figures| Some(figures.best_loss.as_ref()?.loss)),
