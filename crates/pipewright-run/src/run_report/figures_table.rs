@@ -9,7 +9,7 @@ use toml::Table;
 use crate::run_report::data::{EventData, Figures, ReportData, RunSource};
 use crate::run_report::differences::Difference;
 
-/// The columns of the CSV, after those of the settings that differ.
+/// The columns of the CSV, after the columns of the settings that differ.
 const COLUMNS: [(&str, fn(&Figures) -> Option<f64>); 25] = [
     ("steps", |figures| Some(figures.steps as f64)),
     ("first_loss", |figures| figures.first_loss),
