@@ -40,7 +40,7 @@ pub(crate) struct Branch {
     pub(crate) factor: f64,
 }
 
-/// What a branch computes.
+/// The computation of a branch.
 #[expect(clippy::large_enum_variant, reason = "a branch has one mixer, and its parameters are elsewhere")]
 #[derive(Module, Debug)]
 pub(crate) enum Mixer {

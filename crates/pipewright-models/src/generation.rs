@@ -353,7 +353,7 @@ mod tests {
         check(Sampling { top_p: 0.5, seed: 3, ..plain }, &[1.0, 0.0, 0.0, 0.0]);
         check(Sampling { temperature: 0.0, ..plain }, &[1.0, 0.0, 0.0, 0.0]);
         check(Sampling { top_k: 1, ..plain }, &[1.0, 0.0, 0.0, 0.0]);
-        // Of the two equal tokens the first counts.
+        // If two tokens are equal, the first one counts.
         check(Sampling { top_k: 3, ..plain }, &[4.0 / 7.0, 2.0 / 7.0, 1.0 / 7.0, 0.0]);
         check(Sampling { top_k: 9, ..plain }, &[0.5, 0.25, 0.125, 0.125]);
         // The share counts among the three tokens.

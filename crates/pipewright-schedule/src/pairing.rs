@@ -9,7 +9,7 @@
 //!
 //! Rule 3 depends on the other pairs: an overlap begins when the tensors of both halves exist, so two pairs
 //! may wait for each other although each of them could run alone. So the pass runs the schedule. A rank runs
-//! its next pair when both halves can begin. If no rank can go on, the first rank that could run the first
+//! its next pair when both halves can begin. If no rank can continue, the first rank that could run the first
 //! part of its pair alone does so, and pairs what follows. The order of this run proves that the result has
 //! no deadlock.
 //!

@@ -56,35 +56,6 @@ pub fn files_below(folder: &Path, ending: &str) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Returns the text of a page with the files that it includes, as mdBook puts them in.
-///
-/// # Errors
-/// When a file cannot be read.
-pub fn with_includes(page: &Path) -> io::Result<String> {
-    let text = fs::read_to_string(page)?;
-    let mut whole = String::new();
-    let mut rest = text.as_str();
-    while let Some((before, after)) = rest.split_once("{{#include ") {
-        let (file, after) = after.split_once("}}").unwrap_or((after, ""));
-        let (file, anchor) = file.split_once(':').map_or((file, None), |(file, anchor)| (file, Some(anchor)));
-        let file = page.parent().unwrap_or(page).join(file);
-        let included = fs::read_to_string(&file)
-            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", file.display())))?;
-        whole += before;
-        whole += anchor.map_or(included.as_str(), |anchor| between_anchors(&included, anchor));
-        rest = after;
-    }
-    Ok(whole + rest)
-}
-
-/// Returns the part of `text` between the comments `ANCHOR: name` and `ANCHOR_END: name`, or nothing if they
-/// are missing.
-fn between_anchors<'a>(text: &'a str, name: &str) -> &'a str {
-    let start = text.split_once(&format!("<!-- ANCHOR: {name} -->"));
-    let part = start.and_then(|(_, part)| part.split_once(&format!("<!-- ANCHOR_END: {name} -->")));
-    part.map_or("", |(part, _)| part)
-}
-
 /// Returns the blocks of code of a page.
 pub fn code_blocks(page: &str) -> Vec<CodeBlock> {
     parts(page).blocks

@@ -41,7 +41,7 @@ pub(crate) struct FailureArguments {
     /// The time from a failure until the training continues; by default, 5m
     #[arg(long, value_name = "TIME", value_parser = parse_any_time, requires = "cluster")]
     pub(crate) restart_time: Option<f64>,
-    /// The steps between two checkpoints; by default, those with the best goodput
+    /// The steps between two checkpoints; by default, the number with the best goodput
     #[arg(long, value_name = "STEPS", value_parser = RangedU64ValueParser::<u64>::new().range(1..=1_000_000_000), requires = "cluster")]
     pub(crate) checkpoint_every: Option<u64>,
     /// The seed of the simulated failures

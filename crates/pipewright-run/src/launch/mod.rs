@@ -1,7 +1,7 @@
 //! Runs whose ranks are processes: [`Launch`] starts them with the installed launcher (`mpirun`, or `srun` inside an
 //! allocation of Slurm), watches them, and starts them again from the newest state after a fault.
 //!
-//! `README.md` beside this file has the states of a launch, and says which file does what.
+//! `README.md` next to this file has the states of a launch, and says which file does what.
 
 mod hosts;
 mod short_command;

@@ -12,7 +12,7 @@ use crate::run_report::differences::Difference;
 /// A figure of a run; `None` if the run does not have it.
 type Figure = fn(&Figures) -> Option<f64>;
 
-/// The columns of the CSV, after those of the settings that differ.
+/// The columns of the CSV, after the columns of the settings that differ.
 const COLUMNS: [(&str, Figure); 25] = [
     ("steps", |figures| Some(figures.steps as f64)),
     ("first_loss", |figures| figures.first_loss),

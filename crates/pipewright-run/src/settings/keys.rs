@@ -12,6 +12,7 @@
 //! | `local` | the processes of a run may have different values |
 //! | `timed` | the time of a step depends on it |
 
+use std::mem::take;
 use std::ops::RangeInclusive;
 use std::sync::LazyLock;
 
@@ -32,27 +33,56 @@ pub(crate) const LARGEST_COUNT: u32 = i32::MAX as u32;
 /// A section with its keys.
 pub(super) struct SectionKeys {
     pub(super) name: &'static str,
+    /// The comment next to the name.
+    pub(super) comment: &'static str,
     pub(super) keys: Vec<Key>,
 }
 
 /// A key of the table.
 pub(super) struct Key {
     pub(super) name: &'static str,
-    marks: Vec<&'static str>,
+    /// The default, or an example.
+    pub(super) value: &'static str,
+    pub(super) has_default: bool,
+    /// The comment above the key, which ends with a colon if it is about the following keys too.
+    pub(super) above: String,
+    /// The comment next to the key, without the marks.
+    pub(super) comment: String,
+    pub(super) marks: Vec<&'static str>,
 }
 
 static SECTIONS: LazyLock<Vec<SectionKeys>> = LazyLock::new(|| {
     let mut sections: Vec<SectionKeys> = Vec::new();
+    let mut above = String::new();
     for line in TABLE.lines() {
-        let section = line.strip_prefix('[').and_then(|rest| rest.split_once(']'));
-        if let Some((name, _)) = section {
-            sections.push(SectionKeys { name, keys: Vec::new() });
-        } else if let (Some(key), Some(section)) = (Key::of(line), sections.last_mut()) {
-            section.keys.push(key);
+        let header = line.strip_prefix('[').and_then(|rest| rest.split_once(']'));
+        if let Some((name, comment)) = header {
+            let comment = comment.trim_start_matches([' ', '#']);
+            sections.push(SectionKeys { name, comment, keys: Vec::new() });
+            // The comment above the first section is about the file.
+            above.clear();
+            continue;
+        }
+        let Some(section) = sections.last_mut() else { continue };
+        let comment = line.trim_start_matches([' ', '#']);
+        if let Some(key) = Key::of(line) {
+            section.keys.push(Key { above: take(&mut above), ..key });
+        } else if let (true, Some(key)) = (line.starts_with(' '), section.keys.last_mut()) {
+            push_words(&mut key.comment, comment);
+        } else {
+            push_words(&mut above, comment);
         }
     }
     sections
 });
+
+/// Appends words to a sentence.
+fn push_words(sentence: &mut String, words: &str) {
+    if !sentence.is_empty() && !words.is_empty() {
+        sentence.push(' ');
+    }
+    sentence.push_str(words);
+}
 
 /// The keys that have defaults.
 static DEFAULTS: LazyLock<Table> = LazyLock::new(|| {
@@ -69,10 +99,22 @@ static OTHERS: LazyLock<Table> = LazyLock::new(|| {
 impl Key {
     /// Returns the key of a line of the table, if it has one.
     fn of(line: &'static str) -> Option<Self> {
-        let (name, rest) = line.strip_prefix("# ").unwrap_or(line).split_once(" = ")?;
+        let example = line.strip_prefix("# ");
+        let (name, rest) = example.unwrap_or(line).split_once(" = ")?;
         let is_name = name.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '_');
-        let marks = rest.split_once("# <").and_then(|(_, marks)| Some(marks.split_once('>')?.0.split(", ")));
-        is_name.then(|| Self { name, marks: marks.into_iter().flatten().collect() })
+        let (value, comment) = rest.split_once(" # ").unwrap_or((rest, ""));
+        let (marks, comment) = match comment.strip_prefix('<').and_then(|marked| marked.split_once('>')) {
+            Some((marks, comment)) => (marks.split(", ").collect(), comment.trim_start()),
+            None => (Vec::new(), comment),
+        };
+        is_name.then(|| Self {
+            name,
+            value: value.trim_end(),
+            has_default: example.is_none(),
+            above: String::new(),
+            comment: comment.to_owned(),
+            marks,
+        })
     }
 
     /// Returns the whole numbers that the key takes.

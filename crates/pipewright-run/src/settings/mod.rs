@@ -1,7 +1,7 @@
 //! The configuration of a run: strict TOML. All mistakes are reported together, each with its place.
 //!
-//! `keys.toml` is the table of all keys, with the default, the range and a sentence of each: it is the text that
-//! `pipewright init` writes, and the page of the configuration. A file and `--set` arguments become a raw
+//! `keys.toml` is the table of all keys, with the default, the range and a sentence of each: the text that
+//! `pipewright init` writes and the page of the configuration come from it. A file and `--set` arguments become a raw
 //! document of keys with their places. The file of each section reads its keys through a reader of its section,
 //! which records mistakes and continues. The result is [`Settings`], which is not checked again later.
 //!
@@ -23,6 +23,7 @@ pub mod model;
 pub mod offload;
 pub mod optimizer;
 pub mod optimizer_groups;
+mod page;
 mod paths;
 pub mod pipeline;
 pub mod profile;
@@ -39,5 +40,6 @@ pub(crate) use keys::kept_marks;
 pub(crate) use keys::may_differ;
 pub use keys::{set_arguments, template};
 pub use load::{Base, ConfigError, Loaded, Scheduled};
+pub use page::page;
 pub use paths::Surroundings;
 pub use whole::Settings;

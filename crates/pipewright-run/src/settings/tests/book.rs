@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use pipewright_book::markdown::{code_blocks, files_below, inline_code, with_includes};
+use pipewright_book::markdown::{code_blocks, files_below, inline_code};
 use pipewright_book::root;
 
 use super::load;
@@ -13,8 +13,7 @@ use crate::settings::profile;
 fn documents() -> Vec<(PathBuf, String)> {
     let mut paths = files_below(&root().join("docs"), "md").expect("the pages");
     paths.push(root().join("README.md"));
-    let text =
-        |path: &PathBuf| with_includes(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let text = |path: &PathBuf| std::fs::read_to_string(path).expect("a page");
     paths.into_iter().map(|path| (path.clone(), text(&path))).collect()
 }
 
