@@ -214,7 +214,12 @@ fn reductions(batch: Batch, parts: Vec<Tensor<2>>, weights: Tensor<2>) -> Outcom
 }
 
 fn parts(inputs: Vec<Values>, targets: Vec<Values>, outputs: Vec<Values>) -> Outcome<Batch> {
+    let all = outputs.clone();
     merge_by(outputs, (Merge::Along(0), Merge::Mean))?;
+    let outputs = all.clone();
+    merge_by(outputs, Merge::Sum)?;
+    let outputs = all;
+    merge_by(outputs, Merge::function(|parts: Vec<Tensor<2>>| Tensor::cat(parts, 0).max()))?;
     Ok(Batch::new(inputs, targets))
 }
 
