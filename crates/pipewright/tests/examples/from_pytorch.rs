@@ -70,6 +70,7 @@ fn settings(builder: PipelineBuilder, [first, second]: [Device; 2], spec: Tensor
     let builder = builder.metadata(Metadata::Static { stages: vec![vec![spec]] });
     let builder = builder.check_metadata(CheckMetadata::Always, OnMismatch::Warn);
     let builder = builder.data_parallel(2).data_parallel_mode(DataParallelMode::Sharded);
+    let builder = builder.keep_gathered();
     let builder = builder.data_parallel(8).data_parallel_mode(DataParallelMode::Hybrid { shards: 4 });
     let builder = builder.loss(|output: Tensor<2>, target: Tensor<2>| (output - target).square().mean());
     let builder = builder.partition(Method::Optimal);

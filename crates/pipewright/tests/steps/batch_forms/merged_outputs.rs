@@ -23,7 +23,7 @@ fn check<const D: usize>(rule: SplitRule, rows: usize, merge: &Merge, expected: 
 
 #[test]
 fn a_sum_adds_the_outputs_of_the_microbatches() {
-    check(SplitRule::equal(MICROBATCHES), 12, &Merge::Sum, |whole| {
+    check::<2>(SplitRule::equal(MICROBATCHES), 12, &Merge::Sum, |whole| {
         whole.reshape([MICROBATCHES as usize, 3, WIDTH]).sum_dim(0).squeeze_dim(0)
     });
 }
