@@ -227,6 +227,7 @@ fn parts(inputs: Vec<Values>, targets: Vec<Values>, outputs: Vec<Values>) -> Out
 fn steps(pipeline: &mut Pipeline, batch: Batch, x: Tensor<2>, y: Tensor<2>) -> Outcome<StepSummary> {
     let summary = pipeline.step(x.clone(), y.clone(), 1e-3)?;
     summary.timeline.chrome_trace();
+    summary.timeline.messages();
     drop(pipeline.step(x.clone(), y.clone(), 1e-3)?.losses);
     drop(pipeline.step_batch(batch.clone().keep_outputs(), 1e-3)?.outputs);
     pipeline.step(x.clone(), (), 1e-3)?;
