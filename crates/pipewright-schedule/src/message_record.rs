@@ -1,7 +1,7 @@
-//! The messages of a measured step: what each rank sent to another one, or received from it.
+//! The messages of a measured step, which ranks sent to each other.
 //!
 //! The executor records a message at both of its ends. [`Timeline`](crate::Timeline) has the records next to its
-//! events; the time of a record is the time of the event with the same rank and action. Predicted timelines have none.
+//! events; the time of a record is the time of the event with the same rank and action. Predicted timelines do not have records.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -36,7 +36,7 @@ use crate::words::counted;
 pub struct MessageRecord {
     /// The rank that sends or receives.
     pub rank: Rank,
-    /// What the rank does.
+    /// The action of the rank.
     pub end: MessageEnd,
     /// The rank at the other end.
     pub peer: Rank,

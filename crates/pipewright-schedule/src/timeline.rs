@@ -147,8 +147,8 @@ impl Timeline {
         Self { scopes: sorted(self.ranks, scopes, |scope| (scope.rank, scope.start, scope.end)), ..self }
     }
 
-    /// Returns the timeline with what is known of its messages. Records that name ranks which the timeline does not
-    /// have are left out.
+    /// Returns the timeline with the records of its messages. Records of ranks that the timeline does not have are
+    /// left out.
     #[must_use]
     pub fn with_messages(self, mut messages: Vec<MessageRecord>) -> Self {
         messages.retain(|message| message.rank.get() < self.ranks && message.peer.get() < self.ranks);

@@ -130,7 +130,7 @@ enum Arguments {
         /// The second half of an overlap.
         #[serde(flatten, skip_serializing_if = "Option::is_none")]
         backward: Option<Backward>,
-        /// What a measured send or receive has moved.
+        /// The message of a measured send or receive.
         #[serde(flatten, skip_serializing_if = "Option::is_none")]
         content: Option<MessageContent>,
     },
@@ -294,7 +294,7 @@ fn names<'a>(ranks: u32, threads: impl Iterator<Item = &'a Numbered>) -> Vec<Tra
     names
 }
 
-/// Returns what is known of a message.
+/// Returns the content of a message, if it is known.
 fn content(timeline: &Timeline, rank: Rank, end: MessageEnd) -> Option<MessageContent> {
     let message = timeline.message(rank, end)?;
     let (peer_rank, tensors) = (message.peer.get(), message.tensors.to_vec());

@@ -87,7 +87,7 @@ struct Arguments {
     microbatch: Option<u32>,
     /// The other end of a message of a skip connection.
     peer_stage: Option<u32>,
-    /// What a message contains; present in measured steps.
+    /// The content of a message, in measured steps.
     peer_rank: Option<u32>,
     bytes: Option<u64>,
     tensors: Option<Vec<TensorForm>>,
@@ -159,7 +159,7 @@ fn skip(name: &str, arguments: &Arguments) -> Option<SkipAction> {
     })
 }
 
-/// Returns what the arguments of a send or a receive say of its message; nothing if an argument is missing.
+/// Returns the message of a send or a receive from its arguments; nothing if one of them is missing.
 fn message(rank: Rank, end: MessageEnd, arguments: &mut Arguments) -> Option<MessageRecord> {
     let (peer, bytes) = (Rank::new(arguments.peer_rank?), arguments.bytes?);
     Some(MessageRecord { rank, end, peer, bytes, tensors: arguments.tensors.take()?.into() })

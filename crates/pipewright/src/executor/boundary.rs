@@ -177,7 +177,7 @@ impl Executor {
     }
 }
 
-/// Notes for the timeline and the log what a message contains. `peer` is the stage at its other end.
+/// Notes the content of a message for the timeline and the log. `peer` is the stage at its other end.
 pub(super) fn note_message(
     context: &RankContext,
     recorder: &mut Recorder,

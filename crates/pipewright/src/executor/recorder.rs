@@ -173,7 +173,7 @@ impl Recorder {
         self.entered = Some(Instant::now());
     }
 
-    /// Adds what a message contains; `peer` is the row of the other rank. Returns the record.
+    /// Adds the record of a message; `peer` is the row of the other rank. Returns the record.
     pub(super) fn note_message(
         &mut self,
         end: MessageEnd,

@@ -27,6 +27,15 @@ pub(super) struct ReportMessage {
 #[derive(Default, Serialize, Deserialize)]
 pub(super) struct Times {
     skew: Option<PackedSkew>,
+    /// `None` in the summary that every process gets.
+    lists: Option<Lists>,
+    /// The digest of the next batch of the rank's process.
+    pub(super) next_batch: Option<u64>,
+}
+
+/// The events of a rank, and the rest of its part of the timeline.
+#[derive(Default, Serialize, Deserialize)]
+struct Lists {
     /// Each with its start and its end.
     events: Vec<(PackedAction, f64, f64)>,
     skips: Vec<(PackedSkip, f64, f64)>,
@@ -34,8 +43,6 @@ pub(super) struct Times {
     messages: Vec<PackedMessage>,
     /// The lists of tensors of the messages, each once.
     forms: Vec<Vec<TensorForm>>,
-    /// The digest of the next batch of the rank's process.
-    pub(super) next_batch: Option<u64>,
 }
 
 /// The uncertainty and the change of [`ClockSkew`].
@@ -155,26 +162,26 @@ impl ReportMessage {
         let scopes = report.scopes.iter();
         let scopes = scopes.map(|scope| (packed_scope(&scope.kind), common(scope.start), common(scope.end)));
         let (messages, forms) = packed_messages(&report.messages);
+        let lists = Lists {
+            events: events.collect(),
+            skips: skips.collect(),
+            scopes: scopes.collect(),
+            messages,
+            forms,
+        };
         let skew = report.clock_skew.map(|skew| (skew.uncertainty, skew.change));
         Self {
             rank: report.rank,
             results: report.results.clone(),
-            times: Times {
-                skew,
-                events: events.collect(),
-                skips: skips.collect(),
-                scopes: scopes.collect(),
-                messages,
-                forms,
-                next_batch: report.next_batch,
-            },
+            times: Times { skew, lists: Some(lists), next_batch: report.next_batch },
         }
     }
 
     /// Returns the report of the rank with this row of the timeline; its times count from `origin`, a time on
     /// the common clock.
     pub(super) fn into_report(self, row: Rank, origin: f64) -> RankReport {
-        let Self { rank, results, times: Times { skew, events, skips, scopes, messages, forms, .. } } = self;
+        let Self { rank, results, times: Times { skew, lists, .. } } = self;
+        let Lists { events, skips, scopes, messages, forms } = lists.unwrap_or_default();
         let event = |(PackedAction(action), start, end)| Event {
             rank: row,
             action,

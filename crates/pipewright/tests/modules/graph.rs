@@ -129,8 +129,7 @@ fn predicted_and_measured_timelines_have_the_same_skips() {
             let SkipMessage { from, to, .. } = skip.action.message();
             let peer = if matches!(skip.action, SkipAction::Send(_)) { to } else { from };
             let elements = known.tensors.iter().map(|tensor| tensor.shape.iter().product::<usize>() as u64);
-            // Ids, whose gradients do not exist, are not in the messages that go back.
-            assert!(!known.tensors.is_empty(), "{schedule}: {known}");
+            // Ids have no gradients, so a message that goes back may be empty.
             assert_eq!(known.bytes, 4 * elements.sum::<u64>(), "{schedule}: {known}");
             assert_eq!(known.peer, placement.rank_of(peer), "{schedule}: {known}");
         }

@@ -1,4 +1,4 @@
-//! What a step records of the messages between its ranks.
+//! The messages between ranks that a step records.
 
 use pipewright::batch::{Batch, SplitRule};
 use pipewright::pipeline::{Pipeline, PipelineConfig};

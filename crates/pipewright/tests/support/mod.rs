@@ -381,7 +381,7 @@ pub(crate) fn unpipelined(steps: u64, microbatches: u32) -> Vec<Vec<f64>> {
 /// The log of the pipelines of a test program.
 static LOG: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// Collects warnings and notes of all threads, and what they send and receive.
+/// Collects warnings and notes of all threads, and their messages.
 struct Collects;
 
 impl tracing::Subscriber for Collects {
