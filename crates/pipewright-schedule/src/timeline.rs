@@ -9,6 +9,7 @@ use std::sync::Arc;
 use crate::action::Action;
 use crate::communicator::Communicator;
 use crate::ids::Rank;
+use crate::message_record::{MessageEnd, MessageRecord};
 use crate::skip_event::SkipEvent;
 use crate::slices::Slices;
 
@@ -90,6 +91,7 @@ pub struct Timeline {
     events: Vec<Event>,
     skips: Vec<SkipEvent>,
     scopes: Vec<Scope>,
+    messages: Vec<MessageRecord>,
     clock_skew: Option<ClockSkew>,
     slices: Slices,
     communicator: Communicator,
@@ -124,6 +126,7 @@ impl Timeline {
             events: sorted(ranks, events, |event| (event.rank, event.start, event.end)),
             skips: Vec::new(),
             scopes: Vec::new(),
+            messages: Vec::new(),
             clock_skew: None,
             slices: Slices::ONE,
             communicator: Communicator::default(),
@@ -142,6 +145,15 @@ impl Timeline {
     #[must_use]
     pub fn with_scopes(self, scopes: Vec<Scope>) -> Self {
         Self { scopes: sorted(self.ranks, scopes, |scope| (scope.rank, scope.start, scope.end)), ..self }
+    }
+
+    /// Returns the timeline with the records of its messages. Records of ranks that the timeline does not have are
+    /// left out.
+    #[must_use]
+    pub fn with_messages(self, mut messages: Vec<MessageRecord>) -> Self {
+        messages.retain(|message| message.rank.get() < self.ranks && message.peer.get() < self.ranks);
+        messages.sort_by_key(|message| (message.rank, message.end));
+        Self { messages, ..self }
     }
 
     /// Returns the timeline with the accuracy of its times, for events of several processes.
@@ -210,6 +222,23 @@ impl Timeline {
     /// The spans inside actions of one rank, by start.
     pub fn scopes_of(&self, rank: Rank) -> &[Scope] {
         of_rank(&self.scopes, rank, |scope| scope.rank)
+    }
+
+    /// The messages that ranks have sent and received, by rank and then by action; none in a prediction.
+    pub fn messages(&self) -> &[MessageRecord] {
+        &self.messages
+    }
+
+    /// The messages that one rank has sent and received, by action.
+    pub fn messages_of(&self, rank: Rank) -> &[MessageRecord] {
+        of_rank(&self.messages, rank, |message| message.rank)
+    }
+
+    /// Returns the message that an action of a rank sends or receives, if it is known.
+    pub fn message(&self, rank: Rank, end: MessageEnd) -> Option<&MessageRecord> {
+        let messages = self.messages_of(rank);
+        let index = messages.binary_search_by_key(&end, |message| message.end).ok()?;
+        messages.get(index)
     }
 
     /// The communicator on which the step was simulated. Measured steps have the default one.

@@ -6,6 +6,8 @@
 //! of actions: the user's code has named those of the category `scope`, and the others have the category
 //! `exchange` or `computation`. Slices have the name of their sort (`forward`, `send`), by which viewers group
 //! and colour them; the action, its stage and its microbatch are arguments.
+//! In a measured step, sends and receives also have the other rank, the bytes, and the element type and shape of each
+//! tensor as arguments.
 //! An arrow leads from each send to its receive. If the events come from several processes, the trace's
 //! `otherData` says how well their clocks agree. If the actions number slices of microbatches, `otherData`
 //! has the number of slices of each microbatch. The pictures that need no viewer are in [`crate::picture`].
@@ -18,6 +20,7 @@ use serde::{Serialize, Serializer};
 
 use crate::action::{Action, ActionKind};
 use crate::ids::{Microbatch, Rank};
+use crate::message_record::{MessageEnd, TensorForm};
 use crate::simulate::{UNIT, memory_curve};
 use crate::skip_event::{SkipAction, SkipEvent, SkipMessage};
 use crate::timeline::{Event, Scope, ScopeKind, Timeline};
@@ -32,8 +35,9 @@ impl Timeline {
     pub fn chrome_trace(&self) -> String {
         let threads = threads(self);
         let skip_threads = skip_threads(self, &threads);
-        let slices = self.events().iter().zip(&threads).map(|(event, &thread)| slice(event, thread));
-        let skips = self.skips().iter().zip(&skip_threads).map(|(skip, &thread)| skip_slice(skip, thread));
+        let slices = self.events().iter().zip(&threads).map(|(event, &thread)| slice(self, event, thread));
+        let skips =
+            self.skips().iter().zip(&skip_threads).map(|(skip, &thread)| skip_slice(self, skip, thread));
         let scope_threads = scope_threads(self, threads.iter().chain(&skip_threads));
         let scopes = self.scopes().iter().zip(&scope_threads);
         let scopes = scopes.map(|(scope, &thread)| scope_slice(scope, thread));
@@ -126,6 +130,9 @@ enum Arguments {
         /// The second half of an overlap.
         #[serde(flatten, skip_serializing_if = "Option::is_none")]
         backward: Option<Backward>,
+        /// The message of a measured send or receive.
+        #[serde(flatten, skip_serializing_if = "Option::is_none")]
+        content: Option<MessageContent>,
     },
     Skip {
         action: String,
@@ -133,6 +140,8 @@ enum Arguments {
         microbatch: u32,
         /// The stage at the other end.
         peer_stage: u32,
+        #[serde(flatten, skip_serializing_if = "Option::is_none")]
+        content: Option<MessageContent>,
     },
     Memory {
         activations: u64,
@@ -144,6 +153,15 @@ struct Backward {
     backward_stage: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     backward_microbatch: Option<u32>,
+}
+
+/// The content of a message.
+#[derive(Serialize)]
+struct MessageContent {
+    /// The rank at the other end.
+    peer_rank: u32,
+    bytes: u64,
+    tensors: Vec<TensorForm>,
 }
 
 /// One of a rank's threads. The first one computes; the others have the messages and collectives, then the
@@ -276,7 +294,14 @@ fn names<'a>(ranks: u32, threads: impl Iterator<Item = &'a Numbered>) -> Vec<Tra
     names
 }
 
-fn slice(event: &Event, thread: Numbered) -> TraceEvent {
+/// Returns the content of a message, if it is known.
+fn content(timeline: &Timeline, rank: Rank, end: MessageEnd) -> Option<MessageContent> {
+    let message = timeline.message(rank, end)?;
+    let (peer_rank, tensors) = (message.peer.get(), message.tensors.to_vec());
+    Some(MessageContent { peer_rank, bytes: message.bytes, tensors })
+}
+
+fn slice(timeline: &Timeline, event: &Event, thread: Numbered) -> TraceEvent {
     let (category, name) = category_and_name(event.action.kind());
     let backward = event.action.parts().nth(1).map(|part| Backward {
         backward_stage: part.stage().get(),
@@ -287,12 +312,13 @@ fn slice(event: &Event, thread: Numbered) -> TraceEvent {
         stage: event.action.stage().get(),
         microbatch: event.action.microbatch().map(Microbatch::get),
         backward,
+        content: content(timeline, event.rank, MessageEnd::Action(event.action)),
     };
     let dur = Some((event.end - event.start) * 1e6);
     TraceEvent { dur, args: Some(args), ..entry(name, category, "X", thread, event.start) }
 }
 
-fn skip_slice(skip: &SkipEvent, thread: Numbered) -> TraceEvent {
+fn skip_slice(timeline: &Timeline, skip: &SkipEvent, thread: Numbered) -> TraceEvent {
     let SkipMessage { from, to, microbatch } = skip.action.message();
     let (name, peer) = match skip.action {
         SkipAction::Send(_) => ("send skip", to),
@@ -303,6 +329,7 @@ fn skip_slice(skip: &SkipEvent, thread: Numbered) -> TraceEvent {
         stage: skip.action.stage().get(),
         microbatch: microbatch.get(),
         peer_stage: peer.get(),
+        content: content(timeline, skip.rank, MessageEnd::Skip(skip.action)),
     };
     let dur = Some((skip.end - skip.start) * 1e6);
     TraceEvent { dur, args: Some(args), ..entry(name, "skip", "X", thread, skip.start) }

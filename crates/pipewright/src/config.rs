@@ -73,6 +73,14 @@ pub struct PipelineConfig {
     /// The part of the parameters that each replica holds. If parameters are sharded, the program must be at
     /// level `full`, and the optimizer must work element by element.
     pub data_parallel_mode: DataParallelMode,
+    /// Whether stages keep their whole parameters between the batches of a step, if parameters are sharded. A step of
+    /// several batches ([`Pipeline::accumulate`](crate::pipeline::Pipeline::accumulate)) then gathers the parameters
+    /// of each stage once, when the stage first computes: a later `UNSHARD` finds them gathered, and `RESHARD` drops
+    /// nothing. They are dropped after the actions of the batch that updates, or when a step fails, and when the
+    /// parameters are read or the modules are visited. So a rank holds the whole parameters of all its stages,
+    /// however many of them the program gathers at once. Results have the same bits. A step of one batch does not
+    /// change. It is the same on all ranks.
+    pub keep_gathered: bool,
     /// How the shapes and types of the tensors between stages are known. If ranks are processes, the pipeline
     /// knows what any process knows.
     pub metadata: Metadata,
@@ -148,6 +156,7 @@ impl Default for PipelineConfig {
             whole_experts: false,
             expert_parallel: 1,
             data_parallel_mode: DataParallelMode::default(),
+            keep_gathered: false,
             metadata: Metadata::default(),
             check_metadata: CheckMetadata::default(),
             on_mismatch: OnMismatch::default(),
@@ -222,6 +231,7 @@ pub(crate) fn identity(program: &ValidatedProgram, config: &PipelineConfig) -> F
         ("whole experts", config.whole_experts.to_string()),
         ("replicas of an expert group", config.expert_parallel.to_string()),
         ("data parallel mode", format!("{:?}", config.data_parallel_mode)),
+        ("keep gathered", config.keep_gathered.to_string()),
         ("verify", format!("{:?}", config.verify)),
         ("trains", config.optimizer.is_some().to_string()),
     ];

@@ -201,6 +201,13 @@ fn a_mismatch_may_be_a_warning() {
     let sent = "microbatch 1: tensor 0 differs: stage 0 on rank 0 sent F32 [3, 12], stage 1 on rank 1 expects F32 [_, 6]";
     assert_eq!(found.iter().filter(|text| text.starts_with(sent)).count(), 2, "{found:#?}");
     assert_eq!(found.len(), 2, "each side logs one: {found:#?}");
+    let messages = support::logged(|text| text.contains("bytes, f32 [3, 12]"));
+    for expected in [
+        "rank 0: 0SEND_F1 to rank 1: 144 bytes, f32 [3, 12]",
+        "rank 1: 1RECV_F1 from rank 0: 144 bytes, f32 [3, 12]",
+    ] {
+        assert!(messages.iter().any(|message| message == expected), "{messages:#?}");
+    }
 }
 
 #[test]

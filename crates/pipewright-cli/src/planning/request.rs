@@ -28,7 +28,7 @@ pub(crate) fn request_of(settings: &Settings, model: &CutModel) -> Result<PlanRe
 /// Returns the bytes of training state per byte of parameters.
 pub(crate) fn training_state(settings: &Settings, model: &CutModel) -> Result<TrainingState, Failure> {
     let mesh = &settings.mesh;
-    let state = state_rule(settings).per_byte(model, mesh.data_parallel_mode, mesh.unshard_window);
+    let state = state_rule(settings).per_byte(model, mesh.data_parallel_mode, mesh.gathered_stages());
     let post_validation = settings.optimizer.post_validation;
     state.map(|state| TrainingState { post_validation, ..state }).map_err(Failure::input)
 }

@@ -143,8 +143,12 @@ impl RunSource {
 
 impl ReportData {
     pub(super) fn of(runs: &[RunSource], interval: Option<Duration>) -> Self {
-        let reload = interval.map(|interval| interval.as_secs_f64() * 1e3);
-        Self { runs: runs.iter().map(RunData::of).collect(), differences: differences(runs), reload }
+        let settings: Vec<_> = runs.iter().map(RunSource::settings).collect();
+        Self {
+            runs: runs.iter().map(RunData::of).collect(),
+            differences: differences(&settings),
+            reload: interval.map(|interval| interval.as_secs_f64() * 1e3),
+        }
     }
 }
 

@@ -5,8 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 use toml::{Table, Value};
 
-use crate::run_report::data::RunSource;
-
 /// The folder of a run, which always differs and which the name of the run says.
 const FOLDER: &str = "run.out";
 
@@ -29,9 +27,9 @@ impl Difference {
     }
 }
 
-/// Returns the keys whose values differ between the runs, in the order of their names.
-pub(super) fn differences(runs: &[RunSource]) -> Vec<Difference> {
-    let all: Vec<BTreeMap<String, Value>> = runs.iter().map(|run| keys(&run.settings())).collect();
+/// Returns the keys whose values differ between the configurations of runs, in the order of their names.
+pub(super) fn differences(settings: &[Table]) -> Vec<Difference> {
+    let all: Vec<BTreeMap<String, Value>> = settings.iter().map(keys).collect();
     let names: BTreeSet<&String> = all.iter().flat_map(BTreeMap::keys).collect();
     let difference = |key: &String| Difference {
         key: key.clone(),

@@ -124,6 +124,9 @@ impl CrossChecks<'_> {
         let advice = "write `accumulate` in [run], or remove the key";
         self.refuse_if(is_ramped, "run", "rampup_steps", other, advice);
 
+        let is_idle = mesh.keep_gathered && run.accumulate.get() == 1;
+        self.refuse_if(is_idle, "mesh", "keep_gathered", other, advice);
+
         let is_copied = run.copies == Copies::Neighbour;
         let (other, advice) = if run.copy_every == 0 {
             ("copies of the state (`copy_every` is 0)", "write `copy_every = 1` in [run], or remove the key")

@@ -45,6 +45,8 @@ pub struct MeshSettings {
     pub unshard_window: u32,
     /// The number of a rank's next stages whose parameters are fetched ahead, if they are sharded.
     pub unshard_lookahead: UnshardLookahead,
+    /// Whether the stages of a rank keep their gathered parameters between the batches of a step.
+    pub keep_gathered: bool,
     /// The place at which a rank waits for the sum of a stage's gradients over the replicas.
     pub reduce_wait: ReduceWait,
 }
@@ -99,6 +101,12 @@ impl MeshSettings {
         Some(UnshardConfig { window, lookahead: self.unshard_lookahead.clone() })
     }
 
+    /// Returns the largest number of stages of a rank whose parameters are gathered at the same time, if they are
+    /// sharded.
+    pub fn gathered_stages(&self) -> u32 {
+        if self.keep_gathered { u32::MAX } else { self.unshard_window }
+    }
+
     /// Returns whether each replica holds only a part of the parameters.
     pub fn is_sharded(&self) -> bool {
         self.shards() > 1
@@ -143,6 +151,7 @@ struct Written {
     unshard_window: u32,
     /// A word, a number, or a list of numbers.
     unshard_lookahead: Value,
+    keep_gathered: bool,
     reduce_wait: &'static str,
 }
 
@@ -162,6 +171,7 @@ impl From<MeshSettings> for Written {
                 UnshardLookahead::Stages(stages) => Value::from(stages.get()),
                 word => Value::from(word.to_string()),
             },
+            keep_gathered: settings.keep_gathered,
             reduce_wait: settings.reduce_wait.name(),
         }
     }
@@ -188,6 +198,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Mesh
         data_parallel_mode,
         unshard_window: section.count("unshard_window"),
         unshard_lookahead: lookahead(&mut section),
+        keep_gathered: section.flag("keep_gathered"),
         reduce_wait: section.word("reduce_wait", &ReduceWait::ALL.map(|wait| (wait.name(), wait))),
     }
 }

@@ -158,6 +158,7 @@ pub fn pipeline_config(settings: &Settings, model: &dyn RunModel) -> Result<Pipe
         whole_experts: settings.mesh.whole_experts,
         expert_parallel: settings.mesh.expert_parallel,
         data_parallel_mode: settings.mesh.data_parallel_mode,
+        keep_gathered: settings.mesh.keep_gathered,
         targets_for_all: model.needs_targets(),
         verify: settings.run.verify,
         ..PipelineConfig::default()

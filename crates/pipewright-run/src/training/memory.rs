@@ -47,7 +47,7 @@ pub fn memory_plan(
         rows: settings.pipeline.microbatch_size,
         recompute: &settings.pipeline.recompute,
         state: state_rule(settings),
-        sharding: Sharding { shards: mesh.shards(), window: mesh.unshard_window },
+        sharding: Sharding { shards: mesh.shards(), window: mesh.gathered_stages() },
         devices: compute_devices(settings),
         expert_ranks: mesh.expert_parallel,
         expert_load: ExpertLoad::Mean,

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use crate::action::Action;
 use crate::ids::Rank;
+use crate::message_record::MessageRecord;
 use crate::skip_event::SkipEvent;
 use crate::timeline::{Event, Scope, Timeline};
 use crate::transfer::Transfer;
@@ -16,6 +17,7 @@ pub(super) fn moved(
     place: impl Fn(u32, Rank) -> Option<(Rank, f64)>,
 ) -> Timeline {
     let (mut events, mut skips, mut scopes) = (Vec::new(), Vec::new(), Vec::new());
+    let mut messages = Vec::new();
     for (index, timeline) in (0..).zip(timelines) {
         for from in (0..timeline.ranks()).map(Rank::new) {
             let Some((rank, delay)) = place(index, from) else { continue };
@@ -33,13 +35,18 @@ pub(super) fn moved(
                 end: scope.end + delay,
                 kind: scope.kind.clone(),
             };
+            let message = |message: &MessageRecord| {
+                let (peer, _) = place(index, message.peer)?;
+                Some(MessageRecord { rank, peer, ..message.clone() })
+            };
+            messages.extend(timeline.messages_of(from).iter().filter_map(message));
             events.extend(timeline.events_of(from).iter().map(event));
             skips.extend(timeline.skips_of(from).iter().map(skip));
             scopes.extend(timeline.scopes_of(from).iter().map(scope));
         }
     }
     let slices = timelines.first().map(Timeline::slices).unwrap_or_default();
-    let moved = Timeline::new(ranks, events).with_skips(skips).with_scopes(scopes);
+    let moved = Timeline::new(ranks, events).with_skips(skips).with_scopes(scopes).with_messages(messages);
     moved.with_clock_skew(timelines.iter().find_map(Timeline::clock_skew)).with_slices(slices)
 }
 

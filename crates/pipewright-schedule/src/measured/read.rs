@@ -10,6 +10,7 @@ use thiserror::Error;
 
 use crate::action::Action;
 use crate::ids::{Microbatch, Rank, StageIndex};
+use crate::message_record::{MessageEnd, MessageRecord, TensorForm};
 use crate::skip_event::{SkipAction, SkipEvent, SkipMessage};
 use crate::slices::Slices;
 use crate::timeline::{ClockSkew, Event, Scope, ScopeKind, Timeline};
@@ -86,6 +87,10 @@ struct Arguments {
     microbatch: Option<u32>,
     /// The other end of a message of a skip connection.
     peer_stage: Option<u32>,
+    /// The content of a message, in measured steps.
+    peer_rank: Option<u32>,
+    bytes: Option<u64>,
+    tensors: Option<Vec<TensorForm>>,
 }
 
 /// Reads the timeline of a trace.
@@ -95,6 +100,7 @@ struct Arguments {
 pub fn read_trace(text: &str) -> Result<Timeline, TraceError> {
     let trace: Trace = serde_json::from_str(text)?;
     let (mut events, mut skips, mut scopes, mut ranks) = (Vec::new(), Vec::new(), Vec::new(), 0);
+    let mut messages = Vec::new();
     for (index, entry) in trace.events.into_iter().enumerate().filter(|(_, entry)| entry.ph == "X") {
         let kind = scope_kind(&entry);
         if kind.is_none() && entry.args.is_none() {
@@ -105,15 +111,19 @@ pub fn read_trace(text: &str) -> Result<Timeline, TraceError> {
         ranks = ranks.max(rank + 1);
         let (rank, start, end) = (Rank::new(rank), entry.ts / 1e6, (entry.ts + entry.dur) / 1e6);
         scopes.extend(kind.map(|kind| Scope { rank, kind, start, end }));
-        let Some(arguments) = entry.args else { continue };
+        let Some(mut arguments) = entry.args else { continue };
         if entry.cat == "skip" {
-            skips.extend(skip(&entry.name, &arguments).map(|action| SkipEvent { rank, action, start, end }));
+            if let Some(action) = skip(&entry.name, &arguments) {
+                skips.push(SkipEvent { rank, action, start, end });
+                messages.extend(message(rank, MessageEnd::Skip(action), &mut arguments));
+            }
             continue;
         }
-        let Some(action) = arguments.action else { continue };
+        let Some(action) = arguments.action.take() else { continue };
         let parsed = action.parse::<Action>();
         let action = parsed.map_err(|_not_an_action| TraceError::Action { index, action })?;
         events.push(Event { rank, action, start, end });
+        messages.extend(message(rank, MessageEnd::Action(action), &mut arguments));
     }
     if events.is_empty() {
         return Err(TraceError::Empty);
@@ -125,7 +135,7 @@ pub fn read_trace(text: &str) -> Result<Timeline, TraceError> {
         Some(ClockSkew { uncertainty: uncertainty / 1e6, change: change / 1e6 })
     });
     let timeline = Timeline::new(ranks, events).with_skips(skips).with_scopes(scopes);
-    Ok(timeline.with_clock_skew(skew).with_slices(slices))
+    Ok(timeline.with_messages(messages).with_clock_skew(skew).with_slices(slices))
 }
 
 /// Returns what happens in a span inside of actions; nothing if the entry is not such a span.
@@ -149,8 +159,16 @@ fn skip(name: &str, arguments: &Arguments) -> Option<SkipAction> {
     })
 }
 
+/// Returns the message of a send or a receive from its arguments; nothing if one of them is missing.
+fn message(rank: Rank, end: MessageEnd, arguments: &mut Arguments) -> Option<MessageRecord> {
+    let (peer, bytes) = (Rank::new(arguments.peer_rank?), arguments.bytes?);
+    Some(MessageRecord { rank, end, peer, bytes, tensors: arguments.tensors.take()?.into() })
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::costs::Costs;
     use crate::csv::parse_program;
@@ -181,6 +199,36 @@ mod tests {
         let skew = ClockSkew { uncertainty: 0.25, change: 0.5 };
         let timeline = Timeline::new(3, vec![event]).with_skips(skips).with_clock_skew(Some(skew));
         assert_eq!(read_trace(&timeline.chrome_trace()).expect("its own trace"), timeline);
+    }
+
+    #[test]
+    fn messages_are_read() {
+        let (send, receive): (Action, Action) =
+            ("0SEND_F3".parse().expect("an action"), "1RECV_F3".parse().expect("an action"));
+        let event = |rank, action| Event { rank: Rank::new(rank), action, start: 0.0, end: 1.0 };
+        let skip = SkipAction::Receive(SkipMessage {
+            from: StageIndex::new(0),
+            to: StageIndex::new(2),
+            microbatch: Microbatch::new(3),
+        });
+        let message = |rank, end, peer, shape: &[usize]| MessageRecord {
+            rank: Rank::new(rank),
+            end,
+            peer: Rank::new(peer),
+            bytes: 1 << 40,
+            tensors: Arc::from([TensorForm { dtype: "bf16".into(), shape: shape.to_vec() }]),
+        };
+        let messages = vec![
+            message(0, MessageEnd::Action(send), 1, &[1, 2]),
+            message(1, MessageEnd::Action(receive), 0, &[1, 2]),
+            message(2, MessageEnd::Skip(skip), 0, &[]),
+        ];
+        let timeline = Timeline::new(3, vec![event(0, send), event(1, receive)])
+            .with_skips(vec![SkipEvent { rank: Rank::new(2), action: skip, start: 1.0, end: 2.0 }])
+            .with_messages(messages.clone());
+        let read = read_trace(&timeline.chrome_trace()).expect("its own trace");
+        assert_eq!(read.messages(), messages);
+        assert_eq!(read, timeline);
     }
 
     #[test]

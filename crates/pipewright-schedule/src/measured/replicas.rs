@@ -71,8 +71,11 @@ pub fn program_of(replica: &Timeline) -> Result<Program, MeasuredError> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::csv::{parse_program, print_program};
+    use crate::message_record::{MessageEnd, MessageRecord};
     use crate::simulate::logical;
     use crate::timeline::{Scope, ScopeKind};
 
@@ -86,10 +89,18 @@ mod tests {
             start: 0.5,
             end: 1.0,
         };
-        let one = one.with_scopes(vec![scope(1)]);
+        let message = |rank: u32, peer: u32| MessageRecord {
+            rank: rank.into(),
+            end: MessageEnd::Action("0SEND_F0".parse().expect("an action")),
+            peer: peer.into(),
+            bytes: 8,
+            tensors: Arc::default(),
+        };
+        let one = one.with_scopes(vec![scope(1)]).with_messages(vec![message(0, 1)]);
         let other = |event: &Event| Event { rank: Rank::new(event.rank.get() + 2), ..*event };
         let events = one.events().iter().copied().chain(one.events().iter().map(other));
         let both = Timeline::new(4, events.collect()).with_scopes(vec![scope(1), scope(3)]);
+        let both = both.with_messages(vec![message(0, 1), message(2, 3)]);
         let found = replicas(&both).expect("two replicas");
         assert_eq!(found, [one.clone(), one]);
         assert_eq!(join_replicas(&found), both);

@@ -1,11 +1,14 @@
 //! Tests of the trace.
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 
 use super::*;
 use crate::costs::{Costs, Link, SkipTransfer};
 use crate::csv::parse_program;
 use crate::ids::StageIndex;
+use crate::message_record::MessageRecord;
 use crate::schedule::Program;
 use crate::simulate::{logical, timed};
 use crate::timeline::{ClockSkew, ScopeKind};
@@ -66,6 +69,38 @@ fn skip_connections_have_a_category_and_threads() {
     });
     assert!(skips.contains(&&expected), "{skips:?}");
     assert_eq!(["s", "f"].map(|ph| of(&entries, ph).len()), [6, 6]);
+}
+
+#[test]
+fn messages_have_the_other_rank_the_bytes_and_the_tensors() {
+    let program = parse_program("0F0,0SEND_F0\n1RECV_F0,1F0\n").expect("a program");
+    let timeline = logical(&program).expect("no deadlock").timeline(1.0);
+    let forms: Arc<[TensorForm]> = Arc::from(
+        [("f32", vec![2, 3]), ("i64", vec![2])]
+            .map(|(dtype, shape)| TensorForm { dtype: dtype.into(), shape }),
+    );
+    let message = |rank: u32, action: &str, peer: u32| MessageRecord {
+        rank: rank.into(),
+        end: MessageEnd::Action(action.parse().expect("an action")),
+        peer: peer.into(),
+        bytes: 40,
+        tensors: forms.clone(),
+    };
+    let misplaced = [message(0, "0SEND_F7", 2), message(9, "0SEND_F0", 1)];
+    let known = [message(1, "1RECV_F0", 0), message(0, "0SEND_F0", 1)];
+    let timeline = timeline.with_messages([known.to_vec(), misplaced.to_vec()].concat());
+    assert_eq!(timeline.messages(), [known[1].clone(), known[0].clone()]);
+    let found: Vec<Value> = of(&entries(&timeline), "X").iter().map(|slice| slice["args"].clone()).collect();
+    let tensors = json!([{"dtype": "f32", "shape": [2, 3]}, {"dtype": "i64", "shape": [2]}]);
+    let of_message = |action: &str, stage: u32, peer: u32| {
+        json!({
+            "action": action, "stage": stage, "microbatch": 0, "peer_rank": peer, "bytes": 40, "tensors": tensors,
+        })
+    };
+    let plain = |action: &str, stage: u32| json!({"action": action, "stage": stage, "microbatch": 0});
+    let expected =
+        [plain("0F0", 0), of_message("0SEND_F0", 0, 1), of_message("1RECV_F0", 1, 0), plain("1F0", 1)];
+    assert_eq!(found, expected);
 }
 
 #[test]

@@ -19,7 +19,7 @@ mod tests;
 pub use agreement::BatchDisagreement;
 pub(crate) use agreement::{AgreedBatch, Purpose, StepForm, StepForms};
 pub(crate) use input_gradients::{InputGradients, ReplicaGradients, SideGradients, SideSums, add_side};
-pub use merge::{Merge, merge, merge_by};
+pub use merge::{Merge, MergeFunction, merge, merge_by};
 pub(crate) use reduction::{LossFactors, ReductionUnit};
 pub use side_inputs::SideInputError;
 pub(crate) use side_inputs::SideInputs;

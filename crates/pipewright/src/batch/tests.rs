@@ -76,6 +76,91 @@ fn a_mean_is_taken_in_order() {
 }
 
 #[test]
+fn a_sum_is_the_sum_of_the_microbatches() {
+    let check = |rows: usize, microbatches: u32| {
+        let sums: (Tensor<2>, (Tensor<3>, Tensor<1, Int>)) = {
+            let parts = split(&batch(rows), SplitRule::equal(microbatches).inputs(SPECS)).expect("it splits");
+            let merged = merge_by(parts, (Merge::Sum, (Merge::Sum, Merge::Sum))).expect("sums");
+            unpack(merged.concat()).expect("the nest")
+        };
+        let (a, (b, c)): Nest = unpack(batch(rows)).expect("the nest");
+        let size = rows / microbatches as usize;
+        let a = a.reshape([microbatches as usize, size, 2]).sum_dim(0).squeeze_dim::<2>(0);
+        let b = b.reshape([3, microbatches as usize, size]).sum_dim(1).reshape([3, size, 1]);
+        assert_eq!(sums.0.into_data(), a.into_data());
+        assert_eq!(sums.1.0.into_data(), b.into_data());
+        assert_eq!(sums.1.1.into_data(), (c * i64::from(microbatches)).into_data());
+    };
+    check(8, 4);
+    check(6, 2);
+    check(3, 1);
+}
+
+#[test]
+fn a_function_joins_microbatches_of_different_sizes_and_any_form() {
+    let parts = split(&batch(7), SplitRule::uneven(4).inputs(SPECS)).expect("it splits");
+    let largest = Merge::function(|parts: Vec<Tensor<2>>| Tensor::cat(parts, 0).max());
+    let smallest = Merge::function(|parts: Vec<Values>| {
+        let all: Vec<Tensor<3>> = parts.into_iter().map(|part| unpack(part).expect("floats")).collect();
+        Tensor::cat(all, 1).min()
+    });
+    let last = Merge::function(|mut parts: Vec<Tensor<1, Int>>| parts.pop().expect("a microbatch"));
+    let merged = merge_by(parts, (largest, (smallest, last))).expect("they join");
+    let merged: (Tensor<1>, (Tensor<1>, Tensor<1, Int>)) = unpack(merged.concat()).expect("three tensors");
+    assert_eq!((merged.0.into_scalar::<f32>(), merged.1.0.into_scalar::<f32>()), (13.0, 0.0));
+    assert_eq!(merged.1.1.dims(), [5]);
+}
+
+#[test]
+fn functions_that_do_not_fit_are_named() {
+    let refused = |third: Merge, start: &str| {
+        let parts = split(&batch(8), SplitRule::equal(2).inputs(SPECS)).expect("it splits");
+        check_refused(merge_by(parts, (Merge::List, (Merge::List, third))).err(), start);
+    };
+    let of = "the function that joins output 2";
+    refused(
+        Merge::function(|parts: Vec<Tensor<2>>| Tensor::cat(parts, 0)),
+        &format!(
+            "{of} cannot take the tensor of microbatch 0: expected a float tensor of rank 2, found a int tensor"
+        ),
+    );
+    let one =
+        "cannot take the tensor of microbatch 0: an output is one tensor, and the function takes another";
+    refused(
+        Merge::function(|mut parts: Vec<(Tensor<1, Int>, Tensor<1>)>| parts.remove(0)),
+        &format!("{of} {one}"),
+    );
+    refused(Merge::function(|_: Vec<()>| ()), &format!("{of} {one}"));
+    refused(Merge::function(|_: Vec<Tensor<1, Int>>| ()), &format!("{of} returned 0 tensors: return one"));
+    refused(
+        Merge::function(|parts: Vec<Values>| parts.concat()),
+        &format!("{of} returned 2 tensors: return one"),
+    );
+    refused(
+        Merge::function(|_: Vec<Values>| -> Values { panic!("out of cheese") }),
+        &format!("{of} panicked: out of cheese"),
+    );
+    let shapes =
+        |parts: Vec<Tensor<1, Int>>| parts[0].clone().narrow(0, 0, 2) + parts[1].clone().narrow(0, 0, 3);
+    refused(Merge::function(shapes), &format!("{of} panicked: "));
+}
+
+#[test]
+fn sums_that_do_not_exist_are_named() {
+    let device = Device::flex();
+    let refused = |parts: Vec<Values>, start: &str| check_refused(merge_by(parts, Merge::Sum).err(), start);
+    let floats = |rows| pack(Tensor::<1>::zeros([rows], &device));
+    refused(
+        vec![floats(2), floats(1)],
+        "output 0 of microbatch 1 is [1], and of microbatch 0 it is [2]: a sum or",
+    );
+    let flags = pack(Tensor::<1>::zeros([2], &device).greater_elem(1.0));
+    refused(vec![flags.clone(), flags], "output 0 is bool: only numbers have a sum");
+    let ints = pack(Tensor::<1, Int>::zeros([2], &device));
+    refused(vec![floats(2), ints], "output 0 of microbatch 1 is [2]");
+}
+
+#[test]
 fn specs_that_do_not_fit_are_named() {
     let error = |specs: Vec<SplitSpec>, microbatches| {
         split(&batch(8), SplitRule::uneven(microbatches).inputs(specs)).err()

@@ -66,8 +66,8 @@ impl Executor {
         self.checks.note_exchanges(self.connection.take_exchange_sums(), |half| part_of(action, half));
     }
 
-    /// Returns whether the event of an action is added when its message is taken. It lasts from the first
-    /// attempt to take the message until its arrival.
+    /// Returns whether the event of an action is added when its message is taken, or never if it moves nothing. It
+    /// lasts from the first attempt to take the message until its arrival.
     fn is_noted_later(&self, action: Action) -> bool {
         match action {
             Action::RecvForward { .. } | Action::RecvBackward { .. } => true,
@@ -77,6 +77,8 @@ impl Executor {
                 let is_gathering = self.stages.get(stage).gathering.is_in_progress();
                 self.context.is_sharded() && (self.context.hook().is_none() || is_gathering)
             }
+            // It drops nothing.
+            Action::Reshard { .. } => self.keeps_gathered(),
             _ => false,
         }
     }

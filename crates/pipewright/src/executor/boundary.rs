@@ -7,15 +7,18 @@
 //! the whole. The receiver compares it with its own position and with the tensor that arrived. Activations
 //! and gradients have layouts of their own.
 
-use pipewright_schedule::{Action, Microbatch, StageIndex};
+use pipewright_schedule::{Action, MessageEnd, Microbatch, StageIndex};
 
 use super::connection::on_device;
 use super::context::RankContext;
 use super::machine::Executor;
+use super::recorder::Recorder;
 use super::stages::At;
 use crate::failure::Cause;
 use crate::message::{AwaitedMessage, Direction, Tag};
-use crate::tensor::{MetadataError, Mismatch, OptionalTensors, Side, TensorMismatch, TensorRank, Value};
+use crate::tensor::{
+    MetadataError, Mismatch, OptionalTensor, OptionalTensors, Side, TensorMismatch, TensorRank, Value,
+};
 
 /// A message over a boundary: the stages on both sides, and the microbatch of its tensors.
 #[derive(Clone, Copy)]
@@ -38,28 +41,37 @@ impl Executor {
         let outputs = self.stages.get_mut(stage).outputs.take(microbatch);
         let next = self.context.placement.next(stage).expect("a validated program sends from no last stage");
         let mut outputs = outputs.into_iter().map(Some).collect();
-        show_message(&self.context, Action::SendForward { stage, microbatch }, &mut outputs)?;
-        self.send(Direction::Forward, At { stage: next, ..at }, outputs);
+        let action = Action::SendForward { stage, microbatch };
+        show_message(&self.context, action, &mut outputs)?;
+        self.send(action, Direction::Forward, At { stage: next, ..at }, outputs);
         Ok(())
     }
 
     /// Sends the gradients of a stage's inputs to the previous stage.
     pub(super) fn send_backward(&mut self, at @ At { stage, microbatch }: At) -> Result<(), Cause> {
         let mut gradients = self.stages.get_mut(stage).input_gradients.take(microbatch);
-        show_message(&self.context, Action::SendBackward { stage, microbatch }, &mut gradients)?;
+        let action = Action::SendBackward { stage, microbatch };
+        show_message(&self.context, action, &mut gradients)?;
         let previous = self.context.placement.previous(stage);
         let previous = previous.expect("a validated program sends no gradient from the first stage");
-        self.send(Direction::Backward, At { stage: previous, ..at }, gradients);
+        self.send(action, Direction::Backward, At { stage: previous, ..at }, gradients);
         Ok(())
     }
 
     /// Sends a boundary's tensors to a stage: in a tensor group, this rank's parts of them.
-    fn send(&mut self, direction: Direction, At { stage, microbatch }: At, tensors: OptionalTensors) {
+    fn send(
+        &mut self,
+        action: Action,
+        direction: Direction,
+        At { stage, microbatch }: At,
+        tensors: OptionalTensors,
+    ) {
         let rank = self.context.tensor_rank();
         let part = |whole: Value| {
             if rank.of == 1 { whole } else { whole.part_for(rank) }
         };
-        let parts = tensors.into_iter().map(|tensor| tensor.map(part)).collect();
+        let parts: OptionalTensors = tensors.into_iter().map(|tensor| tensor.map(part)).collect();
+        note_message(&self.context, &mut self.recorder, MessageEnd::Action(action), stage, &parts);
         let tag = Tag::Boundary { direction, stage, microbatch };
         self.connection.send_boundary(self.context.world_rank_of_stage(stage), tag, parts);
     }
@@ -117,12 +129,13 @@ impl Executor {
             return Ok(Received::NotYet(awaited));
         };
         self.recorder.note_exposed(sent);
-        let parts = on_device(parts, self.stages.get(stage).runner().device());
-        let mut tensors = self.join(message, parts)?;
         let receive = match direction {
             Direction::Forward => Action::RecvForward { stage, microbatch },
             Direction::Backward => Action::RecvBackward { stage, microbatch },
         };
+        note_message(&self.context, &mut self.recorder, MessageEnd::Action(receive), from, &parts);
+        let parts = on_device(parts, self.stages.get(stage).runner().device());
+        let mut tensors = self.join(message, parts)?;
         show_message(&self.context, receive, &mut tensors)?;
         self.recorder.note_received(receive);
         Ok(Received::All(tensors))
@@ -162,6 +175,18 @@ impl Executor {
         }
         Ok(whole)
     }
+}
+
+/// Notes the content of a message for the timeline and the log. `peer` is the stage at its other end.
+pub(super) fn note_message(
+    context: &RankContext,
+    recorder: &mut Recorder,
+    end: MessageEnd,
+    peer: StageIndex,
+    tensors: &[OptionalTensor],
+) {
+    let message = recorder.note_message(end, context.timeline_row_of_stage(peer), tensors);
+    tracing::debug!(target: "pipewright::messages", "rank {}: {message}", message.rank);
 }
 
 /// Lets the hook see the tensors of a message, and replace them.

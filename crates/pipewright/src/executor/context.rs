@@ -192,6 +192,11 @@ impl RankContext {
         self.mesh.timeline_row(self.world_rank)
     }
 
+    /// Returns the row of the rank of a stage in a step's timeline.
+    pub(super) fn timeline_row_of_stage(&self, stage: StageIndex) -> Rank {
+        self.mesh.timeline_row(self.world_rank_of_stage(stage))
+    }
+
     /// Ends the time in which the next batch is compared: all ranks have it.
     pub(super) fn take_next_batch(&self) {
         self.next_batch.set(None);

@@ -132,9 +132,12 @@ impl Executor {
 
     /// Ends the program. A repetition of a step is compared with its earlier computations first.
     fn end_program(&mut self) -> Result<Phase, Cause> {
+        let keeps = self.keeps_gathered();
         let Self { context, stages, recorder, checks, step, .. } = self;
         recorder.end_program();
-        stages.release_all();
+        if step.input().update || !keeps {
+            stages.release_all();
+        }
         if step.input().update {
             stages.iter().for_each(|stage| checks.note_gradients(stage));
         }
@@ -348,8 +351,9 @@ impl Executor {
     pub(super) fn collect_next(&mut self, collection: Collection) -> Phase {
         let is_sharded = self.context.is_sharded();
         if let Some(stage) = collection.next(&self.stages) {
-            if is_sharded && collection.needs_trained() {
-                start_gather(&self.context, &mut self.connection, self.stages.get_mut(stage));
+            let stage = self.stages.get_mut(stage);
+            if is_sharded && collection.needs_trained() && !stage.runner().is_gathered() {
+                start_gather(&self.context, &mut self.connection, stage);
             }
             return Phase::Collect(collection);
         }

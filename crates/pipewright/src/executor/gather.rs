@@ -11,6 +11,11 @@
 //! program, and before it waits for the rows of the others. So no replica can block another.
 //!
 //! After the program a stage has only its own rows, which the optimizer updates.
+//!
+//! With [`PipelineConfig::keep_gathered`](crate::config::PipelineConfig::keep_gathered), the stages keep all rows
+//! from their first computation in a step of several batches until the program of its last batch has ended. `RESHARD`
+//! then drops nothing, and `UNSHARD` exchanges nothing. The replicas agree on that, because they have the same
+//! batches and the same configuration.
 
 use pipewright_schedule::{Action, StageIndex};
 
@@ -27,6 +32,11 @@ use crate::message::{AwaitedMessage, Tag};
 use crate::tensor::OptionalTensor;
 
 impl Executor {
+    /// Returns whether the stages keep the parameters that they gather: the step has several batches.
+    pub(super) fn keeps_gathered(&self) -> bool {
+        self.context.config.keep_gathered && (!self.accumulation.is_empty() || self.step.accumulates())
+    }
+
     /// Runs `UNSHARD`, or lets the hook run it. Weight gradients need no
     /// parameters, so all replicas skip a gathering that only weight gradients follow.
     pub(super) fn unshard(&mut self, action: Action) -> Result<(), Cause> {
@@ -41,7 +51,8 @@ impl Executor {
             }
         };
         let is_needed = context.is_sharded() && is_computed(stage.index, rest.iter());
-        if is_needed && is_asked && !stage.gathering.is_in_progress() {
+        let has_rows = stage.gathering.is_in_progress() || stage.runner().is_gathered();
+        if is_needed && is_asked && !has_rows {
             start_gather(context, connection, stage);
         }
         Ok(())
@@ -49,6 +60,7 @@ impl Executor {
 
     /// Runs `RESHARD`, or lets the hook run it.
     pub(super) fn reshard(&mut self, action: Action) -> Result<(), Cause> {
+        let keeps = self.keeps_gathered();
         let Self { context, stages, .. } = self;
         let stage = stages.get_mut(action.stage());
         if let Some(hook) = context.hook() {
@@ -58,7 +70,9 @@ impl Executor {
                 return Ok(());
             }
         }
-        stage.release();
+        if !keeps {
+            stage.release();
+        }
         Ok(())
     }
 

@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use pipewright_schedule::{Event, StageIndex};
+use pipewright_schedule::{Action, Event, StageIndex};
 
 use super::accumulation::Accumulation;
 use super::agreement::digest;
@@ -87,7 +87,9 @@ impl Executor {
             self.connection.note_exchange_sums();
         }
         self.connection.memory.restart_peak();
-        self.recorder.begin(input.origin.time(), input.program.row(self.context.rank()).len());
+        let row = input.program.row(self.context.rank());
+        let is_message = |action: &&Action| action.kind().is_send() || action.kind().is_receive();
+        self.recorder.begin(input.origin.time(), row.len(), row.iter().filter(is_message).count());
         self.reductions.begin(input.repetition());
         let has_replicas = self.context.replica_count() > 1;
         self.stages.begin_step(&mut input, self.accumulation.is_empty(), has_replicas);
@@ -98,7 +100,7 @@ impl Executor {
     /// Starts an exchange between two steps that begins with `phase`.
     fn begin_between(&mut self, number: StepNumber, attempt: Attempt, phase: Phase) {
         self.connection.begin(attempt);
-        self.recorder.begin(Instant::now(), 0);
+        self.recorder.begin(Instant::now(), 0, 0);
         self.step = Step::between(number, phase);
     }
 

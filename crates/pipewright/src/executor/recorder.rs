@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pipewright_schedule::{
-    Action, Event, Microbatch, Rank, Scope, ScopeKind, SkipAction, SkipEvent, StageIndex,
+    Action, Event, MessageEnd, MessageRecord, Microbatch, Rank, Scope, ScopeKind, SkipAction, SkipEvent,
+    StageIndex, TensorForm,
 };
 use serde::{Deserialize, Serialize};
 
@@ -15,6 +16,10 @@ use crate::memory::RankMemory;
 use crate::message::Direction;
 use crate::offload::Transfer;
 use crate::stage::ExpertLoad;
+use crate::tensor::{OptionalTensor, Value};
+
+/// The largest number of lists of tensors that a rank keeps for its next messages.
+const MOST_FORMS: usize = 64;
 
 /// An auxiliary loss of one stage and microbatch. The ranks report them one by one, because their sum has the
 /// same bits for every cut only if they are added in an order that does not depend on the cut.
@@ -40,6 +45,8 @@ pub(super) struct Records {
     pub(super) skips: Vec<SkipEvent>,
     /// The spans that hooks have named, and the spans of exchanges of tokens and of halves of overlaps.
     pub(super) scopes: Vec<Scope>,
+    /// The messages of boundaries and of skip connections, at this rank's end.
+    pub(super) messages: Vec<MessageRecord>,
     /// The loss of each microbatch.
     pub(super) losses: Vec<f64>,
     pub(super) auxiliary: Vec<AuxiliaryPart>,
@@ -61,18 +68,28 @@ pub(super) struct Recorder {
     /// The time at which the program ended; `None` before its end.
     program_end: Option<Instant>,
     records: Records,
+    /// The lists of tensors that messages had, of this step and of earlier ones. Most messages share a few of them.
+    forms: Vec<Arc<[TensorForm]>>,
 }
 
 impl Recorder {
     pub(super) fn new(row: Rank) -> Self {
-        Self { row, origin: Instant::now(), entered: None, program_end: None, records: Records::default() }
+        Self {
+            row,
+            origin: Instant::now(),
+            entered: None,
+            program_end: None,
+            records: Records::default(),
+            forms: Vec::new(),
+        }
     }
 
-    /// Starts the records of a step that has about this many events.
-    pub(super) fn begin(&mut self, origin: Instant, events: usize) {
+    /// Starts the records of a step that has about this many events and messages.
+    pub(super) fn begin(&mut self, origin: Instant, events: usize, messages: usize) {
         (self.origin, self.entered, self.records) = (origin, None, Records::default());
         self.program_end = None;
         self.records.events.reserve(events);
+        self.records.messages.reserve(messages);
     }
 
     /// Notes that the program has ended.
@@ -156,6 +173,38 @@ impl Recorder {
         self.entered = Some(Instant::now());
     }
 
+    /// Adds the record of a message; `peer` is the row of the other rank. Returns the record.
+    pub(super) fn note_message(
+        &mut self,
+        end: MessageEnd,
+        peer: Rank,
+        tensors: &[OptionalTensor],
+    ) -> &MessageRecord {
+        let bytes = tensors.iter().flatten().map(|tensor| tensor.bytes() as u64).sum();
+        let tensors = self.form_of(tensors);
+        let messages = &mut self.records.messages;
+        messages.push(MessageRecord { rank: self.row, end, peer, bytes, tensors });
+        &messages[messages.len() - 1]
+    }
+
+    /// Returns the forms of tensors, in the list of an earlier message if one has the same.
+    fn form_of(&mut self, tensors: &[OptionalTensor]) -> Arc<[TensorForm]> {
+        let known = self.forms.iter().find(|forms| have_forms(tensors, forms)).cloned();
+        known.unwrap_or_else(|| {
+            let form = |tensor: &Value| TensorForm {
+                dtype: tensor.dtype().name().into(),
+                shape: tensor.shape().to_vec(),
+            };
+            let forms: Arc<[TensorForm]> = tensors.iter().flatten().map(form).collect();
+            // Microbatches whose sizes always change would fill the list.
+            if self.forms.len() == MOST_FORMS {
+                self.forms.remove(0);
+            }
+            self.forms.push(forms.clone());
+            forms
+        })
+    }
+
     /// Adds a span that a hook names.
     pub(super) fn note_scope(&mut self, name: &str, start: Instant, end: Instant) {
         self.add_scope(ScopeKind::User(Arc::from(name)), start, end);
@@ -226,6 +275,7 @@ impl Recorder {
         memory.give_away_list(&records.events);
         memory.give_away_list(&records.skips);
         memory.give_away_list(&records.scopes);
+        memory.give_away_list(&records.messages);
         memory.give_away_list(&records.auxiliary);
         records
     }
@@ -233,4 +283,12 @@ impl Recorder {
     fn seconds(&self, at: Instant) -> f64 {
         at.saturating_duration_since(self.origin).as_secs_f64()
     }
+}
+
+/// Returns whether tensors have these element types and shapes.
+fn have_forms(tensors: &[OptionalTensor], forms: &[TensorForm]) -> bool {
+    let has = |(tensor, form): (&Value, &TensorForm)| {
+        tensor.dtype().name() == form.dtype && tensor.shape().as_slice() == form.shape
+    };
+    tensors.iter().flatten().count() == forms.len() && tensors.iter().flatten().zip(forms).all(has)
 }

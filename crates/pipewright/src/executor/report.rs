@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use pipewright_schedule::{ClockSkew, Event, Scope, SkipEvent, StageIndex};
+use pipewright_schedule::{ClockSkew, Event, MessageRecord, Scope, SkipEvent, StageIndex};
 use serde::{Deserialize, Serialize};
 
 use super::connection::Connection;
@@ -41,6 +41,8 @@ pub(crate) struct RankReport {
     pub skips: Vec<SkipEvent>,
     /// The spans that hooks have named, and the spans of exchanges of tokens and of halves of overlaps.
     pub scopes: Vec<Scope>,
+    /// The messages of boundaries and of skip connections, at this rank's end.
+    pub messages: Vec<MessageRecord>,
     /// How well the clocks of the processes agree; `None` within one process. A process sends its own, and
     /// gets the largest of all.
     pub clock_skew: Option<ClockSkew>,
@@ -162,7 +164,7 @@ impl RankReport {
         memory.give_away(input_gradients.iter().flatten().flatten());
         memory.give_away(side_gradients.iter().flat_map(|(_, _, sums)| sums.values()));
         memory.give_away_list(&undeferred);
-        let Records { events, skips, scopes, losses, auxiliary, loads, waited, exchange } =
+        let Records { events, skips, scopes, messages, losses, auxiliary, loads, waited, exchange } =
             recorder.take(memory);
         let report = Self {
             rank: context.world_rank,
@@ -191,6 +193,7 @@ impl RankReport {
             events,
             skips,
             scopes,
+            messages,
             clock_skew: None,
             difference: None,
             next_batch: context.next_batch(),

@@ -4,9 +4,11 @@
 //! clock that all processes share, so that the process that merges them can subtract the start of its own
 //! step.
 
+use std::sync::Arc;
+
 use pipewright_schedule::{
-    Action, ClockSkew, Event, Microbatch, Rank, Scope, ScopeKind, SkipAction, SkipEvent, SkipMessage,
-    StageIndex,
+    Action, ClockSkew, Event, MessageEnd, MessageRecord, Microbatch, Rank, Scope, ScopeKind, SkipAction,
+    SkipEvent, SkipMessage, StageIndex, TensorForm,
 };
 use serde::{Deserialize, Serialize};
 
@@ -25,12 +27,22 @@ pub(super) struct ReportMessage {
 #[derive(Default, Serialize, Deserialize)]
 pub(super) struct Times {
     skew: Option<PackedSkew>,
+    /// `None` in the summary that every process gets.
+    lists: Option<Lists>,
+    /// The digest of the next batch of the rank's process.
+    pub(super) next_batch: Option<u64>,
+}
+
+/// The events of a rank, and the rest of its part of the timeline.
+#[derive(Default, Serialize, Deserialize)]
+struct Lists {
     /// Each with its start and its end.
     events: Vec<(PackedAction, f64, f64)>,
     skips: Vec<(PackedSkip, f64, f64)>,
     scopes: Vec<(PackedScope, f64, f64)>,
-    /// The digest of the next batch of the rank's process.
-    pub(super) next_batch: Option<u64>,
+    messages: Vec<PackedMessage>,
+    /// The lists of tensors of the messages, each once.
+    forms: Vec<Vec<TensorForm>>,
 }
 
 /// The uncertainty and the change of [`ClockSkew`].
@@ -47,6 +59,16 @@ enum PackedScope {
     User(String),
     Exchange(PackedAction),
     Computation(PackedAction),
+}
+
+/// The end of a message at the rank, the rank at the other end, the bytes, and the index of its list of tensors.
+type PackedMessage = (PackedEnd, Rank, u64, u32);
+
+/// A [`MessageEnd`].
+#[derive(Serialize, Deserialize)]
+enum PackedEnd {
+    Action(PackedAction),
+    Skip(PackedSkip),
 }
 
 /// Whether a message of a skip connection is sent, its stages, and its microbatch.
@@ -92,6 +114,44 @@ fn unpacked_scope(packed: PackedScope) -> ScopeKind {
     }
 }
 
+/// Returns messages, and their lists of tensors, each once.
+fn packed_messages(messages: &[MessageRecord]) -> (Vec<PackedMessage>, Vec<Vec<TensorForm>>) {
+    let mut lists: Vec<&Arc<[TensorForm]>> = Vec::new();
+    let packed = messages.iter().map(|MessageRecord { end, peer, bytes, tensors, .. }| {
+        let end = match *end {
+            MessageEnd::Action(action) => PackedEnd::Action(PackedAction(action)),
+            MessageEnd::Skip(action) => PackedEnd::Skip(packed_skip(action)),
+        };
+        let known = lists.iter().position(|list| Arc::ptr_eq(list, tensors));
+        let index = known.unwrap_or_else(|| {
+            lists.push(tensors);
+            lists.len() - 1
+        });
+        (end, *peer, *bytes, index as u32)
+    });
+    let packed = packed.collect();
+    (packed, lists.into_iter().map(|list| list.to_vec()).collect())
+}
+
+/// Returns the messages of the rank with this row of the timeline. A message without a list of tensors, which no
+/// process sends, is left out.
+fn unpacked_messages(
+    row: Rank,
+    messages: Vec<PackedMessage>,
+    forms: Vec<Vec<TensorForm>>,
+) -> Vec<MessageRecord> {
+    let forms: Vec<Arc<[TensorForm]>> = forms.into_iter().map(Arc::from).collect();
+    let unpack = |(end, peer, bytes, index): PackedMessage| {
+        let end = match end {
+            PackedEnd::Action(PackedAction(action)) => MessageEnd::Action(action),
+            PackedEnd::Skip(skip) => MessageEnd::Skip(unpacked_skip(skip)),
+        };
+        let tensors = forms.get(index as usize)?.clone();
+        Some(MessageRecord { rank: row, end, peer, bytes, tensors })
+    };
+    messages.into_iter().filter_map(unpack).collect()
+}
+
 impl ReportMessage {
     /// Makes the message of a report; `common` converts its times to the common clock.
     pub(super) fn of(report: &RankReport, common: impl Fn(f64) -> f64) -> Self {
@@ -101,24 +161,27 @@ impl ReportMessage {
         let skips = skips.map(|skip| (packed_skip(skip.action), common(skip.start), common(skip.end)));
         let scopes = report.scopes.iter();
         let scopes = scopes.map(|scope| (packed_scope(&scope.kind), common(scope.start), common(scope.end)));
+        let (messages, forms) = packed_messages(&report.messages);
+        let lists = Lists {
+            events: events.collect(),
+            skips: skips.collect(),
+            scopes: scopes.collect(),
+            messages,
+            forms,
+        };
         let skew = report.clock_skew.map(|skew| (skew.uncertainty, skew.change));
         Self {
             rank: report.rank,
             results: report.results.clone(),
-            times: Times {
-                skew,
-                events: events.collect(),
-                skips: skips.collect(),
-                scopes: scopes.collect(),
-                next_batch: report.next_batch,
-            },
+            times: Times { skew, lists: Some(lists), next_batch: report.next_batch },
         }
     }
 
     /// Returns the report of the rank with this row of the timeline; its times count from `origin`, a time on
     /// the common clock.
     pub(super) fn into_report(self, row: Rank, origin: f64) -> RankReport {
-        let Self { rank, results, times: Times { skew, events, skips, scopes, .. } } = self;
+        let Self { rank, results, times: Times { skew, lists, .. } } = self;
+        let Lists { events, skips, scopes, messages, forms } = lists.unwrap_or_default();
         let event = |(PackedAction(action), start, end)| Event {
             rank: row,
             action,
@@ -143,6 +206,7 @@ impl ReportMessage {
             events: events.into_iter().map(event).collect(),
             skips: skips.into_iter().map(skip).collect(),
             scopes: scopes.into_iter().map(scope).collect(),
+            messages: unpacked_messages(row, messages, forms),
             clock_skew: skew.map(unpacked_skew),
             ..RankReport::default()
         }
@@ -228,7 +292,17 @@ mod tests {
             ..report().results
         };
         let (events_here, skips_here) = (events.to_vec(), skips.to_vec());
-        let report = RankReport { events: events_here, skips: skips_here, scopes, results, ..report() };
+        let forms: [Arc<[TensorForm]>; 2] = [("f32", vec![4, 1 << 20]), ("i64", Vec::new())]
+            .map(|(dtype, shape)| Arc::from([TensorForm { dtype: dtype.into(), shape }]));
+        let receive = MessageEnd::Action(texts[3].parse().expect("an action"));
+        let ends = [receive, MessageEnd::Skip(skips[0].action), MessageEnd::Skip(skips[1].action)];
+        let messages = ends.into_iter().zip([0, 1, 0]).map(|(end, index): (_, usize)| {
+            let (peer, tensors) = (Rank::new(7), forms[index].clone());
+            MessageRecord { rank: row, end, peer, bytes: 1 << 24, tensors }
+        });
+        let messages: Vec<MessageRecord> = messages.collect();
+        let report =
+            RankReport { events: events_here, skips: skips_here, scopes, messages, results, ..report() };
         // The step began at 100 s on the common clock here, and at 99 s in the process that merges.
         let bytes = encoded(&ReportMessage::of(&report, |seconds| 100.0 + seconds));
         let found: ReportMessage = decoded(report.rank, Tag::Report, &bytes).expect("a report");
@@ -239,9 +313,11 @@ mod tests {
         assert_eq!(found.skips, skips.map(later));
         let later = |scope: Scope| Scope { start: scope.start + 1.0, end: scope.end + 1.0, ..scope };
         assert_eq!(found.scopes, report.scopes.into_iter().map(later).collect::<Vec<_>>());
+        assert_eq!(found.messages, report.messages);
         assert_eq!(format!("{:?}", found.results), format!("{:?}", report.results));
         assert_eq!(found.clock_skew, report.clock_skew);
-        assert!(bytes.len() < 220 + (texts.len() + 3) * 26, "{} bytes", bytes.len());
+        let most = 220 + (texts.len() + 3) * 26 + ends.len() * 16 + 20;
+        assert!(bytes.len() < most, "{} bytes", bytes.len());
     }
 
     /// Every process gets this part of every rank's report.

@@ -14,8 +14,9 @@
 
 use std::time::Instant;
 
-use pipewright_schedule::{SkipAction, SkipMessage};
+use pipewright_schedule::{MessageEnd, SkipAction, SkipMessage};
 
+use super::boundary::note_message;
 use super::connection::on_device;
 use super::machine::Executor;
 use super::stages::{At, LocalStages};
@@ -41,10 +42,11 @@ impl Executor {
                 continue;
             }
             let start = Instant::now();
+            let send = SkipAction::Send(SkipMessage { from: source, to: stage, microbatch });
+            note_message(context, recorder, MessageEnd::Skip(send), stage, &tensors);
             let tag = Tag::Skip { direction, source, stage, microbatch };
             connection.send_tensors(context.world_rank_of_stage(stage), tag, tensors);
-            let message = SkipMessage { from: source, to: stage, microbatch };
-            recorder.note_skip_sent(SkipAction::Send(message), start);
+            recorder.note_skip_sent(send, start);
         }
     }
 
@@ -68,10 +70,11 @@ impl Executor {
                 return Ok(Some(awaited));
             };
             recorder.note_exposed(sent);
+            let receive = SkipAction::Receive(SkipMessage { from: source, to: stage, microbatch });
+            note_message(context, recorder, MessageEnd::Skip(receive), source, &tensors);
             let tensors = on_device(tensors, local_stage.runner().device());
             local_stage.put_skip(key, tensors);
-            let message = SkipMessage { from: source, to: stage, microbatch };
-            recorder.note_skip_received(SkipAction::Receive(message));
+            recorder.note_skip_received(receive);
         }
         Ok(None)
     }

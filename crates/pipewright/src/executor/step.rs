@@ -157,6 +157,12 @@ impl Step {
         verification.is_some_and(|verification| verification.is_first)
     }
 
+    /// Returns whether the step only accumulates gradients.
+    pub(super) fn accumulates(&self) -> bool {
+        let accumulates = |input: &StepInput| !input.update && !input.program.is_forward_only();
+        self.input.as_ref().is_some_and(accumulates)
+    }
+
     /// Drops the side inputs, which no action needs any more.
     pub(super) fn drop_side_inputs(&mut self) {
         if let Some(input) = &mut self.input {

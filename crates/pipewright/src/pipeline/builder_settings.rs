@@ -87,6 +87,12 @@ impl PipelineBuilder {
         self.configured(|config| config.data_parallel_mode = mode)
     }
 
+    /// Keeps sharded parameters gathered between the batches of a step
+    /// ([`PipelineConfig::keep_gathered`](super::PipelineConfig::keep_gathered)). Default: no.
+    pub fn keep_gathered(self) -> Self {
+        self.configured(|config| config.keep_gathered = true)
+    }
+
     /// Sets the element type in which stages compute. Default: single precision.
     pub fn precision(self, precision: Precision) -> Self {
         self.configured(|config| config.precision = precision)

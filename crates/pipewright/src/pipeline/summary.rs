@@ -451,7 +451,8 @@ fn timeline(setup: &Setup, reports: &mut [RankReport]) -> Timeline {
     let skips = reports.iter_mut().flat_map(|report| std::mem::take(&mut report.skips)).collect();
     let events = reports.iter_mut().flat_map(|report| std::mem::take(&mut report.events)).collect();
     let scopes = reports.iter_mut().flat_map(|report| std::mem::take(&mut report.scopes)).collect();
+    let messages = reports.iter_mut().flat_map(|report| std::mem::take(&mut report.messages)).collect();
     let rows = setup.mesh.pipeline * setup.mesh.data;
     let timeline = Timeline::new(rows, events).with_slices(setup.slices());
-    timeline.with_skips(skips).with_scopes(scopes).with_clock_skew(skew)
+    timeline.with_skips(skips).with_scopes(scopes).with_messages(messages).with_clock_skew(skew)
 }

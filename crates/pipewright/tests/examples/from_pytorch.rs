@@ -70,6 +70,7 @@ fn settings(builder: PipelineBuilder, [first, second]: [Device; 2], spec: Tensor
     let builder = builder.metadata(Metadata::Static { stages: vec![vec![spec]] });
     let builder = builder.check_metadata(CheckMetadata::Always, OnMismatch::Warn);
     let builder = builder.data_parallel(2).data_parallel_mode(DataParallelMode::Sharded);
+    let builder = builder.keep_gathered();
     let builder = builder.data_parallel(8).data_parallel_mode(DataParallelMode::Hybrid { shards: 4 });
     let builder = builder.loss(|output: Tensor<2>, target: Tensor<2>| (output - target).square().mean());
     let builder = builder.partition(Method::Optimal);
@@ -214,13 +215,19 @@ fn reductions(batch: Batch, parts: Vec<Tensor<2>>, weights: Tensor<2>) -> Outcom
 }
 
 fn parts(inputs: Vec<Values>, targets: Vec<Values>, outputs: Vec<Values>) -> Outcome<Batch> {
+    let all = outputs.clone();
     merge_by(outputs, (Merge::Along(0), Merge::Mean))?;
+    let outputs = all.clone();
+    merge_by(outputs, Merge::Sum)?;
+    let outputs = all;
+    merge_by(outputs, Merge::function(|parts: Vec<Tensor<2>>| Tensor::cat(parts, 0).max()))?;
     Ok(Batch::new(inputs, targets))
 }
 
 fn steps(pipeline: &mut Pipeline, batch: Batch, x: Tensor<2>, y: Tensor<2>) -> Outcome<StepSummary> {
     let summary = pipeline.step(x.clone(), y.clone(), 1e-3)?;
     summary.timeline.chrome_trace();
+    summary.timeline.messages();
     drop(pipeline.step(x.clone(), y.clone(), 1e-3)?.losses);
     drop(pipeline.step_batch(batch.clone().keep_outputs(), 1e-3)?.outputs);
     pipeline.step(x.clone(), (), 1e-3)?;

@@ -6,6 +6,7 @@ use std::num::NonZeroU32;
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
+use pipewright::batch::Batch;
 use pipewright::mesh::DataParallelMode;
 use pipewright::nn::Linear;
 use pipewright::optimizer::AdamW;
@@ -46,8 +47,8 @@ fn stage(index: StageIndex) -> Result<Stage, Infallible> {
     Ok(made.with_prefix(&format!("layers.{index}")))
 }
 
-/// Returns the highest peak of any rank in the third step of `schedule`, with all stages on one rank.
-fn peak(schedule: &str, replicas: u32, mode: DataParallelMode) -> u64 {
+/// Launches a pipeline with all stages on one rank, which gathers one stage at a time.
+fn launch(schedule: &str, config: PipelineConfig) -> Pipeline {
     let spec = ScheduleSpec {
         ranks: 1,
         stages_per_rank: Some(STAGES),
@@ -55,18 +56,25 @@ fn peak(schedule: &str, replicas: u32, mode: DataParallelMode) -> u64 {
         ..ScheduleSpec::default()
     };
     let unshard = Some(UnshardConfig { window: NonZeroU32::MIN, ..UnshardConfig::default() });
-    let config = LowerConfig { unshard, ..LowerConfig::from(Level::Full) };
-    let lowered = lower(&generate(schedule, &spec).expect("a schedule"), &config).expect("it lowers");
+    let lowering = LowerConfig { unshard, ..LowerConfig::from(Level::Full) };
+    let lowered = lower(&generate(schedule, &spec).expect("a schedule"), &lowering).expect("it lowers");
     let program = validate(lowered, Level::Full).expect("it is sound");
-    let config = PipelineConfig {
-        optimizer: Some(AdamW::default().init()),
-        data_parallel: replicas,
-        data_parallel_mode: mode,
-        ..PipelineConfig::default()
-    };
-    let mut pipeline = Pipeline::launch(program, World::local(replicas), &config, stage).expect("it starts");
-    let rows = (MICROBATCHES * replicas) as usize;
-    let batch = || Tensor::<2>::ones([rows, WIDTH], &Device::flex());
+    let config = PipelineConfig { optimizer: Some(AdamW::default().init()), ..config };
+    let world = World::local(config.data_parallel);
+    Pipeline::launch(program, world, &config, stage).expect("it starts")
+}
+
+/// Returns the inputs, or the targets, of a step of this many replicas.
+fn rows(replicas: u32) -> Tensor<2> {
+    Tensor::ones([(MICROBATCHES * replicas) as usize, WIDTH], &Device::flex())
+}
+
+/// Returns the highest peak of any rank in the third step of `schedule`.
+fn peak(schedule: &str, replicas: u32, mode: DataParallelMode) -> u64 {
+    let config =
+        PipelineConfig { data_parallel: replicas, data_parallel_mode: mode, ..PipelineConfig::default() };
+    let mut pipeline = launch(schedule, config);
+    let batch = || rows(replicas);
     let mut step = || pipeline.step(batch(), batch(), 1e-3).expect("a step").peak_bytes;
     let (_, _, peaks) = (step(), step(), step());
     peaks.into_iter().max().expect("a rank")
@@ -109,4 +117,29 @@ fn a_rank_in_groups_holds_the_part_of_its_group() {
 fn gradients_wait_for_their_reduction() {
     // A stage holds whole gradients until its last microbatch.
     check("interleaved1f1b", 2, 4 + u64::from(STAGES));
+}
+
+#[test]
+fn gathered_parameters_are_held_between_batches() {
+    let peak = |keep_gathered| {
+        let config = PipelineConfig {
+            data_parallel: 2,
+            data_parallel_mode: DataParallelMode::Sharded,
+            keep_gathered,
+            ..PipelineConfig::default()
+        };
+        let mut pipeline = launch("loopedbfs", config);
+        let batch = || Batch::split(rows(2), rows(2), 2 * MICROBATCHES).expect("it splits");
+        let mut peaks = Vec::new();
+        for _ in 0..2 {
+            pipeline.accumulate(batch()).expect("a batch");
+            peaks = pipeline.accumulate(batch()).expect("a batch").peak_bytes;
+            pipeline.step_batch(batch(), 1e-3).expect("a step");
+        }
+        peaks.into_iter().max().expect("a rank")
+    };
+    let (kept, dropped) = (peak(true), peak(false));
+    // All stages but the one or two that the window holds anyway.
+    let more = kept.saturating_sub(dropped) / STAGE;
+    assert!((u64::from(STAGES) - 3..=u64::from(STAGES)).contains(&more), "{kept} and {dropped} bytes");
 }

@@ -15,7 +15,9 @@ use pipewright::tensor::{pack, unpack};
 use pipewright::transport::World;
 use pipewright_schedule::costs::{SkipTransfer, StageSizes};
 use pipewright_schedule::simulate::timed;
-use pipewright_schedule::{Costs, Placement, Rank, Recompute, SkipAction, StageIndex, Timeline};
+use pipewright_schedule::{
+    Costs, MessageEnd, Placement, Rank, Recompute, SkipAction, SkipMessage, StageIndex, Timeline,
+};
 
 use crate::support::{ROWS, WIDTH, batch, config, lose_each, optimizer, program, take_steps};
 use unet::{
@@ -122,6 +124,15 @@ fn predicted_and_measured_timelines_have_the_same_skips() {
         assert!(connections > 0, "{schedule}: some go straight to another rank");
         assert_eq!(expected.len(), connections * MICROBATCHES as usize * 4, "{schedule}");
         assert_eq!(skips_of(&measured), expected, "{schedule}");
+        for skip in measured.skips() {
+            let known = measured.message(skip.rank, MessageEnd::Skip(skip.action)).expect("its message");
+            let SkipMessage { from, to, .. } = skip.action.message();
+            let peer = if matches!(skip.action, SkipAction::Send(_)) { to } else { from };
+            let elements = known.tensors.iter().map(|tensor| tensor.shape.iter().product::<usize>() as u64);
+            // Ids have no gradients, so a message that goes back may be empty.
+            assert_eq!(known.bytes, 4 * elements.sum::<u64>(), "{schedule}: {known}");
+            assert_eq!(known.peer, placement.rank_of(peer), "{schedule}: {known}");
+        }
         for sent in measured.skips() {
             let SkipAction::Send(message) = sent.action else { continue };
             let received = measured.skips().iter().find(|skip| skip.action == SkipAction::Receive(message));

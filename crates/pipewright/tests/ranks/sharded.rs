@@ -3,6 +3,7 @@
 
 mod functions;
 mod groups;
+mod kept;
 pub(crate) mod modules;
 mod run;
 

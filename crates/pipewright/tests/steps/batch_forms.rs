@@ -4,6 +4,7 @@
 
 mod accumulated;
 mod input_gradients;
+mod merged_outputs;
 mod side_gradients;
 
 use std::collections::BTreeMap;

@@ -8,6 +8,7 @@ mod post_validation;
 mod batches;
 mod batch_forms;
 mod boundaries;
+mod messages;
 mod evaluation;
 mod gradients;
 mod updates;

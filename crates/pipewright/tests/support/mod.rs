@@ -381,12 +381,12 @@ pub(crate) fn unpipelined(steps: u64, microbatches: u32) -> Vec<Vec<f64>> {
 /// The log of the pipelines of a test program.
 static LOG: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// Collects warnings and notes of all threads.
+/// Collects warnings and notes of all threads, and their messages.
 struct Collects;
 
 impl tracing::Subscriber for Collects {
     fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        *metadata.level() <= tracing::Level::INFO
+        *metadata.level() <= tracing::Level::INFO || metadata.target() == "pipewright::messages"
     }
     fn new_span(&self, _span: &tracing::span::Attributes<'_>) -> tracing::span::Id {
         tracing::span::Id::from_u64(1)

@@ -188,6 +188,16 @@ fn a_learning_rate_that_does_not_fit_into_the_run() {
 }
 
 #[test]
+fn gathered_parameters_are_kept_only_between_batches() {
+    const KEPT: [&str; 3] =
+        ["mesh.data_parallel=2", "mesh.data_parallel_mode=sharded", "mesh.keep_gathered=true"];
+    let message = "--set mesh.keep_gathered=true: `keep_gathered` has no effect without accumulated batches (`accumulate` is 1)";
+    check_set(&KEPT, &[message]);
+    let settings = load(None, &[&KEPT[..], &["run.accumulate=2"]].concat()).expect("sound arguments");
+    assert!(settings.mesh.keep_gathered && settings.mesh.gathered_stages() == u32::MAX);
+}
+
+#[test]
 fn evaluations_that_contradict_the_data() {
     let refuse = |arguments: &[&str], place: &str, message: &str| {
         check_set(arguments, &[&format!("--set {place}: {message}")]);

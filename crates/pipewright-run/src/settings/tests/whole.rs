@@ -25,13 +25,19 @@ fn settings_survive_being_written_and_read() {
     let schedule = folder.path().join("a.csv");
     std::fs::write(&schedule, "0F0,0B0\n1F0,1B0\n").expect("it can be written");
     let schedule = format!("pipeline.schedule={}", schedule.display());
-    let cases: [&[&str]; 19] = [
+    let cases: [&[&str]; 20] = [
         &[],
         &["mesh.data_parallel=[2, 2]"],
         &["mesh.data_parallel=[4, 1]", "mesh.tensor_parallel=2", "mesh.whole_experts=true"],
         &["mesh.data_parallel=[1, 4]", "mesh.data_parallel_mode=sharded"],
         &["mesh.data_parallel_mode=sharded", "mesh.unshard_lookahead=[1, 2]", "mesh.reduce_wait=deferred"],
         &["mesh.unshard_lookahead=2", "mesh.reduce_wait=at-once"],
+        &[
+            "mesh.data_parallel=2",
+            "mesh.data_parallel_mode=sharded",
+            "mesh.keep_gathered=true",
+            "run.accumulate=2",
+        ],
         &["mesh.unshard_lookahead=auto"],
         &[
             "data.validation=[\"v/*.txt\"]",

@@ -105,6 +105,10 @@ const CHANGES: &[Change] = &[
     ("mesh.expert_parallel=2", &["model.architecture=qwen3_moe", "mesh.data_parallel=2"]),
     ("mesh.unshard_window=2", &["mesh.data_parallel=2", "mesh.data_parallel_mode=sharded"]),
     ("mesh.unshard_lookahead=1", SHARDED),
+    (
+        "mesh.keep_gathered=true",
+        &["mesh.data_parallel=2", "mesh.data_parallel_mode=sharded", "run.accumulate=2"],
+    ),
     ("mesh.reduce_wait=deferred", REPLICAS),
     ("optimizer.name=adam", &[]),
     ("optimizer.learning_rate=1e-3", &[]),
