@@ -160,6 +160,7 @@ pub fn pipeline_config(settings: &Settings, model: &dyn RunModel) -> Result<Pipe
         data_parallel_mode: settings.mesh.data_parallel_mode,
         targets_for_all: model.needs_targets(),
         verify: settings.run.verify,
+        name_not_finite: true,
         ..PipelineConfig::default()
     })
 }
