@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::carry::{CarryEnds, SequenceCarry, SliceCarry};
 use super::error::StageError;
+use super::first_value::FirstValue;
 use super::side_leaves::SideLeaves;
 use super::watch::Watch;
 use crate::batch::{SideInputError, SideInputs};
@@ -417,6 +418,9 @@ impl StageContext {
     /// failure would only show in the loss. `what` names the number and its layer. The parameters keep their
     /// values from before the step. An evaluation continues.
     pub fn not_finite(&self, what: &str) {
+        if let Some(watch) = &self.watch {
+            watch.note(FirstValue::Inside { what: what.to_owned() });
+        }
         let mut first = self.not_finite.lock().unwrap_or_else(PoisonError::into_inner);
         first.get_or_insert_with(|| what.to_owned());
     }

@@ -76,8 +76,7 @@ impl Tape {
     }
 
     /// Runs the backwards of the parts, from the last to the first: from the loss, or from the gradients of the
-    /// outputs. Calls `add` with the gradients that each of them has
-    /// computed.
+    /// outputs. Calls `add` with the gradients that each of them has computed.
     pub(super) fn backward(
         self,
         gradients: OptionalTensors,

@@ -156,13 +156,11 @@ impl<M: StageBody> TrainingStage<M> {
         let watch = context.watch().map(|watch| (watch, segment.name(module, context)));
         let before = watch.as_ref().map(|(watch, layer)| watch.inputs(layer, &inputs)).unwrap_or_default();
         let output = segment.forward(module, inputs, context, replacement)?;
-        let inside = context.take_not_finite();
         if let Some((watch, layer)) = &watch {
-            inside.iter().for_each(|what| watch.note(FirstValue::Inside { what: what.clone() }));
             watch.outputs(layer, &output, before);
             watch.outcome()?;
         }
-        if let Some(what) = inside {
+        if let Some(what) = context.take_not_finite() {
             return Err(StageError::NotFinite { what });
         }
         let (outputs, roots, loss) = if self.has_loss() && segment.is_last() {
