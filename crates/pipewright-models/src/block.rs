@@ -1,6 +1,8 @@
 //! The blocks of all families: attention, feed-forward layers, mixtures and state spaces, each added to the hidden
 //! states.
 
+use std::sync::Arc;
+
 use burn::module::Module;
 use burn::tensor::Tensor;
 use pipewright::nn::{
@@ -32,6 +34,9 @@ pub(crate) struct Branch {
     pub(crate) relation: Option<RelationCopy>,
     /// The router that chooses the tokens.
     pub(crate) depths: Option<Depths>,
+    /// The path of the mixer's parameters; empty if it is not known.
+    #[module(skip)]
+    pub(crate) path: Arc<str>,
     /// How tokens attend to each other.
     #[module(skip)]
     pub(crate) attends: Attends,
@@ -116,17 +121,19 @@ impl Block {
 impl Branch {
     /// Returns a branch with a norm before the mixer.
     pub(crate) fn new(norm: Option<Norm>, mixer: Mixer, attends: Attends) -> Self {
-        Self { norm, mixer, norm_after: None, relation: None, depths: None, attends, factor: 1.0 }
+        let path = Arc::default();
+        Self { norm, mixer, norm_after: None, relation: None, depths: None, path, attends, factor: 1.0 }
     }
 
     fn forward(&self, x: Tensor<2>, rows: &Rows<'_>, cache: Option<&mut BlockCache>) -> Tensor<2> {
         if let (Some(depths), Some(tokens)) = (&self.depths, rows.tokens()) {
             let mix = |x: Tensor<2>, tokens: &Tokens| self.mix(x, Some(tokens), rows, cache);
-            return depths.forward(rows.choice, x, tokens, rows.context, mix);
+            let y = depths.forward(rows.choice, x, tokens, rows.context, mix);
+            return rows.context.watched(&self.path, y);
         }
         let x = Branches::new(x);
         let mixed = self.mix(x.branch(), rows.tokens(), rows, cache);
-        add(x.into_branch(), scaled(mixed, self.factor))
+        rows.context.watched(&self.path, add(x.into_branch(), scaled(mixed, self.factor)))
     }
 
     /// Runs the norms and the mixer. `tokens` are those of `x` in a hybrid.

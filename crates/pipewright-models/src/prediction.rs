@@ -55,6 +55,11 @@ impl Prediction {
         })
     }
 
+    /// Returns the block of the prediction.
+    pub(crate) fn block_mut(&mut self) -> &mut Block {
+        &mut self.block
+    }
+
     /// Appends the states of the prediction to the states of the depths before: `[depths * tokens, hidden]`
     /// in, with one depth more out. The states at the last positions of a document have no meaning: the tokens
     /// ahead are of another document, or are not among the ids. No state with a meaning depends on them.

@@ -106,11 +106,19 @@ pub(crate) struct StageFacts {
 impl ModelStage {
     /// Returns the stage with these layers.
     pub(crate) fn new(
-        layers: Vec<StageLayer>,
+        mut layers: Vec<StageLayer>,
         split: SplitStage,
         facts: StageFacts,
         built: &BuiltParameters,
     ) -> Self {
+        let blocks = layers.iter_mut().filter_map(|layer| match layer {
+            StageLayer::Block(block) => Some(block),
+            StageLayer::Prediction(prediction) => Some(prediction.block_mut()),
+            _ => None,
+        });
+        for branch in blocks.flat_map(|block| &mut block.branches) {
+            branch.path = path_of(&branch.mixer, built).into();
+        }
         let stage = Self { layers, split, facts: Arc::new(facts), parameters: Arc::default() };
         let mut parameters = HashMap::new();
         let visit = |local: String, id: ParamId, _: &dyn Fn() -> TensorData| {
@@ -154,7 +162,8 @@ impl ModelStage {
             }
             StageLayer::Embedding(embedding) => {
                 let ids = input.ids.clone().filter(|_| self.facts.hybrid.is_some());
-                StageTensors { floats: vec![embedding.forward(input, rows)], ids }
+                let hidden = rows.context.watched("embedding", embedding.forward(input, rows));
+                StageTensors { floats: vec![hidden], ids }
             }
             StageLayer::Block(block) => {
                 let has_tokens = self.facts.hybrid.is_none() || input.ids.is_some();
@@ -165,7 +174,11 @@ impl ModelStage {
                 let ids = input.ids.clone().expect("a prediction takes token ids");
                 with_hidden(input, |states| prediction.forward(states, &ids, rows))
             }
-            StageLayer::Head(head) => self.run_head(head, input, rows.shape),
+            StageLayer::Head(head) => {
+                let StageTensors { floats, ids } = self.run_head(head, input, rows.shape);
+                let floats = floats.into_iter().map(|logits| rows.context.watched("head", logits)).collect();
+                StageTensors { floats, ids }
+            }
             StageLayer::HeadPart(part) => part.forward(input, rows.context),
         }
     }
@@ -394,6 +407,26 @@ pub(crate) fn visit_parameters(
         }
     };
     stage.visit(&mut Parameters { names: Vec::new(), visit });
+}
+
+/// Returns the common beginning of the paths of a module's parameters, such as `model.layers.3.mlp`.
+fn path_of(module: &impl Module, built: &BuiltParameters) -> String {
+    let mut common: Option<Vec<String>> = None;
+    let visit = |_: String, id: ParamId, _: &dyn Fn() -> TensorData| {
+        let Some(BuiltParameter { spec, .. }) = built.get(&id) else { return };
+        let mut names: Vec<String> = spec.path.split('.').map(str::to_owned).collect();
+        // The last one is the name of the parameter itself.
+        names.pop();
+        match &mut common {
+            Some(common) => {
+                let equal = common.iter().zip(&names).take_while(|(a, b)| a == b).count();
+                common.truncate(equal);
+            }
+            None => common = Some(names),
+        }
+    };
+    module.visit(&mut Parameters { names: Vec::new(), visit });
+    common.unwrap_or_default().join(".")
 }
 
 /// Calls `visit` for each parameter, with the path and the identifier that Burn gives it, and with a function that

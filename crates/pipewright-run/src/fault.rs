@@ -122,7 +122,7 @@ impl Fault {
         Self {
             step: error.step.get(),
             rank: Some(error.rank.get()),
-            cause: first_line(&sentence(&error.cause)),
+            cause: first_line(&sentence(error.cause.without_origin())),
             summary: first_line(&sentence(error)),
             is_final: matches!(error.cause, Cause::Unconfirmed { .. }),
             is_external: matches!(

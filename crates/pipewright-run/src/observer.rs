@@ -87,7 +87,7 @@ pub struct Overview {
     pub microbatches: u32,
     /// The device that the ranks compute on.
     pub device: String,
-    /// The loss, in nats, of a model that predicts each token by its frequency in the data.
+    /// The loss, in nats, of a model that predicts each token by its frequency in the data; 0 of other data than text.
     pub frequency_loss: f64,
 }
 

@@ -127,6 +127,10 @@ use crate::training::{copy_search, origin, shared_folder};
 ///     fn vocab_size(&self) -> usize {
 ///         BYTES
 ///     }
+///
+///     fn unit(&self) -> &str {
+///         "bytes"
+///     }
 /// }
 ///
 /// let scratch = tempfile::tempdir()?;
@@ -143,6 +147,7 @@ use crate::training::{copy_search, origin, shared_folder};
 /// // The folder has all that the run needs to continue.
 /// Run::reopen(&folder).set(["run.steps=4"]).model(NextByte).train()?;
 /// assert_eq!(metrics(&folder)?.len(), 4);
+/// assert_eq!(metrics(&folder)?[0].unit.as_deref(), Some("bytes"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Run {

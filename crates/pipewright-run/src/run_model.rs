@@ -7,8 +7,8 @@ use std::ops::Range;
 
 use pipewright::nn::TensorParallel;
 use pipewright::stage::Stage;
-use pipewright::train::Validation;
 use pipewright::train::data::{SideRows, TokenRows};
+use pipewright::train::{TOKENS, Validation};
 use pipewright_models::{Adapter, CutModel, InitialParameters, ParameterGroup, ParameterSpec, Place};
 use pipewright_schedule::error_text::with_causes;
 use pipewright_schedule::{ModelDesc, Partition, TrainedStages};
@@ -43,6 +43,12 @@ pub trait RunModel: Send + Sync {
 
     /// Returns the number of token ids. All ids of the data are below it.
     fn vocab_size(&self) -> usize;
+
+    /// Returns what the numbers of a row are, in the plural. The metrics, the display and the pages of a run name it. By
+    /// default they are `tokens` of text, whose loss is in nats per token. The losses of other models have no unit.
+    fn unit(&self) -> &str {
+        TOKENS
+    }
 
     /// Opens the training data and the data of evaluations. By default they are the files of `data` in the settings.
     ///

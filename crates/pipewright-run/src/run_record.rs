@@ -42,6 +42,8 @@ pub struct StepMetrics {
     pub skipped: bool,
     /// The learning rate.
     pub learning_rate: Option<f64>,
+    /// What `tokens` counts, if the run is not one of text.
+    pub unit: Option<String>,
     /// The input tokens per second.
     pub tokens_per_second: Option<f64>,
     /// The rate of the model's matrix products, in 10¹² operations per second.
@@ -117,6 +119,7 @@ impl StepMetrics {
             loss_scale: self.loss_scale,
             skipped: self.skipped,
             learning_rate: known(self.learning_rate),
+            unit: self.unit.clone(),
             tokens_per_second: known(self.tokens_per_second),
             tokens: self.tokens.unwrap_or_default() as u64,
             model_tflops: self.model_tflops,

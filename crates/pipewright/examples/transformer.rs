@@ -18,6 +18,7 @@ use burn::nn::{EmbeddingConfig, LayerNorm, LayerNormConfig, LinearConfig};
 use burn::tensor::activation::gelu;
 use pipewright::nn::{CausalAttention, Dropout, Embedding, Linear, cross_entropy};
 use pipewright::prelude::*;
+use pipewright::train::TOKENS;
 
 const TEXT: &[u8] = include_bytes!("transformer.rs");
 const VOCABULARY: usize = 256;
@@ -143,7 +144,7 @@ pub(crate) fn run(
         pipeline.restore(&checkpoint)?;
         done = checkpoint.step();
     }
-    let mut log = RunLog::open(folder, done)?;
+    let mut log = RunLog::open(folder, done)?.counting(TOKENS);
     let checkpoints = CheckpointFolder::own(&checkpoints)?;
     let mut writer = CheckpointWriter::start(checkpoints, 2, ranks, Duration::from_secs(60))?;
 

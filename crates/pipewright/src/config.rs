@@ -124,6 +124,11 @@ pub struct PipelineConfig {
     /// In a repeated step, a process with some of the replicas returns outputs and gradients of inputs of the
     /// microbatches that its replicas have computed then.
     pub verify: Verify,
+    /// Whether a step that fails because a loss or a gradient is not finite is computed again, to name the first
+    /// value that is not finite ([`Cause::Located`](crate::failure::Cause::Located)); the same on all ranks. The
+    /// repetition reads the values of every layer, and changes no parameter and no bit of a later step. Hooks are
+    /// called again. A pipeline that may search keeps the tensors of a step's batches until it has updated.
+    pub name_not_finite: bool,
     /// Runs around actions, or in their place.
     pub hook: Option<Arc<dyn ActionHook>>,
     /// A flag that the caller raises to end training. Each rank reads it at the end of a step and of an
@@ -166,6 +171,7 @@ impl Default for PipelineConfig {
             evaluation: None,
             targets_for_all: false,
             verify: Verify::default(),
+            name_not_finite: false,
             hook: None,
             interrupt: None,
             announcement: Arc::default(),
@@ -233,6 +239,7 @@ pub(crate) fn identity(program: &ValidatedProgram, config: &PipelineConfig) -> F
         ("data parallel mode", format!("{:?}", config.data_parallel_mode)),
         ("keep gathered", config.keep_gathered.to_string()),
         ("verify", format!("{:?}", config.verify)),
+        ("name not finite", config.name_not_finite.to_string()),
         ("trains", config.optimizer.is_some().to_string()),
     ];
     fields.map(|(name, value)| (name.to_owned(), value)).into()

@@ -183,7 +183,10 @@ fn speed(metrics: &Metrics, names_ranks: bool) -> Vec<Field> {
         bubbles.insert(0, format!("bubble {bubble}, by rank {shares}"));
     }
     let mut fields = vec![
-        Field::new(0, [format!("{} tokens/s", grouped(metrics.tokens_per_second.round() as u64))]),
+        Field::new(
+            0,
+            [format!("{} {}/s", grouped(metrics.tokens_per_second.round() as u64), metrics.counted())],
+        ),
         Field { texts: step_times(metrics, step), rank: 2, style: Style::new() },
         Field { texts: bubbles, rank: 3, style: Style::new() },
         Field { texts: memory, rank: 1, style: Style::new() },

@@ -55,7 +55,7 @@ fn line(metrics: &Metrics, done: u64, steps: u64, elapsed: Duration) -> String {
     let (taken, left) = (metrics.step.saturating_sub(done), steps.saturating_sub(metrics.step));
     let left = remaining(elapsed, taken, left).map(|left| format!("  remaining {}", clock(left)));
     format!(
-        "step {}/{steps}  loss {:.4}{}{}  grad norm {:.3}{}  lr {:.2e}  {:.0} tokens/s{}  {}  bubble {}  memory {}  \
+        "step {}/{steps}  loss {:.4}{}{}  grad norm {:.3}{}  lr {:.2e}  {:.0} {}/s{}  {}  bubble {}  memory {}  \
          elapsed {}{}",
         metrics.step,
         metrics.loss,
@@ -66,6 +66,7 @@ fn line(metrics: &Metrics, done: u64, steps: u64, elapsed: Duration) -> String {
         loss_scale(metrics).map(|scale| format!("  {scale}")).unwrap_or_default(),
         metrics.learning_rate,
         metrics.tokens_per_second,
+        metrics.counted(),
         computed(metrics).map(|rate| format!("  {rate}")).unwrap_or_default(),
         step_time(metrics),
         percent(metrics.bubble_fraction),
@@ -133,6 +134,9 @@ mod tests {
         let unknown = Metrics { mfu: None, ..rate };
         let text = line(&unknown, 0, 10, Duration::from_secs(3));
         assert!(text.contains(" tokens/s  123 GFLOP/s  20 ms "), "{text}");
+        let bytes = Metrics { unit: Some("bytes".to_owned()), ..metrics(2) };
+        let text = line(&bytes, 0, 10, Duration::from_secs(3));
+        assert!(text.contains(" 1024 bytes/s  20 ms "), "{text}");
         let resumed = line(&metrics(2), 1, 10, Duration::from_secs(3));
         assert!(resumed.ends_with("remaining 0:24"), "{resumed}");
     }

@@ -101,10 +101,10 @@ fn took(first: &Metrics, last: &Metrics, of_steps: f64) -> String {
     // The figures are totals of the whole run, so the part before this process's first step is subtracted.
     let steps = last.step + 1 - first.step;
     let seconds = last.elapsed_s - first.elapsed_s + first.step_ms / 1e3;
-    let per_step = first.tokens_per_second * first.step_ms / 1e3;
+    let (unit, per_step) = (last.counted(), first.tokens_per_second * first.step_ms / 1e3);
     let tokens = (last.tokens - first.tokens) as f64 + per_step;
     format!(
-        "trained {} in {}: {} tokens at {} tokens/s",
+        "trained {} in {}: {} {unit} at {} {unit}/s",
         counted(steps, "step"),
         clock(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)),
         grouped(tokens.round() as u64),
@@ -226,6 +226,25 @@ results in /runs/a b
             Some("/runs/a b/checkpoints/step-00000003"),
             expected,
         );
+    }
+
+    #[test]
+    fn a_run_of_other_data_than_text() {
+        let mut tally = tally(1, &[5.5, 2.0]);
+        for metrics in [&mut tally.first, &mut tally.last].into_iter().flatten() {
+            metrics.unit = Some("frames".to_owned());
+        }
+        let ending = Ending {
+            done: 2,
+            reason: Reason::Complete,
+            saved: None,
+            best: None,
+            out: Path::new("/r"),
+            has_timeline: false,
+        };
+        let text = summary(&Overview::default(), &tally, &ending, 80);
+        assert!(text.starts_with("trained 2 steps in 0:00: 2,000 frames at 10,000 frames/s\n"), "{text}");
+        assert!(!text.contains("token"), "{text}");
     }
 
     #[test]

@@ -125,6 +125,8 @@ fn a_router_that_overflows_is_named() {
     let words =
         "a probability of the router `model.layers.3.mlp.gate` is not finite; the parameters are still those";
     assert!(said.contains(words) && said.contains("stage 1") && said.contains("step 1"), "{said}");
+    let first = "the first value that is not finite is a probability of the router `model.layers.3.mlp.gate`, in microbatch";
+    assert!(said.contains(first), "{said}");
     let mark = said.split_whitespace().find(|word| word.ends_with('!')).unwrap_or_default();
     assert!(mark.starts_with("1F"), "the failing action is marked: {said}");
     assert!(said.contains("\n  rank 0: ") && said.contains("\n  rank 1: "), "last actions: {said}");

@@ -42,6 +42,8 @@ fn report_and_view_read_the_folder_of_a_program() {
         log.keep_timeline(&summary).expect("it is written");
     }
     log.finish().expect("it is written");
+    let metrics = fs::read_to_string(run.join("metrics.jsonl")).expect("metrics");
+    assert!(metrics.lines().all(|line| line.contains(r#""unit":"samples""#)), "{metrics}");
     for command in ["report", "view"] {
         let page = folder.path().join(format!("{command}.html"));
         let mut program = Command::new(assert_cmd::cargo::cargo_bin!("pipewright"));
@@ -49,5 +51,6 @@ fn report_and_view_read_the_folder_of_a_program() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let text = fs::read_to_string(&page).expect("a page");
         assert!(command == "view" || text.contains("my own settings"), "{command}");
+        assert!(command == "view" || text.contains(r#""unit":"samples""#), "the run has no tokens");
     }
 }

@@ -1,7 +1,12 @@
 //! Tests of updates that ruin the parameters: the run ends, the last good checkpoint stays, and checkpoints
 //! of other programs are not called sound.
 
+use std::fs;
+
+use safetensors::SafeTensors;
+
 use crate::run::Run;
+use crate::scratch;
 
 /// Runs a command, which must end with `code`, and returns both outputs.
 fn check(run: &Run, arguments: &[&str], set: &[&str], expected: i32) -> (String, String) {
@@ -24,6 +29,25 @@ fn a_ruined_model_does_not_replace_the_last_good_one() {
     );
     assert_eq!(run.checkpoints(), ["step-00000002"]);
     check(&run, &["inspect", "out"], &[], 0);
+}
+
+#[test]
+fn the_first_layer_whose_output_overflows_is_named() {
+    let run = Run::of(&scratch::small(4, 4, 2));
+    run.train(&[]);
+    run.succeed(&["export", "out", "model"], &[]);
+    let path = run.path("model/model.safetensors");
+    let mut bytes = fs::read(&path).expect("weights");
+    let file = SafeTensors::deserialize(&bytes).expect("a sound file");
+    let weights = file.tensor("model.layers.2.mlp.down_proj.weight").expect("a weight").data();
+    let (start, length) = (weights.as_ptr().addr() - bytes.as_ptr().addr(), weights.len());
+    let largest = f32::MAX.to_le_bytes();
+    bytes[start..start + length].chunks_exact_mut(4).for_each(|number| number.copy_from_slice(&largest));
+    fs::write(&path, bytes).expect("a file");
+    let (_, words) = check(&run, &["train", "small.toml"], &["model.from=model", "run.out=again"], 4);
+    let first = "the step was computed again with checks: `model.layers.2.mlp` is the first layer with a value that is not \
+                 finite: its output, in microbatch 0 of stage";
+    assert!(words.contains(first), "{words}");
 }
 
 /// Puts NaN into a parameter of the newest checkpoint.

@@ -429,7 +429,7 @@ fn both_pages_have_one_prediction_of_the_step() {
     let figures = browser.text("#figures");
     let text = browser.value(&format!("time({predicted} / 1e3 / data.quantum)"));
     assert!(
-        figures.starts_with("whole step ")
+        figures.starts_with("time per step ")
             && figures.contains(&format!("predicted {}", text.as_str().expect("a text"))),
         "{figures}"
     );

@@ -61,12 +61,17 @@ fn a_run_keeps_timelines_and_its_page_shows_them() {
     let ratio = browser.number("predictedSource.end / measuredSource().end");
     assert!(ratio > 0.02 && ratio < 50.0, "{ratio}");
     assert!(browser.text("#figures").contains("step 12 "), "{}", browser.text("#figures"));
-    // The page says which steps its medians are from, and that times and memory are not for the whole step.
-    assert!(
-        browser.text("#why").contains("The update after it is not part of them"),
-        "{}",
-        browser.text("#why")
-    );
+    // The page says which steps its medians are from, and of what each figure is a part.
+    let why = browser.text("#why");
+    for about in [
+        "The program of a step lasts from its first action to its last one",
+        "The time per step lasts from the end of a step to the end of the next one",
+        "The program of a slow step can take longer",
+        "The bubble is the share of the program in which a rank computes nothing",
+        "Shares below a bar are parts of the chain of causes",
+    ] {
+        assert!(why.contains(about), "{about}: {why}");
+    }
     assert!(
         browser.text("#whatif").contains("Times are medians over all recorded steps but the first."),
         "{}",

@@ -96,7 +96,7 @@ impl VerifiedStep {
             return None;
         }
         let step = error.step.get();
-        let record = match &error.cause {
+        let record = match error.cause.without_origin() {
             Cause::Unconfirmed { difference } => Self::differing(step, difference, hosts),
             Cause::LossNotFinite { .. }
             | Cause::AuxiliaryNotFinite { .. }

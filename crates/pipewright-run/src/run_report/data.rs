@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use pipewright::train::Sample;
+use pipewright::train::{Sample, TOKENS};
 use pipewright_schedule::Timeline;
 use serde::Serialize;
 
@@ -53,6 +53,8 @@ pub(super) struct ReportData {
 #[derive(Serialize)]
 pub(super) struct RunData {
     pub(super) name: String,
+    /// What `tokens` counts.
+    unit: String,
     /// The last step of each group, the seconds and the tokens until its end.
     steps: Vec<u64>,
     seconds: Vec<Option<f64>>,
@@ -167,6 +169,7 @@ impl RunData {
         };
         Self {
             name: run.name.clone(),
+            unit: steps.last().and_then(|step| step.unit.clone()).unwrap_or_else(|| TOKENS.to_owned()),
             steps: groups.iter().map(|&(_, last)| steps[last].step).collect(),
             seconds: at_end(|step| step.elapsed_s),
             tokens: at_end(|step| step.tokens),

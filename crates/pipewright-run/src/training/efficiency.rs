@@ -1,4 +1,4 @@
-//! Which rate of computation a run reaches, and which share of its devices' peak that is.
+//! The rate of computation that a run reaches, its share of the peak of the devices, and what the run counts.
 
 use std::collections::HashMap;
 use std::thread::available_parallelism;
@@ -14,8 +14,10 @@ use crate::settings::pipeline::TransportChoice;
 use crate::training::prepare::Prepared;
 
 /// The computation of a run per token, and the most that its devices compute.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Efficiency {
+    /// What the model counts.
+    unit: String,
     /// Floating-point operations of the model's matrix products per token; 0 if they are not known.
     operations_per_token: f64,
     /// Floating-point operations per second of the devices of all ranks.
@@ -28,13 +30,15 @@ impl Efficiency {
         let Prepared { settings, program, .. } = prepared;
         let products: u64 = prepared.layers.layers.iter().map(|layer| layer.products).sum();
         Self {
+            unit: prepared.model.unit().to_owned(),
             operations_per_token: products as f64 / settings.data.seq_len as f64,
             peak: peak(settings, settings.mesh.ranks(program.ranks())),
         }
     }
 
-    /// Writes the rate and the share of the peak of a step into its metrics.
-    pub(crate) fn observe(self, metrics: &mut Metrics) {
+    /// Writes the rate, the share of the peak, and what the model counts into the metrics of a step.
+    pub(crate) fn observe(&self, metrics: &mut Metrics) {
+        metrics.set_counted(&self.unit);
         let rate = self.operations_per_token * metrics.tokens_per_second;
         let is_known = self.operations_per_token > 0.0 && rate.is_finite();
         metrics.model_tflops = is_known.then_some(rate / 1e12);

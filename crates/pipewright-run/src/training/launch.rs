@@ -161,6 +161,7 @@ pub fn pipeline_config(settings: &Settings, model: &dyn RunModel) -> Result<Pipe
         keep_gathered: settings.mesh.keep_gathered,
         targets_for_all: model.needs_targets(),
         verify: settings.run.verify,
+        name_not_finite: true,
         ..PipelineConfig::default()
     })
 }

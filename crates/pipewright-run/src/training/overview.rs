@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use pipewright::train::TOKENS;
 use pipewright_schedule::{Action, ValidatedProgram};
 
 use crate::error::RunError;
@@ -14,6 +15,7 @@ use crate::training::prepare::Prepared;
 pub(crate) fn overview(prepared: &Prepared) -> Result<Overview, RunError> {
     let Prepared { settings, model, layers, program, rows, .. } = prepared;
     let replicas = settings.mesh.data_parallel;
+    let is_text = model.unit() == TOKENS;
     let file_name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
     Ok(Overview {
         model: model.to_json()["model_type"].as_str().map_or("model".into(), escape).into_owned(),
@@ -29,7 +31,7 @@ pub(crate) fn overview(prepared: &Prepared) -> Result<Overview, RunError> {
         defers_weights: defers_weights(program),
         microbatches: settings.pipeline.microbatches,
         device: settings.run.devices.to_string(),
-        frequency_loss: rows.frequency_entropy().map_err(RunError::input)?,
+        frequency_loss: if is_text { rows.frequency_entropy().map_err(RunError::input)? } else { 0.0 },
     })
 }
 

@@ -15,6 +15,7 @@ use super::skip::append_skips;
 use super::stages::{At, LocalStage, LocalStages};
 use crate::failure::Cause;
 use crate::hook::{ActionHook, BackwardRun, ForwardRun, OverlapRun, Place, Stages};
+use crate::loss_scale::LossScaling;
 use crate::message::Direction;
 use crate::random::StreamKey;
 use crate::stage::{
@@ -147,6 +148,12 @@ impl Executor {
         let target = target.transpose()?;
         let stage_context = StageContext::of_number(stage, microbatch, slices);
         let stage_context = stage_context.with_side_inputs(input.side_inputs.clone(), device.clone());
+        let stage_context = if input.searches {
+            // With a larger scale, infinite gradients only lower the scale.
+            stage_context.with_watch(input.loss_scale <= LossScaling::SMALLEST)
+        } else {
+            stage_context
+        };
         Ok(if input.program.is_forward_only() {
             ForwardState::new(stage_context, inputs, target, None)
         } else {

@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use pipewright_schedule::{Action, Event, StageIndex};
+use pipewright_schedule::{Action, Event, Microbatch, StageIndex};
 
 use super::accumulation::Accumulation;
 use super::agreement::digest;
@@ -27,12 +27,12 @@ use crate::batch::StepForm;
 use crate::checkpoint::{Checkpoint, RankState};
 use crate::collective::Exchange;
 use crate::device::computes_behind;
-use crate::failure::{Cause, StepError};
+use crate::failure::{Cause, FirstNotFinite, NotFiniteOrigin, StepError};
 use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::message::Tag;
 use crate::offload::Offloads;
 use crate::progress::{Activity, Blocked};
-use crate::stage::{RestoredPaths, StageError, StageRunner, Visit};
+use crate::stage::{FirstValue, RestoredPaths, StageRunner, Visit};
 use crate::verification::Difference;
 
 /// The state machine of one rank.
@@ -253,22 +253,45 @@ impl Executor {
             updates: self.step.updates,
             computes_behind: self.stages.iter().any(|stage| computes_behind(stage.runner().device())),
         };
-        let (action, cause) = locate(&failure, self.suspicious(self.explain(cause)));
+        let cause =
+            if self.step.searches() { self.searched(cause) } else { self.suspicious(self.explain(cause)) };
+        let (action, cause) = locate(&failure, cause);
         StepError { rank: self.world_rank(), step: self.step.number, action, cause }
     }
 
     /// Returns the deeper cause of a number that is not finite: a parameter that an earlier update has
     /// ruined.
     fn explain(&self, cause: Cause) -> Cause {
-        let is_number = match &cause {
-            Cause::LossNotFinite { .. }
-            | Cause::AuxiliaryNotFinite { .. }
-            | Cause::GradientNotFinite { .. } => true,
-            Cause::Stage(error) => matches!(error, StageError::NotFinite { .. }),
-            _ => false,
-        };
-        let ruined = if is_number { ruined_parameter(&self.context, &self.stages) } else { None };
+        let ruined = if cause.is_number() { ruined_parameter(&self.context, &self.stages) } else { None };
         ruined.map_or(cause, |(parameter, found)| Cause::ParameterNotFinite { parameter, found })
+    }
+
+    /// Returns the end of a step that is computed again to find the first value that is not finite.
+    fn searched(&self, cause: Cause) -> Cause {
+        let origin = match &cause {
+            Cause::Stage(error) => error.first_not_finite().and_then(|value| self.first_not_finite(value)),
+            // The layers have shown no such value.
+            cause if cause.is_number() => Some(NotFiniteOrigin::Sum),
+            _ => None,
+        };
+        origin.map_or(cause, |origin| Cause::Search { origin: Box::new(origin) })
+    }
+
+    /// Returns the place of the first value that is not finite, which the action of the rank has found.
+    fn first_not_finite(&self, value: &FirstValue) -> Option<NotFiniteOrigin> {
+        let action = self.step.action(self.context.rank())?;
+        let is_backward = |part: &Action| !matches!(part, Action::Forward { .. });
+        let part = action.parts().find(|part| is_backward(part) == value.is_gradient()).unwrap_or(action);
+        let input = self.step.input();
+        let number = input.first_microbatch() + part.microbatch()?.get();
+        let (microbatch, _) = input.program.slices().place(Microbatch::new(number));
+        Some(NotFiniteOrigin::First(FirstNotFinite {
+            value: value.clone(),
+            stage: part.stage(),
+            microbatch,
+            rank: self.world_rank(),
+            parameter: ruined_parameter(&self.context, &self.stages),
+        }))
     }
 
     /// Returns [`Cause::Suspicious`] if the first computation of a verified step has failed with a suspicious

@@ -30,7 +30,7 @@ use super::square_parts::Gathered;
 use super::stages::LocalStages;
 use super::step_input::StepInput;
 use crate::collective::Exchange;
-use crate::failure::Cause;
+use crate::failure::{Cause, NotFiniteOrigin};
 use crate::loss_scale::LossScaling;
 use crate::message::{MessageError, Tag};
 use crate::verification::{JUMP, Suspicion};
@@ -146,11 +146,15 @@ pub(super) fn norms(
     if let Some((path, ..)) = order.clone().find(|(_, square, _)| !square.is_finite()) {
         // A verified step is computed again before its update is skipped: a wrong bit may be the reason.
         let is_first = input.verification.is_some_and(|verification| verification.is_first);
-        return if input.loss_scale > LossScaling::SMALLEST && !is_first {
+        return if input.loss_scale > LossScaling::SMALLEST && !is_first && !input.searches {
             Ok(Norms { whole: f64::INFINITY, ..Norms::default() })
         } else {
             Err(Cause::GradientNotFinite { parameter: path.clone() })
         };
+    }
+    if input.searches {
+        // The step must not update: it has failed before.
+        return Err(Cause::Search { origin: Box::new(NotFiniteOrigin::NotRepeated) });
     }
     let norm = |sum: f64| sum.sqrt() / divisor(input, accumulation) / input.loss_scale;
     let whole = norm(order.clone().map(|(_, square, _)| square).sum());

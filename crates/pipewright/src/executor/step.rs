@@ -163,6 +163,11 @@ impl Step {
         self.input.as_ref().is_some_and(accumulates)
     }
 
+    /// Returns whether the step is computed again to find the first value that is not finite.
+    pub(super) fn searches(&self) -> bool {
+        self.input.as_ref().is_some_and(|input| input.searches)
+    }
+
     /// Drops the side inputs, which no action needs any more.
     pub(super) fn drop_side_inputs(&mut self) {
         if let Some(input) = &mut self.input {

@@ -43,6 +43,9 @@ pub(crate) struct StepInput {
     pub share: u32,
     /// How the step is verified; `None` in an evaluation, and if steps are not verified.
     pub verification: Option<StepVerification>,
+    /// Whether the values of the layers are checked: the step has failed because a number is not finite, and is
+    /// computed again to find the first one. It does not update.
+    pub searches: bool,
     /// The first stage's input of each microbatch; empty on other ranks.
     pub inputs: Vec<Values>,
     /// Whether the step returns the gradient of each of these inputs.

@@ -155,6 +155,8 @@ impl Abort {
         // Such a step is usually computed again. If it is not, the pipeline returns the error.
         if matches!(error.cause, Cause::Suspicious { .. } | Cause::Unconfirmed { .. }) {
             tracing::warn!(%error, "a step is suspicious");
+        } else if matches!(error.cause, Cause::Search { .. }) {
+            tracing::debug!(%error, "a step that failed was computed again");
         } else {
             tracing::error!(%error, "a step failed");
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use pipewright_schedule::error_text::panic_message;
 use pipewright_schedule::{Microbatch, StageIndex};
 
+use super::origin::NotFiniteOrigin;
 use super::update_failure::{UpdateFailure, device_memory};
 use crate::checkpoint::{CheckpointError, NotFinite};
 use crate::ids::WorldRank;
@@ -122,6 +123,28 @@ pub enum Cause {
         /// Its elements that are not finite.
         found: NotFinite,
     },
+    /// A number is not finite, and the step was computed again to find the first one. The parameters are those
+    /// before the step.
+    #[error("{cause}; {origin}")]
+    Located {
+        /// Why the step failed.
+        cause: Box<Self>,
+        /// The first value that is not finite.
+        origin: Box<NotFiniteOrigin>,
+    },
+    /// The end of a step that is computed again to find the first value that is not finite. Only the pipeline sees
+    /// this cause; the caller gets [`Cause::Located`].
+    #[error("{origin}")]
+    Search {
+        /// The result.
+        origin: Box<NotFiniteOrigin>,
+    },
+    /// A number of another process is not finite.
+    #[error("{message}")]
+    RemoteNumber {
+        /// The other process's message.
+        message: String,
+    },
     /// The step is to be computed again, because a result is suspicious
     /// ([`Verify::OnSuspicion`](crate::verification::Verify)). The parameters are those before the step.
     #[error("{suspicion}, so the step is computed again")]
@@ -200,6 +223,27 @@ pub enum Cause {
 pipewright_schedule::message_as_debug!(Cause);
 
 impl Cause {
+    /// Returns why the step failed, without the place of the first value that is not finite.
+    pub fn without_origin(&self) -> &Self {
+        match self {
+            Self::Located { cause, .. } => cause.without_origin(),
+            cause => cause,
+        }
+    }
+
+    /// Returns whether a number is not finite.
+    pub(crate) fn is_number(&self) -> bool {
+        match self {
+            Self::LossNotFinite { .. }
+            | Self::AuxiliaryNotFinite { .. }
+            | Self::GradientNotFinite { .. }
+            | Self::ParameterNotFinite { .. }
+            | Self::RemoteNumber { .. } => true,
+            Self::Stage(error) => matches!(error, StageError::NotFinite { .. }),
+            _ => false,
+        }
+    }
+
     /// Returns why a step with this failure is suspicious; `None` if it must not be repeated.
     pub(crate) fn suspicion(&self) -> Option<Suspicion> {
         Some(match self {

@@ -7,6 +7,7 @@
 mod abort;
 mod step_error;
 mod cause;
+mod origin;
 mod update_failure;
 
 pub use abort::Abort;
@@ -14,5 +15,6 @@ pub(crate) use abort::Divergence;
 #[cfg(any(feature = "mpi", test))]
 pub(crate) use abort::FailureNotice;
 pub use cause::Cause;
+pub use origin::{FirstNotFinite, NotFiniteOrigin};
 pub use step_error::StepError;
 pub use update_failure::UpdateFailure;

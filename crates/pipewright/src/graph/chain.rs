@@ -92,6 +92,10 @@ where
         outputs.map_err(|source| StageError::Layer { layer: name.clone(), source })
     }
 
+    fn layer_name(&self, layer: usize) -> Option<Arc<str>> {
+        self.names.prefixes.get(layer).cloned()
+    }
+
     fn part(&self, place: &ModulePlace) -> Option<(&dyn Any, &'static str)> {
         self.layers.get(self.index_of(place)?).map(L::part)
     }

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use burn::module::{Module, ModuleDisplay, ModuleVisitor, Param};
 use burn::tensor::Tensor;
@@ -144,6 +145,10 @@ impl<L: GraphLayer> StageBody for GraphStage<L> {
         context: &StageContext,
     ) -> Result<Values, StageError> {
         self.run_layer(layer, inputs, context)
+    }
+
+    fn layer_name(&self, layer: usize) -> Option<Arc<str>> {
+        self.plan.steps.get(layer).map(|step| step.name.clone())
     }
 
     fn part(&self, place: &ModulePlace) -> Option<(&dyn Any, &'static str)> {

@@ -19,6 +19,8 @@ pub(super) struct Running {
     /// The time of the call that has begun it.
     pub(super) start: Instant,
     pub(super) condition: Condition,
+    /// The batches of its step up to this one, if a failure of the step is to name the first value that is not finite.
+    pub(super) batches: Vec<CheckedBatch>,
 }
 
 /// When the ranks begin a batch that they have.

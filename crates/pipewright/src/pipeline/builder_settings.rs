@@ -63,6 +63,12 @@ impl PipelineBuilder {
         self.configured(|config| config.verify = verify)
     }
 
+    /// Sets whether the failure of a step with a loss or a gradient that is not finite names the first such value
+    /// ([`PipelineConfig::name_not_finite`]). Default: it does not.
+    pub fn name_not_finite(self, names: bool) -> Self {
+        self.configured(|config| config.name_not_finite = names)
+    }
+
     /// Sets the number of threads that compute for one rank. Default: 1.
     pub fn threads_per_rank(self, threads: usize) -> Self {
         self.configured(|config| config.threads_per_rank = threads)

@@ -18,6 +18,7 @@ mod answers;
 mod report_link;
 mod begun;
 mod running;
+mod not_finite_search;
 mod training_step;
 mod launch;
 mod state;

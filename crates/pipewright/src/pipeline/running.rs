@@ -59,6 +59,8 @@ pub struct Pipeline {
     pub(super) report_link: Option<ReportLink>,
     /// How often the processes have compared batches with messages of their own.
     pub(super) comparisons: u64,
+    /// The batches of the step that was begun last, as [`Running`](super::begun::Running) has them.
+    pub(super) step_batches: Vec<CheckedBatch>,
     /// The number of training batches that [`Pipeline::finish`] has ended.
     pub(super) finished_batches: u64,
     /// The end of the last training batch that is finished.
@@ -84,6 +86,7 @@ impl Pipeline {
             waiting: None,
             report_link,
             comparisons: 0,
+            step_batches: Vec::new(),
             finished_batches: 0,
             finished: None,
             failure: None,

@@ -69,6 +69,11 @@ impl CheckedBatch {
         Ok(Self { batch, purpose, input_gradients, side_gradients })
     }
 
+    /// Returns the batch as one that ends its step.
+    pub(super) fn ending_step(self) -> Self {
+        Self { purpose: Purpose::Update { learning_rate: 0.0 }, ..self }
+    }
+
     /// Returns what this process says of the batch.
     pub(super) fn form(&self) -> StepForm {
         self.batch.form(self.purpose)
@@ -98,6 +103,8 @@ pub(super) struct StepPlan {
     pub(super) side_gradients: SideGradients,
     /// `None` in an evaluation, and if steps are not verified.
     verification: Option<StepVerification>,
+    /// Whether the step is computed again to find the first value that is not finite.
+    searches: bool,
 }
 
 impl StepPlan {
@@ -121,7 +128,13 @@ impl StepPlan {
             input_gradients: batch.input_gradients.clone().times(factor),
             side_gradients: batch.side_gradients.clone().times(factor),
             verification,
+            searches: false,
         }
+    }
+
+    /// Lets the step check the values of the layers, and end without an update.
+    pub(super) fn searching(self) -> Self {
+        Self { searches: true, ..self }
     }
 
     /// Plans an evaluation.
@@ -134,6 +147,7 @@ impl StepPlan {
             input_gradients: InputGradients::default(),
             side_gradients: SideGradients::default(),
             verification: None,
+            searches: false,
         }
     }
 
@@ -205,6 +219,7 @@ impl StepPlan {
                 attempt: self.at.attempt,
                 share: own,
                 verification: self.verification,
+                searches: self.searches,
                 inputs: if rank == first { part(&mut inputs) } else { Vec::new() },
                 wanted_gradients: self.input_gradients.wanted(),
                 targets: if rank == last { part(&mut targets) } else { Vec::new() },

@@ -321,18 +321,37 @@ impl Pipeline {
         let unit = self.accumulation.unit(batch.unit())?;
         let (at, loss_scale) = (self.ranks.next_step(), self.accumulation.loss_scale);
         let plan = StepPlan::training(at, &batch, unit, loss_scale, self.verifier.verification());
+        self.send_planned(plan, batch, start, condition)
+    }
+
+    /// Gives the ranks a batch with this plan.
+    pub(super) fn send_planned(
+        &mut self,
+        plan: StepPlan,
+        batch: CheckedBatch,
+        start: Instant,
+        condition: Condition,
+    ) -> Result<Running, PipelineError> {
+        let unit = self.accumulation.unit(batch.unit())?;
         let origin = StepOrigin::default();
+        let kept = self.setup.config.name_not_finite.then(|| batch.clone());
         let replies = self.send_inputs(&plan, batch, &origin, &condition)?;
+        if !self.accumulation.is_pending() {
+            self.step_batches.clear();
+        }
+        self.step_batches.extend(kept);
         self.accumulation.begin_batch((!plan.updates()).then_some(unit));
-        Ok(Running { plan, origin, replies, start, condition })
+        Ok(Running { plan, origin, replies, start, condition, batches: self.step_batches.clone() })
     }
 
     /// Waits for the results of a batch. A suspicious step is repeated with all its batches.
     fn complete_with_repeats(&mut self, running: Running) -> Result<StepSummary, PipelineError> {
-        let (updates, done) = (running.plan.updates(), running.plan.done());
+        let (updates, done, last) = (running.plan.updates(), running.plan.done(), running.plan.last_step());
         let (mut next, mut repeated) = (Ok(running), Vec::new());
         loop {
             let start = next.as_ref().map_or_else(|_| Instant::now(), |running| running.start);
+            let batches =
+                next.as_mut().map(|running| std::mem::take(&mut running.batches)).unwrap_or_default();
             let batch = match next.and_then(|running| self.await_results(running)) {
                 Ok(summary) => match self.verifier.next_batch() {
                     Some(next) => {
@@ -351,6 +370,8 @@ impl Pipeline {
                         if let Some(failure) = &mut self.failure {
                             self.verifier.describe(failure);
                         }
+                        let error = self.with_origin(error, batches, done);
+                        self.ranks.return_to(last);
                         return Err(error);
                     };
                     repeated.clear();
@@ -364,7 +385,7 @@ impl Pipeline {
     }
 
     /// Waits for the end of a batch on all ranks, and merges their reports.
-    fn await_results(&mut self, running: Running) -> Result<StepSummary, PipelineError> {
+    pub(super) fn await_results(&mut self, running: Running) -> Result<StepSummary, PipelineError> {
         let Running { plan, origin, replies, start, .. } = running;
         let at = plan.at;
         let mut answers = self.collect(at, &replies);

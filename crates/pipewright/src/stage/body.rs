@@ -1,6 +1,7 @@
 //! The module that a stage in training runs: a user's [`StageModule`], or its part of a graph.
 
 use std::any::Any;
+use std::sync::Arc;
 
 use burn::module::Module;
 use pipewright_schedule::StageIndex;
@@ -50,6 +51,12 @@ pub(crate) trait StageBody: Module + 'static {
         context: &StageContext,
     ) -> Result<Values, StageError> {
         self.forward_block(layer, inputs, context)
+    }
+
+    /// Returns the name of a layer; `None` if it has none.
+    fn layer_name(&self, layer: usize) -> Option<Arc<str>> {
+        let _ = layer;
+        None
     }
 
     /// Returns the module at a place, if it is this one or a part of it, and the name of its type.

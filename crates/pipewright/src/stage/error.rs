@@ -6,6 +6,7 @@ use std::sync::Arc;
 use pipewright_schedule::Action;
 use pipewright_schedule::error_text::panic_message;
 
+use super::first_value::FirstValue;
 use crate::tensor::BoundaryError;
 
 /// Why a stage cannot be prepared or cannot run an action.
@@ -38,6 +39,12 @@ pub enum StageError {
     NotFinite {
         /// The number and its layer.
         what: String,
+    },
+    /// In a step that is computed again for this purpose, the first value that is not finite was found.
+    #[error("{value}")]
+    FirstNotFinite {
+        /// The value.
+        value: FirstValue,
     },
     /// A parameter is cut, but the optimizer's update of an element depends on other elements.
     #[error(
@@ -83,6 +90,15 @@ pub enum StageError {
 pipewright_schedule::message_as_debug!(StageError);
 
 impl StageError {
+    /// Returns the first value that is not finite, if the error names it.
+    pub(crate) fn first_not_finite(&self) -> Option<&FirstValue> {
+        match self {
+            Self::FirstNotFinite { value } => Some(value),
+            Self::InBlock { source, .. } => source.first_not_finite(),
+            _ => None,
+        }
+    }
+
     /// Makes the error of a function of the caller's that runs an action
     /// ([`ActionHook`](crate::hook::ActionHook)).
     pub fn function(message: impl std::fmt::Display) -> Self {

@@ -13,8 +13,10 @@ use pipewright_kernel::scale::scale;
 use pipewright_kernel::squares::sums_of_squares;
 
 use super::error::StageError;
+use super::first_value::FirstValue;
 use super::parameter_table::ParameterTable;
 use super::shards::Catches;
+use super::watch::found_in;
 use crate::autodiff::inner_of;
 use crate::device::computes_behind;
 use crate::nn::{
@@ -35,6 +37,10 @@ pub(crate) struct GradientSums {
     of_sources: HashMap<usize, BTreeMap<usize, DispatchTensor>>,
     /// Whether a backward pass has computed the parameter's gradient at once instead of deferring it.
     undeferred: Vec<bool>,
+    /// Whether each sum is checked when a gradient is added.
+    is_watched: bool,
+    /// The first parameter whose sum is not finite, if sums are checked.
+    not_finite: Option<usize>,
 }
 
 impl GradientSums {
@@ -42,7 +48,26 @@ impl GradientSums {
     pub(super) fn new(table: Arc<ParameterTable>) -> Self {
         let count = table.paths.len();
         let (sums, undeferred) = (vec![None; count], vec![false; count]);
-        Self { table, sums, of_sources: HashMap::new(), undeferred }
+        Self { table, sums, of_sources: HashMap::new(), undeferred, is_watched: false, not_finite: None }
+    }
+
+    /// Checks each sum from now on when a gradient is added, until the sums are dropped.
+    pub(super) fn watch(&mut self) {
+        self.is_watched = true;
+    }
+
+    /// Fails if sums are checked and one is not finite.
+    pub(super) fn outcome(&self) -> Result<(), StageError> {
+        let Some(index) = self.not_finite else { return Ok(()) };
+        let parameter = self.table.paths[index].to_string();
+        Err(StageError::FirstNotFinite { value: FirstValue::ParameterGradient { parameter } })
+    }
+
+    fn check(&mut self, index: usize, sum: &DispatchTensor) {
+        let is_first = self.is_watched && self.not_finite.is_none();
+        if is_first && !found_in(&[Value::from_dispatch(sum.clone())]).is_empty() {
+            self.not_finite = Some(index);
+        }
     }
 
     /// Drops the sum of a parameter.
@@ -107,11 +132,12 @@ impl GradientSums {
             DType::F16 | DType::BF16 => Dispatch::float_cast(gradient, FloatDType::F32),
             _ => gradient,
         };
-        let sum = &mut self.sums[index];
-        *sum = Some(match sum.take() {
+        let sum = match self.sums[index].take() {
             Some(sum) => Dispatch::float_add(sum, gradient),
             None => gradient,
-        });
+        };
+        self.check(index, &sum);
+        self.sums[index] = Some(sum);
     }
 
     /// Computes a weight gradient that a backward pass deferred and adds it, in place if there is already a
@@ -140,6 +166,7 @@ impl GradientSums {
             }
             _ => unreachable!("other weights whose gradients are deferred are matrices"),
         };
+        self.check(index, &sum);
         match source {
             0 => self.sums[index] = Some(sum),
             _ => drop(self.of_sources.entry(index).or_default().insert(source, sum)),
@@ -263,6 +290,7 @@ impl GradientSums {
     pub(crate) fn clear(&mut self) {
         self.sums.fill(None);
         self.of_sources.clear();
+        (self.is_watched, self.not_finite) = (false, None);
     }
 }
 

@@ -19,6 +19,7 @@
 //! | `in_flight.rs`, `microbatch.rs` | the microbatches in flight; a forward or a backward that has begun |
 //! | `segment.rs` | the whole module or a block of it, which runs at once |
 //! | `tape.rs`, `tape_ends.rs` | the tape of a segment |
+//! | `watch.rs`, `first_value.rs` | the search for the first value that is not finite |
 //! | `forwarded.rs` | the results of a forward, and their fingerprint |
 //! | `carry.rs` | what the slices of a microbatch pass to each other |
 //! | `weight_work.rs` | weight gradients that are deferred |
@@ -26,8 +27,10 @@
 //! | `visit.rs` | access to a stage's modules after the launch |
 //! | `error.rs` | errors of stages |
 
+mod first_value;
 mod error;
 mod tape_ends;
+mod watch;
 mod carry;
 mod side_leaves;
 mod module;
@@ -54,6 +57,7 @@ mod prepare;
 pub(crate) use body::{NO_SKIPS, Skip, Skips, StageBody};
 pub use error::StageError;
 pub(crate) use error::in_layer;
+pub use first_value::FirstValue;
 pub(crate) use forwarded::Forwarded;
 pub(crate) use microbatch::{BackwardState, ForwardState, ForwardTask, InputGradients};
 pub(crate) use module::{Auxiliary, ExpertLoad};

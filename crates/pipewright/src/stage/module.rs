@@ -11,7 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use super::carry::{CarryEnds, SequenceCarry, SliceCarry};
 use super::error::StageError;
+use super::first_value::FirstValue;
 use super::side_leaves::SideLeaves;
+use super::watch::Watch;
 use crate::batch::{SideInputError, SideInputs};
 use crate::random::{DrawsTogether, LayerDraws, RandomStream, StreamKey};
 use crate::tensor::{Boundary, BoundaryError, Placement, Value, Values, pack, unpack};
@@ -164,6 +166,8 @@ pub struct StageContext {
     auxiliary: Arc<Mutex<Vec<Auxiliary>>>,
     loads: Arc<Mutex<Vec<ExpertLoad>>>,
     not_finite: Arc<Mutex<Option<String>>>,
+    /// Present if the values of the layers are checked.
+    watch: Option<Watch>,
     side_leaves: SideLeaves,
 }
 
@@ -201,6 +205,7 @@ impl StageContext {
             auxiliary: Arc::default(),
             loads: Arc::default(),
             not_finite: Arc::default(),
+            watch: None,
             side_leaves: SideLeaves::default(),
         }
     }
@@ -223,6 +228,7 @@ impl StageContext {
             auxiliary: Arc::default(),
             loads: Arc::default(),
             not_finite: Arc::default(),
+            watch: None,
             side_leaves: SideLeaves::default(),
             ..self.clone()
         }
@@ -264,6 +270,17 @@ impl StageContext {
         let key = self.random.unwrap_or_else(of_evaluation);
         let result = draws.run(name, key, is_training, run);
         result.map_err(|DrawsTogether| StageError::DrawsTogether { layer: name.into() })
+    }
+
+    /// Lets the forward check the values of the layers, and its backward their gradients if `checks_gradients`.
+    pub(crate) fn with_watch(mut self, checks_gradients: bool) -> Self {
+        self.watch = Some(Watch::new(checks_gradients));
+        self
+    }
+
+    /// Returns what checks the values of the layers; `None` if they are not checked.
+    pub(super) fn watch(&self) -> Option<&Watch> {
+        self.watch.as_ref()
     }
 
     pub(crate) fn with_side_inputs(mut self, side_inputs: Arc<SideInputs>, device: Device) -> Self {
@@ -401,8 +418,26 @@ impl StageContext {
     /// failure would only show in the loss. `what` names the number and its layer. The parameters keep their
     /// values from before the step. An evaluation continues.
     pub fn not_finite(&self, what: &str) {
+        if let Some(watch) = &self.watch {
+            watch.note(FirstValue::Inside { what: what.to_owned() });
+        }
         let mut first = self.not_finite.lock().unwrap_or_else(PoisonError::into_inner);
         first.get_or_insert_with(|| what.to_owned());
+    }
+
+    /// Returns `output`, the output of `layer` inside a module that holds several layers. If a step is computed
+    /// again to find the first value that is not finite
+    /// ([`PipelineConfig::name_not_finite`](crate::pipeline::PipelineConfig::name_not_finite)), the output and
+    /// its gradient are checked, and the failure names the layer. Otherwise nothing happens. The output has the
+    /// same bits in any case.
+    ///
+    /// Name the layer as its parameters are named, such as `model.layers.3.mlp`, and call this for the layers
+    /// in the order of the data.
+    pub fn watched<const D: usize>(&self, layer: &str, output: Tensor<D>) -> Tensor<D> {
+        match &self.watch {
+            Some(watch) => watch.inside(layer, output),
+            None => output,
+        }
     }
 
     /// Takes out the name of the number that the forward reported as not finite.

@@ -2,6 +2,7 @@
 //! of its layers.
 
 use std::any::Any;
+use std::sync::Arc;
 
 use super::body::StageBody;
 use super::error::StageError;
@@ -52,6 +53,24 @@ impl Segment {
         };
         let itself = layers.is_empty().then_some(self);
         itself.into_iter().chain(layers.map(move |index| Self::Layer { index, of }))
+    }
+
+    /// Returns the name of the layer, or of the part of the stage, for messages.
+    pub(super) fn name<M: StageBody>(self, module: &M, context: &StageContext) -> Arc<str> {
+        let stage = context.stage();
+        let layer = match self {
+            Self::Whole if module.layers() == 1 => module.layer_name(0),
+            Self::Layer { index, .. } => module.layer_name(index),
+            _ => None,
+        };
+        layer.unwrap_or_else(|| match self {
+            Self::Whole => format!("stage {stage}").into(),
+            Self::Blocks { first, end, .. } if first + 1 == end => {
+                format!("stage {stage}, block {first}").into()
+            }
+            Self::Blocks { first, end, .. } => format!("stage {stage}, blocks {first} to {}", end - 1).into(),
+            Self::Layer { index, .. } => format!("stage {stage}, layer {index}").into(),
+        })
     }
 
     /// Returns the index of the first block or of the layer; 0 for the whole module.

@@ -9,14 +9,18 @@
 //!
 //! A module whose layers are not known to the stage (`StageBody::layers`) has one part.
 
+use std::sync::Arc;
+
 use burn::tensor::{Gradients, Tensor};
 
 use super::carry::CarryEnds;
 use super::error::StageError;
+use super::first_value::FirstValue;
 use super::module::Auxiliary;
 use super::shards::Catches;
 use super::side_leaves::{SideLeaf, add_gradients};
 use super::tape_ends::{OutputRoot, fill_roots, join};
+use super::watch::Watch;
 use crate::autodiff::{Caught, inner_of};
 use crate::batch::SideSums;
 use crate::nn::{Deferred, at_least_single};
@@ -46,6 +50,8 @@ pub(super) struct TapePart {
     pub(super) carry: Option<CarryEnds>,
     /// The side inputs that require a gradient.
     pub(super) sides: Vec<SideLeaf>,
+    /// What checks the gradients, and the name of the layer; `None` if they are not checked.
+    pub(super) watch: Option<(Watch, Arc<str>)>,
 }
 
 /// A backward that has run.
@@ -74,14 +80,14 @@ impl Tape {
     pub(super) fn backward(
         self,
         gradients: OptionalTensors,
-        mut add: impl FnMut(&mut Gradients),
+        mut add: impl FnMut(&mut Gradients) -> Result<(), StageError>,
     ) -> Result<FinishedTape, StageError> {
         let Self { parts, deferred, catches } = self;
         let (mut inputs, mut has_run, mut sides) = (gradients, false, SideSums::new());
         for part in parts.into_iter().rev() {
             inputs = part.backward(inputs, &mut sides, |gradients| {
                 has_run = true;
-                add(gradients);
+                add(gradients)
             })?;
         }
         Ok(FinishedTape { inputs, sides, parameters: has_run.then_some((deferred, catches)) })
@@ -107,24 +113,34 @@ impl TapePart {
         self,
         gradients: OptionalTensors,
         sums: &mut SideSums,
-        add: impl FnOnce(&mut Gradients),
+        add: impl FnOnce(&mut Gradients) -> Result<(), StageError>,
     ) -> Result<OptionalTensors, StageError> {
-        let Self { inputs, loss, outputs, auxiliary, mut carry, sides } = self;
+        let Self { inputs, loss, outputs, auxiliary, mut carry, sides, watch } = self;
+        if let Some((watch, layer)) = &watch {
+            watch.gradients(&gradients, || FirstValue::OutputGradient { layer: layer.to_string() });
+            watch.outcome()?;
+        }
         let root = match loss {
             Some(loss) => Some(loss),
             None => fill_roots(outputs, gradients)?,
         };
         let carried = carry.as_mut().map(CarryEnds::start_backward).transpose()?.flatten();
         let root = join(join(root, carried), auxiliary).filter(Tensor::is_tracked);
+        let mut added = Ok(());
         if let Some(root) = root {
             let mut gradients = root.backward();
             if let Some(carry) = carry {
                 carry.add_gradients(&mut gradients);
             }
-            add(&mut gradients);
+            added = add(&mut gradients);
             add_gradients(sides, sums);
         }
-        Ok(inputs.into_iter().map(|caught| caught?.take()).collect())
+        let gradients = inputs.into_iter().map(|caught| caught?.take()).collect();
+        if let Some((watch, layer)) = watch {
+            watch.gradients(&gradients, || FirstValue::InputGradient { layer: layer.to_string() });
+            watch.outcome()?;
+        }
+        added.map(|()| gradients)
     }
 }
 

@@ -15,7 +15,8 @@ use crate::train::validation::SourceLoss;
 pub struct Metrics {
     /// Counted from 1.
     pub step: u64,
-    /// Mean cross entropy per token over the step's batch, in nats: over the targets that count in the loss.
+    /// Mean loss over the step's batch. Of text, it is the cross entropy per token in nats, over the targets that count in
+    /// the loss.
     pub loss: f64,
     /// Global norm of the gradient before clipping; infinite, which is null in JSON, if the update was
     /// skipped.
@@ -28,6 +29,10 @@ pub struct Metrics {
     pub skipped: bool,
     /// The optimizer's learning rate in this step.
     pub learning_rate: f64,
+    /// What `tokens` and `tokens_per_second` count, in the plural, such as `samples`; left out if they count tokens of
+    /// text. The losses of other models have no unit. The caller sets it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unit: Option<String>,
     /// Input tokens of the batch over the step's wall time.
     pub tokens_per_second: f64,
     /// The rate of the model's matrix products on all ranks together, forward and backward, in 10¹²
@@ -151,7 +156,20 @@ pub struct Metrics {
     pub checkpoint_cost_ms: Option<f64>,
 }
 
+/// What the runs of language models count.
+pub const TOKENS: &str = "tokens";
+
 impl Metrics {
+    /// Returns what `tokens` counts, in the plural.
+    pub fn counted(&self) -> &str {
+        self.unit.as_deref().unwrap_or(TOKENS)
+    }
+
+    /// Sets what `tokens` counts, in the plural.
+    pub fn set_counted(&mut self, unit: &str) {
+        self.unit = (unit != TOKENS).then(|| unit.to_owned());
+    }
+
     /// Returns the metrics of a step, as if it were the first one of a run. `tokens` is the number of tokens
     /// of its batch.
     pub fn of(report: &StepSummary, learning_rate: f64, tokens: u64) -> Self {

@@ -16,6 +16,9 @@ use crate::train::tensorboard::{EventFile, EventFileError};
 /// The most bytes of the metrics that are read, enough for some million steps.
 const LARGEST_METRICS: u64 = 2 << 30;
 
+/// What a run counts if it does not say.
+const UNIT: &str = "samples";
+
 /// The file of a run's folder that has one line of metrics per step.
 pub const METRICS_FILE: &str = "metrics.jsonl";
 /// The file of a run's folder that has its settings.
@@ -58,6 +61,8 @@ pub struct RunLog {
     metrics: File,
     /// The number of steps in the metrics.
     done: u64,
+    /// What the steps count, in the plural.
+    unit: String,
     /// The tokens and the seconds of these steps.
     tokens: u64,
     elapsed_s: f64,
@@ -134,6 +139,7 @@ impl RunLog {
         let figure = |name| last.as_ref().and_then(|line| line.get(name));
         Ok(Self {
             done,
+            unit: figure("unit").and_then(Json::as_str).unwrap_or(UNIT).to_owned(),
             tokens: figure("tokens").and_then(Json::as_u64).unwrap_or_default(),
             elapsed_s: figure("elapsed_s").and_then(Json::as_f64).unwrap_or_default(),
             folder,
@@ -142,6 +148,12 @@ impl RunLog {
             events: None,
             last: None,
         })
+    }
+
+    /// Sets what the run counts, in the plural: `tokens` for text, whose loss is in nats per token. Other names are
+    /// shown as they are, and the loss has no unit. Default: `samples`.
+    pub fn counting(self, unit: &str) -> Self {
+        Self { unit: unit.to_owned(), ..self }
     }
 
     /// Also writes an event file for TensorBoard.
@@ -162,14 +174,16 @@ impl RunLog {
         write_regular(&path, text.as_bytes()).map_err(failed("written", &path))
     }
 
-    /// Returns the metrics of a step. `tokens` is the number of tokens, or rows, of its batch. The caller may
-    /// change them, for example add the validation loss.
-    pub fn metrics(&self, summary: &StepSummary, learning_rate: f64, tokens: u64) -> Metrics {
-        Metrics {
-            tokens: self.tokens + tokens,
+    /// Returns the metrics of a step. `count` is the number of samples of its batch, or of what else the run counts
+    /// ([`RunLog::counting`]). The caller may change them, for example add the validation loss.
+    pub fn metrics(&self, summary: &StepSummary, learning_rate: f64, count: u64) -> Metrics {
+        let mut metrics = Metrics {
+            tokens: self.tokens + count,
             elapsed_s: self.elapsed_s + self.began.elapsed().as_secs_f64(),
-            ..Metrics::of(summary, learning_rate, tokens)
-        }
+            ..Metrics::of(summary, learning_rate, count)
+        };
+        metrics.set_counted(&self.unit);
+        metrics
     }
 
     /// Appends the metrics of a step, which other programs can read immediately, and keeps its timeline for

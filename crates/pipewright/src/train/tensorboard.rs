@@ -99,7 +99,7 @@ fn scalars(metrics: &Metrics) -> Vec<(String, f64)> {
         ("train/loss".to_owned(), metrics.loss),
         ("train/grad_norm".to_owned(), metrics.grad_norm),
         ("train/learning_rate".to_owned(), metrics.learning_rate),
-        ("speed/tokens_per_second".to_owned(), metrics.tokens_per_second),
+        (format!("speed/{}_per_second", metrics.counted()), metrics.tokens_per_second),
         ("speed/step_ms".to_owned(), metrics.step_ms),
         ("speed/bubble_fraction".to_owned(), metrics.bubble_fraction),
         ("speed/exposed_comm_fraction".to_owned(), metrics.exposed_comm_fraction),

@@ -18,7 +18,7 @@ use pipewright_schedule::{Action, StageIndex};
 use serde::{Deserialize, Serialize};
 
 use super::clock::Nanos;
-use crate::failure::{Cause, FailureNotice, StepError, UpdateFailure};
+use crate::failure::{Cause, FailureNotice, NotFiniteOrigin, StepError, UpdateFailure};
 use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::message::{Message, Payload, Tag};
 use crate::progress::Heartbeat;
@@ -194,6 +194,8 @@ enum CauseHead {
     WrongInput(String),
     Suspicious(Suspicion),
     Unconfirmed(Box<Difference>),
+    Search(Box<NotFiniteOrigin>),
+    Number(String),
     Other(String),
 }
 
@@ -306,6 +308,8 @@ fn failure_head(FailureNotice { error, attempt, stops_all, diverged }: FailureNo
         Cause::WrongInput { message } => CauseHead::WrongInput(message.clone()),
         Cause::Suspicious { suspicion } => CauseHead::Suspicious(suspicion.clone()),
         Cause::Unconfirmed { difference } => CauseHead::Unconfirmed(difference.clone()),
+        Cause::Search { origin } => CauseHead::Search(origin.clone()),
+        cause if cause.is_number() => CauseHead::Number(cause.to_string()),
         cause => CauseHead::Other(cause.to_string()),
     };
     let action = error.action.map(|action| action.to_string());
@@ -325,6 +329,8 @@ impl From<CauseHead> for Cause {
             CauseHead::WrongInput(message) => Self::WrongInput { message },
             CauseHead::Suspicious(suspicion) => Self::Suspicious { suspicion },
             CauseHead::Unconfirmed(difference) => Self::Unconfirmed { difference },
+            CauseHead::Search(origin) => Self::Search { origin },
+            CauseHead::Number(message) => Self::RemoteNumber { message },
             CauseHead::Other(message) => Self::Remote { message },
         }
     }

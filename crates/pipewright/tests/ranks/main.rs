@@ -5,6 +5,7 @@ mod transport;
 mod seeded;
 mod waits;
 mod failures;
+mod first_not_finite;
 mod own_batches;
 mod sharing;
 mod replicas;

@@ -3,6 +3,8 @@
 // The runs, the colours of their lines, and the formats of numbers.
 const data = "{{data}}";
 const { runs } = data, mostColours = 6;
+// What the runs count.
+const units = [...new Set(runs.map(({ unit }) => unit))], counted = units.length === 1 ? units[0] : "inputs";
 // What the reader has chosen. `range` is the part of the axis that the charts show, or null for all of it; `hidden` has the
 // indices of the runs that are switched off.
 const chosen = { axis: "steps", log: false, smooth: 0, range: null, hidden: [] };
@@ -50,4 +52,4 @@ const clockMark = (seconds, step) => step < 1 ? significant(seconds) + " s" : cl
 
 // The position of each group of steps on the axis that the reader chose.
 const positionsOf = (run) => run[chosen.axis];
-const axisText = { steps: (value) => "step " + grouped(value), tokens: (value) => short(value) + " tokens", seconds: elapsed };
+const axisText = { steps: (value) => "step " + grouped(value), tokens: (value) => `${short(value)} ${counted}`, seconds: elapsed };

@@ -3,12 +3,13 @@
 
 const keys = [...new Set(runs.flatMap((run) => Object.keys(run.series)))];
 const auxiliary = keys.filter((key) => key.startsWith("auxiliary ")), sources = keys.filter((key) => key.startsWith("validation "));
+const lossUnit = counted === "tokens" ? "nats per token; " : "";
 const line = (name, key, dash = "") => ({ name, key, dash });
 const specs = [
-  { title: "Loss", note: "nats per token; dashed: validation, dotted: total", canBeLog: true, format: short,
+  { title: "Loss", note: lossUnit + "dashed: validation, dotted: total", canBeLog: true, format: short,
     lines: [line("training", "loss"), line("validation", "validation_loss", "7 4"), line("total", "total", "2 3")] },
   { title: "Gradient norm", note: "before clipping", format: short, canBeLog: true, lines: [line("gradient norm", "grad_norm")] },
-  { title: "Throughput", note: "tokens per second", format: short, isFromZero: true, lines: [line("tokens per second", "tokens_per_second")] },
+  { title: "Throughput", note: `${counted} per second`, format: short, isFromZero: true, lines: [line(`${counted} per second`, "tokens_per_second")] },
   { title: "Step time", note: "whole steps; dashed: predicted from the first steps, dotted: planned", format: milliseconds, isFromZero: true,
     lines: [line("measured", "step_ms"), line("predicted from the first steps", "predicted_step_ms", "7 4"), line("planned", "planned_step_ms", "2 3")] },
   { title: "Bubble", note: "mean of ranks; dashed: only communication", format: percent, isFromZero: true,
@@ -16,7 +17,7 @@ const specs = [
   { title: "Gap between steps", note: "before each step; dashed: sums and update", format: milliseconds, isFromZero: true,
     lines: [line("gap", "gap_ms"), line("sums and update", "gap_sums_and_update_ms", "7 4")] },
   { title: "Learning rate", format: (value) => value > 0 && value < 0.001 ? value.toExponential(1) : significant(value, 3), isFromZero: true, lines: [line("learning rate", "learning_rate")] },
-  ...sources.map((key) => ({ title: key.replace("validation ", "Validation loss of "), note: "nats per token", format: short, canBeLog: true, lines: [line(key, key)] })),
+  ...sources.map((key) => ({ title: key.replace("validation ", "Validation loss of "), note: lossUnit.replace("; ", ""), format: short, canBeLog: true, lines: [line(key, key)] })),
   ...auxiliary.map((key) => ({ title: key.replace("auxiliary ", "Auxiliary loss "), format: short, lines: [line(key, key)] })),
 ];
 
@@ -46,6 +47,7 @@ document.getElementById("title").textContent = runs.length === 1 ? runs[0].name 
 document.title = (runs.length === 1 ? runs[0].name : `${runs.length} runs`) + " \u2013 Pipewright";
 const before = savedState();
 restoreChoices(before);
+document.querySelector("#axis option[value=tokens]").textContent = counted;
 document.getElementById("axis").value = chosen.axis;
 document.getElementById("log").checked = chosen.log;
 document.getElementById("smooth").value = chosen.smooth;

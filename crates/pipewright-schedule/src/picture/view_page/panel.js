@@ -3,8 +3,14 @@
 
 const panel = document.getElementById("why");
 const mostRuns = 12, mostListed = 5;
-const aboutTimes = "Measured and predicted times here are those of the program, which runs the microbatches. The update after it is not part "
-  + "of them; the time of the whole step, above and in the report, includes it. If a step accumulates several batches, its last one is shown.";
+const aboutProgram = ["The program of a step", " lasts from its first action to its last one, on all ranks. If a step accumulates several batches, "
+  + "its last one is shown. The change in brackets is against the predicted program."];
+const aboutStep = ["The time per step", " lasts from the end of a step to the end of the next one, with the sums of gradients and the update: the "
+  + "median of the run, as in the report. The program of a slow step can take longer, also because a rank begins it while others end the "
+  + "step before."];
+const aboutBubble = ["The bubble", " is the share of the program in which a rank computes nothing, a mean over the ranks."];
+const aboutShares = ["Shares below a bar", " are parts of the chain of causes: of one rank after another, not of all ranks. In a range, they are parts of "
+  + "the time of its ranks; messages run beside computation and are no part of it."];
 
 function element(tag, properties, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
@@ -176,8 +182,15 @@ function explainStep(source) {
     ...source.waits?.length ? listOf("Longest waits in line (head-of-line blocking)", longestInLine(source).slice(0, mostListed).map(lineEntry), "") : [],
     ...source.uncertainty ? [paragraph(`The clocks of the processes agree within ${time(source.uncertainty / data.quantum)}.`)] : [],
     paragraph("Click an action or a bubble to see its cause. Drag with the Shift key to sum up a range."),
-    ...recorded.length ? [element("p", { className: "more" }, aboutTimes)] : [],
+    ...aboutFigures(),
   ];
+}
+
+// Says what the times of the page are, and of what each percentage is a part.
+function aboutFigures() {
+  const about = [...recorded.length ? [aboutProgram] : [], ...data.view.wholeStep ? [aboutStep] : [], aboutBubble, aboutShares];
+  const items = about.map(([name, text]) => element("li", {}, element("b", {}, name), text));
+  return [element("h3", {}, "What the figures are of"), element("ul", { className: "about" }, ...items)];
 }
 
 function showPanel() {

@@ -45,13 +45,14 @@ function sumsOf(lanes, from, to) {
 }
 
 // Returns a table with the time of each kind of action, and its share of the time of the lanes. Messages and collectives run
-// beside the computation, so they are no part of the whole.
+// beside the computation, so they are no part of the whole and have no share.
 function sumTable(lanes, from, to) {
   const sums = sumsOf(lanes, from, to), all = (to - from) * lanes.length, order = ["F", "B", "I", "W", "bubble", "messages", "gather, reduce", "offload, reload"];
   const names = { ...kindNames, messages: "messages, beside it", "gather, reduce": "gathering and reducing, beside it", "offload, reload": "offloading and reloading, beside it" };
+  const isPart = (name) => name.length === 1 || name === "bubble";
   const rows = order.filter((name) => sums.has(name)).map((name) => element("tr", {}, element("th", { scope: "row" }, name.length === 1 ? `${name} ${names[name]}` : names[name] ?? name),
-    element("td", {}, time(sums.get(name))), element("td", {}, percentOf(sums.get(name), all))));
-  const inside = new Map([...sums].filter(([name]) => name.length === 1 || name === "bubble"));
+    element("td", {}, time(sums.get(name))), element("td", {}, isPart(name) ? percentOf(sums.get(name), all) : "")));
+  const inside = new Map([...sums].filter(([name]) => isPart(name)));
   return [shareBar(inside, false), element("table", { className: "sums" }, element("tbody", {}, ...rows))];
 }
 

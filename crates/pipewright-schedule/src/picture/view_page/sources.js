@@ -78,12 +78,13 @@ function bubbleShare(source) {
   return 1 - sums.reduce((sum, busy) => sum + busy, 0) / (source.end * source.lanes.length || 1);
 }
 
-// Returns the time of the whole step, with the update after the program, as the report has it; nothing for a schedule.
+// Returns the time from the end of a step to the end of the next, as the report has it; nothing for a schedule. The program of
+// a step may take longer, because ranks begin a step while others end the one before.
 function wholeStepItem() {
   const { wholeStep } = data.view;
   if (!wholeStep) return null;
   const item = document.createElement("li"), name = document.createElement("b");
-  name.textContent = "whole step";
+  name.textContent = "time per step";
   const timeOf = (seconds) => time(seconds / data.quantum);
   const predicted = wholeStep.predicted === null ? "" : `, predicted ${timeOf(wholeStep.predicted)}`;
   item.append(name, ` ${timeOf(wholeStep.measured)}, median${predicted}`);
@@ -99,7 +100,7 @@ function showFigures() {
   };
   const items = [predictedSource, measured, whatIfSource].filter(Boolean).map((source) => {
     const item = document.createElement("li"), name = document.createElement("b"), own = source.step ? `step ${source.step}` : source.name;
-    // A recorded run also has the times of whole steps, so these are called those of the program.
+    // A recorded run also has the time per step, so these are called those of the program.
     name.textContent = data.view.wholeStep ? `program of ${source.step ? own : "a step, " + own}` : own;
     item.append(name, ` ${time(source.end)}${difference(source)}, bubble ${percentOf(bubbleShare(source), 1)}`);
     return item;

@@ -79,12 +79,14 @@ impl<M: StageBody> TrainingStage<M> {
             if !is_sharded {
                 sums.add(module.last_computing(), gradients);
             }
+            sums.outcome()
         })?;
         let FinishedTape { inputs, sides, parameters } = finished;
         sides.into_iter().for_each(|(side, gradient)| add_side(&mut backward.sides, side, gradient));
         let Some((deferred, catches)) = parameters else { return Ok(inputs) };
         if is_sharded {
             self.sums.add_caught(catches);
+            self.sums.outcome()?;
         }
         // Without `W`, nothing takes them out.
         if self.settings.backward == StageBackward::Whole {

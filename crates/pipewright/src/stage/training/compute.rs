@@ -133,7 +133,9 @@ impl<M: StageBody> StageCompute for TrainingStage<M> {
         }
         // Weight gradients that a user's function has not computed would be missing in the sums.
         work.run_all();
-        work.outcome().map(|()| count)
+        work.outcome()?;
+        self.sums.outcome()?;
+        Ok(count)
     }
 
     fn module(&self) -> &dyn Any {

@@ -13,13 +13,15 @@ use crate::autodiff::inner_of;
 use crate::nn::{at_least_single, with_parts};
 use crate::stage::body::StageBody;
 use crate::stage::error::{StageError, in_part};
+use crate::stage::first_value::FirstValue;
 use crate::stage::forwarded::Forwarded;
 use crate::stage::held_module::Recording;
 use crate::stage::microbatch::{ForwardState, Pass, Saved};
-use crate::stage::module::StageContext;
+use crate::stage::module::{Auxiliary, StageContext};
 use crate::stage::segment::{Replacement, Segment};
 use crate::stage::tape::{Tape, TapePart, check_scalar, scaled, split_auxiliary};
 use crate::stage::tape_ends::{all_off_tape, as_input, off_tape};
+use crate::stage::watch::Watch;
 use crate::tensor::{Values, unpack};
 
 impl<M: StageBody> TrainingStage<M> {
@@ -31,6 +33,9 @@ impl<M: StageBody> TrainingStage<M> {
         replacement: Option<Replacement<'_>>,
     ) -> Result<(), StageError> {
         let (inputs, task) = (forward.take_values(), forward.task);
+        if forward.context().watch().is_some_and(Watch::checks_gradients) {
+            self.sums.watch();
+        }
         forward.context_mut().draw_through(&self.draws);
         if replacement.is_none() {
             self.probe(segment, &inputs, forward)?;
@@ -147,8 +152,14 @@ impl<M: StageBody> TrainingStage<M> {
         let Pass { context, target, loss_weight, auxiliary_weight } = pass;
         let precision = self.module.precision;
         let rounded = inputs.into_iter().map(|input| precision.rounded(input));
-        let (inputs, caught) = rounded.map(|input| as_input(input, &self.module.device)).unzip();
+        let (inputs, caught): (Values, _) = rounded.map(|input| as_input(input, &self.module.device)).unzip();
+        let watch = context.watch().map(|watch| (watch, segment.name(module, context)));
+        let before = watch.as_ref().map(|(watch, layer)| watch.inputs(layer, &inputs)).unwrap_or_default();
         let output = segment.forward(module, inputs, context, replacement)?;
+        if let Some((watch, layer)) = &watch {
+            watch.outputs(layer, &output, before);
+            watch.outcome()?;
+        }
         if let Some(what) = context.take_not_finite() {
             return Err(StageError::NotFinite { what });
         }
@@ -165,6 +176,13 @@ impl<M: StageBody> TrainingStage<M> {
         };
         let (auxiliary, weighted) = split_auxiliary(context.take_auxiliary(), *auxiliary_weight)?;
         let report = loss.clone().map(inner_of);
+        if let Some((watch, _)) = &watch {
+            for Auxiliary { name, loss, .. } in &auxiliary {
+                watch.loss(loss, || FirstValue::Auxiliary { name: name.to_string() });
+            }
+            report.iter().for_each(|loss| watch.loss(loss, || FirstValue::Loss));
+            watch.outcome()?;
+        }
         let part = TapePart {
             inputs: caught,
             loss: loss.map(|loss| scaled(loss, *loss_weight)),
@@ -172,6 +190,7 @@ impl<M: StageBody> TrainingStage<M> {
             auxiliary: weighted,
             carry: context.take_carry(),
             sides: context.side_leaves().take(),
+            watch: watch.map(|(watch, layer)| (watch.clone(), layer)),
         };
         Ok((Forwarded { outputs, loss: report, auxiliary, loads: context.take_loads() }, part))
     }
