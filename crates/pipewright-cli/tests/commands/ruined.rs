@@ -39,7 +39,7 @@ fn the_first_layer_whose_output_overflows_is_named() {
     let path = run.path("model/model.safetensors");
     let mut bytes = fs::read(&path).expect("weights");
     let file = SafeTensors::deserialize(&bytes).expect("a sound file");
-    let weights = file.tensor("model.layers.2.mlp.down_proj.weight").expect("a weight").data();
+    let weights = file.tensor("model.layers.2.mlp.up_proj.weight").expect("a weight").data();
     let (start, length) = (weights.as_ptr().addr() - bytes.as_ptr().addr(), weights.len());
     let largest = f32::MAX.to_le_bytes();
     bytes[start..start + length].chunks_exact_mut(4).for_each(|number| number.copy_from_slice(&largest));
