@@ -6,7 +6,7 @@ const mostRuns = 12, mostListed = 5;
 const aboutProgram = ["The program of a step", " lasts from its first action to its last one, on all ranks. If a step accumulates several batches, "
   + "its last one is shown. The change in brackets is against the predicted program."];
 const aboutStep = ["The time per step", " lasts from the end of a step to the end of the next one, with the sums of gradients and the update: the "
-  + "median of the run, as in the report. The program of a slow step can take longer, also because a rank begins it while others end the "
+  + "median of the run, which the report calls whole step. The program of a slow step can take longer, also because a rank begins it while others end the "
   + "step before."];
 const aboutBubble = ["The bubble", " is the share of the program in which a rank computes nothing, a mean over the ranks."];
 const aboutShares = ["Shares below a bar", " are parts of the chain of causes: of one rank after another, not of all ranks. In a range, they are parts of "
