@@ -46,7 +46,7 @@ pub fn free_memory() -> Option<FreeMemory> {
     least(System::free_swap)
 }
 
-/// As [`free_memory`], but without swap space.
+/// Like [`free_memory`], but without swap space.
 pub fn unswapped_memory() -> Option<FreeMemory> {
     least(|_| 0)
 }
