@@ -1,4 +1,4 @@
-//! What the loader of PyTorch 2.15 (`_load_csv`) refuses in a schedule that is sound.
+//! The rows that the loader of PyTorch 2.15 (`_load_csv`) refuses in a schedule that is sound.
 //!
 //! It reads rows that only compute as `compute_only`, and others as `compute_comms`. Rules of both: (1) every
 //! action is one of PyTorch's; (2) every stage has as many backwards as microbatches, and as many `I` as `W`.

@@ -17,7 +17,7 @@ pub struct Violation {
     /// The position of the action in the row, counted from 0. The position of a missing action is the length
     /// of the row.
     pub position: usize,
-    /// What is wrong, and what to do about it.
+    /// The problem, and the way to solve it.
     pub problem: String,
 }
 

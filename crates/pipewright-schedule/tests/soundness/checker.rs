@@ -14,7 +14,7 @@ enum Thing {
     Input(u32, u32),
     Output(u32, u32),
     Saved(u32, u32),
-    /// What a forward has saved, outside of memory.
+    /// The tensors that a forward has saved, outside of memory.
     Away(u32, u32),
     OutputGradient(u32, u32),
     InputGradient(u32, u32),

@@ -292,7 +292,7 @@ proptest! {
         }
     }
 
-    /// What leaves memory comes back, and a rank never holds more than without that.
+    /// Tensors that leave memory come back, and a rank never holds more than without that.
     #[test]
     fn offloading_is_sound_and_never_takes_more_memory(
         schedule in any_schedule(),
