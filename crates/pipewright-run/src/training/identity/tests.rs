@@ -66,7 +66,12 @@ const CHANGES: &[Change] = &[
     ("data.packed=true", &["data.bos_id=0"]),
     ("data.restart_positions=true", DOCUMENTS),
     ("data.keys={ text = \"content\" }", &["data.path=FOLDER/texts.jsonl"]),
-    ("data.chat_template=zephyr", CHATS),
+    ("data.chat_template=qwen3", CHATS),
+    (
+        "data.chat_template_kwargs={ end = \"!\" }",
+        &["data.path=FOLDER/chats.jsonl", "data.chat_template=FOLDER/turns.jinja"],
+    ),
+    ("data.bad_records=5", CHATS),
     ("data.train_on=all", CHATS),
     (
         "data.long_records=skip",
@@ -189,6 +194,7 @@ fn write_data(folder: &Path) {
         ("a.txt", "All is well that ends well. ".repeat(1000)),
         ("b.txt", "Much ado about nothing. ".repeat(1000)),
         ("chats.jsonl", chats),
+        ("turns.jinja", "{% for turn in messages %}{{ turn.content }}{{ end }}{% endfor %}".to_owned()),
         ("texts.jsonl", texts),
     ];
     for (name, content) in files {
