@@ -3,7 +3,7 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use pipewright::nn::TensorParallel;
+use pipewright::nn::{Region, TensorParallel};
 use pipewright::stage::StageContext;
 use pipewright::tensor::Placement;
 
@@ -169,19 +169,20 @@ impl Attention {
         }
     }
 
-    /// Maps `[tokens, hidden]` to the same shape. `attend` takes queries, keys and values of this rank's
-    /// heads, `[tokens, heads * head_dim]` each, and returns the values that the queries attend to.
+    /// Maps the hidden states of the tokens outside of the region, `[tokens, hidden]`, to the same shape. `attend`
+    /// takes queries, keys and values of this rank's heads for the tokens inside, `[tokens, heads * head_dim]` each,
+    /// and returns the values that the queries attend to.
     pub(crate) fn forward(
         &self,
         x: Tensor<2>,
-        tensor: &TensorParallel,
+        region: &Region<'_>,
         attend: impl FnOnce([Tensor<2>; 3]) -> Tensor<2>,
         context: &StageContext,
     ) -> Tensor<2> {
-        let x = SharedInput::of_several(tensor.enter(x));
-        let inputs = self.inputs(&x, tensor, context);
+        let x = SharedInput::of_several(region.enter(x));
+        let inputs = self.inputs(&x, region.tensor(), context);
         drop(x);
-        self.o_proj.forward_split_inputs(&SharedInput::new(attend(inputs)), tensor, context)
+        self.o_proj.forward_region(&SharedInput::new(attend(inputs)), region, context)
     }
 }
 

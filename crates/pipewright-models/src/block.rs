@@ -149,7 +149,7 @@ impl Branch {
         let mixed = match &self.mixer {
             Mixer::Attention(mixer) => {
                 let attend = |qkv| self.attend(qkv, mixer.sinks(), tokens, rows, cache);
-                mixer.forward(x, tensor, attend, context)
+                mixer.forward(x, &tensor.region(rows.shape[0]), attend, context)
             }
             Mixer::Latent(mixer) => match cache {
                 None => mixer.forward(x, tensor, |qkv| self.attend(qkv, None, tokens, rows, None), context),

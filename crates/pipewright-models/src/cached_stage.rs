@@ -8,7 +8,7 @@
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};
 use pipewright::stage::StageModule;
-use pipewright::tensor::{BoundaryError, Values, pack, unpack};
+use pipewright::tensor::{BoundaryError, Spread, Values, pack, unpack};
 
 use crate::block::{Block, BlockCache};
 use crate::boundary::StageTensors;
@@ -36,7 +36,7 @@ impl GenerationStage for ModelStage {
     }
 
     fn splits_logits(&self) -> bool {
-        self.output_split(0).is_some()
+        self.output_placement(0).tensor != Spread::Whole
     }
 
     fn compute(&self, input: Values) -> Result<Values, BoundaryError> {

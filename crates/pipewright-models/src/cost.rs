@@ -56,6 +56,16 @@ pub(crate) struct Cost {
     pub(crate) kept_on_devices: i64,
 }
 
+/// The numbers per token of hidden states that a model keeps. Every tensor rank keeps those of its tokens, while the ranks
+/// divide all other numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HiddenKept {
+    /// Of each block.
+    pub block: u64,
+    /// Of the last norm and the head.
+    pub head: u64,
+}
+
 impl Add for Cost {
     type Output = Self;
 

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::attention::{Attention, AttentionSizes, InputNorms};
 use crate::block::{Attends, Block, Branch, Mixer};
-use crate::cost::ModelSizes;
+use crate::cost::{HiddenKept, ModelSizes};
 use crate::decoder::{
     self, BlockAttentions, BlockForm, DecoderConfig, FeedForward, LayerWindows, MixtureConfig, NormPlaces,
     QueryKeyNorm,
@@ -152,6 +152,24 @@ impl<F: DecoderFamily> Composition for F {
             "the balance loss of the router `{path}` depends on whole microbatches, so set `output_router_logits = false` \
              to train without it"
         ))
+    }
+
+    fn hidden_kept(&self) -> Option<HiddenKept> {
+        let form = self.form();
+        let is_dense = form.mixture.is_none() && form.latent.is_none();
+        is_dense.then(|| decoder::hidden_kept(self.decoder(), &form))
+    }
+
+    fn refuses_shares(&self) -> Option<String> {
+        let form = self.form();
+        let reason = if form.mixture.is_some() {
+            "the routers of its mixtures need all tokens on every rank"
+        } else if form.latent.is_some() {
+            "the latents of its attentions are computed for all tokens on every rank"
+        } else {
+            return None;
+        };
+        Some(reason.to_owned())
     }
 
     fn inputs_first(&self) -> bool {

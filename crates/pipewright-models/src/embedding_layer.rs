@@ -1,7 +1,7 @@
 //! The layer of the embeddings: of the tokens, of their positions, and in the hybrid family further ones.
 
 use burn::module::Module;
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Int, Tensor, TensorData};
 use pipewright::nn::Embedding;
 
 use crate::boundary::StageTensors;
@@ -29,8 +29,8 @@ impl EmbeddingLayer {
         Self { tokens, positions: None, further: None, relation_bias: None, factor: 1.0 }
     }
 
-    /// Returns the hidden states `[batch, sequence, hidden]` of token ids. If the embedding is in parts, the
-    /// input also has the rows of the table that earlier parts have found.
+    /// Returns the hidden states `[batch, sequence, hidden]` of token ids, or of the rank's share of them. If the
+    /// embedding is in parts, the input also has the rows of the table that earlier parts have found.
     ///
     /// # Panics
     /// When the input has no token ids, an id is outside the vocabulary, or a position has no vector.
@@ -53,7 +53,8 @@ impl EmbeddingLayer {
             "a position lies outside the table of {count} (`n_positions`): use shorter rows"
         );
         let positions: Vec<i32> = positions.into_iter().map(|position| position as i32).collect();
-        let positions = Tensor::from_data(TensorData::new(positions, rows.shape), &x.device());
-        x + table.forward(positions)
+        let positions = Tensor::<2, Int>::from_data(TensorData::new(positions, rows.shape), &x.device());
+        let own = rows.own_tokens();
+        x + table.forward(positions.narrow(1, own.start, own.len()))
     }
 }

@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::cost::ModelSizes;
+use crate::cost::{HiddenKept, ModelSizes};
 use crate::decoder::{BlockAttentions, DecoderConfig};
 use crate::embedding_form::VocabularyCut;
 use crate::embedding_layer::EmbeddingLayer;
@@ -107,6 +107,16 @@ pub(crate) trait Composition:
     /// See [`ModelFamily::refuses_slices`].
     fn refuses_slices(&self) -> Option<String> {
         Some(NO_SLICES.to_owned())
+    }
+
+    /// See [`ModelFamily::hidden_kept`].
+    fn hidden_kept(&self) -> Option<HiddenKept> {
+        None
+    }
+
+    /// Returns why tensor ranks cannot have shares of the tokens between the layers of the model; `None` if they can.
+    fn refuses_shares(&self) -> Option<String> {
+        Some(format!("layers of the family `{}` need all tokens on every rank", Self::FAMILY.name()))
     }
 
     /// Returns whether files have the matrices of projections as `[inputs, outputs]`.
@@ -211,6 +221,9 @@ pub trait ModelFamily: Debug + Send + Sync {
     /// Returns the number of positions that the model has a vector for, if it has such vectors. Longer rows
     /// cannot be computed.
     fn positions(&self) -> Option<usize>;
+
+    /// Returns the numbers of hidden states that every tensor rank keeps, if all others are divided among the ranks.
+    fn hidden_kept(&self) -> Option<HiddenKept>;
 
     /// Returns why stages of the model cannot run slices of microbatches; `None` if they can
     /// ([`StageModule::refuses_slices`](pipewright::stage::StageModule::refuses_slices)).
@@ -356,6 +369,10 @@ impl<F: Composition> ModelFamily for F {
         Composition::positions(self)
     }
 
+    fn hidden_kept(&self) -> Option<HiddenKept> {
+        Composition::hidden_kept(self)
+    }
+
     fn refuses_slices(&self) -> Option<String> {
         Composition::refuses_slices(self)
     }
@@ -378,6 +395,11 @@ impl<F: Composition> ModelFamily for F {
         self.check_all()?;
         self.shape()?;
         cut.require_one_rank(place.tensor.ranks())?;
+        if let Some(reason) = self.refuses_shares().filter(|_| place.tensor.shares_tokens()) {
+            return Err(ModelError::new(format!(
+                "`mesh.sequence_parallel` does not work with this model: {reason}; set it to false"
+            )));
+        }
         let (head, before) = (Composition::head(self), cut.layers_before());
         let (first_of_head, count) = (before + 1 + self.inner_layers(), cut.layers(self.inner_layers()));
         let Range { start, end } = layers;

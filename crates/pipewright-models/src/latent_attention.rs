@@ -8,7 +8,7 @@
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use pipewright::nn::TensorParallel;
+use pipewright::nn::{Region, TensorParallel};
 use pipewright::stage::StageContext;
 
 use crate::attention::{AttentionBias, AttentionSizes};
@@ -162,7 +162,7 @@ impl LatentAttention {
         let [latent, turned] = latents;
         let [keys, values] = self.keys_and_values(latent, turned, context);
         let attended = attend([queries, keys, values]);
-        self.o_proj.forward_split_inputs(&SharedInput::new(attended), tensor, context)
+        self.o_proj.forward_region(&SharedInput::new(attended), &Region::of_whole(tensor), context)
     }
 
     /// Returns the keys to which all heads attend: rotated elements, latents, and zeros up to the width.
@@ -205,7 +205,7 @@ impl LatentAttention {
         let attended = attended.reshape([tokens, heads, key_rank]).swap_dims(0, 1);
         let attended = attended.matmul(matrices.narrow(2, unrotated, value)).swap_dims(0, 1);
         let attended = SharedInput::new(attended.reshape([tokens, heads * value]));
-        self.o_proj.forward_split_inputs(&attended, tensor, context)
+        self.o_proj.forward_region(&attended, &Region::of_whole(tensor), context)
     }
 
     /// Returns the rotated elements of queries, `[tokens, heads, rotated]`, and the others.

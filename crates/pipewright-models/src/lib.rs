@@ -114,6 +114,7 @@ pub mod generation_ranks;
 
 pub use adapter::{Adapter, AdapterStart};
 pub use boundary::StageTensors;
+pub use cost::HiddenKept;
 pub use cut_model::CutModel;
 pub use embedding_form::{VocabularyCut, require_one_rank};
 pub use error::{ModelError, SplitModel};

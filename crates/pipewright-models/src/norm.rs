@@ -52,9 +52,9 @@ struct SplitRows {
 }
 
 impl Builder<'_> {
-    /// Builds a normalisation of rows that all ranks have.
+    /// Builds a normalisation of the hidden states of the tokens that a rank has.
     pub(crate) fn form_norm(&mut self, path: &str, width: usize, form: NormForm) -> Result<Norm, ModelError> {
-        self.placed_norm(path, width, form, Placement::REPLICATED)
+        self.placed_norm(path, width, form, self.of_tokens())
     }
 
     /// Builds a normalisation of heads. Every rank normalises its own heads, and computes a part of the

@@ -241,6 +241,12 @@ impl<'a> Builder<'a> {
         self.tensor().ranks()
     }
 
+    /// Returns the placement of a parameter that every rank has, and that works on the tokens which a rank has
+    /// outside of the layers that the ranks compute together.
+    pub(crate) fn of_tokens(&self) -> Placement {
+        if self.tensor().shares_tokens() { Placement::REPLICATED_PARTIAL } else { Placement::REPLICATED }
+    }
+
     /// Returns the number of shards of the table of the token embeddings; see [`Place::table_parts`].
     pub(crate) fn table_parts(&self) -> u32 {
         self.place.table_parts
@@ -286,7 +292,7 @@ impl<'a> Builder<'a> {
     ) -> Result<Linear, ModelError> {
         let (weight, bias_placement) = match split {
             SplitLinear::Outputs { shards } => (Placement::split(1, shards), Placement::split(0, shards)),
-            SplitLinear::Inputs => (Placement::split(0, self.tensor_ranks()), Placement::REPLICATED),
+            SplitLinear::Inputs => (Placement::split(0, self.tensor_ranks()), self.of_tokens()),
             SplitLinear::InputsOfSum => {
                 (Placement::split(0, self.tensor_ranks()), Placement::REPLICATED_PARTIAL)
             }
@@ -329,13 +335,14 @@ impl<'a> Builder<'a> {
         if bias { self.linear_with_bias(path, inputs, outputs) } else { self.linear(path, inputs, outputs) }
     }
 
+    /// Builds a table whose rows are added to the hidden states of the tokens that a rank has.
     pub(crate) fn embedding(
         &mut self,
         path: &str,
         rows: usize,
         width: usize,
     ) -> Result<Embedding, ModelError> {
-        let weight = self.parameter(path, "weight", [rows, width], ParameterKind::Table)?;
+        let weight = self.placed(path, "weight", [rows, width], ParameterKind::Table, self.of_tokens())?;
         Ok(Embedding { weight })
     }
 

@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor};
 use pipewright::nn::{
-    Branches, Dropout, Linear, LowRank, TensorParallel, adapted_product, at_least_single, linear,
+    Branches, Dropout, Linear, LowRank, Region, TensorParallel, adapted_product, at_least_single, linear,
 };
 use pipewright::random::RandomStream;
 use pipewright::stage::StageContext;
@@ -114,10 +114,10 @@ impl Builder<'_> {
             SplitLinear::Outputs { shards } => {
                 [Placement::REPLICATED_PARTIAL, Placement::split(1, shards), Placement::split(0, shards)]
             }
-            // The ranks add the results of the first matrix, so all have the whole gradients of the second
-            // one and of the magnitudes.
+            // The ranks add the results of the first matrix, so all have the gradients of the second one and of the
+            // magnitudes for the tokens that they have.
             SplitLinear::Inputs | SplitLinear::InputsOfSum => {
-                [Placement::split(0, ranks), Placement::REPLICATED, Placement::REPLICATED]
+                [Placement::split(0, ranks), self.of_tokens(), self.of_tokens()]
             }
             SplitLinear::Whole => [Placement::REPLICATED; 3],
             SplitLinear::OneRank => [Placement::ON_ONE_RANK; 3],
@@ -271,19 +271,20 @@ impl Projection {
     /// Shapes: `x [tokens, inputs]`, result `[tokens, outputs]`.
     pub(crate) fn forward(&self, x: &SharedInput, context: &StageContext) -> Tensor<2> {
         // One rank holds all inputs.
-        self.forward_split_inputs(x, &TensorParallel::default(), context)
+        self.forward_region(x, &Region::of_whole(&TensorParallel::default()), context)
     }
 
-    /// Like [`Projection::forward`], for a layer whose inputs are split over the ranks of `tensor`. The
-    /// result is equal on all ranks.
-    pub(crate) fn forward_split_inputs(
+    /// Like [`Projection::forward`], for the last layer of a region, whose inputs are split over its ranks. The
+    /// result leaves the region.
+    pub(crate) fn forward_region(
         &self,
         x: &SharedInput,
-        tensor: &TensorParallel,
+        region: &Region<'_>,
         context: &StageContext,
     ) -> Tensor<2> {
+        let tensor = region.tensor();
         let Some(adapted) = self.adapted() else {
-            return linear(x.branch(), &self.weight, self.bias.as_ref(), tensor);
+            return linear(x.branch(), &self.weight, self.bias.as_ref(), region);
         };
         let Adaptation { path, dropout, .. } = adapted.settings;
         let random = (*dropout > 0.0).then(|| context.random(path)).filter(RandomStream::is_training);
@@ -306,22 +307,22 @@ impl Projection {
         };
         match &self.lora_magnitude_vector {
             None => {
-                let y = linear(x.x.clone(), &self.weight, self.bias.as_ref(), tensor);
+                let y = linear(x.x.clone(), &self.weight, self.bias.as_ref(), region);
                 let precision = y.dtype();
-                y + adapted.forward(dropped, tensor).cast(precision)
+                y + adapted.forward(dropped, region).cast(precision)
             }
             Some(magnitudes) => {
                 let precision = x.x.dtype();
-                let base = |x: Tensor<2>| at_least_single(linear(x, &self.weight, None, tensor));
+                let base = |x: Tensor<2>| at_least_single(linear(x, &self.weight, None, region));
                 let whole = base(x.x.clone());
                 let factor = self.factor(&adapted, magnitudes, tensor);
                 // What the magnitudes change is computed from the input with dropped elements, as in PEFT.
                 let y = if drops {
                     let base_of_dropped = base(dropped.clone().cast(precision));
-                    let sum = base_of_dropped.clone() + adapted.forward(dropped, tensor);
+                    let sum = base_of_dropped.clone() + adapted.forward(dropped, region);
                     whole + sum * factor - base_of_dropped
                 } else {
-                    (whole + adapted.forward(dropped, tensor)) * factor
+                    (whole + adapted.forward(dropped, region)) * factor
                 };
                 let y = match &self.bias {
                     Some(bias) => y + at_least_single(bias.val()).unsqueeze(),
@@ -361,9 +362,9 @@ impl<'a> Adapted<'a> {
     }
 
     /// Returns `scale * x a b'`, for `x [tokens, inputs]` in single precision.
-    fn forward(&self, x: Tensor<2>, tensor: &TensorParallel) -> Tensor<2> {
+    fn forward(&self, x: Tensor<2>, region: &Region<'_>) -> Tensor<2> {
         // The narrow tensor is scaled, because it is the smallest.
-        let low = self.first.forward_split_inputs(x, tensor) * self.settings.scale;
+        let low = self.first.forward_region(x, region) * self.settings.scale;
         self.second.forward(low)
     }
 }

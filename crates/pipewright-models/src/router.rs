@@ -4,7 +4,7 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor, TensorData, activation};
-use pipewright::nn::{TensorParallel, at_least_single, count_choices, linear};
+use pipewright::nn::{Region, TensorParallel, at_least_single, count_choices, linear};
 use pipewright::stage::StageContext;
 use pipewright::tensor::Placement;
 
@@ -104,7 +104,7 @@ impl Router {
     /// the router keeps its precision.
     pub(crate) fn logits(&self, x: Tensor<2>) -> Tensor<2> {
         let x = x.cast(self.weight.dtype());
-        linear(x, &self.weight, self.bias.as_ref(), &TensorParallel::default())
+        linear(x, &self.weight, self.bias.as_ref(), &Region::of_whole(&TensorParallel::default()))
     }
 
     /// Chooses the experts of the tokens of `rows` rows, for the mixture at the path `layer`, whose router has

@@ -2,6 +2,7 @@
 //! needs it.
 
 use std::cell::{OnceCell, RefCell};
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::{Device, Int, Tensor};
@@ -45,8 +46,9 @@ impl<'a> Rows<'a> {
         let (shape, device) = match (&input.ids, input.floats.first()) {
             (Some(ids), _) => (ids.dims(), ids.device()),
             (None, Some(hidden)) => {
-                let [rows, sequence, _] = hidden.dims();
-                ([rows, sequence], hidden.device())
+                let [rows, share, _] = hidden.dims();
+                let shares = if split.tensor.shares_tokens() { split.tensor.ranks() as usize } else { 1 };
+                ([rows, share * shares], hidden.device())
             }
             (None, None) => panic!("a stage takes token ids or hidden states"),
         };
@@ -73,6 +75,12 @@ impl<'a> Rows<'a> {
     /// Returns the rows with the documents, positions and relations of `tokens`.
     pub(crate) fn with_tokens(self, tokens: Tokens) -> Self {
         Self { tokens: tokens.into(), ..self }
+    }
+
+    /// Returns the tokens of each row whose hidden states this rank has: all, or its share.
+    pub(crate) fn own_tokens(&self) -> Range<usize> {
+        let (tensor, [_, length]) = (&self.split.tensor, self.shape);
+        if tensor.shares_tokens() { tensor.range(length) } else { 0..length }
     }
 
     /// Returns the documents of the tokens, if the step says which they are, with their positions.

@@ -28,7 +28,7 @@ use pipewright::nn::{
     cut_statistics, join_statistics, split_cross_entropy, statistics_loss, vocabulary_statistics,
 };
 use pipewright::stage::{Stage, StageContext, StageModule};
-use pipewright::tensor::{BoundaryError, Placement, Values, pack, unpack};
+use pipewright::tensor::{BoundaryError, EdgePlacement, Placement, Values, pack, unpack};
 use pipewright_schedule::{Microbatch, StageIndex};
 
 use crate::block::Block;
@@ -195,7 +195,7 @@ impl ModelStage {
             let part = logits.dims()[1];
             logits.reshape([batch, sequence, part])
         };
-        let logits = head.forward(flat(input.hidden()), &self.split.tensor);
+        let logits = head.forward(flat(input.hidden()), &self.split.tensor.region(batch));
         StageTensors { floats: logits.into_iter().map(in_rows).collect(), ids }
     }
 
@@ -226,6 +226,11 @@ impl ModelStage {
             of(flat(logits), targets.flatten(0, 1))
         };
         Stage::with_context_loss(self, loss).with_half_precision_loss()
+    }
+
+    /// Returns how the ranks have the hidden states `[batch, sequence, hidden]` between two layers.
+    fn hidden_placement(&self) -> EdgePlacement {
+        if self.split.tensor.shares_tokens() { EdgePlacement::split(1) } else { EdgePlacement::WHOLE }
     }
 
     /// Returns the parameter that Burn has at `local`.
@@ -362,10 +367,20 @@ impl StageModule for ModelStage {
         self.parameter(local).map_or(Placement::REPLICATED, |built| built.placement)
     }
 
+    fn input_placement(&self, _input: usize) -> EdgePlacement {
+        match self.layers.first() {
+            Some(StageLayer::Embedding(_) | StageLayer::TablePart(_)) => EdgePlacement::WHOLE,
+            _ => self.hidden_placement(),
+        }
+    }
+
     /// The ranks have the logits of their parts of the vocabulary, and all token ids.
-    fn output_split(&self, output: usize) -> Option<usize> {
-        let is_cut = matches!(self.layers.last(), Some(StageLayer::HeadPart(_)));
-        (!is_cut && output < self.facts.head.predictions()).then_some(2)
+    fn output_placement(&self, output: usize) -> EdgePlacement {
+        match self.layers.last() {
+            Some(StageLayer::Head(_)) if output < self.facts.head.predictions() => EdgePlacement::split(2),
+            Some(StageLayer::Head(_) | StageLayer::HeadPart(_)) => EdgePlacement::WHOLE,
+            _ => self.hidden_placement(),
+        }
     }
 
     fn refuses_slices(&self) -> Option<String> {

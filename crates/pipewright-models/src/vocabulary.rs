@@ -3,7 +3,7 @@
 
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
-use pipewright::nn::{Embedding, Linear, TensorParallel, TiedHead};
+use pipewright::nn::{Embedding, Linear, Region, TiedHead};
 use pipewright::tensor::Placement;
 
 use crate::error::ModelError;
@@ -48,7 +48,7 @@ impl TokenTable {
 
     /// Returns the row of each id that the shards of this layer have. Other ids have the rows that earlier
     /// parts of the embedding have found, or zeros. Shapes: ids `[batch, sequence]`, rows and result `[batch,
-    /// sequence, hidden]`.
+    /// sequence, hidden]`, for the rank's share of the sequence if ranks share the tokens.
     ///
     /// # Panics
     /// When an id is outside the vocabulary, or a whole table gets rows of earlier parts.
@@ -253,10 +253,11 @@ impl OutputHead {
     }
 
     /// Returns the logits `[tokens, vocabulary]` of each prediction, for this rank's part of the vocabulary, from
-    /// the states of all predictions, `[predictions * tokens, hidden]`.
-    pub(crate) fn forward(&self, states: Tensor<2>, tensor: &TensorParallel) -> Vec<Tensor<2>> {
+    /// the states of all predictions, `[predictions * tokens, hidden]`. The tokens of the states are those outside
+    /// of `region`.
+    pub(crate) fn forward(&self, states: Tensor<2>, region: &Region<'_>) -> Vec<Tensor<2>> {
         let logits = |normalised| {
-            let x = tensor.enter(self.form.scaled(normalised));
+            let x = region.enter(self.form.scaled(normalised));
             self.form.bounded(self.matrix.forward(x))
         };
         self.norms.each(states).into_iter().map(logits).collect()

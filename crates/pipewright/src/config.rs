@@ -63,6 +63,10 @@ pub struct PipelineConfig {
     /// passed on to the stages ([`TensorParallel::experts`](crate::nn::TensorParallel::experts)), and those
     /// without experts do not change.
     pub whole_experts: bool,
+    /// Whether each of these ranks has a share of the tokens of each row between the layers that the ranks compute
+    /// together, instead of all tokens. It is passed on to the stages
+    /// ([`TensorParallel::shares_tokens`](crate::nn::TensorParallel::shares_tokens)), whose modules must support it.
+    pub sequence_parallel: bool,
     /// The number of consecutive replicas that hold the experts of each mixture together: a divisor of
     /// `data_parallel` that is a power of two, or `data_parallel`; 1 if each replica holds all experts. With
     /// more, tokens go to the replicas of their experts and back, inside the forwards and backwards
@@ -159,6 +163,7 @@ impl Default for PipelineConfig {
             data_parallel: 1,
             tensor_parallel: 1,
             whole_experts: false,
+            sequence_parallel: false,
             expert_parallel: 1,
             data_parallel_mode: DataParallelMode::default(),
             keep_gathered: false,
@@ -235,6 +240,7 @@ pub(crate) fn identity(program: &ValidatedProgram, config: &PipelineConfig) -> F
         ("replicas", config.data_parallel.to_string()),
         ("tensor ranks", config.tensor_parallel.to_string()),
         ("whole experts", config.whole_experts.to_string()),
+        ("sequence parallel", config.sequence_parallel.to_string()),
         ("replicas of an expert group", config.expert_parallel.to_string()),
         ("data parallel mode", format!("{:?}", config.data_parallel_mode)),
         ("keep gathered", config.keep_gathered.to_string()),

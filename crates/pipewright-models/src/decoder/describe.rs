@@ -7,7 +7,9 @@ use pipewright_shapes::vectors::QueryKeyNorm;
 
 use super::form::{Activation, BlockForm, NormPlaces};
 use crate::attention::AttentionSizes;
-use crate::cost::{self, BIAS_PASSES, Cost, FLOAT, GATE_PASSES, LOSS_PASSES, ModelSizes, NORM_PASSES};
+use crate::cost::{
+    self, BIAS_PASSES, Cost, FLOAT, GATE_PASSES, HiddenKept, LOSS_PASSES, ModelSizes, NORM_PASSES,
+};
 use crate::experts::ExpertForm;
 use crate::latent_attention::LatentForm;
 
@@ -15,9 +17,7 @@ use crate::latent_attention::LatentForm;
 pub(crate) fn describe(config: &DecoderConfig, form: &BlockForm<'_>, sizes: &ModelSizes) -> Vec<LayerDesc> {
     let ModelSizes { hidden, vocabulary, tokens, .. } = *sizes;
     let centring = cost::centring(hidden, form.norm(config));
-    let norm = cost::norm(hidden) + centring;
-    let pair = norm + norm;
-    let norms = if form.norms == NormPlaces::Both { pair + pair } else { pair };
+    let norms = block_norms(config, form);
     // The norms before an attention and before a dense feed-forward layer. A layer normalisation, and a
     // norm before a mixture, whose experts keep rows of its result, are not computed again.
     let before = if form.norms == NormPlaces::After || form.norm(config).centres { 0 } else { hidden };
@@ -59,6 +59,23 @@ pub(crate) fn describe(config: &DecoderConfig, form: &BlockForm<'_>, sizes: &Mod
     let bounded = Cost { kept: form.logit_cap.map_or(0, |_| vocabulary), ..Cost::default() };
     layers.push(sizes.head(1, sizes.head_cost() + centring + bounded));
     layers
+}
+
+/// Returns the numbers of hidden states that a dense model keeps: its norms have them.
+pub(crate) fn hidden_kept(config: &DecoderConfig, form: &BlockForm<'_>) -> HiddenKept {
+    HiddenKept { block: block_norms(config, form).kept, head: hidden_norm(config, form).kept }
+}
+
+/// Returns the costs of the norms of the hidden states in a block.
+fn block_norms(config: &DecoderConfig, form: &BlockForm<'_>) -> Cost {
+    let norm = hidden_norm(config, form);
+    let pair = norm + norm;
+    if form.norms == NormPlaces::Both { pair + pair } else { pair }
+}
+
+fn hidden_norm(config: &DecoderConfig, form: &BlockForm<'_>) -> Cost {
+    let hidden = config.hidden_size as u64;
+    cost::norm(hidden) + cost::centring(hidden, form.norm(config))
 }
 
 /// Element-wise passes of the vectors of positions: they are copied, added, and their gradients are summed.

@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 use burn::tensor::activation::{gelu_approximate, sigmoid, silu};
 use pipewright::nn::{
-    Expert, Linear, Routing, TensorParallel, at_least_single, mix_held, router_losses, swiglu,
+    Expert, Linear, Region, Routing, TensorParallel, at_least_single, mix_held, router_losses, swiglu,
 };
 use pipewright::stage::StageContext;
 use pipewright_schedule::divisor::greatest_common_divisor;
@@ -105,8 +105,7 @@ impl FeedForward {
         DenseLayer::build(hidden, inner, [has_gate, bias], form.activation, path, builder).map(Self::Dense)
     }
 
-    /// Shapes: `[tokens, hidden]` in and out.
-    /// The tokens are those of `rows` rows.
+    /// Shapes: `[tokens, hidden]` in and out. The tokens are those of `rows` rows.
     pub(crate) fn forward(
         &self,
         x: Tensor<2>,
@@ -115,7 +114,7 @@ impl FeedForward {
         context: &StageContext,
     ) -> Tensor<2> {
         match self {
-            Self::Dense(layer) => layer.forward(x, tensor, context),
+            Self::Dense(layer) => layer.forward(x, &tensor.region(rows), context),
             Self::Mixture(mixture) => mixture.forward(x, rows, tensor, context),
         }
     }
@@ -160,8 +159,8 @@ impl DenseLayer {
         Ok(Self { inner: vec![both], down_proj, joined: Some(parts), activation })
     }
 
-    fn forward(&self, x: Tensor<2>, tensor: &TensorParallel, context: &StageContext) -> Tensor<2> {
-        let x = SharedInput::of_several(tensor.enter(x));
+    fn forward(&self, x: Tensor<2>, region: &Region<'_>, context: &StageContext) -> Tensor<2> {
+        let x = SharedInput::of_several(region.enter(x));
         let inner = match (self.inner.as_slice(), self.joined) {
             ([gate, up], _) => self.activation.gated(gate.forward(&x, context), up.forward(&x, context)),
             ([both], Some(parts)) => {
@@ -172,7 +171,7 @@ impl DenseLayer {
             _ => unreachable!("a layer has one or two projections in front of the activation"),
         };
         drop(x);
-        self.down_proj.forward_split_inputs(&SharedInput::new(inner), tensor, context)
+        self.down_proj.forward_region(&SharedInput::new(inner), region, context)
     }
 }
 
@@ -240,7 +239,7 @@ impl Mixture {
         let Some(shared) = &self.shared else { return routed };
         // The gate has one output for each token.
         let share = self.shared_gate.as_ref().map(|gate| sigmoid(gate.forward(x.clone())));
-        let result = shared.forward(x, tensor, context);
+        let result = shared.forward(x, &Region::of_whole(tensor), context);
         routed
             + match share {
                 Some(share) => share * result,

@@ -23,7 +23,7 @@ mod form;
 mod positions;
 
 pub(crate) use attentions::{BlockAttentions, MicrobatchAttentions};
-pub(crate) use describe::describe;
+pub(crate) use describe::{describe, hidden_kept};
 pub(crate) use feed_forward::{FeedForward, scaled};
 pub(crate) use form::{
     Activation, BlockForm, ExpertKeys, Factors, LayerForm, NormPlaces, RouterForm, SharedForm, with_windows,

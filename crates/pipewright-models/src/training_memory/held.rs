@@ -13,6 +13,7 @@ use crate::training_memory::arrived_rows::ExpertLoad;
 use crate::training_memory::compute_devices::ComputeDevices;
 use crate::training_memory::kept::KeptActivations;
 use crate::training_memory::state::{StateRule, gradient_bytes};
+use crate::training_memory::tensor_share::TensorShare;
 
 /// The bytes of a stage's parameters with the optimizer's state, and of the gradients.
 #[derive(Clone, Copy, Debug)]
@@ -47,6 +48,8 @@ pub struct TrainingRun<'a> {
     pub expert_ranks: u32,
     /// The tokens that choose the experts of a replica, if several hold them together.
     pub expert_load: ExpertLoad,
+    /// The ranks that compute each stage together.
+    pub tensor: TensorShare,
     /// Whether a rank updates before it has the gradient norm
     /// ([`PipelineConfig::post_validation`](pipewright::pipeline::PipelineConfig::post_validation)).
     pub post_validation: bool,
@@ -135,8 +138,18 @@ impl TrainingRun<'_> {
     /// Returns costs with the sizes of the run, whose stages have these parameters. A rank runs its actions
     /// in the order of its row for any costs, so unit costs give the same peaks.
     fn costs(&self, stages: &[Vec<ParameterSpec>]) -> Costs {
-        let &Self { model, partition, tokens, rows, recompute, devices, expert_ranks, expert_load, .. } =
-            self;
+        let &Self {
+            model,
+            partition,
+            tokens,
+            rows,
+            recompute,
+            devices,
+            expert_ranks,
+            expert_load,
+            tensor,
+            ..
+        } = self;
         let (slices, precision) = (self.program.slices(), self.state.precision);
         let kept = KeptActivations {
             model,
@@ -149,6 +162,7 @@ impl TrainingRun<'_> {
             devices,
             expert_ranks,
             expert_load,
+            tensor,
         };
         // The times do not matter.
         let unit = StageCosts { recompute: Some(1.0), ..StageCosts::new(1.0, 1.0, 1.0) };

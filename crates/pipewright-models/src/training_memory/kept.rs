@@ -12,6 +12,7 @@ use crate::training_memory::compute_devices::ComputeDevices;
 use crate::training_memory::sizes::{
     base_layers_in, kept_bytes, keys_values_bytes, stage_sizes, without_parts,
 };
+use crate::training_memory::tensor_share::TensorShare;
 
 /// The parts of a run on which the bytes of its activations depend.
 #[derive(Clone, Copy, Debug)]
@@ -36,12 +37,15 @@ pub struct KeptActivations<'a> {
     pub expert_ranks: u32,
     /// The tokens that choose the experts of a replica, if several hold them together.
     pub expert_load: ExpertLoad,
+    /// The ranks that compute each stage together.
+    pub tensor: TensorShare,
 }
 
 impl KeptActivations<'_> {
     /// Returns the sizes of the stages, which have these parameters, for a microbatch.
     pub fn sizes(&self, stages: &[Vec<ParameterSpec>]) -> Vec<StageSizes> {
-        let mut layers = base_layers_in(self.model, self.tokens, self.precision, self.devices);
+        let layers = base_layers_in(self.model, self.tokens, self.precision, self.devices);
+        let mut layers = self.tensor.of(layers, self.model, self.tokens, self.precision.bytes());
         if self.expert_ranks > 1 {
             let chosen = chosen_experts(self.model.model());
             let specs = stages.iter().flatten();

@@ -6,9 +6,10 @@
 //! their peak before the first gradient exists, as in GPipe, the sum is a little more than a rank ever holds.
 //! Rows that arrive from other replicas, which hold the experts together, are counted as if all experts were
 //! chosen equally often, or as if all tokens chose experts of one replica ([`ExpertLoad`]).
-//! Activations of ranks that compute a stage together are counted as if each rank computed all of them. The
-//! temporary tensors of an operation, messages in transit, data, and a checkpoint that is being written are
-//! not counted.
+//! Ranks that compute a stage together keep their heads and their part of the inner width, and with shares of the tokens
+//! also their share of the hidden states ([`TensorShare`]); families other than dense decoders are counted as if each rank
+//! kept all. The temporary tensors of an operation, such as gathered hidden states, messages in transit, data, and a
+//! checkpoint that is being written are not counted.
 //!
 //! What operations keep is counted as in predictions for clusters (`kept` of `pipewright-shapes`). The rest is
 //! exact for Pipewright: shapes of its tensors, and what it gathers. `memory` of `pipewright-cluster` has the rules
@@ -20,6 +21,7 @@ mod compute_devices;
 mod adapters;
 mod arrived_rows;
 mod sizes;
+mod tensor_share;
 mod kept;
 mod state;
 mod expert_share;
@@ -35,3 +37,4 @@ pub use kept::KeptActivations;
 pub use plan::{DeviceLoad, MemoryPlan, RunShape, Shortage, device_loads};
 pub use sizes::layers_in;
 pub use state::{OptimizerState, StateRule, is_hidden_matrix};
+pub use tensor_share::TensorShare;

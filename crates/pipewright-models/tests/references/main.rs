@@ -13,6 +13,7 @@ mod embedding_parts;
 mod nemotron_h;
 mod hybrid;
 mod tensor_parallel;
+mod sequence_parallel;
 mod expert_parallel;
 mod lora;
 mod reference;

@@ -32,6 +32,7 @@ pub(super) fn check(
     checks.check_validation();
     checks.check_lookahead();
     checks.check_experts();
+    checks.check_shares();
     checks.check_run();
     if let Some(slices) = source.map(slices_of).filter(|slices| !slices.is_one()) {
         checks.check_slices(slices);
@@ -231,6 +232,22 @@ impl CrossChecks<'_> {
             let help = format!("leave `{key}` out, or write `expert_parallel = 1` in [mesh]");
             self.section(section).report(key, sentence, help);
         }
+    }
+
+    /// Refuses rows whose tokens the tensor ranks cannot share equally.
+    fn check_shares(&mut self) {
+        let Settings { data, mesh, .. } = self.settings;
+        let ranks = mesh.tensor_parallel;
+        if !self.is_sound() || !mesh.sequence_parallel || data.seq_len.is_multiple_of(ranks) {
+            return;
+        }
+        let sentence = format!(
+            "`seq_len` is {}, and {ranks} tensor ranks that share the tokens of a row (`mesh.sequence_parallel`) need a multiple \
+             of {ranks}",
+            data.seq_len
+        );
+        let help = format!("write a multiple of {ranks}, or leave `sequence_parallel` out");
+        self.section("data").report("seq_len", sentence, help);
     }
 
     /// Refuses rows that do not divide into slices, and settings that need whole microbatches.

@@ -6,6 +6,7 @@ use std::num::NonZeroU32;
 use pipewright::mesh::{DataParallelMode, Mesh};
 use pipewright::nn::{ExpertParallel, TensorParallel};
 use pipewright::tensor::{ExpertRank, TensorRank};
+use pipewright_models::training_memory::TensorShare;
 use pipewright_schedule::divisor::greatest_common_divisor;
 use pipewright_schedule::lower::{ReduceWait, TrainingLowering, UnshardConfig, UnshardLookahead};
 use serde::Serialize;
@@ -37,6 +38,8 @@ pub struct MeshSettings {
     pub tensor_parallel: u32,
     /// Whether each of these ranks holds whole experts of a mixture, instead of shards of all.
     pub whole_experts: bool,
+    /// Whether each of these ranks has a share of the tokens between the layers that the ranks compute together.
+    pub sequence_parallel: bool,
     /// The number of replicas that hold the experts of each mixture together; 1 if each holds all.
     pub expert_parallel: u32,
     /// Whether each replica holds all parameters or only its part.
@@ -69,7 +72,18 @@ impl MeshSettings {
     pub fn first_tensor_rank(&self) -> TensorParallel {
         let rank = TensorRank { index: 0, of: self.tensor_parallel };
         let experts = ExpertParallel::unconnected(ExpertRank { index: 0, of: self.expert_parallel });
-        TensorParallel::unconnected(rank).with_whole_experts(self.whole_experts).with_expert_parallel(experts)
+        TensorParallel::unconnected(rank)
+            .with_whole_experts(self.whole_experts)
+            .with_sequence_parallel(self.sequence_parallel)
+            .with_expert_parallel(experts)
+    }
+
+    /// Returns the ranks that compute each stage together, for the memory of one of them.
+    pub fn tensor_share(&self) -> TensorShare {
+        TensorShare {
+            ranks: self.tensor_parallel,
+            shares_tokens: self.sequence_parallel && self.tensor_parallel > 1,
+        }
     }
 
     /// Returns the number of replicas that hold the parameters together; 1 if each holds all.
@@ -146,6 +160,7 @@ struct Written {
     data_parallel: Value,
     tensor_parallel: u32,
     whole_experts: bool,
+    sequence_parallel: bool,
     expert_parallel: u32,
     data_parallel_mode: &'static str,
     unshard_window: u32,
@@ -161,6 +176,7 @@ impl From<MeshSettings> for Written {
             data_parallel: settings.with_replicas(settings.data_parallel),
             tensor_parallel: settings.tensor_parallel,
             whole_experts: settings.whole_experts,
+            sequence_parallel: settings.sequence_parallel,
             expert_parallel: settings.expert_parallel,
             data_parallel_mode: word(settings.data_parallel_mode),
             unshard_window: settings.unshard_window,
@@ -194,6 +210,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Mesh
         data_parallel,
         tensor_parallel: section.count("tensor_parallel"),
         whole_experts,
+        sequence_parallel: section.flag("sequence_parallel"),
         expert_parallel,
         data_parallel_mode,
         unshard_window: section.count("unshard_window"),

@@ -156,6 +156,7 @@ pub fn pipeline_config(settings: &Settings, model: &dyn RunModel) -> Result<Pipe
         data_parallel: settings.mesh.data_parallel,
         tensor_parallel: settings.mesh.tensor_parallel,
         whole_experts: settings.mesh.whole_experts,
+        sequence_parallel: settings.mesh.sequence_parallel,
         expert_parallel: settings.mesh.expert_parallel,
         data_parallel_mode: settings.mesh.data_parallel_mode,
         keep_gathered: settings.mesh.keep_gathered,

@@ -51,6 +51,7 @@ pub fn memory_plan(
         devices: compute_devices(settings),
         expert_ranks: mesh.expert_parallel,
         expert_load: ExpertLoad::Mean,
+        tensor: settings.mesh.tensor_share(),
         post_validation: settings.optimizer.post_validation,
     };
     let estimate = |training: &TrainingRun<'_>| {

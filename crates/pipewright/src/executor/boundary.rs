@@ -2,10 +2,10 @@
 //! action that uses them runs. `connection.rs` moves their storage; `gather.rs` and `skip.rs` fetch what else
 //! a computation waits for.
 //!
-//! In a tensor group each rank sends its part, and the receivers put the parts together. Then a message has
-//! the layout of each tensor: the sender's position in its group, the dimension of the cut, and the shape of
-//! the whole. The receiver compares it with its own position and with the tensor that arrived. Activations
-//! and gradients have layouts of their own.
+//! In a tensor group each rank sends its part, and the receivers convert the parts to what their stage takes
+//! (`conversion.rs`). Then a message has the layout of each tensor: the sender's position in its group, the dimension
+//! of the cut, and the shape of the whole. The receiver compares it with its own position and with the tensor that
+//! arrived. Activations and gradients have layouts of their own.
 
 use pipewright_schedule::{Action, MessageEnd, Microbatch, StageIndex};
 
@@ -16,6 +16,7 @@ use super::recorder::Recorder;
 use super::stages::At;
 use crate::failure::Cause;
 use crate::message::{AwaitedMessage, Direction, Tag};
+use crate::tensor::layout::Layout;
 use crate::tensor::{
     MetadataError, Mismatch, OptionalTensor, OptionalTensors, Side, TensorMismatch, TensorRank, Value,
 };
@@ -58,7 +59,8 @@ impl Executor {
         Ok(())
     }
 
-    /// Sends a boundary's tensors to a stage: in a tensor group, this rank's parts of them.
+    /// Sends a boundary's tensors to a stage: in a tensor group, this rank's parts of them, also of
+    /// whole tensors.
     fn send(
         &mut self,
         action: Action,
@@ -67,8 +69,8 @@ impl Executor {
         tensors: OptionalTensors,
     ) {
         let rank = self.context.tensor_rank();
-        let part = |whole: Value| {
-            if rank.of == 1 { whole } else { whole.part_for(rank) }
+        let part = |tensor: Value| {
+            if rank.of == 1 || tensor.layout().is_some() { tensor } else { tensor.part_for(rank) }
         };
         let parts: OptionalTensors = tensors.into_iter().map(|tensor| tensor.map(part)).collect();
         note_message(&self.context, &mut self.recorder, MessageEnd::Action(action), stage, &parts);
@@ -135,45 +137,29 @@ impl Executor {
         };
         note_message(&self.context, &mut self.recorder, MessageEnd::Action(receive), from, &parts);
         let parts = on_device(parts, self.stages.get(stage).runner().device());
-        let mut tensors = self.join(message, parts)?;
+        let mut tensors = self.placed(direction, message, parts)?;
         show_message(&self.context, receive, &mut tensors)?;
         self.recorder.note_received(receive);
         Ok(Received::All(tensors))
     }
 
-    /// Joins this rank's parts of the tensors of a message with the parts of its tensor group.
-    fn join(&self, message: BoundaryMessage, parts: OptionalTensors) -> Result<OptionalTensors, Cause> {
+    /// Returns the tensors of a message as the receiving stage takes them.
+    fn placed(
+        &self,
+        direction: Direction,
+        message: BoundaryMessage,
+        parts: OptionalTensors,
+    ) -> Result<OptionalTensors, Cause> {
         let rank = self.context.tensor_rank();
-        let refused = |index, part: &Value, expected| -> Cause {
-            let (mismatch, sent) = (Mismatch::Tensor(index), described(part));
-            let mismatch = TensorMismatch { mismatch, sent, expected };
-            Box::new(metadata_error(&self.context, message, mismatch)).into()
-        };
         for (index, part) in parts.iter().enumerate() {
             let Some(part) = part else { continue };
             if let Some(expected) = unexpected(part, rank) {
-                return Err(refused(index, part, expected));
+                let (mismatch, sent) = (Mismatch::Tensor(index), described(part));
+                let mismatch = TensorMismatch { mismatch, sent, expected };
+                return Err(Box::new(metadata_error(&self.context, message, mismatch)).into());
             }
         }
-        if rank.of == 1 {
-            return Ok(parts);
-        }
-        let is_cut = |part: &&Value| part.layout().is_some_and(|layout| layout.dimension.is_some());
-        let cut: OptionalTensors = parts.iter().flatten().filter(is_cut).cloned().map(Some).collect();
-        let tensor_group = &self.connection.tensor_group;
-        let gathered = if cut.is_empty() { Vec::new() } else { tensor_group.all_gather(cut)? };
-        let mut gathered: Vec<_> = gathered.into_iter().map(Vec::into_iter).collect();
-        let mut whole = OptionalTensors::with_capacity(parts.len());
-        for (index, part) in parts.into_iter().enumerate() {
-            let Some(part) = part.as_ref().filter(is_cut) else {
-                whole.push(part.map(Value::without_layout));
-                continue;
-            };
-            let all: OptionalTensors = gathered.iter_mut().map(|parts| parts.next().flatten()).collect();
-            let joined = join_parts(rank, part, all, |part, expected| refused(index, part, expected))?;
-            whole.push(Some(joined));
-        }
-        Ok(whole)
+        self.taken(direction, message.to, parts)
     }
 }
 
@@ -189,33 +175,18 @@ pub(super) fn note_message(
     tracing::debug!(target: "pipewright::messages", "rank {}: {message}", message.rank);
 }
 
-/// Lets the hook see the tensors of a message, and replace them.
+/// Lets the hook see the tensors of a message, and replace them. A part is replaced by the same part.
 fn show_message(context: &RankContext, action: Action, tensors: &mut OptionalTensors) -> Result<(), Cause> {
-    match context.hook() {
-        Some(hook) => Ok(hook.message(context.world_rank, action, tensors)?),
-        None => Ok(()),
-    }
-}
-
-/// Joins the parts of a tensor; `own` is the part that this rank has received. `refused` makes the error for
-/// a part of another shape or type than expected.
-fn join_parts(
-    rank: TensorRank,
-    own: &Value,
-    all: OptionalTensors,
-    refused: impl Fn(&Value, String) -> Cause,
-) -> Result<Value, Cause> {
-    let layout = own.layout().cloned().unwrap_or_else(|| own.layout_for(rank));
-    for (index, part) in (0..).zip(&all) {
-        let expected = layout.for_rank(index).part();
-        let fits = |part: &Value| part.shape().to_vec() == expected && part.dtype() == own.dtype();
-        if !part.as_ref().is_some_and(fits) {
-            let expected = format!("{:?} {expected:?} on tensor rank {index}", own.dtype());
-            return Err(refused(part.as_ref().unwrap_or(own), expected));
+    let Some(hook) = context.hook() else { return Ok(()) };
+    let layouts: Vec<Option<Layout>> =
+        tensors.iter().map(|tensor| tensor.as_ref()?.layout().cloned()).collect();
+    hook.message(context.world_rank, action, tensors)?;
+    for (tensor, layout) in tensors.iter_mut().zip(layouts) {
+        if let Some(layout) = layout {
+            *tensor = tensor.take().map(|tensor| tensor.with_layout(layout));
         }
     }
-    let whole = Value::joined(all.into_iter().flatten().collect(), layout.dimension.unwrap_or(0));
-    Ok(whole.with_settings_of(own))
+    Ok(())
 }
 
 /// Returns the error for tensors that differ from what the receiver expects.
@@ -258,7 +229,6 @@ mod tests {
     use burn::tensor::{Device, Tensor};
 
     use super::*;
-    use crate::tensor::layout::Layout;
 
     #[test]
     fn a_part_of_another_rank_group_or_shape_is_refused() {

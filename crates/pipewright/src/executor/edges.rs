@@ -1,16 +1,19 @@
-//! The edges of a stage: its inputs are joined and checked, and its outputs are checked and passed on.
+//! The edges of a stage: its inputs are joined and checked, and its outputs are checked and passed on. In a tensor
+//! group, tensors are converted from the placements of the stage that makes them to those of the stage that takes them
+//! (`conversion.rs`).
 
 use pipewright_schedule::StageIndex;
 
 use super::boundary::{BoundaryMessage, metadata_error};
 use super::context::RankContext;
+use super::conversion::{Converter, sum};
 use super::machine::Executor;
 use super::skip::append_skips;
 use super::stages::{At, LocalStage};
 use crate::failure::Cause;
 use crate::message::Direction;
 use crate::stage::{BatchPart, StageError, without_tape};
-use crate::tensor::{Flow, OnMismatch, OptionalTensors, TensorMismatch, Value, Values};
+use crate::tensor::{Flow, OnMismatch, OptionalTensors, Spread, TensorMismatch, Value, Values};
 
 impl Executor {
     /// Takes the inputs of a stage for a microbatch, adds the inputs from its skip connections, and checks them.
@@ -28,7 +31,9 @@ impl Executor {
                 _ => value.to_device(device).constant(),
             };
             let inputs = inputs.into_iter().enumerate().map(model_input).collect();
-            return Ok(local_stage.runner().admitted(BatchPart::Input, inputs)?);
+            let inputs = local_stage.runner().admitted(BatchPart::Input, inputs)?;
+            let inputs = self.taken(Direction::Forward, stage, inputs.into_iter().map(Some).collect())?;
+            return Ok(inputs.into_iter().flatten().collect());
         };
         let mut inputs = inputs.into_iter().map(Some).collect();
         append_skips(stages, Direction::Forward, at, &mut inputs);
@@ -47,24 +52,22 @@ impl Executor {
     ) -> Result<(), Cause> {
         let next = self.context.placement.next(stage);
         let input = self.step.input();
-        let (is_reported, is_kept) = (input.keep_outputs, input.kept_stages.contains(&stage));
-        let outputs = if next.is_none() && (is_reported || is_kept) {
-            self.whole_outputs(stage, outputs)?
-        } else {
-            outputs
-        };
-        let local_stage = self.stages.get_mut(stage);
-        if is_kept {
-            // They share storage with the outputs that are passed on.
-            local_stage.kept.put(microbatch, outputs.clone());
-        }
-        let Some(next) = next else {
-            if is_reported {
-                local_stage.outputs.put(microbatch, outputs);
+        let is_reported = next.is_none() && input.keep_outputs;
+        let is_kept = input.kept_stages.contains(&stage);
+        if is_reported || is_kept {
+            let whole = self.whole_outputs(stage, outputs.clone())?;
+            let local_stage = self.stages.get_mut(stage);
+            if is_kept {
+                // They share storage with the outputs that are passed on.
+                local_stage.kept.put(microbatch, whole.clone());
             }
-            return Ok(());
-        };
-        let mut outputs = outputs.into_iter().map(Some).collect();
+            if is_reported {
+                local_stage.outputs.put(microbatch, whole);
+            }
+        }
+        let Some(next) = next else { return Ok(()) };
+        let outputs = outputs.into_iter().map(Some).collect();
+        let mut outputs = self.sent(Direction::Forward, stage, outputs)?;
         self.send_skips(Direction::Forward, at, &mut outputs);
         let outputs: Values = outputs.into_iter().flatten().collect();
         let Self { context, stages, .. } = self;
@@ -72,35 +75,78 @@ impl Executor {
         let message = BoundaryMessage { from: stage, to: next, microbatch };
         report_mismatch(checked, context, stages.get_mut(stage), Flow::Outputs, message)?;
         if context.is_local(next) {
-            stages.get_mut(next).inputs.put(microbatch, outputs);
+            let inputs = self.taken(Direction::Forward, next, outputs.into_iter().map(Some).collect())?;
+            self.stages.get_mut(next).inputs.put(microbatch, inputs.into_iter().flatten().collect());
         } else {
             stages.get_mut(stage).outputs.put(microbatch, outputs);
         }
         Ok(())
     }
 
-    /// Returns the whole outputs of the last stage, which the ranks of its tensor group may have in parts. The
-    /// first rank of the group joins them and reports them.
+    /// Returns the outputs of a stage as they are sent, or in the backward the gradients of its inputs.
+    fn sent(
+        &self,
+        direction: Direction,
+        stage: StageIndex,
+        tensors: OptionalTensors,
+    ) -> Result<OptionalTensors, Cause> {
+        let runner = self.stages.get(stage).runner();
+        let what = |index| match direction {
+            Direction::Forward => format!("output {index} of stage {stage}"),
+            Direction::Backward => format!("the gradient of input {index} of stage {stage}"),
+        };
+        self.converter(&what).sent(tensors, |index| match direction {
+            Direction::Forward => runner.output_placement(index).tensor,
+            Direction::Backward => runner.input_placement(index).gradient,
+        })
+    }
+
+    /// Returns tensors that were sent as the inputs of a stage, or in the backward as the gradients of its outputs.
+    pub(super) fn taken(
+        &self,
+        direction: Direction,
+        stage: StageIndex,
+        tensors: OptionalTensors,
+    ) -> Result<OptionalTensors, Cause> {
+        let runner = self.stages.get(stage).runner();
+        let what = |index| match direction {
+            Direction::Forward => format!("input {index} of stage {stage}"),
+            Direction::Backward => format!("the gradient of output {index} of stage {stage}"),
+        };
+        self.converter(&what).taken(tensors, |index| match direction {
+            Direction::Forward => runner.input_placement(index).tensor,
+            Direction::Backward => runner.output_placement(index).gradient,
+        })
+    }
+
+    fn converter<'a>(&'a self, what: &'a dyn Fn(usize) -> String) -> Converter<'a> {
+        Converter { rank: self.context.tensor_rank(), group: &self.connection.tensor_group, what }
+    }
+
+    /// Returns the whole outputs of a stage, which the ranks of its tensor group may have in parts. The first rank of
+    /// the group joins them and reports them.
     fn whole_outputs(&self, stage: StageIndex, outputs: Values) -> Result<Values, Cause> {
         let Self { context, connection, stages, .. } = self;
         if context.tensor_rank().of == 1 {
             return Ok(outputs);
         }
         let runner = stages.get(stage).runner();
-        let splits: Vec<Option<usize>> =
-            (0..outputs.len()).map(|output| runner.output_split(output)).collect();
+        let spreads: Vec<Spread> =
+            (0..outputs.len()).map(|output| runner.output_placement(output).tensor).collect();
         let mut parts = OptionalTensors::new();
-        for (output, (value, split)) in outputs.iter().zip(&splits).enumerate() {
-            let Some(dimension) = *split else { continue };
+        for (output, (value, spread)) in outputs.iter().zip(&spreads).enumerate() {
             let shape = value.shape().to_vec();
-            if dimension >= shape.len() {
-                let mistake = format!(
-                    "output {output} has the shape {shape:?}, and its module says that tensor ranks split it along dimension \
-                     {dimension} (`StageModule::output_split`)"
-                );
-                return Err(StageError::Mistake(mistake).into());
+            match *spread {
+                Spread::Whole => continue,
+                Spread::Split { dimension } if dimension >= shape.len() => {
+                    let mistake = format!(
+                        "output {output} has the shape {shape:?}, and its module says that tensor ranks split it along \
+                         dimension {dimension} (`StageModule::output_placement`)"
+                    );
+                    return Err(StageError::Mistake(mistake).into());
+                }
+                Spread::Split { .. } | Spread::Partial => parts.push(Some(value.clone())),
             }
-            parts.push(Some(value.clone()));
         }
         if parts.is_empty() {
             return Ok(outputs);
@@ -111,13 +157,13 @@ impl Executor {
             return Ok(outputs);
         }
         let mut by_rank: Vec<_> = by_rank.into_iter().map(|parts| parts.into_iter().flatten()).collect();
-        let whole = |(own, split): (Value, Option<usize>)| match split {
-            Some(dimension) => {
-                Value::joined(by_rank.iter_mut().filter_map(Iterator::next).collect(), dimension)
-            }
-            None => own,
+        let mut of_ranks = || by_rank.iter_mut().filter_map(Iterator::next).collect();
+        let whole = |(own, spread): (Value, Spread)| match spread {
+            Spread::Whole => own,
+            Spread::Split { dimension } => Value::joined(of_ranks(), dimension),
+            Spread::Partial => sum(of_ranks()),
         };
-        Ok(outputs.into_iter().zip(splits).map(whole).collect())
+        Ok(outputs.into_iter().zip(spreads).map(whole).collect())
     }
 
     /// Passes on the gradients of a stage's inputs: to the previous stage if it is on this rank, otherwise to the
@@ -126,8 +172,9 @@ impl Executor {
     pub(super) fn pass_gradients(
         &mut self,
         at @ At { stage, microbatch }: At,
-        mut gradients: OptionalTensors,
+        gradients: OptionalTensors,
     ) -> Result<(), Cause> {
+        let mut gradients = self.sent(Direction::Backward, stage, gradients)?;
         let Self { context, stages, .. } = self;
         let previous = context.placement.previous(stage);
         if let Some(previous) = previous {
@@ -143,11 +190,18 @@ impl Executor {
             // A stage that runs forward only needs no gradient.
             Some(previous) if !trained.runs_backward(previous) => {}
             Some(previous) if context.is_local(previous) => {
-                stages.get_mut(previous).output_gradients.put(microbatch, gradients);
+                let gradients = self.taken(Direction::Backward, previous, gradients)?;
+                self.stages.get_mut(previous).output_gradients.put(microbatch, gradients);
             }
+            Some(_) => stages.get_mut(stage).input_gradients.put(microbatch, gradients),
             // The model's input data needs no gradient unless the step returns it.
             None if !input.wanted_gradients.contains(&true) => {}
-            _ => stages.get_mut(stage).input_gradients.put(microbatch, gradients),
+            None => {
+                let whole = self
+                    .converter(&|input| format!("the gradient of input {input}"))
+                    .taken(gradients, |_| Spread::Whole)?;
+                self.stages.get_mut(stage).input_gradients.put(microbatch, whole);
+            }
         }
         Ok(())
     }

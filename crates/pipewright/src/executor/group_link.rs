@@ -199,7 +199,7 @@ impl GroupLink {
 
     /// Sends a list of tensors to each rank, and returns the lists that the ranks have sent to this one, on
     /// the devices of its own list. Both are in the order of the group.
-    fn exchange(&self, mut to_ranks: Vec<OptionalTensors>) -> Result<Vec<OptionalTensors>, Cause> {
+    pub(super) fn exchange(&self, mut to_ranks: Vec<OptionalTensors>) -> Result<Vec<OptionalTensors>, Cause> {
         let turn = Turn::current();
         let half = turn.as_ref().map(|turn| turn.half).or_else(|| *locked(&self.half));
         let tag = (self.tag)(half, self.rounds[index(half)].fetch_add(1, Ordering::Relaxed));

@@ -63,6 +63,7 @@ mod collection;
 mod compute;
 mod connection;
 mod context;
+mod conversion;
 mod copies;
 mod early_updates;
 mod edges;

@@ -57,7 +57,9 @@ impl Embedding {
         // A rank without the row of an id adds zeros, and its table gets a gradient of zeros.
         let rows = self.forward_part(ids, ids_in_all, tensor.range(ids_in_all));
         let [batch, sequence, width] = rows.dims();
-        tensor.sum(rows.reshape([batch * sequence, width])).reshape([batch, sequence, width])
+        let own = tensor.region(batch).leave(rows.reshape([batch * sequence, width]));
+        let sequence = own.dims()[0] / batch.max(1);
+        own.reshape([batch, sequence, width])
     }
 
     /// Returns the row of each id in `range`, and zeros for the other ids, if the table has the rows of these

@@ -8,6 +8,7 @@ use super::bias::add_share;
 use super::clamped_gate::clamped_gate;
 use super::linear::{Linear, linear};
 use super::parallel::TensorParallel;
+use super::region::Region;
 use super::relu_squared::relu_squared;
 use super::swiglu::swiglu;
 
@@ -78,9 +79,11 @@ impl Expert {
         };
         let (Linear { weight, bias }, share) = (&self.down_proj, self.form.bias_share);
         match bias {
-            Some(bias) if share != 1.0 => {
-                add_share(linear(inner, weight, None, &TensorParallel::default()), bias, share)
-            }
+            Some(bias) if share != 1.0 => add_share(
+                linear(inner, weight, None, &Region::of_whole(&TensorParallel::default())),
+                bias,
+                share,
+            ),
             _ => self.down_proj.forward(inner),
         }
     }

@@ -8,6 +8,7 @@ use super::layout::Layout;
 use super::operation::takes_features;
 use super::parallel::TensorParallel;
 use super::product::{as_rows, multiply};
+use super::region::Region;
 
 /// Burn's linear layer, with the same parameters and record paths. Convert one that Burn initialised.
 ///
@@ -51,20 +52,30 @@ impl Linear {
     /// # Panics
     /// As [`Linear::forward`], and when a rank of the group fails.
     pub fn forward_split_inputs<const D: usize>(&self, x: Tensor<D>, tensor: &TensorParallel) -> Tensor<D> {
-        linear(x, &self.weight, self.bias.as_ref(), tensor)
+        self.forward_region(x, &Region::of_whole(tensor))
+    }
+
+    /// Like [`Linear::forward_split_inputs`], for the last layer of a region, which the result leaves. If the ranks
+    /// have shares of the tokens outside of it, the result is the rank's share, and the gradient of the bias is a
+    /// part of it. Shapes: `x [.., tokens inside, inputs]`, result `[.., tokens outside, outputs]`.
+    ///
+    /// # Panics
+    /// As [`Region::leave`].
+    pub fn forward_region<const D: usize>(&self, x: Tensor<D>, region: &Region<'_>) -> Tensor<D> {
+        linear(x, &self.weight, self.bias.as_ref(), region)
     }
 }
 
-/// Returns what [`Linear::forward_split_inputs`] returns for a layer of these parameters, for a module that
-/// has them among others.
+/// Returns what [`Linear::forward_region`] returns for a layer of these parameters, for a module that has them
+/// among others.
 ///
 /// # Panics
-/// As [`Linear::forward_split_inputs`].
+/// As [`Linear::forward_region`].
 pub fn linear<const D: usize>(
     x: Tensor<D>,
     weight: &Param<Tensor<2>>,
     bias: Option<&Param<Tensor<1>>>,
-    tensor: &TensorParallel,
+    region: &Region<'_>,
 ) -> Tensor<D> {
     let (id, weight) = (weight.id, weight.val());
     let [inputs, outputs] = weight.dims();
@@ -72,9 +83,13 @@ pub fn linear<const D: usize>(
     takes_features("Linear", inputs, &shape);
     let rows = shape[..D - 1].iter().product::<usize>();
     shape[D - 1] = outputs;
-    let mut y = tensor.sum(multiply(as_rows(x, [rows, inputs]), weight, Layout::Plain, id));
+    let mut y = region.leave(multiply(as_rows(x, [rows, inputs]), weight, Layout::Plain, id));
     if let Some(bias) = bias {
         y = add_bias(y, bias);
+    }
+    if let Some(tokens) = D.checked_sub(2).and_then(|dimension| shape.get_mut(dimension)) {
+        // The rank may have a share of them.
+        *tokens = *tokens * y.dims()[0] / rows.max(1);
     }
     y.reshape(shape)
 }

@@ -68,6 +68,7 @@ mod operation;
 mod parallel;
 mod product;
 mod recomputed;
+mod region;
 mod relations;
 mod relu_squared;
 mod remade;
@@ -122,6 +123,8 @@ pub use mamba::{DepthwiseConvolution, GroupNormWeight, Mamba2, MambaCache, Mamba
 pub(crate) use matrix::{Operand, add_product, product_in_single};
 pub(crate) use operation::{CpuTensor, cpu, cpu_tensor, elements, from_cpu, node_of, owned, rounded_to};
 pub use parallel::TensorParallel;
+pub(crate) use parallel::sum_of_ranks;
+pub use region::Region;
 pub use relations::Relations;
 pub use relu_squared::relu_squared;
 pub(crate) use remade::{PartTimes, timed_parts, with_parts};

@@ -5,7 +5,8 @@
 //! of the inputs, and adds the results of all ranks
 //! ([`Linear::forward_split_inputs`](super::Linear::forward_split_inputs)). Between the two, the ranks
 //! compute without communication. [`TensorParallel::enter`] begins such a region: the backward adds there
-//! what each rank's part of the layers contributes to the gradient of the inputs.
+//! what each rank's part of the layers contributes to the gradient of the inputs. [`Region`](super::Region) also
+//! has the form in which ranks have shares of the tokens outside of the region.
 //!
 //! Sums are added in the order of the ranks, in single precision, so all ranks have the same bits.
 
@@ -36,6 +37,8 @@ pub struct TensorParallel {
     progress: Option<Weak<dyn TensorLink>>,
     /// Whether each rank holds whole experts of a mixture.
     whole_experts: bool,
+    /// Whether each rank has a share of the tokens between the layers that the ranks compute together.
+    sequence_parallel: bool,
     /// The replica's place among the replicas that hold the experts together.
     experts: ExpertParallel,
     /// The frozen tensors that the ranks of the process share.
@@ -59,13 +62,28 @@ impl TensorParallel {
     /// with it: sums contain only this rank's part.
     pub fn unconnected(rank: TensorRank) -> Self {
         let (experts, frozen) = (ExpertParallel::default(), FrozenTensors::default());
-        Self { rank, link: None, progress: None, whole_experts: false, experts, frozen }
+        Self {
+            rank,
+            link: None,
+            progress: None,
+            whole_experts: false,
+            sequence_parallel: false,
+            experts,
+            frozen,
+        }
     }
 
     /// Returns the same rank, which holds whole experts of a mixture if `whole`, and otherwise a shard of
     /// each expert ([`PipelineConfig::whole_experts`](crate::pipeline::PipelineConfig::whole_experts)).
     pub fn with_whole_experts(self, whole: bool) -> Self {
         Self { whole_experts: whole, ..self }
+    }
+
+    /// Returns the same rank, which has a share of the tokens of each row between the layers that the ranks compute
+    /// together if `shares`, and otherwise all tokens
+    /// ([`PipelineConfig::sequence_parallel`](crate::pipeline::PipelineConfig::sequence_parallel)).
+    pub fn with_sequence_parallel(self, shares: bool) -> Self {
+        Self { sequence_parallel: shares, ..self }
     }
 
     /// Returns the same rank in a replica that has this place among the replicas that hold the experts
@@ -92,7 +110,7 @@ impl TensorParallel {
     }
 
     /// Returns the connection to the other ranks, if tensors are exchanged.
-    fn link(&self) -> Option<&Arc<dyn TensorLink>> {
+    pub(super) fn link(&self) -> Option<&Arc<dyn TensorLink>> {
         self.link.as_ref().filter(|_| !is_probing())
     }
 
@@ -141,6 +159,12 @@ impl TensorParallel {
         self.whole_experts && self.ranks() > 1
     }
 
+    /// Returns whether each of several ranks has a share of the tokens between the layers that they compute
+    /// together.
+    pub fn shares_tokens(&self) -> bool {
+        self.sequence_parallel && self.ranks() > 1
+    }
+
     /// Returns `x`, which is equal on all ranks. The gradients of the result are added over all ranks.
     ///
     /// # Panics
@@ -183,11 +207,11 @@ impl TensorParallel {
 }
 
 /// Sends a tensor to each rank, and returns the tensors that all ranks have sent to this one.
-fn exchanged(link: &dyn TensorLink, to_ranks: Values) -> Values {
+pub(super) fn exchanged(link: &dyn TensorLink, to_ranks: Values) -> Values {
     link.exchange(to_ranks.into_iter().map(|tensor| vec![tensor]).collect()).into_iter().flatten().collect()
 }
 
-fn tensor_of(value: Value) -> Tensor<2> {
+pub(super) fn tensor_of(value: Value) -> Tensor<2> {
     Tensor::from_dispatch(value.into_dispatch())
 }
 
@@ -208,7 +232,7 @@ fn sum(link: &dyn TensorLink, ranks: u32, x: Tensor<2>, marked: bool) -> (Tensor
     };
     let of_ranks = exchanged(link, own.into_iter().map(Value::of).map(mark).collect());
     let any_marked = of_ranks.iter().any(Value::requires_grad);
-    let sum = added(of_ranks.into_iter().map(tensor_of).collect());
+    let sum = sum_of_ranks(of_ranks.into_iter().map(tensor_of).collect());
     if !in_parts {
         return (sum, any_marked);
     }
@@ -217,7 +241,7 @@ fn sum(link: &dyn TensorLink, ranks: u32, x: Tensor<2>, marked: bool) -> (Tensor
 }
 
 /// Returns the sum of tensors, added in their order in single precision.
-fn added(parts: Vec<Tensor<2>>) -> Tensor<2> {
+pub(crate) fn sum_of_ranks(parts: Vec<Tensor<2>>) -> Tensor<2> {
     let precision = parts[0].dtype();
     let sum = parts.into_iter().map(at_least_single).reduce(|sum, part| sum + part);
     let sum = sum.expect("a group has this rank");

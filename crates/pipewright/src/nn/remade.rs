@@ -6,6 +6,9 @@
 //! the result from those inputs ([`Remade`]). It runs when the backward of the first product needs the result,
 //! and the last product drops it.
 //!
+//! A product never keeps an input that was gathered from the ranks of a tensor group ([`note_gathered`]): the ranks
+//! gather it again. All ranks of the group compute the same backward, so they gather at the same place of it.
+//!
 //! A stage runs its forward inside [`with_parts`]. A part notes its result there ([`note`]), and a product
 //! looks its input up ([`remade`]) by the node of the tape. This is a thread-local variable, because a module's
 //! forward has no argument for it. A measurement of layers asks for the times of these computations in the same
@@ -40,7 +43,8 @@ struct Noted {
 
 /// A result that is computed again, off the tape.
 pub(super) struct Remade {
-    part: LayerPart,
+    /// The part whose result it is; `None` if it was gathered.
+    part: Option<LayerPart>,
     device: Device,
     compute: Box<dyn Fn() -> Tensor<2> + Send + Sync>,
     /// The result while products still need it.
@@ -66,14 +70,14 @@ impl Remade {
     }
 
     fn compute(&self) -> Tensor<2> {
-        let Some(mut times) = TIMES.get() else { return (self.compute)() };
+        let (Some(mut times), Some(part)) = (TIMES.get(), self.part) else { return (self.compute)() };
         // Operations that a device has not run yet are not part of the time. An error of the device is reported
         // when its results are read.
         let _ = self.device.sync();
         let start = Instant::now();
         let result = (self.compute)();
         let _ = self.device.sync();
-        times[self.part as usize] += start.elapsed();
+        times[part as usize] += start.elapsed();
         TIMES.set(Some(times));
         result
     }
@@ -81,8 +85,8 @@ impl Remade {
 
 /// Runs `forward`. Its products do not keep the results of these parts.
 pub(crate) fn with_parts<R>(parts: LayerParts, forward: impl FnOnce() -> R) -> R {
-    let noted = (!parts.is_empty()).then(|| Noted { parts, results: HashMap::new() });
-    let _outer = Restore(CURRENT.replace(noted));
+    let noted = Noted { parts, results: HashMap::new() };
+    let _outer = Restore(CURRENT.replace(Some(noted)));
     forward()
 }
 
@@ -103,8 +107,28 @@ where
         let Some(noted) = current.as_mut().filter(|noted| noted.parts.contains(part)) else { return };
         let Some(node) = node_of(result) else { return };
         let (device, compute) = (result.device(), Box::new(compute()));
-        let remade = Remade { part, device, compute, result: Mutex::default() };
+        let remade = Remade { part: Some(part), device, compute, result: Mutex::default() };
         noted.results.insert(node, Arc::new(remade));
+    });
+}
+
+/// Notes that `whole` was gathered from the part `x` of each rank, so that it is gathered again. `kept` has the
+/// elements of `x`, off the tape. If `x` is computed again itself, its elements are not kept either.
+pub(super) fn note_gathered(
+    x: &Tensor<2>,
+    whole: &Tensor<2>,
+    kept: Tensor<2>,
+    gather: impl Fn(Tensor<2>) -> Tensor<2> + Send + Sync + 'static,
+) {
+    let Some(node) = node_of(whole) else { return };
+    let (device, of_part) = (whole.device(), remade(x));
+    let compute: Box<dyn Fn() -> Tensor<2> + Send + Sync> = match of_part {
+        Some(part) => Box::new(move || gather(part.get())),
+        None => Box::new(move || gather(kept.clone())),
+    };
+    let remade = Remade { part: None, device, compute, result: Mutex::default() };
+    CURRENT.with_borrow_mut(|current| {
+        current.as_mut().map(|noted| noted.results.insert(node, Arc::new(remade)));
     });
 }
 

@@ -174,6 +174,7 @@ impl Setup {
         );
         let connection = Connection::new(endpoint, &context, self.board.clone(), memory);
         let tensor = connection.tensor_parallel(&context).with_whole_experts(self.config.whole_experts);
+        let tensor = tensor.with_sequence_parallel(self.config.sequence_parallel);
         let tensor = tensor.with_frozen(self.frozen.of(world_rank));
         let clip_groups: Arc<[ClipGroup]> = self.config.clip_groups.clone().into();
         let mut stages = Vec::new();

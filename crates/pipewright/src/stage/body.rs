@@ -9,7 +9,7 @@ use pipewright_schedule::StageIndex;
 use super::error::StageError;
 use super::module::{StageContext, StageModule};
 use super::visit::{ModulePlace, any, any_mut};
-use crate::tensor::{Boundary, Placement, Values, pack, unpack};
+use crate::tensor::{Boundary, EdgePlacement, Placement, Values, pack, unpack};
 
 /// A module that takes the tensors of a boundary without their types and checks them itself.
 pub(crate) trait StageBody: Module + 'static {
@@ -85,11 +85,16 @@ pub(crate) trait StageBody: Module + 'static {
         Placement::REPLICATED
     }
 
-    /// Returns the dimension along which the ranks of a tensor group have parts of an output of the last
-    /// stage; `None` if every rank has the whole output.
-    fn output_split(&self, output: usize) -> Option<usize> {
+    /// Returns how the ranks of a tensor group take an input and return its gradient.
+    fn input_placement(&self, input: usize) -> EdgePlacement {
+        let _ = input;
+        EdgePlacement::WHOLE
+    }
+
+    /// Returns how the ranks of a tensor group have an output and take its gradient.
+    fn output_placement(&self, output: usize) -> EdgePlacement {
         let _ = output;
-        None
+        EdgePlacement::WHOLE
     }
 
     /// Returns why the module cannot run slices of microbatches; `None` if it can.
@@ -164,8 +169,12 @@ impl<M: StageModule> StageBody for M {
         StageModule::placement(self, local)
     }
 
-    fn output_split(&self, output: usize) -> Option<usize> {
-        StageModule::output_split(self, output)
+    fn input_placement(&self, input: usize) -> EdgePlacement {
+        StageModule::input_placement(self, input)
+    }
+
+    fn output_placement(&self, output: usize) -> EdgePlacement {
+        StageModule::output_placement(self, output)
     }
 
     fn refuses_slices(&self) -> Option<String> {

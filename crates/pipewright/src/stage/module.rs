@@ -16,7 +16,7 @@ use super::side_leaves::SideLeaves;
 use super::watch::Watch;
 use crate::batch::{SideInputError, SideInputs};
 use crate::random::{DrawsTogether, LayerDraws, RandomStream, StreamKey};
-use crate::tensor::{Boundary, BoundaryError, Placement, Value, Values, pack, unpack};
+use crate::tensor::{Boundary, BoundaryError, EdgePlacement, Placement, Value, Values, pack, unpack};
 
 /// A stage: a contiguous part of the model, with ordinary tensors at both edges.
 ///
@@ -115,13 +115,21 @@ pub trait StageModule: Module + 'static {
         Placement::REPLICATED
     }
 
-    /// Returns the dimension along which the ranks of a tensor group have parts of an output, in the order of
-    /// the ranks; `None` if every rank has the whole output. Outputs are counted from 0. Only a module of the
-    /// last stage may split its outputs, and its loss gets the parts. The results of a step have the whole
-    /// outputs. If a module has parts and does not say so, the results have the part of the first rank.
-    fn output_split(&self, output: usize) -> Option<usize> {
+    /// Returns how the ranks of a tensor group take an input, and how they return its gradient. Inputs are counted
+    /// from 0. The pipeline converts the tensor from the placement of the stage before, and the gradient to it. By
+    /// default every rank takes the whole input and returns the whole gradient.
+    fn input_placement(&self, input: usize) -> EdgePlacement {
+        let _ = input;
+        EdgePlacement::WHOLE
+    }
+
+    /// Returns how the ranks of a tensor group have an output, and how they take its gradient. Outputs are counted
+    /// from 0. The pipeline converts the tensor to the placement of the next stage, and the gradient from it. The
+    /// loss of the last stage gets the output as the rank has it; there, parts need not be equally long. Results have
+    /// whole outputs. If a module has parts and does not say so, they have the part of the first rank.
+    fn output_placement(&self, output: usize) -> EdgePlacement {
         let _ = output;
-        None
+        EdgePlacement::WHOLE
     }
 
     /// Returns why the module cannot run slices of microbatches; `None` if it can. A pipeline whose schedule

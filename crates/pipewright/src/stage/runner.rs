@@ -21,7 +21,7 @@ use super::weight_work::WeightWork;
 use crate::checkpoint::{Checkpoint, CheckpointError, StageState};
 use crate::optimizer::{Factors, GradientHook};
 use crate::tensor::shard::RowShard;
-use crate::tensor::{OptionalTensors, TensorRank, Value, Values};
+use crate::tensor::{EdgePlacement, OptionalTensors, TensorRank, Value, Values};
 
 /// The paths of parameters after a restore.
 #[derive(Clone, Debug, Default)]
@@ -120,9 +120,11 @@ pub(crate) trait StageCompute: Send {
     /// Returns the tensors that come from or go to stages that are not neighbours.
     fn skips(&self) -> &Skips;
 
-    /// Returns the dimension along which the ranks of a tensor group have parts of an output of the last
-    /// stage; `None` if every rank has the whole output.
-    fn output_split(&self, output: usize) -> Option<usize>;
+    /// Returns how the ranks of a tensor group take an input and return its gradient.
+    fn input_placement(&self, input: usize) -> EdgePlacement;
+
+    /// Returns how the ranks of a tensor group have an output and take its gradient.
+    fn output_placement(&self, output: usize) -> EdgePlacement;
 
     /// Returns the device on which the stage computes.
     fn device(&self) -> &Device;

@@ -1,14 +1,15 @@
 //! Which part of a boundary's tensor a message has, if several ranks compute each stage together.
 //!
-//! All ranks of a tensor group have the same tensor at a boundary. Each sends a part of it to the rank of the
-//! next stage that has its place in the group, and these put the parts together. So the ranks send the bytes
-//! of one tensor and not of one tensor each.
+//! Each rank of a tensor group sends a part of a boundary's tensor to the rank of the next stage that has its place
+//! in the group: the part that it has ([`Spread`](super::Spread)), or a part of the tensor that all have. The receivers
+//! put the parts together if they need the whole. So the ranks send the bytes of one tensor and not of one tensor each.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use super::placement::{Placement, TensorRank};
+use super::value::Value;
 
 /// The part of a tensor that a message has. It is sent with the tensor and checked by the receiver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +33,14 @@ impl Layout {
         }
     }
 
+    /// Returns the part of a tensor that has the whole of the dimension of the cut.
+    pub(crate) fn cut(&self, tensor: &Value) -> Value {
+        let Some(dimension) = self.dimension else { return tensor.clone() };
+        let part = Placement::split(dimension, self.rank.of).shard_of(self.rank);
+        let range = part.range(self.shape[dimension]);
+        tensor.narrow(dimension, range.start, range.end)
+    }
+
     /// Returns the same layout for another rank of the group.
     pub(crate) fn for_rank(&self, index: u32) -> Self {
         Self { rank: TensorRank { index, ..self.rank }, ..self.clone() }
@@ -53,7 +62,6 @@ mod tests {
     use burn::tensor::{Device, Tensor};
 
     use super::*;
-    use crate::tensor::Value;
 
     #[test]
     fn a_boundary_is_cut_along_the_first_dimension_that_has_a_part_for_every_rank() {

@@ -6,7 +6,8 @@
 //!
 //! [`Metadata::Static`] is given in advance. [`Metadata::Dynamic`] is taken from the first microbatch that crosses the
 //! boundary; no probe run changes gradients, buffers or random states. [`Metadata::Partial`] is given for
-//! some boundaries. Gradients have the metadata of the tensors that they belong to.
+//! some boundaries. Gradients have the metadata of the tensors that they belong to. Tensors of which ranks have parts
+//! have the metadata of the whole tensors.
 //!
 //! If ranks are processes, each may know other boundaries. Before they start, they vote: a boundary is static
 //! on all ranks if any process knows it, and two processes that know it differently do not start.
@@ -204,15 +205,15 @@ impl TensorSpec {
     pub(super) fn of(value: &Value, free: &[usize]) -> Self {
         let dim =
             |(index, &size): (usize, &usize)| if free.contains(&index) { Dim::Any } else { Dim::Fixed(size) };
-        Self { dtype: value.dtype(), shape: value.shape().iter().enumerate().map(dim).collect() }
+        Self { dtype: value.dtype(), shape: value.whole_shape().iter().enumerate().map(dim).collect() }
     }
 
     pub(super) fn fits(&self, value: &Value) -> bool {
-        let shape = value.shape();
+        let shape = value.whole_shape();
         let fits = |(dim, &size): (&Dim, &usize)| matches!(dim, Dim::Any) || *dim == Dim::Fixed(size);
         // Back ends store booleans in different types.
         (self.dtype == value.dtype() || self.dtype.is_bool() && value.dtype().is_bool())
-            && self.shape.len() == shape.num_dims()
+            && self.shape.len() == shape.len()
             && self.shape.iter().zip(shape.iter()).all(fits)
     }
 }

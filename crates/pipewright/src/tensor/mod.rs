@@ -4,7 +4,8 @@
 //! number of dimensions and kind are known at run time. [`Boundary`] converts between the two, [`Metadata`]
 //! says what both sides of a boundary expect, [`Precision`] says in which element type stages compute,
 //! `shard` says which rows of a parameter a replica holds, and [`Placement`] says which shard of it a rank
-//! holds that computes stages together with others.
+//! holds that computes stages together with others. [`EdgePlacement`] says how such ranks hold the tensors between
+//! stages.
 
 mod transfer;
 mod value;
@@ -16,6 +17,7 @@ mod precision;
 mod element_type;
 pub(crate) mod shard;
 mod placement;
+mod spread;
 pub(crate) mod layout;
 
 pub use boundary::{Boundary, BoundaryError, Unpack, pack, unpack};
@@ -27,4 +29,5 @@ pub use metadata::{CheckMetadata, Dim, Metadata, OnMismatch, TensorSpec};
 pub(crate) use metadata::{Vote, Votes};
 pub use placement::{CopyGradient, ExpertRank, Placement, TensorRank, TensorShard};
 pub use precision::Precision;
+pub use spread::{EdgePlacement, Spread};
 pub use value::{OptionalTensor, OptionalTensors, Value, ValueKind, Values};

@@ -123,10 +123,10 @@ impl Value {
     /// Returns the part of the tensor that `rank` sends, with its layout.
     pub(crate) fn part_for(self, rank: TensorRank) -> Self {
         let layout = self.layout_for(rank);
-        let Some(dimension) = layout.dimension else { return self.with_layout(layout) };
-        let range = Placement::split(dimension, rank.of).shard_of(rank).range(layout.shape[dimension]);
-        let part = self.narrow(dimension, range.start, range.end).copied();
-        part.with_settings_of(&self).with_layout(layout)
+        if layout.dimension.is_none() {
+            return self.with_layout(layout);
+        }
+        layout.cut(&self).copied().with_settings_of(&self).with_layout(layout)
     }
 
     /// Returns the tensor outside a message.
@@ -137,6 +137,11 @@ impl Value {
     /// Returns which part of a tensor this one is, if it is in a message that may have a part.
     pub(crate) fn layout(&self) -> Option<&Layout> {
         self.layout.as_deref()
+    }
+
+    /// Returns the shape of the whole tensor, of which this one may be a part.
+    pub(crate) fn whole_shape(&self) -> Vec<usize> {
+        self.layout().map_or_else(|| self.shape().to_vec(), |layout| layout.shape.clone())
     }
 
     /// Returns whether a stage before this one needs the tensor's gradient.
@@ -285,6 +290,12 @@ impl Value {
             ValueKind::Int => Dispatch::int_cat(parts, dimension),
             ValueKind::Bool => Dispatch::bool_cat(parts, dimension),
         })
+    }
+
+    /// Returns zeros of this shape, with the float type and on the device of this tensor.
+    pub(crate) fn zeros(&self, shape: &[usize]) -> Self {
+        let count: usize = shape.iter().product();
+        Self::of(Tensor::<1>::zeros([count], (&self.device(), self.dtype()))).reshaped(shape)
     }
 
     /// Returns a float tensor times `factor`, in its own storage.

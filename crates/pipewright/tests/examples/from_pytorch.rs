@@ -23,7 +23,9 @@ use pipewright::pipeline::{
     LayerList, Layers, Pipeline, PipelineBuilder, PipelineConfig, StepSummary, Unmatched,
 };
 use pipewright::stage::{Stage, StageContext, StageError, StageModule, WeightWork};
-use pipewright::tensor::{CheckMetadata, Metadata, OnMismatch, OptionalTensors, TensorSpec, Values};
+use pipewright::tensor::{
+    CheckMetadata, EdgePlacement, Metadata, OnMismatch, OptionalTensors, Spread, TensorSpec, Values,
+};
 use pipewright::train::{BurnSchedule, RunLog};
 use pipewright::transport::{Mpi, World};
 use pipewright_schedule::csv::{parse_program, parse_schedule, print_program};
@@ -302,6 +304,20 @@ fn graph_stage<L: GraphLayer + Module>(stage: GraphStage<L>) -> Stage {
 
 fn split_over_ranks(up: &Linear, down: &Linear, tensor: TensorParallel, x: Tensor<2>) -> Tensor<2> {
     down.forward_split_inputs(up.forward(tensor.enter(x)), &tensor)
+}
+
+fn shares_of_tokens(
+    up: &Linear,
+    down: &Linear,
+    tensor: TensorParallel,
+    x: Tensor<2>,
+    rows: usize,
+) -> Tensor<2> {
+    down.forward_region(up.forward(tensor.region(rows).enter(x)), &tensor.region(rows))
+}
+
+fn shards_of_tokens() -> EdgePlacement {
+    EdgePlacement { tensor: Spread::Split { dimension: 1 }, gradient: Spread::Partial }
 }
 
 fn experts_of_replicas() -> PipelineConfig {

@@ -5,6 +5,7 @@ mod frozen;
 mod limit;
 mod offload;
 mod shards;
+mod shares;
 mod shared;
 mod slices;
 #[path = "../support/mod.rs"]

@@ -1,8 +1,9 @@
 //! Ranks that compute stages together: the results of one rank, also in half precision, the bytes at
-//! boundaries, hooks, modules, failures, checkpoints, whole experts.
+//! boundaries, placements between stages, hooks, modules, failures, checkpoints, whole experts.
 
 mod checkpoints;
 mod early_updates;
+mod edges;
 mod expert_exchange_times;
 mod expert_groups;
 mod expert_overlaps;

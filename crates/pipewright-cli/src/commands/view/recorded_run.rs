@@ -147,6 +147,7 @@ fn sizes(
         devices: compute_devices(settings),
         expert_ranks: settings.mesh.expert_parallel,
         expert_load: ExpertLoad::Mean,
+        tensor: settings.mesh.tensor_share(),
     };
     Some(kept.sizes(&stages.ok()?))
 }

@@ -258,6 +258,20 @@ fn slices_need_rows_that_divide() {
 }
 
 #[test]
+fn shares_of_tokens_need_rows_that_divide() {
+    let sentence = "`seq_len` is 255, and 2 tensor ranks that share the tokens of a row (`mesh.sequence_parallel`) need a multiple \
+                    of 2";
+    check_set(
+        &["data.seq_len=255", "mesh.tensor_parallel=2", "mesh.sequence_parallel=true"],
+        &[&format!(
+            "--set data.seq_len=255: {sentence}; write a multiple of 2, or leave `sequence_parallel` out"
+        )],
+    );
+    assert!(load(None, &["data.seq_len=255", "mesh.tensor_parallel=2"]).is_ok());
+    assert!(load(None, &["mesh.tensor_parallel=2", "mesh.sequence_parallel=true"]).is_ok());
+}
+
+#[test]
 fn documents_need_their_beginnings() {
     check_set(&["data.packed=true"], &["--set data.packed=true: `packed` has no effect without `bos_id`"]);
     check_set(

@@ -27,6 +27,7 @@ fn settings_survive_being_written_and_read() {
     let schedule = format!("pipeline.schedule={}", schedule.display());
     let cases: [&[&str]; 20] = [
         &[],
+        &["mesh.tensor_parallel=2", "mesh.sequence_parallel=true"],
         &["mesh.data_parallel=[2, 2]"],
         &["mesh.data_parallel=[4, 1]", "mesh.tensor_parallel=2", "mesh.whole_experts=true"],
         &["mesh.data_parallel=[1, 4]", "mesh.data_parallel_mode=sharded"],

@@ -107,6 +107,7 @@ const CHANGES: &[Change] = &[
     ("mesh.data_parallel_mode=sharded", REPLICAS),
     ("mesh.tensor_parallel=2", &[]),
     ("mesh.whole_experts=true", &["model.architecture=qwen3_moe", "mesh.tensor_parallel=2"]),
+    ("mesh.sequence_parallel=true", &["mesh.tensor_parallel=2"]),
     ("mesh.expert_parallel=2", &["model.architecture=qwen3_moe", "mesh.data_parallel=2"]),
     ("mesh.unshard_window=2", &["mesh.data_parallel=2", "mesh.data_parallel_mode=sharded"]),
     ("mesh.unshard_lookahead=1", SHARDED),

@@ -14,7 +14,7 @@ use crate::stage::microbatch::{BackwardState, ForwardState, InFlight};
 use crate::stage::runner::{BatchPart, StageCompute, StageParameters};
 use crate::stage::segment::{Replacement, Segment};
 use crate::stage::weight_work::WeightWork;
-use crate::tensor::{Lossy, OptionalTensors, Value, ValueKind, Values, int_type_of};
+use crate::tensor::{EdgePlacement, Lossy, OptionalTensors, Value, ValueKind, Values, int_type_of};
 
 impl<M: StageBody> StageCompute for TrainingStage<M> {
     fn admitted(&self, part: BatchPart, values: Values) -> Result<Values, StageError> {
@@ -150,8 +150,12 @@ impl<M: StageBody> StageCompute for TrainingStage<M> {
         self.module.get().skips()
     }
 
-    fn output_split(&self, output: usize) -> Option<usize> {
-        self.module.get().output_split(output)
+    fn input_placement(&self, input: usize) -> EdgePlacement {
+        self.module.get().input_placement(input)
+    }
+
+    fn output_placement(&self, output: usize) -> EdgePlacement {
+        self.module.get().output_placement(output)
     }
 
     fn device(&self) -> &Device {

@@ -7,7 +7,7 @@ use pipewright::batch::{Batch, merge};
 use pipewright::nn::{Linear, TensorParallel, split_cross_entropy};
 use pipewright::pipeline::{Pipeline, PipelineError, StepSummary};
 use pipewright::stage::{Stage, StageContext, StageModule};
-use pipewright::tensor::{Placement, Values, unpack};
+use pipewright::tensor::{EdgePlacement, Placement, Values, unpack};
 use pipewright::transport::World;
 use pipewright_schedule::StageIndex;
 
@@ -61,8 +61,8 @@ impl StageModule for WithHead {
         local.strip_prefix("body.").map_or(head, |local| self.body.placement(local))
     }
 
-    fn output_split(&self, output: usize) -> Option<usize> {
-        (output > 0).then_some(self.dimension)
+    fn output_placement(&self, output: usize) -> EdgePlacement {
+        if output > 0 { EdgePlacement::split(self.dimension) } else { EdgePlacement::WHOLE }
     }
 }
 
@@ -128,7 +128,7 @@ fn outputs_of_the_last_stage_are_those_of_one_rank() {
 fn an_output_that_lacks_the_dimension_is_an_error() {
     let error = step(&mut launch(sizes(1, 1, 2), 2), 0).expect_err("it has two dimensions").to_string();
     let expected =
-        "and its module says that tensor ranks split it along dimension 2 (`StageModule::output_split`)";
+        "and its module says that tensor ranks split it along dimension 2 (`StageModule::output_placement`)";
     assert!(error.contains(expected), "{error}");
 }
 

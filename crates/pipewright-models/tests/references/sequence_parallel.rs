@@ -1,0 +1,117 @@
+//! Tensor ranks that have shares of the tokens between the layers that they compute together: losses are those of one
+//! rank, and boundaries send shares.
+
+use std::path::Path;
+
+use pipewright::mesh::DataParallelMode;
+use pipewright::nn::TensorParallel;
+use pipewright::pipeline::PipelineConfig;
+use pipewright::tensor::TensorRank;
+use pipewright_models::{CutModel, ModelConfig};
+use pipewright_schedule::Recompute;
+
+use crate::pipelined_run::{FIRST_STEPS, parts, train, train_steps};
+use crate::reference::{Reference, Step};
+
+/// The largest relative difference of a loss from the loss of one rank.
+const TOLERANCE: f64 = 5e-6;
+
+fn config(tensor_parallel: u32) -> PipelineConfig {
+    PipelineConfig { tensor_parallel, sequence_parallel: true, ..PipelineConfig::default() }
+}
+
+/// Compares a run with PyTorch and with one rank.
+fn check(reference: &Reference, schedule: &str, ranks: u32, config: &PipelineConfig) {
+    let expected = train(reference, "gpipe", 1, 4, &PipelineConfig::default());
+    let run = train(reference, schedule, ranks, 4, config);
+    reference.assert_close(&run, &reference.steps(4));
+    for (step, (Step { loss, .. }, Step { loss: expected, .. })) in run.iter().zip(&expected).enumerate() {
+        let error = (loss - expected).abs() / expected;
+        assert!(error <= TOLERANCE, "{schedule}, step {step}: {loss} is {error:.1e} from {expected}");
+    }
+}
+
+fn check_family(name: &str) {
+    let reference = Reference::load(name);
+    check(&reference, "1f1b", 2, &config(2));
+    check(&reference, "zbvzerobubble", 2, &config(2));
+}
+
+macro_rules! families {
+    ($($test:ident $name:literal),* $(,)?) => {$(
+        #[test]
+        fn $test() {
+            check_family($name);
+        }
+    )*};
+}
+
+families! {
+    llama "llama-tiny",
+    llama_with_a_tied_head "llama-tied-tiny",
+    qwen2 "qwen2-tiny",
+    qwen3 "qwen3-tiny",
+    mistral "mistral-tiny",
+    smollm3 "smollm3-tiny",
+    granite "granite-tiny",
+    phi3 "phi3-tiny",
+    olmo2 "olmo2-tiny",
+    gemma2 "gemma2-tiny",
+    gemma3 "gemma3-tiny",
+    starcoder2 "starcoder2-tiny",
+    gpt2 "gpt2-tiny",
+}
+
+#[test]
+fn four_ranks_and_replicas() {
+    let reference = Reference::load("llama-tiny");
+    check(&reference, "1f1b", 2, &config(4));
+    let sharded = DataParallelMode::Sharded;
+    check(
+        &reference,
+        "zb-h1",
+        2,
+        &PipelineConfig { data_parallel: 2, data_parallel_mode: sharded, ..config(2) },
+    );
+}
+
+#[test]
+fn recomputed_layers_exchange_again() {
+    let reference = Reference::load("qwen3-tiny");
+    for recompute in [Recompute::Stage, Recompute::Block, Recompute::Parts, parts()] {
+        check(&reference, "zbvzerobubble", 2, &PipelineConfig { recompute, ..config(2) });
+    }
+}
+
+#[test]
+fn shares_have_the_losses_of_whole_tensors_in_every_schedule() {
+    let reference = Reference::load("llama-tiny");
+    let whole = PipelineConfig { sequence_parallel: false, ..config(2) };
+    let expected = train_steps(&reference, "gpipe", 1, 4, &whole, FIRST_STEPS);
+    for schedule in ["gpipe", "interleaved1f1b", "zb-h1", "dualpipev"] {
+        let run = train_steps(&reference, schedule, 2, 4, &config(2), FIRST_STEPS);
+        for (Step { loss, .. }, Step { loss: expected, .. }) in run.iter().zip(&expected) {
+            assert!((loss - expected).abs() <= TOLERANCE * expected, "{schedule}: {loss} {expected}");
+        }
+    }
+}
+
+#[test]
+fn models_whose_layers_need_all_tokens_are_refused() {
+    let refused = |name: &str, expected: &str| {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name);
+        let model = CutModel::from(ModelConfig::read(&folder).expect("it is of a known family"));
+        let rank = TensorParallel::unconnected(TensorRank { index: 0, of: 2 });
+        let layers = 0..model.layers();
+        assert!(model.outline(layers.clone(), &rank).is_ok(), "{name} without shares");
+        let error =
+            model.outline(layers, &rank.with_sequence_parallel(true)).expect_err("it needs all tokens");
+        let expected =
+            format!("`mesh.sequence_parallel` does not work with this model: {expected}; set it to false");
+        assert_eq!(error.to_string(), expected);
+    };
+    refused("qwen3-moe-tiny", "the routers of its mixtures need all tokens on every rank");
+    refused("deepseek-v2-tiny", "the routers of its mixtures need all tokens on every rank");
+    refused("hybrid-min", "layers of the family `hybrid` need all tokens on every rank");
+    refused("nemotron-h-tiny", "layers of the family `nemotron_h` need all tokens on every rank");
+}
