@@ -25,7 +25,7 @@ fn settings_survive_being_written_and_read() {
     let schedule = folder.path().join("a.csv");
     std::fs::write(&schedule, "0F0,0B0\n1F0,1B0\n").expect("it can be written");
     let schedule = format!("pipeline.schedule={}", schedule.display());
-    let cases: [&[&str]; 20] = [
+    let cases: [&[&str]; 21] = [
         &[],
         &["mesh.tensor_parallel=2", "mesh.sequence_parallel=true"],
         &["mesh.data_parallel=[2, 2]"],
