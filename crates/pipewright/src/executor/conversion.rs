@@ -104,7 +104,7 @@ impl Converter<'_> {
                 (Some(along), Spread::Split { dimension }) if along != dimension => {
                     let layout = self.layout(index, tensor.whole_shape(), dimension)?;
                     for (rank, pieces) in (0..).zip(&mut to_ranks) {
-                        let piece = layout.for_rank(rank).cut(&tensor);
+                        let piece = tensor.part(&layout.for_rank(rank));
                         pieces.push(Some(piece.copied().with_settings_of(&tensor)));
                     }
                     moved.push((index, along, Some(layout)));
@@ -140,7 +140,7 @@ impl Converter<'_> {
             (None, Spread::Whole) => tensor.without_layout(),
             (None, Spread::Split { dimension }) => {
                 let layout = self.layout(index, whole, dimension)?;
-                let part = layout.cut(&tensor);
+                let part = tensor.part(&layout);
                 let part = if part.kind() == ValueKind::Float { part.copied() } else { part };
                 part.with_settings_of(&tensor).with_layout(layout)
             }

@@ -5,11 +5,11 @@
 //! put the parts together if they need the whole. So the ranks send the bytes of one tensor and not of one tensor each.
 
 use std::fmt;
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
 use super::placement::{Placement, TensorRank};
-use super::value::Value;
 
 /// The part of a tensor that a message has. It is sent with the tensor and checked by the receiver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,12 +33,11 @@ impl Layout {
         }
     }
 
-    /// Returns the part of a tensor that has the whole of the dimension of the cut.
-    pub(crate) fn cut(&self, tensor: &Value) -> Value {
-        let Some(dimension) = self.dimension else { return tensor.clone() };
+    /// Returns the dimension of the cut, and the part's range of it; `None` if the part is the whole.
+    pub(crate) fn range(&self) -> Option<(usize, Range<usize>)> {
+        let dimension = self.dimension?;
         let part = Placement::split(dimension, self.rank.of).shard_of(self.rank);
-        let range = part.range(self.shape[dimension]);
-        tensor.narrow(dimension, range.start, range.end)
+        Some((dimension, part.range(*self.shape.get(dimension)?)))
     }
 
     /// Returns the same layout for another rank of the group.
@@ -62,6 +61,7 @@ mod tests {
     use burn::tensor::{Device, Tensor};
 
     use super::*;
+    use crate::tensor::Value;
 
     #[test]
     fn a_boundary_is_cut_along_the_first_dimension_that_has_a_part_for_every_rank() {

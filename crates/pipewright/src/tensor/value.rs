@@ -126,7 +126,15 @@ impl Value {
         if layout.dimension.is_none() {
             return self.with_layout(layout);
         }
-        layout.cut(&self).copied().with_settings_of(&self).with_layout(layout)
+        self.part(&layout).copied().with_settings_of(&self).with_layout(layout)
+    }
+
+    /// Returns the part of the tensor that a layout has. The tensor has the whole of the dimension of the cut.
+    pub(crate) fn part(&self, layout: &Layout) -> Self {
+        match layout.range() {
+            Some((dimension, range)) => self.narrow(dimension, range.start, range.end),
+            None => self.clone(),
+        }
     }
 
     /// Returns the tensor outside a message.
