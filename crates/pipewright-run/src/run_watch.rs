@@ -37,6 +37,8 @@ pub struct Follower {
     /// The number of bytes and of lines that were read.
     bytes: u64,
     lines: usize,
+    /// Whether the metrics have been read since they were created or replaced.
+    has_looked: bool,
     /// The last line that was read. The metrics were replaced if it is no longer at its place.
     last: Vec<u8>,
 }
@@ -53,7 +55,7 @@ pub struct News {
 impl Follower {
     /// Returns a follower of the run in a folder.
     pub fn new(run: &Path) -> Self {
-        Self { run: run.to_owned(), bytes: 0, lines: 0, last: Vec::new() }
+        Self { run: run.to_owned(), has_looked: false, bytes: 0, lines: 0, last: Vec::new() }
     }
 
     /// Returns the records since the last look. A line that is being written is left for the next look.
@@ -74,7 +76,8 @@ impl Follower {
         if !self.is_at_place(&mut file).map_err(read_error(&path))? {
             *self = Self::new(&self.run);
         }
-        let is_whole = self.bytes == 0;
+        let is_whole = !self.has_looked;
+        self.has_looked = true;
         let mut text = Vec::new();
         let read =
             file.seek(SeekFrom::Start(self.bytes)).and_then(|_| file.take(LARGEST).read_to_end(&mut text));
@@ -91,9 +94,9 @@ impl Follower {
 
     /// Returns whether a process writes the metrics, or `launch` is about to start the processes of the run again.
     pub fn is_under_way(&self) -> bool {
-        let locked =
-            File::open(self.run.join(METRICS)).is_ok_and(|metrics| metrics.try_lock_shared().is_err());
-        locked || RESTART.is_left(&self.run)
+        let is_locked = |metrics: File| metrics.try_lock_shared().is_err();
+        // In this order: the processes that `launch` starts must not meet this lock.
+        RESTART.is_left(&self.run) || File::open(self.run.join(METRICS)).is_ok_and(is_locked)
     }
 
     /// Returns whether the last line that was read is still at its place.
@@ -135,8 +138,11 @@ mod tests {
         check(&mut follower, false, &[]);
         let slow = "{\"event\":\"slow_rank\",\"step\":2,\"ranks\":[1],\"slowdown\":2.5}\n";
         let two = "{\"step\":1}\n{\"step\":2,\"loss\":null}\n";
+        write("{\"step\"");
+        check(&mut follower, true, &[]);
+        check(&mut follower, false, &[]);
         write(&format!("{two}{slow}{{\"step\":3"));
-        check(&mut follower, true, &[1, 2, -2]);
+        check(&mut follower, false, &[1, 2, -2]);
         check(&mut follower, false, &[]);
         write(&format!("{two}{slow}{{\"step\":3}}\n"));
         check(&mut follower, false, &[3]);

@@ -41,40 +41,43 @@ impl Converter<'_> {
         if self.rank.of == 1 {
             return Ok(tensors);
         }
+        let mut to_ranks = vec![OptionalTensors::new(); self.rank.of as usize];
         let (mut placed, mut sums) = (OptionalTensors::with_capacity(tensors.len()), Vec::new());
         for (index, tensor) in tensors.into_iter().enumerate() {
-            let Some(tensor) = tensor.map(Value::without_layout) else {
-                placed.push(None);
-                continue;
-            };
-            placed.push(Some(match spread(index) {
-                Spread::Whole => tensor,
-                Spread::Split { dimension } => self.as_part(index, tensor, dimension)?,
-                Spread::Partial => {
-                    self.require_floats(index, &tensor)?;
+            let tensor = tensor.map(Value::without_layout);
+            placed.push(match (tensor, spread(index)) {
+                // A rank without a summand takes part in the exchange, too.
+                (tensor, Spread::Partial) => {
+                    tensor.iter().try_for_each(|tensor| self.require_floats(index, tensor))?;
+                    for (rank, pieces) in (0..).zip(&mut to_ranks) {
+                        let rank = TensorRank { index: rank, ..self.rank };
+                        pieces.push(tensor.clone().map(|tensor| tensor.part_for(rank)));
+                    }
                     sums.push(index);
-                    tensor
+                    None
                 }
-            }));
+                (Some(tensor), Spread::Split { dimension }) => Some(self.as_part(index, tensor, dimension)?),
+                (tensor, _) => tensor,
+            });
         }
         if sums.is_empty() {
             return Ok(placed);
         }
-        let mut to_ranks = vec![OptionalTensors::new(); self.rank.of as usize];
-        for &index in &sums {
-            let Some(tensor) = &placed[index] else { continue };
-            for (rank, pieces) in (0..).zip(&mut to_ranks) {
-                pieces.push(Some(tensor.clone().part_for(TensorRank { index: rank, ..self.rank })));
-            }
-        }
         let of_ranks = self.group.exchange(to_ranks)?;
         let mut of_ranks: Vec<_> = of_ranks.into_iter().map(Vec::into_iter).collect();
         for index in sums {
-            let Some(tensor) = placed[index].take() else { continue };
-            let pieces = of_ranks.iter_mut().filter_map(|pieces| pieces.next().flatten());
-            let sum = sum(pieces.collect()).with_settings_of(&tensor);
-            let layout = tensor.layout_for(self.rank);
-            placed[index] = Some(if layout.dimension.is_some() { sum.with_layout(layout) } else { sum });
+            let pieces: Vec<Value> =
+                of_ranks.iter_mut().filter_map(|pieces| pieces.next().flatten()).collect();
+            let layout = pieces.iter().find_map(Value::layout).cloned();
+            let requires_grad = pieces.iter().any(Value::requires_grad);
+            placed[index] = (!pieces.is_empty()).then(|| {
+                let sum = sum(pieces);
+                let sum = if requires_grad { sum.requiring_grad() } else { sum.constant() };
+                match layout {
+                    Some(layout) if layout.dimension.is_some() => sum.with_layout(layout),
+                    _ => sum,
+                }
+            });
         }
         Ok(placed)
     }
@@ -104,8 +107,9 @@ impl Converter<'_> {
                 (Some(along), Spread::Split { dimension }) if along != dimension => {
                     let layout = self.layout(index, tensor.whole_shape(), dimension)?;
                     for (rank, pieces) in (0..).zip(&mut to_ranks) {
-                        let piece = tensor.part(&layout.for_rank(rank));
-                        pieces.push(Some(piece.copied().with_settings_of(&tensor)));
+                        pieces.push(Some(
+                            own_storage(tensor.part(&layout.for_rank(rank))).with_settings_of(&tensor),
+                        ));
                     }
                     moved.push((index, along, Some(layout)));
                 }
@@ -140,12 +144,11 @@ impl Converter<'_> {
             (None, Spread::Whole) => tensor.without_layout(),
             (None, Spread::Split { dimension }) => {
                 let layout = self.layout(index, whole, dimension)?;
-                let part = tensor.part(&layout);
-                let part = if part.kind() == ValueKind::Float { part.copied() } else { part };
-                part.with_settings_of(&tensor).with_layout(layout)
+                own_storage(tensor.part(&layout)).with_settings_of(&tensor).with_layout(layout)
             }
             (None, Spread::Partial) => {
-                let own = if self.rank.index > 0 { tensor.zeros(&whole) } else { tensor };
+                let own =
+                    if self.rank.index > 0 { tensor.zeros(&whole).with_settings_of(&tensor) } else { tensor };
                 own.without_layout()
             }
             (Some(along), Spread::Split { .. }) => {
@@ -249,6 +252,11 @@ impl Converter<'_> {
         ))
         .into()
     }
+}
+
+/// Returns a part in its own storage. Other kinds than floats are copied when they are sent.
+fn own_storage(part: Value) -> Value {
+    if part.kind() == ValueKind::Float { part.copied() } else { part }
 }
 
 /// Returns the sum of tensors of one shape, added in their order in single precision.

@@ -58,7 +58,7 @@ impl Embedding {
         let rows = self.forward_part(ids, ids_in_all, tensor.range(ids_in_all));
         let [batch, sequence, width] = rows.dims();
         let own = tensor.region(batch).leave(rows.reshape([batch * sequence, width]));
-        let sequence = own.dims()[0] / batch.max(1);
+        let sequence = own.dims()[0].checked_div(batch).unwrap_or(sequence);
         own.reshape([batch, sequence, width])
     }
 

@@ -87,9 +87,11 @@ pub fn linear<const D: usize>(
     if let Some(bias) = bias {
         y = add_bias(y, bias);
     }
-    if let Some(tokens) = D.checked_sub(2).and_then(|dimension| shape.get_mut(dimension)) {
-        // The rank may have a share of them.
-        *tokens = *tokens * y.dims()[0] / rows.max(1);
+    // The rank may have a share of the tokens.
+    if rows > 0
+        && let Some(tokens) = D.checked_sub(2).and_then(|dimension| shape.get_mut(dimension))
+    {
+        *tokens = *tokens * y.dims()[0] / rows;
     }
     y.reshape(shape)
 }

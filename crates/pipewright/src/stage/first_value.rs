@@ -69,9 +69,7 @@ impl fmt::Display for FirstValue {
             Self::Auxiliary { name } => {
                 write!(f, "the first value that is not finite is the auxiliary loss `{name}`")
             }
-            Self::Loss => f.write_str(
-                "the first value that is not finite is the loss, and the outputs of all layers are finite",
-            ),
+            Self::Loss => f.write_str("the first value that is not finite is the loss"),
             Self::OutputGradient { layer } => {
                 write!(f, "`{layer}` {first}: the gradient of its output that it was given")
             }

@@ -10,7 +10,7 @@ use pipewright_system::bounded_file::{open_regular_with, read_regular, write_fre
 use serde_json::Value as Json;
 
 use crate::pipeline::StepSummary;
-use crate::train::metrics::Metrics;
+use crate::train::metrics::{Metrics, TOKENS};
 use crate::train::tensorboard::{EventFile, EventFileError};
 
 /// The most bytes of the metrics that are read, enough for some million steps.
@@ -137,9 +137,11 @@ impl RunLog {
         }
         let last = keep_lines(&path, &metrics, done)?;
         let figure = |name| last.as_ref().and_then(|line| line.get(name));
+        // Lines about text have no unit.
+        let default_unit = if last.is_some() { TOKENS } else { UNIT };
         Ok(Self {
             done,
-            unit: figure("unit").and_then(Json::as_str).unwrap_or(UNIT).to_owned(),
+            unit: figure("unit").and_then(Json::as_str).unwrap_or(default_unit).to_owned(),
             tokens: figure("tokens").and_then(Json::as_u64).unwrap_or_default(),
             elapsed_s: figure("elapsed_s").and_then(Json::as_f64).unwrap_or_default(),
             folder,

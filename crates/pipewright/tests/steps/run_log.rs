@@ -101,3 +101,28 @@ fn pipes_and_cut_lines_in_the_place_of_metrics_stop_no_log() {
     let error = RunLog::open(folder.path(), 1).map(drop).expect_err("a pipe").to_string();
     assert!(error.contains("a device or a pipe"), "{error}");
 }
+
+#[test]
+fn a_reopened_run_counts_what_it_has_counted() {
+    let mut pipeline = launch();
+    let mut check = |unit: &str, expected: Option<&str>| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut first = RunLog::open(folder.path(), 0).expect("a new folder").counting(unit);
+        log(&mut pipeline, &mut first, 1);
+        drop(first);
+        let mut resumed = RunLog::open(folder.path(), 1).expect("the folder of the run");
+        log(&mut pipeline, &mut resumed, 1);
+        let text = fs::read_to_string(folder.path().join("metrics.jsonl")).expect("the metrics");
+        let units: Vec<Option<String>> = text
+            .lines()
+            .map(|line| {
+                let figures: Json = serde_json::from_str(line).expect("a line of figures");
+                figures["unit"].as_str().map(str::to_owned)
+            })
+            .collect();
+        assert_eq!(units, vec![expected.map(str::to_owned); 2], "{unit}");
+    };
+    check("tokens", None);
+    check("frames", Some("frames"));
+    check("samples", Some("samples"));
+}

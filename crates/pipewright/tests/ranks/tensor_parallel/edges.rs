@@ -33,10 +33,22 @@ enum Work {
     Summands,
     /// The inputs of all ranks add up to the input.
     OfSummands,
+    /// The same, and each rank computes its share of the tokens.
+    OwnOfSummands,
+    /// The first rank computes everything, and the others add zeros, which no gradient reaches.
+    First,
 }
 
-const ALL: [Work; 6] =
-    [Work::Whole, Work::Tokens, Work::Features, Work::OwnTokens, Work::Summands, Work::OfSummands];
+const ALL: [Work; 8] = [
+    Work::Whole,
+    Work::Tokens,
+    Work::Features,
+    Work::OwnTokens,
+    Work::Summands,
+    Work::OfSummands,
+    Work::OwnOfSummands,
+    Work::First,
+];
 
 impl Work {
     fn input(self) -> EdgePlacement {
@@ -44,17 +56,22 @@ impl Work {
             Self::Whole => EdgePlacement::WHOLE,
             Self::Tokens => EdgePlacement::split(1),
             Self::Features => EdgePlacement::split(2),
-            Self::OwnTokens | Self::Summands => EdgePlacement::WHOLE.with_gradient(Spread::Partial),
+            Self::OwnTokens | Self::Summands | Self::First => {
+                EdgePlacement::WHOLE.with_gradient(Spread::Partial)
+            }
             Self::OfSummands => EdgePlacement { tensor: Spread::Partial, gradient: Spread::Whole },
+            Self::OwnOfSummands => EdgePlacement { tensor: Spread::Partial, gradient: Spread::Partial },
         }
     }
 
     fn output(self) -> EdgePlacement {
         match self {
             Self::Whole | Self::OfSummands => EdgePlacement::WHOLE,
-            Self::Tokens | Self::OwnTokens => EdgePlacement::split(1),
+            Self::Tokens | Self::OwnTokens | Self::OwnOfSummands => EdgePlacement::split(1),
             Self::Features => EdgePlacement::split(2),
-            Self::Summands => EdgePlacement { tensor: Spread::Partial, gradient: Spread::Whole },
+            Self::Summands | Self::First => {
+                EdgePlacement { tensor: Spread::Partial, gradient: Spread::Whole }
+            }
         }
     }
 
@@ -62,7 +79,9 @@ impl Work {
         match self {
             Self::Whole | Self::OfSummands => Placement::REPLICATED,
             Self::Features => Placement::split(0, ranks),
-            Self::Tokens | Self::OwnTokens | Self::Summands => Placement::REPLICATED_PARTIAL,
+            Self::Tokens | Self::OwnTokens | Self::Summands | Self::OwnOfSummands | Self::First => {
+                Placement::REPLICATED_PARTIAL
+            }
         }
     }
 }
@@ -95,14 +114,14 @@ impl StageModule for Placed {
     fn forward(&self, x: Tensor<3>, _context: &StageContext) -> Tensor<3> {
         let [rows, tokens, features] = x.dims();
         let x = match self.work {
-            Work::OfSummands => {
+            Work::OfSummands | Work::OwnOfSummands => {
                 self.tensor.sum(x.reshape([rows * tokens, features])).reshape([rows, tokens, features])
             }
             _ => x,
         };
         let y = (x * self.factors.val().unsqueeze() * 3.0).tanh();
         match self.work {
-            Work::OwnTokens => {
+            Work::OwnTokens | Work::OwnOfSummands => {
                 let own = self.tensor.range(tokens);
                 y.narrow(1, own.start, own.len())
             }
@@ -110,6 +129,7 @@ impl StageModule for Placed {
                 let ranks = f64::from(self.tensor.ranks());
                 y * (f64::from(self.tensor.rank().index + 1) * 2.0 / (ranks * (ranks + 1.0)))
             }
+            Work::First if self.tensor.rank().index > 0 => Tensor::zeros(y.dims(), &y.device()),
             _ => y,
         }
     }
