@@ -46,14 +46,14 @@ impl Converter<'_> {
         for (index, tensor) in tensors.into_iter().enumerate() {
             let tensor = tensor.map(Value::without_layout);
             placed.push(match (tensor, spread(index)) {
-                // A rank without a summand takes part in the exchange, too.
+                // A rank without a tensor exchanges too, so that the ranks agree whether there is a sum.
                 (tensor, Spread::Partial) => {
                     tensor.iter().try_for_each(|tensor| self.require_floats(index, tensor))?;
                     for (rank, pieces) in (0..).zip(&mut to_ranks) {
                         let rank = TensorRank { index: rank, ..self.rank };
                         pieces.push(tensor.clone().map(|tensor| tensor.part_for(rank)));
                     }
-                    sums.push(index);
+                    sums.push((index, tensor.map(|tensor| tensor.layout_for(self.rank))));
                     None
                 }
                 (Some(tensor), Spread::Split { dimension }) => Some(self.as_part(index, tensor, dimension)?),
@@ -65,19 +65,20 @@ impl Converter<'_> {
         }
         let of_ranks = self.group.exchange(to_ranks)?;
         let mut of_ranks: Vec<_> = of_ranks.into_iter().map(Vec::into_iter).collect();
-        for index in sums {
-            let pieces: Vec<Value> =
-                of_ranks.iter_mut().filter_map(|pieces| pieces.next().flatten()).collect();
-            let layout = pieces.iter().find_map(Value::layout).cloned();
-            let requires_grad = pieces.iter().any(Value::requires_grad);
-            placed[index] = (!pieces.is_empty()).then(|| {
-                let sum = sum(pieces);
-                let sum = if requires_grad { sum.requiring_grad() } else { sum.constant() };
-                match layout {
-                    Some(layout) if layout.dimension.is_some() => sum.with_layout(layout),
-                    _ => sum,
+        for (index, layout) in sums {
+            let pieces = of_ranks.iter_mut().filter_map(|pieces| pieces.next().flatten());
+            let pieces: Vec<Value> = pieces.collect();
+            let Some(layout) = layout else {
+                if pieces.is_empty() {
+                    continue;
                 }
-            });
+                let problem = "is a partial sum, and has no value on this tensor rank: every rank adds a value, which may be zero";
+                return Err(self.mistake(index, problem));
+            };
+            let requires_grad = pieces.iter().any(Value::requires_grad);
+            let sum = sum(pieces);
+            let sum = if requires_grad { sum.requiring_grad() } else { sum.constant() };
+            placed[index] = Some(if layout.dimension.is_some() { sum.with_layout(layout) } else { sum });
         }
         Ok(placed)
     }

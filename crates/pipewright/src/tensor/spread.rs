@@ -31,7 +31,8 @@ pub enum Spread {
         /// The dimension.
         dimension: usize,
     },
-    /// Every rank has a tensor of the whole shape, and the sum of these is the tensor. It has floats.
+    /// Every rank has a tensor of the whole shape, and the sum of these is the tensor. It has floats. Of a gradient,
+    /// either every rank has one or none has.
     Partial,
 }
 

@@ -104,8 +104,8 @@ fn pipes_and_cut_lines_in_the_place_of_metrics_stop_no_log() {
 
 #[test]
 fn a_reopened_run_counts_what_it_has_counted() {
-    let mut pipeline = launch();
-    let mut check = |unit: &str, expected: Option<&str>| {
+    let check = |unit: &str, expected: Option<&str>| {
+        let mut pipeline = launch();
         let folder = tempfile::tempdir().expect("a folder");
         let mut first = RunLog::open(folder.path(), 0).expect("a new folder").counting(unit);
         log(&mut pipeline, &mut first, 1);

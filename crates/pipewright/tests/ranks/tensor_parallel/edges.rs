@@ -35,7 +35,7 @@ enum Work {
     OfSummands,
     /// The same, and each rank computes its share of the tokens.
     OwnOfSummands,
-    /// The first rank computes everything, and the others add zeros, which no gradient reaches.
+    /// The first rank computes everything, and the others add zeros, without parameters.
     First,
 }
 
@@ -119,6 +119,9 @@ impl StageModule for Placed {
             }
             _ => x,
         };
+        if self.work == Work::First && self.tensor.rank().index > 0 {
+            return x * 0.0;
+        }
         let y = (x * self.factors.val().unsqueeze() * 3.0).tanh();
         match self.work {
             Work::OwnTokens | Work::OwnOfSummands => {
@@ -129,7 +132,6 @@ impl StageModule for Placed {
                 let ranks = f64::from(self.tensor.ranks());
                 y * (f64::from(self.tensor.rank().index + 1) * 2.0 / (ranks * (ranks + 1.0)))
             }
-            Work::First if self.tensor.rank().index > 0 => Tensor::zeros(y.dims(), &y.device()),
             _ => y,
         }
     }
