@@ -7,8 +7,9 @@ use std::io::Write;
 use crate::browser::Browser;
 use crate::made::Made;
 
-/// The time of a frame at 60 Hz, in milliseconds.
-const FRAME: f64 = 16.0;
+/// The time of a frame at 30 Hz, in milliseconds. Software rendering takes between 10 and 19 ms on the processors that were
+/// tried, and the test is about redraws that take several times as long.
+const FRAME: f64 = 33.0;
 
 /// The number of redraws at each zoom.
 const REDRAWS: usize = 15;
