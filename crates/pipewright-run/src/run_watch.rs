@@ -43,7 +43,7 @@ pub struct Follower {
     last: Vec<u8>,
 }
 
-/// What a run has written since the last look.
+/// The records that a run has written since the last look.
 #[derive(Debug)]
 pub struct News {
     /// Whether these are all records of the run: at the first look, and after the run has gone back to a checkpoint.

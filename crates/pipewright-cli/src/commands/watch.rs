@@ -66,12 +66,12 @@ pub(crate) fn run(arguments: &WatchArguments) -> Result<(), Failure> {
     }
 }
 
-/// What is shown of a run.
+/// The display of a run.
 struct Watched<'a> {
     run: &'a Path,
     /// The display, from the first look on.
     display: Option<Display>,
-    /// The number of steps of the whole run, and of those that are finished.
+    /// The number of steps of the whole run, and the number of finished steps.
     steps: u64,
     done: u64,
     /// The steps and the sentences of the events that the run has had.

@@ -177,7 +177,7 @@ impl ActionOrder {
         Ok(order)
     }
 
-    /// Gives every node a position behind those that it depends on.
+    /// Gives every node a position behind all nodes that it depends on.
     fn sort(&mut self) -> Result<(), LowerError> {
         let nodes = 0..self.begins_row.len() as Node;
         // Counted along the same direction as below, because rows with mistakes may send twice.
@@ -205,7 +205,7 @@ impl ActionOrder {
         Err(LowerError::Refused(problem.to_owned()))
     }
 
-    /// Returns the nodes that depend on `node`, or those that it depends on.
+    /// Returns the nodes that depend on `node`, or the nodes that it depends on.
     fn next_to(&self, node: Node, direction: Direction) -> impl Iterator<Item = Node> {
         let index = node as usize;
         let (in_row, message, waits): (_, _, &[Node]) = match direction {

@@ -61,13 +61,13 @@ pub(crate) fn add_side(sums: &mut SideSums, side: (Arc<str>, usize), gradient: V
     sums.insert(side, sum);
 }
 
-/// How the gradients of side inputs are joined, by name: of those with a tensor that requires one.
+/// How the gradients of side inputs are joined, by name. It has the side inputs with a tensor that requires a gradient.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SideGradients(BTreeMap<Arc<str>, InputGradients>);
 
 impl SideGradients {
     /// Adds a side input, if a tensor of it requires a gradient. `parts` are its tensors of each microbatch, or
-    /// once those of all microbatches.
+    /// one list for all microbatches.
     pub(super) fn insert(
         &mut self,
         name: &Arc<str>,

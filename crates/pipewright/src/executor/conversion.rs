@@ -1,4 +1,4 @@
-//! Converts the tensors between two stages from the placements of one stage to those of the other
+//! Converts the tensors between two stages from the placements of one stage to the placements of the other
 //! ([`EdgePlacement`](crate::tensor::EdgePlacement)).
 //!
 //! The stage that makes tensors says how its ranks hold them. [`Converter::sent`] gives each part its layout, and adds

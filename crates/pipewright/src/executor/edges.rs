@@ -1,6 +1,6 @@
 //! The edges of a stage: its inputs are joined and checked, and its outputs are checked and passed on. In a tensor
-//! group, tensors are converted from the placements of the stage that makes them to those of the stage that takes them
-//! (`conversion.rs`).
+//! group, tensors are converted between the placements of the stage that makes them and of the stage that takes
+//! them (`conversion.rs`).
 
 use pipewright_schedule::StageIndex;
 

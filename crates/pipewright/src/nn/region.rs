@@ -32,12 +32,12 @@ pub struct Region<'a> {
 }
 
 impl<'a> Region<'a> {
-    /// Returns a region outside of which each rank has all tokens.
+    /// Returns a region. Outside it, each rank has all tokens.
     pub fn of_whole(tensor: &'a TensorParallel) -> Self {
         Self { tensor, rows: None }
     }
 
-    /// Returns a region outside of which each rank has its share of the tokens of each of `rows` rows.
+    /// Returns a region. Outside it, each rank has its share of the tokens of each of `rows` rows.
     pub fn of_shares(tensor: &'a TensorParallel, rows: usize) -> Self {
         Self { tensor, rows: (tensor.ranks() > 1).then_some(rows) }
     }
@@ -136,7 +136,7 @@ impl TensorParallel {
         if self.shares_tokens() { Region::of_shares(self, rows) } else { Region::of_whole(self) }
     }
 
-    /// Returns the whole of a tensor of which each rank has an equal part along `dimension`, in the order of the
+    /// Returns the whole of a tensor, from the ranks' equal parts along `dimension`, in the order of the
     /// ranks. The gradient of a part is the part of the sum of the ranks' gradients.
     ///
     /// # Panics

@@ -22,7 +22,7 @@ const MICROBATCHES: u32 = 4;
 const LAYER: usize = 5;
 const MICROBATCH: u32 = 2;
 
-/// What a layer does wrong.
+/// The mistake of a layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
     /// Its output overflows.

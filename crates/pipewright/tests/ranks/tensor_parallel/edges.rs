@@ -1,5 +1,5 @@
 //! Stages whose tensor ranks hold the tensors between them in any way: parts along the tokens or the features, partial
-//! sums, or whole tensors, and their gradients in other ways. The results are those of one rank.
+//! sums, or whole tensors, and their gradients in other ways. The results equal the results of one rank.
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, TensorData, Tolerance};
@@ -18,7 +18,7 @@ const MICROBATCHES: u32 = 4;
 const TOKENS: usize = 4;
 const FEATURES: usize = 8;
 
-/// What a stage does: it computes `tanh(x w)` with a factor for each feature, and its ranks share the work.
+/// The work of a stage: it computes `tanh(x w)` with a factor for each feature, and its ranks share the work.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Work {
     /// Every rank computes everything.
