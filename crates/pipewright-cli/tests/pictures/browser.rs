@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::chromium::{Chromium, PATIENCE, Session};
+use crate::turns::SharedTurn;
 
 /// The protocol's numbers of modifier keys.
 pub(crate) const CTRL: u32 = 2;
@@ -22,13 +23,15 @@ pub(crate) struct Browser {
     exceptions: Vec<String>,
     /// The modifier keys that are held while the mouse is used.
     pub(crate) held: u32,
+    _turn: SharedTurn,
 }
 
 impl Browser {
     /// Opens a file in a window of this size. Returns `None` if Chromium is neither installed nor required.
     pub(crate) fn open(file: &Path, width: u32, height: u32) -> Option<Self> {
+        let turn = SharedTurn::begin();
         let page = Chromium::shared()?.page();
-        let mut browser = Self { page, exceptions: Vec::new(), held: 0 };
+        let mut browser = Self { page, exceptions: Vec::new(), held: 0, _turn: turn };
         browser.enable();
         browser.resize(width, height);
         browser.navigate(file);

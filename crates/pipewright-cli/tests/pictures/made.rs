@@ -9,6 +9,8 @@ use pipewright_schedule::simulate::timed;
 use pipewright_schedule::{Costs, Program};
 use tempfile::TempDir;
 
+use crate::turns::SharedTurn;
+
 /// A picture in a file.
 pub(crate) struct Made {
     folder: TempDir,
@@ -62,6 +64,7 @@ impl Made {
 
 /// Runs `pipewright` and returns its standard output. A failure of the command fails the test.
 pub(crate) fn pipewright<'a>(arguments: impl IntoIterator<Item = &'a OsStr>) -> String {
+    let _turn = SharedTurn::begin();
     let mut command = Command::new(assert_cmd::cargo::cargo_bin!("pipewright"));
     let output = command.args(arguments).output().expect("the binary starts");
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));

@@ -5,6 +5,7 @@
 //! sets `PIPEWRIGHT_REQUIRE_CHROMIUM=1`, so that they fail instead.
 
 mod book;
+mod turns;
 mod chromium;
 mod browser;
 mod made;

@@ -7,7 +7,7 @@ use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use tempfile::TempDir;
 
 use crate::pty::Terminal;
-use crate::{WIDTHS, count, ends_with_an_origin, folder, joined, train, without_notice};
+use crate::{WIDTHS, count, ends_with_the_error, folder, joined, train, without_notice};
 
 /// The widths that a terminal has in turn during a run, each with a word that the display's first line has at
 /// this width, and one that it lacks.
@@ -74,7 +74,7 @@ fn the_error_of_a_failing_step_stays_after_resizing() {
         check_screen(&lines, columns);
         let text = joined(&lines);
         assert!(text.contains("error: step 2: rank "), "at {columns} columns: {lines:?}");
-        assert!(ends_with_an_origin(&text), "at {columns} columns: {lines:?}");
+        assert!(ends_with_the_error(&text), "at {columns} columns: {lines:?}");
     }
 }
 
