@@ -25,7 +25,7 @@ use std::ops::{Add, Mul};
 use pipewright_schedule::held_bytes::HeldBytes;
 
 use crate::layout::{Layout, Precision, Recompute, Scores, ShardedState};
-use pipewright_shapes::kept::{Kept, expert_rows, norm};
+use pipewright_shapes::kept::{KeptNumbers, expert_rows, norm};
 use pipewright_shapes::model::{Block, Division, FeedForward, Matrix, Mixer, Model};
 use pipewright_shapes::training::{AdaptedLayer, Adapters, Training};
 
@@ -243,7 +243,7 @@ pub fn whole_block_activations(block: &Block, model: &Model, layout: &Layout) ->
 /// The bytes per token of all tensors of a block that its backward reads.
 fn everything(block: &Block, model: &Model, layout: &Layout) -> f64 {
     let (tensor, division) = (f64::from(layout.tensor), layout.sequence_division());
-    let bytes = |kept: Kept| 2.0 * kept.others as f64 + input_bytes(layout) * kept.inputs as f64;
+    let bytes = |kept: KeptNumbers| 2.0 * kept.others as f64 + input_bytes(layout) * kept.inputs as f64;
     // The mask of the dropout after the part.
     let mask = if model.gpt { model.hidden } else { 0 };
     let norms = model.vectors.norms_per_part as f64 * bytes(norm(model.hidden));

@@ -76,7 +76,7 @@ pub struct DataConfig {
 }
 
 impl Default for DataConfig {
-    /// Bytes in rows of 256 tokens, shuffled with the seed 0. There are no files, and no record is left out.
+    /// Bytes in rows of 256 tokens, shuffled with the seed 0. The list of files is empty, and bad records are errors.
     fn default() -> Self {
         Self {
             path: Vec::new(),

@@ -7,7 +7,7 @@ use std::ops::Add;
 
 use pipewright_schedule::LayerDesc;
 use pipewright_schedule::profile::{EMBEDDING, HEAD};
-use pipewright_shapes::kept::{self, Kept};
+use pipewright_shapes::kept::{self, KeptNumbers};
 use pipewright_shapes::model::Dense;
 use pipewright_shapes::operations::LayerCount;
 
@@ -83,7 +83,7 @@ impl Add for Cost {
 
 impl Cost {
     /// Returns the cost of keeping these numbers.
-    pub(crate) fn keeping(kept: Kept) -> Self {
+    pub(crate) fn keeping(kept: KeptNumbers) -> Self {
         Self { kept: kept.numbers(), ..Self::default() }
     }
 

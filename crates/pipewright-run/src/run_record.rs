@@ -138,7 +138,7 @@ impl StepMetrics {
 
 /// A line of the metrics.
 #[derive(Clone, Debug)]
-pub enum Record {
+pub enum MetricsLine {
     /// The metrics of a step.
     Step(Box<StepMetrics>),
     /// An event between two steps.
@@ -225,7 +225,7 @@ pub fn metrics(run: &Path) -> Result<Vec<StepMetrics>, RunError> {
     let mut steps = Vec::new();
     for (line, content) in (1..).zip(text.split_inclusive('\n')) {
         match record_of(&path, line, content) {
-            Ok(Some(Record::Step(step))) => steps.push(*step),
+            Ok(Some(MetricsLine::Step(step))) => steps.push(*step),
             Ok(_) => {}
             Err(_incomplete) if !content.ends_with('\n') => {}
             Err(broken) => return Err(broken),
@@ -235,13 +235,15 @@ pub fn metrics(run: &Path) -> Result<Vec<StepMetrics>, RunError> {
 }
 
 /// Reads a line of the metrics in the file `path`; `None` if it is empty, or an event that this version does not know.
-pub(crate) fn record_of(path: &Path, line: usize, content: &str) -> Result<Option<Record>, RunError> {
+pub(crate) fn record_of(path: &Path, line: usize, content: &str) -> Result<Option<MetricsLine>, RunError> {
     if content.trim().is_empty() {
         return Ok(None);
     }
     match serde_json::from_str(content) {
-        Ok(StepMetrics { event: Some(_), .. }) => Ok(serde_json::from_str(content).ok().map(Record::Event)),
-        Ok(step) => Ok(Some(Record::Step(Box::new(step)))),
+        Ok(StepMetrics { event: Some(_), .. }) => {
+            Ok(serde_json::from_str(content).ok().map(MetricsLine::Event))
+        }
+        Ok(step) => Ok(Some(MetricsLine::Step(Box::new(step)))),
         Err(error) => Err(RunError::input(format!(
             "{}:{line}: not the metrics of a step: {error}; correct or remove the line",
             path.display()

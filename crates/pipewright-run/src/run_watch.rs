@@ -10,7 +10,7 @@ use crate::error::RunError;
 use crate::observer::Overview;
 use crate::recovery::RESTART;
 use crate::run_folder::{LARGEST, METRICS, OVERVIEW};
-use crate::run_record::{Record, read_error, record_of};
+use crate::run_record::{MetricsLine, read_error, record_of};
 
 /// Returns the overview of the run in a folder.
 ///
@@ -39,7 +39,7 @@ pub struct Follower {
     lines: usize,
     /// Whether the metrics have been read since they were created or replaced.
     has_looked: bool,
-    /// The last line that was read. The metrics were replaced if it is no longer at its place.
+    /// The last line that was read. If the file has other bytes there, the metrics were replaced.
     last: Vec<u8>,
 }
 
@@ -49,7 +49,7 @@ pub struct News {
     /// Whether these are all records of the run: at the first look, and after the run has gone back to a checkpoint.
     pub is_whole: bool,
     /// The records in their order.
-    pub records: Vec<Record>,
+    pub records: Vec<MetricsLine>,
 }
 
 impl Follower {
@@ -121,9 +121,9 @@ mod tests {
     /// Checks what the next look finds: whether these are all records, and their steps, negative for events.
     fn check(follower: &mut Follower, is_whole: bool, steps: &[i64]) {
         let news = follower.look().expect("metrics");
-        let step = |record: &Record| match record {
-            Record::Step(step) => step.step.cast_signed(),
-            Record::Event(event) => -event.step().cast_signed(),
+        let step = |record: &MetricsLine| match record {
+            MetricsLine::Step(step) => step.step.cast_signed(),
+            MetricsLine::Event(event) => -event.step().cast_signed(),
         };
         let found: Vec<i64> = news.records.iter().map(step).collect();
         assert_eq!((news.is_whole, &found[..]), (is_whole, steps));

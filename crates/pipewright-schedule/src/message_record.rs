@@ -1,7 +1,8 @@
 //! The messages of a measured step, which ranks sent to each other.
 //!
 //! The executor records a message at both of its ends. [`Timeline`](crate::Timeline) has the records next to its
-//! events; the time of a record is the time of the event with the same rank and action. Predicted timelines do not have records.
+//! events; the time of a record is the time of the event with the same rank and action. Predicted timelines do not have
+//! records.
 //!
 //! ```
 //! use std::sync::Arc;

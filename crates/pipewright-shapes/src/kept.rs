@@ -10,7 +10,7 @@ use crate::vectors::QueryKeyNorm;
 
 /// The numbers of a token that operations keep until their backward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Kept {
+pub struct KeptNumbers {
     /// The inputs of products with matrices, which a stack may keep in the precision of its products.
     pub inputs: u64,
     /// The elements of other tensors.
@@ -19,7 +19,7 @@ pub struct Kept {
     pub scales: u64,
 }
 
-impl Kept {
+impl KeptNumbers {
     /// Returns all numbers.
     pub fn numbers(&self) -> u64 {
         self.inputs + self.others + self.scales
@@ -27,23 +27,23 @@ impl Kept {
 }
 
 /// Returns what a norm of this width keeps: its input, and its output, which is the input of a product.
-pub fn norm(width: u64) -> Kept {
-    Kept { inputs: width, others: width, scales: 1 }
+pub fn norm(width: u64) -> KeptNumbers {
+    KeptNumbers { inputs: width, others: width, scales: 1 }
 }
 
 impl Attention {
     /// Returns what attention keeps: queries, keys, values, and its output with a normaliser for each head.
     /// Scores are not kept.
-    pub fn kept(&self) -> Kept {
+    pub fn kept(&self) -> KeptNumbers {
         let queries = self.query_width();
-        Kept { inputs: queries, others: queries + 2 * self.key_width(), scales: self.heads }
+        KeptNumbers { inputs: queries, others: queries + 2 * self.key_width(), scales: self.heads }
     }
 
     /// Returns what the norms of queries and keys keep: their inputs and scales.
-    pub fn norms_kept(&self, norm: QueryKeyNorm) -> Kept {
-        let kept = |scales| Kept { inputs: 0, others: self.query_width() + self.key_width(), scales };
+    pub fn norms_kept(&self, norm: QueryKeyNorm) -> KeptNumbers {
+        let kept = |scales| KeptNumbers { inputs: 0, others: self.query_width() + self.key_width(), scales };
         match norm {
-            QueryKeyNorm::None => Kept::default(),
+            QueryKeyNorm::None => KeptNumbers::default(),
             QueryKeyNorm::Head => kept(self.heads + self.key_value_heads),
             QueryKeyNorm::All => kept(2),
         }
@@ -53,39 +53,39 @@ impl Attention {
 impl Latent {
     /// Returns what the attention keeps: queries, keys, values, and its output with a normaliser for each head.
     /// The norms of the latent vectors are not included ([`Latent::norms_kept`]).
-    pub fn kept(&self) -> Kept {
+    pub fn kept(&self) -> KeptNumbers {
         let (queries, values) =
             (self.heads * (self.plain_size + self.rotary_size), self.heads * self.value_size);
-        Kept { inputs: values, others: 2 * queries + values, scales: self.heads }
+        KeptNumbers { inputs: values, others: 2 * queries + values, scales: self.heads }
     }
 
     /// Returns what the norms of the latent vectors keep.
-    pub fn norms_kept(&self) -> Kept {
+    pub fn norms_kept(&self) -> KeptNumbers {
         let widths = self.query_rank.unwrap_or(0) + self.key_value_rank;
-        Kept { scales: 1 + u64::from(self.query_rank.is_some()), ..norm(widths) }
+        KeptNumbers { scales: 1 + u64::from(self.query_rank.is_some()), ..norm(widths) }
     }
 }
 
 impl Mamba2 {
     /// Returns what the mixer keeps: the projected channels, the result of the scan, and the mixed channels
     /// with the scale of each group's norm.
-    pub fn kept(&self) -> Kept {
-        Kept { inputs: self.inner(), others: self.projected() + self.inner(), scales: self.groups }
+    pub fn kept(&self) -> KeptNumbers {
+        KeptNumbers { inputs: self.inner(), others: self.projected() + self.inner(), scales: self.groups }
     }
 }
 
 impl Dense {
     /// Returns what the part keeps: the results of the products into the inner width, and what the product
     /// back multiplies.
-    pub fn kept(&self) -> Kept {
-        Kept { inputs: self.inner, others: self.up_products() * self.inner, scales: 0 }
+    pub fn kept(&self) -> KeptNumbers {
+        KeptNumbers { inputs: self.inner, others: self.up_products() * self.inner, scales: 0 }
     }
 }
 
 impl Experts {
     /// Returns what the experts of a token and the shared expert keep. The rows that experts receive and
     /// return are not included, and neither is the router.
-    pub fn kept(&self) -> Kept {
+    pub fn kept(&self) -> KeptNumbers {
         Dense { inner: self.per_token * self.expert.inner + self.shared_inner, ..self.expert }.kept()
     }
 }
@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn kept_numbers_are_those_of_the_tensors() {
         let attention = Attention { heads: 4, key_value_heads: 2, head_size: 8, window: None };
-        assert_eq!(attention.kept(), Kept { inputs: 32, others: 32 + 2 * 16, scales: 4 });
+        assert_eq!(attention.kept(), KeptNumbers { inputs: 32, others: 32 + 2 * 16, scales: 4 });
         let gated = Dense { inner: 10, gated: true };
         assert_eq!((gated.kept().numbers(), Dense { gated: false, ..gated }.kept().numbers()), (30, 20));
         let experts = Experts { count: 8, per_token: 3, expert: gated, shared_inner: 5 };

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use clap::Args;
-use pipewright::profile::{Measured, Spread};
+use pipewright::profile::{Measured, Quartiles};
 use pipewright_schedule::ModelDesc;
 use pipewright_schedule::words::counted;
 
@@ -13,7 +13,7 @@ use crate::display::{bytes, say};
 use crate::failure::{Exit, Failure};
 use crate::output::OutputFile;
 use crate::planning::measure::{Measurement, measure_run};
-use crate::planning::profile_text::{of_spread, profile_text};
+use crate::planning::profile_text::{of_quartiles, profile_text};
 use crate::terminal::Terminal;
 use pipewright_run::training::identity::shared_settings;
 use pipewright_run::training::model::read_model;
@@ -104,13 +104,13 @@ fn summary(measurement: &Measurement) -> String {
         let spreads = [kind.forward, kind.input_backward, kind.weight_backward];
         let ms = |seconds: f64| format!("{:.3}", seconds * 1e3);
         // Frozen layers lack some computations.
-        let if_run = |spread: Spread, text: String| if spread.count > 0 { text } else { "-".to_owned() };
+        let if_run = |spread: Quartiles, text: String| if spread.count > 0 { text } else { "-".to_owned() };
         let [forward, input, weight] = spreads.map(|spread| if_run(spread, ms(spread.median)));
         let again = kind.recompute.map_or_else(String::new, |spread| ms(spread.median));
         let [kept, temporary] =
             [kind.activation_bytes, kind.temporary_bytes].map(|size| size.map_or("?".to_owned(), bytes));
         line([&layers.layers[kind.layer].kind, &forward, &input, &weight, &again, &kept, &temporary]);
-        let spreads = spreads.map(|spread| if_run(spread, of_spread(&spread)));
+        let spreads = spreads.map(|spread| if_run(spread, of_quartiles(&spread)));
         let [forward, input, weight] = spreads.each_ref().map(String::as_str);
         line(["", forward, input, weight, "", "", ""]);
     }
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn unsteady_times_have_a_note() {
-        let steady = Spread { low: 0.9, median: 1.0, high: 1.1, count: 9 };
+        let steady = Quartiles { low: 0.9, median: 1.0, high: 1.1, count: 9 };
         let described = LayerDesc {
             path: String::new(),
             kind: "decoder".into(),
@@ -187,7 +187,7 @@ mod tests {
             };
             busy_note(&measured, &layers)
         };
-        let unsteady = Spread { high: 2.5, ..steady };
+        let unsteady = Quartiles { high: 2.5, ..steady };
         let expected = |name: &str| {
             format!(
                 "note: the times {name} of decoder differ by 80%: the machine was busy with something else; measure \

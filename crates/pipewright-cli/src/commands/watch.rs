@@ -8,7 +8,7 @@ use clap::Args;
 use pipewright_run::error::RunError;
 use pipewright_run::interrupt::Interrupt;
 use pipewright_run::run_folder::config_of;
-use pipewright_run::run_record::{Record, RunEvent, require_run};
+use pipewright_run::run_record::{MetricsLine, RunEvent, require_run};
 use pipewright_run::run_watch::{Follower, News, recorded_overview};
 use pipewright_run::text::quoted;
 use pipewright_run::training::load::load_settings;
@@ -19,7 +19,8 @@ use crate::signal;
 
 /// The time between two looks at the metrics.
 const PAUSE: Duration = Duration::from_millis(100);
-/// The time without a line after which a run whose metrics nobody writes has ended. A restart takes less.
+/// How long the metrics must stay as they are, without a process that writes them, until the run counts as ended. A
+/// run that restarts writes again sooner.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The arguments of `pipewright watch`.
@@ -100,8 +101,8 @@ impl<'a> Watched<'a> {
         let mut earlier = Vec::new();
         for record in &records {
             match record {
-                Record::Step(step) => earlier.push(step.shown()),
-                Record::Event(event) => self.note(event, !is_first),
+                MetricsLine::Step(step) => earlier.push(step.shown()),
+                MetricsLine::Event(event) => self.note(event, !is_first),
             }
         }
         self.done = earlier.last().map_or(0, |metrics| metrics.step);
@@ -110,13 +111,13 @@ impl<'a> Watched<'a> {
         Ok(())
     }
 
-    fn add(&mut self, record: &Record) {
+    fn add(&mut self, record: &MetricsLine) {
         match record {
-            Record::Step(step) => {
+            MetricsLine::Step(step) => {
                 self.done = step.step;
                 self.display.iter_mut().for_each(|display| display.step(&step.shown()));
             }
-            Record::Event(event) => self.note(event, true),
+            MetricsLine::Event(event) => self.note(event, true),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use pipewright::profile::{KindFigures, Measured, Spread};
+use pipewright::profile::{KindFigures, Measured, Quartiles};
 use pipewright_schedule::ModelDesc;
 use pipewright_schedule::profile::{LayerProfile, PartProfile, Profile};
 use pipewright_schedule::recompute::LayerPart;
@@ -92,7 +92,7 @@ fn layer_text(layer: &LayerProfile, kind: Option<&KindFigures>) -> String {
         let Some(time) = time else { continue };
         let figure = format!("{key} = {}", seconds(time));
         match spread {
-            Some(spread) if spread.count > 0 => writeln!(text, "{figure:40} # {}", of_spread(&spread)),
+            Some(spread) if spread.count > 0 => writeln!(text, "{figure:40} # {}", of_quartiles(&spread)),
             _ => writeln!(text, "{figure}"),
         }
         .expect("a string takes all text");
@@ -117,7 +117,7 @@ fn layer_text(layer: &LayerProfile, kind: Option<&KindFigures>) -> String {
 }
 
 /// Returns the number of measurements and their spread, such as `of 72, 1.3%`.
-pub(crate) fn of_spread(spread: &Spread) -> String {
+pub(crate) fn of_quartiles(spread: &Quartiles) -> String {
     format!("of {}, {:.1}%", spread.count, spread.relative() * 100.0)
 }
 
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_again() {
-        let spread = Spread { low: 0.00125, median: 0.0015, high: 0.00175, count: 8 };
+        let spread = Quartiles { low: 0.00125, median: 0.0015, high: 0.00175, count: 8 };
         let described = LayerDesc {
             path: String::new(),
             kind: "a \"b\"".into(),

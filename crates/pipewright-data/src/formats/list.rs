@@ -36,20 +36,20 @@ impl<'a> ListRecords<'a> {
         if !self.is_begun && self.file.head()?.starts_with(b"\xef\xbb\xbf") {
             self.file.consume(3);
         }
-        match (self.after_space()?, self.is_begun) {
-            (Some(b'['), false) => self.is_begun = true,
-            (Some(b','), true) => {}
-            (Some(b']'), true) => {
+        let expected = if self.is_begun { b',' } else { b'[' };
+        match self.after_space()? {
+            Some(byte) if byte == expected => self.take(byte),
+            Some(b']') if self.is_begun => {
                 self.take(b']');
                 return match self.after_space()? {
                     None => Ok(None),
                     Some(_) => Err(self.unexpected("something follows the list")),
                 };
             }
-            (None, _) => return Err(self.unexpected("the list has no end")),
-            _ => return Err(self.unexpected("there is no comma between two records")),
+            None => return Err(self.unexpected("the list has no end")),
+            Some(_) => return Err(self.unexpected("there is no comma between two records")),
         }
-        self.take(b',');
+        self.is_begun = true;
         if matches!(self.after_space()?, None | Some(b',' | b']')) {
             return Err(self.unexpected("there is no record behind a comma"));
         }
@@ -90,29 +90,42 @@ impl<'a> ListRecords<'a> {
     fn value(&mut self) -> Result<Vec<u8>, DataError> {
         let start = DataPlace::Column(self.line, self.column);
         let (mut text, mut depth, mut is_text, mut is_escaped) = (Vec::new(), 0usize, false, false);
-        loop {
-            let Some(byte) = self.byte()? else { return Err(self.unexpected("the list has no end")) };
-            let is_end = matches!(byte, b',' | b']') || byte.is_ascii_whitespace();
-            if depth == 0 && !is_text && !text.is_empty() && is_end {
-                return Ok(text);
+        let mut is_complete = false;
+        while !is_complete {
+            let head = self.file.head()?;
+            if head.is_empty() {
+                return Err(self.unexpected("the list has no end"));
             }
-            self.take(byte);
-            text.push(byte);
+            let mut length = 0;
+            for &byte in head {
+                let is_end = matches!(byte, b',' | b']') || byte.is_ascii_whitespace();
+                is_complete = depth == 0 && !is_text && text.len() + length > 0 && is_end;
+                if is_complete {
+                    break;
+                }
+                length += 1;
+                (self.line, self.column) =
+                    if byte == b'\n' { (self.line + 1, 1) } else { (self.line, self.column + 1) };
+                match byte {
+                    _ if is_escaped => is_escaped = false,
+                    b'\\' if is_text => is_escaped = true,
+                    b'"' => is_text = !is_text,
+                    b'{' | b'[' if !is_text => depth += 1,
+                    b'}' | b']' if !is_text => depth = depth.saturating_sub(1),
+                    _ => {}
+                }
+                is_complete = depth == 0 && !is_text && matches!(byte, b'}' | b']');
+                if is_complete {
+                    break;
+                }
+            }
+            text.extend_from_slice(&head[..length]);
+            self.file.consume(length);
             if text.len() as u64 > self.longest {
                 return Err(long_record(Size(self.longest)).at(self.path(), start));
             }
-            match byte {
-                _ if is_escaped => is_escaped = false,
-                b'\\' if is_text => is_escaped = true,
-                b'"' => is_text = !is_text,
-                b'{' | b'[' if !is_text => depth += 1,
-                b'}' | b']' if !is_text => depth = depth.saturating_sub(1),
-                _ => {}
-            }
-            if depth == 0 && !is_text && matches!(byte, b'}' | b']') {
-                return Ok(text);
-            }
         }
+        Ok(text)
     }
 
     fn unexpected(&self, problem: &str) -> DataError {

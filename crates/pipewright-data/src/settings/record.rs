@@ -66,49 +66,36 @@ impl RecordKeys {
 
     /// Gives a key another name. Returns false if there is no such key.
     pub fn rename(&mut self, key: &str, name: &str) -> bool {
-        let Self {
-            text,
-            messages,
-            conversations,
-            prompt,
-            completion,
-            instruction,
-            input,
-            output,
-            question,
-            answer,
-        } = self;
-        let own =
-            [text, messages, conversations, prompt, completion, instruction, input, output, question, answer];
-        let renamed = Self::KEYS.iter().zip(own).find(|(known, _)| **known == key);
-        renamed.map(|(_, own)| name.clone_into(own)).is_some()
+        let own = match key {
+            "text" => &mut self.text,
+            "messages" => &mut self.messages,
+            "conversations" => &mut self.conversations,
+            "prompt" => &mut self.prompt,
+            "completion" => &mut self.completion,
+            "instruction" => &mut self.instruction,
+            "input" => &mut self.input,
+            "output" => &mut self.output,
+            "question" => &mut self.question,
+            "answer" => &mut self.answer,
+            _ => return false,
+        };
+        name.clone_into(own);
+        true
     }
 
     /// Returns the names of all keys that are read.
     pub(crate) fn names(&self) -> [&str; 12] {
-        let Self {
-            text,
-            messages,
-            conversations,
-            prompt,
-            completion,
-            instruction,
-            input,
-            output,
-            question,
-            answer,
-        } = self;
         [
-            text,
-            messages,
-            conversations,
-            prompt,
-            completion,
-            instruction,
-            input,
-            output,
-            question,
-            answer,
+            &self.text,
+            &self.messages,
+            &self.conversations,
+            &self.prompt,
+            &self.completion,
+            &self.instruction,
+            &self.input,
+            &self.output,
+            &self.question,
+            &self.answer,
             TOOLS,
             SYSTEM,
         ]

@@ -234,8 +234,8 @@ fn treat_long(collected: &mut Collected, config: &DataConfig, path: &Path) -> Re
             Ok(())
         }
         LongRecords::Cut => {
-            let (mut left_out, mut chosen) = (LeftOut::at_most(config.bad_records), Vec::new());
-            for number in 0..examples.len() as u32 {
+            let (mut left_out, mut chosen) = (LeftOut::at_most(config.bad_records), short);
+            for number in long {
                 let mut part = examples.read(number)?;
                 part.truncate(seq_len + 1);
                 if part.targets().next().is_some() {
@@ -246,6 +246,7 @@ fn treat_long(collected: &mut Collected, config: &DataConfig, path: &Path) -> Re
             }
             collected.bad_records = left_out.finish(!chosen.is_empty())?;
             if collected.bad_records.is_some() {
+                chosen.sort_unstable();
                 examples.choose(chosen);
             }
             Ok(())

@@ -48,7 +48,7 @@ impl TensorShare {
         if self.shares_tokens { self.part(bytes) } else { bytes }
     }
 
-    /// Returns the bytes of a rank's heads or inner width, from those of all.
+    /// Returns the bytes of a rank's heads or inner width, from the bytes of all ranks.
     fn part(self, bytes: u64) -> u64 {
         bytes.div_ceil(u64::from(self.ranks.max(1)))
     }

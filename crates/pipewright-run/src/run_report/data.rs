@@ -8,7 +8,7 @@ use pipewright_schedule::Timeline;
 use serde::Serialize;
 
 use crate::run_record::{RunEvent, StepMetrics, median, median_of};
-use crate::run_report::differences::{Difference, differences};
+use crate::run_report::differences::{SettingDifference, differences};
 use crate::run_report::goodput::Goodput;
 use crate::run_report::groups::{Series, groups, series};
 
@@ -45,7 +45,7 @@ pub struct RunLinks {
 #[derive(Serialize)]
 pub(super) struct ReportData {
     pub(super) runs: Vec<RunData>,
-    pub(super) differences: Vec<Difference>,
+    pub(super) differences: Vec<SettingDifference>,
     /// The milliseconds after which the page loads itself again.
     reload: Option<f64>,
 }
@@ -87,10 +87,10 @@ pub(super) struct EventData {
 pub(super) struct Figures {
     pub(super) steps: u64,
     pub(super) first_loss: Option<f64>,
-    pub(super) best_loss: Option<BestLoss>,
+    pub(super) best_loss: Option<LossAtStep>,
     pub(super) last_loss: Option<f64>,
     pub(super) validation_loss: Option<f64>,
-    pub(super) best_validation_loss: Option<BestLoss>,
+    pub(super) best_validation_loss: Option<LossAtStep>,
     pub(super) tokens: Option<f64>,
     pub(super) seconds: Option<f64>,
     pub(super) goodput: Option<Goodput>,
@@ -121,9 +121,9 @@ pub(super) struct Figures {
     pub(super) peak_bytes: Vec<f64>,
 }
 
-/// The smallest loss of a run.
+/// A loss and the step that it is of.
 #[derive(Serialize)]
-pub(super) struct BestLoss {
+pub(super) struct LossAtStep {
     pub(super) loss: f64,
     pub(super) step: u64,
 }
@@ -248,10 +248,10 @@ impl Figures {
     fn of(run: &RunSource) -> Self {
         let steps = &run.steps;
         let last_of = |value: fn(&StepMetrics) -> Option<f64>| steps.iter().rev().find_map(value);
-        let losses = steps.iter().filter_map(|step| Some(BestLoss { loss: step.loss?, step: step.step }));
+        let losses = steps.iter().filter_map(|step| Some(LossAtStep { loss: step.loss?, step: step.step }));
         let validation =
-            steps.iter().filter_map(|step| Some(BestLoss { loss: step.validation_loss?, step: step.step }));
-        let smaller = |one: &BestLoss, other: &BestLoss| one.loss.total_cmp(&other.loss);
+            steps.iter().filter_map(|step| Some(LossAtStep { loss: step.validation_loss?, step: step.step }));
+        let smaller = |one: &LossAtStep, other: &LossAtStep| one.loss.total_cmp(&other.loss);
         // The first steps are slower than all others, so medians describe the run better than means.
         let median_of = |value: fn(&StepMetrics) -> Option<f64>| median_of(steps, value);
         Self {

@@ -10,14 +10,14 @@ const FOLDER: &str = "run.out";
 
 /// A key of the configuration that has another value in another run.
 #[derive(Debug, PartialEq, Serialize)]
-pub(super) struct Difference {
+pub(super) struct SettingDifference {
     /// The key with its sections, such as `optimizer.groups.0.learning_rate`.
     pub(super) key: String,
     /// The value in each run; `None` in a run without the key.
     pub(super) values: Vec<Option<Value>>,
 }
 
-impl Difference {
+impl SettingDifference {
     /// Returns the value in a run as text; nothing in a run without the key.
     pub(super) fn text(&self, run: usize) -> String {
         match &self.values[run] {
@@ -28,15 +28,16 @@ impl Difference {
 }
 
 /// Returns the keys whose values differ between the configurations of runs, in the order of their names.
-pub(super) fn differences(settings: &[Table]) -> Vec<Difference> {
+pub(super) fn differences(settings: &[Table]) -> Vec<SettingDifference> {
     let all: Vec<BTreeMap<String, Value>> = settings.iter().map(keys).collect();
     let names: BTreeSet<&String> = all.iter().flat_map(BTreeMap::keys).collect();
-    let difference = |key: &String| Difference {
+    let difference = |key: &String| SettingDifference {
         key: key.clone(),
         values: all.iter().map(|keys| keys.get(key).cloned()).collect(),
     };
-    let differs =
-        |found: &Difference| found.key != FOLDER && found.values.windows(2).any(|pair| pair[0] != pair[1]);
+    let differs = |found: &SettingDifference| {
+        found.key != FOLDER && found.values.windows(2).any(|pair| pair[0] != pair[1])
+    };
     names.into_iter().map(difference).filter(differs).collect()
 }
 

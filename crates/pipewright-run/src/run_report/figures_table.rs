@@ -2,18 +2,15 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
-use serde_json::Value;
-use toml::Table;
+use serde_json::{Value, json};
 
 use crate::run_report::data::{EventData, Figures, ReportData, RunSource};
-use crate::run_report::differences::Difference;
 
 /// A figure of a run; `None` if the run does not have it.
 type Figure = fn(&Figures) -> Option<f64>;
 
 /// The columns of the CSV, after the columns of the settings that differ.
-const COLUMNS: [(&str, Figure); 25] = [
+const COLUMNS: [(&str, Figure); 26] = [
     ("steps", |figures| Some(figures.steps as f64)),
     ("first_loss", |figures| figures.first_loss),
     ("best_loss", |figures| Some(figures.best_loss.as_ref()?.loss)),
@@ -37,42 +34,26 @@ const COLUMNS: [(&str, Figure); 25] = [
     ("exposed", |figures| figures.exposed),
     ("expert_exchange_ms", |figures| figures.expert_exchange_ms),
     ("exposed_expert_exchange_ms", |figures| figures.exposed_expert_exchange_ms),
+    ("expert_wait_ms", |figures| figures.expert_wait_ms),
     ("gap_ms", |figures| figures.gap_ms),
     ("peak_bytes", |figures| figures.peak_bytes.iter().copied().reduce(f64::max)),
 ];
-
-#[derive(Serialize)]
-struct Report<'a> {
-    runs: Vec<Run<'a>>,
-    differences: &'a [Difference],
-}
-
-#[derive(Serialize)]
-struct Run<'a> {
-    name: &'a str,
-    settings: Table,
-    figures: &'a Figures,
-    events: Vec<Event<'a>>,
-}
-
-#[derive(Serialize)]
-struct Event<'a> {
-    step: u64,
-    text: &'a str,
-}
 
 /// Returns `{"runs": [..], "differences": [..]}`: the settings, the figures and the events of each run, and the keys
 /// whose values differ, with the value of each run.
 pub fn json(runs: &[RunSource]) -> Value {
     let data = ReportData::of(runs, None::<Duration>);
-    let all = runs.iter().zip(&data.runs).map(|(source, run)| Run {
-        name: &run.name,
-        settings: source.settings(),
-        figures: &run.figures,
-        events: run.events.iter().map(|EventData { step, text, .. }| Event { step: *step, text }).collect(),
+    let all = runs.iter().zip(&data.runs).map(|(source, run)| {
+        let events =
+            run.events.iter().map(|EventData { step, text, .. }| json!({ "step": step, "text": text }));
+        json!({
+            "name": run.name,
+            "settings": source.settings(),
+            "figures": run.figures,
+            "events": events.collect::<Value>(),
+        })
     });
-    let report = Report { runs: all.collect(), differences: &data.differences };
-    serde_json::to_value(report).expect("numbers and texts are JSON")
+    json!({ "runs": all.collect::<Value>(), "differences": data.differences })
 }
 
 /// Returns a header and a row for each run: its name, the settings that differ, and its figures. A figure that a run
@@ -85,9 +66,8 @@ pub fn csv(runs: &[RunSource]) -> String {
     let mut rows = vec![std::iter::once("run".to_owned()).chain(keys).chain(names).collect::<Vec<_>>()];
     for (index, run) in data.runs.iter().enumerate() {
         let values = data.differences.iter().map(|found| found.text(index));
-        let figure = |(_, value): &(_, fn(&Figures) -> Option<f64>)| {
-            value(&run.figures).map(|value| value.to_string()).unwrap_or_default()
-        };
+        let figure =
+            |(_, value): &(_, Figure)| value(&run.figures).map(|value| value.to_string()).unwrap_or_default();
         rows.push(
             std::iter::once(run.name.clone()).chain(values).chain(COLUMNS.iter().map(figure)).collect(),
         );

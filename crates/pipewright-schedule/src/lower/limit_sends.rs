@@ -123,7 +123,7 @@ struct ActionOrder {
 
 /// The direction in which a search follows dependencies.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Direction {
+enum SearchDirection {
     Later,
     Earlier,
 }
@@ -182,7 +182,7 @@ impl ActionOrder {
         let nodes = 0..self.begins_row.len() as Node;
         // Counted along the same direction as below, because rows with mistakes may send twice.
         let mut missing = vec![0_u32; self.begins_row.len()];
-        for later in nodes.clone().flat_map(|node| self.next_to(node, Direction::Later)) {
+        for later in nodes.clone().flat_map(|node| self.next_to(node, SearchDirection::Later)) {
             missing[later as usize] += 1;
         }
         let mut ready: VecDeque<Node> = nodes.filter(|&node| missing[node as usize] == 0).collect();
@@ -191,7 +191,7 @@ impl ActionOrder {
         while let Some(node) = ready.pop_front() {
             self.position[node as usize] = sorted;
             sorted += 1;
-            for later in self.next_to(node, Direction::Later) {
+            for later in self.next_to(node, SearchDirection::Later) {
                 missing[later as usize] -= 1;
                 if missing[later as usize] == 0 {
                     ready.push_back(later);
@@ -206,16 +206,16 @@ impl ActionOrder {
     }
 
     /// Returns the nodes that depend on `node`, or the nodes that it depends on.
-    fn next_to(&self, node: Node, direction: Direction) -> impl Iterator<Item = Node> {
+    fn next_to(&self, node: Node, direction: SearchDirection) -> impl Iterator<Item = Node> {
         let index = node as usize;
         let (in_row, message, waits): (_, _, &[Node]) = match direction {
-            Direction::Later => {
+            SearchDirection::Later => {
                 let is_last = self.begins_row.get(index + 1).is_none_or(|&begins| begins);
                 let message =
                     if self.is_receive[index] { self.behind_wait[index] } else { self.other_end[index] };
                 ((!is_last).then_some(node + 1), message, &[])
             }
-            Direction::Earlier => {
+            SearchDirection::Earlier => {
                 let in_row = (!self.begins_row[index]).then(|| node - 1);
                 let message = self.other_end[index].filter(|_| self.is_receive[index]);
                 (in_row, message, self.awaited.get(&node).map_or(&[], Vec::as_slice))
@@ -226,10 +226,10 @@ impl ActionOrder {
 
     /// Returns `start` and all nodes that depend on it, or that it depends on, whose positions are not beyond
     /// `limit`.
-    fn search(&self, start: Node, direction: Direction, limit: u32) -> HashSet<Node> {
+    fn search(&self, start: Node, direction: SearchDirection, limit: u32) -> HashSet<Node> {
         let is_within = |node: &Node| match direction {
-            Direction::Later => self.position[*node as usize] <= limit,
-            Direction::Earlier => self.position[*node as usize] >= limit,
+            SearchDirection::Later => self.position[*node as usize] <= limit,
+            SearchDirection::Earlier => self.position[*node as usize] >= limit,
         };
         let mut reached = HashSet::from([start]);
         let mut open = vec![start];
@@ -244,10 +244,12 @@ impl ActionOrder {
     /// would cause a deadlock.
     fn choose(&self, pending: &[Pending], node: Node) -> Option<usize> {
         let positions = || pending.iter().filter_map(|it| it.receive).map(|it| self.position[it as usize]);
-        let later = self.search(node, Direction::Later, positions().max().unwrap_or(0));
-        let earlier = self.search(node, Direction::Earlier, positions().min().unwrap_or(u32::MAX));
+        let earlier = self.search(node, SearchDirection::Earlier, positions().min().unwrap_or(u32::MAX));
         let posted = pending.iter().position(|it| it.receive.is_some_and(|it| earlier.contains(&it)));
-        posted.or_else(|| pending.iter().position(|it| it.receive.is_none_or(|it| !later.contains(&it))))
+        posted.or_else(|| {
+            let later = self.search(node, SearchDirection::Later, positions().max().unwrap_or(0));
+            pending.iter().position(|it| it.receive.is_none_or(|it| !later.contains(&it)))
+        })
     }
 
     fn set_wait(&mut self, receive: Node, behind: Node) {
@@ -265,8 +267,8 @@ impl ActionOrder {
                 nodes.sort_unstable_by_key(|&it| self.position[it as usize]);
                 nodes
             };
-            let mut nodes = in_order(self.search(receive, Direction::Earlier, start));
-            nodes.extend(in_order(self.search(node, Direction::Later, end)));
+            let mut nodes = in_order(self.search(receive, SearchDirection::Earlier, start));
+            nodes.extend(in_order(self.search(node, SearchDirection::Later, end)));
             let mut positions: Vec<u32> = nodes.iter().map(|&it| self.position[it as usize]).collect();
             positions.sort_unstable();
             for (node, position) in nodes.into_iter().zip(positions) {

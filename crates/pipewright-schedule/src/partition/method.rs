@@ -75,7 +75,8 @@ crate::error_text::message_as_debug!(UnknownMethod);
 /// Cuts layers with these weights into `stages` stages.
 ///
 /// # Errors
-/// When there are no stages, or more stages than layers or blocks, or the boundaries of a cut do not fit.
+/// When `stages` is 0 or larger than the number of layers or blocks, or when the boundaries of `method` do not fit the
+/// layers and the stages.
 pub fn partition(weights: &[u64], stages: u32, method: &Method) -> Result<Partition, PartitionError> {
     let layers = weights.len();
     if stages == 0 {

@@ -76,14 +76,14 @@ impl SideInputs {
         self.0.iter().find(|(_, side)| is_tensor(side)).map(|(name, _)| &**name)
     }
 
-    /// Returns the name of a side input with a tensor that requires a gradient, if there is one.
-    pub(crate) fn any_tracked(&self) -> Option<&str> {
-        let is_tracked = |side: &Side| match side {
-            Side::Split(parts, _) => parts.iter().flatten().any(Value::is_tracked),
-            Side::Replicated(values) => values.iter().any(Value::is_tracked),
-            Side::Value(_) => false,
-        };
-        self.0.iter().find(|(_, side)| is_tracked(side)).map(|(name, _)| &**name)
+    /// Returns whether a tensor of a microbatch requires a gradient.
+    pub(crate) fn is_tracked(&self, microbatch: Microbatch) -> bool {
+        let values = self.0.values().flat_map(|side| match side {
+            Side::Split(parts, _) => parts.get(microbatch.index()).map_or(&[][..], Vec::as_slice),
+            Side::Replicated(values) => values,
+            Side::Value(_) => &[],
+        });
+        values.into_iter().any(Value::is_tracked)
     }
 
     /// Returns the side inputs of a replica that has these microbatches, which it counts from 0.

@@ -222,22 +222,28 @@ pub(super) fn tensor_of(value: Value) -> Tensor<2> {
 /// same order.
 fn sum(link: &dyn TensorLink, ranks: u32, x: Tensor<2>, marked: bool) -> (Tensor<2>, bool) {
     let ranks = ranks as usize;
-    let mark = |value: Value| if marked { value } else { value.constant() };
     let [rows, _] = x.dims();
     let in_parts = ranks > 2 && rows >= ranks;
-    let own = if in_parts {
-        (0..ranks).map(|rank| part(rows, rank, ranks)).map(|rows| x.clone().slice(rows)).collect()
-    } else {
-        vec![x; ranks]
-    };
-    let of_ranks = exchanged(link, own.into_iter().map(Value::of).map(mark).collect());
-    let any_marked = of_ranks.iter().any(Value::requires_grad);
-    let sum = sum_of_ranks(of_ranks.into_iter().map(tensor_of).collect());
     if !in_parts {
-        return (sum, any_marked);
+        return sum_of_sent(link, vec![x; ranks].into_iter(), marked);
     }
+    let parts = (0..ranks).map(|rank| x.clone().slice(part(rows, rank, ranks)));
+    let (sum, any_marked) = sum_of_sent(link, parts, marked);
     let sums = exchanged(link, vec![Value::of(sum); ranks]);
     (Tensor::cat(sums.into_iter().map(tensor_of).collect(), 0), any_marked)
+}
+
+/// Sends a tensor to each rank. Returns the sum of the tensors that all ranks have sent to this one, and whether any
+/// of these ranks is `marked`.
+pub(super) fn sum_of_sent(
+    link: &dyn TensorLink,
+    to_ranks: impl Iterator<Item = Tensor<2>>,
+    marked: bool,
+) -> (Tensor<2>, bool) {
+    let mark = |value: Value| if marked { value } else { value.constant() };
+    let of_ranks = exchanged(link, to_ranks.map(Value::of).map(mark).collect());
+    let any_marked = of_ranks.iter().any(Value::requires_grad);
+    (sum_of_ranks(of_ranks.into_iter().map(tensor_of).collect()), any_marked)
 }
 
 /// Returns the sum of tensors, added in their order in single precision.

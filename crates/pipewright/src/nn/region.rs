@@ -15,11 +15,11 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
-use super::parallel::{TensorParallel, exchanged, sum_of_ranks, tensor_of};
+use super::parallel::{TensorParallel, exchanged, sum_of_sent, tensor_of};
 use super::remade::note_gathered;
 use super::tensor_link::TensorLink;
 use crate::autodiff::{Rule, inner_of, on_tape_of, record};
-use crate::tensor::{Value, Values};
+use crate::tensor::Value;
 
 /// The edge of a region in which the ranks of a tensor group compute a layer together.
 ///
@@ -55,7 +55,7 @@ impl<'a> Region<'a> {
     pub fn enter(&self, x: Tensor<2>) -> Tensor<2> {
         match self.rows {
             None => self.tensor.enter(x),
-            Some(rows) => self.tensor.gathered(x.clone(), Cut::of_shares(self.tensor, x.dims(), rows)),
+            Some(rows) => self.tensor.gathered(x.clone(), RankCut::of_shares(self.tensor, x.dims(), rows)),
         }
     }
 
@@ -67,21 +67,21 @@ impl<'a> Region<'a> {
     pub fn leave(&self, x: Tensor<2>) -> Tensor<2> {
         match self.rows {
             None => self.tensor.sum(x),
-            Some(rows) => self.tensor.scattered(x.clone(), Cut::of_whole(self.tensor, x.dims(), rows)),
+            Some(rows) => self.tensor.scattered(x.clone(), RankCut::of_whole(self.tensor, x.dims(), rows)),
         }
     }
 }
 
 /// How a tensor is cut into the parts of the ranks: into columns, if it is seen as blocks of rows.
 #[derive(Clone, Copy, Debug)]
-struct Cut {
+struct RankCut {
     ranks: usize,
     blocks: usize,
     part: [usize; 2],
     whole: [usize; 2],
 }
 
-impl Cut {
+impl RankCut {
     /// Returns the cut of the tokens of `rows` rows, from the shape of a rank's share.
     fn of_shares(tensor: &TensorParallel, part @ [tokens, width]: [usize; 2], rows: usize) -> Self {
         let ranks = tensor.ranks() as usize;
@@ -99,8 +99,8 @@ impl Cut {
         Self { ranks, blocks: rows, part: [tokens / ranks, width], whole }
     }
 
-    /// Returns the cut of a tensor of `shape` along a dimension, of which each rank has a part, or all ranks have
-    /// all if `is_whole`.
+    /// Returns the cut of a tensor along a dimension. `shape` is the shape of the whole tensor if `is_whole`, and
+    /// otherwise the shape of a rank's part.
     fn along(tensor: &TensorParallel, shape: &[usize], dimension: usize, is_whole: bool) -> Self {
         let ranks = tensor.ranks() as usize;
         assert!(dimension < shape.len(), "a tensor of the shape {shape:?} has no dimension {dimension}");
@@ -143,7 +143,7 @@ impl TensorParallel {
     /// When the tensor has no such dimension, or a rank of the group fails.
     pub fn gather<const D: usize>(&self, x: Tensor<D>, dimension: usize) -> Tensor<D> {
         let mut shape = x.dims();
-        let cut = Cut::along(self, &shape, dimension, false);
+        let cut = RankCut::along(self, &shape, dimension, false);
         shape[dimension] *= cut.ranks;
         self.gathered(x.reshape(cut.part), cut).reshape(shape)
     }
@@ -156,12 +156,12 @@ impl TensorParallel {
     /// fails.
     pub fn reduce_scatter<const D: usize>(&self, x: Tensor<D>, dimension: usize) -> Tensor<D> {
         let mut shape = x.dims();
-        let cut = Cut::along(self, &shape, dimension, true);
+        let cut = RankCut::along(self, &shape, dimension, true);
         shape[dimension] /= cut.ranks;
         self.scattered(x.reshape(cut.whole), cut).reshape(shape)
     }
 
-    fn gathered(&self, x: Tensor<2>, cut: Cut) -> Tensor<2> {
+    fn gathered(&self, x: Tensor<2>, cut: RankCut) -> Tensor<2> {
         let Some(link) = self.link().cloned() else { return cut.join(vec![x; cut.ranks].into_iter()) };
         let kept = inner_of(x.clone());
         let rule = Arc::new(GatherRule { link: link.clone(), cut });
@@ -172,12 +172,12 @@ impl TensorParallel {
 
     /// If any rank's `x` needs a gradient, the result needs one on all ranks, so that all of them run the same
     /// backward.
-    fn scattered(&self, x: Tensor<2>, cut: Cut) -> Tensor<2> {
+    fn scattered(&self, x: Tensor<2>, cut: RankCut) -> Tensor<2> {
         let Some(link) = self.link() else {
             let own = cut.parts(x).nth(self.rank().index as usize);
             return own.expect("each rank has a part");
         };
-        let (part, is_tracked) = reduce_scatter(&**link, inner_of(x.clone()), x.is_tracked(), cut);
+        let (part, is_tracked) = sum_of_sent(&**link, cut.parts(inner_of(x.clone())), x.is_tracked());
         let x = if is_tracked && !x.is_tracked() {
             on_tape_of(inner_of(x.clone()), &x).require_grad()
         } else {
@@ -187,38 +187,27 @@ impl TensorParallel {
     }
 }
 
-fn gather(link: &dyn TensorLink, part: Tensor<2>, cut: Cut) -> Tensor<2> {
+fn gather(link: &dyn TensorLink, part: Tensor<2>, cut: RankCut) -> Tensor<2> {
     let parts = exchanged(link, vec![Value::of(part); cut.ranks]);
     cut.join(parts.into_iter().map(tensor_of))
-}
-
-/// Returns this rank's part of the sum of the ranks' `x`, and whether any of them is `marked`.
-fn reduce_scatter(link: &dyn TensorLink, x: Tensor<2>, marked: bool, cut: Cut) -> (Tensor<2>, bool) {
-    let mark = |part: Tensor<2>| {
-        let value = Value::of(part);
-        if marked { value } else { value.constant() }
-    };
-    let of_ranks = exchanged(link, cut.parts(x).map(mark).collect::<Values>());
-    let any_marked = of_ranks.iter().any(Value::requires_grad);
-    (sum_of_ranks(of_ranks.into_iter().map(tensor_of).collect()), any_marked)
 }
 
 #[derive(Debug)]
 struct GatherRule {
     link: Arc<dyn TensorLink>,
-    cut: Cut,
+    cut: RankCut,
 }
 
 impl Rule for GatherRule {
     fn backward(&self, gradient: Tensor<2>, _wanted: [bool; 2]) -> [Option<Tensor<2>>; 2] {
-        [Some(reduce_scatter(&*self.link, gradient, true, self.cut).0), None]
+        [Some(sum_of_sent(&*self.link, self.cut.parts(gradient), true).0), None]
     }
 }
 
 #[derive(Debug)]
 struct ScatterRule {
     link: Arc<dyn TensorLink>,
-    cut: Cut,
+    cut: RankCut,
 }
 
 impl Rule for ScatterRule {

@@ -1,5 +1,6 @@
 //! Training batches that were begun and are not finished ([`Pipeline::begin`](super::Pipeline::begin)).
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use crossbeam_channel::Receiver;
@@ -20,7 +21,7 @@ pub(super) struct Running {
     pub(super) start: Instant,
     pub(super) condition: Condition,
     /// The batches of its step up to this one, if a failure of the step is to name the first value that is not finite.
-    pub(super) batches: Vec<CheckedBatch>,
+    pub(super) batches: Vec<Arc<CheckedBatch>>,
 }
 
 /// When the ranks begin a batch that they have.

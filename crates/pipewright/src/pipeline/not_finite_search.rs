@@ -7,6 +7,7 @@
 //! In several processes, each knows the first cause of the failed step, and begins the search if that cause is a number
 //! that is not finite.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::begun::Condition;
@@ -24,7 +25,7 @@ impl Pipeline {
     pub(super) fn with_origin(
         &mut self,
         error: PipelineError,
-        batches: Vec<CheckedBatch>,
+        batches: Vec<Arc<CheckedBatch>>,
         done: StepNumber,
     ) -> PipelineError {
         let searches = self.setup.config.name_not_finite && !self.ranks.has_ended();
@@ -45,13 +46,14 @@ impl Pipeline {
     }
 
     /// Computes the batches of a failed step again. Returns `None` if this fails for another reason.
-    fn search(&mut self, batches: Vec<CheckedBatch>, done: StepNumber) -> Option<NotFiniteOrigin> {
+    fn search(&mut self, batches: Vec<Arc<CheckedBatch>>, done: StepNumber) -> Option<NotFiniteOrigin> {
         // The failure drops the next batch.
         self.waiting = None;
         self.setup.next_batch.set(None);
         self.ranks.return_to(done);
         let last = batches.len().checked_sub(1)?;
         for (index, batch) in batches.into_iter().enumerate() {
+            let batch = Arc::unwrap_or_clone(batch);
             let batch = if index == last { batch.ending_step() } else { batch };
             match self.search_batch(batch) {
                 Err(PipelineError::Step(StepError { cause: Cause::Search { origin }, .. })) => {

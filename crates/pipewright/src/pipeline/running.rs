@@ -60,7 +60,7 @@ pub struct Pipeline {
     /// How often the processes have compared batches with messages of their own.
     pub(super) comparisons: u64,
     /// The batches of the step that was begun last, as [`Running`](super::begun::Running) has them.
-    pub(super) step_batches: Vec<CheckedBatch>,
+    pub(super) step_batches: Vec<Arc<CheckedBatch>>,
     /// The number of training batches that [`Pipeline::finish`] has ended.
     pub(super) finished_batches: u64,
     /// The end of the last training batch that is finished.

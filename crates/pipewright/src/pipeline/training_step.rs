@@ -25,6 +25,7 @@
 //! stops its own attempt and later ones ([`Abort`](crate::failure::Abort)). If the next batch fails, ranks that
 //! are still in the batch before it complete that one.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::begun::{Begin, Condition, Offered, Running, Waiting};
@@ -334,7 +335,7 @@ impl Pipeline {
     ) -> Result<Running, PipelineError> {
         let unit = self.accumulation.unit(batch.unit())?;
         let origin = StepOrigin::default();
-        let kept = self.setup.config.name_not_finite.then(|| batch.clone());
+        let kept = self.setup.config.name_not_finite.then(|| Arc::new(batch.clone()));
         let replies = self.send_inputs(&plan, batch, &origin, &condition)?;
         if !self.accumulation.is_pending() {
             self.step_batches.clear();

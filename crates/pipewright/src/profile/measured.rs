@@ -8,8 +8,8 @@ use pipewright_schedule::recompute::LayerPart;
 use pipewright_schedule::{Action, ActionKind, Event, LayerDesc, ModelDesc, Rank, Timeline};
 
 use super::probe::{Holding, Remade};
+use super::quartiles::Quartiles;
 use super::sample::{PARAMETER_BYTES, Sample};
-use super::spread::Spread;
 use crate::pipeline::StepSummary;
 
 /// The measured figures of a model.
@@ -37,17 +37,17 @@ pub struct KindFigures {
     /// The first layer of the kind in the model.
     pub layer: usize,
     /// `F`.
-    pub forward: Spread,
+    pub forward: Quartiles,
     /// `I`.
-    pub input_backward: Spread,
+    pub input_backward: Quartiles,
     /// `W`.
-    pub weight_backward: Spread,
+    pub weight_backward: Quartiles,
     /// The time that `I` takes longer if it computes the forward again.
-    pub recompute: Option<Spread>,
+    pub recompute: Option<Quartiles>,
     /// The time in which `I` computes the normalisations again, if it does; `None` if it was not measured.
-    pub norms: Option<Spread>,
+    pub norms: Option<Quartiles>,
     /// Like `norms`, for the activation of the feed-forward layer.
-    pub feed_forward: Option<Spread>,
+    pub feed_forward: Option<Quartiles>,
     /// The layer's share of the time after the program: the gradient norm and the optimizer, in proportion to
     /// the parameters.
     pub optimizer_s: f64,
@@ -61,7 +61,7 @@ pub struct KindFigures {
 
 impl KindFigures {
     /// Returns the time in which `I` computes a part again; `None` if it was not measured.
-    pub fn part(&self, part: LayerPart) -> Option<Spread> {
+    pub fn part(&self, part: LayerPart) -> Option<Quartiles> {
         match part {
             LayerPart::Norms => self.norms,
             LayerPart::FeedForward => self.feed_forward,
@@ -247,33 +247,33 @@ impl<'a> Collection<'a> {
     /// Returns the figures; `None` if a kind has not run.
     pub(super) fn finish(mut self, ranks: u32) -> Option<Measured> {
         let bytes = self.sample.trained_bytes(self.model);
-        let after = Spread::of(std::mem::take(&mut self.after))?.median;
-        let idle = Spread::of(std::mem::take(&mut self.idle))?.median;
+        let after = Quartiles::of(std::mem::take(&mut self.after))?.median;
+        let idle = Quartiles::of(std::mem::take(&mut self.idle))?.median;
         let (rank_bytes, stage_bytes) = self.between_steps();
         let first_layers = self.sample.kinds.clone();
         let kinds = first_layers.into_iter().enumerate().map(|(kind, layer)| {
-            let mut of = |action| Spread::of(self.times.remove(&(kind, action))?);
+            let mut of = |action| Quartiles::of(self.times.remove(&(kind, action))?);
             let forward = of(ActionKind::Forward)?;
             let described = &self.model.layers[layer];
             let runs_backward = self.model.layers[..=layer].iter().any(LayerDesc::is_trained);
-            let mut if_run = |runs, action| if runs { of(action) } else { Some(Spread::default()) };
+            let mut if_run = |runs, action| if runs { of(action) } else { Some(Quartiles::default()) };
             let input_backward = if_run(runs_backward, ActionKind::InputBackward)?;
             let weight_backward = if_run(described.is_trained(), ActionKind::WeightBackward)?;
             let share = described.trained_parameters() as f64 * PARAMETER_BYTES as f64 / bytes.max(1) as f64;
-            let median = |values: Option<Vec<f64>>| Some(Spread::of(values?)?.median.round() as u64);
+            let median = |values: Option<Vec<f64>>| Some(Quartiles::of(values?)?.median.round() as u64);
             let (received, sent_and_kept) = self.hidden_states(layer);
             let recomputing = self.recomputing.remove(&kind).map(|mut times| {
                 times.iter_mut().for_each(|time| *time = (*time - input_backward.median).max(0.0));
                 times
             });
             let [norms, feed_forward] =
-                LayerPart::ALL.map(|part| Spread::of(self.remade.remove(&(kind, part))?));
+                LayerPart::ALL.map(|part| Quartiles::of(self.remade.remove(&(kind, part))?));
             Some(KindFigures {
                 layer,
                 forward,
                 input_backward,
                 weight_backward,
-                recompute: recomputing.and_then(Spread::of),
+                recompute: recomputing.and_then(Quartiles::of),
                 norms,
                 feed_forward,
                 optimizer_s: after * share,
@@ -303,7 +303,7 @@ impl<'a> Collection<'a> {
     /// Returns what the rank holds between steps besides its stages, parameters and optimizer state, and what
     /// each stage adds to that. The more stages have the same layers, the more the rank holds.
     fn between_steps(&mut self) -> (Option<u64>, Option<u64>) {
-        let median = |values: &mut Vec<f64>| Spread::of(std::mem::take(values)).map(|bytes| bytes.median);
+        let median = |values: &mut Vec<f64>| Quartiles::of(std::mem::take(values)).map(|bytes| bytes.median);
         let Some(between) = median(&mut self.between) else { return (None, None) };
         let stages = self.sample.stages.len();
         let more = self.split.stages.len() - stages;

@@ -12,7 +12,7 @@
 //! measured, such as the memory on a device that does not report it, are estimated, and the profile says
 //! which.
 
-mod spread;
+mod quartiles;
 mod sample;
 mod probe;
 mod program;
@@ -22,4 +22,4 @@ mod assemble;
 
 pub use measure::{MeasureConfig, measure};
 pub use measured::{KindFigures, Measured};
-pub use spread::Spread;
+pub use quartiles::Quartiles;

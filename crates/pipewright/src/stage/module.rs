@@ -258,9 +258,9 @@ impl StageContext {
         &self.side_leaves
     }
 
-    /// Returns whether a side input of the step requires a gradient.
+    /// Returns whether a side input of the microbatch requires a gradient.
     pub(super) fn has_tracked_sides(&self) -> bool {
-        self.side_inputs.any_tracked().is_some()
+        self.side_inputs.is_tracked(self.microbatch)
     }
 
     /// Sets what runs the layers of the stage.

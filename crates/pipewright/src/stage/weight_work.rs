@@ -16,7 +16,8 @@ pub(crate) type WeightRunner = Box<dyn FnMut(Microbatch, &mut WeightWork) + Send
 
 /// Weight gradients of one microbatch that wait to be computed and added to the stage's sums. Each task
 /// computes the gradient of one product, bias or norm, or the gradients of one
-/// [`SplitBackward`](crate::nn::SplitBackward) layer. A function that works on them may also compute gradients itself, in its own way, and add them.
+/// [`SplitBackward`](crate::nn::SplitBackward) layer. A function that works on them may also compute gradients itself,
+/// in its own way, and add them.
 #[derive(Debug)]
 pub struct WeightWork<'a> {
     tasks: VecDeque<WeightTask>,

@@ -38,7 +38,7 @@ pub(crate) struct Summary<'a> {
 }
 
 /// A cut into stages, and how even it is.
-struct Cut {
+struct CutBalance {
     /// The value of `pipeline.partition`.
     partition: &'static str,
     /// The share of the weights of all layers that the heaviest stage has.
@@ -139,7 +139,7 @@ impl Summary<'_> {
             line(text, &format!("stage {stage}"), &words);
         }
         if let [cut, other] = &self.cuts()[..] {
-            let percent = |cut: &Cut| format!("{:.1}%", cut.heaviest * 100.0);
+            let percent = |cut: &CutBalance| format!("{:.1}%", cut.heaviest * 100.0);
             let [own, others] = [cut, other].map(percent);
             let words = format!(
                 "{}: the heaviest stage has {own} of the work; with `pipeline.partition = \"{}\"` {others}",
@@ -162,7 +162,7 @@ impl Summary<'_> {
 
     /// Returns the run's cut, and a cut that counts otherwise: by blocks, or by the weights of all layers if the
     /// run's cut is by blocks. There is one only if the blocks fill the stages, and none for a single stage.
-    fn cuts(&self) -> Vec<Cut> {
+    fn cuts(&self) -> Vec<CutBalance> {
         let Prepared { settings, layers, partition: own, .. } = self.prepared;
         let choice = settings.pipeline.partition;
         let (other, method) = match choice {
@@ -176,7 +176,7 @@ impl Summary<'_> {
         let cut_of = |choice: PartitionChoice, cut: &Partition| {
             let stages = cut.weights(&weights);
             let heaviest = *stages.iter().max()? as f64 / stages.iter().sum::<u128>() as f64;
-            heaviest.is_finite().then(|| Cut { partition: choice.name(), heaviest })
+            heaviest.is_finite().then(|| CutBalance { partition: choice.name(), heaviest })
         };
         if own.stages() == 1 {
             return Vec::new();

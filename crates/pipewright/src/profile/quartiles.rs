@@ -2,7 +2,7 @@
 
 /// The median of several measurements, with their quartiles.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Spread {
+pub struct Quartiles {
     /// A quarter of the measurements is below it.
     pub low: f64,
     /// The median.
@@ -13,8 +13,8 @@ pub struct Spread {
     pub count: usize,
 }
 
-impl Spread {
-    /// Returns the spread of some measurements; `None` if there is none.
+impl Quartiles {
+    /// Returns the quartiles of some measurements; `None` if there is none.
     pub fn of(mut values: Vec<f64>) -> Option<Self> {
         values.sort_by(f64::total_cmp);
         let count = values.len();
@@ -34,9 +34,9 @@ mod tests {
 
     #[test]
     fn quartiles_are_about_the_median() {
-        let spread = Spread::of(vec![5.0, 1.0, 3.0, 2.0, 4.0]).expect("five values");
-        assert_eq!(spread, Spread { low: 2.0, median: 3.0, high: 4.0, count: 5 });
-        assert_eq!(spread.relative(), 1.0 / 3.0);
-        assert_eq!(Spread::of(Vec::new()), None);
+        let quartiles = Quartiles::of(vec![5.0, 1.0, 3.0, 2.0, 4.0]).expect("five values");
+        assert_eq!(quartiles, Quartiles { low: 2.0, median: 3.0, high: 4.0, count: 5 });
+        assert_eq!(quartiles.relative(), 1.0 / 3.0);
+        assert_eq!(Quartiles::of(Vec::new()), None);
     }
 }
