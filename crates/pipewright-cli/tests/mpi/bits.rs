@@ -134,6 +134,20 @@ fn replicas_train_in_processes_as_in_threads_to_the_bit() {
 }
 
 #[test]
+fn parameters_that_stay_gathered_in_processes_have_the_bits_of_threads() {
+    let folder = folder();
+    let set = ["mesh.data_parallel=2", "mesh.data_parallel_mode=sharded", "run.accumulate=3"];
+    for schedule in ["pipeline.schedule=1f1b", "pipeline.schedule=zbvzerobubble"] {
+        let expected = train_on_threads(folder.path(), &[&set[..], &[schedule]].concat());
+        let gathered = [&set[..], &[schedule, "mesh.keep_gathered=true"]].concat();
+        assert_eq!(train_on_threads(folder.path(), &gathered), expected, "{schedule}");
+        let output = processes(folder.path(), 4, &gathered);
+        assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+        assert_eq!(figures(folder.path()), expected, "{schedule}");
+    }
+}
+
+#[test]
 fn groups_of_replicas_train_in_processes_as_in_threads_to_the_bit() {
     let folder = folder();
     let set = ["mesh.data_parallel=[2, 2]", "mesh.unshard_window=1", "run.steps=4", "run.checkpoint_every=2"];
@@ -161,6 +175,7 @@ fn tensor_ranks_train_in_processes_as_in_threads_to_the_bit() {
     for (ranks, overrides) in [
         (4, &["mesh.tensor_parallel=2"][..]),
         (8, &["mesh.data_parallel=2", "mesh.tensor_parallel=2", "pipeline.schedule=zbvzerobubble"]),
+        (4, &["mesh.tensor_parallel=2", "mesh.sequence_parallel=true", "pipeline.schedule=zbvzerobubble"]),
         (
             4,
             &[

@@ -1,7 +1,7 @@
 //! Tests of the forms of records that other systems write, and of records that cannot be used.
 
 use super::{has_error, open_files};
-use crate::{ChatTemplate, DataConfig, LongRecords, RowPart, TokenRows, TrainOn};
+use crate::{ChatTemplate, DataConfig, LongRecords, RecordKeys, RowPart, TokenRows, TrainOn};
 
 const CHAT: &str =
     r#"{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "ab"}]}"#;
@@ -97,6 +97,40 @@ fn a_list_has_the_rows_of_lines() {
     }
     let rows = open("a.json", &format!("[{CHAT}]"), |_| {}).expect("a list");
     assert_eq!(rows.sources()[0].to_string(), "1 file of a JSON list with chats");
+}
+
+/// A file is read in parts of 64 KiB.
+#[test]
+fn a_list_is_read_across_the_ends_of_its_parts() {
+    for length in [(1 << 16) - 120, 1 << 16, 200_000] {
+        let texts_of = |name: &str, begin: &str, between: &str, end: &str| {
+            let long = "\\\\\\\"]".repeat(length / 5);
+            let records =
+                ["a", &long, "b", &long[..long.len() - 5], "c"].map(|it| format!("{{\"text\": \"{it}\"}}"));
+            let content = format!("{begin}{}{end}", records.join(between));
+            let mut rows = open(name, &content, |_| {}).expect("texts");
+            let count = rows.rows();
+            (0..count).map(|_| rows.next_batch(1).expect("a row").inputs).collect::<Vec<_>>()
+        };
+        let lines = texts_of("a.jsonl", "", "\n", "");
+        assert_eq!(texts_of("a.json", "[", ",", "]"), lines, "{length}");
+        assert_eq!(texts_of("a.json", " [\n", "\n ,\n", "\n]\n"), lines, "{length}");
+    }
+}
+
+#[test]
+fn each_key_can_have_another_name() {
+    for (index, key) in RecordKeys::KEYS.iter().enumerate() {
+        let mut keys = RecordKeys::default();
+        assert!(keys.rename(key, "other"), "{key}");
+        let expected: Vec<&str> = RecordKeys::KEYS
+            .iter()
+            .enumerate()
+            .map(|(at, key)| if at == index { "other" } else { key })
+            .collect();
+        assert_eq!(keys.names()[..RecordKeys::KEYS.len()], expected, "{key}");
+    }
+    assert!(!RecordKeys::default().rename("tools", "other"));
 }
 
 #[test]

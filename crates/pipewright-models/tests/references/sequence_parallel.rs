@@ -22,13 +22,24 @@ fn config(tensor_parallel: u32) -> PipelineConfig {
 
 /// Compares a run with PyTorch and with one rank.
 fn check(reference: &Reference, schedule: &str, ranks: u32, config: &PipelineConfig) {
+    let run = check_with_one_rank(reference, schedule, ranks, config);
+    reference.assert_close(&run, &reference.steps(4));
+}
+
+/// Compares the losses of a run with those of one rank.
+fn check_with_one_rank(
+    reference: &Reference,
+    schedule: &str,
+    ranks: u32,
+    config: &PipelineConfig,
+) -> Vec<Step> {
     let expected = train(reference, "gpipe", 1, 4, &PipelineConfig::default());
     let run = train(reference, schedule, ranks, 4, config);
-    reference.assert_close(&run, &reference.steps(4));
     for (step, (Step { loss, .. }, Step { loss: expected, .. })) in run.iter().zip(&expected).enumerate() {
         let error = (loss - expected).abs() / expected;
         assert!(error <= TOLERANCE, "{schedule}, step {step}: {loss} is {error:.1e} from {expected}");
     }
+    run
 }
 
 fn check_family(name: &str) {
@@ -73,6 +84,17 @@ fn four_ranks_and_replicas() {
         2,
         &PipelineConfig { data_parallel: 2, data_parallel_mode: sharded, ..config(2) },
     );
+}
+
+#[test]
+fn adapters_on_shares_train_as_peft_does() {
+    for name in ["qwen3-tiny", "llama-tiny", "gpt2-tiny", "qwen2-tiny-dora"] {
+        let reference = Reference::load_adapted(name);
+        for schedule in ["1f1b", "zbvzerobubble"] {
+            let run = check_with_one_rank(&reference, schedule, 2, &config(2));
+            reference.assert_close(&run, &reference.expected.steps);
+        }
+    }
 }
 
 #[test]
