@@ -35,6 +35,8 @@ impl AttentionSizes {
             key_value_heads: self.key_heads as u64,
             head_size: self.head_dim as u64,
             window: None,
+            rotary_size: self.head_dim as u64,
+            gate: 0,
         }
     }
 }

@@ -4,7 +4,7 @@
 //! numbers. Tensors that several operations keep are counted once, with the operation that makes them; the
 //! input of a part of a block is counted with its norm.
 
-use crate::model::{Attention, Dense, Experts, Latent, Mamba2};
+use crate::model::{Attention, Decay, Delta, Dense, Experts, Latent, Mamba2};
 use crate::training::AdapterSizes;
 use crate::vectors::QueryKeyNorm;
 
@@ -33,10 +33,11 @@ pub fn norm(width: u64) -> KeptNumbers {
 
 impl Attention {
     /// Returns what attention keeps: queries, keys, values, and its output with a normaliser for each head.
-    /// Scores are not kept.
+    /// Scores are not kept. A gate keeps itself and the output that it multiplies.
     pub fn kept(&self) -> KeptNumbers {
         let queries = self.query_width();
-        KeptNumbers { inputs: queries, others: queries + 2 * self.key_width(), scales: self.heads }
+        let multiplied = if self.gate > 0 { queries } else { 0 };
+        KeptNumbers { inputs: queries, others: self.projected() + multiplied, scales: self.heads }
     }
 
     /// Returns what the norms of queries and keys keep: their inputs and scales.
@@ -56,13 +57,16 @@ impl Latent {
     pub fn kept(&self) -> KeptNumbers {
         let (queries, values) =
             (self.heads * (self.plain_size + self.rotary_size), self.heads * self.value_size);
-        KeptNumbers { inputs: values, others: 2 * queries + values, scales: self.heads }
+        let gated = if self.gate > 0 { self.gate + values } else { 0 };
+        KeptNumbers { inputs: values, others: 2 * queries + values + gated, scales: self.heads }
     }
 
-    /// Returns what the norms of the latent vectors keep.
+    /// Returns what the norms of the latent vectors keep, and the queries, the key and the weights of an indexer.
     pub fn norms_kept(&self) -> KeptNumbers {
-        let widths = self.query_rank.unwrap_or(0) + self.key_value_rank;
-        KeptNumbers { scales: 1 + u64::from(self.query_rank.is_some()), ..norm(widths) }
+        let KeptNumbers { inputs, others, .. } = norm(self.query_rank.unwrap_or(0) + self.key_value_rank);
+        let indexer =
+            self.indexer.map_or(0, |indexer| indexer.heads * (indexer.head_size + 1) + indexer.head_size);
+        KeptNumbers { inputs, others: others + indexer, scales: 1 + u64::from(self.query_rank.is_some()) }
     }
 }
 
@@ -71,6 +75,29 @@ impl Mamba2 {
     /// with the scale of each group's norm.
     pub fn kept(&self) -> KeptNumbers {
         KeptNumbers { inputs: self.inner(), others: self.projected() + self.inner(), scales: self.groups }
+    }
+}
+
+impl Delta {
+    /// Returns what the mixer keeps: the results of its products, the convolved channels, with a delta rule the
+    /// inverse of each chunk's triangle, the result of the scan, and the gated output with a scale for each head.
+    /// What [`Delta::ranks_kept`] counts is not included.
+    pub fn kept(&self) -> KeptNumbers {
+        let convolved = if self.convolution > 0 { self.mixed() } else { 0 };
+        let inverse = if self.has_rule() { self.value_heads * self.chunk } else { 0 };
+        KeptNumbers {
+            inputs: self.value_width(),
+            others: self.projected() + convolved + inverse + self.value_width(),
+            scales: self.value_heads,
+        }
+    }
+
+    /// Returns what lies between the two products of decays and of gates, which is whole on each rank.
+    pub fn ranks_kept(&self) -> KeptNumbers {
+        match self.decay {
+            Decay::Channel { rank: Some(rank) } => KeptNumbers { inputs: 2 * rank, ..KeptNumbers::default() },
+            Decay::Fixed | Decay::Head | Decay::Channel { rank: None } => KeptNumbers::default(),
+        }
     }
 }
 
@@ -126,13 +153,44 @@ mod tests {
 
     #[test]
     fn kept_numbers_are_those_of_the_tensors() {
-        let attention = Attention { heads: 4, key_value_heads: 2, head_size: 8, window: None };
+        let attention =
+            Attention { heads: 4, key_value_heads: 2, head_size: 8, window: None, rotary_size: 8, gate: 0 };
         assert_eq!(attention.kept(), KeptNumbers { inputs: 32, others: 32 + 2 * 16, scales: 4 });
         let gated = Dense { inner: 10, gated: true };
         assert_eq!((gated.kept().numbers(), Dense { gated: false, ..gated }.kept().numbers()), (30, 20));
-        let experts = Experts { count: 8, per_token: 3, expert: gated, shared_inner: 5 };
+        let experts = Experts {
+            count: 8,
+            per_token: 3,
+            expert: gated,
+            shared_inner: 5,
+            groups: 1,
+            groups_per_token: 1,
+        };
         assert_eq!(experts.kept().numbers(), 3 * (3 * 10 + 5));
         assert_eq!(norm(7).numbers(), 2 * 7 + 1);
+        let gated = Attention { gate: 32, ..attention };
+        assert_eq!(gated.kept().others, attention.kept().others + 32 + 32);
+    }
+
+    #[test]
+    fn linear_attention_keeps_what_its_kernels_read_again() {
+        let gated = Delta {
+            key_heads: 2,
+            value_heads: 4,
+            key_size: 8,
+            value_size: 16,
+            convolution: 4,
+            decay: Decay::Head,
+            chunk: 64,
+        };
+        let (mixed, values) = (2 * 16 + 64, 64);
+        let others = |extra| mixed + extra + values + mixed + 4 * 64 + values;
+        assert_eq!(gated.kept(), KeptNumbers { inputs: values, others: others(2 * 4), scales: 4 });
+        let channel = Delta { decay: Decay::Channel { rank: Some(8) }, ..gated };
+        assert_eq!(channel.kept().others, others(16 + 4));
+        assert_eq!([gated.ranks_kept().inputs, channel.ranks_kept().inputs], [0, 2 * 8]);
+        let fixed = Delta { decay: Decay::Fixed, convolution: 0, ..gated };
+        assert_eq!(fixed.kept().others, mixed + values + values);
     }
 
     #[test]

@@ -9,9 +9,8 @@
 //! ```
 //!
 //! A configuration has all constants of the computation and refuses what training cannot compute. A
-//! [`Model`](model::Model) has the sizes that costs depend on. It is read of more families, and with files that have
-//! unknown keys, because an estimate with a remark is better than none. Both take the keys and the missing values of
-//! a family from its row in [`family`].
+//! [`Model`](model::Model) has the sizes that costs depend on. It is read of more families. Both take the keys and the
+//! missing values of a family from its row in [`family`], and refuse keys that may change what they do not know.
 //!
 //! The crate never depends on Burn, never opens a file and knows no times.
 
@@ -26,6 +25,7 @@ pub mod nemotron_h;
 pub mod hybrid;
 pub mod matrix;
 pub mod training;
+pub mod delta;
 pub mod model;
 pub mod operations;
 pub mod kept;

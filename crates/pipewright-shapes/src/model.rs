@@ -5,6 +5,7 @@
 
 use std::slice;
 
+pub use crate::delta::{Decay, Delta};
 pub use crate::matrix::{Division, Matrix, Share};
 use crate::training::{AdaptedLayer, AdapterError, AdapterSizes, Adapters, Training};
 use crate::vectors::Vectors;
@@ -30,6 +31,8 @@ pub struct Model {
     /// Whether the predictors belong to the number of parameters that the model is known by. In most families
     /// they are an addition, which training may leave out.
     pub counts_predictors: bool,
+    /// Whether all predictors have the same weights.
+    pub shares_predictors: bool,
     /// The parameters of the embedding in addition to the table of tokens: learned positions, further tables
     /// and the small parameters that are in no block.
     pub further_embedding: u64,
@@ -37,6 +40,8 @@ pub struct Model {
     pub vectors: Vectors,
     /// Whether dropout follows each residual branch, and positions are not rotary, as in GPT-3.
     pub gpt: bool,
+    /// Whether a hyperbolic tangent limits the logits.
+    pub caps_logits: bool,
 }
 
 /// A block.
@@ -62,6 +67,8 @@ pub enum Mixer {
     Latent(Latent),
     /// A state space with scalar decay per head.
     Mamba2(Mamba2),
+    /// Linear attention, with or without a delta rule.
+    Delta(Delta),
     /// No mixer.
     None,
 }
@@ -77,6 +84,11 @@ pub struct Attention {
     pub head_size: u64,
     /// The number of keys that a token sees; `None` for all before it.
     pub window: Option<u64>,
+    /// The part of a head of queries or keys with rotary positions.
+    pub rotary_size: u64,
+    /// The width of a gate that multiplies the output: the width of all queries, the number of heads, or 0 without
+    /// a gate.
+    pub gate: u64,
 }
 
 /// Latent attention (arXiv 2405.04434).
@@ -94,6 +106,22 @@ pub struct Latent {
     pub rotary_size: u64,
     /// The width of a value.
     pub value_size: u64,
+    /// The width of a gate that multiplies the output: the number of heads, or 0 without a gate.
+    pub gate: u64,
+    /// The part that chooses the keys that a token sees; `None` if it sees all before it.
+    pub indexer: Option<Indexer>,
+}
+
+/// A part of latent attention that scores all keys with heads of its own and keeps the best (DeepSeek V3.2,
+/// arXiv 2512.02556). Each rank of a tensor group has all of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Indexer {
+    /// The heads of its queries, which share one key and have a weight each.
+    pub heads: u64,
+    /// The width of a head.
+    pub head_size: u64,
+    /// The keys that a token sees.
+    pub keys: u64,
 }
 
 /// The shapes of a Mamba-2 mixer (arXiv 2405.21060).
@@ -152,6 +180,10 @@ pub struct Experts {
     pub expert: Dense,
     /// The width of the experts that all tokens pass; 0 for none.
     pub shared_inner: u64,
+    /// The groups of neighbouring experts.
+    pub groups: u64,
+    /// The groups from which a token's experts are chosen; as many as `groups` if there is no limit.
+    pub groups_per_token: u64,
 }
 
 impl Model {
@@ -221,6 +253,11 @@ impl Attention {
     pub fn key_width(&self) -> u64 {
         self.key_value_heads * self.head_size
     }
+
+    /// Returns the width of the first product: queries, keys, values and the gate.
+    pub fn projected(&self) -> u64 {
+        self.query_width() + 2 * self.key_width() + self.gate
+    }
 }
 
 impl Mamba2 {
@@ -258,7 +295,7 @@ impl Block {
                 ..attention
             }),
             Mixer::Mamba2(mamba) => Mixer::Mamba2(Mamba2 { groups: mamba.groups.max(ranks), ..mamba }),
-            Mixer::Latent(_) | Mixer::None => self.mixer,
+            Mixer::Latent(_) | Mixer::Delta(_) | Mixer::None => self.mixer,
         };
         Self { mixer, ..*self }
     }
@@ -275,18 +312,26 @@ impl Mixer {
     /// Returns the products of the mixer.
     pub fn matrices(&self, hidden: u64) -> Vec<Matrix> {
         match self {
-            Self::Attention(attention) => vec![
-                columns(hidden, attention.query_width() + 2 * attention.key_width()),
-                rows(attention.query_width(), hidden),
-            ],
+            Self::Attention(attention) => {
+                vec![columns(hidden, attention.projected()), rows(attention.query_width(), hidden)]
+            }
             Self::Latent(latent) => latent.matrices(hidden),
             Self::Mamba2(mamba) => vec![columns(hidden, mamba.projected()), rows(mamba.inner(), hidden)],
+            Self::Delta(delta) => delta.matrices(hidden),
             Self::None => Vec::new(),
         }
     }
 }
 
 impl Latent {
+    /// Returns the products that make queries, keys and values from latent vectors.
+    pub fn up_matrices(&self) -> Vec<Matrix> {
+        let query_width = self.heads * (self.plain_size + self.rotary_size);
+        let queries = self.query_rank.map(|rank| columns(rank, query_width));
+        let key_value_width = self.heads * (self.plain_size + self.value_size);
+        queries.into_iter().chain([columns(self.key_value_rank, key_value_width)]).collect()
+    }
+
     fn matrices(&self, hidden: u64) -> Vec<Matrix> {
         let query_width = self.heads * (self.plain_size + self.rotary_size);
         let mut matrices = match self.query_rank {
@@ -297,6 +342,13 @@ impl Latent {
         matrices.push(whole(hidden, self.key_value_rank + self.rotary_size));
         matrices.push(columns(self.key_value_rank, key_value_width));
         matrices.push(rows(self.heads * self.value_size, hidden));
+        if self.gate > 0 {
+            matrices.push(columns(hidden, self.gate));
+        }
+        if let Some(Indexer { heads, head_size, .. }) = self.indexer {
+            matrices.push(whole(self.query_rank.unwrap_or(hidden), heads * head_size));
+            matrices.push(whole(hidden, head_size + heads));
+        }
         matrices
     }
 }

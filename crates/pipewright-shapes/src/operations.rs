@@ -101,7 +101,10 @@ impl Mixer {
             Self::Attention(attention) => 4.0 * attention.query_width() as f64 * keys(attention.window),
             Self::Latent(latent) => {
                 let widths = latent.plain_size + latent.rotary_size + latent.value_size;
-                2.0 * (latent.heads * widths) as f64 * keys(None)
+                let seen = latent.indexer.map(|indexer| indexer.keys);
+                // The indexer scores all keys, and its products do not depend on what it chooses.
+                let scored = latent.indexer.map_or(0, |indexer| indexer.heads * indexer.head_size);
+                2.0 * (latent.heads * widths) as f64 * keys(seen) + 2.0 * scored as f64 * keys(None)
             }
             // Within a chunk, scores of `C` and `B` for each group and a product with the inputs; between
             // chunks, the update and the reading of the state (arXiv 2405.21060, section 6).
@@ -110,6 +113,7 @@ impl Mixer {
                 let scores = 2.0 * (mamba.groups * mamba.state) as f64 * chunk;
                 scores + 2.0 * mamba.inner() as f64 * (chunk + 2.0 * mamba.state as f64)
             }
+            Self::Delta(delta) => delta.scan_operations(delta.chunk.min(sequence) as f64),
             Self::None => 0.0,
         }
     }
@@ -127,14 +131,20 @@ impl Mixer {
             }
             Self::Latent(latent) => {
                 let small = latent.query_rank.unwrap_or(0) + latent.key_value_rank;
-                small + bias(biases.query_key_value, small + latent.rotary_size) + bias(biases.output, hidden)
+                // The norm of the indexer's key has an offset.
+                let indexer = latent.indexer.map_or(0, |indexer| 2 * indexer.head_size);
+                indexer
+                    + small
+                    + bias(biases.query_key_value, small + latent.rotary_size)
+                    + bias(biases.output, hidden)
             }
             Self::Attention(attention) => {
                 attention.norm_parameters(vectors.query_key_norm)
                     + bias(vectors.sinks, attention.heads)
-                    + bias(biases.query_key_value, attention.query_width() + 2 * attention.key_width())
+                    + bias(biases.query_key_value, attention.projected())
                     + bias(biases.output, hidden)
             }
+            Self::Delta(delta) => delta.other_parameters(),
             Self::None => 0,
         }
     }
@@ -236,7 +246,12 @@ impl Model {
 
     /// Returns the parameters of the predictors of further tokens. They use the tables of the model.
     pub fn predictor_parameters(&self) -> u128 {
-        u128::from(self.predictors) * (self.predictor_layer() + u128::from(self.hidden))
+        u128::from(self.own_predictors()) * (self.predictor_layer() + u128::from(self.hidden))
+    }
+
+    /// Returns the number of predictors that have weights of their own.
+    pub fn own_predictors(&self) -> u32 {
+        if self.shares_predictors { self.predictors.min(1) } else { self.predictors }
     }
 
     /// The parameters of a predictor without its norm in front of the head.

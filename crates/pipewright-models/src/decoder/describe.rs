@@ -120,6 +120,8 @@ fn latent_attention(config: &DecoderConfig, latent: LatentForm, form: &BlockForm
         plain_size: unrotated,
         rotary_size: rotated,
         value_size: value,
+        gate: 0,
+        indexer: None,
     };
     let of_latents = query_rank.unwrap_or(0) + key_rank + rotated;
     let inputs = if form.bias.inputs { of_latents } else { 0 };

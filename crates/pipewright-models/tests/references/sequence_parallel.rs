@@ -26,7 +26,7 @@ fn check(reference: &Reference, schedule: &str, ranks: u32, config: &PipelineCon
     reference.assert_close(&run, &reference.steps(4));
 }
 
-/// Compares the losses of a run with those of one rank.
+/// Compares the losses of a run with one rank's losses.
 fn check_with_one_rank(
     reference: &Reference,
     schedule: &str,

@@ -54,6 +54,7 @@ pub const SMOLLM3: Family = Family {
         ("rope_theta", Number(2e6)),
         ("tie_word_embeddings", Flag(true)),
     ],
+    without_positions_every: Some(4),
     ..BASE
 };
 

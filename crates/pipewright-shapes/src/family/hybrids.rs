@@ -102,6 +102,7 @@ pub const NEMOTRON_H: Family = Family {
         ("mamba_conv_bias", "use_conv_bias"),
     ],
     gated: Some(false),
+    rotary: 0.0,
     usual: &[
         ("num_attention_heads", 32),
         ("num_key_value_heads", 8),

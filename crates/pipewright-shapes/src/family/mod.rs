@@ -11,14 +11,14 @@ mod hybrids;
 mod mixtures;
 
 use crate::key_table::{KeyTable, is_dropout, is_ignored};
-use crate::vectors::Vectors;
+use crate::vectors::{Biases, Vectors};
 pub use dense::{
     GEMMA2, GEMMA3, GPT2, GRANITE, LLAMA, MISTRAL, OLMO2, PHI3, QWEN2, QWEN3, SMOLLM3, STARCODER2,
 };
 pub use hybrids::{HYBRID, NEMOTRON_H};
 pub use mixtures::{DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS, MIXTRAL, QWEN2_MOE, QWEN3_MOE};
 use row::{ALL_NORM, BASE, BIASED, GPT, HEAD_NORM, SANDWICH, TIED};
-pub use row::{AbsentKey, Family};
+pub use row::{AbsentKey, Family, Linear};
 
 /// The families of decoders that training knows.
 const DECODERS: &[Family] = &[
@@ -61,38 +61,91 @@ const OTHERS: &[Family] = &[
             "mamba2",
             "arcee",
             "minicpm3",
+            "deepseek_v32",
+            "glm_moe_dsa",
+            "glm4_moe_lite",
+            "hunyuan_v1_dense",
+            "hunyuan_v1_moe",
+            "bailing_moe",
+            "bailing_moe_v2",
+            "mistral4",
         ],
         ..BASE
     },
-    Family { names: &["dots1", "exaone4"], vectors: HEAD_NORM, ..BASE },
+    Family { names: &["mimo"], vectors: BIASED, output_bias_is_given: false, ..BASE },
+    Family { names: &["dots1", "exaone4", "qwen3_vl_text", "qwen3_vl_moe_text"], vectors: HEAD_NORM, ..BASE },
+    Family {
+        names: &["qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"],
+        usual: &[
+            ("linear_num_key_heads", 16),
+            ("linear_num_value_heads", 32),
+            ("linear_key_head_dim", 128),
+            ("linear_value_head_dim", 128),
+            ("linear_conv_kernel_dim", 4),
+        ],
+        vectors: Vectors { shared_gate: true, ..HEAD_NORM },
+        whole_every: Some(4),
+        linear: Linear::Gated,
+        gate: true,
+        rotary: 0.25,
+        ..BASE
+    },
+    Family {
+        names: &["olmo_hybrid"],
+        vectors: ALL_NORM,
+        whole_every: Some(4),
+        linear: Linear::Gated,
+        ..BASE
+    },
+    Family {
+        names: &["kimi_linear"],
+        whole_every: Some(4),
+        linear: Linear::Channel { has_ranks: true },
+        ..BASE
+    },
+    Family {
+        names: &["bailing_hybrid"],
+        whole_every: Some(6),
+        linear: Linear::Channel { has_ranks: false },
+        gate: true,
+        ..BASE
+    },
+    Family {
+        names: &["ernie4_5_moe"],
+        vectors: Vectors { biases: Biases { router: true, ..Biases::NONE }, ..Vectors::LLAMA },
+        ..BASE
+    },
+    Family { names: &["minimax", "minimax_text_01"], linear: Linear::Lightning, ..BASE },
+    Family { names: &["minimax_m2"], vectors: ALL_NORM, ..BASE },
     Family { names: &["gemma"], absent: TIED, gated: Some(true), ..BASE },
-    Family { names: &["glm"], vectors: BIASED, output_bias_is_given: false, ..BASE },
-    Family { names: &["glm4"], vectors: SANDWICH, output_bias_is_given: false, ..BASE },
-    Family { names: &["glm4_moe"], output_bias_is_given: false, ..BASE },
+    Family { names: &["glm"], vectors: BIASED, output_bias_is_given: false, rotary: 0.5, ..BASE },
+    Family { names: &["glm4"], vectors: SANDWICH, output_bias_is_given: false, rotary: 0.5, ..BASE },
+    Family { names: &["glm4_moe"], output_bias_is_given: false, rotary: 0.5, ..BASE },
     Family { names: &["olmo"], vectors: Vectors { norm_parameters: 0, ..Vectors::LLAMA }, ..BASE },
     Family { names: &["olmo3", "olmoe"], vectors: ALL_NORM, ..BASE },
     Family {
         names: &["llama4_text"],
         gated: Some(true),
         whole_every: Some(4),
+        without_positions_every: Some(4),
         fixed: &[("n_shared_experts", 1)],
         ..BASE
     },
     Family {
         names: &["nemotron"],
         gated: Some(false),
+        rotary: 0.5,
         vectors: Vectors { norm_parameters: 2, ..Vectors::LLAMA },
         ..BASE
     },
-    Family { names: &["stablelm"], vectors: Vectors { norm_parameters: 2, ..Vectors::LLAMA }, ..BASE },
     Family {
-        names: &["cohere", "cohere2"],
-        absent: TIED,
-        gated: Some(true),
-        vectors: Vectors { shares_norm: true, ..Vectors::LLAMA },
-        whole_every: Some(4),
+        names: &["stablelm"],
+        vectors: Vectors { norm_parameters: 2, ..Vectors::LLAMA },
+        rotary: 0.25,
         ..BASE
     },
+    COHERE,
+    Family { names: &["cohere2"], whole_every: Some(4), without_positions_every: Some(4), ..COHERE },
     Family {
         names: &["falcon"],
         absent: TIED,
@@ -119,50 +172,104 @@ const OTHERS: &[Family] = &[
         &["bert", "roberta", "deberta_v2", "modernbert"],
         "it is an encoder, and only decoders have costs",
     ),
-    refused(&["rwkv", "recurrent_gemma", "minimax"], "the costs of its recurrence are not known"),
+    refused(&["rwkv", "recurrent_gemma"], "the costs of its recurrence are not known"),
 ];
+
+const COHERE: Family = Family {
+    names: &["cohere"],
+    absent: TIED,
+    gated: Some(true),
+    vectors: Vectors { shares_norm: true, ..Vectors::LLAMA },
+    ..BASE
+};
 
 const fn refused(names: &'static [&'static str], why: &'static str) -> Family {
     Family { names, refused: Some(why), ..BASE }
 }
 
 /// Keys that change what a model computes, and next to nothing of what it costs, in files of families that training
-/// does not know.
-const FREE: [&str; 30] = [
-    "add_cross_attention",
+/// does not know: constants, activations of routers, and the form in which a file stores its matrices. A cap of
+/// attention's scores is a part of its kernel.
+const FREE: &[&str] = &[
+    "attn_logit_softcapping",
     "attn_scale",
     "attn_temperature_tuning",
+    "cla_share_factor",
     "clip_qkv",
+    "dim_model_base",
+    "eod_token_id",
     "floor_scale",
+    "full_attn_alpha_factor",
+    "full_attn_beta_factor",
+    "index_share_for_mtp_iteration",
+    "index_skip_topk_offset",
+    "indexer_rope_interleave",
+    "init_method",
+    "init_std",
     "initializer_factor",
-    "layer_norm_bias",
-    "layer_norm_elementwise_affine",
+    "kda_lower_bound",
+    "kda_safe_gate",
     "layer_norm_eps",
+    "layer_switch",
+    "layernorm_full_attention_alpha",
+    "layernorm_full_attention_beta",
+    "layernorm_linear_attention_alpha",
+    "layernorm_linear_attention_beta",
+    "layernorm_mlp_alpha",
+    "layernorm_mlp_beta",
+    "linear_allow_neg_eigval",
+    "linear_attn_alpha_factor",
+    "linear_attn_beta_factor",
     "logit_scale",
     "mamba_hidden_act",
+    "mamba_ssm_dtype",
+    "mla_use_nope",
+    "mlp_alpha_factor",
+    "mlp_beta_factor",
+    "moe_capacity",
+    "moe_renormalize",
+    "moe_router_activation_func",
     "moe_router_dtype",
-    "nope_layer_interval",
+    "moe_router_enable_expert_bias",
+    "moe_use_aux_free",
+    "mtp_loss_scaling_factor",
     "norm_before_gate",
     "norm_eps",
-    "norm_type",
+    "order_of_interleaved_layers",
+    "org_vocab_size",
+    "output_gate_type",
+    "output_past",
+    "output_projection",
+    "pad_key_length",
+    "postnorm",
+    "quantization_config",
     "rescale_prenorm_residual",
     "rope_theta_local",
     "rotary_emb_base",
-    "rotary_pct",
+    "router_dtype",
     "router_jitter_noise",
     "router_z_loss_coef",
+    "scale_depth",
+    "scale_emb",
     "scale_embedding",
+    "score_function",
     "scoring_func",
     "ssm_dtype",
     "time_step_floor",
+    "time_step_init_scheme",
     "time_step_limit",
     "time_step_max",
     "time_step_min",
+    "time_step_scale",
+    "use_embedding_sharing",
+    "use_gated_activation",
+    "use_grouped_topk",
+    "use_parallel_block",
+    "use_parallel_embedding",
     "use_parallel_residual",
+    "use_routing_bias",
+    "validate_runner_input",
 ];
-
-/// Keys with which some family computes, or which it ignores, and whose costs are not counted.
-const UNCOUNTED: [&str; 3] = ["attn_logit_softcapping", "final_logit_softcapping", "num_mtp_layers"];
 
 /// A size that training assumes and costs do not, because it would make a prediction too low.
 const NOT_ASSUMED: &str = "sliding_window";
@@ -196,14 +303,13 @@ impl Family {
     pub(crate) fn is_free(&self, key: &str) -> bool {
         let is_known = |keys: &KeyTable| keys.computes(key) || keys.ignores(key);
         let is_free = is_ignored(key)
-            || FREE.contains(&key)
             || self.gpt && is_dropout(key)
             || is_known(self.keys)
             || DECODERS.iter().any(|family| is_known(family.keys))
             || NEMOTRON_H.keys.ignores(key);
         // Only the hybrid's predictions of further tokens are counted.
         let is_counted = !key.starts_with("mtp_") || self.keys.computes(key);
-        is_free && is_counted && !UNCOUNTED.contains(&key)
+        FREE.contains(&key) || is_free && is_counted
     }
 
     /// Returns whether the head uses the table of the embedding if the file does not say it.

@@ -29,6 +29,22 @@ impl From<AbsentKey> for Value {
     }
 }
 
+/// The linear attention of a family's models, in blocks of the kind `linear_attention`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Linear {
+    /// None.
+    None,
+    /// Gated DeltaNet.
+    Gated,
+    /// Kimi Delta Attention.
+    Channel {
+        /// Whether decays and gates are made by two products each.
+        has_ranks: bool,
+    },
+    /// Lightning attention.
+    Lightning,
+}
+
 /// Families of one form.
 #[derive(Debug, Clone, Copy)]
 pub struct Family {
@@ -64,8 +80,18 @@ pub struct Family {
     pub more_positions: Option<u64>,
     /// Norms and biases.
     pub vectors: Vectors,
-    /// Every how many blocks one sees all tokens, if the others have a window and the file does not say it.
+    /// Every how many blocks one sees all tokens, if the others have a window or linear attention and the file does
+    /// not say it.
     pub whole_every: Option<u64>,
+    /// The linear attention of the other blocks.
+    pub linear: Linear,
+    /// Whether attention has a gate of its outputs, as wide as all queries, unless the file says otherwise. Latent
+    /// attention has one for each head.
+    pub gate: bool,
+    /// Every how many blocks one has no positions, unless the file says otherwise.
+    pub without_positions_every: Option<u64>,
+    /// The share of a head that has rotary positions, unless the file says otherwise.
+    pub rotary: f64,
     /// Why models of this form have no costs.
     pub refused: Option<&'static str>,
 }
@@ -88,6 +114,10 @@ pub(super) const BASE: Family = Family {
     more_positions: None,
     vectors: Vectors::LLAMA,
     whole_every: None,
+    linear: Linear::None,
+    gate: false,
+    without_positions_every: None,
+    rotary: 1.0,
     refused: None,
 };
 

@@ -59,7 +59,7 @@ impl KeyTable {
         } else if self.ignores(key) || is_ignored(key) {
             Some(KeyUse::Ignored)
         } else {
-            OTHERS.iter().any(|refused| refused.key == key).then_some(KeyUse::Refused)
+            refusal_of_others(key).map(|_| KeyUse::Refused)
         }
     }
 
@@ -77,9 +77,10 @@ impl KeyTable {
         self.refused.iter().flat_map(|refused| *refused).find(|refused| refused.key == key)
     }
 
-    /// Returns whether the family refuses some values of a key, and not this one.
+    /// Returns whether some values of a key are refused, and not this one.
     pub(crate) fn is_harmless(&self, key: &str, value: &Value, json: &Map<String, Value>) -> bool {
-        self.refusal(key).is_some_and(|refused| refused.harmless.holds(key, value, json))
+        let refusal = self.refusal(key).or_else(|| refusal_of_others(key));
+        refusal.is_some_and(|refused| refused.harmless.holds(key, value, json))
     }
 
     /// Returns the keys of a file that the family cannot compute.
@@ -95,7 +96,7 @@ impl KeyTable {
         match self.use_of(key) {
             Some(KeyUse::Computes | KeyUse::Ignored) => None,
             Some(KeyUse::Refused) => {
-                let entry = self.refusal(key).or_else(|| OTHERS.iter().find(|other| other.key == key))?;
+                let entry = self.refusal(key).or_else(|| refusal_of_others(key))?;
                 let harmless = &entry.harmless;
                 let holds = harmless.holds(key, value, json);
                 if holds { None } else { refused(harmless.culprit(value), harmless.words()) }
@@ -133,6 +134,11 @@ impl KeyTable {
         });
         unknown.map(|(key, _)| key.clone()).collect()
     }
+}
+
+/// Returns the entry of a key in the list for all families.
+fn refusal_of_others(key: &str) -> Option<&'static Refused> {
+    OTHERS.iter().find(|refused| refused.key == key)
 }
 
 /// Returns whether a key changes nothing in the training of any family.

@@ -2,9 +2,9 @@
 
 use super::feed_forward::FeedForwards;
 use super::keys::{Keys, MAX_BLOCKS, MAX_SIZE, contradiction, missing};
-use super::mixer::{attention, mamba};
+use super::mixer::{attention, linear, mamba};
 use crate::error::ShapeError;
-use crate::family::Family;
+use crate::family::{Family, Linear};
 use crate::model::{Attention, Block, FeedForward, Mixer};
 
 /// The keys of the number of blocks.
@@ -29,7 +29,10 @@ const SIZES_OF_MIXERS: [&str; 9] = [
 /// The most predictors of further tokens.
 const MAX_PREDICTORS: u64 = 64;
 /// The kinds of blocks with costs.
-const KNOWN_KINDS: &str = "full_attention, sliding_attention, chunked_attention, mamba";
+const KNOWN_KINDS: &str =
+    "full_attention, sliding_attention, chunked_attention, mamba, and linear_attention in families with it";
+/// The keys of every how many blocks one has full attention, if the others have linear attention.
+const INTERVAL: [&str; 2] = ["full_attention_interval", "layer_group_size"];
 
 /// Reads the blocks of a model.
 pub(super) fn blocks(keys: &mut Keys<'_>, family: &Family, hidden: u64) -> Result<Vec<Block>, ShapeError> {
@@ -60,8 +63,50 @@ pub(super) fn blocks(keys: &mut Keys<'_>, family: &Family, hidden: u64) -> Resul
             let kinds = vec!["mamba"; layers as usize];
             whole_blocks(keys, family, hidden, layers, Some(("layer_types".into(), kinds)))
         }
-        (_, kinds) => whole_blocks(keys, family, hidden, counted(layers)?, kinds),
+        (_, kinds) => {
+            let layers = counted(layers)?;
+            let by_other_keys = linear_kinds(keys, family, layers)?;
+            let kinds = kinds.or(by_other_keys);
+            if kinds.is_none() && family.linear != Linear::None {
+                return Err(missing(&[KINDS[0], "attn_type_list"]));
+            }
+            whole_blocks(keys, family, hidden, layers, kinds)
+        }
     }
+}
+
+/// Returns the kinds of the blocks of a model with linear attention whose file does not list them by their names.
+fn linear_kinds(
+    keys: &mut Keys<'_>,
+    family: &Family,
+    layers: u64,
+) -> Result<Option<(String, Vec<&'static str>)>, ShapeError> {
+    let every = match family.linear {
+        Linear::None => None,
+        _ => keys.size(&INTERVAL, 1, MAX_BLOCKS)?.or(family.whole_every),
+    };
+    let full = "linear_attn_config.full_attn_layers";
+    let (flags, numbers) = ("attn_type_list", keys.layer_numbers(full, layers + 1)?);
+    // The rest of the other list follows.
+    keys.mark(&["linear_attn_config.kda_layers"]);
+    let (key, is_full): (&str, Box<dyn Fn(u64) -> bool>) = match (numbers, keys.layer_numbers(flags, 2)?) {
+        (_, Some(list)) if list.len() as u64 != layers => {
+            let expected = format!("as many numbers as `num_hidden_layers`, {layers}");
+            return Err(contradiction(flags, list.len() as u64, expected));
+        }
+        (_, Some(list)) => (flags, Box::new(move |layer| list[layer as usize] == 1)),
+        // The blocks are counted from 1.
+        (Some(numbers), None) => (full, Box::new(move |layer| numbers.contains(&(layer + 1)))),
+        (None, None) => match every {
+            Some(every) => (INTERVAL[0], Box::new(move |layer| (layer + 1).is_multiple_of(every))),
+            None => return Ok(None),
+        },
+    };
+    if family.linear == Linear::None && !(0..layers).all(&is_full) {
+        return Err(unknown_block(key, "linear_attention", KNOWN_KINDS));
+    }
+    let kind = |layer| if is_full(layer) { "full_attention" } else { "linear_attention" };
+    Ok(Some((key.to_owned(), (0..layers).map(kind).collect())))
 }
 
 /// Returns the letters of a pattern.
@@ -76,7 +121,17 @@ pub(super) fn predictors(
     family: &Family,
     hidden: u64,
 ) -> Result<(u32, Vec<Block>), ShapeError> {
-    let count = keys.size(&["num_nextn_predict_layers"], 0, MAX_PREDICTORS)?.unwrap_or(0) as u32;
+    let names = ["num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "num_mtp_modules"];
+    let is_used = keys.flag("use_mtp")? != Some(false);
+    let count = keys.size(&names, 0, MAX_PREDICTORS)?.filter(|_| is_used).unwrap_or(0) as u32;
+    let depth = keys.size(&["mtp_transformer_layers"], 1, MAX_BLOCKS)?.unwrap_or(1);
+    if depth > 1 {
+        return Err(contradiction(
+            "mtp_transformer_layers",
+            depth,
+            "1: a predictor has one block".to_owned(),
+        ));
+    }
     let listed = keys.words(&["mtp_layers_block_type"])?;
     let pattern = keys.text(&["mtp_hybrid_override_pattern"])?;
     let blocks = match (count, listed, pattern) {
@@ -118,7 +173,7 @@ fn single_parts(
     let parts = FeedForwards::read(keys, family, hidden, blocks as u64)?;
     keys.mark(&SIZES_OF_MIXERS);
     let has = |names: [&str; 3]| kinds.iter().any(|kind| names.contains(&kind.as_ref()));
-    let attention = if has(ATTENTION) { attention(keys, hidden)? } else { Mixer::None };
+    let attention = if has(ATTENTION) { attention(keys, family, hidden)? } else { Mixer::None };
     let mamba = if has(MAMBA) { Mixer::Mamba2(mamba(keys, hidden, &[])?) } else { Mixer::None };
     let of_kind = |kind: &str| match (kind, parts.experts) {
         (kind, _) if MAMBA.contains(&kind) => Ok((mamba, FeedForward::None)),
@@ -146,18 +201,25 @@ fn whole_blocks(
         let expected = format!("as many kinds as `num_hidden_layers`, {layers}");
         return Err(contradiction(&format!("the number of kinds in {key}"), kinds.len() as u64, expected));
     }
-    let attention = attention(keys, hidden)?;
+    let attention = attention(keys, family, hidden)?;
     let attention_layers = keys.layer_numbers("attn_layer_indices", layers)?;
     let is_mamba = |kind: &str| kind == "mamba";
     let has_mamba = attention_layers.is_some()
         || kinds.as_ref().is_some_and(|(_, kinds)| kinds.iter().any(|kind| is_mamba(kind)));
     let mamba = if has_mamba { Some(Mixer::Mamba2(mamba(keys, hidden, &["head_dim"])?)) } else { None };
+    let has_linear = kinds.as_ref().is_some_and(|(_, kinds)| kinds.contains(&"linear_attention"));
+    let linear = if has_linear { linear(keys, family, hidden)? } else { Mixer::None };
     let parts = FeedForwards::read(keys, family, hidden, layers)?;
-    let windows = Windows::read(keys, family)?;
+    let windows = Windows::read(keys, family, kinds.is_some())?;
+    let without_positions = without_positions(keys, family, layers)?;
     let mixer = |layer: u64| {
         let kind = kinds.as_ref().and_then(|(key, kinds)| Some((key, *kinds.get(layer as usize)?)));
         match (kind, &attention_layers) {
-            (Some((_, "full_attention" | "attention")), _) => Ok(without_window(attention)),
+            (
+                Some((_, "full_attention" | "attention" | "indexed_attention" | "deepseek_sparse_attention")),
+                _,
+            ) => Ok(without_window(attention)),
+            (Some((_, "linear_attention")), _) if linear != Mixer::None => Ok(linear),
             (Some((_, "sliding_attention" | "chunked_attention")), _) => Ok(attention),
             (Some((_, "mamba")), _) => Ok(mamba.unwrap_or(attention)),
             (Some((key, kind)), _) => Err(unknown_block(key, kind, KNOWN_KINDS)),
@@ -166,7 +228,26 @@ fn whole_blocks(
             (None, _) => Ok(attention),
         }
     };
-    (0..layers).map(|layer| Ok(Block::new(mixer(layer)?, parts.of_block(layer)?))).collect()
+    let block = |layer: u64| {
+        let mut mixer = mixer(layer)?;
+        if let Mixer::Attention(attention) = &mut mixer {
+            let is_rotary = !without_positions.contains(&layer);
+            attention.rotary_size = if is_rotary { attention.rotary_size } else { 0 };
+        }
+        Ok(Block::new(mixer, parts.of_block(layer)?))
+    };
+    (0..layers).map(block).collect()
+}
+
+/// Reads the blocks whose attention has no positions: those with a 0 in a list, or every so many.
+fn without_positions(keys: &mut Keys<'_>, family: &Family, layers: u64) -> Result<Vec<u64>, ShapeError> {
+    let every = keys.size(&["no_rope_layer_interval", "nope_layer_interval"], 1, MAX_BLOCKS)?;
+    let every = every.or(family.without_positions_every);
+    let is_nth = |layer: &u64| every.is_some_and(|every| (layer + 1).is_multiple_of(every));
+    Ok(match keys.layer_numbers("no_rope_layers", 2)?.filter(|list| !list.is_empty()) {
+        Some(list) => (0..).zip(list).filter(|(_, flag)| *flag == 0).map(|(layer, _)| layer).collect(),
+        None => (0..layers).filter(is_nth).collect(),
+    })
 }
 
 /// The blocks whose attention has a window.
@@ -179,8 +260,11 @@ struct Windows {
 }
 
 impl Windows {
-    fn read(keys: &mut Keys<'_>, family: &Family) -> Result<Self, ShapeError> {
-        let given = keys.size(&["sliding_window_pattern", "_sliding_window_pattern"], 1, MAX_BLOCKS)?;
+    /// `are_listed` says whether the file lists the kinds of the blocks, which then have the last word.
+    fn read(keys: &mut Keys<'_>, family: &Family, are_listed: bool) -> Result<Self, ShapeError> {
+        const EVERY: [&str; 2] = ["sliding_window_pattern", "_sliding_window_pattern"];
+        keys.mark(&EVERY);
+        let given = if are_listed { None } else { keys.size(&EVERY, 1, MAX_BLOCKS)? };
         Ok(Self {
             is_used: keys.flag("use_sliding_window")? != Some(false),
             whole_every: given.or(family.whole_every),

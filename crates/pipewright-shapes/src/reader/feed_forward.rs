@@ -19,6 +19,8 @@ pub(super) struct FeedForwards {
     pub(super) experts: Option<FeedForward>,
     /// The first blocks, which have no experts.
     first_dense: u64,
+    /// The block after the last one with experts.
+    after_last: u64,
     /// Every how many blocks one has experts.
     every: u64,
     /// The block among these that has them.
@@ -42,9 +44,12 @@ impl FeedForwards {
         let gated = is_gated(keys, family)?;
         let experts = experts(keys, usual, gated)?;
         // As in transformers, this and `mlp_only_layers` may name more blocks than the model has.
-        let first_dense = keys.size(&["first_k_dense_replace"], 0, MAX_BLOCKS)?.unwrap_or(0);
+        let names = ["first_k_dense_replace", "moe_layer_start_index"];
+        let first_dense = keys.size(&names, 0, MAX_BLOCKS)?.unwrap_or(0);
+        let after_last = keys.size(&["moe_layer_end_index"], 0, MAX_BLOCKS)?.map_or(layers, |last| last + 1);
+        let listed = listed(keys, layers)?;
         // DeepSeek counts blocks from 0, the others from 1.
-        let from_zero = keys.size(&["moe_layer_freq"], 1, MAX_BLOCKS)?;
+        let from_zero = if listed.is_some() { None } else { keys.size(&["moe_layer_freq"], 1, MAX_BLOCKS)? };
         let names = ["decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval"];
         let from_one = keys.size(&names, 1, MAX_BLOCKS)?;
         // Llama 4 and Granite have a key of their own for blocks without experts.
@@ -57,7 +62,8 @@ impl FeedForwards {
             every: from_zero.or(from_one).unwrap_or(1),
             phase: u64::from(from_zero.is_none()),
             dense_only: keys.layer_numbers("mlp_only_layers", MAX_BLOCKS)?.unwrap_or_default(),
-            listed: keys.layer_numbers("moe_layers", layers)?,
+            after_last,
+            listed,
         })
     }
 
@@ -68,7 +74,7 @@ impl FeedForwards {
 
     /// Returns the feed-forward part of a block.
     pub(super) fn of_block(&self, layer: u64) -> Result<FeedForward, ShapeError> {
-        let by_rule = layer >= self.first_dense
+        let by_rule = (self.first_dense..self.after_last).contains(&layer)
             && (layer + self.phase).is_multiple_of(self.every)
             && !self.dense_only.contains(&layer);
         let has_experts = self.listed.as_ref().map_or(by_rule, |listed| listed.contains(&layer));
@@ -77,6 +83,22 @@ impl FeedForwards {
             None => self.dense(),
         }
     }
+}
+
+/// Returns the blocks with experts, if the file lists them: by their numbers, or with a word or a flag for each block.
+fn listed(keys: &mut Keys<'_>, layers: u64) -> Result<Option<Vec<u64>>, ShapeError> {
+    if let Some((_, words)) = keys.words(&["mlp_layer_types"])? {
+        keys.mark(&["moe_layer_freq"]);
+        let sparse = (0..).zip(words).filter(|(_, word)| *word != "dense").map(|(layer, _)| layer);
+        return Ok(Some(sparse.collect()));
+    }
+    let has_flags = keys.value(&["moe_layer_freq"]).is_some_and(|(_, value)| value.is_array());
+    if has_flags {
+        let flags = keys.layer_numbers("moe_layer_freq", 2)?.unwrap_or_default();
+        let sparse = (0..).zip(flags).filter(|(_, flag)| *flag == 1).map(|(layer, _)| layer);
+        return Ok(Some(sparse.collect()));
+    }
+    keys.layer_numbers("moe_layers", layers)
 }
 
 fn is_gated(keys: &mut Keys<'_>, family: &Family) -> Result<bool, ShapeError> {
@@ -106,17 +128,47 @@ fn experts(keys: &mut Keys<'_>, usual: Option<u64>, gated: bool) -> Result<Optio
     let names = [&["moe_intermediate_size"][..], &INNER].concat();
     let inner = given.or(usual).ok_or_else(|| missing(&names))?;
     let shared_inner = shared_inner(keys, inner)?;
-    let experts = Experts { count, per_token, expert: Dense { inner, gated }, shared_inner };
+    let (groups, groups_per_token) = groups(keys, count, per_token)?;
+    let expert = Dense { inner, gated };
+    let experts = Experts { count, per_token, expert, shared_inner, groups, groups_per_token };
     Ok(Some(match width {
         Some(width) => FeedForward::LatentExperts { experts, width },
         None => FeedForward::Experts(experts),
     }))
 }
 
+/// Reads the groups of `count` experts, and the groups from which the `per_token` experts of a token are chosen.
+fn groups(keys: &mut Keys<'_>, count: u64, per_token: u64) -> Result<(u64, u64), ShapeError> {
+    let groups = keys.size(&["n_group", "num_expert_group"], 1, MAX_SIZE)?;
+    let open = keys.size(&["topk_group"], 1, MAX_SIZE)?;
+    // DeepSeek V2 chooses among all experts with this method.
+    let is_greedy = keys.text(&["topk_method"])? == Some("greedy");
+    let Some(groups) = groups.filter(|_| !is_greedy) else { return Ok((1, 1)) };
+    let open = open.unwrap_or(groups);
+    if !count.is_multiple_of(groups) {
+        let expected = format!("a number that divides the {count} experts");
+        return Err(contradiction("n_group", groups, expected));
+    }
+    if open > groups {
+        return Err(contradiction("topk_group", open, format!("at most the {groups} groups of `n_group`")));
+    }
+    let eligible = open * (count / groups);
+    if per_token > eligible {
+        let expected = format!("at most the {eligible} experts of the `topk_group` groups");
+        return Err(contradiction("num_experts_per_tok", per_token, expected));
+    }
+    Ok((groups, open))
+}
+
 /// Reads the width of the experts that all tokens pass.
 fn shared_inner(keys: &mut Keys<'_>, inner: u64) -> Result<u64, ShapeError> {
-    let shared =
-        keys.size(&["n_shared_experts", "num_shared_experts", "moe_num_shared_experts"], 0, MAX_SIZE)?;
+    let shared = keys.size(
+        &["n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert"],
+        0,
+        MAX_SIZE,
+    )?;
+    // Hunyuan's flag says that there is a shared expert, whose number the file has too.
+    keys.mark(&["use_mixed_mlp_moe"]);
     let names = [
         "moe_shared_expert_intermediate_size",
         "shared_expert_intermediate_size",

@@ -25,9 +25,11 @@ pub(super) fn shape(config: &HybridConfig) -> Model {
         predictors: config.prediction_depth() as u32,
         predictor: predictor.into_iter().collect(),
         counts_predictors: true,
+        shares_predictors: false,
         further_embedding: config.further_embedding() as u64,
         vectors: Vectors::LLAMA,
         gpt: false,
+        caps_logits: false,
     }
 }
 
@@ -40,6 +42,8 @@ fn block(config: &HybridConfig, kind: BlockKind, window: Option<usize>) -> Block
                 key_value_heads: config.kv_heads() as u64,
                 head_size: config.head_dim() as u64,
                 window: window.filter(|&size| size > 0).map(|size| size as u64),
+                rotary_size: config.head_dim() as u64,
+                gate: 0,
             };
             (Mixer::Attention(attention), FeedForward::None)
         }
@@ -60,6 +64,8 @@ fn block(config: &HybridConfig, kind: BlockKind, window: Option<usize>) -> Block
                 per_token: config.num_experts_per_tok as u64,
                 expert: dense(config.moe_intermediate_size),
                 shared_inner: config.shared_expert_intermediate_size as u64,
+                groups: 1,
+                groups_per_token: 1,
             };
             (Mixer::None, FeedForward::Experts(experts))
         }

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use crate::error::ShapeError;
 use crate::family::Family;
 pub(super) use crate::key_range::MAX_BLOCKS;
-use crate::key_table::is_off;
+use crate::key_table::{is_dropout, is_off};
 
 /// The largest size of a part. Published models have at most some ten thousand.
 pub(super) const MAX_SIZE: u64 = 1 << 20;
@@ -56,8 +56,16 @@ impl<'a> Keys<'a> {
 
     /// Returns whether a key is given and not null.
     pub(super) fn has(&self, name: &str) -> bool {
-        let is_given = |value: &Value| !value.is_null();
-        !self.family.foreign.contains(&name) && self.object.get(name).is_some_and(is_given)
+        !self.family.foreign.contains(&name) && self.given(name).is_some()
+    }
+
+    /// Returns the value of a key, or of `table.key`, that is given and not null.
+    fn given(&self, name: &str) -> Option<&'a Value> {
+        let value = match name.split_once('.') {
+            Some((table, name)) => self.object.get(table)?.get(name),
+            None => self.object.get(name),
+        };
+        value.filter(|value| !value.is_null())
     }
 
     /// Marks a key as used.
@@ -69,7 +77,7 @@ impl<'a> Keys<'a> {
     pub(super) fn value(&mut self, names: &[&str]) -> Option<(String, &'a Value)> {
         self.mark(names);
         let name = names.iter().find(|&&name| self.has(name))?;
-        Some(((*name).to_owned(), &self.object[*name]))
+        Some(((*name).to_owned(), self.given(name)?))
     }
 
     /// Returns a size under the first of its names that is given, or the family's value.
@@ -82,6 +90,10 @@ impl<'a> Keys<'a> {
             let mut fixed = self.family.fixed.iter().copied().filter(|(name, _)| names.contains(name));
             return Ok(usual.or_else(|| fixed.find(is_missing)).map(|(_, value)| value));
         };
+        // Some files have a list with the size of each block.
+        let same =
+            |items: &'a Vec<Value>| items.first().filter(|first| items.iter().all(|item| item == *first));
+        let value = value.as_array().and_then(same).unwrap_or(value);
         match value.as_u64().filter(|size| (least..=most).contains(size)) {
             Some(size) => Ok(Some(size)),
             None => Err(wrong(key, value, &format!("a whole number from {least} to {most}"))),
@@ -101,6 +113,15 @@ impl<'a> Keys<'a> {
         match value.as_bool() {
             Some(flag) => Ok(Some(flag)),
             None => Err(wrong(key, value, "true or false")),
+        }
+    }
+
+    /// Returns a share, which is from 0 to 1.
+    pub(super) fn share(&mut self, names: &[&str]) -> Result<Option<f64>, ShapeError> {
+        let Some((key, value)) = self.value(names) else { return Ok(None) };
+        match value.as_f64().filter(|share| (0.0..=1.0).contains(share)) {
+            Some(share) => Ok(Some(share)),
+            None => Err(wrong(key, value, "a number from 0 to 1")),
         }
     }
 
@@ -131,15 +152,40 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Returns the keys that are not used and may change costs.
-    pub(super) fn ignored(&self) -> Vec<String> {
-        let is_said = |(key, value): &(&String, &Value)| {
+    /// Returns the keys that no table knows, and whose values may turn something on. The keys of the table of linear
+    /// attention have its name in front.
+    pub(super) fn unknown(&self) -> Vec<String> {
+        let nested = self.object.get(LINEAR).and_then(Value::as_object).into_iter().flatten();
+        let nested = nested.map(|(key, value)| (format!("{LINEAR}.{key}"), value));
+        let own = self.object.iter().map(|(key, value)| (key.clone(), value));
+        let is_unknown = |(key, value): &(String, &Value)| {
             let is_free = self.family.is_free(key) || self.family.keys.is_harmless(key, value, self.object);
-            !self.used.contains(*key) && !key.starts_with('_') && !is_free && !is_off(key, value)
+            let is_said = is_dropout(key) || LEFT_OUT.contains(&key.as_str()) || key == LINEAR;
+            !self.used.contains(key) && !key.starts_with('_') && !is_free && !is_said && !is_off(key, value)
         };
-        self.object.iter().filter(is_said).map(|(key, _)| key.clone()).collect()
+        own.chain(nested).filter(is_unknown).map(|(key, _)| key).collect()
+    }
+
+    /// Returns sentences about dropout, which training here does not have either, and about other parts of the model
+    /// than its decoder.
+    pub(super) fn left_out(&self, outside: Option<&Map<String, Value>>) -> Vec<String> {
+        let drops = |(key, value): &(&String, &Value)| {
+            let is_share = value.as_f64().is_some_and(|share| share > 0.0);
+            is_share && is_dropout(key) && !self.family.is_free(key)
+        };
+        let dropout = self.object.iter().filter(drops);
+        let dropout =
+            dropout.map(|(key, value)| format!("`{key}` is {value}: it counts as 0, as in training"));
+        let objects = [Some(self.object), outside].into_iter().flatten();
+        let others = objects.flat_map(|object| LEFT_OUT.into_iter().filter(|key| object.contains_key(*key)));
+        dropout.chain(others.map(|key| format!("`{key}` is left out: only the decoder counts"))).collect()
     }
 }
+
+/// The table of the sizes of linear attention in files of Kimi.
+const LINEAR: &str = "linear_attn_config";
+/// The keys of other parts of a model than its decoder.
+const LEFT_OUT: [&str; 3] = ["vision_config", "audio_config", "speech_config"];
 
 /// Returns the error of a missing key, which has one of these names.
 pub(super) fn missing(names: &[&str]) -> ShapeError {

@@ -7,32 +7,31 @@ use serde_json::{Map, Value};
 
 use super::blocks::{blocks, predictors};
 use super::hybrid;
-use super::keys::{Keys, MAX_VOCABULARY};
+use super::keys::{Keys, MAX_VOCABULARY, wrong};
 use crate::error::ShapeError;
 use crate::family::{Family, HYBRID};
 use crate::hybrid::HybridConfig;
+use crate::key_table::is_off;
 use crate::model::Model;
 use crate::vectors::{Biases, QueryKeyNorm, Vectors};
 
 /// The largest file that is read, in bytes.
 pub const MAX_FILE: usize = 1 << 20;
 
-/// A model and what was not understood.
+/// A model, and what is assumed about it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Described {
     /// The model.
     pub model: Model,
-    /// The keys that the cost model does not use, although they may change costs.
-    pub ignored: Vec<String>,
-    /// Assumptions about parts that the file does not state, as sentences.
+    /// Assumptions about parts that the file does not state, and parts that are left out, as sentences.
     pub assumed: Vec<String>,
 }
 
 /// Reads the text of a `config.json`.
 ///
 /// # Errors
-/// When it is not JSON, a size is missing, out of range or contradicts another one, or a kind of block has no
-/// cost.
+/// When it is not JSON, a size is missing, out of range or contradicts another one, a kind of block has no cost, or a
+/// key is not known and may change the parameters or the computation.
 pub fn read(text: &str) -> Result<Described, ShapeError> {
     if text.len() > MAX_FILE {
         let message = format!("the file has more than {MAX_FILE} bytes; a configuration is smaller");
@@ -61,18 +60,13 @@ pub fn read(text: &str) -> Result<Described, ShapeError> {
             .map_err(|source| ShapeError::of_parser::<HybridConfig>(&own, source))?;
         let filled = hybrid::usual_sizes(&config).into_iter().filter(|(key, _)| own.get(key).is_none());
         let filled = filled.map(|size| filled_sentence(size, HYBRID.names[0]));
-        let assumed = filled.chain(hybrid::assumed(&config)).collect();
-        return Ok(Described { model: hybrid::shape(&config), ignored: keys.ignored(), assumed });
+        let assumed = filled.chain(hybrid::assumed(&config)).chain(keys.left_out(None)).collect();
+        check_known(&keys, &text)?;
+        return Ok(Described { model: hybrid::shape(&config), assumed });
     }
     let model =
         model(&mut keys, &model_type, &family.unwrap_or_else(Family::unknown), inner.and(Some(object)))?;
-    let mut ignored = keys.ignored();
-    if inner.is_some() {
-        let used = ["text_config", "tie_word_embeddings"];
-        let family = family.unwrap_or_else(Family::unknown);
-        let is_said = |(key, _): &(&String, &Value)| !used.contains(&key.as_str()) && !family.is_free(key);
-        ignored.extend(object.iter().filter(is_said).map(|(key, _)| key.clone()));
-    }
+    check_known(&keys, &text)?;
     let mut assumed: Vec<String> = keys.filled().map(|key| filled_sentence(key, &model.name)).collect();
     match (&given_type, family) {
         (None, _) => assumed
@@ -82,7 +76,27 @@ pub fn read(text: &str) -> Result<Described, ShapeError> {
         )),
         (Some(_), Some(_)) => {}
     }
-    Ok(Described { model, ignored, assumed })
+    assumed.extend(keys.left_out(inner.and(Some(object))));
+    Ok(Described { model, assumed })
+}
+
+/// Returns an error if a file has keys that no table knows.
+fn check_known(keys: &Keys<'_>, text: &str) -> Result<(), ShapeError> {
+    let unknown = keys.unknown();
+    let Some(first) = unknown.first() else { return Ok(()) };
+    // The decoder's keys come after the name of their part.
+    let part = text.find("\"text_config\"").unwrap_or(0);
+    let name = format!("\"{}\"", first.rsplit('.').next().unwrap_or(first));
+    let at = text[part..].find(&name).map_or(0, |at| part + at);
+    let line = 1 + text[..at].matches('\n').count();
+    let (are, they) = if unknown.len() == 1 { ("key", "is") } else { ("keys", "are") };
+    let named = unknown.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
+    let message = format!(
+        "line {line}: the {are} {named} {they} not known, and may change the parameters or the computation; remove what \
+         changes neither"
+    );
+    let keys: Vec<&str> = unknown.iter().map(String::as_str).collect();
+    Err(ShapeError::new(&keys, message))
 }
 
 /// The name of a model whose file has no `model_type`.
@@ -124,6 +138,7 @@ fn model(
     let blocks = blocks(keys, family, hidden)?;
     let (predictors, predictor) = predictors(keys, family, hidden)?;
     let vectors = vectors(keys, family, model_type)?;
+    let cap = keys.value(&["final_logit_softcapping"]).map(|(_, value)| value);
     Ok(Model {
         name: model_type.to_owned(),
         hidden,
@@ -133,9 +148,11 @@ fn model(
         predictors,
         predictor,
         counts_predictors: false,
+        shares_predictors: false,
         further_embedding,
         vectors,
         gpt: family.gpt,
+        caps_logits: cap.is_some_and(|cap| !is_off("final_logit_softcapping", cap)),
     })
 }
 
@@ -171,8 +188,15 @@ fn vectors(keys: &mut Keys<'_>, family: &Family, model_type: &str) -> Result<Vec
         }
     }
     // In Llama 4, these norms have no parameters.
-    if keys.flag("use_qk_norm")? == Some(true) && model_type != "llama4_text" {
+    let has_norm = keys.flag("use_qk_norm")? == Some(true) && model_type != "llama4_text";
+    if has_norm && vectors.query_key_norm == QueryKeyNorm::None {
         vectors.query_key_norm = QueryKeyNorm::Head;
+    }
+    match keys.value(&["qk_norm_type"]).map(|(key, value)| (key, value, value.as_str())) {
+        Some((.., Some("per_layer"))) => vectors.query_key_norm = QueryKeyNorm::All,
+        Some((.., Some("per_head"))) => vectors.query_key_norm = QueryKeyNorm::Head,
+        Some((key, value, _)) => return Err(wrong(key, value, "per_layer or per_head")),
+        None => {}
     }
     // The first Falcon has one norm for both parts, the second two.
     let is_parallel = keys.flag("parallel_attn")? == Some(true);
