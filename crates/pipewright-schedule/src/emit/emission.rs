@@ -17,6 +17,18 @@ pub struct EmitRequest<'a> {
     pub scope: PlanScope,
     /// The folder of the files, which options name; empty for the current one.
     pub folder: &'a str,
+    /// The release of the system.
+    pub release: Release,
+}
+
+/// The release of a system whose options are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Release {
+    /// The last one with a number.
+    #[default]
+    Numbered,
+    /// The main branch. Only torchtitan has other options there, since August 2026.
+    Main,
 }
 
 /// The target of a plan, with what only such plans have.
@@ -91,6 +103,7 @@ impl<'a> EmitRequest<'a> {
             precision: precision.unwrap_or("f32"),
             scope: PlanScope::Profile { shards: 1 },
             folder: "",
+            release: Release::default(),
         }
     }
 

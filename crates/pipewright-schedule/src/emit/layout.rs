@@ -1,27 +1,11 @@
-//! Megatron's layout of layers, the value of `--pipeline-model-parallel-layout`.
+//! Megatron's letters as the stages of a profile's model, and back.
 //!
-//! ```text
-//! Ett|(ttt|)*2tt|tL
-//! ```
-//!
-//! `E` is the embedding, `t` a block, `L` the head with the loss; a bar ends a stage. `t*3` repeats a
-//! character, `(tt|)*2` a group without groups inside, and commas do not matter. In the last stage, `m`
-//! between the blocks and `L` is a block that predicts further tokens; it is skipped, because a profile has
-//! no such layer. Stage `s` is on rank `s mod p`
-//! (`megatron/core/transformer/pipeline_parallel_layer_layout.py`).
+//! A profile has no layer for a predictor of further tokens (`m`): its head has these costs. So `m` is read only in
+//! the stage of the head, and skipped.
 
 use crate::emit::model_parts::StageParts;
 use crate::emit::read_error::ReadError;
-
-/// The largest number of characters of an expanded layout.
-const MOST_LETTERS: usize = 20_000;
-
-/// A character of a layout with its place, counted from 1.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Letter {
-    letter: char,
-    column: usize,
-}
+use crate::emit::stage_letters::StageLetters;
 
 /// Returns the layout of stages, without repetitions.
 pub(super) fn print_layout(stages: &[StageParts]) -> String {
@@ -32,136 +16,31 @@ pub(super) fn print_layout(stages: &[StageParts]) -> String {
     stages.iter().map(stage).collect::<Vec<_>>().join("|")
 }
 
-/// Reads a layout.
-pub(super) fn parse_layout(text: &str) -> Result<Vec<StageParts>, ReadError> {
-    let letters = (1..).zip(text.chars()).map(|(column, letter)| Letter { letter, column });
-    let letters: Vec<Letter> = letters.filter(|letter| letter.letter != ',').collect();
-    stages(&with_repeats(&with_groups(&letters)?)?)
-}
-
-/// Expands the groups in parentheses.
-fn with_groups(letters: &[Letter]) -> Result<Vec<Letter>, ReadError> {
-    let mut expanded = Vec::new();
-    let mut rest = letters;
-    while let Some((&first, after)) = rest.split_first() {
-        if first.letter != '(' {
-            expanded.push(first);
-            rest = after;
-            continue;
+/// Returns the stages of letters, if a profile has all of their layers.
+pub(super) fn parts_of(letters: &[StageLetters]) -> Result<Vec<StageParts>, ReadError> {
+    let mut next = 0;
+    let mut stages = Vec::new();
+    for (stage, letters) in letters.iter().enumerate() {
+        if letters.predictors > 0 && !letters.head {
+            let what = "the layout has an `m` before the last stage, and a profile has the costs of these blocks in its head; \
+                        write `m` into the stage of `L`";
+            return Err(ReadError::in_stage(stage, what));
         }
-        let mistake = |what| wrong_repeat(first.column, what);
-        let end = after.iter().position(|letter| letter.letter == ')');
-        let end =
-            end.ok_or_else(|| mistake("a parenthesis is not closed; write `)` and a number, such as `)*3`"))?;
-        let group = &after[..end];
-        if group.is_empty() || group.iter().any(|letter| letter.letter == '(') {
-            return Err(mistake("a group is empty, or has a group inside; write it out"));
-        }
-        let (count, after) = repeat(&after[end + 1..])?;
-        let count =
-            count.ok_or_else(|| mistake("a group needs a number of repetitions, such as `(tt|)*3`"))?;
-        extend(&mut expanded, group, count, first.column)?;
-        rest = after;
+        let start = next;
+        next += letters.blocks as usize;
+        stages.push(StageParts { embedding: letters.embedding, blocks: start..next, head: letters.head });
     }
-    Ok(expanded)
-}
-
-/// Expands the repetitions of single characters.
-fn with_repeats(letters: &[Letter]) -> Result<Vec<Letter>, ReadError> {
-    let mut expanded = Vec::new();
-    let mut rest = letters;
-    while let Some((&first, after)) = rest.split_first() {
-        let (count, after) = repeat(after)?;
-        extend(&mut expanded, &[first], count.unwrap_or(1), first.column)?;
-        rest = after;
-    }
-    Ok(expanded)
-}
-
-fn extend(expanded: &mut Vec<Letter>, unit: &[Letter], count: usize, column: usize) -> Result<(), ReadError> {
-    if unit.len().saturating_mul(count).saturating_add(expanded.len()) > MOST_LETTERS {
-        return Err(wrong_repeat(column, "there are too many repetitions; use a smaller number"));
-    }
-    (0..count).for_each(|_| expanded.extend_from_slice(unit));
-    Ok(())
-}
-
-/// Reads `*3` at the start of some letters; without a star, there is no number.
-fn repeat(letters: &[Letter]) -> Result<(Option<usize>, &[Letter]), ReadError> {
-    let Some((star, rest)) = letters.split_first().filter(|(first, _)| first.letter == '*') else {
-        return Ok((None, letters));
-    };
-    let digits: String =
-        rest.iter().map(|letter| letter.letter).take_while(char::is_ascii_digit).take(10).collect();
-    let what = "a `*` needs a number after it, such as `t*3`";
-    let count = digits.parse().map_err(|_not_a_number| wrong_repeat(star.column, what))?;
-    Ok((Some(count), &rest[digits.len()..]))
-}
-
-/// Returns the mistake of a layout that repeats too much, or whose parentheses do not match.
-fn wrong_repeat(column: usize, what: &str) -> ReadError {
-    ReadError::new(format!("the layout at character {column}: {what}"))
-}
-
-/// Splits the letters into stages, and checks the order of the model's parts.
-fn stages(letters: &[Letter]) -> Result<Vec<StageParts>, ReadError> {
-    let mut blocks = 0;
-    let mut stages = vec![StageParts { embedding: false, blocks: 0..0, head: false }];
-    let last_layer = letters.iter().rposition(|letter| letter.letter != '|');
-    let first_layer = letters.iter().position(|letter| letter.letter != '|');
-    let is_in_last_stage = |at: usize| letters[at..].iter().all(|letter| letter.letter != '|');
-    for (at, &Letter { letter, column }) in letters.iter().enumerate() {
-        let stage = stages.len() - 1;
-        let wrong = |what: &str| Err(ReadError::in_stage(stage, what));
-        match letter {
-            'E' if first_layer != Some(at) => {
-                return wrong(
-                    "the layout has an embedding that is not its first layer; write `E` once, as the first",
-                );
-            }
-            'L' if last_layer != Some(at) => {
-                return wrong(
-                    "the layout has a head that is not its last layer; write `L` once, as the last",
-                );
-            }
-            'E' => stages[stage].embedding = true,
-            'L' => stages[stage].head = true,
-            't' if letters[..at].iter().any(|before| before.letter == 'm') => {
-                return wrong("the layout has a `t` after an `m`; write each `m` after the last `t`");
-            }
-            't' => {
-                blocks += 1;
-                stages[stage].blocks.end = blocks;
-            }
-            'm' if is_in_last_stage(at) => {}
-            'm' => {
-                return wrong(
-                    "the layout has an `m` before the last stage, and a profile has the costs of these blocks in its head; \
-                     write `m` into the stage of `L`",
-                );
-            }
-            '|' => stages.push(StageParts { embedding: false, blocks: blocks..blocks, head: false }),
-            letter => {
-                return Err(ReadError::new(format!(
-                    "the layout has `{letter}` at character {column}; Megatron knows `E`, `t`, `m`, `L`, `|`, `*3` and \
-                     parentheses, and a profile has no layer for `m`"
-                )));
-            }
-        }
-    }
-    let ends = [
-        (stages.iter().any(|stage| stage.embedding), 0, "embedding; write `E` as its first"),
-        (stages.iter().any(|stage| stage.head), stages.len() - 1, "head; write `L` as its last"),
-    ];
-    match ends.into_iter().find(|(has, ..)| !has) {
-        Some((_, stage, what)) => Err(ReadError::in_stage(stage, &format!("the layout has no {what} layer"))),
-        None => Ok(stages),
-    }
+    Ok(stages)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::emit::stage_letters::parse_stage_letters;
+
+    fn parse_layout(text: &str) -> Result<Vec<StageParts>, ReadError> {
+        parts_of(&parse_stage_letters(text)?)
+    }
 
     fn check(text: &str, expected: &str) {
         let stages = parse_layout(text).expect("a layout");
@@ -184,20 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_say_where_they_are() {
-        refuse("Ex|tL", "the layout has `x` at character 2");
+    fn letters_that_a_profile_lacks_are_refused() {
         refuse("Et|tm|L", "stage 1: the layout has an `m` before the last stage");
-        refuse("Et|mtL", "stage 1: the layout has a `t` after an `m`");
-        refuse("Et |tL", "the layout has ` ` at character 3");
-        refuse("t|tL", "stage 0: the layout has no embedding; write `E` as its first layer");
-        refuse("Et|t", "stage 1: the layout has no head");
-        refuse("Et|EtL", "stage 1: the layout has an embedding that is not its first layer");
-        refuse("EL|tL", "stage 0: the layout has a head that is not its last layer");
-        refuse("E(t|tL", "the layout at character 2: a parenthesis is not closed");
-        refuse("E(t|)tL", "a group needs a number");
-        refuse("E()*2tL", "a group is empty");
-        refuse("Et*|L", "a `*` needs a number");
-        refuse("Et*99999999L", "too many repetitions");
-        refuse("", "no embedding");
     }
 }

@@ -5,7 +5,7 @@
 //! [`predict`](crate::plan::predict) predicts at the costs of a profile. [`limit_of`] names the stage and the
 //! kind of layer that limit it. Nothing here opens a file.
 //!
-//! The versions are torchtitan 0.3.0, Megatron-LM with Megatron Core 0.16.1, and DeepSpeed 0.19.8.
+//! The versions are torchtitan 0.3.0 and its main branch of August 2026, Megatron-LM with Megatron Core 0.16.1, and DeepSpeed 0.19.8.
 //!
 //! ```
 //! use pipewright_schedule::emit::{EmitRequest, SystemFile, emit};
@@ -25,9 +25,13 @@
 mod read_error;
 mod model_parts;
 mod read_plan;
+mod arithmetic;
+mod condition;
+mod shell;
 mod options;
 mod mapping;
 mod emission;
+mod stage_letters;
 mod layout;
 mod balanced;
 mod megatron;
@@ -40,12 +44,15 @@ mod read_deepspeed;
 mod system_file;
 mod limit;
 
-pub use emission::{Emission, EmitRequest, EmittedFile, MeshOptions, PlanScope, RecomputedPart};
+pub use emission::{Emission, EmitRequest, EmittedFile, MeshOptions, PlanScope, RecomputedPart, Release};
 pub use limit::{Limit, limit_of};
 pub use mapping::Remark;
 pub use model_parts::{ModelParts, StageParts};
+pub use options::{CHECKPOINTING, GivenOption, Options};
 pub use read_error::ReadError;
+pub use read_megatron::megatron_stages;
 pub use read_plan::ReadPlan;
+pub use stage_letters::{StageLetters, parse_stage_letters};
 pub use system_file::SystemFile;
 
 use crate::plan::{Plan, Refusal, System};

@@ -1,10 +1,8 @@
-//! Options as a command line or a script has them: `--key value ..`, `--key=value`, and flags.
-//!
-//! Words are separated by blanks and ends of lines. Quotes group a word, `#` begins a comment, and a `\` at
-//! the end of a line continues it, so that parts of scripts can be read as they are. A quote that its line
-//! does not close encloses several lines of options, and separates words as a blank does.
+//! Options as a command line or a script has them: `--key value ..`, `--key=value`, and flags. Entries of a document
+//! have the same form.
 
 use crate::emit::read_error::ReadError;
+use crate::emit::shell::commands;
 use crate::plan::System;
 
 /// The most letters, of a hundred, in which a key differs from a known one and is a mistake, not another option.
@@ -12,94 +10,129 @@ const DIFFERENT: usize = 15;
 
 /// One option with its values.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct GivenOption {
+pub struct GivenOption {
     /// The key without dashes before it, and with `-` for `_`.
-    pub(super) key: String,
-    pub(super) values: Vec<String>,
+    pub key: String,
+    /// The key as it is written.
+    pub name: String,
+    /// The values as texts.
+    pub values: Vec<String>,
     /// The line of the key, counted from 1.
-    pub(super) line: usize,
+    pub line: usize,
+    /// Why a value is not known; `None` if all are.
+    pub unknown: Option<String>,
 }
 
 impl GivenOption {
-    /// Returns whether a word on `line` is a value. The words of a script after the values are not, such as
-    /// the end of an array, the start of the next one, or a variable on a line of its own.
-    fn takes(&self, word: &str, line: usize) -> bool {
-        let may_be = line == self.line || self.values.is_empty() || self.key == MODULES;
-        may_be && word != ")" && !word.ends_with("=(")
+    /// Makes an option from its name and its values.
+    pub fn new(name: &str, values: Vec<String>, line: usize) -> Self {
+        let key = name.trim_start_matches('-').replace('_', "-");
+        Self { key, name: name.to_owned(), values, line, unknown: None }
     }
 }
 
 /// The options of a text, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Options {
-    pub(super) list: Vec<GivenOption>,
+pub struct Options {
+    /// The options. If a key is given twice, the last one counts.
+    pub list: Vec<GivenOption>,
 }
 
 /// The prefix of torchtitan's choices of activation checkpointing, which have no dashes.
-pub(super) const CHECKPOINTING: &str = "activation-checkpoint:";
+pub const CHECKPOINTING: &str = "activation-checkpoint:";
 
 /// torchtitan's list of the modules of each stage, the only option whose values may be on several lines.
 pub(super) const MODULES: &str = "parallelism.module-fqns-per-model-part";
 
 impl Options {
-    /// Reads all options of a text. Skips words that are not values, such as those before the first option.
+    /// Reads all options of a script. Skips words that are not values, such as those before the first option.
     pub(super) fn parse(text: &str) -> Self {
         let mut list: Vec<GivenOption> = Vec::new();
-        for (line, word) in words(text) {
-            let normal = word.replace('_', "-");
-            if normal.starts_with(CHECKPOINTING) {
-                list.push(GivenOption { key: normal, values: Vec::new(), line });
-            } else if let Some(option) = word.strip_prefix("--").filter(|option| !option.is_empty()) {
-                let (key, value) = match option.split_once('=') {
-                    Some((key, value)) => (key, Some(value.to_owned())),
-                    None => (option, None),
+        for command in commands(text) {
+            let mut has_option = false;
+            for word in command {
+                let is_checkpointing = word.text.replace('_', "-").starts_with(CHECKPOINTING);
+                if is_checkpointing || word.is_option() {
+                    let (name, value) = match word.text.split_once('=') {
+                        Some((name, value)) => (name, Some(value.to_owned())),
+                        None => (word.text.as_str(), None),
+                    };
+                    let option = GivenOption::new(name, value.into_iter().collect(), word.line);
+                    list.push(GivenOption { unknown: word.unknown, ..option });
+                    has_option = true;
+                    continue;
+                }
+                let last = list.last_mut().filter(|last| has_option || last.key == MODULES);
+                // A variable without a value adds no word, and the name of a program is not a value.
+                let is_left_out = |last: &GivenOption| {
+                    !last.values.is_empty() && (word.text.is_empty() || word.text.ends_with(".py"))
                 };
-                list.push(GivenOption {
-                    key: key.replace('_', "-"),
-                    values: value.into_iter().collect(),
-                    line,
-                });
-            } else if let Some(last) = list.last_mut().filter(|last| last.takes(&word, line)) {
-                last.values.push(word);
+                if let Some(last) = last.filter(|last| !is_left_out(last)) {
+                    last.unknown = last.unknown.take().or(word.unknown);
+                    last.values.push(word.text);
+                }
             }
         }
         Self { list }
     }
 
     /// Returns the last option with this key, which counts.
-    pub(super) fn find(&self, key: &str) -> Option<&GivenOption> {
+    pub fn find(&self, key: &str) -> Option<&GivenOption> {
         self.list.iter().rev().find(|entry| entry.key == key)
     }
 
-    /// Returns whether a flag is given.
-    pub(super) fn has(&self, key: &str) -> bool {
-        self.find(key).is_some()
+    /// Returns whether a flag is given, and not with the value of a document that turns it off.
+    pub fn has(&self, key: &str) -> bool {
+        const OFF: [&str; 6] = ["false", "none", "null", "~", "0", "0.0"];
+        let is_off = |entry: &GivenOption| matches!(entry.values.as_slice(), [value] if OFF.contains(&value.to_lowercase().as_str()));
+        self.find(key).is_some_and(|entry| !is_off(entry))
     }
 
     /// Returns the only value of an option.
-    pub(super) fn word(&self, key: &str) -> Result<Option<(&str, usize)>, ReadError> {
+    ///
+    /// # Errors
+    /// When the option has no value or several, or its value is not known.
+    pub fn word(&self, key: &str) -> Result<Option<(&str, usize)>, ReadError> {
         let Some(entry) = self.find(key) else { return Ok(None) };
+        if let Some(reason) = &entry.unknown {
+            let what = format!("`{}` is not known: {reason}; write its value", entry.name);
+            return Err(ReadError::new(what).at(entry.line));
+        }
         match entry.values.as_slice() {
             [value] => Ok(Some((value, entry.line))),
-            values => Err(wrong(key, &values.join(" "), "one value").at(entry.line)),
+            values => Err(self.wrong(key, &values.join(" "), "one value")),
         }
     }
 
     /// Returns the value of an option that is a number of at least `least`.
-    pub(super) fn number(&self, key: &str, least: u32) -> Result<Option<u32>, ReadError> {
-        let Some((value, line)) = self.word(key)? else { return Ok(None) };
+    ///
+    /// # Errors
+    /// When it is not such a number, or not known.
+    pub fn number(&self, key: &str, least: u32) -> Result<Option<u32>, ReadError> {
+        let Some((value, _)) = self.word(key)? else { return Ok(None) };
         let number = value.parse().ok().filter(|&number| number >= least && number <= MOST);
         let expected = format!("a whole number from {least} to {MOST}");
-        number.map(Some).ok_or_else(|| wrong(key, value, &expected).at(line))
+        number.map(Some).ok_or_else(|| self.wrong(key, value, &expected))
+    }
+
+    /// Returns the mistake of a value, at the line of the option.
+    pub fn wrong(&self, key: &str, value: &str, expected: &str) -> ReadError {
+        match self.find(key) {
+            Some(entry) => ReadError::value(&entry.name, value, expected).at(entry.line),
+            None => ReadError::value(&with_dashes(key), value, expected),
+        }
     }
 
     /// Checks that no key is nearly one of `known`, or begins with one of `strict` and is not known.
-    pub(super) fn check(&self, system: System, known: &[&str], strict: &str) -> Result<(), ReadError> {
+    ///
+    /// # Errors
+    /// When there is such a key, with the known one.
+    pub fn check(&self, system: System, known: &[&str], strict: &str) -> Result<(), ReadError> {
         for entry in self.list.iter().filter(|entry| !known.contains(&entry.key.as_str())) {
             let near = nearest(&entry.key, known);
             if near.is_some() || (!strict.is_empty() && entry.key.starts_with(strict)) {
                 let near = near.map(with_dashes);
-                let error = ReadError::unknown_key(system, &with_dashes(&entry.key), near.as_deref());
+                let error = ReadError::unknown_key(system, &entry.name, near.as_deref());
                 return Err(error.at(entry.line));
             }
         }
@@ -111,12 +144,7 @@ impl Options {
 /// before it is made.
 const MOST: u32 = 1_000_000;
 
-/// Returns the error for a value.
-pub(super) fn wrong(key: &str, value: &str, expected: &str) -> ReadError {
-    ReadError::value(&with_dashes(key), value, expected)
-}
-
-/// Returns an option as it is written.
+/// Returns a key as a command line has it.
 pub(super) fn with_dashes(key: &str) -> String {
     let dashes = if key.starts_with(CHECKPOINTING) { "" } else { "--" };
     format!("{dashes}{key}")
@@ -125,32 +153,6 @@ pub(super) fn with_dashes(key: &str) -> String {
 /// Returns the known key that is similar to another key.
 pub(super) fn nearest<'a>(key: &str, known: &[&'a str]) -> Option<&'a str> {
     crate::words::nearest(key, known.iter().copied(), |letters| letters * DIFFERENT / 100)
-}
-
-/// Returns the words of a text with their lines.
-fn words(text: &str) -> Vec<(usize, String)> {
-    let mut words = Vec::new();
-    for (line, content) in (1..).zip(text.lines()) {
-        let mut word: Option<String> = None;
-        let mut quote: Option<char> = None;
-        for (at, letter) in content.char_indices() {
-            match quote {
-                Some(end) if letter == end => quote = None,
-                Some(_) => word.get_or_insert_default().push(letter),
-                None if (letter == '"' || letter == '\'') && content[at + 1..].contains(letter) => {
-                    word.get_or_insert_default();
-                    quote = Some(letter);
-                }
-                None if letter == '#' && word.is_none() => break,
-                None if letter.is_whitespace() || ['\\', '"', '\''].contains(&letter) => {
-                    words.extend(word.take().map(|word| (line, word)));
-                }
-                None => word.get_or_insert_default().push(letter),
-            }
-        }
-        words.extend(word.map(|word| (line, word)));
-    }
-    words
 }
 
 #[cfg(test)]
@@ -185,7 +187,7 @@ mod tests {
     fn words_of_a_script_are_no_values() {
         check("A=(\n  --a 1\n)\nB_ARGS=(\n  --b\n)\n", &[("a", &["1"], 2), ("b", &[], 5)]);
         check("run --a 1 \\\n  ${ARGS[@]} \\\n  \"${B[@]}\"\n", &[("a", &["1"], 1)]);
-        check("A=\"--a 1 \\\n  --b \\\n  2\n\"\npython x.py $A", &[("a", &["1"], 1), ("b", &["2"], 2)]);
+        check("A=\"--a 1 \\\n  --b \\\n  2\n\"\npython x.py $A", &[("a", &["1"], 1), ("b", &["2"], 1)]);
         let modules = format!("--{MODULES} x\n y\n z\n)");
         check(&modules, &[(MODULES, &["x", "y", "z"], 1)]);
     }

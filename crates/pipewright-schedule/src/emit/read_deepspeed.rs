@@ -37,6 +37,20 @@ const MOST: u64 = 1_000_000;
 
 /// Reads a plan for the layers of `profile`, on a total of `ranks` ranks.
 pub(super) fn read(text: &str, profile: &Profile, ranks: Option<u32>) -> Result<ReadPlan, ReadError> {
+    read_config(text, profile, ranks).map_err(|error| with_line(text, error))
+}
+
+/// Returns a mistake with the line of the key that it names first.
+fn with_line(text: &str, error: ReadError) -> ReadError {
+    let key = error.reason.split('`').nth(1).and_then(|path| path.rsplit('.').next());
+    let place = key.and_then(|key| text.find(&format!("\"{key}\"")));
+    match place.filter(|_| error.line.is_none()) {
+        Some(place) => error.at(1 + text[..place].matches('\n').count()),
+        None => error,
+    }
+}
+
+fn read_config(text: &str, profile: &Profile, ranks: Option<u32>) -> Result<ReadPlan, ReadError> {
     let value: Value = serde_json::from_str(text).map_err(|error| json_error(&error.to_string()))?;
     let config = value.as_object().ok_or_else(|| json_error("it is not an object"))?;
     check_keys(config)?;
@@ -48,7 +62,11 @@ pub(super) fn read(text: &str, profile: &Profile, ranks: Option<u32>) -> Result<
     if let Some(key) = pipeline.keys().find(|key| !PIPELINE_KEYS.contains(&key.as_str())) {
         return Err(unknown(&format!("pipeline.{key}"), nearest(key, &PIPELINE_KEYS)));
     }
-    let stages = number(pipeline, "stages")?.ok_or_else(|| missing("pipeline.stages"))?;
+    // A configuration without a pipeline has one stage.
+    let stages = match config.get(PIPELINE) {
+        None => 1,
+        Some(_) => number(pipeline, "stages")?.ok_or_else(|| missing("pipeline.stages"))?,
+    };
     let mesh = Mesh { pipeline: stages, ..Mesh::default() };
     let batch = Batch::read(config, mesh, ranks)?;
     let profile = with_head_parts(profile, Some(1));
@@ -67,7 +85,14 @@ pub(super) fn read(text: &str, profile: &Profile, ranks: Option<u32>) -> Result<
         ..PlanChoice::default()
     };
     let remarks = remarks.into_iter().collect();
-    Ok(ReadPlan { system: System::Deepspeed, schedule, schedule_name: "1f1b".to_owned(), choice, remarks })
+    Ok(ReadPlan {
+        system: System::Deepspeed,
+        schedule,
+        schedule_name: "1f1b".to_owned(),
+        choice,
+        runs: 1,
+        remarks,
+    })
 }
 
 /// Returns the number of layers of a checkpoint; 0 if nothing is recomputed.
@@ -180,6 +205,7 @@ fn boundaries(
                 ))
             })
         }
+        _ if method.is_null() && stages == 1 => Ok(Vec::new()),
         _ if method.is_null() => Err(missing("pipeline.parts")),
         _ => {
             let expected =

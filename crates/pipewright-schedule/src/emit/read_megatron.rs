@@ -1,12 +1,13 @@
 //! Reads the options of Megatron-LM.
 
-use crate::emit::layout::parse_layout;
+use crate::emit::layout::parts_of;
 use crate::emit::model_parts::{ModelParts, StageParts};
-use crate::emit::options::{Options, wrong};
+use crate::emit::options::Options;
 use crate::emit::read_error::ReadError;
 use crate::emit::read_plan::{
     ReadPlan, checkpoint_remark, generate_within, replicas_of, sharing_remarks, uneven_stages, usual_order,
 };
+use crate::emit::stage_letters::{StageLetters, parse_stage_letters};
 use crate::generate::ScheduleSpec;
 use crate::mesh::{Mesh, MeshOrder};
 use crate::plan::{PlanChoice, System};
@@ -81,9 +82,10 @@ pub(super) fn read(options: &Options, profile: &Profile, ranks: Option<u32>) -> 
     {
         let expected =
             format!("{}, the blocks of the profile; use the profile of this model", parts.blocks().len());
-        return Err(at(options, LAYERS, wrong(LAYERS, &layers.to_string(), &expected)));
+        return Err(options.wrong(LAYERS, &layers.to_string(), &expected));
     }
-    let stages = stages(options, &parts, mesh.pipeline)?;
+    let letters = megatron_stages(options, &parts, mesh.pipeline)?;
+    let stages = parts_of(&letters).map_err(|error| at(options, LAYOUT, error))?;
     let boundaries = parts.boundaries(&stages).map_err(|error| at(options, LAYOUT, error))?;
     let replicas = replicas_of(mesh, ranks, None)?;
     let missing = |key| ReadError::missing_key(System::Megatron, key);
@@ -101,7 +103,7 @@ pub(super) fn read(options: &Options, profile: &Profile, ranks: Option<u32>) -> 
         microbatch_rows: rows,
         ..PlanChoice::default()
     };
-    Ok(ReadPlan { system: System::Megatron, schedule, schedule_name, choice, remarks })
+    Ok(ReadPlan { system: System::Megatron, schedule, schedule_name, choice, runs: 1, remarks })
 }
 
 /// Returns an error about an option, with its line if it is given.
@@ -112,9 +114,23 @@ fn at(options: &Options, key: &str, error: ReadError) -> ReadError {
     }
 }
 
-fn stages(options: &Options, parts: &ModelParts, ranks: u32) -> Result<Vec<StageParts>, ReadError> {
+/// Returns the stages of a pipeline of `ranks` ranks: of the layout, or of an even cut.
+///
+/// # Errors
+/// When the options do not cut a model with these parts.
+pub fn megatron_stages(
+    options: &Options,
+    parts: &ModelParts,
+    ranks: u32,
+) -> Result<Vec<StageLetters>, ReadError> {
     let Some((layout, line)) = options.word(LAYOUT)? else { return split(options, parts, ranks) };
-    let stages = parse_layout(layout).map_err(|error| error.at(line))?;
+    if let Some(column) = layout.chars().position(char::is_whitespace) {
+        let column = column + 1;
+        let what =
+            format!("the layout has a blank at character {column}, which Megatron does not take; delete it");
+        return Err(ReadError::new(what).at(line));
+    }
+    let stages = parse_stage_letters(layout).map_err(|error| error.at(line))?;
     let others = [LAYERS_PER_STAGE, STAGES_PER_RANK, FIRST, LAST, WITH_EMBEDDING, WITH_HEAD];
     if let Some(other) = others.into_iter().find(|key| options.has(key)) {
         let what = format!("`--{LAYOUT}` and `--{other}` both cut the model; give one of them");
@@ -127,7 +143,7 @@ fn stages(options: &Options, parts: &ModelParts, ranks: u32) -> Result<Vec<Stage
 }
 
 /// Cuts the model evenly, as Megatron does without a layout.
-fn split(options: &Options, parts: &ModelParts, ranks: u32) -> Result<Vec<StageParts>, ReadError> {
+fn split(options: &Options, parts: &ModelParts, ranks: u32) -> Result<Vec<StageLetters>, ReadError> {
     let ends = [usize::from(options.has(WITH_EMBEDDING)), usize::from(options.has(WITH_HEAD))];
     let counted_layers = parts.blocks().len() + ends[0] + ends[1];
     let fixed = [options.number(FIRST, 1)?, options.number(LAST, 1)?];
@@ -163,11 +179,11 @@ fn split(options: &Options, parts: &ModelParts, ranks: u32) -> Result<Vec<StageP
         sizes[0] -= ends[0];
         sizes[stages - 1] = sizes[stages - 1].saturating_sub(ends[1]);
     }
-    let mut next = 0;
-    let stage = |(index, size): (usize, usize)| {
-        let start = next;
-        next += size;
-        StageParts { embedding: index == 0, blocks: start..next, head: index + 1 == stages }
+    let stage = |(index, blocks): (usize, usize)| StageLetters {
+        embedding: index == 0,
+        blocks: blocks as u32,
+        predictors: 0,
+        head: index + 1 == stages,
     };
     Ok(sizes.into_iter().enumerate().map(stage).collect())
 }
@@ -206,7 +222,7 @@ fn microbatches(options: &Options, rows: u32, replicas: u32) -> Result<u32, Read
     let batch = options.number(BATCH, 1)?.unwrap_or(each);
     if !batch.is_multiple_of(each) {
         let expected = format!("a multiple of {each}, the rows of a microbatch times the replicas");
-        return Err(at(options, BATCH, wrong(BATCH, &batch.to_string(), &expected)));
+        return Err(options.wrong(BATCH, &batch.to_string(), &expected));
     }
     Ok(batch / each)
 }
@@ -237,7 +253,7 @@ fn schedule(
         let expected = format!(
             "a number from {ranks}, the ranks, to {microbatches}, the microbatches, whose last group has no fewer than {ranks}"
         );
-        return Err(at(options, GROUP, wrong(GROUP, &size.to_string(), &expected)));
+        return Err(options.wrong(GROUP, &size.to_string(), &expected));
     }
     let spec = ScheduleSpec { stages_per_rank: Some(stages / ranks), group_size: Some(size), ..spec };
     let schedule = generate_within("interleaved1f1b", &spec)?;
@@ -255,7 +271,7 @@ fn recompute(options: &Options, stages: &[StageParts], remarks: &mut Vec<String>
     }
     let Some((granularity, line)) = granularity else { return Ok(false) };
     if granularity != "full" {
-        return Err(wrong(GRANULARITY, granularity, "full or selective").at(line));
+        return Err(options.wrong(GRANULARITY, granularity, "full or selective"));
     }
     let layers = options.number(RECOMPUTED, 1)?.unwrap_or(1) as usize;
     let most = stages.iter().map(|stage| stage.blocks.len()).max().unwrap_or(0);
@@ -276,7 +292,7 @@ fn recompute(options: &Options, stages: &[StageParts], remarks: &mut Vec<String>
             ));
             Ok(false)
         }
-        Some((other, line)) => Err(wrong(METHOD, other, "uniform or block").at(line)),
+        Some((other, _)) => Err(options.wrong(METHOD, other, "uniform or block")),
         None => Err(ReadError::missing_key(System::Megatron, "--recompute-method").at(line)),
     }
 }

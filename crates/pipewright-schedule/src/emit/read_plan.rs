@@ -22,6 +22,8 @@ pub struct ReadPlan {
     pub schedule_name: String,
     /// The cut, the recomputation, the mesh and the rows of a microbatch. Its training state is the default.
     pub choice: PlanChoice,
+    /// How often a step runs the schedule.
+    pub runs: u32,
     /// The parts of the file that the prediction does not count, as sentences.
     pub remarks: Vec<String>,
 }

@@ -3,7 +3,7 @@
 use crate::csv::parse_schedule;
 use crate::emit::model_parts::{ModelParts, StageParts};
 use crate::emit::modules::{PYTORCH, default_stages, stages_of};
-use crate::emit::options::{CHECKPOINTING, GivenOption, MODULES, Options, nearest, wrong};
+use crate::emit::options::{CHECKPOINTING, GivenOption, MODULES, Options, nearest};
 use crate::emit::read_error::ReadError;
 use crate::emit::read_plan::{
     ReadPlan, checkpoint_remark, generate_within, replicas_of, sharing_remarks, uneven_stages, usual_order,
@@ -31,10 +31,18 @@ const CONTEXT: &str = "parallelism.context-parallel-degree";
 const EXPERT: &str = "parallelism.expert-parallel-degree";
 const LOCAL_BATCH: &str = "training.local-batch-size";
 const GLOBAL_BATCH: &str = "training.global-batch-size";
+/// The tokens of a microbatch of a replica, since August 2026.
+const TOKENS: &str = "training.num-tokens-per-microbatch-per-dp-rank";
+/// The tokens of a step, since August 2026.
+const STEP_TOKENS: &str = "training.num-tokens-per-train-step";
+/// The tokens of a row, since August 2026.
+const LENGTH: &str = "training.max-context-length";
+/// The microbatches of a run of the pipeline, since August 2026.
+const MICROBATCHES: &str = "parallelism.num-pp-microbatches";
 
-/// The options of `[parallelism]` in torchtitan 0.3.0, and the others that are read. A flag with `no-` is
-/// false.
-const KNOWN: [&str; 23] = [
+/// The options of `[parallelism]` in torchtitan 0.3.0 and on its main branch, and the others that are read. A flag
+/// with `no-` is false.
+const KNOWN: [&str; 29] = [
     DEGREE,
     SCHEDULE,
     TABLE,
@@ -50,6 +58,13 @@ const KNOWN: [&str; 23] = [
     EXPERT,
     LOCAL_BATCH,
     GLOBAL_BATCH,
+    TOKENS,
+    STEP_TOKENS,
+    LENGTH,
+    MICROBATCHES,
+    // Options of torchtitan 0.2.
+    "parallelism.disable-loss-parallel",
+    "parallelism.enable-async-tensor-parallel",
     "parallelism.fsdp-reshard-after-forward",
     "parallelism.enable-fsdp-symm-mem",
     "parallelism.no-enable-fsdp-symm-mem",
@@ -62,10 +77,14 @@ const KNOWN: [&str; 23] = [
 
 /// The rows of a batch of a replica by default.
 const DEFAULT_BATCH: u32 = 8;
+/// The tokens of a row by default.
+const DEFAULT_LENGTH: u32 = 2048;
+/// The tokens of a microbatch by default, since August 2026.
+const DEFAULT_TOKENS: u32 = 16384;
 
 /// Returns whether a key is an option of torchtitan that says how the model is divided.
 pub(super) fn is_torchtitan(key: &str) -> bool {
-    key.starts_with("parallelism.") || key == LOCAL_BATCH
+    key.starts_with("parallelism.") || [LOCAL_BATCH, TOKENS, STEP_TOKENS].contains(&key)
 }
 
 /// Returns the path of the table of computations, if the options name one.
@@ -91,27 +110,16 @@ pub(super) fn read(
         context: options.number(CONTEXT, 1)?.unwrap_or(1),
         ..Mesh::default()
     };
-    let microbatch_rows = options.number(ROWS, 1)?.unwrap_or(1);
-    let batch = options.number(LOCAL_BATCH, 1)?.unwrap_or(DEFAULT_BATCH);
-    if degree > 1 && !batch.is_multiple_of(microbatch_rows) {
-        let expected = format!("a multiple of the rows of a microbatch, {microbatch_rows}");
-        return Err(wrong(LOCAL_BATCH, &batch.to_string(), &expected));
-    }
     let (name, line) = options.word(SCHEDULE)?.unwrap_or(("1F1B", 1));
     let known = PYTORCH.iter().find(|(_, pytorch)| pytorch.eq_ignore_ascii_case(name));
     let &(own, pytorch) = known.ok_or_else(|| {
         let names = PYTORCH.map(|(_, pytorch)| pytorch);
         let nearest = nearest(name, &names).map_or(String::new(), |name| format!("; did you mean `{name}`?"));
-        wrong(SCHEDULE, name, &format!("one of {}{nearest}", names.join(", "))).at(line)
+        options.wrong(SCHEDULE, name, &format!("one of {}{nearest}", names.join(", "))).at(line)
     })?;
     let stages = stages(options, &parts, own, degree)?;
     let data = replicas(options, mesh, ranks)?;
-    let runs = runs(options, batch, data)?;
-    // Without a pipeline, torchtitan runs one local batch after another, which is the order of the microbatches.
-    let (microbatches, microbatch_rows, runs) = match degree {
-        1 => (runs, batch, 1),
-        _ => (batch / microbatch_rows, microbatch_rows, runs),
-    };
+    let Batch { microbatch_rows, microbatches, runs } = Batch::read(options, degree, data)?;
     let schedule = match table {
         Some(table) => read_table(table, own, stages.len(), microbatches, degree)?,
         None => {
@@ -135,7 +143,7 @@ pub(super) fn read(
         ..PlanChoice::default()
     };
     let schedule_name = if table.is_some() { "the table".to_owned() } else { pytorch.to_owned() };
-    Ok(ReadPlan { system: System::Torchtitan, schedule, schedule_name, choice, remarks })
+    Ok(ReadPlan { system: System::Torchtitan, schedule, schedule_name, choice, runs, remarks })
 }
 
 /// Returns the number of replicas. The shard degree is `-1` by default, so that the ranks are divided among
@@ -150,25 +158,78 @@ fn replicas(options: &Options, mesh: Mesh, ranks: Option<u32>) -> Result<u32, Re
     let replicas = replicas_of(mesh, Some(ranks), None)?;
     if !replicas.is_multiple_of(replicated) {
         let expected = format!("a divisor of {replicas}, the replicas on {ranks} ranks");
-        return Err(wrong(REPLICATE, &replicated.to_string(), &expected));
+        return Err(options.wrong(REPLICATE, &replicated.to_string(), &expected));
     }
     Ok(replicas)
 }
 
-/// Returns how often a step runs the pipeline, by the global batch. `batch` is the number of rows of a replica
-/// in one run.
-fn runs(options: &Options, batch: u32, replicas: u32) -> Result<u32, ReadError> {
-    let Some((value, line)) = options.word(GLOBAL_BATCH)?.filter(|(rows, _)| *rows != "-1") else {
-        return Ok(1);
-    };
-    let each = u64::from(batch) * u64::from(replicas);
-    let rows = u64::from(options.number(GLOBAL_BATCH, 1)?.unwrap_or(1));
-    if !rows.is_multiple_of(each) {
-        let expected = format!("-1, or a multiple of {each}, the rows of a batch of all replicas");
-        return Err(wrong(GLOBAL_BATCH, value, &expected).at(line));
+/// The division of a batch.
+struct Batch {
+    microbatch_rows: u32,
+    /// The microbatches of a run of the pipeline.
+    microbatches: u32,
+    /// How often a step runs the pipeline.
+    runs: u32,
+}
+
+impl Batch {
+    fn read(options: &Options, degree: u32, replicas: u32) -> Result<Self, ReadError> {
+        let of_main =
+            [TOKENS, STEP_TOKENS, LENGTH, MICROBATCHES].into_iter().find_map(|key| options.find(key));
+        let of_release = [LOCAL_BATCH, GLOBAL_BATCH, ROWS].into_iter().find_map(|key| options.find(key));
+        let batch = match (of_main, of_release) {
+            (None, _) => Self::of_rows(options, degree, replicas),
+            (Some(_), None) => Self::of_tokens(options, degree, replicas),
+            (Some(main), Some(release)) => {
+                let (main, name) = (&main.name, &release.name);
+                let what = format!(
+                    "`{name}` is an option of torchtitan 0.3, and `{main}` of versions since August 2026"
+                );
+                Err(ReadError::new(what + "; use one version's").at(release.line))
+            }
+        }?;
+        // Without a pipeline, torchtitan runs one local batch after another, which is the order of the microbatches.
+        Ok(match degree {
+            1 => Self { microbatches: batch.runs, runs: 1, ..batch },
+            _ => batch,
+        })
     }
-    // A number of rows is at most a million.
-    Ok((rows / each) as u32)
+
+    fn of_rows(options: &Options, degree: u32, replicas: u32) -> Result<Self, ReadError> {
+        let rows = options.number(ROWS, 1)?.unwrap_or(1);
+        let batch = options.number(LOCAL_BATCH, 1)?.unwrap_or(DEFAULT_BATCH);
+        if degree > 1 && !batch.is_multiple_of(rows) {
+            let expected = format!("a multiple of the rows of a microbatch, {rows}");
+            return Err(options.wrong(LOCAL_BATCH, &batch.to_string(), &expected));
+        }
+        let (microbatch_rows, microbatches) = if degree == 1 { (batch, 1) } else { (rows, batch / rows) };
+        let runs = runs(options, GLOBAL_BATCH, u64::from(batch) * u64::from(replicas), "rows")?;
+        Ok(Self { microbatch_rows, microbatches, runs })
+    }
+
+    fn of_tokens(options: &Options, degree: u32, replicas: u32) -> Result<Self, ReadError> {
+        let length = options.number(LENGTH, 1)?.unwrap_or(DEFAULT_LENGTH);
+        let tokens = options.number(TOKENS, 1)?.unwrap_or(DEFAULT_TOKENS);
+        if !tokens.is_multiple_of(length) {
+            let expected = format!("a multiple of {length}, the tokens of a row");
+            return Err(options.wrong(TOKENS, &tokens.to_string(), &expected));
+        }
+        let microbatches = if degree == 1 { 1 } else { options.number(MICROBATCHES, 1)?.unwrap_or(1) };
+        let each = u64::from(tokens) * u64::from(microbatches) * u64::from(replicas);
+        let runs = runs(options, STEP_TOKENS, each, "tokens")?;
+        Ok(Self { microbatch_rows: tokens / length, microbatches, runs })
+    }
+}
+
+/// Returns how often a step runs the pipeline, by the batch of a step. `each` is the batch of a run of all replicas.
+fn runs(options: &Options, key: &str, each: u64, unit: &str) -> Result<u32, ReadError> {
+    let Some((value, _)) = options.word(key)?.filter(|(batch, _)| *batch != "-1") else { return Ok(1) };
+    let batch = value.parse::<u64>().ok().filter(|batch| *batch > 0 && batch.is_multiple_of(each));
+    let runs = batch.and_then(|batch| u32::try_from(batch / each).ok());
+    runs.ok_or_else(|| {
+        let expected = format!("-1, or a multiple of {each}, the {unit} of a batch of all replicas");
+        options.wrong(key, value, &expected)
+    })
 }
 
 /// Returns the remark about steps that run the pipeline several times.

@@ -61,6 +61,24 @@ impl SystemFile {
         }
     }
 
+    /// Returns the file of torchtitan whose options were read from a document.
+    pub fn of_torchtitan(options: Options) -> Self {
+        Self { content: Content::Torchtitan(options) }
+    }
+
+    /// Returns the file of Megatron whose options were read from a document.
+    pub fn of_megatron(options: Options) -> Self {
+        Self { content: Content::Megatron(options) }
+    }
+
+    /// Returns the options; `None` if the file is DeepSpeed's JSON.
+    pub fn options(&self) -> Option<&Options> {
+        match &self.content {
+            Content::Torchtitan(options) | Content::Megatron(options) => Some(options),
+            Content::Deepspeed(_) => None,
+        }
+    }
+
     /// Returns the system.
     pub fn system(&self) -> System {
         match self.content {

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::csv::print_schedule;
 use crate::emit::emission::{Emission, EmitRequest, EmittedFile};
-use crate::emit::emission::{MeshOptions, RecomputedPart};
+use crate::emit::emission::{MeshOptions, RecomputedPart, Release};
 use crate::emit::mapping::{Mapping, torchtitan_names};
 use crate::emit::model_parts::{ModelParts, StageParts};
 use crate::emit::modules::PYTORCH;
@@ -20,12 +20,16 @@ const TABLE: &str = "schedule.csv";
 /// Returns the files of a plan that torchtitan can run.
 pub(super) fn torchtitan(plan: &Plan, request: &EmitRequest<'_>) -> Emission {
     let stages = ModelParts::of(request.profile).stages(&plan.boundaries);
-    let files = vec![
-        EmittedFile { name: OPTIONS, text: options(plan, request, &stages) },
-        EmittedFile { name: TABLE, text: print_schedule(&plan.schedule) },
-    ];
+    let mut files = vec![EmittedFile { name: OPTIONS, text: options(plan, request, &stages) }];
+    if needs_table(plan) {
+        files.push(EmittedFile { name: TABLE, text: print_schedule(&plan.schedule) });
+    }
     let mut emission = Emission::new(System::Torchtitan, files);
     remarks(&mut emission, plan, request);
+    if request.release == Release::Main && request.profile.tokens.is_none() {
+        let text = "the profile does not say the tokens of a row, which the options of the main branch need; these are of 0.3";
+        emission.remark("tokens", text);
+    }
     if let Some(mesh) = request.mesh() {
         mesh_remarks(&mut emission, mesh, plan.mesh);
     }
@@ -46,32 +50,70 @@ fn pytorch_name(plan: &Plan) -> (&'static str, bool) {
     }
 }
 
+/// Returns whether torchtitan needs the table of computations, because PyTorch does not make the schedule by itself.
+fn needs_table(plan: &Plan) -> bool {
+    plan.schedule.placement().stages() > 1 && !pytorch_name(plan).1
+}
+
+/// Returns the options, without the ones that have torchtitan's defaults.
 fn options(plan: &Plan, request: &EmitRequest<'_>, stages: &[StageParts]) -> String {
     let mut text = String::new();
     let mut option = |key: &str, value: &dyn std::fmt::Display| {
-        writeln!(text, "--{key} {value}").expect("a string takes all text");
+        writeln!(text, "{}", format!("--{key} {value}").trim_end()).expect("a string takes all text");
     };
     let modules: Vec<String> = stages.iter().map(|stage| torchtitan_names(stage).join(",")).collect();
     let slash = if request.folder.is_empty() || request.folder.ends_with('/') { "" } else { "/" };
     let rows = u64::from(plan.microbatch_rows);
-    option("parallelism.pipeline_parallel_degree", &plan.schedule.ranks());
-    option("parallelism.pipeline_parallel_schedule", &pytorch_name(plan).0);
-    option("parallelism.pipeline_parallel_schedule_csv", &format!("{}{slash}{TABLE}", request.folder));
-    option("parallelism.pipeline_parallel_microbatch_size", &plan.microbatch_rows);
-    option("parallelism.module_fqns_per_model_part", &modules.join(" "));
-    let shards = request.shards(plan.mesh.data);
-    option("parallelism.data_parallel_replicate_degree", &(plan.mesh.data / shards));
-    option("parallelism.data_parallel_shard_degree", &shards);
-    option("parallelism.tensor_parallel_degree", &plan.mesh.tensor);
-    // Without a pipeline, a local batch is one microbatch, and a step accumulates several.
-    let microbatches = if plan.schedule.ranks() > 1 { plan.schedule.microbatches() } else { 1 };
-    option("training.local_batch_size", &(rows * u64::from(microbatches)));
-    option("training.global_batch_size", &(rows * u64::from(plan.microbatches())));
-    if let Some(tokens) = request.profile.tokens {
-        option("training.seq_len", &tokens);
+    let (ranks, replicas) = (plan.schedule.ranks(), plan.mesh.data);
+    if stages.len() > 1 {
+        option("parallelism.pipeline_parallel_degree", &ranks);
+        option("parallelism.pipeline_parallel_schedule", &pytorch_name(plan).0);
+        option("parallelism.module_fqns_per_model_part", &modules.join(" "));
     }
-    let precision = if request.precision == "bf16" { "bfloat16" } else { "float32" };
-    option("training.mixed_precision_param", &precision);
+    if needs_table(plan) {
+        option("parallelism.pipeline_parallel_schedule_csv", &format!("{}{slash}{TABLE}", request.folder));
+    }
+    let shards = request.shards(replicas);
+    if replicas > shards {
+        option("parallelism.data_parallel_replicate_degree", &(replicas / shards));
+    }
+    option("parallelism.data_parallel_shard_degree", &shards);
+    if plan.mesh.tensor > 1 {
+        option("parallelism.tensor_parallel_degree", &plan.mesh.tensor);
+    }
+    // Without a pipeline, a local batch is one microbatch, and a step accumulates several.
+    let microbatches = u64::from(if ranks > 1 { plan.schedule.microbatches() } else { 1 });
+    let step_rows = rows * u64::from(plan.microbatches());
+    // Graphs of CUDA capture neither pipelines nor the usual exchanges of tokens between experts.
+    let has_no_graphs = ranks > 1 || plan.mesh.experts > 1;
+    match (request.release, request.profile.tokens) {
+        (Release::Main, Some(tokens)) => {
+            let tokens = u64::from(tokens);
+            option("training.max_context_length", &tokens);
+            option("training.num_tokens_per_microbatch_per_dp_rank", &(rows * tokens));
+            option("training.num_tokens_per_train_step", &(step_rows * tokens));
+            if ranks > 1 {
+                option("parallelism.num_pp_microbatches", &microbatches);
+            }
+            if has_no_graphs {
+                option("training.disable_cuda_graphs", &"");
+            }
+        }
+        (_, tokens) => {
+            if ranks > 1 && rows > 1 {
+                option("parallelism.pipeline_parallel_microbatch_size", &rows);
+            }
+            option("training.local_batch_size", &(rows * microbatches));
+            option("training.global_batch_size", &step_rows);
+            if let Some(tokens) = tokens {
+                option("training.seq_len", &tokens);
+            }
+        }
+    }
+    if request.precision != "bf16" {
+        option("training.mixed_precision_param", &"float32");
+    }
+    option("compile.enable", &"");
     let checkpointing = match request.mesh() {
         None if plan.recomputes() => "full",
         None => "none",
@@ -144,7 +186,7 @@ fn mesh_remarks(emission: &mut Emission, mesh: &MeshOptions, sizes: Mesh) {
 fn remarks(emission: &mut Emission, plan: &Plan, request: &EmitRequest<'_>) {
     let (name, has_schedule) = pytorch_name(plan);
     let text = if has_schedule {
-        format!("PyTorch has this schedule as `{name}`, so `pipeline_parallel_schedule_csv` may be left out")
+        format!("PyTorch has this schedule as `{name}`")
     } else {
         format!(
             "PyTorch has no name for it and runs the table; `pipeline_parallel_schedule` is `{name}`, from which torchtitan reads \

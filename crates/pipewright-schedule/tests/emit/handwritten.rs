@@ -99,7 +99,7 @@ fn torchtitan_accumulates_gradients() {
     check_remark(&batch("32"), &["a step accumulates the gradients of 4 runs of the pipeline"]);
     refuse(
         &batch("12"),
-        "line 5: `--training.global-batch-size` is `12`, and expected -1, or a multiple of 8",
+        "line 5: `--training.global_batch_size` is `12`, and expected -1, or a multiple of 8",
     );
 }
 
@@ -124,7 +124,7 @@ fn torchtitan_divides_ranks_among_replicated_groups() {
         let replicas = |ranks| read_text(&text, None, ranks).map(|plan| plan.choice.mesh.data);
         assert_eq!((replicas(Some(16)), replicas(Some(4)), replicas(None)), (Ok(8), Ok(2), Ok(2)), "{text}");
         let error = replicas(Some(6)).expect_err("3 replicas");
-        assert!(error.contains("replicate-degree` is `2`, and expected a divisor of 3"), "{error}");
+        assert!(error.contains("replicate_degree` is `2`, and expected a divisor of 3"), "{error}");
     }
     let stated = torchtitan("--parallelism.data_parallel_shard_degree 4");
     assert!(read_text(&stated, None, Some(16)).is_err());

@@ -227,10 +227,10 @@ fn torchtitan_files_with_mistakes_are_refused() {
     assert_eq!(predict_text(&with(""), None).map(|plan| plan.choice.boundaries), Ok(vec![6]));
     refuse(
         &with("--parallelism.pipeline_parallel_schedule 2F2B"),
-        "line 4: `--parallelism.pipeline-parallel-schedule` is `2F2B`, and expected one of 1F1B, GPipe",
+        "line 4: `--parallelism.pipeline_parallel_schedule` is `2F2B`, and expected one of 1F1B, GPipe",
     );
     refuse(&with("--parallelism.pipeline_parallel_degre 2"), "torchtitan has no key");
-    refuse(&with("--parallelism.new_key 2"), "torchtitan has no key `--parallelism.new-key`");
+    refuse(&with("--parallelism.new_key 2"), "torchtitan has no key `--parallelism.new_key`");
     refuse(
         &with("--parallelism.module_fqns_per_model_part tok_embeddings,layers.0 layers.2,norm,lm_head"),
         "line 4: stage 1: read `layers.2`, and expected `layers.1`",

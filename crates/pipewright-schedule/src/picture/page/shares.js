@@ -14,10 +14,13 @@ class Shares {
     this.width = width;
     this.shares = Array.from({ length: computeSorts }, () => new Float32Array(width));
     this.colours = Array.from({ length: computeSorts }, () => new Uint32Array(width));
+    // The sorts that have a share of some column, as bits.
+    this.used = 0;
   }
 
   clear() {
     for (const shares of this.shares) shares.fill(0);
+    this.used = 0;
   }
 
   // Adds a cell. Cells of one sort may have several colours; the one with most of the column counts.
@@ -25,6 +28,7 @@ class Shares {
     from = Math.max(from, 0);
     to = Math.min(to, this.width);
     const shares = this.shares[sort], colours = this.colours[sort];
+    this.used |= 1 << sort;
     for (let x = Math.floor(from); x < to; x++) {
       const share = Math.min(to, x + 1) - Math.max(from, x);
       shares[x] += share;
@@ -36,11 +40,11 @@ class Shares {
   paint(surface, top, bottom, hatching) {
     const { width, shares, colours } = this, { pixels, height } = surface, rows = bottom - top;
     const [first, last] = [Math.max(top, 0), Math.min(bottom, height)];
-    const { hatchPixel, bubblePixel } = theme;
+    const { hatchPixel, bubblePixel } = theme, sorts = shares.map((_, sort) => sort).filter((sort) => this.used >> sort & 1);
     for (let x = 0; x < width; x++) {
       let y = last - 1, at = y * width + x, sum = 0;
-      for (let sort = 0; sort < computeSorts; sort++) {
-        const share = shares[sort][x];
+      for (let index = 0; index < sorts.length; index++) {
+        const sort = sorts[index], share = shares[sort][x];
         if (share === 0) continue;
         sum += share;
         const edge = Math.max(bottom - Math.round(Math.min(sum, 1) * rows), first), colour = colours[sort][x];
@@ -54,12 +58,21 @@ class Shares {
 // Adds the cells of a rank between two times. Of an overlap it adds the forward if `isUpper`, else the backward.
 function addShares(shares, rank, from, to, isUpper) {
   const { kind, start, end, chunk, microbatch, otherChunk, otherMicrobatch } = rank.cells, scale = shares.width / (to - from);
+  const { width, shares: sums, colours } = shares, first = Math.max(firstFrom(start, from) - 1, 0), after = firstFrom(start, to);
   shares.clear();
-  for (let at = Math.max(firstFrom(start, from) - 1, 0); at < start.length && start[at] < to; at++) {
+  for (let at = first; at < after; at++) {
+    const left = (start[at] - from) * scale, right = (end[at] - from) * scale, x = Math.floor(left);
+    // Most cells are inside of one column.
+    if (kind[at] !== overlap && left >= 0 && right <= x + 1 && right <= width) {
+      const sort = sortOf(kind[at]), share = right - left, sum = sums[sort][x] += share;
+      shares.used |= 1 << sort;
+      if (2 * share >= sum) colours[sort][x] = fillOf(sort, chunk[at], microbatch[at]).pixel;
+      continue;
+    }
     const isOverlap = kind[at] === overlap, isLower = isOverlap && !isUpper;
     const sort = isLower ? backwardSort : isOverlap ? forwardSort : sortOf(kind[at]);
     const colour = isLower ? fillOf(sort, otherChunk[at], otherMicrobatch[at]) : fillOf(sort, chunk[at], microbatch[at]);
-    shares.add(sort, (start[at] - from) * scale, (end[at] - from) * scale, colour.pixel);
+    shares.add(sort, left, right, colour.pixel);
   }
 }
 

@@ -20,39 +20,39 @@ const edgesOf = (lane) => {
 
 // Draws lines twice: wide in the colour of the page, then narrow in that of the text, so that they show on every fill.
 function strokeTwice(trace, width) {
+  const path = new Path2D();
+  trace(path);
   for (const [colour, wide] of [[theme.colours.page, width + 2.5], [theme.colours.ink, width]]) {
     paint.strokeStyle = colour;
     paint.lineWidth = wide;
-    paint.beginPath();
-    trace();
-    paint.stroke();
+    paint.stroke(path);
   }
 }
 
-function traceChain(chain) {
+function traceChain(path, chain) {
   const [left, right] = [view.left, view.left + span()];
   for (const { lane, first, last, cause } of runsOf(chain)) {
     if (lane.index === undefined || ranks[lane.index] !== lane) continue;
     const [start, end] = [lane.cells.start[first], lane.cells.end[last]], { top, bottom, middle } = edgesOf(lane);
     if (end >= left && start <= right) {
       const [x, until] = [gutter + Math.max(xOf(start), -4), gutter + Math.min(xOf(end), plotWidth() + 4)];
-      paint.rect(x + 0.5, top + 1, Math.max(until - x - 1.5, 1), Math.max(bottom - top - 2, 1));
+      path.rect(x + 0.5, top + 1, Math.max(until - x - 1.5, 1), Math.max(bottom - top - 2, 1));
     }
     if (!cause.lane || cause.lane === lane || ranks[cause.lane.index] !== cause.lane) continue;
     const made = cause.lane.cells.end[cause.at];
     if (start < left || made > right) continue;
     const from = edgesOf(cause.lane), isDown = from.middle < middle;
-    paint.moveTo(gutter + xOf(made) - 0.5, isDown ? from.bottom : from.top);
-    paint.lineTo(gutter + xOf(start) + 0.5, isDown ? top : bottom);
+    path.moveTo(gutter + xOf(made) - 0.5, isDown ? from.bottom : from.top);
+    path.lineTo(gutter + xOf(start) + 0.5, isDown ? top : bottom);
   }
 }
 
 // Draws the frame of the selection: an action, a bubble, or a range of some lanes.
-function traceSelection() {
+function traceSelection(path) {
   const { lanes, from, to } = selected, shown = lanes.filter((lane) => ranks[lane.index] === lane);
   if (!shown.length) return;
   const [top, bottom] = [edgesOf(shown[0]).top, edgesOf(shown.at(-1)).bottom];
-  paint.rect(gutter + xOf(from), top - 1, Math.max((to - from) / span() * plotWidth(), 2), bottom - top + 2);
+  path.rect(gutter + xOf(from), top - 1, Math.max((to - from) / span() * plotWidth(), 2), bottom - top + 2);
 }
 
 overlays.push(() => {
@@ -62,7 +62,7 @@ overlays.push(() => {
   paint.beginPath();
   paint.rect(gutter, axisHeight, plotWidth(), plotHeight());
   paint.clip();
-  strokeTwice(() => chains.forEach(traceChain), 1.5);
+  strokeTwice((path) => chains.forEach((chain) => traceChain(path, chain)), 1.5);
   if (selected) {
     paint.setLineDash([5, 3]);
     strokeTwice(traceSelection, 2.5);
