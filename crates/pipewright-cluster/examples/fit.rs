@@ -1,150 +1,315 @@
-//! Fits the constants of each machine of a file of published runs, and predicts each source, and each run,
-//! with constants that were fitted without it: `cargo run --example fit -- FILE.toml`.
+//! Fits the constants of machines and stacks to files of published runs, and compares the predictions with them:
+//! `cargo run --release -p pipewright-cluster --example fit -- RUNS.toml...`.
 //!
-//! The fit minimises the squared logarithms of predicted over measured times, plus a penalty for each
-//! constant that leaves its expected value. A deviation of one tolerance costs as much as an error of 3% in
-//! one row. So a constant that the rows do not determine stays where microbenchmarks put it, and a row alone
-//! moves no constant far. The constants belong to the machine: all its rows share them.
+//! A constant belongs to all runs on a family of machines, or to all runs of a stack. A deviation from what
+//! microbenchmarks measure costs as much as an error of 3%, so few runs do not move a constant far. Without a row,
+//! the others fit the constants and predict it; without a source, the runs of all other sources do. The times
+//! between kernels and the bytes of memory are not fitted.
 
 #![expect(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::collections::BTreeSet;
 use std::error::Error;
 
+use pipewright_cluster::implementation::Stack;
 use pipewright_cluster::machine::Constants;
 use pipewright_cluster::pipeline::Programs;
 use pipewright_cluster::predict::{PredictError, predict};
 use pipewright_cluster::published::{self, Run};
 use pipewright_cluster::setting::Setting;
+use pipewright_cluster::stack_constants::{StackConstants, Stacks};
 
-/// The values that microbenchmarks measure (large products of cuBLAS and Transformer Engine, FlashAttention,
-/// STREAM, nccl-tests), with their tolerances. The time between kernels is not fitted.
-fn expected(machine: &str) -> [Expected; 7] {
+/// A family of machines that share constants: the beginnings of their names, the values that are expected, and
+/// their tolerances. A tolerance of 0 means that the constant is not fitted.
+struct Family {
+    name: &'static str,
+    machines: &'static [&'static str],
+    expected: Constants,
+    tolerances: [f64; 8],
+}
+
+/// Values that microbenchmarks measure: large products of cuBLAS and Transformer Engine, FlashAttention, STREAM,
+/// nccl-tests. Blackwell's chips of the second kind have twice the units for exponentials, so attention is not shared.
+fn families() -> [Family; 5] {
     let usual = Constants::EXPECTED;
-    let (constants, tolerances) = if machine.contains("A100") {
-        let constants = Constants { product: 0.78, product_fp8: 0.6, attention: 0.55, ..usual };
-        (constants, [0.04, 0.0, 0.0, 0.05, 0.06, 0.0, 0.0])
-    } else if machine.contains("500 W") {
-        // Less power and memory of an older kind; PyTorch's own attention (FlashAttention 2); no overlap.
-        let constants = Constants { product: 0.52, product_fp8: 0.46, attention: 0.36, ..usual };
-        (constants, [0.06, 0.06, 0.05, 0.05, 0.06, 0.0, 0.0])
-    } else {
+    let blackwell = Constants { product_fp8: 0.56, attention: 0.56, memory: 0.74, ..usual };
+    [
+        Family {
+            name: "A100",
+            machines: &["A100"],
+            expected: Constants { product: 0.78, product_fp8: 0.6, attention: 0.55, ..usual },
+            tolerances: [0.04, 0.0, 0.0, 0.0, 0.05, 0.06, 0.0, 0.0],
+        },
+        // Less power and memory of an older kind.
+        Family {
+            name: "H100 500 W",
+            machines: &["H100 96"],
+            expected: Constants { product: 0.52, product_fp8: 0.48, attention: 0.5, ..usual },
+            tolerances: [0.06, 0.06, 0.0, 0.06, 0.05, 0.06, 0.0, 0.0],
+        },
         // NeMo's runs hide a part of the tensor group's communication behind products.
-        (Constants { hidden: 0.4, ..usual }, [0.05, 0.05, 0.07, 0.05, 0.06, 0.2, 0.0])
-    };
-    let values = constants.to_array();
-    std::array::from_fn(|index| Expected { value: values[index], tolerance: tolerances[index] })
+        Family {
+            name: "H100",
+            machines: &["H100 80", "H200", "H800"],
+            expected: Constants { hidden: 0.4, ..usual },
+            tolerances: [0.05, 0.05, 0.0, 0.07, 0.05, 0.06, 0.2, 0.0],
+        },
+        Family {
+            name: "Blackwell",
+            machines: &["B200", "GB200"],
+            expected: blackwell,
+            tolerances: [0.05, 0.04, 0.05, 0.06, 0.05, 0.06, 0.0, 0.0],
+        },
+        Family {
+            name: "Blackwell Ultra",
+            machines: &["B300", "GB300"],
+            expected: Constants { attention: 0.7, ..blackwell },
+            tolerances: [0.05, 0.04, 0.05, 0.06, 0.05, 0.06, 0.0, 0.0],
+        },
+    ]
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let path = std::env::args().nth(1).ok_or("give a file of published runs")?;
-    let published = published::read(&std::fs::read_to_string(path)?)?;
-    let machines: BTreeSet<&str> = published.runs.iter().map(|run| run.machine.name.as_str()).collect();
-    let mut without_row = Vec::new();
-    for machine in machines {
-        let runs: Vec<&Run> = published.runs.iter().filter(|run| run.machine.name == machine).collect();
-        let constants = calibrate(&runs, &expected(machine))?;
-        println!("{machine}");
-        for (range, value) in Constants::RANGES.iter().zip(constants.to_array()) {
-            println!("  {} = {value:.3e}", range.name);
-        }
-        let mut programs = Programs::default();
-        for run in &runs {
-            let others = |same: &dyn Fn(&Run) -> bool| -> Result<f64, Box<dyn Error>> {
-                let kept: Vec<&Run> = runs.iter().copied().filter(|other| !same(other)).collect();
-                Ok(error(run, calibrate(&kept, &expected(machine))?, &mut Programs::default())?)
-            };
-            let row = others(&|other| std::ptr::eq(other, *run))?;
-            let source = others(&|other| other.source == run.source)?;
-            let fitted = error(run, constants, &mut programs)?;
-            let percent = |value: f64| format!("{:+.1}%", value * 100.0);
-            println!(
-                "  {}: {}; without the row {}; without its source {}",
-                run.model.name,
-                percent(fitted),
-                percent(row),
-                percent(source)
-            );
-            without_row.push([fitted, row, source].map(f64::abs));
-        }
-    }
-    for (index, name) in ["fitted", "without the row", "without the source"].iter().enumerate() {
-        let errors: Vec<f64> = without_row.iter().map(|errors| errors[index] * 100.0).collect();
-        let mean = errors.iter().sum::<f64>() / errors.len() as f64;
-        println!("{name}: mean {mean:.1}%, largest {:.1}%", errors.iter().copied().fold(0.0, f64::max));
-    }
-    Ok(())
+/// A constant of a stack that is fitted, with its tolerance.
+struct StackConstant {
+    name: &'static str,
+    tolerance: f64,
+    least: f64,
+    most: f64,
+    get: fn(&mut StackConstants) -> &mut f64,
 }
+
+const STACK_CONSTANTS: [StackConstant; 6] = [
+    StackConstant {
+        name: "product",
+        tolerance: 0.04,
+        least: 0.7,
+        most: 1.0,
+        get: |stack| &mut stack.product,
+    },
+    StackConstant {
+        name: "narrow_product",
+        tolerance: 0.04,
+        least: 0.7,
+        most: 1.0,
+        get: |stack| &mut stack.narrow_product,
+    },
+    StackConstant {
+        name: "attention",
+        tolerance: 0.05,
+        least: 0.4,
+        most: 1.0,
+        get: |stack| &mut stack.attention,
+    },
+    StackConstant {
+        name: "hidden_tensor",
+        tolerance: 0.15,
+        least: 0.0,
+        most: 0.95,
+        get: |stack| &mut stack.hidden_tensor,
+    },
+    StackConstant {
+        name: "hidden_experts",
+        tolerance: 0.1,
+        least: 0.0,
+        most: 0.95,
+        get: |stack| &mut stack.hidden_experts,
+    },
+    StackConstant {
+        name: "host_kernel",
+        tolerance: 2e-6,
+        least: 3e-6,
+        most: 2e-5,
+        get: |stack| &mut stack.host_kernel,
+    },
+];
 
 /// The squared error that a deviation of one tolerance costs.
 const PENALTY: f64 = 0.03 * 0.03;
 /// Rounds of the search. Each tries both directions of every constant, and halves the steps if none helps.
-const ROUNDS: u32 = 40;
+const ROUNDS: u32 = 12;
+/// The computations above which a pipeline of 1F1B has a closed form, so that a fit takes seconds.
+const SIMULATED: u64 = 1 << 10;
 
-/// An expected value of a constant and how far it may be wrong.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Expected {
-    /// The value.
-    value: f64,
-    /// The tolerance; 0 for a constant that is not fitted.
-    tolerance: f64,
+/// The constants of all families and stacks.
+#[derive(Clone)]
+struct Fit {
+    machines: Vec<Constants>,
+    stacks: Stacks,
 }
 
-/// Returns the constants that fit `runs` best. The constants of the runs' machines are ignored.
-///
-/// # Errors
-/// When a run cannot be predicted.
-fn calibrate(runs: &[&Run], expected: &[Expected; 7]) -> Result<Constants, PredictError> {
-    let mut programs = Programs::default();
-    let mut best = expected.map(|expected| expected.value);
-    let mut loss = loss(runs, best, expected, &mut programs)?;
-    let mut step = 0.5;
-    for _ in 0..ROUNDS {
-        let before = loss;
-        for index in 0..best.len() {
-            for direction in [step, -step] {
-                let range = Constants::RANGES[index];
-                let mut tried = best;
-                tried[index] += direction * expected[index].tolerance;
-                tried[index] = tried[index].clamp(range.least, range.most);
-                let tried_loss = self::loss(runs, tried, expected, &mut programs)?;
-                if tried_loss < loss {
-                    (best, loss) = (tried, tried_loss);
-                }
+/// Where a constant is in a fit.
+#[derive(Clone, Copy)]
+enum Place {
+    Machine(usize, usize),
+    Stack(Stack, usize),
+}
+
+impl Place {
+    /// Returns whether the prediction of a run depends on the constant.
+    fn concerns(self, run: &Run) -> bool {
+        match self {
+            Self::Machine(family, _) => families()[family].has(run),
+            Self::Stack(stack, _) => run.layout.implementation.stack == stack,
+        }
+    }
+}
+
+impl Family {
+    fn has(&self, run: &Run) -> bool {
+        self.machines.iter().any(|start| run.machine.name.starts_with(start))
+    }
+}
+
+impl Fit {
+    /// The constants before a fit.
+    fn expected() -> Self {
+        Self { machines: families().iter().map(|family| family.expected).collect(), stacks: Stacks::FITTED }
+    }
+
+    /// The constants that are fitted. A machine's constants are the rates of Megatron, so three of Megatron's are 1.
+    fn places() -> Vec<Place> {
+        let machine = |(index, family): (usize, &Family)| {
+            let fitted = family.tolerances.into_iter().enumerate().filter(|(_, tolerance)| *tolerance > 0.0);
+            fitted.map(|(constant, _)| Place::Machine(index, constant)).collect::<Vec<_>>()
+        };
+        let families = families();
+        let machines = families.iter().enumerate().flat_map(machine);
+        let stacks = Stack::NAMES.into_iter().flat_map(|(_, stack)| {
+            let is_free = move |index: &usize| stack != Stack::Megatron || *index >= 3;
+            (0..STACK_CONSTANTS.len()).filter(is_free).map(move |index| Place::Stack(stack, index))
+        });
+        machines.chain(stacks).collect()
+    }
+
+    /// Changes a constant by some tolerances.
+    fn moved(&self, place: Place, tolerances: f64) -> Self {
+        let mut moved = self.clone();
+        match place {
+            Place::Machine(family, constant) => {
+                let range = Constants::RANGES[constant];
+                let mut values = moved.machines[family].to_array();
+                let step = tolerances * families()[family].tolerances[constant];
+                values[constant] = (values[constant] + step).clamp(range.least, range.most);
+                moved.machines[family] = Constants::from_array(values);
+            }
+            Place::Stack(stack, constant) => {
+                let constant = &STACK_CONSTANTS[constant];
+                let value = (constant.get)(moved.stacks.of_mut(stack));
+                *value = (*value + tolerances * constant.tolerance).clamp(constant.least, constant.most);
             }
         }
-        if loss >= before {
-            step /= 2.0;
+        moved
+    }
+
+    /// The squared deviations from what is expected, in tolerances.
+    fn deviation(&self) -> f64 {
+        let (mut expected, mut own) = (Self::expected(), self.clone());
+        let deviation = |place: Place| match place {
+            Place::Machine(family, constant) => {
+                let values = [&own, &expected].map(|fit| fit.machines[family].to_array()[constant]);
+                (values[0] - values[1]) / families()[family].tolerances[constant]
+            }
+            Place::Stack(stack, constant) => {
+                let StackConstant { get, tolerance, .. } = STACK_CONSTANTS[constant];
+                let values = [&mut own, &mut expected].map(|fit| *get(fit.stacks.of_mut(stack)));
+                (values[0] - values[1]) / tolerance
+            }
+        };
+        Self::places().into_iter().map(deviation).map(|deviation| deviation * deviation).sum()
+    }
+
+    /// Returns the predicted over the measured time of a run, minus 1.
+    fn error(&self, run: &Run, programs: &mut Programs) -> Result<f64, PredictError> {
+        let mut machine = run.machine.clone();
+        if let Some(family) = families().iter().position(|family| family.has(run)) {
+            machine.constants = self.machines[family];
         }
-        if step < 0.02 {
-            break;
+        machine.stacks = self.stacks;
+        let setting = Setting { model: &run.model, layout: &run.layout, machine: &machine };
+        let seconds = predict(&setting, programs)?.seconds;
+        Ok(seconds / run.step_seconds - 1.0)
+    }
+
+    /// Returns the squared error of a run, beyond the uncertainty that rounding leaves.
+    fn loss(&self, run: &Run, programs: &mut Programs) -> Result<f64, PredictError> {
+        let error = self.error(run, programs)?;
+        let beyond = (error.abs() - run.uncertainty).max(0.0).copysign(error);
+        Ok(beyond.ln_1p().powi(2))
+    }
+
+    /// Returns the constants that fit `runs` best.
+    fn of(runs: &[&Run], programs: &mut Programs) -> Result<Self, PredictError> {
+        let mut best = Self::expected();
+        let mut losses = runs.iter().map(|run| best.loss(run, programs)).collect::<Result<Vec<_>, _>>()?;
+        let total = |fit: &Self, losses: &[f64]| losses.iter().sum::<f64>() + PENALTY * fit.deviation();
+        let mut step = 0.5;
+        for _ in 0..ROUNDS {
+            let before = total(&best, &losses);
+            for place in Self::places() {
+                for direction in [step, -step] {
+                    let tried = best.moved(place, direction);
+                    let mut tried_losses = losses.clone();
+                    for (run, loss) in runs.iter().zip(&mut tried_losses) {
+                        if place.concerns(run) {
+                            *loss = tried.loss(run, programs)?;
+                        }
+                    }
+                    if total(&tried, &tried_losses) < total(&best, &losses) {
+                        (best, losses) = (tried, tried_losses);
+                    }
+                }
+            }
+            if before - total(&best, &losses) < 1e-3 * before {
+                step /= 2.0;
+            }
+            if step < 0.1 {
+                break;
+            }
+        }
+        Ok(best)
+    }
+
+    fn print(mut self) {
+        for (family, constants) in families().iter().zip(&self.machines) {
+            println!("{}", family.name);
+            for (range, value) in Constants::RANGES.iter().zip(constants.to_array()) {
+                println!("  {} = {value:.3e}", range.name);
+            }
+        }
+        for (name, stack) in Stack::NAMES {
+            println!("{name}");
+            for constant in STACK_CONSTANTS {
+                println!("  {} = {:.3e}", constant.name, *(constant.get)(self.stacks.of_mut(stack)));
+            }
         }
     }
-    Ok(Constants::from_array(best))
 }
 
-fn loss(
-    runs: &[&Run],
-    constants: [f64; 7],
-    expected: &[Expected; 7],
-    programs: &mut Programs,
-) -> Result<f64, PredictError> {
-    let mut sum = 0.0;
-    for run in runs {
-        sum += error(run, Constants::from_array(constants), programs)?.ln_1p().powi(2);
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut runs: Vec<Run> = Vec::new();
+    for path in std::env::args().skip(1) {
+        runs.extend(published::read(&std::fs::read_to_string(path)?)?.runs);
     }
-    let fitted = constants.iter().zip(expected).filter(|(_, expected)| expected.tolerance > 0.0);
-    let deviation = fitted.map(|(value, expected)| ((value - expected.value) / expected.tolerance).powi(2));
-    Ok(sum + PENALTY * deviation.sum::<f64>())
-}
-
-/// Returns the predicted over the measured time of a run, minus 1, with these constants of its machine.
-///
-/// # Errors
-/// When the run cannot be predicted.
-fn error(run: &Run, constants: Constants, programs: &mut Programs) -> Result<f64, PredictError> {
-    let mut machine = run.machine.clone();
-    machine.constants = constants;
-    let setting = Setting { model: &run.model, layout: &run.layout, machine: &machine };
-    Ok(predict(&setting, programs)?.seconds / run.step_seconds - 1.0)
+    let runs: Vec<&Run> = runs.iter().collect();
+    let mut programs = Programs::up_to(SIMULATED);
+    let fit = Fit::of(&runs, &mut programs)?;
+    fit.clone().print();
+    let sources: BTreeSet<&str> = runs.iter().map(|run| run.source.as_str()).collect();
+    let mut errors = Vec::new();
+    for source in sources {
+        let (own, others): (Vec<&Run>, Vec<&Run>) = runs.iter().partition(|run| run.source == source);
+        let without = Fit::of(&others, &mut programs)?;
+        for run in own {
+            let both = [fit.error(run, &mut programs)?, without.error(run, &mut programs)?];
+            let [fitted, left_out] = both.map(|error| format!("{:+.1}%", error * 100.0));
+            println!("{}, {}: {fitted}; without its source {left_out}", run.model.name, run.source);
+            errors.push(both.map(f64::abs));
+        }
+    }
+    for (index, name) in ["fitted", "without the source"].iter().enumerate() {
+        let errors: Vec<f64> = errors.iter().map(|both| both[index] * 100.0).collect();
+        let mean = errors.iter().sum::<f64>() / errors.len() as f64;
+        println!("{name}: mean {mean:.1}%, largest {:.1}%", errors.iter().copied().fold(0.0, f64::max));
+    }
+    Ok(())
 }

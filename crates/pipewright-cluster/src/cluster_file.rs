@@ -1,5 +1,5 @@
-//! Machines as TOML: the keys of [`Figure::ALL`], `name`, `aliases`, `source`, and the tables `[constants]`
-//! and `[sources]`.
+//! Machines as TOML: the keys of [`Figure::ALL`], `name`, `aliases`, `source`, and the tables `[constants]`,
+//! `[sources]` and `[measured]`.
 //!
 //! A file describes one machine. If a known machine has the same name, or the words of its short name are in
 //! the name, keys that are missing have the known machine's values.
@@ -11,6 +11,7 @@ use pipewright_document::{Dimension, Measure, Problem, Reader, Table, Value};
 
 use crate::figure::{Figure, sourced_keys};
 use crate::machine::{Constants, Machine, Switch};
+use crate::measured_tables;
 
 /// Reads the machine of a table. `place` is the table's name in messages, and `known` returns the machines that
 /// a name means. `further` reads keys that are not the machine's own.
@@ -49,8 +50,17 @@ pub(crate) fn machine(
     if let Some(switch) = reader.word("node_switch", &Switch::ALL.map(|switch| (switch.name(), switch))) {
         machine.node_switch = switch;
     }
+    // How published tables of machines say that the GPUs of a node are linked pairwise.
+    if reader.flag("mesh") == Some(true) {
+        machine.node_switch = Switch::Mesh;
+    }
     if let Some(table) = reader.table("constants", "a table of shares") {
         machine.constants = constants(reader.inner("[constants]", table), machine.constants);
+    }
+    if let Some(table) = reader.table("measured", "a table of measurements") {
+        let mut measured = reader.inner("[measured]", table);
+        machine.measured = measured_tables::read(&mut measured);
+        measured.finish();
     }
     let given = reader.table("sources", "a table of texts");
     let given = given.map(|table| sources(reader.inner("[sources]", table))).unwrap_or_default();
@@ -73,8 +83,8 @@ fn report_missing(reader: &mut Reader<'_>, table: &Table, name: &str) {
         let sentence = format!("`{key}` is missing, and no known machine is named `{name}`");
         reader.report(key, sentence, "add it, or use the name of a known machine");
     }
-    if ["bf16_tflops", "fp8_tflops"].iter().all(|key| table.get(key).is_none()) {
-        let sentence = "`bf16_tflops` is missing, and so is `fp8_tflops`";
+    if ["bf16_tflops", "fp8_tflops", "f32_tflops"].iter().all(|key| table.get(key).is_none()) {
+        let sentence = "`bf16_tflops` is missing, and so are `fp8_tflops` and `f32_tflops`";
         reader.report("bf16_tflops", sentence, "add one of them");
     }
 }
@@ -82,7 +92,8 @@ fn report_missing(reader: &mut Reader<'_>, table: &Table, name: &str) {
 fn constants(mut reader: Reader<'_>, known: Constants) -> Constants {
     let mut constants = known.to_array();
     for (constant, range) in constants.iter_mut().zip(Constants::RANGES) {
-        let (least, most) = (range.least, range.most);
+        // A share of a measured rate may be outside of what is plausible for a data sheet's.
+        let (least, most) = if range.name == "launch" { (0.0, 1e-3) } else { (range.least.min(0.01), 1.0) };
         let measure = Measure { key: range.name, dimension: Dimension::Share, unit: 1.0, least, most };
         *constant = reader.measure(measure).unwrap_or(*constant);
     }
@@ -177,5 +188,5 @@ pub fn to_toml(machine: &Machine) -> String {
             let _ = writeln!(text, "{key} = {}", quoted(source));
         }
     }
-    text
+    text + &machine.measured.to_toml()
 }

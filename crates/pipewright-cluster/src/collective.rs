@@ -17,14 +17,22 @@
 //! fastest algorithm counts. With links between all pairs, a group of `r` of `g` GPUs uses `(r - 1) / (g - 1)` of
 //! the links of each, and a message between two GPUs uses one.
 //!
+//! A machine may have measured rates of messages, sums and exchanges, which replace bandwidths and latencies.
+//!
 //! If a group has several ranks in each node, its rings enter and leave the node through the links of all of
 //! them, so the bandwidth between nodes is multiplied by their number, up to the bandwidth inside the node (as
 //! nccl-tests measure on nodes with one link per GPU).
 
+use crate::implementation::Dispatcher;
 use crate::machine::{Machine, Switch};
+use crate::measured_times::LinkUse;
 
 /// The share of a ring's bandwidth that a tree reaches.
 const TREE_SHARE: f64 = 0.92;
+
+/// The share of the network's bandwidth that libraries for experts' tokens reach: DeepEP's README has 43 to 58 GB/s
+/// on links of 50 GB/s, tokens for the rank's own node included.
+const NETWORK_SHARE: f64 = 0.88;
 
 /// A group of ranks that exchange tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +41,55 @@ pub struct Group {
     pub ranks: u32,
     /// The distance of neighbours in the order of GPUs.
     pub stride: u32,
+}
+
+/// How tokens are routed to experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Routing {
+    /// The experts of a token.
+    pub copies: u64,
+    /// The groups of neighbouring experts.
+    pub groups: u64,
+    /// The groups from which a token's experts are chosen.
+    pub groups_per_token: u64,
+}
+
+impl Routing {
+    /// Returns the mean number of `places`, each with the same number of neighbouring experts, that have one of a
+    /// token's experts. Groups and experts are chosen evenly.
+    ///
+    /// Without groups, `n` places are reached `n (1 - (1 - 1 / n)^copies)` times. With groups, a token first
+    /// chooses groups, and then its experts from these. A place with several groups has any number of the chosen
+    /// ones; of several places with one group, all or none are candidates.
+    pub fn reached(&self, places: f64) -> f64 {
+        let copies = self.copies as f64;
+        let (groups, chosen) = (self.groups.max(1), self.groups_per_token.clamp(1, self.groups.max(1)));
+        let evenly = |places: f64| places * (1.0 - (1.0 - 1.0 / places).powf(copies));
+        if chosen == groups || places <= 1.0 {
+            return evenly(places);
+        }
+        let groups_of_place = groups as f64 / places;
+        if groups_of_place <= 1.0 {
+            return evenly(places * chosen as f64 / groups as f64).max(1.0);
+        }
+        let own = groups_of_place.round() as u64;
+        let missed = |share: f64| (1.0 - share).powf(copies);
+        let mut probability = 0.0;
+        for count in 0..=own.min(chosen) {
+            let ways = combinations(own, count) * combinations(groups - own, chosen - count);
+            let share = count as f64 / chosen as f64;
+            probability += ways / combinations(groups, chosen) * (1.0 - missed(share));
+        }
+        places * probability
+    }
+}
+
+/// The number of ways to choose `chosen` of `all`.
+fn combinations(all: u64, chosen: u64) -> f64 {
+    if chosen > all {
+        return 0.0;
+    }
+    (0..chosen).map(|index| (all - index) as f64 / (index + 1) as f64).product()
 }
 
 impl Group {
@@ -49,10 +106,15 @@ impl Group {
     /// Returns the bytes per second of a ring.
     pub fn bandwidth(&self, machine: &Machine) -> f64 {
         let near = self.ranks_per_node(machine);
-        let inside = machine.bandwidth_among(near);
-        let outside = machine.network_bandwidth * f64::from(near);
-        let bandwidth = if self.is_inside_node(machine) { inside } else { outside.min(inside) };
-        bandwidth * machine.constants.link
+        let measured =
+            |is_inside| machine.measured.link(LinkUse::AllReduce, is_inside).map(|link| link.bandwidth);
+        let share = machine.constants.link;
+        let inside = measured(true).unwrap_or(machine.bandwidth_among(near) * share);
+        if self.is_inside_node(machine) {
+            return inside;
+        }
+        let near = f64::from(near);
+        inside.min(measured(false).map_or(machine.network_bandwidth * near * share, |rate| rate * near))
     }
 
     /// Returns the seconds in which each rank gets all `bytes` of a tensor that is divided among the ranks, or
@@ -62,7 +124,8 @@ impl Group {
             return 0.0;
         }
         let ranks = f64::from(self.ranks);
-        let (hop, transfer) = (self.hop(machine), bytes * (ranks - 1.0) / ranks / self.bandwidth(machine));
+        let hop = self.hop(machine, LinkUse::AllReduce);
+        let transfer = bytes * (ranks - 1.0) / ranks / self.bandwidth(machine);
         let ring = (ranks - 1.0) * hop + transfer;
         let tree_share = if self.has_switch(machine) { 1.0 } else { TREE_SHARE };
         ring.min(ranks.log2().ceil() * hop + transfer / tree_share)
@@ -77,7 +140,7 @@ impl Group {
         if machine.node_switch == Switch::Reduces && self.is_inside_node(machine) {
             let ranks = f64::from(self.ranks);
             let by_switch = bytes * (ranks + 1.0) / ranks / self.bandwidth(machine);
-            return both.min(2.0 * self.hop(machine) + by_switch);
+            return both.min(2.0 * self.hop(machine, LinkUse::AllReduce) + by_switch);
         }
         both
     }
@@ -89,29 +152,43 @@ impl Group {
             return 0.0;
         }
         let (ranks, near) = (f64::from(self.ranks), f64::from(self.ranks_per_node(machine)));
-        let inside = bytes * (near - 1.0) / ranks / machine.bandwidth_among(self.ranks_per_node(machine));
-        let outside = bytes * (ranks - near) / ranks / machine.network_bandwidth;
+        let share = machine.constants.link;
+        let seconds = |bytes: f64, is_inside: bool, bandwidth: f64| {
+            let measured = machine.measured.link(LinkUse::AllToAll, is_inside);
+            measured.map_or(bytes / bandwidth / share, |link| bytes / link.bandwidth)
+        };
+        let own = machine.bandwidth_among(self.ranks_per_node(machine));
+        let inside = seconds(bytes * (near - 1.0) / ranks, true, own);
+        let outside = seconds(bytes * (ranks - near) / ranks, false, machine.network_bandwidth);
         // A rank posts all its messages at once. Without a switch, they pass the ranks between.
         let hops = if self.has_switch(machine) { 1.0 } else { ranks.log2().ceil() };
-        inside.max(outside) / machine.constants.link + hops * self.hop(machine)
+        inside.max(outside) + hops * self.hop(machine, LinkUse::AllToAll)
     }
 
     /// Returns the seconds in which the tokens of a rank, of `bytes` in total, reach their experts or come back.
-    /// Each token has `copies` experts, which are spread evenly. Inside a node, each copy is sent by itself. A
-    /// token is sent once to each other node that has one of its experts, and is copied there (as DeepEP does).
-    /// With `n` nodes, it reaches `n (1 - (1 - 1 / n)^copies)` of them on average.
-    pub fn dispatch(&self, machine: &Machine, bytes: f64, copies: f64) -> f64 {
-        if self.ranks <= 1 || self.is_inside_node(machine) {
+    ///
+    /// An exchange of all ranks with all ranks sends each copy of a token by itself. The other libraries send a
+    /// token once to each node that has one of its experts, where it is copied, and once to each rank of a node.
+    /// Both links work at the same time.
+    pub fn dispatch(&self, machine: &Machine, bytes: f64, routing: &Routing, dispatcher: Dispatcher) -> f64 {
+        if self.ranks <= 1 {
+            return 0.0;
+        }
+        let copies = routing.copies as f64;
+        if dispatcher == Dispatcher::AllToAll {
             return self.all_to_all(machine, bytes * copies);
         }
+        let ranks = f64::from(self.ranks);
         let near = f64::from(self.ranks_per_node(machine));
-        let nodes = f64::from(self.ranks) / near;
-        let reached = nodes * (1.0 - (1.0 - 1.0 / nodes).powf(copies));
-        let outside = bytes * reached * (nodes - 1.0) / nodes / machine.network_bandwidth;
+        let nodes = ranks / near;
         let own = machine.bandwidth_among(self.ranks_per_node(machine));
-        let inside = bytes * copies * (near - 1.0) / near / own;
-        let latency = machine.network_latency + machine.node_latency;
-        inside.max(outside) / machine.constants.link + latency
+        let reached = routing.reached(nodes);
+        let network = machine.network_bandwidth * NETWORK_SHARE.max(machine.constants.link);
+        let outside = bytes * reached * (nodes - 1.0) / nodes / network;
+        // Every token that reaches a node passes to each rank of it with one of its experts.
+        let inside = bytes * routing.reached(ranks) * (near - 1.0) / near / own;
+        let latency = machine.node_latency + if nodes > 1.0 { machine.network_latency } else { 0.0 };
+        (inside / machine.constants.link).max(outside) + latency
     }
 
     /// Returns the seconds in which each rank passes tensors of `bytes` to its neighbour in a ring, `steps`
@@ -120,9 +197,8 @@ impl Group {
         if self.ranks <= 1 {
             return 0.0;
         }
-        let inside = self.is_inside_node(machine);
-        let bandwidth = if inside { machine.bandwidth_among(2) } else { machine.network_bandwidth };
-        steps * (bytes / (bandwidth * machine.constants.link) + self.hop(machine))
+        let (bandwidth, latency) = machine.message_rate(self.is_inside_node(machine));
+        steps * (bytes / bandwidth + latency)
     }
 
     fn has_switch(&self, machine: &Machine) -> bool {
@@ -130,7 +206,22 @@ impl Group {
     }
 
     /// The seconds of a message without its bytes.
-    fn hop(&self, machine: &Machine) -> f64 {
-        if self.is_inside_node(machine) { machine.node_latency } else { machine.network_latency }
+    fn hop(&self, machine: &Machine, purpose: LinkUse) -> f64 {
+        let is_inside = self.is_inside_node(machine);
+        let known = if is_inside { machine.node_latency } else { machine.network_latency };
+        machine.measured.link(purpose, is_inside).map_or(known, |link| link.latency)
+    }
+}
+
+impl Machine {
+    /// Returns the bytes per second and the latency of messages between two ranks.
+    pub(crate) fn message_rate(&self, is_inside_node: bool) -> (f64, f64) {
+        let (bandwidth, latency) = if is_inside_node {
+            (self.bandwidth_among(2), self.node_latency)
+        } else {
+            (self.network_bandwidth, self.network_latency)
+        };
+        let measured = self.measured.link(LinkUse::Message, is_inside_node);
+        measured.map_or((bandwidth * self.constants.link, latency), |link| (link.bandwidth, link.latency))
     }
 }

@@ -3,24 +3,25 @@
 //! The pipeline becomes a [`Plan`] of the schedule crate, which has the writers; [`MeshOptions`] have the rest.
 
 use pipewright_schedule::emit::{
-    Emission, EmitRequest, MeshOptions, PlanScope, RecomputedPart, emit as emit_plan,
+    Emission, EmitRequest, MeshOptions, PlanScope, RecomputedPart, Release, emit as emit_plan,
 };
 use pipewright_schedule::generate::{ScheduleSpec, find};
 use pipewright_schedule::plan::{Collectives, Plan, PlanSettings, Refusal, System};
 use pipewright_schedule::profile::{LayerProfile, LinkProfile, Profile};
 use pipewright_schedule::{GenerateError, generate};
 
-use crate::layout::{Layout, Precision, Recompute, Scores, ShardedState};
+use crate::layout::{Layout, Recompute, Scores, ShardedState};
 use crate::search::{ClusterPlan, Request};
 use crate::systems::refusal;
 use pipewright_shapes::model::{Block, FeedForward, Mixer, Model};
 
-/// Returns the files of a plan for `system`. `folder` is where they are, which options name.
+/// Returns the files of a plan for a release of `system`. `folder` is where they are, which options name.
 ///
 /// # Errors
 /// When the system cannot run the plan, or its schedule does not exist in its size.
 pub fn emit(
     system: System,
+    release: Release,
     request: &Request,
     plan: &ClusterPlan,
     folder: &str,
@@ -31,16 +32,17 @@ pub fn emit(
     let profile = profile_of(&request.model, plan.layout.sequence);
     let emit_request = EmitRequest {
         profile: &profile,
-        precision: "bf16",
+        precision: plan.layout.precision.outside_products().name(),
         scope: PlanScope::Cluster(mesh_options(&plan.layout, &request.model)),
         folder,
+        release,
     };
     let pipeline = pipeline_of(plan).map_err(|error| Refusal::new(error.to_string()))?;
     emit_plan(system, &pipeline, &emit_request)
 }
 
 /// Returns the layers of a model by their kinds. Nothing is said about their costs, which files do not have.
-fn profile_of(model: &Model, sequence: u32) -> Profile {
+pub(crate) fn profile_of(model: &Model, sequence: u32) -> Profile {
     let layer = |kind: String| LayerProfile { kind, count: 1, ..LayerProfile::default() };
     let blocks = model.blocks.iter().map(|block| kind_of(model, block));
     let kinds = ["embedding".to_owned()].into_iter().chain(blocks).chain(["head".to_owned()]);
@@ -59,6 +61,7 @@ fn kind_of(model: &Model, block: &Block) -> String {
             Mixer::Attention(_) => Some("attention"),
             Mixer::Latent(_) => Some("latent attention"),
             Mixer::Mamba2(_) => Some("Mamba-2"),
+            Mixer::Delta(_) => Some("linear attention"),
             Mixer::None => None,
         };
         let feed_forward = match block.feed_forward {
@@ -109,9 +112,10 @@ fn mesh_options(layout: &Layout, model: &Model) -> MeshOptions {
             (Recompute::None, _) => RecomputedPart::Nothing,
             (Recompute::Selective, Scores::Unfused) => RecomputedPart::Scores,
             (Recompute::Selective, Scores::Fused) => RecomputedPart::Elementwise,
+            (Recompute::Modules(_), _) => RecomputedPart::Scores,
             (Recompute::Full, _) => RecomputedPart::Block,
         },
         predictors: model.predictors,
-        fp8: layout.precision == Precision::Fp8,
+        fp8: layout.precision.is_narrow(),
     }
 }

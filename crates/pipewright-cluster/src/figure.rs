@@ -21,7 +21,7 @@ pub struct Figure {
 
 impl Figure {
     /// All figures, in the order of cluster files.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 15] = [
         Self::optional(
             rate("bf16_tflops"),
             "dense operations in bf16, 10^12 per second",
@@ -33,6 +33,18 @@ impl Figure {
             "dense operations in FP8, 10^12 per second",
             |machine| machine.fp8,
             |machine, value| machine.fp8 = Some(value),
+        ),
+        Self::optional(
+            rate("nvfp4_tflops"),
+            "dense operations in NVFP4, 10^12 per second",
+            |machine| machine.nvfp4,
+            |machine, value| machine.nvfp4 = Some(value),
+        ),
+        Self::optional(
+            rate("f32_tflops"),
+            "dense operations in f32, 10^12 per second",
+            |machine| machine.single,
+            |machine, value| machine.single = Some(value),
         ),
         Self::needed(
             // Data sheets call 2^30 bytes a GB.
@@ -58,6 +70,12 @@ impl Figure {
             "from a GPU to other nodes, each direction",
             |machine| Some(machine.network_bandwidth),
             |machine, value| machine.network_bandwidth = value,
+        ),
+        Self::optional(
+            bandwidth("host_gb_per_s"),
+            "from a GPU to the memory of its host, each direction",
+            |machine| machine.host_bandwidth,
+            |machine, value| machine.host_bandwidth = Some(value),
         ),
         Self::needed(
             count("gpus_per_node"),
@@ -162,7 +180,7 @@ impl Machine {
 }
 
 const fn rate(key: &'static str) -> Measure {
-    Measure { key, dimension: Dimension::Rate, unit: 1e12, least: 0.01, most: 1e6 }
+    Measure { key, dimension: Dimension::Rate, unit: 1e12, least: 1e-5, most: 1e6 }
 }
 
 const fn bandwidth(key: &'static str) -> Measure {

@@ -1,10 +1,13 @@
 //! How a model is trained: the mesh, the batch, and what is recomputed, sharded and fused.
 
+use pipewright_schedule::generate::{StageRule, find};
 pub use pipewright_schedule::mesh::ShardedState;
 use pipewright_schedule::mesh::{Mesh, MeshOrder};
 use pipewright_schedule::simulate::ClosedForm;
 use pipewright_schedule::words::counted;
 
+pub use crate::implementation::Precision;
+use crate::implementation::{Format, Implementation, Stack, StateFormats};
 use crate::layout_error::Fault;
 pub use crate::layout_error::LayoutError;
 use crate::size_names::{
@@ -48,12 +51,24 @@ pub struct Layout {
     pub recompute: Recompute,
     /// Whether the ranks of a tensor group divide the sequence between their products.
     pub sequence_parallel: bool,
+    /// The blocks of each stage, from its first one, that are computed again whole if `recompute` is
+    /// [`Recompute::Full`]; `None` for all.
+    pub recompute_layers: Option<u32>,
+    /// The blocks of a rank, from its first one, whose activations go to the host until their backward.
+    pub offload_layers: u32,
     /// How scores are computed.
     pub scores: Scores,
     /// The tensors that replicas divide among themselves.
     pub sharding: ShardedState,
-    /// How kernels of elementwise operations are made.
-    pub kernels: Kernels,
+    /// The replicas that divide these tensors; `None` for all. Further replicas have copies.
+    pub shards: Option<u32>,
+    /// The microbatches of one run of the schedule; `None` for all of a step. Between two runs, the pipeline
+    /// is empty.
+    pub pass_microbatches: Option<u32>,
+    /// The tokens of a document, if attention does not cross from one document of a row to another.
+    pub document_tokens: Option<u32>,
+    /// How the stack trains.
+    pub implementation: Implementation,
 }
 
 /// How blocks are divided among the stages of a pipeline.
@@ -66,16 +81,12 @@ pub enum Cut {
     /// embedding and the head.
     Balanced,
     /// These numbers of blocks.
-    Given(Vec<u32>),
-}
-
-/// The precision of the products with parameters. Everything else is in a format of 16 bits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Precision {
-    /// f16 or bf16.
-    Half,
-    /// FP8, except for the head.
-    Fp8,
+    Given {
+        /// The blocks of each stage.
+        blocks: Vec<u32>,
+        /// The stage of the blocks that predict further tokens.
+        predictors: u32,
+    },
 }
 
 /// The part of the forward that the backward computes again.
@@ -87,8 +98,52 @@ pub enum Recompute {
     /// elementwise operations and every second product are computed again, as torchtitan's selective
     /// checkpoints do.
     Selective,
+    /// These parts of a block.
+    Modules(Modules),
     /// All of a block.
     Full,
+}
+
+/// Parts of a block that are computed again, by the names that Megatron has for them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Modules(u8);
+
+impl Modules {
+    /// All parts: the scores of attention, the products that make queries, keys and values of latent attention,
+    /// norms, activations of experts, dense feed-forward parts, experts, and the shared expert.
+    pub const NAMES: [(&str, Self); 7] = [
+        ("core_attn", Self(1)),
+        ("mla_up_proj", Self(2)),
+        ("layernorm", Self(4)),
+        ("moe_act", Self(8)),
+        ("mlp", Self(16)),
+        ("moe", Self(32)),
+        ("shared_experts", Self(64)),
+    ];
+    /// The scores of attention.
+    pub const SCORES: Self = Self::NAMES[0].1;
+    /// The products that make queries, keys and values of latent attention.
+    pub const LATENT: Self = Self::NAMES[1].1;
+    /// Norms.
+    pub const NORMS: Self = Self::NAMES[2].1;
+    /// The activations of experts.
+    pub const EXPERT_ACTIVATIONS: Self = Self::NAMES[3].1;
+    /// Dense feed-forward parts.
+    pub const DENSE: Self = Self::NAMES[4].1;
+    /// Routed experts.
+    pub const EXPERTS: Self = Self::NAMES[5].1;
+    /// The shared expert.
+    pub const SHARED_EXPERT: Self = Self::NAMES[6].1;
+
+    /// Returns the parts of both.
+    pub fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Returns whether all parts of `other` are in it.
+    pub fn has(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
 }
 
 /// How scores of attention are computed.
@@ -100,31 +155,13 @@ pub enum Scores {
     Unfused,
 }
 
-/// How kernels of elementwise operations are made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kernels {
-    /// By hand or by a compiler: a chain of operations reads its inputs once and writes its outputs once.
-    Fused,
-    /// One kernel per operation.
-    Separate,
-}
-
-impl Precision {
-    /// Returns its name in files and options.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Half => "bf16",
-            Self::Fp8 => "fp8",
-        }
-    }
-}
-
 impl Recompute {
     /// Returns its name in files and options.
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "none",
             Self::Selective => "selective",
+            Self::Modules(_) => "modules",
             Self::Full => "full",
         }
     }
@@ -148,10 +185,15 @@ impl Layout {
             cut: Cut::Even,
             precision,
             recompute: Recompute::None,
+            recompute_layers: None,
+            offload_layers: 0,
             sequence_parallel: false,
             scores: Scores::Fused,
             sharding: ShardedState::Optimizer,
-            kernels: Kernels::Fused,
+            shards: None,
+            pass_microbatches: None,
+            document_tokens: None,
+            implementation: Implementation::usual(Stack::default()),
         }
     }
 
@@ -194,20 +236,84 @@ impl Layout {
         self.tensor.saturating_mul(self.pipeline).saturating_mul(self.context).max(1)
     }
 
+    /// Returns the number of ranks that divide what is sharded, experts not included.
+    pub fn shards(&self) -> u32 {
+        self.shards.map_or(self.replicas(), |shards| shards.saturating_mul(self.context))
+    }
+
+    /// Returns the number of ranks that divide what is sharded of experts.
+    pub fn expert_shards(&self) -> u32 {
+        let copies = (self.replicas() / self.shards().max(1)).max(1);
+        (self.expert_replicas() / copies).max(1)
+    }
+
+    /// Returns the formats of the training state.
+    pub fn state_formats(&self) -> StateFormats {
+        self.implementation.state.unwrap_or_else(|| StateFormats::usual(self.sharding, self.precision))
+    }
+
+    /// Returns the format in which sharded parameters are gathered.
+    pub fn gathered_format(&self) -> Format {
+        match self.state_formats().weights {
+            narrow @ (Format::Fp8 | Format::Nvfp4) => narrow,
+            Format::F32 | Format::Bf16 | Format::Int8 => self.precision.element_format(),
+        }
+    }
+
+    /// Returns whether gathered parameters stay until the step ends. In a pipeline, the stages of PyTorch and
+    /// Megatron keep them.
+    pub fn keeps_gathered(&self) -> bool {
+        self.pipeline > 1 || !self.implementation.reshards
+    }
+
+    /// Returns the format of adapters: single precision, unless the stack keeps no copy in it.
+    pub fn adapter_format(&self) -> Format {
+        let has_copy = |formats: StateFormats| formats.main_weights.is_some();
+        let is_single = self.precision == Precision::Single || self.implementation.state.is_none_or(has_copy);
+        if is_single { Format::F32 } else { Format::Bf16 }
+    }
+
+    /// Returns the runs of the schedule in a step.
+    pub fn passes(&self) -> u32 {
+        self.pass_microbatches.map_or(1, |of_pass| self.step_microbatches().div_ceil(of_pass.max(1)))
+    }
+
     /// Returns the name of the schedule.
     pub fn schedule_name(&self) -> &str {
         let usual = if self.chunks > 1 { "interleaved1f1b" } else { "1f1b" };
         self.schedule.as_deref().unwrap_or(usual)
     }
 
-    /// Returns the microbatches of a pipeline.
-    pub fn microbatches(&self) -> u32 {
+    /// Returns the microbatches of a pipeline in a step.
+    pub fn step_microbatches(&self) -> u32 {
         (self.batch / self.data().saturating_mul(self.microbatch).max(1)).max(1)
+    }
+
+    /// Returns the microbatches of a pipeline in one run of the schedule.
+    pub fn microbatches(&self) -> u32 {
+        let all = self.step_microbatches();
+        self.pass_microbatches.map_or(all, |of_pass| of_pass.clamp(1, all))
+    }
+
+    /// Returns the tokens that attention sees at most: of a row, or of a document of it.
+    pub fn attention_tokens(&self) -> u32 {
+        self.document_tokens.map_or(self.sequence, |tokens| tokens.min(self.sequence))
     }
 
     /// Returns the stages of a pipeline.
     pub fn stages(&self) -> u32 {
         self.pipeline.saturating_mul(self.chunks)
+    }
+
+    /// Returns the stages of each rank of a pipeline, in a loop over the ranks, or down the ranks and up again.
+    pub(crate) fn stages_of_rank(&self) -> Vec<Vec<usize>> {
+        let is_v = find(self.schedule_name())
+            .is_ok_and(|generator| matches!(generator.stages, StageRule::V | StageRule::Vs));
+        let (ranks, chunks) = (self.pipeline as usize, self.chunks as usize);
+        let stage = |rank: usize, chunk: usize| {
+            chunk * ranks + if is_v && !chunk.is_multiple_of(2) { ranks - 1 - rank } else { rank }
+        };
+        (0..ranks).map(|rank| (0..chunks).map(|chunk| stage(rank, chunk)).collect()).collect()
     }
 
     /// Returns the size of the pipeline for 1F1B without a simulation.
@@ -293,7 +399,12 @@ impl Layout {
     /// When a size is 0, or does not divide what it divides, or a tensor group divides layers whose adapters
     /// have dropout.
     pub fn check(&self, model: &Model) -> Result<(), LayoutError> {
-        let given = || GivenSizes { names: Names::Keys, sizes: self.sizes().to_vec(), gpus_per_node: 1 };
+        let given = || GivenSizes {
+            names: Names::Keys,
+            sizes: self.sizes().to_vec(),
+            gpus_per_node: 1,
+            is_mixed: false,
+        };
         self.find_fault(model).map_err(|fault| fault.error(&given()))
     }
 
@@ -327,7 +438,7 @@ impl Layout {
         if blocks == 0 || blocks + 2 < stages as usize {
             return Err(Fault::Stages { blocks, stages });
         }
-        let Cut::Given(sizes) = &self.cut else { return Ok(()) };
+        let Cut::Given { blocks: sizes, .. } = &self.cut else { return Ok(()) };
         let (cut_stages, cut_blocks) = (sizes.len(), sizes.iter().map(|&size| u64::from(size)).sum());
         if cut_stages != stages as usize || cut_blocks != blocks as u64 {
             return Err(Fault::Cut { cut_stages, cut_blocks, stages, blocks });
@@ -377,6 +488,7 @@ pub(crate) fn heads(mixer: &Mixer) -> Option<u64> {
         Mixer::Attention(attention) => Some(attention.heads),
         Mixer::Latent(latent) => Some(latent.heads),
         Mixer::Mamba2(mamba) => Some(mamba.heads),
+        Mixer::Delta(delta) => Some(delta.key_heads),
         Mixer::None => None,
     }
 }

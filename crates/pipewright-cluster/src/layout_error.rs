@@ -114,11 +114,12 @@ impl Fault {
 
 /// Says that the mesh does not divide the GPUs, with the next number that it divides.
 fn mesh(gpus: u32, of: u64, given: &GivenSizes) -> LayoutError {
-    let (size, unit) = given.unit();
-    let unit = u64::from(unit);
-    let step = (of / greatest_common_divisor(of, unit).max(1)).checked_mul(unit);
-    let near = step.and_then(|step| next_multiple(gpus, step));
-    let near = near.map(|near| format!("use {}, or ", given.names.with_value(size, near / unit)));
+    let near = given.unit().and_then(|(size, unit)| {
+        let unit = u64::from(unit);
+        let step = (of / greatest_common_divisor(of, unit).max(1)).checked_mul(unit)?;
+        let near = next_multiple(gpus, step)?;
+        Some(format!("use {}, or ", given.names.with_value(size, near / unit)))
+    });
     LayoutError {
         reason: format!(
             "{} cannot be divided into a mesh of {of} ({})",

@@ -6,6 +6,7 @@
 //! file of measurements --measured--> Machine with measured rates and times that replace predicted ones
 //! Request --search--> the fastest layouts that fit into memory, with their predictions
 //! plan --emit--> options of torchtitan, Megatron or DeepSpeed
+//! configuration of one of them --judge--> a verdict, next to the best plan
 //! file of published runs --published--> runs with their models, layouts and machines
 //! ```
 //!
@@ -15,18 +16,23 @@
 
 pub mod size_names;
 mod layout_error;
+pub mod implementation;
+pub mod stack_constants;
 pub mod layout;
 pub mod measured_times;
+mod measured_tables;
 pub mod machine;
 pub mod figure;
 pub mod cluster_file;
 pub mod catalogue;
 pub mod setting;
+pub mod accuracy;
 pub mod parts;
 pub mod product;
 pub mod collective;
 pub mod attention;
 pub mod elementwise;
+mod launches;
 pub mod stage_time;
 mod measured_rates;
 mod measured_layer;
@@ -34,11 +40,14 @@ pub mod measured;
 mod cut;
 pub mod memory;
 mod units;
+pub mod placed;
 pub mod pipeline;
 pub mod predict;
 pub mod goodput;
 pub mod systems;
 mod published_model;
+mod published_layout;
 pub mod published;
 pub mod search;
 pub mod emit;
+pub mod judge;

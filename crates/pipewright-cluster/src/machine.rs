@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use crate::measured_times::MeasuredTimes;
+use crate::stack_constants::Stacks;
 
 /// A GPU with its links.
 #[derive(Debug, Clone, PartialEq)]
@@ -19,6 +20,10 @@ pub struct Machine {
     pub bf16: Option<f64>,
     /// Dense operations per second in FP8; `None` if the machine has no FP8.
     pub fp8: Option<f64>,
+    /// Dense operations per second in NVFP4; `None` if the machine has no products of 4 bits.
+    pub nvfp4: Option<f64>,
+    /// Operations per second in f32; `None` if they are not known.
+    pub single: Option<f64>,
     /// Bytes of memory.
     pub memory: f64,
     /// Bytes per second of memory.
@@ -27,6 +32,8 @@ pub struct Machine {
     pub node_bandwidth: f64,
     /// Bytes per second from a GPU to other nodes, in each direction.
     pub network_bandwidth: f64,
+    /// Bytes per second from a GPU to the memory of its host, in each direction; `None` if they are not known.
+    pub host_bandwidth: Option<f64>,
     /// GPUs of a node, or of a domain of fast links.
     pub gpus_per_node: u32,
     /// Multiprocessors, among which the tiles of a product are divided.
@@ -44,6 +51,8 @@ pub struct Machine {
     pub network_latency: f64,
     /// The shares that programs reach.
     pub constants: Constants,
+    /// The constants of the stacks that run on the machine.
+    pub stacks: Stacks,
     /// Measured times that replace predicted ones.
     pub measured: MeasuredTimes,
     /// The known machine whose figures count where a file gives none; `None` if the file gives all.
@@ -90,6 +99,8 @@ pub struct Constants {
     pub product: f64,
     /// The share of the FP8 peak that large products sustain, with their scaling.
     pub product_fp8: f64,
+    /// The share of the NVFP4 peak that large products sustain, with their scaling.
+    pub product_nvfp4: f64,
     /// The share of the bf16 peak that fused attention sustains in its forward.
     pub attention: f64,
     /// The share of the memory's bandwidth that elementwise kernels reach.
@@ -117,9 +128,10 @@ impl Constants {
     /// The ranges. Products: published rates of cuBLAS on A100 and H100. Attention: FlashAttention 2 and 3
     /// (arXiv 2307.08691, 2407.08608). Memory: STREAM-like kernels reach 0.7 to 0.93. Links: bus bandwidths
     /// of nccl-tests against data sheets.
-    pub const RANGES: [ConstantRange; 7] = [
+    pub const RANGES: [ConstantRange; 8] = [
         ConstantRange { name: "product", least: 0.3, most: 0.9 },
         ConstantRange { name: "product_fp8", least: 0.3, most: 0.85 },
+        ConstantRange { name: "product_nvfp4", least: 0.2, most: 0.85 },
         ConstantRange { name: "attention", least: 0.2, most: 0.75 },
         ConstantRange { name: "memory", least: 0.5, most: 0.93 },
         ConstantRange { name: "link", least: 0.5, most: 0.95 },
@@ -132,6 +144,7 @@ impl Constants {
     pub const EXPECTED: Self = Self {
         product: 0.70,
         product_fp8: 0.58,
+        product_nvfp4: 0.5,
         attention: 0.58,
         memory: 0.78,
         link: 0.75,
@@ -140,15 +153,15 @@ impl Constants {
     };
 
     /// Returns the constants in the order of [`Self::RANGES`].
-    pub fn to_array(self) -> [f64; 7] {
-        let Self { product, product_fp8, attention, memory, link, hidden, launch } = self;
-        [product, product_fp8, attention, memory, link, hidden, launch]
+    pub fn to_array(self) -> [f64; 8] {
+        let Self { product, product_fp8, product_nvfp4, attention, memory, link, hidden, launch } = self;
+        [product, product_fp8, product_nvfp4, attention, memory, link, hidden, launch]
     }
 
     /// Makes constants in the order of [`Self::RANGES`].
-    pub fn from_array(values: [f64; 7]) -> Self {
-        let [product, product_fp8, attention, memory, link, hidden, launch] = values;
-        Self { product, product_fp8, attention, memory, link, hidden, launch }
+    pub fn from_array(values: [f64; 8]) -> Self {
+        let [product, product_fp8, product_nvfp4, attention, memory, link, hidden, launch] = values;
+        Self { product, product_fp8, product_nvfp4, attention, memory, link, hidden, launch }
     }
 }
 
@@ -170,10 +183,13 @@ impl Machine {
             aliases: Vec::new(),
             bf16: None,
             fp8: None,
+            nvfp4: None,
+            single: None,
             memory: 0.0,
             memory_bandwidth: 0.0,
             node_bandwidth: 0.0,
             network_bandwidth: 0.0,
+            host_bandwidth: None,
             gpus_per_node: 0,
             multiprocessors: MULTIPROCESSORS,
             node_latency: NODE_LATENCY,
@@ -182,6 +198,7 @@ impl Machine {
             board_power: None,
             between_failures: None,
             constants: Constants::EXPECTED,
+            stacks: Stacks::FITTED,
             measured: MeasuredTimes::default(),
             based_on: None,
             source: String::new(),
@@ -195,12 +212,15 @@ impl Machine {
         }
     }
 
-    /// Sets the peak in bf16 to half of the peak in FP8 if only the latter is known.
+    /// Sets the peak in bf16 to half of the peak in FP8, or to the peak in f32, if only the latter is known.
     pub(crate) fn assume_half_peak(&mut self) {
-        if let (None, Some(fp8)) = (self.bf16, self.fp8) {
-            self.bf16 = Some(fp8 / 2.0);
-            self.sources.insert("bf16_tflops".to_owned(), "assumed: half of the peak in FP8".to_owned());
-        }
+        let source = match (self.bf16, self.fp8, self.single) {
+            (None, Some(_), _) => "assumed: half of the peak in FP8",
+            (None, None, Some(_)) => "assumed: the peak in f32",
+            (Some(_), _, _) | (None, None, None) => return,
+        };
+        self.bf16 = Some(self.half_peak());
+        self.sources.insert("bf16_tflops".to_owned(), source.to_owned());
     }
 
     /// Returns the bytes per second from a GPU to `ranks - 1` others of its node, in each direction.

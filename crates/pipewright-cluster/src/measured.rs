@@ -18,7 +18,7 @@
 //! rows = 8192
 //! columns = 28672
 //! inner = 8192
-//! precision = "bf16"    # or fp8
+//! precision = "bf16"    # or fp8, f32
 //! seconds = 5.6e-3
 //! [[layer]]             # a block of the model for one microbatch on one rank
 //! block = 0             # its number, from 0; all blocks of this kind are meant
@@ -28,7 +28,31 @@
 //! precision = "bf16"
 //! forward_s = 3.1e-3
 //! backward_s = 6.3e-3   # without what it computes again
+//! [[scores]]            # fused attention for one microbatch on one rank
+//! rows = 1
+//! sequence = 8192
+//! heads = 8
+//! key_value_heads = 1   # of this rank
+//! head_size = 128
+//! precision = "bf16"    # or f32
+//! forward_s = 1.2e-3
+//! backward_s = 3.4e-3
+//! [[kernel]]            # a kind of elementwise kernels
+//! kind = "norm"         # or residual, rotary, gated, plain, loss, embedding, optimizer
+//! forward_gb_per_s = 900    # of the bytes that the cost model counts for them (`elementwise`)
+//! backward_gb_per_s = 700   # the forward's, if it is missing
+//! [[link]]
+//! use = "all_reduce"    # or all_to_all, message
+//! between = "node"      # ranks of one node, or "network": each rank in another node
+//! gb_per_s = 360        # bus bandwidth, for each GPU in each direction
+//! latency_us = 8        # of each round of messages
 //! ```
+//!
+//! `overlap = 0.8`, before all tables, is the share of the replicas' collectives that computation hides, if there
+//! is enough of it; all of it if the key is missing.
+//!
+//! A cluster file may have all of this but `[[layer]]` and the tables of rates in its table `[measured]`, such as
+//! `[[measured.product]]`: its figures and constants are its rates, and layers belong to a model.
 //!
 //! Each part may be left out. A measured product replaces the prediction where a rank of a layout has its
 //! shape. Products with the same input are one product: queries, keys and values, and the gate and up
@@ -36,14 +60,15 @@
 //! measured block replaces the prediction for its own sizes, and scales it for all others, with the ratio of
 //! measured to predicted time. If a kind of block was measured in several sizes, the nearest ones count.
 
-use pipewright_document::{Dimension, Measure, Problems, Reader, Source, Table};
+use pipewright_document::{Problems, Reader, Source, Table};
 
 use crate::catalogue::MAX_FILE;
 use crate::layout::Precision;
 use crate::machine::Machine;
 pub use crate::measured_layer::{MeasuredError, MeasuredLayer};
 use crate::measured_rates::{RATES, Rate};
-use crate::measured_times::{MeasuredBlock, MeasuredProduct, MeasuredSizes};
+use crate::measured_tables::{self, PRECISIONS, rows, seconds, size};
+use crate::measured_times::{MeasuredBlock, MeasuredProduct, MeasuredSizes, MeasuredTimes};
 use crate::setting::Setting;
 use pipewright_shapes::model::Model;
 
@@ -52,14 +77,11 @@ use pipewright_shapes::model::Model;
 pub struct Measured {
     /// Rates, each with its place in a machine.
     rates: Vec<(&'static Rate, f64)>,
-    /// Products of single shapes.
-    products: Vec<MeasuredProduct>,
+    /// Times and rates that need no model.
+    times: MeasuredTimes,
     /// Blocks of the model.
     layers: Vec<MeasuredLayer>,
 }
-
-const PRECISIONS: [(&str, Precision); 3] =
-    [("bf16", Precision::Half), ("f16", Precision::Half), ("fp8", Precision::Fp8)];
 
 /// Reads a file of measurements.
 ///
@@ -70,7 +92,7 @@ pub fn read(source: impl Into<Source>) -> Result<Measured, Problems> {
         let mut file = Reader::new("the measurements", table, problems);
         let measured = Measured {
             rates: rates(&mut file),
-            products: rows(&mut file, "product", product, MeasuredProduct::is_like),
+            times: measured_tables::read(&mut file),
             layers: rows(&mut file, "layer", layer, |layer: &MeasuredLayer, other| {
                 (other.block, other.sizes) == (layer.block, layer.sizes)
             }),
@@ -92,45 +114,6 @@ fn rates(file: &mut Reader<'_>) -> Vec<(&'static Rate, f64)> {
         reader.finish();
     }
     rates
-}
-
-/// Reads the tables of a list, or one table. Two of them may not be the same, as `is_same` says.
-fn rows<T>(
-    file: &mut Reader<'_>,
-    key: &'static str,
-    read: fn(&mut Reader<'_>) -> Option<T>,
-    is_same: fn(&T, &T) -> bool,
-) -> Vec<T> {
-    let name = format!("[[{key}]]");
-    let tables = file.tables(key, &format!("tables {name}")).unwrap_or_default();
-    let mut rows: Vec<T> = Vec::with_capacity(tables.len());
-    for table in tables {
-        let mut reader = file.inner(&name, table);
-        let row = read(&mut reader);
-        if row.as_ref().is_some_and(|row| rows.iter().any(|other| is_same(row, other))) {
-            let sentence = format!("this {name} has the sizes of one before it");
-            reader.report_at(table.place.clone(), sentence, "keep one of them");
-        }
-        reader.finish();
-        rows.extend(row);
-    }
-    rows
-}
-
-const fn size(key: &'static str, least: f64) -> Measure {
-    Measure { key, dimension: Dimension::Count, unit: 1.0, least, most: 1e9 }
-}
-
-const fn seconds(key: &'static str) -> Measure {
-    Measure { key, dimension: Dimension::Time, unit: 1.0, least: 1e-9, most: 1e5 }
-}
-
-fn product(row: &mut Reader<'_>) -> Option<MeasuredProduct> {
-    row.require(&["rows", "columns", "inner", "seconds"]);
-    let [rows, columns, inner] = ["rows", "columns", "inner"].map(|key| row.measure(size(key, 1.0)));
-    let precision = row.word("precision", &PRECISIONS).unwrap_or(Precision::Half);
-    let seconds = row.measure(seconds("seconds"));
-    Some(MeasuredProduct { rows: rows?, columns: columns?, inner: inner?, precision, seconds: seconds? })
 }
 
 fn layer(row: &mut Reader<'_>) -> Option<MeasuredLayer> {
@@ -158,7 +141,7 @@ impl Measured {
     pub fn machine(&self, model: &Model, machine: &Machine) -> Result<Machine, MeasuredError> {
         let mut changed = machine.clone();
         self.rates.iter().for_each(|(rate, value)| rate.apply(&mut changed, *value));
-        changed.measured.products.clone_from(&self.products);
+        changed.measured = self.times.clone().over(&machine.measured);
         let mut blocks: Vec<MeasuredBlock> = Vec::with_capacity(self.layers.len());
         for layer in &self.layers {
             let block = layer.compared(model, &changed)?;
@@ -171,7 +154,7 @@ impl Measured {
             }
             blocks.push(block);
         }
-        changed.measured.blocks = blocks;
+        changed.measured.blocks.splice(0..0, blocks);
         Ok(changed)
     }
 
@@ -202,7 +185,8 @@ impl Measured {
             )
         };
         let layers = self.layers.iter().zip(&changed.measured.blocks).map(layer);
-        self.rates.iter().map(rate).chain(self.products.iter().map(product)).chain(layers).collect()
+        let products = self.times.products.iter().map(product);
+        self.rates.iter().map(rate).chain(products).chain(self.times.sentences()).chain(layers).collect()
     }
 }
 

@@ -3,12 +3,14 @@
 //! **Parameters** are counted for each rank of a tensor group. Heads of keys and values that are fewer than
 //! the ranks have a copy on each rank ([`Block::with_copies`]). Training in 16 bits with AdamW takes 2 bytes
 //! for a parameter, 4 for its gradient, and 12 for the optimizer: a copy of 4 bytes and two moments (arXiv
-//! 2205.05198, section 6). If the optimizer is sharded, replicas divide its 12 bytes. If gradients are
+//! 2205.05198, section 6), and in f32 4, 4 and 8; a stack may have other formats
+//! ([`StateFormats`](crate::implementation::StateFormats)). If the optimizer is sharded, replicas divide its bytes. If
+//! gradients are
 //! sharded, replicas divide these, too, and each microbatch reduces the gradients of one block after another.
 //! If parameters are sharded, replicas divide 16 bytes (parameter, gradient and two moments of 4 bytes each),
 //! and a rank holds copies of 2 bytes and gradients of 4 bytes: of the blocks at hand, or, in a pipeline, of
 //! all its blocks until the step ends. Frozen parameters take 2 bytes, or 4 in FP8 if they are not
-//! sharded, and have no gradient and no optimizer state. Adapters are trained in single precision: 4 bytes, 4
+//! sharded or in f32, and have no gradient and no optimizer state. Adapters are trained in single precision: 4 bytes, 4
 //! for the gradient, and 8 for both moments. Gradients of adapters are counted as a whole even if gradients
 //! are sharded.
 //!
@@ -24,9 +26,11 @@ use std::ops::{Add, Mul};
 
 use pipewright_schedule::held_bytes::HeldBytes;
 
-use crate::layout::{Layout, Precision, Recompute, Scores, ShardedState};
+use crate::implementation::{Format, Loss};
+use crate::layout::{Layout, Modules, Precision, Recompute, Scores, ShardedState};
+use crate::setting::Setting;
 use pipewright_shapes::kept::{KeptNumbers, expert_rows, norm};
-use pipewright_shapes::model::{Block, Division, FeedForward, Matrix, Mixer, Model};
+use pipewright_shapes::model::{Block, Dense, Division, Experts, FeedForward, Matrix, Mixer, Model};
 use pipewright_shapes::training::{AdaptedLayer, Adapters, Training};
 
 /// Parameters of a rank, by the ranks that have the same ones.
@@ -51,7 +55,7 @@ impl Parameters {
 
     /// Returns the parameters that a rank updates if the ranks with the same parameters divide them.
     pub fn shard(&self, layout: &Layout) -> f64 {
-        self.shared / f64::from(layout.replicas()) + self.experts / f64::from(layout.expert_replicas())
+        self.shared / f64::from(layout.shards()) + self.experts / f64::from(layout.expert_shards())
     }
 }
 
@@ -123,28 +127,40 @@ pub fn table_parameters(model: &Model, layout: &Layout) -> f64 {
 /// parameters of the model's largest block.
 pub fn state(parameters: Parameters, largest_block: Parameters, layout: &Layout) -> HeldBytes<f64> {
     let (own, shard) = (parameters.total(), parameters.shard(layout));
-    let in_pipeline = layout.pipeline > 1;
-    let copies = weight_bytes(layout);
+    let formats = layout.state_formats();
+    let weights = weight_bytes(layout);
+    let of_gradient = formats.gradients.bytes();
+    let of_optimizer = formats.optimizer_bytes(layout.implementation.optimizer.moments());
     let [parameters, gradients, optimizer] = match layout.sharding {
-        ShardedState::Nothing => [copies * own, 4.0 * own, 12.0 * own],
-        ShardedState::Optimizer => [copies * own, 4.0 * own, 12.0 * shard],
+        ShardedState::Nothing => [weights * own, of_gradient * own, of_optimizer * own],
+        ShardedState::Optimizer => [weights * own, of_gradient * own, of_optimizer * shard],
         // Each microbatch reduces its gradients, block by block.
-        ShardedState::Gradients => [copies * own, 4.0 * (shard + largest_block.total()), 12.0 * shard],
+        ShardedState::Gradients => {
+            [weights * own, of_gradient * (shard + largest_block.total()), of_optimizer * shard]
+        }
         ShardedState::Parameters => {
-            let gathered = if in_pipeline { own } else { 2.0 * largest_block.total() };
-            let summed = if in_pipeline { own } else { largest_block.total() };
-            [4.0 * shard + 2.0 * gathered, 4.0 * shard + 4.0 * summed, 8.0 * shard]
+            let is_kept = layout.keeps_gathered();
+            let gathered = if is_kept { own } else { 2.0 * largest_block.total() };
+            let summed = if is_kept { own } else { largest_block.total() };
+            [
+                formats.weights.bytes() * shard + layout.gathered_format().bytes() * gathered,
+                of_gradient * (shard + summed),
+                of_optimizer * shard,
+            ]
         }
     };
     HeldBytes { parameters, gradients, optimizer, ..HeldBytes::default() }
 }
 
-/// The bytes of a parameter in the forms that products read.
+/// The bytes of a parameter in the forms that products read. Weights in a narrow format, and their transpose, are
+/// all that there is, or are kept in addition to the weights in 16 bits.
 fn weight_bytes(layout: &Layout) -> f64 {
-    match layout.precision {
-        Precision::Half => 2.0,
-        // Weights in FP8 and their transpose are kept in addition to the weights in 16 bits.
-        Precision::Fp8 => 4.0,
+    let narrow = 2.0 * layout.precision.bytes();
+    match (layout.state_formats().weights, layout.precision) {
+        (Format::Fp8 | Format::Nvfp4, _) => narrow,
+        (_, Precision::Half) => Format::Bf16.bytes(),
+        (_, Precision::Single) => Format::F32.bytes(),
+        (_, Precision::Fp8 | Precision::Mxfp8 | Precision::Nvfp4) => Format::Bf16.bytes() + narrow,
     }
 }
 
@@ -157,16 +173,21 @@ pub fn adapted_state(
     layout: &Layout,
 ) -> HeldBytes<f64> {
     let (own, shard) = (adapters.total(), adapters.shard(layout));
-    let copies = weight_bytes(layout);
+    let (of_frozen, of_adapter) = (weight_bytes(layout), layout.adapter_format().bytes());
     let [parameters, gradients, optimizer] = match layout.sharding {
-        ShardedState::Nothing => [4.0 * own + copies * frozen.total(), 4.0 * own, 8.0 * own],
+        ShardedState::Nothing => {
+            [of_adapter * own + of_frozen * frozen.total(), of_adapter * own, 2.0 * of_adapter * own]
+        }
         ShardedState::Optimizer | ShardedState::Gradients => {
-            [4.0 * own + copies * frozen.total(), 4.0 * own, 8.0 * shard]
+            [of_adapter * own + of_frozen * frozen.total(), of_adapter * own, 2.0 * of_adapter * shard]
         }
         ShardedState::Parameters => {
-            let gathered = if layout.pipeline > 1 { frozen.total() } else { 2.0 * largest_block.total() };
-            let held = 2.0 * frozen.shard(layout) + 2.0 * gathered;
-            [4.0 * (shard + own) + held, 4.0 * (shard + own), 8.0 * shard]
+            let is_kept = layout.keeps_gathered();
+            let gathered = if is_kept { frozen.total() } else { 2.0 * largest_block.total() };
+            let element = layout.precision.element_bytes();
+            let held = element * frozen.shard(layout) + element * gathered;
+            let trained = of_adapter * (shard + own);
+            [trained + held, trained, 2.0 * of_adapter * shard]
         }
     };
     HeldBytes { parameters, gradients, optimizer, ..HeldBytes::default() }
@@ -179,9 +200,12 @@ pub fn block_activations(block: &Block, model: &Model, layout: &Layout) -> f64 {
     }
     let block = &block.with_copies(layout.tensor);
     let kept = match (layout.recompute, layout.scores) {
-        (Recompute::Full, _) => 2.0 * model.hidden as f64 / layout.sequence_division(),
+        (Recompute::Full, _) => {
+            layout.precision.element_bytes() * model.hidden as f64 / layout.sequence_division()
+        }
         (Recompute::Selective, Scores::Fused) => selected(block, model, layout),
-        (Recompute::None | Recompute::Selective, _) => everything(block, model, layout),
+        (Recompute::Modules(modules), _) => everything(block, model, layout, modules),
+        (Recompute::None | Recompute::Selective, _) => everything(block, model, layout, Modules::default()),
     };
     kept * layout.tokens()
 }
@@ -205,14 +229,18 @@ pub fn block_stash(block: &Block, model: &Model, layout: &Layout) -> f64 {
     block.matrices(model.hidden).iter().map(kept).sum::<f64>() * layout.tokens()
 }
 
-/// The bytes per token that a block's adapters keep for their backward, in single precision.
+/// The bytes per token that a block's adapters keep for their backward.
 fn adapter_activations(block: &Block, layout: &Layout) -> f64 {
     let Training::Adapters(adapters) = &block.training else { return 0.0 };
     let kept = |layer: AdaptedLayer| {
         let widths = layout.widths_of([layer.input, layer.output], layer.division);
         adapters.sizes().kept(widths, !layer.shares_input)
     };
-    4.0 * adapters.layers().map(kept).sum::<f64>()
+    let bytes = layout.adapter_format().bytes();
+    // An adapter in the format of the block's tensors keeps no copy of an input.
+    let copies =
+        |layer: AdaptedLayer| if bytes < 4.0 { AdaptedLayer { shares_input: true, ..layer } } else { layer };
+    bytes * adapters.layers().map(copies).map(kept).sum::<f64>()
 }
 
 /// The bytes per token that a block's adapters keep for the gradients of their matrices.
@@ -226,10 +254,7 @@ fn adapter_stash(adapters: &Adapters, layout: &Layout) -> f64 {
 
 /// The bytes of an element of a product's input.
 fn input_bytes(layout: &Layout) -> f64 {
-    match layout.precision {
-        Precision::Half => 2.0,
-        Precision::Fp8 => 1.0,
-    }
+    layout.precision.bytes()
 }
 
 /// Returns the bytes of activations of a block with nothing computed again, for one microbatch.
@@ -237,36 +262,61 @@ pub fn whole_block_activations(block: &Block, model: &Model, layout: &Layout) ->
     if block.training == Training::ForwardOnly {
         return 0.0;
     }
-    everything(&block.with_copies(layout.tensor), model, layout) * layout.tokens()
+    everything(&block.with_copies(layout.tensor), model, layout, Modules::default()) * layout.tokens()
 }
 
-/// The bytes per token of all tensors of a block that its backward reads.
-fn everything(block: &Block, model: &Model, layout: &Layout) -> f64 {
+/// The bytes per token of all tensors of a block that its backward reads, without the parts that `modules` name.
+fn everything(block: &Block, model: &Model, layout: &Layout, modules: Modules) -> f64 {
     let (tensor, division) = (f64::from(layout.tensor), layout.sequence_division());
-    let bytes = |kept: KeptNumbers| 2.0 * kept.others as f64 + input_bytes(layout) * kept.inputs as f64;
+    // A frozen matrix has no gradient, so nothing keeps its input, unless an adapter does.
+    let of_inputs = match &block.training {
+        Training::Adapters(adapters) if adapters.layers().count() == 0 => 0.0,
+        _ => layout.precision.bytes(),
+    };
+    let element = layout.precision.element_bytes();
+    let bytes = |kept: KeptNumbers| element * kept.others as f64 + of_inputs * kept.inputs as f64;
+    let without_inputs = |kept: KeptNumbers| KeptNumbers { inputs: 0, ..kept };
     // The mask of the dropout after the part.
     let mask = if model.gpt { model.hidden } else { 0 };
-    let norms = model.vectors.norms_per_part as f64 * bytes(norm(model.hidden));
+    let of_norm = norm(model.hidden);
+    let of_norm = if modules.has(Modules::NORMS) { without_inputs(of_norm) } else { of_norm };
+    let norms = model.vectors.norms_per_part as f64 * bytes(of_norm);
     let outer = (norms + mask as f64) / division;
     let mixer = match block.mixer {
         Mixer::Attention(attention) => {
-            let keeps_scores = layout.scores == Scores::Unfused && layout.recompute != Recompute::Selective;
-            let scores = if keeps_scores { 5 * attention.heads * u64::from(layout.sequence) } else { 0 };
+            let keeps_scores = layout.scores == Scores::Unfused
+                && layout.recompute != Recompute::Selective
+                && !modules.has(Modules::SCORES);
+            // Scores, their softmax, and the mask of the dropout.
+            let per_score = 2.0 * element + 1.0;
+            let pairs = if keeps_scores { attention.heads * u64::from(layout.sequence) } else { 0 };
             let norms = bytes(attention.norms_kept(model.vectors.query_key_norm));
-            outer + (bytes(attention.kept()) + norms + scores as f64) / tensor
+            outer + (bytes(attention.kept()) + norms + per_score * pairs as f64) / tensor
         }
         Mixer::Latent(latent) => {
-            outer + bytes(latent.norms_kept()) / division + bytes(latent.kept()) / tensor
+            let kept = latent.kept();
+            // Queries, keys and values are made again from the latent vectors.
+            let kept = if modules.has(Modules::LATENT) { KeptNumbers { others: 0, ..kept } } else { kept };
+            outer + bytes(latent.norms_kept()) / division + bytes(kept) / tensor
         }
         Mixer::Mamba2(mamba) => outer + bytes(mamba.kept()) / tensor,
+        Mixer::Delta(delta) => outer + bytes(delta.ranks_kept()) / division + bytes(delta.kept()) / tensor,
         Mixer::None => 0.0,
     };
     let feed_forward = match block.feed_forward {
+        FeedForward::Dense(_) if modules.has(Modules::DENSE) => outer,
         FeedForward::Dense(dense) => outer + bytes(dense.kept()) / tensor,
+        FeedForward::Experts(_) | FeedForward::LatentExperts { .. } if modules.has(Modules::EXPERTS) => outer,
         FeedForward::Experts(experts) | FeedForward::LatentExperts { experts, .. } => {
+            let load = f64::from(layout.implementation.expert_load) / 100.0;
             let width = block.feed_forward.expert_width(model.hidden);
-            let rows = input_bytes(layout) * expert_rows(experts.per_token, width) as f64;
-            outer + rows / division + bytes(experts.kept()) / tensor
+            let rows = of_inputs * expert_rows(experts.per_token, width) as f64 * load;
+            let shared = if modules.has(Modules::SHARED_EXPERT) { 0 } else { experts.shared_inner };
+            let routed = Experts { shared_inner: 0, ..experts }.kept();
+            let drops = modules.has(Modules::EXPERT_ACTIVATIONS);
+            let routed = if drops { without_inputs(routed) } else { routed };
+            let shared = Dense { inner: shared, ..experts.expert }.kept();
+            outer + rows / division + (bytes(routed) * load + bytes(shared)) / tensor
         }
         FeedForward::None => 0.0,
     };
@@ -286,9 +336,11 @@ fn selected(block: &Block, model: &Model, layout: &Layout) -> f64 {
         Mixer::Attention(attention) => attention.query_width(),
         Mixer::Latent(latent) => latent.heads * latent.value_size,
         Mixer::Mamba2(mamba) => mamba.inner(),
+        Mixer::Delta(delta) => delta.value_width(),
         Mixer::None => 0,
     };
-    let base = 2.0 * model.hidden as f64 / division + 2.0 * values as f64 / tensor + outputs;
+    let element = layout.precision.element_bytes();
+    let base = element * (model.hidden as f64 / division + values as f64 / tensor + outputs / 2.0);
     base + adapter_activations(block, layout)
 }
 
@@ -297,7 +349,7 @@ fn selected(block: &Block, model: &Model, layout: &Layout) -> f64 {
 /// arrive and two leave. Tokens of experts and their outputs have a buffer on each side of their exchange.
 /// The buffers of the library that sends them are not included.
 pub fn buffers(model: &Model, layout: &Layout) -> f64 {
-    let hidden = 2.0 * layout.tokens() * model.hidden as f64;
+    let hidden = layout.precision.element_bytes() * layout.tokens() * model.hidden as f64;
     let gathered = if layout.sequence_parallel { 2.0 * hidden } else { 0.0 };
     let passed = if layout.pipeline > 1 { 4.0 * hidden / f64::from(layout.tensor) } else { 0.0 };
     let copies = |block: &Block| {
@@ -310,8 +362,20 @@ pub fn buffers(model: &Model, layout: &Layout) -> f64 {
     gathered + passed + sent
 }
 
-/// Returns the bytes of the logits of a microbatch and their gradient, in 2 bytes and in 4, and of the
-/// logarithms of their probabilities.
-pub fn logits(model: &Model, layout: &Layout) -> f64 {
-    16.0 * layout.tokens() * model.vocabulary as f64 / f64::from(layout.tensor)
+/// The bytes of a logit if its gradient replaces it: 2, and as many in a copy that the product for the gradient of
+/// the head's input reads.
+const FUSED_LOGIT: f64 = 4.0;
+/// The part of the tokens whose logits exist at the same time, if the loss is computed in chunks.
+const CHUNK: f64 = 1.0 / 8.0;
+
+/// Returns the bytes of the logits of a microbatch and of the other arrays of the loss: the gradient, and the
+/// logarithms of probabilities unless the loss is fused. The ranks of a tensor group divide them.
+pub fn logits(setting: &Setting<'_>) -> f64 {
+    let (model, layout) = (setting.model, setting.layout);
+    let bytes = match layout.implementation.loss {
+        Loss::Separate => setting.stack().logit_bytes,
+        Loss::Fused => FUSED_LOGIT,
+        Loss::Chunked => FUSED_LOGIT * CHUNK,
+    };
+    bytes * layout.tokens() * model.vocabulary as f64 / f64::from(layout.tensor)
 }

@@ -11,12 +11,16 @@ pub struct Parts {
     pub attention: f64,
     /// Norms, activations, residual sums, casts and the loss.
     pub elementwise: f64,
+    /// Waiting of the GPU for kernels that the host launches.
+    pub launches: f64,
     /// Collectives of tensor groups.
     pub tensor: f64,
     /// Exchange of tokens between the ranks of experts.
     pub experts: f64,
     /// Exchange of keys and values between the ranks of a sequence.
     pub context: f64,
+    /// Waiting for activations on their way to the memory of the host and back.
+    pub offload: f64,
     /// Gathers of sharded parameters, and reductions of gradients, that computation does not hide.
     pub data: f64,
 }
@@ -24,12 +28,12 @@ pub struct Parts {
 impl Parts {
     /// Returns the sum of all parts.
     pub fn total(&self) -> f64 {
-        self.computation() + self.tensor + self.experts + self.context + self.data
+        self.computation() + self.tensor + self.experts + self.context + self.offload + self.data
     }
 
     /// Returns the sum of the parts that are not communication.
     pub fn computation(&self) -> f64 {
-        self.products + self.attention + self.elementwise
+        self.products + self.attention + self.elementwise + self.launches
     }
 }
 
@@ -41,9 +45,11 @@ impl Add for Parts {
             products: self.products + other.products,
             attention: self.attention + other.attention,
             elementwise: self.elementwise + other.elementwise,
+            launches: self.launches + other.launches,
             tensor: self.tensor + other.tensor,
             experts: self.experts + other.experts,
             context: self.context + other.context,
+            offload: self.offload + other.offload,
             data: self.data + other.data,
         }
     }
@@ -57,9 +63,11 @@ impl Mul<f64> for Parts {
             products: self.products * factor,
             attention: self.attention * factor,
             elementwise: self.elementwise * factor,
+            launches: self.launches * factor,
             tensor: self.tensor * factor,
             experts: self.experts * factor,
             context: self.context * factor,
+            offload: self.offload * factor,
             data: self.data * factor,
         }
     }

@@ -1,9 +1,10 @@
 //! The simulated run of a pipeline's schedule.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use pipewright_schedule::costs::{Link, StageCosts, StageSizes};
 use pipewright_schedule::error_text::with_causes;
+use pipewright_schedule::ids::Rank;
 use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::simulate::{peak_memory, timed};
 use pipewright_schedule::{
@@ -45,8 +46,10 @@ pub struct PipelineCosts {
     /// The stages that are trained. The others compute no gradients of weights, and no gradients that nothing
     /// needs.
     pub trained: TrainedStages,
-    /// The link between neighbours.
+    /// The link between neighbours, the slowest one if they differ. The closed form has only this one.
     pub link: Link,
+    /// The links that differ from [`Self::link`], by sender and receiver.
+    pub links: BTreeMap<(Rank, Rank), Link>,
 }
 
 /// The simulated run of a pipeline.
@@ -120,6 +123,7 @@ impl Programs {
             stages: costs.stages.clone(),
             sizes: costs.sizes.clone(),
             link: costs.link,
+            links: costs.links.clone(),
             ..Costs::default()
         };
         let run = timed(program, &simulated).map_err(|error| PipelineError::Failed(with_causes(&error)))?;

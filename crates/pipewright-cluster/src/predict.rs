@@ -3,23 +3,22 @@
 use std::ops::Range;
 
 use pipewright_schedule::TrainedStages;
-use pipewright_schedule::costs::{Link, StageCosts, StageSizes};
+use pipewright_schedule::costs::{StageCosts, StageSizes};
 use thiserror::Error;
 
 use crate::collective::Group;
-use crate::layout::{LayoutError, ShardedState};
+use crate::implementation::Optimizer;
+use crate::layout::{Layout, LayoutError, Precision, ShardedState};
 use crate::machine::Machine;
+use crate::measured_times::Kernel;
 use crate::memory::{Parameters, buffers, logits};
 use crate::parts::Parts;
 use crate::pipeline::{PipelineCosts, PipelineError, PipelineRun, Programs};
+use crate::placed::Placed;
 use crate::setting::Setting;
 use crate::stage_time::StageTime;
 use crate::units::{Unit, Units};
 use pipewright_schedule::held_bytes::HeldBytes;
-
-/// Bytes of a parameter that AdamW reads and writes: the gradient twice (norm and update), its copy of 4
-/// bytes and two moments, each read and written, and the parameter.
-pub(crate) const OPTIMIZER_TRAFFIC: f64 = 34.0;
 
 /// A predicted step.
 #[derive(Debug, Clone, PartialEq)]
@@ -32,6 +31,8 @@ pub struct Prediction {
     pub again: Parts,
     /// Seconds in which the busiest rank waits for other ranks of its pipeline and their messages.
     pub bubble: f64,
+    /// Seconds in which each rank waits for other ranks of its pipeline and their messages.
+    pub waits: Vec<f64>,
     /// Seconds of the optimizer.
     pub optimizer: f64,
     /// The blocks of each stage.
@@ -75,6 +76,11 @@ pub enum PredictError {
     /// The layout does not fit.
     #[error(transparent)]
     Layout(#[from] LayoutError),
+    /// Activations go to the host, and the machine has no figure for the link.
+    #[error(
+        "activations go to the memory of the host, and `{0}` has no `host_gb_per_s`; add it to the machine"
+    )]
+    NoHostLink(String),
     /// The pipeline cannot be simulated.
     #[error(transparent)]
     Pipeline(#[from] PipelineError),
@@ -88,9 +94,22 @@ pipewright_schedule::message_as_debug!(PredictError);
 /// When the layout does not fit the model, or its schedule does not exist in its size.
 pub fn predict(setting: &Setting<'_>, programs: &mut Programs) -> Result<Prediction, PredictError> {
     setting.layout.check(setting.model)?;
-    let units = Units::of(setting);
-    let run = |costs: &_| programs.run(setting.layout, costs);
-    Ok(RunPipeline::new(setting, &units, units.cut(setting.layout), run)?.predict(setting, &units))
+    predict_placed(&Placed::on_one(*setting), programs)
+}
+
+/// Like [`predict`], on machines of one or several kinds.
+///
+/// # Errors
+/// When activations go to the host and a kind has no link to it, or the schedule does not exist in its size.
+pub fn predict_placed(placed: &Placed<'_>, programs: &mut Programs) -> Result<Prediction, PredictError> {
+    let layout = placed.layout();
+    let lacks_link = |kind: &&Setting<'_>| kind.machine.host_bandwidth.is_none();
+    if let Some(kind) = placed.kinds.iter().find(lacks_link).filter(|_| layout.offload_layers > 0) {
+        return Err(PredictError::NoHostLink(kind.machine.name.clone()));
+    }
+    let units: Vec<Units> = placed.kinds.iter().map(Units::of).collect();
+    let run = |costs: &_| programs.run(layout, costs);
+    Ok(RunPipeline::new(placed, &units, placed.cut(&units), run)?.predict(placed, &units))
 }
 
 /// A pipeline with its stages and its run. It does not depend on what replicas divide among themselves.
@@ -105,16 +124,22 @@ pub(crate) struct RunPipeline {
 }
 
 impl RunPipeline {
-    /// Runs the pipeline of a layout, which was checked, from the costs of the model's parts and the blocks
-    /// of each stage.
+    /// Runs the pipeline of a layout, which was checked, from the costs of the model's parts on each kind of
+    /// machine and the blocks of each stage.
     pub(crate) fn new(
-        setting: &Setting<'_>,
-        units: &Units,
+        placed: &Placed<'_>,
+        units: &[Units],
         cut: Vec<Range<usize>>,
         run: impl FnOnce(&PipelineCosts) -> Result<PipelineRun, PipelineError>,
     ) -> Result<Self, PipelineError> {
-        let stages = units.stages(&cut);
-        let run = run(&pipeline_costs(setting, &stages))?;
+        let by_kind: Vec<Vec<Unit>> = units.iter().map(|units| units.stages(placed.layout(), &cut)).collect();
+        let kinds = placed.kind_of_stage();
+        let mut stages: Vec<Unit> =
+            kinds.iter().enumerate().map(|(stage, &kind)| by_kind[kind][stage]).collect();
+        for (stage, kind) in stages.iter_mut().zip(kinds) {
+            stage.wait_for_host(&placed.kinds[kind]);
+        }
+        let run = run(&pipeline_costs(placed, &stages))?;
         let rank = |stages_of_rank: &Vec<usize>| {
             let mut sum = Unit::default();
             stages_of_rank.iter().for_each(|&stage| sum += stages[stage]);
@@ -126,49 +151,70 @@ impl RunPipeline {
         Ok(Self { cut, ranks, busiest, run })
     }
 
-    /// Predicts a step. The setting may differ in its sharding from the one of [`Self::new`].
-    pub(crate) fn predict(&self, setting: &Setting<'_>, units: &Units) -> Prediction {
-        let (layout, Self { cut, ranks, busiest, run }) = (setting.layout, self);
+    /// Predicts a step. The layout may differ in its sharding from the one of [`Self::new`].
+    pub(crate) fn predict(&self, placed: &Placed<'_>, units: &[Units]) -> Prediction {
+        let (layout, Self { cut, ranks, busiest, run }) = (placed.layout(), self);
         let by_shard = |one: &&Unit, other: &&Unit| {
             one.parameters.shard(layout).total_cmp(&other.parameters.shard(layout))
         };
-        let most = ranks.iter().max_by(by_shard).copied().unwrap_or_default();
-        let data = match layout.sharding {
-            ShardedState::Nothing | ShardedState::Optimizer | ShardedState::Gradients => {
-                exposed_data(setting, &most, busiest)
-            }
-            // Frozen parameters are gathered too, and another rank may have most of them.
-            ShardedState::Parameters => {
-                ranks.iter().map(|rank| exposed_data(setting, rank, busiest)).fold(0.0, f64::max)
-            }
-        };
-        let optimizer = optimizer_seconds(setting, most.parameters);
-        let microbatches = f64::from(layout.microbatches());
+        let (mut data, mut optimizer) = (0.0_f64, 0.0_f64);
+        for (kind, setting) in placed.kinds.iter().enumerate() {
+            let own = || {
+                ranks.iter().zip(&placed.kind_of_rank).filter(|(_, own)| **own == kind).map(|(rank, _)| rank)
+            };
+            let most = own().max_by(by_shard).copied().unwrap_or_default();
+            let of_kind = match layout.sharding {
+                ShardedState::Nothing | ShardedState::Optimizer | ShardedState::Gradients => {
+                    exposed_data(setting, &most, busiest)
+                }
+                // Frozen parameters are gathered too, and another rank may have most of them.
+                ShardedState::Parameters => {
+                    own().map(|rank| exposed_data(setting, rank, busiest)).fold(0.0, f64::max)
+                }
+            };
+            data = data.max(of_kind);
+            optimizer = optimizer.max(optimizer_seconds(setting, most.parameters));
+        }
+        let microbatches = f64::from(layout.step_microbatches());
         let mut parts = (busiest.forward + busiest.backward + busiest.again) * microbatches;
         if run.splits_backward {
             parts.tensor += busiest.behind_weights * microbatches;
         }
         // Without a wait, the difference of both sums may be a rounding error below 0.
-        let bubble = (run.makespan - parts.total()).max(0.0);
+        let makespan = run.makespan * f64::from(layout.passes());
+        let bubble = (makespan - parts.total()).max(0.0);
         parts.data = data;
-        let seconds = run.makespan + data + optimizer;
+        let seconds = makespan + data + optimizer;
         let tokens_per_gpu = layout.step_tokens() / seconds / f64::from(layout.gpus);
         Prediction {
             seconds,
             parts,
             again: busiest.again * microbatches,
             bubble,
+            waits: ranks.iter().map(|rank| (makespan - rank.time.total() * microbatches).max(0.0)).collect(),
             optimizer,
             blocks: cut.iter().map(ExactSizeIterator::len).collect(),
-            memory: memory(setting, units, ranks, run, cut.len() - 1),
+            memory: memory(placed, &units[0], ranks, run, cut.len() - 1),
             tokens_per_gpu,
-            operations_per_gpu: units.operations * tokens_per_gpu,
+            operations_per_gpu: units[0].operations * tokens_per_gpu,
         }
     }
 }
 
-fn pipeline_costs(setting: &Setting<'_>, stages: &[Unit]) -> PipelineCosts {
-    let (layout, machine) = (setting.layout, setting.machine);
+impl Unit {
+    /// Adds the time in which a stage waits for activations that go to the memory of the host during its forward,
+    /// and come back during its backward. Two blocks' activations are on the way at a time, so the peak of memory
+    /// does not have them.
+    fn wait_for_host(&mut self, setting: &Setting<'_>) {
+        let Some(bandwidth) = setting.machine.host_bandwidth.filter(|_| self.offloaded > 0.0) else { return };
+        let seconds = self.offloaded / (bandwidth * setting.machine.constants.link);
+        let wait = |computed: f64| (seconds - computed).max(0.0);
+        self.time.forward.offload += wait(self.time.forward.total());
+        self.time.backward.offload += wait((self.time.backward + self.time.again).total());
+    }
+}
+
+fn pipeline_costs(placed: &Placed<'_>, stages: &[Unit]) -> PipelineCosts {
     let costs = |stage: &Unit| {
         let time = &stage.time;
         let backward = (time.backward + time.again).total();
@@ -176,22 +222,21 @@ fn pipeline_costs(setting: &Setting<'_>, stages: &[Unit]) -> PipelineCosts {
         StageCosts { backward, ..StageCosts::new(time.forward.total(), for_inputs, time.weights) }
     };
     // With sequence parallelism, or a scattered message, each rank of a tensor group sends its share.
-    let output = setting.hidden_bytes() / f64::from(layout.tensor);
+    let output = placed.kinds[0].hidden_bytes() / f64::from(placed.layout().tensor);
     let sizes = |stage: &Unit| StageSizes {
         output: output as u64,
         activation: stage.activation as u64,
         stash: stage.stash as u64,
         ..StageSizes::default()
     };
-    let inside = layout.gpus <= machine.gpus_per_node;
-    let bandwidth = if inside { machine.bandwidth_among(2) } else { machine.network_bandwidth };
-    let latency = if inside { machine.node_latency } else { machine.network_latency };
+    let (link, links) = placed.links();
     let is_trained: Vec<bool> = stages.iter().map(|stage| stage.parameters.total() > 0.0).collect();
     PipelineCosts {
         trained: TrainedStages::of(&is_trained),
         stages: stages.iter().map(costs).collect(),
         sizes: stages.iter().map(sizes).collect(),
-        link: Link { latency, bandwidth: bandwidth * machine.constants.link },
+        link,
+        links,
     }
 }
 
@@ -204,16 +249,16 @@ fn exposed_data(setting: &Setting<'_>, rank: &Unit, busiest: &StageTime) -> f64 
     let (layout, parameters) = (setting.layout, rank.parameters);
     // Frozen parameters are gathered if they are sharded. Adapters are gathered in single precision.
     let [of_trained, of_frozen] = match (setting.model.is_adapted(), layout.sharding) {
-        (false, _) => [2.0, 0.0],
-        (true, ShardedState::Parameters) => [4.0, 2.0],
+        (false, _) => [layout.gathered_format().bytes(), 0.0],
+        (true, ShardedState::Parameters) => [4.0, layout.precision.element_bytes()],
         (true, _) => [4.0, 0.0],
     };
     let gathered = parameters * of_trained + rank.frozen * of_frozen;
-    let summed = parameters * 4.0;
+    let summed = parameters * layout.state_formats().gradients.bytes();
     // Experts have replicas of their own, one group after another on the same links.
-    let shared = Group { ranks: layout.replicas(), stride: layout.tensor };
+    let shared = Group { ranks: layout.shards(), stride: layout.tensor };
     let experts =
-        Group { ranks: layout.expert_replicas(), stride: layout.expert_tensor.saturating_mul(layout.expert) };
+        Group { ranks: layout.expert_shards(), stride: layout.expert_tensor.saturating_mul(layout.expert) };
     let seconds = |collective: fn(&Group, &Machine, f64) -> f64, bytes: Parameters| {
         let parts = [(bytes.shared, &shared), (bytes.experts, &experts)];
         let used = parts.into_iter().filter(|&(bytes, _)| bytes > 0.0);
@@ -221,19 +266,52 @@ fn exposed_data(setting: &Setting<'_>, rank: &Unit, busiest: &StageTime) -> f64 
     };
     let (gather, reduce) = (seconds(Group::gather, gathered), seconds(Group::gather, summed));
     let (forward, backward) = (busiest.forward.total(), (busiest.backward + busiest.again).total());
-    let exposed = |communication: f64, computation: f64| (communication - computation).max(0.0);
-    let microbatches = f64::from(layout.microbatches());
+    let overlap = setting.machine.measured.overlap.unwrap_or(1.0);
+    let exposed =
+        |communication: f64, computation: f64| communication - overlap * communication.min(computation);
+    let microbatches = f64::from(layout.step_microbatches());
+    let passes = f64::from(layout.passes());
     match layout.sharding {
         ShardedState::Nothing => exposed(seconds(Group::all_reduce, summed), backward),
         ShardedState::Optimizer => exposed(gather, forward) + exposed(reduce, backward),
         ShardedState::Gradients => exposed(gather, forward) + exposed(reduce, backward) * microbatches,
-        ShardedState::Parameters if layout.pipeline > 1 => {
-            exposed(gather, forward) + exposed(reduce, backward)
+        ShardedState::Parameters if layout.keeps_gathered() => {
+            (exposed(gather, forward) + exposed(reduce, backward)) * passes
         }
         ShardedState::Parameters => {
             (exposed(gather, forward) + exposed(gather + reduce, backward)) * microbatches
         }
     }
+}
+
+/// Returns the bytes of a parameter that an optimizer reads and writes: the gradient twice (norm and update), the copy
+/// that is updated and the moments, each read and written, and the parameter in the form that products read.
+pub fn optimizer_traffic(layout: &Layout) -> f64 {
+    let formats = layout.state_formats();
+    let updated = formats.main_weights.unwrap_or(formats.weights).bytes();
+    let computed = if formats.main_weights.is_some() { formats.weights.bytes() } else { 0.0 };
+    let moments = layout.implementation.optimizer.moments() * formats.moments.bytes();
+    2.0 * (formats.gradients.bytes() + updated + moments) + computed
+}
+
+/// The iterations that make the update of a matrix orthogonal (Newton-Schulz; kellerjordan.github.io/posts/muon).
+const ITERATIONS: f64 = 5.0;
+
+/// The operations per parameter of the products that make the updates of matrices orthogonal; 0 without them. For a
+/// matrix of `m x n` with `m <= n`, an iteration has two products of `m x n` and `n x m`, or their size, and one of
+/// `m x m`.
+fn orthogonal_operations(setting: &Setting<'_>) -> f64 {
+    if setting.layout.implementation.optimizer != Optimizer::Muon {
+        return 0.0;
+    }
+    let (mut operations, mut parameters) = (0.0, 0.0);
+    for matrix in setting.model.blocks.iter().flat_map(|block| block.matrices(setting.model.hidden)) {
+        let (least, most) = (matrix.input.min(matrix.output) as f64, matrix.input.max(matrix.output) as f64);
+        let own = matrix.parameters() as f64;
+        operations += ITERATIONS * (4.0 * least + 2.0 * least * least / most) * own;
+        parameters += own;
+    }
+    operations / (parameters + setting.model.table_parameters() as f64)
 }
 
 fn optimizer_seconds(setting: &Setting<'_>, parameters: Parameters) -> f64 {
@@ -243,25 +321,36 @@ fn optimizer_seconds(setting: &Setting<'_>, parameters: Parameters) -> f64 {
             parameters.shard(setting.layout)
         }
     };
-    OPTIMIZER_TRAFFIC * updated / setting.machine.kernel_bandwidth()
+    setting.update_seconds(updated)
+        + orthogonal_operations(setting) * updated / setting.product_rate(Precision::Half)
+}
+
+impl Setting<'_> {
+    /// Returns the seconds in which a rank updates parameters, without the products of Muon.
+    pub(crate) fn update_seconds(&self, parameters: f64) -> f64 {
+        let [slowdown, _] = self.machine.kernel_slowdown(Kernel::Optimizer);
+        optimizer_traffic(self.layout) * parameters * slowdown / self.machine.kernel_bandwidth()
+    }
 }
 
 fn memory(
-    setting: &Setting<'_>,
+    placed: &Placed<'_>,
     units: &Units,
     ranks: &[Unit],
     run: &PipelineRun,
     last: usize,
 ) -> Vec<HeldBytes<f64>> {
-    let logits = logits(setting.model, setting.layout);
-    let buffers = buffers(setting.model, setting.layout);
+    let (model, layout) = (placed.kinds[0].model, placed.layout());
+    let logits: Vec<f64> = placed.kinds.iter().map(logits).collect();
+    let buffers = buffers(model, layout);
     let rank = |index: usize| {
-        let head = if run.stages_of_rank[index].contains(&last) { logits } else { 0.0 };
+        let head =
+            if run.stages_of_rank[index].contains(&last) { logits[placed.kind_of_rank[index]] } else { 0.0 };
         HeldBytes {
             activations: run.activations[index] as f64,
             temporary: head.max(units.again),
             buffers,
-            ..units.state(ranks[index].parameters, ranks[index].frozen, setting.layout)
+            ..units.state(ranks[index].parameters, ranks[index].frozen, layout)
         }
     };
     (0..ranks.len()).map(rank).collect()

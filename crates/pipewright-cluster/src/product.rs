@@ -14,6 +14,7 @@
 use crate::layout::Precision;
 use crate::machine::Machine;
 use crate::measured_times::MeasuredProduct;
+use crate::setting::Setting;
 
 /// The elements of the output of a tile: 128 x 256, the largest tile of CUTLASS's kernels.
 const TILE: f64 = 128.0 * 256.0;
@@ -31,7 +32,7 @@ pub struct Product {
     pub columns: f64,
     /// `k`.
     pub inner: f64,
-    /// The bytes of an element of the output: 2, or 4 for sums of gradients, which are also read.
+    /// The bytes of an element of the output: 2 or 4, or 8 for sums of gradients, which are also read.
     pub output_bytes: f64,
 }
 
@@ -42,28 +43,29 @@ impl Product {
     }
 
     /// Returns the seconds of the product in `precision` on one GPU.
-    pub fn seconds(&self, machine: &Machine, precision: Precision) -> f64 {
-        self.grouped_seconds(1.0, machine, precision)
+    pub fn seconds(&self, setting: &Setting<'_>, precision: Precision) -> f64 {
+        self.grouped_seconds(1.0, setting, precision)
     }
 
-    /// Returns the seconds of `groups` such products that run at the same time, as products of experts do. They
-    /// fill waves together. If there are several, each pads its rows to tiles, by half a tile on average.
+    /// Returns the seconds of `groups` such products, as products of experts are. If there are several, each pads
+    /// its rows to tiles, by half a tile on average. One kernel with all products fills waves with tiles of all
+    /// of them; kernels for each product, on streams of their own, fill the half of them.
     /// A product whose shape was measured takes the measured time.
-    pub fn grouped_seconds(&self, groups: f64, machine: &Machine, precision: Precision) -> f64 {
+    pub fn grouped_seconds(&self, groups: f64, setting: &Setting<'_>, precision: Precision) -> f64 {
+        let machine = setting.machine;
         let shape = [self.rows, self.columns, self.inner];
         if let Some(seconds) = machine.measured.product(shape, precision) {
             return groups * seconds;
         }
-        let bytes = match precision {
-            Precision::Half => 2.0,
-            Precision::Fp8 => 1.0,
-        };
-        let half_wave = 0.5 * f64::from(machine.multiprocessors) * TILE;
+        let bytes = precision.bytes();
+        let waves =
+            if setting.layout.implementation.has_one_grouped_kernel() { 1.0 } else { groups.max(2.0) / 2.0 };
+        let half_wave = 0.5 * f64::from(machine.multiprocessors) * TILE * waves;
         let rows = self.rows + if groups > 1.0 { PADDING } else { 0.0 };
         let computed = 2.0 * (groups * rows * self.columns + half_wave) * (self.inner + RAMP);
         let inputs = (self.rows + self.columns) * self.inner * bytes;
         let moved = groups * (inputs + self.rows * self.columns * self.output_bytes);
-        let arithmetic = computed / machine.product_rate(precision);
+        let arithmetic = computed / setting.product_rate(precision);
         arithmetic.max(moved / machine.kernel_bandwidth()) + groups * machine.constants.launch
     }
 }
@@ -96,18 +98,35 @@ impl Machine {
     /// Returns the operations per second that large products sustain.
     pub fn product_rate(&self, precision: Precision) -> f64 {
         let half = self.half_peak() * self.constants.product;
-        match (precision, self.fp8) {
-            (Precision::Fp8, Some(fp8)) => half.max(fp8 * self.constants.product_fp8),
-            (Precision::Half | Precision::Fp8, _) => half,
+        let eight = self.fp8.map_or(half, |fp8| half.max(fp8 * self.constants.product_fp8));
+        match precision {
+            Precision::Half => half,
+            Precision::Fp8 | Precision::Mxfp8 => eight,
+            Precision::Nvfp4 => {
+                self.nvfp4.map_or(eight, |nvfp4| eight.max(nvfp4 * self.constants.product_nvfp4))
+            }
+            Precision::Single => self.single_peak() * self.constants.product,
         }
     }
 
-    /// Returns the dense peak of a precision, in operations per second. For FP8 on a machine without FP8, it is
-    /// the peak in bf16.
+    /// Returns whether the machine has products of a precision.
+    pub fn has_rate(&self, precision: Precision) -> bool {
+        match precision {
+            Precision::Half | Precision::Single => true,
+            Precision::Fp8 | Precision::Mxfp8 => self.fp8.is_some(),
+            Precision::Nvfp4 => self.nvfp4.is_some(),
+        }
+    }
+
+    /// Returns the dense peak of a precision, in operations per second. If the machine does not have the
+    /// precision, it is the peak of the next wider one.
     pub fn peak(&self, precision: Precision) -> f64 {
-        match (precision, self.fp8) {
-            (Precision::Fp8, Some(fp8)) => fp8,
-            (Precision::Half | Precision::Fp8, _) => self.half_peak(),
+        let eight = self.fp8.unwrap_or_else(|| self.half_peak());
+        match precision {
+            Precision::Half => self.half_peak(),
+            Precision::Fp8 | Precision::Mxfp8 => eight,
+            Precision::Nvfp4 => self.nvfp4.unwrap_or(eight),
+            Precision::Single => self.single_peak(),
         }
     }
 
@@ -116,9 +135,14 @@ impl Machine {
         self.memory_bandwidth * self.constants.memory
     }
 
-    /// Returns the peak in bf16, or half of the peak in FP8 if the former is not known. With neither, it is 0, and
-    /// products take infinitely long; files without both are refused.
+    /// Returns the peak in bf16, or half of the peak in FP8 or the peak in f32 if the former is not known. With
+    /// none, it is 0, and products take infinitely long; files without all three are refused.
     pub fn half_peak(&self) -> f64 {
-        self.bf16.or(self.fp8.map(|fp8| fp8 / 2.0)).unwrap_or(0.0)
+        self.bf16.or(self.fp8.map(|fp8| fp8 / 2.0)).or(self.single).unwrap_or(0.0)
+    }
+
+    /// Returns the peak in f32. If it is not known, it is half of the peak in bf16, as tensor cores have in TF32.
+    pub fn single_peak(&self) -> f64 {
+        self.single.unwrap_or(self.half_peak() / 2.0)
     }
 }

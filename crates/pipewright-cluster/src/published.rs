@@ -7,10 +7,12 @@
 use pipewright_document::{Bound, Problems, Reader, Source, Table, Value, nearest};
 
 use crate::catalogue::{self, hint_at, machines_of};
-use crate::layout::{Kernels, Layout, Precision, Recompute, Scores, ShardedState};
+use crate::layout::Layout;
 use crate::machine::Machine;
+pub use crate::published_layout::layout;
 use crate::published_model::{self, PublishedModel};
-use pipewright_shapes::model::Model;
+use pipewright_shapes::model::{Division, Matrix, Model};
+use pipewright_shapes::training::{AdaptedLayer, AdapterSizes};
 
 /// The largest file that is read, in bytes.
 pub const MAX_FILE: usize = 16 << 20;
@@ -37,8 +39,23 @@ pub struct Run {
     pub layout: Layout,
     /// The measured seconds of a step.
     pub step_seconds: f64,
-    /// The measured peak of memory in GiB, if it is published.
-    pub memory_gib: Option<f64>,
+    /// The measured peak of memory, if it is published.
+    pub memory: Option<MeasuredMemory>,
+    /// The kind of run, such as `fsdp`; empty if the file does not say it.
+    pub group: String,
+    /// The share of the measured time that rounding leaves open.
+    pub uncertainty: f64,
+}
+
+/// A measured peak of memory.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MeasuredMemory {
+    /// GiB.
+    pub gib: f64,
+    /// Whether it is the peak of the last rank of the pipeline, and not the largest one.
+    pub of_last_rank: bool,
+    /// Whether it counts what the framework reserved, and not what it allocated.
+    pub is_reserved: bool,
 }
 
 /// The keys that are remarks wherever they stand.
@@ -106,6 +123,7 @@ fn run(row: &mut Reader<'_>, machines: &[Machine], models: &[PublishedModel]) ->
     row.require(&["source", "machine", "model", "precision", "gpus", "mbs", "gbs", "seq"]);
     let source = row.text("source");
     let (machine, model) = (machine(row, machines), model(row, models));
+    let model = adapted(row, model);
     let layout = layout(row);
     let replicas = row.count("dp", 0..=u32::MAX);
     let step_seconds = row.number("step_s", Bound::Positive);
@@ -113,6 +131,19 @@ fn run(row: &mut Reader<'_>, machines: &[Machine], models: &[PublishedModel]) ->
     // The rate that the authors count. It follows from the tokens per second, so it is not compared.
     row.number("model_tflops_per_gpu", Bound::NonNegative);
     let memory_gib = row.number("memory_gib", Bound::NonNegative);
+    let of_last_rank = row.word("memory_of", &[("last rank", true), ("largest", false)]);
+    let is_reserved = row.word("memory_kind", &[("reserved", true), ("allocated", false)]);
+    // The bytes that are allocated after a step. The peak has them too, so they are not compared.
+    row.number("state_gib", Bound::NonNegative);
+    let uncertainty = row.number("uncertainty", Bound::NonNegative).unwrap_or(0.0);
+    let group = row.text("group").unwrap_or_default();
+    // Fine-tuning without adapters trains as pretraining does.
+    row.word("task", &[("pretraining", ()), ("sft", ()), ("lora", ())]);
+    let memory = memory_gib.map(|gib| MeasuredMemory {
+        gib,
+        of_last_rank: of_last_rank.unwrap_or(false),
+        is_reserved: is_reserved.unwrap_or(false),
+    });
     let layout = layout?;
     let of_mesh = layout.data();
     // Some authors count the ranks of a sequence as replicas.
@@ -127,7 +158,8 @@ fn run(row: &mut Reader<'_>, machines: &[Machine], models: &[PublishedModel]) ->
         row.report("step_s", sentence, "give what was measured");
     }
     let step_seconds = measured?;
-    Some(Run { source: source?, machine: machine?, model: model?, layout, step_seconds, memory_gib })
+    let (source, machine, model) = (source?, machine?, model?);
+    Some(Run { source, machine, model, layout, step_seconds, memory, group, uncertainty })
 }
 
 /// Finds the machine of a run, in the file or among the known ones.
@@ -156,52 +188,43 @@ fn model(row: &mut Reader<'_>, models: &[PublishedModel]) -> Option<Model> {
     model.clone()
 }
 
-fn layout(row: &mut Reader<'_>) -> Option<Layout> {
-    const PRECISIONS: [(&str, Precision); 4] = [
-        ("f16", Precision::Half),
-        ("fp16", Precision::Half),
-        ("bf16", Precision::Half),
-        ("fp8", Precision::Fp8),
-    ];
-    const SHARDINGS: [(&str, ShardedState); 6] = [
-        ("none", ShardedState::Nothing),
-        ("replicated", ShardedState::Nothing),
-        ("optimizer", ShardedState::Optimizer),
-        ("gradients", ShardedState::Gradients),
-        ("parameters", ShardedState::Parameters),
-        ("sharded", ShardedState::Parameters),
-    ];
-    const RECOMPUTED: [(&str, Recompute); 3] =
-        [("none", Recompute::None), ("selective", Recompute::Selective), ("full", Recompute::Full)];
-    const SCORES: [(&str, Scores); 3] =
-        [("fused", Scores::Fused), ("flash", Scores::Fused), ("unfused", Scores::Unfused)];
-    let [gpus, microbatch, batch, sequence, expert_tensor] =
-        ["gpus", "mbs", "gbs", "seq", "etp"].map(|key| row.count(key, 1..=u32::MAX));
-    let [tensor, pipeline, chunks, context, expert] =
-        ["tp", "pp", "vp", "cp", "ep"].map(|key| row.count(key, 1..=u32::MAX).unwrap_or(1));
-    let precision = row.word("precision", &PRECISIONS);
-    let is_compiled = row.flag("compiled").unwrap_or(true);
-    let mut layout = Layout {
-        schedule: row.text("schedule"),
-        recompute: row.word("recompute", &RECOMPUTED).unwrap_or(Recompute::None),
-        sequence_parallel: row.flag("sequence_parallel").unwrap_or(tensor > 1),
-        scores: row.word("attention", &SCORES).unwrap_or(Scores::Fused),
-        sharding: row.word("data_parallel", &SHARDINGS).unwrap_or(ShardedState::Optimizer),
-        kernels: if is_compiled { Kernels::Fused } else { Kernels::Separate },
-        gpus: gpus?,
-        tensor,
-        pipeline,
-        chunks,
-        context,
-        expert,
-        expert_tensor: expert_tensor.unwrap_or(tensor),
-        microbatch: microbatch?,
-        batch: batch?,
-        ..Layout::on_one_gpu(sequence?, precision?)
-    };
-    // If the replicas are too few for the experts' ranks, these are drawn from tensor groups, too.
-    if expert_tensor.is_none() && !layout.replicas().is_multiple_of(layout.expert) {
-        layout.expert_tensor = 1;
+/// Reads the adapters of a run, and returns the model with them.
+fn adapted(row: &mut Reader<'_>, model: Option<Model>) -> Option<Model> {
+    const TARGETS: [(&str, Targets); 2] = [("qkv", Targets::QueriesKeysValues), ("all", Targets::All)];
+    let rank = row.whole("adapter_rank", 1..=1 << 16);
+    let targets = row.words("adapter_targets", &TARGETS);
+    let Some(rank) = rank else { return model };
+    let is_all = targets.is_none_or(|targets| targets.contains(&Targets::All));
+    let model = model?;
+    let layers: Vec<(usize, AdaptedLayer)> = model
+        .blocks
+        .iter()
+        .enumerate()
+        .flat_map(|(index, block)| {
+            let adapted =
+                if is_all { block.matrices(model.hidden) } else { block.mixer.matrices(model.hidden) };
+            let chosen = adapted.into_iter().filter(|matrix| matrix.of_experts.is_none());
+            let chosen = chosen.filter(move |matrix| is_all || matrix.division == Division::Columns);
+            chosen.map(move |Matrix { input, output, division, .. }| {
+                (index, AdaptedLayer { input, output, division, shares_input: false })
+            })
+        })
+        .collect();
+    let sizes = AdapterSizes { rank, has_magnitudes: false, has_dropout: false };
+    match model.with_adapters(sizes, layers) {
+        Ok(model) => Some(model),
+        Err(error) => {
+            row.report_error("adapter_targets", error);
+            None
+        }
     }
-    Some(layout)
+}
+
+/// The layers of a block with an adapter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Targets {
+    /// The product that makes queries, keys and values.
+    QueriesKeysValues,
+    /// All products that are not of experts.
+    All,
 }

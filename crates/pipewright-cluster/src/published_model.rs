@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use pipewright_document::Reader;
 
-use pipewright_shapes::model::{Attention, Block, Dense, Experts, FeedForward, Mixer, Model};
+use pipewright_shapes::model::{Attention, Block, Dense, Experts, FeedForward, Latent, Mamba2, Mixer, Model};
 use pipewright_shapes::vectors::Vectors;
 
 /// The widths and numbers of the parts of a model.
@@ -24,71 +24,197 @@ pub(crate) fn read(row: &mut Reader<'_>) -> Option<PublishedModel> {
     Some((name?, model))
 }
 
+/// The parts of a block by the letters of a pattern, as Megatron writes them: each block has one part only.
+const LETTERS: [char; 4] = ['M', '*', 'E', '-'];
+
 fn model(row: &mut Reader<'_>, name: &str) -> Option<Model> {
     let layers = row.count("layers", 1..=10_000);
-    let [hidden, inner, head_size, window, per_token, expert_inner] =
-        ["hidden", "inner", "head_size", "window", "experts_per_token", "expert_inner"]
-            .map(|key| row.whole(key, SIZES));
-    let [heads, key_value_heads] = ["heads", "key_value_heads"].map(|key| row.whole(key, HEADS));
-    let [experts, shared_inner] = ["experts", "shared_inner"].map(|key| row.whole(key, SIZES_FROM_0));
+    let [hidden, inner, positions] = ["hidden", "inner", "positions"].map(|key| row.whole(key, SIZES));
     let vocabulary = row.whole("vocabulary", 1..=1 << 28);
     let is_gpt = row.word("activation", &[("gelu", true), ("silu", false), ("relu2", false)]);
     let (gated, tied) = (row.flag("gated"), row.flag("tied"));
     // Blocks at the start that are dense although the others have experts.
     let dense_layers = row.count("dense_layers", 0..=u32::MAX).unwrap_or(0);
-    let experts = experts.filter(|&count| count > 0);
+    let predictors = row.count("predictors", 0..=64).unwrap_or(0);
+    let shares_predictors = row.flag("predictors_shared").unwrap_or(false);
+    let every = row.count("full_attention_every", 1..=10_000);
 
-    let (layers, hidden, inner, heads, gated) = (layers?, hidden?, inner?, heads?, gated?);
-    if head_size.is_none() && heads > hidden {
-        let sentence = format!("the model's {heads} `heads` are more than its `hidden` of {hidden}");
-        row.report("heads", sentence, "use fewer heads, or give `head_size`");
+    let (layers, hidden, inner, gated) = (layers?, hidden?, inner?, gated?);
+    if dense_layers > layers {
+        let range = format!("at most the {layers} `layers`");
+        row.out_of_range::<()>("dense_layers", &dense_layers.to_string(), &range);
     }
-    let divides = |shared: &u64| heads.is_multiple_of(*shared);
-    let uneven = key_value_heads.filter(|shared| !divides(shared)).map(|shared| {
-        ("key_value_heads", shared, format!("a number that divides the {heads} heads of queries"))
-    });
-    let too_many = (dense_layers > layers)
-        .then(|| ("dense_layers", u64::from(dense_layers), format!("at most the {layers} `layers`")));
-    let unused = per_token.zip(experts).filter(|(used, experts)| used > experts);
-    let unused =
-        unused.map(|(used, experts)| ("experts_per_token", used, format!("at most the {experts} `experts`")));
-    for (key, value, range) in [uneven, too_many, unused].into_iter().flatten() {
-        row.out_of_range::<()>(key, &value.to_string(), &range);
-    }
-    if let (Some(experts), None) = (experts, per_token) {
-        let sentence = format!("the model has {experts} `experts` and no `experts_per_token`");
-        row.report("experts", sentence, "add the number that a token uses");
-    }
-
+    let mixer = mixer(row, hidden);
     let dense = FeedForward::Dense(Dense { inner, gated });
-    let routed = experts.map(|count| {
-        FeedForward::Experts(Experts {
-            count,
-            per_token: per_token.unwrap_or(1),
-            expert: Dense { inner: expert_inner.unwrap_or(inner), gated },
-            shared_inner: shared_inner.unwrap_or(0),
-        })
-    });
-    let mixer = Mixer::Attention(Attention {
-        heads,
-        key_value_heads: key_value_heads.unwrap_or(heads),
-        head_size: head_size.unwrap_or(hidden / heads),
-        window,
-    });
-    let feed_forward = |layer: u32| if layer < dense_layers { dense } else { routed.unwrap_or(dense) };
-    let block = |layer| Block::new(mixer, feed_forward(layer));
+    let routed = experts(row, Dense { inner, gated }).unwrap_or(dense);
+    let mamba = mamba(row);
+    let pattern = pattern(row, layers, mamba.is_some());
+    let of_predictor = letters(row, "predictor_pattern", mamba.is_some());
+    let whole = match mixer? {
+        Mixer::Attention(attention) => Mixer::Attention(Attention { window: None, ..attention }),
+        other => other,
+    };
+    let part = |letter: char| match letter {
+        'M' => Block::new(mamba.map_or(Mixer::None, Mixer::Mamba2), FeedForward::None),
+        'E' => Block::new(Mixer::None, routed),
+        '-' => Block::new(Mixer::None, dense),
+        _ => Block::new(whole, FeedForward::None),
+    };
+    let mixer = mixer?;
+    let block = |layer: u32| {
+        let sees_all = every.is_some_and(|every| (layer + 1).is_multiple_of(every));
+        let feed_forward = if layer < dense_layers { dense } else { routed };
+        Block::new(if sees_all { whole } else { mixer }, feed_forward)
+    };
     let gpt = is_gpt?;
     Some(Model {
         name: name.to_owned(),
         hidden,
         vocabulary: vocabulary?,
         tied: tied?,
-        blocks: (0..layers).map(block).collect(),
-        predictors: 0,
-        predictor: Vec::new(),
+        blocks: pattern
+            .map_or_else(|| (0..layers).map(block).collect(), |letters| letters.chars().map(part).collect()),
+        predictors,
+        predictor: of_predictor.map_or_else(Vec::new, |letters| letters.chars().map(part).collect()),
         counts_predictors: false,
-        further_embedding: 0,
+        shares_predictors,
+        further_embedding: positions.map_or(0, |positions| positions * hidden),
         vectors: if gpt { Vectors::GPT } else { Vectors::LLAMA },
         gpt,
+        caps_logits: false,
     })
+}
+
+/// Reads the attention of blocks: latent if a width of compressed keys and values is given.
+fn mixer(row: &mut Reader<'_>, hidden: u64) -> Option<Mixer> {
+    let [heads, key_value_heads] = ["heads", "key_value_heads"].map(|key| row.whole(key, HEADS));
+    let [head_size, window] = ["head_size", "window"].map(|key| row.whole(key, SIZES));
+    let [query_rank, key_value_rank, plain_size, rotary_size, value_size] =
+        ["query_rank", "key_value_rank", "plain_size", "rotary_size", "value_size"]
+            .map(|key| row.whole(key, SIZES));
+    let heads = heads?;
+    if let Some(key_value_rank) = key_value_rank {
+        let needed = [("plain_size", plain_size), ("rotary_size", rotary_size), ("value_size", value_size)];
+        for (key, _) in needed.iter().filter(|(_, size)| size.is_none()) {
+            let sentence = format!("the model has a `key_value_rank` and no `{key}`");
+            row.report("key_value_rank", sentence, format!("add `{key}`, the width in a head"));
+        }
+        let (plain_size, rotary_size, value_size) = (plain_size?, rotary_size?, value_size?);
+        return Some(Mixer::Latent(Latent {
+            heads,
+            query_rank,
+            key_value_rank,
+            plain_size,
+            rotary_size,
+            value_size,
+            gate: 0,
+            indexer: None,
+        }));
+    }
+    if head_size.is_none() && heads > hidden {
+        let sentence = format!("the model's {heads} `heads` are more than its `hidden` of {hidden}");
+        row.report("heads", sentence, "use fewer heads, or give `head_size`");
+    }
+    if let Some(shared) = key_value_heads.filter(|&shared| !heads.is_multiple_of(shared)) {
+        let range = format!("a number that divides the {heads} heads of queries");
+        row.out_of_range::<()>("key_value_heads", &shared.to_string(), &range);
+    }
+    let key_value_heads = key_value_heads.unwrap_or(heads);
+    let head_size = head_size.unwrap_or(hidden / heads);
+    let rotary_size = head_size;
+    Some(Mixer::Attention(Attention { heads, key_value_heads, head_size, window, rotary_size, gate: 0 }))
+}
+
+/// Reads the experts; `None` for a model without experts. `dense` is the part of blocks without experts.
+fn experts(row: &mut Reader<'_>, dense: Dense) -> Option<FeedForward> {
+    let [per_token, expert_inner, groups, groups_per_token, width] =
+        ["experts_per_token", "expert_inner", "expert_groups", "groups_per_token", "expert_latent"]
+            .map(|key| row.whole(key, SIZES));
+    let [count, shared_inner] = ["experts", "shared_inner"].map(|key| row.whole(key, SIZES_FROM_0));
+    let count = count.filter(|&count| count > 0)?;
+    match per_token {
+        None => {
+            let sentence = format!("the model has {count} `experts` and no `experts_per_token`");
+            row.report("experts", sentence, "add the number that a token uses");
+        }
+        Some(used) if used > count => {
+            let range = format!("at most the {count} `experts`");
+            row.out_of_range::<()>("experts_per_token", &used.to_string(), &range);
+        }
+        Some(_) => {}
+    }
+    let groups = groups.unwrap_or(1);
+    if !count.is_multiple_of(groups) {
+        let range = format!("a number that divides the {count} experts");
+        row.out_of_range::<()>("expert_groups", &groups.to_string(), &range);
+    }
+    if let Some(used) = groups_per_token.filter(|&used| used > groups) {
+        let range = format!("at most the {groups} `expert_groups`");
+        row.out_of_range::<()>("groups_per_token", &used.to_string(), &range);
+    }
+    let experts = Experts {
+        count,
+        per_token: per_token.unwrap_or(1),
+        expert: Dense { inner: expert_inner.unwrap_or(dense.inner), ..dense },
+        shared_inner: shared_inner.unwrap_or(0),
+        groups,
+        groups_per_token: groups_per_token.unwrap_or(groups),
+    };
+    Some(match width {
+        Some(width) => FeedForward::LatentExperts { experts, width },
+        None => FeedForward::Experts(experts),
+    })
+}
+
+/// Reads the sizes of Mamba-2; `None` for a model without them.
+fn mamba(row: &mut Reader<'_>) -> Option<Mamba2> {
+    const KEYS: [&str; 6] =
+        ["mamba_heads", "mamba_head_size", "mamba_state", "mamba_groups", "mamba_convolution", "mamba_chunk"];
+    let sizes = KEYS.map(|key| row.whole(key, SIZES));
+    let written = KEYS.into_iter().find(|key| row.is_written(key))?;
+    for key in KEYS {
+        if !row.is_written(key) {
+            row.report(written, format!("the model has `{written}` and no `{key}`"), format!("add `{key}`"));
+        }
+    }
+    let [heads, head_size, state, groups, convolution, chunk] = sizes;
+    Some(Mamba2 {
+        heads: heads?,
+        head_size: head_size?,
+        state: state?,
+        groups: groups?,
+        convolution: convolution?,
+        chunk: chunk?,
+    })
+}
+
+/// Reads the letters of a pattern, one for each of `layers` blocks.
+fn pattern(row: &mut Reader<'_>, layers: u32, has_mamba: bool) -> Option<String> {
+    let letters = letters(row, "pattern", has_mamba)?;
+    if letters.len() != layers as usize {
+        let sentence = format!("`pattern` has {} letters for {layers} `layers`", letters.len());
+        row.report("pattern", sentence, "write a letter for each block");
+        return None;
+    }
+    Some(letters)
+}
+
+/// Reads a key with letters of blocks.
+fn letters(row: &mut Reader<'_>, key: &'static str, has_mamba: bool) -> Option<String> {
+    let letters = row.text(key)?;
+    let unknown = letters.chars().find(|letter| !LETTERS.contains(letter));
+    if let Some(letter) = unknown {
+        let sentence = format!("`{key}` has the letter `{letter}`");
+        row.report(key, sentence, "use M (Mamba-2), * (attention), E (experts) and - (dense)");
+        return None;
+    }
+    if letters.contains('M') && !has_mamba {
+        row.report(
+            key,
+            format!("`{key}` has blocks of Mamba-2, and the model has no sizes of them"),
+            "add `mamba_heads` and the other sizes",
+        );
+        return None;
+    }
+    Some(letters)
 }

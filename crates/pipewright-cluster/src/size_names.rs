@@ -62,6 +62,8 @@ pub(crate) struct GivenSizes {
     pub(crate) names: Names,
     pub(crate) sizes: Vec<(Size, u32)>,
     pub(crate) gpus_per_node: u32,
+    /// Whether the GPUs are of several kinds.
+    pub(crate) is_mixed: bool,
 }
 
 impl GivenSizes {
@@ -80,11 +82,12 @@ impl GivenSizes {
         (format!(" with {}", self.list(&all)), ", or a given part of the plan")
     }
 
-    /// Returns the size by which the GPUs are given, with its GPUs.
-    pub(crate) fn unit(&self) -> (Size, u32) {
+    /// Returns the size by which the GPUs are given, with its GPUs; `None` if they are of several kinds.
+    pub(crate) fn unit(&self) -> Option<(Size, u32)> {
         match self.names {
-            Names::Options { in_nodes: true, .. } => (NODES, self.gpus_per_node.max(1)),
-            _ => (GPUS, 1),
+            _ if self.is_mixed => None,
+            Names::Options { in_nodes: true, .. } => Some((NODES, self.gpus_per_node.max(1))),
+            Names::Options { .. } | Names::Keys => Some((GPUS, 1)),
         }
     }
 }

@@ -1,9 +1,10 @@
 //! The time of blocks, the embedding and the head for one microbatch on one rank.
 
 use crate::attention::attention_time;
-use crate::collective::Group;
+use crate::collective::{Group, Routing};
 use crate::elementwise::{Traffic, adapter_traffic, block_traffic, embedding_traffic, loss_traffic};
-use crate::layout::{Precision, Recompute, Scores};
+use crate::implementation::Format;
+use crate::layout::{Modules, Precision, Recompute, Scores};
 use crate::parts::Parts;
 use crate::product::Product;
 use crate::setting::Setting;
@@ -59,9 +60,6 @@ impl StageTime {
     }
 }
 
-/// The further kernels of experts: scores, their largest ones, counts of tokens, and sorting there and back.
-const EXPERT_KERNELS: f64 = 12.0;
-
 /// The products of a block.
 #[derive(Default)]
 struct Products {
@@ -96,49 +94,48 @@ impl Setting<'_> {
             adapters = adapter_traffic(own, self.layout);
         }
         let attention = attention_time(&block.mixer, self);
-        let traffic = block_traffic(block, self.model, self.layout);
+        let traffic = block_traffic(block, self);
         let tensor = self.tensor_communication(block);
-        let experts = self.expert_communication(block);
         let context = self.context_communication(block);
         let wait = |communication: f64, computation: f64| (communication - computation).max(0.0);
-        let is_routed = block.feed_forward.experts().is_some();
-        let routing = if is_routed { EXPERT_KERNELS * self.machine.constants.launch } else { 0.0 };
-        let forward = Parts {
+        let mut forward = Parts {
             products: products.forward,
             attention: attention.forward,
-            elementwise: self.moved(traffic.forward + adapters.forward) + routing,
-            tensor: tensor * (1.0 - self.machine.constants.hidden),
-            experts,
+            elementwise: self.moved(traffic.forward + adapters.forward),
+            tensor: tensor * (1.0 - self.hidden_tensor()),
             context: wait(context, attention.forward),
-            data: 0.0,
+            ..Parts::default()
         };
+        let mut backward = Parts {
+            products: products.input + products.weight,
+            attention: attention.backward,
+            elementwise: self.moved(traffic.backward + adapters.backward),
+            tensor: self.exposed_backward(tensor, &products),
+            context: wait(2.0 * context, attention.backward),
+            ..Parts::default()
+        };
+        let computed = [forward.computation(), backward.computation()];
+        [forward.launches, backward.launches] = self.launches(block, computed);
+        [forward.experts, backward.experts] = self.exposed_dispatch(block, computed);
         if block.training == Training::ForwardOnly {
             return StageTime { forward, ..StageTime::default() };
         }
-        let backward = Parts {
-            products: products.input + products.weight,
-            attention: attention.backward,
-            elementwise: self.moved(traffic.backward + adapters.backward) + routing,
-            tensor: self.exposed_backward(tensor, &products),
-            experts,
-            context: wait(2.0 * context, attention.backward),
-            data: 0.0,
-        };
-        let again = self.again(&forward, &products);
+        let again = self.again(block, &forward, &products);
         let weights = products.weight;
         StageTime { forward, backward, again, weights, behind_weights: self.behind_weights(tensor, weights) }
     }
 
     /// Returns the time of the embedding.
     pub fn embedding(&self) -> StageTime {
-        let time = self.only_moved(embedding_traffic(self.model, self.layout));
+        let time = self.only_moved(embedding_traffic(self));
         if self.model.is_adapted() { StageTime { backward: Parts::default(), ..time } } else { time }
     }
 
     /// Returns the time of the last norm, the head and the loss.
     pub fn head(&self) -> StageTime {
-        let mut time = self.only_moved(loss_traffic(self.model, self.layout));
-        let [forward, input, weight] = self.product(&self.head_matrix(), Precision::Half);
+        let mut time = self.only_moved(loss_traffic(self));
+        let [forward, input, weight] =
+            self.product(&self.head_matrix(), self.layout.precision.outside_products());
         let weight = if self.model.is_adapted() { 0.0 } else { weight };
         time.forward.products = forward;
         time.backward.products = input + weight;
@@ -186,7 +183,8 @@ impl Setting<'_> {
     /// The seconds of the products of a block's adapters: in the forward, and for the gradients of inputs and
     /// weights. For magnitudes, each forward multiplies both matrices of an adapter.
     fn adapter_products(&self, adapters: &Adapters) -> [f64; 3] {
-        let products = adapters.matrices().map(|matrix| self.product(&matrix, Precision::Half));
+        let products =
+            adapters.matrices().map(|matrix| self.product(&matrix, self.layout.precision.outside_products()));
         let [forward, input, weight] =
             products.fold([0.0; 3], |sum, product| [0, 1, 2].map(|part| sum[part] + product[part]));
         let AdapterSizes { rank, has_magnitudes, .. } = adapters.sizes();
@@ -199,7 +197,7 @@ impl Setting<'_> {
     fn adapter_matrix(&self, layer: &AdaptedLayer, rank: u64) -> f64 {
         let [rows, columns] = self.layout.matrix_of([layer.input, layer.output], layer.division);
         let product = Product { rows, columns, inner: rank as f64, output_bytes: 4.0 };
-        product.seconds(self.machine, Precision::Half)
+        product.seconds(self, self.layout.precision.outside_products())
     }
 
     /// The matrix of the head.
@@ -229,7 +227,7 @@ impl Setting<'_> {
         for block in kinds {
             matrices.extend(block.matrices(self.model.hidden).into_iter().map(|matrix| (matrix, precision)));
         }
-        matrices.push((self.head_matrix(), Precision::Half));
+        matrices.push((self.head_matrix(), precision.outside_products()));
         if self.model.predictors > 0 {
             matrices.push((self.joining_matrix(), precision));
         }
@@ -242,7 +240,7 @@ impl Setting<'_> {
     /// The seconds of a product in the forward, and of the products for the gradients of inputs and weights.
     fn product(&self, matrix: &Matrix, precision: Precision) -> [f64; 3] {
         let (groups, products) = self.shapes(matrix);
-        products.map(|product| product.grouped_seconds(groups, self.machine, precision))
+        products.map(|product| product.grouped_seconds(groups, self, precision))
     }
 
     /// The product of a matrix in the forward, and the products for the gradients of inputs and weights, with
@@ -256,6 +254,7 @@ impl Setting<'_> {
             // The tokens of a tensor group are divided among its experts' groups.
             groups = (share.of as f64 / f64::from(self.layout.expert)).max(1.0);
             rows *= share.used as f64 * expert_tensor / (groups * tensor);
+            rows *= f64::from(self.layout.implementation.expert_load) / 100.0;
             division = expert_tensor;
         }
         let (mut inner, mut columns) = (matrix.input as f64, matrix.output as f64);
@@ -265,10 +264,11 @@ impl Setting<'_> {
             Division::Whole => rows /= self.layout.sequence_division(),
         }
         let product = |rows, inner, columns, output_bytes| Product { rows, columns, inner, output_bytes };
+        let element = self.layout.precision.element_bytes();
         // Gradients of weights are added to sums of four bytes.
         let products = [
-            product(rows, inner, columns, 2.0),
-            product(rows, columns, inner, 2.0),
+            product(rows, inner, columns, element),
+            product(rows, columns, inner, element),
             product(inner, rows, columns, 8.0),
         ];
         (groups, products)
@@ -310,7 +310,7 @@ impl Setting<'_> {
             return (communication - products.weight).max(0.0);
         }
         let half = communication / 2.0;
-        let gathers = half * (1.0 - self.machine.constants.hidden);
+        let gathers = half * (1.0 - self.hidden_tensor());
         gathers + (half - products.weight).max(0.0) + (half - products.input).max(0.0)
     }
 
@@ -325,12 +325,42 @@ impl Setting<'_> {
         block.feed_forward.expert_width(self.model.hidden) as f64 / self.model.hidden as f64
     }
 
-    /// The seconds in which tokens are sent to the ranks of their experts and back.
-    fn expert_communication(&self, block: &Block) -> f64 {
-        let Some(experts) = block.feed_forward.experts() else { return 0.0 };
+    /// The seconds in which a rank waits for tokens that are sent to the ranks of their experts and back, in a
+    /// forward and in a backward that compute for so long. If the stack overlaps the exchange, a forward exchanges
+    /// while the backward of another microbatch computes, and the other way round.
+    fn exposed_dispatch(&self, block: &Block, [forward, backward]: [f64; 2]) -> [f64; 2] {
+        let Some(experts) = block.feed_forward.experts() else { return [0.0; 2] };
+        let implementation = &self.layout.implementation;
         let group = Group { ranks: self.layout.expert, stride: self.layout.expert_tensor };
-        let bytes = self.hidden_bytes() * self.expert_share(block) / self.layout.sequence_division();
-        2.0 * group.dispatch(self.machine, bytes, experts.per_token as f64)
+        let routing = Routing {
+            copies: experts.per_token,
+            groups: experts.groups,
+            groups_per_token: experts.groups_per_token,
+        };
+        let load = f64::from(implementation.expert_load) / 100.0;
+        let tokens = self.hidden_bytes() * self.expert_share(block) / self.layout.sequence_division() * load;
+        let send = |format: Format| {
+            let bytes = tokens * format.bytes() / Format::Bf16.bytes();
+            group.dispatch(self.machine, bytes, &routing, implementation.dispatcher)
+        };
+        // Results and their gradients come back in bf16.
+        let (there, back) = (send(implementation.dispatched), send(Format::Bf16));
+        let exchanges = [there + back, 2.0 * back];
+        if !implementation.overlaps_experts {
+            return exchanges;
+        }
+        let hidden = self.stack().hidden_experts;
+        let exposed = |exchange: f64, beside: f64| exchange - (hidden * exchange).min(beside);
+        [exposed(exchanges[0], backward), exposed(exchanges[1], forward)]
+    }
+
+    /// The share of a tensor group's exchanges that products hide.
+    fn hidden_tensor(&self) -> f64 {
+        match self.layout.implementation.overlaps_tensor {
+            Some(true) => self.stack().hidden_tensor,
+            Some(false) => 0.0,
+            None => self.machine.constants.hidden,
+        }
     }
 
     /// The seconds in which the ranks of a sequence exchange what a mixer needs of other tokens. Keys and
@@ -339,7 +369,8 @@ impl Setting<'_> {
     fn context_communication(&self, block: &Block) -> f64 {
         let layout = self.layout;
         let group = Group { ranks: layout.context, stride: layout.tensor };
-        let bytes = |width: u64| 2.0 * width as f64 * layout.tokens() / f64::from(layout.tensor);
+        let element = layout.precision.element_bytes();
+        let bytes = |width: u64| element * width as f64 * layout.tokens() / f64::from(layout.tensor);
         let (width, window) = match block.mixer {
             Mixer::Attention(attention) => (2 * attention.key_width(), attention.window),
             Mixer::Latent(latent) => {
@@ -349,6 +380,10 @@ impl Setting<'_> {
                 return group.all_to_all(self.machine, bytes(mamba.projected()))
                     + group.all_to_all(self.machine, bytes(mamba.inner()));
             }
+            Mixer::Delta(delta) => {
+                return group.all_to_all(self.machine, bytes(delta.scanned()))
+                    + group.all_to_all(self.machine, bytes(delta.value_width()));
+            }
             Mixer::None => return 0.0,
         };
         let own = f64::from(layout.sequence) / f64::from(layout.context);
@@ -357,10 +392,12 @@ impl Setting<'_> {
         group.ring_exchange(self.machine, bytes(width), steps)
     }
 
-    fn again(&self, forward: &Parts, products: &Products) -> Parts {
+    /// The part of a forward that a backward computes again.
+    fn again(&self, block: &Block, forward: &Parts, products: &Products) -> Parts {
         let elementwise = forward.elementwise;
         match (self.layout.recompute, self.layout.scores) {
             (Recompute::None, _) => Parts::default(),
+            (Recompute::Modules(modules), _) => self.modules_again(block, modules, forward),
             (Recompute::Full, _) => *forward,
             (Recompute::Selective, Scores::Unfused) => {
                 Parts { attention: forward.attention, ..Parts::default() }
@@ -369,5 +406,42 @@ impl Setting<'_> {
                 Parts { products: products.second, elementwise, ..Parts::default() }
             }
         }
+    }
+
+    /// The seconds in which a backward computes parts of a block again.
+    fn modules_again(&self, block: &Block, modules: Modules, forward: &Parts) -> Parts {
+        let hidden = self.model.hidden;
+        let mut matrices = Vec::new();
+        if let (true, Mixer::Latent(latent)) = (modules.has(Modules::LATENT), &block.mixer) {
+            matrices.extend(latent.up_matrices());
+        }
+        let (mut exchanged, mut moved) = (0.0, 0.0);
+        let traffic = block_traffic(block, self).forward;
+        match &block.feed_forward {
+            FeedForward::Dense(_) if modules.has(Modules::DENSE) => {
+                matrices.extend(block.feed_forward.matrices(hidden));
+                moved += traffic / 3.0;
+            }
+            FeedForward::Experts(_) | FeedForward::LatentExperts { .. } => {
+                let of_experts = block.feed_forward.matrices(hidden).into_iter();
+                if modules.has(Modules::EXPERTS) {
+                    matrices.extend(of_experts);
+                    exchanged = forward.experts;
+                    moved += traffic / 2.0;
+                } else if modules.has(Modules::SHARED_EXPERT) {
+                    matrices.extend(of_experts.filter(|matrix| matrix.of_experts.is_none()).skip(1));
+                }
+                if modules.has(Modules::EXPERT_ACTIVATIONS) && !modules.has(Modules::EXPERTS) {
+                    moved += traffic / 6.0;
+                }
+            }
+            FeedForward::Dense(_) | FeedForward::None => {}
+        }
+        if modules.has(Modules::NORMS) {
+            moved += traffic / 6.0;
+        }
+        let attention = if modules.has(Modules::SCORES) { forward.attention } else { 0.0 };
+        let (products, elementwise) = (self.products(&matrices).forward, self.moved(moved));
+        Parts { products, attention, elementwise, experts: exchanged, ..Parts::default() }
     }
 }

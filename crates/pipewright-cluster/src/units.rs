@@ -5,7 +5,7 @@
 use std::ops::{AddAssign, Range};
 
 use crate::cut::{balanced, even};
-use crate::layout::{Cut, Layout};
+use crate::layout::{Cut, Layout, Recompute};
 use crate::memory::{
     Parameters, adapted_state, adapter_parameters, block_activations, block_parameters, block_stash,
     predictor_parameters, state, table_parameters, whole_block_activations,
@@ -27,6 +27,8 @@ pub(crate) struct Unit {
     pub(crate) frozen: Parameters,
     /// Bytes that a forward keeps for its backward.
     pub(crate) activation: f64,
+    /// Bytes of activations that go to the memory of the host.
+    pub(crate) offloaded: f64,
     /// Bytes that a backward keeps if gradients of weights are computed later.
     pub(crate) stash: f64,
 }
@@ -37,6 +39,7 @@ impl AddAssign for Unit {
         self.parameters = self.parameters + other.parameters;
         self.frozen = self.frozen + other.frozen;
         self.activation += other.activation;
+        self.offloaded += other.offloaded;
         self.stash += other.stash;
     }
 }
@@ -46,10 +49,14 @@ impl AddAssign for Unit {
 pub(crate) struct Units {
     /// Blocks that differ from each other.
     kinds: Vec<Unit>,
+    /// The same blocks with nothing computed again; empty if all blocks of a stage are alike in this.
+    kept_kinds: Vec<Unit>,
     /// The index in `kinds` of each block of the model.
     kind_of: Vec<usize>,
     pub(crate) embedding: Unit,
     head: Unit,
+    /// All blocks that predict further tokens, with their passes through the head.
+    predictors: Unit,
     /// Whether adapters are trained.
     is_adapted: bool,
     tied: bool,
@@ -82,9 +89,11 @@ impl Units {
         };
         let mut units = Self {
             kinds: Vec::new(),
+            kept_kinds: Vec::new(),
             kind_of: Vec::with_capacity(model.blocks.len()),
             embedding: outer(setting.embedding(), table + model.further_embedding as f64),
             head: outer(setting.head(), table),
+            predictors: Unit::default(),
             is_adapted,
             tied: model.tied,
             table,
@@ -92,6 +101,11 @@ impl Units {
             again: 0.0,
             operations,
         };
+        let kept = layout.recompute_layers.map(|_| Layout {
+            recompute: Recompute::None,
+            recompute_layers: None,
+            ..layout.clone()
+        });
         let mut blocks = Vec::new();
         for block in &model.blocks {
             let kind = blocks.iter().position(|known| known == block).unwrap_or_else(|| {
@@ -101,13 +115,18 @@ impl Units {
                     Training::Adapters(adapters) => [adapter_parameters(adapters, layout), all],
                     Training::ForwardOnly => [Parameters::default(), all],
                 };
-                let unit = Unit {
+                let of = |setting: &Setting<'_>| Unit {
                     time: setting.block(block),
                     parameters,
                     frozen,
-                    activation: block_activations(block, model, layout),
-                    stash: block_stash(block, model, layout),
+                    activation: block_activations(block, model, setting.layout),
+                    offloaded: 0.0,
+                    stash: block_stash(block, model, setting.layout),
                 };
+                let unit = of(setting);
+                if let Some(kept) = &kept {
+                    units.kept_kinds.push(of(&Setting { layout: kept, ..*setting }));
+                }
                 let again = whole_block_activations(block, model, layout) - unit.activation;
                 units.again = units.again.max(again);
                 if all.total() > units.largest_block.total() {
@@ -129,7 +148,11 @@ impl Units {
             stash: kept(block_stash),
             ..Unit::default()
         };
-        (0..model.predictors).for_each(|_| units.head += predictor);
+        let own = model.own_predictors();
+        (0..model.predictors).for_each(|index| {
+            let parameters = if index < own { predictor.parameters } else { Parameters::default() };
+            units.predictors += Unit { parameters, ..predictor };
+        });
         units
     }
 
@@ -173,17 +196,21 @@ impl Units {
         })
     }
 
-    /// Returns the blocks of each stage.
+    /// Returns the seconds of the embedding, of each block and of the head with all predictors.
+    pub(crate) fn seconds(&self) -> Vec<f64> {
+        let seconds = |unit: &Unit| unit.time.total();
+        let blocks = self.kind_of.iter().map(|&kind| seconds(&self.kinds[kind]));
+        let head = seconds(&self.head) + seconds(&self.predictors);
+        std::iter::once(seconds(&self.embedding)).chain(blocks).chain([head]).collect()
+    }
+
+    /// Returns the blocks of each stage of a cluster with one kind of machine.
     pub(crate) fn cut(&self, layout: &Layout) -> Vec<Range<usize>> {
         let stages = layout.stages() as usize;
         match &layout.cut {
             Cut::Even => even(self.kind_of.len(), stages),
-            Cut::Balanced => {
-                let seconds = |unit: &Unit| unit.time.total();
-                let blocks: Vec<f64> = self.kind_of.iter().map(|&kind| seconds(&self.kinds[kind])).collect();
-                balanced(seconds(&self.embedding), &blocks, seconds(&self.head), stages)
-            }
-            Cut::Given(sizes) => {
+            Cut::Balanced => balanced(&[self.seconds()], &vec![0; stages]),
+            Cut::Given { blocks: sizes, .. } => {
                 let mut start = 0;
                 let range = |&size: &u32| {
                     let range = start..start + size as usize;
@@ -196,13 +223,30 @@ impl Units {
     }
 
     /// Returns the costs of each stage.
-    pub(crate) fn stages(&self, cut: &[Range<usize>]) -> Vec<Unit> {
+    pub(crate) fn stages(&self, layout: &Layout, cut: &[Range<usize>]) -> Vec<Unit> {
         let last = cut.len() - 1;
+        let predictors = match layout.cut {
+            Cut::Given { predictors, .. } => (predictors as usize).min(last),
+            Cut::Even | Cut::Balanced => last,
+        };
+        let mut of_rank = vec![0; layout.pipeline.max(1) as usize];
         let stage = |(stage, range): (usize, &Range<usize>)| {
             let mut sum = Unit::default();
-            self.kind_of[range.clone()].iter().for_each(|&kind| sum += self.kinds[kind]);
+            let before = &mut of_rank[stage % layout.pipeline.max(1) as usize];
+            for (index, &kind) in self.kind_of[range.clone()].iter().enumerate() {
+                let is_again = layout.recompute_layers.is_none_or(|again| index < again as usize);
+                let mut unit = if is_again { self.kinds[kind] } else { self.kept_kinds[kind] };
+                if *before < layout.offload_layers {
+                    unit.offloaded = std::mem::take(&mut unit.activation);
+                }
+                *before += 1;
+                sum += unit;
+            }
             if stage == 0 {
                 sum += self.embedding;
+            }
+            if stage == predictors {
+                sum += self.predictors;
             }
             if stage == last {
                 sum += self.head;
@@ -221,6 +265,7 @@ impl Units {
     pub(crate) fn total(&self) -> Unit {
         let mut sum = self.embedding;
         self.kind_of.iter().for_each(|&kind| sum += self.kinds[kind]);
+        sum += self.predictors;
         sum += self.head;
         sum
     }

@@ -8,11 +8,18 @@
 //! communication is exposed. The optimizer reads and writes its bytes of each trained parameter once on some
 //! GPU. With adapters, the gradients of frozen matrices and the backward of blocks before the adapters do not
 //! count, and neither do the products of the adapters.
+//!
+//! **Several kinds of machines.** Kind `k` has `g_k` GPUs, and one of them takes `t_kp` for part `p` of the model: a
+//! block, the embedding, the head, the optimizer. If it does the share `x_kp` of the part, a step takes at least
+//! `T >= sum_p x_kp t_kp / g_k` for each `k`. The sum of these inequalities, each multiplied by `g_k w_k`, gives
+//! `T sum_k g_k w_k >= sum_p min_k w_k t_kp` for any speeds `w_k`, because the shares of a part sum to 1. The bound
+//! takes the speed of a kind with all parts, relative to the first kind. It is then the sum over kinds of what each can
+//! do if all parts are faster by the same factor, and lower if some kinds are better at some parts.
 
 use crate::attention::best_attention_seconds;
 use crate::elementwise::{block_traffic, embedding_traffic, loss_traffic};
-use crate::layout::{Layout, Precision};
-use crate::predict::OPTIMIZER_TRAFFIC;
+use crate::layout::{Layout, Precision, ShardedState};
+use crate::machine::Machine;
 use crate::search::request::Request;
 use crate::setting::Setting;
 use pipewright_shapes::model::{Block, Matrix};
@@ -22,12 +29,46 @@ use pipewright_shapes::training::Training;
 /// as long.
 const FORWARD_ATTENTION: f64 = 1.0 / 6.0;
 
+/// The seconds of a step on one GPU.
+struct OnOneGpu {
+    /// The seconds of each part of the model for one row: the blocks, the embedding, the head and the predictors.
+    parts: Vec<f64>,
+    optimizer: f64,
+    /// The smallest ratio of a measured time to the seconds of a part.
+    ratio: f64,
+}
+
+impl OnOneGpu {
+    /// Returns the seconds of a step of `rows` rows.
+    fn step(&self, rows: f64) -> f64 {
+        self.parts.iter().sum::<f64>() * self.ratio * rows + self.optimizer
+    }
+}
+
 /// Returns the seconds of a step that no layout of a request can be faster than.
 pub fn lower_bound(request: &Request) -> f64 {
-    let (model, machine) = (&request.model, &request.machine);
+    let kinds = request.kinds();
+    let (rows, own) = (f64::from(request.batch), on_one_gpu(request, &request.machine));
+    let (mut least, mut gpus) = (own.parts.clone(), f64::from(request.gpus.max(1)));
+    let mut optimizer = own.optimizer;
+    for (machine, count) in kinds.into_iter().skip(1) {
+        let other = on_one_gpu(request, machine);
+        let speed = own.step(rows) / other.step(rows);
+        for (part, seconds) in least.iter_mut().zip(&other.parts) {
+            *part = part.min(speed * seconds * other.ratio / own.ratio);
+        }
+        optimizer = optimizer.min(speed * other.optimizer);
+        gpus += f64::from(count) * (speed - 1.0);
+    }
+    OnOneGpu { parts: least, optimizer, ratio: own.ratio }.step(rows) / gpus
+}
+
+/// Returns the least seconds of the parts of a request on one GPU of a machine.
+fn on_one_gpu(request: &Request, machine: &Machine) -> OnOneGpu {
+    let model = &request.model;
     // One row on one GPU that divides nothing.
-    let (scores, kernels) = (request.scores, request.kernels);
-    let layout = Layout { scores, kernels, ..Layout::on_one_gpu(request.sequence, request.precision) };
+    let (scores, implementation) = (request.scores, request.implementation);
+    let layout = Layout { scores, implementation, ..Layout::on_one_gpu(request.sequence, request.precision) };
     let setting = Setting { model, layout: &layout, machine };
     let per_head_parameter = model.head_operations_per_parameter();
     let products = |per_parameter: f64, active: u128, precision: Precision| {
@@ -36,7 +77,7 @@ pub fn lower_bound(request: &Request) -> f64 {
     let moved = |bytes: f64| bytes / machine.kernel_bandwidth();
     let block_seconds = |block: &Block| {
         let active = block.matrices(model.hidden).iter().map(Matrix::active_parameters).sum();
-        let traffic = block_traffic(block, model, &layout);
+        let traffic = block_traffic(block, &setting);
         let attention = best_attention_seconds(&block.mixer, &setting);
         let products = products(block.training.operations_per_parameter(), active, layout.precision);
         if block.training == Training::ForwardOnly {
@@ -44,19 +85,21 @@ pub fn lower_bound(request: &Request) -> f64 {
         }
         products + attention + moved(traffic.forward + traffic.backward)
     };
-    let head_traffic = loss_traffic(model, &layout);
-    let head = products(per_head_parameter, model.table_parameters(), Precision::Half)
+    let head_traffic = loss_traffic(&setting);
+    let head = products(per_head_parameter, model.table_parameters(), layout.precision.outside_products())
         + moved(head_traffic.forward + head_traffic.backward);
     let predictor = model.predictor_blocks().iter().map(block_seconds).sum::<f64>()
         + products(per_head_parameter, u128::from(2 * model.hidden * model.hidden), layout.precision)
         + head;
-    let embedding = embedding_traffic(model, &layout);
-    let row = model.blocks.iter().map(block_seconds).sum::<f64>()
-        + moved(embedding.forward + if model.is_adapted() { 0.0 } else { embedding.backward })
-        + head
-        + f64::from(model.predictors) * predictor;
-    let optimizer = moved(OPTIMIZER_TRAFFIC * model.trained_parameters() as f64);
+    let embedding = embedding_traffic(&setting);
+    let embedding = moved(embedding.forward + if model.is_adapted() { 0.0 } else { embedding.backward });
+    let blocks = model.blocks.iter().map(block_seconds);
+    let parts = blocks.chain([embedding, head, f64::from(model.predictors) * predictor]).collect();
+    let optimizer = [ShardedState::Optimizer, ShardedState::Parameters].map(|sharding| {
+        let layout = Layout { sharding, ..layout.clone() };
+        Setting { layout: &layout, ..setting }.update_seconds(model.trained_parameters() as f64)
+    });
+    let optimizer = optimizer[0].min(optimizer[1]);
     // Measured times may be faster than the rates.
-    let row = row * machine.least_measured_ratio();
-    (row * f64::from(request.batch) + optimizer) / f64::from(request.gpus.max(1))
+    OnOneGpu { parts, optimizer, ratio: machine.least_measured_ratio() }
 }

@@ -68,4 +68,9 @@ impl LeastMemory {
     pub fn needed(&self) -> f64 {
         self.memory.total()
     }
+
+    /// Returns the bytes that the rank lacks, below 0 if it has some left.
+    pub(crate) fn missing(&self) -> f64 {
+        self.needed() - self.limit
+    }
 }

@@ -5,11 +5,12 @@ use std::ops::Range;
 
 use crate::layout::{Cut, Layout, Recompute, ShardedState};
 use crate::pipeline::{PipelineError, Programs, computations};
+use crate::placed::Placed;
 use crate::predict::{Prediction, RunPipeline};
 use crate::search::bound::lower_bound;
 use crate::search::error::LeastMemory;
 use crate::search::found::ClusterPlan;
-use crate::search::least_bytes::least_bytes;
+use crate::search::least_bytes::{least_bytes, mean_state};
 use crate::search::request::Request;
 use crate::search::{schedules, space};
 use crate::units::{Unit, Units};
@@ -20,12 +21,14 @@ const KEPT: f64 = 1.4;
 /// The same if one plan is sought.
 const KEPT_FOR_ONE: f64 = 1.1;
 /// The most computations of a pipeline that the search simulates. 1F1B has a closed form above.
-pub(super) const MOST_COMPUTATIONS: u64 = 1 << 17;
+pub(crate) const MOST_COMPUTATIONS: u64 = 1 << 17;
 
 /// The costs that layouts share which differ only in their pipelines and replicas.
 struct Shared {
     recompute: Recompute,
-    units: Units,
+    /// On each kind of machine.
+    units: Vec<Units>,
+    /// All parts of the model, on the first kind of machine.
     total: Unit,
 }
 
@@ -45,8 +48,8 @@ pub(super) struct Candidate {
     pub(super) layout: Layout,
     /// The estimated seconds of a step.
     pub(super) seconds: f64,
-    /// The estimated bytes of the largest rank.
-    pub(super) needed: f64,
+    /// The estimated bytes that the tightest rank lacks, below 0 if it has some left.
+    pub(super) missing: f64,
 }
 
 /// The facts about layouts without a plan, and the programs of their simulations.
@@ -75,7 +78,6 @@ impl Tried {
 /// The layouts that were estimated.
 pub(super) struct Exploration<'a> {
     pub(super) request: &'a Request,
-    pub(super) limit: f64,
     pub(super) lower_bound_s: f64,
     /// The operations of the model per token.
     operations: f64,
@@ -104,7 +106,6 @@ impl<'a> Exploration<'a> {
         let fastest = known.as_ref().map_or(f64::INFINITY, |plan| plan.prediction.seconds);
         let mut exploration = Self {
             request,
-            limit: request.memory_limit(),
             lower_bound_s: lower_bound(request),
             operations: request
                 .model
@@ -130,8 +131,9 @@ impl<'a> Exploration<'a> {
         }
     }
 
-    pub(super) fn units(&self, layout: &Layout) -> Units {
-        Units::with_operations(&self.request.setting(layout), self.operations)
+    /// Returns the costs of the model's parts on each kind of machine.
+    pub(super) fn units(&self, placed: &Placed<'_>) -> Vec<Units> {
+        placed.kinds.iter().map(|setting| Units::with_operations(setting, self.operations)).collect()
     }
 
     /// Estimates all pipelines of a layout whose pipeline is not chosen.
@@ -142,8 +144,8 @@ impl<'a> Exploration<'a> {
         }
         let with = |recompute| {
             let layout = Layout { recompute, ..shape.clone() };
-            let units = self.units(&layout);
-            Shared { recompute, total: units.total(), units }
+            let units = self.units(&self.request.placed(&layout));
+            Shared { recompute, total: units[0].total(), units }
         };
         let recomputes: Vec<Shared> = self.request.recomputes().into_iter().map(with).collect();
         for layout in layouts {
@@ -180,13 +182,19 @@ impl<'a> Exploration<'a> {
             // Without a sharded optimizer, the sharding that needs most memory is not the fastest.
             let is_ordered = shardings.len() == 1 || shardings[0] != ShardedState::Nothing;
             let work = f64::from(layout.microbatches()) * total.time.total() / f64::from(layout.pipeline);
-            if work > self.slowest_kept() {
+            // A pipeline is at most as fast as if each of its kinds did its work by its speed.
+            let speed = |kind: usize| total.time.total() / units[kind].total().time.total();
+            let kinds = self.request.kinds();
+            let share = |kind: usize| f64::from(kinds[kind].1) / f64::from(layout.gpus);
+            let mean_speed =
+                1.0 + (1..units.len()).map(|kind| (speed(kind) - 1.0) * share(kind)).sum::<f64>();
+            if work / mean_speed > self.slowest_kept() {
                 return;
             }
             let mut cuts = None;
             for (index, sharding) in shardings.into_iter().enumerate() {
                 layout.sharding = sharding;
-                if is_quick && least_bytes(&layout, units, total) > self.limit {
+                if is_quick && self.is_too_large(&layout, &units[0], total) {
                     continue;
                 }
                 for (cut, pipeline) in cuts.get_or_insert_with(|| self.cuts(&layout, units)) {
@@ -196,8 +204,23 @@ impl<'a> Exploration<'a> {
                     if is_quick && fits && index == 0 && is_ordered && schedules::is_exact(&layout) {
                         return;
                     }
+                    // Only several kinds of machines have another cut here, which is seldom faster.
+                    if is_quick && fits {
+                        break;
+                    }
                 }
             }
+        }
+    }
+
+    /// Returns whether a layout needs too much memory, whatever the blocks of its stages are, or with an even cut if the
+    /// machines are of one kind.
+    fn is_too_large(&self, layout: &Layout, units: &Units, total: &Unit) -> bool {
+        let limit = self.request.mean(|machine| self.request.limit_on(machine));
+        if self.request.further.is_empty() {
+            least_bytes(layout, units, total) > limit
+        } else {
+            mean_state(layout, units, total) > limit
         }
     }
 
@@ -219,32 +242,38 @@ impl<'a> Exploration<'a> {
         all
     }
 
-    /// Returns the cuts of a layout that are estimated, and its pipeline with each: the even cut, and in the
-    /// complete exploration also the cut by time.
-    fn cuts(&self, layout: &Layout, units: &Units) -> Vec<(Cut, RunPipeline)> {
-        let even = Layout { cut: Cut::Even, ..layout.clone() };
-        let mut layouts = vec![(even.clone(), units.cut(&even))];
-        if self.pruning == Pruning::None {
-            layouts.extend(balanced(&even, units));
+    /// Returns the cuts of a layout that are estimated, and its pipeline with each: the given cut, or the even
+    /// cut, and in the complete exploration or on several kinds of machines also the cut by time.
+    fn cuts(&self, layout: &Layout, units: &[Units]) -> Vec<(Cut, RunPipeline)> {
+        let given = self.request.fixed.cut.clone();
+        let is_given = given.is_some();
+        let even = Layout { cut: given.unwrap_or(Cut::Even), ..layout.clone() };
+        let mut layouts = vec![(even.clone(), self.request.placed(&even).cut(units))];
+        if (self.pruning == Pruning::None || units.len() > 1) && !is_given {
+            layouts.extend(balanced(self.request, &even, units));
+        }
+        // On several kinds, the even cut is seldom the fastest one.
+        if units.len() > 1 {
+            layouts.reverse();
         }
         let run = |(layout, cut): (Layout, Vec<Range<usize>>)| {
             let run = |costs: &_| Ok(schedules::estimate(&layout, costs));
-            let pipeline = RunPipeline::new(&self.request.setting(&layout), units, cut, run).ok()?;
+            let pipeline = RunPipeline::new(&self.request.placed(&layout), units, cut, run).ok()?;
             Some((layout.cut, pipeline))
         };
         layouts.into_iter().filter_map(run).collect()
     }
 
     /// Estimates a layout with its cut, and returns whether it fits.
-    fn estimate(&mut self, layout: &Layout, units: &Units, pipeline: &RunPipeline) -> bool {
-        let estimate = pipeline.predict(&self.request.setting(layout), units);
+    fn estimate(&mut self, layout: &Layout, units: &[Units], pipeline: &RunPipeline) -> bool {
+        let estimate = pipeline.predict(&self.request.placed(layout), units);
         self.estimated += 1;
-        let (seconds, needed) = (estimate.seconds, estimate.peak_memory());
-        let candidate = || Candidate { layout: layout.clone(), seconds, needed };
+        let (seconds, missing) = (estimate.seconds, self.request.tightest_rank(layout, &estimate).missing());
+        let candidate = || Candidate { layout: layout.clone(), seconds, missing };
         if schedules::is_exact(layout) && !self.fits(layout, &estimate) {
             return false;
         }
-        if needed > self.limit {
+        if missing > 0.0 {
             if self.pruning == Pruning::None {
                 self.too_large.push(candidate());
             }
@@ -261,21 +290,22 @@ impl<'a> Exploration<'a> {
 
     /// Returns whether a prediction fits into memory. If it does not, it is kept if it needs least so far.
     pub(super) fn fits(&mut self, layout: &Layout, prediction: &Prediction) -> bool {
-        let (rank, memory) = prediction.largest_rank();
-        let needed = memory.total();
-        if needed <= self.limit {
-            return true;
+        let tightest = self.request.tightest_rank(layout, prediction);
+        let fits = tightest.missing() <= 0.0;
+        if !fits && self.tried.least.as_ref().is_none_or(|least| tightest.missing() < least.missing()) {
+            self.tried.least = Some(tightest);
         }
-        if self.tried.least.as_ref().is_none_or(|least| needed < least.needed()) {
-            self.tried.least = Some(LeastMemory { layout: layout.clone(), rank, memory, limit: self.limit });
-        }
-        false
+        fits
     }
 }
 
 /// Returns a layout with its blocks cut by their time, unless its even cut is the same.
-pub(super) fn balanced(layout: &Layout, units: &Units) -> Option<(Layout, Vec<Range<usize>>)> {
+pub(super) fn balanced(
+    request: &Request,
+    layout: &Layout,
+    units: &[Units],
+) -> Option<(Layout, Vec<Range<usize>>)> {
     let balanced = Layout { cut: Cut::Balanced, ..layout.clone() };
-    let cut = units.cut(&balanced);
-    (cut != units.cut(layout)).then_some((balanced, cut))
+    let cut = request.placed(&balanced).cut(units);
+    (cut != request.placed(layout).cut(units)).then_some((balanced, cut))
 }

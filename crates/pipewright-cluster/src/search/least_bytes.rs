@@ -18,9 +18,14 @@ pub(super) fn least_bytes(layout: &Layout, units: &Units, total: &Unit) -> f64 {
         units.embedding.parameters + smallest.parameters * own_blocks,
         units.embedding.frozen + smallest.frozen * own_blocks,
     ) + smallest.activation * f64::from(held) * schedules::held(layout, 0);
+    mean_state(layout, units, total).max(first)
+}
+
+/// Returns the bytes of the mean rank's state.
+pub(super) fn mean_state(layout: &Layout, units: &Units, total: &Unit) -> f64 {
     let [trained, frozen] =
         units.without_table(total).map(|parameters| parameters * (1.0 / f64::from(layout.pipeline)));
-    state(trained, frozen).max(first)
+    units.state(trained, frozen, layout).state()
 }
 
 /// Returns the blocks of the first rank with an even cut, or one or two fewer.
@@ -49,6 +54,7 @@ mod tests {
     use super::*;
     use crate::catalogue::by_name;
     use crate::layout::{Precision, ShardedState};
+    use crate::placed::Placed;
     use crate::predict::RunPipeline;
     use crate::search::request::{Fixed, Request};
     use crate::setting::Setting;
@@ -69,10 +75,12 @@ mod tests {
                 let layout = Layout { pipeline, chunks, schedule, sharding, ..request.smallest_layout() };
                 let setting = Setting { model: &request.model, layout: &layout, machine: &request.machine };
                 let units = Units::of(&setting);
+                let placed = Placed::on_one(setting);
                 let run = |costs: &_| Ok(schedules::estimate(&layout, costs));
                 let pipeline =
-                    RunPipeline::new(&setting, &units, units.cut(&layout), run).expect("a pipeline");
-                let estimate = pipeline.predict(&setting, &units);
+                    RunPipeline::new(&placed, std::slice::from_ref(&units), units.cut(&layout), run)
+                        .expect("a pipeline");
+                let estimate = pipeline.predict(&placed, std::slice::from_ref(&units));
                 let least = least_bytes(&layout, &units, &units.total());
                 assert!(
                     least <= estimate.peak_memory(),

@@ -33,12 +33,14 @@ mod schedules;
 mod least_bytes;
 mod explore;
 mod simulate;
+mod usual;
 mod plans;
 mod upgrade;
 
 pub use bound::lower_bound;
 pub use error::{LeastMemory, SearchError, SearchErrorKind};
-pub use found::{ClusterPlan, ClusterReport, Goal, Shares};
+pub(crate) use explore::MOST_COMPUTATIONS;
+pub use found::{ClusterPlan, ClusterReport, Goal, MachineRanks, Shares};
 pub use plans::{search, search_from};
 pub use request::{Fixed, Request};
 pub use upgrade::{Change, Gain, Upgrade, upgrades};

@@ -4,12 +4,14 @@ use pipewright_schedule::words::counted;
 
 use crate::layout::Layout;
 use crate::pipeline::{PipelineError, Programs};
-use crate::predict::predict;
+use crate::placed::check_pipeline;
+use crate::predict::predict_placed;
 use crate::search::bound::lower_bound;
 use crate::search::error::{SearchError, SearchErrorKind};
 use crate::search::explore::{Exploration, MOST_COMPUTATIONS, Pruning, Tried};
 use crate::search::found::{ClusterPlan, ClusterReport};
 use crate::search::request::{Fixed, Request};
+use crate::search::simulate::keep;
 use crate::search::{schedules, space};
 use crate::size_names::SCHEDULE;
 use crate::systems;
@@ -23,7 +25,7 @@ use crate::systems;
 pub fn search(request: &Request) -> Result<ClusterReport, SearchError> {
     request.check()?;
     let request = &request.with_generator_name()?;
-    find_plans(request, None)
+    find_in_both_orders(request, None)
 }
 
 /// Like [`search`], but starts from a known layout of the request's GPUs and batch. If the layout fits into
@@ -35,16 +37,53 @@ pub fn search_from(request: &Request, known: &Layout) -> Result<ClusterReport, S
     request.check()?;
     let request = &request.with_generator_name()?;
     let fits = |plan: &ClusterPlan| {
-        plan.prediction.peak_memory() <= request.memory_limit() && request.runs(&plan.layout)
+        request.tightest_rank(&plan.layout, &plan.prediction).missing() <= 0.0 && request.runs(&plan.layout)
     };
-    find_plans(request, plan_of(request, known).filter(fits))
+    find_in_both_orders(request, plan_of(request, known).filter(fits))
 }
 
 /// Returns the plan of a known layout, unless it cannot be predicted. Its pipeline is simulated up to the
 /// same size as in the search, so that both times can be compared.
 pub(super) fn plan_of(request: &Request, layout: &Layout) -> Option<ClusterPlan> {
-    let prediction = predict(&request.setting(layout), &mut Programs::up_to(MOST_COMPUTATIONS)).ok()?;
+    layout.check(&request.model).ok()?;
+    check_pipeline(&request.kinds(), layout.pipeline, request.names).ok()?;
+    let mut programs = Programs::up_to(MOST_COMPUTATIONS);
+    let prediction = predict_placed(&request.placed(layout), &mut programs).ok()?;
     Some(ClusterPlan::new(request, lower_bound(request), layout.clone(), prediction))
+}
+
+/// Finds plans with the kinds of machines in the order of the request and in the opposite one. The known plan has the
+/// order of the request.
+fn find_in_both_orders(request: &Request, known: Option<ClusterPlan>) -> Result<ClusterReport, SearchError> {
+    let found = find_plans(request, known);
+    if request.further.is_empty() {
+        return found;
+    }
+    let missing = |error: &SearchError| match &error.kind {
+        SearchErrorKind::Memory(least) => least.missing(),
+        SearchErrorKind::Request | SearchErrorKind::System => f64::INFINITY,
+    };
+    match (found, find_plans(&request.reversed(), None)) {
+        (Ok(found), Ok(other)) => {
+            let mut plans = Vec::new();
+            found.plans.into_iter().chain(other.plans).for_each(|plan| keep(&mut plans, plan));
+            plans.truncate(request.plans);
+            // The first kind of one order is the last one of the other.
+            let is_worse = other.accuracy.mean > found.accuracy.mean;
+            let mut merged = ClusterReport {
+                plans,
+                preferred: None,
+                accuracy: if is_worse { other.accuracy } else { found.accuracy },
+                estimated: found.estimated + other.estimated,
+                simulated: found.simulated + other.simulated,
+                ..found
+            };
+            merged.prefer_usual(&request.machine);
+            Ok(merged)
+        }
+        (Ok(found), Err(_)) | (Err(_), Ok(found)) => Ok(found),
+        (Err(one), Err(other)) => Err(if missing(&other) < missing(&one) { other } else { one }),
+    }
 }
 
 /// Finds plans for a request that was checked, and starts from a plan that fits.

@@ -3,12 +3,16 @@
 use pipewright_document::GIB;
 use pipewright_schedule::bytes::bytes_text;
 use pipewright_schedule::generate::find;
+use pipewright_schedule::held_bytes::HeldBytes;
 use pipewright_schedule::plan::System;
 use pipewright_schedule::words::counted;
 
-use crate::layout::{Kernels, Layout, LayoutError, Precision, Recompute, Scores, ShardedState};
+use crate::implementation::{Implementation, Stack};
+use crate::layout::{Cut, Layout, LayoutError, Precision, Recompute, Scores, ShardedState};
 use crate::layout_error::Fault;
 use crate::machine::Machine;
+use crate::placed::{Machines, Placed, check_pipeline, kinds_of_ranks, kinds_text, least_pipeline};
+use crate::predict::Prediction;
 use crate::search::error::{LeastMemory, SearchError, SearchErrorKind};
 use crate::setting::Setting;
 use crate::size_names::{
@@ -20,9 +24,6 @@ use pipewright_shapes::model::Model;
 /// Bytes of a GPU's memory that the driver's context, libraries and the buffers of collectives take: about
 /// 0.5 GiB for the context of CUDA 12, and as much for NCCL's channels.
 const RESERVED: f64 = GIB;
-/// The share of a GPU's memory that an allocator loses to fragments. PyTorch's caching allocator with
-/// expandable segments loses a few percent.
-const FRAGMENTS: f64 = 0.03;
 
 /// A model, a machine and a batch for which the fastest layout is sought.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,6 +34,9 @@ pub struct Request {
     pub machine: Machine,
     /// All GPUs. With `n` nodes, these are `n` times [`Machine::gpus_per_node`].
     pub gpus: u32,
+    /// The GPUs of other kinds, which are the last of `gpus`; empty for one kind of machine. The search tries this
+    /// order of the kinds along the pipeline, and the opposite one.
+    pub further: Vec<Machines>,
     /// The rows of a step, over all replicas.
     pub batch: u32,
     /// The tokens of a row.
@@ -41,8 +45,8 @@ pub struct Request {
     pub precision: Precision,
     /// How scores are computed.
     pub scores: Scores,
-    /// How kernels of elementwise operations are made.
-    pub kernels: Kernels,
+    /// How the stack trains.
+    pub implementation: Implementation,
     /// The parts of the layout that are given. The search chooses the others.
     pub fixed: Fixed,
     /// The system that is to run the plans; `None` for layouts of any kind.
@@ -87,6 +91,10 @@ pub struct Fixed {
     pub sharding: Option<ShardedState>,
     /// Whether the ranks of a tensor group divide the sequence between their products.
     pub sequence_parallel: Option<bool>,
+    /// The ranks that divide each expert: 1, or a tensor group.
+    pub expert_tensor: Option<u32>,
+    /// The blocks of each stage. The pipeline and the chunks are given too.
+    pub cut: Option<Cut>,
 }
 
 impl Request {
@@ -104,11 +112,12 @@ impl Request {
             model,
             machine,
             gpus,
+            further: Vec::new(),
             batch,
             sequence,
             precision,
             scores: Scores::Fused,
-            kernels: Kernels::Fused,
+            implementation: Implementation::usual(Stack::default()),
             fixed: Fixed::default(),
             system: None,
             memory: None,
@@ -119,16 +128,73 @@ impl Request {
         }
     }
 
-    /// Returns the setting of a layout.
+    /// Returns the machines with their GPUs, in the order of the GPUs.
+    pub fn kinds(&self) -> Vec<(&Machine, u32)> {
+        let further = self.further.iter().map(|kind| (&kind.machine, kind.gpus));
+        let of_further = self.further.iter().fold(0, |sum: u32, kind| sum.saturating_add(kind.gpus));
+        std::iter::once((&self.machine, self.gpus.saturating_sub(of_further))).chain(further).collect()
+    }
+
+    /// Returns the request with the machines in the opposite order.
+    pub(crate) fn reversed(&self) -> Self {
+        let mut kinds: Vec<Machines> = self
+            .kinds()
+            .into_iter()
+            .map(|(machine, gpus)| Machines { machine: machine.clone(), gpus })
+            .rev()
+            .collect();
+        let first = kinds.remove(0);
+        Self { machine: first.machine, further: kinds, ..self.clone() }
+    }
+
+    /// Returns the mean of a figure over all GPUs.
+    pub(crate) fn mean(&self, figure: impl Fn(&Machine) -> f64) -> f64 {
+        let first = figure(&self.machine);
+        let more =
+            |kind: &Machines| (figure(&kind.machine) - first) * f64::from(kind.gpus) / f64::from(self.gpus);
+        first + self.further.iter().map(more).sum::<f64>()
+    }
+
+    /// Returns a layout on the machines. Each rank of its pipeline has GPUs of one kind.
+    pub(crate) fn placed<'a>(&'a self, layout: &'a Layout) -> Placed<'a> {
+        Placed::on(&self.model, layout, &self.kinds())
+    }
+
+    /// Returns the setting of a layout on the first kind of machine.
     pub fn setting<'a>(&'a self, layout: &'a Layout) -> Setting<'a> {
         Setting { model: &self.model, layout, machine: &self.machine }
     }
 
-    /// Returns the most bytes that a rank may need. Unless the request gives it, it is the machine's memory
-    /// without 1 GiB for the context of the driver, libraries and buffers of collectives, and without 3% that
-    /// an allocator loses to fragments.
+    /// Returns the most bytes that a rank may need on the kind of machine with the least memory. Unless the request
+    /// gives it, it is the machine's memory without 1 GiB for the context of the driver, libraries and buffers of
+    /// collectives, and without the fragments of the stack's tensors.
     pub fn memory_limit(&self) -> f64 {
-        self.memory.unwrap_or((self.machine.memory * (1.0 - FRAGMENTS) - RESERVED).max(0.0))
+        self.kinds().into_iter().map(|(machine, _)| self.limit_on(machine)).fold(f64::INFINITY, f64::min)
+    }
+
+    /// Returns the most bytes that a rank on a machine may need.
+    pub(crate) fn limit_on(&self, machine: &Machine) -> f64 {
+        let fragments = machine.stacks.of(self.implementation.stack).fragments;
+        let usable = (machine.memory - RESERVED) / (1.0 + fragments);
+        self.memory.unwrap_or(usable.max(0.0))
+    }
+
+    /// Returns the rank of a pipeline that lacks most bytes, or has the fewest left. If several ranks lack equally
+    /// much, the first one wins.
+    pub(crate) fn tightest_rank(&self, layout: &Layout, prediction: &Prediction) -> LeastMemory {
+        let kinds = self.kinds();
+        let limits: Vec<f64> = kinds.iter().map(|(machine, _)| self.limit_on(machine)).collect();
+        let ranks = kinds_of_ranks(&kinds, layout).into_iter().map(|kind| limits[kind]);
+        let ranks = prediction.memory.iter().zip(ranks).enumerate();
+        let tightest = ranks.reduce(|one, other| {
+            let order = |(_, (memory, limit)): (usize, (&HeldBytes<f64>, f64))| {
+                (memory.total() - limit, memory.total())
+            };
+            if order(other) > order(one) { other } else { one }
+        });
+        let (rank, memory, limit) = tightest
+            .map_or((0, HeldBytes::default(), limits[0]), |(rank, (memory, limit))| (rank, *memory, limit));
+        LeastMemory { layout: layout.clone(), rank, memory, limit }
     }
 
     /// Returns whether the system of the request, if it has one, runs a layout.
@@ -190,6 +256,7 @@ impl Request {
             let expert = self.names.with_value(EXPERT, expert);
             return Err(SearchError::new(format!("{expert}: the model has no experts"), "leave it out"));
         }
+        self.check_machines()?;
         // Before any number of GPUs is advised.
         let given = &self.given_sizes();
         self.smallest_layout().check_parts(&self.model).map_err(|fault| fault.error(given))?;
@@ -212,18 +279,44 @@ impl Request {
         Ok(())
     }
 
+    /// Checks that all kinds of machines have GPUs, and that a pipeline can have ranks on all of them.
+    fn check_machines(&self) -> Result<(), SearchError> {
+        let kinds = self.kinds();
+        if let Some((machine, _)) = kinds.iter().find(|(_, gpus)| *gpus == 0) {
+            let reason = format!("no GPUs are left for {}", machine.name);
+            return Err(SearchError::new(reason, "leave it out, or use more GPUs"));
+        }
+        let (least, blocks) = (least_pipeline(&kinds), self.model.blocks.len());
+        if let Some(pipeline) = self.fixed.pipeline.filter(|&pipeline| pipeline > 0) {
+            check_pipeline(&kinds, pipeline, self.names)?;
+        } else if least as usize > blocks.max(1) {
+            return Err(SearchError::new(
+                format!(
+                    "{} need a pipeline whose number of ranks is a multiple of {least}, and the model has {}",
+                    kinds_text(&kinds),
+                    counted(blocks, "block")
+                ),
+                "use numbers of nodes with a larger common divisor",
+            ));
+        }
+        Ok(())
+    }
+
     /// Says that the given mesh has another number of GPUs.
     fn other_mesh_size(&self, mesh: u32) -> SearchError {
         let given = self.given_sizes();
-        let (size, unit) = given.unit();
-        let advice = if mesh.is_multiple_of(unit) {
-            self.names.with_value(size, mesh / unit)
-        } else {
-            format!("{} instead of {}", self.names.with_value(GPUS, mesh), self.names.name(size))
+        let advice = match given.unit() {
+            None => String::new(),
+            Some((size, unit)) if mesh.is_multiple_of(unit) => {
+                format!("use {}, or ", self.names.with_value(size, mesh / unit))
+            }
+            Some((size, _)) => {
+                format!("use {} instead of {}, or ", self.names.with_value(GPUS, mesh), self.names.name(size))
+            }
         };
         SearchError::new(
             format!("the given mesh ({}) has {}, not {}", given.list(&MESH), counted(mesh, "GPU"), self.gpus),
-            format!("use {advice}, or leave a part of the mesh out"),
+            format!("{advice}leave a part of the mesh out"),
         )
     }
 
@@ -234,9 +327,15 @@ impl Request {
             Some(_) => format!("a larger {}", self.names.name(MEMORY)),
             None => "GPUs with more memory".to_owned(),
         };
+        let kinds = self.kinds();
+        let machine = match kinds_of_ranks(&kinds, &least.layout).get(least.rank) {
+            Some(&kind) if kinds.len() > 1 => format!(" of {}", kinds[kind].0.name),
+            _ => String::new(),
+        };
         let reason = format!(
-            "no plan fits into {} per GPU: the smallest ({}) needs {} on rank {} of its pipeline, {} too much ({})",
+            "no plan fits into {} per GPU{}: the smallest ({}) needs {} on rank {} of its pipeline, {} too much ({})",
             bytes_text(least.limit as u64),
+            machine,
             least.layout.text(&self.model),
             bytes_text(least.needed() as u64),
             least.rank,
@@ -306,6 +405,7 @@ impl Request {
             names: self.names,
             sizes: sizes.into_iter().filter_map(|(name, size)| Some((name, size?))).collect(),
             gpus_per_node: self.machine.gpus_per_node,
+            is_mixed: !self.further.is_empty(),
         }
     }
 
@@ -320,7 +420,8 @@ impl Request {
             chunks: chunks.unwrap_or(1),
             context: context.unwrap_or(1),
             expert: expert.unwrap_or(1),
-            expert_tensor: tensor,
+            expert_tensor: self.fixed.expert_tensor.unwrap_or(tensor),
+            cut: self.fixed.cut.clone().unwrap_or(Cut::Even),
             microbatch: microbatch.unwrap_or(1),
             batch: self.batch,
             schedule: self.fixed.schedule.clone(),
@@ -328,7 +429,7 @@ impl Request {
             sequence_parallel: self.fixed.sequence_parallel.unwrap_or(tensor > 1),
             scores: self.scores,
             sharding: self.fixed.sharding.unwrap_or(ShardedState::Optimizer),
-            kernels: self.kernels,
+            implementation: self.implementation,
             ..Layout::on_one_gpu(self.sequence, self.precision)
         }
     }

@@ -138,16 +138,8 @@ pub(super) fn estimate(layout: &Layout, costs: &PipelineCosts) -> PipelineRun {
     if layout.schedule.is_none() {
         return run;
     }
-    let is_v = find(layout.schedule_name())
-        .is_ok_and(|generator| matches!(generator.stages, StageRule::V | StageRule::Vs));
-    let (ranks, chunks) = (layout.pipeline as usize, layout.chunks as usize);
-    if is_v {
-        let stage = |rank: usize, chunk: usize| {
-            chunk * ranks + if chunk.is_multiple_of(2) { rank } else { ranks - 1 - rank }
-        };
-        run.stages_of_rank =
-            (0..ranks).map(|rank| (0..chunks).map(|chunk| stage(rank, chunk)).collect()).collect();
-    }
+    let ranks = layout.pipeline as usize;
+    run.stages_of_rank = layout.stages_of_rank();
     let microbatches = f64::from(layout.microbatches());
     let seconds = |stage: &usize| {
         let stage = &costs.stages[*stage];
@@ -172,6 +164,8 @@ pub(super) fn estimate(layout: &Layout, costs: &PipelineCosts) -> PipelineRun {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use pipewright_schedule::costs::{Link, StageSizes};
     use pipewright_schedule::generate::catalogue;
 
@@ -202,6 +196,7 @@ mod tests {
                 .collect(),
             trained: pipewright_schedule::TrainedStages::ALL,
             link: Link { latency: 0.0, bandwidth: 1e12 },
+            links: BTreeMap::new(),
         };
         let simulated = Programs::default().run(layout, &costs).ok()?;
         Some((estimate(layout, &costs).activations, simulated.activations))

@@ -1,13 +1,14 @@
 //! Simulates the layouts of an exploration, the fastest estimates first.
 
+use crate::accuracy::Accuracy;
 use crate::layout::Layout;
 use crate::predict::RunPipeline;
 use crate::search::explore::{Candidate, Exploration, Pruning, Tried, balanced};
 use crate::search::found::{ClusterPlan, ClusterReport};
 
-/// The share of its estimate that a simulated step takes at least. The closed form of 1F1B is within a
-/// percent of its simulation, unless the stages differ much from each other.
-const OPTIMISM: f64 = 0.98;
+/// The share of its estimate that a simulated step takes at least. The closed form of 1F1B is within
+/// some percent of its simulation, unless the stages differ much from each other.
+const OPTIMISM: f64 = 0.96;
 /// The most layouts that are simulated to find the one that needs least memory.
 const LEAST_SIMULATED: usize = 64;
 
@@ -47,23 +48,27 @@ impl Exploration<'_> {
             return Err(Box::new(self.tried));
         }
         plans.truncate(self.request.plans);
-        Ok(ClusterReport {
+        let mut report = ClusterReport {
+            accuracy: Accuracy::of(&self.request.setting(&plans[0].layout)),
             plans,
-            memory_limit: self.limit,
+            preferred: None,
+            memory_limit: self.request.memory_limit(),
             lower_bound_s: self.lower_bound_s,
             estimated: self.estimated,
             simulated: self.tried.simulated.len(),
-        })
+        };
+        report.prefer_usual(&self.request.machine);
+        Ok(report)
     }
 
     /// Simulates the layouts that need least by estimates that may be too small, and returns the plans that
     /// fit in spite of them. [`Tried::least`] is then simulated, or its estimate is exact.
     fn simulate_least(&mut self) -> Vec<ClusterPlan> {
         let mut too_large = std::mem::take(&mut self.too_large);
-        too_large.sort_by(|one, other| one.needed.total_cmp(&other.needed));
+        too_large.sort_by(|one, other| one.missing.total_cmp(&other.missing));
         let mut plans = Vec::new();
         for candidate in too_large.iter().take(LEAST_SIMULATED) {
-            if self.tried.least.as_ref().is_some_and(|least| least.needed() <= candidate.needed) {
+            if self.tried.least.as_ref().is_some_and(|least| least.missing() <= candidate.missing) {
                 break;
             }
             for plan in self.plans_of(&candidate.layout) {
@@ -90,20 +95,21 @@ impl Exploration<'_> {
     /// Simulates a layout, and returns the plans that fit. After the quick exploration, which only has even
     /// cuts, it is also simulated with its blocks cut by their time.
     fn plans_of(&mut self, layout: &Layout) -> Vec<ClusterPlan> {
-        let units = self.units(layout);
-        let mut layouts = vec![(layout.clone(), units.cut(layout))];
-        if self.pruning == Pruning::Quick {
-            layouts.extend(balanced(layout, &units));
+        let placed = self.request.placed(layout);
+        let units = self.units(&placed);
+        let mut layouts = vec![(layout.clone(), placed.cut(&units))];
+        if self.pruning == Pruning::Quick && self.request.fixed.cut.is_none() {
+            layouts.extend(balanced(self.request, layout, &units));
         }
         let mut plans = Vec::new();
         for (layout, cut) in layouts {
             if !self.tried.simulated.insert(layout.clone()) {
                 continue;
             }
-            let setting = self.request.setting(&layout);
+            let placed = self.request.placed(&layout);
             let run = |costs: &_| self.tried.programs.run(&layout, costs);
-            let pipeline = RunPipeline::new(&setting, &units, cut, run);
-            match pipeline.map(|pipeline| pipeline.predict(&setting, &units)) {
+            let pipeline = RunPipeline::new(&placed, &units, cut, run);
+            match pipeline.map(|pipeline| pipeline.predict(&placed, &units)) {
                 Ok(prediction) if self.fits(&layout, &prediction) => {
                     plans.push(ClusterPlan::new(self.request, self.lower_bound_s, layout, prediction));
                 }
@@ -116,7 +122,7 @@ impl Exploration<'_> {
 }
 
 /// Adds a plan in the order of time, unless a plan of the same kind is as fast.
-fn keep(plans: &mut Vec<ClusterPlan>, plan: ClusterPlan) {
+pub(super) fn keep(plans: &mut Vec<ClusterPlan>, plan: ClusterPlan) {
     let seconds = |plan: &ClusterPlan| plan.prediction.seconds;
     if let Some(same) = plans.iter().position(|known| kind(&known.layout) == kind(&plan.layout)) {
         if seconds(&plans[same]) <= seconds(&plan) {

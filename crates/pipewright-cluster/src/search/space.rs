@@ -3,6 +3,7 @@
 use pipewright_schedule::divisor::{divisors, greatest_common_divisor};
 
 use crate::layout::{Layout, heads};
+use crate::placed::least_pipeline;
 use crate::search::request::Request;
 use crate::search::schedules;
 
@@ -42,10 +43,12 @@ pub(super) fn shapes(request: &Request) -> Vec<Layout> {
 /// Returns the ranks of pipelines for a layout of [`shapes`].
 pub(super) fn pipelines(request: &Request, shape: &Layout) -> Vec<u32> {
     let group = shape.tensor * shape.context;
+    let least = least_pipeline(&request.kinds());
     let is_possible = |&pipeline: &u32| {
         let layout = Layout { pipeline, ..shape.clone() };
         let rows = u64::from(layout.data()) * u64::from(layout.microbatch);
-        request.fixed.data.is_none_or(|data| layout.data() == data)
+        pipeline.is_multiple_of(least)
+            && request.fixed.data.is_none_or(|data| layout.data() == data)
             && pipeline as usize <= request.model.blocks.len()
             && u64::from(layout.batch).is_multiple_of(rows)
             && layout.expert_ranks().is_multiple_of(layout.expert)
@@ -75,13 +78,13 @@ pub(super) fn with_pipelines(request: &Request, shape: &Layout) -> Vec<Layout> {
 }
 
 fn tensors(request: &Request) -> Vec<u32> {
-    let node = request.machine.gpus_per_node;
+    let nodes: Vec<u32> = request.kinds().iter().map(|(machine, _)| machine.gpus_per_node).collect();
     let blocks = request.model.blocks.iter();
     let heads = blocks.filter_map(|block| heads(&block.mixer)).reduce(greatest_common_divisor).unwrap_or(1);
     let is_usual = |tensor: &u32| {
-        *tensor <= node
-            && heads.is_multiple_of(u64::from(*tensor))
-            && (node.is_multiple_of(*tensor) || tensor.is_power_of_two())
+        let suits =
+            |&node: &u32| *tensor <= node && (node.is_multiple_of(*tensor) || tensor.is_power_of_two());
+        heads.is_multiple_of(u64::from(*tensor)) && nodes.iter().all(suits)
     };
     let usual = divisors(request.gpus).into_iter().filter(is_usual).collect();
     let divides = |tensor: &u32| *tensor > 0 && request.gpus.is_multiple_of(*tensor);
@@ -111,6 +114,7 @@ fn experts(request: &Request, tensor: u32) -> Vec<(u32, u32)> {
         if tensor > 1 {
             choices.push((expert, 1));
         }
+        choices.retain(|(_, ranks)| request.fixed.expert_tensor.is_none_or(|given| given == *ranks));
         choices
     };
     ranks.into_iter().filter(|&expert| expert > 0).flat_map(with_tensor).collect()

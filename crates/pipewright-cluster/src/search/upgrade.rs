@@ -63,8 +63,11 @@ impl Change {
 
 /// Returns the fastest plans after each change. `best` is the fastest plan of the request. Each change takes a
 /// search with a quarter of the simulations. After a change that leaves the GPUs, no plan is slower than
-/// `best`.
+/// `best`. With several kinds of machines, there are none: it is not clear which kind changes.
 pub fn upgrades(request: &Request, best: &ClusterPlan) -> Vec<Upgrade> {
+    if !request.further.is_empty() {
+        return Vec::new();
+    }
     let upgrade = |change| Upgrade { change, gain: gain(&change.apply(request), best) };
     Change::ALL.into_iter().map(upgrade).collect()
 }

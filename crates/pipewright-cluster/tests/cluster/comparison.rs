@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use pipewright_cluster::layout::Layout;
 use pipewright_cluster::pipeline::Programs;
 use pipewright_cluster::predict::{Prediction, predict};
-use pipewright_cluster::published::{Published, Run};
+use pipewright_cluster::published::{MeasuredMemory, Published, Run};
 use pipewright_cluster::search::{ClusterPlan, Request, SearchError, search_from};
 use pipewright_cluster::setting::Setting;
 use pipewright_document::GIB;
@@ -23,6 +23,10 @@ pub(crate) struct Comparison {
     pub(crate) mean_error: f64,
     /// The largest error without its sign, as a share.
     pub(crate) largest_error: f64,
+    /// The mean of the errors of memory without their signs; 0 without a measured one.
+    pub(crate) mean_memory_error: f64,
+    /// The errors of each kind of run.
+    pub(crate) groups: BTreeMap<String, SourceErrors>,
     /// The errors of other models of costs over a source of the rows, as their authors publish them.
     pub(crate) other_models: Vec<OtherModel>,
     /// The keys of the file that no prediction uses, with their places. They are only in the table.
@@ -43,8 +47,23 @@ pub(crate) struct Row {
     pub(crate) measured_step_s: f64,
     /// The prediction divided by the measurement, minus 1.
     pub(crate) error: f64,
-    /// The predicted memory of the rank that needs most, in GiB.
+    /// The kind of run, such as `fsdp`; empty if the file does not say it.
+    pub(crate) group: String,
+    /// The stack.
+    pub(crate) stack: &'static str,
+    /// The share of the measured time that rounding leaves open.
+    pub(crate) uncertainty: f64,
+    /// The predicted memory in GiB, of the rank that was measured, or of the one that needs most. If what was
+    /// measured is what the framework reserved, fragments are included.
     pub(crate) predicted_memory_gib: f64,
+    /// The measured memory in GiB, if it is published.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) measured_memory_gib: Option<f64>,
+    /// The predicted memory divided by the measured one, minus 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) memory_error: Option<f64>,
+    /// Whether the run fits into the machine's memory by its prediction.
+    pub(crate) fits: bool,
     /// The plan that the search chooses instead; `None` if nothing was searched or no plan was found.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) chosen: Option<Chosen>,
@@ -84,8 +103,6 @@ const OTHER_MODELS: [OtherModel; 1] = [OtherModel {
 /// A row's facts that are only in the table.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Details {
-    /// The measured memory in GiB, if it is published.
-    pub(crate) measured_memory_gib: Option<f64>,
     /// The prediction.
     pub(crate) prediction: Prediction,
 }
@@ -124,22 +141,38 @@ pub(crate) fn compare_with_plans(published: &Published) -> Result<Comparison, St
 
 impl Row {
     fn of(run: &Run, prediction: Prediction) -> Self {
+        let held = match run.memory {
+            Some(MeasuredMemory { of_last_rank: true, .. }) => prediction.memory.last().copied(),
+            _ => Some(prediction.largest_rank().1),
+        };
+        let stack = run.layout.implementation.stack;
+        let is_reserved = run.memory.is_some_and(|memory| memory.is_reserved);
+        let fragments = if is_reserved { run.machine.stacks.of(stack).fragments } else { 0.0 };
+        let predicted_memory_gib = held.unwrap_or_default().total() * (1.0 + fragments) / GIB;
+        let measured_memory_gib = run.memory.map(|memory| memory.gib);
+        let request = request_for(run);
         Self {
             model: run.model.name.clone(),
             source: run.source.clone(),
             predicted_step_s: prediction.seconds,
             measured_step_s: run.step_seconds,
             error: prediction.seconds / run.step_seconds - 1.0,
-            predicted_memory_gib: prediction.peak_memory() / GIB,
+            group: run.group.clone(),
+            stack: stack.name(),
+            uncertainty: run.uncertainty,
+            predicted_memory_gib,
+            measured_memory_gib,
+            memory_error: measured_memory_gib.map(|measured| predicted_memory_gib / measured - 1.0),
+            fits: prediction.peak_memory() <= request.memory_limit(),
             chosen: None,
             no_plan: None,
-            details: Details { measured_memory_gib: run.memory_gib, prediction },
+            details: Details { prediction },
         }
     }
 }
 
 /// The errors of the rows of a source.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct SourceErrors {
     /// The number of rows.
     pub(crate) rows: usize,
@@ -160,7 +193,19 @@ impl Comparison {
         let SourceErrors { mean, largest, .. } = errors(rows.iter());
         let is_of = |other: &OtherModel| rows.iter().any(|row| row.source.starts_with(other.source));
         let other_models = OTHER_MODELS.into_iter().filter(is_of).collect();
-        Self { rows, mean_error: mean, largest_error: largest, other_models, remarks }
+        let memory: Vec<f64> = rows.iter().filter_map(|row| row.memory_error.map(f64::abs)).collect();
+        let names: std::collections::BTreeSet<&String> = rows.iter().map(|row| &row.group).collect();
+        let named = names.into_iter().filter(|name| !name.is_empty());
+        let of_group = |name: &String| (name.clone(), errors(rows.iter().filter(|row| row.group == *name)));
+        Self {
+            mean_error: mean,
+            largest_error: largest,
+            mean_memory_error: memory.iter().sum::<f64>() / memory.len().max(1) as f64,
+            groups: named.map(of_group).collect(),
+            other_models,
+            remarks,
+            rows,
+        }
     }
 
     /// Returns the errors of each source.
@@ -175,13 +220,14 @@ impl Comparison {
     /// searched, and the keys that are not used.
     pub(crate) fn to_markdown(&self) -> String {
         let mut text = String::from(
-            "| model | source | predicted s | measured s | error | memory GiB | products | attention | elementwise | tensor | experts | context | data | bubble | optimizer |\n\
-             |---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
+            "| model | source | predicted s | measured s | error | memory GiB | products | attention | elementwise | launches | tensor | experts | context | data | bubble | optimizer |\n\
+             |---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
         );
         self.rows.iter().for_each(|row| row.print(&mut text));
         text.push_str("\n| source | rows | mean error | largest error |\n|---|---|---|---|\n");
         let all = SourceErrors { rows: self.rows.len(), mean: self.mean_error, largest: self.largest_error };
-        for (source, errors) in self.by_source().into_iter().chain([("all", all)]) {
+        let groups = self.groups.iter().map(|(name, errors)| (name.as_str(), *errors));
+        for (source, errors) in self.by_source().into_iter().chain(groups).chain([("all", all)]) {
             let SourceErrors { rows, mean, largest } = errors;
             let _ = writeln!(text, "| {source} | {rows} | {:.1}% | {:.1}% |", mean * 100.0, largest * 100.0);
         }
@@ -228,17 +274,17 @@ impl Row {
         let Self { model, source, predicted_step_s, measured_step_s, error, .. } = self;
         let prediction = &self.details.prediction;
         let share = |seconds: f64| format!("{:.1}%", seconds / prediction.seconds * 100.0);
-        let measured = self.details.measured_memory_gib;
-        let memory = measured.map_or_else(String::new, |gib| format!(" (measured {gib:.1})"));
+        let memory = self.measured_memory_gib.map_or_else(String::new, |gib| format!(" (measured {gib:.1})"));
         let parts = &prediction.parts;
         let shares = [
             parts.products,
             parts.attention,
             parts.elementwise,
+            parts.launches,
             parts.tensor,
             parts.experts,
             parts.context,
-            parts.data,
+            parts.offload + parts.data,
             prediction.bubble,
             prediction.optimizer,
         ]
@@ -255,9 +301,9 @@ impl Row {
 
 /// Returns a request for the model, the machine and the batch of a published run, that fixes nothing.
 pub(crate) fn request_for(run: &Run) -> Request {
-    let Layout { gpus, batch, sequence, precision, scores, kernels, .. } = run.layout;
+    let Layout { gpus, batch, sequence, precision, scores, implementation, .. } = run.layout;
     let request = Request::new(run.model.clone(), run.machine.clone(), gpus, batch, sequence, precision);
-    Request { scores, kernels, ..request }
+    Request { scores, implementation, ..request }
 }
 
 /// The simulations of each search.

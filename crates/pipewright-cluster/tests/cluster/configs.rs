@@ -24,10 +24,10 @@ const LLAMA: &str = r#"{"model_type": "llama", "hidden_size": 4096, "intermediat
 
 #[test]
 fn grouped_attention_and_gated_feed_forward() {
-    let Described { model, ignored, assumed: _ } = described(LLAMA);
+    let model = described(LLAMA).model;
     assert_eq!(model.parameters(), 8_030_261_248);
-    assert_eq!(ignored, Vec::<String>::new());
-    let attention = Attention { heads: 32, key_value_heads: 8, head_size: 128, window: None };
+    let attention =
+        Attention { heads: 32, key_value_heads: 8, head_size: 128, window: None, rotary_size: 128, gate: 0 };
     assert_eq!(model.blocks[0].mixer, Mixer::Attention(attention));
     assert_eq!(model.blocks[0].feed_forward, FeedForward::Dense(Dense { inner: 14_336, gated: true }));
 }
@@ -45,8 +45,8 @@ fn gpt_has_biases_and_a_tied_head() {
 #[test]
 fn families_of_gpt_have_no_gate() {
     let check = |text: &str, parameters: u128| {
-        let Described { model, ignored, assumed: _ } = described(text);
-        assert_eq!((model.parameters(), ignored), (parameters, Vec::new()), "{}", model.name);
+        let model = described(text).model;
+        assert_eq!(model.parameters(), parameters, "{}", model.name);
     };
     let neox = r#"{"model_type": "gpt_neox", "hidden_size": 6144, "intermediate_size": 24576,
         "num_hidden_layers": 44, "num_attention_heads": 64, "vocab_size": 50432, "hidden_act": "gelu",
@@ -69,8 +69,8 @@ fn families_of_gpt_have_no_gate() {
         "transformers_version": "4.37.0.dev0", "use_bias": true, "use_cache": true, "use_sliding_window": true}"#;
     let published = starcoder2.replace('}', &format!(", {published}"));
     check(&published, 3_030_371_328);
-    let gated = described(&published.replace("default", "gated"));
-    assert_eq!(gated.ignored, ["mlp_type"]);
+    let gated = read(&published.replace("default", "gated")).expect_err("an error");
+    assert_eq!(gated.keys(), ["mlp_type"]);
     // Gemma has the same activation, with a gate.
     let gemma = described(&starcoder2.replace("starcoder2", "gemma")).model;
     assert_eq!(gemma.blocks[0].feed_forward, FeedForward::Dense(Dense { inner: 12_288, gated: true }));
@@ -102,6 +102,22 @@ fn windows_of_some_layers() {
     assert_eq!(windows(&last.model.blocks), [None, None, None, Some(16)]);
 }
 
+/// DeepSeek V2 chooses a token's experts among all of them with the method `greedy`.
+#[test]
+fn groups_limit_the_experts_of_a_token() {
+    let check = |keys: &str, expected: (u64, u64)| {
+        let keys = format!("\"num_experts\": 8, \"num_experts_per_tok\": 2, {keys}\"rope_theta\"");
+        let model = described(&LLAMA.replace("\"rope_theta\"", &keys)).model;
+        let experts = model.blocks[0].feed_forward.experts().expect("experts");
+        assert_eq!((experts.groups, experts.groups_per_token), expected, "{keys}");
+    };
+    check("", (1, 1));
+    check(r#""n_group": 4, "topk_group": 2, "#, (4, 2));
+    check(r#""n_group": 4, "topk_group": null, "#, (4, 4));
+    check(r#""n_group": null, "topk_group": null, "topk_method": "greedy", "#, (1, 1));
+    check(r#""n_group": 4, "topk_group": 2, "topk_method": "greedy", "#, (1, 1));
+}
+
 #[test]
 fn hybrids_have_one_letter_per_block() {
     let text = r#"{"model_type": "nemotron_h", "hybrid_override_pattern": "M-*M", "hidden_size": 64,
@@ -119,12 +135,6 @@ fn hybrids_have_one_letter_per_block() {
         let expected = format!("`hybrid_override_pattern` has {blocks} blocks; use from 1 to 10000");
         assert_eq!(error, expected);
     }
-}
-
-#[test]
-fn keys_that_the_cost_model_does_not_use_are_named() {
-    let text = LLAMA.replace("\"rope_theta\"", "\"altup_num_inputs\": 4, \"rope_theta\"");
-    assert_eq!(described(&text).ignored, ["altup_num_inputs"]);
 }
 
 #[test]
@@ -164,6 +174,9 @@ fn contradictions_are_refused() {
 "hidden_size": 4100 => `hidden_size` is 4100; use a multiple of the 32 heads, or give `head_dim`
 "num_experts": 8, "num_experts_per_tok": 9 => `num_experts_per_tok` is 9; use at most the 8 experts
 "num_experts": 8 => needs one of the keys num_experts_per_tok
+"num_experts": 8, "num_experts_per_tok": 2, "n_group": 3 => `n_group` is 3; use a number that divides the 8 experts
+"num_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 5 => `topk_group` is 5; use at most the 4 groups
+"num_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 1 => `num_experts_per_tok` is 3; use at most the 2
 "layer_types": ["full_attention"] => the number of kinds in layer_types` is 1; use as many
 "first_k_dense_replace": 10001 => `first_k_dense_replace` is 10001; use a whole number from 0 to 10000
 "mlp_only_layers": [10000] => `mlp_only_layers` is [10000]; use a list of numbers from 0 to 9999
@@ -253,8 +266,8 @@ fn only_bare_infinity_is_replaced() {
     let described = described(&LLAMA.replace("\"rope_theta\"", keys));
     assert_eq!(described.model.parameters(), 8_030_261_248);
     let tail = r#""NaN_key": "Infinity \" NaN", "rope_theta""#;
-    let described = self::described(&LLAMA.replace("\"rope_theta\"", tail));
-    assert_eq!(described.ignored, ["NaN_key"]);
+    let error = read(&LLAMA.replace("\"rope_theta\"", tail)).expect_err("an error");
+    assert_eq!(error.keys(), ["NaN_key"]);
 }
 
 #[test]
@@ -267,17 +280,8 @@ fn a_window_of_0_is_no_window() {
 fn dropout_of_gpt_is_predicted() {
     let text = r#"{"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257,
         "resid_pdrop": 0.1, "attn_pdrop": 0.1, "is_encoder_decoder": false}"#;
-    assert_eq!(described(text).ignored, Vec::<String>::new());
-}
-
-/// Keys that change costs unless they are off.
-#[test]
-fn dropout_is_named_if_it_is_on() {
-    let with =
-        |keys: &str| described(&LLAMA.replace("\"rope_theta\"", &format!("{keys}, \"rope_theta\""))).ignored;
-    assert_eq!(with("\"attention_dropout\": 0.0, \"final_logit_softcapping\": null"), Vec::<String>::new());
-    let on = with("\"attention_dropout\": 0.1, \"final_logit_softcapping\": 30.0");
-    assert_eq!(on, ["attention_dropout", "final_logit_softcapping"]);
+    let assumed = described(text).assumed;
+    assert!(assumed.iter().all(|sentence| sentence.contains("is missing: it is")), "{assumed:?}");
 }
 
 /// Nemotron-H's files have a bare `Infinity`, which is not JSON, and in transformers 5 a list of kinds.
@@ -322,8 +326,8 @@ const HYBRID: &str = r#"{"model_type": "hybrid", "pattern": "AM|ED", "hidden_siz
 /// The parameters of Mamba-2, attention, experts and a dense part of [`HYBRID`] follow from its tensors.
 #[test]
 fn hybrids_of_this_project_have_a_pattern() {
-    let Described { model, ignored, assumed } = described(HYBRID);
-    assert_eq!((ignored, assumed), (Vec::new(), Vec::new()));
+    let Described { model, assumed } = described(HYBRID);
+    assert_eq!(assumed, Vec::<String>::new());
     assert_eq!(windows(&model.blocks[..1]), [Some(8)]);
     let parameters: Vec<u128> = model.blocks.iter().map(|block| block.parameters(&model)).collect();
     let [attention, mamba, experts, dense] = [
@@ -398,8 +402,13 @@ fn hybrids_are_read_as_by_training_with_what_is_filled_in() {
 }
 
 #[test]
-fn predictors_that_are_not_counted_are_named() {
-    let with = |key: &str| described(&LLAMA.replacen('{', &format!("{{\"{key}\": 1, "), 1)).ignored;
-    assert_eq!(with("mtp_num_hidden_layers"), ["mtp_num_hidden_layers"]);
-    assert_eq!(with("norm_eps"), [""; 0]);
+fn predictors_have_several_names() {
+    let check = |keys: &str, predictors: u32| {
+        let model = described(&LLAMA.replacen('{', &format!("{{{keys}, "), 1)).model;
+        assert_eq!(model.predictors, predictors, "{keys}");
+    };
+    check("\"mtp_num_hidden_layers\": 1, \"mtp_use_dedicated_embeddings\": false", 1);
+    check("\"num_mtp_modules\": 3, \"use_mtp\": true, \"mtp_transformer_layers\": 1", 3);
+    check("\"num_mtp_modules\": 3, \"use_mtp\": false", 0);
+    check_refused("\"num_mtp_modules\": 3, \"mtp_transformer_layers\": 2 => a predictor has one block");
 }

@@ -2,6 +2,7 @@
 
 use std::sync::LazyLock;
 
+use pipewright_cluster::machine::Machine;
 use pipewright_cluster::pipeline::Programs;
 use pipewright_cluster::predict::{Prediction, predict};
 use pipewright_cluster::published::{Published, Run, read};
@@ -39,6 +40,11 @@ pub(crate) fn cases(table: &str) -> Vec<(String, String)> {
 pub(crate) fn run(model: &str, machine: &str) -> Run {
     let is_it = |run: &&Run| run.model.name == model && run.machine.name.contains(machine);
     published().runs.iter().find(is_it).expect("a published run").clone()
+}
+
+/// A run on another machine.
+pub(crate) fn on<'a>(run: &'a Run, machine: &'a Machine) -> Setting<'a> {
+    Setting { model: &run.model, layout: &run.layout, machine }
 }
 
 /// The prediction of a run.

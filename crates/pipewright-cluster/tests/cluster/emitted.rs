@@ -6,7 +6,7 @@ use pipewright_cluster::emit::emit;
 use pipewright_cluster::layout::{Layout, Precision, Recompute, Scores, ShardedState};
 use pipewright_cluster::search::{ClusterPlan, Fixed, Request, SearchError, search};
 use pipewright_cluster::systems::refusal;
-use pipewright_schedule::emit::{Emission, ReadPlan, SystemFile};
+use pipewright_schedule::emit::{Emission, ReadPlan, Release, SystemFile};
 use pipewright_schedule::plan::System;
 use pipewright_schedule::profile::{LayerProfile, LinkProfile, Profile};
 use pipewright_shapes::model::{Mamba2, Mixer, Model};
@@ -60,7 +60,7 @@ fn check(request: &Request) -> (ClusterPlan, Emission) {
     let plan = best(request);
     let layout = &plan.layout;
     assert_eq!(refusal(system, layout, &request.model), None, "{layout:?}");
-    let emission = emit(system, request, &plan, "out").expect("files");
+    let emission = emit(system, Release::Numbered, request, &plan, "out").expect("files");
     let back = read(&emission, request);
     let boundaries: Vec<usize> = plan.prediction.boundaries().iter().map(|block| block + 1).collect();
     assert_eq!(back.choice.boundaries, boundaries, "{system}: {layout:?}");

@@ -24,6 +24,7 @@ fn pipeline(
         sizes: (0..layout.stages()).map(size).collect(),
         trained: pipewright_schedule::TrainedStages::ALL,
         link: Link { latency: 0.001, bandwidth: 1e6 },
+        links: std::collections::BTreeMap::new(),
     };
     (layout, costs)
 }

@@ -6,7 +6,7 @@ use pipewright_cluster::machine::Machine;
 use pipewright_cluster::product::Product;
 use proptest::prelude::*;
 
-use crate::data::{predicted, published};
+use crate::data::{on, predicted, published, run};
 
 /// Checks that no published run is slower on a machine that is better in one respect.
 fn check_never_slower(better: impl Fn(&mut Machine)) {
@@ -40,11 +40,11 @@ proptest! {
         inner in 1.0..1e5f64,
         growth in 1.0..4.0f64,
     ) {
-        let machine = by_name("h100").expect("a machine");
+        let (run, machine) = (run("llama2-7B", "H100"), by_name("h100").expect("a machine"));
         for precision in [Precision::Half, Precision::Fp8] {
             let product = Product { rows, columns, inner, output_bytes: 2.0 };
             let larger = Product { rows: rows * growth, ..product };
-            let rate = |product: Product| product.operations() / product.seconds(&machine, precision);
+            let rate = |product: Product| product.operations() / product.seconds(&on(&run, &machine), precision);
             prop_assert!(rate(larger) >= rate(product) * (1.0 - 1e-9));
         }
     }
@@ -52,9 +52,10 @@ proptest! {
 
 #[test]
 fn no_product_exceeds_the_sustained_rate() {
+    let run = run("llama2-7B", "H100");
     for machine in machines() {
         let product = Product { rows: 16_384.0, columns: 16_384.0, inner: 16_384.0, output_bytes: 2.0 };
-        let rate = product.operations() / product.seconds(machine, Precision::Half);
+        let rate = product.operations() / product.seconds(&on(&run, machine), Precision::Half);
         let share = rate / machine.product_rate(Precision::Half);
         assert!((0.95..1.0).contains(&share), "{}: {share}", machine.name);
     }

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use crate::data::{WITH_PLANS, comparison};
+use crate::second_runs;
 
 #[test]
 fn step_times_are_near_the_published_ones() {
@@ -30,10 +31,23 @@ fn errors_are_means_of_the_rows_and_of_each_source() {
 fn json_has_these_keys() {
     let json = serde_json::to_value(comparison()).expect("JSON");
     let keys = |value: &Value| value.as_object().expect("an object").keys().cloned().collect::<Vec<_>>();
-    assert_eq!(keys(&json), ["largest_error", "mean_error", "other_models", "rows"]);
+    assert_eq!(
+        keys(&json),
+        ["groups", "largest_error", "mean_error", "mean_memory_error", "other_models", "rows"]
+    );
     let row = &json["rows"][0];
-    let expected =
-        ["error", "measured_step_s", "model", "predicted_memory_gib", "predicted_step_s", "source"];
+    let expected = [
+        "error",
+        "fits",
+        "group",
+        "measured_step_s",
+        "model",
+        "predicted_memory_gib",
+        "predicted_step_s",
+        "source",
+        "stack",
+        "uncertainty",
+    ];
     assert_eq!(keys(row), expected);
     let ratio = row["predicted_step_s"].as_f64().unwrap() / row["measured_step_s"].as_f64().unwrap();
     assert!((ratio - 1.0 - row["error"].as_f64().unwrap()).abs() < 1e-12);
@@ -66,6 +80,15 @@ fn parts_of_a_step_sum_to_it() {
 #[test]
 fn the_page_of_the_book_has_the_table() {
     let page = include_str!("../../../../docs/published-runs.md");
-    let table = WITH_PLANS.to_markdown();
-    assert!(page.contains(table.trim_end()), "docs/published-runs.md lacks\n{table}");
+    let (start, end) = ("| model | source |", "\n## The cost model");
+    let (start, end) = (page.find(start).expect("tables"), page.find(end).expect("a section"));
+    let [first, second] = [WITH_PLANS.to_markdown(), second_runs::comparison().to_markdown()];
+    let tables =
+        format!("{first}\n## Experts, sharded parameters, long sequences and fine-tuning\n\n{second}");
+    if std::env::var_os("PIPEWRIGHT_WRITE_PAGES").is_some() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/published-runs.md");
+        std::fs::write(path, format!("{}{tables}{}", &page[..start], &page[end..])).expect("a file");
+        return;
+    }
+    assert_eq!(page[start..end], tables, "write the page anew with PIPEWRIGHT_WRITE_PAGES=1");
 }

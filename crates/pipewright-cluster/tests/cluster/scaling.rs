@@ -1,20 +1,30 @@
 //! How costs and memory grow with the sizes of groups, by their formulas.
 
 use pipewright_cluster::catalogue::by_name;
-use pipewright_cluster::collective::Group;
+use pipewright_cluster::collective::{Group, Routing};
+use pipewright_cluster::implementation::Dispatcher::{AllToAll, DeepEp, HybridEp};
+use pipewright_cluster::implementation::Graphs;
 use pipewright_cluster::layout::{Cut, Layout, Precision, ShardedState};
 use pipewright_cluster::machine::{Machine, Switch};
-use pipewright_cluster::memory::{Parameters, block_activations, block_parameters, state};
+use pipewright_cluster::memory::{
+    Parameters, block_activations, block_parameters, state, whole_block_activations,
+};
 use pipewright_cluster::product::Product;
 use pipewright_cluster::published::Run;
 use pipewright_cluster::setting::Setting;
 use pipewright_cluster::stage_time::StageTime;
-use pipewright_shapes::model::{Dense, Experts, FeedForward, Mamba2, Mixer};
+use pipewright_shapes::model::{Decay, Delta, Dense, Experts, FeedForward, Mamba2, Mixer};
 
-use crate::data::{predicted, run};
+use crate::data::{on, predicted, run};
 
-const EXPERTS: Experts =
-    Experts { count: 64, per_token: 4, expert: Dense { inner: 2048, gated: true }, shared_inner: 0 };
+const EXPERTS: Experts = Experts {
+    count: 64,
+    per_token: 4,
+    expert: Dense { inner: 2048, gated: true },
+    shared_inner: 0,
+    groups: 1,
+    groups_per_token: 1,
+};
 
 /// A run on 64 GPUs whose blocks have experts.
 fn with_experts(layout: impl Fn(&mut Layout)) -> Run {
@@ -92,16 +102,38 @@ fn an_all_to_all_sends_the_share_of_each_other_rank() {
 fn tokens_are_sent_once_to_each_node() {
     let machine = ideal();
     let group = Group { ranks: 32, stride: 1 };
-    near(group.dispatch(&machine, 1e9, 2.0), 1e9 * 1.75 * 0.75 / 50e9);
-    assert!(group.dispatch(&machine, 1e9, 8.0) < group.all_to_all(&machine, 8e9));
+    let routing = |copies| Routing { copies, groups: 1, groups_per_token: 1 };
+    let send = |group: Group, copies, dispatcher| group.dispatch(&machine, 1e9, &routing(copies), dispatcher);
+    near(send(group, 2, DeepEp), 1e9 * 1.75 * 0.75 / 50e9);
+    assert!(send(group, 8, DeepEp) < group.all_to_all(&machine, 8e9));
     let inside = Group { ranks: 8, stride: 1 };
-    near(inside.dispatch(&machine, 1e9, 2.0), inside.all_to_all(&machine, 2e9));
+    near(send(inside, 2, AllToAll), inside.all_to_all(&machine, 2e9));
+    // Eight experts are on 8 (1 - (7/8)^8) = 5.25 of eight ranks. Each gets the token once.
+    let ranks = 8.0 * (1.0 - (7.0_f64 / 8.0).powi(8));
+    near(send(inside, 8, HybridEp), 1e9 * ranks * 7.0 / 8.0 / 450e9);
+}
+
+/// DeepSeek-V3 chooses 4 of 8 groups, and 8 experts from these.
+#[test]
+fn groups_of_experts_limit_the_nodes_of_a_token() {
+    let check = |groups_per_token: u64, places: f64, expected: f64| {
+        let reached = Routing { copies: 8, groups: 8, groups_per_token }.reached(places);
+        assert!((reached - expected).abs() < 0.005, "{groups_per_token} groups, {places} nodes: {reached}");
+    };
+    check(8, 8.0, 5.25);
+    check(4, 8.0, 3.60);
+    check(1, 8.0, 1.0);
+    // Two groups on each of four nodes: a node has one or two of the chosen groups, or none.
+    check(4, 4.0, 4.0 * (4.0 / 7.0 * (1.0 - 0.75_f64.powi(8)) + 3.0 / 14.0 * (1.0 - 0.5_f64.powi(8))));
+    // A group on two nodes: eight candidates.
+    check(4, 16.0, 8.0 * (1.0 - (7.0_f64 / 8.0).powi(8)));
+    check(4, 1.0, 1.0);
 }
 
 #[test]
 fn tokens_travel_once_for_each_of_their_experts_in_a_node() {
     let mut run = with_experts(|layout| layout.expert = 8);
-    run.machine = ideal();
+    (run.machine, run.layout.implementation.dispatcher) = (ideal(), AllToAll);
     let bytes = 2.0 * run.layout.tokens() * run.model.hidden as f64 * 4.0;
     // To the experts and back.
     near(block(&run).forward.experts, 2.0 * bytes * 7.0 / 8.0 / 450e9);
@@ -172,7 +204,9 @@ fn experts_are_divided_among_their_ranks_only() {
 /// With 64 replicas and 8 groups of experts, 8 ranks have the same experts.
 #[test]
 fn only_ranks_with_the_same_experts_divide_their_state() {
-    let run = with_experts(|layout| layout.expert = 8);
+    let run = with_experts(|layout| {
+        (layout.expert, layout.precision, layout.implementation.state) = (8, Precision::Half, None);
+    });
     let parameters = Parameters { shared: 640.0, experts: 80.0 };
     let memory = state(parameters, Parameters::default(), &run.layout);
     near(memory.optimizer, 12.0 * (640.0 / 64.0 + 80.0 / 8.0));
@@ -209,11 +243,17 @@ fn whole_experts_need_no_exchange_in_tensor_groups() {
 
 #[test]
 fn products_of_experts_fill_waves_together() {
-    let machine = by_name("h100").expect("a machine");
+    let mut run = run("llama2-7B", "H100");
     let product = Product { rows: 512.0, columns: 4096.0, inner: 4096.0, output_bytes: 2.0 };
-    let one = product.seconds(&machine, Precision::Half);
-    let eight = product.grouped_seconds(8.0, &machine, Precision::Half);
+    let mut seconds = |graphs: Graphs, groups: f64| {
+        run.layout.implementation.graphs = graphs;
+        product.grouped_seconds(groups, &on(&run, &run.machine), Precision::Half)
+    };
+    let (one, eight) = (seconds(Graphs::Full, 1.0), seconds(Graphs::Full, 8.0));
     assert!(eight > 4.0 * one && eight < 8.0 * one, "{one} and {eight}");
+    // Kernels for each of them fill fewer waves.
+    let separate = seconds(Graphs::None, 8.0);
+    assert!(separate > eight && separate < 8.0 * one, "{one}, {eight} and {separate}");
 }
 
 #[test]
@@ -251,6 +291,64 @@ fn a_state_space_exchanges_its_inputs_and_outputs() {
     assert!((block(&run).forward.context / exchange - 1.0).abs() < 1e-3);
 }
 
+/// The linear attention of Qwen3-Next, in place of the attention of the first block.
+const DELTA: Delta = Delta {
+    key_heads: 16,
+    value_heads: 32,
+    key_size: 128,
+    value_size: 128,
+    convolution: 4,
+    decay: Decay::Head,
+    chunk: 64,
+};
+
+fn with_delta(delta: Delta) -> Run {
+    let mut run = run("llama3-70B", "H100 80");
+    run.model.blocks[0].mixer = Mixer::Delta(delta);
+    run.layout.tensor = 1;
+    run
+}
+
+#[test]
+fn linear_attention_exchanges_its_inputs_and_outputs() {
+    let mut run = with_delta(DELTA);
+    (run.layout.gpus, run.layout.context) = (512, 8);
+    run.machine = ideal();
+    // Computation that takes no time hides nothing.
+    run.machine.constants.attention = 1e9;
+    run.machine.constants.launch = 0.0;
+    let bytes = 2.0 * (DELTA.scanned() + DELTA.value_width()) as f64 * run.layout.tokens();
+    let exchange = bytes * 7.0 / 8.0 / 450e9;
+    assert!((block(&run).forward.context / exchange - 1.0).abs() < 1e-3);
+}
+
+/// The scan, the kept bytes and the elementwise operations of a token do not depend on the sequence.
+#[test]
+fn linear_attention_takes_the_same_for_each_token_of_a_longer_sequence() {
+    let of = |sequence: u32| {
+        let mut run = with_delta(DELTA);
+        run.layout.sequence = sequence;
+        let setting = Setting { model: &run.model, layout: &run.layout, machine: &run.machine };
+        let time = setting.block(&run.model.blocks[0]).forward;
+        let bytes = whole_block_activations(&run.model.blocks[0], &run.model, &run.layout);
+        [time.attention, time.elementwise, bytes].map(|total| total / run.layout.tokens())
+    };
+    for (short, long) in of(4096).into_iter().zip(of(65_536)) {
+        assert!((long / short - 1.0).abs() < 0.02, "{short} {long}");
+    }
+}
+
+#[test]
+fn a_rank_has_a_head_of_keys_at_least() {
+    let check = |tensor: u32| {
+        let mut run = with_delta(Delta { key_heads: 4, ..DELTA });
+        (run.layout.tensor, run.layout.expert_tensor) = (tensor, tensor);
+        run.layout.check(&run.model).map_err(|error| error.to_string())
+    };
+    assert_eq!(check(4), Ok(()));
+    assert!(check(8).is_err_and(|error| error.contains("4 heads")), "{:?}", check(8));
+}
+
 #[test]
 fn a_balanced_cut_is_never_slower_for_a_large_head() {
     let mut run = run("llama3-8B", "H100");
@@ -261,9 +359,10 @@ fn a_balanced_cut_is_never_slower_for_a_large_head() {
     assert!(balanced.seconds < even.seconds, "{} and {}", balanced.seconds, even.seconds);
     assert_eq!(balanced.blocks.iter().sum::<usize>(), 32);
     assert!(balanced.blocks[7] < 4, "{:?}", balanced.blocks);
-    run.layout.cut = Cut::Given(balanced.blocks.iter().map(|&blocks| blocks as u32).collect());
+    run.layout.cut =
+        Cut::Given { blocks: balanced.blocks.iter().map(|&blocks| blocks as u32).collect(), predictors: 7 };
     assert_eq!(predicted(&run), balanced);
-    run.layout.cut = Cut::Given(vec![4; 7]);
+    run.layout.cut = Cut::Given { blocks: vec![4; 7], predictors: 6 };
     let error = run.layout.check(&run.model).expect_err("a cut that does not fit").to_string();
     assert!(error.starts_with("the cut has 7 stages with 28 blocks"), "{error}");
 }

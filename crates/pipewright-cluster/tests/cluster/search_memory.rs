@@ -30,7 +30,8 @@ fn request(batch: u32, schedule: &str, chunks: Option<u32>) -> Request {
 fn with_experts(schedule: &str) -> Request {
     let mut request = request(64, schedule, None);
     let expert = Dense { inner: 1024, gated: true };
-    let experts = Experts { count: 16, per_token: 2, expert, shared_inner: 0 };
+    let experts =
+        Experts { count: 16, per_token: 2, expert, shared_inner: 0, groups: 1, groups_per_token: 1 };
     request.model.blocks[6..].iter_mut().for_each(|block| block.feed_forward = FeedForward::Experts(experts));
     request.fixed.recompute = Some(Recompute::None);
     request.fixed.sharding = Some(ShardedState::Optimizer);

@@ -1,0 +1,53 @@
+//! The run that a file describes, and its place.
+
+use pipewright_schedule::emit::ReadPlan;
+use pipewright_schedule::plan::System;
+use pipewright_shapes::model::Model;
+
+use crate::layout::{Cut, Layout, Precision};
+
+/// The model and the GPUs of a run, and what the file may leave out.
+#[derive(Debug, Clone, Copy)]
+pub struct Place<'a> {
+    /// The model.
+    pub model: &'a Model,
+    /// All GPUs.
+    pub gpus: u32,
+    /// The tokens of a row, if they are given elsewhere.
+    pub sequence: Option<u32>,
+    /// The rows of a step, if they are given elsewhere.
+    pub batch: Option<u32>,
+    /// The precision of the products, unless the file says another one.
+    pub precision: Precision,
+}
+
+/// A run that a file describes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GivenRun {
+    /// The system.
+    pub system: System,
+    /// The model, with the predictors that the run trains.
+    pub model: Model,
+    /// The layout.
+    pub layout: Layout,
+    /// The options that the prediction does not use, as they are written.
+    pub unused: Vec<String>,
+    /// Sentences about what the prediction does not count, or assumes.
+    pub notes: Vec<String>,
+}
+
+impl GivenRun {
+    pub(super) fn new(system: System, model: Model, layout: Layout) -> Self {
+        Self { system, model, layout, unused: Vec::new(), notes: Vec::new() }
+    }
+}
+
+/// Returns the blocks of each stage of a plan, whose first layer is the embedding and whose last one is the head.
+pub(super) fn cut_of(plan: &ReadPlan, model: &Model) -> Cut {
+    let layers = model.blocks.len() + 2;
+    let block = |layer: usize| layer.saturating_sub(1).min(model.blocks.len());
+    let starts = [0].into_iter().chain(plan.choice.boundaries.iter().copied());
+    let ends = plan.choice.boundaries.iter().copied().chain([layers]);
+    let blocks: Vec<u32> = starts.zip(ends).map(|(start, end)| (block(end) - block(start)) as u32).collect();
+    Cut::Given { predictors: blocks.len().saturating_sub(1) as u32, blocks }
+}
