@@ -4,8 +4,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use pipewright_cluster::implementation::Stack;
 use pipewright_cluster::layout::{Precision, Recompute, ShardedState};
 use pipewright_schedule::bytes::parse_with_unit;
+use pipewright_schedule::emit::{StageLetters, parse_stage_letters};
 
 use crate::clusters::failures::FailureArguments;
 
@@ -13,8 +15,8 @@ use crate::clusters::failures::FailureArguments;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Plans for a cluster")]
 pub(crate) struct ClusterArguments {
-    /// Plan for this machine: a name that `pipewright clusters` lists, or a cluster file. Needs a model: a
-    /// config.json, its folder, or a configuration
+    /// Plan for this machine: a name that `pipewright clusters` lists, or a cluster file; or for several kinds with
+    /// their nodes, such as h100:4,a100:2. Needs a model: a config.json, its folder, or a configuration
     #[arg(long, value_name = "NAME|FILE.toml")]
     pub(crate) cluster: Option<String>,
     /// The model, in place of the first argument
@@ -32,9 +34,12 @@ pub(crate) struct ClusterArguments {
     /// The tokens of a row
     #[arg(long, visible_alias = "sequence", value_name = "TOKENS", requires = "cluster")]
     pub(crate) seq_len: Option<u32>,
-    /// The precision of the products with parameters; the rest is bf16
+    /// The precision of the products with parameters; the rest is bf16, or f32 with f32
     #[arg(long, value_parser = one_of(&PRECISIONS), requires = "cluster")]
     pub(crate) precision: Option<Precision>,
+    /// The stack whose kernels and launches are predicted; megatron by default
+    #[arg(long, value_parser = one_of(&STACKS), requires = "cluster")]
+    pub(crate) stack: Option<Stack>,
     /// Add days, GPU hours and energy of a training, such as tokens=15.6T
     #[arg(long, value_name = "tokens=N", value_parser = parse_goal, requires = "cluster")]
     pub(crate) goal: Option<u64>,
@@ -62,6 +67,16 @@ pub(crate) struct FixedArguments {
     /// The number of stages on each rank of a pipeline
     #[arg(long, value_name = "V", requires = "cluster")]
     pub(crate) stages_per_rank: Option<u32>,
+    /// The stages in Megatron's letters, such as 'Et*11|(t*12|)*6t*11L': E embedding, t block, m predictor, L loss; |
+    /// ends a stage. Needs --pipeline-parallel
+    #[arg(long, value_name = "LETTERS", value_parser = parse_letters, requires_all = ["cluster", "pipeline_parallel"], conflicts_with = "stages_per_rank")]
+    pub(crate) layout: Option<GivenStages>,
+    /// The number of ranks that divide each expert: 1, or a tensor group
+    #[arg(long, value_name = "N", requires = "cluster")]
+    pub(crate) expert_tensor_parallel: Option<u32>,
+    /// Whether the ranks of a tensor group divide the sequence between their products
+    #[arg(long, value_parser = one_of(&SWITCH), requires = "cluster")]
+    pub(crate) sequence_parallel: Option<bool>,
     /// The rows of a microbatch
     #[arg(long, value_name = "ROWS", requires = "cluster")]
     pub(crate) microbatch_size: Option<u32>,
@@ -76,13 +91,34 @@ pub(crate) struct FixedArguments {
     pub(crate) sharding: Option<ShardedState>,
 }
 
+/// The stages of `--layout`.
+#[derive(Debug, Clone)]
+pub(crate) struct GivenStages(pub(crate) Vec<StageLetters>);
+
+fn parse_letters(text: &str) -> Result<GivenStages, String> {
+    parse_stage_letters(text).map(GivenStages).map_err(|error| error.to_string())
+}
+
 /// A value of an option, with its name and its help.
 type Named<T> = (&'static str, &'static str, T);
 
-const PRECISIONS: [Named<Precision>; 2] = [
+const PRECISIONS: [Named<Precision>; 5] = [
     ("bf16", "bfloat16", Precision::Half),
     ("fp8", "FP8 in linear layers, bf16 in the rest", Precision::Fp8),
+    ("mxfp8", "FP8 with scales of 32 numbers in linear layers", Precision::Mxfp8),
+    ("nvfp4", "4 bits with scales of 16 numbers in linear layers", Precision::Nvfp4),
+    ("f32", "single precision in all parts", Precision::Single),
 ];
+
+const STACKS: [Named<Stack>; 5] = [
+    ("megatron", "Megatron Core", Stack::Megatron),
+    ("torchtitan", "torchtitan", Stack::Torchtitan),
+    ("automodel", "NeMo Automodel", Stack::Automodel),
+    ("olmo-core", "OLMo-core", Stack::OlmoCore),
+    ("hai-llm", "DeepSeek's HAI-LLM", Stack::HaiLlm),
+];
+
+const SWITCH: [Named<bool>; 2] = [("on", "They do", true), ("off", "Each has all of it", false)];
 
 const RECOMPUTES: [Named<Recompute>; 3] = [
     ("none", "Nothing", Recompute::None),

@@ -4,6 +4,7 @@
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use pipewright_cluster::goodput::{Faults, Goodput};
+use pipewright_cluster::machine::Machine;
 use pipewright_cluster::search::{ClusterPlan, Request};
 use pipewright_schedule::bytes::{bytes_text, parse_bytes, parse_time};
 use serde::Serialize;
@@ -80,11 +81,21 @@ pub(crate) struct PlanGoodput {
 impl FailureArguments {
     /// Returns the failures of the GPUs of a request; `None` if their rate is neither given nor published.
     pub(super) fn faults(&self, request: &Request) -> Result<Option<ExpectedFaults>, Failure> {
-        let nodes = f64::from(request.gpus.div_ceil(request.machine.gpus_per_node.max(1)));
-        let of_gpus =
-            self.gpu_mtbf.or(request.machine.between_failures).map(|time| time / f64::from(request.gpus));
+        let kinds = request.kinds();
+        let nodes: f64 =
+            kinds.iter().map(|(machine, gpus)| f64::from(gpus.div_ceil(machine.gpus_per_node.max(1)))).sum();
+        let of_kind = |&(machine, gpus): &(&Machine, u32)| {
+            self.gpu_mtbf.or(machine.between_failures).map(|time| time / f64::from(gpus))
+        };
+        // The rates of failures of all kinds add up.
+        let of_gpus = kinds.iter().map(of_kind).reduce(|one, other| {
+            let (one, other) = (one?, other?);
+            Some(one * other / (one + other))
+        });
+        let of_gpus = of_gpus.flatten();
         let Some(between_failures_s) = self.node_mtbf.map(|time| time / nodes).or(of_gpus) else {
-            return self.require_no_option(&request.machine.name).map(|()| None);
+            let unknown = kinds.iter().find(|kind| of_kind(kind).is_none()).unwrap_or(&kinds[0]);
+            return self.require_no_option(&unknown.0.name).map(|()| None);
         };
         // A checkpoint of adapters has only the parameters of the adapters.
         let parameters = request.model.trained_parameters() as f64;

@@ -10,3 +10,4 @@ pub(crate) mod request;
 pub(crate) mod plan;
 pub(crate) mod plan_text;
 pub(crate) mod plan_json;
+pub(crate) mod judged;

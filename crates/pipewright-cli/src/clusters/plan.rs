@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use pipewright_cluster::emit::emit;
+use pipewright_cluster::implementation::Implementation;
 use pipewright_cluster::machine::Machine;
 use pipewright_cluster::measured;
 use pipewright_cluster::search::{
@@ -36,23 +37,30 @@ pub(crate) struct Planned {
     pub(crate) faults: Option<ExpectedFaults>,
     /// Seconds of the search, with that for more hardware.
     pub(crate) seconds: f64,
-    /// The keys of the model's file that change nothing in the prediction, although they may change costs.
-    pub(crate) ignored: Vec<String>,
     /// Assumptions about the model and the machine.
     pub(crate) assumed: Vec<String>,
     /// The parts of the prediction that are measured.
     pub(crate) measured: Vec<String>,
 }
 
-/// Makes the request of the options, and searches.
-pub(crate) fn plan(options: &PlanOptions<'_>) -> Result<Planned, Failure> {
-    options.check()?;
+/// The model and the machine of the options, and what is said about them.
+pub(super) struct PlannedFor {
+    pub(super) model: Model,
+    pub(super) machine: Machine,
+    /// The tokens of a row, from the options or the configuration.
+    pub(super) sequence: Option<u32>,
+    /// The rows of a step, from the options or the configuration.
+    pub(super) batch: Option<u32>,
+    pub(super) assumed: Vec<String>,
+    pub(super) measured: Vec<String>,
+}
+
+/// Reads the model and the machine of the options.
+pub(super) fn planned_for(options: &PlanOptions<'_>) -> Result<PlannedFor, Failure> {
     let PlannedModel { described, sequence, batch, adapters } = model::read(options.path(), options.set)?;
-    let machine = machine(options.machine)?;
-    let Sizes { gpus, batch, sequence } = options.sizes(&machine, sequence, batch)?;
-    let precision = options.precision(&machine)?;
-    let Described { model, ignored, mut assumed } = described;
-    let (machine, mut measured) = match &options.cluster.measured {
+    let machine = machine(options.machines.first)?;
+    let Described { model, mut assumed } = described;
+    let (machine, measured) = match &options.cluster.measured {
         Some(file) => with_measurements(file, &model, machine)?,
         None => (machine, Vec::new()),
     };
@@ -61,9 +69,22 @@ pub(crate) fn plan(options: &PlanOptions<'_>) -> Result<Planned, Failure> {
         Some(adapters) => adapters.on(model)?,
         None => model,
     };
-    assumed.extend(assumptions(&machine));
+    assumed.extend(assumptions(&machine, !options.machines.further.is_empty()));
+    let (sequence, batch) = (options.cluster.seq_len.or(sequence), options.cluster.global_batch.or(batch));
+    Ok(PlannedFor { model, machine, sequence, batch, assumed, measured })
+}
+
+/// Makes the request of the options, and searches.
+pub(crate) fn plan(options: &PlanOptions<'_>) -> Result<Planned, Failure> {
+    options.check()?;
+    let PlannedFor { model, machine, sequence, batch, mut assumed, mut measured } = planned_for(options)?;
+    let Sizes { gpus, batch, sequence } = options.sizes(&machine, sequence, batch)?;
+    let precision = options.precision(&machine)?;
     let mut request = Request::new(model, machine, gpus, batch, sequence, precision);
+    options.add_machines(&mut request)?;
+    assumed.extend(request.further.iter().flat_map(|kind| assumptions(&kind.machine, true)));
     let faults = options.cluster.failures.faults(&request)?;
+    request.implementation = Implementation::usual(options.cluster.stack.unwrap_or_default());
     request.fixed = options.fixed();
     request.memory = options.memory.map(|bytes| bytes as f64);
     request.names = options.names();
@@ -76,7 +97,7 @@ pub(crate) fn plan(options: &PlanOptions<'_>) -> Result<Planned, Failure> {
     let emitted = emitted.transpose()?;
     let upgrades = found.plans.first().map_or_else(Vec::new, |best| upgrades(&request, best));
     let seconds = start.elapsed().as_secs_f64();
-    Ok(Planned { request, found, upgrades, emitted, faults, seconds, ignored, assumed, measured })
+    Ok(Planned { request, found, upgrades, emitted, faults, seconds, assumed, measured })
 }
 
 /// Says which measured products the best plan does not use.
@@ -101,7 +122,8 @@ fn with_measurements(
 
 /// Returns the figures of a machine that are not published, with what is assumed, the machine that has the
 /// figures that a file does not give, and where the constants come from.
-fn assumptions(machine: &Machine) -> Vec<String> {
+/// With `is_named`, each sentence begins with the machine's name.
+fn assumptions(machine: &Machine, is_named: bool) -> Vec<String> {
     const ASSUMED: &str = "assumed: ";
     let group = |(source, keys): (&str, Vec<&str>)| {
         let keys: Vec<&str> = keys.into_iter().filter(|key| *key != "constants").collect();
@@ -114,6 +136,9 @@ fn assumptions(machine: &Machine) -> Vec<String> {
     }
     let constants = machine.source_of("constants");
     assumed.push(format!("shares that programs reach: {}", constants.trim_start_matches(ASSUMED)));
+    if is_named {
+        assumed.iter_mut().for_each(|sentence| *sentence = format!("{}: {sentence}", machine.name));
+    }
     assumed
 }
 
@@ -137,7 +162,8 @@ fn emitted(
         })?;
         found.plans.into_iter().next().ok_or_else(|| Failure::input("there is no plan to write"))
     };
-    let emit = |plan: &ClusterPlan| emit(system, request, plan, &target.folder().to_string_lossy());
+    let emit =
+        |plan: &ClusterPlan| emit(system, target.release, request, plan, &target.folder().to_string_lossy());
     let refusal = systems::refusal(system, &best.layout, &request.model);
     Emitted::new(best, target, refusal, other, emit, |plan| plan.prediction.seconds)
 }

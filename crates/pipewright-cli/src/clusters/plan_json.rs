@@ -3,7 +3,8 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use pipewright_cluster::search::{ClusterPlan, Goal, Upgrade};
+use pipewright_cluster::accuracy::Accuracy;
+use pipewright_cluster::search::{ClusterPlan, Goal, MachineRanks, Upgrade};
 use pipewright_schedule::held_bytes::{ByteCount, HeldBytes};
 use pipewright_shapes::model::Model;
 use serde::Serialize;
@@ -16,8 +17,13 @@ use crate::planning::plan_json::{PlanKeys, Report};
 #[derive(Serialize)]
 struct ClusterKeys<'a> {
     model: ModelJson<'a>,
-    cluster: ClusterJson<'a>,
+    cluster: ClusterJson,
     estimated: usize,
+    /// How well predictions of the first plan's kind were judged.
+    accuracy: &'a Accuracy,
+    /// Why the first plan is not the fastest one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    preferred: Option<&'a str>,
     memory_limit_bytes: u64,
     /// The failures of the GPUs, if their rate is known.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -25,8 +31,6 @@ struct ClusterKeys<'a> {
     upgrades: Vec<UpgradeJson<'a>>,
     /// The parts of the prediction that are measured.
     measured: &'a [String],
-    /// The keys of the model's file that change nothing in the prediction.
-    ignored: &'a [String],
 }
 
 #[derive(Serialize)]
@@ -40,10 +44,13 @@ struct ModelJson<'a> {
 }
 
 #[derive(Serialize)]
-struct ClusterJson<'a> {
-    name: &'a str,
+struct ClusterJson {
+    /// The names of several kinds are joined by ` + `.
+    name: String,
     gpus: u32,
-    gpus_per_node: u32,
+    /// Left out with several kinds of machines; `machines` of a plan has them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gpus_per_node: Option<u32>,
     precision: &'static str,
     global_batch: u32,
     seq_len: u32,
@@ -51,7 +58,7 @@ struct ClusterJson<'a> {
 
 /// A plan.
 #[derive(Serialize)]
-struct PlanJson<'a> {
+pub(super) struct PlanJson<'a> {
     #[serde(flatten)]
     keys: PlanKeys<'a>,
     tensor_parallel: u32,
@@ -70,6 +77,9 @@ struct PlanJson<'a> {
     memory_bytes: Vec<u64>,
     /// The parts of these bytes.
     memory_parts: Vec<BTreeMap<&'static str, u64>>,
+    /// The kinds of machines, in the order of their ranks, if there are several.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    machines: &'a [MachineRanks],
     gap: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     goodput: Option<PlanGoodput>,
@@ -106,19 +116,25 @@ pub(crate) fn json(planned: &Planned) -> String {
             trained_parameters: model.trained_parameters(),
         },
         cluster: ClusterJson {
-            name: &request.machine.name,
+            name: request
+                .kinds()
+                .iter()
+                .map(|(machine, _)| machine.name.as_str())
+                .collect::<Vec<_>>()
+                .join(" + "),
             gpus: request.gpus,
-            gpus_per_node: request.machine.gpus_per_node,
+            gpus_per_node: request.further.is_empty().then_some(request.machine.gpus_per_node),
             precision: request.precision.name(),
             global_batch: request.batch,
             seq_len: request.sequence,
         },
         estimated: found.estimated,
+        accuracy: &found.accuracy,
+        preferred: found.preferred.as_deref(),
         memory_limit_bytes: found.memory_limit as u64,
         faults: planned.faults.as_ref(),
         upgrades: planned.upgrades.iter().map(|upgrade| upgrade_json(upgrade, model)).collect(),
         measured: &planned.measured,
-        ignored: &planned.ignored,
     };
     let report = Report {
         plans: plans.collect(),
@@ -133,7 +149,7 @@ pub(crate) fn json(planned: &Planned) -> String {
     report.text()
 }
 
-fn plan_json<'a>(plan: &'a ClusterPlan, model: &Model) -> PlanJson<'a> {
+pub(super) fn plan_json<'a>(plan: &'a ClusterPlan, model: &Model) -> PlanJson<'a> {
     let (layout, prediction) = (&plan.layout, &plan.prediction);
     let memory: Vec<u64> = prediction.memory.iter().map(|rank| rank.total() as u64).collect();
     PlanJson {
@@ -161,6 +177,7 @@ fn plan_json<'a>(plan: &'a ClusterPlan, model: &Model) -> PlanJson<'a> {
         mfu: plan.mfu,
         memory_bytes: memory,
         memory_parts: prediction.memory.iter().map(parts).collect(),
+        machines: if plan.machines.len() > 1 { &plan.machines } else { &[] },
         gap: plan.gap,
         goodput: None,
         // A sum with 0 is never -0.

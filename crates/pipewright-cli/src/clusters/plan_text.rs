@@ -3,7 +3,8 @@
 use std::fmt::Write;
 
 use pipewright_cluster::goodput::Goodput;
-use pipewright_cluster::search::{ClusterPlan, Gain, Goal, Upgrade};
+use pipewright_cluster::machine::Machine;
+use pipewright_cluster::search::{ClusterPlan, Gain, Goal, MachineRanks, Request, Upgrade};
 use pipewright_schedule::words::counted;
 use pipewright_shapes::model::Model;
 
@@ -19,13 +20,16 @@ pub(crate) fn text(planned: &Planned) -> String {
     let mut line = |words: String| {
         writeln!(text, "{}", words.replace('\n', "\\n")).expect("a string takes all text");
     };
-    line(title(planned));
+    line(title(&planned.request));
     for (index, plan) in planned.found.plans.iter().enumerate() {
         let layout = plan.layout.text(&planned.request.model);
         line(format!("{}  {layout}", title_word(index)));
-        line(format!("      {}", figures(plan, planned.found.memory_limit)));
+        line(format!("      {}", figures(plan)));
         if index == 0 {
             details(plan).into_iter().for_each(&mut line);
+            kinds(plan).into_iter().for_each(&mut line);
+            line(format!("      accuracy: {}", planned.found.accuracy));
+            planned.found.preferred.iter().for_each(|why| line(format!("      preferred: {why}")));
             planned.faults.iter().for_each(|faults| line(goodput(faults, plan)));
         }
     }
@@ -38,12 +42,14 @@ pub(crate) fn text(planned: &Planned) -> String {
         planned.seconds
     ));
     planned.upgrades.iter().for_each(|upgrade| line(upgrade_line(upgrade, &planned.request.model)));
+    if !planned.request.further.is_empty() {
+        line(
+            "no figures for more nodes, memory or bandwidth: the cluster has several kinds of machines"
+                .to_owned(),
+        );
+    }
     planned.faults.iter().for_each(|faults| line(faults.sentence()));
-    let notes = [
-        ("measured", &planned.measured),
-        ("in the model's file, and not in the prediction", &planned.ignored),
-        ("assumed", &planned.assumed),
-    ];
+    let notes = [("measured", &planned.measured), ("assumed", &planned.assumed)];
     let notes = notes.into_iter().filter(|(_, items)| !items.is_empty());
     for (what, items) in notes {
         line(format!("{what}: {}", items.join("; ")));
@@ -57,8 +63,7 @@ pub(crate) fn text(planned: &Planned) -> String {
 }
 
 /// Describes the model, the GPUs and the batch.
-fn title(planned: &Planned) -> String {
-    let request = &planned.request;
+pub(super) fn title(request: &Request) -> String {
     let model = &request.model;
     let predictors = model.parameters() - model.own_parameters();
     let count = |parameters: u128| short_count(u64::try_from(parameters).unwrap_or(u64::MAX));
@@ -73,35 +78,40 @@ fn title(planned: &Planned) -> String {
     if model.is_adapted() {
         parameters.push_str(&format!(", {} of adapters trained", count(model.trained_parameters())));
     }
-    let per_node = request.machine.gpus_per_node;
+    let machine = |(machine, gpus): (&Machine, u32)| {
+        format!("{} of {}, {} per node", counted(gpus, "GPU"), machine.name, machine.gpus_per_node)
+    };
+    let machines: Vec<String> = request.kinds().into_iter().map(machine).collect();
     format!(
-        "{}: {parameters}; {} of {}, {per_node} per node; {} of {} per step, {}",
+        "{}: {parameters}; {}; {} of {} per step, {}",
         model.name,
-        counted(request.gpus, "GPU"),
-        request.machine.name,
+        machines.join(", and "),
         counted(request.batch, "row"),
         counted(request.sequence, "token"),
         request.precision.name()
     )
 }
 
-/// The figures of a plan.
-fn figures(plan: &ClusterPlan, memory_limit: f64) -> String {
+/// The figures of a plan, with the memory of the kind of machine that has least left.
+pub(super) fn figures(plan: &ClusterPlan) -> String {
     let prediction = &plan.prediction;
+    let left = |kind: &&MachineRanks| kind.memory_limit - kind.memory;
+    let tightest = plan.machines.iter().min_by(|one, other| left(one).total_cmp(&left(other)));
+    let (memory, memory_limit) = tightest.map_or((0.0, 0.0), |kind| (kind.memory, kind.memory_limit));
     format!(
         "{} per step, {:.0} tokens/s per GPU, {:.0} model TFLOP/s, MFU {:.1}%, {} of {} memory, {:.1}% above the bound",
         time(prediction.seconds),
         prediction.tokens_per_gpu,
         prediction.operations_per_gpu / 1e12,
         plan.mfu * 100.0,
-        bytes(prediction.peak_memory() as u64),
+        bytes(memory as u64),
         bytes(memory_limit as u64),
         plan.gap * 100.0
     )
 }
 
 /// The lines about the best plan.
-fn details(plan: &ClusterPlan) -> Vec<String> {
+pub(super) fn details(plan: &ClusterPlan) -> Vec<String> {
     let shares = plan.shares.named().into_iter().filter(|(_, share)| *share >= 0.0005);
     let shares: Vec<String> = shares.map(|(name, share)| format!("{name} {:.1}%", share * 100.0)).collect();
     let prediction = &plan.prediction;
@@ -117,6 +127,25 @@ fn details(plan: &ClusterPlan) -> Vec<String> {
     }
     lines.extend(plan.goal.as_ref().map(goal));
     lines
+}
+
+/// The lines about the kinds of machines of a plan, if there are several.
+fn kinds(plan: &ClusterPlan) -> Vec<String> {
+    let kind = |kind: &MachineRanks| {
+        let last = kind.first_rank + kind.ranks.max(1) - 1;
+        let ranks = match kind.ranks {
+            1 => format!("rank {last}"),
+            _ => format!("ranks {} to {last}", kind.first_rank),
+        };
+        format!(
+            "      {ranks} on {}: {} of {} memory, idle {:.1}%",
+            kind.name,
+            bytes(kind.memory as u64),
+            bytes(kind.memory_limit as u64),
+            kind.idle * 100.0
+        )
+    };
+    if plan.machines.len() > 1 { plan.machines.iter().map(kind).collect() } else { Vec::new() }
 }
 
 /// Writes a list of numbers with runs of equal ones as `3x16`.

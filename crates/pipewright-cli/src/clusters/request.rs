@@ -2,12 +2,14 @@
 
 use std::path::Path;
 
-use pipewright_cluster::layout::Precision;
+use pipewright_cluster::layout::{Cut, Precision};
 use pipewright_cluster::machine::Machine;
-use pipewright_cluster::search::Fixed;
+use pipewright_cluster::placed::Machines;
+use pipewright_cluster::search::{Fixed, Request};
 use pipewright_cluster::size_names::Names;
 
-use crate::clusters::arguments::ClusterArguments;
+use crate::clusters::arguments::{ClusterArguments, GivenStages};
+use crate::clusters::machine::{NamedMachines, machine};
 use crate::failure::Failure;
 use crate::planning::emitted::Target;
 use pipewright_run::text::{quoted, set_flags};
@@ -15,8 +17,8 @@ use pipewright_run::text::{quoted, set_flags};
 /// The options of `plan --cluster`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PlanOptions<'a> {
-    /// The name of the machine, or the path of its file.
-    pub(crate) machine: &'a str,
+    /// The machines.
+    pub(crate) machines: &'a NamedMachines<'a>,
     /// The options that only plans for clusters have.
     pub(crate) cluster: &'a ClusterArguments,
     /// The model, a folder or a configuration.
@@ -38,7 +40,7 @@ pub(crate) struct PlanOptions<'a> {
 /// The numbers that every search needs.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes {
-    /// All GPUs.
+    /// The GPUs of the first machine.
     pub(super) gpus: u32,
     /// The rows of a step.
     pub(super) batch: u32,
@@ -52,8 +54,23 @@ impl PlanOptions<'_> {
         self.cluster.model.as_deref().or(self.config)
     }
 
-    /// Refuses sizes of 0.
+    /// Refuses sizes of 0, options that do not suit machines with their nodes, and stages that the ranks of a pipeline
+    /// do not divide.
     pub(super) fn check(&self) -> Result<(), Failure> {
+        let NamedMachines { argument, nodes, further, .. } = self.machines;
+        let given = [
+            ("--nodes", nodes.is_some() && self.cluster.nodes.is_some(), "leave it out"),
+            ("--ranks", nodes.is_some() && self.ranks.is_some(), "leave it out"),
+            (
+                "--measured",
+                !further.is_empty() && self.cluster.measured.is_some(),
+                "write what was measured into a cluster file of its machine",
+            ),
+        ];
+        if let Some((flag, _, advice)) = given.into_iter().find(|(_, is_given, _)| *is_given) {
+            let machines = if flag == "--measured" { "has several machines" } else { "has the nodes" };
+            return Err(Failure::input(format!("{flag}: --cluster {argument} {machines}; {advice}")));
+        }
         let (cluster, fixed) = (self.cluster, &self.cluster.fixed);
         let sizes = [
             ("--nodes", cluster.nodes),
@@ -67,10 +84,19 @@ impl PlanOptions<'_> {
             ("--expert-parallel", fixed.expert_parallel),
             ("--stages-per-rank", fixed.stages_per_rank),
             ("--microbatch-size", fixed.microbatch_size),
+            ("--expert-tensor-parallel", fixed.expert_tensor_parallel),
         ];
-        match sizes.into_iter().find(|&(_, size)| size == Some(0)) {
-            Some((flag, _)) => Err(Failure::input(format!("{flag} is 0; use at least 1"))),
-            None => Ok(()),
+        if let Some((flag, _)) = sizes.into_iter().find(|&(_, size)| size == Some(0)) {
+            return Err(Failure::input(format!("{flag} is 0; use at least 1")));
+        }
+        let stages = fixed.layout.as_ref().map(|GivenStages(stages)| stages.len());
+        match (stages, fixed.pipeline_parallel) {
+            (Some(stages), Some(ranks)) if !stages.is_multiple_of(ranks as usize) => {
+                Err(Failure::input(format!(
+                    "--layout has {stages} stages, which {ranks} ranks do not divide evenly; change --pipeline-parallel"
+                )))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -111,7 +137,7 @@ impl PlanOptions<'_> {
         let (are, them) = if missing.len() == 1 { ("is", "it") } else { ("are", "them") };
         let model =
             self.path().map_or_else(String::new, |path| format!(" {}", quoted(&path.to_string_lossy())));
-        let (set, machine) = (set_flags(self.set), quoted(self.machine));
+        let (set, machine) = (set_flags(self.set), quoted(self.machines.argument));
         let mut command = format!("pipewright plan{model}{set} --cluster {machine}");
         for (flag, given, example) in sizes {
             if let Some(value) = given.or(example) {
@@ -121,7 +147,10 @@ impl PlanOptions<'_> {
         Failure::input(format!("{} {are} missing; give {them}, such as `{command}`", missing.join(", ")))
     }
 
-    fn gpus(&self, machine: &Machine) -> Result<Option<u32>, Failure> {
+    pub(super) fn gpus(&self, machine: &Machine) -> Result<Option<u32>, Failure> {
+        if let Some(nodes) = self.machines.nodes {
+            return self.gpus_of(nodes, machine, 0).map(Some);
+        }
         let Some(nodes) = self.cluster.nodes else { return Ok(self.ranks) };
         let per_node = machine.gpus_per_node;
         nodes.checked_mul(per_node).map(Some).ok_or_else(|| {
@@ -130,16 +159,42 @@ impl PlanOptions<'_> {
         })
     }
 
+    /// Returns the GPUs of the nodes of a machine of `--cluster`, in addition to `others`.
+    fn gpus_of(&self, nodes: u32, machine: &Machine, others: u32) -> Result<u32, Failure> {
+        let own = nodes.checked_mul(machine.gpus_per_node);
+        own.filter(|own| own.checked_add(others).is_some()).ok_or_else(|| {
+            let argument = self.machines.argument;
+            Failure::input(format!("--cluster {argument}: there are too many GPUs; use at most {}", u32::MAX))
+        })
+    }
+
+    /// Adds the machines after the first one to a request.
+    ///
+    /// # Errors
+    /// When a machine is not known, its file cannot be read, it lacks the precision, or there are too many GPUs.
+    pub(super) fn add_machines(&self, request: &mut Request) -> Result<(), Failure> {
+        for &(name, nodes) in &self.machines.further {
+            let machine = machine(name)?;
+            self.precision(&machine)?;
+            let gpus = self.gpus_of(nodes, &machine, request.gpus)?;
+            request.gpus += gpus;
+            request.further.push(Machines { machine, gpus });
+        }
+        Ok(())
+    }
+
     /// Returns the precision of the products.
     ///
     /// # Errors
     /// When the machine has no rate for it.
     pub(super) fn precision(&self, machine: &Machine) -> Result<Precision, Failure> {
         let precision = self.cluster.precision.unwrap_or(Precision::Half);
-        if precision == Precision::Fp8 && machine.fp8.is_none() {
-            let name = &machine.name;
+        if !machine.has_rate(precision) {
+            let (name, precision) = (&machine.name, precision.name());
+            let key = if precision == "nvfp4" { "nvfp4_tflops" } else { "fp8_tflops" };
+            let what = if precision == "fp8" { "FP8" } else { precision };
             return Err(Failure::input(format!(
-                "--precision fp8: {name} has no rate for FP8; use bf16, or a cluster file with fp8_tflops"
+                "--precision {precision}: {name} has no rate for {what}; use bf16, or a cluster file with {key}"
             )));
         }
         Ok(precision)
@@ -153,18 +208,25 @@ impl PlanOptions<'_> {
     /// Returns the fixed parts of a plan.
     pub(super) fn fixed(&self) -> Fixed {
         let given = &self.cluster.fixed;
+        let stages = given.layout.as_ref();
+        let ranks = given.pipeline_parallel.unwrap_or(1);
+        let chunks = stages.map(|GivenStages(stages)| stages.len() as u32 / ranks.max(1));
+        // Stages are in a loop over the ranks.
+        let looped = chunks.map(|chunks| if chunks > 1 { "interleaved1f1b" } else { "1f1b" }.to_owned());
         Fixed {
             tensor: self.tensor_parallel,
             pipeline: given.pipeline_parallel,
             context: given.context_parallel,
             data: self.data_parallel,
             expert: given.expert_parallel,
-            chunks: given.stages_per_rank,
+            chunks: given.stages_per_rank.or(chunks),
             microbatch: given.microbatch_size,
-            schedule: given.schedule.clone(),
+            schedule: given.schedule.clone().or(looped),
             recompute: given.recompute,
             sharding: given.sharding,
-            sequence_parallel: None,
+            sequence_parallel: given.sequence_parallel,
+            expert_tensor: given.expert_tensor_parallel,
+            cut: stages.map(|GivenStages(stages)| Cut::of_letters(stages)),
         }
     }
 }

@@ -10,14 +10,16 @@ use pipewright_models::CutModel;
 use pipewright_models::training_memory::ExpertShare;
 use pipewright_schedule::analytic::estimate;
 use pipewright_schedule::bytes::parse_bytes;
+use pipewright_schedule::emit::Release;
 use pipewright_schedule::plan::{PlanError, PlanRequest, System, TrainingState, plan};
 use pipewright_schedule::profile::{EMBEDDING, EMBEDDING_PART, Profile};
 use pipewright_system::schedule_memory::check_plan;
 
 use crate::arguments::hints::Hinted;
 use crate::clusters::arguments::{ClusterArguments, one_of};
+use crate::clusters::machine::NamedMachines;
 use crate::clusters::request::PlanOptions;
-use crate::clusters::{plan as cluster_plan, plan_json as cluster_json, plan_text};
+use crate::clusters::{judged, plan as cluster_plan, plan_json as cluster_json, plan_text};
 use crate::commands::run_arguments::parse_time;
 use crate::display::{bytes, say};
 use crate::failure::Failure;
@@ -83,12 +85,13 @@ pub(crate) struct PlanArguments {
     output: Option<PathBuf>,
     /// Write the files with which another system executes the best plan, or the best that it can run
     #[arg(long, value_name = "SYSTEM", value_parser = one_of(&SYSTEMS))]
-    emit: Option<System>,
+    emit: Option<(System, Release)>,
     /// With --emit, the folder of the files; by default, one with the name of the system
     #[arg(long, value_name = "DIR", requires = "emit")]
     emit_dir: Option<PathBuf>,
     /// Predict the plan in a file of another system, and compare it with the best plan for the same ranks and
-    /// batch: options of torchtitan or Megatron, or DeepSpeed's JSON
+    /// batch: options of torchtitan or Megatron, or DeepSpeed's JSON. With --cluster also a script of Megatron,
+    /// torchtitan's TOML, and YAML of Megatron-Bridge or NeMo
     #[arg(long, value_name = "FILE", conflicts_with_all = ["emit", "output", "microbatches", "data_parallel", "tensor_parallel"])]
     check: Option<PathBuf>,
     #[command(flatten)]
@@ -194,8 +197,8 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Failure> {
 
 /// Returns where the files of another system are written, if they are asked for. `precision` is the precision of the run.
 fn target(arguments: &PlanArguments, precision: Option<String>) -> Result<Option<Target<'_>>, Failure> {
-    let Some(system) = arguments.emit else { return Ok(None) };
-    let target = Target { system, folder: arguments.emit_dir.as_deref(), precision };
+    let Some((system, release)) = arguments.emit else { return Ok(None) };
+    let target = Target { system, release, folder: arguments.emit_dir.as_deref(), precision };
     target.check()?;
     Ok(Some(target))
 }
@@ -204,8 +207,8 @@ fn target(arguments: &PlanArguments, precision: Option<String>) -> Result<Option
 fn plan_for_cluster(arguments: &PlanArguments, cluster: &str) -> Result<(), Failure> {
     refuse_options_without_effect(arguments)?;
     let target = target(arguments, None)?;
-    let planned = cluster_plan::plan(&PlanOptions {
-        machine: cluster,
+    let options = PlanOptions {
+        machines: &NamedMachines::parse(cluster)?,
         cluster: &arguments.cluster,
         config: arguments.config.as_deref(),
         set: &arguments.set,
@@ -214,7 +217,16 @@ fn plan_for_cluster(arguments: &PlanArguments, cluster: &str) -> Result<(), Fail
         data_parallel: arguments.data_parallel,
         tensor_parallel: arguments.tensor_parallel,
         target: target.as_ref(),
-    })?;
+    };
+    if let Some(file) = &arguments.check {
+        let judged = judged::read(&options, file)?;
+        match arguments.format {
+            Format::Text => output::show(&judged.text())?,
+            Format::Json => output::write(None, &judged.json())?,
+        }
+        return judged.finish();
+    }
+    let planned = cluster_plan::plan(&options)?;
     if let Some(emitted) = &planned.emitted {
         emitted.write()?;
     }
@@ -236,12 +248,6 @@ fn refuse_options_without_effect(arguments: &PlanArguments) -> Result<(), Failur
             "leave it out, because the search has a fixed amount of work",
         ),
         ("--output", arguments.output.is_some(), "keep the plans with `--format json > FILE`"),
-        (
-            "--check",
-            arguments.check.is_some(),
-            "leave --cluster out and check the file against a profile, such as `pipewright plan --profile PROFILE.toml \
-             --check plan.yaml`",
-        ),
     ];
     match options.into_iter().find(|(_, is_given, _)| *is_given) {
         Some((flag, _, advice)) => {

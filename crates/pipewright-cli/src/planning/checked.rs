@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use pipewright::bounded_file::{SMALL_TEXT, read_text};
-use pipewright_schedule::emit::{Limit, ReadPlan, SystemFile, limit_of};
+use pipewright_cluster::judge::Configuration;
+use pipewright_schedule::emit::{Limit, ReadPlan, limit_of};
 use pipewright_schedule::footprint::Use;
 use pipewright_schedule::plan::{
     Plan, PlanChoice, PlanError, PlanRequest, Prediction, System, TrainingState, plan, predict,
@@ -65,7 +66,9 @@ impl<'a> Checked<'a> {
         let Check { file, profile, ranks, memory_of, state, head_parts_of, time_limit } = check;
         let wrong = |words: String| Failure::input(format!("{}: {words}", file.display()));
         let text = read_text(file, SMALL_TEXT).map_err(|error| wrong(format!("cannot be read: {error}")))?;
-        let system_file = SystemFile::parse(&text).map_err(|error| wrong(sentence(&error)))?;
+        let configuration = Configuration::parse(&file.to_string_lossy(), &text);
+        let configuration = configuration.map_err(|error| wrong(sentence(&error)))?;
+        let system_file = configuration.file();
         let table = system_file.table().map(|table| read_regular(&table_path(file, table)));
         let table = table.transpose().map_err(Failure::input)?;
         if let Some(table) = &table {
@@ -239,7 +242,7 @@ impl Others {
 }
 
 /// Returns the path of a table: as it is written, or next to the file that names it.
-fn table_path(file: &Path, table: &str) -> PathBuf {
+pub(crate) fn table_path(file: &Path, table: &str) -> PathBuf {
     let written = PathBuf::from(table);
     if written.exists() {
         return written;

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-use pipewright_schedule::emit::{Emission, EmitRequest, PlanScope, Remark, emit};
+use pipewright_schedule::emit::{Emission, EmitRequest, PlanScope, Release, Remark, emit};
 use pipewright_schedule::plan::{Plan, PlanReport, PlanRequest, Refusal, System, plan};
 use pipewright_schedule::profile::Profile;
 use serde::Serialize;
@@ -15,20 +15,34 @@ use crate::output;
 use crate::planning::print::{cut_row, longer, refused, time};
 
 /// The systems that execute plans, with their names and what is written for them.
-pub(crate) const SYSTEMS: [(&str, &str, System); 3] = [
+pub(crate) const SYSTEMS: [(&str, &str, (System, Release)); 4] = [
     (
         "torchtitan",
-        "Options, the names of modules and a schedule table for torchtitan 0.3.0",
-        System::Torchtitan,
+        "Options, the names of modules and, if it needs one, a schedule table for torchtitan 0.3.0",
+        (System::Torchtitan, Release::Numbered),
     ),
-    ("megatron", "Options with a layout for Megatron-LM (Megatron Core 0.16.1)", System::Megatron),
-    ("deepspeed", "The configuration and a `PipelineModule` for DeepSpeed 0.19.8", System::Deepspeed),
+    (
+        "torchtitan@main",
+        "The same for its main branch since August 2026",
+        (System::Torchtitan, Release::Main),
+    ),
+    (
+        "megatron",
+        "Options with a layout for Megatron-LM (Megatron Core 0.16.1)",
+        (System::Megatron, Release::Numbered),
+    ),
+    (
+        "deepspeed",
+        "The configuration and a `PipelineModule` for DeepSpeed 0.19.8",
+        (System::Deepspeed, Release::Numbered),
+    ),
 ];
 
 /// Where and how files are written.
 #[derive(Debug, Clone)]
 pub(crate) struct Target<'a> {
     pub(crate) system: System,
+    pub(crate) release: Release,
     /// The folder; `None` for one with the name of the system.
     pub(crate) folder: Option<&'a Path>,
     /// The precision of the run; `None` for the profile's.
@@ -96,6 +110,7 @@ impl Emitted<Plan> {
                 precision: target.precision.as_deref().unwrap_or(own.precision),
                 scope: PlanScope::Profile { shards: request.state.groups.shards_that_divide(plan.mesh.data) },
                 folder: &target.folder().to_string_lossy(),
+                release: target.release,
                 ..own
             };
             emit(target.system, plan, &request)

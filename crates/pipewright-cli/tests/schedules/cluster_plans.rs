@@ -110,9 +110,8 @@ fn numbers_in_json_have_their_types() {
 }
 
 #[test]
-fn the_text_names_what_is_assumed_and_what_is_not_predicted() {
+fn the_text_names_what_is_assumed() {
     let folder = with_model();
-    write(&folder, "config.json", LLAMA.replace("{", "{\"altup_num_inputs\": 4, "));
     let plan = succeed(&folder, &planned(&["--goal", "tokens=1T"]));
     for words in [
         "llama: 8.03B parameters; 16 GPUs of H100 80 GB SXM, 8 per node; 64 rows of 8192 tokens per step, bf16\n",
@@ -122,14 +121,13 @@ fn the_text_names_what_is_assumed_and_what_is_not_predicted() {
         "MFU ",
         "      products ",
         "      memory by rank ",
-        "      memory of rank 0: parameters 15.0 GiB, gradients ",
+        "      memory of rank 0: parameters 2.7 GiB, gradients ",
         "      1.00T tokens: 1907349 steps, ",
         "\nno plan can take less than ",
         "\ntwice the nodes: ",
         "\ntwice the memory: ",
-        "\nin the model's file, and not in the prediction: altup_num_inputs\n",
         "\nassumed: node_latency_us, network_latency_us: 5 us inside a node and 10 us between nodes; shares",
-        "shares that programs reach: fitted to NeMo's and Megatron-Bridge's performance summaries\n",
+        "shares that programs reach: fitted to published runs of Megatron and NeMo Automodel\n",
     ] {
         assert!(plan.contains(words), "{words}\n{plan}");
     }
@@ -294,7 +292,7 @@ fn measurements_replace_predictions_and_are_named() {
         number(&after["plans"][0]["costs"]["products"])
             > 1.3 * number(&before["plans"][0]["costs"]["products"])
     );
-    let said = ["41 GB/s between nodes instead of 37.9", "0.4 of the bf16 peak in products instead of 0.678"];
+    let said = ["41 GB/s between nodes instead of 37.5", "0.4 of the bf16 peak in products instead of 0.619"];
     assert_eq!(after["measured"].as_array().map(Vec::as_slice), Some(&said.map(Value::from)[..]));
     let product = "[[product]]\nrows = 3\ncolumns = 5\ninner = 7\nseconds = 1\n";
     write(&folder, "m.toml", product);
@@ -338,6 +336,8 @@ fn the_commands_of_the_book_work() {
     write(&folder, "measured.toml", block("[[layer]]"));
     write(&folder, "group.toml", block("of our group"));
     write(&folder, "my.toml", "[model]\nfrom = \".\"\n[data]\nseq_len = 512\n");
+    // In place of a file that a program of PyTorch writes.
+    succeed(&folder, &["clusters", "h100", "-o", "machine.toml"]);
     let commands = pipewright_book::markdown::shell_lines(&page);
     assert!(commands.len() >= 6, "{}", commands.len());
     for (index, command) in commands.iter().enumerate() {
@@ -449,7 +449,7 @@ fn a_plan_is_written_for_other_systems() {
     let said = succeed(&with_model(), &planned(&["--emit", "deepspeed"]));
     assert!(
         said.contains(
-            "\nDeepSpeed cannot run the best plan: DeepSpeed does not shard gradients in a pipeline"
+            "\nDeepSpeed cannot run the best plan: DeepSpeed does not shard parameters in a pipeline"
         ),
         "{said}"
     );

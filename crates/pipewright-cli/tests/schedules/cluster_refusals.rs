@@ -58,6 +58,16 @@ h100 --nodes 1 --batch-tokens 1e18 --seq-len 8
     );
 }
 
+/// A key that no table knows may change the model's parameters or its computation.
+#[test]
+fn keys_of_models_that_nobody_knows_are_refused_with_their_line() {
+    let folder = with_model();
+    write(&folder, "config.json", LLAMA.replace('{', "{\n\"altup_num_inputs\": 4, "));
+    let message =
+        "error: config.json: line 2: the key `altup_num_inputs` is not known, and may change the parameters";
+    refuse(&folder, &planned(&[]), 2, message);
+}
+
 /// Errors of the mesh name the options that were given, and advise a number of these.
 #[test]
 fn meshes_that_do_not_divide_are_refused_with_their_options() {
@@ -165,9 +175,6 @@ fn options_without_effect_are_refused() {
     --head-parts has no effect on a plan for a cluster; leave it out
 + -o plan.toml
     --output has no effect on a plan for a cluster; keep the plans with `--format json > FILE`
-+ --check plan.yaml
-    --check has no effect on a plan for a cluster; leave --cluster out and check the file against a profile, such as
-    `pipewright plan
 ",
     );
 }
@@ -177,8 +184,8 @@ fn given_parts_that_a_system_does_not_run_are_refused_with_the_reason() {
     let given =
         ["--data-parallel", "8", "--pipeline-parallel", "2", "--sharding", "gradients", "--emit", "megatron"];
     let arguments = planned(&given);
-    let message = "Megatron cannot run the best plan: Megatron does not run this schedule; it runs 1F1B with one stage per rank, \
-                   and interleaved 1F1B with several\nerror: Megatron runs no plan with the given parts: Megatron does not shard gradients \
+    let message = "Megatron cannot run the best plan: Megatron does not shard gradients in a pipeline; it can shard the \
+                   optimizer's state, or nothing\nerror: Megatron runs no plan with the given parts: Megatron does not shard gradients \
                    in a pipeline; it can shard the optimizer's state, or nothing; change a given part of the layout, or use another \
                    system\n";
     refuse(&with_model(), &arguments, 2, message);

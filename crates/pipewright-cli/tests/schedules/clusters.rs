@@ -53,7 +53,7 @@ fn names_that_are_not_known_suggest_near_ones() {
         &["clusters", "h10"],
         2,
         "error: there is no machine `h10`; the nearest name is `h100`; known are a100, h100, h100-500w, h200, b200, \
-         gb200, mi300x, l40s, 4090; the path of a cluster file ends in .toml",
+         gb200, gb300, b300, h800, mi300x, mi355x, l40s, 4090; the path of a cluster file ends in .toml",
     );
 }
 

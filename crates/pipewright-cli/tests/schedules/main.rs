@@ -3,7 +3,9 @@
 
 mod advice;
 mod cluster_plans;
+mod cluster_checks;
 mod cluster_goodput;
+mod cluster_mixed;
 mod cluster_refusals;
 mod clusters;
 mod comparisons;
