@@ -1,7 +1,8 @@
 //! The Python package `pipewright`: makes, proves, predicts, plans and draws pipelines from Python.
 //!
 //! The module is `pipewright._native`; `python/pipewright/__init__.py` is the package that users import. Its
-//! names and numbers are the command line's, because `pipewright-schedule` computes all of them: this crate
+//! names and numbers are the command line's, because `pipewright-schedule` and
+//! `pipewright-cluster` compute all of them: this crate
 //! reads arguments, releases the interpreter's lock, and turns errors into exceptions.
 
 mod errors;
@@ -18,10 +19,13 @@ mod measured;
 mod program;
 mod schedule;
 mod plan;
+mod cluster;
 
 /// Proves, predicts, plans and draws pipelines.
 #[pyo3::pymodule]
 mod _native {
+    #[pymodule_export]
+    use crate::cluster::{PyPrediction, predict, shapes};
     #[pymodule_export]
     use crate::costs::PyCosts;
     #[pymodule_export]

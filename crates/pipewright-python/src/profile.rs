@@ -31,7 +31,7 @@ pub(crate) struct PyProfile(Arc<Profile>);
 impl PyProfile {
     #[new]
     fn new(py: Python<'_>, source: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let (text, path) = text_of(source)?;
+        let (text, path) = text_of("a profile", source)?;
         let is_json = text.trim_start().starts_with('{');
         let read = if is_json {
             serde_json::from_str(&text).map_err(|error| error.to_string())
@@ -75,8 +75,8 @@ pub(crate) fn profile_of(value: &Bound<'_, PyAny>) -> PyResult<Arc<Profile>> {
     }
 }
 
-/// Returns the text of a profile, and the file that it was read from.
-fn text_of(source: &Bound<'_, PyAny>) -> PyResult<(String, Option<PathBuf>)> {
+/// Returns the text of an argument, such as "a profile", and the file that it was read from.
+pub(crate) fn text_of(what: &str, source: &Bound<'_, PyAny>) -> PyResult<(String, Option<PathBuf>)> {
     let py = source.py();
     if source.is_instance_of::<PyDict>() {
         let json = py.import("json")?.call_method1("dumps", (source,))?;
@@ -88,7 +88,7 @@ fn text_of(source: &Bound<'_, PyAny>) -> PyResult<(String, Option<PathBuf>)> {
     }
     let path: PathBuf = source
         .extract()
-        .map_err(|_| type_error("a profile is a path, a text in TOML or JSON, or a dictionary"))?;
+        .map_err(|_| type_error(format!("{what} is a path, a text in TOML or JSON, or a dictionary")))?;
     let file = path.clone();
     let read = interruptible(py, move |_| read_text(&file, SMALL_TEXT))?;
     let text = read.map_err(|error| os_error(py, &path, &error))?;

@@ -29,6 +29,7 @@ from pipewright._native import (
     schedules,
 )
 from pipewright.errors import (
+    ClusterError,
     CostsError,
     InternalError,
     LowerError,
@@ -43,6 +44,7 @@ from pipewright.errors import (
 )
 
 __all__ = [
+    "ClusterError",
     "Costs",
     "CostsError",
     "InternalError",

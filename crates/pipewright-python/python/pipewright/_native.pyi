@@ -7,15 +7,18 @@ from typing import Any, Literal, SupportsIndex, TypedDict, final
 __all__ = [
     "Costs",
     "Plan",
+    "Prediction",
     "Profile",
     "Program",
     "Schedule",
     "Timeline",
     "plan",
+    "predict",
     "read_csv",
     "read_trace",
     "schedule",
     "schedules",
+    "shapes",
 ]
 
 _Path = str | PathLike[str]
@@ -24,6 +27,8 @@ _Time = float | Sequence[float]
 _Level = Literal["compute", "comms", "full"]
 _Passes = str | Sequence[str]
 _Profile = Profile | _Path | Mapping[str, Any]
+_Config = _Path | Mapping[str, Any]
+_Keys = Mapping[str, Any]
 _Rows = list[list[str | None]]
 
 class _Generator(TypedDict):
@@ -212,6 +217,19 @@ class Plan:
     def program(self) -> Program: ...
     def simulate(self) -> Timeline: ...
 
+@final
+class Prediction:
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def parts(self) -> dict[str, float]: ...
+    @property
+    def memory_bytes(self) -> list[int]: ...
+    @property
+    def tokens_per_s_per_gpu(self) -> float: ...
+
+def predict(config: _Config, machine: _Path, layout: _Keys) -> Prediction: ...
+def shapes(config: _Config, layout: _Keys) -> dict[str, Any]: ...
 def schedule(
     name: str,
     *,

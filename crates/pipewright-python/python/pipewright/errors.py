@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 __all__ = [
+    "ClusterError",
     "CostsError",
     "InternalError",
     "LowerError",
@@ -92,6 +93,13 @@ class ValidationError(PipewrightError, ValueError):
 
 class CostsError(PipewrightError, ValueError):
     """Costs are out of range, or do not fit the number of stages."""
+
+
+class ClusterError(PipewrightError, ValueError):
+    """A model, a machine or a layout of a prediction has a mistake, or they do not fit each other."""
+
+    problems: list[str] = []
+    """Every problem."""
 
 
 class ProfileError(PipewrightError, ValueError):

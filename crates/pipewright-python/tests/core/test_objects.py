@@ -13,6 +13,16 @@ import pipewright as pw
 
 HERE = pathlib.Path(__file__).parent
 PROFILE = HERE / "golden" / "profile.toml"
+#: The model of the page's prediction.
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128256,
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+}
 
 
 @pytest.fixture(name="program")
@@ -178,6 +188,7 @@ def test_the_documentation_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "profile.toml").write_text(PROFILE.read_text())
     (tmp_path / "schedule.csv").write_text("0F0,0B0\n")
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
     names = {}
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
         exec(block, names)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pipewright as pw
+from pipewright.cluster import Prediction, predict
 
 schedule: pw.Schedule = pw.schedule("zbvzerobubble", ranks=4, microbatches=16)
 rows: list[list[str | None]] = schedule.rows
@@ -18,3 +19,6 @@ try:
     pw.read_csv("x.csv").validate()
 except pw.ValidationError as error:
     ranks: list[int] = [violation.rank for violation in error.violations]
+
+prediction: Prediction = predict({"model_type": "llama"}, Path("machine.toml"), {"gpus": 2, "precision": "f32"})
+seconds: dict[str, float] = prediction.parts

@@ -2,6 +2,7 @@
 
 - `program_of` reads a schedule of PyTorch as a program, to validate, simulate or view it.
 - `profile` measures the layers of a model, for `pipewright.plan`.
+- `measure_machine` writes the cluster file of the machine at hand, for `pipewright.cluster.predict` and `plan --cluster`.
 - `stages` cuts the model into the stages that a plan gives to this rank, and `schedule` executes the plan on them.
   `program_for` is the program that it executes.
 - `timeline_of` reads the profiler's traces of all ranks as a timeline. `annotate` names the actions of single-stage
@@ -22,7 +23,8 @@ Importing this package does not import PyTorch. Each function that needs it chec
 """
 
 from pipewright.torch.annotate import annotate
-from pipewright.torch.errors import ChainError, PlanMismatch, TableError, TraceError, UntestedVersion
+from pipewright.torch.errors import ChainError, MeasureError, PlanMismatch, TableError, TraceError, UntestedVersion
+from pipewright.torch.machine import Figure, MachineFigures, measure_machine
 from pipewright.torch.profile_keys import Link
 from pipewright.torch.profiling import profile
 from pipewright.torch.reading import program_of
@@ -34,12 +36,16 @@ from pipewright.torch.versions import TESTED
 __all__ = [
     "TESTED",
     "ChainError",
+    "Figure",
     "Link",
+    "MachineFigures",
+    "MeasureError",
     "PlanMismatch",
     "TableError",
     "TraceError",
     "UntestedVersion",
     "annotate",
+    "measure_machine",
     "profile",
     "program_for",
     "program_of",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipewright.errors import PipewrightError
 
-__all__ = ["ChainError", "PlanMismatch", "TableError", "TraceError", "UntestedVersion"]
+__all__ = ["ChainError", "MeasureError", "PlanMismatch", "TableError", "TraceError", "UntestedVersion"]
 
 
 class UntestedVersion(PipewrightError, RuntimeError):
@@ -34,6 +34,10 @@ class TraceError(PipewrightError, ValueError):
 
     trace: str | None = None
     """The file of the trace, if one trace is wrong."""
+
+
+class MeasureError(PipewrightError, ValueError):
+    """The machine cannot be measured as asked: a device or a folder is missing, or the ranks do not fit each other."""
 
 
 class ChainError(PipewrightError, ValueError):

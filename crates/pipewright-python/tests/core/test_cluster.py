@@ -1,0 +1,78 @@
+"""Predictions on clusters, which need no PyTorch."""
+
+import doctest
+import json
+
+import pytest
+
+import pipewright as pw
+from pipewright import cluster
+from pipewright.cluster import Prediction, predict, shapes
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}
+LAYOUT = {"gpus": 8, "tp": 2, "pp": 2, "mbs": 1, "gbs": 64, "seq": 4096, "precision": "bf16"}
+
+
+def test_a_prediction_has_seconds_parts_memory_and_a_rate():
+    prediction = predict(CONFIG, "h100", LAYOUT)
+    assert isinstance(prediction, Prediction) and "s per step" in repr(prediction)
+    assert sum(prediction.parts.values()) == pytest.approx(prediction.seconds)
+    assert len(prediction.memory_bytes) == 2 and all(bytes_of_rank > 1 << 30 for bytes_of_rank in prediction.memory_bytes)
+    assert prediction.tokens_per_s_per_gpu == pytest.approx(64 * 4096 / prediction.seconds / 8)
+
+
+def test_a_model_is_a_dictionary_a_text_a_file_or_a_folder(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    seconds = {predict(config, "h100", LAYOUT).seconds for config in (CONFIG, json.dumps(CONFIG), tmp_path, tmp_path / "config.json")}
+    assert len(seconds) == 1
+
+
+def test_f32_takes_longer_and_more_memory_than_bf16():
+    bf16, f32 = (predict(CONFIG, "h100", {**LAYOUT, "precision": precision}) for precision in ("bf16", "f32"))
+    for part in ("products", "attention", "elementwise"):
+        assert 1.4 < f32.parts[part] / bf16.parts[part] < 2.1, part
+    assert f32.memory_bytes[0] > bf16.memory_bytes[0]
+
+
+def test_the_documentation_runs():
+    assert doctest.testmod(cluster).attempted == 4 and doctest.testmod(cluster).failed == 0
+
+
+def test_shapes_are_those_of_a_rank():
+    work = shapes(CONFIG, LAYOUT)
+    first = [tuple(int(row[key]) for key in ("rows", "columns", "inner")) for row in work["products"][:3]]
+    assert first == [(4096, 3 * 2048, 4096), (4096, 4096, 3 * 2048), (4096, 3 * 2048, 4096)]
+    assert [row["role"] for row in work["products"][:3]] == ["forward", "input", "weight"]
+    assert work["scores"]["heads"] == 16 and work["tokens"] == 4096
+    assert [row["kind"] for row in work["kernels"]] == ["norm", "residual", "rotary", "gated", "loss", "embedding"]
+
+
+def refused(message, config=CONFIG, machine="h100", layout=LAYOUT, problems=1):
+    """Checks the error of a mistake, and the number of its problems."""
+    with pytest.raises(pw.ClusterError) as error:
+        predict(config, machine, layout)
+    assert message in str(error.value) and len(error.value.problems) in (0, problems)
+
+
+def test_mistakes_are_named(tmp_path):
+    refused("needs one of the keys num_hidden_layers", config={key: value for key, value in CONFIG.items() if key != "num_hidden_layers"})
+    refused("there is no machine `h1000`", machine="h1000")
+    refused("unknown key `mb` in the layout; did you mean `mbs`?", layout={**LAYOUT, "mb": 1})
+    refused("where f16, fp16, bf16, fp8, mxfp8, nvfp4, f32 is expected", layout={**LAYOUT, "precision": "f31"})
+    refused("pp = 3", layout={**LAYOUT, "pp": 3})
+    file = tmp_path / "machine.toml"
+    file.write_text('name = "mine"\nbf16_tflops = "fast"\nnodes = 3\n')
+    with pytest.raises(pw.ClusterError) as error:
+        predict(CONFIG, file, LAYOUT)
+    assert f"{file}:2:15: `bf16_tflops`" in str(error.value) and len(error.value.problems) > 2
+    with pytest.raises(FileNotFoundError):
+        predict(CONFIG, "none.toml", LAYOUT)
+    with pytest.raises(TypeError, match="a layout is a path"):
+        predict(CONFIG, "h100", 3)
