@@ -9,9 +9,8 @@ use crate::browser::Browser;
 use crate::made::Made;
 use crate::turns::OnlyTurn;
 
-/// The time of a frame at 30 Hz, in milliseconds. With software rendering, a page of 150,000 actions with their critical path
-/// takes 20 ms on a virtual Intel Xeon while nothing else runs.
-const FRAME: f64 = 33.0;
+/// The time of a frame at 60 Hz, in milliseconds.
+const FRAME: f64 = 16.0;
 
 /// The number of redraws at each zoom.
 const REDRAWS: usize = 15;

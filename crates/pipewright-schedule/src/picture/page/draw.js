@@ -123,6 +123,7 @@ function coverAxis() {
 
 function draw() {
   if (!theme) readTheme();
+  measurePlot();
   clampView();
   const indices = indicesInSight(), ratio = resize(plot, paint);
   paint.textBaseline = "middle";

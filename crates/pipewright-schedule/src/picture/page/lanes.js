@@ -165,9 +165,10 @@ function raiseLevel(level, { start, held }, from, to, edgeOf) {
 function paintRanks(surface, from, to, indices, place, ratio) {
   const edge = Math.max(Math.round(ratio), 1), [upperRow, lowerRow] = surface.rows;
   surface.pixels.fill(theme.pagePixel);
+  const idle = Uint32Array.from({ length: surface.width + surface.height }, (_, at) => at % (6 * edge) ? theme.bubblePixel : theme.hatchPixel);
   for (const index of indices) {
     const rank = ranks[index], { top, bottom, bars, memoryTop, memoryBottom } = place(index);
-    if (areCellsNarrow(rank, surface.width / (to - from), edge)) paintShares(surface, rank, from, to, top, bottom, 6 * edge);
+    if (areCellsNarrow(rank, surface.width / (to - from), edge)) paintShares(surface, rank, from, to, top, bottom, idle);
     else {
       const upper = paintCells(upperRow, rank, from, to, true, edge);
       const lower = rank.overlaps ? paintCells(lowerRow, rank, from, to, false, edge) : upper;

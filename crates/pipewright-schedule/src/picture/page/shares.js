@@ -8,27 +8,46 @@ const narrowPixels = 4;
 
 const areCellsNarrow = (lane, scale, edge) => lane.narrowCell * scale < narrowPixels * edge;
 
+// The sort and the colour of each cell of a lane, with the present theme and highlights. Of an overlap it has the forward if
+// `isUpper`, else the backward.
+class Fills {
+  constructor({ cells }, isUpper) {
+    const { kind, chunk, microbatch, otherChunk, otherMicrobatch } = cells;
+    this.sorts = new Uint8Array(kind.length);
+    this.pixels = new Uint32Array(kind.length);
+    // The sorts, one bit each.
+    this.used = 0;
+    for (let at = 0; at < kind.length; at++) {
+      const isOverlap = kind[at] === overlap, isLower = isOverlap && !isUpper;
+      const sort = isLower ? backwardSort : isOverlap ? forwardSort : sortOf(kind[at]);
+      const colour = isLower ? fillOf(sort, otherChunk[at], otherMicrobatch[at]) : fillOf(sort, chunk[at], microbatch[at]);
+      [this.sorts[at], this.pixels[at]] = [sort, colour.pixel];
+      this.used |= 1 << sort;
+    }
+  }
+
+  // Returns the fills of a lane, which are kept until the theme or the highlights change.
+  static of(lane, isUpper) {
+    if (lane.fills?.theme !== theme || lane.fills.hovered !== hovered) lane.fills = { theme, hovered };
+    return lane.fills[isUpper] ??= new Fills(lane, isUpper);
+  }
+}
+
 // The share of each sort of computation in each column of pixels, and its colour.
 class Shares {
   constructor(width) {
     this.width = width;
     this.shares = Array.from({ length: computeSorts }, () => new Float32Array(width));
     this.colours = Array.from({ length: computeSorts }, () => new Uint32Array(width));
-    // The sorts that have a share of some column, as bits.
+    // The sorts of the lane, one bit each.
     this.used = 0;
   }
 
-  clear() {
-    for (const shares of this.shares) shares.fill(0);
-    this.used = 0;
-  }
-
-  // Adds a cell. Cells of one sort may have several colours; the one with most of the column counts.
+  // Adds a cell that covers several columns, or that is in part outside of them.
   add(sort, from, to, pixel) {
     from = Math.max(from, 0);
     to = Math.min(to, this.width);
     const shares = this.shares[sort], colours = this.colours[sort];
-    this.used |= 1 << sort;
     for (let x = Math.floor(from); x < to; x++) {
       const share = Math.min(to, x + 1) - Math.max(from, x);
       shares[x] += share;
@@ -36,53 +55,49 @@ class Shares {
     }
   }
 
-  // Paints the columns from `top` to `bottom`, with the bubble hatched.
-  paint(surface, top, bottom, hatching) {
-    const { width, shares, colours } = this, { pixels, height } = surface, rows = bottom - top;
-    const [first, last] = [Math.max(top, 0), Math.min(bottom, height)];
-    const { hatchPixel, bubblePixel } = theme, sorts = shares.map((_, sort) => sort).filter((sort) => this.used >> sort & 1);
+  // Measures a lane between two times. Cells of one sort may have several colours; the one with most of the column counts.
+  measure(lane, from, to, isUpper) {
+    const { width, shares, colours } = this, { start, end } = lane.cells, scale = width / (to - from);
+    const { sorts, pixels, used } = Fills.of(lane, isUpper), after = firstFrom(start, to);
+    this.used = used;
+    for (const list of shares) list.fill(0);
+    for (let at = Math.max(firstFrom(start, from) - 1, 0); at < after; at++) {
+      const left = (start[at] - from) * scale, right = (end[at] - from) * scale, x = Math.floor(left), sort = sorts[at];
+      if (left < 0 || right > x + 1 || x >= width) this.add(sort, left, right, pixels[at]);
+      else {
+        const share = right - left, sum = shares[sort][x] + share;
+        shares[sort][x] = sum;
+        if (2 * share >= sum) colours[sort][x] = pixels[at];
+      }
+    }
+  }
+
+  // Paints the columns from `top` to `bottom`, the first sort lowest. `idle` has the pixels of a row of bubbles, each row one
+  // pixel further.
+  paint(surface, top, bottom, idle) {
+    const { width } = this, { pixels, height } = surface, rows = bottom - top, [first, last] = [Math.max(top, 0), Math.min(bottom, height)];
+    const [shares, colours] = [this.shares, this.colours].map((lists) => lists.filter((_, sort) => this.used >> sort & 1));
     for (let x = 0; x < width; x++) {
       let y = last - 1, at = y * width + x, sum = 0;
-      for (let index = 0; index < sorts.length; index++) {
-        const sort = sorts[index], share = shares[sort][x];
+      for (let number = 0; number < shares.length; number++) {
+        const share = shares[number][x];
         if (share === 0) continue;
         sum += share;
-        const edge = Math.max(bottom - Math.round(Math.min(sum, 1) * rows), first), colour = colours[sort][x];
-        for (; y >= edge; y--, at -= width) pixels[at] = colour;
+        const edge = Math.max(bottom - Math.round(Math.min(sum, 1) * rows), first), pixel = colours[number][x];
+        for (; y >= edge; y--, at -= width) pixels[at] = pixel;
       }
-      for (; y >= first; y--, at -= width) pixels[at] = (x + y) % hatching === 0 ? hatchPixel : bubblePixel;
+      for (; y >= first; y--, at -= width) pixels[at] = idle[x + y];
     }
   }
 }
 
-// Adds the cells of a rank between two times. Of an overlap it adds the forward if `isUpper`, else the backward.
-function addShares(shares, rank, from, to, isUpper) {
-  const { kind, start, end, chunk, microbatch, otherChunk, otherMicrobatch } = rank.cells, scale = shares.width / (to - from);
-  const { width, shares: sums, colours } = shares, first = Math.max(firstFrom(start, from) - 1, 0), after = firstFrom(start, to);
-  shares.clear();
-  for (let at = first; at < after; at++) {
-    const left = (start[at] - from) * scale, right = (end[at] - from) * scale, x = Math.floor(left);
-    // Most cells are inside of one column.
-    if (kind[at] !== overlap && left >= 0 && right <= x + 1 && right <= width) {
-      const sort = sortOf(kind[at]), share = right - left, sum = sums[sort][x] += share;
-      shares.used |= 1 << sort;
-      if (2 * share >= sum) colours[sort][x] = fillOf(sort, chunk[at], microbatch[at]).pixel;
-      continue;
-    }
-    const isOverlap = kind[at] === overlap, isLower = isOverlap && !isUpper;
-    const sort = isLower ? backwardSort : isOverlap ? forwardSort : sortOf(kind[at]);
-    const colour = isLower ? fillOf(sort, otherChunk[at], otherMicrobatch[at]) : fillOf(sort, chunk[at], microbatch[at]);
-    shares.add(sort, left, right, colour.pixel);
-  }
-}
-
-function paintShares(surface, rank, from, to, top, bottom, hatching) {
-  const { shares } = surface, middle = rank.overlaps ? (top + bottom) >> 1 : bottom;
-  addShares(shares, rank, from, to, true);
-  shares.paint(surface, top, middle, hatching);
-  if (!rank.overlaps) return;
-  addShares(shares, rank, from, to, false);
-  shares.paint(surface, middle, bottom, hatching);
+function paintShares(surface, lane, from, to, top, bottom, idle) {
+  const { shares } = surface, middle = lane.overlaps ? (top + bottom) >> 1 : bottom;
+  shares.measure(lane, from, to, true);
+  shares.paint(surface, top, middle, idle);
+  if (!lane.overlaps) return;
+  shares.measure(lane, from, to, false);
+  shares.paint(surface, middle, bottom, idle);
 }
 
 // Returns the time that a lane spends between two times in each kind of action, in messages, in other communication and in

@@ -6,8 +6,10 @@ const plot = document.getElementById("plot");
 // `left` is the first visible time, `top` the first visible rank, with a fraction. At zoom 1 everything fits.
 const view = { zoom: 1, left: 0, top: 0, showsMemory: false };
 
-const plotWidth = () => Math.max(plot.clientWidth - gutter - rightMargin, 1);
-const plotHeight = () => Math.max(plot.clientHeight - axisHeight, 1);
+// The size of the plot in the last drawing. To ask the element for it takes longer than to place a mark.
+const plotSize = { width: 0, height: 0 };
+const plotWidth = () => Math.max(plotSize.width - gutter - rightMargin, 1);
+const plotHeight = () => Math.max(plotSize.height - axisHeight, 1);
 const span = () => whole / view.zoom;
 const rowMost = () => laneMost + (view.showsMemory ? memoryMost : 0);
 const rowThatFits = () => Math.max(plotHeight() / Math.max(ranks.length, 1), rowLeast);
@@ -19,6 +21,12 @@ const memoryShare = () => view.showsMemory ? memoryMost / rowMost() : 0;
 const xOf = (time) => (time - view.left) / span() * plotWidth();
 const timeAt = (x) => view.left + x / plotWidth() * span();
 const rankAt = (y) => view.top + y / rowHeight();
+
+function measurePlot() {
+  [plotSize.width, plotSize.height] = [plot.clientWidth, plot.clientHeight];
+}
+
+measurePlot();
 
 function clampView() {
   view.zoom = Math.min(Math.max(view.zoom, 1), zoomMost);

@@ -19,40 +19,45 @@ const edgesOf = (lane) => {
 };
 
 // Draws lines twice: wide in the colour of the page, then narrow in that of the text, so that they show on every fill.
-function strokeTwice(trace, width) {
-  const path = new Path2D();
-  trace(path);
+// Frames of their own are drawn faster than as parts of a path.
+function strokeTwice(frames, lines, width) {
   for (const [colour, wide] of [[theme.colours.page, width + 2.5], [theme.colours.ink, width]]) {
     paint.strokeStyle = colour;
     paint.lineWidth = wide;
-    paint.stroke(path);
+    for (const frame of frames) paint.strokeRect(...frame);
+    paint.beginPath();
+    for (const [x, y, toX, toY] of lines) {
+      paint.moveTo(x, y);
+      paint.lineTo(toX, toY);
+    }
+    paint.stroke();
   }
 }
 
-function traceChain(path, chain) {
+// Adds the marks of a chain to the frames and lines to draw.
+function addMarks(chain, frames, lines) {
   const [left, right] = [view.left, view.left + span()];
   for (const { lane, first, last, cause } of runsOf(chain)) {
     if (lane.index === undefined || ranks[lane.index] !== lane) continue;
     const [start, end] = [lane.cells.start[first], lane.cells.end[last]], { top, bottom, middle } = edgesOf(lane);
     if (end >= left && start <= right) {
       const [x, until] = [gutter + Math.max(xOf(start), -4), gutter + Math.min(xOf(end), plotWidth() + 4)];
-      path.rect(x + 0.5, top + 1, Math.max(until - x - 1.5, 1), Math.max(bottom - top - 2, 1));
+      frames.push([x + 0.5, top + 1, Math.max(until - x - 1.5, 1), Math.max(bottom - top - 2, 1)]);
     }
     if (!cause.lane || cause.lane === lane || ranks[cause.lane.index] !== cause.lane) continue;
     const made = cause.lane.cells.end[cause.at];
     if (start < left || made > right) continue;
     const from = edgesOf(cause.lane), isDown = from.middle < middle;
-    path.moveTo(gutter + xOf(made) - 0.5, isDown ? from.bottom : from.top);
-    path.lineTo(gutter + xOf(start) + 0.5, isDown ? top : bottom);
+    lines.push([gutter + xOf(made) - 0.5, isDown ? from.bottom : from.top, gutter + xOf(start) + 0.5, isDown ? top : bottom]);
   }
 }
 
-// Draws the frame of the selection: an action, a bubble, or a range of some lanes.
-function traceSelection(path) {
+// Returns the frame of the selection: of an action, a bubble, or a range of some lanes; or none if it is out of sight.
+function framesOfSelection() {
   const { lanes, from, to } = selected, shown = lanes.filter((lane) => ranks[lane.index] === lane);
-  if (!shown.length) return;
+  if (!shown.length) return [];
   const [top, bottom] = [edgesOf(shown[0]).top, edgesOf(shown.at(-1)).bottom];
-  path.rect(gutter + xOf(from), top - 1, Math.max((to - from) / span() * plotWidth(), 2), bottom - top + 2);
+  return [[gutter + xOf(from), top - 1, Math.max((to - from) / span() * plotWidth(), 2), bottom - top + 2]];
 }
 
 overlays.push(() => {
@@ -62,10 +67,12 @@ overlays.push(() => {
   paint.beginPath();
   paint.rect(gutter, axisHeight, plotWidth(), plotHeight());
   paint.clip();
-  strokeTwice((path) => chains.forEach((chain) => traceChain(path, chain)), 1.5);
+  const frames = [], lines = [];
+  for (const chain of chains) addMarks(chain, frames, lines);
+  strokeTwice(frames, lines, 1.5);
   if (selected) {
     paint.setLineDash([5, 3]);
-    strokeTwice(traceSelection, 2.5);
+    strokeTwice(framesOfSelection(), [], 2.5);
   }
   paint.restore();
 });
