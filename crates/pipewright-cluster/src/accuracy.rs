@@ -40,7 +40,7 @@ pub struct Accuracy {
     pub kind: &'static str,
     /// The name of the stack.
     pub stack: &'static str,
-    /// The name of the machine.
+    /// The name of the machine, or of the known machine whose figures it has.
     pub machine: String,
     /// The published runs that were compared: on this machine, or else on all machines.
     pub runs: usize,
@@ -100,7 +100,7 @@ impl Accuracy {
         Self {
             kind,
             stack,
-            machine: setting.machine.name.clone(),
+            machine: machine.clone(),
             runs,
             on_this_machine,
             mean: if runs > 0 { sum / runs as f64 } else { UNJUDGED },

@@ -117,7 +117,9 @@ fn fused(mixer: &Mixer, setting: &Setting<'_>) -> AttentionTime {
     }
     let seen = layout.attention_tokens();
     let per_token = mixer.pair_operations(u64::from(seen), AttentionCount::Causal);
-    let operations = per_token * layout.tokens() / f64::from(layout.tensor);
+    let on_each_rank = mixer.indexer_operations(u64::from(seen), AttentionCount::Causal);
+    let divided = (per_token - on_each_rank) / f64::from(layout.tensor);
+    let operations = (divided + on_each_rank) * layout.tokens();
     // Each kernel has the keys of one rank of the sequence.
     let own_keys = u64::from((layout.sequence / layout.context).min(seen));
     let keys = match mixer {

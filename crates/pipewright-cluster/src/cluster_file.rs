@@ -47,13 +47,17 @@ pub(crate) fn machine(
             value.as_list()?.iter().map(|name| name.as_text().map(str::to_owned)).collect()
         })
         .unwrap_or_default();
-    if let Some(switch) = reader.word("node_switch", &Switch::ALL.map(|switch| (switch.name(), switch))) {
-        machine.node_switch = switch;
-    }
+    let switch = reader.word("node_switch", &Switch::ALL.map(|switch| (switch.name(), switch)));
     // How published tables of machines say that the GPUs of a node are linked pairwise.
-    if reader.flag("mesh") == Some(true) {
-        machine.node_switch = Switch::Mesh;
+    let is_mesh = reader.flag("mesh");
+    if let (Some(switch), Some(is_mesh)) = (switch, is_mesh)
+        && is_mesh != (switch == Switch::Mesh)
+    {
+        let sentence = format!("`mesh` is {is_mesh}, and `node_switch` is \"{}\"", switch.name());
+        reader.report("mesh", sentence, "leave `mesh` out");
     }
+    let mesh = is_mesh.filter(|&is_mesh| is_mesh).map(|_| Switch::Mesh);
+    machine.node_switch = switch.or(mesh).unwrap_or(machine.node_switch);
     if let Some(table) = reader.table("constants", "a table of shares") {
         machine.constants = constants(reader.inner("[constants]", table), machine.constants);
     }

@@ -26,6 +26,7 @@
 use crate::implementation::Dispatcher;
 use crate::machine::{Machine, Switch};
 use crate::measured_times::LinkUse;
+use pipewright_shapes::model::Experts;
 
 /// The share of a ring's bandwidth that a tree reaches.
 const TREE_SHARE: f64 = 0.92;
@@ -43,48 +44,39 @@ pub struct Group {
     pub stride: u32,
 }
 
-/// How tokens are routed to experts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Routing {
-    /// The experts of a token.
-    pub copies: u64,
-    /// The groups of neighbouring experts.
-    pub groups: u64,
-    /// The groups from which a token's experts are chosen.
-    pub groups_per_token: u64,
-}
+/// The most groups of experts: the ways to choose from more do not fit into a double. Files with more are refused.
+pub const MAX_GROUPS: u64 = 512;
 
-impl Routing {
-    /// Returns the mean number of `places`, each with the same number of neighbouring experts, that have one of a
-    /// token's experts. Groups and experts are chosen evenly.
-    ///
-    /// Without groups, `n` places are reached `n (1 - (1 - 1 / n)^copies)` times. With groups, a token first
-    /// chooses groups, and then its experts from these. A place with several groups has any number of the chosen
-    /// ones; of several places with one group, all or none are candidates.
-    pub fn reached(&self, places: f64) -> f64 {
-        let copies = self.copies as f64;
-        let (groups, chosen) = (self.groups.max(1), self.groups_per_token.clamp(1, self.groups.max(1)));
-        let evenly = |places: f64| places * (1.0 - (1.0 - 1.0 / places).powf(copies));
-        if chosen == groups || places <= 1.0 {
-            return evenly(places);
-        }
-        let groups_of_place = groups as f64 / places;
-        if groups_of_place <= 1.0 {
-            return evenly(places * chosen as f64 / groups as f64).max(1.0);
-        }
-        let own = groups_of_place.round() as u64;
-        let missed = |share: f64| (1.0 - share).powf(copies);
-        let mut probability = 0.0;
-        for count in 0..=own.min(chosen) {
-            let ways = combinations(own, count) * combinations(groups - own, chosen - count);
-            let share = count as f64 / chosen as f64;
-            probability += ways / combinations(groups, chosen) * (1.0 - missed(share));
-        }
-        places * probability
+/// Returns the mean number of `places`, each with the same number of neighbouring experts, that have one of a
+/// token's experts. Groups and experts are chosen evenly.
+///
+/// Without groups, `n` places are reached `n (1 - (1 - 1 / n)^k)` times by the `k` experts of a token. With groups, a
+/// token first chooses groups, and then its experts from these. A place with several groups has any number of the
+/// chosen ones; of several places with one group, all or none are candidates.
+pub fn places_reached(experts: &Experts, places: f64) -> f64 {
+    let copies = experts.per_token as f64;
+    let groups = experts.groups.max(1);
+    let chosen = experts.groups_per_token.clamp(1, groups);
+    let evenly = |places: f64| places * (1.0 - (1.0 - 1.0 / places).powf(copies));
+    if chosen == groups || places <= 1.0 || groups > MAX_GROUPS {
+        return evenly(places);
     }
+    let groups_of_place = groups as f64 / places;
+    if groups_of_place <= 1.0 {
+        return evenly(places * chosen as f64 / groups as f64).max(1.0);
+    }
+    let own = (groups_of_place.round() as u64).min(groups);
+    let missed = |share: f64| (1.0 - share).powf(copies);
+    let mut probability = 0.0;
+    for count in 0..=own.min(chosen) {
+        let ways = combinations(own, count) * combinations(groups - own, chosen - count);
+        let share = count as f64 / chosen as f64;
+        probability += ways / combinations(groups, chosen) * (1.0 - missed(share));
+    }
+    places * probability
 }
 
-/// The number of ways to choose `chosen` of `all`.
+/// The number of ways to choose `chosen` of `all`, which are at most [`MAX_GROUPS`].
 fn combinations(all: u64, chosen: u64) -> f64 {
     if chosen > all {
         return 0.0;
@@ -169,26 +161,28 @@ impl Group {
     ///
     /// An exchange of all ranks with all ranks sends each copy of a token by itself. The other libraries send a
     /// token once to each node that has one of its experts, where it is copied, and once to each rank of a node.
-    /// Both links work at the same time.
-    pub fn dispatch(&self, machine: &Machine, bytes: f64, routing: &Routing, dispatcher: Dispatcher) -> f64 {
+    /// Both links work at the same time. Measured rates of exchanges replace the rates of these libraries, too.
+    pub fn dispatch(&self, machine: &Machine, bytes: f64, experts: &Experts, dispatcher: Dispatcher) -> f64 {
         if self.ranks <= 1 {
             return 0.0;
         }
-        let copies = routing.copies as f64;
         if dispatcher == Dispatcher::AllToAll {
-            return self.all_to_all(machine, bytes * copies);
+            return self.all_to_all(machine, bytes * experts.per_token as f64);
         }
         let ranks = f64::from(self.ranks);
         let near = f64::from(self.ranks_per_node(machine));
         let nodes = ranks / near;
-        let own = machine.bandwidth_among(self.ranks_per_node(machine));
-        let reached = routing.reached(nodes);
+        let measured = |is_inside: bool| machine.measured.link(LinkUse::AllToAll, is_inside);
+        let own = machine.bandwidth_among(self.ranks_per_node(machine)) * machine.constants.link;
+        let own = measured(true).map_or(own, |link| link.bandwidth);
         let network = machine.network_bandwidth * NETWORK_SHARE.max(machine.constants.link);
-        let outside = bytes * reached * (nodes - 1.0) / nodes / network;
+        let network = measured(false).map_or(network, |link| link.bandwidth);
+        let outside = bytes * places_reached(experts, nodes) * (nodes - 1.0) / nodes / network;
         // Every token that reaches a node passes to each rank of it with one of its experts.
-        let inside = bytes * routing.reached(ranks) * (near - 1.0) / near / own;
-        let latency = machine.node_latency + if nodes > 1.0 { machine.network_latency } else { 0.0 };
-        (inside / machine.constants.link).max(outside) + latency
+        let inside = bytes * places_reached(experts, ranks) * (near - 1.0) / near / own;
+        let node_latency = measured(true).map_or(machine.node_latency, |link| link.latency);
+        let network_latency = measured(false).map_or(machine.network_latency, |link| link.latency);
+        inside.max(outside) + node_latency + if nodes > 1.0 { network_latency } else { 0.0 }
     }
 
     /// Returns the seconds in which each rank passes tensors of `bytes` to its neighbour in a ring, `steps`

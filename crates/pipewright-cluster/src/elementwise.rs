@@ -9,7 +9,7 @@ use crate::layout::{Layout, Precision};
 use crate::machine::Machine;
 use crate::measured_times::Kernel;
 use crate::setting::Setting;
-use pipewright_shapes::model::{Block, Division, FeedForward, Matrix, Mixer, Model};
+use pipewright_shapes::model::{Block, Dense, Division, FeedForward, Matrix, Mixer, Model};
 use pipewright_shapes::training::Adapters;
 
 /// Bytes that the kernels of one microbatch read and write.
@@ -28,6 +28,16 @@ struct PerElement {
     rotary: Traffic,
     gated: Traffic,
     plain: Traffic,
+}
+
+impl PerElement {
+    /// Returns the bytes with the kernels of a layout's stack.
+    fn of(layout: &Layout) -> &'static Self {
+        match layout.implementation.kernels {
+            Kernels::Fused => &FUSED,
+            Kernels::Separate => &SEPARATE,
+        }
+    }
 }
 
 /// Fused: a norm reads and writes in its forward, and reads two tensors and writes one in its backward. The
@@ -125,6 +135,33 @@ pub fn block_traffic(block: &Block, setting: &Setting<'_>) -> Traffic {
     traffic(&block_kernels(block, setting.model, setting.layout), setting.machine)
 }
 
+/// Returns the bytes of the elementwise operations of a block's feed-forward part, like [`block_traffic`].
+pub(crate) fn feed_forward_traffic(block: &Block, setting: &Setting<'_>) -> Traffic {
+    let mut sum = Sum::new(setting.layout);
+    sum.add_feed_forward(block, setting.model, setting.layout);
+    traffic(&sum.kernels, setting.machine)
+}
+
+/// Returns the bytes of the activations of a block's feed-forward part, like [`block_traffic`].
+pub(crate) fn activation_traffic(block: &Block, setting: &Setting<'_>) -> Traffic {
+    let mut sum = Sum::new(setting.layout);
+    sum.add_activation(block, setting.layout);
+    traffic(&sum.kernels, setting.machine)
+}
+
+/// Returns the bytes of the norms before a block's parts, like [`block_traffic`].
+pub(crate) fn norm_traffic(block: &Block, setting: &Setting<'_>) -> Traffic {
+    let mut sum = Sum::new(setting.layout);
+    let width = parts(block) * setting.model.hidden as f64 / setting.layout.sequence_division();
+    sum.add(Kernel::Norm, PerElement::of(setting.layout).norm, width);
+    traffic(&sum.kernels, setting.machine)
+}
+
+/// The parts of a block, each with a norm and a residual.
+fn parts(block: &Block) -> f64 {
+    f64::from(u8::from(block.mixer != Mixer::None) + u8::from(block.feed_forward != FeedForward::None))
+}
+
 /// Returns one kernel of each kind that a model has, for measurements, without the optimizer.
 pub fn kernel_shapes(setting: &Setting<'_>) -> Vec<KernelShape> {
     let (model, layout) = (setting.model, setting.layout);
@@ -161,24 +198,20 @@ impl Machine {
 
 /// The elementwise operations of a block for one microbatch on one rank.
 fn block_kernels(block: &Block, model: &Model, layout: &Layout) -> Vec<KernelShape> {
-    let bytes = match layout.implementation.kernels {
-        Kernels::Fused => &FUSED,
-        Kernels::Separate => &SEPARATE,
-    };
+    let bytes = PerElement::of(layout);
     let mut sum = Sum::new(layout);
-    let parts = u8::from(block.mixer != Mixer::None) + u8::from(block.feed_forward != FeedForward::None);
-    let outer = f64::from(parts) * model.hidden as f64 / layout.sequence_division();
+    let outer = parts(block) * model.hidden as f64 / layout.sequence_division();
     sum.add(Kernel::Norm, bytes.norm, outer);
     sum.add(Kernel::Residual, bytes.residual, outer);
     if model.gpt {
         sum.add(Kernel::Other, DROPOUT, outer);
     }
-    sum.add_mixer(block, model, layout, bytes);
-    sum.add_feed_forward(block, model, layout, bytes);
+    sum.add_mixer(block, model, layout);
+    sum.add_feed_forward(block, model, layout);
     if layout.precision.is_narrow() {
-        let (matrices, tensor) = (block.matrices(model.hidden), f64::from(layout.tensor));
-        let inputs = matrices.iter().map(|matrix| cast_input(matrix, tensor)).sum();
-        let outputs = matrices.iter().map(|matrix| cast_output(matrix, tensor)).sum();
+        let matrices = block.matrices(model.hidden);
+        let inputs = matrices.iter().map(|matrix| cast_input(matrix, layout)).sum();
+        let outputs = matrices.iter().map(|matrix| cast_output(matrix, layout)).sum();
         let cast = cast_bytes(layout.precision);
         sum.add(Kernel::Other, Traffic { forward: cast, backward: 0.0 }, inputs);
         sum.add(Kernel::Other, Traffic { forward: 0.0, backward: cast }, outputs);
@@ -220,8 +253,8 @@ impl Sum {
         self.kernels.push(KernelShape { kernel, width, bytes });
     }
 
-    fn add_mixer(&mut self, block: &Block, model: &Model, layout: &Layout, bytes: &PerElement) {
-        let tensor = f64::from(layout.tensor);
+    fn add_mixer(&mut self, block: &Block, model: &Model, layout: &Layout) {
+        let (tensor, bytes) = (f64::from(layout.tensor), PerElement::of(layout));
         match block.mixer {
             Mixer::Attention(attention) if !model.gpt => {
                 let rotated = (attention.heads + attention.key_value_heads) * attention.rotary_size;
@@ -250,30 +283,34 @@ impl Sum {
         }
     }
 
-    fn add_feed_forward(&mut self, block: &Block, model: &Model, layout: &Layout, bytes: &PerElement) {
-        let (tensor, division) = (f64::from(layout.tensor), layout.sequence_division());
-        let activation =
-            |gated: bool| if gated { (Kernel::Gated, bytes.gated) } else { (Kernel::Plain, bytes.plain) };
-        match block.feed_forward {
-            FeedForward::Dense(dense) => {
-                let (kernel, bytes) = activation(dense.gated);
-                self.add(kernel, bytes, dense.inner as f64 / tensor);
-            }
-            FeedForward::Experts(experts) | FeedForward::LatentExperts { experts, .. } => {
-                let inner = experts.per_token * experts.expert.inner + experts.shared_inner;
-                let (kernel, bytes) = activation(experts.expert.gated);
-                self.add(kernel, bytes, inner as f64 / tensor);
-                let width = block.feed_forward.expert_width(model.hidden);
-                let copied = (experts.per_token * width) as f64 / division;
-                let is_fused = layout.implementation.dispatcher == Dispatcher::HybridEp;
-                self.add(Kernel::Other, if is_fused { WEIGHTED } else { SORTED }, copied);
-                if layout.expert > 1 && layout.implementation.dispatcher == Dispatcher::AllToAll {
-                    self.add(Kernel::Other, SORTED_AGAIN, copied);
-                }
-                self.add_single(Kernel::Other, ROUTED, experts.count as f64 / division);
-            }
-            FeedForward::None => {}
+    fn add_feed_forward(&mut self, block: &Block, model: &Model, layout: &Layout) {
+        self.add_activation(block, layout);
+        let Some(experts) = block.feed_forward.experts() else { return };
+        let (division, implementation) = (layout.sequence_division(), &layout.implementation);
+        let width = block.feed_forward.expert_width(model.hidden);
+        let copied = (experts.per_token * width) as f64 / division * layout.expert_load();
+        let is_fused = implementation.dispatcher == Dispatcher::HybridEp;
+        self.add(Kernel::Other, if is_fused { WEIGHTED } else { SORTED }, copied);
+        if layout.expert > 1 && implementation.dispatcher == Dispatcher::AllToAll {
+            self.add(Kernel::Other, SORTED_AGAIN, copied);
         }
+        self.add_single(Kernel::Other, ROUTED, experts.count as f64 / division);
+    }
+
+    /// Adds the activation of a block's feed-forward part. A rank of a tensor group has all columns of whole experts
+    /// and a share of the tokens, or the other way round.
+    fn add_activation(&mut self, block: &Block, layout: &Layout) {
+        let (Dense { gated, .. }, inner) = match block.feed_forward {
+            FeedForward::Dense(dense) => (dense, dense.inner as f64),
+            FeedForward::Experts(experts) | FeedForward::LatentExperts { experts, .. } => {
+                let routed = (experts.per_token * experts.expert.inner) as f64 * layout.expert_load();
+                (experts.expert, routed + experts.shared_inner as f64)
+            }
+            FeedForward::None => return,
+        };
+        let bytes = PerElement::of(layout);
+        let (kernel, bytes) = if gated { (Kernel::Gated, bytes.gated) } else { (Kernel::Plain, bytes.plain) };
+        self.add(kernel, bytes, inner / f64::from(layout.tensor));
     }
 }
 
@@ -288,10 +325,15 @@ fn cast_bytes(precision: Precision) -> f64 {
     }
 }
 
+/// Returns the rows of a matrix's input for each token: 1, or the experts of a token on the rank that has most.
+pub(crate) fn rows_per_token(matrix: &Matrix, layout: &Layout) -> f64 {
+    matrix.of_experts.map_or(1.0, |share| share.used as f64 * layout.expert_load())
+}
+
 /// The elements of an input that is cast by itself. A norm writes the input of a matrix that is divided by
 /// its outputs, and casts it too.
-fn cast_input(matrix: &Matrix, tensor: f64) -> f64 {
-    let used = matrix.of_experts.map_or(1, |share| share.used) as f64;
+fn cast_input(matrix: &Matrix, layout: &Layout) -> f64 {
+    let (used, tensor) = (rows_per_token(matrix, layout), f64::from(layout.tensor));
     match (matrix.division, matrix.of_experts) {
         (Division::Rows, _) => used * matrix.input as f64 / tensor,
         // Copies of tokens come from an exchange, not from a norm.
@@ -301,8 +343,8 @@ fn cast_input(matrix: &Matrix, tensor: f64) -> f64 {
 }
 
 /// The elements of the gradient of an output.
-fn cast_output(matrix: &Matrix, tensor: f64) -> f64 {
-    let used = matrix.of_experts.map_or(1, |share| share.used) as f64;
+fn cast_output(matrix: &Matrix, layout: &Layout) -> f64 {
+    let (used, tensor) = (rows_per_token(matrix, layout), f64::from(layout.tensor));
     match matrix.division {
         Division::Columns => used * matrix.output as f64 / tensor,
         Division::Rows => used * matrix.output as f64,
@@ -316,10 +358,7 @@ pub fn loss_traffic(setting: &Setting<'_>) -> Traffic {
 }
 
 fn loss_kernels(model: &Model, layout: &Layout) -> Vec<KernelShape> {
-    let norm = match layout.implementation.kernels {
-        Kernels::Fused => FUSED.norm,
-        Kernels::Separate => SEPARATE.norm,
-    };
+    let norm = PerElement::of(layout).norm;
     let logits = model.vocabulary as f64 / f64::from(layout.tensor);
     let mut sum = Sum::new(layout);
     sum.add_single(Kernel::Loss, LOSS, logits);

@@ -183,11 +183,13 @@ const fn rate(key: &'static str) -> Measure {
     Measure { key, dimension: Dimension::Rate, unit: 1e12, least: 1e-5, most: 1e6 }
 }
 
-const fn bandwidth(key: &'static str) -> Measure {
+/// A rate in 10^9 bytes per second.
+pub(crate) const fn bandwidth(key: &'static str) -> Measure {
     Measure { key, dimension: Dimension::Bandwidth, unit: 1e9, least: 0.001, most: 1e6 }
 }
 
-const fn latency(key: &'static str) -> Measure {
+/// A time in microseconds.
+pub(crate) const fn latency(key: &'static str) -> Measure {
     Measure { key, dimension: Dimension::Time, unit: 1e-6, least: 0.0, most: 1e6 }
 }
 

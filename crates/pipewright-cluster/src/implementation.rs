@@ -144,8 +144,9 @@ pub struct Implementation {
     pub overlaps_experts: bool,
     /// The library that sends tokens to experts.
     pub dispatcher: Dispatcher,
-    /// The format of tokens that are sent to experts. Their results come back in bf16.
-    pub dispatched: Format,
+    /// The format of tokens that are sent to experts; `None` for the format of other tensors, in which the results
+    /// come back.
+    pub dispatched: Option<Format>,
     /// The rows of the expert rank that has most, as percent of the mean.
     pub expert_load: u32,
     /// Whether gathered parameters are dropped behind a forward and gathered again for the backward.
@@ -169,8 +170,13 @@ impl Stack {
 
     /// Returns its name in files.
     pub fn name(self) -> &'static str {
-        Self::NAMES.iter().find(|(_, stack)| *stack == self).map_or("", |(name, _)| name)
+        name_of(&Self::NAMES, self)
     }
+}
+
+/// Returns the first name of a value in a list of names.
+pub(crate) fn name_of<T: PartialEq>(names: &[(&'static str, T)], value: T) -> &'static str {
+    names.iter().find(|(_, own)| *own == value).map_or("", |(name, _)| name)
 }
 
 impl Format {
@@ -187,15 +193,20 @@ impl Format {
 }
 
 impl Precision {
+    /// The names in files and options. The first name of a precision is the one that is written.
+    pub const NAMES: [(&str, Self); 7] = [
+        ("bf16", Self::Half),
+        ("f16", Self::Half),
+        ("fp16", Self::Half),
+        ("fp8", Self::Fp8),
+        ("mxfp8", Self::Mxfp8),
+        ("nvfp4", Self::Nvfp4),
+        ("f32", Self::Single),
+    ];
+
     /// Returns its name in files and options.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Half => "bf16",
-            Self::Fp8 => "fp8",
-            Self::Mxfp8 => "mxfp8",
-            Self::Nvfp4 => "nvfp4",
-            Self::Single => "f32",
-        }
+        name_of(&Self::NAMES, self)
     }
 
     /// Returns the bytes of a number in the products' inputs.
@@ -257,6 +268,9 @@ impl StateFormats {
 }
 
 impl Optimizer {
+    /// The moments of a parameter of a table or a vector.
+    pub const TABLE_MOMENTS: f64 = 2.0;
+
     /// Returns the moments of a parameter of a matrix.
     pub fn moments(self) -> f64 {
         match self {
@@ -279,8 +293,8 @@ impl Implementation {
             overlaps_tensor: None,
             overlaps_experts: false,
             dispatcher: Dispatcher::default(),
-            dispatched: Format::Bf16,
-            expert_load: 100,
+            dispatched: None,
+            expert_load: USUAL_LOAD,
             reshards: true,
         }
     }

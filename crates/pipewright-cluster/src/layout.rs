@@ -11,8 +11,8 @@ use crate::implementation::{Format, Implementation, Stack, StateFormats};
 use crate::layout_error::Fault;
 pub use crate::layout_error::LayoutError;
 use crate::size_names::{
-    BATCH, CHUNKS, CONTEXT, EXPERT, EXPERT_TENSOR, GPUS, GivenSizes, MICROBATCH, Names, PIPELINE, SEQUENCE,
-    Size, TENSOR,
+    BATCH, CHUNKS, CONTEXT, DOCUMENT, EXPERT, EXPERT_TENSOR, GPUS, GivenSizes, MICROBATCH, Names, PASS,
+    PIPELINE, SEQUENCE, SHARDS, Size, TENSOR,
 };
 use pipewright_shapes::matrix::Division;
 use pipewright_shapes::model::{Mixer, Model};
@@ -241,10 +241,14 @@ impl Layout {
         self.shards.map_or(self.replicas(), |shards| shards.saturating_mul(self.context))
     }
 
+    /// Returns the number of copies of what is sharded.
+    pub fn copies(&self) -> u32 {
+        (self.replicas() / self.shards().max(1)).max(1)
+    }
+
     /// Returns the number of ranks that divide what is sharded of experts.
     pub fn expert_shards(&self) -> u32 {
-        let copies = (self.replicas() / self.shards().max(1)).max(1);
-        (self.expert_replicas() / copies).max(1)
+        (self.expert_replicas() / self.copies()).max(1)
     }
 
     /// Returns the formats of the training state.
@@ -260,17 +264,27 @@ impl Layout {
         }
     }
 
-    /// Returns whether gathered parameters stay until the step ends. In a pipeline, the stages of PyTorch and
-    /// Megatron keep them.
+    /// Returns the rows of the expert rank that has most, divided by the mean: 1 if each rank has all experts.
+    pub fn expert_load(&self) -> f64 {
+        if self.expert > 1 { f64::from(self.implementation.expert_load) / 100.0 } else { 1.0 }
+    }
+
+    /// Returns whether gathered parameters stay until their backward: in a pipeline, until the step ends, as in the
+    /// stages of PyTorch and Megatron.
     pub fn keeps_gathered(&self) -> bool {
         self.pipeline > 1 || !self.implementation.reshards
     }
 
-    /// Returns the format of adapters: single precision, unless the stack keeps no copy in it.
+    /// Returns whether whole gradients are summed over the microbatches of a step before replicas reduce them, with
+    /// sharded parameters. Without a pipeline, each microbatch reduces its own.
+    pub fn sums_gradients(&self) -> bool {
+        self.pipeline > 1
+    }
+
+    /// Returns the format of adapters: single precision, unless neither weights nor their copy are in it.
     pub fn adapter_format(&self) -> Format {
-        let has_copy = |formats: StateFormats| formats.main_weights.is_some();
-        let is_single = self.precision == Precision::Single || self.implementation.state.is_none_or(has_copy);
-        if is_single { Format::F32 } else { Format::Bf16 }
+        let formats = self.state_formats();
+        formats.main_weights.unwrap_or(formats.weights)
     }
 
     /// Returns the runs of the schedule in a step.
@@ -314,6 +328,28 @@ impl Layout {
             chunk * ranks + if is_v && !chunk.is_multiple_of(2) { ranks - 1 - rank } else { rank }
         };
         (0..ranks).map(|rank| (0..chunks).map(|chunk| stage(rank, chunk)).collect()).collect()
+    }
+
+    /// Returns the rank of each stage of a pipeline.
+    pub(crate) fn rank_of_stage(&self) -> Vec<usize> {
+        let mut ranks = vec![0; self.stages() as usize];
+        for (rank, stages) in self.stages_of_rank().iter().enumerate() {
+            stages.iter().for_each(|&stage| ranks[stage] = rank);
+        }
+        ranks
+    }
+
+    /// Returns the stage of the blocks that predict further tokens. `last` is the last stage.
+    pub(crate) fn predictor_stage(&self, last: usize) -> usize {
+        match self.cut {
+            Cut::Given { predictors, .. } => (predictors as usize).min(last),
+            Cut::Even | Cut::Balanced => last,
+        }
+    }
+
+    /// Returns the blocks of each stage that are computed again whole, if not all of them are.
+    pub(crate) fn recomputed_blocks(&self) -> Option<u32> {
+        self.recompute_layers.filter(|_| self.recompute == Recompute::Full)
     }
 
     /// Returns the size of the pipeline for 1F1B without a simulation.
@@ -420,12 +456,20 @@ impl Layout {
         if !batch.is_multiple_of(of) {
             return Err(Fault::Batch { batch, of, data });
         }
+        if let Some(of_pass) = self.pass_microbatches {
+            divides("microbatch", u64::from(self.step_microbatches()), PASS, of_pass)?;
+        }
+        if let Some(shards) = self.shards {
+            divides("replica", u64::from(data), SHARDS, shards)?;
+        }
         divides("replica", u64::from(self.expert_ranks()), EXPERT, self.expert)
     }
 
     /// Checks what is true of any number of GPUs and of rows: no size is 0, and the parts divide the model.
     pub(crate) fn check_parts(&self, model: &Model) -> Result<(), Fault> {
-        if let Some((size, _)) = self.sizes().into_iter().find(|&(_, value)| value == 0) {
+        let given = [(PASS, self.pass_microbatches), (SHARDS, self.shards), (DOCUMENT, self.document_tokens)];
+        let given = given.into_iter().filter_map(|(size, value)| Some((size, value?)));
+        if let Some((size, _)) = self.sizes().into_iter().chain(given).find(|&(_, value)| value == 0) {
             return Err(Fault::Zero(size));
         }
         self.check_cut(model)?;
@@ -438,10 +482,13 @@ impl Layout {
         if blocks == 0 || blocks + 2 < stages as usize {
             return Err(Fault::Stages { blocks, stages });
         }
-        let Cut::Given { blocks: sizes, .. } = &self.cut else { return Ok(()) };
+        let Cut::Given { blocks: sizes, predictors } = &self.cut else { return Ok(()) };
         let (cut_stages, cut_blocks) = (sizes.len(), sizes.iter().map(|&size| u64::from(size)).sum());
         if cut_stages != stages as usize || cut_blocks != blocks as u64 {
             return Err(Fault::Cut { cut_stages, cut_blocks, stages, blocks });
+        }
+        if *predictors >= stages {
+            return Err(Fault::Predictors { stage: *predictors, stages });
         }
         Ok(())
     }

@@ -44,6 +44,11 @@ pub(crate) enum Fault {
         stages: u32,
         blocks: usize,
     },
+    /// The blocks that predict further tokens are in a stage that does not exist.
+    Predictors {
+        stage: u32,
+        stages: u32,
+    },
     /// The ranks that divide each expert are neither 1 nor a tensor group.
     ExpertTensor {
         expert_tensor: u32,
@@ -87,6 +92,13 @@ impl Fault {
                     counted(blocks, "block")
                 ),
                 "give one number for each stage, with this sum".to_owned(),
+            ),
+            Self::Predictors { stage, stages } => (
+                format!(
+                    "the blocks that predict further tokens are in stage {stage}, and the pipeline has {}",
+                    counted(stages, "stage")
+                ),
+                format!("use a stage from 0 to {}", stages.saturating_sub(1)),
             ),
             Self::ExpertTensor { expert_tensor, tensor } => (
                 format!("each expert is divided among {}", counted(expert_tensor, "rank")),

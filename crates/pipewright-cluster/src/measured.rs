@@ -63,11 +63,12 @@
 use pipewright_document::{Problems, Reader, Source, Table};
 
 use crate::catalogue::MAX_FILE;
+use crate::implementation::Implementation;
 use crate::layout::Precision;
 use crate::machine::Machine;
 pub use crate::measured_layer::{MeasuredError, MeasuredLayer};
 use crate::measured_rates::{RATES, Rate};
-use crate::measured_tables::{self, PRECISIONS, rows, seconds, size};
+use crate::measured_tables::{self, rows, seconds, size};
 use crate::measured_times::{MeasuredBlock, MeasuredProduct, MeasuredSizes, MeasuredTimes};
 use crate::setting::Setting;
 use pipewright_shapes::model::Model;
@@ -121,7 +122,7 @@ fn layer(row: &mut Reader<'_>) -> Option<MeasuredLayer> {
     let block = row.measure(size("block", 0.0)).unwrap_or(0.0) as usize;
     let [rows, sequence, tensor] = ["rows", "sequence", "tensor_parallel"]
         .map(|key| row.measure(size(key, 1.0)).map(|size| size as u32));
-    let precision = row.word("precision", &PRECISIONS).unwrap_or(Precision::Half);
+    let precision = row.word("precision", &Precision::NAMES).unwrap_or(Precision::Half);
     let [forward, backward] = ["forward_s", "backward_s"].map(|key| row.measure(seconds(key)));
     let sizes = MeasuredSizes {
         rows: rows.unwrap_or(1),
@@ -144,7 +145,7 @@ impl Measured {
         changed.measured = self.times.clone().over(&machine.measured);
         let mut blocks: Vec<MeasuredBlock> = Vec::with_capacity(self.layers.len());
         for layer in &self.layers {
-            let block = layer.compared(model, &changed)?;
+            let block = layer.of_model(model)?;
             let is_same = |other: &MeasuredBlock| (other.block, other.sizes) == (block.block, block.sizes);
             if let Some(index) = blocks.iter().position(is_same) {
                 let (block, other) = (layer.block, self.layers[index].block);
@@ -159,8 +160,15 @@ impl Measured {
     }
 
     /// Says which parts of predictions for `changed`, which [`Self::machine`] made of `machine` for `model`,
-    /// are measured, and which of them are faster than the data sheet allows.
-    pub fn sentences(&self, model: &Model, machine: &Machine, changed: &Machine) -> Vec<String> {
+    /// are measured, and which of them are faster than the data sheet allows. Blocks are compared with predictions
+    /// of a stack.
+    pub fn sentences(
+        &self,
+        model: &Model,
+        machine: &Machine,
+        changed: &Machine,
+        stack: Implementation,
+    ) -> Vec<String> {
         let rate = |(rate, value): &(&'static Rate, f64)| {
             let plain = |value: f64| (rate.measure.plain(value) * 1000.0).round() / 1000.0;
             let most = (rate.most)(machine);
@@ -176,11 +184,10 @@ impl Measured {
         };
         let layer = |(layer, block): (&MeasuredLayer, &MeasuredBlock)| {
             let percent = |factor: f64| format!("{:+.1}%", (factor - 1.0) * 100.0);
+            let [forward, backward] = block.factors(model, changed, stack).map(percent);
             format!(
-                "blocks such as number {}: forward {}, backward {} against the prediction{}",
+                "blocks such as number {}: forward {forward}, backward {backward} against the prediction{}",
                 layer.block,
-                percent(block.forward),
-                percent(block.backward),
                 too_fast(layer.share_of_peak(&block.block, model, machine))
             )
         };

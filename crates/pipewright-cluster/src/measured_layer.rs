@@ -2,6 +2,7 @@
 
 use thiserror::Error;
 
+use crate::implementation::{Implementation, Stack};
 use crate::layout::Layout;
 use crate::machine::Machine;
 use crate::measured_times::{MeasuredBlock, MeasuredSizes};
@@ -28,10 +29,10 @@ pub struct MeasuredError(pub(crate) String);
 
 pipewright_schedule::message_as_debug!(MeasuredError);
 
-impl MeasuredLayer {
-    /// The layout in which a block was measured.
-    fn layout(&self) -> Layout {
-        let MeasuredSizes { rows, sequence, tensor, precision } = self.sizes;
+impl MeasuredSizes {
+    /// The layout of a stack in which a block was measured.
+    fn layout(&self, implementation: Implementation) -> Layout {
+        let Self { rows, sequence, tensor, precision } = *self;
         Layout {
             gpus: tensor,
             tensor,
@@ -39,12 +40,29 @@ impl MeasuredLayer {
             microbatch: rows,
             batch: rows,
             sequence_parallel: tensor > 1,
+            implementation,
             ..Layout::on_one_gpu(sequence, precision)
         }
     }
+}
 
-    /// Compares the measured times with the predicted times for `machine`.
-    pub(crate) fn compared(&self, model: &Model, machine: &Machine) -> Result<MeasuredBlock, MeasuredError> {
+impl MeasuredBlock {
+    /// Returns the measured times of the forward and the backward, divided by the predicted ones of a stack.
+    pub(crate) fn factors(
+        &self,
+        model: &Model,
+        machine: &Machine,
+        implementation: Implementation,
+    ) -> [f64; 2] {
+        let layout = self.sizes.layout(implementation);
+        let predicted = Setting { model, layout: &layout, machine }.predicted_block(&self.block);
+        [self.forward / predicted.forward.total(), self.backward / predicted.backward.total()]
+    }
+}
+
+impl MeasuredLayer {
+    /// Returns the block of the model that was measured.
+    pub(crate) fn of_model(&self, model: &Model) -> Result<MeasuredBlock, MeasuredError> {
         let number = self.block;
         let blocks = model.blocks.len();
         let block = *model.blocks.get(number).ok_or_else(|| {
@@ -53,16 +71,9 @@ impl MeasuredLayer {
                 "is of block {number}, and the model has {blocks}; use a number from 0 to {last}"
             ))
         })?;
-        let layout = self.layout();
-        let fits = layout.check(model);
+        let fits = self.sizes.layout(Implementation::usual(Stack::default())).check(model);
         fits.map_err(|error| MeasuredError(format!("of block {number} does not fit the model: {error}")))?;
-        let predicted = Setting { model, layout: &layout, machine }.block(&block);
-        Ok(MeasuredBlock {
-            block,
-            sizes: self.sizes,
-            forward: self.forward / predicted.forward.total(),
-            backward: self.backward / predicted.backward.total(),
-        })
+        Ok(MeasuredBlock { block, sizes: self.sizes, forward: self.forward, backward: self.backward })
     }
 
     /// Returns the share of the peak that the products with parameters reach in the forward or the backward,

@@ -3,6 +3,7 @@
 
 use pipewright_document::{Dimension, Measure};
 
+use crate::figure::{bandwidth, latency};
 use crate::machine::Machine;
 
 /// A rate or latency that a file may have.
@@ -57,14 +58,6 @@ const fn share(key: &'static str) -> Measure {
     Measure { key, dimension: Dimension::Share, unit: 1.0, least: 0.01, most: 1.0 }
 }
 
-const fn bandwidth() -> Measure {
-    Measure { key: "gb_per_s", dimension: Dimension::Bandwidth, unit: 1e9, least: 0.001, most: 1e6 }
-}
-
-const fn latency() -> Measure {
-    Measure { key: "latency_us", dimension: Dimension::Time, unit: 1e-6, least: 0.0, most: 1e6 }
-}
-
 /// All rates, in the order in which they are named and applied.
 pub(crate) static RATES: [Rate; 8] = [
     Rate {
@@ -78,7 +71,7 @@ pub(crate) static RATES: [Rate; 8] = [
     },
     Rate {
         table: "memory",
-        measure: bandwidth(),
+        measure: bandwidth("gb_per_s"),
         replaces: Replaced::Constant("memory"),
         noun: "GB/s of memory",
         get: |machine| machine.memory_bandwidth * machine.constants.memory,
@@ -87,7 +80,7 @@ pub(crate) static RATES: [Rate; 8] = [
     },
     Rate {
         table: "network",
-        measure: bandwidth(),
+        measure: bandwidth("gb_per_s"),
         replaces: Replaced::Figure("network_gb_per_s"),
         noun: "GB/s between nodes",
         get: |machine| machine.network_bandwidth * machine.constants.link,
@@ -96,7 +89,7 @@ pub(crate) static RATES: [Rate; 8] = [
     },
     Rate {
         table: "network",
-        measure: latency(),
+        measure: latency("latency_us"),
         replaces: Replaced::Figure("network_latency_us"),
         noun: "us of latency between nodes",
         get: |machine| machine.network_latency,
@@ -105,7 +98,7 @@ pub(crate) static RATES: [Rate; 8] = [
     },
     Rate {
         table: "node",
-        measure: bandwidth(),
+        measure: bandwidth("gb_per_s"),
         replaces: Replaced::Figure("node_gb_per_s"),
         noun: "GB/s inside a node",
         get: |machine| machine.node_bandwidth * machine.constants.link,
@@ -114,7 +107,7 @@ pub(crate) static RATES: [Rate; 8] = [
     },
     Rate {
         table: "node",
-        measure: latency(),
+        measure: latency("latency_us"),
         replaces: Replaced::Figure("node_latency_us"),
         noun: "us of latency inside a node",
         get: |machine| machine.node_latency,

@@ -4,19 +4,13 @@ use std::fmt::Write as _;
 
 use pipewright_document::{Dimension, Measure, Reader};
 
+use crate::figure::{self, latency};
+use crate::implementation::name_of;
 use crate::layout::Precision;
 use crate::measured_times::{
     Kernel, LinkUse, MeasuredKernel, MeasuredLink, MeasuredProduct, MeasuredScores, MeasuredTimes,
     ScoresShape,
 };
-
-/// The precisions by their names. The first name of each is the one that is written.
-pub(crate) const PRECISIONS: [(&str, Precision); 4] = [
-    ("bf16", Precision::Half),
-    ("f16", Precision::Half),
-    ("fp8", Precision::Fp8),
-    ("f32", Precision::Single),
-];
 
 const PLACES: [(&str, bool); 2] = [("node", true), ("network", false)];
 
@@ -71,7 +65,7 @@ pub(crate) const fn seconds(key: &'static str) -> Measure {
 fn product(row: &mut Reader<'_>) -> Option<MeasuredProduct> {
     row.require(&["rows", "columns", "inner", "seconds"]);
     let [rows, columns, inner] = ["rows", "columns", "inner"].map(|key| row.measure(size(key, 1.0)));
-    let precision = row.word("precision", &PRECISIONS).unwrap_or(Precision::Half);
+    let precision = row.word("precision", &Precision::NAMES).unwrap_or(Precision::Half);
     let seconds = row.measure(seconds("seconds"));
     Some(MeasuredProduct { rows: rows?, columns: columns?, inner: inner?, precision, seconds: seconds? })
 }
@@ -80,7 +74,7 @@ fn scores(row: &mut Reader<'_>) -> Option<MeasuredScores> {
     row.require(&["sequence", "heads", "head_size", "forward_s", "backward_s"]);
     let [rows, sequence, heads, shared, head_size] =
         ["rows", "sequence", "heads", "key_value_heads", "head_size"].map(|key| row.measure(size(key, 1.0)));
-    let precision = row.word("precision", &PRECISIONS).unwrap_or(Precision::Half);
+    let precision = row.word("precision", &Precision::NAMES).unwrap_or(Precision::Half);
     let [forward, backward] = ["forward_s", "backward_s"].map(|key| row.measure(seconds(key)));
     let heads = heads?;
     let shape = ScoresShape {
@@ -108,7 +102,7 @@ fn link(row: &mut Reader<'_>) -> Option<MeasuredLink> {
     let purpose = row.word("use", &LinkUse::NAMED);
     let is_inside_node = row.word("between", &PLACES);
     let bandwidth = row.measure(bandwidth("gb_per_s"));
-    let latency = row.measure(LATENCY);
+    let latency = row.measure(latency("latency_us"));
     Some(MeasuredLink {
         purpose: purpose?,
         is_inside_node: is_inside_node?,
@@ -117,16 +111,9 @@ fn link(row: &mut Reader<'_>) -> Option<MeasuredLink> {
     })
 }
 
-const LATENCY: Measure =
-    Measure { key: "latency_us", dimension: Dimension::Time, unit: 1e-6, least: 0.0, most: 1e6 };
-
+/// Kernels and messages of small sizes are far below the rates of data sheets.
 const fn bandwidth(key: &'static str) -> Measure {
-    Measure { key, dimension: Dimension::Bandwidth, unit: 1e9, least: 1e-6, most: 1e6 }
-}
-
-/// Returns the name of a value in a list of names.
-fn name_of<T: PartialEq>(names: &[(&'static str, T)], value: &T) -> &'static str {
-    names.iter().find(|(_, own)| own == value).map_or("", |(name, _)| name)
+    Measure { least: 1e-6, ..figure::bandwidth(key) }
 }
 
 impl MeasuredTimes {
@@ -142,7 +129,7 @@ impl MeasuredTimes {
         });
         let links = self.links.iter().map(|link| {
             let (purpose, place) =
-                (name_of(&LinkUse::NAMED, &link.purpose), name_of(&PLACES, &link.is_inside_node));
+                (name_of(&LinkUse::NAMED, link.purpose), name_of(&PLACES, link.is_inside_node));
             format!("{purpose} at {} GB/s ({place})", rate(link.bandwidth))
         });
         let overlap = self.overlap.map(|share| format!("{share} of the replicas' collectives is hidden"));
@@ -156,7 +143,7 @@ impl MeasuredTimes {
             let _ = writeln!(text, "\n[measured]\noverlap = {overlap}");
         }
         for MeasuredProduct { rows, columns, inner, precision, seconds } in &self.products {
-            let precision = name_of(&PRECISIONS, precision);
+            let precision = precision.name();
             let _ = writeln!(
                 text,
                 "\n[[measured.product]]\nrows = {rows}\ncolumns = {columns}\ninner = {inner}\nprecision = \"{precision}\"\nseconds = {seconds}"
@@ -164,7 +151,7 @@ impl MeasuredTimes {
         }
         for MeasuredScores { shape, seconds: [forward, backward] } in &self.scores {
             let ScoresShape { rows, sequence, heads, key_value_heads, head_size, precision } = shape;
-            let precision = name_of(&PRECISIONS, precision);
+            let precision = precision.name();
             let _ = writeln!(
                 text,
                 "\n[[measured.scores]]\nrows = {rows}\nsequence = {sequence}\nheads = {heads}\nkey_value_heads = {key_value_heads}\nhead_size = {head_size}\nprecision = \"{precision}\"\nforward_s = {forward}\nbackward_s = {backward}"
@@ -179,7 +166,7 @@ impl MeasuredTimes {
             );
         }
         for MeasuredLink { purpose, is_inside_node, bandwidth, latency } in &self.links {
-            let (purpose, place) = (name_of(&LinkUse::NAMED, purpose), name_of(&PLACES, is_inside_node));
+            let (purpose, place) = (name_of(&LinkUse::NAMED, *purpose), name_of(&PLACES, *is_inside_node));
             let (rate, latency) = (bandwidth / 1e9, latency * 1e6);
             let _ = writeln!(
                 text,

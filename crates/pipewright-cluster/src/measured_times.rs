@@ -143,16 +143,16 @@ pub struct MeasuredProduct {
     pub seconds: f64,
 }
 
-/// The measured times of a kind of block, divided by the predicted ones.
+/// The measured times of a kind of block.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MeasuredBlock {
     /// The kind.
     pub block: Block,
     /// The sizes in which it was measured.
     pub sizes: MeasuredSizes,
-    /// The factor of the forward.
+    /// Seconds of the forward.
     pub forward: f64,
-    /// The factor of the backward.
+    /// Seconds of the backward, without what it computes again.
     pub backward: f64,
 }
 
@@ -219,7 +219,7 @@ impl MeasuredTimes {
         self
     }
 
-    /// Returns the factors of the forward and the backward of a block, if its kind was measured. If it was
+    /// Returns the measured times of a block, if its kind was measured. If it was
     /// measured several times, the sizes nearest to the layout count: first the precision, then the others.
     pub(crate) fn block(&self, block: &Block, layout: &Layout) -> Option<&MeasuredBlock> {
         // Blocks are measured without adapters.

@@ -26,8 +26,9 @@ use std::ops::{Add, Mul};
 
 use pipewright_schedule::held_bytes::HeldBytes;
 
-use crate::implementation::{Format, Loss};
-use crate::layout::{Layout, Modules, Precision, Recompute, Scores, ShardedState};
+use crate::elementwise::rows_per_token;
+use crate::implementation::{Format, Loss, Optimizer};
+use crate::layout::{Layout, Modules, Recompute, Scores, ShardedState};
 use crate::setting::Setting;
 use pipewright_shapes::kept::{KeptNumbers, expert_rows, norm};
 use pipewright_shapes::model::{Block, Dense, Division, Experts, FeedForward, Matrix, Mixer, Model};
@@ -36,26 +37,48 @@ use pipewright_shapes::training::{AdaptedLayer, Adapters, Training};
 /// Parameters of a rank, by the ranks that have the same ones.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Parameters {
-    /// Parameters that all replicas have.
-    pub shared: f64,
+    /// Parameters of matrices that all replicas have.
+    pub matrices: f64,
+    /// Parameters of tables and vectors, which all replicas have.
+    pub tables: f64,
     /// Parameters of experts, which only ranks with the same experts have.
     pub experts: f64,
 }
 
 impl Parameters {
-    /// Makes parameters that all replicas have.
-    pub fn shared(shared: f64) -> Self {
-        Self { shared, experts: 0.0 }
+    /// Makes parameters of matrices that all replicas have.
+    pub fn of_matrices(matrices: f64) -> Self {
+        Self { matrices, ..Self::default() }
+    }
+
+    /// Makes parameters of tables and vectors.
+    pub fn of_tables(tables: f64) -> Self {
+        Self { tables, ..Self::default() }
+    }
+
+    /// Returns the number of parameters that all replicas have.
+    pub fn outside_experts(&self) -> f64 {
+        self.matrices + self.tables
     }
 
     /// Returns the number of all parameters.
     pub fn total(&self) -> f64 {
-        self.shared + self.experts
+        self.outside_experts() + self.experts
     }
 
     /// Returns the parameters that a rank updates if the ranks with the same parameters divide them.
+    pub fn shards(&self, layout: &Layout) -> Self {
+        let (shards, expert_shards) = (f64::from(layout.shards()), f64::from(layout.expert_shards()));
+        Self {
+            matrices: self.matrices / shards,
+            tables: self.tables / shards,
+            experts: self.experts / expert_shards,
+        }
+    }
+
+    /// Returns their number.
     pub fn shard(&self, layout: &Layout) -> f64 {
-        self.shared / f64::from(layout.shards()) + self.experts / f64::from(layout.expert_shards())
+        self.shards(layout).total()
     }
 }
 
@@ -63,7 +86,11 @@ impl Add for Parameters {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
-        Self { shared: self.shared + other.shared, experts: self.experts + other.experts }
+        Self {
+            matrices: self.matrices + other.matrices,
+            tables: self.tables + other.tables,
+            experts: self.experts + other.experts,
+        }
     }
 }
 
@@ -71,7 +98,11 @@ impl Mul<f64> for Parameters {
     type Output = Self;
 
     fn mul(self, factor: f64) -> Self {
-        Self { shared: self.shared * factor, experts: self.experts * factor }
+        Self {
+            matrices: self.matrices * factor,
+            tables: self.tables * factor,
+            experts: self.experts * factor,
+        }
     }
 }
 
@@ -80,12 +111,12 @@ pub fn block_parameters(block: &Block, model: &Model, layout: &Layout) -> Parame
     let block = &block.with_copies(layout.tensor);
     let matrices = block.matrices(model.hidden);
     let all: u128 = matrices.iter().map(Matrix::parameters).sum();
-    let mut sum = Parameters::shared((block.parameters(model) - all) as f64);
+    let mut sum = Parameters::of_tables((block.parameters(model) - all) as f64);
     for matrix in &matrices {
         let own = matrix.parameters() as f64 / matrix_division(matrix, layout);
         match matrix.of_experts {
             Some(_) => sum.experts += own / f64::from(layout.expert),
-            None => sum.shared += own,
+            None => sum.matrices += own,
         }
     }
     sum
@@ -98,7 +129,7 @@ pub fn adapter_parameters(adapters: &Adapters, layout: &Layout) -> Parameters {
         let [_, output] = layout.matrix_of([layer.input, layer.output], layer.division);
         output
     });
-    Parameters::shared(adapters.matrices().map(own).sum::<f64>() + magnitudes.sum::<f64>())
+    Parameters { tables: magnitudes.sum(), ..Parameters::of_matrices(adapters.matrices().map(own).sum()) }
 }
 
 /// The number of ranks of a tensor group that divide a matrix.
@@ -115,7 +146,7 @@ fn matrix_division(matrix: &Matrix, layout: &Layout) -> f64 {
 pub fn predictor_parameters(model: &Model, layout: &Layout) -> Parameters {
     let blocks = model.predictor_blocks().iter().map(|block| block_parameters(block, model, layout));
     blocks.fold(Parameters::default(), Parameters::add)
-        + Parameters::shared((2 * model.hidden * model.hidden) as f64 / f64::from(layout.tensor))
+        + Parameters::of_matrices((2 * model.hidden * model.hidden) as f64 / f64::from(layout.tensor))
 }
 
 /// Returns the parameters of the embedding's table or of the head, on one rank of a tensor group.
@@ -130,37 +161,39 @@ pub fn state(parameters: Parameters, largest_block: Parameters, layout: &Layout)
     let formats = layout.state_formats();
     let weights = weight_bytes(layout);
     let of_gradient = formats.gradients.bytes();
-    let of_optimizer = formats.optimizer_bytes(layout.implementation.optimizer.moments());
+    let moments = layout.implementation.optimizer.moments();
+    let optimizer = |updated: Parameters| {
+        formats.optimizer_bytes(moments) * (updated.matrices + updated.experts)
+            + formats.optimizer_bytes(Optimizer::TABLE_MOMENTS) * updated.tables
+    };
+    let of_shard = optimizer(parameters.shards(layout));
     let [parameters, gradients, optimizer] = match layout.sharding {
-        ShardedState::Nothing => [weights * own, of_gradient * own, of_optimizer * own],
-        ShardedState::Optimizer => [weights * own, of_gradient * own, of_optimizer * shard],
+        ShardedState::Nothing => [weights * own, of_gradient * own, optimizer(parameters)],
+        ShardedState::Optimizer => [weights * own, of_gradient * own, of_shard],
         // Each microbatch reduces its gradients, block by block.
-        ShardedState::Gradients => {
-            [weights * own, of_gradient * (shard + largest_block.total()), of_optimizer * shard]
-        }
+        ShardedState::Gradients => [weights * own, of_gradient * (shard + largest_block.total()), of_shard],
         ShardedState::Parameters => {
-            let is_kept = layout.keeps_gathered();
-            let gathered = if is_kept { own } else { 2.0 * largest_block.total() };
-            let summed = if is_kept { own } else { largest_block.total() };
+            let gathered = if layout.keeps_gathered() { own } else { 2.0 * largest_block.total() };
+            let summed = if layout.sums_gradients() { own } else { largest_block.total() };
             [
                 formats.weights.bytes() * shard + layout.gathered_format().bytes() * gathered,
                 of_gradient * (shard + summed),
-                of_optimizer * shard,
+                of_shard,
             ]
         }
     };
     HeldBytes { parameters, gradients, optimizer, ..HeldBytes::default() }
 }
 
-/// The bytes of a parameter in the forms that products read. Weights in a narrow format, and their transpose, are
-/// all that there is, or are kept in addition to the weights in 16 bits.
+/// The bytes of a parameter and of the copies of it that products read. Weights in a narrow format, and their
+/// transpose, are all that there is, or are kept in addition to wider weights.
 fn weight_bytes(layout: &Layout) -> f64 {
     let narrow = 2.0 * layout.precision.bytes();
-    match (layout.state_formats().weights, layout.precision) {
-        (Format::Fp8 | Format::Nvfp4, _) => narrow,
-        (_, Precision::Half) => Format::Bf16.bytes(),
-        (_, Precision::Single) => Format::F32.bytes(),
-        (_, Precision::Fp8 | Precision::Mxfp8 | Precision::Nvfp4) => Format::Bf16.bytes() + narrow,
+    match layout.state_formats().weights {
+        Format::Fp8 | Format::Nvfp4 => narrow,
+        wide @ (Format::F32 | Format::Bf16 | Format::Int8) => {
+            wide.bytes() + if layout.precision.is_narrow() { narrow } else { 0.0 }
+        }
     }
 }
 
@@ -220,11 +253,10 @@ pub fn block_stash(block: &Block, model: &Model, layout: &Layout) -> f64 {
         Training::ForwardOnly => return 0.0,
     }
     let block = &block.with_copies(layout.tensor);
-    let bytes = input_bytes(layout);
+    let bytes = layout.precision.bytes();
     let kept = |matrix: &Matrix| {
         let [input, output] = layout.widths_of([matrix.input, matrix.output], matrix.division);
-        let used = matrix.of_experts.map_or(1, |share| share.used) as f64;
-        used * bytes * (input + output)
+        rows_per_token(matrix, layout) * bytes * (input + output)
     };
     block.matrices(model.hidden).iter().map(kept).sum::<f64>() * layout.tokens()
 }
@@ -250,11 +282,6 @@ fn adapter_stash(adapters: &Adapters, layout: &Layout) -> f64 {
         adapters.sizes().stash(widths, layer.shares_input).iter().sum::<f64>()
     };
     4.0 * adapters.layers().map(kept).sum::<f64>()
-}
-
-/// The bytes of an element of a product's input.
-fn input_bytes(layout: &Layout) -> f64 {
-    layout.precision.bytes()
 }
 
 /// Returns the bytes of activations of a block with nothing computed again, for one microbatch.
@@ -308,7 +335,7 @@ fn everything(block: &Block, model: &Model, layout: &Layout, modules: Modules) -
         FeedForward::Dense(dense) => outer + bytes(dense.kept()) / tensor,
         FeedForward::Experts(_) | FeedForward::LatentExperts { .. } if modules.has(Modules::EXPERTS) => outer,
         FeedForward::Experts(experts) | FeedForward::LatentExperts { experts, .. } => {
-            let load = f64::from(layout.implementation.expert_load) / 100.0;
+            let load = layout.expert_load();
             let width = block.feed_forward.expert_width(model.hidden);
             let rows = of_inputs * expert_rows(experts.per_token, width) as f64 * load;
             let shared = if modules.has(Modules::SHARED_EXPERT) { 0 } else { experts.shared_inner };
@@ -329,7 +356,7 @@ fn selected(block: &Block, model: &Model, layout: &Layout) -> f64 {
     let (tensor, division) = (f64::from(layout.tensor), layout.sequence_division());
     let output = |matrix: &Matrix| {
         let [_, output] = layout.widths_of([matrix.input, matrix.output], matrix.division);
-        matrix.of_experts.map_or(1, |share| share.used) as f64 * output
+        rows_per_token(matrix, layout) * output
     };
     let outputs: f64 = block.matrices(model.hidden).iter().map(output).sum();
     let values = match block.mixer {
@@ -358,6 +385,7 @@ pub fn buffers(model: &Model, layout: &Layout) -> f64 {
         experts.map_or(0.0, |experts| experts.per_token as f64 * width / model.hidden as f64)
     };
     let copies = model.blocks.iter().map(copies).fold(0.0, f64::max);
+    let copies = copies * layout.expert_load();
     let sent = if layout.expert > 1 { 2.0 * hidden * copies / layout.sequence_division() } else { 0.0 };
     gathered + passed + sent
 }

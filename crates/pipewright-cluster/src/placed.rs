@@ -81,11 +81,7 @@ impl<'a> Placed<'a> {
 
     /// Returns the kind of each stage.
     pub(crate) fn kind_of_stage(&self) -> Vec<usize> {
-        let mut kinds = vec![0; self.layout().stages() as usize];
-        for (stages, &kind) in self.layout().stages_of_rank().iter().zip(&self.kind_of_rank) {
-            stages.iter().for_each(|&stage| kinds[stage] = kind);
-        }
-        kinds
+        self.layout().rank_of_stage().into_iter().map(|rank| self.kind_of_rank[rank]).collect()
     }
 
     /// Returns the blocks of each stage, from the costs of the model's parts on each kind.

@@ -224,7 +224,7 @@ fn pipeline_costs(placed: &Placed<'_>, stages: &[Unit]) -> PipelineCosts {
     // With sequence parallelism, or a scattered message, each rank of a tensor group sends its share.
     let output = placed.kinds[0].hidden_bytes() / f64::from(placed.layout().tensor);
     let sizes = |stage: &Unit| StageSizes {
-        output: output as u64,
+        output: (output * stage.outputs) as u64,
         activation: stage.activation as u64,
         stash: stage.stash as u64,
         ..StageSizes::default()
@@ -243,28 +243,39 @@ fn pipeline_costs(placed: &Placed<'_>, stages: &[Unit]) -> PipelineCosts {
 /// The seconds of gathers and reductions of replicas that computation does not hide. Gradients are reduced
 /// while the last microbatch's backward runs. Parameters are gathered while the first forward runs, if the
 /// optimizer is sharded. If gradients are sharded, each microbatch reduces them. If parameters are sharded
-/// without a pipeline, each microbatch gathers them before its forward and its backward, and reduces its
-/// gradients.
+/// without a pipeline, each microbatch gathers them before its forward, and also before its backward unless they
+/// stay, and reduces its gradients.
 fn exposed_data(setting: &Setting<'_>, rank: &Unit, busiest: &StageTime) -> f64 {
     let (layout, parameters) = (setting.layout, rank.parameters);
-    // Frozen parameters are gathered if they are sharded. Adapters are gathered in single precision.
+    // Frozen parameters are gathered if they are sharded.
+    let of_adapter = layout.adapter_format().bytes();
     let [of_trained, of_frozen] = match (setting.model.is_adapted(), layout.sharding) {
         (false, _) => [layout.gathered_format().bytes(), 0.0],
-        (true, ShardedState::Parameters) => [4.0, layout.precision.element_bytes()],
-        (true, _) => [4.0, 0.0],
+        (true, ShardedState::Parameters) => [of_adapter, layout.precision.element_bytes()],
+        (true, _) => [of_adapter, 0.0],
     };
     let gathered = parameters * of_trained + rank.frozen * of_frozen;
-    let summed = parameters * layout.state_formats().gradients.bytes();
-    // Experts have replicas of their own, one group after another on the same links.
-    let shared = Group { ranks: layout.shards(), stride: layout.tensor };
-    let experts =
-        Group { ranks: layout.expert_shards(), stride: layout.expert_tensor.saturating_mul(layout.expert) };
-    let seconds = |collective: fn(&Group, &Machine, f64) -> f64, bytes: Parameters| {
-        let parts = [(bytes.shared, &shared), (bytes.experts, &experts)];
-        let used = parts.into_iter().filter(|&(bytes, _)| bytes > 0.0);
-        used.map(|(bytes, group)| collective(group, setting.machine, bytes)).sum::<f64>()
+    let summed = if setting.model.is_adapted() {
+        parameters * of_adapter
+    } else {
+        parameters * layout.state_formats().gradients.bytes()
     };
-    let (gather, reduce) = (seconds(Group::gather, gathered), seconds(Group::gather, summed));
+    // Experts have replicas of their own, one group after another on the same links.
+    let expert_stride = layout.expert_tensor.saturating_mul(layout.expert);
+    let seconds = |collective: fn(&Group, &Machine, f64) -> f64, bytes: Parameters, groups: [Group; 2]| {
+        let parts = [bytes.outside_experts(), bytes.experts].into_iter().zip(groups);
+        let used = parts.filter(|&(bytes, _)| bytes > 0.0);
+        used.map(|(bytes, group)| collective(&group, setting.machine, bytes)).sum::<f64>()
+    };
+    let all = [(layout.replicas(), layout.tensor), (layout.expert_replicas(), expert_stride)];
+    let shards = [(layout.shards(), layout.tensor), (layout.expert_shards(), expert_stride)];
+    // Copies of shards are apart by the ranks that divide one copy. They sum their shares of the gradients.
+    let copies = shards.map(|(ranks, stride)| (layout.copies(), stride.saturating_mul(ranks)));
+    let [all, shards, copies] =
+        [all, shards, copies].map(|groups| groups.map(|(ranks, stride)| Group { ranks, stride }));
+    let gather = seconds(Group::gather, gathered, shards);
+    let reduce =
+        seconds(Group::gather, summed, shards) + seconds(Group::all_reduce, summed.shards(layout), copies);
     let (forward, backward) = (busiest.forward.total(), (busiest.backward + busiest.again).total());
     let overlap = setting.machine.measured.overlap.unwrap_or(1.0);
     let exposed =
@@ -272,11 +283,12 @@ fn exposed_data(setting: &Setting<'_>, rank: &Unit, busiest: &StageTime) -> f64 
     let microbatches = f64::from(layout.step_microbatches());
     let passes = f64::from(layout.passes());
     match layout.sharding {
-        ShardedState::Nothing => exposed(seconds(Group::all_reduce, summed), backward),
+        ShardedState::Nothing => exposed(seconds(Group::all_reduce, summed, all), backward),
         ShardedState::Optimizer => exposed(gather, forward) + exposed(reduce, backward),
         ShardedState::Gradients => exposed(gather, forward) + exposed(reduce, backward) * microbatches,
         ShardedState::Parameters if layout.keeps_gathered() => {
-            (exposed(gather, forward) + exposed(reduce, backward)) * passes
+            let rounds = if layout.sums_gradients() { passes } else { microbatches };
+            (exposed(gather, forward) + exposed(reduce, backward)) * rounds
         }
         ShardedState::Parameters => {
             (exposed(gather, forward) + exposed(gather + reduce, backward)) * microbatches
@@ -285,19 +297,18 @@ fn exposed_data(setting: &Setting<'_>, rank: &Unit, busiest: &StageTime) -> f64 
 }
 
 /// Returns the bytes of a parameter that an optimizer reads and writes: the gradient twice (norm and update), the copy
-/// that is updated and the moments, each read and written, and the parameter in the form that products read.
-pub fn optimizer_traffic(layout: &Layout) -> f64 {
+/// that is updated and `moments` moments, each read and written, and the parameter in the form that products read.
+pub fn optimizer_traffic(layout: &Layout, moments: f64) -> f64 {
     let formats = layout.state_formats();
     let updated = formats.main_weights.unwrap_or(formats.weights).bytes();
     let computed = if formats.main_weights.is_some() { formats.weights.bytes() } else { 0.0 };
-    let moments = layout.implementation.optimizer.moments() * formats.moments.bytes();
-    2.0 * (formats.gradients.bytes() + updated + moments) + computed
+    2.0 * (formats.gradients.bytes() + updated + moments * formats.moments.bytes()) + computed
 }
 
 /// The iterations that make the update of a matrix orthogonal (Newton-Schulz; kellerjordan.github.io/posts/muon).
 const ITERATIONS: f64 = 5.0;
 
-/// The operations per parameter of the products that make the updates of matrices orthogonal; 0 without them. For a
+/// The operations per parameter of matrices of the products that make their updates orthogonal; 0 without them. For a
 /// matrix of `m x n` with `m <= n`, an iteration has two products of `m x n` and `n x m`, or their size, and one of
 /// `m x m`.
 fn orthogonal_operations(setting: &Setting<'_>) -> f64 {
@@ -311,25 +322,29 @@ fn orthogonal_operations(setting: &Setting<'_>) -> f64 {
         operations += ITERATIONS * (4.0 * least + 2.0 * least * least / most) * own;
         parameters += own;
     }
-    operations / (parameters + setting.model.table_parameters() as f64)
+    if parameters > 0.0 { operations / parameters } else { 0.0 }
 }
 
 fn optimizer_seconds(setting: &Setting<'_>, parameters: Parameters) -> f64 {
     let updated = match setting.layout.sharding {
-        ShardedState::Nothing => parameters.total(),
+        ShardedState::Nothing => parameters,
         ShardedState::Optimizer | ShardedState::Gradients | ShardedState::Parameters => {
-            parameters.shard(setting.layout)
+            parameters.shards(setting.layout)
         }
     };
-    setting.update_seconds(updated)
-        + orthogonal_operations(setting) * updated / setting.product_rate(Precision::Half)
+    let orthogonal = orthogonal_operations(setting) * (updated.matrices + updated.experts);
+    setting.update_seconds(updated) + orthogonal / setting.product_rate(Precision::Half)
 }
 
 impl Setting<'_> {
     /// Returns the seconds in which a rank updates parameters, without the products of Muon.
-    pub(crate) fn update_seconds(&self, parameters: f64) -> f64 {
+    pub(crate) fn update_seconds(&self, parameters: Parameters) -> f64 {
         let [slowdown, _] = self.machine.kernel_slowdown(Kernel::Optimizer);
-        optimizer_traffic(self.layout) * parameters * slowdown / self.machine.kernel_bandwidth()
+        let bytes = |moments: f64, parameters: f64| optimizer_traffic(self.layout, moments) * parameters;
+        let moments = self.layout.implementation.optimizer.moments();
+        let of_matrices = bytes(moments, parameters.matrices + parameters.experts);
+        let of_tables = bytes(Optimizer::TABLE_MOMENTS, parameters.tables);
+        (of_matrices + of_tables) * slowdown / self.machine.kernel_bandwidth()
     }
 }
 

@@ -82,19 +82,23 @@ impl MeasuredProduct {
     }
 }
 
-impl Machine {
+impl Setting<'_> {
     /// Returns the smallest ratio of a measured step to what the rates of the machine allow, or 1 if no measured
     /// time is faster. The factors of measured blocks multiply times that measured products may have made
     /// smaller.
     pub(crate) fn least_measured_ratio(&self) -> f64 {
+        let Self { model, machine, layout } = *self;
         let ratio = |measured: &MeasuredProduct| {
-            measured.seconds / (measured.operations() / self.product_rate(measured.precision))
+            measured.seconds / (measured.operations() / machine.product_rate(measured.precision))
         };
-        let products = self.measured.products.iter().map(ratio).fold(1.0, f64::min);
-        let blocks = self.measured.blocks.iter().map(|block| block.forward.min(block.backward));
-        products * blocks.fold(1.0, f64::min)
+        let products = machine.measured.products.iter().map(ratio).fold(1.0, f64::min);
+        let blocks = machine.measured.blocks.iter();
+        let factors = blocks.flat_map(|block| block.factors(model, machine, layout.implementation));
+        products * factors.fold(1.0, f64::min)
     }
+}
 
+impl Machine {
     /// Returns the operations per second that large products sustain.
     pub fn product_rate(&self, precision: Precision) -> f64 {
         let half = self.half_peak() * self.constants.product;

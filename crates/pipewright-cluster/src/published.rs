@@ -62,6 +62,10 @@ pub struct MeasuredMemory {
 const REMARKS: [&str; 9] =
     ["comment", "comments", "date", "link", "note", "notes", "reference", "source_url", "url"];
 
+/// The keys of runs that follow from others: the rate that the authors count follows from the tokens per second, and the
+/// bytes that are allocated after a step are a part of the peak.
+const NOT_COMPARED: [&str; 2] = ["model_tflops_per_gpu", "state_gib"];
+
 /// Remarks, each with its first byte.
 type Remarks = Vec<(usize, String)>;
 
@@ -79,7 +83,7 @@ pub fn read(source: impl Into<Source>) -> Result<Published, Problems> {
             add_remarks(machine, &[], &format!("machine {number}"), &mut remarks);
         });
         let models = rows(&mut file, "model", &["source"], &mut remarks, published_model::read);
-        let runs = rows(&mut file, "run", &[], &mut remarks, |row| run(row, &machines, &models));
+        let runs = rows(&mut file, "run", &NOT_COMPARED, &mut remarks, |row| run(row, &machines, &models));
         file.finish();
         remarks.sort_unstable();
         Some(Published { runs, remarks: remarks.into_iter().map(|(_, remark)| remark).collect() })
@@ -128,17 +132,20 @@ fn run(row: &mut Reader<'_>, machines: &[Machine], models: &[PublishedModel]) ->
     let replicas = row.count("dp", 0..=u32::MAX);
     let step_seconds = row.number("step_s", Bound::Positive);
     let per_second = row.number("tokens_per_s_per_gpu", Bound::Positive);
-    // The rate that the authors count. It follows from the tokens per second, so it is not compared.
-    row.number("model_tflops_per_gpu", Bound::NonNegative);
+    for key in NOT_COMPARED {
+        row.number(key, Bound::NonNegative);
+    }
     let memory_gib = row.number("memory_gib", Bound::NonNegative);
     let of_last_rank = row.word("memory_of", &[("last rank", true), ("largest", false)]);
     let is_reserved = row.word("memory_kind", &[("reserved", true), ("allocated", false)]);
-    // The bytes that are allocated after a step. The peak has them too, so they are not compared.
-    row.number("state_gib", Bound::NonNegative);
     let uncertainty = row.number("uncertainty", Bound::NonNegative).unwrap_or(0.0);
     let group = row.text("group").unwrap_or_default();
     // Fine-tuning without adapters trains as pretraining does.
-    row.word("task", &[("pretraining", ()), ("sft", ()), ("lora", ())]);
+    let has_adapters = row.word("task", &[("pretraining", false), ("sft", false), ("lora", true)]);
+    if has_adapters.is_some_and(|has_adapters| has_adapters != row.is_written("adapter_rank")) {
+        let advice = "give `adapter_rank` with task = \"lora\", and with no other task";
+        row.report("task", "`task` and `adapter_rank` contradict each other", advice);
+    }
     let memory = memory_gib.map(|gib| MeasuredMemory {
         gib,
         of_last_rank: of_last_rank.unwrap_or(false),
@@ -193,6 +200,13 @@ fn adapted(row: &mut Reader<'_>, model: Option<Model>) -> Option<Model> {
     const TARGETS: [(&str, Targets); 2] = [("qkv", Targets::QueriesKeysValues), ("all", Targets::All)];
     let rank = row.whole("adapter_rank", 1..=1 << 16);
     let targets = row.words("adapter_targets", &TARGETS);
+    if targets.is_some() && !row.is_written("adapter_rank") {
+        row.report(
+            "adapter_targets",
+            "there are `adapter_targets` and no `adapter_rank`",
+            "add `adapter_rank`",
+        );
+    }
     let Some(rank) = rank else { return model };
     let is_all = targets.is_none_or(|targets| targets.contains(&Targets::All));
     let model = model?;

@@ -4,19 +4,10 @@ use pipewright_document::Reader;
 use pipewright_schedule::emit::{StageLetters, parse_stage_letters};
 
 use crate::implementation::{
-    Dispatcher, Format, Graphs, Implementation, Kernels, Loss, Optimizer, Stack, StateFormats, USUAL_LOAD,
+    Dispatcher, Format, Graphs, Implementation, Kernels, Loss, Optimizer, Stack, StateFormats,
 };
 use crate::layout::{Cut, Layout, Modules, Precision, Recompute, Scores, ShardedState};
 
-const PRECISIONS: [(&str, Precision); 7] = [
-    ("f16", Precision::Half),
-    ("fp16", Precision::Half),
-    ("bf16", Precision::Half),
-    ("fp8", Precision::Fp8),
-    ("mxfp8", Precision::Mxfp8),
-    ("nvfp4", Precision::Nvfp4),
-    ("f32", Precision::Single),
-];
 const SHARDINGS: [(&str, ShardedState); 6] = [
     ("none", ShardedState::Nothing),
     ("replicated", ShardedState::Nothing),
@@ -51,20 +42,29 @@ pub fn layout(row: &mut Reader<'_>) -> Option<Layout> {
     let [pass_rows, shards, document_tokens, recompute_layers] =
         ["pass_rows", "shards", "document_tokens", "recompute_layers"]
             .map(|key| row.count(key, 1..=u32::MAX));
-    let precision = row.word("precision", &PRECISIONS);
+    let precision = row.word("precision", &Precision::NAMES);
     let sharding = row.word("data_parallel", &SHARDINGS).unwrap_or(ShardedState::Optimizer);
-    let cut = cut(row);
+    let (cut, recompute) = (cut(row), recompute(row));
+    if recompute_layers.is_some() && recompute != Recompute::Full {
+        let sentence = format!("`recompute_layers` is given, and `recompute` is \"{}\"", recompute.name());
+        row.report("recompute_layers", sentence, "use recompute = \"full\", or leave it out");
+    }
+    let schedule = row.text("schedule");
+    let offload_layers = row.count("offload_layers", 0..=u32::MAX).unwrap_or(0);
+    let sequence_parallel = row.flag("sequence_parallel").unwrap_or(tensor > 1);
+    let scores = row.word("attention", &SCORES).unwrap_or(Scores::Fused);
+    let implementation = implementation(row, sharding, precision.unwrap_or(Precision::Half));
     let mut layout = Layout {
-        schedule: row.text("schedule"),
-        recompute: recompute(row),
+        schedule,
+        recompute,
         recompute_layers,
-        offload_layers: row.count("offload_layers", 0..=u32::MAX).unwrap_or(0),
-        sequence_parallel: row.flag("sequence_parallel").unwrap_or(tensor > 1),
-        scores: row.word("attention", &SCORES).unwrap_or(Scores::Fused),
+        offload_layers,
+        sequence_parallel,
+        scores,
         sharding,
         shards,
         document_tokens,
-        implementation: implementation(row, sharding, precision?),
+        implementation,
         gpus: gpus?,
         tensor,
         pipeline,
@@ -77,7 +77,11 @@ pub fn layout(row: &mut Reader<'_>) -> Option<Layout> {
         cut: cut.unwrap_or(Cut::Even),
         ..Layout::on_one_gpu(sequence?, precision?)
     };
-    layout.pass_microbatches = pass_rows.map(|rows| (rows / layout.microbatch.max(1)).max(1));
+    if let Some(rows) = pass_rows.filter(|rows| !rows.is_multiple_of(layout.microbatch)) {
+        let range = format!("a multiple of the {} rows of a microbatch", layout.microbatch);
+        row.out_of_range::<()>("pass_rows", &rows.to_string(), &range);
+    }
+    layout.pass_microbatches = pass_rows.map(|rows| (rows / layout.microbatch).max(1));
     // If the replicas are too few for the experts' ranks, these are drawn from tensor groups, too.
     if expert_tensor.is_none() && !layout.replicas().is_multiple_of(layout.expert) {
         layout.expert_tensor = 1;
@@ -136,22 +140,20 @@ fn implementation(row: &mut Reader<'_>, sharding: ShardedState, precision: Preci
         Some(None) => precision.element_format(),
         _ => formats.weights,
     });
-    let expert_load = match row.flag("balanced") {
-        Some(false) => USUAL_LOAD,
-        Some(true) | None => usual.expert_load,
+    let expert_load = if row.flag("balanced") == Some(true) { 100 } else { usual.expert_load };
+    let state = StateFormats {
+        weights,
+        // Other weights than the usual ones have a copy that the optimizer updates.
+        main_weights: main_weights.unwrap_or(if weights == formats.weights {
+            formats.main_weights
+        } else {
+            Some(Format::F32)
+        }),
+        moments: moments.unwrap_or(formats.moments),
+        gradients: gradients.unwrap_or(formats.gradients),
     };
     Implementation {
-        state: Some(StateFormats {
-            weights,
-            // Other weights than the usual ones have a copy that the optimizer updates.
-            main_weights: main_weights.unwrap_or(if weights == formats.weights {
-                formats.main_weights
-            } else {
-                Some(Format::F32)
-            }),
-            moments: moments.unwrap_or(formats.moments),
-            gradients: gradients.unwrap_or(formats.gradients),
-        }),
+        state: (state != formats).then_some(state),
         optimizer: row
             .word("optimizer", &[("adam", Optimizer::Adam), ("muon", Optimizer::Muon)])
             .unwrap_or_default(),
@@ -161,7 +163,7 @@ fn implementation(row: &mut Reader<'_>, sharding: ShardedState, precision: Preci
         overlaps_tensor: row.flag("tensor_overlap"),
         overlaps_experts: row.flag("expert_overlap").unwrap_or(false),
         dispatcher: row.word("dispatcher", &DISPATCHERS).unwrap_or_default(),
-        dispatched: row.word("dispatch_precision", &FORMATS).unwrap_or(Format::Bf16),
+        dispatched: row.word("dispatch_precision", &FORMATS),
         expert_load,
         reshards: row.flag("reshard_after_forward").unwrap_or(true),
         ..usual

@@ -4,6 +4,8 @@ use std::ops::RangeInclusive;
 
 use pipewright_document::Reader;
 
+use crate::collective::MAX_GROUPS;
+
 use pipewright_shapes::model::{Attention, Block, Dense, Experts, FeedForward, Latent, Mamba2, Mixer, Model};
 use pipewright_shapes::vectors::Vectors;
 
@@ -39,8 +41,11 @@ fn model(row: &mut Reader<'_>, name: &str) -> Option<Model> {
     let shares_predictors = row.flag("predictors_shared").unwrap_or(false);
     let every = row.count("full_attention_every", 1..=10_000);
 
-    let (layers, hidden, inner, gated) = (layers?, hidden?, inner?, gated?);
-    if dense_layers > layers {
+    // All keys are read, also if others are missing or wrong. The values in their place fit all others.
+    let known = (layers, hidden, inner, gated);
+    let (hidden, inner) = (hidden.unwrap_or(*SIZES.end()), inner.unwrap_or(1));
+    let gated = gated.unwrap_or(false);
+    if let Some(layers) = layers.filter(|&layers| dense_layers > layers) {
         let range = format!("at most the {layers} `layers`");
         row.out_of_range::<()>("dense_layers", &dense_layers.to_string(), &range);
     }
@@ -49,8 +54,18 @@ fn model(row: &mut Reader<'_>, name: &str) -> Option<Model> {
     let routed = experts(row, Dense { inner, gated }).unwrap_or(dense);
     let mamba = mamba(row);
     let pattern = pattern(row, layers, mamba.is_some());
+    for key in ["dense_layers", "full_attention_every"] {
+        if pattern.is_some() && row.is_written(key) {
+            row.report(
+                key,
+                format!("the model has a `pattern`, which says what `{key}` says"),
+                "leave it out",
+            );
+        }
+    }
     let of_predictor = letters(row, "predictor_pattern", mamba.is_some());
-    let whole = match mixer? {
+    let ((layers, ..), mixer) = ((known.0?, known.1?, known.2?, known.3?), mixer?);
+    let whole = match mixer {
         Mixer::Attention(attention) => Mixer::Attention(Attention { window: None, ..attention }),
         other => other,
     };
@@ -60,7 +75,6 @@ fn model(row: &mut Reader<'_>, name: &str) -> Option<Model> {
         '-' => Block::new(Mixer::None, dense),
         _ => Block::new(whole, FeedForward::None),
     };
-    let mixer = mixer?;
     let block = |layer: u32| {
         let sees_all = every.is_some_and(|every| (layer + 1).is_multiple_of(every));
         let feed_forward = if layer < dense_layers { dense } else { routed };
@@ -144,8 +158,8 @@ fn experts(row: &mut Reader<'_>, dense: Dense) -> Option<FeedForward> {
         Some(_) => {}
     }
     let groups = groups.unwrap_or(1);
-    if !count.is_multiple_of(groups) {
-        let range = format!("a number that divides the {count} experts");
+    if !count.is_multiple_of(groups) || groups > MAX_GROUPS {
+        let range = format!("a number up to {MAX_GROUPS} that divides the {count} experts");
         row.out_of_range::<()>("expert_groups", &groups.to_string(), &range);
     }
     if let Some(used) = groups_per_token.filter(|&used| used > groups) {
@@ -189,9 +203,9 @@ fn mamba(row: &mut Reader<'_>) -> Option<Mamba2> {
 }
 
 /// Reads the letters of a pattern, one for each of `layers` blocks.
-fn pattern(row: &mut Reader<'_>, layers: u32, has_mamba: bool) -> Option<String> {
+fn pattern(row: &mut Reader<'_>, layers: Option<u32>, has_mamba: bool) -> Option<String> {
     let letters = letters(row, "pattern", has_mamba)?;
-    if letters.len() != layers as usize {
+    if let Some(layers) = layers.filter(|&layers| letters.len() != layers as usize) {
         let sentence = format!("`pattern` has {} letters for {layers} `layers`", letters.len());
         row.report("pattern", sentence, "write a letter for each block");
         return None;

@@ -31,68 +31,43 @@ pub struct StackConstants {
     pub fragments: f64,
 }
 
-/// The constants of all stacks.
+/// The constants of all stacks, in the order of [`Stack::NAMES`].
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Stacks {
-    /// Megatron Core.
-    pub megatron: StackConstants,
-    /// torchtitan.
-    pub torchtitan: StackConstants,
-    /// NeMo Automodel.
-    pub automodel: StackConstants,
-    /// OLMo-core.
-    pub olmo_core: StackConstants,
-    /// HAI-LLM.
-    pub hai_llm: StackConstants,
-}
+pub struct Stacks([StackConstants; Stack::NAMES.len()]);
 
 impl Stacks {
     /// The fitted constants.
-    pub const FITTED: Self = Self {
-        megatron: MEGATRON,
-        // PyTorch's own attention is FlashAttention 2.
-        torchtitan: StackConstants {
-            narrow_product: 0.975,
-            attention: 0.62,
-            ring_step: 0.08,
-            hidden_tensor: 0.3,
-            logit_bytes: 14.0,
-            fragments: 0.1,
-            ..MEGATRON
-        },
-        automodel: StackConstants { host_kernel: 3e-6, logit_bytes: 14.0, fragments: 0.1, ..MEGATRON },
-        olmo_core: StackConstants {
-            product: 0.91,
-            attention: 0.64,
-            logit_bytes: 14.0,
-            fragments: 0.1,
-            ..MEGATRON
-        },
-        hai_llm: StackConstants { hidden_experts: 0.95, ..MEGATRON },
-    };
+    pub const FITTED: Self = Self([MEGATRON, TORCHTITAN, AUTOMODEL, OLMO_CORE, HAI_LLM]);
 
     /// Returns the constants of a stack.
     pub fn of(&self, stack: Stack) -> &StackConstants {
-        match stack {
-            Stack::Megatron => &self.megatron,
-            Stack::Torchtitan => &self.torchtitan,
-            Stack::Automodel => &self.automodel,
-            Stack::OlmoCore => &self.olmo_core,
-            Stack::HaiLlm => &self.hai_llm,
-        }
+        &self.0[stack as usize]
     }
 
     /// Returns the constants of a stack, to change them.
     pub fn of_mut(&mut self, stack: Stack) -> &mut StackConstants {
-        match stack {
-            Stack::Megatron => &mut self.megatron,
-            Stack::Torchtitan => &mut self.torchtitan,
-            Stack::Automodel => &mut self.automodel,
-            Stack::OlmoCore => &mut self.olmo_core,
-            Stack::HaiLlm => &mut self.hai_llm,
-        }
+        &mut self.0[stack as usize]
     }
 }
+
+// PyTorch's own attention is FlashAttention 2.
+const TORCHTITAN: StackConstants = StackConstants {
+    narrow_product: 0.975,
+    attention: 0.62,
+    ring_step: 0.08,
+    hidden_tensor: 0.3,
+    logit_bytes: 14.0,
+    fragments: 0.1,
+    ..MEGATRON
+};
+
+const AUTOMODEL: StackConstants =
+    StackConstants { host_kernel: 3e-6, logit_bytes: 14.0, fragments: 0.1, ..MEGATRON };
+
+const OLMO_CORE: StackConstants =
+    StackConstants { product: 0.91, attention: 0.64, logit_bytes: 14.0, fragments: 0.1, ..MEGATRON };
+
+const HAI_LLM: StackConstants = StackConstants { hidden_experts: 0.95, ..MEGATRON };
 
 const MEGATRON: StackConstants = StackConstants {
     product: 1.0,

@@ -1,14 +1,17 @@
 //! The time of blocks, the embedding and the head for one microbatch on one rank.
 
 use crate::attention::attention_time;
-use crate::collective::{Group, Routing};
-use crate::elementwise::{Traffic, adapter_traffic, block_traffic, embedding_traffic, loss_traffic};
+use crate::collective::Group;
+use crate::elementwise::{
+    Traffic, activation_traffic, adapter_traffic, block_traffic, embedding_traffic, feed_forward_traffic,
+    loss_traffic, norm_traffic,
+};
 use crate::implementation::Format;
 use crate::layout::{Modules, Precision, Recompute, Scores};
 use crate::parts::Parts;
 use crate::product::Product;
 use crate::setting::Setting;
-use pipewright_shapes::model::{Block, Division, FeedForward, Matrix, Mixer};
+use pipewright_shapes::model::{Block, Dense, Division, Experts, FeedForward, Matrix, Mixer};
 use pipewright_shapes::training::{AdaptedLayer, AdapterSizes, Adapters, Training};
 
 /// The kernels of a block's elementwise operations in a forward: norms, residual sums, positions, activation.
@@ -75,12 +78,16 @@ impl Setting<'_> {
     pub fn block(&self, block: &Block) -> StageTime {
         let predicted = self.predicted_block(block);
         match self.machine.measured.block(block, self.layout) {
-            Some(measured) => predicted.scaled(measured.forward, measured.backward),
+            Some(measured) => {
+                let implementation = self.layout.implementation;
+                let [forward, backward] = measured.factors(self.model, self.machine, implementation);
+                predicted.scaled(forward, backward)
+            }
             None => predicted,
         }
     }
 
-    fn predicted_block(&self, block: &Block) -> StageTime {
+    pub(crate) fn predicted_block(&self, block: &Block) -> StageTime {
         let block = &block.with_copies(self.layout.tensor);
         let matrices = block.matrices(self.model.hidden);
         let mut products = self.products(&matrices);
@@ -143,9 +150,9 @@ impl Setting<'_> {
         time
     }
 
-    /// Returns the time of one head that predicts a further token, with its blocks.
+    /// Returns the time of the blocks that predict one further token, without their pass through the head.
     pub fn predictor(&self) -> StageTime {
-        let mut time = self.head();
+        let mut time = StageTime::default();
         self.model.predictor_blocks().iter().for_each(|block| time += self.block(block));
         let [forward, input, weight] = self.product(&self.joining_matrix(), self.layout.precision);
         time.forward.products += forward;
@@ -254,7 +261,7 @@ impl Setting<'_> {
             // The tokens of a tensor group are divided among its experts' groups.
             groups = (share.of as f64 / f64::from(self.layout.expert)).max(1.0);
             rows *= share.used as f64 * expert_tensor / (groups * tensor);
-            rows *= f64::from(self.layout.implementation.expert_load) / 100.0;
+            rows *= self.layout.expert_load();
             division = expert_tensor;
         }
         let (mut inner, mut columns) = (matrix.input as f64, matrix.output as f64);
@@ -332,19 +339,16 @@ impl Setting<'_> {
         let Some(experts) = block.feed_forward.experts() else { return [0.0; 2] };
         let implementation = &self.layout.implementation;
         let group = Group { ranks: self.layout.expert, stride: self.layout.expert_tensor };
-        let routing = Routing {
-            copies: experts.per_token,
-            groups: experts.groups,
-            groups_per_token: experts.groups_per_token,
-        };
-        let load = f64::from(implementation.expert_load) / 100.0;
-        let tokens = self.hidden_bytes() * self.expert_share(block) / self.layout.sequence_division() * load;
+        let width = block.feed_forward.expert_width(self.model.hidden) as f64;
+        let numbers =
+            width * self.layout.tokens() / self.layout.sequence_division() * self.layout.expert_load();
         let send = |format: Format| {
-            let bytes = tokens * format.bytes() / Format::Bf16.bytes();
-            group.dispatch(self.machine, bytes, &routing, implementation.dispatcher)
+            group.dispatch(self.machine, numbers * format.bytes(), experts, implementation.dispatcher)
         };
-        // Results and their gradients come back in bf16.
-        let (there, back) = (send(implementation.dispatched), send(Format::Bf16));
+        // Results and their gradients come back in the format of other tensors.
+        let element = self.layout.precision.element_format();
+        let dispatched = implementation.dispatched.unwrap_or(element);
+        let (there, back) = (send(dispatched), send(element));
         let exchanges = [there + back, 2.0 * back];
         if !implementation.overlaps_experts {
             return exchanges;
@@ -416,32 +420,36 @@ impl Setting<'_> {
             matrices.extend(latent.up_matrices());
         }
         let (mut exchanged, mut moved) = (0.0, 0.0);
-        let traffic = block_traffic(block, self).forward;
         match &block.feed_forward {
             FeedForward::Dense(_) if modules.has(Modules::DENSE) => {
                 matrices.extend(block.feed_forward.matrices(hidden));
-                moved += traffic / 3.0;
+                moved += feed_forward_traffic(block, self).forward;
             }
-            FeedForward::Experts(_) | FeedForward::LatentExperts { .. } => {
-                let of_experts = block.feed_forward.matrices(hidden).into_iter();
-                if modules.has(Modules::EXPERTS) {
-                    matrices.extend(of_experts);
-                    exchanged = forward.experts;
-                    moved += traffic / 2.0;
-                } else if modules.has(Modules::SHARED_EXPERT) {
-                    matrices.extend(of_experts.filter(|matrix| matrix.of_experts.is_none()).skip(1));
+            FeedForward::Experts(_) | FeedForward::LatentExperts { .. } if modules.has(Modules::EXPERTS) => {
+                matrices.extend(block.feed_forward.matrices(hidden));
+                exchanged = forward.experts;
+                moved += feed_forward_traffic(block, self).forward;
+            }
+            FeedForward::Experts(experts) | FeedForward::LatentExperts { experts, .. } => {
+                let shared = FeedForward::Dense(Dense { inner: experts.shared_inner, ..experts.expert });
+                let shared = Block { feed_forward: shared, ..*block };
+                if modules.has(Modules::SHARED_EXPERT) && experts.shared_inner > 0 {
+                    matrices.extend(shared.feed_forward.matrices(hidden));
+                    moved += activation_traffic(&shared, self).forward;
                 }
-                if modules.has(Modules::EXPERT_ACTIVATIONS) && !modules.has(Modules::EXPERTS) {
-                    moved += traffic / 6.0;
+                if modules.has(Modules::EXPERT_ACTIVATIONS) {
+                    let routed = FeedForward::Experts(Experts { shared_inner: 0, ..*experts });
+                    moved += activation_traffic(&Block { feed_forward: routed, ..*block }, self).forward;
                 }
             }
             FeedForward::Dense(_) | FeedForward::None => {}
         }
         if modules.has(Modules::NORMS) {
-            moved += traffic / 6.0;
+            moved += norm_traffic(block, self).forward;
         }
         let attention = if modules.has(Modules::SCORES) { forward.attention } else { 0.0 };
-        let (products, elementwise) = (self.products(&matrices).forward, self.moved(moved));
+        let products = self.products(&matrices).forward;
+        let elementwise = if moved > 0.0 { self.moved(moved) } else { 0.0 };
         Parts { products, attention, elementwise, experts: exchanged, ..Parts::default() }
     }
 }

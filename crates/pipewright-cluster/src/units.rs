@@ -31,6 +31,15 @@ pub(crate) struct Unit {
     pub(crate) offloaded: f64,
     /// Bytes that a backward keeps if gradients of weights are computed later.
     pub(crate) stash: f64,
+    /// The hidden states of a token that a stage passes on.
+    pub(crate) outputs: f64,
+}
+
+impl Unit {
+    /// The parameters that tables belong to: the trained ones, or the frozen ones if adapters are trained.
+    fn tables_of(&mut self, is_adapted: bool) -> &mut Parameters {
+        if is_adapted { &mut self.frozen } else { &mut self.parameters }
+    }
 }
 
 impl AddAssign for Unit {
@@ -54,9 +63,13 @@ pub(crate) struct Units {
     /// The index in `kinds` of each block of the model.
     kind_of: Vec<usize>,
     pub(crate) embedding: Unit,
+    /// The head, with a pass for each predictor of a further token.
     head: Unit,
-    /// All blocks that predict further tokens, with their passes through the head.
+    /// All blocks that predict further tokens.
     predictors: Unit,
+    /// The hidden states of a token that leave the stage of the predictors and all later ones: one for each
+    /// predictor and one for the next token.
+    outputs: f64,
     /// Whether adapters are trained.
     is_adapted: bool,
     tied: bool,
@@ -73,7 +86,7 @@ pub(crate) struct Units {
 impl Units {
     /// Computes the costs of the parts of a setting's model.
     pub(crate) fn of(setting: &Setting<'_>) -> Self {
-        let sequence = u64::from(setting.layout.sequence);
+        let sequence = u64::from(setting.layout.attention_tokens());
         Self::with_operations(setting, setting.model.operations_per_token(sequence, AttentionCount::Causal))
     }
 
@@ -83,17 +96,19 @@ impl Units {
         let table = table_parameters(model, layout);
         let is_adapted = model.is_adapted();
         let outer = |time, parameters| {
-            let (own, none) = (Parameters::shared(parameters), Parameters::default());
+            let (own, none) = (Parameters::of_tables(parameters), Parameters::default());
             let [parameters, frozen] = if is_adapted { [none, own] } else { [own, none] };
             Unit { time, parameters, frozen, ..Unit::default() }
         };
+        let head = setting.head();
         let mut units = Self {
             kinds: Vec::new(),
             kept_kinds: Vec::new(),
             kind_of: Vec::with_capacity(model.blocks.len()),
             embedding: outer(setting.embedding(), table + model.further_embedding as f64),
-            head: outer(setting.head(), table),
+            head: outer(head, table),
             predictors: Unit::default(),
+            outputs: 1.0 + f64::from(model.predictors),
             is_adapted,
             tied: model.tied,
             table,
@@ -101,7 +116,7 @@ impl Units {
             again: 0.0,
             operations,
         };
-        let kept = layout.recompute_layers.map(|_| Layout {
+        let kept = layout.recomputed_blocks().map(|_| Layout {
             recompute: Recompute::None,
             recompute_layers: None,
             ..layout.clone()
@@ -122,6 +137,7 @@ impl Units {
                     activation: block_activations(block, model, setting.layout),
                     offloaded: 0.0,
                     stash: block_stash(block, model, setting.layout),
+                    outputs: 0.0,
                 };
                 let unit = of(setting);
                 if let Some(kept) = &kept {
@@ -152,6 +168,7 @@ impl Units {
         (0..model.predictors).for_each(|index| {
             let parameters = if index < own { predictor.parameters } else { Parameters::default() };
             units.predictors += Unit { parameters, ..predictor };
+            units.head.time += head;
         });
         units
     }
@@ -170,7 +187,7 @@ impl Units {
     /// of its own.
     pub(crate) fn without_table(&self, total: &Unit) -> [Parameters; 2] {
         let mut parameters = [total.parameters, total.frozen];
-        parameters[usize::from(self.is_adapted)].shared -= self.table;
+        parameters[usize::from(self.is_adapted)].tables -= self.table;
         parameters
     }
 
@@ -182,7 +199,8 @@ impl Units {
     /// Returns the fewest parameters and bytes of activations that a block has, without its other costs.
     pub(crate) fn smallest_block(&self) -> Unit {
         let fewer = |one: Parameters, other: Parameters| Parameters {
-            shared: one.shared.min(other.shared),
+            matrices: one.matrices.min(other.matrices),
+            tables: one.tables.min(other.tables),
             experts: one.experts.min(other.experts),
         };
         let smaller = |one: Unit, other: &Unit| Unit {
@@ -225,16 +243,15 @@ impl Units {
     /// Returns the costs of each stage.
     pub(crate) fn stages(&self, layout: &Layout, cut: &[Range<usize>]) -> Vec<Unit> {
         let last = cut.len() - 1;
-        let predictors = match layout.cut {
-            Cut::Given { predictors, .. } => (predictors as usize).min(last),
-            Cut::Even | Cut::Balanced => last,
-        };
+        let predictors = layout.predictor_stage(last);
+        let rank_of_stage = layout.rank_of_stage();
         let mut of_rank = vec![0; layout.pipeline.max(1) as usize];
         let stage = |(stage, range): (usize, &Range<usize>)| {
-            let mut sum = Unit::default();
-            let before = &mut of_rank[stage % layout.pipeline.max(1) as usize];
+            let mut sum =
+                Unit { outputs: if stage < predictors { 1.0 } else { self.outputs }, ..Unit::default() };
+            let before = &mut of_rank[rank_of_stage[stage]];
             for (index, &kind) in self.kind_of[range.clone()].iter().enumerate() {
-                let is_again = layout.recompute_layers.is_none_or(|again| index < again as usize);
+                let is_again = layout.recomputed_blocks().is_none_or(|again| index < again as usize);
                 let mut unit = if is_again { self.kinds[kind] } else { self.kept_kinds[kind] };
                 if *before < layout.offload_layers {
                     unit.offloaded = std::mem::take(&mut unit.activation);
@@ -247,13 +264,17 @@ impl Units {
             }
             if stage == predictors {
                 sum += self.predictors;
+                // They look up further tokens, in a copy of the embedding's table unless the rank has one.
+                let has_table = rank_of_stage[stage] == rank_of_stage[0] || self.tied && stage == last;
+                if self.outputs > 1.0 && !has_table {
+                    sum.tables_of(self.is_adapted).tables += self.table;
+                }
             }
             if stage == last {
                 sum += self.head;
                 // A tied head on the rank of the embedding has no table of its own.
                 if self.tied && last == 0 {
-                    let tables = if self.is_adapted { &mut sum.frozen } else { &mut sum.parameters };
-                    tables.shared -= self.table;
+                    sum.tables_of(self.is_adapted).tables -= self.table;
                 }
             }
             sum

@@ -5,7 +5,7 @@
 //! Megatron-Bridge counts half of that, because a token sees only the tokens before it. Norms, activations
 //! and the lookup of the embedding do not count.
 
-use crate::model::{Attention, Block, Experts, FeedForward, Matrix, Mixer, Model};
+use crate::model::{Attention, Block, Experts, FeedForward, Latent, Matrix, Mixer, Model};
 use crate::training::Training;
 use crate::vectors::{QueryKeyNorm, Vectors};
 
@@ -88,23 +88,13 @@ impl Block {
 impl Mixer {
     /// Returns the operations per token of a forward that are not products with parameters.
     pub fn pair_operations(&self, sequence: u64, count: AttentionCount) -> f64 {
-        let keys = |window: Option<u64>| {
-            let all = sequence as f64;
-            match (count, window.filter(|&window| window < sequence)) {
-                (AttentionCount::Full, None) => all,
-                (AttentionCount::Causal, None) => all / 2.0,
-                // The first tokens see fewer keys than the window has.
-                (_, Some(window)) => window as f64 * (1.0 - window as f64 / (2.0 * all)),
-            }
-        };
+        let keys = |window| keys(sequence, count, window);
         match self {
             Self::Attention(attention) => 4.0 * attention.query_width() as f64 * keys(attention.window),
             Self::Latent(latent) => {
                 let widths = latent.plain_size + latent.rotary_size + latent.value_size;
                 let seen = latent.indexer.map(|indexer| indexer.keys);
-                // The indexer scores all keys, and its products do not depend on what it chooses.
-                let scored = latent.indexer.map_or(0, |indexer| indexer.heads * indexer.head_size);
-                2.0 * (latent.heads * widths) as f64 * keys(seen) + 2.0 * scored as f64 * keys(None)
+                2.0 * (latent.heads * widths) as f64 * keys(seen) + self.indexer_operations(sequence, count)
             }
             // Within a chunk, scores of `C` and `B` for each group and a product with the inputs; between
             // chunks, the update and the reading of the state (arXiv 2405.21060, section 6).
@@ -116,6 +106,13 @@ impl Mixer {
             Self::Delta(delta) => delta.scan_operations(delta.chunk.min(sequence) as f64),
             Self::None => 0.0,
         }
+    }
+
+    /// Returns the part of [`Self::pair_operations`] that the indexer of latent attention has, which each rank of a
+    /// tensor group computes. It scores all keys, and its products do not depend on what it chooses.
+    pub fn indexer_operations(&self, sequence: u64, count: AttentionCount) -> f64 {
+        let Self::Latent(Latent { indexer: Some(indexer), .. }) = self else { return 0.0 };
+        2.0 * (indexer.heads * indexer.head_size) as f64 * keys(sequence, count, None)
     }
 
     /// The parameters of the mixer that are not in matrices.
@@ -293,5 +290,16 @@ impl Model {
         let joined = per_parameter * (2 * self.hidden * self.hidden) as f64;
         let predictor = self.predictor_blocks().iter().map(block_operations).sum::<f64>() + joined + head;
         blocks + head + f64::from(self.predictors) * predictor
+    }
+}
+
+/// The mean number of keys that a token of a row sees, within a window if there is one.
+fn keys(sequence: u64, count: AttentionCount, window: Option<u64>) -> f64 {
+    let all = sequence as f64;
+    match (count, window.filter(|&window| window < sequence)) {
+        (AttentionCount::Full, None) => all,
+        (AttentionCount::Causal, None) => all / 2.0,
+        // The first tokens see fewer keys than the window has.
+        (_, Some(window)) => window as f64 * (1.0 - window as f64 / (2.0 * all)),
     }
 }

@@ -61,7 +61,10 @@ pub(super) fn planned_for(options: &PlanOptions<'_>) -> Result<PlannedFor, Failu
     let machine = machine(options.machines.first)?;
     let Described { model, mut assumed } = described;
     let (machine, measured) = match &options.cluster.measured {
-        Some(file) => with_measurements(file, &model, machine)?,
+        Some(file) => {
+            let stack = Implementation::usual(options.cluster.stack.unwrap_or_default());
+            with_measurements(file, &model, machine, stack)?
+        }
         None => (machine, Vec::new()),
     };
     // Blocks are measured with all of their parameters trained.
@@ -111,12 +114,13 @@ fn with_measurements(
     file: &Path,
     model: &Model,
     machine: Machine,
+    stack: Implementation,
 ) -> Result<(Machine, Vec<String>), Failure> {
     let advice = "name a file of measurements, as the book describes it (docs/cluster-plans.md)";
     let measured = read_toml(file, "the measurements", advice, measured::read)?;
     let changed = measured.machine(model, &machine);
     let changed = changed.map_err(|error| Failure::input(format!("{}: {error}", file.display())))?;
-    let sentences = measured.sentences(model, &machine, &changed);
+    let sentences = measured.sentences(model, &machine, &changed, stack);
     Ok((changed, sentences))
 }
 

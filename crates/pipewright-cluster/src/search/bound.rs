@@ -20,6 +20,7 @@ use crate::attention::best_attention_seconds;
 use crate::elementwise::{block_traffic, embedding_traffic, loss_traffic};
 use crate::layout::{Layout, Precision, ShardedState};
 use crate::machine::Machine;
+use crate::memory::Parameters;
 use crate::search::request::Request;
 use crate::setting::Setting;
 use pipewright_shapes::model::{Block, Matrix};
@@ -97,9 +98,10 @@ fn on_one_gpu(request: &Request, machine: &Machine) -> OnOneGpu {
     let parts = blocks.chain([embedding, head, f64::from(model.predictors) * predictor]).collect();
     let optimizer = [ShardedState::Optimizer, ShardedState::Parameters].map(|sharding| {
         let layout = Layout { sharding, ..layout.clone() };
-        Setting { layout: &layout, ..setting }.update_seconds(model.trained_parameters() as f64)
+        Setting { layout: &layout, ..setting }
+            .update_seconds(Parameters::of_matrices(model.trained_parameters() as f64))
     });
     let optimizer = optimizer[0].min(optimizer[1]);
     // Measured times may be faster than the rates.
-    OnOneGpu { parts, optimizer, ratio: machine.least_measured_ratio() }
+    OnOneGpu { parts, optimizer, ratio: setting.least_measured_ratio() }
 }

@@ -20,7 +20,7 @@ use crate::data::{predicted, run};
 fn with(run: &Run, text: &str) -> (Prediction, Vec<String>) {
     let measured = read(text).expect("measurements");
     let machine = measured.machine(&run.model, &run.machine).expect("a machine");
-    let sentences = measured.sentences(&run.model, &run.machine, &machine);
+    let sentences = measured.sentences(&run.model, &run.machine, &machine, run.layout.implementation);
     (predicted(&Run { machine, ..run.clone() }), sentences)
 }
 
@@ -110,7 +110,7 @@ fn a_measured_layer_has_its_times() {
     };
     let (before, after) = (time(&run.machine), time(&machine));
     assert!(near(after.forward.total(), 7e-3) && near(after.backward.total(), 0.02), "{after:?}");
-    let sentences = measured.sentences(&run.model, &run.machine, &machine);
+    let sentences = measured.sentences(&run.model, &run.machine, &machine, run.layout.implementation);
     let percent = |after: f64, before: f64| format!("{:+.1}%", (after / before - 1.0) * 100.0);
     let forward = percent(7e-3, before.forward.total());
     let backward = percent(0.02, before.backward.total());

@@ -36,7 +36,7 @@ fn parameters_and_optimizer_of_figure_1() {
         let blocks = &run.model.blocks;
         let parameters: f64 =
             blocks.iter().map(|block| block_parameters(block, &run.model, &run.layout).total()).sum();
-        let rank = Parameters::shared(parameters / f64::from(run.layout.pipeline));
+        let rank = Parameters::of_matrices(parameters / f64::from(run.layout.pipeline));
         near(model, state(rank, Parameters::default(), &run.layout).state() / GIB, published);
     }
 }

@@ -1,7 +1,7 @@
 //! How costs and memory grow with the sizes of groups, by their formulas.
 
 use pipewright_cluster::catalogue::by_name;
-use pipewright_cluster::collective::{Group, Routing};
+use pipewright_cluster::collective::{Group, places_reached};
 use pipewright_cluster::implementation::Dispatcher::{AllToAll, DeepEp, HybridEp};
 use pipewright_cluster::implementation::Graphs;
 use pipewright_cluster::layout::{Cut, Layout, Precision, ShardedState};
@@ -97,13 +97,19 @@ fn an_all_to_all_sends_the_share_of_each_other_rank() {
     near(outside.all_to_all(&machine, 16e9), 8e9 / 50e9);
 }
 
+/// Experts of which a token uses `per_token`, from `groups_per_token` of their groups.
+fn routed(per_token: u64, groups: u64, groups_per_token: u64) -> Experts {
+    let expert = Dense { inner: 2048, gated: true };
+    Experts { count: 256, per_token, expert, shared_inner: 0, groups, groups_per_token }
+}
+
 /// Of 32 ranks in four nodes, a token with two experts reaches 4 (1 - (3/4)^2) = 1.75 nodes.
 #[test]
 fn tokens_are_sent_once_to_each_node() {
     let machine = ideal();
     let group = Group { ranks: 32, stride: 1 };
-    let routing = |copies| Routing { copies, groups: 1, groups_per_token: 1 };
-    let send = |group: Group, copies, dispatcher| group.dispatch(&machine, 1e9, &routing(copies), dispatcher);
+    let send =
+        |group: Group, copies, dispatcher| group.dispatch(&machine, 1e9, &routed(copies, 1, 1), dispatcher);
     near(send(group, 2, DeepEp), 1e9 * 1.75 * 0.75 / 50e9);
     assert!(send(group, 8, DeepEp) < group.all_to_all(&machine, 8e9));
     let inside = Group { ranks: 8, stride: 1 };
@@ -117,7 +123,7 @@ fn tokens_are_sent_once_to_each_node() {
 #[test]
 fn groups_of_experts_limit_the_nodes_of_a_token() {
     let check = |groups_per_token: u64, places: f64, expected: f64| {
-        let reached = Routing { copies: 8, groups: 8, groups_per_token }.reached(places);
+        let reached = places_reached(&routed(8, 8, groups_per_token), places);
         assert!((reached - expected).abs() < 0.005, "{groups_per_token} groups, {places} nodes: {reached}");
     };
     check(8, 8.0, 5.25);
@@ -198,7 +204,7 @@ fn experts_are_divided_among_their_ranks_only() {
     };
     near(parameters(1).experts, 64.0 * 3.0 * 8192.0 * 2048.0);
     near(parameters(8).experts, parameters(1).experts / 8.0);
-    near(parameters(8).shared, parameters(1).shared);
+    near(parameters(8).outside_experts(), parameters(1).outside_experts());
 }
 
 /// With 64 replicas and 8 groups of experts, 8 ranks have the same experts.
@@ -207,7 +213,7 @@ fn only_ranks_with_the_same_experts_divide_their_state() {
     let run = with_experts(|layout| {
         (layout.expert, layout.precision, layout.implementation.state) = (8, Precision::Half, None);
     });
-    let parameters = Parameters { shared: 640.0, experts: 80.0 };
+    let parameters = Parameters { matrices: 600.0, tables: 40.0, experts: 80.0 };
     let memory = state(parameters, Parameters::default(), &run.layout);
     near(memory.optimizer, 12.0 * (640.0 / 64.0 + 80.0 / 8.0));
     near(memory.gradients, 4.0 * 720.0);
