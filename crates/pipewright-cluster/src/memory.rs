@@ -174,7 +174,8 @@ pub fn state(parameters: Parameters, largest_block: Parameters, layout: &Layout)
         ShardedState::Gradients => [weights * own, of_gradient * (shard + largest_block.total()), of_shard],
         ShardedState::Parameters => {
             let gathered = if layout.keeps_gathered() { own } else { 2.0 * largest_block.total() };
-            let summed = if layout.sums_gradients() { own } else { largest_block.total() };
+            // A reduction reads a copy of a block's gradients.
+            let summed = largest_block.total() + if layout.sums_gradients() { own } else { 0.0 };
             [
                 formats.weights.bytes() * shard + layout.gathered_format().bytes() * gathered,
                 of_gradient * (shard + summed),
@@ -259,6 +260,21 @@ pub fn block_stash(block: &Block, model: &Model, layout: &Layout) -> f64 {
         rows_per_token(matrix, layout) * bytes * (input + output)
     };
     block.matrices(model.hidden).iter().map(kept).sum::<f64>() * layout.tokens()
+}
+
+/// Returns the bytes of the gradients that a block's backward has at once for one microbatch: of the input and of the
+/// output of its largest product.
+pub fn block_gradients(block: &Block, model: &Model, layout: &Layout) -> f64 {
+    if block.training == Training::ForwardOnly {
+        return 0.0;
+    }
+    let gradients = |matrix: &Matrix| {
+        let widths = layout.widths_of([matrix.input, matrix.output], matrix.division);
+        rows_per_token(matrix, layout) * widths.iter().sum::<f64>()
+    };
+    let block = block.with_copies(layout.tensor);
+    let most = block.matrices(model.hidden).iter().map(gradients).fold(0.0, f64::max);
+    layout.precision.element_bytes() * most * layout.tokens()
 }
 
 /// The bytes per token that a block's adapters keep for their backward.
@@ -401,6 +417,7 @@ const CHUNK: f64 = 1.0 / 8.0;
 pub fn logits(setting: &Setting<'_>) -> f64 {
     let (model, layout) = (setting.model, setting.layout);
     let bytes = match layout.implementation.loss {
+        Loss::Separate if layout.tensor > 1 => setting.stack().divided_logit_bytes,
         Loss::Separate => setting.stack().logit_bytes,
         Loss::Fused => FUSED_LOGIT,
         Loss::Chunked => FUSED_LOGIT * CHUNK,

@@ -363,7 +363,7 @@ fn memory(
             if run.stages_of_rank[index].contains(&last) { logits[placed.kind_of_rank[index]] } else { 0.0 };
         HeldBytes {
             activations: run.activations[index] as f64,
-            temporary: head.max(units.again),
+            temporary: head.max(units.backward),
             buffers,
             ..units.state(ranks[index].parameters, ranks[index].frozen, layout)
         }

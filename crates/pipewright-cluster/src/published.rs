@@ -7,6 +7,7 @@
 use pipewright_document::{Bound, Problems, Reader, Source, Table, Value, nearest};
 
 use crate::catalogue::{self, hint_at, machines_of};
+use crate::implementation::Stack;
 use crate::layout::Layout;
 use crate::machine::Machine;
 pub use crate::published_layout::layout;
@@ -83,7 +84,7 @@ pub fn read(source: impl Into<Source>) -> Result<Published, Problems> {
             add_remarks(machine, &[], &format!("machine {number}"), &mut remarks);
         });
         let models = rows(&mut file, "model", &["source"], &mut remarks, published_model::read);
-        let runs = rows(&mut file, "run", &NOT_COMPARED, &mut remarks, |row| run(row, &machines, &models));
+        let runs = rows(&mut file, "run", &[], &mut remarks, |row| run(row, &machines, &models));
         file.finish();
         remarks.sort_unstable();
         Some(Published { runs, remarks: remarks.into_iter().map(|(_, remark)| remark).collect() })
@@ -146,12 +147,13 @@ fn run(row: &mut Reader<'_>, machines: &[Machine], models: &[PublishedModel]) ->
         let advice = "give `adapter_rank` with task = \"lora\", and with no other task";
         row.report("task", "`task` and `adapter_rank` contradict each other", advice);
     }
+    let layout = layout?;
     let memory = memory_gib.map(|gib| MeasuredMemory {
         gib,
         of_last_rank: of_last_rank.unwrap_or(false),
-        is_reserved: is_reserved.unwrap_or(false),
+        // The log of torchtitan has what its allocator reserved.
+        is_reserved: is_reserved.unwrap_or(layout.implementation.stack == Stack::Torchtitan),
     });
-    let layout = layout?;
     let of_mesh = layout.data();
     // Some authors count the ranks of a sequence as replicas.
     if let Some(given) = replicas.filter(|&given| given != of_mesh && given != layout.replicas()) {

@@ -7,8 +7,8 @@ use std::ops::{AddAssign, Range};
 use crate::cut::{balanced, even};
 use crate::layout::{Cut, Layout, Recompute};
 use crate::memory::{
-    Parameters, adapted_state, adapter_parameters, block_activations, block_parameters, block_stash,
-    predictor_parameters, state, table_parameters, whole_block_activations,
+    Parameters, adapted_state, adapter_parameters, block_activations, block_gradients, block_parameters,
+    block_stash, predictor_parameters, state, table_parameters, whole_block_activations,
 };
 use crate::setting::Setting;
 use crate::stage_time::StageTime;
@@ -77,8 +77,8 @@ pub(crate) struct Units {
     pub(crate) table: f64,
     /// The parameters of the largest block.
     pub(crate) largest_block: Parameters,
-    /// The most bytes that a block computes again at once.
-    pub(crate) again: f64,
+    /// The most bytes that a block's backward has for a moment: what it computes again, and gradients.
+    pub(crate) backward: f64,
     /// The operations of the model in a step, per token, with the pairs of attention that are used.
     pub(crate) operations: f64,
 }
@@ -113,7 +113,7 @@ impl Units {
             tied: model.tied,
             table,
             largest_block: Parameters::default(),
-            again: 0.0,
+            backward: 0.0,
             operations,
         };
         let kept = layout.recomputed_blocks().map(|_| Layout {
@@ -144,7 +144,7 @@ impl Units {
                     units.kept_kinds.push(of(&Setting { layout: kept, ..*setting }));
                 }
                 let again = whole_block_activations(block, model, layout) - unit.activation;
-                units.again = units.again.max(again);
+                units.backward = units.backward.max(again + block_gradients(block, model, layout));
                 if all.total() > units.largest_block.total() {
                     units.largest_block = all;
                 }

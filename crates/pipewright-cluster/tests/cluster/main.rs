@@ -22,3 +22,4 @@ mod scaling;
 mod search;
 mod search_memory;
 mod second_runs;
+mod uncommon;

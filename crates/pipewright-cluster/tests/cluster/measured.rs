@@ -270,7 +270,10 @@ fn mistakes_have_a_place() {
         "[[layer]] is of block 80, and the model has 80; use a number from 0 to 79",
     );
     refuse(&format!("{layer}tensor_parallel = 7"), "64 heads cannot be divided among the ranks of tp = 7");
-    refuse(&format!("{layer}precision = \"f8\""), "where bf16, f16, fp8, f32 is expected");
+    refuse(
+        &format!("{layer}precision = \"f8\""),
+        "where bf16, f16, fp16, fp8, mxfp8, nvfp4, f32 is expected",
+    );
 }
 
 /// A machine with one rank of each kind of measurement.

@@ -3,7 +3,7 @@
 use pipewright_cluster::catalogue::by_name;
 use pipewright_cluster::collective::{Group, places_reached};
 use pipewright_cluster::implementation::Dispatcher::{AllToAll, DeepEp, HybridEp};
-use pipewright_cluster::implementation::Graphs;
+use pipewright_cluster::implementation::{Graphs, Optimizer};
 use pipewright_cluster::layout::{Cut, Layout, Precision, ShardedState};
 use pipewright_cluster::machine::{Machine, Switch};
 use pipewright_cluster::memory::{
@@ -32,6 +32,7 @@ fn with_experts(layout: impl Fn(&mut Layout)) -> Run {
     run.model.blocks.iter_mut().for_each(|block| block.feed_forward = FeedForward::Experts(EXPERTS));
     (run.layout.tensor, run.layout.pipeline, run.layout.chunks) = (1, 1, 1);
     (run.layout.expert_tensor, run.layout.sequence_parallel) = (1, false);
+    run.layout.implementation.expert_load = 100;
     layout(&mut run.layout);
     run.layout.check(&run.model).expect("a layout that fits");
     run
@@ -216,6 +217,13 @@ fn only_ranks_with_the_same_experts_divide_their_state() {
     let parameters = Parameters { matrices: 600.0, tables: 40.0, experts: 80.0 };
     let memory = state(parameters, Parameters::default(), &run.layout);
     near(memory.optimizer, 12.0 * (640.0 / 64.0 + 80.0 / 8.0));
+    let mut muon = run.layout.clone();
+    muon.implementation.optimizer = Optimizer::Muon;
+    let of_tables = 12.0 * 40.0 / 64.0;
+    near(
+        state(parameters, Parameters::default(), &muon).optimizer,
+        8.0 * (600.0 / 64.0 + 80.0 / 8.0) + of_tables,
+    );
     near(memory.gradients, 4.0 * 720.0);
     let gradients = Layout { sharding: ShardedState::Gradients, ..run.layout };
     near(state(parameters, Parameters::default(), &gradients).gradients, 4.0 * (10.0 + 10.0));

@@ -218,6 +218,7 @@ fn experts_are_divided_among_ranks() {
         Experts { count: 128, per_token: 8, expert, shared_inner: 0, groups: 1, groups_per_token: 1 };
     request.model.blocks.iter_mut().for_each(|block| block.feed_forward = FeedForward::Experts(experts));
     (request.plans, request.simulations) = (1, 8);
+    request.implementation.expert_load = 100;
     let plan = &found(&request).plans[0];
     assert!(plan.layout.expert > 1, "{:?}", plan.layout);
     plan.layout.check(&request.model).expect("a layout that fits");
