@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use pipewright_document::{Dimension, Measure, Problem, Reader, Table, Value};
 
 use crate::figure::{Figure, sourced_keys};
-use crate::machine::{Constants, Machine, Switch};
+use crate::machine::{ConstantRange, Constants, Machine, Switch};
 use crate::measured_tables;
 
 /// Reads the machine of a table. `place` is the table's name in messages, and `known` returns the machines that
@@ -96,13 +96,17 @@ fn report_missing(reader: &mut Reader<'_>, table: &Table, name: &str) {
 fn constants(mut reader: Reader<'_>, known: Constants) -> Constants {
     let mut constants = known.to_array();
     for (constant, range) in constants.iter_mut().zip(Constants::RANGES) {
-        // A share of a measured rate may be outside of what is plausible for a data sheet's.
-        let (least, most) = if range.name == "launch" { (0.0, 1e-3) } else { (range.least.min(0.01), 1.0) };
-        let measure = Measure { key: range.name, dimension: Dimension::Share, unit: 1.0, least, most };
-        *constant = reader.measure(measure).unwrap_or(*constant);
+        *constant = reader.measure(accepted(range)).unwrap_or(*constant);
     }
     reader.finish();
     Constants::from_array(constants)
+}
+
+/// The values of a constant that a file may have. A share of a measured rate may be outside of what is plausible for a
+/// data sheet's.
+fn accepted(range: ConstantRange) -> Measure {
+    let (least, most) = if range.name == "launch" { (0.0, 1e-3) } else { (range.least.min(0.01), 1.0) };
+    Measure { key: range.name, dimension: Dimension::Share, unit: 1.0, least, most }
 }
 
 fn sources(mut reader: Reader<'_>) -> BTreeMap<String, String> {
@@ -182,9 +186,10 @@ pub fn to_toml(machine: &Machine) -> String {
     let switch = format!("node_switch = \"{}\"", machine.node_switch.name());
     let _ = writeln!(text, "{switch:32} # between the GPUs of a node: none, mesh, forwards or reduces");
     text.push_str("\n# Shares of these figures that programs reach.\n[constants]\n");
-    for (range, value) in Constants::RANGES.iter().zip(machine.constants.to_array()) {
+    for (range, value) in Constants::RANGES.into_iter().zip(machine.constants.to_array()) {
         let assignment = format!("{} = {value}", range.name);
-        let _ = writeln!(text, "{assignment:32} # from {} to {}", range.least, range.most);
+        let Measure { least, most, .. } = accepted(range);
+        let _ = writeln!(text, "{assignment:32} # from {least} to {most}");
     }
     if !machine.sources.is_empty() {
         text.push_str("\n# Where figures are published, if `source` does not say so.\n[sources]\n");

@@ -3,7 +3,7 @@
 use pipewright_cluster::catalogue::{by_name, from_toml, machines};
 use pipewright_cluster::cluster_file::to_toml;
 use pipewright_cluster::layout::{Recompute, ShardedState};
-use pipewright_cluster::machine::{Constants, Machine};
+use pipewright_cluster::machine::{Constants, Machine, Switch};
 use pipewright_cluster::measured_times::MeasuredTimes;
 use pipewright_cluster::published::{Published, read};
 use pipewright_document::GIB;
@@ -418,4 +418,37 @@ precision = "f16" -> precision = "f61" => f61
 tp = 8 -> tp = 8 | dp = 3 => the mesh make 1 replicas
 "#,
     );
+}
+
+/// The tables of published runs say that GPUs are linked pairwise in a key of its own.
+#[test]
+fn links_between_all_pairs_have_two_names_that_may_not_contradict() {
+    let machine =
+        |keys: &str| from_toml(&format!("name = \"mine h100\"\n{keys}")).expect("a machine").node_switch;
+    assert_eq!(machine("mesh = true"), Switch::Mesh);
+    assert_eq!(machine("mesh = true\nnode_switch = \"mesh\""), Switch::Mesh);
+    assert_eq!(machine("mesh = false\nnode_switch = \"none\""), Switch::None);
+    check_cluster(
+        "name = \"mine h100\"\nmesh = true\nnode_switch = \"reduces\"\n",
+        "`mesh` is true, and `node_switch` is \"reduces\"",
+    );
+}
+
+#[test]
+fn settings_that_contradict_each_other_are_refused() {
+    check_runs(
+        "gpus = 8 -> gpus = 8 | task = \"lora\" => `task` and `adapter_rank` contradict each other
+gpus = 8 -> gpus = 8 | adapter_targets = [\"qkv\"] => there are `adapter_targets` and no `adapter_rank`
+recompute = \"full\" -> recompute = \"none\" | recompute_layers = 2 => `recompute_layers` is given, and `recompute` is \"none\"
+gpus = 8 -> gpus = 8 | pass_rows = 3 => `pass_rows` is 3",
+    );
+}
+
+/// A missing key is the only complaint.
+#[test]
+fn keys_behind_a_missing_one_are_known() {
+    let without = RUNS.replacen("precision = \"f16\"\n", "", 1).replacen("hidden = 6144\n", "", 1);
+    let error = with_causes(&read(&without).expect_err("an error"));
+    assert!(error.contains("`precision` is missing") && error.contains("`hidden` is missing"), "{error}");
+    assert!(!error.contains("unknown key"), "{error}");
 }
