@@ -38,6 +38,11 @@ impl StageTime {
     pub fn total(&self) -> f64 {
         (self.forward + self.backward + self.again).total()
     }
+
+    /// Returns the seconds of the forward and of the backward without gradients of weights, which nothing waits for.
+    pub(crate) fn way(&self) -> f64 {
+        (self.total() - self.weights).max(0.0)
+    }
 }
 
 impl std::ops::AddAssign for StageTime {

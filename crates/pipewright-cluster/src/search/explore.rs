@@ -1,6 +1,6 @@
 //! Estimates layouts, and keeps the layouts that fit.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use crate::layout::{Cut, Layout, Recompute, ShardedState};
@@ -48,6 +48,8 @@ pub(super) struct Candidate {
     pub(super) layout: Layout,
     /// The estimated seconds of a step.
     pub(super) seconds: f64,
+    /// The seconds that a step takes at least, however the blocks are cut.
+    pub(super) least: f64,
     /// The estimated bytes that the tightest rank lacks, below 0 if it has some left.
     pub(super) missing: f64,
 }
@@ -55,8 +57,12 @@ pub(super) struct Candidate {
 /// The facts about layouts without a plan, and the programs of their simulations.
 pub(super) struct Tried {
     pub(super) programs: Programs,
-    /// The layouts that were simulated. None of them fits.
-    pub(super) simulated: HashSet<Layout>,
+    /// The runs of pipelines that were simulated. Layouts that differ in their sharding only share one.
+    pub(super) runs: HashMap<Layout, RunPipeline>,
+    /// The layouts that were predicted by a simulation, or have one stage. None of them fits.
+    pub(super) predicted: HashSet<Layout>,
+    /// The pipelines that were simulated.
+    pub(super) simulations: usize,
     /// The layout that needs least memory of those that do not fit by a simulation, or by an exact estimate.
     pub(super) least: Option<LeastMemory>,
     /// The schedule of the first pipeline that cannot be simulated, and the cause.
@@ -68,7 +74,9 @@ impl Tried {
     pub(super) fn nothing() -> Self {
         Self {
             programs: Programs::up_to(MOST_COMPUTATIONS),
-            simulated: HashSet::new(),
+            runs: HashMap::new(),
+            predicted: HashSet::new(),
+            simulations: 0,
             least: None,
             failed: None,
         }
@@ -188,9 +196,12 @@ impl<'a> Exploration<'a> {
             let share = |kind: usize| f64::from(kinds[kind].1) / f64::from(layout.gpus);
             let mean_speed =
                 1.0 + (1..units.len()).map(|kind| (speed(kind) - 1.0) * share(kind)).sum::<f64>();
-            if work / mean_speed > self.slowest_kept() {
+            let least = work / mean_speed;
+            if least > self.slowest_kept() {
                 return;
             }
+            // On several kinds of machines, a part of the way may be faster.
+            let least = if units.len() == 1 { least.max(total.time.way()) } else { least };
             let mut cuts = None;
             for (index, sharding) in shardings.into_iter().enumerate() {
                 layout.sharding = sharding;
@@ -199,7 +210,7 @@ impl<'a> Exploration<'a> {
                 }
                 for (cut, pipeline) in cuts.get_or_insert_with(|| self.cuts(&layout, units)) {
                     layout.cut = cut.clone();
-                    let fits = self.estimate(&layout, units, pipeline);
+                    let fits = self.estimate(&layout, units, pipeline, least);
                     // A later recomputation or sharding needs less memory and more time.
                     if is_quick && fits && index == 0 && is_ordered && schedules::is_exact(&layout) {
                         return;
@@ -264,12 +275,14 @@ impl<'a> Exploration<'a> {
         layouts.into_iter().filter_map(run).collect()
     }
 
-    /// Estimates a layout with its cut, and returns whether it fits.
-    fn estimate(&mut self, layout: &Layout, units: &[Units], pipeline: &RunPipeline) -> bool {
+    /// Estimates a layout with its cut, and returns whether it fits. `least` is the time of its pipeline with any cut
+    /// at least.
+    fn estimate(&mut self, layout: &Layout, units: &[Units], pipeline: &RunPipeline, least: f64) -> bool {
         let estimate = pipeline.predict(&self.request.placed(layout), units);
         self.estimated += 1;
         let (seconds, missing) = (estimate.seconds, self.request.tightest_rank(layout, &estimate).missing());
-        let candidate = || Candidate { layout: layout.clone(), seconds, missing };
+        let least = if layout.stages() == 1 { seconds } else { least };
+        let candidate = || Candidate { layout: layout.clone(), seconds, least, missing };
         if schedules::is_exact(layout) && !self.fits(layout, &estimate) {
             return false;
         }

@@ -31,6 +31,7 @@ mod found;
 mod space;
 mod schedules;
 mod least_bytes;
+mod least_makespan;
 mod explore;
 mod simulate;
 mod usual;

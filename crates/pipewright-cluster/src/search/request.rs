@@ -213,11 +213,15 @@ impl Request {
 
     /// Returns the shardings of a layout that the request allows, from the fastest and largest to the slowest
     /// and smallest. Replicas that shard nothing are slower than those that shard the optimizer's state, which
-    /// only some systems do not.
+    /// only some systems do not. No stack shards the gradients without the parameters in a pipeline, so only a request
+    /// that gives this sharding has it there.
     pub(crate) fn shardings(&self, layout: &Layout) -> Vec<ShardedState> {
         match self.fixed.sharding {
             Some(given) => vec![given],
             None if layout.replicas() == 1 => vec![ShardedState::Nothing],
+            None if self.system.is_none() && layout.pipeline > 1 => {
+                vec![ShardedState::Optimizer, ShardedState::Parameters]
+            }
             None if self.system.is_none() => {
                 vec![ShardedState::Optimizer, ShardedState::Gradients, ShardedState::Parameters]
             }

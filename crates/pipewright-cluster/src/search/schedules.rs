@@ -3,14 +3,16 @@
 //! A schedule that defers gradients of weights fills the time in which 1F1B waits for gradients. Its estimate
 //! is the work of the busiest rank and the way of the first microbatch to the last rank, which no schedule
 //! avoids; ZB-H1 also waits `(p - 1) (I - W)` if gradients of inputs take longer than gradients of weights
-//! (arXiv 2401.10241, table 2). This is at most the simulated time, so that a good candidate is not missed.
-//! The simulation decides.
+//! (arXiv 2401.10241, table 2). No estimate is below the time that no order of computations is faster than
+//! ([`least_makespan`]). The simulation decides.
 
 use pipewright_schedule::costs::StageCosts;
 use pipewright_schedule::generate::{StageRule, find};
+use pipewright_schedule::{ScheduleSpec, Slices};
 
 use crate::layout::Layout;
 use crate::pipeline::{PipelineCosts, PipelineRun, closed_form};
+use crate::search::least_makespan::least_makespan;
 
 /// The schedules in addition to 1F1B and interleaved 1F1B. All of them compute gradients of weights apart.
 const SPLIT: [&str; 4] = ["zb-h1", "interleaved-zb-h1", "zbvzerobubble", "v-half"];
@@ -131,11 +133,39 @@ pub(super) fn is_exact(layout: &Layout) -> bool {
     layout.schedule.is_none()
 }
 
+/// How a schedule divides the work of a stage for one microbatch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Division {
+    /// A forward and a whole backward.
+    Whole,
+    /// A forward, the gradients of inputs, and the gradients of weights.
+    Split,
+    /// Some backwards are whole, and others are split.
+    Mixed,
+    /// Microbatches are cut into slices.
+    Slices,
+}
+
+/// Returns how a layout's schedule divides the work of a stage.
+pub(super) fn division(layout: &Layout) -> Division {
+    let Some(name) = layout.schedule.as_deref() else { return Division::Whole };
+    match find(name) {
+        _ if SPLIT.contains(&name) => Division::Split,
+        Ok(generator) if generator.slices_of(&ScheduleSpec::default()) != Slices::ONE => Division::Slices,
+        Ok(generator) if !generator.splits_backward() => Division::Whole,
+        Ok(_) | Err(_) => Division::Mixed,
+    }
+}
+
 /// Returns the run of a layout's schedule without a simulation. [`least_held`] gives its activations, unless
 /// the schedule has a closed form.
 pub(super) fn estimate(layout: &Layout, costs: &PipelineCosts) -> PipelineRun {
     let mut run = closed_form(layout, costs);
+    // With more microbatches, the work of the busiest rank is longer than the way of one microbatch.
+    let is_short = layout.microbatches() < layout.pipeline.saturating_mul(2);
+    let least = if is_short { least_makespan(layout, costs) } else { 0.0 };
     if layout.schedule.is_none() {
+        run.makespan = run.makespan.max(least);
         return run;
     }
     let ranks = layout.pipeline as usize;
@@ -152,7 +182,7 @@ pub(super) fn estimate(layout: &Layout, costs: &PipelineCosts) -> PipelineRun {
         stage.forward + gradients.max(0.0)
     };
     let fill: f64 = costs.stages.iter().take(ranks - 1).map(waits).sum();
-    run.makespan = microbatches * busiest.fold(0.0, f64::max) + fill;
+    run.makespan = (microbatches * busiest.fold(0.0, f64::max) + fill).max(least);
     for (rank, (bytes, stages)) in
         (0..layout.pipeline).zip(run.activations.iter_mut().zip(&run.stages_of_rank))
     {

@@ -1,14 +1,17 @@
 //! Simulates the layouts of an exploration, the fastest estimates first.
 
+use std::ops::Range;
+
 use crate::accuracy::Accuracy;
-use crate::layout::Layout;
-use crate::predict::RunPipeline;
+use crate::layout::{Layout, ShardedState};
+use crate::pipeline::{PipelineError, PipelineRun};
+use crate::predict::{Prediction, RunPipeline};
 use crate::search::explore::{Candidate, Exploration, Pruning, Tried, balanced};
 use crate::search::found::{ClusterPlan, ClusterReport};
+use crate::search::least_makespan::least_makespan;
+use crate::search::schedules;
+use crate::units::Units;
 
-/// The share of its estimate that a simulated step takes at least. The closed form of 1F1B is within
-/// some percent of its simulation, unless the stages differ much from each other.
-const OPTIMISM: f64 = 0.96;
 /// The most layouts that are simulated to find the one that needs least memory.
 const LEAST_SIMULATED: usize = 64;
 
@@ -21,22 +24,23 @@ fn kind(layout: &Layout) -> Kind<'_> {
 
 impl Exploration<'_> {
     /// Simulates candidates in turns: the fastest estimate of each kind, then the second one of each, and so
-    /// on. Layouts that were simulated before are left out.
+    /// on. Layouts that were predicted before are left out, and so are layouts that cannot be faster than the plans.
     pub(super) fn simulate(mut self) -> Result<ClusterReport, Box<Tried>> {
         let kinds = self.by_kind();
         let mut plans = Vec::from_iter(self.known.take());
-        let before = self.tried.simulated.len();
+        let before = self.tried.simulations;
         let most = kinds.iter().map(Vec::len).max().unwrap_or(0);
         for turn in 0..most {
             for candidate in kinds.iter().filter_map(|kind| kind.get(turn)) {
                 let slowest =
                     plans.get(self.request.plans - 1).map_or(f64::INFINITY, |plan| plan.prediction.seconds);
-                let simulations = self.tried.simulated.len() - before;
+                let simulations = self.tried.simulations - before;
                 let is_enough = simulations >= self.request.simulations && !plans.is_empty();
-                if is_enough || candidate.seconds * OPTIMISM > slowest {
+                // A layout of one stage takes no simulation.
+                if (is_enough && candidate.layout.stages() > 1) || candidate.least > slowest {
                     continue;
                 }
-                for plan in self.plans_of(&candidate.layout) {
+                for plan in self.plans_of(&candidate.layout, slowest) {
                     keep(&mut plans, plan);
                 }
             }
@@ -55,7 +59,7 @@ impl Exploration<'_> {
             memory_limit: self.request.memory_limit(),
             lower_bound_s: self.lower_bound_s,
             estimated: self.estimated,
-            simulated: self.tried.simulated.len(),
+            simulated: self.tried.simulations,
         };
         report.prefer_usual(&self.request.machine);
         Ok(report)
@@ -71,7 +75,7 @@ impl Exploration<'_> {
             if self.tried.least.as_ref().is_some_and(|least| least.missing() <= candidate.missing) {
                 break;
             }
-            for plan in self.plans_of(&candidate.layout) {
+            for plan in self.plans_of(&candidate.layout, f64::INFINITY) {
                 keep(&mut plans, plan);
             }
         }
@@ -92,9 +96,9 @@ impl Exploration<'_> {
         kinds
     }
 
-    /// Simulates a layout, and returns the plans that fit. After the quick exploration, which only has even
-    /// cuts, it is also simulated with its blocks cut by their time.
-    fn plans_of(&mut self, layout: &Layout) -> Vec<ClusterPlan> {
+    /// Simulates a layout, and returns the plans that fit, unless they cannot take `slowest` seconds or fewer. After the
+    /// quick exploration, which only has even cuts, it is also simulated with its blocks cut by their time.
+    fn plans_of(&mut self, layout: &Layout, slowest: f64) -> Vec<ClusterPlan> {
         let placed = self.request.placed(layout);
         let units = self.units(&placed);
         let mut layouts = vec![(layout.clone(), placed.cut(&units))];
@@ -103,21 +107,54 @@ impl Exploration<'_> {
         }
         let mut plans = Vec::new();
         for (layout, cut) in layouts {
-            if !self.tried.simulated.insert(layout.clone()) {
+            if self.tried.predicted.contains(&layout) || self.least_seconds(&layout, &units, &cut) > slowest {
                 continue;
             }
-            let placed = self.request.placed(&layout);
-            let run = |costs: &_| self.tried.programs.run(&layout, costs);
-            let pipeline = RunPipeline::new(&placed, &units, cut, run);
-            match pipeline.map(|pipeline| pipeline.predict(&placed, &units)) {
+            match self.predict(&layout, &units, cut) {
                 Ok(prediction) if self.fits(&layout, &prediction) => {
-                    plans.push(ClusterPlan::new(self.request, self.lower_bound_s, layout, prediction));
+                    plans.push(ClusterPlan::new(
+                        self.request,
+                        self.lower_bound_s,
+                        layout.clone(),
+                        prediction,
+                    ));
                 }
                 Ok(_) => {}
                 Err(error) => self.fails(&layout, error),
             }
+            self.tried.predicted.insert(layout);
         }
         plans
+    }
+
+    /// Returns the seconds that a step of a layout takes at least.
+    fn least_seconds(&self, layout: &Layout, units: &[Units], cut: &[Range<usize>]) -> f64 {
+        let run = |costs: &_| {
+            let least = least_makespan(layout, costs);
+            Ok(PipelineRun { makespan: least, ..schedules::estimate(layout, costs) })
+        };
+        let placed = self.request.placed(layout);
+        RunPipeline::new(&placed, units, cut.to_vec(), run)
+            .map_or(0.0, |pipeline| pipeline.predict(&placed, units).seconds)
+    }
+
+    /// Predicts a layout by a simulation. Layouts that differ in their sharding only share it.
+    fn predict(
+        &mut self,
+        layout: &Layout,
+        units: &[Units],
+        cut: Vec<Range<usize>>,
+    ) -> Result<Prediction, PipelineError> {
+        let placed = self.request.placed(layout);
+        let without_sharding = Layout { sharding: ShardedState::Nothing, shards: None, ..layout.clone() };
+        if let Some(pipeline) = self.tried.runs.get(&without_sharding) {
+            return Ok(pipeline.predict(&placed, units));
+        }
+        self.tried.simulations += usize::from(layout.stages() > 1);
+        let pipeline = RunPipeline::new(&placed, units, cut, |costs| self.tried.programs.run(layout, costs))?;
+        let prediction = pipeline.predict(&placed, units);
+        self.tried.runs.insert(without_sharding, pipeline);
+        Ok(prediction)
     }
 }
 
@@ -171,7 +208,7 @@ mod tests {
         let least = needed(&without_plan(&request, Pruning::None, Tried::nothing()));
         request.memory = Some(0.99 * least);
         let quick = without_plan(&request, Pruning::Quick, Tried::nothing());
-        assert!(!quick.simulated.is_empty());
+        assert!(quick.simulations > 0);
         // A simulation fails.
         let tried = Tried { programs: Programs::up_to(0), ..quick };
         let complete = without_plan(&request, Pruning::None, tried);

@@ -189,8 +189,7 @@ fn upgrades_are_never_slower_on_as_many_gpus() {
     }
     let nodes = upgrades[0].gain.as_ref().expect("a plan");
     assert_eq!(nodes.plan.layout.gpus, 128);
-    // With more replicas, each holds less of the optimizer's state, so a layout with less communication fits.
-    assert!((1.5..2.05).contains(&nodes.speedup), "{}", nodes.speedup);
+    assert!((1.5..2.0).contains(&nodes.speedup), "{}", nodes.speedup);
 }
 
 /// A mesh of 128 GPUs is not one of 256.
@@ -324,14 +323,8 @@ fn one_plan_is_as_fast_as_the_first_of_several() {
         simulations: 50,
         ..request("llama3.1-405B", "H100")
     };
-    // A usual plan may be in front of the fastest one.
-    let seconds = |plans| {
-        let found = found(&Request { plans, ..request.clone() });
-        found.plans.iter().map(|plan| plan.prediction.seconds).fold(f64::INFINITY, f64::min)
-    };
-    // A search for one plan leaves out candidates whose estimates are some percent slower.
-    let ratio = seconds(1) / seconds(5);
-    assert!((1.0..1.005).contains(&ratio), "{ratio}");
+    let seconds = |plans| found(&Request { plans, ..request.clone() }).plans[0].prediction.seconds;
+    assert_eq!(seconds(1), seconds(5));
 }
 
 /// Schedules whose activations are not known before they are simulated.

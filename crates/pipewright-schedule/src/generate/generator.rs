@@ -80,6 +80,11 @@ impl Generator {
         self.actions > 1
     }
 
+    /// Returns whether the schedule has gradients of weights apart from gradients of inputs.
+    pub fn splits_backward(&self) -> bool {
+        self.actions > 2
+    }
+
     /// Returns the number of slices into which the schedule cuts each microbatch.
     pub fn slices_of(&self, spec: &ScheduleSpec) -> Slices {
         spec.slices.unwrap_or(self.slices)
