@@ -205,7 +205,7 @@ impl Layout {
             tensor: self.tensor,
             context: self.context,
             experts: self.expert,
-            shards: self.sharding.shards(self.data()),
+            shards: self.sharding.shards(self.shards.unwrap_or(self.data())),
             order: MeshOrder::Replicas,
         }
     }
@@ -420,8 +420,16 @@ impl Layout {
             let chunks = counted(self.chunks, "stage");
             mesh.push_str(&format!("; {} with {chunks} per rank", self.schedule_name()));
         }
+        let groups = match self.shards {
+            Some(shards) if shards < self.data() => format!(" in groups of {}", counted(shards, "replica")),
+            _ => String::new(),
+        };
+        let overlap = match self.implementation.overlaps_experts {
+            true if model.has_experts() => "; experts' exchange behind another microbatch",
+            _ => "",
+        };
         format!(
-            "{mesh}; {} of {}; recompute {}; shard {}",
+            "{mesh}; {} of {}; recompute {}; shard {}{groups}{overlap}",
             counted(self.microbatches(), "microbatch"),
             counted(self.microbatch, "row"),
             self.recompute.name(),

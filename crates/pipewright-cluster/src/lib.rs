@@ -19,6 +19,7 @@ mod layout_error;
 pub mod implementation;
 pub mod stack_constants;
 pub mod layout;
+mod expert_overlap;
 pub mod measured_times;
 mod measured_tables;
 pub mod machine;

@@ -7,7 +7,7 @@ use pipewright_schedule::costs::{StageCosts, StageSizes};
 use thiserror::Error;
 
 use crate::collective::Group;
-use crate::implementation::Optimizer;
+use crate::implementation::{Optimizer, Stack};
 use crate::layout::{Layout, LayoutError, Precision, ShardedState};
 use crate::machine::Machine;
 use crate::measured_times::Kernel;
@@ -120,6 +120,9 @@ pub(crate) struct RunPipeline {
     ranks: Vec<Unit>,
     /// The times of the rank that computes most.
     busiest: StageTime,
+    /// The activations that each rank holds in addition to its run: Megatron starts one forward more if it runs the
+    /// forward of a microbatch with the backward of another one.
+    further: Vec<f64>,
     run: PipelineRun,
 }
 
@@ -146,14 +149,21 @@ impl RunPipeline {
             sum
         };
         let ranks: Vec<Unit> = run.stages_of_rank.iter().map(rank).collect();
+        let implementation = &placed.layout().implementation;
+        let starts_one_more = implementation.overlaps_experts && implementation.stack == Stack::Megatron;
+        let largest = |stages_of_rank: &Vec<usize>| {
+            let activations = stages_of_rank.iter().map(|&stage| stages[stage].activation);
+            if starts_one_more { activations.fold(0.0, f64::max) } else { 0.0 }
+        };
+        let further = run.stages_of_rank.iter().map(largest).collect();
         let times = ranks.iter().map(|rank| rank.time);
         let busiest = times.max_by(|one, other| one.total().total_cmp(&other.total())).unwrap_or_default();
-        Ok(Self { cut, ranks, busiest, run })
+        Ok(Self { cut, ranks, busiest, further, run })
     }
 
     /// Predicts a step. The layout may differ in its sharding from the one of [`Self::new`].
     pub(crate) fn predict(&self, placed: &Placed<'_>, units: &[Units]) -> Prediction {
-        let (layout, Self { cut, ranks, busiest, run }) = (placed.layout(), self);
+        let (layout, Self { cut, ranks, busiest, further, run }) = (placed.layout(), self);
         let by_shard = |one: &&Unit, other: &&Unit| {
             one.parameters.shard(layout).total_cmp(&other.parameters.shard(layout))
         };
@@ -194,7 +204,7 @@ impl RunPipeline {
             waits: ranks.iter().map(|rank| (makespan - rank.time.total() * microbatches).max(0.0)).collect(),
             optimizer,
             blocks: cut.iter().map(ExactSizeIterator::len).collect(),
-            memory: memory(placed, &units[0], ranks, run, cut.len() - 1),
+            memory: memory(placed, &units[0], (ranks, further), run, cut.len() - 1),
             tokens_per_gpu,
             operations_per_gpu: units[0].operations * tokens_per_gpu,
         }
@@ -351,7 +361,7 @@ impl Setting<'_> {
 fn memory(
     placed: &Placed<'_>,
     units: &Units,
-    ranks: &[Unit],
+    (ranks, further): (&[Unit], &[f64]),
     run: &PipelineRun,
     last: usize,
 ) -> Vec<HeldBytes<f64>> {
@@ -362,7 +372,7 @@ fn memory(
         let head =
             if run.stages_of_rank[index].contains(&last) { logits[placed.kind_of_rank[index]] } else { 0.0 };
         HeldBytes {
-            activations: run.activations[index] as f64,
+            activations: run.activations[index] as f64 + further[index],
             temporary: head.max(units.backward),
             buffers,
             ..units.state(ranks[index].parameters, ranks[index].frozen, layout)

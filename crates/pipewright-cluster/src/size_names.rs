@@ -17,6 +17,7 @@ pub(crate) const EXPERT: Size = ("ep", "--expert-parallel");
 pub(crate) const EXPERT_TENSOR: Size = ("etp", "--expert-tensor-parallel");
 pub(crate) const CHUNKS: Size = ("vp", "--stages-per-rank");
 pub(crate) const MICROBATCH: Size = ("mbs", "--microbatch-size");
+pub(crate) const SHARDS: Size = ("shards", "--shards");
 pub(crate) const SCHEDULE: Size = ("schedule", "--schedule");
 pub(crate) const SHARDS: Size = ("shards", "--shards");
 /// Files give the rows of a pass, and only files have passes and documents.

@@ -26,6 +26,8 @@ pub(crate) const MOST_COMPUTATIONS: u64 = 1 << 17;
 /// The costs that layouts share which differ only in their pipelines and replicas.
 struct Shared {
     recompute: Recompute,
+    /// Whether the exchange of experts is hidden behind another microbatch.
+    overlaps_experts: bool,
     /// On each kind of machine.
     units: Vec<Units>,
     /// All parts of the model, on the first kind of machine.
@@ -150,26 +152,38 @@ impl<'a> Exploration<'a> {
         if layouts.is_empty() {
             return;
         }
-        let with = |recompute| {
-            let layout = Layout { recompute, ..shape.clone() };
-            let units = self.units(&self.request.placed(&layout));
-            Shared { recompute, total: units[0].total(), units }
-        };
-        let recomputes: Vec<Shared> = self.request.recomputes().into_iter().map(with).collect();
-        for layout in layouts {
+        let mut all: Vec<Shared> = Vec::new();
+        for mut layout in layouts {
+            let mut chosen = Vec::new();
+            for recompute in self.request.recomputes() {
+                layout.recompute = recompute;
+                let overlaps_experts = self.request.overlaps_experts(&layout);
+                let is_it = |shared: &Shared| {
+                    (shared.recompute, shared.overlaps_experts) == (recompute, overlaps_experts)
+                };
+                chosen.push(all.iter().position(is_it).unwrap_or_else(|| {
+                    let mut layout = Layout { recompute, ..shape.clone() };
+                    layout.implementation.overlaps_experts = overlaps_experts;
+                    let units = self.units(&self.request.placed(&layout));
+                    all.push(Shared { recompute, overlaps_experts, total: units[0].total(), units });
+                    all.len() - 1
+                }));
+            }
+            let recomputes: Vec<&Shared> = chosen.into_iter().map(|index| &all[index]).collect();
             self.add_pipeline(layout, &recomputes);
         }
     }
 
     /// Estimates a pipeline with each recomputation and sharding. The quick exploration ends with the first
     /// one that fits if no other can be faster.
-    fn add_pipeline(&mut self, mut layout: Layout, recomputes: &[Shared]) {
+    fn add_pipeline(&mut self, mut layout: Layout, recomputes: &[&Shared]) {
         if layout.find_fault(&self.request.model).is_err() {
             return;
         }
         let mut with_shardings = Vec::new();
-        for shared in recomputes {
+        for &shared in recomputes {
             layout.recompute = shared.recompute;
+            layout.implementation.overlaps_experts = shared.overlaps_experts;
             let shardings = self.shardings(&layout);
             if !shardings.is_empty() {
                 with_shardings.push((shared, shardings));
@@ -185,8 +199,9 @@ impl<'a> Exploration<'a> {
             return;
         }
         let is_quick = self.pruning == Pruning::Quick;
-        for (Shared { recompute, units, total }, shardings) in with_shardings {
+        for (Shared { recompute, overlaps_experts, units, total }, shardings) in with_shardings {
             layout.recompute = *recompute;
+            layout.implementation.overlaps_experts = *overlaps_experts;
             // Without a sharded optimizer, the sharding that needs most memory is not the fastest.
             let is_ordered = shardings.len() == 1 || shardings[0] != ShardedState::Nothing;
             let work = f64::from(layout.microbatches()) * total.time.total() / f64::from(layout.pipeline);

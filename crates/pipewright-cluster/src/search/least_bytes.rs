@@ -69,7 +69,7 @@ mod tests {
         request.fixed = Fixed { tensor: Some(1), context: Some(1), microbatch: Some(1), ..Fixed::default() };
         let mut compared = 0;
         for pipeline in [1, 2, 4, 8, 16, 32, 64, 128] {
-            for choice in schedules::choices(pipeline, 126, None, None) {
+            for choice in schedules::choices(pipeline, 126, None, None, &[]) {
                 let sharding = ShardedState::Parameters;
                 let schedules::Choice { schedule, chunks } = choice;
                 let layout = Layout { pipeline, chunks, schedule, sharding, ..request.smallest_layout() };

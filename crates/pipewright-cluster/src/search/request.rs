@@ -7,6 +7,7 @@ use pipewright_schedule::held_bytes::HeldBytes;
 use pipewright_schedule::plan::System;
 use pipewright_schedule::words::counted;
 
+use crate::expert_overlap;
 use crate::implementation::{Implementation, Stack};
 use crate::layout::{Cut, Layout, LayoutError, Precision, Recompute, Scores, ShardedState};
 use crate::layout_error::Fault;
@@ -16,7 +17,8 @@ use crate::predict::Prediction;
 use crate::search::error::{LeastMemory, SearchError, SearchErrorKind};
 use crate::setting::Setting;
 use crate::size_names::{
-    CHUNKS, CONTEXT, DATA, EXPERT, GPUS, GivenSizes, MEMORY, MESH, MICROBATCH, Names, PIPELINE, TENSOR,
+    CHUNKS, CONTEXT, DATA, EXPERT, GPUS, GivenSizes, MEMORY, MESH, MICROBATCH, Names, PIPELINE, SHARDS,
+    TENSOR,
 };
 use crate::systems;
 use pipewright_shapes::model::Model;
@@ -95,6 +97,11 @@ pub struct Fixed {
     pub expert_tensor: Option<u32>,
     /// The blocks of each stage. The pipeline and the chunks are given too.
     pub cut: Option<Cut>,
+    /// The replicas that divide what is sharded; further replicas have copies. `None` for all replicas.
+    pub shards: Option<u32>,
+    /// Whether tokens travel to experts and back while another microbatch is computed. The search chooses it where the
+    /// stack has it.
+    pub overlaps_experts: Option<bool>,
 }
 
 impl Request {
@@ -195,6 +202,17 @@ impl Request {
         let (rank, memory, limit) = tightest
             .map_or((0, HeldBytes::default(), limits[0]), |(rank, (memory, limit))| (rank, *memory, limit));
         LeastMemory { layout: layout.clone(), rank, memory, limit }
+    }
+
+    /// Returns whether the exchange of experts is hidden behind another microbatch in a layout: if the request says so,
+    /// or if it leaves the choice and the stack has it.
+    pub(crate) fn overlaps_experts(&self, layout: &Layout) -> bool {
+        let is_free = || self.system.is_none_or(|system| system == System::Megatron);
+        match self.fixed.overlaps_experts {
+            Some(given) => given,
+            None if self.implementation.overlaps_experts => true,
+            None => is_free() && expert_overlap::fault(layout, &self.model).is_none(),
+        }
     }
 
     /// Returns whether the system of the request, if it has one, runs a layout.
@@ -395,7 +413,7 @@ impl Request {
 
     /// Returns the given sizes of the layout.
     pub(crate) fn given_sizes(&self) -> GivenSizes {
-        let Fixed { tensor, pipeline, context, data, expert, chunks, microbatch, .. } = self.fixed;
+        let Fixed { tensor, pipeline, context, data, expert, chunks, microbatch, shards, .. } = self.fixed;
         let sizes = [
             (TENSOR, tensor),
             (PIPELINE, pipeline),
@@ -404,6 +422,7 @@ impl Request {
             (EXPERT, expert),
             (CHUNKS, chunks),
             (MICROBATCH, microbatch),
+            (SHARDS, shards),
         ];
         GivenSizes {
             names: self.names,
@@ -433,6 +452,7 @@ impl Request {
             sequence_parallel: self.fixed.sequence_parallel.unwrap_or(tensor > 1),
             scores: self.scores,
             sharding: self.fixed.sharding.unwrap_or(ShardedState::Optimizer),
+            shards: self.fixed.shards,
             implementation: self.implementation,
             ..Layout::on_one_gpu(self.sequence, self.precision)
         }

@@ -27,8 +27,14 @@ pub(super) struct Choice {
 }
 
 /// Returns the schedules for a pipeline of `ranks` ranks and a model of `blocks` blocks. `schedule` is the
-/// name of a generator.
-pub(super) fn choices(ranks: u32, blocks: u32, schedule: Option<&str>, chunks: Option<u32>) -> Vec<Choice> {
+/// name of a generator, and `further` are schedules that the stack has in addition.
+pub(super) fn choices(
+    ranks: u32,
+    blocks: u32,
+    schedule: Option<&str>,
+    chunks: Option<u32>,
+    further: &[&'static str],
+) -> Vec<Choice> {
     let most = blocks / ranks.max(1);
     let is_possible = |count: u32| chunks.is_none_or(|fixed| fixed == count) && count <= most.max(1);
     let chunk_counts = |name: &str| match find(name).map(|generator| generator.stages) {
@@ -58,7 +64,7 @@ pub(super) fn choices(ranks: u32, blocks: u32, schedule: Option<&str>, chunks: O
             counts.push(1);
             counts.dedup();
             let mut all = with_counts(None, counts);
-            all.extend(SPLIT.into_iter().flat_map(named));
+            all.extend(SPLIT.into_iter().chain(further.iter().copied()).flat_map(named));
             all
         }
     }
@@ -111,6 +117,7 @@ pub(super) fn held(layout: &Layout, rank: u32) -> f64 {
         "1f1b" | "zb-h1" => f64::from(microbatches.min(ranks - rank)),
         "interleaved1f1b" | "interleaved-zb-h1" => of_1f1b - f64::from(rank) / chunks,
         "zbvzerobubble" if is_steady => of_1f1b,
+        "dualpipev" if ranks > 1 => of_1f1b + 0.5,
         "v-half" if is_steady && ranks > 2 => f64::from(ranks + 2 - ranks % 2) / 2.0,
         "zbvzerobubble" | "v-half" => of_1f1b / 2.0,
         _ => 1.0 / chunks,
@@ -182,7 +189,7 @@ pub(super) fn estimate(layout: &Layout, costs: &PipelineCosts) -> PipelineRun {
         "zb-h1" | "interleaved-zb-h1" => {
             stage.forward + (stage.input_backward - stage.weight_backward).max(0.0)
         }
-        "zbvzerobubble" => stage.forward.max(stage.input_backward),
+        "zbvzerobubble" | "dualpipev" => stage.forward.max(stage.input_backward),
         _ => stage.forward,
     };
     let mut fill: f64 = costs.stages.iter().take(ranks - 1).map(waits).sum();
@@ -262,7 +269,7 @@ mod tests {
         let mut compared = 0;
         for generator in catalogue().iter().filter(|generator| generator.has_backward()) {
             for (ranks, microbatches) in SIZES {
-                for choice in choices(ranks, 4 * ranks, Some(generator.name), None) {
+                for choice in choices(ranks, 4 * ranks, Some(generator.name), None, &[]) {
                     let layout = layout(choice, ranks, microbatches);
                     for activation in [equal, grows, falls] {
                         let Some((estimated, simulated)) = activations(&layout, activation) else { continue };

@@ -2,6 +2,7 @@
 
 use pipewright_schedule::divisor::{divisors, greatest_common_divisor};
 
+use crate::expert_overlap;
 use crate::layout::{Layout, heads};
 use crate::placed::least_pipeline;
 use crate::search::request::Request;
@@ -66,7 +67,12 @@ pub(super) fn with_pipelines(request: &Request, shape: &Layout) -> Vec<Layout> {
     let mut layouts = Vec::new();
     for pipeline in pipelines(request, shape) {
         let blocks = model.blocks.len() as u32;
-        for choice in schedules::choices(pipeline, blocks, fixed.schedule.as_deref(), fixed.chunks) {
+        let further = if model.has_experts() && shape.expert > 1 && fixed.overlaps_experts != Some(false) {
+            expert_overlap::schedules(request.implementation.stack)
+        } else {
+            &[]
+        };
+        for choice in schedules::choices(pipeline, blocks, fixed.schedule.as_deref(), fixed.chunks, further) {
             let layout =
                 Layout { pipeline, chunks: choice.chunks, schedule: choice.schedule, ..shape.clone() };
             if schedules::has_size(&layout) {
