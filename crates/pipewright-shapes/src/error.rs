@@ -77,6 +77,11 @@ impl ShapeError {
         }
     }
 
+    /// Returns the error with the line of the file in front.
+    pub(crate) fn at_line(self, line: usize) -> Self {
+        Self { message: format!("line {line}: {}", self.message), ..self }
+    }
+
     /// Returns the keys that cause the error, the most probable cause first. A key of a table is
     /// `table.key`.
     pub fn keys(&self) -> &[String] {

@@ -173,27 +173,6 @@ mod tests {
     }
 
     #[test]
-    fn linear_attention_keeps_what_its_kernels_read_again() {
-        let gated = Delta {
-            key_heads: 2,
-            value_heads: 4,
-            key_size: 8,
-            value_size: 16,
-            convolution: 4,
-            decay: Decay::Head,
-            chunk: 64,
-        };
-        let (mixed, values) = (2 * 16 + 64, 64);
-        let others = |extra| mixed + extra + values + mixed + 4 * 64 + values;
-        assert_eq!(gated.kept(), KeptNumbers { inputs: values, others: others(2 * 4), scales: 4 });
-        let channel = Delta { decay: Decay::Channel { rank: Some(8) }, ..gated };
-        assert_eq!(channel.kept().others, others(16 + 4));
-        assert_eq!([gated.ranks_kept().inputs, channel.ranks_kept().inputs], [0, 2 * 8]);
-        let fixed = Delta { decay: Decay::Fixed, convolution: 0, ..gated };
-        assert_eq!(fixed.kept().others, mixed + values + values);
-    }
-
-    #[test]
     fn adapters_keep_what_their_settings_need() {
         let kept = |has_magnitudes, has_dropout, copies_input| {
             AdapterSizes { rank: 3, has_magnitudes, has_dropout }.kept([8.0, 5.0], copies_input)

@@ -180,9 +180,10 @@ pub struct Experts {
     pub expert: Dense,
     /// The width of the experts that all tokens pass; 0 for none.
     pub shared_inner: u64,
-    /// The groups of neighbouring experts.
+    /// The number of groups of neighbouring experts.
     pub groups: u64,
-    /// The groups from which a token's experts are chosen; as many as `groups` if there is no limit.
+    /// The number of groups from which the router chooses the experts of a token. It equals `groups` if the router
+    /// chooses among all experts.
     pub groups_per_token: u64,
 }
 

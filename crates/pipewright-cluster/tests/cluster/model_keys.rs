@@ -1,5 +1,6 @@
 //! The keys of a `config.json`: each is read, changes nothing, or is refused with its place.
 
+use pipewright_shapes::kept::KeptNumbers;
 use pipewright_shapes::model::{Attention, Decay, Delta, Indexer, Latent, Mixer};
 use pipewright_shapes::reader::{Described, read};
 use serde_json::{Map, Value, json};
@@ -55,6 +56,19 @@ fn keys_that_nobody_knows_are_refused_with_their_line() {
 "normalization_function": "layernorm" => `normalization_function`
 "mtp_use_dedicated_embeddings": true => `mtp_use_dedicated_embeddings`
 "altup_active_idx": 0, "laurel_rank": 64 => the key `laurel_rank` is
+"causal": false => `causal` is false; use true
+"is_causal": false, "rms_norm": false => `is_causal` is false; use true
+"rms_norm": false => `rms_norm` is false; use true
+"use_rmsnorm": false => `use_rmsnorm` is false; use true
+"layer_norm_elementwise_affine": false => `layer_norm_elementwise_affine` is false; use true
+"do_layer_norm_before": false => `do_layer_norm_before` is false; use true
+"enable_bias": false => `enable_bias` is false; use true
+"use_rotary_pos_emb": false => `use_rotary_pos_emb` is false; use true
+"use_rotary_pos_emb": 0 => `use_rotary_pos_emb` is 0; use true
+"model_type": "qwen3", "use_qk_norm": false => `use_qk_norm` is false; use true
+"model_type": "qwen3_moe", "qk_norm": false => `qk_norm` is false; use true
+"model_type": "starcoder2", "scale_attn_weights": false => `scale_attn_weights` is false; use true
+"word_embed_proj_dim": 0 => `word_embed_proj_dim` is 0; use the value of `hidden_size`
 "#,
     );
     // The line belongs to the decoder's part.
@@ -135,6 +149,31 @@ fn the_part_of_a_head_with_positions_is_read() {
     );
 }
 
+/// Cohere names the interval `layer_switch`. Blocks without a window have no positions.
+#[test]
+fn the_blocks_with_windows_are_read() {
+    let check = |keys: Value, windows: [Option<u64>; 4], rotary_sizes: [u64; 4]| {
+        let keys = with(json!({"model_type": "cohere2", "sliding_window": 8}), keys);
+        let blocks = [0, 1, 2, 3].map(|block| attention(&keys, block));
+        let found = (blocks.map(|block| block.window), blocks.map(|block| block.rotary_size));
+        assert_eq!(found, (windows, rotary_sizes), "{keys}");
+    };
+    let some = Some(8);
+    check(json!({}), [some, some, some, None], [16, 16, 16, 0]);
+    check(json!({"layer_switch": 2}), [some, None, some, None], [16, 0, 16, 0]);
+    check(json!({"sliding_window_pattern": 2}), [some, None, some, None], [16, 0, 16, 0]);
+    check(
+        json!({"_sliding_window_pattern": 3, "layer_switch": 3}),
+        [some, some, None, some],
+        [16, 16, 0, 16],
+    );
+    let kinds = json!(["full_attention", "sliding_attention", "sliding_attention", "sliding_attention"]);
+    let window =
+        attention(&json!({"model_type": "cohere2", "sliding_window": 8, "layer_types": kinds}), 0).window;
+    assert_eq!(window, None);
+    check_refused(r#""layer_switch": 0 => `layer_switch` is 0; use a whole number from 1 to"#);
+}
+
 #[test]
 fn gates_of_attention_are_read() {
     assert_eq!(attention(&json!({"attn_output_gate": true}), 0).gate, 64);
@@ -153,6 +192,19 @@ fn with(table: Value, more: Value) -> Value {
     let (mut table, more) = (table.as_object().cloned().expect("a table"), more);
     table.extend(more.as_object().cloned().expect("a table"));
     table.into()
+}
+
+#[test]
+fn latent_attention_needs_all_its_sizes() {
+    for key in ["qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"] {
+        let mut keys = latent();
+        keys.as_object_mut().expect("a table").remove(key);
+        let error = read(&file(&keys)).expect_err("an error").to_string();
+        assert_eq!(error, format!("the configuration needs one of the keys {key}; add it"));
+    }
+    let keys = with(latent(), json!({"qk_rope_head_dim": 0}));
+    let Mixer::Latent(without) = described(&keys).model.blocks[0].mixer else { panic!("latent attention") };
+    assert_eq!(without.rotary_size, 0);
 }
 
 #[test]
@@ -295,9 +347,44 @@ fn experts_are_where_the_file_says() {
     check(json!({"mlp_layer_types": ["dense", "sparse", "sparse", "dense"], "moe_layer_freq": 1}), &[1, 2]);
     check(json!({"moe_layer_freq": [0, 1, 0, 1]}), &[1, 3]);
     check(json!({"moe_layer_start_index": 1, "moe_layer_end_index": 2, "moe_layer_interval": 1}), &[1, 2]);
+    // The last block.
+    check(json!({"moe_layer_start_index": 1, "moe_layer_end_index": -1}), &[1, 2, 3]);
     // A list with the same size for each block.
     check(json!({"moe_topk": [2, 2, 2, 2], "num_experts_per_tok": null}), &[0, 1, 2, 3]);
+    // The fifth entry belongs to a predictor of a further token.
+    check(json!({"moe_layer_freq": [0, 1, 0, 1, 1]}), &[1, 3]);
     check_refused(
-        r#""num_experts": 8, "num_experts_per_tok": [2, 3, 2, 2] => `num_experts_per_tok` is [2,3,2,2]"#,
+        r#"
+"num_experts": 8, "num_experts_per_tok": [2, 3, 2, 2] => `num_experts_per_tok` is [2,3,2,2]
+"num_experts": 8, "num_experts_per_tok": 2, "moe_layer_end_index": -2 => `moe_layer_end_index` is -2; use a whole number from 0
+"#,
     );
+}
+
+#[test]
+fn lists_need_an_entry_for_each_block() {
+    check_refused(
+        r#"
+"no_rope_layers": [1, 0, 1] => `no_rope_layers` is a list of length 3; use one entry for each of the 4 blocks
+"mlp_layer_types": ["dense"] => `mlp_layer_types` is a list of length 1; use one entry for each of the 4 blocks
+"moe_layer_freq": [0, 1, 1] => `moe_layer_freq` is a list of length 3; use one entry for each of the 4 blocks
+"intermediate_size": [128, 128] => `intermediate_size` is a list of length 2; use one entry for each of the 4 blocks
+"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "index_topk": 32, "index_n_heads": 2,
+    "index_head_dim": 8, "indexer_types": ["full"] => `indexer_types` is a list of length 1; use one entry for each of the 4 blocks
+"layer_types": ["full_attention"] => `the number of kinds in layer_types` is 1; use as many kinds as `num_hidden_layers`, 4
+"attn_type_list": [1] => `attn_type_list` is 1; use as many numbers as `num_hidden_layers`, 4
+"#,
+    );
+}
+
+#[test]
+fn linear_attention_keeps_what_its_kernels_read_again() {
+    let (mixed, values) = (2 * 16 + 64, 64);
+    let others = |extra| mixed + extra + values + mixed + 4 * 64 + values;
+    assert_eq!(GATED.kept(), KeptNumbers { inputs: values, others: others(2 * 4), scales: 4 });
+    let channel = Delta { decay: Decay::Channel { rank: Some(8) }, ..GATED };
+    assert_eq!(channel.kept().others, others(16 + 4));
+    assert_eq!([GATED.ranks_kept().inputs, channel.ranks_kept().inputs], [0, 2 * 8]);
+    let fixed = Delta { decay: Decay::Fixed, convolution: 0, ..GATED };
+    assert_eq!(fixed.kept().others, mixed + values + values);
 }

@@ -210,7 +210,6 @@ const FREE: &[&str] = &[
     "kda_lower_bound",
     "kda_safe_gate",
     "layer_norm_eps",
-    "layer_switch",
     "layernorm_full_attention_alpha",
     "layernorm_full_attention_beta",
     "layernorm_linear_attention_alpha",

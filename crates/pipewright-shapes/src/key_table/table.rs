@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::harmless::{Refused, is_off};
+use super::harmless::{Harmless, Refused, is_off};
 use super::names::{IGNORED, OTHERS, changes_computation};
 use crate::error::ShapeError;
 
@@ -81,6 +81,22 @@ impl KeyTable {
     pub(crate) fn is_harmless(&self, key: &str, value: &Value, json: &Map<String, Value>) -> bool {
         let refusal = self.refusal(key).or_else(|| refusal_of_others(key));
         refusal.is_some_and(|refused| refused.harmless.holds(key, value, json))
+    }
+
+    /// Returns the values that a key may have, if its value turns off a part that all models of the family have, such
+    /// as `rms_norm = false`. `is_read` says whether the reader uses the key or knows that it has no costs; then only
+    /// flags count that the family's own table requires.
+    pub(crate) fn instead_of_off(
+        &self,
+        key: &str,
+        value: &Value,
+        json: &Map<String, Value>,
+        is_read: bool,
+    ) -> Option<String> {
+        let own = self.refusal(key).filter(|own| !is_read || matches!(own.harmless, Harmless::True));
+        let others = if is_read { None } else { refusal_of_others(key) };
+        let harmless = &own.or(others)?.harmless;
+        (is_off(key, value) && !harmless.holds(key, value, json)).then(|| harmless.words())
     }
 
     /// Returns the keys of a file that the family cannot compute.

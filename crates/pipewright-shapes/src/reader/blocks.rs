@@ -1,5 +1,7 @@
 //! The blocks of a configuration: which block has which parts.
 
+use serde_json::Value;
+
 use super::feed_forward::FeedForwards;
 use super::keys::{Keys, MAX_BLOCKS, MAX_SIZE, contradiction, missing};
 use super::mixer::{attention, linear, mamba};
@@ -34,6 +36,9 @@ const KNOWN_KINDS: &str =
 /// The keys of every how many blocks one has full attention, if the others have linear attention.
 const INTERVAL: [&str; 2] = ["full_attention_interval", "layer_group_size"];
 
+/// The keys of every how many blocks one has no window; the last one is Cohere's.
+const WHOLE_EVERY: [&str; 3] = ["sliding_window_pattern", "_sliding_window_pattern", "layer_switch"];
+
 /// Reads the blocks of a model.
 pub(super) fn blocks(keys: &mut Keys<'_>, family: &Family, hidden: u64) -> Result<Vec<Block>, ShapeError> {
     let layers = keys.size(&LAYERS, 1, MAX_BLOCKS)?;
@@ -42,10 +47,14 @@ pub(super) fn blocks(keys: &mut Keys<'_>, family: &Family, hidden: u64) -> Resul
     let pattern = keys.text(&["hybrid_override_pattern"])?;
     let kinds = keys.words(&KINDS)?;
     if let Some(pattern) = pattern {
+        keys.set_blocks(letters(pattern).len() as u64);
         return single_parts(keys, family, hidden, "hybrid_override_pattern", &letters(pattern));
     }
     match (model_type, kinds) {
-        (Some("nemotron_h"), Some((key, kinds))) => single_parts(keys, family, hidden, &key, &kinds),
+        (Some("nemotron_h"), Some((key, kinds))) => {
+            keys.set_blocks(kinds.len() as u64);
+            single_parts(keys, family, hidden, &key, &kinds)
+        }
         (Some("mamba2"), _) => {
             keys.mark(&["hidden_act"]);
             let mixer = Mixer::Mamba2(mamba(keys, hidden, &["head_dim"])?);
@@ -201,6 +210,7 @@ fn whole_blocks(
         let expected = format!("as many kinds as `num_hidden_layers`, {layers}");
         return Err(contradiction(&format!("the number of kinds in {key}"), kinds.len() as u64, expected));
     }
+    keys.set_blocks(layers);
     let attention = attention(keys, family, hidden)?;
     let attention_layers = keys.layer_numbers("attn_layer_indices", layers)?;
     let is_mamba = |kind: &str| kind == "mamba";
@@ -211,7 +221,7 @@ fn whole_blocks(
     let linear = if has_linear { linear(keys, family, hidden)? } else { Mixer::None };
     let parts = FeedForwards::read(keys, family, hidden, layers)?;
     let windows = Windows::read(keys, family, kinds.is_some())?;
-    let without_positions = without_positions(keys, family, layers)?;
+    let without_positions = without_positions(keys, family, layers, kinds.is_some())?;
     let mixer = |layer: u64| {
         let kind = kinds.as_ref().and_then(|(key, kinds)| Some((key, *kinds.get(layer as usize)?)));
         match (kind, &attention_layers) {
@@ -240,11 +250,25 @@ fn whole_blocks(
 }
 
 /// Reads the blocks whose attention has no positions: those with a 0 in a list, or every so many.
-fn without_positions(keys: &mut Keys<'_>, family: &Family, layers: u64) -> Result<Vec<u64>, ShapeError> {
+/// `are_listed` says whether the file lists the kinds of the blocks.
+fn without_positions(
+    keys: &mut Keys<'_>,
+    family: &Family,
+    layers: u64,
+    are_listed: bool,
+) -> Result<Vec<u64>, ShapeError> {
     let every = keys.size(&["no_rope_layer_interval", "nope_layer_interval"], 1, MAX_BLOCKS)?;
-    let every = every.or(family.without_positions_every);
+    // In such families, blocks without a window have no positions.
+    let of_windows = match family.without_positions_every {
+        Some(usual) if !are_listed => keys.size(&WHOLE_EVERY, 1, MAX_BLOCKS)?.or(Some(usual)),
+        usual => usual,
+    };
+    let every = every.or(of_windows);
     let is_nth = |layer: &u64| every.is_some_and(|every| (layer + 1).is_multiple_of(every));
-    Ok(match keys.layer_numbers("no_rope_layers", 2)?.filter(|list| !list.is_empty()) {
+    // Llama 4's files have an empty list if the rule counts.
+    let is_empty = keys.value(&["no_rope_layers"]).is_some_and(|(_, list)| list == &Value::Array(Vec::new()));
+    let flags = if is_empty { None } else { keys.flags_of_blocks("no_rope_layers")? };
+    Ok(match flags {
         Some(list) => (0..).zip(list).filter(|(_, flag)| *flag == 0).map(|(layer, _)| layer).collect(),
         None => (0..layers).filter(is_nth).collect(),
     })
@@ -262,9 +286,8 @@ struct Windows {
 impl Windows {
     /// `are_listed` says whether the file lists the kinds of the blocks, which then have the last word.
     fn read(keys: &mut Keys<'_>, family: &Family, are_listed: bool) -> Result<Self, ShapeError> {
-        const EVERY: [&str; 2] = ["sliding_window_pattern", "_sliding_window_pattern"];
-        keys.mark(&EVERY);
-        let given = if are_listed { None } else { keys.size(&EVERY, 1, MAX_BLOCKS)? };
+        keys.mark(&WHOLE_EVERY);
+        let given = if are_listed { None } else { keys.size(&WHOLE_EVERY, 1, MAX_BLOCKS)? };
         Ok(Self {
             is_used: keys.flag("use_sliding_window")? != Some(false),
             whole_every: given.or(family.whole_every),

@@ -11,6 +11,9 @@ const NOT_GATED: [&str; 5] = ["relu2", "gelu_new", "relu", "gelu_fast", "xielu"]
 /// The keys of the width of a part without experts.
 const INNER: [&str; 4] = ["intermediate_size", "n_inner", "ffn_hidden_size", "ffn_dim"];
 
+/// The key of the last block with experts; -1 is the last block of the model.
+const LAST_SPARSE: &str = "moe_layer_end_index";
+
 /// The feed-forward parts of a model, and the blocks that have which.
 pub(super) struct FeedForwards {
     /// The part without experts; `None` if the file does not say how wide it is.
@@ -46,7 +49,9 @@ impl FeedForwards {
         // As in transformers, this and `mlp_only_layers` may name more blocks than the model has.
         let names = ["first_k_dense_replace", "moe_layer_start_index"];
         let first_dense = keys.size(&names, 0, MAX_BLOCKS)?.unwrap_or(0);
-        let after_last = keys.size(&["moe_layer_end_index"], 0, MAX_BLOCKS)?.map_or(layers, |last| last + 1);
+        let is_last = keys.value(&[LAST_SPARSE]).is_some_and(|(_, value)| value.as_i64() == Some(-1));
+        let last = if is_last { None } else { keys.size(&[LAST_SPARSE], 0, MAX_BLOCKS)? };
+        let after_last = last.map_or(layers, |last| last + 1);
         let listed = listed(keys, layers)?;
         // DeepSeek counts blocks from 0, the others from 1.
         let from_zero = if listed.is_some() { None } else { keys.size(&["moe_layer_freq"], 1, MAX_BLOCKS)? };
@@ -87,14 +92,14 @@ impl FeedForwards {
 
 /// Returns the blocks with experts, if the file lists them: by their numbers, or with a word or a flag for each block.
 fn listed(keys: &mut Keys<'_>, layers: u64) -> Result<Option<Vec<u64>>, ShapeError> {
-    if let Some((_, words)) = keys.words(&["mlp_layer_types"])? {
+    if let Some((_, words)) = keys.words_of_blocks("mlp_layer_types")? {
         keys.mark(&["moe_layer_freq"]);
         let sparse = (0..).zip(words).filter(|(_, word)| *word != "dense").map(|(layer, _)| layer);
         return Ok(Some(sparse.collect()));
     }
     let has_flags = keys.value(&["moe_layer_freq"]).is_some_and(|(_, value)| value.is_array());
     if has_flags {
-        let flags = keys.layer_numbers("moe_layer_freq", 2)?.unwrap_or_default();
+        let flags = keys.flags_of_blocks("moe_layer_freq")?.unwrap_or_default();
         let sparse = (0..).zip(flags).filter(|(_, flag)| *flag == 1).map(|(layer, _)| layer);
         return Ok(Some(sparse.collect()));
     }

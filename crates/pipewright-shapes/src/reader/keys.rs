@@ -18,6 +18,8 @@ pub(super) const MAX_VOCABULARY: u64 = 1 << 28;
 pub(super) struct Keys<'a> {
     object: &'a Map<String, Value>,
     family: Family,
+    /// The number of blocks, once it is known.
+    blocks: Option<u64>,
     used: BTreeSet<String>,
     /// The defaults that were used.
     filled: BTreeSet<(&'static str, u64)>,
@@ -30,12 +32,23 @@ fn shortened(value: &Value) -> String {
 
 impl<'a> Keys<'a> {
     pub(super) fn new(object: &'a Map<String, Value>) -> Self {
-        Self { object, family: Family::unknown(), used: BTreeSet::new(), filled: BTreeSet::new() }
+        Self {
+            object,
+            family: Family::unknown(),
+            blocks: None,
+            used: BTreeSet::new(),
+            filled: BTreeSet::new(),
+        }
     }
 
     /// Sets the values that a family has for keys that the file leaves out.
     pub(super) fn set_family(&mut self, family: &Family) {
         self.family = *family;
+    }
+
+    /// Sets the number of blocks, which lists with an entry for each block must have.
+    pub(super) fn set_blocks(&mut self, blocks: u64) {
+        self.blocks = Some(blocks);
     }
 
     /// Returns the keys that have the values of their family because the file leaves them out.
@@ -93,7 +106,13 @@ impl<'a> Keys<'a> {
         // Some files have a list with the size of each block.
         let same =
             |items: &'a Vec<Value>| items.first().filter(|first| items.iter().all(|item| item == *first));
-        let value = value.as_array().and_then(same).unwrap_or(value);
+        let value = match value.as_array() {
+            Some(items) => {
+                self.check_length(&key, items.len())?;
+                same(items).unwrap_or(value)
+            }
+            None => value,
+        };
         match value.as_u64().filter(|size| (least..=most).contains(size)) {
             Some(size) => Ok(Some(size)),
             None => Err(wrong(key, value, &format!("a whole number from {least} to {most}"))),
@@ -150,6 +169,41 @@ impl<'a> Keys<'a> {
             Some(words) => Ok(Some((key, words))),
             None => Err(wrong(key, value, "a list of one word for each block")),
         }
+    }
+
+    /// Returns a list of one word per block.
+    pub(super) fn words_of_blocks(
+        &mut self,
+        name: &str,
+    ) -> Result<Option<(String, Vec<&'a str>)>, ShapeError> {
+        let words = self.words(&[name])?;
+        words.as_ref().map_or(Ok(()), |(key, words)| self.check_length(key, words.len()))?;
+        Ok(words)
+    }
+
+    /// Returns a list of 0 or 1 for each block.
+    pub(super) fn flags_of_blocks(&mut self, name: &str) -> Result<Option<Vec<u64>>, ShapeError> {
+        let flags = self.layer_numbers(name, 2)?;
+        flags.as_ref().map_or(Ok(()), |flags| self.check_length(name, flags.len()))?;
+        Ok(flags)
+    }
+
+    /// Returns an error if a list is too short to have an entry for each block. Further entries belong to predictors.
+    fn check_length(&self, key: &str, entries: usize) -> Result<(), ShapeError> {
+        let Some(blocks) = self.blocks.filter(|&blocks| (entries as u64) < blocks) else { return Ok(()) };
+        let message =
+            format!("`{key}` is a list of length {entries}; use one entry for each of the {blocks} blocks");
+        Err(ShapeError::new(&[key], message))
+    }
+
+    /// Returns the first key whose value turns off a part that all models of the family have, with its value and the
+    /// values that it may have.
+    pub(super) fn turned_off(&self) -> Option<(&'a str, &'a Value, String)> {
+        self.object.iter().find_map(|(key, value)| {
+            let is_read = self.used.contains(key) || self.family.is_free(key);
+            let expected = self.family.keys.instead_of_off(key, value, self.object, is_read)?;
+            Some((key.as_str(), value, expected))
+        })
     }
 
     /// Returns the keys that no table knows, and whose values may turn something on. The keys of the table of linear

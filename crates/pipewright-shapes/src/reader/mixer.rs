@@ -1,6 +1,6 @@
 //! The mixers of a configuration.
 
-use super::keys::{Keys, MAX_SIZE, contradiction};
+use super::keys::{Keys, MAX_SIZE, contradiction, missing};
 use crate::error::ShapeError;
 use crate::family::{Family, Linear};
 use crate::model::{Attention, Decay, Delta, Indexer, Latent, Mamba2, Mixer};
@@ -11,6 +11,8 @@ const WINDOW: [&str; 2] = ["sliding_window", "attention_chunk_size"];
 const HEADS: [&str; 3] = ["num_attention_heads", "n_head", "n_heads"];
 /// The keys of the share of a head with rotary positions.
 const ROTARY: [&str; 3] = ["partial_rotary_factor", "rotary_pct", "rope_parameters.partial_rotary_factor"];
+/// The key of the part of a query and a key of latent attention with rotary positions.
+const ROTARY_OF_LATENT: [&str; 1] = ["qk_rope_head_dim"];
 /// The tokens of a chunk of a delta rule, in the kernels of flash-linear-attention and in transformers.
 const DELTA_CHUNK: u64 = 64;
 /// The tokens of a chunk of lightning attention, unless the file says otherwise.
@@ -21,12 +23,14 @@ pub(super) fn attention(keys: &mut Keys<'_>, family: &Family, hidden: u64) -> Re
     let heads = keys.needed(&HEADS)?;
     if let Some(key_value_rank) = keys.size(&["kv_lora_rank"], 1, MAX_SIZE)? {
         keys.mark(&["num_key_value_heads", "head_dim", "qk_head_dim"]);
+        // 0 is a model without positions.
+        let rotary_size = keys.size(&ROTARY_OF_LATENT, 0, MAX_SIZE)?;
         return Ok(Mixer::Latent(Latent {
             heads,
             query_rank: keys.size(&["q_lora_rank"], 1, MAX_SIZE)?,
             key_value_rank,
             plain_size: keys.needed(&["qk_nope_head_dim"])?,
-            rotary_size: keys.size(&["qk_rope_head_dim"], 0, MAX_SIZE)?.unwrap_or(0),
+            rotary_size: rotary_size.ok_or_else(|| missing(&ROTARY_OF_LATENT))?,
             value_size: keys.needed(&["v_head_dim"])?,
             gate: if family.gate { heads } else { 0 },
             indexer: indexer(keys)?,
@@ -50,7 +54,7 @@ fn indexer(keys: &mut Keys<'_>) -> Result<Option<Indexer>, ShapeError> {
     let Some(seen) = keys.size(&["index_topk"], 1, MAX_SIZE)? else { return Ok(None) };
     // Blocks that share the choice of an earlier one have no costs yet.
     keys.size(&["index_topk_freq"], 1, 1)?;
-    if let Some((key, kinds)) = keys.words(&["indexer_types"])?
+    if let Some((key, kinds)) = keys.words_of_blocks("indexer_types")?
         && kinds.iter().any(|kind| *kind != "full")
     {
         let message =

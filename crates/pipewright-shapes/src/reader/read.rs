@@ -80,15 +80,24 @@ pub fn read(text: &str) -> Result<Described, ShapeError> {
     Ok(Described { model, assumed })
 }
 
-/// Returns an error if a file has keys that no table knows.
-fn check_known(keys: &Keys<'_>, text: &str) -> Result<(), ShapeError> {
-    let unknown = keys.unknown();
-    let Some(first) = unknown.first() else { return Ok(()) };
+/// Returns the line of a decoder's key, counted from 1.
+fn line_of(key: &str, text: &str) -> usize {
     // The decoder's keys come after the name of their part.
     let part = text.find("\"text_config\"").unwrap_or(0);
-    let name = format!("\"{}\"", first.rsplit('.').next().unwrap_or(first));
+    let name = format!("\"{}\"", key.rsplit('.').next().unwrap_or(key));
     let at = text[part..].find(&name).map_or(0, |at| part + at);
-    let line = 1 + text[..at].matches('\n').count();
+    1 + text[..at].matches('\n').count()
+}
+
+/// Returns an error if a file has keys that no table knows, or turns off a part that all models of its family have.
+fn check_known(keys: &Keys<'_>, text: &str) -> Result<(), ShapeError> {
+    if let Some((key, value, expected)) = keys.turned_off() {
+        let place = line_of(key, text);
+        return Err(wrong(key.to_owned(), value, &expected).at_line(place));
+    }
+    let unknown = keys.unknown();
+    let Some(first) = unknown.first() else { return Ok(()) };
+    let line = line_of(first, text);
     let (are, they) = if unknown.len() == 1 { ("key", "is") } else { ("keys", "are") };
     let named = unknown.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
     let message = format!(
