@@ -7,18 +7,18 @@ use pipewright_cluster::elementwise::kernel_shapes;
 use pipewright_cluster::layout::Layout;
 use pipewright_cluster::machine::Machine;
 use pipewright_cluster::pipeline::Programs;
-use pipewright_cluster::predict::{Prediction, optimizer_traffic, predict as predict_step};
+use pipewright_cluster::predict::{PredictError, Prediction, optimizer_traffic, predict as predict_step};
 use pipewright_cluster::published;
 use pipewright_cluster::setting::Setting;
 use pipewright_document::{Problem, Problems, Reader, Source, Table};
 use pipewright_schedule::error_text::with_causes;
-use pipewright_shapes::model::{Mixer, Model};
+use pipewright_shapes::model::{Attention, Latent, Mixer, Model};
 use pipewright_shapes::reader;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
-use serde_json::json;
+use pyo3::types::{PyDict, PyFloat, PyInt};
+use serde_json::{Map, Value, json};
 
-use crate::errors::{exception, plain, value_error};
+use crate::errors::exception;
 use crate::interrupt::interruptible;
 use crate::profile::text_of;
 
@@ -83,7 +83,8 @@ impl PyPrediction {
 ///     config: The model's `config.json`: its path, its folder, its text, or the same keys as a dictionary.
 ///     machine: The name of a machine, as `pipewright clusters` lists them, or the path of a cluster file, which contains
 ///         a slash or ends in `.toml`.
-///     layout: The keys of a published run's configuration. `gpus`, `mbs` (rows of a microbatch), `gbs` (rows of a step),
+///     layout: The keys of a published run's configuration as a dictionary, as a text in TOML or JSON, or as the path of
+///         such a file. `gpus`, `mbs` (rows of a microbatch), `gbs` (rows of a step),
 ///         `seq` and `precision` are needed; others are `tp`, `pp`, `vp`, `cp`, `ep`, `etp`, `schedule`, `recompute`,
 ///         `data_parallel`, `sequence_parallel`, `attention` and `compiled`.
 ///
@@ -98,12 +99,19 @@ pub(crate) fn predict(
     layout: &Bound<'_, PyAny>,
 ) -> PyResult<PyPrediction> {
     let (model, layout) = (model_of(config)?, layout_of(layout)?);
+    check(py, &layout, &model)?;
     let machine = machine_of(machine)?;
     let predicted = interruptible(py, move |_| {
         let setting = Setting { model: &model, layout: &layout, machine: &machine };
         predict_step(&setting, &mut Programs::default())
     })?;
-    Ok(PyPrediction(predicted.map_err(|error| refused(py, vec![with_causes(&error)]))?))
+    let place = |error: &PredictError| match error {
+        PredictError::NoHostLink(_) => "",
+        PredictError::Layout(_) | PredictError::Pipeline(_) => "layout: ",
+    };
+    Ok(PyPrediction(
+        predicted.map_err(|error| refused(py, vec![place(&error).to_owned() + &with_causes(&error)]))?,
+    ))
 }
 
 /// Returns the products, the attention and the kernels of a rank, as `pipewright.torch.measure_machine` measures them.
@@ -120,7 +128,7 @@ pub(crate) fn shapes<'py>(
     layout: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let (model, layout) = (&model_of(config)?, &layout_of(layout)?);
-    layout.check(model).map_err(|error| plain(py, "ClusterError", &error))?;
+    check(py, layout, model)?;
     // The shapes depend on no figure of the machine.
     let setting = Setting { model, layout, machine: &catalogue::machines()[0] };
     let shapes = setting.product_shapes();
@@ -141,9 +149,21 @@ pub(crate) fn shapes<'py>(
             "head_size": attention.head_size})),
         _ => None,
     });
+    // The parts of a head that the kernels of positions read and write.
+    let rotary = model.blocks.iter().find_map(|block| match block.mixer {
+        Mixer::Attention(Attention { rotary_size, .. }) if rotary_size > 0 => {
+            Some(json!({"plain_size": 0, "rotary_size": rotary_size, "value_size": 0}))
+        }
+        Mixer::Latent(Latent { plain_size, rotary_size, value_size, .. }) => {
+            Some(json!({"plain_size": plain_size, "rotary_size": rotary_size, "value_size": value_size}))
+        }
+        _ => None,
+    });
+    let blocks = model.blocks.len().div_ceil(layout.pipeline as usize);
     let all = json!({"products": products.collect::<Vec<_>>(), "kernels": kernels.collect::<Vec<_>>(),
-        "scores": attention, "blocks": model.blocks.len().div_ceil(layout.pipeline as usize), "tokens": layout.tokens(), "vocabulary": model.vocabulary,
-        "precision": layout.precision.name(), "optimizer_bytes": optimizer_traffic(layout)});
+        "scores": attention, "rotary": rotary, "blocks": blocks, "tokens": layout.tokens(),
+        "vocabulary": model.vocabulary, "precision": layout.precision.name(),
+        "optimizer_bytes": optimizer_traffic(layout)});
     py.import("json")?.call_method1("loads", (all.to_string(),))
 }
 
@@ -160,7 +180,7 @@ fn machine_of(machine: &Bound<'_, PyAny>) -> PyResult<Machine> {
     let py = machine.py();
     let name = machine.extract::<String>().ok();
     match name.filter(|name| !name.contains(['/', '\\']) && !name.ends_with(".toml")) {
-        Some(name) => by_name(&name).map_err(|error| plain(py, "ClusterError", &error)),
+        Some(name) => by_name(&name).map_err(|error| refused(py, vec![with_causes(&error)])),
         None => {
             let (text, path) = text_of("a machine", machine)?;
             let name = path.map_or_else(String::new, |path| path.display().to_string());
@@ -172,22 +192,63 @@ fn machine_of(machine: &Bound<'_, PyAny>) -> PyResult<Machine> {
 
 fn layout_of(layout: &Bound<'_, PyAny>) -> PyResult<Layout> {
     let py = layout.py();
-    let (text, _) = text_of("a layout", layout)?;
-    let keys: serde_json::Value = serde_json::from_str(&text).map_err(value_error)?;
-    let text = toml::to_string(&keys).map_err(value_error)?;
-    let read = Table::read(&text, published::MAX_FILE, |table, problems| {
+    for (key, value) in layout.cast::<PyDict>().into_iter().flatten() {
+        // The text below cannot have such numbers.
+        let is_large = value.is_instance_of::<PyInt>() && value.extract::<i64>().is_err();
+        let is_no_number = value.is_instance_of::<PyFloat>() && !value.extract::<f64>()?.is_finite();
+        let expected = if is_large { "a smaller number" } else { "a number" };
+        if is_large || is_no_number {
+            return Err(refused(
+                py,
+                vec![format!("layout: the value of `{key}` is {value}; use {expected}")],
+            ));
+        }
+    }
+    let (text, path) = text_of("a layout", layout)?;
+    let name = path.map_or_else(|| "layout".to_owned(), |path| path.display().to_string());
+    let is_json = text.trim_start().starts_with('{');
+    let text =
+        if is_json { toml_of(&name, &text).map_err(|problem| refused(py, vec![problem]))? } else { text };
+    let source = Source { name: name.clone(), text };
+    let read = Table::read(source, published::MAX_FILE, |table, problems| {
         let mut keys = Reader::new("the layout", table, problems);
         keys.require(&["gpus", "mbs", "gbs", "seq", "precision"]);
         let layout = published::layout(&mut keys);
         keys.finish();
         layout
     });
-    // The text has no lines that the caller knows.
     let sentence = |problem: &Problem| {
+        if !is_json {
+            return problem.text();
+        }
+        // The lines are not those of the caller's text.
         let help = problem.help.as_ref().map_or_else(String::new, |help| format!("; {help}"));
-        format!("layout: {}{help}", problem.sentence)
+        format!("{name}: {}{help}", problem.sentence)
     };
     read.map_err(|Problems(problems)| refused(py, problems.iter().map(sentence).collect()))
+}
+
+/// Returns the TOML of a layout in JSON. Its problem has `name` in front, and the line of a text that is not JSON.
+fn toml_of(name: &str, text: &str) -> Result<String, String> {
+    let keys: Map<String, Value> = serde_json::from_str(text).map_err(|error| {
+        let sentence = error.to_string();
+        let sentence = sentence.rsplit_once(" at line ").map_or(sentence.as_str(), |(sentence, _)| sentence);
+        format!("{name}:{}:{}: {sentence}", error.line(), error.column())
+    })?;
+    let document = keys.into_iter().map(|(key, value)| match value {
+        Value::Null => Err(format!("{name}: `{key}` is None; leave the key out")),
+        value => match toml::Value::try_from(value) {
+            Ok(value) => Ok((key, value)),
+            Err(error) => Err(format!("{name}: the value of `{key}` cannot be used: {error}")),
+        },
+    });
+    let document = document.collect::<Result<toml::Table, _>>()?;
+    toml::to_string(&document).map_err(|error| format!("{name}: {error}"))
+}
+
+/// Raises `ClusterError` if a layout does not fit a model.
+fn check(py: Python<'_>, layout: &Layout, model: &Model) -> PyResult<()> {
+    layout.check(model).map_err(|error| refused(py, vec![format!("layout: {error}")]))
 }
 
 fn refused(py: Python<'_>, problems: Vec<String>) -> PyErr {

@@ -79,7 +79,8 @@ pub(crate) fn profile_of(value: &Bound<'_, PyAny>) -> PyResult<Arc<Profile>> {
 pub(crate) fn text_of(what: &str, source: &Bound<'_, PyAny>) -> PyResult<(String, Option<PathBuf>)> {
     let py = source.py();
     if source.is_instance_of::<PyDict>() {
-        let json = py.import("json")?.call_method1("dumps", (source,))?;
+        let json = py.import("json")?.call_method1("dumps", (source,));
+        let json = json.map_err(|error| type_error(format!("{what}: {}", error.value(py))))?;
         return Ok((json.extract()?, None));
     }
     let text = source.cast::<PyString>().ok().map(ToString::to_string);

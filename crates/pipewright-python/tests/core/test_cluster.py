@@ -34,6 +34,16 @@ def test_a_model_is_a_dictionary_a_text_a_file_or_a_folder(tmp_path):
     assert len(seconds) == 1
 
 
+def test_a_layout_is_a_dictionary_a_text_or_a_file(tmp_path):
+    toml = "".join(f"{key} = {json.dumps(value)}\n" for key, value in LAYOUT.items())
+    (tmp_path / "layout.toml").write_text(toml)
+    layouts = (LAYOUT, json.dumps(LAYOUT), toml, tmp_path / "layout.toml")
+    assert len({predict(CONFIG, "h100", layout).seconds for layout in layouts}) == 1
+    (tmp_path / "layout.toml").write_text(toml.replace("mbs = 1", "mbs = 0"))
+    refused(f"{tmp_path / 'layout.toml'}:4:7: `mbs`", layout=tmp_path / "layout.toml")
+    refused("layout:4:7: `mbs`", layout=toml.replace("mbs = 1", "mbs = 0"))
+
+
 def test_f32_takes_longer_and_more_memory_than_bf16():
     bf16, f32 = (predict(CONFIG, "h100", {**LAYOUT, "precision": precision}) for precision in ("bf16", "f32"))
     for part in ("products", "attention", "elementwise"):
@@ -54,11 +64,28 @@ def test_shapes_are_those_of_a_rank():
     assert [row["kind"] for row in work["kernels"]] == ["norm", "residual", "rotary", "gated", "loss", "embedding"]
 
 
+def test_shapes_of_latent_attention_have_its_parts():
+    latent = {"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 96}
+    work = shapes({**CONFIG, **latent}, LAYOUT)
+    assert work["scores"] is None
+    assert work["rotary"] == {"plain_size": 128, "rotary_size": 64, "value_size": 96}
+    assert work["kernels"][2] | {"forward_bytes": 0, "backward_bytes": 0} == {
+        "kind": "rotary",
+        "width": 16 * (2 * (128 + 64) + 96),
+        "forward_bytes": 0,
+        "backward_bytes": 0,
+    }
+    assert shapes(CONFIG, LAYOUT)["rotary"] == {"plain_size": 0, "rotary_size": 128, "value_size": 0}
+    half = shapes({**CONFIG, "partial_rotary_factor": 0.5}, LAYOUT)
+    assert half["rotary"]["rotary_size"] == 64
+
+
 def refused(message, config=CONFIG, machine="h100", layout=LAYOUT, problems=1):
     """Checks the error of a mistake, and the number of its problems."""
     with pytest.raises(pw.ClusterError) as error:
         predict(config, machine, layout)
-    assert message in str(error.value) and len(error.value.problems) in (0, problems)
+    assert message in str(error.value) and len(error.value.problems) == problems
+    return str(error.value)
 
 
 def test_mistakes_are_named(tmp_path):
@@ -66,7 +93,20 @@ def test_mistakes_are_named(tmp_path):
     refused("there is no machine `h1000`", machine="h1000")
     refused("unknown key `mb` in the layout; did you mean `mbs`?", layout={**LAYOUT, "mb": 1})
     refused("where f16, fp16, bf16, fp8, mxfp8, nvfp4, f32 is expected", layout={**LAYOUT, "precision": "f31"})
-    refused("pp = 3", layout={**LAYOUT, "pp": 3})
+    assert refused("pp = 3", layout={**LAYOUT, "pp": 3}).startswith("layout: ")
+    refused("layout: `schedule` is None; leave the key out", layout={**LAYOUT, "schedule": None})
+    refused("layout: unknown schedule `1f2b`", layout={**LAYOUT, "schedule": "1f2b"})
+    refused("layout: the value of `gpus` is nan", layout={**LAYOUT, "gpus": float("nan")})
+    refused("layout: the value of `gpus` is 18446744073709551616; use a smaller number", layout={**LAYOUT, "gpus": 1 << 64})
+    refused("layout: `gpus` is a", layout={**LAYOUT, "gpus": "8"})
+    refused("layout:1:", layout='{"gpus": 8,')
+    with pytest.raises(TypeError, match="a layout: .*set"):
+        predict(CONFIG, "h100", {**LAYOUT, "gpus": {1}})
+    with pytest.raises(TypeError, match="a model: .*set"):
+        predict({**CONFIG, "vocab_size": {1}}, "h100", LAYOUT)
+    with pytest.raises(pw.ClusterError) as error:
+        shapes(CONFIG, {**LAYOUT, "pp": 3})
+    assert str(error.value).startswith("layout: ") and len(error.value.problems) == 1
     file = tmp_path / "machine.toml"
     file.write_text('name = "mine"\nbf16_tflops = "fast"\nnodes = 3\n')
     with pytest.raises(pw.ClusterError) as error:

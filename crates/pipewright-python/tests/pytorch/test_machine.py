@@ -1,5 +1,6 @@
 """Tests of measured machines: the file and its keys, what it predicts, and input that is refused. Times are not compared."""
 
+import time
 import tomllib
 
 import pytest
@@ -60,6 +61,14 @@ def test_a_machine_has_the_shapes_of_the_model(torch, tmp_path):
     assert figures.ranks == 1 and all(figure.value > 0 and figure.samples == 3 for figure in figures.figures.values())
 
 
+def test_latent_attention_is_measured(torch, tmp_path):
+    latent = {"kv_lora_rank": 16, "q_lora_rank": 24, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
+    figures = measure_machine({**CONFIG, **latent}, LAYOUT, tmp_path / "machine.toml", **FEW)
+    assert [kernel["kind"] for kernel in figures.keys["measured"]["kernel"]] == KINDS
+    assert figures.keys["measured"]["scores"] == [] and "attention" not in figures.keys["constants"]
+    assert predict({**CONFIG, **latent}, tmp_path / "machine.toml", LAYOUT).seconds > 0
+
+
 def test_a_prediction_has_the_measured_times(tmp_path):
     """The parts of a step follow from the file by hand: each measured time counts as often as the step has it."""
     times = {"measured": {"product": [], "kernel": [{"kind": "optimizer", "forward_gb_per_s": 32e-6}]}}
@@ -94,7 +103,8 @@ def test_bad_input_is_refused(torch, tmp_path):
     refused(ClusterError, "`mbs` is missing", layout={key: value for key, value in LAYOUT.items() if key != "mbs"})
     refused(ClusterError, "4 heads", layout={**LAYOUT, "gpus": 6, "tp": 3, "gbs": 6})
     refused(FileNotFoundError, "none.json", tmp_path / "none.json")
-    refused(MeasureError, "the precision of the layout is fp8", layout={**LAYOUT, "precision": "fp8"})
+    for precision in ("fp8", "mxfp8", "nvfp4"):
+        refused(MeasureError, f"the precision of the layout is {precision}", layout={**LAYOUT, "precision": precision})
     refused(MeasureError, r"the folder .*nowhere does not exist; make it", path=tmp_path / "nowhere" / "machine.toml")
     refused(MeasureError, "is a folder; name a file in it", path=tmp_path)
     refused(MeasureError, "repetitions is 0 and warmup 1", repetitions=0)
@@ -122,6 +132,57 @@ def test_an_error_of_a_rank_is_an_error_of_all(run_ranks):
     assert first[0] == second[0] and first[0].startswith("rank 1 measures something else than rank 0")
     assert second[1].startswith("overlap is 2") and first[1] == f"rank 1: {second[1]}"
     assert first[2].startswith("the folder /nowhere does not exist") and second[2] == f"rank 0: {first[2]}"
+
+
+class Broken:
+    """Stands for a function of PyTorch that fails on rank 1 in its `at`-th call."""
+
+    def __init__(self, rank, original, at):
+        self.rank, self.original, self.left = rank, original, at
+
+    def __call__(self, *arguments, **options):
+        self.left -= 1
+        if self.rank == 1 and self.left == 0:
+            raise RuntimeError("no memory for this tensor")
+        return self.original(*arguments, **options)
+
+
+def failure_of(rank, place, at, path):
+    """The error of a rank if a function fails on rank 1, and the seconds until it ends."""
+    import importlib
+
+    module, name = place.rsplit(".", 1)
+    owner = importlib.import_module(module)
+    original = getattr(owner, name)
+    setattr(owner, name, Broken(rank, original, at))
+    begin = time.perf_counter()
+    try:
+        measure_machine(CONFIG, LAYOUT, path, **FEW)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}", time.perf_counter() - begin
+    finally:
+        setattr(owner, name, original)
+    raise AssertionError("no error")
+
+
+def failures_of(rank, path):
+    """The errors of ranks if rank 1 fails before, during and after the measurements."""
+    from pipewright import cluster
+
+    early = failure_of(rank, "pipewright.cluster.shapes", 1, path)
+    cases = [("torch.randn", 1), ("torch.randn", 4), ("torch.nn.functional.linear", 3), ("torch.optim.AdamW", 1)]
+    cases += [("torch.empty_like", 1), ("socket.gethostname", 1), ("os.sysconf", 1)]
+    assert cluster.shapes
+    return [early, *(failure_of(rank, place, at, path) for place, at in cases)]
+
+
+def test_a_rank_that_fails_ends_all(run_ranks, tmp_path):
+    """No rank waits for the deadline."""
+    first, second = run_ranks(2, failures_of, tmp_path / "machine.toml")
+    assert [text for text, _ in second] == ["RuntimeError: no memory for this tensor"] * 8
+    assert [text for text, _ in first] == ["MeasureError: rank 1: RuntimeError: no memory for this tensor"] * 8
+    assert all(seconds < 60 for _, seconds in first)
+    assert list(tmp_path.iterdir()) == []
 
 
 def alone(rank):

@@ -9,15 +9,20 @@ import socket
 import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipewright import PipewrightError, cluster
+from pipewright import cluster
 from pipewright.torch import versions
 from pipewright.torch.backends import device_of_messages
 from pipewright.torch.errors import MeasureError
 from pipewright.torch.profiling import ASSUMED_LINK
+from pipewright.torch.ranks import Ranks
+
+#: The precisions that are measured; `f16` has the same rates as `bf16`.
+MEASURED_PRECISIONS = ("bf16", "f32")
 
 #: The keys with which fused attention has half of its final rate in the cost model.
 HALF_RATE_KEYS = 700
@@ -91,7 +96,7 @@ def measure_machine(
 
     `config` and `layout` are the model and the configuration of `pipewright.cluster.predict`: the products, the attention
     and the elementwise kernels have the shapes that a rank has there. They are measured forwards and backwards, in the
-    precision of the layout (`bf16`, `f16` or `f32`). `device` is CUDA if there is a GPU, and the processor otherwise. If a
+    precision of the layout (`bf16`, `f16` or `f32`; others are refused). `device` is CUDA if there is a GPU, and the processor otherwise. If a
     process group exists, all its processes (of `group`) call this function: they measure at the same time, because they
     share caches and memory, and also messages, sums (`all_reduce`) and exchanges (`all_to_all`) between them. Otherwise the
     links are assumed, and the file says so. `overlap` is the share of the sums of gradients that computation hides; 0 for
@@ -100,51 +105,65 @@ def measure_machine(
     Each figure is the median of `repetitions` measurements after `warmup` calls. A measurement repeats calls that take less
     than 20 ms. All ranks return the figures of the slowest rank, because a step waits for it, and rank 0 writes `path`.
 
+    The cost model knows no measured times of latent attention; its scores keep their usual share of the peak.
+
     Raises `MeasureError` for a device that is missing, a folder that does not exist, a group of one rank, or ranks that
     measure different things; `ClusterError` for a mistake in the model or the layout; and `UntestedVersion`. If one rank
-    has an error, all ranks raise one.
+    has an error, such as too little memory, all ranks raise at once: that rank its error, and the others a `MeasureError`
+    that names the rank and has the error's text.
     """
-    torch, version = versions.load(allow_untested=allow_untested)
+    # The version is checked where an error ends all ranks.
+    torch, _ = versions.load(allow_untested=True)
     dist = torch.distributed
-    in_group = dist.is_available() and dist.is_initialized()
-    error: Exception | None = None
-    work: dict[str, Any] = {}
-    try:
+    ranks = Ranks(dist, group) if dist.is_available() and dist.is_initialized() else None
+    with ranks.ending_together() if ranks else nullcontext():
+        version = versions.version_of(torch.__version__, allow_untested=allow_untested)
         _check(torch, path, overlap, repetitions, warmup)
         device = _device(torch, device)
         work = cluster.shapes(config, layout)
-        if work["precision"] == "fp8":
-            raise MeasureError("the precision of the layout is fp8, which this function does not measure; use bf16 or f32")
-        if in_group and dist.get_world_size(group) == 1:
+        if work["precision"] not in MEASURED_PRECISIONS:
             raise MeasureError(
-                "the process group has one rank, so there is no link to measure; start two ranks, or measure before "
-                "`init_process_group`"
+                f"the precision of the layout is {work['precision']}, which this function does not measure; use "
+                f"{' or '.join(MEASURED_PRECISIONS)}"
             )
-    except (PipewrightError, OSError) as caught:
-        error = caught
-    if in_group:
-        _agree(dist, group, error, (work, str(device).partition(":")[0], repetitions, warmup, overlap))
-    if error is not None:
-        raise error
+        if ranks is not None:
+            _prepare(torch, ranks, device, (work, device.type, repetitions, warmup, overlap))
 
-    from pipewright.torch.machine_work import Ranks, measure
+        from pipewright.torch.machine_work import measure
 
-    ranks = Ranks(group, device_of_messages(torch, group, device)) if in_group else None
-    times = measure(work, device, ranks, repetitions=repetitions, warmup=warmup, measures_overlap=overlap is None)
-    keys = _keys(torch, work, times, device, ranks, name, overlap)
-    keys["source"] = f"measured with PyTorch {version.text}"
-    figures = MachineFigures(keys, ranks.count if ranks else 1, Path(path) if path is not None else None)
-    failed: Exception | None = None
-    if path is not None and (ranks is None or ranks.rank == 0):
-        try:
-            figures.write(path)
-        except OSError as caught:
-            failed = MeasureError(f"{path}: cannot write the cluster file: {caught.strerror}")
-    if in_group:
-        _agree(dist, group, failed, ())
-    if failed is not None:
-        raise failed
+        times = measure(work, device, ranks, repetitions=repetitions, warmup=warmup, measures_overlap=overlap is None)
+        keys = _keys(torch, work, times, device, ranks, name, overlap)
+        keys["source"] = f"measured with PyTorch {version.text}"
+        figures = MachineFigures(keys, ranks.count if ranks else 1, Path(path) if path is not None else None)
+        if ranks is not None:
+            # No file is written if a rank has failed.
+            ranks.agree()
+        if path is not None and (ranks is None or ranks.rank == 0):
+            try:
+                figures.write(path)
+            except OSError as error:
+                raise MeasureError(f"{path}: cannot write the cluster file: {error.strerror}") from error
     return figures
+
+
+def _prepare(torch: Any, ranks: Ranks, device: Any, measured: object) -> None:
+    """Compares what the ranks measure, and finds their hosts and the device of their messages.
+
+    Raises `MeasureError` if a rank measures something else, or has no other rank.
+    """
+    if ranks.count == 1:
+        raise MeasureError(
+            "the process group has one rank, so there is no link to measure; start two ranks, or measure before "
+            "`init_process_group`"
+        )
+    texts = ranks.agree(json.dumps(measured))
+    for rank, text in enumerate(texts):
+        if text != texts[0]:
+            raise MeasureError(
+                f"rank {rank} measures something else than rank 0; give all ranks the same model, layout and options"
+            )
+    ranks.find_hosts()
+    ranks.device = device_of_messages(torch, ranks.group, device)
 
 
 def _check(torch: Any, path: Any, overlap: float | None, repetitions: int, warmup: int) -> None:
@@ -165,20 +184,6 @@ def _device(torch: Any, device: Any) -> Any:
     if found.type not in ("cuda", "cpu"):
         raise MeasureError(f"device is {found.type}; cpu or cuda was expected")
     return found
-
-
-def _agree(dist: Any, group: Any, error: Exception | None, measured: object) -> None:
-    """Raises `MeasureError` if another rank has an error or measures something else, unless this rank has an error."""
-    own = (None if error is None else str(error), json.dumps(measured))
-    parts: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(parts, own, group=group)
-    if error is not None:
-        return
-    for rank, (message, of_rank) in enumerate(parts):
-        if message is not None:
-            raise MeasureError(f"rank {rank}: {message}")
-        if of_rank != parts[0][1]:
-            raise MeasureError(f"rank {rank} measures something else than rank 0; give all ranks the same model, layout and options")
 
 
 def _keys(

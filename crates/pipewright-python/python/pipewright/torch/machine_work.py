@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import socket
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -16,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pipewright.torch.machine import Figure
+from pipewright.torch.ranks import Ranks
 
 #: The bytes of a copy: more than any cache of a core.
 COPIED = 64 << 20
@@ -30,34 +30,6 @@ LARGE_MESSAGE = 4 << 20
 LEAST_SECONDS = 0.02
 
 Parts = Callable[[], list[float]]
-
-
-class Ranks:
-    """The processes that measure at the same time. All of them make the same calls."""
-
-    def __init__(self, group: Any, device: torch.device):
-        self.group, self.device = group, device
-        self.rank, self.count = dist.get_rank(group), dist.get_world_size(group)
-        self.hosts: list[str] = [""] * self.count
-        dist.all_gather_object(self.hosts, socket.gethostname(), group=group)
-
-    def place(self, other: int | None = None) -> str:
-        """Returns whether rank 0 and another rank, or all ranks, share a node."""
-        hosts = self.hosts if other is None else [self.hosts[0], self.hosts[other]]
-        return "node" if len(set(hosts)) == 1 else "network"
-
-    def most(self, number: int) -> int:
-        """Returns the largest number of all ranks."""
-        largest = torch.tensor([number], device=self.device)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self.group)
-        return int(largest.item())
-
-    def slowest(self, own: dict[str, Any]) -> dict[str, Any]:
-        """Returns the figures of the rank whose products take longest, for which a step waits, with the links of rank 0."""
-        parts: list[Any] = [None] * self.count
-        dist.all_gather_object(parts, own, group=self.group)
-        slowest = max(parts, key=lambda part: sum(row["seconds"].value for row in part["products"]))
-        return {**slowest, "links": parts[0]["links"]}
 
 
 class Meter:
@@ -89,12 +61,12 @@ class Meter:
     def medians(self, parts: Parts, members: list[int] | None = None) -> list[Figure]:
         """Returns the figures of the times that `parts` returns. Ranks that are not members do nothing in it."""
         if self.ranks is not None:
-            dist.barrier(self.ranks.group)
+            self.ranks.agree()
         for _ in range(self._warmup):
             parts()
         calls = max(1, round(LEAST_SECONDS / max(sum(parts()), 1e-9)))
         if self.ranks is not None:
-            calls = self.ranks.most(calls if members is None or self.ranks.rank in members else 1)
+            calls = max(self.ranks.agree(calls if members is None or self.ranks.rank in members else 1))
         samples = [_sums(parts() for _ in range(calls)) for _ in range(self._repetitions)]
         return [_figure([seconds / calls for seconds in of_part]) for of_part in zip(*samples)]
 
@@ -252,9 +224,7 @@ def _kernel(meter: Meter, kind: str, width: float, work: dict[str, Any], random:
         # The backward sums the gradients of both branches.
         return meter.medians(lambda: [meter.seconds(lambda: x + y), meter.seconds(lambda: x + y)])
     if kind == "rotary":
-        size = work["scores"]["head_size"]
-        cos, sin = random(tokens, size), random(tokens, size)
-        return meter.both(lambda x: _rotate(x, cos, sin), random(tokens, width / size, size).transpose(0, 1))
+        return _positions(meter, width, tokens, work["rotary"], random)
     if kind == "gated":
         return meter.both(lambda gate, x: F.silu(gate) * x, random(tokens, width), random(tokens, width))
     if kind == "plain":
@@ -264,6 +234,27 @@ def _kernel(meter: Meter, kind: str, width: float, work: dict[str, Any], random:
     if kind == "loss":
         return meter.both(lambda x: F.cross_entropy(x, ids), logits)
     return meter.both(lambda table: F.embedding(ids, table), logits)
+
+
+def _positions(
+    meter: Meter, width: float, tokens: int, parts: dict[str, int], random: Callable[..., Tensor]
+) -> list[Figure]:
+    """Measures rotary positions. Latent attention joins the parts of queries and keys with and without positions, and copies
+    values, for each head.
+    """
+    plain, size, values = (parts[key] for key in ("plain_size", "rotary_size", "value_size"))
+    cos, sin = random(tokens, size), random(tokens, size)
+    if plain + values == 0:
+        return meter.both(lambda x: _rotate(x, cos, sin), random(tokens, max(1.0, width / size), size).transpose(0, 1))
+    split = [plain, size, plain, size, values]
+    x = random(tokens, max(1.0, width / sum(split)), sum(split)).transpose(0, 1)
+
+    def join(x: Tensor) -> Tensor:
+        queries, rotated_queries, keys, rotated_keys, rest = x.split(split, dim=-1)
+        rotated = [_rotate(part, cos, sin) for part in (rotated_queries, rotated_keys)]
+        return torch.cat((queries, rotated[0], keys, rotated[1], rest), dim=-1)
+
+    return meter.both(join, x)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
