@@ -19,7 +19,6 @@ pub(crate) const CHUNKS: Size = ("vp", "--stages-per-rank");
 pub(crate) const MICROBATCH: Size = ("mbs", "--microbatch-size");
 pub(crate) const SHARDS: Size = ("shards", "--shards");
 pub(crate) const SCHEDULE: Size = ("schedule", "--schedule");
-pub(crate) const SHARDS: Size = ("shards", "--shards");
 /// Files give the rows of a pass, and only files have passes and documents.
 pub(crate) const PASS: Size = ("pass_rows", "pass_rows");
 pub(crate) const DOCUMENT: Size = ("document_tokens", "document_tokens");
