@@ -5,7 +5,7 @@
 //!   neither whole blocks nor experts again, and has at most one block that predicts a further token.
 //! - DeepSeek's HAI-LLM does so with DualPipe (arXiv 2412.19437, section 3.2.1), which is DualPipeV here.
 
-use crate::implementation::{Graphs, Precision, Stack};
+use crate::implementation::{Precision, Stack};
 use crate::layout::{Layout, Modules, Recompute};
 use pipewright_shapes::model::Model;
 
@@ -36,7 +36,6 @@ pub(crate) fn fault(layout: &Layout, model: &Model) -> Option<&'static str> {
             Some("has at most one block that predicts a further token then")
         }
         Stack::Megatron if layout.precision == Precision::Single => Some("needs bf16 for it"),
-        Stack::Megatron if implementation.graphs == Graphs::Full => Some("has no graph of a whole step then"),
         Stack::HaiLlm if layout.schedule_name() != "dualpipev" => Some("does so in DualPipe alone"),
         Stack::Megatron | Stack::HaiLlm => None,
         Stack::Torchtitan | Stack::Automodel | Stack::OlmoCore => Some("does not do so"),

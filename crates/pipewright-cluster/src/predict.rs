@@ -7,7 +7,7 @@ use pipewright_schedule::costs::{StageCosts, StageSizes};
 use thiserror::Error;
 
 use crate::collective::Group;
-use crate::implementation::{Optimizer, Stack};
+use crate::implementation::Optimizer;
 use crate::layout::{Layout, LayoutError, Precision, ShardedState};
 use crate::machine::Machine;
 use crate::measured_times::Kernel;
@@ -120,8 +120,9 @@ pub(crate) struct RunPipeline {
     ranks: Vec<Unit>,
     /// The times of the rank that computes most.
     busiest: StageTime,
-    /// The activations that each rank holds in addition to its run: Megatron starts one forward more if it runs the
-    /// forward of a microbatch with the backward of another one.
+    /// The activations that each rank holds in addition to its run: of one block, if the forward of a microbatch runs
+    /// with the backward of another one. Blocks of the one are made while blocks of the other are freed, and the forward
+    /// that Megatron starts earlier for this takes the place of the forward that 1F1B runs before each backward.
     further: Vec<f64>,
     run: PipelineRun,
 }
@@ -149,11 +150,11 @@ impl RunPipeline {
             sum
         };
         let ranks: Vec<Unit> = run.stages_of_rank.iter().map(rank).collect();
-        let implementation = &placed.layout().implementation;
-        let starts_one_more = implementation.overlaps_experts && implementation.stack == Stack::Megatron;
+        let is_combined = placed.layout().implementation.overlaps_experts;
+        let of_block = |&stage: &usize| stages[stage].activation / cut[stage].len().max(1) as f64;
         let largest = |stages_of_rank: &Vec<usize>| {
-            let activations = stages_of_rank.iter().map(|&stage| stages[stage].activation);
-            if starts_one_more { activations.fold(0.0, f64::max) } else { 0.0 }
+            let activations = stages_of_rank.iter().map(of_block);
+            if is_combined { activations.fold(0.0, f64::max) } else { 0.0 }
         };
         let further = run.stages_of_rank.iter().map(largest).collect();
         let times = ranks.iter().map(|rank| rank.time);
