@@ -42,9 +42,13 @@ pub fn nearest<'a>(
     most: impl Fn(usize) -> usize,
 ) -> Option<&'a str> {
     let sought = letters(unknown);
-    let distances = known.into_iter().map(|name| {
+    let length_sought = sought.chars().count();
+    let distances = known.into_iter().filter_map(|name| {
         let own = letters(name);
-        (strsim::damerau_levenshtein(&own, &sought), own.chars().count(), name)
+        let length = own.chars().count();
+        // The distance is at least the difference of the lengths, and takes long for a long text.
+        let may_be_near = length.abs_diff(length_sought) <= most(length);
+        may_be_near.then(|| (strsim::damerau_levenshtein(&own, &sought), length, name))
     });
     let near = distances.filter(|&(distance, length, _)| distance <= most(length) && distance < length);
     near.min().map(|(_, _, name)| name)

@@ -25,8 +25,6 @@
 mod read_error;
 mod model_parts;
 mod read_plan;
-mod arithmetic;
-mod condition;
 mod shell;
 mod options;
 mod mapping;

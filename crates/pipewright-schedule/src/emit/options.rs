@@ -1,8 +1,10 @@
 //! Options as a command line or a script has them: `--key value ..`, `--key=value`, and flags. Entries of a document
 //! have the same form.
 
+use std::collections::HashMap;
+
 use crate::emit::read_error::ReadError;
-use crate::emit::shell::commands;
+use crate::emit::shell::{Command, Doubt, commands};
 use crate::plan::System;
 
 /// The most letters, of a hundred, in which a key differs from a known one and is a mistake, not another option.
@@ -29,6 +31,12 @@ impl GivenOption {
         let key = name.trim_start_matches('-').replace('_', "-");
         Self { key, name: name.to_owned(), values, line, unknown: None }
     }
+
+    /// Returns whether its value is one with which a document turns a flag off.
+    pub fn is_off(&self) -> bool {
+        const OFF: [&str; 8] = ["false", "none", "null", "~", "0", "0.0", "no", "off"];
+        matches!(self.values.as_slice(), [value] if OFF.contains(&value.to_lowercase().as_str()))
+    }
 }
 
 /// The options of a text, in order.
@@ -36,6 +44,8 @@ impl GivenOption {
 pub struct Options {
     /// The options. If a key is given twice, the last one counts.
     pub list: Vec<GivenOption>,
+    /// Sentences about what the options depend on.
+    pub notes: Vec<String>,
 }
 
 /// The prefix of torchtitan's choices of activation checkpointing, which have no dashes.
@@ -45,35 +55,32 @@ pub const CHECKPOINTING: &str = "activation-checkpoint:";
 pub(super) const MODULES: &str = "parallelism.module-fqns-per-model-part";
 
 impl Options {
-    /// Reads all options of a script. Skips words that are not values, such as those before the first option.
-    pub(super) fn parse(text: &str) -> Self {
-        let mut list: Vec<GivenOption> = Vec::new();
-        for command in commands(text) {
-            let mut has_option = false;
-            for word in command {
-                let is_checkpointing = word.text.replace('_', "-").starts_with(CHECKPOINTING);
-                if is_checkpointing || word.is_option() {
-                    let (name, value) = match word.text.split_once('=') {
-                        Some((name, value)) => (name, Some(value.to_owned())),
-                        None => (word.text.as_str(), None),
-                    };
-                    let option = GivenOption::new(name, value.into_iter().collect(), word.line);
-                    list.push(GivenOption { unknown: word.unknown, ..option });
-                    has_option = true;
-                    continue;
-                }
-                let last = list.last_mut().filter(|last| has_option || last.key == MODULES);
-                // A variable without a value adds no word, and the name of a program is not a value.
-                let is_left_out = |last: &GivenOption| {
-                    !last.values.is_empty() && (word.text.is_empty() || word.text.ends_with(".py"))
-                };
-                if let Some(last) = last.filter(|last| !is_left_out(last)) {
-                    last.unknown = last.unknown.take().or(word.unknown);
-                    last.values.push(word.text);
-                }
+    /// Reads the options of the command that trains: the one with an option for which `is_own` is true. Without such a
+    /// command, the options of all commands count. Skips words that are not values, such as those before the first option.
+    ///
+    /// # Errors
+    /// When the script is too long to be read.
+    pub(super) fn parse(text: &str, is_own: impl Fn(&str) -> bool) -> Result<Self, ReadError> {
+        let mut is_open = false;
+        let mut all: Vec<GivenCommand> = Vec::new();
+        for command in commands(text)? {
+            let first = command.words.first().map_or("", |word| word.text.as_str());
+            let is_plain = command.is_plain || is_checkpointing(first);
+            let last = all.last_mut().filter(|_| is_open);
+            let has_option =
+                command.words.iter().any(|word| word.is_option() || is_checkpointing(&word.text));
+            match last {
+                // The lines of a file of options are one command.
+                Some(last) if is_plain || !has_option && last.ends_in_modules() => last.add(command),
+                _ => all.push(GivenCommand::of(command)),
             }
+            is_open = is_plain || (is_open && !has_option);
         }
-        Self { list }
+        let is_training = |command: &GivenCommand| command.options.iter().any(|option| is_own(&option.key));
+        if all.iter().any(is_training) {
+            all.retain(is_training);
+        }
+        Ok(merge(all))
     }
 
     /// Returns the last option with this key, which counts.
@@ -83,9 +90,36 @@ impl Options {
 
     /// Returns whether a flag is given, and not with the value of a document that turns it off.
     pub fn has(&self, key: &str) -> bool {
-        const OFF: [&str; 6] = ["false", "none", "null", "~", "0", "0.0"];
-        let is_off = |entry: &GivenOption| matches!(entry.values.as_slice(), [value] if OFF.contains(&value.to_lowercase().as_str()));
-        self.find(key).is_some_and(|entry| !is_off(entry))
+        self.find(key).is_some_and(|entry| !entry.is_off())
+    }
+
+    /// Returns the last option with this key.
+    ///
+    /// # Errors
+    /// When its values are not known.
+    pub fn known(&self, key: &str) -> Result<Option<&GivenOption>, ReadError> {
+        let entry = self.find(key);
+        match entry.and_then(|entry| Some((entry, entry.unknown.as_ref()?))) {
+            Some((entry, reason)) => {
+                let what = format!("`{}` is not known: {reason}; write its value", entry.name);
+                Err(ReadError::new(what).at(entry.line))
+            }
+            None => Ok(entry),
+        }
+    }
+
+    /// Returns a sentence about each flag that counts although it depends on something that is not read. `is_read` says
+    /// which keys are read.
+    pub fn doubtful_flags(&self, is_read: impl Fn(&str) -> bool) -> Vec<String> {
+        let mut flags: Vec<String> = Vec::new();
+        let read = self.list.iter().filter(|entry| is_read(&entry.key) && !entry.is_off());
+        for (entry, reason) in read.filter_map(|entry| Some((entry, entry.unknown.as_ref()?))) {
+            let sentence = format!("`{}` of line {} counts, although {reason}", entry.name, entry.line);
+            if flags.last() != Some(&sentence) {
+                flags.push(sentence);
+            }
+        }
+        flags
     }
 
     /// Returns the only value of an option.
@@ -93,11 +127,7 @@ impl Options {
     /// # Errors
     /// When the option has no value or several, or its value is not known.
     pub fn word(&self, key: &str) -> Result<Option<(&str, usize)>, ReadError> {
-        let Some(entry) = self.find(key) else { return Ok(None) };
-        if let Some(reason) = &entry.unknown {
-            let what = format!("`{}` is not known: {reason}; write its value", entry.name);
-            return Err(ReadError::new(what).at(entry.line));
-        }
+        let Some(entry) = self.known(key)? else { return Ok(None) };
         match entry.values.as_slice() {
             [value] => Ok(Some((value, entry.line))),
             values => Err(self.wrong(key, &values.join(" "), "one value")),
@@ -140,6 +170,96 @@ impl Options {
     }
 }
 
+/// The options of a command.
+#[derive(Debug)]
+struct GivenCommand {
+    line: usize,
+    options: Vec<GivenOption>,
+    notes: Vec<String>,
+}
+
+impl GivenCommand {
+    fn of(command: Command) -> Self {
+        let line = command.line;
+        let note = command.depends_on.map(|condition| {
+            format!(
+                "the command of line {line} depends on a condition or a loop of line {condition}, which is not run; it counts"
+            )
+        });
+        let mut given = Self { line, options: Vec::new(), notes: note.into_iter().collect() };
+        given.add(command);
+        given
+    }
+
+    /// Returns whether the next line may have further values of the last option.
+    fn ends_in_modules(&self) -> bool {
+        self.options.last().is_some_and(|last| last.key == MODULES)
+    }
+
+    fn add(&mut self, command: Command) {
+        for word in command.words {
+            let reason = word.doubt.reason().map(str::to_owned);
+            if word.is_option() || is_checkpointing(&word.text) {
+                let (name, value) = match word.text.split_once('=') {
+                    Some((name, value)) => (name, Some(value.to_owned())),
+                    None => (word.text.as_str(), None),
+                };
+                let option = GivenOption::new(name, value.into_iter().collect(), word.line);
+                self.options.push(GivenOption { unknown: reason, ..option });
+                continue;
+            }
+            let is_absent = matches!(word.doubt, Doubt::Absent(_));
+            let last = self.options.last_mut();
+            // A variable without a value adds no word, and the name of a program is not a value.
+            let is_left_out = |last: &GivenOption| {
+                is_absent || !last.values.is_empty() && (word.text.is_empty() || word.text.ends_with(".py"))
+            };
+            match last.filter(|last| !is_left_out(last)) {
+                Some(last) => {
+                    last.unknown = last.unknown.take().or(reason);
+                    last.values.push(word.text);
+                }
+                None if word.text.is_empty() => {
+                    self.notes.extend(reason.map(|reason| format!("{reason}; it counts as empty")));
+                }
+                None => {}
+            }
+        }
+    }
+}
+
+/// Returns whether a word is torchtitan's choice of activation checkpointing.
+fn is_checkpointing(word: &str) -> bool {
+    word.starts_with(CHECKPOINTING) || word.replace('_', "-").starts_with(CHECKPOINTING)
+}
+
+/// Joins commands that may train. An option in which they differ is not known.
+fn merge(mut commands: Vec<GivenCommand>) -> Options {
+    let mut notes: Vec<String> =
+        commands.iter_mut().flat_map(|command| std::mem::take(&mut command.notes)).collect();
+    notes.dedup();
+    if let [first, second, ..] = commands.as_slice() {
+        let reason = format!("the commands of lines {} and {} differ in it", first.line, second.line);
+        // The values of an option, and the number of commands that have them.
+        let mut values: HashMap<String, (Vec<String>, usize)> = HashMap::new();
+        for command in &commands {
+            let own: HashMap<&str, &GivenOption> =
+                command.options.iter().map(|option| (option.key.as_str(), option)).collect();
+            for (key, option) in own {
+                let known = values.entry(key.to_owned()).or_insert_with(|| (option.values.clone(), 0));
+                known.1 += usize::from(known.0 == option.values);
+            }
+        }
+        let count = commands.len();
+        for option in commands.iter_mut().flat_map(|command| &mut command.options) {
+            if values.get(&option.key).is_some_and(|(_, same)| *same < count) {
+                option.unknown.get_or_insert_with(|| reason.clone());
+            }
+        }
+    }
+    Options { list: commands.into_iter().flat_map(|command| command.options).collect(), notes }
+}
+
 /// The largest number that is read. Products of several fit 64 bits, and a schedule of this size is refused
 /// before it is made.
 const MOST: u32 = 1_000_000;
@@ -160,7 +280,7 @@ mod tests {
     use super::*;
 
     fn check(text: &str, expected: &[(&str, &[&str], usize)]) {
-        let found = Options::parse(text);
+        let found = Options::parse(text, |_| true).expect("options");
         let found: Vec<(&str, Vec<&str>, usize)> = found
             .list
             .iter()
@@ -194,7 +314,7 @@ mod tests {
 
     #[test]
     fn numbers_are_whole_and_alone() {
-        let number = |text| Options::parse(text).number("a", 1);
+        let number = |text| Options::parse(text, |_| true).expect("options").number("a", 1);
         assert_eq!(number("--a 3"), Ok(Some(3)));
         assert_eq!(number("--a 3 --a 4"), Ok(Some(4)));
         assert_eq!(number("--b 3"), Ok(None));
@@ -205,8 +325,13 @@ mod tests {
 
     #[test]
     fn keys_that_are_nearly_known_are_mistakes() {
-        let check =
-            |text, strict| Options::parse(text).check(System::Megatron, &["global-batch-size"], strict);
+        let check = |text, strict| {
+            Options::parse(text, |_| true).expect("options").check(
+                System::Megatron,
+                &["global-batch-size"],
+                strict,
+            )
+        };
         assert_eq!(check("--hidden-size 4", ""), Ok(()));
         let error = check("--hidden-size 4\n--global-batchsize 3", "").expect_err("a typo").to_string();
         assert_eq!(

@@ -248,7 +248,7 @@ fn stages(
     degree: u32,
 ) -> Result<Vec<StageParts>, ReadError> {
     let blocks = parts.blocks().len();
-    if let Some(GivenOption { values, line, .. }) = options.find(MODULES) {
+    if let Some(GivenOption { values, line, .. }) = options.known(MODULES)? {
         let modules: Vec<Vec<String>> = values
             .iter()
             .map(|stage| stage.split(',').map(|name| name.trim().to_owned()).collect())

@@ -35,16 +35,10 @@ impl SystemFile {
         if trimmed.starts_with('{') {
             return Ok(Self { content: Content::Deepspeed(trimmed.to_owned()) });
         }
-        let options = Options::parse(text);
+        let options = Options::parse(text, |key| system_of(key).is_some())?;
         let mut system = None;
         for entry in &options.list {
-            let own = if read_torchtitan::is_torchtitan(&entry.key) || entry.key.starts_with(CHECKPOINTING) {
-                System::Torchtitan
-            } else if read_megatron::is_megatron(&entry.key) {
-                System::Megatron
-            } else {
-                continue;
-            };
+            let Some(own) = system_of(&entry.key) else { continue };
             let expected = *system.get_or_insert(own);
             if expected != own {
                 let key = with_dashes(&entry.key);
@@ -116,6 +110,15 @@ impl SystemFile {
         }?;
         plan.check_size()?;
         Ok(plan)
+    }
+}
+
+/// Returns the system that has an option, if the option says how the model is divided.
+fn system_of(key: &str) -> Option<System> {
+    if read_torchtitan::is_torchtitan(key) || key.starts_with(CHECKPOINTING) {
+        Some(System::Torchtitan)
+    } else {
+        read_megatron::is_megatron(key).then_some(System::Megatron)
     }
 }
 

@@ -64,9 +64,44 @@ fn take(rest: &mut &str, letters: &[char]) -> Option<char> {
     Some(first)
 }
 
+/// Returns the names to which a sum gives a value, as in `N += 1`, `N++` and `--N`.
+pub(super) fn names_set(text: &str) -> Vec<&str> {
+    let is_of_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
+    let (mut names, mut rest) = (Vec::new(), text);
+    while let Some(start) = rest.find(is_of_name) {
+        let before = rest[..start].trim_end();
+        let name = &rest[start..];
+        let (name, after) = name.split_at(name.find(|letter| !is_of_name(letter)).unwrap_or(name.len()));
+        if before.ends_with("++") || before.ends_with("--") || is_assignment(after.trim_start()) {
+            names.push(name);
+        }
+        rest = after;
+    }
+    names
+}
+
+/// Returns whether the text after a name gives the name a value.
+fn is_assignment(after: &str) -> bool {
+    let operator: String =
+        after.chars().take_while(|letter| "+-*/%<>&|^=!".contains(*letter)).take(3).collect();
+    let is_step = operator.starts_with("++") || operator.starts_with("--");
+    let comparisons = ["==", "<=", ">=", "!="];
+    let is_comparison = comparisons.iter().any(|comparison| operator.starts_with(comparison));
+    is_step || (operator.contains('=') && !is_comparison)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sums_may_set_names() {
+        let check = |text: &str, expected: &[&str]| assert_eq!(names_set(text), expected, "{text}");
+        check("N += 1", &["N"]);
+        check("N=A*2, M <<= 1", &["N", "M"]);
+        check("N++ + --M", &["N", "M"]);
+        check("N == 1 && A <= 2 || B != 3 && C < D", &[]);
+    }
 
     #[test]
     fn sums_have_the_shell_order() {

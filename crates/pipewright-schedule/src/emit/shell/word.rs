@@ -1,0 +1,178 @@
+//! A word of a command, and how expansions are split into words.
+
+use std::rc::Rc;
+
+/// The most letters of a text that a reason shows.
+const SHOWN: usize = 60;
+
+/// A word of a command.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(in crate::emit) struct Word {
+    pub(in crate::emit) text: String,
+    /// The line of its first letter, counted from 1.
+    pub(in crate::emit) line: usize,
+    pub(in crate::emit) doubt: Doubt,
+}
+
+/// Why the text of a word may be another one. The reasons are sentences without a full stop.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(in crate::emit) enum Doubt {
+    /// The text is certain.
+    #[default]
+    None,
+    /// The text needs a variable that the file does not set, and that is empty here.
+    Unset(Rc<str>),
+    /// The word is a list that the file does not set, which is no word if it is empty.
+    Absent(Rc<str>),
+    /// The text is not known.
+    Unknown(Rc<str>),
+}
+
+impl Doubt {
+    pub(super) fn is_unknown(&self) -> bool {
+        matches!(self, Self::Unknown(_))
+    }
+
+    /// Returns the reason, unless the text is certain.
+    pub(in crate::emit) fn reason(&self) -> Option<&str> {
+        match self {
+            Self::None => None,
+            Self::Unset(reason) | Self::Absent(reason) | Self::Unknown(reason) => Some(reason),
+        }
+    }
+
+    /// Returns the doubt of two texts that are joined.
+    fn with(self, other: Self) -> Self {
+        match (self, other) {
+            (one @ Self::Unknown(_), _) | (one, Self::None) => one,
+            (Self::None, other) | (_, other @ Self::Unknown(_)) => other,
+            (one, _) => one,
+        }
+    }
+}
+
+impl Word {
+    pub(super) fn new(text: impl Into<String>, line: usize) -> Self {
+        Self { text: text.into(), line, doubt: Doubt::None }
+    }
+
+    pub(super) fn unknown(line: usize, reason: &str) -> Self {
+        Self { text: "?".to_owned(), line, doubt: Doubt::Unknown(reason.into()) }
+    }
+
+    pub(in crate::emit) fn is_option(&self) -> bool {
+        self.text.len() > 2 && self.text.starts_with("--")
+    }
+
+    /// Returns the text if it is certain.
+    pub(super) fn known(&self) -> Option<&str> {
+        (self.doubt == Doubt::None).then_some(self.text.as_str())
+    }
+
+    fn push(&mut self, letter: char, line: usize) {
+        self.line = if self.text.is_empty() { line } else { self.line };
+        self.text.push(letter);
+    }
+
+    pub(super) fn append(&mut self, other: Self) {
+        self.line = if self.text.is_empty() { other.line } else { self.line };
+        self.text.push_str(&other.text);
+        self.doubt = match std::mem::take(&mut self.doubt).with(other.doubt) {
+            Doubt::Absent(reason) if !self.text.is_empty() => Doubt::Unset(reason),
+            doubt => doubt,
+        };
+    }
+
+    /// Returns the words of a text that has options, as `sh -c` and `eval` get; another text is one word.
+    pub(super) fn split(self) -> Vec<Self> {
+        let has_option =
+            |text: &str| text.split_whitespace().any(|part| part.len() > 2 && part.starts_with("--"));
+        if !has_option(&self.text) {
+            return vec![self];
+        }
+        let part = |text: &str| Self { text: text.to_owned(), line: self.line, doubt: self.doubt.clone() };
+        self.text.split_whitespace().map(part).collect()
+    }
+}
+
+/// The words that the letters of a command make.
+#[derive(Debug, Default)]
+pub(super) struct Words {
+    pub(super) list: Vec<Word>,
+    /// The word that further letters belong to.
+    pub(super) current: Option<Word>,
+}
+
+impl Words {
+    pub(super) fn push(&mut self, letter: char, line: usize) {
+        self.current.get_or_insert_default().push(letter, line);
+    }
+
+    pub(super) fn append(&mut self, word: Word) {
+        self.current.get_or_insert_default().append(word);
+    }
+
+    pub(super) fn end_word(&mut self) {
+        self.list.extend(self.current.take());
+    }
+
+    /// Adds the elements of an expansion in double quotes, each of which is a word.
+    pub(super) fn add_quoted(&mut self, elements: Vec<Word>) {
+        for (index, word) in elements.into_iter().enumerate() {
+            if index > 0 {
+                self.end_word();
+            }
+            self.append(word);
+        }
+    }
+
+    /// Adds the elements of an expansion without quotes, in which blanks separate words.
+    pub(super) fn add_split(&mut self, elements: Vec<Word>) {
+        for (index, word) in elements.into_iter().enumerate() {
+            if index > 0 || word.text.starts_with(char::is_whitespace) {
+                self.end_word();
+            }
+            if word.text.is_empty() {
+                // An empty value is no word, but the reason of the doubt is kept.
+                if word.doubt != Doubt::None {
+                    self.append(word);
+                }
+                continue;
+            }
+            for (index, text) in word.text.split_whitespace().enumerate() {
+                if index > 0 {
+                    self.end_word();
+                }
+                self.append(Word { text: text.to_owned(), line: word.line, doubt: word.doubt.clone() });
+            }
+            if word.text.ends_with(char::is_whitespace) {
+                self.end_word();
+            }
+        }
+    }
+
+    pub(super) fn finish(mut self) -> Vec<Word> {
+        self.end_word();
+        self.list
+    }
+}
+
+/// Joins words by blanks.
+pub(super) fn join(words: Vec<Word>, line: usize) -> Word {
+    let mut joined = Word::new("", line);
+    for (index, word) in words.into_iter().enumerate() {
+        if index > 0 {
+            joined.text.push(' ');
+        }
+        joined.append(word);
+    }
+    joined
+}
+
+/// Returns the start of a text for a reason.
+pub(super) fn shortened(text: &str) -> String {
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}..", &text[..end]),
+        None => text.to_owned(),
+    }
+}
