@@ -501,7 +501,8 @@ impl Layout {
         Ok(())
     }
 
-    fn sizes(&self) -> [(Size, u32); 10] {
+    /// Returns all sizes.
+    pub(crate) fn sizes(&self) -> [(Size, u32); 10] {
         [
             (GPUS, self.gpus),
             (TENSOR, self.tensor),

@@ -4,7 +4,7 @@ use pipewright_schedule::divisor::greatest_common_divisor;
 use pipewright_schedule::words::counted;
 use thiserror::Error;
 
-use crate::size_names::{BATCH, CHUNKS, GivenSizes, MESH, Names, PIPELINE, Size, TENSOR};
+use crate::size_names::{BATCH, CHUNKS, EXPERT_TENSOR, GivenSizes, MESH, Names, PIPELINE, Size, TENSOR};
 
 /// The reason why a layout does not fit itself or its model, and the advice.
 #[derive(Clone, PartialEq, Eq, Error)]
@@ -66,6 +66,18 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
+    /// Returns the size that is wrong, if it is one.
+    pub(crate) fn size(&self) -> Option<Size> {
+        match self {
+            Self::Zero(size) | Self::Division { group: size, .. } => Some(*size),
+            Self::Mesh { .. } => None,
+            Self::Batch { .. } => Some(BATCH),
+            Self::Stages { .. } | Self::Cut { .. } => Some(PIPELINE),
+            Self::ExpertTensor { .. } => Some(EXPERT_TENSOR),
+            Self::Dropout(_) => Some(TENSOR),
+        }
+    }
+
     /// Says what is wrong, with the names of the sizes that are given.
     pub(crate) fn error(self, given: &GivenSizes) -> LayoutError {
         let names = given.names;

@@ -42,8 +42,8 @@ impl<'a> Placed<'a> {
     /// Places the ranks of a layout on all `machines`, in their order.
     ///
     /// # Errors
-    /// When the layout does not fit the model, there are no machines, they do not have the GPUs of the layout, or a rank of the pipeline has GPUs of
-    /// several kinds.
+    /// When the layout does not fit the model, the list of machines is empty, the machines have another number of GPUs than the
+    /// layout, or a rank of the pipeline has GPUs of several kinds.
     pub fn new(model: &'a Model, layout: &'a Layout, machines: &'a [Machines]) -> Result<Self, LayoutError> {
         layout.check(model)?;
         let kinds: Vec<(&Machine, u32)> = machines.iter().map(|kind| (&kind.machine, kind.gpus)).collect();

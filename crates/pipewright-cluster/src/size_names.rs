@@ -2,6 +2,8 @@
 
 use std::fmt::Display;
 
+use pipewright_schedule::plan::System;
+
 /// A size: its key in files, and its option.
 pub(crate) type Size = (&'static str, &'static str);
 
@@ -40,6 +42,31 @@ pub enum Names {
         /// The tokens of a step, if they are given instead of its rows.
         batch_tokens: Option<u64>,
     },
+    /// By the options of another system, such as `--tensor-model-parallel-size 8`.
+    Of(System),
+}
+
+/// Returns the name of a size in another system: an option, a key, or words if it follows from others.
+fn in_system((key, option): Size, system: System) -> &'static str {
+    let [megatron, torchtitan, deepspeed] = match key {
+        "tp" => ["--tensor-model-parallel-size", "--parallelism.tensor_parallel_degree", "tensor parallel"],
+        "pp" => {
+            ["--pipeline-model-parallel-size", "--parallelism.pipeline_parallel_degree", "pipeline.stages"]
+        }
+        "vp" => ["--num-virtual-stages-per-pipeline-rank", "stages per rank", "stages per rank"],
+        "cp" => ["--context-parallel-size", "--parallelism.context_parallel_degree", "context parallel"],
+        "ep" => ["--expert-model-parallel-size", "--parallelism.expert_parallel_degree", "expert parallel"],
+        "etp" => ["--expert-tensor-parallel-size", "ranks of each expert", "ranks of each expert"],
+        "mbs" => ["--micro-batch-size", "rows of a microbatch", "train_micro_batch_size_per_gpu"],
+        "gbs" => ["--global-batch-size", "--training.global_batch_size", "train_batch_size"],
+        "seq" => ["--seq-length", "--training.seq_len", "--seq-len"],
+        _ => [option; 3],
+    };
+    match system {
+        System::Megatron => megatron,
+        System::Torchtitan => torchtitan,
+        System::Deepspeed => deepspeed,
+    }
 }
 
 impl Names {
@@ -48,6 +75,7 @@ impl Names {
         match self {
             Self::Keys => size.0,
             Self::Options { .. } => size.1,
+            Self::Of(system) => in_system(size, system),
         }
     }
 
@@ -55,7 +83,7 @@ impl Names {
     pub(crate) fn with_value(self, size: Size, value: impl Display) -> String {
         match self {
             Self::Keys => format!("{} = {value}", size.0),
-            Self::Options { .. } => format!("{} {value}", size.1),
+            Self::Options { .. } | Self::Of(_) => format!("{} {value}", self.name(size)),
         }
     }
 }
@@ -91,7 +119,7 @@ impl GivenSizes {
         match self.names {
             _ if self.is_mixed => None,
             Names::Options { in_nodes: true, .. } => Some((NODES, self.gpus_per_node.max(1))),
-            Names::Options { .. } | Names::Keys => Some((GPUS, 1)),
+            Names::Options { .. } | Names::Keys | Names::Of(_) => Some((GPUS, 1)),
         }
     }
 }

@@ -1,17 +1,18 @@
 //! A configuration of another system.
 
-use pipewright_schedule::emit::{Options, ReadError, SystemFile};
+use pipewright_schedule::emit::{GivenOption, Options, ReadError, SystemFile};
 use pipewright_schedule::plan::System;
+use pipewright_schedule::words::counted;
 
 use crate::emit::profile_of;
 use crate::judge::given_run::{GivenRun, Place};
 use crate::judge::{deepspeed, document, megatron, torchtitan};
+use crate::size_names::{BATCH, EXPERT, GivenSizes, Names, Size};
 
 /// A file whose system is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Configuration {
     file: SystemFile,
-    options: Options,
     /// Whether the file is YAML, whose other keys are in a recipe.
     is_recipe: bool,
 }
@@ -23,24 +24,15 @@ impl Configuration {
     /// # Errors
     /// When the text cannot be read, or is of no system, or of two.
     pub fn parse(name: &str, text: &str) -> Result<Self, ReadError> {
+        let text = text.trim_start_matches('\u{feff}');
         let ending = name.rsplit('.').next().unwrap_or_default().to_lowercase();
+        let is_recipe = ["yaml", "yml"].contains(&ending.as_str());
         let file = match ending.as_str() {
-            "yaml" | "yml" => SystemFile::of_megatron(megatron::from_yaml(document::yaml(text)?)),
+            _ if is_recipe => SystemFile::of_megatron(megatron::from_yaml(document::yaml(text)?)),
             "toml" => SystemFile::of_torchtitan(document::toml(text)?),
             _ => SystemFile::parse(text)?,
         };
-        let options = match file.options() {
-            Some(options) => options.clone(),
-            None => {
-                let checked = serde_json::from_str::<serde_json::Value>(text);
-                checked.map_err(|error| ReadError {
-                    line: Some(error.line()),
-                    reason: format!("the JSON cannot be read: {error}"),
-                })?;
-                document::yaml(text)?
-            }
-        };
-        Ok(Self { file, options, is_recipe: ["yaml", "yml"].contains(&ending.as_str()) })
+        Ok(Self { file, is_recipe })
     }
 
     /// Returns the path of the table of computations that the file names, as it is written there.
@@ -59,16 +51,47 @@ impl Configuration {
     /// When an option that changes the layout is not known, a value is wrong or not known, or the layout is not of
     /// this model or not for so many GPUs.
     pub fn run(&self, place: &Place<'_>, table: Option<&str>) -> Result<GivenRun, ReadError> {
-        let options = &self.options;
+        let options = self.file.options();
         let system = self.file.system();
-        if system == System::Megatron {
-            return megatron::read(options, place, self.is_recipe);
-        }
         let profile = profile_of(place.model, place.sequence.unwrap_or(1));
-        let plan = self.file.plan(&profile, table, Some(place.gpus))?;
-        match system {
-            System::Torchtitan => torchtitan::read(options, &plan, place),
-            System::Megatron | System::Deepspeed => deepspeed::read(options, &plan, place),
-        }
+        let run = match system {
+            System::Megatron => megatron::read(options, place, self.is_recipe)?,
+            System::Torchtitan => {
+                let options = torchtitan::with_length(options, place);
+                let plan = SystemFile::of_torchtitan(options).plan(&profile, table, Some(place.gpus))?;
+                torchtitan::read(self.file.options(), &plan, place)?
+            }
+            System::Deepspeed => {
+                let plan = self.file.plan(&profile, table, Some(place.gpus))?;
+                deepspeed::read(options, &plan, place)?
+            }
+        };
+        check(&run, options, place)?;
+        Ok(run)
     }
+}
+
+/// Checks that a run fits its model and the batch that is given elsewhere.
+fn check(run: &GivenRun, options: &Options, place: &Place<'_>) -> Result<(), ReadError> {
+    let names = Names::Of(run.system);
+    let at = |size: Size, reason: String| {
+        let key = GivenOption::new(names.name(size), Vec::new(), 0).key;
+        ReadError { line: options.find(&key).map(|option| option.line), reason }
+    };
+    let layout = &run.layout;
+    if layout.expert > 1 && !run.model.has_experts() {
+        let reason = format!("{}: the model has no experts; use 1", names.with_value(EXPERT, layout.expert));
+        return Err(at(EXPERT, reason));
+    }
+    if let Some(batch) = place.batch.filter(|&batch| batch != layout.batch) {
+        let own = counted(layout.batch, "row");
+        let reason = format!("the file has {own} per step, and {batch} are given; leave --global-batch out");
+        return Err(at(BATCH, reason));
+    }
+    layout.find_fault(&run.model).map_err(|fault| {
+        let size = fault.size();
+        let given = GivenSizes { names, sizes: layout.sizes().to_vec(), gpus_per_node: 1, is_mixed: false };
+        let error = fault.error(&given).to_string();
+        size.map_or_else(|| ReadError { line: None, reason: error.clone() }, |size| at(size, error.clone()))
+    })
 }

@@ -6,16 +6,22 @@ use pipewright_schedule::plan::System;
 use crate::implementation::{Format, Implementation, Stack, StateFormats};
 use crate::judge::given_run::{GivenRun, Place, cut_of};
 use crate::judge::taken::Taken;
-use crate::layout::{Layout, Recompute, ShardedState};
+use crate::layout::{Layout, Precision, Recompute, ShardedState};
 
-/// The keys that [`ReadPlan`] has, by their starts.
-const PLANNED: [&str; 4] =
-    ["train-batch-size", "train-micro-batch-size-per-gpu", "gradient-accumulation-steps", "pipeline."];
+/// The keys that [`ReadPlan`] has, and the sections about whose `device` a note says what is assumed, by their starts.
+const PLANNED: [&str; 6] = [
+    "train-batch-size",
+    "train-micro-batch-size-per-gpu",
+    "gradient-accumulation-steps",
+    "pipeline.",
+    OFFLOADED_STATE,
+    OFFLOADED_PARAMETERS,
+];
+const OFFLOADED_STATE: &str = "zero-optimization.offload-optimizer";
+const OFFLOADED_PARAMETERS: &str = "zero-optimization.offload-param";
 
 /// Options that change costs which the prediction does not have.
-const UNPREDICTED: [&str; 6] = [
-    "zero-optimization.offload-optimizer.device",
-    "zero-optimization.offload-param.device",
+const UNPREDICTED: [&str; 4] = [
     "zero-optimization.zero-hpz-partition-size",
     "zero-optimization.zero-quantized-weights",
     "zero-optimization.zero-quantized-gradients",
@@ -36,15 +42,18 @@ pub(super) fn read(options: &Options, plan: &ReadPlan, place: &Place<'_>) -> Res
         return Err(options.wrong(
             "tensor-parallel.autotp-size",
             &ranks.to_string(),
-            "1: it is not predicted",
+            "1, because tensor parallelism of DeepSpeed is not predicted",
         ));
     }
-    if !(taken.has("bf16.enabled") | taken.has("fp16.enabled")) {
+    note_offloading(taken)?;
+    let (in_bf16, in_fp16) = (taken.has("bf16.enabled"), taken.has("fp16.enabled"));
+    if !(in_bf16 || in_fp16) {
         let reason = "neither `bf16.enabled` nor `fp16.enabled` is true, and runs in f32 are not predicted; set one of them";
         return Err(ReadError { line: None, reason: reason.to_owned() });
     }
     let is_narrow = taken.word("data-types.grad-accum-dtype")?.is_some_and(|dtype| dtype != "fp32");
-    let usual = StateFormats::usual(sharding, place.precision);
+    let precision = place.precision.unwrap_or(Precision::Half);
+    let usual = StateFormats::usual(sharding, precision);
     let state = is_narrow.then_some(StateFormats { gradients: Format::Bf16, ..usual });
     let recomputes = plan.choice.recompute.iter().any(Option::is_some);
     let layout = Layout {
@@ -56,9 +65,27 @@ pub(super) fn read(options: &Options, plan: &ReadPlan, place: &Place<'_>) -> Res
         recompute: if recomputes { Recompute::Full } else { Recompute::None },
         sharding,
         implementation: Implementation { state, ..Implementation::usual(Stack::default()) },
-        ..Layout::on_one_gpu(taken.sequence(place, "sequence-length")?, place.precision)
+        ..Layout::on_one_gpu(taken.sequence(place, "sequence-length")?, precision)
     };
     let mut run = GivenRun::new(System::Deepspeed, place.model.clone(), layout);
     taken.finish(&PLANNED, &UNPREDICTED, &mut run)?;
     Ok(run)
+}
+
+/// Says what is assumed if the state is not on the GPUs.
+fn note_offloading(taken: &Taken<'_>) -> Result<(), ReadError> {
+    const STATE: &str = "zero-optimization.offload-optimizer.device";
+    const PARAMETERS: &str = "zero-optimization.offload-param.device";
+    for (key, what) in [(STATE, "the optimizer's state"), (PARAMETERS, "the parameters")] {
+        let device = taken.word(key)?.filter(|device| device != "none");
+        let option = taken.options.find(key);
+        if let Some((device, option)) = device.zip(option) {
+            taken.note(format!(
+                "`{}` of line {} is `{device}`, and the prediction keeps {what} on the GPUs: the run needs less memory there, and \
+                 more time",
+                option.name, option.line
+            ));
+        }
+    }
+    Ok(())
 }

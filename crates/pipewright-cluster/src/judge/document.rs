@@ -15,13 +15,11 @@ struct Open {
     values: Vec<String>,
 }
 
-/// Reads YAML or JSON. Empty values are left out, and values of lists in lists are joined by commas.
+/// Reads YAML. Empty values are left out, and values of lists in lists are joined by commas.
 pub(super) fn yaml(text: &str) -> Result<Options, ReadError> {
-    // JSON may be indented by tabs.
-    let text = text.replace('\t', " ");
     let mut list: Vec<GivenOption> = Vec::new();
     let mut open: Vec<Open> = Vec::new();
-    for event in Parser::new_from_str(&text) {
+    for event in Parser::new_from_str(text) {
         let (event, span) = event.map_err(|error| at(error.marker().line(), error.info()))?;
         let line = span.start.line();
         match event {
@@ -51,6 +49,8 @@ pub(super) fn yaml(text: &str) -> Result<Options, ReadError> {
                     last.values.push(value.into_owned());
                 } else if last.key.is_none() {
                     last.key = Some((value.into_owned(), line));
+                    let names = open.iter().filter_map(|open| open.key.as_ref());
+                    check_path(names.map(|(name, _)| 1 + name.len()).sum(), line)?;
                 } else {
                     if let Some((name, line)) = path(&open).filter(|_| !is_null) {
                         list.push(GivenOption::new(&name, vec![value.into_owned()], line));
@@ -65,11 +65,22 @@ pub(super) fn yaml(text: &str) -> Result<Options, ReadError> {
             return Err(at(line, "too many values are inside each other"));
         }
     }
-    Ok(Options { list })
+    Ok(Options { list, ..Options::default() })
 }
 
 /// The most values inside each other.
 const MOST_DEPTH: usize = 64;
+
+/// The longest path to a value, in bytes.
+const LONGEST: usize = 1000;
+
+/// Refuses a path that is so long that all options together would not fit into memory.
+fn check_path(bytes: usize, line: usize) -> Result<(), ReadError> {
+    if bytes > LONGEST {
+        return Err(at(line, format!("the path to a value has more than {LONGEST} bytes; use shorter keys")));
+    }
+    Ok(())
+}
 
 /// Returns the keys of the open mappings, and the line of the last one.
 fn path(open: &[Open]) -> Option<(String, usize)> {
@@ -92,29 +103,33 @@ pub(super) fn toml(text: &str) -> Result<Options, ReadError> {
         return Err(ReadError { line, reason: problem.sentence.clone() });
     }
     let mut list = Vec::new();
-    table.iter().for_each(|table| add_table(table, "", &mut list));
+    if let Some(table) = &table {
+        add_table(table, "", &mut list)?;
+    }
     for option in &mut list {
         if option.name == "activation_checkpoint.mode" {
             option.key = format!("{CHECKPOINTING}{}", option.values.join(" ").replace('_', "-"));
         }
     }
-    Ok(Options { list })
+    Ok(Options { list, ..Options::default() })
 }
 
-fn add_table(table: &Table, before: &str, list: &mut Vec<GivenOption>) {
+fn add_table(table: &Table, before: &str, list: &mut Vec<GivenOption>) -> Result<(), ReadError> {
     for (key, entry) in &table.entries {
+        let line = entry.key_place.line_and_column().map_or(1, |(line, _)| line);
+        check_path(before.len() + key.len(), line)?;
         let name = format!("{before}{key}");
         if let Some(inner) = entry.value.as_table() {
-            add_table(inner, &format!("{name}."), list);
+            add_table(inner, &format!("{name}."), list)?;
             continue;
         }
         let values = match entry.value.as_list() {
             Some(values) => values.iter().map(shown).collect(),
             None => vec![shown(&entry.value)],
         };
-        let line = entry.key_place.line_and_column().map_or(1, |(line, _)| line);
         list.push(GivenOption::new(&name, values, line));
     }
+    Ok(())
 }
 
 fn shown(value: &Value) -> String {

@@ -17,8 +17,9 @@ pub struct Place<'a> {
     pub sequence: Option<u32>,
     /// The rows of a step, if they are given elsewhere.
     pub batch: Option<u32>,
-    /// The precision of the products, unless the file says another one.
-    pub precision: Precision,
+    /// The precision of the products, if it is given elsewhere. Without it, a file that does not say the precision has its
+    /// system's default.
+    pub precision: Option<Precision>,
 }
 
 /// A run that a file describes.

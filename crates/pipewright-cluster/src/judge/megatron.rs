@@ -10,6 +10,7 @@ use crate::implementation::{
 use crate::judge::given_run::{GivenRun, Place};
 use crate::judge::taken::Taken;
 use crate::layout::{Cut, Layout, Modules, Precision, Recompute, Scores, ShardedState};
+use pipewright_shapes::model::Model;
 
 /// The sections of YAML whose keys are options.
 const SECTIONS: [&str; 14] = [
@@ -70,7 +71,8 @@ const UNPREDICTED: [&str; 22] = [
 
 /// Options that change nothing in the prediction although their names have a word of the layout, and options that
 /// [`megatron_stages`] reads.
-const PLANNED: [&str; 20] = [
+const PLANNED: [&str; 21] = [
+    "cross-entropy-fusion-impl",
     "pipeline-model-parallel-layout",
     "num-layers-per-virtual-pipeline-stage",
     "num-virtual-stages-per-pipeline-rank",
@@ -110,7 +112,7 @@ pub(super) fn from_yaml(options: Options) -> Options {
         };
         GivenOption { key, values, ..option }
     };
-    Options { list: options.list.into_iter().map(renamed).collect() }
+    Options { list: options.list.into_iter().map(renamed).collect(), ..options }
 }
 
 /// Returns a layout in Megatron's letters. A document may have a list of the layers of each stage.
@@ -129,6 +131,7 @@ pub(super) fn read(options: &Options, place: &Place<'_>, is_recipe: bool) -> Res
         |key: &str| ReadError { line: None, reason: format!("`{key}` is missing; Megatron needs it") };
     let size = |key| taken.number(key).map(|size| size.unwrap_or(1));
     let (tensor, pipeline) = (size("tensor-model-parallel-size")?, size("pipeline-model-parallel-size")?);
+    let blocks = model.blocks.len();
     let parts = ModelParts::of(&profile_of(&model, 1));
     let stages = megatron_stages(options, &parts, pipeline)?;
     let predictors = taken.count("mtp-num-layers")?;
@@ -143,7 +146,13 @@ pub(super) fn read(options: &Options, place: &Place<'_>, is_recipe: bool) -> Res
     let sharding = sharding(taken, is_recipe)?;
     let expert_tensor = taken.number("expert-tensor-parallel-size")?;
     let granularity = recompute(taken)?;
-    let precision = precision(taken, place)?;
+    let recompute_layers = recompute_layers(taken, granularity, blocks, is_recipe)?;
+    let precision = precision(taken, place, is_recipe)?;
+    let offloaded = taken.count("cpu-offloading-num-layers")?.unwrap_or(0);
+    if offloaded as usize >= blocks.max(1) {
+        let expected = format!("fewer than {blocks}, the blocks of the model");
+        return Err(options.wrong("cpu-offloading-num-layers", &offloaded.to_string(), &expected));
+    }
     let mut layout = Layout {
         gpus: place.gpus,
         tensor,
@@ -161,25 +170,27 @@ pub(super) fn read(options: &Options, place: &Place<'_>, is_recipe: bool) -> Res
         },
         sharding,
         recompute: granularity,
-        recompute_layers: match (granularity, taken.word("recompute-method")?.as_deref()) {
-            (Recompute::Full, Some("block")) => taken.count("recompute-num-layers")?,
-            _ => None,
-        },
-        offload_layers: taken.count("cpu-offloading-num-layers")?.unwrap_or(0),
-        implementation: implementation(taken, (sharding, precision), is_recipe)?,
+        recompute_layers,
+        offload_layers: offloaded,
+        implementation: implementation(taken, (sharding, precision), &model, is_recipe)?,
         ..Layout::on_one_gpu(sequence, precision)
     };
     if expert_tensor.is_none() && !layout.replicas().is_multiple_of(layout.expert) {
         layout.expert_tensor = 1;
     }
     let copies = taken.number("num-distributed-optimizer-instances")?.filter(|&copies| copies > 1);
-    layout.shards = copies.map(|copies| (layout.data() / copies).max(1));
+    if let Some(copies) = copies.filter(|&copies| !layout.data().is_multiple_of(copies)) {
+        let expected = format!("a divisor of {}, the replicas", layout.data());
+        return Err(options.wrong("num-distributed-optimizer-instances", &copies.to_string(), &expected));
+    }
+    layout.shards = copies.map(|copies| layout.data() / copies);
     let batch = taken.either("global-batch-size", place.batch, "--global-batch")?;
     layout.batch = batch.unwrap_or(microbatch.saturating_mul(layout.data()));
     for (key, what) in
         [("overlap-grad-reduce", "reduces gradients"), ("overlap-param-gather", "gathers parameters")]
     {
-        if !taken.has(key) && layout.replicas() > 1 && !is_recipe && sharding == ShardedState::Optimizer {
+        let overlaps = taken.has(key);
+        if !overlaps && layout.replicas() > 1 && !is_recipe && sharding == ShardedState::Optimizer {
             taken.note(format!(
                 "the prediction {what} beside the computation, which the file does not (`--{key}`)"
             ));
@@ -202,13 +213,12 @@ fn check_model(taken: &Taken<'_>, place: &Place<'_>) -> Result<(), ReadError> {
         ("num-moe-experts", experts),
     ];
     for (key, own) in sizes {
-        let given = taken.number(key)?;
-        if let (Some(given), Some(own)) = (given, own)
-            && u64::from(given) != own
-        {
-            let expected = format!("{own}, as the model has; use the configuration of this model");
-            return Err(taken.options.wrong(key, &given.to_string(), &expected));
-        }
+        let Some(given) = taken.number(key)?.filter(|&given| Some(u64::from(given)) != own) else { continue };
+        let expected = match own {
+            Some(own) => format!("{own}, as the model has; use the configuration of this model"),
+            None => "no experts, because the model has none; use the configuration of this model".to_owned(),
+        };
+        return Err(taken.options.wrong(key, &given.to_string(), &expected));
     }
     Ok(())
 }
@@ -222,10 +232,11 @@ fn sharding(taken: &Taken<'_>, is_recipe: bool) -> Result<ShardedState, ReadErro
     ];
     let strategy = taken.one_of("data-parallel-sharding-strategy", &STRATEGIES)?;
     let has_optimizer = taken.has("use-distributed-optimizer");
-    if taken.has("use-torch-fsdp2") {
+    let (is_torch, is_megatron) = (taken.has("use-torch-fsdp2"), taken.has("use-megatron-fsdp"));
+    if is_torch {
         return Ok(ShardedState::Parameters);
     }
-    if taken.has("use-megatron-fsdp") {
+    if is_megatron {
         return Ok(strategy.unwrap_or(ShardedState::Nothing));
     }
     if is_recipe && taken.options.find("use-distributed-optimizer").is_none() {
@@ -237,7 +248,8 @@ fn sharding(taken: &Taken<'_>, is_recipe: bool) -> Result<ShardedState, ReadErro
 
 fn recompute(taken: &Taken<'_>) -> Result<Recompute, ReadError> {
     let granularity = taken.word("recompute-granularity")?;
-    let mut names = taken.list("recompute-modules");
+    let is_selective = taken.has("recompute-activations");
+    let mut names = taken.list("recompute-modules")?;
     if names.is_empty() {
         names.push("core_attn".to_owned());
     }
@@ -250,7 +262,7 @@ fn recompute(taken: &Taken<'_>) -> Result<Recompute, ReadError> {
         })?);
     }
     // The older flag decides if both are given.
-    if taken.has("recompute-activations") {
+    if is_selective {
         return Ok(Recompute::Modules(modules));
     }
     match granularity.as_deref() {
@@ -261,32 +273,111 @@ fn recompute(taken: &Taken<'_>) -> Result<Recompute, ReadError> {
     }
 }
 
-fn precision(taken: &Taken<'_>, place: &Place<'_>) -> Result<Precision, ReadError> {
-    taken.has("bf16");
-    taken.has("fp16");
+/// Returns the blocks of each stage that are computed again whole; `None` for all.
+fn recompute_layers(
+    taken: &Taken<'_>,
+    granularity: Recompute,
+    blocks: usize,
+    is_recipe: bool,
+) -> Result<Option<u32>, ReadError> {
+    const METHOD: &str = "recompute-method";
+    const LAYERS: &str = "recompute-num-layers";
+    let (method, layers) = (taken.word(METHOD)?, taken.count(LAYERS)?);
+    if granularity != Recompute::Full {
+        return Ok(None);
+    }
+    if let Some(layers) = layers.filter(|&layers| layers as usize > blocks) {
+        let expected = format!("at most {blocks}, the blocks of the model");
+        return Err(taken.options.wrong(LAYERS, &layers.to_string(), &expected));
+    }
+    match method.as_deref() {
+        Some("block") => Ok(layers),
+        Some("uniform") => {
+            if let Some(layers) = layers.filter(|&layers| layers > 1) {
+                taken.note(format!(
+                    "the checkpoints of {layers} blocks each are predicted as one checkpoint for each block; the run keeps fewer \
+                     inputs of blocks, and more activations during the backward"
+                ));
+            }
+            Ok(None)
+        }
+        Some(other) => Err(taken.options.wrong(METHOD, other, "uniform or block")),
+        None if is_recipe => Ok(None),
+        None => Err(ReadError {
+            line: taken.options.find("recompute-granularity").map(|option| option.line),
+            reason: "`--recompute-method` is missing; with `--recompute-granularity full`, Megatron needs `uniform` or `block`"
+                .to_owned(),
+        }),
+    }
+}
+
+fn precision(taken: &Taken<'_>, place: &Place<'_>, is_recipe: bool) -> Result<Precision, ReadError> {
+    let (in_bf16, in_fp16) = (taken.has("bf16"), taken.has("fp16"));
     let recipe = taken.word("fp8-recipe")?;
     let mixed = taken.word("mixed-precision")?.unwrap_or_default();
-    if taken.word("fp4-format")?.is_some() || mixed.contains("nvfp4") {
+    let (fp8, fp4) = (taken.word("fp8-format")?, taken.word("fp4-format")?);
+    if (fp4.is_some() && taken.has("fp4-format")) || mixed.contains("nvfp4") {
         return Ok(Precision::Nvfp4);
     }
     if mixed.contains("mxfp8") {
         return Ok(Precision::Mxfp8);
     }
-    let has_fp8 = taken.word("fp8-format")?.is_some_and(|format| format != "false") || mixed.contains("fp8");
+    let has_fp8 = (fp8.is_some() && taken.has("fp8-format")) || mixed.contains("fp8");
     match recipe.as_deref().filter(|_| has_fp8) {
-        Some("mxfp8") => Ok(Precision::Mxfp8),
-        Some("delayed" | "tensorwise" | "blockwise" | "custom") => Ok(Precision::Fp8),
+        Some("mxfp8") => return Ok(Precision::Mxfp8),
+        Some("delayed" | "tensorwise" | "blockwise" | "custom") => return Ok(Precision::Fp8),
         Some(other) => {
-            Err(taken.options.wrong("fp8-recipe", other, "one of delayed, tensorwise, blockwise, mxfp8"))
+            return Err(taken.options.wrong(
+                "fp8-recipe",
+                other,
+                "one of delayed, tensorwise, blockwise, mxfp8",
+            ));
         }
-        None if has_fp8 => Ok(Precision::Fp8),
-        None => Ok(place.precision),
+        None if has_fp8 => return Ok(Precision::Fp8),
+        None => {}
     }
+    if in_bf16 || in_fp16 || mixed.contains("16") {
+        return Ok(Precision::Half);
+    }
+    Ok(place.precision.unwrap_or_else(|| {
+        if is_recipe {
+            return Precision::Half;
+        }
+        taken.note("neither `--bf16` nor `--fp16` is given, so Megatron trains in f32");
+        Precision::Single
+    }))
+}
+
+/// Returns the library that sends tokens to experts. `has_experts` says whether the model has experts.
+fn dispatcher(taken: &Taken<'_>, has_experts: bool, is_recipe: bool) -> Result<Dispatcher, ReadError> {
+    const DISPATCHERS: [(&str, &str); 3] =
+        [("alltoall", "alltoall"), ("allgather", "allgather"), ("flex", "flex")];
+    let backend = taken.word("moe-flex-dispatcher-backend")?;
+    let is_deep = taken.has("moe-enable-deepep") || backend.as_deref() == Some("deepep");
+    let given = taken.one_of("moe-token-dispatcher-type", &DISPATCHERS)?;
+    let gathers = match given {
+        Some(name) => name == "allgather",
+        None => !is_recipe && !is_deep,
+    };
+    if gathers && has_experts {
+        let given = if given.is_some() { "" } else { ", Megatron's default," };
+        taken.note(format!(
+            "the dispatcher `allgather`{given} is predicted as `alltoall`; the run sends all tokens to all ranks of the experts, \
+             which takes longer"
+        ));
+    }
+    Ok(match given {
+        Some("flex") if backend.as_deref() == Some("hybridep") => Dispatcher::HybridEp,
+        Some("flex") => Dispatcher::DeepEp,
+        None if is_deep => Dispatcher::DeepEp,
+        _ => Dispatcher::AllToAll,
+    })
 }
 
 fn implementation(
     taken: &Taken<'_>,
     (sharding, precision): (ShardedState, Precision),
+    model: &Model,
     is_recipe: bool,
 ) -> Result<Implementation, ReadError> {
     const FORMATS: [(&str, Format); 8] = [
@@ -299,13 +390,20 @@ fn implementation(
         ("fp8", Format::Fp8),
         ("uint8", Format::Fp8),
     ];
-    const DISPATCHERS: [(&str, Option<Dispatcher>); 3] =
-        [("alltoall", Some(Dispatcher::AllToAll)), ("allgather", Some(Dispatcher::AllToAll)), ("flex", None)];
+    const OPTIMIZERS: [(&str, Optimizer); 6] = [
+        ("adam", Optimizer::Adam),
+        ("adamw", Optimizer::Adam),
+        ("fused_adam", Optimizer::Adam),
+        ("distributed_fused_adam", Optimizer::Adam),
+        ("muon", Optimizer::Muon),
+        ("dist_muon", Optimizer::Muon),
+    ];
     let usual = StateFormats::usual(sharding, precision);
     let format = |key, usual: Format| taken.one_of(key, &FORMATS).map(|format| format.unwrap_or(usual));
-    let in_16_bits = taken.has("grad-reduce-in-bf16")
-        || (taken.options.find("grad-reduce-in-fp32").is_some() && !taken.has("grad-reduce-in-fp32"));
-    let is_said = taken.options.find("grad-reduce-in-fp32").is_some() || !is_recipe;
+    let (in_bf16, in_f32) = (taken.has("grad-reduce-in-bf16"), taken.has("grad-reduce-in-fp32"));
+    let is_given = taken.options.find("grad-reduce-in-fp32").is_some();
+    let in_16_bits = in_bf16 || (is_given && !in_f32);
+    let is_said = is_given || !is_recipe;
     let gradients = if in_16_bits {
         Format::Bf16
     } else if is_said {
@@ -330,39 +428,28 @@ fn implementation(
         moments: if has_formats { moment } else { usual.moments },
         gradients: if has_formats { sums } else { gradients },
     };
-    let backend = taken.word("moe-flex-dispatcher-backend")?;
-    let is_deep = taken.has("moe-enable-deepep") || backend.as_deref() == Some("deepep");
-    let dispatcher = match taken.one_of("moe-token-dispatcher-type", &DISPATCHERS)? {
-        Some(Some(dispatcher)) => dispatcher,
-        Some(None) if backend.as_deref() == Some("hybridep") => Dispatcher::HybridEp,
-        Some(None) => Dispatcher::DeepEp,
-        None if is_deep => Dispatcher::DeepEp,
-        None => Dispatcher::AllToAll,
-    };
-    let scope = taken.list("cuda-graph-scope").join(",");
+    let scope = taken.list("cuda-graph-scope")?.join(",");
+    let (captures, is_external) = (taken.has("enable-cuda-graph"), taken.has("external-cuda-graph"));
     let graphs = match taken.word("cuda-graph-impl")?.as_deref() {
         Some("local" | "full_iteration") if scope.is_empty() || scope.contains("full") => Graphs::Full,
         Some("local" | "transformer_engine") => Graphs::Partial,
-        _ if taken.has("enable-cuda-graph") || taken.has("external-cuda-graph") => Graphs::Partial,
+        _ if captures || is_external => Graphs::Partial,
         _ => Graphs::None,
     };
-    if is_recipe && taken.options.find("cross-entropy-loss-fusion").is_none() {
+    let fusion = "cross-entropy-loss-fusion";
+    let is_assumed = is_recipe && taken.options.find(fusion).is_none();
+    if is_assumed {
         taken.note("`model.cross_entropy_loss_fusion` is not in the file, and the recipes of Megatron-Bridge have true");
     }
-    let is_fused = taken.has("cross-entropy-loss-fusion")
-        || (is_recipe && taken.options.find("cross-entropy-loss-fusion").is_none());
-    taken.word("cross-entropy-fusion-impl")?;
+    let is_fused = taken.has(fusion) || is_assumed;
     Ok(Implementation {
         state: (state != usual).then_some(state),
-        optimizer: match taken.word("optimizer")?.as_deref() {
-            Some("muon" | "dist_muon") => Optimizer::Muon,
-            _ => Optimizer::Adam,
-        },
+        optimizer: taken.one_of("optimizer", &OPTIMIZERS)?.unwrap_or_default(),
         loss: if is_fused { Loss::Fused } else { Loss::Separate },
         graphs,
         overlaps_tensor: Some(taken.has("tp-comm-overlap")),
         overlaps_experts: taken.has("overlap-moe-expert-parallel-comm"),
-        dispatcher,
+        dispatcher: dispatcher(taken, model.has_experts(), is_recipe)?,
         ..Implementation::usual(Stack::Megatron)
     })
 }

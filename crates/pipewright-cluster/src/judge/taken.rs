@@ -1,8 +1,9 @@
 //! Options that a reader takes, so that the others are known.
 
 use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
 
-use pipewright_schedule::emit::{Options, ReadError};
+use pipewright_schedule::emit::{GivenOption, Options, ReadError};
 
 use crate::judge::given_run::{GivenRun, Place};
 
@@ -47,10 +48,13 @@ impl<'a> Taken<'a> {
     }
 
     /// Returns the values of a list, which may be separated by commas.
-    pub(super) fn list(&self, key: &'static str) -> Vec<String> {
+    ///
+    /// # Errors
+    /// When a value is not known.
+    pub(super) fn list(&self, key: &'static str) -> Result<Vec<String>, ReadError> {
         self.ask(key);
-        let values = self.options.find(key).map(|entry| entry.values.join(",")).unwrap_or_default();
-        values.split(',').filter(|value| !value.is_empty()).map(str::to_owned).collect()
+        let values = self.options.known(key)?.map(|entry| entry.values.join(",")).unwrap_or_default();
+        Ok(values.split(',').filter(|value| !value.is_empty()).map(str::to_owned).collect())
     }
 
     pub(super) fn word(&self, key: &'static str) -> Result<Option<String>, ReadError> {
@@ -107,18 +111,22 @@ impl<'a> Taken<'a> {
         unpredicted: &[&'static str],
         run: &mut GivenRun,
     ) -> Result<(), ReadError> {
-        let asked = self.asked.borrow();
+        let asked: HashSet<&str> = self.asked.take().into_iter().collect();
         let is_planned = |key: &str| planned.iter().any(|start| key.starts_with(start));
-        let mut known: Vec<&str> = asked.iter().chain(unpredicted).chain(planned).copied().collect();
-        known.extend(self.options.list.iter().map(|entry| entry.key.as_str()).filter(|key| is_planned(key)));
-        self.options.check(run.system, &known, "")?;
-        let given = self.options.list.iter().filter(|entry| self.options.has(&entry.key));
-        for entry in given {
-            let (key, name) = (entry.key.as_str(), &entry.name);
-            let is_read = asked.contains(&key) || is_planned(key);
+        let is_read = |key: &str| asked.contains(key) || is_planned(key);
+        let is_known = |key: &str| is_read(key) || unpredicted.contains(&key);
+        let names: Vec<&str> = asked.iter().chain(unpredicted).chain(planned).copied().collect();
+        self.options.check_by(run.system, &names, is_known)?;
+        let mut last: HashMap<&str, &GivenOption> = HashMap::new();
+        for entry in &self.options.list {
+            last.insert(&entry.key, entry);
+        }
+        let mut unused: HashSet<&str> = HashSet::new();
+        for entry in self.options.list.iter().filter(|entry| !last[entry.key.as_str()].is_off()) {
+            let (key, name) = (entry.key.as_str(), entry.name.as_str());
             if unpredicted.contains(&key) {
                 self.note(format!("`{name}` of line {} is not predicted", entry.line));
-            } else if is_read {
+            } else if is_read(key) {
                 continue;
             } else if LAYOUT_WORDS.iter().any(|word| key.contains(word)) && !key.contains("checkpoint") {
                 let reason = format!(
@@ -127,11 +135,13 @@ impl<'a> Taken<'a> {
                     run.system
                 );
                 return Err(ReadError { line: Some(entry.line), reason });
-            } else if !run.unused.contains(name) {
-                run.unused.push(name.clone());
+            } else if unused.insert(name) {
+                run.unused.push(name.to_owned());
             }
         }
         run.notes.extend(self.notes.take());
+        run.notes.extend(self.options.notes.iter().cloned());
+        run.notes.extend(self.options.doubtful_flags(is_read));
         Ok(())
     }
 }

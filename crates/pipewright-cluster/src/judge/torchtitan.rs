@@ -1,6 +1,6 @@
 //! The options of torchtitan, of 0.3 and of its main branch, and the TOML of earlier versions.
 
-use pipewright_schedule::emit::{CHECKPOINTING, Options, ReadError, ReadPlan};
+use pipewright_schedule::emit::{CHECKPOINTING, GivenOption, Options, ReadError, ReadPlan};
 use pipewright_schedule::generate::{ScheduleSpec, catalogue, find, generate};
 use pipewright_schedule::plan::System;
 
@@ -8,6 +8,9 @@ use crate::implementation::{Format, Graphs, Implementation, Kernels, Loss, Stack
 use crate::judge::given_run::{GivenRun, Place, cut_of};
 use crate::judge::taken::Taken;
 use crate::layout::{Layout, Precision, Recompute, ShardedState};
+
+/// The tokens of a row on the main branch.
+const LENGTH: &str = "training.max-context-length";
 
 /// The keys that [`ReadPlan`] has, or that its reader checks, by their starts.
 const PLANNED: [&str; 6] = [
@@ -20,21 +23,19 @@ const PLANNED: [&str; 6] = [
 ];
 
 /// Options that change costs which the prediction does not have.
-const UNPREDICTED: [&str; 6] = [
+const UNPREDICTED: [&str; 5] = [
     "training.enable-cpu-offload",
     "float8.enable-fsdp-float8-all-gather",
     "quantize.linear.float8.enable-fsdp-float8-all-gather",
     "parallelism.enable-fsdp-symm-mem",
     "parallelism.disable-loss-parallel",
-    "training.mixed-precision-param",
 ];
 
 /// Reads a run. `plan` has its pipeline and its batch.
 pub(super) fn read(options: &Options, plan: &ReadPlan, place: &Place<'_>) -> Result<GivenRun, ReadError> {
     let taken = &Taken::new(options);
-    let counts_tokens = options.list.iter().any(|entry| entry.key.starts_with("training.num-tokens"));
-    let sequence = taken
-        .sequence(place, if counts_tokens { "training.max-context-length" } else { "training.seq-len" })?;
+    let counts_tokens = counts_tokens(options);
+    let sequence = taken.sequence(place, if counts_tokens { LENGTH } else { "training.seq-len" })?;
     let size = |key| taken.number(key).map(|size| size.unwrap_or(1));
     let (tensor, pipeline) = (plan.choice.mesh.tensor, plan.schedule.ranks());
     let (context, expert) =
@@ -42,20 +43,16 @@ pub(super) fn read(options: &Options, plan: &ReadPlan, place: &Place<'_>) -> Res
     let replicated = size("parallelism.data-parallel-replicate-degree")?;
     let is_sharded = plan.choice.mesh.data > replicated || context > 1;
     let policy = taken.word("parallelism.fsdp-reshard-after-forward")?;
-    let is_compiled = taken.has("compile.enable") || taken.has("training.compile");
+    let [is_compiled, was_compiled] = ["compile.enable", "training.compile"].map(|key| taken.has(key));
+    let overlaps = ["compile.enable-async-tensor-parallel", "parallelism.enable-async-tensor-parallel"]
+        .map(|key| taken.has(key));
+    let has_no_graphs = taken.has("training.disable-cuda-graphs");
     let mut implementation = Implementation {
         // The main branch takes the logits of some tokens at a time.
         loss: if counts_tokens { Loss::Chunked } else { Loss::Separate },
-        kernels: if is_compiled { Kernels::Fused } else { Kernels::Separate },
-        graphs: if counts_tokens && !taken.has("training.disable-cuda-graphs") {
-            Graphs::Full
-        } else {
-            Graphs::None
-        },
-        overlaps_tensor: Some(
-            taken.has("compile.enable-async-tensor-parallel")
-                || taken.has("parallelism.enable-async-tensor-parallel"),
-        ),
+        kernels: if is_compiled || was_compiled { Kernels::Fused } else { Kernels::Separate },
+        graphs: if counts_tokens && !has_no_graphs { Graphs::Full } else { Graphs::None },
+        overlaps_tensor: Some(overlaps.contains(&true)),
         reshards: match policy.as_deref() {
             Some("never") => false,
             Some("always") => true,
@@ -85,7 +82,7 @@ pub(super) fn read(options: &Options, plan: &ReadPlan, place: &Place<'_>) -> Res
         shards: (is_sharded && replicated > 1).then(|| (plan.choice.mesh.data / replicated).max(1)),
         pass_microbatches: (plan.runs > 1).then(|| plan.schedule.microbatches()),
         implementation,
-        ..Layout::on_one_gpu(sequence, precision(taken, place))
+        ..Layout::on_one_gpu(sequence, precision(taken, place)?)
     };
     let rows = plan.microbatches().saturating_mul(plan.choice.microbatch_rows).saturating_mul(plan.runs);
     let mut run = GivenRun::new(System::Torchtitan, place.model.clone(), Layout { batch: rows, ..layout });
@@ -93,11 +90,29 @@ pub(super) fn read(options: &Options, plan: &ReadPlan, place: &Place<'_>) -> Res
     Ok(run)
 }
 
+/// Returns whether the options are of the main branch, which counts tokens.
+fn counts_tokens(options: &Options) -> bool {
+    let is_of_main = |key: &str| key.starts_with("training.num-tokens") || key == LENGTH;
+    options.list.iter().any(|entry| is_of_main(&entry.key))
+}
+
+/// Returns the options with the tokens of a row of the place, if the options need them and do not have them: the plan
+/// would have the default of the main branch.
+pub(super) fn with_length(options: &Options, place: &Place<'_>) -> Options {
+    let mut options = options.clone();
+    if let Some(tokens) = place.sequence
+        && counts_tokens(&options)
+        && options.find(LENGTH).is_none()
+    {
+        options.list.push(GivenOption::new(LENGTH, vec![tokens.to_string()], 1));
+    }
+    options
+}
+
 fn sequence_parallel(taken: &Taken<'_>) -> bool {
     let key = "parallelism.enable-sequence-parallel";
-    let is_off = taken.options.find(key).is_some() && !taken.has(key);
-    taken.has(key);
-    !is_off && !taken.has("parallelism.no-enable-sequence-parallel")
+    let (is_on, is_off) = (taken.has(key), taken.has("parallelism.no-enable-sequence-parallel"));
+    !is_off && (is_on || taken.options.find(key).is_none())
 }
 
 /// Returns the name of the schedule. A table is compared with the schedules of the same size.
@@ -139,11 +154,14 @@ fn recompute(taken: &Taken<'_>) -> Result<Recompute, ReadError> {
 }
 
 /// Returns the precision: older versions name a converter, and later ones have it in the configuration of the model.
-fn precision(taken: &Taken<'_>, place: &Place<'_>) -> Precision {
-    let converters = taken.list("model.converters").join(",");
-    match () {
+fn precision(taken: &Taken<'_>, place: &Place<'_>) -> Result<Precision, ReadError> {
+    const FORMATS: [(&str, Precision); 2] = [("bfloat16", Precision::Half), ("float32", Precision::Single)];
+    let converters = taken.list("model.converters")?.join(",");
+    let parameters = taken.one_of("training.mixed-precision-param", &FORMATS)?;
+    Ok(match () {
         () if converters.contains("mx") => Precision::Mxfp8,
         () if converters.contains("float8") => Precision::Fp8,
-        () => place.precision,
-    }
+        () if parameters == Some(Precision::Single) => Precision::Single,
+        () => place.precision.or(parameters).unwrap_or(Precision::Half),
+    })
 }

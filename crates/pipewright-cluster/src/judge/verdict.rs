@@ -5,10 +5,11 @@ use serde::Serialize;
 
 use crate::implementation::{Implementation, Kernels};
 use crate::judge::given_run::GivenRun;
-use crate::layout::{Cut, Layout};
+use crate::layout::Cut;
 use crate::pipeline::Programs;
 use crate::predict::{PredictError, predict};
 use crate::search::{ClusterPlan, MOST_COMPUTATIONS, Request, SearchError, lower_bound, search_from};
+use crate::size_names::{CHUNKS, CONTEXT, EXPERT, EXPERT_TENSOR, MICROBATCH, Names, PIPELINE, Size, TENSOR};
 
 /// The prediction of a run, and the best plan that its system runs.
 #[derive(Debug, Clone, PartialEq)]
@@ -66,90 +67,76 @@ pub fn judge(request: &Request, run: &GivenRun) -> Result<Verdict, PredictError>
     let implementation = Implementation { kernels: Kernels::Fused, ..request.implementation };
     let search = Request { system: Some(run.system), plans: 1, implementation, ..request.clone() };
     let best = search_from(&search, &run.layout).map(|mut found| found.plans.swap_remove(0));
-    let mut changes = best.as_ref().map_or_else(|_| Vec::new(), |best| changes(run.system, &plan, best));
-    changes.retain(|change| run.model.has_experts() || !change.option.contains("expert"));
+    let changes = best.as_ref().map_or_else(|_| Vec::new(), |best| changes(run, &plan, best));
     Ok(Verdict { plan, memory_limit: request.memory_limit(), best, changes })
 }
 
-/// The names of the parts of a layout in a system.
-fn names(system: System) -> [&'static str; 13] {
-    match system {
-        System::Megatron => [
-            "--tensor-model-parallel-size",
-            "--pipeline-model-parallel-size",
-            "--num-virtual-stages-per-pipeline-rank",
-            "--context-parallel-size",
-            "--expert-model-parallel-size",
-            "--expert-tensor-parallel-size",
-            "--micro-batch-size",
-            "--sequence-parallel",
-            "--recompute-granularity",
-            "sharding",
-            "schedule",
-            "fused kernels",
-            "blocks of each stage",
-        ],
-        System::Torchtitan => [
-            "--parallelism.tensor_parallel_degree",
-            "--parallelism.pipeline_parallel_degree",
-            "stages per rank",
-            "--parallelism.context_parallel_degree",
-            "--parallelism.expert_parallel_degree",
-            "ranks of each expert",
-            "rows of a microbatch",
-            "--parallelism.enable_sequence_parallel",
-            "activation-checkpoint",
-            "sharding",
-            "--parallelism.pipeline_parallel_schedule",
-            "--compile.enable",
-            "blocks of each stage",
-        ],
-        System::Deepspeed => [
-            "tensor parallel",
-            "pipeline.stages",
-            "stages per rank",
-            "context parallel",
-            "expert parallel",
-            "ranks of each expert",
-            "train_micro_batch_size_per_gpu",
-            "sequence parallel",
-            "activation checkpoints",
-            "zero_optimization.stage",
-            "schedule",
-            "fused kernels",
-            "pipeline.parts",
-        ],
-    }
+/// The sizes of a layout that a better plan may change.
+const SIZES: [Size; 7] = [TENSOR, PIPELINE, CHUNKS, CONTEXT, EXPERT, EXPERT_TENSOR, MICROBATCH];
+
+/// A part of a layout that is not a size.
+struct Part {
+    /// The names in Megatron, torchtitan and DeepSpeed.
+    names: [&'static str; 3],
+    value: fn(&ClusterPlan) -> String,
 }
 
-/// Returns the options by which a plan differs from another one.
-fn changes(system: System, plan: &ClusterPlan, best: &ClusterPlan) -> Vec<Change> {
-    let values = |plan: &ClusterPlan| {
-        let layout: &Layout = &plan.layout;
-        let blocks: Vec<String> = plan.prediction.blocks.iter().map(ToString::to_string).collect();
-        let sizes = [
-            layout.tensor,
-            layout.pipeline,
-            layout.chunks,
-            layout.context,
-            layout.expert,
-            layout.expert_tensor,
-            layout.microbatch,
-        ];
-        let words = [
-            if layout.sequence_parallel { "on" } else { "off" },
-            layout.recompute.name(),
-            layout.sharding.name(),
-            layout.schedule_name(),
-            if layout.implementation.kernels == Kernels::Fused { "on" } else { "off" },
-        ];
-        let sizes = sizes.iter().map(ToString::to_string);
-        sizes.chain(words.map(str::to_owned)).chain([blocks.join(",")]).collect::<Vec<String>>()
+/// The parts that a better plan may change.
+const PARTS: [Part; 6] = [
+    Part {
+        names: ["--sequence-parallel", "--parallelism.enable_sequence_parallel", "sequence parallel"],
+        value: |plan| switch(plan.layout.sequence_parallel),
+    },
+    Part {
+        names: ["--recompute-granularity", "activation-checkpoint", "activation checkpoints"],
+        value: |plan| plan.layout.recompute.name().to_owned(),
+    },
+    Part {
+        names: ["sharding", "sharding", "zero_optimization.stage"],
+        value: |plan| plan.layout.sharding.name().to_owned(),
+    },
+    Part {
+        names: ["schedule", "--parallelism.pipeline_parallel_schedule", "schedule"],
+        value: |plan| plan.layout.schedule_name().to_owned(),
+    },
+    Part {
+        names: ["fused kernels", "--compile.enable", "fused kernels"],
+        value: |plan| switch(plan.layout.implementation.kernels == Kernels::Fused),
+    },
+    Part { names: BLOCKS, value: |plan| joined(&plan.prediction.blocks) },
+];
+
+/// The names of the blocks of each stage.
+const BLOCKS: [&str; 3] = ["blocks of each stage", "blocks of each stage", "pipeline.parts"];
+
+fn switch(is_on: bool) -> String {
+    if is_on { "on" } else { "off" }.to_owned()
+}
+
+fn joined(numbers: &[usize]) -> String {
+    numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// Returns the options by which a plan differs from another one. An even cut has no option.
+fn changes(run: &GivenRun, plan: &ClusterPlan, best: &ClusterPlan) -> Vec<Change> {
+    let system = match run.system {
+        System::Megatron => 0,
+        System::Torchtitan => 1,
+        System::Deepspeed => 2,
     };
-    let pairs = names(system).into_iter().zip(values(plan).into_iter().zip(values(best)));
     let has_cut = matches!(plan.layout.cut, Cut::Given { .. });
-    let differs = |(option, (from, to)): (&'static str, (String, String))| {
-        (from != to).then_some(Change { option, from, to })
+    let has_experts = run.model.has_experts();
+    let sizes = SIZES.into_iter().filter(|&size| has_experts || ![EXPERT, EXPERT_TENSOR].contains(&size));
+    let size_of = |plan: &ClusterPlan, size: Size| {
+        let sizes = plan.layout.sizes();
+        let value = sizes.iter().find(|(other, _)| *other == size).map_or(1, |(_, value)| *value);
+        value.to_string()
     };
-    pairs.filter_map(differs).filter(|change| has_cut || !change.option.contains("blocks")).collect()
+    let sizes =
+        sizes.map(|size| (Names::Of(run.system).name(size), size_of(plan, size), size_of(best, size)));
+    let parts = PARTS.iter().filter(|part| has_cut || part.names != BLOCKS);
+    let parts = parts.map(|part| (part.names[system], (part.value)(plan), (part.value)(best)));
+    let differs = |(_, from, to): &(&str, String, String)| from != to;
+    let change = |(option, from, to)| Change { option, from, to };
+    sizes.chain(parts).filter(differs).map(change).collect()
 }

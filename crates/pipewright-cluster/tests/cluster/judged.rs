@@ -23,7 +23,7 @@ fn model(config: &str) -> Model {
 
 fn try_read(config: &str, gpus: u32, name: &str, text: &str) -> Result<GivenRun, String> {
     let model = model(config);
-    let place = Place { model: &model, gpus, sequence: None, batch: None, precision: Precision::Half };
+    let place = Place { model: &model, gpus, sequence: None, batch: None, precision: None };
     let file = Configuration::parse(name, text).map_err(|error| error.to_string())?;
     file.run(&place, None).map_err(|error| error.to_string())
 }
@@ -276,7 +276,7 @@ fn a_configuration_of_deepspeed_is_its_layout() {
     let read = |text: &str| {
         let model = model(DENSE);
         let (sequence, batch) = (Some(4096), None);
-        let place = Place { model: &model, gpus: 64, sequence, batch, precision: Precision::Half };
+        let place = Place { model: &model, gpus: 64, sequence, batch, precision: None };
         let file = Configuration::parse("ds.json", text).map_err(|error| error.to_string())?;
         file.run(&place, None).map_err(|error| error.to_string())
     };
@@ -425,4 +425,191 @@ fn the_verdict_is_the_prediction_next_to_the_best_plan() {
     );
     assert!(!large.fits());
     assert!(large.best.is_ok_and(|best| best.prediction.peak_memory() <= large.memory_limit));
+}
+
+/// Returns the precision and the notes of a script of Megatron with a change.
+fn changed(from: &str, to: &str) -> GivenRun {
+    let text = script().replacen(from, to, 1);
+    assert_ne!(text, script(), "{from}");
+    read(DENSE, 512, "train.sh", &text)
+}
+
+#[test]
+fn options_of_megatron_that_change_costs_are_read_or_refused() {
+    let run = changed("--bf16", "");
+    assert_eq!(run.layout.precision, Precision::Single);
+    assert_eq!(run.notes, ["neither `--bf16` nor `--fp16` is given, so Megatron trains in f32"]);
+    let full = "selective --recompute-modules core_attn layernorm";
+    let run = changed(full, "full --recompute-method uniform --recompute-num-layers 4");
+    assert_eq!((run.layout.recompute, run.layout.recompute_layers), (Recompute::Full, None));
+    assert!(
+        run.notes[0].starts_with("the checkpoints of 4 blocks each are predicted as one"),
+        "{:?}",
+        run.notes
+    );
+    let run = changed(full, "full --recompute-method block --recompute-num-layers 2");
+    assert_eq!((run.layout.recompute_layers, run.notes.len()), (Some(2), 0));
+    refuse(
+        full,
+        "full",
+        "line 25: `--recompute-method` is missing; with `--recompute-granularity full`, Megatron needs `uniform` or `block`",
+    );
+    refuse(
+        full,
+        "full --recompute-method uniform --recompute-num-layers 127",
+        "line 25: `--recompute-num-layers` is `127`, and expected at most 126, the blocks of the model",
+    );
+    refuse(
+        "--bf16",
+        "--bf16 --optimizer sgd",
+        "line 24: `--optimizer` is `sgd`, and expected one of adam, adamw, fused_adam, distributed_fused_adam, muon, dist_muon",
+    );
+    refuse(
+        "--bf16",
+        "--bf16 --num-experts 8",
+        "line 24: `--num-experts` is `8`, and expected no experts, because the model has none; use the configuration of this model",
+    );
+    refuse(
+        "--bf16",
+        "--bf16 --expert-model-parallel-size 2",
+        "line 24: --expert-model-parallel-size 2: the model has no experts; use 1",
+    );
+    refuse(
+        "--bf16",
+        "--bf16 --cpu-offloading-num-layers 126",
+        "line 24: `--cpu-offloading-num-layers` is `126`, and expected fewer than 126, the blocks of the model",
+    );
+    refuse(
+        "--bf16",
+        "--bf16 --num-distributed-optimizer-instances 3",
+        "line 24: `--num-distributed-optimizer-instances` is `3`, and expected a divisor of 4, the replicas",
+    );
+    refuse(
+        "TP=8",
+        "TP=64",
+        "512 GPUs cannot be divided into a mesh of 1024 (--tensor-model-parallel-size 64, --pipeline-model-parallel-size 16, \
+         --context-parallel-size 1); use --ranks 1024, or use another mesh",
+    );
+    refuse(
+        "--global-batch-size $GBS",
+        "--global-batch-size 127",
+        "line 22: 127 rows of a step cannot be divided into microbatches of 1 row on each of 4 replicas; use \
+         --global-batch-size 128, or use another mesh",
+    );
+}
+
+/// Checks that each of some options is read whatever stands before it: a known key is never a mistake.
+#[test]
+fn known_options_are_no_mistakes() {
+    let pairs = [
+        ("--fp4-format e2m1", "--fp8-format hybrid --fp8-recipe mxfp8"),
+        ("--use-torch-fsdp2", "--use-megatron-fsdp"),
+        ("--recompute-activations", "--recompute-granularity full --recompute-method uniform"),
+        ("--grad-reduce-in-bf16", "--accumulate-allreduce-grads-in-fp32"),
+        ("--cuda-graph-impl local", "--enable-cuda-graph --external-cuda-graph"),
+    ];
+    for (one, other) in pairs {
+        changed("--bf16", &format!("--bf16 {one} {other}"));
+    }
+    let fp8 = RECIPE
+        .replace("STAGES", &"[decoder, decoder], ".repeat(29))
+        .replace("train:", "  fp4: e2m1\n  fp8: hybrid\ntrain:");
+    assert_eq!(read(EXPERTS, 1024, "r.yaml", &fp8).layout.precision, Precision::Nvfp4);
+}
+
+#[test]
+fn the_default_dispatcher_of_megatron_has_a_note() {
+    let options = "--tensor-model-parallel-size 1 --micro-batch-size 1 --seq-length 4096 --bf16 --expert-model-parallel-size 8";
+    for (more, expected) in [
+        ("", 1),
+        (" --moe-token-dispatcher-type allgather", 1),
+        (" --moe-token-dispatcher-type alltoall", 0),
+        (" --moe-token-dispatcher-type flex", 0),
+    ] {
+        let run = read(EXPERTS, 64, "train.sh", &format!("{options}{more}"));
+        let notes = run.notes.iter().filter(|note| note.contains("dispatcher `allgather`")).count();
+        assert_eq!(notes, expected, "{more}: {:?}", run.notes);
+    }
+}
+
+#[test]
+fn torchtitan_says_its_precision_and_the_tokens_of_a_row() {
+    let single = format!("--training.mixed_precision_param float32 {TORCHTITAN}");
+    assert_eq!(read(DENSE, 256, "run.sh", &single).layout.precision, Precision::Single);
+    let error =
+        try_read(DENSE, 256, "run.sh", &single.replace("float32", "float16")).expect_err("no such format");
+    assert!(error.ends_with("is `float16`, and expected one of bfloat16, float32"), "{error}");
+    let model = model(DENSE);
+    let given = |sequence, batch| {
+        let place = Place { model: &model, gpus: 256, sequence, batch, precision: None };
+        let tokens = "--parallelism.tensor_parallel_degree 8 --training.num_tokens_per_microbatch_per_dp_rank 16384 \
+                      activation-checkpoint:full";
+        let file = Configuration::parse("run.sh", tokens).expect("options");
+        file.run(&place, None).map(|run| (run.layout.microbatch, run.layout.sequence))
+    };
+    assert_eq!(given(Some(8192), None), Ok((2, 8192)));
+    assert_eq!(given(Some(4096), Some(128)), Ok((4, 4096)));
+    let error = given(Some(4096), Some(64)).expect_err("another batch").to_string();
+    assert_eq!(error, "the file has 128 rows per step, and 64 are given; leave --global-batch out");
+}
+
+#[test]
+fn deepspeed_may_keep_its_state_on_the_host() {
+    let text = DEEPSPEED.replace(
+        "\"stage\": 3,",
+        "\"stage\": 3,\n \"offload_optimizer\": {\"device\": \"cpu\", \"pin_memory\": true}, \"offload_param\": {\"device\": \"none\"},",
+    );
+    let model = model(DENSE);
+    let place = Place { model: &model, gpus: 64, sequence: Some(4096), batch: None, precision: None };
+    let file = Configuration::parse("ds.json", &format!("\u{feff}{text}")).expect("a file");
+    let run = file.run(&place, None).expect("a run");
+    assert_eq!(
+        run.notes,
+        [
+            "`zero_optimization.offload_optimizer.device` of line 7 is `cpu`, and the prediction keeps the optimizer's state on the \
+          GPUs: the run needs less memory there, and more time"
+        ]
+    );
+}
+
+#[test]
+fn a_flag_that_depends_on_a_condition_has_a_note() {
+    let run = changed(
+        "MODEL_ARGS=",
+        "[ -f x ] && PARALLEL_ARGS+=(--overlap-moe-expert-parallel-comm)\nMODEL_ARGS=",
+    );
+    assert_eq!(
+        run.notes,
+        [
+            "`--overlap-moe-expert-parallel-comm` of line 19 counts, although `PARALLEL_ARGS` depends on a condition or a loop of line \
+          19, which is not run"
+        ]
+    );
+}
+
+/// Each file would take minutes if an option were looked at as often as there are options.
+#[test]
+fn long_files_are_read_or_refused_soon() {
+    let many = |option: &dyn Fn(usize) -> String| (0..40_000).map(option).collect::<String>();
+    let files = [
+        ("run.sh", format!("--micro-batch-size 1 {}", many(&|index| format!("--x{index} ")))),
+        ("run.sh", format!("--micro-batch-size 1 {}", many(&|_| "--x ".to_owned()))),
+        ("run.sh", format!("--micro-batch-size 1 --{}", "micro-batch-".repeat(80_000))),
+        ("r.yaml", format!("model:\n{}", many(&|index| format!("  x{index}: 1\n")))),
+        ("r.yaml", format!("{}:\n{}", "x".repeat(500_000), many(&|index| format!("  x{index}: 1\n")))),
+        ("t.toml", format!("[{}]\n{}", "x".repeat(500_000), many(&|index| format!("x{index} = 1\n")))),
+        (
+            "d.json",
+            format!(
+                "{{\"{}\": {{{}\"x\": 1}}}}",
+                "x".repeat(500_000),
+                many(&|index| format!("\"x{index}\": 1,"))
+            ),
+        ),
+    ];
+    for (name, text) in files {
+        let start = std::time::Instant::now();
+        try_read(DENSE, 8, name, &text).expect_err("too many options");
+        assert!(start.elapsed().as_secs() < 20, "{name}: {:?}", start.elapsed());
+    }
 }

@@ -27,6 +27,7 @@ mod model_parts;
 mod read_plan;
 mod shell;
 mod options;
+mod json_options;
 mod mapping;
 mod emission;
 mod stage_letters;

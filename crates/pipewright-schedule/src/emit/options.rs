@@ -10,6 +10,9 @@ use crate::plan::System;
 /// The most letters, of a hundred, in which a key differs from a known one and is a mistake, not another option.
 const DIFFERENT: usize = 15;
 
+/// The most options of a file.
+const MOST_OPTIONS: usize = 10_000;
+
 /// One option with its values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GivenOption {
@@ -79,8 +82,12 @@ impl Options {
         let is_training = |command: &GivenCommand| command.options.iter().any(|option| is_own(&option.key));
         if all.iter().any(is_training) {
             all.retain(is_training);
+            doubt_differences(&mut all);
         }
-        Ok(merge(all))
+        let mut notes: Vec<String> =
+            all.iter_mut().flat_map(|command| std::mem::take(&mut command.notes)).collect();
+        notes.dedup();
+        Ok(Self { list: all.into_iter().flat_map(|command| command.options).collect(), notes })
     }
 
     /// Returns the last option with this key, which counts.
@@ -156,14 +163,36 @@ impl Options {
     /// Checks that no key is nearly one of `known`, or begins with one of `strict` and is not known.
     ///
     /// # Errors
-    /// When there is such a key, with the known one.
+    /// When there is such a key, with the known one, or there are too many options.
     pub fn check(&self, system: System, known: &[&str], strict: &str) -> Result<(), ReadError> {
-        for entry in self.list.iter().filter(|entry| !known.contains(&entry.key.as_str())) {
-            let near = nearest(&entry.key, known);
-            if near.is_some() || (!strict.is_empty() && entry.key.starts_with(strict)) {
-                let near = near.map(with_dashes);
-                let error = ReadError::unknown_key(system, &entry.name, near.as_deref());
-                return Err(error.at(entry.line));
+        self.check_by(system, known, |key| known.contains(&key))?;
+        let unknown = self.list.iter().find(|entry| {
+            !strict.is_empty() && entry.key.starts_with(strict) && !known.contains(&entry.key.as_str())
+        });
+        match unknown {
+            Some(entry) => Err(ReadError::unknown_key(system, &entry.name, None).at(entry.line)),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that no key is nearly one of `names`, except for keys for which `is_known` is true.
+    ///
+    /// # Errors
+    /// When there is such a key, with the name, or there are too many options.
+    pub fn check_by(
+        &self,
+        system: System,
+        names: &[&str],
+        is_known: impl Fn(&str) -> bool,
+    ) -> Result<(), ReadError> {
+        if self.list.len() > MOST_OPTIONS {
+            let what =
+                format!("the file has {} options, and at most {MOST_OPTIONS} are read", self.list.len());
+            return Err(ReadError::new(what + "; leave out the ones that do not change the layout"));
+        }
+        for entry in self.list.iter().filter(|entry| !is_known(&entry.key)) {
+            if let Some(near) = nearest(&entry.key, names).map(with_dashes) {
+                return Err(ReadError::unknown_key(system, &entry.name, Some(&near)).at(entry.line));
             }
         }
         Ok(())
@@ -233,31 +262,26 @@ fn is_checkpointing(word: &str) -> bool {
     word.starts_with(CHECKPOINTING) || word.replace('_', "-").starts_with(CHECKPOINTING)
 }
 
-/// Joins commands that may train. An option in which they differ is not known.
-fn merge(mut commands: Vec<GivenCommand>) -> Options {
-    let mut notes: Vec<String> =
-        commands.iter_mut().flat_map(|command| std::mem::take(&mut command.notes)).collect();
-    notes.dedup();
-    if let [first, second, ..] = commands.as_slice() {
-        let reason = format!("the commands of lines {} and {} differ in it", first.line, second.line);
-        // The values of an option, and the number of commands that have them.
-        let mut values: HashMap<String, (Vec<String>, usize)> = HashMap::new();
-        for command in &commands {
-            let own: HashMap<&str, &GivenOption> =
-                command.options.iter().map(|option| (option.key.as_str(), option)).collect();
-            for (key, option) in own {
-                let known = values.entry(key.to_owned()).or_insert_with(|| (option.values.clone(), 0));
-                known.1 += usize::from(known.0 == option.values);
-            }
-        }
-        let count = commands.len();
-        for option in commands.iter_mut().flat_map(|command| &mut command.options) {
-            if values.get(&option.key).is_some_and(|(_, same)| *same < count) {
-                option.unknown.get_or_insert_with(|| reason.clone());
-            }
+/// Marks the options in which commands differ that may all train.
+fn doubt_differences(commands: &mut [GivenCommand]) {
+    let [first, second, ..] = &*commands else { return };
+    let reason = format!("the commands of lines {} and {} differ in it", first.line, second.line);
+    // The values of an option, and the number of commands that have them.
+    let mut values: HashMap<String, (Vec<String>, usize)> = HashMap::new();
+    for command in &*commands {
+        let own: HashMap<&str, &GivenOption> =
+            command.options.iter().map(|option| (option.key.as_str(), option)).collect();
+        for (key, option) in own {
+            let known = values.entry(key.to_owned()).or_insert_with(|| (option.values.clone(), 0));
+            known.1 += usize::from(known.0 == option.values);
         }
     }
-    Options { list: commands.into_iter().flat_map(|command| command.options).collect(), notes }
+    let count = commands.len();
+    for option in commands.iter_mut().flat_map(|command| &mut command.options) {
+        if values.get(&option.key).is_some_and(|(_, same)| *same < count) {
+            option.unknown.get_or_insert_with(|| reason.clone());
+        }
+    }
 }
 
 /// The largest number that is read. Products of several fit 64 bits, and a schedule of this size is refused
@@ -310,6 +334,66 @@ mod tests {
         check("A=\"--a 1 \\\n  --b \\\n  2\n\"\npython x.py $A", &[("a", &["1"], 1), ("b", &["2"], 1)]);
         let modules = format!("--{MODULES} x\n y\n z\n)");
         check(&modules, &[(MODULES, &["x", "y", "z"], 1)]);
+    }
+
+    /// Checks the options, with `!` behind the ones that are not known, and the notes.
+    fn check_own(text: &str, expected: &str, notes: &[&str]) {
+        let options = Options::parse(text, |key| key == "a").expect("options");
+        let shown = options.list.iter().map(|option| {
+            let doubt = if option.unknown.is_some() { "!" } else { "" };
+            [&[option.key.clone()], option.values.as_slice()].concat().join(" ") + doubt
+        });
+        assert_eq!(shown.collect::<Vec<_>>().join(", "), expected, "{text}");
+        assert_eq!(options.notes, notes, "{text}");
+    }
+
+    #[test]
+    fn only_the_command_that_trains_counts() {
+        check_own("make --b 1\nrun --a 1 --c\nplot --d 2 | tee --e", "a 1, c", &[]);
+        check_own("echo run --a 2\ncat <<X\n--a 3\nX\nrun --a 1", "a 1", &[]);
+        check_own("make --b 1\nplot --c", "b 1, c", &[]);
+        check_own("--a 1\n--c\n", "a 1, c", &[]);
+        check_own("X=(--a 1)\nY=(--c)\necho --a 2", "a 1, c", &[]);
+        let modules = format!("run --a 1 --{MODULES} x y\nplot z\n");
+        check_own(&modules, &format!("a 1, {MODULES} x y"), &[]);
+    }
+
+    #[test]
+    fn commands_that_differ_are_not_known() {
+        check_own("run --a 1 --b 2 --c\nrun --a 1 --b 3", "a 1, b 2!, c!, a 1, b 3!", &[]);
+        check_own("run --a 1\nrun --a 1", "a 1, a 1", &[]);
+        let options = Options::parse("run --a 1 --b\nrun --a 2", |key| key == "a").expect("options");
+        let error = options.number("a", 1).expect_err("two values").to_string();
+        assert_eq!(
+            error,
+            "line 2: `--a` is not known: the commands of lines 1 and 2 differ in it; write its value"
+        );
+        assert_eq!(
+            options.doubtful_flags(|key| key == "b"),
+            ["`--b` of line 1 counts, although the commands of lines 1 and 2 differ in it"]
+        );
+    }
+
+    #[test]
+    fn what_is_not_certain_is_said() {
+        let depends =
+            "the command of line 2 depends on a condition or a loop of line 1, which is not run; it counts";
+        check_own("while x; do\n run --a 1\ndone", "a 1", &[depends]);
+        check_own("run --a 1 $X", "a 1", &["`X` of line 1 has no value in the file; it counts as empty"]);
+        check_own("O=(--a 1)\nif x; then O+=(--b); fi\nrun ${O[@]}", "a 1!, b!", &[]);
+        check_own("if x; then O+=(--b); fi\nrun --a 1 ${O[@]}", "a 1, b!", &[]);
+    }
+
+    #[test]
+    fn flags_may_be_off() {
+        let options =
+            |value| Options { list: vec![GivenOption::new("a", vec![value], 1)], ..Options::default() };
+        for off in ["no", "Off", "false", "None", "0"] {
+            assert!(!options(off.to_owned()).has("a"), "{off}");
+        }
+        for on in ["yes", "on", "true", "1"] {
+            assert!(options(on.to_owned()).has("a"), "{on}");
+        }
     }
 
     #[test]

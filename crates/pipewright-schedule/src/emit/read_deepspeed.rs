@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use crate::emit::balanced::{balanced, uniform};
-use crate::emit::options::nearest;
+use crate::emit::options::{GivenOption, Options, nearest};
 use crate::emit::read_error::ReadError;
 use crate::emit::read_plan::{
     ReadPlan, checkpoint_remark, generate_within, no_system, replicas_of, usual_order,
@@ -35,24 +35,32 @@ const PIPELINE_KEYS: [&str; 8] = [
 /// The largest number that is read.
 const MOST: u64 = 1_000_000;
 
-/// Reads a plan for the layers of `profile`, on a total of `ranks` ranks.
-pub(super) fn read(text: &str, profile: &Profile, ranks: Option<u32>) -> Result<ReadPlan, ReadError> {
-    read_config(text, profile, ranks).map_err(|error| with_line(text, error))
+/// Reads a plan for the layers of `profile`, on a total of `ranks` ranks. `options` are the keys of `config` with their lines.
+pub(super) fn read(
+    config: &Value,
+    options: &Options,
+    profile: &Profile,
+    ranks: Option<u32>,
+) -> Result<ReadPlan, ReadError> {
+    read_config(config, profile, ranks).map_err(|error| with_line(options, error))
 }
 
 /// Returns a mistake with the line of the key that it names first.
-fn with_line(text: &str, error: ReadError) -> ReadError {
-    let key = error.reason.split('`').nth(1).and_then(|path| path.rsplit('.').next());
-    let place = key.and_then(|key| text.find(&format!("\"{key}\"")));
-    match place.filter(|_| error.line.is_none()) {
-        Some(place) => error.at(1 + text[..place].matches('\n').count()),
+fn with_line(options: &Options, error: ReadError) -> ReadError {
+    let key = error.reason.split('`').nth(1).map(|name| GivenOption::new(name, Vec::new(), 0).key);
+    let is_in = |option: &&GivenOption, key: &str| {
+        option.key.strip_prefix(key).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    };
+    let option = key.and_then(|key| options.list.iter().find(|option| is_in(option, &key)));
+    match option.filter(|_| error.line.is_none()) {
+        Some(option) => error.at(option.line),
         None => error,
     }
 }
 
-fn read_config(text: &str, profile: &Profile, ranks: Option<u32>) -> Result<ReadPlan, ReadError> {
-    let value: Value = serde_json::from_str(text).map_err(|error| json_error(&error.to_string()))?;
-    let config = value.as_object().ok_or_else(|| json_error("it is not an object"))?;
+fn read_config(value: &Value, profile: &Profile, ranks: Option<u32>) -> Result<ReadPlan, ReadError> {
+    let not_an_object = || ReadError::new("the JSON is not an object; write the keys in braces");
+    let config = value.as_object().ok_or_else(not_an_object)?;
     check_keys(config)?;
     let none = Map::new();
     let pipeline = match config.get(PIPELINE) {
@@ -65,7 +73,7 @@ fn read_config(text: &str, profile: &Profile, ranks: Option<u32>) -> Result<Read
     // A configuration without a pipeline has one stage.
     let stages = match config.get(PIPELINE) {
         None => 1,
-        Some(_) => number(pipeline, "stages")?.ok_or_else(|| missing("pipeline.stages"))?,
+        Some(_) => number(pipeline, "pipeline.stages")?.ok_or_else(|| missing("pipeline.stages"))?,
     };
     let mesh = Mesh { pipeline: stages, ..Mesh::default() };
     let batch = Batch::read(config, mesh, ranks)?;
@@ -126,15 +134,13 @@ fn mistake(key: &str, value: &Value, expected: &str) -> ReadError {
     ReadError::value(key, &value.to_string(), expected)
 }
 
-fn json_error(reason: &str) -> ReadError {
-    ReadError::new(format!("the JSON cannot be read: {reason}"))
-}
-
-fn number(object: &Map<String, Value>, key: &str) -> Result<Option<u32>, ReadError> {
+/// Returns a number of an object. `path` ends with its key.
+fn number(object: &Map<String, Value>, path: &str) -> Result<Option<u32>, ReadError> {
+    let key = path.rsplit('.').next().unwrap_or_default();
     let Some(value) = object.get(key) else { return Ok(None) };
     let number = value.as_u64().filter(|number| (1..=MOST).contains(number));
     let number = number.and_then(|number| u32::try_from(number).ok());
-    number.map(Some).ok_or_else(|| mistake(key, value, &format!("a whole number from 1 to {MOST}")))
+    number.map(Some).ok_or_else(|| mistake(path, value, &format!("a whole number from 1 to {MOST}")))
 }
 
 /// The division of a batch.

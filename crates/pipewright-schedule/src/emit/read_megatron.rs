@@ -68,6 +68,11 @@ pub(super) fn is_megatron(key: &str) -> bool {
     [PIPELINE, TENSOR, LAYOUT, LAYERS_PER_STAGE, STAGES_PER_RANK, ROWS, BATCH].contains(&key)
 }
 
+/// Returns whether a key is read.
+pub(super) fn is_read(key: &str) -> bool {
+    KNOWN.contains(&key)
+}
+
 /// Reads a plan for the layers of `profile`, on a total of `ranks` ranks.
 pub(super) fn read(options: &Options, profile: &Profile, ranks: Option<u32>) -> Result<ReadPlan, ReadError> {
     options.check(System::Megatron, &KNOWN, "")?;

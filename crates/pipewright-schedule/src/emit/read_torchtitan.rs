@@ -87,9 +87,14 @@ pub(super) fn is_torchtitan(key: &str) -> bool {
     key.starts_with("parallelism.") || [LOCAL_BATCH, TOKENS, STEP_TOKENS].contains(&key)
 }
 
+/// Returns whether a key is read.
+pub(super) fn is_read(key: &str) -> bool {
+    KNOWN.contains(&key) || key.starts_with(CHECKPOINTING)
+}
+
 /// Returns the path of the table of computations, if the options name one.
 pub(super) fn table_of(options: &Options) -> Option<&str> {
-    let path = options.find(TABLE)?.values.first()?;
+    let path = options.known(TABLE).ok()??.values.first()?;
     Some(path.as_str()).filter(|path| !path.is_empty() && *path != "None")
 }
 
@@ -102,6 +107,7 @@ pub(super) fn read(
     ranks: Option<u32>,
 ) -> Result<ReadPlan, ReadError> {
     options.check(System::Torchtitan, &KNOWN, "parallelism.")?;
+    options.known(TABLE)?;
     let parts = ModelParts::of(profile);
     let degree = options.number(DEGREE, 1)?.unwrap_or(1);
     let mesh = Mesh {

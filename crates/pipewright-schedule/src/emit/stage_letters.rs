@@ -101,7 +101,7 @@ fn extend(expanded: &mut Vec<Letter>, unit: &[Letter], count: usize, column: usi
     Ok(())
 }
 
-/// Reads `*3` at the start of some letters; without a star, there is no number.
+/// Reads `*3` at the start of some letters. Returns `None` for the number if the letters do not begin with a star.
 fn repeat(letters: &[Letter]) -> Result<(Option<usize>, &[Letter]), ReadError> {
     let Some((star, rest)) = letters.split_first().filter(|(first, _)| first.letter == '*') else {
         return Ok((None, letters));

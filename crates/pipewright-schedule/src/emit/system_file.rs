@@ -1,6 +1,9 @@
 //! A file of another system: which one it is of, and the plan in it.
 
+use serde_json::Value;
+
 use crate::csv::parse_rows;
+use crate::emit::json_options::json_options;
 use crate::emit::options::{CHECKPOINTING, Options, with_dashes};
 use crate::emit::read_error::ReadError;
 use crate::emit::read_plan::{ReadPlan, no_system};
@@ -21,7 +24,11 @@ pub struct SystemFile {
 enum Content {
     Torchtitan(Options),
     Megatron(Options),
-    Deepspeed(String),
+    Deepspeed {
+        config: Value,
+        /// The keys with their lines.
+        options: Options,
+    },
 }
 
 impl SystemFile {
@@ -33,7 +40,8 @@ impl SystemFile {
         let text = text.trim_start_matches('\u{feff}');
         let trimmed = text.trim_start();
         if trimmed.starts_with('{') {
-            return Ok(Self { content: Content::Deepspeed(trimmed.to_owned()) });
+            let (config, options) = json_options(text)?;
+            return Ok(Self { content: Content::Deepspeed { config, options } });
         }
         let options = Options::parse(text, |key| system_of(key).is_some())?;
         let mut system = None;
@@ -65,11 +73,12 @@ impl SystemFile {
         Self { content: Content::Megatron(options) }
     }
 
-    /// Returns the options; `None` if the file is DeepSpeed's JSON.
-    pub fn options(&self) -> Option<&Options> {
+    /// Returns the options. A key of DeepSpeed's JSON is the path to a value, such as `zero_optimization.stage`.
+    pub fn options(&self) -> &Options {
         match &self.content {
-            Content::Torchtitan(options) | Content::Megatron(options) => Some(options),
-            Content::Deepspeed(_) => None,
+            Content::Torchtitan(options)
+            | Content::Megatron(options)
+            | Content::Deepspeed { options, .. } => options,
         }
     }
 
@@ -78,7 +87,7 @@ impl SystemFile {
         match self.content {
             Content::Torchtitan(_) => System::Torchtitan,
             Content::Megatron(_) => System::Megatron,
-            Content::Deepspeed(_) => System::Deepspeed,
+            Content::Deepspeed { .. } => System::Deepspeed,
         }
     }
 
@@ -86,7 +95,7 @@ impl SystemFile {
     pub fn table(&self) -> Option<&str> {
         match &self.content {
             Content::Torchtitan(options) => read_torchtitan::table_of(options),
-            Content::Megatron(_) | Content::Deepspeed(_) => None,
+            Content::Megatron(_) | Content::Deepspeed { .. } => None,
         }
     }
 
@@ -106,10 +115,17 @@ impl SystemFile {
         let plan = match &self.content {
             Content::Torchtitan(options) => read_torchtitan::read(options, profile, table, ranks),
             Content::Megatron(options) => read_megatron::read(options, profile, ranks),
-            Content::Deepspeed(text) => read_deepspeed::read(text, profile, ranks),
+            Content::Deepspeed { config, options } => read_deepspeed::read(config, options, profile, ranks),
         }?;
         plan.check_size()?;
-        Ok(plan)
+        let is_read = |key: &str| match self.system() {
+            System::Torchtitan => read_torchtitan::is_read(key),
+            System::Megatron => read_megatron::is_read(key),
+            System::Deepspeed => false,
+        };
+        let options = self.options();
+        let notes = options.notes.iter().cloned().chain(options.doubtful_flags(is_read));
+        Ok(ReadPlan { remarks: plan.remarks.into_iter().chain(notes).collect(), ..plan })
     }
 }
 

@@ -197,3 +197,56 @@ fn tensor_ranks_need_a_node() {
     assert!(error.contains("2 tensor-parallel ranks need the links inside a node"), "{error}");
     assert!(error.contains("the profile has no [node]"), "{error}");
 }
+
+#[test]
+fn remarks_say_what_is_not_certain() {
+    let script = |extra: &str, more: &str| {
+        format!("{extra}\ntorchrun x.py {EVEN} {} {more}\n", MEGATRON.replace('\n', " "))
+    };
+    let branch = "if [ -f x ]; then O=(--use-tp-pp-dp-mapping); fi";
+    check_remark(
+        &script(branch, "${O[@]}"),
+        &[
+            "`--use-tp-pp-dp-mapping` of line 1 counts, although `O` depends on a condition or a loop of line 1",
+        ],
+    );
+    check_remark(
+        &script("", "\"$@\""),
+        &["`$@` of line 2 has the arguments of the script; it counts as empty"],
+    );
+    check_remark(
+        &format!("while x; do {}; done", script("", "")),
+        &["the command of line 2 depends on a condition or a loop of line 1"],
+    );
+    assert_eq!(
+        read(&script("echo --recompute-granularity full", "| tee --micro-batch-size 2")).remarks,
+        [""; 0]
+    );
+    refuse(
+        &script("if [ -f x ]; then O=(--micro-batch-size 2); fi", "${O[@]}"),
+        "line 1: `--micro-batch-size` is not known: `O` depends on a condition or a loop of line 1",
+    );
+    refuse(
+        &format!("{}{}", script("", ""), script("", "--micro-batch-size 2")),
+        "the commands of lines 2 and 4 differ in it",
+    );
+    let table = "--parallelism.pipeline_parallel_schedule_csv $(pwd)/x.csv";
+    refuse(
+        &torchtitan(table),
+        "`--parallelism.pipeline_parallel_schedule_csv` is not known: `$(pwd)` of line",
+    );
+}
+
+#[test]
+fn json_may_begin_with_a_mark_and_blank_lines() {
+    let config = DEEPSPEED.replace("PIPELINE", "{\"stages\": 0}");
+    let error = read_text(&format!("\u{feff}\n\n{config}"), None, None).expect_err("no stages");
+    let plain = read_text(&config, None, None).expect_err("no stages");
+    let line = |error: &str| {
+        error.strip_prefix("line ").and_then(|rest| rest.split(':').next()?.parse::<u32>().ok())
+    };
+    assert_eq!(line(&error), line(&plain).map(|line| line + 2), "{error} {plain}");
+    // The key has the name of another one before it.
+    let nested = "{\"x\": {\"stages\": 1},\n\"train_batch_size\": 8,\n\"pipeline\": {\n\"stages\": 0}}";
+    refuse(nested, "line 4: `pipeline.stages` is `0`");
+}

@@ -18,7 +18,7 @@ const MOST_CALLS: usize = 32;
 /// The most letters of loops.
 const MOST_SCANNED: usize = 1 << 23;
 /// The largest script that is read, in bytes.
-const MOST_BYTES: usize = 4 << 20;
+const MOST_BYTES: usize = 1 << 20;
 /// The letters that end a command, unless it is a line of options alone.
 const SEPARATORS: [char; 6] = ['\n', ';', '&', '|', '(', ')'];
 /// Commands whose words are no options of a training: they print, compare or set variables.
@@ -68,7 +68,7 @@ pub(in crate::emit) fn commands(script: &str) -> Result<Vec<Command>, ReadError>
     let lists = lists.map(|list| {
         let line = list.first().map_or(1, |word| word.line);
         let words = list.into_iter().flat_map(Word::split).collect();
-        Command { words, line, is_plain: false, depends_on: None }
+        Command { words, line, is_plain: true, depends_on: None }
     });
     Ok(lists.filter(has_option).collect())
 }

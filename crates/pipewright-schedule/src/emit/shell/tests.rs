@@ -233,7 +233,7 @@ fn hostile_scripts_end() {
 /// Each text would take minutes if a letter were read as often as there are letters.
 #[test]
 fn long_scripts_are_read_once() {
-    const BYTES: usize = 1 << 20;
+    const BYTES: usize = 1 << 17;
     let long = "x".repeat(BYTES / 2);
     let mut scripts: Vec<String> = [
         "${A:-",
@@ -272,13 +272,10 @@ fn long_scripts_are_read_once() {
     scripts.push(format!("A='{}'\nrun $A", "--a ".repeat(BYTES / 8)));
     scripts.push(format!("{long}=1\nwhile x; do {long}+=({}); done", "y ".repeat(BYTES / 8)));
     scripts.push(format!("f() {{ A=1; }}\n{}", "f\n".repeat(BYTES / 2)));
-    let start = std::time::Instant::now();
     for script in scripts {
         let start = std::time::Instant::now();
         let _ = commands(&script);
         let shown: String = script.chars().take(20).collect();
-        if start.elapsed().as_millis() > 200 { eprintln!("{shown:?} {:?}", start.elapsed()); }
-        assert!(start.elapsed().as_secs() < 30, "{shown}: {:?}", start.elapsed());
+        assert!(start.elapsed().as_secs() < 20, "{shown}: {:?}", start.elapsed());
     }
-    eprintln!("{:?}", start.elapsed());
 }
