@@ -35,10 +35,10 @@ pub(crate) struct ClusterArguments {
     #[arg(long, visible_alias = "sequence", value_name = "TOKENS", requires = "cluster")]
     pub(crate) seq_len: Option<u32>,
     /// The precision of the products with parameters; the rest is bf16, or f32 with f32
-    #[arg(long, value_parser = one_of(&PRECISIONS), requires = "cluster")]
+    #[arg(long, value_parser = one_named(&PRECISIONS, Precision::name), requires = "cluster")]
     pub(crate) precision: Option<Precision>,
     /// The stack whose kernels and launches are predicted; megatron by default
-    #[arg(long, value_parser = one_of(&STACKS), requires = "cluster")]
+    #[arg(long, value_parser = one_named(&STACKS, Stack::name), requires = "cluster")]
     pub(crate) stack: Option<Stack>,
     /// Add days, GPU hours and energy of a training, such as tokens=15.6T
     #[arg(long, value_name = "tokens=N", value_parser = parse_goal, requires = "cluster")]
@@ -84,10 +84,10 @@ pub(crate) struct FixedArguments {
     #[arg(long, value_name = "NAME", requires = "cluster")]
     pub(crate) schedule: Option<String>,
     /// The part of the forward that the backward computes again
-    #[arg(long, value_parser = one_of(&RECOMPUTES), requires = "cluster")]
+    #[arg(long, value_parser = one_named(&RECOMPUTES, Recompute::name), requires = "cluster")]
     pub(crate) recompute: Option<Recompute>,
     /// The tensors that replicas divide among themselves
-    #[arg(long, value_parser = one_of(&SHARDINGS), requires = "cluster")]
+    #[arg(long, value_parser = one_named(&SHARDINGS, ShardedState::name), requires = "cluster")]
     pub(crate) sharding: Option<ShardedState>,
 }
 
@@ -102,40 +102,51 @@ fn parse_letters(text: &str) -> Result<GivenStages, String> {
 /// A value of an option, with its name and its help.
 type Named<T> = (&'static str, &'static str, T);
 
-const PRECISIONS: [Named<Precision>; 5] = [
-    ("bf16", "bfloat16", Precision::Half),
-    ("fp8", "FP8 in linear layers, bf16 in the rest", Precision::Fp8),
-    ("mxfp8", "FP8 with scales of 32 numbers in linear layers", Precision::Mxfp8),
-    ("nvfp4", "4 bits with scales of 16 numbers in linear layers", Precision::Nvfp4),
-    ("f32", "single precision in all parts", Precision::Single),
+/// A value of an option that knows its name, with its help.
+type Helped<T> = (T, &'static str);
+
+const PRECISIONS: [Helped<Precision>; 5] = [
+    (Precision::Half, "bfloat16"),
+    (Precision::Fp8, "FP8 in linear layers, bf16 in the rest"),
+    (Precision::Mxfp8, "FP8 with scales of 32 numbers in linear layers"),
+    (Precision::Nvfp4, "4 bits with scales of 16 numbers in linear layers"),
+    (Precision::Single, "single precision in all parts"),
 ];
 
-const STACKS: [Named<Stack>; 5] = [
-    ("megatron", "Megatron Core", Stack::Megatron),
-    ("torchtitan", "torchtitan", Stack::Torchtitan),
-    ("automodel", "NeMo Automodel", Stack::Automodel),
-    ("olmo-core", "OLMo-core", Stack::OlmoCore),
-    ("hai-llm", "DeepSeek's HAI-LLM", Stack::HaiLlm),
+const STACKS: [Helped<Stack>; 5] = [
+    (Stack::Megatron, "Megatron Core"),
+    (Stack::Torchtitan, "torchtitan"),
+    (Stack::Automodel, "NeMo Automodel"),
+    (Stack::OlmoCore, "OLMo-core"),
+    (Stack::HaiLlm, "DeepSeek's HAI-LLM"),
 ];
 
 const SWITCH: [Named<bool>; 2] = [("on", "They do", true), ("off", "Each has all of it", false)];
 
-const RECOMPUTES: [Named<Recompute>; 3] = [
-    ("none", "Nothing", Recompute::None),
-    ("selective", "Elementwise operations and every second product", Recompute::Selective),
-    ("full", "Whole blocks", Recompute::Full),
+const RECOMPUTES: [Helped<Recompute>; 3] = [
+    (Recompute::None, "Nothing"),
+    (Recompute::Selective, "Elementwise operations and every second product"),
+    (Recompute::Full, "Whole blocks"),
 ];
 
-const SHARDINGS: [Named<ShardedState>; 4] = [
-    ("none", "Nothing", ShardedState::Nothing),
-    ("optimizer", "The state of the optimizer (ZeRO 1)", ShardedState::Optimizer),
-    ("gradients", "Gradients and the state of the optimizer (ZeRO 2)", ShardedState::Gradients),
-    (
-        "parameters",
-        "Parameters, gradients and the state of the optimizer (ZeRO 3, FSDP)",
-        ShardedState::Parameters,
-    ),
+const SHARDINGS: [Helped<ShardedState>; 4] = [
+    (ShardedState::Nothing, "Nothing"),
+    (ShardedState::Optimizer, "The state of the optimizer (ZeRO 1)"),
+    (ShardedState::Gradients, "Gradients and the state of the optimizer (ZeRO 2)"),
+    (ShardedState::Parameters, "Parameters, gradients and the state of the optimizer (ZeRO 3, FSDP)"),
 ];
+
+/// Returns the parser of an option that has one of some values, which know their names.
+fn one_named<T: Copy + Send + Sync + 'static>(
+    values: &'static [Helped<T>],
+    name: fn(T) -> &'static str,
+) -> impl TypedValueParser<Value = T> {
+    let possible = values.iter().map(move |&(value, help)| PossibleValue::new(name(value)).help(help));
+    PossibleValuesParser::new(possible).try_map(move |given| {
+        let value = values.iter().find(|(value, _)| name(*value) == given);
+        value.map(|&(value, _)| value).ok_or("the parser knows no other names")
+    })
+}
 
 /// Returns the parser of an option that has one of some values.
 pub(crate) fn one_of<T: Copy + Send + Sync + 'static>(

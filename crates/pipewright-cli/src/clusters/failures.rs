@@ -19,6 +19,9 @@ const NODE_BANDWIDTH: f64 = 1e9;
 /// The seconds of a restart if nothing else is given, which is an assumption.
 const RESTART: f64 = 300.0;
 
+/// The seed of the failures if nothing else is given.
+const SEED: u64 = 42;
+
 /// The failures of the GPUs, and the costs of checkpoints.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Goodput of a plan for a cluster")]
@@ -45,9 +48,9 @@ pub(crate) struct FailureArguments {
     /// The steps between two checkpoints; by default, the number with the best goodput
     #[arg(long, value_name = "STEPS", value_parser = RangedU64ValueParser::<u64>::new().range(1..=1_000_000_000), requires = "cluster")]
     pub(crate) checkpoint_every: Option<u64>,
-    /// The seed of the simulated failures
-    #[arg(long, value_name = "N", default_value_t = 42, requires = "cluster")]
-    pub(crate) failure_seed: u64,
+    /// The seed of the simulated failures; by default, 42
+    #[arg(long, value_name = "N", requires = "cluster")]
+    pub(crate) failure_seed: Option<u64>,
 }
 
 /// The failures of the GPUs of a request.
@@ -111,7 +114,7 @@ impl FailureArguments {
             )));
         }
         let restart_s = self.restart_time.unwrap_or(RESTART);
-        let (steps, seed) = (self.checkpoint_every, self.failure_seed);
+        let (steps, seed) = (self.checkpoint_every, self.failure_seed.unwrap_or(SEED));
         Ok(Some(ExpectedFaults {
             between_failures_s,
             checkpoint_bytes,

@@ -4,12 +4,10 @@ use std::fmt::Write;
 use std::path::Path;
 
 use pipewright_cluster::accuracy::Accuracy;
-use pipewright_cluster::judge::{Change, Configuration, GivenRun, Place, Verdict, judge};
+use pipewright_cluster::judge::{Change, GivenRun, Place, Verdict, judge};
 use pipewright_cluster::layout::Precision;
 use pipewright_cluster::machine::Machine;
 use pipewright_cluster::search::{ClusterPlan, Request, Shares};
-use pipewright_run::schedule_file::read_regular;
-use pipewright_system::bounded_file::{SMALL_TEXT, read_text};
 use serde::Serialize;
 
 use crate::clusters::plan::{PlannedFor, planned_for};
@@ -17,8 +15,8 @@ use crate::clusters::plan_json::{PlanJson, plan_json};
 use crate::clusters::plan_text::{details, figures, title};
 use crate::clusters::request::PlanOptions;
 use crate::display::bytes;
-use crate::failure::{Exit, Failure, sentence};
-use crate::planning::checked::table_path;
+use crate::failure::{Exit, Failure};
+use crate::planning::given_file::{GivenFile, wrong};
 use crate::planning::print::time;
 
 /// A judged file.
@@ -64,19 +62,23 @@ pub(crate) fn read<'a>(options: &PlanOptions<'_>, file: &'a Path) -> Result<Judg
         let cluster = options.machines.argument;
         return Err(Failure::input(format!("--check: --cluster {cluster} has several machines; give one")));
     }
-    let PlannedFor { model, machine, sequence, batch, assumed, .. } = planned_for(options)?;
-    let wrong = |words: String| Failure::input(format!("{}: {words}", file.display()));
-    let text = read_text(file, SMALL_TEXT).map_err(|error| wrong(format!("cannot be read: {error}")))?;
-    let configuration =
-        Configuration::parse(&file.to_string_lossy(), &text).map_err(|error| wrong(sentence(&error)))?;
-    let table = configuration.table().map(|table| read_regular(&table_path(file, table)));
-    let table = table.transpose().map_err(Failure::input)?;
+    refuse_options_without_effect(options)?;
+    let PlannedFor { model, machine, sequence, assumed, .. } = planned_for(options)?;
+    let GivenFile { configuration, table } = GivenFile::read(file)?;
     let gpus = options
         .gpus(&machine)?
         .ok_or_else(|| Failure::input("--nodes is missing; give it, such as --nodes 4"))?;
-    let place = Place { model: &model, gpus, sequence, batch, precision: options.precision(&machine)? };
-    let run = configuration.run(&place, table.as_deref()).map_err(|error| wrong(sentence(&error)))?;
-    require_rate(&machine, run.layout.precision).map_err(&wrong)?;
+    options.precision(&machine)?;
+    let (batch, precision) = (options.cluster.global_batch, options.cluster.precision);
+    let place = Place { model: &model, gpus, sequence, batch, precision };
+    let run = configuration.run(&place, table.as_deref()).map_err(|error| wrong(file, &error))?;
+    if let Some(given) = precision.filter(|&given| given != run.layout.precision) {
+        let (given, own) = (given.name(), run.layout.precision.name());
+        let reason =
+            format!("the products are in {own}, and --precision says {given}; leave --precision out");
+        return Err(wrong(file, &reason));
+    }
+    require_rate(&machine, run.layout.precision).map_err(|reason| wrong(file, &reason))?;
     let layout = &run.layout;
     let request = Request {
         scores: layout.scores,
@@ -85,8 +87,46 @@ pub(crate) fn read<'a>(options: &PlanOptions<'_>, file: &'a Path) -> Result<Judg
         names: options.names(),
         ..Request::new(run.model.clone(), machine, gpus, layout.batch, layout.sequence, layout.precision)
     };
-    let verdict = judge(&request, &run).map_err(|error| wrong(sentence(&error)))?;
+    let verdict = judge(&request, &run).map_err(|error| wrong(file, &error))?;
     Ok(Judged { file, run, request, verdict, assumed })
+}
+
+/// Refuses options that do not change what is said about a file.
+fn refuse_options_without_effect(options: &PlanOptions<'_>) -> Result<(), Failure> {
+    let cluster = options.cluster;
+    let (fixed, failures) = (&cluster.fixed, &cluster.failures);
+    let of_file = "leave it out, because the file says it";
+    let of_training = "leave it out, or plan without --check";
+    let given = [
+        ("--stack", cluster.stack.is_some(), "leave it out, because the system of the file is its stack"),
+        ("--batch-tokens", cluster.batch_tokens.is_some(), "give the rows of a step with --global-batch"),
+        ("--pipeline-parallel", fixed.pipeline_parallel.is_some(), of_file),
+        ("--context-parallel", fixed.context_parallel.is_some(), of_file),
+        ("--expert-parallel", fixed.expert_parallel.is_some(), of_file),
+        ("--stages-per-rank", fixed.stages_per_rank.is_some(), of_file),
+        ("--layout", fixed.layout.is_some(), of_file),
+        ("--expert-tensor-parallel", fixed.expert_tensor_parallel.is_some(), of_file),
+        ("--sequence-parallel", fixed.sequence_parallel.is_some(), of_file),
+        ("--microbatch-size", fixed.microbatch_size.is_some(), of_file),
+        ("--schedule", fixed.schedule.is_some(), of_file),
+        ("--recompute", fixed.recompute.is_some(), of_file),
+        ("--sharding", fixed.sharding.is_some(), of_file),
+        ("--goal", cluster.goal.is_some(), of_training),
+        ("--gpu-mtbf", failures.gpu_mtbf.is_some(), of_training),
+        ("--node-mtbf", failures.node_mtbf.is_some(), of_training),
+        ("--checkpoint-size", failures.checkpoint_size.is_some(), of_training),
+        ("--checkpoint-bandwidth", failures.checkpoint_bandwidth.is_some(), of_training),
+        ("--checkpoint-stall", failures.checkpoint_stall.is_some(), of_training),
+        ("--restart-time", failures.restart_time.is_some(), of_training),
+        ("--checkpoint-every", failures.checkpoint_every.is_some(), of_training),
+        ("--failure-seed", failures.failure_seed.is_some(), of_training),
+    ];
+    match given.into_iter().find(|(_, is_given, _)| *is_given) {
+        Some((flag, _, advice)) => {
+            Err(Failure::input(format!("{flag} has no effect with --check; {advice}")))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Refuses a precision for which a machine has no rate.

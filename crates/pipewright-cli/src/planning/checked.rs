@@ -2,11 +2,9 @@
 
 use std::cell::Cell;
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use pipewright::bounded_file::{SMALL_TEXT, read_text};
-use pipewright_cluster::judge::Configuration;
 use pipewright_schedule::emit::{Limit, ReadPlan, limit_of};
 use pipewright_schedule::footprint::Use;
 use pipewright_schedule::plan::{
@@ -14,14 +12,14 @@ use pipewright_schedule::plan::{
 };
 use pipewright_schedule::profile::Profile;
 use pipewright_schedule::words::counted;
-use pipewright_system::schedule_memory::{check_schedule, check_text};
+use pipewright_system::schedule_memory::check_schedule;
 
 use crate::display::bytes;
-use crate::failure::{Exit, Failure, sentence};
+use crate::failure::{Exit, Failure};
 use crate::planning::emitted::best_of_system;
+use crate::planning::given_file::{GivenFile, wrong};
 use crate::planning::plan_json::{CheckJson, check_json, plan_json};
 use crate::planning::print::{cut_row, longer, memory_row, refused, time, title_of};
-use pipewright_run::schedule_file::read_regular;
 
 /// The share by which a plan may take longer than another one and still be as good.
 const AS_GOOD: f64 = 0.01;
@@ -64,23 +62,14 @@ impl<'a> Checked<'a> {
     /// Reads and predicts the file, and searches the plans to compare it with.
     pub(crate) fn of(check: Check<'a>) -> Result<Self, Failure> {
         let Check { file, profile, ranks, memory_of, state, head_parts_of, time_limit } = check;
-        let wrong = |words: String| Failure::input(format!("{}: {words}", file.display()));
-        let text = read_text(file, SMALL_TEXT).map_err(|error| wrong(format!("cannot be read: {error}")))?;
-        let configuration = Configuration::parse(&file.to_string_lossy(), &text);
-        let configuration = configuration.map_err(|error| wrong(sentence(&error)))?;
-        let system_file = configuration.file();
-        let table = system_file.table().map(|table| read_regular(&table_path(file, table)));
-        let table = table.transpose().map_err(Failure::input)?;
-        if let Some(table) = &table {
-            check_text(table, Use::Plan)?;
-        }
-        let read = system_file.plan(profile, table.as_deref(), ranks);
-        let mut read = read.map_err(|error| wrong(sentence(&error)))?;
+        let GivenFile { configuration, table } = GivenFile::read(file)?;
+        let read = configuration.file().plan(profile, table.as_deref(), ranks);
+        let mut read = read.map_err(|error| wrong(file, &error))?;
         // Covers the searches too, whose smallest schedule is 1F1B on the same ranks.
         check_schedule(&read.schedule, Use::Plan)?;
         read.choice = PlanChoice { state, ..read.choice };
         let prediction = predict(profile, &read.schedule, &read.choice);
-        let prediction = prediction.map_err(|error| wrong(sentence(&error)))?;
+        let prediction = prediction.map_err(|error| wrong(file, &error))?;
         let memory = memory_of(read.ranks());
         let limit = limit_of(profile, &read.choice, &prediction);
         let request = PlanRequest {
@@ -239,15 +228,4 @@ impl Others {
         let best = best.unwrap_or_else(|| best_of_system.clone());
         Ok(Self { best, best_of_system })
     }
-}
-
-/// Returns the path of a table: as it is written, or next to the file that names it.
-pub(crate) fn table_path(file: &Path, table: &str) -> PathBuf {
-    let written = PathBuf::from(table);
-    if written.exists() {
-        return written;
-    }
-    let folder = file.parent().unwrap_or(Path::new(""));
-    let beside = written.file_name().map(|name| folder.join(name));
-    beside.filter(|path| path.exists()).unwrap_or_else(|| folder.join(table))
 }

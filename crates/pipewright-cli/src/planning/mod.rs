@@ -13,4 +13,5 @@ pub(crate) mod rates;
 pub(crate) mod request;
 pub(crate) mod emitted;
 pub(crate) mod plan_json;
+pub(crate) mod given_file;
 pub(crate) mod checked;

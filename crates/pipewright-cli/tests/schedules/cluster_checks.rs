@@ -129,7 +129,11 @@ fn mistakes_have_their_file_and_line() {
         ["granularity full", "granularity some"],
         "line 7: `--recompute-granularity` is `some`, and expected full or selective",
     );
-    check(["--global-batch-size 64", "--global-batch-size 63"], "63 rows of a step cannot be divided");
+    check(
+        ["--global-batch-size 64", "--global-batch-size 63"],
+        "line 5: 63 rows of a step cannot be divided into microbatches of 1 row on each of 2 replicas; use --global-batch-size 64",
+    );
+    check(["--bf16", "--num-experts 8"], "line 8: `--num-experts` is `8`, and expected no experts");
     refuse(&folder, &checked("none.sh", &[]), 2, "error: none.sh: cannot be read");
     write(&folder, "train.sh", SCRIPT);
     refuse(
@@ -163,4 +167,50 @@ fn stages_are_given_in_letters() {
     let off = ["--tensor-parallel", "4", "--sequence-parallel", "off", "--format", "json"];
     let report: Value = serde_json::from_str(&succeed(&folder, &planned(&off))).expect("JSON");
     assert!(report["plans"].as_array().expect("plans").iter().all(|plan| plan["sequence_parallel"] == false));
+}
+
+#[test]
+fn options_without_effect_on_a_check_are_refused() {
+    let folder = with_model();
+    write(&folder, "train.sh", SCRIPT);
+    let given = [
+        "--stack torchtitan",
+        "--batch-tokens 512Ki",
+        "--pipeline-parallel 2",
+        "--context-parallel 1",
+        "--expert-parallel 1",
+        "--stages-per-rank 1",
+        "--expert-tensor-parallel 1",
+        "--sequence-parallel on",
+        "--microbatch-size 1",
+        "--schedule 1f1b",
+        "--recompute none",
+        "--sharding none",
+        "--goal tokens=1T",
+        "--gpu-mtbf 50000h",
+        "--node-mtbf 50000h",
+        "--checkpoint-size 1TB",
+        "--checkpoint-bandwidth 1TB/s",
+        "--checkpoint-stall 1s",
+        "--restart-time 1m",
+        "--checkpoint-every 10",
+        "--failure-seed 7",
+    ];
+    for option in given {
+        let words: Vec<&str> = option.split(' ').collect();
+        let expected = format!("error: {} has no effect with --check; ", words[0]);
+        refuse(&folder, &checked("train.sh", &words), 2, &expected);
+    }
+    refuse(
+        &folder,
+        &checked("train.sh", &["--precision", "fp8"]),
+        2,
+        "error: train.sh: the products are in bf16, and --precision says fp8; leave --precision out",
+    );
+    refuse(
+        &folder,
+        &checked("train.sh", &["--global-batch", "128"]),
+        2,
+        "error: train.sh: line 5: `--global-batch-size` is `64`, and expected 128, as --global-batch says",
+    );
 }

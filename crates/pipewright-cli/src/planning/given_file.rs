@@ -1,0 +1,51 @@
+//! A file of another system that the user names, with the table of actions that it may name.
+
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
+
+use pipewright_cluster::judge::Configuration;
+use pipewright_run::schedule_file::read_regular;
+use pipewright_schedule::footprint::Use;
+use pipewright_system::bounded_file::{SMALL_TEXT, read_text};
+use pipewright_system::schedule_memory::check_text;
+
+use crate::failure::{Failure, sentence};
+
+/// A file that was read.
+pub(crate) struct GivenFile {
+    pub(crate) configuration: Configuration,
+    /// The text of the table of actions.
+    pub(crate) table: Option<String>,
+}
+
+impl GivenFile {
+    /// Reads a file, and the table that it names.
+    pub(crate) fn read(file: &Path) -> Result<Self, Failure> {
+        let text = read_text(file, SMALL_TEXT)
+            .map_err(|error| Failure::input(format!("{}: cannot be read: {error}", file.display())))?;
+        let configuration =
+            Configuration::parse(&file.to_string_lossy(), &text).map_err(|error| wrong(file, &error))?;
+        let table = configuration.table().map(|table| read_regular(&table_path(file, table)));
+        let table = table.transpose().map_err(Failure::input)?;
+        if let Some(table) = &table {
+            check_text(table, Use::Plan)?;
+        }
+        Ok(Self { configuration, table })
+    }
+}
+
+/// Returns the failure of a mistake in a file.
+pub(crate) fn wrong(file: &Path, error: &dyn Display) -> Failure {
+    Failure::input(format!("{}: {}", file.display(), sentence(error)))
+}
+
+/// Returns the path of a table: as it is written, or next to the file that names it.
+fn table_path(file: &Path, table: &str) -> PathBuf {
+    let written = PathBuf::from(table);
+    if written.exists() {
+        return written;
+    }
+    let folder = file.parent().unwrap_or(Path::new(""));
+    let beside = written.file_name().map(|name| folder.join(name));
+    beside.filter(|path| path.exists()).unwrap_or_else(|| folder.join(table))
+}
