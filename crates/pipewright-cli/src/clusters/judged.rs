@@ -15,7 +15,7 @@ use crate::clusters::plan_json::{PlanJson, plan_json};
 use crate::clusters::plan_text::{details, figures, title};
 use crate::clusters::request::PlanOptions;
 use crate::display::bytes;
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, sentence};
 use crate::planning::given_file::{GivenFile, wrong};
 use crate::planning::print::time;
 
@@ -71,14 +71,14 @@ pub(crate) fn read<'a>(options: &PlanOptions<'_>, file: &'a Path) -> Result<Judg
     options.precision(&machine)?;
     let (batch, precision) = (options.cluster.global_batch, options.cluster.precision);
     let place = Place { model: &model, gpus, sequence, batch, precision };
-    let run = configuration.run(&place, table.as_deref()).map_err(|error| wrong(file, &error))?;
+    let run = configuration.run(&place, table.as_deref()).map_err(|error| wrong(file, sentence(&error)))?;
     if let Some(given) = precision.filter(|&given| given != run.layout.precision) {
         let (given, own) = (given.name(), run.layout.precision.name());
         let reason =
             format!("the products are in {own}, and --precision says {given}; leave --precision out");
-        return Err(wrong(file, &reason));
+        return Err(wrong(file, reason));
     }
-    require_rate(&machine, run.layout.precision).map_err(|reason| wrong(file, &reason))?;
+    require_rate(&machine, run.layout.precision).map_err(|reason| wrong(file, reason))?;
     let layout = &run.layout;
     let request = Request {
         scores: layout.scores,
@@ -87,7 +87,7 @@ pub(crate) fn read<'a>(options: &PlanOptions<'_>, file: &'a Path) -> Result<Judg
         names: options.names(),
         ..Request::new(run.model.clone(), machine, gpus, layout.batch, layout.sequence, layout.precision)
     };
-    let verdict = judge(&request, &run).map_err(|error| wrong(file, &error))?;
+    let verdict = judge(&request, &run).map_err(|error| wrong(file, sentence(&error)))?;
     Ok(Judged { file, run, request, verdict, assumed })
 }
 

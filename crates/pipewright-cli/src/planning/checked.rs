@@ -15,7 +15,7 @@ use pipewright_schedule::words::counted;
 use pipewright_system::schedule_memory::check_schedule;
 
 use crate::display::bytes;
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, sentence};
 use crate::planning::emitted::best_of_system;
 use crate::planning::given_file::{GivenFile, wrong};
 use crate::planning::plan_json::{CheckJson, check_json, plan_json};
@@ -64,12 +64,12 @@ impl<'a> Checked<'a> {
         let Check { file, profile, ranks, memory_of, state, head_parts_of, time_limit } = check;
         let GivenFile { configuration, table } = GivenFile::read(file)?;
         let read = configuration.file().plan(profile, table.as_deref(), ranks);
-        let mut read = read.map_err(|error| wrong(file, &error))?;
+        let mut read = read.map_err(|error| wrong(file, sentence(&error)))?;
         // Covers the searches too, whose smallest schedule is 1F1B on the same ranks.
         check_schedule(&read.schedule, Use::Plan)?;
         read.choice = PlanChoice { state, ..read.choice };
         let prediction = predict(profile, &read.schedule, &read.choice);
-        let prediction = prediction.map_err(|error| wrong(file, &error))?;
+        let prediction = prediction.map_err(|error| wrong(file, sentence(&error)))?;
         let memory = memory_of(read.ranks());
         let limit = limit_of(profile, &read.choice, &prediction);
         let request = PlanRequest {

@@ -21,10 +21,10 @@ pub(crate) struct GivenFile {
 impl GivenFile {
     /// Reads a file, and the table that it names.
     pub(crate) fn read(file: &Path) -> Result<Self, Failure> {
-        let text = read_text(file, SMALL_TEXT)
-            .map_err(|error| Failure::input(format!("{}: cannot be read: {error}", file.display())))?;
-        let configuration =
-            Configuration::parse(&file.to_string_lossy(), &text).map_err(|error| wrong(file, &error))?;
+        let text =
+            read_text(file, SMALL_TEXT).map_err(|error| wrong(file, format!("cannot be read: {error}")))?;
+        let configuration = Configuration::parse(&file.to_string_lossy(), &text)
+            .map_err(|error| wrong(file, sentence(&error)))?;
         let table = configuration.table().map(|table| read_regular(&table_path(file, table)));
         let table = table.transpose().map_err(Failure::input)?;
         if let Some(table) = &table {
@@ -35,8 +35,8 @@ impl GivenFile {
 }
 
 /// Returns the failure of a mistake in a file.
-pub(crate) fn wrong(file: &Path, error: &dyn Display) -> Failure {
-    Failure::input(format!("{}: {}", file.display(), sentence(error)))
+pub(crate) fn wrong(file: &Path, mistake: impl Display) -> Failure {
+    Failure::input(format!("{}: {mistake}", file.display()))
 }
 
 /// Returns the path of a table: as it is written, or next to the file that names it.
