@@ -17,6 +17,8 @@ mod condition;
 mod variables;
 mod branches;
 mod script;
+mod redirection;
+mod compound;
 mod expansion;
 mod builtins;
 #[cfg(test)]

@@ -5,8 +5,8 @@ use std::rc::Rc;
 
 use crate::emit::read_error::ReadError;
 use crate::emit::shell::arithmetic::names_set;
-use crate::emit::shell::branches::{Branch, Kind, Link, List, Runs};
-use crate::emit::shell::condition::{and, holds, matches, or, result_of};
+use crate::emit::shell::branches::{Branch, Kind, List, Runs};
+use crate::emit::shell::condition::result_of;
 use crate::emit::shell::letters::{Letters, is_name};
 use crate::emit::shell::variables::{ARGUMENTS, Before, Given, Variables};
 use crate::emit::shell::word::{Doubt, Word, join, shortened};
@@ -15,12 +15,10 @@ use crate::emit::shell::word::{Doubt, Word, join, shortened};
 const MOST_CALLED: usize = 1 << 20;
 /// The most calls of functions inside each other.
 const MOST_CALLS: usize = 32;
-/// The most letters of loops.
-const MOST_SCANNED: usize = 1 << 23;
 /// The largest script that is read, in bytes.
 const MOST_BYTES: usize = 1 << 20;
 /// The letters that end a command, unless it is a line of options alone.
-const SEPARATORS: [char; 6] = ['\n', ';', '&', '|', '(', ')'];
+pub(super) const SEPARATORS: [char; 6] = ['\n', ';', '&', '|', '(', ')'];
 /// Commands whose words are no options of a training: they print, compare or set variables.
 const OTHERS: [&str; 16] = [
     "echo", "printf", "cat", "tee", "grep", "sed", "awk", "logger", "[", "test", ":", "true", "false",
@@ -85,10 +83,11 @@ struct Function {
 
 /// A here-document, whose lines follow.
 #[derive(Debug)]
-struct Document {
-    end: String,
+pub(super) struct Document {
+    /// The line that ends it.
+    pub(super) end: String,
     /// Whether tabs before its lines do not count.
-    has_tabs: bool,
+    pub(super) has_tabs: bool,
 }
 
 /// A script that is being read.
@@ -98,26 +97,26 @@ pub(super) struct Reader {
     pub(super) variables: Variables,
     functions: HashMap<String, Function>,
     commands: Vec<Command>,
-    branches: Vec<Branch>,
+    pub(super) branches: Vec<Branch>,
     /// The indexes of the branches that are subshells, of those that are calls, and the number of loops.
-    subshells: Vec<usize>,
-    calls: Vec<usize>,
-    loops: usize,
-    list: List,
-    documents: Vec<Document>,
+    pub(super) subshells: Vec<usize>,
+    pub(super) calls: Vec<usize>,
+    pub(super) loops: usize,
+    pub(super) list: List,
+    pub(super) documents: Vec<Document>,
     /// The letters of the bodies of functions that were called.
-    called: usize,
+    pub(super) called: usize,
     /// The letters of all loops.
-    scanned: usize,
+    pub(super) scanned: usize,
     /// The letters of all expansions.
     pub(super) expanded: usize,
     /// The number of defaults around this text.
     pub(super) depth: usize,
     /// Whether this line has options alone, in which separators are letters.
-    is_plain: bool,
+    pub(super) is_plain: bool,
     /// Whether blanks of values are no separators, as in `[[ .. ]]`.
     pub(super) is_unsplit: bool,
-    refusal: Option<ReadError>,
+    pub(super) refusal: Option<ReadError>,
 }
 
 impl Reader {
@@ -147,299 +146,6 @@ impl Reader {
             return;
         }
         self.simple_command(line);
-    }
-
-    fn separator(&mut self, letter: char, line: usize) {
-        self.is_plain = false;
-        if letter == '(' {
-            return self.open_parenthesis(line);
-        }
-        self.letters.at += 1;
-        let is_double = self.letters.peek() == Some(letter);
-        match letter {
-            '\n' => self.skip_documents(),
-            ')' => {
-                if let Some(
-                    Kind::Subshell | Kind::Definition(true) | Kind::Call { in_parentheses: true, .. },
-                ) = self.branches.last().map(|branch| &branch.kind)
-                {
-                    self.close(self.list.status);
-                }
-            }
-            '&' | '|' if is_double => {
-                self.letters.at += 1;
-                self.list.link = if letter == '&' { Link::And } else { Link::Or };
-            }
-            '|' => {
-                self.letters.take("&");
-            }
-            ';' if is_double || self.letters.peek() == Some('&') => {
-                let operator = self.letters.take_until(|letter| !";&".contains(letter));
-                // After `;&` and `;;&`, more than one branch may run.
-                self.patterns(operator == ";");
-            }
-            _ => self.list.link = Link::None,
-        }
-    }
-
-    fn open_parenthesis(&mut self, line: usize) {
-        if !self.letters.starts_with("((") {
-            self.letters.at += 1;
-            return self.open(Kind::Subshell, line);
-        }
-        let sum = self.letters.take_enclosed('(', ')');
-        self.doubt_names_of(&sum, line);
-        self.end_command(None, line);
-    }
-
-    /// Reads a word of the language, if there is one.
-    fn keyword(&mut self, line: usize) -> bool {
-        let is_end =
-            |letter: char| letter.is_whitespace() || SEPARATORS.contains(&letter) || "<>".contains(letter);
-        let word = self.letters.word_ahead(9, is_end);
-        let status = self.list.status;
-        let kind = self.branches.last().map(|branch| &branch.kind);
-        match (word.as_str(), kind) {
-            ("if", _) => self.open_after(&word, Kind::If, line),
-            ("while" | "until", _) => self.open_after(&word, Kind::Loop, line),
-            ("for" | "select", _) => {
-                self.letters.at += word.len();
-                self.loop_over_words(line);
-            }
-            ("case", _) => {
-                self.letters.at += word.len();
-                self.open_case(line);
-            }
-            ("{", _) => self.open_after(&word, Kind::Group, line),
-            ("then", Some(Kind::If)) => self.next_branch(&word, |branch| branch.begin(status)),
-            ("elif", Some(Kind::If)) => self.next_branch(&word, |branch| {
-                branch.end();
-                branch.begin(Some(true));
-                branch.line = line;
-            }),
-            ("else", Some(Kind::If)) => self.next_branch(&word, |branch| {
-                branch.end();
-                branch.begin(Some(true));
-            }),
-            ("do", Some(Kind::Loop)) => self.next_branch(&word, |_| {}),
-            ("fi", Some(Kind::If)) | ("done", Some(Kind::Loop)) | ("esac", Some(Kind::Case(_))) => {
-                self.letters.at += word.len();
-                self.close(None);
-            }
-            ("}", Some(Kind::Group | Kind::Definition(false) | Kind::Call { in_parentheses: false, .. })) => {
-                self.letters.at += word.len();
-                self.close(status);
-            }
-            ("!", _) => {
-                self.letters.at += word.len();
-                self.list.is_negated = !self.list.is_negated;
-            }
-            ("time", _) => self.letters.at += word.len(),
-            ("[[", _) => {
-                self.letters.at += word.len();
-                let result = self.double_brackets();
-                self.end_command(result, line);
-            }
-            ("function", _) => {
-                self.letters.at += word.len();
-                self.letters.skip_blanks(false);
-                let name = self.letters.take_until(is_end);
-                self.letters.skip_blanks(false);
-                self.define(name, line);
-            }
-            _ => return false,
-        }
-        true
-    }
-
-    fn open_after(&mut self, word: &str, kind: Kind, line: usize) {
-        self.letters.at += word.len();
-        self.open(kind, line);
-    }
-
-    fn next_branch(&mut self, word: &str, change: impl FnMut(&mut Branch)) {
-        self.letters.at += word.len();
-        self.branches.last_mut().into_iter().for_each(change);
-        self.list = List::default();
-    }
-
-    /// Opens a compound command.
-    fn open(&mut self, kind: Kind, line: usize) {
-        let outer = if matches!(kind, Kind::Definition(_)) { Runs::No } else { self.runs() };
-        let index = self.branches.len();
-        match kind {
-            Kind::Loop => {
-                self.loops += 1;
-                if self.loops == 1 && outer != Runs::No {
-                    self.doubt_names_of_loop(line);
-                }
-            }
-            Kind::Subshell => self.subshells.push(index),
-            Kind::Call { in_parentheses, .. } => {
-                self.calls.push(index);
-                if in_parentheses {
-                    self.subshells.push(index);
-                }
-            }
-            _ => {}
-        }
-        let list = std::mem::take(&mut self.list);
-        self.branches.push(Branch::new(kind, line, outer, list));
-    }
-
-    /// Marks the variables that a loop changes: a later round may see the value of an earlier one.
-    fn doubt_names_of_loop(&mut self, line: usize) {
-        let (names, letters) = self.letters.names_set_in_loop();
-        self.scanned += letters;
-        if self.scanned > MOST_SCANNED {
-            let what = "the loops of the script are too long; write the command of the training alone";
-            self.refusal = Some(ReadError::new(what).at(line));
-        }
-        let reason = reason_of_loop(line);
-        for name in names {
-            if self.variables.get(&name).is_some() {
-                self.change(&name, |variables, name| variables.doubt(name, &reason));
-            }
-        }
-    }
-
-    /// Closes the innermost compound command, whose result is given.
-    fn close(&mut self, result: Option<bool>) {
-        let Some(branch) = self.branches.pop() else { return };
-        match branch.kind {
-            Kind::Loop => self.loops -= 1,
-            Kind::Subshell => drop(self.subshells.pop()),
-            Kind::Call { back, start, in_parentheses } => {
-                self.called += self.letters.at - start;
-                self.letters.at = back;
-                self.calls.pop();
-                if in_parentheses {
-                    self.subshells.pop();
-                }
-            }
-            _ => {}
-        }
-        let reason =
-            format!("a variable changes in a part of line {}, and its value before is not kept", branch.line);
-        let reason: Rc<str> = reason.into();
-        for (name, before) in branch.saved.into_iter().rev() {
-            self.variables.restore(&name, before, &reason);
-        }
-        self.list = branch.list;
-        self.end_command(result, branch.line);
-    }
-
-    /// Ends a command whose result is given: reads what follows a compound command, and adds the result to the list.
-    fn end_command(&mut self, result: Option<bool>, line: usize) {
-        self.letters.skip_blanks(false);
-        while self.redirection_is_next() {
-            self.redirection(&mut Vec::new());
-            self.letters.skip_blanks(false);
-        }
-        let is_piped = self.letters.starts_with("|") && !self.letters.starts_with("||");
-        if !is_piped {
-            self.list.add(result, line);
-        }
-    }
-
-    /// Reads the words of a loop up to `do`.
-    fn loop_over_words(&mut self, line: usize) {
-        self.letters.skip_blanks(false);
-        let reason = reason_of_loop(line);
-        if self.letters.starts_with("((") {
-            let sum = self.letters.take_enclosed('(', ')');
-            self.doubt_names_of(&sum, line);
-        } else {
-            let name = self.letters.take_name();
-            self.doubt_if_run(&name, &reason);
-            while self.letters.peek().is_some_and(|letter| !self.ends_command(letter)) {
-                self.word_or_letter();
-                self.letters.skip_blanks(false);
-            }
-        }
-        self.open(Kind::Loop, line);
-    }
-
-    fn open_case(&mut self, line: usize) {
-        self.letters.skip_blanks(false);
-        let word = join(self.word_or_letter(), line);
-        self.letters.skip_blanks(true);
-        self.letters.take("in");
-        let is_known = matches!(word.doubt, Doubt::None | Doubt::Unset(_));
-        self.open(Kind::Case(is_known.then_some(word.text)), line);
-        self.patterns(true);
-    }
-
-    /// Reads the patterns of the next branch of `case`, up to the parenthesis.
-    fn patterns(&mut self, is_alone: bool) {
-        if !matches!(self.branches.last().map(|branch| &branch.kind), Some(Kind::Case(_))) {
-            return;
-        }
-        self.letters.skip_blanks(true);
-        if self.letters.word_ahead(5, |letter| letter.is_whitespace() || SEPARATORS.contains(&letter))
-            == "esac"
-        {
-            return;
-        }
-        self.letters.take("(");
-        let mut holds = Some(false);
-        loop {
-            self.letters.skip_blanks(true);
-            let Some(letter) = self.letters.peek() else { break };
-            if letter == ')' {
-                self.letters.at += 1;
-                break;
-            }
-            if letter == '|' {
-                self.letters.at += 1;
-                continue;
-            }
-            let pattern = join(self.word_or_letter(), 0);
-            let kind = self.branches.last().map(|branch| &branch.kind);
-            let own = match (kind, pattern.known()) {
-                (_, Some("*")) => Some(true),
-                (Some(Kind::Case(Some(word))), Some(pattern)) => matches(word, pattern),
-                _ => None,
-            };
-            holds = or(holds, own);
-        }
-        if let Some(branch) = self.branches.last_mut() {
-            branch.end();
-            branch.begin(holds);
-            if !is_alone {
-                branch.doubt();
-            }
-        }
-    }
-
-    /// Reads the conditions of `[[ .. ]]`.
-    fn double_brackets(&mut self) -> Option<bool> {
-        let (mut any, mut all, mut words) = (Some(false), Some(true), Vec::new());
-        let mut is_grouped = false;
-        self.is_unsplit = true;
-        loop {
-            self.letters.skip_blanks(true);
-            let Some((letter, line)) = self.letters.next() else { break };
-            if self.letters.take("]]") {
-                break;
-            } else if self.letters.take("&&") {
-                all = and(all, test(&std::mem::take(&mut words), holds));
-            } else if self.letters.take("||") {
-                any = or(any, and(all, test(&std::mem::take(&mut words), holds)));
-                all = Some(true);
-            } else if SEPARATORS.contains(&letter) || "<>".contains(letter) {
-                is_grouped |= "()".contains(letter);
-                self.letters.at += 1;
-                words.push(Word::new(letter, line));
-            } else if words.last().is_some_and(|word: &Word| word.text == "=~") {
-                words.push(Word::new(self.letters.take_until(char::is_whitespace), line));
-            } else {
-                words.extend(self.word_or_letter());
-            }
-        }
-        self.is_unsplit = false;
-        let result = or(any, and(all, test(&words, holds)));
-        if is_grouped { None } else { result }
     }
 
     /// Reads the words of a command, and does what it does to variables.
@@ -497,7 +203,7 @@ impl Reader {
     }
 
     /// Reads the definition of a function, whose name is read.
-    fn define(&mut self, name: String, line: usize) {
+    pub(super) fn define(&mut self, name: String, line: usize) {
         if self.letters.take("(") {
             self.letters.skip_blanks(false);
             self.letters.take(")");
@@ -632,58 +338,6 @@ impl Reader {
         self.is_unsplit = before;
         join(words, line)
     }
-
-    fn redirection_is_next(&self) -> bool {
-        let is_both = self.letters.starts_with("&>");
-        let is_one = self.letters.peek().is_some_and(|letter| "<>".contains(letter));
-        is_one || (is_both && !self.is_plain)
-    }
-
-    /// Skips `2> file`, or reads the start of a here-document. `words` are the words before it.
-    fn redirection(&mut self, words: &mut Vec<Word>) {
-        if self.letters.starts_with("<(") || self.letters.starts_with(">(") {
-            let line = self.letters.line();
-            self.letters.at += 1;
-            let command = shortened(&self.letters.take_enclosed('(', ')'));
-            words.push(Word::unknown(line, &format!("`<({command})` of line {line} is not run")));
-            return;
-        }
-        let is_number =
-            words.last().is_some_and(|word| word.text.len() < 4 && word.text.parse::<u8>().is_ok());
-        if self.letters.is_behind_digit() && is_number {
-            words.pop();
-        }
-        let operator = self.letters.take_until(|letter| !['<', '>', '&', '-'].contains(&letter));
-        self.letters.skip_blanks(false);
-        if self.letters.starts_with(">(") || self.letters.starts_with("<(") {
-            self.letters.at += 1;
-            self.letters.take_enclosed('(', ')');
-            return;
-        }
-        let target = self.word().into_iter().next();
-        if ["<<", "<<-"].contains(&operator.as_str()) {
-            let has_tabs = operator == "<<-";
-            self.documents.extend(target.map(|word| Document { end: word.text, has_tabs }));
-        }
-    }
-
-    /// Skips the lines of here-documents.
-    fn skip_documents(&mut self) {
-        for Document { end, has_tabs } in std::mem::take(&mut self.documents) {
-            while !self.letters.is_at_end() {
-                let line = self.letters.take_until(|letter| letter == '\n');
-                self.letters.at += 1;
-                let line = if has_tabs { line.trim_start_matches('\t') } else { &line };
-                if line == end {
-                    break;
-                }
-            }
-        }
-    }
-}
-
-fn reason_of_loop(line: usize) -> Rc<str> {
-    format!("its value changes in the loop of line {line}, which is not run").into()
 }
 
 fn reason_of_condition(name: &str, line: usize) -> Rc<str> {
@@ -691,7 +345,7 @@ fn reason_of_condition(name: &str, line: usize) -> Rc<str> {
 }
 
 /// Returns the result of a test, unless it needs a command or a file. A variable without a value is empty.
-fn test(words: &[Word], result_of: impl Fn(&[&str]) -> Option<bool>) -> Option<bool> {
+pub(super) fn test(words: &[Word], result_of: impl Fn(&[&str]) -> Option<bool>) -> Option<bool> {
     if words.iter().any(|word| word.doubt.is_unknown()) {
         return None;
     }

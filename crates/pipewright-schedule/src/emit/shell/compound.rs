@@ -1,0 +1,311 @@
+//! Reads separators, the words of the language, and the compound commands that they open and close.
+
+use std::rc::Rc;
+
+use crate::emit::read_error::ReadError;
+use crate::emit::shell::branches::{Branch, Kind, Link, List, Runs};
+use crate::emit::shell::condition::{and, holds, matches, or};
+use crate::emit::shell::script::{Reader, SEPARATORS, test};
+use crate::emit::shell::word::{Doubt, Word, join};
+
+/// The most letters of loops.
+const MOST_SCANNED: usize = 1 << 23;
+
+impl Reader {
+    pub(super) fn separator(&mut self, letter: char, line: usize) {
+        self.is_plain = false;
+        if letter == '(' {
+            return self.open_parenthesis(line);
+        }
+        self.letters.at += 1;
+        let is_double = self.letters.peek() == Some(letter);
+        match letter {
+            '\n' => self.skip_documents(),
+            ')' => {
+                if let Some(
+                    Kind::Subshell | Kind::Definition(true) | Kind::Call { in_parentheses: true, .. },
+                ) = self.branches.last().map(|branch| &branch.kind)
+                {
+                    self.close(self.list.status);
+                }
+            }
+            '&' | '|' if is_double => {
+                self.letters.at += 1;
+                self.list.link = if letter == '&' { Link::And } else { Link::Or };
+            }
+            '|' => {
+                self.letters.take("&");
+            }
+            ';' if is_double || self.letters.peek() == Some('&') => {
+                let operator = self.letters.take_until(|letter| !";&".contains(letter));
+                // After `;&` and `;;&`, more than one branch may run.
+                self.patterns(operator == ";");
+            }
+            _ => self.list.link = Link::None,
+        }
+    }
+
+    pub(super) fn open_parenthesis(&mut self, line: usize) {
+        if !self.letters.starts_with("((") {
+            self.letters.at += 1;
+            return self.open(Kind::Subshell, line);
+        }
+        let sum = self.letters.take_enclosed('(', ')');
+        self.doubt_names_of(&sum, line);
+        self.end_command(None, line);
+    }
+
+    /// Reads a word of the language, if there is one.
+    pub(super) fn keyword(&mut self, line: usize) -> bool {
+        let is_end =
+            |letter: char| letter.is_whitespace() || SEPARATORS.contains(&letter) || "<>".contains(letter);
+        let word = self.letters.word_ahead(9, is_end);
+        let status = self.list.status;
+        let kind = self.branches.last().map(|branch| &branch.kind);
+        match (word.as_str(), kind) {
+            ("if", _) => self.open_after(&word, Kind::If, line),
+            ("while" | "until", _) => self.open_after(&word, Kind::Loop, line),
+            ("for" | "select", _) => {
+                self.letters.at += word.len();
+                self.loop_over_words(line);
+            }
+            ("case", _) => {
+                self.letters.at += word.len();
+                self.open_case(line);
+            }
+            ("{", _) => self.open_after(&word, Kind::Group, line),
+            ("then", Some(Kind::If)) => self.next_branch(&word, |branch| branch.begin(status)),
+            ("elif", Some(Kind::If)) => self.next_branch(&word, |branch| {
+                branch.end();
+                branch.begin(Some(true));
+                branch.line = line;
+            }),
+            ("else", Some(Kind::If)) => self.next_branch(&word, |branch| {
+                branch.end();
+                branch.begin(Some(true));
+            }),
+            ("do", Some(Kind::Loop)) => self.next_branch(&word, |_| {}),
+            ("fi", Some(Kind::If)) | ("done", Some(Kind::Loop)) | ("esac", Some(Kind::Case(_))) => {
+                self.letters.at += word.len();
+                self.close(None);
+            }
+            ("}", Some(Kind::Group | Kind::Definition(false) | Kind::Call { in_parentheses: false, .. })) => {
+                self.letters.at += word.len();
+                self.close(status);
+            }
+            ("!", _) => {
+                self.letters.at += word.len();
+                self.list.is_negated = !self.list.is_negated;
+            }
+            ("time", _) => self.letters.at += word.len(),
+            ("[[", _) => {
+                self.letters.at += word.len();
+                let result = self.double_brackets();
+                self.end_command(result, line);
+            }
+            ("function", _) => {
+                self.letters.at += word.len();
+                self.letters.skip_blanks(false);
+                let name = self.letters.take_until(is_end);
+                self.letters.skip_blanks(false);
+                self.define(name, line);
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    pub(super) fn open_after(&mut self, word: &str, kind: Kind, line: usize) {
+        self.letters.at += word.len();
+        self.open(kind, line);
+    }
+
+    pub(super) fn next_branch(&mut self, word: &str, change: impl FnMut(&mut Branch)) {
+        self.letters.at += word.len();
+        self.branches.last_mut().into_iter().for_each(change);
+        self.list = List::default();
+    }
+
+    /// Opens a compound command.
+    pub(super) fn open(&mut self, kind: Kind, line: usize) {
+        let outer = if matches!(kind, Kind::Definition(_)) { Runs::No } else { self.runs() };
+        let index = self.branches.len();
+        match kind {
+            Kind::Loop => {
+                self.loops += 1;
+                if self.loops == 1 && outer != Runs::No {
+                    self.doubt_names_of_loop(line);
+                }
+            }
+            Kind::Subshell => self.subshells.push(index),
+            Kind::Call { in_parentheses, .. } => {
+                self.calls.push(index);
+                if in_parentheses {
+                    self.subshells.push(index);
+                }
+            }
+            _ => {}
+        }
+        let list = std::mem::take(&mut self.list);
+        self.branches.push(Branch::new(kind, line, outer, list));
+    }
+
+    /// Marks the variables that a loop changes: a later round may see the value of an earlier one.
+    pub(super) fn doubt_names_of_loop(&mut self, line: usize) {
+        let (names, letters) = self.letters.names_set_in_loop();
+        self.scanned += letters;
+        if self.scanned > MOST_SCANNED {
+            let what = "the loops of the script are too long; write the command of the training alone";
+            self.refusal = Some(ReadError::new(what).at(line));
+        }
+        let reason = reason_of_loop(line);
+        for name in names {
+            if self.variables.get(&name).is_some() {
+                self.change(&name, |variables, name| variables.doubt(name, &reason));
+            }
+        }
+    }
+
+    /// Closes the innermost compound command, whose result is given.
+    pub(super) fn close(&mut self, result: Option<bool>) {
+        let Some(branch) = self.branches.pop() else { return };
+        match branch.kind {
+            Kind::Loop => self.loops -= 1,
+            Kind::Subshell => drop(self.subshells.pop()),
+            Kind::Call { back, start, in_parentheses } => {
+                self.called += self.letters.at - start;
+                self.letters.at = back;
+                self.calls.pop();
+                if in_parentheses {
+                    self.subshells.pop();
+                }
+            }
+            _ => {}
+        }
+        let reason =
+            format!("a variable changes in a part of line {}, and its value before is not kept", branch.line);
+        let reason: Rc<str> = reason.into();
+        for (name, before) in branch.saved.into_iter().rev() {
+            self.variables.restore(&name, before, &reason);
+        }
+        self.list = branch.list;
+        self.end_command(result, branch.line);
+    }
+
+    /// Ends a command whose result is given: reads what follows a compound command, and adds the result to the list.
+    pub(super) fn end_command(&mut self, result: Option<bool>, line: usize) {
+        self.letters.skip_blanks(false);
+        while self.redirection_is_next() {
+            self.redirection(&mut Vec::new());
+            self.letters.skip_blanks(false);
+        }
+        let is_piped = self.letters.starts_with("|") && !self.letters.starts_with("||");
+        if !is_piped {
+            self.list.add(result, line);
+        }
+    }
+
+    /// Reads the words of a loop up to `do`.
+    pub(super) fn loop_over_words(&mut self, line: usize) {
+        self.letters.skip_blanks(false);
+        let reason = reason_of_loop(line);
+        if self.letters.starts_with("((") {
+            let sum = self.letters.take_enclosed('(', ')');
+            self.doubt_names_of(&sum, line);
+        } else {
+            let name = self.letters.take_name();
+            self.doubt_if_run(&name, &reason);
+            while self.letters.peek().is_some_and(|letter| !self.ends_command(letter)) {
+                self.word_or_letter();
+                self.letters.skip_blanks(false);
+            }
+        }
+        self.open(Kind::Loop, line);
+    }
+
+    pub(super) fn open_case(&mut self, line: usize) {
+        self.letters.skip_blanks(false);
+        let word = join(self.word_or_letter(), line);
+        self.letters.skip_blanks(true);
+        self.letters.take("in");
+        let is_known = matches!(word.doubt, Doubt::None | Doubt::Unset(_));
+        self.open(Kind::Case(is_known.then_some(word.text)), line);
+        self.patterns(true);
+    }
+
+    /// Reads the patterns of the next branch of `case`, up to the parenthesis.
+    pub(super) fn patterns(&mut self, is_alone: bool) {
+        if !matches!(self.branches.last().map(|branch| &branch.kind), Some(Kind::Case(_))) {
+            return;
+        }
+        self.letters.skip_blanks(true);
+        if self.letters.word_ahead(5, |letter| letter.is_whitespace() || SEPARATORS.contains(&letter))
+            == "esac"
+        {
+            return;
+        }
+        self.letters.take("(");
+        let mut holds = Some(false);
+        loop {
+            self.letters.skip_blanks(true);
+            let Some(letter) = self.letters.peek() else { break };
+            if letter == ')' {
+                self.letters.at += 1;
+                break;
+            }
+            if letter == '|' {
+                self.letters.at += 1;
+                continue;
+            }
+            let pattern = join(self.word_or_letter(), 0);
+            let kind = self.branches.last().map(|branch| &branch.kind);
+            let own = match (kind, pattern.known()) {
+                (_, Some("*")) => Some(true),
+                (Some(Kind::Case(Some(word))), Some(pattern)) => matches(word, pattern),
+                _ => None,
+            };
+            holds = or(holds, own);
+        }
+        if let Some(branch) = self.branches.last_mut() {
+            branch.end();
+            branch.begin(holds);
+            if !is_alone {
+                branch.doubt();
+            }
+        }
+    }
+
+    /// Reads the conditions of `[[ .. ]]`.
+    pub(super) fn double_brackets(&mut self) -> Option<bool> {
+        let (mut any, mut all, mut words) = (Some(false), Some(true), Vec::new());
+        let mut is_grouped = false;
+        self.is_unsplit = true;
+        loop {
+            self.letters.skip_blanks(true);
+            let Some((letter, line)) = self.letters.next() else { break };
+            if self.letters.take("]]") {
+                break;
+            } else if self.letters.take("&&") {
+                all = and(all, test(&std::mem::take(&mut words), holds));
+            } else if self.letters.take("||") {
+                any = or(any, and(all, test(&std::mem::take(&mut words), holds)));
+                all = Some(true);
+            } else if SEPARATORS.contains(&letter) || "<>".contains(letter) {
+                is_grouped |= "()".contains(letter);
+                self.letters.at += 1;
+                words.push(Word::new(letter, line));
+            } else if words.last().is_some_and(|word: &Word| word.text == "=~") {
+                words.push(Word::new(self.letters.take_until(char::is_whitespace), line));
+            } else {
+                words.extend(self.word_or_letter());
+            }
+        }
+        self.is_unsplit = false;
+        let result = or(any, and(all, test(&words, holds)));
+        if is_grouped { None } else { result }
+    }
+}
+
+fn reason_of_loop(line: usize) -> Rc<str> {
+    format!("its value changes in the loop of line {line}, which is not run").into()
+}
