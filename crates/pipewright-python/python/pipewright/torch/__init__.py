@@ -5,6 +5,7 @@
 - `measure_machine` writes the cluster file of the machine at hand, for `pipewright.cluster.predict` and `plan --cluster`.
 - `stages` cuts the model into the stages that a plan gives to this rank, and `schedule` executes the plan on them.
   `program_for` is the program that it executes.
+- `verify` compares a step of any pipeline in PyTorch with the uncut model, and names the first stage that differs.
 - `timeline_of` reads the profiler's traces of all ranks as a timeline. `annotate` names the actions of single-stage
   schedules in these traces.
 
@@ -23,7 +24,17 @@ Importing this package does not import PyTorch. Each function that needs it chec
 """
 
 from pipewright.torch.annotate import annotate
-from pipewright.torch.errors import ChainError, MeasureError, PlanMismatch, TableError, TraceError, UntestedVersion
+from pipewright.torch.errors import (
+    ChainError,
+    MeasureError,
+    PipelineDiffers,
+    PlanMismatch,
+    TableError,
+    TraceError,
+    UntestedVersion,
+    VerifyError,
+)
+from pipewright.torch.findings import Fault, Finding, Report
 from pipewright.torch.machine import Figure, MachineFigures, measure_machine
 from pipewright.torch.profile_keys import Link
 from pipewright.torch.profiling import profile
@@ -31,19 +42,25 @@ from pipewright.torch.reading import program_of
 from pipewright.torch.runtime import program_for, schedule
 from pipewright.torch.stages import stages
 from pipewright.torch.traces import timeline_of
+from pipewright.torch.verify import verify
 from pipewright.torch.versions import TESTED
 
 __all__ = [
     "TESTED",
     "ChainError",
+    "Fault",
     "Figure",
+    "Finding",
     "Link",
     "MachineFigures",
     "MeasureError",
+    "PipelineDiffers",
     "PlanMismatch",
+    "Report",
     "TableError",
     "TraceError",
     "UntestedVersion",
+    "VerifyError",
     "annotate",
     "measure_machine",
     "profile",
@@ -52,4 +69,5 @@ __all__ = [
     "schedule",
     "stages",
     "timeline_of",
+    "verify",
 ]

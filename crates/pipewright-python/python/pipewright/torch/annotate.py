@@ -7,6 +7,7 @@ stages. This module wraps the methods of their stages that compute and that make
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from pipewright.torch import versions
@@ -45,39 +46,62 @@ def annotate(schedule: Annotated, *, allow_untested: bool = False) -> Annotated:
 def _annotate_stage(stage: Any, record: Callable[[str], Any]) -> None:
     if getattr(stage.forward_one_chunk, "names_actions", False):
         return
+
+    def mark(action: str) -> None:
+        with record(PREFIX + action):
+            pass
+
+    around_computations(stage, lambda action, _: record(PREFIX + action))
+    before_messages(stage, mark)
+
+
+def around_computations(stage: Any, within: Callable[[str, int], AbstractContextManager[Any]]) -> None:
+    """Runs each computation of a stage within a context.
+
+    `within` gets the action, such as `1F0`, and its microbatch, and makes the context.
+    """
     index = stage.stage_index
-    stage.forward_one_chunk = _around(stage.forward_one_chunk, record, lambda microbatch, _: f"{index}F{microbatch}")
 
-    def backward(microbatch: int, options: dict[str, Any]) -> str:
-        return f"{index}{'B' if options.get('full_backward', True) else 'I'}{microbatch}"
+    def backward(options: dict[str, Any]) -> str:
+        return "B" if options.get("full_backward", True) else "I"
 
-    stage.backward_one_chunk = _around(stage.backward_one_chunk, record, backward)
-    stage.backward_weight_one_chunk = _around(
-        stage.backward_weight_one_chunk, record, lambda microbatch, _: f"{index}W{microbatch}"
-    )
+    stage.forward_one_chunk = _around(stage.forward_one_chunk, within, lambda _: f"{index}F")
+    stage.backward_one_chunk = _around(stage.backward_one_chunk, within, lambda options: f"{index}{backward(options)}")
+    stage.backward_weight_one_chunk = _around(stage.backward_weight_one_chunk, within, lambda _: f"{index}W")
+
+
+def before_messages(stage: Any, mark: Callable[[str], None]) -> None:
+    """Calls `mark` with the action of each message of a stage, such as `1RECV_F0`, when PyTorch makes it."""
     for method, kind in _MESSAGES.items():
-        setattr(stage, method, _before(getattr(stage, method), record, f"{PREFIX}{index}{kind}"))
+        setattr(stage, method, _before(getattr(stage, method), mark, f"{stage.stage_index}{kind}"))
 
 
-def _around(method: Callable[..., Any], record: Callable[[str], Any], name: Callable[[int, dict], str]) -> Callable[..., Any]:
-    """Returns the method within a named range."""
+#: The attributes of a stage that `around_computations` and `before_messages` replace.
+WRAPPED = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk", *_MESSAGES)
+
+
+def _around(
+    method: Callable[..., Any],
+    within: Callable[[str, int], AbstractContextManager[Any]],
+    name: Callable[[dict[str, Any]], str],
+) -> Callable[..., Any]:
+    """Returns the method within the context of its action."""
 
     def named(microbatch: int, *args: Any, **options: Any) -> Any:
-        with record(PREFIX + name(microbatch, options)):
+        with within(f"{name(options)}{microbatch}", microbatch):
             return method(microbatch, *args, **options)
 
     named.names_actions = True  # type: ignore[attr-defined]
     return named
 
 
-def _before(method: Callable[[int], list], record: Callable[[str], Any], name: str) -> Callable[[int], list]:
-    """Returns the method with a named range that marks the time of its call, if it makes a message."""
+def _before(method: Callable[[int], list[Any]], mark: Callable[[str], None], name: str) -> Callable[[int], list[Any]]:
+    """Returns the method with a call of `mark` after it, if it makes a message."""
 
-    def named(microbatch: int) -> list:
+    def named(microbatch: int) -> list[Any]:
         operations = method(microbatch)
         if operations:
-            with record(f"{name}{microbatch}"):
-                pass
+            mark(f"{name}{microbatch}")
         return operations
 
     return named

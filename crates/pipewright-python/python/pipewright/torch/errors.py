@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pipewright.errors import PipewrightError
 
-__all__ = ["ChainError", "MeasureError", "PlanMismatch", "TableError", "TraceError", "UntestedVersion"]
+__all__ = [
+    "ChainError",
+    "MeasureError",
+    "PipelineDiffers",
+    "PlanMismatch",
+    "TableError",
+    "TraceError",
+    "UntestedVersion",
+    "VerifyError",
+]
 
 
 class UntestedVersion(PipewrightError, RuntimeError):
@@ -45,3 +56,17 @@ class ChainError(PipewrightError, ValueError):
 
     layer: int | None = None
     """The layer, counted from 0, if one layer is wrong."""
+
+
+class VerifyError(PipewrightError, ValueError):
+    """A pipeline cannot be verified as asked: an argument is wrong, or a rank has failed or does not respond."""
+
+    rank: int | None = None
+    """The rank, if one rank has failed or does not respond."""
+
+
+class PipelineDiffers(PipewrightError, ValueError):
+    """A pipeline computes something else than the uncut model."""
+
+    findings: tuple[Any, ...] = ()
+    """The differences (`pipewright.torch.Finding`), the first one first."""

@@ -1,0 +1,222 @@
+"""Compares the gradients of a pipeline's parameters with the uncut model's, and names the kind of fault.
+
+The gradient of the uncut model is a sum over microbatches. If a pipeline's gradient is another sum of the same parts, its
+weights say what has happened: a weight of 0 is a missing microbatch, and equal weights are another scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .findings import Fault, Finding
+from .matching import Names
+from .records import StageRecord
+from .sketches import Sketch, add, difference, parts_of_sum, ratio
+from .uncut import Uncut
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The gradients of the uncut model, and what a gradient may have been divided by."""
+
+    uncut: Uncut
+    names: Names
+    microbatches: int
+    replicas: int
+    max_norm: float | None
+    tokens: int | None
+
+    def canonical(self, record: StageRecord, name: str) -> str:
+        """Returns the first name in the model of a stage's parameter."""
+        return self.uncut.shared[self.names[record.stage][name]]
+
+    @property
+    def clip(self) -> float:
+        """The factor of clipping."""
+        if self.max_norm is None:
+            return 1.0
+        return min(1.0, self.max_norm / (self.uncut.grad_norm + 1e-6))
+
+    def parts(self, name: str) -> list[Sketch]:
+        """Returns the gradient of a parameter by microbatch, after clipping."""
+        return [part.times(self.clip) for part in self.uncut.gradients[name]]
+
+
+@dataclass(frozen=True)
+class _Wrong:
+    """A gradient that differs: the parameter, its value (None if it is missing) and the parts that it should have."""
+
+    record: StageRecord
+    name: str
+    canonical: str
+    value: Sketch
+    parts: list[Sketch]
+    relative: float
+
+    @property
+    def right(self) -> Sketch:
+        return add(self.parts)
+
+
+def judge_gradients(
+    stages: Sequence[StageRecord], expected: Expected, limit: Callable[[Sketch], float]
+) -> tuple[list[Finding], int, float]:
+    """Returns the differences of the gradients, the number of comparisons and the largest difference of equal values."""
+    wrong: list[_Wrong] = []
+    compared, largest = 0, 0.0
+    floor = 1e-3 * expected.uncut.grad_norm * expected.clip
+    for record in stages:
+        for name, parameter in record.parameters.items():
+            canonical = expected.canonical(record, name)
+            if canonical not in expected.uncut.gradients:
+                continue
+            parts = expected.parts(canonical)
+            value = parameter.gradient if parameter.gradient is not None else parts[0].times(0.0)
+            relative = difference(value, add(parts), floor)
+            compared += 1
+            if relative <= limit(value):
+                largest = max(largest, relative)
+            else:
+                wrong.append(_Wrong(record, name, canonical, value, parts, relative))
+    if not wrong:
+        return [], compared, largest
+    return _judge(stages, wrong, expected, limit), compared, largest
+
+
+def _judge(
+    stages: Sequence[StageRecord], wrong: Sequence[_Wrong], expected: Expected, limit: Callable[[Sketch], float]
+) -> list[Finding]:
+    findings: list[Finding] = []
+    explained: set[str] = set()
+    for entry in wrong:
+        if entry.canonical in explained:
+            continue
+        copies = [
+            parameter.gradient
+            for record in stages
+            if record.replica == entry.record.replica
+            for name, parameter in record.parameters.items()
+            if parameter.gradient is not None and expected.canonical(record, name) == entry.canonical
+        ]
+        if len(copies) > 1 and difference(add(copies), entry.right) <= limit(entry.value):
+            explained.add(entry.canonical)
+            owners = sorted({record.stage for record in stages for name in record.parameters
+                             if expected.canonical(record, name) == entry.canonical})
+            findings.append(_finding(entry, Fault.SHARED_SUM, f"the stages {owners} have copies, and their sum is right"))
+    rest = [entry for entry in wrong if entry.canonical not in explained]
+    by_stage: dict[tuple[int, int], list[_Wrong]] = {}
+    for entry in rest:
+        by_stage.setdefault((entry.record.stage, entry.record.replica), []).append(entry)
+    verdicts = {stage: _stage_verdict(entries, expected, limit) for stage, entries in by_stage.items()}
+    all_stages = {(record.stage, record.replica) for record in stages}
+    scales = {stage: verdict.scale for stage, verdict in verdicts.items() if verdict.scale is not None}
+    if len(scales) == len(all_stages) and expected.max_norm is not None and _spread(list(scales.values())) > 1e-3:
+        entry = by_stage[min(scales)][0]
+        advice = "each stage is clipped by another norm, as if each took the norm of its own gradients"
+        return [*findings, _finding(entry, Fault.NORM, advice)]
+    is_global = len(scales) == len(all_stages) and _spread(list(scales.values())) <= 1e-3
+    for stage in sorted(verdicts):
+        verdict = verdicts[stage]
+        findings.append(_finding(verdict.entry, verdict.fault, verdict.advice, verdict.microbatch))
+        if is_global:
+            break
+    return findings
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    entry: _Wrong
+    fault: Fault
+    advice: str
+    microbatch: int | None = None
+    scale: float | None = None
+
+
+def _stage_verdict(entries: Sequence[_Wrong], expected: Expected, limit: Callable[[Sketch], float]) -> _Verdict:
+    """Returns the kind of fault of the wrong gradients of one stage."""
+    first = entries[0]
+    tolerance = max(10 * limit(first.value), 1e-6)
+    missing = [entry for entry in entries if entry.value.norm == 0]
+    if missing:
+        others = len(first.record.parameters) - len(missing)
+        return _Verdict(missing[0], Fault.MISSING, f"{len(missing)} gradients of the stage are zero or missing, {others} are not")
+    count = len(first.parts)
+    weights, left = parts_of_sum([entry.value for entry in entries],
+                                 [[entry.parts[index] for entry in entries] for index in range(count)])
+    if left <= tolerance:
+        return _of_weights(first, weights, expected, tolerance)
+    factors = [ratio(entry.value, entry.right) for entry in entries]
+    if all(rest <= tolerance for _, rest in factors):
+        factor = factors[0][0]
+        if _spread([factor for factor, _ in factors]) <= tolerance:
+            return _of_scale(first, factor, expected)
+        return _Verdict(first, Fault.TWICE if factor > 1 else Fault.SCALE, f"it is {factor:.3g} times the right gradient")
+    several = [entry for entry in entries if expected.uncut.uses.get(entry.canonical, 1) > 1]
+    if several and len(several) == len(entries):
+        uses = expected.uncut.uses[several[0].canonical]
+        return _Verdict(several[0], Fault.TWICE, f"a forward uses the parameter {uses} times, and other gradients are right")
+    return _Verdict(first, Fault.GRADIENT, "the gradients between the stages are right, so this stage adds or loses a part")
+
+
+def _of_weights(first: _Wrong, weights: Sequence[float], expected: Expected, tolerance: float) -> _Verdict:
+    """Returns the kind of fault if the gradient is a sum of the microbatches' gradients with these weights."""
+    shown = ", ".join(f"{weight:.3g}" for weight in weights[:16])
+    advice = f"it has the microbatches' gradients with the weights {shown}"
+    own = range(first.record.replica * expected.microbatches, (first.record.replica + 1) * expected.microbatches)
+    others = [weight for index, weight in enumerate(weights) if index not in own]
+    if others and max(map(abs, others)) <= tolerance:
+        return _Verdict(first, Fault.REPLICAS, f"{advice}: the gradients of the other replicas are not added")
+    near_zero = [index for index, weight in enumerate(weights) if abs(weight) <= tolerance]
+    if near_zero:
+        return _Verdict(first, Fault.MISSING, f"{advice}: some are not added", near_zero[0])
+    if _spread(weights) <= tolerance:
+        return _of_scale(first, sum(weights) / len(weights), expected)
+    odd = [index for index, weight in enumerate(weights) if abs(weight - 1) > tolerance]
+    if len(odd) < len(weights):
+        twice = all(abs(weights[index] - 2) <= tolerance for index in odd)
+        smaller = all(0 < weights[index] < 1 for index in odd)
+        fault = Fault.TWICE if twice else Fault.DIVIDED if smaller else Fault.MEAN_OF_MEANS
+        return _Verdict(first, fault, advice, odd[0])
+    levels = sorted({round(weight, 3) for weight in weights})
+    if len(levels) <= len(weights) // 2 and levels[0] > 0 and _is_whole(levels[-1] / levels[0], 1e-2):
+        return _Verdict(first, Fault.DIVIDED, f"{advice}: some are divided more often", weights.index(min(weights)))
+    return _Verdict(first, Fault.MEAN_OF_MEANS, advice, odd[0])
+
+
+def _of_scale(first: _Wrong, factor: float, expected: Expected) -> _Verdict:
+    """Returns the kind of fault if all gradients of the stage have one factor."""
+    whole, replicas = expected.microbatches * expected.replicas, expected.replicas
+    known = [
+        (float(replicas), Fault.REPLICAS, f"the {replicas} replicas are added and not divided"),
+        (1 / replicas, Fault.REPLICAS, f"it is divided by the {replicas} replicas once more"),
+        (float(expected.microbatches), Fault.UNDIVIDED, f"it is not divided by the {expected.microbatches} microbatches"),
+        (1 / expected.microbatches, Fault.DIVIDED, f"it is divided by the {expected.microbatches} microbatches once more"),
+        (float(whole), Fault.UNDIVIDED, f"it is not divided by the {whole} microbatches of all replicas"),
+        (1 / whole, Fault.DIVIDED, f"it is divided by the {whole} microbatches of all replicas once more"),
+    ]
+    if expected.tokens:
+        known.append((float(expected.tokens), Fault.UNDIVIDED, f"it is not divided by the {expected.tokens} tokens of the loss"))
+        known.append((1 / expected.tokens, Fault.DIVIDED, f"it is divided by the {expected.tokens} tokens of the loss once more"))
+    for value, fault, advice in known:
+        if value != 1 and abs(factor / value - 1) < 1e-3:
+            return _Verdict(first, fault, advice, scale=factor)
+    if abs(factor - 2) < 1e-3:
+        return _Verdict(first, Fault.TWICE, "it is twice the right gradient", scale=factor)
+    return _Verdict(first, Fault.SCALE, f"all gradients of the stage are {factor:.4g} times the right ones", scale=factor)
+
+
+def _finding(entry: _Wrong, fault: Fault, advice: str, microbatch: int | None = None) -> Finding:
+    record = entry.record
+    action = None if microbatch is None else f"{record.stage}B{microbatch % max(len(record.calls), 1)}"
+    text = f"the gradient of {entry.name} differs"
+    return Finding(fault, text, entry.relative, record.stage, microbatch, action, record.rank, advice)
+
+
+def _spread(values: Sequence[float]) -> float:
+    """Returns the relative distance of the largest and the smallest value."""
+    return (max(values) - min(values)) / max(max(map(abs, values)), 1e-30)
+
+
+def _is_whole(value: float, tolerance: float) -> bool:
+    return abs(value - round(value)) <= tolerance * value

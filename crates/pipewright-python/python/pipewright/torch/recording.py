@@ -1,0 +1,208 @@
+"""Records a step of a pipeline on one rank, by hooks on the modules of its stages. Imports PyTorch.
+
+A stage of PyTorch names the microbatch and the action of each call, with the same wrappers as `annotate`. A plain module has
+none, so its forwards are the microbatches in their order. All hooks are removed when the step ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from .annotate import WRAPPED, around_computations, before_messages
+from .errors import VerifyError
+from .records import Buffer, Call, Parameter, RankRecord, StageRecord
+from .sketches import Sketch, sketch, sketches, tensors_in
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stage of this rank: its module, and PyTorch's stage around it if there is one."""
+
+    index: int
+    module: torch.nn.Module
+    stage: Any = None
+
+
+def parts_of(stages: Any) -> list[Part]:
+    """Returns the stages of this rank: of a list of `PipelineStage`, or of a mapping from indices to modules.
+
+    Raises `VerifyError` if they are something else.
+    """
+    if isinstance(stages, Mapping):
+        parts = [Part(index, module) for index, module in stages.items()]
+    elif isinstance(stages, Sequence):
+        parts = [Part(getattr(stage, "stage_index", None), getattr(stage, "submod", stage), stage) for stage in stages]  # type: ignore[arg-type]
+    else:
+        parts = [Part(getattr(stages, "stage_index", None), getattr(stages, "submod", stages), stages)]  # type: ignore[arg-type]
+    for part in parts:
+        if not isinstance(part.index, int) or not isinstance(part.module, torch.nn.Module):
+            raise VerifyError(
+                f"a stage is a {type(part.stage if part.stage is not None else part.module).__name__}; a list of "
+                "PipelineStage was expected, or a mapping from the indices of stages to modules, such as {0: first}"
+            )
+    return parts
+
+
+class Recorder:
+    """Records the stages of this rank while its context is open."""
+
+    def __init__(self, parts: Sequence[Part], *, rank: int, replica: int):
+        self.record = RankRecord()
+        self._parts = list(parts)
+        self._stages = [StageRecord(part.index, replica, rank) for part in parts]
+        self._undo: list[Callable[[], None]] = []
+        self._has_gradients = False
+        self.record.stages = self._stages
+
+    def __enter__(self) -> Recorder:
+        try:
+            for part, record in zip(self._parts, self._stages):
+                for name, parameter in part.module.named_parameters(remove_duplicate=False):
+                    what = f"the parameter {name} of stage {part.index}"
+                    record.parameters[name] = Parameter(sketch(parameter, what), parameter.requires_grad)
+                for name, buffer in part.module.named_buffers(remove_duplicate=False):
+                    record.buffers[name] = Buffer(sketch(buffer, f"the buffer {name} of stage {part.index}"))
+                _Observer(part, record, self.record.actions, self._undo).attach()
+            handle = register_optimizer_step_pre_hook(lambda *_: self._take_gradients())
+            self._undo.append(handle.remove)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    def finish(self) -> RankRecord:
+        """Records the state after the step, and returns everything."""
+        self._take_gradients()
+        for part, record in zip(self._parts, self._stages):
+            for name, parameter in part.module.named_parameters(remove_duplicate=False):
+                record.parameters[name].after = sketch(parameter)
+            for name, buffer in part.module.named_buffers(remove_duplicate=False):
+                if name in record.buffers:
+                    record.buffers[name].after = sketch(buffer)
+        return self.record
+
+    def _take_gradients(self) -> None:
+        """Records the gradients, once: before the first optimizer step, or after the step if there is none."""
+        if self._has_gradients:
+            return
+        self._has_gradients = True
+        for part, record in zip(self._parts, self._stages):
+            for name, parameter in part.module.named_parameters(remove_duplicate=False):
+                gradient = parameter.grad if parameter.grad is not None else getattr(parameter, "main_grad", None)
+                if gradient is not None:
+                    record.parameters[name].gradient = sketch(gradient, f"the gradient of {name} of stage {part.index}")
+
+
+class _Observer:
+    """Records the calls of one stage."""
+
+    def __init__(self, part: Part, record: StageRecord, actions: list[str], undo: list[Callable[[], None]]):
+        self._part, self._record, self._actions, self._undo = part, record, actions, undo
+        self._base = 0
+        self._current: int | None = None
+        self._state: list[Tensor] = []
+
+    def attach(self) -> None:
+        module, stage = self._part.module, self._part.stage
+        if hasattr(stage, "forward_one_chunk"):
+            before = {name: stage.__dict__.get(name) for name in WRAPPED}
+            self._undo.append(lambda: _restore(stage, before))
+            around_computations(stage, self._within)
+            before_messages(stage, lambda action: self._actions.append(action))
+        handles = [
+            module.register_forward_pre_hook(self._before_forward, with_kwargs=True),
+            module.register_forward_hook(self._after_forward, with_kwargs=True),
+        ]
+        self._undo.extend(handle.remove for handle in handles)
+
+    @contextmanager
+    def _within(self, action: str, microbatch: int) -> Iterator[None]:
+        """The context of a computation of PyTorch's stage: names the microbatch of the module's call in it."""
+        self._actions.append(action)
+        is_forward = action == f"{self._part.index}F{microbatch}"
+        if is_forward:
+            if microbatch + self._base in self._record.calls:
+                self._base = max(self._record.calls) + 1
+            self._current = microbatch + self._base
+        try:
+            yield
+        finally:
+            if is_forward:
+                self._current = None
+
+    def _before_forward(self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        is_plain = not hasattr(self._part.stage, "forward_one_chunk")
+        if is_plain:
+            if not torch.is_grad_enabled():
+                return
+            self._current = len(self._record.calls)
+            self._actions.append(f"{self._part.index}F{self._current}")
+        elif self._current is None:
+            return  # PyTorch runs the module to learn the shapes of its outputs.
+        microbatch = self._current
+        call = self._record.calls[microbatch] = Call()
+        given = tensors_in(args)
+        call.inputs = sketches(given, f"the input of stage {self._part.index}")
+        for position, tensor in enumerate(given):
+            if tensor.requires_grad and torch.is_grad_enabled():
+                self._observe_gradient(tensor, call.input_gradients, position)
+        self._state = random_state()
+
+    def _after_forward(self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if self._current is None:
+            return
+        microbatch, call = self._current, self._record.calls[self._current]
+        if not hasattr(self._part.stage, "forward_one_chunk"):
+            self._current = None
+        call.draws = not same_state(self._state, random_state())
+        made = tensors_in(output)
+        if not made:
+            raise VerifyError(f"stage {self._part.index} returns a {type(output).__name__}, which has no tensor")
+        call.outputs = sketches(made, f"the output of stage {self._part.index}")
+        for position, tensor in enumerate(made):
+            if tensor.requires_grad:
+                self._observe_gradient(tensor, call.output_gradients, position, f"{self._part.index}B{microbatch}")
+
+    def _observe_gradient(self, tensor: Tensor, gradients: dict[int, Sketch], position: int, action: str = "") -> None:
+        def observe(gradient: Tensor) -> None:
+            # A backward in two halves reaches the output twice.
+            if position in gradients:
+                return
+            if action and not gradients and not hasattr(self._part.stage, "forward_one_chunk"):
+                self._actions.append(action)
+            gradients[position] = sketch(gradient)
+
+        handle = tensor.register_hook(observe)
+        self._undo.append(handle.remove)
+
+
+def _restore(stage: Any, attributes: Mapping[str, Any]) -> None:
+    for name, value in attributes.items():
+        if value is None:
+            stage.__dict__.pop(name, None)
+        else:
+            setattr(stage, name, value)
+
+
+def random_state() -> list[Tensor]:
+    """Returns the states of the random generators of this process: of the processor, and of the current GPU if it is used."""
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states.append(torch.cuda.get_rng_state())
+    return states
+
+
+def same_state(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
+    """Returns whether no random numbers were taken between two states."""
+    return len(first) == len(second) and all(torch.equal(one, other) for one, other in zip(first, second))

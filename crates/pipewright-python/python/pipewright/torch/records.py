@@ -1,0 +1,60 @@
+"""The values that the ranks of a pipeline record in one step, as sketches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .sketches import Sketch
+
+
+@dataclass
+class Call:
+    """A microbatch on a stage. Gradients are kept by the position of their tensor; integers have none."""
+
+    inputs: list[Sketch] = field(default_factory=list)
+    outputs: list[Sketch] = field(default_factory=list)
+    output_gradients: dict[int, Sketch] = field(default_factory=dict)
+    input_gradients: dict[int, Sketch] = field(default_factory=dict)
+    draws: bool = False
+    """Whether the forward takes random numbers."""
+
+
+@dataclass
+class Parameter:
+    """A parameter of a stage: its values before and after the step, and its gradient as the optimizer gets it."""
+
+    before: Sketch
+    trainable: bool
+    after: Sketch | None = None
+    gradient: Sketch | None = None
+
+
+@dataclass
+class Buffer:
+    """A buffer of a stage: its values before and after the step."""
+
+    before: Sketch
+    after: Sketch | None = None
+
+
+@dataclass
+class StageRecord:
+    """A stage of one replica of the pipeline."""
+
+    stage: int
+    replica: int
+    rank: int
+    calls: dict[int, Call] = field(default_factory=dict)
+    """The microbatches by their position in the step of the replica."""
+    parameters: dict[str, Parameter] = field(default_factory=dict)
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+
+
+@dataclass
+class RankRecord:
+    """The values of a rank."""
+
+    stages: list[StageRecord] = field(default_factory=list)
+    actions: list[str] = field(default_factory=list)
+    figures: dict[str, list[float]] = field(default_factory=dict)
+    """The figures that the step returns: `loss`, `losses`, `grad_norm` and `tokens`."""

@@ -1,0 +1,129 @@
+"""Sketches of tensors: a thousand numbers that differ if the tensors differ. Imports PyTorch.
+
+A sketch is linear: the sketch of a sum is the sum of the sketches, and its norm estimates the tensor's norm within a few
+percent. So gradients of large models are compared, and sums of gradients are taken apart, without sending the gradients.
+A small tensor is its own sketch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .errors import VerifyError
+
+#: The numbers of a sketch.
+BUCKETS = 1024
+
+#: The largest relative difference of two equal values by their type: sums in another order differ by less.
+TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """The sketch of a tensor, with its shape and type."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    numbers: Tensor
+    """At most `BUCKETS` numbers of type float64."""
+
+    @property
+    def norm(self) -> float:
+        """The estimate of the tensor's norm."""
+        return float(self.numbers.norm())
+
+    def times(self, factor: float) -> Sketch:
+        """Returns the sketch of the tensor times a factor."""
+        return Sketch(self.shape, self.dtype, self.numbers * factor)
+
+
+def sketch(tensor: Tensor, what: str = "a value") -> Sketch:
+    """Returns the sketch of a tensor. Raises `VerifyError` if it has no values in this process's memory."""
+    if tensor.device.type == "meta":
+        raise VerifyError(f"{what} is on the device meta and has no values; initialize it before the step")
+    if hasattr(tensor, "full_tensor"):
+        raise VerifyError(f"{what} is sharded (a DTensor); verify the pipeline before FSDP or tensor parallelism is applied")
+    values = tensor.detach()
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    exact = values.dtype in (torch.float32, torch.float16, torch.bfloat16)
+    values = values.to(torch.float32 if exact else torch.float64).flatten()
+    if values.numel() > BUCKETS:
+        rows = -(-values.numel() // BUCKETS)
+        values = torch.nn.functional.pad(values, (0, rows * BUCKETS - values.numel())).view(rows, BUCKETS)
+        generator = torch.Generator().manual_seed(rows)
+        weights = torch.randn(rows, generator=generator, dtype=torch.float64).to(values.dtype).to(values.device)
+        values = weights @ values
+    return Sketch(tuple(tensor.shape), tensor.dtype, values.to("cpu", torch.float64))
+
+
+def sketches(values: Iterable[Tensor], what: str) -> list[Sketch]:
+    """Returns the sketches of tensors."""
+    return [sketch(value, what) for value in values]
+
+
+def add(parts: Sequence[Sketch]) -> Sketch:
+    """Returns the sketch of a sum."""
+    return Sketch(parts[0].shape, parts[0].dtype, torch.stack([part.numbers for part in parts]).sum(0))
+
+
+def difference(value: Sketch, expected: Sketch, floor: float = 0.0) -> float:
+    """Returns the norm of the difference relative to the expected value's norm, or to `floor` if that is larger.
+
+    Infinite for values of different shapes and for values that are not finite.
+    """
+    if value.shape != expected.shape:
+        return float("inf")
+    distance = float((value.numbers - expected.numbers).norm())
+    if distance == 0:
+        return 0.0
+    scale = max(expected.norm, floor)
+    relative = distance / scale if scale > 0 else float("inf")
+    return relative if relative == relative else float("inf")
+
+
+def tolerance_of(value: Sketch) -> float:
+    """Returns the largest relative difference of equal values of this type; 0 for whole numbers."""
+    return TOLERANCES.get(value.dtype, 1e-4 if value.dtype.is_complex else 0.0)
+
+
+def ratio(value: Sketch, expected: Sketch) -> tuple[float, float]:
+    """Returns the factor with which the expected value is nearest to the value, and the relative difference that is left."""
+    if value.shape != expected.shape:
+        return 0.0, float("inf")
+    square = float(expected.numbers @ expected.numbers)
+    if square == 0:
+        return 0.0, 0.0 if value.norm == 0 else float("inf")
+    factor = float(value.numbers @ expected.numbers) / square
+    return factor, difference(value, expected.times(factor), value.norm)
+
+
+def parts_of_sum(value: Sequence[Sketch], parts: Sequence[Sequence[Sketch]]) -> tuple[list[float], float]:
+    """Returns the factors with which the sum of `parts` is nearest to `value`, and the relative difference that is left.
+
+    `value` has the sketches of several tensors, and each of `parts` has the same tensors.
+    """
+    columns = torch.stack([torch.cat([tensor.numbers for tensor in part]) for part in parts], dim=1)
+    target = torch.cat([tensor.numbers for tensor in value])
+    if not bool(torch.isfinite(target).all()) or not bool(torch.isfinite(columns).all()):
+        return [0.0] * len(parts), float("inf")
+    factors = torch.linalg.lstsq(columns, target.unsqueeze(1), driver="gelsd").solution.squeeze(1)
+    rest = float((target - columns @ factors).norm())
+    norm = float(target.norm())
+    return [float(factor) for factor in factors], rest / norm if norm > 0 else 0.0
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Returns the tensors of a value: of tuples, lists and dictionaries too, in their order."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (tuple, list)):
+        return []
+    return [tensor for part in value for tensor in tensors_in(part)]
