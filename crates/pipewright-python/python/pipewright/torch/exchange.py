@@ -20,10 +20,21 @@ CHUNK = 1 << 22
 class Exchange:
     """The messages of one call among the ranks. All ranks count their calls, so messages of two calls are apart."""
 
-    def __init__(self, store: Any, rank: int, ranks: int, name: str):
+    def __init__(self, store: Any, rank: int, ranks: int, name: str, deadline_s: float):
         self._store, self._name = store, name
-        self.rank, self.ranks = rank, ranks
+        self.rank, self.ranks, self.deadline_s = rank, ranks, deadline_s
         self._own: dict[str, bytes] = {}
+
+    def agree(self, kind: str, error: VerifyError | None) -> None:
+        """Raises an error on all ranks if one rank has one, and if a rank does not respond in time."""
+        self.publish(kind, error)
+        if error is not None:
+            raise error
+        until = time.monotonic() + self.deadline_s
+        for rank in range(self.ranks):
+            other = self.receive(kind, rank, until)
+            if other is not None:
+                raise VerifyError(f"rank {rank}: {other}", rank=rank)
 
     def publish(self, kind: str, value: object) -> None:
         """Writes the value of this rank. Raises `VerifyError` if the store does not respond."""

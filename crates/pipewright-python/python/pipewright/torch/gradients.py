@@ -156,7 +156,7 @@ def _stage_verdict(entries: Sequence[_Wrong], expected: Expected, limit: Callabl
     if several and len(several) == len(entries):
         uses = expected.uncut.uses[several[0].canonical]
         return _Verdict(several[0], Fault.TWICE, f"a forward uses the parameter {uses} times, and other gradients are right")
-    return _Verdict(first, Fault.GRADIENT, "the gradients between the stages are right, so this stage adds or loses a part")
+    return _Verdict(first, Fault.GRADIENT, "other values are right, so the stage adds or loses a part, such as an auxiliary loss")
 
 
 def _of_weights(first: _Wrong, weights: Sequence[float], expected: Expected, tolerance: float) -> _Verdict:

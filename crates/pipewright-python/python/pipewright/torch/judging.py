@@ -57,9 +57,10 @@ class Judge:
             self._forwards()
         if not self.judged.findings:
             self._backwards()
-        if not self.judged.findings:
+        is_explained = bool(self.judged.findings)
+        if not is_explained:
             self._parameters()
-        self._figures()
+        self._figures(is_explained)
         self._state()
         return self.judged
 
@@ -130,6 +131,7 @@ class Judge:
     def _forwards(self) -> None:
         wrong: set[tuple[int, int]] = set()
         for record in self._stages:
+            # One finding for each stage: the other microbatches differ for the same reason.
             for index in range(self._setting.microbatches):
                 microbatch = self._global(record, index)
                 call = record.calls[index]
@@ -137,7 +139,8 @@ class Judge:
                     wrong.add((record.stage, microbatch))
                     continue
                 if self._input_differs(record, index, microbatch, call) or self._output_differs(record, microbatch, call):
-                    wrong.add((record.stage, microbatch))
+                    wrong |= {(record.stage, self._global(record, other)) for other in range(index, self._setting.microbatches)}
+                    break
         if self._uncut.by_microbatch and not wrong:
             self._find(
                 Fault.BATCH_NORM,
@@ -289,9 +292,10 @@ class Judge:
         return True
 
     def _loss_fault(self, value: Sketch, microbatch: int) -> tuple[Fault, str]:
-        for other, parts in enumerate(self._uncut.output_gradients):
-            if other != microbatch and any(part is not None and ratio(value, part)[1] < 1e-3 for part in parts):
-                return Fault.ORDER, f"it is the gradient of microbatch {other}, so the targets have another order"
+        for other in range(len(self._uncut.output_gradients)):
+            parts = self._uncut.with_target(microbatch, other) if other != microbatch else []
+            if any(part is not None and ratio(value, part)[1] < 1e-3 for part in parts):
+                return Fault.ORDER, f"it is the gradient for the target of microbatch {other}"
         return Fault.LOSS, "the outputs are right, so the loss has another target, mask or function"
 
     def _received_differs(self, record: StageRecord, index: int, microbatch: int, call: Call) -> bool:
@@ -365,11 +369,12 @@ class Judge:
         self.judged.values += values
         self.judged.largest = max(self.judged.largest, largest)
 
-    def _figures(self) -> None:
+    def _figures(self, is_explained: bool) -> None:
         uncut, count = self._uncut, self._setting.microbatches * self._setting.replicas
         for rank in self._ranks:
             stage = rank.stages[-1] if rank.stages else None
-            for name, right in (("grad_norm", uncut.grad_norm), ("loss", uncut.loss), ("tokens", self._setting.tokens)):
+            known = (("tokens", self._setting.tokens), ("grad_norm", uncut.grad_norm), ("loss", uncut.loss))
+            for name, right in known[: 1 if is_explained else None]:
                 for value in rank.figures.get(name, []):
                     if right is None or self._near(value, right):
                         continue
@@ -385,11 +390,11 @@ class Judge:
                     self._find(fault, text, abs(value - right) / max(abs(right), 1e-30), stage, advice=advice)
             losses = rank.figures.get("losses", [])
             mean = sum(losses) / len(losses) if losses else 0.0
-            if losses and self._setting.replicas == 1 and not self._near(mean, uncut.loss) and not self._near(sum(losses), uncut.loss):
+            if not losses or is_explained or self._setting.replicas > 1:
+                continue
+            if not self._near(mean, uncut.loss) and not self._near(sum(losses), uncut.loss):
                 text = f"the mean of the losses is {mean:.6g}, and the uncut model's loss is {uncut.loss:.6g}: it differs"
-                earlier = any(finding.fault is Fault.MEAN_OF_MEANS for finding in self.judged.findings)
-                fault = Fault.MEAN_OF_MEANS if earlier else Fault.LOSS
-                self._find(fault, text, abs(mean - uncut.loss) / max(abs(uncut.loss), 1e-30), stage)
+                self._find(Fault.LOSS, text, abs(mean - uncut.loss) / max(abs(uncut.loss), 1e-30), stage)
 
     def _near(self, value: float, right: float) -> bool:
         dtypes = [call.outputs[0] for stage in self._stages for call in stage.calls.values() if call.outputs]

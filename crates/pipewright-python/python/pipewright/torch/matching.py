@@ -64,12 +64,11 @@ def _of_stage(own: Mapping[str, Sketch], model: Mapping[str, Sketch], used: set[
         guess = _moved(name, places)
         fits = [other for other in (guess, name) if other in model and model[other].shape == own[name].shape]
         free = [other for other in of_name if other not in used]
-        in_place = [other for other in fits if other in of_name or not of_name]
-        if places and guess in in_place:
+        if guess in fits and places:
             matched[name] = guess
-        elif name in free or (not of_name and in_place):
-            matched[name] = name if name in free else in_place[0]
-        elif free or of_name:
+        elif name in free or (fits and not of_name):
+            matched[name] = name if name in free else fits[0]
+        elif of_name:
             matched[name] = (free or of_name)[0]
         if name in matched:
             places |= {key: value for key, value in _places({name: matched[name]}).items() if key not in places}

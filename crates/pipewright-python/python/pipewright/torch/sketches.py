@@ -7,6 +7,7 @@ A small tensor is its own sketch.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,10 +57,13 @@ def sketch(tensor: Tensor, what: str = "a value") -> Sketch:
     if values.numel() > BUCKETS:
         rows = -(-values.numel() // BUCKETS)
         values = torch.nn.functional.pad(values, (0, rows * BUCKETS - values.numel())).view(rows, BUCKETS)
-        generator = torch.Generator().manual_seed(rows)
-        weights = torch.randn(rows, generator=generator, dtype=torch.float64).to(values.dtype).to(values.device)
-        values = weights @ values
+        values = _weights(rows).to(values.device, values.dtype) @ values
     return Sketch(tuple(tensor.shape), tensor.dtype, values.to("cpu", torch.float64))
+
+
+@functools.lru_cache(maxsize=64)
+def _weights(rows: int) -> Tensor:
+    return torch.randn(rows, generator=torch.Generator().manual_seed(rows), dtype=torch.float64)
 
 
 def sketches(values: Iterable[Tensor], what: str) -> list[Sketch]:

@@ -54,6 +54,8 @@ class Uncut:
     """Whether the forward takes random numbers."""
     uses: dict[str, int]
     """How often a forward calls modules with the parameter, by its first name."""
+    with_target: Callable[[int, int], list[Sketch | None]]
+    """The gradients of the outputs of a microbatch if the loss had another microbatch's target."""
     by_microbatch: bool
     """Whether the outputs differ from those of the whole batch at once, although no random numbers are taken."""
 
@@ -173,6 +175,7 @@ def run(
         buffers=after,
         draws=draws,
         uses=watcher.uses,
+        with_target=lambda microbatch, other: _with_target(outputs, made, batch.target, loss_fn, microbatch, other),
         by_microbatch=not draws and bool(buffers) and _differs_at_once(module, batch, made, buffers),
     )
 
@@ -195,7 +198,24 @@ def _loss(
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
         raise VerifyError(f"loss_fn returns a {type(loss).__name__} that is not a loss; a tensor with one number was expected")
     loss.backward()
-    return float(loss), [[leaf.grad for leaf in of_microbatch] for of_microbatch in leaves]
+    return float(loss.detach()), [[leaf.grad for leaf in of_microbatch] for of_microbatch in leaves]
+
+
+def _with_target(
+    outputs: Sequence[Any],
+    made: Sequence[Sequence[Tensor]],
+    target: Any,
+    loss_fn: Callable[..., Any] | None,
+    microbatch: int,
+    other: int,
+) -> list[Sketch | None]:
+    """Returns the gradients of a microbatch's outputs if the loss has the target of `other` for it."""
+    chunks = _chunks(target, len(made))
+    if not isinstance(target, Tensor) or chunks[microbatch].shape != chunks[other].shape:
+        return []
+    chunks[microbatch] = chunks[other]
+    gradients = _loss(outputs, made, torch.cat(chunks), loss_fn)[1][microbatch]
+    return [None if gradient is None else sketch(gradient) for gradient in gradients]
 
 
 def _differs_at_once(

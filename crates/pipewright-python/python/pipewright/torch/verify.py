@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import versions
@@ -26,7 +27,7 @@ _calls = itertools.count()
 
 
 def verify(
-    step: Callable[[], Mapping[str, Any] | None],
+    step: Callable[[], Any],
     model: Any,
     inputs: Any,
     target: Any = None,
@@ -73,29 +74,49 @@ def verify(
     ('a loss that is not divided', 'it is not divided by the 3 microbatches')
     """
     torch, _ = versions.load(allow_untested=allow_untested)
-    exchange = _exchange(torch)
-    own: Any = None
+    exchange = _exchange(torch, deadline_s)
+    asked = _Asked(inputs, target, loss_fn, max_norm, tokens, names, replicas, tolerance)
     copied: Model | None = None
+    parts: Sequence[Part] = ()
     try:
-        _check(deadline_s, replica, replicas, tolerance, max_norm)
-        if exchange.rank == 0:
-            from .uncut import Model
+        from .recording import parts_of
+        from .uncut import Model
 
-            copied = Model(model)
-        own = _record(torch, step, stages, exchange.rank, replica, deadline_s)
-    except Exception as error:
-        own = error if isinstance(error, VerifyError) else VerifyError(f"the step fails: {error}", rank=exchange.rank)
+        _check(deadline_s, replica, replicas, tolerance, max_norm)
+        parts = parts_of(stages)
+        copied = Model(model) if exchange.rank == 0 else None
+        ready: VerifyError | None = None
+    except VerifyError as error:
+        ready = error
+    exchange.agree("check", ready)
+    own: RankRecord | VerifyError
+    try:
+        own = _record(torch, step, parts, exchange.rank, replica, exchange.deadline_s)
+    except VerifyError as error:
+        own = error
     exchange.publish("record", own)
-    if exchange.rank == 0:
-        exchange.publish("report", _judged(exchange, copied, inputs, target, loss_fn, max_norm, tokens, names, replicas, tolerance,
-                                           deadline_s))
-    result = exchange.receive("report", 0, time.monotonic() + 3 * max(deadline_s, 1.0))
-    if isinstance(own, Exception):
-        raise own
-    if isinstance(result, Exception):
-        raise result
-    assert isinstance(result, Report)
-    return result
+    if copied is not None:
+        exchange.publish("report", _judged(exchange, copied, asked))
+    report = exchange.receive("report", 0, time.monotonic() + 3 * exchange.deadline_s)
+    failed = own if isinstance(own, VerifyError) else report if isinstance(report, VerifyError) else None
+    if failed is not None:
+        raise failed
+    assert isinstance(report, Report)
+    return report
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The arguments that rank 0 uses."""
+
+    inputs: Any
+    target: Any
+    loss_fn: Callable[..., Any] | None
+    max_norm: float | None
+    tokens: int | None
+    names: Callable[[int, str], str] | None
+    replicas: int
+    tolerance: float | None
 
 
 def _check(deadline_s: float, replica: int, replicas: int, tolerance: float | None, max_norm: float | None) -> None:
@@ -108,22 +129,23 @@ def _check(deadline_s: float, replica: int, replicas: int, tolerance: float | No
             raise VerifyError(f"{name} is {value}; a number above 0 was expected")
 
 
-def _exchange(torch: Any) -> Exchange:
+def _exchange(torch: Any, deadline_s: float) -> Exchange:
     dist = torch.distributed
-    name = f"verify-{next(_calls)}"
+    name, limit = f"verify-{next(_calls)}", deadline_s if 0 < deadline_s < math.inf else 60.0
     if not dist.is_available() or not dist.is_initialized():
-        return Exchange(None, 0, 1, name)
-    return Exchange(dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size(), name)
+        return Exchange(None, 0, 1, name, limit)
+    return Exchange(dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size(), name, limit)
 
 
-def _record(torch: Any, step: Callable[[], Any], stages: Any, rank: int, replica: int, deadline_s: float) -> RankRecord:
+def _record(
+    torch: Any, step: Callable[[], Any], parts: Sequence[Part], rank: int, replica: int, deadline_s: float
+) -> RankRecord:
     """Runs the step in a thread, with hooks on the stages, and returns the values of this rank.
 
-    Raises `VerifyError` if the step does not end in time, and the step's own errors.
+    Raises `VerifyError` if the step fails or does not end in time.
     """
-    from .recording import Recorder, parts_of
+    from .recording import Recorder
 
-    parts: Sequence[Part] = parts_of(stages)
     device = torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
     ended: list[Any] = []
 
@@ -151,78 +173,56 @@ def _record(torch: Any, step: Callable[[], Any], stages: Any, rank: int, replica
     if error is not None:
         raise VerifyError(f"the step of rank {rank} fails: {error}", rank=rank) from error
     record = recorder.finish()
-    record.figures = _figures(torch, figures)
+    record.figures = _figures(figures)
     return record
 
 
-def _figures(torch: Any, figures: Any) -> dict[str, list[float]]:
-    if figures is None:
+def _figures(figures: Any) -> dict[str, list[float]]:
+    """Returns the figures of a step. Other results than a dictionary are ignored, such as the output of a schedule."""
+    if not isinstance(figures, Mapping):
         return {}
-    if not isinstance(figures, Mapping) or not set(figures) <= set(FIGURES):
-        raise VerifyError(f"the step returns {figures!r}; None or a dictionary with {', '.join(FIGURES)} was expected")
+    if not set(figures) <= set(FIGURES):
+        raise VerifyError(f"the step returns a dictionary with {list(figures)}; the keys {', '.join(FIGURES)} were expected")
     found: dict[str, list[float]] = {}
     for name, value in figures.items():
         values = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
         try:
-            found[name] = [float(number) for number in values]
+            found[name] = [float(number.detach() if hasattr(number, "detach") else number) for number in values]
         except (TypeError, ValueError, RuntimeError) as error:
             raise VerifyError(f"the step returns {value!r} as {name}; numbers were expected") from error
     return found
 
 
-def _judged(
-    exchange: Exchange,
-    model: Model | None,
-    inputs: Any,
-    target: Any,
-    loss_fn: Callable[..., Any] | None,
-    max_norm: float | None,
-    tokens: int | None,
-    names: Callable[[int, str], str] | None,
-    replicas: int,
-    tolerance: float | None,
-    deadline_s: float,
-) -> Report | VerifyError:
+def _judged(exchange: Exchange, model: Model, asked: _Asked) -> Report | VerifyError:
     """Returns the report, or the error that all ranks raise."""
     try:
-        until = time.monotonic() + deadline_s
+        until = time.monotonic() + exchange.deadline_s
         records = [exchange.receive("record", rank, until) for rank in range(exchange.ranks)]
         for rank, record in enumerate(records):
             if isinstance(record, VerifyError):
                 return VerifyError(f"rank {rank}: {record}", rank=rank)
-        assert model is not None
-        return _compared(records, model, inputs, target, loss_fn, max_norm, tokens, names, replicas, tolerance)
+        return _compared(records, model, asked)
     except VerifyError as error:
         return error
     except Exception as error:
         return VerifyError(f"the comparison fails: {type(error).__name__}: {error}")
 
 
-def _compared(
-    records: Sequence[RankRecord],
-    model: Model,
-    inputs: Any,
-    target: Any,
-    loss_fn: Callable[..., Any] | None,
-    max_norm: float | None,
-    tokens: int | None,
-    names: Callable[[int, str], str] | None,
-    replicas: int,
-    tolerance: float | None,
-) -> Report:
+def _compared(records: Sequence[RankRecord], model: Model, asked: _Asked) -> Report:
     from .judging import Judge, Setting
     from .matching import match
     from .uncut import Batch, run
 
     stages = [stage for record in records for stage in record.stages]
-    _check_stages(stages, replicas)
+    _check_stages(stages, asked.replicas)
     microbatches = max(len(stage.calls) for stage in stages)
+    inputs, tokens = asked.inputs, asked.tokens if asked.tokens is not None else _tokens(asked.target)
     kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
     args = () if kwargs else inputs if isinstance(inputs, tuple) else (inputs,)
-    matched = match(stages, model.values, names)
-    uncut = run(model, Batch(args, kwargs, target), loss_fn, microbatches * replicas, matched)
-    setting = Setting(microbatches, replicas, tolerance, max_norm, tokens if tokens is not None else _tokens(target))
-    judged = Judge(records, uncut, matched, setting, model.values).run()
+    names = match(stages, model.values, asked.names)
+    uncut = run(model, Batch(args, kwargs, asked.target), asked.loss_fn, microbatches * asked.replicas, names)
+    setting = Setting(microbatches, asked.replicas, asked.tolerance, asked.max_norm, tokens)
+    judged = Judge(records, uncut, names, setting, model.values).run()
     return Report(
         findings=tuple(judged.findings),
         values=judged.values,
