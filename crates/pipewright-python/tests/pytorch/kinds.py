@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -243,7 +243,7 @@ def mistakes(rank: int) -> dict[str, str]:
     module = {rank: own}
     run = lambda: Boundary(rank, own, mse_loss).step(x, y)  # noqa: E731
     fails = lambda: 1 / 0 if rank == 1 else None  # noqa: E731
-    alone = lambda: dist.recv(torch.empty(1), src=1) if rank == 0 else None  # noqa: E731
+    slow = lambda: time.sleep(3) if rank == 0 else None  # noqa: E731
 
     def attempt(step: Any = run, *args: Any, stages: Any = None, **options: Any) -> str:
         own.zero_grad()
@@ -264,7 +264,7 @@ def mistakes(rank: int) -> dict[str, str]:
         "no tensor": attempt(run, model, "a text", y),
         "few rows": attempt(run, model, x[:2], y[:2]),
         "no loss": attempt(loss_fn=None),
-        "failing loss": attempt(loss_fn=lambda output, target: output @ target),
+        "failing loss": attempt(loss_fn=lambda output, target: 1 / 0),
         "not a loss": attempt(loss_fn=lambda output, target: 3),
         "failing": attempt(fails),
         "figures": attempt(lambda: {"lose": 1}),
@@ -274,5 +274,5 @@ def mistakes(rank: int) -> dict[str, str]:
         "deadline": attempt(deadline_s=0),
         "replica": attempt(replica=2),
         "tolerance": attempt(tolerance=-1.0),
-        "waits": attempt(alone, deadline_s=1.5),
+        "waits": attempt(slow, deadline_s=1.5),
     }

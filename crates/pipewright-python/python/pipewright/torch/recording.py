@@ -37,12 +37,11 @@ def parts_of(stages: Any) -> list[Part]:
     """
     if isinstance(stages, Mapping):
         parts = [Part(index, module) for index, module in stages.items()]
-    elif isinstance(stages, Sequence):
-        parts = [Part(getattr(stage, "stage_index", None), getattr(stage, "submod", stage), stage) for stage in stages]  # type: ignore[arg-type]
     else:
-        parts = [Part(getattr(stages, "stage_index", None), getattr(stages, "submod", stages), stages)]  # type: ignore[arg-type]
+        given: list[Any] = list(stages) if isinstance(stages, Sequence) else [stages]
+        parts = [Part(getattr(stage, "stage_index", -1), getattr(stage, "submod", stage), stage) for stage in given]
     for part in parts:
-        if not isinstance(part.index, int) or not isinstance(part.module, torch.nn.Module):
+        if not isinstance(part.index, int) or part.index < 0 or not isinstance(part.module, torch.nn.Module):
             raise VerifyError(
                 f"a stage is a {type(part.stage if part.stage is not None else part.module).__name__}; a list of "
                 "PipelineStage was expected, or a mapping from the indices of stages to modules, such as {0: first}"
@@ -152,7 +151,7 @@ class _Observer:
             return  # PyTorch runs the module to learn the shapes of its outputs.
         microbatch = self._current
         call = self._record.calls[microbatch] = Call()
-        given = tensors_in(args)
+        given = tensors_in(args) or tensors_in(kwargs)
         call.inputs = sketches(given, f"the input of stage {self._part.index}")
         for position, tensor in enumerate(given):
             if tensor.requires_grad and torch.is_grad_enabled():
@@ -174,7 +173,7 @@ class _Observer:
             if tensor.requires_grad:
                 self._observe_gradient(tensor, call.output_gradients, position, f"{self._part.index}B{microbatch}")
 
-    def _observe_gradient(self, tensor: Tensor, gradients: dict[int, Sketch], position: int, action: str = "") -> None:
+    def _observe_gradient(self, tensor: Any, gradients: dict[int, Sketch], position: int, action: str = "") -> None:
         def observe(gradient: Tensor) -> None:
             # A backward in two halves reaches the output twice.
             if position in gradients:
@@ -198,8 +197,9 @@ def _restore(stage: Any, attributes: Mapping[str, Any]) -> None:
 def random_state() -> list[Tensor]:
     """Returns the states of the random generators of this process: of the processor, and of the current GPU if it is used."""
     states = [torch.get_rng_state()]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states.append(torch.cuda.get_rng_state())
+    cuda: Any = torch.cuda
+    if cuda.is_available() and cuda.is_initialized():
+        states.append(cuda.get_rng_state())
     return states
 
 

@@ -17,8 +17,11 @@ from torch import Tensor
 
 from .errors import VerifyError
 
-#: The numbers of a sketch.
+#: The numbers of a sketch. Each is a sum of values of the tensor with random signs.
 BUCKETS = 1024
+
+#: The values of each sum whose signs are independent. After these, the signs repeat, all of them as they are or negated.
+LAYERS = 64
 
 #: The largest relative difference of two equal values by their type: sums in another order differ by less.
 TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
@@ -55,15 +58,19 @@ def sketch(tensor: Tensor, what: str = "a value") -> Sketch:
     exact = values.dtype in (torch.float32, torch.float16, torch.bfloat16)
     values = values.to(torch.float32 if exact else torch.float64).flatten()
     if values.numel() > BUCKETS:
-        rows = -(-values.numel() // BUCKETS)
-        values = torch.nn.functional.pad(values, (0, rows * BUCKETS - values.numel())).view(rows, BUCKETS)
-        values = _weights(rows).to(values.device, values.dtype) @ values
+        size = BUCKETS * LAYERS
+        blocks = -(-values.numel() // size)
+        values = torch.nn.functional.pad(values, (0, blocks * size - values.numel())).view(blocks, size)
+        signs, of_block = (part.to(values.device, values.dtype) for part in (_signs(size), _signs(blocks)))
+        values = ((of_block @ values) * signs).view(LAYERS, BUCKETS).sum(0)
     return Sketch(tuple(tensor.shape), tensor.dtype, values.to("cpu", torch.float64))
 
 
 @functools.lru_cache(maxsize=64)
-def _weights(rows: int) -> Tensor:
-    return torch.randn(rows, generator=torch.Generator().manual_seed(rows), dtype=torch.float64)
+def _signs(count: int) -> Tensor:
+    """Returns random signs, the same in all processes."""
+    generator = torch.Generator().manual_seed(count)
+    return torch.randint(2, (count,), generator=generator, dtype=torch.float64) * 2 - 1
 
 
 def sketches(values: Iterable[Tensor], what: str) -> list[Sketch]:

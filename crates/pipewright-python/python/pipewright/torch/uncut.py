@@ -165,7 +165,7 @@ def run(
     return Uncut(
         loss=loss,
         grad_norm=norm,
-        inputs=[sketches(tensors_in(args), "the batch") for args, _ in arguments],
+        inputs=[sketches(tensors_in(args) or tensors_in(kwargs), "the batch") for args, kwargs in arguments],
         outputs=[sketches(of_microbatch, "the output of the uncut model") for of_microbatch in made],
         output_gradients=[[None if part is None else sketch(part) for part in parts] for parts in gradients_of_outputs],
         boundaries=watcher.boundaries,
@@ -197,7 +197,7 @@ def _loss(
         loss = _called("the loss fails on the outputs of the whole batch", loss_fn, output, target)
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
         raise VerifyError(f"loss_fn returns a {type(loss).__name__} that is not a loss; a tensor with one number was expected")
-    loss.backward()
+    torch.autograd.backward([loss])
     return float(loss.detach()), [[leaf.grad for leaf in of_microbatch] for of_microbatch in leaves]
 
 

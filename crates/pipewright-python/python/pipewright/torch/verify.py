@@ -45,19 +45,21 @@ def verify(
 ) -> Report:
     """Runs one training step of a pipeline, compares it with the uncut model, and returns the differences on all ranks.
 
-    All ranks call it. `step()` runs the step of this rank: forwards, backwards and, if it does, sums between replicas, clipping
-    and the optimizer. It may return a dictionary with the figures `loss`, `losses` (of the microbatches), `grad_norm` and
-    `tokens`. `stages` are this rank's stages: a list of PyTorch's `PipelineStage`, or a mapping from their indices to modules for
-    a pipeline of plain sends and receives. The other arguments are used on rank 0, which runs the uncut model: `model` is the
-    module, or a function that makes it, with the same values as the stages before the step; `inputs` (a tensor, a tuple or a
-    dictionary) and `target` are the whole batch of all microbatches, and of all replicas in their order.
+    All ranks call it. `step()` runs the step of this rank: forwards, backwards and, if it has them, sums between replicas,
+    clipping and the optimizer. It may return a dictionary with the figures `loss`, `losses` (of the microbatches), `grad_norm`
+    and `tokens`; other results are ignored. `stages` are this rank's stages: a list of PyTorch's `PipelineStage`, or a mapping
+    from their indices to modules for a pipeline of plain sends and receives.
+
+    Rank 0 runs the uncut model, and only it uses the other arguments. `model` is the module, or a function that makes it, with
+    the same values as the stages before the step. `inputs` (a tensor, a tuple or a dictionary) and `target` are the whole batch
+    of all microbatches, and of all replicas in their order.
     `loss_fn(output, target)` is the loss of the whole batch; without it, the mean of the model's outputs is. `max_norm` clips the
     gradients. `tokens` is the right number of tokens, by default the targets other than -100 if they are whole numbers.
 
     Names of parameters are those of the model, or follow from their values; `names(stage, name)` says it otherwise. The ranks of
     a pipeline have its number in `replica` if there are several (`replicas`). `tolerance` is the relative difference of equal
-    values, by default 1e-4 in f32. The step runs in a thread of its own. Each rank waits at most `deadline_s` seconds for the step,
-    and as long for each other rank.
+    values, by default 1e-4 in f32. The step runs in a thread of its own. Each rank waits at most `deadline_s` seconds for the
+    step, and as long for the other ranks.
 
     The model is copied, so it does not change. The step trains the stages as it always does.
 
@@ -200,7 +202,7 @@ def _judged(exchange: Exchange, model: Model, asked: _Asked) -> Report | VerifyE
         records = [exchange.receive("record", rank, until) for rank in range(exchange.ranks)]
         for rank, record in enumerate(records):
             if isinstance(record, VerifyError):
-                return VerifyError(f"rank {rank}: {record}", rank=rank)
+                return record if record.rank is not None else VerifyError(f"rank {rank}: {record}", rank=rank)
         return _compared(records, model, asked)
     except VerifyError as error:
         return error
@@ -209,7 +211,8 @@ def _judged(exchange: Exchange, model: Model, asked: _Asked) -> Report | VerifyE
 
 
 def _compared(records: Sequence[RankRecord], model: Model, asked: _Asked) -> Report:
-    from .judging import Judge, Setting
+    from .comparison import Comparison, Setting
+    from .judging import judge
     from .matching import match
     from .uncut import Batch, run
 
@@ -222,7 +225,7 @@ def _compared(records: Sequence[RankRecord], model: Model, asked: _Asked) -> Rep
     names = match(stages, model.values, asked.names)
     uncut = run(model, Batch(args, kwargs, asked.target), asked.loss_fn, microbatches * asked.replicas, names)
     setting = Setting(microbatches, asked.replicas, asked.tolerance, asked.max_norm, tokens)
-    judged = Judge(records, uncut, names, setting, model.values).run()
+    judged = judge(Comparison(records, uncut, names, setting, model.values))
     return Report(
         findings=tuple(judged.findings),
         values=judged.values,
@@ -252,7 +255,7 @@ def _check_stages(stages: Sequence[Any], replicas: int) -> None:
         raise VerifyError(f"a rank has replica {max(replica for replica, _ in owners)}, and there are {replicas}; pass replicas")
     if not any(stage.calls for stage in stages):
         raise VerifyError(
-            "the step runs no forward of a stage; pass the modules that the step calls, and let the step run forwards and backwards"
+            "the step runs no forward of a stage; pass the modules that the step calls, and let it run forwards and backwards"
         )
 
 

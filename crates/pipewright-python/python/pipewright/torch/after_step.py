@@ -1,0 +1,89 @@
+"""Compares what a step reports and leaves behind: losses, norms and tokens; buffers and parameters after it."""
+
+from __future__ import annotations
+
+from .comparison import Comparison, buffer_fault
+from .findings import Fault
+from .records import RankRecord, StageRecord
+from .sketches import difference
+
+
+def judge_figures(compared: Comparison, is_explained: bool) -> None:
+    """Compares the figures that the step returns: only the tokens, if an earlier difference explains the others."""
+    uncut, count = compared.uncut, compared.setting.microbatches * compared.setting.replicas
+    for rank in compared.ranks:
+        stage = rank.stages[-1] if rank.stages else None
+        known = (("tokens", compared.setting.tokens), ("grad_norm", uncut.grad_norm), ("loss", uncut.loss))
+        for name, right in known[: 1 if is_explained else None]:
+            for value in rank.figures.get(name, []):
+                if right is None or compared.near(value, right):
+                    continue
+                fault, advice = {"grad_norm": Fault.NORM, "loss": Fault.LOSS, "tokens": Fault.TOKENS}[name], ""
+                if name == "grad_norm":
+                    advice = _norm_advice(compared, rank, value)
+                elif name == "loss" and compared.near(value * count, right):
+                    fault, advice = Fault.DIVIDED, f"it is the loss over the {count} microbatches"
+                elif name == "loss" and compared.near(value, right * count):
+                    fault, advice = Fault.UNDIVIDED, f"it is the loss times the {count} microbatches"
+                label = {"grad_norm": "the norm of the gradients", "loss": "the loss", "tokens": "the number of tokens"}[name]
+                text = f"{label} is {value:.6g}, and the uncut model's is {right:.6g}: it differs"
+                compared.find(fault, text, abs(value - right) / max(abs(right), 1e-30), stage, advice=advice)
+        losses = rank.figures.get("losses", [])
+        mean = sum(losses) / len(losses) if losses else 0.0
+        if not losses or is_explained or compared.setting.replicas > 1:
+            continue
+        if not compared.near(mean, uncut.loss) and not compared.near(sum(losses), uncut.loss):
+            text = f"the mean of the losses is {mean:.6g}, and the uncut model's loss is {uncut.loss:.6g}: it differs"
+            compared.find(Fault.LOSS, text, abs(mean - uncut.loss) / max(abs(uncut.loss), 1e-30), stage)
+
+
+def _norm_advice(compared: Comparison, rank: RankRecord, value: float) -> str:
+    """Returns whose norm a wrong norm is."""
+    squares = 0.0
+    for record in rank.stages:
+        squares += sum(parameter.gradient.norm**2 for parameter in record.parameters.values() if parameter.gradient is not None)
+    if squares and abs(squares**0.5 / value - 1) < 0.1:
+        return f"it is the norm of the gradients of rank {compared.ranks.index(rank)} alone"
+    return "it depends on how the model is cut"
+
+
+def judge_state(compared: Comparison) -> None:
+    """Compares buffers and parameters after the step, and whether the stages take random numbers."""
+    trainable = compared.trainable()
+    moved: dict[bool, list[tuple[StageRecord, str]]] = {True: [], False: []}
+    for record in compared.stages:
+        frozen_moved: list[tuple[str, float]] = []
+        for name, parameter in record.parameters.items():
+            canonical = compared.canonical(record, name)
+            if parameter.after is None:
+                continue
+            change = difference(parameter.after, parameter.before)
+            has_moved = change != 0
+            if canonical not in trainable:
+                compared.judged.values += 1
+                if has_moved:
+                    frozen_moved.append((name, change))
+            elif any(part.norm > 0 for part in compared.uncut.gradients[canonical]):
+                moved[has_moved].append((record, name))
+        for name, change in frozen_moved[:1]:
+            text = f"{name} is frozen in the uncut model, and the step changes it: it differs"
+            compared.find(Fault.FROZEN, text, change, record)
+        for name, buffer in record.buffers.items():
+            buffer_name = compared.names[record.stage].get(name)
+            if buffer_name is None or buffer.after is None or compared.setting.replicas > 1:
+                continue
+            fine, relative = compared.equal(buffer.after, compared.uncut.buffers[buffer_name])
+            if not fine and not compared.judged.findings:
+                advice = "the step does not change it" if difference(buffer.after, buffer.before) == 0 else ""
+                text = f"after the step, the buffer {name} differs"
+                compared.find(buffer_fault(name), text, relative, record, advice=advice)
+        draws = [index for index, call in record.calls.items() if call.draws]
+        if draws and not compared.uncut.draws:
+            text = f"the stage takes random numbers in {len(draws)} forwards, and the uncut model takes none: it differs"
+            compared.find(Fault.RANDOM, text, 1.0, record, compared.number_of(record, draws[0]), f"{record.stage}F{draws[0]}")
+    compared.judged.values += len(moved[True]) + len(moved[False])
+    if moved[True] and moved[False]:
+        record, name = moved[False][0]
+        others = f", and {len(moved[False]) - 1} more parameters" if len(moved[False]) > 1 else ""
+        text = f"the step changes other parameters, and not {name}{others}: it differs"
+        compared.find(Fault.PARTIAL_STEP, text, 1.0, record, advice="the optimizer does not have these parameters")
