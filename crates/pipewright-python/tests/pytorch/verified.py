@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import random
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pipewright.torch as pt
@@ -98,8 +101,17 @@ def stages_of(name: str, rank: int, ranks: int, per_rank: int) -> list[int]:
     return [rank + ranks * index for index in range(per_rank)]
 
 
-def sound_run(rank: int, ranks: int, seed: int) -> tuple[str, pt.Report]:
-    """Verifies a random model under a random schedule; the same on all ranks."""
+@dataclass(frozen=True)
+class Run:
+    """The report of a random pipeline, and the stage that has the fault."""
+
+    name: str
+    report: pt.Report
+    stage: int
+
+
+def random_run(rank: int, ranks: int, seed: int, fault: str | None = None) -> Run:
+    """Verifies a random model under a random schedule, sound or with a fault in a random stage; the same on all ranks."""
     choice = random.Random(seed)
     torch.manual_seed(seed)
     name = choice.choice(SINGLE + MULTI)
@@ -111,6 +123,8 @@ def sound_run(rank: int, ranks: int, seed: int) -> tuple[str, pt.Report]:
     keeps_names, steps, clips = choice.random() < 0.5, choice.random() < 0.5, choice.random() < 0.3
     whole = Layered(layers) if keeps_names else nn.Sequential(*layers)
     own = stages_of(name, rank, ranks, per_rank)
+    faulty = choice.randrange(count)
+    layers = copy.deepcopy(layers)
     modules = {
         index: Layered([layers[at] for at in cut[index]], cut[index].start)
         if keeps_names
@@ -123,12 +137,17 @@ def sound_run(rank: int, ranks: int, seed: int) -> tuple[str, pt.Report]:
     parameters = [parameter for module in modules.values() for parameter in module.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=1e-2)
     max_norm = 0.05 if clips else None
+    inject = FAULTS[fault] if fault and faulty in modules else None
+    if fault == "output" and inject:
+        inject(modules[faulty])
 
     def step() -> dict[str, Any]:
         losses: list[torch.Tensor] = []
         has_last = count - 1 in modules
         schedule.step(*([x] if 0 in modules else []), **({"target": y, "losses": losses} if has_last else {}))
         figures: dict[str, Any] = {"losses": losses}
+        if fault != "output" and inject:
+            inject(modules[faulty])
         if max_norm is not None:
             norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters]) ** 2
             torch.distributed.all_reduce(norm)
@@ -139,9 +158,30 @@ def sound_run(rank: int, ranks: int, seed: int) -> tuple[str, pt.Report]:
         return figures
 
     report = pt.verify(step, whole, x, y, stages=stages, loss_fn=loss_fn, max_norm=max_norm, deadline_s=60)
-    return f"seed {seed}: {name}, {ranks} ranks, {count} stages, {microbatches} microbatches", report
+    return Run(f"seed {seed}: {name}, {ranks} ranks, {count} stages, {microbatches} microbatches", report, faulty)
 
 
-def sound_runs(rank: int, ranks: int, seeds: list[int]) -> list[tuple[str, pt.Report]]:
-    """The reports of several seeds."""
-    return [sound_run(rank, ranks, seed) for seed in seeds]
+def largest(module: nn.Module) -> torch.Tensor:
+    """The largest gradient of a stage."""
+    return max((parameter.grad for parameter in module.parameters()), key=lambda gradient: float(gradient.norm()))
+
+
+def scale_all(module: nn.Module) -> None:
+    """Multiplies all gradients of a stage."""
+    for parameter in module.parameters():
+        parameter.grad.mul_(0.7)
+
+
+#: Faults of one stage: of its output, before the step; of its gradients, after the backwards.
+FAULTS: dict[str, Callable[[nn.Module], Any]] = {
+    "output": lambda module: module.register_forward_hook(lambda _, __, output: output * 1.01),
+    "zero": lambda module: largest(module).zero_(),
+    "one gradient": lambda module: largest(module).mul_(1.1),
+    "a part of a gradient": lambda module: largest(module).view(-1)[::2].add_(0.1 * float(largest(module).abs().max())),
+    "all gradients": scale_all,
+}
+
+
+def random_runs(rank: int, ranks: int, seeds: list[int], faults: list[str | None]) -> list[Run]:
+    """The reports of several seeds, each with the next fault."""
+    return [random_run(rank, ranks, seed, faults[index % len(faults)]) for index, seed in enumerate(seeds)]

@@ -6,7 +6,8 @@ weights say what has happened: a weight of 0 is a missing microbatch, and equal 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .findings import Fault, Finding
@@ -26,6 +27,8 @@ class Expected:
     replicas: int
     max_norm: float | None
     tokens: int | None
+    reported_norm: float | None
+    """The norm that all ranks have clipped by, if the step returns it."""
 
     def canonical(self, record: StageRecord, name: str) -> str:
         """Returns the first name in the model of a stage's parameter."""
@@ -33,10 +36,12 @@ class Expected:
 
     @property
     def clip(self) -> float:
-        """The factor of clipping."""
-        if self.max_norm is None:
-            return 1.0
-        return min(1.0, self.max_norm / (self.uncut.grad_norm + 1e-6))
+        """The factor of clipping. A wrong gradient changes the norm, and the norm changes all gradients."""
+        return self.clip_by(self.uncut.grad_norm if self.reported_norm is None else self.reported_norm)
+
+    def clip_by(self, norm: float) -> float:
+        """Returns the factor of clipping by a norm."""
+        return 1.0 if self.max_norm is None else min(1.0, self.max_norm / (norm + 1e-6))
 
     def parts(self, name: str) -> list[Sketch]:
         """Returns the gradient of a parameter by microbatch, after clipping."""
@@ -111,17 +116,37 @@ def _judge(
     verdicts = {stage: _stage_verdict(entries, expected, limit) for stage, entries in by_stage.items()}
     all_stages = {(record.stage, record.replica) for record in stages}
     scales = {stage: verdict.scale for stage, verdict in verdicts.items() if verdict.scale is not None}
-    if len(scales) == len(all_stages) and expected.max_norm is not None and _spread(list(scales.values())) > 1e-3:
-        entry = by_stage[min(scales)][0]
+    if len(scales) == len(all_stages) and _are_clipped_apart(stages, scales, expected):
         advice = "each stage is clipped by another norm, as if each took the norm of its own gradients"
-        return [*findings, _finding(entry, Fault.NORM, advice)]
+        return [*findings, _finding(by_stage[min(scales)][0], Fault.NORM, advice)]
     is_global = len(scales) == len(all_stages) and _spread(list(scales.values())) <= 1e-3
-    for stage in sorted(verdicts):
+    # Another gradient of one stage changes the norm, by which all stages are clipped.
+    for stage in sorted(verdicts, key=lambda stage: (expected.max_norm is not None and stage in scales, stage)):
         verdict = verdicts[stage]
         findings.append(_finding(verdict.entry, verdict.fault, verdict.advice, verdict.microbatch))
         if is_global:
             break
     return findings
+
+
+def _are_clipped_apart(
+    stages: Sequence[StageRecord], scales: Mapping[tuple[int, int], float], expected: Expected
+) -> bool:
+    """Returns whether the scales follow if each stage, or each rank, is clipped by the norm of its own gradients."""
+    if expected.max_norm is None or _spread(list(scales.values())) <= 1e-3:
+        return False
+    owned: dict[tuple[str, int], set[str]] = {}
+    for record in stages:
+        names = {expected.canonical(record, name) for name in record.parameters} & set(expected.uncut.norms)
+        for place in (("stage", record.stage), ("rank", record.rank)):
+            owned.setdefault(place, set()).update(names)
+    clips = {place: expected.clip_by(math.hypot(*(expected.uncut.norms[name] for name in names))) for place, names in owned.items()}
+
+    def follow(place: str) -> bool:
+        pairs = [(scales[record.stage, record.replica], clips[place, getattr(record, place)]) for record in stages]
+        return all(abs(scale * expected.clip / clip - 1) < 1e-3 for scale, clip in pairs)
+
+    return follow("stage") or follow("rank")
 
 
 @dataclass(frozen=True)

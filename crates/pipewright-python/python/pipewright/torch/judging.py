@@ -69,8 +69,16 @@ def _complete(compared: Comparison) -> None:
 def _gradients(compared: Comparison) -> None:
     """Compares the gradients of the parameters."""
     setting = compared.setting
+    norms = [norm for rank in compared.ranks for norm in rank.figures.get("grad_norm", [])]
+    are_equal = bool(norms) and max(norms) - min(norms) <= 1e-4 * max(norms)
     expected = Expected(
-        compared.uncut, compared.names, setting.microbatches, setting.replicas, setting.max_norm, setting.tokens
+        compared.uncut,
+        compared.names,
+        setting.microbatches,
+        setting.replicas,
+        setting.max_norm,
+        setting.tokens,
+        norms[0] if are_equal else None,
     )
     findings, values, largest = judge_gradients(compared.stages, expected, compared.limit)
     compared.judged.findings += findings

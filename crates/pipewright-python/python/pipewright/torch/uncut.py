@@ -10,6 +10,7 @@ last module with parameters of one stage and before the first one of the next st
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,6 +46,8 @@ class Uncut:
     """The candidates for the values behind each stage but the last one, in the order of their computation."""
     gradients: dict[str, list[Sketch]]
     """The gradient of each trainable parameter by microbatch, before clipping. Names of one parameter have equal lists."""
+    norms: dict[str, float]
+    """The norm of the gradient of each trainable parameter, by its first name."""
     shared: dict[str, str]
     """The first name of each parameter."""
     trainable: set[str]
@@ -161,15 +164,16 @@ def run(
                 gradients.setdefault(name, []).append(sketch(own))
                 totals[name] = own if name not in totals else totals[name] + own
                 parameter.grad = None
-    norm = float(torch.stack([total.double().norm() for total in totals.values()]).norm()) if totals else 0.0
+    norms = {name: float(total.double().norm()) for name, total in totals.items()}
     return Uncut(
         loss=loss,
-        grad_norm=norm,
+        grad_norm=math.hypot(*norms.values()),
         inputs=[sketches(tensors_in(args) or tensors_in(kwargs), "the batch") for args, kwargs in arguments],
         outputs=[sketches(of_microbatch, "the output of the uncut model") for of_microbatch in made],
         output_gradients=[[None if part is None else sketch(part) for part in parts] for parts in gradients_of_outputs],
         boundaries=watcher.boundaries,
         gradients={name: gradients[model.shared[name]] for name in trainable},
+        norms=norms,
         shared=model.shared,
         trainable=trainable,
         buffers=after,
