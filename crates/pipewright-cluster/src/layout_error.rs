@@ -72,7 +72,7 @@ impl Fault {
             Self::Zero(size) | Self::Division { group: size, .. } => Some(*size),
             Self::Mesh { .. } => None,
             Self::Batch { .. } => Some(BATCH),
-            Self::Stages { .. } | Self::Cut { .. } => Some(PIPELINE),
+            Self::Stages { .. } | Self::Cut { .. } | Self::Predictors { .. } => Some(PIPELINE),
             Self::ExpertTensor { .. } => Some(EXPERT_TENSOR),
             Self::Dropout(_) => Some(TENSOR),
         }
