@@ -485,8 +485,8 @@ fn options_of_megatron_that_change_costs_are_read_or_refused() {
         "line 24: `--num-distributed-optimizer-instances` is `3`, and expected a divisor of 4, the replicas",
     );
     refuse(
-        "TP=8",
-        "TP=64",
+        "--tensor-model-parallel-size $TP",
+        "--tensor-model-parallel-size 64",
         "512 GPUs cannot be divided into a mesh of 1024 (--tensor-model-parallel-size 64, --pipeline-model-parallel-size 16, \
          --context-parallel-size 1); use --ranks 1024, or use another mesh",
     );

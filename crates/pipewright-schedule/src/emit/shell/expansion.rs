@@ -4,7 +4,7 @@ use crate::emit::shell::arithmetic::evaluate;
 use crate::emit::shell::letters::{Letters, is_of_name};
 use crate::emit::shell::script::Reader;
 use crate::emit::shell::variables::{ARGUMENTS, Given};
-use crate::emit::shell::word::{Doubt, Word, Words, join, shortened};
+use crate::emit::shell::word::{Doubt, Word, Words, concatenated, join, shortened};
 
 /// The most letters of all expansions.
 const MOST_EXPANDED: usize = 1 << 21;
@@ -24,7 +24,7 @@ impl Reader {
 
     /// Reads a word, which expansions may make several or none.
     pub(super) fn word(&mut self) -> Vec<Word> {
-        let mut words = Words::default();
+        let mut words = Words { are_pieces: self.is_unsplit, ..Words::default() };
         while let Some((letter, line)) = self.letters.next() {
             match letter {
                 '\\' => self.escaped(&mut words, line),
@@ -171,7 +171,7 @@ impl Reader {
                 Err(_not_a_number) => return not_read(),
             },
         };
-        let value = self.value_of(name, is_list, index, line);
+        let value = self.value_of(name, is_list, index, in_quotes, line);
         let operator = OPERATORS.into_iter().find(|operator| rest.starts_with(operator));
         let words = match operator {
             None if rest.is_empty() => value.unwrap_or_else(|| vec![unset(name, is_list, line)]),
@@ -184,46 +184,50 @@ impl Reader {
                 }
             }
         };
-        let is_joined = in_quotes && (name == "*" || subscript == "*");
+        // A text has the elements of a list with blanks between them.
+        let is_joined = is_list && (self.is_unsplit || (in_quotes && (name == "*" || subscript == "*")));
         if is_joined { vec![join(words, line)] } else { words }
     }
 
     /// Returns the words of a variable: all, or the one with an index. `None` if the file does not set it.
-    fn value_of(&mut self, name: &str, is_list: bool, index: usize, line: usize) -> Option<Vec<Word>> {
+    fn value_of(
+        &mut self,
+        name: &str,
+        is_list: bool,
+        index: usize,
+        in_quotes: bool,
+        line: usize,
+    ) -> Option<Vec<Word>> {
         let arguments = self.variables.get(ARGUMENTS);
-        if name == "#" {
-            return Some(match arguments {
-                Some(arguments) => vec![Word::new(arguments.len().to_string(), line)],
-                None => vec![Word::unknown(
-                    line,
-                    &format!("`$#` of line {line} is the number of the script's arguments"),
-                )],
-            });
-        }
+        let unknown = |reason: String| Some(vec![Word::unknown(line, &reason)]);
         let number = name.parse::<usize>().ok();
-        let words = match number {
-            Some(0) => {
-                return Some(vec![Word::unknown(
-                    line,
-                    &format!("`$0` of line {line} is the name of the script"),
-                )]);
+        let variable = match (name, number) {
+            ("#", _) => {
+                return match arguments {
+                    Some(arguments) => Some(vec![Word::new(arguments.words.len().to_string(), line)]),
+                    None => unknown(format!("`$#` of line {line} is the number of the script's arguments")),
+                };
             }
-            Some(number) => {
-                let arguments = arguments?;
-                arguments.get(number - 1..number).unwrap_or_default()
-            }
-            None if ["@", "*"].contains(&name) => arguments?,
-            None if is_list => self.variables.get(name)?,
-            None => self.variables.get(name)?.get(index..=index).unwrap_or_default(),
+            (_, Some(0)) => return unknown(format!("`$0` of line {line} is the name of the script")),
+            ("@" | "*", _) | (_, Some(_)) => arguments?,
+            _ => self.variables.get(name)?,
+        };
+        let index = number.map_or(index, |number| number - 1);
+        let is_whole = is_list || !variable.is_list && index == 0;
+        let words = if is_whole {
+            variable.words.as_slice()
+        } else {
+            variable.words.get(index..=index).unwrap_or_default()
         };
         if self.expanded <= MOST_EXPANDED {
             self.expanded += words.iter().map(|word| 1 + word.text.len()).sum::<usize>();
         }
         if self.expanded > MOST_EXPANDED {
-            return Some(vec![Word::unknown(line, &format!("the values up to line {line} are too long"))]);
+            return unknown(format!("the values up to line {line} are too long"));
         }
-        let words = words.to_vec();
-        Some(if words.is_empty() && !is_list { vec![Word::new("", line)] } else { words })
+        let words = variable.copy(words);
+        let is_text = !variable.is_list && in_quotes && !self.is_unsplit;
+        Some(if is_text || (words.is_empty() && !is_list) { vec![concatenated(words, line)] } else { words })
     }
 
     /// Returns the words of `${name:-text}` and the like; `None` if there are too many inside each other.
@@ -272,7 +276,10 @@ impl Reader {
                 '\\' => self.escaped(&mut words, line),
                 '\'' if !in_quotes => words.append(self.single_quoted(line)),
                 '"' => self.double_quoted(&mut words, line),
-                '$' | '`' => words.append(join(self.expansion(true, line), line)),
+                '$' | '`' => {
+                    let elements = self.expansion(true, line);
+                    words.append(self.as_text(elements, line));
+                }
                 letter => {
                     words.push(letter, line);
                     self.letters.at += 1;
@@ -281,7 +288,12 @@ impl Reader {
         }
         self.letters = outer;
         self.depth -= 1;
-        Some(join(words.finish(), line))
+        Some(self.as_text(words.finish(), line))
+    }
+
+    /// Joins the elements of a list by blanks. In the value of a variable, they are the pieces of a text.
+    fn as_text(&self, words: Vec<Word>, line: usize) -> Word {
+        if self.is_unsplit { concatenated(words, line) } else { join(words, line) }
     }
 }
 

@@ -9,7 +9,7 @@ use crate::emit::shell::branches::{Branch, Kind, List, Runs};
 use crate::emit::shell::condition::result_of;
 use crate::emit::shell::letters::{Letters, is_name};
 use crate::emit::shell::variables::{ARGUMENTS, Before, Given, Variables};
-use crate::emit::shell::word::{Doubt, Word, join, shortened};
+use crate::emit::shell::word::{Doubt, Word, shortened};
 
 /// The most letters of the bodies of functions that are called.
 const MOST_CALLED: usize = 1 << 20;
@@ -315,7 +315,7 @@ impl Reader {
         }
         self.letters.at += 1 + usize::from(adds);
         let is_list = self.letters.take("(");
-        let words = if is_list { self.list_of_words() } else { vec![self.value()] };
+        let words = if is_list { self.list_of_words() } else { self.value() };
         Some((name, Given { words, is_list, adds }))
     }
 
@@ -330,13 +330,13 @@ impl Reader {
         words
     }
 
-    /// Reads the value of a variable, in which blanks of values separate no words.
-    fn value(&mut self) -> Word {
+    /// Reads the pieces of the value of a variable, in which blanks of values separate no words.
+    fn value(&mut self) -> Vec<Word> {
         let line = self.letters.line();
         let before = std::mem::replace(&mut self.is_unsplit, true);
         let words = self.word();
         self.is_unsplit = before;
-        join(words, line)
+        if words.is_empty() { vec![Word::new("", line)] } else { words }
     }
 }
 

@@ -176,6 +176,25 @@ fn variables_that_commands_set_are_not_known() {
 }
 
 #[test]
+fn only_the_doubtful_part_of_a_value_is_not_known() {
+    check("X=(--a 1)\n[ -f x ] && X+=(--b 2)\nX+=(--c)\nrun ${X[@]}", "run --a 1 --b! 2! --c");
+    check("O='--a 1'\nif x; then O+=' --b'; fi\nO+=' --c'\nrun $O", "run --a 1 --b! --c");
+    check(
+        "O='--a 1'\nif x; then O=\"$O --b 2\"; fi\nO=\"$O --c\"\nO=\"${O} --d\"\nrun $O",
+        "run --a 1 --b! 2! --c --d",
+    );
+    check("O='--a 1'\nif x; then O='--b 2'; fi\nrun $O", "run --a! 1! --b! 2!");
+    check("X=(--a)\nif x; then X=(--b); fi\nrun ${X[@]}", "run --a! --b!");
+    check("A=1\nif x; then A=12; fi\nrun --a $A", "run --a 12!");
+    check("A=1\nif x; then A+=' 2'; fi\nB=${C:-$A}\nrun --a \"$B\"", "run --a 1 2!");
+    check("A=1\nif x; then A=\"$A 2\"; fi\nif [ \"$A\" = 1 ]; then B=1; fi\nrun --b $B", "run --b 1!");
+    check(
+        "X=(1 2)\nA=${X[@]}\nB=\"${X[@]} 3\"\nrun --a \"$A\" --b \"$B\" --c $X",
+        "run --a 1 2 --b 1 2 3 --c 1",
+    );
+}
+
+#[test]
 fn printed_text_is_no_command() {
     for printed in [
         "echo run --no",
@@ -248,6 +267,10 @@ fn long_scripts_are_read_once() {
         "A+=(x)\n",
         "for i in 1; do echo do; done\n",
         "while ",
+        "while x; do A+=(y); done\n",
+        "if x; then A=(y); fi\n",
+        "if x; then A+=\" y\"; fi\n",
+        "if x; then A=\"$A y\"; fi\n",
         "{ ",
         "f() { ",
         "case x in y) ",

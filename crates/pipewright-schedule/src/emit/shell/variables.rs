@@ -8,10 +8,14 @@ use crate::emit::shell::word::{Doubt, Word};
 /// The name of the list of arguments.
 pub(super) const ARGUMENTS: &str = "@";
 
+/// A variable. A text may have several pieces, some of which are doubtful; each but the first begins with a blank.
 #[derive(Debug)]
-struct Variable {
-    /// The elements of a list, or one word.
-    words: Vec<Word>,
+pub(super) struct Variable {
+    /// The elements of a list, or the pieces of a text.
+    pub(super) words: Vec<Word>,
+    pub(super) is_list: bool,
+    /// Why the whole value is not known.
+    doubt: Option<Rc<str>>,
     /// The number of variables that had a value before it.
     order: usize,
 }
@@ -42,49 +46,44 @@ pub(super) enum Before {
 }
 
 impl Variables {
-    pub(super) fn get(&self, name: &str) -> Option<&[Word]> {
-        self.by_name.get(name).map(|variable| variable.words.as_slice())
+    pub(super) fn get(&self, name: &str) -> Option<&Variable> {
+        self.by_name.get(name)
     }
 
-    /// Returns the text of a variable that is one word, if it is certain.
+    /// Returns the text of a variable, or its first element, if it is certain.
     pub(super) fn known(&self, name: &str) -> Option<&str> {
-        self.get(name)?.first()?.known()
+        let variable = self.get(name).filter(|variable| variable.doubt.is_none())?;
+        let is_one = variable.is_list || variable.words.len() == 1;
+        variable.words.first().filter(|_| is_one)?.known()
     }
 
     /// Returns the values in the order in which variables first had one.
     pub(super) fn into_lists(self) -> Vec<Vec<Word>> {
         let mut variables: Vec<Variable> = self.by_name.into_values().collect();
         variables.sort_by_key(|variable| variable.order);
-        variables.into_iter().map(|variable| variable.words).collect()
+        variables.iter().map(|variable| variable.copy(&variable.words)).collect()
     }
 
     /// Sets a variable. `doubt` is the reason if it is not certain that the command runs.
     pub(super) fn set(&mut self, name: &str, given: Given, doubt: Option<&Rc<str>>) -> Before {
         let Given { mut words, is_list, adds } = given;
-        let order = self.count;
+        if let Some(reason) = doubt {
+            words.iter_mut().for_each(|word| word.doubt = Doubt::Unknown(reason.clone()));
+        }
         let Some(variable) = self.by_name.get_mut(name) else {
-            doubt.into_iter().for_each(|reason| mark(&mut words, reason));
-            self.by_name.insert(name.to_owned(), Variable { words, order });
+            let variable = Variable { words, is_list, doubt: None, order: self.count };
+            self.by_name.insert(name.to_owned(), variable);
             self.count += 1;
             return Before::Value(None);
         };
-        let known = &mut variable.words;
-        if let Some(reason) = doubt {
-            mark(&mut words, reason);
-            mark(known, reason);
-            let has_options = known.iter().chain(&words).any(|word| word.text.contains("--"));
-            match known.first_mut().filter(|_| adds && !is_list) {
-                Some(first) => words.into_iter().for_each(|word| first.append(word)),
-                // Options of both values may count.
-                None if is_list || has_options => known.extend(words),
-                None => *known = words,
-            }
-            return Before::Lost;
-        }
-        match known.first_mut() {
-            _ if adds && is_list => known.extend(words),
-            Some(first) if adds => words.into_iter().for_each(|word| first.append(word)),
-            _ => return Before::Value(Some(std::mem::replace(known, words))),
+        if adds {
+            variable.add(words, is_list);
+        } else if let Some(reason) = doubt {
+            variable.may_become(words, is_list, reason);
+        } else {
+            variable.doubt = None;
+            variable.is_list = is_list;
+            return Before::Value(Some(std::mem::replace(&mut variable.words, words)));
         }
         Before::Lost
     }
@@ -96,12 +95,11 @@ impl Variables {
 
     /// Marks the value of a variable as not known.
     pub(super) fn doubt(&mut self, name: &str, reason: &Rc<str>) -> Before {
-        match self.by_name.get_mut(name) {
-            Some(variable) => mark(&mut variable.words, reason),
-            None => {
-                let word = Word { doubt: Doubt::Unknown(reason.clone()), ..Word::new("?", 0) };
-                self.set(name, Given { words: vec![word], is_list: false, adds: false }, None);
-            }
+        if self.get(name).is_none() {
+            self.set(name, Given { words: vec![Word::new("?", 0)], is_list: false, adds: false }, None);
+        }
+        if let Some(variable) = self.by_name.get_mut(name) {
+            variable.doubt = Some(reason.clone());
         }
         Before::Lost
     }
@@ -118,6 +116,52 @@ impl Variables {
     }
 }
 
-fn mark(words: &mut [Word], reason: &Rc<str>) {
-    words.iter_mut().for_each(|word| word.doubt = Doubt::Unknown(reason.clone()));
+impl Variable {
+    /// Returns copies of some of the words, with the doubt of the whole value.
+    pub(super) fn copy(&self, words: &[Word]) -> Vec<Word> {
+        let mut words = words.to_vec();
+        if let Some(reason) = &self.doubt {
+            words.iter_mut().for_each(|word| word.doubt = Doubt::Unknown(reason.clone()));
+        }
+        words
+    }
+
+    /// Adds elements to a list, or pieces to a text. `is_list` says which of them is added.
+    fn add(&mut self, words: Vec<Word>, is_list: bool) {
+        if is_list {
+            self.words.extend(words);
+            return;
+        }
+        for word in words {
+            let last = if self.is_list { self.words.first_mut() } else { self.words.last_mut() };
+            let is_apart = !self.is_list && word.text.starts_with(char::is_whitespace);
+            match last {
+                Some(last) if !is_apart || last.doubt == word.doubt => last.append(word),
+                _ => self.words.push(word),
+            }
+        }
+    }
+
+    /// Sets the value to one that it may have. A piece that is added to a text is the only one that is doubtful.
+    fn may_become(&mut self, words: Vec<Word>, is_list: bool, reason: &Rc<str>) {
+        let text = |words: &[Word]| words.iter().map(|word| word.text.as_str()).collect::<String>();
+        if self.is_list || is_list {
+            // The options of both values may count.
+            self.doubt = Some(reason.clone());
+            self.is_list = true;
+            self.words.extend(words);
+            return;
+        }
+        let (old, new) = (text(&self.words), text(&words));
+        let line = words.first().map_or(0, |word| word.line);
+        let doubtful = |text: String| Word { doubt: Doubt::Unknown(reason.clone()), ..Word::new(text, line) };
+        match new.strip_prefix(&old).filter(|rest| rest.starts_with(char::is_whitespace)) {
+            Some(rest) if !old.is_empty() => self.words.push(doubtful(rest.to_owned())),
+            _ if old.contains("--") || new.contains("--") => {
+                self.doubt = Some(reason.clone());
+                self.words.push(doubtful(format!(" {new}")));
+            }
+            _ => self.words = vec![doubtful(new)],
+        }
+    }
 }

@@ -101,10 +101,16 @@ pub(super) struct Words {
     pub(super) list: Vec<Word>,
     /// The word that further letters belong to.
     pub(super) current: Option<Word>,
+    /// Whether the words are the pieces of a text: a blank behind a doubtful piece begins another one.
+    pub(super) are_pieces: bool,
 }
 
 impl Words {
     pub(super) fn push(&mut self, letter: char, line: usize) {
+        let is_doubtful = self.current.as_ref().is_some_and(|word| word.doubt.is_unknown());
+        if self.are_pieces && is_doubtful && letter.is_whitespace() {
+            self.end_word();
+        }
         self.current.get_or_insert_default().push(letter, line);
     }
 
@@ -166,6 +172,13 @@ pub(super) fn join(words: Vec<Word>, line: usize) -> Word {
         }
         joined.append(word);
     }
+    joined
+}
+
+/// Joins the pieces of a text.
+pub(super) fn concatenated(pieces: Vec<Word>, line: usize) -> Word {
+    let mut joined = Word::new("", line);
+    pieces.into_iter().for_each(|piece| joined.append(piece));
     joined
 }
 
