@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pipewright as pw
 from pipewright.cluster import Prediction, predict
+from pipewright.torch import Fault, Finding, Report, verify
 
 schedule: pw.Schedule = pw.schedule("zbvzerobubble", ranks=4, microbatches=16)
 rows: list[list[str | None]] = schedule.rows
@@ -22,3 +23,8 @@ except pw.ValidationError as error:
 
 prediction: Prediction = predict({"model_type": "llama"}, Path("machine.toml"), {"gpus": 2, "precision": "f32"})
 seconds: dict[str, float] = prediction.parts
+
+report: Report = verify(lambda: {"loss": 1.0}, None, None, stages={0: None}, deadline_s=10)
+findings: tuple[Finding, ...] = report.findings
+if report.first is not None:
+    place: tuple[Fault, int | None, int | None] = (report.first.fault, report.first.stage, report.first.microbatch)

@@ -1,5 +1,8 @@
 """Tests that `verify` names each kind of fault, and that a mistake or a lost rank is a sentence and never a hang."""
 
+import copy
+import doctest
+import importlib
 import os
 import threading
 import time
@@ -157,7 +160,7 @@ def test_the_model_and_its_gradients_do_not_change():
     x = torch.randn(8, 4)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
-    stages = {0: __import__("copy").deepcopy(model)}
+    stages = {0: copy.deepcopy(model)}
     pt.verify(lambda: stages[0](x).square().mean().backward(), model, x, stages=stages, loss_fn=lambda output, _: output.square().mean())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -193,6 +196,12 @@ def test_a_sketch_is_linear_and_sees_each_change(shape, dtype):
         weights, rest = parts_of_sum([sketch(3 * one.float() - other.float())], [[sketch(one)], [sketch(other)]])
         assert weights == pytest.approx([3, -1], abs=1e-4) and rest < 1e-5
     assert difference(sketch(one * float("nan")), sketch(one)) == float("inf")
+
+
+@pytest.mark.parametrize("name", ["findings", "verify"])
+def test_the_examples_of_the_docstrings_run(name):
+    result = doctest.testmod(importlib.import_module(f"pipewright.torch.{name}"))
+    assert result.attempted > 4 and result.failed == 0
 
 
 def names_of(own, model, stage=1):

@@ -50,8 +50,8 @@ class Exchange:
         except Exception as error:
             raise VerifyError(f"the store of the process group does not respond: {_line(error)}") from error
 
-    def receive(self, kind: str, rank: int, until: float) -> Any:
-        """Returns the value of a rank. `until` is the end of the wait by `time.monotonic`.
+    def receive(self, kind: str, rank: int, until: float, *, is_last: bool = False) -> Any:
+        """Returns the value of a rank. `until` is the end of the wait by `time.monotonic`. The last reader removes the value.
 
         Raises `VerifyError` if the rank has not written it by then, or if the store does not respond.
         """
@@ -60,7 +60,11 @@ class Exchange:
         count = self._key(kind, rank, "count")
         try:
             self._store.wait([count], timedelta(seconds=max(until - time.monotonic(), 0.01)))
-            pieces = [self._store.get(self._key(kind, rank, index)) for index in range(int(self._store.get(count)))]
+            keys = [self._key(kind, rank, index) for index in range(int(self._store.get(count)))]
+            pieces = [self._store.get(key) for key in keys]
+            if is_last:
+                for key in keys:
+                    self._store.delete_key(key)
         except Exception as error:
             raise VerifyError(
                 f"rank {rank} has not sent its {kind} in time: its process has ended, it hangs, or it does not call verify "

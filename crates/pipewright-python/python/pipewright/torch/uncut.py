@@ -132,7 +132,8 @@ def run(
     outputs: list[Any] = []
     arguments = batch.microbatches(microbatches)
     draws = False
-    with torch.random.fork_rng(), torch.enable_grad():
+    devices = [model.device] if model.device.startswith("cuda") else []
+    with torch.random.fork_rng(devices=devices), torch.enable_grad():
         for index, (args, kwargs) in enumerate(arguments):
             state = random_state()
             watcher.begin(index)

@@ -199,7 +199,7 @@ def _judged(exchange: Exchange, model: Model, asked: _Asked) -> Report | VerifyE
     """Returns the report, or the error that all ranks raise."""
     try:
         until = time.monotonic() + exchange.deadline_s
-        records = [exchange.receive("record", rank, until) for rank in range(exchange.ranks)]
+        records = [exchange.receive("record", rank, until, is_last=True) for rank in range(exchange.ranks)]
         for rank, record in enumerate(records):
             if isinstance(record, VerifyError):
                 return record if record.rank is not None else VerifyError(f"rank {rank}: {record}", rank=rank)
