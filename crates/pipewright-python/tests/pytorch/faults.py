@@ -68,12 +68,19 @@ def call(schedule: Any, rank: int, x: torch.Tensor, y: torch.Tensor) -> list[tor
     return losses
 
 
-def under_schedule(rank: int, made: tuple[nn.Sequential, torch.Tensor, torch.Tensor], own: Any, loss_fn: Any, **options: Any) -> Report:
-    """Verifies a model in two halves under `Schedule1F1B`, whose own loss is `own`."""
-    model, x, y = made
-    stage = stage_of(half(model, rank), rank)
-    schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=own, **options)
+def scheduled(
+    rank: int, model: nn.Module, module: nn.Module, x: torch.Tensor, y: torch.Tensor, loss_fn: Any, **options: Any
+) -> Report:
+    """Verifies a model whose halves are the modules of two ranks, under `Schedule1F1B` with the given options."""
+    stage = stage_of(module, rank)
+    schedule = Schedule1F1B(stage, MICROBATCHES, **{"loss_fn": loss_fn} | options)
     return pt.verify(lambda: {"losses": call(schedule, rank, x, y)}, model, x, y, stages=[stage], loss_fn=loss_fn, deadline_s=60)
+
+
+def under_schedule(rank: int, made: tuple[nn.Sequential, torch.Tensor, torch.Tensor], loss_fn: Any, **options: Any) -> Report:
+    """Verifies a model in two halves."""
+    model, x, y = made
+    return scheduled(rank, model, half(model, rank), x, y, loss_fn, **options)
 
 
 def undivided_by_tokens(rank: int) -> Report:
@@ -215,7 +222,7 @@ def scaled_at_every_stage(rank: int) -> Report:
 
 def summed_microbatches(rank: int) -> Report:
     """The gradients of the microbatches are added and never divided."""
-    return under_schedule(rank, plain(), mse_loss, mse_loss, scale_grads=False)
+    return under_schedule(rank, plain(), mse_loss, scale_grads=False)
 
 
 def scaled_accumulation(rank: int) -> Report:
@@ -233,14 +240,15 @@ def scaled_accumulation(rank: int) -> Report:
 
 def mean_of_means(rank: int) -> Report:
     """Each microbatch divides its loss by its own tokens."""
-    return under_schedule(rank, language(), token_mean, token_mean)
+    return under_schedule(rank, language(), token_mean)
 
 
 def lost_accumulation(rank: int) -> Report:
     """The stages are initialized again between two passes, which removes the gradients of the first."""
     model, x, y = plain()
     stage = stage_of(half(model, rank), rank)
-    schedule = Schedule1F1B(stage, 2, loss_fn=lambda output, target: mse_loss(output, target, reduction="sum") / y.numel(), scale_grads=False)
+    own = lambda output, target: mse_loss(output, target, reduction="sum") / y.numel()  # noqa: E731
+    schedule = Schedule1F1B(stage, 2, loss_fn=own, scale_grads=False)
 
     def step() -> None:
         for rows, target in zip(x.chunk(2), y.chunk(2)):
@@ -306,17 +314,15 @@ def mask_of_the_whole_batch(rank: int) -> Report:
     own = copy.deepcopy(half(model, rank))
     if rank == 0:
         own[0].mask = (x[..., :1] > 0).float()
-    stage = stage_of(own, rank)
-    schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=mse_loss)
-    return pt.verify(lambda: {"losses": call(schedule, rank, x, y)}, model, x, y, stages=[stage], loss_fn=mse_loss, deadline_s=60)
+    return scheduled(rank, model, own, x, y, mse_loss)
 
 
 class Packed(nn.Module):
     """Adds what tokens of the same document have in common. Documents are known from the batch only."""
 
-    def __init__(self, *, knows_documents: bool):
+    def __init__(self) -> None:
         super().__init__()
-        self.linear, self.knows_documents = nn.Linear(WIDTH, WIDTH), knows_documents
+        self.linear, self.knows_documents = nn.Linear(WIDTH, WIDTH), True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         documents = torch.arange(x.shape[1]) // 3 if self.knows_documents else torch.zeros(x.shape[1])
@@ -327,14 +333,11 @@ class Packed(nn.Module):
 def packing_lost(rank: int) -> Report:
     """The later stages get hidden states only, so they attend across the documents of a packed row."""
     torch.manual_seed(5)
-    make = lambda knows: nn.Sequential(nn.Embedding(WORDS, WIDTH), Packed(knows_documents=True), Packed(knows_documents=knows), nn.Linear(WIDTH, WORDS))  # noqa: E731
-    model = make(True)
-    own = make(False)
-    own.load_state_dict(model.state_dict())
+    model = nn.Sequential(nn.Embedding(WORDS, WIDTH), Packed(), Packed(), nn.Linear(WIDTH, WORDS))
+    own = copy.deepcopy(model)
+    own[2].knows_documents = False
     x, y = torch.randint(WORDS, (ROWS, LENGTH)), torch.randint(WORDS, (ROWS, LENGTH))
-    stage = stage_of(half(own, rank), rank)
-    schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=token_mean)
-    return pt.verify(lambda: {"losses": call(schedule, rank, x, y)}, model, x, y, stages=[stage], loss_fn=token_mean, deadline_s=60)
+    return scheduled(rank, model, half(own, rank), x, y, token_mean)
 
 
 class WithAuxiliary(torch.autograd.Function):
@@ -371,7 +374,8 @@ def auxiliary_not_divided(rank: int) -> Report:
     torch.manual_seed(5)
     model, x, y = nn.Sequential(block(), Router(), block(), block()), torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)
     stage = stage_of(half(model, rank), rank)
-    schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=lambda output, target: mse_loss(output, target) / MICROBATCHES, scale_grads=False)
+    own = lambda output, target: mse_loss(output, target) / MICROBATCHES  # noqa: E731
+    schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=own, scale_grads=False)
 
     def step() -> None:
         WithAuxiliary.scale = 1.0
@@ -431,9 +435,7 @@ def table_of_the_whole_model(rank: int) -> Report:
     own = copy.deepcopy(half(model, rank))
     for layer in model[2:]:
         layer.freqs_cis.copy_(layer.freqs_cis.flip(0))
-    stage = stage_of(own, rank)
-    schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=mse_loss)
-    return pt.verify(lambda: {"losses": call(schedule, rank, x, y)}, model, x, y, stages=[stage], loss_fn=mse_loss, deadline_s=60)
+    return scheduled(rank, model, own, x, y, mse_loss)
 
 
 class Counted(nn.Module):
@@ -460,17 +462,17 @@ class Recomputed(nn.Sequential):
 def counted_twice(rank: int) -> Report:
     """A recomputed router counts its tokens in the forward and again in the backward."""
     torch.manual_seed(5)
-    model, x, y = nn.Sequential(block(), block(), Counted(), block()), torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)
-    own = half(copy.deepcopy(model), rank)
-    stage = stage_of(Recomputed(*own) if rank == 1 else own, rank)
-    schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=mse_loss)
-    return pt.verify(lambda: {"losses": call(schedule, rank, x, y)}, model, x, y, stages=[stage], loss_fn=mse_loss, deadline_s=60)
+    model = nn.Sequential(block(), block(), Counted(), block())
+    x, y, own = torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH), half(copy.deepcopy(model), rank)
+    return scheduled(rank, model, Recomputed(*own) if rank == 1 else own, x, y, mse_loss)
 
 
 def divided_by_the_schedule_too(rank: int) -> Report:
     """The loss has the weight of its microbatch already, and the schedule divides by the microbatches again."""
-    weighted = lambda output, target: token_sum(output, target) / (language()[2] != IGNORED).sum()  # noqa: E731
-    return under_schedule(rank, language(), weighted, token_mean)
+    model, x, y = language()
+    stage, tokens = stage_of(half(model, rank), rank), (y != IGNORED).sum()
+    schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=lambda output, target: token_sum(output, target) / tokens)
+    return pt.verify(lambda: call(schedule, rank, x, y), model, x, y, stages=[stage], loss_fn=token_mean, deadline_s=60)
 
 
 @dataclass(frozen=True)

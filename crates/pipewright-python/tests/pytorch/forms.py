@@ -17,7 +17,9 @@ from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 from torch.nn.functional import mse_loss
 
 
-def check(rank: int, model: nn.Module, own: nn.Module, x: Any, y: Any, *, make: Any = Schedule1F1B, given: Any = None, **options: Any) -> Report:
+def check(
+    rank: int, model: Any, own: nn.Module, x: Any, y: Any, *, make: Any = Schedule1F1B, given: Any = None, **options: Any
+) -> Report:
     """Verifies a model whose stages are `own`. `given` are keyword arguments of the schedule's step on each rank."""
     stage = stage_of(own, rank)
     schedule = make(stage, MICROBATCHES, loss_fn=mse_loss)
@@ -90,7 +92,11 @@ def two_tensors(rank: int) -> Report:
     layers = [Skip() for _ in range(4)]
     x, y = torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)
     own = Ends(layers[2 * rank : 2 * rank + 2], is_last=rank == 1)
-    names = lambda stage, name: name.replace("layers.1", f"layers.{2 * stage + 1}").replace("layers.0", f"layers.{2 * stage}")  # noqa: E731
+
+    def names(stage: int, name: str) -> str:
+        _, layer, rest = name.split(".", 2)
+        return f"layers.{2 * stage + int(layer)}.{rest}"
+
     return check(rank, Ends(layers, is_last=True), own, x, y, names=names)
 
 
@@ -172,7 +178,7 @@ def loss_in_the_model(rank: int) -> Report:
 
 def made_by_a_function(rank: int) -> Report:
     model, x, y = plain()
-    return check(rank, lambda: plain()[0], copy.deepcopy(half(model, rank)), x, y)  # type: ignore[arg-type]
+    return check(rank, lambda: plain()[0], copy.deepcopy(half(model, rank)), x, y)
 
 
 def frozen_on_both_sides(rank: int) -> Report:

@@ -25,6 +25,7 @@ from faults import (
     stage_of,
     tied,
     token_mean,
+    token_sum,
 )
 from pipewright.torch import Fault, Report
 from torch import nn
@@ -32,7 +33,9 @@ from torch.distributed.pipelining import Schedule1F1B
 from torch.nn.functional import mse_loss
 
 
-def changed(rank: int, change: Callable[[nn.Module], None], *, layers: Any = None, extra: Any = None, targets: Any = None, **options: Any) -> Report:
+def changed(
+    rank: int, change: Callable[[nn.Module], None], *, layers: Any = None, extra: Any = None, targets: Any = None, **options: Any
+) -> Report:
     """Verifies a model in two halves, whose stages `change` changes. `extra(stage)` runs after the schedule's step."""
     model, x, y = plain()
     model = layers() if layers else model
@@ -132,8 +135,8 @@ def norm_of_a_stage(rank: int) -> Report:
 def token_count(rank: int) -> Report:
     model, x, y = language()
     stage = stage_of(half(model, rank), rank)
-    schedule = Schedule1F1B(stage, MICROBATCHES, scale_grads=False,
-                            loss_fn=lambda output, target: token_mean(output, target) * (target != IGNORED).sum() / (y != IGNORED).sum())
+    own = lambda output, target: token_sum(output, target) / (y != IGNORED).sum()  # noqa: E731
+    schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=own, scale_grads=False)
 
     def step() -> dict[str, Any]:
         call(schedule, rank, x, y)
@@ -247,9 +250,9 @@ def mistakes(rank: int) -> dict[str, str]:
 
     def attempt(step: Any = run, *args: Any, stages: Any = None, **options: Any) -> str:
         own.zero_grad()
-        given = args or (model, x, y)
+        given, options = args or (model, x, y), {"loss_fn": mse_loss, "deadline_s": 60} | options
         try:
-            return str(pt.verify(step, *given, stages=module if stages is None else stages, **{"loss_fn": mse_loss, "deadline_s": 60} | options))
+            return str(pt.verify(step, *given, stages=module if stages is None else stages, **options))
         except pt.VerifyError as error:
             return str(error)
 

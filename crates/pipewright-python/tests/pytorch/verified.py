@@ -36,12 +36,17 @@ class Residual(nn.Module):
         return x + self.inner(self.norm(x))
 
 
+def perceptron(width: int) -> nn.Module:
+    """Two linear layers with an activation in place."""
+    return nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(inplace=True), nn.Linear(2 * width, width))
+
+
 class Attention(nn.Module):
     """Self-attention of one head over the second dimension."""
 
     def __init__(self, width: int):
         super().__init__()
-        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         query, key, value = self.qkv(x).chunk(3, dim=-1)
@@ -67,7 +72,7 @@ def random_layers(choice: random.Random, count: int) -> tuple[list[nn.Module], t
     rows = (48, 5, width) if kind == "attention" else (48, width)
     makers = {
         "linear": lambda: nn.Sequential(nn.Linear(width, width), choice.choice([nn.Tanh(), nn.ReLU(), nn.GELU()])),
-        "residual": lambda: Residual(width, nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(inplace=True), nn.Linear(2 * width, width))),
+        "residual": lambda: Residual(width, perceptron(width)),
         "attention": lambda: Residual(width, Attention(width)),
     }
     layers = [makers[kind]() for _ in range(count)]

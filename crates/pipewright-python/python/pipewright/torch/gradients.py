@@ -97,18 +97,17 @@ def _judge(
     for entry in wrong:
         if entry.canonical in explained:
             continue
-        copies = [
-            parameter.gradient
+        copies = {
+            record.stage: parameter.gradient
             for record in stages
             if record.replica == entry.record.replica
             for name, parameter in record.parameters.items()
             if parameter.gradient is not None and expected.canonical(record, name) == entry.canonical
-        ]
-        if len(copies) > 1 and difference(add(copies), entry.right) <= limit(entry.value):
+        }
+        if len(copies) > 1 and difference(add(list(copies.values())), entry.right) <= limit(entry.value):
             explained.add(entry.canonical)
-            owners = sorted({record.stage for record in stages for name in record.parameters
-                             if expected.canonical(record, name) == entry.canonical})
-            findings.append(_finding(entry, Fault.SHARED_SUM, f"the stages {owners} have copies, and their sum is right"))
+            advice = f"the stages {sorted(copies)} have copies, and their sum is right"
+            findings.append(_finding(entry, Fault.SHARED_SUM, advice))
     rest = [entry for entry in wrong if entry.canonical not in explained]
     by_stage: dict[tuple[int, int], list[_Wrong]] = {}
     for entry in rest:
@@ -140,11 +139,14 @@ def _are_clipped_apart(
         names = {expected.canonical(record, name) for name in record.parameters} & set(expected.uncut.norms)
         for place in (("stage", record.stage), ("rank", record.rank)):
             owned.setdefault(place, set()).update(names)
-    clips = {place: expected.clip_by(math.hypot(*(expected.uncut.norms[name] for name in names))) for place, names in owned.items()}
 
     def follow(place: str) -> bool:
-        pairs = [(scales[record.stage, record.replica], clips[place, getattr(record, place)]) for record in stages]
-        return all(abs(scale * expected.clip / clip - 1) < 1e-3 for scale, clip in pairs)
+        for record in stages:
+            norm = math.hypot(*(expected.uncut.norms[name] for name in owned[place, getattr(record, place)]))
+            scale = scales[record.stage, record.replica] * expected.clip
+            if abs(scale / expected.clip_by(norm) - 1) > 1e-3:
+                return False
+        return True
 
     return follow("stage") or follow("rank")
 
