@@ -69,18 +69,18 @@ def call(schedule: Any, rank: int, x: torch.Tensor, y: torch.Tensor) -> list[tor
 
 
 def scheduled(
-    rank: int, model: nn.Module, module: nn.Module, x: torch.Tensor, y: torch.Tensor, loss_fn: Any, **options: Any
+    rank: int, model: nn.Module, module: nn.Module, x: torch.Tensor, y: torch.Tensor, right: Any, **options: Any
 ) -> Report:
-    """Verifies a model whose halves are the modules of two ranks, under `Schedule1F1B` with the given options."""
+    """Verifies a model whose halves are the modules of two ranks, under `Schedule1F1B` with the right loss or with options."""
     stage = stage_of(module, rank)
-    schedule = Schedule1F1B(stage, MICROBATCHES, **{"loss_fn": loss_fn} | options)
-    return pt.verify(lambda: {"losses": call(schedule, rank, x, y)}, model, x, y, stages=[stage], loss_fn=loss_fn, deadline_s=60)
+    schedule = Schedule1F1B(stage, MICROBATCHES, **{"loss_fn": right} | options)
+    return pt.verify(lambda: {"losses": call(schedule, rank, x, y)}, model, x, y, stages=[stage], loss_fn=right, deadline_s=60)
 
 
-def under_schedule(rank: int, made: tuple[nn.Sequential, torch.Tensor, torch.Tensor], loss_fn: Any, **options: Any) -> Report:
+def under_schedule(rank: int, made: tuple[nn.Sequential, torch.Tensor, torch.Tensor], right: Any, **options: Any) -> Report:
     """Verifies a model in two halves."""
     model, x, y = made
-    return scheduled(rank, model, half(model, rank), x, y, loss_fn, **options)
+    return scheduled(rank, model, half(model, rank), x, y, right, **options)
 
 
 def undivided_by_tokens(rank: int) -> Report:
@@ -209,15 +209,14 @@ def sends_and_receives(rank: int, order: list[int] | None = None) -> Report:
 def scaled_at_every_stage(rank: int) -> Report:
     """A hook on the output of each stage divides its gradient by the microbatches."""
     model, x, y = plain()
-    stage = stage_of(half(model, rank), rank)
+    own = half(model, rank)
 
     def divide(_: nn.Module, __: Any, output: torch.Tensor) -> None:
         if output.requires_grad:
             output.register_hook(lambda gradient: gradient / MICROBATCHES)
 
-    stage.submod.register_forward_hook(divide)
-    schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=mse_loss, scale_grads=False)
-    return pt.verify(lambda: {"losses": call(schedule, rank, x, y)}, model, x, y, stages=[stage], loss_fn=mse_loss, deadline_s=60)
+    own.register_forward_hook(divide)
+    return scheduled(rank, model, own, x, y, mse_loss, scale_grads=False)
 
 
 def summed_microbatches(rank: int) -> Report:
@@ -410,10 +409,8 @@ def predictor_without_mask(rank: int) -> Report:
     """The loss of the predictor counts the tokens that the main loss leaves out."""
     model, x, y = language()
     model = nn.Sequential(*list(model)[:3], TwoHeads())
-    stage = stage_of(half(model, rank), rank)
     own = lambda outputs, target: predictor_loss(outputs, target, masks=False)  # noqa: E731
-    schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=own, scale_grads=False)
-    return pt.verify(lambda: {"losses": call(schedule, rank, x, y)}, model, x, y, stages=[stage], loss_fn=predictor_loss, deadline_s=60)
+    return scheduled(rank, model, half(model, rank), x, y, predictor_loss, loss_fn=own, scale_grads=False)
 
 
 class Rotary(nn.Module):
@@ -469,10 +466,8 @@ def counted_twice(rank: int) -> Report:
 
 def divided_by_the_schedule_too(rank: int) -> Report:
     """The loss has the weight of its microbatch already, and the schedule divides by the microbatches again."""
-    model, x, y = language()
-    stage, tokens = stage_of(half(model, rank), rank), (y != IGNORED).sum()
-    schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=lambda output, target: token_sum(output, target) / tokens)
-    return pt.verify(lambda: call(schedule, rank, x, y), model, x, y, stages=[stage], loss_fn=token_mean, deadline_s=60)
+    tokens = (language()[2] != IGNORED).sum()
+    return under_schedule(rank, language(), token_mean, loss_fn=lambda output, target: token_sum(output, target) / tokens)
 
 
 @dataclass(frozen=True)

@@ -176,6 +176,26 @@ def loss_in_the_model(rank: int) -> Report:
     return pt.verify(step, model, x, stages={rank: own}, deadline_s=60)
 
 
+class Checkpointed(nn.Sequential):
+    """A stage that plain code runs again in the backward, with its hooks."""
+
+    def again(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(self, x, use_reentrant=False)
+
+
+def recomputed_in_plain_code(rank: int) -> Report:
+    """Each rank has both stages, and recomputes them."""
+    model, x, y = plain()
+    parts = [Checkpointed(*copy.deepcopy(half(model, index))) for index in range(2)]
+
+    def step() -> None:
+        for rows, target in zip(x.chunk(MICROBATCHES), y.chunk(MICROBATCHES)):
+            (mse_loss(parts[1].again(parts[0].again(rows)), target) / MICROBATCHES).backward()
+
+    own = dict(enumerate(parts)) if rank == 0 else {}
+    return pt.verify(step, model, x, y, stages=own, loss_fn=mse_loss, deadline_s=60)
+
+
 def made_by_a_function(rank: int) -> Report:
     model, x, y = plain()
     return check(rank, lambda: plain()[0], copy.deepcopy(half(model, rank)), x, y)
@@ -205,6 +225,7 @@ FORMS: dict[str, Callable[[int], Report]] = {
     "two passes": two_passes,
     "a plan": executed_plan,
     "the loss in the model": loss_in_the_model,
+    "recomputed": recomputed_in_plain_code,
     "a function": made_by_a_function,
     "frozen": frozen_on_both_sides,
     "no parameters at the cut": tensors_without_parameters,

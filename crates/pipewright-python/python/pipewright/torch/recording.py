@@ -143,8 +143,8 @@ class _Observer:
     def _before_forward(self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         is_plain = not hasattr(self._part.stage, "forward_one_chunk")
         if is_plain:
-            if not torch.is_grad_enabled():
-                return
+            if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
+                return  # An evaluation, or a backward that computes the stage again.
             self._current = len(self._record.calls)
             self._actions.append(f"{self._part.index}F{self._current}")
         elif self._current is None:
