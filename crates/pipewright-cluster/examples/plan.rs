@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         found.estimated, found.simulated, found.lower_bound_s
     );
     found.plans.iter().for_each(print);
-    for upgrade in upgrades(&request, &found.plans[0]) {
+    for upgrade in upgrades(&request, found.fastest()) {
         let gain = upgrade.gain.map(|gain| format!("{:.2} times as fast", gain.speedup));
         println!("{}: {}", upgrade.change.name(), gain.unwrap_or_else(|error| format!("no plan: {error}")));
     }

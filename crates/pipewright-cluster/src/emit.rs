@@ -3,14 +3,16 @@
 //! The pipeline becomes a [`Plan`] of the schedule crate, which has the writers; [`MeshOptions`] have the rest.
 
 use pipewright_schedule::emit::{
-    Emission, EmitRequest, MeshOptions, PlanScope, RecomputedPart, Release, emit as emit_plan,
+    Dispatch, Emission, EmitRequest, MeshOptions, NarrowProducts, PlanScope, RecomputedPart, Release,
+    emit as emit_plan,
 };
 use pipewright_schedule::generate::{ScheduleSpec, find};
 use pipewright_schedule::plan::{Collectives, Plan, PlanSettings, Refusal, System};
 use pipewright_schedule::profile::{LayerProfile, LinkProfile, Profile};
 use pipewright_schedule::{GenerateError, generate};
 
-use crate::layout::{Layout, Recompute, Scores, ShardedState};
+use crate::implementation::{Dispatcher, Format, Implementation, StateFormats};
+use crate::layout::{Layout, Precision, Recompute, Scores, ShardedState};
 use crate::search::{ClusterPlan, Request};
 use crate::systems::refusal;
 use pipewright_shapes::model::{Block, FeedForward, Mixer, Model};
@@ -29,6 +31,9 @@ pub fn emit(
     if let Some(refusal) = refusal(system, &plan.layout, &request.model) {
         return Err(refusal);
     }
+    if let Some(refusal) = unwritten(system, &plan.layout) {
+        return Err(refusal);
+    }
     let profile = profile_of(&request.model, plan.layout.sequence);
     let emit_request = EmitRequest {
         profile: &profile,
@@ -39,6 +44,37 @@ pub fn emit(
     };
     let pipeline = pipeline_of(plan).map_err(|error| Refusal::new(error.to_string()))?;
     emit_plan(system, &pipeline, &emit_request)
+}
+
+/// Returns the first setting of a layout that the options of a system do not say; `None` if they say all.
+fn unwritten(system: System, layout: &Layout) -> Option<Refusal> {
+    let own = &layout.implementation;
+    let usual = Implementation::usual(own.stack);
+    let usual_state = StateFormats::usual(layout.sharding, layout.precision);
+    let has_other_state = own.state.is_some_and(|state| match system {
+        System::Megatron => state != StateFormats { gradients: state.gradients, ..usual_state },
+        System::Torchtitan | System::Deepspeed => state != usual_state,
+    });
+    let offloads = layout.offload_layers > 0
+        && (system != System::Megatron || layout.pipeline > 1 || layout.recompute != Recompute::None);
+    let settings = [
+        (layout.pass_microbatches.is_some(), "empty the pipeline within a step"),
+        (layout.document_tokens.is_some(), "keep attention within documents"),
+        (
+            offloads,
+            "keep activations of some blocks in the memory of the host next to a pipeline or recomputation",
+        ),
+        (has_other_state, "have parameters and moments in these formats"),
+        (own.optimizer != usual.optimizer, "update matrices by Muon"),
+        (own.loss != usual.loss, "compute the loss in these arrays"),
+        (own.kernels != usual.kernels, "have a kernel for each elementwise operation"),
+        (own.graphs != usual.graphs, "launch kernels as graphs"),
+        (own.overlaps_tensor.is_some(), "say whether products hide the exchanges of tensor groups"),
+        (own.dispatched != usual.dispatched, "send tokens to experts in this format"),
+        (!own.reshards, "keep gathered parameters until the backward"),
+    ];
+    let (_, setting) = settings.into_iter().find(|(is_given, _)| *is_given)?;
+    Some(Refusal::new(format!("the files for {system} do not {setting}, as this plan does")))
 }
 
 /// Returns the layers of a model by their kinds. Nothing is said about their costs, which files do not have.
@@ -106,16 +142,33 @@ fn pipeline_of(plan: &ClusterPlan) -> Result<Plan, GenerateError> {
 fn mesh_options(layout: &Layout, model: &Model) -> MeshOptions {
     MeshOptions {
         expert_tensor: model.has_experts().then_some(layout.expert_tensor),
+        dispatch: (model.has_experts() && layout.expert > 1).then_some(
+            match layout.implementation.dispatcher {
+                Dispatcher::AllToAll => Dispatch::AllToAll,
+                Dispatcher::DeepEp => Dispatch::DeepEp,
+                Dispatcher::HybridEp => Dispatch::HybridEp,
+            },
+        ),
+        overlaps_experts: model.has_experts() && layout.implementation.overlaps_experts,
+        shard_groups: layout.shard_groups(),
+        bf16_gradients: layout.state_formats().gradients == Format::Bf16,
+        recomputed_blocks: layout.recompute_layers,
+        offloaded_blocks: layout.offload_layers,
         sequence_parallel: layout.sequence_parallel,
         sharded: if layout.replicas() == 1 { ShardedState::Nothing } else { layout.sharding },
         recompute: match (layout.recompute, layout.scores) {
             (Recompute::None, _) => RecomputedPart::Nothing,
             (Recompute::Selective, Scores::Unfused) => RecomputedPart::Scores,
             (Recompute::Selective, Scores::Fused) => RecomputedPart::Elementwise,
-            (Recompute::Modules(_), _) => RecomputedPart::Scores,
+            (Recompute::Modules(modules), _) => RecomputedPart::Modules(modules),
             (Recompute::Full, _) => RecomputedPart::Block,
         },
         predictors: model.predictors,
-        fp8: layout.precision.is_narrow(),
+        narrow: match layout.precision {
+            Precision::Fp8 => Some(NarrowProducts::Fp8),
+            Precision::Mxfp8 => Some(NarrowProducts::Mxfp8),
+            Precision::Nvfp4 => Some(NarrowProducts::Nvfp4),
+            Precision::Half | Precision::Single => None,
+        },
     }
 }

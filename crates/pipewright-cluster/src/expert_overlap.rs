@@ -49,3 +49,51 @@ pub(crate) fn schedules(stack: Stack) -> &'static [&'static str] {
         Stack::Megatron | Stack::Torchtitan | Stack::Automodel | Stack::OlmoCore => &[],
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pipewright_shapes::reader;
+
+    /// Checks why a stack does not overlap in a layout of 8 expert ranks with 16 microbatches that is changed, by the
+    /// end of the sentence; empty if it does.
+    fn check(stack: Stack, change: impl FnOnce(&mut Layout, &mut Model), end: &str) {
+        let mut model =
+            reader::read(include_str!("../tests/cluster/deepseek_v3.json")).expect("a model").model;
+        let mut layout = Layout {
+            gpus: 64,
+            pipeline: 8,
+            chunks: 2,
+            expert: 8,
+            batch: 128,
+            ..Layout::on_one_gpu(4096, Precision::Half)
+        };
+        layout.implementation.stack = stack;
+        change(&mut layout, &mut model);
+        let why = fault(&layout, &model);
+        assert_eq!(why.is_none(), end.is_empty(), "{why:?}");
+        assert!(why.is_none_or(|why| why.ends_with(end)), "{why:?}");
+    }
+
+    #[test]
+    fn each_stack_has_its_conditions() {
+        let named = |name: &'static str| {
+            move |layout: &mut Layout, _: &mut Model| layout.schedule = Some(name.to_owned())
+        };
+        let recompute = |recompute| move |layout: &mut Layout, _: &mut Model| layout.recompute = recompute;
+        check(Stack::Megatron, |_, _| {}, "");
+        check(Stack::Megatron, |layout, _| layout.chunks = 1, "in interleaved 1F1B alone");
+        check(Stack::Megatron, |layout, _| (layout.chunks, layout.pipeline) = (1, 1), "");
+        check(Stack::Megatron, named("zbvzerobubble"), "in interleaved 1F1B alone");
+        check(Stack::Megatron, |layout, _| layout.expert = 1, "between ranks of experts");
+        check(Stack::Megatron, |layout, _| layout.batch = 8, "no other microbatch to compute");
+        check(Stack::Megatron, recompute(Recompute::Full), "again then");
+        check(Stack::Megatron, recompute(Recompute::Modules(Modules::EXPERTS)), "again then");
+        check(Stack::Megatron, recompute(Recompute::Modules(Modules::NORMS)), "");
+        check(Stack::Megatron, |_, model| model.predictors = 2, "a further token then");
+        check(Stack::Megatron, |layout, _| layout.precision = Precision::Single, "bf16 for it");
+        check(Stack::HaiLlm, named("dualpipev"), "");
+        check(Stack::HaiLlm, |_, _| {}, "in DualPipe alone");
+        check(Stack::Torchtitan, |_, _| {}, "does not do so");
+    }
+}

@@ -1,5 +1,6 @@
 //! How a model is trained: the mesh, the batch, and what is recomputed, sharded and fused.
 
+pub use pipewright_schedule::emit::Modules;
 use pipewright_schedule::generate::{StageRule, find};
 pub use pipewright_schedule::mesh::ShardedState;
 use pipewright_schedule::mesh::{Mesh, MeshOrder};
@@ -104,48 +105,6 @@ pub enum Recompute {
     Full,
 }
 
-/// Parts of a block that are computed again, by the names that Megatron has for them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Modules(u8);
-
-impl Modules {
-    /// All parts: the scores of attention, the products that make queries, keys and values of latent attention,
-    /// norms, activations of experts, dense feed-forward parts, experts, and the shared expert.
-    pub const NAMES: [(&str, Self); 7] = [
-        ("core_attn", Self(1)),
-        ("mla_up_proj", Self(2)),
-        ("layernorm", Self(4)),
-        ("moe_act", Self(8)),
-        ("mlp", Self(16)),
-        ("moe", Self(32)),
-        ("shared_experts", Self(64)),
-    ];
-    /// The scores of attention.
-    pub const SCORES: Self = Self::NAMES[0].1;
-    /// The products that make queries, keys and values of latent attention.
-    pub const LATENT: Self = Self::NAMES[1].1;
-    /// Norms.
-    pub const NORMS: Self = Self::NAMES[2].1;
-    /// The activations of experts.
-    pub const EXPERT_ACTIVATIONS: Self = Self::NAMES[3].1;
-    /// Dense feed-forward parts.
-    pub const DENSE: Self = Self::NAMES[4].1;
-    /// Routed experts.
-    pub const EXPERTS: Self = Self::NAMES[5].1;
-    /// The shared expert.
-    pub const SHARED_EXPERT: Self = Self::NAMES[6].1;
-
-    /// Returns the parts of both.
-    pub fn with(self, other: Self) -> Self {
-        Self(self.0 | other.0)
-    }
-
-    /// Returns whether all parts of `other` are in it.
-    pub fn has(self, other: Self) -> bool {
-        self.0 & other.0 == other.0
-    }
-}
-
 /// How scores of attention are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Scores {
@@ -241,14 +200,14 @@ impl Layout {
         self.shards.map_or(self.replicas(), |shards| shards.saturating_mul(self.context))
     }
 
-    /// Returns the number of copies of what is sharded.
-    pub fn copies(&self) -> u32 {
+    /// Returns the groups of replicas that each hold all of what is sharded.
+    pub fn shard_groups(&self) -> u32 {
         (self.replicas() / self.shards().max(1)).max(1)
     }
 
     /// Returns the number of ranks that divide what is sharded of experts.
     pub fn expert_shards(&self) -> u32 {
-        (self.expert_replicas() / self.copies()).max(1)
+        (self.expert_replicas() / self.shard_groups()).max(1)
     }
 
     /// Returns the formats of the training state.
@@ -321,8 +280,9 @@ impl Layout {
 
     /// Returns the stages of each rank of a pipeline, in a loop over the ranks, or down the ranks and up again.
     pub(crate) fn stages_of_rank(&self) -> Vec<Vec<usize>> {
-        let is_v = find(self.schedule_name())
-            .is_ok_and(|generator| matches!(generator.stages, StageRule::V | StageRule::Vs));
+        let generator = self.schedule.as_deref().and_then(|name| find(name).ok());
+        let is_v =
+            generator.is_some_and(|generator| matches!(generator.stages, StageRule::V | StageRule::Vs));
         let (ranks, chunks) = (self.pipeline as usize, self.chunks as usize);
         let stage = |rank: usize, chunk: usize| {
             chunk * ranks + if is_v && !chunk.is_multiple_of(2) { ranks - 1 - rank } else { rank }
@@ -421,7 +381,9 @@ impl Layout {
             mesh.push_str(&format!("; {} with {chunks} per rank", self.schedule_name()));
         }
         let groups = match self.shards {
-            Some(shards) if shards < self.data() => format!(" in groups of {}", counted(shards, "replica")),
+            Some(shards) if shards < self.data() && self.sharding != ShardedState::Nothing => {
+                format!(" in groups of {}", counted(shards, "replica"))
+            }
             _ => String::new(),
         };
         let overlap = match self.implementation.overlaps_experts {

@@ -280,8 +280,9 @@ fn exposed_data(setting: &Setting<'_>, rank: &Unit, busiest: &StageTime) -> f64 
     };
     let all = [(layout.replicas(), layout.tensor), (layout.expert_replicas(), expert_stride)];
     let shards = [(layout.shards(), layout.tensor), (layout.expert_shards(), expert_stride)];
-    // Copies of shards are apart by the ranks that divide one copy. They sum their shares of the gradients.
-    let copies = shards.map(|(ranks, stride)| (layout.copies(), stride.saturating_mul(ranks)));
+    // Groups that each hold all shards add their shares of the gradients. Ranks with the same share are apart by the
+    // ranks of a group.
+    let copies = shards.map(|(ranks, stride)| (layout.shard_groups(), stride.saturating_mul(ranks)));
     let [all, shards, copies] =
         [all, shards, copies].map(|groups| groups.map(|(ranks, stride)| Group { ranks, stride }));
     let gather = seconds(Group::gather, gathered, shards);

@@ -18,7 +18,9 @@ use pipewright_schedule::generate::{StageRule, find};
 use pipewright_schedule::plan::{PlacedSchedule, Refusal, System};
 use pipewright_schedule::words::counted;
 
-use crate::layout::{Layout, Recompute, Scores, ShardedState};
+use crate::expert_overlap;
+use crate::implementation::{Implementation, Stack};
+use crate::layout::{Layout, Modules, Precision, Recompute, Scores, ShardedState};
 use pipewright_shapes::model::{Mixer, Model};
 
 /// Returns why a system cannot run a layout of a model; `None` if it can.
@@ -45,7 +47,20 @@ pub(crate) fn refusal_of_all(
 
 /// Returns the first refusal of a layout, with the number of checks that it passes.
 fn first_refusal(system: System, layout: &Layout, model: &Model) -> Option<(usize, Refusal)> {
-    let checks = [pipeline, tied_embeddings, predictors, mamba, context, heads, sharding, recompute, experts];
+    let checks = [
+        pipeline,
+        tied_embeddings,
+        predictors,
+        mamba,
+        context,
+        heads,
+        sharding,
+        shard_groups,
+        recompute,
+        experts,
+        overlap,
+        products,
+    ];
     let refusals = checks.into_iter().enumerate();
     refusals.filter_map(|(index, check)| Some((index, check(system, layout, model)?))).next()
 }
@@ -161,7 +176,64 @@ fn sharding(system: System, layout: &Layout, _model: &Model) -> Option<Refusal> 
     })
 }
 
-fn recompute(system: System, layout: &Layout, _model: &Model) -> Option<Refusal> {
+fn shard_groups(system: System, layout: &Layout, _model: &Model) -> Option<Refusal> {
+    let groups = layout.shard_groups();
+    (groups > 1 && system == System::Deepspeed).then(|| {
+        Refusal::new(format!(
+            "{system} divides the optimizer's state among all replicas, and this plan has {groups} groups that each have all of it"
+        ))
+    })
+}
+
+fn overlap(system: System, layout: &Layout, model: &Model) -> Option<Refusal> {
+    if !layout.implementation.overlaps_experts || !model.has_experts() {
+        return None;
+    }
+    let stack = match system {
+        System::Megatron => Stack::Megatron,
+        System::Torchtitan => Stack::Torchtitan,
+        System::Deepspeed => {
+            return Some(Refusal::new(format!(
+                "{system} does not send tokens to experts while it computes another microbatch, and this plan does"
+            )));
+        }
+    };
+    let implementation = Implementation { stack, ..layout.implementation };
+    let why = expert_overlap::fault(&Layout { implementation, ..layout.clone() }, model)?;
+    Some(Refusal::new(format!(
+        "this plan sends tokens to experts while it computes another microbatch, and {system} {why}"
+    )))
+}
+
+fn products(system: System, layout: &Layout, _model: &Model) -> Option<Refusal> {
+    (system == System::Torchtitan && layout.precision == Precision::Nvfp4).then(|| {
+        Refusal::new(format!("{system} has products in FP8 and MXFP8, and this plan has them in NVFP4"))
+    })
+}
+
+fn recompute(system: System, layout: &Layout, model: &Model) -> Option<Refusal> {
+    if layout.recompute_layers.is_some() && (system, layout.recompute) != (System::Megatron, Recompute::Full)
+    {
+        return Some(Refusal::new(format!(
+            "{system} does not recompute some blocks of a stage only, as this plan does"
+        )));
+    }
+    if let Recompute::Modules(modules) = layout.recompute {
+        let names = modules.names().join(", ");
+        let has_latent = || model.blocks.iter().any(|block| matches!(block.mixer, Mixer::Latent(_)));
+        return match system {
+            System::Megatron if modules == Modules::default() => Some(Refusal::new(
+                "Megatron recomputes the scores of attention if no part of a block is named, and this plan names none",
+            )),
+            System::Megatron if modules.has(Modules::LATENT) && !has_latent() => Some(Refusal::new(
+                "Megatron recomputes `mla_up_proj` in models with latent attention only, which this model does not have",
+            )),
+            System::Megatron => None,
+            System::Torchtitan | System::Deepspeed => Some(Refusal::new(format!(
+                "{system} does not recompute parts of a block by their names, and this plan recomputes {names}"
+            ))),
+        };
+    }
     if layout.recompute != Recompute::Selective {
         return None;
     }
@@ -185,7 +257,7 @@ fn experts(system: System, layout: &Layout, model: &Model) -> Option<Refusal> {
     match system {
         System::Torchtitan => {
             let has_shards = matches!(layout.sharding, ShardedState::Gradients | ShardedState::Parameters);
-            let shards = if has_shards { layout.data() } else { 1 };
+            let shards = if has_shards { layout.data() / layout.shard_groups() } else { 1 };
             let ranks = u64::from(shards) * u64::from(context) * u64::from(tensor);
             let is_whole = expert_tensor == if expert > 1 { 1 } else { tensor };
             (!is_whole || !ranks.is_multiple_of(u64::from(expert))).then(|| {

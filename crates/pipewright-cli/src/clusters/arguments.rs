@@ -89,6 +89,12 @@ pub(crate) struct FixedArguments {
     /// The tensors that replicas divide among themselves
     #[arg(long, value_parser = one_named(&SHARDINGS, ShardedState::name), requires = "cluster")]
     pub(crate) sharding: Option<ShardedState>,
+    /// The number of replicas that divide these tensors; further replicas have copies (HSDP)
+    #[arg(long, value_name = "N", requires = "cluster")]
+    pub(crate) shards: Option<u32>,
+    /// Whether tokens travel to experts and back while another microbatch is computed
+    #[arg(long, value_parser = one_of(&OVERLAP), requires = "cluster")]
+    pub(crate) expert_overlap: Option<bool>,
 }
 
 /// The stages of `--layout`.
@@ -128,6 +134,8 @@ const RECOMPUTES: [Helped<Recompute>; 3] = [
     (Recompute::Selective, "Elementwise operations and every second product"),
     (Recompute::Full, "Whole blocks"),
 ];
+
+const OVERLAP: [Named<bool>; 2] = [("on", "They do", true), ("off", "Each rank waits for its tokens", false)];
 
 const SHARDINGS: [Helped<ShardedState>; 4] = [
     (ShardedState::Nothing, "Nothing"),

@@ -98,7 +98,7 @@ pub(crate) fn plan(options: &PlanOptions<'_>) -> Result<Planned, Failure> {
     let emitted =
         options.target.zip(found.plans.first()).map(|(target, best)| emitted(&request, best, target));
     let emitted = emitted.transpose()?;
-    let upgrades = found.plans.first().map_or_else(Vec::new, |best| upgrades(&request, best));
+    let upgrades = upgrades(&request, found.fastest());
     let seconds = start.elapsed().as_secs_f64();
     Ok(Planned { request, found, upgrades, emitted, faults, seconds, assumed, measured })
 }

@@ -70,6 +70,12 @@ pub(super) struct PlanJson<'a> {
     sequence_parallel: bool,
     recompute: &'static str,
     sharding: &'static str,
+    /// The replicas that divide these tensors, if further replicas have copies.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shards: Option<u32>,
+    /// Whether tokens travel to experts and back while another microbatch is computed, if the model has experts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expert_overlap: Option<bool>,
     tokens_per_s_per_gpu: f64,
     model_tflops_per_gpu: f64,
     mfu: f64,
@@ -172,6 +178,8 @@ pub(super) fn plan_json<'a>(plan: &'a ClusterPlan, model: &Model) -> PlanJson<'a
         sequence_parallel: layout.sequence_parallel,
         recompute: layout.recompute.name(),
         sharding: layout.sharding.name(),
+        shards: layout.shards.filter(|_| layout.shard_groups() > 1),
+        expert_overlap: model.has_experts().then_some(layout.implementation.overlaps_experts),
         tokens_per_s_per_gpu: prediction.tokens_per_gpu,
         model_tflops_per_gpu: prediction.operations_per_gpu / 1e12,
         mfu: plan.mfu,

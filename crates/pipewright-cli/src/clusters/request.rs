@@ -85,6 +85,7 @@ impl PlanOptions<'_> {
             ("--stages-per-rank", fixed.stages_per_rank),
             ("--microbatch-size", fixed.microbatch_size),
             ("--expert-tensor-parallel", fixed.expert_tensor_parallel),
+            ("--shards", fixed.shards),
         ];
         if let Some((flag, _)) = sizes.into_iter().find(|&(_, size)| size == Some(0)) {
             return Err(Failure::input(format!("{flag} is 0; use at least 1")));
@@ -227,6 +228,8 @@ impl PlanOptions<'_> {
             sequence_parallel: given.sequence_parallel,
             expert_tensor: given.expert_tensor_parallel,
             cut: stages.map(|GivenStages(stages)| Cut::of_letters(stages)),
+            shards: given.shards,
+            overlaps_experts: given.expert_overlap,
         }
     }
 }

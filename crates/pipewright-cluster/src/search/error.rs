@@ -44,6 +44,28 @@ pub struct LeastMemory {
     pub limit: f64,
 }
 
+/// The rank of a pipeline that lacks most bytes, or has the fewest left.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct TightestRank {
+    pub(crate) rank: usize,
+    pub(crate) memory: HeldBytes<f64>,
+    /// The bytes that it may need.
+    pub(crate) limit: f64,
+}
+
+impl TightestRank {
+    /// Returns the bytes that the rank lacks, below 0 if it has some left.
+    pub(crate) fn missing(&self) -> f64 {
+        self.memory.total() - self.limit
+    }
+
+    /// Returns the rank with its layout.
+    pub(crate) fn of_layout(self, layout: &Layout) -> LeastMemory {
+        let Self { rank, memory, limit } = self;
+        LeastMemory { layout: layout.clone(), rank, memory, limit }
+    }
+}
+
 impl SearchError {
     /// Returns an error of the request.
     pub(crate) fn new(reason: impl Into<String>, advice: impl Into<String>) -> Self {

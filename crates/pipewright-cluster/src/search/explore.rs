@@ -321,7 +321,7 @@ impl<'a> Exploration<'a> {
         let tightest = self.request.tightest_rank(layout, prediction);
         let fits = tightest.missing() <= 0.0;
         if !fits && self.tried.least.as_ref().is_none_or(|least| tightest.missing() < least.missing()) {
-            self.tried.least = Some(tightest);
+            self.tried.least = Some(tightest.of_layout(layout));
         }
         fits
     }

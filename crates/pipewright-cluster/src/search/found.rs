@@ -31,6 +31,16 @@ pub struct ClusterReport {
     pub simulated: usize,
 }
 
+impl ClusterReport {
+    /// Returns the fastest plan, which is not the first one if a plan with more usual parts is preferred.
+    pub fn fastest(&self) -> &ClusterPlan {
+        let seconds = |plan: &ClusterPlan| plan.prediction.seconds;
+        self.plans[1..].iter().fold(&self.plans[0], |fastest, plan| {
+            if seconds(plan) < seconds(fastest) { plan } else { fastest }
+        })
+    }
+}
+
 /// A layout with its prediction.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClusterPlan {

@@ -1,6 +1,6 @@
 //! The bytes that a layout needs at least, which is known before its stages are cut.
 
-use crate::layout::Layout;
+use crate::layout::{Cut, Layout};
 use crate::search::schedules;
 use crate::units::{Unit, Units};
 
@@ -11,7 +11,12 @@ pub(super) fn least_bytes(layout: &Layout, units: &Units, total: &Unit) -> f64 {
     let blocks = units.blocks() as u32;
     let own = first_blocks(layout, blocks);
     // Without a formula for each chunk, each counts as the smallest one.
-    let held = if schedules::is_exact(layout) { own } else { fewest_blocks(layout, blocks) * layout.chunks };
+    let is_uneven = layout.chunks > 1 && matches!(layout.cut, Cut::Given { .. });
+    let held = if schedules::is_exact(layout) && !is_uneven {
+        own
+    } else {
+        fewest_blocks(layout, blocks) * layout.chunks
+    };
     let smallest = units.smallest_block();
     let own_blocks = f64::from(own);
     let first = state(
@@ -28,8 +33,12 @@ pub(super) fn mean_state(layout: &Layout, units: &Units, total: &Unit) -> f64 {
     units.state(trained, frozen, layout).state()
 }
 
-/// Returns the blocks of the first rank with an even cut, or one or two fewer.
+/// Returns the blocks of the first rank with a given cut, or with an even one, or one or two fewer.
 fn first_blocks(layout: &Layout, blocks: u32) -> u32 {
+    if let Cut::Given { blocks, .. } = &layout.cut {
+        let stages = layout.stages_of_rank().swap_remove(0);
+        return stages.into_iter().filter_map(|stage| blocks.get(stage)).sum();
+    }
     let (stages, chunks) = (layout.stages(), layout.chunks);
     if blocks.is_multiple_of(stages) {
         return blocks / stages * chunks;
@@ -39,8 +48,11 @@ fn first_blocks(layout: &Layout, blocks: u32) -> u32 {
     ((blocks + 2) / stages * chunks).saturating_sub(others)
 }
 
-/// Returns the fewest blocks of a stage with an even cut.
+/// Returns the fewest blocks of a stage with a given cut, or with an even one.
 fn fewest_blocks(layout: &Layout, blocks: u32) -> u32 {
+    if let Cut::Given { blocks, .. } = &layout.cut {
+        return blocks.iter().copied().min().unwrap_or(0);
+    }
     let stages = layout.stages();
     if blocks.is_multiple_of(stages) {
         return blocks / stages;
@@ -72,24 +84,34 @@ mod tests {
             for choice in schedules::choices(pipeline, 126, None, None, &[]) {
                 let sharding = ShardedState::Parameters;
                 let schedules::Choice { schedule, chunks } = choice;
-                let layout = Layout { pipeline, chunks, schedule, sharding, ..request.smallest_layout() };
-                let setting = Setting { model: &request.model, layout: &layout, machine: &request.machine };
-                let units = Units::of(&setting);
-                let placed = Placed::on_one(setting);
-                let run = |costs: &_| Ok(schedules::estimate(&layout, costs));
-                let pipeline =
-                    RunPipeline::new(&placed, std::slice::from_ref(&units), units.cut(&layout), run)
-                        .expect("a pipeline");
-                let estimate = pipeline.predict(&placed, std::slice::from_ref(&units));
-                let least = least_bytes(&layout, &units, &units.total());
-                assert!(
-                    least <= estimate.peak_memory(),
-                    "{layout:?}: {least} and {}",
-                    estimate.peak_memory()
-                );
-                compared += 1;
+                // The first rank has few blocks, and the last one many.
+                let stages = pipeline * chunks;
+                let mut blocks = vec![1; stages as usize];
+                blocks[stages as usize - 1] = 127_u32.saturating_sub(stages);
+                let given = Cut::Given { blocks, predictors: stages - 1 };
+                for cut in [Cut::Even, given].into_iter().take(if stages > 126 { 1 } else { 2 }) {
+                    let (schedule, sharding) = (schedule.clone(), sharding);
+                    let layout =
+                        Layout { pipeline, chunks, schedule, sharding, cut, ..request.smallest_layout() };
+                    let setting =
+                        Setting { model: &request.model, layout: &layout, machine: &request.machine };
+                    let units = Units::of(&setting);
+                    let placed = Placed::on_one(setting);
+                    let run = |costs: &_| Ok(schedules::estimate(&layout, costs));
+                    let pipeline =
+                        RunPipeline::new(&placed, std::slice::from_ref(&units), units.cut(&layout), run)
+                            .expect("a pipeline");
+                    let estimate = pipeline.predict(&placed, std::slice::from_ref(&units));
+                    let least = least_bytes(&layout, &units, &units.total());
+                    assert!(
+                        least <= estimate.peak_memory(),
+                        "{layout:?}: {least} and {}",
+                        estimate.peak_memory()
+                    );
+                    compared += 1;
+                }
             }
         }
-        assert!(compared > 50, "{compared}");
+        assert!(compared > 100, "{compared}");
     }
 }

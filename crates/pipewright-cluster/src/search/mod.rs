@@ -44,4 +44,4 @@ pub(crate) use explore::MOST_COMPUTATIONS;
 pub use found::{ClusterPlan, ClusterReport, Goal, MachineRanks, Shares};
 pub use plans::{search, search_from};
 pub use request::{Fixed, Request};
-pub use upgrade::{Change, Gain, Upgrade, upgrades};
+pub use upgrade::{Gain, HardwareChange, Upgrade, upgrades};

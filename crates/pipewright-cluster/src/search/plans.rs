@@ -29,7 +29,8 @@ pub fn search(request: &Request) -> Result<ClusterReport, SearchError> {
 }
 
 /// Like [`search`], but starts from a known layout of the request's GPUs and batch. If the layout fits into
-/// memory, the first plan is not slower, even if the search does not try such a layout by itself.
+/// memory and the system runs it, the first plan is not slower, even if the search does not try such a layout by itself.
+/// A pipeline that is too large to simulate counts with its closed form, as in the search.
 ///
 /// # Errors
 /// Like [`search`], unless the known layout fits.
@@ -55,6 +56,7 @@ pub(super) fn plan_of(request: &Request, layout: &Layout) -> Option<ClusterPlan>
 /// Finds plans with the kinds of machines in the order of the request and in the opposite one. The known plan has the
 /// order of the request.
 fn find_in_both_orders(request: &Request, known: Option<ClusterPlan>) -> Result<ClusterReport, SearchError> {
+    let known_s = known.as_ref().map_or(f64::INFINITY, |plan| plan.prediction.seconds);
     let found = find_plans(request, known);
     if request.further.is_empty() {
         return found;
@@ -78,7 +80,7 @@ fn find_in_both_orders(request: &Request, known: Option<ClusterPlan>) -> Result<
                 simulated: found.simulated + other.simulated,
                 ..found
             };
-            merged.prefer_usual(&request.machine);
+            merged.prefer_usual(&request.machine, known_s);
             Ok(merged)
         }
         (Ok(found), Err(_)) | (Err(_), Ok(found)) => Ok(found),

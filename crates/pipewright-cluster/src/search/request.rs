@@ -14,7 +14,7 @@ use crate::layout_error::Fault;
 use crate::machine::Machine;
 use crate::placed::{Machines, Placed, check_pipeline, kinds_of_ranks, kinds_text, least_pipeline};
 use crate::predict::Prediction;
-use crate::search::error::{LeastMemory, SearchError, SearchErrorKind};
+use crate::search::error::{LeastMemory, SearchError, SearchErrorKind, TightestRank};
 use crate::setting::Setting;
 use crate::size_names::{
     CHUNKS, CONTEXT, DATA, EXPERT, GPUS, GivenSizes, MEMORY, MESH, MICROBATCH, Names, PIPELINE, SHARDS,
@@ -188,7 +188,7 @@ impl Request {
 
     /// Returns the rank of a pipeline that lacks most bytes, or has the fewest left. If several ranks lack equally
     /// much, the first one wins.
-    pub(crate) fn tightest_rank(&self, layout: &Layout, prediction: &Prediction) -> LeastMemory {
+    pub(crate) fn tightest_rank(&self, layout: &Layout, prediction: &Prediction) -> TightestRank {
         let kinds = self.kinds();
         let limits: Vec<f64> = kinds.iter().map(|(machine, _)| self.limit_on(machine)).collect();
         let ranks = kinds_of_ranks(&kinds, layout).into_iter().map(|kind| limits[kind]);
@@ -201,7 +201,7 @@ impl Request {
         });
         let (rank, memory, limit) = tightest
             .map_or((0, HeldBytes::default(), limits[0]), |(rank, (memory, limit))| (rank, *memory, limit));
-        LeastMemory { layout: layout.clone(), rank, memory, limit }
+        TightestRank { rank, memory, limit }
     }
 
     /// Returns whether the exchange of experts is hidden behind another microbatch in a layout: if the request says so,

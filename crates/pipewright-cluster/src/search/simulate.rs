@@ -28,6 +28,7 @@ impl Exploration<'_> {
     pub(super) fn simulate(mut self) -> Result<ClusterReport, Box<Tried>> {
         let kinds = self.by_kind();
         let mut plans = Vec::from_iter(self.known.take());
+        let known_s = plans.first().map_or(f64::INFINITY, |plan: &ClusterPlan| plan.prediction.seconds);
         let before = self.tried.simulations;
         let most = kinds.iter().map(Vec::len).max().unwrap_or(0);
         for turn in 0..most {
@@ -61,7 +62,7 @@ impl Exploration<'_> {
             estimated: self.estimated,
             simulated: self.tried.simulations,
         };
-        report.prefer_usual(&self.request.machine);
+        report.prefer_usual(&self.request.machine, known_s);
         Ok(report)
     }
 

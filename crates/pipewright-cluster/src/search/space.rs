@@ -50,6 +50,7 @@ pub(super) fn pipelines(request: &Request, shape: &Layout) -> Vec<u32> {
         let rows = u64::from(layout.data()) * u64::from(layout.microbatch);
         pipeline.is_multiple_of(least)
             && request.fixed.data.is_none_or(|data| layout.data() == data)
+            && request.fixed.shards.is_none_or(|shards| layout.data().is_multiple_of(shards))
             && pipeline as usize <= request.model.blocks.len()
             && u64::from(layout.batch).is_multiple_of(rows)
             && layout.expert_ranks().is_multiple_of(layout.expert)

@@ -7,7 +7,7 @@ use crate::search::request::Request;
 
 /// A change of the hardware.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Change {
+pub enum HardwareChange {
     /// Twice the GPUs, with the same rows of a step.
     TwiceTheNodes,
     /// Twice the bytes that a rank may need.
@@ -20,7 +20,7 @@ pub enum Change {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Upgrade {
     /// The change.
-    pub change: Change,
+    pub change: HardwareChange,
     /// The fastest plan that the search found after the change, or why it found none: the given parts of the
     /// layout may not divide twice the GPUs.
     pub gain: Result<Gain, SearchError>,
@@ -36,7 +36,7 @@ pub struct Gain {
     pub speedup: f64,
 }
 
-impl Change {
+impl HardwareChange {
     /// All changes.
     pub const ALL: [Self; 3] = [Self::TwiceTheNodes, Self::TwiceTheMemory, Self::TwiceTheNetwork];
 
@@ -61,15 +61,15 @@ impl Change {
     }
 }
 
-/// Returns the fastest plans after each change. `best` is the fastest plan of the request. Each change takes a
-/// search with a quarter of the simulations. After a change that leaves the GPUs, no plan is slower than
-/// `best`. With several kinds of machines, there are none: it is not clear which kind changes.
+/// Returns the fastest plans after each change. `best` is the fastest plan of the request
+/// ([`ClusterReport::fastest`](crate::search::ClusterReport::fastest)). Each change takes a search with a quarter of the
+/// simulations. After a change that leaves the GPUs, no plan is slower than `best`. With several kinds of machines, there are none: it is not clear which kind changes.
 pub fn upgrades(request: &Request, best: &ClusterPlan) -> Vec<Upgrade> {
     if !request.further.is_empty() {
         return Vec::new();
     }
     let upgrade = |change| Upgrade { change, gain: gain(&change.apply(request), best) };
-    Change::ALL.into_iter().map(upgrade).collect()
+    HardwareChange::ALL.into_iter().map(upgrade).collect()
 }
 
 /// Returns the fastest plan of a changed request, and how much faster it is than `best`.

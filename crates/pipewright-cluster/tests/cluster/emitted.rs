@@ -3,11 +3,12 @@
 
 use pipewright_cluster::catalogue::by_name;
 use pipewright_cluster::emit::emit;
-use pipewright_cluster::layout::{Layout, Precision, Recompute, Scores, ShardedState};
+use pipewright_cluster::implementation::{Format, Graphs, Kernels, Loss, Optimizer, StateFormats};
+use pipewright_cluster::layout::{Layout, Modules, Precision, Recompute, Scores, ShardedState};
 use pipewright_cluster::search::{ClusterPlan, Fixed, Request, SearchError, search};
 use pipewright_cluster::systems::refusal;
 use pipewright_schedule::emit::{Emission, ReadPlan, Release, SystemFile};
-use pipewright_schedule::plan::System;
+use pipewright_schedule::plan::{Refusal, System};
 use pipewright_schedule::profile::{LayerProfile, LinkProfile, Profile};
 use pipewright_shapes::model::{Mamba2, Mixer, Model};
 use pipewright_shapes::reader;
@@ -229,6 +230,147 @@ fn what_a_system_does_not_run_is_refused() {
     let mut layout = best(&request(DENSE, 128, Megatron)).layout;
     unfused(&mut layout);
     assert_eq!(refusal(Megatron, &layout, &model), None);
+}
+
+#[test]
+fn settings_that_a_system_does_not_have_are_refused() {
+    use System::{Deepspeed, Megatron, Torchtitan};
+    let modules = |layout: &mut Layout| layout.recompute = Recompute::Modules(Modules::NORMS);
+    check_refused(
+        Torchtitan,
+        DENSE,
+        modules,
+        "recompute parts of a block by their names, and this plan recomputes layernorm",
+    );
+    check_refused(Deepspeed, DENSE, modules, "recompute parts of a block by their names");
+    let latent = |layout: &mut Layout| layout.recompute = Recompute::Modules(Modules::LATENT);
+    check_refused(Megatron, DENSE, latent, "`mla_up_proj` in models with latent attention only");
+    let no_module = |layout: &mut Layout| layout.recompute = Recompute::Modules(Modules::default());
+    check_refused(Megatron, DENSE, no_module, "this plan names none");
+    let some = |layout: &mut Layout| (layout.recompute, layout.recompute_layers) = (Recompute::Full, Some(1));
+    check_refused(Torchtitan, DENSE, some, "does not recompute some blocks of a stage only");
+    let groups = |layout: &mut Layout| (layout.tensor, layout.shards) = (1, Some(4));
+    check_refused(Deepspeed, DENSE, groups, "this plan has 4 groups that each have all of it");
+    let overlap = |layout: &mut Layout| {
+        layout.implementation.overlaps_experts = true;
+        (layout.expert, layout.expert_tensor, layout.tensor, layout.chunks) = (8, 1, 1, 1);
+    };
+    check_refused(Megatron, EXPERTS, overlap, "Megatron combines the forward of a microbatch");
+    check_refused(Torchtitan, &plain_experts(), overlap, "torchtitan does not do so");
+    check_refused(Deepspeed, &plain_experts(), overlap, "DeepSpeed does not send tokens to experts while");
+    let narrow = |layout: &mut Layout| layout.precision = Precision::Nvfp4;
+    check_refused(Torchtitan, DENSE, narrow, "has products in FP8 and MXFP8");
+}
+
+/// Checks that the files of a plan that is changed have some options.
+fn check_written(system: System, config: &str, change: impl FnOnce(&mut Layout), options: &[&str]) {
+    let (request, emission) = written(system, config, change);
+    let text = &emission.unwrap_or_else(|refusal| panic!("{system}: {refusal}")).files[0].text;
+    for option in options {
+        assert!(text.contains(option), "{system}, {} GPUs: {option} is not in\n{text}", request.gpus);
+    }
+}
+
+/// Writes a plan without a pipeline whose layout is changed.
+fn written(
+    system: System,
+    config: &str,
+    change: impl FnOnce(&mut Layout),
+) -> (Request, Result<Emission, Refusal>) {
+    let fixed = Fixed {
+        pipeline: Some(1),
+        tensor: Some(1),
+        context: Some(1),
+        microbatch: Some(1),
+        recompute: Some(Recompute::None),
+        ..Fixed::default()
+    };
+    let request = Request { fixed, memory: Some(1e15), ..request(config, 64, system) };
+    let mut plan = best(&request);
+    change(&mut plan.layout);
+    let emission = emit(system, Release::Numbered, &request, &plan, "out");
+    (request, emission)
+}
+
+#[test]
+fn each_setting_is_written() {
+    use System::{Megatron, Torchtitan};
+    let modules = Modules::LATENT.with(Modules::NORMS);
+    let recompute = |layout: &mut Layout| layout.recompute = Recompute::Modules(modules);
+    let named = "--recompute-granularity selective\n--recompute-modules mla_up_proj layernorm\n";
+    check_written(Megatron, EXPERTS, recompute, &[named]);
+    let some = |layout: &mut Layout| (layout.recompute, layout.recompute_layers) = (Recompute::Full, Some(3));
+    check_written(Megatron, DENSE, some, &["--recompute-method block\n--recompute-num-layers 3\n"]);
+    check_written(Megatron, DENSE, |layout| layout.offload_layers = 2, &["--cpu-offloading-num-layers 2\n"]);
+    let precision = |precision| move |layout: &mut Layout| layout.precision = precision;
+    check_written(
+        Megatron,
+        DENSE,
+        precision(Precision::Mxfp8),
+        &["--fp8-recipe mxfp8\n", "--grad-reduce-in-bf16\n"],
+    );
+    check_written(Megatron, DENSE, precision(Precision::Nvfp4), &["--fp4-format e2m1\n--fp4-recipe nvfp4\n"]);
+    let state = |sharding| move |layout: &mut Layout| (layout.sharding, layout.shards) = (sharding, Some(8));
+    let copies = "--num-distributed-optimizer-instances 8\n";
+    check_written(Megatron, DENSE, state(ShardedState::Optimizer), &[copies]);
+    check_written(Megatron, DENSE, state(ShardedState::Parameters), &[copies]);
+    let degrees =
+        "--parallelism.data_parallel_replicate_degree 8\n--parallelism.data_parallel_shard_degree 8\n";
+    check_written(Torchtitan, DENSE, state(ShardedState::Parameters), &[degrees]);
+    let overlap = |layout: &mut Layout| {
+        (layout.expert, layout.expert_tensor, layout.implementation.overlaps_experts) = (8, 1, true);
+    };
+    let flags = "--moe-token-dispatcher-type flex\n--moe-flex-dispatcher-backend deepep\n\
+                 --overlap-moe-expert-parallel-comm\n--delay-wgrad-compute\n";
+    check_written(Megatron, EXPERTS, overlap, &[flags]);
+}
+
+#[test]
+fn a_setting_that_no_file_says_is_refused() {
+    let check = |change: fn(&mut Layout), words: &str| {
+        let (_, emission) = written(System::Torchtitan, DENSE, change);
+        let refused = emission.map(|_| String::new()).unwrap_or_else(|refusal| refusal.to_string());
+        assert_eq!(refused, format!("the files for torchtitan do not {words}, as this plan does"));
+    };
+    check(|layout| layout.pass_microbatches = Some(1), "empty the pipeline within a step");
+    check(|layout| layout.document_tokens = Some(1024), "keep attention within documents");
+    check(|layout| layout.implementation.optimizer = Optimizer::Muon, "update matrices by Muon");
+    check(|layout| layout.implementation.graphs = Graphs::Full, "launch kernels as graphs");
+    check(|layout| layout.implementation.loss = Loss::Fused, "compute the loss in these arrays");
+    check(
+        |layout| layout.implementation.kernels = Kernels::Separate,
+        "have a kernel for each elementwise operation",
+    );
+    let moments = |layout: &mut Layout| {
+        layout.implementation.state = Some(StateFormats { moments: Format::Bf16, ..layout.state_formats() });
+    };
+    check(moments, "have parameters and moments in these formats");
+}
+
+/// The search for Megatron overlaps the exchange of experts by itself.
+#[test]
+fn a_planned_overlap_is_written() {
+    let machine = by_name("h800").expect("a machine");
+    let request = Request::new(model(EXPERTS), machine, 512, 1024, 4096, Precision::Half);
+    let fixed = Fixed {
+        tensor: Some(1),
+        context: Some(1),
+        expert: Some(64),
+        microbatch: Some(1),
+        ..Fixed::default()
+    };
+    let request = Request {
+        fixed,
+        system: Some(System::Megatron),
+        plans: 1,
+        simulations: 8,
+        memory: Some(1e15),
+        ..request
+    };
+    let (plan, emission) = check(&request);
+    assert!(plan.layout.implementation.overlaps_experts, "{:?}", plan.layout);
+    assert!(plan.layout.text(&request.model).ends_with("; experts' exchange behind another microbatch"));
+    assert!(emission.files[0].text.contains("--overlap-moe-expert-parallel-comm\n"));
 }
 
 #[test]

@@ -1,13 +1,15 @@
 //! The search for plans.
 
 use pipewright_cluster::catalogue::by_name;
-use pipewright_cluster::layout::{Precision, Recompute};
+use pipewright_cluster::implementation::{Implementation, Stack};
+use pipewright_cluster::layout::{Precision, Recompute, ShardedState};
 use pipewright_cluster::published::{Published, Run};
 use pipewright_cluster::search::{
-    Change, ClusterPlan, ClusterReport, Fixed, Gain, Request, SearchErrorKind, lower_bound, search,
+    ClusterPlan, ClusterReport, Fixed, Gain, HardwareChange, Request, SearchErrorKind, lower_bound, search,
     search_from, upgrades,
 };
 use pipewright_shapes::model::{Dense, Experts, FeedForward};
+use pipewright_shapes::reader;
 
 use crate::comparison::{compare_with_plans, request_for};
 use crate::data::{WITH_PLANS, cases, predicted, published, run};
@@ -180,8 +182,8 @@ fn upgrades_are_never_slower_on_as_many_gpus() {
     let request = Request { simulations: 8, plans: 1, ..request("llama2-70B", "H100") };
     let best = &found(&request).plans[0];
     let upgrades = upgrades(&request, best);
-    let changes: Vec<Change> = upgrades.iter().map(|upgrade| upgrade.change).collect();
-    assert_eq!(changes, Change::ALL);
+    let changes: Vec<HardwareChange> = upgrades.iter().map(|upgrade| upgrade.change).collect();
+    assert_eq!(changes, HardwareChange::ALL);
     for upgrade in &upgrades {
         let Gain { plan, speedup } = upgrade.gain.as_ref().expect("a plan");
         let ratio = best.prediction.seconds / plan.prediction.seconds;
@@ -222,6 +224,68 @@ fn experts_are_divided_among_ranks() {
     assert!(plan.layout.expert > 1, "{:?}", plan.layout);
     plan.layout.check(&request.model).expect("a layout that fits");
     assert!(plan.shares.experts > 0.0);
+}
+
+/// Returns the best plan for DeepSeek-V3 on a stack with a part of the layout that is given.
+fn deepseek(stack: Stack, fixed: Fixed) -> ClusterPlan {
+    let model = reader::read(include_str!("deepseek_v3.json")).expect("a model").model;
+    let machine = by_name("h800").expect("a machine");
+    let request = Request::new(model, machine, 2048, 15_360, 4096, Precision::Fp8);
+    let fixed = Fixed { tensor: Some(1), context: Some(1), microbatch: Some(1), expert: Some(64), ..fixed };
+    let implementation = Implementation { expert_load: 110, ..Implementation::usual(stack) };
+    found(&Request { fixed, implementation, plans: 1, ..request }).plans.remove(0)
+}
+
+/// The exchange of tokens is longer than what else it could save.
+#[test]
+fn the_exchange_of_experts_is_overlapped_where_the_stack_has_it() {
+    for (stack, schedule) in [(Stack::Megatron, "interleaved1f1b"), (Stack::HaiLlm, "dualpipev")] {
+        let plan = deepseek(stack, Fixed { pipeline: Some(16), ..Fixed::default() });
+        assert!(plan.layout.implementation.overlaps_experts, "{:?}", plan.layout);
+        assert_eq!(plan.layout.schedule_name(), schedule);
+        let fixed = Fixed { pipeline: Some(16), overlaps_experts: Some(false), ..Fixed::default() };
+        let without = deepseek(stack, fixed);
+        assert!(!without.layout.implementation.overlaps_experts);
+        let ratio = without.prediction.seconds / plan.prediction.seconds;
+        assert!(ratio > 1.02, "{stack:?}: {ratio}");
+    }
+    let plan = deepseek(Stack::Torchtitan, Fixed { pipeline: Some(16), ..Fixed::default() });
+    assert!(!plan.layout.implementation.overlaps_experts);
+}
+
+/// The authors' layout: 16 stages, 64 expert ranks, DualPipe with its overlap, no tensor ranks (arXiv 2412.19437).
+#[test]
+fn the_plan_for_deepseek_v3_is_within_the_error_of_its_authors_layout() {
+    let authors = Fixed { pipeline: Some(16), schedule: Some("dualpipev".to_owned()), ..Fixed::default() };
+    let ratio = deepseek(Stack::HaiLlm, Fixed::default()).prediction.seconds
+        / deepseek(Stack::HaiLlm, authors).prediction.seconds;
+    assert!((0.8..=1.0).contains(&ratio), "{ratio}");
+}
+
+/// Copies of the shards need more memory than shards of all replicas.
+#[test]
+fn given_shards_divide_the_state_among_a_group_of_replicas() {
+    let of = |shards: Option<u32>| {
+        let fixed = Fixed {
+            tensor: Some(1),
+            pipeline: Some(1),
+            context: Some(1),
+            sharding: Some(ShardedState::Parameters),
+            shards,
+            ..Fixed::default()
+        };
+        found(&Request { fixed, memory: Some(1e15), plans: 1, ..request("llama3-8B", "H100 96") })
+            .plans
+            .remove(0)
+    };
+    let (all, some) = (of(None), of(Some(8)));
+    let parameters = |plan: &ClusterPlan| plan.prediction.memory[0].optimizer;
+    assert_eq!((some.layout.shard_groups(), some.layout.mesh().shards), (16, 8));
+    assert_eq!(all.layout.mesh().shards, 128);
+    assert!((parameters(&some) / parameters(&all) - 16.0).abs() < 1e-6);
+    let fixed = Fixed { shards: Some(3), ..Fixed::default() };
+    let error = "no mesh with shards = 3 divides 128 GPUs";
+    check_error(&Request { fixed, ..request("llama3-8B", "H100 96") }, error);
 }
 
 #[test]

@@ -129,8 +129,9 @@ fn mesh_remarks(emission: &mut Emission, plan: &Plan, mesh: &MeshOptions) {
         );
         emission.remark("predictors", text);
     }
-    if mesh.fp8 {
-        emission.remark("precision", "FP8 is a matter of the model's layers, not of the configuration");
+    if let Some(narrow) = mesh.narrow {
+        let text = format!("{} is a matter of the model's layers, not of the configuration", narrow.name());
+        emission.remark("precision", text);
     }
 }
 

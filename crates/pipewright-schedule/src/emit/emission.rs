@@ -1,5 +1,6 @@
 //! The files that a plan becomes for another system, and what they do not say.
 
+use crate::emit::block_modules::Modules;
 use crate::emit::mapping::{Mapping, Remark};
 use crate::emit::model_parts::ModelParts;
 use crate::mesh::ShardedState;
@@ -50,14 +51,48 @@ pub struct MeshOptions {
     pub expert_tensor: Option<u32>,
     /// Whether the ranks of a tensor group divide the sequence between their products.
     pub sequence_parallel: bool,
+    /// The library that sends tokens to experts; `None` if the model has no experts that ranks divide.
+    pub dispatch: Option<Dispatch>,
+    /// Whether tokens travel to experts and back while another microbatch is computed.
+    pub overlaps_experts: bool,
     /// The tensors that replicas shard.
     pub sharded: ShardedState,
+    /// The groups of replicas that each hold all shards; 1 if all replicas are one group.
+    pub shard_groups: u32,
+    /// Whether gradients are summed in bf16 instead of f32.
+    pub bf16_gradients: bool,
     /// The part of each block that its backward computes again.
     pub recompute: RecomputedPart,
+    /// The first blocks of each stage that are computed again; `None` for all.
+    pub recomputed_blocks: Option<u32>,
+    /// The first blocks of a rank whose activations are in the memory of the host until their backward.
+    pub offloaded_blocks: u32,
     /// The blocks that predict further tokens, in the last stage.
     pub predictors: u32,
-    /// Whether products with parameters are in FP8.
-    pub fp8: bool,
+    /// The format of products with parameters; `None` if it is the format of everything else.
+    pub narrow: Option<NarrowProducts>,
+}
+
+/// A format of products that is narrower than the format of everything else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NarrowProducts {
+    /// FP8 with scales of tensors.
+    Fp8,
+    /// FP8 with scales of 32 numbers.
+    Mxfp8,
+    /// 4 bits with scales of 16 numbers.
+    Nvfp4,
+}
+
+/// The library that sends tokens to the ranks of their experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dispatch {
+    /// One exchange of all ranks with all ranks.
+    AllToAll,
+    /// DeepEP.
+    DeepEp,
+    /// HybridEP.
+    HybridEp,
 }
 
 /// The part of a block that its backward computes again.
@@ -67,6 +102,8 @@ pub enum RecomputedPart {
     Nothing,
     /// The scores of attention.
     Scores,
+    /// These parts.
+    Modules(Modules),
     /// Elementwise operations and every second product.
     Elementwise,
     /// All of it, from the input of the block.
@@ -91,6 +128,17 @@ pub struct EmittedFile {
     pub name: &'static str,
     /// The content.
     pub text: String,
+}
+
+impl NarrowProducts {
+    /// Returns its name.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Fp8 => "FP8",
+            Self::Mxfp8 => "MXFP8",
+            Self::Nvfp4 => "NVFP4",
+        }
+    }
 }
 
 impl<'a> EmitRequest<'a> {
@@ -119,7 +167,7 @@ impl<'a> EmitRequest<'a> {
     pub(super) fn shards(&self, replicas: u32) -> u32 {
         match &self.scope {
             PlanScope::Profile { shards } => (*shards).min(replicas).max(1),
-            PlanScope::Cluster(mesh) => mesh.sharded.shards(replicas),
+            PlanScope::Cluster(mesh) => mesh.sharded.shards(replicas / mesh.shard_groups.max(1)),
         }
     }
 }
@@ -165,8 +213,14 @@ impl Emission {
 pub(super) const NO_OPTIONS: MeshOptions = MeshOptions {
     expert_tensor: None,
     sequence_parallel: false,
+    dispatch: None,
+    overlaps_experts: false,
     sharded: ShardedState::Nothing,
+    shard_groups: 1,
+    bf16_gradients: false,
     recompute: RecomputedPart::Nothing,
+    recomputed_blocks: None,
+    offloaded_blocks: 0,
     predictors: 0,
-    fp8: false,
+    narrow: None,
 };

@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
+use crate::emit::emission::{Dispatch, MeshOptions, NarrowProducts, RecomputedPart};
 use crate::emit::emission::{Emission, EmitRequest, EmittedFile};
-use crate::emit::emission::{MeshOptions, RecomputedPart};
 use crate::emit::layout::print_layout;
 use crate::emit::mapping::Mapping;
 use crate::emit::model_parts::{ModelParts, StageParts};
@@ -86,6 +86,17 @@ fn mesh_options(mesh: &MeshOptions, sizes: Mesh) -> String {
         lines.push(format!("--expert-model-parallel-size {}", sizes.experts));
         lines.push(format!("--expert-tensor-parallel-size {expert_tensor}"));
     }
+    lines.extend(mesh.dispatch.map(|dispatch| {
+        match dispatch {
+            Dispatch::AllToAll => "--moe-token-dispatcher-type alltoall",
+            Dispatch::DeepEp => "--moe-token-dispatcher-type flex\n--moe-flex-dispatcher-backend deepep",
+            Dispatch::HybridEp => "--moe-token-dispatcher-type flex\n--moe-flex-dispatcher-backend hybridep",
+        }
+        .to_owned()
+    }));
+    if mesh.overlaps_experts {
+        lines.push("--overlap-moe-expert-parallel-comm\n--delay-wgrad-compute".to_owned());
+    }
     if mesh.sequence_parallel {
         lines.push("--sequence-parallel".to_owned());
     }
@@ -108,21 +119,46 @@ fn mesh_options(mesh: &MeshOptions, sizes: Mesh) -> String {
         ShardedState::Gradients => lines.push(with_fsdp("optim_grads")),
         ShardedState::Parameters => lines.push(with_fsdp("optim_grads_params")),
     }
+    if mesh.shard_groups > 1 && mesh.sharded != ShardedState::Nothing {
+        lines.push(format!("--num-distributed-optimizer-instances {}", mesh.shard_groups));
+    }
+    if mesh.bf16_gradients {
+        lines.push("--grad-reduce-in-bf16".to_owned());
+    }
     match mesh.recompute {
         RecomputedPart::Nothing | RecomputedPart::Elementwise => {}
         RecomputedPart::Scores => lines.push("--recompute-granularity selective".to_owned()),
-        RecomputedPart::Block => lines.push(
-            "--recompute-granularity full\n--recompute-method uniform\n--recompute-num-layers 1".to_owned(),
-        ),
+        RecomputedPart::Modules(modules) => lines.push(format!(
+            "--recompute-granularity selective\n--recompute-modules {}",
+            modules.names().join(" ")
+        )),
+        RecomputedPart::Block => {
+            let (method, blocks) = mesh.recomputed_blocks.map_or(("uniform", 1), |blocks| ("block", blocks));
+            lines.push(format!(
+                "--recompute-granularity full\n--recompute-method {method}\n--recompute-num-layers {blocks}"
+            ));
+        }
     }
-    if mesh.fp8 {
-        lines.push("--fp8-format hybrid".to_owned());
+    if mesh.offloaded_blocks > 0 {
+        lines.push(format!("--cpu-offloading\n--cpu-offloading-num-layers {}", mesh.offloaded_blocks));
     }
+    lines.extend(mesh.narrow.map(|narrow| {
+        match narrow {
+            NarrowProducts::Fp8 => "--fp8-format hybrid",
+            NarrowProducts::Mxfp8 => "--fp8-format e4m3\n--fp8-recipe mxfp8",
+            NarrowProducts::Nvfp4 => "--fp4-format e2m1\n--fp4-recipe nvfp4",
+        }
+        .to_owned()
+    }));
     lines.into_iter().map(|line| line + "\n").collect()
 }
 
 fn mesh_remarks(emission: &mut Emission, mesh: &MeshOptions, sizes: Mesh) {
-    if matches!(mesh.sharded, ShardedState::Gradients | ShardedState::Parameters) {
+    if mesh.overlaps_experts {
+        let text = "the overlap of experts' exchange needs PyTorch 2.6 and Transformer Engine 2.8, and an environment in which \
+                    `CUDA_DEVICE_MAX_CONNECTIONS` is above 1, such as 32, on GPUs before Blackwell";
+        emission.remark("environment", text);
+    } else if matches!(mesh.sharded, ShardedState::Gradients | ShardedState::Parameters) {
         let text = "Megatron's FSDP needs an environment in which `CUDA_DEVICE_MAX_CONNECTIONS` is not 1";
         emission.remark("replicas", text);
     } else if sizes.tensor > 1 || sizes.context > 1 {
@@ -167,6 +203,7 @@ fn remarks(emission: &mut Emission, plan: &Plan, parts: &ModelParts) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::emit::block_modules::Modules;
     use crate::emit::emission::NO_OPTIONS;
 
     /// Replicas without FSDP reduce their gradients during the backward.
@@ -192,7 +229,36 @@ mod tests {
         );
         check(MeshOptions { sequence_parallel: true, ..NO_OPTIONS }, &["--sequence-parallel", REDUCE]);
         check(MeshOptions { predictors: 1, ..NO_OPTIONS }, &["--mtp-num-layers 1", REDUCE]);
-        check(MeshOptions { fp8: true, ..NO_OPTIONS }, &[REDUCE, "--fp8-format hybrid"]);
+        let groups = MeshOptions { sharded: ShardedState::Optimizer, shard_groups: 4, ..NO_OPTIONS };
+        let [first, last] = ["--use-distributed-optimizer", "--num-distributed-optimizer-instances 4"];
+        check(groups, &[first, REDUCE, "--overlap-param-gather", last]);
+        check(MeshOptions { shard_groups: 4, ..NO_OPTIONS }, &[REDUCE]);
+        check(MeshOptions { bf16_gradients: true, ..NO_OPTIONS }, &[REDUCE, "--grad-reduce-in-bf16"]);
+        let offloaded = ["--cpu-offloading", "--cpu-offloading-num-layers 3"];
+        check(MeshOptions { offloaded_blocks: 3, ..NO_OPTIONS }, &[&[REDUCE], &offloaded[..]].concat());
+        let overlap = ["--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute", REDUCE];
+        check(MeshOptions { overlaps_experts: true, ..NO_OPTIONS }, &overlap);
+    }
+
+    #[test]
+    fn each_format_of_products_has_its_options() {
+        let of = |narrow, options: &[&str]| {
+            check(MeshOptions { narrow: Some(narrow), ..NO_OPTIONS }, &[&[REDUCE], options].concat());
+        };
+        of(NarrowProducts::Fp8, &["--fp8-format hybrid"]);
+        of(NarrowProducts::Mxfp8, &["--fp8-format e4m3", "--fp8-recipe mxfp8"]);
+        of(NarrowProducts::Nvfp4, &["--fp4-format e2m1", "--fp4-recipe nvfp4"]);
+    }
+
+    #[test]
+    fn each_dispatcher_has_its_options() {
+        let of = |dispatch, options: &[&str]| {
+            check(MeshOptions { dispatch: Some(dispatch), ..NO_OPTIONS }, &[options, &[REDUCE]].concat());
+        };
+        of(Dispatch::AllToAll, &["--moe-token-dispatcher-type alltoall"]);
+        let flex = "--moe-token-dispatcher-type flex";
+        of(Dispatch::DeepEp, &[flex, "--moe-flex-dispatcher-backend deepep"]);
+        of(Dispatch::HybridEp, &[flex, "--moe-flex-dispatcher-backend hybridep"]);
     }
 
     #[test]
@@ -202,6 +268,12 @@ mod tests {
         let block =
             ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"];
         check(recompute(RecomputedPart::Block), &[&[REDUCE], &block[..]].concat());
+        let some = MeshOptions { recomputed_blocks: Some(3), ..recompute(RecomputedPart::Block) };
+        let block = ["--recompute-granularity full", "--recompute-method block", "--recompute-num-layers 3"];
+        check(some, &[&[REDUCE], &block[..]].concat());
+        let modules = RecomputedPart::Modules(Modules::LATENT.with(Modules::NORMS));
+        let named = ["--recompute-granularity selective", "--recompute-modules mla_up_proj layernorm"];
+        check(recompute(modules), &[&[REDUCE], &named[..]].concat());
     }
 
     #[test]

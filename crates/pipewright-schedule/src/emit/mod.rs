@@ -29,6 +29,7 @@ mod shell;
 mod options;
 mod json_options;
 mod mapping;
+mod block_modules;
 mod emission;
 mod stage_letters;
 mod layout;
@@ -43,7 +44,11 @@ mod read_deepspeed;
 mod system_file;
 mod limit;
 
-pub use emission::{Emission, EmitRequest, EmittedFile, MeshOptions, PlanScope, RecomputedPart, Release};
+pub use block_modules::Modules;
+pub use emission::{
+    Dispatch, Emission, EmitRequest, EmittedFile, MeshOptions, NarrowProducts, PlanScope, RecomputedPart,
+    Release,
+};
 pub use limit::{Limit, limit_of};
 pub use mapping::Remark;
 pub use model_parts::{ModelParts, StageParts};

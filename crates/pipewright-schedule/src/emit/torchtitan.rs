@@ -153,7 +153,7 @@ fn mesh_options(mesh: &MeshOptions, sizes: Mesh) -> String {
 fn checkpointing(mesh: &MeshOptions) -> &'static str {
     match mesh.recompute {
         RecomputedPart::Nothing => "none",
-        RecomputedPart::Scores | RecomputedPart::Elementwise => "selective",
+        RecomputedPart::Scores | RecomputedPart::Modules(_) | RecomputedPart::Elementwise => "selective",
         RecomputedPart::Block => "full",
     }
 }
@@ -167,9 +167,11 @@ fn mesh_remarks(emission: &mut Emission, mesh: &MeshOptions, sizes: Mesh) {
         );
         emission.remark("predictors", text);
     }
-    if mesh.fp8 {
-        let text =
-            "FP8 is a choice of the model's configuration, not an option; products are in bf16 without it";
+    if let Some(narrow) = mesh.narrow {
+        let name = narrow.name();
+        let text = format!(
+            "{name} is a choice of the model's configuration, not an option; products are in bf16 without it"
+        );
         emission.remark("precision", text);
     }
     if mesh.sharded == ShardedState::Gradients {
