@@ -256,7 +256,11 @@ fn settings_that_a_system_does_not_have_are_refused() {
         (layout.expert, layout.expert_tensor, layout.tensor, layout.chunks) = (8, 1, 1, 1);
     };
     check_refused(Megatron, EXPERTS, overlap, "Megatron combines the forward of a microbatch");
-    check_refused(Torchtitan, &plain_experts(), overlap, "torchtitan does not do so");
+    let sharded = |layout: &mut Layout| {
+        overlap(layout);
+        (layout.sharding, layout.expert, layout.microbatch) = (ShardedState::Parameters, layout.data(), 1);
+    };
+    check_refused(Torchtitan, &plain_experts(), sharded, "torchtitan does not do so");
     check_refused(Deepspeed, &plain_experts(), overlap, "DeepSpeed does not send tokens to experts while");
     let narrow = |layout: &mut Layout| layout.precision = Precision::Nvfp4;
     check_refused(Torchtitan, DENSE, narrow, "has products in FP8 and MXFP8");
