@@ -16,6 +16,7 @@ from faults import (
     ROWS,
     WIDTH,
     Boundary,
+    TwoHeads,
     block,
     call,
     half,
@@ -145,6 +146,32 @@ def token_count(rank: int) -> Report:
     return pt.verify(step, model, x, y, stages=[stage], loss_fn=token_mean, deadline_s=60)
 
 
+def weight_of_a_part(rank: int) -> Report:
+    """The loss of the second head is not divided by the microbatches, the first one is."""
+    model, x, y = language()
+    model = nn.Sequential(*list(model)[:3], TwoHeads())
+    stage = stage_of(half(model, rank), rank)
+
+    def own(outputs: Any, target: torch.Tensor) -> torch.Tensor:
+        return token_sum(outputs[0], target) + 4 * token_sum(outputs[1], target)
+
+    def right(outputs: Any, target: torch.Tensor) -> torch.Tensor:
+        return token_sum(outputs[0], target) + token_sum(outputs[1], target)
+
+    schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=own, scale_grads=False)
+    return pt.verify(lambda: call(schedule, rank, x, y), model, x, y, stages=[stage], loss_fn=right, deadline_s=60)
+
+
+def sent_in_bf16(rank: int) -> Report:
+    """The activations go through bfloat16 between the ranks."""
+    model, x, y = plain()
+    module = half(model, rank)
+    module.register_forward_pre_hook(lambda _, args: args[0].bfloat16().float() if rank == 1 else None)
+    # The hook of `verify` comes later, so it sees the value as it was received.
+    step = Boundary(rank, module, mse_loss).step
+    return pt.verify(lambda: step(x, y), model, x, y, stages={rank: module}, loss_fn=mse_loss, deadline_s=60)
+
+
 def loss_of_the_log(rank: int) -> Report:
     return changed(rank, nothing, extra=lambda _: {"loss": 7.0} if rank == 1 else None)
 
@@ -226,6 +253,8 @@ KINDS: dict[str, tuple[Callable[[int], Report], tuple[Fault, int | None, int | N
     "a part of the optimizer": (part_of_the_optimizer, (Fault.PARTIAL_STEP, 1, None)),
     "norm of a stage": (norm_of_a_stage, (Fault.NORM, 0, None)),
     "tokens": (token_count, (Fault.TOKENS, 0, None)),
+    "a part of the loss": (weight_of_a_part, (Fault.ONE_PART, 1, 0)),
+    "another precision": (sent_in_bf16, (Fault.CROSSED, 1, 0)),
     "loss of the log": (loss_of_the_log, (Fault.LOSS, 1, None)),
     "random numbers": (random_numbers, (Fault.RANDOM, 1, 0)),
     "a skipped microbatch": (skipped_microbatch, (Fault.MISSING, 1, 3)),

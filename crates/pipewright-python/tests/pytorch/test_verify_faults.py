@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from faults import FAULTS, all_faults
+from pipewright.torch import Fault
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +66,8 @@ def test_the_page_lists_the_public_faults():
         numbers = [int(number) for number in re.findall(r"\d+", place)]
         assert kind == case.fault.value, case.source
         assert numbers == [case.stage, *([] if case.microbatch is None else [case.microbatch])], case.source
+
+
+def test_the_page_lists_all_kinds():
+    section = PAGE.read_text().split("## Kinds of faults")[1].split("\n## ")[0]
+    assert re.findall(r"^\| (.+?) \|", section, re.MULTILINE)[1:] == [fault.value for fault in Fault]

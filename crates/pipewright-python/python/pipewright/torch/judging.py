@@ -15,6 +15,9 @@ from .records import Call, StageRecord
 from .sketches import Sketch
 
 
+UNSENT = "no stage has sent this value"
+
+
 def judge(compared: Comparison) -> Judged:
     """Compares everything, in the order of a step. Later parts are left out where an earlier fault explains them."""
     _start(compared)
@@ -122,6 +125,8 @@ def _input_differs(compared: Comparison, record: StageRecord, index: int, microb
             continue
         action = f"{record.stage}F{index}" if record.stage == 0 else f"{record.stage}RECV_F{index}"
         fault, advice = _origin(compared, record, value, microbatch)
+        if advice == UNSENT and relative < 0.02:
+            advice = f"{UNSENT}, but nearly: it may have been sent in another precision"
         compared.find(fault, f"input {position} of the stage differs", relative, record, microbatch, action, advice)
         return True
     return False
@@ -145,7 +150,7 @@ def _origin(compared: Comparison, record: StageRecord, value: Sketch, microbatch
                 return Fault.CROSSED, f"it is the gradient of the input {place}"
             if any(compared.same(value, sent) for sent in call.outputs):
                 return Fault.CROSSED, f"it is the output {place}"
-    return Fault.CROSSED, "no stage has sent this value"
+    return Fault.CROSSED, UNSENT
 
 
 def _output_differs(compared: Comparison, record: StageRecord, microbatch: int, call: Call) -> bool:
