@@ -1,9 +1,9 @@
 """Predicts a training step of PyTorch from a measurement of this machine, and compares it with the measured step.
 
-Two Gloo processes of one thread each measure the machine (`pipewright.torch.measure_machine`) and then train the model of
+Two Gloo processes of one thread each measure the machine (`pipewright_pp.torch.measure_machine`) and then train the model of
 `llama.py` in f32. Both have the whole model and a half of the batch, and a step is: forward, cross entropy, backward, a
 barrier, a sum of each gradient over both (`all_reduce`, after the backward), and PyTorch's AdamW. Measuring and training
-alternate in rounds. The prediction is `pipewright.cluster.predict` with the cluster file alone.
+alternate in rounds. The prediction is `pipewright_pp.cluster.predict` with the cluster file alone.
 
     bench/.venv/bin/python bench/peer/measured_machine.py [--rounds 5] [--json]
 
@@ -24,8 +24,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
 from llama import LlamaConfig, LlamaStage, initialise
-from pipewright.cluster import predict
-from pipewright.torch import measure_machine
+from pipewright_pp.cluster import predict
+from pipewright_pp.torch import measure_machine
 
 RANKS = 2
 

@@ -1,7 +1,7 @@
 """Trains one model with PyTorch twice: cut by a plan of Pipewright, and with the layers divided evenly under 1F1B.
 
 The model is a Llama whose head takes as long as several of its layers. Two Gloo processes with one thread each measure its layers
-(`pipewright.torch.profile`), plan, and then take steps of both pipelines in turn, from the same parameters on the same
+(`pipewright_pp.torch.profile`), plan, and then take steps of both pipelines in turn, from the same parameters on the same
 batch. They measure the layers again between the steps, because the clock rate of a machine changes: a step is predicted from
 the profiles before and after it. The report has the median times of a step and their spread, how much faster the plan is, the
 largest difference between the losses, and the predicted times over the measured ones.
@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-import pipewright as pw
-import pipewright.torch as pt
+import pipewright_pp as pw
+import pipewright_pp.torch as pt
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp

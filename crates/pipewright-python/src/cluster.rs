@@ -1,4 +1,4 @@
-//! Predicts training steps on clusters, and lists what `pipewright.torch` measures for such predictions.
+//! Predicts training steps on clusters, and lists what `pipewright_pp.torch` measures for such predictions.
 
 use std::path::PathBuf;
 
@@ -12,6 +12,7 @@ use pipewright_cluster::published;
 use pipewright_cluster::setting::Setting;
 use pipewright_document::{Problem, Problems, Reader, Source, Table};
 use pipewright_schedule::error_text::with_causes;
+use pipewright_schedule::held_bytes::HeldBytes;
 use pipewright_shapes::model::{Attention, Latent, Mixer, Model};
 use pipewright_shapes::reader;
 use pyo3::prelude::*;
@@ -23,7 +24,7 @@ use crate::interrupt::interruptible;
 use crate::profile::text_of;
 
 /// The predicted time and memory of a training step.
-#[pyclass(frozen, module = "pipewright.cluster", name = "Prediction")]
+#[pyclass(frozen, module = "pipewright_pp_pp.cluster", name = "Prediction")]
 #[derive(Debug)]
 pub(crate) struct PyPrediction(Prediction);
 
@@ -65,10 +66,47 @@ impl PyPrediction {
         self.0.memory.iter().map(|memory| memory.total() as u64).collect()
     }
 
+    /// The bytes of each rank of a pipeline by part: `parameters`, `gradients`, `optimizer`, `activations` (what forwards
+    /// keep for backwards, or before an update what undoes it, if that is more), `temporary` (logits and what is
+    /// computed again) and `buffers` (of messages and collectives). The sum of a rank is its number in `memory_bytes`,
+    /// up to rounding.
+    #[getter]
+    fn memory_parts<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let of_rank = |held: &HeldBytes<f64>| {
+            let dict = PyDict::new(py);
+            for (part, bytes) in held.named() {
+                let bytes = if part == "activations" { bytes.max(held.undo) } else { bytes };
+                dict.set_item(part, bytes as u64)?;
+            }
+            Ok(dict)
+        };
+        self.0.memory.iter().map(of_rank).collect()
+    }
+
+    /// The blocks of each stage of the pipeline.
+    #[getter]
+    fn blocks(&self) -> Vec<usize> {
+        self.0.blocks.clone()
+    }
+
+    /// The seconds in which each rank of the pipeline waits for the others and their messages.
+    #[getter]
+    fn waits(&self) -> Vec<f64> {
+        self.0.waits.clone()
+    }
+
     /// Tokens per second of each GPU.
     #[getter]
     fn tokens_per_s_per_gpu(&self) -> f64 {
         self.0.tokens_per_gpu
+    }
+
+    fn __copy__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        slf
     }
 
     fn __repr__(&self) -> String {
@@ -114,7 +152,7 @@ pub(crate) fn predict(
     ))
 }
 
-/// Returns the products, the attention and the kernels of a rank, as `pipewright.torch.measure_machine` measures them.
+/// Returns the products, the attention and the kernels of a rank, as `pipewright_pp.torch.measure_machine` measures them.
 ///
 /// Args:
 ///     config, layout: As for `predict`.

@@ -25,15 +25,15 @@ use crate::errors::type_error;
 ///     CostsError: If a cost is negative or not a number, or if lists differ in length.
 ///
 /// Example:
-///     >>> import pipewright as pw
+///     >>> import pipewright_pp as pw
 ///     >>> pw.Costs(forward=1, backward=2, hop=0.1)
 ///     Costs.parse("F=1,B=2,hop=0.1")
-#[pyclass(frozen, eq, module = "pipewright", name = "Costs")]
-#[derive(Debug)]
+#[pyclass(frozen, eq, module = "pipewright_pp", name = "Costs")]
+#[derive(Debug, Clone)]
 pub(crate) struct PyCosts {
     /// The text that the costs were read from.
-    text: String,
-    costs: Costs,
+    pub(crate) text: String,
+    pub(crate) costs: Costs,
 }
 
 /// Two texts of the same costs are equal.
@@ -79,6 +79,18 @@ impl PyCosts {
         Ok(Self { text: text.to_owned(), costs: named(py, text)? })
     }
 
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (&str,))> {
+        Ok((py.get_type::<Self>().getattr("parse")?, (&self.text,)))
+    }
+
+    fn __copy__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        slf
+    }
+
     fn __repr__(&self) -> String {
         format!("Costs.parse(\"{}\")", self.text)
     }
@@ -96,13 +108,13 @@ fn times_of(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
 }
 
 /// Reads costs that are given as [`PyCosts`] or as their text.
-pub(crate) fn costs_of(value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Costs>> {
+pub(crate) fn costs_of(value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<PyCosts>> {
     let Some(value) = value else { return Ok(None) };
     if let Ok(costs) = value.cast::<PyCosts>() {
-        return Ok(Some(costs.get().costs.clone()));
+        return Ok(Some(costs.get().clone()));
     }
     match value.cast::<PyString>() {
-        Ok(text) => Ok(Some(named(value.py(), &text.to_string())?)),
+        Ok(text) => PyCosts::parse(value.py(), &text.to_string()).map(Some),
         Err(_) => Err(type_error("costs are neither `Costs` nor a text such as `F=1,I=1,W=1,hop=0.1`")),
     }
 }

@@ -1,4 +1,4 @@
-//! Turns the errors of the libraries into the exceptions of `pipewright.errors`, with their fields.
+//! Turns the errors of the libraries into the exceptions of `pipewright_pp.errors`, with their fields.
 
 use std::error::Error;
 use std::fmt::Display;
@@ -25,7 +25,7 @@ pub(crate) trait Raised {
     fn raised(&self, py: Python<'_>) -> PyErr;
 }
 
-/// Returns the exception of `pipewright.errors` called `class`; `fields` sets its fields.
+/// Returns the exception of `pipewright_pp.errors` called `class`; `fields` sets its fields.
 pub(crate) fn exception(
     py: Python<'_>,
     class: &str,
@@ -35,7 +35,7 @@ pub(crate) fn exception(
     let made = || {
         let keywords = PyDict::new(py);
         fields(&keywords)?;
-        py.import("pipewright.errors")?.getattr(class)?.call((message,), Some(&keywords))
+        py.import("pipewright_pp.errors")?.getattr(class)?.call((message,), Some(&keywords))
     };
     made().map_or_else(|error| error, PyErr::from_value)
 }
@@ -47,7 +47,7 @@ pub(crate) fn plain(py: Python<'_>, class: &str, error: &(dyn Error + 'static)) 
 
 /// Returns the exception for a mistake of this package.
 pub(crate) fn internal(py: Python<'_>, what: &str) -> PyErr {
-    exception(py, "InternalError", &format!("a bug of pipewright: {what}; please report it"), |_| Ok(()))
+    exception(py, "InternalError", &format!("a bug of pipewright_pp: {what}; please report it"), |_| Ok(()))
 }
 
 /// Returns Python's `ValueError` for an argument.
@@ -114,12 +114,12 @@ impl Raised for Violations {
     }
 }
 
-/// Returns a list of `pipewright.errors.Violation`.
+/// Returns a list of `pipewright_pp.errors.Violation`.
 fn violations<'py>(
     py: Python<'py>,
     places: impl Iterator<Item = (u32, usize, String)>,
 ) -> PyResult<Bound<'py, PyList>> {
-    let class = py.import("pipewright.errors")?.getattr("Violation")?;
+    let class = py.import("pipewright_pp.errors")?.getattr("Violation")?;
     let list = PyList::empty(py);
     for place in places {
         list.append(class.call1(place)?)?;

@@ -1,6 +1,6 @@
-//! The Python package `pipewright`: makes, proves, predicts, plans and draws pipelines from Python.
+//! The Python package `pipewright_pp` (`pip install pipewright-pp`): makes, proves, predicts, plans and draws pipelines from Python.
 //!
-//! The module is `pipewright._native`; `python/pipewright/__init__.py` is the package that users import. Its
+//! The module is `pipewright_pp._native`; `python/pipewright_pp/__init__.py` is the package that users import. Its
 //! names and numbers are the command line's, because `pipewright-schedule` and
 //! `pipewright-cluster` compute all of them: this crate
 //! reads arguments, releases the interpreter's lock, and turns errors into exceptions.
@@ -24,6 +24,10 @@ mod cluster;
 /// Proves, predicts, plans and draws pipelines.
 #[pyo3::pymodule]
 mod _native {
+    /// The version of the package.
+    #[pymodule_export]
+    #[expect(non_upper_case_globals, reason = "the name that Python expects")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
     #[pymodule_export]
     use crate::cluster::{PyPrediction, predict, shapes};
     #[pymodule_export]
@@ -35,9 +39,9 @@ mod _native {
     #[pymodule_export]
     use crate::profile::PyProfile;
     #[pymodule_export]
-    use crate::program::{PyProgram, read_csv};
+    use crate::program::{_restore_program, PyProgram, read_csv};
     #[pymodule_export]
-    use crate::schedule::{PySchedule, schedule, schedules};
+    use crate::schedule::{_restore_schedule, PySchedule, schedule, schedules};
     #[pymodule_export]
     use crate::timeline::PyTimeline;
 }

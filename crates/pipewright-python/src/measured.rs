@@ -16,7 +16,7 @@ use crate::interrupt::interruptible;
 use crate::timeline::{Predicted, PyTimeline};
 
 /// Reads the trace of a step: of Pipewright (`timeline.json` of a run, `Timeline.trace`), or what
-/// `pipewright.torch` makes of PyTorch's.
+/// `pipewright_pp.torch` makes of PyTorch's.
 ///
 /// The ranks are put on one clock: no message arrives before it is sent. The program and its median costs
 /// follow from the events, and the page of `Timeline.view` compares the step with their prediction.

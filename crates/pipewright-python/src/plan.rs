@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pipewright_schedule::LowerConfig;
 use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::plan::{
     Plan, PlanChoice, PlanError, PlanReport, PlanRequest, plan as search, predict,
 };
 use pipewright_schedule::profile::Profile;
-use pipewright_schedule::{Costs, LowerConfig};
 use pipewright_system::schedule_memory::check_plan;
 use pyo3::prelude::*;
 
@@ -26,8 +26,8 @@ const MICROBATCHES_PER_RANK: u32 = 4;
 
 /// How to cut a model into stages, and in which order each rank computes, with its prediction.
 ///
-/// `pipewright.plan` makes it. Its figures have the names of `pipewright plan --format json`.
-#[pyclass(frozen, module = "pipewright", name = "Plan")]
+/// `pipewright_pp.plan` makes it. Its figures have the names of `pipewright plan --format json`.
+#[pyclass(frozen, module = "pipewright_pp", name = "Plan")]
 #[derive(Debug)]
 pub(crate) struct PyPlan {
     search: Arc<Searched>,
@@ -153,7 +153,7 @@ impl PyPlan {
     #[getter]
     fn schedule(&self) -> PySchedule {
         let plan = self.plan();
-        PySchedule::made(&plan.title(), plan.schedule.clone(), Costs::default())
+        PySchedule::made(&plan.title(), plan.schedule.clone(), None)
     }
 
     /// The cut: the first layer of each stage except the first.
@@ -271,6 +271,14 @@ impl PyPlan {
         let predicted =
             interruptible(py, move |_| of_prediction(name, predict(&profile, &schedule, &choice)?))?;
         predicted.map(PyTimeline::from).map_err(|error| error.raised(py))
+    }
+
+    fn __copy__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        slf
     }
 
     fn __repr__(&self) -> String {

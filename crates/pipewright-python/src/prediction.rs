@@ -98,7 +98,7 @@ impl At {
                 let message = "recompute names parts of layers, whose sizes and times are in a profile; add it, or name stages";
                 return Err(value_error(message));
             }
-            let costs = Costs { recompute, ..costs_of(costs)?.unwrap_or_default() };
+            let costs = Costs { recompute, ..costs_of(costs)?.map(|given| given.costs).unwrap_or_default() };
             return Ok(Self::Costs(Box::new(costs), communicator));
         };
         if costs.is_some() {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pipewright_schedule::profile::Profile;
 use pipewright_system::bounded_file::{SMALL_TEXT, read_text};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
+use pyo3::types::{PyDict, PyString, PyType};
 
 use crate::errors::{exception, os_error, type_error, value_error};
 use crate::interrupt::interruptible;
@@ -23,7 +23,7 @@ use crate::interrupt::interruptible;
 /// Raises:
 ///     ProfileError: If a key is missing or unknown, or for invalid values, with every problem as `problems`.
 ///     OSError: If the file cannot be read.
-#[pyclass(frozen, eq, module = "pipewright", name = "Profile")]
+#[pyclass(frozen, eq, module = "pipewright_pp", name = "Profile")]
 #[derive(Debug, PartialEq)]
 pub(crate) struct PyProfile(Arc<Profile>);
 
@@ -59,6 +59,18 @@ impl PyProfile {
     /// Returns the profile as the text of a TOML file, which the command line reads.
     fn to_toml(&self) -> PyResult<String> {
         toml::to_string(self.0.as_ref()).map_err(value_error)
+    }
+
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyType>, (String,))> {
+        Ok((py.get_type::<Self>(), (self.to_toml()?,)))
+    }
+
+    fn __copy__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        slf
     }
 
     fn __repr__(&self) -> String {

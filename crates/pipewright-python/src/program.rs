@@ -35,10 +35,10 @@ use crate::timeline::{MOST_SHOWN, PyTimeline};
 ///     ParseError: If a cell is not an action, or the rows do not fit together.
 ///
 /// Example:
-///     >>> import pipewright as pw
+///     >>> import pipewright_pp as pw
 ///     >>> pw.Program([["0F0", "0B0"], ["1F0", "1B0"]]).lower().csv()
 ///     '0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1I0,1SEND_B0,1W0\n'
-#[pyclass(frozen, module = "pipewright", name = "Program")]
+#[pyclass(frozen, module = "pipewright_pp", name = "Program")]
 #[derive(Debug)]
 pub(crate) struct PyProgram {
     /// The name in pictures.
@@ -118,6 +118,21 @@ pub(crate) fn read_csv(
     let text = Text::of(source)?;
     let name = text.name();
     PyProgram::read(py, name, text.cells(py)?, sizes)
+}
+
+/// Makes the program that `pickle` has written.
+#[pyfunction]
+pub(crate) fn _restore_program(
+    py: Python<'_>,
+    name: String,
+    rows: &Bound<'_, PyAny>,
+    stage_to_rank: Vec<u32>,
+    microbatches: u32,
+    slices: &Bound<'_, PyAny>,
+) -> PyResult<PyProgram> {
+    let slices = slices_of(Some(slices))?.unwrap_or_default();
+    let sizes = Sizes { stage_to_rank: Some(stage_to_rank), microbatches: Some(microbatches), slices };
+    PyProgram::read(py, name, cells_of(rows)?, sizes)
 }
 
 #[pymethods]
@@ -251,7 +266,7 @@ impl PyProgram {
     ///     ValidationError: If the program is unsound, with every violation as `violations`, or if it is not
     ///         sound on a transport, with the `verdicts`.
     #[pyo3(signature = (transport=None, *, level=None, eager=None, message_bytes=None, grouped=false))]
-    fn validate<'py>(
+    pub(crate) fn validate<'py>(
         &self,
         py: Python<'py>,
         transport: Option<&str>,
@@ -287,7 +302,7 @@ impl PyProgram {
     ///     row that uses the activations, and their buffer, `slot`.
     ///
     /// Example:
-    ///     >>> import pipewright as pw
+    ///     >>> import pipewright_pp as pw
     ///     >>> pw.Program([["0F0", "0F1", "0B0", "0B1"]]).lifetimes()[0]["slots"]
     ///     2
     #[pyo3(signature = (*, by="stage"))]
@@ -367,6 +382,30 @@ impl PyProgram {
             Err(error) if error.is_instance_of::<PyValueError>(py) => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    #[expect(clippy::type_complexity, reason = "the function and the arguments of `pickle`")]
+    fn __reduce__<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<(Bound<'py, PyAny>, (&str, Vec<Vec<Option<String>>>, Vec<u32>, u32, u32))> {
+        let restore = py.import("pipewright_pp._native")?.getattr("_restore_program")?;
+        let parts = (
+            self.name.as_str(),
+            self.rows(),
+            self.stage_to_rank(),
+            self.program.microbatches(),
+            self.slices(),
+        );
+        Ok((restore, parts))
+    }
+
+    fn __copy__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        slf
     }
 
     fn __repr__(&self) -> String {

@@ -35,7 +35,7 @@ pub(crate) fn cells_of(rows: &Bound<'_, PyAny>) -> PyResult<Cells> {
         let row = row?;
         if row.is_instance_of::<PyString>() {
             return Err(type_error(
-                "a row is a text, not a list of texts; read a text with `pipewright.read_csv`",
+                "a row is a text, not a list of texts; read a text with `pipewright_pp.read_csv`",
             ));
         }
         let cells = row.try_iter().map_err(not_rows)?;

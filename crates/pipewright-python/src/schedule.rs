@@ -8,37 +8,44 @@ use pipewright_schedule::generate::{Generator, PerStage, Setting, catalogue, fin
 use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::picture::{computation_of, microbatches_in_words};
 use pipewright_schedule::words::counted;
-use pipewright_schedule::{Costs, GenerateError, Schedule, ScheduleSpec, generate};
+use pipewright_schedule::{
+    Costs, GenerateError, Placement, Rank, Schedule, ScheduleError, ScheduleSpec, generate,
+};
 use pipewright_system::schedule_memory::{check_named, check_schedule};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyInt};
 
 use crate::arguments::{optional, whole, whole_list};
-use crate::costs::costs_of;
+use crate::costs::{PyCosts, costs_of};
 use crate::errors::Raised;
 use crate::interrupt::interruptible;
 use crate::lowering::{Unlowered, check_choice, passes_of, passes_to};
-use crate::prediction::{PredictionError, at_costs};
+use crate::prediction::{At, PredictionError, at_costs};
 use crate::program::{PyProgram, slices_of};
-use crate::rows::texts;
+use crate::proof::TransportOptions;
+use crate::rows::{cells_of, texts};
 use crate::timeline::PyTimeline;
 
 /// The order in which each rank computes, without communication.
 ///
 /// `pipewright.schedule` makes it. A notebook shows it as a picture.
-#[pyclass(frozen, module = "pipewright", name = "Schedule")]
+#[pyclass(frozen, module = "pipewright_pp", name = "Schedule")]
 #[derive(Debug)]
 pub(crate) struct PySchedule {
     name: String,
     schedule: Arc<Schedule>,
-    /// The costs that the schedule was made for, with which it is drawn.
-    costs: Costs,
+    /// The costs that the schedule was made for, with which it is drawn; `None` for the usual ones.
+    given: Option<PyCosts>,
 }
 
 impl PySchedule {
     /// Makes the object of a schedule that is called `name`.
-    pub(crate) fn made(name: &str, schedule: Schedule, costs: Costs) -> Self {
-        Self { name: name.to_owned(), schedule: Arc::new(schedule), costs }
+    pub(crate) fn made(name: &str, schedule: Schedule, given: Option<PyCosts>) -> Self {
+        Self { name: name.to_owned(), schedule: Arc::new(schedule), given }
+    }
+
+    fn costs(&self) -> Costs {
+        self.given.as_ref().map(|given| given.costs.clone()).unwrap_or_default()
     }
 
     fn source(&self) -> ProgramSource {
@@ -49,7 +56,7 @@ impl PySchedule {
 /// Makes a schedule by its name, like `pipewright schedule`.
 ///
 /// Args:
-///     name: The name, without regard to case; `pipewright.schedules` lists all.
+///     name: The name, without regard to case; `pipewright_pp.schedules` lists all.
 ///     ranks: The number of ranks in the pipeline.
 ///     microbatches: The number of microbatches in a step.
 ///     stages_per_rank: The number of stages on each rank; by default, the number that the schedule needs.
@@ -69,7 +76,7 @@ impl PySchedule {
 ///     OutOfMemoryError: If the schedule would not fit into the free memory.
 ///
 /// Example:
-///     >>> import pipewright as pw
+///     >>> import pipewright_pp as pw
 ///     >>> pw.schedule("gpipe", ranks=2, microbatches=2).csv()
 ///     '0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n'
 #[pyfunction]
@@ -91,7 +98,7 @@ pub(crate) fn schedule(
     overlap: bool,
     costs: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<PySchedule> {
-    let costs = costs_of(costs)?;
+    let given = costs_of(costs)?;
     let depends_on_costs = find(name).is_ok_and(|generator| generator.settings.contains(&Setting::Costs));
     let spec = ScheduleSpec {
         ranks: whole("ranks", ranks)?,
@@ -99,7 +106,7 @@ pub(crate) fn schedule(
         microbatches: whole("microbatches", microbatches)?,
         group_size: optional("group_size", group_size)?,
         wide_warmup,
-        costs: costs.clone().filter(|_| depends_on_costs),
+        costs: given.as_ref().filter(|_| depends_on_costs).map(|given| given.costs.clone()),
         memory_limit: memory_limit.map(limits_of).transpose()?,
         slices: slices_of(slices)?,
         overlap,
@@ -111,7 +118,7 @@ pub(crate) fn schedule(
         Ok((find(&name)?.name, schedule))
     })?;
     let (name, schedule) = made.map_err(|error: GenerateError| error.raised(py))?;
-    Ok(PySchedule::made(name, schedule, costs.unwrap_or_default()))
+    Ok(PySchedule::made(name, schedule, given))
 }
 
 fn limits_of(limits: &Bound<'_, PyAny>) -> PyResult<PerStage<u32>> {
@@ -134,6 +141,24 @@ pub(crate) fn schedules(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
         Ok(entry)
     };
     catalogue().iter().map(entry).collect()
+}
+
+/// Makes the schedule that `pickle` has written.
+#[pyfunction]
+pub(crate) fn _restore_schedule(
+    py: Python<'_>,
+    name: &str,
+    rows: &Bound<'_, PyAny>,
+    stage_to_rank: Vec<u32>,
+    microbatches: u32,
+    slices: &Bound<'_, PyAny>,
+    costs: Option<&Bound<'_, PyAny>>,
+) -> PyResult<PySchedule> {
+    let (cells, slices) = (cells_of(rows)?, slices_of(Some(slices))?.unwrap_or_default());
+    let placement = Placement::explicit(stage_to_rank.into_iter().map(Rank::new).collect());
+    let placement = placement.map_err(|error| ScheduleError::from(error).raised(py))?;
+    let schedule = Schedule::new(placement, microbatches, cells).and_then(|made| made.with_slices(slices));
+    Ok(PySchedule::made(name, schedule.map_err(|error| error.raised(py))?, costs_of(costs)?))
 }
 
 #[pymethods]
@@ -205,7 +230,7 @@ impl PySchedule {
         level: Option<&str>,
     ) -> PyResult<PyProgram> {
         check_choice(passes.is_some(), level.is_some())?;
-        let (source, config) = (self.source(), passes_to(py, level, &self.costs)?);
+        let (source, config) = (self.source(), passes_to(py, level, &self.costs())?);
         check_schedule(&self.schedule, Use::Lower).map_err(|error| error.raised(py))?;
         let program = match passes {
             Some(passes) => {
@@ -232,6 +257,99 @@ impl PySchedule {
         self.drawn(py)?.shown(py)
     }
 
+    /// Proves that the program that Pipewright trains with is sound, like `lower().validate()`.
+    ///
+    /// Args:
+    ///     transport, eager, message_bytes, grouped: As in `Program.validate`.
+    ///
+    /// Returns:
+    ///     The verdict of each transport, all of them `sound`; empty without a transport.
+    ///
+    /// Raises:
+    ///     ValidationError: If the program is unsound, or not sound on a transport.
+    ///
+    /// Example:
+    ///     >>> import pipewright_pp as pw
+    ///     >>> pw.schedule("gpipe", ranks=2, microbatches=2).validate("rank")
+    ///     {'rank': 'sound'}
+    #[pyo3(signature = (transport=None, *, eager=None, message_bytes=None, grouped=false))]
+    fn validate<'py>(
+        &self,
+        py: Python<'py>,
+        transport: Option<&str>,
+        eager: Option<&Bound<'_, PyAny>>,
+        message_bytes: Option<&Bound<'_, PyAny>>,
+        grouped: bool,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        self.lower(py, None, None)?.validate(py, transport, None, eager, message_bytes, grouped)
+    }
+
+    /// Predicts when each rank runs each action of the program that Pipewright trains with, like
+    /// `lower().simulate()`; with `logical`, like `lower(level="comms").simulate(logical=True)`. Without costs, a profile
+    /// and `logical`, the costs of the schedule count.
+    ///
+    /// Args:
+    ///     costs, profile, boundaries, recompute, logical: As in `Program.simulate`.
+    ///     transport, eager, message_bytes, grouped: As in `Program.simulate`.
+    ///
+    /// Raises:
+    ///     CostsError, PlanError, ProfileError, ValidationError: As `Program.simulate`.
+    ///
+    /// Example:
+    ///     >>> import pipewright_pp as pw
+    ///     >>> pw.schedule("1f1b", ranks=2, microbatches=2, costs="F=1,B=2").simulate().makespan
+    ///     9.0
+    #[pyo3(signature = (
+        costs=None, *, profile=None, boundaries=None, recompute="none", logical=false,
+        transport=None, eager=None, message_bytes=None, grouped=false,
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "each is a keyword in Python")]
+    fn simulate(
+        &self,
+        py: Python<'_>,
+        costs: Option<&Bound<'_, PyAny>>,
+        profile: Option<&Bound<'_, PyAny>>,
+        boundaries: Option<&Bound<'_, PyAny>>,
+        recompute: &str,
+        logical: bool,
+        transport: Option<&str>,
+        eager: Option<&Bound<'_, PyAny>>,
+        message_bytes: Option<&Bound<'_, PyAny>>,
+        grouped: bool,
+    ) -> PyResult<PyTimeline> {
+        let communicator = TransportOptions { eager, message_bytes, grouped }.one(py, transport)?;
+        let own = match (&self.given, costs, profile, logical) {
+            (Some(given), None, None, false) => Some(Bound::new(py, given.clone())?.into_any()),
+            _ => None,
+        };
+        let at = At::of(py, costs.or(own.as_ref()), profile, boundaries, recompute, logical, communicator)?;
+        check_schedule(&self.schedule, Use::Simulate).map_err(|error| error.raised(py))?;
+        let (name, source) = (self.name.clone(), self.source());
+        let predicted = interruptible(py, move |_| at.predict(name, source))?;
+        predicted.map(PyTimeline::from).map_err(|error| error.raised(py))
+    }
+
+    #[expect(clippy::type_complexity, reason = "the function and the arguments of `pickle`")]
+    fn __reduce__<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<(Bound<'py, PyAny>, (&str, Vec<Vec<Option<String>>>, Vec<u32>, u32, u32, Option<PyCosts>))>
+    {
+        let restore = py.import("pipewright_pp._native")?.getattr("_restore_schedule")?;
+        let (microbatches, slices) = (self.schedule.microbatches(), self.schedule.slices().get());
+        let parts =
+            (self.name.as_str(), self.rows(), self.stage_to_rank(), microbatches, slices, self.given.clone());
+        Ok((restore, parts))
+    }
+
+    fn __copy__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        slf
+    }
+
     fn __repr__(&self) -> String {
         let ranks = counted(self.schedule.ranks(), "rank");
         let microbatches = microbatches_in_words(self.schedule.microbatches(), self.schedule.slices());
@@ -246,7 +364,7 @@ impl PySchedule {
 impl PySchedule {
     /// Returns the predicted run of the schedule's own computations.
     fn drawn(&self, py: Python<'_>) -> PyResult<PyTimeline> {
-        let (name, source, costs) = (self.name.clone(), self.source(), self.costs.clone());
+        let (name, source, costs) = (self.name.clone(), self.source(), self.costs());
         let schedule = Arc::clone(&self.schedule);
         check_schedule(&schedule, Use::Simulate).map_err(|error| error.raised(py))?;
         let predicted = interruptible(py, move |_| {

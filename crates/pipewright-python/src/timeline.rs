@@ -1,13 +1,16 @@
 //! The class `Timeline`: the figures of a predicted run, its events, and its pictures.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use pipewright_schedule::causes::{Cause, Cell, causes};
 use pipewright_schedule::picture::{
     MAX_CELLS, PictureSettings, RecordedStep, TimeUnit, View, html, svg, title, view, with_whole_overlaps,
 };
 use pipewright_schedule::simulate::Summary;
-use pipewright_schedule::{Costs, Program, Timeline};
+use pipewright_schedule::timeline::Event;
+use pipewright_schedule::{Action, Costs, Program, Rank, Slices, Timeline};
 use pipewright_system::bounded_file::write_regular;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -21,7 +24,7 @@ pub(crate) const MOST_SHOWN: usize = 20_000;
 /// A predicted run: when each rank runs each action, and what follows from it.
 ///
 /// `Program.simulate` makes it. Its figures have the names of `pipewright simulate --format json`.
-#[pyclass(frozen, module = "pipewright", name = "Timeline")]
+#[pyclass(frozen, module = "pipewright_pp", name = "Timeline")]
 #[derive(Debug)]
 pub(crate) struct PyTimeline(Arc<Predicted>);
 
@@ -106,6 +109,82 @@ impl Predicted {
     }
 }
 
+/// Returns events as columns.
+fn columns<'py>(py: Python<'py>, events: &[&Event], slices: Slices) -> PyResult<Bound<'py, PyDict>> {
+    let columns = PyDict::new(py);
+    columns.set_item("rank", events.iter().map(|event| event.rank.get()).collect::<Vec<_>>())?;
+    columns.set_item("action", events.iter().map(|event| event.action.to_string()).collect::<Vec<_>>())?;
+    columns.set_item("stage", events.iter().map(|event| event.action.stage().get()).collect::<Vec<_>>())?;
+    let places = events.iter().map(|event| event.action.microbatch().map(|number| slices.place(number)));
+    let (microbatches, slices): (Vec<_>, Vec<_>) = places
+        .map(|place| (place.map(|(microbatch, _)| microbatch.get()), place.map(|(_, slice)| slice.get())))
+        .unzip();
+    columns.set_item("microbatch", microbatches)?;
+    columns.set_item("slice", slices)?;
+    columns.set_item("start", events.iter().map(|event| event.start).collect::<Vec<_>>())?;
+    columns.set_item("end", events.iter().map(|event| event.end).collect::<Vec<_>>())?;
+    Ok(columns)
+}
+
+/// Returns the events that compute, by rank and then by start, as [`Cell`]s number them.
+fn computations(timeline: &Timeline) -> impl Iterator<Item = &Event> {
+    let ranks = (0..timeline.ranks()).map(Rank::new);
+    ranks.flat_map(|rank| timeline.events_of(rank).iter().filter(|event| event.action.is_compute()))
+}
+
+/// Why a computation did not start earlier.
+struct CauseRow {
+    /// The time in which the rank did not compute before it.
+    bubble: f64,
+    /// The name of the cause.
+    cause: &'static str,
+    /// The action that it waited for, and its rank.
+    from: Option<(Rank, Action)>,
+    /// The operation behind which its message waited.
+    in_line: Option<Action>,
+    is_critical: bool,
+}
+
+impl Predicted {
+    /// Returns a row for each event of [`computations`].
+    fn causes(&self) -> Vec<CauseRow> {
+        let timeline = &self.timeline;
+        let causes = causes(timeline, self.program.ranks(), &self.costs, self.prediction.is_some());
+        let critical: HashSet<(Rank, usize)> =
+            causes.critical_path().into_iter().map(|cell| (cell.rank, cell.index)).collect();
+        let of_rank = |rank: Rank| -> Vec<&Event> {
+            timeline.events_of(rank).iter().filter(|event| event.action.is_compute()).collect()
+        };
+        let lanes: Vec<Vec<&Event>> = (0..timeline.ranks()).map(|rank| of_rank(Rank::new(rank))).collect();
+        let action = |cell: Cell| lanes[cell.rank.index()][cell.index].action;
+        let cells = lanes
+            .iter()
+            .zip(0..)
+            .flat_map(|(lane, rank)| (0..lane.len()).map(move |index| Cell { rank: Rank::new(rank), index }));
+        let row = |cell: Cell| {
+            let lane = &lanes[cell.rank.index()];
+            let free = cell.index.checked_sub(1).map_or(timeline.start(), |before| lane[before].end);
+            let (cause, from, in_line) = match *causes.of(cell) {
+                Cause::Start => ("start", None, None),
+                Cause::Order => ("order", None, None),
+                Cause::Delay => ("delay", None, None),
+                Cause::Message { from, in_line, .. } => {
+                    ("message", Some((from.rank, action(from))), in_line.map(|wait| wait.behind))
+                }
+                Cause::Wait(wait) => ("wait", Some((wait.rank, wait.action)), None),
+            };
+            CauseRow {
+                bubble: (lane[cell.index].start - free).max(0.0),
+                cause,
+                from,
+                in_line,
+                is_critical: critical.contains(&(cell.rank, cell.index)),
+            }
+        };
+        cells.map(row).collect()
+    }
+}
+
 #[pymethods]
 impl PyTimeline {
     /// The time from the start of the first action to the end of the last, in the unit of the costs; in
@@ -170,22 +249,40 @@ impl PyTimeline {
     /// microbatch; an action that belongs to no microbatch has `None` for both.
     #[getter]
     fn events<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let events = self.0.timeline.events();
-        let columns = PyDict::new(py);
-        columns.set_item("rank", events.iter().map(|event| event.rank.get()).collect::<Vec<_>>())?;
-        columns
-            .set_item("action", events.iter().map(|event| event.action.to_string()).collect::<Vec<_>>())?;
-        columns
-            .set_item("stage", events.iter().map(|event| event.action.stage().get()).collect::<Vec<_>>())?;
-        let slices = self.0.timeline.slices();
-        let places = events.iter().map(|event| event.action.microbatch().map(|number| slices.place(number)));
-        let (microbatches, slices): (Vec<_>, Vec<_>) = places
-            .map(|place| (place.map(|(microbatch, _)| microbatch.get()), place.map(|(_, slice)| slice.get())))
-            .unzip();
-        columns.set_item("microbatch", microbatches)?;
-        columns.set_item("slice", slices)?;
-        columns.set_item("start", events.iter().map(|event| event.start).collect::<Vec<_>>())?;
-        columns.set_item("end", events.iter().map(|event| event.end).collect::<Vec<_>>())?;
+        let events: Vec<&Event> = self.0.timeline.events().iter().collect();
+        columns(py, &events, self.0.timeline.slices())
+    }
+
+    /// Returns why each computation did not start earlier, as columns for `pandas.DataFrame`: those of `events`,
+    /// `bubble`, `cause`, `from_rank`, `from_action`, `in_line` and `critical`, by rank and then by start.
+    ///
+    /// `bubble` is the time in which the rank did not compute before the action. `cause` is `start` (the first action
+    /// of its rank, which needs no message), `order` (the action before it ended), `message` (the tensor of the action
+    /// `from_action` of the rank `from_rank` arrived), `wait` (communication of its own, `from_action`, ended) or
+    /// `delay` (the timeline has no reason). `in_line` is the operation behind which the message waited in a queue of
+    /// the communicator. `critical` says whether the action is on the critical path: the step is shorter only if
+    /// something on it takes less time. Columns without a value have `None`.
+    ///
+    /// Example:
+    ///     >>> import pipewright_pp as pw
+    ///     >>> causes = pw.schedule("gpipe", ranks=2, microbatches=1, costs="hop=0.5").simulate().causes()
+    ///     >>> causes["action"], causes["cause"]
+    ///     (['0F0', '0B0', '1F0', '1I0', '1W0'], ['start', 'message', 'message', 'order', 'order'])
+    fn causes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let predicted = Arc::clone(&self.0);
+        let rows = interruptible(py, move |_| predicted.causes())?;
+        let timeline = &self.0.timeline;
+        let events: Vec<&Event> = computations(timeline).collect();
+        let columns = columns(py, &events, timeline.slices())?;
+        columns.set_item("bubble", rows.iter().map(|row| row.bubble).collect::<Vec<_>>())?;
+        columns.set_item("cause", rows.iter().map(|row| row.cause).collect::<Vec<_>>())?;
+        let from = |row: &CauseRow| row.from.map(|(rank, _)| rank.get());
+        columns.set_item("from_rank", rows.iter().map(from).collect::<Vec<_>>())?;
+        let from = |row: &CauseRow| row.from.map(|(_, action)| action.to_string());
+        columns.set_item("from_action", rows.iter().map(from).collect::<Vec<_>>())?;
+        let in_line = |row: &CauseRow| row.in_line.map(|action| action.to_string());
+        columns.set_item("in_line", rows.iter().map(in_line).collect::<Vec<_>>())?;
+        columns.set_item("critical", rows.iter().map(|row| row.is_critical).collect::<Vec<_>>())?;
         Ok(columns)
     }
 
@@ -220,6 +317,14 @@ impl PyTimeline {
 
     fn _repr_svg_(&self, py: Python<'_>) -> PyResult<Option<String>> {
         self.shown(py)
+    }
+
+    fn __copy__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        slf
     }
 
     fn __repr__(&self) -> String {

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-import pipewright as pw
+import pipewright_pp as pw
 
 # A shell starts background processes with SIGINT ignored, and Python then leaves it ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)

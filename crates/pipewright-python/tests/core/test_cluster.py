@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-import pipewright as pw
-from pipewright import cluster
-from pipewright.cluster import Prediction, predict, shapes
+import pipewright_pp as pw
+from pipewright_pp import cluster
+from pipewright_pp.cluster import Prediction, predict, shapes
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -25,6 +25,10 @@ def test_a_prediction_has_seconds_parts_memory_and_a_rate():
     assert isinstance(prediction, Prediction) and "s per step" in repr(prediction)
     assert sum(prediction.parts.values()) == pytest.approx(prediction.seconds)
     assert len(prediction.memory_bytes) == 2 and all(bytes_of_rank > 1 << 30 for bytes_of_rank in prediction.memory_bytes)
+    parts = prediction.memory_parts
+    assert list(parts[0]) == ["parameters", "gradients", "optimizer", "activations", "temporary", "buffers"]
+    assert [sum(of_rank.values()) for of_rank in parts] == pytest.approx(prediction.memory_bytes, abs=6)
+    assert prediction.blocks == [16, 16] and len(prediction.waits) == 2
     assert prediction.tokens_per_s_per_gpu == pytest.approx(64 * 4096 / prediction.seconds / 8)
 
 

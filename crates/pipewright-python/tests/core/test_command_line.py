@@ -8,7 +8,7 @@ import pathlib
 
 import pytest
 
-import pipewright as pw
+import pipewright_pp as pw
 
 FOLDER = pathlib.Path(__file__).parent / "golden"
 GOLDEN = json.loads((FOLDER / "command_line.json").read_text())

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-import pipewright as pw
+import pipewright_pp as pw
 
 SOUND = "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n"
 PROFILE = pathlib.Path(__file__).parent / "golden" / "profile.toml"

@@ -9,7 +9,7 @@ import xml.etree.ElementTree as xml
 
 import pytest
 
-import pipewright as pw
+import pipewright_pp as pw
 
 HERE = pathlib.Path(__file__).parent
 PROFILE = HERE / "golden" / "profile.toml"
@@ -197,7 +197,7 @@ def test_the_documentation_runs(tmp_path, monkeypatch):
 
 def test_every_name_has_documentation_whose_examples_run():
     finder, runner = doctest.DocTestFinder(recurse=False), doctest.DocTestRunner()
-    examples = finder.find(pw, "pipewright")
+    examples = finder.find(pw, "pipewright_pp")
     for name in pw.__all__:
         member = getattr(pw, name)
         assert member.__doc__, name
@@ -221,3 +221,44 @@ def test_the_order_of_messages_costs_time_on_a_transport():
     assert makespans == {"buffered": 19, "edge": 23, "pair": 26}
     assert program.simulate("hop=5").makespan == 19
     assert program.simulate("hop=5", transport="pair", eager="1MiB").makespan < 26
+
+
+@pytest.mark.parametrize("name", [entry["name"] for entry in pw.schedules()])
+def test_a_schedule_is_predicted_and_proved_as_its_program(name):
+    costs = "F=1,B=2,hop=0.1"
+    schedule = pw.schedule(name, ranks=4, microbatches=8, costs=costs)
+    assert schedule.simulate().summary == schedule.lower().simulate(costs).summary
+    assert schedule.simulate("F=2").summary == schedule.lower().simulate("F=2").summary
+    assert schedule.simulate(logical=True).summary == schedule.lower(level="comms").simulate(logical=True).summary
+    assert schedule.simulate(profile=PROFILE).summary == schedule.lower().simulate(profile=PROFILE).summary
+    assert schedule.validate() == {} and schedule.validate("buffered") == {"buffered": "sound"}
+    with pytest.raises(ValueError, match="boundaries are for a profile"):
+        schedule.simulate(boundaries=[1])
+
+
+def test_each_bubble_has_a_cause():
+    timeline = pw.schedule("1f1b", ranks=4, microbatches=8).simulate("F=1,B=2,hop=0.25")
+    causes = timeline.causes()
+    assert len({len(column) for column in causes.values()}) == 1
+    rows = [dict(zip(causes, row)) for row in zip(*causes.values())]
+    assert {row["cause"] for row in rows} == {"start", "order", "message"}
+    # An action with a bubble in front of it waited for something, and others began when the one before ended.
+    assert all((row["bubble"] > 0) == (row["cause"] == "message") for row in rows if row["cause"] != "start")
+    first = next(row for row in rows if row["rank"] == 1)
+    assert (first["action"], first["bubble"], first["from_rank"], first["from_action"]) == ("1F0", 1.25, 0, "0F0")
+    computed = sum(row["end"] - row["start"] for row in rows if row["rank"] == 0)
+    last = max(row["end"] for row in rows if row["rank"] == 0)
+    assert sum(row["bubble"] for row in rows if row["rank"] == 0) == pytest.approx(last - computed)
+    # The critical path has no gap: its computations and the messages between ranks fill the step.
+    path = sorted((row for row in rows if row["critical"]), key=lambda row: row["start"])
+    assert path[0]["start"] == 0 and path[-1]["end"] == timeline.makespan
+    for before, after in zip(path, path[1:]):
+        assert after["start"] - before["end"] == pytest.approx(0 if before["rank"] == after["rank"] else 0.25)
+
+
+def test_a_queue_is_named_as_the_cause():
+    program = pw.read_csv(
+        "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n1RECV_F0,1F0,1RECV_F1,1B0,1SEND_B0,1F1,1B1,1SEND_B1\n"
+    )
+    causes = program.simulate("hop=5", transport="pair").causes()
+    assert any(causes["in_line"]) and not any(program.simulate("hop=5").causes()["in_line"])

@@ -2,15 +2,18 @@
 
 from pathlib import Path
 
-import pipewright as pw
-from pipewright.cluster import Prediction, predict
-from pipewright.torch import Fault, Finding, Report, verify
+import pipewright_pp as pw
+from pipewright_pp.cluster import Prediction, predict
+from pipewright_pp.torch import Fault, Finding, Report, verify
 
 schedule: pw.Schedule = pw.schedule("zbvzerobubble", ranks=4, microbatches=16)
 rows: list[list[str | None]] = schedule.rows
 program: pw.Program = schedule.lower(["send-recv"])
 verdicts: dict[str, str] = program.validate(transport="rank", eager="64KiB")
 timeline: pw.Timeline = program.simulate(costs=pw.Costs(forward=[1.0, 2.0], hop=0.1))
+proved: dict[str, str] = schedule.validate("rank")
+same: pw.Timeline = schedule.simulate(logical=True)
+bubbles: list[float] = timeline.causes()["bubble"]
 starts: list[float] = timeline.events["start"]
 timeline.view(Path("x.html"))
 plan: pw.Plan = pw.plan({"layers": []}, ranks=8, memory="80GiB")
@@ -22,6 +25,7 @@ except pw.ValidationError as error:
     ranks: list[int] = [violation.rank for violation in error.violations]
 
 prediction: Prediction = predict({"model_type": "llama"}, Path("machine.toml"), {"gpus": 2, "precision": "f32"})
+parameters: int = prediction.memory_parts[0]["parameters"]
 seconds: dict[str, float] = prediction.parts
 
 report: Report = verify(lambda: {"loss": 1.0}, None, None, stages={0: None}, deadline_s=10)

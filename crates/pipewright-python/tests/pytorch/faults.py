@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import pipewright.torch as pt
+import pipewright_pp.torch as pt
 import torch
 import torch.distributed as dist
-from pipewright.torch import Fault, Report
+from pipewright_pp.torch import Fault, Report
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleavedZeroBubble
 from torch.nn.functional import cross_entropy, mse_loss

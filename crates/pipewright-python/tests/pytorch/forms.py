@@ -6,12 +6,12 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import pipewright as pw
-import pipewright.torch as pt
+import pipewright_pp as pw
+import pipewright_pp.torch as pt
 import torch
 import torch.distributed as dist
 from faults import MICROBATCHES, ROWS, WIDTH, block, call, half, plain, stage_of
-from pipewright.torch import Report
+from pipewright_pp.torch import Report
 from torch import nn
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 from torch.nn.functional import mse_loss

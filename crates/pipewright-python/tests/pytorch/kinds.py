@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import pipewright.torch as pt
+import pipewright_pp.torch as pt
 import torch
 import torch.distributed as dist
 from faults import (
@@ -28,7 +28,7 @@ from faults import (
     token_mean,
     token_sum,
 )
-from pipewright.torch import Fault, Report
+from pipewright_pp.torch import Fault, Report
 from torch import nn
 from torch.distributed.pipelining import Schedule1F1B
 from torch.nn.functional import mse_loss

@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 
 import pytest
-from pipewright.torch.backends import device_of_messages
-from pipewright.torch.runtime import transport_of
+from pipewright_pp.torch.backends import device_of_messages
+from pipewright_pp.torch.runtime import transport_of
 
 MIXED = "cpu:gloo,cuda:nccl"
 GLOO = "cpu:gloo,cuda:gloo,mps:gloo"

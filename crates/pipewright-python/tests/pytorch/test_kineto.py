@@ -4,7 +4,7 @@ import gzip
 import json
 
 import pytest
-from pipewright.torch import TraceError, kineto, traces
+from pipewright_pp.torch import TraceError, kineto, traces
 
 
 def annotation(name, start, end):

@@ -4,9 +4,9 @@ import time
 import tomllib
 
 import pytest
-from pipewright import ClusterError
-from pipewright.cluster import predict, shapes
-from pipewright.torch import Figure, MachineFigures, MeasureError, measure_machine
+from pipewright_pp import ClusterError
+from pipewright_pp.cluster import predict, shapes
+from pipewright_pp.torch import Figure, MachineFigures, MeasureError, measure_machine
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -167,9 +167,9 @@ def failure_of(rank, place, at, path):
 
 def failures_of(rank, path):
     """The errors of ranks if rank 1 fails before, during and after the measurements."""
-    from pipewright import cluster
+    from pipewright_pp import cluster
 
-    early = failure_of(rank, "pipewright.cluster.shapes", 1, path)
+    early = failure_of(rank, "pipewright_pp.cluster.shapes", 1, path)
     cases = [("torch.randn", 1), ("torch.randn", 4), ("torch.nn.functional.linear", 3), ("torch.optim.AdamW", 1)]
     cases += [("torch.empty_like", 1), ("socket.gethostname", 1), ("os.sysconf", 1)]
     assert cluster.shapes

@@ -3,10 +3,10 @@
 import time
 from dataclasses import replace
 
-import pipewright as pw
+import pipewright_pp as pw
 import pytest
-from pipewright.torch import ChainError, Link, profile
-from pipewright.torch.profile_keys import Layers, ProfileParts, merge_equal, profile_keys
+from pipewright_pp.torch import ChainError, Link, profile
+from pipewright_pp.torch.profile_keys import Layers, ProfileParts, merge_equal, profile_keys
 
 
 def layer(kind="block", forward=1.0, activations=8):

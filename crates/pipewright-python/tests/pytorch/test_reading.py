@@ -1,8 +1,8 @@
 """Tests of schedules of PyTorch as programs. They need PyTorch, but no process group."""
 
-import pipewright as pw
+import pipewright_pp as pw
 import pytest
-from pipewright.torch import TableError, program_of, schedule, versions
+from pipewright_pp.torch import TableError, program_of, schedule, versions
 
 
 class Stage:

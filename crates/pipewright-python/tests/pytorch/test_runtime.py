@@ -3,10 +3,10 @@
 Ranks are Gloo processes.
 """
 
-import pipewright as pw
+import pipewright_pp as pw
 import pytest
-from pipewright.torch import PlanMismatch, annotate, program_for, program_of, schedule, stages, timeline_of, versions
-from pipewright.torch.agreement import Part, compare
+from pipewright_pp.torch import PlanMismatch, annotate, program_for, program_of, schedule, stages, timeline_of, versions
+from pipewright_pp.torch.agreement import Part, compare
 
 LAYERS, WIDTH, ROWS = 8, 6, 8
 

@@ -2,10 +2,10 @@
 
 from types import SimpleNamespace
 
-import pipewright as pw
+import pipewright_pp as pw
 import pytest
-from pipewright.torch import PlanMismatch, program_for
-from pipewright.torch.stages import ranges, recomputed_stages
+from pipewright_pp.torch import PlanMismatch, program_for
+from pipewright_pp.torch.stages import ranges, recomputed_stages
 
 
 def test_a_cut_has_the_layers_of_each_stage():
@@ -47,7 +47,7 @@ def test_a_plan_is_executed_as_it_was_searched():
 
 
 def test_a_recomputed_stage_computes_the_same(torch):
-    from pipewright.torch.chain import Chain
+    from pipewright_pp.torch.chain import Chain
 
     torch.manual_seed(1)
     layers = [torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4)]

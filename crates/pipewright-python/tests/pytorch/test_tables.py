@@ -1,7 +1,7 @@
 """Tests of tables as text, and of tables that are not schedules. None needs PyTorch."""
 
 import pytest
-from pipewright.torch import TableError, program_of, tables
+from pipewright_pp.torch import TableError, program_of, tables
 
 
 def refused(table, message, rank=None, position=None):

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from faults import FAULTS, all_faults
-from pipewright.torch import Fault
+from pipewright_pp.torch import Fault
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-import pipewright.torch as pt
+import pipewright_pp.torch as pt
 from kinds import KINDS, all_kinds, mistakes
-from pipewright.torch.exchange import Exchange
-from pipewright.torch.matching import match
-from pipewright.torch.records import Parameter, StageRecord
-from pipewright.torch.sketches import add, difference, parts_of_sum, sketch
+from pipewright_pp.torch.exchange import Exchange
+from pipewright_pp.torch.matching import match
+from pipewright_pp.torch.records import Parameter, StageRecord
+from pipewright_pp.torch.sketches import add, difference, parts_of_sum, sketch
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +201,7 @@ def test_a_sketch_is_linear_and_sees_each_change(shape, dtype):
 
 @pytest.mark.parametrize("name", ["findings", "verify"])
 def test_the_examples_of_the_docstrings_run(name):
-    result = doctest.testmod(importlib.import_module(f"pipewright.torch.{name}"))
+    result = doctest.testmod(importlib.import_module(f"pipewright_pp.torch.{name}"))
     assert result.attempted > 4 and result.failed == 0
 
 

@@ -23,7 +23,7 @@ def attend(query, key, value, **_):
 
 def llama(rank):
     """Verifies two model parts of a small Llama 3 on each rank, with the loss divided by the tokens and with the plain sum."""
-    import pipewright.torch as pt
+    import pipewright_pp.torch as pt
     import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.pipelining import ScheduleInterleaved1F1B

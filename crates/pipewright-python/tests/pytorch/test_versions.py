@@ -1,7 +1,7 @@
 """Tests of the versions of PyTorch that are accepted."""
 
 import pytest
-from pipewright.torch import TESTED, UntestedVersion, versions
+from pipewright_pp.torch import TESTED, UntestedVersion, versions
 
 
 @pytest.mark.parametrize("text", ["2.12.0", "2.13.1+cpu", "2.14.0a0+git1234", "2.15.0"])

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import pipewright.torch as pt
+import pipewright_pp.torch as pt
 import torch
 from torch import nn
 from torch.distributed import pipelining

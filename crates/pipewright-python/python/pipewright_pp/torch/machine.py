@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipewright import cluster
-from pipewright.torch import versions
-from pipewright.torch.backends import device_of_messages
-from pipewright.torch.errors import MeasureError
-from pipewright.torch.profiling import ASSUMED_LINK
-from pipewright.torch.ranks import Ranks
+from pipewright_pp import cluster
+from pipewright_pp.torch import versions
+from pipewright_pp.torch.backends import device_of_messages
+from pipewright_pp.torch.errors import MeasureError
+from pipewright_pp.torch.profiling import ASSUMED_LINK
+from pipewright_pp.torch.ranks import Ranks
 
 #: The precisions that are measured; `f16` has the same rates as `bf16`.
 MEASURED_PRECISIONS = ("bf16", "f32")
@@ -94,7 +94,7 @@ def measure_machine(
 ) -> MachineFigures:
     """Measures what a prediction of a model on this machine needs, and writes it as a cluster file.
 
-    `config` and `layout` are the model and the configuration of `pipewright.cluster.predict`: the products, the attention
+    `config` and `layout` are the model and the configuration of `pipewright_pp.cluster.predict`: the products, the attention
     and the elementwise kernels have the shapes that a rank has there. They are measured forwards and backwards, in the
     precision of the layout (`bf16`, `f16` or `f32`; others are refused). `device` is CUDA if there is a GPU, and the processor otherwise. If a
     process group exists, all its processes (of `group`) call this function: they measure at the same time, because they
@@ -129,7 +129,7 @@ def measure_machine(
         if ranks is not None:
             _prepare(torch, ranks, device, (work, device.type, repetitions, warmup, overlap))
 
-        from pipewright.torch.machine_work import measure
+        from pipewright_pp.torch.machine_work import measure
 
         times = measure(work, device, ranks, repetitions=repetitions, warmup=warmup, measures_overlap=overlap is None)
         keys = _keys(torch, work, times, device, ranks, name, overlap)

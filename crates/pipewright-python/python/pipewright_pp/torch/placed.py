@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import pipewright
-from pipewright.torch.errors import PlanMismatch
+import pipewright_pp
+from pipewright_pp.torch.errors import PlanMismatch
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,15 @@ def source_of(plan: Any) -> Any:
 
     Raises `PlanMismatch` if it is something else, or if the plan has a part that PyTorch's stages cannot have.
     """
-    if isinstance(plan, pipewright.Plan):
+    if isinstance(plan, pipewright_pp.Plan):
         for key in ("tensor_parallel", "head_parts"):
             if (found := getattr(plan, key)) != 1:
                 raise PlanMismatch(f"the plan has {key} {found}; stages are cut between layers only, so plan with {key}=1")
         return plan.schedule
-    if isinstance(plan, (pipewright.Schedule, pipewright.Program)):
+    if isinstance(plan, (pipewright_pp.Schedule, pipewright_pp.Program)):
         return plan
     raise PlanMismatch(
-        f"read a {type(plan).__name__}; a plan was expected (pipewright.plan), a schedule (pipewright.schedule), or its program"
+        f"read a {type(plan).__name__}; a plan was expected (pipewright_pp.plan), a schedule (pipewright_pp.schedule), or its program"
     )
 
 

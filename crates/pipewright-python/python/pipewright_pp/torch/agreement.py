@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-import pipewright
-from pipewright.torch.errors import PlanMismatch
-from pipewright.torch.tables import Rows
+import pipewright_pp
+from pipewright_pp.torch.errors import PlanMismatch
+from pipewright_pp.torch.tables import Rows
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Part:
     table: str = ""
     #: The cut and the recomputation of a plan; None for a schedule.
     cut: tuple[Any, ...] | None = None
-    #: The layers of each stage of this rank, for stages that `pipewright.torch.stages` has made.
+    #: The layers of each stage of this rank, for stages that `pipewright_pp.torch.stages` has made.
     layers: dict[int, range] = field(default_factory=dict)
 
 
@@ -33,7 +33,7 @@ def part_of(plan: Any, rows: Rows, stages: Sequence[Any]) -> Part:
     """
     kept = (cell for row in rows for cell in (*row, "end") if not cell.endswith("SHARD"))
     table = hashlib.sha256(",".join(kept).encode()).hexdigest()
-    cut = (plan.boundaries, plan.recompute) if isinstance(plan, pipewright.Plan) else None
+    cut = (plan.boundaries, plan.recompute) if isinstance(plan, pipewright_pp.Plan) else None
     layers = {stage.stage_index: of_model for stage in stages if (of_model := _layers_of(stage)) is not None}
     return Part(table=table, cut=cut, layers=layers)
 

@@ -13,15 +13,15 @@ from collections.abc import Iterable, Mapping
 from os import PathLike
 from typing import Any
 
-import pipewright
-from pipewright.torch import kineto
-from pipewright.torch.errors import TraceError
-from pipewright.torch.kineto import RankTrace, Span
+import pipewright_pp
+from pipewright_pp.torch import kineto
+from pipewright_pp.torch.errors import TraceError
+from pipewright_pp.torch.kineto import RankTrace, Span
 
 TraceFiles = Mapping[int, "str | PathLike[str]"] | Iterable["str | PathLike[str]"]
 
 
-def timeline_of(traces: TraceFiles, *, step: int = -1) -> pipewright.Timeline:
+def timeline_of(traces: TraceFiles, *, step: int = -1) -> pipewright_pp.Timeline:
     """Reads the profiler's traces of all ranks of a pipeline as the timeline of one step.
 
     `traces` are files that `torch.profiler` has exported on each rank, or a mapping from the rank in the pipeline to its file.
@@ -30,7 +30,7 @@ def timeline_of(traces: TraceFiles, *, step: int = -1) -> pipewright.Timeline:
 
     Raises `TraceError` if a file is not a trace, has no rank or no action of a pipeline, or lacks the step.
     """
-    return pipewright.read_trace(trace_text(traces, step=step))
+    return pipewright_pp.read_trace(trace_text(traces, step=step))
 
 
 def trace_text(traces: TraceFiles, *, step: int = -1) -> str:

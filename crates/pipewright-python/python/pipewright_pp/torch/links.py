@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipewright.torch.profile_keys import Link
+from pipewright_pp.torch.profile_keys import Link
 
 
 def measure_link(group: Any, *, message_bytes: int, device: torch.device, repetitions: int) -> Link:

@@ -11,7 +11,7 @@ from .errors import PipelineDiffers
 class Fault(enum.Enum):
     """The kinds of faults that a difference can be like. The value is the name in reports.
 
-    >>> import pipewright.torch as pt
+    >>> import pipewright_pp.torch as pt
     >>> pt.Fault.CROSSED.value
     'crossed messages'
     """
@@ -48,7 +48,7 @@ class Fault(enum.Enum):
 class Finding:
     """A difference between the pipeline and the uncut model.
 
-    >>> import pipewright.torch as pt
+    >>> import pipewright_pp.torch as pt
     >>> print(pt.Finding(pt.Fault.CROSSED, "the input differs", 1.5, stage=1, microbatch=0, action="1RECV_F0"))
     stage 1, microbatch 0, 1RECV_F0: the input differs by 1.5: crossed messages
     """
@@ -86,7 +86,7 @@ class Finding:
 class Report:
     """The result of `verify`, equal on all ranks.
 
-    >>> import pipewright.torch as pt
+    >>> import pipewright_pp.torch as pt
     >>> report = pt.Report(values=84, largest=3e-7)
     >>> report.is_sound
     True
@@ -120,7 +120,7 @@ class Report:
     def raise_if_different(self) -> None:
         """Raises `PipelineDiffers` if a value differs.
 
-        >>> import pipewright.torch as pt
+        >>> import pipewright_pp.torch as pt
         >>> pt.Report().raise_if_different()
         """
         if self.findings:

@@ -14,8 +14,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from pipewright.torch.machine import Figure
-from pipewright.torch.ranks import Ranks
+from pipewright_pp.torch.machine import Figure
+from pipewright_pp.torch.ranks import Ranks
 
 #: The bytes of a copy: more than any cache of a core.
 COPIED = 64 << 20
@@ -95,7 +95,7 @@ def measure(
     warmup: int,
     measures_overlap: bool,
 ) -> dict[str, Any]:
-    """Returns the figures of all parts of the work, as `pipewright.cluster.shapes` lists it, of the slowest rank."""
+    """Returns the figures of all parts of the work, as `pipewright_pp.cluster.shapes` lists it, of the slowest rank."""
     meter = Meter(device, ranks, repetitions, warmup)
     kind = torch.float32 if work["precision"] == "f32" else torch.bfloat16
 

@@ -1,4 +1,4 @@
-"""The keys of a profile, as `pipewright.Profile` takes them."""
+"""The keys of a profile, as `pipewright_pp.Profile` takes them."""
 
 from __future__ import annotations
 

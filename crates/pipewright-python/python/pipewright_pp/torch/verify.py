@@ -65,7 +65,7 @@ def verify(
 
     Raises `VerifyError` on all ranks if an argument is wrong, or if a rank fails or does not respond; and `UntestedVersion`.
 
-    >>> import torch, pipewright.torch as pt
+    >>> import torch, pipewright_pp.torch as pt
     >>> layers = [torch.nn.Linear(4, 4) for _ in range(2)]
     >>> x, y, loss_fn = torch.randn(6, 4), torch.randn(6, 4), torch.nn.functional.mse_loss
     >>> def step():

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from types import ModuleType
 
-from pipewright.torch.errors import UntestedVersion
+from pipewright_pp.torch.errors import UntestedVersion
 
 #: The minor versions with which the tests have passed, the oldest first.
 TESTED = ((2, 12), (2, 13), (2, 14), (2, 15))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import pipewright
-from pipewright.torch import tables, versions
-from pipewright.torch.errors import TableError
-from pipewright.torch.tables import Rows
+import pipewright_pp
+from pipewright_pp.torch import tables, versions
+from pipewright_pp.torch.errors import TableError
+from pipewright_pp.torch.tables import Rows
 
 #: The single-stage schedules by the names that Pipewright has for the order in which they compute. Their tables are not
 #: read: `Schedule1F1B` numbers the microbatches of its last rank from 1 in `pipeline_order`, and does not run this table.
 SINGLE_STAGE = {"ScheduleGPipe": "gpipe", "Schedule1F1B": "1f1b", "_ScheduleForwardOnly": "forwardonly"}
 
 
-def program_of(schedule: Any, *, allow_untested: bool = False) -> pipewright.Program:
+def program_of(schedule: Any, *, allow_untested: bool = False) -> pipewright_pp.Program:
     """Reads a schedule of `torch.distributed.pipelining`, or a table of actions, as a program.
 
     A multi-stage schedule has a table with messages, which is read as it is. Single-stage schedules, and tables of
@@ -30,16 +30,16 @@ def program_of(schedule: Any, *, allow_untested: bool = False) -> pipewright.Pro
     name = next((SINGLE_STAGE[of.__name__] for of in type(schedule).__mro__ if of.__name__ in SINGLE_STAGE), None)
     if name is None:
         return program_of_rows(tables.with_waits(rows_of_schedule(schedule)))
-    computations = pipewright.schedule(name, ranks=schedule._num_stages, microbatches=schedule._n_microbatches)
+    computations = pipewright_pp.schedule(name, ranks=schedule._num_stages, microbatches=schedule._n_microbatches)
     return computations.lower(passes=["send-recv"] if name == "forwardonly" else ["reduce-grad", "send-recv"])
 
 
-def program_of_rows(rows: Rows) -> pipewright.Program:
+def program_of_rows(rows: Rows) -> pipewright_pp.Program:
     """Returns the program of a table's rows; a table without messages is lowered."""
     try:
-        program = pipewright.Program(rows)
+        program = pipewright_pp.Program(rows)
         return program if tables.communicates(rows) else program.lower(passes=["send-recv"])
-    except pipewright.PipewrightError as error:
+    except pipewright_pp.PipewrightError as error:
         raise TableError(f"the actions of the table do not form a schedule: {error}") from error
 
 

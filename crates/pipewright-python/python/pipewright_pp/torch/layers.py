@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
-from pipewright.torch.errors import ChainError
+from pipewright_pp.torch.errors import ChainError
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from pipewright.errors import PipewrightError
-from pipewright.torch.errors import MeasureError
+from pipewright_pp.errors import PipewrightError
+from pipewright_pp.torch.errors import MeasureError
 
 T = TypeVar("T")
 

@@ -1,8 +1,8 @@
 """Pipewright for `torch.distributed.pipelining`, of PyTorch 2.12 to 2.15.
 
 - `program_of` reads a schedule of PyTorch as a program, to validate, simulate or view it.
-- `profile` measures the layers of a model, for `pipewright.plan`.
-- `measure_machine` writes the cluster file of the machine at hand, for `pipewright.cluster.predict` and `plan --cluster`.
+- `profile` measures the layers of a model, for `pipewright_pp.plan`.
+- `measure_machine` writes the cluster file of the machine at hand, for `pipewright_pp.cluster.predict` and `plan --cluster`.
 - `stages` cuts the model into the stages that a plan gives to this rank, and `schedule` executes the plan on them.
   `program_for` is the program that it executes.
 - `verify` compares a step of any pipeline in PyTorch with the uncut model, and names the first stage that differs.
@@ -10,8 +10,8 @@
   schedules in these traces.
 
 ```python
-import pipewright as pw
-import pipewright.torch as pt
+import pipewright_pp as pw
+import pipewright_pp.torch as pt
 
 profile = pt.profile(layers, example, loss_fn=loss_fn, target=target)
 plan = pw.plan(profile, ranks=4, microbatches=16, data_parallel=1)
@@ -23,8 +23,8 @@ schedule.step(inputs, target=targets)          # as with any schedule of PyTorch
 Importing this package does not import PyTorch. Each function that needs it checks its version first.
 """
 
-from pipewright.torch.annotate import annotate
-from pipewright.torch.errors import (
+from pipewright_pp.torch.annotate import annotate
+from pipewright_pp.torch.errors import (
     ChainError,
     MeasureError,
     PipelineDiffers,
@@ -34,16 +34,16 @@ from pipewright.torch.errors import (
     UntestedVersion,
     VerifyError,
 )
-from pipewright.torch.findings import Fault, Finding, Report
-from pipewright.torch.machine import Figure, MachineFigures, measure_machine
-from pipewright.torch.profile_keys import Link
-from pipewright.torch.profiling import profile
-from pipewright.torch.reading import program_of
-from pipewright.torch.runtime import program_for, schedule
-from pipewright.torch.stages import stages
-from pipewright.torch.traces import timeline_of
-from pipewright.torch.verify import verify
-from pipewright.torch.versions import TESTED
+from pipewright_pp.torch.findings import Fault, Finding, Report
+from pipewright_pp.torch.machine import Figure, MachineFigures, measure_machine
+from pipewright_pp.torch.profile_keys import Link
+from pipewright_pp.torch.profiling import profile
+from pipewright_pp.torch.reading import program_of
+from pipewright_pp.torch.runtime import program_for, schedule
+from pipewright_pp.torch.stages import stages
+from pipewright_pp.torch.traces import timeline_of
+from pipewright_pp.torch.verify import verify
+from pipewright_pp.torch.versions import TESTED
 
 __all__ = [
     "TESTED",

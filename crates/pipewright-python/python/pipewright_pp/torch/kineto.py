@@ -20,7 +20,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from pipewright.torch.errors import TraceError
+from pipewright_pp.torch.errors import TraceError
 
 PREFIX = "PP:"
 
@@ -145,7 +145,7 @@ def _spans(slices: list[dict[str, Any]], name: str) -> list[Span]:
         reason = "its ranges have the names of a single-stage schedule, which do not name stages" if single else "none is named PP:"
         raise TraceError(
             f"{name}: no action of a pipeline among {len(ranges)} ranges ({reason}). PyTorch names the actions of its "
-            "multi-stage schedules; for ScheduleGPipe and Schedule1F1B, call pipewright.torch.annotate(schedule) first",
+            "multi-stage schedules; for ScheduleGPipe and Schedule1F1B, call pipewright_pp.torch.annotate(schedule) first",
             trace=name,
         )
     actions.sort(key=lambda event: event["ts"])

@@ -1,10 +1,10 @@
-"""The exceptions of `pipewright.torch`: each says what was read and what was expected."""
+"""The exceptions of `pipewright_pp.torch`: each says what was read and what was expected."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pipewright.errors import PipewrightError
+from pipewright_pp.errors import PipewrightError
 
 __all__ = [
     "ChainError",
@@ -69,4 +69,4 @@ class PipelineDiffers(PipewrightError, ValueError):
     """A pipeline computes something else than the uncut model."""
 
     findings: tuple[Any, ...] = ()
-    """The differences (`pipewright.torch.Finding`), the first one first."""
+    """The differences (`pipewright_pp.torch.Finding`), the first one first."""

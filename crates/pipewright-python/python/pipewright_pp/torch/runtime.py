@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import pipewright
-from pipewright.torch import tables, versions
-from pipewright.torch.agreement import Part, agree, part_of
-from pipewright.torch.backends import backends_of
-from pipewright.torch.errors import PlanMismatch
-from pipewright.torch.placed import Placed, placed, source_of
-from pipewright.torch.tables import Rows
-from pipewright.torch.versions import Version
+import pipewright_pp
+from pipewright_pp.torch import tables, versions
+from pipewright_pp.torch.agreement import Part, agree, part_of
+from pipewright_pp.torch.backends import backends_of
+from pipewright_pp.torch.errors import PlanMismatch
+from pipewright_pp.torch.placed import Placed, placed, source_of
+from pipewright_pp.torch.tables import Rows
+from pipewright_pp.torch.versions import Version
 
 #: The passes for a table that PyTorch 2.15 executes. `unshard` comes first if a stage is sharded.
 PASSES = ("reduce-grad", "send-recv", "wait-send")
@@ -35,7 +35,7 @@ def schedule(
     """Returns a schedule of PyTorch (`_PipelineScheduleRuntime`) that executes a plan on this rank.
 
     `plan` is a plan, a schedule, or a program with messages, which is executed as it is. `stages` are this rank's
-    `PipelineStage`s, as `pipewright.torch.stages` makes them. `loss_fn(output, target)` returns the mean loss of a microbatch.
+    `PipelineStage`s, as `pipewright_pp.torch.stages` makes them. `loss_fn(output, target)` returns the mean loss of a microbatch.
     `options` are keywords of PyTorch's multi-stage schedules, such as `scale_grads` and `args_chunk_spec`. `step` and `eval` of
     the result are PyTorch's. `transport` is the communicator for which the table is proved sound; by default,
     `edge` for Gloo and for one group per edge, and `rank` for others.
@@ -45,7 +45,7 @@ def schedule(
     one rank finds in its plan is raised on all of them. A rank without stages has no group in which it could tell the others.
 
     Raises `PlanMismatch` if the plan does not fit the stages, differs between ranks, or PyTorch cannot run it, or if another
-    rank has an error; `pipewright.ValidationError` if the plan is not sound for the communicator; and `UntestedVersion`.
+    rank has an error; `pipewright_pp.ValidationError` if the plan is not sound for the communicator; and `UntestedVersion`.
     """
     torch, version = versions.load(allow_untested=allow_untested)
     from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
@@ -69,19 +69,19 @@ def schedule(
     return runtime
 
 
-def program_for(plan: Any, *, unshard: bool = False) -> pipewright.Program:
+def program_for(plan: Any, *, unshard: bool = False) -> pipewright_pp.Program:
     """Returns the program that `schedule` executes, to simulate and view it; one that has messages is returned as it is.
 
     PyTorch before 2.15 executes it without the waits for sends and for reductions. `unshard` gathers the parameters of
     sharded stages (FSDP) before they compute.
     """
     source = source_of(plan)
-    if isinstance(source, pipewright.Program) and tables.communicates(actions_of(source)):
+    if isinstance(source, pipewright_pp.Program) and tables.communicates(actions_of(source)):
         return source
     return source.lower(passes=[*(["unshard"] if unshard else []), *PASSES])
 
 
-def rows_for(program: pipewright.Program, version: Version) -> Rows:
+def rows_for(program: pipewright_pp.Program, version: Version) -> Rows:
     """Returns the rows of a program for a version of PyTorch.
 
     Raises `PlanMismatch` if the program moves tensors out of memory, or if the version needs a wait for each send, and the
@@ -103,7 +103,7 @@ def rows_for(program: pipewright.Program, version: Version) -> Rows:
     return rows
 
 
-def actions_of(program: pipewright.Program) -> Rows:
+def actions_of(program: pipewright_pp.Program) -> Rows:
     """Returns the rows of a program without bubbles."""
     return [[cell for cell in row if cell] for row in program.rows]
 
@@ -111,7 +111,7 @@ def actions_of(program: pipewright.Program) -> Rows:
 def check_kinds(stages: Sequence[Any]) -> None:
     """Checks that `stages` are one stage of PyTorch or more. Raises `PlanMismatch` if they are not."""
     if not stages:
-        raise PlanMismatch("there is no stage; the stages of this rank were expected, as pipewright.torch.stages makes them")
+        raise PlanMismatch("there is no stage; the stages of this rank were expected, as pipewright_pp.torch.stages makes them")
     for stage in stages:
         if not all(hasattr(stage, key) for key in ("stage_index", "num_stages", "group_rank", "group_size")):
             raise PlanMismatch(f"read a {type(stage).__name__}; a torch.distributed.pipelining.PipelineStage was expected")

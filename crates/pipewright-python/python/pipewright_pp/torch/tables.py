@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipewright.torch.errors import TableError
+from pipewright_pp.torch.errors import TableError
 
 #: The text of an action or of two at once, as in PyTorch's and Pipewright's files.
 _ACTION = re.compile(r"\d+[A-Z_]+\d*|\((?:\d+[A-Z_]+\d*;)+\d+[A-Z_]+\d*\)[A-Z_]+")

@@ -1,4 +1,4 @@
-"""`profile`: measures the layers of a model in PyTorch, for `pipewright.plan`."""
+"""`profile`: measures the layers of a model in PyTorch, for `pipewright_pp.plan`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import platform
 from collections.abc import Callable
 from typing import Any
 
-import pipewright
-from pipewright.torch import versions
-from pipewright.torch.backends import device_of_messages
-from pipewright.torch.errors import ChainError
-from pipewright.torch.profile_keys import Layers, Link, ProfileParts, merge_equal, profile_keys
-from pipewright.torch.stages import layers_of
+import pipewright_pp
+from pipewright_pp.torch import versions
+from pipewright_pp.torch.backends import device_of_messages
+from pipewright_pp.torch.errors import ChainError
+from pipewright_pp.torch.profile_keys import Layers, Link, ProfileParts, merge_equal, profile_keys
+from pipewright_pp.torch.stages import layers_of
 
 #: The link of a profile that was measured in one process: it is assumed, and the profile says so.
 ASSUMED_LINK = Link(latency_s=20e-6, bytes_per_s=10e9)
@@ -30,7 +30,7 @@ def profile(
     warmup: int = 3,
     group: Any = None,
     allow_untested: bool = False,
-) -> pipewright.Profile:
+) -> pipewright_pp.Profile:
     """Measures the times and the sizes of a model's layers, and returns their profile.
 
     `modules` are the layers in order: a `torch.nn.Sequential` or a list. `example` is the input of a microbatch, a tensor or a
@@ -44,7 +44,7 @@ def profile(
     Raises `ChainError` if a layer does not run on the output of the one before it, and `UntestedVersion`.
     """
     torch, _ = versions.load(allow_untested=allow_untested)
-    from pipewright.torch import layers as measured
+    from pipewright_pp.torch import layers as measured
 
     layers = layers_of(modules)
     given = example if isinstance(example, tuple) else (example,)
@@ -73,7 +73,7 @@ def profile(
         memory_bytes=memory_bytes,
         assumed=() if found_link else ("link.latency_s", "link.bytes_per_s"),
     )
-    return pipewright.Profile(profile_keys(parts))
+    return pipewright_pp.Profile(profile_keys(parts))
 
 
 def check(layers: list[Any], example: tuple[Any, ...], repetitions: int, warmup: int) -> None:
@@ -113,7 +113,7 @@ class _Shared:
         """Returns the measured link; None for one process."""
         if self.ranks == 1:
             return None
-        from pipewright.torch.links import measure_link
+        from pipewright_pp.torch.links import measure_link
 
         return measure_link(self._group, message_bytes=message_bytes, device=self._device(), repetitions=repetitions)
 

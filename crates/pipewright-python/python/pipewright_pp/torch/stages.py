@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pipewright.torch import versions
-from pipewright.torch.errors import PlanMismatch
-from pipewright.torch.placed import Placed, placed
+from pipewright_pp.torch import versions
+from pipewright_pp.torch.errors import PlanMismatch
+from pipewright_pp.torch.placed import Placed, placed
 
 
 def stages(
@@ -32,7 +32,7 @@ def stages(
     torch, _ = versions.load(allow_untested=allow_untested)
     from torch.distributed.pipelining import PipelineStage
 
-    from pipewright.torch.chain import Chain
+    from pipewright_pp.torch.chain import Chain
 
     layers = layers_of(modules)
     plan_of_stages = placed(plan)

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-from pipewright.torch import versions
-from pipewright.torch.errors import TableError
-from pipewright.torch.kineto import PREFIX
+from pipewright_pp.torch import versions
+from pipewright_pp.torch.errors import TableError
+from pipewright_pp.torch.kineto import PREFIX
 
 Annotated = TypeVar("Annotated")
 

@@ -1,6 +1,6 @@
 """Proves, predicts, plans and draws pipeline-parallel training.
 
->>> import pipewright as pw
+>>> import pipewright_pp as pw
 >>> schedule = pw.schedule("1f1b", ranks=4, microbatches=8)
 >>> program = schedule.lower()
 >>> program.validate()
@@ -9,26 +9,27 @@
 >>> timeline.makespan, round(timeline.bubble_fraction, 3)
 (30.0, 0.2)
 
-The command line `pipewright` has the same names and numbers. Long calls release the interpreter's lock and end with
+The package `pipewright` of PyPI is another project. The command line `pipewright` has the same names and numbers. Long calls release the interpreter's lock and end with
 Ctrl-C.
 """
 
 from __future__ import annotations
 
-from pipewright._native import (
+from pipewright_pp._native import (
     Costs,
     Plan,
     Profile,
     Program,
     Schedule,
     Timeline,
+    __version__,
     plan,
     read_csv,
     read_trace,
     schedule,
     schedules,
 )
-from pipewright.errors import (
+from pipewright_pp.errors import (
     ClusterError,
     CostsError,
     InternalError,
@@ -62,6 +63,7 @@ __all__ = [
     "Timeline",
     "ValidationError",
     "Violation",
+    "__version__",
     "plan",
     "read_csv",
     "read_trace",
