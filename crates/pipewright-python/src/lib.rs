@@ -19,7 +19,9 @@ mod measured;
 mod program;
 mod schedule;
 mod plan;
+mod cluster_input;
 mod cluster;
+mod cluster_plan;
 
 /// Proves, predicts, plans and draws pipelines.
 #[pyo3::pymodule]
@@ -30,6 +32,8 @@ mod _native {
     const __version__: &str = env!("CARGO_PKG_VERSION");
     #[pymodule_export]
     use crate::cluster::{PyPrediction, predict, shapes};
+    #[pymodule_export]
+    use crate::cluster_plan::{PyClusterPlan, clusters, plan_cluster};
     #[pymodule_export]
     use crate::costs::PyCosts;
     #[pymodule_export]

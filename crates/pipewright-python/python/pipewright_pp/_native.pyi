@@ -5,6 +5,7 @@ from os import PathLike
 from typing import Any, Literal, SupportsIndex, TypedDict, final
 
 __all__ = [
+    "ClusterPlan",
     "Costs",
     "Plan",
     "Prediction",
@@ -15,7 +16,9 @@ __all__ = [
     "__version__",
     "_restore_program",
     "_restore_schedule",
+    "clusters",
     "plan",
+    "plan_cluster",
     "predict",
     "read_csv",
     "read_trace",
@@ -301,6 +304,56 @@ def _restore_program(
 def _restore_schedule(
     name: str, rows: _Rows, stage_to_rank: list[int], microbatches: int, slices: int, costs: Costs | None
 ) -> Schedule: ...
+class _Figure(TypedDict):
+    value: float
+    source: str
+
+class _Machine(TypedDict):
+    name: str
+    aliases: list[str]
+    figures: dict[str, _Figure]
+    constants: dict[str, float]
+    toml: str
+
+@final
+class ClusterPlan:
+    @property
+    def layout(self) -> dict[str, Any]: ...
+    @property
+    def prediction(self) -> Prediction: ...
+    @property
+    def replicas(self) -> int: ...
+    @property
+    def mfu(self) -> float: ...
+    @property
+    def gap(self) -> float: ...
+    @property
+    def lower_bound_s(self) -> float: ...
+    @property
+    def memory_limit_bytes(self) -> int: ...
+    @property
+    def mean_error(self) -> float: ...
+    def emit(
+        self, system: Literal["torchtitan", "megatron", "deepspeed"], folder: str = ".", *, main: bool = False
+    ) -> dict[str, str]: ...
+    def __copy__(self) -> ClusterPlan: ...
+    def __deepcopy__(self, _memo: object, /) -> ClusterPlan: ...
+
+def clusters() -> list[_Machine]: ...
+def plan_cluster(
+    config: _Config,
+    machine: _Path,
+    *,
+    gpus: SupportsIndex,
+    batch: SupportsIndex,
+    sequence: SupportsIndex,
+    precision: Literal["bf16", "fp8", "mxfp8", "nvfp4", "f32"] = "bf16",
+    layout: _Path | _Keys | None = None,
+    memory: _Size | None = None,
+    stack: Literal["megatron", "torchtitan", "automodel", "olmo-core", "hai-llm"] = "megatron",
+    system: Literal["torchtitan", "megatron", "deepspeed"] | None = None,
+    plans: int = 5,
+) -> list[ClusterPlan]: ...
 def predict(config: _Config, machine: _Path, layout: _Path | _Keys) -> Prediction: ...
 def shapes(config: _Config, layout: _Path | _Keys) -> dict[str, Any]: ...
 def schedule(

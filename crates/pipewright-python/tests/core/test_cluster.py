@@ -56,7 +56,12 @@ def test_f32_takes_longer_and_more_memory_than_bf16():
 
 
 def test_the_documentation_runs():
-    assert doctest.testmod(cluster).attempted == 4 and doctest.testmod(cluster).failed == 0
+    found = [doctest.testmod(cluster)]
+    for name in cluster.__all__:
+        for test in doctest.DocTestFinder(recurse=False).find(getattr(cluster, name), name, globs={}):
+            found.append(doctest.DocTestRunner().run(test))
+        assert getattr(cluster, name).__doc__, name
+    assert sum(result.attempted for result in found) == 8 and not any(result.failed for result in found)
 
 
 def test_shapes_are_those_of_a_rank():
@@ -120,3 +125,65 @@ def test_mistakes_are_named(tmp_path):
         predict(CONFIG, "none.toml", LAYOUT)
     with pytest.raises(TypeError, match="a layout is a path"):
         predict(CONFIG, "h100", 3)
+
+
+SIZES = {"gpus": 16, "batch": 64, "sequence": 4096}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"layout": {"pp": 4, "vp": 2, "tp": 1}}, {"stack": "torchtitan"}, {"precision": "fp8"}, {"layout": "recompute = 'full'\nmbs = 1\n"}],
+)
+def test_a_plan_is_predicted_by_its_layout(options):
+    plans = cluster.plan(CONFIG, "h100", **SIZES, **options)
+    assert 1 <= len(plans) <= 5
+    for plan in plans:
+        assert plan.layout["gpus"] == 16 and plan.layout["gbs"] == 64
+        assert predict(CONFIG, "h100", plan.layout).seconds == pytest.approx(plan.prediction.seconds, rel=1e-9)
+        assert max(plan.prediction.memory_bytes) <= plan.memory_limit_bytes
+        assert plan.prediction.seconds >= plan.lower_bound_s and 0 < plan.mfu < 1 and 0 < plan.mean_error < 1
+        assert plan.prediction.seconds == pytest.approx((1 + plan.gap) * plan.lower_bound_s)
+        assert plan.replicas * plan.layout["tp"] * plan.layout["pp"] * plan.layout["cp"] == 16
+
+
+def test_given_parts_are_kept():
+    given = {"tp": 2, "pp": 2, "mbs": 1, "schedule": "1f1b", "recompute": "selective", "data_parallel": "optimizer"}
+    for plan in cluster.plan(CONFIG, "h100", **SIZES, layout=given):
+        assert given.items() <= plan.layout.items()
+
+
+def test_a_plan_becomes_files_of_other_systems():
+    for system in ("torchtitan", "megatron", "deepspeed"):
+        plan = cluster.plan(CONFIG, "h100", **SIZES, system=system, plans=1)[0]
+        files = plan.emit(system)
+        assert files and all(name and text for name, text in files.items())
+    zero_bubble = cluster.plan(CONFIG, "h100", **SIZES, layout={"pp": 4, "schedule": "zbvzerobubble"}, plans=1)[0]
+    with pytest.raises(pw.ClusterError, match="megatron cannot run the plan"):
+        zero_bubble.emit("megatron")
+
+
+def test_all_machines_are_listed(tmp_path):
+    machines = cluster.clusters()
+    names = [alias for machine in machines for alias in machine["aliases"]]
+    assert {"h100", "a100", "gb300", "mi355x"} <= set(names) and len(names) == len(set(names))
+    for machine in machines:
+        (tmp_path / "machine.toml").write_text(machine["toml"])
+        layout = {**LAYOUT, "gpus": 16}
+        of_file, of_name = (predict(CONFIG, source, layout) for source in (tmp_path / "machine.toml", machine["aliases"][0]))
+        assert of_file.seconds == pytest.approx(of_name.seconds)
+        assert all(figure["source"] for figure in machine["figures"].values()) and machine["constants"]
+
+
+def test_mistakes_in_a_request_are_named():
+    def check(message, **options):
+        with pytest.raises(pw.ClusterError, match=message):
+            cluster.plan(CONFIG, options.pop("machine", "h100"), **{**SIZES, **options})
+
+    check("no plan fits into", memory="1GiB")
+    check("unknown key `tensor` in the layout; ", layout={"tensor": 2})
+    check("tp", layout={"tp": 3})
+    check("has no rate for fp8", machine="a100", precision="fp8")
+    check("`batch` is 0", batch=0)
+    for argument in ({"precision": "int4"}, {"stack": "jax"}, {"system": "jax"}):
+        with pytest.raises(ValueError, match="; use one of "):
+            cluster.plan(CONFIG, "h100", **SIZES, **argument)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pipewright_pp as pw
+from pipewright_pp import cluster
 from pipewright_pp.cluster import Prediction, predict
 from pipewright_pp.torch import Fault, Finding, Report, verify
 
@@ -32,3 +33,6 @@ report: Report = verify(lambda: {"loss": 1.0}, None, None, stages={0: None}, dea
 findings: tuple[Finding, ...] = report.findings
 if report.first is not None:
     place: tuple[Fault, int | None, int | None] = (report.first.fault, report.first.stage, report.first.microbatch)
+best: cluster.ClusterPlan = cluster.plan({"model_type": "llama"}, "h100", gpus=8, batch=8, sequence=8, layout={"tp": 2})[0]
+files: dict[str, str] = best.emit("megatron")
+rates: list[float] = [machine["figures"]["bf16_tflops"]["value"] for machine in cluster.clusters()]
