@@ -185,7 +185,7 @@ def test_plans():
 def test_a_schedule_that_does_not_fit_into_the_memory():
     # In a process with little address space: the size is refused before anything is allocated.
     script = (
-        "import resource, pipewright as pw\n"
+        "import resource, pipewright_pp as pw\n"
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
         "try:\n"
         "    pw.schedule('gpipe', ranks=2000, microbatches=20000)\n"

@@ -40,10 +40,13 @@ def test_the_version_is_the_distributions():
     assert pw.__version__ == metadata("pipewright-pp")["Version"]
 
 
-OTHER = re.compile(r"^\s*(?:>>> |///? *)*(?:import|from)\s+pipewright(?![\w-])|pip install (?:\S+ )*pipewright(?![\w-])", re.MULTILINE)
+OTHER = re.compile(
+    r"""^[\s"'`]*(?:>>> |///? *)*(?:import\s+(?:[\w.]+,\s*)*|from\s+)pipewright(?![\w-])|pip install (?:\S+ )*pipewright(?![\w-])""",
+    re.MULTILINE,
+)
 
 
-@pytest.mark.parametrize("text", ["import pipewright as pw", "from pipewright.torch import x", "    >>> import pipewright", "pip install -U pipewright"])
+@pytest.mark.parametrize("text", ["import pipewright as pw", "from pipewright.torch import x", "    >>> import pipewright", '"import os, pipewright', "pip install -U pipewright"])
 def test_the_other_package_is_recognised(text):
     assert OTHER.search(text)
     assert not OTHER.search(text.replace("pipewright", "pipewright_pp"))

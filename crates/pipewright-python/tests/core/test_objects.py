@@ -230,7 +230,9 @@ def test_a_schedule_is_predicted_and_proved_as_its_program(name):
     assert schedule.simulate().summary == schedule.lower().simulate(costs).summary
     assert schedule.simulate("F=2").summary == schedule.lower().simulate("F=2").summary
     assert schedule.simulate(logical=True).summary == schedule.lower(level="comms").simulate(logical=True).summary
-    assert schedule.simulate(profile=PROFILE).summary == schedule.lower().simulate(profile=PROFILE).summary
+    # A profile has no times of slices.
+    if schedule.slices == 1:
+        assert schedule.simulate(profile=PROFILE).summary == schedule.lower().simulate(profile=PROFILE).summary
     assert schedule.validate() == {} and schedule.validate("buffered") == {"buffered": "sound"}
     with pytest.raises(ValueError, match="boundaries are for a profile"):
         schedule.simulate(boundaries=[1])
