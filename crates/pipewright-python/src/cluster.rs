@@ -193,6 +193,6 @@ pub(crate) fn shapes<'py>(
     let all = json!({"products": products.collect::<Vec<_>>(), "kernels": kernels.collect::<Vec<_>>(),
         "scores": attention, "rotary": rotary, "blocks": blocks, "tokens": layout.tokens(),
         "vocabulary": model.vocabulary, "precision": layout.precision.name(),
-        "optimizer_bytes": optimizer_traffic(layout)});
+        "optimizer_bytes": optimizer_traffic(layout, layout.implementation.optimizer.moments())});
     py.import("json")?.call_method1("loads", (all.to_string(),))
 }

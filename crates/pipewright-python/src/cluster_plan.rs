@@ -131,8 +131,8 @@ fn one_of<T, const N: usize>(argument: &str, name: &str, values: [(&str, T); N])
 
 /// Reads the parts of a layout that are given.
 fn fixed(keys: &mut Reader<'_>) -> Option<Fixed> {
-    let [tensor, pipeline, context, data, expert, chunks, microbatch, expert_tensor] =
-        ["tp", "pp", "cp", "dp", "ep", "vp", "mbs", "etp"].map(|key| keys.count(key, 1..=u32::MAX));
+    let [tensor, pipeline, context, data, expert, chunks, microbatch, expert_tensor, shards] =
+        ["tp", "pp", "cp", "dp", "ep", "vp", "mbs", "etp", "shards"].map(|key| keys.count(key, 1..=u32::MAX));
     let recomputes = [Recompute::None, Recompute::Selective, Recompute::Full];
     let shardings =
         [ShardedState::Nothing, ShardedState::Optimizer, ShardedState::Gradients, ShardedState::Parameters];
@@ -150,6 +150,8 @@ fn fixed(keys: &mut Reader<'_>) -> Option<Fixed> {
         sharding: keys.word("data_parallel", &shardings.map(|sharding| (sharding.name(), sharding))),
         sequence_parallel: keys.flag("sequence_parallel"),
         cut: None,
+        shards,
+        overlaps_experts: keys.flag("expert_overlap"),
     })
 }
 
