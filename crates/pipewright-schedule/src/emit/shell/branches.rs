@@ -66,6 +66,16 @@ impl List {
     }
 }
 
+/// A function of the script.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Function {
+    /// The index of the first letter of the body.
+    pub(super) start: usize,
+    pub(super) in_parentheses: bool,
+    /// Whether the function is certainly defined so.
+    pub(super) is_certain: bool,
+}
+
 /// The kind of a compound command.
 #[derive(Debug)]
 pub(super) enum Kind {
@@ -84,6 +94,8 @@ pub(super) enum Kind {
         /// The index of the first letter of the body.
         start: usize,
         in_parentheses: bool,
+        /// The values that the subshell around it keeps for its end.
+        kept: usize,
     },
 }
 
@@ -102,6 +114,8 @@ pub(super) struct Branch {
     pub(super) list: List,
     /// The values that variables get back when it ends.
     pub(super) saved: Vec<(String, Before)>,
+    /// The functions that names get back when it ends.
+    pub(super) functions: Vec<(String, Option<Function>)>,
 }
 
 impl Branch {
@@ -111,7 +125,7 @@ impl Branch {
             Kind::Definition(_) | Kind::Case(_) => Some(false),
             _ => Some(true),
         };
-        Self { kind, line, outer, before: Some(false), taken, list, saved: Vec::new() }
+        Self { kind, line, outer, before: Some(false), taken, list, saved: Vec::new(), functions: Vec::new() }
     }
 
     /// Returns whether the commands of the current branch run.

@@ -108,13 +108,15 @@ impl Reader {
     fn unset(&mut self, text: &str, runs: Runs, reason: &dyn Fn(&str) -> Rc<str>) {
         let name = text.split('[').next().unwrap_or_default();
         if runs == Runs::Yes && is_name(text) {
-            self.change(name, |variables, name| variables.remove(name));
+            let before = self.variables.remove(name);
+            self.keep(name, before);
         } else {
             self.doubt_if_run(name, &reason(name));
         }
     }
 
     fn forget_arguments(&mut self) {
-        self.change(ARGUMENTS, |variables, name| variables.remove(name));
+        let before = self.variables.remove(ARGUMENTS);
+        self.keep(ARGUMENTS, before);
     }
 }

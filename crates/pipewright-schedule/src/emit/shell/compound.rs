@@ -1,17 +1,20 @@
 //! Reads separators, the words of the language, and the compound commands that they open and close.
 
+use std::collections::HashSet;
 use std::rc::Rc;
 
 use crate::emit::read_error::ReadError;
 use crate::emit::shell::branches::{Branch, Kind, Link, List, Runs};
 use crate::emit::shell::condition::{and, holds, matches, or};
 use crate::emit::shell::script::{Reader, SEPARATORS, test};
+use crate::emit::shell::variables::Before;
 use crate::emit::shell::word::{Doubt, Word, join};
 
 /// The most letters of loops.
 const MOST_SCANNED: usize = 1 << 23;
 
 impl Reader {
+    /// Reads a separator, which ends a command or connects it to the next one.
     pub(super) fn separator(&mut self, letter: char, line: usize) {
         self.is_plain = false;
         if letter == '(' {
@@ -45,7 +48,8 @@ impl Reader {
         }
     }
 
-    pub(super) fn open_parenthesis(&mut self, line: usize) {
+    /// Reads a subshell or a sum, whose parenthesis is next.
+    fn open_parenthesis(&mut self, line: usize) {
         if !self.letters.starts_with("((") {
             self.letters.at += 1;
             return self.open(Kind::Subshell, line);
@@ -115,12 +119,14 @@ impl Reader {
         true
     }
 
-    pub(super) fn open_after(&mut self, word: &str, kind: Kind, line: usize) {
+    /// Opens a compound command whose first word is next.
+    fn open_after(&mut self, word: &str, kind: Kind, line: usize) {
         self.letters.at += word.len();
         self.open(kind, line);
     }
 
-    pub(super) fn next_branch(&mut self, word: &str, change: impl FnMut(&mut Branch)) {
+    /// Begins another part of the innermost compound command. The word that begins it is next.
+    fn next_branch(&mut self, word: &str, change: impl FnMut(&mut Branch)) {
         self.letters.at += word.len();
         self.branches.last_mut().into_iter().for_each(change);
         self.list = List::default();
@@ -151,7 +157,7 @@ impl Reader {
     }
 
     /// Marks the variables that a loop changes: a later round may see the value of an earlier one.
-    pub(super) fn doubt_names_of_loop(&mut self, line: usize) {
+    fn doubt_names_of_loop(&mut self, line: usize) {
         let (names, letters) = self.letters.names_set_in_loop();
         self.scanned += letters;
         if self.scanned > MOST_SCANNED {
@@ -161,23 +167,26 @@ impl Reader {
         let reason = reason_of_loop(line);
         for name in names {
             if self.variables.get(&name).is_some() {
-                self.change(&name, |variables, name| variables.doubt(name, &reason));
+                let before = self.variables.doubt(&name, &reason);
+                self.keep(&name, before);
             }
         }
     }
 
     /// Closes the innermost compound command, whose result is given.
-    pub(super) fn close(&mut self, result: Option<bool>) {
+    fn close(&mut self, result: Option<bool>) {
         let Some(branch) = self.branches.pop() else { return };
         match branch.kind {
             Kind::Loop => self.loops -= 1,
             Kind::Subshell => drop(self.subshells.pop()),
-            Kind::Call { back, start, in_parentheses } => {
+            Kind::Call { back, start, in_parentheses, kept } => {
                 self.called += self.letters.at - start;
                 self.letters.at = back;
                 self.calls.pop();
                 if in_parentheses {
                     self.subshells.pop();
+                } else {
+                    self.forget_locals(&branch.saved, kept);
                 }
             }
             _ => {}
@@ -188,8 +197,24 @@ impl Reader {
         for (name, before) in branch.saved.into_iter().rev() {
             self.variables.restore(&name, before, &reason);
         }
+        for (name, before) in branch.functions.into_iter().rev() {
+            match before {
+                Some(function) => self.functions.insert(name, function),
+                None => self.functions.remove(&name),
+            };
+        }
         self.list = branch.list;
         self.end_command(result, branch.line);
+    }
+
+    /// Removes the values of variables of a function from those that the subshell around its call keeps. `kept` are the ones
+    /// that it had before.
+    fn forget_locals(&mut self, locals: &[(String, Before)], kept: usize) {
+        let Some(&index) = self.subshells.last() else { return };
+        let saved = &mut self.branches[index].saved;
+        let own = saved.split_off(kept.min(saved.len()));
+        let locals: HashSet<&str> = locals.iter().map(|(name, _)| name.as_str()).collect();
+        saved.extend(own.into_iter().filter(|(name, _)| !locals.contains(name.as_str())));
     }
 
     /// Ends a command whose result is given: reads what follows a compound command, and adds the result to the list.
@@ -206,7 +231,7 @@ impl Reader {
     }
 
     /// Reads the words of a loop up to `do`.
-    pub(super) fn loop_over_words(&mut self, line: usize) {
+    fn loop_over_words(&mut self, line: usize) {
         self.letters.skip_blanks(false);
         let reason = reason_of_loop(line);
         if self.letters.starts_with("((") {
@@ -223,7 +248,7 @@ impl Reader {
         self.open(Kind::Loop, line);
     }
 
-    pub(super) fn open_case(&mut self, line: usize) {
+    fn open_case(&mut self, line: usize) {
         self.letters.skip_blanks(false);
         let word = join(self.word_or_letter(), line);
         self.letters.skip_blanks(true);
@@ -234,7 +259,7 @@ impl Reader {
     }
 
     /// Reads the patterns of the next branch of `case`, up to the parenthesis.
-    pub(super) fn patterns(&mut self, is_alone: bool) {
+    fn patterns(&mut self, is_alone: bool) {
         if !matches!(self.branches.last().map(|branch| &branch.kind), Some(Kind::Case(_))) {
             return;
         }
@@ -276,7 +301,7 @@ impl Reader {
     }
 
     /// Reads the conditions of `[[ .. ]]`.
-    pub(super) fn double_brackets(&mut self) -> Option<bool> {
+    fn double_brackets(&mut self) -> Option<bool> {
         let (mut any, mut all, mut words) = (Some(false), Some(true), Vec::new());
         let mut is_grouped = false;
         self.is_unsplit = true;

@@ -4,6 +4,7 @@ use crate::emit::shell::script::{Document, Reader};
 use crate::emit::shell::word::{Word, shortened};
 
 impl Reader {
+    /// Returns whether a redirection is next.
     pub(super) fn redirection_is_next(&self) -> bool {
         let is_both = self.letters.starts_with("&>");
         let is_one = self.letters.peek().is_some_and(|letter| "<>".contains(letter));

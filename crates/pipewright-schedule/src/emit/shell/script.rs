@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use crate::emit::read_error::ReadError;
 use crate::emit::shell::arithmetic::names_set;
-use crate::emit::shell::branches::{Branch, Kind, List, Runs};
+use crate::emit::shell::branches::{Branch, Function, Kind, List, Runs};
 use crate::emit::shell::condition::result_of;
 use crate::emit::shell::letters::{Letters, is_name};
 use crate::emit::shell::variables::{ARGUMENTS, Before, Given, Variables};
@@ -71,16 +71,6 @@ pub(in crate::emit) fn commands(script: &str) -> Result<Vec<Command>, ReadError>
     Ok(lists.filter(has_option).collect())
 }
 
-/// A function of the script.
-#[derive(Debug, Clone, Copy)]
-struct Function {
-    /// The index of the first letter of the body.
-    start: usize,
-    in_parentheses: bool,
-    /// Whether the function is certainly defined so.
-    is_certain: bool,
-}
-
 /// A here-document, whose lines follow.
 #[derive(Debug)]
 pub(super) struct Document {
@@ -95,7 +85,7 @@ pub(super) struct Document {
 pub(super) struct Reader {
     pub(super) letters: Letters,
     pub(super) variables: Variables,
-    functions: HashMap<String, Function>,
+    pub(super) functions: HashMap<String, Function>,
     commands: Vec<Command>,
     pub(super) branches: Vec<Branch>,
     /// The indexes of the branches that are subshells, of those that are calls, and the number of loops.
@@ -120,18 +110,15 @@ pub(super) struct Reader {
 }
 
 impl Reader {
+    /// Returns whether a letter ends a command.
     pub(super) fn ends_command(&self, letter: char) -> bool {
         letter == '\n' || (!self.is_plain && SEPARATORS.contains(&letter))
     }
 
-    /// Returns whether the commands of the innermost branch run.
-    pub(super) fn branch_runs(&self) -> Runs {
-        self.branches.last().map_or(Runs::Yes, Branch::runs)
-    }
-
     /// Returns whether the next command runs.
     pub(super) fn runs(&self) -> Runs {
-        self.branch_runs().only_if(self.list.condition(), self.list.line)
+        let of_branch = self.branches.last().map_or(Runs::Yes, Branch::runs);
+        of_branch.only_if(self.list.condition(), self.list.line)
     }
 
     /// Reads one command, a word of the language, or a separator.
@@ -165,8 +152,11 @@ impl Reader {
                 && let Some((name, given)) = self.assignment()
             {
                 is_certain &= given.words.iter().all(|word| !word.doubt.is_unknown());
-                let before = self.set(&name, given, runs);
-                assigned.extend(before.map(|before| (name, before)));
+                let reason = reason_of_condition(&name, runs);
+                if runs != Runs::No {
+                    let before = self.variables.set(&name, given, reason.as_ref());
+                    assigned.push((name, before));
+                }
             } else if self.declares(&words)
                 && let Some((name, given)) = self.assignment()
             {
@@ -181,6 +171,7 @@ impl Reader {
             }
             self.letters.skip_blanks(false);
         }
+        assigned.into_iter().for_each(|(name, before)| self.keep(&name, before));
         if !is_plain && words.len() == 1 && self.letters.starts_with("(") {
             let name = words.swap_remove(0).text;
             return self.define(name, line);
@@ -217,7 +208,11 @@ impl Reader {
         let runs = self.runs();
         if runs != Runs::No {
             let is_certain = runs == Runs::Yes;
-            self.functions.insert(name, Function { start: self.letters.at, in_parentheses, is_certain });
+            let function = Function { start: self.letters.at, in_parentheses, is_certain };
+            let before = self.functions.insert(name.clone(), function);
+            if let Some(&index) = self.subshells.last() {
+                self.branches[index].functions.push((name, before));
+            }
         }
         self.open(Kind::Definition(in_parentheses), line);
     }
@@ -231,7 +226,8 @@ impl Reader {
         }
         let Function { start, in_parentheses, is_certain } = function;
         let back = self.letters.at;
-        self.open(Kind::Call { back, start, in_parentheses }, line);
+        let kept = self.subshells.last().map_or(0, |&index| self.branches[index].saved.len());
+        self.open(Kind::Call { back, start, in_parentheses, kept }, line);
         let arguments = Given { words: words.into_iter().skip(1).collect(), is_list: true, adds: false };
         let before = self.variables.set(ARGUMENTS, arguments, None);
         self.called += 1;
@@ -254,29 +250,19 @@ impl Reader {
         }
     }
 
-    /// Sets a variable unless it is certain that the command does not run. Returns the value before, unless a subshell keeps it.
-    pub(super) fn set(&mut self, name: &str, given: Given, runs: Runs) -> Option<Before> {
-        let reason = match runs {
-            Runs::No => return None,
-            Runs::Yes => None,
-            Runs::Maybe(line) => Some(reason_of_condition(name, line)),
-        };
-        self.change(name, |variables, name| variables.set(name, given, reason.as_ref()))
+    /// Sets a variable unless it is certain that the command does not run.
+    pub(super) fn set(&mut self, name: &str, given: Given, runs: Runs) {
+        if runs != Runs::No {
+            let reason = reason_of_condition(name, runs);
+            let before = self.variables.set(name, given, reason.as_ref());
+            self.keep(name, before);
+        }
     }
 
-    /// Changes a variable. A subshell gives it the value before when it ends.
-    pub(super) fn change(
-        &mut self,
-        name: &str,
-        change: impl FnOnce(&mut Variables, &str) -> Before,
-    ) -> Option<Before> {
-        let before = change(&mut self.variables, name);
-        match self.subshells.last() {
-            Some(&index) => {
-                self.branches[index].saved.push((name.to_owned(), before));
-                None
-            }
-            None => Some(before),
+    /// Keeps the value of a variable before a change for the end of the subshell, if there is one.
+    pub(super) fn keep(&mut self, name: &str, before: Before) {
+        if let Some(&index) = self.subshells.last() {
+            self.branches[index].saved.push((name.to_owned(), before));
         }
     }
 
@@ -291,7 +277,8 @@ impl Reader {
     /// Marks a variable as not known if the command may run.
     pub(super) fn doubt_if_run(&mut self, name: &str, reason: &Rc<str>) {
         if self.runs() != Runs::No && is_name(name) {
-            self.change(name, |variables, name| variables.doubt(name, reason));
+            let before = self.variables.doubt(name, reason);
+            self.keep(name, before);
         }
     }
 
@@ -319,6 +306,7 @@ impl Reader {
         Some((name, Given { words, is_list, adds }))
     }
 
+    /// Reads the elements of a list up to its parenthesis.
     fn list_of_words(&mut self) -> Vec<Word> {
         let mut words = Vec::new();
         self.letters.skip_blanks(true);
@@ -340,8 +328,11 @@ impl Reader {
     }
 }
 
-fn reason_of_condition(name: &str, line: usize) -> Rc<str> {
-    format!("`{}` depends on a condition or a loop of line {line}, which is not run", shortened(name)).into()
+/// Returns the reason of a doubt if it is not certain that a command runs that sets a variable.
+fn reason_of_condition(name: &str, runs: Runs) -> Option<Rc<str>> {
+    let Runs::Maybe(line) = runs else { return None };
+    let name = shortened(name);
+    Some(format!("`{name}` depends on a condition or a loop of line {line}, which is not run").into())
 }
 
 /// Returns the result of a test, unless it needs a command or a file. A variable without a value is empty.

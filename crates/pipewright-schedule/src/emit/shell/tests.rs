@@ -110,6 +110,8 @@ fn commands_run_as_their_lists_say() {
     check("false && cat x | run --a\nrun --b", "run --b");
     check("{ A=1; }\n( A=2; A+=3 )\nrun --a $A", "run --a 1");
     check("A=1\n( A+=3 )\nrun --a $A", "run --a 13!");
+    check("A=1\n( A=2 run --a $A; f() { run --no; } )\nf\n", "run --a 1");
+    check("A=1\n( A+=2 )\n( A=3; run --b $A )\nrun --a $A", "run --b 3; run --a 12!");
     check("A=1\n( A=2; run --a $A )\nrun --a $A", "run --a 2; run --a 1");
     check(
         "if [ -f x ]; then run --a; else run --b; fi\nrun --c",
@@ -129,6 +131,10 @@ fn functions_count_where_they_are_called() {
     check("f() {\n  run --a $1 \"$@\"\n}\nf x --y", "run --a x x --y");
     check("function f { run --a; }\nfalse && f\n[ -f x ] && f", "run --a (line 3)");
     check("A=1\nf () { local A=2; B=3; }\nf\nrun --a $A --b $B", "run --a 1 --b 3");
+    check(
+        "A=1\nf() { local A=2; A=3; B=4; }\n( f; run --a $A --b $B )\nrun --a $A --b $B",
+        "run --a 1 --b 4; run --a 1 --b ?",
+    );
     check("f() {\n if true; then return; fi\n run --no\n}\nf; run --a", "run --a");
     check("f() { g; }\ng() { run --a; }\nf", "run --a");
     check("f() ( A=2; run --a $A )\nA=1\nf; run --b $A", "run --a 2; run --b 1");

@@ -40,7 +40,7 @@ pub(super) struct Given {
 #[derive(Debug)]
 pub(super) enum Before {
     /// The value was replaced.
-    Value(Option<Vec<Word>>),
+    Value(Option<Variable>),
     /// The value was changed in place, and is not known any more.
     Lost,
 }
@@ -81,16 +81,15 @@ impl Variables {
         } else if let Some(reason) = doubt {
             variable.may_become(words, is_list, reason);
         } else {
-            variable.doubt = None;
-            variable.is_list = is_list;
-            return Before::Value(Some(std::mem::replace(&mut variable.words, words)));
+            let new = Variable { words, is_list, doubt: None, order: variable.order };
+            return Before::Value(Some(std::mem::replace(variable, new)));
         }
         Before::Lost
     }
 
     /// Removes a variable.
     pub(super) fn remove(&mut self, name: &str) -> Before {
-        Before::Value(self.by_name.remove(name).map(|variable| variable.words))
+        Before::Value(self.by_name.remove(name))
     }
 
     /// Marks the value of a variable as not known.
@@ -107,9 +106,7 @@ impl Variables {
     /// Gives a variable the value that it had before.
     pub(super) fn restore(&mut self, name: &str, before: Before, reason: &Rc<str>) {
         match before {
-            Before::Value(Some(words)) => {
-                self.set(name, Given { words, is_list: true, adds: false }, None);
-            }
+            Before::Value(Some(variable)) => drop(self.by_name.insert(name.to_owned(), variable)),
             Before::Value(None) => drop(self.by_name.remove(name)),
             Before::Lost => drop(self.doubt(name, reason)),
         }
