@@ -13,7 +13,7 @@ from typing import Any
 import pipewright_pp.torch as pt
 import torch
 import torch.distributed as dist
-from pipewright_pp.torch import Fault, Report
+from pipewright_pp.torch import TESTED, Fault, Report, versions
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleavedZeroBubble
 from torch.nn.functional import cross_entropy, mse_loss
@@ -479,11 +479,18 @@ class Case:
     fault: Fault
     stage: int
     microbatch: int | None = None
+    since: tuple[int, int] = TESTED[0]
+    """The first version of PyTorch that can run it."""
+
+    @property
+    def can_run(self) -> bool:
+        """Whether this PyTorch can run it."""
+        return versions.version_of(torch.__version__).minor >= self.since
 
 
 FAULTS = {
     "undivided by tokens": Case("pytorch/torchtitan#2972", undivided_by_tokens, Fault.UNDIVIDED, 0),
-    "deferred receives": Case("pytorch/pytorch#178815", deferred_receives, Fault.CROSSED, 1, 2),
+    "deferred receives": Case("pytorch/pytorch#178815", deferred_receives, Fault.CROSSED, 1, 2, (2, 15)),
     "tied not summed": Case("uw-syfi/piper#13", tied_not_summed, Fault.SHARED_SUM, 0),
     "norm per stage": Case("Modalities/modalities#313", norm_per_stage, Fault.NORM, 0),
     "scaled at every stage": Case("deepspeedai/DeepSpeed#8152", scaled_at_every_stage, Fault.DIVIDED, 0, 0),
@@ -504,4 +511,4 @@ FAULTS = {
 
 def all_faults(rank: int, names: list[str]) -> dict[str, Report]:
     """The reports of the faults by name."""
-    return {name: FAULTS[name].run(rank) for name in names}
+    return {name: FAULTS[name].run(rank) for name in names if FAULTS[name].can_run}
