@@ -96,6 +96,14 @@ def other_values(rank: int) -> Report:
     return changed(rank, change)
 
 
+def another_seed(rank: int) -> Report:
+    def change(own: nn.Module) -> None:
+        torch.manual_seed(100 + rank)
+        own.apply(lambda module: module.reset_parameters() if isinstance(module, nn.Linear) else None)
+
+    return changed(rank, change)
+
+
 def another_copy(rank: int) -> Report:
     return tied(rank, sums=True, other_copy=True)
 
@@ -247,6 +255,7 @@ KINDS: dict[str, tuple[Callable[[int], Report], tuple[Fault, int | None, int | N
     "order of the sends": (sends_in_other_order, (Fault.ORDER, 1, 1)),
     "another batch": (another_batch, (Fault.BATCH, 0, 0)),
     "other values": (other_values, (Fault.VALUES, 1, None)),
+    "another seed": (another_seed, (Fault.VALUES, 0, None)),
     "another copy": (another_copy, (Fault.SHARED_COPY, 1, None)),
     "frozen here only": (frozen_here, (Fault.MISSING, 0, None)),
     "frozen moved": (frozen_moved, (Fault.FROZEN, 1, None)),

@@ -41,14 +41,18 @@ def _start(compared: Comparison) -> None:
         for name in record.parameters:
             owners.setdefault(compared.canonical(record, name), set()).add(record.stage)
     for record in compared.stages:
+        differing: list[tuple[str, float]] = []
         for name, parameter in record.parameters.items():
-            other = compared.names[record.stage][name]
-            fine, relative = compared.equal(parameter.before, compared.model[other])
+            fine, relative = compared.equal(parameter.before, compared.model[compared.names[record.stage][name]])
             if not fine:
-                shared = len(owners[compared.canonical(record, name)]) > 1
-                fault = Fault.SHARED_COPY if shared else Fault.VALUES
-                compared.find(fault, f"before the step, {name} differs from {other} of the uncut model", relative, record)
-                break
+                differing.append((name, relative))
+        for name, relative in differing[:1]:
+            is_all = len(differing) == len(record.parameters) > 1
+            is_shared = len(owners[compared.canonical(record, name)]) > 1 and not is_all
+            fault = Fault.SHARED_COPY if is_shared else Fault.VALUES
+            text = f"before the step, {name} differs from {compared.names[record.stage][name]} of the uncut model"
+            advice = "and all others of the stage: give both the same seed or checkpoint" if is_all else ""
+            compared.find(fault, text, relative, record, advice=advice)
         for name, buffer in record.buffers.items():
             buffer_name = compared.names[record.stage].get(name)
             if buffer_name is None:
