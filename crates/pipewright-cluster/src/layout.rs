@@ -386,10 +386,8 @@ impl Layout {
             }
             _ => String::new(),
         };
-        let overlap = match self.implementation.overlaps_experts {
-            true if model.has_experts() => "; experts' exchange behind another microbatch",
-            _ => "",
-        };
+        let overlaps = self.implementation.overlaps_experts && model.has_experts();
+        let overlap = if overlaps { "; experts' exchange behind another microbatch" } else { "" };
         format!(
             "{mesh}; {} of {}; recompute {}; shard {}{groups}{overlap}",
             counted(self.microbatches(), "microbatch"),

@@ -120,10 +120,6 @@ pub(crate) struct RunPipeline {
     ranks: Vec<Unit>,
     /// The times of the rank that computes most.
     busiest: StageTime,
-    /// The activations that each rank holds in addition to its run: of one block, if the forward of a microbatch runs
-    /// with the backward of another one. Blocks of the one are made while blocks of the other are freed, and the forward
-    /// that Megatron starts earlier for this takes the place of the forward that 1F1B runs before each backward.
-    further: Vec<f64>,
     run: PipelineRun,
 }
 
@@ -150,21 +146,14 @@ impl RunPipeline {
             sum
         };
         let ranks: Vec<Unit> = run.stages_of_rank.iter().map(rank).collect();
-        let is_combined = placed.layout().implementation.overlaps_experts;
-        let of_block = |&stage: &usize| stages[stage].activation / cut[stage].len().max(1) as f64;
-        let largest = |stages_of_rank: &Vec<usize>| {
-            let activations = stages_of_rank.iter().map(of_block);
-            if is_combined { activations.fold(0.0, f64::max) } else { 0.0 }
-        };
-        let further = run.stages_of_rank.iter().map(largest).collect();
         let times = ranks.iter().map(|rank| rank.time);
         let busiest = times.max_by(|one, other| one.total().total_cmp(&other.total())).unwrap_or_default();
-        Ok(Self { cut, ranks, busiest, further, run })
+        Ok(Self { cut, ranks, busiest, run })
     }
 
     /// Predicts a step. The layout may differ in its sharding from the one of [`Self::new`].
     pub(crate) fn predict(&self, placed: &Placed<'_>, units: &[Units]) -> Prediction {
-        let (layout, Self { cut, ranks, busiest, further, run }) = (placed.layout(), self);
+        let (layout, Self { cut, ranks, busiest, run }) = (placed.layout(), self);
         let by_shard = |one: &&Unit, other: &&Unit| {
             one.parameters.shard(layout).total_cmp(&other.parameters.shard(layout))
         };
@@ -205,7 +194,7 @@ impl RunPipeline {
             waits: ranks.iter().map(|rank| (makespan - rank.time.total() * microbatches).max(0.0)).collect(),
             optimizer,
             blocks: cut.iter().map(ExactSizeIterator::len).collect(),
-            memory: memory(placed, &units[0], (ranks, further), run, cut.len() - 1),
+            memory: memory(placed, &units[0], ranks, run, cut.len() - 1),
             tokens_per_gpu,
             operations_per_gpu: units[0].operations * tokens_per_gpu,
         }
@@ -363,7 +352,7 @@ impl Setting<'_> {
 fn memory(
     placed: &Placed<'_>,
     units: &Units,
-    (ranks, further): (&[Unit], &[f64]),
+    ranks: &[Unit],
     run: &PipelineRun,
     last: usize,
 ) -> Vec<HeldBytes<f64>> {
@@ -374,7 +363,7 @@ fn memory(
         let head =
             if run.stages_of_rank[index].contains(&last) { logits[placed.kind_of_rank[index]] } else { 0.0 };
         HeldBytes {
-            activations: run.activations[index] as f64 + further[index],
+            activations: run.activations[index] as f64,
             temporary: head.max(units.backward),
             buffers,
             ..units.state(ranks[index].parameters, ranks[index].frozen, layout)

@@ -404,6 +404,7 @@ impl Request {
             expert,
             expert_tensor: 1,
             batch,
+            shards: smallest.shards.filter(|_| self.fixed.data.is_some()),
             ..smallest.clone()
         };
         let expert = smallest.expert;

@@ -198,7 +198,7 @@ fn the_fullest_rank_of_experts_decides() {
 fn measured_blocks_have_their_times_in_each_stack() {
     let text = "[[layer]]\nsequence = 8192\ntensor_parallel = 4\nprecision = \"fp8\"\nforward_s = 7e-3\nbackward_s = 0.02";
     let mut run = run("llama3-70B", "H100 80");
-    let machine = read_measured(text).and_then(|measured| Ok(measured.machine(&run.model, &run.machine)));
+    let machine = read_measured(text).map(|measured| measured.machine(&run.model, &run.machine));
     run.machine = machine.expect("measurements").expect("a machine");
     for (name, stack) in Stack::NAMES {
         run.layout.implementation = Implementation::usual(stack);

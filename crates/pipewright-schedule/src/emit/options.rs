@@ -341,7 +341,7 @@ mod tests {
         let options = Options::parse(text, |key| key == "a").expect("options");
         let shown = options.list.iter().map(|option| {
             let doubt = if option.unknown.is_some() { "!" } else { "" };
-            [&[option.key.clone()], option.values.as_slice()].concat().join(" ") + doubt
+            [std::slice::from_ref(&option.key), option.values.as_slice()].concat().join(" ") + doubt
         });
         assert_eq!(shown.collect::<Vec<_>>().join(", "), expected, "{text}");
         assert_eq!(options.notes, notes, "{text}");

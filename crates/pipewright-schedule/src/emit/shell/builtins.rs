@@ -98,7 +98,7 @@ impl Reader {
                     );
                 }
                 _ if LOCALS.contains(&words[0].text.as_str()) && is_name(&word.text) => {
-                    self.make_local(&word.text)
+                    self.make_local(&word.text);
                 }
                 _ => {}
             }

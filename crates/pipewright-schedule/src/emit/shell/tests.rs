@@ -1,6 +1,7 @@
 //! Scripts, the words of their commands, and what is not known about them.
 
 use crate::emit::shell::script::Command;
+use crate::emit::shell::word::Word;
 use crate::emit::shell::{Doubt, commands};
 
 fn read(script: &str) -> Vec<Command> {
@@ -10,9 +11,9 @@ fn read(script: &str) -> Vec<Command> {
 /// Returns the commands with options, in which a word that is not known ends in `!` and one that may be missing in `?`.
 fn shown(script: &str) -> String {
     let commands = read(script);
-    let with_options = commands.iter().filter(|command| command.words.iter().any(|word| word.is_option()));
+    let with_options = commands.iter().filter(|command| command.words.iter().any(Word::is_option));
     let shown = with_options.map(|command| {
-        let word = |word: &crate::emit::shell::word::Word| match word.doubt {
+        let word = |word: &Word| match word.doubt {
             Doubt::None => word.text.clone(),
             Doubt::Unset(_) | Doubt::Absent(_) => format!("{}?", word.text),
             Doubt::Unknown(_) => format!("{}!", word.text),
