@@ -4,7 +4,7 @@
 //! outputs once. With separate kernels, each operation does, and norms and rotary positions work on copies of
 //! four bytes, as eager PyTorch does.
 
-use crate::implementation::{Dispatcher, Format, Kernels};
+use crate::implementation::{Dispatcher, KernelFusion, NumberFormat};
 use crate::layout::{Layout, Precision};
 use crate::machine::Machine;
 use crate::measured_times::Kernel;
@@ -34,8 +34,8 @@ impl PerElement {
     /// Returns the bytes with the kernels of a layout's stack.
     fn of(layout: &Layout) -> &'static Self {
         match layout.implementation.kernels {
-            Kernels::Fused => &FUSED,
-            Kernels::Separate => &SEPARATE,
+            KernelFusion::Fused => &FUSED,
+            KernelFusion::Separate => &SEPARATE,
         }
     }
 }
@@ -96,7 +96,7 @@ const NORMS: f64 = 38.0;
 pub fn adapter_traffic(adapters: &Adapters, layout: &Layout) -> Traffic {
     let mut traffic = Traffic::default();
     let has_magnitudes = adapters.sizes().has_magnitudes;
-    let is_single = layout.adapter_format() == Format::F32;
+    let is_single = layout.adapter_format() == NumberFormat::F32;
     for layer in adapters.layers() {
         let widths = [layer.input, layer.output];
         let [input, output] = layout.widths_of(widths, layer.division);

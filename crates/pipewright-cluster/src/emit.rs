@@ -11,7 +11,7 @@ use pipewright_schedule::plan::{Collectives, Plan, PlanSettings, Refusal, System
 use pipewright_schedule::profile::{LayerProfile, LinkProfile, Profile};
 use pipewright_schedule::{GenerateError, generate};
 
-use crate::implementation::{Dispatcher, Format, Implementation, StateFormats};
+use crate::implementation::{Dispatcher, Implementation, NumberFormat, StateFormats};
 use crate::layout::{Layout, Precision, Recompute, Scores, ShardedState};
 use crate::search::{ClusterPlan, Request};
 use crate::systems::refusal;
@@ -151,7 +151,7 @@ fn mesh_options(layout: &Layout, model: &Model) -> MeshOptions {
         ),
         overlaps_experts: model.has_experts() && layout.implementation.overlaps_experts,
         shard_groups: layout.shard_groups(),
-        bf16_gradients: layout.state_formats().gradients == Format::Bf16,
+        bf16_gradients: layout.state_formats().gradients == NumberFormat::Bf16,
         recomputed_blocks: layout.recompute_layers,
         offloaded_blocks: layout.offload_layers,
         sequence_parallel: layout.sequence_parallel,

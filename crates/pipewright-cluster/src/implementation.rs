@@ -24,7 +24,7 @@ pub enum Stack {
 
 /// The format of numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Format {
+pub enum NumberFormat {
     /// 4 bytes.
     F32,
     /// 2 bytes.
@@ -102,7 +102,7 @@ pub enum Dispatcher {
 
 /// How kernels of elementwise operations are made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Kernels {
+pub enum KernelFusion {
     /// By hand or by a compiler: a chain of operations reads its inputs once and writes its outputs once.
     #[default]
     Fused,
@@ -114,13 +114,13 @@ pub enum Kernels {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StateFormats {
     /// The weights that products read, or the shards that they are gathered from.
-    pub weights: Format,
+    pub weights: NumberFormat,
     /// The copy that the optimizer updates; `None` if it updates the weights.
-    pub main_weights: Option<Format>,
+    pub main_weights: Option<NumberFormat>,
     /// Each moment of the optimizer.
-    pub moments: Format,
+    pub moments: NumberFormat,
     /// The sums of gradients.
-    pub gradients: Format,
+    pub gradients: NumberFormat,
 }
 
 /// How a stack trains.
@@ -135,7 +135,7 @@ pub struct Implementation {
     /// The arrays of the loss.
     pub loss: Loss,
     /// How kernels of elementwise operations are made.
-    pub kernels: Kernels,
+    pub kernels: KernelFusion,
     /// The kernels that are launched as one graph.
     pub graphs: Graphs,
     /// Whether products hide the exchanges of tensor groups; `None` if it is not known.
@@ -146,7 +146,7 @@ pub struct Implementation {
     pub dispatcher: Dispatcher,
     /// The format of tokens that are sent to experts; `None` for the format of other tensors, in which the results
     /// come back.
-    pub dispatched: Option<Format>,
+    pub dispatched: Option<NumberFormat>,
     /// The rows of the expert rank that has most, as percent of the mean.
     pub expert_load: u32,
     /// Whether gathered parameters are dropped behind a forward and gathered again for the backward.
@@ -179,7 +179,7 @@ pub(crate) fn name_of<T: PartialEq>(names: &[(&'static str, T)], value: T) -> &'
     names.iter().find(|(_, own)| *own == value).map_or("", |(name, _)| name)
 }
 
-impl Format {
+impl NumberFormat {
     /// Returns the bytes of a number with its share of scales.
     pub fn bytes(self) -> f64 {
         match self {
@@ -212,10 +212,10 @@ impl Precision {
     /// Returns the bytes of a number in the products' inputs.
     pub fn bytes(self) -> f64 {
         match self {
-            Self::Half => Format::Bf16.bytes(),
-            Self::Fp8 | Self::Mxfp8 => Format::Fp8.bytes(),
-            Self::Nvfp4 => Format::Nvfp4.bytes(),
-            Self::Single => Format::F32.bytes(),
+            Self::Half => NumberFormat::Bf16.bytes(),
+            Self::Fp8 | Self::Mxfp8 => NumberFormat::Fp8.bytes(),
+            Self::Nvfp4 => NumberFormat::Nvfp4.bytes(),
+            Self::Single => NumberFormat::F32.bytes(),
         }
     }
 
@@ -233,10 +233,10 @@ impl Precision {
     }
 
     /// Returns the format of an element outside the products.
-    pub(crate) fn element_format(self) -> Format {
+    pub(crate) fn element_format(self) -> NumberFormat {
         match self {
-            Self::Half | Self::Fp8 | Self::Mxfp8 | Self::Nvfp4 => Format::Bf16,
-            Self::Single => Format::F32,
+            Self::Half | Self::Fp8 | Self::Mxfp8 | Self::Nvfp4 => NumberFormat::Bf16,
+            Self::Single => NumberFormat::F32,
         }
     }
 
@@ -254,16 +254,20 @@ impl StateFormats {
         let is_sharded = sharding == ShardedState::Parameters;
         let is_single = is_sharded || precision == Precision::Single;
         Self {
-            weights: if is_single { Format::F32 } else { Format::Bf16 },
-            main_weights: (!is_single).then_some(Format::F32),
-            moments: Format::F32,
-            gradients: if is_sharded || !precision.is_narrow() { Format::F32 } else { Format::Bf16 },
+            weights: if is_single { NumberFormat::F32 } else { NumberFormat::Bf16 },
+            main_weights: (!is_single).then_some(NumberFormat::F32),
+            moments: NumberFormat::F32,
+            gradients: if is_sharded || !precision.is_narrow() {
+                NumberFormat::F32
+            } else {
+                NumberFormat::Bf16
+            },
         }
     }
 
     /// Returns the bytes of the optimizer for a parameter: its copy and `moments` moments.
     pub fn optimizer_bytes(&self, moments: f64) -> f64 {
-        self.main_weights.map_or(0.0, Format::bytes) + moments * self.moments.bytes()
+        self.main_weights.map_or(0.0, NumberFormat::bytes) + moments * self.moments.bytes()
     }
 }
 
@@ -288,7 +292,7 @@ impl Implementation {
             state: None,
             optimizer: Optimizer::default(),
             loss: Loss::default(),
-            kernels: Kernels::default(),
+            kernels: KernelFusion::default(),
             graphs: Graphs::default(),
             overlaps_tensor: None,
             overlaps_experts: false,

@@ -8,7 +8,7 @@ use pipewright_schedule::simulate::ClosedForm;
 use pipewright_schedule::words::counted;
 
 pub use crate::implementation::Precision;
-use crate::implementation::{Format, Implementation, Stack, StateFormats};
+use crate::implementation::{Implementation, NumberFormat, Stack, StateFormats};
 use crate::layout_error::Fault;
 pub use crate::layout_error::LayoutError;
 use crate::size_names::{
@@ -216,10 +216,10 @@ impl Layout {
     }
 
     /// Returns the format in which sharded parameters are gathered.
-    pub fn gathered_format(&self) -> Format {
+    pub fn gathered_format(&self) -> NumberFormat {
         match self.state_formats().weights {
-            narrow @ (Format::Fp8 | Format::Nvfp4) => narrow,
-            Format::F32 | Format::Bf16 | Format::Int8 => self.precision.element_format(),
+            narrow @ (NumberFormat::Fp8 | NumberFormat::Nvfp4) => narrow,
+            NumberFormat::F32 | NumberFormat::Bf16 | NumberFormat::Int8 => self.precision.element_format(),
         }
     }
 
@@ -241,7 +241,7 @@ impl Layout {
     }
 
     /// Returns the format of adapters: single precision, unless neither weights nor their copy are in it.
-    pub fn adapter_format(&self) -> Format {
+    pub fn adapter_format(&self) -> NumberFormat {
         let formats = self.state_formats();
         formats.main_weights.unwrap_or(formats.weights)
     }

@@ -27,7 +27,7 @@ use std::ops::{Add, Mul};
 use pipewright_schedule::held_bytes::HeldBytes;
 
 use crate::elementwise::rows_per_token;
-use crate::implementation::{Format, Loss, Optimizer};
+use crate::implementation::{Loss, NumberFormat, Optimizer};
 use crate::layout::{Layout, Modules, Recompute, Scores, ShardedState};
 use crate::setting::Setting;
 use pipewright_shapes::kept::{KeptNumbers, expert_rows, norm};
@@ -191,8 +191,8 @@ pub fn state(parameters: Parameters, largest_block: Parameters, layout: &Layout)
 fn weight_bytes(layout: &Layout) -> f64 {
     let narrow = 2.0 * layout.precision.bytes();
     match layout.state_formats().weights {
-        Format::Fp8 | Format::Nvfp4 => narrow,
-        wide @ (Format::F32 | Format::Bf16 | Format::Int8) => {
+        NumberFormat::Fp8 | NumberFormat::Nvfp4 => narrow,
+        wide @ (NumberFormat::F32 | NumberFormat::Bf16 | NumberFormat::Int8) => {
             wide.bytes() + if layout.precision.is_narrow() { narrow } else { 0.0 }
         }
     }

@@ -4,7 +4,7 @@ use pipewright_document::Reader;
 use pipewright_schedule::emit::{StageLetters, parse_stage_letters};
 
 use crate::implementation::{
-    Dispatcher, Format, Graphs, Implementation, Kernels, Loss, Optimizer, Stack, StateFormats,
+    Dispatcher, Graphs, Implementation, KernelFusion, Loss, NumberFormat, Optimizer, Stack, StateFormats,
 };
 use crate::layout::{Cut, Layout, Modules, Precision, Recompute, Scores, ShardedState};
 
@@ -18,12 +18,12 @@ const SHARDINGS: [(&str, ShardedState); 6] = [
 ];
 const SCORES: [(&str, Scores); 3] =
     [("fused", Scores::Fused), ("flash", Scores::Fused), ("unfused", Scores::Unfused)];
-const FORMATS: [(&str, Format); 5] = [
-    ("f32", Format::F32),
-    ("bf16", Format::Bf16),
-    ("fp8", Format::Fp8),
-    ("nvfp4", Format::Nvfp4),
-    ("int8", Format::Int8),
+const FORMATS: [(&str, NumberFormat); 5] = [
+    ("f32", NumberFormat::F32),
+    ("bf16", NumberFormat::Bf16),
+    ("fp8", NumberFormat::Fp8),
+    ("nvfp4", NumberFormat::Nvfp4),
+    ("int8", NumberFormat::Int8),
 ];
 const LOSSES: [(&str, Loss); 3] =
     [("separate", Loss::Separate), ("fused", Loss::Fused), ("chunked", Loss::Chunked)];
@@ -134,7 +134,7 @@ fn implementation(row: &mut Reader<'_>, sharding: ShardedState, precision: Preci
     let formats = StateFormats::usual(sharding, precision);
     let [weights, moments, gradients] =
         ["weights", "moments", "gradients"].map(|key| row.word(key, &FORMATS));
-    let main = [("f32", Some(Format::F32)), ("bf16", Some(Format::Bf16)), ("none", None)];
+    let main = [("f32", Some(NumberFormat::F32)), ("bf16", Some(NumberFormat::Bf16)), ("none", None)];
     let main_weights = row.word("main_weights", &main);
     let weights = weights.unwrap_or(match main_weights {
         Some(None) => precision.element_format(),
@@ -147,7 +147,7 @@ fn implementation(row: &mut Reader<'_>, sharding: ShardedState, precision: Preci
         main_weights: main_weights.unwrap_or(if weights == formats.weights {
             formats.main_weights
         } else {
-            Some(Format::F32)
+            Some(NumberFormat::F32)
         }),
         moments: moments.unwrap_or(formats.moments),
         gradients: gradients.unwrap_or(formats.gradients),
@@ -158,7 +158,11 @@ fn implementation(row: &mut Reader<'_>, sharding: ShardedState, precision: Preci
             .word("optimizer", &[("adam", Optimizer::Adam), ("muon", Optimizer::Muon)])
             .unwrap_or_default(),
         loss: row.word("loss", &LOSSES).unwrap_or_default(),
-        kernels: if row.flag("compiled").unwrap_or(true) { Kernels::Fused } else { Kernels::Separate },
+        kernels: if row.flag("compiled").unwrap_or(true) {
+            KernelFusion::Fused
+        } else {
+            KernelFusion::Separate
+        },
         graphs: row.word("cuda_graphs", &GRAPHS).unwrap_or_default(),
         overlaps_tensor: row.flag("tensor_overlap"),
         overlaps_experts: row.flag("expert_overlap").unwrap_or(false),

@@ -6,7 +6,7 @@ use crate::elementwise::{
     Traffic, activation_traffic, adapter_traffic, block_traffic, embedding_traffic, feed_forward_traffic,
     loss_traffic, norm_traffic,
 };
-use crate::implementation::Format;
+use crate::implementation::NumberFormat;
 use crate::layout::{Modules, Precision, Recompute, Scores};
 use crate::parts::Parts;
 use crate::product::Product;
@@ -347,7 +347,7 @@ impl Setting<'_> {
         let width = block.feed_forward.expert_width(self.model.hidden) as f64;
         let numbers =
             width * self.layout.tokens() / self.layout.sequence_division() * self.layout.expert_load();
-        let send = |format: Format| {
+        let send = |format: NumberFormat| {
             group.dispatch(self.machine, numbers * format.bytes(), experts, implementation.dispatcher)
         };
         // Results and their gradients come back in the format of other tensors.

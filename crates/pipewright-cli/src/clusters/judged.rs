@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use pipewright_cluster::accuracy::Accuracy;
-use pipewright_cluster::judge::{Change, GivenRun, Place, Verdict, judge};
+use pipewright_cluster::judge::{ChangedOption, GivenRun, Judgement, RunContext, judge};
 use pipewright_cluster::layout::Precision;
 use pipewright_cluster::machine::Machine;
 use pipewright_cluster::search::{ClusterPlan, Request, Shares};
@@ -25,7 +25,7 @@ pub(crate) struct Judged<'a> {
     file: &'a Path,
     run: GivenRun,
     request: Request,
-    verdict: Verdict,
+    verdict: Judgement,
     /// Assumptions about the model and the machine.
     assumed: Vec<String>,
 }
@@ -49,7 +49,7 @@ struct JudgedJson<'a> {
     gain: Option<f64>,
     /// How well predictions of this kind were judged.
     accuracy: Accuracy,
-    changes: &'a [Change],
+    changes: &'a [ChangedOption],
     notes: &'a [String],
     unused: &'a [String],
     assumed: &'a [String],
@@ -70,7 +70,7 @@ pub(crate) fn read<'a>(options: &PlanOptions<'_>, file: &'a Path) -> Result<Judg
         .ok_or_else(|| Failure::input("--nodes is missing; give it, such as --nodes 4"))?;
     options.precision(&machine)?;
     let (batch, precision) = (options.cluster.global_batch, options.cluster.precision);
-    let place = Place { model: &model, gpus, sequence, batch, precision };
+    let place = RunContext { model: &model, gpus, sequence, batch, precision };
     let run = configuration.run(&place, table.as_deref()).map_err(|error| wrong(file, sentence(&error)))?;
     if let Some(given) = precision.filter(|&given| given != run.layout.precision) {
         let (given, own) = (given.name(), run.layout.precision.name());
@@ -181,7 +181,7 @@ impl Judged<'_> {
                 if verdict.is_beaten() {
                     line(format!("      {layout}"));
                     line(format!("      {figures}"));
-                    for Change { option, from, to } in &verdict.changes {
+                    for ChangedOption { option, from, to } in &verdict.changes {
                         line(format!("      {option}  {from} -> {to}"));
                     }
                 }
@@ -203,7 +203,7 @@ impl Judged<'_> {
 
     /// Says whether the run fits into memory.
     fn fit(&self) -> String {
-        let Verdict { plan, memory_limit, .. } = &self.verdict;
+        let Judgement { plan, memory_limit, .. } = &self.verdict;
         let (needed, limit) = (plan.prediction.peak_memory(), *memory_limit);
         let (verdict, size) =
             if self.verdict.fits() { ("fits", "free") } else { ("does not fit", "too much") };

@@ -5,7 +5,7 @@ use pipewright_schedule::plan::System;
 use pipewright_schedule::words::counted;
 
 use crate::emit::profile_of;
-use crate::judge::given_run::{GivenRun, Place};
+use crate::judge::given_run::{GivenRun, RunContext};
 use crate::judge::{deepspeed, document, megatron, torchtitan};
 use crate::size_names::{BATCH, EXPERT, GivenSizes, Names, Size};
 
@@ -50,7 +50,7 @@ impl Configuration {
     /// # Errors
     /// When an option that changes the layout is not known, a value is wrong or not known, or the layout is not of
     /// this model or not for so many GPUs.
-    pub fn run(&self, place: &Place<'_>, table: Option<&str>) -> Result<GivenRun, ReadError> {
+    pub fn run(&self, place: &RunContext<'_>, table: Option<&str>) -> Result<GivenRun, ReadError> {
         let options = self.file.options();
         let system = self.file.system();
         let profile = profile_of(place.model, place.sequence.unwrap_or(1));
@@ -72,7 +72,7 @@ impl Configuration {
 }
 
 /// Checks that a run fits its model and the batch that is given elsewhere.
-fn check(run: &GivenRun, options: &Options, place: &Place<'_>) -> Result<(), ReadError> {
+fn check(run: &GivenRun, options: &Options, place: &RunContext<'_>) -> Result<(), ReadError> {
     let names = Names::Of(run.system);
     let at = |size: Size, reason: String| {
         let key = GivenOption::new(names.name(size), Vec::new(), 0).key;

@@ -3,8 +3,8 @@
 use pipewright_schedule::emit::{Options, ReadError, ReadPlan};
 use pipewright_schedule::plan::System;
 
-use crate::implementation::{Format, Implementation, Stack, StateFormats};
-use crate::judge::given_run::{GivenRun, Place, cut_of};
+use crate::implementation::{Implementation, NumberFormat, Stack, StateFormats};
+use crate::judge::given_run::{GivenRun, RunContext, cut_of};
 use crate::judge::taken::Taken;
 use crate::layout::{Layout, Precision, Recompute, ShardedState};
 
@@ -29,7 +29,11 @@ const UNPREDICTED: [&str; 4] = [
 ];
 
 /// Reads a run. `plan` has its pipeline and its batch.
-pub(super) fn read(options: &Options, plan: &ReadPlan, place: &Place<'_>) -> Result<GivenRun, ReadError> {
+pub(super) fn read(
+    options: &Options,
+    plan: &ReadPlan,
+    place: &RunContext<'_>,
+) -> Result<GivenRun, ReadError> {
     const STAGES: [(&str, ShardedState); 4] = [
         ("0", ShardedState::Nothing),
         ("1", ShardedState::Optimizer),
@@ -54,7 +58,7 @@ pub(super) fn read(options: &Options, plan: &ReadPlan, place: &Place<'_>) -> Res
     let is_narrow = taken.word("data-types.grad-accum-dtype")?.is_some_and(|dtype| dtype != "fp32");
     let precision = place.precision.unwrap_or(Precision::Half);
     let usual = StateFormats::usual(sharding, precision);
-    let state = is_narrow.then_some(StateFormats { gradients: Format::Bf16, ..usual });
+    let state = is_narrow.then_some(StateFormats { gradients: NumberFormat::Bf16, ..usual });
     let recomputes = plan.choice.recompute.iter().any(Option::is_some);
     let layout = Layout {
         gpus: place.gpus,

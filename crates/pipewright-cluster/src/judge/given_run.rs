@@ -8,7 +8,7 @@ use crate::layout::{Cut, Layout, Precision};
 
 /// The model and the GPUs of a run, and what the file may leave out.
 #[derive(Debug, Clone, Copy)]
-pub struct Place<'a> {
+pub struct RunContext<'a> {
     /// The model.
     pub model: &'a Model,
     /// All GPUs.

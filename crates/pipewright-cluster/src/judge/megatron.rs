@@ -5,9 +5,9 @@ use pipewright_schedule::plan::System;
 
 use crate::emit::profile_of;
 use crate::implementation::{
-    Dispatcher, Format, Graphs, Implementation, Loss, Optimizer, Stack, StateFormats,
+    Dispatcher, Graphs, Implementation, Loss, NumberFormat, Optimizer, Stack, StateFormats,
 };
-use crate::judge::given_run::{GivenRun, Place};
+use crate::judge::given_run::{GivenRun, RunContext};
 use crate::judge::taken::Taken;
 use crate::layout::{Cut, Layout, Modules, Precision, Recompute, Scores, ShardedState};
 use pipewright_shapes::model::Model;
@@ -123,7 +123,11 @@ fn letters(stages: &[String]) -> String {
 }
 
 /// Reads a run of Megatron. `is_recipe` says whether the other options are in a recipe of Megatron-Bridge.
-pub(super) fn read(options: &Options, place: &Place<'_>, is_recipe: bool) -> Result<GivenRun, ReadError> {
+pub(super) fn read(
+    options: &Options,
+    place: &RunContext<'_>,
+    is_recipe: bool,
+) -> Result<GivenRun, ReadError> {
     let taken = &Taken::new(options);
     let mut model = place.model.clone();
     check_model(taken, place)?;
@@ -202,7 +206,7 @@ pub(super) fn read(options: &Options, place: &Place<'_>, is_recipe: bool) -> Res
 }
 
 /// Refuses a file for a model of other sizes.
-fn check_model(taken: &Taken<'_>, place: &Place<'_>) -> Result<(), ReadError> {
+fn check_model(taken: &Taken<'_>, place: &RunContext<'_>) -> Result<(), ReadError> {
     let model = place.model;
     let experts =
         model.blocks.iter().find_map(|block| block.feed_forward.experts()).map(|experts| experts.count);
@@ -311,7 +315,7 @@ fn recompute_layers(
     }
 }
 
-fn precision(taken: &Taken<'_>, place: &Place<'_>, is_recipe: bool) -> Result<Precision, ReadError> {
+fn precision(taken: &Taken<'_>, place: &RunContext<'_>, is_recipe: bool) -> Result<Precision, ReadError> {
     let (in_bf16, in_fp16) = (taken.has("bf16"), taken.has("fp16"));
     let recipe = taken.word("fp8-recipe")?;
     let mixed = taken.word("mixed-precision")?.unwrap_or_default();
@@ -380,15 +384,15 @@ fn implementation(
     model: &Model,
     is_recipe: bool,
 ) -> Result<Implementation, ReadError> {
-    const FORMATS: [(&str, Format); 8] = [
-        ("fp32", Format::F32),
-        ("float32", Format::F32),
-        ("bf16", Format::Bf16),
-        ("bfloat16", Format::Bf16),
-        ("fp16", Format::Bf16),
-        ("float16", Format::Bf16),
-        ("fp8", Format::Fp8),
-        ("uint8", Format::Fp8),
+    const FORMATS: [(&str, NumberFormat); 8] = [
+        ("fp32", NumberFormat::F32),
+        ("float32", NumberFormat::F32),
+        ("bf16", NumberFormat::Bf16),
+        ("bfloat16", NumberFormat::Bf16),
+        ("fp16", NumberFormat::Bf16),
+        ("float16", NumberFormat::Bf16),
+        ("fp8", NumberFormat::Fp8),
+        ("uint8", NumberFormat::Fp8),
     ];
     const OPTIMIZERS: [(&str, Optimizer); 6] = [
         ("adam", Optimizer::Adam),
@@ -399,26 +403,26 @@ fn implementation(
         ("dist_muon", Optimizer::Muon),
     ];
     let usual = StateFormats::usual(sharding, precision);
-    let format = |key, usual: Format| taken.one_of(key, &FORMATS).map(|format| format.unwrap_or(usual));
+    let format = |key, usual: NumberFormat| taken.one_of(key, &FORMATS).map(|format| format.unwrap_or(usual));
     let (in_bf16, in_f32) = (taken.has("grad-reduce-in-bf16"), taken.has("grad-reduce-in-fp32"));
     let is_given = taken.options.find("grad-reduce-in-fp32").is_some();
     let in_16_bits = in_bf16 || (is_given && !in_f32);
     let is_said = is_given || !is_recipe;
     let gradients = if in_16_bits {
-        Format::Bf16
+        NumberFormat::Bf16
     } else if is_said {
-        Format::F32
+        NumberFormat::F32
     } else {
         usual.gradients
     };
     let has_formats = taken.has("use-precision-aware-optimizer");
     let [main, moment, square, sums] = [
-        format("main-params-dtype", Format::F32)?,
+        format("main-params-dtype", NumberFormat::F32)?,
         format("exp-avg-dtype", usual.moments)?,
         format("exp-avg-sq-dtype", usual.moments)?,
         format("main-grads-dtype", gradients)?,
     ];
-    let weights = if taken.has("fp8-param-gather") { Format::Fp8 } else { usual.weights };
+    let weights = if taken.has("fp8-param-gather") { NumberFormat::Fp8 } else { usual.weights };
     if has_formats && moment != square {
         taken.note("`--exp-avg-dtype` and `--exp-avg-sq-dtype` differ, and the prediction has one format of both moments");
     }

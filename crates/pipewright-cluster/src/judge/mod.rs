@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! script, YAML, TOML, JSON --Configuration::parse--> options with lines --run--> GivenRun (a layout)
-//! Request, Layout --judge--> Verdict (its plan, the best plan, and the options that differ)
+//! Request, Layout --judge--> Judgement (its plan, the best plan, and the options that differ)
 //! ```
 //!
 //! Nothing here opens a file or runs a script.
@@ -14,8 +14,8 @@ mod megatron;
 mod torchtitan;
 mod deepspeed;
 mod configuration;
-mod verdict;
+mod judgement;
 
 pub use configuration::Configuration;
-pub use given_run::{GivenRun, Place};
-pub use verdict::{Change, Verdict, judge};
+pub use given_run::{GivenRun, RunContext};
+pub use judgement::{ChangedOption, Judgement, judge};

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use pipewright_schedule::emit::{GivenOption, Options, ReadError};
 
-use crate::judge::given_run::{GivenRun, Place};
+use crate::judge::given_run::{GivenRun, RunContext};
 
 /// The words of options that change the layout.
 const LAYOUT_WORDS: [&str; 7] = ["parallel", "pipeline", "recompute", "shard", "offload", "virtual", "fsdp"];
@@ -76,7 +76,7 @@ impl<'a> Taken<'a> {
     }
 
     /// Returns the tokens of a row, of the file or of the place.
-    pub(super) fn sequence(&self, place: &Place<'_>, key: &'static str) -> Result<u32, ReadError> {
+    pub(super) fn sequence(&self, place: &RunContext<'_>, key: &'static str) -> Result<u32, ReadError> {
         let tokens = self.either(key, place.sequence, "--seq-len")?;
         tokens.ok_or_else(|| ReadError {
             line: None,

@@ -4,8 +4,8 @@ use pipewright_schedule::emit::{CHECKPOINTING, GivenOption, Options, ReadError, 
 use pipewright_schedule::generate::{ScheduleSpec, catalogue, find, generate};
 use pipewright_schedule::plan::System;
 
-use crate::implementation::{Format, Graphs, Implementation, Kernels, Loss, Stack, StateFormats};
-use crate::judge::given_run::{GivenRun, Place, cut_of};
+use crate::implementation::{Graphs, Implementation, KernelFusion, Loss, NumberFormat, Stack, StateFormats};
+use crate::judge::given_run::{GivenRun, RunContext, cut_of};
 use crate::judge::taken::Taken;
 use crate::layout::{Layout, Precision, Recompute, ShardedState};
 
@@ -32,7 +32,11 @@ const UNPREDICTED: [&str; 5] = [
 ];
 
 /// Reads a run. `plan` has its pipeline and its batch.
-pub(super) fn read(options: &Options, plan: &ReadPlan, place: &Place<'_>) -> Result<GivenRun, ReadError> {
+pub(super) fn read(
+    options: &Options,
+    plan: &ReadPlan,
+    place: &RunContext<'_>,
+) -> Result<GivenRun, ReadError> {
     let taken = &Taken::new(options);
     let counts_tokens = counts_tokens(options);
     let sequence = taken.sequence(place, if counts_tokens { LENGTH } else { "training.seq-len" })?;
@@ -50,7 +54,7 @@ pub(super) fn read(options: &Options, plan: &ReadPlan, place: &Place<'_>) -> Res
     let mut implementation = Implementation {
         // The main branch takes the logits of some tokens at a time.
         loss: if counts_tokens { Loss::Chunked } else { Loss::Separate },
-        kernels: if is_compiled || was_compiled { Kernels::Fused } else { Kernels::Separate },
+        kernels: if is_compiled || was_compiled { KernelFusion::Fused } else { KernelFusion::Separate },
         graphs: if counts_tokens && !has_no_graphs { Graphs::Full } else { Graphs::None },
         overlaps_tensor: Some(overlaps.contains(&true)),
         reshards: match policy.as_deref() {
@@ -61,7 +65,7 @@ pub(super) fn read(options: &Options, plan: &ReadPlan, place: &Place<'_>) -> Res
         ..Implementation::usual(Stack::Torchtitan)
     };
     if taken.word("training.dtype")?.as_deref() == Some("bfloat16") {
-        let format = Format::Bf16;
+        let format = NumberFormat::Bf16;
         implementation.state =
             Some(StateFormats { weights: format, main_weights: None, moments: format, gradients: format });
     }
@@ -98,7 +102,7 @@ fn counts_tokens(options: &Options) -> bool {
 
 /// Returns the options with the tokens of a row of the place, if the options need them and do not have them: the plan
 /// would have the default of the main branch.
-pub(super) fn with_length(options: &Options, place: &Place<'_>) -> Options {
+pub(super) fn with_length(options: &Options, place: &RunContext<'_>) -> Options {
     let mut options = options.clone();
     if let Some(tokens) = place.sequence
         && counts_tokens(&options)
@@ -154,7 +158,7 @@ fn recompute(taken: &Taken<'_>) -> Result<Recompute, ReadError> {
 }
 
 /// Returns the precision: older versions name a converter, and later ones have it in the configuration of the model.
-fn precision(taken: &Taken<'_>, place: &Place<'_>) -> Result<Precision, ReadError> {
+fn precision(taken: &Taken<'_>, place: &RunContext<'_>) -> Result<Precision, ReadError> {
     const FORMATS: [(&str, Precision); 2] = [("bfloat16", Precision::Half), ("float32", Precision::Single)];
     let converters = taken.list("model.converters")?.join(",");
     let parameters = taken.one_of("training.mixed-precision-param", &FORMATS)?;

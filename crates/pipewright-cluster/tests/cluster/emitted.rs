@@ -3,7 +3,7 @@
 
 use pipewright_cluster::catalogue::by_name;
 use pipewright_cluster::emit::emit;
-use pipewright_cluster::implementation::{Format, Graphs, Kernels, Loss, Optimizer, StateFormats};
+use pipewright_cluster::implementation::{Graphs, KernelFusion, Loss, NumberFormat, Optimizer, StateFormats};
 use pipewright_cluster::layout::{Layout, Modules, Precision, Recompute, Scores, ShardedState};
 use pipewright_cluster::search::{ClusterPlan, Fixed, Request, SearchError, search};
 use pipewright_cluster::systems::refusal;
@@ -342,11 +342,12 @@ fn a_setting_that_no_file_says_is_refused() {
     check(|layout| layout.implementation.graphs = Graphs::Full, "launch kernels as graphs");
     check(|layout| layout.implementation.loss = Loss::Fused, "compute the loss in these arrays");
     check(
-        |layout| layout.implementation.kernels = Kernels::Separate,
+        |layout| layout.implementation.kernels = KernelFusion::Separate,
         "have a kernel for each elementwise operation",
     );
     let moments = |layout: &mut Layout| {
-        layout.implementation.state = Some(StateFormats { moments: Format::Bf16, ..layout.state_formats() });
+        layout.implementation.state =
+            Some(StateFormats { moments: NumberFormat::Bf16, ..layout.state_formats() });
     };
     check(moments, "have parameters and moments in these formats");
 }

@@ -3,9 +3,9 @@
 
 use pipewright_cluster::catalogue::by_name;
 use pipewright_cluster::implementation::{
-    Dispatcher, Format, Graphs, Implementation, Kernels, Loss, Stack, StateFormats,
+    Dispatcher, Graphs, Implementation, KernelFusion, Loss, NumberFormat, Stack, StateFormats,
 };
-use pipewright_cluster::judge::{Configuration, GivenRun, Place, judge};
+use pipewright_cluster::judge::{Configuration, GivenRun, RunContext, judge};
 use pipewright_cluster::layout::{Cut, Layout, Modules, Precision, Recompute, ShardedState};
 use pipewright_cluster::pipeline::Programs;
 use pipewright_cluster::predict::predict;
@@ -23,7 +23,7 @@ fn model(config: &str) -> Model {
 
 fn try_read(config: &str, gpus: u32, name: &str, text: &str) -> Result<GivenRun, String> {
     let model = model(config);
-    let place = Place { model: &model, gpus, sequence: None, batch: None, precision: None };
+    let place = RunContext { model: &model, gpus, sequence: None, batch: None, precision: None };
     let file = Configuration::parse(name, text).map_err(|error| error.to_string())?;
     file.run(&place, None).map_err(|error| error.to_string())
 }
@@ -74,7 +74,7 @@ fn a_script_of_megatron_is_its_layout() {
     let mut blocks = vec![4; 32];
     (blocks[0], blocks[31]) = (3, 3);
     let formats = StateFormats {
-        moments: Format::Bf16,
+        moments: NumberFormat::Bf16,
         ..StateFormats::usual(ShardedState::Optimizer, Precision::Half)
     };
     let expected = Layout {
@@ -202,7 +202,7 @@ fn options_of_torchtitan_are_their_layout() {
     assert_eq!(run.layout, torchtitan());
     assert_eq!(run.unused, ["--module", "--config"]);
     let separate = read(DENSE, 256, "run.sh", &TORCHTITAN.replace("--compile.enable ", ""));
-    assert_eq!(separate.layout.implementation.kernels, Kernels::Separate);
+    assert_eq!(separate.layout.implementation.kernels, KernelFusion::Separate);
     let twice = read(DENSE, 256, "run.sh", &format!("--training.global_batch_size 256 {TORCHTITAN}"));
     assert_eq!(twice.layout, Layout { batch: 256, pass_microbatches: Some(16), ..torchtitan() });
 }
@@ -276,7 +276,7 @@ fn a_configuration_of_deepspeed_is_its_layout() {
     let read = |text: &str| {
         let model = model(DENSE);
         let (sequence, batch) = (Some(4096), None);
-        let place = Place { model: &model, gpus: 64, sequence, batch, precision: None };
+        let place = RunContext { model: &model, gpus: 64, sequence, batch, precision: None };
         let file = Configuration::parse("ds.json", text).map_err(|error| error.to_string())?;
         file.run(&place, None).map_err(|error| error.to_string())
     };
@@ -541,7 +541,7 @@ fn torchtitan_says_its_precision_and_the_tokens_of_a_row() {
     assert!(error.ends_with("is `float16`, and expected one of bfloat16, float32"), "{error}");
     let model = model(DENSE);
     let given = |sequence, batch| {
-        let place = Place { model: &model, gpus: 256, sequence, batch, precision: None };
+        let place = RunContext { model: &model, gpus: 256, sequence, batch, precision: None };
         let tokens = "--parallelism.tensor_parallel_degree 8 --training.num_tokens_per_microbatch_per_dp_rank 16384 \
                       activation-checkpoint:full";
         let file = Configuration::parse("run.sh", tokens).expect("options");
@@ -560,7 +560,7 @@ fn deepspeed_may_keep_its_state_on_the_host() {
         "\"stage\": 3,\n \"offload_optimizer\": {\"device\": \"cpu\", \"pin_memory\": true}, \"offload_param\": {\"device\": \"none\"},",
     );
     let model = model(DENSE);
-    let place = Place { model: &model, gpus: 64, sequence: Some(4096), batch: None, precision: None };
+    let place = RunContext { model: &model, gpus: 64, sequence: Some(4096), batch: None, precision: None };
     let file = Configuration::parse("ds.json", &format!("\u{feff}{text}")).expect("a file");
     let run = file.run(&place, None).expect("a run");
     assert_eq!(

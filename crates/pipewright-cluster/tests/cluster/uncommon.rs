@@ -2,7 +2,7 @@
 //! again, predictors away from the head, uneven experts, and stacks with measured blocks.
 
 use pipewright_cluster::collective::Group;
-use pipewright_cluster::implementation::{Format, Implementation, Stack, StateFormats, USUAL_LOAD};
+use pipewright_cluster::implementation::{Implementation, NumberFormat, Stack, StateFormats, USUAL_LOAD};
 use pipewright_cluster::layout::{Cut, Layout, Recompute, Scores, ShardedState};
 use pipewright_cluster::measured::read as read_measured;
 use pipewright_cluster::memory::{Parameters, table_parameters};
@@ -81,10 +81,10 @@ fn adapters_of_sharded_models_are_in_single_precision() {
         let state = Some(StateFormats { weights, main_weights, ..usual });
         sharded(|layout| layout.implementation.state = state).layout.adapter_format()
     };
-    assert_eq!(sharded(|_| ()).layout.adapter_format(), Format::F32);
-    assert_eq!(format(Format::F32, None), Format::F32);
-    assert_eq!(format(Format::Bf16, Some(Format::F32)), Format::F32);
-    assert_eq!(format(Format::Bf16, None), Format::Bf16);
+    assert_eq!(sharded(|_| ()).layout.adapter_format(), NumberFormat::F32);
+    assert_eq!(format(NumberFormat::F32, None), NumberFormat::F32);
+    assert_eq!(format(NumberFormat::Bf16, Some(NumberFormat::F32)), NumberFormat::F32);
+    assert_eq!(format(NumberFormat::Bf16, None), NumberFormat::Bf16);
 }
 
 /// Stages 0 and 3 are on the first rank. It has three blocks, and all of them go to the host.

@@ -3,7 +3,7 @@
 use pipewright_schedule::plan::System;
 use serde::Serialize;
 
-use crate::implementation::{Implementation, Kernels};
+use crate::implementation::{Implementation, KernelFusion};
 use crate::judge::given_run::GivenRun;
 use crate::layout::Cut;
 use crate::pipeline::Programs;
@@ -13,7 +13,7 @@ use crate::size_names::{CHUNKS, CONTEXT, EXPERT, EXPERT_TENSOR, MICROBATCH, Name
 
 /// The prediction of a run, and the best plan that its system runs.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Verdict {
+pub struct Judgement {
     /// The run's layout with its prediction.
     pub plan: ClusterPlan,
     /// The most bytes that a rank may need.
@@ -21,12 +21,12 @@ pub struct Verdict {
     /// The fastest plan that the search found for the same model, GPUs and batch, or why it found none.
     pub best: Result<ClusterPlan, SearchError>,
     /// The options by which the best plan differs.
-    pub changes: Vec<Change>,
+    pub changes: Vec<ChangedOption>,
 }
 
 /// An option with its value in a file and in a better plan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Change {
+pub struct ChangedOption {
     /// The option of the system, or the part of the layout if the system has no option for it.
     pub option: &'static str,
     /// The value in the file.
@@ -35,7 +35,7 @@ pub struct Change {
     pub to: String,
 }
 
-impl Verdict {
+impl Judgement {
     /// Returns whether each rank has enough memory.
     pub fn fits(&self) -> bool {
         self.plan.prediction.peak_memory() <= self.memory_limit
@@ -59,16 +59,16 @@ impl Verdict {
 ///
 /// # Errors
 /// When the layout does not fit the model, or its schedule does not exist in its size.
-pub fn judge(request: &Request, run: &GivenRun) -> Result<Verdict, PredictError> {
+pub fn judge(request: &Request, run: &GivenRun) -> Result<Judgement, PredictError> {
     let programs = &mut Programs::up_to(MOST_COMPUTATIONS);
     let prediction = predict(&request.setting(&run.layout), programs)?;
     let plan = ClusterPlan::new(request, lower_bound(request), run.layout.clone(), prediction);
     // Compilation costs nothing in a step.
-    let implementation = Implementation { kernels: Kernels::Fused, ..request.implementation };
+    let implementation = Implementation { kernels: KernelFusion::Fused, ..request.implementation };
     let search = Request { system: Some(run.system), plans: 1, implementation, ..request.clone() };
     let best = search_from(&search, &run.layout).map(|mut found| found.plans.swap_remove(0));
     let changes = best.as_ref().map_or_else(|_| Vec::new(), |best| changes(run, &plan, best));
-    Ok(Verdict { plan, memory_limit: request.memory_limit(), best, changes })
+    Ok(Judgement { plan, memory_limit: request.memory_limit(), best, changes })
 }
 
 /// The sizes of a layout that a better plan may change.
@@ -101,7 +101,7 @@ const PARTS: [Part; 6] = [
     },
     Part {
         names: ["fused kernels", "--compile.enable", "fused kernels"],
-        value: |plan| switch(plan.layout.implementation.kernels == Kernels::Fused),
+        value: |plan| switch(plan.layout.implementation.kernels == KernelFusion::Fused),
     },
     Part { names: BLOCKS, value: |plan| joined(&plan.prediction.blocks) },
 ];
@@ -118,7 +118,7 @@ fn joined(numbers: &[usize]) -> String {
 }
 
 /// Returns the options by which a plan differs from another one. An even cut has no option.
-fn changes(run: &GivenRun, plan: &ClusterPlan, best: &ClusterPlan) -> Vec<Change> {
+fn changes(run: &GivenRun, plan: &ClusterPlan, best: &ClusterPlan) -> Vec<ChangedOption> {
     let system = match run.system {
         System::Megatron => 0,
         System::Torchtitan => 1,
@@ -137,6 +137,6 @@ fn changes(run: &GivenRun, plan: &ClusterPlan, best: &ClusterPlan) -> Vec<Change
     let parts = PARTS.iter().filter(|part| has_cut || part.names != BLOCKS);
     let parts = parts.map(|part| (part.names[system], (part.value)(plan), (part.value)(best)));
     let differs = |(_, from, to): &(&str, String, String)| from != to;
-    let change = |(option, from, to)| Change { option, from, to };
+    let change = |(option, from, to)| ChangedOption { option, from, to };
     sizes.chain(parts).filter(differs).map(change).collect()
 }
