@@ -85,8 +85,8 @@ fn note_offloading(taken: &Taken<'_>) -> Result<(), ReadError> {
         let option = taken.options.find(key);
         if let Some((device, option)) = device.zip(option) {
             taken.note(format!(
-                "`{}` of line {} is `{device}`, and the prediction keeps {what} on the GPUs: the run needs less memory there, and \
-                 more time",
+                "`{}` of line {} is `{device}`, and the prediction keeps {what} on the GPUs: the run needs less memory there, \
+                 and more time",
                 option.name, option.line
             ));
         }

@@ -380,7 +380,7 @@ mod tests {
             "the command of line 2 depends on a condition or a loop of line 1, which is not run; it counts";
         check_own("while x; do\n run --a 1\ndone", "a 1", &[depends]);
         check_own("run --a 1 $X", "a 1", &["`X` of line 1 has no value in the file; it counts as empty"]);
-        check_own("O=(--a 1)\nif x; then O+=(--b); fi\nrun ${O[@]}", "a 1!, b!", &[]);
+        check_own("O=(--a 1)\nif x; then O+=(--b); fi\nrun ${O[@]}", "a 1, b!", &[]);
         check_own("if x; then O+=(--b); fi\nrun --a 1 ${O[@]}", "a 1, b!", &[]);
     }
 
