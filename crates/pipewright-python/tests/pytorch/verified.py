@@ -71,7 +71,7 @@ def random_layers(choice: random.Random, count: int) -> tuple[list[nn.Module], t
     width, kind = choice.choice([4, 8, 40]), choice.choice(["linear", "residual", "attention"])
     rows = (48, 5, width) if kind == "attention" else (48, width)
     makers = {
-        "linear": lambda: nn.Sequential(nn.Linear(width, width), choice.choice([nn.Tanh(), nn.ReLU(), nn.GELU()])),
+        "linear": lambda: nn.Sequential(nn.Linear(width, width), choice.choice([nn.Tanh(), nn.LeakyReLU(), nn.GELU()])),
         "residual": lambda: Residual(width, perceptron(width)),
         "attention": lambda: Residual(width, Attention(width)),
     }

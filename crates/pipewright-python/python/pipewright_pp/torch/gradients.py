@@ -70,15 +70,17 @@ def judge_gradients(
     """Returns the differences of the gradients, the number of comparisons and the largest difference of equal values."""
     wrong: list[_Wrong] = []
     compared, largest = 0, 0.0
-    floor = 1e-3 * expected.uncut.grad_norm * expected.clip
     for record in stages:
+        # Some gradients are zero but for rounding, such as those of the biases of keys.
+        names = {expected.canonical(record, name) for name in record.parameters} & set(expected.uncut.norms)
+        floor = 1e-3 * expected.clip * math.hypot(*(expected.uncut.norms[name] for name in names))
         for name, parameter in record.parameters.items():
             canonical = expected.canonical(record, name)
             if canonical not in expected.uncut.gradients:
                 continue
             parts = expected.parts(canonical)
             value = parameter.gradient if parameter.gradient is not None else parts[0].times(0.0)
-            relative = difference(value, add(parts), floor)
+            relative = difference(value, add(parts), max(floor, 1e-3 * sum(part.norm for part in parts)))
             compared += 1
             if relative <= limit(value):
                 largest = max(largest, relative)

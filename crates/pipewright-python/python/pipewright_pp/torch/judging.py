@@ -142,7 +142,7 @@ def _origin(compared: Comparison, record: StageRecord, value: Sketch, microbatch
         for index, inputs in enumerate(compared.uncut.inputs):
             if any(compared.same(value, right) for right in inputs):
                 return Fault.ORDER, f"it is the input of microbatch {index}"
-        return Fault.BATCH, "it is no part of the batch that verify got"
+        return Fault.BATCH, "it is not in the batch that verify got"
     for other in compared.stages:
         for index, call in other.calls.items():
             if other.stage == record.stage - 1 and any(compared.same(value, sent) for sent in call.outputs):
