@@ -404,7 +404,7 @@ impl Request {
             expert,
             expert_tensor: 1,
             batch,
-            shards: smallest.shards.filter(|_| self.fixed.data.is_some()),
+            shards: None,
             ..smallest.clone()
         };
         let expert = smallest.expert;
