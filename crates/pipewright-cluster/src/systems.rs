@@ -57,9 +57,9 @@ fn first_refusal(system: System, layout: &Layout, model: &Model) -> Option<(usiz
         sharding,
         shard_groups,
         recompute,
+        experts,
         overlap,
         products,
-        experts,
     ];
     let refusals = checks.into_iter().enumerate();
     refusals.filter_map(|(index, check)| Some((index, check(system, layout, model)?))).next()

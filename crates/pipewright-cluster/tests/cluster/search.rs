@@ -227,10 +227,10 @@ fn experts_are_divided_among_ranks() {
 }
 
 /// Returns the best plan for DeepSeek-V3 on a stack with a part of the layout that is given.
-fn deepseek(stack: Stack, memory: Option<f64>, fixed: Fixed) -> ClusterPlan {
+fn deepseek(stack: Stack, batch: u32, memory: Option<f64>, fixed: Fixed) -> ClusterPlan {
     let model = reader::read(include_str!("deepseek_v3.json")).expect("a model").model;
     let machine = by_name("h800").expect("a machine");
-    let request = Request::new(model, machine, 2048, 15_360, 4096, Precision::Fp8);
+    let request = Request::new(model, machine, 2048, batch, 4096, Precision::Fp8);
     let fixed = Fixed { tensor: Some(1), context: Some(1), microbatch: Some(1), expert: Some(64), ..fixed };
     let implementation = Implementation { expert_load: 110, ..Implementation::usual(stack) };
     found(&Request { fixed, implementation, memory, plans: 1, ..request }).plans.remove(0)
@@ -239,19 +239,21 @@ fn deepseek(stack: Stack, memory: Option<f64>, fixed: Fixed) -> ClusterPlan {
 /// The exchange of tokens is longer than what else it could save.
 #[test]
 fn the_exchange_of_experts_is_overlapped_where_the_stack_has_it() {
+    // Rounds of 16 microbatches, on 128 replicas.
+    const BATCH: u32 = 16_384;
     // Interleaved 1F1B needs more memory than V-Half.
     let memory = Some(160e9);
     for (stack, schedule) in [(Stack::Megatron, "interleaved1f1b"), (Stack::HaiLlm, "dualpipev")] {
-        let plan = deepseek(stack, memory, Fixed { pipeline: Some(16), ..Fixed::default() });
+        let fixed =
+            Fixed { pipeline: Some(16), schedule: Some(schedule.to_owned()), ..Fixed::default() };
+        let plan = deepseek(stack, BATCH, memory, fixed.clone());
         assert!(plan.layout.implementation.overlaps_experts, "{:?}", plan.layout);
-        assert_eq!(plan.layout.schedule_name(), schedule);
-        let fixed = Fixed { pipeline: Some(16), overlaps_experts: Some(false), ..Fixed::default() };
-        let without = deepseek(stack, memory, fixed);
+        let without = deepseek(stack, BATCH, memory, Fixed { overlaps_experts: Some(false), ..fixed });
         assert!(!without.layout.implementation.overlaps_experts);
         let ratio = without.prediction.seconds / plan.prediction.seconds;
         assert!(ratio > 1.02, "{stack:?}: {ratio}");
     }
-    let plan = deepseek(Stack::Torchtitan, memory, Fixed { pipeline: Some(16), ..Fixed::default() });
+    let plan = deepseek(Stack::Torchtitan, BATCH, memory, Fixed { pipeline: Some(16), ..Fixed::default() });
     assert!(!plan.layout.implementation.overlaps_experts);
 }
 
@@ -259,8 +261,8 @@ fn the_exchange_of_experts_is_overlapped_where_the_stack_has_it() {
 #[test]
 fn the_plan_for_deepseek_v3_is_within_the_error_of_its_authors_layout() {
     let authors = Fixed { pipeline: Some(16), schedule: Some("dualpipev".to_owned()), ..Fixed::default() };
-    let ratio = deepseek(Stack::HaiLlm, None, Fixed::default()).prediction.seconds
-        / deepseek(Stack::HaiLlm, None, authors).prediction.seconds;
+    let ratio = deepseek(Stack::HaiLlm, 15_360, None, Fixed::default()).prediction.seconds
+        / deepseek(Stack::HaiLlm, 15_360, None, authors).prediction.seconds;
     assert!((0.8..=1.0).contains(&ratio), "{ratio}");
 }
 
