@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use pipewright_cluster::implementation::Stack;
+use clap::{Args, value_parser};
+use pipewright_cluster::implementation::{Implementation, Stack};
 use pipewright_cluster::layout::{Precision, Recompute, ShardedState};
 use pipewright_schedule::bytes::parse_with_unit;
 use pipewright_schedule::emit::{StageLetters, parse_stage_letters};
@@ -40,6 +40,9 @@ pub(crate) struct ClusterArguments {
     /// The stack whose kernels and launches are predicted; megatron by default
     #[arg(long, value_parser = one_named(&STACKS, Stack::name), requires = "cluster")]
     pub(crate) stack: Option<Stack>,
+    /// The rows of the rank of experts that has most, as percent of the mean; 125 by default
+    #[arg(long, value_name = "PERCENT", value_parser = value_parser!(u32).range(100..=1000), requires = "cluster")]
+    pub(crate) expert_load: Option<u32>,
     /// Add days, GPU hours and energy of a training, such as tokens=15.6T
     #[arg(long, value_name = "tokens=N", value_parser = parse_goal, requires = "cluster")]
     pub(crate) goal: Option<u64>,
@@ -50,6 +53,19 @@ pub(crate) struct ClusterArguments {
     pub(crate) fixed: FixedArguments,
     #[command(flatten)]
     pub(crate) failures: FailureArguments,
+}
+
+impl ClusterArguments {
+    /// Returns how the stack trains, with the load of experts that is given.
+    pub(super) fn implementation(&self) -> Implementation {
+        self.with_load(Implementation::usual(self.stack.unwrap_or_default()))
+    }
+
+    /// Returns how a stack trains with the load of experts that is given.
+    pub(super) fn with_load(&self, implementation: Implementation) -> Implementation {
+        let expert_load = self.expert_load.unwrap_or(implementation.expert_load);
+        Implementation { expert_load, ..implementation }
+    }
 }
 
 /// The parts of a plan that are given. The search chooses the others.

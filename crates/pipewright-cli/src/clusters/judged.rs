@@ -71,7 +71,9 @@ pub(crate) fn read<'a>(options: &PlanOptions<'_>, file: &'a Path) -> Result<Judg
     options.precision(&machine)?;
     let (batch, precision) = (options.cluster.global_batch, options.cluster.precision);
     let place = RunContext { model: &model, gpus, sequence, batch, precision };
-    let run = configuration.run(&place, table.as_deref()).map_err(|error| wrong(file, sentence(&error)))?;
+    let run = configuration.run(&place, table.as_deref());
+    let mut run = run.map_err(|error| wrong(file, sentence(&error)))?;
+    run.layout.implementation = options.cluster.with_load(run.layout.implementation);
     if let Some(given) = precision.filter(|&given| given != run.layout.precision) {
         let (given, own) = (given.name(), run.layout.precision.name());
         let reason =
@@ -111,6 +113,8 @@ fn refuse_options_without_effect(options: &PlanOptions<'_>) -> Result<(), Failur
         ("--schedule", fixed.schedule.is_some(), of_file),
         ("--recompute", fixed.recompute.is_some(), of_file),
         ("--sharding", fixed.sharding.is_some(), of_file),
+        ("--shards", fixed.shards.is_some(), of_file),
+        ("--expert-overlap", fixed.expert_overlap.is_some(), of_file),
         ("--goal", cluster.goal.is_some(), of_training),
         ("--gpu-mtbf", failures.gpu_mtbf.is_some(), of_training),
         ("--node-mtbf", failures.node_mtbf.is_some(), of_training),

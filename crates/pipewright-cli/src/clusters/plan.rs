@@ -61,10 +61,7 @@ pub(super) fn planned_for(options: &PlanOptions<'_>) -> Result<PlannedFor, Failu
     let machine = machine(options.machines.first)?;
     let Described { model, mut assumed } = described;
     let (machine, measured) = match &options.cluster.measured {
-        Some(file) => {
-            let stack = Implementation::usual(options.cluster.stack.unwrap_or_default());
-            with_measurements(file, &model, machine, stack)?
-        }
+        Some(file) => with_measurements(file, &model, machine, options.cluster.implementation())?,
         None => (machine, Vec::new()),
     };
     // Blocks are measured with all of their parameters trained.
@@ -87,7 +84,7 @@ pub(crate) fn plan(options: &PlanOptions<'_>) -> Result<Planned, Failure> {
     options.add_machines(&mut request)?;
     assumed.extend(request.further.iter().flat_map(|kind| assumptions(&kind.machine, true)));
     let faults = options.cluster.failures.faults(&request)?;
-    request.implementation = Implementation::usual(options.cluster.stack.unwrap_or_default());
+    request.implementation = options.cluster.implementation();
     request.fixed = options.fixed();
     request.memory = options.memory.map(|bytes| bytes as f64);
     request.names = options.names();

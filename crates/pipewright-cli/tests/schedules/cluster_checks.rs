@@ -186,6 +186,8 @@ fn options_without_effect_on_a_check_are_refused() {
         "--schedule 1f1b",
         "--recompute none",
         "--sharding none",
+        "--shards 1",
+        "--expert-overlap on",
         "--goal tokens=1T",
         "--gpu-mtbf 50000h",
         "--node-mtbf 50000h",

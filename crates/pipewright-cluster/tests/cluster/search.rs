@@ -244,8 +244,7 @@ fn the_exchange_of_experts_is_overlapped_where_the_stack_has_it() {
     // Interleaved 1F1B needs more memory than V-Half.
     let memory = Some(160e9);
     for (stack, schedule) in [(Stack::Megatron, "interleaved1f1b"), (Stack::HaiLlm, "dualpipev")] {
-        let fixed =
-            Fixed { pipeline: Some(16), schedule: Some(schedule.to_owned()), ..Fixed::default() };
+        let fixed = Fixed { pipeline: Some(16), schedule: Some(schedule.to_owned()), ..Fixed::default() };
         let plan = deepseek(stack, BATCH, memory, fixed.clone());
         assert!(plan.layout.implementation.overlaps_experts, "{:?}", plan.layout);
         let without = deepseek(stack, BATCH, memory, Fixed { overlaps_experts: Some(false), ..fixed });
