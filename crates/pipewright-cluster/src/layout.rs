@@ -11,6 +11,7 @@ pub use crate::implementation::Precision;
 use crate::implementation::{Implementation, NumberFormat, Stack, StateFormats};
 use crate::layout_error::Fault;
 pub use crate::layout_error::LayoutError;
+pub use crate::recompute::{Recompute, Scores};
 use crate::size_names::{
     BATCH, CHUNKS, CONTEXT, DOCUMENT, EXPERT, EXPERT_TENSOR, GPUS, GivenSizes, MICROBATCH, Names, PASS,
     PIPELINE, SEQUENCE, SHARDS, Size, TENSOR,
@@ -88,42 +89,6 @@ pub enum Cut {
         /// The stage of the blocks that predict further tokens.
         predictors: u32,
     },
-}
-
-/// The part of the forward that the backward computes again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Recompute {
-    /// Nothing.
-    None,
-    /// With unfused attention, the scores (arXiv 2205.05198). Fused attention keeps no scores. There,
-    /// elementwise operations and every second product are computed again, as torchtitan's selective
-    /// checkpoints do.
-    Selective,
-    /// These parts of a block.
-    Modules(Modules),
-    /// All of a block.
-    Full,
-}
-
-/// How scores of attention are computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Scores {
-    /// In one kernel, which keeps no scores and skips pairs that are masked.
-    Fused,
-    /// By two products of matrices with a softmax between them, for all pairs.
-    Unfused,
-}
-
-impl Recompute {
-    /// Returns its name in files and options.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Selective => "selective",
-            Self::Modules(_) => "modules",
-            Self::Full => "full",
-        }
-    }
 }
 
 impl Layout {

@@ -184,7 +184,9 @@ impl Measured {
         };
         let layer = |(layer, block): (&MeasuredLayer, &MeasuredBlock)| {
             let percent = |factor: f64| format!("{:+.1}%", (factor - 1.0) * 100.0);
-            let [forward, backward] = block.factors(model, changed, stack).map(percent);
+            let layout = block.sizes.layout(stack);
+            let setting = Setting { model, layout: &layout, machine: changed };
+            let [forward, backward] = setting.measured_factors(block).map(percent);
             format!(
                 "blocks such as number {}: forward {forward}, backward {backward} against the prediction{}",
                 layer.block,

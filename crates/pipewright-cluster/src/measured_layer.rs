@@ -3,10 +3,8 @@
 use thiserror::Error;
 
 use crate::implementation::{Implementation, Stack};
-use crate::layout::Layout;
 use crate::machine::Machine;
 use crate::measured_times::{MeasuredBlock, MeasuredSizes};
-use crate::setting::Setting;
 use pipewright_shapes::model::{Block, Matrix, Model};
 
 /// A measured block of a model.
@@ -28,37 +26,6 @@ pub struct MeasuredLayer {
 pub struct MeasuredError(pub(crate) String);
 
 pipewright_schedule::message_as_debug!(MeasuredError);
-
-impl MeasuredSizes {
-    /// The layout of a stack in which a block was measured.
-    fn layout(&self, implementation: Implementation) -> Layout {
-        let Self { rows, sequence, tensor, precision } = *self;
-        Layout {
-            gpus: tensor,
-            tensor,
-            expert_tensor: tensor,
-            microbatch: rows,
-            batch: rows,
-            sequence_parallel: tensor > 1,
-            implementation,
-            ..Layout::on_one_gpu(sequence, precision)
-        }
-    }
-}
-
-impl MeasuredBlock {
-    /// Returns the measured times of the forward and the backward, divided by the predicted ones of a stack.
-    pub(crate) fn factors(
-        &self,
-        model: &Model,
-        machine: &Machine,
-        implementation: Implementation,
-    ) -> [f64; 2] {
-        let layout = self.sizes.layout(implementation);
-        let predicted = Setting { model, layout: &layout, machine }.predicted_block(&self.block);
-        [self.forward / predicted.forward.total(), self.backward / predicted.backward.total()]
-    }
-}
 
 impl MeasuredLayer {
     /// Returns the block of the model that was measured.

@@ -1,5 +1,6 @@
 //! Measured times that replace predicted ones.
 
+use crate::implementation::Implementation;
 use crate::layout::{Layout, Precision};
 use pipewright_shapes::model::Block;
 use pipewright_shapes::training::Training;
@@ -177,6 +178,21 @@ impl MeasuredProduct {
 }
 
 impl MeasuredSizes {
+    /// Returns the layout of a stack in which a block was measured.
+    pub(crate) fn layout(&self, implementation: Implementation) -> Layout {
+        let Self { rows, sequence, tensor, precision } = *self;
+        Layout {
+            gpus: tensor,
+            tensor,
+            expert_tensor: tensor,
+            microbatch: rows,
+            batch: rows,
+            sequence_parallel: tensor > 1,
+            implementation,
+            ..Layout::on_one_gpu(sequence, precision)
+        }
+    }
+
     /// Returns how much a layout differs: whether its precision is another one, and the sum of the logarithms of
     /// the ratios of its other sizes.
     fn distance(&self, layout: &Layout) -> (bool, f64) {

@@ -72,29 +72,13 @@ impl Product {
 
 impl MeasuredProduct {
     /// Returns the operations.
-    fn operations(&self) -> f64 {
+    pub(crate) fn operations(&self) -> f64 {
         2.0 * self.rows * self.columns * self.inner
     }
 
     /// Returns the share of the peak that the product reaches.
     pub(crate) fn share_of_peak(&self, machine: &Machine) -> f64 {
         self.operations() / self.seconds / machine.peak(self.precision)
-    }
-}
-
-impl Setting<'_> {
-    /// Returns the smallest ratio of a measured step to what the rates of the machine allow, or 1 if no measured
-    /// time is faster. The factors of measured blocks multiply times that measured products may have made
-    /// smaller.
-    pub(crate) fn least_measured_ratio(&self) -> f64 {
-        let Self { model, machine, layout } = *self;
-        let ratio = |measured: &MeasuredProduct| {
-            measured.seconds / (measured.operations() / machine.product_rate(measured.precision))
-        };
-        let products = machine.measured.products.iter().map(ratio).fold(1.0, f64::min);
-        let blocks = machine.measured.blocks.iter();
-        let factors = blocks.flat_map(|block| block.factors(model, machine, layout.implementation));
-        products * factors.fold(1.0, f64::min)
     }
 }
 

@@ -8,6 +8,7 @@ use crate::elementwise::{
 };
 use crate::implementation::NumberFormat;
 use crate::layout::{Modules, Precision, Recompute, Scores};
+use crate::measured_times::MeasuredBlock;
 use crate::parts::Parts;
 use crate::product::Product;
 use crate::setting::Setting;
@@ -84,15 +85,22 @@ impl Setting<'_> {
         let predicted = self.predicted_block(block);
         match self.machine.measured.block(block, self.layout) {
             Some(measured) => {
-                let implementation = self.layout.implementation;
-                let [forward, backward] = measured.factors(self.model, self.machine, implementation);
+                let [forward, backward] = self.measured_factors(measured);
                 predicted.scaled(forward, backward)
             }
             None => predicted,
         }
     }
 
-    pub(crate) fn predicted_block(&self, block: &Block) -> StageTime {
+    /// Returns the measured times of the forward and the backward of a block, divided by the predicted ones of the
+    /// layout's stack.
+    pub(crate) fn measured_factors(&self, measured: &MeasuredBlock) -> [f64; 2] {
+        let layout = measured.sizes.layout(self.layout.implementation);
+        let predicted = Setting { layout: &layout, ..*self }.predicted_block(&measured.block);
+        [measured.forward / predicted.forward.total(), measured.backward / predicted.backward.total()]
+    }
+
+    fn predicted_block(&self, block: &Block) -> StageTime {
         let block = &block.with_copies(self.layout.tensor);
         let matrices = block.matrices(self.model.hidden);
         let mut products = self.products(&matrices);

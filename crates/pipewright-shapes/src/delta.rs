@@ -16,14 +16,14 @@ pub struct Delta {
     /// The width of the convolution of queries, keys and values; 0 without it.
     pub convolution: u64,
     /// How the state decays.
-    pub decay: Decay,
+    pub decay: StateDecay,
     /// The tokens of a chunk of the scan.
     pub chunk: u64,
 }
 
 /// How the state of linear attention decays, and whether a delta rule removes what it holds for a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Decay {
+pub enum StateDecay {
     /// By a constant of each head, without a delta rule (lightning attention, arXiv 2501.08313).
     Fixed,
     /// By a number of each head and token (Gated DeltaNet, arXiv 2412.06464).
@@ -54,16 +54,16 @@ impl Delta {
 
     /// Returns whether a delta rule updates the state, with a strength of each head and token.
     pub fn has_rule(&self) -> bool {
-        self.decay != Decay::Fixed
+        self.decay != StateDecay::Fixed
     }
 
     /// Returns the numbers of a token that the scan reads: queries, keys, values, decays and strengths.
     pub fn scanned(&self) -> u64 {
         self.mixed()
             + match self.decay {
-                Decay::Fixed => 0,
-                Decay::Head => 2 * self.value_heads,
-                Decay::Channel { .. } => self.key_width() + self.value_heads,
+                StateDecay::Fixed => 0,
+                StateDecay::Head => 2 * self.value_heads,
+                StateDecay::Channel { .. } => self.key_width() + self.value_heads,
             }
     }
 
@@ -75,7 +75,7 @@ impl Delta {
     pub(crate) fn matrices(&self, hidden: u64) -> Vec<Matrix> {
         let matrix = |input, output, division| Matrix { input, output, division, of_experts: None };
         let back = matrix(self.value_width(), hidden, Division::Rows);
-        let Decay::Channel { rank: Some(rank) } = self.decay else {
+        let StateDecay::Channel { rank: Some(rank) } = self.decay else {
             return vec![matrix(hidden, self.projected(), Division::Columns), back];
         };
         vec![
@@ -91,9 +91,9 @@ impl Delta {
     /// bias and for each head a rate. The norm of lightning attention spans all heads.
     pub(crate) fn other_parameters(&self) -> u64 {
         let decays = match self.decay {
-            Decay::Fixed => return self.mixed() * self.convolution + self.value_width(),
-            Decay::Head => self.value_heads,
-            Decay::Channel { .. } => self.key_width(),
+            StateDecay::Fixed => return self.mixed() * self.convolution + self.value_width(),
+            StateDecay::Head => self.value_heads,
+            StateDecay::Channel { .. } => self.key_width(),
         };
         self.mixed() * self.convolution + self.value_size + decays + self.value_heads
     }
@@ -133,10 +133,10 @@ mod tests {
             assert_eq!(delta.scan_operations(48.0), expected);
         };
         let (state, pair) = (2.0 * 128.0 * 128.0, 2.0 * 128.0 * 24.0);
-        check(Decay::Fixed, 2.0 * pair + 2.0 * state);
+        check(StateDecay::Fixed, 2.0 * pair + 2.0 * state);
         // Each token meets 24 others on average in five products, and the state in three.
         let rule = 5.0 * pair + 3.0 * state + 48.0 * 48.0 / 3.0;
-        check(Decay::Head, rule);
-        check(Decay::Channel { rank: None }, rule);
+        check(StateDecay::Head, rule);
+        check(StateDecay::Channel { rank: None }, rule);
     }
 }

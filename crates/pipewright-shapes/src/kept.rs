@@ -4,7 +4,7 @@
 //! numbers. Tensors that several operations keep are counted once, with the operation that makes them; the
 //! input of a part of a block is counted with its norm.
 
-use crate::model::{Attention, Decay, Delta, Dense, Experts, Latent, Mamba2};
+use crate::model::{Attention, Delta, Dense, Experts, Latent, Mamba2, StateDecay};
 use crate::training::AdapterSizes;
 use crate::vectors::QueryKeyNorm;
 
@@ -95,8 +95,12 @@ impl Delta {
     /// Returns what lies between the two products of decays and of gates, which is whole on each rank.
     pub fn ranks_kept(&self) -> KeptNumbers {
         match self.decay {
-            Decay::Channel { rank: Some(rank) } => KeptNumbers { inputs: 2 * rank, ..KeptNumbers::default() },
-            Decay::Fixed | Decay::Head | Decay::Channel { rank: None } => KeptNumbers::default(),
+            StateDecay::Channel { rank: Some(rank) } => {
+                KeptNumbers { inputs: 2 * rank, ..KeptNumbers::default() }
+            }
+            StateDecay::Fixed | StateDecay::Head | StateDecay::Channel { rank: None } => {
+                KeptNumbers::default()
+            }
         }
     }
 }

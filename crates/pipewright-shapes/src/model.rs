@@ -5,7 +5,7 @@
 
 use std::slice;
 
-pub use crate::delta::{Decay, Delta};
+pub use crate::delta::{Delta, StateDecay};
 pub use crate::matrix::{Division, Matrix, Share};
 use crate::training::{AdaptedLayer, AdapterError, AdapterSizes, Adapters, Training};
 use crate::vectors::Vectors;

@@ -20,6 +20,7 @@ use crate::attention::best_attention_seconds;
 use crate::elementwise::{block_traffic, embedding_traffic, loss_traffic};
 use crate::layout::{Layout, Precision, ShardedState};
 use crate::machine::Machine;
+use crate::measured_times::MeasuredProduct;
 use crate::memory::Parameters;
 use crate::search::request::Request;
 use crate::setting::Setting;
@@ -103,5 +104,17 @@ fn on_one_gpu(request: &Request, machine: &Machine) -> OnOneGpu {
     });
     let optimizer = optimizer[0].min(optimizer[1]);
     // Measured times may be faster than the rates.
-    OnOneGpu { parts, optimizer, ratio: setting.least_measured_ratio() }
+    OnOneGpu { parts, optimizer, ratio: least_measured_ratio(&setting) }
+}
+
+/// Returns the smallest ratio of a measured step to what the rates of the machine allow, or 1 if no measured time is
+/// faster. The factors of measured blocks multiply times that measured products may have made smaller.
+fn least_measured_ratio(setting: &Setting<'_>) -> f64 {
+    let measured = &setting.machine.measured;
+    let ratio = |product: &MeasuredProduct| {
+        product.seconds / (product.operations() / setting.machine.product_rate(product.precision))
+    };
+    let products = measured.products.iter().map(ratio).fold(1.0, f64::min);
+    let factors = measured.blocks.iter().flat_map(|block| setting.measured_factors(block));
+    products * factors.fold(1.0, f64::min)
 }

@@ -18,7 +18,7 @@ use pipewright_schedule::ids::StageIndex;
 
 use crate::layout::Layout;
 use crate::pipeline::PipelineCosts;
-use crate::search::schedules::{self, Division};
+use crate::search::schedules::{self, BackwardForm};
 
 /// The seconds of a stage for one microbatch.
 #[derive(Debug, Clone, Copy, Default)]
@@ -39,10 +39,10 @@ struct Stage {
 /// Returns the seconds of one run of a layout's schedule that no order of its computations is faster than.
 pub(super) fn least_makespan(layout: &Layout, costs: &PipelineCosts) -> f64 {
     let stages_of_rank = layout.stages_of_rank();
-    let division = schedules::division(layout);
-    let stages = stages(division, costs, &stages_of_rank);
+    let form = schedules::backward_form(layout);
+    let stages = stages(form, costs, &stages_of_rank);
     let microbatches = f64::from(layout.microbatches());
-    if division == Division::Slices {
+    if form == BackwardForm::Slices {
         return stages_of_rank.iter().map(|own| microbatches * work(&stages, own)).fold(0.0, f64::max);
     }
     let ranks = stages_of_rank.iter().map(|own| least_of_rank(&stages, own, microbatches));
@@ -54,7 +54,7 @@ fn work(stages: &[Stage], own: &[usize]) -> f64 {
     own.iter().map(|&stage| stages[stage].forward + stages[stage].backward).sum()
 }
 
-fn stages(division: Division, costs: &PipelineCosts, stages_of_rank: &[Vec<usize>]) -> Vec<Stage> {
+fn stages(form: BackwardForm, costs: &PipelineCosts, stages_of_rank: &[Vec<usize>]) -> Vec<Stage> {
     let mut rank_of = vec![0; costs.stages.len()];
     for (rank, own) in stages_of_rank.iter().enumerate() {
         own.iter().for_each(|&stage| rank_of[stage] = rank);
@@ -68,12 +68,14 @@ fn stages(division: Division, costs: &PipelineCosts, stages_of_rank: &[Vec<usize
     let stage = |(index, stage): (usize, &StageCosts)| {
         let apart = stage.input_backward + stage.weight_backward;
         let least = stage.input_backward.min(stage.backward);
-        let [chained, backward] = match (costs.trained.backward_of(StageIndex::new(index as u32)), division) {
+        let [chained, backward] = match (costs.trained.backward_of(StageIndex::new(index as u32)), form) {
             (StageBackward::None, _) => [0.0; 2],
             (StageBackward::Inputs, _) => [least; 2],
-            (StageBackward::Whole, Division::Split) => [stage.input_backward, apart],
-            (StageBackward::Whole, Division::Whole) => [stage.backward; 2],
-            (StageBackward::Whole, Division::Mixed | Division::Slices) => [least, stage.backward.min(apart)],
+            (StageBackward::Whole, BackwardForm::Split) => [stage.input_backward, apart],
+            (StageBackward::Whole, BackwardForm::Whole) => [stage.backward; 2],
+            (StageBackward::Whole, BackwardForm::Mixed | BackwardForm::Slices) => {
+                [least, stage.backward.min(apart)]
+            }
         };
         Stage { forward: stage.forward, chained, backward, ..Stage::default() }
     };

@@ -141,9 +141,9 @@ pub(super) fn is_exact(layout: &Layout) -> bool {
     layout.schedule.is_none()
 }
 
-/// How a schedule divides the work of a stage for one microbatch.
+/// The form of the backwards of a schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Division {
+pub(super) enum BackwardForm {
     /// A forward and a whole backward.
     Whole,
     /// A forward, the gradients of inputs, and the gradients of weights.
@@ -154,14 +154,14 @@ pub(super) enum Division {
     Slices,
 }
 
-/// Returns how a layout's schedule divides the work of a stage.
-pub(super) fn division(layout: &Layout) -> Division {
-    let Some(name) = layout.schedule.as_deref() else { return Division::Whole };
+/// Returns the form of the backwards of a layout's schedule.
+pub(super) fn backward_form(layout: &Layout) -> BackwardForm {
+    let Some(name) = layout.schedule.as_deref() else { return BackwardForm::Whole };
     match find(name) {
-        _ if SPLIT.contains(&name) => Division::Split,
-        Ok(generator) if generator.slices_of(&ScheduleSpec::default()) != Slices::ONE => Division::Slices,
-        Ok(generator) if !generator.splits_backward() => Division::Whole,
-        Ok(_) | Err(_) => Division::Mixed,
+        _ if SPLIT.contains(&name) => BackwardForm::Split,
+        Ok(generator) if generator.slices_of(&ScheduleSpec::default()) != Slices::ONE => BackwardForm::Slices,
+        Ok(generator) if !generator.splits_backward() => BackwardForm::Whole,
+        Ok(_) | Err(_) => BackwardForm::Mixed,
     }
 }
 

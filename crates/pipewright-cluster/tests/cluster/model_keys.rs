@@ -1,7 +1,7 @@
 //! The keys of a `config.json`: each is read, changes nothing, or is refused with its place.
 
 use pipewright_shapes::kept::KeptNumbers;
-use pipewright_shapes::model::{Attention, Decay, Delta, Indexer, Latent, Mixer};
+use pipewright_shapes::model::{Attention, Delta, Indexer, Latent, Mixer, StateDecay};
 use pipewright_shapes::reader::{Described, read};
 use serde_json::{Map, Value, json};
 
@@ -247,7 +247,7 @@ const GATED: Delta = Delta {
     key_size: 8,
     value_size: 16,
     convolution: 4,
-    decay: Decay::Head,
+    decay: StateDecay::Head,
     chunk: 64,
 };
 
@@ -276,14 +276,14 @@ fn the_blocks_with_linear_attention_are_read() {
     // Sizes that OLMo's files leave out.
     let olmo = Delta { key_heads: 4, value_heads: 4, key_size: 12, value_size: 24, ..GATED };
     check(json!({"model_type": "olmo_hybrid"}), olmo, &[0, 1, 2]);
-    let channel = Decay::Channel { rank: Some(8) };
+    let channel = StateDecay::Channel { rank: Some(8) };
     let kimi = Delta { key_heads: 3, value_heads: 3, value_size: 8, decay: channel, ..GATED };
     let table = json!({
         "full_attn_layers": [2], "kda_layers": [1, 3, 4], "num_heads": 3, "head_dim": 8, "short_conv_kernel_size": 4
     });
     let keys = json!({"model_type": "kimi_linear", "linear_attn_config": table, "head_dim": 72});
     check(with(latent(), keys), kimi, &[0, 2, 3]);
-    let ling = Delta { key_heads: 4, value_heads: 4, decay: Decay::Channel { rank: None }, ..kimi };
+    let ling = Delta { key_heads: 4, value_heads: 4, decay: StateDecay::Channel { rank: None }, ..kimi };
     let keys = json!({
         "model_type": "bailing_hybrid", "layer_group_size": 4, "head_dim": 8, "short_conv_kernel_size": 4
     });
@@ -294,7 +294,7 @@ fn the_blocks_with_linear_attention_are_read() {
         key_size: 16,
         value_size: 16,
         convolution: 0,
-        decay: Decay::Fixed,
+        decay: StateDecay::Fixed,
         chunk: 256,
     };
     check(json!({"model_type": "minimax_text_01", "attn_type_list": [0, 0, 0, 1]}), lightning, &[0, 1, 2]);
@@ -382,9 +382,9 @@ fn linear_attention_keeps_what_its_kernels_read_again() {
     let (mixed, values) = (2 * 16 + 64, 64);
     let others = |extra| mixed + extra + values + mixed + 4 * 64 + values;
     assert_eq!(GATED.kept(), KeptNumbers { inputs: values, others: others(2 * 4), scales: 4 });
-    let channel = Delta { decay: Decay::Channel { rank: Some(8) }, ..GATED };
+    let channel = Delta { decay: StateDecay::Channel { rank: Some(8) }, ..GATED };
     assert_eq!(channel.kept().others, others(16 + 4));
     assert_eq!([GATED.ranks_kept().inputs, channel.ranks_kept().inputs], [0, 2 * 8]);
-    let fixed = Delta { decay: Decay::Fixed, convolution: 0, ..GATED };
+    let fixed = Delta { decay: StateDecay::Fixed, convolution: 0, ..GATED };
     assert_eq!(fixed.kept().others, mixed + values + values);
 }

@@ -13,7 +13,7 @@ use pipewright_cluster::product::Product;
 use pipewright_cluster::published::Run;
 use pipewright_cluster::setting::Setting;
 use pipewright_cluster::stage_time::StageTime;
-use pipewright_shapes::model::{Decay, Delta, Dense, Experts, FeedForward, Mamba2, Mixer};
+use pipewright_shapes::model::{Delta, Dense, Experts, FeedForward, Mamba2, Mixer, StateDecay};
 
 use crate::data::{on, predicted, run};
 
@@ -312,7 +312,7 @@ const DELTA: Delta = Delta {
     key_size: 128,
     value_size: 128,
     convolution: 4,
-    decay: Decay::Head,
+    decay: StateDecay::Head,
     chunk: 64,
 };
 

@@ -18,7 +18,7 @@ pub use dense::{
 pub use hybrids::{HYBRID, NEMOTRON_H};
 pub use mixtures::{DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS, MIXTRAL, QWEN2_MOE, QWEN3_MOE};
 use row::{ALL_NORM, BASE, BIASED, GPT, HEAD_NORM, SANDWICH, TIED};
-pub use row::{AbsentKey, Family, Linear};
+pub use row::{AbsentKey, Family, LinearKind};
 
 /// The families of decoders that training knows.
 const DECODERS: &[Family] = &[
@@ -85,7 +85,7 @@ const OTHERS: &[Family] = &[
         ],
         vectors: Vectors { shared_gate: true, ..HEAD_NORM },
         whole_every: Some(4),
-        linear: Linear::Gated,
+        linear: LinearKind::Gated,
         gate: true,
         rotary: 0.25,
         ..BASE
@@ -94,19 +94,19 @@ const OTHERS: &[Family] = &[
         names: &["olmo_hybrid"],
         vectors: ALL_NORM,
         whole_every: Some(4),
-        linear: Linear::Gated,
+        linear: LinearKind::Gated,
         ..BASE
     },
     Family {
         names: &["kimi_linear"],
         whole_every: Some(4),
-        linear: Linear::Channel { has_ranks: true },
+        linear: LinearKind::Channel { has_ranks: true },
         ..BASE
     },
     Family {
         names: &["bailing_hybrid"],
         whole_every: Some(6),
-        linear: Linear::Channel { has_ranks: false },
+        linear: LinearKind::Channel { has_ranks: false },
         gate: true,
         ..BASE
     },
@@ -115,7 +115,7 @@ const OTHERS: &[Family] = &[
         vectors: Vectors { biases: Biases { router: true, ..Biases::NONE }, ..Vectors::LLAMA },
         ..BASE
     },
-    Family { names: &["minimax", "minimax_text_01"], linear: Linear::Lightning, ..BASE },
+    Family { names: &["minimax", "minimax_text_01"], linear: LinearKind::Lightning, ..BASE },
     Family { names: &["minimax_m2"], vectors: ALL_NORM, ..BASE },
     Family { names: &["gemma"], absent: TIED, gated: Some(true), ..BASE },
     Family { names: &["glm"], vectors: BIASED, output_bias_is_given: false, rotary: 0.5, ..BASE },

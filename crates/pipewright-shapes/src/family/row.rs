@@ -31,7 +31,7 @@ impl From<AbsentKey> for Value {
 
 /// The linear attention of a family's models, in blocks of the kind `linear_attention`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Linear {
+pub enum LinearKind {
     /// None.
     None,
     /// Gated DeltaNet.
@@ -84,7 +84,7 @@ pub struct Family {
     /// not say it.
     pub whole_every: Option<u64>,
     /// The linear attention of the other blocks.
-    pub linear: Linear,
+    pub linear: LinearKind,
     /// Whether attention has a gate of its outputs, as wide as all queries, unless the file says otherwise. Latent
     /// attention has one for each head.
     pub gate: bool,
@@ -114,7 +114,7 @@ pub(super) const BASE: Family = Family {
     more_positions: None,
     vectors: Vectors::LLAMA,
     whole_every: None,
-    linear: Linear::None,
+    linear: LinearKind::None,
     gate: false,
     without_positions_every: None,
     rotary: 1.0,

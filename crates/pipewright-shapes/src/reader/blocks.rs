@@ -6,7 +6,7 @@ use super::feed_forward::FeedForwards;
 use super::keys::{Keys, MAX_BLOCKS, MAX_SIZE, contradiction, missing};
 use super::mixer::{attention, linear, mamba};
 use crate::error::ShapeError;
-use crate::family::{Family, Linear};
+use crate::family::{Family, LinearKind};
 use crate::model::{Attention, Block, FeedForward, Mixer};
 
 /// The keys of the number of blocks.
@@ -76,7 +76,7 @@ pub(super) fn blocks(keys: &mut Keys<'_>, family: &Family, hidden: u64) -> Resul
             let layers = counted(layers)?;
             let by_other_keys = linear_kinds(keys, family, layers)?;
             let kinds = kinds.or(by_other_keys);
-            if kinds.is_none() && family.linear != Linear::None {
+            if kinds.is_none() && family.linear != LinearKind::None {
                 return Err(missing(&[KINDS[0], "attn_type_list"]));
             }
             whole_blocks(keys, family, hidden, layers, kinds)
@@ -91,7 +91,7 @@ fn linear_kinds(
     layers: u64,
 ) -> Result<Option<(String, Vec<&'static str>)>, ShapeError> {
     let every = match family.linear {
-        Linear::None => None,
+        LinearKind::None => None,
         _ => keys.size(&INTERVAL, 1, MAX_BLOCKS)?.or(family.whole_every),
     };
     let full = "linear_attn_config.full_attn_layers";
@@ -111,7 +111,7 @@ fn linear_kinds(
             None => return Ok(None),
         },
     };
-    if family.linear == Linear::None && !(0..layers).all(&is_full) {
+    if family.linear == LinearKind::None && !(0..layers).all(&is_full) {
         return Err(unknown_block(key, "linear_attention", KNOWN_KINDS));
     }
     let kind = |layer| if is_full(layer) { "full_attention" } else { "linear_attention" };

@@ -2,8 +2,8 @@
 
 use super::keys::{Keys, MAX_SIZE, contradiction, missing};
 use crate::error::ShapeError;
-use crate::family::{Family, Linear};
-use crate::model::{Attention, Decay, Delta, Indexer, Latent, Mamba2, Mixer};
+use crate::family::{Family, LinearKind};
+use crate::model::{Attention, Delta, Indexer, Latent, Mamba2, Mixer, StateDecay};
 
 /// The keys of the window of attention.
 const WINDOW: [&str; 2] = ["sliding_window", "attention_chunk_size"];
@@ -79,8 +79,8 @@ fn rotary_size(keys: &mut Keys<'_>, family: &Family, head_size: u64) -> Result<u
 pub(super) fn linear(keys: &mut Keys<'_>, family: &Family, hidden: u64) -> Result<Mixer, ShapeError> {
     let heads = keys.needed(&HEADS)?;
     let delta = match family.linear {
-        Linear::None => return Ok(Mixer::None),
-        Linear::Gated => {
+        LinearKind::None => return Ok(Mixer::None),
+        LinearKind::Gated => {
             // OLMo's files may leave out sizes, which follow from others.
             let mut size = |name, usual| {
                 keys.size(&[name], 1, MAX_SIZE).map(|given: Option<u64>| given.unwrap_or(usual))
@@ -93,11 +93,11 @@ pub(super) fn linear(keys: &mut Keys<'_>, family: &Family, hidden: u64) -> Resul
                 key_size,
                 value_size: size("linear_value_head_dim", 2 * key_size)?,
                 convolution: size("linear_conv_kernel_dim", 4)?,
-                decay: Decay::Head,
+                decay: StateDecay::Head,
                 chunk: DELTA_CHUNK,
             }
         }
-        Linear::Channel { has_ranks } => {
+        LinearKind::Channel { has_ranks } => {
             let given = keys.size(&["linear_attn_config.num_heads", "linear_num_heads"], 1, MAX_SIZE)?;
             let heads = given.unwrap_or(heads);
             let size = keys.needed(&["linear_attn_config.head_dim", "linear_head_dim", "head_dim"])?;
@@ -112,11 +112,11 @@ pub(super) fn linear(keys: &mut Keys<'_>, family: &Family, hidden: u64) -> Resul
                 key_size: size,
                 value_size: size,
                 convolution: keys.needed(&names)?,
-                decay: Decay::Channel { rank: has_ranks.then_some(size) },
+                decay: StateDecay::Channel { rank: has_ranks.then_some(size) },
                 chunk: DELTA_CHUNK,
             }
         }
-        Linear::Lightning => {
+        LinearKind::Lightning => {
             let size = head_size(keys, heads, hidden)?;
             Delta {
                 key_heads: heads,
@@ -124,7 +124,7 @@ pub(super) fn linear(keys: &mut Keys<'_>, family: &Family, hidden: u64) -> Resul
                 key_size: size,
                 value_size: size,
                 convolution: 0,
-                decay: Decay::Fixed,
+                decay: StateDecay::Fixed,
                 chunk: keys.size(&["block_size"], 1, MAX_SIZE)?.unwrap_or(LIGHTNING_CHUNK),
             }
         }

@@ -1,7 +1,7 @@
 //! The branches, loops, groups and functions around a command, and whether the command runs.
 
 use crate::emit::shell::condition::{and, not, or};
-use crate::emit::shell::variables::Before;
+use crate::emit::shell::variables::OldValue;
 
 /// Whether a command runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,7 +78,7 @@ pub(super) struct Function {
 
 /// The kind of a compound command.
 #[derive(Debug)]
-pub(super) enum Kind {
+pub(super) enum CompoundKind {
     If,
     Loop,
     /// `case`, with its word if it is certain.
@@ -101,8 +101,8 @@ pub(super) enum Kind {
 
 /// A compound command that is open.
 #[derive(Debug)]
-pub(super) struct Branch {
-    pub(super) kind: Kind,
+pub(super) struct OpenCompound {
+    pub(super) kind: CompoundKind,
     pub(super) line: usize,
     /// Whether the compound command runs.
     pub(super) outer: Runs,
@@ -113,16 +113,16 @@ pub(super) struct Branch {
     /// The list that it is a command of.
     pub(super) list: List,
     /// The values that variables get back when it ends.
-    pub(super) saved: Vec<(String, Before)>,
+    pub(super) saved: Vec<(String, OldValue)>,
     /// The functions that names get back when it ends.
     pub(super) functions: Vec<(String, Option<Function>)>,
 }
 
-impl Branch {
-    pub(super) fn new(kind: Kind, line: usize, outer: Runs, list: List) -> Self {
+impl OpenCompound {
+    pub(super) fn new(kind: CompoundKind, line: usize, outer: Runs, list: List) -> Self {
         let taken = match kind {
-            Kind::Loop => None,
-            Kind::Definition(_) | Kind::Case(_) => Some(false),
+            CompoundKind::Loop => None,
+            CompoundKind::Definition(_) | CompoundKind::Case(_) => Some(false),
             _ => Some(true),
         };
         Self { kind, line, outer, before: Some(false), taken, list, saved: Vec::new(), functions: Vec::new() }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use crate::emit::shell::branches::Runs;
 use crate::emit::shell::letters::is_name;
 use crate::emit::shell::script::Reader;
-use crate::emit::shell::variables::{ARGUMENTS, Given};
+use crate::emit::shell::variables::{ARGUMENTS, Assigned};
 use crate::emit::shell::word::{Word, shortened};
 
 /// Commands whose arguments are assignments.
@@ -20,7 +20,7 @@ impl Reader {
     }
 
     /// Sets a variable by `declare` and the like. `words` are the command and its flags.
-    pub(super) fn declare(&mut self, words: &[Word], name: &str, given: Given, runs: Runs) {
+    pub(super) fn declare(&mut self, words: &[Word], name: &str, given: Assigned, runs: Runs) {
         if runs == Runs::No {
             return;
         }
@@ -93,7 +93,7 @@ impl Reader {
                     self.declare(
                         words,
                         name,
-                        Given { words: vec![value], is_list: false, adds: false },
+                        Assigned { words: vec![value], is_list: false, adds: false },
                         runs,
                     );
                 }

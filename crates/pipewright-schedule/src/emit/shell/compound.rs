@@ -4,10 +4,10 @@ use std::collections::HashSet;
 use std::rc::Rc;
 
 use crate::emit::read_error::ReadError;
-use crate::emit::shell::branches::{Branch, Kind, Link, List, Runs};
+use crate::emit::shell::branches::{CompoundKind, Link, List, OpenCompound, Runs};
 use crate::emit::shell::condition::{and, holds, matches, or};
 use crate::emit::shell::script::{Reader, SEPARATORS, test};
-use crate::emit::shell::variables::Before;
+use crate::emit::shell::variables::OldValue;
 use crate::emit::shell::word::{Doubt, Word, join};
 
 /// The most letters of loops.
@@ -26,7 +26,9 @@ impl Reader {
             '\n' => self.skip_documents(),
             ')' => {
                 if let Some(
-                    Kind::Subshell | Kind::Definition(true) | Kind::Call { in_parentheses: true, .. },
+                    CompoundKind::Subshell
+                    | CompoundKind::Definition(true)
+                    | CompoundKind::Call { in_parentheses: true, .. },
                 ) = self.branches.last().map(|branch| &branch.kind)
                 {
                     self.close(self.list.status);
@@ -52,7 +54,7 @@ impl Reader {
     fn open_parenthesis(&mut self, line: usize) {
         if !self.letters.starts_with("((") {
             self.letters.at += 1;
-            return self.open(Kind::Subshell, line);
+            return self.open(CompoundKind::Subshell, line);
         }
         let sum = self.letters.take_enclosed('(', ')');
         self.doubt_names_of(&sum, line);
@@ -67,8 +69,8 @@ impl Reader {
         let status = self.list.status;
         let kind = self.branches.last().map(|branch| &branch.kind);
         match (word.as_str(), kind) {
-            ("if", _) => self.open_after(&word, Kind::If, line),
-            ("while" | "until", _) => self.open_after(&word, Kind::Loop, line),
+            ("if", _) => self.open_after(&word, CompoundKind::If, line),
+            ("while" | "until", _) => self.open_after(&word, CompoundKind::Loop, line),
             ("for" | "select", _) => {
                 self.letters.at += word.len();
                 self.loop_over_words(line);
@@ -77,23 +79,32 @@ impl Reader {
                 self.letters.at += word.len();
                 self.open_case(line);
             }
-            ("{", _) => self.open_after(&word, Kind::Group, line),
-            ("then", Some(Kind::If)) => self.next_branch(&word, |branch| branch.begin(status)),
-            ("elif", Some(Kind::If)) => self.next_branch(&word, |branch| {
+            ("{", _) => self.open_after(&word, CompoundKind::Group, line),
+            ("then", Some(CompoundKind::If)) => self.next_branch(&word, |branch| branch.begin(status)),
+            ("elif", Some(CompoundKind::If)) => self.next_branch(&word, |branch| {
                 branch.end();
                 branch.begin(Some(true));
                 branch.line = line;
             }),
-            ("else", Some(Kind::If)) => self.next_branch(&word, |branch| {
+            ("else", Some(CompoundKind::If)) => self.next_branch(&word, |branch| {
                 branch.end();
                 branch.begin(Some(true));
             }),
-            ("do", Some(Kind::Loop)) => self.next_branch(&word, |_| {}),
-            ("fi", Some(Kind::If)) | ("done", Some(Kind::Loop)) | ("esac", Some(Kind::Case(_))) => {
+            ("do", Some(CompoundKind::Loop)) => self.next_branch(&word, |_| {}),
+            ("fi", Some(CompoundKind::If))
+            | ("done", Some(CompoundKind::Loop))
+            | ("esac", Some(CompoundKind::Case(_))) => {
                 self.letters.at += word.len();
                 self.close(None);
             }
-            ("}", Some(Kind::Group | Kind::Definition(false) | Kind::Call { in_parentheses: false, .. })) => {
+            (
+                "}",
+                Some(
+                    CompoundKind::Group
+                    | CompoundKind::Definition(false)
+                    | CompoundKind::Call { in_parentheses: false, .. },
+                ),
+            ) => {
                 self.letters.at += word.len();
                 self.close(status);
             }
@@ -120,31 +131,31 @@ impl Reader {
     }
 
     /// Opens a compound command whose first word is next.
-    fn open_after(&mut self, word: &str, kind: Kind, line: usize) {
+    fn open_after(&mut self, word: &str, kind: CompoundKind, line: usize) {
         self.letters.at += word.len();
         self.open(kind, line);
     }
 
     /// Begins another part of the innermost compound command. The word that begins it is next.
-    fn next_branch(&mut self, word: &str, change: impl FnMut(&mut Branch)) {
+    fn next_branch(&mut self, word: &str, change: impl FnMut(&mut OpenCompound)) {
         self.letters.at += word.len();
         self.branches.last_mut().into_iter().for_each(change);
         self.list = List::default();
     }
 
     /// Opens a compound command.
-    pub(super) fn open(&mut self, kind: Kind, line: usize) {
-        let outer = if matches!(kind, Kind::Definition(_)) { Runs::No } else { self.runs() };
+    pub(super) fn open(&mut self, kind: CompoundKind, line: usize) {
+        let outer = if matches!(kind, CompoundKind::Definition(_)) { Runs::No } else { self.runs() };
         let index = self.branches.len();
         match kind {
-            Kind::Loop => {
+            CompoundKind::Loop => {
                 self.loops += 1;
                 if self.loops == 1 && outer != Runs::No {
                     self.doubt_names_of_loop(line);
                 }
             }
-            Kind::Subshell => self.subshells.push(index),
-            Kind::Call { in_parentheses, .. } => {
+            CompoundKind::Subshell => self.subshells.push(index),
+            CompoundKind::Call { in_parentheses, .. } => {
                 self.calls.push(index);
                 if in_parentheses {
                     self.subshells.push(index);
@@ -153,7 +164,7 @@ impl Reader {
             _ => {}
         }
         let list = std::mem::take(&mut self.list);
-        self.branches.push(Branch::new(kind, line, outer, list));
+        self.branches.push(OpenCompound::new(kind, line, outer, list));
     }
 
     /// Marks the variables that a loop changes: a later round may see the value of an earlier one.
@@ -177,9 +188,9 @@ impl Reader {
     fn close(&mut self, result: Option<bool>) {
         let Some(branch) = self.branches.pop() else { return };
         match branch.kind {
-            Kind::Loop => self.loops -= 1,
-            Kind::Subshell => drop(self.subshells.pop()),
-            Kind::Call { back, start, in_parentheses, kept } => {
+            CompoundKind::Loop => self.loops -= 1,
+            CompoundKind::Subshell => drop(self.subshells.pop()),
+            CompoundKind::Call { back, start, in_parentheses, kept } => {
                 self.called += self.letters.at - start;
                 self.letters.at = back;
                 self.calls.pop();
@@ -209,7 +220,7 @@ impl Reader {
 
     /// Removes the values of variables of a function from those that the subshell around its call keeps. `kept` are the ones
     /// that it had before.
-    fn forget_locals(&mut self, locals: &[(String, Before)], kept: usize) {
+    fn forget_locals(&mut self, locals: &[(String, OldValue)], kept: usize) {
         let Some(&index) = self.subshells.last() else { return };
         let saved = &mut self.branches[index].saved;
         let own = saved.split_off(kept.min(saved.len()));
@@ -245,7 +256,7 @@ impl Reader {
                 self.letters.skip_blanks(false);
             }
         }
-        self.open(Kind::Loop, line);
+        self.open(CompoundKind::Loop, line);
     }
 
     fn open_case(&mut self, line: usize) {
@@ -254,13 +265,13 @@ impl Reader {
         self.letters.skip_blanks(true);
         self.letters.take("in");
         let is_known = matches!(word.doubt, Doubt::None | Doubt::Unset(_));
-        self.open(Kind::Case(is_known.then_some(word.text)), line);
+        self.open(CompoundKind::Case(is_known.then_some(word.text)), line);
         self.patterns(true);
     }
 
     /// Reads the patterns of the next branch of `case`, up to the parenthesis.
     fn patterns(&mut self, is_alone: bool) {
-        if !matches!(self.branches.last().map(|branch| &branch.kind), Some(Kind::Case(_))) {
+        if !matches!(self.branches.last().map(|branch| &branch.kind), Some(CompoundKind::Case(_))) {
             return;
         }
         self.letters.skip_blanks(true);
@@ -286,7 +297,7 @@ impl Reader {
             let kind = self.branches.last().map(|branch| &branch.kind);
             let own = match (kind, pattern.known()) {
                 (_, Some("*")) => Some(true),
-                (Some(Kind::Case(Some(word))), Some(pattern)) => matches(word, pattern),
+                (Some(CompoundKind::Case(Some(word))), Some(pattern)) => matches(word, pattern),
                 _ => None,
             };
             holds = or(holds, own);

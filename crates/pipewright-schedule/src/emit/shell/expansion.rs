@@ -3,7 +3,7 @@
 use crate::emit::shell::arithmetic::evaluate;
 use crate::emit::shell::letters::{Letters, is_of_name};
 use crate::emit::shell::script::Reader;
-use crate::emit::shell::variables::{ARGUMENTS, Given};
+use crate::emit::shell::variables::{ARGUMENTS, Assigned};
 use crate::emit::shell::word::{Doubt, Word, Words, concatenated, join, shortened};
 
 /// The most letters of all expansions.
@@ -252,7 +252,7 @@ impl Reader {
             ("+", Some(_)) | ("-", None) => Some(vec![self.text_of(text, in_quotes, line)?]),
             ("=", None) => {
                 let word = self.text_of(text, in_quotes, line)?;
-                let given = Given { words: vec![word.clone()], is_list: false, adds: false };
+                let given = Assigned { words: vec![word.clone()], is_list: false, adds: false };
                 let runs = self.runs();
                 self.set(name, given, runs);
                 Some(vec![word])

@@ -1,6 +1,6 @@
 //! Skips redirections and here-documents.
 
-use crate::emit::shell::script::{Document, Reader};
+use crate::emit::shell::script::{HereDocument, Reader};
 use crate::emit::shell::word::{Word, shortened};
 
 impl Reader {
@@ -35,13 +35,13 @@ impl Reader {
         let target = self.word().into_iter().next();
         if ["<<", "<<-"].contains(&operator.as_str()) {
             let has_tabs = operator == "<<-";
-            self.documents.extend(target.map(|word| Document { end: word.text, has_tabs }));
+            self.documents.extend(target.map(|word| HereDocument { end: word.text, has_tabs }));
         }
     }
 
     /// Skips the lines of here-documents.
     pub(super) fn skip_documents(&mut self) {
-        for Document { end, has_tabs } in std::mem::take(&mut self.documents) {
+        for HereDocument { end, has_tabs } in std::mem::take(&mut self.documents) {
             while !self.letters.is_at_end() {
                 let line = self.letters.take_until(|letter| letter == '\n');
                 self.letters.at += 1;

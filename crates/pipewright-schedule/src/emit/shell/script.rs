@@ -5,10 +5,10 @@ use std::rc::Rc;
 
 use crate::emit::read_error::ReadError;
 use crate::emit::shell::arithmetic::names_set;
-use crate::emit::shell::branches::{Branch, Function, Kind, List, Runs};
+use crate::emit::shell::branches::{CompoundKind, Function, List, OpenCompound, Runs};
 use crate::emit::shell::condition::result_of;
 use crate::emit::shell::letters::{Letters, is_name};
-use crate::emit::shell::variables::{ARGUMENTS, Before, Given, Variables};
+use crate::emit::shell::variables::{ARGUMENTS, Assigned, OldValue, Variables};
 use crate::emit::shell::word::{Doubt, Word, shortened};
 
 /// The most letters of the bodies of functions that are called.
@@ -73,7 +73,7 @@ pub(in crate::emit) fn commands(script: &str) -> Result<Vec<Command>, ReadError>
 
 /// A here-document, whose lines follow.
 #[derive(Debug)]
-pub(super) struct Document {
+pub(super) struct HereDocument {
     /// The line that ends it.
     pub(super) end: String,
     /// Whether tabs before its lines do not count.
@@ -87,13 +87,13 @@ pub(super) struct Reader {
     pub(super) variables: Variables,
     pub(super) functions: HashMap<String, Function>,
     commands: Vec<Command>,
-    pub(super) branches: Vec<Branch>,
+    pub(super) branches: Vec<OpenCompound>,
     /// The indexes of the branches that are subshells, of those that are calls, and the number of loops.
     pub(super) subshells: Vec<usize>,
     pub(super) calls: Vec<usize>,
     pub(super) loops: usize,
     pub(super) list: List,
-    pub(super) documents: Vec<Document>,
+    pub(super) documents: Vec<HereDocument>,
     /// The letters of the bodies of functions that were called.
     pub(super) called: usize,
     /// The letters of all loops.
@@ -117,7 +117,7 @@ impl Reader {
 
     /// Returns whether the next command runs.
     pub(super) fn runs(&self) -> Runs {
-        let of_branch = self.branches.last().map_or(Runs::Yes, Branch::runs);
+        let of_branch = self.branches.last().map_or(Runs::Yes, OpenCompound::runs);
         of_branch.only_if(self.list.condition(), self.list.line)
     }
 
@@ -141,7 +141,7 @@ impl Reader {
         let is_plain = self.is_plain;
         let runs = self.runs();
         let mut words: Vec<Word> = Vec::new();
-        let mut assigned: Vec<(String, Before)> = Vec::new();
+        let mut assigned: Vec<(String, OldValue)> = Vec::new();
         let mut is_certain = true;
         while let Some(letter) = self.letters.peek() {
             if self.redirection_is_next() {
@@ -214,7 +214,7 @@ impl Reader {
                 self.branches[index].functions.push((name, before));
             }
         }
-        self.open(Kind::Definition(in_parentheses), line);
+        self.open(CompoundKind::Definition(in_parentheses), line);
     }
 
     /// Begins the body of a function with the words of its call.
@@ -227,8 +227,8 @@ impl Reader {
         let Function { start, in_parentheses, is_certain } = function;
         let back = self.letters.at;
         let kept = self.subshells.last().map_or(0, |&index| self.branches[index].saved.len());
-        self.open(Kind::Call { back, start, in_parentheses, kept }, line);
-        let arguments = Given { words: words.into_iter().skip(1).collect(), is_list: true, adds: false };
+        self.open(CompoundKind::Call { back, start, in_parentheses, kept }, line);
+        let arguments = Assigned { words: words.into_iter().skip(1).collect(), is_list: true, adds: false };
         let before = self.variables.set(ARGUMENTS, arguments, None);
         self.called += 1;
         self.letters.at = start;
@@ -244,14 +244,14 @@ impl Reader {
     pub(super) fn leave(&mut self, is_return: bool) {
         let index = if is_return { self.calls.last() } else { self.subshells.last() };
         match index {
-            Some(&index) => self.branches[index..].iter_mut().for_each(Branch::leave),
+            Some(&index) => self.branches[index..].iter_mut().for_each(OpenCompound::leave),
             None if is_return => {}
             None => self.letters.skip_to_end(),
         }
     }
 
     /// Sets a variable unless it is certain that the command does not run.
-    pub(super) fn set(&mut self, name: &str, given: Given, runs: Runs) {
+    pub(super) fn set(&mut self, name: &str, given: Assigned, runs: Runs) {
         if runs != Runs::No {
             let reason = reason_of_condition(name, runs);
             let before = self.variables.set(name, given, reason.as_ref());
@@ -260,7 +260,7 @@ impl Reader {
     }
 
     /// Keeps the value of a variable before a change for the end of the subshell, if there is one.
-    pub(super) fn keep(&mut self, name: &str, before: Before) {
+    pub(super) fn keep(&mut self, name: &str, before: OldValue) {
         if let Some(&index) = self.subshells.last() {
             self.branches[index].saved.push((name.to_owned(), before));
         }
@@ -292,7 +292,7 @@ impl Reader {
     }
 
     /// Reads `A=..`, `A+=..` or `A=( .. )`, if it is next.
-    fn assignment(&mut self) -> Option<(String, Given)> {
+    fn assignment(&mut self) -> Option<(String, Assigned)> {
         let start = self.letters.at;
         let name = self.letters.take_name();
         let adds = self.letters.starts_with("+=");
@@ -303,7 +303,7 @@ impl Reader {
         self.letters.at += 1 + usize::from(adds);
         let is_list = self.letters.take("(");
         let words = if is_list { self.list_of_words() } else { self.value() };
-        Some((name, Given { words, is_list, adds }))
+        Some((name, Assigned { words, is_list, adds }))
     }
 
     /// Reads the elements of a list up to its parenthesis.

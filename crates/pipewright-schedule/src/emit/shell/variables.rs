@@ -29,7 +29,7 @@ pub(super) struct Variables {
 
 /// The value of an assignment.
 #[derive(Debug)]
-pub(super) struct Given {
+pub(super) struct Assigned {
     pub(super) words: Vec<Word>,
     pub(super) is_list: bool,
     /// Whether it is added to the value before it.
@@ -38,7 +38,7 @@ pub(super) struct Given {
 
 /// The value of a variable before it was changed.
 #[derive(Debug)]
-pub(super) enum Before {
+pub(super) enum OldValue {
     /// The value was replaced.
     Value(Option<Variable>),
     /// The value was changed in place, and is not known any more.
@@ -65,8 +65,8 @@ impl Variables {
     }
 
     /// Sets a variable. `doubt` is the reason if it is not certain that the command runs.
-    pub(super) fn set(&mut self, name: &str, given: Given, doubt: Option<&Rc<str>>) -> Before {
-        let Given { mut words, is_list, adds } = given;
+    pub(super) fn set(&mut self, name: &str, given: Assigned, doubt: Option<&Rc<str>>) -> OldValue {
+        let Assigned { mut words, is_list, adds } = given;
         if let Some(reason) = doubt {
             words.iter_mut().for_each(|word| word.doubt = Doubt::Unknown(reason.clone()));
         }
@@ -74,7 +74,7 @@ impl Variables {
             let variable = Variable { words, is_list, doubt: None, order: self.count };
             self.by_name.insert(name.to_owned(), variable);
             self.count += 1;
-            return Before::Value(None);
+            return OldValue::Value(None);
         };
         if adds {
             variable.add(words, is_list);
@@ -82,33 +82,33 @@ impl Variables {
             variable.may_become(words, is_list, reason);
         } else {
             let new = Variable { words, is_list, doubt: None, order: variable.order };
-            return Before::Value(Some(std::mem::replace(variable, new)));
+            return OldValue::Value(Some(std::mem::replace(variable, new)));
         }
-        Before::Lost
+        OldValue::Lost
     }
 
     /// Removes a variable.
-    pub(super) fn remove(&mut self, name: &str) -> Before {
-        Before::Value(self.by_name.remove(name))
+    pub(super) fn remove(&mut self, name: &str) -> OldValue {
+        OldValue::Value(self.by_name.remove(name))
     }
 
     /// Marks the value of a variable as not known.
-    pub(super) fn doubt(&mut self, name: &str, reason: &Rc<str>) -> Before {
+    pub(super) fn doubt(&mut self, name: &str, reason: &Rc<str>) -> OldValue {
         if self.get(name).is_none() {
-            self.set(name, Given { words: vec![Word::new("?", 0)], is_list: false, adds: false }, None);
+            self.set(name, Assigned { words: vec![Word::new("?", 0)], is_list: false, adds: false }, None);
         }
         if let Some(variable) = self.by_name.get_mut(name) {
             variable.doubt = Some(reason.clone());
         }
-        Before::Lost
+        OldValue::Lost
     }
 
     /// Gives a variable the value that it had before.
-    pub(super) fn restore(&mut self, name: &str, before: Before, reason: &Rc<str>) {
+    pub(super) fn restore(&mut self, name: &str, before: OldValue, reason: &Rc<str>) {
         match before {
-            Before::Value(Some(variable)) => drop(self.by_name.insert(name.to_owned(), variable)),
-            Before::Value(None) => drop(self.by_name.remove(name)),
-            Before::Lost => drop(self.doubt(name, reason)),
+            OldValue::Value(Some(variable)) => drop(self.by_name.insert(name.to_owned(), variable)),
+            OldValue::Value(None) => drop(self.by_name.remove(name)),
+            OldValue::Lost => drop(self.doubt(name, reason)),
         }
     }
 }
