@@ -18,7 +18,7 @@ use pipewright_schedule::ids::StageIndex;
 
 use crate::layout::Layout;
 use crate::pipeline::PipelineCosts;
-use crate::search::schedules::{self, BackwardForm};
+use crate::search::backward_form::{BackwardForm, backward_form};
 
 /// The seconds of a stage for one microbatch.
 #[derive(Debug, Clone, Copy, Default)]
@@ -39,7 +39,7 @@ struct Stage {
 /// Returns the seconds of one run of a layout's schedule that no order of its computations is faster than.
 pub(super) fn least_makespan(layout: &Layout, costs: &PipelineCosts) -> f64 {
     let stages_of_rank = layout.stages_of_rank();
-    let form = schedules::backward_form(layout);
+    let form = backward_form(layout);
     let stages = stages(form, costs, &stages_of_rank);
     let microbatches = f64::from(layout.microbatches());
     if form == BackwardForm::Slices {

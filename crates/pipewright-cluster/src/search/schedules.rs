@@ -4,19 +4,16 @@
 //! is the work of the busiest rank and the time in which it waits. No schedule avoids the way of the first microbatch
 //! to the last rank. ZB-H1 also waits `(p - 1) (I - W)` if gradients of inputs take longer than gradients of weights
 //! (arXiv 2401.10241, table 2), ZB-V waits `(p - 1) (I - F)` if they take longer than forwards, and V-Half waits
-//! `p (F + 3 I - W) - (3 F + 3 I + W)`, which are the waits of our generators with equal stages. No estimate is below the time that no order of computations is faster than
-//! ([`least_makespan`]). The simulation decides.
+//! `p (F + 3 I - W) - (3 F + 3 I + W)`, which are the waits of our generators with equal stages. No estimate is below the
+//! time that every order of computations takes ([`least_makespan`]). The simulation decides.
 
 use pipewright_schedule::costs::StageCosts;
 use pipewright_schedule::generate::{StageRule, find};
-use pipewright_schedule::{ScheduleSpec, Slices};
 
 use crate::layout::Layout;
 use crate::pipeline::{PipelineCosts, PipelineRun, closed_form};
+use crate::search::backward_form::SPLIT;
 use crate::search::least_makespan::least_makespan;
-
-/// The schedules in addition to 1F1B and interleaved 1F1B. All of them compute gradients of weights apart.
-const SPLIT: [&str; 4] = ["zb-h1", "interleaved-zb-h1", "zbvzerobubble", "v-half"];
 
 /// A schedule with the chunks of a rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -139,30 +136,6 @@ fn least_held(layout: &Layout, rank: u32, chunks: &[u64]) -> u64 {
 /// they lack the tensors that are kept for gradients of weights, and [`least_held`] is a lower bound.
 pub(super) fn is_exact(layout: &Layout) -> bool {
     layout.schedule.is_none()
-}
-
-/// The form of the backwards of a schedule.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum BackwardForm {
-    /// A forward and a whole backward.
-    Whole,
-    /// A forward, the gradients of inputs, and the gradients of weights.
-    Split,
-    /// Some backwards are whole, and others are split.
-    Mixed,
-    /// Microbatches are cut into slices.
-    Slices,
-}
-
-/// Returns the form of the backwards of a layout's schedule.
-pub(super) fn backward_form(layout: &Layout) -> BackwardForm {
-    let Some(name) = layout.schedule.as_deref() else { return BackwardForm::Whole };
-    match find(name) {
-        _ if SPLIT.contains(&name) => BackwardForm::Split,
-        Ok(generator) if generator.slices_of(&ScheduleSpec::default()) != Slices::ONE => BackwardForm::Slices,
-        Ok(generator) if !generator.splits_backward() => BackwardForm::Whole,
-        Ok(_) | Err(_) => BackwardForm::Mixed,
-    }
 }
 
 /// Returns the run of a layout's schedule without a simulation. [`least_held`] gives its activations, unless

@@ -27,15 +27,15 @@ const OTHERS: [&str; 16] = [
 
 /// A command of a script.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::emit) struct Command {
+pub(crate) struct Command {
     /// The words.
-    pub(in crate::emit) words: Vec<Word>,
+    pub(crate) words: Vec<Word>,
     /// The line of its first letter, counted from 1.
-    pub(in crate::emit) line: usize,
+    pub(crate) line: usize,
     /// Whether it is a line of options alone, as in a file of arguments.
-    pub(in crate::emit) is_plain: bool,
+    pub(crate) is_plain: bool,
     /// The line of the condition or the loop that decides whether the command runs; `None` if it certainly runs.
-    pub(in crate::emit) depends_on: Option<usize>,
+    pub(crate) depends_on: Option<usize>,
 }
 
 /// Returns the commands that may run, in order, without those that print or compare. Without a command that has options, each
@@ -43,7 +43,7 @@ pub(in crate::emit) struct Command {
 ///
 /// # Errors
 /// When the script is too long, or its functions call each other too often.
-pub(in crate::emit) fn commands(script: &str) -> Result<Vec<Command>, ReadError> {
+pub(crate) fn commands(script: &str) -> Result<Vec<Command>, ReadError> {
     if script.len() > MOST_BYTES {
         let what = format!(
             "the script has {} bytes, and at most {MOST_BYTES} are read; write the options alone",

@@ -7,16 +7,16 @@ const SHOWN: usize = 60;
 
 /// A word of a command.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(in crate::emit) struct Word {
-    pub(in crate::emit) text: String,
+pub(crate) struct Word {
+    pub(crate) text: String,
     /// The line of its first letter, counted from 1.
-    pub(in crate::emit) line: usize,
-    pub(in crate::emit) doubt: Doubt,
+    pub(crate) line: usize,
+    pub(crate) doubt: Doubt,
 }
 
 /// Why the text of a word may be another one. The reasons are sentences without a full stop.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(in crate::emit) enum Doubt {
+pub(crate) enum Doubt {
     /// The text is certain.
     #[default]
     None,
@@ -34,7 +34,7 @@ impl Doubt {
     }
 
     /// Returns the reason, unless the text is certain.
-    pub(in crate::emit) fn reason(&self) -> Option<&str> {
+    pub(crate) fn reason(&self) -> Option<&str> {
         match self {
             Self::None => None,
             Self::Unset(reason) | Self::Absent(reason) | Self::Unknown(reason) => Some(reason),
@@ -60,7 +60,7 @@ impl Word {
         Self { text: "?".to_owned(), line, doubt: Doubt::Unknown(reason.into()) }
     }
 
-    pub(in crate::emit) fn is_option(&self) -> bool {
+    pub(crate) fn is_option(&self) -> bool {
         self.text.len() > 2 && self.text.starts_with("--")
     }
 
