@@ -3,7 +3,8 @@
 //! - Megatron Core 0.16.1 (`core/transformer/transformer_config.py`, `core/pipeline_parallel/combined_1f1b.py`) runs the
 //!   forward of a microbatch with the backward of another one in interleaved 1F1B, and without a pipeline. It computes
 //!   neither whole blocks nor experts again, and has at most one block that predicts a further token.
-//!   The forward keeps a layer's activations when the backward frees a layer's, so the peak of memory is that of 1F1B.
+//!   The forward of a layer keeps its activations while the backward of a layer frees others, so memory has the peak of
+//!   1F1B.
 //! - DeepSeek's HAI-LLM does so with DualPipe (arXiv 2412.19437, section 3.2.1), which is DualPipeV here.
 
 use crate::implementation::{Precision, Stack};

@@ -18,7 +18,7 @@
 //! are `s b h (10 + 24 / t + 5 a s / (h t))` bytes (the same paper, equation 2); with sequence parallelism
 //! the 10 is divided too, and fused attention or selective recomputation removes the last term.
 //!
-//! What operations keep is counted as in training (`kept` of `pipewright-shapes`). The rest is that of other
+//! The tensors that operations keep are counted as in training (`kept` of `pipewright-shapes`). The rest follows other
 //! systems, whose copy of parameters in single precision belongs to the optimizer, and whose gradients are sharded
 //! too; `training_memory` of `pipewright-models` counts the tensors of Pipewright.
 

@@ -54,7 +54,7 @@ impl Stacks {
     }
 }
 
-/// What stacks of PyTorch's own parts have. The gradient of divided logits is made of logarithms, zeros with the labels,
+/// The constants of stacks of PyTorch's own parts. The gradient of divided logits is made of logarithms, zeros with the labels,
 /// exponentials and their sum, of four bytes each (`torch/distributed/tensor/parallel/loss.py`).
 const PYTORCH: StackConstants = StackConstants {
     hidden_tensor: 0.5,

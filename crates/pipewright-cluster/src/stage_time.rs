@@ -340,7 +340,7 @@ impl Setting<'_> {
         overlapping.min(weights)
     }
 
-    /// The width of the routed experts' inputs, as a share of that of the hidden states.
+    /// The width of the routed experts' inputs, divided by the width of the hidden states.
     fn expert_share(&self, block: &Block) -> f64 {
         block.feed_forward.expert_width(self.model.hidden) as f64 / self.model.hidden as f64
     }

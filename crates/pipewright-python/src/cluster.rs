@@ -150,7 +150,7 @@ pub(crate) fn predict(
 ///     config, layout: As for `predict`.
 ///
 /// Raises:
-///     ClusterError, OSError: As `predict`.
+///     ClusterError, OSError: Like `predict`.
 #[pyfunction]
 pub(crate) fn shapes<'py>(
     py: Python<'py>,

@@ -84,7 +84,7 @@ pub(crate) fn read_layout<T>(
         if !is_json {
             return problem.text();
         }
-        // The lines are not those of the caller's text.
+        // The caller's text has other lines.
         let help = problem.help.as_ref().map_or_else(String::new, |help| format!("; {help}"));
         format!("{name}: {}{help}", problem.sentence)
     };

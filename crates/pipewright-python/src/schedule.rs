@@ -293,7 +293,7 @@ impl PySchedule {
     ///     transport, eager, message_bytes, grouped: As in `Program.simulate`.
     ///
     /// Raises:
-    ///     CostsError, PlanError, ProfileError, ValidationError: As `Program.simulate`.
+    ///     CostsError, PlanError, ProfileError, ValidationError: Like `Program.simulate`.
     ///
     /// Example:
     ///     >>> import pipewright_pp as pw

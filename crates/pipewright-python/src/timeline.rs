@@ -253,7 +253,7 @@ impl PyTimeline {
         columns(py, &events, self.0.timeline.slices())
     }
 
-    /// Returns why each computation did not start earlier, as columns for `pandas.DataFrame`: those of `events`,
+    /// Returns why each computation did not start earlier, as columns for `pandas.DataFrame`: the columns of `events`,
     /// `bubble`, `cause`, `from_rank`, `from_action`, `in_line` and `critical`, by rank and then by start.
     ///
     /// `bubble` is the time in which the rank did not compute before the action. `cause` is `start` (the first action

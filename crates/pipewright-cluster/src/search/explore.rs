@@ -65,7 +65,7 @@ pub(super) struct Tried {
     pub(super) predicted: HashSet<Layout>,
     /// The pipelines that were simulated.
     pub(super) simulations: usize,
-    /// The layout that needs least memory of those that do not fit by a simulation, or by an exact estimate.
+    /// The layout that needs least memory, among layouts that do not fit by a simulation or by an exact estimate.
     pub(super) least: Option<LeastMemory>,
     /// The schedule of the first pipeline that cannot be simulated, and the cause.
     pub(super) failed: Option<(String, PipelineError)>,
@@ -255,7 +255,7 @@ impl<'a> Exploration<'a> {
         self.tried.failed.get_or_insert_with(|| (layout.schedule_name().to_owned(), error));
     }
 
-    /// Returns the shardings of a layout that are tried: those that the system of the request runs. Replicas
+    /// Returns the shardings of a layout that the system of the request runs. Replicas
     /// that shard nothing are left out if the system shards the optimizer's state.
     fn shardings(&self, layout: &Layout) -> Vec<ShardedState> {
         let mut all = self.request.shardings(layout);

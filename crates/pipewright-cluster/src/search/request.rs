@@ -230,7 +230,7 @@ impl Request {
     }
 
     /// Returns the shardings of a layout that the request allows, from the fastest and largest to the slowest
-    /// and smallest. Replicas that shard nothing are slower than those that shard the optimizer's state, which
+    /// and smallest. Replicas that shard nothing are slower than replicas that shard the optimizer's state, which
     /// only some systems do not. No stack shards the gradients without the parameters in a pipeline, so only a request
     /// that gives this sharding has it there.
     pub(crate) fn shardings(&self, layout: &Layout) -> Vec<ShardedState> {

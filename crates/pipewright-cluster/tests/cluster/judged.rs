@@ -498,7 +498,7 @@ fn options_of_megatron_that_change_costs_are_read_or_refused() {
     );
 }
 
-/// Checks that each of some options is read whatever stands before it: a known key is never a mistake.
+/// Checks that each of some options is read behind any others: a known key is never a mistake.
 #[test]
 fn known_options_are_no_mistakes() {
     let pairs = [

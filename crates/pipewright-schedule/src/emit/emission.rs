@@ -40,7 +40,7 @@ pub enum PlanScope {
         /// The number of replicas that hold parameters and optimizer state together; 1 if each holds all.
         shards: u32,
     },
-    /// A cluster. What blocks recompute is here and not in the [`Plan`].
+    /// A cluster. The options say what blocks recompute, and the [`Plan`] does not.
     Cluster(MeshOptions),
 }
 

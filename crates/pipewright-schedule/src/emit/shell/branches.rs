@@ -32,7 +32,7 @@ pub(super) struct List {
     pub(super) line: usize,
     /// The connection to the next command.
     pub(super) link: Link,
-    /// Whether `!` stands before the command.
+    /// Whether `!` negates the command.
     pub(super) is_negated: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What the shell's own commands do to variables.
+//! Changes of variables by the shell's own commands.
 
 use std::rc::Rc;
 

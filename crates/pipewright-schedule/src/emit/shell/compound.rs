@@ -218,8 +218,7 @@ impl Reader {
         self.end_command(result, branch.line);
     }
 
-    /// Removes the values of variables of a function from those that the subshell around its call keeps. `kept` are the ones
-    /// that it had before.
+    /// Removes the values of a function's variables that the subshell around its call keeps, except the first `kept` ones.
     fn forget_locals(&mut self, locals: &[(String, OldValue)], kept: usize) {
         let Some(&index) = self.subshells.last() else { return };
         let saved = &mut self.branches[index].saved;

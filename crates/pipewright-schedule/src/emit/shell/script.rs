@@ -19,7 +19,7 @@ const MOST_CALLS: usize = 32;
 const MOST_BYTES: usize = 1 << 20;
 /// The letters that end a command, unless it is a line of options alone.
 pub(super) const SEPARATORS: [char; 6] = ['\n', ';', '&', '|', '(', ')'];
-/// Commands whose words are no options of a training: they print, compare or set variables.
+/// Commands that print, compare or set variables. Their words are not options of a training.
 const OTHERS: [&str; 16] = [
     "echo", "printf", "cat", "tee", "grep", "sed", "awk", "logger", "[", "test", ":", "true", "false",
     "read", "let", "unset",
@@ -38,7 +38,7 @@ pub(crate) struct Command {
     pub(crate) depends_on: Option<usize>,
 }
 
-/// Returns the commands that may run, in order, without those that print or compare. Without a command that has options, each
+/// Returns the commands that may run, in order. Commands that print or compare are left out. Without a command that has options, each
 /// array or text with options counts as one: parts of scripts can be read as they are.
 ///
 /// # Errors
@@ -88,9 +88,11 @@ pub(super) struct Reader {
     pub(super) functions: HashMap<String, Function>,
     commands: Vec<Command>,
     pub(super) branches: Vec<OpenCompound>,
-    /// The indexes of the branches that are subshells, of those that are calls, and the number of loops.
+    /// The indexes of the branches that are subshells.
     pub(super) subshells: Vec<usize>,
+    /// The indexes of the branches that are calls.
     pub(super) calls: Vec<usize>,
+    /// The number of loops around the next command.
     pub(super) loops: usize,
     pub(super) list: List,
     pub(super) documents: Vec<HereDocument>,
@@ -104,7 +106,7 @@ pub(super) struct Reader {
     pub(super) depth: usize,
     /// Whether this line has options alone, in which separators are letters.
     pub(super) is_plain: bool,
-    /// Whether blanks of values are no separators, as in `[[ .. ]]`.
+    /// Whether blanks of values do not separate words, as in `[[ .. ]]`.
     pub(super) is_unsplit: bool,
     pub(super) refusal: Option<ReadError>,
 }
@@ -126,7 +128,7 @@ impl Reader {
         self.letters.skip_blanks(false);
         let Some((letter, line)) = self.letters.next() else { return };
         if self.redirection_is_next() {
-            // A redirection may stand before the name of a command.
+            // A redirection may come before the name of a command.
         } else if self.ends_command(letter) {
             return self.separator(letter, line);
         } else if self.keyword(line) {

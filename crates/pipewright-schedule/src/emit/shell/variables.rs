@@ -8,7 +8,7 @@ use crate::emit::shell::word::{Doubt, Word};
 /// The name of the list of arguments.
 pub(super) const ARGUMENTS: &str = "@";
 
-/// A variable. A text may have several pieces, some of which are doubtful; each but the first begins with a blank.
+/// A variable. A text may have several pieces, and some of them may be doubtful; each but the first begins with a blank.
 #[derive(Debug)]
 pub(super) struct Variable {
     /// The elements of a list, or the pieces of a text.

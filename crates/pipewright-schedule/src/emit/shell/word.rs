@@ -22,7 +22,7 @@ pub(crate) enum Doubt {
     None,
     /// The text needs a variable that the file does not set, and that is empty here.
     Unset(Rc<str>),
-    /// The word is a list that the file does not set, which is no word if it is empty.
+    /// The word is a list that the file does not set. It is left out if the list is empty.
     Absent(Rc<str>),
     /// The text is not known.
     Unknown(Rc<str>),
@@ -122,7 +122,7 @@ impl Words {
         self.list.extend(self.current.take());
     }
 
-    /// Adds the elements of an expansion in double quotes, each of which is a word.
+    /// Adds the elements of an expansion in double quotes. Each is a word.
     pub(super) fn add_quoted(&mut self, elements: Vec<Word>) {
         for (index, word) in elements.into_iter().enumerate() {
             if index > 0 {
@@ -139,7 +139,7 @@ impl Words {
                 self.end_word();
             }
             if word.text.is_empty() {
-                // An empty value is no word, but the reason of the doubt is kept.
+                // An empty value makes no word, and the reason of the doubt is kept.
                 if word.doubt != Doubt::None {
                     self.append(word);
                 }
