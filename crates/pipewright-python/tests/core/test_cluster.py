@@ -101,7 +101,7 @@ def test_mistakes_are_named(tmp_path):
     refused("needs one of the keys num_hidden_layers", config={key: value for key, value in CONFIG.items() if key != "num_hidden_layers"})
     refused("there is no machine `h1000`", machine="h1000")
     refused("unknown key `mb` in the layout; did you mean `mbs`?", layout={**LAYOUT, "mb": 1})
-    refused("where f16, fp16, bf16, fp8, mxfp8, nvfp4, f32 is expected", layout={**LAYOUT, "precision": "f31"})
+    refused("where bf16, f16, fp16, fp8, mxfp8, nvfp4, f32 is expected", layout={**LAYOUT, "precision": "f31"})
     assert refused("pp = 3", layout={**LAYOUT, "pp": 3}).startswith("layout: ")
     refused("layout: `schedule` is None; leave the key out", layout={**LAYOUT, "schedule": None})
     refused("layout: unknown schedule `1f2b`", layout={**LAYOUT, "schedule": "1f2b"})
