@@ -1,15 +1,19 @@
 //! Settings that few published runs have: copies of shards, gathered parameters that stay, offload down the ranks and up
 //! again, predictors away from the head, uneven experts, and stacks with measured blocks.
 
+use pipewright_cluster::attention::attention_time;
 use pipewright_cluster::collective::Group;
 use pipewright_cluster::implementation::{Implementation, NumberFormat, Stack, StateFormats, USUAL_LOAD};
-use pipewright_cluster::layout::{Cut, Layout, Recompute, Scores, ShardedState};
+use pipewright_cluster::layout::{Cut, Layout, Modules, Recompute, Scores, ShardedState};
 use pipewright_cluster::measured::read as read_measured;
 use pipewright_cluster::memory::{Parameters, table_parameters};
+use pipewright_cluster::parts::Parts;
 use pipewright_cluster::predict::Prediction;
 use pipewright_cluster::published::{Run, read};
 use pipewright_cluster::setting::Setting;
 use pipewright_cluster::stage_time::StageTime;
+use pipewright_shapes::model::{Indexer, Latent, Mixer};
+use pipewright_shapes::operations::AttentionCount;
 
 use crate::data::{predicted, run};
 
@@ -237,4 +241,47 @@ fn shards_are_parts_of_all_parameters() {
     let parameters = Parameters { matrices: 64.0, tables: 32.0, experts: 16.0 };
     let shards = parameters.shards(&run.layout);
     assert_eq!((shards.matrices, shards.tables, shards.experts), (8.0, 4.0, 2.0));
+}
+
+#[test]
+fn operations_across_documents_do_not_count() {
+    let run = sharded(|layout| layout.document_tokens = Some(1024));
+    let prediction = predicted(&run);
+    let per_token = prediction.operations_per_gpu / prediction.tokens_per_gpu;
+    near(per_token, run.model.operations_per_token(1024, AttentionCount::Causal));
+}
+
+/// Each rank of a tensor group computes the whole indexer, and a part of the heads.
+#[test]
+fn tensor_ranks_do_not_divide_an_indexer() {
+    let (run, _) = with_predictor(3);
+    let Mixer::Latent(latent) = run.model.blocks[0].mixer else { panic!("latent attention") };
+    let seconds = |indexer, tensor| {
+        let mut run = run.clone();
+        (run.layout.tensor, run.machine.constants.launch) = (tensor, 0.0);
+        let setting = Setting { model: &run.model, layout: &run.layout, machine: &run.machine };
+        attention_time(&Mixer::Latent(Latent { indexer, ..latent }), &setting).forward
+    };
+    near(seconds(None, 1), 8.0 * seconds(None, 8));
+    let indexer = Some(Indexer { heads: 64, head_size: 128, keys: u64::MAX });
+    let own = |tensor| seconds(indexer, tensor) - seconds(None, tensor);
+    near(own(8), own(1));
+}
+
+/// Only the named parts are computed again.
+#[test]
+fn recomputed_modules_take_the_time_of_their_parts() {
+    let again = |modules| {
+        let run = sharded(|layout| layout.recompute = Recompute::Modules(modules));
+        let setting = Setting { model: &run.model, layout: &run.layout, machine: &run.machine };
+        let time = setting.block(&run.model.blocks[0]);
+        (time.again, time.forward)
+    };
+    assert_eq!(again(Modules::default()).0, Parts::default());
+    let (norms, _) = again(Modules::NORMS);
+    assert!(norms.elementwise > 0.0 && norms.total() == norms.elementwise, "{norms:?}");
+    let (scores, forward) = again(Modules::SCORES);
+    assert_eq!(scores, Parts { attention: forward.attention, ..Parts::default() });
+    let (dense, forward) = again(Modules::DENSE);
+    assert!(dense.products > 0.5 * forward.products && dense.products < forward.products, "{dense:?}");
 }
