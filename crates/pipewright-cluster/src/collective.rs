@@ -26,7 +26,7 @@
 use crate::implementation::Dispatcher;
 use crate::machine::{Machine, Switch};
 use crate::measured_times::LinkUse;
-use pipewright_shapes::model::Experts;
+use pipewright_shapes::model::{Experts, MAX_GROUPS};
 
 /// The share of a ring's bandwidth that a tree reaches.
 const TREE_SHARE: f64 = 0.92;
@@ -43,9 +43,6 @@ pub struct Group {
     /// The distance of neighbours in the order of GPUs.
     pub stride: u32,
 }
-
-/// The most groups of experts: the ways to choose from more do not fit into a double. Files with more are refused.
-pub const MAX_GROUPS: u64 = 512;
 
 /// Returns the mean number of `places`, each with the same number of neighbouring experts, that have one of a
 /// token's experts. Groups and experts are chosen evenly.

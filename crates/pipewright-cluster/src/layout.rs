@@ -245,23 +245,24 @@ impl Layout {
 
     /// Returns the stages of each rank of a pipeline, in a loop over the ranks, or down the ranks and up again.
     pub(crate) fn stages_of_rank(&self) -> Vec<Vec<usize>> {
+        let mut stages_of_rank = vec![Vec::with_capacity(self.chunks as usize); self.pipeline as usize];
+        for (stage, rank) in self.rank_of_stage().into_iter().enumerate() {
+            stages_of_rank[rank].push(stage);
+        }
+        stages_of_rank
+    }
+
+    /// Returns the rank of each stage of a pipeline, in the same order.
+    pub(crate) fn rank_of_stage(&self) -> Vec<usize> {
         let generator = self.schedule.as_deref().and_then(|name| find(name).ok());
         let is_v =
             generator.is_some_and(|generator| matches!(generator.stages, StageRule::V | StageRule::Vs));
-        let (ranks, chunks) = (self.pipeline as usize, self.chunks as usize);
-        let stage = |rank: usize, chunk: usize| {
-            chunk * ranks + if is_v && !chunk.is_multiple_of(2) { ranks - 1 - rank } else { rank }
+        let ranks = self.pipeline.max(1) as usize;
+        let rank = |stage: usize| {
+            let (chunk, place) = (stage / ranks, stage % ranks);
+            if is_v && !chunk.is_multiple_of(2) { ranks - 1 - place } else { place }
         };
-        (0..ranks).map(|rank| (0..chunks).map(|chunk| stage(rank, chunk)).collect()).collect()
-    }
-
-    /// Returns the rank of each stage of a pipeline.
-    pub(crate) fn rank_of_stage(&self) -> Vec<usize> {
-        let mut ranks = vec![0; self.stages() as usize];
-        for (rank, stages) in self.stages_of_rank().iter().enumerate() {
-            stages.iter().for_each(|&stage| ranks[stage] = rank);
-        }
-        ranks
+        (0..self.stages() as usize).map(rank).collect()
     }
 
     /// Returns the stage of the blocks that predict further tokens. `last` is the last stage.

@@ -4,9 +4,9 @@ use std::ops::RangeInclusive;
 
 use pipewright_document::Reader;
 
-use crate::collective::MAX_GROUPS;
-
-use pipewright_shapes::model::{Attention, Block, Dense, Experts, FeedForward, Latent, Mamba2, Mixer, Model};
+use pipewright_shapes::model::{
+    Attention, Block, Dense, Experts, FeedForward, Latent, MAX_GROUPS, Mamba2, Mixer, Model,
+};
 use pipewright_shapes::vectors::Vectors;
 
 /// The widths and numbers of the parts of a model.

@@ -169,6 +169,9 @@ pub struct Dense {
     pub gated: bool,
 }
 
+/// The most groups of experts: the ways to choose from more do not fit into a double.
+pub const MAX_GROUPS: u64 = 512;
+
 /// Experts behind a router.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Experts {

@@ -255,8 +255,8 @@ impl<'a> Exploration<'a> {
         self.tried.failed.get_or_insert_with(|| (layout.schedule_name().to_owned(), error));
     }
 
-    /// Returns the shardings of a layout that the system of the request runs. Replicas
-    /// that shard nothing are left out if the system shards the optimizer's state.
+    /// Returns the shardings of a layout that the system of the request runs. Replicas that shard nothing are left
+    /// out if the system shards the optimizer's state.
     fn shardings(&self, layout: &Layout) -> Vec<ShardedState> {
         let mut all = self.request.shardings(layout);
         if self.request.system.is_some() {

@@ -63,7 +63,8 @@ impl HardwareChange {
 
 /// Returns the fastest plans after each change. `best` is the fastest plan of the request
 /// ([`ClusterReport::fastest`](crate::search::ClusterReport::fastest)). Each change takes a search with a quarter of the
-/// simulations. After a change that leaves the GPUs, no plan is slower than `best`. With several kinds of machines, there are none: it is not clear which kind changes.
+/// simulations. After a change that leaves the GPUs, no plan is slower than `best`. With several kinds of machines, there
+/// are none: it is not clear which kind changes.
 pub fn upgrades(request: &Request, best: &ClusterPlan) -> Vec<Upgrade> {
     if !request.further.is_empty() {
         return Vec::new();

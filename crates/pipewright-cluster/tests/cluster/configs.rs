@@ -175,6 +175,7 @@ fn contradictions_are_refused() {
 "num_experts": 8, "num_experts_per_tok": 9 => `num_experts_per_tok` is 9; use at most the 8 experts
 "num_experts": 8 => needs one of the keys num_experts_per_tok
 "num_experts": 8, "num_experts_per_tok": 2, "n_group": 3 => `n_group` is 3; use a number that divides the 8 experts
+"num_experts": 1024, "num_experts_per_tok": 2, "n_group": 1024 => `n_group` is 1024; use a whole number from 1 to 512
 "num_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 5 => `topk_group` is 5; use at most the 4 groups
 "num_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 1 => `num_experts_per_tok` is 3; use at most the 2
 "layer_types": ["full_attention"] => the number of kinds in layer_types` is 1; use as many

@@ -3,7 +3,7 @@
 use super::keys::{Keys, MAX_BLOCKS, MAX_SIZE, contradiction, missing};
 use crate::error::ShapeError;
 use crate::family::Family;
-use crate::model::{Dense, Experts, FeedForward};
+use crate::model::{Dense, Experts, FeedForward, MAX_GROUPS};
 
 /// The activations of feed-forward parts without a gate, in families whose form the activation decides.
 const NOT_GATED: [&str; 5] = ["relu2", "gelu_new", "relu", "gelu_fast", "xielu"];
@@ -144,7 +144,7 @@ fn experts(keys: &mut Keys<'_>, usual: Option<u64>, gated: bool) -> Result<Optio
 
 /// Reads the groups of `count` experts, and the groups from which the `per_token` experts of a token are chosen.
 fn groups(keys: &mut Keys<'_>, count: u64, per_token: u64) -> Result<(u64, u64), ShapeError> {
-    let groups = keys.size(&["n_group", "num_expert_group"], 1, MAX_SIZE)?;
+    let groups = keys.size(&["n_group", "num_expert_group"], 1, MAX_GROUPS)?;
     let open = keys.size(&["topk_group"], 1, MAX_SIZE)?;
     // DeepSeek V2 chooses among all experts with this method.
     let is_greedy = keys.text(&["topk_method"])? == Some("greedy");
