@@ -161,39 +161,11 @@ impl Family {
     }
 }
 
-/// The values that are expected of stacks, from their kernels and from what others measured, without the runs. All call
-/// the same libraries for products. PyTorch's own attention is FlashAttention 2, which reaches 0.6 of the rate of cuDNN
-/// and FlashAttention 3 on Hopper (arXiv 2407.08608, figure 5). A half of a tensor group's exchanges is expected to be
-/// hidden, most of the exchange of experts' tokens, and nearly all of it by DualPipe (arXiv 2412.19437). The
-/// host takes 8 microseconds for a kernel of PyTorch.
-fn expected_stacks() -> Stacks {
-    let usual = |known: StackConstants| StackConstants {
-        product: 1.0,
-        narrow_product: 1.0,
-        attention: 1.0,
-        hidden_tensor: 0.5,
-        hidden_experts: 0.7,
-        host_kernel: 8e-6,
-        ..known
-    };
-    let mut stacks = Stacks::FITTED;
-    for (_, stack) in Stack::NAMES {
-        let constants = stacks.of_mut(stack);
-        *constants = usual(*constants);
-        match stack {
-            Stack::Torchtitan | Stack::OlmoCore => constants.attention = 0.6,
-            Stack::HaiLlm => constants.hidden_experts = 0.9,
-            Stack::Megatron | Stack::Automodel => {}
-        }
-    }
-    stacks
-}
-
 impl Fit {
     /// The constants before a fit.
     fn expected() -> Self {
         let machines = families().iter().map(|family| family.expected).collect();
-        Self { machines, stacks: expected_stacks() }
+        Self { machines, stacks: Stacks::EXPECTED }
     }
 
     /// The constants that are fitted. A machine's constants are the rates of Megatron, so three of Megatron's are 1.

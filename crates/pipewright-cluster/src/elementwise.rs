@@ -325,15 +325,10 @@ fn cast_bytes(precision: Precision) -> f64 {
     }
 }
 
-/// Returns the rows of a matrix's input for each token: 1, or the experts of a token on the rank that has most.
-pub(crate) fn rows_per_token(matrix: &Matrix, layout: &Layout) -> f64 {
-    matrix.of_experts.map_or(1.0, |share| share.used as f64 * layout.expert_load())
-}
-
 /// The elements of an input that is cast by itself. A norm writes the input of a matrix that is divided by
 /// its outputs, and casts it too.
 fn cast_input(matrix: &Matrix, layout: &Layout) -> f64 {
-    let (used, tensor) = (rows_per_token(matrix, layout), f64::from(layout.tensor));
+    let (used, tensor) = (layout.rows_per_token(matrix), f64::from(layout.tensor));
     match (matrix.division, matrix.of_experts) {
         (Division::Rows, _) => used * matrix.input as f64 / tensor,
         // Copies of tokens come from an exchange, not from a norm.
@@ -344,7 +339,7 @@ fn cast_input(matrix: &Matrix, layout: &Layout) -> f64 {
 
 /// The elements of the gradient of an output.
 fn cast_output(matrix: &Matrix, layout: &Layout) -> f64 {
-    let (used, tensor) = (rows_per_token(matrix, layout), f64::from(layout.tensor));
+    let (used, tensor) = (layout.rows_per_token(matrix), f64::from(layout.tensor));
     match matrix.division {
         Division::Columns => used * matrix.output as f64 / tensor,
         Division::Rows => used * matrix.output as f64,

@@ -11,9 +11,9 @@ use crate::implementation::{Precision, Stack};
 use crate::layout::{Layout, Modules, Recompute};
 use pipewright_shapes::model::Model;
 
-/// Returns why the stack of a layout does not hide the exchange of tokens behind another microbatch, as the end of a
+/// Returns why a stack does not hide the exchange of tokens behind another microbatch in a layout, as the end of a
 /// sentence about the stack; `None` if it does.
-pub(crate) fn fault(layout: &Layout, model: &Model) -> Option<&'static str> {
+pub(crate) fn fault(layout: &Layout, stack: Stack, model: &Model) -> Option<&'static str> {
     let recomputes_experts = match layout.recompute {
         Recompute::Full => true,
         Recompute::Modules(modules) => modules.has(Modules::EXPERTS),
@@ -24,8 +24,7 @@ pub(crate) fn fault(layout: &Layout, model: &Model) -> Option<&'static str> {
         "interleaved1f1b" => true,
         _ => false,
     };
-    let implementation = &layout.implementation;
-    match implementation.stack {
+    match stack {
         _ if !model.has_experts() || layout.expert == 1 => {
             Some("exchanges no tokens between ranks of experts")
         }
@@ -70,9 +69,8 @@ mod tests {
             batch: 128,
             ..Layout::on_one_gpu(4096, Precision::Half)
         };
-        layout.implementation.stack = stack;
         change(&mut layout, &mut model);
-        let why = fault(&layout, &model);
+        let why = fault(&layout, stack, &model);
         assert_eq!(why.is_none(), end.is_empty(), "{why:?}");
         assert!(why.is_none_or(|why| why.ends_with(end)), "{why:?}");
     }

@@ -16,7 +16,7 @@ use crate::size_names::{
     BATCH, CHUNKS, CONTEXT, DOCUMENT, EXPERT, EXPERT_TENSOR, GPUS, GivenSizes, MICROBATCH, Names, PASS,
     PIPELINE, SEQUENCE, SHARDS, Size, TENSOR,
 };
-use pipewright_shapes::matrix::Division;
+use pipewright_shapes::matrix::{Division, Matrix};
 use pipewright_shapes::model::{Mixer, Model};
 
 /// The configuration of a training run.
@@ -165,14 +165,23 @@ impl Layout {
         self.shards.map_or(self.replicas(), |shards| shards.saturating_mul(self.context))
     }
 
-    /// Returns the groups of replicas that each hold all of what is sharded.
+    /// Returns the groups of replicas that each hold all of what is sharded: 1 if nothing is.
     pub fn shard_groups(&self) -> u32 {
-        (self.replicas() / self.shards().max(1)).max(1)
+        if self.sharding == ShardedState::Nothing {
+            1
+        } else {
+            (self.replicas() / self.shards().max(1)).max(1)
+        }
+    }
+
+    /// Returns the groups of ranks that each hold all of what is sharded of the same experts.
+    pub fn expert_shard_groups(&self) -> u32 {
+        self.shard_groups().min(self.expert_replicas())
     }
 
     /// Returns the number of ranks that divide what is sharded of experts.
     pub fn expert_shards(&self) -> u32 {
-        (self.expert_replicas() / self.shard_groups()).max(1)
+        (self.expert_replicas() / self.expert_shard_groups()).max(1)
     }
 
     /// Returns the formats of the training state.
@@ -193,6 +202,16 @@ impl Layout {
         if self.expert > 1 { f64::from(self.implementation.expert_load) / 100.0 } else { 1.0 }
     }
 
+    /// Returns the rows of a matrix's input for each token: 1, or the experts of a token on the rank that has most.
+    pub(crate) fn rows_per_token(&self, matrix: &Matrix) -> f64 {
+        matrix.of_experts.map_or(1.0, |share| share.used as f64 * self.expert_load())
+    }
+
+    /// Returns whether ranks exchange the tokens of experts while another microbatch is computed.
+    pub fn overlaps_experts(&self, model: &Model) -> bool {
+        self.implementation.overlaps_experts && self.expert > 1 && model.has_experts()
+    }
+
     /// Returns whether gathered parameters stay until their backward: in a pipeline, until the step ends, as in the
     /// stages of PyTorch and Megatron.
     pub fn keeps_gathered(&self) -> bool {
@@ -205,7 +224,7 @@ impl Layout {
         self.pipeline > 1
     }
 
-    /// Returns the format of adapters: single precision, unless neither weights nor their copy are in it.
+    /// Returns the format of adapters: of the copy that the optimizer updates, or of the weights without a copy.
     pub fn adapter_format(&self) -> NumberFormat {
         let formats = self.state_formats();
         formats.main_weights.unwrap_or(formats.weights)
@@ -265,12 +284,19 @@ impl Layout {
         (0..self.stages() as usize).map(rank).collect()
     }
 
-    /// Returns the stage of the blocks that predict further tokens. `last` is the last stage.
-    pub(crate) fn predictor_stage(&self, last: usize) -> usize {
+    /// Returns the stage of the blocks that predict further tokens.
+    pub(crate) fn predictor_stage(&self) -> usize {
+        let last = self.stages().saturating_sub(1) as usize;
         match self.cut {
             Cut::Given { predictors, .. } => (predictors as usize).min(last),
             Cut::Even | Cut::Balanced => last,
         }
+    }
+
+    /// Returns the hidden states of a token that a stage passes on: from the stage of the predictors on, one for each
+    /// predictor and one for the next token.
+    pub(crate) fn passed_states(&self, stage: usize, model: &Model) -> f64 {
+        if stage < self.predictor_stage() { 1.0 } else { 1.0 + f64::from(model.predictors) }
     }
 
     /// Returns the blocks of each stage that are computed again whole, if not all of them are.
@@ -347,13 +373,13 @@ impl Layout {
             mesh.push_str(&format!("; {} with {chunks} per rank", self.schedule_name()));
         }
         let groups = match self.shards {
-            Some(shards) if shards < self.data() && self.sharding != ShardedState::Nothing => {
+            Some(shards) if self.shard_groups() > 1 => {
                 format!(" in groups of {}", counted(shards, "replica"))
             }
             _ => String::new(),
         };
-        let overlaps = self.implementation.overlaps_experts && model.has_experts();
-        let overlap = if overlaps { "; experts' exchange behind another microbatch" } else { "" };
+        let overlap =
+            if self.overlaps_experts(model) { "; experts' exchange behind another microbatch" } else { "" };
         format!(
             "{mesh}; {} of {}; recompute {}; shard {}{groups}{overlap}",
             counted(self.microbatches(), "microbatch"),

@@ -8,11 +8,11 @@
 //! gradients are
 //! sharded, replicas divide these, too, and each microbatch reduces the gradients of one block after another.
 //! If parameters are sharded, replicas divide 16 bytes (parameter, gradient and two moments of 4 bytes each),
-//! and a rank holds copies of 2 bytes and gradients of 4 bytes: of the blocks at hand, or, in a pipeline, of
-//! all its blocks until the step ends. Frozen parameters take 2 bytes, or 4 in FP8 if they are not
-//! sharded or in f32, and have no gradient and no optimizer state. Adapters are trained in single precision: 4 bytes, 4
-//! for the gradient, and 8 for both moments. Gradients of adapters are counted as a whole even if gradients
-//! are sharded.
+//! and a rank holds copies of 2 bytes and gradients of 4 bytes: of the blocks at hand, or of all its blocks if the
+//! copies stay, and in a pipeline. Muon has one moment of a matrix, and two of a table. Frozen parameters take 2 bytes,
+//! or 4 in FP8 if they are not sharded or in f32, and have no gradient and no optimizer state. Adapters are trained in
+//! the format of the copy that the optimizer updates, usually f32: 4 bytes, 4 for the gradient, and 8 for both moments.
+//! Gradients of adapters are counted as a whole even if gradients are sharded.
 //!
 //! **Activations** of a block are the tensors that its backward reads. For GPT without recomputation, they
 //! are `s b h (10 + 24 / t + 5 a s / (h t))` bytes (the same paper, equation 2); with sequence parallelism
@@ -26,7 +26,6 @@ use std::ops::{Add, Mul};
 
 use pipewright_schedule::held_bytes::HeldBytes;
 
-use crate::elementwise::rows_per_token;
 use crate::implementation::{Loss, NumberFormat, Optimizer};
 use crate::layout::{Layout, Modules, Recompute, Scores, ShardedState};
 use crate::setting::Setting;
@@ -257,7 +256,7 @@ pub fn block_stash(block: &Block, model: &Model, layout: &Layout) -> f64 {
     let bytes = layout.precision.bytes();
     let kept = |matrix: &Matrix| {
         let [input, output] = layout.widths_of([matrix.input, matrix.output], matrix.division);
-        rows_per_token(matrix, layout) * bytes * (input + output)
+        layout.rows_per_token(matrix) * bytes * (input + output)
     };
     block.matrices(model.hidden).iter().map(kept).sum::<f64>() * layout.tokens()
 }
@@ -270,7 +269,7 @@ pub fn block_gradients(block: &Block, model: &Model, layout: &Layout) -> f64 {
     }
     let gradients = |matrix: &Matrix| {
         let widths = layout.widths_of([matrix.input, matrix.output], matrix.division);
-        rows_per_token(matrix, layout) * widths.iter().sum::<f64>()
+        layout.rows_per_token(matrix) * widths.iter().sum::<f64>()
     };
     let block = block.with_copies(layout.tensor);
     let most = block.matrices(model.hidden).iter().map(gradients).fold(0.0, f64::max);
@@ -372,7 +371,7 @@ fn selected(block: &Block, model: &Model, layout: &Layout) -> f64 {
     let (tensor, division) = (f64::from(layout.tensor), layout.sequence_division());
     let output = |matrix: &Matrix| {
         let [_, output] = layout.widths_of([matrix.input, matrix.output], matrix.division);
-        rows_per_token(matrix, layout) * output
+        layout.rows_per_token(matrix) * output
     };
     let outputs: f64 = block.matrices(model.hidden).iter().map(output).sum();
     let values = match block.mixer {
@@ -394,7 +393,9 @@ fn selected(block: &Block, model: &Model, layout: &Layout) -> f64 {
 pub fn buffers(model: &Model, layout: &Layout) -> f64 {
     let hidden = layout.precision.element_bytes() * layout.tokens() * model.hidden as f64;
     let gathered = if layout.sequence_parallel { 2.0 * hidden } else { 0.0 };
-    let passed = if layout.pipeline > 1 { 4.0 * hidden / f64::from(layout.tensor) } else { 0.0 };
+    // The last message has the states of all predictors before it.
+    let states = layout.passed_states(layout.stages().saturating_sub(2) as usize, model);
+    let passed = if layout.pipeline > 1 { 4.0 * states * hidden / f64::from(layout.tensor) } else { 0.0 };
     let copies = |block: &Block| {
         let width = block.feed_forward.expert_width(model.hidden) as f64;
         let experts = block.feed_forward.experts();

@@ -171,8 +171,8 @@ pub(crate) fn computations(layout: &Layout) -> u64 {
     u64::from(layout.stages()).saturating_mul(2 * u64::from(layout.microbatches()))
 }
 
-/// Returns the run of 1F1B, interleaved if there are several chunks, without a simulation. The activations are
-/// the simulated ones.
+/// Returns the run of 1F1B, interleaved if there are several chunks, without a simulation. All messages count as the
+/// largest one. The activations are the simulated ones.
 pub fn closed_form(layout: &Layout, costs: &PipelineCosts) -> PipelineRun {
     let form = layout.closed_form();
     let stages_of_rank = form.stages_of_rank();
@@ -180,8 +180,10 @@ pub fn closed_form(layout: &Layout, costs: &PipelineCosts) -> PipelineRun {
         let chunks: Vec<u64> = stages.iter().map(|&stage| costs.sizes[stage].activation).collect();
         form.activations(rank, &chunks)
     });
+    let messages = &costs.sizes[..costs.sizes.len().saturating_sub(1).max(1)];
+    let message = messages.iter().map(|sizes| sizes.output).max().unwrap_or(0);
     PipelineRun {
-        makespan: form.makespan(&costs.stages, costs.sizes[0].output, costs.link),
+        makespan: form.makespan(&costs.stages, message, costs.link),
         activations: activations.collect(),
         stages_of_rank,
         splits_backward: false,

@@ -215,6 +215,7 @@ impl Unit {
 }
 
 fn pipeline_costs(placed: &Placed<'_>, stages: &[Unit]) -> PipelineCosts {
+    let (model, layout) = (placed.kinds[0].model, placed.layout());
     let costs = |stage: &Unit| {
         let time = &stage.time;
         let backward = (time.backward + time.again).total();
@@ -222,9 +223,9 @@ fn pipeline_costs(placed: &Placed<'_>, stages: &[Unit]) -> PipelineCosts {
         StageCosts { backward, ..StageCosts::new(time.forward.total(), for_inputs, time.weights) }
     };
     // With sequence parallelism, or a scattered message, each rank of a tensor group sends its share.
-    let output = placed.kinds[0].hidden_bytes() / f64::from(placed.layout().tensor);
-    let sizes = |stage: &Unit| StageSizes {
-        output: (output * stage.outputs) as u64,
+    let output = placed.kinds[0].hidden_bytes() / f64::from(layout.tensor);
+    let sizes = |(index, stage): (usize, &Unit)| StageSizes {
+        output: (output * layout.passed_states(index, model)) as u64,
         activation: stage.activation as u64,
         stash: stage.stash as u64,
         ..StageSizes::default()
@@ -234,7 +235,7 @@ fn pipeline_costs(placed: &Placed<'_>, stages: &[Unit]) -> PipelineCosts {
     PipelineCosts {
         trained: TrainedStages::of(&is_trained),
         stages: stages.iter().map(costs).collect(),
-        sizes: stages.iter().map(sizes).collect(),
+        sizes: stages.iter().enumerate().map(sizes).collect(),
         link,
         links,
     }
@@ -249,17 +250,13 @@ fn exposed_data(setting: &Setting<'_>, rank: &Unit, busiest: &StageTime) -> f64 
     let (layout, parameters) = (setting.layout, rank.parameters);
     // Frozen parameters are gathered if they are sharded.
     let of_adapter = layout.adapter_format().bytes();
-    let [of_trained, of_frozen] = match (setting.model.is_adapted(), layout.sharding) {
-        (false, _) => [layout.gathered_format().bytes(), 0.0],
-        (true, ShardedState::Parameters) => [of_adapter, layout.precision.element_bytes()],
-        (true, _) => [of_adapter, 0.0],
+    let [of_trained, of_frozen, of_gradient] = match (setting.model.is_adapted(), layout.sharding) {
+        (false, _) => [layout.gathered_format().bytes(), 0.0, layout.state_formats().gradients.bytes()],
+        (true, ShardedState::Parameters) => [of_adapter, layout.precision.element_bytes(), of_adapter],
+        (true, _) => [of_adapter, 0.0, of_adapter],
     };
     let gathered = parameters * of_trained + rank.frozen * of_frozen;
-    let summed = if setting.model.is_adapted() {
-        parameters * of_adapter
-    } else {
-        parameters * layout.state_formats().gradients.bytes()
-    };
+    let summed = parameters * of_gradient;
     // Experts have replicas of their own, one group after another on the same links.
     let expert_stride = layout.expert_tensor.saturating_mul(layout.expert);
     let seconds = |collective: fn(&Group, &Machine, f64) -> f64, bytes: Parameters, groups: [Group; 2]| {
@@ -271,7 +268,8 @@ fn exposed_data(setting: &Setting<'_>, rank: &Unit, busiest: &StageTime) -> f64 
     let shards = [(layout.shards(), layout.tensor), (layout.expert_shards(), expert_stride)];
     // Groups that each hold all shards add their shares of the gradients. Ranks with the same share are apart by the
     // ranks of a group.
-    let copies = shards.map(|(ranks, stride)| (layout.shard_groups(), stride.saturating_mul(ranks)));
+    let [of_shared, of_experts] = shards.map(|(ranks, stride)| stride.saturating_mul(ranks));
+    let copies = [(layout.shard_groups(), of_shared), (layout.expert_shard_groups(), of_experts)];
     let [all, shards, copies] =
         [all, shards, copies].map(|groups| groups.map(|(ranks, stride)| Group { ranks, stride }));
     let gather = seconds(Group::gather, gathered, shards);

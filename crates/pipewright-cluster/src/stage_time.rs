@@ -273,8 +273,7 @@ impl Setting<'_> {
         if let Some(share) = matrix.of_experts {
             // The tokens of a tensor group are divided among its experts' groups.
             groups = (share.of as f64 / f64::from(self.layout.expert)).max(1.0);
-            rows *= share.used as f64 * expert_tensor / (groups * tensor);
-            rows *= self.layout.expert_load();
+            rows *= self.layout.rows_per_token(matrix) * expert_tensor / (groups * tensor);
             division = expert_tensor;
         }
         let (mut inner, mut columns) = (matrix.input as f64, matrix.output as f64);
@@ -313,8 +312,9 @@ impl Setting<'_> {
             FeedForward::Experts(experts) | FeedForward::LatentExperts { experts, .. } => {
                 let share = self.expert_share(block);
                 let shared = if experts.shared_inner > 0 { exchange(hidden) } else { 0.0 };
-                let divided = self.layout.expert_tensor > 1;
-                shared + if divided { exchange(hidden * share * experts.per_token as f64) } else { 0.0 }
+                let rows = experts.per_token as f64 * self.layout.expert_load();
+                let is_divided = self.layout.expert_tensor > 1;
+                shared + if is_divided { exchange(hidden * share * rows) } else { 0.0 }
             }
             FeedForward::None => 0.0,
         };

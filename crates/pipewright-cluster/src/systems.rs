@@ -19,7 +19,7 @@ use pipewright_schedule::plan::{PlacedSchedule, Refusal, System};
 use pipewright_schedule::words::counted;
 
 use crate::expert_overlap;
-use crate::implementation::{Implementation, Stack};
+use crate::implementation::Stack;
 use crate::layout::{Layout, Modules, Precision, Recompute, Scores, ShardedState};
 use pipewright_shapes::model::{Mixer, Model};
 
@@ -186,7 +186,7 @@ fn shard_groups(system: System, layout: &Layout, _model: &Model) -> Option<Refus
 }
 
 fn overlap(system: System, layout: &Layout, model: &Model) -> Option<Refusal> {
-    if !layout.implementation.overlaps_experts || !model.has_experts() {
+    if !layout.overlaps_experts(model) {
         return None;
     }
     let stack = match system {
@@ -198,8 +198,7 @@ fn overlap(system: System, layout: &Layout, model: &Model) -> Option<Refusal> {
             )));
         }
     };
-    let implementation = Implementation { stack, ..layout.implementation };
-    let why = expert_overlap::fault(&Layout { implementation, ..layout.clone() }, model)?;
+    let why = expert_overlap::fault(layout, stack, model)?;
     Some(Refusal::new(format!(
         "this plan sends tokens to experts while it computes another microbatch, and {system} {why}"
     )))
@@ -212,8 +211,7 @@ fn products(system: System, layout: &Layout, _model: &Model) -> Option<Refusal> 
 }
 
 fn recompute(system: System, layout: &Layout, model: &Model) -> Option<Refusal> {
-    if layout.recompute_layers.is_some() && (system, layout.recompute) != (System::Megatron, Recompute::Full)
-    {
+    if layout.recomputed_blocks().is_some() && system != System::Megatron {
         return Some(Refusal::new(format!(
             "{system} does not recompute some blocks of a stage only, as this plan does"
         )));

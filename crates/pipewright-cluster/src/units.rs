@@ -31,8 +31,6 @@ pub(crate) struct Unit {
     pub(crate) offloaded: f64,
     /// Bytes that a backward keeps if gradients of weights are computed later.
     pub(crate) stash: f64,
-    /// The hidden states of a token that a stage passes on.
-    pub(crate) outputs: f64,
 }
 
 impl Unit {
@@ -67,9 +65,7 @@ pub(crate) struct Units {
     head: Unit,
     /// All blocks that predict further tokens.
     predictors: Unit,
-    /// The hidden states of a token that leave the stage of the predictors and all later ones: one for each
-    /// predictor and one for the next token.
-    outputs: f64,
+    has_predictors: bool,
     /// Whether adapters are trained.
     is_adapted: bool,
     tied: bool,
@@ -108,7 +104,7 @@ impl Units {
             embedding: outer(setting.embedding(), table + model.further_embedding as f64),
             head: outer(head, table),
             predictors: Unit::default(),
-            outputs: 1.0 + f64::from(model.predictors),
+            has_predictors: model.predictors > 0,
             is_adapted,
             tied: model.tied,
             table,
@@ -137,7 +133,6 @@ impl Units {
                     activation: block_activations(block, model, setting.layout),
                     offloaded: 0.0,
                     stash: block_stash(block, model, setting.layout),
-                    outputs: 0.0,
                 };
                 let unit = of(setting);
                 if let Some(kept) = &kept {
@@ -243,12 +238,12 @@ impl Units {
     /// Returns the costs of each stage.
     pub(crate) fn stages(&self, layout: &Layout, cut: &[Range<usize>]) -> Vec<Unit> {
         let last = cut.len() - 1;
-        let predictors = layout.predictor_stage(last);
+        let predictors = layout.predictor_stage();
         let rank_of_stage = layout.rank_of_stage();
         let mut of_rank = vec![0; layout.pipeline.max(1) as usize];
         let stage = |(stage, range): (usize, &Range<usize>)| {
-            let mut sum =
-                Unit { outputs: if stage < predictors { 1.0 } else { self.outputs }, ..Unit::default() };
+            let mut sum = Unit::default();
+            let shares_rank = |other: usize| rank_of_stage[stage] == rank_of_stage[other];
             let before = &mut of_rank[rank_of_stage[stage]];
             for (index, &kind) in self.kind_of[range.clone()].iter().enumerate() {
                 let is_again = layout.recomputed_blocks().is_none_or(|again| index < again as usize);
@@ -265,15 +260,15 @@ impl Units {
             if stage == predictors {
                 sum += self.predictors;
                 // They look up further tokens, in a copy of the embedding's table unless the rank has one.
-                let has_table = rank_of_stage[stage] == rank_of_stage[0] || self.tied && stage == last;
-                if self.outputs > 1.0 && !has_table {
+                let has_table = shares_rank(0) || self.tied && shares_rank(last);
+                if self.has_predictors && !has_table {
                     sum.tables_of(self.is_adapted).tables += self.table;
                 }
             }
             if stage == last {
                 sum += self.head;
                 // A tied head on the rank of the embedding has no table of its own.
-                if self.tied && last == 0 {
+                if self.tied && shares_rank(0) {
                     sum.tables_of(self.is_adapted).tables -= self.table;
                 }
             }

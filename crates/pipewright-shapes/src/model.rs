@@ -169,7 +169,7 @@ pub struct Dense {
     pub gated: bool,
 }
 
-/// The most groups of experts: the ways to choose from more do not fit into a double.
+/// The most groups of experts, so that the number of ways to choose among them fits into a double.
 pub const MAX_GROUPS: u64 = 512;
 
 /// Experts behind a router.

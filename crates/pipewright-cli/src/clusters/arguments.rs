@@ -40,7 +40,7 @@ pub(crate) struct ClusterArguments {
     /// The stack whose kernels and launches are predicted; megatron by default
     #[arg(long, value_parser = one_named(&STACKS, Stack::name), requires = "cluster")]
     pub(crate) stack: Option<Stack>,
-    /// The rows of the rank of experts that has most, as percent of the mean; 125 by default
+    /// The rows of the most loaded expert rank, in percent of the mean; 125 by default
     #[arg(long, value_name = "PERCENT", value_parser = value_parser!(u32).range(100..=1000), requires = "cluster")]
     pub(crate) expert_load: Option<u32>,
     /// Add days, GPU hours and energy of a training, such as tokens=15.6T

@@ -179,7 +179,7 @@ pub(super) fn plan_json<'a>(plan: &'a ClusterPlan, model: &Model) -> PlanJson<'a
         recompute: layout.recompute.name(),
         sharding: layout.sharding.name(),
         shards: layout.shards.filter(|_| layout.shard_groups() > 1),
-        expert_overlap: model.has_experts().then_some(layout.implementation.overlaps_experts),
+        expert_overlap: model.has_experts().then_some(layout.overlaps_experts(model)),
         tokens_per_s_per_gpu: prediction.tokens_per_gpu,
         model_tflops_per_gpu: prediction.operations_per_gpu / 1e12,
         mfu: plan.mfu,

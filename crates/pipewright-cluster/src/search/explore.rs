@@ -7,6 +7,7 @@ use crate::layout::{Cut, Layout, Recompute, ShardedState};
 use crate::pipeline::{PipelineError, Programs, computations};
 use crate::placed::Placed;
 use crate::predict::{Prediction, RunPipeline};
+use crate::search::backward_form::{BackwardForm, backward_form};
 use crate::search::bound::lower_bound;
 use crate::search::error::LeastMemory;
 use crate::search::found::ClusterPlan;
@@ -157,7 +158,7 @@ impl<'a> Exploration<'a> {
             let mut chosen = Vec::new();
             for recompute in self.request.recomputes() {
                 layout.recompute = recompute;
-                let overlaps_experts = self.request.overlaps_experts(&layout);
+                let Some(overlaps_experts) = self.request.overlaps_experts(&layout) else { continue };
                 let is_it = |shared: &Shared| {
                     (shared.recompute, shared.overlaps_experts) == (recompute, overlaps_experts)
                 };
@@ -215,8 +216,10 @@ impl<'a> Exploration<'a> {
             if least > self.slowest_kept() {
                 return;
             }
-            // On several kinds of machines, a part of the way may be faster.
-            let least = if units.len() == 1 { least.max(total.time.way()) } else { least };
+            // On several kinds of machines, a part of the way may be faster. Slices of a microbatch are computed on
+            // several stages at once.
+            let has_way = units.len() == 1 && backward_form(&layout) != BackwardForm::Slices;
+            let least = if has_way { least.max(total.time.way()) } else { least };
             let mut cuts = None;
             for (index, sharding) in shardings.into_iter().enumerate() {
                 layout.sharding = sharding;

@@ -34,10 +34,10 @@ pub struct ClusterReport {
 impl ClusterReport {
     /// Returns the fastest plan, which is not the first one if a plan with more usual parts is preferred.
     pub fn fastest(&self) -> &ClusterPlan {
-        let seconds = |plan: &ClusterPlan| plan.prediction.seconds;
-        self.plans[1..].iter().fold(&self.plans[0], |fastest, plan| {
-            if seconds(plan) < seconds(fastest) { plan } else { fastest }
-        })
+        let by_seconds = |one: &&ClusterPlan, other: &&ClusterPlan| {
+            one.prediction.seconds.total_cmp(&other.prediction.seconds)
+        };
+        self.plans.iter().min_by(by_seconds).unwrap_or(&self.plans[0])
     }
 }
 

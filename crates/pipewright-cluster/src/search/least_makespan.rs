@@ -40,7 +40,7 @@ struct Stage {
 pub(super) fn least_makespan(layout: &Layout, costs: &PipelineCosts) -> f64 {
     let stages_of_rank = layout.stages_of_rank();
     let form = backward_form(layout);
-    let stages = stages(form, costs, &stages_of_rank);
+    let stages = stages(form, costs, &layout.rank_of_stage());
     let microbatches = f64::from(layout.microbatches());
     if form == BackwardForm::Slices {
         return stages_of_rank.iter().map(|own| microbatches * work(&stages, own)).fold(0.0, f64::max);
@@ -54,11 +54,7 @@ fn work(stages: &[Stage], own: &[usize]) -> f64 {
     own.iter().map(|&stage| stages[stage].forward + stages[stage].backward).sum()
 }
 
-fn stages(form: BackwardForm, costs: &PipelineCosts, stages_of_rank: &[Vec<usize>]) -> Vec<Stage> {
-    let mut rank_of = vec![0; costs.stages.len()];
-    for (rank, own) in stages_of_rank.iter().enumerate() {
-        own.iter().for_each(|&stage| rank_of[stage] = rank);
-    }
+fn stages(form: BackwardForm, costs: &PipelineCosts, rank_of: &[usize]) -> Vec<Stage> {
     // Faster links than the slowest one may be between two ranks.
     let message = if costs.links.is_empty() {
         costs.sizes[0].output as f64 / costs.link.bandwidth + costs.link.latency
@@ -186,7 +182,7 @@ mod tests {
         ];
         for generator in catalogue().iter().filter(|generator| generator.has_backward()) {
             let (nearest, count) = check(generator.name, &SIZES);
-            assert!(count == 0 || nearest > 0.85, "{}: {nearest}", generator.name);
+            assert!(count > 0 && nearest > 0.85, "{}: {nearest} in {count} simulations", generator.name);
         }
     }
 

@@ -204,14 +204,19 @@ impl Request {
         TightestRank { rank, memory, limit }
     }
 
-    /// Returns whether the exchange of experts is hidden behind another microbatch in a layout: if the request says so,
-    /// or if it leaves the choice and the stack has it.
-    pub(crate) fn overlaps_experts(&self, layout: &Layout) -> bool {
-        let is_free = || self.system.is_none_or(|system| system == System::Megatron);
+    /// Returns whether the exchange of experts is hidden behind another microbatch in a layout: if the request allows
+    /// it and the stack has it. `None` if the request asks for it and the stack does not have it.
+    pub(crate) fn overlaps_experts(&self, layout: &Layout) -> Option<bool> {
+        let is_possible =
+            || expert_overlap::fault(layout, layout.implementation.stack, &self.model).is_none();
         match self.fixed.overlaps_experts {
-            Some(given) => given,
-            None if self.implementation.overlaps_experts => true,
-            None => is_free() && expert_overlap::fault(layout, &self.model).is_none(),
+            Some(false) => Some(false),
+            Some(true) => is_possible().then_some(true),
+            None => {
+                let is_allowed = self.implementation.overlaps_experts
+                    || self.system.is_none_or(|system| system == System::Megatron);
+                Some(is_allowed && is_possible())
+            }
         }
     }
 

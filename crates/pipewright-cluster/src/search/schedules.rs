@@ -4,8 +4,8 @@
 //! is the work of the busiest rank and the time in which it waits. No schedule avoids the way of the first microbatch
 //! to the last rank. ZB-H1 also waits `(p - 1) (I - W)` if gradients of inputs take longer than gradients of weights
 //! (arXiv 2401.10241, table 2), ZB-V waits `(p - 1) (I - F)` if they take longer than forwards, and V-Half waits
-//! `p (F + 3 I - W) - (3 F + 3 I + W)`, which are the waits of our generators with equal stages. No estimate is below the
-//! time that every order of computations takes ([`least_makespan`]). The simulation decides.
+//! `p (F + 3 I - W) - (3 F + 3 I + W)`, which are the waits of our generators with equal stages. With
+//! fewer than `2 p` microbatches, no estimate is below the bound of [`least_makespan`]. The simulation decides.
 
 use pipewright_schedule::costs::StageCosts;
 use pipewright_schedule::generate::{StageRule, find};
@@ -101,6 +101,11 @@ pub(super) fn has_size(layout: &Layout) -> bool {
     !in_rounds || microbatches.is_multiple_of((microbatches / ranks.max(1)).max(1))
 }
 
+/// Returns whether there are so many microbatches that a schedule repeats itself between its start and its end.
+fn is_steady(layout: &Layout) -> bool {
+    layout.microbatches() >= layout.pipeline.saturating_mul(2)
+}
+
 /// Returns the microbatches whose activations a rank holds at its peak at least, on average over its chunks
 /// if these have as many bytes, by the formulas of the generators' guides. With ZB-H1, each rank holds one
 /// activation less than the one before it. A rank of a schedule that is not listed holds at least one
@@ -108,7 +113,7 @@ pub(super) fn has_size(layout: &Layout) -> bool {
 pub(super) fn held(layout: &Layout, rank: u32) -> f64 {
     let (ranks, microbatches, chunks) = (layout.pipeline, layout.microbatches(), f64::from(layout.chunks));
     let of_1f1b = f64::from(ranks.min(microbatches));
-    let is_steady = microbatches >= ranks.saturating_mul(2);
+    let is_steady = is_steady(layout);
     match layout.schedule_name() {
         "gpipe" | "loopedbfs" => f64::from(microbatches),
         "1f1b" | "zb-h1" => f64::from(microbatches.min(ranks - rank)),
@@ -143,8 +148,7 @@ pub(super) fn is_exact(layout: &Layout) -> bool {
 pub(super) fn estimate(layout: &Layout, costs: &PipelineCosts) -> PipelineRun {
     let mut run = closed_form(layout, costs);
     // With more microbatches, the work of the busiest rank is longer than the way of one microbatch.
-    let is_short = layout.microbatches() < layout.pipeline.saturating_mul(2);
-    let least = if is_short { least_makespan(layout, costs) } else { 0.0 };
+    let least = if is_steady(layout) { 0.0 } else { least_makespan(layout, costs) };
     if layout.schedule.is_none() {
         run.makespan = run.makespan.max(least);
         return run;
@@ -157,7 +161,7 @@ pub(super) fn estimate(layout: &Layout, costs: &PipelineCosts) -> PipelineRun {
         stage.forward + stage.input_backward + stage.weight_backward
     };
     let busiest = run.stages_of_rank.iter().map(|stages| stages.iter().map(seconds).sum::<f64>());
-    let (name, is_equal) = (layout.schedule_name(), microbatches >= 2.0 * f64::from(layout.pipeline));
+    let (name, is_steady) = (layout.schedule_name(), is_steady(layout));
     let waits = |stage: &StageCosts| match name {
         "zb-h1" | "interleaved-zb-h1" => {
             stage.forward + (stage.input_backward - stage.weight_backward).max(0.0)
@@ -166,7 +170,7 @@ pub(super) fn estimate(layout: &Layout, costs: &PipelineCosts) -> PipelineRun {
         _ => stage.forward,
     };
     let mut fill: f64 = costs.stages.iter().take(ranks - 1).map(waits).sum();
-    if name == "v-half" && is_equal && ranks > 2 {
+    if name == "v-half" && is_steady && ranks > 2 {
         let count = costs.stages.len() as f64;
         let mean = |seconds: fn(&StageCosts) -> f64| costs.stages.iter().map(seconds).sum::<f64>() / count;
         let forward = mean(|stage| stage.forward);

@@ -4,12 +4,11 @@ use std::ops::Range;
 
 use crate::accuracy::Accuracy;
 use crate::layout::{Layout, ShardedState};
-use crate::pipeline::{PipelineError, PipelineRun};
+use crate::pipeline::{PipelineError, PipelineRun, closed_form};
 use crate::predict::{Prediction, RunPipeline};
 use crate::search::explore::{Candidate, Exploration, Pruning, Tried, balanced};
 use crate::search::found::{ClusterPlan, ClusterReport};
 use crate::search::least_makespan::least_makespan;
-use crate::search::schedules;
 use crate::units::Units;
 
 /// The most layouts that are simulated to find the one that needs least memory.
@@ -108,7 +107,12 @@ impl Exploration<'_> {
         }
         let mut plans = Vec::new();
         for (layout, cut) in layouts {
-            if self.tried.predicted.contains(&layout) || self.least_seconds(&layout, &units, &cut) > slowest {
+            let is_slower = || {
+                slowest.is_finite()
+                    && layout.stages() > 1
+                    && self.least_seconds(&layout, &units, &cut) > slowest
+            };
+            if self.tried.predicted.contains(&layout) || is_slower() {
                 continue;
             }
             match self.predict(&layout, &units, cut) {
@@ -131,8 +135,12 @@ impl Exploration<'_> {
     /// Returns the seconds that a step of a layout takes at least.
     fn least_seconds(&self, layout: &Layout, units: &[Units], cut: &[Range<usize>]) -> f64 {
         let run = |costs: &_| {
-            let least = least_makespan(layout, costs);
-            Ok(PipelineRun { makespan: least, ..schedules::estimate(layout, costs) })
+            Ok(PipelineRun {
+                makespan: least_makespan(layout, costs),
+                activations: vec![0; layout.pipeline as usize],
+                stages_of_rank: layout.stages_of_rank(),
+                splits_backward: false,
+            })
         };
         let placed = self.request.placed(layout);
         RunPipeline::new(&placed, units, cut.to_vec(), run)
@@ -151,8 +159,14 @@ impl Exploration<'_> {
         if let Some(pipeline) = self.tried.runs.get(&without_sharding) {
             return Ok(pipeline.predict(&placed, units));
         }
-        self.tried.simulations += usize::from(layout.stages() > 1);
-        let pipeline = RunPipeline::new(&placed, units, cut, |costs| self.tried.programs.run(layout, costs))?;
+        let pipeline = RunPipeline::new(&placed, units, cut, |costs| {
+            // One stage computes one microbatch after the other.
+            if layout.stages() == 1 && layout.schedule.is_none() {
+                return Ok(closed_form(layout, costs));
+            }
+            self.tried.simulations += 1;
+            self.tried.programs.run(layout, costs)
+        })?;
         let prediction = pipeline.predict(&placed, units);
         self.tried.runs.insert(without_sharding, pipeline);
         Ok(prediction)

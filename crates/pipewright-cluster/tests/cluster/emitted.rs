@@ -249,7 +249,9 @@ fn settings_that_a_system_does_not_have_are_refused() {
     check_refused(Megatron, DENSE, no_module, "this plan names none");
     let some = |layout: &mut Layout| (layout.recompute, layout.recompute_layers) = (Recompute::Full, Some(1));
     check_refused(Torchtitan, DENSE, some, "does not recompute some blocks of a stage only");
-    let groups = |layout: &mut Layout| (layout.tensor, layout.shards) = (1, Some(4));
+    let groups = |layout: &mut Layout| {
+        (layout.tensor, layout.shards, layout.sharding) = (1, Some(4), ShardedState::Optimizer);
+    };
     check_refused(Deepspeed, DENSE, groups, "this plan has 4 groups that each have all of it");
     let overlap = |layout: &mut Layout| {
         layout.implementation.overlaps_experts = true;

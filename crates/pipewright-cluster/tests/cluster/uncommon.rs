@@ -12,12 +12,11 @@ use pipewright_cluster::predict::Prediction;
 use pipewright_cluster::published::{Run, read};
 use pipewright_cluster::setting::Setting;
 use pipewright_cluster::stage_time::StageTime;
+use pipewright_document::GIB;
 use pipewright_shapes::model::{Indexer, Latent, Mixer};
 use pipewright_shapes::operations::AttentionCount;
 
 use crate::data::{predicted, run};
-
-const GIB: f64 = (1_u64 << 30) as f64;
 
 fn near(found: f64, expected: f64) {
     assert!((found / expected - 1.0).abs() < 1e-6, "{found} instead of {expected}");
@@ -234,13 +233,48 @@ fn sizes_that_do_not_fit_are_refused() {
     );
 }
 
-/// The sum over all ranks does not depend on what they divide.
+/// The shards of all ranks are as many copies of the parameters as there are groups, also of experts that fewer ranks
+/// have than there are groups.
 #[test]
 fn shards_are_parts_of_all_parameters() {
-    let run = sharded(|layout| layout.shards = Some(8));
     let parameters = Parameters { matrices: 64.0, tables: 32.0, experts: 16.0 };
-    let shards = parameters.shards(&run.layout);
-    assert_eq!((shards.matrices, shards.tables, shards.experts), (8.0, 4.0, 2.0));
+    for (shards, expert) in [(1, 1), (8, 1), (64, 1), (8, 4), (8, 16), (8, 64), (64, 64)] {
+        let layout = sharded(|layout| (layout.shards, layout.expert) = (Some(shards), expert)).layout;
+        let own = parameters.shards(&layout);
+        let groups = f64::from(64 / shards);
+        near(64.0 * own.matrices, 64.0 * groups);
+        near(64.0 * own.tables, 32.0 * groups);
+        let same = f64::from(64 / expert);
+        near(same * own.experts, 16.0 * f64::from(layout.expert_shard_groups()));
+        assert_eq!(layout.expert_shard_groups(), (64 / shards).min(64 / expert));
+    }
+    assert_eq!(
+        sharded(|layout| (layout.shards, layout.sharding) = (Some(8), ShardedState::Nothing))
+            .layout
+            .shard_groups(),
+        1
+    );
+}
+
+/// The first and the last stage of a V are on one rank, which has one table for both ends of a tied model.
+#[test]
+fn a_tied_table_is_held_once_by_each_rank() {
+    let of_first = |tied, schedule: Option<&str>| {
+        let mut run = sharded(|_| ());
+        run.model.tied = tied;
+        run.layout = Layout {
+            gpus: 2,
+            pipeline: 2,
+            chunks: 2,
+            batch: 8,
+            schedule: schedule.map(str::to_owned),
+            ..Layout::on_one_gpu(8192, run.layout.precision)
+        };
+        (predicted(&run).memory[0].parameters, 2.0 * table_parameters(&run.model, &run.layout))
+    };
+    let (own, table) = of_first(false, Some("zbvzerobubble"));
+    near(own - of_first(true, Some("zbvzerobubble")).0, table);
+    near(of_first(false, None).0, of_first(true, None).0);
 }
 
 #[test]
