@@ -24,6 +24,7 @@ mod expert_overlap;
 pub mod measured_times;
 pub mod machine;
 pub mod figure;
+pub mod machine_json;
 mod measured_tables;
 pub mod cluster_file;
 pub mod catalogue;

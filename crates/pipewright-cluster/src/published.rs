@@ -10,7 +10,7 @@ use crate::catalogue::{self, hint_at, machines_of};
 use crate::implementation::Stack;
 use crate::layout::Layout;
 use crate::machine::Machine;
-pub use crate::published_layout::layout;
+pub use crate::published_layout::{RECOMPUTES, SHARDINGS, layout};
 use crate::published_model::{self, PublishedModel};
 use pipewright_shapes::model::{Division, Matrix, Model};
 use pipewright_shapes::training::{AdaptedLayer, AdapterSizes};

@@ -8,7 +8,8 @@ use crate::implementation::{
 };
 use crate::layout::{Cut, Layout, Modules, Precision, Recompute, Scores, ShardedState};
 
-const SHARDINGS: [(&str, ShardedState); 6] = [
+/// What replicas shard, by the words of files.
+pub const SHARDINGS: [(&str, ShardedState); 6] = [
     ("none", ShardedState::Nothing),
     ("replicated", ShardedState::Nothing),
     ("optimizer", ShardedState::Optimizer),
@@ -16,6 +17,9 @@ const SHARDINGS: [(&str, ShardedState); 6] = [
     ("parameters", ShardedState::Parameters),
     ("sharded", ShardedState::Parameters),
 ];
+/// What is recomputed, by the words of files.
+pub const RECOMPUTES: [(&str, Recompute); 3] =
+    [("none", Recompute::None), ("selective", Recompute::Selective), ("full", Recompute::Full)];
 const SCORES: [(&str, Scores); 3] =
     [("fused", Scores::Fused), ("flash", Scores::Fused), ("unfused", Scores::Unfused)];
 const FORMATS: [(&str, NumberFormat); 5] = [
@@ -114,9 +118,7 @@ impl Cut {
 }
 
 fn recompute(row: &mut Reader<'_>) -> Recompute {
-    const RECOMPUTED: [(&str, Recompute); 3] =
-        [("none", Recompute::None), ("selective", Recompute::Selective), ("full", Recompute::Full)];
-    let recompute = row.word("recompute", &RECOMPUTED).unwrap_or(Recompute::None);
+    let recompute = row.word("recompute", &RECOMPUTES).unwrap_or(Recompute::None);
     let modules = row.words("recompute_modules", &Modules::NAMES).unwrap_or_default();
     match recompute {
         Recompute::Selective if !modules.is_empty() => {

@@ -16,7 +16,7 @@ use crate::cluster_input::{check, layout_of, machine_of, model_of, refused};
 use crate::interrupt::interruptible;
 
 /// The predicted time and memory of a training step.
-#[pyclass(frozen, module = "pipewright_pp_pp.cluster", name = "Prediction")]
+#[pyclass(frozen, module = "pipewright_pp.cluster", name = "Prediction")]
 #[derive(Debug)]
 pub(crate) struct PyPrediction(pub(crate) Prediction);
 

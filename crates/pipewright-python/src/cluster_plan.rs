@@ -5,10 +5,11 @@ use std::sync::Arc;
 use pipewright_cluster::catalogue::machines;
 use pipewright_cluster::cluster_file::to_toml;
 use pipewright_cluster::emit::emit;
-use pipewright_cluster::figure::Figure;
 use pipewright_cluster::implementation::{Implementation, Precision, Stack};
-use pipewright_cluster::layout::{Cut, Layout, Recompute, Scores, ShardedState};
-use pipewright_cluster::machine::{Constants, Machine};
+use pipewright_cluster::layout::{Cut, Layout, Scores};
+use pipewright_cluster::machine::Machine;
+use pipewright_cluster::machine_json::MachineJson;
+use pipewright_cluster::published::{RECOMPUTES, SHARDINGS};
 use pipewright_cluster::search::{ClusterPlan, ClusterReport, Fixed, Request, search};
 use pipewright_document::Reader;
 use pipewright_schedule::emit::Release;
@@ -21,10 +22,6 @@ use crate::cluster::PyPrediction;
 use crate::cluster_input::{machine_of, model_of, read_layout, refused};
 use crate::errors::value_error;
 use crate::interrupt::interruptible;
-
-/// The precisions of products.
-const PRECISIONS: [Precision; 5] =
-    [Precision::Half, Precision::Fp8, Precision::Mxfp8, Precision::Nvfp4, Precision::Single];
 
 /// A search that has found plans.
 #[derive(Debug)]
@@ -52,8 +49,8 @@ pub(crate) struct PyClusterPlan {
 ///     sequence: The tokens of a row.
 ///     precision: The precision of products with parameters: `bf16`, `fp8`, `mxfp8`, `nvfp4` or `f32`.
 ///     layout: The parts that are given, in any form that `predict` takes: `tp`, `pp`, `vp`, `cp`, `ep`, `etp`, `dp`
-///         (replicas), `mbs`, `schedule`, `recompute`, `data_parallel` (what replicas shard) and `sequence_parallel`. The
-///         search chooses the others.
+///         (replicas), `mbs`, `schedule`, `recompute`, `data_parallel` (what replicas shard), `shards` (the replicas that
+///         divide it), `expert_overlap` and `sequence_parallel`. The search chooses the others.
 ///     memory: The most bytes of a rank, or a text such as `80GiB`; by default the machine's without a reserve.
 ///     stack: The program whose kernels and launches are predicted: `megatron`, `torchtitan`, `automodel`, `olmo-core` or
 ///         `hai-llm`.
@@ -88,8 +85,7 @@ pub(crate) fn plan_cluster(
     plans: usize,
 ) -> PyResult<Vec<PyClusterPlan>> {
     let (model, machine) = (model_of(config)?, machine_of(machine)?);
-    let precision =
-        one_of("precision", precision, PRECISIONS.map(|precision| (precision.name(), precision)))?;
+    let precision = one_of("precision", precision, Precision::NAMES)?;
     if !machine.has_rate(precision) {
         let sentence = format!("{} has no rate for {}; use bf16", machine.name, precision.name());
         return Err(refused(py, vec![sentence]));
@@ -133,9 +129,6 @@ fn one_of<T, const N: usize>(argument: &str, name: &str, values: [(&str, T); N])
 fn fixed(keys: &mut Reader<'_>) -> Option<Fixed> {
     let [tensor, pipeline, context, data, expert, chunks, microbatch, expert_tensor, shards] =
         ["tp", "pp", "cp", "dp", "ep", "vp", "mbs", "etp", "shards"].map(|key| keys.count(key, 1..=u32::MAX));
-    let recomputes = [Recompute::None, Recompute::Selective, Recompute::Full];
-    let shardings =
-        [ShardedState::Nothing, ShardedState::Optimizer, ShardedState::Gradients, ShardedState::Parameters];
     Some(Fixed {
         tensor,
         pipeline,
@@ -146,8 +139,8 @@ fn fixed(keys: &mut Reader<'_>) -> Option<Fixed> {
         microbatch,
         expert_tensor,
         schedule: keys.text("schedule"),
-        recompute: keys.word("recompute", &recomputes.map(|recompute| (recompute.name(), recompute))),
-        sharding: keys.word("data_parallel", &shardings.map(|sharding| (sharding.name(), sharding))),
+        recompute: keys.word("recompute", &RECOMPUTES),
+        sharding: keys.word("data_parallel", &SHARDINGS),
         sequence_parallel: keys.flag("sequence_parallel"),
         cut: None,
         shards,
@@ -317,7 +310,8 @@ impl PyClusterPlan {
 ///
 /// Returns:
 ///     For each machine, a dictionary with its `name`, its short names (`aliases`), its `figures` under the keys of a
-///     cluster file, each with its `value` and `source`, the `constants`, and `toml`, the text of its cluster file.
+///     cluster file, each with its `value` and `source`, its `node_switch` and `constants` with their sources
+///     (`node_switch_source`, `constants_source`), and `toml`, the text of its cluster file.
 ///
 /// Example:
 ///     >>> from pipewright_pp.cluster import clusters
@@ -325,25 +319,10 @@ impl PyClusterPlan {
 ///     [8.0]
 #[pyfunction]
 pub(crate) fn clusters(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
+    let json = py.import("json")?;
     let entry = |machine: &Machine| {
-        let figures = PyDict::new(py);
-        for figure in Figure::ALL {
-            let key = figure.measure.key;
-            let Some(value) = figure.of(machine) else { continue };
-            let entry = PyDict::new(py);
-            entry.set_item("value", value)?;
-            entry.set_item("source", machine.source_of(key))?;
-            figures.set_item(key, entry)?;
-        }
-        let constants = PyDict::new(py);
-        for (range, value) in Constants::RANGES.iter().zip(machine.constants.to_array()) {
-            constants.set_item(range.name, value)?;
-        }
-        let entry = PyDict::new(py);
-        entry.set_item("name", &machine.name)?;
-        entry.set_item("aliases", &machine.aliases)?;
-        entry.set_item("figures", figures)?;
-        entry.set_item("constants", constants)?;
+        let text = serde_json::to_string(&MachineJson::of(machine)).map_err(value_error)?;
+        let entry = json.call_method1("loads", (text,))?.cast_into::<PyDict>()?;
         entry.set_item("toml", to_toml(machine))?;
         Ok(entry)
     };

@@ -15,8 +15,9 @@ use pyo3::prelude::*;
 use crate::arguments::{named, whole_list};
 use crate::costs::costs_of;
 use crate::errors::{Raised, plain, value_error};
+use crate::interrupt::interruptible;
 use crate::profile::profile_of;
-use crate::timeline::Predicted;
+use crate::timeline::{Predicted, PyTimeline};
 
 /// The error of a prediction.
 pub(crate) enum PredictionError {
@@ -110,6 +111,17 @@ impl At {
         }
         let boundaries = boundaries.map(|list| whole_list("boundaries", list)).transpose()?;
         Ok(Self::Profile(ProfileChoices { profile: profile_of(profile)?, boundaries, recompute }))
+    }
+
+    /// Proves the program of a schedule that is called `name`, and predicts its run. Other threads of Python go on.
+    pub(crate) fn timeline(
+        self,
+        py: Python<'_>,
+        name: String,
+        source: ProgramSource,
+    ) -> PyResult<PyTimeline> {
+        let predicted = interruptible(py, move |_| self.predict(name, source))?;
+        predicted.map(PyTimeline::from).map_err(|error| error.raised(py))
     }
 
     /// Proves the program of a schedule that is called `name`, and predicts its run.

@@ -366,9 +366,7 @@ impl PyProgram {
         let at = At::of(py, costs, profile, boundaries, recompute, logical, communicator)?;
         check_program(&self.program, Use::Simulate).map_err(|error| error.raised(py))?;
         let (name, program) = (self.name.clone(), Arc::clone(&self.program));
-        let predicted =
-            interruptible(py, move |_| at.predict(name, ProgramSource::Rows(program.as_ref().clone())))?;
-        predicted.map(PyTimeline::from).map_err(|error| error.raised(py))
+        at.timeline(py, name, ProgramSource::Rows(program.as_ref().clone()))
     }
 
     fn _repr_svg_(&self, py: Python<'_>) -> PyResult<Option<String>> {

@@ -28,7 +28,7 @@ use crate::timeline::PyTimeline;
 
 /// The order in which each rank computes, without communication.
 ///
-/// `pipewright.schedule` makes it. A notebook shows it as a picture.
+/// `pipewright_pp.schedule` makes it. A notebook shows it as a picture.
 #[pyclass(frozen, module = "pipewright_pp", name = "Schedule")]
 #[derive(Debug)]
 pub(crate) struct PySchedule {
@@ -325,8 +325,7 @@ impl PySchedule {
         let at = At::of(py, costs.or(own.as_ref()), profile, boundaries, recompute, logical, communicator)?;
         check_schedule(&self.schedule, Use::Simulate).map_err(|error| error.raised(py))?;
         let (name, source) = (self.name.clone(), self.source());
-        let predicted = interruptible(py, move |_| at.predict(name, source))?;
-        predicted.map(PyTimeline::from).map_err(|error| error.raised(py))
+        at.timeline(py, name, source)
     }
 
     #[expect(clippy::type_complexity, reason = "the function and the arguments of `pickle`")]

@@ -1,10 +1,10 @@
 //! Prints machines with their figures and the source of each.
 
-use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use pipewright_cluster::figure::Figure;
 use pipewright_cluster::machine::{Constants, Machine};
+use pipewright_cluster::machine_json::MachineJson;
 use serde::Serialize;
 
 /// The columns of the first table: the keys of figures, and their titles.
@@ -23,9 +23,10 @@ const LATENCIES: [(&str, &str); 2] =
     [("node_latency_us", "node latency us"), ("network_latency_us", "network latency us")];
 
 /// The titles of the constants, in the order of [`Constants::RANGES`], and the factors of their units.
-const CONSTANTS: [(&str, f64); 7] = [
+const CONSTANTS: [(&str, f64); Constants::RANGES.len()] = [
     ("products", 1.0),
     ("FP8 products", 1.0),
+    ("NVFP4 products", 1.0),
     ("attention", 1.0),
     ("memory", 1.0),
     ("collectives", 1.0),
@@ -95,42 +96,8 @@ struct ListJson<'a> {
     clusters: Vec<MachineJson<'a>>,
 }
 
-#[derive(Serialize)]
-struct MachineJson<'a> {
-    name: &'a str,
-    aliases: &'a [String],
-    node_switch: &'static str,
-    node_switch_source: &'a str,
-    figures: BTreeMap<&'static str, FigureJson<'a>>,
-    constants: BTreeMap<&'static str, f64>,
-    constants_source: &'a str,
-}
-
-#[derive(Serialize)]
-struct FigureJson<'a> {
-    value: f64,
-    source: &'a str,
-}
-
 /// Returns the machines as JSON.
 pub(crate) fn json(machines: &[Machine]) -> String {
-    let list = ListJson { clusters: machines.iter().map(machine_json).collect() };
+    let list = ListJson { clusters: machines.iter().map(MachineJson::of).collect() };
     serde_json::to_string(&list).expect("numbers can be written as JSON") + "\n"
-}
-
-fn machine_json(machine: &Machine) -> MachineJson<'_> {
-    let figure = |figure: &Figure| {
-        let key = figure.measure.key;
-        Some((key, FigureJson { value: figure.of(machine)?, source: machine.source_of(key) }))
-    };
-    let names = Constants::RANGES.iter().map(|range| range.name);
-    MachineJson {
-        name: &machine.name,
-        aliases: &machine.aliases,
-        node_switch: machine.node_switch.name(),
-        node_switch_source: machine.source_of("node_switch"),
-        figures: Figure::ALL.iter().filter_map(figure).collect(),
-        constants: names.zip(machine.constants.to_array()).collect(),
-        constants_source: machine.source_of("constants"),
-    }
 }

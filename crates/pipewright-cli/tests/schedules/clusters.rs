@@ -35,6 +35,30 @@ fn known_machines_are_listed_with_the_source_of_each_figure() {
 }
 
 #[test]
+fn each_cell_of_the_tables_stands_below_its_title() {
+    let folder = folder();
+    let list = succeed(&folder, &["clusters"]);
+    // Titles and cells are right-aligned, but the first two columns.
+    let ends = |line: &str| {
+        let characters: Vec<char> = line.chars().collect();
+        let separated = |end: usize| characters.get(end..end + 2).is_none_or(|two| two == [' ', ' ']);
+        (1..=characters.len())
+            .filter(|&end| characters[end - 1] != ' ' && separated(end))
+            .skip(2)
+            .collect::<Vec<_>>()
+    };
+    let tables: Vec<&str> = list.split("\n\n").take(2).collect();
+    for table in tables {
+        let mut lines = table.lines().skip_while(|line| !line.starts_with("name "));
+        let titles = ends(lines.next().expect("titles"));
+        assert!(titles.len() > 6, "{table}");
+        for line in lines {
+            assert_eq!(ends(line), titles, "{line}\n{table}");
+        }
+    }
+}
+
+#[test]
 fn a_machine_is_shown_as_a_file_that_can_be_edited() {
     let folder = folder();
     let shown = succeed(&folder, &["clusters", "H100"]);

@@ -2,6 +2,7 @@
 
 use pipewright_schedule::words::counted;
 
+use crate::expert_overlap;
 use crate::layout::Layout;
 use crate::pipeline::{PipelineError, Programs};
 use crate::placed::check_pipeline;
@@ -110,7 +111,11 @@ fn refusal_of_all(request: &Request, shapes: &[Layout]) -> Option<SearchError> {
     let system = request.system?;
     let pipelines = shapes.iter().flat_map(|shape| space::with_pipelines(request, shape));
     let layouts = pipelines.filter(|layout| layout.find_fault(&request.model).is_ok()).flat_map(|layout| {
-        let with = |recompute| Layout { recompute, ..layout.clone() };
+        let with = |recompute| {
+            let mut layout = Layout { recompute, ..layout.clone() };
+            layout.implementation.overlaps_experts = request.fixed.overlaps_experts == Some(true);
+            layout
+        };
         request.recomputes().into_iter().map(with).collect::<Vec<Layout>>()
     });
     let layouts = layouts.flat_map(|layout| {
@@ -128,6 +133,19 @@ fn refusal_of_all(request: &Request, shapes: &[Layout]) -> Option<SearchError> {
         reason: format!("{system} runs no plan{parts}: {reason}"),
         advice: format!("{advice}use another system"),
     })
+}
+
+/// Returns why the stack of a request overlaps the exchange of experts in none of its layouts; `None` unless the request
+/// asks for it.
+fn no_overlap(request: &Request, shapes: &[Layout]) -> Option<SearchError> {
+    if request.fixed.overlaps_experts != Some(true) {
+        return None;
+    }
+    let stack = request.implementation.stack;
+    let mut layouts = shapes.iter().flat_map(|shape| space::with_pipelines(request, shape));
+    let why = layouts.find_map(|layout| expert_overlap::fault(&layout, stack, &request.model))?;
+    let reason = format!("no plan hides the exchange of experts: the stack `{}` {why}", stack.name());
+    Some(SearchError::new(reason, "leave --expert-overlap out, or change a given part of the layout"))
 }
 
 /// Says that no pipeline can be simulated, and none fits without a simulation.
@@ -154,7 +172,7 @@ fn nothing_to_estimate(request: &Request, shapes: &[Layout]) -> SearchError {
     if let Err(error) = request.check_given() {
         return error.into();
     }
-    if let Some(error) = refusal_of_all(request, shapes) {
+    if let Some(error) = refusal_of_all(request, shapes).or_else(|| no_overlap(request, shapes)) {
         return error;
     }
     let has_mesh = shapes.iter().any(|shape| !space::pipelines(request, shape).is_empty());
