@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use pipewright_cluster::accuracy::Accuracy;
 use pipewright_cluster::catalogue::machines;
 use pipewright_cluster::cluster_file::to_toml;
 use pipewright_cluster::emit::emit;
@@ -10,7 +11,9 @@ use pipewright_cluster::layout::{Cut, Layout, Scores};
 use pipewright_cluster::machine::Machine;
 use pipewright_cluster::machine_json::MachineJson;
 use pipewright_cluster::published::{RECOMPUTES, SHARDINGS};
-use pipewright_cluster::search::{ClusterPlan, ClusterReport, Fixed, Request, search};
+use pipewright_cluster::search::{
+    ClusterPlan, ClusterReport, Fixed, Request, SearchError, lower_bound, search,
+};
 use pipewright_document::Reader;
 use pipewright_schedule::emit::Release;
 use pipewright_schedule::plan::System;
@@ -21,14 +24,8 @@ use crate::arguments::{bytes, whole};
 use crate::cluster::PyPrediction;
 use crate::cluster_input::{machine_of, model_of, read_layout, refused};
 use crate::errors::value_error;
+use crate::html;
 use crate::interrupt::interruptible;
-
-/// A search that has found plans.
-#[derive(Debug)]
-struct Searched {
-    request: Request,
-    report: ClusterReport,
-}
 
 /// A layout of a model on a cluster, with its predicted step.
 ///
@@ -36,8 +33,11 @@ struct Searched {
 #[pyclass(frozen, module = "pipewright_pp.cluster", name = "ClusterPlan")]
 #[derive(Debug)]
 pub(crate) struct PyClusterPlan {
-    search: Arc<Searched>,
-    index: usize,
+    request: Arc<Request>,
+    plan: ClusterPlan,
+    lower_bound_s: f64,
+    memory_limit: f64,
+    accuracy: Accuracy,
 }
 
 /// Searches the fastest layouts of a model on a cluster, like `pipewright plan --cluster`.
@@ -107,17 +107,22 @@ pub(crate) fn plan_cluster(
     request.plans = plans;
     let searched = interruptible(py, move |_| {
         let report = search(&request)?;
-        Ok(Searched { request, report })
+        Ok((Arc::new(request), report))
     })?;
-    let searched = searched
-        .map_err(|error: pipewright_cluster::search::SearchError| refused(py, vec![error.to_string()]))?;
-    let search = Arc::new(searched);
-    let plan = |index| PyClusterPlan { search: Arc::clone(&search), index };
-    Ok((0..search.report.plans.len()).map(plan).collect())
+    let (request, report) = searched.map_err(|error: SearchError| refused(py, vec![error.to_string()]))?;
+    let ClusterReport { plans, lower_bound_s, memory_limit, accuracy, .. } = report;
+    let made = |plan| PyClusterPlan {
+        request: Arc::clone(&request),
+        plan,
+        lower_bound_s,
+        memory_limit,
+        accuracy: accuracy.clone(),
+    };
+    Ok(plans.into_iter().map(made).collect())
 }
 
 /// Returns the value of a name.
-fn one_of<T, const N: usize>(argument: &str, name: &str, values: [(&str, T); N]) -> PyResult<T> {
+pub(crate) fn one_of<T, const N: usize>(argument: &str, name: &str, values: [(&str, T); N]) -> PyResult<T> {
     let names = values.iter().map(|(known, _)| *known).collect::<Vec<_>>().join(", ");
     let found = values.into_iter().find(|(known, _)| *known == name);
     found
@@ -149,17 +154,24 @@ fn fixed(keys: &mut Reader<'_>) -> Option<Fixed> {
 }
 
 impl PyClusterPlan {
-    fn plan(&self) -> &ClusterPlan {
-        &self.search.report.plans[self.index]
+    /// Makes the object of a plan of `request`.
+    pub(crate) fn made(request: &Arc<Request>, plan: ClusterPlan) -> Self {
+        Self {
+            lower_bound_s: lower_bound(request),
+            memory_limit: request.memory_limit(),
+            accuracy: Accuracy::of(&request.setting(&plan.layout)),
+            request: Arc::clone(request),
+            plan,
+        }
     }
 
     /// Returns the stages in Megatron's letters, unless the usual cut gives the same.
     fn letters(&self) -> Option<String> {
-        let plan = self.plan();
+        let plan = &self.plan;
         if plan.layout.cut == Cut::Even {
             return None;
         }
-        let (blocks, predictors) = (&plan.prediction.blocks, self.search.request.model.predictors as usize);
+        let (blocks, predictors) = (&plan.prediction.blocks, self.request.model.predictors as usize);
         let last = blocks.len().saturating_sub(1);
         let stage = |(index, &count): (usize, &usize)| {
             let embedding = if index == 0 { "E" } else { "" };
@@ -175,9 +187,8 @@ impl PyClusterPlan {
     /// The layout, with the keys that `predict` takes. The blocks of each stage are `prediction.blocks`.
     #[getter]
     fn layout<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let Layout { gpus, tensor, pipeline, chunks, context, expert, expert_tensor, .. } =
-            self.plan().layout;
-        let layout = &self.plan().layout;
+        let Layout { gpus, tensor, pipeline, chunks, context, expert, expert_tensor, .. } = self.plan.layout;
+        let layout = &self.plan.layout;
         let dict = PyDict::new(py);
         let numbers = [
             ("gpus", gpus),
@@ -208,43 +219,49 @@ impl PyClusterPlan {
     /// The predicted step.
     #[getter]
     fn prediction(&self) -> PyPrediction {
-        PyPrediction(self.plan().prediction.clone())
+        PyPrediction(self.plan.prediction.clone())
     }
 
     /// The number of replicas.
     #[getter]
     fn replicas(&self) -> u32 {
-        self.plan().layout.data()
+        self.plan.layout.data()
     }
 
     /// The operations of the model per second on each GPU, as a share of the peak of the precision.
     #[getter]
     fn mfu(&self) -> f64 {
-        self.plan().mfu
+        self.plan.mfu
     }
 
     /// How much longer the step takes than `lower_bound_s`, as a share of the bound.
     #[getter]
     fn gap(&self) -> f64 {
-        self.plan().gap
+        self.plan.gap
     }
 
     /// The seconds of a step that no plan of the search can be faster than.
     #[getter]
     fn lower_bound_s(&self) -> f64 {
-        self.search.report.lower_bound_s
+        self.lower_bound_s
     }
 
     /// The most bytes that a rank of a plan may need.
     #[getter]
     fn memory_limit_bytes(&self) -> u64 {
-        self.search.report.memory_limit as u64
+        self.memory_limit as u64
     }
 
     /// The mean error of predictions of plans of the first plan's kind for published runs, as a share.
     #[getter]
     fn mean_error(&self) -> f64 {
-        self.search.report.accuracy.mean
+        self.accuracy.mean
+    }
+
+    /// How well predictions of this kind were judged, as a sentence.
+    #[getter]
+    fn accuracy(&self) -> String {
+        self.accuracy.to_string()
     }
 
     /// Returns the files with which another system executes the plan, like `pipewright plan --emit`.
@@ -270,10 +287,8 @@ impl PyClusterPlan {
     ) -> PyResult<Bound<'py, PyDict>> {
         let system = one_of("system", system, System::ALL.map(|system| (system.name(), system)))?;
         let release = if main { Release::Main } else { Release::Numbered };
-        let (search, index, folder) = (Arc::clone(&self.search), self.index, folder.to_owned());
-        let emitted = interruptible(py, move |_| {
-            emit(system, release, &search.request, &search.report.plans[index], &folder)
-        })?;
+        let (request, plan, folder) = (Arc::clone(&self.request), self.plan.clone(), folder.to_owned());
+        let emitted = interruptible(py, move |_| emit(system, release, &request, &plan, &folder))?;
         let emission = emitted.map_err(|refusal| {
             refused(py, vec![format!("{} cannot run the plan: {refusal}", system.name())])
         })?;
@@ -282,6 +297,10 @@ impl PyClusterPlan {
             files.set_item(file.name, file.text)?;
         }
         Ok(files)
+    }
+
+    fn _repr_html_(&self) -> String {
+        html::plan(&self.plan, &self.request, self.memory_limit, &self.accuracy)
     }
 
     fn __copy__(slf: Py<Self>) -> Py<Self> {
@@ -293,7 +312,7 @@ impl PyClusterPlan {
     }
 
     fn __repr__(&self) -> String {
-        let ClusterPlan { layout, prediction, mfu, .. } = self.plan();
+        let ClusterPlan { layout, prediction, mfu, .. } = &self.plan;
         format!(
             "<ClusterPlan tp {} pp {} x {} dp {}: {:.4} s per step, {:.1}% of the peak>",
             layout.tensor,

@@ -9,6 +9,7 @@ mod errors;
 mod interrupt;
 mod arguments;
 mod rows;
+mod frame;
 mod costs;
 mod profile;
 mod lowering;
@@ -19,9 +20,12 @@ mod measured;
 mod program;
 mod schedule;
 mod plan;
+mod comparison;
 mod cluster_input;
 mod cluster;
+mod html;
 mod cluster_plan;
+mod cluster_check;
 
 /// Proves, predicts, plans and draws pipelines.
 #[pyo3::pymodule]
@@ -33,9 +37,15 @@ mod _native {
     #[pymodule_export]
     use crate::cluster::{PyPrediction, predict, shapes};
     #[pymodule_export]
+    use crate::cluster_check::{PyJudgement, check_cluster};
+    #[pymodule_export]
     use crate::cluster_plan::{PyClusterPlan, clusters, plan_cluster};
     #[pymodule_export]
+    use crate::comparison::{PyComparison, compare};
+    #[pymodule_export]
     use crate::costs::PyCosts;
+    #[pymodule_export]
+    use crate::frame::PyFrame;
     #[pymodule_export]
     use crate::measured::read_trace;
     #[pymodule_export]

@@ -273,6 +273,10 @@ impl PyPlan {
         predicted.map(PyTimeline::from).map_err(|error| error.raised(py))
     }
 
+    fn _repr_svg_(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        self.simulate(py)?.shown(py)
+    }
+
     fn __copy__(slf: Py<Self>) -> Py<Self> {
         slf
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use pipewright_schedule::communicator::Communicator;
 use pipewright_schedule::costs::check_recomputed;
+use pipewright_schedule::error_text::with_causes;
 use pipewright_schedule::lower::{ProgramSource, SourceError};
 use pipewright_schedule::picture::TimeUnit;
 use pipewright_schedule::plan::{PlanChoice, PredictError, Prediction, best_cut, predict_program};
@@ -51,6 +52,17 @@ impl From<SimulateError> for PredictionError {
     }
 }
 
+impl PredictionError {
+    /// Returns the error with its causes.
+    pub(crate) fn sentence(&self) -> String {
+        match self {
+            Self::Source(error) => with_causes(error),
+            Self::Simulate(error) => with_causes(error),
+            Self::Profile(error) => with_causes(error),
+        }
+    }
+}
+
 impl Raised for PredictionError {
     fn raised(&self, py: Python<'_>) -> PyErr {
         match self {
@@ -69,9 +81,11 @@ pub(crate) enum At {
 }
 
 impl At {
-    /// Reads the arguments of a simulation, and refuses arguments without an effect.
+    /// Reads the arguments of a simulation of a schedule with `stages` stages, and refuses arguments without an effect.
+    #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     pub(crate) fn of(
         py: Python<'_>,
+        stages: u32,
         costs: Option<&Bound<'_, PyAny>>,
         profile: Option<&Bound<'_, PyAny>>,
         boundaries: Option<&Bound<'_, PyAny>>,
@@ -99,7 +113,10 @@ impl At {
                 let message = "recompute names parts of layers, whose sizes and times are in a profile; add it, or name stages";
                 return Err(value_error(message));
             }
-            let costs = Costs { recompute, ..costs_of(costs)?.map(|given| given.costs).unwrap_or_default() };
+            let costs = Costs {
+                recompute,
+                ..costs_of(costs)?.map(|given| given.of_stages(stages)).unwrap_or_default()
+            };
             return Ok(Self::Costs(Box::new(costs), communicator));
         };
         if costs.is_some() {
@@ -175,15 +192,16 @@ fn in_ticks(name: String, source: ProgramSource) -> Result<Predicted, Prediction
 }
 
 /// The choices for a profile.
+#[derive(Clone)]
 pub(crate) struct ProfileChoices {
-    profile: Arc<Profile>,
+    pub(crate) profile: Arc<Profile>,
     /// The first layer of each stage except the first; `None` for the best cut.
-    boundaries: Option<Vec<usize>>,
-    recompute: Recompute,
+    pub(crate) boundaries: Option<Vec<usize>>,
+    pub(crate) recompute: Recompute,
 }
 
 /// Proves the program of a schedule that is called `name`, and predicts its run at the costs of a profile.
-fn at_profile(
+pub(crate) fn at_profile(
     name: String,
     source: ProgramSource,
     choices: ProfileChoices,

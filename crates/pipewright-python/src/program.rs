@@ -59,6 +59,11 @@ impl PyProgram {
         Ok(Self { name, program, cells: Some(Arc::new(cells)) })
     }
 
+    /// Returns the name in pictures, and the program.
+    pub(crate) fn named(&self) -> (String, Program) {
+        (self.name.clone(), self.program.as_ref().clone())
+    }
+
     fn cells(&self) -> Cells {
         match &self.cells {
             Some(cells) => cells.as_ref().clone(),
@@ -363,7 +368,7 @@ impl PyProgram {
         grouped: bool,
     ) -> PyResult<PyTimeline> {
         let communicator = TransportOptions { eager, message_bytes, grouped }.one(py, transport)?;
-        let at = At::of(py, costs, profile, boundaries, recompute, logical, communicator)?;
+        let at = At::of(py, self.stages(), costs, profile, boundaries, recompute, logical, communicator)?;
         check_program(&self.program, Use::Simulate).map_err(|error| error.raised(py))?;
         let (name, program) = (self.name.clone(), Arc::clone(&self.program));
         at.timeline(py, name, ProgramSource::Rows(program.as_ref().clone()))

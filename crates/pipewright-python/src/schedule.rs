@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pipewright_schedule::csv::print_schedule;
 use pipewright_schedule::footprint::Use;
-use pipewright_schedule::generate::{Generator, PerStage, Setting, catalogue, find};
+use pipewright_schedule::generate::{Generator, PerStage, catalogue, depends_on_costs, find, generate_at};
 use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::picture::{computation_of, microbatches_in_words};
 use pipewright_schedule::words::counted;
@@ -45,10 +45,11 @@ impl PySchedule {
     }
 
     fn costs(&self) -> Costs {
-        self.given.as_ref().map(|given| given.costs.clone()).unwrap_or_default()
+        let stages = self.schedule.placement().stages();
+        self.given.as_ref().map(|given| given.of_stages(stages)).unwrap_or_default()
     }
 
-    fn source(&self) -> ProgramSource {
+    pub(crate) fn source(&self) -> ProgramSource {
         ProgramSource::Schedule(self.schedule.as_ref().clone())
     }
 }
@@ -99,22 +100,28 @@ pub(crate) fn schedule(
     costs: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<PySchedule> {
     let given = costs_of(costs)?;
-    let depends_on_costs = find(name).is_ok_and(|generator| generator.settings.contains(&Setting::Costs));
     let spec = ScheduleSpec {
         ranks: whole("ranks", ranks)?,
         stages_per_rank: optional("stages_per_rank", stages_per_rank)?,
         microbatches: whole("microbatches", microbatches)?,
         group_size: optional("group_size", group_size)?,
         wide_warmup,
-        costs: given.as_ref().filter(|_| depends_on_costs).map(|given| given.costs.clone()),
+        costs: given
+            .as_ref()
+            .filter(|given| !given.is_of_model() && depends_on_costs(name))
+            .map(|given| given.of_stages(1)),
         memory_limit: memory_limit.map(limits_of).transpose()?,
         slices: slices_of(slices)?,
         overlap,
     };
     let name = name.to_owned();
     check_named(&name, &spec, Use::Generate).map_err(|error| error.raised(py))?;
+    let order_costs = given.clone().filter(PyCosts::is_of_model);
     let made = interruptible(py, move |_| {
-        let schedule = generate(&name, &spec)?;
+        let schedule = match order_costs {
+            Some(given) => generate_at(&name, spec, |usual| given.of_stages(usual.placement().stages()))?,
+            None => generate(&name, &spec)?,
+        };
         Ok((find(&name)?.name, schedule))
     })?;
     let (name, schedule) = made.map_err(|error: GenerateError| error.raised(py))?;
@@ -165,7 +172,7 @@ pub(crate) fn _restore_schedule(
 impl PySchedule {
     /// The schedule's name.
     #[getter]
-    fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
@@ -322,7 +329,16 @@ impl PySchedule {
             (Some(given), None, None, false) => Some(Bound::new(py, given.clone())?.into_any()),
             _ => None,
         };
-        let at = At::of(py, costs.or(own.as_ref()), profile, boundaries, recompute, logical, communicator)?;
+        let at = At::of(
+            py,
+            self.stages(),
+            costs.or(own.as_ref()),
+            profile,
+            boundaries,
+            recompute,
+            logical,
+            communicator,
+        )?;
         check_schedule(&self.schedule, Use::Simulate).map_err(|error| error.raised(py))?;
         let (name, source) = (self.name.clone(), self.source());
         at.timeline(py, name, source)

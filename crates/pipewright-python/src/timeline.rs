@@ -8,14 +8,14 @@ use pipewright_schedule::causes::{Cause, Cell, causes};
 use pipewright_schedule::picture::{
     MAX_CELLS, PictureSettings, RecordedStep, TimeUnit, View, html, svg, title, view, with_whole_overlaps,
 };
-use pipewright_schedule::simulate::Summary;
+use pipewright_schedule::simulate::{MemoryStep, Summary, UNIT, memory_curve};
 use pipewright_schedule::timeline::Event;
 use pipewright_schedule::{Action, Costs, Program, Rank, Slices, Timeline};
 use pipewright_system::bounded_file::write_regular;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 
 use crate::errors::{os_error, value_error};
+use crate::frame::{Columns, PyFrame};
 use crate::interrupt::interruptible;
 
 /// The largest number of actions that a notebook shows by itself.
@@ -110,20 +110,16 @@ impl Predicted {
 }
 
 /// Returns events as columns.
-fn columns<'py>(py: Python<'py>, events: &[&Event], slices: Slices) -> PyResult<Bound<'py, PyDict>> {
-    let columns = PyDict::new(py);
-    columns.set_item("rank", events.iter().map(|event| event.rank.get()).collect::<Vec<_>>())?;
-    columns.set_item("action", events.iter().map(|event| event.action.to_string()).collect::<Vec<_>>())?;
-    columns.set_item("stage", events.iter().map(|event| event.action.stage().get()).collect::<Vec<_>>())?;
-    let places = events.iter().map(|event| event.action.microbatch().map(|number| slices.place(number)));
-    let (microbatches, slices): (Vec<_>, Vec<_>) = places
-        .map(|place| (place.map(|(microbatch, _)| microbatch.get()), place.map(|(_, slice)| slice.get())))
-        .unzip();
-    columns.set_item("microbatch", microbatches)?;
-    columns.set_item("slice", slices)?;
-    columns.set_item("start", events.iter().map(|event| event.start).collect::<Vec<_>>())?;
-    columns.set_item("end", events.iter().map(|event| event.end).collect::<Vec<_>>())?;
-    Ok(columns)
+fn columns(events: &[&Event], slices: Slices) -> Columns {
+    let place = |event: &&Event| event.action.microbatch().map(|number| slices.place(number));
+    Columns::default()
+        .numbers("rank", events.iter().map(|event| event.rank.get()))
+        .texts("action", events.iter().map(|event| Some(event.action)))
+        .numbers("stage", events.iter().map(|event| event.action.stage().get()))
+        .some_numbers("microbatch", events.iter().map(|event| Some(place(event)?.0.get())))
+        .some_numbers("slice", events.iter().map(|event| Some(place(event)?.1.get())))
+        .reals("start", events.iter().map(|event| event.start))
+        .reals("end", events.iter().map(|event| event.end))
 }
 
 /// Returns the events that compute, by rank and then by start, as [`Cell`]s number them.
@@ -244,16 +240,47 @@ impl PyTimeline {
         py.import("json")?.call_method1("loads", (json,))
     }
 
-    /// The events as columns, for `pandas.DataFrame(timeline.events)`: the lists `rank`, `action`, `stage`,
-    /// `microbatch`, `slice`, `start` and `end`, by rank and then by start. Slices are counted from 0 in each
-    /// microbatch; an action that belongs to no microbatch has `None` for both.
+    /// The events as a table: the columns `rank`, `action`, `stage`, `microbatch`, `slice`, `start` and `end`, by rank and
+    /// then by start. Slices are counted from 0 in each microbatch; an action that belongs to no microbatch has `None` for
+    /// both.
     #[getter]
-    fn events<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let events: Vec<&Event> = self.0.timeline.events().iter().collect();
-        columns(py, &events, self.0.timeline.slices())
+    fn events(&self, py: Python<'_>) -> PyResult<PyFrame> {
+        let predicted = Arc::clone(&self.0);
+        let columns = interruptible(py, move |_| {
+            let events: Vec<&Event> = predicted.timeline.events().iter().collect();
+            columns(&events, predicted.timeline.slices())
+        })?;
+        columns.frame(py)
     }
 
-    /// Returns why each computation did not start earlier, as columns for `pandas.DataFrame`: the columns of `events`,
+    /// Returns what each rank holds over time, as a table: at each `time` after which a `rank` holds another amount, the
+    /// `held` bytes of activations and gradients if the sizes of the stages are known, as with a profile; otherwise the
+    /// number of activations.
+    ///
+    /// Example:
+    ///     >>> import pipewright_pp as pw
+    ///     >>> memory = pw.schedule("gpipe", ranks=1, microbatches=1, costs="F=1,B=2").simulate().memory()
+    ///     >>> memory["time"], memory["held"]
+    ///     ([0.0, 3.0], [1, 0])
+    fn memory(&self, py: Python<'_>) -> PyResult<PyFrame> {
+        let predicted = Arc::clone(&self.0);
+        let columns = interruptible(py, move |_| {
+            let Predicted { timeline, costs, .. } = predicted.as_ref();
+            let sizes = if costs.sizes.is_empty() { &[UNIT] } else { costs.sizes.as_slice() };
+            let of_rank = |rank: Rank| {
+                let curve = memory_curve(timeline, rank, sizes);
+                curve.into_iter().map(move |MemoryStep { time, held }| (rank, time, held))
+            };
+            let steps: Vec<_> = (0..timeline.ranks()).map(Rank::new).flat_map(of_rank).collect();
+            Columns::default()
+                .numbers("rank", steps.iter().map(|(rank, _, _)| rank.get()))
+                .reals("time", steps.iter().map(|&(_, time, _)| time))
+                .counts("held", steps.iter().map(|&(_, _, held)| held))
+        })?;
+        columns.frame(py)
+    }
+
+    /// Returns why each computation did not start earlier, as a table: the columns of `events`,
     /// `bubble`, `cause`, `from_rank`, `from_action`, `in_line` and `critical`, by rank and then by start.
     ///
     /// `bubble` is the time in which the rank did not compute before the action. `cause` is `start` (the first action
@@ -268,22 +295,20 @@ impl PyTimeline {
     ///     >>> causes = pw.schedule("gpipe", ranks=2, microbatches=1, costs="hop=0.5").simulate().causes()
     ///     >>> causes["action"], causes["cause"]
     ///     (['0F0', '0B0', '1F0', '1I0', '1W0'], ['start', 'message', 'message', 'order', 'order'])
-    fn causes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+    fn causes(&self, py: Python<'_>) -> PyResult<PyFrame> {
         let predicted = Arc::clone(&self.0);
-        let rows = interruptible(py, move |_| predicted.causes())?;
-        let timeline = &self.0.timeline;
-        let events: Vec<&Event> = computations(timeline).collect();
-        let columns = columns(py, &events, timeline.slices())?;
-        columns.set_item("bubble", rows.iter().map(|row| row.bubble).collect::<Vec<_>>())?;
-        columns.set_item("cause", rows.iter().map(|row| row.cause).collect::<Vec<_>>())?;
-        let from = |row: &CauseRow| row.from.map(|(rank, _)| rank.get());
-        columns.set_item("from_rank", rows.iter().map(from).collect::<Vec<_>>())?;
-        let from = |row: &CauseRow| row.from.map(|(_, action)| action.to_string());
-        columns.set_item("from_action", rows.iter().map(from).collect::<Vec<_>>())?;
-        let in_line = |row: &CauseRow| row.in_line.map(|action| action.to_string());
-        columns.set_item("in_line", rows.iter().map(in_line).collect::<Vec<_>>())?;
-        columns.set_item("critical", rows.iter().map(|row| row.is_critical).collect::<Vec<_>>())?;
-        Ok(columns)
+        let columns = interruptible(py, move |_| {
+            let events: Vec<&Event> = computations(&predicted.timeline).collect();
+            let rows = predicted.causes();
+            columns(&events, predicted.timeline.slices())
+                .reals("bubble", rows.iter().map(|row| row.bubble))
+                .words("cause", rows.iter().map(|row| Some(row.cause)))
+                .some_numbers("from_rank", rows.iter().map(|row| Some(row.from?.0.get())))
+                .texts("from_action", rows.iter().map(|row| Some(row.from?.1)))
+                .texts("in_line", rows.iter().map(|row| row.in_line))
+                .flags("critical", rows.iter().map(|row| row.is_critical))
+        })?;
+        columns.frame(py)
     }
 
     /// Returns a drawing, to scale.

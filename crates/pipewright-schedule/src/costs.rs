@@ -176,6 +176,24 @@ impl StageCosts {
         }
     }
 
+    /// Returns the times of each of `stages` equal stages that together take these.
+    #[must_use]
+    pub fn shared(self, stages: u32) -> Self {
+        let part = |time: f64| time / f64::from(stages.max(1));
+        Self {
+            forward: part(self.forward),
+            input_backward: part(self.input_backward),
+            weight_backward: part(self.weight_backward),
+            backward: part(self.backward),
+            recompute: self.recompute.map(part),
+            unshard: part(self.unshard),
+            reduce_grad: part(self.reduce_grad),
+            offload: self.offload.map(part),
+            reload: self.reload.map(part),
+            exchanges: self.exchanges.shared(stages),
+        }
+    }
+
     /// Returns the time of a forward that is computed again, without its exchanges.
     pub(crate) fn again(&self) -> f64 {
         self.recompute.unwrap_or(self.forward)
@@ -229,6 +247,23 @@ impl Costs {
     /// The costs of `stage`.
     pub(crate) fn stage(&self, stage: StageIndex) -> &StageCosts {
         &self.stages[stage.index().min(self.stages.len() - 1)]
+    }
+
+    /// Returns the costs of a stage, if the times are of `stages` equal stages together. Links and sizes stay as they
+    /// are, and so do costs that have an entry for each stage.
+    ///
+    /// ```
+    /// use pipewright_schedule::Costs;
+    /// let of_model: Costs = "F=8,B=16,hop=0.1".parse()?;
+    /// assert_eq!(of_model.shared(4), "F=2,B=4,hop=0.1".parse()?);
+    /// # Ok::<(), pipewright_schedule::costs::CostsError>(())
+    /// ```
+    #[must_use]
+    pub fn shared(&self, stages: u32) -> Self {
+        match self.stages.as_slice() {
+            [all] => Self { stages: vec![all.shared(stages)], ..self.clone() },
+            _ => self.clone(),
+        }
     }
 
     /// Returns whether actions have exchanges. Then the halves of an overlap run together

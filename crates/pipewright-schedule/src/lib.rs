@@ -65,6 +65,7 @@ pub mod emit;
 mod trace;
 pub mod measured;
 pub mod picture;
+pub mod comparison;
 
 pub use action::{Action, ActionKind};
 pub use costs::Costs;

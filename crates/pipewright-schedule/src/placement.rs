@@ -104,6 +104,11 @@ impl Placement {
         Self { rank_of, chunk_of, by_rank, starts }
     }
 
+    /// Returns the number of stages on each rank, rounded down if ranks have different numbers.
+    pub fn stages_per_rank(&self) -> u32 {
+        self.stages() / self.ranks().max(1)
+    }
+
     /// The number of ranks.
     pub fn ranks(&self) -> u32 {
         self.starts.len() as u32 - 1

@@ -5,8 +5,6 @@ use std::path::Path;
 
 use pipewright_cluster::accuracy::Accuracy;
 use pipewright_cluster::judge::{ChangedOption, GivenRun, Judgement, RunContext, judge};
-use pipewright_cluster::layout::Precision;
-use pipewright_cluster::machine::Machine;
 use pipewright_cluster::search::{ClusterPlan, Request, Shares};
 use serde::Serialize;
 
@@ -80,15 +78,9 @@ pub(crate) fn read<'a>(options: &PlanOptions<'_>, file: &'a Path) -> Result<Judg
             format!("the products are in {own}, and --precision says {given}; leave --precision out");
         return Err(wrong(file, reason));
     }
-    require_rate(&machine, run.layout.precision).map_err(|reason| wrong(file, reason))?;
-    let layout = &run.layout;
-    let request = Request {
-        scores: layout.scores,
-        implementation: layout.implementation,
-        memory: options.memory.map(|bytes| bytes as f64),
-        names: options.names(),
-        ..Request::new(run.model.clone(), machine, gpus, layout.batch, layout.sequence, layout.precision)
-    };
+    let request = run.request(machine, gpus).map_err(|error| wrong(file, sentence(&error)))?;
+    let request =
+        Request { memory: options.memory.map(|bytes| bytes as f64), names: options.names(), ..request };
     let verdict = judge(&request, &run).map_err(|error| wrong(file, sentence(&error)))?;
     Ok(Judged { file, run, request, verdict, assumed })
 }
@@ -130,16 +122,6 @@ fn refuse_options_without_effect(options: &PlanOptions<'_>) -> Result<(), Failur
             Err(Failure::input(format!("{flag} has no effect with --check; {advice}")))
         }
         None => Ok(()),
-    }
-}
-
-/// Refuses a precision for which a machine has no rate.
-fn require_rate(machine: &Machine, precision: Precision) -> Result<(), String> {
-    let (name, has_rate, precision) = (&machine.name, machine.has_rate(precision), precision.name());
-    if has_rate {
-        Ok(())
-    } else {
-        Err(format!("the products are in {precision}, and {name} has no rate for it"))
     }
 }
 

@@ -9,24 +9,21 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use pipewright_run::settings;
-use pipewright_schedule::costs::StageCosts;
+use pipewright_schedule::comparison::{Compared, Figures, json, page, text};
 use pipewright_schedule::footprint::Use;
-use pipewright_schedule::generate::{Generator, Setting, find};
+use pipewright_schedule::generate::{Generator, Setting, find, generate_at};
 use pipewright_schedule::lower::ProgramSource;
-use pipewright_schedule::picture::{TimeUnit, computation_of};
+use pipewright_schedule::picture::TimeUnit;
 use pipewright_schedule::simulate::{Summary, logical, timed};
-use pipewright_schedule::{
-    Action, Costs, LowerConfig, Program, Recompute, Schedule, ScheduleSpec, Timeline, generate,
-};
+use pipewright_schedule::{Costs, LowerConfig, Recompute, Schedule, ScheduleSpec};
 use pipewright_system::schedule_memory::check_named;
 
 use crate::arguments::hints::Hinted;
 use crate::failure::{Exit, Failure};
 use crate::output::{PageOutput, page_of};
 use crate::planning::prediction::ProfileArguments;
-use crate::schedules::comparison::{Compared, Figures, json, page, text};
 use crate::schedules::drawing::check_cells;
-use crate::schedules::size::{ScheduleSize, depends_on_costs, is_file_name};
+use crate::schedules::size::{ScheduleSize, is_file_name};
 use crate::schedules::timed_program::{EngineTimes, Source, refused};
 
 /// The arguments of `pipewright compare`.
@@ -128,7 +125,7 @@ fn compared(name: &'static str, spec: ScheduleSpec, arguments: &CompareArguments
         Some(file) => profiled(name, spec, file.clone()),
         None => costed(name, spec, arguments.cost.clone().unwrap_or_default()),
     };
-    Compared { name, outcome: figures.map_err(|failure| failure.text()) }
+    Compared { name: name.to_owned(), outcome: figures.map_err(|failure| failure.text()) }
 }
 
 /// Predicts a schedule at the costs of a profile.
@@ -138,52 +135,18 @@ fn profiled(name: &str, spec: ScheduleSpec, file: PathBuf) -> Result<Figures, Fa
     let predicted =
         arguments.predict(source, &Recompute::None, Use::Simulate, &mut EngineTimes::default())?;
     let program = predicted.prediction.program.as_program();
-    Ok(figures(predicted.summary, program, &predicted.schedule, predicted.prediction.run.timeline()))
+    Ok(Figures::of(predicted.summary, program, &predicted.schedule, predicted.prediction.run.timeline()))
 }
 
 /// Predicts a schedule at costs of a rank's share of the model.
 fn costed(name: &str, spec: ScheduleSpec, costs: Costs) -> Result<Figures, Failure> {
-    let plain = generate(name, &spec).map_err(Failure::input)?;
-    let costs = shared(costs, plain.placement().stages() / plain.ranks().max(1));
-    let schedule = if depends_on_costs(name) {
-        let spec = ScheduleSpec { costs: Some(costs.clone()), ..spec };
-        generate(name, &spec).map_err(Failure::input)?
-    } else {
-        plain
-    };
+    let shared = |schedule: &Schedule| costs.shared(schedule.placement().stages_per_rank());
+    let schedule = generate_at(name, spec, shared).map_err(Failure::input)?;
+    let costs = shared(&schedule);
     let source = ProgramSource::Schedule(schedule.clone());
     let program =
         EngineTimes::default().prove(name, source, &LowerConfig::training_at(&costs))?.into_program();
     let run = timed(&program, &costs).map_err(refused)?;
     let steps = logical(&program).map_err(|error| Failure::new(Exit::Bug, error))?.steps();
-    Ok(figures(Summary::of(&run, steps, &costs), &program, &schedule, run.timeline()))
-}
-
-/// Returns the costs of a stage if the given costs are for a whole rank with `stages` stages. Costs for each
-/// stage do not change.
-fn shared(costs: Costs, stages: u32) -> Costs {
-    let part = |time: f64| time / f64::from(stages.max(1));
-    let stage_costs = |costs: &StageCosts| StageCosts {
-        forward: part(costs.forward),
-        input_backward: part(costs.input_backward),
-        weight_backward: part(costs.weight_backward),
-        backward: part(costs.backward),
-        exchanges: costs.exchanges.shared(stages),
-        ..*costs
-    };
-    match costs.stages.as_slice() {
-        [of_rank] => Costs { stages: vec![stage_costs(of_rank)], ..costs },
-        _ => costs,
-    }
-}
-
-fn figures(summary: Summary, program: &Program, schedule: &Schedule, run: &Timeline) -> Figures {
-    let sends = |action: &&Action| action.kind().is_send();
-    Figures {
-        summary,
-        ranks: program.ranks(),
-        stages_per_rank: program.placement().stages() / program.ranks().max(1),
-        messages: program.rows().iter().flatten().filter(sends).count(),
-        timeline: computation_of(schedule, run),
-    }
+    Ok(Figures::of(Summary::of(&run, steps, &costs), &program, &schedule, run.timeline()))
 }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use clap::{Args, ValueEnum};
 use pipewright_schedule::footprint::Use;
-use pipewright_schedule::generate::catalogue;
+use pipewright_schedule::generate::{catalogue, depends_on_costs};
 use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::picture::{TimeGrid, TimeUnit};
 use pipewright_schedule::simulate::timed;
@@ -19,7 +19,7 @@ use crate::arguments::hints::Hinted;
 use crate::failure::{Exit, Failure};
 use crate::output::{self, PageOutput, page_of};
 use crate::schedules::drawing::{Picture, PictureArguments, check_cells, check_size, json_rows};
-use crate::schedules::size::{ScheduleSize, depends_on_costs, is_file_name, own_name, say_few_microbatches};
+use crate::schedules::size::{ScheduleSize, is_file_name, own_name, say_few_microbatches};
 use crate::schedules::timed_program::refused;
 
 /// The arguments of `pipewright schedule`.

@@ -4,13 +4,13 @@ use std::path::Path;
 
 use pipewright_schedule::Recompute;
 use pipewright_schedule::csv::print_schedule;
+use pipewright_schedule::generate::depends_on_costs;
 use pipewright_schedule::plan::{Plan, PlanSettings, SEARCHED};
 use toml::{Table, Value};
 
 use crate::failure::Failure;
 use crate::output;
 use crate::planning::print::stages_per_rank;
-use crate::schedules::size::depends_on_costs;
 use pipewright_run::settings::Settings;
 use pipewright_run::settings::generator;
 

@@ -1,7 +1,7 @@
 //! A file of another system that the user names, with the table of actions that it may name.
 
 use std::fmt::Display;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use pipewright_cluster::judge::Configuration;
 use pipewright_run::schedule_file::read_regular;
@@ -25,7 +25,7 @@ impl GivenFile {
             read_text(file, SMALL_TEXT).map_err(|error| wrong(file, format!("cannot be read: {error}")))?;
         let configuration = Configuration::parse(&file.to_string_lossy(), &text)
             .map_err(|error| wrong(file, sentence(&error)))?;
-        let table = configuration.table().map(|table| read_regular(&table_path(file, table)));
+        let table = configuration.table_path(file).map(|path| read_regular(&path));
         let table = table.transpose().map_err(Failure::input)?;
         if let Some(table) = &table {
             check_text(table, Use::Plan)?;
@@ -37,15 +37,4 @@ impl GivenFile {
 /// Returns the failure of a mistake in a file.
 pub(crate) fn wrong(file: &Path, mistake: impl Display) -> Failure {
     Failure::input(format!("{}: {mistake}", file.display()))
-}
-
-/// Returns the path of a table: as it is written, or next to the file that names it.
-fn table_path(file: &Path, table: &str) -> PathBuf {
-    let written = PathBuf::from(table);
-    if written.exists() {
-        return written;
-    }
-    let folder = file.parent().unwrap_or(Path::new(""));
-    let beside = written.file_name().map(|name| folder.join(name));
-    beside.filter(|path| path.exists()).unwrap_or_else(|| folder.join(table))
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use pipewright_schedule::footprint::Use;
+use pipewright_schedule::generate::depends_on_costs;
 use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::plan::{
     PlanChoice, Prediction, best_cut, choice_costs, predict_program, with_head_parts,
@@ -17,7 +18,7 @@ use pipewright_schedule::{
 use pipewright_system::schedule_memory::check_named;
 
 use crate::failure::{Exit, Failure};
-use crate::schedules::size::{depends_on_costs, say_few_microbatches};
+use crate::schedules::size::say_few_microbatches;
 use crate::schedules::timed_program::{EngineTimes, Source};
 use pipewright_run::settings;
 

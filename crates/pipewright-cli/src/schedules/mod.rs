@@ -1,7 +1,6 @@
 //! Schedules and programs for the commands: where they come from, their sizes and memory, and how they are
 //! shown.
 
-pub(crate) mod comparison;
 pub(crate) mod drawing;
 pub(crate) mod layer_weights;
 pub(crate) mod other_sizes;

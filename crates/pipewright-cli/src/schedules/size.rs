@@ -4,7 +4,7 @@ use std::path::Path;
 
 use clap::Args;
 use pipewright_run::schedule_file;
-use pipewright_schedule::generate::{PerStage, Setting, find};
+use pipewright_schedule::generate::{PerStage, depends_on_costs, find};
 use pipewright_schedule::simulate::few_microbatches;
 use pipewright_schedule::{Costs, Schedule, ScheduleSpec, Slices};
 
@@ -111,9 +111,4 @@ pub(crate) fn is_file_name(name: &str) -> bool {
 /// Returns the generator's own name of the schedule called `name`, which may be an alias.
 pub(crate) fn own_name(name: &str) -> String {
     find(name).map_or_else(|_unknown| name.to_ascii_lowercase(), |generator| generator.name.to_owned())
-}
-
-/// Returns whether the schedule called `name` depends on the costs of its actions.
-pub(crate) fn depends_on_costs(name: &str) -> bool {
-    find(name).is_ok_and(|generator| generator.settings.contains(&Setting::Costs))
 }

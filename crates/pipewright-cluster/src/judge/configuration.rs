@@ -1,5 +1,7 @@
 //! A configuration of another system.
 
+use std::path::{Path, PathBuf};
+
 use pipewright_schedule::emit::{GivenOption, Options, ReadError, SystemFile};
 use pipewright_schedule::plan::System;
 use pipewright_schedule::words::counted;
@@ -38,6 +40,18 @@ impl Configuration {
     /// Returns the path of the table of computations that the file names, as it is written there.
     pub fn table(&self) -> Option<&str> {
         self.file.table()
+    }
+
+    /// Returns where the table of computations is: the path as it is written, or next to `file`, the path of this
+    /// configuration.
+    pub fn table_path(&self, file: &Path) -> Option<PathBuf> {
+        let written = PathBuf::from(self.table()?);
+        if written.exists() {
+            return Some(written);
+        }
+        let folder = file.parent().unwrap_or(Path::new(""));
+        let beside = written.file_name().map(|name| folder.join(name));
+        Some(beside.filter(|path| path.exists()).unwrap_or_else(|| folder.join(written)))
     }
 
     /// Returns the file, which can be predicted against a profile.

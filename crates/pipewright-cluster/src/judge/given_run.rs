@@ -1,10 +1,12 @@
 //! The run that a file describes, and its place.
 
-use pipewright_schedule::emit::ReadPlan;
+use pipewright_schedule::emit::{ReadError, ReadPlan};
 use pipewright_schedule::plan::System;
 use pipewright_shapes::model::Model;
 
 use crate::layout::{Cut, Layout, Precision};
+use crate::machine::Machine;
+use crate::search::Request;
 
 /// The model and the GPUs of a run, and what the file may leave out.
 #[derive(Debug, Clone, Copy)]
@@ -40,6 +42,21 @@ pub struct GivenRun {
 impl GivenRun {
     pub(super) fn new(system: System, model: Model, layout: Layout) -> Self {
         Self { system, model, layout, unused: Vec::new(), notes: Vec::new() }
+    }
+
+    /// Returns the request for plans of the same model and batch on `gpus` of a machine, to judge the run by.
+    ///
+    /// # Errors
+    /// When the machine has no rate for the run's precision.
+    pub fn request(&self, machine: Machine, gpus: u32) -> Result<Request, ReadError> {
+        let Layout { batch, sequence, precision, scores, implementation, .. } = self.layout;
+        if !machine.has_rate(precision) {
+            let (precision, name) = (precision.name(), &machine.name);
+            let reason = format!("the products are in {precision}, and {name} has no rate for it");
+            return Err(ReadError { line: None, reason });
+        }
+        let request = Request::new(self.model.clone(), machine, gpus, batch, sequence, precision);
+        Ok(Request { scores, implementation, ..request })
     }
 }
 

@@ -73,7 +73,7 @@ pub(super) fn read(
         gpus: place.gpus,
         tensor,
         pipeline,
-        chunks: plan.schedule.placement().stages() / pipeline.max(1),
+        chunks: plan.schedule.placement().stages_per_rank(),
         context,
         expert,
         expert_tensor: if expert > 1 { 1 } else { tensor },
@@ -124,7 +124,7 @@ fn schedule(plan: &ReadPlan) -> Result<Option<String>, ReadError> {
     let (schedule, ranks) = (&plan.schedule, plan.schedule.ranks());
     let spec = ScheduleSpec {
         ranks,
-        stages_per_rank: Some(schedule.placement().stages() / ranks.max(1)),
+        stages_per_rank: Some(schedule.placement().stages_per_rank()),
         microbatches: schedule.microbatches(),
         ..ScheduleSpec::default()
     };

@@ -16,13 +16,16 @@ Ctrl-C.
 from __future__ import annotations
 
 from pipewright_pp._native import (
+    Comparison,
     Costs,
+    Frame,
     Plan,
     Profile,
     Program,
     Schedule,
     Timeline,
     __version__,
+    compare,
     plan,
     read_csv,
     read_trace,
@@ -46,8 +49,10 @@ from pipewright_pp.errors import (
 
 __all__ = [
     "ClusterError",
+    "Comparison",
     "Costs",
     "CostsError",
+    "Frame",
     "InternalError",
     "LowerError",
     "OutOfMemoryError",
@@ -64,6 +69,7 @@ __all__ = [
     "ValidationError",
     "Violation",
     "__version__",
+    "compare",
     "plan",
     "read_csv",
     "read_trace",

@@ -10,12 +10,13 @@ True
 >>> predict(config, "h100", best.layout).seconds == best.prediction.seconds
 True
 
-`clusters` lists the machines that have names. `pipewright_pp.torch.measure_machine` writes the cluster file of the machine at hand.
+`check` judges a script or a file of another system, and `clusters` lists the machines that have names. `pipewright_pp.torch.measure_machine` writes the cluster file of the machine at hand.
 """
 
 from __future__ import annotations
 
-from pipewright_pp._native import ClusterPlan, Prediction, clusters, predict, shapes
+from pipewright_pp._native import ClusterPlan, Judgement, Prediction, clusters, predict, shapes
+from pipewright_pp._native import check_cluster as check
 from pipewright_pp._native import plan_cluster as plan
 
-__all__ = ["ClusterPlan", "Prediction", "clusters", "plan", "predict", "shapes"]
+__all__ = ["ClusterPlan", "Judgement", "Prediction", "check", "clusters", "plan", "predict", "shapes"]

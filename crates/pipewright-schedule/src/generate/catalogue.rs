@@ -1,9 +1,11 @@
 //! The list of all generators, and the lookup by name.
 
+use crate::costs::Costs;
 use crate::generate::advice::Advice;
 use crate::generate::error::{GenerateError, GenerateErrorKind};
 use crate::generate::generator::{Generator, Limits};
 use crate::generate::repair::advice;
+use crate::generate::settings::Setting;
 use crate::generate::spec::ScheduleSpec;
 use crate::generate::{
     dual_pipe_v, forward_only, gpipe, group_interleaved, hanayo, interleaved_1f1b, interleaved_zb_h1,
@@ -50,6 +52,29 @@ pub fn find(name: &str) -> Result<&'static Generator, GenerateError> {
     let sought = normal(name);
     let is_called = |generator: &&Generator| generator.names().any(|known| normal(known) == sought);
     CATALOGUE.iter().find(is_called).ok_or_else(|| unknown_schedule(name))
+}
+
+/// Whether the order of the schedule `name` depends on costs.
+pub fn depends_on_costs(name: &str) -> bool {
+    find(name).is_ok_and(|generator| generator.settings.contains(&Setting::Costs))
+}
+
+/// Generates the schedule `name`. If its order depends on costs, these are `costs` of the schedule that it has at
+/// usual costs, whose number of stages may follow from its name.
+///
+/// # Errors
+/// As for [`generate`].
+pub fn generate_at(
+    name: &str,
+    spec: ScheduleSpec,
+    costs: impl FnOnce(&Schedule) -> Costs,
+) -> Result<Schedule, GenerateError> {
+    let usual = generate(name, &spec)?;
+    if depends_on_costs(name) {
+        generate(name, &ScheduleSpec { costs: Some(costs(&usual)), ..spec })
+    } else {
+        Ok(usual)
+    }
 }
 
 /// Generates the schedule `name`, which is looked up as in [`find`].

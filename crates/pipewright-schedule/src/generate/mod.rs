@@ -49,7 +49,10 @@ mod zb_h2;
 mod zbv_zero_bubble;
 
 pub use advice::Advice;
-pub use catalogue::{catalogue, check, find, generate, generate_within, most_cells, shared_microbatches};
+pub use catalogue::{
+    catalogue, check, depends_on_costs, find, generate, generate_at, generate_within, most_cells,
+    shared_microbatches,
+};
 pub use error::{GenerateError, GenerateErrorKind, MAX_COMPUTE_ACTIONS};
 pub use generator::{Formula, Generator, Guide, Limits, StageRule};
 pub use settings::Setting;

@@ -95,7 +95,7 @@ impl ScheduleSpec {
 
     /// Returns the order of the chunks of an interleaved schedule whose size was checked.
     pub(super) fn checked_interleaving(&self, placement: &Placement) -> Interleaving {
-        self.interleaving("", placement.stages() / placement.ranks()).expect("the size was checked")
+        self.interleaving("", placement.stages_per_rank()).expect("the size was checked")
     }
 
     /// Returns a group size, which must not be below `smallest` or above `largest`.

@@ -51,24 +51,20 @@ pub fn comparison(comparison: &Comparison<'_>) -> String {
         .replace("{{light}}", &variables(&LIGHT, 1))
         .replace("{{dark}}", &variables(&DARK, 1))
         .replace("{{title}}", &braceless(title))
-        .replace(
-            "{{head}}",
-            &head
-                .iter()
-                .map(|cell| format!("<th scope=\"col\">{}</th>", braceless(cell)))
-                .collect::<String>(),
-        )
         .replace("{{note}}", &braceless(note))
-        .replace("{{rows}}", &table(head.len(), rows))
+        .replace("{{table}}", &html_table(head, rows))
         .replace("{{pictures}}", &drawn)
 }
 
-fn table(columns: usize, rows: &[Vec<String>]) -> String {
-    let mut table = String::new();
+/// Returns the table of a comparison in HTML. The last cell of a row with fewer cells takes the rest of the width.
+pub fn html_table(head: &[&str], rows: &[Vec<String>]) -> String {
+    let titles: String =
+        head.iter().map(|cell| format!("<th scope=\"col\">{}</th>", braceless(cell))).collect();
+    let mut table = format!("<table><thead><tr>{titles}</tr></thead><tbody>\n");
     for row in rows {
         table.push_str("<tr>");
         for (index, cell) in row.iter().enumerate() {
-            let missing = if index + 1 == row.len() { columns.saturating_sub(row.len()) } else { 0 };
+            let missing = if index + 1 == row.len() { head.len().saturating_sub(row.len()) } else { 0 };
             let span = if missing > 0 {
                 format!(" colspan=\"{}\" class=\"reason\"", missing + 1)
             } else {
@@ -79,10 +75,10 @@ fn table(columns: usize, rows: &[Vec<String>]) -> String {
         }
         table.push_str("</tr>\n");
     }
-    table
+    table + "</tbody></table>"
 }
 
-/// Escapes a text for the page. It cannot contain a place to fill.
+/// Escapes a text for a page. It cannot contain a place to fill.
 fn braceless(text: &str) -> String {
     escaped(text).replace('{', "&#123;")
 }

@@ -22,7 +22,7 @@ mod time_grid;
 mod what_if;
 mod view;
 
-pub use comparison::{ComparedPicture, Comparison, comparison};
+pub use comparison::{ComparedPicture, Comparison, comparison, html_table};
 pub use computation::computation_of;
 pub use grid::{grid, grid_around};
 pub use html::html;

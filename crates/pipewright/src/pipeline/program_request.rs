@@ -128,7 +128,7 @@ impl ProgramRequest {
         let evaluation = self.lowered(schedule.as_ref().unwrap_or(&self.schedule), config, |name| {
             let spec = ScheduleSpec {
                 ranks: program.ranks(),
-                stages_per_rank: Some(program.placement().stages() / program.ranks()),
+                stages_per_rank: Some(program.placement().stages_per_rank()),
                 microbatches: asked / replicas,
                 // Another schedule does not have the settings of the training schedule.
                 ..if schedule.is_none() { self.spec.clone() } else { ScheduleSpec::default() }
@@ -185,7 +185,7 @@ impl ProgramRequest {
             Some(Microbatches::PerReplica(asked)) => Some((asked, whole)),
             None => None,
         };
-        let stages_per_rank = program.placement().stages() / ranks.max(1);
+        let stages_per_rank = program.placement().stages_per_rank();
         let sizes = [
             ("ranks", self.ranks.map(|asked| (asked, ranks))),
             ("stages_per_rank", self.stages_per_rank.map(|asked| (asked, stages_per_rank))),

@@ -161,7 +161,7 @@ fn others(settings: &Settings, program: &Program, trained: &TrainedStages) -> Ve
     }
     let ScheduleChoice::Named(name) = &settings.pipeline.schedule else { return Vec::new() };
     let ranks = program.ranks();
-    let stages_per_rank = Some(program.placement().stages() / ranks.max(1));
+    let stages_per_rank = Some(program.placement().stages_per_rank());
     other_sizes(program, |microbatches| {
         let size = ScheduleSpec { ranks, stages_per_rank, microbatches, ..ScheduleSpec::default() };
         let spec = settings.pipeline.generator.spec(size);

@@ -1,28 +1,73 @@
-//! Prints a comparison of schedules as a table, as JSON, or as a page.
+//! Schedules side by side: their figures as a table, as JSON, and as a page.
+//!
+//! The schedules train the same model. A schedule with several stages on a rank divides the rank's share of the model among
+//! them, so that its costs are [`Costs::shared`](crate::Costs::shared).
 
-use pipewright_schedule::Timeline;
-use pipewright_schedule::picture::{ComparedPicture, Comparison, TimeUnit, comparison};
-use pipewright_schedule::simulate::Summary;
-use pipewright_schedule::words::counted;
 use serde::Serialize;
 
-use crate::display::bytes;
+use crate::action::Action;
+use crate::bytes::bytes_text;
+use crate::picture::{ComparedPicture, Comparison, TimeUnit, comparison, computation_of};
+use crate::schedule::{Program, Schedule};
+use crate::simulate::Summary;
+use crate::timeline::Timeline;
+use crate::words::counted;
 
 /// A schedule in the comparison: its figures, or the reason why there are no figures.
-pub(crate) struct Compared {
-    pub(crate) name: &'static str,
-    pub(crate) outcome: Result<Figures, String>,
+#[derive(Debug, Clone)]
+pub struct Compared {
+    /// The schedule's name.
+    pub name: String,
+    /// The figures, or a sentence.
+    pub outcome: Result<Figures, String>,
 }
 
 /// The figures of a schedule that can run.
-pub(crate) struct Figures {
-    pub(crate) summary: Summary,
-    pub(crate) ranks: u32,
-    pub(crate) stages_per_rank: u32,
+#[derive(Debug, Clone)]
+pub struct Figures {
+    /// The figures of the predicted run.
+    pub summary: Summary,
+    /// The number of ranks.
+    pub ranks: u32,
+    /// The number of stages on each rank.
+    pub stages_per_rank: u32,
+    /// The number of microbatches of a step.
+    pub microbatches: u32,
     /// The number of messages in a step, over all ranks.
-    pub(crate) messages: usize,
+    pub messages: usize,
     /// The schedule's computations in the predicted run.
-    pub(crate) timeline: Timeline,
+    pub timeline: Timeline,
+}
+
+impl Figures {
+    /// Returns the figures of the predicted `run` of the program of a schedule.
+    pub fn of(summary: Summary, program: &Program, schedule: &Schedule, run: &Timeline) -> Self {
+        let sends = |action: &&Action| action.kind().is_send();
+        Self {
+            summary,
+            ranks: program.ranks(),
+            stages_per_rank: schedule.placement().stages_per_rank(),
+            microbatches: program.microbatches() / program.slices().get(),
+            messages: program.rows().iter().flatten().filter(sends).count(),
+            timeline: computation_of(schedule, run),
+        }
+    }
+
+    /// Returns the most activations that a rank holds, in units of the activations of all layers of a rank for one
+    /// microbatch.
+    pub fn peak_share(&self) -> f64 {
+        let parts = self.stages_per_rank.max(1) * self.summary.slices.unwrap_or(1);
+        most(&self.summary.peak_activations) as f64 / f64::from(parts)
+    }
+
+    /// Returns the most bytes that a rank holds; `None` if they are not known.
+    pub fn peak_bytes(&self) -> Option<u64> {
+        self.summary.peak_bytes.as_deref().map(most)
+    }
+}
+
+fn most(peaks: &[u64]) -> u64 {
+    peaks.iter().max().copied().unwrap_or(0)
 }
 
 /// The output of `--format json`.
@@ -55,7 +100,7 @@ enum ScheduleJson<'a> {
 }
 
 /// Returns the comparison as JSON.
-pub(crate) fn json(compared: &[Compared]) -> String {
+pub fn json(compared: &[Compared]) -> String {
     let report = Report { schedules: compared.iter().map(schedule_json).collect() };
     serde_json::to_string(&report).expect("numbers can be written as JSON") + "\n"
 }
@@ -76,8 +121,8 @@ fn schedule_json(Compared { name, outcome }: &Compared) -> ScheduleJson<'_> {
     }
 }
 
-/// The columns of the table.
-const HEAD: [&str; 6] = ["schedule", "stages per rank", "time", "bubble", "memory", "messages"];
+/// The titles of the columns of the table.
+pub const HEAD: [&str; 6] = ["schedule", "stages per rank", "time", "bubble", "memory", "messages"];
 
 /// Returns the cells of a schedule that can run. `longest` is the longest time of the table.
 fn cells(name: &str, figures: &Figures, unit: TimeUnit, longest: f64) -> [String; 6] {
@@ -91,17 +136,11 @@ fn cells(name: &str, figures: &Figures, unit: TimeUnit, longest: f64) -> [String
     ]
 }
 
-/// Returns the peak of the rank that holds the most: its bytes if they are known, otherwise its activations,
-/// in units of the activations of all layers of a rank for one microbatch.
+/// Returns the peak of the rank that holds the most: its bytes if they are known, otherwise its activations.
 fn memory(figures: &Figures) -> String {
-    let most = |peaks: &[u64]| peaks.iter().max().copied().unwrap_or(0);
-    match &figures.summary.peak_bytes {
-        Some(peaks) => bytes(most(peaks)),
-        None => {
-            let parts = figures.stages_per_rank.max(1) * figures.summary.slices.unwrap_or(1);
-            let peak = most(&figures.summary.peak_activations) as f64 / f64::from(parts);
-            ((peak * 100.0).round() / 100.0).to_string()
-        }
+    match figures.peak_bytes() {
+        Some(bytes) => bytes_text(bytes),
+        None => ((figures.peak_share() * 100.0).round() / 100.0).to_string(),
     }
 }
 
@@ -110,8 +149,8 @@ fn longest(compared: &[Compared]) -> f64 {
     times.fold(0.0, f64::max)
 }
 
-/// Returns what the columns count.
-fn note(compared: &[Compared], unit: TimeUnit) -> &'static str {
+/// Returns the sentence that says what the columns count.
+pub fn note(compared: &[Compared], unit: TimeUnit) -> &'static str {
     let has_bytes =
         compared.iter().any(|it| it.outcome.as_ref().is_ok_and(|it| it.summary.peak_bytes.is_some()));
     match (unit, has_bytes) {
@@ -119,16 +158,16 @@ fn note(compared: &[Compared], unit: TimeUnit) -> &'static str {
             "memory: of the rank that holds the most; messages: of all ranks in a step"
         }
         (TimeUnit::Costs, false) => {
-            "time: in the unit of the costs of a rank; memory: activations of a rank's layers for one microbatch, of the rank \
+            "time: in the unit of the costs; memory: activations of a rank's layers for one microbatch, of the rank \
              that holds the most; messages: of all ranks in a step"
         }
     }
 }
 
 /// Returns the comparison as a table.
-pub(crate) fn text(compared: &[Compared], unit: TimeUnit) -> String {
+pub fn text(compared: &[Compared], unit: TimeUnit) -> String {
     let longest = longest(compared);
-    let row = |it: &Compared| it.outcome.as_ref().ok().map(|figures| cells(it.name, figures, unit, longest));
+    let row = |it: &Compared| it.outcome.as_ref().ok().map(|figures| cells(&it.name, figures, unit, longest));
     let rows: Vec<Option<[String; 6]>> = compared.iter().map(row).collect();
     let mut widths = HEAD.map(str::len);
     widths[0] = compared.iter().map(|it| it.name.len()).max().unwrap_or(0).max(widths[0]);
@@ -157,20 +196,25 @@ pub(crate) fn text(compared: &[Compared], unit: TimeUnit) -> String {
     text + note(compared, unit) + "\n"
 }
 
-/// Returns the page of the comparison.
-pub(crate) fn page(compared: &[Compared], unit: TimeUnit) -> String {
+/// Returns the rows of the table below [`HEAD`]. The row of a schedule that cannot run has its name and the reason.
+pub fn rows(compared: &[Compared], unit: TimeUnit) -> Vec<Vec<String>> {
     let longest = longest(compared);
     let row = |it: &Compared| match &it.outcome {
-        Ok(figures) => cells(it.name, figures, unit, longest).to_vec(),
-        Err(reason) => vec![it.name.to_owned(), reason.clone()],
+        Ok(figures) => cells(&it.name, figures, unit, longest).to_vec(),
+        Err(reason) => vec![it.name.clone(), reason.clone()],
     };
+    compared.iter().map(row).collect()
+}
+
+/// Returns the page of the comparison.
+pub fn page(compared: &[Compared], unit: TimeUnit) -> String {
     let pictures = compared.iter().filter_map(|it| {
         let timeline = &it.outcome.as_ref().ok()?.timeline;
-        Some(ComparedPicture { name: it.name, timeline })
+        Some(ComparedPicture { name: &it.name, timeline })
     });
     let ranks = compared.iter().find_map(|it| Some(it.outcome.as_ref().ok()?.ranks)).unwrap_or(0);
     let title = format!("{} on {}", counted(compared.len(), "schedule"), counted(ranks, "rank"));
-    let rows: Vec<Vec<String>> = compared.iter().map(row).collect();
+    let rows = rows(compared, unit);
     comparison(&Comparison {
         title: &title,
         head: &HEAD,
