@@ -69,8 +69,8 @@ enum At {
 ///     >>> names = ["1f1b", "interleaved1f1b"]
 ///     >>> print(pw.compare(names, ranks=4, microbatches=8, costs="F=1,B=2,hop=0.1"))
 ///     schedule         stages per rank  time  bubble  memory  messages
-///     1f1b                           1  34.2   29.8%       4        48
-///     interleaved1f1b                2  30.3   20.8%     5.5       112
+///     1f1b                           1  30.6   21.6%       4        48
+///     interleaved1f1b                2    28   14.3%     5.5       112
 ///     time: in the unit of the costs; memory: activations of a rank's layers for one microbatch, of the rank that holds the most; messages: of all ranks in a step
 #[pyfunction]
 #[pyo3(signature = (schedules, *, ranks=None, microbatches=None, costs=None, profile=None))]

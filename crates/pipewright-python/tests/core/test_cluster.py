@@ -187,3 +187,55 @@ def test_mistakes_in_a_request_are_named():
     for argument in ({"precision": "int4"}, {"stack": "jax"}, {"system": "jax"}):
         with pytest.raises(ValueError, match="; use one of "):
             cluster.plan(CONFIG, "h100", **SIZES, **argument)
+
+
+SCRIPT = """#!/bin/bash
+TP=8 PP=2
+ARGS=(--tensor-model-parallel-size $TP --pipeline-model-parallel-size $PP --sequence-parallel --use-distributed-optimizer
+      --micro-batch-size 1 --global-batch-size 64 --seq-length 4096 --bf16 RECOMPUTE)
+torchrun --nproc_per_node 8 pretrain_gpt.py "${ARGS[@]}" --lr 1e-4
+"""
+
+
+def test_a_script_is_judged(tmp_path):
+    script = tmp_path / "train.sh"
+    script.write_text(SCRIPT.replace("RECOMPUTE", "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"))
+    judged = cluster.check(CONFIG, "h100", script, gpus=16)
+    assert judged.system == "megatron" and judged.fits and judged.missing_bytes == 0 and judged.no_best is None
+    layout = judged.plan.layout
+    assert {"tp": 8, "pp": 2, "gbs": 64, "seq": 4096, "recompute": "full"}.items() <= layout.items()
+    assert judged.is_beaten and judged.gain == pytest.approx(judged.plan.prediction.seconds / judged.best.prediction.seconds - 1)
+    assert ("--tensor-model-parallel-size", "8", str(judged.best.layout["tp"])) in judged.changes
+    assert "--lr" in judged.unused and "a better plan takes" in repr(judged)
+
+
+def test_a_script_that_does_not_fit_says_by_how_much(tmp_path):
+    script = tmp_path / "train.sh"
+    script.write_text(SCRIPT.replace("RECOMPUTE", ""))
+    judged = cluster.check(CONFIG, "h100", script, gpus=16, memory="4GiB")
+    assert not judged.fits and judged.missing_bytes == max(judged.plan.prediction.memory_bytes) - (4 << 30)
+    assert judged.best is None and "memory" in judged.no_best and "does not fit" in repr(judged)
+
+
+def test_files_that_cannot_be_judged_are_refused(tmp_path):
+    script = tmp_path / "train.sh"
+
+    def check(message, text, error=pw.ClusterError, **options):
+        script.write_text(text)
+        with pytest.raises(error, match=message):
+            cluster.check(CONFIG, options.pop("machine", "h100"), options.pop("file", script), **{"gpus": 16, **options})
+
+    text = SCRIPT.replace("RECOMPUTE", "")
+    check("No such file", text, FileNotFoundError, file=tmp_path / "other.sh")
+    check(f"{script}:?.*8 .*24|GPUs", text, gpus=24)
+    check("has no rate for it", text.replace("--bf16", "--fp8-format hybrid --bf16"), machine="a100")
+    check("line 4: `--global-batch-size` is `64`, and expected 8", text, batch=8)
+    check("is 0; use at least 1", text, gpus=0)
+    check("precision is 'int4'|use one of", text, ValueError, precision="int4")
+
+
+def test_a_notebook_shows_a_plan():
+    plan = cluster.plan(CONFIG, "h100", **SIZES, layout={"pp": 4})[0]
+    table = plan._repr_html_()
+    assert table.count("<table>") == 2 and table.count("<tr>") == 1 + 7 + 1 + 4
+    assert plan.accuracy in table and "optimizer" in table

@@ -17,6 +17,8 @@ same: pw.Timeline = schedule.simulate(logical=True)
 bubbles: list[float] = timeline.causes()["bubble"]
 starts: list[float] = timeline.events["start"]
 timeline.view(Path("x.html"))
+table: pw.Frame = timeline.memory()
+comparison: pw.Comparison = pw.compare(["1f1b", schedule, program], ranks=4, microbatches=16, costs=pw.Costs.of_model(forward=8))
 plan: pw.Plan = pw.plan({"layers": []}, ranks=8, memory="80GiB")
 cut: list[int] = plan.boundaries
 
@@ -36,3 +38,5 @@ if report.first is not None:
 best: cluster.ClusterPlan = cluster.plan({"model_type": "llama"}, "h100", gpus=8, batch=8, sequence=8, layout={"tp": 2})[0]
 files: dict[str, str] = best.emit("megatron")
 rates: list[float] = [machine["figures"]["bf16_tflops"]["value"] for machine in cluster.clusters()]
+judged: cluster.Judgement = cluster.check({"model_type": "llama"}, "h100", "train.sh", gpus=8, sequence=8)
+option, before, after = judged.changes[0]
