@@ -441,7 +441,7 @@ fn overlaps_with_exchanges_have_the_same_bits() {
 }
 
 #[test]
-#[ignore = "takes long; `.ci/run` runs it"]
+#[ignore = "takes long; `.ci/run nightly` runs it"]
 fn half_precision_has_the_same_bits_for_every_cut() {
     // PyTorch has no such family to compare with. The bound is twice the largest difference that was measured
     // here.

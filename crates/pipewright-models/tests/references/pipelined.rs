@@ -68,7 +68,7 @@ fn recomputation_changes_no_bit() {
 }
 
 #[test]
-#[ignore = "takes long; `.ci/run` runs it"]
+#[ignore = "takes long; `.ci/run nightly` runs it"]
 fn half_precision_has_the_same_bits_for_every_cut() {
     // Three times the difference that bfloat16 makes in PyTorch: `data/measure_bfloat16.py`.
     LLAMA.check_in(Precision::Bf16, 4, 8, 3.0 * 1.3e-3);

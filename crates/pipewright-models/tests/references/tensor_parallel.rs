@@ -51,7 +51,7 @@ fn one_rank_of_a_pipeline_is_two_or_four_tensor_ranks() {
 }
 
 #[test]
-#[ignore = "takes long; `.ci/run` runs it"]
+#[ignore = "takes long; `.ci/run nightly` runs it"]
 fn every_schedule_trains_with_tensor_ranks() {
     let reference = Reference::load("llama-tiny");
     let expected = &reference.steps(8)[..FIRST_STEPS];
@@ -92,7 +92,7 @@ fn ranks_with_whole_experts_have_the_results_of_one_rank() {
 }
 
 #[test]
-#[ignore = "takes long; `.ci/run` runs it"]
+#[ignore = "takes long; `.ci/run nightly` runs it"]
 fn half_precision_on_tensor_ranks_is_near_single_precision() {
     // The tolerances of one rank: see pipelined.rs, families.rs and nemotron_h.rs.
     let tolerances = [("llama-tiny", 1.3e-3), ("qwen3-moe-tiny", 1.6e-4), ("nemotron-h-tiny", 3.5e-4)];

@@ -99,7 +99,7 @@ fn no_schedule_drifts() {
 }
 
 #[test]
-#[ignore = "takes long; `.ci/run` runs it"]
+#[ignore = "takes long; `.ci/run nightly` runs it"]
 fn ten_thousand_steps_hold_what_ten_do() {
     for (name, microbatches) in [("1f1b", 2), ("zbvzerobubble", 4)] {
         let program = program(name, 2, microbatches);
