@@ -62,6 +62,17 @@ pub fn depends_on_costs(name: &str) -> bool {
 /// Generates the schedule `name`. If its order depends on costs, these are `costs` of the schedule that it has at
 /// usual costs, whose number of stages may follow from its name.
 ///
+/// ```
+/// use pipewright_schedule::generate::generate_at;
+/// use pipewright_schedule::{Costs, Schedule, ScheduleSpec, generate};
+/// let spec = ScheduleSpec { ranks: 2, microbatches: 4, ..ScheduleSpec::default() };
+/// let of_model: Costs = "F=2,I=8,W=1".parse()?;
+/// let shared = |schedule: &Schedule| of_model.shared(schedule.placement().stages());
+/// let expected = generate("zb-greedy", &ScheduleSpec { costs: Some("F=1,I=4,W=0.5".parse()?), ..spec.clone() })?;
+/// assert_eq!(generate_at("zb-greedy", spec, shared)?, expected);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// As for [`generate`].
 pub fn generate_at(
