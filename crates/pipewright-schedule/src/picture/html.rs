@@ -50,6 +50,15 @@ pub fn html(timeline: &Timeline, settings: &PictureSettings<'_>) -> String {
         .replace("{{script}}", &script)
 }
 
+/// Returns the colours of all pages, light and dark, as variables of a style sheet: `--page`, `--ink`, `--faint`, `--rule`,
+/// `--bubble`, `--hatch`, `--memory` and `--memory-edge`.
+pub fn page_colours() -> String {
+    let (light, dark) = (variables(&LIGHT, 1), variables(&DARK, 1));
+    format!(
+        ":root {{ color-scheme: light dark; {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+    )
+}
+
 /// Returns the colours as variables of the style sheet.
 pub(super) fn variables(theme: &Theme, chunks: usize) -> String {
     let named = [

@@ -25,7 +25,7 @@ mod view;
 pub use comparison::{ComparedPicture, Comparison, comparison, html_table};
 pub use computation::computation_of;
 pub use grid::{grid, grid_around};
-pub use html::html;
+pub use html::{html, page_colours};
 pub use names::{microbatches_in_words, title};
 pub use overlaps::with_whole_overlaps;
 pub use settings::{MAX_CELLS, PictureSettings, TimeUnit};

@@ -1,0 +1,159 @@
+//! Reads what the reader has chosen: a schedule, its size and settings, and the costs of a rank.
+//!
+//! A setup is a list of texts by the keys of [`FIELDS`](crate::fields::FIELDS), as a link has them. Costs are for all
+//! layers of a rank, as in `pipewright compare`: a stage has its part of them. So the model stays the same if the
+//! schedule or the number of stages changes.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::str::FromStr;
+
+use pipewright_schedule::costs::StageSizes;
+use pipewright_schedule::generate::{Generator, Limits, PerStage, Setting, check, find, most_cells};
+use pipewright_schedule::simulate::UNIT;
+use pipewright_schedule::{Costs, ScheduleSpec, Slices};
+
+use crate::fields::FIELDS;
+
+/// The most cells of a schedule on the page. A larger one would take seconds, also to draw.
+const MOST_CELLS: u64 = 100_000;
+
+/// The largest memory of an activation in MiB. The sum of all activations does not overflow.
+const MOST_MEBIBYTES: f64 = 1e9;
+
+/// The texts of the controls, and the name as `schedule`.
+pub(crate) type Texts = BTreeMap<String, String>;
+
+/// A schedule with its size, its settings and its costs.
+#[derive(Debug)]
+pub(crate) struct Setup {
+    pub(crate) generator: &'static Generator,
+    pub(crate) spec: ScheduleSpec,
+    pub(crate) stages_per_rank: u32,
+    /// The costs of each stage.
+    pub(crate) costs: Costs,
+}
+
+impl Setup {
+    /// Reads a setup. Texts of controls that the schedule does not have are ignored, because the page hides these
+    /// controls.
+    ///
+    /// # Errors
+    /// A sentence for the reader, if a text is wrong or the schedule does not have this size.
+    pub(crate) fn read(texts: &Texts) -> Result<Self, String> {
+        let generator = find(texts.get("schedule").map_or("1f1b", String::as_str)).map_err(sentence)?;
+        let texts = Shown { texts, generator };
+        let mut spec = ScheduleSpec {
+            ranks: texts.needed("ranks")?,
+            microbatches: texts.needed("microbatches")?,
+            stages_per_rank: texts.number("stages_per_rank")?,
+            group_size: texts.number("group_size")?,
+            memory_limit: texts.limits()?,
+            slices: texts
+                .number("slices")?
+                .map(|number| Slices::new(number).ok_or("slices: use at least 1"))
+                .transpose()?,
+            wide_warmup: texts.is_set("wide_warmup"),
+            overlap: texts.is_set("overlap"),
+            costs: None,
+        };
+        let stages_per_rank = check(generator.name, &spec, Limits::default()).map_err(sentence)?;
+        let cells = most_cells(generator.name, &spec).map_err(sentence)?;
+        if cells > MOST_CELLS {
+            return Err(format!(
+                "a schedule with up to {cells} cells is too large for this page, which shows up to {MOST_CELLS}; use fewer \
+                 microbatches, ranks or stages, or the command line"
+            ));
+        }
+        let mut costs = Costs::from_str(&texts.costs()).map_err(sentence)?.shared(stages_per_rank);
+        if generator.settings.contains(&Setting::Costs) {
+            spec.costs = Some(costs.clone());
+        }
+        costs.sizes = texts.sizes(stages_per_rank)?;
+        Ok(Self { generator, spec, stages_per_rank, costs })
+    }
+}
+
+/// The texts of the controls that a schedule has.
+struct Shown<'a> {
+    texts: &'a Texts,
+    generator: &'static Generator,
+}
+
+impl<'a> Shown<'a> {
+    /// Returns the text of a control; an empty one if the schedule does not have it.
+    fn text(&self, key: &str) -> &'a str {
+        let Some(field) = FIELDS.iter().find(|field| field.key == key) else { return "" };
+        let text = self.texts.get(key).map_or("", |text| text.trim());
+        match (field.is_of(self.generator), text) {
+            (false, _) => "",
+            (true, "") => field.usual,
+            (true, text) => text,
+        }
+    }
+
+    fn is_set(&self, key: &str) -> bool {
+        !self.text(key).is_empty()
+    }
+
+    fn number(&self, key: &str) -> Result<Option<u32>, String> {
+        Some(self.text(key)).filter(|text| !text.is_empty()).map(|text| read(key, text)).transpose()
+    }
+
+    fn needed(&self, key: &str) -> Result<u32, String> {
+        read(key, self.text(key))
+    }
+
+    fn limits(&self) -> Result<Option<PerStage<u32>>, String> {
+        let limits = numbers("memory_limit", self.text("memory_limit"))?;
+        Ok(match limits.as_slice() {
+            [] => None,
+            &[limit] => Some(PerStage::Same(limit)),
+            _ => Some(PerStage::Each(limits)),
+        })
+    }
+
+    /// Returns the costs in the form of `--cost`.
+    fn costs(&self) -> String {
+        let given = FIELDS.iter().filter(|field| field.is_cost() && field.key != "activation");
+        let given =
+            given.map(|field| (field.key, entries(self.text(field.key)).collect::<Vec<_>>().join(":")));
+        let given = given.filter(|(_, text)| !text.is_empty()).map(|(key, text)| format!("{key}={text}"));
+        given.collect::<Vec<_>>().join(",")
+    }
+
+    /// Returns the bytes of activations. One number is for all layers of a rank.
+    fn sizes(&self, stages_per_rank: u32) -> Result<Vec<StageSizes>, String> {
+        let mebibytes = numbers::<f64>("memory", self.text("activation"))?;
+        if let Some(wrong) = mebibytes.iter().find(|number| !(0.0..=MOST_MEBIBYTES).contains(*number)) {
+            return Err(format!(
+                "memory: {wrong} MiB is out of range; use a number from 0 to {MOST_MEBIBYTES:e}"
+            ));
+        }
+        let parts = if mebibytes.len() == 1 { f64::from(stages_per_rank) } else { 1.0 };
+        let bytes = mebibytes.iter().map(|number| (number * f64::from(1 << 20) / parts) as u64);
+        // As counted activations: what a backward keeps for the gradients of the weights is as large.
+        Ok(bytes.map(|bytes| StageSizes { activation: bytes, stash: bytes, ..UNIT }).collect())
+    }
+}
+
+/// Returns the entries of a list, which may have commas, colons or blanks between them.
+fn entries(text: &str) -> impl Iterator<Item = &str> {
+    text.split([',', ':', ' ']).filter(|entry| !entry.is_empty())
+}
+
+fn numbers<T: FromStr>(key: &str, text: &str) -> Result<Vec<T>, String> {
+    entries(text).map(|entry| read(key, entry)).collect()
+}
+
+fn read<T: FromStr>(key: &str, text: &str) -> Result<T, String> {
+    let text: String = text.chars().take(64).collect();
+    let name = key.replace('_', " ");
+    text.parse().map_err(|_not_a_number| {
+        format!("{name}: `{text}` is not a number that can be used; write one such as 4")
+    })
+}
+
+fn sentence(error: impl Display) -> String {
+    error.to_string()
+}
