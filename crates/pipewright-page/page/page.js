@@ -42,17 +42,23 @@ let catalogue, compared = [];
 const usualSchedule = "1f1b";
 const scheduleOf = (name) => catalogue.schedules.find((schedule) => schedule.name === name);
 const controlOf = ({ key }) => at(`field-${key}`);
-const textOf = (field) => field.kind === "flag" ? (controlOf(field).checked ? "1" : "") : controlOf(field).value.trim();
+
+// Returns the text of a control. A browser hides a text that is not a number; the sentence about it is the module's.
+function textOf(field) {
+  const { checked, value, validity } = controlOf(field);
+  if (field.kind === "flag") return checked ? "1" : "";
+  return validity.badInput ? "?" : value.trim();
+}
 
 function makeControls() {
   const options = () => catalogue.schedules.map(({ name, summary }) => element("option", { value: name, textContent: name, title: summary }));
   at("schedule").append(...options());
   at("added").append(...options());
-  for (const { key, label, help, usual, kind, is_cost } of catalogue.fields) {
+  for (const { key, label, help, usual, hint, kind, is_cost } of catalogue.fields) {
     const input = element("input", { id: `field-${key}`, type: { number: "number", flag: "checkbox", text: "text" }[kind] });
     if (kind === "number") Object.assign(input, { min: 1, step: 1 });
     if (kind === "text") input.inputMode = "decimal";
-    if (kind !== "flag") Object.assign(input, { value: usual, placeholder: usual });
+    if (kind !== "flag") Object.assign(input, { value: usual, placeholder: hint });
     at(is_cost ? "costs" : "sizes").append(element("label", { title: help, className: kind }, element("span", { textContent: label }), input));
   }
 }
@@ -66,18 +72,20 @@ function readSetup() {
   return setup;
 }
 
+// Shows the fragment in the controls, and returns its setup. The module judges it, also what the controls cannot show.
 function showFragment() {
-  const given = new URLSearchParams(location.hash.slice(1));
-  const name = given.get("schedule") ?? usualSchedule, known = catalogue.schedules.find((schedule) => schedule.name === name || schedule.aliases.includes(name));
+  const given = new URLSearchParams(location.hash.slice(1)), name = given.get("schedule") ?? usualSchedule;
+  const known = catalogue.schedules.find((schedule) => schedule.name === name || schedule.aliases.includes(name));
+  const setup = { schedule: known?.name ?? name };
   at("schedule").value = known?.name ?? usualSchedule;
   for (const field of catalogue.fields) {
     const text = given.get(field.key);
+    if (text !== null) setup[field.key] = text;
     if (field.kind === "flag") controlOf(field).checked = text !== null;
     else controlOf(field).value = text ?? field.usual;
   }
   compared = (given.get("compare") ?? "").split(",").filter((name) => scheduleOf(name));
-  // A name that does not exist is asked for, so that the reader gets the sentence about it.
-  return known ? readSetup() : { schedule: name };
+  return setup;
 }
 
 function writeFragment(setup) {
@@ -90,7 +98,6 @@ function writeFragment(setup) {
 // --- The results.
 
 const percent = (share) => `${(share * 100).toFixed(1)} %`;
-const mebibytes = (bytes) => `${+(bytes / 2 ** 20).toFixed(1)} MiB`;
 const most = (list) => list.reduce((one, other) => Math.max(one, other), 0);
 
 function figure(name, value, help) {
@@ -112,15 +119,20 @@ function barred(text, share) {
   return element("div", { className: "barred" }, element("span", { textContent: text }), bar);
 }
 
-// Shows a page in a frame that is as high as its content, at least `least` pixels, except where the content fits any height.
+// Shows a page in a frame that is as high as its content, and at least `least` pixels.
 function showIn(frame, page, least) {
-  frame.onload = () => {
+  frame.fit = () => {
     frame.style.height = `${least}px`;
-    const fit = () => { frame.style.height = `${Math.max(least, frame.contentDocument.documentElement.scrollHeight)}px`; };
-    fit();
-    frame.contentWindow.addEventListener("resize", fit);
+    frame.style.height = `${Math.max(least, frame.contentDocument?.documentElement?.scrollHeight ?? 0)}px`;
   };
+  frame.style.height = `${least}px`;
+  frame.onload = frame.fit;
   frame.srcdoc = page;
+}
+
+// Returns a text whose parts between backquotes are code.
+function withCode(text) {
+  return text.split("`").map((part, index) => index % 2 ? element("code", { textContent: part }) : part);
 }
 
 function showResult(answer, schedule) {
@@ -130,21 +142,22 @@ function showResult(answer, schedule) {
     figure("bubble", percent(summary.bubble_fraction), "The mean share of the step in which a rank does not compute"),
     figure("least time", answer.busiest, "The time that the busiest rank computes; no order of the same actions takes less"),
     figure("exposed messages", percent(summary.exposed_comm_fraction), "The mean share of the step in which ranks wait for messages in flight"),
-    figure("memory", bytes ? mebibytes(most(bytes)) : `${most(peaks)} act.`, "The most that a rank holds: activations of a stage for one microbatch or slice, or their memory"),
+    figure("memory", bytes ? answer.memory[bytes.indexOf(most(bytes))] : `${most(peaks)} act.`, "The most that a rank holds: activations of a stage for one microbatch or slice, or their memory"),
   );
   at("note").textContent = answer.note ?? "";
   at("note").hidden = !answer.note;
-  showIn(at("picture"), answer.picture, 560);
+  document.title = `${answer.title} - Pipewright`;
+  showIn(at("picture"), answer.picture, Math.min(Math.max(260 + 60 * peaks.length, 520), 900));
   const heads = ["rank", "bubble", "activations", ...bytes ? ["memory"] : []];
   at("ranks").replaceChildren(element("thead", {}, row(heads, "th")), element("tbody", {}, ...peaks.map((peak, rank) => row([
     `${rank}`, barred(percent(summary.bubble_per_rank[rank]), summary.bubble_per_rank[rank]), barred(`${peak}`, peak / (most(peaks) || 1)),
-    ...bytes ? [barred(mebibytes(bytes[rank]), bytes[rank] / (most(bytes) || 1))] : [],
+    ...bytes ? [barred(answer.memory[rank], bytes[rank] / (most(bytes) || 1))] : [],
   ]))));
   at("command").value = answer.command;
   at("python").value = answer.python;
   at("guide-title").textContent = `About ${schedule.name}`;
-  at("order").textContent = schedule.order;
-  at("choice").textContent = schedule.choice;
+  at("order").replaceChildren(...withCode(schedule.order));
+  at("choice").replaceChildren(...withCode(schedule.choice));
   at("source").textContent = `Source: ${schedule.source}.`;
   at("formulas").replaceChildren(...["bubble", "peak"].flatMap((name) => schedule[name].length
     ? [element("dt", { textContent: name }), ...schedule[name].map((text) => element("dd", {}, element("code", { textContent: text })))] : []));
@@ -152,13 +165,13 @@ function showResult(answer, schedule) {
 
 function showComparison({ rows, picture }) {
   const columns = [
-    ["stages per rank", (it) => it.stages_per_rank], ["time", (it) => it.makespan, (it) => it.time],
+    ["stages per rank", (it) => it.stages_per_rank, (it) => it.stages_per_rank], ["time", (it) => it.makespan, (it) => it.time],
     ["bubble", (it) => it.bubble_fraction, (it) => percent(it.bubble_fraction)],
-    ["memory", (it) => it.peak_bytes ? most(it.peak_bytes) : it.peak, (it) => it.peak_bytes ? mebibytes(most(it.peak_bytes)) : +it.peak.toFixed(2)],
-    ["messages", (it) => it.messages],
+    ["memory", (it) => it.peak, (it) => it.memory],
+    ["messages", (it) => it.messages, (it) => it.messages],
   ];
   const made = rows.filter((it) => !it.error);
-  const cell = (it, [title, value, text = value]) => {
+  const cell = (it, [title, value, text]) => {
     const isBest = title !== "stages per rank" && value(it) === Math.min(...made.map(value));
     return element(isBest ? "b" : "span", { textContent: text(it) });
   };
@@ -243,4 +256,5 @@ at("remove-all").onclick = () => { compared = []; change(); };
 for (const button of document.querySelectorAll("[data-copies]")) button.onclick = () => copy(button);
 const follow = () => { show(showFragment()); at("link").value = location.href; };
 addEventListener("hashchange", follow);
+addEventListener("resize", () => { for (const frame of document.querySelectorAll("iframe")) frame.fit?.(); });
 follow();

@@ -1,5 +1,6 @@
 //! Compares schedules at one size and one cost of a rank's layers: the answer to `compare`.
 
+use pipewright_schedule::bytes::bytes_text;
 use pipewright_schedule::picture::{ComparedPicture, Comparison, TimeUnit, comparison, computation_of};
 use pipewright_schedule::words::counted;
 use serde_json::{Value, json};
@@ -47,11 +48,18 @@ pub(crate) fn compare(texts: &Texts, names: &[String]) -> Result<Value, String> 
     Ok(json!({ "rows": rows.collect::<Vec<_>>(), "picture": picture }))
 }
 
-/// Returns the figures of a schedule, by the keys of `pipewright compare --format json`, and its time and its memory in the
-/// unit of a rank: `peak` is the most activations of a rank's layers for one microbatch.
+/// Returns the figures of a schedule, by the keys of `pipewright compare --format json`, and texts for the table. `peak` is the
+/// memory of the rank that holds the most: its bytes, or activations of all layers of a rank for one microbatch.
 fn row(setup: &Setup, Prediction { program, summary, .. }: &Prediction, longest: f64) -> Value {
     let parts = setup.stages_per_rank * summary.slices.unwrap_or(1);
-    let peak = summary.peak_activations.iter().max().copied().unwrap_or(0) as f64 / f64::from(parts);
+    let most = |peaks: &[u64]| peaks.iter().max().copied().unwrap_or(0);
+    let (peak, memory) = match &summary.peak_bytes {
+        Some(peaks) => (most(peaks) as f64, bytes_text(most(peaks))),
+        None => {
+            let peak = most(&summary.peak_activations) as f64 / f64::from(parts);
+            (peak, ((peak * 100.0).round() / 100.0).to_string())
+        }
+    };
     json!({
         "name": setup.generator.name,
         "makespan": summary.makespan,
@@ -59,8 +67,8 @@ fn row(setup: &Setup, Prediction { program, summary, .. }: &Prediction, longest:
         "peak_activations": summary.peak_activations,
         "messages": program.rows().iter().flatten().filter(|action| action.kind().is_send()).count(),
         "stages_per_rank": setup.stages_per_rank,
-        "peak_bytes": summary.peak_bytes,
         "time": TimeUnit::Costs.format(summary.makespan, longest),
         "peak": peak,
+        "memory": memory,
     })
 }

@@ -12,6 +12,8 @@ pub(crate) struct Field {
     pub(crate) help: &'static str,
     /// The value of a setup without this key; empty for the choice of the schedule or of the costs.
     pub(crate) usual: &'static str,
+    /// What an empty control stands for.
+    hint: &'static str,
     kind: Kind,
     is_cost: bool,
     #[serde(skip)]
@@ -23,7 +25,7 @@ pub(crate) struct Field {
 enum Kind {
     /// A whole number.
     Number,
-    /// Numbers of any kind, one for all stages or one for each.
+    /// Numbers or sizes, one for all stages or one for each.
     Text,
     Flag,
 }
@@ -44,6 +46,7 @@ impl Field {
         label: "",
         help: "",
         usual: "",
+        hint: "",
         kind: Kind::Number,
         is_cost: false,
         shown: Shown::Always,
@@ -69,6 +72,7 @@ pub(crate) const FIELDS: [Field; 16] = [
     Field {
         key: "ranks",
         label: "ranks",
+        hint: "4",
         help: "The number of ranks in the pipeline",
         usual: "4",
         ..Field::SIZE
@@ -76,6 +80,7 @@ pub(crate) const FIELDS: [Field; 16] = [
     Field {
         key: "microbatches",
         label: "microbatches",
+        hint: "8",
         help: "The number of microbatches in a step",
         usual: "8",
         ..Field::SIZE
@@ -83,6 +88,7 @@ pub(crate) const FIELDS: [Field; 16] = [
     Field {
         key: "stages_per_rank",
         label: "chunks per rank",
+        hint: "2",
         help: "The number of stages on each rank; if empty, two",
         shown: Shown::FreeStages,
         ..Field::SIZE
@@ -90,6 +96,7 @@ pub(crate) const FIELDS: [Field; 16] = [
     Field {
         key: "group_size",
         label: "group size",
+        hint: "auto",
         help: "The number of microbatches that a chunk runs before the next chunk; if empty, the schedule's own",
         shown: Shown::With(Setting::GroupSize),
         ..Field::SIZE
@@ -97,6 +104,7 @@ pub(crate) const FIELDS: [Field; 16] = [
     Field {
         key: "memory_limit",
         label: "memory limit",
+        hint: "auto",
         help: "The number of activations that a stage may hold, one for all stages or a list with one for each; if empty, \
                the schedule's own",
         kind: Kind::Text,
@@ -106,6 +114,7 @@ pub(crate) const FIELDS: [Field; 16] = [
     Field {
         key: "slices",
         label: "slices",
+        hint: "2",
         help: "The number of slices into which each microbatch is cut along its sequence; if empty, two",
         shown: Shown::With(Setting::Slices),
         ..Field::SIZE
@@ -126,34 +135,45 @@ pub(crate) const FIELDS: [Field; 16] = [
         shown: Shown::With(Setting::Overlap),
         ..Field::SIZE
     },
-    Field { key: "F", label: "forward", help: "The time of a forward; if empty, 1", ..Field::COST },
+    Field {
+        key: "F",
+        label: "forward",
+        hint: "1",
+        help: "The time of a forward; if empty, 1",
+        ..Field::COST
+    },
     Field {
         key: "B",
         label: "backward",
+        hint: "I + W",
         help: "The time of a whole backward; if empty, the sum of its two halves",
         ..Field::COST
     },
     Field {
         key: "I",
         label: "input half",
+        hint: "1",
         help: "The time of the half of a backward that computes the gradients of the inputs; if empty, 1, or half of the backward",
         ..Field::COST
     },
     Field {
         key: "W",
         label: "weight half",
+        hint: "1",
         help: "The time of the half of a backward that computes the gradients of the weights; if empty, 1, or half of the backward",
         ..Field::COST
     },
     Field {
         key: "hop",
         label: "message",
+        hint: "0",
         help: "The time of a message between ranks; if empty, 0",
         ..Field::COST
     },
     Field {
         key: "exchange",
         label: "expert exchange",
+        hint: "0",
         help: "The time in which the tokens of a forward, and of a backward, travel to their experts and back; if empty, 0",
         shown: Shown::With(Setting::Overlap),
         ..Field::COST
@@ -161,14 +181,16 @@ pub(crate) const FIELDS: [Field; 16] = [
     Field {
         key: "attention",
         label: "attention",
+        hint: "0",
         help: "The share of a forward that grows from slice to slice, from 0 to 1; if empty, 0",
         shown: Shown::With(Setting::Slices),
         ..Field::COST
     },
     Field {
         key: "activation",
-        label: "memory, MiB",
-        help: "The memory of the activations of one microbatch; if empty, activations are counted",
+        label: "memory",
+        hint: "512MiB",
+        help: "The memory of the activations of one microbatch, such as 512MiB; if empty, activations are counted",
         ..Field::COST
     },
 ];

@@ -1,5 +1,6 @@
 //! Predicts a setup: the answer to `simulate`, with the figures, the page of the picture, and the commands.
 
+use pipewright_schedule::bytes::bytes_text;
 use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::picture::{PictureSettings, TimeUnit, View, title, view, with_whole_overlaps};
 use pipewright_schedule::simulate::{Summary, few_microbatches, logical, timed};
@@ -68,7 +69,7 @@ pub(crate) fn simulate(setup: &Setup) -> Result<Value, String> {
         "summary": summary,
         "time": format(summary.makespan),
         "busiest": format(prediction.busiest()),
-        "stages_per_rank": setup.stages_per_rank,
+        "memory": summary.peak_bytes.as_ref().map(|peaks| peaks.iter().copied().map(bytes_text).collect::<Vec<_>>()),
         "note": few_microbatches(schedule).map(|note| note.to_string()),
         "command": command(setup),
         "python": python(setup),

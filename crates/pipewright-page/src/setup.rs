@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::str::FromStr;
 
+use pipewright_schedule::bytes::{bytes_text, parse_bytes};
 use pipewright_schedule::costs::StageSizes;
 use pipewright_schedule::generate::{Generator, Limits, PerStage, Setting, check, find, most_cells};
 use pipewright_schedule::simulate::UNIT;
@@ -18,8 +19,8 @@ use crate::fields::FIELDS;
 /// The most cells of a schedule on the page. A larger one would take seconds, also to draw.
 const MOST_CELLS: u64 = 100_000;
 
-/// The largest memory of an activation in MiB. The sum of all activations does not overflow.
-const MOST_MEBIBYTES: f64 = 1e9;
+/// The most bytes of an activation. The sum of all activations does not overflow.
+const MOST_BYTES: u64 = 1 << 42;
 
 /// The texts of the controls, and the name as `schedule`.
 pub(crate) type Texts = BTreeMap<String, String>;
@@ -105,7 +106,8 @@ impl<'a> Shown<'a> {
     }
 
     fn limits(&self) -> Result<Option<PerStage<u32>>, String> {
-        let limits = numbers("memory_limit", self.text("memory_limit"))?;
+        let limits = entries(self.text("memory_limit")).map(|entry| read("memory_limit", entry));
+        let limits = limits.collect::<Result<Vec<u32>, String>>()?;
         Ok(match limits.as_slice() {
             [] => None,
             &[limit] => Some(PerStage::Same(limit)),
@@ -122,18 +124,22 @@ impl<'a> Shown<'a> {
         given.collect::<Vec<_>>().join(",")
     }
 
-    /// Returns the bytes of activations. One number is for all layers of a rank.
+    /// Returns the bytes of activations. One size is for all layers of a rank.
     fn sizes(&self, stages_per_rank: u32) -> Result<Vec<StageSizes>, String> {
-        let mebibytes = numbers::<f64>("memory", self.text("activation"))?;
-        if let Some(wrong) = mebibytes.iter().find(|number| !(0.0..=MOST_MEBIBYTES).contains(*number)) {
-            return Err(format!(
-                "memory: {wrong} MiB is out of range; use a number from 0 to {MOST_MEBIBYTES:e}"
-            ));
-        }
-        let parts = if mebibytes.len() == 1 { f64::from(stages_per_rank) } else { 1.0 };
-        let bytes = mebibytes.iter().map(|number| (number * f64::from(1 << 20) / parts) as u64);
+        let given =
+            self.text("activation").split([',', ':']).map(str::trim).filter(|entry| !entry.is_empty());
+        let bytes = given.map(|entry| {
+            let bytes = parse_bytes(entry).map_err(|error| format!("memory: `{}`: {error}", short(entry)))?;
+            if bytes > MOST_BYTES {
+                return Err(format!("memory: use at most {} for an activation", bytes_text(MOST_BYTES)));
+            }
+            Ok(bytes)
+        });
+        let bytes = bytes.collect::<Result<Vec<u64>, String>>()?;
+        let parts = if bytes.len() == 1 { u64::from(stages_per_rank) } else { 1 };
         // As counted activations: what a backward keeps for the gradients of the weights is as large.
-        Ok(bytes.map(|bytes| StageSizes { activation: bytes, stash: bytes, ..UNIT }).collect())
+        let sizes = |bytes: u64| StageSizes { activation: bytes / parts, stash: bytes / parts, ..UNIT };
+        Ok(bytes.into_iter().map(sizes).collect())
     }
 }
 
@@ -142,16 +148,16 @@ fn entries(text: &str) -> impl Iterator<Item = &str> {
     text.split([',', ':', ' ']).filter(|entry| !entry.is_empty())
 }
 
-fn numbers<T: FromStr>(key: &str, text: &str) -> Result<Vec<T>, String> {
-    entries(text).map(|entry| read(key, entry)).collect()
-}
-
 fn read<T: FromStr>(key: &str, text: &str) -> Result<T, String> {
-    let text: String = text.chars().take(64).collect();
     let name = key.replace('_', " ");
     text.parse().map_err(|_not_a_number| {
-        format!("{name}: `{text}` is not a number that can be used; write one such as 4")
+        format!("{name}: `{}` is not a whole number; write one such as 4", short(text))
     })
+}
+
+/// Returns the start of a text, for a sentence about it.
+fn short(text: &str) -> String {
+    text.chars().take(64).collect()
 }
 
 fn sentence(error: impl Display) -> String {
