@@ -119,14 +119,19 @@ function barred(text, share) {
   return element("div", { className: "barred" }, element("span", { textContent: text }), bar);
 }
 
-// Shows a page in a frame that is as high as its content, and at least `least` pixels.
+// Shows a page in a frame of `least` pixels, which grows to the height of its content.
 function showIn(frame, page, least) {
-  frame.fit = () => {
-    frame.style.height = `${least}px`;
-    frame.style.height = `${Math.max(least, frame.contentDocument?.documentElement?.scrollHeight ?? 0)}px`;
+  const grow = () => {
+    const missing = frame.contentDocument.documentElement.scrollHeight - frame.clientHeight;
+    // The texts for screen readers are outside of the content, by less than this.
+    if (missing > 2) frame.style.height = `${frame.offsetHeight + missing}px`;
   };
-  frame.style.height = `${least}px`;
-  frame.onload = frame.fit;
+  frame.fit = () => { frame.style.height = `${least}px`; };
+  frame.fit();
+  frame.onload = () => {
+    grow();
+    new frame.contentWindow.ResizeObserver(grow).observe(frame.contentDocument.body);
+  };
   frame.srcdoc = page;
 }
 
@@ -163,7 +168,7 @@ function showResult(answer, schedule) {
     ? [element("dt", { textContent: name }), ...schedule[name].map((text) => element("dd", {}, element("code", { textContent: text })))] : []));
 }
 
-function showComparison({ rows, picture }) {
+function showComparison({ rows = [], picture, note, error }) {
   const columns = [
     ["stages per rank", (it) => it.stages_per_rank, (it) => it.stages_per_rank], ["time", (it) => it.makespan, (it) => it.time],
     ["bubble", (it) => it.bubble_fraction, (it) => percent(it.bubble_fraction)],
@@ -180,14 +185,15 @@ function showComparison({ rows, picture }) {
     show.onclick = () => { at("schedule").value = it.name; change(); };
     const remove = element("button", { type: "button", className: "remove", textContent: "\u00d7", ariaLabel: `remove ${it.name}` });
     remove.onclick = () => { compared.splice(index, 1); change(); };
-    const line = row(it.error ? [show, it.error, remove] : [show, ...columns.map((column) => cell(it, column)), remove]);
+    const line = row(it.error ? [show, element("span", {}, ...withCode(it.error)), remove] : [show, ...columns.map((column) => cell(it, column)), remove]);
     if (it.error) Object.assign(line.children[1], { colSpan: columns.length, className: "reason" });
     return line;
   });
   at("compared").replaceChildren(element("thead", {}, row(["schedule", ...columns.map(([title]) => title), ""], "th")), element("tbody", {}, ...lines));
+  at("compared-note").textContent = error ?? note ?? "";
   at("compared").hidden = rows.length === 0;
-  at("scale").hidden = made.length === 0;
-  if (made.length) showIn(at("scale"), picture, 0);
+  at("scale").hidden = !picture;
+  if (picture) showIn(at("scale"), picture, 0);
 }
 
 // --- The order of requests: one at a time, always with the newest setup.
@@ -205,10 +211,10 @@ async function update(setup) {
     if (wanted) continue;
     at("result").hidden = Boolean(answer.error);
     at("sentence").hidden = !answer.error;
-    at("sentence").textContent = answer.error ?? "";
+    at("sentence").replaceChildren(...withCode(answer.error ?? ""));
     if (!answer.error) showResult(answer, scheduleOf(current.schedule));
     const comparison = await ask({ do: "compare", setup: current, names: compared });
-    if (!wanted && !comparison.error) showComparison(comparison);
+    if (!wanted) showComparison(comparison);
   }
   isAsking = false;
   document.body.dataset.shown = JSON.stringify(readSetup());

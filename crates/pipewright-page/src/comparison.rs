@@ -1,5 +1,6 @@
 //! Compares schedules at one size and one cost of a rank's layers: the answer to `compare`.
 
+use pipewright_schedule::Timeline;
 use pipewright_schedule::bytes::bytes_text;
 use pipewright_schedule::picture::{ComparedPicture, Comparison, TimeUnit, comparison, computation_of};
 use pipewright_schedule::words::counted;
@@ -10,6 +11,9 @@ use crate::setup::{Setup, Texts};
 
 /// The most schedules in one answer.
 const MOST_SCHEDULES: usize = 32;
+
+/// The most actions of all pictures together. A browser takes a second for more.
+const MOST_DRAWN: usize = 50_000;
 
 /// Returns the figures of each schedule or the sentence why it has none, and a page with their pictures on one scale.
 pub(crate) fn compare(texts: &Texts, names: &[String]) -> Result<Value, String> {
@@ -31,21 +35,30 @@ pub(crate) fn compare(texts: &Texts, names: &[String]) -> Result<Value, String> 
         .iter()
         .map(|(setup, it)| (setup.generator.name, computation_of(&it.schedule, &it.timeline)))
         .collect();
+    let events: usize = runs.iter().map(|(_, timeline)| timeline.events().len()).sum();
+    let note = (events > MOST_DRAWN).then(|| {
+        format!("Pictures of {events} actions are too large; compare fewer schedules, or fewer microbatches.")
+    });
+    let picture = (!runs.is_empty() && note.is_none()).then(|| drawn(&runs));
+    let longest = made.iter().map(|(_, it)| it.summary.makespan).fold(0.0, f64::max);
+    let rows = names.iter().zip(&outcomes).map(|(name, outcome)| match outcome {
+        Ok((setup, prediction)) => row(setup, prediction, longest),
+        Err(error) => json!({ "name": name, "error": error }),
+    });
+    Ok(json!({ "rows": rows.collect::<Vec<_>>(), "picture": picture, "note": note }))
+}
+
+/// Returns a page with the pictures of runs by their names.
+fn drawn(runs: &[(&str, Timeline)]) -> String {
     let pictures = runs.iter().map(|(name, timeline)| ComparedPicture { name, timeline });
-    let picture = comparison(&Comparison {
+    comparison(&Comparison {
         title: "On one scale of time",
         head: &[],
         rows: &[],
         note: "",
         pictures: &pictures.collect::<Vec<_>>(),
         unit: TimeUnit::Costs,
-    });
-    let longest = made.iter().map(|(_, it)| it.summary.makespan).fold(0.0, f64::max);
-    let rows = names.iter().zip(&outcomes).map(|(name, outcome)| match outcome {
-        Ok((setup, prediction)) => row(setup, prediction, longest),
-        Err(error) => json!({ "name": name, "error": error }),
-    });
-    Ok(json!({ "rows": rows.collect::<Vec<_>>(), "picture": picture }))
+    })
 }
 
 /// Returns the figures of a schedule, by the keys of `pipewright compare --format json`, and texts for the table. `peak` is the

@@ -17,7 +17,7 @@ use pipewright_schedule::{Costs, ScheduleSpec, Slices};
 use crate::fields::FIELDS;
 
 /// The most cells of a schedule on the page. A larger one would take seconds, also to draw.
-const MOST_CELLS: u64 = 100_000;
+const MOST_CELLS: u64 = 50_000;
 
 /// The most bytes of an activation. The sum of all activations does not overflow.
 const MOST_BYTES: u64 = 1 << 42;

@@ -5,6 +5,7 @@ use std::path::Path;
 /// The crates, and their folders whose files import each other in circles, with the reason.
 const CRATES: &[(&str, &[&str])] = &[
     ("crates/pipewright-schedule", &[]),
+    ("crates/pipewright-page", &[]),
     ("crates/pipewright-shapes", &[]),
     ("crates/pipewright-system", &[]),
     ("crates/pipewright-document", &[]),

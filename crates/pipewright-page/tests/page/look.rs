@@ -28,7 +28,7 @@ fn the_page_can_be_read_at_every_width() {
         let picture = "document.getElementById('picture')";
         assert!(
             browser.holds(&format!(
-                "{picture}.contentDocument.documentElement.scrollHeight <= {picture}.clientHeight + 1"
+                "{picture}.contentDocument.documentElement.scrollHeight <= {picture}.clientHeight + 2"
             )),
             "at {width}"
         );
