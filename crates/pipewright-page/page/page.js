@@ -28,10 +28,12 @@ function ask(request) {
       start();
       answered({ error: `The computation takes longer than ${patience / 1000} seconds; use a smaller size.` });
     }, patience);
-    worker.onmessage = ({ data }) => {
+    const end = (answer) => {
       clearTimeout(late);
-      answered(JSON.parse(data));
+      answered(answer);
     };
+    worker.onmessage = ({ data }) => end(JSON.parse(data));
+    worker.onerror = ({ message }) => end({ error: `This browser does not run the page's worker (${message ?? "it gives no reason"}); try another one.` });
     worker.postMessage(JSON.stringify(request));
   });
 }
@@ -217,14 +219,14 @@ async function update(setup) {
     if (!wanted) showComparison(comparison);
   }
   isAsking = false;
-  document.body.dataset.shown = JSON.stringify(readSetup());
+  document.body.ariaBusy = "false";
 }
 
 function show(setup) {
   const schedule = scheduleOf(setup.schedule);
   for (const field of catalogue.fields) controlOf(field).closest("label").hidden = !schedule?.fields.includes(field.key);
   at("summary").textContent = schedule ? schedule.summary : "";
-  delete document.body.dataset.shown;
+  document.body.ariaBusy = "true";
   update(setup);
 }
 
@@ -251,6 +253,10 @@ async function copy(button) {
 
 start();
 catalogue = await ask({ do: "catalogue" });
+if (catalogue.error) {
+  at("sentence").textContent = catalogue.error;
+  throw new Error(catalogue.error);
+}
 at("colours").textContent = catalogue.colours;
 makeControls();
 for (const id of ["setup", "comparison"]) at(id).hidden = false;

@@ -187,6 +187,18 @@ fn a_comparison_has_all_schedules_at_one_cost_of_a_rank() {
 }
 
 #[test]
+fn large_comparisons_have_no_pictures() {
+    let asked = |names: &[&str], microbatches: &str| {
+        asked(&json!({ "do": "compare", "setup": { "microbatches": microbatches }, "names": names }))
+    };
+    let large = asked(&["gpipe", "1f1b", "zb-h1"], "3000");
+    assert!(large["note"].as_str().is_some_and(|note| note.starts_with("Pictures of ")), "{}", large["note"]);
+    assert!(large["picture"].is_null() && large["rows"][2]["makespan"].is_number());
+    assert_eq!(asked(&[], "8"), json!({ "rows": [], "picture": null, "note": null }));
+    assert!(asked(&["1f1b"; 33], "8")["error"].is_string());
+}
+
+#[test]
 fn the_catalogue_describes_all_schedules() {
     let catalogue = asked(&json!({ "do": "catalogue" }));
     let listed = catalogue["schedules"].as_array().expect("schedules");

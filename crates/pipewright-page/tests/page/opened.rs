@@ -44,12 +44,12 @@ pub(crate) fn open(fragment: &str, width: u32) -> Option<Browser> {
 
 /// Waits until the page shows the result of its controls.
 pub(crate) fn settle(browser: &mut Browser) {
-    browser.wait_until("document.body?.dataset.shown !== undefined");
+    browser.wait_until("document.body?.ariaBusy === 'false'");
 }
 
 /// Goes to another fragment, as a reader who follows a link in the same window.
 pub(crate) fn follow(browser: &mut Browser, fragment: &str) {
-    browser.value(&format!("delete document.body.dataset.shown, location.hash = {fragment:?}, 0"));
+    browser.value(&format!("document.body.ariaBusy = 'true', location.hash = {fragment:?}, 0"));
     settle(browser);
 }
 

@@ -118,6 +118,19 @@ fn a_skip_connection_leads_to_a_later_stage() {
 }
 
 #[test]
+fn a_stage_has_its_part_of_the_costs_of_a_rank() {
+    let check = |of_rank: &str, stages, expected: &str| {
+        let costs = |text: &str| text.parse::<Costs>().expect(text);
+        assert_eq!(costs(of_rank).shared(stages), costs(expected), "{of_rank} for {stages} stages");
+    };
+    check("F=1,B=3,hop=0.5", 2, "F=0.5,B=1.5,hop=0.5");
+    check("F=4,I=2,W=1,B=5,attention=0.5", 4, "F=1,I=0.5,W=0.25,B=1.25,attention=0.5");
+    check("exchange=1,exchanges=4", 2, "F=0.5,I=0.5,W=0.5,exchange=0.5,exchanges=2");
+    check("F=1:2", 2, "F=1:2");
+    check("F=1", 0, "F=1");
+}
+
+#[test]
 fn entries_are_for_all_stages_or_one_each() {
     let costs = Costs { stages: vec![StageCosts::new(1.0, 1.0, 1.0); 3], ..Costs::default() };
     assert_eq!(costs.check(3), Ok(()));
