@@ -8,14 +8,14 @@ use serde::Serialize;
 pub(crate) struct Field {
     /// Its key in a setup, and in links.
     pub(crate) key: &'static str,
-    pub(crate) label: &'static str,
-    pub(crate) help: &'static str,
+    label: &'static str,
+    /// The value that an empty control stands for.
+    hint: &'static str,
+    help: &'static str,
     /// The value of a setup without this key; empty for the choice of the schedule or of the costs.
     pub(crate) usual: &'static str,
-    /// What an empty control stands for.
-    hint: &'static str,
     kind: Kind,
-    is_cost: bool,
+    pub(crate) is_cost: bool,
     #[serde(skip)]
     shown: Shown,
 }
@@ -40,21 +40,93 @@ enum Shown {
     With(Setting),
 }
 
-impl Field {
-    const SIZE: Self = Self {
-        key: "",
-        label: "",
-        help: "",
-        usual: "",
-        hint: "",
-        kind: Kind::Number,
-        is_cost: false,
-        shown: Shown::Always,
-    };
-    const COST: Self = Self { kind: Kind::Text, is_cost: true, ..Self::SIZE };
+/// All controls, in their order on the page.
+pub(crate) const FIELDS: [Field; 16] = [
+    Field { usual: "4", ..Field::size("ranks", "ranks", "4", "The number of ranks in the pipeline") },
+    Field {
+        usual: "8",
+        ..Field::size("microbatches", "microbatches", "8", "The number of microbatches in a step")
+    },
+    Field {
+        shown: Shown::FreeStages,
+        ..Field::size("stages_per_rank", "chunks per rank", "2", "The number of stages on each rank")
+    },
+    Field::size(
+        "group_size",
+        "group size",
+        "auto",
+        "The number of microbatches that a chunk runs before the next chunk",
+    )
+    .with(Setting::GroupSize),
+    Field { kind: Kind::Text, ..Field::size("memory_limit", "memory limit", "auto", LIMIT) }
+        .with(Setting::MemoryLimit),
+    Field::size(
+        "slices",
+        "slices",
+        "2",
+        "The number of slices into which each microbatch is cut along its sequence",
+    )
+    .with(Setting::Slices),
+    Field::flag(
+        "wide_warmup",
+        "wide warm-up",
+        "Warm up with two forwards instead of one for each later rank",
+    )
+    .with(Setting::WideWarmup),
+    Field::flag(
+        "overlap",
+        "overlap",
+        "Let forwards and backwards overlap, so that exchanges of experts are hidden",
+    )
+    .with(Setting::Overlap),
+    Field::cost("F", "forward", "1", "The time of a forward"),
+    Field::cost("B", "backward", "I + W", "The time of a whole backward"),
+    Field::cost(
+        "I",
+        "input half",
+        "B / 2 or 1",
+        "The time of a backward's half that computes the gradients of the inputs",
+    ),
+    Field::cost(
+        "W",
+        "weight half",
+        "B / 2 or 1",
+        "The time of a backward's half that computes the gradients of the weights",
+    ),
+    Field::cost("hop", "message", "0", "The time of a message between ranks"),
+    Field::cost("exchange", "expert exchange", "0", EXCHANGE).with(Setting::Overlap),
+    Field::cost(
+        "attention",
+        "attention",
+        "0",
+        "The share of a forward that grows from slice to slice, from 0 to 1",
+    )
+    .with(Setting::Slices),
+    Field::cost("activation", "memory", "counted", MEMORY),
+];
 
-    pub(crate) fn is_cost(&self) -> bool {
-        self.is_cost
+const LIMIT: &str =
+    "The number of activations that a stage may hold, one for all stages or a list with one for each";
+const EXCHANGE: &str =
+    "The time in which the tokens of a forward, and of a backward, travel to their experts and back";
+const MEMORY: &str =
+    "The memory of the activations of one microbatch, such as 512MiB; if empty, activations are counted";
+
+impl Field {
+    const fn size(key: &'static str, label: &'static str, hint: &'static str, help: &'static str) -> Self {
+        Self { key, label, hint, help, usual: "", kind: Kind::Number, is_cost: false, shown: Shown::Always }
+    }
+
+    const fn flag(key: &'static str, label: &'static str, help: &'static str) -> Self {
+        Self { kind: Kind::Flag, ..Self::size(key, label, "", help) }
+    }
+
+    const fn cost(key: &'static str, label: &'static str, hint: &'static str, help: &'static str) -> Self {
+        Self { kind: Kind::Text, is_cost: true, ..Self::size(key, label, hint, help) }
+    }
+
+    const fn with(self, setting: Setting) -> Self {
+        Self { shown: Shown::With(setting), ..self }
     }
 
     /// Returns whether a schedule has this control.
@@ -66,131 +138,3 @@ impl Field {
         }
     }
 }
-
-/// All controls, in their order on the page.
-pub(crate) const FIELDS: [Field; 16] = [
-    Field {
-        key: "ranks",
-        label: "ranks",
-        hint: "4",
-        help: "The number of ranks in the pipeline",
-        usual: "4",
-        ..Field::SIZE
-    },
-    Field {
-        key: "microbatches",
-        label: "microbatches",
-        hint: "8",
-        help: "The number of microbatches in a step",
-        usual: "8",
-        ..Field::SIZE
-    },
-    Field {
-        key: "stages_per_rank",
-        label: "chunks per rank",
-        hint: "2",
-        help: "The number of stages on each rank; if empty, two",
-        shown: Shown::FreeStages,
-        ..Field::SIZE
-    },
-    Field {
-        key: "group_size",
-        label: "group size",
-        hint: "auto",
-        help: "The number of microbatches that a chunk runs before the next chunk; if empty, the schedule's own",
-        shown: Shown::With(Setting::GroupSize),
-        ..Field::SIZE
-    },
-    Field {
-        key: "memory_limit",
-        label: "memory limit",
-        hint: "auto",
-        help: "The number of activations that a stage may hold, one for all stages or a list with one for each; if empty, \
-               the schedule's own",
-        kind: Kind::Text,
-        shown: Shown::With(Setting::MemoryLimit),
-        ..Field::SIZE
-    },
-    Field {
-        key: "slices",
-        label: "slices",
-        hint: "2",
-        help: "The number of slices into which each microbatch is cut along its sequence; if empty, two",
-        shown: Shown::With(Setting::Slices),
-        ..Field::SIZE
-    },
-    Field {
-        key: "wide_warmup",
-        label: "wide warm-up",
-        help: "Warm up with two forwards instead of one for each later rank",
-        kind: Kind::Flag,
-        shown: Shown::With(Setting::WideWarmup),
-        ..Field::SIZE
-    },
-    Field {
-        key: "overlap",
-        label: "overlap",
-        help: "Let forwards and backwards that follow each other overlap, so that exchanges of experts are hidden",
-        kind: Kind::Flag,
-        shown: Shown::With(Setting::Overlap),
-        ..Field::SIZE
-    },
-    Field {
-        key: "F",
-        label: "forward",
-        hint: "1",
-        help: "The time of a forward; if empty, 1",
-        ..Field::COST
-    },
-    Field {
-        key: "B",
-        label: "backward",
-        hint: "I + W",
-        help: "The time of a whole backward; if empty, the sum of its two halves",
-        ..Field::COST
-    },
-    Field {
-        key: "I",
-        label: "input half",
-        hint: "1",
-        help: "The time of the half of a backward that computes the gradients of the inputs; if empty, 1, or half of the backward",
-        ..Field::COST
-    },
-    Field {
-        key: "W",
-        label: "weight half",
-        hint: "1",
-        help: "The time of the half of a backward that computes the gradients of the weights; if empty, 1, or half of the backward",
-        ..Field::COST
-    },
-    Field {
-        key: "hop",
-        label: "message",
-        hint: "0",
-        help: "The time of a message between ranks; if empty, 0",
-        ..Field::COST
-    },
-    Field {
-        key: "exchange",
-        label: "expert exchange",
-        hint: "0",
-        help: "The time in which the tokens of a forward, and of a backward, travel to their experts and back; if empty, 0",
-        shown: Shown::With(Setting::Overlap),
-        ..Field::COST
-    },
-    Field {
-        key: "attention",
-        label: "attention",
-        hint: "0",
-        help: "The share of a forward that grows from slice to slice, from 0 to 1; if empty, 0",
-        shown: Shown::With(Setting::Slices),
-        ..Field::COST
-    },
-    Field {
-        key: "activation",
-        label: "memory",
-        hint: "512MiB",
-        help: "The memory of the activations of one microbatch, such as 512MiB; if empty, activations are counted",
-        ..Field::COST
-    },
-];

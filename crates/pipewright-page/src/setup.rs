@@ -117,7 +117,7 @@ impl<'a> Shown<'a> {
 
     /// Returns the costs in the form of `--cost`.
     fn costs(&self) -> String {
-        let given = FIELDS.iter().filter(|field| field.is_cost() && field.key != "activation");
+        let given = FIELDS.iter().filter(|field| field.is_cost && field.key != "activation");
         let given =
             given.map(|field| (field.key, entries(self.text(field.key)).collect::<Vec<_>>().join(":")));
         let given = given.filter(|(_, text)| !text.is_empty()).map(|(key, text)| format!("{key}={text}"));
