@@ -30,7 +30,6 @@ pub(crate) type Texts = BTreeMap<String, String>;
 pub(crate) struct Setup {
     pub(crate) generator: &'static Generator,
     pub(crate) spec: ScheduleSpec,
-    pub(crate) stages_per_rank: u32,
     /// The costs of each stage.
     pub(crate) costs: Costs,
 }
@@ -71,7 +70,7 @@ impl Setup {
             spec.costs = Some(costs.clone());
         }
         costs.sizes = texts.sizes(stages_per_rank)?;
-        Ok(Self { generator, spec, stages_per_rank, costs })
+        Ok(Self { generator, spec, costs })
     }
 }
 

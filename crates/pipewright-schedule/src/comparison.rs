@@ -60,6 +60,14 @@ impl Figures {
         most(&self.summary.peak_activations) as f64 / f64::from(parts)
     }
 
+    /// Returns the memory of the rank that holds the most: its bytes if they are known, otherwise [`Self::peak_share`].
+    pub fn memory_text(&self) -> String {
+        match self.peak_bytes() {
+            Some(bytes) => bytes_text(bytes),
+            None => ((self.peak_share() * 100.0).round() / 100.0).to_string(),
+        }
+    }
+
     /// Returns the most bytes that a rank holds; `None` if they are not known.
     pub fn peak_bytes(&self) -> Option<u64> {
         self.summary.peak_bytes.as_deref().map(most)
@@ -131,17 +139,9 @@ fn cells(name: &str, figures: &Figures, unit: TimeUnit, longest: f64) -> [String
         figures.stages_per_rank.to_string(),
         unit.format(figures.summary.makespan, longest),
         format!("{:.1}%", figures.summary.bubble_fraction * 100.0),
-        memory(figures),
+        figures.memory_text(),
         figures.messages.to_string(),
     ]
-}
-
-/// Returns the peak of the rank that holds the most: its bytes if they are known, otherwise its activations.
-fn memory(figures: &Figures) -> String {
-    match figures.peak_bytes() {
-        Some(bytes) => bytes_text(bytes),
-        None => ((figures.peak_share() * 100.0).round() / 100.0).to_string(),
-    }
 }
 
 fn longest(compared: &[Compared]) -> f64 {
