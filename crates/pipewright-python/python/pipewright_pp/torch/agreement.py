@@ -15,11 +15,10 @@ from pipewright_pp.torch.tables import Rows
 
 @dataclass(frozen=True)
 class Part:
-    """What a rank tells the others: the error of its own checks, or what it would execute."""
+    """The facts that a rank tells the others about what it would execute."""
 
-    error: str | None = None
     #: Names the table of all ranks.
-    table: str = ""
+    table: str
     #: The cut and the recomputation of a plan; None for a schedule.
     cut: tuple[Any, ...] | None = None
     #: The layers of each stage of this rank, for stages that `pipewright_pp.torch.stages` has made.
@@ -38,23 +37,8 @@ def part_of(plan: Any, rows: Rows, stages: Sequence[Any]) -> Part:
     return Part(table=table, cut=cut, layers=layers)
 
 
-def agree(distributed: Any, group: Any, own: Part) -> None:
-    """Compares the parts of all ranks of a group. All ranks call it, including ranks whose own checks have failed.
-
-    Raises `PlanMismatch` on every rank if they differ, or if another rank has an error. A rank whose own checks have
-    failed gets no error here, because it raises its own.
-    """
-    parts: list[Any] = [None] * distributed.get_world_size(group)
-    distributed.all_gather_object(parts, own, group=group)
-    if own.error is None:
-        compare(parts)
-
-
 def compare(parts: Sequence[Part]) -> None:
     """Checks that the parts of all ranks fit together. Raises `PlanMismatch` if they do not."""
-    for rank, part in enumerate(parts):
-        if part.error is not None:
-            raise PlanMismatch(f"rank {rank}: {part.error}")
     advice = "plan on one rank, and give its plan to all of them"
     if different := [rank for rank, part in enumerate(parts) if part.table != parts[0].table]:
         raise PlanMismatch(f"the ranks {different} execute another program than rank 0; {advice}")

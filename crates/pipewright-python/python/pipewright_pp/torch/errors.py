@@ -18,6 +18,14 @@ __all__ = [
 ]
 
 
+def sentence_of(error: BaseException) -> str:
+    """Returns the text of an error in one line. The name of its class is a part of it, unless the error is of this package."""
+    if isinstance(error, (PipewrightError, OSError)) and str(error):
+        return str(error)
+    line = next((line for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {line[:300]}" if line else type(error).__name__
+
+
 class UntestedVersion(PipewrightError, RuntimeError):
     """PyTorch is missing, or its version was never tried."""
 
@@ -63,6 +71,8 @@ class VerifyError(PipewrightError, ValueError):
 
     rank: int | None = None
     """The rank, if one rank has failed or does not respond."""
+    timed_out: bool = False
+    """Whether a wait has ended without a result, so that the error of another rank may be the cause."""
 
 
 class PipelineDiffers(PipewrightError, ValueError):

@@ -1,8 +1,8 @@
 """Finds for each parameter and buffer of a stage its name in the uncut model.
 
 Stages keep the names of the model (as torchtitan's), or have names of their own (a slice of a `Sequential`). So a value of
-the stage is searched among the model's values first. Equal values, such as biases of zeros, follow the names of the module
-that they belong to.
+the stage is searched among the model's values first. If several of these are equal, such as biases of zeros or layers that
+start as copies, the name follows from the module that it belongs to, or from the order of the stages.
 """
 
 from __future__ import annotations
@@ -26,74 +26,108 @@ def match(
 
     Raises `VerifyError` if a parameter has no counterpart.
     """
-    used: set[str] = set()
-    found: Names = {}
+    stages: dict[int, StageRecord] = {}
     for record in sorted(records, key=lambda record: (record.stage, record.replica)):
-        if record.stage in found:
-            continue
-        own = {name: parameter.before for name, parameter in record.parameters.items()}
-        own |= {name: buffer.before for name, buffer in record.buffers.items()}
-        if names is not None:
-            matched = {name: names(record.stage, name) for name in own}
-        else:
-            matched = _of_stage(own, model, used)
-        for name in record.parameters:
-            counterpart = matched.get(name)
-            if counterpart is None or counterpart not in model or model[counterpart].shape != own[name].shape:
+        stages.setdefault(record.stage, record)
+    if names is None:
+        matched = _Matches(stages, model).found
+    else:
+        matched = {stage: {name: names(stage, name) for name in _values_of(record)} for stage, record in stages.items()}
+    for stage, record in stages.items():
+        for name, parameter in record.parameters.items():
+            counterpart = matched[stage].get(name)
+            if counterpart is None or counterpart not in model or model[counterpart].shape != parameter.before.shape:
                 raise VerifyError(
-                    f"the parameter {name} of stage {record.stage}, of shape {list(own[name].shape)}, has no counterpart in the "
+                    f"the parameter {name} of stage {stage}, of shape {list(parameter.before.shape)}, has no counterpart in the "
                     "uncut model; give both the same values before the step, or pass names=lambda stage, name: ... with the "
                     "model's name of each parameter"
                 )
-        found[record.stage] = {name: other for name, other in matched.items() if other in model}
-        used |= set(found[record.stage].values())
-    return found
+    return {stage: {name: other for name, other in of_stage.items() if other in model} for stage, of_stage in matched.items()}
 
 
-def _of_stage(own: Mapping[str, Sketch], model: Mapping[str, Sketch], used: set[str]) -> dict[str, str]:
-    equal: dict[object, list[str]] = {}
-    for name, value in model.items():
-        equal.setdefault(_key(value), []).append(name)
-    candidates = {name: equal.get(_key(value), []) for name, value in own.items()}
-    matched = {name: of_name[0] for name, of_name in candidates.items() if len(of_name) == 1}
-    places = _places(matched)
-    for name in own:
-        if name in matched:
-            continue
-        of_name = candidates[name]
-        guess = _moved(name, places)
-        fits = [other for other in (guess, name) if other in model and model[other].shape == own[name].shape]
-        free = [other for other in of_name if other not in used]
-        if guess in fits and places:
-            matched[name] = guess
-        elif name in free or (fits and not of_name):
-            matched[name] = name if name in free else fits[0]
-        elif of_name:
-            matched[name] = (free or of_name)[0]
-        if name in matched:
-            places |= {key: value for key, value in _places({name: matched[name]}).items() if key not in places}
-    return matched
+def _values_of(record: StageRecord) -> dict[str, Sketch]:
+    """Returns the parameters and buffers of a stage before the step."""
+    own = {name: parameter.before for name, parameter in record.parameters.items()}
+    return own | {name: buffer.before for name, buffer in record.buffers.items()}
+
+
+class _Matches:
+    """The names of the model's values by stage and name.
+
+    First come the values that only one value of the model equals, then equal values in modules whose place is known, and then
+    the others in the order of the stages. So layers that start with equal values get the names in their order, and a value of
+    the model gets a second name only if it is shared.
+    """
+
+    def __init__(self, stages: Mapping[int, StageRecord], model: Mapping[str, Sketch]):
+        self.found: Names = {stage: {} for stage in stages}
+        self._model = model
+        self._places: dict[int, dict[str, str]] = {stage: {} for stage in stages}
+        self._used: set[str] = set()
+        equal: dict[object, list[str]] = {}
+        for name, value in model.items():
+            equal.setdefault(_key(value), []).append(name)
+        own = {(stage, name): value for stage, record in stages.items() for name, value in _values_of(record).items()}
+        candidates = {place: equal.get(_key(value), []) for place, value in own.items()}
+        for (stage, name), names in candidates.items():
+            if len(names) == 1:
+                self._add(stage, name, names[0])
+        for (stage, name), names in candidates.items():
+            guess = _moved(name, self._places[stage])
+            if name not in self.found[stage] and guess in names and guess not in self._used:
+                self._add(stage, name, guess)
+        for (stage, name), names in candidates.items():
+            if name not in self.found[stage]:
+                other = self._of_equal(stage, name, names) if names else self._of_shape(stage, name, own[stage, name])
+                if other is not None:
+                    self._add(stage, name, other)
+
+    def _add(self, stage: int, name: str, other: str) -> None:
+        self.found[stage][name] = other
+        self._used.add(other)
+        for key, value in _places(name, other).items():
+            self._places[stage].setdefault(key, value)
+
+    def _of_equal(self, stage: int, name: str, names: Sequence[str]) -> str:
+        """Returns one of several values of the model that are equal to the stage's."""
+        free = [other for other in names if other not in self._used]
+        wanted = [other for other in (_moved(name, self._places[stage]), name) if other in (free or names)]
+        return (wanted or free or names)[0]
+
+    def _of_shape(self, stage: int, name: str, value: Sketch) -> str | None:
+        """Returns a value of the model for one that differs from all of them."""
+        fits = [other for other, of_model in self._model.items() if of_model.shape == value.shape]
+        guess = _moved(name, self._places[stage])
+        if guess in fits:
+            return guess
+        if not self._places[stage]:
+            # The stage has other values everywhere, so its names may mean layers of other stages.
+            free = [other for other in fits if other not in self._used]
+            alike = [other for other in free if other.rpartition(".")[2] == name.rpartition(".")[2]]
+            if alike and name not in free:
+                return alike[0]
+        return name if name in fits else None
 
 
 def _key(value: Sketch) -> object:
-    return value.shape, value.numbers.numpy().tobytes()
+    infinite = b"" if value.infinite is None else value.infinite.numpy().tobytes()
+    return value.shape, value.numbers.numpy().tobytes(), infinite
 
 
-def _places(matched: Mapping[str, str]) -> dict[str, str]:
-    """Returns the modules of the model by the modules of the stage, from names that end alike."""
+def _places(name: str, other: str) -> dict[str, str]:
+    """Returns the modules of the model by the modules of the stage, from two names that end alike."""
     places: dict[str, str] = {}
-    for name, other in matched.items():
-        own, whole = name.split("."), other.split(".")
-        while own and whole and own.pop() == whole.pop():
-            places.setdefault(".".join(own), ".".join(whole))
+    own, whole = name.split("."), other.split(".")
+    while own and whole and own.pop() == whole.pop():
+        places[".".join(own)] = ".".join(whole)
     return places
 
 
-def _moved(name: str, places: Mapping[str, str]) -> str:
-    """Returns the model's name of a stage's name by the nearest module whose place is known."""
+def _moved(name: str, places: Mapping[str, str]) -> str | None:
+    """Returns the model's name of a stage's name by the nearest module whose place is known; None if there is none."""
     parts = name.split(".")
     for length in range(len(parts) - 1, -1, -1):
         place = places.get(".".join(parts[:length]))
         if place is not None:
             return ".".join([*([place] if place else []), *parts[length:]])
-    return name
+    return None

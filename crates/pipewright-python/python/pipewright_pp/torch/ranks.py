@@ -1,16 +1,23 @@
-"""The processes that measure at the same time, and end together if one of them fails."""
+"""The processes that measure or train at the same time, and end together if one of them fails."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from pipewright_pp.errors import PipewrightError
-from pipewright_pp.torch.errors import MeasureError
+from pipewright_pp.torch.errors import MeasureError, sentence_of
 
 T = TypeVar("T")
+
+
+def raise_first(errors: Iterable[str | None], kind: type[PipewrightError]) -> None:
+    """Raises an error of this kind for the first rank that has a sentence. `errors` are the sentences by rank."""
+    for rank, sentence in enumerate(errors):
+        if sentence is not None:
+            raise kind(f"rank {rank}: {sentence}", rank=rank)
 
 
 class Ranks:
@@ -20,8 +27,8 @@ class Ranks:
     of `agree`, in which a rank that fails takes part too, with its error. `ending_together` makes this last call.
     """
 
-    def __init__(self, distributed: Any, group: Any) -> None:
-        self._distributed, self.group = distributed, group
+    def __init__(self, distributed: Any, group: Any, kind: type[PipewrightError] = MeasureError) -> None:
+        self._distributed, self.group, self._kind = distributed, group, kind
         self.rank, self.count = distributed.get_rank(group), distributed.get_world_size(group)
         #: The device of the tensors that the processes exchange. The caller sets it.
         self.device: Any = None
@@ -31,16 +38,14 @@ class Ranks:
     def agree(self, value: T | None = None, error: Exception | None = None) -> list[T]:
         """Waits for all ranks and returns their values.
 
-        Raises `error`, or the `MeasureError` of the first rank that has an error.
+        Raises `error`, or an error of the group's kind if another rank has one.
         """
         self._is_agreeing = True
         parts: list[Any] = [None] * self.count
-        self._distributed.all_gather_object(parts, (None if error is None else _sentence(error), value), group=self.group)
+        self._distributed.all_gather_object(parts, (None if error is None else sentence_of(error), value), group=self.group)
         if error is not None:
             raise error
-        for rank, (message, _) in enumerate(parts):
-            if message is not None:
-                raise MeasureError(f"rank {rank}: {message}")
+        raise_first((message for message, _ in parts), self._kind)
         self._is_agreeing = False
         return [value for _, value in parts]
 
@@ -69,10 +74,3 @@ class Ranks:
         parts = self.agree(own)
         slowest = max(parts, key=lambda part: sum(row["seconds"].value for row in part["products"]))
         return {**slowest, "links": parts[0]["links"]}
-
-
-def _sentence(error: Exception) -> str:
-    """Returns the text of an error. The name of its class is a part of it, unless the error is of this package."""
-    if isinstance(error, (PipewrightError, OSError)):
-        return str(error)
-    return f"{type(error).__name__}: {error}"

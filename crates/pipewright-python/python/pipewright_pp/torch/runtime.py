@@ -12,10 +12,11 @@ from typing import Any
 
 import pipewright_pp
 from pipewright_pp.torch import tables, versions
-from pipewright_pp.torch.agreement import Part, agree, part_of
+from pipewright_pp.torch.agreement import compare, part_of
 from pipewright_pp.torch.backends import backends_of
 from pipewright_pp.torch.errors import PlanMismatch
 from pipewright_pp.torch.placed import Placed, placed, source_of
+from pipewright_pp.torch.ranks import Ranks
 from pipewright_pp.torch.tables import Rows
 from pipewright_pp.torch.versions import Version
 
@@ -51,6 +52,7 @@ def schedule(
     from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 
     check_kinds(stages)
+    ranks = Ranks(torch.distributed, stages[0].group, PlanMismatch)
     try:
         of_plan = placed(plan)
         check_stages(of_plan, stages)
@@ -60,9 +62,9 @@ def schedule(
         check_losses(rows, of_plan.stages - 1)
         part = part_of(plan, actions_of(program), stages)
     except Exception as error:
-        agree(torch.distributed, stages[0].group, Part(error=str(error) or repr(error)))
+        ranks.agree(error=error)
         raise
-    agree(torch.distributed, stages[0].group, part)
+    compare(ranks.agree(part))
     runtime = _PipelineScheduleRuntime(list(stages), of_plan.microbatches, loss_fn=loss_fn, **options)
     actions = {rank: [_Action.from_str(cell) for cell in row] for rank, row in enumerate(rows)}
     runtime._prepare_schedule_with_comms(actions, format="compute_comms")

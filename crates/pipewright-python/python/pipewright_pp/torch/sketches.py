@@ -34,7 +34,9 @@ class Sketch:
     shape: tuple[int, ...]
     dtype: torch.dtype
     numbers: Tensor
-    """At most `BUCKETS` numbers of type float64."""
+    """At most `BUCKETS` numbers of type float64. Infinite values, as in masks of attention, count as 0."""
+    infinite: Tensor | None = None
+    """The sketch of the signs of the infinite values; None if there are none."""
 
     @property
     def norm(self) -> float:
@@ -43,13 +45,15 @@ class Sketch:
 
     def times(self, factor: float) -> Sketch:
         """Returns the sketch of the tensor times a factor."""
-        return Sketch(self.shape, self.dtype, self.numbers * factor)
+        return Sketch(self.shape, self.dtype, self.numbers * factor, self.infinite)
 
 
 def sketch(tensor: Tensor, what: str = "a value") -> Sketch:
     """Returns the sketch of a tensor. Raises `VerifyError` if it has no values in this process's memory."""
     if tensor.device.type == "meta":
         raise VerifyError(f"{what} is on the device meta and has no values; initialize it before the step")
+    if torch.nn.parameter.is_lazy(tensor):
+        raise VerifyError(f"{what} has no values, because it is lazy; run its module once before the step")
     if hasattr(tensor, "full_tensor"):
         raise VerifyError(f"{what} is sharded (a DTensor); verify the pipeline before FSDP or tensor parallelism is applied")
     values = tensor.detach()
@@ -57,13 +61,25 @@ def sketch(tensor: Tensor, what: str = "a value") -> Sketch:
         values = torch.view_as_real(values)
     exact = values.dtype in (torch.float32, torch.float16, torch.bfloat16)
     values = values.to(torch.float32 if exact else torch.float64).flatten()
+    numbers, infinite = _sums(values), None
+    if not bool(torch.isfinite(numbers).all()):
+        # In float64, sums of the largest values of float32 are finite.
+        values = values.to("cpu", torch.float64)
+        is_infinite = values.isinf()
+        infinite = _sums(values.sign() * is_infinite) if bool(is_infinite.any()) else None
+        numbers = _sums(values.masked_fill(is_infinite, 0))
+    return Sketch(tuple(tensor.shape), tensor.dtype, numbers, infinite)
+
+
+def _sums(values: Tensor) -> Tensor:
+    """Returns sums of values with random signs, or the values if they are few."""
     if values.numel() > BUCKETS:
         size = BUCKETS * LAYERS
         blocks = -(-values.numel() // size)
         values = torch.nn.functional.pad(values, (0, blocks * size - values.numel())).view(blocks, size)
         signs, of_block = (part.to(values.device, values.dtype) for part in (_signs(size), _signs(blocks)))
         values = ((of_block @ values) * signs).view(LAYERS, BUCKETS).sum(0)
-    return Sketch(tuple(tensor.shape), tensor.dtype, values.to("cpu", torch.float64))
+    return values.to("cpu", torch.float64)
 
 
 @functools.lru_cache(maxsize=64)
@@ -80,15 +96,17 @@ def sketches(values: Iterable[Tensor], what: str) -> list[Sketch]:
 
 def add(parts: Sequence[Sketch]) -> Sketch:
     """Returns the sketch of a sum."""
-    return Sketch(parts[0].shape, parts[0].dtype, torch.stack([part.numbers for part in parts]).sum(0))
+    infinite = [part.infinite for part in parts if part.infinite is not None]
+    numbers = torch.stack([part.numbers for part in parts]).sum(0)
+    return Sketch(parts[0].shape, parts[0].dtype, numbers, torch.stack(infinite).sum(0) if infinite else None)
 
 
 def difference(value: Sketch, expected: Sketch, floor: float = 0.0) -> float:
     """Returns the norm of the difference relative to the expected value's norm, or to `floor` if that is larger.
 
-    Infinite for values of different shapes and for values that are not finite.
+    Infinite for values of different shapes, with infinite values in other places, and for values that are not numbers.
     """
-    if value.shape != expected.shape:
+    if value.shape != expected.shape or not _same_infinite(value, expected):
         return float("inf")
     distance = float((value.numbers - expected.numbers).norm())
     if distance == 0:
@@ -96,6 +114,12 @@ def difference(value: Sketch, expected: Sketch, floor: float = 0.0) -> float:
     scale = max(expected.norm, floor)
     relative = distance / scale if scale > 0 else float("inf")
     return relative if relative == relative else float("inf")
+
+
+def _same_infinite(value: Sketch, expected: Sketch) -> bool:
+    if value.infinite is None or expected.infinite is None:
+        return value.infinite is expected.infinite
+    return torch.equal(value.infinite, expected.infinite)
 
 
 def tolerance_of(value: Sketch) -> float:

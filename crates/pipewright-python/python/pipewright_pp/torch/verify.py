@@ -8,10 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from . import versions
-from .errors import VerifyError
+from .errors import VerifyError, sentence_of
 from .exchange import Exchange
 from .findings import Report
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 #: The figures that a step may return.
 FIGURES = ("loss", "losses", "grad_norm", "tokens")
+
+#: The seconds between two questions whether another rank has failed.
+POLL_S = 0.2
 
 _calls = itertools.count()
 
@@ -59,7 +63,8 @@ def verify(
     Names of parameters are those of the model, or follow from their values; `names(stage, name)` says it otherwise. The ranks of
     a pipeline have its number in `replica` if there are several (`replicas`). `tolerance` is the relative difference of equal
     values, by default 1e-4 in f32. The step runs in a thread of its own. Each rank waits at most `deadline_s` seconds for the
-    step, and as long for the other ranks.
+    other ranks to call `verify`, then as long for its step, and then three times as long for rank 0, which waits `deadline_s`
+    seconds for the records of all ranks and runs the uncut model. Only the uncut model itself has no limit.
 
     The model is copied, so it does not change. The step trains the stages as it always does.
 
@@ -78,33 +83,10 @@ def verify(
     torch, _ = versions.load(allow_untested=allow_untested)
     exchange = _exchange(torch, deadline_s)
     asked = _Asked(inputs, target, loss_fn, max_norm, tokens, names, replicas, tolerance)
-    copied: Model | None = None
-    parts: Sequence[Part] = ()
     try:
-        from .recording import parts_of
-        from .uncut import Model
-
-        _check(deadline_s, replica, replicas, tolerance, max_norm)
-        parts = parts_of(stages)
-        copied = Model(model) if exchange.rank == 0 else None
-        ready: VerifyError | None = None
-    except VerifyError as error:
-        ready = error
-    exchange.agree("check", ready)
-    own: RankRecord | VerifyError
-    try:
-        own = _record(torch, step, parts, exchange.rank, replica, exchange.deadline_s)
-    except VerifyError as error:
-        own = error
-    exchange.publish("record", own)
-    if copied is not None:
-        exchange.publish("report", _judged(exchange, copied, asked))
-    report = exchange.receive("report", 0, time.monotonic() + 3 * exchange.deadline_s)
-    failed = own if isinstance(own, VerifyError) else report if isinstance(report, VerifyError) else None
-    if failed is not None:
-        raise failed
-    assert isinstance(report, Report)
-    return report
+        return _verified(exchange, step, model, stages, replica, deadline_s, asked)
+    finally:
+        exchange.close()
 
 
 @dataclass(frozen=True)
@@ -121,33 +103,90 @@ class _Asked:
     tolerance: float | None
 
 
-def _check(deadline_s: float, replica: int, replicas: int, tolerance: float | None, max_norm: float | None) -> None:
-    if not (math.isfinite(deadline_s) and deadline_s > 0):
-        raise VerifyError(f"deadline_s is {deadline_s}; a number of seconds above 0 was expected")
-    if not 0 <= replica < replicas:
-        raise VerifyError(f"replica is {replica} of {replicas}; a number from 0 below the number of replicas was expected")
-    for name, value in (("tolerance", tolerance), ("max_norm", max_norm)):
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise VerifyError(f"{name} is {value}; a number above 0 was expected")
+def _verified(
+    exchange: Exchange, step: Any, model: Any, stages: Any, replica: int, deadline_s: float, asked: _Asked
+) -> Report:
+    copied: Model | None = None
+    parts: Sequence[Part] = ()
+    ready: VerifyError | None = None
+    try:
+        from .recording import parts_of
+        from .uncut import Model
+
+        _check(step, deadline_s, replica, asked)
+        parts = parts_of(stages)
+        copied = Model(model) if exchange.rank == 0 else None
+    except Exception as error:
+        ready = _verify_error("an argument cannot be used", error)
+    exchange.agree("check", ready)
+    own: RankRecord | VerifyError
+    try:
+        own = _record(step, parts, replica, exchange)
+    except Exception as error:
+        own = _verify_error(f"the step of rank {exchange.rank} cannot be recorded", error)
+    exchange.publish("record", own)
+    if copied is not None:
+        exchange.publish("report", _judged(exchange, copied, asked))
+    report = exchange.receive("report", 0, time.monotonic() + 3 * exchange.deadline_s)
+    if isinstance(own, VerifyError) and not (own.timed_out and isinstance(report, VerifyError)):
+        raise own
+    if isinstance(report, VerifyError):
+        raise report
+    assert isinstance(report, Report)
+    return report
 
 
-def _exchange(torch: Any, deadline_s: float) -> Exchange:
+def _verify_error(problem: str, error: Exception) -> VerifyError:
+    """Returns the error itself if it is a `VerifyError`, or else one that says the problem."""
+    if isinstance(error, VerifyError):
+        return error
+    made = VerifyError(f"{problem}: {sentence_of(error)}")
+    made.__cause__ = error
+    return made
+
+
+def _check(step: Any, deadline_s: Any, replica: Any, asked: _Asked) -> None:
+    """Raises `VerifyError` if an argument has another type, or is out of range."""
+    numbers = (("deadline_s", deadline_s), ("tolerance", asked.tolerance), ("max_norm", asked.max_norm))
+    for name, value in numbers:
+        if value is None and name != "deadline_s":
+            continue
+        if not _is_positive(value):
+            raise VerifyError(f"{name} is {value!r}; a number above 0 was expected")
+    for name, value in (("replica", replica), ("replicas", asked.replicas)):
+        if not isinstance(value, Integral):
+            raise VerifyError(f"{name} is {value!r}; a whole number was expected")
+    if not 0 <= replica < asked.replicas:
+        raise VerifyError(f"replica is {replica} of {asked.replicas}; a number from 0 below the number of replicas was expected")
+    if asked.tokens is not None and not isinstance(asked.tokens, Integral):
+        raise VerifyError(f"tokens is a {type(asked.tokens).__name__}; a whole number was expected")
+    for name, function in (("step", step), ("loss_fn", asked.loss_fn), ("names", asked.names)):
+        if not callable(function) and (function is not None or name == "step"):
+            raise VerifyError(f"{name} is a {type(function).__name__}; a function was expected")
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, Real) and math.isfinite(value) and value > 0
+
+
+def _exchange(torch: Any, deadline_s: Any) -> Exchange:
     dist = torch.distributed
-    name, limit = f"verify-{next(_calls)}", deadline_s if 0 < deadline_s < math.inf else 60.0
+    name, limit = f"verify-{next(_calls)}", deadline_s if _is_positive(deadline_s) else 60.0
     if not dist.is_available() or not dist.is_initialized():
         return Exchange(None, 0, 1, name, limit)
     return Exchange(dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size(), name, limit)
 
 
-def _record(
-    torch: Any, step: Callable[[], Any], parts: Sequence[Part], rank: int, replica: int, deadline_s: float
-) -> RankRecord:
+def _record(step: Callable[[], Any], parts: Sequence[Part], replica: int, exchange: Exchange) -> RankRecord:
     """Runs the step in a thread, with hooks on the stages, and returns the values of this rank.
 
-    Raises `VerifyError` if the step fails or does not end in time.
+    Raises `VerifyError` if the step fails, does not end in time, or another rank fails before it ends.
     """
+    import torch
+
     from .recording import Recorder
 
+    rank, limit = exchange.rank, exchange.deadline_s
     device = torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
     ended: list[Any] = []
 
@@ -163,17 +202,22 @@ def _record(
     with recorder:
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
-        thread.join(deadline_s)
+        failed, until = None, time.monotonic() + limit
+        while thread.is_alive() and failed is None and (left := until - time.monotonic()) > 0:
+            thread.join(min(left, POLL_S))
+            failed = exchange.failed() if thread.is_alive() else None
     if not ended:
         last = recorder.record.actions[-1] if recorder.record.actions else "none"
+        cause = f"has not ended after {limit:g} s" if failed is None else f"has not ended, and rank {failed} has failed"
         raise VerifyError(
-            f"the step of rank {rank} has not ended after {deadline_s:g} s; the last action that it began is {last}, so it waits "
-            "for a message of another rank, or it takes longer than deadline_s",
+            f"the step of rank {rank} {cause}; the last action that it began is {last}, so it waits for a message of another rank, "
+            "or it takes longer than deadline_s",
             rank=rank,
+            timed_out=True,
         )
     figures, error = ended[0]
     if error is not None:
-        raise VerifyError(f"the step of rank {rank} fails: {error}", rank=rank) from error
+        raise VerifyError(f"the step of rank {rank} fails: {sentence_of(error)}", rank=rank) from error
     record = recorder.finish()
     record.figures = _figures(figures)
     return record
@@ -199,15 +243,21 @@ def _judged(exchange: Exchange, model: Model, asked: _Asked) -> Report | VerifyE
     """Returns the report, or the error that all ranks raise."""
     try:
         until = time.monotonic() + exchange.deadline_s
-        records = [exchange.receive("record", rank, until, is_last=True) for rank in range(exchange.ranks)]
-        for rank, record in enumerate(records):
-            if isinstance(record, VerifyError):
-                return record if record.rank is not None else VerifyError(f"rank {rank}: {record}", rank=rank)
+        records = [_received(exchange, rank, until) for rank in range(exchange.ranks)]
+        errors = [(rank, record) for rank, record in enumerate(records) if isinstance(record, VerifyError)]
+        for rank, error in sorted(errors, key=lambda entry: entry[1].timed_out):
+            return error if error.rank is not None else VerifyError(f"rank {rank}: {error}", rank=rank)
         return _compared(records, model, asked)
+    except Exception as error:
+        return _verify_error("the comparison fails", error)
+
+
+def _received(exchange: Exchange, rank: int, until: float) -> Any:
+    """Returns the record of a rank, or the error of a rank that has failed or does not respond."""
+    try:
+        return exchange.receive("record", rank, until)
     except VerifyError as error:
         return error
-    except Exception as error:
-        return VerifyError(f"the comparison fails: {type(error).__name__}: {error}")
 
 
 def _compared(records: Sequence[RankRecord], model: Model, asked: _Asked) -> Report:
