@@ -479,6 +479,7 @@ class Case:
     fault: Fault
     stage: int
     microbatch: int | None = None
+    action: str | None = None
     since: tuple[int, int] = TESTED[0]
     """The first version of PyTorch that can run it."""
 
@@ -490,19 +491,19 @@ class Case:
 
 FAULTS = {
     "undivided by tokens": Case("pytorch/torchtitan#2972", undivided_by_tokens, Fault.UNDIVIDED, 0),
-    "deferred receives": Case("pytorch/pytorch#178815", deferred_receives, Fault.CROSSED, 1, 2, (2, 15)),
+    "deferred receives": Case("pytorch/pytorch#178815", deferred_receives, Fault.CROSSED, 1, 2, "1RECV_F2", (2, 15)),
     "tied not summed": Case("uw-syfi/piper#13", tied_not_summed, Fault.SHARED_SUM, 0),
     "norm per stage": Case("Modalities/modalities#313", norm_per_stage, Fault.NORM, 0),
-    "scaled at every stage": Case("deepspeedai/DeepSpeed#8152", scaled_at_every_stage, Fault.DIVIDED, 0, 0),
+    "scaled at every stage": Case("deepspeedai/DeepSpeed#8152", scaled_at_every_stage, Fault.DIVIDED, 0, 0, "0RECV_B0"),
     "summed microbatches": Case("deepspeedai/DeepSpeed#7773", summed_microbatches, Fault.UNDIVIDED, 0),
-    "scaled accumulation": Case("pytorch/torchtitan#1733", scaled_accumulation, Fault.DIVIDED, 0, 0),
-    "mean of means": Case("verl-project/verl#5641", mean_of_means, Fault.MEAN_OF_MEANS, 1, 0),
-    "lost accumulation": Case("NVIDIA-NeMo/Automodel#3530", lost_accumulation, Fault.MISSING, 0, 0),
+    "scaled accumulation": Case("pytorch/torchtitan#1733", scaled_accumulation, Fault.DIVIDED, 0, 0, "0B0"),
+    "mean of means": Case("verl-project/verl#5641", mean_of_means, Fault.MEAN_OF_MEANS, 1, 0, "1B0"),
+    "lost accumulation": Case("NVIDIA-NeMo/Automodel#3530", lost_accumulation, Fault.MISSING, 0, 0, "0B0"),
     "shared in a stage": Case("pytorch/pytorch#180952", shared_in_a_stage, Fault.TWICE, 1),
-    "mask of the whole batch": Case("pytorch/torchtitan#1723", mask_of_the_whole_batch, Fault.MICROBATCH_SHARED, 0, 1),
-    "packing lost": Case("KempnerInstitute/KempnerForge#205", packing_lost, Fault.COMPUTATION, 1, 0),
+    "mask of the whole batch": Case("pytorch/torchtitan#1723", mask_of_the_whole_batch, Fault.MICROBATCH_SHARED, 0, 1, "0F1"),
+    "packing lost": Case("KempnerInstitute/KempnerForge#205", packing_lost, Fault.COMPUTATION, 1, 0, "1F0"),
     "auxiliary not divided": Case("NVIDIA-NeMo/Automodel#3359", auxiliary_not_divided, Fault.GRADIENT, 0),
-    "predictor without mask": Case("modelscope/ms-swift#8192", predictor_without_mask, Fault.LOSS, 1, 0),
+    "predictor without mask": Case("modelscope/ms-swift#8192", predictor_without_mask, Fault.LOSS, 1, 0, "1B0"),
     "table of the whole model": Case("pytorch/torchtitan#792", table_of_the_whole_model, Fault.STALE_BUFFER, 1),
     "counted twice": Case("pytorch/torchtitan#1593", counted_twice, Fault.STALE_BUFFER, 1),
     "divided by the schedule too": Case("areal-project/AReaL#1273", divided_by_the_schedule_too, Fault.DIVIDED, 0),

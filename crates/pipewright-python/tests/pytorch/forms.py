@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pipewright_pp as pw
@@ -216,6 +217,121 @@ def tensors_without_parameters(rank: int) -> Report:
     return check(rank, model, copy.deepcopy(half(model, rank)), x, y, make=ScheduleGPipe)
 
 
+class Attention(nn.Module):
+    """Attention over the second dimension. The bias of the keys has no gradient. It may have a mask with minus infinity."""
+
+    def __init__(self, *, is_masked: bool = False):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.register_buffer("mask", torch.full((5, 5), float("-inf")).triu(1) if is_masked else None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = (self.query(x), self.key(x), self.value(x))
+        return x + nn.functional.scaled_dot_product_attention(*parts, attn_mask=self.mask)
+
+
+def of_layers(rank: int, layers: list[nn.Module], *, optimizer: Any = None, context: Any = nullcontext, **options: Any) -> Report:
+    """Verifies layers over five positions, with a step of an optimizer, and with the schedule's step within a context."""
+    shape, dtype = (ROWS, 5, WIDTH), next(layers[0].parameters()).dtype
+    model, x, y = nn.Sequential(*layers), torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
+    stage = stage_of(copy.deepcopy(half(model, rank)), rank)
+    schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=mse_loss)
+
+    def step() -> None:
+        with context():
+            call(schedule, rank, x, y)
+        if optimizer is not None:
+            optimizer(stage.submod.parameters()).step()
+
+    return pt.verify(step, model, x, y, stages=[stage], loss_fn=mse_loss, deadline_s=60, **options)
+
+
+def layers_of_equal_values(rank: int) -> Report:
+    torch.manual_seed(4)
+    layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, dropout=0.0, batch_first=True)
+    return of_layers(rank, list(nn.TransformerEncoder(layer, 4, enable_nested_tensor=False).layers))
+
+
+def rounded_away(rank: int) -> Report:
+    """AdamW changes parameters in bf16 by less than their precision."""
+    torch.manual_seed(4)
+    layers = [nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)).to(torch.bfloat16) for _ in range(4)]
+    return of_layers(rank, layers, optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=3e-4, weight_decay=0))
+
+
+def copies_in_f32(rank: int) -> Report:
+    """The optimizer has copies of the parameters in f32, but for the norms."""
+    torch.manual_seed(4)
+    layers = [nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)).to(torch.bfloat16) for _ in range(4)]
+
+    def optimizer(parameters: Any) -> Any:
+        copies = [parameter if parameter.dim() == 1 else parameter.detach().float() for parameter in parameters]
+        return torch.optim.SGD(copies, lr=1e-3)
+
+    return of_layers(rank, layers, optimizer=optimizer)
+
+
+def no_gradient_for_a_bias(rank: int) -> Report:
+    torch.manual_seed(4)
+    return of_layers(rank, [Attention() for _ in range(4)], optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-3))
+
+
+def infinite_masks(rank: int) -> Report:
+    torch.manual_seed(4)
+    return of_layers(rank, [Attention(is_masked=True) for _ in range(4)])
+
+
+def under_autocast(rank: int) -> Report:
+    torch.manual_seed(4)
+    return of_layers(rank, [block() for _ in range(4)], context=lambda: torch.autocast("cpu", torch.bfloat16))
+
+
+class Between(nn.Module):
+    """Two layers, or the part of a stage. The first stage ends within a sum that no module of the model returns."""
+
+    def __init__(self, layers: list[nn.Module], *, first: bool = True, last: bool = True):
+        super().__init__()
+        self.layers, self.first, self.last = nn.ModuleList(layers), first, last
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.first:
+            x = 3 * self.layers[0](x)
+        return self.layers[-1](torch.tanh(x)) if self.last else x
+
+
+def cut_between_modules(rank: int) -> Report:
+    torch.manual_seed(4)
+    layers: list[nn.Module] = [nn.Sequential(block(), nn.Linear(WIDTH, WIDTH)) for _ in range(2)]
+    x, y = torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)
+    own = copy.deepcopy(Between([layers[rank]], first=rank == 0, last=rank == 1))
+    return check(rank, Between(layers), own, x, y)
+
+
+class Named(nn.Module):
+    """A model that returns a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(block() for _ in range(4)))
+
+    def forward(self, x: torch.Tensor, weights: torch.Tensor) -> dict[str, Any]:
+        return {"logits": self.layers(x * weights), "cache": None}
+
+
+def dictionary_and_whole_tensor(rank: int) -> Report:
+    """One stage returns a dictionary, and gets a tensor that has no row for each row of the batch."""
+    torch.manual_seed(4)
+    model, x, y, weights = Named(), torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH), torch.rand(1, WIDTH)
+    own, loss_fn = copy.deepcopy(model), lambda output, target: mse_loss(output["logits"], target)
+
+    def step() -> None:
+        for rows, target in zip(x.chunk(MICROBATCHES), y.chunk(MICROBATCHES)):
+            (loss_fn(own(rows, weights), target) / MICROBATCHES).backward()
+
+    stages = {0: own} if rank == 0 else {}
+    return pt.verify(step, model, (x, weights), y, stages=stages, loss_fn=loss_fn, deadline_s=60)
+
+
 FORMS: dict[str, Callable[[int], Report]] = {
     "keyword arguments": keyword_arguments,
     "two tensors": two_tensors,
@@ -229,6 +345,14 @@ FORMS: dict[str, Callable[[int], Report]] = {
     "a function": made_by_a_function,
     "frozen": frozen_on_both_sides,
     "no parameters at the cut": tensors_without_parameters,
+    "layers of equal values": layers_of_equal_values,
+    "rounded away": rounded_away,
+    "copies in f32": copies_in_f32,
+    "no gradient for a bias": no_gradient_for_a_bias,
+    "infinite masks": infinite_masks,
+    "autocast": under_autocast,
+    "cut between modules": cut_between_modules,
+    "a dictionary": dictionary_and_whole_tensor,
 }
 
 

@@ -104,6 +104,38 @@ def another_seed(rank: int) -> Report:
     return changed(rank, change)
 
 
+def one_other_weight(rank: int) -> Report:
+    """The only parameter of the last stage has another value, and its name is also a name of the first stage."""
+    torch.manual_seed(5)
+    model, x, y = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))), *plain()[1:]
+    own = copy.deepcopy(half(model, rank))
+    if rank == 1:
+        own[0].reset_parameters()
+    stage = stage_of(own, rank)
+    schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=mse_loss)
+    return pt.verify(lambda: call(schedule, rank, x, y), model, x, y, stages=[stage], loss_fn=mse_loss, deadline_s=60)
+
+
+def another_mask(rank: int) -> Report:
+    """The mask of the last stage has minus infinity in other places."""
+    mask = torch.full((WIDTH, WIDTH), float("-inf"))
+
+    def make() -> nn.Sequential:
+        model = nn.Sequential(block(), block(), block(), block())
+        model[3].register_buffer("mask", mask.triu(1))
+        return model
+
+    def change(own: nn.Sequential) -> None:
+        if rank == 1:
+            own[1].mask = mask.triu(2)
+
+    return changed(rank, change, layers=make)
+
+
+def one_norm_on_all_ranks(rank: int) -> Report:
+    return changed(rank, nothing, extra=lambda _: {"grad_norm": 3.0})
+
+
 def another_copy(rank: int) -> Report:
     return tied(rank, sums=True, other_copy=True)
 
@@ -243,38 +275,46 @@ def replicas(rank: int, factor: float | None) -> Report:
     return pt.verify(step, model, x, y, stages={0: module}, loss_fn=mse_loss, replica=rank, replicas=2, deadline_s=60)
 
 
-#: The kind, the stage and the microbatch that `verify` has to name; None for a sound pipeline.
-KINDS: dict[str, tuple[Callable[[int], Report], tuple[Fault, int | None, int | None] | None]] = {
+#: The kind, the stage, the microbatch and the action that `verify` has to name; None for a sound pipeline.
+KINDS: dict[str, tuple[Callable[[int], Report], tuple[Fault, int | None, int | None, str | None] | None]] = {
     "sends and receives": (sends_and_receives, None),
     "tied and summed": (lambda rank: tied(rank, sums=True), None),
     "replicas": (lambda rank: replicas(rank, 0.5), None),
-    "dropout": (with_dropout, (Fault.DROPOUT, 0, 0)),
-    "batch norm": (with_batch_norm, (Fault.BATCH_NORM, 1, None)),
-    "batch norm in another mode": (batch_norm_in_other_mode, (Fault.BATCH_NORM, 1, 0)),
-    "order of the targets": (targets_in_other_order, (Fault.ORDER, 1, 0)),
-    "order of the sends": (sends_in_other_order, (Fault.ORDER, 1, 1)),
-    "another batch": (another_batch, (Fault.BATCH, 0, 0)),
-    "other values": (other_values, (Fault.VALUES, 1, None)),
-    "another seed": (another_seed, (Fault.VALUES, 0, None)),
-    "another copy": (another_copy, (Fault.SHARED_COPY, 1, None)),
-    "frozen here only": (frozen_here, (Fault.MISSING, 0, None)),
-    "frozen moved": (frozen_moved, (Fault.FROZEN, 1, None)),
-    "a part of the optimizer": (part_of_the_optimizer, (Fault.PARTIAL_STEP, 1, None)),
-    "norm of a stage": (norm_of_a_stage, (Fault.NORM, 0, None)),
-    "tokens": (token_count, (Fault.TOKENS, 0, None)),
-    "a part of the loss": (weight_of_a_part, (Fault.ONE_PART, 1, 0)),
-    "another precision": (sent_in_bf16, (Fault.CROSSED, 1, 0)),
-    "loss of the log": (loss_of_the_log, (Fault.LOSS, 1, None)),
-    "random numbers": (random_numbers, (Fault.RANDOM, 1, 0)),
-    "a skipped microbatch": (skipped_microbatch, (Fault.MISSING, 1, 3)),
-    "replicas not divided": (lambda rank: replicas(rank, 1.0), (Fault.REPLICAS, 0, None)),
-    "replicas not summed": (lambda rank: replicas(rank, None), (Fault.REPLICAS, 0, None)),
+    "dropout": (with_dropout, (Fault.DROPOUT, 0, 0, "0F0")),
+    "batch norm": (with_batch_norm, (Fault.BATCH_NORM, 1, None, None)),
+    "batch norm in another mode": (batch_norm_in_other_mode, (Fault.BATCH_NORM, 1, 0, "1F0")),
+    "order of the targets": (targets_in_other_order, (Fault.ORDER, 1, 0, "1B0")),
+    "order of the sends": (sends_in_other_order, (Fault.ORDER, 1, 1, "1RECV_F1")),
+    "another batch": (another_batch, (Fault.BATCH, 0, 0, "0F0")),
+    "other values": (other_values, (Fault.VALUES, 1, None, None)),
+    "another seed": (another_seed, (Fault.VALUES, 0, None, None)),
+    "one other weight": (one_other_weight, (Fault.VALUES, 1, None, None)),
+    "another mask": (another_mask, (Fault.STALE_BUFFER, 1, None, None)),
+    "one norm": (one_norm_on_all_ranks, (Fault.NORM, 0, None, None)),
+    "another copy": (another_copy, (Fault.SHARED_COPY, 1, None, None)),
+    "frozen here only": (frozen_here, (Fault.MISSING, 0, None, None)),
+    "frozen moved": (frozen_moved, (Fault.FROZEN, 1, None, None)),
+    "a part of the optimizer": (part_of_the_optimizer, (Fault.PARTIAL_STEP, 1, None, None)),
+    "norm of a stage": (norm_of_a_stage, (Fault.NORM, 0, None, None)),
+    "tokens": (token_count, (Fault.TOKENS, 0, None, None)),
+    "a part of the loss": (weight_of_a_part, (Fault.ONE_PART, 1, 0, "1B0")),
+    "another precision": (sent_in_bf16, (Fault.CROSSED, 1, 0, "1RECV_F0")),
+    "loss of the log": (loss_of_the_log, (Fault.LOSS, 1, None, None)),
+    "random numbers": (random_numbers, (Fault.RANDOM, 1, 0, "1F0")),
+    "a skipped microbatch": (skipped_microbatch, (Fault.SKIPPED, 1, 3, "1F3")),
+    "replicas not divided": (lambda rank: replicas(rank, 1.0), (Fault.REPLICAS, 0, None, None)),
+    "replicas not summed": (lambda rank: replicas(rank, None), (Fault.REPLICAS, 0, None, None)),
 }
 
 
 def all_kinds(rank: int) -> dict[str, Report]:
     """The reports by name."""
     return {name: run(rank) for name, (run, _) in KINDS.items()}
+
+
+def without_gradients(module: nn.Module, x: torch.Tensor) -> None:
+    """A step whose stage runs in a checkpoint of the old kind."""
+    torch.utils.checkpoint.checkpoint(module, x.clone().requires_grad_(), use_reentrant=True).sum().backward()
 
 
 def mistakes(rank: int) -> dict[str, str]:
@@ -316,4 +356,13 @@ def mistakes(rank: int) -> dict[str, str]:
         "replica": attempt(replica=2),
         "tolerance": attempt(tolerance=-1.0),
         "waits": attempt(slow, deadline_s=1.5),
+        "text": attempt(deadline_s="60"),
+        "no number": attempt(replicas=None),
+        "count": attempt(tokens="many"),
+        "not a step": attempt(3),
+        "not a function": attempt(loss_fn="mse"),
+        "lazy": attempt(run, nn.Sequential(nn.LazyLinear(WIDTH)), x, y),
+        "lazy stage": attempt(stages={rank: nn.LazyLinear(WIDTH)}),
+        "old checkpoint": attempt(lambda: without_gradients(own, torch.randn(2, WIDTH))),
+        "no text": attempt(lambda: (_ for _ in ()).throw(AssertionError()) if rank == 1 else None),
     }

@@ -27,7 +27,8 @@ def test_a_public_fault_is_named(reports, name):
     for of_rank in reports:
         first = of_rank[name].first
         assert first is not None, "no difference"
-        assert (first.fault, first.stage, first.microbatch) == (case.fault, case.stage, case.microbatch), str(of_rank[name])
+        found = (first.fault, first.stage, first.microbatch, first.action)
+        assert found == (case.fault, case.stage, case.microbatch, case.action), str(of_rank[name])
 
 
 #: The page about `verify`, whose example runs here.

@@ -4,6 +4,8 @@ import copy
 import doctest
 import importlib
 import os
+import re
+import socket
 import threading
 import time
 
@@ -29,7 +31,7 @@ def reports(run_ranks):
 def test_a_kind_is_named(reports, name):
     for of_rank in reports:
         first = of_rank[name].first
-        assert (first and (first.fault, first.stage, first.microbatch)) == KINDS[name][1], str(of_rank[name])
+        assert (first and (first.fault, first.stage, first.microbatch, first.action)) == KINDS[name][1], str(of_rank[name])
 
 
 #: What a caller may do wrong, and a part of the message that both ranks get.
@@ -44,17 +46,26 @@ MISTAKES = {
     "no tensor": "the inputs are str; a tensor, a tuple or a dictionary with tensors was expected",
     "few rows": "the batch has 2 rows, and the pipeline computes 4 microbatches",
     "no loss": "the uncut model does not return a loss; pass loss_fn(output, target)",
-    "failing loss": "the loss fails on the outputs of the whole batch: division by zero",
+    "failing loss": "the loss fails on the outputs of the whole batch: ZeroDivisionError: division by zero",
     "not a loss": "loss_fn returns a int that is not a loss",
-    "failing": "the step of rank 1 fails: division by zero",
+    "failing": "the step of rank 1 fails: ZeroDivisionError: division by zero",
     "figures": "the step returns a dictionary with ['lose']; the keys loss, losses, grad_norm, tokens were expected",
     "not numbers": "the step returns 'much' as loss; numbers were expected",
     "no forward": "the step runs no forward of a stage",
     "another model": "the parameter 0.0.weight of stage 0, of shape [8, 8], has no counterpart in the uncut model",
-    "deadline": "deadline_s is 0; a number of seconds above 0 was expected",
+    "deadline": "deadline_s is 0; a number above 0 was expected",
     "replica": "replica is 2 of 1",
     "tolerance": "tolerance is -1.0; a number above 0 was expected",
     "waits": "the step of rank 0 has not ended after 1.5 s",
+    "text": "deadline_s is '60'; a number above 0 was expected",
+    "no number": "replicas is None; a whole number was expected",
+    "count": "tokens is 'many'; a whole number was expected",
+    "not a step": "step is a int; a function was expected",
+    "not a function": "loss_fn is a str; a function was expected",
+    "lazy": "0.weight of the uncut model has no values, because it is lazy; run its module once before the step",
+    "lazy stage": " has no values, because it is lazy; run its module once before the step",
+    "old checkpoint": " only runs without gradients, as in a checkpoint with use_reentrant=True",
+    "no text": "the step of rank 1 fails: AssertionError",
 }
 
 
@@ -70,8 +81,19 @@ def test_a_mistake_is_a_sentence_on_all_ranks(messages, name):
         assert MISTAKES[name] in of_rank[name]
 
 
+def test_a_norm_is_reported_once(reports):
+    for of_rank in reports:
+        assert [finding.fault for finding in of_rank["one norm"].findings] == [pt.Fault.NORM]
+
+
+def test_another_value_is_compared_with_its_place(reports):
+    for of_rank in reports:
+        assert "0.weight differs from 1.weight of the uncut model" in str(of_rank["one other weight"])
+        assert "0.0.weight differs from 2.0.weight of the uncut model" in str(of_rank["another seed"])
+
+
 def lose(rank, folder, place):
-    """Rank 1 ends before it calls `verify`, or within its step. Rank 0 writes its message."""
+    """Rank 1 ends before it calls `verify` or within its step, or raises an error. Rank 0 writes its message and its time."""
     from datetime import timedelta
     from pathlib import Path
 
@@ -86,21 +108,34 @@ def lose(rank, folder, place):
     own = half(model, rank)
 
     def step():
+        if rank == 1 and place != "within":
+            raise KeyError("target")
         if rank == 1:
             os._exit(0)
+        if place == "while rank 0 uses the store":
+            dist.distributed_c10d._get_default_store().get("never")
         dist.recv(torch.empty(1), src=1)
 
     if rank == 1 and place == "before":
         os._exit(0)
+    limit, start = 4 if place in ("before", "within") else 50, time.monotonic()
     try:
-        pt.verify(step, model, x, y, stages={rank: own}, loss_fn=torch.nn.functional.mse_loss, deadline_s=4)
+        pt.verify(step, model, x, y, stages={rank: own}, loss_fn=torch.nn.functional.mse_loss, deadline_s=limit)
     except pt.VerifyError as error:
-        (Path(folder) / "message").write_text(str(error))
+        (Path(folder) / f"message {rank}").write_text(f"{error} after {time.monotonic() - start:.0f} s")
     os._exit(0)
 
 
-@pytest.mark.parametrize("place, message", [("before", "rank 1 has not sent its check"), ("within", "the step of rank 0")])
-def test_a_lost_rank_is_named(tmp_path, place, message):
+LOST = {
+    "before": r"rank 1 has not sent its check in time.* after \d s",
+    "within": r"the step of rank 0 .* after 1?\d s",
+    "while rank 0 waits": r"the step of rank 1 fails: KeyError: 'target' after \d s",
+    "while rank 0 uses the store": r"the step of rank 1 fails: KeyError: 'target' after \d s",
+}
+
+
+@pytest.mark.parametrize("place", LOST)
+def test_a_lost_rank_is_named(tmp_path, place):
     context = torch.multiprocessing.get_context("spawn")
     processes = [context.Process(target=lose, args=(rank, str(tmp_path), place)) for rank in range(2)]
     for process in processes:
@@ -108,7 +143,39 @@ def test_a_lost_rank_is_named(tmp_path, place, message):
     for process in processes:
         process.join(120)
         assert process.exitcode == 0
-    assert message in (tmp_path / "message").read_text()
+    assert re.fullmatch(LOST[place], (tmp_path / "message 0").read_text())
+
+
+def leave(rank, port, folder):
+    """Rank 0 has the store in its process, fails and ends at once. Rank 1 calls `verify` later, and writes its message."""
+    from pathlib import Path
+
+    import torch.distributed as dist
+    from faults import half, plain
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    model, x, y = plain()
+    time.sleep(rank)
+    try:
+        pt.verify(lambda: None, None, x, y, stages={rank: half(model, rank)}, deadline_s=10)
+    except pt.VerifyError as error:
+        (Path(folder) / f"message {rank}").write_text(str(error))
+    os._exit(0)
+
+
+def test_rank_0_stays_until_others_have_read(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = torch.multiprocessing.get_context("spawn")
+    processes = [context.Process(target=leave, args=(rank, port, str(tmp_path))) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert "rank 0 has no uncut model" in (tmp_path / "message 0").read_text()
+    assert (tmp_path / "message 1").read_text().startswith("rank 0: rank 0 has no uncut model")
 
 
 def test_64_ranks_exchange_and_a_silent_one_is_named():
@@ -120,6 +187,7 @@ def test_64_ranks_exchange_and_a_silent_one_is_named():
         exchange.agree("check", None)
         exchange.publish("record", bytes(10_000_000 if rank == 1 else 10))
         found[rank] = len(exchange.receive("record", (rank + 1) % 64, time.monotonic() + 20))
+        exchange.close()
 
     threads = [threading.Thread(target=talk, args=(rank,)) for rank in range(64)]
     for thread in threads:
@@ -127,6 +195,7 @@ def test_64_ranks_exchange_and_a_silent_one_is_named():
     for thread in threads:
         thread.join()
     assert found == [10_000_000] + [10] * 63
+    assert store.num_keys() == 0
     with pytest.raises(pt.VerifyError, match="rank 5 has not sent its record in time") as error:
         Exchange(store, 0, 64, "b", 20).receive("record", 5, time.monotonic() + 0.2)
     assert error.value.rank == 5
@@ -199,6 +268,22 @@ def test_a_sketch_is_linear_and_sees_each_change(shape, dtype):
     assert difference(sketch(one * float("nan")), sketch(one)) == float("inf")
 
 
+@pytest.mark.parametrize("count", [20, 5000, 200_000])
+def test_infinite_values_are_equal_at_the_same_places(count):
+    def mask(*places, value=float("-inf")):
+        values = torch.arange(count, dtype=torch.float32)
+        values[list(places)] = value
+        return sketch(values)
+
+    assert difference(mask(3, 7), mask(3, 7)) == 0
+    assert mask(3, 7).norm < float("inf")
+    for other in (mask(3), mask(3, 8), mask(3, 7, value=float("inf")), mask(3, 7, value=0.0)):
+        assert difference(mask(3, 7), other) == difference(other, mask(3, 7)) == float("inf")
+    lowest = torch.finfo(torch.float32).min
+    assert difference(mask(*range(15), value=lowest), mask(*range(15), value=lowest)) == 0
+    assert difference(mask(*range(15), value=lowest), mask(*range(14), value=lowest)) > 0.1
+
+
 @pytest.mark.parametrize("name", ["findings", "verify"])
 def test_the_examples_of_the_docstrings_run(name):
     result = doctest.testmod(importlib.import_module(f"pipewright_pp.torch.{name}"))
@@ -210,6 +295,15 @@ def names_of(own, model, stage=1):
     parameters = {name: Parameter(sketch(value), True) for name, value in own.items()}
     record = StageRecord(stage, 0, 0, parameters=parameters)
     return match([record], {name: sketch(value) for name, value in model.items()})[stage]
+
+
+def test_layers_of_equal_values_get_the_names_in_their_order():
+    layers = {f"{index}.{name}": torch.full((2, 2), float(name == "a")) for index in range(6) for name in "ab"}
+    own = {name: value for name, value in layers.items() if name[0] in "01"}
+    parameters = {name: Parameter(sketch(value), True) for name, value in own.items()}
+    records = [StageRecord(stage, 0, 0, parameters=parameters) for stage in range(3)]
+    found = match(records, {name: sketch(value) for name, value in layers.items()})
+    assert [other for stage in range(3) for other in found[stage].values()] == list(layers)
 
 
 def test_names_follow_values_and_then_the_module():

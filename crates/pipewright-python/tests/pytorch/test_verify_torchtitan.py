@@ -3,6 +3,7 @@
 import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
+pytest.importorskip("triton", reason="triton is not installed, and torchtitan's models import it")
 pytest.importorskip("torchtitan", reason="torchtitan is not installed; bench/peer/setup.sh --systems installs it")
 
 

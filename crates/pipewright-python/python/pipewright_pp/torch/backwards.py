@@ -128,7 +128,7 @@ def _backward_differs(compared: Comparison, record: StageRecord, index: int, mic
         right = candidate[position].gradients.get(microbatch) if candidate and position in candidate else None
         if right is None or right.shape != value.shape:
             continue
-        fine, relative = compared.equal(value, right.times(compared.scale), _gradient_floor(record))
+        fine, relative = compared.close(value, right.times(compared.scale), _gradient_floor(record))
         if fine:
             continue
         factor, rest = ratio(value, right.times(compared.scale))

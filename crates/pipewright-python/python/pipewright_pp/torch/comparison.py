@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from .findings import Fault, Finding
 from .matching import Names
 from .records import RankRecord, StageRecord
-from .sketches import Sketch, difference, tolerance_of
+from .sketches import TOLERANCES, Sketch, difference, tolerance_of
 from .uncut import Candidate, Uncut
 
 
@@ -41,13 +41,35 @@ class Comparison:
         self.ranks = records
         self.stages = sorted((stage for rank in records for stage in rank.stages), key=lambda stage: (stage.stage, stage.replica))
         self.last = max(stage.stage for stage in self.stages)
-        self.behind = {stage: self._boundary(stage) for stage in range(self.last)}
+        lower = [dtype for stage in self.stages for _, dtype in stage.autocast]
+        self._lowest = max((TOLERANCES.get(dtype, 0.0) for dtype in {*lower, *uncut.precisions}), default=0.0)
+        norms = [norm for rank in records for norm in rank.figures.get("grad_norm", [])]
+        is_one = bool(norms) and max(norms) - min(norms) <= 1e-4 * max(norms)
+        #: The factor of clipping. A wrong gradient changes the norm, and the norm changes all gradients.
+        self.clip = self.clip_by(norms[0] if is_one else uncut.grad_norm)
+        #: For each stage but the last one, the candidate that is nearest to each output.
+        self.nearest = {stage: self._boundary(stage) for stage in range(self.last)}
+        #: The same without the outputs that equal no value of the model: the stage may end between two modules.
+        self.behind = {
+            stage: {position: candidate for position, (candidate, equal) in of_stage.items() if equal}
+            for stage, of_stage in self.nearest.items()
+        }
         self.scale = 1.0
 
-    def equal(self, value: Sketch, expected: Sketch, floor: float = 0.0) -> tuple[bool, float]:
-        """Returns whether a value is the expected one, and the relative difference. Counts the comparison."""
+    def clip_by(self, norm: float) -> float:
+        """Returns the factor of clipping by a norm."""
+        return 1.0 if self.setting.max_norm is None else min(1.0, self.setting.max_norm / (norm + 1e-6))
+
+    def equal(self, value: Sketch, expected: Sketch) -> tuple[bool, float]:
+        """Returns whether a value is a copy of the expected one, and the relative difference. Counts the comparison."""
+        return self._within(value, expected, self._of_type(value), 0.0)
+
+    def close(self, value: Sketch, expected: Sketch, floor: float = 0.0) -> tuple[bool, float]:
+        """Returns whether a value is computed as the expected one, and the relative difference. Counts the comparison."""
+        return self._within(value, expected, self.limit(value), floor)
+
+    def _within(self, value: Sketch, expected: Sketch, limit: float, floor: float) -> tuple[bool, float]:
         relative = difference(value, expected, floor)
-        limit = self.limit(value)
         self.judged.values += 1
         if relative <= limit:
             self.judged.largest = max(self.judged.largest, relative)
@@ -68,7 +90,7 @@ class Comparison:
         self,
         fault: Fault,
         text: str,
-        relative: float,
+        relative: float | None = None,
         stage: StageRecord | None = None,
         microbatch: int | None = None,
         action: str | None = None,
@@ -80,7 +102,11 @@ class Comparison:
         self.judged.findings.append(Finding(fault, text, relative, number, microbatch, action, rank, advice))
 
     def limit(self, value: Sketch) -> float:
-        """Returns the largest relative difference of equal values."""
+        """Returns the largest relative difference of equal computed values: by the lowest precision of the computation."""
+        is_exact = self.setting.tolerance is not None or not value.dtype.is_floating_point
+        return self._of_type(value) if is_exact else max(self._of_type(value), self._lowest)
+
+    def _of_type(self, value: Sketch) -> float:
         return self.setting.tolerance if self.setting.tolerance is not None else tolerance_of(value)
 
     def trainable(self) -> set[str]:
@@ -108,9 +134,20 @@ class Comparison:
         candidate = self.behind[stage].get(position)
         return candidate.values.get(microbatch) if candidate is not None else None
 
-    def _boundary(self, stage: int) -> dict[int, Candidate]:
-        """Returns for each output of a stage the candidate that equals it most often, or else the nearest one."""
-        chosen: dict[int, Candidate] = {}
+    def is_known(self, stage: int) -> bool:
+        """Returns whether all outputs of a stage that have candidates are values of the model."""
+        return stage == self.last or len(self.behind[stage]) == len(self.nearest[stage])
+
+    def accept_nearest(self, stage: int) -> None:
+        """Compares the outputs of a stage with the nearest candidates from here on."""
+        self.behind[stage] = {position: candidate for position, (candidate, _) in self.nearest[stage].items()}
+
+    def _boundary(self, stage: int) -> dict[int, tuple[Candidate, int]]:
+        """Returns for each output of a stage the candidate that equals it most often, or else the nearest one.
+
+        The number is how many microbatches are equal.
+        """
+        chosen: dict[int, tuple[Candidate, int]] = {}
         calls = [
             (self.number_of(record, index), call)
             for record in self.stages
@@ -126,7 +163,8 @@ class Comparison:
                 if all(candidate.values.get(index, value).shape == value.shape for index, value in values.items())
             ]
             if fitting:
-                chosen[position] = max(fitting, key=lambda candidate: _fit(candidate, values, self.same))
+                best = max(fitting, key=lambda candidate: _fit(candidate, values, self.same))
+                chosen[position] = (best, _fit(best, values, self.same)[0])
         return chosen
 
 

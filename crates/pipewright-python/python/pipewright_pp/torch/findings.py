@@ -19,6 +19,7 @@ class Fault(enum.Enum):
     CROSSED = "crossed messages"
     ORDER = "wrong microbatch order"
     BATCH = "another batch"
+    SKIPPED = "a missing forward"
     VALUES = "other parameters at the start"
     SHARED_COPY = "another copy of a shared parameter"
     SHARED_SUM = "gradients of a shared parameter that are not summed"
@@ -57,8 +58,8 @@ class Finding:
     """The kind of fault that the difference is like."""
     text: str
     """The value that differs."""
-    difference: float
-    """The norm of the difference relative to the norm of the uncut model's value."""
+    difference: float | None = None
+    """The norm of the difference relative to the norm of the uncut model's value; None if the value has no size."""
     stage: int | None = None
     """The first stage with the difference, if it belongs to one."""
     microbatch: int | None = None
@@ -79,7 +80,8 @@ class Finding:
         place = ", ".join(part for part in places if part)
         start = f"{place}: " if place else ""
         end = f" ({self.advice})" if self.advice else ""
-        return f"{start}{self.text} by {self.difference:.2g}: {self.fault.value}{end}"
+        size = f" by {self.difference:.2g}" if self.difference is not None else ""
+        return f"{start}{self.text}{size}: {self.fault.value}{end}"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from .after_step import judge_figures, judge_state
 from .backwards import judge_backwards
 from .comparison import Comparison, Judged, buffer_fault
 from .findings import Fault
-from .gradients import Expected, judge_gradients
+from .gradients import judge_gradients
 from .records import Call, StageRecord
 from .sketches import Sketch
 
@@ -28,7 +28,7 @@ def judge(compared: Comparison) -> Judged:
         judge_backwards(compared)
     is_explained = bool(compared.judged.findings)
     if not is_explained:
-        _gradients(compared)
+        judge_gradients(compared)
     judge_figures(compared, is_explained)
     judge_state(compared)
     return compared.judged
@@ -69,28 +69,9 @@ def _complete(compared: Comparison) -> None:
     for record in compared.stages:
         missing = [index for index in range(compared.setting.microbatches) if index not in record.calls]
         if missing:
-            text = f"stage {record.stage} does not compute the microbatches {missing}, which other stages compute, so it differs"
-            compared.find(Fault.MISSING, text, 1.0, record, compared.number_of(record, missing[0]))
-
-
-def _gradients(compared: Comparison) -> None:
-    """Compares the gradients of the parameters."""
-    setting = compared.setting
-    norms = [norm for rank in compared.ranks for norm in rank.figures.get("grad_norm", [])]
-    are_equal = bool(norms) and max(norms) - min(norms) <= 1e-4 * max(norms)
-    expected = Expected(
-        compared.uncut,
-        compared.names,
-        setting.microbatches,
-        setting.replicas,
-        setting.max_norm,
-        setting.tokens,
-        norms[0] if are_equal else None,
-    )
-    findings, values, largest = judge_gradients(compared.stages, expected, compared.limit)
-    compared.judged.findings += findings
-    compared.judged.values += values
-    compared.judged.largest = max(compared.judged.largest, largest)
+            text = f"the forwards of the microbatches {missing} are missing, and other stages run them"
+            microbatch = compared.number_of(record, missing[0])
+            compared.find(Fault.SKIPPED, text, None, record, microbatch, f"{record.stage}F{missing[0]}")
 
 
 def _forwards(compared: Comparison) -> None:
@@ -104,16 +85,15 @@ def _forwards(compared: Comparison) -> None:
             if (record.stage - 1, microbatch) in wrong:
                 wrong.add((record.stage, microbatch))
                 continue
-            if _input_differs(compared, record, index, microbatch, call) or _output_differs(compared, record, microbatch, call):
+            if _input_differs(compared, record, index, microbatch, call) or _output_differs(compared, record, index, call):
                 others = range(index, compared.setting.microbatches)
                 wrong |= {(record.stage, compared.number_of(record, other)) for other in others}
                 break
     if compared.uncut.by_microbatch and not wrong:
         compared.find(
             Fault.BATCH_NORM,
-            "the output for the whole batch at once differs, as batch norm takes the statistics of each microbatch: it differs",
-            1.0,
-            _batch_norm_stage(compared),
+            "the output for the whole batch at once is another one, as batch norm takes the statistics of each microbatch",
+            stage=_batch_norm_stage(compared),
         )
 
 
@@ -157,19 +137,39 @@ def _origin(compared: Comparison, record: StageRecord, value: Sketch, microbatch
     return Fault.CROSSED, UNSENT
 
 
-def _output_differs(compared: Comparison, record: StageRecord, microbatch: int, call: Call) -> bool:
+def _output_differs(compared: Comparison, record: StageRecord, index: int, call: Call) -> bool:
+    microbatch = compared.number_of(record, index)
     for position, value in enumerate(call.outputs):
         right = compared.output(record.stage, position, microbatch)
         if right is None:
             continue
-        fine, relative = compared.equal(value, right)
+        fine, relative = compared.close(value, right)
         if fine:
             continue
+        suspect = _suspect(compared, record)
+        if suspect is not record:
+            compared.accept_nearest(suspect.stage)
+            if _output_differs(compared, suspect, index, suspect.calls[index]):
+                return True
         fault, advice = _computation(compared, record, call, position, value, microbatch)
-        action = f"{record.stage}F{microbatch % compared.setting.microbatches}"
-        compared.find(fault, f"output {position} of the stage differs", relative, record, microbatch, action, advice)
+        text, action = f"output {position} of the stage differs", f"{record.stage}F{index}"
+        compared.find(fault, text, relative, record, microbatch, action, advice)
         return True
     return False
+
+
+def _suspect(compared: Comparison, record: StageRecord) -> StageRecord:
+    """Returns the stage whose output may be the first wrong one, if the output of `record` is wrong.
+
+    These are the stages before it whose outputs equal no value of the model, unless a microbatch is right in the end.
+    """
+    first = record.replica * compared.setting.microbatches
+    if any(_is_right(compared, record, first + index) for index in range(compared.setting.microbatches)):
+        return record
+    before = compared.neighbour(record, -1)
+    while before is not None and not compared.is_known(before.stage):
+        record, before = before, compared.neighbour(before, -1)
+    return record
 
 
 def _computation(compared: Comparison, record: StageRecord, call: Call, position: int, value: Sketch, microbatch: int

@@ -89,10 +89,15 @@ class _Matches:
             self._places[stage].setdefault(key, value)
 
     def _of_equal(self, stage: int, name: str, names: Sequence[str]) -> str:
-        """Returns one of several values of the model that are equal to the stage's."""
+        """Returns one of several values of the model that are equal to the stage's, or else the one at its place."""
         free = [other for other in names if other not in self._used]
-        wanted = [other for other in (_moved(name, self._places[stage]), name) if other in (free or names)]
-        return (wanted or free or names)[0]
+        guess = _moved(name, self._places[stage])
+        if guess is not None and (guess in free or not free and self._has(guess, self._model[names[0]])):
+            return guess
+        return name if name in (free or names) else (free or names)[0]
+
+    def _has(self, name: str, value: Sketch) -> bool:
+        return name in self._model and self._model[name].shape == value.shape
 
     def _of_shape(self, stage: int, name: str, value: Sketch) -> str | None:
         """Returns a value of the model for one that differs from all of them."""

@@ -58,6 +58,8 @@ class Recorder:
         self._stages = [StageRecord(part.index, replica, rank) for part in parts]
         self._undo: list[Callable[[], None]] = []
         self._has_gradients = False
+        self._observers: list[_Observer] = []
+        self._optimized: set[int] = set()
         self.record.stages = self._stages
 
     def __enter__(self) -> Recorder:
@@ -68,8 +70,10 @@ class Recorder:
                     record.parameters[name] = Parameter(sketch(parameter, what), parameter.requires_grad)
                 for name, buffer in part.module.named_buffers(remove_duplicate=False):
                     record.buffers[name] = Buffer(sketch(buffer, f"the buffer {name} of stage {part.index}"))
-                _Observer(part, record, self.record.actions, self._undo).attach()
-            handle = register_optimizer_step_pre_hook(lambda *_: self._take_gradients())
+                observer = _Observer(part, record, self.record.actions, self._undo)
+                observer.attach()
+                self._observers.append(observer)
+            handle = register_optimizer_step_pre_hook(lambda optimizer, *_: self._before_optimizer(optimizer))
             self._undo.append(handle.remove)
         except BaseException:
             self.__exit__()
@@ -81,15 +85,28 @@ class Recorder:
             self._undo.pop()()
 
     def finish(self) -> RankRecord:
-        """Records the state after the step, and returns everything."""
+        """Records the state after the step, and returns everything.
+
+        Raises `VerifyError` if a stage of plain code only ran without gradients.
+        """
+        for observer in self._observers:
+            observer.check()
         self._take_gradients()
+        own = {id(parameter) for part in self._parts for parameter in part.module.parameters()}
+        has_copies = not self._optimized <= own
         for part, record in zip(self._parts, self._stages):
             for name, parameter in part.module.named_parameters(remove_duplicate=False):
                 record.parameters[name].after = sketch(parameter)
+                is_stepped = id(parameter) in self._optimized
+                record.parameters[name].is_stepped = None if has_copies and not is_stepped else is_stepped
             for name, buffer in part.module.named_buffers(remove_duplicate=False):
                 if name in record.buffers:
                     record.buffers[name].after = sketch(buffer)
         return self.record
+
+    def _before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        self._take_gradients()
+        self._optimized |= {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
     def _take_gradients(self) -> None:
         """Records the gradients, once: before the first optimizer step, or after the step if there is none."""
@@ -111,6 +128,17 @@ class _Observer:
         self._base = 0
         self._current: int | None = None
         self._state: list[Tensor] = []
+        self._without_gradients = 0
+        tensors = [*part.module.parameters(), *part.module.buffers()]
+        self._devices = sorted({"cpu", *(tensor.device.type for tensor in tensors)})
+
+    def check(self) -> None:
+        """Raises `VerifyError` if the stage only ran without gradients."""
+        if self._without_gradients and not self._record.calls:
+            raise VerifyError(
+                f"stage {self._part.index} only runs without gradients, as in a checkpoint with use_reentrant=True; use "
+                "use_reentrant=False around the stage, and let the step run forwards and backwards"
+            )
 
     def attach(self) -> None:
         module, stage = self._part.module, self._part.stage
@@ -144,6 +172,7 @@ class _Observer:
         is_plain = not hasattr(self._part.stage, "forward_one_chunk")
         if is_plain:
             if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
+                self._without_gradients += 1
                 return  # An evaluation, or a backward that computes the stage again.
             self._current = len(self._record.calls)
             self._actions.append(f"{self._part.index}F{self._current}")
@@ -151,6 +180,9 @@ class _Observer:
             return  # PyTorch runs the module to learn the shapes of its outputs.
         microbatch = self._current
         call = self._record.calls[microbatch] = Call()
+        self._record.autocast = tuple(
+            (device, torch.get_autocast_dtype(device)) for device in self._devices if torch.is_autocast_enabled(device)
+        )
         given = tensors_in(args) or tensors_in(kwargs)
         call.inputs = sketches(given, f"the input of stage {self._part.index}")
         for position, tensor in enumerate(given):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
+
 from .sketches import Sketch
 
 
@@ -27,6 +29,8 @@ class Parameter:
     trainable: bool
     after: Sketch | None = None
     gradient: Sketch | None = None
+    is_stepped: bool | None = False
+    """Whether an optimizer of `torch.optim` has stepped it; None if the rank's optimizers have copies of parameters."""
 
 
 @dataclass
@@ -48,6 +52,8 @@ class StageRecord:
     """The microbatches by their position in the step of the replica."""
     parameters: dict[str, Parameter] = field(default_factory=dict)
     buffers: dict[str, Buffer] = field(default_factory=dict)
+    autocast: tuple[tuple[str, torch.dtype], ...] = ()
+    """The types of devices for which the stage's last forward ran under `torch.autocast`, with the precision."""
 
 
 @dataclass

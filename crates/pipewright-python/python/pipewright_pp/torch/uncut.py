@@ -9,16 +9,17 @@ last module with parameters of one stage and before the first one of the next st
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .errors import VerifyError
+from .errors import VerifyError, sentence_of
 from .matching import Names
 from .recording import random_state, same_state
 from .sketches import Sketch, sketch, sketches, tensors_in
@@ -61,6 +62,8 @@ class Uncut:
     """The gradients of the outputs of a microbatch if the loss had another microbatch's target."""
     by_microbatch: bool
     """Whether the outputs differ from those of the whole batch at once, although no random numbers are taken."""
+    precisions: set[torch.dtype]
+    """The types of the outputs of all modules."""
 
 
 class Model:
@@ -72,7 +75,7 @@ class Model:
         try:
             self.module = copy.deepcopy(model) if isinstance(model, torch.nn.Module) else model()
         except Exception as error:
-            raise VerifyError(f"the uncut model cannot be copied or made: {error}") from error
+            raise VerifyError(f"the uncut model cannot be copied or made: {sentence_of(error)}") from error
         if not isinstance(self.module, torch.nn.Module):
             raise VerifyError(f"the uncut model is a {type(self.module).__name__}; a torch.nn.Module was expected")
         self.module.zero_grad(set_to_none=True)
@@ -112,9 +115,13 @@ class Batch:
             )
 
     def microbatches(self, count: int) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """Returns the arguments of each microbatch. Tensors are cut along their first dimension, as PyTorch does."""
-        args = [_chunks(value, count) for value in self.args]
-        kwargs = {name: _chunks(value, count) for name, value in self.kwargs.items()}
+        """Returns the arguments of each microbatch.
+
+        Tensors with as many rows as the first one are cut along their first dimension, and each microbatch gets all others.
+        """
+        rows = tensors_in((*self.args, *self.kwargs.values()))[0].shape[0]
+        args = [_chunks(value, count, rows) for value in self.args]
+        kwargs = {name: _chunks(value, count, rows) for name, value in self.kwargs.items()}
         return [
             (tuple(of_arg[index] for of_arg in args), {name: of_arg[index] for name, of_arg in kwargs.items()})
             for index in range(count)
@@ -122,9 +129,17 @@ class Batch:
 
 
 def run(
-    model: Model, batch: Batch, loss_fn: Callable[..., Any] | None, microbatches: int, names: Names
+    model: Model,
+    batch: Batch,
+    loss_fn: Callable[..., Any] | None,
+    microbatches: int,
+    names: Names,
+    autocast: Sequence[tuple[str, torch.dtype]] = (),
 ) -> Uncut:
-    """Runs a step of the uncut model. Raises `VerifyError` if the model or the loss fails."""
+    """Runs a step of the uncut model. `autocast` are the types of devices with the precision of its forward and its loss.
+
+    Raises `VerifyError` if the model or the loss fails.
+    """
     batch.check(model.device, microbatches)
     module = model.module
     buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers(remove_duplicate=False)}
@@ -134,17 +149,18 @@ def run(
     draws = False
     devices = [model.device] if model.device.startswith("cuda") else []
     with torch.random.fork_rng(devices=devices), torch.enable_grad():
-        for index, (args, kwargs) in enumerate(arguments):
-            state = random_state()
-            watcher.begin(index)
-            outputs.append(_called(f"the uncut model fails on microbatch {index}", module, *args, **kwargs))
-            draws = draws or not same_state(state, random_state())
-        watcher.end()
-        after = {name: sketch(buffer) for name, buffer in module.named_buffers(remove_duplicate=False)}
-        made = [tensors_in(output) for output in outputs]
-        if not all(made):
-            raise VerifyError(f"the uncut model returns a {type(outputs[0]).__name__}, which has no tensor")
-        loss, gradients_of_outputs = _loss(outputs, made, batch.target, loss_fn)
+        with _autocast(autocast):
+            for index, (args, kwargs) in enumerate(arguments):
+                state = random_state()
+                watcher.begin(index)
+                outputs.append(_called(f"the uncut model fails on microbatch {index}", module, *args, **kwargs))
+                draws = draws or not same_state(state, random_state())
+            watcher.end()
+            after = {name: sketch(buffer) for name, buffer in module.named_buffers(remove_duplicate=False)}
+            made = [tensors_in(output) for output in outputs]
+            if not all(made):
+                raise VerifyError(f"the uncut model returns a {type(outputs[0]).__name__}, which has no tensor")
+            loss, gradients_of_outputs = _loss(outputs, made, batch.target, loss_fn)
         gradients: dict[str, list[Sketch]] = {}
         totals: dict[str, Tensor] = {}
         trainable = {name for name, parameter in model.parameters.items() if parameter.requires_grad}
@@ -182,7 +198,16 @@ def run(
         uses=watcher.uses,
         with_target=lambda microbatch, other: _with_target(outputs, made, batch.target, loss_fn, microbatch, other),
         by_microbatch=not draws and bool(buffers) and _differs_at_once(module, batch, made, buffers),
+        precisions=watcher.precisions,
     )
+
+
+@contextlib.contextmanager
+def _autocast(states: Sequence[tuple[str, torch.dtype]]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for device, dtype in states:
+            stack.enter_context(torch.autocast(device, dtype))
+        yield
 
 
 def _loss(
@@ -198,7 +223,7 @@ def _loss(
         loss = torch.stack([of_microbatch[0].reshape(()) for of_microbatch in leaves]).mean()
     else:
         joined = [torch.stack(parts) if parts[0].dim() == 0 else torch.cat(parts) for parts in zip(*leaves)]
-        output = joined[0] if isinstance(outputs[0], Tensor) else tuple(joined)
+        output = _filled(outputs[0], iter(joined))
         loss = _called("the loss fails on the outputs of the whole batch", loss_fn, output, target)
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
         raise VerifyError(f"loss_fn returns a {type(loss).__name__} that is not a loss; a tensor with one number was expected")
@@ -247,6 +272,7 @@ class _Watcher:
         for stage, of_stage in names.items():
             for name in of_stage.values():
                 owners.setdefault(name.rpartition(".")[0], set()).add(stage)
+        self.precisions: set[torch.dtype] = set()
         self._microbatch = 0
         self._finished: int | None = None
         self._window: list[Tensor] = []
@@ -293,6 +319,7 @@ class _Watcher:
             self._finished, self._window = None, []
 
     def _leave(self, owners: Sequence[int], shared: Sequence[str], output: Any) -> None:
+        self.precisions |= {tensor.dtype for tensor in tensors_in(output)}
         if self._microbatch == 0:
             for name in shared:
                 self.uses[name] = self.uses.get(name, 0) + 1
@@ -323,13 +350,29 @@ def _called(problem: str, function: Callable[..., Any], *args: Any, **kwargs: An
     try:
         return function(*args, **kwargs)
     except Exception as error:
-        raise VerifyError(f"{problem}: {error}") from error
+        raise VerifyError(f"{problem}: {sentence_of(error)}") from error
 
 
-def _chunks(value: Any, count: int) -> list[Any]:
-    if isinstance(value, Tensor) and value.dim():
+def _chunks(value: Any, count: int, rows: int | None = None) -> list[Any]:
+    """Returns a value for each microbatch. A tensor with another number of rows is not cut, if `rows` is given."""
+    if isinstance(value, Tensor) and value.dim() and rows in (None, value.shape[0]):
         return list(torch.tensor_split(value, count))
     return [value] * count
+
+
+def _filled(value: Any, tensors: Iterator[Tensor]) -> Any:
+    """Returns an output of the model with other tensors, in the order of `tensors_in`."""
+    if isinstance(value, Tensor):
+        return next(tensors)
+    if isinstance(value, dict):
+        made = copy.copy(value)
+        for key, part in value.items():
+            made[key] = _filled(part, tensors)
+        return made
+    if isinstance(value, (tuple, list)):
+        parts = [_filled(part, tensors) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
 
 
 def _types(values: Sequence[Any]) -> str:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from . import versions
 from .errors import VerifyError, sentence_of
@@ -147,26 +147,21 @@ def _verify_error(problem: str, error: Exception) -> VerifyError:
 
 def _check(step: Any, deadline_s: Any, replica: Any, asked: _Asked) -> None:
     """Raises `VerifyError` if an argument has another type, or is out of range."""
-    numbers = (("deadline_s", deadline_s), ("tolerance", asked.tolerance), ("max_norm", asked.max_norm))
-    for name, value in numbers:
-        if value is None and name != "deadline_s":
-            continue
-        if not _is_positive(value):
+    for name, value in (("deadline_s", deadline_s), ("tolerance", asked.tolerance), ("max_norm", asked.max_norm)):
+        if not _is_positive(value) and (value is not None or name == "deadline_s"):
             raise VerifyError(f"{name} is {value!r}; a number above 0 was expected")
-    for name, value in (("replica", replica), ("replicas", asked.replicas)):
-        if not isinstance(value, Integral):
+    for name, value in (("replica", replica), ("replicas", asked.replicas), ("tokens", asked.tokens)):
+        if not isinstance(value, Integral) and (value is not None or name != "tokens"):
             raise VerifyError(f"{name} is {value!r}; a whole number was expected")
     if not 0 <= replica < asked.replicas:
         raise VerifyError(f"replica is {replica} of {asked.replicas}; a number from 0 below the number of replicas was expected")
-    if asked.tokens is not None and not isinstance(asked.tokens, Integral):
-        raise VerifyError(f"tokens is a {type(asked.tokens).__name__}; a whole number was expected")
     for name, function in (("step", step), ("loss_fn", asked.loss_fn), ("names", asked.names)):
         if not callable(function) and (function is not None or name == "step"):
             raise VerifyError(f"{name} is a {type(function).__name__}; a function was expected")
 
 
 def _is_positive(value: Any) -> bool:
-    return isinstance(value, Real) and math.isfinite(value) and value > 0
+    return isinstance(value, Real) and 0 < float(value) < math.inf
 
 
 def _exchange(torch: Any, deadline_s: Any) -> Exchange:
@@ -186,13 +181,13 @@ def _record(step: Callable[[], Any], parts: Sequence[Part], replica: int, exchan
 
     from .recording import Recorder
 
-    rank, limit = exchange.rank, exchange.deadline_s
-    device = torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+    rank, limit, cuda = exchange.rank, exchange.deadline_s, cast(Any, torch.cuda)
+    device = cuda.current_device() if cuda.is_available() and cuda.is_initialized() else None
     ended: list[Any] = []
 
     def work() -> None:
         if device is not None:
-            torch.cuda.set_device(device)
+            cuda.set_device(device)
         try:
             ended.append((step(), None))
         except BaseException as error:
@@ -210,8 +205,8 @@ def _record(step: Callable[[], Any], parts: Sequence[Part], replica: int, exchan
         last = recorder.record.actions[-1] if recorder.record.actions else "none"
         cause = f"has not ended after {limit:g} s" if failed is None else f"has not ended, and rank {failed} has failed"
         raise VerifyError(
-            f"the step of rank {rank} {cause}; the last action that it began is {last}, so it waits for a message of another rank, "
-            "or it takes longer than deadline_s",
+            f"the step of rank {rank} {cause}; the last action that it began is {last}, so it waits for a message of another "
+            "rank, or it takes longer than deadline_s",
             rank=rank,
             timed_out=True,
         )
@@ -273,7 +268,9 @@ def _compared(records: Sequence[RankRecord], model: Model, asked: _Asked) -> Rep
     kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
     args = () if kwargs else inputs if isinstance(inputs, tuple) else (inputs,)
     names = match(stages, model.values, asked.names)
-    uncut = run(model, Batch(args, kwargs, asked.target), asked.loss_fn, microbatches * asked.replicas, names)
+    states = {stage.autocast for stage in stages}
+    autocast = states.pop() if len(states) == 1 else ()
+    uncut = run(model, Batch(args, kwargs, asked.target), asked.loss_fn, microbatches * asked.replicas, names, autocast)
     setting = Setting(microbatches, asked.replicas, asked.tolerance, asked.max_norm, tokens)
     judged = judge(Comparison(records, uncut, names, setting, model.values))
     return Report(
