@@ -266,6 +266,10 @@ def test_a_sketch_is_linear_and_sees_each_change(shape, dtype):
         weights, rest = parts_of_sum([sketch(3 * one.float() - other.float())], [[sketch(one)], [sketch(other)]])
         assert weights == pytest.approx([3, -1], abs=1e-4) and rest < 1e-5
     assert difference(sketch(one * float("nan")), sketch(one)) == float("inf")
+    before, changed = sketch(one), one.clone()
+    kept = sketch(changed)
+    changed.zero_()
+    assert difference(kept, before) == 0, "a sketch does not change with its tensor"
 
 
 @pytest.mark.parametrize("count", [20, 5000, 200_000])

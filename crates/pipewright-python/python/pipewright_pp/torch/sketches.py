@@ -72,14 +72,14 @@ def sketch(tensor: Tensor, what: str = "a value") -> Sketch:
 
 
 def _sums(values: Tensor) -> Tensor:
-    """Returns sums of values with random signs, or the values if they are few."""
+    """Returns sums of values with random signs, or a copy of the values if they are few."""
     if values.numel() > BUCKETS:
         size = BUCKETS * LAYERS
         blocks = -(-values.numel() // size)
         values = torch.nn.functional.pad(values, (0, blocks * size - values.numel())).view(blocks, size)
         signs, of_block = (part.to(values.device, values.dtype) for part in (_signs(size), _signs(blocks)))
         values = ((of_block @ values) * signs).view(LAYERS, BUCKETS).sum(0)
-    return values.to("cpu", torch.float64)
+    return values.to("cpu", torch.float64, copy=True)
 
 
 @functools.lru_cache(maxsize=64)
