@@ -15,7 +15,7 @@ use pipewright_cluster::search::{
     ClusterPlan, ClusterReport, Fixed, Request, SearchError, lower_bound, search,
 };
 use pipewright_document::Reader;
-use pipewright_schedule::emit::Release;
+use pipewright_schedule::emit::{Release, StageLetters, print_stage_letters};
 use pipewright_schedule::plan::System;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -171,14 +171,15 @@ impl PyClusterPlan {
         if plan.layout.cut == Cut::Even {
             return None;
         }
-        let (blocks, predictors) = (&plan.prediction.blocks, self.request.model.predictors as usize);
+        let (blocks, predictors) = (&plan.prediction.blocks, self.request.model.predictors);
         let last = blocks.len().saturating_sub(1);
-        let stage = |(index, &count): (usize, &usize)| {
-            let embedding = if index == 0 { "E" } else { "" };
-            let end = if index == last { "m".repeat(predictors) + "L" } else { String::new() };
-            embedding.to_owned() + &"t".repeat(count) + &end
+        let stage = |(index, &count): (usize, &usize)| StageLetters {
+            embedding: index == 0,
+            blocks: count.try_into().unwrap_or(u32::MAX),
+            predictors: if index == last { predictors } else { 0 },
+            head: index == last,
         };
-        Some(blocks.iter().enumerate().map(stage).collect::<Vec<_>>().join("|"))
+        Some(print_stage_letters(&blocks.iter().enumerate().map(stage).collect::<Vec<_>>()))
     }
 }
 

@@ -15,6 +15,7 @@ Ctrl-C.
 
 from __future__ import annotations
 
+from pipewright_pp import errors
 from pipewright_pp._native import (
     Comparison,
     Costs,
@@ -32,42 +33,18 @@ from pipewright_pp._native import (
     schedule,
     schedules,
 )
-from pipewright_pp.errors import (
-    ClusterError,
-    CostsError,
-    InternalError,
-    LowerError,
-    OutOfMemoryError,
-    ParseError,
-    PipewrightError,
-    PlanError,
-    ProfileError,
-    ScheduleError,
-    ValidationError,
-    Violation,
-)
+from pipewright_pp.errors import *
 
 __all__ = [
-    "ClusterError",
+    *errors.__all__,
     "Comparison",
     "Costs",
-    "CostsError",
     "Frame",
-    "InternalError",
-    "LowerError",
-    "OutOfMemoryError",
-    "ParseError",
-    "PipewrightError",
     "Plan",
-    "PlanError",
     "Profile",
-    "ProfileError",
     "Program",
     "Schedule",
-    "ScheduleError",
     "Timeline",
-    "ValidationError",
-    "Violation",
     "__version__",
     "compare",
     "plan",

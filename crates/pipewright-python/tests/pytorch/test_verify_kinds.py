@@ -18,7 +18,7 @@ from kinds import KINDS, all_kinds, mistakes
 from pipewright_pp.torch.exchange import Exchange
 from pipewright_pp.torch.matching import match
 from pipewright_pp.torch.records import Parameter, StageRecord
-from pipewright_pp.torch.sketches import add, difference, parts_of_sum, sketch
+from pipewright_pp.torch.sketches import _signs, add, difference, parts_of_sum, sketch
 
 
 @pytest.fixture(scope="module")
@@ -270,6 +270,14 @@ def test_a_sketch_is_linear_and_sees_each_change(shape, dtype):
     kept = sketch(changed)
     changed.zero_()
     assert difference(kept, before) == 0, "a sketch does not change with its tensor"
+
+
+def test_a_sketch_does_not_depend_on_the_context_of_the_step():
+    values = torch.randn(90_000)
+    expected = sketch(values)
+    _signs.cache_clear()
+    with torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
+        assert difference(sketch(values), expected) == 0
 
 
 @pytest.mark.parametrize("count", [20, 5000, 200_000])

@@ -5,15 +5,17 @@
 
 use crate::emit::model_parts::StageParts;
 use crate::emit::read_error::ReadError;
-use crate::emit::stage_letters::StageLetters;
+use crate::emit::stage_letters::{StageLetters, print_stage_letters};
 
 /// Returns the layout of stages, without repetitions.
 pub(super) fn print_layout(stages: &[StageParts]) -> String {
-    let stage = |stage: &StageParts| {
-        let (first, last) = (if stage.embedding { "E" } else { "" }, if stage.head { "L" } else { "" });
-        format!("{first}{}{last}", "t".repeat(stage.blocks.len()))
+    let letters = |stage: &StageParts| StageLetters {
+        embedding: stage.embedding,
+        blocks: stage.blocks.len().try_into().unwrap_or(u32::MAX),
+        predictors: 0,
+        head: stage.head,
     };
-    stages.iter().map(stage).collect::<Vec<_>>().join("|")
+    print_stage_letters(&stages.iter().map(letters).collect::<Vec<_>>())
 }
 
 /// Returns the stages of letters, if a profile has all of their layers.

@@ -56,7 +56,7 @@ pub use options::{CHECKPOINTING, GivenOption, Options};
 pub use read_error::ReadError;
 pub use read_megatron::megatron_stages;
 pub use read_plan::ReadPlan;
-pub use stage_letters::{StageLetters, parse_stage_letters};
+pub use stage_letters::{StageLetters, parse_stage_letters, print_stage_letters};
 pub use system_file::SystemFile;
 
 use crate::plan::{Plan, Refusal, System};

@@ -32,6 +32,16 @@ pub struct StageLetters {
     pub head: bool,
 }
 
+/// Returns the letters of all stages without repetitions, as [`parse_stage_letters`] reads them.
+pub fn print_stage_letters(stages: &[StageLetters]) -> String {
+    let stage = |stage: &StageLetters| {
+        let repeat = |letter: &str, count: u32| letter.repeat(count as usize);
+        let (first, last) = (repeat("E", stage.embedding.into()), repeat("L", stage.head.into()));
+        first + &repeat("t", stage.blocks) + &repeat("m", stage.predictors) + &last
+    };
+    stages.iter().map(stage).collect::<Vec<_>>().join("|")
+}
+
 /// The largest number of characters of an expanded layout.
 const MOST_LETTERS: usize = 20_000;
 
@@ -193,6 +203,13 @@ mod tests {
         );
         check("Et*3|(tt|)*2,m|L", &[[3, 0], [2, 0], [2, 0], [0, 1], [0, 0]]);
         check("E||t m*2 L", &[[0, 0], [0, 0], [1, 2]]);
+    }
+
+    #[test]
+    fn printed_letters_are_read_again() {
+        for text in ["EtL", "Ettt|tt||tmm|L", "E|tmL"] {
+            assert_eq!(print_stage_letters(&parse_stage_letters(text).expect("a layout")), text);
+        }
     }
 
     #[test]

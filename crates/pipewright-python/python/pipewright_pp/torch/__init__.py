@@ -23,17 +23,9 @@ schedule.step(inputs, target=targets)          # as with any schedule of PyTorch
 Importing this package does not import PyTorch. Each function that needs it checks its version first.
 """
 
+from pipewright_pp.torch import errors
 from pipewright_pp.torch.annotate import annotate
-from pipewright_pp.torch.errors import (
-    ChainError,
-    MeasureError,
-    PipelineDiffers,
-    PlanMismatch,
-    TableError,
-    TraceError,
-    UntestedVersion,
-    VerifyError,
-)
+from pipewright_pp.torch.errors import *
 from pipewright_pp.torch.findings import Fault, Finding, Report
 from pipewright_pp.torch.machine import Figure, MachineFigures, measure_machine
 from pipewright_pp.torch.profile_keys import Link
@@ -46,21 +38,14 @@ from pipewright_pp.torch.verify import verify
 from pipewright_pp.torch.versions import TESTED
 
 __all__ = [
+    *errors.__all__,
     "TESTED",
-    "ChainError",
     "Fault",
     "Figure",
     "Finding",
     "Link",
     "MachineFigures",
-    "MeasureError",
-    "PipelineDiffers",
-    "PlanMismatch",
     "Report",
-    "TableError",
-    "TraceError",
-    "UntestedVersion",
-    "VerifyError",
     "annotate",
     "measure_machine",
     "profile",

@@ -78,15 +78,16 @@ def _sums(values: Tensor) -> Tensor:
         blocks = -(-values.numel() // size)
         values = torch.nn.functional.pad(values, (0, blocks * size - values.numel())).view(blocks, size)
         signs, of_block = (part.to(values.device, values.dtype) for part in (_signs(size), _signs(blocks)))
-        values = ((of_block @ values) * signs).view(LAYERS, BUCKETS).sum(0)
+        with torch.autocast(values.device.type, enabled=False):  # The step may run under it.
+            values = ((of_block @ values) * signs).view(LAYERS, BUCKETS).sum(0)
     return values.to("cpu", torch.float64, copy=True)
 
 
 @functools.lru_cache(maxsize=64)
 def _signs(count: int) -> Tensor:
     """Returns random signs, the same in all processes."""
-    generator = torch.Generator().manual_seed(count)
-    return torch.randint(2, (count,), generator=generator, dtype=torch.float64) * 2 - 1
+    generator = torch.Generator("cpu").manual_seed(count)
+    return torch.randint(2, (count,), generator=generator, dtype=torch.float64, device="cpu") * 2 - 1
 
 
 def sketches(values: Iterable[Tensor], what: str) -> list[Sketch]:
