@@ -1,5 +1,6 @@
 """The package imports fast, and nothing in the repository means the other package that is called `pipewright` on PyPI."""
 
+import importlib
 import json
 import pathlib
 import re
@@ -34,6 +35,26 @@ def test_an_import_is_fast_and_loads_no_other_package(tmp_path):
     assert min(seconds for seconds, _ in runs) < LONGEST_S
     loaded = {name.partition(".")[0] for name in runs[0][1]}
     assert "pipewright_pp" in loaded and not loaded & {"torch", "numpy", "pandas", "pipewright"}
+
+
+@pytest.mark.parametrize("name", ["pipewright_pp", "pipewright_pp.cluster", "pipewright_pp.errors", "pipewright_pp.torch"])
+def test_all_public_names_exist_and_are_documented(name):
+    module = importlib.import_module(name)
+    assert module.__doc__ and len(module.__all__) == len(set(module.__all__)) > 2
+    for public in module.__all__:
+        value = getattr(module, public)
+        if not callable(value):
+            continue
+        assert value.__module__.partition(".")[0] == "pipewright_pp", f"{public} says that it is of {value.__module__}"
+        assert value.__doc__, f"{public} has no docstring"
+        assert not getattr(value, "__name__", public).startswith("_"), public
+
+
+def test_the_package_has_all_of_its_errors():
+    errors = importlib.import_module("pipewright_pp.errors")
+    assert set(errors.__all__) <= set(pw.__all__)
+    kinds = {kind.__name__ for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)}
+    assert kinds <= set(errors.__all__)
 
 
 def test_the_version_is_the_distributions():
