@@ -319,9 +319,9 @@ class Named(nn.Module):
 
 
 def dictionary_and_whole_tensor(rank: int) -> Report:
-    """One stage returns a dictionary, and gets a tensor that has no row for each row of the batch."""
+    """One stage returns a dictionary, and gets a tensor whole that has as many rows as the batch."""
     torch.manual_seed(4)
-    model, x, y, weights = Named(), torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH), torch.rand(1, WIDTH)
+    model, x, y, weights = Named(), torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH), torch.rand(WIDTH)
     own, loss_fn = copy.deepcopy(model), lambda output, target: mse_loss(output["logits"], target)
 
     def step() -> None:

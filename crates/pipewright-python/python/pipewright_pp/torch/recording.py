@@ -180,6 +180,7 @@ class _Observer:
             return  # PyTorch runs the module to learn the shapes of its outputs.
         microbatch = self._current
         call = self._record.calls[microbatch] = Call()
+        self._record.shapes |= {tuple(tensor.shape) for tensor in tensors_in((args, kwargs))}
         self._record.autocast = tuple(
             (device, torch.get_autocast_dtype(device)) for device in self._devices if torch.is_autocast_enabled(device)
         )

@@ -52,6 +52,8 @@ class StageRecord:
     """The microbatches by their position in the step of the replica."""
     parameters: dict[str, Parameter] = field(default_factory=dict)
     buffers: dict[str, Buffer] = field(default_factory=dict)
+    shapes: set[tuple[int, ...]] = field(default_factory=set)
+    """The shapes of all tensors that the stage gets as arguments."""
     autocast: tuple[tuple[str, torch.dtype], ...] = ()
     """The types of devices for which the stage's last forward ran under `torch.autocast`, with the precision."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,14 +114,14 @@ class Batch:
                 "whole batch of the step"
             )
 
-    def microbatches(self, count: int) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    def microbatches(self, count: int, given: Container[tuple[int, ...]]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
         """Returns the arguments of each microbatch.
 
-        Tensors with as many rows as the first one are cut along their first dimension, and each microbatch gets all others.
+        Tensors are cut along their first dimension, as PyTorch does, unless the first stage gets them whole. `given` are the
+        shapes that it gets.
         """
-        rows = tensors_in((*self.args, *self.kwargs.values()))[0].shape[0]
-        args = [_chunks(value, count, rows) for value in self.args]
-        kwargs = {name: _chunks(value, count, rows) for name, value in self.kwargs.items()}
+        args = [_chunks(value, count, given) for value in self.args]
+        kwargs = {name: _chunks(value, count, given) for name, value in self.kwargs.items()}
         return [
             (tuple(of_arg[index] for of_arg in args), {name: of_arg[index] for name, of_arg in kwargs.items()})
             for index in range(count)
@@ -134,18 +134,20 @@ def run(
     loss_fn: Callable[..., Any] | None,
     microbatches: int,
     names: Names,
-    autocast: Sequence[tuple[str, torch.dtype]] = (),
+    given: Container[tuple[int, ...]],
+    autocast: Sequence[tuple[str, torch.dtype]],
 ) -> Uncut:
-    """Runs a step of the uncut model. `autocast` are the types of devices with the precision of its forward and its loss.
+    """Runs a step of the uncut model.
 
-    Raises `VerifyError` if the model or the loss fails.
+    `given` are the shapes of the tensors that the first stage gets. `autocast` are the types of devices with the precision of
+    the model's forward and the loss. Raises `VerifyError` if the model or the loss fails.
     """
     batch.check(model.device, microbatches)
     module = model.module
     buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers(remove_duplicate=False)}
     watcher = _Watcher(model, names)
     outputs: list[Any] = []
-    arguments = batch.microbatches(microbatches)
+    arguments = batch.microbatches(microbatches, given)
     draws = False
     devices = [model.device] if model.device.startswith("cuda") else []
     with torch.random.fork_rng(devices=devices), torch.enable_grad():
@@ -353,10 +355,11 @@ def _called(problem: str, function: Callable[..., Any], *args: Any, **kwargs: An
         raise VerifyError(f"{problem}: {sentence_of(error)}") from error
 
 
-def _chunks(value: Any, count: int, rows: int | None = None) -> list[Any]:
-    """Returns a value for each microbatch. A tensor with another number of rows is not cut, if `rows` is given."""
-    if isinstance(value, Tensor) and value.dim() and rows in (None, value.shape[0]):
-        return list(torch.tensor_split(value, count))
+def _chunks(value: Any, count: int, given: Container[tuple[int, ...]] = ()) -> list[Any]:
+    if isinstance(value, Tensor) and value.dim() and value.shape[0] >= count:
+        parts = torch.tensor_split(value, count)
+        if tuple(value.shape) not in given or tuple(parts[0].shape) in given:
+            return list(parts)
     return [value] * count
 
 

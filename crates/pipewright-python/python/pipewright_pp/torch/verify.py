@@ -84,9 +84,12 @@ def verify(
     exchange = _exchange(torch, deadline_s)
     asked = _Asked(inputs, target, loss_fn, max_norm, tokens, names, replicas, tolerance)
     try:
-        return _verified(exchange, step, model, stages, replica, deadline_s, asked)
-    finally:
+        report = _verified(exchange, step, model, stages, replica, deadline_s, asked)
+    except Exception:
         exchange.close()
+        raise
+    exchange.close()
+    return report
 
 
 @dataclass(frozen=True)
@@ -270,7 +273,9 @@ def _compared(records: Sequence[RankRecord], model: Model, asked: _Asked) -> Rep
     names = match(stages, model.values, asked.names)
     states = {stage.autocast for stage in stages}
     autocast = states.pop() if len(states) == 1 else ()
-    uncut = run(model, Batch(args, kwargs, asked.target), asked.loss_fn, microbatches * asked.replicas, names, autocast)
+    given = {shape for stage in stages if stage.stage == 0 for shape in stage.shapes}
+    batch = Batch(args, kwargs, asked.target)
+    uncut = run(model, batch, asked.loss_fn, microbatches * asked.replicas, names, given, autocast)
     setting = Setting(microbatches, asked.replicas, asked.tolerance, asked.max_norm, tokens)
     judged = judge(Comparison(records, uncut, names, setting, model.values))
     return Report(
