@@ -18,7 +18,7 @@ class Part:
     """The facts that a rank tells the others about what it would execute."""
 
     #: Names the table of all ranks.
-    table: str
+    table: str = ""
     #: The cut and the recomputation of a plan; None for a schedule.
     cut: tuple[Any, ...] | None = None
     #: The layers of each stage of this rank, for stages that `pipewright_pp.torch.stages` has made.
