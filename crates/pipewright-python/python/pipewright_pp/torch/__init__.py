@@ -6,6 +6,7 @@
 - `stages` cuts the model into the stages that a plan gives to this rank, and `schedule` executes the plan on them.
   `program_for` is the program that it executes.
 - `verify` compares a step of any pipeline in PyTorch with the uncut model, and names the first stage that differs.
+- `watch` prints who waits for which message of whom when a step does not end.
 - `timeline_of` reads the profiler's traces of all ranks as a timeline. `annotate` names the actions of single-stage
   schedules in these traces.
 
@@ -27,7 +28,9 @@ from pipewright_pp.torch import errors
 from pipewright_pp.torch.annotate import annotate
 from pipewright_pp.torch.errors import *
 from pipewright_pp.torch.findings import Fault, Finding, Report
+from pipewright_pp.torch.hangs import HangReport, Wait
 from pipewright_pp.torch.machine import Figure, MachineFigures, measure_machine
+from pipewright_pp.torch.positions import Operation, Position, Standing
 from pipewright_pp.torch.profile_keys import Link
 from pipewright_pp.torch.profiling import profile
 from pipewright_pp.torch.reading import program_of
@@ -36,6 +39,7 @@ from pipewright_pp.torch.stages import stages
 from pipewright_pp.torch.traces import timeline_of
 from pipewright_pp.torch.verify import verify
 from pipewright_pp.torch.versions import TESTED
+from pipewright_pp.torch.watch import Watch, watch
 
 __all__ = [
     *errors.__all__,
@@ -43,9 +47,15 @@ __all__ = [
     "Fault",
     "Figure",
     "Finding",
+    "HangReport",
     "Link",
     "MachineFigures",
+    "Operation",
+    "Position",
     "Report",
+    "Standing",
+    "Wait",
+    "Watch",
     "annotate",
     "measure_machine",
     "profile",
@@ -55,4 +65,5 @@ __all__ = [
     "stages",
     "timeline_of",
     "verify",
+    "watch",
 ]

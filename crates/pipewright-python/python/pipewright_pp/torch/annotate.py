@@ -6,7 +6,7 @@ stages. This module wraps the methods of their stages that compute and that make
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -47,7 +47,7 @@ def _annotate_stage(stage: Any, record: Callable[[str], Any]) -> None:
     if getattr(stage.forward_one_chunk, "names_actions", False):
         return
 
-    def mark(action: str) -> None:
+    def mark(action: str, _: list[Any]) -> None:
         with record(PREFIX + action):
             pass
 
@@ -70,14 +70,23 @@ def around_computations(stage: Any, within: Callable[[str, int], AbstractContext
     stage.backward_weight_one_chunk = _around(stage.backward_weight_one_chunk, within, lambda _: f"{index}W")
 
 
-def before_messages(stage: Any, mark: Callable[[str], None]) -> None:
-    """Calls `mark` with the action of each message of a stage, such as `1RECV_F0`, when PyTorch makes it."""
+def before_messages(stage: Any, mark: Callable[[str, list[Any]], None]) -> None:
+    """Calls `mark` with the action of each message of a stage, such as `1RECV_F0`, and its operations, when PyTorch makes them."""
     for method, kind in _MESSAGES.items():
         setattr(stage, method, _before(getattr(stage, method), mark, f"{stage.stage_index}{kind}"))
 
 
 #: The attributes of a stage that `around_computations` and `before_messages` replace.
 WRAPPED = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk", *_MESSAGES)
+
+
+def restore(stage: Any, attributes: Mapping[str, Any]) -> None:
+    """Sets the attributes of an object to what they were; None removes one."""
+    for name, value in attributes.items():
+        if value is None:
+            stage.__dict__.pop(name, None)
+        else:
+            setattr(stage, name, value)
 
 
 def _around(
@@ -95,13 +104,13 @@ def _around(
     return named
 
 
-def _before(method: Callable[[int], list[Any]], mark: Callable[[str], None], name: str) -> Callable[[int], list[Any]]:
+def _before(method: Callable[[int], list[Any]], mark: Callable[[str, list[Any]], None], name: str) -> Callable[[int], list[Any]]:
     """Returns the method with a call of `mark` after it, if it makes a message."""
 
     def named(microbatch: int) -> list[Any]:
         operations = method(microbatch)
         if operations:
-            mark(f"{name}{microbatch}")
+            mark(f"{name}{microbatch}", operations)
         return operations
 
     return named

@@ -8,6 +8,7 @@ from pipewright_pp.errors import PipewrightError
 
 __all__ = [
     "ChainError",
+    "HangError",
     "MeasureError",
     "PipelineDiffers",
     "PlanMismatch",
@@ -80,3 +81,10 @@ class PipelineDiffers(PipewrightError, ValueError):
 
     findings: tuple[Any, ...] = ()
     """The differences (`pipewright_pp.torch.Finding`), the first one first."""
+
+
+class HangError(PipewrightError, RuntimeError):
+    """A step does not end, and this rank waits in it for another one."""
+
+    report: Any = None
+    """The waits of all ranks (`pipewright_pp.torch.HangReport`)."""

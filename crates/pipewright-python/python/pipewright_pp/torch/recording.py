@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from .annotate import WRAPPED, around_computations, before_messages
+from .annotate import WRAPPED, around_computations, before_messages, restore
 from .errors import VerifyError
 from .records import Buffer, Call, Parameter, RankRecord, StageRecord
 from .sketches import Sketch, sketch, sketches, tensors_in
@@ -144,9 +144,9 @@ class _Observer:
         module, stage = self._part.module, self._part.stage
         if hasattr(stage, "forward_one_chunk"):
             before = {name: stage.__dict__.get(name) for name in WRAPPED}
-            self._undo.append(lambda: _restore(stage, before))
+            self._undo.append(lambda: restore(stage, before))
             around_computations(stage, self._within)
-            before_messages(stage, lambda action: self._actions.append(action))
+            before_messages(stage, lambda action, _: self._actions.append(action))
         handles = [
             module.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             module.register_forward_hook(self._after_forward, with_kwargs=True),
@@ -217,14 +217,6 @@ class _Observer:
 
         handle = tensor.register_hook(observe)
         self._undo.append(handle.remove)
-
-
-def _restore(stage: Any, attributes: Mapping[str, Any]) -> None:
-    for name, value in attributes.items():
-        if value is None:
-            stage.__dict__.pop(name, None)
-        else:
-            setattr(stage, name, value)
 
 
 def random_state() -> list[Tensor]:
