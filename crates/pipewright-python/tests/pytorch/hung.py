@@ -267,8 +267,9 @@ HUNG = {
     "a broadcast with two roots": Case(
         3,
         lambda rank, _: (dist.broadcast(rows(), 1 if rank == 1 else 0), dist.barrier()),
-        {0, 1, 2},
-        ("barrier",),
+        {0, 1},
+        ("broadcast with root 1", "broadcast with root 0, operation 1 of group 0, float32[4], 16 bytes in its place"),
+        cycle=(0, 1),
     ),
     "a missing barrier": Case(3, lambda rank, _: rank == 2 or dist.barrier(), {2}, ("barrier, operation", "rank 2 has left")),
     "a gather without its root": Case(
@@ -279,36 +280,38 @@ HUNG = {
     ),
     "objects on a part of the ranks": Case(2, by_rank(lambda: dist.all_gather_object([None] * 2, 1), done), {1}, ("all_gather",)),
     "a group of which a rank is missing": Case(3, lambda rank, _: in_group(rank, [0, 1], 1), {1}, ("all_reduce, operation 1", "rank 1 has left")),
-    "another group": Case(3, other_group, {0, 1, 2}, ("all_reduce",)),
+    "another group": Case(3, other_group, {0, 1, 2}, ("operation 1 of group 1", "operation 1 of group 0"), cycle=(0, 1)),
     "a group that a rank does not make": Case(2, lambda rank, _: recv(0) if rank else dist.new_group([0, 1]), {0}, ("in new_group", "recv 1")),
     "a ring of three": Case(3, lambda rank, _: exchange_with(rank, 3, sends_first=False), {0, 1, 2}, ("recv 1 from rank 2",), cycle=(0, 2, 1)),
     "a ring of five": Case(
         5, lambda rank, _: exchange_with(rank, 5, sends_first=True), {0, 1, 2, 3, 4}, ("send 1 to rank 4",), cycle=(0, 1, 2, 3, 4)
     ),
     "a receive from any rank": Case(3, by_rank(lambda: recv(None), done, done), {0, 1, 2}, ("recv 1 from any rank",)),
-    "a forgotten wait": Case(2, dropped, {0}, ("rank 0 has dropped the work of send 1 to rank 1",)),
+    "a forgotten wait": Case(2, dropped, {0}, ("rank 0 has dropped the work of send 1 to rank 1",), cycle=(0, 1)),
     "a batch with one receive too many": Case(2, batches, {0, 1}, ("recv 2 from rank 0",)),
     "replicas with other numbers": Case(4, lambda rank, _: replicas(rank, (3, 2)), {2, 3}, ("all_reduce, operation 3", "rank 3 has left")),
     "fewer microbatches on one rank": Case(
         3,
         lambda _, schedule: call(schedule),
         {2},
-        ("the ranks 2 execute another program than the others",),
+        ("another program than the others: rank 2",),
         lambda rank, ranks: single("ScheduleGPipe", rank, ranks, microbatches=3 if rank == 2 else 4),
+        cycle=(1, 2),
     ),
     "other schedules on two ranks": Case(
         2,
         lambda _, schedule: call(schedule),
-        {1},
-        ("the ranks 1 execute another program than the others", "action"),
-        lambda rank, ranks: several(["ScheduleInterleaved1F1B", "ScheduleLoopedBFS"][rank], rank, ranks),
+        {0, 1},
+        ("another program than the others: ranks 0-1", "action"),
+        lambda rank, ranks: several("ScheduleLoopedBFS", rank, ranks) if rank else single("ScheduleGPipe", rank, ranks),
     ),
     "an evaluation on one rank": Case(
         2,
         lambda rank, schedule: call(schedule, "eval" if rank == 1 else "step"),
         {0, 1},
-        ("RECV_B0",),
+        ("another call than the others: ranks 0-1 (rank 0 in step(), rank 1 in eval())", "1RECV_F0"),
         lambda rank, ranks: single("ScheduleGPipe", rank, ranks),
+        cycle=(0, 1),
     ),
     "one step too many": Case(
         2,
@@ -329,14 +332,14 @@ HUNG = {
         2,
         lambda _, schedule: call(schedule),
         {1},
-        ("has failed in step 1", "no more batches", "the program is sound"),
+        ("rank 1 has failed in step 1: RuntimeError", "is sound", "0SEND_F"),
         lambda rank, ranks: single("Schedule1F1B", rank, ranks, FAILS(rank)),
     ),
     "a stage that is killed": Case(
         3,
         lambda _, schedule: call(schedule),
         {1},
-        ("rank 1 does not answer", "has ended", "rank 2", "0RECV_B0"),
+        ("rank 1 does not answer", "has ended", "rank 2 (step 1", "0SEND_F1"),
         lambda rank, ranks: single("Schedule1F1B", rank, ranks, on(1, lambda: kill(signal.SIGKILL))(rank)),
     ),
     "a stage that sleeps": Case(
@@ -350,10 +353,11 @@ HUNG = {
         2,
         lambda _, schedule: call(schedule),
         {0, 1},
-        ("all_reduce, operation",),
+        ("all_reduce, operation", "0SEND_F", "at 1F0"),
         lambda rank, ranks: single("ScheduleGPipe", rank, ranks, on(1, lambda: dist.all_reduce(rows()))(rank)),
+        cycle=(0, 1),
     ),
-    "wrong neighbours in a V": Case(2, lambda _, schedule: call(schedule), {0, 1}, ("wait",), wrong_neighbours),
+    "wrong neighbours in a V": Case(2, lambda _, schedule: call(schedule), {1}, ("rank 1 has failed", "PipeliningMetadataError"), wrong_neighbours),
     "a norm on a part of the ranks": Case(
         2,
         lambda rank, schedule: train_then(rank, schedule, lambda rank: rank == 0 and dist.all_reduce(rows(1))),
@@ -378,8 +382,8 @@ HUNG = {
     "other numbers of microbatches in a V": Case(
         2,
         lambda _, schedule: call(schedule),
-        {1},
-        ("the ranks 1 execute another program",),
+        {0, 1},
+        ("another program than the others: ranks 0-1",),
         lambda rank, ranks: several("ScheduleZBVZeroBubble", rank, ranks, microbatches=[8, 4][rank]),
     ),
 }
@@ -388,7 +392,6 @@ HUNG = {
 def run(rank: int, case: str, folder: Path) -> None:
     """Runs a rank of a case until its report is written."""
     found = HUNG[case]
-    os.dup2(os.open(folder / f"errors{rank}", os.O_CREAT | os.O_WRONLY), 2)
     start(rank, found.ranks, folder)
     schedule = found.make(rank, found.ranks)
     with pt.watch(schedule, deadline_s=DEADLINE_S, tell=lambda report: write(report, folder)):
@@ -398,6 +401,7 @@ def run(rank: int, case: str, folder: Path) -> None:
 
 def start(rank: int, ranks: int, folder: Path) -> None:
     """Joins the process group."""
+    os.dup2(os.open(folder / f"errors{rank}", os.O_CREAT | os.O_WRONLY), 2)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     address = (folder / "rendezvous").as_uri()
@@ -405,8 +409,80 @@ def start(rank: int, ranks: int, folder: Path) -> None:
     dist.barrier()
 
 
-def write(report: pt.HangReport, folder: Path) -> None:
+def write(report: Any, folder: Path, name: str = "report") -> None:
     """Writes the report for the test."""
-    part = folder / "part"
+    part = folder / f"{name}.part"
     part.write_bytes(pickle.dumps(report))
-    part.rename(folder / "report")
+    part.rename(folder / name)
+
+
+def crossed(rank: int) -> None:
+    """Messages whose tags are crossed."""
+    for tag in (1, 2) if rank == 0 else (2, 1):
+        send(1, tag) if rank == 0 else recv(0, tag)
+
+
+def raising(rank: int, folder: Path) -> None:
+    """Waits that end with an error, on both ranks."""
+    start(rank, 2, folder)
+    found = None
+    try:
+        with pt.watch(deadline_s=DEADLINE_S, on_hang="raise", tell=lambda report: None):
+            crossed(rank)
+    except pt.HangError as error:
+        found = error
+    write(found, folder, f"result{rank}")
+    time.sleep(60)
+
+
+def exiting(rank: int, folder: Path) -> None:
+    """Processes that end after the report, which the standard error output has."""
+    start(rank, 2, folder)
+    with pt.watch(deadline_s=DEADLINE_S, on_hang="exit"):
+        crossed(rank)
+
+
+def without_store(rank: int, folder: Path) -> None:
+    """Rank 0 has the store of the process group and is killed; with a path, the ranks meet there."""
+    for number, path in enumerate((None, folder / "meeting")):
+        if os.fork() == 0:
+            start(rank, 3, folder / str(number))
+            tell = lambda report: write(report, folder, f"result{number}.{rank}")  # noqa: E731
+            with pt.watch(deadline_s=DEADLINE_S, store=path, tell=tell):
+                if rank == 0:
+                    kill(signal.SIGKILL)
+                recv(rank - 1)
+    time.sleep(60)
+
+
+def sound(rank: int, folder: Path) -> None:
+    """Steps that end, some of them slowly: no report."""
+    start(rank, 2, folder)
+    reports: list[Any] = []
+    sizes, works = [], []
+    schedules = [
+        *(single(name, rank, 2) for name in ("ScheduleGPipe", "Schedule1F1B")),
+        *(several(name, rank, 2) for name in ("ScheduleInterleaved1F1B", "ScheduleZBVZeroBubble", "ScheduleDualPipeV")),
+    ]
+    for schedule in schedules:
+        for _ in range(3):
+            with pt.watch(schedule, deadline_s=DEADLINE_S, tell=reports.append) as watch:
+                call(schedule)
+                dist.all_reduce(rows())
+        call(schedule, "eval")
+        sizes.append(watch._monitor.position().standing)
+    with watch:
+        for _ in range(4):  # Slower than the deadline, with progress.
+            time.sleep(DEADLINE_S / 3 if rank == 0 else 0)
+            send(1) if rank == 0 else recv(0)
+        for _ in range(20):
+            works.append(dist.isend(rows(), 1) if rank == 0 else dist.irecv(rows(), 0))
+        for work in works:
+            work.wait()
+    streams = watch._monitor.position().streams
+    before = dist.ProcessGroup.send
+    watch.close()
+    is_removed = dist.ProcessGroup.send is not before and "step" not in schedule.__dict__
+    time.sleep(1.5 * DEADLINE_S)
+    dist.barrier()
+    write((reports, watch.report, sizes, {key: kept[-1].number for key, kept in streams.items()}, is_removed), folder, f"result{rank}")

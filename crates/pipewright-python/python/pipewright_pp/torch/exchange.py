@@ -77,6 +77,10 @@ class Exchange:
                 timed_out=True,
             ) from error
 
+    def has(self, kind: str, rank: int) -> bool:
+        """Returns whether a rank has written its value. Raises the store's error if it does not respond."""
+        return bool(self._store.check([self._key(kind, rank, "count")]))
+
     def failed(self) -> int | None:
         """Returns a rank that has published an error of its own; None if there is none."""
         key = self._key("failed", 0)

@@ -67,6 +67,8 @@ class HangReport:
     """The ranks that have not answered, and what is known of them."""
     idle_s: float = 0.0
     """The seconds without progress."""
+    error: str = ""
+    """The error of the operation that has failed, if one has: on Gloo, the end of a process is an error for its peers."""
 
     @property
     def operations(self) -> tuple[Operation, ...]:
@@ -77,12 +79,13 @@ class HangReport:
     def __str__(self) -> str:
         count = len(self.positions) + len(self.silent)
         waiting = {wait.rank for wait in self.waits}
-        lines = [f"the step does not end: no progress for {self.idle_s:.3g} s, {len(waiting)} of {count} ranks wait"]
+        reason = f"an operation has failed ({self.error})" if self.error else f"no progress for {self.idle_s:.3g} s"
+        lines = [f"the step does not end: {reason}, {len(waiting)} of {count} ranks wait"]
         if self.cycle:
             lines.append("cycle: " + " -> ".join(f"rank {rank}" for rank in _shortened([*self.cycle, self.cycle[0]])))
         lines += [f"rank {rank} {text}" for rank, text in list(self.ends.items())[:_SHOWN]]
         if len(self.ends) > _SHOWN:
-            lines.append(f"the ranks {_ranges(list(self.ends)[_SHOWN:])} do not wait either")
+            lines.append(f"not waiting either: {_ranges(list(self.ends)[_SHOWN:])}")
         shown: list[Wait] = []
         for chosen in (self.culprits, self.ends, waiting):
             shown += [wait for wait in self.waits if wait not in shown and (wait.rank in chosen or set(wait.on) & set(chosen))]
@@ -92,18 +95,18 @@ class HangReport:
         lines += [f"  {note}" for note in self.notes[:_SHOWN]]
         named = {wait.rank for wait in shown[:_SHOWN]} | set(self.ends)
         if rest := sorted(waiting - named):
-            lines.append(f"the ranks {_ranges(rest)} wait for these")
+            lines.append(f"waiting for these: {_ranges(rest)}")
         if others := sorted(set(self.positions) - waiting - named):
-            lines.append(f"the ranks {_ranges(others)} do not wait, and nobody waits for them")
+            lines.append(f"not waiting, and nobody waits for them: {_ranges(others)}")
         if unheard := sorted(set(self.silent) - named):
-            lines.append(f"the ranks {_ranges(unheard)} do not answer: {self.silent[unheard[0]]}")
+            lines.append(f"not answering: {_ranges(unheard)}; {self.silent[unheard[0]]}")
         return "\n".join(lines)
 
 
 def judge(
-    positions: Mapping[int, Position], silent: Mapping[int, str], *, idle_s: float = 0.0, verdict: str = ""
+    positions: Mapping[int, Position], silent: Mapping[int, str], *, idle_s: float = 0.0, error: str = "", verdict: str = ""
 ) -> HangReport:
-    """Returns the report. `verdict` says what is wrong with the program, if something is."""
+    """Returns the report. `verdict` says whether the program itself is wrong, if it is known."""
     waits = [wait for position in positions.values() for wait in _waits_of(position, positions, silent)]
     targets: dict[int, set[int]] = {}
     for wait in waits:
@@ -118,12 +121,15 @@ def judge(
         ends |= {rank: f"does not answer: {reason}" for rank, reason in silent.items()}
     cycle = _cycle({rank: on & waiting for rank, on in targets.items()})
     notes, named = _departures(positions)
+    named |= _droppers(waits, positions)
     culprits = named or _culprits(waits, ends, cycle, positions)
     if verdict:
         notes.insert(0, verdict)
     notes += _sizes(positions)
     notes += _unmatched(positions, {(wait.rank, wait.operation) for wait in waits})
-    return HangReport(tuple(waits), cycle, tuple(sorted(culprits)), ends, tuple(notes), dict(positions), dict(silent), idle_s)
+    return HangReport(
+        tuple(waits), cycle, tuple(sorted(culprits)), ends, tuple(notes), dict(positions), dict(silent), idle_s, error
+    )
 
 
 def _waits_of(position: Position, positions: Mapping[int, Position], silent: Mapping[int, str]) -> list[Wait]:
@@ -146,6 +152,8 @@ def _missing(rank: int, operation: Operation, positions: Mapping[int, Position])
         return () if given >= operation.number else tuple(members)
     other = positions.get(operation.peer)
     if other is None:
+        return (operation.peer,)
+    if (matched := _counterpart(rank, operation, positions)) is not None and matched.is_dropped:
         return (operation.peer,)
     counts = [other.count((operation.group, other_kind, rank, operation.tag))]
     if other_kind == "recv":
@@ -177,9 +185,9 @@ def _why(
 ) -> str:
     if operation == UNKNOWN:
         return "its other ranks are not known"
+    if (matched := _counterpart(position.rank, operation, positions)) is not None and matched.is_dropped:
+        return f"rank {operation.peer} has dropped the work of {matched} without waiting for it"
     if not on:
-        if (matched := _counterpart(position.rank, operation, positions)) is not None and matched.is_dropped:
-            return f"rank {operation.peer} has dropped the work of {matched} without waiting for it"
         return "all ranks have done their part, so it is under way, or its link is slow or broken"
     texts = []
     for rank in on[:3]:
@@ -190,7 +198,7 @@ def _why(
             texts.append(f"rank {rank} has {own} in its place")
         else:
             texts.append(_instead(position, operation, other) or f"rank {rank} {_short(other)}")
-    return "; ".join([*texts, *([f"and the ranks {_ranges(on[3:])}"] if len(on) > 3 else [])])
+    return "; ".join([*texts, *([f"and {_ranges(on[3:])}"] if len(on) > 3 else [])])
 
 
 def _instead(position: Position, operation: Operation, other: Position) -> str:
@@ -274,10 +282,20 @@ def _culprits(
         for rank in wait.on:
             other = positions.get(rank)
             # A rank that has finished the same step may lack the operation, or the rank that waits has one too many.
-            finished = other is not None and rank in ends and other.state != "failed" and not other.kind
+            finished = (
+                other is not None
+                and rank in ends
+                and (other.state in ("left", "ended") or (other.standing is not None and not other.kind))
+            )
             if finished and wait.operation.kind in PEER_KINDS and other is not None and other.step == positions[wait.rank].step:
                 culprits.add(wait.rank)
     return culprits
+
+
+def _droppers(waits: Sequence[Wait], positions: Mapping[int, Position]) -> set[int]:
+    """Returns the ranks that have dropped the work of an operation for which another rank waits."""
+    matched = [(wait.operation.peer, _counterpart(wait.rank, wait.operation, positions)) for wait in waits]
+    return {peer for peer, operation in matched if peer is not None and operation is not None and operation.is_dropped}
 
 
 def _departures(positions: Mapping[int, Position]) -> tuple[list[str], set[int]]:
@@ -285,12 +303,14 @@ def _departures(positions: Mapping[int, Position]) -> tuple[list[str], set[int]]
     notes, ranks = [], set()
     digests = {rank: position.standing.digest for rank, position in positions.items() if position.standing is not None}
     kinds = {rank: position.kind for rank, position in positions.items() if position.kind}
-    for values, text in ((digests, "execute another program than the others"), (kinds, "are in another call than the others")):
-        if len(set(values.values())) > 1:
-            usual = Counter(values[rank] for rank in sorted(values)).most_common(1)[0][0]
-            different = [rank for rank, value in values.items() if value != usual]
-            calls = f": {', '.join(f'rank {rank} in {kinds[rank]}()' for rank in sorted(kinds)[:4])}" if values is kinds else ""
-            notes.append(f"the ranks {_ranges(different)} {text}{calls}")
+    for values, text in ((digests, "another program than the others"), (kinds, "another call than the others")):
+        counts = Counter(values.values())
+        if len(counts) > 1:
+            largest = max(counts.values())
+            usual = [value for value, count in counts.items() if count == largest]
+            different = [rank for rank, value in values.items() if len(usual) > 1 or value != usual[0]]
+            calls = f" ({', '.join(f'rank {rank} in {kinds[rank]}()' for rank in sorted(kinds)[:4])})" if values is kinds else ""
+            notes.append(f"{text}: {_ranges(different)}{calls}")
             ranks |= set(different)
     for rank, position in positions.items():
         if position.standing is not None and position.standing.departure and position.kind != "eval":
@@ -327,15 +347,17 @@ def _unmatched(positions: Mapping[int, Position], waited: set[tuple[int, Operati
     return notes
 
 
-def _ranges(ranks: Iterable[int]) -> str:
-    """Returns ranks as text: 0, 2-5."""
+def _ranges(given: Iterable[int]) -> str:
+    """Returns ranks as text: ranks 0, 2-5."""
     runs: list[list[int]] = []
-    for rank in sorted(ranks):
+    ranks = sorted(given)
+    for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:
             runs[-1].append(rank)
         else:
             runs.append([rank])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {text}"
 
 
 def _shortened(ranks: list[int]) -> list[int | str]:

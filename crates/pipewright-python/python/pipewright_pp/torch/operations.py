@@ -8,7 +8,6 @@ Nothing keeps a tensor alive. Imports PyTorch.
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -70,7 +69,7 @@ class _Issued:
 class Operations:
     """The operations of this process while the hooks are installed."""
 
-    def __init__(self, failed: Callable[[float, RuntimeError], Exception | None]):
+    def __init__(self, failed: Callable[[RuntimeError], Exception | None]):
         #: Counts all that begins and ends.
         self.events = 0
         #: The longest wait; None waits as PyTorch does.
@@ -161,6 +160,10 @@ class Operations:
         self._waiting[thread] = issued
         try:
             work = original(group, *args, **kwargs)
+        except RuntimeError as error:
+            if (hang := self._failed(error)) is not None:
+                raise hang from error
+            raise
         finally:
             del self._waiting[thread]
             self.events += 1
@@ -176,17 +179,12 @@ class Operations:
             thread = threading.get_ident()
             self._waiting[thread] = found[1] if found is not None and found[0]() is work else None
             self.events += 1
-            if self.limit is None or args or kwargs:
-                try:
-                    return original(work, *args, **kwargs)
-                finally:
-                    self._waiting.pop(thread, None)
-                    self.events += 1
-            start = time.monotonic()
             try:
-                return original(work, self.limit)
+                if self.limit is not None and not args and not kwargs:
+                    return original(work, self.limit)
+                return original(work, *args, **kwargs)
             except RuntimeError as error:
-                if (hang := self._failed(time.monotonic() - start, error)) is not None:
+                if (hang := self._failed(error)) is not None:
                     raise hang from error
                 raise
             finally:

@@ -20,6 +20,7 @@ import atexit
 import itertools
 import math
 import os
+import re
 import socket
 import sys
 import threading
@@ -163,7 +164,8 @@ class Monitor:
         self._main = threading.get_ident()
         self._undo: list[Callable[[], None]] = []
         self._report: HangReport | None = None
-        self._reported, self._stop = threading.Event(), threading.Event()
+        self._broken = ""
+        self._reported, self._wake = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
     def enter(self, watch: Watch) -> None:
@@ -180,8 +182,8 @@ class Monitor:
     def leave(self, error: BaseException | None) -> None:
         self._state, self.operations.limit = "left", None
         self.operations.events += 1
-        if error is not None and not isinstance(error, HangError):
-            self._state, self._failure = "failed", f"{type(error).__name__}: {error}"[:300]
+        if isinstance(error, Exception) and not isinstance(error, HangError):
+            self._state, self._failure = "failed", f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
             self._publish_end()
 
     def follow(self, schedule: Any) -> None:
@@ -220,7 +222,7 @@ class Monitor:
 
     def close(self) -> None:
         self.is_closed = True
-        self._stop.set()
+        self._wake.set()
         if self._thread is not None:
             self._thread.join(5.0)
             atexit.unregister(self._end)
@@ -240,7 +242,8 @@ class Monitor:
         if self._state != "failed":
             self._state = "ended"
         self._publish_end()
-        self._stop.set()
+        self.is_closed = True
+        self._wake.set()
         if self._thread is not None:
             self._thread.join(5.0)
 
@@ -254,43 +257,49 @@ class Monitor:
         return Exchange(self._store, self.rank if rank is None else rank, self.ranks, f"watch/{self._life}/{name}", 60.0)
 
     def _follow_ranks(self) -> None:
-        """The thread: answers calls of other ranks, and calls them if this rank makes no progress."""
+        """The thread: answers calls of other ranks, and calls them if this rank makes no progress or a message has failed."""
         events, since, is_told = -1, time.monotonic(), False
-        while not self._stop.wait(_period_s(self._watch)):
+        while True:
+            self._wake.wait(_period_s(self._watch))
+            self._wake.clear()
+            if self.is_closed:
+                return
             now = time.monotonic()
             if self.operations.events != events:
                 events, since, is_told = self.operations.events, now, False
                 self._reported.clear()
-            watch = self._watch
-            is_late = self._state == "inside" and watch is not None and now - since >= watch.deadline_s and not is_told
+            watch, error = self._watch, self._broken
+            is_late = self._state == "inside" and watch is not None and (now - since >= watch.deadline_s or error != "")
+            calls = is_late and not is_told
             try:
-                is_called = self._store.check([self._claim()])
-                if not is_called and not is_late:
-                    continue
-                is_told = is_told or is_late
-                self._answer(watch, is_late, now - since)
-            except Exception as error:
-                if is_late and watch is not None:
+                if calls or self._store.check([self._claim()]):
+                    is_told = self._answer(watch, calls, now - since, error) or is_told
+            except Exception as failure:
+                if calls and watch is not None:
                     is_told = True
-                    self._take(watch, self._alone(error, now - since), collects=True)
+                    self._take(watch, self._alone(failure, now - since, error), collects=True)
 
     def _claim(self) -> str:
         return f"pipewright/watch/{self._life}/{self._round}/claim"
 
-    def _answer(self, watch: Watch | None, is_late: bool, idle_s: float) -> None:
-        """Takes part in a round: writes this rank's position, and collects them or waits for the report."""
-        collects = is_late and self._store.add(self._claim(), 1) == 1
-        exchange = self._exchange(self._round)
+    def _answer(self, watch: Watch | None, calls: bool, idle_s: float, error: str) -> bool:
+        """Takes part in a round: writes this rank's position, and collects them or waits for the report.
+
+        Returns whether this rank has got a report.
+        """
+        collects = calls and self._store.add(self._claim(), 1) == 1
+        exchange, reports = self._exchange(self._round), self._exchange(self._round, rank=0)
         exchange.publish("position", self.position(idle_s))
         self._round += 1
+        if watch is None or self._state != "inside":
+            return False
         if collects:
-            assert watch is not None
-            report = self._collect(exchange, watch, idle_s)
-            self._exchange(self._round - 1, rank=0).publish("report", report)
-            self._take(watch, report, collects=True)
-        elif watch is not None and self._state == "inside":
+            report = self._collect(exchange, watch, idle_s, error)
+            reports.publish("report", report)
+        else:
             report = exchange.receive("report", 0, time.monotonic() + 2 * _answer_s(watch) + 2 * _period_s(watch))
-            self._take(watch, report, collects=False)
+        self._take(watch, report, collects=collects)
+        return True
 
     def _take(self, watch: Watch, report: HangReport, *, collects: bool) -> None:
         self._report = watch.report = report
@@ -300,26 +309,27 @@ class Monitor:
         if watch.on_hang == "exit":
             os._exit(EXIT)
 
-    def _collect(self, exchange: Exchange, watch: Watch, idle_s: float) -> HangReport:
+    def _collect(self, exchange: Exchange, watch: Watch, idle_s: float, error: str) -> HangReport:
         until = time.monotonic() + _answer_s(watch) + _period_s(watch)
         positions: dict[int, Position] = {}
         silent: dict[int, str] = {}
-        for rank in range(self.ranks):
-            try:
+        missing = list(range(self.ranks))
+        while missing and time.monotonic() < until:
+            for rank in [rank for rank in missing if exchange.has("position", rank)]:
                 positions[rank] = exchange.receive("position", rank, until)
-            except VerifyError:
-                end = self._read("end", rank)
-                if end is not None:
-                    positions[rank] = end
-                else:
-                    silent[rank] = self._process_of(rank)
-        return judge(positions, silent, idle_s=idle_s, verdict=self._verdict())
+                missing.remove(rank)
+            time.sleep(0.01)
+        for rank in missing:
+            end = self._read("end", rank)
+            if end is not None:
+                positions[rank] = end
+            else:
+                silent[rank] = self._process_of(rank)
+        return judge(positions, silent, idle_s=idle_s, error=error, verdict=self._verdict())
 
     def _read(self, kind: str, rank: int) -> Any:
-        try:
-            return self._exchange(kind).receive(kind, rank, time.monotonic() + 0.05)
-        except VerifyError:
-            return None
+        exchange = self._exchange(kind)
+        return exchange.receive(kind, rank, time.monotonic() + 1.0) if exchange.has(kind, rank) else None
 
     def _process_of(self, rank: int) -> str:
         """Returns what is known of the process of a rank that does not answer."""
@@ -331,11 +341,12 @@ class Monitor:
             return f"process {process} on {host} has ended, or its interpreter is blocked"
         return f"process {process} {'is blocked' if _is_alive(process) else 'has ended'}"
 
-    def _alone(self, error: Exception, idle_s: float) -> HangReport:
+    def _alone(self, failure: Exception, idle_s: float, error: str) -> HangReport:
         """Returns the report of this rank alone, for a store that does not respond."""
-        line = next(iter(str(error).splitlines()), type(error).__name__)[:200]
+        line = _line(failure)
         reason = f"the store does not respond ({line}); the store of the process group is in the process of rank 0"
-        return judge({self.rank: self.position(idle_s)}, {rank: reason for rank in range(self.ranks) if rank != self.rank}, idle_s=idle_s)
+        silent = {rank: reason for rank in range(self.ranks) if rank != self.rank}
+        return judge({self.rank: self.position(idle_s)}, silent, idle_s=idle_s, error=error)
 
     def position(self, idle_s: float = 0.0) -> Position:
         """Returns where this rank stands."""
@@ -373,19 +384,36 @@ class Monitor:
             program.validate(transport=transport_of(self._distributed, _stages(self._schedule)[0]))  # type: ignore[arg-type]
         except Exception as error:
             return f"the program of rank {self.rank} itself is wrong: {error}"
-        return "the program is sound, so the ranks depart from it, or one of them has stopped"
+        return f"the program of rank {self.rank} is sound"
 
-    def _error(self, waited_s: float, error: RuntimeError) -> Exception | None:
-        """Returns the error of a wait that has failed: a `HangError` if it follows a report."""
+    def _error(self, error: RuntimeError) -> Exception | None:
+        """Waits for the report after an operation has failed because a rank or a connection is lost, or is late.
+
+        The picture is of this moment: without the wait, the end of this process would be the failure of the next ranks.
+        """
         watch = self._watch
-        if watch is None or (waited_s < watch.deadline_s and not self._reported.is_set()):
+        if watch is None or self._state != "inside" or not _LOST.search(str(error)):
             return None
-        if not self._reported.wait(_answer_s(watch)) or self._report is None:
+        if not self._reported.is_set():
+            self._broken = _line(error)
+            self._wake.set()
+            self._reported.wait(2 * _answer_s(watch) + 2 * _period_s(watch))
+            self._broken = ""
+        if watch.on_hang != "raise" or self._report is None:
             return None
         return HangError(str(self._report), report=self._report)
 
 
 _NOTHING = nullcontext()
+
+#: The errors of back ends whose peer or connection is lost or late.
+_LOST = re.compile("onnection|peer|imed out|imeout|closed|reset")
+
+
+def _line(error: Exception) -> str:
+    """Returns the first sentence of an error, without the place in the source of the back end."""
+    line = next(iter(str(error).splitlines()), type(error).__name__)
+    return re.sub(r"^\[[^\]]*\] ", "", line).split(". ")[0][:200]
 
 
 def _stages(schedule: Any) -> list[Any]:
