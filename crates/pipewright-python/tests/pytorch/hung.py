@@ -205,11 +205,17 @@ def on(rank: int, function: Callable[[], Any]) -> Callable[[int], Any]:
 
 SLEEPS, FAILS = on(1, lambda: time.sleep(60)), on(1, fails)
 
-#: Rank 0 waits for the gradient of the first microbatch before it sends the second one, and rank 1 computes both forwards first.
-DEADLOCK = (
+#: Each rank computes the backward of a microbatch before the forward of the next one, or all forwards first.
+IN_TURN = (
     "0F0,0SEND_F0,0WAIT_SEND_F0,0RECV_B0,0B0,0F1,0SEND_F1,0WAIT_SEND_F1,0RECV_B1,0B1,0REDUCE_GRAD,0WAIT_REDUCE_GRAD\n"
+    "1RECV_F0,1F0,1B0,1SEND_B0,1WAIT_SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1,1WAIT_SEND_B1,1REDUCE_GRAD,1WAIT_REDUCE_GRAD"
+)
+FORWARDS_FIRST = (
+    "0F0,0SEND_F0,0F1,0SEND_F1,0WAIT_SEND_F0,0WAIT_SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,0REDUCE_GRAD,0WAIT_REDUCE_GRAD\n"
     "1RECV_F0,1F0,1RECV_F1,1F1,1B0,1SEND_B0,1B1,1SEND_B1,1WAIT_SEND_B0,1WAIT_SEND_B1,1REDUCE_GRAD,1WAIT_REDUCE_GRAD"
 )
+#: Rank 0 waits for the gradient of the first microbatch before it sends the second one, and rank 1 computes both forwards first.
+DEADLOCK = IN_TURN.split("\n")[0] + "\n" + FORWARDS_FIRST.split("\n")[1]
 
 HUNG = {
     "crossed tags": Case(
@@ -302,8 +308,9 @@ HUNG = {
         2,
         lambda _, schedule: call(schedule),
         {0, 1},
-        ("another program than the others: ranks 0-1", "action"),
-        lambda rank, ranks: several("ScheduleLoopedBFS", rank, ranks) if rank else single("ScheduleGPipe", rank, ranks),
+        ("another program than the others: ranks 0-1", "is sound", "at 0RECV_B0, action 4 of 12", "at 1RECV_F1, action 3 of 12"),
+        lambda rank, _: table(rank, [IN_TURN, FORWARDS_FIRST][rank]),
+        cycle=(0, 1),
     ),
     "an evaluation on one rank": Case(
         2,
@@ -399,12 +406,12 @@ def run(rank: int, case: str, folder: Path) -> None:
     time.sleep(60)
 
 
-def start(rank: int, ranks: int, folder: Path) -> None:
+def start(rank: int, ranks: int, folder: Path, address: str | None = None) -> None:
     """Joins the process group."""
     os.dup2(os.open(folder / f"errors{rank}", os.O_CREAT | os.O_WRONLY), 2)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    address = (folder / "rendezvous").as_uri()
+    address = address or (folder / "rendezvous").as_uri()
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
     dist.barrier()
 
@@ -442,17 +449,13 @@ def exiting(rank: int, folder: Path) -> None:
         crossed(rank)
 
 
-def without_store(rank: int, folder: Path) -> None:
-    """Rank 0 has the store of the process group and is killed; with a path, the ranks meet there."""
-    for number, path in enumerate((None, folder / "meeting")):
-        if os.fork() == 0:
-            start(rank, 3, folder / str(number))
-            tell = lambda report: write(report, folder, f"result{number}.{rank}")  # noqa: E731
-            with pt.watch(deadline_s=DEADLINE_S, store=path, tell=tell):
-                if rank == 0:
-                    kill(signal.SIGKILL)
-                recv(rank - 1)
-    time.sleep(60)
+def without_store(rank: int, folder: Path, port: int, store: Path | None) -> None:
+    """Rank 0, which has the store of the process group, is killed."""
+    start(rank, 3, folder, f"tcp://127.0.0.1:{port}")
+    with pt.watch(deadline_s=DEADLINE_S, store=store, tell=lambda report: write(report, folder)):
+        if rank == 0:
+            kill(signal.SIGKILL)
+        recv(rank - 1)
 
 
 def sound(rank: int, folder: Path) -> None:
@@ -469,7 +472,8 @@ def sound(rank: int, folder: Path) -> None:
             with pt.watch(schedule, deadline_s=DEADLINE_S, tell=reports.append) as watch:
                 call(schedule)
                 dist.all_reduce(rows())
-        call(schedule, "eval")
+        if type(schedule).__name__ not in ("ScheduleZBVZeroBubble", "ScheduleDualPipeV"):  # Their evaluations fail in PyTorch.
+            call(schedule, "eval")
         sizes.append(watch._monitor.position().standing)
     with watch:
         for _ in range(4):  # Slower than the deadline, with progress.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import socket
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +25,10 @@ LIMIT_S = 40
 
 #: The cases that run at the same time. Their ranks wait most of the time.
 AT_ONCE = 4
+
+
+# The ranks are copies of a process that has imported PyTorch.
+multiprocessing.get_context("forkserver").set_forkserver_preload(["torch.distributed.pipelining"])
 
 
 def run_ranks(ranks: int, target: Callable[..., None], arguments: tuple[object, ...], folder: Path, names: Sequence[str]) -> list[Any]:
@@ -57,9 +62,9 @@ def run_case(name: str, folder: Path) -> HangReport | None:
 @pytest.fixture(scope="module")
 def reports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[HangReport | None]]:
     """The reports of all cases, which run beside each other."""
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["hung"])
     pool = ThreadPoolExecutor(AT_ONCE)
-    chosen = [item.callspec.params["name"] for item in request.session.items if item.fspath == request.fspath and hasattr(item, "callspec")]
+    parameters = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    chosen = [of["name"] for of in parameters if of.get("name") in hung.HUNG]
     return {name: pool.submit(run_case, name, tmp_path_factory.mktemp("hung")) for name in chosen}
 
 
@@ -87,6 +92,22 @@ def test_processes_end_if_asked_and_one_of_them_prints(tmp_path):
     assert run_ranks(2, hung.exiting, (tmp_path,), tmp_path, []) == [4, 4]
     texts = [(tmp_path / f"errors{rank}").read_text() for rank in range(2)]
     assert sum("pipewright_pp.torch.watch: the step does not end" in text for text in texts) == 1
+
+
+@pytest.mark.parametrize("has_path", [False, True])
+def test_the_end_of_the_rank_with_the_store_is_reported(has_path, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    path = tmp_path / "meeting" if has_path else None
+    report = run_ranks(3, hung.without_store, (tmp_path, port, path), tmp_path, ["report"])[0]
+    assert report is not None
+    if has_path:
+        assert report.culprits == (0,)
+        assert "rank 0 does not answer: process" in str(report) and "has ended" in str(report)
+    else:
+        assert 0 in report.silent
+        assert "the store of the process group is in the process of rank 0" in str(report)
 
 
 def test_steps_that_end_are_not_reported(tmp_path):

@@ -82,15 +82,13 @@ class HangReport:
         reason = f"an operation has failed ({self.error})" if self.error else f"no progress for {self.idle_s:.3g} s"
         lines = [f"the step does not end: {reason}, {len(waiting)} of {count} ranks wait"]
         if self.cycle:
-            lines.append("cycle: " + " -> ".join(f"rank {rank}" for rank in _shortened([*self.cycle, self.cycle[0]])))
+            lines.append("cycle: " + " -> ".join(_shortened([*self.cycle, self.cycle[0]])))
         lines += [f"rank {rank} {text}" for rank, text in list(self.ends.items())[:_SHOWN]]
         if len(self.ends) > _SHOWN:
             lines.append(f"not waiting either: {_ranges(list(self.ends)[_SHOWN:])}")
         shown: list[Wait] = []
-        for chosen in (self.culprits, self.ends, waiting):
+        for chosen in (self.culprits, self.ends, waiting if count <= _SHOWN else ()):
             shown += [wait for wait in self.waits if wait not in shown and (wait.rank in chosen or set(wait.on) & set(chosen))]
-            if len(shown) > 1 or count > _SHOWN:
-                break
         lines += [f"  {wait}" for wait in shown[:_SHOWN]]
         lines += [f"  {note}" for note in self.notes[:_SHOWN]]
         named = {wait.rank for wait in shown[:_SHOWN]} | set(self.ends)
@@ -126,7 +124,8 @@ def judge(
     if verdict:
         notes.insert(0, verdict)
     notes += _sizes(positions)
-    notes += _unmatched(positions, {(wait.rank, wait.operation) for wait in waits})
+    running = {rank for rank in ends if rank in positions and positions[rank].state == "inside"}
+    notes += _unmatched(positions, {(wait.rank, wait.operation) for wait in waits}, running)
     return HangReport(
         tuple(waits), cycle, tuple(sorted(culprits)), ends, tuple(notes), dict(positions), dict(silent), idle_s, error
     )
@@ -333,12 +332,12 @@ def _sizes(positions: Mapping[int, Position]) -> list[str]:
     return notes
 
 
-def _unmatched(positions: Mapping[int, Position], waited: set[tuple[int, Operation]]) -> list[str]:
-    """Returns the operations without a counterpart that no rank waits for."""
+def _unmatched(positions: Mapping[int, Position], waited: set[tuple[int, Operation]], running: set[int]) -> list[str]:
+    """Returns the operations without a counterpart that no rank waits for. Ranks that still run may yet issue it."""
     notes = []
     for rank, position in positions.items():
         for (group, kind, peer, tag), issued in position.streams.items():
-            if peer is None or peer not in positions or (rank, issued[-1]) in waited:
+            if peer is None or peer not in positions or peer in running or (rank, issued[-1]) in waited:
                 continue
             other = "recv" if kind == "send" else "send"
             done = positions[peer].count((group, other, rank, tag)) + positions[peer].count((group, other, None, tag))
@@ -360,6 +359,6 @@ def _ranges(given: Iterable[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {text}"
 
 
-def _shortened(ranks: list[int]) -> list[int | str]:
-    shown: list[int | str] = [*ranks]
-    return shown if len(ranks) <= 2 * _SHOWN else [*ranks[:_SHOWN], "...", *ranks[-2:]]
+def _shortened(ranks: Sequence[int]) -> list[str]:
+    shown = [f"rank {rank}" for rank in ranks]
+    return shown if len(shown) <= 2 * _SHOWN else [*shown[:_SHOWN], "...", *shown[-2:]]
