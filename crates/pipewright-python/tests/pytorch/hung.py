@@ -24,6 +24,8 @@ from torch.nn.functional import mse_loss
 
 #: The seconds without progress after which a rank asks the others.
 DEADLINE_S = 1.0
+#: The seconds before a rank ends, in which the others enter the watch.
+BEFORE_END_S = 0.5
 WIDTH, ROWS = 4, 8
 
 
@@ -127,10 +129,12 @@ def several_calls(*calls: Callable[[], Any]) -> Callable[[], None]:
 
 
 def fails() -> None:
+    time.sleep(BEFORE_END_S)
     raise ValueError("no more batches")
 
 
 def kill(number: int) -> None:
+    time.sleep(BEFORE_END_S)
     os.kill(os.getpid(), number)
     time.sleep(60)
 
@@ -462,7 +466,7 @@ def sound(rank: int, folder: Path) -> None:
     """Steps that end, some of them slowly: no report."""
     start(rank, 2, folder)
     reports: list[Any] = []
-    sizes, works = [], []
+    standings, works = [], []
     schedules = [
         *(single(name, rank, 2) for name in ("ScheduleGPipe", "Schedule1F1B")),
         *(several(name, rank, 2) for name in ("ScheduleInterleaved1F1B", "ScheduleZBVZeroBubble", "ScheduleDualPipeV")),
@@ -472,9 +476,9 @@ def sound(rank: int, folder: Path) -> None:
             with pt.watch(schedule, deadline_s=DEADLINE_S, tell=reports.append) as watch:
                 call(schedule)
                 dist.all_reduce(rows())
+        standings.append(watch._monitor.position().standing)
         if type(schedule).__name__ not in ("ScheduleZBVZeroBubble", "ScheduleDualPipeV"):  # Their evaluations fail in PyTorch.
             call(schedule, "eval")
-        sizes.append(watch._monitor.position().standing)
     with watch:
         for _ in range(4):  # Slower than the deadline, with progress.
             time.sleep(DEADLINE_S / 3 if rank == 0 else 0)
@@ -489,4 +493,4 @@ def sound(rank: int, folder: Path) -> None:
     is_removed = dist.ProcessGroup.send is not before and "step" not in schedule.__dict__
     time.sleep(1.5 * DEADLINE_S)
     dist.barrier()
-    write((reports, watch.report, sizes, {key: kept[-1].number for key, kept in streams.items()}, is_removed), folder, f"result{rank}")
+    write((reports, watch.report, standings, {key: kept[-1].number for key, kept in streams.items()}, is_removed), folder, f"result{rank}")

@@ -312,7 +312,7 @@ def _departures(positions: Mapping[int, Position]) -> tuple[list[str], set[int]]
             notes.append(f"{text}: {_ranges(different)}{calls}")
             ranks |= set(different)
     for rank, position in positions.items():
-        if position.standing is not None and position.standing.departure and position.kind != "eval":
+        if position.standing is not None and position.standing.departure and position.kind == "step":
             notes.append(f"rank {rank} departs from the program: {position.standing.departure}")
             ranks.add(rank)
     return notes, ranks

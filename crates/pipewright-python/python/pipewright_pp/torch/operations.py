@@ -51,19 +51,16 @@ _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _KEPT, _KEPT_WORKS = 8, 4096
 
 
-class _Issued:
-    """An operation as it is recorded: what a report needs, and nothing that takes time."""
+#: An operation as it is recorded, because a tuple takes the least time: the kind, the stream, the number in it, the types and
+#: shapes of its tensors, and the action.
+_Issued = tuple[str, Stream, int, "list[tuple[Any, Any]]", "str | None"]
 
-    __slots__ = ("action", "kind", "number", "stream", "tensors")
 
-    def __init__(self, kind: str, stream: Stream, number: int, tensors: list[tuple[Any, Any]], action: str | None):
-        self.kind, self.stream, self.number, self.tensors, self.action = kind, stream, number, tensors, action
-
-    def described(self, dropped: frozenset[int] = frozenset()) -> Operation:
-        group, _, peer, tag = self.stream
-        shapes = tuple(shape_text(dtype, shape) for dtype, shape in self.tensors)
-        size = sum(size_of(dtype, shape) for dtype, shape in self.tensors)
-        return Operation(self.kind, group, self.number, peer, tag, shapes, size, self.action, id(self) in dropped)
+def _described(issued: _Issued, dropped: frozenset[int] = frozenset()) -> Operation:
+    kind, (group, _, peer, tag), number, tensors, action = issued
+    shapes = tuple(shape_text(dtype, shape) for dtype, shape in tensors)
+    size = sum(size_of(dtype, shape) for dtype, shape in tensors)
+    return Operation(kind, group, number, peer, tag, shapes, size, action, id(issued) in dropped)
 
 
 class Operations:
@@ -98,21 +95,22 @@ class Operations:
 
     def waits(self) -> tuple[Operation, ...]:
         """Returns the operations for which threads wait."""
-        return tuple(UNKNOWN if issued is None else issued.described() for issued in self._waiting.copy().values())
+        return tuple(UNKNOWN if issued is None else _described(issued) for issued in self._waiting.copy().values())
 
     def streams(self) -> dict[Stream, tuple[Operation, ...]]:
         """Returns the last operations of each stream."""
         dropped = frozenset(id(issued) for work, issued in self._works.copy().values() if work() is None)
-        return {stream: tuple(issued.described(dropped) for issued in kept.copy()) for stream, kept in self._streams.copy().items()}
+        return {stream: tuple(_described(issued, dropped) for issued in kept.copy()) for stream, kept in self._streams.copy().items()}
 
     def groups(self) -> dict[str, tuple[int, ...]]:
         """Returns the ranks of the groups."""
         return self._groups.copy()
 
     def _replace(self, owner: type, method: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        original = getattr(owner, method)
-        setattr(owner, method, make(original))
-        self._undo.append(lambda: setattr(owner, method, original))
+        # The attribute itself binds `self`; what `getattr` returns for a method in C++ does not.
+        attribute = owner.__dict__.get(method)
+        setattr(owner, method, make(getattr(owner, method)))
+        self._undo.append(lambda: delattr(owner, method) if attribute is None else setattr(owner, method, attribute))
 
     def _to_peer(self, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
         takes_any = original.__name__ == "recv_anysource"
@@ -120,11 +118,12 @@ class Operations:
         def issue(group: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
             name = group.group_name
             ranks = self._groups.get(name) or self._ranks_of(name, group)
-            given = [*args, *kwargs.values()]
+            given = (*args, *kwargs.values()) if kwargs else args
             peer = None if takes_any else ranks[given[0]]
             tag = given[-1] if len(given) > (0 if takes_any else 1) else 0
             tensor = tensors[0]
-            issued = self._begin(kind, (name, kind, peer, tag), [(tensor.dtype, tensor.shape)], self.actions.pop(id(tensor), None))
+            action = self.actions.pop(id(tensor), None) if self.actions else None
+            issued = self._begin(kind, (name, kind, peer, tag), [(tensor.dtype, tensor.shape)], action)
             return self._issue(issued, original, group, tensors, *args, **kwargs)
 
         return issue
@@ -149,7 +148,7 @@ class Operations:
         kept = self._streams.get(stream)
         if kept is None:
             kept = self._streams[stream] = deque(maxlen=_KEPT)
-        issued = _Issued(kind, stream, kept[-1].number + 1 if kept else 1, tensors, action)
+        issued: _Issued = (kind, stream, kept[-1][2] + 1 if kept else 1, tensors, action)
         kept.append(issued)
         self.events += 1
         return issued
