@@ -34,12 +34,17 @@ from pipewright_pp._native import (
     schedules,
 )
 from pipewright_pp.errors import *
+from pipewright_pp.lateness import Gain, LateAction, LateCause, Lateness, compare_timelines
 
 __all__ = [
     *errors.__all__,
     "Comparison",
     "Costs",
     "Frame",
+    "Gain",
+    "LateAction",
+    "LateCause",
+    "Lateness",
     "Plan",
     "Profile",
     "Program",
@@ -47,6 +52,7 @@ __all__ = [
     "Timeline",
     "__version__",
     "compare",
+    "compare_timelines",
     "plan",
     "read_csv",
     "read_trace",
