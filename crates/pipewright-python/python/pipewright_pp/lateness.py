@@ -78,10 +78,11 @@ class LateCause:
     """The measured time on the critical path minus the predicted time."""
     share: float
     """The share of the step's lateness; 0 if the step is not late."""
-    rank: int | None = None
+    rank: int | None
     """The rank; of a link, the receiver."""
-    stage: int | None = None
-    from_rank: int | None = None
+    stage: int | None
+    """The stage of an action."""
+    from_rank: int | None
     """The sender of a link."""
 
     def __str__(self) -> str:
@@ -157,6 +158,16 @@ class _Step:
         found = [made for text in _needed(event.action) if (made := self.of_part.get(text)) is not None and made.rank != event.rank]
         return max(found, key=lambda made: made.end, default=None)
 
+    def gaps(self) -> dict[str, _Gap]:
+        """Returns the gap in front of each action."""
+        found = {}
+        for lane in self.lanes:
+            free = 0.0
+            for event in lane:
+                found[event.action] = _gap(self, event, free)
+                free = event.end
+        return found
+
     def hops(self) -> dict[tuple[int, int], float]:
         """Returns the shortest time from the end of a computation to the start of one that gets its message, by link."""
         found: dict[tuple[int, int], float] = {}
@@ -229,7 +240,8 @@ class Lateness:
         self.measured_s: float = step.makespan
         """The measured step, from its first action to the end of its last computation."""
         self.predicted_s: float = plan.makespan
-        self._gaps = {event.action: _gap(step, event, free) for event, free in self._with_free()}
+        self._gaps = step.gaps()
+        self._planned_gaps = plan.gaps()
         self._hops = plan.hops()
         self._slow = self._slow_ranks()
         path = list(self._path())
@@ -285,13 +297,6 @@ class Lateness:
         it had. An even cut gives all stages the mean time. Smaller microbatches take half the time, which small ones do not.
         """
         return _gains(self._step, [gap.link for gap in self._gaps.values() if gap.waited > 0.0])
-
-    def _with_free(self) -> Iterator[tuple[_Event, float]]:
-        for lane in self._step.lanes:
-            free = 0.0
-            for event in lane:
-                yield event, free
-                free = event.end
 
     def _predicted_s(self, event: _Event) -> float:
         found = self._plan.predicted(event.action)
@@ -357,13 +362,12 @@ class Lateness:
         found, gap = self._plan.predicted(event.action), self._gaps[event.action]
         start, duration = found if found else (None, None)
         late = event.end - (start + duration) if start is not None and duration is not None else 0.0
-        sender = gap.producer
-        hop = self._hops.get((sender.rank, event.rank), 0.0) if sender is not None and gap.waited > 0.0 else 0.0
+        sender, planned = gap.producer, self._planned_gaps.get(event.action, _Gap(None, 0.0, 0.0, 0.0))
         added = {
             "slower rank" if event.rank in self._slow else "slower action": event.duration - duration if duration is not None else 0.0,
-            f"waits for {sender.action} of rank {sender.rank}" if sender else "waits": gap.waited,
-            f"slow message from rank {sender.rank}" if sender else "link": gap.link - hop,
-            "gap of the host": gap.host,
+            f"waits for {sender.action} of rank {sender.rank}" if sender else "waits": gap.waited - planned.waited,
+            f"slow message from rank {sender.rank}" if sender else "link": gap.link - planned.link,
+            "gap of the host": gap.host - planned.host,
         }
         why = max(added, key=lambda name: added[name])
         is_late = late > 0.0 and added[why] > 0.01 * max(event.duration, late)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import multiprocessing
 import pickle
 import socket
@@ -203,3 +205,9 @@ def test_the_message_of_an_action_has_its_stage_and_microbatch():
 def test_wrong_arguments_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         watch(**options)
+
+
+@pytest.mark.parametrize("name", ["watch", "hangs", "positions"])
+def test_the_examples_of_the_docstrings_run(name):
+    result = doctest.testmod(importlib.import_module(f"pipewright_pp.torch.{name}"))
+    assert result.attempted > 1 and result.failed == 0
