@@ -15,6 +15,8 @@ Ctrl-C.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pipewright_pp import errors
 from pipewright_pp._native import (
     Comparison,
@@ -34,7 +36,9 @@ from pipewright_pp._native import (
     schedules,
 )
 from pipewright_pp.errors import *
-from pipewright_pp.lateness import Gain, LateAction, LateCause, Lateness, compare_timelines
+
+if TYPE_CHECKING:
+    from pipewright_pp.lateness import Gain, LateAction, LateCause, Lateness, compare_timelines
 
 __all__ = [
     *errors.__all__,
@@ -59,3 +63,12 @@ __all__ = [
     "schedule",
     "schedules",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Imports the comparison of timelines when it is used, because an import of the package is fast."""
+    if name in ("Gain", "LateAction", "LateCause", "Lateness", "compare_timelines"):
+        from pipewright_pp import lateness
+
+        return getattr(lateness, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -25,7 +25,7 @@ from torch.nn.functional import mse_loss
 #: The seconds without progress after which a rank asks the others.
 DEADLINE_S = 1.0
 #: The seconds before a rank ends, in which the others enter the watch.
-BEFORE_END_S = 0.5
+BEFORE_END_S = 0.3
 WIDTH, ROWS = 4, 8
 
 
@@ -128,13 +128,21 @@ def several_calls(*calls: Callable[[], Any]) -> Callable[[], None]:
     return run
 
 
-def fails() -> None:
+def all_wait() -> None:
+    """Waits until the other ranks are in the watch, and then a little longer."""
+    store = dist.distributed_c10d._get_default_store()
+    while store.add("entered", 0) < dist.get_world_size():
+        time.sleep(0.02)
     time.sleep(BEFORE_END_S)
+
+
+def fails() -> None:
+    all_wait()
     raise ValueError("no more batches")
 
 
 def kill(number: int) -> None:
-    time.sleep(BEFORE_END_S)
+    all_wait()
     os.kill(os.getpid(), number)
     time.sleep(60)
 
@@ -406,6 +414,7 @@ def run(rank: int, case: str, folder: Path) -> None:
     start(rank, found.ranks, folder)
     schedule = found.make(rank, found.ranks)
     with pt.watch(schedule, deadline_s=DEADLINE_S, tell=lambda report: write(report, folder)):
+        dist.distributed_c10d._get_default_store().add("entered", 1)
         found.body(rank, schedule)
     time.sleep(60)
 
@@ -457,6 +466,7 @@ def without_store(rank: int, folder: Path, port: int, store: Path | None) -> Non
     """Rank 0, which has the store of the process group, is killed."""
     start(rank, 3, folder, f"tcp://127.0.0.1:{port}")
     with pt.watch(deadline_s=DEADLINE_S, store=store, tell=lambda report: write(report, folder)):
+        dist.distributed_c10d._get_default_store().add("entered", 1)
         if rank == 0:
             kill(signal.SIGKILL)
         recv(rank - 1)
