@@ -1,7 +1,7 @@
 """Measures what `pipewright_pp.torch.watch` costs a step that ends: two Gloo processes, `Schedule1F1B`, 8 microbatches.
 
-Steps with the watch and without it alternate in one run, because the speed of a shared machine changes within seconds. A second
-figure is the time that the hooks themselves take: the same calls on operations that do nothing.
+It prints the median time of a step, and the time of a processor that the hooks take in it: as many messages, waits and actions
+as the step has, on operations that do nothing, with the hooks and without them.
 
     bench/.venv/bin/python bench/peer/watch_cost.py
 """
@@ -21,7 +21,7 @@ import torch.multiprocessing as mp
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.functional import mse_loss
 
-PAIRS, BLOCK, MICROBATCHES, WIDTH, ROWS = 20, 3, 8, 256, 64
+STEPS, MICROBATCHES, WIDTH, ROWS = 40, 8, 256, 64
 
 
 def run(rank: int, folder: Path) -> None:
@@ -32,40 +32,28 @@ def run(rank: int, folder: Path) -> None:
     schedule = Schedule1F1B(stage, n_microbatches=MICROBATCHES, loss_fn=mse_loss)
     x, y = torch.randn(ROWS * MICROBATCHES, WIDTH), torch.randn(ROWS * MICROBATCHES, WIDTH)
 
-    def block() -> float:
+    def step() -> float:
         start = time.perf_counter()
-        for _ in range(BLOCK):
-            schedule.step(*([x] if rank == 0 else []), **({"target": y} if rank == 1 else {}))
-        return (time.perf_counter() - start) / BLOCK
+        schedule.step(*([x] if rank == 0 else []), **({"target": y} if rank == 1 else {}))
+        return time.perf_counter() - start
 
-    block()
-    plain, watched = [], []
-    for _ in range(PAIRS):
-        plain.append(block())
-        watch = pt.watch(schedule)
-        with watch:
-            watched.append(block())
-        dist.barrier()
-        watch.close()
-    shares = [after / before for before, after in zip(plain, watched)]
+    step()
+    step_s = statistics.median(step() for _ in range(STEPS))
+    dist.barrier()
     if rank == 0:
-        quartiles = [100 * (value - 1) for value in statistics.quantiles(shares, n=4)]
-        print(f"a step takes {1e3 * statistics.median(plain):.2f} ms without the watch")
-        print(f"with it, {quartiles[1]:+.2f}% (quartiles {quartiles[0]:+.2f}% and {quartiles[2]:+.2f}%)")
-        print(f"the hooks take {1e6 * hooks_s(schedule):.0f} us in a step")
+        hooks_s = seconds_of_hooks(schedule)
+        print(f"a step takes {1e3 * step_s:.2f} ms, and the hooks take {1e3 * hooks_s:.3f} ms: {100 * hooks_s / step_s:.2f}%")
     dist.barrier()
     dist.destroy_process_group()
 
 
-def hooks_s(schedule: Schedule1F1B) -> float:
-    """Returns the seconds of the hooks in a step: its operations and waits, and its actions, with calls that do nothing."""
-    group = dist.distributed_c10d._get_default_group()
+def seconds_of_hooks(schedule: Schedule1F1B) -> float:
+    """Returns the seconds of the hooks in a step of one rank."""
+    group, stage = dist.distributed_c10d._get_default_group(), schedule._stage
     originals = dist.ProcessGroup.__dict__["send"], dist.Work.__dict__["wait"]
-    stage = schedule._stage
+    work, tensor = Nothing(), [torch.zeros(1)]
     stage.forward_one_chunk = lambda microbatch: None
-    work = _Nothing()
     dist.ProcessGroup.send, dist.Work.wait = (lambda *_: work), (lambda *_: None)
-    tensor = [torch.zeros(1)]
 
     def calls(count: int) -> float:
         start = time.thread_time()
@@ -76,17 +64,17 @@ def hooks_s(schedule: Schedule1F1B) -> float:
         return (time.thread_time() - start) / count
 
     try:
-        before = min(calls(200) for _ in range(5))
+        before = min(calls(100) for _ in range(20))
         watch = pt.watch(schedule)
         with watch:
-            after = min(calls(200) for _ in range(5))
+            after = min(calls(100) for _ in range(20))
         watch.close()
     finally:
         dist.ProcessGroup.send, dist.Work.wait = originals
     return after - before
 
 
-class _Nothing:
+class Nothing:
     """A work that is done."""
 
 

@@ -114,51 +114,58 @@ class Operations:
 
     def _to_peer(self, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
         takes_any = original.__name__ == "recv_anysource"
+        actions, groups, issue = self.actions, self._groups, self._issue
 
-        def issue(group: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        def to_peer(group: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
             name = group.group_name
-            ranks = self._groups.get(name) or self._ranks_of(name, group)
+            ranks = groups.get(name) or self._ranks_of(name, group)
             given = (*args, *kwargs.values()) if kwargs else args
             peer = None if takes_any else ranks[given[0]]
             tag = given[-1] if len(given) > (0 if takes_any else 1) else 0
             tensor = tensors[0]
-            action = self.actions.pop(id(tensor), None) if self.actions else None
-            issued = self._begin(kind, (name, kind, peer, tag), [(tensor.dtype, tensor.shape)], action)
-            return self._issue(issued, original, group, tensors, *args, **kwargs)
+            action = actions.pop(id(tensor), None) if actions else None
+            described = [(tensor.dtype, tensor.shape)]
+            return issue(kind, (name, kind, peer, tag), described, action, original, (group, tensors, *args), kwargs)
 
-        return issue
+        return to_peer
 
     def _in_group(self, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def issue(group: Any, *args: Any, **kwargs: Any) -> Any:
+        def in_group(group: Any, *args: Any, **kwargs: Any) -> Any:
             name = group.group_name
             if name not in self._groups:
                 self._ranks_of(name, group)
             tensors = [(tensor.dtype, tensor.shape) for tensor in _tensors(args[:1])]
             root = getattr(args[-1], "rootRank", None) if args and kind in _ROOTED else None
             named = kind if root is None else f"{kind} with root {root}"
-            return self._issue(self._begin(named, (name, "collective", None, 0), tensors, None), original, group, *args, **kwargs)
+            return self._issue(named, (name, "collective", None, 0), tensors, None, original, (group, *args), kwargs)
 
-        return issue
+        return in_group
 
     def _ranks_of(self, name: str, group: Any) -> tuple[int, ...]:
         self._groups[name] = tuple(dist.get_process_group_ranks(group))
         return self._groups[name]
 
-    def _begin(self, kind: str, stream: Stream, tensors: list[tuple[Any, Any]], action: str | None) -> _Issued:
+    def _issue(
+        self,
+        kind: str,
+        stream: Stream,
+        tensors: list[tuple[Any, Any]],
+        action: str | None,
+        original: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Records and issues an operation. The call may wait too, for a connection or in back ends that are not asynchronous."""
         kept = self._streams.get(stream)
         if kept is None:
             kept = self._streams[stream] = deque(maxlen=_KEPT)
         issued: _Issued = (kind, stream, kept[-1][2] + 1 if kept else 1, tensors, action)
         kept.append(issued)
         self.events += 1
-        return issued
-
-    def _issue(self, issued: _Issued, original: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
-        """Issues an operation. The call may wait too, for a connection or in back ends that are not asynchronous."""
         thread = threading.get_ident()
         self._waiting[thread] = issued
         try:
-            work = original(group, *args, **kwargs)
+            work = original(*args, **kwargs)
         except RuntimeError as error:
             if (hang := self._failed(error)) is not None:
                 raise hang from error
