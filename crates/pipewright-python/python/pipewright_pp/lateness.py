@@ -1,4 +1,4 @@
-"""`compare_timelines`: a step that has run beside its prediction: where the time went, and what another plan would gain.
+"""`compare_timelines`: a step that has run and its prediction: where the time went, and what another plan would gain.
 
 The lateness of a step is divided along its critical path: from the last computation backwards, each begins when the one before
 it on its rank has ended, or when a message has arrived. So the measured step is the sum of the actions, messages and gaps on
@@ -204,7 +204,7 @@ def _gap(step: _Step, event: _Event, free: float) -> _Gap:
 
 
 def compare_timelines(measured: Timeline, predicted: Timeline) -> Lateness:
-    """Puts a step that has run beside its prediction, and says where the time went.
+    """Compares a step that has run with its prediction, and says where the time went.
 
     `measured` is `pipewright_pp.torch.timeline_of` of PyTorch's traces, or `read_trace` of Pipewright's; `predicted` is
     the result of `simulate`, with costs in seconds for a trace in seconds. Both have the same stages on the same ranks.

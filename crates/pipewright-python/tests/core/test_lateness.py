@@ -1,4 +1,4 @@
-"""A step beside its prediction: the causes of its lateness, and what other plans would gain."""
+"""A step and its prediction: the causes of its lateness, and what other plans would gain."""
 
 import json
 import random

@@ -462,14 +462,14 @@ def exiting(rank: int, folder: Path) -> None:
         crossed(rank)
 
 
-def without_store(rank: int, folder: Path, port: int, store: Path | None) -> None:
-    """Rank 0, which has the store of the process group, is killed."""
+def with_a_server(rank: int, folder: Path, port: int, store: Path | None, killed: int) -> None:
+    """A rank is killed. Rank 0 has the store of the process group, a server."""
     start(rank, 3, folder, f"tcp://127.0.0.1:{port}")
     with pt.watch(deadline_s=DEADLINE_S, store=store, tell=lambda report: write(report, folder)):
         dist.distributed_c10d._get_default_store().add("entered", 1)
-        if rank == 0:
+        if rank == killed:
             kill(signal.SIGKILL)
-        recv(rank - 1)
+        recv((rank - 1) % 3)
 
 
 def sound(rank: int, folder: Path) -> None:

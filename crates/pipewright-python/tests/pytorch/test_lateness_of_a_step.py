@@ -1,4 +1,4 @@
-"""A step of two Gloo ranks beside its prediction: one stage is slower, and the messages in one direction are late."""
+"""A step of two Gloo ranks and its prediction: one stage is slower, and the messages in one direction are late."""
 
 from __future__ import annotations
 

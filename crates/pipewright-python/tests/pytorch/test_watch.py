@@ -96,20 +96,24 @@ def test_processes_end_if_asked_and_one_of_them_prints(tmp_path):
     assert sum("pipewright_pp.torch.watch: the step does not end" in text for text in texts) == 1
 
 
-@pytest.mark.parametrize("has_path", [False, True])
-def test_the_end_of_the_rank_with_the_store_is_reported(has_path, tmp_path):
+@pytest.mark.parametrize(
+    ("killed", "has_path", "texts"),
+    [
+        (1, False, ["rank 1 does not answer: process", "has ended", "rank 2 (step 1"]),
+        (0, True, ["rank 0 does not answer: process", "has ended", "rank 1 (step 1"]),
+        (0, False, ["the store of the process group is in the process of rank 0"]),
+    ],
+)
+def test_the_end_of_a_rank_is_reported_with_a_server_as_store(killed, has_path, texts, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     path = tmp_path / "meeting" if has_path else None
-    report = run_ranks(3, hung.without_store, (tmp_path, port, path), tmp_path, ["report"])[0]
+    report = run_ranks(3, hung.with_a_server, (tmp_path, port, path, killed), tmp_path, ["report"])[0]
     assert report is not None
-    if has_path:
-        assert report.culprits == (0,)
-        assert "rank 0 does not answer: process" in str(report) and "has ended" in str(report)
-    else:
-        assert 0 in report.silent
-        assert "the store of the process group is in the process of rank 0" in str(report)
+    for text in texts:
+        assert text in str(report)
+    assert report.culprits == (killed,) if len(texts) > 1 else killed in report.silent
 
 
 def test_steps_that_end_are_not_reported(tmp_path):

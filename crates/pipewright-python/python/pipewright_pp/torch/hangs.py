@@ -70,12 +70,6 @@ class HangReport:
     error: str = ""
     """The error of the operation that has failed, if one has: on Gloo, the end of a process is an error for its peers."""
 
-    @property
-    def operations(self) -> tuple[Operation, ...]:
-        """The operations for which the culprits wait, or others wait for them."""
-        culprits = set(self.culprits)
-        return tuple(wait.operation for wait in self.waits if wait.rank in culprits or culprits & set(wait.on))
-
     def __str__(self) -> str:
         count = len(self.positions) + len(self.silent)
         waiting = {wait.rank for wait in self.waits}

@@ -66,7 +66,7 @@ def watch(
     without progress, one rank makes a report of all ranks and gives it to `tell`, which by default writes it to the standard
     error output. `Watch.report` has it on each rank that waits.
 
-    `on_hang` says what follows: `report` goes on waiting; `raise` makes waits on CPU tensors end with a `HangError` shortly after
+    `on_hang` says what follows: `report` continues to wait; `raise` makes waits on CPU tensors end with a `HangError` shortly after
     the deadline, after which the process group is of no use; `exit` ends each process that is in the context with exit code 4.
 
     The ranks meet in the store of the process group. It is on rank 0, and ends with it; `store` is another one: a path that all
@@ -195,7 +195,7 @@ class Monitor:
             self._undo.append(lambda stage=stage, before=before: restore(stage, before))  # type: ignore[misc]
             around_computations(stage, self._computing)
             before_messages(stage, self._messaging)
-        step = schedule.step
+        step, own = schedule.step, schedule.__dict__.get("step")
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             self._step += 1
@@ -208,7 +208,7 @@ class Monitor:
 
         watched.is_watched = True  # type: ignore[attr-defined]
         schedule.step = watched
-        self._undo.append(lambda: restore(schedule, {"step": None}))
+        self._undo.append(lambda: restore(schedule, {"step": own}))
 
     def _computing(self, action: str, _: int) -> nullcontext[None]:
         self._actions.append(action)
@@ -307,6 +307,8 @@ class Monitor:
         if collects:
             watch.tell(report)
         if watch.on_hang == "exit":
+            # The store may end with this process, and the other ranks read the report from it.
+            time.sleep(_answer_s(watch) if collects else 0.0)
             os._exit(EXIT)
 
     def _collect(self, exchange: Exchange, watch: Watch, idle_s: float, error: str) -> HangReport:
