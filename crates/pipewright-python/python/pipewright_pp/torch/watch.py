@@ -401,6 +401,8 @@ class Monitor:
             self._wake.set()
             self._reported.wait(2 * _answer_s(watch) + 2 * _period_s(watch))
             self._broken = ""
+        if watch.on_hang == "exit" and self._report is not None:
+            time.sleep(2 * _answer_s(watch))  # The monitor ends the process meanwhile.
         if watch.on_hang != "raise" or self._report is None:
             return None
         return HangError(str(self._report), report=self._report)
