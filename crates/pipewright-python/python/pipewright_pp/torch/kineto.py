@@ -193,7 +193,9 @@ class _Kernels:
         }
         self._by_kind: dict[bool, list[tuple[float, float, float]]] = {False: [], True: []}
         for event in slices:
-            if event.get("cat") == "kernel" and (launch := launches.get(_correlation(event, name))) is not None:
+            correlation = _correlation(event, name)
+            launch = None if correlation is None else launches.get(correlation)
+            if event.get("cat") == "kernel" and launch is not None:
                 moves_messages = "nccl" in event["name"].lower()
                 self._by_kind[moves_messages].append((launch, event["ts"], event["ts"] + event["dur"]))
         for kernels in self._by_kind.values():

@@ -42,7 +42,11 @@ class Stopwatch:
     """Times of calls in seconds. Waits for the device before and after each call."""
 
     def __init__(self, device: torch.device):
-        self._synchronize = (lambda: None) if device.type == "cpu" else (lambda: torch.accelerator.synchronize(device))
+        self._device = device
+
+    def _synchronize(self) -> None:
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize(self._device)
 
     def time(self, call: Callable[[], Any]) -> tuple[float, Any]:
         """Returns the time of a call and its result."""
@@ -254,7 +258,7 @@ def device_of(layers: Sequence[torch.nn.Module], example: tuple[Any, ...]) -> to
     Raises `ChainError` if neither the layers nor the example have a tensor.
     """
     tensors = (tensor for layer in layers for tensor in layer.parameters())
-    first = next(tensors, None)
+    first: Tensor | None = next(tensors, None)
     if first is None:
         first = next((value for value in example if isinstance(value, Tensor)), None)
     if first is None:

@@ -48,7 +48,8 @@ class Meter:
     def timed(self, call: Callable[[], Any]) -> tuple[float, Any]:
         """Returns the seconds of one call and its result."""
         if self.device.type == "cuda":
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            make: Callable[..., torch.cuda.Event] = torch.cuda.Event
+            start, end = (make(enable_timing=True) for _ in range(2))
             start.record()
             result = call()
             end.record()
@@ -250,7 +251,7 @@ def _positions(
     x = random(tokens, max(1.0, width / sum(split)), sum(split)).transpose(0, 1)
 
     def join(x: Tensor) -> Tensor:
-        queries, rotated_queries, keys, rotated_keys, rest = x.split(split, dim=-1)
+        queries, rotated_queries, keys, rotated_keys, rest = torch.split(x, split, dim=-1)
         rotated = [_rotate(part, cos, sin) for part in (rotated_queries, rotated_keys)]
         return torch.cat((queries, rotated[0], keys, rotated[1], rest), dim=-1)
 

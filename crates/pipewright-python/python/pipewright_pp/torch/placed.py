@@ -39,7 +39,8 @@ class Placed:
                 f"the process group has {size} processes, and the plan has {self.ranks} ranks; plan for {size} ranks, or pass "
                 "the group of one pipeline"
             )
-        return distributed.get_rank(group)
+        rank: int = distributed.get_rank(group)
+        return rank
 
 
 def source_of(plan: Any) -> Any:

@@ -57,10 +57,13 @@ def profile(
     updates = [0.0] * len(layers)
     if optimizer is not None:
         updates = measured.optimizer_times(layers, optimizer, repetitions=repetitions)
-    times = shared.means([[*vars(of_layer).values(), update] for of_layer, update in zip(times, updates)])
+    rows = shared.means([[*vars(of_layer).values(), update] for of_layer, update in zip(times, updates)])
     entries = [
-        (_kind(layer, size), Layers(type(layer).__name__, 1, *seconds, size.output, size.parameters, size.activations))
-        for layer, size, seconds in zip(layers, sizes, times)
+        (
+            _kind(layer, size),
+            Layers(type(layer).__name__, 1, forward, of_inputs, of_weights, backward, update, size.output, size.parameters, size.activations),
+        )
+        for layer, size, (forward, of_inputs, of_weights, backward, update) in zip(layers, sizes, rows)
     ]
     found_link = link or shared.link(max(size.output for size in sizes[:-1] or sizes), repetitions)
     parts = ProfileParts(
@@ -107,7 +110,8 @@ class _Shared:
             return values
         tensor = self._torch.tensor(values, dtype=self._torch.float64, device=self._device())
         self._torch.distributed.all_reduce(tensor, group=self._group)
-        return (tensor / self.ranks).tolist()
+        means: list[list[float]] = (tensor / self.ranks).tolist()
+        return means
 
     def link(self, message_bytes: int, repetitions: int) -> Link | None:
         """Returns the measured link; None for one process."""

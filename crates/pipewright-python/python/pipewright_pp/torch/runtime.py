@@ -8,7 +8,7 @@ of the stages.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pipewright_pp
 from pipewright_pp.torch import tables, versions
@@ -20,6 +20,9 @@ from pipewright_pp.torch.ranks import Ranks
 from pipewright_pp.torch.tables import Rows
 from pipewright_pp.torch.versions import Version
 
+#: The names of communicators, as `Program.validate` takes them.
+Transport = Literal["buffered", "edge", "pair", "rank", "all"]
+
 #: The passes for a table that PyTorch 2.15 executes. `unshard` comes first if a stage is sharded.
 PASSES = ("reduce-grad", "send-recv", "wait-send")
 
@@ -29,7 +32,7 @@ def schedule(
     stages: Sequence[Any],
     loss_fn: Callable[..., Any] | None,
     *,
-    transport: str | None = None,
+    transport: Transport | None = None,
     allow_untested: bool = False,
     **options: Any,
 ) -> Any:
@@ -65,7 +68,8 @@ def schedule(
         ranks.agree(error=error)
         raise
     compare(ranks.agree(part))
-    runtime = _PipelineScheduleRuntime(list(stages), of_plan.microbatches, loss_fn=loss_fn, **options)
+    make: Callable[..., Any] = _PipelineScheduleRuntime
+    runtime = make(list(stages), of_plan.microbatches, loss_fn=loss_fn, **options)
     actions = {rank: [_Action.from_str(cell) for cell in row] for rank, row in enumerate(rows)}
     runtime._prepare_schedule_with_comms(actions, format="compute_comms")
     return runtime
@@ -80,7 +84,8 @@ def program_for(plan: Any, *, unshard: bool = False) -> pipewright_pp.Program:
     source = source_of(plan)
     if isinstance(source, pipewright_pp.Program) and tables.communicates(actions_of(source)):
         return source
-    return source.lower(passes=[*(["unshard"] if unshard else []), *PASSES])
+    program: pipewright_pp.Program = source.lower(passes=[*(["unshard"] if unshard else []), *PASSES])
+    return program
 
 
 def rows_for(program: pipewright_pp.Program, version: Version) -> Rows:
@@ -150,7 +155,7 @@ def check_losses(rows: Rows, last_stage: int) -> None:
         )
 
 
-def transport_of(distributed: Any, stage: Any) -> str:
+def transport_of(distributed: Any, stage: Any) -> Transport:
     """Returns the name of the communicator of a stage's group.
 
     Gloo has one connection for each pair of ranks and matches messages of one direction in their order, as one group

@@ -383,7 +383,7 @@ class Monitor:
             return ""
         try:
             program = program_of(self._schedule, allow_untested=True)
-            program.validate(transport=transport_of(self._distributed, _stages(self._schedule)[0]))  # type: ignore[arg-type]
+            program.validate(transport=transport_of(self._distributed, _stages(self._schedule)[0]))
         except Exception as error:
             return f"the program of rank {self.rank} itself is wrong: {error}"
         return f"the program of rank {self.rank} is sound"
