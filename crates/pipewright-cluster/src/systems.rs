@@ -10,7 +10,7 @@
 //! - Megatron Core 0.16.1 (`training/arguments.py`, `core/model_parallel_config.py`) runs 1F1B and
 //!   interleaved 1F1B. Replicas of a pipeline shard the optimizer's state or nothing; its FSDP is for one
 //!   stage here, because its documentation does not name pipelines. Experts with a tensor group need sequence
-//!   parallelism. Models with Mamba-2 (`core/ssm/mamba_block.py`) do not read the layout of a pipeline.
+//!   parallelism, and as many groups of shards as the other parameters (`core/parallel_state.py`). Models with Mamba-2 (`core/ssm/mamba_block.py`) do not read the layout of a pipeline.
 //! - DeepSpeed 0.19.8 (`runtime/pipe/engine.py`) runs 1F1B. Replicas shard the optimizer's state or nothing.
 //!   It does not divide sequences.
 
@@ -176,13 +176,22 @@ fn sharding(system: System, layout: &Layout, _model: &Model) -> Option<Refusal> 
     })
 }
 
-fn shard_groups(system: System, layout: &Layout, _model: &Model) -> Option<Refusal> {
+fn shard_groups(system: System, layout: &Layout, model: &Model) -> Option<Refusal> {
     let groups = layout.shard_groups();
-    (groups > 1 && system == System::Deepspeed).then(|| {
-        Refusal::new(format!(
+    let copies = layout.expert_replicas();
+    match system {
+        System::Deepspeed if groups > 1 => Some(Refusal::new(format!(
             "{system} divides the optimizer's state among all replicas, and this plan has {groups} groups that each have all of it"
-        ))
-    })
+        ))),
+        System::Megatron if model.has_experts() && !copies.is_multiple_of(groups) => {
+            Some(Refusal::new(format!(
+                "{system} divides the replicas of the experts into as many groups as all replicas, and {groups} groups do not \
+                 divide {}",
+                counted(copies, "replica")
+            )))
+        }
+        System::Torchtitan | System::Megatron | System::Deepspeed => None,
+    }
 }
 
 fn overlap(system: System, layout: &Layout, model: &Model) -> Option<Refusal> {

@@ -183,9 +183,11 @@ pub(super) fn read(
         layout.expert_tensor = 1;
     }
     let copies = taken.number("num-distributed-optimizer-instances")?.filter(|&copies| copies > 1);
-    if let Some(copies) = copies.filter(|&copies| !layout.data().is_multiple_of(copies)) {
-        let expected = format!("a divisor of {}, the replicas", layout.data());
-        return Err(options.wrong("num-distributed-optimizer-instances", &copies.to_string(), &expected));
+    for (replicas, of) in [(layout.data(), ""), (layout.expert_replicas(), " of the experts")] {
+        if let Some(copies) = copies.filter(|&copies| !replicas.is_multiple_of(copies)) {
+            let expected = format!("a divisor of {replicas}, the replicas{of}");
+            return Err(options.wrong("num-distributed-optimizer-instances", &copies.to_string(), &expected));
+        }
     }
     layout.shards = copies.map(|copies| layout.data() / copies);
     let batch = taken.either("global-batch-size", place.batch, "--global-batch")?;

@@ -253,6 +253,11 @@ fn settings_that_a_system_does_not_have_are_refused() {
         (layout.tensor, layout.shards, layout.sharding) = (1, Some(4), ShardedState::Optimizer);
     };
     check_refused(Deepspeed, DENSE, groups, "this plan has 4 groups that each have all of it");
+    let of_experts = |layout: &mut Layout| {
+        groups(layout);
+        (layout.expert, layout.expert_tensor, layout.pipeline) = (8, 1, 8);
+    };
+    check_refused(Megatron, EXPERTS, of_experts, "4 groups do not divide 2 replicas");
     let overlap = |layout: &mut Layout| {
         layout.implementation.overlaps_experts = true;
         (layout.expert, layout.expert_tensor, layout.tensor, layout.chunks) = (8, 1, 1, 1);
@@ -268,13 +273,15 @@ fn settings_that_a_system_does_not_have_are_refused() {
     check_refused(Torchtitan, DENSE, narrow, "has products in FP8 and MXFP8");
 }
 
-/// Checks that the files of a plan that is changed have some options.
+/// Checks the lines of options that a change of a plan adds.
 fn check_written(system: System, config: &str, change: impl FnOnce(&mut Layout), options: &[&str]) {
-    let (request, emission) = written(system, config, change);
-    let text = &emission.unwrap_or_else(|refusal| panic!("{system}: {refusal}")).files[0].text;
-    for option in options {
-        assert!(text.contains(option), "{system}, {} GPUs: {option} is not in\n{text}", request.gpus);
-    }
+    let text = |change: Box<dyn FnOnce(&mut Layout) + '_>| {
+        let (_, emission) = written(system, config, change);
+        emission.unwrap_or_else(|refusal| panic!("{system}: {refusal}")).files.swap_remove(0).text
+    };
+    let (before, after) = (text(Box::new(|_| {})), text(Box::new(change)));
+    let added: Vec<&str> = after.lines().filter(|line| before.lines().all(|other| other != *line)).collect();
+    assert_eq!(added, options, "{system}");
 }
 
 /// Writes a plan without a pipeline whose layout is changed.
@@ -302,33 +309,37 @@ fn written(
 fn each_setting_is_written() {
     use System::{Megatron, Torchtitan};
     let modules = Modules::LATENT.with(Modules::NORMS);
-    let recompute = |layout: &mut Layout| layout.recompute = Recompute::Modules(modules);
-    let named = "--recompute-granularity selective\n--recompute-modules mla_up_proj layernorm\n";
-    check_written(Megatron, EXPERTS, recompute, &[named]);
+    let recompute = |modules| move |layout: &mut Layout| layout.recompute = Recompute::Modules(modules);
+    let selective = "--recompute-granularity selective";
+    check_written(Megatron, EXPERTS, recompute(modules), &[selective, "--recompute-modules mla_up_proj layernorm"]);
+    let activations = Modules::EXPERT_ACTIVATIONS;
+    let grouped = [selective, "--recompute-modules moe_act", "--moe-grouped-gemm"];
+    check_written(Megatron, EXPERTS, recompute(activations), &grouped);
     let some = |layout: &mut Layout| (layout.recompute, layout.recompute_layers) = (Recompute::Full, Some(3));
-    check_written(Megatron, DENSE, some, &["--recompute-method block\n--recompute-num-layers 3\n"]);
-    check_written(Megatron, DENSE, |layout| layout.offload_layers = 2, &["--cpu-offloading-num-layers 2\n"]);
+    let block = ["--recompute-granularity full", "--recompute-method block", "--recompute-num-layers 3"];
+    check_written(Megatron, DENSE, some, &block);
+    check_written(Megatron, DENSE, |layout| layout.offload_layers = 2, &["--cpu-offloading-num-layers 2"]);
     let precision = |precision| move |layout: &mut Layout| layout.precision = precision;
-    check_written(
-        Megatron,
-        DENSE,
-        precision(Precision::Mxfp8),
-        &["--fp8-recipe mxfp8\n", "--grad-reduce-in-bf16\n"],
-    );
-    check_written(Megatron, DENSE, precision(Precision::Nvfp4), &["--fp4-format e2m1\n--fp4-recipe nvfp4\n"]);
-    let state = |sharding| move |layout: &mut Layout| (layout.sharding, layout.shards) = (sharding, Some(8));
-    let copies = "--num-distributed-optimizer-instances 8\n";
-    check_written(Megatron, DENSE, state(ShardedState::Optimizer), &[copies]);
-    check_written(Megatron, DENSE, state(ShardedState::Parameters), &[copies]);
+    let mxfp8 = ["--grad-reduce-in-bf16", "--fp8-format e4m3", "--fp8-recipe mxfp8"];
+    check_written(Megatron, DENSE, precision(Precision::Mxfp8), &mxfp8);
+    let nvfp4 = ["--grad-reduce-in-bf16", "--fp4-format e2m1", "--fp4-recipe nvfp4"];
+    check_written(Megatron, DENSE, precision(Precision::Nvfp4), &nvfp4);
+    let narrow = |layout: &mut Layout| {
+        layout.precision = Precision::Fp8;
+        recompute(Modules::NORMS)(layout);
+    };
+    let fp8 = [selective, "--recompute-modules layernorm", "--fp8-format hybrid", "--fp8-recipe tensorwise"];
+    check_written(Megatron, DENSE, narrow, &fp8);
+    let shards = |layout: &mut Layout| layout.shards = Some(8);
+    check_written(Megatron, DENSE, shards, &["--num-distributed-optimizer-instances 8"]);
     let degrees =
-        "--parallelism.data_parallel_replicate_degree 8\n--parallelism.data_parallel_shard_degree 8\n";
-    check_written(Torchtitan, DENSE, state(ShardedState::Parameters), &[degrees]);
+        ["--parallelism.data_parallel_replicate_degree 8", "--parallelism.data_parallel_shard_degree 8"];
+    check_written(Torchtitan, DENSE, shards, &degrees);
     let overlap = |layout: &mut Layout| {
         (layout.expert, layout.expert_tensor, layout.implementation.overlaps_experts) = (8, 1, true);
     };
-    let flags = "--moe-token-dispatcher-type flex\n--moe-flex-dispatcher-backend deepep\n\
-                 --overlap-moe-expert-parallel-comm\n--delay-wgrad-compute\n";
-    check_written(Megatron, EXPERTS, overlap, &[flags]);
+    let flags = ["--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute"];
+    check_written(Megatron, EXPERTS, overlap, &flags);
 }
 
 #[test]

@@ -498,6 +498,21 @@ fn options_of_megatron_that_change_costs_are_read_or_refused() {
     );
 }
 
+/// All groups of shards of a model with experts divide the replicas of its experts too.
+#[test]
+fn groups_of_shards_divide_the_replicas_of_experts() {
+    let options = |copies: u32| {
+        let text = format!(
+            "--tensor-model-parallel-size 1 --micro-batch-size 1 --seq-length 4096 --bf16 --use-distributed-optimizer\n\
+             --expert-model-parallel-size 16 --num-distributed-optimizer-instances {copies}"
+        );
+        try_read(EXPERTS, 64, "train.sh", &text).map(|run| run.layout.shards)
+    };
+    assert_eq!(options(4), Ok(Some(16)));
+    let error = "line 2: `--num-distributed-optimizer-instances` is `8`, and expected a divisor of 4, the replicas of the experts";
+    assert_eq!(options(8), Err(error.to_owned()));
+}
+
 /// Checks that each of some options is read behind any others: a known key is never a mistake.
 #[test]
 fn known_options_are_no_mistakes() {

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use crate::emit::block_modules::Modules;
 use crate::emit::emission::{Dispatch, MeshOptions, NarrowProducts, RecomputedPart};
 use crate::emit::emission::{Emission, EmitRequest, EmittedFile};
 use crate::emit::layout::print_layout;
@@ -128,10 +129,16 @@ fn mesh_options(mesh: &MeshOptions, sizes: Mesh) -> String {
     match mesh.recompute {
         RecomputedPart::Nothing | RecomputedPart::Elementwise => {}
         RecomputedPart::Scores => lines.push("--recompute-granularity selective".to_owned()),
-        RecomputedPart::Modules(modules) => lines.push(format!(
-            "--recompute-granularity selective\n--recompute-modules {}",
-            modules.names().join(" ")
-        )),
+        RecomputedPart::Modules(modules) => {
+            lines.push(format!(
+                "--recompute-granularity selective\n--recompute-modules {}",
+                modules.names().join(" ")
+            ));
+            // Megatron has these activations only with one product of all experts of a rank.
+            if modules.has(Modules::EXPERT_ACTIVATIONS) {
+                lines.push("--moe-grouped-gemm".to_owned());
+            }
+        }
         RecomputedPart::Block => {
             let (method, blocks) = mesh.recomputed_blocks.map_or(("uniform", 1), |blocks| ("block", blocks));
             lines.push(format!(
@@ -140,10 +147,12 @@ fn mesh_options(mesh: &MeshOptions, sizes: Mesh) -> String {
         }
     }
     if mesh.offloaded_blocks > 0 {
-        lines.push(format!("--cpu-offloading\n--cpu-offloading-num-layers {}", mesh.offloaded_blocks));
+        lines.push(format!("--cpu-offloading-num-layers {}", mesh.offloaded_blocks));
     }
     lines.extend(mesh.narrow.map(|narrow| {
         match narrow {
+            // The default recipe, delayed scales, would quantize these parts twice, and Megatron refuses that.
+            NarrowProducts::Fp8 if recomputes_quantized(mesh) => "--fp8-format hybrid\n--fp8-recipe tensorwise",
             NarrowProducts::Fp8 => "--fp8-format hybrid",
             NarrowProducts::Mxfp8 => "--fp8-format e4m3\n--fp8-recipe mxfp8",
             NarrowProducts::Nvfp4 => "--fp4-format e2m1\n--fp4-recipe nvfp4",
@@ -151,6 +160,12 @@ fn mesh_options(mesh: &MeshOptions, sizes: Mesh) -> String {
         .to_owned()
     }));
     lines.into_iter().map(|line| line + "\n").collect()
+}
+
+/// Returns whether a part is computed again whose result a narrow product takes.
+fn recomputes_quantized(mesh: &MeshOptions) -> bool {
+    let RecomputedPart::Modules(modules) = mesh.recompute else { return false };
+    modules.has(Modules::NORMS) || modules.has(Modules::EXPERT_ACTIVATIONS)
 }
 
 fn mesh_remarks(emission: &mut Emission, mesh: &MeshOptions, sizes: Mesh) {
@@ -203,7 +218,6 @@ fn remarks(emission: &mut Emission, plan: &Plan, parts: &ModelParts) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::emit::block_modules::Modules;
     use crate::emit::emission::NO_OPTIONS;
 
     /// Replicas without FSDP reduce their gradients during the backward.
@@ -234,8 +248,8 @@ mod tests {
         check(groups, &[first, REDUCE, "--overlap-param-gather", last]);
         check(MeshOptions { shard_groups: 4, ..NO_OPTIONS }, &[REDUCE]);
         check(MeshOptions { bf16_gradients: true, ..NO_OPTIONS }, &[REDUCE, "--grad-reduce-in-bf16"]);
-        let offloaded = ["--cpu-offloading", "--cpu-offloading-num-layers 3"];
-        check(MeshOptions { offloaded_blocks: 3, ..NO_OPTIONS }, &[&[REDUCE], &offloaded[..]].concat());
+        let offloaded = [REDUCE, "--cpu-offloading-num-layers 3"];
+        check(MeshOptions { offloaded_blocks: 3, ..NO_OPTIONS }, &offloaded);
         let overlap = ["--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute", REDUCE];
         check(MeshOptions { overlaps_experts: true, ..NO_OPTIONS }, &overlap);
     }
@@ -274,6 +288,26 @@ mod tests {
         let modules = RecomputedPart::Modules(Modules::LATENT.with(Modules::NORMS));
         let named = ["--recompute-granularity selective", "--recompute-modules mla_up_proj layernorm"];
         check(recompute(modules), &[&[REDUCE], &named[..]].concat());
+        let selective = "--recompute-granularity selective";
+        let activations = [REDUCE, selective, "--recompute-modules moe_act", "--moe-grouped-gemm"];
+        check(recompute(RecomputedPart::Modules(Modules::EXPERT_ACTIVATIONS)), &activations);
+    }
+
+    /// Delayed scales, the default recipe of FP8, are refused if their inputs are computed again.
+    #[test]
+    fn quantized_parts_that_are_recomputed_need_scales_of_their_own() {
+        let of = |narrow, modules, options: &[&str]| {
+            let recompute = RecomputedPart::Modules(modules);
+            let mesh = MeshOptions { narrow: Some(narrow), recompute, ..NO_OPTIONS };
+            let text = mesh_options(&mesh, Mesh::default());
+            let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("--fp")).collect();
+            assert_eq!(lines, options, "{mesh:?}");
+        };
+        let tensorwise = ["--fp8-format hybrid", "--fp8-recipe tensorwise"];
+        of(NarrowProducts::Fp8, Modules::NORMS, &tensorwise);
+        of(NarrowProducts::Fp8, Modules::SCORES.with(Modules::EXPERT_ACTIVATIONS), &tensorwise);
+        of(NarrowProducts::Fp8, Modules::SCORES, &["--fp8-format hybrid"]);
+        of(NarrowProducts::Mxfp8, Modules::NORMS, &["--fp8-format e4m3", "--fp8-recipe mxfp8"]);
     }
 
     #[test]
