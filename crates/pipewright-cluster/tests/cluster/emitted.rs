@@ -311,7 +311,12 @@ fn each_setting_is_written() {
     let modules = Modules::LATENT.with(Modules::NORMS);
     let recompute = |modules| move |layout: &mut Layout| layout.recompute = Recompute::Modules(modules);
     let selective = "--recompute-granularity selective";
-    check_written(Megatron, EXPERTS, recompute(modules), &[selective, "--recompute-modules mla_up_proj layernorm"]);
+    check_written(
+        Megatron,
+        EXPERTS,
+        recompute(modules),
+        &[selective, "--recompute-modules mla_up_proj layernorm"],
+    );
     let activations = Modules::EXPERT_ACTIVATIONS;
     let grouped = [selective, "--recompute-modules moe_act", "--moe-grouped-gemm"];
     check_written(Megatron, EXPERTS, recompute(activations), &grouped);

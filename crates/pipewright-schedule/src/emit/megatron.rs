@@ -152,7 +152,9 @@ fn mesh_options(mesh: &MeshOptions, sizes: Mesh) -> String {
     lines.extend(mesh.narrow.map(|narrow| {
         match narrow {
             // The default recipe, delayed scales, would quantize these parts twice, and Megatron refuses that.
-            NarrowProducts::Fp8 if recomputes_quantized(mesh) => "--fp8-format hybrid\n--fp8-recipe tensorwise",
+            NarrowProducts::Fp8 if recomputes_quantized(mesh) => {
+                "--fp8-format hybrid\n--fp8-recipe tensorwise"
+            }
             NarrowProducts::Fp8 => "--fp8-format hybrid",
             NarrowProducts::Mxfp8 => "--fp8-format e4m3\n--fp8-recipe mxfp8",
             NarrowProducts::Nvfp4 => "--fp4-format e2m1\n--fp4-recipe nvfp4",

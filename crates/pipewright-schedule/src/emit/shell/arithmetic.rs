@@ -1,5 +1,10 @@
 //! The value of a shell's sum, such as `$((NODES * 8))`.
 
+use crate::emit::shell::letters::is_of_name;
+
+/// The longest text between the brackets of an element that a sum sets.
+const LONGEST_SUBSCRIPT: usize = 200;
+
 /// Returns the value of a sum of whole numbers and names, with `+ - * / %` and parentheses. `None` if it has anything
 /// else, an unknown name, a division by 0, or is too large.
 pub(super) fn evaluate(text: &str, value: &dyn Fn(&str) -> Option<i64>) -> Option<i64> {
@@ -46,14 +51,28 @@ fn factor(rest: &mut &str, value: &dyn Fn(&str) -> Option<i64>, depth: usize) ->
     }
     take(rest, &['$']);
     let has_brace = take(rest, &['{']).is_some();
-    let end =
-        rest.find(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '_')).unwrap_or(rest.len());
-    let (name, after) = rest.split_at(end);
+    let (name, after) = rest.split_at(rest.find(|letter| !is_of_name(letter)).unwrap_or(rest.len()));
     *rest = after;
     if has_brace {
         take(rest, &['}'])?;
     }
-    name.parse().ok().or_else(|| value(name))
+    if name.starts_with(|letter: char| letter.is_ascii_digit()) { number(name) } else { value(name) }
+}
+
+/// Returns a whole number as a sum reads it: a leading 0 is for the base 8, and `0x` for 16.
+pub(super) fn number(text: &str) -> Option<i64> {
+    let text = text.trim();
+    let digits = text.trim_start_matches(['-', '+']);
+    let (digits, base) = match digits.strip_prefix('0') {
+        None | Some("") => (digits, 10),
+        Some(octal) => octal.strip_prefix(['x', 'X']).map_or((octal, 8), |digits| (digits, 16)),
+    };
+    let size = i64::from_str_radix(digits, base).ok().filter(|_| digits.starts_with(is_of_name))?;
+    match &text[..text.len() - text.trim_start_matches(['-', '+']).len()] {
+        "" | "+" => Some(size),
+        "-" => Some(-size),
+        _ => None,
+    }
 }
 
 /// Takes one of some letters from the start of the text, after blanks.
@@ -66,13 +85,14 @@ fn take(rest: &mut &str, letters: &[char]) -> Option<char> {
 
 /// Returns the names to which a sum gives a value, as in `N += 1`, `N++` and `--N`.
 pub(super) fn names_set(text: &str) -> Vec<&str> {
-    let is_of_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
     let (mut names, mut rest) = (Vec::new(), text);
     while let Some(start) = rest.find(is_of_name) {
         let before = rest[..start].trim_end();
         let name = &rest[start..];
         let (name, after) = name.split_at(name.find(|letter| !is_of_name(letter)).unwrap_or(name.len()));
-        if before.ends_with("++") || before.ends_with("--") || is_assignment(after.trim_start()) {
+        let end = after.bytes().take(LONGEST_SUBSCRIPT).position(|byte| byte == b']');
+        let behind = end.filter(|_| after.starts_with('[')).map_or(after, |end| &after[end + 1..]);
+        if before.ends_with("++") || before.ends_with("--") || is_assignment(behind.trim_start()) {
             names.push(name);
         }
         rest = after;

@@ -1,7 +1,9 @@
 //! The branches, loops, groups and functions around a command, and whether the command runs.
 
+use std::collections::HashSet;
+
 use crate::emit::shell::condition::{and, not, or};
-use crate::emit::shell::variables::OldValue;
+use crate::emit::shell::letters::HereDocument;
 
 /// Whether a command runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +36,12 @@ pub(super) struct List {
     pub(super) link: Link,
     /// Whether `!` negates the command.
     pub(super) is_negated: bool,
+    /// Whether the command is behind a pipe, and so in a subshell.
+    pub(super) is_piped: bool,
+    /// The number of changes before the list, which is a subshell if `&` ends it.
+    pub(super) start: usize,
+    /// The number of changes before the command, which is a subshell if a pipe follows.
+    pub(super) command_start: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -45,6 +53,11 @@ pub(super) enum Link {
 }
 
 impl List {
+    /// Returns an empty list after some changes.
+    pub(super) fn after(changes: usize) -> Self {
+        Self { start: changes, command_start: changes, ..Self::default() }
+    }
+
     /// Returns whether the next command runs.
     pub(super) fn condition(&self) -> Option<bool> {
         match self.link {
@@ -62,7 +75,7 @@ impl List {
             Link::And => and(self.status, result),
             Link::Or => or(self.status, result),
         };
-        *self = Self { status, line, ..Self::default() };
+        *self = Self { status, line, link: Link::None, is_negated: false, ..*self };
     }
 }
 
@@ -94,8 +107,8 @@ pub(super) enum CompoundKind {
         /// The index of the first letter of the body.
         start: usize,
         in_parentheses: bool,
-        /// The values that the subshell around it keeps for its end.
-        kept: usize,
+        /// The variables that get their values back at its end.
+        locals: HashSet<String>,
     },
 }
 
@@ -112,20 +125,37 @@ pub(super) struct OpenCompound {
     taken: Option<bool>,
     /// The list that it is a command of.
     pub(super) list: List,
-    /// The values that variables get back when it ends.
-    pub(super) saved: Vec<(String, OldValue)>,
-    /// The functions that names get back when it ends.
-    pub(super) functions: Vec<(String, Option<Function>)>,
+    /// The number of changes before it.
+    pub(super) start: usize,
+}
+
+/// The first reading of a loop that is in no other loop. No condition in it is decided.
+#[derive(Debug)]
+pub(super) struct FirstReading {
+    /// The line of the loop.
+    pub(super) line: usize,
+    /// The variables that subshells in the loop change.
+    pub(super) names: HashSet<String>,
+    /// The starts of the functions that the loop calls. Each is read once.
+    pub(super) called: HashSet<usize>,
+    /// The index of the first letter of the loop.
+    pub(super) at: usize,
+    /// The numbers of branches, calls, changes and commands up to the loop.
+    pub(super) branches: usize,
+    pub(super) calls: usize,
+    pub(super) changes: usize,
+    pub(super) commands: usize,
+    pub(super) documents: Vec<HereDocument>,
 }
 
 impl OpenCompound {
-    pub(super) fn new(kind: CompoundKind, line: usize, outer: Runs, list: List) -> Self {
+    pub(super) fn new(kind: CompoundKind, line: usize, outer: Runs, list: List, start: usize) -> Self {
         let taken = match kind {
             CompoundKind::Loop => None,
             CompoundKind::Definition(_) | CompoundKind::Case(_) => Some(false),
             _ => Some(true),
         };
-        Self { kind, line, outer, before: Some(false), taken, list, saved: Vec::new(), functions: Vec::new() }
+        Self { kind, line, outer, before: Some(false), taken, list, start }
     }
 
     /// Returns whether the commands of the current branch run.
@@ -146,10 +176,5 @@ impl OpenCompound {
     /// Ends the current branch.
     pub(super) fn end(&mut self) {
         self.before = or(self.before, self.taken);
-    }
-
-    /// Marks the commands up to the end as not run.
-    pub(super) fn leave(&mut self) {
-        self.outer = Runs::No;
     }
 }

@@ -1,17 +1,10 @@
 //! Reads separators, the words of the language, and the compound commands that they open and close.
 
-use std::collections::HashSet;
-use std::rc::Rc;
-
-use crate::emit::read_error::ReadError;
 use crate::emit::shell::branches::{CompoundKind, Link, List, OpenCompound, Runs};
-use crate::emit::shell::condition::{and, holds, matches, or};
+use crate::emit::shell::condition::{and, holds_in_double_brackets, matches, or};
+use crate::emit::shell::loops::reason_of_loop;
 use crate::emit::shell::script::{Reader, SEPARATORS, test};
-use crate::emit::shell::variables::OldValue;
 use crate::emit::shell::word::{Doubt, Word, join};
-
-/// The most letters of loops.
-const MOST_SCANNED: usize = 1 << 23;
 
 impl Reader {
     /// Reads a separator, which ends a command or connects it to the next one.
@@ -23,7 +16,12 @@ impl Reader {
         self.letters.at += 1;
         let is_double = self.letters.peek() == Some(letter);
         match letter {
-            '\n' => self.skip_documents(),
+            '\n' => {
+                self.skip_documents();
+                if self.list.link == Link::None && !self.list.is_piped {
+                    self.end_list();
+                }
+            }
             ')' => {
                 if let Some(
                     CompoundKind::Subshell
@@ -43,11 +41,25 @@ impl Reader {
             }
             ';' if is_double || self.letters.peek() == Some('&') => {
                 let operator = self.letters.take_until(|letter| !";&".contains(letter));
+                self.end_list();
                 // After `;&` and `;;&`, more than one branch may run.
                 self.patterns(operator == ";");
             }
-            _ => self.list.link = Link::None,
+            '&' => {
+                self.undo(self.list.start, line);
+                self.end_list();
+                self.list.status = Some(true);
+            }
+            _ => self.end_list(),
         }
+    }
+
+    /// Ends a list of commands, which no `&` follows any more.
+    fn end_list(&mut self) {
+        if self.branches.is_empty() {
+            self.changes.clear();
+        }
+        self.list = List { status: self.list.status, ..List::after(self.changes.len()) };
     }
 
     /// Reads a subshell or a sum, whose parenthesis is next.
@@ -140,91 +152,49 @@ impl Reader {
     fn next_branch(&mut self, word: &str, change: impl FnMut(&mut OpenCompound)) {
         self.letters.at += word.len();
         self.branches.last_mut().into_iter().for_each(change);
-        self.list = List::default();
+        self.list = List::after(self.changes.len());
     }
 
     /// Opens a compound command.
     pub(super) fn open(&mut self, kind: CompoundKind, line: usize) {
         let outer = if matches!(kind, CompoundKind::Definition(_)) { Runs::No } else { self.runs() };
-        let index = self.branches.len();
-        match kind {
-            CompoundKind::Loop => {
-                self.loops += 1;
-                if self.loops == 1 && outer != Runs::No {
-                    self.doubt_names_of_loop(line);
-                }
-            }
-            CompoundKind::Subshell => self.subshells.push(index),
-            CompoundKind::Call { in_parentheses, .. } => {
-                self.calls.push(index);
-                if in_parentheses {
-                    self.subshells.push(index);
-                }
-            }
-            _ => {}
+        let is_loop = matches!(kind, CompoundKind::Loop);
+        self.loops += usize::from(is_loop);
+        if let CompoundKind::Call { .. } = kind {
+            self.calls.push(self.branches.len());
         }
-        let list = std::mem::take(&mut self.list);
-        self.branches.push(OpenCompound::new(kind, line, outer, list));
-    }
-
-    /// Marks the variables that a loop changes: a later round may see the value of an earlier one.
-    fn doubt_names_of_loop(&mut self, line: usize) {
-        let (names, letters) = self.letters.names_set_in_loop();
-        self.scanned += letters;
-        if self.scanned > MOST_SCANNED {
-            let what = "the loops of the script are too long; write the command of the training alone";
-            self.refusal = Some(ReadError::new(what).at(line));
-        }
-        let reason = reason_of_loop(line);
-        for name in names {
-            if self.variables.get(&name).is_some() {
-                let before = self.variables.doubt(&name, &reason);
-                self.keep(&name, before);
-            }
+        let start = self.changes.len();
+        let list = std::mem::replace(&mut self.list, List::after(start));
+        self.branches.push(OpenCompound::new(kind, line, outer, list, start));
+        if is_loop && self.loops == 1 && outer != Runs::No {
+            self.begin_first_reading(line);
         }
     }
 
     /// Closes the innermost compound command, whose result is given.
     fn close(&mut self, result: Option<bool>) {
+        if self.ends_first_reading() {
+            return self.read_again();
+        }
         let Some(branch) = self.branches.pop() else { return };
-        match branch.kind {
+        match &branch.kind {
             CompoundKind::Loop => self.loops -= 1,
-            CompoundKind::Subshell => drop(self.subshells.pop()),
-            CompoundKind::Call { back, start, in_parentheses, kept } => {
+            CompoundKind::Subshell => self.undo(branch.start, branch.line),
+            CompoundKind::Call { back, start, in_parentheses, locals } => {
                 self.called += self.letters.at - start;
-                self.letters.at = back;
+                self.letters.at = *back;
                 self.calls.pop();
-                if in_parentheses {
-                    self.subshells.pop();
+                if *in_parentheses {
+                    self.undo(branch.start, branch.line);
                 } else {
-                    self.forget_locals(&branch.saved, kept);
+                    self.undo_locals(branch.start, locals, branch.line);
                 }
+                self.left = self.left.filter(|&branches| branches <= self.branches.len());
             }
             _ => {}
         }
-        let reason =
-            format!("a variable changes in a part of line {}, and its value before is not kept", branch.line);
-        let reason: Rc<str> = reason.into();
-        for (name, before) in branch.saved.into_iter().rev() {
-            self.variables.restore(&name, before, &reason);
-        }
-        for (name, before) in branch.functions.into_iter().rev() {
-            match before {
-                Some(function) => self.functions.insert(name, function),
-                None => self.functions.remove(&name),
-            };
-        }
         self.list = branch.list;
         self.end_command(result, branch.line);
-    }
-
-    /// Removes the values of a function's variables that the subshell around its call keeps, except the first `kept` ones.
-    fn forget_locals(&mut self, locals: &[(String, OldValue)], kept: usize) {
-        let Some(&index) = self.subshells.last() else { return };
-        let saved = &mut self.branches[index].saved;
-        let own = saved.split_off(kept.min(saved.len()));
-        let locals: HashSet<&str> = locals.iter().map(|(name, _)| name.as_str()).collect();
-        saved.extend(own.into_iter().filter(|(name, _)| !locals.contains(name.as_str())));
     }
 
     /// Ends a command whose result is given: reads what follows a compound command, and adds the result to the list.
@@ -235,6 +205,10 @@ impl Reader {
             self.letters.skip_blanks(false);
         }
         let is_piped = self.letters.starts_with("|") && !self.letters.starts_with("||");
+        if is_piped || self.list.is_piped {
+            self.undo(self.list.command_start, line);
+        }
+        (self.list.is_piped, self.list.command_start) = (is_piped, self.changes.len());
         if !is_piped {
             self.list.add(result, line);
         }
@@ -321,9 +295,9 @@ impl Reader {
             if self.letters.take("]]") {
                 break;
             } else if self.letters.take("&&") {
-                all = and(all, test(&std::mem::take(&mut words), holds));
+                all = and(all, test(&std::mem::take(&mut words), holds_in_double_brackets));
             } else if self.letters.take("||") {
-                any = or(any, and(all, test(&std::mem::take(&mut words), holds)));
+                any = or(any, and(all, test(&std::mem::take(&mut words), holds_in_double_brackets)));
                 all = Some(true);
             } else if SEPARATORS.contains(&letter) || "<>".contains(letter) {
                 is_grouped |= "()".contains(letter);
@@ -336,11 +310,7 @@ impl Reader {
             }
         }
         self.is_unsplit = false;
-        let result = or(any, and(all, test(&words, holds)));
+        let result = or(any, and(all, test(&words, holds_in_double_brackets)));
         if is_grouped { None } else { result }
     }
-}
-
-fn reason_of_loop(line: usize) -> Rc<str> {
-    format!("its value changes in the loop of line {line}, which is not run").into()
 }

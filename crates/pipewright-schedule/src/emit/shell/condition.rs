@@ -1,5 +1,10 @@
 //! Conditions of a shell that compare texts and numbers. `None` is a condition that is not decided.
 
+use crate::emit::shell::arithmetic::number;
+
+/// Commands whose arguments are assignments.
+pub(super) const DECLARES: [&str; 5] = ["export", "local", "declare", "readonly", "typeset"];
+
 /// Returns whether both hold.
 pub(super) fn and(one: Option<bool>, other: Option<bool>) -> Option<bool> {
     match (one, other) {
@@ -22,31 +27,36 @@ pub(super) fn not(value: Option<bool>) -> Option<bool> {
 /// Returns the result of a command: `[ .. ]`, `test`, or a command whose result is always the same.
 pub(super) fn result_of(command: &[&str]) -> Option<bool> {
     match command {
-        ["[", words @ .., "]"] | ["test", words @ ..] => holds(words),
-        [
-            "true" | ":" | "echo" | "printf" | "export" | "local" | "declare" | "readonly" | "typeset"
-            | "set" | "shift",
-            ..,
-        ] => Some(true),
+        ["[", words @ .., "]"] | ["test", words @ ..] => holds(words, |text| text.trim().parse().ok()),
+        ["true" | ":" | "echo" | "printf" | "set", ..] => Some(true),
+        [name, ..] if DECLARES.contains(name) => Some(true),
         ["false", ..] => Some(false),
         _ => None,
     }
 }
 
+/// Returns whether the words of `[[ .. ]]` hold, whose numbers are sums.
+pub(super) fn holds_in_double_brackets(words: &[&str]) -> Option<bool> {
+    holds(words, number)
+}
+
 /// Returns whether the words in the brackets of a test hold.
-pub(super) fn holds(words: &[&str]) -> Option<bool> {
+fn holds(words: &[&str], number: fn(&str) -> Option<i64>) -> Option<bool> {
     match *words {
         [] => Some(false),
-        ["!", ref rest @ ..] if !rest.is_empty() => not(holds(rest)),
         [text] => Some(!text.is_empty()),
+        ["!", text] => Some(text.is_empty()),
         ["-z", text] => Some(text.is_empty()),
         ["-n", text] => Some(!text.is_empty()),
+        // A test of a file, or a mistake of a test whose operand is left out.
+        [operator, _] => (operator.len() != 2 || !operator.starts_with('-')).then_some(false),
         // `[[` takes these as patterns.
         [_, _, other] if other.contains(['*', '?', '[']) => None,
         [one, "=" | "==", other] => Some(one == other),
         [one, "!=", other] => Some(one != other),
+        ["!", ref rest @ ..] => not(holds(rest, number)),
         [one, operator, other] => {
-            let order = one.trim().parse::<i64>().ok()?.cmp(&other.trim().parse::<i64>().ok()?);
+            let order = number(one)?.cmp(&number(other)?);
             match operator {
                 "-eq" => Some(order.is_eq()),
                 "-ne" => Some(order.is_ne()),

@@ -1,13 +1,13 @@
 //! Reads words: quotes, and the values of variables, lists, defaults and sums.
 
-use crate::emit::shell::arithmetic::evaluate;
+use crate::emit::shell::arithmetic::{evaluate, number};
 use crate::emit::shell::letters::{Letters, is_of_name};
 use crate::emit::shell::script::Reader;
-use crate::emit::shell::variables::{ARGUMENTS, Assigned};
+use crate::emit::shell::variables::{ARGUMENTS, Assigned, Variable};
 use crate::emit::shell::word::{Doubt, Word, Words, concatenated, join, shortened};
 
 /// The most letters of all expansions.
-const MOST_EXPANDED: usize = 1 << 21;
+pub(super) const MOST_EXPANDED: usize = 1 << 21;
 /// The most defaults inside each other, as in `${A:-${B:-8}}`.
 const MOST_DEPTH: usize = 16;
 /// The operators behind the name of a variable.
@@ -64,7 +64,7 @@ impl Reader {
         self.letters.at += 1;
         let text = self.letters.take_until(|letter| letter == '\'');
         self.letters.at += 1;
-        Word::new(text, line)
+        Word { is_quoted: true, ..Word::new(text, line) }
     }
 
     /// Reads a text in double quotes. The elements of a list are words of their own.
@@ -74,7 +74,7 @@ impl Reader {
         while let Some((letter, line)) = self.letters.next().filter(|(letter, _)| *letter != '"') {
             if letter == '$' || letter == '`' {
                 let elements = self.expansion(true, line);
-                has_empty_list |= elements.is_empty();
+                has_empty_list |= elements.iter().all(|word| matches!(word.doubt, Doubt::Absent(_)));
                 words.add_quoted(elements);
                 continue;
             }
@@ -90,7 +90,7 @@ impl Reader {
         }
         self.letters.at += 1;
         if !has_empty_list {
-            words.current.get_or_insert_with(|| Word::new("", line));
+            words.current.get_or_insert_with(|| Word::new("", line)).is_quoted = true;
         }
     }
 
@@ -132,11 +132,11 @@ impl Reader {
     }
 
     /// Returns the value of `$((..))`, whose text has its inner parentheses.
-    fn sum(&mut self, sum: &str, line: usize) -> Word {
+    pub(super) fn sum(&mut self, sum: &str, line: usize) -> Word {
         self.doubt_names_of(sum, line);
         let expanded = if sum.contains("${") { self.text_of(sum, true, line) } else { None };
         let text = expanded.as_ref().map_or(sum, |word| word.known().unwrap_or_default());
-        let known = |name: &str| self.variables.known(name)?.trim().parse().ok();
+        let known = |name: &str| number(self.variables.known(name)?);
         match evaluate(text, &known) {
             Some(number) => Word::new(number.to_string(), line),
             None => {
@@ -203,9 +203,11 @@ impl Reader {
         let number = name.parse::<usize>().ok();
         let variable = match (name, number) {
             ("#", _) => {
-                return match arguments {
-                    Some(arguments) => Some(vec![Word::new(arguments.words.len().to_string(), line)]),
-                    None => unknown(format!("`$#` of line {line} is the number of the script's arguments")),
+                return match arguments.and_then(Variable::count) {
+                    Some(count) => Some(vec![Word::new(count.to_string(), line)]),
+                    None => {
+                        unknown(format!("`$#` of line {line} is a number of arguments that is not known"))
+                    }
                 };
             }
             (_, Some(0)) => return unknown(format!("`$0` of line {line} is the name of the script")),
@@ -213,11 +215,8 @@ impl Reader {
             _ => self.variables.get(name)?,
         };
         let index = number.map_or(index, |number| number - 1);
-        let is_whole = is_list || !variable.is_list && index == 0;
-        let words = if is_whole {
-            variable.words.as_slice()
-        } else {
-            variable.words.get(index..=index).unwrap_or_default()
+        let Some(words) = variable.words((!is_list).then_some(index)) else {
+            return unknown(format!("`{}` of line {line} has elements that are not known", shortened(name)));
         };
         if self.expanded <= MOST_EXPANDED {
             self.expanded += words.iter().map(|word| 1 + word.text.len()).sum::<usize>();
@@ -252,9 +251,8 @@ impl Reader {
             ("+", Some(_)) | ("-", None) => Some(vec![self.text_of(text, in_quotes, line)?]),
             ("=", None) => {
                 let word = self.text_of(text, in_quotes, line)?;
-                let given = Assigned { words: vec![word.clone()], is_list: false, adds: false };
                 let runs = self.runs();
-                self.set(name, given, runs);
+                self.set(name, Assigned::text(word.clone()), runs);
                 Some(vec![word])
             }
             (_, None) => Some(vec![unset(name, false, line)]),

@@ -1,5 +1,17 @@
 //! The letters of a script with their lines, and a place among them.
 
+/// A here-document, whose lines follow.
+#[derive(Debug, Clone)]
+pub(super) struct HereDocument {
+    /// The line that ends it.
+    pub(super) end: String,
+    /// Whether tabs before its lines do not count.
+    pub(super) has_tabs: bool,
+}
+
+/// The longest text between the brackets of an element.
+const LONGEST_SUBSCRIPT: usize = 200;
+
 /// Letters, and the index of the next one.
 #[derive(Debug, Default)]
 pub(super) struct Letters {
@@ -114,6 +126,24 @@ impl Letters {
         text.split_off(text.len().min(1))
     }
 
+    /// Takes a text in brackets that is next on this line, such as `[0]`, and returns it without the brackets.
+    pub(super) fn take_subscript(&mut self) -> Option<String> {
+        let rest = self.word_ahead(LONGEST_SUBSCRIPT, |letter| letter == '\n');
+        let mut depth = 0_usize;
+        for (count, (index, letter)) in rest.char_indices().enumerate() {
+            match letter {
+                '[' => depth += 1,
+                ']' => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+            if depth == 0 {
+                self.at += if index == 0 { 0 } else { count + 1 };
+                return (index > 0).then(|| rest[1..index].to_owned());
+            }
+        }
+        None
+    }
+
     /// Skips blanks, continued lines and comments. `lines` are blanks in an array.
     pub(super) fn skip_blanks(&mut self, lines: bool) {
         while let Some(letter) = self.peek() {
@@ -125,34 +155,6 @@ impl Letters {
                 _ => return,
             }
         }
-    }
-
-    /// Returns the names that get a value up to the end of the loop that begins here, and the number of letters up to there.
-    pub(super) fn names_set_in_loop(&self) -> (Vec<String>, usize) {
-        let rest = self.list.get(self.at..).unwrap_or_default();
-        let (mut names, mut depth, mut start, mut end) = (Vec::new(), 0_usize, 0, 0);
-        let text =
-            |start: usize, end: usize| rest[start..end].iter().map(|(letter, _)| *letter).collect::<String>();
-        for (index, &(letter, _)) in rest.iter().enumerate() {
-            end = index;
-            if is_of_name(letter) {
-                continue;
-            }
-            let length = index - start;
-            let is_set = letter == '=' || matches!((letter, rest.get(index + 1)), ('+', Some(('=', _))));
-            if is_set && length > 0 {
-                names.push(text(start, index));
-            } else if length == 2 && text(start, index) == "do" {
-                depth += 1;
-            } else if length == 4 && text(start, index) == "done" {
-                depth = depth.saturating_sub(1);
-                if depth == 0 {
-                    break;
-                }
-            }
-            start = index + 1;
-        }
-        (names, end)
     }
 }
 

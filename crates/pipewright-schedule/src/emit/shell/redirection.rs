@@ -1,6 +1,7 @@
 //! Skips redirections and here-documents.
 
-use crate::emit::shell::script::{HereDocument, Reader};
+use crate::emit::shell::letters::HereDocument;
+use crate::emit::shell::script::Reader;
 use crate::emit::shell::word::{Word, shortened};
 
 impl Reader {

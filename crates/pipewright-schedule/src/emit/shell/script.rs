@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use crate::emit::read_error::ReadError;
-use crate::emit::shell::arithmetic::names_set;
-use crate::emit::shell::branches::{CompoundKind, Function, List, OpenCompound, Runs};
+use crate::emit::shell::branches::{CompoundKind, FirstReading, Function, List, OpenCompound, Runs};
+use crate::emit::shell::changes::{Change, DeclaredType};
 use crate::emit::shell::condition::result_of;
-use crate::emit::shell::letters::{Letters, is_name};
+use crate::emit::shell::letters::{HereDocument, Letters, is_name};
 use crate::emit::shell::variables::{ARGUMENTS, Assigned, OldValue, Variables};
-use crate::emit::shell::word::{Doubt, Word, shortened};
+use crate::emit::shell::word::Word;
 
 /// The most letters of the bodies of functions that are called.
 const MOST_CALLED: usize = 1 << 20;
@@ -20,9 +20,9 @@ const MOST_BYTES: usize = 1 << 20;
 /// The letters that end a command, unless it is a line of options alone.
 pub(super) const SEPARATORS: [char; 6] = ['\n', ';', '&', '|', '(', ')'];
 /// Commands that print, compare or set variables. Their words are not options of a training.
-const OTHERS: [&str; 16] = [
+const OTHERS: [&str; 17] = [
     "echo", "printf", "cat", "tee", "grep", "sed", "awk", "logger", "[", "test", ":", "true", "false",
-    "read", "let", "unset",
+    "read", "let", "set", "unset",
 ];
 
 /// A command of a script.
@@ -52,8 +52,15 @@ pub(crate) fn commands(script: &str) -> Result<Vec<Command>, ReadError> {
         return Err(ReadError::new(what));
     }
     let mut reader = Reader { letters: Letters::of_script(script), ..Reader::default() };
-    while !reader.letters.is_at_end() && reader.refusal.is_none() {
-        reader.command();
+    loop {
+        while !reader.letters.is_at_end() && reader.refusal.is_none() {
+            reader.command();
+        }
+        if reader.first_reading.is_none() || reader.refusal.is_some() {
+            break;
+        }
+        // The script ends in the loop.
+        reader.read_again();
     }
     if let Some(refusal) = reader.refusal {
         return Err(refusal);
@@ -71,35 +78,30 @@ pub(crate) fn commands(script: &str) -> Result<Vec<Command>, ReadError> {
     Ok(lists.filter(has_option).collect())
 }
 
-/// A here-document, whose lines follow.
-#[derive(Debug)]
-pub(super) struct HereDocument {
-    /// The line that ends it.
-    pub(super) end: String,
-    /// Whether tabs before its lines do not count.
-    pub(super) has_tabs: bool,
-}
-
 /// A script that is being read.
 #[derive(Default)]
 pub(super) struct Reader {
     pub(super) letters: Letters,
     pub(super) variables: Variables,
+    /// The types of variables.
+    pub(super) types: HashMap<String, DeclaredType>,
     pub(super) functions: HashMap<String, Function>,
-    commands: Vec<Command>,
+    /// The changes that the end of a subshell or a function may undo.
+    pub(super) changes: Vec<Change>,
+    pub(super) commands: Vec<Command>,
     pub(super) branches: Vec<OpenCompound>,
-    /// The indexes of the branches that are subshells.
-    pub(super) subshells: Vec<usize>,
+    /// Commands do not run while at least so many branches are open.
+    pub(super) left: Option<usize>,
     /// The indexes of the branches that are calls.
     pub(super) calls: Vec<usize>,
     /// The number of loops around the next command.
     pub(super) loops: usize,
+    /// The loop around the next command if it is read for the first time.
+    pub(super) first_reading: Option<FirstReading>,
     pub(super) list: List,
     pub(super) documents: Vec<HereDocument>,
     /// The letters of the bodies of functions that were called.
     pub(super) called: usize,
-    /// The letters of all loops.
-    pub(super) scanned: usize,
     /// The letters of all expansions.
     pub(super) expanded: usize,
     /// The number of defaults around this text.
@@ -119,8 +121,16 @@ impl Reader {
 
     /// Returns whether the next command runs.
     pub(super) fn runs(&self) -> Runs {
-        let of_branch = self.branches.last().map_or(Runs::Yes, OpenCompound::runs);
-        of_branch.only_if(self.list.condition(), self.list.line)
+        let branch = self.branches.last();
+        if self.left.is_some_and(|branches| self.branches.len() >= branches) {
+            Runs::No
+        } else if let Some(first) = &self.first_reading {
+            let is_definition = branch.is_some_and(|branch| branch.outer == Runs::No);
+            if is_definition { Runs::No } else { Runs::Maybe(first.line) }
+        } else {
+            let of_branch = branch.map_or(Runs::Yes, OpenCompound::runs);
+            of_branch.only_if(self.list.condition(), self.list.line)
+        }
     }
 
     /// Reads one command, a word of the language, or a separator.
@@ -154,9 +164,7 @@ impl Reader {
                 && let Some((name, given)) = self.assignment()
             {
                 is_certain &= given.words.iter().all(|word| !word.doubt.is_unknown());
-                let reason = reason_of_condition(&name, runs);
-                if runs != Runs::No {
-                    let before = self.variables.set(&name, given, reason.as_ref());
+                if let Some(before) = self.replace(&name, given, runs) {
                     assigned.push((name, before));
                 }
             } else if self.declares(&words)
@@ -212,100 +220,53 @@ impl Reader {
             let is_certain = runs == Runs::Yes;
             let function = Function { start: self.letters.at, in_parentheses, is_certain };
             let before = self.functions.insert(name.clone(), function);
-            if let Some(&index) = self.subshells.last() {
-                self.branches[index].functions.push((name, before));
-            }
+            self.changes.push(Change::Function(name, before));
         }
         self.open(CompoundKind::Definition(in_parentheses), line);
     }
 
     /// Begins the body of a function with the words of its call.
     fn call(&mut self, function: Function, words: Vec<Word>, line: usize) {
-        if self.calls.len() >= MOST_CALLS || self.called > MOST_CALLED {
+        let Function { start, in_parentheses, is_certain } = function;
+        let is_too_much = self.calls.len() >= MOST_CALLS || self.called > MOST_CALLED;
+        if let Some(first) = &mut self.first_reading {
+            if is_too_much || !first.called.insert(start) {
+                return self.end_command(None, line);
+            }
+        } else if is_too_much {
             let what = "the functions of the script call each other too often; write the command of the training alone";
             self.refusal = Some(ReadError::new(what).at(line));
             return;
         }
-        let Function { start, in_parentheses, is_certain } = function;
         let back = self.letters.at;
-        let kept = self.subshells.last().map_or(0, |&index| self.branches[index].saved.len());
-        self.open(CompoundKind::Call { back, start, in_parentheses, kept }, line);
-        let arguments = Assigned { words: words.into_iter().skip(1).collect(), is_list: true, adds: false };
-        let before = self.variables.set(ARGUMENTS, arguments, None);
+        let locals = [ARGUMENTS.to_owned()].into();
+        self.open(CompoundKind::Call { back, start, in_parentheses, locals }, line);
+        let words = words.into_iter().skip(1).filter(|word| !word.vanishes()).collect();
+        let before = self.variables.set(ARGUMENTS, Assigned::list(words), None);
+        self.keep(ARGUMENTS, before);
         self.called += 1;
         self.letters.at = start;
-        if let Some(branch) = self.branches.last_mut() {
-            branch.saved.push((ARGUMENTS.to_owned(), before));
-            if !is_certain {
-                branch.doubt();
-            }
+        if let Some(branch) = self.branches.last_mut().filter(|_| !is_certain) {
+            branch.doubt();
         }
     }
 
-    /// Ends the script, the subshell or the function, as `exit` or `return` does.
-    pub(super) fn leave(&mut self, is_return: bool) {
-        let index = if is_return { self.calls.last() } else { self.subshells.last() };
-        match index {
-            Some(&index) => self.branches[index..].iter_mut().for_each(OpenCompound::leave),
-            None if is_return => {}
-            None => self.letters.skip_to_end(),
-        }
-    }
-
-    /// Sets a variable unless it is certain that the command does not run.
-    pub(super) fn set(&mut self, name: &str, given: Assigned, runs: Runs) {
-        if runs != Runs::No {
-            let reason = reason_of_condition(name, runs);
-            let before = self.variables.set(name, given, reason.as_ref());
-            self.keep(name, before);
-        }
-    }
-
-    /// Keeps the value of a variable before a change for the end of the subshell, if there is one.
-    pub(super) fn keep(&mut self, name: &str, before: OldValue) {
-        if let Some(&index) = self.subshells.last() {
-            self.branches[index].saved.push((name.to_owned(), before));
-        }
-    }
-
-    /// Makes a variable one of the function that is called, which loses its value when the function ends.
-    pub(super) fn make_local(&mut self, name: &str) {
-        if let Some(&index) = self.calls.last() {
-            let before = self.variables.remove(name);
-            self.branches[index].saved.push((name.to_owned(), before));
-        }
-    }
-
-    /// Marks a variable as not known if the command may run.
-    pub(super) fn doubt_if_run(&mut self, name: &str, reason: &Rc<str>) {
-        if self.runs() != Runs::No && is_name(name) {
-            let before = self.variables.doubt(name, reason);
-            self.keep(name, before);
-        }
-    }
-
-    /// Marks the variables that a sum sets.
-    pub(super) fn doubt_names_of(&mut self, sum: &str, line: usize) {
-        for name in names_set(sum) {
-            let reason =
-                format!("`{}` has the value of a sum of line {line}, which is not read", shortened(name));
-            self.doubt_if_run(name, &reason.into());
-        }
-    }
-
-    /// Reads `A=..`, `A+=..` or `A=( .. )`, if it is next.
+    /// Reads `A=..`, `A+=..`, `A[0]=..` or `A=( .. )`, if it is next.
     fn assignment(&mut self) -> Option<(String, Assigned)> {
         let start = self.letters.at;
         let name = self.letters.take_name();
+        let line = self.letters.line();
+        let subscript = if self.letters.peek() == Some('[') { self.letters.take_subscript() } else { None };
         let adds = self.letters.starts_with("+=");
         if !is_name(&name) || !(adds || self.letters.starts_with("=")) {
             self.letters.at = start;
             return None;
         }
         self.letters.at += 1 + usize::from(adds);
+        let index = subscript.map(|subscript| self.sum(&format!("({subscript})"), line));
         let is_list = self.letters.take("(");
         let words = if is_list { self.list_of_words() } else { self.value() };
-        Some((name, Assigned { words, is_list, adds }))
+        Some((name, Assigned { words, is_list, adds, index }))
     }
 
     /// Reads the elements of a list up to its parenthesis.
@@ -313,7 +274,16 @@ impl Reader {
         let mut words = Vec::new();
         self.letters.skip_blanks(true);
         while self.letters.peek().is_some_and(|letter| letter != ')') {
-            words.extend(self.word_or_letter());
+            let (start, line) = (self.letters.at, self.letters.line());
+            let has_index = self.letters.peek() == Some('[') && self.letters.take_subscript().is_some();
+            if has_index && self.letters.take("=") {
+                let reason = format!("an element of line {line} has an index, which is not read");
+                words.push(Word::unknown(line, &reason));
+                words.extend(self.word());
+            } else {
+                self.letters.at = start;
+                words.extend(self.word_or_letter());
+            }
             self.letters.skip_blanks(true);
         }
         self.letters.take(")");
@@ -330,19 +300,11 @@ impl Reader {
     }
 }
 
-/// Returns the reason of a doubt if it is not certain that a command runs that sets a variable.
-fn reason_of_condition(name: &str, runs: Runs) -> Option<Rc<str>> {
-    let Runs::Maybe(line) = runs else { return None };
-    let name = shortened(name);
-    Some(format!("`{name}` depends on a condition or a loop of line {line}, which is not run").into())
-}
-
 /// Returns the result of a test, unless it needs a command or a file. A variable without a value is empty.
 pub(super) fn test(words: &[Word], result_of: impl Fn(&[&str]) -> Option<bool>) -> Option<bool> {
     if words.iter().any(|word| word.doubt.is_unknown()) {
         return None;
     }
-    let is_word = |word: &&Word| !matches!(word.doubt, Doubt::Absent(_));
-    let words: Vec<&str> = words.iter().filter(is_word).map(|word| word.text.as_str()).collect();
-    result_of(&words)
+    let words = words.iter().filter(|word| !word.vanishes());
+    result_of(&words.map(|word| word.text.as_str()).collect::<Vec<_>>())
 }

@@ -110,9 +110,11 @@ fn commands_run_as_their_lists_say() {
     check("false &&\n run --a", "");
     check("false && cat x | run --a\nrun --b", "run --b");
     check("{ A=1; }\n( A=2; A+=3 )\nrun --a $A", "run --a 1");
-    check("A=1\n( A+=3 )\nrun --a $A", "run --a 13!");
+    check("A=1\n( A+=3 )\nrun --a $A", "run --a 1");
     check("A=1\n( A=2 run --a $A; f() { run --no; } )\nf\n", "run --a 1");
-    check("A=1\n( A+=2 )\n( A=3; run --b $A )\nrun --a $A", "run --b 3; run --a 12!");
+    check("A=1\n( A+=2 )\n( A=3; run --b $A )\nrun --a $A", "run --b 3; run --a 1");
+    let long = "x".repeat(300);
+    check(&format!("A={long}\n( A+=y )\nrun --a $A"), &format!("run --a {long}y!"));
     check("A=1\n( A=2; run --a $A )\nrun --a $A", "run --a 2; run --a 1");
     check(
         "if [ -f x ]; then run --a; else run --b; fi\nrun --c",
@@ -158,7 +160,8 @@ fn variables_that_commands_set_are_not_known() {
         "printf -v N 2",
         "mapfile -t N",
         "unset M; N=$M",
-        "declare -i N=1+1",
+        "declare -l N=A",
+        "declare -n N=M",
         "for N in 2 3; do :; done",
         "for ((N=0; N<2; N++)); do :; done",
         "eval N=2",
@@ -180,6 +183,179 @@ fn variables_that_commands_set_are_not_known() {
     check("declare N=2\nexport \"M=3\"\nrun --n $N --m $M", "run --n 2 --m 3");
     check(": ${N:=9}\nrun --n $N", "run --n 9");
     check("N=1\nfor i in 1 2; do run --n $N; N=$((N * 2)); done", "run --n 1! (line 2)");
+}
+
+#[test]
+fn parts_of_pipelines_and_background_commands_are_subshells() {
+    for part in [
+        "A=2 | cat",
+        "cat x | A=2",
+        "cat x | { A=2; B=3; }",
+        "if true; then A=2; fi | tee x",
+        "cat x | while read -r line; do A=2; done",
+        "echo 2 | read A",
+        "f | tee x",
+        "A=2 &",
+        "true && A=2 && A=3 &",
+        "{ A=2\n}&",
+        "exit | cat",
+        "{ A=2; exit; } | cat",
+        "g() { exit; }; g | cat",
+        "exit &",
+        "cat x | { unset A; }",
+        "cat x |\n\n A=2",
+        "f() { A=3; }; f() { A=4; } | cat; (f)",
+    ] {
+        check(&format!("f() {{ A=2; }}\nA=1\n{part}\nrun --a $A"), "run --a 1");
+    }
+    for rest in
+        ["A=2; cat x | cat", "A=2 && cat x | cat", "cat x & A=2", "A=1 || B=2 & A=2", "cat | cat\nA=2"]
+    {
+        check(&format!("A=1\n{rest}\nrun --a $A"), "run --a 2");
+    }
+    check("f() { cat | { return; }; (return); run --a; return; run --b; }\nf; run --c", "run --a; run --c");
+    check("A=1\n{ A=2; run --a $A; } | tee x\nrun --b $A", "run --a 2; run --b 1");
+}
+
+#[test]
+fn a_loop_changes_what_its_rounds_change() {
+    let check = |body: &str, expected: &str| {
+        check(
+            &format!("A=1; tp=2\nf() {{ A=2; }}\nset -- x y\nfor i in 1 2; do\nrun --a $A\n{body}\ndone"),
+            expected,
+        );
+    };
+    for changes in [
+        "A=2",
+        "A+=2",
+        "f",
+        "read A",
+        "read -r A B",
+        "((A++))",
+        "let A=2",
+        "printf -v A x",
+        "unset A",
+        "A[0]=2",
+        "for A in 1; do :; done",
+        ": $((A += 1))",
+        "eval A=2",
+        "if [ $tp = 3 ]; then A=2; fi; tp=3",
+        "declare A=2",
+        "mapfile A",
+        "export A=$(x)",
+        "g() { f; }; g",
+        "f | cat; f",
+    ] {
+        check(changes, "run --a 1! (line 4)");
+    }
+    for keeps in [
+        "run --A=3",
+        "echo A=2",
+        "[ $A == 2 ]",
+        "# A=2",
+        "echo done A=2",
+        "h() { A=2; }",
+        "A=2 x",
+        "cat <<X\nA=2\nX",
+    ] {
+        let expected = if keeps.starts_with("run") {
+            "run --a 1 (line 4); run --A=3 (line 4)"
+        } else {
+            "run --a 1 (line 4)"
+        };
+        check(keeps, expected);
+    }
+    check("run --b $1; shift", "run --a 1 (line 4); run --b x! (line 4)");
+    check("run --b $1; set -- z", "run --a 1 (line 4); run --b x! (line 4)");
+    check("run --b $1; f x", "run --a 1! (line 4); run --b x (line 4)");
+}
+
+#[test]
+fn unset_words_of_tests_are_left_out() {
+    for (test, holds) in [
+        ("[ -z $U ]", true),
+        ("[ -n $U ]", true),
+        ("[ -n \"$U\" ]", false),
+        ("[ $U ]", false),
+        ("[ $U = a ]", false),
+        ("! [ $U = a ]", true),
+        ("[ $U != a ]", false),
+        ("[ \"$U\" != a ]", true),
+        ("[ $U\"\" != a ]", true),
+        ("[ $U'' = '' ]", true),
+        ("[ $U -gt 3 ]", false),
+        ("[ ! $U ]", true),
+        ("test -n $U", true),
+        ("[[ -n $U ]]", false),
+        ("[[ $U != a ]]", true),
+        ("[[ -z ${U[@]} ]]", true),
+        ("[ -z \"${U[@]}\" ]", true),
+        ("[ -n \"${U[*]}\" ]", false),
+    ] {
+        check(
+            &format!("if {test}; then A=1; else A=2; fi\nrun --a $A"),
+            if holds { "run --a 1" } else { "run --a 2" },
+        );
+    }
+}
+
+#[test]
+fn arguments_are_shifted_and_set() {
+    let rest = "run --a $1 --n $# \"$@\"";
+    check(&format!("set -- x 'y z' --c\n{rest}"), "run --a x --n 3 x y z --c");
+    check(&format!("set -- x y\nshift\n{rest}"), "run --a y --n 1 y");
+    check(&format!("set -- x y z\nshift 2; shift 2\n{rest}"), "run --a z --n 1 z");
+    check(&format!("set -eo pipefail +x y z\n{rest}"), "run --a y --n 2 y z");
+    check(&format!("set -- x\nset -e\n{rest}"), "run --a x --n 1 x");
+    check(&format!("set -- x\nset --\n{rest}"), "run --a --n 0");
+    check(&format!("set -- x\n( set -- y ); cat | set -- y\n{rest}"), "run --a x --n 1 x");
+    check(
+        &format!("f() {{ shift; {rest}; set -- b; }}\nset -- x\nf y z\n{rest}"),
+        "run --a z --n 1 z; run --a x --n 1 x",
+    );
+    check(&format!("set -- x y\n[ -f x ] && shift\n{rest}"), "run --a x! --n ?! x! y!");
+    check(&format!("set -- x y\nshift $n\n{rest}"), "run --a x! --n ?! x! y!");
+    check("set -- $(x) y\nrun --a $1 --b $2 --n $#", "run --a ?! --b ?! --n ?!");
+    check("f() { run --a $1; }\nf $U y", "run --a y");
+    check("shift\nrun --a $1", "run --a ?");
+}
+
+#[test]
+fn elements_of_lists_are_set() {
+    check("A=(1 2)\nA[1]=3; A[2]=4; A[-1]+=5\nrun --a ${A[@]}", "run --a 1 3 45");
+    check("A=(1 2); i=1\nA[$i]=3; A[i - 1]=4\nrun --a ${A[@]}", "run --a 4 3");
+    check("A[0]=--a\nA[1]='2 3'\nrun \"${A[@]}\"", "run --a 2 3");
+    check("A=1\nA[1]=2\nrun --a ${A[@]}", "run --a 1 2");
+    check("A=(1)\nA[4]=2\nrun --a ${A[0]}", "run --a 1!");
+    check("A=(1)\nA[x]=2\nrun --a ${A[0]}", "run --a 1!");
+    check("A=(1)\n[ -f x ] && A[0]=2\nrun --a ${A[0]}", "run --a 1!");
+    check("A=(1)\n( A[0]=2 )\nrun --a ${A[0]}", "run --a 1");
+    check("A=([1]=2 [0]=1)\nrun --a ${A[0]} --b ${A[1]}", "run --a ?! --b ?!");
+    check("A=($(x) 2)\nrun --a ${A[1]}", "run --a ?!");
+    check("A=(1 2)\nfor x in 1; do A[0]=3; done\nrun --a ${A[1]}", "run --a 2!");
+    for set in ["((A[0]=2))", "let A[0]=2", "read A[0]", "printf -v A[0] 2"] {
+        check(&format!("A=(1)\n{set}\nrun --a ${{A[0]}}"), "run --a 1!");
+    }
+    check("declare -A A\nA[0]=2\nrun --a ${A[0]}", "run --a 2!");
+    check("x[1-3] --b; file[1] --a", "x[1-3] --b; file[1] --a");
+}
+
+#[test]
+fn sums_have_the_bases_of_the_shell() {
+    check(
+        "A=010\nrun --a $((A + 1)) --b $((010)) --c $((0x1f)) --d $((-010))",
+        "run --a 9 --b 8 --c 31 --d -8",
+    );
+    check("run --a $((08)) --b $((0)) --c $((00))", "run --a ?! --b 0 --c 0");
+    check(
+        "if [[ 010 -eq 8 ]]; then A=1; fi; if [ 010 -eq 10 ]; then B=1; fi\nrun --a $A --b $B",
+        "run --a 1 --b 1",
+    );
+    check("declare -i N=010 M\nM=2*3; N+=1\nrun --n $N --m $M", "run --n 9 --m 6");
+    check("declare -i N=1\nN=x\nrun --n $N", "run --n x!");
+    check("declare -i N=1\nunset N; N=1+1\nrun --n $N", "run --n 1+1");
+    check("f() { local -i N=1+1; run --n $N; }\nf; N=1+1\nrun --n $N", "run --n 2; run --n 1+1");
+    check("[ -f x ] && declare -i N\nN=1+1\nrun --n $N", "run --n 1+1!");
 }
 
 #[test]
@@ -292,10 +468,23 @@ fn long_scripts_are_read_once() {
         "!",
         "a|",
         "((A=1))\n",
+        "O=--a\nif x; then O=b; fi\n",
+        "A[",
+        "A[0]=1\n",
+        "A=1|",
+        "A=1&",
+        "while x; do f; done\n",
+        "f() { for i in 1; do A=1; done; }; f\n",
+        "set -- $@ x; shift\n",
+        "declare -i A+=1\n",
     ]
     .iter()
     .map(|part| part.repeat(BYTES / part.len()))
     .collect();
+    scripts.push(format!("O='--a'\n{}", "if x; then O=b; fi\n".repeat((1 << 20) / 20)));
+    scripts.push(format!("O='--a {long}'\n{}", "if x; then O=b; fi\n".repeat(BYTES / 40)));
+    scripts.push(format!("A=({long})\n{}", "( A+=(x) )\n".repeat(BYTES / 30)));
+    scripts.push(format!("((a{}))", "[a".repeat(BYTES / 2 - 8)));
     let names: String = (0..BYTES / 16).map(|index| format!("A{index}=--x{index}\n")).collect();
     scripts.push(names);
     scripts.push(format!("A={long}\n{}", "$A ".repeat(BYTES / 6)));

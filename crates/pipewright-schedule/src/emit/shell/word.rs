@@ -12,6 +12,8 @@ pub(crate) struct Word {
     /// The line of its first letter, counted from 1.
     pub(crate) line: usize,
     pub(crate) doubt: Doubt,
+    /// Whether a part of it is in quotes, so that it is a word even without letters.
+    pub(super) is_quoted: bool,
 }
 
 /// Why the text of a word may be another one. The reasons are sentences without a full stop.
@@ -53,15 +55,30 @@ impl Doubt {
 
 impl Word {
     pub(super) fn new(text: impl Into<String>, line: usize) -> Self {
-        Self { text: text.into(), line, doubt: Doubt::None }
+        Self { text: text.into(), line, ..Self::default() }
     }
 
     pub(super) fn unknown(line: usize, reason: &str) -> Self {
-        Self { text: "?".to_owned(), line, doubt: Doubt::Unknown(reason.into()) }
+        Self { doubt: Doubt::Unknown(reason.into()), ..Self::new("?", line) }
     }
 
     pub(crate) fn is_option(&self) -> bool {
-        self.text.len() > 2 && self.text.starts_with("--")
+        is_option(&self.text)
+    }
+
+    /// Returns whether the shell leaves the word out: an expansion without quotes that is empty.
+    pub(super) fn vanishes(&self) -> bool {
+        self.text.is_empty() && !self.is_quoted
+    }
+
+    /// Marks the word as one that a command adds which may not run.
+    pub(super) fn may_be_missing(&mut self, reason: &Rc<str>) {
+        (self.doubt, self.is_quoted) = (Doubt::Unknown(reason.clone()), false);
+    }
+
+    /// Returns whether the shell may make several words of it, or none.
+    pub(super) fn may_be_several(&self) -> bool {
+        self.doubt.is_unknown() && !self.is_quoted
     }
 
     /// Returns the text if it is certain.
@@ -77,22 +94,26 @@ impl Word {
     pub(super) fn append(&mut self, other: Self) {
         self.line = if self.text.is_empty() { other.line } else { self.line };
         self.text.push_str(&other.text);
+        self.is_quoted |= other.is_quoted;
         self.doubt = match std::mem::take(&mut self.doubt).with(other.doubt) {
-            Doubt::Absent(reason) if !self.text.is_empty() => Doubt::Unset(reason),
+            Doubt::Absent(reason) if !self.vanishes() => Doubt::Unset(reason),
             doubt => doubt,
         };
     }
 
     /// Returns the words of a text that has options, as `sh -c` and `eval` get; another text is one word.
     pub(super) fn split(self) -> Vec<Self> {
-        let has_option =
-            |text: &str| text.split_whitespace().any(|part| part.len() > 2 && part.starts_with("--"));
-        if !has_option(&self.text) {
+        if !self.text.split_whitespace().any(is_option) {
             return vec![self];
         }
-        let part = |text: &str| Self { text: text.to_owned(), line: self.line, doubt: self.doubt.clone() };
+        let part = |text: &str| Self { doubt: self.doubt.clone(), ..Self::new(text, self.line) };
         self.text.split_whitespace().map(part).collect()
     }
+}
+
+/// Returns whether a text begins with the dashes and a letter of an option.
+pub(super) fn is_option(text: &str) -> bool {
+    text.len() > 2 && text.starts_with("--")
 }
 
 /// The words that the letters of a command make.
@@ -128,7 +149,8 @@ impl Words {
             if index > 0 {
                 self.end_word();
             }
-            self.append(word);
+            let is_quoted = !matches!(word.doubt, Doubt::Absent(_));
+            self.append(Word { is_quoted, ..word });
         }
     }
 
@@ -141,7 +163,7 @@ impl Words {
             if word.text.is_empty() {
                 // An empty value makes no word, and the reason of the doubt is kept.
                 if word.doubt != Doubt::None {
-                    self.append(word);
+                    self.append(Word { is_quoted: false, ..word });
                 }
                 continue;
             }
@@ -149,7 +171,7 @@ impl Words {
                 if index > 0 {
                     self.end_word();
                 }
-                self.append(Word { text: text.to_owned(), line: word.line, doubt: word.doubt.clone() });
+                self.append(Word { doubt: word.doubt.clone(), ..Word::new(text, word.line) });
             }
             if word.text.ends_with(char::is_whitespace) {
                 self.end_word();
@@ -163,9 +185,9 @@ impl Words {
     }
 }
 
-/// Joins words by blanks.
+/// Joins words by blanks into one text, which may be empty.
 pub(super) fn join(words: Vec<Word>, line: usize) -> Word {
-    let mut joined = Word::new("", line);
+    let mut joined = Word { is_quoted: true, ..Word::new("", line) };
     for (index, word) in words.into_iter().enumerate() {
         if index > 0 {
             joined.text.push(' ');
