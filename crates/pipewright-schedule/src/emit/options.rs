@@ -66,7 +66,10 @@ impl Options {
     pub(super) fn parse(text: &str, is_own: impl Fn(&str) -> bool) -> Result<Self, ReadError> {
         let mut is_open = false;
         let mut all: Vec<GivenCommand> = Vec::new();
+        let mut unread: Vec<String> = Vec::new();
         for command in commands(text)? {
+            let before = unread.len();
+            unread.extend(command.unread_settings());
             let first = command.words.first().map_or("", |word| word.text.as_str());
             let is_plain = command.is_plain || is_checkpointing(first);
             let last = all.last_mut().filter(|_| is_open);
@@ -75,7 +78,7 @@ impl Options {
             match last {
                 // The lines of a file of options are one command.
                 Some(last) if is_plain || !has_option && last.ends_in_modules() => last.add(command),
-                _ => all.push(GivenCommand::of(command)),
+                _ => all.push(GivenCommand::of(command, before)),
             }
             is_open = is_plain || (is_open && !has_option);
         }
@@ -84,8 +87,9 @@ impl Options {
             all.retain(is_training);
             doubt_differences(&mut all);
         }
-        let mut notes: Vec<String> =
-            all.iter_mut().flat_map(|command| std::mem::take(&mut command.notes)).collect();
+        unread.truncate(all.iter().map(|command| command.unread).max().unwrap_or(0));
+        let own = all.iter_mut().flat_map(|command| std::mem::take(&mut command.notes));
+        let mut notes: Vec<String> = unread.into_iter().chain(own).collect();
         notes.dedup();
         Ok(Self { list: all.into_iter().flat_map(|command| command.options).collect(), notes })
     }
@@ -116,17 +120,26 @@ impl Options {
     }
 
     /// Returns a sentence about each flag that counts although it depends on something that is not read. `is_read` says
-    /// which keys are read.
+    /// which keys are read. A flag that certainly has the same meaning without its doubtful entry has no sentence.
     pub fn doubtful_flags(&self, is_read: impl Fn(&str) -> bool) -> Vec<String> {
-        let mut flags: Vec<String> = Vec::new();
-        let read = self.list.iter().filter(|entry| is_read(&entry.key) && !entry.is_off());
-        for (entry, reason) in read.filter_map(|entry| Some((entry, entry.unknown.as_ref()?))) {
-            let sentence = format!("`{}` of line {} counts, although {reason}", entry.name, entry.line);
-            if flags.last() != Some(&sentence) {
-                flags.push(sentence);
+        let mut last: HashMap<&str, usize> = HashMap::new();
+        // Whether a flag is on by the entries that certainly count.
+        let mut is_on: HashMap<&str, bool> = HashMap::new();
+        for (index, entry) in self.list.iter().enumerate() {
+            last.insert(&entry.key, index);
+            if entry.unknown.is_none() {
+                is_on.insert(&entry.key, !entry.is_off());
             }
         }
-        flags
+        let counts = |&(index, entry): &(usize, &GivenOption)| {
+            let certain = is_on.get(entry.key.as_str()).copied().unwrap_or(false);
+            last[entry.key.as_str()] == index && certain == entry.is_off() && is_read(&entry.key)
+        };
+        let sentence = |(_, entry): (usize, &GivenOption)| {
+            let reason = entry.unknown.as_ref()?;
+            Some(format!("`{}` of line {} counts, although {reason}", entry.name, entry.line))
+        };
+        self.list.iter().enumerate().filter(counts).filter_map(sentence).collect()
     }
 
     /// Returns the only value of an option.
@@ -203,19 +216,21 @@ impl Options {
 #[derive(Debug)]
 struct GivenCommand {
     line: usize,
+    /// The number of commands before it that may set variables and are not read.
+    unread: usize,
     options: Vec<GivenOption>,
     notes: Vec<String>,
 }
 
 impl GivenCommand {
-    fn of(command: Command) -> Self {
+    fn of(command: Command, unread: usize) -> Self {
         let line = command.line;
         let note = command.depends_on.map(|condition| {
             format!(
                 "the command of line {line} depends on a condition or a loop of line {condition}, which is not run; it counts"
             )
         });
-        let mut given = Self { line, options: Vec::new(), notes: note.into_iter().collect() };
+        let mut given = Self { line, unread, options: Vec::new(), notes: note.into_iter().collect() };
         given.add(command);
         given
     }
@@ -372,6 +387,49 @@ mod tests {
             options.doubtful_flags(|key| key == "b"),
             ["`--b` of line 1 counts, although the commands of lines 1 and 2 differ in it"]
         );
+    }
+
+    #[test]
+    fn a_doubtful_flag_has_a_sentence_if_it_matters() {
+        let check = |arguments: &str, lines: &[usize]| {
+            let script = format!("if x; then\nX=--b\nY='--b false'\nfi\nrun --a 1 {arguments}");
+            let options = Options::parse(&script, |key| key == "a").expect("options");
+            let expected: Vec<String> = lines
+                .iter()
+                .map(|line| {
+                    let name = if *line == 2 { "X" } else { "Y" };
+                    format!("`--b` of line {line} counts, although `{name}` depends on a condition or a loop of line 1, which is not run")
+                })
+                .collect();
+            assert_eq!(options.doubtful_flags(|key| key == "b"), expected, "{arguments}");
+        };
+        check("$X", &[2]);
+        check("$X $X", &[2]);
+        check("$X --b", &[]);
+        check("--b $X", &[]);
+        check("$X --b false", &[]);
+        check("--b $Y", &[3]);
+        check("--b false $Y", &[]);
+        check("--b false $X", &[2]);
+        check("$Y", &[]);
+        check("$X --c", &[2]);
+    }
+
+    #[test]
+    fn a_file_that_is_not_read_has_a_note() {
+        let note = |command: &str, line: usize| {
+            format!(
+                "`{command}` of line {line} is not read; if it sets a variable of the command, write the value into the script"
+            )
+        };
+        let check = |script: &str, notes: &[String]| {
+            check_own(script, "a 1", &notes.iter().map(String::as_str).collect::<Vec<_>>());
+        };
+        check("source env.sh\nrun --a 1", &[note("source env.sh", 1)]);
+        check("\n. ./env.sh\neval $(x)\nrun --a 1", &[note(". ./env.sh", 2), note("eval ?", 3)]);
+        check("f() { source x; }\nf\nrun --a 1\n. y", &[note("source x", 1)]);
+        check("f() { source x; }\nfalse && . y\n( echo source z )\nrun --a 1", &[]);
+        check("eval \"run --a 1\"", &[]);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::emit::shell::changes::{Change, DeclaredType};
 use crate::emit::shell::condition::result_of;
 use crate::emit::shell::letters::{HereDocument, Letters, is_name};
 use crate::emit::shell::variables::{ARGUMENTS, Assigned, OldValue, Variables};
-use crate::emit::shell::word::Word;
+use crate::emit::shell::word::{Word, shortened};
 
 /// The most letters of the bodies of functions that are called.
 const MOST_CALLED: usize = 1 << 20;
@@ -24,6 +24,8 @@ const OTHERS: [&str; 17] = [
     "echo", "printf", "cat", "tee", "grep", "sed", "awk", "logger", "[", "test", ":", "true", "false",
     "read", "let", "set", "unset",
 ];
+/// Commands that run other files or texts.
+const UNREAD: [&str; 3] = ["source", ".", "eval"];
 
 /// A command of a script.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +38,20 @@ pub(crate) struct Command {
     pub(crate) is_plain: bool,
     /// The line of the condition or the loop that decides whether the command runs; `None` if it certainly runs.
     pub(crate) depends_on: Option<usize>,
+}
+
+impl Command {
+    /// Returns a sentence if the command may set variables by commands that are not read.
+    pub(crate) fn unread_settings(&self) -> Option<String> {
+        let is_known = |word: &&Word| UNREAD.contains(&word.text.as_str());
+        self.words.first().filter(is_known)?;
+        let words: Vec<&str> = self.words.iter().map(|word| word.text.as_str()).collect();
+        Some(format!(
+            "`{}` of line {} is not read; if it sets a variable of the command, write the value into the script",
+            shortened(&words.join(" ")),
+            self.line
+        ))
+    }
 }
 
 /// Returns the commands that may run, in order. Commands that print or compare are left out. Without a command that has options, each
