@@ -1,6 +1,6 @@
 //! DeepSpeed's configuration.
 
-use pipewright_schedule::emit::{Options, ReadError, ReadPlan};
+use pipewright_schedule::emit::{DEEPSPEED_SIZES, GivenOption, Options, ReadError, ReadPlan};
 use pipewright_schedule::plan::System;
 
 use crate::implementation::{Implementation, NumberFormat, Stack, StateFormats};
@@ -8,15 +8,9 @@ use crate::judge::given_run::{GivenRun, RunContext, cut_of};
 use crate::judge::taken::Taken;
 use crate::layout::{Layout, Precision, Recompute, ShardedState};
 
-/// The keys that [`ReadPlan`] has, and the sections about whose `device` a note says what is assumed, by their starts.
-const PLANNED: [&str; 6] = [
-    "train-batch-size",
-    "train-micro-batch-size-per-gpu",
-    "gradient-accumulation-steps",
-    "pipeline.",
-    OFFLOADED_STATE,
-    OFFLOADED_PARAMETERS,
-];
+/// The keys next to the sizes of a batch that [`ReadPlan`] has, and the sections about whose `device` a note says what is
+/// assumed, by their starts.
+const PLANNED: [&str; 3] = ["pipeline.", OFFLOADED_STATE, OFFLOADED_PARAMETERS];
 const OFFLOADED_STATE: &str = "zero-optimization.offload-optimizer";
 const OFFLOADED_PARAMETERS: &str = "zero-optimization.offload-param";
 
@@ -72,7 +66,9 @@ pub(super) fn read(
         ..Layout::on_one_gpu(taken.sequence(place, "sequence-length")?, precision)
     };
     let mut run = GivenRun::new(System::Deepspeed, place.model.clone(), layout);
-    taken.finish(&PLANNED, &UNPREDICTED, &mut run)?;
+    let sizes = DEEPSPEED_SIZES.map(|name| GivenOption::new(name, Vec::new(), 0).key);
+    let planned: Vec<&str> = sizes.iter().map(String::as_str).chain(PLANNED).collect();
+    taken.finish(&planned, &UNPREDICTED, &mut run)?;
     Ok(run)
 }
 

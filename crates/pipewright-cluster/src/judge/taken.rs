@@ -107,8 +107,8 @@ impl<'a> Taken<'a> {
     /// When another key looks like one that changes the layout, or nearly is a known one.
     pub(super) fn finish(
         &self,
-        planned: &[&'static str],
-        unpredicted: &[&'static str],
+        planned: &[&str],
+        unpredicted: &[&str],
         run: &mut GivenRun,
     ) -> Result<(), ReadError> {
         let asked: HashSet<&str> = self.asked.take().into_iter().collect();

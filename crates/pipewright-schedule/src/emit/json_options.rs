@@ -2,31 +2,18 @@
 
 use serde_json::Value;
 
-use crate::emit::options::{GivenOption, Options};
+use crate::emit::nested_options::NestedOptions;
+use crate::emit::options::Options;
 use crate::emit::read_error::ReadError;
 
-/// The longest path to a value, in bytes.
-const LONGEST: usize = 1000;
-
-/// An object or a list that is open.
-struct Open {
-    is_list: bool,
-    /// The key whose value is next, with its line.
-    key: Option<(String, usize)>,
-    /// The values of a list.
-    values: Vec<String>,
-}
-
-/// Reads JSON. Values that are `null` are left out, and values of lists in lists are joined by commas. The text has no mark
-/// of its byte order.
+/// Reads JSON. Values that are `null` are left out. The text has no mark of its byte order.
 ///
 /// # Errors
 /// When it is not JSON, or a path is too long.
 pub(super) fn json_options(text: &str) -> Result<(Value, Options), ReadError> {
     let value: Value = serde_json::from_str(text)
         .map_err(|error| ReadError::new(format!("the JSON cannot be read: {error}")).at(error.line()))?;
-    let mut list = Vec::new();
-    let mut open: Vec<Open> = Vec::new();
+    let mut nested = NestedOptions::default();
     let (mut rest, mut line) = (text, 1);
     while let Some(letter) = rest.chars().next() {
         let token = match letter {
@@ -40,15 +27,18 @@ pub(super) fn json_options(text: &str) -> Result<(Value, Options), ReadError> {
             }
         };
         match letter {
-            '{' | '[' => open.push(Open { is_list: letter == '[', key: None, values: Vec::new() }),
-            '}' | ']' => close(&mut open, &mut list),
+            '{' | '[' => nested.open(letter == '[', line)?,
+            '}' | ']' => nested.close(),
             ':' | ',' => {}
             letter if letter.is_whitespace() => line += token.matches('\n').count(),
-            _ => add(&mut open, &mut list, token, line)?,
+            _ => match serde_json::from_str(token) {
+                Ok(Value::String(text)) => nested.scalar(&text, false, line)?,
+                _ => nested.scalar(token, token == "null", line)?,
+            },
         }
         rest = &rest[token.len()..];
     }
-    Ok((value, Options { list, ..Options::default() }))
+    Ok((value, nested.finish()))
 }
 
 /// Returns the string at the start of a text, with its quotes.
@@ -61,58 +51,6 @@ fn string_of(text: &str) -> &str {
         }
     }
     text
-}
-
-/// Ends an object or a list.
-fn close(open: &mut Vec<Open>, list: &mut Vec<GivenOption>) {
-    let Some(closed) = open.pop() else { return };
-    match open.last_mut() {
-        Some(parent) if parent.is_list => parent.values.push(closed.values.join(",")),
-        Some(_) if closed.is_list => {
-            if let Some((name, line)) = path(open) {
-                list.push(GivenOption::new(&name, closed.values, line));
-            }
-        }
-        _ => {}
-    }
-    if let Some(parent) = open.last_mut() {
-        parent.key = None;
-    }
-}
-
-/// Adds a key or a value.
-fn add(open: &mut [Open], list: &mut Vec<GivenOption>, token: &str, line: usize) -> Result<(), ReadError> {
-    let text = match serde_json::from_str(token) {
-        Ok(Value::String(text)) => text,
-        _ => token.to_owned(),
-    };
-    let Some(last) = open.last_mut() else { return Ok(()) };
-    if last.is_list {
-        last.values.push(text);
-    } else if last.key.is_none() {
-        last.key = Some((text, line));
-        let length: usize =
-            open.iter().filter_map(|open| open.key.as_ref()).map(|(name, _)| 1 + name.len()).sum();
-        if length > LONGEST {
-            return Err(ReadError::new(format!("the path to a value has more than {LONGEST} bytes")).at(line));
-        }
-    } else {
-        if let Some((name, line)) = path(open).filter(|_| token != "null") {
-            list.push(GivenOption::new(&name, vec![text], line));
-        }
-        if let Some(last) = open.last_mut() {
-            last.key = None;
-        }
-    }
-    Ok(())
-}
-
-/// Returns the keys of the open objects, and the line of the last one.
-fn path(open: &[Open]) -> Option<(String, usize)> {
-    let keys: Option<Vec<&(String, usize)>> = open.iter().map(|open| open.key.as_ref()).collect();
-    let keys = keys?;
-    let names: Vec<&str> = keys.iter().map(|(name, _)| name.as_str()).collect();
-    Some((names.join("."), keys.last()?.1))
 }
 
 #[cfg(test)]
@@ -139,7 +77,9 @@ mod tests {
             error("{\n\"a\": 1"),
             "line 2: the JSON cannot be read: EOF while parsing an object at line 2 column 6"
         );
-        let long = format!("{{\n\"{}\": 1}}", "x".repeat(LONGEST));
-        assert_eq!(error(&long), "line 2: the path to a value has more than 1000 bytes");
+        let long = format!("{{\n\"{}\": 1}}", "x".repeat(1000));
+        assert_eq!(error(&long), "line 2: the path to a value has more than 1000 bytes; use shorter keys");
+        let deep = format!("{{\n\"a\": {}{}}}", "[".repeat(100), "]".repeat(100));
+        assert_eq!(error(&deep), "line 2: too many values are inside each other");
     }
 }

@@ -27,6 +27,7 @@ mod model_parts;
 mod read_plan;
 mod shell;
 mod options;
+mod nested_options;
 mod json_options;
 mod mapping;
 mod block_modules;
@@ -52,7 +53,9 @@ pub use emission::{
 pub use limit::{Limit, limit_of};
 pub use mapping::Remark;
 pub use model_parts::{ModelParts, StageParts};
+pub use nested_options::NestedOptions;
 pub use options::{CHECKPOINTING, GivenOption, Options};
+pub use read_deepspeed::DEEPSPEED_SIZES;
 pub use read_error::ReadError;
 pub use read_megatron::megatron_stages;
 pub use read_plan::ReadPlan;

@@ -19,6 +19,8 @@ const ROWS: &str = "train_micro_batch_size_per_gpu";
 const MICROBATCHES: &str = "gradient_accumulation_steps";
 const PIPELINE: &str = "pipeline";
 const INTERVAL: &str = "activation_checkpoint_interval";
+/// DeepSpeed's keys of the sizes of a batch.
+pub const DEEPSPEED_SIZES: [&str; 3] = [BATCH, ROWS, MICROBATCHES];
 /// The keys that are read. A key that is nearly one of them is a mistake.
 const KNOWN: [&str; 4] = [BATCH, ROWS, MICROBATCHES, PIPELINE];
 /// The keys of `pipeline`: DeepSpeed's, and `parts`.

@@ -38,10 +38,6 @@ impl Letters {
         self.at >= self.list.len()
     }
 
-    pub(super) fn skip_to_end(&mut self) {
-        self.at = self.list.len();
-    }
-
     pub(super) fn next(&self) -> Option<(char, usize)> {
         self.list.get(self.at).copied()
     }
