@@ -264,8 +264,13 @@ impl Layout {
 
     /// Returns the stages of each rank of a pipeline, in a loop over the ranks, or down the ranks and up again.
     pub(crate) fn stages_of_rank(&self) -> Vec<Vec<usize>> {
+        self.stages_by_rank(&self.rank_of_stage())
+    }
+
+    /// Returns the same from the rank of each stage.
+    pub(crate) fn stages_by_rank(&self, rank_of_stage: &[usize]) -> Vec<Vec<usize>> {
         let mut stages_of_rank = vec![Vec::with_capacity(self.chunks as usize); self.pipeline as usize];
-        for (stage, rank) in self.rank_of_stage().into_iter().enumerate() {
+        for (stage, &rank) in rank_of_stage.iter().enumerate() {
             stages_of_rank[rank].push(stage);
         }
         stages_of_rank

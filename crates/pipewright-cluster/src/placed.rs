@@ -36,6 +36,8 @@ pub struct Placed<'a> {
     pub(crate) kinds: Vec<Setting<'a>>,
     /// The index of the kind of each rank of a pipeline.
     pub(crate) kind_of_rank: Vec<usize>,
+    /// The rank of each stage of a pipeline.
+    pub(crate) rank_of_stage: Vec<usize>,
 }
 
 impl<'a> Placed<'a> {
@@ -64,14 +66,15 @@ impl<'a> Placed<'a> {
 
     /// Places the ranks of a layout that was checked on one kind of machine.
     pub(crate) fn on_one(setting: Setting<'a>) -> Self {
-        Self { kinds: vec![setting], kind_of_rank: vec![0; setting.layout.pipeline.max(1) as usize] }
+        let kind_of_rank = vec![0; setting.layout.pipeline.max(1) as usize];
+        Self { kinds: vec![setting], kind_of_rank, rank_of_stage: setting.layout.rank_of_stage() }
     }
 
     /// Places the ranks of a layout that was checked, each on the kind of its first GPU.
     pub(crate) fn on(model: &'a Model, layout: &'a Layout, kinds: &[(&'a Machine, u32)]) -> Self {
         let kind_of_rank = kinds_of_ranks(kinds, layout);
         let kinds = kinds.iter().map(|&(machine, _)| Setting { model, layout, machine }).collect();
-        Self { kinds, kind_of_rank }
+        Self { kinds, kind_of_rank, rank_of_stage: layout.rank_of_stage() }
     }
 
     /// Returns the layout.
@@ -81,7 +84,7 @@ impl<'a> Placed<'a> {
 
     /// Returns the kind of each stage.
     pub(crate) fn kind_of_stage(&self) -> Vec<usize> {
-        self.layout().rank_of_stage().into_iter().map(|rank| self.kind_of_rank[rank]).collect()
+        self.rank_of_stage.iter().map(|&rank| self.kind_of_rank[rank]).collect()
     }
 
     /// Returns the blocks of each stage, from the costs of the model's parts on each kind.

@@ -132,7 +132,8 @@ impl RunPipeline {
         cut: Vec<Range<usize>>,
         run: impl FnOnce(&PipelineCosts) -> Result<PipelineRun, PipelineError>,
     ) -> Result<Self, PipelineError> {
-        let by_kind: Vec<Vec<Unit>> = units.iter().map(|units| units.stages(placed.layout(), &cut)).collect();
+        let stages = |units: &Units| units.stages(placed.layout(), &placed.rank_of_stage, &cut);
+        let by_kind: Vec<Vec<Unit>> = units.iter().map(stages).collect();
         let kinds = placed.kind_of_stage();
         let mut stages: Vec<Unit> =
             kinds.iter().enumerate().map(|(stage, &kind)| by_kind[kind][stage]).collect();

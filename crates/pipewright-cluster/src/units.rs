@@ -235,11 +235,10 @@ impl Units {
         }
     }
 
-    /// Returns the costs of each stage.
-    pub(crate) fn stages(&self, layout: &Layout, cut: &[Range<usize>]) -> Vec<Unit> {
+    /// Returns the costs of each stage, whose ranks and blocks are given.
+    pub(crate) fn stages(&self, layout: &Layout, rank_of_stage: &[usize], cut: &[Range<usize>]) -> Vec<Unit> {
         let last = cut.len() - 1;
         let predictors = layout.predictor_stage();
-        let rank_of_stage = layout.rank_of_stage();
         let mut of_rank = vec![0; layout.pipeline.max(1) as usize];
         let stage = |(stage, range): (usize, &Range<usize>)| {
             let mut sum = Unit::default();

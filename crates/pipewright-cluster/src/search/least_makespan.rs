@@ -38,9 +38,10 @@ struct Stage {
 
 /// Returns the seconds of one run of a layout's schedule that no order of its computations is faster than.
 pub(super) fn least_makespan(layout: &Layout, costs: &PipelineCosts) -> f64 {
-    let stages_of_rank = layout.stages_of_rank();
+    let rank_of_stage = layout.rank_of_stage();
+    let stages_of_rank = layout.stages_by_rank(&rank_of_stage);
     let form = backward_form(layout);
-    let stages = stages(form, costs, &layout.rank_of_stage());
+    let stages = stages(form, costs, &rank_of_stage);
     let microbatches = f64::from(layout.microbatches());
     if form == BackwardForm::Slices {
         return stages_of_rank.iter().map(|own| microbatches * work(&stages, own)).fold(0.0, f64::max);
@@ -85,7 +86,8 @@ fn stages(form: BackwardForm, costs: &PipelineCosts, rank_of: &[usize]) -> Vec<S
     }
     for index in (1..stages.len()).rev() {
         let (after, hop) = (stages[index], hop(index - 1, index));
-        let back = if after.chained > 0.0 { hop } else { 0.0 };
+        // Nothing returns to a stage without a backward.
+        let back = if stages[index - 1].chained > 0.0 { hop } else { 0.0 };
         stages[index - 1].returned = hop + after.forward + after.returned + after.chained + back;
     }
     stages
@@ -119,6 +121,7 @@ mod tests {
     use pipewright_schedule::TrainedStages;
     use pipewright_schedule::costs::{Link, StageSizes};
     use pipewright_schedule::generate::catalogue;
+    use pipewright_schedule::ids::Rank;
 
     use super::*;
     use crate::layout::Precision;
@@ -165,6 +168,57 @@ mod tests {
             }
         }
         (nearest, count)
+    }
+
+    /// Checks the bounds of a schedule whose costs are changed: no simulation is faster.
+    fn check_changed(change: impl Fn(&mut PipelineCosts)) -> usize {
+        let mut count = 0;
+        for name in ["1f1b", "interleaved1f1b", "zb-h1", "zbvzerobubble", "dualpipev", "gpipe"] {
+            for (pipeline, chunks, microbatches) in [(4, 1, 1), (4, 1, 8), (4, 2, 4), (4, 2, 16)] {
+                let layout = Layout {
+                    gpus: pipeline,
+                    pipeline,
+                    chunks,
+                    batch: microbatches,
+                    schedule: Some(name.to_owned()),
+                    ..Layout::on_one_gpu(1, Precision::Half)
+                };
+                let mut costs = costs((pipeline * chunks) as usize, [1.5, 0.5], 0.4, 0.3);
+                change(&mut costs);
+                let Ok(run) = Programs::default().run(&layout, &costs) else { continue };
+                let ratio = least_makespan(&layout, &costs) / run.makespan;
+                assert!(
+                    ratio > 0.2 && ratio <= 1.0 + 1e-9,
+                    "{name}, {pipeline} x {chunks}, {microbatches}: {ratio}"
+                );
+                count += 1;
+            }
+        }
+        count
+    }
+
+    /// A stage without a backward holds up no other one, and sends nothing back.
+    #[test]
+    fn no_schedule_with_frozen_stages_is_faster_than_the_bound() {
+        for trained in [[false, true], [true, false]] {
+            let change = |costs: &mut PipelineCosts| {
+                let stages = costs.stages.len();
+                let is_trained = |stage: usize| trained[usize::from(stage >= stages / 2)];
+                costs.trained = TrainedStages::of(&(0..stages).map(is_trained).collect::<Vec<_>>());
+            };
+            assert!(check_changed(change) > 0, "{trained:?}");
+        }
+    }
+
+    /// Messages over links that are faster than the slowest one count as none.
+    #[test]
+    fn no_schedule_with_several_links_is_faster_than_the_bound() {
+        let change = |costs: &mut PipelineCosts| {
+            let fast = Link { latency: 0.0, bandwidth: 1e15 };
+            costs.links =
+                [(0, 1), (1, 0), (3, 0)].map(|(from, to)| ((Rank::new(from), Rank::new(to)), fast)).into();
+        };
+        assert!(check_changed(change) > 10);
     }
 
     #[test]
