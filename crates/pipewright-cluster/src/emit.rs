@@ -11,10 +11,11 @@ use pipewright_schedule::plan::{Collectives, Plan, PlanSettings, Refusal, System
 use pipewright_schedule::profile::{LayerProfile, LinkProfile, Profile};
 use pipewright_schedule::{GenerateError, generate};
 
-use crate::implementation::{Dispatcher, Implementation, NumberFormat, StateFormats};
+use crate::implementation::{Dispatcher, NumberFormat};
 use crate::layout::{Layout, Precision, Recompute, Scores, ShardedState};
 use crate::search::{ClusterPlan, Request};
 use crate::systems::refusal;
+use crate::unwritten::unwritten;
 use pipewright_shapes::model::{Block, FeedForward, Mixer, Model};
 
 /// Returns the files of a plan for a release of `system`. `folder` is where they are, which options name.
@@ -44,37 +45,6 @@ pub fn emit(
     };
     let pipeline = pipeline_of(plan).map_err(|error| Refusal::new(error.to_string()))?;
     emit_plan(system, &pipeline, &emit_request)
-}
-
-/// Returns the first setting of a layout that the options of a system do not say; `None` if they say all.
-fn unwritten(system: System, layout: &Layout) -> Option<Refusal> {
-    let own = &layout.implementation;
-    let usual = Implementation::usual(own.stack);
-    let usual_state = StateFormats::usual(layout.sharding, layout.precision);
-    let has_other_state = own.state.is_some_and(|state| match system {
-        System::Megatron => state != StateFormats { gradients: state.gradients, ..usual_state },
-        System::Torchtitan | System::Deepspeed => state != usual_state,
-    });
-    let offloads = layout.offload_layers > 0
-        && (system != System::Megatron || layout.pipeline > 1 || layout.recompute != Recompute::None);
-    let settings = [
-        (layout.pass_microbatches.is_some(), "empty the pipeline within a step"),
-        (layout.document_tokens.is_some(), "keep attention within documents"),
-        (
-            offloads,
-            "keep activations of some blocks in the memory of the host next to a pipeline or recomputation",
-        ),
-        (has_other_state, "have parameters and moments in these formats"),
-        (own.optimizer != usual.optimizer, "update matrices by Muon"),
-        (own.loss != usual.loss, "compute the loss in these arrays"),
-        (own.kernels != usual.kernels, "have a kernel for each elementwise operation"),
-        (own.graphs != usual.graphs, "launch kernels as graphs"),
-        (own.overlaps_tensor.is_some(), "say whether products hide the exchanges of tensor groups"),
-        (own.dispatched != usual.dispatched, "send tokens to experts in this format"),
-        (!own.reshards, "keep gathered parameters until the backward"),
-    ];
-    let (_, setting) = settings.into_iter().find(|(is_given, _)| *is_given)?;
-    Some(Refusal::new(format!("the files for {system} do not {setting}, as this plan does")))
 }
 
 /// Returns the layers of a model by their kinds. Nothing is said about their costs, which files do not have.

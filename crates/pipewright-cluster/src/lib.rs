@@ -52,5 +52,6 @@ mod published_model;
 mod published_layout;
 pub mod published;
 pub mod search;
+mod unwritten;
 pub mod emit;
 pub mod judge;

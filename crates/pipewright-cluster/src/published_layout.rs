@@ -22,17 +22,18 @@ pub const RECOMPUTES: [(&str, Recompute); 3] =
     [("none", Recompute::None), ("selective", Recompute::Selective), ("full", Recompute::Full)];
 const SCORES: [(&str, Scores); 3] =
     [("fused", Scores::Fused), ("flash", Scores::Fused), ("unfused", Scores::Unfused)];
-const FORMATS: [(&str, NumberFormat); 5] = [
+pub(crate) const FORMATS: [(&str, NumberFormat); 5] = [
     ("f32", NumberFormat::F32),
     ("bf16", NumberFormat::Bf16),
     ("fp8", NumberFormat::Fp8),
     ("nvfp4", NumberFormat::Nvfp4),
     ("int8", NumberFormat::Int8),
 ];
-const LOSSES: [(&str, Loss); 3] =
+pub(crate) const LOSSES: [(&str, Loss); 3] =
     [("separate", Loss::Separate), ("fused", Loss::Fused), ("chunked", Loss::Chunked)];
-const GRAPHS: [(&str, Graphs); 3] =
+pub(crate) const GRAPHS: [(&str, Graphs); 3] =
     [("none", Graphs::None), ("partial", Graphs::Partial), ("full", Graphs::Full)];
+pub(crate) const OPTIMIZERS: [(&str, Optimizer); 2] = [("adam", Optimizer::Adam), ("muon", Optimizer::Muon)];
 const DISPATCHERS: [(&str, Dispatcher); 3] =
     [("alltoall", Dispatcher::AllToAll), ("deepep", Dispatcher::DeepEp), ("hybridep", Dispatcher::HybridEp)];
 
@@ -156,9 +157,7 @@ fn implementation(row: &mut Reader<'_>, sharding: ShardedState, precision: Preci
     };
     Implementation {
         state: (state != formats).then_some(state),
-        optimizer: row
-            .word("optimizer", &[("adam", Optimizer::Adam), ("muon", Optimizer::Muon)])
-            .unwrap_or_default(),
+        optimizer: row.word("optimizer", &OPTIMIZERS).unwrap_or_default(),
         loss: row.word("loss", &LOSSES).unwrap_or_default(),
         kernels: if row.flag("compiled").unwrap_or(true) {
             KernelFusion::Fused

@@ -275,11 +275,21 @@ fn settings_that_a_system_does_not_have_are_refused() {
 
 /// Checks the lines of options that a change of a plan adds.
 fn check_written(system: System, config: &str, change: impl FnOnce(&mut Layout), options: &[&str]) {
-    let text = |change: Box<dyn FnOnce(&mut Layout) + '_>| {
-        let (_, emission) = written(system, config, change);
+    check_added(system, config, |_| {}, change, options);
+}
+
+/// Checks the lines of options that a changed plan has and another change of the plan does not have.
+fn check_added(
+    system: System,
+    config: &str,
+    before: impl FnOnce(&mut Layout),
+    after: impl FnOnce(&mut Layout),
+    options: &[&str],
+) {
+    let text = |(_, emission): (Request, Result<Emission, Refusal>)| {
         emission.unwrap_or_else(|refusal| panic!("{system}: {refusal}")).files.swap_remove(0).text
     };
-    let (before, after) = (text(Box::new(|_| {})), text(Box::new(change)));
+    let (before, after) = (text(written(system, config, before)), text(written(system, config, after)));
     let added: Vec<&str> = after.lines().filter(|line| before.lines().all(|other| other != *line)).collect();
     assert_eq!(added, options, "{system}");
 }
@@ -333,41 +343,66 @@ fn each_setting_is_written() {
         layout.precision = Precision::Fp8;
         recompute(Modules::NORMS)(layout);
     };
-    let fp8 = [selective, "--recompute-modules layernorm", "--fp8-format hybrid", "--fp8-recipe tensorwise"];
+    let fp8 = [
+        "--grad-reduce-in-bf16",
+        selective,
+        "--recompute-modules layernorm",
+        "--fp8-format hybrid",
+        "--fp8-recipe tensorwise",
+    ];
     check_written(Megatron, DENSE, narrow, &fp8);
     let shards = |layout: &mut Layout| layout.shards = Some(8);
     check_written(Megatron, DENSE, shards, &["--num-distributed-optimizer-instances 8"]);
     let degrees =
         ["--parallelism.data_parallel_replicate_degree 8", "--parallelism.data_parallel_shard_degree 8"];
     check_written(Torchtitan, DENSE, shards, &degrees);
-    let overlap = |layout: &mut Layout| {
-        (layout.expert, layout.expert_tensor, layout.implementation.overlaps_experts) = (8, 1, true);
+    let overlap = |overlaps| {
+        move |layout: &mut Layout| {
+            (layout.expert, layout.expert_tensor, layout.implementation.overlaps_experts) = (8, 1, overlaps);
+        }
     };
     let flags = ["--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute"];
-    check_written(Megatron, EXPERTS, overlap, &flags);
+    check_added(Megatron, EXPERTS, overlap(false), overlap(true), &flags);
 }
 
 #[test]
 fn a_setting_that_no_file_says_is_refused() {
-    let check = |change: fn(&mut Layout), words: &str| {
-        let (_, emission) = written(System::Torchtitan, DENSE, change);
+    use System::{Deepspeed, Megatron, Torchtitan};
+    let check = |system, change: fn(&mut Layout), setting: &str| {
+        let (_, emission) = written(system, DENSE, change);
         let refused = emission.map(|_| String::new()).unwrap_or_else(|refusal| refusal.to_string());
-        assert_eq!(refused, format!("the files for torchtitan do not {words}, as this plan does"));
+        let expected = format!("the files for {system} have no option for `{setting}`, which this plan has");
+        assert_eq!(refused, expected);
     };
-    check(|layout| layout.pass_microbatches = Some(1), "empty the pipeline within a step");
-    check(|layout| layout.document_tokens = Some(1024), "keep attention within documents");
-    check(|layout| layout.implementation.optimizer = Optimizer::Muon, "update matrices by Muon");
-    check(|layout| layout.implementation.graphs = Graphs::Full, "launch kernels as graphs");
-    check(|layout| layout.implementation.loss = Loss::Fused, "compute the loss in these arrays");
+    check(Torchtitan, |layout| layout.pass_microbatches = Some(1), "pass_rows = 1");
+    check(Torchtitan, |layout| layout.document_tokens = Some(1024), "document_tokens = 1024");
+    check(Torchtitan, |layout| layout.implementation.optimizer = Optimizer::Muon, "optimizer = muon");
+    check(Torchtitan, |layout| layout.implementation.graphs = Graphs::Full, "cuda_graphs = full");
+    check(Torchtitan, |layout| layout.implementation.loss = Loss::Fused, "loss = fused");
+    check(Torchtitan, |layout| layout.implementation.kernels = KernelFusion::Separate, "compiled = false");
+    check(Torchtitan, |layout| layout.implementation.overlaps_tensor = Some(true), "tensor_overlap = true");
     check(
-        |layout| layout.implementation.kernels = KernelFusion::Separate,
-        "have a kernel for each elementwise operation",
+        Torchtitan,
+        |layout| layout.implementation.dispatched = Some(NumberFormat::Fp8),
+        "dispatch_precision = fp8",
     );
+    check(Torchtitan, |layout| layout.implementation.reshards = false, "reshard_after_forward = false");
     let moments = |layout: &mut Layout| {
         layout.implementation.state =
             Some(StateFormats { moments: NumberFormat::Bf16, ..layout.state_formats() });
     };
-    check(moments, "have parameters and moments in these formats");
+    check(Torchtitan, moments, "moments = bf16");
+    check(Megatron, moments, "moments = bf16");
+    let gradients = |layout: &mut Layout| {
+        layout.implementation.state =
+            Some(StateFormats { gradients: NumberFormat::Bf16, ..layout.state_formats() });
+    };
+    check(Deepspeed, gradients, "gradients = bf16");
+    let offloaded = |layout: &mut Layout| layout.offload_layers = 2;
+    check(Torchtitan, offloaded, "offload_layers = 2");
+    let with_recomputation =
+        |layout: &mut Layout| (layout.offload_layers, layout.recompute) = (2, Recompute::Full);
+    check(Megatron, with_recomputation, "offload_layers = 2` next to `recompute = full");
 }
 
 /// The search for Megatron overlaps the exchange of experts by itself.
