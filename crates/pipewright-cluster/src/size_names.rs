@@ -4,27 +4,89 @@ use std::fmt::Display;
 
 use pipewright_schedule::plan::System;
 
-/// A size: its key in files, and its option.
-pub(crate) type Size = (&'static str, &'static str);
+/// A size with its names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Size {
+    /// The key in files.
+    key: &'static str,
+    /// The option of the command line.
+    option: &'static str,
+    /// The names in other systems: an option, a key, or words if it follows from others.
+    names: BySystem<&'static str>,
+}
 
-pub(crate) const NODES: Size = ("nodes", "--nodes");
-pub(crate) const GPUS: Size = ("gpus", "--ranks");
-pub(crate) const BATCH: Size = ("gbs", "--global-batch");
-pub(crate) const SEQUENCE: Size = ("seq", "--seq-len");
-pub(crate) const TENSOR: Size = ("tp", "--tensor-parallel");
-pub(crate) const PIPELINE: Size = ("pp", "--pipeline-parallel");
-pub(crate) const DATA: Size = ("dp", "--data-parallel");
-pub(crate) const CONTEXT: Size = ("cp", "--context-parallel");
-pub(crate) const EXPERT: Size = ("ep", "--expert-parallel");
-pub(crate) const EXPERT_TENSOR: Size = ("etp", "--expert-tensor-parallel");
-pub(crate) const CHUNKS: Size = ("vp", "--stages-per-rank");
-pub(crate) const MICROBATCH: Size = ("mbs", "--microbatch-size");
-pub(crate) const SHARDS: Size = ("shards", "--shards");
-pub(crate) const SCHEDULE: Size = ("schedule", "--schedule");
+/// A value for each system: Megatron, torchtitan and DeepSpeed.
+pub(crate) type BySystem<T> = [T; 3];
+
+/// Returns the value for a system.
+pub(crate) fn of_system<T: Copy>([megatron, torchtitan, deepspeed]: BySystem<T>, system: System) -> T {
+    match system {
+        System::Megatron => megatron,
+        System::Torchtitan => torchtitan,
+        System::Deepspeed => deepspeed,
+    }
+}
+
+/// Returns a size that no other system has.
+const fn own(key: &'static str, option: &'static str) -> Size {
+    Size { key, option, names: [option; 3] }
+}
+
+const fn size(key: &'static str, option: &'static str, names: BySystem<&'static str>) -> Size {
+    Size { key, option, names }
+}
+
+pub(crate) const NODES: Size = own("nodes", "--nodes");
+pub(crate) const GPUS: Size = own("gpus", "--ranks");
+pub(crate) const BATCH: Size = size(
+    "gbs",
+    "--global-batch",
+    ["--global-batch-size", "--training.global_batch_size", "train_batch_size"],
+);
+pub(crate) const SEQUENCE: Size =
+    size("seq", "--seq-len", ["--seq-length", "--training.seq_len", "--seq-len"]);
+pub(crate) const TENSOR: Size = size(
+    "tp",
+    "--tensor-parallel",
+    ["--tensor-model-parallel-size", "--parallelism.tensor_parallel_degree", "tensor parallel"],
+);
+pub(crate) const PIPELINE: Size = size(
+    "pp",
+    "--pipeline-parallel",
+    ["--pipeline-model-parallel-size", "--parallelism.pipeline_parallel_degree", "pipeline.stages"],
+);
+pub(crate) const DATA: Size = own("dp", "--data-parallel");
+pub(crate) const CONTEXT: Size = size(
+    "cp",
+    "--context-parallel",
+    ["--context-parallel-size", "--parallelism.context_parallel_degree", "context parallel"],
+);
+pub(crate) const EXPERT: Size = size(
+    "ep",
+    "--expert-parallel",
+    ["--expert-model-parallel-size", "--parallelism.expert_parallel_degree", "expert parallel"],
+);
+pub(crate) const EXPERT_TENSOR: Size = size(
+    "etp",
+    "--expert-tensor-parallel",
+    ["--expert-tensor-parallel-size", "ranks of each expert", "ranks of each expert"],
+);
+pub(crate) const CHUNKS: Size = size(
+    "vp",
+    "--stages-per-rank",
+    ["--num-virtual-stages-per-pipeline-rank", "stages per rank", "stages per rank"],
+);
+pub(crate) const MICROBATCH: Size = size(
+    "mbs",
+    "--microbatch-size",
+    ["--micro-batch-size", "rows of a microbatch", "train_micro_batch_size_per_gpu"],
+);
+pub(crate) const SHARDS: Size = own("shards", "--shards");
+pub(crate) const SCHEDULE: Size = own("schedule", "--schedule");
 /// Files give the rows of a pass, and only files have passes and documents.
-pub(crate) const PASS: Size = ("pass_rows", "pass_rows");
-pub(crate) const DOCUMENT: Size = ("document_tokens", "document_tokens");
-pub(crate) const MEMORY: Size = ("memory", "--memory");
+pub(crate) const PASS: Size = own("pass_rows", "pass_rows");
+pub(crate) const DOCUMENT: Size = own("document_tokens", "document_tokens");
+pub(crate) const MEMORY: Size = own("memory", "--memory");
 
 /// The sizes whose product is the number of GPUs.
 pub(crate) const MESH: [Size; 4] = [TENSOR, PIPELINE, DATA, CONTEXT];
@@ -46,43 +108,20 @@ pub enum Names {
     Of(System),
 }
 
-/// Returns the name of a size in another system: an option, a key, or words if it follows from others.
-fn in_system((key, option): Size, system: System) -> &'static str {
-    let [megatron, torchtitan, deepspeed] = match key {
-        "tp" => ["--tensor-model-parallel-size", "--parallelism.tensor_parallel_degree", "tensor parallel"],
-        "pp" => {
-            ["--pipeline-model-parallel-size", "--parallelism.pipeline_parallel_degree", "pipeline.stages"]
-        }
-        "vp" => ["--num-virtual-stages-per-pipeline-rank", "stages per rank", "stages per rank"],
-        "cp" => ["--context-parallel-size", "--parallelism.context_parallel_degree", "context parallel"],
-        "ep" => ["--expert-model-parallel-size", "--parallelism.expert_parallel_degree", "expert parallel"],
-        "etp" => ["--expert-tensor-parallel-size", "ranks of each expert", "ranks of each expert"],
-        "mbs" => ["--micro-batch-size", "rows of a microbatch", "train_micro_batch_size_per_gpu"],
-        "gbs" => ["--global-batch-size", "--training.global_batch_size", "train_batch_size"],
-        "seq" => ["--seq-length", "--training.seq_len", "--seq-len"],
-        _ => [option; 3],
-    };
-    match system {
-        System::Megatron => megatron,
-        System::Torchtitan => torchtitan,
-        System::Deepspeed => deepspeed,
-    }
-}
-
 impl Names {
     /// Returns the name of a size.
     pub(crate) fn name(self, size: Size) -> &'static str {
         match self {
-            Self::Keys => size.0,
-            Self::Options { .. } => size.1,
-            Self::Of(system) => in_system(size, system),
+            Self::Keys => size.key,
+            Self::Options { .. } => size.option,
+            Self::Of(system) => of_system(size.names, system),
         }
     }
 
     /// Returns a size with its value, as it is written.
     pub(crate) fn with_value(self, size: Size, value: impl Display) -> String {
         match self {
-            Self::Keys => format!("{} = {value}", size.0),
+            Self::Keys => format!("{} = {value}", size.key),
             Self::Options { .. } | Self::Of(_) => format!("{} {value}", self.name(size)),
         }
     }

@@ -35,10 +35,10 @@ pub(crate) struct ClusterArguments {
     #[arg(long, visible_alias = "sequence", value_name = "TOKENS", requires = "cluster")]
     pub(crate) seq_len: Option<u32>,
     /// The precision of the products with parameters; the rest is bf16, or f32 with f32
-    #[arg(long, value_parser = one_named(&PRECISIONS, Precision::name), requires = "cluster")]
+    #[arg(long, value_parser = one_of(&PRECISIONS, Precision::name), requires = "cluster")]
     pub(crate) precision: Option<Precision>,
     /// The stack whose kernels and launches are predicted; megatron by default
-    #[arg(long, value_parser = one_named(&STACKS, Stack::name), requires = "cluster")]
+    #[arg(long, value_parser = one_of(&STACKS, Stack::name), requires = "cluster")]
     pub(crate) stack: Option<Stack>,
     /// The rows of the most loaded expert rank, in percent of the mean; 125 by default
     #[arg(long, value_name = "PERCENT", value_parser = value_parser!(u32).range(100..=1000), requires = "cluster")]
@@ -91,7 +91,7 @@ pub(crate) struct FixedArguments {
     #[arg(long, value_name = "N", requires = "cluster")]
     pub(crate) expert_tensor_parallel: Option<u32>,
     /// Whether the ranks of a tensor group divide the sequence between their products
-    #[arg(long, value_parser = one_of(&SWITCH), requires = "cluster")]
+    #[arg(long, value_parser = one_of(&SWITCH, switch), requires = "cluster")]
     pub(crate) sequence_parallel: Option<bool>,
     /// The rows of a microbatch
     #[arg(long, value_name = "ROWS", requires = "cluster")]
@@ -100,16 +100,16 @@ pub(crate) struct FixedArguments {
     #[arg(long, value_name = "NAME", requires = "cluster")]
     pub(crate) schedule: Option<String>,
     /// The part of the forward that the backward computes again
-    #[arg(long, value_parser = one_named(&RECOMPUTES, Recompute::name), requires = "cluster")]
+    #[arg(long, value_parser = one_of(&RECOMPUTES, Recompute::name), requires = "cluster")]
     pub(crate) recompute: Option<Recompute>,
     /// The tensors that replicas divide among themselves
-    #[arg(long, value_parser = one_named(&SHARDINGS, ShardedState::name), requires = "cluster")]
+    #[arg(long, value_parser = one_of(&SHARDINGS, ShardedState::name), requires = "cluster")]
     pub(crate) sharding: Option<ShardedState>,
     /// The number of replicas that divide these tensors; further replicas have copies (HSDP)
     #[arg(long, value_name = "N", requires = "cluster")]
     pub(crate) shards: Option<u32>,
     /// Whether tokens travel to experts and back while another microbatch is computed
-    #[arg(long, value_parser = one_of(&OVERLAP), requires = "cluster")]
+    #[arg(long, value_parser = one_of(&OVERLAP, switch), requires = "cluster")]
     pub(crate) expert_overlap: Option<bool>,
 }
 
@@ -121,10 +121,7 @@ fn parse_letters(text: &str) -> Result<GivenStages, String> {
     parse_stage_letters(text).map(GivenStages).map_err(|error| error.to_string())
 }
 
-/// A value of an option, with its name and its help.
-type Named<T> = (&'static str, &'static str, T);
-
-/// A value of an option that knows its name, with its help.
+/// A value of an option with its help.
 type Helped<T> = (T, &'static str);
 
 const PRECISIONS: [Helped<Precision>; 5] = [
@@ -143,7 +140,7 @@ const STACKS: [Helped<Stack>; 5] = [
     (Stack::HaiLlm, "DeepSeek's HAI-LLM"),
 ];
 
-const SWITCH: [Named<bool>; 2] = [("on", "They do", true), ("off", "Each has all of it", false)];
+const SWITCH: [Helped<bool>; 2] = [(true, "They do"), (false, "Each has all of it")];
 
 const RECOMPUTES: [Helped<Recompute>; 3] = [
     (Recompute::None, "Nothing"),
@@ -151,7 +148,11 @@ const RECOMPUTES: [Helped<Recompute>; 3] = [
     (Recompute::Full, "Whole blocks"),
 ];
 
-const OVERLAP: [Named<bool>; 2] = [("on", "They do", true), ("off", "Each rank waits for its tokens", false)];
+const OVERLAP: [Helped<bool>; 2] = [(true, "They do"), (false, "Each rank waits for its tokens")];
+
+fn switch(is_on: bool) -> &'static str {
+    if is_on { "on" } else { "off" }
+}
 
 const SHARDINGS: [Helped<ShardedState>; 4] = [
     (ShardedState::Nothing, "Nothing"),
@@ -160,8 +161,8 @@ const SHARDINGS: [Helped<ShardedState>; 4] = [
     (ShardedState::Parameters, "Parameters, gradients and the state of the optimizer (ZeRO 3, FSDP)"),
 ];
 
-/// Returns the parser of an option that has one of some values, which know their names.
-fn one_named<T: Copy + Send + Sync + 'static>(
+/// Returns the parser of an option that has one of some values. `name` returns the name of a value.
+pub(crate) fn one_of<T: Copy + Send + Sync + 'static>(
     values: &'static [Helped<T>],
     name: fn(T) -> &'static str,
 ) -> impl TypedValueParser<Value = T> {
@@ -169,17 +170,6 @@ fn one_named<T: Copy + Send + Sync + 'static>(
     PossibleValuesParser::new(possible).try_map(move |given| {
         let value = values.iter().find(|(value, _)| name(*value) == given);
         value.map(|&(value, _)| value).ok_or("the parser knows no other names")
-    })
-}
-
-/// Returns the parser of an option that has one of some values.
-pub(crate) fn one_of<T: Copy + Send + Sync + 'static>(
-    values: &'static [Named<T>],
-) -> impl TypedValueParser<Value = T> {
-    let possible = values.iter().map(|&(name, help, _)| PossibleValue::new(name).help(help));
-    PossibleValuesParser::new(possible).try_map(|name| {
-        let value = values.iter().find(|(known, ..)| *known == name);
-        value.map(|&(.., value)| value).ok_or("the parser knows no other names")
     })
 }
 

@@ -46,7 +46,7 @@ struct JudgedJson<'a> {
     /// By how much the best plan is faster, as a share.
     gain: Option<f64>,
     /// How well predictions of this kind were judged.
-    accuracy: Accuracy,
+    accuracy: &'a Accuracy,
     changes: &'a [ChangedOption],
     notes: &'a [String],
     unused: &'a [String],
@@ -60,69 +60,21 @@ pub(crate) fn read<'a>(options: &PlanOptions<'_>, file: &'a Path) -> Result<Judg
         let cluster = options.machines.argument;
         return Err(Failure::input(format!("--check: --cluster {cluster} has several machines; give one")));
     }
-    refuse_options_without_effect(options)?;
     let PlannedFor { model, machine, sequence, assumed, .. } = planned_for(options)?;
     let GivenFile { configuration, table } = GivenFile::read(file)?;
     let gpus = options
         .gpus(&machine)?
         .ok_or_else(|| Failure::input("--nodes is missing; give it, such as --nodes 4"))?;
-    options.precision(&machine)?;
     let (batch, precision) = (options.cluster.global_batch, options.cluster.precision);
     let place = RunContext { model: &model, gpus, sequence, batch, precision };
     let run = configuration.run(&place, table.as_deref());
     let mut run = run.map_err(|error| wrong(file, sentence(&error)))?;
     run.layout.implementation = options.cluster.with_load(run.layout.implementation);
-    if let Some(given) = precision.filter(|&given| given != run.layout.precision) {
-        let (given, own) = (given.name(), run.layout.precision.name());
-        let reason =
-            format!("the products are in {own}, and --precision says {given}; leave --precision out");
-        return Err(wrong(file, reason));
-    }
     let request = run.request(machine, gpus).map_err(|error| wrong(file, sentence(&error)))?;
     let request =
         Request { memory: options.memory.map(|bytes| bytes as f64), names: options.names(), ..request };
     let verdict = judge(&request, &run).map_err(|error| wrong(file, sentence(&error)))?;
     Ok(Judged { file, run, request, verdict, assumed })
-}
-
-/// Refuses options that do not change what is said about a file.
-fn refuse_options_without_effect(options: &PlanOptions<'_>) -> Result<(), Failure> {
-    let cluster = options.cluster;
-    let (fixed, failures) = (&cluster.fixed, &cluster.failures);
-    let of_file = "leave it out, because the file says it";
-    let of_training = "leave it out, or plan without --check";
-    let given = [
-        ("--stack", cluster.stack.is_some(), "leave it out, because the system of the file is its stack"),
-        ("--batch-tokens", cluster.batch_tokens.is_some(), "give the rows of a step with --global-batch"),
-        ("--pipeline-parallel", fixed.pipeline_parallel.is_some(), of_file),
-        ("--context-parallel", fixed.context_parallel.is_some(), of_file),
-        ("--expert-parallel", fixed.expert_parallel.is_some(), of_file),
-        ("--stages-per-rank", fixed.stages_per_rank.is_some(), of_file),
-        ("--layout", fixed.layout.is_some(), of_file),
-        ("--expert-tensor-parallel", fixed.expert_tensor_parallel.is_some(), of_file),
-        ("--sequence-parallel", fixed.sequence_parallel.is_some(), of_file),
-        ("--microbatch-size", fixed.microbatch_size.is_some(), of_file),
-        ("--schedule", fixed.schedule.is_some(), of_file),
-        ("--recompute", fixed.recompute.is_some(), of_file),
-        ("--sharding", fixed.sharding.is_some(), of_file),
-        ("--shards", fixed.shards.is_some(), of_file),
-        ("--expert-overlap", fixed.expert_overlap.is_some(), of_file),
-        ("--goal", cluster.goal.is_some(), of_training),
-        ("--gpu-mtbf", failures.gpu_mtbf.is_some(), of_training),
-        ("--node-mtbf", failures.node_mtbf.is_some(), of_training),
-        ("--checkpoint-size", failures.checkpoint_size.is_some(), of_training),
-        ("--checkpoint-bandwidth", failures.checkpoint_bandwidth.is_some(), of_training),
-        ("--checkpoint-stall", failures.checkpoint_stall.is_some(), of_training),
-        ("--restart-time", failures.restart_time.is_some(), of_training),
-        ("--checkpoint-every", failures.checkpoint_every.is_some(), of_training),
-        ("--failure-seed", failures.failure_seed.is_some(), of_training),
-    ];
-    match given.into_iter().find(|(_, is_given, _)| *is_given) {
-        Some((flag, _, advice)) => {
-            Err(Failure::input(format!("{flag} has no effect with --check; {advice}")))
-        }
-        None => Ok(()),
-    }
 }
 
 impl Judged<'_> {
@@ -158,7 +110,7 @@ impl Judged<'_> {
         line(format!("{}: {}: {layout}", self.file.display(), run.system));
         line(format!("      {own}"));
         details(&verdict.plan).into_iter().for_each(&mut line);
-        line(format!("      accuracy: {}", self.accuracy()));
+        line(format!("      accuracy: {}", verdict.accuracy));
         line(self.fit());
         match &verdict.best {
             Ok(best) => {
@@ -182,11 +134,6 @@ impl Judged<'_> {
         text
     }
 
-    /// How well predictions of the run's kind were judged.
-    fn accuracy(&self) -> Accuracy {
-        Accuracy::of(&self.request.setting(&self.verdict.plan.layout))
-    }
-
     /// Says whether the run fits into memory.
     fn fit(&self) -> String {
         let Judgement { plan, memory_limit, .. } = &self.verdict;
@@ -205,7 +152,14 @@ impl Judged<'_> {
     fn better(&self, best: &ClusterPlan) -> String {
         let gain = self.verdict.gain().unwrap_or_default();
         let step = time(best.prediction.seconds);
-        if !self.verdict.is_beaten() {
+        if !self.verdict.is_beaten() && gain > 0.0 {
+            format!(
+                "no plan of the search is better by more than the mean error of such predictions, {:.1}%: the best one is {:.1}% \
+                 faster",
+                self.verdict.accuracy.mean * 100.0,
+                gain * 100.0
+            )
+        } else if !self.verdict.is_beaten() {
             "no plan of the search is better".to_owned()
         } else if self.verdict.fits() {
             let ratio = best.prediction.seconds / self.verdict.plan.prediction.seconds;
@@ -236,7 +190,7 @@ impl Judged<'_> {
             best: best.ok().map(|best| plan_json(best, &run.model)),
             no_best: best.err().map(|error| error.reason.as_str()),
             gain: verdict.gain(),
-            accuracy: self.accuracy(),
+            accuracy: &verdict.accuracy,
             changes: &verdict.changes,
             notes: &run.notes,
             unused: &run.unused,

@@ -26,7 +26,7 @@ use crate::failure::Failure;
 use crate::output;
 use crate::planning::checked::{Check, Checked};
 use crate::planning::config::write_plan;
-use crate::planning::emitted::{Emitted, SYSTEMS, Target};
+use crate::planning::emitted::{Emitted, SYSTEMS, Target, system_name};
 use crate::planning::measure::{profiled_run, workload};
 use crate::planning::plan_json::{json, plan_json};
 use crate::planning::print::{refused, text, title_of};
@@ -84,7 +84,7 @@ pub(crate) struct PlanArguments {
     #[arg(short, long, value_name = "CONFIG.toml")]
     output: Option<PathBuf>,
     /// Write the files with which another system executes the best plan, or the best that it can run
-    #[arg(long, value_name = "SYSTEM", value_parser = one_of(&SYSTEMS))]
+    #[arg(long, value_name = "SYSTEM", value_parser = one_of(&SYSTEMS, system_name))]
     emit: Option<(System, Release)>,
     /// With --emit, the folder of the files; by default, one with the name of the system
     #[arg(long, value_name = "DIR", requires = "emit")]
@@ -92,7 +92,10 @@ pub(crate) struct PlanArguments {
     /// Predict the plan in a file of another system, and compare it with the best plan for the same ranks and
     /// batch: options of torchtitan or Megatron, or DeepSpeed's JSON. With --cluster also a script of Megatron,
     /// torchtitan's TOML, and YAML of Megatron-Bridge or NeMo
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["emit", "output", "microbatches", "data_parallel", "tensor_parallel"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = [
+        "emit", "output", "microbatches", "data_parallel", "tensor_parallel", "stack", "batch_tokens", "goal",
+        "FixedArguments", "FailureArguments",
+    ])]
     check: Option<PathBuf>,
     #[command(flatten)]
     cluster: ClusterArguments,

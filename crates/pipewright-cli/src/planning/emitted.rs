@@ -14,29 +14,24 @@ use crate::failure::{Exit, Failure};
 use crate::output;
 use crate::planning::print::{cut_row, longer, refused, time};
 
-/// The systems that execute plans, with their names and what is written for them.
-pub(crate) const SYSTEMS: [(&str, &str, (System, Release)); 4] = [
+/// The systems that execute plans, with what is written for them.
+pub(crate) const SYSTEMS: [((System, Release), &str); 4] = [
     (
-        "torchtitan",
-        "Options, the names of modules and, if it needs one, a schedule table for torchtitan 0.3.0",
         (System::Torchtitan, Release::Numbered),
+        "Options, the names of modules and, if it needs one, a schedule table for torchtitan 0.3.0",
     ),
-    (
-        "torchtitan@main",
-        "The same for its main branch since August 2026",
-        (System::Torchtitan, Release::Main),
-    ),
-    (
-        "megatron",
-        "Options with a layout for Megatron-LM (Megatron Core 0.16.1)",
-        (System::Megatron, Release::Numbered),
-    ),
-    (
-        "deepspeed",
-        "The configuration and a `PipelineModule` for DeepSpeed 0.19.8",
-        (System::Deepspeed, Release::Numbered),
-    ),
+    ((System::Torchtitan, Release::Main), "The same for its main branch since August 2026"),
+    ((System::Megatron, Release::Numbered), "Options with a layout for Megatron-LM (Megatron Core 0.16.1)"),
+    ((System::Deepspeed, Release::Numbered), "The configuration and a `PipelineModule` for DeepSpeed 0.19.8"),
 ];
+
+/// Returns the name of a system's release.
+pub(crate) fn system_name((system, release): (System, Release)) -> &'static str {
+    match release {
+        Release::Numbered => system.name(),
+        Release::Main => "torchtitan@main",
+    }
+}
 
 /// Where and how files are written.
 #[derive(Debug, Clone)]

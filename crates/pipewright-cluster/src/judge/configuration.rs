@@ -88,24 +88,28 @@ impl Configuration {
 /// Checks that a run fits its model and the batch that is given elsewhere.
 fn check(run: &GivenRun, options: &Options, place: &RunContext<'_>) -> Result<(), ReadError> {
     let names = Names::Of(run.system);
-    let at = |size: Size, reason: String| {
-        let key = GivenOption::new(names.name(size), Vec::new(), 0).key;
-        ReadError { line: options.find(&key).map(|option| option.line), reason }
+    let at = |size: Option<Size>, reason: String| {
+        let key = size.map(|size| GivenOption::new(names.name(size), Vec::new(), 0).key);
+        ReadError { line: key.and_then(|key| options.find(&key)).map(|option| option.line), reason }
     };
     let layout = &run.layout;
     if layout.expert > 1 && !run.model.has_experts() {
         let reason = format!("{}: the model has no experts; use 1", names.with_value(EXPERT, layout.expert));
-        return Err(at(EXPERT, reason));
+        return Err(at(Some(EXPERT), reason));
     }
     if let Some(batch) = place.batch.filter(|&batch| batch != layout.batch) {
         let own = counted(layout.batch, "row");
         let reason = format!("the file has {own} per step, and {batch} are given; leave --global-batch out");
-        return Err(at(BATCH, reason));
+        return Err(at(Some(BATCH), reason));
+    }
+    if let Some(given) = place.precision.filter(|&given| given != layout.precision) {
+        let (given, own) = (given.name(), layout.precision.name());
+        let reason = format!("the products are in {own}, and --precision says {given}; leave --precision out");
+        return Err(ReadError { line: None, reason });
     }
     layout.find_fault(&run.model).map_err(|fault| {
         let size = fault.size();
         let given = GivenSizes { names, sizes: layout.sizes().to_vec(), gpus_per_node: 1, is_mixed: false };
-        let error = fault.error(&given).to_string();
-        size.map_or_else(|| ReadError { line: None, reason: error.clone() }, |size| at(size, error.clone()))
+        at(size, fault.error(&given).to_string())
     })
 }

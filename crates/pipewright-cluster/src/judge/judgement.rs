@@ -1,15 +1,17 @@
 //! The verdict about a layout: whether it fits, and what is better.
 
-use pipewright_schedule::plan::System;
 use serde::Serialize;
 
+use crate::accuracy::Accuracy;
 use crate::implementation::{Implementation, KernelFusion};
 use crate::judge::given_run::GivenRun;
 use crate::layout::Cut;
 use crate::pipeline::Programs;
 use crate::predict::{PredictError, predict};
 use crate::search::{ClusterPlan, MOST_COMPUTATIONS, Request, SearchError, lower_bound, search_from};
-use crate::size_names::{CHUNKS, CONTEXT, EXPERT, EXPERT_TENSOR, MICROBATCH, Names, PIPELINE, Size, TENSOR};
+use crate::size_names::{
+    BySystem, CHUNKS, CONTEXT, EXPERT, EXPERT_TENSOR, MICROBATCH, Names, PIPELINE, Size, TENSOR, of_system,
+};
 
 /// The prediction of a run, and the best plan that its system runs.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,6 +24,8 @@ pub struct Judgement {
     pub best: Result<ClusterPlan, SearchError>,
     /// The options by which the best plan differs.
     pub changes: Vec<ChangedOption>,
+    /// How well predictions of the run's kind were judged.
+    pub accuracy: Accuracy,
 }
 
 /// An option with its value in a file and in a better plan.
@@ -41,9 +45,11 @@ impl Judgement {
         self.plan.prediction.peak_memory() <= self.memory_limit
     }
 
-    /// Returns whether the best plan is faster, or fits although the run does not.
+    /// Returns whether the best plan fits although the run does not, or is faster by more than the mean error of such
+    /// predictions.
     pub fn is_beaten(&self) -> bool {
-        !self.changes.is_empty() && (!self.fits() || self.gain().is_some_and(|gain| gain > 0.0))
+        let is_faster = || self.gain().is_some_and(|gain| gain > self.accuracy.mean);
+        !self.changes.is_empty() && (!self.fits() || is_faster())
     }
 
     /// Returns by how much the best plan is faster, as a share of its step: 0.1 is 10% more tokens per second. `None`
@@ -68,7 +74,8 @@ pub fn judge(request: &Request, run: &GivenRun) -> Result<Judgement, PredictErro
     let search = Request { system: Some(run.system), plans: 1, implementation, ..request.clone() };
     let best = search_from(&search, &run.layout).map(|mut found| found.plans.swap_remove(0));
     let changes = best.as_ref().map_or_else(|_| Vec::new(), |best| changes(run, &plan, best));
-    Ok(Judgement { plan, memory_limit: request.memory_limit(), best, changes })
+    let accuracy = Accuracy::of(&request.setting(&plan.layout));
+    Ok(Judgement { plan, memory_limit: request.memory_limit(), best, changes, accuracy })
 }
 
 /// The sizes of a layout that a better plan may change.
@@ -76,13 +83,12 @@ const SIZES: [Size; 7] = [TENSOR, PIPELINE, CHUNKS, CONTEXT, EXPERT, EXPERT_TENS
 
 /// A part of a layout that is not a size.
 struct Part {
-    /// The names in Megatron, torchtitan and DeepSpeed.
-    names: [&'static str; 3],
+    names: BySystem<&'static str>,
     value: fn(&ClusterPlan) -> String,
 }
 
 /// The parts that a better plan may change.
-const PARTS: [Part; 6] = [
+const PARTS: [Part; 8] = [
     Part {
         names: ["--sequence-parallel", "--parallelism.enable_sequence_parallel", "sequence parallel"],
         value: |plan| switch(plan.layout.sequence_parallel),
@@ -96,6 +102,14 @@ const PARTS: [Part; 6] = [
         value: |plan| plan.layout.sharding.name().to_owned(),
     },
     Part {
+        names: ["--num-distributed-optimizer-instances", "groups of shards", "groups of shards"],
+        value: |plan| plan.layout.shard_groups().to_string(),
+    },
+    Part {
+        names: ["--overlap-moe-expert-parallel-comm", "overlap of experts", "overlap of experts"],
+        value: |plan| switch(plan.layout.implementation.overlaps_experts && plan.layout.expert > 1),
+    },
+    Part {
         names: ["schedule", "--parallelism.pipeline_parallel_schedule", "schedule"],
         value: |plan| plan.layout.schedule_name().to_owned(),
     },
@@ -107,7 +121,7 @@ const PARTS: [Part; 6] = [
 ];
 
 /// The names of the blocks of each stage.
-const BLOCKS: [&str; 3] = ["blocks of each stage", "blocks of each stage", "pipeline.parts"];
+const BLOCKS: BySystem<&str> = ["blocks of each stage", "blocks of each stage", "pipeline.parts"];
 
 fn switch(is_on: bool) -> String {
     if is_on { "on" } else { "off" }.to_owned()
@@ -119,11 +133,6 @@ fn joined(numbers: &[usize]) -> String {
 
 /// Returns the options by which a plan differs from another one. An even cut has no option.
 fn changes(run: &GivenRun, plan: &ClusterPlan, best: &ClusterPlan) -> Vec<ChangedOption> {
-    let system = match run.system {
-        System::Megatron => 0,
-        System::Torchtitan => 1,
-        System::Deepspeed => 2,
-    };
     let has_cut = matches!(plan.layout.cut, Cut::Given { .. });
     let has_experts = run.model.has_experts();
     let sizes = SIZES.into_iter().filter(|&size| has_experts || ![EXPERT, EXPERT_TENSOR].contains(&size));
@@ -135,7 +144,7 @@ fn changes(run: &GivenRun, plan: &ClusterPlan, best: &ClusterPlan) -> Vec<Change
     let sizes =
         sizes.map(|size| (Names::Of(run.system).name(size), size_of(plan, size), size_of(best, size)));
     let parts = PARTS.iter().filter(|part| has_cut || part.names != BLOCKS);
-    let parts = parts.map(|part| (part.names[system], (part.value)(plan), (part.value)(best)));
+    let parts = parts.map(|part| (of_system(part.names, run.system), (part.value)(plan), (part.value)(best)));
     let differs = |(_, from, to): &(&str, String, String)| from != to;
     let change = |(option, from, to)| ChangedOption { option, from, to };
     sizes.chain(parts).filter(differs).map(change).collect()

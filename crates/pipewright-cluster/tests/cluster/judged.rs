@@ -1,11 +1,12 @@
 //! Configurations of other systems on a cluster: each kind of file is the layout that it says, mistakes have their line,
 //! and the verdict is the prediction of the layout next to the best plan.
 
+use pipewright_cluster::accuracy::Accuracy;
 use pipewright_cluster::catalogue::by_name;
 use pipewright_cluster::implementation::{
     Dispatcher, Graphs, Implementation, KernelFusion, Loss, NumberFormat, Stack, StateFormats,
 };
-use pipewright_cluster::judge::{Configuration, GivenRun, RunContext, judge};
+use pipewright_cluster::judge::{Configuration, GivenRun, Judgement, RunContext, judge};
 use pipewright_cluster::layout::{Cut, Layout, Modules, Precision, Recompute, ShardedState};
 use pipewright_cluster::pipeline::Programs;
 use pipewright_cluster::predict::predict;
@@ -420,11 +421,46 @@ fn the_verdict_is_the_prediction_next_to_the_best_plan() {
     assert!(
         slow.changes.iter().any(|change| change.option == "--recompute-granularity" && change.from == "full")
     );
+    assert!(slow.is_beaten() && gain > slow.accuracy.mean);
+    // A gain that is within the error of predictions is no reason to change a run.
+    let mut doubtful = slow.clone();
+    doubtful.accuracy.mean = gain;
+    assert!(!doubtful.is_beaten());
     let large = verdict(
         &script().replace("PP=${PIPELINE:-16}", "PP=2").replace("Et*3|(tttt|)*30t*3L", "Et*63|t*63L"),
     );
     assert!(!large.fits());
+    let unsure = Accuracy { mean: f64::INFINITY, ..large.accuracy.clone() };
+    assert!(Judgement { accuracy: unsure, ..large.clone() }.is_beaten());
     assert!(large.best.is_ok_and(|best| best.prediction.peak_memory() <= large.memory_limit));
+}
+
+/// A run that overlaps nothing and has groups of shards, next to the best plan without groups.
+#[test]
+fn the_overlap_of_experts_and_groups_of_shards_are_changes() {
+    let text = "--tensor-model-parallel-size 1 --pipeline-model-parallel-size 4 --num-layers 61 --micro-batch-size 1 --bf16 \
+                --pipeline-model-parallel-layout Et*15|t*16|t*16|t*14L --seq-length 4096 --global-batch-size 512 \
+                --expert-model-parallel-size 16 --use-distributed-optimizer --num-distributed-optimizer-instances 2 \
+                --moe-token-dispatcher-type alltoall";
+    let run = read(EXPERTS, 256, "train.sh", text);
+    let machine = by_name("h100").expect("a machine");
+    let layout = &run.layout;
+    let request = Request {
+        implementation: layout.implementation,
+        simulations: 2,
+        memory: Some(1e15),
+        ..Request::new(run.model.clone(), machine, 256, layout.batch, layout.sequence, layout.precision)
+    };
+    let verdict = judge(&request, &run).expect("a verdict");
+    let best = verdict.best.as_ref().expect("a best plan");
+    let change = |option: &str| {
+        let change = verdict.changes.iter().find(|change| change.option == option);
+        change.map(|change| (change.from.as_str(), change.to.as_str()))
+    };
+    assert_eq!(best.layout.shard_groups(), 1, "{:?}", best.layout);
+    assert_eq!(change("--num-distributed-optimizer-instances"), Some(("2", "1")));
+    let overlaps = best.layout.implementation.overlaps_experts && best.layout.expert > 1;
+    assert_eq!(change("--overlap-moe-expert-parallel-comm"), overlaps.then_some(("off", "on")));
 }
 
 /// Returns the precision and the notes of a script of Megatron with a change.
