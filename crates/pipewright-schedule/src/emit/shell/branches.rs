@@ -107,8 +107,6 @@ pub(super) enum CompoundKind {
         /// The index of the first letter of the body.
         start: usize,
         in_parentheses: bool,
-        /// The variables that get their values back at its end.
-        locals: HashSet<String>,
     },
 }
 

@@ -8,6 +8,8 @@ use crate::emit::shell::variables::OldValue;
 pub(super) enum Change {
     /// A variable had another value.
     Variable(String, OldValue),
+    /// A name became a variable of the function that is called, and had another value.
+    Local(String, OldValue),
     /// A variable had another type, or none.
     Type(String, Option<DeclaredType>),
     /// A name had another function, or none.
@@ -29,7 +31,7 @@ impl Change {
     /// Returns the variable whose value changes.
     pub(super) fn variable(&self) -> Option<&str> {
         match self {
-            Self::Variable(name, _) => Some(name),
+            Self::Variable(name, _) | Self::Local(name, _) => Some(name),
             Self::Type(..) | Self::Function(..) | Self::Left => None,
         }
     }

@@ -180,14 +180,14 @@ impl Reader {
         match &branch.kind {
             CompoundKind::Loop => self.loops -= 1,
             CompoundKind::Subshell => self.undo(branch.start, branch.line),
-            CompoundKind::Call { back, start, in_parentheses, locals } => {
+            CompoundKind::Call { back, start, in_parentheses } => {
                 self.called += self.letters.at - start;
                 self.letters.at = *back;
                 self.calls.pop();
                 if *in_parentheses {
                     self.undo(branch.start, branch.line);
                 } else {
-                    self.undo_locals(branch.start, locals, branch.line);
+                    self.undo_locals(branch.start, branch.line);
                 }
                 self.left = self.left.filter(|&branches| branches <= self.branches.len());
             }

@@ -239,8 +239,11 @@ impl Reader {
         in_quotes: bool,
         line: usize,
     ) -> Option<Vec<Word>> {
-        let is_unknown = |words: &Vec<Word>| words.iter().any(|word| word.doubt.is_unknown());
-        if value.as_ref().is_some_and(is_unknown) {
+        let unknown = value.iter().flatten().find(|word| word.doubt.is_unknown());
+        if let Some(doubt) = unknown.map(|word| word.doubt.clone()) {
+            if operator.ends_with('+') {
+                return Some(vec![Word { doubt, ..self.text_of(text, in_quotes, line)? }]);
+            }
             return value;
         }
         let is_empty = |words: &Vec<Word>| words.first().is_none_or(|word| word.text.is_empty());

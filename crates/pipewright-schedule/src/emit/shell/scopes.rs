@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::rc::Rc;
 
 use crate::emit::shell::arithmetic::{evaluate, names_set, number};
-use crate::emit::shell::branches::{CompoundKind, Runs};
+use crate::emit::shell::branches::Runs;
 use crate::emit::shell::changes::{Change, DeclaredType};
 use crate::emit::shell::letters::is_name;
 use crate::emit::shell::script::Reader;
@@ -69,11 +69,9 @@ impl Reader {
 
     /// Makes a variable one of the function that is called, which loses its value when the function ends.
     pub(super) fn make_local(&mut self, name: &str) {
-        let call = self.calls.last().map(|&index| &mut self.branches[index].kind);
-        if let Some(CompoundKind::Call { locals, .. }) = call {
-            locals.insert(name.to_owned());
+        if !self.calls.is_empty() {
             let before = self.variables.remove(name);
-            self.keep(name, before);
+            self.changes.push(Change::Local(name.to_owned(), before));
             self.declare_type(name, None);
         }
     }
@@ -122,8 +120,13 @@ impl Reader {
     }
 
     /// Undoes the changes of a function's own variables since the first `start` changes.
-    pub(super) fn undo_locals(&mut self, start: usize, locals: &HashSet<String>, line: usize) {
+    pub(super) fn undo_locals(&mut self, start: usize, line: usize) {
+        let mut locals: HashSet<String> = HashSet::new();
         let is_local = |change: &Change| match change {
+            Change::Local(name, _) => {
+                locals.insert(name.clone());
+                true
+            }
             Change::Variable(name, _) | Change::Type(name, _) => locals.contains(name),
             Change::Function(..) | Change::Left => false,
         };
@@ -138,7 +141,9 @@ impl Reader {
         let reason: Rc<str> = reason.into();
         for change in changes.into_iter().rev() {
             match change {
-                Change::Variable(name, before) => self.variables.restore(&name, before, &reason),
+                Change::Variable(name, before) | Change::Local(name, before) => {
+                    self.variables.restore(&name, before, &reason)
+                }
                 Change::Type(name, Some(before)) => drop(self.types.insert(name, before)),
                 Change::Type(name, None) => drop(self.types.remove(&name)),
                 Change::Function(name, Some(before)) => drop(self.functions.insert(name, before)),

@@ -255,11 +255,10 @@ impl Reader {
             return;
         }
         let back = self.letters.at;
-        let locals = [ARGUMENTS.to_owned()].into();
-        self.open(CompoundKind::Call { back, start, in_parentheses, locals }, line);
+        self.open(CompoundKind::Call { back, start, in_parentheses }, line);
         let words = words.into_iter().skip(1).filter(|word| !word.vanishes()).collect();
         let before = self.variables.set(ARGUMENTS, Assigned::list(words), None);
-        self.keep(ARGUMENTS, before);
+        self.changes.push(Change::Local(ARGUMENTS.to_owned(), before));
         self.called += 1;
         self.letters.at = start;
         if let Some(branch) = self.branches.last_mut().filter(|_| !is_certain) {

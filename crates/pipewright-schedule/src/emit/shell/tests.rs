@@ -62,6 +62,7 @@ fn defaults_keep_their_letters() {
     check("run --a \"${L:-E (t|)*2; &L}\"", "run --a E (t|)*2; &L");
     check("run ${O:---a 1 --b 2} --c", "run --a 1 --b 2 --c");
     check("A=1\nrun --a ${A:+x|y} --b${B:+z} --c ${A-2} --d ${E:-${A:-3}}", "run --a x|y --b --c 1 --d 1");
+    check("A=$(x)\nrun ${A:+--b 1} --a ${A:-2}", "run --b! 1! --a ?!");
     check("run --a ${L:-'t|}'} ${M:-\"}\"}", "run --a t|} }");
     check("A=1\nrun --a $(( ${A:-2} * 3 )) --b ${A:?no}", "run --a 3 --b 1");
 }
@@ -140,6 +141,9 @@ fn functions_count_where_they_are_called() {
     );
     check("f() {\n if true; then return; fi\n run --no\n}\nf; run --a", "run --a");
     check("f() { g; }\ng() { run --a; }\nf", "run --a");
+    check("f() { local B=${B:=5}; B=6; }\nf\nrun --b $B", "run --b 5");
+    check("f() { ( local B=2 ); B=3; }\nf\nrun --b $B", "run --b 3");
+    check("f() { local A=2; local A=3; }\nA=1\nf\nrun --a $A", "run --a 1");
     check("f() ( A=2; run --a $A )\nA=1\nf; run --b $A", "run --a 2; run --b 1");
     let error = commands("f() { f; f; }\nf").expect_err("an endless call").to_string();
     assert_eq!(
