@@ -130,10 +130,17 @@ impl PyJudgement {
         self.judgement.gain()
     }
 
-    /// Whether the best plan is better: it fits although the file does not, or it is faster.
+    /// Whether the best plan is better: it fits although the file does not, or it is faster by more than the error of
+    /// predictions of this kind.
     #[getter]
     fn is_beaten(&self) -> bool {
         self.judgement.is_beaten()
+    }
+
+    /// How well predictions of this kind were judged, as a sentence.
+    #[getter]
+    fn accuracy(&self) -> String {
+        self.judgement.accuracy.to_string()
     }
 
     /// The options by which the best plan differs: each with its value in the file and in the plan.

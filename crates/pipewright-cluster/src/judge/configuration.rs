@@ -104,7 +104,8 @@ fn check(run: &GivenRun, options: &Options, place: &RunContext<'_>) -> Result<()
     }
     if let Some(given) = place.precision.filter(|&given| given != layout.precision) {
         let (given, own) = (given.name(), layout.precision.name());
-        let reason = format!("the products are in {own}, and --precision says {given}; leave --precision out");
+        let reason =
+            format!("the products are in {own}, and --precision says {given}; leave --precision out");
         return Err(ReadError { line: None, reason });
     }
     layout.find_fault(&run.model).map_err(|fault| {

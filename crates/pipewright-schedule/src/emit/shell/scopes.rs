@@ -142,7 +142,7 @@ impl Reader {
         for change in changes.into_iter().rev() {
             match change {
                 Change::Variable(name, before) | Change::Local(name, before) => {
-                    self.variables.restore(&name, before, &reason)
+                    self.variables.restore(&name, before, &reason);
                 }
                 Change::Type(name, Some(before)) => drop(self.types.insert(name, before)),
                 Change::Type(name, None) => drop(self.types.remove(&name)),
