@@ -128,8 +128,10 @@ function showIn(frame, page, least) {
     // The texts for screen readers are outside of the content, by less than this.
     if (missing > 2) frame.style.height = `${frame.offsetHeight + missing}px`;
   };
-  frame.fit = () => { frame.style.height = `${least}px`; };
-  frame.fit();
+  const start = () => { frame.style.height = `${least}px`; };
+  // A window of another height changes nothing in the frame, so that its observer is silent.
+  frame.fit = () => { start(); grow(); };
+  start();
   frame.onload = () => {
     grow();
     new frame.contentWindow.ResizeObserver(grow).observe(frame.contentDocument.body);
