@@ -92,7 +92,13 @@ def test_another_value_is_compared_with_its_place(reports):
         assert "0.0.weight differs from 2.0.weight of the uncut model" in str(of_rank["another seed"])
 
 
-def lose(rank, folder, place):
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def lose(rank, folder, place, method):
     """Rank 1 ends before it calls `verify` or within its step, or raises an error. Rank 0 writes its message and its time."""
     from datetime import timedelta
     from pathlib import Path
@@ -101,9 +107,7 @@ def lose(rank, folder, place):
     from faults import half, plain
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group(
-        "gloo", init_method=(Path(folder) / "rendezvous").as_uri(), rank=rank, world_size=2, timeout=timedelta(seconds=60)
-    )
+    dist.init_process_group("gloo", init_method=method, rank=rank, world_size=2, timeout=timedelta(seconds=60))
     model, x, y = plain()
     own = half(model, rank)
 
@@ -136,8 +140,10 @@ LOST = {
 
 @pytest.mark.parametrize("place", LOST)
 def test_a_lost_rank_is_named(tmp_path, place):
+    # Only this store has one request at a time.
+    method = f"tcp://127.0.0.1:{free_port()}" if "store" in place else (tmp_path / "rendezvous").as_uri()
     context = torch.multiprocessing.get_context("spawn")
-    processes = [context.Process(target=lose, args=(rank, str(tmp_path), place)) for rank in range(2)]
+    processes = [context.Process(target=lose, args=(rank, str(tmp_path), place, method)) for rank in range(2)]
     for process in processes:
         process.start()
     for process in processes:
@@ -165,9 +171,7 @@ def leave(rank, port, folder):
 
 
 def test_rank_0_stays_until_others_have_read(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     context = torch.multiprocessing.get_context("spawn")
     processes = [context.Process(target=leave, args=(rank, port, str(tmp_path))) for rank in range(2)]
     for process in processes:
