@@ -292,11 +292,11 @@ fn measurements_replace_predictions_and_are_named() {
         number(&after["plans"][0]["costs"]["products"])
             > 1.3 * number(&before["plans"][0]["costs"]["products"])
     );
-    // A link of 40 GB/s of which programs reach 80%, and products that reach 70% of the peak.
+    // A link of 50 GB/s of which programs reach 80%, and products that reach 70% of the peak.
     write(
         &folder,
         "fixed.toml",
-        "name = \"our H100\"\nnetwork_gb_per_s = 40\n[constants]\nlink = 0.8\nproduct = 0.7\n",
+        "name = \"our H100\"\nnetwork_gb_per_s = 50\n[constants]\nlink = 0.8\nproduct = 0.7\n",
     );
     let fixed = [
         "plan",
@@ -311,7 +311,7 @@ fn measurements_replace_predictions_and_are_named() {
         "8192",
     ];
     let measured = json(&folder, &[&fixed[..], &["--measured", "m.toml"]].concat())["measured"].clone();
-    let said = ["41 GB/s between nodes instead of 32", "0.4 of the bf16 peak in products instead of 0.7"];
+    let said = ["41 GB/s between nodes instead of 40", "0.4 of the bf16 peak in products instead of 0.7"];
     assert_eq!(measured, serde_json::json!(said));
     let product = "[[product]]\nrows = 3\ncolumns = 5\ninner = 7\nseconds = 1\n";
     write(&folder, "m.toml", product);

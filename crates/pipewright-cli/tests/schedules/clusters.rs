@@ -41,7 +41,7 @@ fn each_cell_of_the_tables_stands_below_its_title() {
     // Titles and cells are right-aligned, but the first two columns.
     let ends = |line: &str| {
         let characters: Vec<char> = line.chars().collect();
-        let separated = |end: usize| characters.get(end..end + 2).is_none_or(|two| two == [' ', ' ']);
+        let separated = |end: usize| end == characters.len() || characters[end..].starts_with(&[' ', ' ']);
         (1..=characters.len())
             .filter(|&end| characters[end - 1] != ' ' && separated(end))
             .skip(2)
