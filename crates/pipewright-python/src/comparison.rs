@@ -38,7 +38,7 @@ pub(crate) struct PyComparison {
 type Item = (String, ProgramSource);
 
 /// The costs of a comparison.
-enum At {
+enum ComparedAt {
     Costs(PyCosts),
     Profile(ProfileChoices),
 }
@@ -89,8 +89,8 @@ pub(crate) fn compare(
     let items = given.map(|item| item_of(&item?, ranks, microbatches)).collect::<PyResult<Vec<_>>>()?;
     let at = match (costs_of(costs)?, profile) {
         (Some(_), Some(_)) => return Err(value_error("costs and profile are given; leave one of them out")),
-        (costs, None) => At::Costs(costs.unwrap_or_default()),
-        (None, Some(profile)) => At::Profile(ProfileChoices {
+        (costs, None) => ComparedAt::Costs(costs.unwrap_or_default()),
+        (None, Some(profile)) => ComparedAt::Profile(ProfileChoices {
             profile: profile_of(profile)?,
             boundaries: None,
             recompute: Recompute::None,
@@ -98,7 +98,7 @@ pub(crate) fn compare(
     };
     let mut sizes: Vec<u32> = items.iter().map(|(_, source)| ranks_of(source)).collect();
     sizes.dedup();
-    if let ([first, second, ..], At::Costs(costs)) = (sizes.as_slice(), &at)
+    if let ([first, second, ..], ComparedAt::Costs(costs)) = (sizes.as_slice(), &at)
         && !costs.is_of_model()
     {
         return Err(value_error(format!(
@@ -106,7 +106,7 @@ pub(crate) fn compare(
              Costs.of_model"
         )));
     }
-    let unit = if matches!(at, At::Profile(_)) { TimeUnit::Seconds } else { TimeUnit::Costs };
+    let unit = if matches!(at, ComparedAt::Profile(_)) { TimeUnit::Seconds } else { TimeUnit::Costs };
     items.iter().try_for_each(|(_, source)| check(py, source))?;
     let compared = interruptible(py, move |interrupted| {
         let items = items.into_iter().take_while(|_| !interrupted.is_set());
@@ -162,12 +162,12 @@ fn check(py: Python<'_>, source: &ProgramSource) -> PyResult<()> {
 }
 
 /// Predicts a schedule. The error is a sentence.
-fn figures(name: &str, source: ProgramSource, at: &At) -> Result<Figures, String> {
+fn figures(name: &str, source: ProgramSource, at: &ComparedAt) -> Result<Figures, String> {
     let shared = |given: &PyCosts, schedule: &Schedule| {
         given.shared(schedule.placement().stages(), schedule.placement().stages_per_rank())
     };
     let source = match (source, at) {
-        (ProgramSource::Named(name, spec), At::Costs(given)) => {
+        (ProgramSource::Named(name, spec), ComparedAt::Costs(given)) => {
             let made = generate_at(&name, *spec, |schedule| shared(given, schedule));
             ProgramSource::Schedule(made.map_err(|error| error.to_string())?)
         }
@@ -175,8 +175,8 @@ fn figures(name: &str, source: ProgramSource, at: &At) -> Result<Figures, String
     };
     let schedule = source.computation().map_err(|error| error.to_string())?;
     let predicted = match at {
-        At::Costs(given) => at_costs(name.to_owned(), source, shared(given, &schedule), None),
-        At::Profile(choices) => at_profile(name.to_owned(), source, choices.clone()),
+        ComparedAt::Costs(given) => at_costs(name.to_owned(), source, shared(given, &schedule), None),
+        ComparedAt::Profile(choices) => at_profile(name.to_owned(), source, choices.clone()),
     };
     let predicted = predicted.map_err(|error| error.sentence())?;
     Ok(Figures::of(predicted.summary, &predicted.program, &schedule, &predicted.timeline))

@@ -143,19 +143,23 @@ mod tests {
         }
     }
 
+    fn layout(schedule: &str, pipeline: u32, chunks: u32, microbatches: u32) -> Layout {
+        Layout {
+            gpus: pipeline,
+            pipeline,
+            chunks,
+            batch: microbatches,
+            schedule: Some(schedule.to_owned()),
+            ..Layout::on_one_gpu(1, Precision::Half)
+        }
+    }
+
     /// Checks that no simulation of a schedule is faster than its bound, and returns the largest ratio of both and the
     /// number of simulations.
     fn check(name: &str, sizes: &[(u32, u32, u32)]) -> (f64, usize) {
         let (mut nearest, mut count) = (0.0_f64, 0);
         for &(pipeline, chunks, microbatches) in sizes {
-            let layout = Layout {
-                gpus: pipeline,
-                pipeline,
-                chunks,
-                batch: microbatches,
-                schedule: Some(name.to_owned()),
-                ..Layout::on_one_gpu(1, Precision::Half)
-            };
+            let layout = layout(name, pipeline, chunks, microbatches);
             for backward in [[1.0, 1.0], [1.5, 0.5], [0.5, 1.5], [2.0, 1.0]] {
                 for (spread, latency) in [(0.0, 0.0), (0.8, 0.0), (0.4, 0.3)] {
                     let costs = costs((pipeline * chunks) as usize, backward, spread, latency);
@@ -175,14 +179,7 @@ mod tests {
         let mut count = 0;
         for name in ["1f1b", "interleaved1f1b", "zb-h1", "zbvzerobubble", "dualpipev", "gpipe"] {
             for (pipeline, chunks, microbatches) in [(4, 1, 1), (4, 1, 8), (4, 2, 4), (4, 2, 16)] {
-                let layout = Layout {
-                    gpus: pipeline,
-                    pipeline,
-                    chunks,
-                    batch: microbatches,
-                    schedule: Some(name.to_owned()),
-                    ..Layout::on_one_gpu(1, Precision::Half)
-                };
+                let layout = layout(name, pipeline, chunks, microbatches);
                 let mut costs = costs((pipeline * chunks) as usize, [1.5, 0.5], 0.4, 0.3);
                 change(&mut costs);
                 let Ok(run) = Programs::default().run(&layout, &costs) else { continue };
