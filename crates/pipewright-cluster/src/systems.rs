@@ -10,7 +10,8 @@
 //! - Megatron Core 0.16.1 (`training/arguments.py`, `core/model_parallel_config.py`) runs 1F1B and
 //!   interleaved 1F1B. Replicas of a pipeline shard the optimizer's state or nothing; its FSDP is for one
 //!   stage here, because its documentation does not name pipelines. Experts with a tensor group need sequence
-//!   parallelism, and as many groups of shards as the other parameters (`core/parallel_state.py`). Models with Mamba-2 (`core/ssm/mamba_block.py`) do not read the layout of a pipeline.
+//!   parallelism, and as many groups of shards as the other parameters (`core/parallel_state.py`). Models with
+//!   Mamba-2 (`core/ssm/mamba_block.py`) do not read the layout of a pipeline.
 //! - DeepSpeed 0.19.8 (`runtime/pipe/engine.py`) runs 1F1B. Replicas shard the optimizer's state or nothing.
 //!   It does not divide sequences.
 

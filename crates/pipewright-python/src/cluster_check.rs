@@ -118,7 +118,7 @@ impl PyJudgement {
         Some(PyClusterPlan::made(&self.request, best.clone()))
     }
 
-    /// Why there is no best plan; `None` if there is one.
+    /// The reason if there is no best plan, and `None` if there is one.
     #[getter]
     fn no_best(&self) -> Option<String> {
         self.judgement.best.as_ref().err().map(ToString::to_string)

@@ -59,8 +59,8 @@ pub fn depends_on_costs(name: &str) -> bool {
     find(name).is_ok_and(|generator| generator.settings.contains(&Setting::Costs))
 }
 
-/// Generates the schedule `name`. If its order depends on costs, these are `costs` of the schedule that it has at
-/// usual costs, whose number of stages may follow from its name.
+/// Generates the schedule `name`. If its order depends on costs, `costs` returns them from the schedule at usual costs, because
+/// the number of stages may follow from the name.
 ///
 /// ```
 /// use pipewright_schedule::generate::generate_at;
