@@ -4,18 +4,17 @@
 //! of examples are short, so that clap does not wrap them. `-h` prints the arguments without these paragraphs and examples.
 
 mod groups;
-pub(crate) mod hints;
 
-use clap::error::{ContextKind, ContextValue};
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use pipewright_document::shortened;
-use pipewright_run::error::exit_codes;
+use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
+use pipewright_planning::argument_values::{Hinted, shortened_error};
+use pipewright_run::settings::set_arguments;
+use pipewright_system::failure::exit_codes;
 
 use crate::commands::resume::ResumeArguments;
 use crate::commands::run_arguments::RunArguments;
 use crate::commands::{
-    check, clusters, compare, completions, data, devices, export, generate, init, inspect, launch, lower,
-    man, partition, plan, profile, report, schedule, simulate, tokenize, validate, view, vpp, watch,
+    check, completions, data, devices, export, generate, init, inspect, launch, man, partition, profile,
+    report, tokenize, view, watch,
 };
 
 /// Trains models that do not fit on one device, by pipeline parallelism.
@@ -32,30 +31,25 @@ pub(crate) struct Arguments {
 impl Arguments {
     /// Returns the description of the whole command line, whose help lists the commands by subject.
     pub(crate) fn whole_command() -> clap::Command {
-        groups::grouped(Self::command())
+        // The crate of the command does not know the keys.
+        let with_keys = |argument: Arg| argument.value_parser(keys()).hide_possible_values(true);
+        groups::grouped(Self::command().mut_subcommand("plan", |plan| plan.mut_arg("set", with_keys)))
     }
 
     /// Parses the arguments of the process. If they are wrong, it prints why and ends the process, as
     /// [`Parser::parse`] does, but it does not repeat a very long value, or a long list of values.
     pub(crate) fn parse_shortened() -> Self {
         let parsed = Self::whole_command().try_get_matches();
-        parsed.and_then(|matches| Self::from_arg_matches(&matches)).unwrap_or_else(|mut error| {
-            if let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue) {
-                let value = ContextValue::String(shortened(value).into_owned());
-                error.insert(ContextKind::InvalidValue, value);
-            }
-            if let Some(ContextValue::Strings(values)) = error.get(ContextKind::ValidValue)
-                && values.len() > MOST_VALUES
-            {
-                error.remove(ContextKind::ValidValue);
-            }
-            error.exit()
-        })
+        parsed
+            .and_then(|matches| Self::from_arg_matches(&matches))
+            .unwrap_or_else(|error| shortened_error(error).exit())
     }
 }
 
-/// The most possible values that an error lists. The keys of a configuration are more.
-const MOST_VALUES: usize = 12;
+/// Returns the parser of a key and its value, as after `--set`.
+pub(crate) fn keys() -> Hinted {
+    Hinted::of(set_arguments().iter().map(String::as_str).collect())
+}
 
 /// Returns the text below the list of commands.
 fn exits() -> String {
@@ -151,57 +145,9 @@ Example:
     /// Write a commented configuration.
     #[command(after_long_help = "Example:\n  pipewright init my-run.toml")]
     Init(init::InitArguments),
-    /// Print what each rank computes, in order.
-    #[command(after_long_help = "\
-PyTorch 2.15 reads the CSV of the level compute as it is (`_load_csv(file)`). At the levels comms and full its sends have no \
-waits yet, and `_load_csv(file, \"compute_comms\")` needs them: run `pipewright lower FILE.csv --pass wait-send` first. \
-PyTorch loads no schedule without a backward (forwardonly).
-
-Example:
-  pipewright schedule 1f1b --ranks 4 --microbatches 8 --format grid
-  pipewright schedule zbv --ranks 4 --microbatches 8 --level comms -o zbv.csv
-  pipewright lower zbv.csv --pass wait-send -o zbv-for-pytorch.csv")]
-    Schedule(schedule::ScheduleArguments),
-    /// Run passes over a schedule from a file.
-    #[command(after_long_help = "\
-A pass may be followed by its setting: unshard=3:2 or unshard=3:auto (window, lookahead in stages), reduce-grad=deferred, \
-reduce-grad=at-end, wait-send=2. The result is not proved sound: run `pipewright validate` on it. For `_load_csv(file, \
-\"compute_comms\")` of PyTorch 2.15, the passes end with send-recv and wait-send, and reduce-grad has another setting than \
-at-end.
-
-Example:
-  pipewright schedule 1f1b --ranks 4 --microbatches 8 -o 1f1b.csv
-  pipewright lower 1f1b.csv --pass reduce-grad,send-recv")]
-    Lower(lower::LowerArguments),
-    /// Prove a schedule sound, or list everything that is wrong with it.
-    #[command(after_long_help = "\
-Prints one line for each violation, and exits with 3 if there is one. Without `--transport`, a program must be sound on every \
-transport, even if sends wait for their receive. With `--transport`, the verdict is `sound`, `crossed` (a receive gets the \
-tensor of another message) or `may hang`.
-
-Example:
-  pipewright schedule 1f1b --ranks 4 --microbatches 8 -o 1f1b.csv
-  pipewright validate 1f1b.csv
-  pipewright lower 1f1b.csv --pass send-recv -o program.csv
-  pipewright validate program.csv --transport all")]
-    Validate(validate::ValidateArguments),
-    /// Predict when each rank does what, and how much it holds.
-    #[command(after_long_help = "\
-Without --logical, actions take their costs, and messages travel during the computation. With it, every action takes one \
-tick. The last line says how long the engine itself took.
-
-Example:
-  pipewright simulate 1f1b --ranks 4 --microbatches 8 --cost F=1,I=1,W=1")]
-    Simulate(simulate::SimulateArguments),
-    /// Compare schedules: time, bubble, memory and messages in a table, or their pictures on one scale.
-    #[command(after_long_help = "\
-Each schedule is predicted as `train` runs it, for the same model: a stage of a schedule with several stages on a rank has \
-its part of the costs. A schedule that does not exist at this size is in the table with the reason.
-
-Example:
-  pipewright compare 1f1b zb-h1 zbv --ranks 4 --microbatches 16
-  pipewright compare 1f1b zbv --ranks 4 --microbatches 8 --format html -o c.html")]
-    Compare(compare::CompareArguments),
+    /// A command that needs no training.
+    #[command(flatten)]
+    Planning(pipewright_planning::Command),
     /// Make a page that shows and explains the timelines of a run or a schedule.
     #[command(after_long_help = "\
 The page compares the predicted and the measured timeline of each rank, names the cause of every bubble, highlights the \
@@ -229,35 +175,11 @@ names them.
 Example:
   pipewright profile --set pipeline.ranks=2 -o profile.toml")]
     Profile(profile::ProfileArguments),
-    /// Search the fastest cut, placement, schedule and recomputation, and say how far from the best it can
-    /// be.
-    #[command(after_long_help = "\
-Plans are compared as `pipewright simulate --profile` predicts them. With a configuration, its ranks, microbatches and model \
-apply, and without a profile its costs are estimated. -o writes a configuration for `train`, and the schedule as a CSV file in \
-the same folder if it has no name. --emit writes the files with which torchtitan, Megatron or DeepSpeed executes the plan, and \
---check predicts such a file. With --cluster, a model's config.json is planned for GPUs that are not available here, from \
-their data sheets. Exits with 3 if nothing fits into the memory.
-
-Example:
-  pipewright plan --profile profile.toml --ranks 4 --microbatches 16
-  pipewright plan my-model --cluster h100 --nodes 2 --batch 64 --seq-len 4096")]
-    Plan(plan::PlanArguments),
-    /// List the machines that plans know by name, with the source of each figure.
-    #[command(after_long_help = "\
-With a name, it shows the machine as a file, which can be saved, edited, and given to `plan --cluster`.
-
-Example:
-  pipewright clusters
-  pipewright clusters h100 -o my-cluster.toml")]
-    Clusters(clusters::ClustersArguments),
     /// Distribute layers over stages.
     #[command(after_long_help = "\
 Example:
   pipewright partition --weights 4,1,1.5,2 --stages 2 --method optimal")]
     Partition(partition::PartitionArguments),
-    /// Print the tables of an interleaved pipeline: stages, order of chunks, warm-up.
-    #[command(after_long_help = "Example:\n  pipewright vpp --ranks 4 --chunks 2 --microbatches 8")]
-    Vpp(vpp::VppArguments),
     /// Print a script that completes arguments in a shell.
     #[command(after_long_help = "\
 Example:

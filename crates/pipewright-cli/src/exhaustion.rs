@@ -8,9 +8,8 @@ use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use pipewright::memory::{Exhaustion, limit_memory, on_exhaustion};
-
-use crate::display::screen;
-use crate::failure::Exit;
+use pipewright_planning::failure::Exit;
+use pipewright_planning::screen;
 
 /// The length of the longest message in bytes.
 const LONGEST: usize = 1024;

@@ -4,14 +4,9 @@
 //! users of the libraries need too belongs in the libraries.
 
 mod arguments;
-mod browser;
-mod clusters;
 mod commands;
 mod display;
 mod exhaustion;
-mod failure;
-mod output;
-mod panic;
 mod planning;
 mod schedules;
 mod signal;
@@ -20,9 +15,11 @@ mod terminal;
 use std::process::ExitCode;
 
 use pipewright::memory::TrackingAllocator;
+use pipewright_planning::failure::{self, Failure};
+use pipewright_planning::{panic, screen};
 
 use crate::arguments::{Arguments, Command};
-use crate::failure::Failure;
+use crate::planning::configurations::TrainingConfigurations;
 
 /// Counts the memory of each rank, for the display and `metrics.jsonl`. Mimalloc keeps large blocks for
 /// reuse; the system's allocator returns them at each free and has to clear fresh pages at the next
@@ -45,7 +42,7 @@ fn main() -> ExitCode {
     exhaustion::watch();
     signal::outlive_limits();
     let arguments = Arguments::parse_shortened();
-    display::set_quiet(arguments.quiet);
+    screen::set_quiet(arguments.quiet);
     display::log::start();
     match panic::guard(|| run(&arguments.command)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -70,18 +67,11 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Tokenize(arguments) => commands::tokenize::run(arguments),
         Command::Devices(arguments) => commands::devices::run(arguments),
         Command::Init(arguments) => commands::init::run(arguments),
-        Command::Schedule(arguments) => commands::schedule::run(arguments),
-        Command::Lower(arguments) => commands::lower::run(arguments),
-        Command::Validate(arguments) => commands::validate::run(arguments),
-        Command::Simulate(arguments) => commands::simulate::run(arguments),
-        Command::Compare(arguments) => commands::compare::run(arguments),
+        Command::Planning(command) => command.run(&TrainingConfigurations),
         Command::View(arguments) => commands::view::run(arguments),
         Command::Report(arguments) => commands::report::run(arguments),
         Command::Profile(arguments) => commands::profile::run(arguments),
-        Command::Plan(arguments) => commands::plan::run(arguments),
-        Command::Clusters(arguments) => commands::clusters::run(arguments),
         Command::Partition(arguments) => commands::partition::run(arguments),
-        Command::Vpp(arguments) => commands::vpp::run(arguments),
         Command::Completions(arguments) => commands::completions::run(arguments, Arguments::whole_command()),
         Command::Man(arguments) => commands::man::run(arguments, Arguments::whole_command()),
     }

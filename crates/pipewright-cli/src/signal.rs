@@ -18,12 +18,11 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use pipewright_planning::screen;
+use pipewright_planning::screen::say;
+use pipewright_run::interrupt::Interrupt;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::{flag, low_level};
-
-use pipewright_run::interrupt::Interrupt;
-
-use crate::display::{say, screen};
 
 /// Lets a write beyond the limit on the size of files (`ulimit -f`) fail with an error, which says which file it is,
 /// instead of ending the process. Programs that this one starts have the usual behaviour.

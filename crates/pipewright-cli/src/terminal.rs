@@ -7,14 +7,16 @@ use std::time::Duration;
 
 use pipewright::pipeline::UndeferredParameter;
 use pipewright::train::{CheckpointChoice, Metrics};
+use pipewright_planning::plans::print::span;
+use pipewright_planning::screen::say;
 use pipewright_run::error::RunError;
 use pipewright_run::interrupt::Interrupt;
 use pipewright_run::observer::{Ending, Observer, Overview};
 use pipewright_schedule::words::counted;
 use pipewright_system::machine_memory::most_bytes;
 
-use crate::display::{Display, milliseconds, say};
-use crate::planning::print::span;
+use crate::display::Display;
+use crate::display::milliseconds;
 use crate::{exhaustion, failure, signal};
 
 /// The receiver of what a run reports.

@@ -22,6 +22,7 @@
 //! assert_eq!(problems.unwrap_err().to_string(), expected);
 //! ```
 
+pub mod text;
 mod place;
 mod problem;
 mod names;

@@ -4,10 +4,6 @@
 //! The command `pipewright` reads arguments and shows results; the runs are in this crate. Nothing here prints: a run
 //! reports to an [`observer::Observer`], and fails with an [`error::RunError`].
 
-pub mod text;
-
-pub mod schedule_file;
-
 pub mod settings;
 
 pub mod fault;
@@ -40,7 +36,7 @@ pub mod run;
 
 pub mod launch;
 
-pub use error::{ErrorKind, RunError};
+pub use error::{ErrorKind, FailedRun, RunError};
 pub use observer::Observer;
 pub use run::Run;
 pub use run_model::RunModel;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use pipewright::checkpoint::{Checkpoint, CheckpointError, CheckpointFolder};
 use pipewright::transport::Fields;
+use pipewright_document::text::quoted;
 use serde_json::{Map, Value};
 
 use crate::error::RunError;
@@ -15,7 +16,6 @@ use crate::recovery::{RESTART, Restart, StateSource};
 use crate::run_folder::{self, RunLock};
 use crate::run_model::RunModel;
 use crate::settings::{Loaded, Scheduled};
-use crate::text::quoted;
 use crate::training::checkpoint_path::{RunPath, not_finite};
 use crate::training::copies_link::{Origin, has_copies};
 use crate::training::copy_search::FoundCopy;

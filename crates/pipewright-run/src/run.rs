@@ -7,7 +7,7 @@ use std::time::Instant;
 use pipewright::transport::Fields;
 use pipewright_models::CutModel;
 
-use crate::error::RunError;
+use crate::error::{FailedRun, RunError};
 use crate::fault::Fault;
 use crate::observer::{Observer, Overview, Silent};
 use crate::recovery::{Attempts, RESTART, Restart};

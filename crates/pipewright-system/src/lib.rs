@@ -1,5 +1,6 @@
-//! Files that are read up to a size, folders that only their user can enter, the memory that is free, and whether a
-//! schedule fits into it, for the other crates.
+//! What the other crates need from the operating system: files that are read up to a size, the files of schedules,
+//! configurations and profiles, folders that only their user can enter, the memory that is free, whether a schedule fits into
+//! it, and the [`failure::Failure`] with which a process ends.
 //!
 //! The crate does not depend on Burn, so that packages without a runtime build quickly.
 
@@ -12,3 +13,8 @@ mod other_folders;
 pub mod machine_memory;
 pub mod private_folder;
 pub mod schedule_memory;
+pub mod schedule_file;
+pub mod config_file;
+pub mod model_folder;
+pub mod profile_file;
+pub mod failure;

@@ -6,8 +6,11 @@ mod summary;
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
+use pipewright_document::text::escape_in_json;
+use pipewright_planning::failure::Failure;
+use pipewright_planning::output::{show, write};
+use pipewright_planning::screen::say;
 use pipewright_run::run_folder;
-use pipewright_run::text::escape_in_json;
 use pipewright_run::training::memory::{memory_plan, require_fit};
 use pipewright_run::training::model::read_model;
 use pipewright_run::training::prepare::prepare;
@@ -15,9 +18,6 @@ use pipewright_run::training::state_copies::require_space;
 use summary::Summary;
 
 use crate::commands::run_arguments::RunArguments;
-use crate::display::say;
-use crate::failure::Failure;
-use crate::output::{show, write};
 use crate::planning::auto::choose_without_profile;
 use crate::planning::decision::Chosen;
 

@@ -2,9 +2,8 @@
 
 use clap::{Args, Command};
 use clap_complete::Shell;
-
-use crate::failure::Failure;
-use crate::output::OutputFile;
+use pipewright_planning::failure::Failure;
+use pipewright_planning::output::OutputFile;
 
 /// The arguments of `pipewright completions`.
 #[derive(Debug, Args)]

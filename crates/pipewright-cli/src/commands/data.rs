@@ -7,17 +7,17 @@ use std::path::{Path, PathBuf};
 use anstyle::Style;
 use clap::{Args, Subcommand};
 use pipewright::train::data::{RowPart, TokenCodec, TokenRows, Tokenizer};
+use pipewright_document::text::escape;
+use pipewright_planning::failure::Failure;
 use pipewright_run::run_data::data_config;
 use pipewright_run::run_model::open_training;
 use pipewright_run::settings::Settings;
 use pipewright_run::settings::data::{BYTES, tokenizer_file};
-use pipewright_run::text::escape;
 use pipewright_run::training::load::load_settings;
 use pipewright_run::training::model::read_model;
 use pipewright_schedule::words::counted;
 
-use crate::arguments::hints::Hinted;
-use crate::failure::Failure;
+use crate::arguments::keys;
 
 /// The size of a vocabulary without an end: a file of data is shown without a model.
 const ANY_ID: usize = i32::MAX as usize;
@@ -53,7 +53,7 @@ struct ShowArguments {
     #[arg(long, value_name = "N", default_value_t = 3)]
     rows: usize,
     /// Override a key with a TOML value; a value that is not TOML is taken as text
-    #[arg(long, value_name = "section.key=value", value_parser = Hinted::keys(), hide_possible_values = true)]
+    #[arg(long, value_name = "section.key=value", value_parser = keys(), hide_possible_values = true)]
     set: Vec<String>,
 }
 

@@ -4,12 +4,11 @@ use std::fmt::Write;
 
 use clap::{Args, ValueEnum};
 use pipewright::device::{BackEnd, FoundDevice, found};
+use pipewright_planning::failure::Failure;
+use pipewright_planning::numbers::bytes;
+use pipewright_planning::output::OutputFile;
 use pipewright_system::machine_memory::machine_bytes;
 use serde_json::json;
-
-use crate::display::bytes;
-use crate::failure::Failure;
-use crate::output::OutputFile;
 
 /// The arguments of `pipewright devices`.
 #[derive(Debug, Args)]

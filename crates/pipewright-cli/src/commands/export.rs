@@ -7,12 +7,11 @@ use clap::{Args, ValueEnum};
 use pipewright::checkpoint::Checkpoint;
 use pipewright_models::hf::{ExportOptions, PeftLimit, WeightType};
 use pipewright_models::{AdaptedCheckpoint, ModelConfig, hf};
+use pipewright_planning::failure::Failure;
+use pipewright_planning::screen::say;
 use pipewright_run::training::run_adapter::StoredAdapter;
 use pipewright_run::training::trained_model::{base_of_run, model_of};
 use pipewright_run::training::{checkpoint_path, origin};
-
-use crate::display;
-use crate::failure::Failure;
 
 /// The arguments of `pipewright export`.
 #[derive(Debug, Args)]
@@ -72,7 +71,7 @@ pub(crate) fn run(arguments: &ExportArguments) -> Result<(), Failure> {
     let warning = flaws.map(|flaws| format!("warning: {flaws}"));
     if let Some(adapter) = adapter.as_ref().filter(|_| !arguments.merge) {
         write_adapter(arguments, &checkpoint, &model, adapter)?;
-        warning.iter().for_each(|warning| display::say(warning));
+        warning.iter().for_each(|warning| say(warning));
         return Ok(());
     }
     let origin = origin::of_checkpoint(&checkpoint);
@@ -92,8 +91,8 @@ pub(crate) fn run(arguments: &ExportArguments) -> Result<(), Failure> {
     } else {
         "without a tokenizer: the folder of the run has no model/tokenizer.json"
     };
-    warning.iter().for_each(|warning| display::say(warning));
-    display::say(&format!("wrote the model of step {step} in {} to {to}, {tokenizer}", kind.name()));
+    warning.iter().for_each(|warning| say(warning));
+    say(&format!("wrote the model of step {step} in {} to {to}, {tokenizer}", kind.name()));
     Ok(())
 }
 
@@ -113,15 +112,15 @@ fn write_adapter(
     let written = model.export_adapter(checkpoint, &adapter.lora, base.as_deref(), &arguments.to);
     let limit = written.map_err(Failure::input)?;
     let (step, to) = (checkpoint.step(), arguments.to.display());
-    display::say(&format!(
+    say(&format!(
         "wrote the adapters of step {step} to {to}, for PEFT and `adapter.path`; --merge writes the whole model"
     ));
     match limit {
-        Some(limit @ PeftLimit::Dora { .. }) => display::say(&format!(
+        Some(limit @ PeftLimit::Dora { .. }) => say(&format!(
             "warning: {limit}; `adapter.path` reads them, and --merge writes a model that has them"
         )),
         Some(limit @ PeftLimit::Dropout { .. }) => {
-            display::say(&format!("{limit}; to train on with it here, set `adapter.dropout`"));
+            say(&format!("{limit}; to train on with it here, set `adapter.dropout`"));
         }
         None => {}
     }

@@ -14,6 +14,7 @@ use clap::Args;
 use pipewright::train::data::ChatTemplate;
 use pipewright_models::generation::{Generated, Request, Sampling};
 use pipewright_models::generation_ranks::RanksError;
+use pipewright_planning::failure::{Exit, Failure};
 use pipewright_run::training::model::{check_weights, unknown_note};
 use pipewright_run::training::process_group::ProcessGroup;
 use pipewright_run::training::samples::encode_prompt;
@@ -25,7 +26,6 @@ use crate::commands::generate::prompts::{PromptArguments, read_file, read_standa
 use crate::commands::generate::ranks::{RankArguments, RankPlan, Ranks, failure};
 use crate::commands::generate::report::{Outcome, Report, Times};
 use crate::commands::template_kwargs::kwargs;
-use crate::failure::{Exit, Failure};
 use crate::terminal::Terminal;
 
 /// The arguments of `pipewright generate`.

@@ -5,11 +5,10 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use pipewright_planning::failure::Failure;
+use pipewright_planning::output;
+use pipewright_planning::screen::say;
 use pipewright_run::settings::template;
-
-use crate::display;
-use crate::failure::Failure;
-use crate::output;
 
 /// The arguments of `pipewright init`.
 #[derive(Debug, Args)]
@@ -33,7 +32,7 @@ pub(crate) fn run(arguments: &InitArguments) -> Result<(), Failure> {
     });
     match written {
         Ok(()) => {
-            display::say(&format!(
+            say(&format!(
                 "wrote {name}; to train on your own text, set `path` in its section [data]; train with: pipewright train {name}"
             ));
             Ok(())

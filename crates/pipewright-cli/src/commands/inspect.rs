@@ -8,12 +8,11 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use pipewright::checkpoint::{Checkpoint, NotFinite};
+use pipewright_planning::failure::{Exit, Failure};
+use pipewright_planning::output;
 use pipewright_run::run_folder::losses;
 use pipewright_run::training::checkpoint_path::{self, not_finite};
 use serde_json::{Value, json};
-
-use crate::failure::{Exit, Failure};
-use crate::output;
 
 /// The arguments of `pipewright inspect`.
 #[derive(Debug, Args)]

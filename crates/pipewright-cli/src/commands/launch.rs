@@ -7,13 +7,13 @@ use std::io;
 use std::path::PathBuf;
 
 use clap::Args;
+use pipewright_planning::failure::Failure;
+use pipewright_planning::output;
 use pipewright_run::interrupt::Interrupt;
 use pipewright_run::launch::{Launch, Replanner, Starter, answer};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 
-use crate::failure::Failure;
-use crate::output;
 use crate::planning::replan::{is_replanned, replan};
 use crate::terminal::Terminal;
 

@@ -5,10 +5,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Command};
 use clap_mangen::Man;
-
-use crate::display::say;
-use crate::failure::Failure;
-use crate::output;
+use pipewright_planning::failure::Failure;
+use pipewright_planning::output;
+use pipewright_planning::screen::say;
 
 /// The arguments of `pipewright man`.
 #[derive(Debug, Args)]

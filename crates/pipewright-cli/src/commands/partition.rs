@@ -5,13 +5,13 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use pipewright_planning::failure::Failure;
+use pipewright_planning::output::OutputFile;
 use pipewright_run::training::load::load_settings;
 use pipewright_run::training::model::read_model;
 use pipewright_schedule::partition::{Layout, Method, Partition, partition};
 use serde::Serialize;
 
-use crate::failure::Failure;
-use crate::output::OutputFile;
 use crate::schedules::layer_weights::{Sum, Weights};
 
 /// The arguments of `pipewright partition`.

@@ -5,19 +5,21 @@ use std::time::Duration;
 
 use clap::Args;
 use pipewright::profile::{Measured, Quartiles};
-use pipewright_schedule::ModelDesc;
-use pipewright_schedule::words::counted;
-
-use crate::commands::run_arguments::{RunArguments, parse_time};
-use crate::display::{bytes, say};
-use crate::failure::{Exit, Failure};
-use crate::output::OutputFile;
-use crate::planning::measure::{Measurement, measure_run};
-use crate::planning::profile_text::{of_quartiles, profile_text};
-use crate::terminal::Terminal;
+use pipewright_planning::argument_values::parse_time;
+use pipewright_planning::failure::{Exit, Failure};
+use pipewright_planning::numbers::bytes;
+use pipewright_planning::output::OutputFile;
+use pipewright_planning::screen::say;
 use pipewright_run::training::identity::shared_settings;
 use pipewright_run::training::model::read_model;
 use pipewright_run::training::process_group::ProcessGroup;
+use pipewright_schedule::ModelDesc;
+use pipewright_schedule::words::counted;
+
+use crate::commands::run_arguments::RunArguments;
+use crate::planning::measure::{Measurement, measure_run};
+use crate::planning::profile_text::{of_quartiles, profile_text};
+use crate::terminal::Terminal;
 
 /// The meaning of the columns of the table.
 const CAPTION: &str = "\

@@ -4,14 +4,13 @@ use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use pipewright_document::text::quoted;
+use pipewright_planning::argument_values::parse_time;
+use pipewright_planning::failure::Failure;
+use pipewright_planning::output::{PageOutput, replace_file};
 use pipewright_run::run_folder::{REPORT, VIEW};
 use pipewright_run::run_record::{config_text, events, metrics, read_timeline, require_run, timeline_files};
 use pipewright_run::run_report::{self, RunLinks, RunSource, page};
-use pipewright_run::text::quoted;
-
-use crate::commands::run_arguments::parse_time;
-use crate::failure::Failure;
-use crate::output::{PageOutput, replace_file};
 
 /// The file of a page about several runs, if no other one is named.
 const PAGE_OF_SEVERAL: &str = "pipewright-report.html";

@@ -4,10 +4,10 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use pipewright_planning::failure::Failure;
 use pipewright_run::run::Run;
 
-use crate::arguments::hints::Hinted;
-use crate::failure::Failure;
+use crate::arguments::keys;
 use crate::terminal::Terminal;
 
 /// The arguments of `pipewright resume`.
@@ -17,7 +17,7 @@ pub(crate) struct ResumeArguments {
     #[arg(value_name = "RUN_DIR")]
     pub(crate) run: PathBuf,
     /// Override a key of the run's configuration
-    #[arg(long, value_name = "section.key=value", value_parser = Hinted::keys(), hide_possible_values = true)]
+    #[arg(long, value_name = "section.key=value", value_parser = keys(), hide_possible_values = true)]
     pub(crate) set: Vec<String>,
 }
 

@@ -2,15 +2,13 @@
 //! them.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::Args;
+use pipewright_planning::failure::Failure;
 use pipewright_run::settings::{Base, Loaded};
 use pipewright_run::training::load::{load, load_settings};
-use pipewright_schedule::bytes::parse_with_unit;
 
-use crate::arguments::hints::Hinted;
-use crate::failure::Failure;
+use crate::arguments::keys;
 
 /// The configuration of a run.
 #[derive(Clone, Debug, Args)]
@@ -28,7 +26,7 @@ pub(crate) struct RunArguments {
     #[arg(long, requires = "from")]
     lora: bool,
     /// Override a key with a TOML value; a value that is not TOML is taken as text
-    #[arg(long, value_name = "section.key=value", value_parser = Hinted::keys(), hide_possible_values = true)]
+    #[arg(long, value_name = "section.key=value", value_parser = keys(), hide_possible_values = true)]
     set: Vec<String>,
 }
 
@@ -43,10 +41,4 @@ impl RunArguments {
         named.extend(self.lora.then(|| "adapter.kind=lora".to_owned()));
         load(Base::FineTuning, &[&named, &self.set[..]].concat())
     }
-}
-
-/// Reads a time such as `20s`, `500ms` or `2m`.
-pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
-    let seconds = parse_with_unit(text, &[("ms", 1e-3), ("s", 1.0), ("m", 60.0)], 0.0..=1e6);
-    seconds.map(Duration::from_secs_f64).ok_or_else(|| "write a time such as 20s, 500ms or 2m".to_owned())
 }

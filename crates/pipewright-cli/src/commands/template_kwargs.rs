@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use pipewright_planning::failure::Failure;
 use pipewright_run::settings::data::json_of;
 use serde_json::Value;
-
-use crate::failure::Failure;
 
 /// Returns the variables in arguments such as `enable_thinking=false`. A value is TOML, or a text without quotes.
 pub(super) fn kwargs(written: &[String]) -> Result<BTreeMap<String, Value>, Failure> {

@@ -10,13 +10,14 @@ use pipewright::train::data::{
     ChatTemplate, DataConfig, DataError, DataErrorKind, Date, Documents, RecordKeys, Tokenized, Tokenizer,
     TrainOn,
 };
+use pipewright_planning::failure::{Exit, Failure};
+use pipewright_planning::screen::say;
 use pipewright_run::interrupt::Interrupt;
 use pipewright_run::settings::data::{BYTES, tokenizer_file};
 use pipewright_schedule::words::counted;
 
 use crate::commands::template_kwargs::kwargs;
-use crate::display::{self, TokenizeBar};
-use crate::failure::{Exit, Failure};
+use crate::display::TokenizeBar;
 use crate::signal;
 
 /// The arguments of `pipewright tokenize`.
@@ -99,12 +100,12 @@ pub(crate) fn run(arguments: &TokenizeArguments) -> Result<(), Failure> {
     });
     bar.finish();
     let tokenized = tokenized.map_err(failure)?;
-    display::say(&summary(&tokenized, output));
+    say(&summary(&tokenized, output));
     if let Some(missing) = &tokenized.missing_end {
-        display::say(&format!("data: {missing}"));
+        say(&format!("data: {missing}"));
     }
     if let Some(bad) = &tokenized.bad_records {
-        display::say(&format!("data: {bad}"));
+        say(&format!("data: {bad}"));
     }
     Ok(())
 }

@@ -1,9 +1,9 @@
 //! `pipewright train`: trains a run from the first step.
 
+use pipewright_planning::failure::Failure;
 use pipewright_run::run::Run;
 
 use crate::commands::run_arguments::RunArguments;
-use crate::failure::Failure;
 use crate::planning::auto;
 use crate::terminal::Terminal;
 

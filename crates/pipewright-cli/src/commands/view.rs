@@ -7,8 +7,13 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use pipewright_document::nearest;
+use pipewright_planning::failure::{Exit, Failure};
+use pipewright_planning::output::{PageOutput, page_of};
+use pipewright_planning::schedules::drawing::{check_exchanges, check_size};
+use pipewright_planning::schedules::size::{ScheduleSize, is_file_name};
+use pipewright_planning::schedules::timed_program::{EngineTimes, Source, TimedProgram};
+use pipewright_planning::schedules::transport::TransportArguments;
 use pipewright_run::run_folder::VIEW;
-use pipewright_run::schedule_file::has_ending;
 use pipewright_schedule::communicator::{Communicator, judge};
 use pipewright_schedule::footprint::Use;
 use pipewright_schedule::generate::find;
@@ -18,15 +23,10 @@ use pipewright_schedule::simulate::{SimulateError, TimedRun, timed, timed_on};
 use pipewright_schedule::{
     Costs, GenerateError, GenerateErrorKind, LowerConfig, Program, ScheduleSpec, ValidatedProgram,
 };
+use pipewright_system::schedule_file::has_ending;
 use recorded_run::RecordedRun;
 
-use crate::failure::{Exit, Failure};
-use crate::output::{PageOutput, page_of};
-use crate::schedules::drawing::{check_exchanges, check_size};
 use crate::schedules::other_sizes::other_sizes;
-use crate::schedules::size::{ScheduleSize, is_file_name};
-use crate::schedules::timed_program::{EngineTimes, Source, TimedProgram};
-use crate::schedules::transport::TransportArguments;
 
 /// The folder in which runs are by default.
 const RUNS: &str = "runs";

@@ -5,16 +5,17 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use pipewright_document::text::quoted;
+use pipewright_planning::failure::Failure;
+use pipewright_planning::screen::say;
 use pipewright_run::error::RunError;
 use pipewright_run::interrupt::Interrupt;
 use pipewright_run::run_folder::config_of;
 use pipewright_run::run_record::{MetricsLine, RunEvent, require_run};
 use pipewright_run::run_watch::{Follower, News, recorded_overview};
-use pipewright_run::text::quoted;
 use pipewright_run::training::load::load_settings;
 
-use crate::display::{Display, say};
-use crate::failure::Failure;
+use crate::display::Display;
 use crate::signal;
 
 /// The time between two looks at the metrics.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pipewright::train::Metrics;
-pub(crate) use pipewright_schedule::bytes::bytes_text as bytes;
+use pipewright_planning::numbers::{below_1000, decimals};
 
 /// The largest number of ranks that are shown one by one. For more ranks, the range is shown.
 pub(super) const RANKS_SHOWN: usize = 8;
@@ -53,26 +53,6 @@ fn operations_per_second(teraflops: f64) -> String {
     format!("{size:.*} {}", decimals(size), UNITS[unit])
 }
 
-/// Divides a size by 1000 until it is shown as less than that, at most until the last of `units` units.
-/// Returns the rest and the number of divisions.
-fn below_1000(mut size: f64, units: usize) -> (f64, usize) {
-    let mut unit = 0;
-    while size >= 999.5 && unit + 1 < units {
-        size /= 1000.0;
-        unit += 1;
-    }
-    (size, unit)
-}
-
-/// Returns the decimals with which a size has three significant digits, from 1 on.
-fn decimals(size: f64) -> usize {
-    match size {
-        99.95.. => 0,
-        9.995.. => 1,
-        _ => 2,
-    }
-}
-
 /// Formats how much longer a time is than another one, as a percentage with its sign.
 pub(super) fn longer_by(time: f64, other: f64) -> String {
     format!("{:+.0}%", (time / other - 1.0) * 100.0)
@@ -81,14 +61,6 @@ pub(super) fn longer_by(time: f64, other: f64) -> String {
 /// Formats a fraction as a percentage.
 pub(super) fn percent(share: f64) -> String {
     format!("{:.1}%", share * 100.0)
-}
-
-/// Formats a count with at least three significant digits, such as `950`, `1.05M` or `70.6B`.
-pub(crate) fn short_count(count: u64) -> String {
-    const UNITS: [&str; 5] = ["", "k", "M", "B", "T"];
-    let (size, unit) = below_1000(count as f64, UNITS.len());
-    let decimals = if unit == 0 { 0 } else { decimals(size) };
-    format!("{size:.decimals$}{}", UNITS[unit])
 }
 
 /// Formats a count with commas between groups of three digits.
@@ -128,6 +100,8 @@ pub(super) fn remaining(elapsed: Duration, taken: u64, left: u64) -> Option<Dura
 
 #[cfg(test)]
 mod tests {
+    use pipewright_planning::numbers::{bytes, short_count};
+
     use super::*;
 
     #[test]

@@ -8,16 +8,17 @@ use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
 use pipewright::train::Metrics;
+use pipewright_planning::numbers::{bytes, short_count};
+use pipewright_planning::screen::Size;
 use pipewright_run::observer::Overview;
 use pipewright_schedule::words::counted;
 
 use crate::display::chart::{CHART_LINES, loss_chart, sparkline};
 use crate::display::figures::{
-    bytes, clock, computed, expected_step, grouped, longer_by, loss_parts, loss_scale, milliseconds,
-    per_rank, percent, remaining, short_count,
+    clock, computed, expected_step, grouped, longer_by, loss_parts, loss_scale, milliseconds, per_rank,
+    percent, remaining,
 };
 use crate::display::ranks::rank_lines;
-use crate::display::screen::Size;
 
 /// The number of spaces between two fields.
 const GAP: usize = 2;

@@ -6,9 +6,10 @@
 use std::time::{Duration, Instant};
 
 use pipewright::train::Metrics;
+use pipewright_planning::numbers::bytes;
 
 use crate::display::figures::{
-    bytes, clock, computed, expected_step, loss_parts, loss_scale, milliseconds, per_rank, percent, remaining,
+    clock, computed, expected_step, loss_parts, loss_scale, milliseconds, per_rank, percent, remaining,
 };
 
 /// The shortest time between two lines.

@@ -8,10 +8,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pipewright::train::Metrics;
+use pipewright_planning::screen;
 use pipewright_run::observer::Overview;
 
 use crate::display::frame::{State, compose};
-use crate::display::screen;
 
 /// The time between two drawings.
 const PAUSE: Duration = Duration::from_millis(100);

@@ -3,13 +3,11 @@
 
 use std::io::{self, Write};
 
+use pipewright_planning::screen;
+use pipewright_planning::screen::is_quiet;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
-
-use crate::display::screen;
-
-use crate::display::screen::is_quiet;
 
 /// The default filter: warnings, except for warnings that a command's own error repeats.
 const STANDARD: &str = "warn,pipewright::failure=off";

@@ -2,12 +2,12 @@
 
 use pipewright::pipeline::UndeferredParameter;
 use pipewright::train::Metrics;
+use pipewright_planning::screen::{self, is_quiet, say};
 use pipewright_run::observer::{Ending, Overview};
 
 use crate::display::frame::header_text;
 use crate::display::lines::Lines;
 use crate::display::live::Live;
-use crate::display::screen::{self, is_quiet, say};
 use crate::display::summary::{Tally, summary};
 use crate::display::undeferred;
 

@@ -2,9 +2,10 @@
 //! memory.
 
 use pipewright::train::Metrics;
+use pipewright_planning::numbers::bytes;
 
 use crate::display::chart::sparkline_from;
-use crate::display::figures::{RANKS_SHOWN, bytes, percent};
+use crate::display::figures::{RANKS_SHOWN, percent};
 
 /// The number of spaces between two ranks.
 const GAP: usize = 4;

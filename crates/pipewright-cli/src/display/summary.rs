@@ -5,8 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use pipewright::train::{Metrics, SourceLoss};
+use pipewright_document::text::quoted;
 use pipewright_run::observer::{Ending, Overview, Reason};
-use pipewright_run::text::quoted;
 use pipewright_schedule::words::counted;
 
 use crate::display::chart::loss_chart;

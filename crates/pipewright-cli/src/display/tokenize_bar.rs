@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use pipewright::train::data::TokenizeProgress;
+use pipewright_planning::numbers::bytes;
+use pipewright_planning::screen::{self, Size, is_quiet};
 
-use crate::display::figures::{bytes, clock, grouped, remaining};
-use crate::display::screen::{self, Size, is_quiet};
+use crate::display::figures::{clock, grouped, remaining};
 
 /// The time between two drawings.
 const PAUSE: Duration = Duration::from_millis(100);

@@ -6,23 +6,23 @@
 use std::time::{Duration, Instant};
 
 use pipewright_models::CutModel;
-use pipewright_schedule::analytic::estimate;
-use pipewright_schedule::plan::{PlanRequest, plan};
-use pipewright_schedule::profile::Profile;
-
-use crate::failure::{Exit, Failure};
-use crate::planning::decision::{Chosen, Decision};
-use crate::planning::measure::{measure_run, workload};
-use crate::planning::print::refused;
-use crate::planning::profile_cache::{profile_file, read_profile};
-use crate::planning::profile_text::profile_text;
-use crate::planning::rates::{assumed_link, assumed_rates};
-use crate::planning::request::{request_of, tried_head_parts};
+use pipewright_planning::failure::{Exit, Failure};
+use pipewright_planning::plans::print::refused;
 use pipewright_run::settings::Settings;
 use pipewright_run::training::memory::memory_of_rank;
 use pipewright_run::training::model::described;
 use pipewright_run::training::optimizer::state_rule;
 use pipewright_run::training::process_group::ProcessGroup;
+use pipewright_schedule::analytic::estimate;
+use pipewright_schedule::plan::{PlanRequest, plan};
+use pipewright_schedule::profile::Profile;
+
+use crate::planning::decision::{Chosen, Decision};
+use crate::planning::measure::{measure_run, workload};
+use crate::planning::profile_cache::{profile_file, read_profile};
+use crate::planning::profile_text::profile_text;
+use crate::planning::rates::{assumed_link, assumed_rates};
+use crate::planning::request::{request_of, tried_head_parts};
 
 /// The time for measuring, and the longest search.
 const MEASURING: Duration = Duration::from_secs(6);

@@ -2,7 +2,13 @@
 //! settings that it becomes.
 
 use pipewright_models::CutModel;
-pub(crate) use pipewright_run::run::Chosen;
+use pipewright_planning::failure::{Exit, Failure};
+use pipewright_planning::plans::config::{is_named, plan_milliseconds};
+use pipewright_planning::plans::print::{stages_per_rank, title_of};
+use pipewright_run::run_folder::PLAN as SCHEDULE;
+use pipewright_run::settings::generator::GeneratorSettings;
+use pipewright_run::settings::pipeline::{PartitionChoice, ScheduleChoice};
+use pipewright_run::settings::{Scheduled, Settings};
 use pipewright_schedule::Recompute;
 use pipewright_schedule::csv::{parse_schedule, print_schedule};
 use pipewright_schedule::lower::ProgramSource;
@@ -10,13 +16,7 @@ use pipewright_schedule::plan::{Outcome, OutcomeKind, Plan, PlanReport};
 use pipewright_schedule::recompute::StageRecompute;
 use serde::{Deserialize, Serialize};
 
-use crate::failure::{Exit, Failure};
-use crate::planning::config::{is_named, plan_milliseconds};
-use crate::planning::print::{stages_per_rank, title_of};
-use pipewright_run::run_folder::PLAN as SCHEDULE;
-use pipewright_run::settings::generator::GeneratorSettings;
-use pipewright_run::settings::pipeline::{PartitionChoice, ScheduleChoice};
-use pipewright_run::settings::{Scheduled, Settings};
+pub(crate) use pipewright_run::run::Chosen;
 
 /// The share by which a plan may be slower than the best one if it is simpler.
 const NEAR: f64 = 0.01;
@@ -101,7 +101,7 @@ impl Decision {
         pipeline.head_parts = choice.head_parts;
         pipeline.recompute = Recompute::of_stages(&choice.recompute);
         settings.mesh.data_parallel = choice.data_parallel;
-        settings.run.planned_step_ms = plan_milliseconds(choice.step_s, Some(&settings));
+        settings.run.planned_step_ms = plan_milliseconds(choice.step_s, settings.run.accumulate.get());
         let model = model.with_parts(choice.head_parts).map_err(Failure::input)?;
         let scheduled = Scheduled { settings, source: ProgramSource::Schedule(schedule) };
         Ok(Chosen { scheduled, model, sentences, files })

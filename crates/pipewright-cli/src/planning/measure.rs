@@ -9,12 +9,7 @@ use pipewright::profile::{MeasureConfig, Measured, measure};
 use pipewright::train::data::TokenRows;
 use pipewright::train::{LearningRate, Trainer};
 use pipewright_models::{CutModel, InitialParameters, Place};
-use pipewright_schedule::ModelDesc;
-use pipewright_schedule::analytic::Workload;
-use pipewright_schedule::profile::{DeviceProfile, Profile};
-
-use crate::failure::{Exit, Failure, sentence};
-use crate::planning::rates::{assumed_link, assumed_rates, device_name};
+use pipewright_planning::failure::{Exit, Failure, sentence};
 use pipewright_run::run_model::open_training;
 use pipewright_run::settings::Settings;
 use pipewright_run::settings::pipeline::TransportChoice;
@@ -25,6 +20,11 @@ use pipewright_run::training::model::described;
 use pipewright_run::training::optimizer::state_rule;
 use pipewright_run::training::prepare::require_whole_layers;
 use pipewright_run::training::process_group::ProcessGroup;
+use pipewright_schedule::ModelDesc;
+use pipewright_schedule::analytic::Workload;
+use pipewright_schedule::profile::{DeviceProfile, Profile};
+
+use crate::planning::rates::{assumed_link, assumed_rates, device_name};
 
 /// The microbatches of a measured step, for each rank.
 const MICROBATCHES: u32 = 3;

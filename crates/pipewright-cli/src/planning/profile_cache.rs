@@ -4,17 +4,17 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 
-use pipewright::bounded_file::{SMALL_TEXT, read_regular_text};
 use pipewright_models::CutModel;
-use pipewright_schedule::profile::Profile;
-use serde_json::json;
-
-use crate::planning::measure::{profiled_run, workload};
-use crate::planning::rates::device_name;
 use pipewright_run::run_folder::PROFILE;
 use pipewright_run::settings::Settings;
 use pipewright_run::settings::profile::read_for;
 use pipewright_run::training::model::described;
+use pipewright_schedule::profile::Profile;
+use pipewright_system::bounded_file::{SMALL_TEXT, read_regular_text};
+use serde_json::json;
+
+use crate::planning::measure::{profiled_run, workload};
+use crate::planning::rates::device_name;
 
 /// Returns the name of the profile's file, with a hash of the model, the device, and the settings that change
 /// the times of a layer.

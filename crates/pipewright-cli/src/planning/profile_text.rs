@@ -137,9 +137,9 @@ fn list(texts: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pipewright_run::settings;
     use pipewright_schedule::LayerDesc;
     use pipewright_schedule::profile::{DeviceProfile, LinkProfile, NodeProfile};
+    use pipewright_system::profile_file;
 
     #[test]
     fn what_is_written_is_read_again() {
@@ -235,6 +235,6 @@ mod tests {
         assert!(text.contains("forward_s = 1.50000e-3                   # of 8, 16.7%"), "{text}");
         let file = tempfile::NamedTempFile::new().expect("a file");
         std::fs::write(file.path(), &text).expect("a file");
-        assert_eq!(settings::profile::read(file.path()).expect("a profile"), profile);
+        assert_eq!(profile_file::read(file.path()).expect("a profile"), profile);
     }
 }

@@ -9,21 +9,21 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use pipewright_models::CutModel;
+use pipewright_planning::failure::{Exit, Failure};
+use pipewright_planning::plans::print::refused;
+use pipewright_run::run_folder::is_profile;
+use pipewright_run::settings::Settings;
+use pipewright_run::settings::pipeline::ScheduleChoice;
+use pipewright_run::training::optimizer::state_rule;
 use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::plan::{Plan, PlanRequest, plan};
 use pipewright_schedule::profile::Profile;
 use pipewright_schedule::{ActionKind, Microbatch, Schedule, StageIndex};
 
-use crate::failure::{Exit, Failure};
 use crate::planning::auto::assumed_profile;
 use crate::planning::decision::{Chosen, Decision};
-use crate::planning::print::refused;
 use crate::planning::profile_cache::read_profile;
 use crate::planning::request::request_of;
-use pipewright_run::run_folder::is_profile;
-use pipewright_run::settings::Settings;
-use pipewright_run::settings::pipeline::ScheduleChoice;
-use pipewright_run::training::optimizer::state_rule;
 
 /// The longest search for one number of ranks. The run waits for it.
 const SEARCH: Duration = Duration::from_secs(2);

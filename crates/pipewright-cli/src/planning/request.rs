@@ -1,14 +1,13 @@
 //! The parts of a plan's request that follow from the settings of a run.
 
 use pipewright_models::CutModel;
-use pipewright_schedule::plan::{PlanRequest, TrainingState};
-use pipewright_schedule::profile::Profile;
-
-use crate::failure::Failure;
+use pipewright_planning::failure::Failure;
 use pipewright_run::settings::Settings;
 use pipewright_run::settings::optimizer::OptimizerName;
 use pipewright_run::training::optimizer::state_rule;
 use pipewright_run::training::prepare::require_whole_layers;
+use pipewright_schedule::plan::{PlanRequest, TrainingState};
+use pipewright_schedule::profile::Profile;
 
 /// Returns the request for all plans of a run with its settings, without limits of memory. Costs of tensor-parallel
 /// ranks are assumed, and only plans that the user asks for rely on them.

@@ -3,10 +3,9 @@
 //! A partition compares whole numbers. All weights of a list are therefore multiplied by the same power of
 //! ten: `1.5,2` becomes `15,20`. Sums are divided by that power again.
 
-use serde::{Serialize, Serializer};
-
-use crate::failure::Failure;
 use pipewright_document::shortened;
+use pipewright_planning::failure::Failure;
+use serde::{Serialize, Serializer};
 
 /// Decimal numbers, stored as whole numbers with a common number of decimals.
 #[derive(Debug, PartialEq, Eq)]

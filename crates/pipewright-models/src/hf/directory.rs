@@ -1,9 +1,8 @@
 //! The folder that has the files of a model.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
-use pipewright::bounded_file::read_regular;
+use pipewright_system::model_folder::{SnapshotError, snapshot};
 
 use super::layout::CONFIG;
 use super::other_form::{ADAPTER, is_of_trainer, names, onnx_names};
@@ -12,6 +11,7 @@ use crate::error::ModelError;
 /// The endings of files that may have weights.
 const WEIGHT_ENDINGS: [&str; 9] =
     ["safetensors", "bin", "pt", "pth", "gguf", "h5", "msgpack", "ckpt", "onnx"];
+
 /// Returns the folder with the files of a model: `path` itself or, in the cache folder of a model
 /// (`models--...`), the snapshot that was downloaded last. A `config.json` with weights next to it means its
 /// folder.
@@ -22,27 +22,10 @@ pub fn resolve(path: &Path) -> Result<PathBuf, ModelError> {
     if let Some(folder) = folder_of(path) {
         return Ok(folder);
     }
-    let snapshots = path.join("snapshots");
-    if path.join(CONFIG).exists() || !snapshots.is_dir() {
-        return Ok(path.to_owned());
-    }
-    let reference = read_regular(&path.join("refs").join("main"), 4096).unwrap_or_default();
-    let reference = String::from_utf8_lossy(&reference).trim().to_owned();
-    let is_name = !reference.is_empty() && Path::new(&reference).file_name() == Some(reference.as_ref());
-    let referred = snapshots.join(&reference);
-    if is_name && referred.is_dir() {
-        return Ok(referred);
-    }
-    let entries = fs::read_dir(&snapshots).map_err(ModelError::io("read", &snapshots))?;
-    let mut found: Vec<PathBuf> =
-        entries.flatten().map(|entry| entry.path()).filter(|entry| entry.is_dir()).collect();
-    match found.len() {
-        1 => Ok(found.remove(0)),
-        found => {
-            let fault = "and no reference to one of them; name one of these folders";
-            Err(ModelError::at(&snapshots, format!("the cache folder has {found} snapshots, {fault}")))
-        }
-    }
+    snapshot(path).map_err(|error| match error {
+        SnapshotError::Read { folder, source } => ModelError::io("read", &folder)(source),
+        unclear @ SnapshotError::Unclear { .. } => ModelError::new(unclear.to_string()),
+    })
 }
 
 /// Returns the folder of a `config.json` that has weights next to it.

@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
-use crate::error::{ErrorKind, RunError};
+use pipewright_document::text::quoted;
+
+use crate::error::{ErrorKind, FailedRun, RunError};
 use crate::fault::Fault;
 use crate::launch::watch::{Early, Watch};
-use crate::text::quoted;
 
 /// What is known when a launcher has ended.
 #[derive(Clone, Debug, Default)]

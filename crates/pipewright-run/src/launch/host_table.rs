@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use crate::error::{ErrorKind, RunError};
+use crate::error::{ErrorKind, FailedRun, RunError};
 use crate::fault::Fault;
 use crate::launch::hosts::Host;
 use crate::recovery::SlowRank;

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::error::{ErrorKind, RunError};
+use crate::error::{ErrorKind, FailedRun, RunError};
 use crate::launch::answer::{Answers, Returned, answering, require};
 use crate::launch::ended::{Ended, stopped, stopped_by_signal};
 use crate::launch::events::{Decision, Event, Look, Moment, Patience, Start};

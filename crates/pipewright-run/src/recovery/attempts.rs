@@ -8,7 +8,7 @@ use std::time::Duration;
 use pipewright::hook::ActionHook;
 use pipewright::ids::WorldRank;
 
-use crate::error::RunError;
+use crate::error::{FailedRun, RunError};
 use crate::interrupt::Interrupt;
 use crate::recovery::disk_space::wait_for_space;
 use crate::recovery::injected::InjectedFaults;

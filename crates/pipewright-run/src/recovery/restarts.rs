@@ -5,7 +5,7 @@ use std::time::Duration;
 use pipewright_schedule::bytes::bytes_text as human_bytes;
 use pipewright_schedule::words::counted;
 
-use crate::error::RunError;
+use crate::error::{FailedRun, RunError};
 use crate::fault::Fault;
 use crate::recovery::restart::Restart;
 

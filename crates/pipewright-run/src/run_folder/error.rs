@@ -5,9 +5,8 @@ use std::path::{Path, PathBuf};
 
 use pipewright::checkpoint::CheckpointError;
 use pipewright_schedule::words::counted;
+use pipewright_system::failure::disk_advice;
 use thiserror::Error;
-
-use crate::error::disk_advice;
 
 /// The reason why results cannot be written.
 #[derive(Error)]

@@ -1,11 +1,10 @@
 //! Makes settings from a file and `--set` arguments.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use pipewright::bounded_file::{SMALL_TEXT, read_text};
 use pipewright_document::{Problems, Source};
 use pipewright_schedule::lower::ProgramSource;
-use thiserror::Error;
+use pipewright_system::config_file::{ConfigError, read_source};
 
 use crate::settings::document::Document;
 use crate::settings::model::ModelSettings;
@@ -25,26 +24,6 @@ pub enum Base<'a> {
     /// The built-in configuration for a model and data that the arguments name.
     FineTuning,
 }
-
-/// The reason why there are no settings, or no profile.
-#[derive(Error)]
-pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("{}: cannot read the {what}", path.display())]
-    Read {
-        /// The kind of file: a configuration or a profile.
-        what: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// The operating system's reason.
-        source: std::io::Error,
-    },
-    /// The file or the arguments contain mistakes.
-    #[error(transparent)]
-    Problems(Problems),
-}
-
-pipewright_schedule::message_as_debug!(ConfigError);
 
 /// The name of the built-in configuration for a fine-tuning in messages, and its text.
 const FINE_TUNING: (&str, &str) =
@@ -118,25 +97,4 @@ impl Settings {
         }
         Ok(Loaded { settings, notes: document.notes, source })
     }
-}
-
-/// Refuses a path that is not UTF-8, because the effective configuration contains paths that begin with it.
-fn require_utf8(path: &Path) -> std::io::Result<()> {
-    match path.to_str() {
-        Some(_) => Ok(()),
-        None => Err(std::io::Error::new(
-            std::io::ErrorKind::InvalidData,
-            "the path is not UTF-8; rename the file or its folder",
-        )),
-    }
-}
-
-/// Reads a file of the kind `what`.
-pub(super) fn read_source(path: &Path, what: &'static str) -> Result<Source, ConfigError> {
-    let text = require_utf8(path)
-        .and_then(|()| read_text(path, SMALL_TEXT))
-        .map_err(|source| ConfigError::Read { what, path: path.to_owned(), source })?;
-    // The mark of some editors at the beginning is not part of the first line.
-    let text = text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text);
-    Ok(Source { name: path.display().to_string(), text })
 }

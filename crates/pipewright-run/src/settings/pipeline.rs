@@ -9,9 +9,9 @@ use pipewright_schedule::generate::find;
 use pipewright_schedule::partition::{Layout, Method};
 use pipewright_schedule::recompute::{GivenChoice, LayerPart, LayerParts, StageRecompute};
 use pipewright_schedule::{ModelDesc, Recompute, StageIndex};
+use pipewright_system::schedule_file::{has_ending, is_file};
 use serde::{Serialize, Serializer};
 
-use crate::schedule_file::{has_ending, is_file};
 use crate::settings::document::Document;
 use crate::settings::generator::{self, GeneratorSettings};
 use crate::settings::keys::LARGEST_COUNT;

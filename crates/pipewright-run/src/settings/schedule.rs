@@ -11,9 +11,9 @@ use pipewright_schedule::generate::{self, Limits, shared_microbatches};
 use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::partition::partition;
 use pipewright_schedule::{ModelDesc, Program, ScheduleSpec};
+use pipewright_system::schedule_file::{ScheduleFileError, read_regular};
 use pipewright_system::schedule_memory::{check_named, check_text};
 
-use crate::schedule_file::{ScheduleFileError, read_regular};
 use crate::settings::document::Document;
 use crate::settings::generator;
 use crate::settings::keys::LARGEST_COUNT;

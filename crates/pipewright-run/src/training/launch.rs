@@ -19,7 +19,7 @@ use pipewright_models::{InitialParameters, Place};
 use pipewright_schedule::error_text::with_causes as sentence;
 use pipewright_schedule::words::counted;
 
-use crate::error::{ErrorKind, RunError};
+use crate::error::{ErrorKind, FailedRun, RunError};
 use crate::fault::Fault;
 use crate::recovery::Attempts;
 use crate::run_model::RunModel;

@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use pipewright::train::TOKENS;
+use pipewright_document::text::escape;
 use pipewright_schedule::{Action, ValidatedProgram};
 
 use crate::error::RunError;
 use crate::observer::Overview;
 use crate::settings::pipeline::ScheduleChoice;
-use crate::text::escape;
 use crate::training::prepare::Prepared;
 
 /// Returns the overview of a run. May read all data once.

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use signal_hook::consts::SIGTERM;
 use signal_hook::flag;
 
-use crate::error::{ErrorKind, RunError};
+use crate::error::{ErrorKind, FailedRun, RunError};
 use crate::fault::{Fault, launched_start};
 use crate::observer::Observer;
 use crate::recovery::Heartbeat;

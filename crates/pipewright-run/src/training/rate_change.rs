@@ -2,9 +2,9 @@
 //! the whole run is computed again for the new length, so it jumps.
 
 use pipewright::train::{Decay, LearningRate};
+use pipewright_document::text::{quoted, set_flags};
 
 use crate::settings::Settings;
-use crate::text::{quoted, set_flags};
 
 /// The smallest ratio of two rates that counts as a jump.
 const JUMP: f64 = 1.1;

@@ -8,16 +8,17 @@ use std::time::Instant;
 
 use pipewright::checkpoint::{CheckpointError, CheckpointWriter};
 use pipewright::train::{Metrics, Trainer};
+use pipewright_document::text::quoted;
 use pipewright_schedule::error_text::with_causes as sentence;
+use pipewright_system::failure::advice_for;
 use serde_json::{Map, Value};
 
-use crate::error::{ErrorKind, RunError, advice_for};
+use crate::error::{ErrorKind, FailedRun, RunError};
 use crate::fault::{Fault, launched_start};
 use crate::observer::Observer;
 use crate::recovery::leave_loss;
 use crate::run_folder::{self, RunFolder, is_lost_folder};
 use crate::settings::Settings;
-use crate::text::quoted;
 use crate::training::checkpoint_space::CheckpointSpace;
 use crate::training::checkpoint_timing::CheckpointTiming;
 use crate::training::evaluations::Evaluations;

@@ -6,19 +6,20 @@ use std::sync::Arc;
 
 use pipewright::pipeline::{PipelineError, StepFailure, StepSummary};
 use pipewright::train::{CheckpointChoice, EventFile, EventFileError, Metrics, Sample, StepPrediction};
+use pipewright_document::text::quoted;
 use pipewright_schedule::Timeline;
 use pipewright_schedule::error_text::with_causes as sentence;
 use pipewright_schedule::picture::{PictureSettings, html};
 use pipewright_schedule::slow_ranks::SlowRanks;
+use pipewright_system::failure::disk_advice;
 
-use crate::error::{ErrorKind, RunError, disk_advice};
+use crate::error::{ErrorKind, FailedRun, RunError};
 use crate::fault::{Fault, Start, launched_start};
 use crate::observer::{Ending, Observer};
 use crate::recovery::{GROWTH, SLOW_RANKS, SlowRank, VerifiedStep};
 use crate::run_folder::{RunFolder, RunFolderError};
 use crate::run_record::RunEvent;
 use crate::settings::Settings;
-use crate::text::quoted;
 use crate::training::checkpoint_space::CheckpointSpace;
 use crate::training::efficiency::Efficiency;
 use crate::training::launch::failure;

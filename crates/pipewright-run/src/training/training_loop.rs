@@ -8,7 +8,7 @@ use pipewright::pipeline::PipelineError;
 use pipewright::train::{Metrics, Trainer};
 use serde_json::{Map, Value};
 
-use crate::error::{ErrorKind, RunError};
+use crate::error::{ErrorKind, FailedRun, RunError};
 use crate::fault::Fault;
 use crate::observer::{Ending, Overview, Reason};
 use crate::recovery::{Attempts, SLOW_RANKS};

@@ -9,8 +9,13 @@ use std::ops::Range;
 
 use pipewright::train::Validation;
 use pipewright::train::data::{DataSource, MixedRows, TokenRows};
+use pipewright_document::text::escape;
 use pipewright_models::training_memory::MemoryPlan;
 use pipewright_models::{CutModel, ParameterSpec};
+use pipewright_run::settings::Settings;
+use pipewright_run::settings::pipeline::PartitionChoice;
+use pipewright_run::training::memory::{held_json, line, memory_json, stage_table, table};
+use pipewright_run::training::prepare::Prepared;
 use pipewright_schedule::held_bytes::HeldBytes;
 use pipewright_schedule::partition::{Method, Partition, partition};
 use pipewright_schedule::picture::microbatches_in_words;
@@ -18,12 +23,6 @@ use pipewright_schedule::recompute::{LayerPart, LayerParts, StageRecompute};
 use pipewright_schedule::words::counted;
 use pipewright_schedule::{LayerDesc, Recompute, StageBackward, StageIndex};
 use serde_json::{Map, Value, json};
-
-use pipewright_run::settings::Settings;
-use pipewright_run::settings::pipeline::PartitionChoice;
-use pipewright_run::text::escape;
-use pipewright_run::training::memory::{held_json, line, memory_json, stage_table, table};
-use pipewright_run::training::prepare::Prepared;
 
 /// A prepared run with everything that its summary has.
 pub(crate) struct Summary<'a> {

@@ -6,14 +6,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use pipewright::train::data::{ChatMessage, ChatRenderer, ChatRole, DataConfig, Date};
 use pipewright_models::generation::{Generated, Request};
+use pipewright_planning::failure::Failure;
+use pipewright_planning::output;
+use pipewright_planning::screen::say;
 use pipewright_run::training::trained_model::TrainedModel;
 use pipewright_schedule::words::counted;
 
 use crate::commands::generate::input::read_aside;
 use crate::commands::generate::ranks::{Ranks, failure};
-use crate::display::say;
-use crate::failure::Failure;
-use crate::output;
 
 /// The largest size of a message on standard input, in bytes.
 const LONGEST_MESSAGE: u64 = 1 << 20;

@@ -3,8 +3,9 @@
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::Builder;
 
+use pipewright_planning::failure::{Exit, Failure};
+
 use crate::commands::generate::ranks::Ranks;
-use crate::failure::{Exit, Failure};
 
 /// Returns what `read` sends on a thread of its own. The thread ends with `read`, or with the process.
 pub(super) fn read_aside<T: Send + 'static>(

@@ -4,9 +4,8 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use pipewright::bounded_file::{SMALL_TEXT, read_regular_text};
-
-use crate::failure::{Failure, sentence};
+use pipewright_planning::failure::{Failure, sentence};
+use pipewright_system::bounded_file::{SMALL_TEXT, read_regular_text};
 
 /// The arguments that name prompts.
 #[derive(Debug, Args)]

@@ -16,13 +16,13 @@ use pipewright::tensor::TensorRank;
 use pipewright::transport::Fields;
 use pipewright_models::generation_ranks::{GenerationRanks, RankStage, RanksConfig, RanksError};
 use pipewright_models::{CutModel, Place};
+use pipewright_planning::failure::{Exit, Failure, sentence};
+use pipewright_run::FailedRun;
 use pipewright_run::training::process_group::{ProcessGroup, is_one_of_several, lost};
 use pipewright_run::training::trained_model::{RunRanks, TrainedModel};
 use pipewright_schedule::partition::{Method, Partition, partition};
 use pipewright_schedule::words::counted;
 use serde_json::{Value, json};
-
-use crate::failure::{Exit, Failure, sentence};
 
 /// The time that several ranks may take without progress.
 const USUAL_DEADLINE: Duration = Duration::from_secs(600);

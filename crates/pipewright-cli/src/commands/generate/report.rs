@@ -1,14 +1,14 @@
 //! The output of `pipewright generate`: texts, or an object with everything about them.
 
 use pipewright_models::generation::Generated;
+use pipewright_planning::failure::Failure;
+use pipewright_planning::output;
+use pipewright_planning::screen::say;
 use pipewright_run::training::trained_model::TrainedModel;
 use pipewright_schedule::words::counted;
 use serde_json::{Value, json};
 
 use crate::commands::generate::ranks::Ranks;
-use crate::display::say;
-use crate::failure::Failure;
-use crate::output;
 
 /// A text that was generated.
 pub(super) struct Outcome {

@@ -1,13 +1,13 @@
 //! Reads the command that the processes of a launch run.
 
 use clap::{Parser, Subcommand};
+use pipewright_planning::failure::Failure;
+use pipewright_planning::screen;
+use pipewright_run::launch::Target;
+use pipewright_run::resume::stored_settings;
 
 use crate::commands::resume::ResumeArguments;
 use crate::commands::run_arguments::RunArguments;
-use crate::display::screen;
-use crate::failure::Failure;
-use pipewright_run::launch::Target;
-use pipewright_run::resume::stored_settings;
 
 /// The commands that can be launched.
 #[derive(Debug, Parser)]

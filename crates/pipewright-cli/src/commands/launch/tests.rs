@@ -3,13 +3,13 @@
 use std::fs;
 use std::path::Path;
 
+use pipewright_planning::failure::Failure;
 use pipewright_run::launch::{Layout, WholeRun};
 use pipewright_run::settings::Settings;
 use pipewright_run::training::load::load_settings;
 use pipewright_run::training::model::read_model;
 
 use super::REPLANNER;
-use crate::failure::Failure;
 use crate::planning::auto::assumed_profile;
 
 fn read(folder: &Path, runs_here: bool) -> Result<WholeRun, Failure> {

@@ -9,6 +9,7 @@ use std::path::Path;
 
 use pipewright_models::CutModel;
 use pipewright_models::training_memory::{ExpertLoad, KeptActivations};
+use pipewright_planning::failure::Failure;
 use pipewright_run::run_folder::CONFIG;
 use pipewright_run::run_record::{RecordedTimeline, StepMetrics, median_of, metrics, require_run, timelines};
 use pipewright_run::settings::Settings;
@@ -26,7 +27,6 @@ use pipewright_schedule::{
     ValidatedProgram,
 };
 
-use crate::failure::Failure;
 use crate::schedules::other_sizes::other_sizes;
 
 /// A run with everything that its page shows.
@@ -51,8 +51,9 @@ impl RecordedRun {
     /// Reads the folder of a run.
     pub(crate) fn read(run: &Path) -> Result<Self, Failure> {
         require_run(run)?;
-        let located =
-            |error| Failure::input(format!("{}: {}", run.display(), crate::failure::sentence(&error)));
+        let located = |error| {
+            Failure::input(format!("{}: {}", run.display(), pipewright_planning::failure::sentence(&error)))
+        };
         let recorded = timelines(run)?;
         let mut steps = Vec::new();
         for RecordedTimeline { step, timeline } in &recorded {

@@ -1,0 +1,33 @@
+//! The adapters of a configuration in a plan for a cluster: the layers that have one, with their sizes.
+
+use std::path::Path;
+
+use pipewright_models::{CutModel, ModelConfig, adapted_layers};
+use pipewright_planning::clusters::model::PlannedAdapters;
+use pipewright_planning::failure::{Exit, Failure};
+use pipewright_run::settings::Settings;
+use pipewright_run::settings::adapter::AdapterSettings;
+use pipewright_run::training::model::adapter_of;
+use pipewright_shapes::training::AdaptedLayer;
+
+/// Returns the adapters of a configuration on the model in the folder `from`, which needs no weights.
+pub(super) fn read(
+    from: &Path,
+    settings: &Settings,
+    adapter: &AdapterSettings,
+) -> Result<PlannedAdapters, Failure> {
+    let model = ModelConfig::read(from).map_err(Failure::input)?;
+    let adapter = adapter_of(settings, adapter, &model)?;
+    let lora = adapter.lora.clone();
+    let specs = CutModel::from(model).with_adapter(adapter).and_then(|model| model.trained_parameters());
+    let adapted = adapted_layers(&lora, &specs.map_err(Failure::input)?);
+    // The model makes these paths, and all of its adapters are in blocks.
+    let with_block = |(path, layer): (String, AdaptedLayer)| {
+        let block = path.split('.').find_map(|name| name.parse::<usize>().ok()).ok_or_else(|| {
+            Failure::new(Exit::Bug, format!("the layer `{path}` has an adapter, and is not in a block"))
+        })?;
+        Ok((block, layer))
+    };
+    let layers = adapted.into_iter().map(with_block).collect::<Result<_, Failure>>()?;
+    Ok(PlannedAdapters { sizes: lora.sizes(), layers })
+}
