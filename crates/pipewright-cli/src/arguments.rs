@@ -6,8 +6,7 @@
 mod groups;
 
 use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
-use pipewright_planning::argument_values::{Hinted, shortened_error};
-use pipewright_run::settings::set_arguments;
+use pipewright_planning::argument_values::shortened_error;
 use pipewright_system::failure::exit_codes;
 
 use crate::commands::resume::ResumeArguments;
@@ -16,6 +15,7 @@ use crate::commands::{
     check, completions, data, devices, export, generate, init, inspect, launch, man, partition, profile,
     report, tokenize, view, watch,
 };
+use crate::keys::keys;
 
 /// Trains models that do not fit on one device, by pipeline parallelism.
 #[derive(Debug, Parser)]
@@ -44,11 +44,6 @@ impl Arguments {
             .and_then(|matches| Self::from_arg_matches(&matches))
             .unwrap_or_else(|error| shortened_error(error).exit())
     }
-}
-
-/// Returns the parser of a key and its value, as after `--set`.
-pub(crate) fn keys() -> Hinted {
-    Hinted::of(set_arguments().iter().map(String::as_str).collect())
 }
 
 /// Returns the text below the list of commands.

@@ -3,14 +3,15 @@
 //! This crate reads arguments and configurations, calls the libraries, and shows their results. Code that
 //! users of the libraries need too belongs in the libraries.
 
-mod arguments;
-mod commands;
-mod display;
 mod exhaustion;
-mod planning;
-mod schedules;
 mod signal;
+mod keys;
+mod display;
+mod schedules;
+mod planning;
 mod terminal;
+mod commands;
+mod arguments;
 
 use std::process::ExitCode;
 

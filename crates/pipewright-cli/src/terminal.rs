@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use pipewright::pipeline::UndeferredParameter;
 use pipewright::train::{CheckpointChoice, Metrics};
+use pipewright_planning::failure;
 use pipewright_planning::plans::print::span;
 use pipewright_planning::screen::say;
 use pipewright_run::error::RunError;
@@ -15,9 +16,8 @@ use pipewright_run::observer::{Ending, Observer, Overview};
 use pipewright_schedule::words::counted;
 use pipewright_system::machine_memory::most_bytes;
 
-use crate::display::Display;
-use crate::display::milliseconds;
-use crate::{exhaustion, failure, signal};
+use crate::display::{Display, milliseconds};
+use crate::{exhaustion, signal};
 
 /// The receiver of what a run reports.
 #[derive(Default)]

@@ -5,9 +5,11 @@ use std::path::Path;
 
 use pipewright_schedule::plan::{Plan, TrainingState};
 use pipewright_schedule::profile::Profile;
+use pipewright_shapes::model::Model;
+use pipewright_shapes::reader::Described;
+use pipewright_shapes::training::{AdaptedLayer, AdapterSizes};
 use toml::{Table, Value};
 
-use crate::clusters::model::PlannedModel;
 use crate::failure::Failure;
 
 /// A reader of configurations for training.
@@ -28,6 +30,35 @@ pub trait Configurations: fmt::Debug {
     /// # Errors
     /// When the configuration cannot be read, or has mistakes, or its adapters do not fit the model.
     fn model(&self, file: Option<&Path>, set: &[String]) -> Result<PlannedModel, Failure>;
+}
+
+/// A model, and what its file says about the run.
+#[derive(Debug)]
+pub struct PlannedModel {
+    /// The model, and what is assumed about it.
+    pub described: Described,
+    /// The tokens of a row, if the file is a configuration for `train`.
+    pub sequence: Option<u32>,
+    /// The rows of a step, if the file is a configuration for `train`.
+    pub batch: Option<u32>,
+    /// The adapters that a configuration trains in place of the model.
+    pub adapters: Option<PlannedAdapters>,
+}
+
+/// Adapters on the layers of a model.
+#[derive(Debug)]
+pub struct PlannedAdapters {
+    /// The sizes of an adapter.
+    pub sizes: AdapterSizes,
+    /// The adapted layers, each with the index of its block.
+    pub layers: Vec<(usize, AdaptedLayer)>,
+}
+
+impl PlannedAdapters {
+    /// Returns a model whose adapters are trained.
+    pub(crate) fn on(self, model: Model) -> Result<Model, Failure> {
+        model.with_adapters(self.sizes, self.layers).map_err(Failure::input)
+    }
 }
 
 /// The numbers of ranks that the user fixes for a plan.

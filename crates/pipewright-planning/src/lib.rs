@@ -13,9 +13,9 @@ mod browser;
 pub mod output;
 pub mod argument_values;
 pub mod schedules;
+pub mod configurations;
 pub mod plans;
 pub mod clusters;
-pub mod configurations;
 mod commands;
 mod command;
 

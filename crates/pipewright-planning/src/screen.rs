@@ -18,7 +18,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pipewright_document::text::{escape, escape_all_but_colours};
-use rustix::termios::{Winsize, tcgetwinsize};
 
 use crate::wrap::wrap;
 
@@ -128,6 +127,7 @@ pub fn has_colour() -> bool {
 
 /// Moves the cursor below the frame, which is the last one. Does not lock or allocate, so a signal handler
 /// may call it before it ends the process.
+#[cfg(unix)]
 pub fn leave_from_signal_handler() {
     ENDS.store(true, Ordering::Relaxed);
     const LINE_ENDS: [u8; MOST_LINES] = [b'\n'; MOST_LINES];
@@ -168,13 +168,20 @@ fn frame_text(lines: &[String]) -> String {
     text
 }
 
+#[cfg(unix)]
 fn size() -> Size {
+    use rustix::termios::{Winsize, tcgetwinsize};
     match tcgetwinsize(rustix::stdio::stderr()) {
         Ok(Winsize { ws_col: columns @ 1.., ws_row: rows @ 1.., .. }) => {
             Size { columns: columns.into(), rows: rows.into() }
         }
         _ => STANDARD,
     }
+}
+
+#[cfg(not(unix))]
+fn size() -> Size {
+    STANDARD
 }
 
 /// Writes everything at once, so that the terminal never shows a part of a frame.

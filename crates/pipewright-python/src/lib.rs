@@ -26,6 +26,7 @@ mod cluster;
 mod html;
 mod cluster_plan;
 mod cluster_check;
+mod command_line;
 
 /// Proves, predicts, plans and draws pipelines.
 #[pyo3::pymodule]
@@ -40,6 +41,8 @@ mod _native {
     use crate::cluster_check::{PyJudgement, check_cluster};
     #[pymodule_export]
     use crate::cluster_plan::{PyClusterPlan, clusters, plan_cluster};
+    #[pymodule_export]
+    use crate::command_line::run_command;
     #[pymodule_export]
     use crate::comparison::{PyComparison, compare};
     #[pymodule_export]

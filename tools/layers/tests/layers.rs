@@ -15,10 +15,10 @@ const CRATES: &[(&str, &[&str])] = &[
     ("crates/pipewright-kernel", &[]),
     // The files of `stage::training` have the methods of one type, and see its private fields.
     ("crates/pipewright", &["stage::training"]),
+    ("crates/pipewright-planning", &[]),
     ("crates/pipewright-models", &[]),
     ("crates/pipewright-run", &[]),
-    // `failure` has the errors of the folders that return it.
-    ("crates/pipewright-cli", &[""]),
+    ("crates/pipewright-cli", &[]),
     ("tools/book", &[]),
     ("tools/features", &[]),
     ("tools/layers", &[]),

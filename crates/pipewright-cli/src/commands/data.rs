@@ -17,7 +17,7 @@ use pipewright_run::training::load::load_settings;
 use pipewright_run::training::model::read_model;
 use pipewright_schedule::words::counted;
 
-use crate::arguments::keys;
+use crate::keys::keys;
 
 /// The size of a vocabulary without an end: a file of data is shown without a model.
 const ANY_ID: usize = i32::MAX as usize;

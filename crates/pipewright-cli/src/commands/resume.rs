@@ -7,7 +7,7 @@ use clap::Args;
 use pipewright_planning::failure::Failure;
 use pipewright_run::run::Run;
 
-use crate::arguments::keys;
+use crate::keys::keys;
 use crate::terminal::Terminal;
 
 /// The arguments of `pipewright resume`.

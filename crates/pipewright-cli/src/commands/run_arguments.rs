@@ -8,7 +8,7 @@ use pipewright_planning::failure::Failure;
 use pipewright_run::settings::{Base, Loaded};
 use pipewright_run::training::load::{load, load_settings};
 
-use crate::arguments::keys;
+use crate::keys::keys;
 
 /// The configuration of a run.
 #[derive(Clone, Debug, Args)]

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use pipewright_models::{CutModel, ModelConfig, adapted_layers};
-use pipewright_planning::clusters::model::PlannedAdapters;
+use pipewright_planning::configurations::PlannedAdapters;
 use pipewright_planning::failure::{Exit, Failure};
 use pipewright_run::settings::Settings;
 use pipewright_run::settings::adapter::AdapterSettings;

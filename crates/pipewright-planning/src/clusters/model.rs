@@ -2,44 +2,13 @@
 
 use std::path::Path;
 
-use pipewright_shapes::model::Model;
 use pipewright_shapes::reader::{self, Described};
-use pipewright_shapes::training::{AdaptedLayer, AdapterSizes};
 use pipewright_system::bounded_file::read_text;
 use pipewright_system::model_folder::snapshot;
 
 use crate::clusters::machine::unreadable;
-use crate::configurations::Configurations;
+use crate::configurations::{Configurations, PlannedModel};
 use crate::failure::Failure;
-
-/// A model, and what its file says about the run.
-#[derive(Debug)]
-pub struct PlannedModel {
-    /// The model, and what is assumed about it.
-    pub described: Described,
-    /// The tokens of a row, if the file is a configuration for `train`.
-    pub sequence: Option<u32>,
-    /// The rows of a step, if the file is a configuration for `train`.
-    pub batch: Option<u32>,
-    /// The adapters that a configuration trains in place of the model.
-    pub adapters: Option<PlannedAdapters>,
-}
-
-/// Adapters on the layers of a model.
-#[derive(Debug)]
-pub struct PlannedAdapters {
-    /// The sizes of an adapter.
-    pub sizes: AdapterSizes,
-    /// The adapted layers, each with the index of its block.
-    pub layers: Vec<(usize, AdaptedLayer)>,
-}
-
-impl PlannedAdapters {
-    /// Returns a model whose adapters are trained.
-    pub(super) fn on(self, model: Model) -> Result<Model, Failure> {
-        model.with_adapters(self.sizes, self.layers).map_err(Failure::input)
-    }
-}
 
 /// Reads the model that a path means: a `config.json`, a folder with one, or a configuration for `train`,
 /// which `set` overrides. `set` alone overrides the built-in sample.

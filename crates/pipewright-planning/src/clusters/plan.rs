@@ -17,8 +17,9 @@ use pipewright_shapes::reader::Described;
 
 use crate::clusters::failures::ExpectedFaults;
 use crate::clusters::machine::{machine, read_toml};
-use crate::clusters::model::{self, PlannedModel};
+use crate::clusters::model;
 use crate::clusters::request::{PlanOptions, Sizes};
+use crate::configurations::PlannedModel;
 use crate::failure::{Exit, Failure};
 use crate::plans::emitted::{Emitted, Target};
 
