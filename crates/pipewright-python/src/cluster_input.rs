@@ -10,6 +10,7 @@ use pipewright_document::{Problem, Problems, Reader, Source, Table};
 use pipewright_schedule::error_text::with_causes;
 use pipewright_shapes::model::Model;
 use pipewright_shapes::reader;
+use pipewright_system::model_folder::snapshot;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyFloat, PyInt};
 use serde_json::{Map, Value};
@@ -17,9 +18,11 @@ use serde_json::{Map, Value};
 use crate::errors::exception;
 use crate::profile::text_of;
 
-/// Reads the model of a `config.json`: a path, a folder, a text or a dictionary.
+/// Reads the model of a `config.json`: a path, a folder, also in the cache of the Hugging Face hub, a text or a dictionary.
 pub(crate) fn model_of(config: &Bound<'_, PyAny>) -> PyResult<Model> {
     let folder = config.extract::<PathBuf>().ok().filter(|path| path.is_dir());
+    let folder = folder.map(|folder| snapshot(&folder)).transpose();
+    let folder = folder.map_err(|error| refused(config.py(), vec![error.to_string()]))?;
     let file = folder.map(|folder| folder.join("config.json").into_pyobject(config.py())).transpose()?;
     let (text, path) = text_of("a model", file.as_ref().unwrap_or(config))?;
     let place = path.map_or_else(String::new, |path| format!("{}: ", path.display()));
