@@ -3,12 +3,14 @@
 //! The keys are checked here, the values by the profile itself. A key with another unit, such as
 //! `forward_ms`, is reported with the right one.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use pipewright_document::{Place, Problem, Problems, Reader, Source, Table, Value};
 use pipewright_schedule::analytic::{Figure, Missing};
 use pipewright_schedule::profile::{
-    DeviceProfile, LayerProfile, LinkProfile, MAX_LAYERS, NodeProfile, PartProfile, Profile, ProfilePart,
+    DeviceProfile, LayerProfile, LinkProfile, MAX_LAYERS, MAX_PAIRS, MAX_PROFILE_RANKS, NodeProfile,
+    PairProfile, PartProfile, Profile, ProfilePart, RankProfile,
 };
 use pipewright_schedule::recompute::LayerPart;
 
@@ -58,14 +60,11 @@ fn read_profile(mut file: Reader<'_>, may_lack: bool, missing: &mut Vec<Missing>
     let device = file.table("device", "a section").map(|table| device(file.inner("[device]", table)));
     let link = file.table("link", "a section").map(|table| link(file.inner("[link]", table)));
     let node = file.table("node", "a section").map(|table| node(file.inner("[node]", table)));
-    let tables = file.tables("layers", "[[layers]] sections").unwrap_or_default();
-    if let Some(table) = tables.get(MAX_LAYERS as usize) {
-        // The mistakes in many more might not fit into memory.
-        let sentence =
-            format!("`layers` is {}, where at most {MAX_LAYERS} sections is expected", tables.len());
-        file.report_at(table.place.clone(), sentence, format!("write at most {MAX_LAYERS} sections"));
-        return None;
-    }
+    let ranks = sections(&mut file, "rank", "[[rank]] sections", MAX_PROFILE_RANKS as usize)?;
+    let ranks = ranks.into_iter().map(|table| rank(file.inner("[[rank]]", table))).collect();
+    let pairs = sections(&mut file, "pair", "[[pair]] sections", MAX_PAIRS as usize)?;
+    let pairs = pairs.into_iter().map(|table| pair(file.inner("[[pair]]", table))).collect();
+    let tables = sections(&mut file, "layers", "[[layers]] sections", MAX_LAYERS as usize)?;
     if tables.is_empty() && file.is_written("layers") {
         file.empty::<()>("layers");
     }
@@ -82,10 +81,29 @@ fn read_profile(mut file: Reader<'_>, may_lack: bool, missing: &mut Vec<Missing>
         device,
         link: link.unwrap_or_default(),
         node,
+        ranks,
+        pairs,
         layers,
     };
     file.finish();
     Some(profile)
+}
+
+/// Reads the sections of a name. Returns `None` if there are more than `most`.
+fn sections<'a>(
+    file: &mut Reader<'a>,
+    key: &'static str,
+    expected: &str,
+    most: usize,
+) -> Option<Vec<&'a Table>> {
+    let tables = file.tables(key, expected).unwrap_or_default();
+    if let Some(table) = tables.get(most) {
+        // The mistakes in many more might not fit into memory.
+        let sentence = format!("`{key}` is {}, where at most {most} sections is expected", tables.len());
+        file.report_at(table.place.clone(), sentence, format!("write at most {most} sections"));
+        return None;
+    }
+    Some(tables)
 }
 
 fn number(keys: &mut Reader<'_>, key: &'static str) -> Option<f64> {
@@ -134,6 +152,32 @@ fn node(mut keys: Reader<'_>) -> NodeProfile {
     let ranks = u32_of(&mut keys, "ranks").unwrap_or(1);
     keys.finish();
     NodeProfile { ranks, latency_s, bytes_per_s }
+}
+
+fn rank(mut keys: Reader<'_>) -> RankProfile {
+    let rank = RankProfile {
+        speed: number(&mut keys, "speed").unwrap_or(1.0),
+        memory_bytes: u64_of(&mut keys, "memory_bytes"),
+        threads: u32_of(&mut keys, "threads"),
+        device: text(&mut keys, "device").filter(|text| !text.is_empty()),
+        speeds: keys.read("speeds", "a table of kinds and speeds", speeds).unwrap_or_default(),
+    };
+    keys.finish();
+    rank
+}
+
+fn speeds(value: &Value) -> Option<BTreeMap<String, f64>> {
+    let entries = value.as_table()?.entries.iter();
+    entries.map(|(kind, entry)| Some((kind.clone(), entry.value.as_number()?))).collect()
+}
+
+fn pair(mut keys: Reader<'_>) -> PairProfile {
+    keys.require(&["from", "to", "latency_s", "bytes_per_s"]);
+    let [from, to] = ["from", "to"].map(|key| u32_of(&mut keys, key).unwrap_or(0));
+    let [latency_s, bytes_per_s] =
+        ["latency_s", "bytes_per_s"].map(|key| number(&mut keys, key).unwrap_or(1.0));
+    keys.finish();
+    PairProfile { from, to, latency_s, bytes_per_s }
 }
 
 fn layer(mut keys: Reader<'_>, index: usize, may_lack: bool, missing: &mut Vec<Missing>) -> LayerProfile {
@@ -202,15 +246,18 @@ impl ReadProfile {
     /// Returns the place of a value, or its section's place if it is not written.
     pub fn place(&self, part: ProfilePart, key: &str) -> Place {
         let section = |name| self.table.get(name).and_then(Value::as_table);
+        let numbered = |name, index: usize| match self.table.get(name).and_then(Value::as_list) {
+            Some(sections) => sections.get(index).and_then(Value::as_table),
+            None => section(name),
+        };
         let section = match part {
             ProfilePart::Top => None,
             ProfilePart::Device => section("device"),
             ProfilePart::Link => section("link"),
             ProfilePart::Node => section("node"),
-            ProfilePart::Layer(index) => match self.table.get("layers").and_then(Value::as_list) {
-                Some(layers) => layers.get(index).and_then(Value::as_table),
-                None => section("layers"),
-            },
+            ProfilePart::Rank(index) => numbered("rank", index),
+            ProfilePart::Pair(index) => numbered("pair", index),
+            ProfilePart::Layer(index) => numbered("layers", index),
         };
         let section = section.unwrap_or(&self.table);
         section.get(key).map_or(&section.place, |value| &value.place).clone()

@@ -62,6 +62,28 @@ pub(crate) fn profile_text(profile: &Profile, measured: &Measured, layers: &Mode
         line("latency_s", seconds(node.latency_s));
         line("bytes_per_s", seconds(node.bytes_per_s));
     }
+    for rank in &profile.ranks {
+        line("\n[[rank]]\nspeed", rank.speed.to_string());
+        let numbers = [("memory_bytes", rank.memory_bytes), ("threads", rank.threads.map(u64::from))];
+        for (key, number) in numbers {
+            if let Some(number) = number {
+                line(key, number.to_string());
+            }
+        }
+        if let Some(device) = &rank.device {
+            line("device", quoted(device));
+        }
+        if !rank.speeds.is_empty() {
+            let speeds = rank.speeds.iter().map(|(kind, &speed)| (kind.clone(), Value::Float(speed)));
+            line("speeds", Value::Table(speeds.collect()).to_string());
+        }
+    }
+    for pair in &profile.pairs {
+        line("\n[[pair]]\nfrom", pair.from.to_string());
+        line("to", pair.to.to_string());
+        line("latency_s", seconds(pair.latency_s));
+        line("bytes_per_s", seconds(pair.bytes_per_s));
+    }
     let mut first = 0;
     for layer in &profile.layers {
         let described = &layers.layers[first];
@@ -138,7 +160,7 @@ fn list(texts: &[String]) -> String {
 mod tests {
     use super::*;
     use pipewright_schedule::LayerDesc;
-    use pipewright_schedule::profile::{DeviceProfile, LinkProfile, NodeProfile};
+    use pipewright_schedule::profile::{DeviceProfile, LinkProfile, NodeProfile, PairProfile, RankProfile};
     use pipewright_system::profile_file;
 
     #[test]
@@ -228,6 +250,17 @@ mod tests {
             device: Some(device),
             link,
             node: Some(NodeProfile { ranks: 8, latency_s: 1e-6, bytes_per_s: 1e11 }),
+            ranks: vec![
+                RankProfile::default(),
+                RankProfile {
+                    speed: 0.5,
+                    memory_bytes: Some(9),
+                    threads: Some(2),
+                    device: Some("flex".into()),
+                    speeds: [("a \"b\"".to_owned(), 0.25)].into(),
+                },
+            ],
+            pairs: vec![PairProfile { from: 0, to: 1, latency_s: 5e-3, bytes_per_s: 1.2e7 }],
             layers: vec![layer],
             assumed: vec!["link.latency_s".into()],
         };

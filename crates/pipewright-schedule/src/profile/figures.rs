@@ -1,7 +1,10 @@
 //! The figures of a profile: its layers, its links and its device, as files have them.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
+use crate::ids::Rank;
 use crate::model::is_zero;
 use crate::recompute::LayerPart;
 
@@ -33,6 +36,12 @@ pub struct Profile {
     /// The nodes of a cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeProfile>,
+    /// The ranks in their order, if they differ; empty if all are as the profile says.
+    #[serde(default, rename = "rank", skip_serializing_if = "Vec::is_empty")]
+    pub ranks: Vec<RankProfile>,
+    /// The links between two ranks that differ from `link` and `node`.
+    #[serde(default, rename = "pair", skip_serializing_if = "Vec::is_empty")]
+    pub pairs: Vec<PairProfile>,
     /// The layers in the order of the model.
     pub layers: Vec<LayerProfile>,
     /// The figures that were not measured but assumed, such as `link.latency_s` or `head.forward_s`: a
@@ -90,6 +99,41 @@ pub struct LinkProfile {
 pub struct NodeProfile {
     /// The number of ranks.
     pub ranks: u32,
+    /// The time from the departure of the last byte to its arrival.
+    pub latency_s: f64,
+    /// The bandwidth.
+    pub bytes_per_s: f64,
+}
+
+/// A rank whose machine differs from the one that the profile is of.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RankProfile {
+    /// The speed relative to the times of the profile: at 0.5, a computation takes twice as long.
+    #[serde(default = "one_speed", skip_serializing_if = "is_one_speed")]
+    pub speed: f64,
+    /// The memory of the rank; `None` for the memory of a rank of the profile's device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// The threads of the rank, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub threads: Option<u32>,
+    /// The device of the rank as a configuration of a run names it; `None` for the device of the profile.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// The speeds of kinds of layers for which `speed` does not hold.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub speeds: BTreeMap<String, f64>,
+}
+
+/// The link from one rank to another one. Without an entry of its own, the other direction has the same link.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PairProfile {
+    /// The rank that sends.
+    pub from: u32,
+    /// The rank that receives.
+    pub to: u32,
     /// The time from the departure of the last byte to its arrival.
     pub latency_s: f64,
     /// The bandwidth.
@@ -193,6 +237,14 @@ fn one() -> u32 {
     1
 }
 
+fn one_speed() -> f64 {
+    1.0
+}
+
+fn is_one_speed(speed: &f64) -> bool {
+    *speed == one_speed()
+}
+
 fn is_no_time(seconds: &f64) -> bool {
     *seconds == 0.0
 }
@@ -208,6 +260,8 @@ impl Default for Profile {
             device: None,
             link: LinkProfile::default(),
             node: None,
+            ranks: Vec::new(),
+            pairs: Vec::new(),
             layers: Vec::new(),
             assumed: Vec::new(),
         }
@@ -254,6 +308,27 @@ impl LinkProfile {
 
 impl NodeProfile {
     /// Returns the link between two ranks of the node.
+    pub fn link(&self) -> LinkProfile {
+        LinkProfile::new(self.latency_s, self.bytes_per_s)
+    }
+}
+
+impl Default for RankProfile {
+    /// A rank as the profile says.
+    fn default() -> Self {
+        Self { speed: one_speed(), memory_bytes: None, threads: None, device: None, speeds: BTreeMap::new() }
+    }
+}
+
+impl RankProfile {
+    /// Returns the speed of a computation of layers of a kind.
+    pub fn speed_of(&self, kind: &str) -> f64 {
+        self.speeds.get(kind).copied().unwrap_or(self.speed)
+    }
+}
+
+impl PairProfile {
+    /// Returns the link.
     pub fn link(&self) -> LinkProfile {
         LinkProfile::new(self.latency_s, self.bytes_per_s)
     }
@@ -313,6 +388,19 @@ impl Profile {
     /// ([`TrainingLowering::with_exchanges`](crate::lower::TrainingLowering::with_exchanges)).
     pub fn has_exchanges(&self) -> bool {
         self.layers.iter().any(|layer| layer.exchange_s > 0.0)
+    }
+
+    /// Returns the link from one rank to another one: of their pair, in this direction or else in the other one;
+    /// inside a node, of the node; otherwise the link of the profile.
+    pub fn link_between(&self, from: Rank, to: Rank) -> LinkProfile {
+        let pair = |from: u32, to: u32| self.pairs.iter().find(|pair| (pair.from, pair.to) == (from, to));
+        let (from, to) = (from.get(), to.get());
+        if let Some(pair) = pair(from, to).or_else(|| pair(to, from)) {
+            return pair.link();
+        }
+        let same_node = self.node.filter(|node| from / node.ranks.max(1) == to / node.ranks.max(1));
+        same_node
+            .map_or_else(|| LinkProfile::new(self.link.latency_s, self.link.bytes_per_s), |node| node.link())
     }
 
     /// Returns the memory of each of `ranks` ranks in bytes, if the profile has it. A profile that was

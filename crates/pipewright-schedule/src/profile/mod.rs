@@ -15,11 +15,13 @@ mod figures;
 mod problems;
 
 pub use figures::{
-    DeviceProfile, LayerProfile, LinkProfile, NodeProfile, PROCESSOR, PartProfile, Profile, TENSOR_SUMS,
+    DeviceProfile, LayerProfile, LinkProfile, NodeProfile, PROCESSOR, PairProfile, PartProfile, Profile,
+    RankProfile, TENSOR_SUMS,
 };
 pub use problems::{
-    MAX_BYTES_PER_SECOND, MAX_LAYERS, MAX_NODE_RANKS, MAX_PROFILE_BYTES, MAX_PROFILE_ROWS,
-    MAX_PROFILE_SECONDS, MAX_PROFILE_TOKENS, MAX_TENSOR_SUMS, ProfilePart, ProfileProblem,
+    MAX_BYTES_PER_SECOND, MAX_LAYERS, MAX_NODE_RANKS, MAX_PAIRS, MAX_PROFILE_BYTES, MAX_PROFILE_RANKS,
+    MAX_PROFILE_ROWS, MAX_PROFILE_SECONDS, MAX_PROFILE_TOKENS, MAX_SPEED, MAX_TENSOR_SUMS, MIN_SPEED,
+    ProfilePart, ProfileProblem,
 };
 
 pub use crate::model::{EMBEDDING, EMBEDDING_PART, HEAD, HEAD_PART, PREDICTION};

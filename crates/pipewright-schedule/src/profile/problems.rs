@@ -1,9 +1,11 @@
 //! The values that a profile cannot have, each with its place and what is expected there.
 
+use std::collections::{BTreeSet, HashSet};
 use std::fmt;
 
-use super::figures::{LayerProfile, LinkProfile, PartProfile, Profile};
+use super::figures::{LayerProfile, LinkProfile, PairProfile, PartProfile, Profile, RankProfile};
 use crate::recompute::LayerPart;
+use crate::words::counted;
 
 /// The largest number of layers, with repetitions.
 pub const MAX_LAYERS: u64 = 10_000;
@@ -21,6 +23,14 @@ pub const MAX_BYTES_PER_SECOND: f64 = 1e18;
 pub const MAX_TENSOR_SUMS: u32 = 1_000;
 /// The largest number of ranks of a node.
 pub const MAX_NODE_RANKS: u32 = 65_536;
+/// The largest number of `[[rank]]` sections.
+pub const MAX_PROFILE_RANKS: u32 = 1_024;
+/// The largest number of `[[pair]]` sections.
+pub const MAX_PAIRS: u32 = 65_536;
+/// The smallest and the largest speed of a rank relative to the profile.
+pub const MIN_SPEED: f64 = 1e-3;
+/// See [`MIN_SPEED`].
+pub const MAX_SPEED: f64 = 1e3;
 
 /// The part of a profile that a problem is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -33,6 +43,10 @@ pub enum ProfilePart {
     Link,
     /// The section `[node]`.
     Node,
+    /// The section `[[rank]]` with this index, counted from 0.
+    Rank(usize),
+    /// The section `[[pair]]` with this index, counted from 0.
+    Pair(usize),
     /// The section `[[layers]]` with this index, counted from 0.
     Layer(usize),
 }
@@ -76,22 +90,59 @@ impl Profile {
         for (key, count) in counts {
             check_count(&mut found, ProfilePart::Device, key, count, MAX_NODE_RANKS);
         }
-        if let Some(memory) = device.and_then(|device| device.memory_bytes) {
-            if memory == 0 {
-                let expected = format!("a number of bytes from 1 to {MAX_PROFILE_BYTES}");
-                found.push(problem(ProfilePart::Device, "memory_bytes", memory, expected));
-            }
-            check_bytes(&mut found, ProfilePart::Device, "memory_bytes", memory);
-        }
+        check_memory(&mut found, ProfilePart::Device, device.and_then(|device| device.memory_bytes));
         check_link(&mut found, ProfilePart::Link, &self.link);
         if let Some(node) = &self.node {
             check_link(&mut found, ProfilePart::Node, &node.link());
             check_count(&mut found, ProfilePart::Node, "ranks", Some(node.ranks), MAX_NODE_RANKS);
         }
+        self.check_ranks(&mut found);
+        self.check_pairs(&mut found);
         for (index, layer) in self.layers.iter().enumerate() {
             check_layer(&mut found, ProfilePart::Layer(index), layer);
         }
         found
+    }
+
+    /// Returns the values that a profile for `ranks` ranks cannot have besides [`Profile::problems`]: another
+    /// number of `[[rank]]` sections, and pairs with a rank that does not exist.
+    pub fn problems_for(&self, ranks: u32) -> Vec<ProfileProblem> {
+        let mut found = Vec::new();
+        if !self.ranks.is_empty() && self.ranks.len() != ranks as usize {
+            let sections = self.ranks.len();
+            let expected = format!("one [[rank]] for each of {}", counted(ranks, "rank"));
+            found.push(problem(ProfilePart::Top, "rank", counted(sections as u64, "section"), expected));
+            return found;
+        }
+        for (index, pair) in self.pairs.iter().enumerate() {
+            check_ends(&mut found, ProfilePart::Pair(index), pair, ranks);
+        }
+        found
+    }
+
+    fn check_ranks(&self, found: &mut Vec<ProfileProblem>) {
+        check_sections(found, "rank", self.ranks.len(), MAX_PROFILE_RANKS);
+        let kinds: BTreeSet<&str> = self.layers.iter().map(|layer| layer.kind.as_str()).collect();
+        for (index, rank) in self.ranks.iter().enumerate() {
+            check_rank(found, ProfilePart::Rank(index), rank, &kinds);
+        }
+    }
+
+    fn check_pairs(&self, found: &mut Vec<ProfileProblem>) {
+        check_sections(found, "pair", self.pairs.len(), MAX_PAIRS);
+        let ranks = if self.ranks.is_empty() { MAX_NODE_RANKS } else { self.ranks.len() as u32 };
+        let mut known = HashSet::new();
+        for (index, pair) in self.pairs.iter().enumerate() {
+            let part = ProfilePart::Pair(index);
+            check_link(found, part, &pair.link());
+            check_ends(found, part, pair, ranks);
+            if pair.from == pair.to {
+                found.push(problem(part, "to", pair.to, "another rank than `from`"));
+            } else if !known.insert((pair.from, pair.to)) {
+                let value = format!("{} for a second time after `from = {}`", pair.to, pair.from);
+                found.push(problem(part, "to", value, "one [[pair]] for each direction"));
+            }
+        }
     }
 
     /// Reports a model without trained layers, and layers whose trained parameters are more than all.
@@ -122,6 +173,58 @@ impl Profile {
             }
         }
     }
+}
+
+/// Reports more sections than there may be.
+fn check_sections(found: &mut Vec<ProfileProblem>, key: &'static str, sections: usize, most: u32) {
+    if sections > most as usize {
+        let expected = format!("at most {most} sections");
+        found.push(problem(ProfilePart::Top, key, counted(sections as u64, "section"), expected));
+    }
+}
+
+fn check_rank(
+    found: &mut Vec<ProfileProblem>,
+    part: ProfilePart,
+    rank: &RankProfile,
+    kinds: &BTreeSet<&str>,
+) {
+    let is_possible = |speed: f64| (MIN_SPEED..=MAX_SPEED).contains(&speed);
+    let range = format!("a number from {MIN_SPEED:e} to {MAX_SPEED:e}");
+    if !is_possible(rank.speed) {
+        found.push(problem(part, "speed", rank.speed, range.as_str()));
+    }
+    for (kind, &speed) in &rank.speeds {
+        if !kinds.contains(kind.as_str()) {
+            let kinds: Vec<&str> = kinds.iter().copied().collect();
+            let expected = format!("a kind of the layers ({})", kinds.join(", "));
+            found.push(problem(part, "speeds", format!("for `{kind}`"), expected));
+        }
+        if !is_possible(speed) {
+            found.push(problem(part, "speeds", format!("{speed} for `{kind}`"), range.as_str()));
+        }
+    }
+    check_memory(found, part, rank.memory_bytes);
+    check_count(found, part, "threads", rank.threads, MAX_NODE_RANKS);
+}
+
+/// Reports a pair with a rank that does not exist.
+fn check_ends(found: &mut Vec<ProfileProblem>, part: ProfilePart, pair: &PairProfile, ranks: u32) {
+    for (key, rank) in [("from", pair.from), ("to", pair.to)] {
+        if rank >= ranks {
+            let expected = format!("a rank from 0 to {}", ranks.saturating_sub(1));
+            found.push(problem(part, key, rank, expected));
+        }
+    }
+}
+
+fn check_memory(found: &mut Vec<ProfileProblem>, part: ProfilePart, memory: Option<u64>) {
+    let Some(memory) = memory else { return };
+    if memory == 0 {
+        let expected = format!("a number of bytes from 1 to {MAX_PROFILE_BYTES}");
+        found.push(problem(part, "memory_bytes", memory, expected));
+    }
+    check_bytes(found, part, "memory_bytes", memory);
 }
 
 fn check_link(found: &mut Vec<ProfileProblem>, part: ProfilePart, link: &LinkProfile) {
@@ -227,6 +330,8 @@ impl fmt::Display for ProfilePart {
             Self::Device => f.write_str("[device]"),
             Self::Link => f.write_str("[link]"),
             Self::Node => f.write_str("[node]"),
+            Self::Rank(index) => write!(f, "[[rank]] number {}", index + 1),
+            Self::Pair(index) => write!(f, "[[pair]] number {}", index + 1),
             Self::Layer(index) => write!(f, "[[layers]] number {}", index + 1),
         }
     }

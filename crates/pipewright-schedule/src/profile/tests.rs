@@ -1,6 +1,7 @@
 //! Tests of profiles and of the values that they cannot have.
 
 use super::*;
+use crate::ids::Rank;
 
 fn check(change: impl FnOnce(&mut Profile), expected: &[&str]) {
     let layer = LayerProfile { kind: "a".into(), count: 2, ..LayerProfile::default() };
@@ -72,6 +73,136 @@ fn values_that_cannot_be_are_found() {
     check(
         |profile| profile.tokens = Some(u32::MAX),
         &["`tokens` of the profile is 4294967295, where a number from 1 to 1000000000 is expected"],
+    );
+}
+
+#[test]
+fn unlike_ranks_have_speeds_in_range() {
+    let rank = |change: fn(&mut RankProfile)| {
+        move |profile: &mut Profile| {
+            let mut rank = RankProfile::default();
+            change(&mut rank);
+            profile.ranks = vec![RankProfile::default(), rank];
+        }
+    };
+    let range = "where a number from 1e-3 to 1e3 is expected";
+    check(rank(|rank| rank.speed = 0.35), &[]);
+    check(rank(|rank| rank.speeds = [("a".to_owned(), 0.3)].into()), &[]);
+    let speeds: [(fn(&mut RankProfile), &str); 4] = [
+        (|rank| rank.speed = 0.0, "0"),
+        (|rank| rank.speed = -1.0, "-1"),
+        (|rank| rank.speed = f64::NAN, "NaN"),
+        (|rank| rank.speed = 2e3, "2000"),
+    ];
+    for (change, value) in speeds {
+        check(rank(change), &[&format!("`speed` of [[rank]] number 2 is {value}, {range}")]);
+    }
+    check(
+        rank(|rank| rank.speeds = [("a".to_owned(), f64::INFINITY), ("b".to_owned(), 1.0)].into()),
+        &[
+            &format!("`speeds` of [[rank]] number 2 is inf for `a`, {range}"),
+            "`speeds` of [[rank]] number 2 is for `b`, where a kind of the layers (a) is expected",
+        ],
+    );
+    check(
+        rank(|rank| (rank.memory_bytes, rank.threads) = (Some(0), Some(0))),
+        &[
+            "`memory_bytes` of [[rank]] number 2 is 0, where a number of bytes from 1 to 1000000000000000 is expected",
+            "`threads` of [[rank]] number 2 is 0, where a number from 1 to 65536 is expected",
+        ],
+    );
+    check(
+        |profile| profile.ranks = vec![RankProfile::default(); 1_025],
+        &["`rank` of the profile is 1025 sections, where at most 1024 sections is expected"],
+    );
+}
+
+#[test]
+fn pairs_name_two_ranks_once() {
+    let pair = |from, to| PairProfile { from, to, latency_s: 0.0, bytes_per_s: 1e9 };
+    let pairs = |pairs: Vec<PairProfile>| {
+        |profile: &mut Profile| {
+            profile.ranks = vec![RankProfile::default(); 3];
+            profile.pairs = pairs;
+        }
+    };
+    check(pairs(vec![pair(0, 1), pair(1, 0), pair(0, 2)]), &[]);
+    check(pairs(vec![pair(0, 3)]), &["`to` of [[pair]] number 1 is 3, where a rank from 0 to 2 is expected"]);
+    check(
+        pairs(vec![pair(2, 2)]),
+        &["`to` of [[pair]] number 1 is 2, where another rank than `from` is expected"],
+    );
+    check(
+        pairs(vec![pair(0, 1), pair(1, 0), pair(0, 1)]),
+        &[
+            "`to` of [[pair]] number 3 is 1 for a second time after `from = 0`, where one [[pair]] for each direction is \
+             expected",
+        ],
+    );
+    check(
+        pairs(vec![PairProfile { bytes_per_s: 0.0, latency_s: -1.0, ..pair(0, 1) }]),
+        &[
+            "`latency_s` of [[pair]] number 1 is -1, where a number of seconds from 0 to 1e6 is expected",
+            "`bytes_per_s` of [[pair]] number 1 is 0, where a number from 1 to 1e18 is expected",
+        ],
+    );
+}
+
+#[test]
+fn the_number_of_ranks_is_checked_apart() {
+    let check = |ranks: usize, pairs: &[(u32, u32)], expected: &[&str]| {
+        let pair = |&(from, to)| PairProfile { from, to, latency_s: 0.0, bytes_per_s: 1e9 };
+        let ranks = vec![RankProfile::default(); ranks];
+        let profile = Profile { ranks, pairs: pairs.iter().map(pair).collect(), ..Profile::default() };
+        let found: Vec<String> = profile.problems_for(2).iter().map(ToString::to_string).collect();
+        assert_eq!(found, expected);
+    };
+    check(0, &[], &[]);
+    check(2, &[(0, 1)], &[]);
+    check(
+        3,
+        &[(0, 2)],
+        &["`rank` of the profile is 3 sections, where one [[rank]] for each of 2 ranks is expected"],
+    );
+    check(0, &[(0, 1), (2, 1)], &["`from` of [[pair]] number 2 is 2, where a rank from 0 to 1 is expected"]);
+}
+
+#[test]
+fn a_direction_without_a_pair_has_the_link_of_the_other_one() {
+    let pair = |from, to, latency_s| PairProfile { from, to, latency_s, bytes_per_s: 1e9 };
+    let node = Some(NodeProfile { ranks: 2, latency_s: 1.0, bytes_per_s: 1e9 });
+    let pairs = vec![pair(0, 2, 3.0), pair(1, 2, 4.0), pair(2, 1, 5.0)];
+    let profile = Profile { link: LinkProfile::new(2.0, 1e9), node, pairs, ..Profile::default() };
+    let cases = [(0, 1, 1.0), (0, 2, 3.0), (2, 0, 3.0), (1, 2, 4.0), (2, 1, 5.0), (3, 1, 2.0), (2, 3, 1.0)];
+    for (from, to, latency_s) in cases {
+        let found = profile.link_between(Rank::new(from), Rank::new(to));
+        assert_eq!(found, LinkProfile::new(latency_s, 1e9), "{from} to {to}");
+    }
+}
+
+#[test]
+fn ranks_and_pairs_are_written_and_read() {
+    let check = |profile: &Profile, expected: &str| {
+        let json = serde_json::to_value(profile).expect("JSON");
+        let keys = ["rank", "pair"].map(|key| json[key].to_string());
+        assert_eq!(keys.join(" "), expected);
+        assert_eq!(serde_json::from_value::<Profile>(json).ok().as_ref(), Some(profile));
+    };
+    let mut profile = Profile::default();
+    check(&profile, "null null");
+    profile.ranks = vec![RankProfile::default()];
+    check(&profile, "[{}] null");
+    profile.ranks[0] = RankProfile {
+        speed: 0.5,
+        memory_bytes: Some(7),
+        threads: Some(2),
+        device: Some("cuda".into()),
+        speeds: [("attention".to_owned(), 0.25)].into(),
+    };
+    profile.pairs = vec![PairProfile { from: 0, to: 1, latency_s: 0.5, bytes_per_s: 2.0 }];
+    check(
+        &profile,
+        r#"[{"device":"cuda","memory_bytes":7,"speed":0.5,"speeds":{"attention":0.25},"threads":2}] [{"bytes_per_s":2.0,"from":0,"latency_s":0.5,"to":1}]"#,
     );
 }
 

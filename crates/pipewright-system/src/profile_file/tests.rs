@@ -116,6 +116,44 @@ fn every_mistake_has_its_line() {
 }
 
 #[test]
+fn mistakes_of_ranks_and_pairs_have_their_lines() {
+    let speed = "where a number from 1e-3 to 1e3 is expected";
+    check("[link]", "[[rank]]\n[[rank]]\nspeed = 0.35\nspeeds = { attention = 0.3 }\n[link]", &[]);
+    check("[link]", "[[rank]]\nspeed = 0\n[link]", &[&format!("p.toml:2:9: `speed` is 0, {speed}")]);
+    check("[link]", "[[rank]]\nspeed = nan\n[link]", &[&format!("p.toml:2:9: `speed` is NaN, {speed}")]);
+    check(
+        "[link]",
+        "[[rank]]\n[[rank]]\nspeeds = { attention = -1 }\n[link]",
+        &[&format!("p.toml:3:10: `speeds` is -1 for `attention`, {speed}")],
+    );
+    check(
+        "[link]",
+        "[[rank]]\nspeeds = { attention = \"fast\" }\n[link]",
+        &["p.toml:2:10: `speeds` is a section, where a table of kinds and speeds is expected"],
+    );
+    check(
+        "[link]",
+        "[[rank]]\nmemory_bytes = 0\n[link]",
+        &["p.toml:2:16: `memory_bytes` is 0, where a number of bytes from 1 to 1000000000000000 is expected"],
+    );
+    let pair = |from: &str, to: &str| {
+        format!(
+            "[[rank]]\n[[rank]]\n[[pair]]\nfrom = {from}\nto = {to}\nlatency_s = 0\nbytes_per_s = 1e7\n[link]"
+        )
+    };
+    check("[link]", &pair("0", "1"), &[]);
+    check("[link]", &pair("0", "2"), &["p.toml:5:6: `to` is 2, where a rank from 0 to 1 is expected"]);
+    check("[link]", &pair("1", "1"), &["p.toml:5:6: `to` is 1, where another rank than `from` is expected"]);
+    check("[link]", &pair("1", "0").replace("to = 0\n", ""), &["p.toml:3:1: `to` is missing in [[pair]]"]);
+    let many = "[[rank]]\n".repeat(1_025);
+    check(
+        "[link]",
+        &format!("{many}[link]"),
+        &["p.toml:1025:1: `rank` is 1025, where at most 1024 sections is expected"],
+    );
+}
+
+#[test]
 fn a_value_in_place_of_a_section_is_named() {
     let section = |key: &str| format!("`{key}` is a whole number, where a section is expected");
     for key in ["device", "node"] {
