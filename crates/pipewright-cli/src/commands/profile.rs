@@ -14,6 +14,7 @@ use pipewright_run::training::identity::shared_settings;
 use pipewright_run::training::model::read_model;
 use pipewright_run::training::process_group::ProcessGroup;
 use pipewright_schedule::ModelDesc;
+use pipewright_schedule::profile::RankProfile;
 use pipewright_schedule::words::counted;
 
 use crate::commands::run_arguments::RunArguments;
@@ -131,11 +132,35 @@ fn summary(measurement: &Measurement) -> String {
         counted(ranks, "rank")
     )
     .expect("a string takes all text");
+    for (number, rank) in profile.ranks.iter().enumerate() {
+        write!(text, "\nrank {number}: {}", rank_text(rank)).expect("a string takes all text");
+    }
+    for pair in &profile.pairs {
+        let (microseconds, gigabytes) = (pair.latency_s * 1e6, pair.bytes_per_s * 1e-9);
+        write!(
+            text,
+            "\nlink between rank {} and rank {}: {microseconds:.1} us, {gigabytes:.3} GB/s",
+            pair.from, pair.to
+        )
+        .expect("a string takes all text");
+    }
     if !profile.assumed.is_empty() {
         write!(text, "\nassumed, not measured: {}", profile.assumed.join(", "))
             .expect("a string takes all text");
     }
     text
+}
+
+/// Returns what a rank has that others may not have, in words.
+fn rank_text(rank: &RankProfile) -> String {
+    let speeds = rank.speeds.iter().map(|(kind, speed)| format!("{kind} at {speed}"));
+    let words = [format!("speed {}", rank.speed)].into_iter().chain(speeds);
+    let further = [
+        rank.memory_bytes.map(bytes),
+        rank.threads.map(|threads| counted(threads, "thread")),
+        rank.device.clone(),
+    ];
+    words.chain(further.into_iter().flatten()).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -144,6 +169,15 @@ mod tests {
     use pipewright_schedule::LayerDesc;
 
     use super::*;
+
+    #[test]
+    fn unlike_ranks_are_in_words() {
+        let speeds = [("head".to_owned(), 0.25)].into();
+        let rank = RankProfile { speed: 0.5, speeds, threads: Some(2), ..RankProfile::default() };
+        assert_eq!(rank_text(&rank), "speed 0.5, head at 0.25, 2 threads");
+        let rank = RankProfile { memory_bytes: Some(1 << 30), device: Some("flex".into()), ..rank };
+        assert_eq!(rank_text(&rank), "speed 0.5, head at 0.25, 1.0 GiB, 2 threads, flex");
+    }
 
     #[test]
     fn unsteady_times_have_a_note() {
@@ -180,6 +214,7 @@ mod tests {
                 temporary_bytes: None,
             };
             let measured = Measured {
+                times_by_rank: Vec::new(),
                 rows: 1,
                 ranks: 1,
                 kinds: vec![kind],

@@ -4,8 +4,11 @@ use std::time::Duration;
 
 use burn::tensor::Device;
 use pipewright::device::Devices;
+use pipewright::ids::WorldRank;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
-use pipewright::profile::{MeasureConfig, Measured, measure};
+use pipewright::profile::{
+    MeasureConfig, Measured, MeasuredRank, Quartiles, measure, unlike_links, unlike_ranks,
+};
 use pipewright::train::data::TokenRows;
 use pipewright::train::{LearningRate, Trainer};
 use pipewright_models::{CutModel, InitialParameters, Place};
@@ -22,7 +25,7 @@ use pipewright_run::training::prepare::require_whole_layers;
 use pipewright_run::training::process_group::ProcessGroup;
 use pipewright_schedule::ModelDesc;
 use pipewright_schedule::analytic::Workload;
-use pipewright_schedule::profile::{DeviceProfile, Profile};
+use pipewright_schedule::profile::{DeviceProfile, Profile, RankProfile};
 
 use crate::planning::rates::{assumed_link, assumed_rates, device_name};
 
@@ -49,12 +52,22 @@ pub(crate) fn measure_run(
     processes.join_for(transport)?;
     let subject = Subject::open(settings, model, processes);
     let subject = processes.all_succeed(subject, Exit::WrongInput)?;
-    let link = processes.measure_link(&subject.devices)?;
+    let links = unlike_links(&processes.measure_links(&subject.devices)?);
     let measured = measure_layers(settings, model, &subject, time);
     let measured = processes.all_succeed(measured, Exit::RankFailed)?;
+    let ranks = processes.combine(&measured_ranks(settings, &measured, processes.rank()), all_ranks, time)?;
     let layers = subject.layers;
     let workload = workload(settings, &layers);
+    let (link, pairs) = links.unzip();
     let mut profile = measured.profile(&workload, link, assumed_link(settings), assumed_rates(settings));
+    // Plans for replicas and tensor-parallel ranks take all ranks as equal.
+    if settings.mesh.ranks(1) == 1 {
+        profile.pairs = pairs.unwrap_or_default();
+        profile.ranks = unlike_ranks(&measured, &layers, &ranks);
+        if profile.ranks.is_empty() && !profile.pairs.is_empty() {
+            profile.ranks = vec![RankProfile::default(); ranks.len()];
+        }
+    }
     if transport == TransportChoice::Mpi && settings.mesh.ranks(settings.pipeline.ranks) > 1 {
         // Each process measures one rank, so no gradients are summed.
         profile.assumed.push("link.reduce_bytes_per_s".to_owned());
@@ -68,6 +81,22 @@ pub(crate) fn measure_run(
         threads_per_rank: Some(settings.pipeline.threads_per_rank),
     });
     Ok(Measurement { profile, measured, layers })
+}
+
+/// Returns the measurements of the ranks of this process, the first of which is `first`.
+fn measured_ranks(settings: &Settings, measured: &Measured, first: WorldRank) -> Vec<MeasuredRank> {
+    let rank = |(number, times): (u32, &Vec<Quartiles>)| MeasuredRank {
+        times: times.clone(),
+        memory_bytes: memory_of_rank(settings),
+        threads: settings.pipeline.threads_per_rank,
+        device: settings.run.devices.choice_of(WorldRank::new(first.get() + number)).to_string(),
+    };
+    (0..).zip(&measured.times_by_rank).map(rank).collect()
+}
+
+/// Returns the ranks of all processes.
+fn all_ranks(processes: &[(WorldRank, Vec<MeasuredRank>)]) -> Vec<MeasuredRank> {
+    processes.iter().flat_map(|(_, ranks)| ranks.clone()).collect()
 }
 
 /// Returns what a microbatch of a run computes.

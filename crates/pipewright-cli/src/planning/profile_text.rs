@@ -197,6 +197,7 @@ mod tests {
         };
         let layers = ModelDesc { layers: vec![described; 2] };
         let measured = Measured {
+            times_by_rank: Vec::new(),
             rows: 2,
             ranks: 2,
             kinds: vec![kind],

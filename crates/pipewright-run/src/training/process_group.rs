@@ -123,13 +123,12 @@ impl ProcessGroup {
         self.rank
     }
 
-    /// Measures the link between two ranks, processes or threads. All processes call it, and only the leader
-    /// gets a result.
-    pub fn measure_link(&mut self, devices: &Devices) -> Result<Option<LinkSpeed>, RunError> {
+    /// Measures the links between ranks, processes or threads. All processes call it, and get the same links.
+    pub fn measure_links(&mut self, devices: &Devices) -> Result<Vec<LinkSpeed>, RunError> {
         let deadline = self.deadline;
         let measured = match &mut self.world {
-            Some(world) => world.measure_link(devices, deadline),
-            None => World::local(2).measure_link(devices, deadline),
+            Some(world) => world.measure_links(devices, deadline),
+            None => World::local(2).measure_links(devices, deadline),
         };
         measured.map_err(|error| disagreement(&error))
     }

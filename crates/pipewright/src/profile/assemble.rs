@@ -6,7 +6,6 @@ use pipewright_schedule::recompute::LayerPart;
 
 use super::measured::{KindFigures, Measured};
 use super::sample::PARAMETER_BYTES;
-use crate::transport::LinkSpeed;
 
 impl Measured {
     /// Returns the profile of a model from measurements of these layers. If there is no measured link,
@@ -18,7 +17,7 @@ impl Measured {
     pub fn profile(
         &self,
         workload: &Workload<'_>,
-        link: Option<LinkSpeed>,
+        link: Option<LinkProfile>,
         assumed_link: LinkProfile,
         rates: PeakRates,
     ) -> Profile {
@@ -54,13 +53,13 @@ impl Measured {
             layer
         });
         let layers = layers.collect();
-        let measured = link.map(|link| LinkProfile::new(link.latency_s, link.bytes_per_s));
+        let is_measured = link.is_some();
         let link =
-            LinkProfile { reduce_bytes_per_s: self.reduce_bytes_per_s, ..measured.unwrap_or(assumed_link) };
+            LinkProfile { reduce_bytes_per_s: self.reduce_bytes_per_s, ..link.unwrap_or(assumed_link) };
         let [stage_bytes, rank_bytes] = [self.stage_bytes, self.rank_bytes].map(Option::unwrap_or_default);
         let mut profile =
             Profile { rows: self.rows, stage_bytes, rank_bytes, link, layers, ..Profile::default() };
-        if measured.is_none() {
+        if !is_measured {
             assume_link(&mut profile);
         }
         fill(&mut profile, &missing, workload, rates);

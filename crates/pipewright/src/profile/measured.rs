@@ -21,6 +21,8 @@ pub struct Measured {
     pub ranks: u32,
     /// Each kind of layer, in the order of the first layer of each.
     pub kinds: Vec<KindFigures>,
+    /// For each rank, the time of `F`, `I` and `W` of a layer of each kind, in the order of `kinds`.
+    pub times_by_rank: Vec<Vec<Quartiles>>,
     /// The bandwidth of sums of gradients over the ranks as replicas; `None` with one rank.
     pub reduce_bytes_per_s: Option<f64>,
     /// The bytes that a stage always holds in addition to parameters and optimizer state; `None` if the
@@ -82,6 +84,8 @@ pub(super) struct Collection<'a> {
     /// The mean time of a kind's actions in each step, for one layer. A step takes as long as the sum of its
     /// actions, so the slow ones among them count too.
     times: HashMap<(usize, ActionKind), Vec<f64>>,
+    /// The mean time of `F`, `I` and `W` of a layer of a kind on a rank, in each step.
+    by_rank: HashMap<(Rank, usize), Vec<f64>>,
     /// The times of `I` with the forward before it.
     recomputing: HashMap<usize, Vec<f64>>,
     /// The times in which `I` computes a part again, for one layer.
@@ -119,6 +123,7 @@ impl<'a> Collection<'a> {
             state,
             rows,
             times: HashMap::new(),
+            by_rank: HashMap::new(),
             recomputing: HashMap::new(),
             remade: HashMap::new(),
             after: Vec::new(),
@@ -134,12 +139,20 @@ impl<'a> Collection<'a> {
     /// Adds a step without recomputation.
     pub(super) fn add(&mut self, step: &StepSummary, holdings: &[Holding]) {
         let mut in_step: HashMap<(usize, ActionKind), Vec<f64>> = HashMap::new();
+        // The seconds of a rank and a kind, and the number of forwards in them.
+        let mut of_ranks: HashMap<(Rank, usize), (f64, u32)> = HashMap::new();
         for event in step.timeline.events().iter().filter(|event| event.action.is_compute()) {
             let stage = &self.sample.stages[event.action.stage().index()];
             let seconds = (event.end - event.start) / stage.layers.len() as f64;
             in_step.entry((stage.kind, event.action.kind())).or_default().push(seconds);
+            let (sum, forwards) = of_ranks.entry((event.rank, stage.kind)).or_default();
+            *sum += seconds;
+            *forwards += u32::from(event.action.kind() == ActionKind::Forward);
         }
         add_means(&mut self.times, in_step);
+        for (key, (sum, forwards)) in of_ranks {
+            self.by_rank.entry(key).or_default().push(sum / f64::from(forwards.max(1)));
+        }
         self.after.push((step.wall.as_secs_f64() - step.timeline.makespan()).max(0.0));
         self.idle.push(idle(&step.timeline));
         self.between.extend(self.held_between(holdings));
@@ -290,9 +303,15 @@ impl<'a> Collection<'a> {
             })
         });
         let kinds = kinds.collect::<Option<Vec<_>>>()?;
+        let mut of_kind = |rank, kind| {
+            Quartiles::of(self.by_rank.remove(&(rank, kind)).unwrap_or_default()).unwrap_or_default()
+        };
+        let mut of_rank = |rank| (0..kinds.len()).map(|kind| of_kind(rank, kind)).collect();
+        let times_by_rank = (0..ranks).map(Rank::new).map(&mut of_rank).collect();
         Some(Measured {
             rows: self.rows,
             ranks,
+            times_by_rank,
             kinds,
             reduce_bytes_per_s: bandwidth(ranks, bytes, idle),
             stage_bytes,

@@ -18,8 +18,10 @@ mod probe;
 mod program;
 mod measured;
 mod measure;
+mod unlike;
 mod assemble;
 
 pub use measure::{MeasureConfig, measure};
 pub use measured::{KindFigures, Measured};
 pub use quartiles::Quartiles;
+pub use unlike::{MeasuredRank, unlike_links, unlike_ranks};

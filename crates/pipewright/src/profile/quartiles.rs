@@ -1,7 +1,9 @@
 //! The median of several measurements, and how far they are apart.
 
+use serde::{Deserialize, Serialize};
+
 /// The median of several measurements, with their quartiles.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Quartiles {
     /// A quarter of the measurements is below it.
     pub low: f64,

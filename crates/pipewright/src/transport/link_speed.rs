@@ -1,7 +1,7 @@
-//! Measures the link between two ranks: how long a message takes whatever its size, and how many bytes per
-//! second follow.
+//! Measures the links between ranks: how long a message takes whatever its size, and how many bytes per
+//! second follow, one way and both ways at once.
 //!
-//! Ranks 0 and 1 send a tensor back and forth. Each reads what it receives, because storage that is moved
+//! The two ranks of a pair send a tensor back and forth, and then to each other at the same time. Each reads what it receives, because storage that is moved
 //! within a process still has to come from the cache of the other core. The time that a rank needs to read
 //! its own tensor is subtracted. Small messages show the latency, and the further time of large ones the
 //! bandwidth.
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, Distribution, Tensor};
 use pipewright_schedule::{Microbatch, StageIndex};
+use serde::{Deserialize, Serialize};
 
 use super::agreement::{AgreementError, receive};
 use super::endpoint::Endpoint;
@@ -20,20 +21,28 @@ use crate::ids::WorldRank;
 use crate::message::{Direction, Payload, Tag};
 use crate::tensor::Value;
 
-/// The time of a message.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// The time of a message between two ranks, in either direction.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LinkSpeed {
+    /// The two ranks.
+    pub ranks: [WorldRank; 2],
     /// The time of an empty message, in seconds.
     pub latency_s: f64,
-    /// The bytes that follow in a second.
+    /// The bytes that follow in a second, while nothing is sent the other way.
     pub bytes_per_s: f64,
+    /// The bytes that follow in a second in each direction, while both directions are used.
+    pub both_ways_bytes_per_s: f64,
 }
 
+/// The most ranks between which each pair is measured. The link of the first pair counts for more ranks.
+pub(super) const MOST_RANKS: u32 = 16;
 /// The numbers in a small and in a large message.
 const SIZES: [usize; 2] = [1 << 10, 1 << 20];
 /// How often each of them goes back and forth, and how often before that.
 const ROUNDS: [u32; 2] = [60, 16];
 const WARM_UP: u32 = 4;
+/// The time of the rounds of large messages, if that allows fewer. There are two in any case.
+const LARGE_TIME: f64 = 1.0;
 /// The bytes of a number.
 const NUMBER: f64 = 4.0;
 /// The bandwidth of a link on which large messages do not take longer than small ones.
@@ -46,78 +55,136 @@ pub(super) fn between_threads(
 ) -> Result<Option<LinkSpeed>, AgreementError> {
     let mut ends = local::world(2).into_iter().map(Endpoint::Local);
     let (Some(mut first), Some(mut second)) = (ends.next(), ends.next()) else { return Ok(None) };
+    let pair = [WorldRank::new(0), WorldRank::new(1)];
     std::thread::scope(|scope| {
-        let second = scope.spawn(move || measure(&mut second, devices, deadline));
-        let speed = measure(&mut first, devices, deadline);
+        let second = scope.spawn(move || measure(&mut second, pair, devices, deadline));
+        let speed = measure(&mut first, pair, devices, deadline);
         // If the second one fails, the first one only finds that it is silent.
         second.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         speed
     })
 }
 
-/// Measures the link between the first two ranks. Returns the result on the first of them.
+/// Returns the pairs of ranks to measure.
+pub(super) fn pairs(ranks: u32) -> Vec<[WorldRank; 2]> {
+    let measured = if ranks > MOST_RANKS { 2 } else { ranks };
+    let with = |second| (0..second).map(move |first| [first, second].map(WorldRank::new));
+    (1..measured).flat_map(with).collect()
+}
+
+/// Measures the link between two ranks. All others return at once. The first of them gets the result.
 pub(super) fn measure(
     endpoint: &mut Endpoint,
+    pair: [WorldRank; 2],
     devices: &Devices,
     deadline: Duration,
 ) -> Result<Option<LinkSpeed>, AgreementError> {
     let own = endpoint.rank();
-    let peer = match own.get() {
-        0 if endpoint.ranks() > 1 => WorldRank::new(1),
-        1 => WorldRank::new(0),
-        _ => return Ok(None),
-    };
+    let begins = own == pair[0];
+    if !pair.contains(&own) {
+        return Ok(None);
+    }
+    let peer = pair[usize::from(begins)];
     let flex = Device::flex();
     let device = devices.of(own).cloned().unwrap_or_else(|| flex.clone());
     let peer_device = (!endpoint.is_distributed()).then(|| devices.of(peer).cloned().unwrap_or(flex));
-    let link = Probe { peer, device, peer_device, deadline };
+    let mut link = Probe { peer, begins, device, peer_device, deadline, number: 0 };
     let mut times = [0.0; 2];
-    let mut number = 0;
+    let mut both_ways = 0.0;
     for ((time, size), rounds) in times.iter_mut().zip(SIZES).zip(ROUNDS) {
-        let tensor = Value::of(Tensor::<1>::random([size], Distribution::Default, &link.device));
-        let mut trips = Vec::new();
-        for _ in 0..WARM_UP + rounds {
-            trips.push(link.round_trip(endpoint, own.get() == 0, &tensor, number)?);
-            number += 1;
+        let tensor = link.tensor(size);
+        let first = link.round_trip(endpoint, &tensor)?.0;
+        let is_large = size == SIZES[1];
+        let rounds = if is_large { link.agreed_rounds(endpoint, first, rounds)? } else { rounds };
+        let warm_up = WARM_UP.min(rounds / 2);
+        let trips = (0..warm_up + rounds).map(|_| link.round_trip(endpoint, &tensor).map(|trip| trip.0));
+        let trips = trips.collect::<Result<Vec<f64>, AgreementError>>()?;
+        let read = median((0..warm_up + rounds).map(|_| link.read(tensor.clone()).1).collect(), warm_up);
+        *time = (median(trips, warm_up) / 2.0 - read).max(0.0);
+        if is_large {
+            let exchanges = (0..rounds).map(|_| link.exchange(endpoint, &tensor));
+            let exchanges = exchanges.collect::<Result<Vec<f64>, AgreementError>>()?;
+            both_ways = (median(exchanges, 0) - read).max(0.0);
         }
-        let reads = (0..WARM_UP + rounds).map(|_| link.read(tensor.clone()).1).collect();
-        *time = (median(trips) / 2.0 - median(reads)).max(0.0);
     }
     let [small, large] = times;
     let bytes = NUMBER * (SIZES[1] - SIZES[0]) as f64;
-    let bytes_per_s = (bytes / (large - small).max(bytes / FASTEST)).clamp(1.0, FASTEST);
+    let bandwidth = |time: f64| (bytes / (time - small).max(bytes / FASTEST)).clamp(1.0, FASTEST);
+    let bytes_per_s = bandwidth(large);
     let latency_s = (small - NUMBER * SIZES[0] as f64 / bytes_per_s).max(0.0);
-    Ok((own.get() == 0).then_some(LinkSpeed { latency_s, bytes_per_s }))
+    let both_ways_bytes_per_s = bandwidth(both_ways);
+    Ok(begins.then_some(LinkSpeed { ranks: pair, latency_s, bytes_per_s, both_ways_bytes_per_s }))
 }
 
 /// One end of the measurement.
 struct Probe {
     peer: WorldRank,
+    /// Whether this end sends first.
+    begins: bool,
     device: Device,
     /// The device to which a tensor is moved before it is sent, within a process.
     peer_device: Option<Device>,
     deadline: Duration,
+    /// The number of the next round, which both ends count.
+    number: u32,
 }
 
 impl Probe {
-    /// Sends a tensor and waits for one, or the other way round. Returns the time, in seconds.
-    fn round_trip(
-        &self,
-        endpoint: &mut Endpoint,
-        begins: bool,
-        tensor: &Value,
-        number: u32,
-    ) -> Result<f64, AgreementError> {
-        let (microbatch, start) = (Microbatch::new(number), Instant::now());
+    /// Returns a tensor of `size` numbers on the own device.
+    fn tensor(&self, size: usize) -> Value {
+        Value::of(Tensor::<1>::random([size], Distribution::Default, &self.device))
+    }
+
+    /// Returns the tags of the messages of the next round: from the end that begins, and back.
+    fn next_tags(&mut self) -> [Tag; 2] {
+        let microbatch = Microbatch::new(self.number);
+        self.number += 1;
         let tag = |direction| Tag::Boundary { direction, stage: StageIndex::new(0), microbatch };
-        let (there, back) = (tag(Direction::Forward), tag(Direction::Backward));
-        if begins {
+        [tag(Direction::Forward), tag(Direction::Backward)]
+    }
+
+    /// Sends a tensor and waits for one, or the other way round. Returns the time, in seconds, and the numbers in the
+    /// tensor that has arrived.
+    fn round_trip(
+        &mut self,
+        endpoint: &mut Endpoint,
+        tensor: &Value,
+    ) -> Result<(f64, usize), AgreementError> {
+        let start = Instant::now();
+        let [there, back] = self.next_tags();
+        let length = |arrived: &Option<Value>| arrived.as_ref().map_or(0, |it| it.shape().num_elements());
+        let arrived = if self.begins {
             self.send(endpoint, there, tensor.clone());
-            self.take(endpoint, back)?;
+            length(&self.take(endpoint, back)?)
         } else {
             let copy = self.take(endpoint, there)?;
+            let arrived = length(&copy);
             self.send(endpoint, back, copy.unwrap_or_else(|| tensor.clone()));
-        }
+            arrived
+        };
+        Ok((start.elapsed().as_secs_f64(), arrived))
+    }
+
+    /// Returns how many large messages go back and forth, at most `most`. The end that begins decides by the time of the
+    /// first one, and the length of a message has the number.
+    fn agreed_rounds(
+        &mut self,
+        endpoint: &mut Endpoint,
+        first: f64,
+        most: u32,
+    ) -> Result<u32, AgreementError> {
+        let rounds = (LARGE_TIME / first.max(1e-9)).clamp(2.0, f64::from(most)) as usize;
+        let (_, arrived) = self.round_trip(endpoint, &self.tensor(rounds))?;
+        Ok(u32::try_from(arrived).unwrap_or(most).clamp(1, most))
+    }
+
+    /// Sends a tensor while the other end sends one. Returns the time until it has arrived, in seconds.
+    fn exchange(&mut self, endpoint: &mut Endpoint, tensor: &Value) -> Result<f64, AgreementError> {
+        let start = Instant::now();
+        let [there, back] = self.next_tags();
+        let (own, other) = if self.begins { (there, back) } else { (back, there) };
+        self.send(endpoint, own, tensor.clone());
+        self.take(endpoint, other)?;
         Ok(start.elapsed().as_secs_f64())
     }
 
@@ -147,9 +214,9 @@ impl Probe {
     }
 }
 
-/// Returns the median of the values after the first [`WARM_UP`].
-fn median(values: Vec<f64>) -> f64 {
-    let mut values = values.split_at(WARM_UP as usize).1.to_vec();
+/// Returns the median of the values after the first `warm_up`.
+fn median(values: Vec<f64>, warm_up: u32) -> f64 {
+    let mut values = values.split_at(warm_up as usize).1.to_vec();
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }
@@ -161,8 +228,22 @@ mod tests {
     #[test]
     fn threads_have_a_link() {
         let speed = between_threads(&Devices::default(), Duration::from_secs(20)).expect("both answer");
-        let LinkSpeed { latency_s, bytes_per_s } = speed.expect("the first rank measures");
+        let LinkSpeed { ranks, latency_s, bytes_per_s, both_ways_bytes_per_s } =
+            speed.expect("the first rank measures");
+        assert_eq!(ranks.map(WorldRank::get), [0, 1]);
         assert!((0.0..0.1).contains(&latency_s), "{latency_s}");
-        assert!((1e6..=FASTEST).contains(&bytes_per_s), "{bytes_per_s}");
+        for bandwidth in [bytes_per_s, both_ways_bytes_per_s] {
+            assert!((1e6..=FASTEST).contains(&bandwidth), "{bandwidth}");
+        }
+    }
+
+    #[test]
+    fn each_pair_of_a_few_ranks_is_measured() {
+        let numbers =
+            |ranks| pairs(ranks).into_iter().map(|pair| pair.map(WorldRank::get)).collect::<Vec<_>>();
+        assert_eq!(numbers(1), [[0; 2]; 0]);
+        assert_eq!(numbers(3), [[0, 1], [0, 2], [1, 2]]);
+        assert_eq!(numbers(MOST_RANKS).len(), 120);
+        assert_eq!(numbers(MOST_RANKS + 1), [[0, 1]]);
     }
 }

@@ -136,22 +136,34 @@ impl World {
         agreement::share(endpoint, own, round, deadline)
     }
 
-    /// Measures the link between two ranks: between the first two processes, or between two threads of this
-    /// process. All processes call it. Takes a fraction of a second. Only the process of the first rank gets
-    /// the result, and no process gets one if it is alone.
+    /// Measures the links between ranks: between each two of at most 16 processes, the first two of more, or two threads of
+    /// this process. All processes call it, and get the same links. Takes a fraction of a second for each link, and some
+    /// seconds for a slow one. There is no link if the process is alone.
     ///
     /// # Errors
     /// When a rank fails, or does not answer within `deadline`.
-    pub fn measure_link(
+    pub fn measure_links(
         &mut self,
         devices: &Devices,
         deadline: Duration,
-    ) -> Result<Option<LinkSpeed>, AgreementError> {
-        match self.endpoints.as_mut_slice() {
-            [endpoint] if endpoint.is_distributed() => link_speed::measure(endpoint, devices, deadline),
-            [] | [Endpoint::Local(_), ..] => link_speed::between_threads(devices, deadline),
-            _ => Ok(None),
+    ) -> Result<Vec<LinkSpeed>, AgreementError> {
+        if !self.is_distributed() {
+            return match self.endpoints.as_slice() {
+                [] | [Endpoint::Local(_), ..] => {
+                    Ok(link_speed::between_threads(devices, deadline)?.into_iter().collect())
+                }
+                _ => Ok(Vec::new()),
+            };
         }
+        let mut links = Vec::new();
+        for pair in link_speed::pairs(self.ranks()) {
+            let Some(endpoint) = self.process() else { break };
+            let measured = link_speed::measure(endpoint, pair, devices, deadline)?;
+            // One after the other: pairs may share a network. The others wait for the two until then.
+            let of_all = |all: &[(WorldRank, Option<LinkSpeed>)]| all.iter().find_map(|(_, link)| *link);
+            links.extend(self.combine(&measured, of_all, deadline.saturating_mul(2))?);
+        }
+        Ok(links)
     }
 
     /// Returns the number of ranks, including the ranks of other processes.
