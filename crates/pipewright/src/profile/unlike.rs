@@ -16,7 +16,7 @@ const LEAST: f64 = 0.1;
 /// The least difference in half distances of the quartiles.
 const SPREADS: f64 = 3.0;
 /// The least ratio of the times of a message on two links that counts. Links are noisier than computations.
-const LINK_RATIO: f64 = 1.5;
+const LINK_RATIO: f64 = 2.0;
 /// The size of the message by which links are compared, and the least difference of its times that counts.
 const MESSAGE_BYTES: f64 = 1e6;
 const LEAST_SECONDS: f64 = 50e-6;
@@ -49,49 +49,17 @@ impl Measured {
 /// time of all layers of the model divided by the rank's. Kinds of layers for which it does not hold have their own.
 pub fn unlike_ranks(measured: &Measured, model: &ModelDesc, ranks: &[MeasuredRank]) -> Vec<RankProfile> {
     let usual = measured.usual_times();
-    // The layers of the model by kind.
-    let counts: Vec<f64> = measured
+    let kinds: Vec<MeasuredKind<'_>> = measured
         .kinds
         .iter()
-        .map(|kind| {
-            let is_like = |layer: &&pipewright_schedule::LayerDesc| model.layers[kind.layer].is_like(layer);
-            model.layers.iter().filter(is_like).count() as f64
+        .zip(usual)
+        .map(|(kind, usual)| {
+            let described = &model.layers[kind.layer];
+            let layers = model.layers.iter().filter(|layer| described.is_like(layer)).count() as f64;
+            MeasuredKind { name: &described.kind, layers, usual }
         })
         .collect();
-    let sum = |times: &mut dyn Iterator<Item = f64>| {
-        times.zip(&counts).map(|(time, count)| time * count).sum::<f64>()
-    };
-    let all = sum(&mut usual.iter().copied());
-    let noise =
-        |rank: &MeasuredRank| rank.times.iter().map(|times| SPREADS * times.relative()).fold(LEAST, f64::max);
-    let described = ranks.iter().map(|rank| {
-        let noise = noise(rank);
-        let speed = all / sum(&mut rank.times.iter().map(|times| times.median));
-        let speed =
-            if speed.is_finite() && speed > 0.0 && differ(speed, 1.0, noise) { rounded(speed) } else { 1.0 };
-        // Two kinds of one name have one speed: their mean.
-        let mut by_name: BTreeMap<&str, [f64; 2]> = BTreeMap::new();
-        for ((kind, times), (usual, count)) in
-            measured.kinds.iter().zip(&rank.times).zip(usual.iter().zip(&counts))
-        {
-            let sums = by_name.entry(model.layers[kind.layer].kind.as_str()).or_default();
-            sums[0] += usual * count;
-            sums[1] += times.median * count;
-        }
-        let own = by_name.into_iter().filter_map(|(name, [usual, time])| {
-            let own = usual / time;
-            (own.is_finite() && own > 0.0 && differ(own, speed, noise))
-                .then(|| (name.to_owned(), rounded(own)))
-        });
-        RankProfile {
-            speed,
-            speeds: own.collect(),
-            memory_bytes: rank.memory_bytes,
-            threads: Some(rank.threads),
-            device: Some(rank.device.clone()),
-        }
-    });
-    let described: Vec<RankProfile> = described.collect();
+    let described: Vec<RankProfile> = ranks.iter().map(|rank| of_rank(&kinds, rank)).collect();
     let Some((first, rest)) = described.split_first() else { return Vec::new() };
     let bytes = |rank: &RankProfile| rank.memory_bytes.map(|bytes| bytes as f64);
     let has_memory = rest.iter().any(|rank| match (bytes(first), bytes(rank)) {
@@ -111,6 +79,65 @@ pub fn unlike_ranks(measured: &Measured, model: &ModelDesc, ranks: &[MeasuredRan
         ..rank
     };
     described.into_iter().map(stated).collect()
+}
+
+/// A kind of layers.
+struct MeasuredKind<'a> {
+    /// The name, which several kinds may have.
+    name: &'a str,
+    /// The number of its layers in the model.
+    layers: f64,
+    /// The time of a layer to which speeds refer.
+    usual: f64,
+}
+
+/// The times of some layers: the usual one, a rank's, and half the distance of the quartiles of the rank's.
+#[derive(Clone, Copy, Default)]
+struct Times {
+    usual: f64,
+    own: f64,
+    spread: f64,
+}
+
+impl Times {
+    fn of(kind: &MeasuredKind<'_>, times: &Quartiles) -> Self {
+        let own = kind.layers * times.median;
+        Self { usual: kind.layers * kind.usual, own, spread: own * times.relative() }
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            usual: self.usual + other.usual,
+            own: self.own + other.own,
+            spread: self.spread + other.spread,
+        }
+    }
+
+    /// Returns the speed if it differs from `other` by more than the noise; otherwise `None`.
+    fn speed_unlike(self, other: f64) -> Option<f64> {
+        let (speed, noise) = (self.usual / self.own, LEAST.max(SPREADS * self.spread / self.own));
+        (speed.is_finite() && speed > 0.0 && differ(speed, other, noise)).then(|| rounded(speed))
+    }
+}
+
+/// Returns the section of a rank, with everything that is known about it.
+fn of_rank(kinds: &[MeasuredKind<'_>], rank: &MeasuredRank) -> RankProfile {
+    let mut by_name: BTreeMap<&str, Times> = BTreeMap::new();
+    for (kind, times) in kinds.iter().zip(&rank.times) {
+        let sum = by_name.entry(kind.name).or_default();
+        *sum = sum.plus(Times::of(kind, times));
+    }
+    let speed =
+        by_name.values().copied().fold(Times::default(), Times::plus).speed_unlike(1.0).unwrap_or(1.0);
+    let own =
+        by_name.iter().filter_map(|(name, times)| Some(((*name).to_owned(), times.speed_unlike(speed)?)));
+    RankProfile {
+        speed,
+        speeds: own.collect(),
+        memory_bytes: rank.memory_bytes,
+        threads: Some(rank.threads),
+        device: Some(rank.device.clone()),
+    }
 }
 
 /// Returns the link of most pairs, and the `[[pair]]` sections of those that have another one. `None` if nothing was
