@@ -10,9 +10,10 @@
 //! [outputs]` are trained too. The gradient does not go through `|v|`. `m` is the parameter
 //! `lora_magnitude_vector`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, PoisonError};
 
-use globset::Glob;
+use globset::{Glob, GlobMatcher};
 use pipewright_shapes::ShapeError;
 use pipewright_shapes::training::AdapterSizes;
 use serde::{Deserialize, Serialize};
@@ -163,9 +164,22 @@ fn is_pattern(target: &str) -> bool {
 /// Returns whether a target means the layer at a path. A name means the path that ends in it, as in PEFT.
 fn is_target(target: &str, layer: &str) -> bool {
     if is_pattern(target) {
-        return Glob::new(target).is_ok_and(|glob| glob.compile_matcher().is_match(layer));
+        return matcher(target).is_some_and(|matcher| matcher.is_match(layer));
     }
     is_named(target, layer)
+}
+
+/// Returns the compiled pattern; `None` if the text is not a pattern. Every layer of every stage asks for the
+/// patterns of the settings, and to compile one takes many times as long as to match it, so each is compiled once.
+fn matcher(pattern: &str) -> Option<GlobMatcher> {
+    static COMPILED: Mutex<BTreeMap<String, Option<GlobMatcher>>> = Mutex::new(BTreeMap::new());
+    let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(matcher) = compiled.get(pattern) {
+        return matcher.clone();
+    }
+    let matcher = Glob::new(pattern).ok().map(|glob| glob.compile_matcher());
+    compiled.insert(pattern.to_owned(), matcher.clone());
+    matcher
 }
 
 /// Returns whether the path of a layer is `target` or ends in it, from the beginning of a name on.

@@ -1,6 +1,6 @@
 //! Tests of `resume`, `inspect` and `export` with runs that were interrupted, killed or damaged.
 //!
-//! `PIPEWRIGHT_KILLS` sets how often the long tests kill a run. The default is 15. Some tests use half or
+//! `PIPEWRIGHT_KILLS` sets how often the long tests kill a run. The default is 6. Some tests use half or
 //! twice that number.
 
 use std::fs;
@@ -89,19 +89,19 @@ fn figures_after_resume(run: &Run, set: &[&str]) -> Vec<Figures> {
 
 #[test]
 fn a_run_that_is_killed_at_random_ends_as_if_undisturbed() {
-    check_kills(kills(15), &[], |_| Vec::new());
+    check_kills(kills(6), &[], |_| Vec::new());
 }
 
 #[test]
 fn a_run_that_is_killed_and_cut_anew_ends_as_if_undisturbed() {
-    check_kills(kills(15), &[], |kill| CUTS[kill as usize % CUTS.len()].to_vec());
+    check_kills(kills(6), &[], |kill| CUTS[kill as usize % CUTS.len()].to_vec());
 }
 
 #[test]
 fn replicas_that_are_killed_and_hold_wholes_or_parts_in_turn_end_as_if_undisturbed() {
     const PARTS: &[&str] = &["mesh.data_parallel_mode=sharded", "mesh.unshard_window=1"];
     const WHOLES: &[&str] = &["mesh.data_parallel_mode=replicated", "pipeline.ranks=1"];
-    check_kills(kills(15) / 2, &["mesh.data_parallel=2"], |kill| {
+    check_kills(kills(6) / 2, &["mesh.data_parallel=2"], |kill| {
         if kill % 2 == 0 { PARTS.to_vec() } else { WHOLES.to_vec() }
     });
 }
@@ -135,7 +135,7 @@ fn a_kill_while_saving_loses_nothing() {
     let (mut newest, mut half_written, mut kill) = (2, 0, 0);
     // How many kills meet a checkpoint half-written depends on the machine and its load, so the test
     // continues until enough of them did.
-    let wanted = kills(15) / 2;
+    let wanted = kills(6) / 2;
     while half_written < wanted {
         kill += 1;
         assert!(kill <= 40 * wanted, "only {half_written} kills met a checkpoint half-written, seed {seed}");

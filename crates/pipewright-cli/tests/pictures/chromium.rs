@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -22,9 +22,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 const NAMES: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
 
-/// The Chromium that runs, if a test uses one. It ends with the last page, because the harness drops nothing
-/// at the end of the process.
-static RUNNING: Mutex<Weak<Chromium>> = Mutex::new(Weak::new());
+/// The Chromium that runs. It starts with the first page and ends with the process.
+static RUNNING: Mutex<Option<Arc<Chromium>>> = Mutex::new(None);
 
 /// The channels of the sessions by their names; messages of no session belong to the name "".
 type Sessions = Arc<Mutex<HashMap<String, Sender<Value>>>>;
@@ -53,12 +52,13 @@ impl Chromium {
     pub(crate) fn shared() -> Option<Arc<Self>> {
         let program = program()?;
         let mut running = lock(&RUNNING);
-        if let Some(chromium) = running.upgrade() {
-            return Some(chromium);
-        }
-        let chromium = Arc::new(Self::start(program));
-        *running = Arc::downgrade(&chromium);
-        Some(chromium)
+        let chromium = running.get_or_insert_with(|| {
+            // SAFETY: the function unwinds nowhere, and it is part of the program, which is never unloaded.
+            let registered = unsafe { libc::atexit(end) };
+            assert_eq!(registered, 0, "the system calls the function at the end of the process");
+            Arc::new(Self::start(program))
+        });
+        Some(Arc::clone(chromium))
     }
 
     fn start(program: &str) -> Self {
@@ -145,6 +145,11 @@ impl Drop for Chromium {
         let _killed = child.kill();
         let _ended = child.wait();
     }
+}
+
+/// Ends Chromium and deletes its profile: the harness drops nothing that is static.
+extern "C" fn end() {
+    drop(lock(&RUNNING).take());
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

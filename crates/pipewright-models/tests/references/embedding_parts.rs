@@ -6,7 +6,7 @@ use pipewright::pipeline::PipelineConfig;
 use pipewright::tensor::Precision;
 use pipewright_schedule::{Method, Recompute, ScheduleSpec, Slices};
 
-use crate::pipelined_run::{train, train_spec};
+use crate::pipelined_run::{first_steps, train_first, train_spec};
 use crate::reference::{Cut, Reference, Step};
 
 const MICROBATCHES: u32 = 8;
@@ -22,7 +22,7 @@ fn microbatches(reference: &Reference) -> u32 {
 }
 
 fn run(reference: &Reference, schedule: &str, ranks: u32, config: &PipelineConfig) -> Vec<Step> {
-    train(reference, schedule, ranks, microbatches(reference), config)
+    train_first(reference, schedule, ranks, microbatches(reference), config)
 }
 
 /// Requires that all losses are equal. The gradient norm is a sum over parts, so its last bit may differ.
@@ -52,7 +52,7 @@ fn parts_have_the_losses_of_a_whole_embedding() {
         let what = format!("{name} in {embedding_parts} parts");
         let whole = reference(name, head_parts, 1);
         let expected = run(&whole, "gpipe", 1, &PipelineConfig::default());
-        whole.assert_close(&expected, &whole.steps(microbatches(&whole)));
+        whole.assert_close(&expected, &whole.steps(microbatches(&whole))[..expected.len()]);
         let cut = reference(name, head_parts, embedding_parts);
         let one_rank = run(&cut, "gpipe", 1, &PipelineConfig::default());
         assert_same(&one_rank, &expected, &what);
@@ -129,8 +129,7 @@ fn parts_in_slices() {
             let reference = reference(name, 1, embedding_parts);
             let slices = Slices::new(4);
             let spec = ScheduleSpec { ranks, microbatches: 4, slices, ..ScheduleSpec::default() };
-            let steps = reference.expected.steps.len();
-            train_spec(&reference, "seq1f1b", spec, &PipelineConfig::default(), steps)
+            train_spec(&reference, "seq1f1b", spec, &PipelineConfig::default(), first_steps(&reference))
         };
         assert_same(&sliced(parts, 2), &sliced(1, 2), name);
     }

@@ -6,7 +6,7 @@ use pipewright::pipeline::PipelineConfig;
 use pipewright::tensor::Precision;
 use pipewright_schedule::Recompute;
 
-use crate::pipelined_run::{FIRST_STEPS, train, train_steps};
+use crate::pipelined_run::{FIRST_STEPS, train, train_first, train_steps};
 use crate::reference::Reference;
 
 /// The models with experts, the microbatches of their batches, and numbers of replicas that divide their
@@ -30,8 +30,8 @@ fn replicas_that_hold_experts_together_have_the_results_of_the_reference() {
         let whole = train(&reference, "1f1b", 2, microbatches, &four_replicas(1));
         reference.assert_close(&whole, &reference.steps(microbatches));
         for &experts in groups {
-            let run = train(&reference, "1f1b", 2, microbatches, &four_replicas(experts));
-            assert_eq!(run, whole, "{model}, {experts} replicas hold the experts together");
+            let run = train_first(&reference, "1f1b", 2, microbatches, &four_replicas(experts));
+            assert_eq!(run, whole[..run.len()], "{model}, {experts} replicas hold the experts together");
         }
     }
 }

@@ -6,7 +6,7 @@ use pipewright::pipeline::PipelineConfig;
 use pipewright::tensor::Precision;
 use pipewright_schedule::{Method, Recompute};
 
-use crate::pipelined_run::train;
+use crate::pipelined_run::{train, train_first};
 use crate::reference::{Cut, Reference, Step};
 
 const MICROBATCHES: u32 = 8;
@@ -17,7 +17,7 @@ fn reference(name: &str, head_parts: u32) -> Reference {
 }
 
 fn run(reference: &Reference, schedule: &str, ranks: u32, config: &PipelineConfig) -> Vec<Step> {
-    train(reference, schedule, ranks, microbatches(reference), config)
+    train_first(reference, schedule, ranks, microbatches(reference), config)
 }
 
 /// Returns the number of microbatches, which have a row at least.
@@ -25,11 +25,11 @@ fn microbatches(reference: &Reference) -> u32 {
     MICROBATCHES.min(reference.expected.batch as u32)
 }
 
-/// Trains with parts on one rank, compares with PyTorch and with one head, and returns the run.
+/// Trains with parts on one rank for all steps, compares with PyTorch and with one head, and returns the run.
 fn on_one_rank(name: &str, parts: u32) -> Vec<Step> {
     let whole = reference(name, 1);
-    let expected = run(&whole, "gpipe", 1, &PipelineConfig::default());
-    let found = run(&reference(name, parts), "gpipe", 1, &PipelineConfig::default());
+    let [expected, found] = [&whole, &reference(name, parts)]
+        .map(|cut| train(cut, "gpipe", 1, microbatches(cut), &PipelineConfig::default()));
     whole.assert_close(&found, &whole.steps(microbatches(&whole)));
     whole.assert_close(&found, &expected);
     let (first, of_head) = (found[0].loss, expected[0].loss);
@@ -51,7 +51,7 @@ fn parts_retrace_the_reference() {
         let cut = reference(name, parts);
         for schedule in schedules {
             let found = run(&cut, schedule, 2, &PipelineConfig::default());
-            assert_eq!(found, one_rank, "{name} in {parts} parts: {schedule}");
+            assert_eq!(found, one_rank[..found.len()], "{name} in {parts} parts: {schedule}");
         }
     }
 }
@@ -94,7 +94,7 @@ fn parts_of_sharded_replicas() {
         };
         let (whole, sharded) = (replicas(DataParallelMode::Replicated), replicas(DataParallelMode::Sharded));
         assert_eq!(whole, sharded, "{name}");
-        cut.assert_close(&whole, &cut.steps(MICROBATCHES));
+        cut.assert_close(&whole, &cut.steps(MICROBATCHES)[..whole.len()]);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Trains a reference model with the pipeline. The results must be within tolerance of PyTorch, and
 //! bit-identical to the losses of one rank with as many microbatches.
 
+use std::env::var_os;
 use std::num::NonZeroU32;
 use std::sync::OnceLock;
 
@@ -27,6 +28,9 @@ use crate::reference::{Balance, Reference, Step};
 /// They have the bits of one rank, whose run is compared with PyTorch to its end: a sum in another order
 /// changes the gradient norm of the first step, and its update changes all losses after it.
 pub(crate) const FIRST_STEPS: usize = 3;
+
+/// The variable with which all steps are compared, as `.ci/run nightly` does.
+const ALL_STEPS: &str = "PIPEWRIGHT_LONG_TESTS";
 
 /// The schedule whose stages do not visit the microbatches in ascending order.
 const OUT_OF_ORDER: &str = "loopedbfs";
@@ -66,20 +70,20 @@ impl Model {
 
     /// Checks the first steps of a run.
     pub(crate) fn check(&self, schedule: &str, ranks: u32, microbatches: u32) {
-        let (run, one_rank) = self.runs(schedule, ranks, microbatches, FIRST_STEPS);
+        let (run, one_rank) = self.runs(schedule, ranks, microbatches, first_steps);
         assert_eq!(run, one_rank, "{schedule}: the bits of one rank");
     }
 
     /// Checks all steps of a run, and the logits of the model that it has trained.
     pub(crate) fn check_to_the_end(&self, schedule: &str, ranks: u32, microbatches: u32) {
-        let (run, one_rank) = self.runs(schedule, ranks, microbatches, usize::MAX);
+        let (run, one_rank) = self.runs(schedule, ranks, microbatches, all_steps);
         assert_eq!(run, one_rank, "{schedule}: the bits of one rank");
     }
 
     /// Does the same as [`Model::check_to_the_end`], within a tolerance, for a schedule whose stages do not visit
     /// the microbatches in ascending order.
     fn check_out_of_order(&self, schedule: &str, ranks: u32, microbatches: u32) {
-        let (run, one_rank) = self.runs(schedule, ranks, microbatches, usize::MAX);
+        let (run, one_rank) = self.runs(schedule, ranks, microbatches, all_steps);
         for (Step { loss, .. }, Step { loss: expected, .. }) in run.iter().zip(one_rank) {
             assert!((loss - expected).abs() <= 1e-6 * expected, "{schedule}: {loss} {expected}");
         }
@@ -99,7 +103,7 @@ impl Model {
     /// rank.
     pub(crate) fn check_recomputed(&self, schedule: &str, ranks: u32, microbatches: u32) {
         let reference = self.reference();
-        let steps = reference.expected.steps.len().min(FIRST_STEPS);
+        let steps = first_steps(&reference);
         let one_rank = &self.one_rank(&reference, microbatches)[..steps];
         for recompute in [Recompute::Stage, Recompute::Block, in_part(), Recompute::Parts, parts()] {
             let config = PipelineConfig { recompute: recompute.clone(), ..PipelineConfig::default() };
@@ -129,11 +133,17 @@ impl Model {
         }
     }
 
-    /// Returns a run of at most so many steps, which it compares with PyTorch's, and as many steps of the run
-    /// of one rank.
-    fn runs(&self, schedule: &str, ranks: u32, microbatches: u32, most: usize) -> (Vec<Step>, &[Step]) {
+    /// Returns a run of so many steps, which it compares with PyTorch's, and as many steps of the run of one
+    /// rank.
+    fn runs(
+        &self,
+        schedule: &str,
+        ranks: u32,
+        microbatches: u32,
+        steps: fn(&Reference) -> usize,
+    ) -> (Vec<Step>, &[Step]) {
         let reference = self.reference();
-        let steps = reference.expected.steps.len().min(most);
+        let steps = steps(&reference);
         let run = train_steps(&reference, schedule, ranks, microbatches, &PipelineConfig::default(), steps);
         reference.assert_close(&run, &reference.steps(microbatches)[..steps]);
         (run, &self.one_rank(&reference, microbatches)[..steps])
@@ -167,7 +177,28 @@ pub(crate) fn train(
     microbatches: u32,
     config: &PipelineConfig,
 ) -> Vec<Step> {
-    train_steps(reference, schedule, ranks, microbatches, config, reference.expected.steps.len())
+    train_steps(reference, schedule, ranks, microbatches, config, all_steps(reference))
+}
+
+/// Trains the reference's model for the first steps, or for all if [`ALL_STEPS`] is set.
+pub(crate) fn train_first(
+    reference: &Reference,
+    schedule: &str,
+    ranks: u32,
+    microbatches: u32,
+    config: &PipelineConfig,
+) -> Vec<Step> {
+    train_steps(reference, schedule, ranks, microbatches, config, first_steps(reference))
+}
+
+fn all_steps(reference: &Reference) -> usize {
+    reference.expected.steps.len()
+}
+
+/// Returns how many steps [`train_first`] takes.
+pub(crate) fn first_steps(reference: &Reference) -> usize {
+    let all = all_steps(reference);
+    if var_os(ALL_STEPS).is_some() { all } else { all.min(FIRST_STEPS) }
 }
 
 /// Trains the reference's model for so many steps.

@@ -1,4 +1,4 @@
-//! A thousand interleavings on one thread: the result never changes, and every failure is reported.
+//! Many interleavings on one thread: the result never changes, and every failure is reported.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +14,7 @@ use pipewright_schedule::generate::catalogue;
 use pipewright_schedule::{Action, Rank, StageIndex, ValidatedProgram};
 
 use crate::support::{
-    LAYERS, Mlp, Step, batch, brought, config, ending_in_loss, lose_each, program, split, stage,
+    LAYERS, Mlp, Step, batch, brought, config, ending_in_loss, lose_each, program, seeds, split, stage,
 };
 
 fn pipeline(program: ValidatedProgram, seed: u64) -> SeededPipeline {
@@ -27,38 +27,38 @@ fn step(pipeline: &mut SeededPipeline, step: u64, microbatches: u32) -> Result<S
     Ok((report.losses, report.gradient_norm))
 }
 
-fn check(schedule: &str, ranks: u32, microbatches: u32, seeds: std::ops::Range<u64>) {
+fn check(schedule: &str, ranks: u32, microbatches: u32, interleavings: u64) {
     let program = program(schedule, ranks, microbatches);
     let run = |seed| {
         let mut pipeline = pipeline(program.clone(), seed);
         [0, 1].map(|number| step(&mut pipeline, number, microbatches).expect("a step"))
     };
-    let expected = run(seeds.start);
-    for seed in seeds {
+    let expected = run(0);
+    for seed in seeds(interleavings) {
         assert_eq!(run(seed), expected, "{schedule} on {ranks} ranks, seed {seed}");
     }
 }
 
 #[test]
 fn every_interleaving_of_gpipe_gives_the_same_bits() {
-    check("gpipe", 2, 3, 0..200);
-    check("gpipe", 4, 4, 0..100);
+    check("gpipe", 2, 3, 200);
+    check("gpipe", 4, 4, 100);
 }
 
 #[test]
 fn every_interleaving_of_1f1b_gives_the_same_bits() {
-    check("1f1b", 2, 4, 0..200);
-    check("1f1b", 4, 5, 0..200);
-    check("1f1b", 8, 8, 0..20);
+    check("1f1b", 2, 4, 200);
+    check("1f1b", 4, 5, 200);
+    check("1f1b", 8, 8, 20);
 }
 
 #[test]
 fn every_interleaving_of_every_schedule_gives_the_same_bits() {
     for generator in catalogue().iter().filter(|generator| generator.trains) {
-        check(generator.name, 2, 4, 0..50);
+        check(generator.name, 2, 4, 50);
     }
-    check("zbvzerobubble", 4, 8, 0..20);
-    check("v-half", 4, 8, 0..20);
+    check("zbvzerobubble", 4, 8, 20);
+    check("v-half", 4, 8, 20);
 }
 
 /// Panics before the given action, counted over both ranks in the order of execution.
@@ -250,7 +250,7 @@ fn seeded(schedule: &str, config: &PipelineConfig, seed: u64) -> SeededPipeline 
 fn every_interleaving_of_two_steps_gives_the_same_bits() {
     for schedule in ["gpipe", "1f1b", "zb-h1", "zbvzerobubble", "dualpipev"] {
         let expected = one_by_one(schedule, &config());
-        for seed in 0..50 {
+        for seed in seeds(50) {
             let results = both(&mut seeded(schedule, &config(), seed));
             let results: Vec<Step> = results.into_iter().map(|one| one.expect("a step")).collect();
             assert_eq!(results, expected, "{schedule}, seed {seed}");
@@ -295,7 +295,7 @@ fn a_message_that_is_lost_in_either_of_two_steps_ends_that_step() {
     let expected = one_by_one("1f1b", &config());
     let mut failed = [0, 0];
     for lost in 0..20 {
-        for seed in 0..10 {
+        for seed in seeds(10) {
             let mut pipeline = seeded("1f1b", &config(), seed);
             pipeline.lose_message(lost);
             let mut results = both(&mut pipeline);

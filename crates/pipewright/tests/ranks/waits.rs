@@ -12,7 +12,7 @@ use pipewright::transport::World;
 use pipewright_schedule::lower::Messages;
 use pipewright_schedule::{Level, LowerConfig, ScheduleSpec, ValidatedProgram, generate, lower, validate};
 
-use crate::support::{Step, batch, brought, config, program, stage};
+use crate::support::{Step, batch, brought, config, program, seeds, stage};
 
 /// Returns a program whose ranks have at most `budget` sends in flight.
 fn waiting(schedule: &str, ranks: u32, microbatches: u32, budget: u32) -> ValidatedProgram {
@@ -39,7 +39,7 @@ fn waits_for_sends_change_no_bit() {
     for (schedule, ranks) in [("1f1b", 4), ("interleaved1f1b", 2), ("zbvzerobubble", 2)] {
         let expected = seeded(program(schedule, ranks, 4), 0);
         for budget in [1, 2] {
-            for seed in 0..20 {
+            for seed in seeds(20) {
                 let found = seeded(waiting(schedule, ranks, 4, budget), seed);
                 assert_eq!(found, expected, "{schedule}, at most {budget} in flight, seed {seed}");
             }

@@ -3,6 +3,8 @@
 #![expect(dead_code, reason = "each test file uses its own part")]
 
 use std::collections::BTreeMap;
+use std::env::var_os;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -34,6 +36,12 @@ pub(crate) const LAYERS: usize = 8;
 pub(crate) const WIDTH: usize = 6;
 /// Rows of a microbatch.
 pub(crate) const ROWS: usize = 3;
+
+/// Returns the seeds of the interleavings that a test compares: a fifth of `all`, or with `PIPEWRIGHT_LONG_TESTS`, as in
+/// `.ci/run nightly`, all.
+pub(crate) fn seeds(all: u64) -> Range<u64> {
+    0..if var_os("PIPEWRIGHT_LONG_TESTS").is_some() { all } else { all / 5 }
+}
 
 /// `x + tanh(linear(x))`.
 #[derive(Module, Debug)]
@@ -134,11 +142,7 @@ pub(crate) fn launch(program: ValidatedProgram, config: &PipelineConfig) -> Pipe
 }
 
 /// Takes steps, and returns their results.
-pub(crate) fn take_steps(
-    pipeline: &mut Pipeline,
-    steps: std::ops::Range<u64>,
-    microbatches: u32,
-) -> Vec<Step> {
+pub(crate) fn take_steps(pipeline: &mut Pipeline, steps: Range<u64>, microbatches: u32) -> Vec<Step> {
     let step = |step| {
         let (inputs, targets) = (batch(step, microbatches), batch(100 + step, microbatches));
         let summary = pipeline.step(inputs, targets, 1e-2).expect("a step");
