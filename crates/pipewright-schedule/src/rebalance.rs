@@ -1,8 +1,8 @@
 //! Decides from measured timelines whether layers should move to other ranks, because ranks have become slower or
 //! faster while they run.
 //!
-//! **The usual times.** The first step is left out, because caches are cold. The times of a layer are those of its
-//! stage in the next [`WINDOW`] steps, in proportion to its weight.
+//! **The usual times.** The first step is left out, because caches are cold. In the median of the next [`WINDOW`] steps,
+//! a layer has its share of the times of its stage, in proportion to its weight.
 //!
 //! **The speeds.** The slowdown of a rank is the time of the actions of its stages, in the median of the latest
 //! [`WINDOW`] steps, over the usual times of their layers. Replicas count by the slowest one. Ranks whose slowdowns
@@ -33,6 +33,8 @@ use crate::timeline::Timeline;
 
 /// The number of steps from which the usual times, and later the speeds follow.
 pub const WINDOW: usize = 10;
+/// The number of steps from one decision of a run to the next.
+pub const EVERY: u64 = 5;
 /// The least difference of two slowdowns that counts, as a share.
 pub const NOISE: f64 = 0.1;
 /// The least share of a step that a move saves.
@@ -118,8 +120,9 @@ impl Rebalancer {
         Self { weights, layers: None, window: Vec::new(), latest: None, is_cold: true }
     }
 
-    /// Adds the timeline of the next step.
-    pub fn observe(&mut self, timeline: &Timeline) {
+    /// Adds the timeline of the next step, in which the stages had the layers of `cut`. Timelines without some stages
+    /// are left out.
+    pub fn observe(&mut self, timeline: &Timeline, cut: &Partition) {
         if std::mem::take(&mut self.is_cold) {
             return;
         }
@@ -131,11 +134,18 @@ impl Rebalancer {
             one.into_iter().zip(other).map(|(one, other)| one.slower(other)).collect()
         };
         let Some(stages) = replicas.iter().map(of_replica).reduce(slower) else { return };
+        if stages.len() != cut.stages() as usize {
+            return;
+        }
         self.latest = replicas.into_iter().next();
         if self.window.len() == WINDOW {
             self.window.remove(0);
         }
         self.window.push(stages);
+        if self.layers.is_none() && self.window.len() == WINDOW {
+            self.layers = Some(shared(&medians(&self.window), cut, &self.weights));
+            self.window.clear();
+        }
     }
 
     /// Forgets the latest steps, because the layers of the stages have changed.
@@ -145,18 +155,12 @@ impl Rebalancer {
     }
 
     /// Decides after a step whether layers of the present `cut` should move.
-    pub fn decide(&mut self, cut: &Partition, costs: MoveCosts<'_>) -> Decision {
-        let has_all = |stages: &Vec<Times>| stages.len() == cut.stages() as usize;
-        if self.window.len() < WINDOW || !self.window.iter().all(has_all) {
+    pub fn decide(&self, cut: &Partition, costs: MoveCosts<'_>) -> Decision {
+        let (Some(layers), Some(latest)) = (&self.layers, &self.latest) else { return Decision::Unknown };
+        if self.window.len() < WINDOW {
             return Decision::Unknown;
         }
         let measured = medians(&self.window);
-        let Some(layers) = &self.layers else {
-            self.layers = Some(shared(&measured, cut, &self.weights));
-            self.window.clear();
-            return Decision::Unknown;
-        };
-        let Some(latest) = &self.latest else { return Decision::Unknown };
         let Ok(program) = program_of(latest) else { return Decision::Unknown };
         let placement = program.placement().clone();
         let slowdowns = slowdowns(&self.window, &measured, layers, cut, &placement);

@@ -39,11 +39,11 @@ impl Example {
     /// Takes steps, and decides after them.
     fn after(&mut self, steps: usize, slowdowns: &[f64]) -> Decision {
         let timeline = self.timeline(slowdowns);
-        (0..steps).for_each(|_| self.rebalancer.observe(&timeline));
+        (0..steps).for_each(|_| self.rebalancer.observe(&timeline, &self.cut));
         self.decide(1e-9)
     }
 
-    fn decide(&mut self, seconds_per_byte: f64) -> Decision {
+    fn decide(&self, seconds_per_byte: f64) -> Decision {
         let layer_bytes = vec![BYTES; self.cut.layers()];
         let costs = MoveCosts { layer_bytes: &layer_bytes, seconds_per_byte, steps_left: self.steps };
         self.rebalancer.decide(&self.cut, costs)
@@ -123,7 +123,7 @@ fn ranks_that_differ_from_step_to_step_keep_their_layers() {
     let mut run = Example::started("1f1b", 2, 12);
     let [fast, slow] = [[1.0, 1.0], [1.0, 1.6]].map(|slowdowns| run.timeline(&slowdowns));
     for step in 0..WINDOW {
-        run.rebalancer.observe(if step % 2 == 0 { &fast } else { &slow });
+        run.rebalancer.observe(if step % 2 == 0 { &fast } else { &slow }, &run.cut);
     }
     assert_eq!(run.decide(1e-9), Decision::Stay);
 }
@@ -177,7 +177,7 @@ fn layers_move_in_runs() {
 fn steps_without_a_stage_decide_nothing() {
     let mut run = Example::new("1f1b", 2, 4);
     for _ in 0..2 * WINDOW {
-        run.rebalancer.observe(&Timeline::new(2, Vec::new()));
+        run.rebalancer.observe(&Timeline::new(2, Vec::new()), &run.cut);
     }
     assert_eq!(run.decide(1e-9), Decision::Unknown);
 }

@@ -135,6 +135,9 @@ impl Executor {
         self.stages.forget_buffers();
         self.begin_between(self.step.number, attempt, Phase::Idle);
         let Self { context, connection, stages, .. } = self;
+        if let Some(hook) = context.hook() {
+            hook.begin_move(context.world_rank);
+        }
         let arrivals = Arrivals::begin(context, connection, stages, change)?;
         self.step.set_phase(Phase::Layers(Box::new(arrivals)));
         Ok(())

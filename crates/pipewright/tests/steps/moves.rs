@@ -48,7 +48,11 @@ fn moved(before: &Partition, after: &Partition) -> Vec<MovedLayers> {
     let paths = |layer| [format!("layers.{layer}.weight"), format!("layers.{layer}.bias")];
     let moves = layer_moves(before, after).into_iter();
     moves
-        .map(|LayerMove { layers, from, to }| MovedLayers { from, to, parameters: layers.flat_map(paths).collect() })
+        .map(|LayerMove { layers, from, to }| MovedLayers {
+            from,
+            to,
+            parameters: layers.flat_map(paths).collect(),
+        })
         .collect()
 }
 
@@ -161,7 +165,8 @@ struct Tied {
 
 impl Tied {
     fn new(range: std::ops::Range<usize>) -> Self {
-        let layer = |layer: usize| crate::support::biased(layer as u64, &burn::tensor::Device::flex().autodiff());
+        let layer =
+            |layer: usize| crate::support::biased(layer as u64, &burn::tensor::Device::flex().autodiff());
         let first = range.start;
         let mut layers: Vec<Linear> = range.map(layer).collect();
         if first == 0 || layers.len() + first == LAYERS {
@@ -205,19 +210,19 @@ fn tied_parameters_have_one_state_wherever_their_layers_are() {
             }
         };
         let paths = |layer: usize| {
-            let weight = if layer % 7 == 0 { "tied.weight".to_owned() } else { format!("layers.{layer}.weight") };
+            let weight =
+                if layer % 7 == 0 { "tied.weight".to_owned() } else { format!("layers.{layer}.weight") };
             [weight, format!("layers.{layer}.bias")]
         };
         let mut present = cut(cuts[0]);
         let world = World::local(2);
-        let mut pipeline = Pipeline::launch(program.clone(), world, &config(), make(present.clone())).expect("it starts");
+        let mut pipeline =
+            Pipeline::launch(program.clone(), world, &config(), make(present.clone())).expect("it starts");
         let mut steps = take_steps(&mut pipeline, 0..2, MICROBATCHES);
         for (number, starts) in (1..).zip(&cuts[1..]) {
             let next = cut(starts);
-            let moved = layer_moves(&present, &next).into_iter().map(|LayerMove { layers, from, to }| MovedLayers {
-                from,
-                to,
-                parameters: layers.flat_map(paths).collect(),
+            let moved = layer_moves(&present, &next).into_iter().map(|LayerMove { layers, from, to }| {
+                MovedLayers { from, to, parameters: layers.flat_map(paths).collect() }
             });
             let made = make(next.clone());
             let outcome = pipeline.move_layers(program.clone(), moved.collect(), move |stage, _| made(stage));
@@ -239,7 +244,8 @@ fn tied_parameters_have_one_state_wherever_their_layers_are() {
 /// The stages that a program trains may change with the cut: the base of adapters in the first layers.
 #[test]
 fn the_program_may_train_other_stages() {
-    let programs = [[true, true], [false, true]].map(|trained| program_of_trained("1f1b", MICROBATCHES, &trained));
+    let programs =
+        [[true, true], [false, true]].map(|trained| program_of_trained("1f1b", MICROBATCHES, &trained));
     let is_base = |path: &str| ["layers.0.", "layers.1."].iter().any(|base| path.starts_with(base));
     let make = move |cut: Partition| {
         move |stage: StageIndex| -> Result<Stage, Infallible> {
@@ -321,7 +327,8 @@ fn processes_move_layers_together() {
     let process = |number: usize, world: World| {
         let [even, other] = [cut(&[0, 4]), cut(&[0, 6])];
         let program = program("1f1b", 2, MICROBATCHES);
-        let mut pipeline = Pipeline::launch(program, world, &config(), make(even.clone())).expect("it starts");
+        let mut pipeline =
+            Pipeline::launch(program, world, &config(), make(even.clone())).expect("it starts");
         let mut steps = take_steps(&mut pipeline, 0..2, MICROBATCHES);
         for number_of_move in 1..4u64 {
             let shared = pipeline.share(&format!("{number} {number_of_move}")).expect("all call it");
