@@ -42,6 +42,9 @@ pub const LEAST_GAIN: f64 = 0.05;
 /// The most steps over which the time of a move has to pay off.
 pub const HORIZON: u64 = 100;
 
+/// The largest number of events of a step that is observed. Decisions about larger steps would delay the training.
+const MOST_EVENTS: usize = 200_000;
+
 /// The largest number of stages for which several boundaries move at once.
 const MOST_SHIFTED: usize = 128;
 
@@ -121,9 +124,9 @@ impl Rebalancer {
     }
 
     /// Adds the timeline of the next step, in which the stages had the layers of `cut`. Timelines without some stages
-    /// are left out.
+    /// are left out, and so are timelines with more than 200,000 events.
     pub fn observe(&mut self, timeline: &Timeline, cut: &Partition) {
-        if std::mem::take(&mut self.is_cold) {
+        if std::mem::take(&mut self.is_cold) || timeline.events().len() > MOST_EVENTS {
             return;
         }
         let Ok(replicas) = replicas(timeline) else { return };

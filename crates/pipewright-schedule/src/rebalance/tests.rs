@@ -90,7 +90,8 @@ fn check(schedule: &str, layers: usize, slowdowns: &[f64], expected: &[usize]) {
 fn a_slow_rank_gives_layers_away_and_gets_them_back() {
     check("1f1b", 12, &[1.0, 2.0], &[8, 4]);
     check("1f1b", 12, &[2.0, 1.0], &[4, 8]);
-    check("gpipe", 12, &[1.0, 1.0, 3.0], &[5, 5, 2]);
+    // With 5, 5 and 2 layers, the busiest rank would take as long, and the others longer.
+    check("gpipe", 12, &[1.0, 1.0, 3.0], &[6, 5, 1]);
     check("interleaved1f1b", 12, &[1.0, 2.0], &[8, 4]);
     check("zbvzerobubble", 12, &[1.0, 2.0], &[8, 4]);
 }
@@ -104,7 +105,10 @@ fn a_step_is_predicted_as_it_is_simulated() {
     assert!((proposal.before / before - 1.0).abs() < 1e-9, "{proposal:?}");
     run.cut = proposal.cut.clone();
     assert!((proposal.after / run.timeline(&slow).makespan() - 1.0).abs() < 1e-9, "{proposal:?}");
-    assert_eq!(proposal.slowdowns, slow);
+    assert!(
+        proposal.slowdowns.iter().zip(slow).all(|(found, slow)| (found - slow).abs() < 1e-9),
+        "{proposal:?}"
+    );
     // Three layers leave the rank.
     assert_eq!(proposal.bytes % BYTES, 0);
     assert!((proposal.moving - proposal.bytes as f64 * 1e-9).abs() < 1e-12);
@@ -132,6 +136,8 @@ fn ranks_that_differ_from_step_to_step_keep_their_layers() {
 fn a_short_disturbance_does_not_count() {
     let mut run = Example::started("1f1b", 2, 12);
     assert_eq!(run.after(WINDOW / 2, &[1.0, 3.0]), Decision::Stay);
+    // Most of the steps are slow, and a quarter of them is not.
+    assert_eq!(run.after(2, &[1.0, 3.0]), Decision::Stay);
     assert!(matches!(run.after(1, &[1.0, 3.0]), Decision::Move(_)));
 }
 
