@@ -76,7 +76,7 @@ impl Arrivals {
         let mut state = MovedState::default();
         for &stage in &own {
             let runner = stages.get(stage).runner();
-            let mut held = runner.state(context.tensor_rank());
+            let mut held = runner.held_state(context.tensor_rank());
             held.parameters.retain(|parameter| !runner.is_borrowed(parameter.index));
             state.add(held).map_err(refused(stage))?;
         }

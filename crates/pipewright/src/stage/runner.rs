@@ -243,8 +243,12 @@ pub(crate) trait StageParameters: Send {
     /// its part of them unless they are gathered.
     fn parameters(&self) -> Vec<TensorData>;
 
-    /// Returns the current parameters and optimizer. They share storage with the stage. `rank` is the rank of
-    /// the stage in its tensor group.
+    /// Returns the current parameters and optimizer, without the base of adapters. They share storage with the
+    /// stage. `rank` is the rank of the stage in its tensor group.
+    fn held_state(&self, rank: TensorRank) -> StageState;
+
+    /// Like [`StageParameters::held_state`], without parameters that another replica contributes to the state of
+    /// all replicas.
     fn state(&self, rank: TensorRank) -> StageState;
 
     /// Restores parameters and optimizer state of `rank` of its tensor group, and freezes the parameters that

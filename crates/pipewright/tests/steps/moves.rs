@@ -351,5 +351,8 @@ fn processes_move_layers_together() {
     assert!(!failed.load(Ordering::SeqCst), "a process has its own choice");
     let found = moved_back.lock().expect("no panic");
     assert_eq!(found.len(), 2);
-    assert!(found.iter().all(|steps| *steps == expected), "{found:?}");
+    // The process of the last stage has the losses.
+    assert!(found.contains(&expected), "{found:?}");
+    let norms = |steps: &[Step]| steps.iter().map(|(_, norm)| *norm).collect::<Vec<_>>();
+    assert!(found.iter().all(|steps| norms(steps) == norms(&expected)), "{found:?}");
 }

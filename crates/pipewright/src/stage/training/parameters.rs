@@ -210,16 +210,11 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         parameters_of(self.module.settled()).into_iter().map(|found| found.value.into_data()).collect()
     }
 
-    fn state(&self, rank: TensorRank) -> StageState {
+    fn held_state(&self, rank: TensorRank) -> StageState {
         let floats = parameters_of(self.module.settled()).into_iter().zip(&self.table.paths);
         let discrete = discrete_of(self.module.get()).into_iter().zip(&self.table.discrete);
         let row_shard = self.settings.row_shards.map(|shards| shards.others);
-        let counts = |index| {
-            let shards = self.module.shards().zip(row_shard);
-            shards.is_none_or(|(shards, others)| shards.counts(index, others))
-        };
-        let found = floats.chain(discrete).enumerate();
-        let found = found.filter(|(index, (_, path))| counts(*index) && !self.is_base(path));
+        let found = floats.chain(discrete).enumerate().filter(|(_, (_, path))| !self.is_base(path));
         let parameters = found.map(|(index, (found, path))| {
             let NamedTensor { id, value, is_trained, .. } = found;
             let shard = self.table.placement(index).shard_of(rank);
@@ -230,6 +225,14 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
             HeldParameter { index, path: path.clone(), id, shard, rows, is_frozen, value, is_trained }
         });
         StageState { parameters: parameters.collect(), optimizer: self.optimizer.get().cloned(), row_shard }
+    }
+
+    fn state(&self, rank: TensorRank) -> StageState {
+        let mut state = self.held_state(rank);
+        if let Some((shards, others)) = self.module.shards().zip(state.row_shard) {
+            state.parameters.retain(|parameter| shards.counts(parameter.index, others));
+        }
+        state
     }
 
     fn restore(
