@@ -22,6 +22,7 @@ use crate::training::efficiency::Efficiency;
 use crate::training::evaluations::Evaluations;
 use crate::training::identity::{describe, identity, shared_settings};
 use crate::training::launch::{abandon, launch};
+use crate::training::layer_mover::LayerMover;
 use crate::training::model::read_model;
 use crate::training::overview::overview;
 use crate::training::prepare::prepare;
@@ -416,6 +417,7 @@ impl Parts {
         let place = state_copies::place_of(processes, &settings, continues, origin)?;
         let hosts = RankHosts::find(processes, &settings)?;
         let (efficiency, space) = (Efficiency::of(&prepared), CheckpointSpace::of(prepared.parts()));
+        let mover = LayerMover::of(&prepared, self.model.is_some())?;
         let mut trainer = launch(prepared, checkpoint.as_ref(), processes, attempts)?;
         let opened = match folder {
             FolderSource::New(files) => self.create_folder(&settings, &files, place, processes),
@@ -437,6 +439,7 @@ impl Parts {
             folder,
             space,
             hosts,
+            mover,
             copies,
             saved,
             processes,

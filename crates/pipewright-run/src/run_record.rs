@@ -14,7 +14,7 @@ use pipewright_schedule::measured::read_trace;
 use serde::Deserialize;
 
 use crate::error::RunError;
-use crate::recovery::{Restart, SlowRank, VerifiedStep};
+use crate::recovery::{LayerMove, Restart, SlowRank, VerifiedStep};
 use crate::run_folder::{CONFIG, LARGEST, METRICS, TIMELINE, kept_timelines};
 
 /// The metrics of a step, as far as the line has them. JSON has no infinite numbers, so they may be null.
@@ -153,6 +153,8 @@ pub enum RunEvent {
     Restart(Restart),
     /// A rank has become slow, or is no longer slow.
     SlowRank(SlowRank),
+    /// Layers have moved to other ranks.
+    LayerMove(LayerMove),
     /// A suspicious step was computed again.
     VerifiedStep(VerifiedStep),
 }
@@ -163,6 +165,7 @@ impl RunEvent {
         match self {
             Self::Restart(restart) => restart.step,
             Self::SlowRank(slow) => slow.step,
+            Self::LayerMove(moved) => moved.step,
             Self::VerifiedStep(verified) => verified.step,
         }
     }
@@ -173,6 +176,7 @@ impl RunEvent {
             // The first step with more processes.
             Self::Restart(restart) => restart.failed_step.unwrap_or(restart.step + 1),
             Self::SlowRank(slow) => slow.step,
+            Self::LayerMove(moved) => moved.step,
             Self::VerifiedStep(verified) => verified.step,
         }
     }
@@ -182,6 +186,7 @@ impl RunEvent {
         match self {
             Self::Restart(restart) => restart.sentence(),
             Self::SlowRank(slow) => slow.sentence(),
+            Self::LayerMove(moved) => moved.sentence(),
             Self::VerifiedStep(verified) => verified.sentence(),
         }
     }

@@ -64,6 +64,7 @@ pub mod plan;
 pub mod emit;
 mod trace;
 pub mod measured;
+pub mod rebalance;
 pub mod picture;
 pub mod comparison;
 

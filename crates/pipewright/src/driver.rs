@@ -12,7 +12,8 @@ use pipewright_schedule::Event;
 use crate::batch::StepForm;
 use crate::checkpoint::{Checkpoint, RankState};
 use crate::executor::{
-    Agreement, Executor, NamedParameter, OpenReport, Outcome, Poll, RankReport, StepInput, Visited,
+    Agreement, Executor, NamedParameter, OpenReport, Outcome, Poll, RankReport, StageChange, StepInput,
+    Visited,
 };
 use crate::failure::{Abort, Cause, StepError};
 use crate::ids::{Attempt, StepNumber, WorldRank};
@@ -57,6 +58,18 @@ pub(crate) enum Command {
         attempt: Attempt,
         visit: Visit,
         reply: Reply<Result<Visited, StepError>>,
+    },
+    /// Passes the bytes of the first rank to all, under this attempt number.
+    Share {
+        attempt: Attempt,
+        own: Arc<[u8]>,
+        reply: Reply<Result<Arc<[u8]>, StepError>>,
+    },
+    /// Moves layers between stages, under this attempt number.
+    Move {
+        attempt: Attempt,
+        change: Arc<StageChange>,
+        reply: Reply<Result<(), StepError>>,
     },
     State {
         reply: Reply<Result<Box<RankState>, StepError>>,
@@ -257,11 +270,17 @@ fn execute(executor: &mut Executor, goes_ahead: &mut bool, command: Command) {
             executor.begin_collecting(attempt, Some(visit));
             reply.send(run_or_reset(executor).map(|()| executor.take_outcome().visited));
         }
+        Command::Share { attempt, own, reply } => {
+            executor.begin_sharing(attempt, own);
+            let shared = run_or_reset(executor).map(|()| executor.take_outcome().shared);
+            reply.send(shared.map(|shared| shared.expect("the phase ends with the bytes")));
+        }
+        Command::Move { attempt, change, reply } => reply.send(move_layers(executor, attempt, change)),
         Command::State { reply } => {
             reply.send(caught(|| Box::new(executor.state())).map_err(failure));
         }
         Command::Restore { checkpoint, may_miss, reply } => {
-            let restored = caught(|| executor.restore(&checkpoint, may_miss)).unwrap_or_else(Err);
+            let restored = caught(|| executor.restore(&*checkpoint, may_miss)).unwrap_or_else(Err);
             reply.send(restored.map_err(failure));
         }
         Command::Reset => executor.reset(),
@@ -287,6 +306,14 @@ fn find_shared(executor: &mut Executor, attempt: Attempt) -> Result<(), StepErro
     // A back end may report here that it failed to make the parameters, which a list of them reads.
     let begun = caught(|| executor.begin_finding_shared(attempt)).map_err(|cause| executor.error(cause));
     begun.and_then(|()| run(executor)).inspect_err(|error| executor.fail(error.clone()))
+}
+
+/// Moves layers between stages. A failure is raised for all ranks.
+fn move_layers(executor: &mut Executor, attempt: Attempt, change: Arc<StageChange>) -> Result<(), StepError> {
+    let begun = caught(|| executor.begin_moving(attempt, change)).and_then(|begun| begun);
+    let begun = begun.map_err(|cause| executor.error(cause));
+    let moved = begun.and_then(|()| run(executor));
+    reset_after(executor, moved)
 }
 
 fn run_or_reset(executor: &mut Executor) -> Result<(), StepError> {

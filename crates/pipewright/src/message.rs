@@ -153,6 +153,15 @@ pub enum Tag {
         /// The number of its earlier choices.
         round: u32,
     },
+    /// What the first rank's process passes to all, between two steps: down the tree of all ranks.
+    Shared,
+    /// The state of layers that move from one stage to another, between two steps.
+    Layers {
+        /// The stage that has had them.
+        from: StageIndex,
+        /// The stage that gets them.
+        to: StageIndex,
+    },
     /// A message of a rank that belongs to no pipeline ([`RankLink`](crate::rank_link::RankLink)).
     Ordered {
         /// The number of earlier messages from its sender to its receiver.
@@ -225,6 +234,10 @@ impl std::fmt::Display for Tag {
             Self::Hello => f.write_str("the description of its run"),
             Self::Welcome => f.write_str("whether all processes run the same"),
             Self::Chosen { round } => write!(f, "choice {round} of the first process"),
+            Self::Shared => f.write_str("what the first process passes to all"),
+            Self::Layers { from, to } => {
+                write!(f, "the layers that move from stage {from} to stage {to}")
+            }
             Self::Ordered { number } => write!(f, "its message {number}"),
         }
     }

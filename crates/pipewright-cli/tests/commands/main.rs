@@ -26,6 +26,7 @@ mod real_files;
 mod restarts;
 mod signals;
 mod slow_ranks;
+mod layer_moves;
 mod verified_steps;
 mod resume;
 mod checkpoint_interval;

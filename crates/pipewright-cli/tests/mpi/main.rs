@@ -16,6 +16,7 @@ mod generation;
 mod held_memory;
 mod hosts;
 mod launch;
+mod layer_moves;
 mod lost_processes;
 mod measurement;
 mod mistakes;

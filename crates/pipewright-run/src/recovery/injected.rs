@@ -4,14 +4,15 @@
 //! The variable has one or more faults with commas between them, each `KIND:RANK:STEP` or
 //! `KIND:RANK:STEP:TIMES`. The kind is `panic`, or `hang`, which never ends. Without a number of times, a
 //! fault happens once in a process. With the kind `slow`, each computing action of the rank takes [`DELAY`]
-//! longer, from the step on for as many steps as the number of times. With the kind `flip`, the rank
+//! longer, from the step on for as many steps as the number of times; with the kind `half`, it takes twice as long. With the kind `flip`, the rank
 //! computes a wrong bit in each element of the gradients that it sends for the first microbatch, in as many
 //! computations of the step as the number of times. With the kind `infinite`, the first element of these
 //! gradients is infinite. A tensor rank sends only some of the elements. A rank that has the first stage alone
 //! sends no gradients and is refused. With the kinds `kill-in-update` and `stop-in-update`, the process of the rank
-//! kills or stops itself when the rank has the gradient norm and has not updated its parameters.
+//! kills or stops itself when the rank has the gradient norm and has not updated its parameters. With the kinds `panic-in-move`
+//! and `kill-in-move`, the rank panics or its process kills itself when layers begin to move after the step.
 //!
-//! A fault of any kind but `slow` may have `file=PATH` instead of the step and the number of times. It then happens
+//! A fault of any kind but `slow` and `half` may have `file=PATH` instead of the step and the number of times. It then happens
 //! when the file exists, and removes it. So it happens once, although the run starts again.
 
 use std::collections::BTreeMap;
@@ -19,7 +20,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Tensor, TensorData};
 use pipewright::hook::{ActionHook, BackwardRun};
@@ -68,21 +69,27 @@ enum Kind {
     Panic,
     Hang,
     Slow,
+    Half,
     Flip,
     Infinite,
     KillInUpdate,
     StopInUpdate,
+    PanicInMove,
+    KillInMove,
 }
 
 /// The names of the kinds.
-const KINDS: [(&str, Kind); 7] = [
+const KINDS: [(&str, Kind); 10] = [
     ("panic", Kind::Panic),
     ("hang", Kind::Hang),
     ("slow", Kind::Slow),
+    ("half", Kind::Half),
     ("flip", Kind::Flip),
     ("infinite", Kind::Infinite),
     ("kill-in-update", Kind::KillInUpdate),
     ("stop-in-update", Kind::StopInUpdate),
+    ("panic-in-move", Kind::PanicInMove),
+    ("kill-in-move", Kind::KillInMove),
 ];
 
 impl Kind {
@@ -147,7 +154,7 @@ impl InjectedFaults {
             let kinds = KINDS.map(|(name, _)| name).join(", ");
             RunError::input(format!(
                 "{VARIABLE}={text}: write KIND:RANK:STEP or KIND:RANK:STEP:TIMES with one of the kinds {kinds}, such as \
-                 panic:1:3, and a step and a number of times from 1; or KIND:RANK:file=PATH with another kind than slow"
+                 panic:1:3, and a step and a number of times from 1; or KIND:RANK:file=PATH with another kind than slow and half"
             ))
         })?;
         Ok(Some(Arc::new(Self { faults, steps: Mutex::default() })))
@@ -191,7 +198,8 @@ impl InjectedFault {
         let kind = KINDS.iter().find(|(known, _)| *known == name)?.1;
         let rank = WorldRank::new(parts.next()?.parse().ok()?);
         let moment = Moment::read(parts.next()?)?;
-        let happens = kind != Kind::Slow || matches!(moment, Moment::Step { .. });
+        let lasts = matches!(kind, Kind::Slow | Kind::Half);
+        let happens = !lasts || matches!(moment, Moment::Step { .. });
         happens.then_some(Self { kind, rank, moment })
     }
 
@@ -220,9 +228,9 @@ impl InjectedFault {
         self.rank == rank && self.moment.takes(step)
     }
 
-    /// Returns whether the fault makes this rank slow in this step.
-    fn slows(&self, rank: WorldRank, step: u64) -> bool {
-        self.kind == Kind::Slow && self.rank == rank && self.moment.lasts(step)
+    /// Returns whether the fault makes this rank slow in this step, in the way of this kind.
+    fn slows(&self, kind: Kind, rank: WorldRank, step: u64) -> bool {
+        self.kind == kind && self.rank == rank && self.moment.lasts(step)
     }
 }
 
@@ -269,9 +277,19 @@ impl ActionHook for InjectedFaults {
         }
     }
 
+    fn begin_move(&self, rank: WorldRank) {
+        let step = self.step_of(rank);
+        let happens = |kind| self.faults.iter().any(|fault| fault.kind == kind && fault.takes(rank, step));
+        if happens(Kind::KillInMove) {
+            // A process may always send a signal to itself.
+            let _ = kill_process(getpid(), Signal::KILL);
+        }
+        assert!(!happens(Kind::PanicInMove), "{VARIABLE} asks for this panic");
+    }
+
     fn around(&self, rank: WorldRank, action: Action, run: &mut dyn FnMut()) {
         let step = self.step_of(rank);
-        if action.is_compute() && self.faults.iter().any(|fault| fault.slows(rank, step)) {
+        if action.is_compute() && self.faults.iter().any(|fault| fault.slows(Kind::Slow, rank, step)) {
             std::thread::sleep(DELAY);
         }
         match self.faults.iter().find(|fault| fault.happens(rank, step)).map(|fault| fault.kind) {
@@ -279,7 +297,14 @@ impl ActionHook for InjectedFaults {
             Some(Kind::Hang) => loop {
                 std::thread::sleep(Duration::from_secs(3600));
             },
-            _ => run(),
+            _ => {
+                let began = Instant::now();
+                run();
+                if action.is_compute() && self.faults.iter().any(|fault| fault.slows(Kind::Half, rank, step))
+                {
+                    std::thread::sleep(began.elapsed());
+                }
+            }
         }
     }
 
@@ -325,8 +350,13 @@ mod tests {
         assert!(!fault.happens(WorldRank::new(0), 3) && !fault.happens(rank, 2), "another rank or step");
         assert_eq!([(); 3].map(|()| fault.happens(rank, 3)), [true, true, false]);
         let slow = InjectedFault::read("slow:1:3:2").expect("a fault");
-        assert_eq!([2, 3, 4, 5].map(|step| slow.slows(rank, step)), [false, true, true, false]);
-        assert!(!slow.happens(rank, 3) && !slow.slows(WorldRank::new(0), 3), "another kind or rank");
+        assert_eq!([2, 3, 4, 5].map(|step| slow.slows(Kind::Slow, rank, step)), [false, true, true, false]);
+        assert!(
+            !slow.happens(rank, 3)
+                && !slow.slows(Kind::Slow, WorldRank::new(0), 3)
+                && !slow.slows(Kind::Half, rank, 3),
+            "another kind or rank"
+        );
         let flip = InjectedFault::read("flip:1:3").expect("a fault");
         assert!(!flip.happens(rank, 3) && !flip.changes_gradient(rank, 2), "another kind or step");
         assert_eq!([(); 2].map(|()| flip.changes_gradient(rank, 3)), [true, false]);

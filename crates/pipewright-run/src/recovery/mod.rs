@@ -6,7 +6,8 @@
 //! losses and parameters have the bits of an undisturbed run. `Attempts` decides for the ranks of one
 //! process, and the command `pipewright launch` for ranks that are processes, both with [`Restarts`].
 //!
-//! A rank that becomes slow is not a fault: it is recorded ([`SlowRank`]), and the run continues. So is a step that
+//! A rank that becomes slow is not a fault: it is recorded ([`SlowRank`]), and the run continues. So are layers that move
+//! to other ranks because of that ([`LayerMove`]), and a step that
 //! was computed again because it was suspicious ([`VerifiedStep`]). A run that
 //! continues on more processes again ([`GROWTH`]) has a record like a restart's record.
 
@@ -14,6 +15,7 @@ mod disk_space;
 mod injected;
 mod restart;
 mod slow_rank;
+mod layer_move;
 mod record;
 mod launch_mark;
 mod verified_step;
@@ -25,6 +27,8 @@ pub use disk_space::is_full;
 pub(crate) use disk_space::wait_for_space;
 pub(crate) use launch_mark::{Heartbeat, leave_loss};
 pub use launch_mark::{Sign, renewed};
+pub(crate) use layer_move::kept;
+pub use layer_move::{LayerMove, MoveEvent, MovedRun};
 pub(crate) use record::RECORDS;
 pub use record::{GROWTH, RESTART, Record, SLOW_RANKS};
 pub use restart::{Restart, StateSource};

@@ -16,6 +16,7 @@ use crate::settings::mesh::{EXPERTS, LOOKAHEAD};
 use crate::settings::offload::OffloadPlace;
 use crate::settings::paths::Surroundings;
 use crate::settings::pipeline::TransportChoice;
+use crate::settings::replan::Replan;
 use crate::settings::section::Section;
 use crate::settings::whole::Settings;
 
@@ -36,6 +37,7 @@ pub(super) fn check(
     checks.check_run();
     if let Some(slices) = source.map(slices_of).filter(|slices| !slices.is_one()) {
         checks.check_slices(slices);
+        checks.check_moves_of_slices();
     }
 }
 
@@ -48,6 +50,30 @@ fn slices_of(source: &ProgramSource) -> Slices {
         ProgramSource::Schedule(schedule) => schedule.slices(),
         ProgramSource::Rows(rows) => rows.slices(),
     }
+}
+
+/// Returns a setting with which layers cannot move, and a key and a value with which they can.
+fn unmovable(settings: &Settings) -> Option<(&'static str, &'static str)> {
+    let Settings { mesh, pipeline, run, .. } = settings;
+    let refused: [(bool, &str, &str); 4] = [
+        (
+            mesh.tensor_parallel > 1,
+            "ranks that compute each stage together (`mesh.tensor_parallel`)",
+            "tensor_parallel = 1` in [mesh]",
+        ),
+        (
+            mesh.expert_parallel > 1,
+            "replicas that hold experts together (`mesh.expert_parallel`)",
+            "expert_parallel = 1` in [mesh]",
+        ),
+        (
+            pipeline.offload.place().is_some(),
+            "tensors that leave memory (`pipeline.offload`)",
+            "offload = \"none\"` in [pipeline]",
+        ),
+        (run.verify != Verify::Off, "steps that are verified (`run.verify`)", "verify = \"off\"` in [run]"),
+    ];
+    refused.into_iter().find(|(is_set, ..)| *is_set).map(|(_, what, instead)| (what, instead))
 }
 
 struct CrossChecks<'a> {
@@ -100,6 +126,16 @@ impl CrossChecks<'_> {
         }
     }
 
+    /// Refuses layers that would move under a schedule of slices.
+    fn check_moves_of_slices(&mut self) {
+        if self.settings.run.replan == Replan::WhenSlow {
+            let sentence = "layers cannot move to other ranks (`replan`) with a schedule that cuts microbatches into slices";
+            let help =
+                "write for example `schedule = \"1f1b\"` in [pipeline], or `replan = \"never\"` in [run]";
+            self.section("run").report("replan", sentence, help);
+        }
+    }
+
     /// Reports a phase that does not fit into the run, at the key that was written last.
     fn report_too_long(&mut self, key: &str, sentence: String) {
         let help = format!("lower `{key}` in [optimizer], or raise `steps` in [run]");
@@ -139,6 +175,12 @@ impl CrossChecks<'_> {
         };
         let is_local = pipeline.transport == TransportChoice::Local;
         self.refuse_if(is_copied && (run.copy_every == 0 || is_local), "run", "copies", other, advice);
+
+        if let Some((what, instead)) = unmovable(self.settings).filter(|_| run.replan == Replan::WhenSlow) {
+            let sentence = format!("layers cannot move to other ranks (`replan`) with {what}");
+            let help = format!("write `{instead}, or `replan = \"never\"` in [run]");
+            self.section("run").report("replan", sentence, help);
+        }
 
         let is_verified = run.verify != Verify::Off;
         let other = "the processor (`device` is another one, whose bits may differ each time)";

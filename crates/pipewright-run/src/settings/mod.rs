@@ -27,6 +27,7 @@ mod page;
 mod paths;
 pub mod pipeline;
 pub mod profile;
+pub mod replan;
 pub mod run;
 pub mod sample;
 mod schedule;

@@ -13,6 +13,7 @@ use crate::settings::devices::{self, DeviceSettings};
 use crate::settings::document::Document;
 use crate::settings::keys::{Key, find};
 use crate::settings::paths::Surroundings;
+use crate::settings::replan::Replan;
 use crate::settings::section::Section;
 
 /// The longest deadline in seconds, about three years. A longer one is a mistake, and adding it to an instant
@@ -40,6 +41,8 @@ pub struct RunSettings {
     pub restarts: u64,
     /// Whether `launch` replaces the host of a slow rank by a spare one.
     pub replace_slow: bool,
+    /// Whether layers move to other ranks when ranks have become slower or faster.
+    pub replan: Replan,
     /// Whether suspicious steps are computed again.
     pub verify: Verify,
     /// Whether `launch` leaves out the host of a rank that has computed wrong bits.
@@ -107,6 +110,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> RunS
         deadline_seconds: read_deadline(&mut section),
         restarts: section.whole("restarts"),
         replace_slow: section.flag("replace_slow"),
+        replan: section.word("replan", &Replan::NAMED),
         verify: section.word("verify", &Verify::NAMED),
         replace_wrong: section.flag("replace_wrong"),
         grow: section.flag("grow"),

@@ -13,11 +13,14 @@ use pipewright::mesh::RankGroups;
 use pipewright::nn::TensorParallel;
 use pipewright::offload::OffloadTo;
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
+use pipewright::stage::Stage;
+use pipewright::tensor::Precision;
 use pipewright::train::{ResumeError, Trainer};
 use pipewright::transport::World;
 use pipewright_models::{InitialParameters, Place};
 use pipewright_schedule::error_text::with_causes as sentence;
 use pipewright_schedule::words::counted;
+use pipewright_schedule::{Partition, StageIndex};
 
 use crate::error::{ErrorKind, FailedRun, RunError};
 use crate::fault::Fault;
@@ -100,11 +103,7 @@ fn launch_new(
     let config = PipelineConfig { interrupt, hook, devices, ..config };
     // Each stage is made on the thread of its rank, in the processor's memory, and then moved to the rank's
     // device.
-    let precision = config.precision;
-    let make_stage = move |stage, tensor: &TensorParallel| {
-        let place = Place { tensor: tensor.clone(), precision, ..Device::flex().autodiff().into() };
-        model.stage(partition.range(stage), &initial, place)
-    };
+    let make_stage = stage_maker(model, initial, partition, config.precision);
     let pipeline = Pipeline::launch_split(program, world, &config, make_stage);
     let pipeline = pipeline.map_err(|error| failure(&error))?;
     let rate = rates(&settings);
@@ -118,6 +117,19 @@ fn launch_new(
         Some(validation) => trainer.with_validation(validation),
         None => trainer,
     })
+}
+
+/// Returns a function that makes the stages of a cut.
+pub(crate) fn stage_maker(
+    model: Arc<dyn RunModel>,
+    initial: InitialParameters,
+    partition: Partition,
+    precision: Precision,
+) -> impl Fn(StageIndex, &TensorParallel) -> Result<Stage, String> + Send + Sync + 'static {
+    move |stage, tensor| {
+        let place = Place { tensor: tensor.clone(), precision, ..Device::flex().autodiff().into() };
+        model.stage(partition.range(stage), &initial, place)
+    }
 }
 
 /// Returns the device of the rank of this process. If the device of any process cannot be used, all processes

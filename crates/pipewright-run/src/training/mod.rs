@@ -27,5 +27,6 @@ pub mod memory;
 mod timeline_recorder;
 mod run_checkpoints;
 mod run_log;
+pub(crate) mod layer_mover;
 pub mod trained_model;
 pub(crate) mod training_loop;

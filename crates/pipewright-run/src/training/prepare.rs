@@ -26,6 +26,7 @@ use crate::run_model::RunModel;
 use crate::settings::mesh::MeshSettings;
 use crate::settings::model::ModelSettings;
 use crate::settings::pipeline::{PartitionChoice, TransportChoice};
+use crate::settings::replan::Replan;
 use crate::settings::{Scheduled, Settings};
 use crate::training::model::{check_weights, model_notes, tokenizer_note, trained_adapters};
 use crate::training::optimizer::{expert_balance, require_elementwise, require_whole, update};
@@ -48,6 +49,8 @@ pub struct Prepared {
     pub start_of_adapter: Option<String>,
     /// The model's layers.
     pub layers: ModelDesc,
+    /// The source of the program, if layers may move while the run trains.
+    pub source: Option<ProgramSource>,
     /// The program that the ranks run.
     pub program: ValidatedProgram,
     /// The layers of each stage.
@@ -174,6 +177,7 @@ fn record_notes(data: &str, rows: &TokenRows) -> Vec<String> {
 /// Prepares the run that the settings specify. The weights of a model directory are not checked.
 pub fn prepare_settings(scheduled: Scheduled, model: Arc<dyn RunModel>) -> Result<Prepared, RunError> {
     let Scheduled { settings, source } = scheduled;
+    let kept = (settings.run.replan == Replan::WhenSlow).then(|| source.clone());
     let CutProgram { program, partition, layers, mut notes } = CutProgram::new(source, &settings, &*model)?;
     // A group without parameters is found here, before the folder of the results changes.
     update(&settings.optimizer, &*model)?;
@@ -220,6 +224,7 @@ pub fn prepare_settings(scheduled: Scheduled, model: Arc<dyn RunModel>) -> Resul
         adapter,
         start_of_adapter,
         layers,
+        source: kept,
         program,
         partition,
         rows,

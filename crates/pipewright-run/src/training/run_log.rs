@@ -16,7 +16,7 @@ use pipewright_system::failure::disk_advice;
 use crate::error::{ErrorKind, FailedRun, RunError};
 use crate::fault::{Fault, Start, launched_start};
 use crate::observer::{Ending, Observer};
-use crate::recovery::{GROWTH, SLOW_RANKS, SlowRank, VerifiedStep};
+use crate::recovery::{GROWTH, LayerMove, SLOW_RANKS, SlowRank, VerifiedStep};
 use crate::run_folder::{RunFolder, RunFolderError};
 use crate::run_record::RunEvent;
 use crate::settings::Settings;
@@ -106,6 +106,21 @@ impl RunLog {
     /// Checks that the run's folder is still at its path, if this process writes to it.
     pub(super) fn require_folder(&self) -> Result<(), RunFolderError> {
         self.folder.as_ref().map_or(Ok(()), RunFolder::require)
+    }
+
+    /// Returns whether this process writes results and reports.
+    pub(super) fn is_leader(&self) -> bool {
+        self.folder.is_some()
+    }
+
+    /// Shows and writes a move of layers. The steps after it are not the ones that were predicted.
+    pub(super) fn moved(&mut self, moved: &LayerMove) -> Result<(), RunError> {
+        let Some(folder) = &mut self.folder else { return Ok(()) };
+        let run = folder.path().to_owned();
+        folder.append(moved).map_err(|error| unwritten(&run, error, moved.step, &self.space))?;
+        self.observer.event(&RunEvent::LayerMove(moved.clone()));
+        (self.prediction, self.planned_step_ms) = (StepPrediction::default(), None);
+        Ok(())
     }
 
     /// Shows and writes the results of a step. Fails if they cannot be written, or, in all processes, if a

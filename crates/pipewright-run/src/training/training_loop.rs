@@ -19,6 +19,7 @@ use crate::training::checkpoint_space::CheckpointSpace;
 use crate::training::efficiency::Efficiency;
 use crate::training::evaluations::{Evaluated, Evaluations};
 use crate::training::launch::{abandon, failure};
+use crate::training::layer_mover::{LayerMover, MoveFailure};
 use crate::training::process_group::ProcessGroup;
 use crate::training::rank_hosts::RankHosts;
 use crate::training::run_checkpoints::{CheckpointReason, Checkpoints};
@@ -42,6 +43,8 @@ pub(crate) struct TrainingLoop<'a> {
     pub(crate) space: CheckpointSpace,
     /// The hosts of the ranks, if the run verifies steps.
     pub(crate) hosts: RankHosts,
+    /// Moves layers when ranks have become slower or faster, if the run does so.
+    pub(crate) mover: Option<LayerMover>,
     /// The copies of the state in memory, if the run makes some.
     pub(crate) copies: Option<StateCopies>,
     /// The step of the newest checkpoint; 0 if there is none.
@@ -57,7 +60,7 @@ impl TrainingLoop<'_> {
     /// and saves a checkpoint of the last step.
     pub(crate) fn run(self, mut trainer: Trainer) -> Result<(), RunError> {
         let Self { settings, overview, efficiency, description, mut evaluations, space, hosts, .. } = self;
-        let Self { mut folder, mut copies, saved, processes, attempts, .. } = self;
+        let Self { mut folder, mut mover, mut copies, saved, processes, attempts, .. } = self;
         let (run, start) = (&settings.run, trainer.steps_done());
         let interrupt = attempts.interrupt();
         let observer = processes.observer().clone();
@@ -87,7 +90,8 @@ impl TrainingLoop<'_> {
         let mut log = RunLog::new(folder, observer, efficiency, start, settings, space, hosts)?;
         processes.leave_faults_in(&run.out);
         let mut saves = Saves { checkpoints: &mut checkpoints, copies: copies.as_mut() };
-        let taken = steps(&mut trainer, run.steps, attempts, &mut evaluations, &mut saves, &mut log);
+        let between = Between { evaluations: &mut evaluations, mover: mover.as_mut() };
+        let taken = steps(&mut trainer, run.steps, attempts, between, &mut saves, &mut log);
         let taken = taken.map_err(|stop| match stop {
             Stop::Rank(error) => log.failed_step(trainer.pipeline().step_failure(), &error),
             Stop::Other(failure) => abandon(&mut trainer, failure),
@@ -159,12 +163,26 @@ impl Stop {
             error => Self::Rank(error),
         }
     }
+
+    /// Why a move of layers failed.
+    fn of_move(failure: MoveFailure) -> Self {
+        match failure {
+            MoveFailure::Rank(error) => Self::Rank(error),
+            MoveFailure::Other(error) => Self::Other(error),
+        }
+    }
 }
 
 /// The parts that save the state of a run.
 struct Saves<'a> {
     checkpoints: &'a mut Checkpoints,
     copies: Option<&'a mut StateCopies>,
+}
+
+/// The parts of a run that use the ranks between two steps.
+struct Between<'a> {
+    evaluations: &'a mut Evaluations,
+    mover: Option<&'a mut LayerMover>,
 }
 
 /// The sentence of the leader if another process has received a signal.
@@ -210,6 +228,8 @@ struct AfterStep {
     is_evaluation_due: bool,
     /// A copy in memory reads the state.
     is_copy_due: bool,
+    /// Layers may move.
+    is_move_due: bool,
     /// The run may end with the next step, for a reason that is known only after this one.
     may_end: bool,
 }
@@ -217,9 +237,10 @@ struct AfterStep {
 impl AfterStep {
     /// Returns whether nothing after the step needs the ranks or their state before the next step.
     fn may_begin_next(self) -> bool {
-        let Self { is_last, is_interrupted, is_checkpoint_due, is_evaluation_due, is_copy_due, may_end } =
-            self;
-        !(is_last || is_interrupted || is_checkpoint_due || is_evaluation_due || is_copy_due || may_end)
+        let Self { is_last, is_interrupted, is_checkpoint_due, is_evaluation_due, .. } = self;
+        let Self { is_copy_due, is_move_due, may_end, .. } = self;
+        let uses_state = is_checkpoint_due || is_evaluation_due || is_copy_due || is_move_due;
+        !(is_last || is_interrupted || uses_state || may_end)
     }
 }
 
@@ -229,7 +250,7 @@ fn steps(
     trainer: &mut Trainer,
     steps: u64,
     attempts: &Attempts,
-    evaluations: &mut Evaluations,
+    Between { evaluations, mut mover }: Between<'_>,
     Saves { checkpoints, copies }: &mut Saves<'_>,
     log: &mut RunLog,
 ) -> Result<bool, Stop> {
@@ -254,6 +275,7 @@ fn steps(
             is_checkpoint_due: is_due,
             is_evaluation_due: evaluations.are_due(number),
             is_copy_due: copies.as_ref().is_some_and(|copies| copies.are_due(number)),
+            is_move_due: mover.as_ref().is_some_and(|mover| mover.is_due(number)),
             // `launch` ends the run after any step to replace the host of a slow rank. To let it grow, this
             // process asks for the end before the step with the checkpoint begins. Without checkpoints it may
             // ask before any step, and the step that has begun by then is finished.
@@ -273,6 +295,7 @@ fn steps(
         checkpoints.timing.step(&report);
         checkpoints.poll(&metrics, evaluations).map_err(Stop::Other)?;
         let chosen = checkpoints.timing.describe(&mut metrics);
+        mover.iter_mut().filter(|_| log.is_leader()).for_each(|mover| mover.observe(&report.timeline));
         log.step(&mut metrics, report).map_err(Stop::Other)?;
         log.note_interval(chosen);
         log.note_samples(&metrics);
@@ -288,6 +311,12 @@ fn steps(
         checkpoints.after_step(trainer, CheckpointReason { is_due, is_best }).map_err(Stop::Other)?;
         if ends {
             break;
+        }
+        if let Some(mover) = mover.as_mut().filter(|_| after.is_move_due) {
+            let moved = mover.after_step(trainer, log.is_leader(), |sentence| log.note(sentence));
+            if let Some(moved) = moved.map_err(Stop::of_move)? {
+                log.moved(&moved).map_err(Stop::Other)?;
+            }
         }
     }
     Ok(grows)
@@ -311,6 +340,7 @@ mod tests {
         check(|after| after.is_checkpoint_due = true, false);
         check(|after| after.is_evaluation_due = true, false);
         check(|after| after.is_copy_due = true, false);
+        check(|after| after.is_move_due = true, false);
         check(|after| after.may_end = true, false);
         check(|after| (after.is_copy_due, after.may_end) = (true, true), false);
     }

@@ -22,7 +22,7 @@ impl Partition {
 
     /// Makes a partition from the first layer of each stage and the number of layers. The first layers must
     /// begin with 0 and ascend.
-    pub(super) fn from_starts(mut starts: Vec<usize>, layers: usize) -> Self {
+    pub(crate) fn from_starts(mut starts: Vec<usize>, layers: usize) -> Self {
         starts.push(layers);
         debug_assert!(
             starts[0] == 0 && starts.is_sorted_by(|a, b| a < b),

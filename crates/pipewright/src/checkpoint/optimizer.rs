@@ -14,7 +14,7 @@ use burn::tensor::TensorData;
 use burn_pack::{Reader, Scalar, Writer};
 
 use super::error::CheckpointError;
-use super::read::Checkpoint;
+use super::stored::{OptimizerFields, StoredState};
 use super::tensor_file::FIELD;
 use crate::tensor::TensorShard;
 use crate::tensor::shard::RowShard;
@@ -71,15 +71,15 @@ fn by_path(name: &str, paths: &HashMap<ParamId, Arc<str>>) -> Option<String> {
     Some(format!("{path}{FIELD}{field}"))
 }
 
-/// Replaces the state of `optimizer` with the checkpoint's state for these parameters.
+/// Replaces the state of `optimizer` with the stored state for these parameters.
 pub(crate) fn put_together(
     optimizer: ModuleOptimizer,
     targets: &[Target<'_>],
-    checkpoint: &Checkpoint,
+    stored: &dyn StoredState,
 ) -> Result<ModuleOptimizer, CheckpointError> {
     let unfit = |reason: String| {
         CheckpointError::unusable(
-            checkpoint.path(),
+            stored.place(),
             format!(
                 "the optimizer does not take the state that is stored for it: {reason}; resume with the optimizer that wrote \
                  it"
@@ -91,13 +91,14 @@ pub(crate) fn put_together(
     let mut locals = Vec::new();
     for Target { id, path, shard, rows, local } in targets {
         let id = id.val();
-        for (field, text) in checkpoint.scalars_of(path) {
+        let fields: OptimizerFields = stored.read_optimizer(path, *shard, *rows)?;
+        for (field, text) in fields.scalars {
             let scalar =
-                from_text(text).ok_or_else(|| unfit(format!("`{path}{FIELD}{field}` is `{text}`")))?;
+                from_text(&text).ok_or_else(|| unfit(format!("`{path}{FIELD}{field}` is `{text}`")))?;
             scalars.push((format!("{id}.{field}"), scalar));
         }
-        for (field, name) in checkpoint.state_of(path) {
-            let (bytes, shape, dtype) = checkpoint.read(name, *shard, *rows)?.into_parts();
+        for (field, data) in fields.tensors {
+            let (bytes, shape, dtype) = data.into_parts();
             tensors.push(burn_pack::Tensor::new(format!("{id}.{field}"), dtype, shape, Some(id), bytes));
         }
         locals.push((id.to_string(), *local));

@@ -14,6 +14,7 @@ use super::error::CheckpointError;
 use super::finite::NotFinite;
 use super::location::{Location, Piece, Slab, StoredShard, Torn, Unfit, common, copy};
 use super::manifest::{Manifest, StateFile};
+use super::stored::{OptimizerFields, StoredState};
 use super::tensor_file::{
     FIELD, FROZEN, Header, INDEX, LOSS_SCALE, ROWS, SHARDS, STEP, from_stored, hash, hash_tensors,
     not_storable, read_header,
@@ -121,19 +122,10 @@ impl Checkpoint {
         })
     }
 
-    /// Returns whether the checkpoint has a parameter of this path.
-    pub(crate) fn has(&self, path: &str) -> bool {
-        self.parameters.contains(path)
-    }
-
     /// Returns the paths of the parameters that were frozen
     /// ([`Pipeline::freeze`](crate::pipeline::Pipeline::freeze)) when the checkpoint was written.
     pub fn frozen(&self) -> impl Iterator<Item = &str> {
         self.frozen.iter().map(String::as_str)
-    }
-
-    pub(crate) fn is_frozen(&self, path: &str) -> bool {
-        self.frozen.contains(path)
     }
 
     /// Returns the parameters with elements that are not finite, by path. A parameter that several stages
@@ -159,7 +151,7 @@ impl Checkpoint {
 
     /// Like [`Checkpoint::parameter`], but reads the rows of one part of a shard; `shape` is the shape of the
     /// whole shard.
-    pub(crate) fn rows(
+    fn rows(
         &self,
         parameter: &Arc<str>,
         shape: &[usize],
@@ -184,23 +176,8 @@ impl Checkpoint {
         self.read(parameter, shard, part)
     }
 
-    /// Returns the tensors of a parameter's optimizer state: the field and the full name of each.
-    pub(super) fn state_of(&self, parameter: &str) -> impl Iterator<Item = (&str, &str)> {
-        fields(&self.tensors, parameter).map(|(field, name, _)| (field, name))
-    }
-
-    /// Returns the numbers of a parameter's optimizer state: the field and the text of each.
-    pub(super) fn scalars_of(&self, parameter: &str) -> impl Iterator<Item = (&str, &str)> {
-        fields(&self.scalars, parameter).map(|(field, _, text)| (field, text.as_str()))
-    }
-
     /// Reads the rows of one part of a shard of a tensor, which must be in the checkpoint.
-    pub(super) fn read(
-        &self,
-        name: &str,
-        shard: TensorShard,
-        part: RowShard,
-    ) -> Result<TensorData, CheckpointError> {
+    fn read(&self, name: &str, shard: TensorShard, part: RowShard) -> Result<TensorData, CheckpointError> {
         let location = &self.tensors[name];
         let (wanted, element) = (location.wanted(shard, part), location.dtype.size());
         let elements: usize = wanted.iter().map(ExactSizeIterator::len).product();
@@ -212,12 +189,12 @@ impl Checkpoint {
             if bounds[1..] == wanted[1..] {
                 let in_a_row = slab.elements_in_a_row() * element;
                 let target = (common[0].start - wanted[0].start) * in_a_row;
-                self.read_rows(slab, rows.clone(), in_a_row, &mut bytes[target..][..rows.len() * in_a_row])?;
+                self.read_into(slab, rows.clone(), in_a_row, &mut bytes[target..][..rows.len() * in_a_row])?;
                 continue;
             }
             let in_a_row = slab.elements_in_a_row() * element;
             let mut source = vec![0; rows.len() * in_a_row];
-            self.read_rows(slab, rows, in_a_row, &mut source)?;
+            self.read_into(slab, rows, in_a_row, &mut source)?;
             let mut held = bounds;
             held[0] = common[0].clone();
             copy((&source, &held), (&mut bytes, &wanted), &common, element);
@@ -228,7 +205,7 @@ impl Checkpoint {
     }
 
     /// Reads rows of a shard into `target`.
-    fn read_rows(
+    fn read_into(
         &self,
         slab: &Slab,
         wanted: Range<usize>,
@@ -252,6 +229,44 @@ impl Checkpoint {
             first += piece.rows;
         }
         Ok(())
+    }
+}
+
+impl StoredState for Checkpoint {
+    fn place(&self) -> &Path {
+        &self.path
+    }
+
+    fn has_parameter(&self, path: &str) -> bool {
+        self.parameters.contains(path)
+    }
+
+    fn is_frozen(&self, path: &str) -> bool {
+        self.frozen.contains(path)
+    }
+
+    fn read_rows(
+        &self,
+        parameter: &Arc<str>,
+        shape: &[usize],
+        dtype: DType,
+        shard: TensorShard,
+        part: RowShard,
+    ) -> Result<TensorData, CheckpointError> {
+        self.rows(parameter, shape, dtype, shard, part)
+    }
+
+    fn read_optimizer(
+        &self,
+        parameter: &str,
+        shard: TensorShard,
+        part: RowShard,
+    ) -> Result<OptimizerFields, CheckpointError> {
+        let scalars =
+            fields(&self.scalars, parameter).map(|(field, _, text)| (field.to_owned(), text.clone()));
+        let tensors = fields(&self.tensors, parameter);
+        let tensors = tensors.map(|(field, name, _)| Ok((field.to_owned(), self.read(name, shard, part)?)));
+        Ok(OptimizerFields { scalars: scalars.collect(), tensors: tensors.collect::<Result<_, _>>()? })
     }
 }
 

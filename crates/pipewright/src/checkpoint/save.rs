@@ -260,12 +260,18 @@ pub(super) fn check_paths(ranks: &[RankState]) -> Result<(), CheckpointError> {
 
 /// The names of the parameters in a file: their paths. Shards of one parameter have the path with their
 /// index.
-struct Names {
+pub(super) struct Names {
     /// The parameters that have several shards in the file.
     several: HashSet<Arc<str>>,
 }
 
 impl Names {
+    /// Returns names that have the index of the shard unless a parameter is whole.
+    pub(super) fn with_indices(stage: &StageState) -> Self {
+        let held = stage.parameters.iter().filter(|held| !held.shard.is_whole());
+        Self { several: held.map(|held| held.path.clone()).collect() }
+    }
+
     fn of(stages: &[StageState]) -> Self {
         let mut known = HashSet::new();
         let held = stages.iter().flat_map(|stage| &stage.parameters);
@@ -303,7 +309,7 @@ impl Names {
 }
 
 /// Adds a stage's tensors under their names.
-fn add_stage(
+pub(super) fn add_stage(
     stage: StageState,
     names: &Names,
     tensors: &mut BTreeMap<String, Named>,

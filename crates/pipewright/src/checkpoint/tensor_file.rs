@@ -111,7 +111,7 @@ impl Content {
         }
     }
 
-    fn into_data(self) -> TensorData {
+    pub(super) fn into_data(self) -> TensorData {
         match self {
             Self::Live(value) => value.into_data(),
             Self::Data(data) => data,
@@ -189,6 +189,16 @@ pub(super) fn write(
     }
     sink.file.sync_all().map_err(CheckpointError::io("write", path))?;
     Ok((sink.bytes, sink.hasher.finalize()))
+}
+
+/// Returns the content of a file with these texts and tensors.
+pub(super) fn encoded(
+    texts: &BTreeMap<String, String>,
+    tensors: Vec<Named>,
+) -> Result<Vec<u8>, CheckpointError> {
+    let mut bytes = header(texts, &tensors)?;
+    tensors.into_iter().for_each(|named| bytes.extend_from_slice(named.content.into_data().as_bytes()));
+    Ok(bytes)
 }
 
 /// A file that is hashed while it is written.

@@ -98,6 +98,12 @@ impl Executor {
             Phase::AgreedStep(message) => self.pass_agreement(&message.into_one())?,
             Phase::ParameterLists(lists) => self.compare_parameters(&concatenated(lists))?,
             Phase::SharedParameters { order, message } => self.learn_shared(order, &message.into_one())?,
+            Phase::Shared(message) => self.pass_shared(message.into_one()),
+            Phase::Layers(arrivals) => {
+                let Self { context, connection, stages, .. } = self;
+                arrivals.end(context, connection, stages)?;
+                Phase::Done(Outcome::default())
+            }
             Phase::Collect(collection) => self.collect(collection),
             Phase::Idle | Phase::Done(_) => done,
         })
@@ -121,7 +127,9 @@ impl Executor {
             Phase::StepForms(forms) => connection.receive(forms),
             Phase::SharedParameters { message, .. }
             | Phase::Summary { message, .. }
-            | Phase::AgreedStep(message) => connection.receive_bytes(message),
+            | Phase::AgreedStep(message)
+            | Phase::Shared(message) => connection.receive_bytes(message),
+            Phase::Layers(arrivals) => connection.receive_bytes(&mut arrivals.messages),
             Phase::Collect(collection) => match collection.next(stages) {
                 Some(stage) => receive_rows(connection, stages.get_mut(stage), recorder),
                 None => Ok(None),
@@ -369,6 +377,12 @@ impl Executor {
         let Self { context, connection, stages, recorder, .. } = self;
         outcome.reports = vec![RankReport::new(context, connection, stages, recorder, Update::default())];
         self.finish(outcome)
+    }
+
+    /// Passes on what the first rank's process passes to all.
+    fn pass_shared(&mut self, bytes: Arc<[u8]>) -> Phase {
+        self.connection.send_bytes(&self.context.world_tree.children, Tag::Shared, &bytes);
+        Phase::Done(Outcome { shared: Some(bytes), ..Outcome::default() })
     }
 
     /// Passes on the hash of what this rank's subtree knows of a step. The root then knows whether all ranks

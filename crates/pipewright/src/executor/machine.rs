@@ -3,6 +3,7 @@
 //! The executor owns the parts. `actions.rs` calls the handlers of the actions and `epilogue.rs` the handlers
 //! of the phases, each with the parts that it uses. No other file reads the fields of the executor.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use pipewright_schedule::{Action, Event, Microbatch, StageIndex};
@@ -14,6 +15,7 @@ use super::collection::Collection;
 use super::connection::Connection;
 use super::context::RankContext;
 use super::failed_action::{Failure, locate};
+use super::moves::{Arrivals, StageChange};
 use super::parameters::{KnownParameters, list_parameters};
 use super::recorder::Recorder;
 use super::reduction::Reductions;
@@ -24,7 +26,7 @@ use super::step::{Outcome, Phase, Poll, Step};
 use super::step_input::StepInput;
 use super::turns::BackwardThreads;
 use crate::batch::StepForm;
-use crate::checkpoint::{Checkpoint, RankState};
+use crate::checkpoint::{RankState, StoredState};
 use crate::collective::Exchange;
 use crate::device::computes_behind;
 use crate::failure::{Cause, FirstNotFinite, NotFiniteOrigin, StepError};
@@ -119,6 +121,28 @@ impl Executor {
         self.begin_between(step, attempt, Phase::StepDigests { form, digests });
     }
 
+    /// Starts to pass the bytes of the first rank to all ranks.
+    pub(crate) fn begin_sharing(&mut self, attempt: Attempt, own: Arc<[u8]>) {
+        let message = match self.context.world_tree.parent {
+            Some(parent) => Exchange::one(parent, Tag::Shared),
+            None => Exchange::complete(own),
+        };
+        self.begin_between(self.step.number, attempt, Phase::Shared(message));
+    }
+
+    /// Starts to move layers between stages.
+    pub(crate) fn begin_moving(&mut self, attempt: Attempt, change: Arc<StageChange>) -> Result<(), Cause> {
+        self.stages.forget_buffers();
+        self.begin_between(self.step.number, attempt, Phase::Idle);
+        let Self { context, connection, stages, .. } = self;
+        if let Some(hook) = context.hook() {
+            hook.begin_move(context.world_rank);
+        }
+        let arrivals = Arrivals::begin(context, connection, stages, change)?;
+        self.step.set_phase(Phase::Layers(Box::new(arrivals)));
+        Ok(())
+    }
+
     /// Starts to collect the whole parameters of all stages, or to visit their modules. If parameters are
     /// sharded, all replicas do so together.
     pub(crate) fn begin_collecting(&mut self, attempt: Attempt, visit: Option<Visit>) {
@@ -189,12 +213,12 @@ impl Executor {
     /// parameters. Running statistics that the checkpoint does not have stay.
     pub(crate) fn restore(
         &mut self,
-        checkpoint: &Checkpoint,
+        stored: &dyn StoredState,
         may_miss: bool,
     ) -> Result<RestoredPaths, Cause> {
         self.stages.forget_buffers();
         self.reset();
-        let restored = restore(&self.context, &self.connection, &mut self.stages, checkpoint, may_miss);
+        let restored = restore(&self.context, &self.connection, &mut self.stages, stored, may_miss);
         share_storage(&self.context, &mut self.stages, &self.parameters);
         restored
     }

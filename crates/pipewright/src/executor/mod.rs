@@ -41,6 +41,7 @@
 //! | `agreement.rs` | the comparison of the processes' batches before a step |
 //! | `next_batch.rs` | the batch that a process has begun while another one runs |
 //! | `collection.rs` | whole parameters, or a visit to modules, between two steps |
+//! | `moves.rs` | layers that move from stage to stage, between two steps |
 //! | `report.rs` | a rank's report |
 //! | `report_message.rs`, `report_exchange.rs` | a report as a message, and the exchange of reports between processes |
 //! | `norm.rs`, `square_parts.rs` | the gradient norm, and the squares that it adds |
@@ -76,6 +77,7 @@ mod group_link;
 mod idle_threads;
 mod losses;
 mod machine;
+mod moves;
 mod next_batch;
 mod norm;
 mod parameters;
@@ -107,6 +109,8 @@ pub use exchange_time::ExchangeTime;
 pub(crate) use group_link::GroupLink;
 pub(crate) use idle_threads::IdleThreads;
 pub(crate) use machine::Executor;
+pub use moves::MovedLayers;
+pub(crate) use moves::StageChange;
 pub(crate) use next_batch::NextBatch;
 pub(crate) use recorder::AuxiliaryPart;
 pub use report::UndeferredParameter;

@@ -283,6 +283,15 @@ impl LocalStages {
         Self { stages, local }
     }
 
+    /// Puts a stage that was made again in place of the one before. All stages forget the metadata of their
+    /// edges, which may have moved.
+    pub(super) fn replace(&mut self, stage: StageIndex, runner: Box<dyn StageRunner>) {
+        self.stages.iter_mut().for_each(|stage| stage.boundaries.reset());
+        let held = self.get_mut(stage);
+        held.skips = Arc::new(runner.skips().clone());
+        held.runner = runner;
+    }
+
     /// Gives the stages the inputs and targets of a step. `is_first` says that no gradients of earlier
     /// batches wait for an update: all batches whose gradients are accumulated are one step.
     pub(super) fn begin_step(&mut self, input: &mut StepInput, is_first: bool, has_replicas: bool) {

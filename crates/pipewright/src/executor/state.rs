@@ -6,7 +6,7 @@ use super::connection::Connection;
 use super::context::RankContext;
 use super::parameters::KnownParameters;
 use super::stages::LocalStages;
-use crate::checkpoint::{Checkpoint, HeldParameter, NotFinite, RankState, StageState};
+use crate::checkpoint::{HeldParameter, NotFinite, RankState, StageState, StoredState};
 use crate::failure::Cause;
 use crate::stage::RestoredPaths;
 
@@ -41,19 +41,19 @@ pub(super) fn ruined_parameter(context: &RankContext, stages: &LocalStages) -> O
     scanned.find(|(_, found)| !found.is_empty())
 }
 
-/// Restores the state of all stages. If `may_miss`, parameters that the checkpoint does not have keep their
+/// Restores the state of all stages. If `may_miss`, parameters that the state does not have keep their
 /// values. After an error some stages are restored and others are not.
 pub(super) fn restore(
     context: &RankContext,
     connection: &Connection,
     stages: &mut LocalStages,
-    checkpoint: &Checkpoint,
+    stored: &dyn StoredState,
     may_miss: bool,
 ) -> Result<RestoredPaths, Cause> {
     let mut all = RestoredPaths::default();
     for stage in stages.iter_mut() {
         let index = stage.index;
-        let paths = stage.runner_mut().restore(checkpoint, context.tensor_rank(), may_miss);
+        let paths = stage.runner_mut().restore(stored, context.tensor_rank(), may_miss);
         let paths = paths.map_err(|error| Cause::Restore { stage: index, error: Arc::new(error) })?;
         all.restored.extend(paths.restored);
         all.missing.extend(paths.missing);

@@ -7,6 +7,7 @@ use pipewright_schedule::{Action, Rank, StageIndex, ValidatedProgram};
 use super::agreement::Agreement;
 use super::collection::{Collection, NamedParameter, Visited};
 use super::early_updates::EarlyUpdates;
+use super::moves::Arrivals;
 use super::norm::{Contribution, Norms};
 use super::parameters::{ListedParameter, NormOrder};
 use super::report::RankReport;
@@ -94,6 +95,10 @@ pub(super) enum Phase {
     /// At launch: the rank waits for the encoded list of shared parameters from the root. Only the root knows
     /// the order of the norm.
     SharedParameters { order: NormOrder, message: Exchange<Arc<[u8]>> },
+    /// Not a step: the rank waits for what the first rank's process passes to all.
+    Shared(Exchange<Arc<[u8]>>),
+    /// Not a step: the rank waits for the state of layers that move to its stages.
+    Layers(Box<Arrivals>),
     /// Not a step: the parameters of the rank's stages are collected, or their modules are visited.
     Collect(Collection),
     /// The step is done.
@@ -121,6 +126,8 @@ pub(crate) struct Outcome {
     pub(crate) parameters: Vec<NamedParameter>,
     /// The results of a visit to the modules.
     pub(crate) visited: Visited,
+    /// What the first rank's process has passed to all, if it was asked to.
+    pub(crate) shared: Option<Arc<[u8]>>,
     /// The result of comparing the processes' batches, if the rank was asked to compare them.
     pub(crate) agreed: Option<Agreement>,
 }

@@ -92,6 +92,10 @@ pub trait ActionHook: Send + Sync {
     /// ([`PipelineError::Diverged`](crate::pipeline::PipelineError::Diverged)).
     fn begin_update(&self, _rank: WorldRank) {}
 
+    /// Called between two steps, before the rank sends the layers that leave its stages
+    /// ([`Pipeline::move_layers`](crate::pipeline::Pipeline::move_layers)).
+    fn begin_move(&self, _rank: WorldRank) {}
+
     /// Called when the tensors of an action have arrived; for a receive, at once. It must call `run`, which
     /// runs the action. Use it for scopes that end with the action.
     fn around(&self, _rank: WorldRank, _action: Action, run: &mut dyn FnMut()) {

@@ -23,6 +23,7 @@ mod training_step;
 mod launch;
 mod state;
 mod modules;
+mod moves;
 mod build_error;
 mod layer_list;
 mod layers;
@@ -34,7 +35,7 @@ mod builder_settings;
 mod seeded;
 
 pub use crate::config::PipelineConfig;
-pub use crate::executor::{ExchangeTime, NamedParameter, UndeferredParameter};
+pub use crate::executor::{ExchangeTime, MovedLayers, NamedParameter, UndeferredParameter};
 pub(crate) use begun::Begin;
 pub use build_error::BuildError;
 pub use builder::PipelineBuilder;

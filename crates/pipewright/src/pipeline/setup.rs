@@ -22,9 +22,8 @@ use crate::memory::{FrozenTensors, RankMemory};
 use crate::mesh::{Mesh, RankGroups};
 use crate::nn::TensorParallel;
 use crate::offload::OffloadTo;
-use crate::optimizer::ClipGroup;
 use crate::progress::ProgressBoard;
-use crate::stage::{Skips, Stage, StageSettings};
+use crate::stage::{Skips, Stage, StageRunner, StageSettings};
 use crate::tensor::{Metadata, Precision};
 use crate::transport::{Endpoint, World};
 use crate::verification::Verify;
@@ -155,12 +154,8 @@ impl Setup {
     ) -> Result<Executor, StepError> {
         let world_rank = endpoint.rank();
         let rank = self.mesh.coord(world_rank).rank;
-        let failure = |message| StepError {
-            rank: world_rank,
-            step: StepNumber::default(),
-            action: None,
-            cause: Cause::Build { message },
-        };
+        let failure =
+            |cause| StepError { rank: world_rank, step: StepNumber::default(), action: None, cause };
         let placement = self.program.placement();
         let (world, is_distributed) = (Group::of_world(&endpoint), endpoint.is_distributed());
         let context = RankContext::new(
@@ -173,63 +168,82 @@ impl Setup {
             self.idle_threads.clone(),
         );
         let connection = Connection::new(endpoint, &context, self.board.clone(), memory);
-        let tensor = connection.tensor_parallel(&context).with_whole_experts(self.config.whole_experts);
-        let tensor = tensor.with_sequence_parallel(self.config.sequence_parallel);
-        let tensor = tensor.with_frozen(self.frozen.of(world_rank));
-        let clip_groups: Arc<[ClipGroup]> = self.config.clip_groups.clone().into();
         let mut stages = Vec::new();
         for &stage in placement.stages_of(rank) {
-            let made = make(stage, &tensor).map_err(|error| failure(format!("stage {stage}: {error}")))?;
-            let layers = self.config.recompute.of(stage).and_then(|choice| choice.layers);
-            let settings = StageSettings {
-                device: self.config.devices.of(world_rank).cloned(),
-                precision: self.config.precision,
-                optimizer: self.config.optimizer.clone(),
-                tensor_ranks: self.mesh.tensor,
-                expert_ranks: self.mesh.experts,
-                optimizer_groups: self.config.optimizer_groups.clone().into(),
-                clip_groups: clip_groups.clone(),
-                row_shards: context.row_shards(),
-                must_have_loss: stage == placement.last_stage() && !self.program.is_forward_only(),
-                slices: self.program.slices(),
-                by_block: self.config.recompute.is_by_block(),
-                recomputed_layers: layers.map(|layers| layers as usize),
-                recomputed_parts: self.config.recompute.parts_of(stage),
-                backward: self.program.as_program().trained().backward_of(stage),
-            };
-            let runner =
-                made.prepare(settings).map_err(|error| failure(format!("stage {stage}: {error}")))?;
-            if self.config.verify != Verify::Off && computes_behind(runner.device()) {
-                return Err(failure(format!("stage {stage}: {VERIFIED_ON_DEVICE}")));
-            }
-            if self.mesh.experts > 1 && computes_behind(runner.device()) {
-                return Err(failure(format!("stage {stage}: {EXPERTS_ON_DEVICE}")));
-            }
-            let offloads = self.program.row(rank).iter().any(|action| action.kind().is_offload());
-            if offloads && self.config.offload == Some(OffloadTo::Host) && !computes_behind(runner.device()) {
-                return Err(failure(format!("stage {stage}: {OFFLOAD_ON_PROCESSOR}")));
-            }
-            if let Some(layers) = layers.filter(|&layers| layers as usize > runner.blocks()) {
-                return Err(failure(format!(
-                    "stage {stage} has {} (`StageModule::blocks`), and its first {layers} are to be recomputed; recompute \
-                     at most as many as it has, or the whole stage",
-                    counted(runner.blocks(), "layer")
-                )));
-            }
-            let Skips { inputs, outputs } = runner.skips();
-            let has_skips = !inputs.is_empty() || !outputs.is_empty();
-            if has_skips && !self.program.as_program().trained().are_all() {
-                return Err(failure(format!("stage {stage}: {SKIPS_OF_FROZEN}")));
-            }
+            let runner = self.stage(&context, &connection, stage, make).map_err(failure)?;
             self.board.moved(world_rank, 0);
             stages.push((stage, runner));
         }
         Ok(Executor::new(context, connection, stages, self.program.microbatches()))
     }
 
+    /// Makes a stage and prepares it for its rank. Must be called on the rank's own thread.
+    pub(super) fn stage<E: Display>(
+        &self,
+        context: &RankContext,
+        connection: &Connection,
+        stage: StageIndex,
+        make: &dyn Fn(StageIndex, &TensorParallel) -> Result<Stage, E>,
+    ) -> Result<Box<dyn StageRunner>, Cause> {
+        let world_rank = context.world_rank;
+        let rank = self.mesh.coord(world_rank).rank;
+        let failure = |message| Cause::Build { message };
+        let tensor = connection.tensor_parallel(context).with_whole_experts(self.config.whole_experts);
+        let tensor = tensor.with_sequence_parallel(self.config.sequence_parallel);
+        let tensor = tensor.with_frozen(self.frozen.of(world_rank));
+        let made = make(stage, &tensor).map_err(|error| failure(format!("stage {stage}: {error}")))?;
+        let layers = self.config.recompute.of(stage).and_then(|choice| choice.layers);
+        let settings = StageSettings {
+            device: self.config.devices.of(world_rank).cloned(),
+            precision: self.config.precision,
+            optimizer: self.config.optimizer.clone(),
+            tensor_ranks: self.mesh.tensor,
+            expert_ranks: self.mesh.experts,
+            optimizer_groups: self.config.optimizer_groups.clone().into(),
+            clip_groups: self.config.clip_groups.clone().into(),
+            row_shards: context.row_shards(),
+            must_have_loss: stage == self.program.placement().last_stage() && !self.program.is_forward_only(),
+            slices: self.program.slices(),
+            by_block: self.config.recompute.is_by_block(),
+            recomputed_layers: layers.map(|layers| layers as usize),
+            recomputed_parts: self.config.recompute.parts_of(stage),
+            backward: self.program.as_program().trained().backward_of(stage),
+        };
+        let runner = made.prepare(settings).map_err(|error| failure(format!("stage {stage}: {error}")))?;
+        if self.config.verify != Verify::Off && computes_behind(runner.device()) {
+            return Err(failure(format!("stage {stage}: {VERIFIED_ON_DEVICE}")));
+        }
+        if self.mesh.experts > 1 && computes_behind(runner.device()) {
+            return Err(failure(format!("stage {stage}: {EXPERTS_ON_DEVICE}")));
+        }
+        let offloads = self.program.row(rank).iter().any(|action| action.kind().is_offload());
+        if offloads && self.config.offload == Some(OffloadTo::Host) && !computes_behind(runner.device()) {
+            return Err(failure(format!("stage {stage}: {OFFLOAD_ON_PROCESSOR}")));
+        }
+        if let Some(layers) = layers.filter(|&layers| layers as usize > runner.blocks()) {
+            return Err(failure(format!(
+                "stage {stage} has {} (`StageModule::blocks`), and its first {layers} are to be recomputed; recompute \
+                 at most as many as it has, or the whole stage",
+                counted(runner.blocks(), "layer")
+            )));
+        }
+        let Skips { inputs, outputs } = runner.skips();
+        let has_skips = !inputs.is_empty() || !outputs.is_empty();
+        if has_skips && !self.program.as_program().trained().are_all() {
+            return Err(failure(format!("stage {stage}: {SKIPS_OF_FROZEN}")));
+        }
+        Ok(runner)
+    }
+
     /// Ends the launch: all ranks have built their stages.
     pub(super) fn end_launch(&self) {
         self.frozen.close();
+    }
+
+    /// Returns the setup of stages that are made again while the pipeline runs, for this program.
+    pub(super) fn again(&self, program: Arc<ValidatedProgram>) -> Result<Self, PipelineError> {
+        let evaluation = evaluation_program(&program, &self.config)?;
+        Ok(Self { program, evaluation, frozen: FrozenTensors::open(), ..self.clone() })
     }
 
     /// Makes the program of evaluations, if it is the forward part of the program and there was no evaluation

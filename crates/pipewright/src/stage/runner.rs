@@ -18,7 +18,7 @@ use super::parameter_table::ParameterTable;
 use super::segment::Replacement;
 use super::visit::Visit;
 use super::weight_work::WeightWork;
-use crate::checkpoint::{Checkpoint, CheckpointError, StageState};
+use crate::checkpoint::{CheckpointError, StageState, StoredState};
 use crate::optimizer::{Factors, GradientHook};
 use crate::tensor::shard::RowShard;
 use crate::tensor::{EdgePlacement, OptionalTensors, TensorRank, Value, Values};
@@ -243,16 +243,20 @@ pub(crate) trait StageParameters: Send {
     /// its part of them unless they are gathered.
     fn parameters(&self) -> Vec<TensorData>;
 
-    /// Returns the current parameters and optimizer. They share storage with the stage. `rank` is the rank of
-    /// the stage in its tensor group.
+    /// Returns the current parameters and optimizer, without the base of adapters. They share storage with the
+    /// stage. `rank` is the rank of the stage in its tensor group.
+    fn held_state(&self, rank: TensorRank) -> StageState;
+
+    /// Like [`StageParameters::held_state`], without parameters that another replica contributes to the state of
+    /// all replicas.
     fn state(&self, rank: TensorRank) -> StageState;
 
     /// Restores parameters and optimizer state of `rank` of its tensor group, and freezes the parameters that
-    /// were frozen. If `may_miss`, parameters that the checkpoint does not have keep their values. After an
+    /// were frozen. If `may_miss`, parameters that the state does not have keep their values. After an
     /// error, some parameters are restored and others are not.
     fn restore(
         &mut self,
-        checkpoint: &Checkpoint,
+        stored: &dyn StoredState,
         rank: TensorRank,
         may_miss: bool,
     ) -> Result<RestoredPaths, CheckpointError>;

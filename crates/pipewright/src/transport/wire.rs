@@ -30,7 +30,7 @@ use crate::verification::{Difference, Suspicion};
 pub(crate) const BLOCK: usize = 64;
 
 /// The first bytes of every frame. A change of the heads, or of what processes do with frames, changes it.
-const FORMAT: [u8; 4] = *b"pw 6";
+const FORMAT: [u8; 4] = *b"pw 7";
 /// The number of bytes before the head.
 const PREFIX: usize = 8;
 

@@ -20,5 +20,6 @@ mod precision;
 mod checkpoints;
 mod run_log;
 mod trainer;
+mod moves;
 #[path = "../support/mod.rs"]
 mod support;

@@ -143,6 +143,7 @@ const CHANGES: &[Change] = &[
     ("run.deadline_seconds=30", &[]),
     ("run.restarts=1", &[]),
     ("run.replace_slow=true", &[]),
+    ("run.replan=when-slow", &[]),
     ("run.verify=on-suspicion", &[]),
     ("run.replace_wrong=true", VERIFIED),
     ("run.grow=false", &[]),

@@ -11,7 +11,7 @@ use pipewright_schedule::StageIndex;
 use pipewright_schedule::error_text::panic_message;
 
 use super::{BeforeUpdate, TrainingStage};
-use crate::checkpoint::{Checkpoint, CheckpointError, HeldParameter, StageState, Target, put_together};
+use crate::checkpoint::{CheckpointError, HeldParameter, StageState, StoredState, Target, put_together};
 use crate::device::computes_behind;
 use crate::optimizer::{Factors, GradientHook, ParameterGradient};
 use crate::stage::body::StageBody;
@@ -23,7 +23,7 @@ use crate::stage::runner::{Held, RestoredPaths, StageParameters};
 use crate::stage::shards::Shards;
 use crate::stage::visit::Visit;
 use crate::tensor::shard::RowShard;
-use crate::tensor::{OptionalTensors, TensorRank, Value, wait_until_computed};
+use crate::tensor::{OptionalTensors, TensorRank, TensorShard, Value, wait_until_computed};
 
 impl<M: StageBody> StageParameters for TrainingStage<M> {
     fn table(&self) -> &ParameterTable {
@@ -210,16 +210,11 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         parameters_of(self.module.settled()).into_iter().map(|found| found.value.into_data()).collect()
     }
 
-    fn state(&self, rank: TensorRank) -> StageState {
+    fn held_state(&self, rank: TensorRank) -> StageState {
         let floats = parameters_of(self.module.settled()).into_iter().zip(&self.table.paths);
         let discrete = discrete_of(self.module.get()).into_iter().zip(&self.table.discrete);
         let row_shard = self.settings.row_shards.map(|shards| shards.others);
-        let counts = |index| {
-            let shards = self.module.shards().zip(row_shard);
-            shards.is_none_or(|(shards, others)| shards.counts(index, others))
-        };
-        let found = floats.chain(discrete).enumerate();
-        let found = found.filter(|(index, (_, path))| counts(*index) && !self.is_base(path));
+        let found = floats.chain(discrete).enumerate().filter(|(_, (_, path))| !self.is_base(path));
         let parameters = found.map(|(index, (found, path))| {
             let NamedTensor { id, value, is_trained, .. } = found;
             let shard = self.table.placement(index).shard_of(rank);
@@ -232,9 +227,17 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         StageState { parameters: parameters.collect(), optimizer: self.optimizer.get().cloned(), row_shard }
     }
 
+    fn state(&self, rank: TensorRank) -> StageState {
+        let mut state = self.held_state(rank);
+        if let Some((shards, others)) = self.module.shards().zip(state.row_shard) {
+            state.parameters.retain(|parameter| shards.counts(parameter.index, others));
+        }
+        state
+    }
+
     fn restore(
         &mut self,
-        checkpoint: &Checkpoint,
+        stored: &dyn StoredState,
         rank: TensorRank,
         may_miss: bool,
     ) -> Result<RestoredPaths, CheckpointError> {
@@ -243,10 +246,10 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         let table = self.table.clone();
         let all = || table.paths.iter().chain(&table.discrete).cloned();
         let base: HashSet<Arc<str>> = all().filter(|path| self.is_base(path)).collect();
-        let keeps = |path: &str| base.contains(path) || (may_miss && !checkpoint.has(path));
-        self.restore_values(checkpoint, rank, &keeps)?;
-        self.restore_optimizer(checkpoint, rank)?;
-        self.freeze(&|path| checkpoint.is_frozen(path), true);
+        let keeps = |path: &str| base.contains(path) || (may_miss && !stored.has_parameter(path));
+        self.restore_values(stored, rank, &keeps)?;
+        self.restore_optimizer(stored, rank)?;
+        self.freeze(&|path| stored.is_frozen(path), true);
         let (missing, restored) = all().filter(|path| !base.contains(path)).partition(|path| keeps(path));
         Ok(RestoredPaths { restored, missing })
     }
@@ -295,7 +298,7 @@ impl<M: StageBody> TrainingStage<M> {
     /// Restores all parameters except the ones whose paths `keeps` accepts.
     fn restore_values(
         &mut self,
-        checkpoint: &Checkpoint,
+        stored: &dyn StoredState,
         rank: TensorRank,
         keeps: &dyn Fn(&str) -> bool,
     ) -> Result<(), CheckpointError> {
@@ -309,7 +312,7 @@ impl<M: StageBody> TrainingStage<M> {
                     return Ok(None);
                 }
                 let shard = table.placement(index).shard_of(rank);
-                let data = checkpoint.rows(path, shape, held.dtype(), shard, row_shards[index])?;
+                let data = stored.read_rows(path, shape, held.dtype(), shard, row_shards[index])?;
                 Ok(Some(Value::from_data(data, &held.device())))
             })
         })?;
@@ -319,7 +322,9 @@ impl<M: StageBody> TrainingStage<M> {
                 if keeps(path) {
                     return Ok(held.clone());
                 }
-                let data = checkpoint.parameter(path, &held.shape(), held.dtype())?;
+                let (shape, dtype) = (held.shape(), held.dtype());
+                let (shard, part) = (TensorShard::WHOLE, RowShard::WHOLE);
+                let data = stored.read_rows(path, &shape, dtype, shard, part)?;
                 Ok(Value::from_data(data.convert_dtype(held.dtype()), &held.device()))
             })
         })
@@ -327,7 +332,7 @@ impl<M: StageBody> TrainingStage<M> {
 
     fn restore_optimizer(
         &mut self,
-        checkpoint: &Checkpoint,
+        stored: &dyn StoredState,
         rank: TensorRank,
     ) -> Result<(), CheckpointError> {
         let Some(optimizer) = self.optimizer.get().cloned() else { return Ok(()) };
@@ -341,7 +346,7 @@ impl<M: StageBody> TrainingStage<M> {
             let shard = self.table.placement(index).shard_of(rank);
             Target { id: *id, path, shard, rows: self.module.row_shard(index), local }
         });
-        let restored = put_together(optimizer, &targets.collect::<Vec<_>>(), checkpoint)?;
+        let restored = put_together(optimizer, &targets.collect::<Vec<_>>(), stored)?;
         drop(found);
         self.optimizer.set(restored);
         Ok(())

@@ -67,7 +67,9 @@ fn next(tag: Tag) -> Option<Tag> {
         Tag::Summary => Tag::Hello,
         Tag::Hello => Tag::Welcome,
         Tag::Welcome => Tag::Chosen { round: 2 },
-        Tag::Chosen { .. } => Tag::Ordered { number: 11 },
+        Tag::Chosen { .. } => Tag::Shared,
+        Tag::Shared => Tag::Layers { from: source, to: stage },
+        Tag::Layers { .. } => Tag::Ordered { number: 11 },
         Tag::Ordered { .. } => return None,
     })
 }
@@ -292,7 +294,7 @@ fn frames_of_another_version_are_refused() {
     encode(Frame::Room { bytes: 64 }, now(), &mut bytes);
     bytes[..4].copy_from_slice(&[17, 0, 0, 0]);
     let error = decode(FROM, &bytes, now()).expect_err("the format differs");
-    let expected = "rank 3 sends frames that begin with `\\x11\\x00\\x00\\x00`, and frames of this process begin with `pw 6`: the ranks \
+    let expected = "rank 3 sends frames that begin with `\\x11\\x00\\x00\\x00`, and frames of this process begin with `pw 7`: the ranks \
                     run different versions of the program";
     assert!(error.to_string().starts_with(expected), "{error}");
 }

@@ -50,7 +50,7 @@ pub(crate) fn refuse_longer_frame() {
 /// As above, but the second process sends the frames of another version.
 pub(crate) fn refuse_other_format() {
     let words = [
-        "rank 1 sends frames that begin with `pw 0`, and frames of this process begin with `pw 6`: ",
+        "rank 1 sends frames that begin with `pw 0`, and frames of this process begin with `pw 7`: ",
         "the ranks run different versions of the program; install the same version on every host",
     ];
     match own_rank() {
