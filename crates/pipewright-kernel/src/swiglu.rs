@@ -69,11 +69,10 @@ pub fn backward_bf16_from_single(gate: &[bf16], up: &[bf16], gradient: &[f32]) -
 
 fn backward_in<T: Element, G: Element>(gate: &[T], up: &[T], gradient: &[G]) -> (Vec<T>, Vec<T>) {
     let (mut d_gate, mut d_up) = (fresh(gate.len()), fresh(gate.len()));
-    let inputs = (gate, up, gradient);
     // The first elements are computed as whole vectors if the processor has AVX512-BF16.
     #[cfg(target_arch = "x86_64")]
-    let first =
-        Instructions::detect().map_or(0, |own| avx512::swiglu_backward(own, inputs, &mut d_gate, &mut d_up));
+    let first = Instructions::detect()
+        .map_or(0, |own| avx512::swiglu_backward(own, (gate, up, gradient), &mut d_gate, &mut d_up));
     #[cfg(not(target_arch = "x86_64"))]
     let first = 0;
     let rest = (&gate[first..], &up[first..], &gradient[first..]);

@@ -48,6 +48,10 @@ pub fn run_without_tiles(filter: &str) {
 }
 
 fn run_again(filter: &str, hidden: &str) {
+    if !cfg!(target_arch = "x86_64") {
+        // No other processor has these instructions, so this process does not use them either.
+        return;
+    }
     let program = env::current_exe().expect("a program of tests has a path");
     let output = Command::new(program)
         .args([filter, "--skip", CALLER])
