@@ -25,13 +25,15 @@ fn microbatches(reference: &Reference) -> u32 {
     MICROBATCHES.min(reference.expected.batch as u32)
 }
 
-/// Trains with parts on one rank for all steps, compares with PyTorch and with one head, and returns the run.
+/// Trains with parts on one rank for all steps, compares with PyTorch and the first steps with one head, and returns
+/// the run.
 fn on_one_rank(name: &str, parts: u32) -> Vec<Step> {
     let whole = reference(name, 1);
-    let [expected, found] = [&whole, &reference(name, parts)]
-        .map(|cut| train(cut, "gpipe", 1, microbatches(cut), &PipelineConfig::default()));
+    let expected = run(&whole, "gpipe", 1, &PipelineConfig::default());
+    let cut = reference(name, parts);
+    let found = train(&cut, "gpipe", 1, microbatches(&cut), &PipelineConfig::default());
     whole.assert_close(&found, &whole.steps(microbatches(&whole)));
-    whole.assert_close(&found, &expected);
+    whole.assert_close(&found[..expected.len()], &expected);
     let (first, of_head) = (found[0].loss, expected[0].loss);
     assert!((first - of_head).abs() <= 1e-6 * of_head, "{name} in {parts} parts: {first} {of_head}");
     found

@@ -50,9 +50,11 @@ const MODELS: [&str; 6] =
 
 #[test]
 fn one_rank_of_a_pipeline_is_two_or_four_tensor_ranks() {
-    for model in MODELS {
-        check_to_the_end(model, "gpipe", 1, 2, &config(1, 2));
-        check(model, "gpipe", 1, 2, &config(1, 4));
+    check_to_the_end("llama-tiny", "gpipe", 1, 2, &config(1, 2));
+    for tensor in [2, 4] {
+        for model in MODELS {
+            check(model, "gpipe", 1, 2, &config(1, tensor));
+        }
     }
 }
 

@@ -8,6 +8,9 @@ mod memory;
 mod parts;
 mod trying;
 
+use std::env::var_os;
+use std::ops::Range;
+
 use instances::{Instance, Numbers, block};
 use pipewright_schedule::partition::{Method, partition};
 use pipewright_schedule::plan::{
@@ -17,6 +20,13 @@ use pipewright_schedule::profile::{LinkProfile, NodeProfile, Profile};
 use pipewright_schedule::recompute::StageRecompute;
 use pipewright_schedule::{ActionKind, Rank, Schedule, ScheduleSpec, generate};
 use trying::{by_trying, by_trying_all_sizes, every_cut, every_spec, first_layers};
+
+/// Returns the seeds of the instances that a test compares, from `first` on: a third of `count`, or all with
+/// `PIPEWRIGHT_LONG_TESTS`, as in `.ci/run nightly`.
+fn seeds(first: u64, count: u64) -> Range<u64> {
+    let count = if var_os("PIPEWRIGHT_LONG_TESTS").is_some() { count } else { count.div_ceil(3) };
+    first..first + count
+}
 
 fn request(instance: &Instance, memory: Option<u64>) -> PlanRequest {
     PlanRequest {
@@ -109,7 +119,7 @@ fn check_against(best: f64, instance: &Instance, request: &PlanRequest, seed: u6
 
 #[test]
 fn small_plans_are_the_best_of_all() {
-    for seed in 0..25 {
+    for seed in seeds(0, 25) {
         check_against_trying(seed, None);
     }
 }
@@ -144,7 +154,7 @@ fn small_plans_of_any_size_are_the_best_of_all() {
 
 #[test]
 fn small_plans_in_little_memory_are_the_best_of_all() {
-    for seed in 100..108 {
+    for seed in seeds(100, 8) {
         check_against_trying(seed, Some(70_000_000));
     }
 }
@@ -215,7 +225,7 @@ fn check_plan(instance: &Instance, plan: &Plan, memory: Option<u64>) {
 #[test]
 fn plans_of_random_models_are_sound_and_near_the_bound() {
     let mut gaps = Vec::new();
-    for seed in 0..8 {
+    for seed in seeds(0, 8) {
         let instance = instances::random(seed);
         let request = PlanRequest { effort: 1_000_000, ..request(&instance, None) };
         let report = plan(&instance.profile, &request, &mut || true).expect("a plan");
@@ -232,7 +242,7 @@ fn plans_of_random_models_are_sound_and_near_the_bound() {
 
 #[test]
 fn plans_keep_to_the_memory() {
-    for seed in 0..6 {
+    for seed in seeds(0, 6) {
         let instance = Instance { microbatches: 24, ..instances::random(seed) };
         let of = |memory| PlanRequest { effort: 600_000, ..request(&instance, memory) };
         let free = plan(&instance.profile, &of(None), &mut || true).expect("a plan");
@@ -401,7 +411,7 @@ fn on_nodes(seed: u64) -> Instance {
 
 #[test]
 fn plans_on_nodes_keep_the_bound_and_the_memory() {
-    for seed in 0..6 {
+    for seed in seeds(0, 6) {
         let instance = on_nodes(seed);
         let request = PlanRequest {
             data_parallel: None,

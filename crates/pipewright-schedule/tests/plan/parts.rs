@@ -5,7 +5,7 @@ use pipewright_schedule::profile::{HEAD_PART, LayerProfile, LinkProfile, Profile
 use pipewright_schedule::{ScheduleSpec, generate};
 
 use crate::instances::{self, Instance, block};
-use crate::{by_trying, check_against, named_only, request, small};
+use crate::{by_trying, check_against, named_only, request, seeds, small};
 
 /// Returns a model whose head takes as long as `weight` other layers.
 fn with_head(layers: usize, weight: f64, ranks: u32) -> Instance {
@@ -68,7 +68,7 @@ fn measured_parts_keep_their_figures() {
 #[test]
 fn small_plans_of_heads_in_parts_are_the_best_of_all() {
     let mut cut = 0;
-    for seed in (0..24).filter(|&seed| small(seed).profile.layers.len() < 7) {
+    for seed in seeds(0, 24).filter(|&seed| small(seed).profile.layers.len() < 7) {
         let mut instance = small(seed);
         let head = instance.profile.layers.len() - 1;
         instance.profile.layers[head] = block("head", 4.0);
@@ -113,7 +113,7 @@ fn a_heavy_head_is_cut_and_a_light_one_is_not() {
 /// Every plan has the time of the simulator, and none is below the bound.
 #[test]
 fn plans_with_parts_keep_the_bound() {
-    for seed in 0..6 {
+    for seed in seeds(0, 6) {
         let instance = instances::random(4 * seed + 3);
         let head_parts = vec![1, instance.ranks, 2 * instance.ranks];
         let request =
