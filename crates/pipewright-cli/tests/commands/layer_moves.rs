@@ -102,7 +102,7 @@ fn muon_half_precision_and_accumulation_keep_their_bits() {
 #[test]
 fn tied_embeddings_recomputation_and_evaluations_keep_their_bits() {
     let validation = ["data.validation_share=0.2", "run.eval_every=7"];
-    check_small(&[&["model.tie_word_embeddings=true", "pipeline.recompute=layer"], &validation[..]].concat());
+    check_small(&[&["model.tie_word_embeddings=true", "pipeline.recompute=block"], &validation[..]].concat());
 }
 
 #[test]
