@@ -8,14 +8,15 @@ use std::time::Duration;
 
 use burn::module::Module;
 use burn::nn::{EmbeddingConfig, LinearConfig};
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Int, Tensor};
 use pipewright::nn::{Embedding, Linear, cross_entropy};
 use pipewright::pipeline::UndeferredParameter;
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::train::Metrics;
 use pipewright_models::{ParameterKind, ParameterSpec, Place};
+use pipewright_schedule::costs::StageCosts;
 use pipewright_schedule::simulate::timed;
-use pipewright_schedule::{Costs, LayerDesc, ModelDesc, StageCosts};
+use pipewright_schedule::{Costs, LayerDesc, ModelDesc};
 
 use super::*;
 use crate::observer::Observer;
