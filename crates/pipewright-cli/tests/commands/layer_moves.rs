@@ -75,7 +75,7 @@ fn moves_are_in_the_display_the_metrics_and_the_report() {
     assert!(first["slowdowns"][1].as_f64() > Some(2.0) && first["seconds"].as_f64() > Some(0.0), "{first}");
     assert!(first["after_ms"].as_f64() < first["before_ms"].as_f64(), "{first}");
     let step = first["step"].as_u64().expect("a step");
-    assert!((20..=40).contains(&step) && step % 5 == 0, "{first}");
+    assert!((20..=40).contains(&step) && step.is_multiple_of(5), "{first}");
     assert!(words.contains(&format!("step {step}: layer")), "{words}");
     assert!(
         words.contains(" from rank 1 to rank 0 in ") && words.contains("times its usual time"),
