@@ -12,7 +12,7 @@ use std::time::Instant;
 use pipewright::nn::TensorParallel;
 use pipewright::pipeline::{MovedLayers, PipelineError};
 use pipewright::train::Trainer;
-use pipewright_models::{CutModel, InitialParameters};
+use pipewright_models::InitialParameters;
 use pipewright_schedule::csv::print_program;
 use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::partition::Partition;
@@ -43,8 +43,8 @@ const ELEMENT: u64 = 4;
 pub(crate) struct LayerMover {
     settings: Settings,
     model: Arc<dyn RunModel>,
-    /// The model for estimates of memory, if it is one of the families.
-    family: Option<CutModel>,
+    /// Fails if the ranks do not fit into memory, as the command `pipewright check` counts it.
+    require_fit: Box<RequireFit>,
     initial: InitialParameters,
     source: ProgramSource,
     cut: Partition,
@@ -57,6 +57,8 @@ pub(crate) struct LayerMover {
     /// The last cut that was better and did not fit.
     refused: Option<Partition>,
 }
+
+type RequireFit = dyn Fn(RunParts<'_>) -> Result<(), RunError>;
 
 /// The choice of the leader.
 #[derive(Debug, Serialize, Deserialize)]
@@ -95,6 +97,12 @@ impl LayerMover {
             bytes.push(sent.map(|spec| ELEMENT * numbers(&spec.shape) + rule.bytes(spec)).sum());
             paths.push(specs.into_iter().map(|spec| spec.path).collect());
         }
+        let require_fit: Box<RequireFit> = if is_own {
+            Box::new(|_| Ok(()))
+        } else {
+            let family = read_model(settings)?;
+            Box::new(move |run| require_fit(&memory_plan(run, &family, &run.outlines()?)?))
+        };
         let initial = match model.adapter() {
             Some(_) => prepared.initial.clone(),
             // All values arrive or stay, so the weights of a model directory need not be read.
@@ -102,7 +110,7 @@ impl LayerMover {
         };
         Ok(Some(Self {
             model: model.clone(),
-            family: if is_own { None } else { Some(read_model(settings)?) },
+            require_fit,
             initial,
             source,
             cut: partition.clone(),
@@ -203,7 +211,9 @@ impl LayerMover {
         let Decision::Move(proposal) = self.rebalancer.decide(&self.cut, costs) else { return None };
         let boundaries: Vec<usize> = proposal.cut.ranges().skip(1).map(|range| range.start).collect();
         let found = self.program_of(&boundaries).and_then(|found| {
-            self.require_fit(&found)?;
+            let CutProgram { program, partition, .. } = &found;
+            let (settings, model) = (&self.settings, &*self.model);
+            (self.require_fit)(RunParts { settings, model, program, partition })?;
             Ok(found)
         });
         match found {
@@ -228,14 +238,6 @@ impl LayerMover {
         settings.pipeline.boundaries = Some(boundaries.iter().map(|&layer| layer as u32).collect());
         CutProgram::new(self.source.clone(), &settings, &*self.model)
     }
-
-    /// Fails if the ranks do not fit into memory with the layers of this cut, as the command `pipewright check` counts
-    /// it. A model of the caller is not counted.
-    fn require_fit(&self, CutProgram { program, partition, .. }: &CutProgram) -> Result<(), RunError> {
-        let Some(family) = &self.family else { return Ok(()) };
-        let run = RunParts { settings: &self.settings, model: &*self.model, program, partition };
-        require_fit(&memory_plan(run, family, &run.outlines()?)?)
-    }
 }
 
 fn bug(sentence: String) -> MoveFailure {
@@ -248,3 +250,6 @@ fn digest(found: &CutProgram) -> String {
     let text = format!("{}{:?}", print_program(program), program.trained());
     blake3::hash(text.as_bytes()).to_hex().to_string()
 }
+
+#[cfg(test)]
+mod tests;

@@ -127,7 +127,7 @@ fn ranks_that_differ_from_step_to_step_keep_their_layers() {
     let mut run = Example::started("1f1b", 2, 12);
     let [fast, slow] = [[1.0, 1.0], [1.0, 1.6]].map(|slowdowns| run.timeline(&slowdowns));
     for step in 0..WINDOW {
-        run.rebalancer.observe(if step % 2 == 0 { &fast } else { &slow }, &run.cut);
+        run.rebalancer.observe(if step.is_multiple_of(2) { &fast } else { &slow }, &run.cut);
     }
     assert_eq!(run.decide(1e-9), Decision::Stay);
 }

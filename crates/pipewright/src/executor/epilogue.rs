@@ -379,7 +379,7 @@ impl Executor {
         self.finish(outcome)
     }
 
-    /// Passes on what the first rank's process passes to all.
+    /// Passes on the choice of the first rank's process.
     fn pass_shared(&mut self, bytes: Arc<[u8]>) -> Phase {
         self.connection.send_bytes(&self.context.world_tree.children, Tag::Shared, &bytes);
         Phase::Done(Outcome { shared: Some(bytes), ..Outcome::default() })

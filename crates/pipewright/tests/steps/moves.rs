@@ -210,8 +210,11 @@ fn tied_parameters_have_one_state_wherever_their_layers_are() {
             }
         };
         let paths = |layer: usize| {
-            let weight =
-                if layer % 7 == 0 { "tied.weight".to_owned() } else { format!("layers.{layer}.weight") };
+            let weight = if layer.is_multiple_of(7) {
+                "tied.weight".to_owned()
+            } else {
+                format!("layers.{layer}.weight")
+            };
             [weight, format!("layers.{layer}.bias")]
         };
         let mut present = cut(cuts[0]);
