@@ -12,6 +12,7 @@
 
 use std::ops::Range;
 
+use crate::plan::rank_memory::RankMemory;
 use crate::plan::rank_times::{StageTimes, Step, set_slowest};
 use crate::plan::tuning::walk;
 
@@ -37,32 +38,48 @@ pub(super) struct PlacedCut {
     pub(super) rank_of: Vec<u32>,
 }
 
+/// The stages that may exchange their ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Swaps {
+    /// None.
+    None,
+    /// Stages of one round other than the first.
+    Rounds,
+    /// All stages, and a rank may have more stages and another one fewer. Rounds have no meaning then.
+    Any,
+}
+
 /// A change of a layout.
 #[derive(Debug, Clone)]
 enum WalkChange {
     /// Two stages exchange their ranks.
     Swap([usize; 2]),
+    /// A stage gets another rank.
+    Give { stage: usize, from: u32, to: u32 },
     /// The first layers of some stages move up or down by one.
     Shift { stages: Range<usize>, is_up: bool },
 }
 
 impl PlacedCut {
-    /// Changes one thing at random: boundaries, or with `is_free` the ranks of two stages of a round other
-    /// than the first. The result has no empty stage.
-    pub(super) fn shake(&mut self, ranks: usize, is_free: bool, numbers: &mut Numbers) {
-        if let Some(change) = self.draw(ranks, is_free, numbers) {
+    /// Changes one thing at random: boundaries, or the ranks of stages as far as `swaps` allows. The result has
+    /// no empty stage, and no rank without a stage.
+    pub(super) fn shake(&mut self, ranks: usize, swaps: Swaps, numbers: &mut Numbers) {
+        if let Some(change) = self.draw(ranks, swaps, numbers) {
             self.apply(&change);
         }
     }
 
     /// Returns a change at random; `None` if it would make an empty stage.
-    fn draw(&self, ranks: usize, is_free: bool, numbers: &mut Numbers) -> Option<WalkChange> {
+    fn draw(&self, ranks: usize, swaps: Swaps, numbers: &mut Numbers) -> Option<WalkChange> {
         let stages = self.rank_of.len();
         if stages < 2 {
             return None;
         }
         let rounds = stages / ranks;
-        if is_free && rounds > 1 && numbers.below(3) == 0 {
+        if swaps == Swaps::Any && numbers.below(3) == 0 {
+            return self.draw_rank(stages > ranks, numbers);
+        }
+        if swaps == Swaps::Rounds && rounds > 1 && numbers.below(3) == 0 {
             let round = ranks * (1 + numbers.below(rounds - 1));
             return Some(WalkChange::Swap([round + numbers.below(ranks), round + numbers.below(ranks)]));
         }
@@ -77,8 +94,21 @@ impl PlacedCut {
         fits.then_some(WalkChange::Shift { stages: first..last + 1, is_up })
     }
 
+    /// Returns two stages that exchange their ranks, or with `gives` sometimes a stage that gets the rank of
+    /// another one; `None` if its own rank would have no stage.
+    fn draw_rank(&self, gives: bool, numbers: &mut Numbers) -> Option<WalkChange> {
+        let [one, other] = [0; 2].map(|_| numbers.below(self.rank_of.len()));
+        let (from, to) = (self.rank_of[one], self.rank_of[other]);
+        if gives && numbers.below(2) == 0 {
+            let has_more = self.rank_of.iter().filter(|&&rank| rank == from).nth(1).is_some();
+            return (has_more && from != to).then_some(WalkChange::Give { stage: one, from, to });
+        }
+        (from != to).then_some(WalkChange::Swap([one, other]))
+    }
+
     fn apply(&mut self, change: &WalkChange) {
         match change {
+            WalkChange::Give { stage, to, .. } => self.rank_of[*stage] = *to,
             WalkChange::Swap([one, other]) => self.rank_of.swap(*one, *other),
             WalkChange::Shift { stages, is_up } => {
                 for start in &mut self.starts[stages.clone()] {
@@ -94,6 +124,7 @@ impl WalkChange {
     fn reversed(&self) -> Self {
         match self {
             Self::Swap(stages) => Self::Swap(*stages),
+            Self::Give { stage, from, to } => Self::Give { stage: *stage, from: *to, to: *from },
             Self::Shift { stages, is_up } => Self::Shift { stages: stages.clone(), is_up: !is_up },
         }
     }
@@ -102,7 +133,7 @@ impl WalkChange {
 /// The walk over layouts.
 struct Walk<'a> {
     step: Step<'a>,
-    memory: Option<u64>,
+    memory: Option<&'a RankMemory>,
     scale: f64,
     /// The mean `F + I` of all stages.
     mean: f64,
@@ -127,9 +158,8 @@ struct Walk<'a> {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WalkTask<'a> {
     pub(super) step: Step<'a>,
-    pub(super) memory: Option<u64>,
-    /// Whether the stages of a round may exchange their ranks.
-    pub(super) is_free: bool,
+    pub(super) memory: Option<&'a RankMemory>,
+    pub(super) swaps: Swaps,
     /// The length of the walk.
     pub(super) steps: usize,
 }
@@ -142,7 +172,7 @@ pub(super) fn balanced(
     numbers: &mut Numbers,
     changes: &mut u64,
 ) -> PlacedCut {
-    let WalkTask { step, is_free, steps, .. } = task;
+    let WalkTask { step, swaps, steps, .. } = task;
     let mut walk = Walk::of(task, layout);
     *changes += 1;
     let mut energy = walk.energy();
@@ -150,7 +180,7 @@ pub(super) fn balanced(
     for round in 0..steps {
         let left = (steps - round) as f64 / steps as f64;
         let tolerance = walk::TOLERANCE * left * left * left;
-        let Some(change) = walk.layout.draw(step.ranks as usize, is_free, numbers) else { continue };
+        let Some(change) = walk.layout.draw(step.ranks as usize, swaps, numbers) else { continue };
         walk.make(&change);
         *changes += 1;
         let found = walk.energy();
@@ -191,27 +221,40 @@ impl<'a> Walk<'a> {
         let critical = step.layers.forward(all.clone()) + step.layers.input(all.clone());
         let work = step.microbatches * step.layers.work(all);
         let ranks = step.ranks as usize;
-        let mut stages_of = vec![Vec::new(); ranks];
-        for (stage, &rank) in layout.rank_of.iter().enumerate() {
-            stages_of[rank as usize].push(stage);
-        }
         let mut walk = Self {
             step,
             memory,
             scale: (work / f64::from(step.ranks)).max(f64::MIN_POSITIVE),
             mean: critical / layout.rank_of.len() as f64,
             bytes,
-            times: step.stage_times(&hops, &layout.starts),
+            times: step.stage_times(&layout.rank_of, &hops, &layout.starts),
             hops,
             layout,
-            stages_of,
+            stages_of: vec![Vec::new(); ranks],
             powers: vec![0.0; ranks],
             is_old: vec![true; ranks],
             old_times: Vec::new(),
             old_powers: Vec::new(),
         };
+        walk.group();
         walk.update();
         walk
+    }
+
+    /// Lists the stages of each rank.
+    fn group(&mut self) {
+        self.stages_of.iter_mut().for_each(Vec::clear);
+        for (stage, &rank) in self.layout.rank_of.iter().enumerate() {
+            self.stages_of[rank as usize].push(stage);
+        }
+    }
+
+    /// Computes the times of all stages. Of unlike ranks, a change moves the start of all later stages.
+    fn begin_again(&mut self) {
+        self.old_times.extend(self.times.iter().copied().enumerate());
+        self.times = self.step.stage_times(&self.layout.rank_of, &self.hops, &self.layout.starts);
+        self.group();
+        self.is_old.fill(true);
     }
 
     /// Returns the sum of the powers of all ranks.
@@ -225,6 +268,9 @@ impl<'a> Walk<'a> {
         self.old_powers.clear();
         self.layout.apply(change);
         match change {
+            _ if self.step.layers.is_unlike() => self.begin_again(),
+            // Only unlike ranks have other numbers of stages.
+            WalkChange::Give { .. } => {}
             WalkChange::Swap(stages) => {
                 self.swap(*stages);
                 for &stage in stages {
@@ -253,7 +299,9 @@ impl<'a> Walk<'a> {
     /// Takes the last change back.
     fn take_back(&mut self, change: &WalkChange) {
         self.layout.apply(&change.reversed());
-        if let WalkChange::Swap(stages) = change {
+        if self.step.layers.is_unlike() {
+            self.group();
+        } else if let WalkChange::Swap(stages) = change {
             self.swap(*stages);
         }
         for (stage, times) in self.old_times.drain(..).rev() {
@@ -288,7 +336,8 @@ impl<'a> Walk<'a> {
             }
             let own = self.stages_of[rank].iter().map(|&stage| &self.times[stage]);
             let longest = own.clone().map(|stage| stage.forward + stage.input).fold(self.mean, f64::max);
-            let bound = self.step.time_of_rank(rank, self.layout.starts[rank], own);
+            let first = self.layout.starts[self.stages_of[rank][0]];
+            let bound = self.step.time_of_rank(rank, first, own);
             let time = bound + delayed * (longest - self.mean);
             self.old_powers.push((rank, self.powers[rank]));
             self.powers[rank] = (time / self.scale * self.excess(rank).powi(2)).powi(walk::POWER);
@@ -301,7 +350,7 @@ impl<'a> Walk<'a> {
         let starts = &self.layout.starts;
         let bytes_of = |&stage: &usize| self.bytes[starts[stage + 1]] - self.bytes[starts[stage]];
         let bytes = self.stages_of[rank].iter().map(bytes_of).fold(0, u64::saturating_add);
-        (bytes as f64 / memory.max(1) as f64).max(1.0)
+        (bytes as f64 / memory.of_rank(rank).max(1) as f64).max(1.0)
     }
 }
 
@@ -315,12 +364,13 @@ mod tests {
         for seed in 0..20 {
             let layers = model(seed, 24, 4, 1);
             let step = Step::of(&layers, 4, 6);
-            let task = WalkTask { step, memory: Some(2_000), is_free: true, steps: 0 };
+            let task =
+                WalkTask { step, memory: Some(&RankMemory::Equal(2_000)), swaps: Swaps::Rounds, steps: 0 };
             let layout = PlacedCut { starts: even(24, 12), rank_of: [0, 1, 2, 3].repeat(3) };
             let mut walk = Walk::of(task, layout);
             let mut numbers = Numbers(seed);
             for _ in 0..200 {
-                let Some(change) = walk.layout.draw(4, true, &mut numbers) else { continue };
+                let Some(change) = walk.layout.draw(4, Swaps::Rounds, &mut numbers) else { continue };
                 let before = (walk.layout.clone(), walk.powers.clone());
                 walk.make(&change);
                 // Messages take the time that they take where the walk begins.

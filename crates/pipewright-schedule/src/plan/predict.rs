@@ -202,7 +202,7 @@ pub fn predict_program(
         )));
     }
     let layers = choice.layers(profile, schedule.ranks())?;
-    let loads = loads(&layers, schedule.placement().stages(), choice)?;
+    let loads = loads(&layers, schedule.placement(), choice)?;
     let costs = engine_costs(&layers, &loads);
     let run = timed(program.as_program(), &costs)?;
     let order = Order::with_overlaps(schedule, layers.has_exchanges).split(first_backward(&loads));
@@ -230,7 +230,7 @@ pub fn choice_costs(
     choice: &PlanChoice,
 ) -> Result<Costs, PredictError> {
     let layers = choice.layers(profile, placement.ranks())?;
-    Ok(engine_costs(&layers, &loads(&layers, placement.stages(), choice)?))
+    Ok(engine_costs(&layers, &loads(&layers, placement, choice)?))
 }
 
 /// Returns the times of the collectives of an order.
@@ -263,7 +263,12 @@ fn collectives(order: &Order, loads: &[StageLoad]) -> Collectives {
     }
 }
 
-fn loads(layers: &Layers, stages: u32, choice: &PlanChoice) -> Result<Vec<StageLoad>, PredictError> {
+fn loads(
+    layers: &Layers,
+    placement: &Placement,
+    choice: &PlanChoice,
+) -> Result<Vec<StageLoad>, PredictError> {
+    let stages = placement.stages();
     let method = Method::Explicit { boundaries: choice.boundaries.clone() };
     let cut = partition(&vec![1; layers.count()], stages, &method)?;
     choice.check_recompute(stages)?;
@@ -282,5 +287,5 @@ fn loads(layers: &Layers, stages: u32, choice: &PlanChoice) -> Result<Vec<StageL
              (`norms_bytes`, `feed_forward_bytes`), or leave them out"
         )));
     }
-    Ok(stage_loads(layers, &starts, &choice.recompute))
+    Ok(stage_loads(layers, placement, &starts, &choice.recompute))
 }

@@ -147,6 +147,26 @@ pub(super) mod best_cut {
     pub(crate) const WALK_STEPS: usize = 1_500;
 }
 
+/// The search over unlike ranks.
+pub(super) mod unlike {
+    /// The steps of a walk, for each stage. All stages have other times after each step.
+    pub(crate) const WALK_STEPS: usize = 60;
+    /// The walks of a division have at most one part in this many of the work that is left.
+    pub(crate) const WALK_SHARE: u64 = 12;
+    /// The steps of the walk that compares divisions, for each stage.
+    pub(crate) const QUICK_STEPS: usize = 40;
+    /// The steps of the walk that balances a changed plan for an estimate, for each stage.
+    pub(crate) const ESTIMATE_STEPS: usize = 60;
+    /// The most orders of the ranks, times cuts, that are all tried with one stage on each rank.
+    pub(crate) const ALL_LAYOUTS: u64 = 20_000;
+    /// The most orders by links.
+    pub(crate) const CHAINS: usize = 4;
+    /// The most divisions that are searched after the first comparison.
+    pub(crate) const DIVISIONS: usize = 5;
+    /// Divisions that were this many times slower in the comparison are not searched.
+    pub(crate) const NEAR: f64 = 1.15;
+}
+
 /// The bounds.
 pub(super) mod bound {
     /// The accuracy of the bisections, as a share. The bound is lower than what can be proved by at most
