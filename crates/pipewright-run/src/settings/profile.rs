@@ -208,7 +208,7 @@ fn rank(mut keys: Reader<'_>) -> RankProfile {
         memory_bytes: u64_of(&mut keys, "memory_bytes"),
         threads: u32_of(&mut keys, "threads"),
         device: text(&mut keys, "device").filter(|text| !text.is_empty()),
-        speeds: keys.read("speeds", "a table of kinds and speeds", speeds).unwrap_or_default(),
+        speeds: keys.read("speeds", "a table of numbers", speeds).unwrap_or_default(),
     };
     keys.finish();
     rank

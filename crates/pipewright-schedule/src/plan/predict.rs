@@ -63,6 +63,20 @@ impl PlanChoice {
     pub(super) fn layers(&self, profile: &Profile, ranks: u32) -> Result<Layers, PredictError> {
         let mesh = Mesh { pipeline: ranks, ..self.mesh };
         let Mesh { data: replicas, tensor, .. } = mesh;
+        let all_ranks = ranks.saturating_mul(replicas).saturating_mul(tensor);
+        if let Some(problem) = profile.problems_for(all_ranks).first() {
+            return Err(PredictError::Choice(problem.to_string()));
+        }
+        let (profile, _) = profile.with_equal_ranks_merged();
+        let profile = profile.as_ref();
+        if profile.has_unlike_ranks() && (replicas > 1 || tensor > 1) {
+            return Err(PredictError::Choice(format!(
+                "{} and {} were asked for, and the profile has unlike ranks ([[rank]] or [[pair]]), which are predicted as one \
+                 pipeline; use one of both, or remove these sections",
+                counted(replicas, "replica"),
+                counted(tensor, "tensor-parallel rank")
+            )));
+        }
         if tensor > 1 && profile.node.is_none() {
             return Err(PredictError::Choice(format!(
                 "{} need the links inside a node, and the profile has no [node]; add it, with the ranks of a node and their link",
@@ -79,7 +93,8 @@ impl PlanChoice {
                 counted(ranks, "rank")
             ))
         })?;
-        Ok(Layers::of(&with_head_parts(profile, self.head_parts), self.microbatch_rows, network, self.state))
+        let (profile, rows) = (with_head_parts(profile, self.head_parts), self.microbatch_rows);
+        Ok(Layers::of(&profile, rows, network, self.state).with_speeds(&profile, rows, self.state))
     }
 
     /// Returns the stages that are trained, with which a schedule of this choice is lowered. The profile says

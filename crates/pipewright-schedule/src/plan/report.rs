@@ -1,5 +1,6 @@
 //! The output of a plan.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use serde::Serialize;
@@ -223,6 +224,15 @@ impl Plan {
             microbatches: self.microbatches(),
             microbatch_rows: self.microbatch_rows,
             head_parts: self.head_parts,
+        }
+    }
+
+    /// Returns `profile`, for which the plan is, with only the ranks that the plan uses. With it, a step of the plan
+    /// is predicted.
+    pub fn used_ranks_of<'p>(&self, profile: &'p Profile) -> Cow<'p, Profile> {
+        match self.machines.as_slice() {
+            [] => Cow::Borrowed(profile),
+            machines => Cow::Owned(profile.of_ranks(machines)),
         }
     }
 

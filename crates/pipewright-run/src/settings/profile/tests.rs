@@ -129,7 +129,7 @@ fn mistakes_of_ranks_and_pairs_have_their_lines() {
     check(
         "[link]",
         "[[rank]]\nspeeds = { attention = \"fast\" }\n[link]",
-        &["p.toml:2:10: `speeds` is a section, where a table of kinds and speeds is expected"],
+        &["p.toml:2:10: `speeds` is a table, where a table of numbers is expected"],
     );
     check(
         "[link]",
