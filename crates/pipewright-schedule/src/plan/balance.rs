@@ -221,11 +221,13 @@ impl<'a> Walk<'a> {
         let critical = step.layers.forward(all.clone()) + step.layers.input(all.clone());
         let work = step.microbatches * step.layers.work(all);
         let ranks = step.ranks as usize;
+        // The sum of the speeds is the number of ranks if they are equal.
+        let speed = step.sum_of_speeds();
         let mut walk = Self {
             step,
             memory,
-            scale: (work / f64::from(step.ranks)).max(f64::MIN_POSITIVE),
-            mean: critical / layout.rank_of.len() as f64,
+            scale: (work / speed).max(f64::MIN_POSITIVE),
+            mean: critical / layout.rank_of.len() as f64 * (f64::from(step.ranks) / speed),
             bytes,
             times: step.stage_times(&layout.rank_of, &hops, &layout.starts),
             hops,

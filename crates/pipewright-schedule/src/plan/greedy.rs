@@ -224,7 +224,7 @@ impl<'a> Run<'a> {
         let count_kinds =
             |load: &StageLoad| kinds.into_iter().filter(|kind| !kind.is_dropped(load.computes)).count();
         let left = task.loads.iter().map(count_kinds).sum::<usize>() * task.microbatches as usize;
-        let wakes = BinaryHeap::from([Reverse((0, 0))]);
+        let wakes = BinaryHeap::from([Reverse((0, stages[0].rank))]);
         Some(Self { task, rules, stages, ranks, links, wakes, left, first })
     }
 

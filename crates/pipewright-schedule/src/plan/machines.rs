@@ -10,6 +10,7 @@ use crate::ids::{Rank, StageIndex};
 use crate::plan::balance::{Numbers, PlacedCut, Swaps, WalkTask, balanced};
 use crate::plan::explore::time_by_rules;
 use crate::plan::head_parts::with_head_parts;
+use crate::plan::predict::{PlanChoice, Prediction, predict};
 use crate::plan::report::{MachineUse, Plan};
 use crate::plan::request::PlanRequest;
 use crate::plan::search::Search;
@@ -25,6 +26,7 @@ pub(super) fn machine_uses(
     keep_going: &mut dyn FnMut() -> bool,
 ) -> Vec<MachineUse> {
     let profile = with_head_parts(profile, Some(best.head_parts));
+    let busy = busy(&profile, request, best);
     let mut change = Changes { profile: &profile, request, best, keep_going };
     let base = change.time(&profile, &best.machines, change.layout());
     let step = |time: f64| if base.is_finite() { best.step_s * time / base } else { best.step_s };
@@ -32,7 +34,7 @@ pub(super) fn machine_uses(
     ranks
         .map(|machine| {
             let rank = best.machines.iter().position(|&used| used == machine);
-            let busy_s = rank.map_or(0.0, |rank| best.busy_s[rank]);
+            let busy_s = rank.and_then(|rank| busy.get(rank)).copied().unwrap_or(0.0);
             let faster = change.twice_as_fast(machine, rank);
             let without = change.without(machine, rank);
             MachineUse {
@@ -51,6 +53,23 @@ pub(super) fn machine_uses(
             }
         })
         .collect()
+}
+
+/// Returns the time in which each rank of a plan computes; nothing if it cannot be predicted.
+fn busy(profile: &Profile, request: &PlanRequest, plan: &Plan) -> Vec<f64> {
+    let choice = PlanChoice {
+        boundaries: plan.boundaries.clone(),
+        recompute: plan.recompute.clone(),
+        microbatch_rows: plan.microbatch_rows,
+        state: request.state,
+        ..PlanChoice::default()
+    };
+    let predicted = predict(&plan.used_ranks_of(profile), &plan.schedule, &choice);
+    let busy = |prediction: Prediction| {
+        let timeline = prediction.run.timeline();
+        plan.schedule.placement().all_ranks().map(|rank| timeline.busy(rank)).collect()
+    };
+    predicted.map_or_else(|_| Vec::new(), busy)
 }
 
 fn stages_of(plan: &Plan, rank: usize, layers: usize) -> Vec<(StageIndex, Range<usize>)> {

@@ -147,7 +147,7 @@ fn no_shape(profile: &Profile, request: &PlanRequest) -> PlanError {
 /// Returns the bounds of all shapes. A simple bound is enough for shapes that it shows to be worse than
 /// another one.
 fn bounds_of(search: &mut Search<'_>) -> Vec<f64> {
-    let shapes = search.shapes;
+    let (shapes, ranks) = (search.shapes, search.request.ranks as usize);
     let parts = |shape: &Shape| {
         let step = shape.step();
         let total = shape.memory.as_ref().map(|memory| memory.total(shape.ranks));
@@ -159,13 +159,21 @@ fn bounds_of(search: &mut Search<'_>) -> Vec<f64> {
     let simple = |at: usize| {
         let shape = &shapes[at];
         let bound = if shape.layers.is_unlike() {
-            unlike_bound(shape.step(), shape.memory.as_ref())
+            unlike_bound(shape.step(), shape.memory.as_ref(), shape.machines.len() == ranks)
         } else {
             simple_bound(shape.step())
         };
         with_parts(at, bound)
     };
     let mut bounds: Vec<f64> = (0..shapes.len()).map(simple).collect();
+    // The bound of all unlike ranks holds for some of them too.
+    for at in 0..shapes.len() {
+        let is_whole =
+            |&other: &usize| shapes[other].machines.len() == ranks && shapes[other].has_all_of(&shapes[at]);
+        if let Some(whole) = (0..shapes.len()).find(is_whole) {
+            bounds[at] = bounds[at].max(bounds[whole]);
+        }
+    }
     let mut order: Vec<usize> = (0..shapes.len()).collect();
     order.retain(|&at| !shapes[at].layers.is_unlike());
     order.sort_by(|&one, &other| bounds[one].total_cmp(&bounds[other]));
@@ -234,6 +242,28 @@ fn finish(profile: &Profile, search: &Search<'_>) -> Result<PlanReport, PlanErro
     if plans.is_empty() {
         return Err(failure(search));
     }
+    // DEBUG
+    if std::env::var("PWDBG").is_ok() {
+        let best = search.best.values().min_by(|one, other| one.time.total_cmp(&other.time)).unwrap();
+        let shape = &search.shapes[best.shape];
+        let rank_of = crate::plan::evaluate::ranks_of_stages(&best.order);
+        let cut = shape.step().cut_time(&rank_of, &best.starts);
+        let own = crate::plan::bound::unlike_bound(shape.step(), shape.memory.as_ref(), true);
+        let mut parts = vec![];
+        let times = shape.step().stage_times(&rank_of, &shape.step().hops_before(&rank_of), &best.starts);
+        for rank in 0..shape.ranks {
+            let stages = rank_of.iter().zip(&times).filter(|&(&of, _)| of == rank).map(|(_, times)| times);
+            parts.push(shape.step().time_of_rank(rank as usize, 0, stages) / best.time);
+        }
+        eprintln!(
+            "bound {:.5} subset bound {own:.5} cut {cut:.5} time {:.5} left {} recompute {:?}\n rank_of {rank_of:?}\n starts {:?}\n parts {parts:.3?}",
+            search.bound,
+            best.time,
+            search.left(),
+            best.recompute.iter().filter(|r| r.is_some()).count(),
+            best.starts
+        );
+    }
     let outcomes = outcomes(search);
     plans.truncate(search.request.plans.max(1));
     let (simulated, stopped) = (search.simulated, search.stopped);
@@ -263,8 +293,6 @@ fn finished(
         state: request.state,
     };
     let prediction = predict(profile, &schedule, &choice)?;
-    let timeline = prediction.run.timeline();
-    let busy_s = schedule.placement().all_ranks().map(|rank| timeline.busy(rank));
     Ok(Plan {
         name: candidate.name,
         settings: candidate.settings,
@@ -278,7 +306,6 @@ fn finished(
         microbatch_rows: choice.microbatch_rows,
         step_s: prediction.step_s(),
         bubble_fraction: prediction.run.timeline().bubble_fraction(),
-        busy_s: busy_s.collect(),
         peak_bytes: prediction.peak_bytes,
     })
 }

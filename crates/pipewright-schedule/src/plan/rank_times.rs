@@ -178,7 +178,7 @@ impl<'a> Step<'a> {
         let critical: f64 = own.clone().map(|stage| stage.forward + stage.input).sum();
         let ends = if self.layers.is_unlike() {
             let fill = own.clone().next().map_or(0.0, |stage| stage.first_forward);
-            fill + own.clone().map(|stage| stage.drain).find(|&drain| drain > 0.0).unwrap_or(0.0)
+            fill + own.clone().find_map(|stage| stage.drain).unwrap_or(0.0)
         } else {
             self.fill(rank, first) + self.drain(rank, first)
         };
@@ -256,8 +256,8 @@ pub(super) struct StageTimes {
     pub(super) first_forward: f64,
     /// Of a stage that runs forward only, the same as `first_forward`.
     pub(super) first_backward: f64,
-    /// On unlike ranks, the time after the last input backward of the stage; 0 if it runs forward only.
-    pub(super) drain: f64,
+    /// On unlike ranks, the time after the last input backward of the stage; `None` if it runs forward only.
+    pub(super) drain: Option<f64>,
 }
 
 impl StageTimes {
@@ -277,7 +277,7 @@ impl StageTimes {
             slowest: [0.0; 2],
             first_forward,
             first_backward,
-            drain: 0.0,
+            drain: None,
         }
     }
 
@@ -291,7 +291,7 @@ impl StageTimes {
             slowest: [0.0; 2],
             first_forward,
             first_backward: first_forward,
-            drain: 0.0,
+            drain: None,
         }
     }
 

@@ -81,8 +81,6 @@ pub struct Plan {
     pub step_s: f64,
     /// The mean share of the step without the optimizer in which a rank does not compute.
     pub bubble_fraction: f64,
-    /// The time in which each rank of a replica computes, without the optimizer.
-    pub busy_s: Vec<f64>,
     /// The peak bytes of each rank of a replica.
     pub peak_bytes: Vec<u64>,
 }

@@ -126,6 +126,11 @@ impl Shape {
         }
     }
 
+    /// Returns whether two divisions of unlike ranks differ in nothing but the ranks.
+    pub(super) fn has_all_of(&self, other: &Self) -> bool {
+        (self.microbatch_rows, self.head_parts) == (other.microbatch_rows, other.head_parts)
+    }
+
     /// Returns whether two divisions differ in nothing but the number of parts of the head.
     pub(super) fn is_like(&self, other: &Self) -> bool {
         (self.mesh, self.microbatch_rows) == (other.mesh, other.microbatch_rows)

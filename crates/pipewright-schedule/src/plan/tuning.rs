@@ -156,13 +156,19 @@ pub(super) mod unlike {
     /// The steps of the walk that compares divisions, for each stage.
     pub(crate) const QUICK_STEPS: usize = 40;
     /// The steps of the walk that balances a changed plan for an estimate, for each stage.
-    pub(crate) const ESTIMATE_STEPS: usize = 60;
+    pub(crate) const ESTIMATE_STEPS: usize = 25;
     /// The most orders of the ranks, times cuts, that are all tried with one stage on each rank.
     pub(crate) const ALL_LAYOUTS: u64 = 20_000;
+    /// The most sizes of layers by which the bound measures times.
+    pub(crate) const SIZES: usize = 24;
+    /// The largest number of parts of a size that are measured too.
+    pub(crate) const PARTS: u32 = 4;
+    /// The shares of a unit that do not count in a measure. The last one is so near to 1 that only whole units count.
+    pub(crate) const SHARES: [f64; 4] = [0.3, 0.6, 0.8, 1.0 - 1e-9];
     /// The most orders by links.
     pub(crate) const CHAINS: usize = 4;
     /// The most divisions that are searched after the first comparison.
-    pub(crate) const DIVISIONS: usize = 5;
+    pub(crate) const DIVISIONS: usize = 4;
     /// Divisions that were this many times slower in the comparison are not searched.
     pub(crate) const NEAR: f64 = 1.15;
 }

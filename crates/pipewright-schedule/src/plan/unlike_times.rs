@@ -23,12 +23,13 @@ impl Step<'_> {
             times.push(StageTimes::on_rank(layers, range[0]..range[1], start));
             start += times[stage].forward;
         }
+        let runs_backward =
+            |stage: usize| self.layers.backward_of(starts[stage]..starts[stage + 1]) != StageBackward::None;
         let first = starts.partition_point(|&start| start <= self.layers.first_trained) - 1;
         // The time at which the gradient of the output of a stage can arrive.
         let mut gradient = start;
         for stage in (0..stages).rev() {
-            let computes = self.layers.backward_of(starts[stage]..starts[stage + 1]);
-            if computes != StageBackward::None {
+            if runs_backward(stage) {
                 times[stage].first_backward = gradient;
             }
             gradient += times[stage].input;
@@ -38,7 +39,7 @@ impl Step<'_> {
         }
         let mut drain = self.layers.on(rank_of[first] as usize).list[self.layers.first_trained].weight;
         for stage in first..stages {
-            times[stage].drain = drain;
+            times[stage].drain = runs_backward(stage).then_some(drain);
             if let Some(&next) = rank_of.get(stage + 1) {
                 drain += times[stage].input + self.message(next, rank_of[stage], starts[stage + 1] - 1);
             }
@@ -49,7 +50,9 @@ impl Step<'_> {
 
     /// Returns the time of the path of one microbatch.
     pub(super) fn unlike_path(&self, times: &[StageTimes]) -> f64 {
-        times.last().map_or(0.0, |last| last.first_forward + last.forward + last.input + last.drain)
+        times
+            .last()
+            .map_or(0.0, |last| last.first_forward + last.forward + last.input + last.drain.unwrap_or(0.0))
     }
 
     /// Returns the time of a message with the output of a layer between two ranks, or its gradient; 0 if they
@@ -83,6 +86,20 @@ impl Step<'_> {
     /// Returns the largest of the speeds; 1 if the ranks are equal.
     pub(super) fn fastest(&self) -> f64 {
         if self.layers.is_unlike() { self.speeds().into_iter().fold(0.0, f64::max) } else { 1.0 }
+    }
+
+    /// Returns how many times as fast as the profile all ranks together compute the whole model.
+    pub(super) fn sum_of_speeds(&self) -> f64 {
+        if !self.layers.is_unlike() {
+            return f64::from(self.ranks);
+        }
+        let all = 0..self.layers.count();
+        let at_one = self.layers.work(all.clone());
+        let speed = |rank: usize| {
+            let own = self.layers.on(rank).work(all.clone());
+            if own > 0.0 { at_one / own } else { 1.0 }
+        };
+        (0..self.ranks as usize).map(speed).sum()
     }
 
     /// Returns the shortest time of a message between any two ranks.

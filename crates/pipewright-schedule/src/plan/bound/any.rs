@@ -29,35 +29,23 @@ pub(super) fn bound(step: Step<'_>) -> f64 {
 }
 
 /// A size, and the number of times that it fits into each item as a whole, summed over all items.
-pub(super) struct Unit {
-    pub(super) size: f64,
-    pub(super) needed: f64,
-}
-
-impl Unit {
-    /// Returns the number of times that it fits into an item as a whole.
-    pub(super) fn whole(&self, item: f64) -> f64 {
-        whole(item, self.size)
-    }
-}
-
-/// Returns the number of times that `size` fits into an item. A quotient that rounding has made too large would
-/// break the bound.
-fn whole(item: f64, size: f64) -> f64 {
-    (item / size * (1.0 - 1e-12)).floor()
+struct Unit {
+    size: f64,
+    needed: f64,
 }
 
 /// Returns units that divide the sizes of items into at most `most_parts` parts.
-pub(super) fn units(mut items: Vec<f64>, most_parts: u32) -> Vec<Unit> {
+fn units(mut items: Vec<f64>, most_parts: u32) -> Vec<Unit> {
     items.sort_by(|one, other| other.total_cmp(one));
     let mut sizes: Vec<f64> = items.clone();
     sizes.dedup_by(|one, other| (*one - *other).abs() <= 1e-9 * *other);
     let parts = sizes.iter().flat_map(|&size| (1..=most_parts).map(move |part| size / f64::from(part)));
     let unit = |size: f64| {
         // Slightly less, so that an item has as many units of its own size as it has parts. Any size is
-        // valid.
+        // valid. A quotient that rounding has made too large would break the bound.
         let size = size * (1.0 - 1e-9);
-        Unit { size, needed: items.iter().map(|&item| whole(item, size)).sum() }
+        let whole = |item: &f64| (item / size * (1.0 - 1e-12)).floor();
+        Unit { size, needed: items.iter().map(whole).sum() }
     };
     parts.filter(|&size| size > 0.0).map(unit).collect()
 }

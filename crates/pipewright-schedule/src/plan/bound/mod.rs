@@ -75,9 +75,10 @@ pub(super) fn optimizer_bound(step: Step<'_>) -> f64 {
     (times.sum::<f64>() / ranks).max(longest) * (1.0 - ROUNDING)
 }
 
-/// Returns a lower bound for all plans on some or all of unlike ranks, without the optimizer.
-pub(super) fn unlike_bound(step: Step<'_>, memory: Option<&RankMemory>) -> f64 {
-    unlike::bound(step, memory) * (1.0 - ROUNDING)
+/// Returns a lower bound for all plans on some or all of unlike ranks, without the optimizer. With `is_exact`, it is
+/// higher and takes longer.
+pub(super) fn unlike_bound(step: Step<'_>, memory: Option<&RankMemory>, is_exact: bool) -> f64 {
+    unlike::bound(step, memory, is_exact) * (1.0 - ROUNDING)
 }
 
 /// Returns the bound from the sums over replicas: a rank begins the first of its sums after all microbatches

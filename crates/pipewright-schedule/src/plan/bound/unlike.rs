@@ -13,8 +13,9 @@
 //!
 //! 1. the ranks together have less time than there is work, after the first kind of fill. A rank also has no more
 //!    work than the layers whose parameters, gradients and optimizer state fit into its memory, or parts of layers;
-//! 2. for some size of a unit, the whole units in the times of all ranks are fewer than the whole units in the
-//!    layers: a layer is on one rank;
+//! 2. for some measure, the measures of the times of all ranks are less than the measures of all layers: a layer is
+//!    on one rank. A measure of a sum must be at least the sum of the measures. It counts whole units of some size, and
+//!    of what is left over nothing up to a share of a unit, and beyond that as much as makes a whole unit 1;
 //! 3. the ranks have less time than there is work, after the second kind of fill. With the ranks from the fastest
 //!    one to the slowest one, the fills of all ranks, each times the speed of the rank, have the smallest sum: to
 //!    exchange two neighbours that are not in this order makes it smaller;
@@ -25,11 +26,11 @@
 //! earlier place adds, no order has more than the sum of the last parts of all ranks and, for each place `r`, the
 //! `r + 1` largest additions.
 
-use crate::plan::bound::any::{Unit, units};
 use crate::plan::bound::bisect::bisect;
 use crate::plan::rank_memory::RankMemory;
 use crate::plan::rank_times::Step;
-use crate::plan::tuning::bound::{ACCURACY, PARTS};
+use crate::plan::tuning::bound::ACCURACY;
+use crate::plan::tuning::unlike;
 
 /// The data of all ranks.
 struct Ranks<'a> {
@@ -44,7 +45,8 @@ struct Ranks<'a> {
 }
 
 /// Returns a time that no step on some or all of the ranks is below.
-pub(super) fn bound(step: Step<'_>, memory: Option<&RankMemory>) -> f64 {
+/// With `is_exact`, it also counts that layers are whole, which takes longer.
+pub(super) fn bound(step: Step<'_>, memory: Option<&RankMemory>, is_exact: bool) -> f64 {
     let ranks = Ranks::of(step, memory);
     let layers = step.layers;
     let works: Vec<f64> =
@@ -52,29 +54,63 @@ pub(super) fn bound(step: Step<'_>, memory: Option<&RankMemory>) -> f64 {
     let items: Vec<f64> = works.iter().map(|work| step.microbatches * work).collect();
     let all = step.microbatches * layers.work(0..layers.count());
     let work_limits = ranks.limits(&items);
-    let units: Vec<(Unit, Vec<f64>)> = units(items.clone(), PARTS)
-        .into_iter()
-        .map(|unit| {
-            let whole: Vec<f64> = items.iter().map(|item| unit.whole(*item)).collect();
-            let limits = ranks.limits(&whole);
-            (unit, limits)
-        })
-        .collect();
-    let path = ranks.path(f64::INFINITY);
-    bisect(path, ACCURACY, |time| {
+    let has_work = |time: f64| {
         let worked = |rank: usize, place: usize| ranks.worked(rank, place, time).min(work_limits[rank]);
-        let has_units = |(unit, limits): &(Unit, Vec<f64>)| {
-            let whole = |rank: usize, place: usize| {
-                (ranks.worked(rank, place, time) / unit.size + 1e-9).floor().min(limits[rank].floor())
-            };
-            ranks.most(whole) >= unit.needed
-        };
         // Sums of times are not exact.
         ranks.most(worked) >= all * (1.0 - 1e-9)
             && ranks.has_time_in_order(time, all)
             && ranks.path(time) <= time
-            && units.iter().all(has_units)
+    };
+    let low = bisect(ranks.path(f64::INFINITY), ACCURACY, has_work);
+    if !is_exact {
+        return low;
+    }
+    let measures = measures(&items);
+    let needed: Vec<(f64, Vec<f64>)> = measures
+        .iter()
+        .map(|measure| {
+            let amounts: Vec<f64> = items.iter().map(|item| measure.of(item * (1.0 - 1e-12))).collect();
+            (amounts.iter().sum::<f64>() * (1.0 - 1e-12), ranks.limits(&amounts))
+        })
+        .collect();
+    bisect(low, ACCURACY, |time| {
+        let has_room = |(measure, (needed, limits)): (&Measure, &(f64, Vec<f64>))| {
+            let amount = |rank: usize, place: usize| {
+                let worked = ranks.worked(rank, place, time);
+                measure.of(worked + 1e-9 * measure.size).min(limits[rank])
+            };
+            ranks.most(amount) >= *needed
+        };
+        has_work(time) && measures.iter().zip(&needed).all(has_room)
     })
+}
+
+/// A measure of times: whole units, and a part of what is left over.
+struct Measure {
+    size: f64,
+    /// The share of a unit up to which the rest counts nothing.
+    share: f64,
+}
+
+impl Measure {
+    fn of(&self, time: f64) -> f64 {
+        let units = time / self.size;
+        let whole = units.floor();
+        whole + ((units - whole - self.share) / (1.0 - self.share)).max(0.0)
+    }
+}
+
+/// Returns measures by the sizes of items.
+fn measures(items: &[f64]) -> Vec<Measure> {
+    let mut sizes: Vec<f64> = items.iter().copied().filter(|&size| size > 0.0).collect();
+    sizes.sort_by(f64::total_cmp);
+    sizes.dedup_by(|one, other| (*one - *other).abs() <= 1e-9 * *other);
+    let every = sizes.len().div_ceil(unlike::SIZES).max(1);
+    let units = sizes.iter().rev().step_by(every).flat_map(|&size| {
+        // Slightly less, so that an item has as many units of its own size as it has parts.
+        (1..=unlike::PARTS).map(move |part| size * (1.0 - 1e-9) / f64::from(part))
+    });
+    units.flat_map(|size| unlike::SHARES.map(|share| Measure { size, share })).collect()
 }
 
 impl<'a> Ranks<'a> {
