@@ -8,7 +8,8 @@
 //! optimizer state exceed the memory counts as much slower.
 //!
 //! A change touches few stages, and only the bounds of their ranks are computed again. Messages take the time
-//! that they take where the walk begins.
+//! that they take where the walk begins. Of unlike ranks, a change also moves the starts of other stages; these
+//! are computed again from time to time.
 
 use std::ops::Range;
 
@@ -76,7 +77,7 @@ impl PlacedCut {
             return None;
         }
         let rounds = stages / ranks;
-        if swaps == Swaps::Any && numbers.below(3) == 0 {
+        if swaps == Swaps::Any && numbers.below(4) == 0 {
             return self.draw_rank(stages > ranks, numbers);
         }
         if swaps == Swaps::Rounds && rounds > 1 && numbers.below(3) == 0 {
@@ -177,6 +178,7 @@ pub(super) fn balanced(
     *changes += 1;
     let mut energy = walk.energy();
     let mut best = (energy, walk.layout.clone());
+    let mut accepted = 0;
     for round in 0..steps {
         let left = (steps - round) as f64 / steps as f64;
         let tolerance = walk::TOLERANCE * left * left * left;
@@ -189,6 +191,11 @@ pub(super) fn balanced(
             continue;
         }
         energy = found;
+        accepted += 1;
+        if step.layers.is_unlike() && accepted % walk::REFRESH == 0 {
+            walk.begin_again();
+            energy = walk.energy();
+        }
         if energy < best.0 {
             best.0 = energy;
             best.1.clone_from(&walk.layout);
@@ -213,8 +220,9 @@ impl<'a> Walk<'a> {
         let chunks = layout.rank_of.len().div_ceil((step.ranks as usize).max(1));
         let mut bytes = vec![0u64];
         for layer in step.layers.list.iter().filter(|_| memory.is_some()) {
-            // A little for activations.
-            let always = step.layers.layer_bytes(layer, chunks).saturating_add(layer.output);
+            // A little for activations; of unlike ranks, where memory varies more, for one microbatch.
+            let kept = if step.layers.is_unlike() { layer.activation } else { layer.output };
+            let always = step.layers.layer_bytes(layer, chunks).saturating_add(kept);
             bytes.push(bytes[bytes.len() - 1].saturating_add(always));
         }
         let all = 0..step.layers.count();
@@ -251,12 +259,11 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Computes the times of all stages. Of unlike ranks, a change moves the start of all later stages.
+    /// Computes the times of all stages.
     fn begin_again(&mut self) {
-        self.old_times.extend(self.times.iter().copied().enumerate());
         self.times = self.step.stage_times(&self.layout.rank_of, &self.hops, &self.layout.starts);
-        self.group();
         self.is_old.fill(true);
+        self.update();
     }
 
     /// Returns the sum of the powers of all ranks.
@@ -270,14 +277,14 @@ impl<'a> Walk<'a> {
         self.old_powers.clear();
         self.layout.apply(change);
         match change {
-            _ if self.step.layers.is_unlike() => self.begin_again(),
-            // Only unlike ranks have other numbers of stages.
-            WalkChange::Give { .. } => {}
             WalkChange::Swap(stages) => {
                 self.swap(*stages);
-                for &stage in stages {
-                    self.is_old[self.layout.rank_of[stage] as usize] = true;
-                }
+                self.set_on_rank(stages);
+            }
+            WalkChange::Give { stage, from, to } => {
+                self.give(*stage, *from, *to);
+                self.is_old[*from as usize] = true;
+                self.set_on_rank(&[*stage]);
             }
             // The stage before the first one has another end.
             WalkChange::Shift { stages, .. } => {
@@ -286,25 +293,46 @@ impl<'a> Walk<'a> {
                     let range = layout.starts[stage]..layout.starts[stage + 1];
                     let old = times[stage];
                     old_times.push((stage, old));
-                    times[stage] = StageTimes::of(step, range, hops, stage).with_slowest_of(old);
+                    times[stage] = if step.layers.is_unlike() {
+                        old.with_layers(step.layers.on(layout.rank_of[stage] as usize), range)
+                    } else {
+                        StageTimes::of(step, range, hops, stage).with_slowest_of(old)
+                    };
                     is_old[layout.rank_of[stage] as usize] = true;
                 }
-                set_slowest(times, |stage, old| {
-                    old_times.push((stage, old));
-                    is_old[layout.rank_of[stage] as usize] = true;
-                });
             }
         }
+        if self.step.layers.is_unlike() || matches!(change, WalkChange::Shift { .. }) {
+            let Self { layout, times, is_old, old_times, .. } = self;
+            set_slowest(times, |stage, old| {
+                old_times.push((stage, old));
+                is_old[layout.rank_of[stage] as usize] = true;
+            });
+        }
         self.update();
+    }
+
+    /// Computes the times of stages that have other ranks. Of equal ranks, they are the same.
+    fn set_on_rank(&mut self, stages: &[usize]) {
+        for &stage in stages {
+            let (rank, starts) = (self.layout.rank_of[stage] as usize, &self.layout.starts);
+            self.is_old[rank] = true;
+            if self.step.layers.is_unlike() {
+                let old = self.times[stage];
+                self.old_times.push((stage, old));
+                let range = starts[stage]..starts[stage + 1];
+                self.times[stage] = old.with_layers(self.step.layers.on(rank), range);
+            }
+        }
     }
 
     /// Takes the last change back.
     fn take_back(&mut self, change: &WalkChange) {
         self.layout.apply(&change.reversed());
-        if self.step.layers.is_unlike() {
-            self.group();
-        } else if let WalkChange::Swap(stages) = change {
-            self.swap(*stages);
+        match change {
+            WalkChange::Swap(stages) => self.swap(*stages),
+            WalkChange::Give { stage, from, to } => self.give(*stage, *to, *from),
+            WalkChange::Shift { .. } => {}
         }
         for (stage, times) in self.old_times.drain(..).rev() {
             self.times[stage] = times;
@@ -327,6 +355,13 @@ impl<'a> Walk<'a> {
         for rank in ranks {
             self.stages_of[rank].sort_unstable();
         }
+    }
+
+    /// Gives a stage to another rank.
+    fn give(&mut self, stage: usize, from: u32, to: u32) {
+        self.stages_of[from as usize].retain(|&own| own != stage);
+        let own = &mut self.stages_of[to as usize];
+        own.insert(own.partition_point(|&other| other < stage), stage);
     }
 
     /// Computes the powers of the bounds that have changed.

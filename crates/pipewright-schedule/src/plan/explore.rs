@@ -304,11 +304,7 @@ fn changed(
     let mut changes = 0;
     let walk = WalkTask { step: shape.step(), memory, swaps, steps: tuning::annealing::BALANCING };
     next.layout = balanced(walk, next.layout, numbers, &mut changes);
-    if shape.layers.is_unlike() {
-        search.charge_unlike_walk(changes, stages as u64);
-    } else {
-        search.charge_walk(changes, (stages / ranks) as u32);
-    }
+    search.charge_walk(changes, (stages / ranks) as u32);
     (next, recomputes_anew)
 }
 

@@ -313,11 +313,6 @@ impl<'a> Search<'a> {
         self.left = self.left.saturating_sub(tuning::work::WALKED * u64::from(chunks) * changes);
     }
 
-    /// Charges `changes` changes of a walk over layouts of unlike ranks, in which all stages change.
-    pub(super) fn charge_unlike_walk(&mut self, changes: u64, stages: u64) {
-        self.left = self.left.saturating_sub(stages * changes);
-    }
-
     /// Charges the making of a schedule for its costs.
     pub(super) fn charge_made(&mut self, order: &Order) {
         self.left = self.left.saturating_sub(tuning::work::MADE * order.computations() as u64);

@@ -203,7 +203,8 @@ fn subsets(profile: &Profile, ranks: u32) -> Vec<Vec<Rank>> {
     let mut drop_by = |slowness: &dyn Fn(&Rank) -> f64| {
         let mut order = all.clone();
         order.sort_by(|one, other| slowness(one).total_cmp(&slowness(other)));
-        for count in (1..order.len()).rev() {
+        let step = order.len().div_ceil(tuning::unlike::SUBSETS);
+        for count in (1..order.len()).rev().step_by(step) {
             let mut kept = order[..count].to_vec();
             kept.sort_unstable();
             if !subsets.contains(&kept) {

@@ -537,7 +537,7 @@ proptest! {
         for memory in [None, Some(&memory)] {
             for is_exact in [false, true] {
                 let bound = unlike_bound(step, memory, is_exact);
-                prop_assert!(bound <= limit, "the bound {bound} with {memory:?} is above {time}");
+                prop_assert!(bound <= limit, "the bound {bound} ({is_exact}) with {memory:?} is above {time}");
             }
         }
         let peaks = peaks(&order, &loads, sharding);

@@ -101,6 +101,8 @@ pub(super) mod walk {
     /// The power of each rank's bound in the sum. A higher one is nearer to the maximum, but rewards lighter
     /// ranks less. It is a constant, because products replace a power that the compiler knows.
     pub(crate) const POWER: i32 = 24;
+    /// The changes of a layout of unlike ranks after which the starts of all stages are computed again.
+    pub(crate) const REFRESH: usize = 32;
 }
 
 /// The annealing of plans by rules.
@@ -149,24 +151,30 @@ pub(super) mod best_cut {
 
 /// The search over unlike ranks.
 pub(super) mod unlike {
-    /// The steps of a walk, for each stage. All stages have other times after each step.
-    pub(crate) const WALK_STEPS: usize = 60;
+    /// The steps of a walk, for each stage.
+    pub(crate) const WALK_STEPS: usize = 750;
     /// The walks of a division have at most one part in this many of the work that is left.
-    pub(crate) const WALK_SHARE: u64 = 12;
+    pub(crate) const WALK_SHARE: u64 = 8;
     /// The steps of the walk that compares divisions, for each stage.
-    pub(crate) const QUICK_STEPS: usize = 40;
+    pub(crate) const QUICK_STEPS: usize = 150;
     /// The steps of the walk that balances a changed plan for an estimate, for each stage.
-    pub(crate) const ESTIMATE_STEPS: usize = 25;
+    pub(crate) const ESTIMATE_STEPS: usize = 100;
     /// The most orders of the ranks, times cuts, that are all tried with one stage on each rank.
     pub(crate) const ALL_LAYOUTS: u64 = 20_000;
+    /// The most ranks whose places in the order the bound counts. More take too long.
+    pub(crate) const MOST_ORDERED: usize = 64;
     /// The most sizes of layers by which the bound measures times.
     pub(crate) const SIZES: usize = 24;
     /// The largest number of parts of a size that are measured too.
     pub(crate) const PARTS: u32 = 4;
     /// The shares of a unit that do not count in a measure. The last one is so near to 1 that only whole units count.
     pub(crate) const SHARES: [f64; 4] = [0.3, 0.6, 0.8, 1.0 - 1e-9];
+    /// The most visits of the search for layers that fit into the times of the ranks, for each time.
+    pub(crate) const VISITS: usize = 40_000;
     /// The most orders by links.
     pub(crate) const CHAINS: usize = 4;
+    /// The most subsets of the ranks by one rule.
+    pub(crate) const SUBSETS: usize = 24;
     /// The most divisions that are searched after the first comparison.
     pub(crate) const DIVISIONS: usize = 4;
     /// Divisions that were this many times slower in the comparison are not searched.

@@ -24,7 +24,9 @@ pub(super) fn unlike_pool(search: &mut Search<'_>, shape: &Shape) -> Vec<PooledC
             break;
         }
         let stages = seed.rank_of.len();
-        let steps = (tuning::unlike::WALK_STEPS * stages).min((affordable / stages as u64) as usize);
+        let chunks = stages.div_ceil(shape.ranks as usize) as u64;
+        let affordable = affordable / (tuning::work::WALKED * chunks);
+        let steps = (tuning::unlike::WALK_STEPS * stages).min(affordable as usize);
         for layout in [walked(search, shape, seed.clone(), steps, &mut numbers), seed] {
             if !cuts.iter().any(|cut| cut.layout == layout) {
                 cuts.push(pooled(shape, layout));
@@ -101,10 +103,10 @@ fn walked(
     steps: usize,
     numbers: &mut Numbers,
 ) -> PlacedCut {
-    let (mut changes, stages) = (0, seed.rank_of.len() as u64);
+    let (mut changes, chunks) = (0, seed.rank_of.len().div_ceil(shape.ranks as usize) as u32);
     let walk = WalkTask { step: shape.step(), memory: shape.memory.as_ref(), swaps: Swaps::Any, steps };
     let layout = balanced(walk, seed, numbers, &mut changes);
-    search.charge_unlike_walk(changes, stages);
+    search.charge_walk(changes, chunks);
     layout
 }
 

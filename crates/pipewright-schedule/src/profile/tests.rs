@@ -112,8 +112,8 @@ fn unlike_ranks_have_speeds_in_range() {
         ],
     );
     check(
-        |profile| profile.ranks = vec![RankProfile::default(); 1_025],
-        &["`rank` of the profile is 1025 sections, where at most 1024 sections is expected"],
+        |profile| profile.ranks = vec![RankProfile::default(); 257],
+        &["`rank` of the profile is 257 sections, where at most 256 sections is expected"],
     );
 }
 

@@ -68,7 +68,7 @@ pub(crate) fn heterogeneous(seed: u64) -> Instance {
 }
 
 /// Returns a cluster of 2 to 16 unlike ranks with a model of one of the kinds of [`random`]. Speeds are up to eight
-/// times apart. In two of three clusters, memories differ too, and in one of three also links.
+/// times apart. In two of three clusters, memories are up to four times apart, and in one of three also links differ.
 pub(crate) fn unlike(seed: u64) -> Instance {
     let mut instance = random(seed);
     let mut numbers = Numbers(seed ^ 0x5eed);
@@ -78,7 +78,7 @@ pub(crate) fn unlike(seed: u64) -> Instance {
     let share = fixed / u64::from(*ranks) + kept;
     let rank = |_| RankProfile {
         speed: 0.125 * 8f64.powf(numbers.share()),
-        memory_bytes: (seed % 3 > 0).then(|| (share as f64 * (0.75 + 2.0 * numbers.share())) as u64),
+        memory_bytes: (seed % 3 > 0).then(|| (share as f64 * 1.5 * 4f64.powf(numbers.share())) as u64),
         ..RankProfile::default()
     };
     profile.ranks = (0..*ranks).map(rank).collect();

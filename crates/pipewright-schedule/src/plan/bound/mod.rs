@@ -12,6 +12,7 @@ mod bisect;
 mod idle;
 mod memory;
 mod one;
+mod packing;
 mod pairs;
 mod sizes;
 mod terms;

@@ -16,6 +16,7 @@
 //! 2. for some measure, the measures of the times of all ranks are less than the measures of all layers: a layer is
 //!    on one rank. A measure of a sum must be at least the sum of the measures. It counts whole units of some size, and
 //!    of what is left over nothing up to a share of a unit, and beyond that as much as makes a whole unit 1;
+//!    Or a limited search finds no way to divide the layers among the times of the ranks (`packing.rs`);
 //! 3. the ranks have less time than there is work, after the second kind of fill. With the ranks from the fastest
 //!    one to the slowest one, the fills of all ranks, each times the speed of the rank, have the smallest sum: to
 //!    exchange two neighbours that are not in this order makes it smaller;
@@ -27,6 +28,8 @@
 //! `r + 1` largest additions.
 
 use crate::plan::bound::bisect::bisect;
+use crate::plan::bound::packing::{Bin, Items};
+use crate::plan::layers::Layer;
 use crate::plan::rank_memory::RankMemory;
 use crate::plan::rank_times::Step;
 use crate::plan::tuning::bound::ACCURACY;
@@ -62,7 +65,7 @@ pub(super) fn bound(step: Step<'_>, memory: Option<&RankMemory>, is_exact: bool)
             && ranks.path(time) <= time
     };
     let low = bisect(ranks.path(f64::INFINITY), ACCURACY, has_work);
-    if !is_exact {
+    if !is_exact || ranks.speeds.len() > unlike::MOST_ORDERED {
         return low;
     }
     let measures = measures(&items);
@@ -73,6 +76,8 @@ pub(super) fn bound(step: Step<'_>, memory: Option<&RankMemory>, is_exact: bool)
             (amounts.iter().sum::<f64>() * (1.0 - 1e-12), ranks.limits(&amounts))
         })
         .collect();
+    let fixed = layers.list.iter().map(fixed_bytes);
+    let packed = Items::of(items.iter().copied().zip(fixed).collect());
     bisect(low, ACCURACY, |time| {
         let has_room = |(measure, (needed, limits)): (&Measure, &(f64, Vec<f64>))| {
             let amount = |rank: usize, place: usize| {
@@ -81,7 +86,12 @@ pub(super) fn bound(step: Step<'_>, memory: Option<&RankMemory>, is_exact: bool)
             };
             ranks.most(amount) >= *needed
         };
-        has_work(time) && measures.iter().zip(&needed).all(has_room)
+        let bin = |(&speed, &bytes): (&f64, &u64)| Bin { work: speed * time, bytes };
+        has_work(time)
+            && measures.iter().zip(&needed).all(has_room)
+            && packed
+                .as_ref()
+                .is_none_or(|items| items.may_fit(ranks.speeds.iter().zip(&ranks.bytes).map(bin).collect()))
     })
 }
 
@@ -113,6 +123,11 @@ fn measures(items: &[f64]) -> Vec<Measure> {
     units.flat_map(|size| unlike::SHARES.map(|share| Measure { size, share })).collect()
 }
 
+/// Returns the bytes of a layer's parameters, gradients and optimizer state.
+fn fixed_bytes(layer: &Layer) -> u64 {
+    layer.gradient.saturating_add(layer.state.total())
+}
+
 impl<'a> Ranks<'a> {
     fn of(step: Step<'a>, memory: Option<&RankMemory>) -> Self {
         let bytes = |rank: usize| memory.map_or(u64::MAX, |memory| memory.of_rank(rank));
@@ -138,6 +153,9 @@ impl<'a> Ranks<'a> {
     /// from one place to the next.
     fn most(&self, amount: impl Fn(usize, usize) -> f64) -> f64 {
         let ranks = self.speeds.len();
+        if ranks > unlike::MOST_ORDERED {
+            return (0..ranks).map(|rank| amount(rank, 0)).sum();
+        }
         let mut sum: f64 = (0..ranks).map(|rank| amount(rank, ranks - 1)).sum();
         for place in 0..ranks - 1 {
             let mut added: Vec<f64> =
@@ -151,7 +169,7 @@ impl<'a> Ranks<'a> {
     /// Returns the most of `amounts`, which belong to layers, that fits into the memory of each rank.
     fn limits(&self, amounts: &[f64]) -> Vec<f64> {
         let layers = &self.step.layers.list;
-        let fixed = |at: usize| layers[at].gradient.saturating_add(layers[at].state.total()) as f64;
+        let fixed = |at: usize| fixed_bytes(&layers[at]) as f64;
         let mut order: Vec<usize> = (0..layers.len()).collect();
         // The layers with the most for their bytes come first.
         let density = |at: usize| if amounts[at] > 0.0 { amounts[at] / fixed(at) } else { 0.0 };
@@ -175,6 +193,9 @@ impl<'a> Ranks<'a> {
     /// Returns whether the ranks have time for all work after the second kind of fill. Some ranks may be left out,
     /// so this says yes if a rank may delay the others more than it works.
     fn has_time_in_order(&self, time: f64, all: f64) -> bool {
+        if self.speeds.len() > unlike::MOST_ORDERED {
+            return true;
+        }
         let shortest = self.step.layers.list.iter().map(|layer| layer.forward).fold(f64::INFINITY, f64::min);
         let before = |speed: f64| shortest / speed + self.hop;
         let mut sum = 0.0;
