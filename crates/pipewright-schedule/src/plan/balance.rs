@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use crate::plan::rank_memory::RankMemory;
 use crate::plan::rank_times::{StageTimes, Step, set_slowest};
-use crate::plan::tuning::walk;
+use crate::plan::tuning::{unlike, walk};
 
 /// A generator of pseudo-random numbers: SplitMix64 of Steele, Lea and Flood, 2014.
 #[derive(Debug, Clone)]
@@ -366,7 +366,9 @@ impl<'a> Walk<'a> {
 
     /// Computes the powers of the bounds that have changed.
     fn update(&mut self) {
-        let delayed = walk::LONG_STAGE * f64::from(self.step.ranks);
+        let is_unlike = self.step.layers.is_unlike();
+        let long_stage = if is_unlike { unlike::LONG_STAGE } else { walk::LONG_STAGE };
+        let delayed = long_stage * f64::from(self.step.ranks);
         for rank in 0..self.powers.len() {
             if !std::mem::replace(&mut self.is_old[rank], false) {
                 continue;

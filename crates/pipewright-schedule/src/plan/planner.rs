@@ -37,8 +37,10 @@ pub fn plan(
     }
     check_unlike(profile, request)?;
     let (profile, memory) = profile.with_equal_ranks_merged();
-    let request = &PlanRequest { memory: memory.or(request.memory), ..request.clone() };
     let profile = profile.as_ref();
+    let of_unlike = |effort: u64| (effort as f64 * tuning::unlike::EFFORT) as u64;
+    let effort = if profile.has_unlike_ranks() { of_unlike(request.effort) } else { request.effort };
+    let request = &PlanRequest { memory: memory.or(request.memory), effort, ..request.clone() };
     let PlanRequest { ranks, microbatches, .. } = *request;
     if ranks == 0 || microbatches == 0 || request.microbatch_rows == 0 {
         let (ranks, microbatches) = (counted(ranks, "rank"), counted(microbatches, "microbatch"));
@@ -241,28 +243,6 @@ fn finish(profile: &Profile, search: &Search<'_>) -> Result<PlanReport, PlanErro
     plans.sort_by(|one, other| one.step_s.total_cmp(&other.step_s));
     if plans.is_empty() {
         return Err(failure(search));
-    }
-    // DEBUG
-    if std::env::var("PWDBG").is_ok() {
-        let best = search.best.values().min_by(|one, other| one.time.total_cmp(&other.time)).unwrap();
-        let shape = &search.shapes[best.shape];
-        let rank_of = crate::plan::evaluate::ranks_of_stages(&best.order);
-        let cut = shape.step().cut_time(&rank_of, &best.starts);
-        let own = crate::plan::bound::unlike_bound(shape.step(), shape.memory.as_ref(), true);
-        let mut parts = vec![];
-        let times = shape.step().stage_times(&rank_of, &shape.step().hops_before(&rank_of), &best.starts);
-        for rank in 0..shape.ranks {
-            let stages = rank_of.iter().zip(&times).filter(|&(&of, _)| of == rank).map(|(_, times)| times);
-            parts.push(shape.step().time_of_rank(rank as usize, 0, stages) / best.time);
-        }
-        eprintln!(
-            "bound {:.5} subset bound {own:.5} cut {cut:.5} time {:.5} left {} recompute {:?}\n rank_of {rank_of:?}\n starts {:?}\n parts {parts:.3?}",
-            search.bound,
-            best.time,
-            search.left(),
-            best.recompute.iter().filter(|r| r.is_some()).count(),
-            best.starts
-        );
     }
     let outcomes = outcomes(search);
     plans.truncate(search.request.plans.max(1));

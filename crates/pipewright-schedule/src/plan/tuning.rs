@@ -151,10 +151,19 @@ pub(super) mod best_cut {
 
 /// The search over unlike ranks.
 pub(super) mod unlike {
-    /// The steps of a walk, for each stage.
-    pub(crate) const WALK_STEPS: usize = 750;
+    /// The share of the work of a search. Memory limits and walks make its units longer than for equal ranks.
+    pub(crate) const EFFORT: f64 = 0.6;
+    /// The steps of a walk from one of many layouts, for each stage.
+    pub(crate) const FIRST_STEPS: usize = 60;
+    /// The walks that continue from the best of the layouts.
+    pub(crate) const LONG_WALKS: usize = 6;
+    /// The steps of such a walk, for each stage.
+    pub(crate) const WALK_STEPS: usize = 3_000;
     /// The walks of a division have at most one part in this many of the work that is left.
-    pub(crate) const WALK_SHARE: u64 = 8;
+    pub(crate) const WALK_SHARE: u64 = 5;
+    /// The part of a delay by which a rank counts as slower in a walk, as for equal ranks. It is smaller, because slow
+    /// ranks have few and long stages in any case.
+    pub(crate) const LONG_STAGE: f64 = 0.1;
     /// The steps of the walk that compares divisions, for each stage.
     pub(crate) const QUICK_STEPS: usize = 150;
     /// The steps of the walk that balances a changed plan for an estimate, for each stage.
@@ -176,7 +185,7 @@ pub(super) mod unlike {
     /// The most subsets of the ranks by one rule.
     pub(crate) const SUBSETS: usize = 24;
     /// The most divisions that are searched after the first comparison.
-    pub(crate) const DIVISIONS: usize = 4;
+    pub(crate) const DIVISIONS: usize = 3;
     /// Divisions that were this many times slower in the comparison are not searched.
     pub(crate) const NEAR: f64 = 1.15;
 }

@@ -18,22 +18,40 @@ pub(super) fn unlike_pool(search: &mut Search<'_>, shape: &Shape) -> Vec<PooledC
     let seeds = seeds(shape);
     let mut numbers = Numbers(1);
     let mut cuts: Vec<PooledCut> = Vec::new();
-    let affordable = search.left() / tuning::unlike::WALK_SHARE / seeds.len().max(1) as u64;
+    let budget = search.left() / tuning::unlike::WALK_SHARE;
+    // Returns the steps of each of several walks that share the budget.
+    let steps_of = |layout: &PlacedCut, walks: usize, most: usize| {
+        let stages = layout.rank_of.len();
+        let chunks = stages.div_ceil(shape.ranks as usize) as u64;
+        let affordable = budget / walks.max(1) as u64 / (tuning::work::WALKED * chunks);
+        (most * stages).min(affordable as usize)
+    };
+    let mut add = |cuts: &mut Vec<PooledCut>, layout: PlacedCut| {
+        if !cuts.iter().any(|cut| cut.layout == layout) {
+            cuts.push(pooled(shape, layout));
+        }
+        cuts.sort_by(|one, other| one.bound.total_cmp(&other.bound));
+    };
+    let count = seeds.len();
     for seed in seeds {
         if !cuts.is_empty() && !search.may_try() {
             break;
         }
-        let stages = seed.rank_of.len();
-        let chunks = stages.div_ceil(shape.ranks as usize) as u64;
-        let affordable = affordable / (tuning::work::WALKED * chunks);
-        let steps = (tuning::unlike::WALK_STEPS * stages).min(affordable as usize);
-        for layout in [walked(search, shape, seed.clone(), steps, &mut numbers), seed] {
-            if !cuts.iter().any(|cut| cut.layout == layout) {
-                cuts.push(pooled(shape, layout));
-            }
-        }
+        let steps = steps_of(&seed, 4 * count, tuning::unlike::FIRST_STEPS);
+        let layout = walked(search, shape, seed.clone(), steps, &mut numbers);
+        add(&mut cuts, layout);
+        add(&mut cuts, seed);
     }
-    cuts.sort_by(|one, other| one.bound.total_cmp(&other.bound));
+    let best: Vec<PlacedCut> =
+        cuts.iter().take(tuning::unlike::LONG_WALKS).map(|cut| cut.layout.clone()).collect();
+    for layout in best {
+        if !search.may_try() {
+            break;
+        }
+        let steps = steps_of(&layout, tuning::unlike::LONG_WALKS, tuning::unlike::WALK_STEPS);
+        let layout = walked(search, shape, layout, steps, &mut numbers);
+        add(&mut cuts, layout);
+    }
     cuts
 }
 
