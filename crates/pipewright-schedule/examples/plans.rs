@@ -6,7 +6,8 @@
 //! cargo run --release -p pipewright-schedule --example plans -- 20 cuts # and compares with the best cuts of all
 //! schedules cargo run --release -p pipewright-schedule --example plans -- 200 parts # and cuts the heads of
 //! heterogeneous models
-//! cargo run --release -p pipewright-schedule --example plans -- 200 unlike # 200 clusters of unlike ranks
+//! cargo run --release -p pipewright-schedule --example plans -- 200 unlike # 200 clusters of unlike ranks; with
+//! `from 100`, from this seed on
 //! ```
 
 #[path = "../tests/plan/instances.rs"]
@@ -14,6 +15,7 @@ mod instances;
 
 use std::error::Error;
 use std::io::Write;
+use std::ops::Range;
 use std::sync::OnceLock;
 use std::time::Instant;
 
@@ -32,7 +34,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let [each, cuts, parts, unlike] = ["each", "cuts", "parts", "unlike"].map(has);
     let mut out = std::io::stdout().lock();
     if unlike {
-        return unlike_clusters(count, each, &mut out);
+        let first = arguments.iter().position(|text| text == "from").and_then(|at| arguments.get(at + 1));
+        let first: u64 = first.map_or(Ok(0), |text| text.parse())?;
+        return unlike_clusters(first..first + count, each, &mut out);
     }
 
     let (mut gaps, mut times) = (Vec::new(), Vec::new());
@@ -91,9 +95,9 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Prints the gaps and times of plans for clusters of unlike ranks.
-fn unlike_clusters(count: u64, each: bool, out: &mut impl Write) -> Result<(), Box<dyn Error>> {
+fn unlike_clusters(seeds: Range<u64>, each: bool, out: &mut impl Write) -> Result<(), Box<dyn Error>> {
     let (mut gaps, mut times) = (Vec::new(), Vec::new());
-    for seed in 0..count {
+    for seed in seeds {
         let instance = instances::unlike(seed);
         let (report, seconds) = planned(&instance, None, &[])?;
         gaps.push(report.gap());
@@ -126,7 +130,8 @@ fn unlike_clusters(count: u64, each: bool, out: &mut impl Write) -> Result<(), B
     let (median, ninth, most) = spread(&mut gaps);
     writeln!(
         out,
-        "{count} clusters of unlike ranks: gap {:.2}% median, {:.2}% 90th percentile, {:.2}% at most",
+        "{} clusters of unlike ranks: gap {:.2}% median, {:.2}% 90th percentile, {:.2}% at most",
+        gaps.len(),
         100.0 * median,
         100.0 * ninth,
         100.0 * most

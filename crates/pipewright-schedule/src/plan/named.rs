@@ -120,7 +120,9 @@ pub(super) fn try_named(search: &mut Search<'_>, at: usize, cuts: &[PooledCut], 
             tried.push(&cut.layout.starts);
         }
         if search.shapes[at].layers.is_unlike() {
-            try_unlike(search, at, it, tried.is_empty());
+            if tried.is_empty() {
+                try_by_speeds(search, at, it);
+            }
             continue;
         }
         for starts in usual_cuts(&search.shapes[at], it.stages) {
@@ -135,26 +137,31 @@ pub(super) fn try_named(search: &mut Search<'_>, at: usize, cuts: &[PooledCut], 
     }
 }
 
-/// Simulates a named schedule on unlike ranks: with stages by their speeds, if no other cut was tried; and 1F1B
-/// with every order of the ranks and every cut that may be better than the best plan, if they are few.
-fn try_unlike(search: &mut Search<'_>, at: usize, named: &Named, is_first: bool) {
+/// Simulates a named schedule on unlike ranks, with stages by their speeds.
+fn try_by_speeds(search: &mut Search<'_>, at: usize, named: &Named) {
+    let step = search.shapes[at].step();
+    let layout = named.class.and_then(|class| arranged(step, class, &fastest_first(step)));
+    if let Some(layout) = layout.filter(|_| search.may_try()) {
+        try_cut(search, at, named, &layout);
+    }
+}
+
+/// Simulates 1F1B with one stage on each of unlike ranks, with every order of the ranks and every cut that may be
+/// better than the best plan, if they are few.
+pub(super) fn try_every_layout(search: &mut Search<'_>, at: usize) {
     let shape = &search.shapes[at];
-    if is_first && let Some(class) = named.class {
-        let layout = arranged(shape.step(), class, &fastest_first(shape.step()));
-        if let Some(layout) = layout.filter(|_| search.may_try()) {
-            try_cut(search, at, named, &layout);
-        }
-    }
-    if named.family.name != PLAIN || named.family.settings != PlanSettings::default() {
-        return;
-    }
+    let has_exchanges = shape.layers.has_exchanges;
+    let families = Family::all(shape.ranks, shape.microbatches, shape.ranks as usize, false);
+    let plain = |family: &Family| family.name == PLAIN && family.settings == PlanSettings::default();
+    let Some(family) = families.into_iter().find(plain) else { return };
+    let Ok(order) = family.order(&Costs::default(), has_exchanges) else { return };
+    let class = Class::of(&order.placement);
+    let named = Named { family, class, stages: shape.ranks as usize, order: Some(NamedOrder::of(order)) };
     for cut in every_layout(shape) {
-        let best = search.best.get(PLAIN).filter(|best| best.shape == at).map(|best| best.time);
-        let limit = search.best_time().min(best.unwrap_or(f64::INFINITY));
-        if cut.bound >= limit || !search.may_try() {
+        if cut.bound >= search.best_time() || !search.may_try() {
             return;
         }
-        try_cut(search, at, named, &cut.layout);
+        try_cut(search, at, &named, &cut.layout);
     }
 }
 

@@ -6,6 +6,7 @@ use crate::plan::bound::{
 };
 use crate::plan::explore::{explore, scout};
 use crate::plan::machines::machine_uses;
+use crate::plan::named::try_every_layout;
 use crate::plan::order::Order;
 use crate::plan::polish::polish;
 use crate::plan::predict::{PlanChoice, PredictError, predict};
@@ -66,6 +67,13 @@ pub fn plan(
     for at in by_promise(&mut search, &bounds, preferred) {
         if bounds[at] < search.best_time() {
             explore(&mut search, at);
+        }
+    }
+    if profile.has_unlike_ranks() {
+        for at in 0..shapes.len() {
+            if bounds[at] < search.best_time() {
+                try_every_layout(&mut search, at);
+            }
         }
     }
     // Of a small model, there is time for the other numbers of parts.

@@ -200,6 +200,11 @@ fn subsets(profile: &Profile, ranks: u32) -> Vec<Vec<Rank>> {
         others.map(|other| both(rank.index(), other)).fold(f64::INFINITY, f64::min)
     };
     let mut subsets = vec![all.clone()];
+    if ranks <= tuning::unlike::ALL_SUBSETS {
+        let of_bits = |bits: u32| all.iter().copied().filter(|rank| bits >> rank.get() & 1 == 1).collect();
+        subsets.extend((1..(1 << ranks) - 1).map(of_bits));
+        return subsets;
+    }
     let mut drop_by = |slowness: &dyn Fn(&Rank) -> f64| {
         let mut order = all.clone();
         order.sort_by(|one, other| slowness(one).total_cmp(&slowness(other)));

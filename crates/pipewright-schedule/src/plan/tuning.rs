@@ -101,6 +101,8 @@ pub(super) mod walk {
     /// The power of each rank's bound in the sum. A higher one is nearer to the maximum, but rewards lighter
     /// ranks less. It is a constant, because products replace a power that the compiler knows.
     pub(crate) const POWER: i32 = 24;
+    /// The most stages between the stages of which one gives another one a layer.
+    pub(crate) const RELIEF: usize = 6;
     /// The changes of a layout of unlike ranks after which the starts of all stages are computed again.
     pub(crate) const REFRESH: usize = 32;
 }
@@ -169,7 +171,9 @@ pub(super) mod unlike {
     /// The steps of the walk that balances a changed plan for an estimate, for each stage.
     pub(crate) const ESTIMATE_STEPS: usize = 100;
     /// The most orders of the ranks, times cuts, that are all tried with one stage on each rank.
-    pub(crate) const ALL_LAYOUTS: u64 = 20_000;
+    pub(crate) const ALL_LAYOUTS: u64 = 3_000;
+    /// All subsets of so many ranks are compared.
+    pub(crate) const ALL_SUBSETS: u32 = 5;
     /// The most ranks whose places in the order the bound counts. More take too long.
     pub(crate) const MOST_ORDERED: usize = 64;
     /// The most sizes of layers by which the bound measures times.

@@ -26,7 +26,7 @@ pub(super) fn unlike_pool(search: &mut Search<'_>, shape: &Shape) -> Vec<PooledC
         let affordable = budget / walks.max(1) as u64 / (tuning::work::WALKED * chunks);
         (most * stages).min(affordable as usize)
     };
-    let mut add = |cuts: &mut Vec<PooledCut>, layout: PlacedCut| {
+    let add = |cuts: &mut Vec<PooledCut>, layout: PlacedCut| {
         if !cuts.iter().any(|cut| cut.layout == layout) {
             cuts.push(pooled(shape, layout));
         }
