@@ -160,7 +160,7 @@ fn rank(mut keys: Reader<'_>) -> RankProfile {
         memory_bytes: u64_of(&mut keys, "memory_bytes"),
         threads: u32_of(&mut keys, "threads"),
         device: text(&mut keys, "device").filter(|text| !text.is_empty()),
-        speeds: keys.read("speeds", "a table with a number for each kind", speeds).unwrap_or_default(),
+        speeds: keys.read("speeds", "a table of numbers", speeds).unwrap_or_default(),
     };
     keys.finish();
     rank

@@ -95,6 +95,8 @@ fn decide(
     source: &str,
     files: Vec<(String, String)>,
 ) -> Result<Decision, Failure> {
+    // A plan for unlike ranks may leave some out, and the run has started with all of them.
+    (profile.ranks, profile.pairs) = (Vec::new(), Vec::new());
     let request = request_of(settings, model)?;
     let request = PlanRequest {
         head_parts: tried_head_parts(settings, model, &profile, request.ranks),

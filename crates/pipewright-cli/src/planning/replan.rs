@@ -62,6 +62,8 @@ pub(crate) fn replan(
         ..request_of(&settings, model)?
     };
     let start = Instant::now();
+    // The profile has the ranks before the fault.
+    (profile.ranks, profile.pairs) = (Vec::new(), Vec::new());
     state_rule(&settings).add_to(&mut profile, model).map_err(Failure::input)?;
     let mut report = plan(&profile, &request, &mut || start.elapsed() < SEARCH).map_err(refused)?;
     report.plans.retain(|plan| keeps_bits(plan, &settings));

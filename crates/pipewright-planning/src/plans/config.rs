@@ -74,7 +74,12 @@ pub fn plan_milliseconds(step_s: f64, batches: u32) -> Option<f64> {
 /// Returns whether the configuration of a plan names its schedule: it has a name, and it depends on its size
 /// alone.
 pub fn is_named(plan: &Plan) -> bool {
-    plan.name != SEARCHED && !depends_on_costs(plan.name) && plan.settings == PlanSettings::default()
+    // The stages of a schedule with a name are on the ranks in order.
+    let visits_in_order = plan.machines.is_empty();
+    plan.name != SEARCHED
+        && !depends_on_costs(plan.name)
+        && plan.settings == PlanSettings::default()
+        && visits_in_order
 }
 
 /// Sets keys of a section.

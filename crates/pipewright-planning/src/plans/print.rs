@@ -1,10 +1,13 @@
 //! Prints plans as text.
 
 use std::fmt::Write;
+use std::ops::Range;
 
 use pipewright_schedule::mesh::{Mesh, MeshOrder};
 use pipewright_schedule::picture::TimeUnit;
-use pipewright_schedule::plan::{Outcome, OutcomeKind, Plan, PlanError, PlanMesh, PlanReport, PlanRequest};
+use pipewright_schedule::plan::{
+    MachineUse, Outcome, OutcomeKind, Plan, PlanError, PlanMesh, PlanReport, PlanRequest,
+};
 use pipewright_schedule::profile::Profile;
 use pipewright_schedule::words::counted;
 use pipewright_schedule::{Placement, Recompute};
@@ -54,6 +57,7 @@ pub fn text(
         line(format!("{}  {}  {step} per step, bubble {bubble:.1}%", title_word(index), title_of(plan)));
         if index == 0 {
             details(plan).into_iter().for_each(&mut line);
+            machine_rows(report).into_iter().for_each(&mut line);
         }
     }
     let stopped = if report.stopped { ", stopped by the time limit" } else { "" };
@@ -75,7 +79,7 @@ pub fn text(
     if let Some(note) = note {
         line(note.to_owned());
     }
-    if request.memory.is_none() {
+    if request.memory.is_none() && profile.ranks.iter().all(|rank| rank.memory_bytes.is_none()) {
         line("memory is not limited; --memory limits it".to_owned());
     }
     if profile.node.is_some() {
@@ -106,6 +110,39 @@ fn details(plan: &Plan) -> Vec<String> {
         ));
     }
     lines
+}
+
+/// Returns the lines about unlike ranks: the stages of each one, and the estimated steps with and without it.
+fn machine_rows(report: &PlanReport) -> Vec<String> {
+    let row = |used: &MachineUse| {
+        let faster = format!("{} if it were twice as fast", time(used.step_if_twice_as_fast_s));
+        let Some(rank) = used.rank else {
+            return format!(
+                "      rank {} of the profile is left out: it would slow the others; {faster}",
+                used.machine
+            );
+        };
+        let stages = used.stages.iter().map(|(stage, layers)| format!("{stage} ({})", range_of(layers)));
+        let stages: Vec<String> = stages.collect();
+        let without = used.step_without_s.map_or_else(|| "no plan".to_owned(), time);
+        let number = if rank == used.machine { String::new() } else { format!(", rank {rank} of the plan") };
+        format!(
+            "      rank {} of the profile{number}: stage {}, busy {}, idle {}; estimated step: {faster}, {without} without it",
+            used.machine,
+            stages.join(", "),
+            time(used.busy_s),
+            time(used.idle_s),
+        )
+    };
+    report.machines.iter().map(row).collect()
+}
+
+/// Describes the layers of a stage.
+fn range_of(layers: &Range<usize>) -> String {
+    match layers.len() {
+        1 => format!("layer {}", layers.start),
+        _ => format!("layers {} to {}", layers.start, layers.end.saturating_sub(1)),
+    }
 }
 
 /// Formats a time in the unit that suits it.

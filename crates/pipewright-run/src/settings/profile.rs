@@ -9,7 +9,7 @@ use pipewright_document::{Problem, Problems};
 use pipewright_schedule::ModelDesc;
 use pipewright_schedule::analytic::{Figure, PeakRates, Workload, fill};
 use pipewright_schedule::plan::with_head_parts;
-use pipewright_schedule::profile::{DeviceProfile, HEAD_PART, Profile, ProfilePart};
+use pipewright_schedule::profile::{DeviceProfile, HEAD_PART, PROCESSOR, Profile, ProfilePart};
 use pipewright_system::config_file::{ConfigError, read_source};
 use pipewright_system::profile_file::{ReadProfile, parse};
 
@@ -64,6 +64,17 @@ fn device_of(profile: &Profile) -> Option<&DeviceProfile> {
     profile.device.as_ref()
 }
 
+/// Returns the names of the devices of all ranks, if the profile has them.
+fn devices_of(profile: &Profile) -> Option<String> {
+    let usual = device_of(profile).and_then(|device| device.device.clone());
+    if profile.ranks.iter().all(|rank| rank.device.is_none()) {
+        return usual;
+    }
+    let usual = usual.as_deref().unwrap_or(PROCESSOR);
+    let names = profile.ranks.iter().map(|rank| rank.device.as_deref().unwrap_or(usual));
+    Some(names.collect::<Vec<_>>().join(","))
+}
+
 /// Reports a profile whose model, device, precision or length of rows differs from the run. Sizes may differ
 /// by a hundredth, because they may be written by hand.
 fn check_run(found: &ReadProfile, run: &ProfiledRun<'_>) -> Vec<Problem> {
@@ -73,8 +84,8 @@ fn check_run(found: &ReadProfile, run: &ProfiledRun<'_>) -> Vec<Problem> {
         problems.push(Problem::new(found.place(part, key), sentence).help(help));
     };
     let (profile, layers) = (&found.profile, &run.workload.model.layers);
-    let device = device_of(profile).and_then(|device| device.device.as_ref());
-    if let Some(device) = device.filter(|device| kinds_of(device) != kinds_of(&run.device)) {
+    let devices = devices_of(profile);
+    if let Some(device) = devices.filter(|devices| kinds_of(devices) != kinds_of(&run.device)) {
         let sentence = format!(
             "the profile is of the device {device}, and the configuration computes on {}",
             run.device
