@@ -242,6 +242,7 @@ mod tests {
             schedule: parse_schedule("0F0,0B0\n").expect("a schedule"),
             head_parts: 1,
             boundaries: Vec::new(),
+            machines: Vec::new(),
             recompute: vec![None],
             mesh: Mesh::default(),
             collectives: Collectives::default(),
@@ -252,6 +253,7 @@ mod tests {
         };
         let outcome = |name, result| Outcome { name, result, mesh: None, on_best_mesh_s: None };
         let report = PlanReport {
+            machines: Vec::new(),
             plans: vec![plan("gpipe", 1.0), plan("1f1b", 2.0)],
             lower_bound_s: 1.0,
             outcomes: vec![
