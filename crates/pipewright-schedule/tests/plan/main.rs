@@ -128,7 +128,9 @@ fn small_plans_are_the_best_of_all() {
 #[test]
 fn small_plans_of_any_size_are_the_best_of_all() {
     let mut replicated = 0;
-    for seed in 200..224 {
+    let seeds = seeds(200, 24);
+    let instances = seeds.end - seeds.start;
+    for seed in seeds {
         let mut instance = small(seed);
         // Replicas sum their gradients, over links that are slow for some.
         instance.profile.link.bytes_per_s = 10f64.powi(9 + (seed % 3) as i32);
@@ -148,9 +150,11 @@ fn small_plans_of_any_size_are_the_best_of_all() {
             let in_part = PlanRequest { partial_recompute: true, ..of_any_size };
             check_against(best, &instance, &in_part, seed);
         }
-        replicated += u32::from(data_parallel > 1);
+        replicated += u64::from(data_parallel > 1);
     }
-    assert!((3..21).contains(&replicated), "{replicated} of 24 with replicas");
+    let eighth = instances / 8;
+    let some = eighth..instances - eighth;
+    assert!(some.contains(&replicated), "{replicated} of {instances} with replicas");
 }
 
 #[test]
