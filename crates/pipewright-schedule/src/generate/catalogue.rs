@@ -49,6 +49,10 @@ pub fn catalogue() -> &'static [Generator] {
 /// # Errors
 /// When there is no such schedule; the error suggests the nearest name.
 pub fn find(name: &str) -> Result<&'static Generator, GenerateError> {
+    // A search for plans asks for thousands of names, and has them as the catalogue writes them.
+    if let Some(generator) = CATALOGUE.iter().find(|generator| generator.name == name) {
+        return Ok(generator);
+    }
     let sought = normal(name);
     let is_called = |generator: &&Generator| generator.names().any(|known| normal(known) == sought);
     CATALOGUE.iter().find(is_called).ok_or_else(|| unknown_schedule(name))
