@@ -2,9 +2,9 @@
 
 use std::borrow::Cow;
 
-use pipewright_schedule::Recompute;
 use pipewright_schedule::emit::{Limit, ReadPlan};
 use pipewright_schedule::plan::{Collectives, MachineUse, Plan, PlanReport, PlanSettings, Prediction};
+use pipewright_schedule::{Rank, Recompute};
 use serde::Serialize;
 
 use crate::plans::emitted::EmittedJson;
@@ -80,7 +80,7 @@ struct MachineJson {
 impl MachineJson {
     fn of(used: &MachineUse) -> Self {
         Self {
-            rank: used.rank.map(|rank| rank.get()),
+            rank: used.rank.map(Rank::get),
             stages: used.stages.iter().map(|(stage, _)| stage.get()).collect(),
             layers: used.stages.iter().map(|(_, layers)| [layers.start, layers.end]).collect(),
             busy_s: used.busy_s,
@@ -175,7 +175,7 @@ pub(crate) fn plan_json(plan: &Plan) -> PlanJson<'_> {
         assumed_collectives: is_mesh(plan).then_some(plan.collectives),
         recompute: Recompute::of_stages(&plan.recompute),
         stage_to_rank: placement.all_stages().map(|stage| placement.rank_of(stage).get()).collect(),
-        machines: plan.machines.iter().map(|rank| rank.get()).collect(),
+        machines: plan.machines.iter().map(|machine| machine.get()).collect(),
         settings: plan.settings,
     }
 }

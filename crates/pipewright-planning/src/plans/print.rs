@@ -114,27 +114,29 @@ fn details(plan: &Plan) -> Vec<String> {
 
 /// Returns the lines about unlike ranks: the stages of each one, and the estimated steps with and without it.
 fn machine_rows(report: &PlanReport) -> Vec<String> {
-    let row = |used: &MachineUse| {
-        let faster = format!("{} if it were twice as fast", time(used.step_if_twice_as_fast_s));
-        let Some(rank) = used.rank else {
-            return format!(
-                "      rank {} of the profile is left out: it would slow the others; {faster}",
-                used.machine
-            );
+    let rows = |used: &MachineUse| {
+        let estimate = |without: &str| {
+            let faster = time(used.step_if_twice_as_fast_s);
+            format!("        estimated step: {faster} if it were twice as fast{without}")
         };
-        let stages = used.stages.iter().map(|(stage, layers)| format!("{stage} ({})", range_of(layers)));
+        let Some(rank) = used.rank else {
+            let left_out =
+                format!("      rank {} of the profile is left out: it would slow the others", used.machine);
+            return [left_out, estimate("")];
+        };
+        let stages =
+            used.stages.iter().map(|(stage, layers)| format!("stage {stage} ({})", range_of(layers)));
         let stages: Vec<String> = stages.collect();
-        let without = used.step_without_s.map_or_else(|| "no plan".to_owned(), time);
         let number = if rank == used.machine { String::new() } else { format!(", rank {rank} of the plan") };
-        format!(
-            "      rank {} of the profile{number}: stage {}, busy {}, idle {}; estimated step: {faster}, {without} without it",
-            used.machine,
-            stages.join(", "),
-            time(used.busy_s),
-            time(used.idle_s),
-        )
+        let without = used.step_without_s.map_or_else(|| "no plan".to_owned(), time);
+        let (machine, stages) = (used.machine, stages.join(", "));
+        let (busy, idle) = (time(used.busy_s), time(used.idle_s));
+        [
+            format!("      rank {machine} of the profile{number}: {stages}, busy {busy}, idle {idle}"),
+            estimate(&format!(", {without} without it")),
+        ]
     };
-    report.machines.iter().map(row).collect()
+    report.machines.iter().flat_map(rows).collect()
 }
 
 /// Describes the layers of a stage.

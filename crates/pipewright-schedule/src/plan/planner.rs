@@ -70,8 +70,8 @@ pub fn plan(
         }
     }
     if profile.has_unlike_ranks() {
-        for at in 0..shapes.len() {
-            if bounds[at] < search.best_time() {
+        for (at, &bound) in bounds.iter().enumerate() {
+            if bound < search.best_time() {
                 try_every_layout(&mut search, at);
             }
         }
