@@ -101,6 +101,7 @@ fn pipeline_of(plan: &ClusterPlan) -> Result<Plan, GenerateError> {
         recompute: vec![None; boundaries.len() + 1],
         boundaries,
         mesh: layout.mesh(),
+        machines: Vec::new(),
         collectives: Collectives::default(),
         microbatch_rows: layout.microbatch,
         step_s: plan.prediction.seconds,

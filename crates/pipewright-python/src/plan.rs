@@ -266,7 +266,8 @@ impl PyPlan {
 
     /// Predicts a step of the plan at the costs of the profile. Its makespan is `predicted_step_s`.
     fn simulate(&self, py: Python<'_>) -> PyResult<PyTimeline> {
-        let (name, profile, choice) = (self.name(), Arc::clone(&self.search.profile), self.choice());
+        let (name, choice) = (self.name(), self.choice());
+        let profile = self.plan().used_ranks_of(&self.search.profile).into_owned();
         let schedule = self.plan().schedule.clone();
         let predicted =
             interruptible(py, move |_| of_prediction(name, predict(&profile, &schedule, &choice)?))?;

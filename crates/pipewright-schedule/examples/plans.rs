@@ -6,6 +6,8 @@
 //! cargo run --release -p pipewright-schedule --example plans -- 20 cuts # and compares with the best cuts of all
 //! schedules cargo run --release -p pipewright-schedule --example plans -- 200 parts # and cuts the heads of
 //! heterogeneous models
+//! cargo run --release -p pipewright-schedule --example plans -- 200 unlike # 200 clusters of unlike ranks; with
+//! `from 100`, from this seed on
 //! ```
 
 #[path = "../tests/plan/instances.rs"]
@@ -13,6 +15,7 @@ mod instances;
 
 use std::error::Error;
 use std::io::Write;
+use std::ops::Range;
 use std::sync::OnceLock;
 use std::time::Instant;
 
@@ -28,8 +31,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let count: u64 = arguments.first().map_or(Ok(200), |text| text.parse())?;
     let has = |word: &str| arguments.iter().skip(1).any(|text| text == word);
-    let [each, cuts, parts] = ["each", "cuts", "parts"].map(has);
+    let [each, cuts, parts, unlike] = ["each", "cuts", "parts", "unlike"].map(has);
     let mut out = std::io::stdout().lock();
+    if unlike {
+        let first = arguments.iter().position(|text| text == "from").and_then(|at| arguments.get(at + 1));
+        let first: u64 = first.map_or(Ok(0), |text| text.parse())?;
+        return unlike_clusters(first..first + count, each, &mut out);
+    }
 
     let (mut gaps, mut times) = (Vec::new(), Vec::new());
     let mut worse = 0;
@@ -84,6 +92,53 @@ fn main() -> Result<(), Box<dyn Error>> {
         best.name
     )?;
     cluster(&mut out)
+}
+
+/// Prints the gaps and times of plans for clusters of unlike ranks.
+fn unlike_clusters(seeds: Range<u64>, each: bool, out: &mut impl Write) -> Result<(), Box<dyn Error>> {
+    let (mut gaps, mut times) = (Vec::new(), Vec::new());
+    for seed in seeds {
+        let instance = instances::unlike(seed);
+        let (report, seconds) = planned(&instance, None, &[])?;
+        gaps.push(report.gap());
+        times.push(seconds);
+        if each {
+            let best = &report.plans[0];
+            let placement = best.schedule.placement();
+            let speeds = best.machines.iter().map(|rank| instance.profile.ranks[rank.index()].speed);
+            let stages: Vec<String> = speeds
+                .zip(placement.all_ranks())
+                .map(|(speed, rank)| format!("{:.2}:{}", 8.0 * speed, placement.stages_of(rank).len()))
+                .collect();
+            writeln!(
+                out,
+                "{seed:3} {:7} {:3} layers {:2} ranks {:2} microbatches: gap {:5.2}%  {} {} of {} rows  {} used: {}  \
+                 {seconds:.2} s",
+                instance.what,
+                instance.profile.layers.len(),
+                instance.ranks,
+                instance.microbatches,
+                100.0 * report.gap(),
+                best.name,
+                best.schedule.microbatches(),
+                best.microbatch_rows,
+                best.machines.len(),
+                stages.join(" ")
+            )?;
+        }
+    }
+    let (median, ninth, most) = spread(&mut gaps);
+    writeln!(
+        out,
+        "{} clusters of unlike ranks: gap {:.2}% median, {:.2}% 90th percentile, {:.2}% at most",
+        gaps.len(),
+        100.0 * median,
+        100.0 * ninth,
+        100.0 * most
+    )?;
+    let (median, ninth, most) = spread(&mut times);
+    writeln!(out, "time {median:.2} s median, {ninth:.2} s 90th percentile, {most:.2} s at most")?;
+    Ok(())
 }
 
 /// Prints the plan of a cluster with its mesh.

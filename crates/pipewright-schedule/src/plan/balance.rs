@@ -8,12 +8,14 @@
 //! optimizer state exceed the memory counts as much slower.
 //!
 //! A change touches few stages, and only the bounds of their ranks are computed again. Messages take the time
-//! that they take where the walk begins.
+//! that they take where the walk begins. Of unlike ranks, a change also moves the starts of other stages; these
+//! are computed again from time to time.
 
 use std::ops::Range;
 
+use crate::plan::rank_memory::RankMemory;
 use crate::plan::rank_times::{StageTimes, Step, set_slowest};
-use crate::plan::tuning::walk;
+use crate::plan::tuning::{unlike, walk};
 
 /// A generator of pseudo-random numbers: SplitMix64 of Steele, Lea and Flood, 2014.
 #[derive(Debug, Clone)]
@@ -37,32 +39,48 @@ pub(super) struct PlacedCut {
     pub(super) rank_of: Vec<u32>,
 }
 
+/// The stages that may exchange their ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Swaps {
+    /// None.
+    None,
+    /// Stages of one round other than the first.
+    Rounds,
+    /// All stages, and a rank may have more stages and another one fewer. Rounds have no meaning then.
+    Any,
+}
+
 /// A change of a layout.
 #[derive(Debug, Clone)]
 enum WalkChange {
     /// Two stages exchange their ranks.
     Swap([usize; 2]),
+    /// A stage gets another rank.
+    Give { stage: usize, from: u32, to: u32 },
     /// The first layers of some stages move up or down by one.
     Shift { stages: Range<usize>, is_up: bool },
 }
 
 impl PlacedCut {
-    /// Changes one thing at random: boundaries, or with `is_free` the ranks of two stages of a round other
-    /// than the first. The result has no empty stage.
-    pub(super) fn shake(&mut self, ranks: usize, is_free: bool, numbers: &mut Numbers) {
-        if let Some(change) = self.draw(ranks, is_free, numbers) {
+    /// Changes one thing at random: boundaries, or the ranks of stages as far as `swaps` allows. The result has
+    /// no empty stage, and no rank without a stage.
+    pub(super) fn shake(&mut self, ranks: usize, swaps: Swaps, numbers: &mut Numbers) {
+        if let Some(change) = self.draw(ranks, swaps, numbers) {
             self.apply(&change);
         }
     }
 
     /// Returns a change at random; `None` if it would make an empty stage.
-    fn draw(&self, ranks: usize, is_free: bool, numbers: &mut Numbers) -> Option<WalkChange> {
+    fn draw(&self, ranks: usize, swaps: Swaps, numbers: &mut Numbers) -> Option<WalkChange> {
         let stages = self.rank_of.len();
         if stages < 2 {
             return None;
         }
         let rounds = stages / ranks;
-        if is_free && rounds > 1 && numbers.below(3) == 0 {
+        if swaps == Swaps::Any && numbers.below(4) == 0 {
+            return self.draw_rank(stages > ranks, numbers);
+        }
+        if swaps == Swaps::Rounds && rounds > 1 && numbers.below(3) == 0 {
             let round = ranks * (1 + numbers.below(rounds - 1));
             return Some(WalkChange::Swap([round + numbers.below(ranks), round + numbers.below(ranks)]));
         }
@@ -77,8 +95,21 @@ impl PlacedCut {
         fits.then_some(WalkChange::Shift { stages: first..last + 1, is_up })
     }
 
+    /// Returns two stages that exchange their ranks, or with `gives` sometimes a stage that gets the rank of
+    /// another one; `None` if its own rank would have no stage.
+    fn draw_rank(&self, gives: bool, numbers: &mut Numbers) -> Option<WalkChange> {
+        let [one, other] = [0; 2].map(|_| numbers.below(self.rank_of.len()));
+        let (from, to) = (self.rank_of[one], self.rank_of[other]);
+        if gives && numbers.below(2) == 0 {
+            let has_more = self.rank_of.iter().filter(|&&rank| rank == from).nth(1).is_some();
+            return (has_more && from != to).then_some(WalkChange::Give { stage: one, from, to });
+        }
+        (from != to).then_some(WalkChange::Swap([one, other]))
+    }
+
     fn apply(&mut self, change: &WalkChange) {
         match change {
+            WalkChange::Give { stage, to, .. } => self.rank_of[*stage] = *to,
             WalkChange::Swap([one, other]) => self.rank_of.swap(*one, *other),
             WalkChange::Shift { stages, is_up } => {
                 for start in &mut self.starts[stages.clone()] {
@@ -94,6 +125,7 @@ impl WalkChange {
     fn reversed(&self) -> Self {
         match self {
             Self::Swap(stages) => Self::Swap(*stages),
+            Self::Give { stage, from, to } => Self::Give { stage: *stage, from: *to, to: *from },
             Self::Shift { stages, is_up } => Self::Shift { stages: stages.clone(), is_up: !is_up },
         }
     }
@@ -102,7 +134,7 @@ impl WalkChange {
 /// The walk over layouts.
 struct Walk<'a> {
     step: Step<'a>,
-    memory: Option<u64>,
+    memory: Option<&'a RankMemory>,
     scale: f64,
     /// The mean `F + I` of all stages.
     mean: f64,
@@ -127,9 +159,8 @@ struct Walk<'a> {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WalkTask<'a> {
     pub(super) step: Step<'a>,
-    pub(super) memory: Option<u64>,
-    /// Whether the stages of a round may exchange their ranks.
-    pub(super) is_free: bool,
+    pub(super) memory: Option<&'a RankMemory>,
+    pub(super) swaps: Swaps,
     /// The length of the walk.
     pub(super) steps: usize,
 }
@@ -142,15 +173,22 @@ pub(super) fn balanced(
     numbers: &mut Numbers,
     changes: &mut u64,
 ) -> PlacedCut {
-    let WalkTask { step, is_free, steps, .. } = task;
+    let WalkTask { step, swaps, steps, .. } = task;
     let mut walk = Walk::of(task, layout);
     *changes += 1;
     let mut energy = walk.energy();
     let mut best = (energy, walk.layout.clone());
+    let mut accepted = 0;
     for round in 0..steps {
         let left = (steps - round) as f64 / steps as f64;
         let tolerance = walk::TOLERANCE * left * left * left;
-        let Some(change) = walk.layout.draw(step.ranks as usize, is_free, numbers) else { continue };
+        let is_directed = step.layers.is_unlike() && numbers.below(2) == 0;
+        let drawn = if is_directed {
+            walk.draw_relief(numbers)
+        } else {
+            walk.layout.draw(step.ranks as usize, swaps, numbers)
+        };
+        let Some(change) = drawn else { continue };
         walk.make(&change);
         *changes += 1;
         let found = walk.energy();
@@ -159,6 +197,11 @@ pub(super) fn balanced(
             continue;
         }
         energy = found;
+        accepted += 1;
+        if step.layers.is_unlike() && accepted % walk::REFRESH == 0 {
+            walk.begin_again();
+            energy = walk.energy();
+        }
         if energy < best.0 {
             best.0 = energy;
             best.1.clone_from(&walk.layout);
@@ -183,40 +226,76 @@ impl<'a> Walk<'a> {
         let chunks = layout.rank_of.len().div_ceil((step.ranks as usize).max(1));
         let mut bytes = vec![0u64];
         for layer in step.layers.list.iter().filter(|_| memory.is_some()) {
-            // A little for activations.
-            let always = step.layers.layer_bytes(layer, chunks).saturating_add(layer.output);
+            // A little for activations; of unlike ranks, where memory varies more, for one microbatch.
+            let kept = if step.layers.is_unlike() { layer.activation } else { layer.output };
+            let always = step.layers.layer_bytes(layer, chunks).saturating_add(kept);
             bytes.push(bytes[bytes.len() - 1].saturating_add(always));
         }
         let all = 0..step.layers.count();
         let critical = step.layers.forward(all.clone()) + step.layers.input(all.clone());
         let work = step.microbatches * step.layers.work(all);
         let ranks = step.ranks as usize;
-        let mut stages_of = vec![Vec::new(); ranks];
-        for (stage, &rank) in layout.rank_of.iter().enumerate() {
-            stages_of[rank as usize].push(stage);
-        }
+        // The sum of the speeds is the number of ranks if they are equal.
+        let speed = step.sum_of_speeds();
         let mut walk = Self {
             step,
             memory,
-            scale: (work / f64::from(step.ranks)).max(f64::MIN_POSITIVE),
-            mean: critical / layout.rank_of.len() as f64,
+            scale: (work / speed).max(f64::MIN_POSITIVE),
+            mean: critical / layout.rank_of.len() as f64 * (f64::from(step.ranks) / speed),
             bytes,
-            times: step.stage_times(&hops, &layout.starts),
+            times: step.stage_times(&layout.rank_of, &hops, &layout.starts),
             hops,
             layout,
-            stages_of,
+            stages_of: vec![Vec::new(); ranks],
             powers: vec![0.0; ranks],
             is_old: vec![true; ranks],
             old_times: Vec::new(),
             old_powers: Vec::new(),
         };
+        walk.group();
         walk.update();
         walk
+    }
+
+    /// Lists the stages of each rank.
+    fn group(&mut self) {
+        self.stages_of.iter_mut().for_each(Vec::clear);
+        for (stage, &rank) in self.layout.rank_of.iter().enumerate() {
+            self.stages_of[rank as usize].push(stage);
+        }
+    }
+
+    /// Computes the times of all stages.
+    fn begin_again(&mut self) {
+        self.times = self.step.stage_times(&self.layout.rank_of, &self.hops, &self.layout.starts);
+        self.is_old.fill(true);
+        self.update();
     }
 
     /// Returns the sum of the powers of all ranks.
     fn energy(&self) -> f64 {
         self.powers.iter().sum()
+    }
+
+    /// Returns a change after which a stage of the slowest rank has a layer less and another stage, a few stages
+    /// away, one more; `None` if the slowest rank has one layer there.
+    fn draw_relief(&self, numbers: &mut Numbers) -> Option<WalkChange> {
+        let ranks = 0..self.powers.len();
+        let slowest = ranks.max_by(|&one, &other| self.powers[one].total_cmp(&self.powers[other]))?;
+        let own = &self.stages_of[slowest];
+        let (stage, stages) = (own[numbers.below(own.len())], self.layout.rank_of.len());
+        let distance = 1 + numbers.below(walk::RELIEF);
+        let starts = &self.layout.starts;
+        if starts[stage + 1] - starts[stage] < 2 {
+            return None;
+        }
+        if numbers.below(2) == 0 {
+            let last = stage + distance;
+            (last < stages).then_some(WalkChange::Shift { stages: stage + 1..last + 1, is_up: false })
+        } else {
+            let first = stage.checked_sub(distance)?;
+            Some(WalkChange::Shift { stages: first + 1..stage + 1, is_up: true })
+        }
     }
 
     /// Makes a change, and computes the powers of the ranks that it touches.
@@ -227,9 +306,12 @@ impl<'a> Walk<'a> {
         match change {
             WalkChange::Swap(stages) => {
                 self.swap(*stages);
-                for &stage in stages {
-                    self.is_old[self.layout.rank_of[stage] as usize] = true;
-                }
+                self.set_on_rank(stages);
+            }
+            WalkChange::Give { stage, from, to } => {
+                self.give(*stage, *from, *to);
+                self.is_old[*from as usize] = true;
+                self.set_on_rank(&[*stage]);
             }
             // The stage before the first one has another end.
             WalkChange::Shift { stages, .. } => {
@@ -238,23 +320,46 @@ impl<'a> Walk<'a> {
                     let range = layout.starts[stage]..layout.starts[stage + 1];
                     let old = times[stage];
                     old_times.push((stage, old));
-                    times[stage] = StageTimes::of(step, range, hops, stage).with_slowest_of(old);
+                    times[stage] = if step.layers.is_unlike() {
+                        old.with_layers(step.layers.on(layout.rank_of[stage] as usize), range)
+                    } else {
+                        StageTimes::of(step, range, hops, stage).with_slowest_of(old)
+                    };
                     is_old[layout.rank_of[stage] as usize] = true;
                 }
-                set_slowest(times, |stage, old| {
-                    old_times.push((stage, old));
-                    is_old[layout.rank_of[stage] as usize] = true;
-                });
             }
         }
+        if self.step.layers.is_unlike() || matches!(change, WalkChange::Shift { .. }) {
+            let Self { layout, times, is_old, old_times, .. } = self;
+            set_slowest(times, |stage, old| {
+                old_times.push((stage, old));
+                is_old[layout.rank_of[stage] as usize] = true;
+            });
+        }
         self.update();
+    }
+
+    /// Computes the times of stages that have other ranks. Of equal ranks, they are the same.
+    fn set_on_rank(&mut self, stages: &[usize]) {
+        for &stage in stages {
+            let (rank, starts) = (self.layout.rank_of[stage] as usize, &self.layout.starts);
+            self.is_old[rank] = true;
+            if self.step.layers.is_unlike() {
+                let old = self.times[stage];
+                self.old_times.push((stage, old));
+                let range = starts[stage]..starts[stage + 1];
+                self.times[stage] = old.with_layers(self.step.layers.on(rank), range);
+            }
+        }
     }
 
     /// Takes the last change back.
     fn take_back(&mut self, change: &WalkChange) {
         self.layout.apply(&change.reversed());
-        if let WalkChange::Swap(stages) = change {
-            self.swap(*stages);
+        match change {
+            WalkChange::Swap(stages) => self.swap(*stages),
+            WalkChange::Give { stage, from, to } => self.give(*stage, *to, *from),
+            WalkChange::Shift { .. } => {}
         }
         for (stage, times) in self.old_times.drain(..).rev() {
             self.times[stage] = times;
@@ -279,16 +384,26 @@ impl<'a> Walk<'a> {
         }
     }
 
+    /// Gives a stage to another rank.
+    fn give(&mut self, stage: usize, from: u32, to: u32) {
+        self.stages_of[from as usize].retain(|&own| own != stage);
+        let own = &mut self.stages_of[to as usize];
+        own.insert(own.partition_point(|&other| other < stage), stage);
+    }
+
     /// Computes the powers of the bounds that have changed.
     fn update(&mut self) {
-        let delayed = walk::LONG_STAGE * f64::from(self.step.ranks);
+        let is_unlike = self.step.layers.is_unlike();
+        let long_stage = if is_unlike { unlike::LONG_STAGE } else { walk::LONG_STAGE };
+        let delayed = long_stage * f64::from(self.step.ranks);
         for rank in 0..self.powers.len() {
             if !std::mem::replace(&mut self.is_old[rank], false) {
                 continue;
             }
             let own = self.stages_of[rank].iter().map(|&stage| &self.times[stage]);
             let longest = own.clone().map(|stage| stage.forward + stage.input).fold(self.mean, f64::max);
-            let bound = self.step.time_of_rank(rank, self.layout.starts[rank], own);
+            let first = self.layout.starts[self.stages_of[rank][0]];
+            let bound = self.step.time_of_rank(rank, first, own);
             let time = bound + delayed * (longest - self.mean);
             self.old_powers.push((rank, self.powers[rank]));
             self.powers[rank] = (time / self.scale * self.excess(rank).powi(2)).powi(walk::POWER);
@@ -301,7 +416,7 @@ impl<'a> Walk<'a> {
         let starts = &self.layout.starts;
         let bytes_of = |&stage: &usize| self.bytes[starts[stage + 1]] - self.bytes[starts[stage]];
         let bytes = self.stages_of[rank].iter().map(bytes_of).fold(0, u64::saturating_add);
-        (bytes as f64 / memory.max(1) as f64).max(1.0)
+        (bytes as f64 / memory.of_rank(rank).max(1) as f64).max(1.0)
     }
 }
 
@@ -315,12 +430,13 @@ mod tests {
         for seed in 0..20 {
             let layers = model(seed, 24, 4, 1);
             let step = Step::of(&layers, 4, 6);
-            let task = WalkTask { step, memory: Some(2_000), is_free: true, steps: 0 };
+            let task =
+                WalkTask { step, memory: Some(&RankMemory::Equal(2_000)), swaps: Swaps::Rounds, steps: 0 };
             let layout = PlacedCut { starts: even(24, 12), rank_of: [0, 1, 2, 3].repeat(3) };
             let mut walk = Walk::of(task, layout);
             let mut numbers = Numbers(seed);
             for _ in 0..200 {
-                let Some(change) = walk.layout.draw(4, true, &mut numbers) else { continue };
+                let Some(change) = walk.layout.draw(4, Swaps::Rounds, &mut numbers) else { continue };
                 let before = (walk.layout.clone(), walk.powers.clone());
                 walk.make(&change);
                 // Messages take the time that they take where the walk begins.

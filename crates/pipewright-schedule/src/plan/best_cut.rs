@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::ids::StageIndex;
 use crate::partition::{Method, partition};
-use crate::plan::balance::{Numbers, PlacedCut, WalkTask, balanced, even};
+use crate::plan::balance::{Numbers, PlacedCut, Swaps, WalkTask, balanced, even};
 use crate::plan::cuts::{count_cuts, for_each_cut, with_moved};
 use crate::plan::evaluate::{Evaluator, ranks_of_stages};
 use crate::plan::order::{Order, first_backward};
@@ -46,7 +46,7 @@ pub fn best_cut(
         {
             return f64::INFINITY;
         }
-        let loads = stage_loads(&layers, starts, &choice.recompute);
+        let loads = stage_loads(&layers, schedule.placement(), starts, &choice.recompute);
         let first = first_backward(&loads);
         let order = orders.entry(first).or_insert_with(|| whole.split(first));
         let time = evaluator.time(order, &loads, &layers.network).unwrap_or(f64::INFINITY);
@@ -62,12 +62,13 @@ pub fn best_cut(
         return Ok(best.inner());
     }
     let rank_of = ranks_of_stages(&whole);
-    // The walk assumes that the first stages are on the ranks of their number.
-    if (0..schedule.ranks()).zip(&rank_of).all(|(rank, &first)| rank == first) {
+    // The walk assumes that the first stages of equal ranks are on the ranks of their number.
+    let visits_in_order = (0..schedule.ranks()).zip(&rank_of).all(|(rank, &first)| rank == first);
+    if visits_in_order || layers.is_unlike() {
         let step = Step::of(&layers, schedule.ranks(), schedule.microbatches());
         let layout = PlacedCut { starts: even, rank_of };
         let steps = tuning::best_cut::WALK_STEPS * stages;
-        let walk = WalkTask { step, memory: None, is_free: false, steps };
+        let walk = WalkTask { step, memory: None, swaps: Swaps::None, steps };
         let walked = balanced(walk, layout, &mut Numbers(1), &mut 0).starts;
         best.consider(time(&walked), &walked);
     }

@@ -4,12 +4,13 @@ use std::cell::OnceCell;
 
 use crate::partition::Method;
 use crate::placement::Placement;
-use crate::plan::balance::{Numbers, PlacedCut, WalkTask, balanced};
+use crate::plan::balance::{Numbers, PlacedCut, Swaps, WalkTask, balanced};
 use crate::plan::class::{Class, Path};
 use crate::plan::evaluate::ranks_of_stages;
 use crate::plan::greedy::Rules;
 use crate::plan::named::{climb_named, named, try_named};
-use crate::plan::pool::{PooledCut, cut_by, pool};
+use crate::plan::pool::{PooledCut, cut_by, placement, pool};
+use crate::plan::rank_memory::RankMemory;
 use crate::plan::recompute::{
     chosen, drawn_parts, few_whole_choices, layers_to_hold, stages_to_hold, without_repetitions,
 };
@@ -18,12 +19,17 @@ use crate::plan::search::{Choice, Search};
 use crate::plan::shape::Shape;
 use crate::plan::stage_load::stage_loads;
 use crate::plan::tuning;
+use crate::plan::unlike_pool::{quick_layout, unlike_pool};
 use crate::recompute::{LayerParts, StageRecompute};
 
 /// Searches the plans of one shape.
 pub(super) fn explore(search: &mut Search<'_>, at: usize) {
     let shape = &search.shapes[at];
-    let cuts = pool(search, shape);
+    if shape.classes.is_empty() {
+        // There are more unlike ranks than layers.
+        return;
+    }
+    let cuts = if shape.layers.is_unlike() { unlike_pool(search, shape) } else { pool(search, shape) };
     let is_hopeful =
         search.searches_orders() && cuts.first().is_some_and(|cut| cut.bound < search.best_time());
     let budget = share(search, shape);
@@ -55,14 +61,24 @@ fn share(search: &Search<'_>, shape: &Shape) -> u64 {
 pub(super) fn scout(search: &mut Search<'_>, at: usize) -> f64 {
     let shape = &search.shapes[at];
     let stages = shape.ranks as usize;
-    let Some(starts) = cut_by(shape, stages, &Method::Optimal) else {
-        return f64::INFINITY;
+    let layout = if shape.layers.is_unlike() {
+        quick_layout(search, shape)
+    } else {
+        let rank_of = Class { ranks: shape.ranks, chunks: 1, path: Path::Loop }.ranks_of();
+        cut_by(shape, stages, &Method::Optimal).map(|starts| PlacedCut { starts, rank_of })
     };
-    let placement = Class { ranks: shape.ranks, chunks: 1, path: Path::Loop }.placement();
+    layout.map_or(f64::INFINITY, |layout| time_by_rules(search, at, &layout))
+}
+
+/// Makes an order by rules for a layout, and returns its time; infinity if it does not fit.
+pub(super) fn time_by_rules(search: &mut Search<'_>, at: usize, layout: &PlacedCut) -> f64 {
+    let shape = &search.shapes[at];
+    let (placement, starts) = (placement(layout), &layout.starts);
+    let stages = starts.len() - 1;
     let mut choices = vec![vec![None; stages]];
-    if let Some(memory) = search.request.memory {
+    if let Some(memory) = &shape.memory {
         if search.request.recomputes_in_part() {
-            choices.push(to_hold_as_1f1b(shape, &starts, &placement, memory, 1.0));
+            choices.push(to_hold_as_1f1b(shape, starts, &placement, memory, 1.0));
         }
         choices.push(vec![Some(StageRecompute::WHOLE); stages]);
     }
@@ -70,7 +86,7 @@ pub(super) fn scout(search: &mut Search<'_>, at: usize) -> f64 {
         if !search.goes_on(0) {
             break;
         }
-        let choice = Choice { shape: at, starts: &starts, recompute: &recompute };
+        let choice = Choice { shape: at, starts, recompute: &recompute };
         let rules = Rules::all(shape.ranks, shape.ranks)[0];
         if let Some(time) = search.search_order(&placement, choice, rules, f64::INFINITY) {
             return time;
@@ -121,11 +137,6 @@ impl Trials {
     }
 }
 
-fn placement(layout: &PlacedCut) -> Placement {
-    let ranks = layout.rank_of.iter().copied().map(crate::ids::Rank::new).collect();
-    Placement::explicit(ranks).expect("the first round visits every rank")
-}
-
 /// Returns what may be recomputed in a searched order.
 fn choices(
     search: &Search<'_>,
@@ -135,7 +146,7 @@ fn choices(
 ) -> Vec<Vec<Option<StageRecompute>>> {
     let stages = cut.layout.rank_of.len();
     let (none, all) = (vec![None; stages], vec![Some(StageRecompute::WHOLE); stages]);
-    let Some(memory) = search.request.memory else { return vec![none] };
+    let Some(memory) = &shape.memory else { return vec![none] };
     let mut choices = vec![none];
     let few = few_whole_choices(stages, tuning::search::ALL_CHOICES);
     if search.request.recomputes_in_part() {
@@ -147,10 +158,11 @@ fn choices(
     } else if !few.is_empty() {
         return few;
     } else {
-        let loads = stage_loads(&shape.layers, &cut.layout.starts, &choices[0]);
+        let loads = stage_loads(&shape.layers, placement, &cut.layout.starts, &choices[0]);
         choices.extend([1, 2].map(|factor| {
+            let places = places(placement);
             let wanted = |rank: usize| {
-                let in_flight = factor * (shape.ranks as usize - rank) as u64;
+                let in_flight = factor * (shape.ranks as usize - places[rank]) as u64;
                 in_flight.min(u64::from(shape.microbatches))
             };
             stages_to_hold(&shape.layers, &loads, placement, memory, wanted)
@@ -166,14 +178,22 @@ fn to_hold_as_1f1b(
     shape: &Shape,
     starts: &[usize],
     placement: &Placement,
-    memory: u64,
+    memory: &RankMemory,
     share: f64,
 ) -> Vec<Option<StageRecompute>> {
+    let places = places(placement);
     let wanted = |rank: usize| {
-        let in_flight = (share * f64::from(shape.ranks - rank as u32)).ceil() as u64;
+        let in_flight = (share * f64::from(shape.ranks - places[rank] as u32)).ceil() as u64;
         in_flight.min(u64::from(shape.microbatches))
     };
     layers_to_hold(&shape.layers, starts, placement, memory, wanted)
+}
+
+/// Returns the place of each rank in the order of their first stages.
+fn places(placement: &Placement) -> Vec<usize> {
+    let first = |rank| placement.stages_of(rank).first().copied();
+    let firsts: Vec<_> = placement.all_ranks().map(first).collect();
+    firsts.iter().map(|own| firsts.iter().filter(|other| *other < own).count()).collect()
 }
 
 /// Tries all rules on all cuts that may be better than the best plan, while more than `reserve` of the work
@@ -256,7 +276,7 @@ fn changed(
     if numbers.below(6) == 0 {
         next.rules.shake(shape.ranks, stages as u32, numbers);
     }
-    let memory = search.request.memory;
+    let memory = shape.memory.as_ref();
     let recomputes_anew = memory.is_some() && numbers.below(4) == 0;
     if recomputes_anew {
         let stage = numbers.below(stages);
@@ -272,16 +292,17 @@ fn changed(
     }
     if numbers.below(2) == 0 {
         for _ in 0..=numbers.below(2) {
-            next.layout.shake(ranks, true, numbers);
+            next.layout.shake(ranks, shape.swaps(), numbers);
         }
         return (next, recomputes_anew);
     }
     let is_free = numbers.below(tuning::annealing::FREE) == 0;
+    let swaps = if is_free { shape.swaps() } else { Swaps::None };
     for _ in 0..=numbers.below(tuning::annealing::CHANGES) {
-        next.layout.shake(ranks, is_free, numbers);
+        next.layout.shake(ranks, swaps, numbers);
     }
     let mut changes = 0;
-    let walk = WalkTask { step: shape.step(), memory, is_free, steps: tuning::annealing::BALANCING };
+    let walk = WalkTask { step: shape.step(), memory, swaps, steps: tuning::annealing::BALANCING };
     next.layout = balanced(walk, next.layout, numbers, &mut changes);
     search.charge_walk(changes, (stages / ranks) as u32);
     (next, recomputes_anew)
@@ -313,7 +334,7 @@ fn drawn_choice(
 /// Often lets the stages recompute what they must for the changed layout, for a random number of microbatches
 /// in flight.
 fn refit(search: &Search<'_>, shape: &Shape, next: &mut Annealed, numbers: &mut Numbers) {
-    let Some(memory) = search.request.memory.filter(|_| search.request.recomputes_in_part()) else { return };
+    let Some(memory) = shape.memory.as_ref().filter(|_| search.request.recomputes_in_part()) else { return };
     if numbers.below(2) == 0 {
         let share = 0.5 + numbers.below(16) as f64 / 10.0;
         next.recompute = to_hold_as_1f1b(shape, &next.layout.starts, &placement(&next.layout), memory, share);

@@ -32,6 +32,7 @@ use crate::plan::balance::Numbers;
 use crate::plan::links::Links;
 use crate::plan::network::Network;
 use crate::plan::order::{Cell, Kind, Order, first_backward};
+use crate::plan::rank_memory::RankMemory;
 use crate::plan::stage_load::{StageLoad, besides_microbatches, held_in_update};
 use crate::sharding::Sharding;
 use crate::trained::StageBackward;
@@ -100,8 +101,8 @@ pub(super) struct Task<'a> {
     pub(super) loads: &'a [StageLoad],
     pub(super) network: &'a Network,
     pub(super) sharding: Sharding,
-    /// The memory of a rank, in bytes.
-    pub(super) memory: Option<u64>,
+    /// The memory of the ranks.
+    pub(super) memory: Option<&'a RankMemory>,
 }
 
 struct StageState {
@@ -197,7 +198,8 @@ impl<'a> Run<'a> {
         let drains = drains(task, &rank_of, first);
         let ranks = placement.all_ranks().map(|rank| {
             let own: Vec<usize> = placement.stages_of(rank).iter().map(|stage| stage.index()).collect();
-            let limit = rank_limit(task, placement.stages_of(rank), &mut stages)?;
+            let memory = task.memory.map_or(u64::MAX, |memory| memory.of_rank(rank.index()));
+            let limit = rank_limit(task, memory, placement.stages_of(rank), &mut stages)?;
             let row = Vec::with_capacity(3 * own.len() * task.microbatches as usize);
             let loads = own.iter().map(|&stage| &task.loads[stage]);
             let critical = loads.clone().map(|load| load.forward_takes() + load.input_takes()).sum::<f64>();
@@ -222,7 +224,7 @@ impl<'a> Run<'a> {
         let count_kinds =
             |load: &StageLoad| kinds.into_iter().filter(|kind| !kind.is_dropped(load.computes)).count();
         let left = task.loads.iter().map(count_kinds).sum::<usize>() * task.microbatches as usize;
-        let wakes = BinaryHeap::from([Reverse((0, 0))]);
+        let wakes = BinaryHeap::from([Reverse((0, stages[0].rank))]);
         Some(Self { task, rules, stages, ranks, links, wakes, left, first })
     }
 
@@ -399,8 +401,8 @@ fn drains(task: &Task<'_>, rank_of: &[u32], first: usize) -> Vec<f64> {
 }
 
 /// Returns the bytes that a rank has for activations, and sets the room that a forward of each of its stages
-/// needs; `None` if not even one microbatch or the update fits.
-fn rank_limit(task: &Task<'_>, own: &[StageIndex], stages: &mut [StageState]) -> Option<u64> {
+/// needs, in `memory` bytes; `None` if not even one microbatch or the update fits.
+fn rank_limit(task: &Task<'_>, memory: u64, own: &[StageIndex], stages: &mut [StageState]) -> Option<u64> {
     let other = besides_microbatches(own, task.loads, task.sharding);
     let growth = own.iter().map(|stage| task.loads[stage.index()].growth());
     let mut room = growth.max().unwrap_or(0);
@@ -408,7 +410,6 @@ fn rank_limit(task: &Task<'_>, own: &[StageIndex], stages: &mut [StageState]) ->
         room = room.saturating_add(task.loads[stage].kept);
         stages[stage].room = room;
     }
-    let memory = task.memory.unwrap_or(u64::MAX);
     let limit = memory.checked_sub(other)?;
     let fits = room <= limit && held_in_update(own, task.loads, task.sharding) <= memory;
     fits.then_some(limit)

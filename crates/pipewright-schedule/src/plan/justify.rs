@@ -268,7 +268,7 @@ mod tests {
     use crate::csv::parse_schedule;
     use crate::ids::Rank;
     use crate::placement::Placement;
-    use crate::plan::balance::{Numbers, PlacedCut, even};
+    use crate::plan::balance::{Numbers, PlacedCut, Swaps, even};
     use crate::plan::bound::equal_layers;
     use crate::plan::evaluate::Evaluator;
     use crate::plan::greedy::{Rules, Task, greedy};
@@ -281,7 +281,7 @@ mod tests {
         let order = Order::of(&parse_schedule(text).expect("a schedule"));
         let stages = order.rows.len();
         let layers = equal_layers(stages, stages as u32);
-        let loads = stage_loads(&layers, &even(stages, stages), &vec![None; stages]);
+        let loads = stage_loads(&layers, &order.placement, &even(stages, stages), &vec![None; stages]);
         let mut evaluator = Evaluator::default();
         evaluator.time(&order, &loads, &layers.network).expect("a possible order");
         let found = justified(&order, evaluator.ended(), &loads, &layers.network);
@@ -331,7 +331,7 @@ mod tests {
         let rank_of = (0..stages as u32).map(|stage| stage % ranks).collect();
         let mut layout = PlacedCut { starts: even(2 * stages, stages), rank_of };
         for _ in 0..8 {
-            layout.shake(ranks as usize, true, &mut numbers);
+            layout.shake(ranks as usize, Swaps::Rounds, &mut numbers);
         }
         let placement = Placement::explicit(layout.rank_of.into_iter().map(Rank::new).collect());
         let placement = placement.expect("the first round visits every rank");
@@ -339,7 +339,7 @@ mod tests {
         let recompute: Vec<Option<StageRecompute>> = (0..stages)
             .map(|_| (!is_free && numbers.below(3) == 0).then_some(StageRecompute::WHOLE))
             .collect();
-        let mut loads = stage_loads(&layers, &layout.starts, &recompute);
+        let mut loads = stage_loads(&layers, &placement, &layout.starts, &recompute);
         for load in loads.iter_mut().filter(|_| is_free) {
             load.output = 0;
         }

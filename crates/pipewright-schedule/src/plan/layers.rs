@@ -18,7 +18,7 @@ use crate::costs::Exchanges;
 use crate::plan::head_parts::shared_bytes;
 use crate::plan::network::Network;
 use crate::plan::request::TrainingState;
-use crate::profile::{LayerProfile, Profile, TENSOR_SUMS};
+use crate::profile::{LayerProfile, Profile, RankProfile, TENSOR_SUMS};
 use crate::recompute::{LayerPart, LayerParts};
 use crate::sharding::{Sharding, StateBytes};
 use crate::trained::StageBackward;
@@ -101,6 +101,10 @@ pub(super) struct Layers {
     forward: Vec<f64>,
     input: Vec<f64>,
     work: Vec<f64>,
+    /// The same layers at each speed that ranks have; empty if the ranks are equal.
+    speeds: Vec<Layers>,
+    /// For each rank, the index of its speed.
+    speed_of: Vec<usize>,
 }
 
 impl Layers {
@@ -181,7 +185,34 @@ impl Layers {
             forward,
             input,
             work,
+            speeds: Vec::new(),
+            speed_of: Vec::new(),
         }
+    }
+
+    /// Adds the layers at the speeds of the ranks of `profile`.
+    pub(super) fn with_speeds(mut self, profile: &Profile, rows: u32, state: TrainingState) -> Self {
+        let mut known: Vec<&RankProfile> = Vec::new();
+        for rank in &profile.ranks {
+            let is_alike = |other: &&RankProfile| (other.speed, &other.speeds) == (rank.speed, &rank.speeds);
+            let index = known.iter().position(is_alike).unwrap_or_else(|| {
+                known.push(rank);
+                self.speeds.push(Self::of(&profile.at_speed_of(rank), rows, self.network.clone(), state));
+                known.len() - 1
+            });
+            self.speed_of.push(index);
+        }
+        self
+    }
+
+    /// Returns whether the ranks differ in their speed or their links.
+    pub(super) fn is_unlike(&self) -> bool {
+        !self.speed_of.is_empty() || self.network.has_own_links()
+    }
+
+    /// Returns the layers with the times that they take on a rank.
+    pub(super) fn on(&self, rank: usize) -> &Self {
+        self.speed_of.get(rank).map_or(self, |&speed| &self.speeds[speed])
     }
 
     /// Returns what training needs for the parameters of some layers, without their gradients.

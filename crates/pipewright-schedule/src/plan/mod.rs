@@ -26,6 +26,7 @@
 mod system;
 mod request;
 mod tuning;
+mod rank_memory;
 mod head_parts;
 mod network;
 mod report;
@@ -34,6 +35,7 @@ mod stage_load;
 mod class;
 mod cuts;
 mod rank_times;
+mod unlike_times;
 mod bound;
 mod balance;
 mod recut;
@@ -52,8 +54,10 @@ mod moved_tensors;
 mod predict;
 mod best_cut;
 mod pool;
+mod unlike_pool;
 mod named;
 mod explore;
+mod machines;
 mod change;
 mod critical;
 mod draws;
@@ -67,8 +71,8 @@ pub use head_parts::with_head_parts;
 pub use planner::plan;
 pub use predict::{PlanChoice, PredictError, Prediction, choice_costs, predict, predict_program};
 pub use report::{
-    Collectives, Outcome, OutcomeKind, Plan, PlanError, PlanMesh, PlanReport, PlanSettings, SEARCHED,
-    Shortage,
+    Collectives, MachineUse, Outcome, OutcomeKind, Plan, PlanError, PlanMesh, PlanReport, PlanSettings,
+    SEARCHED, Shortage,
 };
 pub use request::{PlanRequest, TrainingState};
 pub use system::{PlacedSchedule, Refusal, System};

@@ -1,21 +1,32 @@
 //! The named schedules in the search: which of them there are for a shape, and their best cuts.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use crate::costs::Costs;
 use crate::generate::{GenerateError, GenerateErrorKind};
+use crate::placement::Placement;
+use crate::plan::balance::PlacedCut;
 use crate::plan::class::Class;
 use crate::plan::cuts::{count_cuts, with_moved};
+use crate::plan::evaluate::ranks_of_stages;
 use crate::plan::families::Family;
 use crate::plan::order::{Order, first_backward};
-use crate::plan::pool::{PooledCut, usual_cuts};
+use crate::plan::pool::{PooledCut, placement, usual_cuts};
+use crate::plan::rank_memory::RankMemory;
 use crate::plan::recompute::{
     count_choices, every_choice, few_whole_choices, layers_to_fit, stages_to_fit, without_repetitions,
 };
+use crate::plan::report::PlanSettings;
 use crate::plan::search::{Choice, Label, Search};
 use crate::plan::shape::Shape;
 use crate::plan::stage_load::{engine_costs, stage_loads};
 use crate::plan::tuning;
+use crate::plan::unlike_pool::{arranged, class_of, every_layout, fastest_first};
 use crate::recompute::StageRecompute;
+
+/// The schedule that is tried with every order of unlike ranks.
+const PLAIN: &str = "1f1b";
 
 /// A named schedule with its order.
 pub(super) struct Named {
@@ -46,7 +57,8 @@ impl NamedOrder {
     }
 }
 
-/// Returns the named schedules of a shape, or fewer if the search is stopped.
+/// Returns the named schedules of a shape, or fewer if the search is stopped. Of further shapes of unlike ranks,
+/// there is only 1F1B.
 pub(super) fn named(search: &mut Search<'_>, shape: &Shape) -> Vec<Named> {
     let mut named = Vec::new();
     // Other systems are not told which actions overlap.
@@ -55,11 +67,14 @@ pub(super) fn named(search: &mut Search<'_>, shape: &Shape) -> Vec<Named> {
         if !search.may_try() {
             break;
         }
+        if shape.layers.is_unlike() && search.best.contains_key(PLAIN) && family.name != PLAIN {
+            continue;
+        }
         // The placement of an order that depends on the costs does not depend on the microbatches.
         let is_made_to_measure = family.is_made_to_measure;
         let sample =
             Family { microbatches: if is_made_to_measure { 1 } else { family.microbatches }, ..family };
-        match sample.order(&crate::costs::Costs::default(), shape.layers.has_exchanges) {
+        match sample.order(&Costs::default(), shape.layers.has_exchanges) {
             Ok(order) => {
                 let class = Class::of(&order.placement);
                 let stages = order.placement.stages() as usize;
@@ -88,8 +103,9 @@ fn refuse(search: &mut Search<'_>, name: &'static str, reason: GenerateError) {
 /// schedule.
 pub(super) fn try_named(search: &mut Search<'_>, at: usize, cuts: &[PooledCut], named: &[Named]) {
     let layers = search.shapes[at].layers.count();
+    let is_unlike = search.shapes[at].layers.is_unlike();
     for it in named {
-        let all = count_cuts(layers, it.stages) <= tuning::pool::ALL_CUTS;
+        let all = !is_unlike && count_cuts(layers, it.stages) <= tuning::pool::ALL_CUTS;
         let own = cuts.iter().filter(|cut| cut.class.is_some() && cut.class == it.class);
         let mut tried: Vec<&[usize]> = Vec::new();
         for (index, cut) in own.enumerate() {
@@ -100,8 +116,14 @@ pub(super) fn try_named(search: &mut Search<'_>, at: usize, cuts: &[PooledCut], 
             if !search.may_try() {
                 return;
             }
-            try_cut(search, at, it, &cut.layout.starts);
+            try_cut(search, at, it, &cut.layout);
             tried.push(&cut.layout.starts);
+        }
+        if search.shapes[at].layers.is_unlike() {
+            if tried.is_empty() {
+                try_by_speeds(search, at, it);
+            }
+            continue;
         }
         for starts in usual_cuts(&search.shapes[at], it.stages) {
             if tried.contains(&starts.as_slice()) {
@@ -110,24 +132,69 @@ pub(super) fn try_named(search: &mut Search<'_>, at: usize, cuts: &[PooledCut], 
             if !search.may_try() {
                 return;
             }
-            try_cut(search, at, it, &starts);
+            try_cut(search, at, it, &PlacedCut { starts, rank_of: Vec::new() });
         }
     }
 }
 
-/// Simulates a named schedule with a cut, without recomputation and with what it needs to fit.
-fn try_cut(search: &mut Search<'_>, at: usize, named: &Named, starts: &[usize]) -> Option<f64> {
+/// Simulates a named schedule on unlike ranks, with stages by their speeds.
+fn try_by_speeds(search: &mut Search<'_>, at: usize, named: &Named) {
+    let step = search.shapes[at].step();
+    let layout = named.class.and_then(|class| arranged(step, class, &fastest_first(step)));
+    if let Some(layout) = layout.filter(|_| search.may_try()) {
+        try_cut(search, at, named, &layout);
+    }
+}
+
+/// Simulates 1F1B with one stage on each of unlike ranks, with every order of the ranks and every cut that may be
+/// better than the best plan, if they are few.
+pub(super) fn try_every_layout(search: &mut Search<'_>, at: usize) {
     let shape = &search.shapes[at];
+    let has_exchanges = shape.layers.has_exchanges;
+    let families = Family::all(shape.ranks, shape.microbatches, shape.ranks as usize, false);
+    let plain = |family: &Family| family.name == PLAIN && family.settings == PlanSettings::default();
+    let Some(family) = families.into_iter().find(plain) else { return };
+    let Ok(order) = family.order(&Costs::default(), has_exchanges) else { return };
+    let class = Class::of(&order.placement);
+    let named = Named { family, class, stages: shape.ranks as usize, order: Some(NamedOrder::of(order)) };
+    for cut in every_layout(shape) {
+        if cut.bound >= search.best_time() || !search.may_try() {
+            return;
+        }
+        try_cut(search, at, &named, &cut.layout);
+    }
+}
+
+/// Simulates a named schedule with a cut, without recomputation and with what it needs to fit. Only on unlike
+/// ranks, the layout has the rank of each stage.
+fn try_cut(search: &mut Search<'_>, at: usize, named: &Named, layout: &PlacedCut) -> Option<f64> {
+    let shape = &search.shapes[at];
+    let starts = layout.starts.as_slice();
     let stages = starts.len() - 1;
+    let is_unlike = shape.layers.is_unlike();
+    let ranks = &layout.rank_of;
+    let placement = match (named.class, &named.order) {
+        _ if is_unlike => placement(layout),
+        (Some(class), _) => class.placement(),
+        (None, Some(order)) => order.whole.placement.clone(),
+        // Its costs do not depend on the ranks.
+        (None, None) => Placement::looped(shape.ranks, 1).ok()?,
+    };
     let none = vec![None; stages];
     let label = Label { name: named.family.name, settings: named.family.settings };
-    let loads = stage_loads(&shape.layers, starts, &none);
+    let loads = stage_loads(&shape.layers, &placement, starts, &none);
+    let on_ranks = |order: Rc<Order>| if is_unlike { Rc::new(order.on_ranks(ranks)) } else { order };
+    let costs = || {
+        let costs = engine_costs(&shape.layers, &loads);
+        // The schedule has other numbers for unlike ranks.
+        if is_unlike { Costs { links: BTreeMap::new(), ..costs } } else { costs }
+    };
     let order = match &named.order {
-        Some(order) => order.split(first_backward(&loads)),
-        None => match named.family.order(&engine_costs(&shape.layers, &loads), shape.layers.has_exchanges) {
+        Some(order) => on_ranks(order.split(first_backward(&loads))),
+        None => match named.family.order(&costs(), shape.layers.has_exchanges) {
             Ok(order) => {
                 search.charge_made(&order);
-                Rc::new(order.split(first_backward(&loads)))
+                on_ranks(Rc::new(order.split(first_backward(&loads))))
             }
             Err(reason) => {
                 refuse(search, named.family.name, reason);
@@ -136,7 +203,7 @@ fn try_cut(search: &mut Search<'_>, at: usize, named: &Named, starts: &[usize]) 
         },
     };
     let plain = search.consider(label, &order, Choice { shape: at, starts, recompute: &none });
-    let Some(memory) = search.request.memory else { return plain };
+    let Some(memory) = &shape.memory else { return plain };
     if plain.is_some() || search.never_fits(label.name, &order, &loads, shape.layers.sharding) {
         return plain;
     }
@@ -158,7 +225,7 @@ fn choices_to_fit(
     shape: &Shape,
     starts: &[usize],
     order: &Order,
-    memory: u64,
+    memory: &RankMemory,
 ) -> Vec<Vec<Option<StageRecompute>>> {
     let (stages, most) = (starts.len() - 1, tuning::search::ALL_CHOICES);
     let is_partial = search.request.recomputes_in_part();
@@ -198,9 +265,15 @@ pub(super) fn climb_named(search: &mut Search<'_>, at: usize, named: &[Named], r
         while improved {
             improved = false;
             let Some(best) = search.best.get(name).cloned() else { break };
+            let rank_of = ranks_of_stages(&best.order);
+            let class = if search.shapes[at].layers.is_unlike() {
+                class_of(&rank_of, search.shapes[at].ranks)
+            } else {
+                Class::of(&best.order.placement)
+            };
             let it = named.iter().find(|it| {
                 let same = it.family.name == name && it.family.settings == best.settings;
-                same && it.class == Class::of(&best.order.placement)
+                same && it.class == class
             });
             let Some(it) = it else { break };
             for boundary in 1..best.starts.len() - 1 {
@@ -210,7 +283,8 @@ pub(super) fn climb_named(search: &mut Search<'_>, at: usize, named: &[Named], r
                     }
                     let Some(starts) = with_moved(&search.best[name].starts, boundary, up) else { continue };
                     let before = search.best[name].time;
-                    improved |= try_cut(search, at, it, &starts).is_some_and(|time| time < before);
+                    let layout = PlacedCut { starts, rank_of: rank_of.clone() };
+                    improved |= try_cut(search, at, it, &layout).is_some_and(|time| time < before);
                 }
             }
         }

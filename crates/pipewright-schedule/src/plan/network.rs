@@ -11,11 +11,14 @@
 //! run on a ring inside each node, and then on rings between the nodes, each with its share. These times are
 //! assumed, not measured.
 
+use std::rc::Rc;
+
+use crate::ids::Rank;
 use crate::mesh::{Mesh, MeshOrder};
 use crate::profile::{LinkProfile, Profile};
 
 /// The links of a mesh.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Network {
     pub(super) mesh: Mesh,
     /// The link inside a node.
@@ -26,6 +29,8 @@ pub(super) struct Network {
     pub(super) in_a_row: u32,
     /// The number of replicas of a stage that share a node.
     replicas_in_node: u32,
+    /// The link of each pair of ranks, by sender and then by receiver, if ranks have links of their own.
+    own: Option<Rc<[LinkProfile]>>,
 }
 
 impl Network {
@@ -33,8 +38,16 @@ impl Network {
     /// tensor-parallel ranks would not share a node.
     pub(super) fn of(profile: &Profile, mesh: Mesh) -> Option<Self> {
         let far = profile.link;
+        if profile.has_unlike_ranks() {
+            // Unlike ranks are neither replicas of each other nor parts of one stage.
+            let ranks: Vec<Rank> = (0..mesh.pipeline).map(Rank::new).collect();
+            let own = (!profile.pairs.is_empty() || profile.node.is_some())
+                .then(|| profile.links_between(&ranks).into());
+            let unlike = Self { mesh, near: far, far, in_a_row: u32::MAX, replicas_in_node: 1, own };
+            return (mesh.tensor == 1 && mesh.data == 1).then_some(unlike);
+        }
         let Some(node) = profile.node else {
-            let flat = Self { mesh, near: far, far, in_a_row: u32::MAX, replicas_in_node: 1 };
+            let flat = Self { mesh, near: far, far, in_a_row: u32::MAX, replicas_in_node: 1, own: None };
             return (mesh.tensor == 1).then_some(flat);
         };
         let near = LinkProfile { latency_s: node.latency_s, bytes_per_s: node.bytes_per_s, ..far };
@@ -59,35 +72,46 @@ impl Network {
             MeshOrder::Pipeline => (in_node.0, in_node.1),
         };
         let is_even = mesh.data.is_multiple_of(replicas_in_node);
-        is_even.then_some(Self { mesh, near, far, in_a_row, replicas_in_node })
+        is_even.then_some(Self { mesh, near, far, in_a_row, replicas_in_node, own: None })
     }
 
     /// Returns whether two networks differ in nothing but the order of their ranks.
     pub(super) fn is_like(&self, other: &Self) -> bool {
         let mesh = Mesh { order: self.mesh.order, ..other.mesh };
-        *self == Self { mesh, ..*other }
+        *self == Self { mesh, ..other.clone() }
     }
 
     /// Returns the link between two ranks of a pipeline.
     pub(super) fn link(&self, from: u32, to: u32) -> LinkProfile {
+        if let Some(own) = &self.own {
+            return own[(from * self.mesh.pipeline + to) as usize];
+        }
         if from / self.in_a_row == to / self.in_a_row { self.near } else { self.far }
     }
 
-    /// Returns the link of most pairs of ranks of a pipeline. [`Network::near_pairs`] counts the others.
+    /// Returns the link of most pairs of ranks of a pipeline. [`Network::other_pairs`] counts the others.
     pub(super) fn usual_link(&self) -> LinkProfile {
         if self.in_a_row >= self.mesh.pipeline { self.near } else { self.far }
     }
 
-    /// Returns the pairs of ranks of a pipeline whose link is not [`Network::usual_link`], but
-    /// [`Network::near`].
-    pub(super) fn near_pairs(&self) -> impl Iterator<Item = (u32, u32)> {
+    /// Returns whether ranks have links of their own.
+    pub(super) fn has_own_links(&self) -> bool {
+        self.own.is_some()
+    }
+
+    /// Returns the pairs of ranks of a pipeline whose link is not [`Network::usual_link`].
+    pub(super) fn other_pairs(&self) -> Vec<(u32, u32)> {
         let (ranks, row) = (self.mesh.pipeline, self.in_a_row.min(self.mesh.pipeline));
         let links_of = move |from: u32| {
             let first = from / row * row;
             (first..(first + row).min(ranks)).filter(move |&to| to != from).map(move |to| (from, to))
         };
         let differs = self.near != self.usual_link();
-        (0..if differs { ranks } else { 0 }).flat_map(links_of)
+        if self.has_own_links() {
+            let from = move |from: u32| (0..ranks).filter(move |&to| to != from).map(move |to| (from, to));
+            return (0..ranks).flat_map(from).collect();
+        }
+        (0..if differs { ranks } else { 0 }).flat_map(links_of).collect()
     }
 
     /// Returns the times of a message of `bytes` between two ranks of a pipeline, inside a node and between
@@ -176,11 +200,11 @@ mod tests {
         assert_eq!((spread.in_a_row, spread.replicas_in_node), (1, 4));
         assert_eq!(spread.replica_sum(100), 6.0 * 25.0 / 1e2);
         assert_eq!(spread.hop_times(100), [1.0, 10.0]);
-        assert_eq!(spread.near_pairs().count(), 0);
+        assert_eq!(spread.other_pairs().len(), 0);
         // The four ranks of a pipeline share a node.
-        assert_eq!((network.near_pairs().count(), network.usual_link()), (0, network.near));
+        assert_eq!((network.other_pairs().len(), network.usual_link()), (0, network.near));
         let longer = self::network(8, 2, 2, MeshOrder::Pipeline).expect("a mesh");
-        let pairs: Vec<(u32, u32)> = longer.near_pairs().collect();
+        let pairs = longer.other_pairs();
         assert_eq!((pairs.len(), pairs[0], longer.usual_link()), (24, (0, 1), longer.far));
     }
 }

@@ -11,7 +11,7 @@
 //! nothing, and send nothing.
 
 use crate::action::Action;
-use crate::ids::{Microbatch, StageIndex};
+use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::overlap::Overlap;
 use crate::placement::Placement;
 use crate::plan::stage_load::StageLoad;
@@ -165,6 +165,20 @@ impl Order {
             }
         }
         Self { placement, microbatches, rows }
+    }
+
+    /// Returns the order with the ranks of unlike machines: the first stages of this order's ranks are on the ranks
+    /// that `rank_of` has for these stages.
+    pub(super) fn on_ranks(&self, rank_of: &[u32]) -> Self {
+        let mut rows = vec![Vec::new(); self.rows.len()];
+        for (stage, &rank) in self.placement.all_stages().zip(rank_of) {
+            if self.placement.chunk_of(stage).index() == 0 {
+                rows[rank as usize] = self.rows[self.placement.rank_of(stage).index()].clone();
+            }
+        }
+        let ranks = rank_of.iter().copied().map(Rank::new).collect();
+        let placement = Placement::explicit(ranks).expect("every rank has a stage");
+        Self { placement, microbatches: self.microbatches, rows }
     }
 
     /// Returns the number of computations of all ranks.

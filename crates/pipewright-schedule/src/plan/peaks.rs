@@ -145,9 +145,9 @@ mod tests {
         let network =
             Network::of(&profile, Mesh { pipeline: 1, order: MeshOrder::Replicas, ..Mesh::default() });
         let layers = Layers::of(&profile, 1, network.expect("a network"), TrainingState::default());
-        let loads = stage_loads(&layers, &even(count, stages), &vec![None; stages]);
         let whole = Sharding { shards: 1, window: 1 };
         let schedule = parse_schedule(row).expect("a schedule");
+        let loads = stage_loads(&layers, schedule.placement(), &even(count, stages), &vec![None; stages]);
         let found = peaks(&Order::of(&schedule), &loads, whole)[0];
         assert_eq!(found - StageLoad::always(loads.iter(), whole), expected, "{row}");
     }

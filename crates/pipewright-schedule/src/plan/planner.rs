@@ -1,8 +1,12 @@
 //! The planner: from a profile and a request to the best plans and the proved bound.
 
 use crate::generate::{Generator, Setting, catalogue};
-use crate::plan::bound::{lower_bound, memory_bound, optimizer_bound, reduction_bound, simple_bound};
+use crate::plan::bound::{
+    lower_bound, memory_bound, optimizer_bound, reduction_bound, simple_bound, unlike_bound,
+};
 use crate::plan::explore::{explore, scout};
+use crate::plan::machines::machine_uses;
+use crate::plan::named::try_every_layout;
 use crate::plan::order::Order;
 use crate::plan::polish::polish;
 use crate::plan::predict::{PlanChoice, PredictError, predict};
@@ -32,6 +36,12 @@ pub fn plan(
         let (count, first) = (problems.len(), &problems[0]);
         return Err(PlanError::Input(format!("{count} problems in the profile, the first: {first}")));
     }
+    check_unlike(profile, request)?;
+    let (profile, memory) = profile.with_equal_ranks_merged();
+    let profile = profile.as_ref();
+    let of_unlike = |effort: u64| (effort as f64 * tuning::unlike::EFFORT) as u64;
+    let effort = if profile.has_unlike_ranks() { of_unlike(request.effort) } else { request.effort };
+    let request = &PlanRequest { memory: memory.or(request.memory), effort, ..request.clone() };
     let PlanRequest { ranks, microbatches, .. } = *request;
     if ranks == 0 || microbatches == 0 || request.microbatch_rows == 0 {
         let (ranks, microbatches) = (counted(ranks, "rank"), counted(microbatches, "microbatch"));
@@ -47,8 +57,8 @@ pub fn plan(
     if shapes.is_empty() {
         return Err(no_shape(profile, request));
     }
-    let shapes = with_room(shapes, request);
-    let mut search = Search::new(request, &shapes, keep_going);
+    let shapes = with_room(shapes);
+    let mut search = Search::new(request, &shapes, &mut *keep_going);
     let bounds = bounds_of(&mut search);
     search.bound = bounds.iter().copied().fold(f64::INFINITY, f64::min);
     let preferred = preferred(&shapes, &bounds);
@@ -59,6 +69,13 @@ pub fn plan(
             explore(&mut search, at);
         }
     }
+    if profile.has_unlike_ranks() {
+        for (at, &bound) in bounds.iter().enumerate() {
+            if bound < search.best_time() {
+                try_every_layout(&mut search, at);
+            }
+        }
+    }
     // Of a small model, there is time for the other numbers of parts.
     for at in others {
         let may_gain = !search.is_near(search.best_time(), bounds[at]);
@@ -67,7 +84,49 @@ pub fn plan(
         }
     }
     polish(&mut search);
-    finish(profile, &search)
+    let mut report = finish(profile, &search)?;
+    if profile.has_unlike_ranks() {
+        report.machines = machine_uses(profile, request, &report.plans[0], keep_going);
+    }
+    Ok(report)
+}
+
+/// Reports ranks and pairs that do not fit the request, and requests that are not planned for unlike ranks.
+fn check_unlike(profile: &Profile, request: &PlanRequest) -> Result<(), PlanError> {
+    if let Some(problem) = profile.problems_for(request.ranks).first() {
+        return Err(PlanError::Input(problem.to_string()));
+    }
+    if !profile.has_unlike_ranks() {
+        return Ok(());
+    }
+    let sizes = [
+        (
+            request.data_parallel,
+            "replicas",
+            "a rank of a replica would wait for a slower rank of another one",
+        ),
+        (
+            request.tensor_parallel,
+            "tensor-parallel ranks",
+            "they would wait for the slowest of them in each layer",
+        ),
+    ];
+    for (size, what, reason) in sizes {
+        if let Some(size) = size.filter(|&size| size > 1) {
+            return Err(PlanError::Input(format!(
+                "{size} {what} were asked for, and the profile has unlike ranks ([[rank]] or [[pair]]): {reason}, so \
+                 unlike ranks are planned as one pipeline; ask for 1, or remove these sections"
+            )));
+        }
+    }
+    if request.system.is_some() {
+        return Err(PlanError::Input(
+            "the profile has unlike ranks ([[rank]] or [[pair]]), and a plan for another system has equal ones; remove \
+             these sections, or plan for `train`"
+                .to_owned(),
+        ));
+    }
+    Ok(())
 }
 
 /// Returns why a request has no shape.
@@ -98,17 +157,35 @@ fn no_shape(profile: &Profile, request: &PlanRequest) -> PlanError {
 /// Returns the bounds of all shapes. A simple bound is enough for shapes that it shows to be worse than
 /// another one.
 fn bounds_of(search: &mut Search<'_>) -> Vec<f64> {
-    let (shapes, memory) = (search.shapes, search.request.memory);
+    let (shapes, ranks) = (search.shapes, search.request.ranks as usize);
     let parts = |shape: &Shape| {
         let step = shape.step();
-        let limited = memory.map_or(0.0, |memory| memory_bound(step, memory));
+        let total = shape.memory.as_ref().map(|memory| memory.total(shape.ranks));
+        let limited = total.map_or(0.0, |memory| memory_bound(step, memory));
         (reduction_bound(step).max(limited), optimizer_bound(step))
     };
     let parts: Vec<(f64, f64)> = shapes.iter().map(parts).collect();
     let with_parts = |at: usize, program: f64| program.max(parts[at].0) + parts[at].1;
-    let simple = |at: usize| with_parts(at, simple_bound(shapes[at].step()));
+    let simple = |at: usize| {
+        let shape = &shapes[at];
+        let bound = if shape.layers.is_unlike() {
+            unlike_bound(shape.step(), shape.memory.as_ref(), shape.machines.len() == ranks)
+        } else {
+            simple_bound(shape.step())
+        };
+        with_parts(at, bound)
+    };
     let mut bounds: Vec<f64> = (0..shapes.len()).map(simple).collect();
+    // The bound of all unlike ranks holds for some of them too.
+    for at in 0..shapes.len() {
+        let is_whole =
+            |&other: &usize| shapes[other].machines.len() == ranks && shapes[other].has_all_of(&shapes[at]);
+        if let Some(whole) = (0..shapes.len()).find(is_whole) {
+            bounds[at] = bounds[at].max(bounds[whole]);
+        }
+    }
     let mut order: Vec<usize> = (0..shapes.len()).collect();
+    order.retain(|&at| !shapes[at].layers.is_unlike());
     order.sort_by(|&one, &other| bounds[one].total_cmp(&bounds[other]));
     let mut smallest = f64::INFINITY;
     for at in order {
@@ -124,9 +201,11 @@ fn bounds_of(search: &mut Search<'_>) -> Vec<f64> {
 
 /// Removes the shapes whose ranks together have too little memory for the parameters, gradients and optimizer
 /// state, unless that is true of all shapes.
-fn with_room(shapes: Vec<Shape>, request: &PlanRequest) -> Vec<Shape> {
-    let Some(memory) = request.memory else { return shapes };
-    let has_room = |shape: &Shape| shape.fixed_bytes() <= u128::from(memory) * u128::from(shape.ranks);
+fn with_room(shapes: Vec<Shape>) -> Vec<Shape> {
+    let has_room = |shape: &Shape| {
+        let total = shape.memory.as_ref().map(|memory| memory.total(shape.ranks));
+        total.is_none_or(|total| shape.fixed_bytes() <= total)
+    };
     if shapes.iter().any(has_room) { shapes.into_iter().filter(has_room).collect() } else { shapes }
 }
 
@@ -154,6 +233,11 @@ fn by_promise(search: &mut Search<'_>, bounds: &[f64], mut order: Vec<usize>) ->
             }
         }
         order.sort_by(|&one, &other| times[one].total_cmp(&times[other]));
+        let fastest = order.first().map_or(f64::INFINITY, |&at| times[at]);
+        if search.shapes[order[0]].layers.is_unlike() && fastest.is_finite() {
+            order.retain(|&at| times[at] <= fastest * tuning::unlike::NEAR);
+            order.truncate(tuning::unlike::DIVISIONS);
+        }
     }
     order
 }
@@ -171,7 +255,7 @@ fn finish(profile: &Profile, search: &Search<'_>) -> Result<PlanReport, PlanErro
     let outcomes = outcomes(search);
     plans.truncate(search.request.plans.max(1));
     let (simulated, stopped) = (search.simulated, search.stopped);
-    Ok(PlanReport { plans, lower_bound_s: search.bound, outcomes, simulated, stopped })
+    Ok(PlanReport { plans, lower_bound_s: search.bound, outcomes, simulated, stopped, machines: Vec::new() })
 }
 
 /// Returns the plan of a candidate. [`predict`] computes its numbers.
@@ -181,7 +265,9 @@ fn finished(
     shape: &Shape,
     candidate: &Candidate,
 ) -> Result<Plan, PredictError> {
-    let loads = stage_loads(&shape.layers, &candidate.starts, &candidate.recompute);
+    let profile = &shape.profile_of(profile);
+    let loads =
+        stage_loads(&shape.layers, &candidate.order.placement, &candidate.starts, &candidate.recompute);
     let schedule = schedule_of(candidate, &loads);
     let boundaries = candidate.starts[1..candidate.starts.len() - 1].to_vec();
     let choice = PlanChoice {
@@ -203,6 +289,7 @@ fn finished(
         boundaries: choice.boundaries,
         recompute: choice.recompute,
         mesh: choice.mesh,
+        machines: shape.machines.clone(),
         collectives: prediction.collectives,
         microbatch_rows: choice.microbatch_rows,
         step_s: prediction.step_s(),

@@ -92,7 +92,7 @@ impl Polished {
     fn of(search: &mut Search<'_>, plan: Candidate) -> Option<Self> {
         let Candidate { starts, recompute, shape, .. } = plan;
         let layers = &search.shapes[shape].layers;
-        let loads = stage_loads(layers, &starts, &recompute);
+        let loads = stage_loads(layers, &plan.order.placement, &starts, &recompute);
         // A change of the cut may give any stage a gradient to send.
         // Single computations are moved, so overlaps are taken apart.
         let order = plan.order.apart().split(0);
@@ -101,7 +101,7 @@ impl Polished {
         let time = evaluator.time(&order, &loads, &layers.network)? + optimizer;
         search.charge_evaluation(evaluator.computations(), recompute.len());
         let blocks = critical(&order, &evaluator);
-        let recomputes_in_part = search.request.memory.is_some() && search.request.recomputes_in_part();
+        let recomputes_in_part = search.shapes[shape].memory.is_some() && search.request.recomputes_in_part();
         Some(Self {
             order,
             starts,
@@ -147,9 +147,15 @@ impl Polished {
 
     /// Keeps the plan, which takes `time`.
     fn keep(&self, search: &mut Search<'_>, time: f64) {
-        let loads = stage_loads(&search.shapes[self.shape].layers, &self.starts, &self.recompute);
+        let loads = self.loads_of(search);
         let choice = Choice { shape: self.shape, starts: &self.starts, recompute: &self.recompute };
         search.keep_changed(&Rc::new(self.order.clone()), &loads, choice, time);
+    }
+
+    /// Returns the loads of the stages as they are.
+    fn loads_of(&self, search: &Search<'_>) -> Vec<StageLoad> {
+        let layers = &search.shapes[self.shape].layers;
+        stage_loads(layers, &self.order.placement, &self.starts, &self.recompute)
     }
 
     /// Returns the plan as changes are drawn for it.
@@ -164,7 +170,7 @@ impl Polished {
         self.apply(change);
         let (changed, loads) = match change {
             Change::Shift { .. } | Change::Recompute(_) => {
-                let loads = stage_loads(&search.shapes[self.shape].layers, &self.starts, &self.recompute);
+                let loads = self.loads_of(search);
                 (Changed::Everything, Some(loads))
             }
             Change::Move { rank, from, to } => (Changed::Row { rank, from: from.min(to) }, None),
@@ -203,6 +209,7 @@ mod tests {
     use crate::plan::greedy::{Rules, Task, greedy};
     use crate::plan::order::{Cell, Kind};
     use crate::plan::predict::{PlanChoice, predict};
+    use crate::plan::rank_memory::RankMemory;
     use crate::plan::request::PlanRequest;
     use crate::plan::shape::Shape;
     use crate::profile::{LayerProfile, LinkProfile, Profile};
@@ -254,11 +261,18 @@ mod tests {
 
     /// Returns an order of 6 stages by rules, with its cut.
     fn made(shape: &Shape, memory: Option<u64>) -> (Order, Vec<usize>) {
-        let starts = even(shape.layers.count(), 6);
-        let loads = stage_loads(&shape.layers, &starts, &[None; 6]);
+        let (starts, memory) = (even(shape.layers.count(), 6), memory.map(RankMemory::Equal));
         let placement = Placement::looped(3, 2).expect("a placement");
+        let loads = stage_loads(&shape.layers, &placement, &starts, &[None; 6]);
         let (network, sharding) = (&shape.layers.network, shape.layers.sharding);
-        let task = Task { placement: &placement, microbatches: 4, loads: &loads, network, sharding, memory };
+        let task = Task {
+            placement: &placement,
+            microbatches: 4,
+            loads: &loads,
+            network,
+            sharding,
+            memory: memory.as_ref(),
+        };
         let order = greedy(&task, Rules::all(3, 6)[0], f64::INFINITY, &mut 0).expect("an order").0;
         (order, starts)
     }
@@ -269,7 +283,7 @@ mod tests {
             let profile = profile(seed, 9);
             let (_, shapes) = asked(&profile, None, 0);
             let (order, starts) = made(&shapes[0], None);
-            let loads = stage_loads(&shapes[0].layers, &starts, &[None; 6]);
+            let loads = stage_loads(&shapes[0].layers, &order.placement, &starts, &[None; 6]);
             let mut evaluator = Evaluator::default();
             let time = evaluator.time(&order, &loads, &shapes[0].layers.network).expect("no deadlock");
             let takes = |cell: &Cell| {
@@ -324,7 +338,7 @@ mod tests {
                 let before = (plan.order.clone(), plan.starts.clone());
                 if plan.make(&mut search, change, plan.time * 1.02) {
                     made += 1;
-                    assert_eq!(plan.loads, stage_loads(&shapes[0].layers, &plan.starts, &plan.recompute));
+                    assert_eq!(plan.loads, plan.loads_of(&search));
                 } else {
                     refused += 1;
                     assert_eq!((&plan.order, &plan.starts), (&before.0, &before.1), "{change:?}");
@@ -370,7 +384,7 @@ mod tests {
             let (_, shapes) = asked(&profile(seed, 9), None, 0);
             let (layers, (order, starts)) = (&shapes[0].layers, made(&shapes[0], None));
             let [kept, refused] = [keeping, StageRecompute::WHOLE]
-                .map(|choice| stage_loads(layers, &starts, &[Some(choice); 6]));
+                .map(|choice| stage_loads(layers, &order.placement, &starts, &[Some(choice); 6]));
             let mut evaluator = Evaluator::default();
             let time = evaluator.time(&order, &kept, &layers.network);
             let slower = evaluator.time_changed(&order, &refused, Changed::Everything, f64::INFINITY);
@@ -391,7 +405,7 @@ mod tests {
         recompute: [Option<StageRecompute>; 6],
     ) -> Polished {
         let (order, starts) = made(&search.shapes[0], memory);
-        let loads = stage_loads(&search.shapes[0].layers, &starts, &recompute);
+        let loads = stage_loads(&search.shapes[0].layers, &order.placement, &starts, &recompute);
         let time =
             Evaluator::default().time(&order, &loads, &search.shapes[0].layers.network).expect("no deadlock");
         let choice = Choice { shape: 0, starts: &starts, recompute: &recompute };
@@ -415,7 +429,7 @@ mod tests {
         let spec = ScheduleSpec { ranks: 3, microbatches: 4, ..ScheduleSpec::default() };
         let order = Order::of(&generate("1f1b", &spec).expect("a schedule")).split(1);
         let (starts, recompute) = ([0, 2, 4, 5], [None; 3]);
-        let loads = stage_loads(&shapes[0].layers, &starts, &recompute);
+        let loads = stage_loads(&shapes[0].layers, &order.placement, &starts, &recompute);
         let choice = Choice { shape: 0, starts: &starts, recompute: &recompute };
         search.keep_changed(&Rc::new(order), &loads, choice, f64::MAX);
         let candidate = search.best.values().next().cloned().expect("a plan");
@@ -445,7 +459,7 @@ mod tests {
             let best = search.best.values().next().expect("a plan");
             assert!(best.time <= first, "seed {seed}");
             faster += usize::from(best.time < 0.97 * first);
-            let loads = stage_loads(&shapes[0].layers, &best.starts, &best.recompute);
+            let loads = stage_loads(&shapes[0].layers, &best.order.placement, &best.starts, &best.recompute);
             let time = Evaluator::default().time(&best.order, &loads, &shapes[0].layers.network);
             assert_eq!(time, Some(best.time));
             let limit = memory.unwrap_or(u64::MAX);

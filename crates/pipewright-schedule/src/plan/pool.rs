@@ -1,7 +1,9 @@
 //! The cuts that the search begins with.
 
+use crate::ids::Rank;
 use crate::partition::{Method, partition};
-use crate::plan::balance::{Numbers, PlacedCut, WalkTask, balanced, even};
+use crate::placement::Placement;
+use crate::plan::balance::{Numbers, PlacedCut, Swaps, WalkTask, balanced, even};
 use crate::plan::class::{Class, Path};
 use crate::plan::cuts::{count_cuts, for_each_cut};
 use crate::plan::layers::Layer;
@@ -21,7 +23,7 @@ pub(super) struct PooledCut {
 
 /// Returns the cuts to try, the one with the lowest bound first.
 pub(super) fn pool(search: &mut Search<'_>, shape: &Shape) -> Vec<PooledCut> {
-    let (step, layers, memory) = (shape.step(), shape.layers.count(), search.request.memory);
+    let (step, layers, memory) = (shape.step(), shape.layers.count(), shape.memory.as_ref());
     let mut cuts: Vec<PooledCut> = Vec::new();
     let mut numbers = Numbers(1);
     let affordable = (search.left() / tuning::pool::WALK_SHARE) as usize;
@@ -39,7 +41,7 @@ pub(super) fn pool(search: &mut Search<'_>, shape: &Shape) -> Vec<PooledCut> {
         let mut changes = 0;
         let steps =
             (tuning::pool::WALK_STEPS * class.stages()).min(tuning::pool::MOST_WALK_STEPS).min(affordable);
-        let walk = WalkTask { step, memory, is_free: false, steps };
+        let walk = WalkTask { step, memory, swaps: Swaps::None, steps };
         let even = PlacedCut { starts: even(layers, class.stages()), rank_of: rank_of.clone() };
         if class.chunks > 1 && class.path == Path::Loop {
             let all = tuning::pool::FREE_STEPS * steps;
@@ -47,7 +49,7 @@ pub(super) fn pool(search: &mut Search<'_>, shape: &Shape) -> Vec<PooledCut> {
             let walks =
                 (all / (tuning::pool::FREE_STEPS_OF_PAIR * class.stages().pow(2))).clamp(fewest, most);
             for _ in 0..walks {
-                let walk = WalkTask { is_free: true, steps: all / walks, ..walk };
+                let walk = WalkTask { swaps: Swaps::Rounds, steps: all / walks, ..walk };
                 add(None, balanced(walk, even.clone(), &mut numbers, &mut changes));
             }
         }
@@ -70,6 +72,12 @@ pub(super) fn pool(search: &mut Search<'_>, shape: &Shape) -> Vec<PooledCut> {
     }
     cuts.sort_by(|one, other| one.bound.total_cmp(&other.bound));
     cuts
+}
+
+/// Returns the placement of a layout.
+pub(super) fn placement(layout: &PlacedCut) -> Placement {
+    let ranks = layout.rank_of.iter().copied().map(Rank::new).collect();
+    Placement::explicit(ranks).expect("every rank has a stage")
 }
 
 /// Returns the cuts that people use: even ones and those by weight.

@@ -63,6 +63,20 @@ impl PlanChoice {
     pub(super) fn layers(&self, profile: &Profile, ranks: u32) -> Result<Layers, PredictError> {
         let mesh = Mesh { pipeline: ranks, ..self.mesh };
         let Mesh { data: replicas, tensor, .. } = mesh;
+        let all_ranks = ranks.saturating_mul(replicas).saturating_mul(tensor);
+        if let Some(problem) = profile.problems_for(all_ranks).first() {
+            return Err(PredictError::Choice(problem.to_string()));
+        }
+        let (profile, _) = profile.with_equal_ranks_merged();
+        let profile = profile.as_ref();
+        if profile.has_unlike_ranks() && (replicas > 1 || tensor > 1) {
+            return Err(PredictError::Choice(format!(
+                "{} and {} were asked for, and the profile has unlike ranks ([[rank]] or [[pair]]), which are predicted as one \
+                 pipeline; use one of both, or remove these sections",
+                counted(replicas, "replica"),
+                counted(tensor, "tensor-parallel rank")
+            )));
+        }
         if tensor > 1 && profile.node.is_none() {
             return Err(PredictError::Choice(format!(
                 "{} need the links inside a node, and the profile has no [node]; add it, with the ranks of a node and their link",
@@ -79,7 +93,8 @@ impl PlanChoice {
                 counted(ranks, "rank")
             ))
         })?;
-        Ok(Layers::of(&with_head_parts(profile, self.head_parts), self.microbatch_rows, network, self.state))
+        let (profile, rows) = (with_head_parts(profile, self.head_parts), self.microbatch_rows);
+        Ok(Layers::of(&profile, rows, network, self.state).with_speeds(&profile, rows, self.state))
     }
 
     /// Returns the stages that are trained, with which a schedule of this choice is lowered. The profile says
@@ -202,7 +217,7 @@ pub fn predict_program(
         )));
     }
     let layers = choice.layers(profile, schedule.ranks())?;
-    let loads = loads(&layers, schedule.placement().stages(), choice)?;
+    let loads = loads(&layers, schedule.placement(), choice)?;
     let costs = engine_costs(&layers, &loads);
     let run = timed(program.as_program(), &costs)?;
     let order = Order::with_overlaps(schedule, layers.has_exchanges).split(first_backward(&loads));
@@ -230,7 +245,7 @@ pub fn choice_costs(
     choice: &PlanChoice,
 ) -> Result<Costs, PredictError> {
     let layers = choice.layers(profile, placement.ranks())?;
-    Ok(engine_costs(&layers, &loads(&layers, placement.stages(), choice)?))
+    Ok(engine_costs(&layers, &loads(&layers, placement, choice)?))
 }
 
 /// Returns the times of the collectives of an order.
@@ -263,7 +278,12 @@ fn collectives(order: &Order, loads: &[StageLoad]) -> Collectives {
     }
 }
 
-fn loads(layers: &Layers, stages: u32, choice: &PlanChoice) -> Result<Vec<StageLoad>, PredictError> {
+fn loads(
+    layers: &Layers,
+    placement: &Placement,
+    choice: &PlanChoice,
+) -> Result<Vec<StageLoad>, PredictError> {
+    let stages = placement.stages();
     let method = Method::Explicit { boundaries: choice.boundaries.clone() };
     let cut = partition(&vec![1; layers.count()], stages, &method)?;
     choice.check_recompute(stages)?;
@@ -282,5 +302,5 @@ fn loads(layers: &Layers, stages: u32, choice: &PlanChoice) -> Result<Vec<StageL
              (`norms_bytes`, `feed_forward_bytes`), or leave them out"
         )));
     }
-    Ok(stage_loads(layers, &starts, &choice.recompute))
+    Ok(stage_loads(layers, placement, &starts, &choice.recompute))
 }

@@ -61,6 +61,9 @@ impl<'a> Step<'a> {
     /// Returns whether the ranks together, after their fill, have enough of `time` for all microbatches if
     /// each takes `work`.
     pub(super) fn has_time(&self, time: f64, work: f64) -> bool {
+        if self.layers.is_unlike() {
+            return self.unlike_has_time(time, work);
+        }
         let count = self.layers.count();
         let left = |rank: usize| (time - self.fill(rank, rank.min(count))).max(0.0);
         (0..self.ranks as usize).map(left).sum::<f64>() >= self.microbatches * work
@@ -152,8 +155,11 @@ impl<'a> Step<'a> {
     }
 
     /// Returns the times of all stages of a cut. `hops` has the times of the messages from the first stage to
-    /// each one.
-    pub(super) fn stage_times(&self, hops: &[f64], starts: &[usize]) -> Vec<StageTimes> {
+    /// each one, which do not count if the ranks are unlike.
+    pub(super) fn stage_times(&self, rank_of: &[u32], hops: &[f64], starts: &[usize]) -> Vec<StageTimes> {
+        if self.layers.is_unlike() {
+            return self.unlike_stage_times(rank_of, starts);
+        }
         let of_stage =
             |(stage, range): (usize, &[usize])| StageTimes::of(self, range[0]..range[1], hops, stage);
         let mut times: Vec<StageTimes> = starts.windows(2).enumerate().map(of_stage).collect();
@@ -170,7 +176,12 @@ impl<'a> Step<'a> {
         own: impl Iterator<Item = &'s StageTimes> + Clone,
     ) -> f64 {
         let critical: f64 = own.clone().map(|stage| stage.forward + stage.input).sum();
-        let ends = self.fill(rank, first) + self.drain(rank, first);
+        let ends = if self.layers.is_unlike() {
+            let fill = own.clone().next().map_or(0.0, |stage| stage.first_forward);
+            fill + own.clone().find_map(|stage| stage.drain).unwrap_or(0.0)
+        } else {
+            self.fill(rank, first) + self.drain(rank, first)
+        };
         let mut longest = ends + self.microbatches * critical;
         for time in own.clone().flat_map(|stage| [stage.first_forward, stage.first_backward]) {
             let left = own.clone().map(|stage| stage.work_from(time, self.microbatches)).sum::<f64>();
@@ -180,11 +191,15 @@ impl<'a> Step<'a> {
     }
 
     /// Returns the bound for a cut: the largest of all. `rank_of` has the rank of each stage; the first
-    /// stages are on the ranks of their number.
+    /// stages of equal ranks are on the ranks of their number.
     pub(super) fn cut_time(&self, rank_of: &[u32], starts: &[usize]) -> f64 {
         let hops = self.hops_before(rank_of);
-        let times = self.stage_times(&hops, starts);
+        let times = self.stage_times(rank_of, &hops, starts);
         let slowest = times.iter().map(|stage| stage.forward.max(stage.input)).fold(0.0, f64::max);
+        if self.layers.is_unlike() {
+            let path = self.unlike_path(&times) + (self.microbatches - 1.0) * slowest;
+            return self.rank_times(rank_of, starts, &times).fold(path, f64::max);
+        }
         let first = starts.partition_point(|&start| start <= self.layers.first_trained) - 1;
         let more_hops = 2.0 * hops[hops.len() - 1] - hops[first] - self.path_hops();
         let path = self.path() + more_hops.max(0.0) + (self.microbatches - 1.0) * slowest;
@@ -238,9 +253,11 @@ pub(super) struct StageTimes {
     /// The largest `F` of the stages up to this one, and the largest of `F` of all stages and `I` of this
     /// stage and those after it.
     slowest: [f64; 2],
-    first_forward: f64,
+    pub(super) first_forward: f64,
     /// Of a stage that runs forward only, the same as `first_forward`.
-    first_backward: f64,
+    pub(super) first_backward: f64,
+    /// On unlike ranks, the time after the last input backward of the stage; `None` if it runs forward only.
+    pub(super) drain: Option<f64>,
 }
 
 impl StageTimes {
@@ -260,7 +277,28 @@ impl StageTimes {
             slowest: [0.0; 2],
             first_forward,
             first_backward,
+            drain: None,
         }
+    }
+
+    /// Returns the times of a stage on its rank, whose layers have the times there. The first forward starts at
+    /// `first_forward`.
+    pub(super) fn on_rank(layers: &Layers, range: Range<usize>, first_forward: f64) -> Self {
+        Self {
+            forward: layers.forward(range.clone()),
+            input: layers.input(range.clone()),
+            work: layers.work(range),
+            slowest: [0.0; 2],
+            first_forward,
+            first_backward: first_forward,
+            drain: None,
+        }
+    }
+
+    /// Returns the times with other layers, which have the times on the rank. The starts are as before.
+    pub(super) fn with_layers(self, layers: &Layers, range: Range<usize>) -> Self {
+        let (forward, input) = (layers.forward(range.clone()), layers.input(range.clone()));
+        Self { forward, input, work: layers.work(range), ..self }
     }
 
     /// Returns the times with the slowest stages of others.
@@ -333,7 +371,7 @@ mod tests {
         let starts: Vec<usize> = (0..=forward.len()).collect();
         let rank_of = Class { ranks, chunks: 2, path: Path::Loop }.ranks_of();
         let step = Step::of(&layers, ranks, microbatches);
-        let times = step.stage_times(&step.hops_before(&rank_of), &starts);
+        let times = step.stage_times(&rank_of, &step.hops_before(&rank_of), &starts);
         assert_eq!(step.rank_times(&rank_of, &starts, &times).collect::<Vec<_>>(), expected);
     }
 

@@ -11,6 +11,7 @@ use crate::plan::balance::Numbers;
 use crate::plan::layers::{Layers, PartCost};
 use crate::plan::order::{Cell, Kind, Order};
 use crate::plan::peaks::{peak_of_rank, peaks};
+use crate::plan::rank_memory::RankMemory;
 use crate::plan::stage_load::{StageLoad, besides_microbatches, stage_load, stage_loads};
 use crate::recompute::{LayerPart, LayerParts, StageRecompute};
 use crate::trained::StageBackward;
@@ -82,14 +83,16 @@ pub(super) fn stages_to_fit(
     layers: &Layers,
     starts: &[usize],
     order: &Order,
-    memory: u64,
+    memory: &RankMemory,
 ) -> Vec<Option<StageRecompute>> {
     let mut choice = vec![false; starts.len() - 1];
     loop {
-        let loads = stage_loads(layers, starts, &whole_stages(&choice));
+        let loads = stage_loads(layers, &order.placement, starts, &whole_stages(&choice));
         let peaks = peaks(order, &loads, layers.sharding);
         let mut changed = false;
-        for (rank, _) in order.placement.all_ranks().zip(peaks).filter(|&(_, peak)| peak > memory) {
+        for (rank, _) in
+            order.placement.all_ranks().zip(peaks).filter(|&(rank, peak)| peak > memory.of_rank(rank.index()))
+        {
             let own = order.placement.stages_of(rank).iter().map(|stage| stage.index());
             let further = own.filter(|&stage| !choice[stage]).max_by_key(|&stage| loads[stage].kept);
             if let Some(stage) = further {
@@ -110,14 +113,15 @@ pub(super) fn layers_to_fit(
     layers: &Layers,
     starts: &[usize],
     order: &Order,
-    memory: u64,
+    memory: &RankMemory,
 ) -> Vec<Option<StageRecompute>> {
-    let mut fitting = Fitting::of(layers, starts);
+    let mut fitting = Fitting::of(layers, &order.placement, starts);
     for rank in order.placement.all_ranks() {
         let own = order.placement.stages_of(rank);
         let in_flight = |stage: StageIndex| most_in_flight(&order.rows[rank.index()], stage);
         let peak = |loads: &[StageLoad]| peak_of_rank(order, loads, layers.sharding, rank.index());
-        let fits = |loads: &[StageLoad]| peak(loads) <= memory;
+        let bytes = memory.of_rank(rank.index());
+        let fits = |loads: &[StageLoad]| peak(loads) <= bytes;
         fitting.fit(own, in_flight, fits);
         fitting.keep_most(own, in_flight, fits);
     }
@@ -130,14 +134,14 @@ pub(super) fn layers_to_hold(
     layers: &Layers,
     starts: &[usize],
     placement: &Placement,
-    memory: u64,
+    memory: &RankMemory,
     wanted: impl Fn(usize) -> u64,
 ) -> Vec<Option<StageRecompute>> {
-    let mut fitting = Fitting::of(layers, starts);
+    let mut fitting = Fitting::of(layers, placement, starts);
     for rank in placement.all_ranks() {
         let own = placement.stages_of(rank);
-        let wanted = wanted(rank.index());
-        let holds = |loads: &[StageLoad]| held_with(layers, loads, own, wanted) <= memory;
+        let (wanted, bytes) = (wanted(rank.index()), memory.of_rank(rank.index()));
+        let holds = |loads: &[StageLoad]| held_with(layers, loads, own, wanted) <= bytes;
         fitting.fit(own, |_| wanted, holds);
     }
     fitting.choice
@@ -159,14 +163,14 @@ pub(super) fn stages_to_hold(
     layers: &Layers,
     loads: &[StageLoad],
     placement: &Placement,
-    memory: u64,
+    memory: &RankMemory,
     wanted: impl Fn(usize) -> u64,
 ) -> Vec<Option<StageRecompute>> {
     let lacks = |rank: Rank| {
         let own = placement.stages_of(rank).iter().map(|stage| &loads[stage.index()]);
         let kept = own.clone().map(|load| load.kept).fold(0, u64::saturating_add);
         let fixed = StageLoad::fixed(own, layers.sharding);
-        fixed.saturating_add(kept.saturating_mul(wanted(rank.index()))) > memory
+        fixed.saturating_add(kept.saturating_mul(wanted(rank.index()))) > memory.of_rank(rank.index())
     };
     let lacking: Vec<bool> = placement.all_ranks().map(lacks).collect();
     let recomputed = placement.all_stages().map(|stage| lacking[placement.rank_of(stage).index()]);
@@ -198,6 +202,7 @@ enum Added {
 /// A choice in the making, rank by rank.
 struct Fitting<'a> {
     layers: &'a Layers,
+    placement: &'a Placement,
     starts: &'a [usize],
     choice: Vec<Option<StageRecompute>>,
     /// The loads at the choice.
@@ -206,9 +211,9 @@ struct Fitting<'a> {
 
 impl<'a> Fitting<'a> {
     /// Begins with no recomputation.
-    fn of(layers: &'a Layers, starts: &'a [usize]) -> Self {
+    fn of(layers: &'a Layers, placement: &'a Placement, starts: &'a [usize]) -> Self {
         let choice = vec![None; starts.len() - 1];
-        Self { layers, starts, loads: stage_loads(layers, starts, &choice), choice }
+        Self { layers, placement, starts, loads: stage_loads(layers, placement, starts, &choice), choice }
     }
 
     /// Adds layers, and parts of layers, of the stages of a rank until the rank fits, and at most all.
@@ -325,7 +330,8 @@ impl<'a> Fitting<'a> {
             let is_added = |&part: &LayerPart| added.contains(&Added::Part(stage, part));
             let parts = LayerPart::ALL.into_iter().filter(is_added).collect();
             self.choice[at] = chosen(count, range.len(), parts);
-            self.loads[at] = stage_load(self.layers, range, self.choice[at]);
+            self.loads[at] =
+                stage_load(self.layers.on(self.placement.rank_of(stage).index()), range, self.choice[at]);
         }
     }
 }

@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use crate::plan::balance::{Numbers, even};
 use crate::plan::class::Class;
+use crate::plan::rank_memory::RankMemory;
 use crate::plan::rank_times::Step;
 use crate::plan::tuning;
 
@@ -17,7 +18,7 @@ use crate::plan::tuning;
 struct Round<'a> {
     step: Step<'a>,
     class: Class,
-    memory: Option<u64>,
+    memory: Option<&'a RankMemory>,
     /// Running sums of the bytes that a rank always holds.
     bytes: &'a [u64],
     starts: &'a [usize],
@@ -27,7 +28,7 @@ struct Round<'a> {
 }
 
 /// Returns the best cut that some attempts find.
-pub(super) fn descended(step: Step<'_>, class: Class, memory: Option<u64>, seed: u64) -> Vec<usize> {
+pub(super) fn descended(step: Step<'_>, class: Class, memory: Option<&RankMemory>, seed: u64) -> Vec<usize> {
     let (layers, ranks) = (step.layers.count(), class.ranks as usize);
     let mut bytes = vec![0u64];
     for layer in &step.layers.list {
@@ -85,7 +86,7 @@ impl<'a> Round<'a> {
     fn of(
         step: Step<'a>,
         class: Class,
-        memory: Option<u64>,
+        memory: Option<&'a RankMemory>,
         bytes: &'a [u64],
         starts: &'a [usize],
         number: usize,
@@ -176,7 +177,7 @@ impl<'a> Round<'a> {
         let work = work + all.work(layers.clone());
         let critical = critical + all.forward(layers.clone()) + all.input(layers.clone());
         let bytes = bytes + (self.bytes[layers.end] - self.bytes[layers.start]);
-        let has_room = self.memory.is_none_or(|memory| bytes <= memory);
+        let has_room = self.memory.is_none_or(|memory| bytes <= memory.of_rank(rank));
         has_room && self.step.rank_time(rank, first, work, critical) <= time
     }
 }

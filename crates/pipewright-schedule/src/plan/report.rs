@@ -1,10 +1,13 @@
 //! The output of a plan.
 
+use std::borrow::Cow;
+use std::ops::Range;
+
 use serde::Serialize;
 use thiserror::Error;
 
 use crate::csv::print_schedule;
-use crate::ids::Rank;
+use crate::ids::{Rank, StageIndex};
 use crate::mesh::{Mesh, MeshOrder};
 use crate::plan::system::{Offer, Refusal, System};
 use crate::profile::Profile;
@@ -27,6 +30,27 @@ pub struct PlanReport {
     pub simulated: u64,
     /// Whether the search was stopped before its work was done.
     pub stopped: bool,
+    /// For each rank of the profile in order, how the best plan uses it; empty if all ranks are equal.
+    pub machines: Vec<MachineUse>,
+}
+
+/// How a plan uses one of several unlike ranks. Times are in seconds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MachineUse {
+    /// The rank of the profile.
+    pub machine: Rank,
+    /// The rank of the plan that it is; `None` if the plan leaves it out.
+    pub rank: Option<Rank>,
+    /// Its stages, each with its layers.
+    pub stages: Vec<(StageIndex, Range<usize>)>,
+    /// The time of its computations in a step.
+    pub busy_s: f64,
+    /// The rest of the step, with the optimizer.
+    pub idle_s: f64,
+    /// An estimate of the step if it were twice as fast: the search changes the best plan a little.
+    pub step_if_twice_as_fast_s: f64,
+    /// An estimate of the step without it; `None` if no such plan was found.
+    pub step_without_s: Option<f64>,
 }
 
 /// A choice of everything that can be chosen, and its prediction.
@@ -46,6 +70,9 @@ pub struct Plan {
     pub recompute: Vec<Option<StageRecompute>>,
     /// The mesh, with the ranks of the schedule.
     pub mesh: Mesh,
+    /// The rank of the profile that each rank of the schedule is, in ascending order, if the profile has unlike
+    /// ranks; otherwise empty. A plan may leave ranks out that only slow the others.
+    pub machines: Vec<Rank>,
     /// The assumed times of collectives in the step.
     pub collectives: Collectives,
     /// The number of rows of a microbatch.
@@ -195,6 +222,15 @@ impl Plan {
             microbatches: self.microbatches(),
             microbatch_rows: self.microbatch_rows,
             head_parts: self.head_parts,
+        }
+    }
+
+    /// Returns `profile`, for which the plan is, with only the ranks that the plan uses. With it, a step of the plan
+    /// is predicted.
+    pub fn used_ranks_of<'p>(&self, profile: &'p Profile) -> Cow<'p, Profile> {
+        match self.machines.as_slice() {
+            [] => Cow::Borrowed(profile),
+            machines => Cow::Owned(profile.of_ranks(machines)),
         }
     }
 

@@ -179,8 +179,8 @@ impl<'a> Search<'a> {
         if !self.may_run(label, &order.placement, choice) {
             return None;
         }
-        let loads = stage_loads(&shape.layers, choice.starts, choice.recompute);
-        if let Some(shortage) = self.shortage(order, &loads, shape.layers.sharding) {
+        let loads = stage_loads(&shape.layers, &order.placement, choice.starts, choice.recompute);
+        if let Some(shortage) = self.shortage(order, &loads, shape) {
             self.keep_shortage(label.name, shortage, shape, &loads);
             return None;
         }
@@ -209,7 +209,7 @@ impl<'a> Search<'a> {
         let keeps_none = |choice: Option<StageRecompute>| choice.map(|it| StageRecompute { keep: 0, ..it });
         let recompute: Vec<_> = choice.recompute.iter().copied().map(keeps_none).collect();
         let choice = Choice { recompute: &recompute, ..choice };
-        let loads = stage_loads(&shape.layers, choice.starts, choice.recompute);
+        let loads = stage_loads(&shape.layers, placement, choice.starts, choice.recompute);
         let own =
             |rank: Rank| placement.stages_of(rank).iter().map(|stage| loads[stage.index()].optimizer).sum();
         let optimizer = placement.all_ranks().map(own).fold(0.0, f64::max);
@@ -219,14 +219,14 @@ impl<'a> Search<'a> {
             loads: &loads,
             network: &shape.layers.network,
             sharding: shape.layers.sharding,
-            memory: self.request.memory,
+            memory: shape.memory.as_ref(),
         };
         let mut work = 0;
         let made = greedy(&task, rules, before * (1.0 + tuning::search::SLOWER) - optimizer, &mut work);
         // An order that fits into no memory costs the loads of its stages.
         self.charge(work.max(8 * loads.len() as u64));
         let (order, _) = made?;
-        if let Some(shortage) = self.shortage(&order, &loads, shape.layers.sharding) {
+        if let Some(shortage) = self.shortage(&order, &loads, shape) {
             self.keep_shortage(SEARCHED, shortage, shape, &loads);
             return None;
         }
@@ -243,7 +243,7 @@ impl<'a> Search<'a> {
     /// Recomputes only what an order needs to fit into the memory. Returns `given` if that is not faster.
     fn refitted(&mut self, given: Fitted, shape: &Shape, choice: Choice<'_>) -> Option<Fitted> {
         let is_recomputed = given.loads.iter().any(|load| load.choice().is_some());
-        let Some(memory) = self.request.memory.filter(|_| is_recomputed) else {
+        let Some(memory) = shape.memory.as_ref().filter(|_| is_recomputed) else {
             return Some(given);
         };
         let (layers, starts, order) = (&shape.layers, choice.starts, &given.order);
@@ -253,8 +253,8 @@ impl<'a> Search<'a> {
             stages_to_fit(layers, starts, order, memory)
         };
         self.left = self.left.saturating_sub(tuning::work::REFITTED * order.computations() as u64);
-        let loads = stage_loads(layers, starts, &recompute);
-        if loads == given.loads || self.shortage(order, &loads, layers.sharding).is_some() {
+        let loads = stage_loads(layers, &order.placement, starts, &recompute);
+        if loads == given.loads || self.shortage(order, &loads, shape).is_some() {
             return Some(given);
         }
         let (order, time) = self.improved(order.clone(), &loads, shape)?;
@@ -274,7 +274,7 @@ impl<'a> Search<'a> {
             &layers.network,
             time * (1.0 - tuning::search::DIFFERENT),
         );
-        match faster.filter(|_| self.shortage(&other, loads, layers.sharding).is_none()) {
+        match faster.filter(|_| self.shortage(&other, loads, shape).is_none()) {
             Some(faster) => Some((other, faster)),
             None => Some((order, time)),
         }
@@ -287,7 +287,7 @@ impl<'a> Search<'a> {
 
     /// Returns whether an order fits into the memory.
     pub(super) fn fits(&self, shape: usize, order: &Order, loads: &[StageLoad]) -> bool {
-        self.shortage(order, loads, self.shapes[shape].layers.sharding).is_none()
+        self.shortage(order, loads, &self.shapes[shape]).is_none()
     }
 
     /// Keeps a changed order that fits, if it is the best.
@@ -390,16 +390,18 @@ impl<'a> Search<'a> {
     }
 
     /// Returns what an order lacks on the rank that lacks the most, if it does not fit.
-    fn shortage(&self, order: &Order, loads: &[StageLoad], sharding: Sharding) -> Option<Shortage> {
-        let memory = self.request.memory?;
-        let peaks = peaks(order, loads, sharding);
-        let (rank, needed) = (0..).map(Rank::new).zip(peaks).max_by_key(|&(_, peak)| peak)?;
+    fn shortage(&self, order: &Order, loads: &[StageLoad], shape: &Shape) -> Option<Shortage> {
+        let (memory, sharding) = (shape.memory.as_ref()?, shape.layers.sharding);
+        let peaks = (0..).map(Rank::new).zip(peaks(order, loads, sharding));
+        let lacks = |&(rank, peak): &(Rank, u64)| i128::from(peak) - i128::from(memory.of_rank(rank.index()));
+        let (rank, needed) = peaks.max_by_key(lacks)?;
+        let memory = memory.of_rank(rank.index());
         if needed <= memory {
             return None;
         }
         let own = order.placement.stages_of(rank).iter().map(|stage| &loads[stage.index()]);
         let fixed = StageLoad::fixed(own, sharding);
-        Some(Shortage { rank, needed, fixed, memory })
+        Some(Shortage { rank: shape.machine_of(rank), needed, fixed, memory })
     }
 
     /// Returns whether no recomputation makes an order fit or lack less than the other plans of the schedule:

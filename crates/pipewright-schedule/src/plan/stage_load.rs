@@ -14,6 +14,7 @@ use std::ops::Range;
 
 use crate::costs::{Costs, Link, RecomputeSizes, StageCosts, StageExchanges, StageSizes};
 use crate::ids::{Rank, StageIndex};
+use crate::placement::Placement;
 use crate::plan::layers::{Layer, Layers};
 use crate::profile::LinkProfile;
 use crate::recompute::{LayerParts, Recompute, StageRecompute};
@@ -203,14 +204,18 @@ pub(super) fn held_in_update(own: &[StageIndex], loads: &[StageLoad], sharding: 
 /// the end; `recompute` tells for each stage what it recomputes.
 pub(super) fn stage_loads(
     layers: &Layers,
+    placement: &Placement,
     starts: &[usize],
     recompute: &[Option<StageRecompute>],
 ) -> Vec<StageLoad> {
-    let stages = starts.windows(2).zip(recompute);
-    stages.map(|(range, &recompute)| stage_load(layers, range[0]..range[1], recompute)).collect()
+    let stages = placement.all_stages().zip(starts.windows(2)).zip(recompute);
+    let load = |((stage, range), &recompute): ((StageIndex, &[usize]), _)| {
+        stage_load(layers.on(placement.rank_of(stage).index()), range[0]..range[1], recompute)
+    };
+    stages.map(load).collect()
 }
 
-/// Returns the load of a stage with a range of layers.
+/// Returns the load of a stage with a range of layers, which take the times on the rank of the stage.
 pub(super) fn stage_load(
     layers: &Layers,
     Range { start, end }: Range<usize>,
@@ -303,14 +308,16 @@ pub(super) fn engine_costs(layers: &Layers, loads: &[StageLoad]) -> Costs {
     });
     let network = &layers.network;
     let engine_link = |link: LinkProfile| Link { latency: link.latency_s, bandwidth: link.bytes_per_s };
-    let near =
-        network.near_pairs().map(|(from, to)| ((Rank::new(from), Rank::new(to)), engine_link(network.near)));
+    let others = network
+        .other_pairs()
+        .into_iter()
+        .map(|(from, to)| ((Rank::new(from), Rank::new(to)), engine_link(network.link(from, to))));
     let recompute: Vec<Option<StageRecompute>> = loads.iter().map(StageLoad::choice).collect();
     Costs {
         stages: stages.collect(),
         sizes: sizes.collect(),
         link: engine_link(network.usual_link()),
-        links: near.collect(),
+        links: others.collect(),
         recompute: Recompute::of_stages(&recompute),
         offload: Link {
             latency: 0.0,

@@ -7,8 +7,9 @@ use crate::ids::Rank;
 use crate::lower::{TrainingLowering, for_training};
 use crate::mesh::DataParallelMode;
 use crate::mesh::{Mesh, MeshOrder};
-use crate::plan::balance::{Numbers, PlacedCut, even};
-use crate::plan::bound::{lower_bound, memory_bound, reduction_bound};
+use crate::placement::Placement;
+use crate::plan::balance::{Numbers, PlacedCut, Swaps, even};
+use crate::plan::bound::{lower_bound, memory_bound, reduction_bound, unlike_bound};
 use crate::plan::class::{Class, Path};
 use crate::plan::cuts::for_each_cut;
 use crate::plan::evaluate::Evaluator;
@@ -18,12 +19,16 @@ use crate::plan::layers::Layers;
 use crate::plan::network::Network;
 use crate::plan::order::{Cell, Kind, Order, first_backward};
 use crate::plan::peaks::peaks;
+use crate::plan::pool::placement;
 use crate::plan::predict::{PlanChoice, predict};
+use crate::plan::rank_memory::RankMemory;
 use crate::plan::rank_times::Step;
 use crate::plan::recompute::{chosen, every_choice};
 use crate::plan::request::TrainingState;
 use crate::plan::stage_load::{StageLoad, engine_costs, stage_loads, waiting};
-use crate::profile::{LayerProfile, LinkProfile, NodeProfile, PartProfile, Profile};
+use crate::profile::{
+    LayerProfile, LinkProfile, NodeProfile, PairProfile, PartProfile, Profile, RankProfile,
+};
 use crate::recompute::{LayerPart, LayerParts, StageRecompute};
 use crate::simulate::{peak_memory, timed};
 use crate::trained::{StageBackward, TrainedStages};
@@ -124,7 +129,7 @@ fn check(
     layout: &PlacedCut,
     recompute: &[Option<StageRecompute>],
 ) -> Result<(), TestCaseError> {
-    let loads = stage_loads(layers, &layout.starts, recompute);
+    let loads = stage_loads(layers, &order.placement, &layout.starts, recompute);
     let found = Evaluator::default().time(order, &loads, &layers.network);
     let replicas = layers.network.mesh.data;
     let trained: Vec<bool> = loads.iter().map(|load| load.computes == StageBackward::Whole).collect();
@@ -141,6 +146,7 @@ fn check(
     }
     let step = Step::of(layers, order.placement.ranks(), order.microbatches);
     let memory = peaks(order, &loads, layers.sharding).into_iter().max().unwrap_or(0);
+    let memory = u128::from(memory) * u128::from(step.ranks);
     let (bound, time) = (memory_bound(step, memory), run.timeline().makespan() * (1.0 + 1e-9));
     prop_assert!(bound <= time, "the bound {bound} for {memory} bytes of a step that takes {time}");
     // Gradients are compared in a test of their own: the simulation makes them before what they need is
@@ -249,10 +255,10 @@ fn no_order_of_a_tiny_model_is_faster_than_the_bound() {
         };
         let stages_of = [of_rank(0), of_rank(1)];
         let ranks = rank_of.iter().copied().map(Rank::new).collect();
-        let placement = crate::placement::Placement::explicit(ranks).expect("both ranks have a stage");
+        let placement = Placement::explicit(ranks).expect("both ranks have a stage");
         let mut least = f64::INFINITY;
         for_each_cut(layers.count(), rank_of.len(), &mut |starts| {
-            let loads = stage_loads(&layers, starts, &vec![None; rank_of.len()]);
+            let loads = stage_loads(&layers, &placement, starts, &vec![None; rank_of.len()]);
             for rows in every_order([&stages_of[0], &stages_of[1]], first_backward(&loads), microbatches) {
                 let order = Order { placement: placement.clone(), microbatches, rows };
                 let time = Evaluator::default().time(&order, &loads, &layers.network);
@@ -280,20 +286,23 @@ fn check_slow_links(trained: &[bool], ranks: u32, expected: f64) {
     let network = Network::of(&profile, mesh).expect("a network");
     let layers = Layers::of(&profile, 1, network, TrainingState::default());
     let starts: Vec<usize> = (0..=trained.len()).collect();
-    let loads = stage_loads(&layers, &starts, &vec![None; trained.len()]);
     let class = Class { ranks, chunks: trained.len() as u32 / ranks, path: Path::Loop };
     let placement = class.placement();
+    let loads = stage_loads(&layers, &placement, &starts, &vec![None; trained.len()]);
     let task = Task {
         placement: &placement,
         microbatches: 1,
         loads: &loads,
-        network: &network,
+        network: &layers.network,
         sharding: layers.sharding,
         memory: None,
     };
     let rules = Rules::all(ranks, trained.len() as u32)[0];
     let (order, time) = greedy(&task, rules, f64::INFINITY, &mut 0).expect("an order");
-    assert_eq!((time, Evaluator::default().time(&order, &loads, &network)), (expected, Some(expected)));
+    assert_eq!(
+        (time, Evaluator::default().time(&order, &loads, &layers.network)),
+        (expected, Some(expected))
+    );
     let step = Step::of(&layers, ranks, 1);
     let bounds = [step.cut_time(&class.ranks_of(), &starts), lower_bound(step, &[class])];
     assert!(
@@ -330,7 +339,7 @@ fn drawn(starts: &[usize], numbers: &mut Numbers) -> Vec<Option<StageRecompute>>
 fn cut(layers: usize, stages: usize, numbers: &mut Numbers) -> Vec<usize> {
     let mut layout = PlacedCut { starts: even(layers, stages), rank_of: vec![0; stages] };
     for _ in 0..4 * stages {
-        layout.shake(stages, false, numbers);
+        layout.shake(stages, Swaps::None, numbers);
     }
     layout.starts
 }
@@ -348,7 +357,8 @@ proptest! {
         for family in Family::all(ranks, microbatches, count, true) {
             let stages = (ranks * family.chunks) as usize;
             let starts = cut(count, stages, &mut numbers);
-            let loads = stage_loads(&layers, &starts, &vec![None; stages]);
+            let placement = Placement::looped(stages as u32, 1).expect("a placement");
+            let loads = stage_loads(&layers, &placement, &starts, &vec![None; stages]);
             let Ok(order) = family.order(&engine_costs(&layers, &loads), layers.has_exchanges) else { continue };
             let order = order.split(first_backward(&loads));
             let rank_of = crate::plan::evaluate::ranks_of_stages(&order);
@@ -369,16 +379,18 @@ proptest! {
         let mut numbers = Numbers(seed);
         for class in Class::all(ranks, count) {
             let mut layout = PlacedCut { starts: cut(count, class.stages(), &mut numbers), rank_of: class.ranks_of() };
-            layout.shake(ranks as usize, true, &mut numbers);
+            layout.shake(ranks as usize, Swaps::Rounds, &mut numbers);
             let recompute = drawn(&layout.starts, &mut numbers);
             let ranks_of = layout.rank_of.iter().copied().map(Rank::new).collect();
-            let placement = crate::placement::Placement::explicit(ranks_of).expect("every rank has a stage");
-            let loads: Vec<StageLoad> = stage_loads(&layers, &layout.starts, &recompute);
+            let placement = Placement::explicit(ranks_of).expect("every rank has a stage");
+            let loads: Vec<StageLoad> = stage_loads(&layers, &placement, &layout.starts, &recompute);
             let all = Rules::all(ranks, class.stages() as u32);
             let rules = all[numbers.below(all.len())];
             let sharding = layers.sharding;
             for memory in [None, Some(room)] {
-                let task = Task { placement: &placement, microbatches, loads: &loads, network: &layers.network, sharding, memory };
+                let limit = memory.map(RankMemory::Equal);
+                let (network, memory_of) = (&layers.network, limit.as_ref());
+                let task = Task { placement: &placement, microbatches, loads: &loads, network, sharding, memory: memory_of };
                 let mut work = 0;
                 let Some((order, end)) = greedy(&task, rules, f64::INFINITY, &mut work) else {
                     prop_assert!(memory.is_some(), "without a limit there is always an order");
@@ -405,7 +417,8 @@ fn a_stage_that_becomes_frozen_has_each_backward_once() {
     let profile = Profile { link: LinkProfile::new(0.0, 1.0), layers, ..Profile::default() };
     let network = Network::of(&profile, Mesh { pipeline: 3, order: MeshOrder::Replicas, ..Mesh::default() });
     let layers = Layers::of(&profile, 1, network.expect("a network"), TrainingState::default());
-    let loads = stage_loads(&layers, &[0, 1, 2, 3], &[None; 3]);
+    let loads =
+        stage_loads(&layers, &Placement::looped(3, 1).expect("a placement"), &[0, 1, 2, 3], &[None; 3]);
     let rows = "0F0,0B0\n1F0,1B0\n2F0,2B0\n";
     let Order { placement, microbatches, rows } =
         Order::of(&crate::csv::parse_schedule(rows).expect("a schedule"));
@@ -435,9 +448,101 @@ fn a_stage_recomputes_only_the_parts_that_its_layers_have() {
     let mesh = Mesh { pipeline: 2, order: MeshOrder::Replicas, ..Mesh::default() };
     let network = Network::of(&profile, mesh).expect("a network");
     let layers = Layers::of(&profile, 1, network, TrainingState::default());
-    let loads = stage_loads(&layers, &[0, 1, 2], &[StageRecompute::of_parts(LayerParts::ALL); 2]);
+    let placement = Placement::looped(2, 1).expect("a placement");
+    let loads = stage_loads(&layers, &placement, &[0, 1, 2], &[StageRecompute::of_parts(LayerParts::ALL); 2]);
     let choices: Vec<_> = loads.iter().map(StageLoad::choice).collect();
     assert_eq!(choices, [StageRecompute::of_parts(LayerPart::Norms.into()), None]);
     let costs: Vec<_> = loads.iter().map(|load| (load.kept, load.remade, load.input)).collect();
     assert_eq!(costs, [(5, 4, 0.5), (0, 0, 0.0)]);
+}
+
+/// Returns random layers on unlike ranks, with a random layout of two stages on each rank in the mean.
+fn unlike(seed: u64, ranks: u32) -> (Layers, PlacedCut) {
+    let mut numbers = Numbers(seed);
+    let mut number = |most: usize| numbers.below(most + 1) as f64;
+    let count = 3 * ranks as usize;
+    let layers = (0..count).map(|at| LayerProfile {
+        kind: ["a", "b"][at % 2].into(),
+        forward_s: number(40) / 8.0,
+        input_backward_s: number(40) / 8.0,
+        weight_backward_s: number(40) / 8.0,
+        output_bytes: number(100) as u64,
+        parameter_bytes: number(100) as u64,
+        activation_bytes: number(100) as u64,
+        ..LayerProfile::default()
+    });
+    let mut layers: Vec<LayerProfile> = layers.collect();
+    if seed.is_multiple_of(3) {
+        freeze(&mut layers, seed);
+    }
+    let rank = |_| RankProfile {
+        speed: (1.0 + number(15)) / 4.0,
+        speeds: [("b".to_owned(), (1.0 + number(15)) / 4.0)].into(),
+        ..RankProfile::default()
+    };
+    let own = (0..ranks).map(rank).collect();
+    let pair = |from: u32| PairProfile {
+        from,
+        to: (from + 1) % ranks,
+        latency_s: number(4) / 16.0,
+        bytes_per_s: 50.0 + number(100),
+    };
+    let pairs = (0..ranks).filter(|_| ranks > 1 && seed.is_multiple_of(2)).map(pair).collect();
+    let link = LinkProfile::new(0.125, 100.0);
+    let profile = Profile { link, layers, ranks: own, pairs, ..Profile::default() };
+    let network = Network::of(&profile, Mesh { pipeline: ranks, ..Mesh::default() }).expect("a network");
+    let state = TrainingState::default();
+    let layers = Layers::of(&profile, 1, network, state).with_speeds(&profile, 1, state);
+    let rank_of = (0..2 * ranks).map(|stage| stage % ranks).collect();
+    let mut layout = PlacedCut { starts: even(count, 2 * ranks as usize), rank_of };
+    for _ in 0..20 {
+        layout.shake(ranks as usize, Swaps::Any, &mut Numbers(seed ^ numbers.below(1 << 20) as u64));
+    }
+    (layers, layout)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    /// The evaluation gives the numbers of the simulator, and no bound is above them.
+    #[test]
+    fn unlike_ranks_are_bounded(seed in 0u64..1 << 20, ranks in 1u32..6, microbatches in 1u32..9) {
+        let (layers, layout) = unlike(seed, ranks);
+        let placement = placement(&layout);
+        let stages = layout.rank_of.len();
+        let loads = stage_loads(&layers, &placement, &layout.starts, &vec![None; stages]);
+        let (network, sharding) = (&layers.network, layers.sharding);
+        let task =
+            Task { placement: &placement, microbatches, loads: &loads, network, sharding, memory: None };
+        let rules = Rules::all(ranks, stages as u32);
+        let rules = rules[Numbers(seed).below(rules.len())];
+        let (order, _) = greedy(&task, rules, f64::INFINITY, &mut 0).expect("an order");
+        let time = Evaluator::default().time(&order, &loads, network).expect("no deadlock");
+        let trained: Vec<bool> = loads.iter().map(|load| load.computes == StageBackward::Whole).collect();
+        let trained = TrainedStages::of(&trained);
+        let lowering = TrainingLowering { trained, ..TrainingLowering::default() };
+        let program = for_training(&order.schedule(), &lowering).expect("a sound order");
+        let run = timed(program.as_program(), &engine_costs(&layers, &loads)).expect("no deadlock");
+        prop_assert_eq!(time, run.timeline().makespan());
+        let limit = time * (1.0 + 1e-9);
+        let step = Step::of(&layers, ranks, microbatches);
+        let cut = step.cut_time(&layout.rank_of, &layout.starts);
+        prop_assert!(cut <= limit, "the bound {cut} of the cut is above {time}");
+        // The plan fits into just the bytes of its parameters, gradients and optimizer state.
+        let fixed = |rank: Rank| {
+            let own = placement.stages_of(rank).iter().map(|stage| &loads[stage.index()]);
+            StageLoad::fixed(own, sharding)
+        };
+        let memory = RankMemory::Own(placement.all_ranks().map(fixed).collect());
+        for memory in [None, Some(&memory)] {
+            for is_exact in [false, true] {
+                let bound = unlike_bound(step, memory, is_exact);
+                prop_assert!(bound <= limit, "the bound {bound} ({is_exact}) with {memory:?} is above {time}");
+            }
+        }
+        let peaks = peaks(&order, &loads, sharding);
+        let total = peaks.iter().map(|&peak| u128::from(peak)).sum();
+        let bound = memory_bound(step, total);
+        prop_assert!(bound <= limit, "the bound {bound} of limited memory is above {time}");
+    }
 }

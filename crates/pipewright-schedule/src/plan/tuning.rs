@@ -101,6 +101,10 @@ pub(super) mod walk {
     /// The power of each rank's bound in the sum. A higher one is nearer to the maximum, but rewards lighter
     /// ranks less. It is a constant, because products replace a power that the compiler knows.
     pub(crate) const POWER: i32 = 24;
+    /// The most stages between the stages of which one gives another one a layer.
+    pub(crate) const RELIEF: usize = 6;
+    /// The changes of a layout of unlike ranks after which the starts of all stages are computed again.
+    pub(crate) const REFRESH: usize = 32;
 }
 
 /// The annealing of plans by rules.
@@ -145,6 +149,49 @@ pub(super) mod best_cut {
     /// The steps of the walk to a first cut, for each stage. There is one walk only, so it is longer than the
     /// walks of a plan.
     pub(crate) const WALK_STEPS: usize = 1_500;
+}
+
+/// The search over unlike ranks.
+pub(super) mod unlike {
+    /// The share of the work of a search. Memory limits and walks make its units longer than for equal ranks.
+    pub(crate) const EFFORT: f64 = 0.6;
+    /// The steps of a walk from one of many layouts, for each stage.
+    pub(crate) const FIRST_STEPS: usize = 60;
+    /// The walks that continue from the best of the layouts.
+    pub(crate) const LONG_WALKS: usize = 6;
+    /// The steps of such a walk, for each stage.
+    pub(crate) const WALK_STEPS: usize = 3_000;
+    /// The walks of a division have at most one part in this many of the work that is left.
+    pub(crate) const WALK_SHARE: u64 = 5;
+    /// The part of a delay by which a rank counts as slower in a walk, as for equal ranks. It is smaller, because slow
+    /// ranks have few and long stages in any case.
+    pub(crate) const LONG_STAGE: f64 = 0.1;
+    /// The steps of the walk that compares divisions, for each stage.
+    pub(crate) const QUICK_STEPS: usize = 150;
+    /// The steps of the walk that balances a changed plan for an estimate, for each stage.
+    pub(crate) const ESTIMATE_STEPS: usize = 100;
+    /// The most orders of the ranks, times cuts, that are all tried with one stage on each rank.
+    pub(crate) const ALL_LAYOUTS: u64 = 3_000;
+    /// All subsets of so many ranks are compared.
+    pub(crate) const ALL_SUBSETS: u32 = 5;
+    /// The most ranks whose places in the order the bound counts. More take too long.
+    pub(crate) const MOST_ORDERED: usize = 64;
+    /// The most sizes of layers by which the bound measures times.
+    pub(crate) const SIZES: usize = 24;
+    /// The largest number of parts of a size that are measured too.
+    pub(crate) const PARTS: u32 = 4;
+    /// The shares of a unit that do not count in a measure. The last one is so near to 1 that only whole units count.
+    pub(crate) const SHARES: [f64; 4] = [0.3, 0.6, 0.8, 1.0 - 1e-9];
+    /// The most visits of the search for layers that fit into the times of the ranks, for each time.
+    pub(crate) const VISITS: usize = 40_000;
+    /// The most orders by links.
+    pub(crate) const CHAINS: usize = 4;
+    /// The most subsets of the ranks by one rule.
+    pub(crate) const SUBSETS: usize = 24;
+    /// The most divisions that are searched after the first comparison.
+    pub(crate) const DIVISIONS: usize = 3;
+    /// Divisions that were this many times slower in the comparison are not searched.
+    pub(crate) const NEAR: f64 = 1.15;
 }
 
 /// The bounds.

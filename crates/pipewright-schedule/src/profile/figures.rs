@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::Rank;
 use crate::model::is_zero;
 use crate::recompute::LayerPart;
 
@@ -388,19 +387,6 @@ impl Profile {
     /// ([`TrainingLowering::with_exchanges`](crate::lower::TrainingLowering::with_exchanges)).
     pub fn has_exchanges(&self) -> bool {
         self.layers.iter().any(|layer| layer.exchange_s > 0.0)
-    }
-
-    /// Returns the link from one rank to another one: of their pair, in this direction or else in the other one;
-    /// inside a node, of the node; otherwise the link of the profile.
-    pub fn link_between(&self, from: Rank, to: Rank) -> LinkProfile {
-        let pair = |from: u32, to: u32| self.pairs.iter().find(|pair| (pair.from, pair.to) == (from, to));
-        let (from, to) = (from.get(), to.get());
-        if let Some(pair) = pair(from, to).or_else(|| pair(to, from)) {
-            return pair.link();
-        }
-        let same_node = self.node.filter(|node| from / node.ranks.max(1) == to / node.ranks.max(1));
-        same_node
-            .map_or_else(|| LinkProfile::new(self.link.latency_s, self.link.bytes_per_s), |node| node.link())
     }
 
     /// Returns the memory of each of `ranks` ranks in bytes, if the profile has it. A profile that was

@@ -13,6 +13,7 @@
 
 mod figures;
 mod problems;
+mod ranks;
 
 pub use figures::{
     DeviceProfile, LayerProfile, LinkProfile, NodeProfile, PROCESSOR, PairProfile, PartProfile, Profile,

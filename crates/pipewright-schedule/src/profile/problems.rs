@@ -24,7 +24,7 @@ pub const MAX_TENSOR_SUMS: u32 = 1_000;
 /// The largest number of ranks of a node.
 pub const MAX_NODE_RANKS: u32 = 65_536;
 /// The largest number of `[[rank]]` sections.
-pub const MAX_PROFILE_RANKS: u32 = 1_024;
+pub const MAX_PROFILE_RANKS: u32 = 256;
 /// The largest number of `[[pair]]` sections.
 pub const MAX_PAIRS: u32 = 65_536;
 /// The smallest and the largest speed of a rank relative to the profile.

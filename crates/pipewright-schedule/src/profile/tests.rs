@@ -112,8 +112,8 @@ fn unlike_ranks_have_speeds_in_range() {
         ],
     );
     check(
-        |profile| profile.ranks = vec![RankProfile::default(); 1_025],
-        &["`rank` of the profile is 1025 sections, where at most 1024 sections is expected"],
+        |profile| profile.ranks = vec![RankProfile::default(); 257],
+        &["`rank` of the profile is 257 sections, where at most 256 sections is expected"],
     );
 }
 
@@ -174,10 +174,30 @@ fn a_direction_without_a_pair_has_the_link_of_the_other_one() {
     let pairs = vec![pair(0, 2, 3.0), pair(1, 2, 4.0), pair(2, 1, 5.0)];
     let profile = Profile { link: LinkProfile::new(2.0, 1e9), node, pairs, ..Profile::default() };
     let cases = [(0, 1, 1.0), (0, 2, 3.0), (2, 0, 3.0), (1, 2, 4.0), (2, 1, 5.0), (3, 1, 2.0), (2, 3, 1.0)];
+    let links = profile.links_between(&[0, 1, 2, 3].map(Rank::new));
     for (from, to, latency_s) in cases {
-        let found = profile.link_between(Rank::new(from), Rank::new(to));
-        assert_eq!(found, LinkProfile::new(latency_s, 1e9), "{from} to {to}");
+        assert_eq!(links[4 * from + to], LinkProfile::new(latency_s, 1e9), "{from} to {to}");
     }
+    // A subset has the same links.
+    let kept = [3, 0, 2].map(Rank::new);
+    let subset = profile.of_ranks(&kept);
+    let found = subset.links_between(&[0, 1, 2].map(Rank::new));
+    for (from, to) in (0..3).flat_map(|from| (0..3).map(move |to| (from, to))).filter(|(from, to)| from != to)
+    {
+        let expected = links[4 * kept[from].index() + kept[to].index()];
+        assert_eq!(found[3 * from + to], expected, "{from} to {to}");
+    }
+}
+
+#[test]
+fn equal_ranks_are_merged() {
+    let layer = LayerProfile { kind: "a".into(), forward_s: 1.0, ..LayerProfile::default() };
+    let rank = RankProfile { speed: 0.5, memory_bytes: Some(3), ..RankProfile::default() };
+    let mut profile = Profile { layers: vec![layer], ranks: vec![rank; 2], ..Profile::default() };
+    let (merged, memory) = profile.with_equal_ranks_merged();
+    assert_eq!((merged.layers[0].forward_s, memory, merged.has_unlike_ranks()), (2.0, Some(3), false));
+    profile.ranks[1].memory_bytes = None;
+    assert_eq!(profile.with_equal_ranks_merged(), (std::borrow::Cow::Borrowed(&profile), None));
 }
 
 #[test]

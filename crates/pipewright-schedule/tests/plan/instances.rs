@@ -1,6 +1,8 @@
 //! Random profiles for the tests and the report of the planner, from a seed.
 
-use pipewright_schedule::profile::{DeviceProfile, LayerProfile, LinkProfile, NodeProfile, Profile};
+use pipewright_schedule::profile::{
+    DeviceProfile, LayerProfile, LinkProfile, NodeProfile, PairProfile, Profile, RankProfile,
+};
 
 /// A generator of pseudo-random numbers: SplitMix64.
 pub(crate) struct Numbers(pub(crate) u64);
@@ -63,6 +65,37 @@ pub(crate) fn heterogeneous(seed: u64) -> Instance {
     };
     let profile = with_link(layers, &mut numbers);
     Instance { what, profile, ranks, microbatches }
+}
+
+/// Returns a cluster of 2 to 16 unlike ranks with a model of one of the kinds of [`random`]. Speeds are up to eight
+/// times apart. In two of three clusters, memories are up to four times apart, and in one of three also links differ.
+pub(crate) fn unlike(seed: u64) -> Instance {
+    let mut instance = random(seed);
+    let mut numbers = Numbers(seed ^ 0x5eed);
+    let Instance { profile, ranks, .. } = &mut instance;
+    let fixed: u64 = profile.layers.iter().map(|layer| 4 * layer.parameter_bytes).sum();
+    let kept: u64 = profile.layers.iter().map(|layer| layer.activation_bytes).sum();
+    let share = fixed / u64::from(*ranks) + kept;
+    let rank = |_| RankProfile {
+        speed: 0.125 * 8f64.powf(numbers.share()),
+        memory_bytes: (seed % 3 > 0).then(|| (share as f64 * 1.5 * 4f64.powf(numbers.share())) as u64),
+        ..RankProfile::default()
+    };
+    profile.ranks = (0..*ranks).map(rank).collect();
+    if seed % 3 == 2 {
+        for from in 0..*ranks {
+            let to = (from + numbers.between(1, u64::from(*ranks) - 1) as u32) % *ranks;
+            let slower = 1.0 + 7.0 * numbers.share();
+            let LinkProfile { latency_s, bytes_per_s, .. } = profile.link;
+            profile.pairs.push(PairProfile {
+                from,
+                to,
+                latency_s: latency_s * slower,
+                bytes_per_s: bytes_per_s / slower,
+            });
+        }
+    }
+    instance
 }
 
 /// Returns a deep model with memory limits: 126 layers for 64 ranks.

@@ -7,6 +7,7 @@ mod frozen;
 mod memory;
 mod parts;
 mod trying;
+mod unlike;
 
 use instances::{Instance, Numbers, block};
 use pipewright_schedule::partition::{Method, partition};

@@ -36,9 +36,9 @@ struct Item {
     takes: f64,
 }
 
-/// Returns a lower bound on the time of a step whose ranks have `memory` bytes each; 0 if they do not have room
+/// Returns a lower bound on the time of a step whose ranks together have `memory` bytes; 0 if they do not have room
 /// for the parameters.
-pub(super) fn bound(step: Step<'_>, memory: u64) -> f64 {
+pub(super) fn bound(step: Step<'_>, memory: u128) -> f64 {
     let layers = step.layers;
     // Parts that replicas hold together are rounded up by rank, so they are left out.
     let state: u128 = if layers.sharding.shards > 1 {
@@ -46,16 +46,16 @@ pub(super) fn bound(step: Step<'_>, memory: u64) -> f64 {
     } else {
         layers.list.iter().map(|layer| u128::from(layer.state.total())).sum()
     };
-    let room = (u128::from(memory) * u128::from(step.ranks)).saturating_sub(state) as f64;
+    let room = memory.saturating_sub(state) as f64;
     if room <= 0.0 {
         return 0.0;
     }
-    let end = layers.count();
+    let (end, fastest) = (layers.count(), step.fastest());
     let mut held = 0.0;
     let mut items = Vec::with_capacity(end);
     for (index, layer) in layers.list.iter().enumerate() {
         let bytes = layer.activation.saturating_sub(layer.shared) as f64;
-        let whole = layers.forward(index..end) + layers.input(index..end);
+        let whole = (layers.forward(index..end) + layers.input(index..end)) / fastest;
         held += bytes * whole;
         let (mut left, mut takes) = (bytes, layer.recompute);
         for part in LayerPart::ALL {
@@ -65,13 +65,13 @@ pub(super) fn bound(step: Step<'_>, memory: u64) -> f64 {
             items.push(Item { saved: saved * whole, takes: cost });
             (left, takes) = (left - saved, takes - cost);
         }
-        items.push(Item { saved: left * (whole - layer.recompute - layer.input), takes });
+        items.push(Item { saved: left * (whole - layer.recompute / fastest - layer.input / fastest), takes });
     }
     items.retain(|item| item.saved > 0.0);
     // Products instead of quotients, because a second forward may take no time.
     items.sort_by(|one, other| (one.takes * other.saved).total_cmp(&(other.takes * one.saved)));
     let work = layers.work(0..end);
-    bisect(step.path(), ACCURACY, |time| {
+    bisect(step.path() / fastest, ACCURACY, |time| {
         let lacking = held - room * time / step.microbatches;
         again(&items, lacking).is_some_and(|again| step.has_time(time, work + again))
     })
@@ -101,7 +101,7 @@ mod tests {
         let mut layers = equal_layers(layers, ranks);
         layers.list.iter_mut().for_each(|layer| layer.activation = 10);
         let step = Step::of(&layers, ranks, microbatches);
-        let found = bound(step, memory);
+        let found = bound(step, u128::from(memory) * u128::from(ranks));
         // The bisection ends below the bound.
         assert!((expected * 0.999..=expected).contains(&found), "{found} instead of {expected}");
     }

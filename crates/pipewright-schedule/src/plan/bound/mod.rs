@@ -3,7 +3,7 @@
 //! For a number of ranks and microbatches, each number of stages per rank has its own bound, and the smallest
 //! one counts. `any.rs` is valid for every assignment of layers to ranks; `one.rs` is exact for one stage per
 //! rank; `idle.rs` counts the idle time of all ranks with several stages per rank, and `pairs.rs` searches
-//! for two stages of each rank that fit into its time. `memory.rs` counts the second forwards that limited
+//! for two stages of each rank that fit into its time. `unlike.rs` is for ranks that differ. `memory.rs` counts the second forwards that limited
 //! memory forces. Most of them test whether a time is long enough, and
 //! bisection finds the longest time that is proved too short. `idle.rs` raises its bound step by step.
 
@@ -12,11 +12,14 @@ mod bisect;
 mod idle;
 mod memory;
 mod one;
+mod packing;
 mod pairs;
 mod sizes;
 mod terms;
+mod unlike;
 
 use crate::plan::class::{Class, Path};
+use crate::plan::rank_memory::RankMemory;
 use crate::plan::rank_times::Step;
 use crate::plan::tuning::ROUNDING;
 
@@ -59,17 +62,24 @@ pub(super) fn simple_bound(step: Step<'_>) -> f64 {
     any::bound(step) * (1.0 - ROUNDING)
 }
 
-/// Returns a lower bound on the time of a step whose ranks have `memory` bytes each, without the optimizer,
+/// Returns a lower bound on the time of a step whose ranks together have `memory` bytes, without the optimizer,
 /// whatever is recomputed.
-pub(super) fn memory_bound(step: Step<'_>, memory: u64) -> f64 {
+pub(super) fn memory_bound(step: Step<'_>, memory: u128) -> f64 {
     memory::bound(step, memory) * (1.0 - ROUNDING)
 }
 
 /// Returns the bound on the time of the optimizer: the rank with the most layers to update.
 pub(super) fn optimizer_bound(step: Step<'_>) -> f64 {
     let times = step.layers.list.iter().map(|layer| layer.optimizer);
-    let longest = times.clone().fold(0.0, f64::max);
-    (times.sum::<f64>() / f64::from(step.ranks)).max(longest) * (1.0 - ROUNDING)
+    let longest = times.clone().fold(0.0, f64::max) / step.fastest();
+    let ranks = if step.layers.is_unlike() { step.speeds().iter().sum() } else { f64::from(step.ranks) };
+    (times.sum::<f64>() / ranks).max(longest) * (1.0 - ROUNDING)
+}
+
+/// Returns a lower bound for all plans on some or all of unlike ranks, without the optimizer. With `is_exact`, it is
+/// higher and takes longer.
+pub(super) fn unlike_bound(step: Step<'_>, memory: Option<&RankMemory>, is_exact: bool) -> f64 {
+    unlike::bound(step, memory, is_exact) * (1.0 - ROUNDING)
 }
 
 /// Returns the bound from the sums over replicas: a rank begins the first of its sums after all microbatches

@@ -1,0 +1,245 @@
+//! The cuts and placements that the search over unlike ranks begins with.
+//!
+//! The ranks stand in one of a few orders: by speed, with the fastest ones at one end, at both ends or in the
+//! middle, or each next to the one to which it sends fastest. A rank has a part of the layers by its speed, in as
+//! many stages as it has layers for. A walk from there moves boundaries and exchanges ranks.
+
+use crate::plan::balance::{Numbers, PlacedCut, Swaps, WalkTask, balanced};
+use crate::plan::class::{Class, MAX_CHUNKS, Path};
+use crate::plan::cuts::{count_cuts, for_each_cut};
+use crate::plan::pool::PooledCut;
+use crate::plan::rank_times::Step;
+use crate::plan::search::Search;
+use crate::plan::shape::Shape;
+use crate::plan::tuning;
+
+/// Returns the cuts to try, the one with the lowest bound first.
+pub(super) fn unlike_pool(search: &mut Search<'_>, shape: &Shape) -> Vec<PooledCut> {
+    let seeds = seeds(shape);
+    let mut numbers = Numbers(1);
+    let mut cuts: Vec<PooledCut> = Vec::new();
+    let budget = search.left() / tuning::unlike::WALK_SHARE;
+    // Returns the steps of each of several walks that share the budget.
+    let steps_of = |layout: &PlacedCut, walks: usize, most: usize| {
+        let stages = layout.rank_of.len();
+        let chunks = stages.div_ceil(shape.ranks as usize) as u64;
+        let affordable = budget / walks.max(1) as u64 / (tuning::work::WALKED * chunks);
+        (most * stages).min(affordable as usize)
+    };
+    let add = |cuts: &mut Vec<PooledCut>, layout: PlacedCut| {
+        if !cuts.iter().any(|cut| cut.layout == layout) {
+            cuts.push(pooled(shape, layout));
+        }
+        cuts.sort_by(|one, other| one.bound.total_cmp(&other.bound));
+    };
+    let count = seeds.len();
+    for seed in seeds {
+        if !cuts.is_empty() && !search.may_try() {
+            break;
+        }
+        let steps = steps_of(&seed, 4 * count, tuning::unlike::FIRST_STEPS);
+        let layout = walked(search, shape, seed.clone(), steps, &mut numbers);
+        add(&mut cuts, layout);
+        add(&mut cuts, seed);
+    }
+    let best: Vec<PlacedCut> =
+        cuts.iter().take(tuning::unlike::LONG_WALKS).map(|cut| cut.layout.clone()).collect();
+    for layout in best {
+        if !search.may_try() {
+            break;
+        }
+        let steps = steps_of(&layout, tuning::unlike::LONG_WALKS, tuning::unlike::WALK_STEPS);
+        let layout = walked(search, shape, layout, steps, &mut numbers);
+        add(&mut cuts, layout);
+    }
+    cuts
+}
+
+/// Returns a layout with one stage on each rank that a short walk finds, to compare divisions.
+pub(super) fn quick_layout(search: &mut Search<'_>, shape: &Shape) -> Option<PlacedCut> {
+    let seed = seeds(shape).into_iter().next()?;
+    let steps = tuning::unlike::QUICK_STEPS * seed.rank_of.len();
+    Some(walked(search, shape, seed, steps, &mut Numbers(1)))
+}
+
+/// Returns every order of the ranks with every cut, one stage on each rank, with the lowest bounds first; nothing
+/// if there are too many.
+pub(super) fn every_layout(shape: &Shape) -> Vec<PooledCut> {
+    let (ranks, layers) = (shape.ranks as usize, shape.layers.count());
+    let orders = (1..=ranks as u64).fold(1u64, u64::saturating_mul);
+    if orders.saturating_mul(count_cuts(layers, ranks)) > tuning::unlike::ALL_LAYOUTS {
+        return Vec::new();
+    }
+    let mut cuts = Vec::new();
+    for_each_order(&mut (0..shape.ranks).collect::<Vec<_>>(), 0, &mut |rank_of| {
+        for_each_cut(layers, ranks, &mut |starts| {
+            let layout = PlacedCut { starts: starts.to_vec(), rank_of: rank_of.to_vec() };
+            cuts.push(pooled(shape, layout));
+        });
+    });
+    cuts.sort_by(|one, other| one.bound.total_cmp(&other.bound));
+    cuts
+}
+
+/// Returns the layout of an arrangement with the ranks in an order, and with stages by the speeds of their ranks;
+/// `None` if there are more stages than layers.
+pub(super) fn arranged(step: Step<'_>, class: Class, order: &[u32]) -> Option<PlacedCut> {
+    let rank_of: Vec<u32> = class.ranks_of().into_iter().map(|place| order[place as usize]).collect();
+    let speeds = mean_speeds(step);
+    cut_by_shares(step, &rank_of, |rank| speeds[rank as usize])
+}
+
+/// Returns the arrangement of a placement, apart from the order of the ranks; `None` if it is none of these.
+pub(super) fn class_of(rank_of: &[u32], ranks: u32) -> Option<Class> {
+    let chunks = rank_of.len() as u32 / ranks.max(1);
+    let classes = [Path::Loop, Path::V].map(|path| Class { ranks, chunks, path });
+    let is_alike = |class: &Class| {
+        let order = rank_of.get(..ranks as usize).unwrap_or_default();
+        class.stages() == rank_of.len()
+            && class.ranks_of().iter().zip(rank_of).all(|(&place, &rank)| order[place as usize] == rank)
+    };
+    classes.into_iter().find(is_alike)
+}
+
+/// Returns the order of the ranks of the fastest ones first.
+pub(super) fn fastest_first(step: Step<'_>) -> Vec<u32> {
+    let speeds = mean_speeds(step);
+    let mut order: Vec<u32> = (0..step.ranks).collect();
+    order.sort_by(|&one, &other| speeds[other as usize].total_cmp(&speeds[one as usize]));
+    order
+}
+
+fn pooled(shape: &Shape, layout: PlacedCut) -> PooledCut {
+    let bound = shape.step().cut_time(&layout.rank_of, &layout.starts);
+    PooledCut { bound, class: class_of(&layout.rank_of, shape.ranks), layout }
+}
+
+fn walked(
+    search: &mut Search<'_>,
+    shape: &Shape,
+    seed: PlacedCut,
+    steps: usize,
+    numbers: &mut Numbers,
+) -> PlacedCut {
+    let (mut changes, chunks) = (0, seed.rank_of.len().div_ceil(shape.ranks as usize) as u32);
+    let walk = WalkTask { step: shape.step(), memory: shape.memory.as_ref(), swaps: Swaps::Any, steps };
+    let layout = balanced(walk, seed, numbers, &mut changes);
+    search.charge_walk(changes, chunks);
+    layout
+}
+
+/// Returns the layouts from which the walks start.
+fn seeds(shape: &Shape) -> Vec<PlacedCut> {
+    let step = shape.step();
+    let speeds = mean_speeds(step);
+    let all: f64 = speeds.iter().sum();
+    let mut seeds: Vec<PlacedCut> = Vec::new();
+    for chunks in 1..=MAX_CHUNKS {
+        let layers = |rank: u32| speeds[rank as usize] / all * shape.layers.count() as f64;
+        let chunks_of = |rank: u32| (layers(rank).round() as u32).clamp(1, chunks);
+        for order in orders(step) {
+            for path in [Path::Loop, Path::V] {
+                let rounds = (0..chunks).flat_map(|round| {
+                    let is_back = path == Path::V && round % 2 == 1;
+                    let mut round: Vec<u32> =
+                        order.iter().copied().filter(|&rank| chunks_of(rank) > round).collect();
+                    if is_back {
+                        round.reverse();
+                    }
+                    round
+                });
+                let rank_of: Vec<u32> = rounds.collect();
+                let share = |rank: u32| speeds[rank as usize] / f64::from(chunks_of(rank));
+                let seed = cut_by_shares(step, &rank_of, share);
+                seeds.extend(seed.filter(|seed| !seeds.contains(seed)));
+            }
+        }
+    }
+    seeds
+}
+
+/// Cuts the layers so that each stage has a share of the work; `None` if there are more stages than layers.
+fn cut_by_shares(step: Step<'_>, rank_of: &[u32], share: impl Fn(u32) -> f64) -> Option<PlacedCut> {
+    let (stages, layers) = (rank_of.len(), step.layers.count());
+    if stages > layers {
+        return None;
+    }
+    let all: f64 = rank_of.iter().map(|&rank| share(rank)).sum();
+    let work = step.layers.work(0..layers);
+    let mut starts = vec![0];
+    let mut sum = 0.0;
+    for (stage, &rank) in rank_of[..stages - 1].iter().enumerate() {
+        sum += share(rank) / all * work;
+        let before = starts[stage];
+        let nearest = (before + 1..layers).find(|&at| step.layers.work(0..at) >= sum).unwrap_or(layers);
+        let is_over = nearest > before + 1
+            && sum - step.layers.work(0..nearest - 1) < step.layers.work(0..nearest) - sum;
+        let nearest = if is_over { nearest - 1 } else { nearest };
+        starts.push(nearest.clamp(before + 1, layers - (stages - 1 - stage)));
+    }
+    starts.push(layers);
+    Some(PlacedCut { starts, rank_of: rank_of.to_vec() })
+}
+
+/// Returns how much faster each rank computes the whole model than a rank at speed 1.
+fn mean_speeds(step: Step<'_>) -> Vec<f64> {
+    let all = 0..step.layers.count();
+    let at_one = step.layers.work(all.clone());
+    let speed = |rank: usize| {
+        let own = step.layers.on(rank).work(all.clone());
+        if own > 0.0 { at_one / own } else { 1.0 }
+    };
+    (0..step.ranks as usize).map(speed).collect()
+}
+
+/// Returns the orders of the ranks that seeds have.
+fn orders(step: Step<'_>) -> Vec<Vec<u32>> {
+    let first = fastest_first(step);
+    let last: Vec<u32> = first.iter().rev().copied().collect();
+    let sides = |order: &[u32]| -> Vec<u32> {
+        let even = order.iter().step_by(2).copied();
+        even.chain(order.iter().skip(1).step_by(2).rev().copied()).collect()
+    };
+    let mut orders = vec![first.clone(), last.clone(), sides(&first), sides(&last)];
+    if step.layers.network.has_own_links() {
+        orders.extend((0..step.ranks).map(|rank| chain(step, rank)).take(tuning::unlike::CHAINS));
+    }
+    let mut known: Vec<Vec<u32>> = Vec::new();
+    orders.retain(|order| {
+        let is_new = !known.contains(order);
+        known.push(order.clone());
+        is_new
+    });
+    orders
+}
+
+/// Returns the ranks from `first` on, each before the one of the others with the shortest way there and back.
+fn chain(step: Step<'_>, first: u32) -> Vec<u32> {
+    let message = |from: u32, to: u32| {
+        let link = step.layers.network.link(from, to);
+        link.latency_s + step.layers.smallest_output() as f64 / link.bytes_per_s
+    };
+    let both = |one: u32, other: u32| message(one, other) + message(other, one);
+    let mut order = vec![first];
+    let mut left: Vec<u32> = (0..step.ranks).filter(|&rank| rank != first).collect();
+    while !left.is_empty() {
+        let now = order[order.len() - 1];
+        let nearest = (0..left.len())
+            .min_by(|&one, &other| both(now, left[one]).total_cmp(&both(now, left[other])))
+            .unwrap_or(0);
+        order.push(left.remove(nearest));
+    }
+    order
+}
+
+fn for_each_order(order: &mut Vec<u32>, from: usize, visit: &mut dyn FnMut(&[u32])) {
+    if from == order.len() {
+        visit(order);
+        return;
+    }
+    for at in from..order.len() {
+        order.swap(from, at);
+        for_each_order(order, from + 1, visit);
+        order.swap(from, at);
+    }
+}

@@ -1,0 +1,131 @@
+//! The bound on the time of a step for a cut over unlike ranks: the bounds of `rank_times.rs`, with the times
+//! that each stage takes on its own rank and each message on its own link.
+//!
+//! Ranks may have any stages, in any order. So the fill of a stage is the sum of the forwards of all stages
+//! before it, each on its rank, and of their messages; the drain is the sum of the input backwards of these
+//! stages and of the messages back, down to the first stage that runs backward, and a weight gradient there.
+
+use crate::plan::rank_times::{StageTimes, Step, set_slowest};
+use crate::trained::StageBackward;
+
+impl Step<'_> {
+    /// Returns the times of all stages of a cut over unlike ranks.
+    pub(super) fn unlike_stage_times(&self, rank_of: &[u32], starts: &[usize]) -> Vec<StageTimes> {
+        let stages = rank_of.len();
+        let mut times: Vec<StageTimes> = Vec::with_capacity(stages);
+        let mut start = 0.0;
+        for (stage, range) in starts.windows(2).enumerate() {
+            let rank = rank_of[stage];
+            if stage > 0 {
+                start += self.message(rank_of[stage - 1], rank, range[0] - 1);
+            }
+            let layers = self.layers.on(rank as usize);
+            times.push(StageTimes::on_rank(layers, range[0]..range[1], start));
+            start += times[stage].forward;
+        }
+        let runs_backward =
+            |stage: usize| self.layers.backward_of(starts[stage]..starts[stage + 1]) != StageBackward::None;
+        let first = starts.partition_point(|&start| start <= self.layers.first_trained) - 1;
+        // The time at which the gradient of the output of a stage can arrive.
+        let mut gradient = start;
+        for stage in (0..stages).rev() {
+            if runs_backward(stage) {
+                times[stage].first_backward = gradient;
+            }
+            gradient += times[stage].input;
+            if stage > first {
+                gradient += self.message(rank_of[stage], rank_of[stage - 1], starts[stage] - 1);
+            }
+        }
+        let mut drain = self.layers.on(rank_of[first] as usize).list[self.layers.first_trained].weight;
+        for stage in first..stages {
+            times[stage].drain = runs_backward(stage).then_some(drain);
+            if let Some(&next) = rank_of.get(stage + 1) {
+                drain += times[stage].input + self.message(next, rank_of[stage], starts[stage + 1] - 1);
+            }
+        }
+        set_slowest(&mut times, |_, _| {});
+        times
+    }
+
+    /// Returns the time of the path of one microbatch.
+    pub(super) fn unlike_path(&self, times: &[StageTimes]) -> f64 {
+        times
+            .last()
+            .map_or(0.0, |last| last.first_forward + last.forward + last.input + last.drain.unwrap_or(0.0))
+    }
+
+    /// Returns the time of a message with the output of a layer between two ranks, or its gradient; 0 if they
+    /// are the same.
+    fn message(&self, from: u32, to: u32, layer: usize) -> f64 {
+        if from == to {
+            return 0.0;
+        }
+        let link = self.layers.network.link(from, to);
+        link.latency_s + self.layers.list[layer].output as f64 / link.bytes_per_s
+    }
+}
+
+impl Step<'_> {
+    /// Returns how many times as fast as the profile each rank is at the kind of layer that it is best at.
+    pub(super) fn speeds(&self) -> Vec<f64> {
+        let ratio = |rank: usize| {
+            let own = self.layers.on(rank);
+            let ratios = self.layers.list.iter().zip(&own.list).map(|(layer, own)| {
+                let times =
+                    [(layer.forward, own.forward), (layer.input, own.input), (layer.weight, own.weight)];
+                let known = times.into_iter().filter(|&(_, takes)| takes > 0.0);
+                known.map(|(at_one, takes)| at_one / takes).fold(0.0, f64::max)
+            });
+            let best = ratios.fold(0.0, f64::max);
+            if best > 0.0 { best } else { 1.0 }
+        };
+        (0..self.ranks as usize).map(ratio).collect()
+    }
+
+    /// Returns the largest of the speeds; 1 if the ranks are equal.
+    pub(super) fn fastest(&self) -> f64 {
+        if self.layers.is_unlike() { self.speeds().into_iter().fold(0.0, f64::max) } else { 1.0 }
+    }
+
+    /// Returns how many times as fast as the profile all ranks together compute the whole model.
+    pub(super) fn sum_of_speeds(&self) -> f64 {
+        if !self.layers.is_unlike() {
+            return f64::from(self.ranks);
+        }
+        let all = 0..self.layers.count();
+        let at_one = self.layers.work(all.clone());
+        let speed = |rank: usize| {
+            let own = self.layers.on(rank).work(all.clone());
+            if own > 0.0 { at_one / own } else { 1.0 }
+        };
+        (0..self.ranks as usize).map(speed).sum()
+    }
+
+    /// Returns the shortest time of a message between any two ranks.
+    pub(super) fn shortest_message(&self) -> f64 {
+        let bytes = self.layers.smallest_output() as f64;
+        let ranks = self.ranks;
+        let pairs = (0..ranks).flat_map(|from| (0..ranks).map(move |to| (from, to)));
+        let links =
+            pairs.filter(|(from, to)| from != to).map(|(from, to)| self.layers.network.link(from, to));
+        let shortest =
+            links.map(|link| link.latency_s + bytes / link.bytes_per_s).fold(f64::INFINITY, f64::min);
+        if shortest.is_finite() { shortest } else { 0.0 }
+    }
+
+    /// Returns whether the ranks together, after their fill, have enough of `time` for all microbatches if each
+    /// takes `work` at speed 1. At least `r` layers come before the first layer of the rank that is number `r`
+    /// in the order of the first layers, so the fastest rank has the shortest fill.
+    pub(super) fn unlike_has_time(&self, time: f64, work: f64) -> bool {
+        let mut speeds = self.speeds();
+        speeds.sort_by(|one, other| other.total_cmp(one));
+        let (fastest, hop) = (speeds[0], self.shortest_message());
+        let left = |(rank, speed): (usize, &f64)| {
+            let layers = rank.min(self.layers.count());
+            let fill = self.layers.forward(0..layers) / fastest + rank as f64 * hop;
+            speed * (time - fill).max(0.0)
+        };
+        speeds.iter().enumerate().map(left).sum::<f64>() >= self.microbatches * work
+    }
+}
