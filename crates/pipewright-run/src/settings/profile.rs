@@ -15,7 +15,7 @@ use pipewright_schedule::analytic::{Figure, Missing, PeakRates, Workload, fill};
 use pipewright_schedule::plan::with_head_parts;
 use pipewright_schedule::profile::{
     DeviceProfile, HEAD_PART, LayerProfile, LinkProfile, MAX_LAYERS, MAX_PAIRS, MAX_PROFILE_RANKS,
-    NodeProfile, PairProfile, PartProfile, Profile, ProfilePart, RankProfile,
+    NodeProfile, PROCESSOR, PairProfile, PartProfile, Profile, ProfilePart, RankProfile,
 };
 use pipewright_schedule::recompute::LayerPart;
 
@@ -208,7 +208,7 @@ fn rank(mut keys: Reader<'_>) -> RankProfile {
         memory_bytes: u64_of(&mut keys, "memory_bytes"),
         threads: u32_of(&mut keys, "threads"),
         device: text(&mut keys, "device").filter(|text| !text.is_empty()),
-        speeds: keys.read("speeds", "a table of kinds and speeds", speeds).unwrap_or_default(),
+        speeds: keys.read("speeds", "a table of numbers", speeds).unwrap_or_default(),
     };
     keys.finish();
     rank
@@ -316,6 +316,17 @@ fn device_of(profile: &Profile) -> Option<&DeviceProfile> {
     profile.device.as_ref()
 }
 
+/// Returns the names of the devices of all ranks, if the profile has them.
+fn devices_of(profile: &Profile) -> Option<String> {
+    let usual = device_of(profile).and_then(|device| device.device.clone());
+    if profile.ranks.iter().all(|rank| rank.device.is_none()) {
+        return usual;
+    }
+    let usual = usual.as_deref().unwrap_or(PROCESSOR);
+    let names = profile.ranks.iter().map(|rank| rank.device.as_deref().unwrap_or(usual));
+    Some(names.collect::<Vec<_>>().join(","))
+}
+
 /// Reports a profile whose model, device, precision or length of rows differs from the run. Sizes may differ
 /// by a hundredth, because they may be written by hand.
 fn check_run(found: &ReadProfile, run: &ProfiledRun<'_>) -> Vec<Problem> {
@@ -325,8 +336,8 @@ fn check_run(found: &ReadProfile, run: &ProfiledRun<'_>) -> Vec<Problem> {
         problems.push(Problem::new(found.place(part, key), sentence).help(help));
     };
     let (profile, layers) = (&found.profile, &run.workload.model.layers);
-    let device = device_of(profile).and_then(|device| device.device.as_ref());
-    if let Some(device) = device.filter(|device| kinds_of(device) != kinds_of(&run.device)) {
+    let devices = devices_of(profile);
+    if let Some(device) = devices.filter(|devices| kinds_of(devices) != kinds_of(&run.device)) {
         let sentence = format!(
             "the profile is of the device {device}, and the configuration computes on {}",
             run.device
