@@ -77,7 +77,12 @@ pub(crate) fn plan_milliseconds(step_s: f64, settings: Option<&Settings>) -> Opt
 /// Returns whether the configuration of a plan names its schedule: it has a name, and it depends on its size
 /// alone.
 pub(crate) fn is_named(plan: &Plan) -> bool {
-    plan.name != SEARCHED && !depends_on_costs(plan.name) && plan.settings == PlanSettings::default()
+    // The stages of a schedule with a name are on the ranks in order.
+    let visits_in_order = plan.machines.is_empty();
+    plan.name != SEARCHED
+        && !depends_on_costs(plan.name)
+        && plan.settings == PlanSettings::default()
+        && visits_in_order
 }
 
 /// Sets keys of a section.

@@ -2,9 +2,9 @@
 
 use std::borrow::Cow;
 
-use pipewright_schedule::Recompute;
 use pipewright_schedule::emit::{Limit, ReadPlan};
-use pipewright_schedule::plan::{Collectives, Plan, PlanReport, PlanSettings, Prediction};
+use pipewright_schedule::plan::{Collectives, MachineUse, Plan, PlanReport, PlanSettings, Prediction};
+use pipewright_schedule::{Rank, Recompute};
 use serde::Serialize;
 
 use crate::planning::emitted::EmittedJson;
@@ -57,6 +57,38 @@ struct ProfileKeys<'a> {
     /// The part of the configuration that the plan cannot keep.
     #[serde(skip_serializing_if = "Option::is_none")]
     note: Option<&'a str>,
+    /// How the best plan uses unlike ranks. Left out if all are equal.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    machines: Vec<MachineJson>,
+}
+
+/// A rank of the profile.
+#[derive(Serialize)]
+struct MachineJson {
+    /// The rank of the plan that it is; null if it is left out.
+    rank: Option<u32>,
+    stages: Vec<u32>,
+    /// The first layer of each stage, and the layer after its last one.
+    layers: Vec<[usize; 2]>,
+    busy_s: f64,
+    idle_s: f64,
+    /// Estimates.
+    step_if_twice_as_fast_s: f64,
+    step_without_s: Option<f64>,
+}
+
+impl MachineJson {
+    fn of(used: &MachineUse) -> Self {
+        Self {
+            rank: used.rank.map(Rank::get),
+            stages: used.stages.iter().map(|(stage, _)| stage.get()).collect(),
+            layers: used.stages.iter().map(|(_, layers)| [layers.start, layers.end]).collect(),
+            busy_s: used.busy_s,
+            idle_s: used.idle_s,
+            step_if_twice_as_fast_s: used.step_if_twice_as_fast_s,
+            step_without_s: used.step_without_s,
+        }
+    }
 }
 
 /// A plan for a profile.
@@ -81,6 +113,9 @@ pub(crate) struct PlanJson<'a> {
     recompute: Recompute,
     /// The rank of each stage.
     stage_to_rank: Vec<u32>,
+    /// The rank of the profile that each rank is. Left out if all are equal.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    machines: Vec<u32>,
     #[serde(flatten)]
     settings: PlanSettings,
 }
@@ -112,7 +147,8 @@ pub(crate) fn json<'a>(
 ) -> String {
     let &PlanReport { lower_bound_s, simulated, stopped, .. } = report;
     let plans = report.plans.iter().map(plan_json).collect();
-    let more = ProfileKeys { stopped, note };
+    let machines = report.machines.iter().map(MachineJson::of).collect();
+    let more = ProfileKeys { stopped, note, machines };
     Report { plans, lower_bound_s, gap: report.gap(), search_s, simulated, assumed, emit, more }.text()
 }
 
@@ -139,6 +175,7 @@ pub(crate) fn plan_json(plan: &Plan) -> PlanJson<'_> {
         assumed_collectives: is_mesh(plan).then_some(plan.collectives),
         recompute: Recompute::of_stages(&plan.recompute),
         stage_to_rank: placement.all_stages().map(|stage| placement.rank_of(stage).get()).collect(),
+        machines: plan.machines.iter().map(|machine| machine.get()).collect(),
         settings: plan.settings,
     }
 }

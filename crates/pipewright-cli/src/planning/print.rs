@@ -1,10 +1,13 @@
 //! Prints plans as text.
 
 use std::fmt::Write;
+use std::ops::Range;
 
 use pipewright_schedule::mesh::{Mesh, MeshOrder};
 use pipewright_schedule::picture::TimeUnit;
-use pipewright_schedule::plan::{Outcome, OutcomeKind, Plan, PlanError, PlanMesh, PlanReport, PlanRequest};
+use pipewright_schedule::plan::{
+    MachineUse, Outcome, OutcomeKind, Plan, PlanError, PlanMesh, PlanReport, PlanRequest,
+};
 use pipewright_schedule::profile::Profile;
 use pipewright_schedule::words::counted;
 use pipewright_schedule::{Placement, Recompute};
@@ -54,6 +57,7 @@ pub(crate) fn text(
         line(format!("{}  {}  {step} per step, bubble {bubble:.1}%", title_word(index), title_of(plan)));
         if index == 0 {
             details(plan).into_iter().for_each(&mut line);
+            machine_rows(report).into_iter().for_each(&mut line);
         }
     }
     let stopped = if report.stopped { ", stopped by the time limit" } else { "" };
@@ -75,7 +79,7 @@ pub(crate) fn text(
     if let Some(note) = note {
         line(note.to_owned());
     }
-    if request.memory.is_none() {
+    if request.memory.is_none() && profile.ranks.iter().all(|rank| rank.memory_bytes.is_none()) {
         line("memory is not limited; --memory limits it".to_owned());
     }
     if profile.node.is_some() {
@@ -106,6 +110,41 @@ fn details(plan: &Plan) -> Vec<String> {
         ));
     }
     lines
+}
+
+/// Returns the lines about unlike ranks: the stages of each one, and the estimated steps with and without it.
+fn machine_rows(report: &PlanReport) -> Vec<String> {
+    let rows = |used: &MachineUse| {
+        let estimate = |without: &str| {
+            let faster = time(used.step_if_twice_as_fast_s);
+            format!("        estimated step: {faster} if it were twice as fast{without}")
+        };
+        let Some(rank) = used.rank else {
+            let left_out =
+                format!("      rank {} of the profile is left out: it would slow the others", used.machine);
+            return [left_out, estimate("")];
+        };
+        let stages =
+            used.stages.iter().map(|(stage, layers)| format!("stage {stage} ({})", range_of(layers)));
+        let stages: Vec<String> = stages.collect();
+        let number = if rank == used.machine { String::new() } else { format!(", rank {rank} of the plan") };
+        let without = used.step_without_s.map_or_else(|| "no plan".to_owned(), time);
+        let (machine, stages) = (used.machine, stages.join(", "));
+        let (busy, idle) = (time(used.busy_s), time(used.idle_s));
+        [
+            format!("      rank {machine} of the profile{number}: {stages}, busy {busy}, idle {idle}"),
+            estimate(&format!(", {without} without it")),
+        ]
+    };
+    report.machines.iter().flat_map(rows).collect()
+}
+
+/// Describes the layers of a stage.
+fn range_of(layers: &Range<usize>) -> String {
+    match layers.len() {
+        1 => format!("layer {}", layers.start),
+        _ => format!("layers {} to {}", layers.start, layers.end.saturating_sub(1)),
+    }
 }
 
 /// Formats a time in the unit that suits it.
