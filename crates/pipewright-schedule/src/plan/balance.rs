@@ -182,13 +182,7 @@ pub(super) fn balanced(
     for round in 0..steps {
         let left = (steps - round) as f64 / steps as f64;
         let tolerance = walk::TOLERANCE * left * left * left;
-        let is_directed = step.layers.is_unlike() && numbers.below(2) == 0;
-        let drawn = if is_directed {
-            walk.draw_relief(numbers)
-        } else {
-            walk.layout.draw(step.ranks as usize, swaps, numbers)
-        };
-        let Some(change) = drawn else { continue };
+        let Some(change) = walk.layout.draw(step.ranks as usize, swaps, numbers) else { continue };
         walk.make(&change);
         *changes += 1;
         let found = walk.energy();
@@ -275,27 +269,6 @@ impl<'a> Walk<'a> {
     /// Returns the sum of the powers of all ranks.
     fn energy(&self) -> f64 {
         self.powers.iter().sum()
-    }
-
-    /// Returns a change after which a stage of the slowest rank has a layer less and another stage, a few stages
-    /// away, one more; `None` if the slowest rank has one layer there.
-    fn draw_relief(&self, numbers: &mut Numbers) -> Option<WalkChange> {
-        let ranks = 0..self.powers.len();
-        let slowest = ranks.max_by(|&one, &other| self.powers[one].total_cmp(&self.powers[other]))?;
-        let own = &self.stages_of[slowest];
-        let (stage, stages) = (own[numbers.below(own.len())], self.layout.rank_of.len());
-        let distance = 1 + numbers.below(walk::RELIEF);
-        let starts = &self.layout.starts;
-        if starts[stage + 1] - starts[stage] < 2 {
-            return None;
-        }
-        if numbers.below(2) == 0 {
-            let last = stage + distance;
-            (last < stages).then_some(WalkChange::Shift { stages: stage + 1..last + 1, is_up: false })
-        } else {
-            let first = stage.checked_sub(distance)?;
-            Some(WalkChange::Shift { stages: first + 1..stage + 1, is_up: true })
-        }
     }
 
     /// Makes a change, and computes the powers of the ranks that it touches.

@@ -101,8 +101,6 @@ pub(super) mod walk {
     /// The power of each rank's bound in the sum. A higher one is nearer to the maximum, but rewards lighter
     /// ranks less. It is a constant, because products replace a power that the compiler knows.
     pub(crate) const POWER: i32 = 24;
-    /// The most stages between the stages of which one gives another one a layer.
-    pub(crate) const RELIEF: usize = 6;
     /// The changes of a layout of unlike ranks after which the starts of all stages are computed again.
     pub(crate) const REFRESH: usize = 32;
 }

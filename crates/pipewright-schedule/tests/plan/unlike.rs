@@ -282,7 +282,7 @@ fn check_gaps(seeds: std::ops::Range<u64>, effort: u64, expected: [f64; 2]) {
 
 #[test]
 fn random_clusters_have_small_gaps() {
-    check_gaps(0..12, PlanRequest::EFFORT / 10, [5.0, 12.0]);
+    check_gaps(0..12, PlanRequest::EFFORT / 10, [6.0, 18.0]);
 }
 
 #[test]
