@@ -76,9 +76,11 @@ fn values_that_cannot_be_are_found() {
     );
 }
 
+type RankChange = fn(&mut RankProfile);
+
 #[test]
 fn unlike_ranks_have_speeds_in_range() {
-    let rank = |change: fn(&mut RankProfile)| {
+    let rank = |change: RankChange| {
         move |profile: &mut Profile| {
             let mut rank = RankProfile::default();
             change(&mut rank);
@@ -88,7 +90,7 @@ fn unlike_ranks_have_speeds_in_range() {
     let range = "where a number from 1e-3 to 1e3 is expected";
     check(rank(|rank| rank.speed = 0.35), &[]);
     check(rank(|rank| rank.speeds = [("a".to_owned(), 0.3)].into()), &[]);
-    let speeds: [(fn(&mut RankProfile), &str); 4] = [
+    let speeds: [(RankChange, &str); 4] = [
         (|rank| rank.speed = 0.0, "0"),
         (|rank| rank.speed = -1.0, "-1"),
         (|rank| rank.speed = f64::NAN, "NaN"),
