@@ -245,7 +245,7 @@ mod tests {
             machines: Vec::new(),
             recompute: vec![None],
             mesh: Mesh::default(),
-            machines: Vec::new(),
+
             collectives: Collectives::default(),
             microbatch_rows: 1,
             step_s,
@@ -264,7 +264,6 @@ mod tests {
             ],
             simulated: 2,
             stopped: false,
-            machines: Vec::new(),
         };
         let said = sentences(&report, &report.plans[0], "by hand");
         assert!(said[1].starts_with("auto: the best other of 2 schedules, 1f1b: "), "{said:?}");

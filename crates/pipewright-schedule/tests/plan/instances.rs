@@ -78,7 +78,8 @@ pub(crate) fn unlike(seed: u64) -> Instance {
     let share = fixed / u64::from(*ranks) + kept;
     let rank = |_| RankProfile {
         speed: 0.125 * 8f64.powf(numbers.share()),
-        memory_bytes: (seed % 3 > 0).then(|| (share as f64 * 1.5 * 4f64.powf(numbers.share())) as u64),
+        memory_bytes: (!seed.is_multiple_of(3))
+            .then(|| (share as f64 * 1.5 * 4f64.powf(numbers.share())) as u64),
         ..RankProfile::default()
     };
     profile.ranks = (0..*ranks).map(rank).collect();

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use pipewright_schedule::action::Action;
 use pipewright_schedule::plan::{Plan, PlanChoice, PlanError, PlanReport, PlanRequest, plan, predict};
 use pipewright_schedule::profile::{LinkProfile, PairProfile, Profile, RankProfile};
-use pipewright_schedule::{Rank, Schedule, ScheduleSpec, generate};
+use pipewright_schedule::{Microbatch, Rank, Schedule, ScheduleSpec, generate};
 
 use crate::instances::{self, Instance, Numbers, block};
 use crate::trying::every_cut;
@@ -123,7 +123,7 @@ fn rows_of(schedule: &Schedule) -> Vec<Row> {
         let parts = row.iter().flatten().flat_map(|action| action.parts());
         let computations = parts.flat_map(|part| {
             let stage = part.stage();
-            let at = |kind: char| (kind, stage.index(), part.microbatch().map_or(0, |it| it.index()));
+            let at = |kind: char| (kind, stage.index(), part.microbatch().map_or(0, Microbatch::index));
             match part {
                 Action::Forward { .. } => vec![at('F')],
                 Action::InputBackward { .. } => vec![at('I')],
@@ -163,7 +163,7 @@ fn check_plan(instance: &Instance, report: &PlanReport) {
     for (machine, used) in report.machines.iter().enumerate() {
         assert_eq!(used.machine.index(), machine);
         let rank = best.machines.iter().position(|it| it.index() == machine);
-        assert_eq!(used.rank.map(|rank| rank.index()), rank);
+        assert_eq!(used.rank.map(Rank::index), rank);
         assert_eq!(used.stages.is_empty(), rank.is_none());
         assert!(used.step_if_twice_as_fast_s <= best.step_s);
         assert!((used.busy_s + used.idle_s - best.step_s).abs() < 1e-9 * best.step_s);
@@ -193,8 +193,7 @@ fn orders(ranks: usize, count: usize) -> Vec<Vec<usize>> {
     for _ in 0..count {
         let longer = |order: &Vec<usize>| {
             let order = order.clone();
-            let others = (0..ranks).filter(move |rank| !order.contains(rank)).collect::<Vec<_>>();
-            others
+            (0..ranks).filter(move |rank| !order.contains(rank)).collect::<Vec<_>>()
         };
         let extended = orders
             .iter()
