@@ -9,9 +9,9 @@ use burn::tensor::{Device, Int, Tensor};
 use pipewright::device::Devices;
 use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError, StepSummary};
-use pipewright::profile::{MeasureConfig, measure};
+use pipewright::profile::{MeasureConfig, measure, unlike_links};
 use pipewright::stage::Stage;
-use pipewright::transport::{LinkSpeed, World};
+use pipewright::transport::World;
 use pipewright_models::{CutModel, InitialParameters, ModelError};
 use pipewright_schedule::analytic::{PeakRates, Workload};
 use pipewright_schedule::lower::{TrainingLowering, for_training};
@@ -68,8 +68,9 @@ pub(crate) struct InTurn {
 }
 
 /// Measures the link between two ranks.
-pub(crate) fn link() -> Outcome<Option<LinkSpeed>> {
-    Ok(World::local(2).measure_link(&Devices::default(), Duration::from_secs(60))?)
+pub(crate) fn link() -> Outcome<Option<LinkProfile>> {
+    let links = World::local(2).measure_links(&Devices::default(), Duration::from_secs(60))?;
+    Ok(unlike_links(&links).map(|(link, _)| link))
 }
 
 /// Measures the profile of a model with this number of ranks at once. Each step of the measurement follows a
@@ -78,7 +79,7 @@ pub(crate) fn link() -> Outcome<Option<LinkSpeed>> {
 /// Without runs, the measurement takes `steps` steps alone.
 pub(crate) fn in_turn(
     model: &CutModel,
-    link: Option<LinkSpeed>,
+    link: Option<LinkProfile>,
     ranks: u32,
     runs: &[&Run],
     steps: usize,

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use pipewright_book::markdown::{code_blocks, files_below, inline_code};
 use pipewright_book::root;
+use pipewright_system::profile_file;
 
 use super::load;
 use crate::settings::keys::keys_of;
-use crate::settings::profile;
 
 /// Returns the documents with their texts.
 fn documents() -> Vec<(PathBuf, String)> {
@@ -22,7 +22,7 @@ fn problems_of_profile(text: &str) -> Result<(), String> {
     let folder = tempfile::tempdir().expect("a scratch folder");
     let file = folder.path().join("profile.toml");
     std::fs::write(&file, text).expect("the scratch folder takes files");
-    profile::read(&file).map(drop).map_err(|error| format!("{error:?}"))
+    profile_file::read(&file).map(drop).map_err(|error| format!("{error:?}"))
 }
 
 #[test]
