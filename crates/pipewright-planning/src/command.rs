@@ -75,7 +75,7 @@ their data sheets. Exits with 3 if nothing fits into the memory.
 Example:
   pipewright plan --profile profile.toml --ranks 4 --microbatches 16
   pipewright plan my-model --cluster h100 --nodes 2 --batch 64 --seq-len 4096")]
-    Plan(plan::PlanArguments),
+    Plan(Box<plan::PlanArguments>),
     /// List the machines that plans know by name, with the source of each figure.
     #[command(after_long_help = "\
 With a name, it shows the machine as a file, which can be saved, edited, and given to `plan --cluster`.
