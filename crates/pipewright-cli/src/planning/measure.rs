@@ -60,8 +60,11 @@ pub(crate) fn measure_run(
     let workload = workload(settings, &layers);
     let (link, pairs) = links.unzip();
     let mut profile = measured.profile(&workload, link, assumed_link(settings), assumed_rates(settings));
-    // Plans for replicas and tensor-parallel ranks take all ranks as equal.
-    if settings.mesh.ranks(1) == 1 {
+    // Threads on one device differ by what else runs on the machine, which changes within seconds. Plans for replicas and
+    // tensor-parallel ranks take all ranks as equal.
+    let are_apart =
+        transport == TransportChoice::Mpi || ranks.iter().any(|rank| rank.device != ranks[0].device);
+    if are_apart && settings.mesh.ranks(1) == 1 {
         profile.pairs = pairs.unwrap_or_default();
         profile.ranks = unlike_ranks(&measured, &layers, &ranks);
         if profile.ranks.is_empty() && !profile.pairs.is_empty() {
