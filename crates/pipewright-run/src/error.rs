@@ -10,7 +10,7 @@ pub use pipewright_system::failure::{ErrorKind, MOST_PROBLEMS, more_problems};
 /// The reason why a run ends without success. Its text says where and why, with all causes.
 pub type RunError = Failure;
 
-/// What a run adds to its error.
+/// The facts that a run adds to its error.
 #[derive(Clone, Default)]
 struct RunFailure {
     lost: Option<WorldRank>,

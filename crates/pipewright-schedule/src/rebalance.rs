@@ -67,7 +67,7 @@ pub struct Rebalancer {
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Times([f64; 4]);
 
-/// What a move costs, and how long it may pay off.
+/// The costs of a move, and how long it may pay off.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MoveCosts<'a> {
     /// The bytes of each layer that a move sends: parameters and optimizer state.

@@ -153,7 +153,7 @@ pub enum Tag {
         /// The number of its earlier choices.
         round: u32,
     },
-    /// What the first rank's process passes to all, between two steps: down the tree of all ranks.
+    /// The bytes that the first rank's process passes to all, between two steps: down the tree of all ranks.
     Shared,
     /// The state of layers that move from one stage to another, between two steps.
     Layers {

@@ -84,7 +84,7 @@ impl Configurations for TrainingConfigurations {
 }
 
 /// Returns why no replicas of a plan hold the experts together, although the configuration has such a `mesh`;
-/// `None` if they do, or if the configuration has none.
+/// `None` if they do, or if the configuration does not ask for it.
 fn replicas_with_all_experts(fixed: FixedRanks, mesh: &MeshSettings) -> Option<String> {
     let tensor = fixed.tensor_parallel.filter(|ranks| *ranks > 1);
     let tensor =

@@ -86,7 +86,7 @@ pub(crate) fn measure_run(
     Ok(Measurement { profile, measured, layers })
 }
 
-/// Returns the measurements of the ranks of this process, the first of which is `first`.
+/// Returns the measurements of the ranks of this process, which have the numbers from `first` on.
 fn measured_ranks(settings: &Settings, measured: &Measured, first: WorldRank) -> Vec<MeasuredRank> {
     let rank = |(number, times): (u32, &Vec<Quartiles>)| MeasuredRank {
         times: times.clone(),

@@ -312,7 +312,7 @@ impl<'a> Walk<'a> {
         self.update();
     }
 
-    /// Computes the times of stages that have other ranks. Of equal ranks, they are the same.
+    /// Computes the times of stages that have other ranks. They are the same for equal ranks.
     fn set_on_rank(&mut self, stages: &[usize]) {
         for &stage in stages {
             let (rank, starts) = (self.layout.rank_of[stage] as usize, &self.layout.starts);

@@ -228,7 +228,7 @@ fn ranks_and_pairs_are_written_and_read() {
     );
 }
 
-/// The keys are those that the command line and Python read.
+/// The command line and Python read these keys.
 #[test]
 fn parts_of_layers_have_keys_of_their_own() {
     let keys = |layer: &LayerProfile| {

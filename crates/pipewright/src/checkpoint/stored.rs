@@ -40,7 +40,7 @@ pub(crate) trait StoredState {
         part: RowShard,
     ) -> Result<TensorData, CheckpointError>;
 
-    /// Reads the optimizer's state for the same rows of a parameter; nothing if it has none.
+    /// Reads the optimizer's state for the same rows of a parameter; nothing if it has no state.
     ///
     /// # Errors
     /// When it cannot be read.

@@ -37,8 +37,8 @@ pub struct MovedLayers {
 pub(crate) struct StageChange {
     /// The layers that move.
     pub(crate) moved: Vec<MovedLayers>,
-    /// The stages that are made again, in order: those whose layers change, and others that compute in another way
-    /// after the move.
+    /// The stages that are made again, in order: their layers change, or they compute in another way after the
+    /// move.
     pub(crate) stages: Vec<StageIndex>,
     pub(crate) build: Box<BuildStage>,
 }
@@ -52,7 +52,7 @@ pub(super) struct Arrivals {
     change: Arc<StageChange>,
     /// The stages of this rank that are made again.
     stages: Vec<StageIndex>,
-    /// What this rank has had.
+    /// The state that this rank has had.
     state: MovedState,
     /// The stages that the messages are for.
     receivers: Vec<StageIndex>,

@@ -126,7 +126,7 @@ pub(crate) struct Outcome {
     pub(crate) parameters: Vec<NamedParameter>,
     /// The results of a visit to the modules.
     pub(crate) visited: Visited,
-    /// What the first rank's process has passed to all, if it was asked to.
+    /// The bytes that the first rank's process has passed to all, if it was asked to.
     pub(crate) shared: Option<Arc<[u8]>>,
     /// The result of comparing the processes' batches, if the rank was asked to compare them.
     pub(crate) agreed: Option<Agreement>,

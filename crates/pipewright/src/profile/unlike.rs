@@ -140,7 +140,7 @@ fn of_rank(kinds: &[MeasuredKind<'_>], rank: &MeasuredRank) -> RankProfile {
     }
 }
 
-/// Returns the link of most pairs, and the `[[pair]]` sections of those that have another one. `None` if nothing was
+/// Returns the link of most pairs, and the `[[pair]]` sections of the pairs with another one. `None` if nothing was
 /// measured.
 pub fn unlike_links(links: &[LinkSpeed]) -> Option<(LinkProfile, Vec<PairProfile>)> {
     // A pipeline sends both ways.
