@@ -1,9 +1,9 @@
 //! Plans for the commands: predictions for a profile, how plans are shown, and the files that they become.
 
 pub mod config;
-pub mod prediction;
+pub(crate) mod prediction;
 pub mod print;
-pub mod emitted;
-pub mod plan_json;
-pub mod given_file;
-pub mod checked;
+pub(crate) mod emitted;
+pub(crate) mod plan_json;
+pub(crate) mod given_file;
+pub(crate) mod checked;

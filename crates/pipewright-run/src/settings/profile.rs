@@ -39,7 +39,7 @@ fn kinds_of(devices: &str) -> BTreeSet<String> {
 /// Reads the profile of a run in `file`, and estimates figures of layers that it lacks.
 ///
 /// # Errors
-/// As [`read`], and if the profile is of another model, device or precision.
+/// As [`parse`] and [`read_source`], and if the profile is of another model, device or precision.
 pub fn read_for(file: &Path, run: &ProfiledRun<'_>) -> Result<Profile, ConfigError> {
     let mut found = parse(read_source(file, "profile")?, true).map_err(ConfigError::Problems)?;
     if found.missing.is_empty() {
