@@ -27,6 +27,7 @@ __all__ = [
     "predict",
     "read_csv",
     "read_trace",
+    "run_command",
     "schedule",
     "schedules",
     "shapes",
