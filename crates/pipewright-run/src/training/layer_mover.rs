@@ -32,8 +32,7 @@ use crate::training::model::read_model;
 use crate::training::optimizer::state_rule;
 use crate::training::prepare::{CutProgram, Prepared, RunParts};
 
-/// The bytes per second with which layers move, before a move has been measured: little, so that the first move pays
-/// off in any case.
+/// The bytes per second with which layers are assumed to move before a move has been measured.
 const FIRST_RATE: f64 = 2.5e8;
 
 /// The bytes of a number of a parameter.

@@ -1,7 +1,7 @@
 //! Measures the links between ranks: how long a message takes whatever its size, and how many bytes per
 //! second follow, one way and both ways at once.
 //!
-//! The two ranks of a pair send a tensor back and forth, and then to each other at the same time. Each reads what it receives, because storage that is moved
+//! The two ranks of a pair send a tensor back and forth, and processes then to each other at the same time. Each reads what it receives, because storage that is moved
 //! within a process still has to come from the cache of the other core. The time that a rank needs to read
 //! its own tensor is subtracted. Small messages show the latency, and the further time of large ones the
 //! bandwidth.
@@ -101,7 +101,7 @@ pub(super) fn measure(
         let trips = trips.collect::<Result<Vec<f64>, AgreementError>>()?;
         let read = median((0..warm_up + rounds).map(|_| link.read(tensor.clone()).1).collect(), warm_up);
         *time = (median(trips, warm_up) / 2.0 - read).max(0.0);
-        if is_large {
+        if is_large && endpoint.is_distributed() {
             let exchanges = (0..rounds).map(|_| link.exchange(endpoint, &tensor));
             let exchanges = exchanges.collect::<Result<Vec<f64>, AgreementError>>()?;
             both_ways = (median(exchanges, 0) - read).max(0.0);
@@ -112,7 +112,8 @@ pub(super) fn measure(
     let bandwidth = |time: f64| (bytes / (time - small).max(bytes / FASTEST)).clamp(1.0, FASTEST);
     let bytes_per_s = bandwidth(large);
     let latency_s = (small - NUMBER * SIZES[0] as f64 / bytes_per_s).max(0.0);
-    let both_ways_bytes_per_s = bandwidth(both_ways);
+    // Within a process, tensors are moved, and their ways do not share a link.
+    let both_ways_bytes_per_s = if endpoint.is_distributed() { bandwidth(both_ways) } else { bytes_per_s };
     Ok(begins.then_some(LinkSpeed { ranks: pair, latency_s, bytes_per_s, both_ways_bytes_per_s }))
 }
 
