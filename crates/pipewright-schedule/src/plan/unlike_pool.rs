@@ -85,7 +85,7 @@ pub(super) fn every_layout(shape: &Shape) -> Vec<PooledCut> {
 /// `None` if there are more stages than layers.
 pub(super) fn arranged(step: Step<'_>, class: Class, order: &[u32]) -> Option<PlacedCut> {
     let rank_of: Vec<u32> = class.ranks_of().into_iter().map(|place| order[place as usize]).collect();
-    let speeds = mean_speeds(step);
+    let speeds = step.mean_speeds();
     cut_by_shares(step, &rank_of, |rank| speeds[rank as usize])
 }
 
@@ -103,7 +103,7 @@ pub(super) fn class_of(rank_of: &[u32], ranks: u32) -> Option<Class> {
 
 /// Returns the order of the ranks of the fastest ones first.
 pub(super) fn fastest_first(step: Step<'_>) -> Vec<u32> {
-    let speeds = mean_speeds(step);
+    let speeds = step.mean_speeds();
     let mut order: Vec<u32> = (0..step.ranks).collect();
     order.sort_by(|&one, &other| speeds[other as usize].total_cmp(&speeds[one as usize]));
     order
@@ -131,7 +131,7 @@ fn walked(
 /// Returns the layouts from which the walks start.
 fn seeds(shape: &Shape) -> Vec<PlacedCut> {
     let step = shape.step();
-    let speeds = mean_speeds(step);
+    let speeds = step.mean_speeds();
     let all: f64 = speeds.iter().sum();
     let mut seeds: Vec<PlacedCut> = Vec::new();
     for chunks in 1..=MAX_CHUNKS {
@@ -179,17 +179,6 @@ fn cut_by_shares(step: Step<'_>, rank_of: &[u32], share: impl Fn(u32) -> f64) ->
     }
     starts.push(layers);
     Some(PlacedCut { starts, rank_of: rank_of.to_vec() })
-}
-
-/// Returns how much faster each rank computes the whole model than a rank at speed 1.
-fn mean_speeds(step: Step<'_>) -> Vec<f64> {
-    let all = 0..step.layers.count();
-    let at_one = step.layers.work(all.clone());
-    let speed = |rank: usize| {
-        let own = step.layers.on(rank).work(all.clone());
-        if own > 0.0 { at_one / own } else { 1.0 }
-    };
-    (0..step.ranks as usize).map(speed).collect()
 }
 
 /// Returns the orders of the ranks that seeds have.

@@ -64,9 +64,7 @@ impl Step<'_> {
         let link = self.layers.network.link(from, to);
         link.latency_s + self.layers.list[layer].output as f64 / link.bytes_per_s
     }
-}
 
-impl Step<'_> {
     /// Returns how many times as fast as the profile each rank is at the kind of layer that it is best at.
     pub(super) fn speeds(&self) -> Vec<f64> {
         let ratio = |rank: usize| {
@@ -93,13 +91,18 @@ impl Step<'_> {
         if !self.layers.is_unlike() {
             return f64::from(self.ranks);
         }
+        self.mean_speeds().into_iter().sum()
+    }
+
+    /// Returns how many times as fast as the profile each rank computes the whole model.
+    pub(super) fn mean_speeds(&self) -> Vec<f64> {
         let all = 0..self.layers.count();
         let at_one = self.layers.work(all.clone());
         let speed = |rank: usize| {
             let own = self.layers.on(rank).work(all.clone());
             if own > 0.0 { at_one / own } else { 1.0 }
         };
-        (0..self.ranks as usize).map(speed).sum()
+        (0..self.ranks as usize).map(speed).collect()
     }
 
     /// Returns the shortest time of a message between any two ranks.
