@@ -169,7 +169,7 @@ fn lora(options: &Options) -> LoraConfig {
     let rank = options.adapter_rank;
     let targets = match options.targets.as_slice() {
         [] => LoraTargets::AllLinear,
-        named => LoraTargets::Named(named.to_vec()),
+        named => LoraTargets::named(named.to_vec()),
     };
     LoraConfig { rank, alpha: f64::from(2 * rank), targets, ..LoraConfig::default() }
 }

@@ -38,6 +38,7 @@ pub mod file_layout;
 mod path_names;
 mod split;
 
+mod lora_target;
 pub mod lora;
 pub mod parameter;
 mod projection;
@@ -121,6 +122,7 @@ pub use error::{ModelError, SplitModel};
 pub use family::ModelFamily;
 pub use head_form::{FurtherPredictions, HeadForm};
 pub use lora::{LoraConfig, LoraTargets};
+pub use lora_target::LoraTarget;
 pub use model_config::ModelConfig;
 pub use model_source::{AdaptedCheckpoint, InitialParameters, ModelSource};
 pub use parameter::{FirstCopies, HeldValues, ParameterKind, ParameterSource, ParameterSpec};

@@ -10,15 +10,14 @@
 //! [outputs]` are trained too. The gradient does not go through `|v|`. `m` is the parameter
 //! `lora_magnitude_vector`.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, PoisonError};
+use std::collections::BTreeSet;
 
-use globset::{Glob, GlobMatcher};
 use pipewright_shapes::ShapeError;
 use pipewright_shapes::training::AdapterSizes;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ModelError;
+use crate::lora_target::LoraTarget;
 
 /// The names of an adapter's two matrices in the path of a parameter.
 const MATRICES: [&str; 2] = [".lora_A.", ".lora_B."];
@@ -66,9 +65,8 @@ pub enum LoraTargets {
     /// dense model, PEFT calls this `all-linear`; in a mixture, its `all-linear` also means routers and all
     /// experts.
     AllLinear,
-    /// The layers with these names, with these paths, or whose paths match these patterns. `q_proj` is the
-    /// layer of this name in every block; a text with `*`, `?`, `[` or `{` is a pattern of the whole path.
-    Named(Vec<String>),
+    /// The layers with these names, with these paths, or whose paths match these patterns.
+    Named(Vec<LoraTarget>),
 }
 
 impl LoraConfig {
@@ -116,31 +114,37 @@ impl LoraConfig {
     pub(crate) fn adapts(&self, layer: &str) -> bool {
         match &self.targets {
             LoraTargets::AllLinear => true,
-            LoraTargets::Named(targets) => targets.iter().any(|target| is_target(target, layer)),
+            LoraTargets::Named(targets) => targets.iter().any(|target| target.means(layer)),
         }
     }
 
     /// Checks that each target means at least one of the model's `layers`, given as paths.
     pub(crate) fn require_targets(&self, layers: &[String]) -> Result<(), ModelError> {
         let LoraTargets::Named(targets) = &self.targets else { return Ok(()) };
-        for target in targets.iter().filter(|target| is_pattern(target)) {
-            Glob::new(target).map_err(|source| {
+        for target in targets {
+            target.check().map_err(|source| {
                 let fault = "is not a pattern: correct it, or write the name of a layer";
-                ModelError::new(format!("`adapter.targets`: `{target}` {fault}")).because(source)
+                ModelError::new(format!("`adapter.targets`: `{}` {fault}", target.as_str())).because(source)
             })?;
         }
-        let unknown = |target: &&String| !layers.iter().any(|layer| is_target(target, layer));
+        let unknown = |target: &&LoraTarget| !layers.iter().any(|layer| target.means(layer));
         targets.iter().find(unknown).map_or(Ok(()), |target| {
             let names = layers.iter().map(|layer| name_of(layer)).collect::<BTreeSet<_>>();
             let names = names.into_iter().collect::<Vec<_>>().join(", ");
             Err(ModelError::new(format!(
-                "`adapter.targets`: `{target}` is not a linear layer of the model: write names of {names}, or \"all-linear\""
+                "`adapter.targets`: `{}` is not a linear layer of the model: write names of {names}, or \"all-linear\"",
+                target.as_str()
             )))
         })
     }
 }
 
 impl LoraTargets {
+    /// Returns the layers with these names, with these paths, or whose paths match these patterns.
+    pub fn named(targets: impl IntoIterator<Item: Into<String>>) -> Self {
+        Self::Named(targets.into_iter().map(|target| LoraTarget::from(target.into())).collect())
+    }
+
     /// Returns the targets that mean the layers `adapted` and no others of `layers`: their names if these
     /// suffice, and otherwise their paths.
     pub(crate) fn short_names(adapted: &BTreeSet<String>, layers: &[String]) -> Vec<String> {
@@ -154,37 +158,6 @@ impl LoraTargets {
 /// Returns the last part of a layer's path.
 pub(crate) fn name_of(layer: &str) -> &str {
     layer.rsplit('.').next().unwrap_or(layer)
-}
-
-/// Returns whether a target is a pattern of whole paths.
-fn is_pattern(target: &str) -> bool {
-    target.contains(['*', '?', '[', '{'])
-}
-
-/// Returns whether a target means the layer at a path. A name means the path that ends in it, as in PEFT.
-fn is_target(target: &str, layer: &str) -> bool {
-    if is_pattern(target) {
-        return matcher(target).is_some_and(|matcher| matcher.is_match(layer));
-    }
-    is_named(target, layer)
-}
-
-/// Returns the compiled pattern; `None` if the text is not a pattern. Every layer of every stage asks for the
-/// patterns of the settings, and to compile one takes many times as long as to match it, so each is compiled once.
-fn matcher(pattern: &str) -> Option<GlobMatcher> {
-    static COMPILED: Mutex<BTreeMap<String, Option<GlobMatcher>>> = Mutex::new(BTreeMap::new());
-    let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(matcher) = compiled.get(pattern) {
-        return matcher.clone();
-    }
-    let matcher = Glob::new(pattern).ok().map(|glob| glob.compile_matcher());
-    compiled.insert(pattern.to_owned(), matcher.clone());
-    matcher
-}
-
-/// Returns whether the path of a layer is `target` or ends in it, from the beginning of a name on.
-pub(crate) fn is_named(target: &str, layer: &str) -> bool {
-    layer.strip_suffix(target).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }
 
 /// Returns whether a parameter belongs to an adapter.
@@ -215,8 +188,11 @@ mod tests {
         ["model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.q_proj", "model.layers.1.mlp.up_proj"];
 
     fn config(targets: &[&str]) -> LoraConfig {
-        let targets = LoraTargets::Named(targets.iter().map(|&target| target.to_owned()).collect());
-        LoraConfig { alpha: 16.0, targets, ..LoraConfig::default() }
+        LoraConfig {
+            alpha: 16.0,
+            targets: LoraTargets::named(targets.iter().copied()),
+            ..LoraConfig::default()
+        }
     }
 
     fn check(target: &str, expected: &[usize]) {

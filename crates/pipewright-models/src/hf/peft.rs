@@ -14,7 +14,8 @@ use super::json_file::{parse, read_bytes};
 use super::layout::{file_shape, from_file};
 use super::other_form::ADAPTER;
 use crate::error::ModelError;
-use crate::lora::{LoraConfig, LoraTargets, is_named, is_of_adapter, layer_of_magnitudes};
+use crate::lora::{LoraConfig, LoraTargets, is_of_adapter, layer_of_magnitudes};
+use crate::lora_target::is_named;
 use crate::parameter::{ParameterSource, ParameterSpec};
 
 /// The file with the weights of an adapter.
@@ -246,7 +247,7 @@ fn targets_of(weights: &AdapterWeights, dora: bool, layers: &[String]) -> Result
     if adapted.len() == layers.len() {
         return Ok(LoraTargets::AllLinear);
     }
-    Ok(LoraTargets::Named(LoraTargets::short_names(&adapted, layers)))
+    Ok(LoraTargets::named(LoraTargets::short_names(&adapted, layers)))
 }
 
 /// The weights of an adapter in a PEFT directory, as a source of parameters.

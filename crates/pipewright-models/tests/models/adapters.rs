@@ -88,7 +88,7 @@ fn only_adapters_leave_work_for_weight_gradients() {
         ("phi3", &json!({}), "qkv_proj", 4),
         ("gpt2", &json!({}), "c_attn", 4),
     ] {
-        let queries = Some(LoraTargets::Named(vec![queries.to_owned()]));
+        let queries = Some(LoraTargets::named([queries]));
         assert_eq!(tasks(family, keys, queries), of_adapters(1), "{family}");
         assert_eq!(tasks(family, keys, Some(LoraTargets::AllLinear)), of_adapters(linear), "{family}");
         assert!(tasks(family, keys, None) > of_adapters(1), "{family}");
@@ -139,7 +139,7 @@ impl Run {
 
 #[test]
 fn layers_weigh_what_the_training_of_adapters_computes() {
-    let targets = LoraTargets::Named(vec!["*.layers.3.*".to_owned()]);
+    let targets = LoraTargets::named(["*.layers.3.*"]);
     let whole = model("llama", &json!({}), 6, None).describe(8).layers;
     let adapted = model("llama", &json!({}), 6, Some(targets)).describe(8).layers;
     for (index, (layer, whole)) in adapted.iter().zip(&whole).enumerate() {
@@ -197,7 +197,7 @@ fn frozen_stages_compute_and_receive_no_gradients_that_nothing_uses() {
     use ActionKind::{Backward, InputBackward, RecvBackward, SendBackward, WeightBackward};
     // The embedding, six blocks and the head: with four stages, two layers each. The third stage has
     // adapters.
-    let targets = LoraTargets::Named(vec!["*.layers.3.*".to_owned()]);
+    let targets = LoraTargets::named(["*.layers.3.*"]);
     let model = model("llama", &json!({}), 6, Some(targets));
     for schedule in ["1f1b", "gpipe", "zb-h1", "interleaved1f1b", "zbvzerobubble", "dualpipev"] {
         let spec = ScheduleSpec { ranks: 2, microbatches: 4, ..ScheduleSpec::default() };

@@ -66,7 +66,7 @@ impl AdapterSource {
         let targets = if targets == &[ALL_LINEAR] {
             LoraTargets::AllLinear
         } else {
-            LoraTargets::Named(targets.clone())
+            LoraTargets::named(targets.clone())
         };
         Some(LoraConfig {
             rank: *rank,
