@@ -108,7 +108,7 @@ pub struct Proposal {
 
 /// Layers that go from one stage to another.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LayerMove {
+pub struct MovedRange {
     /// The layers.
     pub layers: Range<usize>,
     /// The stage that has them.
@@ -299,8 +299,8 @@ impl Times {
 }
 
 /// Returns the layers that go from stage to stage between two cuts into as many stages, in their order.
-pub fn layer_moves(before: &Partition, after: &Partition) -> Vec<LayerMove> {
-    let mut moves: Vec<LayerMove> = Vec::new();
+pub fn layer_moves(before: &Partition, after: &Partition) -> Vec<MovedRange> {
+    let mut moves: Vec<MovedRange> = Vec::new();
     let stage_of = |cut: &Partition| -> Vec<StageIndex> {
         let stages = (0..).map(StageIndex::new).zip(cut.ranges());
         stages.flat_map(|(stage, range)| range.map(move |_| stage)).collect()
@@ -309,7 +309,7 @@ pub fn layer_moves(before: &Partition, after: &Partition) -> Vec<LayerMove> {
         match moves.last_mut() {
             _ if from == to => {}
             Some(last) if (last.from, last.to, last.layers.end) == (from, to, layer) => last.layers.end += 1,
-            _ => moves.push(LayerMove { layers: layer..layer + 1, from, to }),
+            _ => moves.push(MovedRange { layers: layer..layer + 1, from, to }),
         }
     }
     moves

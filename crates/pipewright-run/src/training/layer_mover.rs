@@ -16,7 +16,9 @@ use pipewright_models::InitialParameters;
 use pipewright_schedule::csv::print_program;
 use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::partition::Partition;
-use pipewright_schedule::rebalance::{self, Decision, EVERY, MoveCosts, Proposal, Rebalancer, layer_moves};
+use pipewright_schedule::rebalance::{
+    Decision, EVERY, MoveCosts, MovedRange, Proposal, Rebalancer, layer_moves,
+};
 use pipewright_schedule::{StageIndex, Timeline};
 use serde::{Deserialize, Serialize};
 
@@ -157,7 +159,7 @@ impl LayerMover {
         }
         let CutProgram { program, partition, .. } = found;
         let moves = layer_moves(&self.cut, &partition);
-        let paths = |rebalance::LayerMove { layers, from, to }: &rebalance::LayerMove| MovedLayers {
+        let paths = |MovedRange { layers, from, to }: &MovedRange| MovedLayers {
             from: *from,
             to: *to,
             parameters: self.paths[layers.clone()].concat(),
@@ -184,7 +186,7 @@ impl LayerMover {
             self.seconds_per_byte = seconds / proposal.bytes as f64;
         }
         let world_rank = |stage| placement.rank_of(stage).get() * self.settings.mesh.tensor_parallel;
-        let moves = moves.into_iter().map(|rebalance::LayerMove { layers, from, to }| MovedRun {
+        let moves = moves.into_iter().map(|MovedRange { layers, from, to }| MovedRun {
             layers,
             from: world_rank(from),
             to: world_rank(to),

@@ -171,7 +171,7 @@ fn layers_move_in_runs() {
     let cut = |starts: &[usize]| Partition::from_starts(starts.to_vec(), 10);
     let moves = |before: &[usize], after: &[usize]| -> Vec<String> {
         let moves = layer_moves(&cut(before), &cut(after)).into_iter();
-        moves.map(|LayerMove { layers, from, to }| format!("{layers:?} {from}>{to}")).collect()
+        moves.map(|MovedRange { layers, from, to }| format!("{layers:?} {from}>{to}")).collect()
     };
     assert_eq!(moves(&[0, 4, 8], &[0, 6, 8]), ["4..6 1>0"]);
     assert_eq!(moves(&[0, 4, 8], &[0, 2, 9]), ["2..4 0>1", "8..9 2>1"]);

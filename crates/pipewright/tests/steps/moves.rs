@@ -15,7 +15,7 @@ use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::tensor::Precision;
 use pipewright::transport::World;
 use pipewright_schedule::partition::{Method, Partition, partition};
-use pipewright_schedule::rebalance::{LayerMove, layer_moves};
+use pipewright_schedule::rebalance::{MovedRange, layer_moves};
 use pipewright_schedule::{StageIndex, TrainedStages, ValidatedProgram};
 
 use crate::support::{
@@ -48,7 +48,7 @@ fn moved(before: &Partition, after: &Partition) -> Vec<MovedLayers> {
     let paths = |layer| [format!("layers.{layer}.weight"), format!("layers.{layer}.bias")];
     let moves = layer_moves(before, after).into_iter();
     moves
-        .map(|LayerMove { layers, from, to }| MovedLayers {
+        .map(|MovedRange { layers, from, to }| MovedLayers {
             from,
             to,
             parameters: layers.flat_map(paths).collect(),
@@ -224,7 +224,7 @@ fn tied_parameters_have_one_state_wherever_their_layers_are() {
         let mut steps = take_steps(&mut pipeline, 0..2, MICROBATCHES);
         for (number, starts) in (1..).zip(&cuts[1..]) {
             let next = cut(starts);
-            let moved = layer_moves(&present, &next).into_iter().map(|LayerMove { layers, from, to }| {
+            let moved = layer_moves(&present, &next).into_iter().map(|MovedRange { layers, from, to }| {
                 MovedLayers { from, to, parameters: layers.flat_map(paths).collect() }
             });
             let made = make(next.clone());
