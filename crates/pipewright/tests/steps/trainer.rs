@@ -242,8 +242,8 @@ fn stopped() -> (u64, Option<f64>, f64) {
     let (interrupt, hook) = (Some(flag.clone()), Some(hook));
     let config = PipelineConfig { interrupt, hook, data_parallel: 2, ..PipelineConfig::default() };
     let mut trainer = with_validation(builder(config).launch().expect("it starts"));
-    while !trainer.step_ahead().expect("a step").1.interrupted {}
-    assert!(!trainer.has_begun_next());
+    // Rank 1 may begin step 2 before rank 0 has reported step 1. Step 2 is then under way, and is finished too.
+    while !trainer.step_ahead().expect("a step").1.interrupted || trainer.has_begun_next() {}
     let done = trainer.steps_done();
     let error = trainer.evaluate().expect_err("the flag is raised");
     assert!(matches!(error, PipelineError::Interrupted), "{error}");
