@@ -9,6 +9,7 @@ use pipewright_book::markdown::{code_blocks, shell_lines};
 use serde_json::json;
 use tempfile::TempDir;
 
+use super::turns::SharedTurn;
 use super::{figures_of, pipewright, words};
 
 /// A template of chats like the one of Qwen3: the last answer has a thought.
@@ -75,6 +76,7 @@ fn shell(folder: &Path, line: &str) -> Command {
 
 #[test]
 fn the_commands_of_the_page_work() {
+    let _turn = SharedTurn::begin();
     let folder = TempDir::new().expect("a scratch folder");
     let path = pipewright_book::root().join("docs/fine-tuning.md");
     let page = fs::read_to_string(path).expect("the page");

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use super::{figures, folder, mpirun, pipewright, train_on_threads, with_overrides, words};
+use super::{Folder, figures, folder, mpirun, pipewright, train_on_threads, with_overrides, words};
 
 /// The addresses of the two hosts.
 const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
@@ -219,7 +219,7 @@ fn a_launched_run_continues_on_the_host_that_answers() {
 /// A run of four processes on two hosts. The second host is lost and comes back.
 struct Disturbed {
     hosts: Hosts,
-    folder: tempfile::TempDir,
+    folder: Folder,
     set: Vec<String>,
     child: Child,
 }

@@ -26,18 +26,38 @@ mod scratch;
 mod slurm;
 mod slurm_cluster;
 mod starts;
+#[path = "../turns/mod.rs"]
+mod turns;
 mod verified_steps;
 
 use std::fs;
+use std::ops::Deref;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+use self::turns::SharedTurn;
+
 /// Returns a folder with a model that has enough layers for eight ranks with two stages each.
-fn folder() -> TempDir {
-    scratch::folder(&(scratch::small(16, 8, 2) + "deadline_seconds = 20\n"))
+fn folder() -> Folder {
+    let turn = SharedTurn::begin();
+    Folder { folder: scratch::folder(&(scratch::small(16, 8, 2) + "deadline_seconds = 20\n")), _turn: turn }
+}
+
+/// A scratch folder. Its test has a turn as long as it exists.
+struct Folder {
+    folder: TempDir,
+    _turn: SharedTurn,
+}
+
+impl Deref for Folder {
+    type Target = TempDir;
+
+    fn deref(&self) -> &TempDir {
+        &self.folder
+    }
 }
 
 fn pipewright() -> &'static Path {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::hosts::{said_in, spawn_saying};
 use super::launch::{SETTINGS, launch, wait_for_step};
-use super::{figures, find_launcher, find_process, folder, left_running, train_on_threads};
+use super::{Folder, figures, find_launcher, find_process, folder, left_running, train_on_threads};
 
 /// The ranks of the runs here.
 const RANKS: u32 = 3;
@@ -46,7 +46,7 @@ impl Target {
 
 /// A launched run.
 struct Disturbed {
-    scratch: tempfile::TempDir,
+    scratch: Folder,
     child: Child,
 }
 

@@ -9,9 +9,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tempfile::TempDir;
 
-use super::{figures, folder, pipewright, restarts, signal, train_on_threads, with_overrides, words};
+use super::{Folder, figures, folder, pipewright, restarts, signal, train_on_threads, with_overrides, words};
 
 /// Starts a process for each entry of the list of nodes, after `before`, or fails if a node is down. Only
 /// processes on the node `WRONG` get the fault `FAULT`.
@@ -79,7 +78,7 @@ const WRONG: [&str; 6] = [
 ];
 
 /// Returns a folder with the scripts.
-fn allocation() -> TempDir {
+fn allocation() -> Folder {
     let folder = folder();
     fs::create_dir(folder.path().join("bin")).expect("a new folder");
     fs::create_dir(folder.path().join("copies")).expect("a new folder");
@@ -169,14 +168,14 @@ fn a_node_that_does_not_answer_is_an_error_before_the_first_start() {
 
 /// A run on two nodes whose second one is lost in step 6, and no longer belongs to the allocation.
 struct SmallerRun {
-    folder: TempDir,
+    folder: Folder,
     launch: Child,
 }
 
 impl SmallerRun {
     const SET: [&str; 3] = ["pipeline.ranks=2", "run.checkpoint_every=20", "run.timelines=0"];
 
-    fn start(folder: TempDir) -> Self {
+    fn start(folder: Folder) -> Self {
         fs::write(folder.path().join("down-next"), "down-b").expect("a file");
         let said = fs::File::create(folder.path().join("said")).expect("a file");
         let set = [&Self::SET[..], &["run.steps=200000", "run.deadline_seconds=5"]].concat();
@@ -237,7 +236,7 @@ fn a_node_that_slurm_does_not_give_back_is_named_once() {
 
 /// A run in an allocation with a rank that computes wrong bits in step 10.
 struct WrongRun {
-    folder: TempDir,
+    folder: Folder,
     said: String,
     code: Option<i32>,
 }
@@ -248,7 +247,7 @@ impl WrongRun {
         Self::in_folder(allocation(), nodes, fault, set)
     }
 
-    fn in_folder(folder: TempDir, (nodes, tasks): (&str, u32), fault: (&str, &str), set: &[&str]) -> Self {
+    fn in_folder(folder: Folder, (nodes, tasks): (&str, u32), fault: (&str, &str), set: &[&str]) -> Self {
         let all: Vec<&str> = WRONG.iter().chain(set).copied().collect();
         let tasks = format!("{tasks}(x{})", nodes.split(',').count());
         let output = launch(folder.path(), nodes, &tasks, fault, &all).output().expect("it starts");

@@ -11,11 +11,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tempfile::TempDir;
 
 use super::launch::{refuse_part, wait_for_step};
 use super::slurm::undisturbed;
-use super::{figures, folder, pipewright, restarts, signal};
+use super::{Folder, figures, folder, pipewright, restarts, signal};
 
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
 
@@ -35,7 +34,7 @@ const PROLOG: &str = r#"#!/bin/sh
 
 /// The daemons of a cluster, and the folder of the run. They are ended when the value is dropped.
 struct Cluster {
-    folder: TempDir,
+    folder: Folder,
     /// `munged` and `slurmctld`.
     daemons: Vec<Child>,
     /// `slurmd` of each node.

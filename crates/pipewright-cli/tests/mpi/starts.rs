@@ -10,9 +10,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tempfile::TempDir;
-
-use super::{folder, pipewright, signal, train_on_threads, with_overrides, words};
+use super::{Folder, folder, pipewright, signal, train_on_threads, with_overrides, words};
 
 /// Answers a question to a host with the real program, after `ask`. Records a start in the file `starts` and
 /// runs `start`, which has the number of the start in `$1`.
@@ -30,7 +28,7 @@ exec sh ./start "$(wc -l < starts)"
 "#;
 
 /// Returns a folder with the script, whose first start fails. `first` is what the first start does before.
-fn with_launcher(first: &str) -> TempDir {
+fn with_launcher(first: &str) -> Folder {
     let folder = folder();
     let path = folder.path().join("bin/mpirun");
     fs::create_dir(folder.path().join("bin")).expect("a new folder");

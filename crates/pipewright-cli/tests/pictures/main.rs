@@ -5,6 +5,7 @@
 //! sets `PIPEWRIGHT_REQUIRE_CHROMIUM=1`, so that they fail instead.
 
 mod book;
+#[path = "../turns/mod.rs"]
 mod turns;
 mod chromium;
 mod browser;

@@ -3,7 +3,7 @@
 //! If Chromium is not installed, or the page cannot be built, these tests print a note to standard error and pass.
 //! Continuous integration sets `PIPEWRIGHT_REQUIRE_CHROMIUM=1`, so that they fail instead.
 
-#[path = "../../../pipewright-cli/tests/pictures/turns.rs"]
+#[path = "../../../pipewright-cli/tests/turns/mod.rs"]
 #[expect(dead_code, reason = "no test of the page measures times alone")]
 mod turns;
 #[path = "../../../pipewright-cli/tests/pictures/chromium.rs"]

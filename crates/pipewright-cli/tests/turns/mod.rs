@@ -1,4 +1,5 @@
-//! The turns of the tests of this program: a test that measures does so while no other one uses a browser or the binary.
+//! The turns of the tests of this program: a test that measures does so while no other one uses a browser, the
+//! binary, or processes.
 //! Two threads of one core slow each other down, which also lengthens processor times.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
