@@ -168,6 +168,13 @@ impl PyPlan {
         self.plan().schedule.ranks()
     }
 
+    /// For each rank of the plan, the rank of the profile that it is, if the profile has unlike ranks (`[[rank]]` or
+    /// `[[pair]]`); otherwise nothing. A plan may leave out ranks that only slow the others.
+    #[getter]
+    fn machines(&self) -> Vec<u32> {
+        self.plan().machines.iter().map(|machine| machine.get()).collect()
+    }
+
     /// The number of microbatches of a step, over all replicas.
     #[getter]
     fn microbatches(&self) -> u32 {

@@ -171,6 +171,19 @@ def test_profiles_in_all_forms():
         assert pw.Profile(source) == profile
 
 
+def test_a_plan_names_the_unlike_ranks_that_it_uses():
+    layer = {"kind": "block", "count": 8, "forward_s": 1, "input_backward_s": 1, "weight_backward_s": 1}
+    sizes = {"output_bytes": 0, "parameter_bytes": 0, "activation_bytes": 0}
+    profile = {"link": {"latency_s": 0, "bytes_per_s": 1e9}, "layers": [layer | sizes]}
+    assert pw.plan(profile, ranks=2, microbatches=8).machines == []
+    # A rank of a thousandth of the speed would be the slowest with a single layer.
+    plan = pw.plan(profile | {"rank": [{}, {"speed": 0.001}, {"speed": 0.5}]}, ranks=3, microbatches=8)
+    assert (plan.machines, plan.ranks) == ([0, 2], 2)
+    assert len(plan.program().rows) == 2
+    with pytest.raises(pw.PlanError, match="3 sections"):
+        pw.plan(profile | {"rank": [{}] * 3}, ranks=2, microbatches=8)
+
+
 def test_a_plan_without_further_arguments():
     plan = pw.plan(PROFILE, ranks=2, memory="8GiB", data_parallel=1)
     assert plan.microbatches * plan.microbatch_size == 8
