@@ -56,6 +56,11 @@ pub struct PipelineConfig {
     /// Replicas of the pipeline. Each of them gets its share of every batch. The number of ranks in the
     /// world is this number times the number of ranks of the program, times `tensor_parallel`.
     pub data_parallel: u32,
+    /// The share of each replica in the rows of a batch, for replicas of unequal speed; empty for equal shares. The
+    /// microbatches of a replica with the share 3 have three times the rows of those of a replica with the share 1
+    /// ([`SplitRule::shared`](crate::batch::SplitRule::shared)). Each row counts equally in the loss and the gradients. A
+    /// [`Batch`](crate::batch::Batch) that is split already is taken as it is.
+    pub batch_shares: Vec<u32>,
     /// Ranks of the world that compute the stages of each rank of the program together, each with its shards
     /// of the parameters; see [`Pipeline::launch_split`](crate::pipeline::Pipeline::launch_split).
     pub tensor_parallel: u32,
@@ -161,6 +166,7 @@ impl Default for PipelineConfig {
             loss_scaling: LossScaling::default(),
             deadline: Duration::from_secs(60),
             data_parallel: 1,
+            batch_shares: Vec::new(),
             tensor_parallel: 1,
             whole_experts: false,
             sequence_parallel: false,
@@ -238,6 +244,7 @@ pub(crate) fn identity(program: &ValidatedProgram, config: &PipelineConfig) -> F
         ("loss scaling", config.loss_scaling.to_string()),
         ("recompute", config.recompute.to_string()),
         ("replicas", config.data_parallel.to_string()),
+        ("batch shares", format!("{:?}", config.batch_shares)),
         ("tensor ranks", config.tensor_parallel.to_string()),
         ("whole experts", config.whole_experts.to_string()),
         ("sequence parallel", config.sequence_parallel.to_string()),

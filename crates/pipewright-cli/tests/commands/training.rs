@@ -236,6 +236,12 @@ fn replicas_and_tensor_ranks_train_as_one() {
         run.train(set);
         assert_near(&numbers(&run.steps()), &expected, share, &format!("{set:?}"));
     }
+    // Replicas with unequal shares see the same rows, in other microbatches.
+    let shares = ["mesh.data_parallel=2", "mesh.batch_shares=[3, 1]", "pipeline.microbatch_size=2"];
+    run.train(&["pipeline.microbatch_size=2"]);
+    let expected = numbers(&run.steps());
+    run.train(&shares);
+    assert_near(&numbers(&run.steps()), &expected, 1e-6, "unequal shares");
     let uneven = "which 3 replicas (`mesh.data_parallel`) cannot share evenly";
     run.refuse(&TRAIN, &["mesh.data_parallel=3"], uneven);
 }

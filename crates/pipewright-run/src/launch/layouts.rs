@@ -64,6 +64,10 @@ impl Layout {
             format!("pipeline.ranks={}", self.ranks),
             format!("mesh.data_parallel={}", settings.mesh.with_replicas(self.replicas)),
         ];
+        if !settings.mesh.batch_shares.is_empty() {
+            let shares = settings.mesh.clone().of_replicas(self.replicas).batch_shares;
+            arguments.push(format!("mesh.batch_shares={shares:?}"));
+        }
         if settings.mesh.expert_parallel > 1 {
             let mesh = settings.mesh.clone().of_replicas(self.replicas);
             arguments.push(format!("mesh.expert_parallel={}", mesh.expert_parallel));
@@ -311,6 +315,15 @@ mod tests {
         check(3, |_| true, Some((3, 1)));
         check(3, |layout| layout.ranks != 3, Some((2, 1)));
         check(0, |_| true, None);
+    }
+
+    #[test]
+    fn fewer_replicas_have_equal_shares_of_the_batch() {
+        let set = ["mesh.data_parallel=2".to_owned(), "mesh.batch_shares=[3, 1]".to_owned()];
+        let settings = load_settings(None, &set).expect("the sample").settings;
+        let shares = |replicas: u32| Layout { ranks: 1, replicas }.arguments(&settings).pop();
+        assert_eq!(shares(2).as_deref(), Some("mesh.batch_shares=[3, 1]"));
+        assert_eq!(shares(1).as_deref(), Some("mesh.batch_shares=[]"));
     }
 
     #[test]

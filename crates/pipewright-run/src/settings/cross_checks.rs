@@ -12,10 +12,10 @@ use pipewright_schedule::{Recompute, Slices};
 
 use crate::settings::checkpoints::Copies;
 use crate::settings::document::Document;
-use crate::settings::mesh::{EXPERTS, LOOKAHEAD};
+use crate::settings::mesh::{BATCH_SHARES, EXPERTS, LOOKAHEAD};
 use crate::settings::offload::OffloadPlace;
 use crate::settings::paths::Surroundings;
-use crate::settings::pipeline::TransportChoice;
+use crate::settings::pipeline::{AUTO, ScheduleChoice, TransportChoice};
 use crate::settings::replan::Replan;
 use crate::settings::section::Section;
 use crate::settings::whole::Settings;
@@ -34,6 +34,7 @@ pub(super) fn check(
     checks.check_lookahead();
     checks.check_experts();
     checks.check_shares();
+    checks.check_batch_shares();
     checks.check_run();
     if let Some(slices) = source.map(slices_of).filter(|slices| !slices.is_one()) {
         checks.check_slices(slices);
@@ -290,6 +291,45 @@ impl CrossChecks<'_> {
         );
         let help = format!("write a multiple of {ranks}, or leave `sequence_parallel` out");
         self.section("data").report("seq_len", sentence, help);
+    }
+
+    /// Refuses shares of the batch that are not one for each replica, or with which a microbatch has no whole number of
+    /// rows.
+    fn check_batch_shares(&mut self) {
+        let Settings { mesh, pipeline, .. } = self.settings;
+        let (shares, replicas, size) = (&mesh.batch_shares, mesh.data_parallel, pipeline.microbatch_size);
+        if !self.is_sound() || shares.is_empty() {
+            return;
+        }
+        let found = if shares.len() != replicas as usize {
+            let sentence = format!(
+                "`{BATCH_SHARES}` has {}, and the mesh has {}",
+                counted(shares.len(), "share"),
+                counted(replicas, "replica")
+            );
+            Some((sentence, "write one share for each replica (`data_parallel`)".to_owned()))
+        } else if mesh.microbatch_rows(size).is_none() {
+            let all: u64 = shares.iter().map(|&share| u64::from(share)).sum();
+            let sentence = format!(
+                "with `{BATCH_SHARES} = {shares:?}`, microbatches of {} (`pipeline.microbatch_size`) on average do not have whole \
+                 numbers of rows in each replica",
+                counted(size, "row")
+            );
+            let help = format!(
+                "write a `microbatch_size` whose product with {replicas} is a multiple of {all}, or other shares"
+            );
+            Some((sentence, help))
+        } else if pipeline.schedule == ScheduleChoice::Named(AUTO.to_owned()) {
+            let sentence = format!(
+                "`{BATCH_SHARES}` does not work with the schedule `{AUTO}`, which plans for replicas of equal speed"
+            );
+            Some((sentence, format!("remove `{BATCH_SHARES}`, or name a schedule")))
+        } else {
+            None
+        };
+        if let Some((sentence, help)) = found {
+            self.section("mesh").report(BATCH_SHARES, sentence, help);
+        }
     }
 
     /// Refuses rows that do not divide into slices, and settings that need whole microbatches.

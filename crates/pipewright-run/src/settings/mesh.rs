@@ -21,6 +21,8 @@ use crate::settings::section::Section;
 const REPLICAS: &str = "data_parallel";
 /// The key that says what each replica holds.
 const MODE: &str = "data_parallel_mode";
+/// The key of the replicas' shares of the batch.
+pub(super) const BATCH_SHARES: &str = "batch_shares";
 /// The key of the replicas that hold the experts together.
 pub(super) const EXPERTS: &str = "expert_parallel";
 /// The key that says whether tensor ranks hold whole experts.
@@ -34,6 +36,8 @@ pub(super) const LOOKAHEAD: &str = "unshard_lookahead";
 pub struct MeshSettings {
     /// The number of replicas of the pipeline.
     pub data_parallel: u32,
+    /// The share of each replica in the rows of each step; empty if they are equal.
+    pub batch_shares: Vec<u32>,
     /// The number of ranks that compute each stage together, each with its shards of the parameters.
     pub tensor_parallel: u32,
     /// Whether each of these ranks holds whole experts of a mixture, instead of shards of all.
@@ -97,6 +101,21 @@ impl MeshSettings {
         pipeline * self.shards().max(self.expert_parallel) * self.tensor_parallel
     }
 
+    /// Returns the rows of a microbatch of each replica, if `mean` is their mean; `None` if one would not be a whole
+    /// number from 1.
+    pub fn microbatch_rows(&self, mean: u32) -> Option<Vec<u32>> {
+        if self.batch_shares.is_empty() {
+            return Some(vec![mean; self.data_parallel as usize]);
+        }
+        let all: u64 = self.batch_shares.iter().map(|&share| u64::from(share)).sum();
+        let rows = |&share: &u32| {
+            let parts = u64::from(mean) * u64::from(self.data_parallel) * u64::from(share);
+            let rows = parts.checked_div(all).filter(|rows| *rows > 0 && rows * all == parts)?;
+            u32::try_from(rows).ok()
+        };
+        self.batch_shares.iter().map(rows).collect()
+    }
+
     /// Returns how a schedule is lowered for training on this mesh.
     pub fn lowering(&self) -> TrainingLowering {
         let lowering = TrainingLowering {
@@ -128,7 +147,7 @@ impl MeshSettings {
 
     /// Returns the mesh with another number of replicas, in groups of the same size if they form such groups.
     /// Otherwise as many replicas hold the experts together as both numbers and [`Mesh::expert_groups`]
-    /// allow.
+    /// allow. The replicas have equal shares of the batch if their number changes.
     pub fn of_replicas(self, replicas: u32) -> Self {
         let data_parallel_mode = match self.data_parallel_mode {
             mode @ DataParallelMode::Hybrid { shards } if mode.shards_that_divide(replicas) != shards => {
@@ -140,7 +159,8 @@ impl MeshSettings {
         // The largest power of two that divides it; groups of other sizes would add in another order.
         let power = common & common.wrapping_neg();
         let expert_parallel = if common == replicas { common } else { power };
-        Self { data_parallel: replicas, data_parallel_mode, expert_parallel, ..self }
+        let batch_shares = if replicas == self.data_parallel { self.batch_shares } else { Vec::new() };
+        Self { data_parallel: replicas, batch_shares, data_parallel_mode, expert_parallel, ..self }
     }
 
     /// Returns the value of `data_parallel` for another number of replicas: in groups of the same size, if
@@ -158,6 +178,8 @@ impl MeshSettings {
 struct Written {
     /// The number of replicas, or the number of groups and the replicas of each that share the parameters.
     data_parallel: Value,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    batch_shares: Vec<u32>,
     tensor_parallel: u32,
     whole_experts: bool,
     sequence_parallel: bool,
@@ -174,6 +196,7 @@ impl From<MeshSettings> for Written {
     fn from(settings: MeshSettings) -> Self {
         Self {
             data_parallel: settings.with_replicas(settings.data_parallel),
+            batch_shares: settings.batch_shares,
             tensor_parallel: settings.tensor_parallel,
             whole_experts: settings.whole_experts,
             sequence_parallel: settings.sequence_parallel,
@@ -208,6 +231,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Mesh
     let (whole_experts, expert_parallel) = experts(&mut section);
     MeshSettings {
         data_parallel,
+        batch_shares: section.counts(BATCH_SHARES, LARGEST_COUNT).unwrap_or_default(),
         tensor_parallel: section.count("tensor_parallel"),
         whole_experts,
         sequence_parallel: section.flag("sequence_parallel"),

@@ -166,6 +166,7 @@ pub fn pipeline_config(settings: &Settings, model: &dyn RunModel) -> Result<Pipe
         },
         deadline: settings.run.deadline(),
         data_parallel: settings.mesh.data_parallel,
+        batch_shares: settings.mesh.batch_shares.clone(),
         tensor_parallel: settings.mesh.tensor_parallel,
         whole_experts: settings.mesh.whole_experts,
         sequence_parallel: settings.mesh.sequence_parallel,

@@ -44,7 +44,7 @@ pub fn memory_plan(
         program,
         partition,
         tokens: settings.data.seq_len as usize,
-        rows: settings.pipeline.microbatch_size,
+        rows: largest_microbatch(settings),
         recompute: &settings.pipeline.recompute,
         state: state_rule(settings),
         sharding: Sharding { shards: mesh.shards(), window: mesh.gathered_stages() },
@@ -80,6 +80,12 @@ pub fn memory_plan(
     }
     let choices = all_ranks(settings).map(|rank| devices.choice_of(rank));
     Ok(plan.on_devices(choices, device_bytes))
+}
+
+/// Returns the rows of a microbatch of the replica that has the most.
+fn largest_microbatch(settings: &Settings) -> u32 {
+    let mean = settings.pipeline.microbatch_size;
+    settings.mesh.microbatch_rows(mean).unwrap_or_default().into_iter().max().unwrap_or(mean)
 }
 
 /// Returns the memory that each rank has if the ranks of a device share it equally; of several devices, the

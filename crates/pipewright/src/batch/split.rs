@@ -97,11 +97,13 @@ pub struct SplitRule {
 }
 
 /// The sizes of the microbatches of a batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Sizes {
     Equal,
     LastSmaller,
     Balanced,
+    /// As many runs of equally many microbatches as there are shares; the sizes have the ratio of the shares.
+    Shares(Vec<u32>),
 }
 
 impl SplitRule {
@@ -120,6 +122,16 @@ impl SplitRule {
     /// at most one, and larger ones come first. So 5 rows in 4 microbatches are 2, 1, 1 and 1.
     pub const fn balanced(microbatches: u32) -> Self {
         Self::new(microbatches, Sizes::Balanced)
+    }
+
+    /// Returns the rule for replicas of unequal speed: the microbatches of replica `r` have a part of the batch in
+    /// proportion to `shares[r]`, divided equally among them. So 16 rows in 4 microbatches with the shares 3 and 1
+    /// are 6, 6, 2 and 2. A batch that does not divide so is an error. Without shares, it is [`SplitRule::equal`].
+    pub fn shared(microbatches: u32, shares: &[u32]) -> Self {
+        if shares.is_empty() {
+            return Self::equal(microbatches);
+        }
+        Self::new(microbatches, Sizes::Shares(shares.to_vec()))
     }
 
     const fn new(microbatches: u32, sizes: Sizes) -> Self {
@@ -177,7 +189,7 @@ impl SplitRule {
                 "{rows} make runs of {size}, and with them fewer than {wanted}: give more rows or fewer microbatches"
             ))
         };
-        match self.sizes {
+        match &self.sizes {
             Sizes::Equal if rows == 0 || rows.checked_rem(count) != Some(0) => {
                 let (rows, wanted) = (counted(rows, "row"), counted(microbatches, "microbatch"));
                 Err(SplitError(format!(
@@ -186,6 +198,7 @@ impl SplitRule {
                 )))
             }
             Sizes::Equal => Ok(vec![rows / count; count]),
+            Sizes::Shares(shares) => sizes_by_share(rows, count, shares),
             Sizes::LastSmaller => {
                 let size = rows.div_ceil(count.max(1)).max(1);
                 if rows.div_ceil(size) != count {
@@ -217,6 +230,28 @@ pub fn split(batch: &[Value], rule: impl Into<SplitRule>) -> Result<Vec<Values>,
         return Err(no_tensor());
     }
     Ok(rule.into().split_inputs(batch)?.0)
+}
+
+/// Returns the sizes of microbatches in the ratio of the shares of their replicas.
+fn sizes_by_share(rows: usize, count: usize, shares: &[u32]) -> Result<Vec<usize>, SplitError> {
+    let all: usize = shares.iter().map(|&share| share as usize).sum();
+    let each = count.checked_div(shares.len()).filter(|each| each * shares.len() == count).unwrap_or(0);
+    let size = |share: u32| {
+        let part = rows.checked_mul(share as usize)?;
+        let parts = all.checked_mul(each)?;
+        part.checked_div(parts).filter(|size| *size > 0 && size * parts == part)
+    };
+    let sizes: Option<Vec<usize>> = shares.iter().map(|&share| size(share)).collect();
+    let Some(sizes) = sizes else {
+        let (rows, wanted) = (counted(rows, "row"), counted(count, "microbatch"));
+        let shares = shares.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+        return Err(SplitError(format!(
+            "{rows} do not divide into {wanted} with the shares {shares} of their replicas: give a multiple of {} rows, or \
+             other shares",
+            (all * each).max(1)
+        )));
+    };
+    Ok(sizes.into_iter().flat_map(|size| std::iter::repeat_n(size, each)).collect())
 }
 
 /// Returns the specifications that split tensors along dimension 0.

@@ -67,6 +67,31 @@ fn balanced_sizes_are_those_of_tensor_split() {
 }
 
 #[test]
+fn the_sizes_of_replicas_have_the_ratio_of_their_shares() {
+    let sizes = |rows: usize, microbatches: u32, shares: &[u32]| {
+        let parts = split(&batch(rows), SplitRule::shared(microbatches, shares).inputs(SPECS));
+        let rows_of = |parts: Vec<Values>| parts.iter().map(|part| part[0].shape()[0]).collect::<Vec<_>>();
+        parts.map(rows_of).map_err(|error| error.to_string())
+    };
+    assert_eq!(sizes(16, 4, &[3, 1]), Ok(vec![6, 6, 2, 2]));
+    assert_eq!(sizes(12, 3, &[1, 4, 1]), Ok(vec![2, 8, 2]));
+    assert_eq!(sizes(16, 4, &[7, 7]), Ok(vec![4; 4]));
+    assert_eq!(sizes(16, 4, &[]), Ok(vec![4; 4]));
+    let refused = |rows: usize, microbatches: u32, shares: &[u32], expected: &str| {
+        let error = sizes(rows, microbatches, shares).expect_err("the rows do not divide");
+        assert!(error.starts_with(expected), "{error}");
+    };
+    refused(
+        12,
+        4,
+        &[3, 1],
+        "12 rows do not divide into 4 microbatches with the shares 3, 1 of their replicas: give a multiple of 8 rows",
+    );
+    refused(15, 3, &[3, 1], "15 rows do not divide into 3 microbatches");
+    refused(8, 4, &[1, 0], "8 rows do not divide");
+}
+
+#[test]
 fn a_mean_is_taken_in_order() {
     let device = Device::flex();
     let part = |x: f32| pack(Tensor::<1>::from_floats([x, 1.0], &device));

@@ -88,6 +88,12 @@ impl PipelineBuilder {
         self.configured(|config| config.data_parallel = replicas)
     }
 
+    /// Sets the share of each replica in the rows of a batch
+    /// ([`PipelineConfig::batch_shares`](super::PipelineConfig::batch_shares)). Default: equal shares.
+    pub fn batch_shares(self, shares: impl Into<Vec<u32>>) -> Self {
+        self.configured(|config| config.batch_shares = shares.into())
+    }
+
     /// Sets the part of the parameters that each replica holds. Default: all.
     pub fn data_parallel_mode(self, mode: DataParallelMode) -> Self {
         self.configured(|config| config.data_parallel_mode = mode)

@@ -22,7 +22,7 @@ use super::step_gap::{AfterProgram, StepEnd};
 use super::step_plan::{CheckedBatch, StepAttempt, StepPlan};
 use super::summary::{EvalSummary, StepSummary, evaluation};
 use super::verified_step::Verifier;
-use crate::batch::{Batch, Purpose, SplitError, StepForm, UnsplitPart};
+use crate::batch::{Batch, Purpose, SplitError, SplitRule, StepForm, UnsplitPart};
 use crate::driver::{Command, FailedRank, StepReply};
 use crate::executor::{OpenReport, RankReport, StepOrigin, agreed_before};
 use crate::failure::{Cause, StepError};
@@ -130,6 +130,21 @@ impl Pipeline {
         self.setup.microbatches_for(Purpose::Evaluate)
     }
 
+    /// Returns how the batch of a step is split.
+    pub(crate) fn split_rule(&self) -> SplitRule {
+        SplitRule::shared(self.microbatches(), &self.setup.config.batch_shares)
+    }
+
+    /// Returns how the batch of an evaluation is split.
+    pub(crate) fn eval_split_rule(&self) -> SplitRule {
+        SplitRule::shared(self.eval_microbatches(), &self.setup.config.batch_shares)
+    }
+
+    /// Returns whether all microbatches of a batch have equally many rows.
+    pub(crate) fn has_equal_microbatches(&self) -> bool {
+        self.setup.config.batch_shares.is_empty()
+    }
+
     /// Returns the number of slices of a microbatch.
     pub(crate) fn slices(&self) -> Slices {
         self.setup.slices()
@@ -150,7 +165,7 @@ impl Pipeline {
         targets: impl Boundary,
         learning_rate: f64,
     ) -> Result<StepSummary, PipelineError> {
-        let batch = split_whole(inputs, targets, self.microbatches());
+        let batch = split_whole(inputs, targets, &self.split_rule());
         self.train(batch, Purpose::Update { learning_rate })
     }
 
@@ -190,10 +205,10 @@ impl Pipeline {
         inputs: impl Boundary,
         targets: Option<impl Boundary>,
     ) -> Result<EvalSummary, PipelineError> {
-        let microbatches = self.eval_microbatches();
+        let rule = self.eval_split_rule();
         let batch = match targets {
-            Some(targets) => split_whole(inputs, targets, microbatches),
-            None => split_whole(inputs, (), microbatches).map(Batch::without_targets),
+            Some(targets) => split_whole(inputs, targets, &rule),
+            None => split_whole(inputs, (), &rule).map(Batch::without_targets),
         };
         self.evaluate(batch.map(Batch::keep_outputs))
     }
@@ -404,9 +419,9 @@ impl Pipeline {
 pub(crate) fn split_whole(
     inputs: impl Boundary,
     targets: impl Boundary,
-    microbatches: u32,
+    rule: &SplitRule,
 ) -> Result<Batch, PipelineError> {
-    let batch = Batch::split_parts(&pack(inputs), &pack(targets), &microbatches.into());
+    let batch = Batch::split_parts(&pack(inputs), &pack(targets), rule);
     batch.map_err(|UnsplitPart { what, source }| unsplit(what, source))
 }
 

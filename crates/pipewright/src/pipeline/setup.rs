@@ -86,6 +86,7 @@ impl Setup {
             )));
         }
         check_experts(&mesh, config)?;
+        check_shares(config)?;
         if mesh.ranks() != Some(ranks) || ranks == 0 {
             let Mesh { pipeline, data, tensor, .. } = mesh;
             let of_tensor = if tensor == 1 { String::new() } else { format!(" x {tensor} (tensor ranks)") };
@@ -350,6 +351,19 @@ fn check_experts(mesh: &Mesh, config: &PipelineConfig) -> Result<(), PipelineErr
         return Ok(());
     };
     Err(PipelineError::beside_expert_groups(mesh.experts, setting))
+}
+
+/// Returns an error unless each replica has a share of the batch.
+fn check_shares(config: &PipelineConfig) -> Result<(), PipelineError> {
+    let (shares, replicas) = (&config.batch_shares, config.data_parallel);
+    if shares.is_empty() || shares.len() == replicas as usize && !shares.contains(&0) {
+        return Ok(());
+    }
+    Err(PipelineError::setup(format!(
+        "{} of the batch ({shares:?}) for {}: set `batch_shares` to a number from 1 for each replica, or to none",
+        counted(shares.len(), "share"),
+        counted(replicas, "replica")
+    )))
 }
 
 /// Returns whether the processor computes all stages, as far as the configuration knows the devices.

@@ -2,7 +2,7 @@
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-use crate::batch::{Batch, SplitError};
+use crate::batch::{Batch, SplitError, SplitRule};
 use crate::nn::IGNORED_TARGET;
 use crate::pipeline::{PipelineError, split_whole, unsplit};
 use pipewright_data::{SideTensor, TokenBatch, VALID_TOKENS};
@@ -14,7 +14,7 @@ const _: () = assert!(pipewright_data::IGNORED_TARGET as i64 == IGNORED_TARGET);
 /// microbatch counts by the others; schedules of slices then run without the numbers of valid tokens.
 pub(super) fn split(
     mut batch: TokenBatch,
-    (microbatches, slices): (u32, Slices),
+    (rule, slices): (&SplitRule, Slices),
     ignores: bool,
 ) -> Result<Batch, PipelineError> {
     if ignores && !slices.is_one() {
@@ -25,7 +25,7 @@ pub(super) fn split(
     // Every rank moves its microbatches to its own device.
     let device = Device::flex();
     let tensor = |ids| Tensor::<2, Int>::from_data(TensorData::new::<i32, _>(ids, shape), &device);
-    let mut step = split_whole(tensor(batch.inputs), tensor(batch.targets), microbatches)?;
+    let mut step = split_whole(tensor(batch.inputs), tensor(batch.targets), rule)?;
     if ignores {
         step = step.ignoring(IGNORED_TARGET).map_err(|error| unsplit("targets", error))?;
     }

@@ -276,7 +276,7 @@ impl Trainer {
     fn next_batch(&mut self) -> Result<Batch, PipelineError> {
         let ignores = self.rows.ignores_targets();
         let rows = self.rows.next_batch(self.batch_rows)?;
-        split(rows, (self.pipeline.microbatches(), self.pipeline.slices()), ignores)
+        split(rows, (&self.pipeline.split_rule(), self.pipeline.slices()), ignores)
     }
 
     /// Returns the mean cross entropy per token of the validation data, in nats; `None` if there is no

@@ -54,7 +54,10 @@ impl Validation {
         self.rows.seek(Cursor::default()).expect("every data has a first row");
         let ignores = self.rows.ignores_targets();
         let mixture = self.rows.mixture();
-        let mut sources = SourceSums::new(mixture.len(), self.batch_rows, pipeline.eval_microbatches());
+        let rule = pipeline.eval_split_rule();
+        let microbatches = pipeline.eval_microbatches();
+        let mut sources = SourceSums::new(mixture.len(), self.batch_rows, microbatches)
+            .filter(|_| pipeline.has_equal_microbatches());
         let places = sources.as_ref().map(|sources| {
             let places = self.rows.next_places(self.batches * self.batch_rows);
             by_source(&places, sources.microbatch_rows)
@@ -68,7 +71,7 @@ impl Validation {
             };
             // Batches without ignored targets have as many targets each.
             let weight = if ignores { counted(&rows) } else { 1.0 };
-            let batch = split(rows, (pipeline.eval_microbatches(), pipeline.slices()), ignores)?;
+            let batch = split(rows, (&rule, pipeline.slices()), ignores)?;
             let summary = pipeline.eval_losses(batch)?;
             if summary.interrupted && index + 1 < self.batches {
                 return Err(PipelineError::Interrupted);

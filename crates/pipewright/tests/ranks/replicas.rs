@@ -1,8 +1,10 @@
 //! Data parallelism: replicas share a batch, and train as one pipeline does.
 
 use burn::tensor::{Int, Tensor};
-use pipewright::batch::Batch;
+use pipewright::batch::{Batch, SplitRule};
+use pipewright::mesh::DataParallelMode;
 use pipewright::pipeline::{Pipeline, PipelineConfig, SeededPipeline};
+use pipewright::tensor::pack;
 use pipewright::transport::World;
 use pipewright_schedule::generate::catalogue;
 
@@ -77,6 +79,58 @@ fn replicas_keep_the_same_parameters() {
         let same = parameters.iter().filter(|other| other.path == parameter.path);
         assert!(same.clone().all(|other| other.data == parameter.data), "{}", parameter.path);
     }
+}
+
+/// Replicas with unequal shares of the batch train as one pipeline whose microbatches have the same rows.
+fn check_shares(schedule: &str, ranks: u32, shares: &[u32], config: &PipelineConfig) {
+    let (microbatches, replicas) = (4 * shares.len() as u32, shares.len() as u32);
+    let rows = 4 * shares.iter().sum::<u32>();
+    let inputs = |step: u64| batch(step, rows);
+    let config = PipelineConfig { data_parallel: replicas, batch_shares: shares.to_vec(), ..config.clone() };
+    let mut shared = support::launch(program(schedule, ranks, 4), &config);
+    let mut one = launch(schedule, ranks, microbatches, 1);
+    for step in 0..3 {
+        let found = shared.step(inputs(step), inputs(100 + step), 1e-2).expect("a step");
+        let rule = SplitRule::shared(microbatches, shares);
+        let parts = |step| pipewright::batch::split(&pack(inputs(step)), rule.clone()).expect("it divides");
+        let expected = one.step_batch(Batch::new(parts(step), parts(100 + step)), 1e-2).expect("a step");
+        let what = format!("{schedule}, shares {shares:?}, step {step}");
+        assert_eq!(found.losses.len(), microbatches as usize);
+        for (found, expected) in found.losses.iter().zip(&expected.losses) {
+            check_close(*found, *expected, &what);
+        }
+        check_close(found.loss(), expected.loss(), &what);
+        check_close(found.gradient_norm, expected.gradient_norm, &what);
+        let eval = |pipeline: &mut Pipeline, step| {
+            pipeline.eval(inputs(step), Some(inputs(100 + step))).expect("an evaluation").loss()
+        };
+        check_close(eval(&mut shared, step), eval(&mut one, step), &what);
+    }
+}
+
+#[test]
+fn replicas_have_unequal_shares_of_the_batch() {
+    check_shares("1f1b", 2, &[3, 1], &config());
+    check_shares("gpipe", 1, &[1, 2, 5], &config());
+    check_shares("interleavedzerobubble", 2, &[1, 3], &config());
+    let sharded = PipelineConfig { data_parallel_mode: DataParallelMode::Sharded, ..config() };
+    check_shares("1f1b", 2, &[3, 1], &sharded);
+}
+
+#[test]
+fn shares_that_do_not_fit_the_replicas_are_refused() {
+    let check = |shares: &[u32], expected: &str| {
+        let config = PipelineConfig { batch_shares: shares.to_vec(), ..replicated(2) };
+        let launched =
+            Pipeline::launch(program("1f1b", 2, 4), World::local(4), &config, |index| stage(index, 2));
+        let error = launched.err().expect("it is refused").to_string();
+        assert!(error.contains(expected), "{error}");
+    };
+    check(
+        &[3],
+        "1 share of the batch ([3]) for 2 replicas: set `batch_shares` to a number from 1 for each replica",
+    );
+    check(&[1, 0], "2 shares of the batch ([1, 0]) for 2 replicas");
 }
 
 #[test]

@@ -116,6 +116,34 @@ fn groups_of_replicas_follow_from_a_list() {
 }
 
 #[test]
+fn replicas_have_shares_of_the_batch() {
+    let rows = |arguments: &[&str]| {
+        let settings = load(None, arguments).expect("sound arguments");
+        settings.mesh.microbatch_rows(settings.pipeline.microbatch_size)
+    };
+    let two = ["mesh.data_parallel=2", "pipeline.microbatch_size=4"];
+    assert_eq!(rows(&two), Some(vec![4, 4]));
+    assert_eq!(rows(&[&two[..], &["mesh.batch_shares=[3, 1]"]].concat()), Some(vec![6, 2]));
+    assert_eq!(rows(&[&two[..], &["mesh.batch_shares=[]"]].concat()), Some(vec![4, 4]));
+    let refuse = |shares: &str, expected: &str| {
+        let argument = format!("mesh.batch_shares={shares}");
+        check_set(&[&two[..], &[&argument]].concat(), &[&format!("--set {argument}: {expected}")]);
+    };
+    refuse("[3]", "`batch_shares` has 1 share, and the mesh has 2 replicas");
+    refuse(
+        "[2, 1]",
+        "with `batch_shares = [2, 1]`, microbatches of 4 rows (`pipeline.microbatch_size`) on average do not have whole numbers \
+         of rows in each replica",
+    );
+    refuse("[1, 0]", "`batch_shares` is [1, 0], where whole numbers from 1 to 2147483647 is expected");
+    refuse("3", "`batch_shares` is a whole number, where a list of whole numbers, such as [4, 8] is expected");
+    let auto = ["pipeline.schedule=auto", "mesh.batch_shares=[3, 1]"];
+    let expected = "--set mesh.batch_shares=[3, 1]: `batch_shares` does not work with the schedule `auto`, which plans for \
+                    replicas of equal speed";
+    check_set(&[&two[..], &auto].concat(), &[expected]);
+}
+
+#[test]
 fn another_mistake_does_not_hide_that_a_list_has_another_mode() {
     let other = "--set mesh.data_parallel_mode=replicated: `data_parallel_mode` is \"replicated\", and with \
                  `data_parallel = [2, 4]` the parameters are sharded";

@@ -104,6 +104,7 @@ const CHANGES: &[Change] = &[
     ("pipeline.overlap=true", LOOPS),
     ("pipeline.slices=4", &["pipeline.schedule=seq1f1b", "pipeline.slices=2"]),
     ("mesh.data_parallel=2", &[]),
+    ("mesh.batch_shares=[3, 1]", &["mesh.data_parallel=2", "pipeline.microbatch_size=2"]),
     ("mesh.data_parallel_mode=sharded", REPLICAS),
     ("mesh.tensor_parallel=2", &[]),
     ("mesh.whole_experts=true", &["model.architecture=qwen3_moe", "mesh.tensor_parallel=2"]),
