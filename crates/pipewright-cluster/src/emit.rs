@@ -102,6 +102,7 @@ fn pipeline_of(plan: &ClusterPlan) -> Result<Plan, GenerateError> {
         boundaries,
         mesh: layout.mesh(),
         machines: Vec::new(),
+        batch_shares: Vec::new(),
         collectives: Collectives::default(),
         microbatch_rows: layout.microbatch,
         step_s: plan.prediction.seconds,

@@ -135,6 +135,7 @@ impl PyPlan {
             boundaries: plan.boundaries.clone(),
             recompute: plan.recompute.clone(),
             mesh: plan.mesh,
+            batch_shares: plan.batch_shares.clone(),
             microbatch_rows: plan.microbatch_rows,
             ..PlanChoice::default()
         }
@@ -173,6 +174,12 @@ impl PyPlan {
     #[getter]
     fn machines(&self) -> Vec<u32> {
         self.plan().machines.iter().map(|machine| machine.get()).collect()
+    }
+
+    /// The share of each replica in the rows of a step, if replicas are unlike; otherwise nothing.
+    #[getter]
+    fn batch_shares(&self) -> Vec<u32> {
+        self.plan().batch_shares.clone()
     }
 
     /// The number of microbatches of a step, over all replicas.

@@ -161,6 +161,7 @@ fn rank(mut keys: Reader<'_>) -> RankProfile {
         threads: u32_of(&mut keys, "threads"),
         device: text(&mut keys, "device").filter(|text| !text.is_empty()),
         speeds: keys.read("speeds", "a table of numbers", speeds).unwrap_or_default(),
+        ..RankProfile::default()
     };
     keys.finish();
     rank

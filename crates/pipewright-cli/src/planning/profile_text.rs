@@ -259,6 +259,7 @@ mod tests {
                     threads: Some(2),
                     device: Some("flex".into()),
                     speeds: [("a \"b\"".to_owned(), 0.25)].into(),
+                    ..RankProfile::default()
                 },
             ],
             pairs: vec![PairProfile { from: 0, to: 1, latency_s: 5e-3, bytes_per_s: 1.2e7 }],

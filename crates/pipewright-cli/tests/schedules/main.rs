@@ -13,6 +13,7 @@ mod edges;
 mod emitted;
 mod golden;
 mod plans;
+mod unlike_plans;
 mod predictions;
 mod transports;
 

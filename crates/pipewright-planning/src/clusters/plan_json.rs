@@ -167,6 +167,7 @@ pub(super) fn plan_json<'a>(plan: &'a ClusterPlan, model: &Model) -> PlanJson<'a
             microbatch_size: layout.microbatch,
             boundaries: Cow::Owned(prediction.boundaries()),
             data_parallel: layout.data(),
+            batch_shares: Cow::Borrowed(&[]),
             predicted_step_s: prediction.seconds,
             bubble_fraction: plan.shares.bubble,
             peak_bytes: Cow::Owned(memory.clone()),

@@ -54,6 +54,12 @@ pub fn write_plan(file: &Path, plan: &Plan, base: Option<Base>) -> Result<(), Fa
     if plan.mesh.tensor > 1 || is_whole {
         mesh.push(("tensor_parallel", number(plan.mesh.tensor)));
     }
+    if !plan.batch_shares.is_empty() {
+        let shares = plan.batch_shares.iter().map(|&share| number(share)).collect();
+        mesh.push(("batch_shares", Value::Array(shares)));
+    } else if let Some(Value::Table(section)) = config.get_mut("mesh") {
+        section.remove("batch_shares");
+    }
     set(&mut config, "mesh", mesh);
     let planned = plan_milliseconds(plan.step_s, batches);
     set(

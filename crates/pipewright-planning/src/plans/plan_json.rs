@@ -21,6 +21,9 @@ pub(crate) struct PlanKeys<'a> {
     /// The first layer of each stage but the first. A layer of a plan for a cluster is a block.
     pub(crate) boundaries: Cow<'a, [usize]>,
     pub(crate) data_parallel: u32,
+    /// The share of each replica in the rows of a step, if they differ.
+    #[serde(skip_serializing_if = "<[u32]>::is_empty")]
+    pub(crate) batch_shares: Cow<'a, [u32]>,
     pub(crate) predicted_step_s: f64,
     pub(crate) bubble_fraction: f64,
     /// The bytes of each rank of a pipeline at its peak.
@@ -164,6 +167,7 @@ pub(crate) fn plan_json(plan: &Plan) -> PlanJson<'_> {
             microbatch_size: plan.microbatch_rows,
             boundaries: Cow::Borrowed(&plan.boundaries),
             data_parallel: plan.mesh.data,
+            batch_shares: Cow::Borrowed(&plan.batch_shares),
             predicted_step_s: plan.step_s,
             bubble_fraction: plan.bubble_fraction,
             peak_bytes: Cow::Borrowed(&plan.peak_bytes),
@@ -200,6 +204,7 @@ pub(crate) fn check_json<'a>(
             microbatch_size: read.choice.microbatch_rows,
             boundaries: Cow::Borrowed(&read.choice.boundaries),
             data_parallel: read.choice.mesh.data,
+            batch_shares: Cow::Borrowed(&[]),
             predicted_step_s: prediction.step_s(),
             bubble_fraction: prediction.run.timeline().bubble_fraction(),
             peak_bytes: Cow::Borrowed(&prediction.peak_bytes),

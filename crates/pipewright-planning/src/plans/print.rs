@@ -10,7 +10,7 @@ use pipewright_schedule::plan::{
 };
 use pipewright_schedule::profile::Profile;
 use pipewright_schedule::words::counted;
-use pipewright_schedule::{Placement, Recompute};
+use pipewright_schedule::{Placement, Rank, Recompute};
 
 use crate::failure::{Exit, Failure};
 use crate::numbers::bytes;
@@ -114,29 +114,49 @@ fn details(plan: &Plan) -> Vec<String> {
 
 /// Returns the lines about unlike ranks: the stages of each one, and the estimated steps with and without it.
 fn machine_rows(report: &PlanReport) -> Vec<String> {
+    let best = report.plans.first();
+    let replicas = best.filter(|plan| plan.mesh.data > 1);
     let rows = |used: &MachineUse| {
         let estimate = |without: &str| {
             let faster = time(used.step_if_twice_as_fast_s);
             format!("        estimated step: {faster} if it were twice as fast{without}")
         };
         let Some(rank) = used.rank else {
-            let left_out =
-                format!("      rank {} of the profile is left out: it would slow the others", used.machine);
-            return [left_out, estimate("")];
+            let reason = match replicas {
+                Some(_) => "the replicas have equally many ranks",
+                None => "it would slow the others",
+            };
+            return [
+                format!("      rank {} of the profile is left out: {reason}", used.machine),
+                estimate(""),
+            ];
         };
         let stages =
             used.stages.iter().map(|(stage, layers)| format!("stage {stage} ({})", range_of(layers)));
         let stages: Vec<String> = stages.collect();
-        let number = if rank == used.machine { String::new() } else { format!(", rank {rank} of the plan") };
+        let of_plan = if rank == used.machine { String::new() } else { format!(", rank {rank} of the plan") };
+        let number = match replicas {
+            Some(plan) => format!("{of_plan}, {}", place_in_replica(plan, rank)),
+            None => of_plan,
+        };
         let without = used.step_without_s.map_or_else(|| "no plan".to_owned(), time);
+        let without = if replicas.is_some() { String::new() } else { format!(", {without} without it") };
         let (machine, stages) = (used.machine, stages.join(", "));
         let (busy, idle) = (time(used.busy_s), time(used.idle_s));
         [
             format!("      rank {machine} of the profile{number}: {stages}, busy {busy}, idle {idle}"),
-            estimate(&format!(", {without} without it")),
+            estimate(&without),
         ]
     };
     report.machines.iter().flat_map(rows).collect()
+}
+
+/// Describes the replica of a rank of a plan.
+fn place_in_replica(plan: &Plan, rank: Rank) -> String {
+    let ranks = plan.schedule.ranks().max(1);
+    let (replica, place) = (rank.get() / ranks, rank.get() % ranks);
+    let rows = plan.rows_of_replicas().get(replica as usize).copied().unwrap_or(plan.microbatch_rows);
+    format!("rank {place} of replica {replica} with {} of each microbatch", counted(rows, "row"))
 }
 
 /// Describes the layers of a stage.

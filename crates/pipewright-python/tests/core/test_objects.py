@@ -180,6 +180,10 @@ def test_a_plan_names_the_unlike_ranks_that_it_uses():
     plan = pw.plan(profile | {"rank": [{}, {"speed": 0.001}, {"speed": 0.5}]}, ranks=3, microbatches=8)
     assert (plan.machines, plan.ranks) == ([0, 2], 2)
     assert len(plan.program().rows) == 2
+    unlike = profile | {"rows": 4, "rank": [{"speed": 3}, {}]}
+    replicas = pw.plan(unlike, ranks=2, microbatches=8, data_parallel=2)
+    assert (replicas.machines, replicas.batch_shares) == ([0, 1], [3, 1])
+    assert replicas.simulate().makespan == pytest.approx(replicas.predicted_step_s)
     with pytest.raises(pw.PlanError, match="3 sections"):
         pw.plan(profile | {"rank": [{}] * 3}, ranks=2, microbatches=8)
 

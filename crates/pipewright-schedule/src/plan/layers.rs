@@ -194,7 +194,7 @@ impl Layers {
     pub(super) fn with_speeds(mut self, profile: &Profile, rows: u32, state: TrainingState) -> Self {
         let mut known: Vec<&RankProfile> = Vec::new();
         for rank in &profile.ranks {
-            let is_alike = |other: &&RankProfile| (other.speed, &other.speeds) == (rank.speed, &rank.speeds);
+            let is_alike = |other: &&RankProfile| other.has_times_of(rank);
             let index = known.iter().position(is_alike).unwrap_or_else(|| {
                 known.push(rank);
                 self.speeds.push(Self::of(&profile.at_speed_of(rank), rows, self.network.clone(), state));

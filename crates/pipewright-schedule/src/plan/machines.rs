@@ -16,6 +16,7 @@ use crate::plan::request::PlanRequest;
 use crate::plan::search::Search;
 use crate::plan::shape::Shape;
 use crate::plan::tuning;
+use crate::plan::unlike_replicas::{rows_of, times_of};
 use crate::profile::{Profile, RankProfile};
 
 /// Returns how the best plan uses each rank of the profile.
@@ -55,16 +56,77 @@ pub(super) fn machine_uses(
         .collect()
 }
 
+/// Returns how the best plan with replicas uses each rank of the profile. For the estimate of a faster rank, the replicas
+/// have other shares of the batch.
+pub(super) fn replica_uses(
+    profile: &Profile,
+    request: &PlanRequest,
+    best: &Plan,
+    keep_going: &mut dyn FnMut() -> bool,
+) -> Vec<MachineUse> {
+    let profile = &*with_head_parts(profile, Some(best.head_parts));
+    let ranks = best.schedule.ranks() as usize;
+    let replicas: Vec<Vec<Rank>> = best.machines.chunks(ranks).map(<[Rank]>::to_vec).collect();
+    let places: Vec<Rank> = (0..ranks as u32).map(Rank::new).collect();
+    let rows = best.rows_of_replicas();
+    let busy: Vec<f64> = replicas
+        .iter()
+        .zip(&rows)
+        .flat_map(|(replica, &rows)| busy_of(profile, request, best, replica, rows))
+        .collect();
+    let mut change = Changes { profile, request, best, keep_going };
+    let mut time = |profile: &Profile| {
+        let times = times_of(profile);
+        let merged = profile.of_replicas(&replicas, &rows_of(&times, &replicas, best.microbatch_rows));
+        change.time(&merged, &places, change.layout())
+    };
+    let base = time(profile);
+    let step = |time: f64| if base.is_finite() { best.step_s * time / base } else { best.step_s };
+    let machines = (0..profile.ranks.len() as u32).map(Rank::new);
+    machines
+        .map(|machine| {
+            let rank = best.machines.iter().position(|&used| used == machine);
+            let busy_s = rank.and_then(|rank| busy.get(rank)).copied().unwrap_or(0.0);
+            let faster = rank.map(|_| step(time(&with_twice_the_speed(profile, machine))));
+            MachineUse {
+                machine,
+                rank: rank.map(|rank| Rank::new(rank as u32)),
+                stages: rank.map_or_else(Vec::new, |rank| {
+                    stages_of(best, rank % ranks, profile.layer_count() as usize)
+                }),
+                busy_s,
+                idle_s: (best.step_s - busy_s).max(0.0),
+                step_if_twice_as_fast_s: faster.unwrap_or(best.step_s).min(best.step_s),
+                step_without_s: rank.is_none().then_some(best.step_s),
+            }
+        })
+        .collect()
+}
+
+/// Returns the profile with a rank of twice the speed.
+fn with_twice_the_speed(profile: &Profile, machine: Rank) -> Profile {
+    let mut profile = profile.clone();
+    let own = &mut profile.ranks[machine.index()];
+    own.speed *= 2.0;
+    own.speeds.values_mut().for_each(|speed| *speed *= 2.0);
+    profile
+}
+
 /// Returns the time in which each rank of a plan computes; nothing if it cannot be predicted.
 fn busy(profile: &Profile, request: &PlanRequest, plan: &Plan) -> Vec<f64> {
+    busy_of(profile, request, plan, &plan.machines, plan.microbatch_rows)
+}
+
+/// Returns the same for one replica, whose microbatches have `rows` rows.
+fn busy_of(profile: &Profile, request: &PlanRequest, plan: &Plan, machines: &[Rank], rows: u32) -> Vec<f64> {
     let choice = PlanChoice {
         boundaries: plan.boundaries.clone(),
         recompute: plan.recompute.clone(),
-        microbatch_rows: plan.microbatch_rows,
+        microbatch_rows: rows,
         state: request.state,
         ..PlanChoice::default()
     };
-    let predicted = predict(&plan.used_ranks_of(profile), &plan.schedule, &choice);
+    let predicted = predict(&profile.of_ranks(machines), &plan.schedule, &choice);
     let busy = |prediction: Prediction| {
         let timeline = prediction.run.timeline();
         plan.schedule.placement().all_ranks().map(|rank| timeline.busy(rank)).collect()
@@ -101,9 +163,7 @@ impl Changes<'_> {
     fn twice_as_fast(&mut self, machine: Rank, rank: Option<usize>) -> f64 {
         let mut profile = self.profile.clone();
         profile.ranks.resize(self.request.ranks as usize, RankProfile::default());
-        let own = &mut profile.ranks[machine.index()];
-        own.speed *= 2.0;
-        own.speeds.values_mut().for_each(|speed| *speed *= 2.0);
+        let profile = with_twice_the_speed(&profile, machine);
         if rank.is_some() {
             return self.time(&profile, &self.best.machines, self.layout());
         }
@@ -148,7 +208,9 @@ impl Changes<'_> {
 
     /// Returns the time of a step of a balanced layout on some ranks of a profile; infinity if there is none.
     fn time(&mut self, profile: &Profile, machines: &[Rank], layout: PlacedCut) -> f64 {
-        let request = PlanRequest { ranks: machines.len() as u32, effort: u64::MAX, ..self.request.clone() };
+        let replicas = self.request.data_parallel.unwrap_or(1);
+        let ranks = machines.len() as u32 * replicas;
+        let request = PlanRequest { ranks, effort: u64::MAX, ..self.request.clone() };
         let shapes = Shape::of_profile(&profile.of_ranks(machines), &request, machines);
         let rows = self.best.microbatch_rows;
         let Some(at) = shapes.iter().position(|shape| shape.microbatch_rows == rows) else {

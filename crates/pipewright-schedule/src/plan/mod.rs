@@ -58,6 +58,7 @@ mod unlike_pool;
 mod named;
 mod explore;
 mod machines;
+mod unlike_replicas;
 mod change;
 mod critical;
 mod draws;

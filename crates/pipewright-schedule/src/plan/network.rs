@@ -39,12 +39,12 @@ impl Network {
     pub(super) fn of(profile: &Profile, mesh: Mesh) -> Option<Self> {
         let far = profile.link;
         if profile.has_unlike_ranks() {
-            // Unlike ranks are neither replicas of each other nor parts of one stage.
+            // Unlike ranks are no parts of one stage. Replicas of them are one pipeline (`Profile::of_replicas`).
             let ranks: Vec<Rank> = (0..mesh.pipeline).map(Rank::new).collect();
             let own = (!profile.pairs.is_empty() || profile.node.is_some())
                 .then(|| profile.links_between(&ranks).into());
             let unlike = Self { mesh, near: far, far, in_a_row: u32::MAX, replicas_in_node: 1, own };
-            return (mesh.tensor == 1 && mesh.data == 1).then_some(unlike);
+            return (mesh.tensor == 1).then_some(unlike);
         }
         let Some(node) = profile.node else {
             let flat = Self { mesh, near: far, far, in_a_row: u32::MAX, replicas_in_node: 1, own: None };

@@ -1,6 +1,7 @@
 //! The planner: from a profile and a request to the best plans and the proved bound.
 
 use crate::generate::{Generator, Setting, catalogue};
+use crate::lower::for_training;
 use crate::plan::bound::{
     lower_bound, memory_bound, optimizer_bound, reduction_bound, simple_bound, unlike_bound,
 };
@@ -9,13 +10,14 @@ use crate::plan::machines::machine_uses;
 use crate::plan::named::try_every_layout;
 use crate::plan::order::Order;
 use crate::plan::polish::polish;
-use crate::plan::predict::{PlanChoice, PredictError, predict};
+use crate::plan::predict::{PlanChoice, PredictError, predict_on};
 use crate::plan::report::{Outcome, OutcomeKind, Plan, PlanError, PlanReport, SEARCHED};
 use crate::plan::request::PlanRequest;
 use crate::plan::search::{Candidate, Search};
 use crate::plan::shape::Shape;
 use crate::plan::stage_load::{StageLoad, stage_loads};
 use crate::plan::tuning;
+use crate::plan::unlike_replicas::plan_replicas;
 use crate::profile::{MAX_LAYERS, Profile};
 use crate::schedule::Schedule;
 use crate::words::counted;
@@ -38,10 +40,29 @@ pub fn plan(
     }
     check_unlike(profile, request)?;
     let (profile, memory) = profile.with_equal_ranks_merged();
-    let profile = profile.as_ref();
+    let request = &PlanRequest { memory: memory.or(request.memory), ..request.clone() };
+    if profile.has_unlike_ranks() {
+        return match request.data_parallel {
+            Some(replicas) if replicas > 1 => plan_replicas(&profile, request, replicas, keep_going),
+            _ => plan_pipelines(
+                &profile,
+                &PlanRequest { data_parallel: Some(1), ..request.clone() },
+                keep_going,
+            ),
+        };
+    }
+    plan_pipelines(&profile, request, keep_going)
+}
+
+/// Searches the best plans. The ranks of unlike replicas are merged ([`Profile::of_replicas`]).
+pub(super) fn plan_pipelines(
+    profile: &Profile,
+    request: &PlanRequest,
+    keep_going: &mut dyn FnMut() -> bool,
+) -> Result<PlanReport, PlanError> {
     let of_unlike = |effort: u64| (effort as f64 * tuning::unlike::EFFORT) as u64;
     let effort = if profile.has_unlike_ranks() { of_unlike(request.effort) } else { request.effort };
-    let request = &PlanRequest { memory: memory.or(request.memory), effort, ..request.clone() };
+    let request = &PlanRequest { effort, ..request.clone() };
     let PlanRequest { ranks, microbatches, .. } = *request;
     if ranks == 0 || microbatches == 0 || request.microbatch_rows == 0 {
         let (ranks, microbatches) = (counted(ranks, "rank"), counted(microbatches, "microbatch"));
@@ -85,7 +106,7 @@ pub fn plan(
     }
     polish(&mut search);
     let mut report = finish(profile, &search)?;
-    if profile.has_unlike_ranks() {
+    if profile.has_unlike_ranks() && request.data_parallel == Some(1) {
         report.machines = machine_uses(profile, request, &report.plans[0], keep_going);
     }
     Ok(report)
@@ -99,25 +120,11 @@ fn check_unlike(profile: &Profile, request: &PlanRequest) -> Result<(), PlanErro
     if !profile.has_unlike_ranks() {
         return Ok(());
     }
-    let sizes = [
-        (
-            request.data_parallel,
-            "replicas",
-            "a rank of a replica would wait for a slower rank of another one",
-        ),
-        (
-            request.tensor_parallel,
-            "tensor-parallel ranks",
-            "they would wait for the slowest of them in each layer",
-        ),
-    ];
-    for (size, what, reason) in sizes {
-        if let Some(size) = size.filter(|&size| size > 1) {
-            return Err(PlanError::Input(format!(
-                "{size} {what} were asked for, and the profile has unlike ranks ([[rank]] or [[pair]]): {reason}, so \
-                 unlike ranks are planned as one pipeline; ask for 1, or remove these sections"
-            )));
-        }
+    if let Some(size) = request.tensor_parallel.filter(|&size| size > 1) {
+        return Err(PlanError::Input(format!(
+            "{size} tensor-parallel ranks were asked for, and the profile has unlike ranks ([[rank]] or [[pair]]): they \
+             would wait for the slowest of them in each layer; ask for 1, or remove these sections"
+        )));
     }
     if request.system.is_some() {
         return Err(PlanError::Input(
@@ -169,7 +176,7 @@ fn bounds_of(search: &mut Search<'_>) -> Vec<f64> {
     let simple = |at: usize| {
         let shape = &shapes[at];
         let bound = if shape.layers.is_unlike() {
-            unlike_bound(shape.step(), shape.memory.as_ref(), shape.machines.len() == ranks)
+            unlike_bound(shape.step(), shape.memory.as_ref(), shape.has_machines(ranks))
         } else {
             simple_bound(shape.step())
         };
@@ -179,7 +186,7 @@ fn bounds_of(search: &mut Search<'_>) -> Vec<f64> {
     // The bound of all unlike ranks holds for some of them too.
     for at in 0..shapes.len() {
         let is_whole =
-            |&other: &usize| shapes[other].machines.len() == ranks && shapes[other].has_all_of(&shapes[at]);
+            |&other: &usize| shapes[other].has_machines(ranks) && shapes[other].has_all_of(&shapes[at]);
         if let Some(whole) = (0..shapes.len()).find(is_whole) {
             bounds[at] = bounds[at].max(bounds[whole]);
         }
@@ -265,7 +272,6 @@ fn finished(
     shape: &Shape,
     candidate: &Candidate,
 ) -> Result<Plan, PredictError> {
-    let profile = &shape.profile_of(profile);
     let loads =
         stage_loads(&shape.layers, &candidate.order.placement, &candidate.starts, &candidate.recompute);
     let schedule = schedule_of(candidate, &loads);
@@ -279,8 +285,10 @@ fn finished(
         mesh: shape.mesh,
         microbatch_rows: shape.microbatch_rows,
         state: request.state,
+        ..PlanChoice::default()
     };
-    let prediction = predict(profile, &schedule, &choice)?;
+    let program = for_training(&schedule, &choice.lowering(profile))?;
+    let prediction = predict_on(&shape.layers, &schedule, program, &choice)?;
     Ok(Plan {
         name: candidate.name,
         settings: candidate.settings,
@@ -290,6 +298,7 @@ fn finished(
         recompute: choice.recompute,
         mesh: choice.mesh,
         machines: shape.machines.clone(),
+        batch_shares: Vec::new(),
         collectives: prediction.collectives,
         microbatch_rows: choice.microbatch_rows,
         step_s: prediction.step_s(),

@@ -1,8 +1,11 @@
 //! The prediction of one choice: what `simulate --profile` prints, and by which plans are judged.
 
+use std::borrow::Cow;
+
 use thiserror::Error;
 
 use crate::costs::Costs;
+use crate::ids::Rank;
 use crate::lower::{LowerError, TrainingLowering, for_training};
 use crate::mesh::Mesh;
 use crate::partition::{Method, PartitionError, partition};
@@ -38,8 +41,10 @@ pub struct PlanChoice {
     pub recompute: Vec<Option<StageRecompute>>,
     /// The mesh. The ranks of a pipeline are those of the schedule, whatever it says.
     pub mesh: Mesh,
-    /// The number of rows of a microbatch.
+    /// The number of rows of a microbatch; the mean over all replicas if their shares of the batch differ.
     pub microbatch_rows: u32,
+    /// The share of each replica in the rows of a step; empty if they are equal.
+    pub batch_shares: Vec<u32>,
     /// The memory for parameters besides the gradients.
     pub state: TrainingState,
 }
@@ -53,6 +58,7 @@ impl Default for PlanChoice {
             recompute: vec![None],
             mesh: Mesh::default(),
             microbatch_rows: 1,
+            batch_shares: Vec::new(),
             state: TrainingState::default(),
         }
     }
@@ -67,16 +73,29 @@ impl PlanChoice {
         if let Some(problem) = profile.problems_for(all_ranks).first() {
             return Err(PredictError::Choice(problem.to_string()));
         }
-        let (profile, _) = profile.with_equal_ranks_merged();
-        let profile = profile.as_ref();
-        if profile.has_unlike_ranks() && (replicas > 1 || tensor > 1) {
+        if !matches!(self.batch_shares.len(), 0) && self.batch_shares.len() != replicas as usize {
             return Err(PredictError::Choice(format!(
-                "{} and {} were asked for, and the profile has unlike ranks ([[rank]] or [[pair]]), which are predicted as one \
-                 pipeline; use one of both, or remove these sections",
-                counted(replicas, "replica"),
+                "there is {} of the batch, and there are {}; give one for each replica",
+                counted(self.batch_shares.len(), "share"),
+                counted(replicas, "replica")
+            )));
+        }
+        let (profile, _) = profile.with_equal_ranks_merged();
+        if profile.has_unlike_ranks() && tensor > 1 {
+            return Err(PredictError::Choice(format!(
+                "{} were asked for, and the profile has unlike ranks ([[rank]] or [[pair]]), which each compute whole stages; \
+                 use one, or remove these sections",
                 counted(tensor, "tensor-parallel rank")
             )));
         }
+        let is_merged = replicas > 1 && (profile.has_unlike_ranks() || !self.batch_shares.is_empty());
+        let profile = if is_merged {
+            let rank = |replica: u32| (0..ranks).map(move |rank| Rank::new(replica * ranks + rank)).collect();
+            Cow::Owned(profile.of_replicas(&(0..replicas).map(rank).collect::<Vec<_>>(), &self.batch_shares))
+        } else {
+            profile
+        };
+        let profile = profile.as_ref();
         if tensor > 1 && profile.node.is_none() {
             return Err(PredictError::Choice(format!(
                 "{} need the links inside a node, and the profile has no [node]; add it, with the ranks of a node and their link",
@@ -216,9 +235,18 @@ pub fn predict_program(
             schedule.slices()
         )));
     }
-    let layers = choice.layers(profile, schedule.ranks())?;
-    let loads = loads(&layers, schedule.placement(), choice)?;
-    let costs = engine_costs(&layers, &loads);
+    predict_on(&choice.layers(profile, schedule.ranks())?, schedule, program, choice)
+}
+
+/// Does the same for layers that are made for this choice.
+pub(super) fn predict_on(
+    layers: &Layers,
+    schedule: &Schedule,
+    program: ValidatedProgram,
+    choice: &PlanChoice,
+) -> Result<Prediction, PredictError> {
+    let loads = loads(layers, schedule.placement(), choice)?;
+    let costs = engine_costs(layers, &loads);
     let run = timed(program.as_program(), &costs)?;
     let order = Order::with_overlaps(schedule, layers.has_exchanges).split(first_backward(&loads));
     let (optimizer_s, mut peak_bytes) =

@@ -70,12 +70,15 @@ pub struct Plan {
     pub recompute: Vec<Option<StageRecompute>>,
     /// The mesh, with the ranks of the schedule.
     pub mesh: Mesh,
-    /// The rank of the profile that each rank of the schedule is, in ascending order, if the profile has unlike
-    /// ranks; otherwise empty. A plan may leave ranks out that only slow the others.
+    /// The rank of the profile that each rank of the plan is, if the profile has unlike ranks; otherwise empty. The
+    /// ranks of a replica are consecutive. Those of one pipeline are in ascending order. A plan may leave ranks out that
+    /// only slow the others.
     pub machines: Vec<Rank>,
+    /// The share of each replica in the rows of a step, if replicas are unlike; empty if the shares are equal.
+    pub batch_shares: Vec<u32>,
     /// The assumed times of collectives in the step.
     pub collectives: Collectives,
-    /// The number of rows of a microbatch.
+    /// The number of rows of a microbatch; the mean over all replicas if their shares of the batch differ.
     pub microbatch_rows: u32,
     /// The time of a step: the schedule, the sum of gradients over replicas, and the optimizer.
     pub step_s: f64,
@@ -231,6 +234,18 @@ impl Plan {
         match self.machines.as_slice() {
             [] => Cow::Borrowed(profile),
             machines => Cow::Owned(profile.of_ranks(machines)),
+        }
+    }
+
+    /// Returns the rows of a microbatch of each replica.
+    pub fn rows_of_replicas(&self) -> Vec<u32> {
+        let (mean, replicas) = (u64::from(self.microbatch_rows), u64::from(self.mesh.data));
+        let all: u64 = self.batch_shares.iter().map(|&share| u64::from(share)).sum();
+        match self.batch_shares.as_slice() {
+            [] => vec![self.microbatch_rows; self.mesh.data as usize],
+            shares => {
+                shares.iter().map(|&share| (mean * replicas * u64::from(share) / all.max(1)) as u32).collect()
+            }
         }
     }
 

@@ -47,21 +47,23 @@ impl Shape {
         if profiles.is_empty() {
             profiles.push(Cow::Borrowed(profile));
         }
+        let replicas = request.data_parallel.unwrap_or(1).max(1);
         let of_profile = |profile: &Cow<'_, Profile>| {
             if !profile.has_unlike_ranks() {
                 return Self::of_profile(profile, request, &[]);
             }
             let used =
                 |machines: Vec<Rank>| Self::of_profile(&profile.of_ranks(&machines), request, &machines);
-            subsets(profile, request.ranks).into_iter().flat_map(used).collect()
+            subsets(profile, request.ranks / replicas).into_iter().flat_map(used).collect()
         };
         profiles.iter().flat_map(of_profile).collect()
     }
 
-    /// Returns all divisions for the head of the profile. Its ranks are `machines`, if these are unlike.
+    /// Returns all divisions for the head of the profile. Its ranks are `machines`, if these are unlike, in each replica.
     pub(super) fn of_profile(profile: &Profile, request: &PlanRequest, machines: &[Rank]) -> Vec<Self> {
         let mut shapes = Vec::new();
-        let all_ranks = if machines.is_empty() { request.ranks } else { machines.len() as u32 };
+        let replicas = request.data_parallel.unwrap_or(1);
+        let all_ranks = if machines.is_empty() { request.ranks } else { machines.len() as u32 * replicas };
         let networks = networks(profile, request, all_ranks);
         let may_group = |&rows: &u32| rows == 1 || request.larger_microbatches;
         for rows in divisors(request.microbatches).into_iter().filter(may_group) {
@@ -103,12 +105,9 @@ impl Shape {
         self.machines.get(rank.index()).copied().unwrap_or(rank)
     }
 
-    /// Returns the profile of the ranks that are used.
-    pub(super) fn profile_of<'p>(&self, profile: &'p Profile) -> Cow<'p, Profile> {
-        match self.machines.as_slice() {
-            [] => Cow::Borrowed(profile),
-            machines => Cow::Owned(profile.of_ranks(machines)),
-        }
+    /// Returns whether all of `ranks` unlike ranks are used.
+    pub(super) fn has_machines(&self, ranks: usize) -> bool {
+        self.machines.len() * self.mesh.data as usize == ranks
     }
 
     /// Returns the stages that may exchange their ranks.

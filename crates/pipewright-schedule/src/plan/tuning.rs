@@ -188,6 +188,10 @@ pub(super) mod unlike {
     pub(crate) const SUBSETS: usize = 24;
     /// The most divisions that are searched after the first comparison.
     pub(crate) const DIVISIONS: usize = 3;
+    /// The divisions into replicas that are planned.
+    pub(crate) const DIVISIONS_OF_REPLICAS: usize = 3;
+    /// The most rows that move from one replica to another one after the first guess.
+    pub(crate) const MOVED_ROWS: usize = 200;
     /// Divisions that were this many times slower in the comparison are not searched.
     pub(crate) const NEAR: f64 = 1.15;
 }

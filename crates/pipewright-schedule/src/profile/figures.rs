@@ -123,6 +123,10 @@ pub struct RankProfile {
     /// The speeds of kinds of layers for which `speed` does not hold.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub speeds: BTreeMap<String, f64>,
+    /// The speed of the optimizer; `None` for the speed of each layer. Files do not have it: replicas whose shares of
+    /// the batch are unequal do ([`Profile::of_replicas`]).
+    #[serde(skip)]
+    pub optimizer_speed: Option<f64>,
 }
 
 /// The link from one rank to another one. Without an entry of its own, the other direction has the same link.
@@ -315,7 +319,14 @@ impl NodeProfile {
 impl Default for RankProfile {
     /// A rank as the profile says.
     fn default() -> Self {
-        Self { speed: one_speed(), memory_bytes: None, threads: None, device: None, speeds: BTreeMap::new() }
+        Self {
+            speed: one_speed(),
+            memory_bytes: None,
+            threads: None,
+            device: None,
+            speeds: BTreeMap::new(),
+            optimizer_speed: None,
+        }
     }
 }
 
@@ -323,6 +334,17 @@ impl RankProfile {
     /// Returns the speed of a computation of layers of a kind.
     pub fn speed_of(&self, kind: &str) -> f64 {
         self.speeds.get(kind).copied().unwrap_or(self.speed)
+    }
+
+    /// Returns whether computations take as long as on another rank.
+    pub fn has_times_of(&self, other: &Self) -> bool {
+        (self.speed, &self.speeds, self.optimizer_speed)
+            == (other.speed, &other.speeds, other.optimizer_speed)
+    }
+
+    /// Returns the speed at the kind of layers for which it is the lowest.
+    pub fn least_speed(&self) -> f64 {
+        self.speeds.values().copied().fold(self.speed, f64::min)
     }
 }
 

@@ -14,6 +14,7 @@
 mod figures;
 mod problems;
 mod ranks;
+mod replicas;
 
 pub use figures::{
     DeviceProfile, LayerProfile, LinkProfile, NodeProfile, PROCESSOR, PairProfile, PartProfile, Profile,

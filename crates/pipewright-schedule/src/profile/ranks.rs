@@ -23,7 +23,7 @@ impl Profile {
                 weight_backward_s: layer.weight_backward_s / speed,
                 backward_s: layer.backward_s.map(|seconds| seconds / speed),
                 recompute_s: layer.recompute_s.map(|seconds| seconds / speed),
-                optimizer_s: layer.optimizer_s / speed,
+                optimizer_s: layer.optimizer_s / rank.optimizer_speed.unwrap_or(speed),
                 norms_s: layer.norms_s / speed,
                 feed_forward_s: layer.feed_forward_s / speed,
                 ..layer.clone()
@@ -38,7 +38,7 @@ impl Profile {
         let rest = self.ranks.get(1..).unwrap_or_default();
         let is_equal = |rank: &RankProfile| {
             let first = &self.ranks[0];
-            (rank.speed, &rank.speeds, rank.memory_bytes) == (first.speed, &first.speeds, first.memory_bytes)
+            rank.has_times_of(first) && rank.memory_bytes == first.memory_bytes
         };
         match self.ranks.first() {
             Some(first) if self.pairs.is_empty() && rest.iter().all(is_equal) => {

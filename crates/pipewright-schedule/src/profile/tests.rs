@@ -220,6 +220,7 @@ fn ranks_and_pairs_are_written_and_read() {
         threads: Some(2),
         device: Some("cuda".into()),
         speeds: [("attention".to_owned(), 0.25)].into(),
+        ..RankProfile::default()
     };
     profile.pairs = vec![PairProfile { from: 0, to: 1, latency_s: 0.5, bytes_per_s: 2.0 }];
     check(

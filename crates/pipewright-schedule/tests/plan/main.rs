@@ -8,6 +8,7 @@ mod memory;
 mod parts;
 mod trying;
 mod unlike;
+mod unlike_replicas;
 
 use std::env::var_os;
 use std::ops::Range;

@@ -21,15 +21,15 @@ fn request(instance: &Instance, effort: u64) -> PlanRequest {
 }
 
 /// What a rank computes, in order: the kind (`F`, `I` or `W`), the stage and the microbatch.
-type Row = Vec<(char, usize, usize)>;
+pub(crate) type Row = Vec<(char, usize, usize)>;
 
 /// The layers and the machine of each stage.
-struct Stages<'a> {
-    profile: &'a Profile,
-    starts: Vec<usize>,
-    machines: Vec<usize>,
+pub(crate) struct Stages<'a> {
+    pub(crate) profile: &'a Profile,
+    pub(crate) starts: Vec<usize>,
+    pub(crate) machines: Vec<usize>,
     /// The size of a microbatch relative to the profile.
-    scale: f64,
+    pub(crate) scale: f64,
 }
 
 impl Stages<'_> {
@@ -71,7 +71,7 @@ impl Stages<'_> {
     }
 
     /// Returns the time of a step: each rank computes its row in order, and each link sends one message at a time.
-    fn step(&self, rows: &[Row]) -> f64 {
+    pub(crate) fn step(&self, rows: &[Row]) -> f64 {
         let last = self.machines.len() - 1;
         let mut arrived: HashMap<(char, usize, usize), f64> = HashMap::new();
         let mut links: HashMap<(usize, usize), f64> = HashMap::new();
@@ -118,7 +118,7 @@ impl Stages<'_> {
 
 /// Returns the rows of a schedule. A backward is two computations, so that its gradient is sent after the first
 /// one.
-fn rows_of(schedule: &Schedule) -> Vec<Row> {
+pub(crate) fn rows_of(schedule: &Schedule) -> Vec<Row> {
     let row = |row: &Vec<Option<Action>>| {
         let parts = row.iter().flatten().flat_map(|action| action.parts());
         let computations = parts.flat_map(|part| {
@@ -291,7 +291,7 @@ fn two_hundred_clusters_have_small_gaps() {
 }
 
 /// Returns the plan of ranks with these speeds for a model of equal layers.
-fn planned(
+pub(crate) fn planned(
     speeds: &[f64],
     layers: u32,
     change: impl FnOnce(&mut Profile, &mut PlanRequest),
@@ -353,7 +353,6 @@ fn requests_that_are_not_planned_for_unlike_ranks_are_refused() {
         let error = planned(&[1.0, 2.0], 8, change).expect_err("an error").to_string();
         assert!(error.contains(expected), "{error}");
     };
-    check(|_, request| request.data_parallel = Some(2), "2 replicas were asked for");
     check(|_, request| request.tensor_parallel = Some(2), "2 tensor-parallel ranks were asked for");
     check(
         |_, request| request.ranks = 3,

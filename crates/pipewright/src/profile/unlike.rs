@@ -137,6 +137,7 @@ fn of_rank(kinds: &[MeasuredKind<'_>], rank: &MeasuredRank) -> RankProfile {
         memory_bytes: rank.memory_bytes,
         threads: Some(rank.threads),
         device: Some(rank.device.clone()),
+        ..RankProfile::default()
     }
 }
 

@@ -136,7 +136,10 @@ fn replicas_have_shares_of_the_batch() {
          of rows in each replica",
     );
     refuse("[1, 0]", "`batch_shares` is [1, 0], where whole numbers from 1 to 2147483647 is expected");
-    refuse("3", "`batch_shares` is a whole number, where a list of whole numbers, such as [4, 8] is expected");
+    refuse(
+        "3",
+        "`batch_shares` is a whole number, where a list of whole numbers, such as [4, 8] is expected",
+    );
     let auto = ["pipeline.schedule=auto", "mesh.batch_shares=[3, 1]"];
     let expected = "--set mesh.batch_shares=[3, 1]: `batch_shares` does not work with the schedule `auto`, which plans for \
                     replicas of equal speed";

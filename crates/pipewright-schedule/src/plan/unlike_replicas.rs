@@ -1,0 +1,249 @@
+//! Plans replicas of unlike ranks: the ranks of each replica, and its share of the batch.
+//!
+//! A few divisions of the ranks are considered, with all sizes of microbatches: ranks of similar speed at the same place
+//! of all replicas or in the same replica, and the order of the profile. A replica gets rows by the speeds of its ranks,
+//! and more as long as that makes the slowest ranks of all places together faster. The most promising divisions are
+//! planned, each as the pipeline that stands for all replicas ([`Profile::of_replicas`]), and the fastest plan counts.
+//!
+//! **The bound.** A rank computes no layer faster than at the speed of the kind of layer that it is best at, so the ranks
+//! together take at least the work of all rows over the sum of these speeds. If a replica is one rank, the rank takes its
+//! own time for a row. The optimizer takes at least the mean over the ranks of a replica, at the largest speed.
+
+use crate::divisor::{divisors, greatest_common_divisor};
+use crate::ids::Rank;
+use crate::mesh::Mesh;
+use crate::plan::layers::Layers;
+use crate::plan::machines::replica_uses;
+use crate::plan::network::Network;
+use crate::plan::planner::plan_pipelines;
+use crate::plan::rank_times::Step;
+use crate::plan::report::{Plan, PlanError, PlanReport};
+use crate::plan::request::PlanRequest;
+use crate::plan::tuning::unlike::{DIVISIONS_OF_REPLICAS, MOVED_ROWS};
+use crate::profile::{Profile, RankProfile};
+use crate::words::counted;
+
+/// The ranks of all replicas, and how they share a step.
+struct Division {
+    /// The ranks of each replica.
+    replicas: Vec<Vec<Rank>>,
+    /// The rows of a microbatch of each replica.
+    rows: Vec<u32>,
+    /// The mean of `rows`.
+    mean: u32,
+    /// The microbatches of a step, over all replicas.
+    microbatches: u32,
+    /// The time of a step without what depends on the cut.
+    estimate: f64,
+}
+
+/// Searches the best plans with `replicas` replicas of a profile of unlike ranks.
+pub(super) fn plan_replicas(
+    profile: &Profile,
+    request: &PlanRequest,
+    replicas: u32,
+    keep_going: &mut dyn FnMut() -> bool,
+) -> Result<PlanReport, PlanError> {
+    let ranks = request.ranks / replicas;
+    if ranks == 0 {
+        return Err(PlanError::Input(format!(
+            "{} need as many ranks, and there are {}; use fewer replicas",
+            counted(replicas, "replica"),
+            counted(request.ranks, "rank")
+        )));
+    }
+    let profile = &with_all_ranks(profile, request);
+    let divisions = divisions_of(profile, request, replicas);
+    if divisions.is_empty() {
+        return Err(PlanError::Input(format!(
+            "{} cannot share {}; use a number of microbatches that is a multiple of the replicas",
+            counted(replicas, "replica"),
+            counted(request.microbatches, "microbatch")
+        )));
+    }
+    let (mut best, mut failure, mut simulated): (Option<(PlanReport, &Division)>, _, _) = (None, None, 0);
+    let tried = divisions.len().min(DIVISIONS_OF_REPLICAS);
+    for division in divisions.iter().take(tried) {
+        let own = PlanRequest {
+            ranks: ranks * replicas,
+            microbatches: division.microbatches,
+            microbatch_rows: division.mean,
+            larger_microbatches: false,
+            data_parallel: Some(replicas),
+            effort: request.effort / tried as u64,
+            ..request.clone()
+        };
+        let merged = profile.of_replicas(&division.replicas, &division.rows);
+        match plan_pipelines(&merged, &own, keep_going) {
+            Ok(report) => {
+                simulated += report.simulated;
+                let is_better = |(best, _): &(PlanReport, _)| report.plans[0].step_s < best.plans[0].step_s;
+                if best.as_ref().is_none_or(is_better) {
+                    best = Some((report, division));
+                }
+            }
+            Err(error) => failure = failure.or(Some(error)),
+        }
+    }
+    let Some((mut report, division)) = best else { return Err(failure.unwrap_or(PlanError::Stopped)) };
+    report.plans.iter_mut().for_each(|plan| division.name_ranks(plan));
+    report.lower_bound_s = bound(profile, request, ranks);
+    report.simulated = simulated;
+    report.machines = replica_uses(profile, request, &report.plans[0], keep_going);
+    Ok(report)
+}
+
+/// Returns the profile with a section for each rank, which says its memory.
+fn with_all_ranks(profile: &Profile, request: &PlanRequest) -> Profile {
+    let mut profile = profile.clone();
+    profile.ranks.resize(request.ranks as usize, RankProfile::default());
+    for rank in &mut profile.ranks {
+        rank.memory_bytes = rank.memory_bytes.or(request.memory);
+    }
+    profile
+}
+
+impl Division {
+    /// Names the ranks and the shares of a plan of the merged replicas.
+    fn name_ranks(&self, plan: &mut Plan) {
+        let used = |replica: &Vec<Rank>| match plan.machines.as_slice() {
+            [] => replica.clone(),
+            places => places.iter().map(|place| replica[place.index()]).collect(),
+        };
+        plan.machines = self.replicas.iter().flat_map(used).collect();
+        plan.batch_shares = shares_of(&self.rows);
+    }
+}
+
+/// Returns the smallest numbers with the ratio of these; none if they are equal.
+fn shares_of(rows: &[u32]) -> Vec<u32> {
+    if rows.iter().all(|own| *own == rows[0]) {
+        return Vec::new();
+    }
+    let common = rows.iter().fold(0, |common, &own| greatest_common_divisor(common, own.into()));
+    rows.iter().map(|&own| own / common as u32).collect()
+}
+
+/// Returns the divisions, the most promising first.
+fn divisions_of(profile: &Profile, request: &PlanRequest, replicas: u32) -> Vec<Division> {
+    let times = times_of(profile);
+    let ranks = request.ranks / replicas;
+    let may_group = |&rows: &u32| rows == 1 || request.larger_microbatches;
+    let mut divisions = Vec::new();
+    for group in divisors(request.microbatches).into_iter().filter(may_group) {
+        let (microbatches, mean) =
+            (request.microbatches / group, request.microbatch_rows.saturating_mul(group));
+        if !microbatches.is_multiple_of(replicas) {
+            continue;
+        }
+        for replicas in groupings(&times, replicas as usize, ranks as usize) {
+            let rows = rows_of(&times, &replicas, mean);
+            let own = f64::from(microbatches) / replicas.len() as f64;
+            let estimate = f64::from(mean) / f64::from(profile.rows) * (own + f64::from(ranks) - 1.0)
+                / places(&times, &replicas, &rows, mean);
+            divisions.push(Division { replicas, rows, mean, microbatches, estimate });
+        }
+    }
+    divisions.sort_by(|one, other| one.estimate.total_cmp(&other.estimate));
+    divisions
+}
+
+/// Returns the time in which each rank computes all layers for a microbatch of the profile.
+pub(super) fn times_of(profile: &Profile) -> Vec<f64> {
+    let time = |rank: &RankProfile| -> f64 {
+        let own = profile.at_speed_of(rank);
+        own.each_layer().map(|layer| layer.forward_s + layer.whole_backward_s()).sum()
+    };
+    profile.ranks.iter().map(time).collect()
+}
+
+/// Returns ways to divide the fastest ranks into replicas of equally many ranks.
+fn groupings(times: &[f64], replicas: usize, ranks: usize) -> Vec<Vec<Vec<Rank>>> {
+    let mut fastest: Vec<usize> = (0..times.len()).collect();
+    fastest.sort_by(|&one, &other| times[one].total_cmp(&times[other]));
+    fastest.truncate(replicas * ranks);
+    let mut in_order = fastest.clone();
+    in_order.sort_unstable();
+    let rank = |order: &[usize], at: usize| Rank::new(order[at] as u32);
+    let mut groupings: Vec<Vec<Vec<Rank>>> = Vec::new();
+    for order in [fastest, in_order] {
+        let alike =
+            |replica: usize| (0..ranks).map(|place| rank(&order, place * replicas + replica)).collect();
+        let in_a_row =
+            |replica: usize| (0..ranks).map(|place| rank(&order, replica * ranks + place)).collect();
+        for grouping in [(0..replicas).map(alike).collect(), (0..replicas).map(in_a_row).collect()] {
+            if !groupings.contains(&grouping) {
+                groupings.push(grouping);
+            }
+        }
+    }
+    groupings
+}
+
+/// Returns how many microbatches of the mean rows the slowest ranks of all places compute in a second.
+fn places(times: &[f64], replicas: &[Vec<Rank>], rows: &[u32], mean: u32) -> f64 {
+    let slowest = |place: usize| {
+        let own =
+            replicas.iter().zip(rows).map(|(replica, &rows)| times[replica[place].index()] * f64::from(rows));
+        own.fold(0.0, f64::max) / f64::from(mean)
+    };
+    (0..replicas[0].len()).map(|place| 1.0 / slowest(place)).sum()
+}
+
+/// Returns the rows of a microbatch of each replica, whose mean is `mean`.
+pub(super) fn rows_of(times: &[f64], replicas: &[Vec<Rank>], mean: u32) -> Vec<u32> {
+    let all = u64::from(mean) * replicas.len() as u64;
+    let speed = |replica: &Vec<Rank>| replica.iter().map(|rank| 1.0 / times[rank.index()]).sum::<f64>();
+    let speeds: Vec<f64> = replicas.iter().map(speed).collect();
+    if !speeds.iter().all(|speed| speed.is_finite()) {
+        return vec![mean; replicas.len()];
+    }
+    let sum: f64 = speeds.iter().sum();
+    let mut rows: Vec<u32> = speeds.iter().map(|speed| ((all as f64 * speed / sum) as u32).max(1)).collect();
+    // Rounding leaves some rows over, or takes too many.
+    let gives = |rows: &[u32]| rows.iter().map(|&own| u64::from(own)).sum::<u64>();
+    while gives(&rows) != all {
+        let is_few = gives(&rows) < all;
+        let load = |at: &usize| f64::from(rows[*at] + u32::from(is_few)) / speeds[*at];
+        let order = (0..rows.len()).filter(|&at| is_few || rows[at] > 1);
+        let by_load = |one: &usize, other: &usize| load(one).total_cmp(&load(other));
+        match if is_few { order.min_by(by_load) } else { order.max_by(by_load) } {
+            Some(at) if is_few => rows[at] += 1,
+            Some(at) => rows[at] -= 1,
+            None => break,
+        }
+    }
+    for _ in 0..MOVED_ROWS {
+        let now = places(times, replicas, &rows, mean);
+        let moved = |from: usize, to: usize| {
+            let mut moved = rows.clone();
+            moved[from] -= 1;
+            moved[to] += 1;
+            moved
+        };
+        let pairs = (0..rows.len()).flat_map(|from| (0..rows.len()).map(move |to| (from, to)));
+        let moves =
+            pairs.filter(|&(from, to)| from != to && rows[from] > 1).map(|(from, to)| moved(from, to));
+        let value = |rows: &Vec<u32>| places(times, replicas, rows, mean);
+        let best = moves.max_by(|one, other| value(one).total_cmp(&value(other)));
+        match best.filter(|best| value(best) > now * (1.0 + 1e-9)) {
+            Some(best) => rows = best,
+            None => break,
+        }
+    }
+    rows
+}
+
+/// Returns a time that no step with replicas of so many ranks is below.
+fn bound(profile: &Profile, request: &PlanRequest, ranks: u32) -> f64 {
+    let mesh = Mesh { pipeline: request.ranks, ..Mesh::default() };
+    let Some(network) = Network::of(profile, mesh) else { return 0.0 };
+    let rows = request.microbatch_rows;
+    let layers = Layers::of(profile, rows, network, request.state).with_speeds(profile, rows, request.state);
+    let step = Step::of(&layers, request.ranks, request.microbatches);
+    let speeds = if ranks == 1 { step.mean_speeds() } else { step.speeds() };
+    let work = step.microbatches * layers.work(0..layers.count());
+    let optimizer: f64 = layers.list.iter().map(|layer| layer.optimizer).sum();
+    let fastest = speeds.iter().copied().fold(0.0, f64::max);
+    work / speeds.iter().sum::<f64>() + optimizer / fastest / f64::from(ranks)
+}
