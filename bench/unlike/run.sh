@@ -1,0 +1,112 @@
+#!/usr/bin/env bash
+# Trains on two unlike machines: the second one has 35% of a core, and the link between them 100 Mbit/s. It measures their
+# profile, plans with it, and compares the planned step with the even cut, with the prediction and with the proved bound.
+#
+#   bench/unlike/run.sh [PIPEWRIGHT]     (default: target/release/pipewright, built with --features mpi)
+#
+# The machines are network namespaces with a control group, so it needs root, iproute2, Open MPI, and two cores without other
+# work. It takes about three minutes.
+
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+binary=$(realpath "${1:-target/release/pipewright}")
+steps=${STEPS:-30}
+folder=$(mktemp -d)
+fast=pwfast$$ slow=pwslow$$
+
+# The group of the slow machine, of either version of control groups.
+if [[ -d /sys/fs/cgroup/cpu ]]; then group=/sys/fs/cgroup/cpu/$slow; else group=/sys/fs/cgroup/$slow; fi
+
+clean() {
+    ip netns pids $slow 2>/dev/null | xargs --no-run-if-empty kill -KILL || true
+    ip netns del $fast 2>/dev/null || true
+    ip netns del $slow 2>/dev/null || true
+    for _ in 1 2 3 4 5; do rmdir "$group" 2>/dev/null && break || sleep 0.2; done
+    rm -rf "$folder"
+}
+trap clean EXIT
+
+mkdir "$group"
+# Short periods, so that the machine is slow all the time rather than stopped now and then.
+if [[ -f $group/cpu.max ]]; then
+    echo "1750 5000" >"$group/cpu.max"
+else
+    echo 5000 >"$group/cpu.cfs_period_us"
+    echo 1750 >"$group/cpu.cfs_quota_us"
+fi
+ip netns add $fast
+ip netns add $slow
+ip link add pwa$$ netns $fast type veth peer name pwb$$ netns $slow
+for end in "$fast pwa$$ 10.78.0.1" "$slow pwb$$ 10.78.0.2"; do
+    read -r name cable address <<<"$end"
+    ip -n "$name" addr add "$address/24" dev "$cable"
+    ip -n "$name" link set lo up
+    ip -n "$name" link set "$cable" up
+    ip netns exec "$name" tc qdisc add dev "$cable" root tbf rate 100mbit burst 32kbit latency 400ms
+done
+
+# `mpirun` reaches the slow machine with it; `ip netns exec` would hide the control groups. Its arguments are a host and a command.
+cat >"$folder/shell" <<END
+#!/bin/sh
+shift
+echo \$\$ >$group/cgroup.procs
+exec nsenter --net=/run/netns/$slow sh -c "\$*"
+END
+chmod +x "$folder/shell"
+
+cat >"$folder/model.toml" <<'END'
+[model]
+vocab_size = 512
+hidden_size = 256
+intermediate_size = 688
+num_hidden_layers = 12
+num_attention_heads = 4
+[data]
+seq_len = 128
+[pipeline]
+ranks = 2
+microbatches = 16
+transport = "mpi"
+[run]
+out = "out"
+END
+echo "steps = $steps" >>"$folder/model.toml"
+
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+on_both() {
+    (cd "$folder" && nsenter --net=/run/netns/$fast mpirun -n 2 --host 10.78.0.1:1,10.78.0.2:1 --mca plm_rsh_agent "$folder/shell" \
+        --mca btl tcp,self --mca btl_tcp_if_include 10.78.0.0/24 --mca oob_tcp_if_include 10.78.0.0/24 "$binary" "$@")
+}
+
+# The median milliseconds of the steps after the first five.
+median() {
+    python3 - "$1" <<'END'
+import json, statistics, sys
+lines = [json.loads(line) for line in open(sys.argv[1])]
+steps = [line["step_ms"] for line in lines if "step_ms" in line][5:]
+print(f"{statistics.median(steps):.1f}")
+END
+}
+
+on_both profile model.toml --time-limit 20s --quiet -o profile.toml
+if ! grep -q '^\[\[rank\]\]' "$folder/profile.toml"; then
+    echo "the machines were measured as equal: is something else running?" >&2
+    exit 1
+fi
+sed -n '/^\[\[rank\]\]/,/^\[\[layers\]\]/p' "$folder/profile.toml" | sed '$d'
+(cd "$folder" && "$binary" plan model.toml --profile profile.toml --data-parallel 1 --format json -o planned.toml >plan.json)
+for name in even planned; do
+    file=model.toml && [[ $name == even ]] || file=planned.toml
+    on_both train $file --quiet --set pipeline.transport=mpi --set run.out=$name
+done
+even=$(median "$folder/even/metrics.jsonl") planned=$(median "$folder/planned/metrics.jsonl")
+python3 - "$folder/plan.json" "$even" "$planned" <<'END'
+import json, sys
+report, even, planned = json.load(open(sys.argv[1])), float(sys.argv[2]), float(sys.argv[3])
+best = report["plans"][0]
+predicted, bound = best["predicted_step_s"] * 1e3, report["lower_bound_s"] * 1e3
+print(f"plan: {best['name']}, boundaries {best['boundaries']}, {best['microbatches']} microbatches of {best['microbatch_size']}")
+print(f"even cut: {even} ms, planned: {planned} ms: {even / planned:.2f} times as fast (1.4 wanted)")
+print(f"predicted: {predicted:.1f} ms, {100 * (planned / predicted - 1):+.1f}% measured (5% wanted)")
+print(f"proved bound: {bound:.1f} ms, the planned step is {predicted / bound:.3f} times as long (1.05 wanted)")
+END
