@@ -11,12 +11,12 @@ use crate::plan::balance::{Numbers, PlacedCut, Swaps, WalkTask, balanced};
 use crate::plan::explore::time_by_rules;
 use crate::plan::head_parts::with_head_parts;
 use crate::plan::predict::{PlanChoice, Prediction, predict};
+use crate::plan::replica_rows::{rows_of, times_of};
 use crate::plan::report::{MachineUse, Plan};
 use crate::plan::request::PlanRequest;
 use crate::plan::search::Search;
 use crate::plan::shape::Shape;
 use crate::plan::tuning;
-use crate::plan::unlike_replicas::{rows_of, times_of};
 use crate::profile::{Profile, RankProfile};
 
 /// Returns how the best plan uses each rank of the profile.

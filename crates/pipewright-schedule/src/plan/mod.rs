@@ -57,19 +57,21 @@ mod pool;
 mod unlike_pool;
 mod named;
 mod explore;
+mod replica_rows;
 mod machines;
-mod unlike_replicas;
 mod change;
 mod critical;
 mod draws;
 mod polish;
 mod planner;
+mod unlike_replicas;
+mod dispatch;
 #[cfg(test)]
 mod tests;
 
 pub use best_cut::best_cut;
+pub use dispatch::plan;
 pub use head_parts::with_head_parts;
-pub use planner::plan;
 pub use predict::{PlanChoice, PredictError, Prediction, choice_costs, predict, predict_program};
 pub use report::{
     Collectives, MachineUse, Outcome, OutcomeKind, Plan, PlanError, PlanMesh, PlanReport, PlanSettings,
