@@ -94,6 +94,22 @@ fn check(overrides: &[&str]) {
 }
 
 #[test]
+fn predictions_are_equal() {
+    let Some(other) = other_build() else { return };
+    let folder = folder();
+    let compared =
+        ["compare", "1f1b", "zbvzerobubble", "dualpipev", "--ranks=4", "--microbatches=8", "--format=json"];
+    for arguments in [&compared[..], &["check", "small.toml", "--set=pipeline.ranks=2"]] {
+        let [found, expected] = [&other, &this_build()].map(|build| {
+            let output = command(build, folder.path()).args(arguments).output().expect("it starts");
+            assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", words(&output));
+            String::from_utf8(output.stdout).expect("text")
+        });
+        assert_eq!(found, expected, "{arguments:?}");
+    }
+}
+
+#[test]
 fn one_rank_trains_to_the_bit() {
     check(&["pipeline.ranks=1"]);
 }
