@@ -26,6 +26,7 @@ impl PrivateFolderError {
 
 /// Why a folder cannot be used.
 #[derive(Error)]
+#[cfg_attr(not(unix), expect(dead_code, reason = "only Unix has owners, modes and links of other users"))]
 pub(crate) enum Problem {
     #[error(
         "the folder belongs to the user with the number {owner}, and this process to the one with the number {own}, so the \

@@ -20,6 +20,7 @@ mod layer_moves;
 mod lost_processes;
 mod measurement;
 mod mistakes;
+mod other_build;
 mod outside;
 #[path = "../scratch/mod.rs"]
 mod scratch;

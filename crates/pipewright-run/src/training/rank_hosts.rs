@@ -1,10 +1,9 @@
 //! The names of the hosts of a run, for ranks that have computed wrong bits.
 
-use std::path::Path;
 use std::time::Duration;
 
-use pipewright::bounded_file::{SMALL_TEXT, read_regular_text};
 use pipewright::verification::Verify;
+use sysinfo::System;
 
 use crate::error::RunError;
 use crate::settings::Settings;
@@ -42,8 +41,7 @@ impl RankHosts {
 
 /// Returns the name of this machine; empty if the system does not say it.
 pub fn host_name() -> String {
-    let name = read_regular_text(Path::new("/proc/sys/kernel/hostname"), SMALL_TEXT).unwrap_or_default();
-    name.trim().to_owned()
+    System::host_name().unwrap_or_default()
 }
 
 #[cfg(test)]
