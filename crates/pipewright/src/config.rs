@@ -8,7 +8,7 @@ use std::time::Duration;
 use burn::optim::ModuleOptimizer;
 use pipewright_schedule::{Recompute, ValidatedProgram};
 
-use crate::device::Devices;
+use crate::device::{Devices, RankThreads};
 use crate::hook::ActionHook;
 use crate::loss_scale::LossScaling;
 use crate::mesh::{DataParallelMode, Mesh};
@@ -40,10 +40,10 @@ pub struct PipelineConfig {
     pub post_validation: bool,
     /// Called for each gradient before the norm is computed; the same on all ranks.
     pub gradient_hook: Option<Arc<dyn GradientHook>>,
-    /// Threads for the tensor operations of one rank. While a rank sums the squares of its gradients or updates
+    /// Threads for the tensor operations of each rank; in a process of several, its own entry counts. While a rank sums the squares of its gradients or updates
     /// with [`AdamW`](crate::optimizer::AdamW), and all other ranks of the process wait, it uses their threads
     /// too, together at most as many as there are processors.
-    pub threads_per_rank: usize,
+    pub threads_per_rank: RankThreads,
     /// The devices of the ranks. A stage is made where the caller makes it and then moved to the device of
     /// its rank. Without devices it stays where it was made.
     pub devices: Devices,
@@ -160,7 +160,7 @@ impl Default for PipelineConfig {
             clip_groups: Vec::new(),
             post_validation: false,
             gradient_hook: None,
-            threads_per_rank: 1,
+            threads_per_rank: 1.into(),
             devices: Devices::default(),
             precision: Precision::default(),
             loss_scaling: LossScaling::default(),

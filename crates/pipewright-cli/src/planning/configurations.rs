@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use pipewright::ids::WorldRank;
 use pipewright::mesh::DataParallelMode;
 use pipewright_models::CutModel;
 use pipewright_models::hf;
@@ -163,7 +164,16 @@ impl PlannedRun for ConfiguredRun {
     }
 
     fn base(&self, plan: &Plan) -> Base {
-        let mut keys = Table::try_from(&self.settings).expect("settings are tables of plain values");
+        let mut settings = self.settings.clone();
+        if !plan.machines.is_empty() {
+            // The numbers of the ranks in the configuration, which is for all ranks of the profile.
+            let ranks = || plan.machines.iter().map(|machine| WorldRank::new(machine.get()));
+            let pipeline = &mut settings.pipeline;
+            pipeline.threads_per_rank = pipeline.threads_per_rank.of_ranks(ranks());
+            pipeline.profile_ranks = ranks().map(|rank| pipeline.profile_rank(rank) as u32).collect();
+            settings.run.devices = settings.run.devices.of_ranks(ranks());
+        }
+        let mut keys = Table::try_from(&settings).expect("settings are tables of plain values");
         if let Some(Value::Table(pipeline)) = keys.get_mut("pipeline") {
             for key in ["boundaries", "layout"].into_iter().chain(generator::KEYS.map(|(key, _)| key)) {
                 pipeline.remove(key);

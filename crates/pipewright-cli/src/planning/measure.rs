@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use burn::tensor::Device;
-use pipewright::device::Devices;
+use pipewright::device::{Devices, RankThreads};
 use pipewright::ids::WorldRank;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::profile::{
@@ -62,8 +62,8 @@ pub(crate) fn measure_run(
     let mut profile = measured.profile(&workload, link, assumed_link(settings), assumed_rates(settings));
     // Threads on one device differ by what else runs on the machine, which changes within seconds. Plans for replicas and
     // tensor-parallel ranks take all ranks as equal.
-    let are_apart =
-        transport == TransportChoice::Mpi || ranks.iter().any(|rank| rank.device != ranks[0].device);
+    let differs = |rank: &MeasuredRank| (&rank.device, rank.threads) != (&ranks[0].device, ranks[0].threads);
+    let are_apart = transport == TransportChoice::Mpi || ranks.iter().any(differs);
     if are_apart && settings.mesh.ranks(1) == 1 {
         profile.pairs = pairs.unwrap_or_default();
         profile.ranks = unlike_ranks(&measured, &layers, &ranks);
@@ -81,18 +81,25 @@ pub(crate) fn measure_run(
         device: Some(settings.run.devices.to_string()),
         precision: Some(settings.run.precision.to_string()),
         ranks: Some(settings.mesh.ranks(settings.pipeline.ranks)),
-        threads_per_rank: Some(settings.pipeline.threads_per_rank),
+        // Otherwise `[[rank]]` has the threads of each rank.
+        threads_per_rank: ranks
+            .iter()
+            .all(|rank| rank.threads == ranks[0].threads)
+            .then_some(ranks[0].threads),
     });
     Ok(Measurement { profile, measured, layers })
 }
 
 /// Returns the measurements of the ranks of this process, which have the numbers from `first` on.
 fn measured_ranks(settings: &Settings, measured: &Measured, first: WorldRank) -> Vec<MeasuredRank> {
-    let rank = |(number, times): (u32, &Vec<Quartiles>)| MeasuredRank {
-        times: times.clone(),
-        memory_bytes: memory_of_rank(settings),
-        threads: settings.pipeline.threads_per_rank,
-        device: settings.run.devices.choice_of(WorldRank::new(first.get() + number)).to_string(),
+    let rank = |(number, times): (u32, &Vec<Quartiles>)| {
+        let rank = WorldRank::new(first.get() + number);
+        MeasuredRank {
+            times: times.clone(),
+            memory_bytes: memory_of_rank(settings),
+            threads: settings.pipeline.threads_per_rank.of(rank) as u32,
+            device: settings.run.devices.choice_of(rank).to_string(),
+        }
     };
     (0..).zip(&measured.times_by_rank).map(rank).collect()
 }
@@ -108,13 +115,15 @@ pub(crate) fn workload<'a>(settings: &Settings, layers: &'a ModelDesc) -> Worklo
 }
 
 /// Returns the run that a profile must be for.
-pub(crate) fn profiled_run<'a>(settings: &Settings, workload: Workload<'a>) -> ProfiledRun<'a> {
+pub(crate) fn profiled_run<'a>(settings: &'a Settings, workload: Workload<'a>) -> ProfiledRun<'a> {
     ProfiledRun {
         workload,
         rates: assumed_rates(settings),
-        device: settings.run.devices.to_string(),
+        devices: settings.run.devices.clone(),
         precision: settings.run.precision,
-        threads_per_rank: settings.pipeline.threads_per_rank,
+        threads: settings.pipeline.threads_per_rank.clone(),
+        ranks: settings.mesh.ranks(settings.pipeline.ranks),
+        profile_ranks: &settings.pipeline.profile_ranks,
     }
 }
 
@@ -125,6 +134,7 @@ struct Subject {
     /// The ranks of this process.
     ranks: u32,
     devices: Devices,
+    threads: RankThreads,
 }
 
 impl Subject {
@@ -132,14 +142,18 @@ impl Subject {
         let layers = described(settings, model);
         let rows = open_training(settings, model, settings.pipeline.rows())?;
         let run = &settings.run;
-        let (ranks, devices) = match settings.pipeline.transport {
+        let threads = settings.pipeline.threads_per_rank.clone();
+        let (ranks, devices, threads) = match settings.pipeline.transport {
             TransportChoice::Local => {
                 let all = settings.mesh.ranks(settings.pipeline.ranks);
-                (all, run.devices.open(all, run.precision))
+                (all, run.devices.open(all, run.precision), threads)
             }
-            TransportChoice::Mpi => (1, run.devices.open_one(processes.rank(), run.precision)),
+            TransportChoice::Mpi => {
+                let own = processes.rank();
+                (1, run.devices.open_one(own, run.precision), threads.of_ranks([own]))
+            }
         };
-        Ok(Self { layers, rows, ranks, devices: devices.map_err(Failure::input)? })
+        Ok(Self { layers, rows, ranks, devices: devices.map_err(Failure::input)?, threads })
     }
 }
 
@@ -149,11 +163,12 @@ fn measure_layers(
     subject: &Subject,
     time: Duration,
 ) -> Result<Measured, Failure> {
-    let Subject { layers, rows: data, ranks, devices } = subject;
+    let Subject { layers, rows: data, ranks, devices, threads } = subject;
     let (ranks, rows) = (*ranks, settings.pipeline.microbatch_size);
+    let pipeline = pipeline_config(settings, model)?;
     let layer_states = state_rule(settings).of_layers(model).map_err(Failure::input)?;
     let config = MeasureConfig {
-        pipeline: PipelineConfig { devices: devices.clone(), ..pipeline_config(settings, model)? },
+        pipeline: PipelineConfig { devices: devices.clone(), threads_per_rank: threads.clone(), ..pipeline },
         ranks,
         rows,
         time_limit: time,

@@ -2,16 +2,18 @@
 //! measured.
 
 use pipewright::device::found;
+use pipewright::ids::WorldRank;
 use pipewright_schedule::analytic::{Connection, PeakRates};
 use pipewright_schedule::profile::LinkProfile;
 
 use pipewright_run::settings::Settings;
 use pipewright_run::settings::pipeline::TransportChoice;
 
-/// Returns the assumed rates of a rank. Ranks with different devices have the rates of the first rank.
+/// Returns the assumed rates of a rank. Ranks with different devices or numbers of threads have the rates of the first
+/// rank.
 pub(crate) fn assumed_rates(settings: &Settings) -> PeakRates {
     if settings.run.devices.are_processor() {
-        PeakRates::processor(settings.pipeline.threads_per_rank)
+        PeakRates::processor(settings.pipeline.threads_per_rank.of(WorldRank::new(0)) as u32)
     } else {
         PeakRates::gpu(&device_name(settings))
     }

@@ -21,6 +21,7 @@ mod patterns;
 mod generate;
 mod profile;
 mod plan_memory;
+mod unlike_ranks;
 mod offload;
 mod real_files;
 mod restarts;

@@ -20,6 +20,13 @@ fn mistakes_are_told_once() {
     let run = |count, overrides: &[&str]| processes(folder.path(), count, overrides);
     check_refused(&run(2, &["pipeline.trasport=x"]), 2, &["error:", "unknown key `trasport`"]);
     check_refused(&run(3, &[]), 2, &["error:", "3 processes were started for 2 ranks"]);
+    let place =
+        "`mpirun -n 2 pipewright ...` on the hosts of ranks 0, 2 of the profile (pipeline.profile_ranks)";
+    check_refused(
+        &run(3, &["pipeline.profile_ranks=[0, 2]"]),
+        2,
+        &["3 processes were started for 2 ranks", place],
+    );
     check_refused(&run(2, &["data.path=none.txt"]), 2, &["error:", "none.txt"]);
 }
 

@@ -17,7 +17,7 @@ use crate::training_memory::tensor_share::TensorShare;
 
 /// The bytes of a stage's parameters with the optimizer's state, and of the gradients.
 #[derive(Clone, Copy, Debug)]
-struct StageState {
+pub(super) struct StageState {
     bytes: StageBytes,
     gradients: u64,
     undo: u64,
@@ -87,18 +87,8 @@ impl TrainingMemory {
         let timeline = simulation.timeline();
         let state = |specs: &Vec<ParameterSpec>| run.state_of(specs, &mut FirstCopies::default());
         let states: Vec<StageState> = stages.iter().map(state).collect();
-        let rank_bytes = |(rank, activations): (Rank, u64)| {
-            let mut known = FirstCopies::default();
-            let own = placement.stages_of(rank).iter().map(|stage| {
-                if run.sharding.shards > 1 {
-                    // A stage that computes has all of its parameters whole.
-                    return states[stage.index()];
-                }
-                run.state_of(&stages[stage.index()], &mut known)
-            });
-            let own: Vec<StageState> = own.collect();
-            HeldBytes { activations, ..without_activations(&own, run.sharding, run.expert_ranks) }
-        };
+        let rank_bytes =
+            |(rank, activations): (Rank, u64)| HeldBytes { activations, ..run.rank_state(rank, stages) };
         let peaks = peak_memory(timeline, &costs.sizes);
         let stage_bytes = |(stage, state): (StageIndex, &StageState)| HeldBytes {
             activations: stage_peak(timeline, placement, &costs.sizes, stage),
@@ -174,8 +164,22 @@ impl TrainingRun<'_> {
         }
     }
 
+    /// Returns the bytes of a rank without activations.
+    pub(super) fn rank_state(&self, rank: Rank, stages: &[Vec<ParameterSpec>]) -> HeldBytes {
+        let mut known = FirstCopies::default();
+        let own = self.program.placement().stages_of(rank).iter().map(|stage| {
+            let specs = &stages[stage.index()];
+            // A stage that computes has all of its parameters whole if replicas share them.
+            let mut of_stage = FirstCopies::default();
+            let known = if self.sharding.shards > 1 { &mut of_stage } else { &mut known };
+            self.state_of(specs, known)
+        });
+        let own: Vec<StageState> = own.collect();
+        without_activations(&own, self.sharding, self.expert_ranks)
+    }
+
     /// Returns the bytes of [`TrainingMemory::shared`] and of [`TrainingMemory::shared_again`].
-    fn shared_bytes(&self, stages: &[Vec<ParameterSpec>]) -> [u64; 2] {
+    pub(super) fn shared_bytes(&self, stages: &[Vec<ParameterSpec>]) -> [u64; 2] {
         if self.sharding.shards > 1 {
             // Each replica has rows of its own.
             return [0, 0];
@@ -195,7 +199,7 @@ impl TrainingRun<'_> {
 
     /// Returns the bytes of a stage with these parameters on a rank that holds the parameters in `known` already,
     /// for other stages, and adds them to `known`. The copy in half precision belongs to the stage.
-    fn state_of(&self, specs: &[ParameterSpec], known: &mut FirstCopies) -> StageState {
+    pub(super) fn state_of(&self, specs: &[ParameterSpec], known: &mut FirstCopies) -> StageState {
         let is_trained = |path: &str| self.model.is_trained(path);
         let (own, of_stage) = (known.of(specs), FirstCopies::default().of(specs));
         let [mut bytes, of_stage] = [&own, &of_stage].map(|specs| self.state.of_stage(specs, is_trained));
@@ -203,13 +207,13 @@ impl TrainingRun<'_> {
         StageState {
             bytes,
             gradients: gradient_bytes(specs, self.expert_ranks, is_trained),
-            undo: if self.post_validation { self.undo_bytes(&own) } else { 0 },
+            undo: if self.post_validation { self.trained_state(&own) } else { 0 },
         }
     }
 
     /// Returns the bytes of a stage without activations. If parameters are sharded, a replica holds its part
     /// of them and of the optimizer's state; the parameters of a stage that computes are whole.
-    fn stage_state(&self, StageState { bytes, gradients, undo }: StageState) -> HeldBytes {
+    pub(super) fn stage_state(&self, StageState { bytes, gradients, undo }: StageState) -> HeldBytes {
         let part = self.sharding.part(bytes, self.expert_ranks);
         HeldBytes {
             parameters: part.parameters.saturating_add(part.copy),
@@ -221,7 +225,7 @@ impl TrainingRun<'_> {
     }
 
     /// Returns the bytes of a stage's trained parameters, with the optimizer's state, on one replica.
-    fn undo_bytes(&self, specs: &[ParameterSpec]) -> u64 {
+    pub(super) fn trained_state(&self, specs: &[ParameterSpec]) -> u64 {
         let trained = specs.iter().filter(|spec| self.model.is_trained(&spec.path)).cloned();
         let trained: Vec<ParameterSpec> = trained.collect();
         let part = self.sharding.part(self.state.of_stage(&trained, |_| true), self.expert_ranks);

@@ -27,6 +27,7 @@ mod state;
 mod expert_share;
 
 mod held;
+mod moving;
 mod plan;
 
 pub use arrived_rows::ExpertLoad;
@@ -34,7 +35,7 @@ pub use compute_devices::ComputeDevices;
 pub use expert_share::ExpertShare;
 pub use held::{TrainingMemory, TrainingRun};
 pub use kept::KeptActivations;
-pub use plan::{DeviceLoad, MemoryPlan, RunShape, Shortage, device_loads};
+pub use plan::{DeviceLoad, MemoryPlan, RunShape, Shortage, SmallRank, device_loads};
 pub use sizes::layers_in;
 pub use state::{OptimizerState, StateRule, is_hidden_matrix};
 pub use tensor_share::TensorShare;

@@ -24,6 +24,8 @@ pub struct MemoryPlan {
     shape: RunShape,
     devices: Vec<DeviceLoad>,
     machine: Option<u64>,
+    /// The memory of each rank of the world that a profile states; empty without a profile.
+    stated: Vec<Option<u64>>,
     /// The bytes of the copies of the state.
     copies: u64,
     /// The most bytes of a rank if all tokens choose experts of one replica.
@@ -41,9 +43,22 @@ pub struct DeviceLoad {
     pub ranks: Vec<(WorldRank, u64)>,
 }
 
-/// Memory that is too small.
+/// A rank that needs more memory than a profile states for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SmallRank {
+    /// The rank.
+    pub rank: WorldRank,
+    /// The bytes that it needs.
+    pub needed: u64,
+    /// The bytes that it has.
+    pub available: u64,
+}
+
+/// Memory that is too small.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Shortage<'a> {
+    /// The memory of ranks, as a profile states it.
+    Ranks(Vec<SmallRank>),
     /// The memory of this machine.
     Machine {
         /// The bytes that are needed: by all ranks, or by the largest one if each is a process.
@@ -71,7 +86,7 @@ impl MemoryPlan {
     /// Plans the memory of a run. `machine` is the memory of this machine in bytes; `None` if it is not
     /// known.
     pub fn new(memory: TrainingMemory, shape: RunShape, machine: Option<u64>) -> Self {
-        Self { memory, shape, devices: Vec::new(), machine, copies: 0, one_replica: None }
+        Self { memory, shape, devices: Vec::new(), machine, stated: Vec::new(), copies: 0, one_replica: None }
     }
 
     /// Adds copies of the state in the memory of the machine, with these bytes: of all ranks, or of one rank
@@ -86,6 +101,30 @@ impl MemoryPlan {
         Self { one_replica: memory.ranks().iter().map(HeldBytes::total).max(), ..self }
     }
 
+    /// Compares with the memory of each rank of the world, as a profile states it. `None` for a rank whose memory is not
+    /// known. If ranks are processes, the memory of this machine and of its devices no longer counts.
+    pub fn with_stated(self, stated: Vec<Option<u64>>) -> Self {
+        Self { stated, ..self }
+    }
+
+    /// Returns the memory of a rank of the world that a profile states.
+    pub fn stated(&self, rank: WorldRank) -> Option<u64> {
+        self.stated.get(rank.index()).copied().flatten()
+    }
+
+    /// Returns the bytes that a rank of the world needs, with its copies of the state if it is a process on the
+    /// processor.
+    pub fn needed_by(&self, rank: WorldRank) -> u64 {
+        let copies = if self.shape.is_local || !self.devices.is_empty() { 0 } else { self.copies };
+        self.total_of(rank).saturating_add(copies)
+    }
+
+    /// The tensor ranks of a rank are consecutive, and so are the ranks of a replica.
+    fn total_of(&self, rank: WorldRank) -> u64 {
+        let (ranks, tensor_ranks) = (self.memory.ranks(), self.shape.tensor_ranks.max(1) as usize);
+        ranks[rank.index() / tensor_ranks % ranks.len()].total()
+    }
+
     /// Returns the most bytes of a rank for that case; `None` if each replica holds all experts.
     pub fn one_replica(&self) -> Option<u64> {
         self.one_replica
@@ -98,12 +137,8 @@ impl MemoryPlan {
         choices: impl IntoIterator<Item = DeviceChoice>,
         memory_of: impl Fn(DeviceChoice) -> Option<u64>,
     ) -> Self {
-        let ranks = self.memory.ranks();
-        // The tensor ranks of a rank are consecutive, and so are the ranks of a replica.
-        let tensor_ranks = self.shape.tensor_ranks.max(1) as usize;
-        let needs = |rank: WorldRank| ranks[rank.index() / tensor_ranks % ranks.len()].total();
         let loads = choices.into_iter().zip((0..).map(WorldRank::new));
-        let loads = loads.map(|(device, rank)| (device, rank, needs(rank)));
+        let loads = loads.map(|(device, rank)| (device, rank, self.total_of(rank)));
         Self { devices: device_loads(loads, self.shape.is_local, memory_of), ..self }
     }
 
@@ -165,9 +200,22 @@ impl MemoryPlan {
         if are_together { self.memory.shared().saturating_mul(tensor_ranks.into()) } else { 0 }
     }
 
-    /// Returns the first memory that is too small. Memory that is not known is large enough. Copies of the
+    /// Returns the first memory that is too small, or all ranks that are, as a profile states it. Memory that is not known
+    /// is large enough. Copies of the
     /// state are in the memory of the machine, also the bytes of ranks on devices.
     pub fn shortage(&self) -> Option<Shortage<'_>> {
+        let small = |(rank, stated): (WorldRank, &Option<u64>)| {
+            let (needed, available) = (self.needed_by(rank), (*stated)?);
+            (needed > available).then_some(SmallRank { rank, needed, available })
+        };
+        let small: Vec<SmallRank> = (0..).map(WorldRank::new).zip(&self.stated).filter_map(small).collect();
+        if !small.is_empty() {
+            return Some(Shortage::Ranks(small));
+        }
+        if !self.shape.is_local && !self.stated.is_empty() && self.stated.iter().all(Option::is_some) {
+            // The processes may be on other machines.
+            return None;
+        }
         if !self.devices.is_empty() {
             let of_device = self.devices.iter().find_map(|load| {
                 let missing = load.needed().saturating_sub(load.memory?);

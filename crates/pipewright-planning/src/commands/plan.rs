@@ -149,7 +149,7 @@ pub(crate) fn run(arguments: &PlanArguments, configurations: &dyn Configurations
     let seconds = start.elapsed().as_secs_f64();
     if let Some(output) = &arguments.output {
         let best = report.plans.first().ok_or_else(|| Failure::input("there is no plan to write"))?;
-        write_plan(output, best, run.map(|run| run.base(best)))?;
+        write_plan(output, best, run.map(|run| run.base(best)), &profile)?;
     }
     let emitted = target.map(|target| {
         let start = Instant::now();

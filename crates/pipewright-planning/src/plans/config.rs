@@ -6,6 +6,7 @@ use pipewright_schedule::Recompute;
 use pipewright_schedule::csv::print_schedule;
 use pipewright_schedule::generate::depends_on_costs;
 use pipewright_schedule::plan::{Plan, PlanSettings, SEARCHED};
+use pipewright_schedule::profile::{PROCESSOR, Profile, RankProfile};
 use toml::{Table, Value};
 
 use crate::configurations::Base;
@@ -14,8 +15,9 @@ use crate::output;
 use crate::plans::print::stages_per_rank;
 
 /// Writes the configuration of `plan` to `file`: the base with the choices of the plan, or without a base the
-/// choices alone. A schedule without a name, or with settings, is written to a CSV file in the same folder.
-pub fn write_plan(file: &Path, plan: &Plan, base: Option<Base>) -> Result<(), Failure> {
+/// choices alone, for the ranks of `profile` that the plan uses. A schedule without a name, or with settings, is written
+/// to a CSV file in the same folder.
+pub fn write_plan(file: &Path, plan: &Plan, base: Option<Base>, profile: &Profile) -> Result<(), Failure> {
     let (is_whole, batches) = (base.is_some(), base.as_ref().map_or(1, |base| base.batches));
     let number = |number: u32| Value::Integer(i64::from(number));
     let (mut config, replicas) = match base {
@@ -49,6 +51,26 @@ pub fn write_plan(file: &Path, plan: &Plan, base: Option<Base>) -> Result<(), Fa
     }
     let recompute = Value::try_from(Recompute::of_stages(&plan.recompute));
     pipeline.push(("recompute", recompute.expect("words, numbers and tables are values")));
+    let mut run: Vec<_> = plan_milliseconds(plan.step_s, batches)
+        .map(|planned| ("planned_step_ms", Value::Float(planned)))
+        .into_iter()
+        .collect();
+    if !is_whole && !plan.machines.is_empty() {
+        // A base has the keys for these ranks.
+        let used = plan.used_ranks_of(profile);
+        let device = used.device.clone().unwrap_or_default();
+        if used.ranks.iter().any(|rank| rank.threads.is_some()) {
+            let threads = |rank: &RankProfile| number(rank.threads.or(device.threads_per_rank).unwrap_or(1));
+            pipeline.push(("threads_per_rank", Value::Array(used.ranks.iter().map(threads).collect())));
+        }
+        if used.ranks.iter().any(|rank| rank.device.is_some()) {
+            let usual = device.device.as_deref().unwrap_or(PROCESSOR);
+            let name = |rank: &RankProfile| Value::String(rank.device.as_deref().unwrap_or(usual).to_owned());
+            run.push(("devices", Value::Array(used.ranks.iter().map(name).collect())));
+        }
+        let machines = plan.machines.iter().map(|machine| number(machine.get()));
+        pipeline.push(("profile_ranks", Value::Array(machines.collect())));
+    }
     set(&mut config, "pipeline", pipeline);
     let mut mesh = vec![("data_parallel", replicas)];
     if plan.mesh.tensor > 1 || is_whole {
@@ -61,12 +83,7 @@ pub fn write_plan(file: &Path, plan: &Plan, base: Option<Base>) -> Result<(), Fa
         section.remove("batch_shares");
     }
     set(&mut config, "mesh", mesh);
-    let planned = plan_milliseconds(plan.step_s, batches);
-    set(
-        &mut config,
-        "run",
-        planned.map(|planned| ("planned_step_ms", Value::Float(planned))).into_iter().collect(),
-    );
+    set(&mut config, "run", run);
     let text = toml::to_string(&config).expect("a table of plain values can be written as TOML");
     output::write(Some(file), &text)
 }

@@ -10,7 +10,7 @@ use crate::interrupt::Interrupt;
 use crate::launch::answer::{Asked, LONGEST_PATIENCE, Question};
 use crate::launch::ended::Ended;
 use crate::launch::events::{Decision, Event, Look, Moment, Patience, Start};
-use crate::launch::hosts::{Host, is_this_machine};
+use crate::launch::hosts::{Host, is_this_machine, of_plan};
 use crate::launch::layouts::{Distribution, Layout, Replanner, WholeRun};
 use crate::launch::processes::{Launcher, end_before};
 use crate::launch::signs::RunSigns;
@@ -39,7 +39,8 @@ const LONGEST_LOCK: Duration = Duration::from_secs(120);
 pub struct Launch {
     /// The command that the processes run.
     pub target: Target,
-    /// The hosts; none for this machine alone.
+    /// The hosts; none for this machine alone. The ranks of a plan for unlike ranks
+    /// ([`profile_ranks`](crate::settings::pipeline::PipelineSettings::profile_ranks)) are on their slots.
     pub hosts: Vec<Host>,
     /// The program that starts processes there ([`Starter::find`]).
     pub starter: Starter,
@@ -108,7 +109,8 @@ impl Launch {
         let layout = Layout::of(settings);
         let is_slurm = self.starter.is_slurm();
         let rules = Rules { folder: folder.clone(), deadline, restarts: self.restarts, is_slurm };
-        let mut machine = Machine::new(rules, self.hosts.clone(), layout.processes(settings));
+        let hosts = of_plan(self.hosts.clone(), &settings.pipeline.profile_ranks)?;
+        let mut machine = Machine::new(rules, hosts, layout.processes(settings));
         let mut actor = Actor {
             signs: RunSigns::create(&folder, self.target.resumes)?,
             layout,

@@ -5,6 +5,8 @@ use std::path::Path;
 
 use pipewright::bounded_file::{SMALL_TEXT, read_regular_text};
 
+use pipewright_schedule::words::counted;
+
 use crate::error::RunError;
 use crate::training::rank_hosts::host_name;
 
@@ -98,9 +100,69 @@ fn read(text: &str) -> Result<Vec<Host>, String> {
     }
 }
 
+/// Returns the hosts for the ranks of a plan, which are some of the slots of the hosts, counted in the order of the
+/// file. The hosts of these slots come first, each with so many slots. The others are spare. Hosts with only as many
+/// slots as there are ranks are the hosts of the plan already.
+///
+/// # Errors
+/// Fails if the hosts do not have these slots.
+pub(super) fn of_plan(hosts: Vec<Host>, profile_ranks: &[u32]) -> Result<Vec<Host>, RunError> {
+    let takes = hosts.iter().fold(0, |slots: u32, host| slots.saturating_add(host.slots));
+    let Some(&last) = profile_ranks.last().filter(|_| takes as usize != profile_ranks.len()) else {
+        return Ok(hosts);
+    };
+    if takes == 0 {
+        // All ranks are on this machine.
+        return Ok(hosts);
+    }
+    if last >= takes {
+        return Err(RunError::input(format!(
+            "the hosts take {}, and the plan uses rank {last} of its profile (pipeline.profile_ranks): name \
+             the hosts of all ranks of the profile in their order, or only the hosts of the {} that the plan uses",
+            counted(takes, "process"),
+            counted(profile_ranks.len(), "rank")
+        )));
+    }
+    let mut first = 0_u32;
+    let (mut planned, mut spare) = (Vec::new(), Vec::new());
+    for host in hosts {
+        let own = first..first.saturating_add(host.slots);
+        first = own.end;
+        match profile_ranks.iter().filter(|&rank| own.contains(rank)).count() as u32 {
+            0 => spare.push(host),
+            slots => planned.push(Host { slots, ..host }),
+        }
+    }
+    Ok([planned, spare].concat())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_ranks_of_a_plan_are_on_the_hosts_of_its_profile() {
+        let check = |text: &str, ranks: &[u32], expected: &str| {
+            let found = of_plan(read(text).expect("hosts"), ranks);
+            let words = found.map(|hosts| {
+                let words = hosts.iter().map(|host| format!("{}:{}", host.name, host.slots));
+                words.collect::<Vec<_>>().join(" ")
+            });
+            match words {
+                Ok(words) => assert_eq!(words, expected, "{text:?}"),
+                Err(failure) => assert!(failure.text().starts_with(expected), "{}", failure.text()),
+            }
+        };
+        check("a\nb\nc", &[], "a:1 b:1 c:1");
+        check("a\nb\nc", &[0, 2], "a:1 c:1 b:1");
+        check("a\nb\nc", &[1, 2], "b:1 c:1 a:1");
+        check("a slots=2\nb slots=3", &[1, 2, 4], "a:1 b:2");
+        // Only the hosts of the plan are in the file.
+        check("a\nc", &[0, 2], "a:1 c:1");
+        check("a", &[0, 2], "the hosts take 1 process, and the plan uses rank 2 of its profile");
+        check("a\nb\nc", &[0, 3], "the hosts take 3 processes, and the plan uses rank 3 of its profile");
+        assert!(of_plan(Vec::new(), &[0, 2]).is_ok_and(|hosts| hosts.is_empty()), "this machine");
+    }
 
     #[test]
     fn a_hostfile_has_hosts_with_slots() {

@@ -72,6 +72,10 @@ impl Layout {
             let mesh = settings.mesh.clone().of_replicas(self.replicas);
             arguments.push(format!("mesh.expert_parallel={}", mesh.expert_parallel));
         }
+        if !settings.pipeline.profile_ranks.is_empty() && self != Self::of(settings) {
+            // They are the ranks of the whole run.
+            arguments.push("pipeline.profile_ranks=[]".to_owned());
+        }
         arguments
     }
 
@@ -246,6 +250,7 @@ impl WholeRun {
     ) -> Result<Distribution, RunError> {
         let mut settings = self.settings.clone();
         settings.pipeline.ranks = layout.ranks;
+        settings.pipeline.profile_ranks.clear();
         settings.mesh = settings.mesh.clone().of_replicas(layout.replicas);
         let file = replanned(layout.replicas, layout.ranks);
         let memory = match check {
@@ -324,6 +329,15 @@ mod tests {
         let shares = |replicas: u32| Layout { ranks: 1, replicas }.arguments(&settings).pop();
         assert_eq!(shares(2).as_deref(), Some("mesh.batch_shares=[3, 1]"));
         assert_eq!(shares(1).as_deref(), Some("mesh.batch_shares=[]"));
+    }
+
+    #[test]
+    fn the_ranks_of_a_profile_are_for_the_whole_run() {
+        let set = ["pipeline.ranks=3", "pipeline.profile_ranks=[0, 1, 3]"].map(str::to_owned);
+        let settings = load_settings(None, &set).expect("the sample").settings;
+        let arguments = |ranks| Layout { ranks, replicas: 1 }.arguments(&settings);
+        assert_eq!(arguments(3), ["pipeline.ranks=3", "mesh.data_parallel=1"]);
+        assert_eq!(arguments(2), ["pipeline.ranks=2", "mesh.data_parallel=1", "pipeline.profile_ranks=[]"]);
     }
 
     #[test]

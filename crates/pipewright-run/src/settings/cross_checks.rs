@@ -32,6 +32,7 @@ pub(super) fn check(
     checks.check_rate();
     checks.check_validation();
     checks.check_lookahead();
+    checks.check_profile_ranks();
     checks.check_experts();
     checks.check_shares();
     checks.check_batch_shares();
@@ -236,6 +237,18 @@ impl CrossChecks<'_> {
             let mut section = self.section("mesh");
             let place = section.place(LOOKAHEAD);
             section.problems.push(Problem::new(place, format!("`{LOOKAHEAD}`: {error}")));
+        }
+    }
+
+    /// Refuses another number of ranks of a profile than the run has.
+    fn check_profile_ranks(&mut self) {
+        let Settings { mesh, pipeline, .. } = self.settings;
+        let (named, ranks) = (pipeline.profile_ranks.len() as u64, mesh.ranks(pipeline.ranks));
+        if named > 0 && named != u64::from(ranks) && self.is_sound() {
+            let sentence =
+                format!("`profile_ranks` names {}, and the run has {ranks}", counted(named, "rank"));
+            let help = "name one rank of the profile for each rank of the run, or remove the key";
+            self.section("pipeline").report("profile_ranks", sentence, help);
         }
     }
 

@@ -15,12 +15,12 @@ use crate::settings::section::Section;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DeviceSettings {
     /// The device of all ranks; `None` if `devices` is written.
-    device: Option<DeviceChoice>,
+    pub(super) device: Option<DeviceChoice>,
     /// Rank `r` has entry `r` modulo their number; empty unless it is written.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    devices: Vec<DeviceChoice>,
+    pub(super) devices: Vec<DeviceChoice>,
     /// Whether ranks that would share a device are refused.
-    exclusive: bool,
+    pub(super) exclusive: bool,
 }
 
 impl DeviceSettings {
@@ -32,6 +32,16 @@ impl DeviceSettings {
     /// Returns the device of the first rank.
     pub fn first(&self) -> &DeviceChoice {
         &self.choices()[0]
+    }
+
+    /// Returns the devices of some ranks, which get the numbers from 0 in this order.
+    #[must_use]
+    pub fn of_ranks(&self, ranks: impl IntoIterator<Item = WorldRank>) -> Self {
+        let devices = match self.device {
+            Some(_) => Vec::new(),
+            None => ranks.into_iter().map(|rank| self.choice_of(rank)).collect(),
+        };
+        Self { devices, ..self.clone() }
     }
 
     /// Returns whether all ranks compute on the processor.

@@ -1,11 +1,10 @@
 //! The settings of `[pipeline]` that only some schedules have.
 
-use pipewright_document::{Problem, Value};
+use pipewright_document::Problem;
 use pipewright_schedule::generate::{PerStage, Setting};
 use pipewright_schedule::{Costs, GenerateError, GenerateErrorKind, ScheduleSpec, Slices};
 use serde::Serialize;
 
-use crate::settings::keys::LARGEST_COUNT;
 use crate::settings::section::Section;
 
 /// The settings of generators besides the size of the schedule. A schedule refuses a setting that it does not
@@ -65,21 +64,10 @@ pub(super) fn read(section: &mut Section<'_>) -> GeneratorSettings {
     GeneratorSettings {
         group_size: section.given_count("group_size"),
         wide_warmup: section.given_flag("wide_warmup").unwrap_or(false),
-        memory_limit: read_limits(section),
+        memory_limit: section.given_one_or_several("memory_limit").unwrap_or_default(),
         costs,
         slices: section.given_count("slices"),
         overlap: section.given_flag("overlap").unwrap_or(false),
-    }
-}
-
-/// Reads the memory limit: a whole number, or a list of them.
-fn read_limits(section: &mut Section<'_>) -> Vec<u32> {
-    const KEY: &str = "memory_limit";
-    match section.value(KEY).map(Value::as_list) {
-        None => Vec::new(),
-        Some(Some([])) => section.empty(KEY).unwrap_or_default(),
-        Some(Some(_)) => section.counts(KEY, LARGEST_COUNT).unwrap_or_default(),
-        Some(None) => section.given_count(KEY).into_iter().collect(),
     }
 }
 

@@ -4,6 +4,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use pipewright::device::RankThreads;
+use pipewright::ids::WorldRank;
 use pipewright_document::{Entry, Value};
 use pipewright_schedule::generate::find;
 use pipewright_schedule::partition::{Layout, Method};
@@ -50,8 +52,11 @@ pub struct PipelineSettings {
     pub embedding_parts: u32,
     /// The transport of tensors between ranks.
     pub transport: TransportChoice,
-    /// The number of threads that each rank computes with.
-    pub threads_per_rank: u32,
+    /// The numbers of threads that the ranks compute with.
+    pub threads_per_rank: RankThreads,
+    /// The rank of a plan's profile that each rank of the run is, in ascending order; empty unless it is written.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub profile_ranks: Vec<u32>,
     /// The stages that compute their forward again in their backward, as a whole or in part.
     pub recompute: Recompute,
     /// The inputs of recomputed forwards that leave memory.
@@ -160,6 +165,11 @@ impl PipelineSettings {
         }
     }
 
+    /// Returns the rank of a plan's profile that a rank of the world is.
+    pub fn profile_rank(&self, rank: WorldRank) -> usize {
+        self.profile_ranks.get(rank.index()).map_or(rank.index(), |&machine| machine as usize)
+    }
+
     /// Returns the number of rows in a step's batch.
     pub fn rows(&self) -> usize {
         (self.microbatches as usize).saturating_mul(self.microbatch_size as usize)
@@ -197,7 +207,8 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Pipe
         head_parts: section.count("head_parts"),
         embedding_parts: section.count("embedding_parts"),
         transport: read_transport(&mut section),
-        threads_per_rank: section.count("threads_per_rank"),
+        threads_per_rank: threads(section.one_or_several("threads_per_rank")),
+        profile_ranks: read_profile_ranks(&mut section),
         recompute: read_recompute(&mut section),
         offload: offload::read(&mut section),
         offload_folder: section.path("offload_folder"),
@@ -212,6 +223,20 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Pipe
         }
     }
     pipeline
+}
+
+fn threads(of_ranks: Vec<u32>) -> RankThreads {
+    of_ranks.into_iter().map(|threads| threads as usize).collect::<Vec<_>>().into()
+}
+
+fn read_profile_ranks(section: &mut Section<'_>) -> Vec<u32> {
+    let expected = "a list of ranks in ascending order, such as [0, 2]";
+    let ranks = section.read("profile_ranks", expected, |value| {
+        let number = |value: &Value| u32::try_from(value.as_whole()?).ok();
+        let ranks: Vec<u32> = value.as_list()?.iter().map(number).collect::<Option<_>>()?;
+        ranks.is_sorted_by(|rank, next| rank < next).then_some(ranks)
+    });
+    ranks.unwrap_or_default()
 }
 
 fn read_schedule(section: &mut Section<'_>) -> ScheduleChoice {

@@ -3,15 +3,19 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use pipewright::device::DeviceChoice;
+use pipewright::device::{DeviceChoice, RankThreads};
+use pipewright::ids::WorldRank;
 use pipewright::tensor::Precision;
 use pipewright_document::{Problem, Problems};
-use pipewright_schedule::ModelDesc;
 use pipewright_schedule::analytic::{Figure, PeakRates, Workload, fill};
 use pipewright_schedule::plan::with_head_parts;
 use pipewright_schedule::profile::{DeviceProfile, HEAD_PART, PROCESSOR, Profile, ProfilePart};
+use pipewright_schedule::words::counted;
+use pipewright_schedule::{ModelDesc, Rank};
 use pipewright_system::config_file::{ConfigError, read_source};
 use pipewright_system::profile_file::{ReadProfile, parse};
+
+use crate::settings::devices::DeviceSettings;
 
 /// The run that a profile must be for.
 pub struct ProfiledRun<'a> {
@@ -19,12 +23,16 @@ pub struct ProfiledRun<'a> {
     pub workload: Workload<'a>,
     /// The rates for figures that the profile lacks.
     pub rates: PeakRates,
-    /// The devices, as the configuration names them.
-    pub device: String,
+    /// The devices.
+    pub devices: DeviceSettings,
     /// The precision.
     pub precision: Precision,
-    /// The threads that each rank computes with.
-    pub threads_per_rank: u32,
+    /// The threads that the ranks compute with.
+    pub threads: RankThreads,
+    /// The number of ranks, over all replicas.
+    pub ranks: u32,
+    /// The rank of the profile that each rank is; empty if they are the same ones.
+    pub profile_ranks: &'a [u32],
 }
 
 /// Returns the kinds of devices in a list of their names. A profile of one GPU is also for several like it.
@@ -36,10 +44,10 @@ fn kinds_of(devices: &str) -> BTreeSet<String> {
     devices.split(',').map(|name| kind(name.trim())).collect()
 }
 
-/// Reads the profile of a run in `file`, and estimates figures of layers that it lacks.
+/// Reads the profile of a run in `file`, with the ranks that the run has, and estimates figures of layers that it lacks.
 ///
 /// # Errors
-/// As [`parse`] and [`read_source`], and if the profile is of another model, device or precision.
+/// As [`parse`] and [`read_source`], and if the profile is of another model, device, precision or number of threads.
 pub fn read_for(file: &Path, run: &ProfiledRun<'_>) -> Result<Profile, ConfigError> {
     let mut found = parse(read_source(file, "profile")?, true).map_err(ConfigError::Problems)?;
     if found.missing.is_empty() {
@@ -49,6 +57,11 @@ pub fn read_for(file: &Path, run: &ProfiledRun<'_>) -> Result<Profile, ConfigErr
     let problems = check_run(&found, run);
     if !problems.is_empty() {
         return Err(ConfigError::Problems(Problems(problems)));
+    }
+    if !run.profile_ranks.is_empty() {
+        found.profile = found
+            .profile
+            .of_ranks(&run.profile_ranks.iter().map(|&rank| Rank::new(rank)).collect::<Vec<_>>());
     }
     fill(&mut found.profile, &found.missing, &run.workload, run.rates);
     Ok(found.profile)
@@ -64,15 +77,67 @@ fn device_of(profile: &Profile) -> Option<&DeviceProfile> {
     profile.device.as_ref()
 }
 
-/// Returns the names of the devices of all ranks, if the profile has them.
-fn devices_of(profile: &Profile) -> Option<String> {
-    let usual = device_of(profile).and_then(|device| device.device.clone());
-    if profile.ranks.iter().all(|rank| rank.device.is_none()) {
-        return usual;
+/// Reports the ranks of a profile whose device or number of threads differs from the configuration's. Without sections
+/// for ranks, `[device]` is about all of them.
+fn check_ranks(
+    profile: &Profile,
+    run: &ProfiledRun<'_>,
+    report: &mut dyn FnMut(ProfilePart, &'static str, String),
+) {
+    let usual = device_of(profile).cloned().unwrap_or_default();
+    let are_apart = profile.ranks.iter().any(|rank| rank.device.is_some());
+    if let Some(device) = usual.device.as_ref().filter(|_| !are_apart) {
+        let own = run.devices.to_string();
+        if kinds_of(device) != kinds_of(&own) {
+            let sentence =
+                format!("the profile is of the device {device}, and the configuration computes on {own}");
+            report(ProfilePart::Device, "device", sentence);
+        }
     }
-    let usual = usual.as_deref().unwrap_or(PROCESSOR);
-    let names = profile.ranks.iter().map(|rank| rank.device.as_deref().unwrap_or(usual));
-    Some(names.collect::<Vec<_>>().join(","))
+    let own_threads = |rank: u32| run.threads.of(WorldRank::new(rank));
+    let are_equal =
+        profile.ranks.is_empty() && (0..run.ranks).all(|rank| own_threads(rank) == own_threads(0));
+    let ranks = if profile.ranks.is_empty() || !run.profile_ranks.is_empty() {
+        run.ranks
+    } else {
+        profile.ranks.len() as u32
+    };
+    let mut is_usual_wrong = false;
+    for rank in (0..ranks).map(WorldRank::new) {
+        let index = run.profile_ranks.get(rank.index()).map_or(rank.index(), |&machine| machine as usize);
+        let section = profile.ranks.get(index);
+        if section.is_none() && !profile.ranks.is_empty() {
+            let sentence = format!(
+                "`pipeline.profile_ranks` of the configuration names rank {index}, and the profile has {}",
+                counted(profile.ranks.len(), "[[rank]] section")
+            );
+            report(ProfilePart::Rank(profile.ranks.len() - 1), "speed", sentence);
+            return;
+        }
+        let of_rank = if are_equal { String::new() } else { format!(" for rank {rank}") };
+        let own = run.devices.choice_of(rank).to_string();
+        let device = section.and_then(|section| section.device.as_ref().or(usual.device.as_ref()));
+        let device = device.map_or(PROCESSOR, String::as_str);
+        if are_apart && kinds_of(device) != kinds_of(&own) {
+            let sentence = format!(
+                "the profile is of the device {device}{of_rank}, and the configuration computes on {own} there"
+            );
+            report(ProfilePart::Rank(index), "device", sentence);
+        }
+        let (own, threads) = (run.threads.of(rank), section.and_then(|section| section.threads));
+        let (part, key) = match threads {
+            Some(_) => (ProfilePart::Rank(index), "threads"),
+            None => (ProfilePart::Device, "threads_per_rank"),
+        };
+        let threads = threads.or(usual.threads_per_rank.filter(|_| !is_usual_wrong));
+        if let Some(threads) = threads.filter(|threads| *threads as usize != own) {
+            is_usual_wrong |= part == ProfilePart::Device;
+            let sentence = format!(
+                "`{key}` of the profile is {threads}, and `pipeline.threads_per_rank` of the configuration is {own}{of_rank}"
+            );
+            report(part, key, sentence);
+        }
+    }
 }
 
 /// Reports a profile whose model, device, precision or length of rows differs from the run. Sizes may differ
@@ -84,14 +149,7 @@ fn check_run(found: &ReadProfile, run: &ProfiledRun<'_>) -> Vec<Problem> {
         problems.push(Problem::new(found.place(part, key), sentence).help(help));
     };
     let (profile, layers) = (&found.profile, &run.workload.model.layers);
-    let devices = devices_of(profile);
-    if let Some(device) = devices.filter(|devices| kinds_of(devices) != kinds_of(&run.device)) {
-        let sentence = format!(
-            "the profile is of the device {device}, and the configuration computes on {}",
-            run.device
-        );
-        report(ProfilePart::Device, "device", sentence, measure);
-    }
+    check_ranks(profile, run, &mut |part, key, sentence| report(part, key, sentence, measure));
     let precision = device_of(profile).and_then(|device| device.precision.clone());
     let precision = precision.unwrap_or_else(|| Precision::F32.to_string());
     if precision != run.precision.to_string() {
@@ -106,18 +164,12 @@ fn check_run(found: &ReadProfile, run: &ProfiledRun<'_>) -> Vec<Problem> {
         );
         report(ProfilePart::Device, "precision", sentence, &help);
     }
-    let threads = device_of(profile).and_then(|device| device.threads_per_rank);
-    let settings = [
-        (ProfilePart::Top, "tokens", profile.tokens, "data.seq_len", run.workload.tokens),
-        (ProfilePart::Device, "threads_per_rank", threads, "pipeline.threads_per_rank", run.threads_per_rank),
-    ];
-    for (part, key, found_value, setting, expected) in settings {
-        if let Some(value) = found_value.filter(|value| *value != expected) {
-            let sentence = format!(
-                "`{key}` of the profile is {value}, and `{setting}` of the configuration is {expected}"
-            );
-            report(part, key, sentence, measure);
-        }
+    let expected = run.workload.tokens;
+    if let Some(tokens) = profile.tokens.filter(|tokens| *tokens != expected) {
+        let sentence = format!(
+            "`tokens` of the profile is {tokens}, and `data.seq_len` of the configuration is {expected}"
+        );
+        report(ProfilePart::Top, "tokens", sentence, measure);
     }
     if profile.layer_count() != layers.len() as u64 {
         let part = ProfilePart::Layer(profile.layers.len() - 1);

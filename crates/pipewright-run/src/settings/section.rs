@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use pipewright_document::{Bound, Place, Reader, Table, Value};
 
 use crate::settings::document::Document;
-use crate::settings::keys::{Key, defaults_of, find};
+use crate::settings::keys::{Key, LARGEST_COUNT, defaults_of, find};
 use crate::settings::paths::Surroundings;
 use crate::settings::sample::BUILT_IN;
 
@@ -145,6 +145,23 @@ impl<'a> Section<'a> {
         self.given_whole(key).and_then(|number| u32::try_from(number).ok())
     }
 
+    /// Reads a whole number, or a list of them from 1 on that is not empty.
+    pub(crate) fn one_or_several(&mut self, key: &'static str) -> Vec<u32> {
+        let most = self.largest_count(key);
+        self.or_default(|reader| one_or_several(reader, key, most))
+    }
+
+    /// Like [`Section::one_or_several`], if it is written.
+    pub(crate) fn given_one_or_several(&mut self, key: &'static str) -> Option<Vec<u32>> {
+        let most = self.largest_count(key);
+        one_or_several(&mut self.reader, key, most)
+    }
+
+    fn largest_count(&self, key: &str) -> u32 {
+        let range = find(self.name, key).and_then(Key::range);
+        range.and_then(|range| u32::try_from(*range.end()).ok()).unwrap_or(LARGEST_COUNT)
+    }
+
     /// Reads a number with or without a fraction, if it is written.
     pub(crate) fn given_number(&mut self, key: &'static str) -> Option<f64> {
         let bound = find(self.name, key).and_then(Key::bound);
@@ -217,6 +234,14 @@ impl<'a> Section<'a> {
             row
         };
         (1..).zip(tables).filter_map(row).collect()
+    }
+}
+
+fn one_or_several(reader: &mut Reader<'_>, key: &'static str, most: u32) -> Option<Vec<u32>> {
+    match reader.value(key)?.as_list() {
+        Some([]) => reader.empty(key),
+        Some(_) => reader.counts(key, most),
+        None => reader.count(key, 1..=most).map(|number| vec![number]),
     }
 }
 

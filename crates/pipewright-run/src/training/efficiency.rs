@@ -53,7 +53,7 @@ fn peak(settings: &Settings, ranks: u32) -> Option<f64> {
     // none.
     let is_shared = settings.pipeline.transport == TransportChoice::Local;
     if devices.are_processor() {
-        let threads = ranks as usize * settings.pipeline.threads_per_rank as usize;
+        let threads = settings.pipeline.threads_per_rank.sum((0..ranks).map(WorldRank::new));
         let cores = available_parallelism().map_or(threads, usize::from);
         let computing = if is_shared { threads.min(cores) } else { threads };
         return thread_peak(precision == Precision::Bf16).map(|peak| peak * computing as f64);

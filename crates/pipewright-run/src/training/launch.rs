@@ -82,9 +82,18 @@ fn launch_new(
         };
         // The failure is reported before any process ends, because a launcher ends all processes when one
         // fails.
+        let profile_ranks: Vec<String> =
+            prepared.settings.pipeline.profile_ranks.iter().map(u32::to_string).collect();
+        let place = match &profile_ranks[..] {
+            [] => String::new(),
+            [rank] => format!(" on the host of rank {rank} of the profile (pipeline.profile_ranks)"),
+            ranks => {
+                format!(" on the hosts of ranks {} of the profile (pipeline.profile_ranks)", ranks.join(", "))
+            }
+        };
         return processes.settle(Err(RunError::input(format!(
-            "{started} for {}: start `mpirun -n {ranks} pipewright ...`, or set pipeline.ranks, mesh.data_parallel or \
-             mesh.tensor_parallel",
+            "{started} for {}: start `mpirun -n {ranks} pipewright ...`{place}, or set pipeline.ranks, mesh.data_parallel \
+             or mesh.tensor_parallel",
             counted(ranks, "rank")
         ))));
     }
@@ -156,7 +165,7 @@ pub fn pipeline_config(settings: &Settings, model: &dyn RunModel) -> Result<Pipe
         clip_groups,
         clip_norm: (clip_norm > 0.0).then_some(clip_norm),
         post_validation: settings.optimizer.post_validation,
-        threads_per_rank: settings.pipeline.threads_per_rank as usize,
+        threads_per_rank: settings.pipeline.threads_per_rank.clone(),
         recompute: settings.pipeline.recompute.clone(),
         offload: offload_to(settings),
         precision: settings.run.precision,

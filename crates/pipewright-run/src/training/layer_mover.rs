@@ -27,9 +27,8 @@ use crate::recovery::{LayerMove, MoveEvent, MovedRun, kept};
 use crate::run_model::RunModel;
 use crate::settings::Settings;
 use crate::settings::pipeline::PartitionChoice;
-use crate::settings::replan::Replan;
 use crate::training::launch::stage_maker;
-use crate::training::memory::{memory_plan, require_fit};
+use crate::training::memory::{memory_plan, move_plan, require_fit, require_move_fits};
 use crate::training::model::read_model;
 use crate::training::optimizer::state_rule;
 use crate::training::prepare::{CutProgram, Prepared, RunParts};
@@ -44,7 +43,8 @@ const ELEMENT: u64 = 4;
 pub(crate) struct LayerMover {
     settings: Settings,
     model: Arc<dyn RunModel>,
-    /// Fails if the ranks do not fit into memory, as the command `pipewright check` counts it.
+    /// Fails if the ranks do not fit into memory with another cut, or while their layers move to it, as the command
+    /// `pipewright check` counts it.
     require_fit: Box<RequireFit>,
     initial: InitialParameters,
     source: ProgramSource,
@@ -59,7 +59,8 @@ pub(crate) struct LayerMover {
     refused: Option<Partition>,
 }
 
-type RequireFit = dyn Fn(RunParts<'_>) -> Result<(), RunError>;
+/// A check of the next cut. The partition is the present one.
+type RequireFit = dyn Fn(RunParts<'_>, &Partition) -> Result<(), RunError>;
 
 /// The choice of the leader.
 #[derive(Debug, Serialize, Deserialize)]
@@ -82,13 +83,10 @@ impl LayerMover {
     /// Returns the mover of a prepared run, if its settings ask for one and it has several ranks. `is_own` says that
     /// the model is the caller's.
     pub(crate) fn of(prepared: &Prepared, is_own: bool) -> Result<Option<Self>, RunError> {
-        let Prepared { settings, model, layers, partition, program, .. } = prepared;
-        let Some(source) = prepared.source.clone().filter(|_| settings.run.replan == Replan::WhenSlow) else {
+        let Prepared { settings, model, layers, partition, .. } = prepared;
+        let Some(source) = prepared.source.clone().filter(|_| prepared.moves_layers()) else {
             return Ok(None);
         };
-        if program.ranks() == 1 {
-            return Ok(None);
-        }
         let rule = state_rule(settings).optimizer;
         let (mut paths, mut bytes) = (Vec::new(), Vec::new());
         for layer in 0..partition.layers() {
@@ -99,10 +97,14 @@ impl LayerMover {
             paths.push(specs.into_iter().map(|spec| spec.path).collect());
         }
         let require_fit: Box<RequireFit> = if is_own {
-            Box::new(|_| Ok(()))
+            Box::new(|_, _| Ok(()))
         } else {
             let family = read_model(settings)?;
-            Box::new(move |run| require_fit(&memory_plan(run, &family, &run.outlines()?)?))
+            Box::new(move |next, partition| {
+                let (before, after) = (RunParts { partition, ..next }.outlines()?, next.outlines()?);
+                require_fit(&memory_plan(next, &family, &after)?)?;
+                require_move_fits(&move_plan(next, &family, &before, Some(&after)))
+            })
         };
         let initial = match model.adapter() {
             Some(_) => prepared.initial.clone(),
@@ -214,7 +216,7 @@ impl LayerMover {
         let found = self.program_of(&boundaries).and_then(|found| {
             let CutProgram { program, partition, .. } = &found;
             let (settings, model) = (&self.settings, &*self.model);
-            (self.require_fit)(RunParts { settings, model, program, partition })?;
+            (self.require_fit)(RunParts { settings, model, program, partition }, &self.cut)?;
             Ok(found)
         });
         match found {

@@ -5,7 +5,8 @@ use std::fmt::Write;
 use pipewright::device::{BackEnd, DeviceChoice, describe};
 use pipewright::ids::WorldRank;
 use pipewright_models::training_memory::{
-    DeviceLoad, ExpertLoad, MemoryPlan, RunShape, Shortage, TrainingMemory, TrainingRun, device_loads,
+    DeviceLoad, ExpertLoad, MemoryPlan, RunShape, Shortage, SmallRank, TrainingMemory, TrainingRun,
+    device_loads,
 };
 use pipewright_models::{CutModel, ParameterSpec};
 use pipewright_schedule::Placement;
@@ -26,7 +27,7 @@ use crate::training::state_copies::copy_bytes;
 
 /// The largest number of ranks in the table. If there are more ranks, the table shows the ranks that need the
 /// most memory.
-const ROWS: usize = 16;
+pub(crate) const ROWS: usize = 16;
 
 /// The state that a rank keeps from before its update.
 const OLD_STATE: &str = "old parameters and state (optimizer.post_validation)";
@@ -37,9 +38,40 @@ pub fn memory_plan(
     model: &CutModel,
     stages: &[Vec<ParameterSpec>],
 ) -> Result<MemoryPlan, RunError> {
+    let mesh = &run.settings.mesh;
+    let training = training_run(run, model);
+    let estimate = |training: &TrainingRun<'_>| {
+        TrainingMemory::estimate(training, stages).map_err(|error| RunError::new(ErrorKind::Bug, error))
+    };
+    let memory = estimate(&training)?;
+    let one_replica = if mesh.expert_parallel > 1 {
+        let expert_load = ExpertLoad::OneReplica { replicas: mesh.expert_parallel };
+        Some(estimate(&TrainingRun { expert_load, ..training })?)
+    } else {
+        None
+    };
+    let plan = plan_of(memory, run);
+    Ok(match &one_replica {
+        Some(memory) => plan.with_one_replica(memory),
+        None => plan,
+    })
+}
+
+/// Plans the memory of a run while its layers move: from stages with the parameters `before` to stages with the
+/// parameters `after`, or without `after` while each rank makes all its stages again.
+pub fn move_plan(
+    run: RunParts<'_>,
+    model: &CutModel,
+    before: &[Vec<ParameterSpec>],
+    after: Option<&[Vec<ParameterSpec>]>,
+) -> MemoryPlan {
+    plan_of(TrainingMemory::while_moving(&training_run(run, model), before, after), run)
+}
+
+fn training_run<'a>(run: RunParts<'a>, model: &'a CutModel) -> TrainingRun<'a> {
     let RunParts { settings, program, partition, .. } = run;
     let mesh = &settings.mesh;
-    let training = TrainingRun {
+    TrainingRun {
         model,
         program,
         partition,
@@ -53,33 +85,24 @@ pub fn memory_plan(
         expert_load: ExpertLoad::Mean,
         tensor: settings.mesh.tensor_share(),
         post_validation: settings.optimizer.post_validation,
-    };
-    let estimate = |training: &TrainingRun<'_>| {
-        TrainingMemory::estimate(training, stages).map_err(|error| RunError::new(ErrorKind::Bug, error))
-    };
-    let memory = estimate(&training)?;
-    let one_replica = if mesh.expert_parallel > 1 {
-        let expert_load = ExpertLoad::OneReplica { replicas: mesh.expert_parallel };
-        Some(estimate(&TrainingRun { expert_load, ..training })?)
-    } else {
-        None
-    };
+    }
+}
+
+/// Compares the memory of the ranks with the memory of this machine and its devices.
+fn plan_of(memory: TrainingMemory, run: RunParts<'_>) -> MemoryPlan {
+    let settings = run.settings;
     let shape = RunShape {
-        replicas: mesh.data_parallel,
-        tensor_ranks: mesh.tensor_parallel,
+        replicas: settings.mesh.data_parallel,
+        tensor_ranks: settings.mesh.tensor_parallel,
         is_local: settings.pipeline.transport == TransportChoice::Local,
     };
     let plan = MemoryPlan::new(memory, shape, machine_bytes()).with_copies(copy_bytes(run));
-    let plan = match &one_replica {
-        Some(memory) => plan.with_one_replica(memory),
-        None => plan,
-    };
     let devices = &settings.run.devices;
     if devices.are_processor() {
-        return Ok(plan);
+        return plan;
     }
     let choices = all_ranks(settings).map(|rank| devices.choice_of(rank));
-    Ok(plan.on_devices(choices, device_bytes))
+    plan.on_devices(choices, device_bytes)
 }
 
 /// Returns the rows of a microbatch of the replica that has the most.
@@ -108,7 +131,7 @@ fn share_of_rank(settings: &Settings, is_shared: bool) -> Option<u64> {
 }
 
 /// Returns the memory of a device in bytes, if its back end knows it.
-fn device_bytes(device: DeviceChoice) -> Option<u64> {
+pub(crate) fn device_bytes(device: DeviceChoice) -> Option<u64> {
     match device.back_end {
         BackEnd::Flex => machine_bytes(),
         _ => describe(device)?.memory,
@@ -141,6 +164,25 @@ pub fn memory_json(plan: &MemoryPlan) -> Value {
         json["one_replica"] = json!(needed);
     }
     json
+}
+
+/// Returns what the ranks of a replica need while layers move, as JSON.
+pub fn moves_json(plan: &MemoryPlan) -> Value {
+    json!({
+        "ranks": plan.memory().ranks().iter().map(HeldBytes::total).collect::<Vec<_>>(),
+        "needed": plan.needed(),
+        "fits": plan.shortage().is_none(),
+    })
+}
+
+/// Returns what the ranks need while layers move, and whether they have it.
+pub fn moves_in_words(plan: &MemoryPlan) -> String {
+    let (rank, most) = plan.largest();
+    let words = format!("while all its layers move, rank {rank} needs {}", bytes(most.total()));
+    match shortage(plan) {
+        None => words,
+        Some(shortage) => format!("{words}; moves that do not fit are left out: {shortage}"),
+    }
 }
 
 /// Returns the bytes of a rank or a stage as JSON.
@@ -222,7 +264,7 @@ fn cells(held: &HeldBytes) -> [String; 4] {
     counted_parts(held).map(|(_, held)| bytes(held))
 }
 
-fn row(text: &mut String, what: &str, rank: &str, cells: &[impl AsRef<str>]) {
+pub(crate) fn row(text: &mut String, what: &str, rank: &str, cells: &[impl AsRef<str>]) {
     write!(text, "{what:9} {rank:>4}").expect("a string takes all text");
     for cell in cells {
         write!(text, "  {:>11}", cell.as_ref()).expect("a string takes all text");
@@ -264,19 +306,49 @@ fn device_balance(load: &DeviceLoad) -> String {
     format!("`{}` has {has}; {subject} {}", load.device, bytes(load.needed()))
 }
 
-/// Fails with [`ErrorKind::CheckFailed`] if the run needs more memory than the machine or one of its devices has.
+/// Fails with [`ErrorKind::CheckFailed`] if the run needs more memory than the machine, one of its devices or one of its
+/// ranks has.
 pub fn require_fit(plan: &MemoryPlan) -> Result<(), RunError> {
-    let message = match plan.shortage() {
-        None => return Ok(()),
-        Some(Shortage::Machine { needed, available }) => machine_shortage(plan, needed, available),
-        Some(Shortage::Copies { needed, available }) => format!(
+    let Some(shortage) = shortage(plan) else { return Ok(()) };
+    Err(RunError::new(ErrorKind::CheckFailed, format!("the run does not fit into memory: {shortage}")))
+}
+
+/// Fails with [`ErrorKind::CheckFailed`] if a run whose layers move ([`move_plan`]) needs more memory meanwhile.
+pub fn require_move_fits(plan: &MemoryPlan) -> Result<(), RunError> {
+    let Some(shortage) = shortage(plan) else { return Ok(()) };
+    let sentence = format!("a rank holds the stages that change several times while they move: {shortage}");
+    Err(RunError::new(ErrorKind::CheckFailed, sentence))
+}
+
+/// Returns what is too small, and what to do; `None` if the run fits.
+fn shortage(plan: &MemoryPlan) -> Option<String> {
+    Some(match plan.shortage()? {
+        Shortage::Ranks(ranks) => rank_shortage(&ranks),
+        Shortage::Machine { needed, available } => machine_shortage(plan, needed, available),
+        Shortage::Copies { needed, available } => format!(
             "the copies in memory (run.copy_every) need {}, and this machine has {}; set run.copy_every=0",
             bytes(needed),
             bytes(available)
         ),
-        Some(Shortage::Device { load, missing }) => device_shortage(load, missing),
+        Shortage::Device { load, missing } => device_shortage(load, missing),
+    })
+}
+
+fn rank_shortage(ranks: &[SmallRank]) -> String {
+    let lack = |&SmallRank { rank, needed, available }: &SmallRank| {
+        let missing = bytes(needed - available);
+        format!(
+            "rank {rank} needs {} and has {}, which is {missing} too little",
+            bytes(needed),
+            bytes(available)
+        )
     };
-    Err(RunError::new(ErrorKind::CheckFailed, format!("the run does not fit into memory: {message}")))
+    let lacks: Vec<String> = ranks.iter().map(lack).collect();
+    format!(
+        "{}; give it fewer layers with pipeline.boundaries or a new plan (`pipewright plan --profile`), pipeline.recompute \
+         for its stages, or fewer rows per microbatch",
+        lacks.join("; ")
+    )
 }
 
 fn machine_shortage(plan: &MemoryPlan, needed: u64, available: u64) -> String {

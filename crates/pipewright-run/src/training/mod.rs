@@ -24,6 +24,7 @@ mod copy_hosts;
 pub(crate) mod copy_search;
 pub mod state_copies;
 pub mod memory;
+pub mod rank_needs;
 mod timeline_recorder;
 mod run_checkpoints;
 mod run_log;

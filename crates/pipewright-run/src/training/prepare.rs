@@ -132,6 +132,11 @@ impl Prepared {
         RunParts { settings, model: &**model, program, partition }
     }
 
+    /// Returns whether layers may move to other ranks while the run trains.
+    pub fn moves_layers(&self) -> bool {
+        self.source.is_some() && self.program.ranks() > 1
+    }
+
     /// Reads the validation data for its identity.
     pub fn identify_validation(&self) -> Result<(), DataError> {
         if let (Some(validation), None) = (&self.validation, self.validation_identity.get()) {

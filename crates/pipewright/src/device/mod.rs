@@ -29,4 +29,4 @@ pub use error::DeviceError;
 pub use found::{FoundDevice, describe, found};
 pub(crate) use memory::{computes_behind, held_on};
 pub use peak::thread_peak;
-pub use ranks::Devices;
+pub use ranks::{Devices, RankThreads};

@@ -1,8 +1,9 @@
-//! The devices of a pipeline's ranks.
+//! The devices of a pipeline's ranks, and the numbers of their threads.
 
 use std::sync::Arc;
 
 use burn::tensor::Device;
+use serde::{Serialize, Serializer};
 
 use super::choice::DeviceChoice;
 use super::error::DeviceError;
@@ -59,6 +60,62 @@ impl From<Vec<Device>> for Devices {
 impl From<Device> for Devices {
     fn from(device: Device) -> Self {
         vec![device].into()
+    }
+}
+
+/// The numbers of threads that ranks compute with: rank `r` of the world has entry `r` modulo their number. The
+/// results have the same bits for all numbers.
+///
+/// ```
+/// use pipewright::device::RankThreads;
+/// use pipewright::ids::WorldRank;
+///
+/// let threads = RankThreads::from(vec![4, 1]);
+/// let of_ranks: Vec<usize> = (0..3).map(|rank| threads.of(WorldRank::new(rank))).collect();
+/// assert_eq!(of_ranks, [4, 1, 4]);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankThreads(Arc<[usize]>);
+
+impl RankThreads {
+    /// Returns the number of a rank of the world, which is at least 1.
+    pub fn of(&self, rank: WorldRank) -> usize {
+        let entry = rank.index().checked_rem(self.0.len()).map_or(1, |index| self.0[index]);
+        entry.max(1)
+    }
+
+    /// Returns the numbers of some ranks, which get the numbers from 0 in this order.
+    #[must_use]
+    pub fn of_ranks(&self, ranks: impl IntoIterator<Item = WorldRank>) -> Self {
+        ranks.into_iter().map(|rank| self.of(rank)).collect::<Vec<_>>().into()
+    }
+
+    /// Returns the sum over the ranks.
+    pub fn sum(&self, ranks: impl IntoIterator<Item = WorldRank>) -> usize {
+        ranks.into_iter().map(|rank| self.of(rank)).sum()
+    }
+}
+
+impl From<Vec<usize>> for RankThreads {
+    fn from(threads: Vec<usize>) -> Self {
+        Self(threads.into())
+    }
+}
+
+/// The number of all ranks.
+impl From<usize> for RankThreads {
+    fn from(threads: usize) -> Self {
+        vec![threads].into()
+    }
+}
+
+/// Writes one number if all entries are the same, and otherwise the list.
+impl Serialize for RankThreads {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0.first() {
+            Some(first) if self.0.iter().any(|other| other != first) => self.0.serialize(serializer),
+            first => first.unwrap_or(&1).serialize(serializer),
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use pipewright_kernel::threads::{LentThreads, with_threads};
 
+use crate::device::RankThreads;
 use crate::ids::WorldRank;
 use crate::progress::ProgressBoard;
 
@@ -16,17 +17,21 @@ use crate::progress::ProgressBoard;
 #[derive(Clone)]
 pub(crate) struct IdleThreads {
     board: ProgressBoard,
-    /// The threads that a rank uses besides its own one while all others wait; none if it has as many itself.
+    of_ranks: RankThreads,
+    /// The threads that a rank uses besides its own one while all others wait.
     others: Arc<LentThreads>,
 }
 
 impl IdleThreads {
-    /// Describes the threads of `ranks` ranks, all in this process, and counts at most one for each processor.
-    pub(crate) fn new(board: ProgressBoard, ranks: usize, threads_per_rank: usize) -> Self {
+    /// Describes the threads of the ranks of this process, and counts at most one for each processor.
+    pub(crate) fn new(
+        board: ProgressBoard,
+        of_ranks: RankThreads,
+        ranks: impl IntoIterator<Item = WorldRank>,
+    ) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = (ranks * threads_per_rank).min(processors);
-        let others = if threads > threads_per_rank { threads - 1 } else { 0 };
-        Self { board, others: Arc::new(LentThreads::new(others)) }
+        let threads = of_ranks.sum(ranks).min(processors);
+        Self { board, of_ranks, others: Arc::new(LentThreads::new(threads.saturating_sub(1))) }
     }
 
     /// Calls `work`, whose loops over long slices use the threads of all ranks if the other ranks wait.
@@ -38,7 +43,9 @@ impl IdleThreads {
     }
 
     fn of_others(&self, rank: WorldRank) -> Option<&Arc<LentThreads>> {
-        (self.others.count() > 0 && self.board.others_wait(rank)).then_some(&self.others)
+        // A rank that has as many threads itself keeps them.
+        let has_fewer = self.of_ranks.of(rank) <= self.others.count();
+        (has_fewer && self.board.others_wait(rank)).then_some(&self.others)
     }
 }
 
@@ -54,7 +61,7 @@ mod tests {
         let board = ProgressBoard::new(2);
         board.set_activity(WorldRank::new(0), Activity::Computes);
         board.set_activity(WorldRank::new(1), activity);
-        let threads = IdleThreads::new(board, 2, 1);
+        let threads = IdleThreads::new(board, 1.into(), [0, 1].map(WorldRank::new));
         threads.of_others(WorldRank::new(0)).map_or(0, |threads| threads.count())
     }
 
@@ -70,6 +77,18 @@ mod tests {
     #[test]
     fn the_only_rank_of_a_process_has_its_own_threads() {
         let board = ProgressBoard::new(1);
-        assert!(IdleThreads::new(board, 1, 2).of_others(WorldRank::new(0)).is_none());
+        let rank = WorldRank::new(0);
+        assert!(IdleThreads::new(board, 2.into(), [rank]).of_others(rank).is_none());
+    }
+
+    #[test]
+    fn a_rank_that_has_a_thread_for_each_processor_keeps_its_own() {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let ranks = [0, 1].map(WorldRank::new);
+        let threads = IdleThreads::new(ProgressBoard::new(2), vec![processors, 1].into(), ranks);
+        ranks.into_iter().for_each(|rank| threads.board.set_activity(rank, Activity::NoStep));
+        let of_others = ranks.map(|rank| threads.of_others(rank).map_or(0, |threads| threads.count()));
+        // The other rank gets the threads of the first one, if there are several processors.
+        assert_eq!(of_others, [0, processors - 1]);
     }
 }

@@ -8,7 +8,7 @@ use pipewright_schedule::Recompute;
 
 use super::builder::PipelineBuilder;
 use crate::config::PipelineConfig;
-use crate::device::Devices;
+use crate::device::{Devices, RankThreads};
 use crate::hook::ActionHook;
 use crate::loss_scale::LossScaling;
 use crate::mesh::DataParallelMode;
@@ -69,9 +69,10 @@ impl PipelineBuilder {
         self.configured(|config| config.name_not_finite = names)
     }
 
-    /// Sets the number of threads that compute for one rank. Default: 1.
-    pub fn threads_per_rank(self, threads: usize) -> Self {
-        self.configured(|config| config.threads_per_rank = threads)
+    /// Sets the number of threads that compute for a rank: one number for all of them, or a list, from which rank `r`
+    /// takes entry `r` modulo its length. The results have the same bits for all numbers. Default: 1.
+    pub fn threads_per_rank(self, threads: impl Into<RankThreads>) -> Self {
+        self.configured(|config| config.threads_per_rank = threads.into())
     }
 
     /// Sets the devices of the ranks: one for all of them, or a list, from which rank `r` takes entry `r`

@@ -86,7 +86,7 @@ impl Pipeline {
             let rank = endpoint.rank();
             let (rank_setup, make) = (setup.clone(), make.clone());
             let start = RankStart {
-                threads: config.threads_per_rank.max(1),
+                threads: config.threads_per_rank.of(rank),
                 board: setup.board.clone(),
                 abort: setup.abort.clone(),
                 memory: RankMemory::new(),

@@ -127,7 +127,11 @@ impl Setup {
         board.set_program(&program);
         let evaluation = evaluation_program(&program, config)?;
         let (config, next_batch) = (Arc::new(config.clone()), NextBatch::default());
-        let idle_threads = IdleThreads::new(board.clone(), endpoints.len(), config.threads_per_rank.max(1));
+        let idle_threads = IdleThreads::new(
+            board.clone(),
+            config.threads_per_rank.clone(),
+            endpoints.iter().map(Endpoint::rank),
+        );
         let setup = Self {
             program,
             mesh,

@@ -170,10 +170,11 @@ impl StageModule for Slow {
     }
 }
 
-fn slow(wait: Duration) -> (PipelineBuilder, Arc<AtomicUsize>) {
-    let threads = Arc::new(AtomicUsize::new(0));
+/// Returns a builder of two such layers, and the numbers that they record.
+fn slow(wait: Duration) -> (PipelineBuilder, [Arc<AtomicUsize>; 2]) {
+    let threads = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
     let seen = threads.clone();
-    let make = move |place| Slow { block: Block::new(place), wait, threads: seen.clone() };
+    let make = move |layer: usize| Slow { block: Block::new(layer), wait, threads: seen[layer].clone() };
     let builder = Pipeline::builder(Layers::new(2, make)).ranks(2).microbatches(2);
     (builder.loss(loss).optimizer(optimizer()), threads)
 }
@@ -194,12 +195,16 @@ fn a_step_ends_at_its_deadline() {
 
 #[test]
 fn a_rank_computes_with_its_threads() {
-    for expected in [1, 3] {
+    let check = |set: fn(PipelineBuilder) -> PipelineBuilder, expected: [usize; 2]| {
         let (builder, threads) = slow(Duration::ZERO);
-        let mut pipeline = builder.threads_per_rank(expected).launch().expect("it starts");
+        let mut pipeline = set(builder).launch().expect("it starts");
         pipeline.step(batch(0, 2), batch(1, 2), 1e-2).expect("a step");
-        assert_eq!(threads.load(Ordering::SeqCst), expected);
-    }
+        assert_eq!(threads.map(|of_rank| of_rank.load(Ordering::SeqCst)), expected);
+    };
+    check(|builder| builder, [1, 1]);
+    check(|builder| builder.threads_per_rank(3), [3, 3]);
+    check(|builder| builder.threads_per_rank(vec![3, 2]), [3, 2]);
+    check(|builder| builder.threads_per_rank(vec![2]), [2, 2]);
 }
 
 #[test]

@@ -14,8 +14,11 @@ use pipewright_models::training_memory::MemoryPlan;
 use pipewright_models::{CutModel, ParameterSpec};
 use pipewright_run::settings::Settings;
 use pipewright_run::settings::pipeline::PartitionChoice;
-use pipewright_run::training::memory::{held_json, line, memory_json, stage_table, table};
+use pipewright_run::training::memory::{
+    held_json, line, memory_json, moves_in_words, moves_json, stage_table, table,
+};
 use pipewright_run::training::prepare::Prepared;
+use pipewright_run::training::rank_needs::{needs_json, needs_table, rank_needs};
 use pipewright_schedule::held_bytes::HeldBytes;
 use pipewright_schedule::partition::{Method, Partition, partition};
 use pipewright_schedule::picture::microbatches_in_words;
@@ -32,6 +35,8 @@ pub(crate) struct Summary<'a> {
     /// The parameters of each stage.
     pub(crate) stages: &'a [Vec<ParameterSpec>],
     pub(crate) memory: &'a MemoryPlan,
+    /// The memory while layers move, if they may.
+    pub(crate) moves: Option<&'a MemoryPlan>,
     /// The sentences of a plan.
     pub(crate) planned: &'a [String],
 }
@@ -63,8 +68,17 @@ impl Summary<'_> {
             "data": data_json(self.prepared),
             "validation": validation_json(self.prepared),
             "run": { "steps": run.steps, "out": run.out },
-            "memory": memory_json(self.memory),
+            "memory": self.memory_json(),
         })
+    }
+
+    fn memory_json(&self) -> Value {
+        let mut json = memory_json(self.memory);
+        json["machines"] = needs_json(&rank_needs(&self.prepared.settings, self.memory));
+        if let Some(moves) = self.moves {
+            json["moves"] = moves_json(moves);
+        }
+        json
     }
 
     fn stages_json(&self) -> Vec<Value> {
@@ -108,7 +122,13 @@ impl Summary<'_> {
         }
         let steps = counted(settings.run.steps, "step");
         line(&mut text, "run", &format!("{steps}, results in {}", settings.run.out.display()));
-        text + &stage_table(program.placement(), self.memory.memory().stages()) + &table(self.memory)
+        text += &stage_table(program.placement(), self.memory.memory().stages());
+        text += &table(self.memory);
+        text += &needs_table(&rank_needs(settings, self.memory), self.memory);
+        if let Some(moves) = self.moves {
+            line(&mut text, "moves", &moves_in_words(moves));
+        }
+        text
     }
 
     /// Writes the lines about the model, its stages, and the parameters that they share.

@@ -13,6 +13,18 @@ fn check_for(from: &str, to: &str, expected: &[&str], assumed: &[&str]) {
 
 /// Checks a profile for a model of 12 layers on devices with these names.
 fn check_on(device: &str, from: &str, to: &str, expected: &[&str], assumed: &[&str]) {
+    check_ranks_on(device, (&[1], &[]), from, to, expected, assumed);
+}
+
+/// Checks a profile for ranks with these numbers of threads, which are these ranks of the profile.
+fn check_ranks_on(
+    device: &str,
+    (threads, profile_ranks): (&[usize], &[u32]),
+    from: &str,
+    to: &str,
+    expected: &[&str],
+    assumed: &[&str],
+) {
     use pipewright_schedule::{LayerDesc, ModelDesc};
     let layer = LayerDesc {
         path: String::new(),
@@ -34,9 +46,15 @@ fn check_on(device: &str, from: &str, to: &str, expected: &[&str], assumed: &[&s
     let run = ProfiledRun {
         workload: Workload { model: &model, tokens: 256, rows: 1 },
         rates: PeakRates { flops_per_s: 1e12, bytes_per_s: 1e12 },
-        device: device.into(),
+        devices: DeviceSettings {
+            device: None,
+            devices: device.split(", ").map(|name| name.parse().expect("a device")).collect(),
+            exclusive: false,
+        },
         precision: Precision::F32,
-        threads_per_rank: 1,
+        threads: threads.to_vec().into(),
+        ranks: 2,
+        profile_ranks,
     };
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(file.path(), GOOD.replacen(from, to, 1)).expect("a file");
@@ -124,6 +142,45 @@ fn a_profile_is_for_all_devices_of_its_kind() {
     check("wgpu:cpu", "wgpu:0", true);
     check("flex", "flex, cuda", true);
     check("a device of its own", "cuda", true);
+}
+
+#[test]
+fn each_rank_of_a_profile_has_the_threads_and_the_device_of_the_configuration() {
+    let check = |device: &str, threads: &[usize], ranks: &[u32], sections: &str, expected: &[&str]| {
+        let to = format!("{sections}[link]");
+        check_ranks_on(device, (threads, ranks), "[link]", &to, expected, &[]);
+    };
+    let two = "[[rank]]\nthreads = 4\n[[rank]]\nthreads = 1\n";
+    check("flex", &[4, 1], &[], two, &[]);
+    let of_rank = |line: u32, threads: u32, own: u32, rank: u32| {
+        format!(
+            "p.toml:{line}:11: `threads` of the profile is {threads}, and `pipeline.threads_per_rank` of the configuration is \
+             {own} for rank {rank}"
+        )
+    };
+    check("flex", &[1, 4], &[], two, &[&*of_rank(2, 4, 1, 0), &*of_rank(4, 1, 4, 1)]);
+    check("flex", &[4], &[], two, &[&*of_rank(4, 1, 4, 1)]);
+    // A plan uses ranks 0 and 2.
+    let three = "[[rank]]\nthreads = 4\n[[rank]]\nthreads = 9\n[[rank]]\nthreads = 1\n";
+    check("flex", &[4, 1], &[0, 2], three, &[]);
+    check("flex", &[4, 1], &[1, 2], three, &[&*of_rank(4, 9, 4, 0)]);
+    let beyond = "p.toml:5:1: `pipeline.profile_ranks` of the configuration names rank 3, and the profile has 3 [[rank]] sections";
+    check("flex", &[4, 1], &[0, 3], three, &[beyond]);
+    // Ranks without a number of their own have the number of the device.
+    let usual = "p.toml:2:20: `threads_per_rank` of the profile is 1, and `pipeline.threads_per_rank` of the configuration is";
+    let device = "[device]\nthreads_per_rank = 1\n";
+    check("flex", &[1, 2], &[], device, &[&*format!("{usual} 2 for rank 1")]);
+    check("flex", &[2, 2], &[], device, &[&*format!("{usual} 2")]);
+    check("flex", &[1, 2], &[], &format!("{device}[[rank]]\n[[rank]]\nthreads = 2\n"), &[]);
+    let devices = "[[rank]]\n[[rank]]\ndevice = \"cuda\"\n";
+    check("flex, cuda:1", &[1], &[], devices, &[]);
+    let other = |place: &str, device: &str, rank: u32, own: &str| {
+        format!(
+            "p.toml:{place}: the profile is of the device {device} for rank {rank}, and the configuration computes on {own} there"
+        )
+    };
+    let swapped = [other("1:1", "flex", 0, "cuda"), other("3:10", "cuda", 1, "flex")];
+    check("cuda, flex", &[1], &[], devices, &[&*swapped[0], &*swapped[1]]);
 }
 
 #[test]

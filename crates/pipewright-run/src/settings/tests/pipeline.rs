@@ -1,5 +1,6 @@
 //! Tests of `[pipeline]`: schedules and cuts.
 
+use pipewright::ids::WorldRank;
 use pipewright_schedule::generate::PerStage;
 use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::{ScheduleSpec, generate};
@@ -193,4 +194,42 @@ fn settings_of_generators_are_for_schedules_that_have_them() {
         generated(&[&["pipeline.schedule=interleaved1f1b", "pipeline.overlap=true"], &four[..]].concat());
     let spec = ScheduleSpec { ranks: 4, microbatches: 8, overlap: true, ..ScheduleSpec::default() };
     assert_eq!(Ok(overlapped), generate("interleaved1f1b", &spec));
+}
+
+#[test]
+fn ranks_may_have_threads_of_their_own() {
+    let check = |value: &str, expected: [usize; 3], written: &str| {
+        let settings =
+            load(None, &[&format!("pipeline.threads_per_rank={value}")]).expect("numbers of threads");
+        let found = [0, 1, 2].map(|rank| settings.pipeline.threads_per_rank.of(WorldRank::new(rank)));
+        assert_eq!((found, &*settings.by_key()["pipeline.threads_per_rank"]), (expected, written));
+    };
+    check("3", [3, 3, 3], "3");
+    check("[4, 1]", [4, 1, 4], "[4, 1]");
+    check("[1, 2, 3]", [1, 2, 3], "[1, 2, 3]");
+    check("[2, 2]", [2, 2, 2], "2");
+    let refuse = |value: &str, expected: &str| {
+        let argument = format!("pipeline.threads_per_rank={value}");
+        check_set(&[&argument], &[&format!("--set {argument}: `threads_per_rank` {expected}")]);
+    };
+    refuse("[]", "is empty");
+    refuse("[2, 0]", "is [2, 0], where whole numbers from 1 to 1024 is expected");
+    refuse("[1025]", "is [1025], where whole numbers from 1 to 1024 is expected");
+    refuse("many", "is a text, where a whole number is expected");
+}
+
+#[test]
+fn the_ranks_of_a_profile_are_as_many_as_the_ranks_of_the_run() {
+    let found = |set: &[&str]| load(None, set).map(|settings| settings.pipeline.profile_ranks);
+    assert_eq!(found(&["pipeline.profile_ranks=[0, 2]"]), Ok(vec![0, 2]));
+    assert_eq!(found(&["pipeline.profile_ranks=[]"]), Ok(Vec::new()));
+    let refuse = |value: &str, expected: &str| {
+        let argument = format!("pipeline.profile_ranks={value}");
+        check_set(&[&argument], &[&format!("--set {argument}: `profile_ranks` {expected}")]);
+    };
+    refuse("[0, 1, 2]", "names 3 ranks, and the run has 2");
+    let list = "where a list of ranks in ascending order, such as [0, 2] is expected";
+    for wrong in ["[2, 0]", "[0, 0]", "[-1, 0]"] {
+        refuse(wrong, &format!("is a list, {list}"));
+    }
 }

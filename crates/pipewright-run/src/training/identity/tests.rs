@@ -94,6 +94,7 @@ const CHANGES: &[Change] = &[
     ("pipeline.head_parts=2", &[]),
     ("pipeline.embedding_parts=2", &[]),
     ("pipeline.threads_per_rank=2", &[]),
+    ("pipeline.profile_ranks=[0, 2]", &[]),
     ("pipeline.recompute=stage", &[]),
     ("pipeline.offload=none", OFFLOAD),
     ("pipeline.offload_folder=FOLDER", OFFLOAD),

@@ -13,8 +13,10 @@ use pipewright::nn::{Embedding, Linear, cross_entropy};
 use pipewright::pipeline::UndeferredParameter;
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::train::Metrics;
+use pipewright_models::training_memory::MemoryPlan;
 use pipewright_models::{ParameterKind, ParameterSpec, Place};
 use pipewright_schedule::costs::StageCosts;
+use pipewright_schedule::held_bytes::HeldBytes;
 use pipewright_schedule::simulate::timed;
 use pipewright_schedule::{Costs, LayerDesc, ModelDesc};
 
@@ -73,7 +75,7 @@ fn the_choice_names_a_cut_and_the_program_that_all_processes_make() {
 #[test]
 fn a_cut_that_does_not_fit_into_memory_is_refused_once_in_a_sentence() {
     let mut mover = slowed();
-    mover.require_fit = Box::new(|run: RunParts<'_>| {
+    mover.require_fit = Box::new(|run: RunParts<'_>, _: &Partition| {
         let layers = run.partition.ranges().next().map_or(0, |range| range.len());
         Err(RunError::new(ErrorKind::CheckFailed, format!("{layers} layers do not fit into rank 0")))
     });
@@ -86,6 +88,37 @@ fn a_cut_that_does_not_fit_into_memory_is_refused_once_in_a_sentence() {
     assert!(said[0].starts_with("step 30: "), "{said:?}");
     assert!(said[0].contains(" should move to other ranks, and stay where they are: "), "{said:?}");
     assert!(said[0].ends_with(" layers do not fit into rank 0"), "{said:?}");
+}
+
+#[test]
+fn a_move_that_does_not_fit_into_memory_is_refused_in_a_sentence() {
+    let choose = |missing: u64| {
+        let mut mover = slowed();
+        mover.require_fit = Box::new(move |next: RunParts<'_>, partition: &Partition| {
+            let family = read_model(next.settings)?;
+            let (before, after) = (RunParts { partition, ..next }.outlines()?, next.outlines()?);
+            let memory =
+                |plan: MemoryPlan| plan.memory().ranks().iter().map(HeldBytes::total).collect::<Vec<_>>();
+            let trains = memory(memory_plan(next, &family, &after)?);
+            let moving = move_plan(next, &family, &before, Some(&after));
+            let needed = memory(moving.clone());
+            assert!(
+                needed.iter().zip(&trains).all(|(moving, trains)| moving > trains),
+                "{needed:?} {trains:?}"
+            );
+            let stated = needed.iter().map(|needed| Some(needed - missing)).collect();
+            require_move_fits(&moving.with_stated(stated))
+        });
+        let said = RefCell::new(Vec::new());
+        let is_chosen =
+            mover.choose(30, &|sentence: &str| said.borrow_mut().push(sentence.to_owned())).is_some();
+        (is_chosen, said.into_inner())
+    };
+    assert_eq!(choose(0), (true, Vec::new()));
+    let (is_chosen, said) = choose(1024);
+    assert!(!is_chosen, "the old plan goes on");
+    let sentence = "stay where they are: a rank holds the stages that change several times while they move: rank 0 needs ";
+    assert!(said[0].contains(sentence) && said[0].contains(", which is 1.0 KiB too little; "), "{said:?}");
 }
 
 #[test]
