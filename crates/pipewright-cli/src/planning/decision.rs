@@ -243,6 +243,7 @@ mod tests {
             head_parts: 1,
             boundaries: Vec::new(),
             machines: Vec::new(),
+            batch_shares: Vec::new(),
             recompute: vec![None],
             mesh: Mesh::default(),
 

@@ -101,18 +101,18 @@ fn read(text: &str) -> Result<Vec<Host>, String> {
 }
 
 /// Returns the hosts for the ranks of a plan, which are some of the slots of the hosts, counted in the order of the
-/// file. The hosts of these slots come first, each with so many slots. The others are spare. Hosts with only as many
-/// slots as there are ranks are the hosts of the plan already.
+/// file. The hosts of these slots come first, in the order of the ranks of the plan, each with so many slots. The others
+/// are spare. Hosts with only as many slots as there are ranks are the hosts of the plan already, unless the plan uses
+/// all ranks of its profile.
 ///
 /// # Errors
-/// Fails if the hosts do not have these slots.
+/// Fails if the hosts do not have these slots, or if ranks of one host are not consecutive.
 pub(super) fn of_plan(hosts: Vec<Host>, profile_ranks: &[u32]) -> Result<Vec<Host>, RunError> {
     let takes = hosts.iter().fold(0, |slots: u32, host| slots.saturating_add(host.slots));
-    let Some(&last) = profile_ranks.last().filter(|_| takes as usize != profile_ranks.len()) else {
-        return Ok(hosts);
-    };
-    if takes == 0 {
-        // All ranks are on this machine.
+    let last = profile_ranks.iter().max().copied().unwrap_or_default();
+    let are_of_plan = takes as usize == profile_ranks.len() && last >= takes;
+    // Without hosts, all ranks are on this machine.
+    if profile_ranks.is_empty() || are_of_plan || takes == 0 {
         return Ok(hosts);
     }
     if last >= takes {
@@ -123,16 +123,26 @@ pub(super) fn of_plan(hosts: Vec<Host>, profile_ranks: &[u32]) -> Result<Vec<Hos
             counted(profile_ranks.len(), "rank")
         )));
     }
-    let mut first = 0_u32;
-    let (mut planned, mut spare) = (Vec::new(), Vec::new());
-    for host in hosts {
-        let own = first..first.saturating_add(host.slots);
-        first = own.end;
-        match profile_ranks.iter().filter(|&rank| own.contains(rank)).count() as u32 {
-            0 => spare.push(host),
-            slots => planned.push(Host { slots, ..host }),
+    let slots = |host: &Host| host.slots as usize;
+    let hosts_of_slots: Vec<&Host> =
+        hosts.iter().flat_map(|host| std::iter::repeat_n(host, slots(host))).collect();
+    let mut planned: Vec<Host> = Vec::new();
+    for &rank in profile_ranks {
+        let host = hosts_of_slots[rank as usize];
+        match planned.iter().position(|known| known.name == host.name) {
+            Some(at) if at + 1 == planned.len() => planned[at].slots += 1,
+            Some(_) => {
+                return Err(RunError::input(format!(
+                    "the ranks of the plan (pipeline.profile_ranks) on `{}` are not consecutive, and a launch starts the ranks \
+                     of a host one after the other: plan with --data-parallel 1, or start `mpirun` with a rankfile",
+                    host.name
+                )));
+            }
+            None => planned.push(Host { slots: 1, ..host.clone() }),
         }
     }
+    let is_spare = |host: &Host| planned.iter().all(|known| known.name != host.name);
+    let spare: Vec<Host> = hosts.iter().filter(|host| is_spare(host)).cloned().collect();
     Ok([planned, spare].concat())
 }
 
@@ -157,6 +167,13 @@ mod tests {
         check("a\nb\nc", &[0, 2], "a:1 c:1 b:1");
         check("a\nb\nc", &[1, 2], "b:1 c:1 a:1");
         check("a slots=2\nb slots=3", &[1, 2, 4], "a:1 b:2");
+        check("a\nb\nc", &[2, 0, 1], "c:1 a:1 b:1");
+        check("a slots=2\nb slots=2", &[3, 2, 0], "b:2 a:1");
+        check(
+            "a slots=2\nb",
+            &[0, 2, 1],
+            "the ranks of the plan (pipeline.profile_ranks) on `a` are not consecutive",
+        );
         // Only the hosts of the plan are in the file.
         check("a\nc", &[0, 2], "a:1 c:1");
         check("a", &[0, 2], "the hosts take 1 process, and the plan uses rank 2 of its profile");

@@ -54,7 +54,7 @@ pub struct PipelineSettings {
     pub transport: TransportChoice,
     /// The numbers of threads that the ranks compute with.
     pub threads_per_rank: RankThreads,
-    /// The rank of a plan's profile that each rank of the run is, in ascending order; empty unless it is written.
+    /// The rank of a plan's profile that each rank of the run is; empty unless it is written.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub profile_ranks: Vec<u32>,
     /// The stages that compute their forward again in their backward, as a whole or in part.
@@ -230,11 +230,12 @@ fn threads(of_ranks: Vec<u32>) -> RankThreads {
 }
 
 fn read_profile_ranks(section: &mut Section<'_>) -> Vec<u32> {
-    let expected = "a list of ranks in ascending order, such as [0, 2]";
+    let expected = "a list of different ranks, such as [0, 2]";
     let ranks = section.read("profile_ranks", expected, |value| {
         let number = |value: &Value| u32::try_from(value.as_whole()?).ok();
         let ranks: Vec<u32> = value.as_list()?.iter().map(number).collect::<Option<_>>()?;
-        ranks.is_sorted_by(|rank, next| rank < next).then_some(ranks)
+        let is_new = |(at, rank): (usize, &u32)| !ranks[..at].contains(rank);
+        ranks.iter().enumerate().all(is_new).then_some(ranks)
     });
     ranks.unwrap_or_default()
 }
