@@ -14,7 +14,7 @@ use pipewright_planning::output::{show, write};
 use pipewright_planning::screen::say;
 use pipewright_run::run_folder;
 use pipewright_run::settings::Settings;
-use pipewright_run::settings::profile::read_for;
+use pipewright_run::settings::profile::read_ranks;
 use pipewright_run::training::memory::{memory_plan, move_plan, require_fit};
 use pipewright_run::training::model::{described, read_model};
 use pipewright_run::training::prepare::prepare;
@@ -89,7 +89,7 @@ pub(crate) fn run(arguments: &CheckArguments) -> Result<(), Failure> {
 /// Returns the memory of each rank that a profile states.
 fn stated_in(file: &Path, settings: &Settings, model: &CutModel) -> Result<Vec<Option<u64>>, Failure> {
     let layers = described(settings, model);
-    let profile = read_for(file, &profiled_run(settings, workload(settings, &layers)))?;
+    let profile = read_ranks(file, &profiled_run(settings, workload(settings, &layers)))?;
     let ranks = settings.mesh.ranks(settings.pipeline.ranks);
     if let Some(problem) = profile.problems_for(ranks).first() {
         return Err(Failure::input(format!(

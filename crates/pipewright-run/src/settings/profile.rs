@@ -17,6 +17,9 @@ use pipewright_system::profile_file::{ReadProfile, parse};
 
 use crate::settings::devices::DeviceSettings;
 
+/// The advice about a profile of another run.
+const MEASURE: &str = "use the profile of this run: `pipewright profile` with its configuration measures one";
+
 /// The run that a profile must be for.
 pub struct ProfiledRun<'a> {
     /// The model.
@@ -58,13 +61,32 @@ pub fn read_for(file: &Path, run: &ProfiledRun<'_>) -> Result<Profile, ConfigErr
     if !problems.is_empty() {
         return Err(ConfigError::Problems(Problems(problems)));
     }
-    if !run.profile_ranks.is_empty() {
-        found.profile = found
-            .profile
-            .of_ranks(&run.profile_ranks.iter().map(|&rank| Rank::new(rank)).collect::<Vec<_>>());
-    }
+    found.profile = with_ranks_of(found.profile, run);
     fill(&mut found.profile, &found.missing, &run.workload, run.rates);
     Ok(found.profile)
+}
+
+/// Reads the ranks of a profile in `file` for a run, which may be of another model.
+///
+/// # Errors
+/// As [`parse`] and [`read_source`], and if ranks have another device or number of threads.
+pub fn read_ranks(file: &Path, run: &ProfiledRun<'_>) -> Result<Profile, ConfigError> {
+    let found = parse(read_source(file, "profile")?, true).map_err(ConfigError::Problems)?;
+    let mut problems = Vec::new();
+    check_ranks(&found.profile, run, &mut |part, key, sentence| {
+        problems.push(Problem::new(found.place(part, key), sentence).help(MEASURE));
+    });
+    if problems.is_empty() {
+        Ok(with_ranks_of(found.profile, run))
+    } else {
+        Err(ConfigError::Problems(Problems(problems)))
+    }
+}
+
+/// Returns a profile of the ranks that a run has.
+fn with_ranks_of(profile: Profile, run: &ProfiledRun<'_>) -> Profile {
+    let ranks: Vec<Rank> = run.profile_ranks.iter().map(|&rank| Rank::new(rank)).collect();
+    if ranks.is_empty() { profile } else { profile.of_ranks(&ranks) }
 }
 
 /// Returns the number of parts of a model's head.
@@ -144,12 +166,11 @@ fn check_ranks(
 /// by a hundredth, because they may be written by hand.
 fn check_run(found: &ReadProfile, run: &ProfiledRun<'_>) -> Vec<Problem> {
     let mut problems = Vec::new();
-    let measure = "use the profile of this run: `pipewright profile` with its configuration measures one";
     let mut report = |part, key, sentence: String, help: &str| {
         problems.push(Problem::new(found.place(part, key), sentence).help(help));
     };
     let (profile, layers) = (&found.profile, &run.workload.model.layers);
-    check_ranks(profile, run, &mut |part, key, sentence| report(part, key, sentence, measure));
+    check_ranks(profile, run, &mut |part, key, sentence| report(part, key, sentence, MEASURE));
     let precision = device_of(profile).and_then(|device| device.precision.clone());
     let precision = precision.unwrap_or_else(|| Precision::F32.to_string());
     if precision != run.precision.to_string() {
@@ -169,7 +190,7 @@ fn check_run(found: &ReadProfile, run: &ProfiledRun<'_>) -> Vec<Problem> {
         let sentence = format!(
             "`tokens` of the profile is {tokens}, and `data.seq_len` of the configuration is {expected}"
         );
-        report(ProfilePart::Top, "tokens", sentence, measure);
+        report(ProfilePart::Top, "tokens", sentence, MEASURE);
     }
     if profile.layer_count() != layers.len() as u64 {
         let part = ProfilePart::Layer(profile.layers.len() - 1);
@@ -178,7 +199,7 @@ fn check_run(found: &ReadProfile, run: &ProfiledRun<'_>) -> Vec<Problem> {
             profile.layer_count(),
             layers.len()
         );
-        report(part, "kind", sentence, measure);
+        report(part, "kind", sentence, MEASURE);
         return problems;
     }
     let bytes = |parameters: u64| parameters.saturating_mul(4);
@@ -216,7 +237,7 @@ fn check_run(found: &ReadProfile, run: &ProfiledRun<'_>) -> Vec<Problem> {
                     "`{key}` is {size}, and layer {number} of the model ({}) has {expected}",
                     layer.kind
                 );
-                report(ProfilePart::Layer(index), key, sentence, measure);
+                report(ProfilePart::Layer(index), key, sentence, MEASURE);
                 break;
             }
         }
