@@ -25,7 +25,7 @@ pub struct Documents {
 }
 
 /// The side inputs that are made from the token ids of rows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MadeSides {
     /// [`VALID_TOKENS`].
     pub(crate) valid: bool,

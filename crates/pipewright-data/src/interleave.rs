@@ -62,6 +62,11 @@ impl Interleave {
         Self { sources, total }
     }
 
+    /// Returns the share of each source, a whole number ([`Interleave::by_share`]).
+    pub(crate) fn shares(&self) -> impl Iterator<Item = u64> {
+        self.sources.iter().map(|source| source.share)
+    }
+
     /// Returns the number of rows that each source has given.
     pub(crate) fn given(&self) -> impl ExactSizeIterator<Item = u64> {
         self.sources.iter().map(|source| source.given)

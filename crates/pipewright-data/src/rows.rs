@@ -1,5 +1,6 @@
 //! Rows of token ids, returned in batches, epoch after epoch.
 
+use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -27,16 +28,18 @@ use crate::storage::examples::RowPart;
 #[derive(Clone, Debug)]
 pub struct TokenRows {
     /// At least one source.
-    sources: Vec<SourceRows>,
-    draws: Interleave,
+    pub(crate) sources: Vec<SourceRows>,
+    pub(crate) draws: Interleave,
     /// The settings of the sources of a mixture; empty without one.
-    mix: Arc<[MixSource]>,
-    seq_len: usize,
+    pub(crate) mix: Arc<[MixSource]>,
+    pub(crate) seq_len: usize,
     /// The side inputs of all rows.
-    side: Option<Arc<SideRows>>,
-    documents: Option<Documents>,
+    pub(crate) side: Option<Arc<SideRows>>,
+    pub(crate) documents: Option<Documents>,
     /// The files by kind.
-    files: Arc<[DataSource]>,
+    pub(crate) files: Arc<[DataSource]>,
+    /// Gets the rows if another process has them.
+    pub(crate) reader: Option<Arc<dyn RowReader>>,
 }
 
 /// A row: the index of its source in [`TokenRows::mixture`], and its number there.
@@ -56,6 +59,20 @@ impl RowPlace {
     pub fn source(&self) -> usize {
         self.source
     }
+
+    /// Returns the number of the row in its source.
+    pub fn row(&self) -> usize {
+        self.row
+    }
+}
+
+/// Gets rows from the process that has them.
+pub trait RowReader: fmt::Debug + Send + Sync {
+    /// Returns the rows at `places`. The rows at `next` are probably the next ones, so they can be requested early.
+    ///
+    /// # Errors
+    /// When the other process does not send the rows.
+    fn batch(&self, places: &[RowPlace], next: &[RowPlace]) -> Result<TokenBatch, DataError>;
 }
 
 /// A source of a mixture.
@@ -147,6 +164,7 @@ impl TokenRows {
             side: None,
             documents: config.documents,
             files: files.into(),
+            reader: None,
         }
     }
 
@@ -230,11 +248,21 @@ impl TokenRows {
     ///
     /// # Errors
     /// When the data is in a file that is read as it is needed, and the file cannot be read or an id in it is
-    /// damaged. The cursor then stays at the first of these rows.
+    /// damaged, or when another process has the rows and does not send them. The cursor then stays at the first of
+    /// these rows.
     pub fn next_batch(&mut self, rows: usize) -> Result<TokenBatch, DataError> {
         let first = self.draws.clone();
         let places = self.next_places(rows);
-        self.batch(&places).inspect_err(|_| self.draws = first)
+        let batch = match self.reader.clone() {
+            Some(reader) => {
+                let end = self.draws.clone();
+                let next = self.next_places(rows);
+                self.draws = end;
+                reader.batch(&places, &next)
+            }
+            None => self.batch(&places),
+        };
+        batch.inspect_err(|_| self.draws = first)
     }
 
     /// Returns the places of the next `rows` rows without reading them, as [`TokenRows::next_batch`] takes
@@ -242,6 +270,14 @@ impl TokenRows {
     pub fn next_places(&mut self, rows: usize) -> Vec<RowPlace> {
         let rows = if self.rows() == 0 { 0 } else { rows };
         (0..rows).map(|_| self.next_row()).collect()
+    }
+
+    /// Returns whether the data has all of these rows.
+    pub fn has_places(&self, places: &[RowPlace]) -> bool {
+        let has = |place: &RowPlace| {
+            self.sources.get(place.source).is_some_and(|source| place.row < source.rows() as usize)
+        };
+        places.iter().all(has)
     }
 
     /// Reads rows.
@@ -252,6 +288,9 @@ impl TokenRows {
     /// # Panics
     /// When a place is one of other rows.
     pub fn batch(&self, places: &[RowPlace]) -> Result<TokenBatch, DataError> {
+        if let Some(reader) = &self.reader {
+            return reader.batch(places, &[]);
+        }
         let sides = self.sources.iter().map(SourceRows::sides).fold(MadeSides::default(), MadeSides::or);
         let (mut filling, mut ids) = (Filling::new(places.len(), self.seq_len, sides), Vec::new());
         for place in places {

@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
+use serde::{Deserialize, Serialize};
+
 use crate::bad_records::BadRecords;
 use crate::batch::Filling;
 use crate::chat::special_tokens::MissingEnd;
@@ -13,7 +15,7 @@ use crate::error::DataError;
 use crate::example_rows::ExampleRows;
 use crate::formats::format::DataSource;
 use crate::order::permutation;
-use crate::settings::train_on::LongRecordCount;
+use crate::settings::train_on::{LongRecordCount, LongRecords};
 use crate::storage::examples::RowPart;
 use crate::storage::ids::Ids;
 
@@ -38,6 +40,22 @@ pub(crate) struct SourceRows {
     known: Known,
 }
 
+/// Everything about the rows of a source but the token ids.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SourceOutline {
+    pub(crate) rows: u32,
+    pub(crate) tokens: usize,
+    pub(crate) shuffle: Option<u64>,
+    pub(crate) number: u64,
+    pub(crate) ignores_targets: bool,
+    pub(crate) sides: MadeSides,
+    pub(crate) documents: Option<Documents>,
+    pub(crate) hash: [u8; blake3::OUT_LEN],
+    pub(crate) targets: usize,
+    /// The bits of the entropy of the targets, because a text may change the last one.
+    pub(crate) entropy: u64,
+}
+
 /// The token ids of rows.
 #[derive(Clone, Debug)]
 enum RowSource {
@@ -45,6 +63,8 @@ enum RowSource {
     Ids { ids: Arc<Ids>, range: Range<usize>, stride: Stride },
     /// Chats and completions.
     Examples(ExampleRows),
+    /// Another process has the ids. Its figures of them are known.
+    Remote { tokens: usize, ignores_targets: bool, sides: MadeSides },
 }
 
 impl SourceRows {
@@ -80,6 +100,47 @@ impl SourceRows {
         })
     }
 
+    /// Returns everything but the ids. May read all ids.
+    pub(crate) fn outline(&self) -> Result<SourceOutline, DataError> {
+        let Totals { targets, frequency_entropy } = self.totals()?;
+        Ok(SourceOutline {
+            rows: self.rows,
+            tokens: self.tokens(),
+            shuffle: self.shuffle,
+            number: self.number,
+            ignores_targets: self.ignores_targets(),
+            sides: self.sides(),
+            documents: self.documents,
+            hash: *self.hash()?.as_bytes(),
+            targets,
+            entropy: frequency_entropy.to_bits(),
+        })
+    }
+
+    /// Returns rows that another process has.
+    pub(crate) fn remote(outline: SourceOutline, seq_len: usize) -> Self {
+        let SourceOutline { rows, tokens, shuffle, number, ignores_targets, sides, documents, .. } = outline;
+        let totals = Totals { targets: outline.targets, frequency_entropy: f64::from_bits(outline.entropy) };
+        let known = Known {
+            hash: OnceLock::from(blake3::Hash::from_bytes(outline.hash)),
+            totals: OnceLock::from(totals),
+        };
+        Self {
+            content: RowSource::Remote { tokens, ignores_targets, sides },
+            seq_len,
+            rows,
+            shuffle,
+            number,
+            order: None,
+            documents,
+            files: Vec::new(),
+            long_records: LongRecordCount { treatment: LongRecords::default(), long: 0, records: 0, seq_len },
+            bad_records: None,
+            missing_end: None,
+            known,
+        }
+    }
+
     /// Splits the last `share` of the rows off, which are not shuffled. No id is in both parts.
     ///
     /// # Errors
@@ -107,6 +168,7 @@ impl SourceRows {
                 self.rows = first as u32;
                 (RowSource::Examples(examples.split_off(first)), rows)
             }
+            RowSource::Remote { .. } => return Err(remote()),
         };
         (self.order, self.known.totals) = (None, OnceLock::new());
         let held = Self { content, rows, shuffle: None, ..self.clone() };
@@ -120,13 +182,18 @@ impl SourceRows {
 
     /// Returns whether some targets do not count in the loss.
     pub(crate) fn ignores_targets(&self) -> bool {
-        matches!(self.content, RowSource::Examples(_))
+        match self.content {
+            RowSource::Examples(_) => true,
+            RowSource::Ids { .. } => false,
+            RowSource::Remote { ignores_targets, .. } => ignores_targets,
+        }
     }
 
     /// Returns the side inputs that are made from the token ids.
     pub(crate) fn sides(&self) -> MadeSides {
         match &self.content {
             RowSource::Examples(examples) => examples.sides(),
+            RowSource::Remote { sides, .. } => *sides,
             RowSource::Ids { .. } => self.documents.as_ref().map(Documents::sides).unwrap_or_default(),
         }
     }
@@ -141,6 +208,7 @@ impl SourceRows {
         match &self.content {
             RowSource::Ids { range, .. } => range.len(),
             RowSource::Examples(examples) => examples.tokens(),
+            RowSource::Remote { tokens, .. } => *tokens,
         }
     }
 
@@ -169,6 +237,7 @@ impl SourceRows {
     ) -> Result<(), DataError> {
         match &self.content {
             RowSource::Examples(examples) => filling.push_examples(examples.parts(row)),
+            RowSource::Remote { .. } => Err(remote()),
             RowSource::Ids { .. } => {
                 ids.clear();
                 self.copy_ids(row, ids)?;
@@ -182,6 +251,7 @@ impl SourceRows {
     pub(crate) fn parts(&self, row: usize) -> Result<Vec<RowPart>, DataError> {
         match &self.content {
             RowSource::Examples(examples) => examples.parts(row).collect(),
+            RowSource::Remote { .. } => Err(remote()),
             RowSource::Ids { .. } => {
                 let mut row_ids = Vec::with_capacity(self.seq_len + 1);
                 self.copy_ids(row, &mut row_ids)?;
@@ -200,7 +270,7 @@ impl SourceRows {
     /// Returns the hash of the rows. May read all ids.
     pub(crate) fn hash(&self) -> Result<blake3::Hash, DataError> {
         match &self.content {
-            RowSource::Ids { .. } => self.content_hash(),
+            RowSource::Ids { .. } | RowSource::Remote { .. } => self.content_hash(),
             RowSource::Examples(examples) => Ok(examples.hash(self.content_hash()?)),
         }
     }
@@ -217,6 +287,7 @@ impl SourceRows {
                 let hash = examples.content_hash()?;
                 Ok(*self.known.hash.get_or_init(|| hash))
             }
+            RowSource::Remote { .. } => Err(remote()),
         }
     }
 
@@ -232,6 +303,7 @@ impl SourceRows {
                 examples.each_target(|id| frequencies.count(id))?;
                 Ok(*self.known.totals.get_or_init(|| frequencies.totals()))
             }
+            RowSource::Remote { .. } => Err(remote()),
         }
     }
 
@@ -242,6 +314,11 @@ impl SourceRows {
         let totals = self.known.totals.get_or_init(|| frequencies.totals());
         Ok((*self.known.hash.get_or_init(|| hash), *totals))
     }
+}
+
+/// Returns the error of a question that only the process with the ids can answer.
+fn remote() -> DataError {
+    DataError::new("the ids of these rows are in another process; ask the first process of the run")
 }
 
 /// Returns how many of `units` units are left if a share of them is held out.

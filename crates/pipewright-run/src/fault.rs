@@ -27,8 +27,10 @@ pub fn is_record(name: &str) -> bool {
 /// The variable that `launch` sets for its processes. Its value is the text of a [`Start`].
 pub const LAUNCHED: &str = "PIPEWRIGHT_LAUNCHED";
 
-/// The part of the text of a start after which `launch` may leave out hosts, and the part before its mark.
+/// The parts of the text of a start after which `launch` may leave out hosts, and whose hosts share no folder, and the part
+/// before its mark.
 const LEAVES_OUT: &str = ",hosts";
+const SENDS_FILES: &str = ",files";
 const MARK: &str = ",mark=";
 
 /// A start of the processes of a run by `launch`.
@@ -38,6 +40,8 @@ pub struct Start {
     pub number: u64,
     /// Whether a restart may leave out a host: the run has several hosts, and a restart is left.
     pub leaves_out_hosts: bool,
+    /// Whether the hosts share no folder, so that the first process sends its files to the others.
+    pub sends_files: bool,
     /// The file of the launch next to the folder of the run, which no other launch has. `None` for a process
     /// that answers a question of `launch`.
     pub mark: Option<PathBuf>,
@@ -55,11 +59,14 @@ impl Start {
             Some((text, mark)) => (text, Some(PathBuf::from(mark))),
             None => (text, None),
         };
-        let (number, leaves_out_hosts) = match text.strip_suffix(LEAVES_OUT) {
-            Some(number) => (number, true),
-            None => (text, false),
+        let flag = |text: &'_ str, flag: &str| match text.strip_suffix(flag) {
+            Some(rest) => (rest.len(), true),
+            None => (text.len(), false),
         };
-        Some(Self { number: number.parse().ok()?, leaves_out_hosts, mark })
+        let (length, sends_files) = flag(text, SENDS_FILES);
+        let text = &text[..length];
+        let (length, leaves_out_hosts) = flag(text, LEAVES_OUT);
+        Some(Self { number: text[..length].parse().ok()?, leaves_out_hosts, sends_files, mark })
     }
 
     /// Returns whether the same launch has made this start before the start `other`.
@@ -70,8 +77,9 @@ impl Start {
 
 impl fmt::Display for Start {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { number, leaves_out_hosts, mark } = self;
-        write!(f, "{number}{}", if *leaves_out_hosts { LEAVES_OUT } else { "" })?;
+        let Self { number, leaves_out_hosts, sends_files, mark } = self;
+        let flag = |is_set: bool, flag: &'static str| if is_set { flag } else { "" };
+        write!(f, "{number}{}{}", flag(*leaves_out_hosts, LEAVES_OUT), flag(*sends_files, SENDS_FILES))?;
         mark.iter().try_for_each(|mark| write!(f, "{MARK}{}", mark.display()))
     }
 }
@@ -313,14 +321,16 @@ mod tests {
 
     #[test]
     fn a_start_is_read_from_its_text() {
-        for (text, number, leaves_out_hosts, mark) in [
-            ("0", 0, false, None),
-            ("2", 2, false, None),
-            ("3,hosts", 3, true, None),
-            ("3,hosts,mark=/a,hosts", 3, true, Some("/a,hosts")),
-            ("2,mark=/b", 2, false, Some("/b")),
+        for (text, number, [leaves_out_hosts, sends_files], mark) in [
+            ("0", 0, [false, false], None),
+            ("2", 2, [false, false], None),
+            ("3,hosts", 3, [true, false], None),
+            ("3,files", 3, [false, true], None),
+            ("3,hosts,files,mark=/a", 3, [true, true], Some("/a")),
+            ("3,hosts,mark=/a,hosts", 3, [true, false], Some("/a,hosts")),
+            ("2,mark=/b", 2, [false, false], Some("/b")),
         ] {
-            let start = Start { number, leaves_out_hosts, mark: mark.map(PathBuf::from) };
+            let start = Start { number, leaves_out_hosts, sends_files, mark: mark.map(PathBuf::from) };
             assert_eq!((start.to_string(), Start::read(text)), (text.to_owned(), Some(start)));
         }
         assert_eq!(["", "hosts", "2,host", ",mark=/a"].map(Start::read), [const { None }; 4]);

@@ -32,6 +32,8 @@ pub mod training;
 
 pub mod resume;
 
+mod file_exchange;
+
 pub mod run;
 
 pub mod launch;

@@ -23,8 +23,9 @@ use crate::training::evaluations::Evaluations;
 use crate::training::identity::{LOSS, checkpoint_files, describe, identity, require_same};
 use crate::training::load::load_settings;
 use crate::training::model::read_model;
-use crate::training::prepare::{Prepared, prepare_settings};
+use crate::training::prepare::{Prepared, prepare_settings_with};
 use crate::training::rate_change;
+use crate::training::remote_files::RemoteData;
 
 /// A run in a folder, and the texts that override its settings.
 pub(crate) struct Resumption {
@@ -32,13 +33,19 @@ pub(crate) struct Resumption {
     pub(crate) path: RunPath,
     /// The overrides of the caller.
     set: Vec<String>,
+    /// The data of the first process, if this process has no files. It reads only its own part of a checkpoint.
+    pub(crate) data: Option<RemoteData>,
 }
 
 impl Resumption {
     /// Reads `path` as a run's folder, its folder of checkpoints, or a checkpoint in that folder.
     pub(crate) fn new(path: &Path, set: &[String]) -> Result<Self, RunError> {
-        let path = RunPath::of(path)?;
-        Ok(Self { path, set: set.to_vec() })
+        Ok(Self { set: set.to_vec(), ..Self::of(RunPath::of(path)?) })
+    }
+
+    /// Returns the resumption without overrides.
+    pub(crate) fn of(path: RunPath) -> Self {
+        Self { path, set: Vec::new(), data: None }
     }
 
     /// Loads the settings.
@@ -130,12 +137,13 @@ impl ResumableRun {
         if prints_notes {
             loaded.notes.iter().for_each(|note| observer.note(note));
         }
-        let mut state = read_state(path, copy, searched)?;
+        let is_part = resumption.data.is_some();
+        let mut state = read_state(path, is_part, copy, searched)?;
         let model = match model {
             Some(model) => model,
             None => Arc::new(read_model(&loaded.settings)?),
         };
-        let prepared = prepare_settings(scheduled(loaded)?, model)?;
+        let prepared = prepare_settings_with(scheduled(loaded)?, model, resumption.data.as_ref())?;
         if prints_notes {
             prepared.notes.iter().for_each(|note| observer.note(note));
         }
@@ -153,7 +161,7 @@ impl ResumableRun {
         }
         if state.origin.is_some() && evaluations.are_exhausted() {
             // The run ends with the state that it resumes from, so that state must be on the disk.
-            state = read_state(path, None, searched)?;
+            state = read_state(path, is_part, None, searched)?;
             evaluations = Evaluations::new(&prepared, state.checkpoint.as_deref());
         }
         let done = state.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.step());
@@ -254,12 +262,17 @@ impl StateRead {
 }
 
 /// Reads the state of a run: from a copy in memory if there is one, and otherwise from the disk. `searched` is
-/// the time of the search for a copy.
-fn read_state(path: &RunPath, copy: Option<FoundCopy>, searched: Duration) -> Result<StateRead, RunError> {
+/// the time of the search for a copy. If `is_part`, this host has only the parameters of its ranks.
+fn read_state(
+    path: &RunPath,
+    is_part: bool,
+    copy: Option<FoundCopy>,
+    searched: Duration,
+) -> Result<StateRead, RunError> {
     let began = Instant::now();
     Ok(match copy {
         None => {
-            let checkpoint = open(path)?;
+            let checkpoint = if is_part { open_part(path)? } else { open(path)? };
             let took = searched + began.elapsed();
             StateRead { checkpoint, source: StateSource::Disk, origin: None, took }
         }
@@ -287,6 +300,13 @@ fn open(path: &RunPath) -> Result<Option<Arc<Checkpoint>>, RunError> {
         Err(CheckpointError::NoneComplete { .. }) => Ok(None),
         Err(error) => Err(RunError::input(error)),
     }
+}
+
+/// Opens the part of a checkpoint that this host has, if there is one.
+fn open_part(path: &RunPath) -> Result<Option<Arc<Checkpoint>>, RunError> {
+    let saved = CheckpointFolder::list(&run_folder::checkpoints_of(&path.run)).map_err(RunError::input)?;
+    let opened = saved.last().map(|(_, checkpoint)| Checkpoint::open_part(checkpoint).map(Arc::new));
+    opened.transpose().map_err(RunError::input)
 }
 
 /// Refuses a checkpoint with a parameter that has NaN: every loss would be NaN.

@@ -4,11 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use pipewright::transport::Fields;
 use pipewright_models::CutModel;
+use serde_json::{Map, Value};
 
 use crate::error::{FailedRun, RunError};
 use crate::fault::Fault;
+use crate::file_exchange;
 use crate::observer::{Observer, Overview, Silent};
 use crate::recovery::{Attempts, RESTART, Restart};
 use crate::resume::{ResumableRun, Resumption, StartingRun};
@@ -25,9 +26,10 @@ use crate::training::launch::{abandon, launch};
 use crate::training::layer_mover::LayerMover;
 use crate::training::model::read_model;
 use crate::training::overview::overview;
-use crate::training::prepare::prepare;
+use crate::training::prepare::{Prepared, prepare_with};
 use crate::training::process_group::ProcessGroup;
 use crate::training::rank_hosts::RankHosts;
+use crate::training::remote_files::{Files, RemoteData};
 use crate::training::state_copies::{self, CopyPlace, StateCopies};
 use crate::training::training_loop::TrainingLoop;
 use crate::training::{copy_search, origin, shared_folder};
@@ -191,6 +193,37 @@ impl<M> Chosen<M> {
     }
 }
 
+/// A run that starts, prepared.
+struct New {
+    prepared: Prepared,
+    /// The description of the run in its checkpoints.
+    description: Map<String, Value>,
+    overview: Overview,
+    /// Names and texts of files for the folder of the run.
+    files: Vec<(String, String)>,
+}
+
+impl New {
+    /// Prepares a run, with the data of the first process on a host without data.
+    fn prepare(
+        chosen: Chosen<Arc<dyn RunModel>>,
+        data: Option<&RemoteData>,
+        processes: &mut ProcessGroup,
+    ) -> Result<Self, RunError> {
+        let Chosen { scheduled, model, sentences, files } = chosen;
+        sentences.iter().for_each(|sentence| processes.note(sentence));
+        let prepared = prepare_with(scheduled, model, data)?;
+        processes.set_deadline(prepared.settings.run.deadline());
+        state_copies::require_space(&prepared)?;
+        prepared.notes.iter().for_each(|note| processes.note(note));
+        if processes.is_leader() {
+            run_folder::probe(&prepared.settings.run.out, &files).map_err(RunError::input)?;
+        }
+        let (description, overview) = (describe(&prepared)?, overview(&prepared)?);
+        Ok(Self { prepared, description, overview, files })
+    }
+}
+
 /// A run whose ranks can be started.
 struct Ready {
     run: StartingRun,
@@ -269,7 +302,7 @@ impl Run {
         let mut processes = ProcessGroup::gather(parts.observer.clone())?;
         let mut attempts = processes.settle(Attempts::new())?;
         let mut outcome = match source {
-            Source::New(load) => parts.start(load(), &mut processes, &mut attempts),
+            Source::New(load) => parts.start(load, &mut processes, &mut attempts),
             Source::Folder { path, set } => parts.resume(&path, &set, &mut processes, &mut attempts),
         };
         while let Err(error) = outcome {
@@ -286,26 +319,31 @@ impl Parts {
     /// Trains from the first step.
     fn start(
         &self,
-        loaded: Result<Loaded, RunError>,
+        load: impl FnOnce() -> Result<Loaded, RunError>,
         processes: &mut ProcessGroup,
         attempts: &mut Attempts,
     ) -> Result<(), RunError> {
-        let prepared = self.choose(loaded, processes)?.and_then(|chosen| {
-            let Chosen { scheduled, model, sentences, files } = chosen;
-            sentences.iter().for_each(|sentence| processes.note(sentence));
-            let prepared = prepare(scheduled, model)?;
-            processes.set_deadline(prepared.settings.run.deadline());
-            state_copies::require_space(&prepared)?;
-            prepared.notes.iter().for_each(|note| processes.note(note));
-            if processes.is_leader() {
-                run_folder::probe(&prepared.settings.run.out, &files).map_err(RunError::input)?;
+        let loaded = file_exchange::begin_new(processes, load)?;
+        let chosen = self.choose(loaded, processes)?;
+        let new = if matches!(processes.files(), Files::Remote(_)) {
+            let data = processes.agree_on_preparation(Ok(()));
+            let data = data.and_then(|()| file_exchange::share_rows(processes, None))?;
+            chosen.and_then(|chosen| New::prepare(chosen, data.as_ref(), processes))
+        } else {
+            let new = chosen.and_then(|chosen| New::prepare(chosen, None, processes));
+            if matches!(processes.files(), Files::Shared) {
+                new
+            } else {
+                let new = processes.agree_on_preparation(new)?;
+                file_exchange::share_rows(processes, Some(&new.prepared))?;
+                Ok(new)
             }
-            let (description, overview) = (describe(&prepared)?, overview(&prepared)?);
-            Ok((prepared, description, overview, files))
-        });
-        let (prepared, description, overview, files) =
-            processes.agree(prepared, |(prepared, description, ..)| identity(prepared, description))?;
-        shared_folder::require(processes, &prepared.settings.run.out)?;
+        };
+        let New { prepared, description, overview, files } =
+            processes.agree(new, |new| identity(&new.prepared, &new.description))?;
+        if matches!(processes.files(), Files::Shared) {
+            shared_folder::require(processes, &prepared.settings.run.out)?;
+        }
         let evaluations = Evaluations::new(&prepared, None);
         let run =
             StartingRun { prepared, description, evaluations, checkpoint: None, origin: None, saved: 0 };
@@ -358,21 +396,38 @@ impl Parts {
         processes: &mut ProcessGroup,
         attempts: &mut Attempts,
     ) -> Result<(), RunError> {
-        let resumption = Resumption::new(path, set);
-        // The leader locks the folder and cleans it up before the other processes read it.
-        let owned = resumption.and_then(|resumption| {
-            let lock = resumption.own(processes.is_leader())?;
+        let (mut resumption, lock) = file_exchange::begin_resumed(processes, |owns| {
+            let resumption = Resumption::new(path, set)?;
+            let lock = resumption.own(owns)?;
             Ok((resumption, lock))
-        });
-        let (resumption, lock) = processes.agree(owned, |_| Fields::new())?;
-        shared_folder::require(processes, &resumption.path.run)?;
+        })?;
+        if matches!(processes.files(), Files::Shared) {
+            shared_folder::require(processes, &resumption.path.run)?;
+        }
         let restart = attempts.take_restart();
         let steps = resumption.load().ok().map(|loaded| loaded.settings.run.steps);
         let began = Instant::now();
         let copy = copy_search::newest(processes, &resumption.path, steps)?;
         let state = (copy, began.elapsed());
-        let found =
-            ResumableRun::find(&resumption, self.model.clone(), &*self.observer, state, lock, restart);
+        let find = |resumption: &Resumption| {
+            ResumableRun::find(resumption, self.model.clone(), &*self.observer, state, lock, restart)
+        };
+        let found = match processes.files() {
+            Files::Shared => find(&resumption),
+            Files::Remote(_) => {
+                processes.agree_on_preparation(Ok(()))?;
+                resumption.data = file_exchange::share_rows(processes, None)?;
+                file_exchange::share_state(processes, None)?;
+                find(&resumption)
+            }
+            Files::First(_) | Files::Near => {
+                let found = processes.agree_on_preparation(find(&resumption))?;
+                file_exchange::share_rows(processes, Some(&found.run.prepared))?;
+                let on_disk = found.run.checkpoint.as_deref().filter(|_| found.run.origin.is_none());
+                file_exchange::share_state(processes, on_disk)?;
+                Ok(found)
+            }
+        };
         let found = found.inspect(|found| processes.set_deadline(found.run.prepared.settings.run.deadline()));
         let found = found.and_then(|found| Ok((overview(&found.run.prepared)?, found)));
         let (overview, found) = processes.agree(found, |(_, found)| found.identity())?;
@@ -418,6 +473,7 @@ impl Parts {
         let hosts = RankHosts::find(processes, &settings)?;
         let (efficiency, space) = (Efficiency::of(&prepared), CheckpointSpace::of(prepared.parts()));
         let mover = LayerMover::of(&prepared, self.model.is_some())?;
+        file_exchange::fetch_parameters(processes, &prepared, checkpoint.as_deref())?;
         let mut trainer = launch(prepared, checkpoint.as_ref(), processes, attempts)?;
         let opened = match folder {
             FolderSource::New(files) => self.create_folder(&settings, &files, place, processes),

@@ -4,8 +4,7 @@ use std::path::Path;
 
 use pipewright::train::Validation;
 use pipewright::train::data::{
-    ChatTemplate, DOCUMENTS, DataConfig, DataError, Documents, POSITIONS, SideRows, TokenRows, Tokenizer,
-    VALID_TOKENS,
+    ChatTemplate, DOCUMENTS, DataConfig, Documents, POSITIONS, SideRows, TokenRows, Tokenizer, VALID_TOKENS,
 };
 use serde_json::Value;
 
@@ -30,10 +29,13 @@ pub(crate) fn open_data(
         let opened = config.open(model.vocab_size, 0).map_err(RunError::input)?;
         held_out = Some(with_side(opened, data.validation_side.as_deref(), settings, model)?);
     }
+    Ok((rows, held_out.map(|rows| validation_of(rows, settings)).transpose()?))
+}
+
+/// Returns the validation data with these rows.
+pub(crate) fn validation_of(rows: TokenRows, settings: &Settings) -> Result<Validation, RunError> {
     let batches = Some(settings.run.eval_batches as usize).filter(|batches| *batches > 0);
-    let validation = |rows| Validation::new(rows, settings.pipeline.rows(), batches);
-    let validation: Result<Option<Validation>, DataError> = held_out.map(validation).transpose();
-    Ok((rows, validation.map_err(RunError::input)?))
+    Validation::new(rows, settings.pipeline.rows(), batches).map_err(RunError::input)
 }
 
 /// Returns the training data, at least `batch_rows` rows. Files of validation data are not read.

@@ -78,13 +78,13 @@ impl Drop for Hosts {
 }
 
 /// Returns the numbers of the processes in a namespace.
-fn processes_of(namespace: &str) -> Vec<String> {
+pub(super) fn processes_of(namespace: &str) -> Vec<String> {
     let output = Command::new("ip").args(["netns", "pids", namespace]).output();
     let numbers = output.map(|output| output.stdout).unwrap_or_default();
     String::from_utf8_lossy(&numbers).split_whitespace().map(str::to_owned).collect()
 }
 
-fn ip(arguments: &[&str]) -> bool {
+pub(super) fn ip(arguments: &[&str]) -> bool {
     Command::new("ip").args(arguments).output().is_ok_and(|output| output.status.success())
 }
 

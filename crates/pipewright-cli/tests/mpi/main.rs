@@ -3,6 +3,7 @@
 
 #![cfg(feature = "mpi")]
 
+mod apart;
 mod bits;
 mod checkpoints;
 #[cfg(feature = "wgpu")]

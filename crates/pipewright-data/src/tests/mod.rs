@@ -13,6 +13,7 @@ mod tokenizer_files;
 mod tokenized;
 mod damaged;
 mod mix;
+mod remote;
 
 use std::fmt::Display;
 

@@ -1,7 +1,8 @@
 //! Compares the tensors in the files of a directory with the tensors of the model that its configuration
 //! describes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::path::Path;
 
 use super::layout::FilePlace;
@@ -41,6 +42,35 @@ pub fn check_weights(dir: &Path, parameters: &[ParameterSpec]) -> Result<Vec<Str
         weights.file(file)?.check(&place.tensor, &place.shape)?;
     }
     unused(&mut weights, parameters)
+}
+
+/// Returns the ranges of bytes, by file, that have these parameters in the files of `dir`. It reads the headers only, so the
+/// tensors need not be there yet. An output head that the model ties to its embeddings belongs to these, because a
+/// stage that loads them compares the two.
+///
+/// # Errors
+/// When a file is missing or does not begin with a header, or a tensor has another shape.
+pub fn weight_ranges(
+    dir: &Path,
+    parameters: &[ParameterSpec],
+) -> Result<BTreeMap<String, Vec<Range<u64>>>, ModelError> {
+    let mut weights = Weights::open(dir)?;
+    let mut ranges: BTreeMap<String, Vec<Range<u64>>> = BTreeMap::new();
+    for spec in parameters {
+        // Adapters are not in the files of their base, and the loading reports what is missing.
+        let Some(place) = weights.place_of(spec) else { continue };
+        let file = weights.file_of(&place.tensor)?;
+        let range = weights.file(file.clone())?.range_of(&place.tensor, &place.shape, place.elements)?;
+        ranges.entry(file).or_default().push(range);
+        let head = ParameterSpec { path: HEAD.to_owned(), ..spec.clone() };
+        if spec.kind == ParameterKind::Table
+            && let Ok((place, file)) = weights.find(&head)
+            && let Ok(range) = weights.file(file.clone())?.range_of(HEAD, &place.shape, place.elements)
+        {
+            ranges.entry(file).or_default().push(range);
+        }
+    }
+    Ok(ranges)
 }
 
 /// Returns the names of the tensors that the model with these parameters does not use, if they do not

@@ -85,16 +85,23 @@ impl SafetensorsFile {
     pub(super) fn sample(&mut self, tensor: &str, most: usize) -> Result<Vec<u8>, ModelError> {
         let info = self.metadata.info(tensor).ok_or_else(|| missing_tensor(&self.path, tensor))?;
         let mut sample = format!("{} {:?}", info.dtype, info.shape).into_bytes();
-        let (start, end) = info.data_offsets;
-        let length = most.min(end - start);
-        for offset in [start, end - length] {
-            let mut bytes = vec![0; length];
-            let position = SeekFrom::Start(self.data + offset as u64);
+        for range in self.ends_of(tensor, most)? {
+            let mut bytes = vec![0; (range.end - range.start) as usize];
+            let position = SeekFrom::Start(range.start);
             let read = self.file.seek(position).and_then(|_| self.file.read_exact(&mut bytes));
             read.map_err(ModelError::io("read", &self.path))?;
             sample.extend(bytes);
         }
         Ok(sample)
+    }
+
+    /// Returns the positions of the first and last bytes of a tensor, at most `most` each.
+    pub(super) fn ends_of(&self, tensor: &str, most: usize) -> Result<[Range<u64>; 2], ModelError> {
+        let info = self.metadata.info(tensor).ok_or_else(|| missing_tensor(&self.path, tensor))?;
+        let (start, end) = info.data_offsets;
+        let length = most.min(end - start);
+        let range = |offset: usize| self.data + offset as u64..self.data + (offset + length) as u64;
+        Ok([range(start), range(end - length)])
     }
 
     /// Returns the shape of a tensor.
@@ -119,14 +126,26 @@ impl SafetensorsFile {
         shape: &[usize],
         elements: Range<usize>,
     ) -> Result<Vec<f32>, ModelError> {
-        let (convert, (first, last)) = self.find(tensor, shape)?;
-        let size = (last - first) / count(shape).max(1);
-        let (start, end) = (first + elements.start * size, first + elements.end * size);
-        let mut bytes = vec![0; end - start];
-        let position = SeekFrom::Start(self.data + start as u64);
+        let (convert, _) = self.find(tensor, shape)?;
+        let range = self.range_of(tensor, shape, elements)?;
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        let position = SeekFrom::Start(range.start);
         let read = self.file.seek(position).and_then(|_| self.file.read_exact(&mut bytes));
         read.map_err(ModelError::io("read", &self.path))?;
         Ok(convert(&bytes))
+    }
+
+    /// Returns the position of some neighbouring elements of `tensor`, which must have `shape`, in the file.
+    pub(super) fn range_of(
+        &self,
+        tensor: &str,
+        shape: &[usize],
+        elements: Range<usize>,
+    ) -> Result<Range<u64>, ModelError> {
+        let (_, (first, last)) = self.find(tensor, shape)?;
+        let size = (last - first) / count(shape).max(1);
+        let position = |element: usize| self.data + (first + element * size) as u64;
+        Ok(position(elements.start)..position(elements.end))
     }
 
     /// Checks that `tensor` exists with `shape` and an element type that can be read.

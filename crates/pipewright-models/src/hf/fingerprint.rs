@@ -1,6 +1,8 @@
 //! A fingerprint of the weights in a model directory, which shows whether an adapter is used with the base
 //! that it was trained on.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 
 use super::file::SafetensorsFile;
@@ -26,6 +28,22 @@ pub fn fingerprint(dir: &Path) -> Result<String, ModelError> {
         fingerprint.add(&tensor, weights.file(file)?)?;
     }
     Ok(fingerprint.text())
+}
+
+/// Returns the ranges of bytes, by file, that [`fingerprint`] reads besides the headers of the files.
+///
+/// # Errors
+/// As [`fingerprint`].
+pub fn fingerprint_ranges(dir: &Path) -> Result<BTreeMap<String, Vec<Range<u64>>>, ModelError> {
+    let mut weights = Weights::open(dir)?;
+    let mut ranges: BTreeMap<String, Vec<Range<u64>>> = BTreeMap::new();
+    let tensors: Vec<String> = weights.tensors().map(str::to_owned).collect();
+    for tensor in tensors {
+        let file = weights.file_of(&tensor)?;
+        let ends = weights.file(file.clone())?.ends_of(&tensor, SAMPLE)?;
+        ranges.entry(file).or_default().extend(ends);
+    }
+    Ok(ranges)
 }
 
 /// A hash of samples of tensors.

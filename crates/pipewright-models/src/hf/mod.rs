@@ -23,11 +23,11 @@ mod weight_type;
 mod weights;
 mod write;
 
-pub use contents::check_weights;
+pub use contents::{check_weights, weight_ranges};
 pub use directory::{is_config_alone, resolve};
 pub(crate) use export::export_from;
 pub use export::{ExportOptions, export};
-pub use fingerprint::fingerprint;
+pub use fingerprint::{fingerprint, fingerprint_ranges};
 pub use origin::{
     TOKENIZER, TextEnds, WeightTypes, end_tokens, is_origin_file, keep_keys, keep_origin, text_ends,
 };

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use crate::error::{ErrorKind, RunError};
 use crate::fault;
 use crate::interrupt::Interrupt;
-use crate::launch::answer::{Asked, LONGEST_PATIENCE, Question};
+use crate::launch::answer::{Asked, HostKind, LONGEST_PATIENCE, Question};
 use crate::launch::ended::Ended;
 use crate::launch::events::{Decision, Event, Look, Moment, Patience, Start};
-use crate::launch::hosts::{Host, is_this_machine, of_plan};
+use crate::launch::hosts::{Host, is_this_machine, of_plan, require_first};
 use crate::launch::layouts::{Distribution, Layout, Replanner, WholeRun};
+use crate::launch::meeting;
 use crate::launch::processes::{Launcher, end_before};
 use crate::launch::signs::RunSigns;
 use crate::launch::starter::Starter;
@@ -107,9 +108,15 @@ impl Launch {
         let settings = &self.target.settings;
         let (folder, deadline) = (settings.run.out.clone(), settings.run.deadline());
         let layout = Layout::of(settings);
-        let is_slurm = self.starter.is_slurm();
-        let rules = Rules { folder: folder.clone(), deadline, restarts: self.restarts, is_slurm };
+        let kind = match (self.starter.is_slurm(), self.starter.sends_files()) {
+            (true, _) => HostKind::Slurm,
+            (false, true) => HostKind::Apart,
+            (false, false) => HostKind::Shared,
+        };
+        let first = self.hosts.first().filter(|_| kind == HostKind::Apart).map(|host| host.name.clone());
         let hosts = of_plan(self.hosts.clone(), &settings.pipeline.profile_ranks)?;
+        require_first(first.as_deref(), &hosts)?;
+        let rules = Rules { folder: folder.clone(), deadline, restarts: self.restarts, kind, first };
         let mut machine = Machine::new(rules, hosts, layout.processes(settings));
         let mut actor = Actor {
             signs: RunSigns::create(&folder, self.target.resumes)?,
@@ -178,7 +185,13 @@ impl Actor {
         let hosts = machine.hosts().to_vec();
         let stop = self.launch.interrupt.clone();
         Event::Answered(match patience {
-            Patience::Once => self.question(hosts, self.number).ask(&stop),
+            Patience::Once => self.question(hosts.clone(), self.number).ask(&stop).and_then(|answers| {
+                let starter = &self.launch.starter;
+                if starter.sends_files() && answers.iter().all(Result::is_ok) {
+                    meeting::require(starter, &hosts, || stop.is_requested())?;
+                }
+                Ok(answers)
+            }),
             Patience::UntilOneAnswers => {
                 let question = self.question(hosts, self.number + 1);
                 self.read_whole(machine).and_then(|()| question.ask_until_one_answers(&stop))
@@ -200,7 +213,12 @@ impl Actor {
 
     /// Returns the start with a number. Its processes know the launch by its mark.
     fn numbered(&self, number: u64) -> fault::Start {
-        fault::Start { number, leaves_out_hosts: false, mark: Some(self.signs.mark().to_owned()) }
+        fault::Start {
+            number,
+            leaves_out_hosts: false,
+            sends_files: self.launch.starter.sends_files(),
+            mark: Some(self.signs.mark().to_owned()),
+        }
     }
 
     /// Reads the run once it has begun.

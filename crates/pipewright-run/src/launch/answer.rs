@@ -1,7 +1,6 @@
 //! Asks each host whether it can take part, before processes start there: it must answer, have the same
 //! build, and see the folder of the run.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::thread::JoinHandle;
@@ -12,11 +11,12 @@ use serde::{Deserialize, Serialize};
 use crate::error::{ErrorKind, RunError};
 use crate::fault::Start;
 use crate::interrupt::Interrupt;
+use crate::launch::binary_copies::build_of;
 use crate::launch::hosts::Host;
 use crate::launch::processes::end_before;
 use crate::launch::short_command::wait;
 use crate::launch::starter::Starter;
-use crate::training::shared_folder::{Token, is_seen, unwritable};
+use crate::training::shared_folder::{SHORT_LOOK, Token, is_seen, unwritable};
 
 /// The longest time in which a host ends processes before it answers.
 const LONGEST_END: Duration = Duration::from_secs(3);
@@ -39,6 +39,18 @@ struct Answer {
     sees_folder: bool,
 }
 
+/// How the hosts of a launch belong together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum HostKind {
+    /// They share the folder of the run.
+    #[default]
+    Shared,
+    /// They share no folder.
+    Apart,
+    /// They belong to an allocation of Slurm.
+    Slurm,
+}
+
 /// Why a host cannot take part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
@@ -48,11 +60,17 @@ pub(super) enum Refusal {
 }
 
 impl Refusal {
-    /// Returns words about a host, which belongs to an allocation of Slurm if `is_slurm`.
-    fn of(self, host: &str, is_slurm: bool, folder: &Path) -> String {
+    /// Returns words about a host.
+    fn of(self, host: &str, kind: HostKind, folder: &Path) -> String {
+        let (is_slurm, sends_files) = (kind == HostKind::Slurm, kind == HostKind::Apart);
         match self {
             Self::Silent if is_slurm => format!(
                 "the node {host} does not answer: `srun --overlap --nodelist={host} -n 1 hostname` shows why"
+            ),
+            Self::Silent if sends_files => format!(
+                "the host {host} answers ssh, but no process starts there in time: `mpirun --host {host} -n 1 hostname` shows why; \
+                 if that hangs, a firewall between the two is in the way, or Open MPI uses another network: name it, as in \
+                 `OMPI_MCA_oob_tcp_if_include=192.168.1.0/24`"
             ),
             Self::Silent => format!(
                 "the host {host} does not answer: check its name, that it runs, and that `ssh {host}` needs no password"
@@ -80,16 +98,13 @@ pub fn answer(token: &Path, before: Option<&str>) -> Result<String, RunError> {
     if let Some(before) = before.and_then(Start::read) {
         end_before(&before, LONGEST_END);
     }
-    let answer = Answer { build: build().map_err(RunError::input)?, sees_folder: is_seen(token) };
+    let answer = Answer { build: build().map_err(RunError::input)?, sees_folder: is_seen(token, SHORT_LOOK) };
     serde_json::to_string(&answer).map_err(|error| RunError::new(ErrorKind::Bug, error))
 }
 
 /// Returns the hash of this program, which says whether two hosts have the same build.
 fn build() -> std::io::Result<String> {
-    let binary = fs::File::open(std::env::current_exe()?)?;
-    let mut hasher = blake3::Hasher::new();
-    hasher.update_reader(binary)?;
-    Ok(hasher.finalize().to_hex().to_string())
+    build_of(&std::env::current_exe()?)
 }
 
 /// A question to hosts, whether they can take part. All of them are asked at the same time.
@@ -117,7 +132,8 @@ impl Question {
         let token = Token::create(folder).map_err(unwritable)?;
         let own = build().map_err(RunError::input)?;
         let path: PathBuf = std::path::absolute(token.file()).map_err(unwritable)?;
-        let path = path.display().to_string();
+        // A host that has its files from this one looks for nothing.
+        let path = if starter.sends_files() { "/".to_owned() } else { path.display().to_string() };
         let words = ["launch", "--answer", &path, "--end-before", &start.to_string()].map(str::to_owned);
         let question = |host: &Host| {
             let mut command = starter.command(1, std::slice::from_ref(host), &words, &Start::default());
@@ -127,7 +143,12 @@ impl Question {
         let since = Instant::now();
         let is_over = || since.elapsed() > *patience || stop.is_requested();
         let text = |child: Option<Child>| Some(wait(child?, is_over)?.stdout);
-        let answers = questions.into_iter().map(|child| judge(text(child), &own)).collect();
+        let expects = |host: &Host| Expected {
+            build: (!starter.is_foreign(host)).then_some(own.as_str()),
+            sees_folder: !starter.sends_files(),
+        };
+        let answers = questions.into_iter().zip(hosts);
+        let answers = answers.map(|(child, host)| judge(text(child), expects(host))).collect();
         if stop.is_requested() {
             return Err(RunError::new(
                 ErrorKind::Interrupted,
@@ -219,26 +240,34 @@ fn ask_until_one_answers(
     }
 }
 
-fn judge(text: Option<String>, own: &str) -> Result<(), Refusal> {
+/// What a host must answer.
+#[derive(Clone, Copy)]
+struct Expected<'a> {
+    /// The hash of the program; `None` for a build for another system.
+    build: Option<&'a str>,
+    sees_folder: bool,
+}
+
+fn judge(text: Option<String>, expected: Expected<'_>) -> Result<(), Refusal> {
     let answers = text.iter().flat_map(|text| text.lines());
     // A shell of the host may print lines of its own.
     match answers.filter_map(|line| serde_json::from_str::<Answer>(line).ok()).next() {
         None => Err(Refusal::Silent),
-        Some(answer) if answer.build != own => Err(Refusal::OtherBuild),
-        Some(answer) if !answer.sees_folder => Err(Refusal::OtherFolder),
+        Some(answer) if expected.build.is_some_and(|build| answer.build != build) => Err(Refusal::OtherBuild),
+        Some(answer) if expected.sees_folder && !answer.sees_folder => Err(Refusal::OtherFolder),
         Some(_) => Ok(()),
     }
 }
 
-/// Fails with every host that cannot take part. The hosts belong to an allocation of Slurm if `is_slurm`.
+/// Fails with every host that cannot take part.
 pub(super) fn require(
     hosts: &[Host],
     answers: &[Result<(), Refusal>],
-    is_slurm: bool,
+    kind: HostKind,
     folder: &Path,
 ) -> Result<(), RunError> {
     let refusals = hosts.iter().zip(answers);
-    let refusals = refusals.filter_map(|(host, answer)| Some(answer.err()?.of(&host.name, is_slurm, folder)));
+    let refusals = refusals.filter_map(|(host, answer)| Some(answer.err()?.of(&host.name, kind, folder)));
     let refusals: Vec<String> = refusals.collect();
     if refusals.is_empty() { Ok(()) } else { Err(RunError::input(refusals.join("\n"))) }
 }
@@ -276,22 +305,28 @@ mod tests {
 
     #[test]
     fn an_answer_is_judged() {
-        let check = |text: &str, expected| assert_eq!(judge(Some(text.to_owned()), "abc"), expected);
+        let shared = Expected { build: Some("abc"), sees_folder: true };
+        let check = |text: &str, expected| assert_eq!(judge(Some(text.to_owned()), shared), expected);
         check("Welcome\n{\"build\":\"abc\",\"sees_folder\":true}\n", Ok(()));
         check("{\"build\":\"abd\",\"sees_folder\":true}\n", Err(Refusal::OtherBuild));
         check("{\"build\":\"abc\",\"sees_folder\":false}\n", Err(Refusal::OtherFolder));
         check("Welcome\n", Err(Refusal::Silent));
-        assert_eq!(judge(None, "abc"), Err(Refusal::Silent));
+        assert_eq!(judge(None, shared), Err(Refusal::Silent));
+        let apart = Expected { build: None, sees_folder: false };
+        let other = "{\"build\":\"abd\",\"sees_folder\":false}\n";
+        assert_eq!(judge(Some(other.to_owned()), apart), Ok(()));
     }
 
     #[test]
     fn each_host_that_cannot_take_part_is_named() {
         let hosts = ["a", "b", "c"].map(|name| Host { name: name.to_owned(), slots: 1 });
         let answers = [Err(Refusal::Silent), Ok(()), Err(Refusal::OtherBuild)];
-        let words = |is_slurm| require(&hosts, &answers, is_slurm, Path::new("out")).expect_err("two").text();
-        let slurm = words(true);
+        let words = |kind| require(&hosts, &answers, kind, Path::new("out")).expect_err("two").text();
+        let slurm = words(HostKind::Slurm);
         assert!(slurm.contains("the node a does not answer: `srun ") && !slurm.contains("ssh"), "{slurm}");
-        let text = words(false);
+        let apart = words(HostKind::Apart);
+        assert!(apart.contains("the host a answers ssh, but no process starts there"), "{apart}");
+        let text = words(HostKind::Shared);
         assert!(
             text.contains("host a does not answer") && text.contains("host c has another build"),
             "{text}"

@@ -1,7 +1,7 @@
 //! [`Host`]: a machine that takes processes, and the files that list hosts.
 
-use std::net::{IpAddr, Ipv6Addr};
-use std::path::Path;
+use std::net::{IpAddr, Ipv6Addr, ToSocketAddrs, UdpSocket};
+use std::path::{Path, PathBuf};
 
 use pipewright::bounded_file::{SMALL_TEXT, read_regular_text};
 
@@ -54,12 +54,62 @@ pub(super) fn is_this_machine(name: &str) -> bool {
     is_name_of(name, &host_name())
 }
 
+/// Returns whether a name leads to an address of this machine.
+pub(super) fn is_own_address(name: &str) -> bool {
+    let name = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
+    // A socket can be bound to addresses of this machine only.
+    let mut addresses = (name, 0).to_socket_addrs().into_iter().flatten();
+    addresses.any(|address| UdpSocket::bind((address.ip(), 0)).is_ok())
+}
+
 /// Returns whether a host's name is the one of the machine `own`, with or without a domain, or the one that
 /// every machine has for itself.
 fn is_name_of(name: &str, own: &str) -> bool {
     let label = |name: &str| name.split('.').next().unwrap_or_default().to_owned();
     let is_loopback = name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
     name == "localhost" || is_loopback || (!own.is_empty() && label(name) == label(own))
+}
+
+/// The hosts that a command names: in a file, or in a list such as `a,b:2`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HostSource {
+    /// The path of a hostfile.
+    File(PathBuf),
+    /// The hosts.
+    List(Vec<Host>),
+}
+
+impl HostSource {
+    /// Reads a list of names with commas, each with its slots behind a colon if it takes several processes, or the path of
+    /// a hostfile. One name without slots is a path.
+    ///
+    /// # Errors
+    /// Returns a sentence about a list with a name that no host has.
+    pub fn read(text: &str) -> Result<Self, String> {
+        let has_slots = |text: &str| slots_of(text).is_some();
+        if !(text.contains(',') || has_slots(text)) || Path::new(text).is_file() {
+            return Ok(Self::File(text.into()));
+        }
+        let mut hosts: Vec<Host> = Vec::new();
+        for item in text.split(',') {
+            let (name, slots) = slots_of(item).unwrap_or((item, 1));
+            if hosts.iter().any(|host| host.name == name) {
+                return Err(format!(
+                    "the host `{name}` is in the list twice: write it once, as in `{name}:2`"
+                ));
+            }
+            hosts.push(Host::read(name, slots)?);
+        }
+        Ok(Self::List(hosts))
+    }
+}
+
+/// Returns the name and the slots of a host in a list, if it has slots. An address of version 6 has brackets then.
+fn slots_of(item: &str) -> Option<(&str, u32)> {
+    let (name, slots) = item.rsplit_once(':')?;
+    let is_plain = !name.contains(':') || name.ends_with(']');
+    let slots = slots.parse().ok().filter(|slots| *slots > 0 && is_plain && !name.is_empty())?;
+    Some((name, slots))
 }
 
 /// Reads a hostfile.
@@ -146,6 +196,18 @@ pub(super) fn of_plan(hosts: Vec<Host>, profile_ranks: &[u32]) -> Result<Vec<Hos
     Ok([planned, spare].concat())
 }
 
+/// Fails if rank 0 of a plan is not on the `first` host, which has the files if the hosts share no folder.
+pub(super) fn require_first(first: Option<&str>, hosts: &[Host]) -> Result<(), RunError> {
+    match (first, hosts.first()) {
+        (Some(first), Some(host)) if host.name != first => Err(RunError::input(format!(
+            "the plan has its rank 0 on `{host}` (pipeline.profile_ranks), and the files are on `{first}`, the first host: \
+             launch from `{host}` and write it first into --hosts, or let the hosts share a folder (--shared)",
+            host = host.name
+        ))),
+        _ => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -179,6 +241,16 @@ mod tests {
         check("a", &[0, 2], "the hosts take 1 process, and the plan uses rank 2 of its profile");
         check("a\nb\nc", &[0, 3], "the hosts take 3 processes, and the plan uses rank 3 of its profile");
         assert!(of_plan(Vec::new(), &[0, 2]).is_ok_and(|hosts| hosts.is_empty()), "this machine");
+    }
+
+    #[test]
+    fn the_first_rank_of_a_plan_is_where_the_files_are() {
+        let hosts = of_plan(read("a\nb").expect("hosts"), &[1, 0]).expect("both hosts");
+        assert!(require_first(None, &hosts).is_ok() && require_first(Some("b"), &hosts).is_ok());
+        let text = require_first(Some("a"), &hosts).map_err(|error| error.text()).expect_err("another host");
+        assert!(text.starts_with(
+            "the plan has its rank 0 on `b` (pipeline.profile_ranks), and the files are on `a`"
+        ));
     }
 
     #[test]
@@ -240,6 +312,33 @@ mod tests {
         refuse("a\n-oProxyCommand=x slots=2", "2: `-oProxyCommand=x` is not the name of a host: ");
         refuse("a,b", "1: `a,b` is not the name of a host: ");
         refuse("\u{feff}a", "1: `\\u{feff}a` is not the name of a host: ");
+    }
+
+    #[test]
+    fn a_list_has_names_with_slots_and_one_name_is_a_file() {
+        let list = |hosts: &[(&str, u32)]| {
+            let host = |(name, slots): &(&str, u32)| Host { name: (*name).to_owned(), slots: *slots };
+            Ok(HostSource::List(hosts.iter().map(host).collect()))
+        };
+        assert_eq!(HostSource::read("a,b:2,10.0.0.3"), list(&[("a", 1), ("b", 2), ("10.0.0.3", 1)]));
+        assert_eq!(HostSource::read("a:2"), list(&[("a", 2)]));
+        assert_eq!(HostSource::read("[::1]:2,::1"), list(&[("[::1]", 2), ("::1", 1)]));
+        assert_eq!(HostSource::read("hosts"), Ok(HostSource::File("hosts".into())));
+        let refuse = |text: &str, part: &str| {
+            let refused = HostSource::read(text).expect_err("it is not a list");
+            assert!(refused.contains(part), "{refused}");
+        };
+        refuse("a,,b", "`` is not the name of a host");
+        refuse("a,-oProxyCommand=x", "`-oProxyCommand=x` is not the name of a host");
+        refuse("a,b:0", "`b:0` is not the name of a host");
+        refuse("a,a:2", "the host `a` is in the list twice");
+    }
+
+    #[test]
+    fn an_address_of_this_machine_is_its_own() {
+        assert!(is_own_address("127.0.0.1"));
+        // An address of the documentation, which no machine has.
+        assert!(!is_own_address("192.0.2.1"));
     }
 
     #[test]

@@ -5,11 +5,14 @@
 
 mod hosts;
 mod short_command;
+mod remote_shell;
 mod slurm;
+mod binary_copies;
 mod starter;
 mod watch;
 mod processes;
 mod answer;
+mod meeting;
 mod layouts;
 mod ended;
 mod events;
@@ -20,6 +23,7 @@ mod actor;
 
 pub use actor::{Accepts, Launch, Target};
 pub use answer::answer;
-pub use hosts::Host;
+pub use hosts::{Host, HostSource};
 pub use layouts::{Distribution, Layout, Replanner, WholeRun};
+pub use meeting::meet;
 pub use starter::Starter;

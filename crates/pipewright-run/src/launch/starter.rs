@@ -1,13 +1,14 @@
 //! [`Starter`]: the program that starts processes, and the hosts where it starts them.
 
 use std::env;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::error::RunError;
 use crate::fault::{LAUNCHED, Start};
-use crate::launch::hosts::{Host, read_file};
+use crate::launch::binary_copies::{HostBinary, bring};
+use crate::launch::hosts::{Host, HostSource, read_file};
 use crate::launch::short_command::run;
 use crate::launch::slurm;
 
@@ -18,8 +19,12 @@ const LONGEST_VERSION: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug)]
 pub struct Starter {
     kind: Kind,
-    /// This binary, which the hosts have under the same path.
+    /// This binary, which the hosts have under the same path unless `copies` say otherwise.
     binary: PathBuf,
+    /// The first line that the program prints about its version.
+    version: String,
+    /// Where the hosts have the binary, if they share no folder.
+    copies: Option<Vec<HostBinary>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,15 +38,16 @@ enum Kind {
 }
 
 impl Starter {
-    /// Finds the hosts and the program for them. The hosts are those of the file; without one, the hosts of the
+    /// Finds the hosts and the program for them. The hosts are the given ones; without them, the hosts of the
     /// allocation that this process is in, unless the processes run here; and none for this machine alone.
     ///
     /// # Errors
     /// Fails if the hosts are not known, if this build has no MPI, or if the program is missing.
-    pub fn find(hostfile: Option<&Path>, is_here: bool) -> Result<(Self, Vec<Host>), RunError> {
-        let nodes = env::var("SLURM_JOB_NODELIST").ok().filter(|_| !is_here && hostfile.is_none());
-        let hosts = match (hostfile, &nodes) {
-            (Some(path), _) => read_file(path)?,
+    pub fn find(given: Option<&HostSource>, is_here: bool) -> Result<(Self, Vec<Host>), RunError> {
+        let nodes = env::var("SLURM_JOB_NODELIST").ok().filter(|_| !is_here && given.is_none());
+        let hosts = match (given, &nodes) {
+            (Some(HostSource::File(path)), _) => read_file(path)?,
+            (Some(HostSource::List(hosts)), _) => hosts.clone(),
             (None, Some(nodes)) => slurm::hosts_of(nodes)?,
             (None, None) => Vec::new(),
         };
@@ -66,7 +72,33 @@ impl Starter {
             (_, true) => Kind::OpenMpi,
             (_, false) => Kind::Mpi,
         };
-        Ok((Self { kind, binary }, hosts))
+        let version = version.stdout.lines().next().unwrap_or_default().to_owned();
+        Ok((Self { kind, binary, version, copies: None }, hosts))
+    }
+
+    /// Brings this program to hosts that share no folder with this machine, which is the first of them. The first process
+    /// of the run then sends its files to the others. `say` gets a sentence about each copy.
+    ///
+    /// # Errors
+    /// Fails with every host that cannot have it, and why.
+    pub fn bring_binary(&mut self, hosts: &[Host], say: impl Fn(&str)) -> Result<(), RunError> {
+        let is_open = self.kind == Kind::OpenMpi;
+        self.copies = Some(bring(hosts, &self.binary, &self.version, is_open, say)?);
+        Ok(())
+    }
+
+    /// Returns whether the hosts share no folder.
+    pub(super) fn sends_files(&self) -> bool {
+        self.copies.is_some()
+    }
+
+    /// Returns whether a host has a build for another system.
+    pub(super) fn is_foreign(&self, host: &Host) -> bool {
+        self.copy_on(host).is_some_and(|copy| copy.is_foreign)
+    }
+
+    fn copy_on(&self, host: &Host) -> Option<&HostBinary> {
+        self.copies.iter().flatten().find(|copy| copy.host == host.name)
     }
 
     /// Returns whether the hosts belong to an allocation of Slurm.
@@ -90,6 +122,11 @@ impl Starter {
             Kind::OpenMpi => open_mpi(hosts),
             Kind::Mpi => Command::new("mpirun"),
         };
+        if self.sends_files() && !self.is_slurm() && !hosts.is_empty() {
+            self.add_parts(&mut command, count, hosts, words);
+            command.env(LAUNCHED, start.to_string()).stdin(Stdio::null());
+            return command;
+        }
         command.args(["-n", &count.to_string()]);
         if !hosts.is_empty() && !self.is_slurm() {
             let list = hosts.iter().map(|host| format!("{}:{}", host.name, host.slots));
@@ -101,6 +138,34 @@ impl Starter {
         }
         command.env(LAUNCHED, start.to_string()).arg(&self.binary).args(words).stdin(Stdio::null());
         command
+    }
+}
+
+impl Starter {
+    /// Adds a part for each host to a command, because the hosts have the binary under different paths. The ranks follow
+    /// the order of the hosts.
+    fn add_parts(&self, command: &mut Command, count: u32, hosts: &[Host], words: &[String]) {
+        let mut left = count;
+        for (index, host) in hosts.iter().enumerate() {
+            let own = left.min(host.slots);
+            if own == 0 {
+                return;
+            }
+            left -= own;
+            if index > 0 {
+                command.arg(":");
+            }
+            command.args(["-n", &own.to_string(), "--host", &format!("{}:{}", host.name, host.slots)]);
+            if self.kind == Kind::OpenMpi {
+                command.args(["-x", LAUNCHED]);
+            }
+            let copy = self.copy_on(host);
+            if let Some(home) = copy.and_then(|copy| copy.home.as_ref()) {
+                // The working folder of this machine need not exist there.
+                command.arg("-wdir").arg(home);
+            }
+            command.arg(copy.map_or(&self.binary, |copy| &copy.binary)).args(words);
+        }
     }
 }
 
@@ -135,7 +200,11 @@ mod tests {
     use super::*;
 
     fn check(kind: Kind, expected: &str) {
-        let starter = Starter { kind, binary: "/bin/pipewright".into() };
+        check_with(kind, None, expected);
+    }
+
+    fn check_with(kind: Kind, copies: Option<Vec<HostBinary>>, expected: &str) {
+        let starter = Starter { kind, binary: "/bin/pipewright".into(), version: String::new(), copies };
         let hosts = [("a", 2), ("b", 1)].map(|(name, slots)| Host { name: name.to_owned(), slots });
         let start = Start { number: 2, ..Start::default() };
         let command = starter.command(3, &hosts, &["train".to_owned()], &start);
@@ -143,6 +212,17 @@ mod tests {
         assert_eq!(restart, Some("2".as_ref()));
         let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
         assert_eq!(words.join(" "), expected);
+    }
+
+    #[test]
+    fn hosts_without_a_shared_folder_have_their_own_paths() {
+        let own =
+            HostBinary { host: "a".to_owned(), binary: "/bin/pw".into(), home: None, is_foreign: false };
+        let (binary, home) = ("/h/pw".into(), Some("/h".into()));
+        let other = HostBinary { host: "b".to_owned(), binary, home, is_foreign: false };
+        let expected = "--quiet -n 2 --host a:2 -x PIPEWRIGHT_LAUNCHED /bin/pw train : \
+                        -n 1 --host b:1 -x PIPEWRIGHT_LAUNCHED -wdir /h /h/pw train";
+        check_with(Kind::OpenMpi, Some(vec![own, other]), expected);
     }
 
     #[test]

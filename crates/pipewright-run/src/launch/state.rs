@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::error::{ErrorKind, FailedRun, RunError};
-use crate::launch::answer::{Answers, Returned, answering, require};
+use crate::launch::answer::{Answers, HostKind, Returned, answering, require};
 use crate::launch::ended::{Ended, stopped, stopped_by_signal};
 use crate::launch::events::{Decision, Event, Look, Moment, Patience, Start};
 use crate::launch::host_table::{HostTable, Replacement, enough, names_of, slots};
@@ -30,8 +30,10 @@ pub(super) struct Rules {
     pub(super) deadline: Duration,
     /// The most restarts.
     pub(super) restarts: u64,
-    /// Whether the hosts belong to an allocation of Slurm.
-    pub(super) is_slurm: bool,
+    /// How the hosts belong together.
+    pub(super) kind: HostKind,
+    /// The host that the run cannot do without, because it has the files, if the hosts share no folder.
+    pub(super) first: Option<String>,
 }
 
 /// The state of a launched run.
@@ -161,7 +163,9 @@ impl Machine {
                 let answering = answering(self.hosts(), &answers.unwrap_or_default());
                 let others =
                     self.hosts.replacement(&running.slow, &running.hosts, &answering, self.processes);
-                running.replacement = others;
+                // The first host has the files.
+                let is_first = |name: &String| Some(name) == self.rules.first.as_ref();
+                running.replacement = others.filter(|others| !others.hosts.iter().any(is_first));
                 let is_replaced = running.replacement.is_some();
                 self.state = State::Running(running);
                 if is_replaced { Decision::Launcher(Order::Wait) } else { Decision::KeepSlow }
@@ -205,7 +209,7 @@ impl Machine {
 
     /// Chooses among the hosts that answer.
     fn answered(&mut self, mut next: Next, answers: &Answers, at: &Moment) -> Decision {
-        let refused = require(self.hosts(), answers, self.rules.is_slurm, &self.rules.folder);
+        let refused = require(self.hosts(), answers, self.rules.kind, &self.rules.folder);
         if matches!(next.why, Why::First) {
             let (needed, takes) = (self.processes, slots(self.hosts()));
             return match refused.map(|()| enough(self.hosts(), needed)) {
@@ -227,6 +231,15 @@ impl Machine {
         self.hosts.note_lost(&lost, at.time);
         answering.retain(|host| !has_failed(host));
         let slots = self.hosts.sort(&mut answering, self.processes, self.grows_to.is_some(), at.time);
+        if let Some(first) = &self.rules.first {
+            answering.sort_by_key(|host| host.name != *first);
+            if answering.first().is_none_or(|host| host.name != *first) {
+                let text =
+                    format!("the host {first} has the files of the run, which does not continue without it");
+                let failure = RunError::new(ErrorKind::RankFailed, text);
+                return self::refused(next, failure, &self.rules.folder, at);
+            }
+        }
         (next.answering, next.start.slots) = (answering, slots);
         self.state = State::Preparing(next);
         Decision::Fit(slots)

@@ -34,10 +34,14 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Returns the effective configuration by dotted key. A schedule in the folder of the run has its file
-    /// name.
+    /// Returns the effective configuration by dotted key. A schedule's file has its name without its folder, because
+    /// hosts may have it in different folders.
     pub fn by_key(&self) -> BTreeMap<String, String> {
-        let table = toml::Table::try_from(self.with_short_schedule());
+        let mut settings = self.with_short_schedule();
+        if let ScheduleChoice::Csv(file) = &mut settings.pipeline.schedule {
+            *file = file.file_name().unwrap_or_default().into();
+        }
+        let table = toml::Table::try_from(settings);
         let table = table.expect("settings are tables of plain values");
         let mut by_key = BTreeMap::new();
         flatten("", &table, &mut by_key);

@@ -101,8 +101,13 @@ pub(crate) fn read_link(run: &Path) -> Option<Link> {
 /// does not exist.
 pub(crate) fn memory_of(copies: &Path) -> Option<String> {
     let device = fs::metadata(copies.parent()?).ok()?.dev();
+    Some(format!("{} {device}", machine()))
+}
+
+/// Identifies this machine since it was started.
+pub(crate) fn machine() -> String {
     let boot = read_regular(Path::new("/proc/sys/kernel/random/boot_id"), SMALL_TEXT).unwrap_or_default();
-    Some(format!("{} {device}", String::from_utf8_lossy(&boot).trim()))
+    String::from_utf8_lossy(&boot).trim().to_owned()
 }
 
 /// Removes a folder of copies that a run does not need, if it is one and no other user could have made it.

@@ -19,6 +19,7 @@ pub(crate) mod checkpoint_space;
 mod checkpoint_timing;
 pub mod launch;
 pub mod shared_folder;
+pub(crate) mod remote_files;
 pub(crate) mod copies_link;
 mod copy_hosts;
 pub(crate) mod copy_search;

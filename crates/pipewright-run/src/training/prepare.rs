@@ -30,6 +30,7 @@ use crate::settings::replan::Replan;
 use crate::settings::{Scheduled, Settings};
 use crate::training::model::{check_weights, model_notes, tokenizer_note, trained_adapters};
 use crate::training::optimizer::{expert_balance, require_elementwise, require_whole, update};
+use crate::training::remote_files::RemoteData;
 use crate::training::run_adapter;
 use crate::training::samples::SamplePrompts;
 
@@ -159,7 +160,16 @@ impl Prepared {
 
 /// Prepares the run that the settings specify, and checks the files that contain the model's parameters.
 pub fn prepare(scheduled: Scheduled, model: Arc<dyn RunModel>) -> Result<Prepared, RunError> {
-    let mut prepared = prepare_settings(scheduled, model)?;
+    prepare_with(scheduled, model, None)
+}
+
+/// Like [`prepare`], with the data of the first process on a host without data.
+pub(crate) fn prepare_with(
+    scheduled: Scheduled,
+    model: Arc<dyn RunModel>,
+    data: Option<&RemoteData>,
+) -> Result<Prepared, RunError> {
+    let mut prepared = prepare_settings_with(scheduled, model, data)?;
     require_whole(&prepared.settings)?;
     if prepared.settings.mesh.tensor_parallel > 1 {
         require_elementwise(&prepared.settings, &prepared.outlines()?)?;
@@ -181,6 +191,15 @@ fn record_notes(data: &str, rows: &TokenRows) -> Vec<String> {
 
 /// Prepares the run that the settings specify. The weights of a model directory are not checked.
 pub fn prepare_settings(scheduled: Scheduled, model: Arc<dyn RunModel>) -> Result<Prepared, RunError> {
+    prepare_settings_with(scheduled, model, None)
+}
+
+/// Like [`prepare_settings`], with the data of the first process on a host without data.
+pub(crate) fn prepare_settings_with(
+    scheduled: Scheduled,
+    model: Arc<dyn RunModel>,
+    data: Option<&RemoteData>,
+) -> Result<Prepared, RunError> {
     let Scheduled { settings, source } = scheduled;
     let kept = (settings.run.replan == Replan::WhenSlow).then(|| source.clone());
     let CutProgram { program, partition, layers, mut notes } = CutProgram::new(source, &settings, &*model)?;
@@ -192,7 +211,10 @@ pub fn prepare_settings(scheduled: Scheduled, model: Arc<dyn RunModel>) -> Resul
         trained_adapters(&*model, all)?.map_or((all, None), |(trained, note)| (trained, Some(note)));
     notes.extend(note);
     require_one_beginning(&settings.data, &model.to_json())?;
-    let (rows, validation) = model.open_data(&settings)?;
+    let (rows, validation) = match data {
+        Some(data) => data.open(&settings)?,
+        None => model.open_data(&settings)?,
+    };
     notes.extend(rows.missing_end().map(|missing| format!("data: {missing}")));
     notes.extend(record_notes("data", &rows));
     // A part that is held out has the records of the same files.

@@ -21,9 +21,13 @@ use crate::fault::{Fault, launched_start};
 use crate::observer::Observer;
 use crate::recovery::Heartbeat;
 use crate::settings::pipeline::TransportChoice;
+use crate::training::remote_files::Files;
 
 /// The time that processes wait for each other before the configuration's own deadline is known.
 const START: Duration = Duration::from_secs(60);
+
+/// The longest time in which a process opens its data while others wait.
+const LONGEST_PREPARATION: Duration = Duration::from_secs(4 * 3600);
 
 /// The time that the other processes wait before they end with a failure. A launcher ends all processes when
 /// one of them fails, and the leader must report the failure before that.
@@ -77,6 +81,8 @@ pub struct ProcessGroup {
     is_leader: bool,
     /// The time that this process waits for the others at the start.
     deadline: Duration,
+    /// Where this process has the files of the run.
+    files: Files,
     /// The folder of the run, for the fault that ends it, if `launch` reports faults.
     folder: Option<PathBuf>,
 }
@@ -93,6 +99,7 @@ impl ProcessGroup {
             rank: FIRST,
             is_leader: true,
             deadline: START,
+            files: Files::Shared,
             folder: None,
         };
         if cfg!(feature = "mpi") && is_launched {
@@ -155,6 +162,21 @@ impl ProcessGroup {
     /// Returns the channel for messages to other processes that belong to no step, if there are others.
     pub fn byte_channel(&self) -> Option<ByteChannel> {
         self.world.as_ref().and_then(World::byte_channel)
+    }
+
+    /// Returns the channel for the files of the first process, if there are other processes.
+    pub(crate) fn file_channel(&self) -> Option<ByteChannel> {
+        self.world.as_ref().and_then(World::file_channel)
+    }
+
+    /// Returns where this process has the files of the run.
+    pub(crate) fn files(&self) -> &Files {
+        &self.files
+    }
+
+    /// Sets where this process has the files of the run.
+    pub(crate) fn set_files(&mut self, files: Files) {
+        self.files = files;
     }
 
     /// Returns the text of the leader in every process.
@@ -259,6 +281,12 @@ impl ProcessGroup {
         )
     }
 
+    /// Returns `prepared` after all processes have prepared their part. Only some of them read data meanwhile, which may
+    /// take much longer than the deadline. A process that is lost ends the wait.
+    pub(crate) fn agree_on_preparation<T>(&mut self, prepared: Result<T, RunError>) -> Result<T, RunError> {
+        self.agree_within(prepared, |_| Fields::new(), LONGEST_PREPARATION)
+    }
+
     fn agree_within<T>(
         &mut self,
         prepared: Result<T, RunError>,
@@ -337,6 +365,7 @@ mod tests {
             rank,
             is_leader: rank == FIRST,
             deadline: START,
+            files: Files::Shared,
             folder: Some(folder.path().to_owned()),
         };
         let cause = Cause::LostPeer { peer };

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pipewright::checkpoint::{CheckpointError, CheckpointWriter};
+use pipewright::checkpoint::{CheckpointError, CheckpointFolder, CheckpointWriter};
 use pipewright::train::{Metrics, Trainer};
 use pipewright_document::text::quoted;
 use pipewright_schedule::error_text::with_causes as sentence;
@@ -24,6 +24,8 @@ use crate::training::checkpoint_timing::CheckpointTiming;
 use crate::training::evaluations::Evaluations;
 use crate::training::identity::LOSS;
 use crate::training::launch::failure;
+use crate::training::process_group::ProcessGroup;
+use crate::training::remote_files::Files;
 
 /// The checkpoints of a run.
 pub(super) struct Checkpoints {
@@ -33,6 +35,8 @@ pub(super) struct Checkpoints {
     requested: Option<u64>,
     pub(super) description: Map<String, Value>,
     newest: Option<PathBuf>,
+    /// Whether this process sees the checkpoints that the first process completes.
+    sees_checkpoints: bool,
     /// The last step whose checkpoint is complete; 0 if there is none.
     saved: u64,
     /// The run's folder.
@@ -60,8 +64,9 @@ impl Checkpoints {
         saved: u64,
         evaluations: &Evaluations,
         space: CheckpointSpace,
-        observer: Arc<dyn Observer>,
+        processes: &ProcessGroup,
     ) -> Result<Self, RunError> {
+        let (observer, files) = (processes.observer().clone(), processes.files());
         let run = &settings.run;
         // The replicas of the first group each write their part, and tensor ranks their shards.
         let ranks = settings.mesh.writers(settings.pipeline.ranks);
@@ -73,15 +78,39 @@ impl Checkpoints {
                 // earlier one.
                 let best = evaluations.lowest().map(|(step, _)| step);
                 checkpoints.set_best(best).map_err(RunError::input)?;
-                CheckpointWriter::start(checkpoints, keep, ranks, run.deadline())
+                let arrived = match files {
+                    Files::First(service) => service.arrived(),
+                    _ => Arc::default(),
+                };
+                CheckpointWriter::start_receiving(checkpoints, keep, ranks, run.deadline(), arrived)
             }
-            None => CheckpointWriter::join(&run_folder::checkpoints_of(&run.out), run.deadline()),
+            None => {
+                let checkpoints = run_folder::checkpoints_of(&run.out);
+                match files {
+                    Files::Remote(remote) => CheckpointFolder::own(&checkpoints)
+                        .and_then(|folder| CheckpointWriter::send(folder, remote.upload(), run.deadline())),
+                    _ => CheckpointWriter::join(&checkpoints, run.deadline()),
+                }
+            }
         };
+        let sees_checkpoints = !matches!(files, Files::Remote(_));
         // A resumed run may already have the checkpoint of the step that it resumes from.
         let requested = (saved > 0).then_some(saved);
         let (writer, timing) = (writer.map_err(RunError::input)?, CheckpointTiming::new(settings));
         let (newest, run) = (None, run.out.clone());
-        Ok(Self { writer, timing, requested, description, newest, saved, run, reports, observer, space })
+        Ok(Self {
+            writer,
+            timing,
+            requested,
+            description,
+            newest,
+            sees_checkpoints,
+            saved,
+            run,
+            reports,
+            observer,
+            space,
+        })
     }
 
     /// Checks the outcome of earlier checkpoints, and records the losses for the next checkpoint.
@@ -156,7 +185,7 @@ impl Checkpoints {
     ) -> Result<(), RunError> {
         match outcome {
             Ok(Some(path)) => {
-                self.newest = Some(path);
+                self.newest = Some(path).filter(|_| self.sees_checkpoints);
                 self.timing.complete();
                 self.saved = step.unwrap_or(self.saved);
                 Ok(())

@@ -19,7 +19,7 @@ use crate::training::process_group::ProcessGroup;
 /// The longest time that a process looks for the file. A file system in a network may show it late.
 const LONGEST_LOOK: Duration = Duration::from_secs(10);
 /// The time that a host looks for the file before any process starts.
-const SHORT_LOOK: Duration = Duration::from_secs(3);
+pub(crate) const SHORT_LOOK: Duration = Duration::from_secs(3);
 /// The time between two looks.
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -61,10 +61,10 @@ fn look_for(folder: &Path, name: &str, deadline: Duration) -> Result<(), RunErro
     }
 }
 
-/// Returns whether this process sees the file of a token at this path, at once or after a while.
-pub fn is_seen(file: &Path) -> bool {
+/// Returns whether this process sees the file of a token at this path within a time.
+pub(crate) fn is_seen(file: &Path, patience: Duration) -> bool {
     let parts = file.parent().zip(file.file_name().and_then(|name| name.to_str()));
-    parts.is_some_and(|(folder, name)| look_for(folder, name, SHORT_LOOK).is_ok())
+    parts.is_some_and(|(folder, name)| look_for(folder, name, patience).is_ok())
 }
 
 /// Returns the failure of a run whose folder cannot be written.

@@ -73,7 +73,7 @@ impl TrainingLoop<'_> {
             saved,
             &evaluations,
             space.clone(),
-            observer.clone(),
+            processes,
         )?;
         checkpoints.writer.on_progress(trainer.pipeline().keep_alive());
         copies.iter_mut().for_each(|copies| copies.on_progress(trainer.pipeline().keep_alive()));

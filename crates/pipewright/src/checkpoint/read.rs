@@ -37,6 +37,9 @@ pub struct Checkpoint {
     not_finite: BTreeMap<String, NotFinite>,
 }
 
+/// The header of a file, and the elements of its tensors that are not finite if the tensors were read.
+pub(super) type Checked = (Header, Option<Vec<(String, NotFinite)>>);
+
 /// A parameter in a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredTensor<'a> {
@@ -55,12 +58,38 @@ impl Checkpoint {
     /// When the manifest or a file is missing, damaged, cut short or of another step. The error names the
     /// file.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
+        Self::open_as(path, verify)
+    }
+
+    /// Opens the copy of a checkpoint on a host that has only the headers of the files, and will have the tensors that
+    /// its ranks read. Only the first process of the run, which has the whole checkpoint, compares it with its hashes,
+    /// and knows of elements that are not finite.
+    ///
+    /// # Errors
+    /// When the manifest or a header is missing or damaged.
+    pub fn open_part(path: &Path) -> Result<Self, CheckpointError> {
+        Self::open_as(path, |path, entry, _| {
+            let path = path.join(&entry.name);
+            let mut file = open_regular(&path).map_err(CheckpointError::io("open", &path))?;
+            let damaged = || CheckpointError::damaged(&path, "the file does not begin with a header");
+            Ok((read_header(&mut file).ok_or_else(damaged)?, None))
+        })
+    }
+
+    /// Opens a checkpoint. `check` returns the header of a file, and the elements that are not finite if it has read
+    /// the tensors.
+    fn open_as(
+        path: &Path,
+        check: impl Fn(&Path, &StateFile, u64) -> Result<Checked, CheckpointError>,
+    ) -> Result<Self, CheckpointError> {
         let manifest = Manifest::read(path)?;
         let (mut tensors, mut scalars, mut loss_scale) = (BTreeMap::new(), BTreeMap::new(), None);
-        let mut frozen = BTreeSet::new();
+        let (mut frozen, mut is_whole) = (BTreeSet::new(), true);
         let mut not_finite: BTreeMap<String, NotFinite> = BTreeMap::new();
         for (index, file) in manifest.files.iter().enumerate() {
-            let (header, flaws) = verify(path, file, manifest.step)?;
+            let (header, flaws) = check(path, file, manifest.step)?;
+            is_whole &= flaws.is_some();
+            let flaws = flaws.unwrap_or_default();
             let part = file.part.unwrap_or(RowShard::WHOLE);
             let shards: BTreeMap<String, StoredShard> = listed(&path.join(&file.name), &header, SHARDS)?;
             let other_rows: BTreeMap<String, RowShard> = listed(&path.join(&file.name), &header, ROWS)?;
@@ -91,12 +120,36 @@ impl Checkpoint {
             scalars.extend(entries.map(|(name, text)| (without_index(&name, &shards), text)));
         }
         for (tensor, location) in &mut tensors {
-            compare_copies(path, &manifest, tensor, location)?;
+            if is_whole {
+                compare_copies(path, &manifest, tensor, location)?;
+            }
             location.join().map_err(|Torn| torn(path, tensor))?;
         }
         let parameters = tensors.keys().filter(|name| !name.contains(FIELD)).cloned().collect();
         let path = path.to_owned();
         Ok(Self { path, manifest, tensors, scalars, parameters, frozen, loss_scale, not_finite })
+    }
+
+    /// Returns the ranges of bytes of a file of a checkpoint that have the parameters which `is_wanted`, by path, and
+    /// their optimizer state, for a copy that [`Checkpoint::open_part`] opens. Reads the header only.
+    ///
+    /// # Errors
+    /// When the file does not begin with a header.
+    pub fn ranges_of(
+        file: &Path,
+        is_wanted: impl Fn(&str) -> bool,
+    ) -> Result<Vec<Range<u64>>, CheckpointError> {
+        let mut opened = open_regular(file).map_err(CheckpointError::io("open", file))?;
+        let header = read_header(&mut opened);
+        let header =
+            header.ok_or_else(|| CheckpointError::damaged(file, "the file does not begin with a header"))?;
+        let tensors = header.tensors.iter().filter(|(name, _)| {
+            let parameter = name.split_once(FIELD).map_or(name.as_str(), |(parameter, _)| parameter);
+            let without_index = parameter.rsplit_once(INDEX).map_or(parameter, |(path, _)| path);
+            is_wanted(parameter) || is_wanted(without_index)
+        });
+        let range = |(start, end): (usize, usize)| header.data + start as u64..header.data + end as u64;
+        Ok(tensors.map(|(_, info)| range(info.data_offsets)).collect())
     }
 
     /// Returns the checkpoint's folder.
@@ -354,11 +407,7 @@ fn torn(checkpoint: &Path, tensor: &str) -> CheckpointError {
 
 /// Reads the whole file once. Returns its header if the content matches the manifest, and the elements of its
 /// tensors that are not finite.
-pub(super) fn verify(
-    checkpoint: &Path,
-    entry: &StateFile,
-    step: u64,
-) -> Result<(Header, Vec<(String, NotFinite)>), CheckpointError> {
+pub(super) fn verify(checkpoint: &Path, entry: &StateFile, step: u64) -> Result<Checked, CheckpointError> {
     let path = checkpoint.join(&entry.name);
     let mut file = match open_regular(&path) {
         Ok(file) => file,
@@ -391,5 +440,5 @@ pub(super) fn verify(
     if hash.to_hex().as_str() != entry.hash {
         return Err(other_content());
     }
-    Ok((header, flaws))
+    Ok((header, Some(flaws)))
 }

@@ -31,6 +31,10 @@ use crate::loss_scale::LossScale;
 use crate::tensor::ValueKind;
 use crate::tensor::shard::RowShard;
 
+/// The endings of the names of the files of a rank and of its note.
+pub(super) const TENSORS: &str = ".safetensors";
+pub(super) const NOTE: &str = ".note";
+
 /// A checkpoint that is being written. If it is dropped before [`Saving::commit`], the process that began it
 /// removes the files.
 #[derive(Debug)]
@@ -87,7 +91,7 @@ impl Saving {
         check_paths(std::slice::from_ref(&state))?;
         let RankState { rank, stages, loss_scale, memory } = state;
         let _counted = memory.count_this_thread();
-        let name = format!("rank-{:04}.safetensors", rank.get());
+        let name = format!("rank-{:04}{TENSORS}", rank.get());
         let mut texts = BTreeMap::from([(STEP.to_owned(), self.step.to_string())]);
         if let Some(LossScale { factor, updates }) = loss_scale {
             texts.insert(LOSS_SCALE.to_owned(), format!("{factor} {updates}"));
@@ -158,6 +162,17 @@ impl Saving {
         written.map_err(CheckpointError::io("write", &path))
     }
 
+    /// Returns the path of a file while the checkpoint is written.
+    pub(super) fn file(&self, name: &str) -> PathBuf {
+        self.scratch.join(name)
+    }
+
+    /// Returns the paths of the file and of the note of a rank that exist.
+    pub(super) fn part_files(&self, rank: WorldRank) -> impl Iterator<Item = PathBuf> {
+        let names = [format!("rank-{:04}{TENSORS}", rank.get()), note_of(rank)];
+        names.map(|name| self.file(&name)).into_iter().filter(|path| path.is_file())
+    }
+
     /// Removes the manifest of a process that ended before it gave the checkpoint its final name.
     pub(super) fn remove_manifest(&self) -> Result<(), CheckpointError> {
         let path = self.scratch.join(MANIFEST);
@@ -219,7 +234,7 @@ impl Saving {
 
 /// Returns the name of the note of a rank.
 fn note_of(rank: WorldRank) -> String {
-    format!("rank-{:04}.note", rank.get())
+    format!("rank-{:04}{NOTE}", rank.get())
 }
 
 /// The message of a process to the one that commits.

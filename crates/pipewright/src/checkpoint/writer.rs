@@ -18,6 +18,7 @@ use super::folder::CheckpointFolder;
 use super::identity::FolderIdentity;
 use super::manifest::Manifest;
 use super::save::{Saving, check_paths};
+use super::sent_parts::PartSender;
 use super::state::TrainingState;
 use crate::ids::WorldRank;
 
@@ -102,11 +103,28 @@ impl CheckpointWriter {
         ranks: u32,
         deadline: Duration,
     ) -> Result<Self, CheckpointError> {
+        Self::start_receiving(folder, keep, ranks, deadline, Arc::default())
+    }
+
+    /// Like [`CheckpointWriter::start`], for a folder that also gets parts from other hosts. `arrived` counts the bytes
+    /// that have come from them ([`PartReceiver::arrived`](super::PartReceiver::arrived)), so a wait does not fail while
+    /// a part arrives slowly.
+    ///
+    /// # Errors
+    /// When the system cannot start a thread.
+    pub fn start_receiving(
+        folder: CheckpointFolder,
+        keep: usize,
+        ranks: u32,
+        deadline: Duration,
+        arrived: Arc<AtomicU64>,
+    ) -> Result<Self, CheckpointError> {
         let path = folder.path().to_owned();
+        let wait = Wait { deadline, arrived };
         Self::spawn(path, deadline, give_way, move |Job { state, is_best }, written| {
             let step = state.step;
             let save = || {
-                let committed = commit(&folder, state, ranks, deadline, written)?;
+                let committed = commit(&folder, state, ranks, &wait, written)?;
                 if is_best {
                     folder.set_best(Some(step))?;
                 }
@@ -146,6 +164,35 @@ impl CheckpointWriter {
                 state.ranks.into_iter().try_for_each(|part| saving.write_with_note(part))
             };
             save().map_err(|error| folder.cause_of(error))?;
+            Ok(committed)
+        })
+    }
+
+    /// Like [`CheckpointWriter::join`], for a process whose host does not see the folder of the checkpoints: it writes its
+    /// part into a `folder` of its own, sends it, and removes it.
+    ///
+    /// # Errors
+    /// When the system cannot start a thread.
+    pub fn send(
+        folder: CheckpointFolder,
+        sender: impl PartSender + 'static,
+        deadline: Duration,
+    ) -> Result<Self, CheckpointError> {
+        let path = folder.path().to_owned();
+        Self::spawn(path, deadline, give_way, move |Job { state, .. }, written| {
+            let committed = folder.path().join(committed_name(state.step));
+            if state.ranks.is_empty() {
+                return Ok(committed);
+            }
+            let saving = Saving::begin(&folder, state.step)?.counting(written.clone());
+            for part in state.ranks {
+                let rank = part.rank();
+                let noted = saving.write_with_note(part);
+                // The note also says that a parameter is not finite.
+                let mut files = saving.part_files(rank);
+                let sent = files.try_for_each(|file| sender.send(state.step, &file, written));
+                noted.and(sent)?;
+            }
             Ok(committed)
         })
     }
@@ -316,12 +363,19 @@ fn give_way() {
     let _ = rustix::process::nice(NICE);
 }
 
+/// How the process that commits waits for the parts of others.
+struct Wait {
+    deadline: Duration,
+    /// The bytes that have come from other hosts.
+    arrived: Arc<AtomicU64>,
+}
+
 /// Writes this process's parts, waits for the parts of the others, and commits.
 fn commit(
     folder: &CheckpointFolder,
     state: TrainingState,
     ranks: u32,
-    deadline: Duration,
+    wait: &Wait,
     written: &Arc<AtomicU64>,
 ) -> Result<PathBuf, CheckpointError> {
     let TrainingState { step, cursor, description, ranks: parts } = state;
@@ -331,8 +385,13 @@ fn commit(
     let mut missing: BTreeSet<u32> = (0..ranks).filter(|rank| !own.contains(rank)).collect();
     let written_here = parts.into_iter().map(|part| saving.write_file(part));
     let mut files = written_here.collect::<Result<Vec<_>, _>>()?;
-    let mut since = Instant::now();
+    let (mut since, mut arrived) = (Instant::now(), wait.arrived.load(Ordering::Relaxed));
     while !missing.is_empty() {
+        let now = wait.arrived.load(Ordering::Relaxed);
+        if now != arrived {
+            written.fetch_add(now.wrapping_sub(arrived), Ordering::Relaxed);
+            (arrived, since) = (now, Instant::now());
+        }
         for rank in missing.clone() {
             if let Some(file) = saving.take_note(WorldRank::new(rank))? {
                 missing.remove(&rank);
@@ -341,8 +400,8 @@ fn commit(
                 since = Instant::now();
             }
         }
-        if since.elapsed() > deadline {
-            let (ranks, waited) = (missing.iter().collect::<Vec<_>>(), deadline.as_secs_f64());
+        if since.elapsed() > wait.deadline {
+            let (ranks, waited) = (missing.iter().collect::<Vec<_>>(), wait.deadline.as_secs_f64());
             return Err(CheckpointError::unusable(
                 folder.path(),
                 format!(

@@ -95,6 +95,15 @@ impl Endpoint {
         }
     }
 
+    /// Returns the channel for files that another host does not have; `None` within one process.
+    pub(crate) fn file_channel(&self) -> Option<ByteChannel> {
+        match self {
+            Self::Local(_) | Self::Controlled(_) => None,
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => Some(endpoint.file_channel()),
+        }
+    }
+
     /// Returns the channel for the exchange of reports between processes; `None` within one process.
     pub(crate) fn report_channel(&self) -> Option<ByteChannel> {
         match self {

@@ -54,6 +54,8 @@ pub(crate) enum Frame {
     Bytes(Vec<u8>),
     /// A message of the exchange of reports between processes whose ranks have begun the next step.
     Reports(Vec<u8>),
+    /// A message about files that another host does not have.
+    Files(Vec<u8>),
     /// A question for the first process's time.
     ClockRequest {
         /// The sender's time.
@@ -166,6 +168,10 @@ enum Head {
     Reports {
         length: usize,
     },
+    /// The number of bytes that follow.
+    Files {
+        length: usize,
+    },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -210,6 +216,7 @@ pub(crate) fn encode(frame: Frame, now: Moment, buffer: &mut Vec<u8>) {
         Frame::Room { bytes } => (Head::Room { bytes }, Vec::new()),
         Frame::Bytes(bytes) => (Head::Bytes { length: bytes.len() }, content_of(bytes)),
         Frame::Reports(bytes) => (Head::Reports { length: bytes.len() }, content_of(bytes)),
+        Frame::Files(bytes) => (Head::Files { length: bytes.len() }, content_of(bytes)),
         Frame::ClockRequest { sent } => (Head::ClockRequest { sent }, Vec::new()),
         Frame::ClockAnswer { sent, answered } => (Head::ClockAnswer { sent, answered }, Vec::new()),
     };
@@ -247,6 +254,7 @@ pub(crate) fn decode(from: WorldRank, bytes: &[u8], now: Moment) -> Result<Frame
         Head::Room { bytes } => Frame::Room { bytes },
         Head::Bytes { length } => Frame::Bytes(content(end, length)?),
         Head::Reports { length } => Frame::Reports(content(end, length)?),
+        Head::Files { length } => Frame::Files(content(end, length)?),
         Head::ClockRequest { sent } => Frame::ClockRequest { sent },
         Head::ClockAnswer { sent, answered } => Frame::ClockAnswer { sent, answered },
         Head::Failed { attempt, stops_all, diverged, rank, step, action, cause } => {

@@ -111,6 +111,12 @@ impl World {
         self.endpoints.first().filter(|endpoint| endpoint.is_distributed())?.byte_channel()
     }
 
+    /// Returns the channel for files that another host does not have, apart from [`World::byte_channel`]; `None`
+    /// within one process.
+    pub fn file_channel(&self) -> Option<ByteChannel> {
+        self.endpoints.first().filter(|endpoint| endpoint.is_distributed())?.file_channel()
+    }
+
     /// Checks that no two processes have the same device. Every process calls it with the name of its rank's
     /// device, with `None` if ranks may share it, or with the reason why it cannot run. Within one process
     /// there is nothing to compare.

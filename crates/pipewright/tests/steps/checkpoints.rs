@@ -6,6 +6,7 @@ mod neighbours;
 mod other_model;
 mod owners;
 mod ruined;
+mod sent_parts;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -25,7 +25,7 @@ struct Launched {
 impl Launched {
     fn new(all: &str, restarts: u64) -> Self {
         let (folder, deadline) = (PathBuf::from("out"), Duration::from_secs(10));
-        let rules = Rules { folder, deadline, restarts, is_slurm: false };
+        let rules = Rules { folder, deadline, restarts, kind: HostKind::Shared, first: None };
         let machine = Machine::new(rules, hosts(all), 4);
         Self { machine, all: all.to_owned(), at: Moment::default() }
     }
@@ -398,4 +398,28 @@ fn processes_that_are_late_are_ended_and_start_again() {
 fn an_event_of_another_state_is_a_bug() {
     Launched::new("ab", 3).check(looked(true), "Bug: a launch does not expect");
     Launched::running("ab", 3).check(Event::Space(true), "Bug: a launch does not expect");
+}
+
+#[test]
+fn a_run_whose_hosts_share_no_folder_continues_only_with_its_first_host() {
+    let apart = |restarts| {
+        let mut launched = Launched::running("abc", restarts);
+        (launched.machine.rules.kind, launched.machine.rules.first) = (HostKind::Apart, Some("a".to_owned()));
+        launched.check(Event::Ended(fault(7)), "ask until one answers");
+        launched
+    };
+    let mut launched = apart(3);
+    let answers = launched.answers("ac");
+    launched.check_all([(answers, "fit 4"), (Event::Fitted(Ok(4)), "prepare 1 on ac")]);
+    let mut launched = apart(3);
+    let answers = launched.answers("bc");
+    let refusal =
+        "RankFailed: the run failed:\nstep 7: NaN\nand it cannot be resumed:\nthe host a has the files of";
+    launched.check(answers, refusal);
+
+    // A first host that is slow keeps the files.
+    let mut launched = Launched::running("abc", 3);
+    launched.machine.rules.first = Some("b".to_owned());
+    let answers = launched.answers("abc");
+    launched.check_all([(slow(), "ask"), (answers, "keep slow")]);
 }

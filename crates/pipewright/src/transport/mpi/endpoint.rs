@@ -34,6 +34,8 @@ pub struct MpiEndpoint {
     bytes: Receiver<(WorldRank, Vec<u8>)>,
     /// The messages of the exchange of reports that have arrived.
     reports: Receiver<(WorldRank, Vec<u8>)>,
+    /// The messages about files that have arrived.
+    files: Receiver<(WorldRank, Vec<u8>)>,
     /// Present until the endpoint is dropped.
     sends: Option<DeviceSends>,
     /// Ends when the processes have left the world.
@@ -95,12 +97,14 @@ impl NewWorld {
         let sends = Some(DeviceSends::new(encoder, mailboxes.abort().clone(), board.clone()));
         let (bytes_sender, bytes) = crossbeam_channel::unbounded();
         let (reports_sender, reports) = crossbeam_channel::unbounded();
+        let (files_sender, files) = crossbeam_channel::unbounded();
         let endpoint = MpiEndpoint {
             inner,
             commands,
             shared: shared.clone(),
             bytes,
             reports,
+            files,
             sends,
             done: None,
             process: None,
@@ -116,6 +120,7 @@ impl NewWorld {
             mailboxes,
             bytes: bytes_sender,
             reports: reports_sender,
+            files: files_sender,
             board: board.clone(),
             shared,
             deadline,
@@ -149,6 +154,11 @@ impl MpiEndpoint {
     /// Returns the channel for the exchange of reports between processes.
     pub(crate) fn report_channel(&self) -> ByteChannel {
         self.channel(Frame::Reports, &self.reports)
+    }
+
+    /// Returns the channel for files that another host does not have.
+    pub(crate) fn file_channel(&self) -> ByteChannel {
+        self.channel(Frame::Files, &self.files)
     }
 
     /// Returns a channel for messages of bytes. They are encoded on the thread that sends them.

@@ -93,6 +93,8 @@ pub(super) struct MpiThread {
     pub(super) bytes: Sender<(WorldRank, Vec<u8>)>,
     /// Takes the messages of the exchange of reports.
     pub(super) reports: Sender<(WorldRank, Vec<u8>)>,
+    /// Takes the messages about files.
+    pub(super) files: Sender<(WorldRank, Vec<u8>)>,
     pub(super) board: ProgressBoard,
     pub(super) shared: Arc<ThreadShared>,
     pub(super) heartbeats: Heartbeats,
@@ -308,6 +310,7 @@ impl MpiThread {
             // The receiver ends with the endpoint. A later message is not needed.
             Ok(Frame::Bytes(bytes)) => drop(self.bytes.send((from, bytes))),
             Ok(Frame::Reports(bytes)) => drop(self.reports.send((from, bytes))),
+            Ok(Frame::Files(bytes)) => drop(self.files.send((from, bytes))),
             Ok(Frame::Failed(notice)) => self.mailboxes.abort().raise_from_remote(notice),
             Ok(Frame::Process(process)) => self.local_processes.add(from, &process),
             Ok(Frame::Heartbeats(lines)) => self.heartbeats.merge(&lines, &self.board, Instant::now()),
