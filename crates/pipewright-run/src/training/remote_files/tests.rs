@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use pipewright::byte_channel::ByteChannel;
 use pipewright::checkpoint::{CheckpointFolder, PartSender};
-use pipewright::train::data::{DataConfig, RowPlace, RowReader, TokenRows};
+use pipewright::train::data::{DataConfig, RowPlace, TokenRows};
 use tempfile::TempDir;
 
 use super::client::{Client, Upload};
