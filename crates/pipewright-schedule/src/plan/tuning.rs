@@ -155,7 +155,7 @@ pub(super) mod unlike {
     /// divided and joined, which leads out of bad cuts.
     pub(crate) const TOLERANCE: f64 = 0.2;
     /// The share of the work of a search. Memory limits and walks make its units longer than for equal ranks.
-    pub(crate) const EFFORT: f64 = 0.6;
+    pub(crate) const EFFORT: f64 = 0.45;
     /// The steps of a walk from one of many layouts, for each stage.
     pub(crate) const FIRST_STEPS: usize = 60;
     /// The walks that continue from the best of the layouts.
@@ -163,7 +163,7 @@ pub(super) mod unlike {
     /// The steps of such a walk, for each stage.
     pub(crate) const WALK_STEPS: usize = 3_000;
     /// The walks of a division have at most one part in this many of the work that is left.
-    pub(crate) const WALK_SHARE: u64 = 7;
+    pub(crate) const WALK_SHARE: u64 = 8;
     /// The part of a delay by which a rank counts as slower in a walk, as for equal ranks. It is smaller, because slow
     /// ranks have few and long stages in any case.
     pub(crate) const LONG_STAGE: f64 = 0.1;
@@ -195,7 +195,7 @@ pub(super) mod unlike {
     pub(crate) const DIVISIONS: usize = 2;
     /// The plans of a division get at least one part in this many of the work that is left. More changes of layouts help
     /// more than more changes of orders.
-    pub(crate) const SHARE: u64 = 2;
+    pub(crate) const SHARE: u64 = 3;
     /// Divisions that were this many times slower in the comparison are not searched.
     pub(crate) const NEAR: f64 = 1.15;
 }
