@@ -2,7 +2,8 @@
 //!
 //! The ranks stand in one of a few orders: by speed, with the fastest ones at one end, at both ends or in the
 //! middle, or each next to the one to which it sends fastest. A rank has a part of the layers by its speed, in as
-//! many stages as it has layers for. A walk from there moves boundaries and exchanges ranks.
+//! many stages as it has layers for. A short walk from there moves boundaries. Long walks from the best of them also
+//! exchange ranks, and divide and join stages.
 
 use crate::plan::balance::{Numbers, PlacedCut, Swaps, WalkTask, balanced};
 use crate::plan::class::{Class, MAX_CHUNKS, Path};

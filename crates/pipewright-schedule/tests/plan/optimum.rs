@@ -234,7 +234,6 @@ fn check(seeds: std::ops::Range<u64>, ranks: u32, layers: usize, microbatches: u
         assert!(step >= optimum * (1.0 - 1e-9), "{what}: the plan {step} below {optimum}");
         most = [most[0].max(step / optimum), most[1].max(optimum / bound)];
     }
-    eprintln!("{ranks} ranks, {layers} layers, {microbatches} microbatches: {most:?}");
     most
 }
 
@@ -242,7 +241,8 @@ fn check(seeds: std::ops::Range<u64>, ranks: u32, layers: usize, microbatches: u
 fn no_bound_is_above_the_fastest_possible_step() {
     for (ranks, layers, microbatches) in [(2, 3, 1), (2, 3, 2), (3, 3, 2), (2, 4, 2), (3, 4, 1)] {
         let [plan, bound] = check(0..8, ranks, layers, microbatches);
-        assert!(plan <= 1.02, "a plan takes {plan} of the optimum");
-        assert!(bound <= 1.6, "an optimum is {bound} of the bound");
+        let what = format!("{ranks} ranks, {layers} layers, {microbatches} microbatches");
+        assert!(plan <= 1.02, "{what}: a plan takes {plan} times the optimum");
+        assert!(bound <= 1.48, "{what}: the optimum is {bound} times the bound");
     }
 }
