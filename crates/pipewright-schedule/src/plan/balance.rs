@@ -8,14 +8,15 @@
 //! optimizer state exceed the memory counts as much slower.
 //!
 //! A change touches few stages, and only the bounds of their ranks are computed again. Messages take the time
-//! that they take where the walk begins. Of unlike ranks, a change also moves the starts of other stages; these
-//! are computed again from time to time.
+//! that they take where the walk begins. `unlike_walk.rs` has the walk for unlike ranks, where each change also
+//! moves the starts of other stages.
 
-use std::ops::Range;
-
+use crate::plan::placed_cut::WalkChange;
+pub(super) use crate::plan::placed_cut::{PlacedCut, Swaps};
 use crate::plan::rank_memory::RankMemory;
 use crate::plan::rank_times::{StageTimes, Step, set_slowest};
-use crate::plan::tuning::{unlike, walk};
+use crate::plan::tuning::walk;
+use crate::plan::unlike_walk::balanced_unlike;
 
 /// A generator of pseudo-random numbers: SplitMix64 of Steele, Lea and Flood, 2014.
 #[derive(Debug, Clone)]
@@ -29,105 +30,6 @@ impl Numbers {
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         ((mixed ^ (mixed >> 31)) % bound as u64) as usize
-    }
-}
-
-/// The first layer of each stage with the number of layers at the end, and the rank of each stage.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct PlacedCut {
-    pub(super) starts: Vec<usize>,
-    pub(super) rank_of: Vec<u32>,
-}
-
-/// The stages that may exchange their ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Swaps {
-    /// None.
-    None,
-    /// Stages of one round other than the first.
-    Rounds,
-    /// All stages, and a rank may have more stages and another one fewer. Rounds have no meaning then.
-    Any,
-}
-
-/// A change of a layout.
-#[derive(Debug, Clone)]
-enum WalkChange {
-    /// Two stages exchange their ranks.
-    Swap([usize; 2]),
-    /// A stage gets another rank.
-    Give { stage: usize, from: u32, to: u32 },
-    /// The first layers of some stages move up or down by one.
-    Shift { stages: Range<usize>, is_up: bool },
-}
-
-impl PlacedCut {
-    /// Changes one thing at random: boundaries, or the ranks of stages as far as `swaps` allows. The result has
-    /// no empty stage, and no rank without a stage.
-    pub(super) fn shake(&mut self, ranks: usize, swaps: Swaps, numbers: &mut Numbers) {
-        if let Some(change) = self.draw(ranks, swaps, numbers) {
-            self.apply(&change);
-        }
-    }
-
-    /// Returns a change at random; `None` if it would make an empty stage.
-    fn draw(&self, ranks: usize, swaps: Swaps, numbers: &mut Numbers) -> Option<WalkChange> {
-        let stages = self.rank_of.len();
-        if stages < 2 {
-            return None;
-        }
-        let rounds = stages / ranks;
-        if swaps == Swaps::Any && numbers.below(4) == 0 {
-            return self.draw_rank(stages > ranks, numbers);
-        }
-        if swaps == Swaps::Rounds && rounds > 1 && numbers.below(3) == 0 {
-            let round = ranks * (1 + numbers.below(rounds - 1));
-            return Some(WalkChange::Swap([round + numbers.below(ranks), round + numbers.below(ranks)]));
-        }
-        let first = 1 + numbers.below(stages - 1);
-        let last = if numbers.below(3) == 0 { first + numbers.below(stages - first) } else { first };
-        let is_up = numbers.below(2) == 0;
-        let fits = if is_up {
-            self.starts[last] + 1 < self.starts[last + 1]
-        } else {
-            self.starts[first] - 1 > self.starts[first - 1]
-        };
-        fits.then_some(WalkChange::Shift { stages: first..last + 1, is_up })
-    }
-
-    /// Returns two stages that exchange their ranks, or with `gives` sometimes a stage that gets the rank of
-    /// another one; `None` if its own rank would have no stage.
-    fn draw_rank(&self, gives: bool, numbers: &mut Numbers) -> Option<WalkChange> {
-        let [one, other] = [0; 2].map(|_| numbers.below(self.rank_of.len()));
-        let (from, to) = (self.rank_of[one], self.rank_of[other]);
-        if gives && numbers.below(2) == 0 {
-            let has_more = self.rank_of.iter().filter(|&&rank| rank == from).nth(1).is_some();
-            return (has_more && from != to).then_some(WalkChange::Give { stage: one, from, to });
-        }
-        (from != to).then_some(WalkChange::Swap([one, other]))
-    }
-
-    fn apply(&mut self, change: &WalkChange) {
-        match change {
-            WalkChange::Give { stage, to, .. } => self.rank_of[*stage] = *to,
-            WalkChange::Swap([one, other]) => self.rank_of.swap(*one, *other),
-            WalkChange::Shift { stages, is_up } => {
-                for start in &mut self.starts[stages.clone()] {
-                    *start = if *is_up { *start + 1 } else { *start - 1 };
-                }
-            }
-        }
-    }
-}
-
-impl WalkChange {
-    /// Returns the change that takes this one back.
-    fn reversed(&self) -> Self {
-        match self {
-            Self::Swap(stages) => Self::Swap(*stages),
-            Self::Give { stage, from, to } => Self::Give { stage: *stage, from: *to, to: *from },
-            Self::Shift { stages, is_up } => Self::Shift { stages: stages.clone(), is_up: !is_up },
-        }
     }
 }
 
@@ -174,11 +76,13 @@ pub(super) fn balanced(
     changes: &mut u64,
 ) -> PlacedCut {
     let WalkTask { step, swaps, steps, .. } = task;
+    if step.layers.is_unlike() {
+        return balanced_unlike(task, layout, numbers, changes);
+    }
     let mut walk = Walk::of(task, layout);
     *changes += 1;
     let mut energy = walk.energy();
     let mut best = (energy, walk.layout.clone());
-    let mut accepted = 0;
     for round in 0..steps {
         let left = (steps - round) as f64 / steps as f64;
         let tolerance = walk::TOLERANCE * left * left * left;
@@ -191,11 +95,6 @@ pub(super) fn balanced(
             continue;
         }
         energy = found;
-        accepted += 1;
-        if step.layers.is_unlike() && accepted % walk::REFRESH == 0 {
-            walk.begin_again();
-            energy = walk.energy();
-        }
         if energy < best.0 {
             best.0 = energy;
             best.1.clone_from(&walk.layout);
@@ -220,22 +119,20 @@ impl<'a> Walk<'a> {
         let chunks = layout.rank_of.len().div_ceil((step.ranks as usize).max(1));
         let mut bytes = vec![0u64];
         for layer in step.layers.list.iter().filter(|_| memory.is_some()) {
-            // A little for activations; of unlike ranks, where memory varies more, for one microbatch.
-            let kept = if step.layers.is_unlike() { layer.activation } else { layer.output };
-            let always = step.layers.layer_bytes(layer, chunks).saturating_add(kept);
+            // A little for activations.
+            let always = step.layers.layer_bytes(layer, chunks).saturating_add(layer.output);
             bytes.push(bytes[bytes.len() - 1].saturating_add(always));
         }
         let all = 0..step.layers.count();
         let critical = step.layers.forward(all.clone()) + step.layers.input(all.clone());
         let work = step.microbatches * step.layers.work(all);
         let ranks = step.ranks as usize;
-        // The sum of the speeds is the number of ranks if they are equal.
-        let speed = step.sum_of_speeds();
+        let speed = f64::from(step.ranks);
         let mut walk = Self {
             step,
             memory,
             scale: (work / speed).max(f64::MIN_POSITIVE),
-            mean: critical / layout.rank_of.len() as f64 * (f64::from(step.ranks) / speed),
+            mean: critical / layout.rank_of.len() as f64,
             bytes,
             times: step.stage_times(&layout.rank_of, &hops, &layout.starts),
             hops,
@@ -259,13 +156,6 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Computes the times of all stages.
-    fn begin_again(&mut self) {
-        self.times = self.step.stage_times(&self.layout.rank_of, &self.hops, &self.layout.starts);
-        self.is_old.fill(true);
-        self.update();
-    }
-
     /// Returns the sum of the powers of all ranks.
     fn energy(&self) -> f64 {
         self.powers.iter().sum()
@@ -279,12 +169,9 @@ impl<'a> Walk<'a> {
         match change {
             WalkChange::Swap(stages) => {
                 self.swap(*stages);
-                self.set_on_rank(stages);
-            }
-            WalkChange::Give { stage, from, to } => {
-                self.give(*stage, *from, *to);
-                self.is_old[*from as usize] = true;
-                self.set_on_rank(&[*stage]);
+                for stage in stages {
+                    self.is_old[self.layout.rank_of[*stage] as usize] = true;
+                }
             }
             // The stage before the first one has another end.
             WalkChange::Shift { stages, .. } => {
@@ -293,46 +180,26 @@ impl<'a> Walk<'a> {
                     let range = layout.starts[stage]..layout.starts[stage + 1];
                     let old = times[stage];
                     old_times.push((stage, old));
-                    times[stage] = if step.layers.is_unlike() {
-                        old.with_layers(step.layers.on(layout.rank_of[stage] as usize), range)
-                    } else {
-                        StageTimes::of(step, range, hops, stage).with_slowest_of(old)
-                    };
+                    times[stage] = StageTimes::of(step, range, hops, stage).with_slowest_of(old);
                     is_old[layout.rank_of[stage] as usize] = true;
                 }
+                let Self { layout, times, is_old, old_times, .. } = self;
+                set_slowest(times, |stage, old| {
+                    old_times.push((stage, old));
+                    is_old[layout.rank_of[stage] as usize] = true;
+                });
             }
-        }
-        if self.step.layers.is_unlike() || matches!(change, WalkChange::Shift { .. }) {
-            let Self { layout, times, is_old, old_times, .. } = self;
-            set_slowest(times, |stage, old| {
-                old_times.push((stage, old));
-                is_old[layout.rank_of[stage] as usize] = true;
-            });
+            // Only unlike ranks change like this.
+            WalkChange::Give { .. } | WalkChange::Split { .. } | WalkChange::Merge { .. } => {}
         }
         self.update();
-    }
-
-    /// Computes the times of stages that have other ranks. They are the same for equal ranks.
-    fn set_on_rank(&mut self, stages: &[usize]) {
-        for &stage in stages {
-            let (rank, starts) = (self.layout.rank_of[stage] as usize, &self.layout.starts);
-            self.is_old[rank] = true;
-            if self.step.layers.is_unlike() {
-                let old = self.times[stage];
-                self.old_times.push((stage, old));
-                let range = starts[stage]..starts[stage + 1];
-                self.times[stage] = old.with_layers(self.step.layers.on(rank), range);
-            }
-        }
     }
 
     /// Takes the last change back.
     fn take_back(&mut self, change: &WalkChange) {
         self.layout.apply(&change.reversed());
-        match change {
-            WalkChange::Swap(stages) => self.swap(*stages),
-            WalkChange::Give { stage, from, to } => self.give(*stage, *to, *from),
-            WalkChange::Shift { .. } => {}
+        if let WalkChange::Swap(stages) = change {
+            self.swap(*stages);
         }
         for (stage, times) in self.old_times.drain(..).rev() {
             self.times[stage] = times;
@@ -357,18 +224,9 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Gives a stage to another rank.
-    fn give(&mut self, stage: usize, from: u32, to: u32) {
-        self.stages_of[from as usize].retain(|&own| own != stage);
-        let own = &mut self.stages_of[to as usize];
-        own.insert(own.partition_point(|&other| other < stage), stage);
-    }
-
     /// Computes the powers of the bounds that have changed.
     fn update(&mut self) {
-        let is_unlike = self.step.layers.is_unlike();
-        let long_stage = if is_unlike { unlike::LONG_STAGE } else { walk::LONG_STAGE };
-        let delayed = long_stage * f64::from(self.step.ranks);
+        let delayed = walk::LONG_STAGE * f64::from(self.step.ranks);
         for rank in 0..self.powers.len() {
             if !std::mem::replace(&mut self.is_old[rank], false) {
                 continue;

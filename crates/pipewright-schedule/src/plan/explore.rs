@@ -19,7 +19,7 @@ use crate::plan::search::{Choice, Search};
 use crate::plan::shape::Shape;
 use crate::plan::stage_load::stage_loads;
 use crate::plan::tuning;
-use crate::plan::unlike_pool::{quick_layout, unlike_pool};
+use crate::plan::unlike_pool::{estimate, quick_layout, unlike_pool};
 use crate::recompute::{LayerParts, StageRecompute};
 
 /// Searches the plans of one shape.
@@ -35,7 +35,8 @@ pub(super) fn explore(search: &mut Search<'_>, at: usize) {
     let budget = share(search, shape);
     let reserve = search.left() - budget;
     if is_hopeful {
-        first_looks(search, at, &cuts);
+        let kept = if shape.layers.is_unlike() { reserve + budget / 2 } else { 0 };
+        first_looks(search, at, &cuts, kept);
     }
     // After a first plan, because the orders of all named schedules may take long.
     let named = named(search, shape);
@@ -54,11 +55,22 @@ fn share(search: &Search<'_>, shape: &Shape) -> u64 {
     let stages = shape.classes.iter().map(|class| class.stages() as u64).max().unwrap_or(1);
     let (microbatches, ranks) = (u64::from(shape.microbatches), u64::from(shape.ranks.max(1)));
     let plans = tuning::search::PLANS * (microbatches / ranks).max(1);
-    (plans * 3 * stages).saturating_mul(microbatches).clamp(left / tuning::search::SHARE, left - left / 10)
+    let is_unlike = shape.layers.is_unlike();
+    let share = if is_unlike { tuning::unlike::SHARE } else { tuning::search::SHARE };
+    (plans * 3 * stages).saturating_mul(microbatches).clamp(left / share, left - left / 10)
 }
 
-/// Simulates one plan of a shape, with one stage per rank, and returns its time; infinity if it does not fit.
-pub(super) fn scout(search: &mut Search<'_>, at: usize) -> f64 {
+/// The times of a shape before its search.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Scouted {
+    /// The time of one plan by rules; infinity if it does not fit.
+    pub(super) time: f64,
+    /// An estimate of the time of good plans. Of equal ranks, it is the same.
+    pub(super) estimate: f64,
+}
+
+/// Simulates one plan of a shape: with one stage per rank, or of unlike ranks with the stages that a short walk finds.
+pub(super) fn scout(search: &mut Search<'_>, at: usize) -> Scouted {
     let shape = &search.shapes[at];
     let stages = shape.ranks as usize;
     let layout = if shape.layers.is_unlike() {
@@ -67,7 +79,10 @@ pub(super) fn scout(search: &mut Search<'_>, at: usize) -> f64 {
         let rank_of = Class { ranks: shape.ranks, chunks: 1, path: Path::Loop }.ranks_of();
         cut_by(shape, stages, &Method::Optimal).map(|starts| PlacedCut { starts, rank_of })
     };
-    layout.map_or(f64::INFINITY, |layout| time_by_rules(search, at, &layout))
+    let Some(layout) = layout else { return Scouted { time: f64::INFINITY, estimate: f64::INFINITY } };
+    let time = time_by_rules(search, at, &layout);
+    let estimate = if shape.layers.is_unlike() { estimate(shape, &layout) } else { time };
+    Scouted { time, estimate }
 }
 
 /// Makes an order by rules for a layout, and returns its time; infinity if it does not fit.
@@ -87,7 +102,7 @@ pub(super) fn time_by_rules(search: &mut Search<'_>, at: usize, layout: &PlacedC
             break;
         }
         let choice = Choice { shape: at, starts, recompute: &recompute };
-        let rules = Rules::all(shape.ranks, shape.ranks)[0];
+        let rules = rules_of(shape, shape.ranks as usize)[0];
         if let Some(time) = search.search_order(&placement, choice, rules, f64::INFINITY) {
             return time;
         }
@@ -95,27 +110,40 @@ pub(super) fn time_by_rules(search: &mut Search<'_>, at: usize, layout: &PlacedC
     f64::INFINITY
 }
 
-/// Tries a few rules on the best cuts of each arrangement. Cuts with few stages come first, because their
-/// plans take the least work, and there may be little of it.
-fn first_looks(search: &mut Search<'_>, at: usize, cuts: &[PooledCut]) {
+/// Tries a few rules on the best cuts of each arrangement, while more than `reserve` of the work is left. Cuts with few
+/// stages come first, because their plans take the least work, and there may be little of it.
+fn first_looks(search: &mut Search<'_>, at: usize, cuts: &[PooledCut], reserve: u64) {
     let shape = &search.shapes[at];
+    let is_unlike = shape.layers.is_unlike();
+    // Unlike ranks may have any numbers of stages.
+    let chunks = |cut: &PooledCut| cut.layout.rank_of.len().div_ceil(shape.ranks.max(1) as usize);
+    let most = if is_unlike { tuning::unlike::LOOKS } else { 2 };
     let mut seen: Vec<(Option<Class>, usize)> = Vec::new();
-    let mut cuts: Vec<&PooledCut> = cuts.iter().collect();
-    cuts.sort_by_key(|cut| cut.layout.rank_of.len());
-    for cut in cuts {
-        let kind = (cut.class, cut.layout.rank_of.len());
-        if seen.iter().filter(|&&known| known == kind).count() > 1 || cut.bound >= search.best_time() {
-            continue;
+    let mut sorted: Vec<&PooledCut> = cuts.iter().collect();
+    sorted.sort_by_key(|cut| chunks(cut));
+    let mut looks = Vec::new();
+    for cut in sorted {
+        let kind = (cut.class.filter(|_| !is_unlike), chunks(cut));
+        if seen.iter().filter(|&&known| known == kind).count() < most {
+            seen.push(kind);
+            looks.push((cut, Trials::of(search, shape, cut)));
         }
-        seen.push(kind);
-        let trials = Trials::of(search, shape, cut);
-        for recompute in &trials.choices {
-            for &rules in trials.rules.iter().take(2) {
-                if !search.goes_on(0) {
-                    return;
+    }
+    let passes = if is_unlike { [0..2, 2..usize::MAX] } else { [0..usize::MAX, 0..0] };
+    for choices in passes {
+        for (cut, trials) in &looks {
+            if cut.bound >= search.best_time() {
+                continue;
+            }
+            let own = trials.choices.iter().enumerate().filter(|(index, _)| choices.contains(index));
+            for (_, recompute) in own {
+                for &rules in trials.rules.iter().take(2) {
+                    if !search.goes_on(reserve) {
+                        return;
+                    }
+                    let choice = Choice { shape: at, starts: &cut.layout.starts, recompute };
+                    search.search_order(&trials.placement, choice, rules, f64::INFINITY);
                 }
-                let choice = Choice { shape: at, starts: &cut.layout.starts, recompute };
-                search.search_order(&trials.placement, choice, rules, f64::INFINITY);
             }
         }
     }
@@ -132,8 +160,17 @@ impl Trials {
     fn of(search: &Search<'_>, shape: &Shape, cut: &PooledCut) -> Self {
         let placement = placement(&cut.layout);
         let choices = choices(search, shape, cut, &placement);
-        let rules = Rules::all(shape.ranks, cut.layout.rank_of.len() as u32);
+        let rules = rules_of(shape, cut.layout.rank_of.len());
         Self { placement, rules, choices }
+    }
+}
+
+/// Returns the rules to try for a number of stages, the most promising first.
+fn rules_of(shape: &Shape, stages: usize) -> Vec<Rules> {
+    if shape.layers.is_unlike() {
+        Rules::all_for_unlike(shape.ranks, stages as u32)
+    } else {
+        Rules::all(shape.ranks, stages as u32)
     }
 }
 
@@ -200,12 +237,12 @@ fn places(placement: &Placement) -> Vec<usize> {
 /// is left.
 fn try_rules(search: &mut Search<'_>, at: usize, cuts: &[PooledCut], reserve: u64) {
     let shape = &search.shapes[at];
-    let most = cuts.iter().map(|cut| Rules::all(shape.ranks, cut.layout.rank_of.len() as u32).len()).max();
+    let most = cuts.iter().map(|cut| rules_of(shape, cut.layout.rank_of.len()).len()).max();
     let trials: Vec<OnceCell<Trials>> = cuts.iter().map(|_| OnceCell::new()).collect();
     for index in 0..most.unwrap_or(0) {
         for (cut, trials) in cuts.iter().zip(&trials) {
             if cut.bound >= search.best_time() {
-                break;
+                continue;
             }
             let trials = trials.get_or_init(|| Trials::of(search, shape, cut));
             let Some(&rules) = trials.rules.get(index) else { continue };
@@ -231,7 +268,7 @@ fn anneal(search: &mut Search<'_>, at: usize, cuts: &[PooledCut], reserve: u64) 
         let best = search.best.get(SEARCHED).filter(|best| best.shape == at).cloned();
         let cut = &cuts[(episode / 2) % cuts.len()];
         let rules = best.as_ref().and_then(|best| best.rules);
-        let rules = rules.unwrap_or_else(|| Rules::all(shape.ranks, 1)[0]);
+        let rules = rules.unwrap_or_else(|| rules_of(shape, 1)[0]);
         let start = match best {
             Some(best) if episode % 2 == 0 => Annealed {
                 layout: PlacedCut { starts: best.starts.clone(), rank_of: ranks_of_stages(&best.order) },
@@ -260,6 +297,16 @@ struct Annealed {
     recompute: Vec<Option<StageRecompute>>,
     rules: Rules,
     time: f64,
+}
+
+impl Annealed {
+    /// Recomputes nothing if the layout has another number of stages.
+    fn fit_recompute(&mut self) {
+        let stages = self.layout.rank_of.len();
+        if self.recompute.len() != stages {
+            self.recompute = vec![None; stages];
+        }
+    }
 }
 
 /// Changes a plan at random: sometimes its rules and its recomputation, and always its layout. Half of the
@@ -294,6 +341,7 @@ fn changed(
         for _ in 0..=numbers.below(2) {
             next.layout.shake(ranks, shape.swaps(), numbers);
         }
+        next.fit_recompute();
         return (next, recomputes_anew);
     }
     let is_free = numbers.below(tuning::annealing::FREE) == 0;
@@ -304,7 +352,12 @@ fn changed(
     let mut changes = 0;
     let walk = WalkTask { step: shape.step(), memory, swaps, steps: tuning::annealing::BALANCING };
     next.layout = balanced(walk, next.layout, numbers, &mut changes);
-    search.charge_walk(changes, (stages / ranks) as u32);
+    if shape.layers.is_unlike() {
+        search.charge_unlike_walk(changes, next.layout.rank_of.len());
+    } else {
+        search.charge_walk(changes, (stages / ranks) as u32);
+    }
+    next.fit_recompute();
     (next, recomputes_anew)
 }
 

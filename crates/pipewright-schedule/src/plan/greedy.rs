@@ -3,7 +3,9 @@
 //! A rank that is free runs, in this order of preference: (1) a backward whose gradient has arrived, the
 //! oldest microbatch first; (2) a forward whose input has arrived, if memory allows it; (3) a pending weight
 //! gradient, the oldest first. The rules ([`Rules`]) change the choice among forwards, the choice between a
-//! forward and a backward, the gaps that weight gradients fill, and the number of microbatches in flight.
+//! forward and a backward, the gaps that weight gradients fill, and the number of microbatches in flight. For unlike
+//! ranks, the most urgent forward or backward may come first instead: the one with the longest way to the end of the
+//! step, where a later microbatch has more time.
 //!
 //! **Memory.** A forward of a stage runs only if its rank then still has room for one microbatch in all later
 //! stages of the rank. There is no deadlock: let `j` be the oldest unfinished microbatch, and let it need a
@@ -59,9 +61,32 @@ pub(super) enum Preferred {
     Oldest,
     /// The forward of the first stage.
     Shallowest,
+    /// The forward or backward with the longest way of its microbatch to the end of the step. Each microbatch has more
+    /// time than the one before it: this share of the work of a mean rank for a microbatch.
+    Urgent { pace: f64 },
 }
 
 impl Rules {
+    /// Returns the rules to try for unlike ranks, the most promising first.
+    pub(super) fn all_for_unlike(ranks: u32, stages: u32) -> Vec<Self> {
+        let mut rules = Vec::new();
+        for filling in [0.0, 0.6] {
+            for pace in [0.3, 0.5, 0.2, 0.4] {
+                let forward = Preferred::Urgent { pace };
+                rules.push(Self { forward, alternate: false, filling, in_flight: 0 });
+            }
+        }
+        // The two kinds in turn.
+        let mut others = Self::all(ranks, stages).into_iter();
+        let mut mixed = Vec::new();
+        for urgent in rules {
+            mixed.push(urgent);
+            mixed.extend(others.next());
+        }
+        mixed.extend(others);
+        mixed
+    }
+
     /// Returns the rules to try, the most promising first.
     pub(super) fn all(ranks: u32, stages: u32) -> Vec<Self> {
         let mut rules = Vec::new();
@@ -80,6 +105,9 @@ impl Rules {
     /// Changes one rule at random.
     pub(super) fn shake(&mut self, ranks: u32, stages: u32, numbers: &mut Numbers) {
         match numbers.below(4) {
+            0 if matches!(self.forward, Preferred::Urgent { .. }) && numbers.below(3) > 0 => {
+                self.forward = Preferred::Urgent { pace: (1 + numbers.below(14)) as f64 / 20.0 };
+            }
             0 => {
                 let all = [Preferred::Deepest, Preferred::Oldest, Preferred::Shallowest];
                 self.forward = all[numbers.below(3)];
@@ -148,6 +176,11 @@ struct Run<'a> {
     left: usize,
     /// The first stage that runs backward.
     first: usize,
+    /// For each stage, the time from the start of its forward, and of its backward, to the end of the step, if nothing
+    /// is in its way.
+    ways: Vec<[f64; 2]>,
+    /// The work of a mean rank for a microbatch.
+    interval: f64,
 }
 
 /// Returns the order that the rules make, with its end; `None` if it does not end before `before`, or if the
@@ -225,7 +258,10 @@ impl<'a> Run<'a> {
             |load: &StageLoad| kinds.into_iter().filter(|kind| !kind.is_dropped(load.computes)).count();
         let left = task.loads.iter().map(count_kinds).sum::<usize>() * task.microbatches as usize;
         let wakes = BinaryHeap::from([Reverse((0, stages[0].rank))]);
-        Some(Self { task, rules, stages, ranks, links, wakes, left, first })
+        let works = ranks.iter().map(|rank| rank.work).sum::<f64>();
+        let interval = works / (ranks.len().max(1) as f64 * f64::from(task.microbatches.max(1)));
+        let ways = ways(task, &rank_of, &drains);
+        Some(Self { task, rules, stages, ranks, links, wakes, left, first, ways, interval })
     }
 
     /// Returns a time that is not after the end of the step, by what the rank has left to do.
@@ -240,6 +276,7 @@ impl<'a> Run<'a> {
         let state = &self.ranks[rank];
         let mut input: Option<(u32, Reverse<usize>)> = None;
         let mut forward: Option<(u32, Reverse<usize>)> = None;
+        let mut urgent: Option<(f64, Cell)> = None;
         let mut next_arrival = f64::INFINITY;
         let mut is_full = false;
         for &stage in &state.own {
@@ -251,6 +288,8 @@ impl<'a> Run<'a> {
                 } else if state.held.saturating_add(self.task.loads[stage].growth()) > state.limit {
                     // Weight gradients run first, because they free memory.
                     is_full = true;
+                } else if let Preferred::Urgent { pace } = self.rules.forward {
+                    self.keep_urgent(&mut urgent, pace, Kind::Input, stage);
                 } else if input.is_none_or(|best| key < best) {
                     input = Some(key);
                 }
@@ -259,13 +298,15 @@ impl<'a> Run<'a> {
                 && self.may_forward(state, stage)
             {
                 let first = match self.rules.forward {
-                    Preferred::Deepest => 0,
+                    Preferred::Deepest | Preferred::Urgent { .. } => 0,
                     Preferred::Oldest => it.forwards,
                     Preferred::Shallowest => stage as u32,
                 };
                 let key = (first, Reverse(stage));
                 if arrival > now {
                     next_arrival = next_arrival.min(arrival);
+                } else if let Preferred::Urgent { pace } = self.rules.forward {
+                    self.keep_urgent(&mut urgent, pace, Kind::Forward, stage);
                 } else if forward.is_none_or(|best| key < best) {
                     forward = Some(key);
                 }
@@ -276,12 +317,22 @@ impl<'a> Run<'a> {
         if self.rules.alternate && state.backward_was_last && forward.is_some() {
             return forward;
         }
-        input.or(forward).or_else(|| {
+        urgent.map(|(_, cell)| cell).or(input).or(forward).or_else(|| {
             let &cell = state.pending.front()?;
             let takes = self.task.loads[cell.stage as usize].weight_apart();
             let fits = is_full || next_arrival - now >= self.rules.filling * takes;
             fits.then_some(cell)
         })
+    }
+
+    /// Replaces `urgent` by the next computation of a stage if that is more urgent.
+    fn keep_urgent(&self, urgent: &mut Option<(f64, Cell)>, pace: f64, kind: Kind, stage: usize) {
+        let cell = self.cell(kind, stage);
+        let way = self.ways[stage][usize::from(kind != Kind::Forward)];
+        let urgency = way - pace * self.interval * f64::from(cell.microbatch);
+        if urgent.is_none_or(|(most, _)| urgency > most) {
+            *urgent = Some((urgency, cell));
+        }
     }
 
     fn may_forward(&self, state: &RankState, stage: usize) -> bool {
@@ -398,6 +449,25 @@ fn drains(task: &Task<'_>, rank_of: &[u32], first: usize) -> Vec<f64> {
         drains.push(drains[stage - 1] + hop + before.input_takes());
     }
     drains
+}
+
+/// Returns for each stage the time from the start of its forward, and of its backward, to the end of the step, if
+/// nothing is in its way.
+fn ways(task: &Task<'_>, rank_of: &[u32], drains: &[f64]) -> Vec<[f64; 2]> {
+    let mut ways = vec![[0.0; 2]; rank_of.len()];
+    let mut after = 0.0;
+    for (stage, load) in task.loads.iter().enumerate().rev() {
+        let backward = load.input_takes() + drains[stage];
+        if let (Some(&from), Some(&to)) = (rank_of.get(stage), rank_of.get(stage + 1)) {
+            let link = task.network.link(from, to);
+            after += if from == to { 0.0 } else { link.latency_s + load.output as f64 / link.bytes_per_s };
+        } else {
+            after = backward;
+        }
+        after += load.forward_takes();
+        ways[stage] = [after, backward];
+    }
+    ways
 }
 
 /// Returns the bytes that a rank has for activations, and sets the room that a forward of each of its stages

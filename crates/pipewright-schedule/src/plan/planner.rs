@@ -1,11 +1,13 @@
 //! The planner: from a profile and a request to the best plans and the proved bound.
 
+use std::iter::repeat;
+
 use crate::generate::{Generator, Setting, catalogue};
 use crate::lower::for_training;
 use crate::plan::bound::{
     lower_bound, memory_bound, optimizer_bound, reduction_bound, simple_bound, unlike_bound,
 };
-use crate::plan::explore::{explore, scout};
+use crate::plan::explore::{Scouted, explore, scout};
 use crate::plan::machines::machine_uses;
 use crate::plan::named::try_every_layout;
 use crate::plan::order::Order;
@@ -175,21 +177,36 @@ fn preferred(shapes: &[Shape], bounds: &[f64]) -> Vec<usize> {
 /// may be the best is simulated, and the fastest comes first.
 fn by_promise(search: &mut Search<'_>, bounds: &[f64], mut order: Vec<usize>) -> Vec<usize> {
     order.sort_by(|&one, &other| bounds[one].total_cmp(&bounds[other]));
-    if order.len() > 1 {
-        let mut times = vec![f64::INFINITY; search.shapes.len()];
-        for &at in &order {
-            if bounds[at] < search.best_time() {
-                times[at] = scout(search, at);
-            }
-        }
-        order.sort_by(|&one, &other| times[one].total_cmp(&times[other]));
-        let fastest = order.first().map_or(f64::INFINITY, |&at| times[at]);
-        if search.shapes[order[0]].layers.is_unlike() && fastest.is_finite() {
-            order.retain(|&at| times[at] <= fastest * tuning::unlike::NEAR);
-            order.truncate(tuning::unlike::DIVISIONS);
+    if order.len() < 2 {
+        return order;
+    }
+    let unknown = Scouted { time: f64::INFINITY, estimate: f64::INFINITY };
+    let mut scouted = vec![unknown; search.shapes.len()];
+    for &at in &order {
+        if bounds[at] < search.best_time() {
+            scouted[at] = scout(search, at);
         }
     }
-    order
+    order.sort_by(|&one, &other| scouted[one].time.total_cmp(&scouted[other].time));
+    let fastest = order.first().map_or(f64::INFINITY, |&at| scouted[at].time);
+    if !search.shapes[order[0]].layers.is_unlike() || fastest.is_infinite() {
+        return order;
+    }
+    let mut estimated: Vec<usize> =
+        order.iter().copied().filter(|&at| scouted[at].time.is_finite()).collect();
+    estimated.sort_by(|&one, &other| scouted[one].estimate.total_cmp(&scouted[other].estimate));
+    order.retain(|&at| scouted[at].time <= fastest * tuning::unlike::NEAR);
+    // In turn the ones with the shortest estimates, and the ones with the fastest plans.
+    let mut in_turn: Vec<usize> = Vec::new();
+    for (estimated, fast) in estimated.into_iter().zip(order.into_iter().map(Some).chain(repeat(None))) {
+        for at in [Some(estimated), fast].into_iter().flatten() {
+            if !in_turn.contains(&at) {
+                in_turn.push(at);
+            }
+        }
+    }
+    in_turn.truncate(tuning::unlike::DIVISIONS);
+    in_turn
 }
 
 fn finish(profile: &Profile, search: &Search<'_>) -> Result<PlanReport, PlanError> {

@@ -168,18 +168,18 @@ impl Polished {
     /// it does.
     fn make(&mut self, search: &mut Search<'_>, change: Change, before: f64) -> bool {
         self.apply(change);
-        let (changed, loads) = match change {
+        let (changed, row, loads) = match change {
             Change::Shift { .. } | Change::Recompute(_) => {
                 let loads = self.loads_of(search);
-                (Changed::Everything, Some(loads))
+                (Changed::Everything, None, Some(loads))
             }
-            Change::Move { rank, from, to } => (Changed::Row { rank, from: from.min(to) }, None),
+            Change::Move { rank, from, to } => (Changed::Row { rank, from: from.min(to) }, Some(rank), None),
         };
         let now = loads.as_ref().unwrap_or(&self.loads);
         let optimizer = if loads.is_some() { optimizer_time(&self.order, now) } else { self.optimizer };
         let time = self.evaluator.time_changed(&self.order, now, changed, before - optimizer);
         search.charge_evaluation(self.evaluator.computations(), self.recompute.len());
-        let Some(time) = time.filter(|_| search.fits(self.shape, &self.order, now)) else {
+        let Some(time) = time.filter(|_| search.fits(self.shape, &self.order, now, row)) else {
             self.apply(change.reversed());
             return false;
         };

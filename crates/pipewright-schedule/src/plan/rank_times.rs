@@ -295,12 +295,6 @@ impl StageTimes {
         }
     }
 
-    /// Returns the times with other layers, which have the times on the rank. The starts are as before.
-    pub(super) fn with_layers(self, layers: &Layers, range: Range<usize>) -> Self {
-        let (forward, input) = (layers.forward(range.clone()), layers.input(range.clone()));
-        Self { forward, input, work: layers.work(range), ..self }
-    }
-
     /// Returns the times with the slowest stages of others.
     pub(super) fn with_slowest_of(self, other: Self) -> Self {
         Self { slowest: other.slowest, ..self }

@@ -13,7 +13,7 @@ use crate::plan::evaluate::Evaluator;
 use crate::plan::greedy::{Rules, Task, greedy};
 use crate::plan::justify::justified;
 use crate::plan::order::Order;
-use crate::plan::peaks::peaks;
+use crate::plan::peaks::{peak_of_rank, peaks};
 use crate::plan::recompute::{layers_to_fit, stages_to_fit};
 use crate::plan::report::{PlanSettings, SEARCHED, Shortage};
 use crate::plan::request::PlanRequest;
@@ -285,9 +285,23 @@ impl<'a> Search<'a> {
         self.charge(computations / tuning::work::EVALUATED + stages as u64 / 8 + 2);
     }
 
-    /// Returns whether an order fits into the memory.
-    pub(super) fn fits(&self, shape: usize, order: &Order, loads: &[StageLoad]) -> bool {
-        self.shortage(order, loads, &self.shapes[shape]).is_none()
+    /// Returns whether an order fits into the memory. If it differs only in the row of one rank from an order that
+    /// fits, `changed` is that rank.
+    pub(super) fn fits(
+        &self,
+        shape: usize,
+        order: &Order,
+        loads: &[StageLoad],
+        changed: Option<usize>,
+    ) -> bool {
+        let shape = &self.shapes[shape];
+        match (&shape.memory, changed) {
+            (None, _) => true,
+            (Some(memory), Some(rank)) => {
+                peak_of_rank(order, loads, shape.layers.sharding, rank) <= memory.of_rank(rank)
+            }
+            (Some(_), None) => self.shortage(order, loads, shape).is_none(),
+        }
     }
 
     /// Keeps a changed order that fits, if it is the best.
@@ -311,6 +325,11 @@ impl<'a> Search<'a> {
     /// Charges `changes` changes of a walk over layouts with `chunks` stages per rank.
     pub(super) fn charge_walk(&mut self, changes: u64, chunks: u32) {
         self.left = self.left.saturating_sub(tuning::work::WALKED * u64::from(chunks) * changes);
+    }
+
+    /// Charges `changes` changes of a walk over layouts of unlike ranks with `stages` stages.
+    pub(super) fn charge_unlike_walk(&mut self, changes: u64, stages: usize) {
+        self.left = self.left.saturating_sub(changes * stages as u64 / tuning::work::WALKED_UNLIKE);
     }
 
     /// Charges the making of a schedule for its costs.

@@ -52,6 +52,8 @@ pub(super) mod work {
     pub(crate) const EVALUATED: u64 = 5;
     /// A change of a walk, for each stage of a rank.
     pub(crate) const WALKED: u64 = 4;
+    /// The stages whose times a change of a walk over unlike ranks computes in the time of one choice.
+    pub(crate) const WALKED_UNLIKE: u64 = 2;
     /// The making of a schedule for its costs, for each of its computations.
     pub(crate) const MADE: u64 = 10;
     /// The justification of an order with the evaluation of the result, for each computation.
@@ -101,8 +103,6 @@ pub(super) mod walk {
     /// The power of each rank's bound in the sum. A higher one is nearer to the maximum, but rewards lighter
     /// ranks less. It is a constant, because products replace a power that the compiler knows.
     pub(crate) const POWER: i32 = 24;
-    /// The changes of a layout of unlike ranks after which the starts of all stages are computed again.
-    pub(crate) const REFRESH: usize = 32;
 }
 
 /// The annealing of plans by rules.
@@ -151,23 +151,28 @@ pub(super) mod best_cut {
 
 /// The search over unlike ranks.
 pub(super) mod unlike {
+    /// The share by which a step of a walk may be worse, at first. It is smaller than for equal ranks: stages are also
+    /// divided and joined, which leads out of bad cuts.
+    pub(crate) const TOLERANCE: f64 = 0.2;
     /// The share of the work of a search. Memory limits and walks make its units longer than for equal ranks.
-    pub(crate) const EFFORT: f64 = 0.6;
+    pub(crate) const EFFORT: f64 = 0.45;
     /// The steps of a walk from one of many layouts, for each stage.
     pub(crate) const FIRST_STEPS: usize = 60;
     /// The walks that continue from the best of the layouts.
-    pub(crate) const LONG_WALKS: usize = 6;
+    pub(crate) const LONG_WALKS: usize = 3;
     /// The steps of such a walk, for each stage.
     pub(crate) const WALK_STEPS: usize = 3_000;
     /// The walks of a division have at most one part in this many of the work that is left.
-    pub(crate) const WALK_SHARE: u64 = 5;
+    pub(crate) const WALK_SHARE: u64 = 8;
     /// The part of a delay by which a rank counts as slower in a walk, as for equal ranks. It is smaller, because slow
     /// ranks have few and long stages in any case.
     pub(crate) const LONG_STAGE: f64 = 0.1;
+    /// The layouts with about as many stages on which a few rules are tried first.
+    pub(crate) const LOOKS: usize = 4;
     /// The steps of the walk that compares divisions, for each stage.
     pub(crate) const QUICK_STEPS: usize = 150;
     /// The steps of the walk that balances a changed plan for an estimate, for each stage.
-    pub(crate) const ESTIMATE_STEPS: usize = 100;
+    pub(crate) const ESTIMATE_STEPS: usize = 30;
     /// The most orders of the ranks, times cuts, that are all tried with one stage on each rank.
     pub(crate) const ALL_LAYOUTS: u64 = 3_000;
     /// All subsets of so many ranks are compared.
@@ -187,7 +192,10 @@ pub(super) mod unlike {
     /// The most subsets of the ranks by one rule.
     pub(crate) const SUBSETS: usize = 24;
     /// The most divisions that are searched after the first comparison.
-    pub(crate) const DIVISIONS: usize = 3;
+    pub(crate) const DIVISIONS: usize = 2;
+    /// The plans of a division get at least one part in this many of the work that is left. More changes of layouts help
+    /// more than more changes of orders.
+    pub(crate) const SHARE: u64 = 3;
     /// The divisions into replicas that are planned.
     pub(crate) const DIVISIONS_OF_REPLICAS: usize = 3;
     /// The most rows that move from one replica to another one after the first guess.

@@ -2,7 +2,8 @@
 //!
 //! The ranks stand in one of a few orders: by speed, with the fastest ones at one end, at both ends or in the
 //! middle, or each next to the one to which it sends fastest. A rank has a part of the layers by its speed, in as
-//! many stages as it has layers for. A walk from there moves boundaries and exchanges ranks.
+//! many stages as it has layers for. A short walk from there moves boundaries. Long walks from the best of them also
+//! exchange ranks, and divide and join stages.
 
 use crate::plan::balance::{Numbers, PlacedCut, Swaps, WalkTask, balanced};
 use crate::plan::class::{Class, MAX_CHUNKS, Path};
@@ -12,54 +13,75 @@ use crate::plan::rank_times::Step;
 use crate::plan::search::Search;
 use crate::plan::shape::Shape;
 use crate::plan::tuning;
+use crate::plan::unlike_walk::time_with_memory;
 
-/// Returns the cuts to try, the one with the lowest bound first.
+/// Returns the cuts to try: in turn the most promising ones with regular rounds, and of free walks. The most promising
+/// ones have the lowest bound, with second forwards if memory forces them.
 pub(super) fn unlike_pool(search: &mut Search<'_>, shape: &Shape) -> Vec<PooledCut> {
     let seeds = seeds(shape);
     let mut numbers = Numbers(1);
-    let mut cuts: Vec<PooledCut> = Vec::new();
+    let (mut regular, mut free) = (Promising::default(), Promising::default());
     let budget = search.left() / tuning::unlike::WALK_SHARE;
     // Returns the steps of each of several walks that share the budget.
     let steps_of = |layout: &PlacedCut, walks: usize, most: usize| {
         let stages = layout.rank_of.len();
-        let chunks = stages.div_ceil(shape.ranks as usize) as u64;
-        let affordable = budget / walks.max(1) as u64 / (tuning::work::WALKED * chunks);
+        let affordable = budget / walks.max(1) as u64 * tuning::work::WALKED_UNLIKE / stages as u64;
         (most * stages).min(affordable as usize)
-    };
-    let add = |cuts: &mut Vec<PooledCut>, layout: PlacedCut| {
-        if !cuts.iter().any(|cut| cut.layout == layout) {
-            cuts.push(pooled(shape, layout));
-        }
-        cuts.sort_by(|one, other| one.bound.total_cmp(&other.bound));
     };
     let count = seeds.len();
     for seed in seeds {
-        if !cuts.is_empty() && !search.may_try() {
+        if !regular.cuts.is_empty() && !search.may_try() {
             break;
         }
         let steps = steps_of(&seed, 4 * count, tuning::unlike::FIRST_STEPS);
-        let layout = walked(search, shape, seed.clone(), steps, &mut numbers);
-        add(&mut cuts, layout);
-        add(&mut cuts, seed);
+        let walk = WalkTask { swaps: Swaps::None, ..walk_of(shape, steps) };
+        let layout = walked(search, walk, seed.clone(), &mut numbers);
+        regular.add(shape, layout);
+        regular.add(shape, seed);
     }
+    let long_walks = tuning::unlike::LONG_WALKS;
     let best: Vec<PlacedCut> =
-        cuts.iter().take(tuning::unlike::LONG_WALKS).map(|cut| cut.layout.clone()).collect();
+        regular.cuts.iter().take(long_walks).map(|(_, cut)| cut.layout.clone()).collect();
     for layout in best {
         if !search.may_try() {
             break;
         }
-        let steps = steps_of(&layout, tuning::unlike::LONG_WALKS, tuning::unlike::WALK_STEPS);
-        let layout = walked(search, shape, layout, steps, &mut numbers);
-        add(&mut cuts, layout);
+        let steps = steps_of(&layout, long_walks, tuning::unlike::WALK_STEPS);
+        let layout = walked(search, walk_of(shape, steps), layout, &mut numbers);
+        free.add(shape, layout);
     }
-    cuts
+    let mut free = free.cuts.into_iter();
+    let in_turn = regular.cuts.into_iter().flat_map(|known| free.next().into_iter().chain([known]));
+    in_turn.map(|(_, cut)| cut).collect()
 }
 
-/// Returns a layout with one stage on each rank that a short walk finds, to compare divisions.
+/// Cuts with estimates of their times, the shortest first.
+#[derive(Default)]
+struct Promising {
+    cuts: Vec<(f64, PooledCut)>,
+}
+
+impl Promising {
+    fn add(&mut self, shape: &Shape, layout: PlacedCut) {
+        if !self.cuts.iter().any(|(_, known)| known.layout == layout) {
+            let (time, cut) = (estimate(shape, &layout), pooled(shape, layout));
+            let place = self.cuts.partition_point(|&(other, _)| other <= time);
+            self.cuts.insert(place, (time, cut));
+        }
+    }
+}
+
+/// Returns the bound of a layout, or the time with the second forwards that memory forces, if that is longer.
+pub(super) fn estimate(shape: &Shape, layout: &PlacedCut) -> f64 {
+    let bound = shape.step().cut_time(&layout.rank_of, &layout.starts);
+    bound.max(time_with_memory(walk_of(shape, 0), layout))
+}
+
+/// Returns a layout that a short walk from one stage on each rank finds, to compare divisions.
 pub(super) fn quick_layout(search: &mut Search<'_>, shape: &Shape) -> Option<PlacedCut> {
     let seed = seeds(shape).into_iter().next()?;
     let steps = tuning::unlike::QUICK_STEPS * seed.rank_of.len();
-    Some(walked(search, shape, seed, steps, &mut Numbers(1)))
+    Some(walked(search, walk_of(shape, steps), seed, &mut Numbers(1)))
 }
 
 /// Returns every order of the ranks with every cut, one stage on each rank, with the lowest bounds first; nothing
@@ -114,18 +136,15 @@ fn pooled(shape: &Shape, layout: PlacedCut) -> PooledCut {
     PooledCut { bound, class: class_of(&layout.rank_of, shape.ranks), layout }
 }
 
-fn walked(
-    search: &mut Search<'_>,
-    shape: &Shape,
-    seed: PlacedCut,
-    steps: usize,
-    numbers: &mut Numbers,
-) -> PlacedCut {
-    let (mut changes, chunks) = (0, seed.rank_of.len().div_ceil(shape.ranks as usize) as u32);
-    let walk = WalkTask { step: shape.step(), memory: shape.memory.as_ref(), swaps: Swaps::Any, steps };
+fn walked(search: &mut Search<'_>, walk: WalkTask<'_>, seed: PlacedCut, numbers: &mut Numbers) -> PlacedCut {
+    let mut changes = 0;
     let layout = balanced(walk, seed, numbers, &mut changes);
-    search.charge_walk(changes, chunks);
+    search.charge_unlike_walk(changes, layout.rank_of.len());
     layout
+}
+
+fn walk_of(shape: &Shape, steps: usize) -> WalkTask<'_> {
+    WalkTask { step: shape.step(), memory: shape.memory.as_ref(), swaps: Swaps::Any, steps }
 }
 
 /// Returns the layouts from which the walks start.

@@ -11,8 +11,20 @@ use crate::trained::StageBackward;
 impl Step<'_> {
     /// Returns the times of all stages of a cut over unlike ranks.
     pub(super) fn unlike_stage_times(&self, rank_of: &[u32], starts: &[usize]) -> Vec<StageTimes> {
+        let mut times = Vec::with_capacity(rank_of.len());
+        self.set_unlike_stage_times(rank_of, starts, &mut times);
+        times
+    }
+
+    /// Replaces `times` by the times of all stages of a cut over unlike ranks.
+    pub(super) fn set_unlike_stage_times(
+        &self,
+        rank_of: &[u32],
+        starts: &[usize],
+        times: &mut Vec<StageTimes>,
+    ) {
         let stages = rank_of.len();
-        let mut times: Vec<StageTimes> = Vec::with_capacity(stages);
+        times.clear();
         let mut start = 0.0;
         for (stage, range) in starts.windows(2).enumerate() {
             let rank = rank_of[stage];
@@ -44,8 +56,7 @@ impl Step<'_> {
                 drain += times[stage].input + self.message(next, rank_of[stage], starts[stage + 1] - 1);
             }
         }
-        set_slowest(&mut times, |_, _| {});
-        times
+        set_slowest(times, |_, _| {});
     }
 
     /// Returns the time of the path of one microbatch.

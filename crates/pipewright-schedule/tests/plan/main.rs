@@ -7,6 +7,7 @@ mod frozen;
 mod memory;
 mod parts;
 mod trying;
+mod optimum;
 mod unlike;
 mod unlike_replicas;
 

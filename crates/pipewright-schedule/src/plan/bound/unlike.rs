@@ -2,11 +2,13 @@
 //! neighbours.
 //!
 //! A rank computes no layer faster than at the speed of the kind of layer that it is best at. Sort the ranks that
-//! have layers by the position of their first one. At least `r` layers come before the first layer of rank `r` in
-//! this order, the first `r` layers among them, and at least one of them is on each of the `r` ranks before it.
-//! So the rank starts no earlier than its fill: `r` messages, and
+//! have layers by the position of their first one. Some number `k >= r` of layers comes before the first layer of rank
+//! `r` in this order, and at least one of them is on each of the `r` ranks before it. So the rank starts no earlier
+//! than its fill: `r` messages, and
 //!
-//! - `F` of the first `r` layers at the largest speed of all ranks, or
+//! - for some `k`, `F` of the first `k` layers at the largest speed of all ranks, and for a different one of these
+//!   layers on each of the `r` ranks the time by which it is longer at the speed of that rank. This is the shortest if
+//!   the ranks are the `r` fastest ones, and the slowest of them have the shortest layers (rearrangement inequality);
 //! - the shortest `F` of a layer on each of the ranks before it, at their speeds.
 //!
 //! A time is too short if
@@ -16,7 +18,8 @@
 //! 2. for some measure, the measures of the times of all ranks are less than the measures of all layers: a layer is
 //!    on one rank. A measure of a sum must be at least the sum of the measures. It counts whole units of some size, and
 //!    of what is left over nothing up to a share of a unit, and beyond that as much as makes a whole unit 1;
-//!    Or a limited search finds no way to divide the layers among the times of the ranks (`packing.rs`);
+//!    Or a limited search finds no way to divide the layers among the times of the ranks after the first kind of fill
+//!    (`packing.rs`);
 //! 3. the ranks have less time than there is work, after the second kind of fill. With the ranks from the fastest
 //!    one to the slowest one, the fills of all ranks, each times the speed of the rank, have the smallest sum: to
 //!    exchange two neighbours that are not in this order makes it smaller;
@@ -28,7 +31,7 @@
 //! `r + 1` largest additions.
 
 use crate::plan::bound::bisect::bisect;
-use crate::plan::bound::packing::{Bin, Items};
+use crate::plan::bound::packing::{Bin, Deadline, Items};
 use crate::plan::layers::Layer;
 use crate::plan::rank_memory::RankMemory;
 use crate::plan::rank_times::Step;
@@ -86,12 +89,12 @@ pub(super) fn bound(step: Step<'_>, memory: Option<&RankMemory>, is_exact: bool)
             };
             ranks.most(amount) >= *needed
         };
-        let bin = |(&speed, &bytes): (&f64, &u64)| Bin { work: speed * time, bytes };
+        let bin = |(&speed, &bytes): (&f64, &u64)| Bin { speed, bytes };
+        let bins = || ranks.speeds.iter().zip(&ranks.bytes).map(bin).collect();
+        let deadline = Deadline { time, fills: &ranks.fills };
         has_work(time)
             && measures.iter().zip(&needed).all(has_room)
-            && packed
-                .as_ref()
-                .is_none_or(|items| items.may_fit(ranks.speeds.iter().zip(&ranks.bytes).map(bin).collect()))
+            && packed.as_ref().is_none_or(|items| items.may_fit(bins(), deadline))
     })
 }
 
@@ -128,6 +131,42 @@ fn fixed_bytes(layer: &Layer) -> u64 {
     layer.gradient.saturating_add(layer.state.total())
 }
 
+/// Returns the first kind of fill of each place. `speeds` come from the fastest rank to the slowest one.
+fn fills(step: Step<'_>, speeds: &[f64], hop: f64) -> Vec<f64> {
+    let (layers, fastest) = (step.layers, speeds[0]);
+    let count = layers.count();
+    let all: Vec<f64> = layers.list.iter().map(|layer| layer.forward).collect();
+    // The sum for the slowest of the fastest ranks and the shortest of `sorted` layers.
+    let longer = |sorted: &[f64], place: usize| -> f64 {
+        let slowest_first = speeds[..place].iter().rev();
+        slowest_first.zip(sorted).map(|(speed, forward)| forward * (1.0 / speed - 1.0 / fastest)).sum()
+    };
+    let mut sorted_all = all.clone();
+    sorted_all.sort_by(f64::total_cmp);
+    let mut fills = Vec::with_capacity(speeds.len());
+    let mut last = 0.0f64;
+    for place in 0..speeds.len() {
+        let least_longer = longer(&sorted_all, place);
+        let mut sorted = all[..place.min(count)].to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let mut shortest = f64::INFINITY;
+        for end in place.min(count)..=count {
+            let before = layers.forward(0..end) / fastest;
+            if before + least_longer >= shortest {
+                break;
+            }
+            shortest = shortest.min(before + longer(&sorted, place));
+            if let Some(&next) = all.get(end) {
+                sorted.insert(sorted.partition_point(|&other| other < next), next);
+            }
+        }
+        // Sums of times are not exact, and fills do not shrink.
+        last = last.max(shortest + place as f64 * hop);
+        fills.push(last);
+    }
+    fills
+}
+
 impl<'a> Ranks<'a> {
     fn of(step: Step<'a>, memory: Option<&RankMemory>) -> Self {
         let bytes = |rank: usize| memory.map_or(u64::MAX, |memory| memory.of_rank(rank));
@@ -136,11 +175,7 @@ impl<'a> Ranks<'a> {
         ranks.sort_by(|one, other| other.0.total_cmp(&one.0));
         let (speeds, bytes): (Vec<f64>, Vec<u64>) = ranks.into_iter().unzip();
         let hop = step.shortest_message();
-        let fill = |place: usize| {
-            let layers = place.min(step.layers.count());
-            step.layers.forward(0..layers) / speeds[0] + place as f64 * hop
-        };
-        let fills = (0..speeds.len()).map(fill).collect();
+        let fills = fills(step, &speeds, hop);
         Self { step, speeds, bytes, fills, hop }
     }
 
