@@ -183,6 +183,8 @@ mod tests {
             layout = after;
             counts.insert(stages);
         }
-        assert_eq!((counts.first(), counts.last()), (Some(&3), Some(&12)));
+        // Stages are divided and joined, down to one for each rank. There are at most four for each rank.
+        assert_eq!(counts.first(), Some(&3));
+        assert!(counts.last().is_some_and(|most| (8..=12).contains(most)), "{counts:?}");
     }
 }
