@@ -11,27 +11,12 @@
 //! that they take where the walk begins. `unlike_walk.rs` has the walk for unlike ranks, where each change also
 //! moves the starts of other stages.
 
-use crate::plan::placed_cut::WalkChange;
-pub(super) use crate::plan::placed_cut::{PlacedCut, Swaps};
+use crate::plan::numbers::Numbers;
+use crate::plan::placed_cut::{PlacedCut, WalkChange, WalkTask};
 use crate::plan::rank_memory::RankMemory;
 use crate::plan::rank_times::{StageTimes, Step, set_slowest};
 use crate::plan::tuning::walk;
 use crate::plan::unlike_walk::balanced_unlike;
-
-/// A generator of pseudo-random numbers: SplitMix64 of Steele, Lea and Flood, 2014.
-#[derive(Debug, Clone)]
-pub(super) struct Numbers(pub(super) u64);
-
-impl Numbers {
-    /// Returns a number below `bound`.
-    pub(super) fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((mixed ^ (mixed >> 31)) % bound as u64) as usize
-    }
-}
 
 /// The walk over layouts.
 struct Walk<'a> {
@@ -55,16 +40,6 @@ struct Walk<'a> {
     /// The values that the last change replaced, in order.
     old_times: Vec<(usize, StageTimes)>,
     old_powers: Vec<(usize, f64)>,
-}
-
-/// The settings of a walk.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct WalkTask<'a> {
-    pub(super) step: Step<'a>,
-    pub(super) memory: Option<&'a RankMemory>,
-    pub(super) swaps: Swaps,
-    /// The length of the walk.
-    pub(super) steps: usize,
 }
 
 /// Returns a layout near `layout` with balanced ranks. Adds the number of changes that it makes, including
@@ -254,6 +229,7 @@ impl<'a> Walk<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::placed_cut::Swaps;
     use crate::plan::tests::model;
 
     #[test]

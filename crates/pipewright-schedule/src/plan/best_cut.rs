@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 
 use crate::ids::StageIndex;
 use crate::partition::{Method, partition};
-use crate::plan::balance::{Numbers, PlacedCut, Swaps, WalkTask, balanced, even};
+use crate::plan::balance::{balanced, even};
 use crate::plan::cuts::{count_cuts, for_each_cut, with_moved};
 use crate::plan::evaluate::{Evaluator, ranks_of_stages};
+use crate::plan::numbers::Numbers;
 use crate::plan::order::{Order, first_backward};
+use crate::plan::placed_cut::{PlacedCut, Swaps, WalkTask};
 use crate::plan::predict::{PlanChoice, PredictError};
 use crate::plan::rank_times::Step;
 use crate::plan::search::optimizer_time;

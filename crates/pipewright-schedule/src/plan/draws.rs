@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use crate::plan::balance::Numbers;
 use crate::plan::change::{Change, Recomputed, may_move};
 use crate::plan::critical::Block;
 use crate::plan::layers::Layers;
+use crate::plan::numbers::Numbers;
 use crate::plan::order::Order;
 use crate::plan::recompute::{chosen, drawn_parts};
 use crate::plan::tuning;

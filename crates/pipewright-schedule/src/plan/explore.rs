@@ -4,11 +4,13 @@ use std::cell::OnceCell;
 
 use crate::partition::Method;
 use crate::placement::Placement;
-use crate::plan::balance::{Numbers, PlacedCut, Swaps, WalkTask, balanced};
+use crate::plan::balance::balanced;
 use crate::plan::class::{Class, Path};
 use crate::plan::evaluate::ranks_of_stages;
 use crate::plan::greedy::Rules;
 use crate::plan::named::{climb_named, named, try_named};
+use crate::plan::numbers::Numbers;
+use crate::plan::placed_cut::{PlacedCut, Swaps, WalkTask};
 use crate::plan::pool::{PooledCut, cut_by, placement, pool};
 use crate::plan::rank_memory::RankMemory;
 use crate::plan::recompute::{

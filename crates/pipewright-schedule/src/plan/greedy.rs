@@ -30,9 +30,9 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use crate::ids::StageIndex;
 use crate::placement::Placement;
-use crate::plan::balance::Numbers;
 use crate::plan::links::Links;
 use crate::plan::network::Network;
+use crate::plan::numbers::Numbers;
 use crate::plan::order::{Cell, Kind, Order, first_backward};
 use crate::plan::rank_memory::RankMemory;
 use crate::plan::stage_load::{StageLoad, besides_microbatches, held_in_update};

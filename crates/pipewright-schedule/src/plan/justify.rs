@@ -268,10 +268,12 @@ mod tests {
     use crate::csv::parse_schedule;
     use crate::ids::Rank;
     use crate::placement::Placement;
-    use crate::plan::balance::{Numbers, PlacedCut, Swaps, even};
+    use crate::plan::balance::even;
     use crate::plan::bound::equal_layers;
     use crate::plan::evaluate::Evaluator;
     use crate::plan::greedy::{Rules, Task, greedy};
+    use crate::plan::numbers::Numbers;
+    use crate::plan::placed_cut::{PlacedCut, Swaps};
     use crate::plan::stage_load::stage_loads;
     use crate::plan::tests::model;
     use crate::recompute::StageRecompute;

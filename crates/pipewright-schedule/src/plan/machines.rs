@@ -7,9 +7,11 @@
 use std::ops::Range;
 
 use crate::ids::{Rank, StageIndex};
-use crate::plan::balance::{Numbers, PlacedCut, Swaps, WalkTask, balanced};
+use crate::plan::balance::balanced;
 use crate::plan::explore::time_by_rules;
 use crate::plan::head_parts::with_head_parts;
+use crate::plan::numbers::Numbers;
+use crate::plan::placed_cut::{PlacedCut, Swaps, WalkTask};
 use crate::plan::predict::{PlanChoice, Prediction, predict};
 use crate::plan::replica_rows::{rows_of, times_of};
 use crate::plan::report::{MachineUse, Plan};

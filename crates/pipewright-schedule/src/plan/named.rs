@@ -6,12 +6,12 @@ use std::rc::Rc;
 use crate::costs::Costs;
 use crate::generate::{GenerateError, GenerateErrorKind};
 use crate::placement::Placement;
-use crate::plan::balance::PlacedCut;
 use crate::plan::class::Class;
 use crate::plan::cuts::{count_cuts, with_moved};
 use crate::plan::evaluate::ranks_of_stages;
 use crate::plan::families::Family;
 use crate::plan::order::{Order, first_backward};
+use crate::plan::placed_cut::PlacedCut;
 use crate::plan::pool::{PooledCut, placement, usual_cuts};
 use crate::plan::rank_memory::RankMemory;
 use crate::plan::recompute::{

@@ -2,8 +2,10 @@
 
 use std::ops::Range;
 
-use crate::plan::balance::Numbers;
 use crate::plan::class::MAX_CHUNKS;
+use crate::plan::numbers::Numbers;
+use crate::plan::rank_memory::RankMemory;
+use crate::plan::rank_times::Step;
 
 /// The first layer of each stage with the number of layers at the end, and the rank of each stage.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,6 +24,16 @@ pub(super) enum Swaps {
     /// All stages. A rank may also have more stages and another one fewer, stages are divided, and neighbouring ones
     /// are joined. Rounds have no meaning then.
     Any,
+}
+
+/// The settings of a walk.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct WalkTask<'a> {
+    pub(super) step: Step<'a>,
+    pub(super) memory: Option<&'a RankMemory>,
+    pub(super) swaps: Swaps,
+    /// The length of the walk.
+    pub(super) steps: usize,
 }
 
 /// A change of a layout.

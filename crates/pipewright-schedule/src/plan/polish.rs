@@ -15,12 +15,12 @@
 
 use std::rc::Rc;
 
-use crate::plan::balance::Numbers;
 use crate::plan::change::Change;
 use crate::plan::critical::{Block, critical};
 use crate::plan::draws::{Draws, drawn_tolerance};
 use crate::plan::evaluate::{Changed, Evaluator};
 use crate::plan::layers::Layers;
+use crate::plan::numbers::Numbers;
 use crate::plan::order::Order;
 use crate::plan::search::{Candidate, Choice, Search, optimizer_time};
 use crate::plan::stage_load::{StageLoad, stage_loads};

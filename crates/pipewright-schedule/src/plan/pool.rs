@@ -3,10 +3,12 @@
 use crate::ids::Rank;
 use crate::partition::{Method, partition};
 use crate::placement::Placement;
-use crate::plan::balance::{Numbers, PlacedCut, Swaps, WalkTask, balanced, even};
+use crate::plan::balance::{balanced, even};
 use crate::plan::class::{Class, Path};
 use crate::plan::cuts::{count_cuts, for_each_cut};
 use crate::plan::layers::Layer;
+use crate::plan::numbers::Numbers;
+use crate::plan::placed_cut::{PlacedCut, Swaps, WalkTask};
 use crate::plan::recut::descended;
 use crate::plan::search::Search;
 use crate::plan::shape::Shape;

@@ -7,8 +7,8 @@
 
 use crate::ids::{Rank, StageIndex};
 use crate::placement::Placement;
-use crate::plan::balance::Numbers;
 use crate::plan::layers::{Layers, PartCost};
+use crate::plan::numbers::Numbers;
 use crate::plan::order::{Cell, Kind, Order};
 use crate::plan::peaks::{peak_of_rank, peaks};
 use crate::plan::rank_memory::RankMemory;

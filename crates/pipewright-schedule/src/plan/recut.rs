@@ -8,8 +8,9 @@
 
 use std::ops::Range;
 
-use crate::plan::balance::{Numbers, even};
+use crate::plan::balance::even;
 use crate::plan::class::Class;
+use crate::plan::numbers::Numbers;
 use crate::plan::rank_memory::RankMemory;
 use crate::plan::rank_times::Step;
 use crate::plan::tuning;

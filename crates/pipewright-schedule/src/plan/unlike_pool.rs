@@ -5,9 +5,11 @@
 //! many stages as it has layers for. A short walk from there moves boundaries. Long walks from the best of them also
 //! exchange ranks, and divide and join stages.
 
-use crate::plan::balance::{Numbers, PlacedCut, Swaps, WalkTask, balanced};
+use crate::plan::balance::balanced;
 use crate::plan::class::{Class, MAX_CHUNKS, Path};
 use crate::plan::cuts::{count_cuts, for_each_cut};
+use crate::plan::numbers::Numbers;
+use crate::plan::placed_cut::{PlacedCut, Swaps, WalkTask};
 use crate::plan::pool::PooledCut;
 use crate::plan::rank_times::Step;
 use crate::plan::search::Search;

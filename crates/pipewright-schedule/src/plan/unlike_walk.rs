@@ -10,7 +10,8 @@
 //! at most the memory times the step. A rank whose parameters, gradients and optimizer state exceed the memory counts
 //! as much slower.
 
-use crate::plan::balance::{Numbers, PlacedCut, WalkTask};
+use crate::plan::numbers::Numbers;
+use crate::plan::placed_cut::{PlacedCut, WalkTask};
 use crate::plan::rank_times::StageTimes;
 use crate::plan::tuning::{unlike, walk};
 
