@@ -66,6 +66,6 @@ fn unlike_replicas_share_the_rows_of_a_step() {
         &folder,
         &split("plan --profile p.toml --ranks 3 --microbatches 12 --data-parallel 4"),
         2,
-        "4 replicas need as many ranks, and there are 3 ranks; use fewer replicas",
+        "error: 4 replicas need as many ranks, and there are 3 ranks; use fewer replicas",
     );
 }
