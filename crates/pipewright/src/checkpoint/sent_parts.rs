@@ -2,8 +2,9 @@
 //! folder of its own host and sends it, and the process that commits puts it into the folder.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fs::File;
-use std::io::Write;
+use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -48,8 +49,19 @@ pub struct PartReceiver {
     deadline: Duration,
     arrived: Arc<AtomicU64>,
     folder: Option<FolderIdentity>,
-    /// The file that each process is sending, and the bytes that have come.
-    open: HashMap<WorldRank, (File, u64)>,
+    /// The file that each process is sending.
+    open: HashMap<WorldRank, OpenFile>,
+}
+
+/// A file of which some pieces have come.
+#[derive(Debug)]
+struct OpenFile {
+    path: PathBuf,
+    file: File,
+    /// The positions of the pieces that have come.
+    offsets: Vec<u64>,
+    /// Their bytes.
+    written: u64,
 }
 
 impl PartReceiver {
@@ -64,11 +76,11 @@ impl PartReceiver {
         self.arrived.clone()
     }
 
-    /// Keeps a piece of a file. The pieces of one process come in their order. The file is on the disk when the last
-    /// piece is kept.
+    /// Keeps a piece of a file. A process sends one file after the other. The pieces of a file come in any order, because
+    /// a short message may overtake a long one. The file is on the disk when all pieces are kept.
     ///
     /// # Errors
-    /// When the name is not one of a part, a piece is missing, or the file cannot be written.
+    /// When the name is not one of a part, a piece is not one of the file, or the file cannot be written.
     pub fn keep(&mut self, from: WorldRank, piece: PartPiece<'_>) -> Result<(), CheckpointError> {
         let kept = self.write(from, piece);
         if kept.is_err() {
@@ -99,22 +111,31 @@ impl PartReceiver {
             return saving.put(name, &String::from_utf8_lossy(bytes));
         }
         let path = saving.file(name);
-        if offset == 0 {
-            self.open.insert(from, (create_fresh(&path).map_err(CheckpointError::io("create", &path))?, 0));
-        }
-        let Some((file, written)) = self.open.get_mut(&from).filter(|(_, written)| *written == offset) else {
+        let open = match self.open.entry(from) {
+            Entry::Occupied(open) if open.get().path == path => open.into_mut(),
+            entry => {
+                let file = create_fresh(&path).map_err(CheckpointError::io("create", &path))?;
+                let open = OpenFile { path: path.clone(), file, offsets: Vec::new(), written: 0 };
+                entry.insert_entry(open).into_mut()
+            }
+        };
+        let length = bytes.len() as u64;
+        let is_inside = offset.checked_add(length).is_some_and(|end| end <= of);
+        if !is_inside || open.offsets.contains(&offset) || open.written + length > of {
             return Err(CheckpointError::Refused(format!(
-                "{}: a piece of the file is missing",
+                "{}: a piece of {length} bytes at {offset} is not one of its {of} bytes, or has come before",
                 path.display()
             )));
-        };
-        file.write_all(bytes).map_err(CheckpointError::io("write", &path))?;
-        *written += bytes.len() as u64;
-        self.arrived.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        if *written >= of
-            && let Some((file, _)) = self.open.remove(&from)
+        }
+        let written = open.file.seek(SeekFrom::Start(offset)).and_then(|_| open.file.write_all(bytes));
+        written.map_err(CheckpointError::io("write", &path))?;
+        open.offsets.push(offset);
+        open.written += length;
+        self.arrived.fetch_add(length, Ordering::Relaxed);
+        if open.written >= of
+            && let Some(open) = self.open.remove(&from)
         {
-            file.sync_all().map_err(CheckpointError::io("write", &path))?;
+            open.file.sync_all().map_err(CheckpointError::io("write", &path))?;
         }
         Ok(())
     }
