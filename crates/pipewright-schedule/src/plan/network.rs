@@ -39,7 +39,8 @@ impl Network {
     pub(super) fn of(profile: &Profile, mesh: Mesh) -> Option<Self> {
         let far = profile.link;
         if profile.has_unlike_ranks() {
-            // Unlike ranks are no parts of one stage. Replicas of them are one pipeline (`Profile::of_replicas`).
+            // Unlike ranks do not compute a stage together. Replicas of them are merged into one pipeline
+            // (`Profile::of_replicas`).
             let ranks: Vec<Rank> = (0..mesh.pipeline).map(Rank::new).collect();
             let own = (!profile.pairs.is_empty() || profile.node.is_some())
                 .then(|| profile.links_between(&ranks).into());

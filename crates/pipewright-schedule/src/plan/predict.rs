@@ -73,7 +73,7 @@ impl PlanChoice {
         if let Some(problem) = profile.problems_for(all_ranks).first() {
             return Err(PredictError::Choice(problem.to_string()));
         }
-        if !matches!(self.batch_shares.len(), 0) && self.batch_shares.len() != replicas as usize {
+        if !self.batch_shares.is_empty() && self.batch_shares.len() != replicas as usize {
             return Err(PredictError::Choice(format!(
                 "there is {} of the batch, and there are {}; give one for each replica",
                 counted(self.batch_shares.len(), "share"),
