@@ -121,7 +121,7 @@ function barred(text, share) {
   return element("div", { className: "barred" }, element("span", { textContent: text }), bar);
 }
 
-// Shows a page in a frame of `least` pixels, which grows to the height of its content.
+// Shows a page in a frame of `least` pixels, which grows to the height of its content. Resolves when the page is loaded.
 function showIn(frame, page, least) {
   const grow = () => {
     const missing = frame.contentDocument.documentElement.scrollHeight - frame.clientHeight;
@@ -132,11 +132,14 @@ function showIn(frame, page, least) {
   // A window of another height changes nothing in the frame, so that its observer is silent.
   frame.fit = () => { start(); grow(); };
   start();
-  frame.onload = () => {
-    grow();
-    new frame.contentWindow.ResizeObserver(grow).observe(frame.contentDocument.body);
-  };
-  frame.srcdoc = page;
+  return new Promise((resolve) => {
+    frame.onload = () => {
+      grow();
+      new frame.contentWindow.ResizeObserver(grow).observe(frame.contentDocument.body);
+      resolve();
+    };
+    frame.srcdoc = page;
+  });
 }
 
 // Returns a text whose parts between backquotes are code.
@@ -144,6 +147,7 @@ function withCode(text) {
   return text.split("`").map((part, index) => index % 2 ? element("code", { textContent: part }) : part);
 }
 
+// Resolves when the picture is loaded.
 function showResult(answer, schedule) {
   const { summary } = answer, { peak_activations: peaks, peak_bytes: bytes } = summary;
   at("figures").replaceChildren(
@@ -156,7 +160,7 @@ function showResult(answer, schedule) {
   at("note").textContent = answer.note ?? "";
   at("note").hidden = !answer.note;
   document.title = `${answer.title} - Pipewright`;
-  showIn(at("picture"), answer.picture, Math.min(Math.max(260 + 60 * peaks.length, 520), 900));
+  const isLoaded = showIn(at("picture"), answer.picture, Math.min(Math.max(260 + 60 * peaks.length, 520), 900));
   const heads = ["rank", "bubble", "activations", ...bytes ? ["memory"] : []];
   at("ranks").replaceChildren(element("thead", {}, row(heads, "th")), element("tbody", {}, ...peaks.map((peak, rank) => row([
     `${rank}`, barred(percent(summary.bubble_per_rank[rank]), summary.bubble_per_rank[rank]), barred(`${peak}`, peak / (most(peaks) || 1)),
@@ -170,8 +174,10 @@ function showResult(answer, schedule) {
   at("source").textContent = `Source: ${schedule.source}.`;
   at("formulas").replaceChildren(...["bubble", "peak"].flatMap((name) => schedule[name].length
     ? [element("dt", { textContent: name }), ...schedule[name].map((text) => element("dd", {}, element("code", { textContent: text })))] : []));
+  return isLoaded;
 }
 
+// Resolves when the pictures are loaded.
 function showComparison({ rows = [], picture, note, error }) {
   const columns = [
     ["stages per rank", (it) => it.stages_per_rank, (it) => it.stages_per_rank], ["time", (it) => it.makespan, (it) => it.time],
@@ -197,7 +203,7 @@ function showComparison({ rows = [], picture, note, error }) {
   at("compared-note").textContent = error ?? note ?? "";
   at("compared").hidden = rows.length === 0;
   at("scale").hidden = !picture;
-  if (picture) showIn(at("scale"), picture, 0);
+  return picture && showIn(at("scale"), picture, 0);
 }
 
 // --- The order of requests: one at a time, always with the newest setup.
@@ -216,9 +222,12 @@ async function update(setup) {
     at("result").hidden = Boolean(answer.error);
     at("sentence").hidden = !answer.error;
     at("sentence").replaceChildren(...withCode(answer.error ?? ""));
-    if (!answer.error) showResult(answer, scheduleOf(current.schedule));
+    const isLoaded = !answer.error && showResult(answer, scheduleOf(current.schedule));
     const comparison = await ask({ do: "compare", setup: current, names: compared });
-    if (!wanted) showComparison(comparison);
+    if (wanted) continue;
+    const isCompared = showComparison(comparison);
+    // A reader, or a program, that looks at the page when it is no longer busy finds its pictures.
+    await Promise.all([isLoaded, isCompared]);
   }
   isAsking = false;
   document.body.ariaBusy = "false";
