@@ -35,6 +35,8 @@ pub mod narrow_product;
 pub mod bf16_product;
 pub mod element;
 pub mod adamw;
+pub mod adamw8bit;
+pub mod lion;
 pub mod squares;
 pub mod scale;
 pub mod addition;

@@ -203,6 +203,10 @@ fn memory_follows_from_microbatches_schedule_and_sharding() {
     assert_eq!(column(&["optimizer.name=sgd", "optimizer.momentum=0.9"], 2), "25.2 KiB");
     assert_eq!(column(&["optimizer.name=muon"], 2), "33.5 KiB");
     assert_eq!(column(&["optimizer.name=adafactor"], 2), "2.8 KiB");
+    assert_eq!(column(&["optimizer.name=lion"], 2), "25.2 KiB");
+    // In 8 bits, two bytes for each of the 6400 elements of matrices, 8 for each of their 368 rows, which have one block,
+    // and 8 for each of the 64 elements of norms.
+    assert_eq!(column(&["optimizer.name=adamw_8bit"], 2), "15.9 KiB");
     let sharded = ["mesh.data_parallel=2", "mesh.data_parallel_mode=sharded"];
     assert_eq!(column(&sharded, 2), "25.2 KiB");
     // Two groups of two replicas: each holds half, although there are four.

@@ -215,7 +215,7 @@ fn the_memory_of_the_parts_of_a_head_is_predicted() {
 #[test]
 fn a_plan_counts_the_state_of_the_optimizer() {
     let run = profiled();
-    for name in ["sgd", "muon", "adafactor"] {
+    for name in ["sgd", "muon", "adafactor", "adamw_8bit"] {
         let key = format!("optimizer.name={name}");
         let set = [&MODEL[..], &[key.as_str()]].concat();
         profile(&run, &set);

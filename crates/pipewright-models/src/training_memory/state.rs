@@ -1,6 +1,7 @@
 //! The bytes of parameters, of their copy in half precision, and of the optimizer's state.
 
 use pipewright::nn::TensorParallel;
+use pipewright::optimizer::blocks_of_row;
 use pipewright::tensor::Precision;
 use pipewright_schedule::mesh::DataParallelMode;
 use pipewright_schedule::plan::TrainingState;
@@ -19,7 +20,10 @@ const ELEMENT: u64 = 4;
 pub enum OptimizerState {
     /// Two numbers for each element: Adam and AdamW.
     TwoMoments,
-    /// One number for each element: SGD with momentum.
+    /// Two bytes for each element of a matrix and two numbers for each block of a row, and two numbers for each element of
+    /// a vector: AdamW in 8 bits.
+    TwoMomentsIn8Bits,
+    /// One number for each element: SGD with momentum, Lion.
     Momentum,
     /// No state: SGD without momentum.
     Stateless,
@@ -36,6 +40,13 @@ impl OptimizerState {
         let all = product(&spec.shape);
         let numbers = match self {
             Self::TwoMoments => all.saturating_mul(2),
+            Self::TwoMomentsIn8Bits => match spec.shape.as_slice() {
+                [rows @ .., width] if !rows.is_empty() => {
+                    let scales = product(rows).saturating_mul(blocks_of_row(*width) as u64);
+                    return all.saturating_add(scales.saturating_mul(ELEMENT)).saturating_mul(2);
+                }
+                _ => all.saturating_mul(2),
+            },
             Self::Muon if !is_hidden_matrix(spec) => all.saturating_mul(2),
             Self::Momentum | Self::Muon => all,
             Self::Stateless => 0,

@@ -18,7 +18,8 @@ pub struct OptimizerSettings {
     pub learning_rate: f64,
     /// The rate to which the learning rate falls, if it is written.
     pub min_learning_rate: Option<f64>,
-    /// AdamW, Adam: the decay rates of the first and second moment.
+    /// AdamW, Adam: the decay rates of the first and second moment; Lion: the share of the momentum in the update, and
+    /// in the next momentum.
     pub betas: [f64; 2],
     /// AdamW, Adam: the number that is added to the square root of the second moment.
     pub eps: f64,
@@ -57,6 +58,11 @@ pub struct OptimizerSettings {
 pub enum OptimizerName {
     /// Adam with decoupled weight decay.
     AdamW,
+    /// AdamW whose moments of matrices have one byte for each element.
+    #[serde(rename = "adamw_8bit")]
+    AdamW8bit,
+    /// The sign of a mean of gradients, with decoupled weight decay.
+    Lion,
     /// Adam, whose weight decay is a part of the gradient.
     Adam,
     /// Gradient descent with or without momentum.
@@ -68,8 +74,10 @@ pub enum OptimizerName {
 }
 
 impl OptimizerName {
-    const ALL: [(&'static str, Self); 5] = [
+    const ALL: [(&'static str, Self); 7] = [
         ("adamw", Self::AdamW),
+        ("adamw_8bit", Self::AdamW8bit),
+        ("lion", Self::Lion),
         ("adam", Self::Adam),
         ("sgd", Self::Sgd),
         ("muon", Self::Muon),
@@ -81,7 +89,7 @@ impl OptimizerName {
         match self {
             Self::Sgd => Some((0.0, false)),
             Self::Muon => Some((0.95, true)),
-            Self::AdamW | Self::Adam | Self::Adafactor => None,
+            Self::AdamW | Self::AdamW8bit | Self::Lion | Self::Adam | Self::Adafactor => None,
         }
     }
 }
@@ -98,7 +106,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Opti
         name,
         learning_rate,
         min_learning_rate: read_lowest(&mut section, schedule, learning_rate),
-        betas: section.pair("betas"),
+        betas: read_betas(&mut section, name),
         eps: section.number("eps"),
         momentum,
         nesterov,
@@ -114,6 +122,14 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Opti
         expert_balance_speed: section.given_number("expert_balance_speed").filter(|speed| *speed > 0.0),
         groups: optimizer_groups::read(&mut section),
     }
+}
+
+/// Reads the decay rates, whose default for Lion is the authors'.
+fn read_betas(section: &mut Section<'_>, name: OptimizerName) -> [f64; 2] {
+    const KEY: &str = "betas";
+    let is_written = section.is_written(KEY);
+    let betas = section.pair(KEY);
+    if name == OptimizerName::Lion && !is_written { [0.9, 0.99] } else { betas }
 }
 
 /// Reads the rate to which a schedule falls. A resumed run may change its schedule and change back, so the

@@ -11,7 +11,7 @@ use burn::optim::{
     SgdConfig,
 };
 use globset::{Glob, GlobSet, GlobSetBuilder};
-use pipewright::optimizer::{AdamW, ClipGroup, OptimizerGroup};
+use pipewright::optimizer::{AdamW, AdamW8bit, ClipGroup, Lion, OptimizerGroup};
 use pipewright::stage::StageError;
 use pipewright::train::ExpertBalance;
 use pipewright_models::training_memory::{OptimizerState, StateRule, is_hidden_matrix};
@@ -42,6 +42,8 @@ struct Own {
 /// An algorithm with its settings.
 enum Algorithm {
     AdamW(AdamW),
+    AdamW8bit(AdamW8bit),
+    Lion(Lion),
     Adam(Adam),
     Sgd(Sgd),
     Muon(Muon),
@@ -123,6 +125,8 @@ pub(crate) fn expert_balance(
 pub fn state_rule(settings: &Settings) -> StateRule {
     let optimizer = match settings.optimizer.name {
         OptimizerName::AdamW | OptimizerName::Adam => OptimizerState::TwoMoments,
+        OptimizerName::AdamW8bit => OptimizerState::TwoMomentsIn8Bits,
+        OptimizerName::Lion => OptimizerState::Momentum,
         OptimizerName::Sgd if settings.optimizer.momentum.unwrap_or(0.0) == 0.0 => OptimizerState::Stateless,
         OptimizerName::Sgd => OptimizerState::Momentum,
         OptimizerName::Muon => OptimizerState::Muon,
@@ -131,8 +135,8 @@ pub fn state_rule(settings: &Settings) -> StateRule {
     StateRule { optimizer, precision: settings.run.precision }
 }
 
-/// Refuses an algorithm that updates whole matrices. Several ranks compute each stage together, and the launch would
-/// refuse it too. `stages` are the parameters of each stage.
+/// Refuses an algorithm that updates whole matrices or rows. Several ranks compute each stage together, and the launch
+/// would refuse it too. `stages` are the parameters of each stage.
 pub(crate) fn require_elementwise(
     settings: &Settings,
     stages: &[Vec<ParameterSpec>],
@@ -140,6 +144,7 @@ pub(crate) fn require_elementwise(
     let uses_matrix = |spec: &&ParameterSpec| {
         let name = algorithm_of(settings.optimizer.name, spec);
         matches!(name, OptimizerName::Muon | OptimizerName::Adafactor)
+            || name == OptimizerName::AdamW8bit && spec.shape.len() > 1
     };
     let refused =
         stages.iter().enumerate().find_map(|(stage, specs)| Some((stage, specs.iter().find(uses_matrix)?)));
@@ -157,7 +162,7 @@ pub(crate) fn require_whole(settings: &Settings) -> Result<(), RunError> {
     let name = match settings.optimizer.name {
         OptimizerName::Muon => "muon",
         OptimizerName::Adafactor => "adafactor",
-        OptimizerName::AdamW | OptimizerName::Adam | OptimizerName::Sgd => return Ok(()),
+        _ => return Ok(()),
     };
     let parts = [("head", settings.pipeline.head_parts), ("embedding", settings.pipeline.embedding_parts)];
     let cut = parts.into_iter().find(|(_, parts)| *parts > 1);
@@ -236,8 +241,11 @@ fn algorithm(settings: &OptimizerSettings, own: Own) -> Algorithm {
         dampening: 0.0,
         nesterov: settings.nesterov.unwrap_or(false),
     };
+    let adamw = AdamW { betas: (beta_1, beta_2), epsilon, weight_decay };
     match own.name {
-        OptimizerName::AdamW => Algorithm::AdamW(AdamW { betas: (beta_1, beta_2), epsilon, weight_decay }),
+        OptimizerName::AdamW => Algorithm::AdamW(adamw),
+        OptimizerName::AdamW8bit => Algorithm::AdamW8bit(AdamW8bit(adamw)),
+        OptimizerName::Lion => Algorithm::Lion(Lion { betas: (beta_1, beta_2), weight_decay }),
         OptimizerName::Adam => Algorithm::Adam(
             AdamConfig::new()
                 .with_beta_1(beta_1)
@@ -269,6 +277,8 @@ impl Algorithm {
     fn whole(self) -> ModuleOptimizer {
         match self {
             Self::AdamW(optimizer) => optimizer.into(),
+            Self::AdamW8bit(optimizer) => optimizer.into(),
+            Self::Lion(optimizer) => optimizer.into(),
             Self::Adam(optimizer) => optimizer.into(),
             Self::Sgd(optimizer) => optimizer.into(),
             Self::Muon(optimizer) => optimizer.into(),
@@ -280,6 +290,8 @@ impl Algorithm {
     fn group(self, contains: impl Fn(&str) -> bool + Send + Sync + 'static) -> OptimizerGroup {
         match self {
             Self::AdamW(optimizer) => OptimizerGroup::new(contains, optimizer),
+            Self::AdamW8bit(optimizer) => OptimizerGroup::new(contains, optimizer),
+            Self::Lion(optimizer) => OptimizerGroup::new(contains, optimizer),
             Self::Adam(optimizer) => OptimizerGroup::new(contains, optimizer),
             Self::Sgd(optimizer) => OptimizerGroup::new(contains, optimizer),
             Self::Muon(optimizer) => OptimizerGroup::new(contains, optimizer),

@@ -45,7 +45,7 @@ impl AdamW {
     }
 
     /// Returns the coefficients of step `t`, from 1. Bias corrections are computed in f64, as in PyTorch.
-    fn at(&self, t: usize, learning_rate: LearningRate) -> Coefficients {
+    pub(super) fn at(&self, t: usize, learning_rate: LearningRate) -> Coefficients {
         let power = |beta: f32| f64::from(beta).powf(t as f64);
         Coefficients {
             betas: self.betas,
@@ -113,7 +113,7 @@ impl Optimizer for AdamW {
 }
 
 /// Returns the CPU back end's tensor if it has single precision.
-fn cpu<const D: usize>(tensor: Tensor<D>) -> Option<CpuTensor> {
+pub(super) fn cpu<const D: usize>(tensor: Tensor<D>) -> Option<CpuTensor> {
     if tensor.dtype() != DType::F32 {
         return None;
     }

@@ -1,15 +1,20 @@
-//! From gradients to parameters: hooks, groups of parameters with optimizers of their own, and an AdamW with
-//! fewer passes over memory than Burn's. Burn's own optimizers work too.
+//! From gradients to parameters: hooks, groups of parameters with optimizers of their own, an AdamW with
+//! fewer passes over memory than Burn's, and optimizers with small states. Burn's own optimizers work too.
 
 mod adamw;
+mod adamw8bit;
 mod carry;
 mod gradient_hook;
 mod group;
-mod rows;
+mod lion;
+mod parts;
 
 pub use adamw::{AdamW, AdamWMoments};
+pub use adamw8bit::{AdamW8bit, AdamW8bitState};
 pub(crate) use carry::with_state_of;
 pub use gradient_hook::{GradientHook, ParameterGradient};
 pub use group::{ClipGroup, OptimizerGroup};
 pub(crate) use group::{Factors, group_of};
-pub(crate) use rows::mixes_rows;
+pub use lion::{Lion, LionMomentum};
+pub(crate) use parts::{ParameterCut, mixes_parts};
+pub use pipewright_kernel::adamw8bit::blocks_of_row;

@@ -13,7 +13,7 @@ use super::held_module::HeldModule;
 use super::module_parameters::parameters_of;
 use super::parameter_table::ParameterTable;
 use super::settings::StageSettings;
-use crate::optimizer::{Factors, OptimizerGroup, group_of, mixes_rows, with_state_of};
+use crate::optimizer::{Factors, OptimizerGroup, ParameterCut, group_of, mixes_parts, with_state_of};
 
 /// The optimizer of a stage with its state, and the groups of the stage's parameters.
 pub(super) struct StageOptimizer {
@@ -43,9 +43,14 @@ impl StageOptimizer {
         };
         let add = |whole, (index, group): (usize, &OptimizerGroup)| group.add_to(whole, members_of(index));
         let optimizer = settings.optimizer.clone().map(|whole| groups.iter().enumerate().fold(whole, add));
-        let is_cut = |index| settings.row_shards.is_some() || table.is_cut(index);
+        let cut_of = |index| match (table.is_cut(index), settings.row_shards) {
+            (true, _) => ParameterCut::ByRowsOrColumns,
+            (false, Some(_)) => ParameterCut::ByRows,
+            (false, None) => ParameterCut::Whole,
+        };
+        let is_cut = |index| cut_of(index) != ParameterCut::Whole;
         if let Some(optimizer) = optimizer.as_ref().filter(|_| (0..paths.len()).any(is_cut))
-            && let Some(index) = mixes_rows(optimizer, module, is_cut)
+            && let Some(index) = mixes_parts(optimizer, module, cut_of)
         {
             return Err(StageError::MixesRows { parameter: paths[index].clone() });
         }

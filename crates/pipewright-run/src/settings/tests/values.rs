@@ -177,7 +177,7 @@ fn words() {
     );
     refuse(
         "optimizer.name=adams",
-        "`name` is \"adams\", where adamw, adam, sgd, muon, adafactor is expected",
+        "`name` is \"adams\", where adamw, adamw_8bit, lion, adam, sgd, muon, adafactor is expected",
     );
     refuse(
         "optimizer.schedule=step",
@@ -317,6 +317,14 @@ fn momentum_belongs_to_algorithms_that_have_it() {
 }
 
 /// The optimizer computes in single precision, so a number must be in its range there too.
+#[test]
+fn lion_has_the_decay_rates_of_its_authors_unless_they_are_written() {
+    let betas = |set: &[&str]| load(None, set).map(|settings| settings.optimizer.betas);
+    assert_eq!(betas(&["optimizer.name=lion"]), Ok([0.9, 0.99]));
+    assert_eq!(betas(&["optimizer.name=lion", "optimizer.betas=[0.9, 0.95]"]), Ok([0.9, 0.95]));
+    assert_eq!(betas(&["optimizer.name=adamw_8bit"]), Ok([0.9, 0.95]));
+}
+
 #[test]
 fn numbers_of_the_optimizer_hold_in_single_precision() {
     const POSITIVE: &str = "a finite number above 0";
