@@ -2,11 +2,13 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::time::Duration;
 
 use pipewright_schedule::profile::HEAD_PART;
 use pipewright_schedule::recompute::LayerPart;
 use pipewright_schedule::{Action, ActionKind, Event, LayerDesc, ModelDesc, Rank, Timeline};
 
+use super::pace::{Pace, stretched};
 use super::probe::{Holding, Remade};
 use super::quartiles::Quartiles;
 use super::sample::{PARAMETER_BYTES, Sample};
@@ -84,6 +86,10 @@ pub(super) struct Collection<'a> {
     /// The mean time of a kind's actions in each step, for one layer. A step takes as long as the sum of its
     /// actions, so the slow ones among them count too.
     times: HashMap<(usize, ActionKind), Vec<f64>>,
+    /// The layers whose times are a kind's actions in a step, over all microbatches and ranks.
+    layers: HashMap<(usize, ActionKind), f64>,
+    /// Whether the steps keep their pace.
+    pace: Pace,
     /// The mean time of `F`, `I` and `W` of a layer of a kind on a rank, in each step.
     by_rank: HashMap<(Rank, usize), Vec<f64>>,
     /// The times of `I` with the forward before it.
@@ -114,7 +120,7 @@ impl<'a> Collection<'a> {
         split: &'a Sample,
         model: &'a ModelDesc,
         state: Vec<u64>,
-        rows: u32,
+        (rows, limit): (u32, Duration),
     ) -> Self {
         Self {
             sample,
@@ -123,6 +129,8 @@ impl<'a> Collection<'a> {
             state,
             rows,
             times: HashMap::new(),
+            layers: HashMap::new(),
+            pace: Pace::new(limit),
             by_rank: HashMap::new(),
             recomputing: HashMap::new(),
             remade: HashMap::new(),
@@ -141,15 +149,21 @@ impl<'a> Collection<'a> {
         let mut in_step: HashMap<(usize, ActionKind), Vec<f64>> = HashMap::new();
         // The seconds of a rank and a kind, and the number of forwards in them.
         let mut of_ranks: HashMap<(Rank, usize), (f64, u32)> = HashMap::new();
+        let mut layers: HashMap<(usize, ActionKind), f64> = HashMap::new();
+        let mut computed = 0.0;
         for event in step.timeline.events().iter().filter(|event| event.action.is_compute()) {
             let stage = &self.sample.stages[event.action.stage().index()];
             let seconds = (event.end - event.start) / stage.layers.len() as f64;
             in_step.entry((stage.kind, event.action.kind())).or_default().push(seconds);
+            *layers.entry((stage.kind, event.action.kind())).or_default() += stage.layers.len() as f64;
+            computed += event.end - event.start;
             let (sum, forwards) = of_ranks.entry((event.rank, stage.kind)).or_default();
             *sum += seconds;
             *forwards += u32::from(event.action.kind() == ActionKind::Forward);
         }
         add_means(&mut self.times, in_step);
+        self.layers = layers;
+        self.pace.add(computed, step.wall.as_secs_f64());
         for (key, (sum, forwards)) in of_ranks {
             self.by_rank.entry(key).or_default().push(sum / f64::from(forwards.max(1)));
         }
@@ -159,6 +173,18 @@ impl<'a> Collection<'a> {
         for holding in holdings {
             self.add_holding(*holding);
         }
+    }
+
+    /// Returns whether the steps that were added are too few to know the times.
+    pub(super) fn needs_more(&self) -> bool {
+        self.pace.needs_more(self.typical())
+    }
+
+    /// Returns the time of all computations of a step by the medians of their kinds.
+    fn typical(&self) -> f64 {
+        let median = |key| Quartiles::of(self.times.get(key).cloned().unwrap_or_default());
+        let times = self.layers.iter().map(|(key, layers)| layers * median(key).unwrap_or_default().median);
+        times.sum()
     }
 
     /// Returns what the rank held before the first action, besides parameters and optimizer state.
@@ -260,7 +286,9 @@ impl<'a> Collection<'a> {
     /// Returns the figures; `None` if a kind has not run.
     pub(super) fn finish(mut self, ranks: u32) -> Option<Measured> {
         let bytes = self.sample.trained_bytes(self.model);
-        let after = Quartiles::of(std::mem::take(&mut self.after))?.median;
+        let stretch = self.pace.stretch(self.typical());
+        let stretched = |typical| stretched(typical, stretch);
+        let after = stretched(Quartiles::of(std::mem::take(&mut self.after))?).median;
         let idle = Quartiles::of(std::mem::take(&mut self.idle))?.median;
         let (rank_bytes, stage_bytes) = self.between_steps();
         let first_layers = self.sample.kinds.clone();
@@ -283,12 +311,12 @@ impl<'a> Collection<'a> {
                 LayerPart::ALL.map(|part| Quartiles::of(self.remade.remove(&(kind, part))?));
             Some(KindFigures {
                 layer,
-                forward,
-                input_backward,
-                weight_backward,
-                recompute: recomputing.and_then(Quartiles::of),
-                norms,
-                feed_forward,
+                forward: stretched(forward),
+                input_backward: stretched(input_backward),
+                weight_backward: stretched(weight_backward),
+                recompute: recomputing.and_then(Quartiles::of).map(stretched),
+                norms: norms.map(stretched),
+                feed_forward: feed_forward.map(stretched),
                 optimizer_s: after * share,
                 activation_bytes: match median(self.kept.remove(&kind)) {
                     Some(_) if !runs_backward => Some(0),
@@ -304,7 +332,8 @@ impl<'a> Collection<'a> {
         });
         let kinds = kinds.collect::<Option<Vec<_>>>()?;
         let mut of_kind = |rank, kind| {
-            Quartiles::of(self.by_rank.remove(&(rank, kind)).unwrap_or_default()).unwrap_or_default()
+            let times = self.by_rank.remove(&(rank, kind)).unwrap_or_default();
+            Quartiles::of(times).map(stretched).unwrap_or_default()
         };
         let mut of_rank = |rank| (0..kinds.len()).map(|kind| of_kind(rank, kind)).collect();
         let times_by_rank = (0..ranks).map(Rank::new).map(&mut of_rank).collect();
