@@ -5,9 +5,10 @@
 //! the steps is not the time that many of them take. The mean is, but a single stop for another reason changes it too.
 //!
 //! So the measured times of a step are added up over blocks that last for several periods. If the steps together take as
-//! long as their medians say, the medians count. Otherwise there are several blocks, and each typical time is stretched by
-//! the median of the ratios of the blocks. A stop may hit any computation, so all of them are stretched alike: the median
-//! of a kind of layers says how long it computes, and the ratio how often it is stopped.
+//! long as their medians say, the medians count. Otherwise there are several blocks. The fastest of equal computations says
+//! how long one of them takes if it is not stopped, or as seldom as possible, and the blocks say how many times
+//! as long all of them take. A stop may hit any computation, so all are stretched alike: stops are too rare to count
+//! those of each kind of layers.
 
 use std::time::Duration;
 
@@ -19,6 +20,8 @@ const BLOCK: Duration = Duration::from_millis(500);
 const BLOCKS: usize = 5;
 /// The share by which the steps together may differ from their medians.
 const STEADY: f64 = 0.05;
+/// The share by which a block may differ from the median of the blocks and still count.
+const NEAR: f64 = 0.25;
 
 /// The times of the steps of a run.
 #[derive(Clone, Debug)]
@@ -59,14 +62,25 @@ impl Pace {
         }
     }
 
-    /// Returns how many times as long as the `typical` time the computations of a step take; `None` if they keep their pace,
-    /// or have not run long enough.
-    pub(super) fn stretch(&self, typical: f64) -> Option<Quartiles> {
-        if is_steady(self.mean() / typical) {
-            return None;
+    /// Returns whether the process is stopped again and again, if the computations of a step take `typical` seconds by their
+    /// medians.
+    pub(super) fn has_stops(&self, typical: f64) -> bool {
+        let of_blocks = Quartiles::of(self.ratios(typical));
+        !is_steady(self.mean() / typical) && of_blocks.is_some_and(|ratios| !is_steady(ratios.median))
+    }
+
+    /// Returns for each block how many times as long as `fastest`, which is the sum of their fastest times, the computations
+    /// of a step take. A block has one stop more or less than its part, so the ratios are scaled: their median is the mean
+    /// of the blocks that do not differ much from it.
+    pub(super) fn ratios(&self, fastest: f64) -> Vec<f64> {
+        let ratio = |&(computed, steps): &(f64, u32)| computed / f64::from(steps) / fastest;
+        let mut ratios: Vec<f64> = self.blocks.iter().map(ratio).collect();
+        if let Some(Quartiles { median, .. }) = Quartiles::of(ratios.clone()) {
+            let near = ratios.iter().filter(|&ratio| (ratio / median - 1.0).abs() < NEAR);
+            let mean = near.clone().sum::<f64>() / near.count().max(1) as f64;
+            ratios.iter_mut().for_each(|ratio| *ratio *= mean / median);
         }
-        let ratio = |&(computed, steps): &(f64, u32)| computed / f64::from(steps) / typical;
-        Quartiles::of(self.blocks.iter().map(ratio).collect()).filter(|ratio| !is_steady(ratio.median))
+        ratios
     }
 
     fn mean(&self) -> f64 {
@@ -76,19 +90,7 @@ impl Pace {
 
 /// Returns whether a ratio is near 1. One that cannot be computed is.
 fn is_steady(ratio: f64) -> bool {
-    !((ratio - 1.0).abs() > STEADY)
-}
-
-/// Returns a typical time with the stretch of all computations, whose spread is that of the blocks.
-pub(super) fn stretched(typical: Quartiles, stretch: Option<Quartiles>) -> Quartiles {
-    let Some(stretch) = stretch else { return typical };
-    let time = |ratio: f64| typical.median * ratio;
-    Quartiles {
-        low: time(stretch.low),
-        median: time(stretch.median),
-        high: time(stretch.high),
-        count: typical.count.min(stretch.count),
-    }
+    !ratio.is_finite() || (ratio - 1.0).abs() <= STEADY
 }
 
 #[cfg(test)]
@@ -126,33 +128,40 @@ mod tests {
         }
     }
 
-    /// Measures steps of computations of `kinds` seconds each, three times per step, as a run does. Returns the sum of
-    /// the stretched medians over the time at full speed, the time of the first kind over its own, and the steps.
-    fn measure(kinds: &[f64], takes: &mut impl FnMut(f64) -> f64) -> (f64, f64, usize) {
+    /// Measures steps of computations of `kinds` seconds each, three times per step, as a run does. Returns for each kind the
+    /// time that is found over its own, the same for all together, and the steps.
+    fn measure(kinds: &[f64], takes: &mut impl FnMut(f64) -> f64) -> (Vec<f64>, f64, usize) {
         let limit = Duration::from_secs(10);
         let mut pace = Pace::new(limit);
         let mut times = vec![Vec::new(); kinds.len()];
-        let medians =
-            |times: &[Vec<f64>]| times.iter().map(|own| Quartiles::of(own.clone()).expect("times")).collect();
+        let mut fastest = vec![f64::INFINITY; kinds.len()];
         let mut wall = 0.0;
         loop {
             let mut step = 0.0;
-            for (kind, own) in kinds.iter().zip(&mut times) {
-                let sum: f64 = (0..3).map(|_| takes(*kind)).sum();
+            for ((kind, own), fastest) in kinds.iter().zip(&mut times).zip(&mut fastest) {
+                let each = [0; 3].map(|_| takes(*kind));
+                *fastest = each.into_iter().fold(*fastest, f64::min);
+                let sum: f64 = each.iter().sum();
                 own.push(sum / 3.0);
                 step += sum;
             }
             wall += step;
             pace.add(step, step);
-            let known: Vec<Quartiles> = medians(&times);
-            let typical = known.iter().map(|spread| 3.0 * spread.median).sum();
+            let medians = times.iter().map(|own| Quartiles::of(own.clone()).expect("times").median);
+            let medians: Vec<f64> = medians.collect();
+            let typical = 3.0 * medians.iter().sum::<f64>();
             let has_steps = times[0].len() >= 12;
             if wall >= limit.as_secs_f64() || has_steps && !pace.needs_more(typical) {
-                let stretch = pace.stretch(typical);
-                let found: Vec<f64> =
-                    known.into_iter().map(|spread| stretched(spread, stretch).median).collect();
+                let found = if pace.has_stops(typical) {
+                    let ratios = pace.ratios(3.0 * fastest.iter().sum::<f64>());
+                    let ratio = Quartiles::of(ratios).expect("blocks").median;
+                    fastest.iter().map(|&time| time * ratio).collect()
+                } else {
+                    medians
+                };
                 let all = found.iter().sum::<f64>() / kinds.iter().sum::<f64>();
-                return (all, found[0] / kinds[0], times[0].len());
+                let each = found.iter().zip(kinds).map(|(found, kind)| found / kind).collect();
+                return (each, all, times[0].len());
             }
         }
     }
@@ -163,7 +172,7 @@ mod tests {
             for period in [0.005, 0.02, 0.1] {
                 for seconds in [1e-4, 1e-3, 7e-3, 30e-3, 200e-3] {
                     let mut processor = Throttled::new(period, share);
-                    let (all, ..) = measure(&[seconds, seconds / 3.0], &mut |time| processor.takes(time));
+                    let (_, all, _) = measure(&[seconds, seconds / 3.0], &mut |time| processor.takes(time));
                     let found = 1.0 / all;
                     let what = format!("{found} of {share}, periods of {period} s, {seconds} s");
                     assert!((found / share - 1.0).abs() < 0.05, "{what}");
@@ -175,9 +184,12 @@ mod tests {
     /// A kind of layers that computes for a hundredth of the step is hardly ever stopped itself.
     #[test]
     fn short_computations_are_stretched_as_long_ones() {
-        let mut processor = Throttled::new(0.1, 0.35);
-        let (_, short, _) = measure(&[1e-5, 1e-3], &mut |time| processor.takes(time));
-        assert!((short * 0.35 - 1.0).abs() < 0.05, "{short}");
+        for (kinds, period) in [([1e-5, 1e-3], 0.1), ([1e-4, 9e-3], 0.1), ([2e-4, 4e-3], 0.02)] {
+            let mut processor = Throttled::new(period, 0.35);
+            let (each, ..) = measure(&kinds, &mut |time| processor.takes(time));
+            let what = format!("{each:?} of {kinds:?}");
+            assert!(each.iter().all(|found| (found * 0.35 - 1.0).abs() < 0.05), "{what}");
+        }
     }
 
     #[test]
@@ -188,8 +200,8 @@ mod tests {
             at += 1;
             time * if at % 5 == 0 { 1.03 } else { 1.0 }
         };
-        let (all, first, steps) = measure(&[20e-3, 20e-3], &mut noisy);
-        assert!((all - 1.0).abs() < 0.02 && (first - 1.0).abs() < 0.02, "{all} and {first}");
+        let (each, _, steps) = measure(&[20e-3, 20e-3], &mut noisy);
+        assert!(each.iter().all(|found| (found - 1.0).abs() < 0.02), "{each:?}");
         // Half a second, which 12 steps have.
         assert_eq!(steps, 12);
         let (_, _, steps) = measure(&[1e-3], &mut |time| time);
@@ -203,7 +215,7 @@ mod tests {
             at += 1;
             time + if at == 50 { 0.3 } else { 0.0 }
         };
-        let (all, ..) = measure(&[5e-3, 5e-3], &mut stopped);
+        let (_, all, _) = measure(&[5e-3, 5e-3], &mut stopped);
         assert!((all - 1.0).abs() < 0.02, "{all}");
     }
 }
