@@ -115,7 +115,7 @@ impl MeshSettings {
         self.microbatch_rows(mean).and_then(|rows| rows.into_iter().max()).unwrap_or(mean)
     }
 
-    /// Returns the number of which the mean rows of a microbatch must be a multiple, so that each replica has whole rows.
+    /// Returns the step of the mean rows of a microbatch: each replica has whole rows if the mean is a multiple of it.
     pub fn microbatch_step(&self) -> u64 {
         let step = least_rows_of_shares(&self.batch_shares);
         step / greatest_common_divisor(step, self.data_parallel.into())

@@ -43,7 +43,7 @@ pub(super) fn rows_of(times: &[f64], replicas: &[Vec<Rank>], mean: u32) -> Vec<u
     }
     let all = u64::from(mean) * replicas.len() as u64;
     let value = |rows: &Vec<u32>| places(times, replicas, rows, mean);
-    let ranges = [0..ranks].into_iter().chain((0..ranks).map(|place| place..place + 1));
+    let ranges = std::iter::once(0..ranks).chain((0..ranks).map(|place| place..place + 1));
     let first = ranges.map(|range| rows_by_speed(&places_of(range).collect::<Vec<_>>(), all));
     let mut first: Vec<Vec<u32>> = first.collect();
     first.sort_by(|one, other| value(other).total_cmp(&value(one)));

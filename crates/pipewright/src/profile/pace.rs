@@ -7,8 +7,8 @@
 //! So the measured times of a step are added up over blocks that last for several periods. If the steps together take as
 //! long as their medians say, the medians count. Otherwise there are several blocks. The fastest of equal computations says
 //! how long one of them takes if it is not stopped, or as seldom as possible, and the blocks say how many times
-//! as long all of them take. A stop may hit any computation, so all are stretched alike: stops are too rare to count
-//! those of each kind of layers.
+//! as long all of them take. A stop may hit any computation, so all are stretched alike: the stops of one kind of
+//! layers are too few to be counted.
 
 use std::time::Duration;
 
