@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
 # Trains on two unlike machines: the second one has 35% of a core, and the link between them 100 Mbit/s. It measures their
-# profile, plans with it, and compares the planned step with the even cut, with the prediction and with the proved bound.
+# profile, plans with it, and compares the planned step with the even cut, with the prediction and with the proved bound. A
+# larger microbatch takes less time for each row, so the machines are measured again with the microbatches of the plan, and the even
+# cut has them too.
 #
 #   bench/unlike/run.sh [PIPEWRIGHT]     (default: target/release/pipewright, built with --features mpi)
 #
 # The machines are network namespaces with a control group, so it needs root, iproute2, Open MPI, and two cores without other
-# work. It takes about three minutes.
+# work. It takes about four minutes. `mpirun` must not bind the processes to cores: each of the two machines would bind its process
+# to the first one of the computer that both are on.
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -74,7 +77,7 @@ echo "steps = $steps" >>"$folder/model.toml"
 
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 on_both() {
-    (cd "$folder" && nsenter --net=/run/netns/$fast mpirun -n 2 --host 10.78.0.1:1,10.78.0.2:1 --mca plm_rsh_agent "$folder/shell" \
+    (cd "$folder" && nsenter --net=/run/netns/$fast mpirun -n 2 --bind-to none --host 10.78.0.1:1,10.78.0.2:1 --mca plm_rsh_agent "$folder/shell" \
         --mca btl tcp,self --mca btl_tcp_if_include 10.78.0.0/24 --mca oob_tcp_if_include 10.78.0.0/24 "$binary" "$@")
 }
 
@@ -88,17 +91,31 @@ print(f"{statistics.median(steps):.1f}")
 END
 }
 
-on_both profile model.toml --time-limit 20s --quiet -o profile.toml
-if ! grep -q '^\[\[rank\]\]' "$folder/profile.toml"; then
-    echo "the machines were measured as equal: is something else running?" >&2
-    exit 1
-fi
-sed -n '/^\[\[rank\]\]/,/^\[\[layers\]\]/p' "$folder/profile.toml" | sed '$d'
-(cd "$folder" && "$binary" plan model.toml --profile profile.toml --data-parallel 1 --format json -o planned.toml >plan.json)
-for name in even planned; do
-    file=model.toml && [[ $name == even ]] || file=planned.toml
-    on_both train $file --quiet --set pipeline.transport=mpi --set run.out=$name
-done
+# Measures with the settings of the arguments, and plans with the result.
+plan() {
+    on_both profile model.toml "$@" --time-limit 20s --quiet -o profile.toml
+    if ! grep -q '^\[\[rank\]\]' "$folder/profile.toml"; then
+        echo "the machines were measured as equal: is something else running?" >&2
+        exit 1
+    fi
+    (cd "$folder" && "$binary" plan model.toml "$@" --profile profile.toml --data-parallel 1 --format json -o planned.toml >plan.json)
+}
+# The microbatches of the best plan, as settings.
+microbatches() {
+    python3 - "$folder/plan.json" <<'END'
+import json, sys
+best = json.load(open(sys.argv[1]))["plans"][0]
+print(f"--set pipeline.microbatches={best['microbatches']} --set pipeline.microbatch_size={best['microbatch_size']}")
+END
+}
+
+plan
+read -ra same <<<"$(microbatches)"
+plan "${same[@]}"
+read -ra same <<<"$(microbatches)"
+sed -n '/^\[link\]/,/^\[\[layers\]\]/p' "$folder/profile.toml" | sed '$d'
+on_both train model.toml "${same[@]}" --quiet --set run.out=even
+on_both train planned.toml --quiet --set pipeline.transport=mpi --set run.out=planned
 even=$(median "$folder/even/metrics.jsonl") planned=$(median "$folder/planned/metrics.jsonl")
 python3 - "$folder/plan.json" "$even" "$planned" <<'END'
 import json, sys

@@ -13,6 +13,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::divisor::greatest_common_divisor;
+
 /// The sizes of a mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Mesh {
@@ -116,6 +118,29 @@ impl DataParallelMode {
     }
 }
 
+/// Divides `rows`, which are one microbatch of every replica together, by the shares of the replicas. Returns the rows
+/// of a microbatch of each replica; `None` if one of them would not be a whole number from 1.
+pub fn rows_of_shares(rows: u64, shares: &[u32]) -> Option<Vec<u32>> {
+    let all = sum_of(shares);
+    let part = |&share: &u32| {
+        let parts = u128::from(rows) * u128::from(share);
+        let own = parts.checked_div(all).filter(|own| *own > 0 && own * all == parts)?;
+        u32::try_from(own).ok()
+    };
+    shares.iter().map(part).collect()
+}
+
+/// Returns the fewest rows that [`rows_of_shares`] divides, if no share is 0. It divides the multiples of this number
+/// and no others.
+pub fn least_rows_of_shares(shares: &[u32]) -> u64 {
+    let common = shares.iter().fold(0, |common, &share| greatest_common_divisor(common, share.into()));
+    u64::try_from(sum_of(shares) / u128::from(common.max(1))).unwrap_or(u64::MAX).max(1)
+}
+
+fn sum_of(shares: &[u32]) -> u128 {
+    shares.iter().map(|&share| u128::from(share)).sum()
+}
+
 impl Default for Mesh {
     /// One rank.
     fn default() -> Self {
@@ -198,5 +223,22 @@ mod tests {
         assert_eq!(shards(DataParallelMode::Replicated), [1, 1, 1, 1]);
         assert_eq!(shards(DataParallelMode::Sharded), [1, 4, 6, 8]);
         assert_eq!(shards(DataParallelMode::Hybrid { shards: 4 }), [1, 4, 6, 4]);
+    }
+
+    #[test]
+    fn shares_divide_multiples_of_their_least_rows() {
+        assert_eq!(rows_of_shares(8, &[3, 1]), Some(vec![6, 2]));
+        assert_eq!(rows_of_shares(8, &[6, 2]), Some(vec![6, 2]));
+        assert_eq!(rows_of_shares(3, &[2, 1]), Some(vec![2, 1]));
+        for (rows, shares) in [(7, [3, 1]), (0, [3, 1]), (8, [1, 0]), (0, [0, 0]), (1 << 33, [3, 1])] {
+            assert_eq!(rows_of_shares(rows, &shares), None, "{rows}, {shares:?}");
+        }
+        let all = 2 * u64::from(u32::MAX);
+        assert_eq!(rows_of_shares(all, &[u32::MAX, u32::MAX]), Some(vec![u32::MAX; 2]));
+        assert_eq!(rows_of_shares(u64::MAX, &[u32::MAX, 1]), None);
+        assert_eq!(rows_of_shares(6, &[]), Some(Vec::new()));
+        for (shares, least) in [(&[3, 1][..], 4), (&[6, 2], 4), (&[5], 1), (&[], 1), (&[0, 0], 1)] {
+            assert_eq!(least_rows_of_shares(shares), least, "{shares:?}");
+        }
     }
 }

@@ -3,7 +3,7 @@
 //! The ranks of a tensor group are consecutive in the world, and so are the ranks of one replica.
 
 use pipewright_schedule::Rank;
-pub use pipewright_schedule::mesh::{DataParallelMode, Mesh};
+pub use pipewright_schedule::mesh::{DataParallelMode, Mesh, least_rows_of_shares, rows_of_shares};
 
 use crate::collective::Group;
 use crate::ids::WorldRank;

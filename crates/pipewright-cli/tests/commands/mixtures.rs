@@ -84,6 +84,36 @@ fn replicas_and_accumulated_batches_take_the_same_rows() {
     assert_eq!(train(&folder, &[&two[..], &[texts]].concat()), expected, "all targets count");
 }
 
+/// Shares of the batch are for training. The losses of sources need microbatches of equal size.
+#[test]
+fn shares_of_the_batch_do_not_change_the_validation_of_sources() {
+    let folder = folder();
+    folder.write("one.txt", "One of two texts is here. ".repeat(40));
+    folder.write("two.txt", "Another one is longer. ".repeat(60));
+    let mix = "data.mix=[{ path = \"one.txt\", weight = 1 }, { path = \"two.txt\", weight = 2 }]";
+    let common = [
+        mix,
+        "data.validation_share=0.5",
+        "run.steps=2",
+        "run.eval_every=1",
+        "mesh.data_parallel=2",
+        "pipeline.microbatches=2",
+        "pipeline.microbatch_size=2",
+    ];
+    let losses = |set: &[&str]| -> Vec<f64> {
+        let _ = fs::remove_dir_all(folder.out());
+        folder.train(&[&common[..], set].concat());
+        let steps = folder.steps();
+        let sources = steps.iter().filter_map(|step| step["validation_sources"].as_array()).flatten();
+        sources.filter_map(|source| source["loss"].as_f64()).collect()
+    };
+    let (equal, shared) = (losses(&[]), losses(&["mesh.batch_shares=[3, 1]"]));
+    assert_eq!((equal.len(), shared.len()), (4, 4), "two sources after two steps");
+    for (equal, shared) in equal.iter().zip(&shared) {
+        assert!((equal - shared).abs() < 1e-5, "{equal} and {shared}");
+    }
+}
+
 #[test]
 fn the_sources_are_shown() {
     let folder = sources();

@@ -12,6 +12,7 @@ use pipewright_schedule::{Recompute, Slices};
 
 use crate::settings::checkpoints::Copies;
 use crate::settings::document::Document;
+use crate::settings::keys::LARGEST_COUNT;
 use crate::settings::mesh::{BATCH_SHARES, EXPERTS, LOOKAHEAD};
 use crate::settings::offload::OffloadPlace;
 use crate::settings::paths::Surroundings;
@@ -322,15 +323,20 @@ impl CrossChecks<'_> {
             );
             Some((sentence, "write one share for each replica (`data_parallel`)".to_owned()))
         } else if mesh.microbatch_rows(size).is_none() {
-            let all: u64 = shares.iter().map(|&share| u64::from(share)).sum();
             let sentence = format!(
                 "with `{BATCH_SHARES} = {shares:?}`, microbatches of {} (`pipeline.microbatch_size`) on average do not have whole \
                  numbers of rows in each replica",
                 counted(size, "row")
             );
-            let help = format!(
-                "write a `microbatch_size` whose product with {replicas} is a multiple of {all}, or other shares"
-            );
+            let step = mesh.microbatch_step();
+            let next = u64::from(size).div_ceil(step).saturating_mul(step);
+            let possible = u32::try_from(next).ok().filter(|next| *next <= LARGEST_COUNT);
+            let help = match possible.and_then(|next| mesh.microbatch_rows(next)) {
+                Some(_) => format!(
+                    "write a `microbatch_size` that is a multiple of {step}, such as {next}, or other shares"
+                ),
+                None => "write smaller shares, or shares with a common divisor".to_owned(),
+            };
             Some((sentence, help))
         } else if pipeline.schedule == ScheduleChoice::Named(AUTO.to_owned()) {
             let sentence = format!(

@@ -3,7 +3,7 @@
 
 use std::num::NonZeroU32;
 
-use pipewright::mesh::{DataParallelMode, Mesh};
+use pipewright::mesh::{DataParallelMode, Mesh, least_rows_of_shares, rows_of_shares};
 use pipewright::nn::{ExpertParallel, TensorParallel};
 use pipewright::tensor::{ExpertRank, TensorRank};
 use pipewright_models::training_memory::TensorShare;
@@ -107,13 +107,18 @@ impl MeshSettings {
         if self.batch_shares.is_empty() {
             return Some(vec![mean; self.data_parallel as usize]);
         }
-        let all: u64 = self.batch_shares.iter().map(|&share| u64::from(share)).sum();
-        let rows = |&share: &u32| {
-            let parts = u64::from(mean) * u64::from(self.data_parallel) * u64::from(share);
-            let rows = parts.checked_div(all).filter(|rows| *rows > 0 && rows * all == parts)?;
-            u32::try_from(rows).ok()
-        };
-        self.batch_shares.iter().map(rows).collect()
+        rows_of_shares(u64::from(mean) * u64::from(self.data_parallel), &self.batch_shares)
+    }
+
+    /// Returns the rows of a microbatch of the replica that has the most, if `mean` is the mean of all replicas.
+    pub fn largest_microbatch(&self, mean: u32) -> u32 {
+        self.microbatch_rows(mean).and_then(|rows| rows.into_iter().max()).unwrap_or(mean)
+    }
+
+    /// Returns the step of the mean rows of a microbatch: each replica has whole rows if the mean is a multiple of it.
+    pub fn microbatch_step(&self) -> u64 {
+        let step = least_rows_of_shares(&self.batch_shares);
+        step / greatest_common_divisor(step, self.data_parallel.into())
     }
 
     /// Returns how a schedule is lowered for training on this mesh.

@@ -76,7 +76,7 @@ fn training_run<'a>(run: RunParts<'a>, model: &'a CutModel) -> TrainingRun<'a> {
         program,
         partition,
         tokens: settings.data.seq_len as usize,
-        rows: largest_microbatch(settings),
+        rows: mesh.largest_microbatch(settings.pipeline.microbatch_size),
         recompute: &settings.pipeline.recompute,
         state: state_rule(settings),
         sharding: Sharding { shards: mesh.shards(), window: mesh.gathered_stages() },
@@ -103,12 +103,6 @@ fn plan_of(memory: TrainingMemory, run: RunParts<'_>) -> MemoryPlan {
     }
     let choices = all_ranks(settings).map(|rank| devices.choice_of(rank));
     plan.on_devices(choices, device_bytes)
-}
-
-/// Returns the rows of a microbatch of the replica that has the most.
-fn largest_microbatch(settings: &Settings) -> u32 {
-    let mean = settings.pipeline.microbatch_size;
-    settings.mesh.microbatch_rows(mean).unwrap_or_default().into_iter().max().unwrap_or(mean)
 }
 
 /// Returns the memory that each rank has if the ranks of a device share it equally; of several devices, the

@@ -5,9 +5,10 @@ use std::borrow::Cow;
 use thiserror::Error;
 
 use crate::costs::Costs;
+use crate::divisor::greatest_common_divisor;
 use crate::ids::Rank;
 use crate::lower::{LowerError, TrainingLowering, for_training};
-use crate::mesh::Mesh;
+use crate::mesh::{Mesh, least_rows_of_shares, rows_of_shares};
 use crate::partition::{Method, PartitionError, partition};
 use crate::placement::Placement;
 use crate::plan::head_parts::with_head_parts;
@@ -73,13 +74,7 @@ impl PlanChoice {
         if let Some(problem) = profile.problems_for(all_ranks).first() {
             return Err(PredictError::Choice(problem.to_string()));
         }
-        if !self.batch_shares.is_empty() && self.batch_shares.len() != replicas as usize {
-            return Err(PredictError::Choice(format!(
-                "there is {} of the batch, and there are {}; give one for each replica",
-                counted(self.batch_shares.len(), "share"),
-                counted(replicas, "replica")
-            )));
-        }
+        self.check_shares(replicas)?;
         let (profile, _) = profile.with_equal_ranks_merged();
         if profile.has_unlike_ranks() && tensor > 1 {
             return Err(PredictError::Choice(format!(
@@ -134,6 +129,39 @@ impl PlanChoice {
         let (replicas, trained) = (self.mesh.data, self.trained_stages(profile));
         let lowering = TrainingLowering { replicas, trained, ..TrainingLowering::default() };
         lowering.with_exchanges(profile.has_exchanges())
+    }
+
+    /// Checks that each replica has a share of the batch, and whole rows in each microbatch.
+    fn check_shares(&self, replicas: u32) -> Result<(), PredictError> {
+        let shares = &self.batch_shares;
+        let refused = |sentence| Err(PredictError::Choice(sentence));
+        if shares.is_empty() {
+            return Ok(());
+        }
+        if shares.len() != replicas as usize {
+            return refused(format!(
+                "there {} {} of the batch, and there are {}; give one for each replica",
+                if shares.len() == 1 { "is" } else { "are" },
+                counted(shares.len(), "share"),
+                counted(replicas, "replica")
+            ));
+        }
+        if let Some(replica) = shares.iter().position(|&share| share == 0) {
+            return refused(format!(
+                "replica {replica} has the share 0 of the batch; give each replica a share from 1"
+            ));
+        }
+        if rows_of_shares(u64::from(self.microbatch_rows) * u64::from(replicas), shares).is_none() {
+            let least = least_rows_of_shares(shares);
+            let step = least / greatest_common_divisor(least, replicas.into());
+            return refused(format!(
+                "microbatches of {} on average do not have whole numbers of rows in each replica with the shares {shares:?} of \
+                 the batch; use a multiple of {}, or other shares",
+                counted(self.microbatch_rows, "row"),
+                counted(step, "row")
+            ));
+        }
+        Ok(())
     }
 
     /// Checks that there is a choice of recomputation for each stage.

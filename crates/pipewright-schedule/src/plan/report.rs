@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use crate::csv::print_schedule;
 use crate::ids::{Rank, StageIndex};
-use crate::mesh::{Mesh, MeshOrder};
+use crate::mesh::{Mesh, MeshOrder, rows_of_shares};
 use crate::plan::system::{Offer, Refusal, System};
 use crate::profile::Profile;
 use crate::recompute::StageRecompute;
@@ -239,14 +239,12 @@ impl Plan {
 
     /// Returns the rows of a microbatch of each replica.
     pub fn rows_of_replicas(&self) -> Vec<u32> {
-        let (mean, replicas) = (u64::from(self.microbatch_rows), u64::from(self.mesh.data));
-        let all: u64 = self.batch_shares.iter().map(|&share| u64::from(share)).sum();
-        match self.batch_shares.as_slice() {
-            [] => vec![self.microbatch_rows; self.mesh.data as usize],
-            shares => {
-                shares.iter().map(|&share| (mean * replicas * u64::from(share) / all.max(1)) as u32).collect()
-            }
+        let equal = || vec![self.microbatch_rows; self.mesh.data as usize];
+        if self.batch_shares.is_empty() {
+            return equal();
         }
+        let rows = u64::from(self.microbatch_rows) * u64::from(self.mesh.data);
+        rows_of_shares(rows, &self.batch_shares).unwrap_or_else(equal)
     }
 
     /// Returns why `system` cannot run the plan, which is for the costs of `profile`; `None` if it can.

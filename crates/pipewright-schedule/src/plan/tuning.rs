@@ -198,8 +198,10 @@ pub(super) mod unlike {
     pub(crate) const SHARE: u64 = 3;
     /// The divisions into replicas that are planned.
     pub(crate) const DIVISIONS_OF_REPLICAS: usize = 3;
-    /// The most rows that move from one replica to another one after the first guess.
-    pub(crate) const MOVED_ROWS: usize = 200;
+    /// The divisions of the rows from which rows move.
+    pub(crate) const FIRST_ROWS: usize = 4;
+    /// The most runs of rows of one length that move from one replica to another one after the first guess.
+    pub(crate) const MOVED_RUNS: usize = 8;
     /// Divisions that were this many times slower in the comparison are not searched.
     pub(crate) const NEAR: f64 = 1.15;
 }

@@ -19,6 +19,7 @@ use crate::plan::rank_times::Step;
 use crate::plan::replica_rows::{places, rows_of, times_of};
 use crate::plan::report::{Plan, PlanError, PlanReport};
 use crate::plan::request::PlanRequest;
+use crate::plan::tuning::ROUNDING;
 use crate::plan::tuning::unlike::DIVISIONS_OF_REPLICAS;
 use crate::profile::{Profile, RankProfile};
 use crate::words::counted;
@@ -87,7 +88,7 @@ pub(super) fn plan_replicas(
     }
     let Some((mut report, division)) = best else { return Err(failure.unwrap_or(PlanError::Stopped)) };
     report.plans.iter_mut().for_each(|plan| division.name_ranks(plan));
-    report.lower_bound_s = bound(profile, request, ranks);
+    report.lower_bound_s = replicas_bound(profile, request, replicas);
     report.simulated = simulated;
     report.machines = replica_uses(profile, request, &report.plans[0], keep_going);
     Ok(report)
@@ -171,16 +172,80 @@ fn groupings(times: &[f64], replicas: usize, ranks: usize) -> Vec<Vec<Vec<Rank>>
     groupings
 }
 
-/// Returns a time that no step with replicas of so many ranks is below.
-fn bound(profile: &Profile, request: &PlanRequest, ranks: u32) -> f64 {
-    let mesh = Mesh { pipeline: request.ranks, ..Mesh::default() };
-    let Some(network) = Network::of(profile, mesh) else { return 0.0 };
-    let rows = request.microbatch_rows;
+/// Returns a time that no step with so many replicas is below.
+fn replicas_bound(profile: &Profile, request: &PlanRequest, replicas: u32) -> f64 {
+    let mesh = Mesh { pipeline: request.ranks, data: replicas, ..Mesh::default() };
+    let fastest = Profile { link: profile.fastest_link(request.ranks), ..profile.clone() };
+    let Some(network) = Network::of(&fastest, mesh) else { return 0.0 };
+    let (rows, ranks) = (request.microbatch_rows, request.ranks / replicas);
     let layers = Layers::of(profile, rows, network, request.state).with_speeds(profile, rows, request.state);
     let step = Step::of(&layers, request.ranks, request.microbatches);
     let speeds = if ranks == 1 { step.mean_speeds() } else { step.speeds() };
-    let work = step.microbatches * layers.work(0..layers.count());
+    let work = step.microbatches * layers.work(0..layers.count()) / speeds.iter().sum::<f64>();
+    let gradients = layers.list.iter().map(|layer| layer.gradient).fold(0, u64::saturating_add);
+    let sums = layers.network.replica_sum(gradients / u64::from(ranks));
     let optimizer: f64 = layers.list.iter().map(|layer| layer.optimizer).sum();
-    let fastest = speeds.iter().copied().fold(0.0, f64::max);
-    work / speeds.iter().sum::<f64>() + optimizer / fastest / f64::from(ranks)
+    let updates = f64::from(replicas) * optimizer / step.optimizer_speeds().iter().sum::<f64>();
+    (work.max(sums) + updates) * (1.0 - ROUNDING)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::{LayerProfile, LinkProfile, PairProfile};
+
+    /// Four layers of 3 s with an optimizer of 1 s and gradients of 40 bytes, over links of 10 bytes per second.
+    fn profile(speeds: &[f64]) -> Profile {
+        let layer = LayerProfile {
+            kind: "block".into(),
+            count: 4,
+            forward_s: 1.0,
+            input_backward_s: 1.0,
+            weight_backward_s: 1.0,
+            optimizer_s: 1.0,
+            parameter_bytes: 40,
+            ..LayerProfile::default()
+        };
+        let rank = |&speed: &f64| RankProfile { speed, ..RankProfile::default() };
+        let link = LinkProfile::new(0.0, 10.0);
+        Profile { link, layers: vec![layer], ranks: speeds.iter().map(rank).collect(), ..Profile::default() }
+    }
+
+    fn check(profile: &Profile, replicas: u32, microbatches: u32, expected: f64) {
+        let request =
+            PlanRequest { ranks: profile.ranks.len() as u32, microbatches, ..PlanRequest::default() };
+        let bound = replicas_bound(profile, &request, replicas);
+        assert!((bound / expected - 1.0).abs() < 1e-6, "{bound}, and {expected} is expected");
+    }
+
+    #[test]
+    fn the_bound_has_the_work_the_sums_and_the_updates() {
+        // 8 microbatches of 12 s at the speed 4, and 2 updates of 4 s at the speed 4.
+        check(&profile(&[3.0, 1.0]), 2, 8, 24.0 + 2.0);
+        check(&profile(&[1.0; 4]), 2, 8, 24.0 + 2.0);
+        // Two replicas send their 160 bytes once. Each of two ranks sends half of them.
+        check(&profile(&[3.0, 1.0]), 2, 2, 16.0 + 2.0);
+        check(&profile(&[2.0, 2.0, 1.0, 1.0]), 2, 2, 8.0 + 8.0 / 6.0);
+        // The fastest link counts, whatever the profile says of the others.
+        let pair = |from, to, bytes_per_s| PairProfile { from, to, latency_s: 0.0, bytes_per_s };
+        let fast = Profile { pairs: vec![pair(0, 1, 20.0)], ..profile(&[3.0, 1.0]) };
+        check(&fast, 2, 2, 8.0 + 2.0);
+        let slow = Profile { pairs: vec![pair(0, 1, 5.0), pair(1, 0, 8.0)], ..profile(&[3.0, 1.0]) };
+        check(&slow, 2, 2, 20.0 + 2.0);
+    }
+
+    /// The optimizer of merged replicas is faster than their computations, because it does not depend on the rows.
+    #[test]
+    fn the_bound_of_merged_replicas_has_the_speed_of_their_optimizer() {
+        let replicas = [0, 1].map(|rank| vec![Rank::new(rank)]);
+        let fast = Profile { link: LinkProfile::new(0.0, 1e12), ..profile(&[1.0, 1.0]) };
+        let merged = fast.of_replicas(&replicas, &[3, 1]);
+        let request =
+            PlanRequest { ranks: 2, microbatches: 8, data_parallel: Some(2), ..PlanRequest::default() };
+        let report = plan_pipelines(&merged, &request, &mut || true).expect("a plan");
+        let best = &report.plans[0];
+        assert!(report.lower_bound_s <= best.step_s, "{} above {}", report.lower_bound_s, best.step_s);
+        // 4 microbatches of 12 s with 1.5 times the rows, and 4 s of updates.
+        assert!((best.step_s - (72.0 + 4.0)).abs() < 1e-6, "{}", best.step_s);
+    }
 }

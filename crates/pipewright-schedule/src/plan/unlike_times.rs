@@ -97,6 +97,18 @@ impl Step<'_> {
         if self.layers.is_unlike() { self.speeds().into_iter().fold(0.0, f64::max) } else { 1.0 }
     }
 
+    /// Returns how many times as fast as the profile the optimizer of each rank is at the layer that it is best at. It
+    /// may differ from the speed of computations, because its time does not depend on the rows.
+    pub(super) fn optimizer_speeds(&self) -> Vec<f64> {
+        let ratio = |rank: usize| {
+            let pairs = self.layers.list.iter().zip(&self.layers.on(rank).list);
+            let known = pairs.filter(|(_, own)| own.optimizer > 0.0);
+            let best = known.map(|(layer, own)| layer.optimizer / own.optimizer).fold(0.0, f64::max);
+            if best > 0.0 { best } else { 1.0 }
+        };
+        (0..self.ranks as usize).map(ratio).collect()
+    }
+
     /// Returns how many times as fast as the profile all ranks together compute the whole model.
     pub(super) fn sum_of_speeds(&self) -> f64 {
         if !self.layers.is_unlike() {

@@ -104,4 +104,19 @@ impl Profile {
         }
         links
     }
+
+    /// Returns the shortest latency and the highest bandwidth of the links between `ranks` ranks.
+    #[must_use]
+    pub fn fastest_link(&self, ranks: u32) -> LinkProfile {
+        let all: Vec<Rank> = (0..ranks).map(Rank::new).collect();
+        let links = self.links_between(&all);
+        let between = (0..links.len()).filter(|at| at / all.len() != at % all.len()).map(|at| links[at]);
+        let faster = |one: LinkProfile, other: LinkProfile| LinkProfile {
+            latency_s: one.latency_s.min(other.latency_s),
+            bytes_per_s: one.bytes_per_s.max(other.bytes_per_s),
+            ..one
+        };
+        let fastest = between.reduce(faster).unwrap_or(self.link);
+        LinkProfile { latency_s: fastest.latency_s, bytes_per_s: fastest.bytes_per_s, ..self.link }
+    }
 }

@@ -52,6 +52,8 @@ impl Profile {
             temporary_bytes: bytes(layer.temporary_bytes),
             norms_bytes: bytes(layer.norms_bytes),
             feed_forward_bytes: bytes(layer.feed_forward_bytes),
+            // The exchange of tokens has the time of the replica with the most rows, whatever the speed of its ranks.
+            exchange_s: layer.exchange_s * most,
             ..layer.clone()
         };
         Self {

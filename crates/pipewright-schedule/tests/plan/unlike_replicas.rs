@@ -4,7 +4,7 @@
 use pipewright_schedule::Rank;
 use pipewright_schedule::mesh::Mesh;
 use pipewright_schedule::plan::{PlanChoice, PlanReport, PlanRequest, plan, predict};
-use pipewright_schedule::profile::Profile;
+use pipewright_schedule::profile::{LayerProfile, LinkProfile, Profile};
 
 use crate::instances::{self, Instance};
 use crate::unlike::{Stages, planned, rows_of};
@@ -151,7 +151,8 @@ fn replicas_that_cannot_be_are_refused() {
 
 #[test]
 fn shares_that_do_not_fit_the_replicas_are_refused() {
-    let profile = Profile { layers: vec![instances::block("layer", 1.0)], ..Profile::default() };
+    let link = LinkProfile::new(0.0, 1e9);
+    let profile = Profile { link, layers: vec![instances::block("layer", 1.0)], ..Profile::default() };
     let schedule = pipewright_schedule::generate(
         "gpipe",
         &pipewright_schedule::ScheduleSpec {
@@ -160,11 +161,44 @@ fn shares_that_do_not_fit_the_replicas_are_refused() {
             ..pipewright_schedule::ScheduleSpec::default()
         },
     );
-    let choice = PlanChoice {
+    let schedule = schedule.expect("a schedule");
+    let check = |shares: &[u32], microbatch_rows: u32, expected: &str| {
+        let choice = PlanChoice {
+            mesh: Mesh { data: 2, ..Mesh::default() },
+            microbatch_rows,
+            batch_shares: shares.to_vec(),
+            ..PlanChoice::default()
+        };
+        let error = predict(&profile, &schedule, &choice).expect_err("an error").to_string();
+        assert_eq!(error, expected);
+    };
+    check(&[3], 2, "there is 1 share of the batch, and there are 2 replicas; give one for each replica");
+    check(&[1; 3], 2, "there are 3 shares of the batch, and there are 2 replicas; give one for each replica");
+    check(&[3, 0], 2, "replica 1 has the share 0 of the batch; give each replica a share from 1");
+    let uneven = |rows: &str, shares: &str, step: &str| {
+        format!(
+            "microbatches of {rows} on average do not have whole numbers of rows in each replica with the shares {shares} of the \
+             batch; use a multiple of {step}, or other shares"
+        )
+    };
+    check(&[3, 1], 3, &uneven("3 rows", "[3, 1]", "2 rows"));
+    check(&[6, 2], 1, &uneven("1 row", "[6, 2]", "2 rows"));
+    check(&[u32::MAX, 1], u32::MAX, &uneven("4294967295 rows", "[4294967295, 1]", "2147483648 rows"));
+    let shared = |shares: &[u32]| PlanChoice {
         mesh: Mesh { data: 2, ..Mesh::default() },
-        batch_shares: vec![3],
+        microbatch_rows: 2,
+        batch_shares: shares.to_vec(),
         ..PlanChoice::default()
     };
-    let error = predict(&profile, &schedule.expect("a schedule"), &choice).expect_err("an error").to_string();
-    assert_eq!(error, "there is 1 share of the batch, and there are 2 replicas; give one for each replica");
+    let step = |shares: &[u32]| predict(&profile, &schedule, &shared(shares)).expect("a prediction").step_s();
+    assert_eq!(step(&[6, 2]), step(&[3, 1]));
+}
+
+/// The replica with the most rows exchanges the most tokens, whatever its speed.
+#[test]
+fn exchanges_of_tokens_have_the_rows_of_the_largest_share() {
+    let layer = LayerProfile { exchange_s: 2.0, ..instances::block("layer", 1.0) };
+    let profile = Profile { layers: vec![layer], ..Profile::default() };
+    let merged = profile.of_replicas(&[vec![Rank::new(0)], vec![Rank::new(1)]], &[3, 1]);
+    assert_eq!(merged.layers[0].exchange_s, 3.0);
 }

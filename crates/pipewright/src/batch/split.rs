@@ -23,6 +23,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+use pipewright_schedule::mesh::{least_rows_of_shares, rows_of_shares};
 use pipewright_schedule::words::counted;
 
 use crate::tensor::{Value, Values};
@@ -234,24 +235,32 @@ pub fn split(batch: &[Value], rule: impl Into<SplitRule>) -> Result<Vec<Values>,
 
 /// Returns the sizes of microbatches in the ratio of the shares of their replicas.
 fn sizes_by_share(rows: usize, count: usize, shares: &[u32]) -> Result<Vec<usize>, SplitError> {
-    let all: usize = shares.iter().map(|&share| share as usize).sum();
-    let each = count.checked_div(shares.len()).filter(|each| each * shares.len() == count).unwrap_or(0);
-    let size = |share: u32| {
-        let part = rows.checked_mul(share as usize)?;
-        let parts = all.checked_mul(each)?;
-        part.checked_div(parts).filter(|size| *size > 0 && size * parts == part)
+    let each = count / shares.len();
+    let is_even = each > 0 && each * shares.len() == count;
+    let of_one_each = if is_even { Some(rows / each).filter(|of_one| of_one * each == rows) } else { None };
+    let Some(sizes) = of_one_each.and_then(|of_one| rows_of_shares(of_one as u64, shares)) else {
+        return Err(not_shared(rows, count, shares, is_even.then_some(each)));
     };
-    let sizes: Option<Vec<usize>> = shares.iter().map(|&share| size(share)).collect();
-    let Some(sizes) = sizes else {
-        let (rows, wanted) = (counted(rows, "row"), counted(count, "microbatch"));
-        let shares = shares.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
-        return Err(SplitError(format!(
-            "{rows} do not divide into {wanted} with the shares {shares} of their replicas: give a multiple of {} rows, or \
-             other shares",
-            (all * each).max(1)
-        )));
+    Ok(sizes.into_iter().flat_map(|size| std::iter::repeat_n(size as usize, each)).collect())
+}
+
+/// Returns the error of rows that shares do not divide. Each replica has `each` microbatches; `None` if the replicas cannot
+/// have equally many.
+fn not_shared(rows: usize, count: usize, shares: &[u32], each: Option<usize>) -> SplitError {
+    let advice = match each {
+        _ if shares.contains(&0) => "give each replica a share from 1".to_owned(),
+        None => format!("use a multiple of {} microbatches, the number of replicas", shares.len()),
+        Some(each) => {
+            let step = least_rows_of_shares(shares).saturating_mul(each as u64);
+            let next = (rows as u64).div_ceil(step).max(1).saturating_mul(step);
+            format!("give a multiple of {step} rows, such as {next}, or other shares")
+        }
     };
-    Ok(sizes.into_iter().flat_map(|size| std::iter::repeat_n(size, each)).collect())
+    let (rows, wanted) = (counted(rows, "row"), counted(count, "microbatch"));
+    let shares = shares.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+    SplitError(format!(
+        "{rows} do not divide into {wanted} with the shares {shares} of their replicas: {advice}"
+    ))
 }
 
 /// Returns the specifications that split tensors along dimension 0.

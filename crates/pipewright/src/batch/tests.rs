@@ -85,10 +85,32 @@ fn the_sizes_of_replicas_have_the_ratio_of_their_shares() {
         12,
         4,
         &[3, 1],
-        "12 rows do not divide into 4 microbatches with the shares 3, 1 of their replicas: give a multiple of 8 rows",
+        "12 rows do not divide into 4 microbatches with the shares 3, 1 of their replicas: give a multiple of 8 rows, such as \
+         16, or other shares",
     );
-    refused(15, 3, &[3, 1], "15 rows do not divide into 3 microbatches");
-    refused(8, 4, &[1, 0], "8 rows do not divide");
+    // The least numbers that work, also if the shares have a common divisor.
+    refused(
+        10,
+        4,
+        &[6, 2],
+        "10 rows do not divide into 4 microbatches with the shares 6, 2 of their replicas: give a multiple of 8 rows, such as 16",
+    );
+    assert_eq!(sizes(16, 4, &[6, 2]), Ok(vec![6, 6, 2, 2]));
+    refused(
+        15,
+        3,
+        &[3, 1],
+        "15 rows do not divide into 3 microbatches with the shares 3, 1 of their replicas: use a multiple of 2 microbatches, the number of replicas",
+    );
+    refused(
+        8,
+        4,
+        &[1, 0],
+        "8 rows do not divide into 4 microbatches with the shares 1, 0 of their replicas: give each replica a share from 1",
+    );
+    let huge = "4 rows do not divide into 4 microbatches with the shares 4294967295, 4294967294 of their replicas: give a multiple \
+                of 17179869178 rows";
+    refused(4, 4, &[u32::MAX, u32::MAX - 1], huge);
 }
 
 #[test]

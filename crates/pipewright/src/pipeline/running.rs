@@ -140,11 +140,6 @@ impl Pipeline {
         SplitRule::shared(self.eval_microbatches(), &self.setup.config.batch_shares)
     }
 
-    /// Returns whether all microbatches of a batch have equally many rows.
-    pub(crate) fn has_equal_microbatches(&self) -> bool {
-        self.setup.config.batch_shares.is_empty()
-    }
-
     /// Returns the number of slices of a microbatch.
     pub(crate) fn slices(&self) -> Slices {
         self.setup.slices()

@@ -29,7 +29,8 @@ pub struct MeasureConfig {
     pub rows: u32,
     /// The number of layers of each kind.
     pub copies: usize,
-    /// The largest number of steps that count.
+    /// The number of steps that count. More are taken if they last less than half a second together, or if the process is
+    /// stopped again and again.
     pub steps: u32,
     /// The time after which no further step begins. A few steps are taken in any case.
     pub time_limit: Duration,
@@ -41,7 +42,7 @@ pub struct MeasureConfig {
 }
 
 impl Default for MeasureConfig {
-    /// One rank and one row, two layers of each kind, and at most twelve steps and eight seconds.
+    /// One rank and one row, two layers of each kind, and twelve steps in at most eight seconds.
     fn default() -> Self {
         Self {
             pipeline: PipelineConfig::default(),
@@ -94,7 +95,8 @@ where
     } else {
         parameters.map(|number| number.saturating_mul(STATE_BYTES)).collect()
     };
-    let mut collection = Collection::new(&sample, &split, model, state, config.rows);
+    let times = (config.rows, config.time_limit / 2);
+    let mut collection = Collection::new(&sample, &split, model, state, times);
     // The other runs have one or two figures for each layer and need fewer steps. If stages are recomputed,
     // each layer is a stage, which shows what a stage holds.
     let mut runs = vec![
@@ -107,10 +109,13 @@ where
     for run in runs {
         let layers = if run.recompute == Recompute::Stage { &split } else { &sample };
         let subject = (layers, layers.trained(model));
-        run.steps(subject, config, ranks, make.clone(), &mut feed, |step, probed| match run.recompute {
-            Recompute::None => collection.add(&step, &probed.holdings),
-            Recompute::Stage => collection.add_recomputing(&step.timeline, &probed.holdings),
-            _ => collection.add_remade(&probed.remade),
+        run.steps(subject, config, ranks, make.clone(), &mut feed, |step, probed| {
+            match run.recompute {
+                Recompute::None => collection.add(&step, &probed.holdings),
+                Recompute::Stage => collection.add_recomputing(&step.timeline, &probed.holdings),
+                _ => collection.add_remade(&probed.remade),
+            }
+            run.recompute == Recompute::None && collection.needs_more()
         })?;
     }
     Ok(collection.finish(ranks).expect("every stage of a model with layers has run"))
@@ -136,7 +141,7 @@ struct Run {
 
 impl Run {
     /// Takes the steps of the run, with the layers of a sample and its trained stages. `keep` gets the steps
-    /// that count.
+    /// that count, and returns whether they are still too few.
     fn steps<F, E, S>(
         &self,
         (sample, trained): (&Sample, TrainedStages),
@@ -144,7 +149,7 @@ impl Run {
         ranks: u32,
         make: F,
         feed: &mut impl FnMut(Pipeline) -> S,
-        mut keep: impl FnMut(StepSummary, Probed),
+        mut keep: impl FnMut(StepSummary, Probed) -> bool,
     ) -> Result<(), PipelineError>
     where
         F: Fn(Range<usize>) -> Result<Stage, E> + Send + Sync + 'static,
@@ -176,12 +181,11 @@ impl Run {
             }
         }
         drop(probe.take());
-        for taken in 0..self.steps.max(FEWEST_STEPS) {
-            if taken >= FEWEST_STEPS && start.elapsed() >= self.time {
-                break;
-            }
+        let (mut taken, mut needs_more) = (0, true);
+        while taken < FEWEST_STEPS || start.elapsed() < self.time && (taken < self.steps || needs_more) {
             let summary = step()?;
-            keep(summary, probe.take());
+            needs_more = keep(summary, probe.take());
+            taken += 1;
         }
         Ok(())
     }

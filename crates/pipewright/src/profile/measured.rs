@@ -2,11 +2,13 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::time::Duration;
 
 use pipewright_schedule::profile::HEAD_PART;
 use pipewright_schedule::recompute::LayerPart;
 use pipewright_schedule::{Action, ActionKind, Event, LayerDesc, ModelDesc, Rank, Timeline};
 
+use super::pace::Pace;
 use super::probe::{Holding, Remade};
 use super::quartiles::Quartiles;
 use super::sample::{PARAMETER_BYTES, Sample};
@@ -84,6 +86,10 @@ pub(super) struct Collection<'a> {
     /// The mean time of a kind's actions in each step, for one layer. A step takes as long as the sum of its
     /// actions, so the slow ones among them count too.
     times: HashMap<(usize, ActionKind), Vec<f64>>,
+    /// The number of layers that a rank's actions of a kind compute in a step, and the fastest time of one.
+    layers: HashMap<(Rank, usize, ActionKind), (f64, f64)>,
+    /// Whether the steps keep their pace.
+    pace: Pace,
     /// The mean time of `F`, `I` and `W` of a layer of a kind on a rank, in each step.
     by_rank: HashMap<(Rank, usize), Vec<f64>>,
     /// The times of `I` with the forward before it.
@@ -114,7 +120,7 @@ impl<'a> Collection<'a> {
         split: &'a Sample,
         model: &'a ModelDesc,
         state: Vec<u64>,
-        rows: u32,
+        (rows, limit): (u32, Duration),
     ) -> Self {
         Self {
             sample,
@@ -123,6 +129,8 @@ impl<'a> Collection<'a> {
             state,
             rows,
             times: HashMap::new(),
+            layers: HashMap::new(),
+            pace: Pace::new(limit),
             by_rank: HashMap::new(),
             recomputing: HashMap::new(),
             remade: HashMap::new(),
@@ -141,15 +149,22 @@ impl<'a> Collection<'a> {
         let mut in_step: HashMap<(usize, ActionKind), Vec<f64>> = HashMap::new();
         // The seconds of a rank and a kind, and the number of forwards in them.
         let mut of_ranks: HashMap<(Rank, usize), (f64, u32)> = HashMap::new();
+        self.layers.values_mut().for_each(|(layers, _)| *layers = 0.0);
+        let mut computed = 0.0;
         for event in step.timeline.events().iter().filter(|event| event.action.is_compute()) {
             let stage = &self.sample.stages[event.action.stage().index()];
             let seconds = (event.end - event.start) / stage.layers.len() as f64;
             in_step.entry((stage.kind, event.action.kind())).or_default().push(seconds);
+            let key = (event.rank, stage.kind, event.action.kind());
+            let (layers, fastest) = self.layers.entry(key).or_insert((0.0, seconds));
+            (*layers, *fastest) = (*layers + stage.layers.len() as f64, fastest.min(seconds));
+            computed += event.end - event.start;
             let (sum, forwards) = of_ranks.entry((event.rank, stage.kind)).or_default();
             *sum += seconds;
             *forwards += u32::from(event.action.kind() == ActionKind::Forward);
         }
         add_means(&mut self.times, in_step);
+        self.pace.add(computed, step.wall.as_secs_f64());
         for (key, (sum, forwards)) in of_ranks {
             self.by_rank.entry(key).or_default().push(sum / f64::from(forwards.max(1)));
         }
@@ -158,6 +173,50 @@ impl<'a> Collection<'a> {
         self.between.extend(self.held_between(holdings));
         for holding in holdings {
             self.add_holding(*holding);
+        }
+    }
+
+    /// Returns whether the steps that were added are too few to know the times.
+    pub(super) fn needs_more(&self) -> bool {
+        self.pace.needs_more(self.typical())
+    }
+
+    /// Returns the time of all computations of a step by the medians of their kinds.
+    fn typical(&self) -> f64 {
+        let time = |&(_, kind, action): &(Rank, usize, ActionKind)| {
+            let times = self.times.get(&(kind, action)).cloned().unwrap_or_default();
+            Quartiles::of(times).unwrap_or_default().median
+        };
+        self.layers.iter().map(|(key, (layers, _))| layers * time(key)).sum()
+    }
+
+    /// If the process is stopped again and again, replaces the times of the steps by the fastest ones, as many times as each
+    /// block says. A second forward then takes as long as a forward, because a difference of two times is too inexact.
+    fn stretch_times(&mut self) {
+        if !self.pace.has_stops(self.typical()) {
+            return;
+        }
+        let ratios = self.pace.ratios(self.layers.values().map(|(layers, fastest)| layers * fastest).sum());
+        let over_blocks = |seconds: f64| -> Vec<f64> { ratios.iter().map(|ratio| ratio * seconds).collect() };
+        let fastest_of = |is_one: &dyn Fn(&(Rank, usize, ActionKind)) -> bool| {
+            let own = self.layers.iter().filter(|(key, _)| is_one(key)).map(|(_, (_, fastest))| *fastest);
+            (own.clone().sum::<f64>(), own.count().max(1) as f64)
+        };
+        for (&(kind, action), times) in &mut self.times {
+            let (sum, ranks) = fastest_of(&|key| (key.1, key.2) == (kind, action));
+            *times = over_blocks(sum / ranks);
+        }
+        for (&(rank, kind), times) in &mut self.by_rank {
+            *times = over_blocks(fastest_of(&|key| (key.0, key.1) == (rank, kind)).0);
+        }
+        for (&kind, times) in &mut self.recomputing {
+            let of = |action| self.times.get(&(kind, action)).into_iter().flatten();
+            let both = of(ActionKind::Forward).zip(of(ActionKind::InputBackward));
+            *times = both.map(|(forward, input)| forward + input).collect();
+        }
+        let Some(ratio) = Quartiles::of(ratios) else { return };
+        for time in self.remade.values_mut().flatten().chain(&mut self.after) {
+            *time *= ratio.median;
         }
     }
 
@@ -260,6 +319,7 @@ impl<'a> Collection<'a> {
     /// Returns the figures; `None` if a kind has not run.
     pub(super) fn finish(mut self, ranks: u32) -> Option<Measured> {
         let bytes = self.sample.trained_bytes(self.model);
+        self.stretch_times();
         let after = Quartiles::of(std::mem::take(&mut self.after))?.median;
         let idle = Quartiles::of(std::mem::take(&mut self.idle))?.median;
         let (rank_bytes, stage_bytes) = self.between_steps();
@@ -304,7 +364,8 @@ impl<'a> Collection<'a> {
         });
         let kinds = kinds.collect::<Option<Vec<_>>>()?;
         let mut of_kind = |rank, kind| {
-            Quartiles::of(self.by_rank.remove(&(rank, kind)).unwrap_or_default()).unwrap_or_default()
+            let times = self.by_rank.remove(&(rank, kind)).unwrap_or_default();
+            Quartiles::of(times).unwrap_or_default()
         };
         let mut of_rank = |rank| (0..kinds.len()).map(|kind| of_kind(rank, kind)).collect();
         let times_by_rank = (0..ranks).map(Rank::new).map(&mut of_rank).collect();

@@ -13,6 +13,7 @@
 //! which.
 
 mod quartiles;
+mod pace;
 mod sample;
 mod probe;
 mod program;

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::batch::SplitRule;
 use crate::checkpoint::Cursor;
 use crate::pipeline::{EvalSummary, Pipeline, PipelineError};
 use crate::train::token_batch::split;
@@ -54,10 +55,10 @@ impl Validation {
         self.rows.seek(Cursor::default()).expect("every data has a first row");
         let ignores = self.rows.ignores_targets();
         let mixture = self.rows.mixture();
-        let rule = pipeline.eval_split_rule();
         let microbatches = pipeline.eval_microbatches();
-        let mut sources = SourceSums::new(mixture.len(), self.batch_rows, microbatches)
-            .filter(|_| pipeline.has_equal_microbatches());
+        // Shares of the batch do not count here: the sources need microbatches of equal size.
+        let rule = SplitRule::equal(microbatches);
+        let mut sources = SourceSums::new(mixture.len(), self.batch_rows, microbatches);
         let places = sources.as_ref().map(|sources| {
             let places = self.rows.next_places(self.batches * self.batch_rows);
             by_source(&places, sources.microbatch_rows)

@@ -1,10 +1,14 @@
 //! Measures the links between ranks: how long a message takes whatever its size, and how many bytes per
 //! second follow, one way and both ways at once.
 //!
-//! The two ranks of a pair send a tensor back and forth, and processes then to each other at the same time. Each reads what it receives, because storage that is moved
-//! within a process still has to come from the cache of the other core. The time that a rank needs to read
-//! its own tensor is subtracted. Small messages show the latency, and the further time of large ones the
-//! bandwidth.
+//! The two ranks of a pair send a tensor back and forth, and processes then send several to each other at the same time. Each
+//! reads what it receives, because storage that is moved within a process still has to come from the cache of the other core.
+//! The time that a rank needs to read its own tensor is subtracted. Small messages show the latency, and the further time of
+//! large ones the bandwidth.
+//!
+//! While both ends send, a message may wait until one of the other direction has passed, although the link has room for both:
+//! MPI libraries agree on each large message over the connection that carries the data. If an end sends its next message only
+//! when one has arrived, the link is idle in between. So each end has two messages under way.
 
 use std::time::{Duration, Instant};
 
@@ -43,6 +47,8 @@ const ROUNDS: [u32; 2] = [60, 16];
 const WARM_UP: u32 = 4;
 /// The time of the rounds of large messages, if that allows fewer. There are two in any case.
 const LARGE_TIME: f64 = 1.0;
+/// The messages that each end has under way while both send.
+const UNDER_WAY: usize = 2;
 /// The bytes of a number.
 const NUMBER: f64 = 4.0;
 /// The bandwidth of a link on which large messages do not take longer than small ones.
@@ -102,9 +108,7 @@ pub(super) fn measure(
         let read = median((0..warm_up + rounds).map(|_| link.read(tensor.clone()).1).collect(), warm_up);
         *time = (median(trips, warm_up) / 2.0 - read).max(0.0);
         if is_large && endpoint.is_distributed() {
-            let exchanges = (0..rounds).map(|_| link.exchange(endpoint, &tensor));
-            let exchanges = exchanges.collect::<Result<Vec<f64>, AgreementError>>()?;
-            both_ways = (median(exchanges, 0) - read).max(0.0);
+            both_ways = (link.stream(endpoint, &tensor, rounds)? - read).max(0.0);
         }
     }
     let [small, large] = times;
@@ -179,14 +183,29 @@ impl Probe {
         Ok(u32::try_from(arrived).unwrap_or(most).clamp(1, most))
     }
 
-    /// Sends a tensor while the other end sends one. Returns the time until it has arrived, in seconds.
-    fn exchange(&mut self, endpoint: &mut Endpoint, tensor: &Value) -> Result<f64, AgreementError> {
-        let start = Instant::now();
-        let [there, back] = self.next_tags();
-        let (own, other) = if self.begins { (there, back) } else { (back, there) };
-        self.send(endpoint, own, tensor.clone());
-        self.take(endpoint, other)?;
-        Ok(start.elapsed().as_secs_f64())
+    /// Sends a tensor several times while the other end does the same. Returns the mean time from one arrival to the next,
+    /// for `count` of them after the first one, in seconds.
+    fn stream(&mut self, endpoint: &mut Endpoint, tensor: &Value, count: u32) -> Result<f64, AgreementError> {
+        let tags = |it: &mut Self| {
+            let [there, back] = it.next_tags();
+            if it.begins { (there, back) } else { (back, there) }
+        };
+        let all: Vec<(Tag, Tag)> = (0..=count).map(|_| tags(self)).collect();
+        let mut own = all.iter().map(|(own, _)| *own);
+        for tag in own.by_ref().take(UNDER_WAY) {
+            self.send(endpoint, tag, tensor.clone());
+        }
+        let mut start = Instant::now();
+        for (arrived, (_, other)) in all.iter().enumerate() {
+            self.take(endpoint, *other)?;
+            if arrived == 0 {
+                start = Instant::now();
+            }
+            if let Some(tag) = own.next() {
+                self.send(endpoint, tag, tensor.clone());
+            }
+        }
+        Ok(start.elapsed().as_secs_f64() / f64::from(count.max(1)))
     }
 
     fn send(&self, endpoint: &mut Endpoint, tag: Tag, tensor: Value) {

@@ -141,7 +141,7 @@ fn sizes(
         model,
         partition,
         tokens: settings.data.seq_len as usize,
-        rows: settings.pipeline.microbatch_size,
+        rows: settings.mesh.largest_microbatch(settings.pipeline.microbatch_size),
         slices: program.slices(),
         precision: settings.run.precision,
         recompute: &settings.pipeline.recompute,

@@ -2,7 +2,8 @@
 
 use pipewright_schedule::lower::ReduceWait;
 
-use super::{check, check_set, load};
+use super::{check, check_set, load, surroundings};
+use crate::settings::{Base, ConfigError, Settings};
 
 #[test]
 fn sizes_that_do_not_fit_each_other() {
@@ -125,6 +126,9 @@ fn replicas_have_shares_of_the_batch() {
     assert_eq!(rows(&two), Some(vec![4, 4]));
     assert_eq!(rows(&[&two[..], &["mesh.batch_shares=[3, 1]"]].concat()), Some(vec![6, 2]));
     assert_eq!(rows(&[&two[..], &["mesh.batch_shares=[]"]].concat()), Some(vec![4, 4]));
+    let mesh = |arguments: &[&str]| load(None, arguments).expect("sound arguments").mesh;
+    assert_eq!(mesh(&[&two[..], &["mesh.batch_shares=[3, 1]"]].concat()).largest_microbatch(4), 6);
+    assert_eq!(mesh(&two).largest_microbatch(4), 4);
     let refuse = |shares: &str, expected: &str| {
         let argument = format!("mesh.batch_shares={shares}");
         check_set(&[&two[..], &[&argument]].concat(), &[&format!("--set {argument}: {expected}")]);
@@ -134,6 +138,22 @@ fn replicas_have_shares_of_the_batch() {
         "[2, 1]",
         "with `batch_shares = [2, 1]`, microbatches of 4 rows (`pipeline.microbatch_size`) on average do not have whole numbers \
          of rows in each replica",
+    );
+    // The help has numbers that work, also if the shares have a common divisor.
+    let help = |shares: &str, size: u32| {
+        let arguments = ["mesh.data_parallel=2", &format!("mesh.batch_shares={shares}")].map(str::to_owned);
+        let size = format!("pipeline.microbatch_size={size}");
+        let error = Settings::load(Base::Sample, &[&arguments[..], &[size]].concat(), &surroundings());
+        let Err(ConfigError::Problems(problems)) = error else { panic!("{shares} are refused") };
+        problems.0[0].help.clone().unwrap_or_default()
+    };
+    let multiple = "write a `microbatch_size` that is a multiple of 2, such as";
+    assert_eq!(help("[6, 2]", 1), format!("{multiple} 2, or other shares"));
+    assert_eq!(help("[3, 1]", 5), format!("{multiple} 6, or other shares"));
+    assert_eq!(
+        help("[2147483647, 2147483646]", 4),
+        "write smaller shares, or shares with a common divisor",
+        "no microbatch is as large"
     );
     refuse("[1, 0]", "`batch_shares` is [1, 0], where whole numbers from 1 to 2147483647 is expected");
     refuse(

@@ -28,8 +28,7 @@ fn load_all(text: Option<&str>, arguments: &[&str]) -> Result<Loaded, String> {
         std::fs::write(&file, text).expect("the scratch folder takes files");
     }
     let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
-    let surroundings =
-        Surroundings { working_folder: Path::new(env!("CARGO_MANIFEST_DIR")).to_owned(), variable: |_| None };
+    let surroundings = surroundings();
     let file = text.is_some().then_some(file.as_path());
     let loaded = Settings::load(file.map_or(Base::Sample, Base::File), &arguments, &surroundings);
     loaded.map_err(|error| match error {
@@ -41,6 +40,10 @@ fn load_all(text: Option<&str>, arguments: &[&str]) -> Result<Loaded, String> {
         }
         error @ ConfigError::Read { .. } => error.to_string(),
     })
+}
+
+fn surroundings() -> Surroundings {
+    Surroundings { working_folder: Path::new(env!("CARGO_MANIFEST_DIR")).to_owned(), variable: |_| None }
 }
 
 fn check(text: &str, problems: &[&str]) {

@@ -71,9 +71,9 @@ pub(super) fn memory_bound(step: Step<'_>, memory: u128) -> f64 {
 /// Returns the bound on the time of the optimizer: the rank with the most layers to update.
 pub(super) fn optimizer_bound(step: Step<'_>) -> f64 {
     let times = step.layers.list.iter().map(|layer| layer.optimizer);
-    let longest = times.clone().fold(0.0, f64::max) / step.fastest();
-    let ranks = if step.layers.is_unlike() { step.speeds().iter().sum() } else { f64::from(step.ranks) };
-    (times.sum::<f64>() / ranks).max(longest) * (1.0 - ROUNDING)
+    let speeds = step.optimizer_speeds();
+    let longest = times.clone().fold(0.0, f64::max) / speeds.iter().copied().fold(0.0, f64::max);
+    (times.sum::<f64>() / speeds.iter().sum::<f64>()).max(longest) * (1.0 - ROUNDING)
 }
 
 /// Returns a lower bound for all plans on some or all of unlike ranks, without the optimizer. With `is_exact`, it is

@@ -131,8 +131,12 @@ fn fixed_bytes(layer: &Layer) -> u64 {
     layer.gradient.saturating_add(layer.state.total())
 }
 
-/// Returns the first kind of fill of each place. `speeds` come from the fastest rank to the slowest one.
+/// Returns the first kind of fill of each place. `speeds` come from the fastest rank to the slowest one. With more ranks
+/// than the bound orders, only the first place counts, and its fill is 0.
 fn fills(step: Step<'_>, speeds: &[f64], hop: f64) -> Vec<f64> {
+    if speeds.len() > unlike::MOST_ORDERED {
+        return vec![0.0; speeds.len()];
+    }
     let (layers, fastest) = (step.layers, speeds[0]);
     let count = layers.count();
     let all: Vec<f64> = layers.list.iter().map(|layer| layer.forward).collect();
