@@ -326,9 +326,9 @@ impl Parts {
         let loaded = file_exchange::begin_new(processes, load)?;
         let chosen = self.choose(loaded, processes)?;
         let new = if matches!(processes.files(), Files::Remote(_)) {
-            let data = processes.agree_on_preparation(Ok(()));
-            let data = data.and_then(|()| file_exchange::share_rows(processes, None))?;
-            chosen.and_then(|chosen| New::prepare(chosen, data.as_ref(), processes))
+            let chosen = processes.agree_on_preparation(chosen)?;
+            let data = file_exchange::share_rows(processes, None)?;
+            New::prepare(chosen, data.as_ref(), processes)
         } else {
             let new = chosen.and_then(|chosen| New::prepare(chosen, None, processes));
             if matches!(processes.files(), Files::Shared) {
@@ -409,8 +409,11 @@ impl Parts {
         let began = Instant::now();
         let copy = copy_search::newest(processes, &resumption.path, steps)?;
         let state = (copy, began.elapsed());
+        // The overview may read all data, as the rest of the preparation.
         let find = |resumption: &Resumption| {
-            ResumableRun::find(resumption, self.model.clone(), &*self.observer, state, lock, restart)
+            let found =
+                ResumableRun::find(resumption, self.model.clone(), &*self.observer, state, lock, restart)?;
+            Ok((overview(&found.run.prepared)?, found))
         };
         let found = match processes.files() {
             Files::Shared => find(&resumption),
@@ -421,15 +424,15 @@ impl Parts {
                 find(&resumption)
             }
             Files::First(_) | Files::Near => {
-                let found = processes.agree_on_preparation(find(&resumption))?;
+                let (overview, found) = processes.agree_on_preparation(find(&resumption))?;
                 file_exchange::share_rows(processes, Some(&found.run.prepared))?;
                 let on_disk = found.run.checkpoint.as_deref().filter(|_| found.run.origin.is_none());
                 file_exchange::share_state(processes, on_disk)?;
-                Ok(found)
+                Ok((overview, found))
             }
         };
-        let found = found.inspect(|found| processes.set_deadline(found.run.prepared.settings.run.deadline()));
-        let found = found.and_then(|found| Ok((overview(&found.run.prepared)?, found)));
+        let found =
+            found.inspect(|(_, found)| processes.set_deadline(found.run.prepared.settings.run.deadline()));
         let (overview, found) = processes.agree(found, |(_, found)| found.identity())?;
         match &found.restart {
             Some(restart) if processes.is_leader() => {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pipewright::checkpoint::{CheckpointError, CheckpointFolder, CheckpointWriter};
+use pipewright::checkpoint::{CheckpointError, CheckpointFolder, CheckpointWriter, PartArrivals};
 use pipewright::train::{Metrics, Trainer};
 use pipewright_document::text::quoted;
 use pipewright_schedule::error_text::with_causes as sentence;
@@ -78,11 +78,11 @@ impl Checkpoints {
                 // earlier one.
                 let best = evaluations.lowest().map(|(step, _)| step);
                 checkpoints.set_best(best).map_err(RunError::input)?;
-                let arrived = match files {
-                    Files::First(service) => service.arrived(),
-                    _ => Arc::default(),
+                let arrivals = match files {
+                    Files::First(service) => service.arrivals(),
+                    _ => PartArrivals::default(),
                 };
-                CheckpointWriter::start_receiving(checkpoints, keep, ranks, run.deadline(), arrived)
+                CheckpointWriter::start_receiving(checkpoints, keep, ranks, run.deadline(), arrivals)
             }
             None => {
                 let checkpoints = run_folder::checkpoints_of(&run.out);
