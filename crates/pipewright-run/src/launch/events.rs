@@ -81,6 +81,8 @@ pub(super) enum Decision {
 /// How long hosts are asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Patience {
+    /// Once, and the processes of hosts that share no folder must meet: the run has not begun.
+    First,
     Once,
     /// Again while all are silent: they belong to a run that has begun.
     UntilOneAnswers,
