@@ -262,7 +262,8 @@ fn begin(processes: &mut ProcessGroup, own: Option<(&Settings, PathBuf)>) -> Res
         Some(service) => Ok(Files::First(service)),
         None if first.is_near() => Ok(Files::Near),
         None => Mirror::create().and_then(|mirror| {
-            let client = Arc::new(Client::new(channel, first.deadline));
+            // If the first process is lost, its missing heartbeats are noticed first and say more.
+            let client = Arc::new(Client::new(channel, first.deadline.saturating_mul(2)));
             first.bring(&client, &mirror)?;
             Ok(Files::Remote(RemoteFiles { client, mirror }))
         }),

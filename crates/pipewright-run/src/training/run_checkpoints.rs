@@ -196,6 +196,10 @@ impl Checkpoints {
             Err(error @ CheckpointError::NotFinite { .. }) => {
                 Err(RunError::new(ErrorKind::RankFailed, self.with_resumption(&error)))
             }
+            // No mistake of the user: the run may be restarted.
+            Err(error @ CheckpointError::Unanswered(_)) => {
+                Err(RunError::new(ErrorKind::RankFailed, self.with_resumption(&error)))
+            }
             Err(error) => {
                 let fault = Fault::of_full_disk(&error, step.unwrap_or(self.saved), || self.space.bytes());
                 let mut failure = RunError::input(self.with_resumption(&error)).with_fault(fault);
@@ -231,6 +235,8 @@ impl Checkpoints {
         let disk = advice_for(error);
         let resumption = disk.map(|advice| format!("{advice}, then resume with"));
         let advice = match error {
+            // The path of the folder is one of another host.
+            _ if !self.sees_checkpoints => return message,
             _ if self.saved == 0 => {
                 let advice = disk.map(|advice| format!(": {advice}, then start again")).unwrap_or_default();
                 return format!("{message}; no step of this run is saved{advice}");

@@ -56,7 +56,7 @@ impl Client {
     ///
     /// # Errors
     /// Returns why the first process refuses, or does not answer.
-    pub(crate) fn wait(&self, number: u64) -> Result<(Answer, Vec<u8>), Unanswered> {
+    pub(crate) fn wait(&self, number: u64) -> Result<(Answer, Vec<u8>), NoAnswer> {
         let since = Instant::now();
         loop {
             if let Some(answer) = self.take(number) {
@@ -81,17 +81,16 @@ impl Client {
                 continue;
             };
             // Another thread may have taken the answer meanwhile.
-            return self.take(number).unwrap_or(Err(Unanswered { reason, is_full: false }));
+            return self.take(number).unwrap_or(Err(NoAnswer::Silent(reason)));
         }
     }
 
     /// Returns the answer to a question, if it has come.
-    fn take(&self, number: u64) -> Option<Result<(Answer, Vec<u8>), Unanswered>> {
+    fn take(&self, number: u64) -> Option<Result<(Answer, Vec<u8>), NoAnswer>> {
         let (answer, bytes) = self.heard().answers.remove(&number)?;
         Some(match answer {
-            Answer::Refused { reason, is_full } => {
-                Err(Unanswered { reason: format!("the first process: {reason}"), is_full })
-            }
+            Answer::Refused { reason, is_full: true } => Err(NoAnswer::Full(reason)),
+            Answer::Refused { reason, is_full: false } => Err(NoAnswer::Refused(reason)),
             answer => Ok((answer, bytes)),
         })
     }
@@ -113,23 +112,30 @@ impl Client {
     }
 }
 
-/// Why a question has no answer.
+/// Why a question has no answer with what was asked for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{reason}")]
-pub(crate) struct Unanswered {
-    reason: String,
-    /// Whether the disk of the first process is full.
-    is_full: bool,
+pub(crate) enum NoAnswer {
+    #[error("the first process: {0}")]
+    Refused(String),
+    /// Its disk is full.
+    #[error("the first process: {0}")]
+    Full(String),
+    /// It does not answer, or the run has failed.
+    #[error("{0}")]
+    Silent(String),
 }
 
-impl Unanswered {
+impl NoAnswer {
     /// Returns the failure of a part of a checkpoint.
     fn of_part(self, path: &Path) -> CheckpointError {
-        if self.is_full {
-            let source = io::Error::new(io::ErrorKind::StorageFull, self);
-            return CheckpointError::Io { action: "send", path: path.to_owned(), source };
+        match self {
+            Self::Refused(_) => CheckpointError::Refused(self.to_string()),
+            Self::Full(_) => {
+                let source = io::Error::new(io::ErrorKind::StorageFull, self);
+                CheckpointError::Io { action: "send", path: path.to_owned(), source }
+            }
+            Self::Silent(reason) => CheckpointError::Unanswered(reason),
         }
-        CheckpointError::Refused(self.reason)
     }
 }
 

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::RunError;
 use crate::run_data::{data_config, validation_of};
 use crate::settings::Settings;
-use crate::training::remote_files::client::{Client, Unanswered};
+use crate::training::remote_files::client::{Client, NoAnswer};
 use crate::training::remote_files::message::{Answer, Request, RowSet, SideShape};
 
 /// The outlines of the rows of a run.
@@ -94,7 +94,7 @@ impl RowReader for Reader {
 }
 
 /// Returns the failure of rows that do not come.
-fn unread(error: Unanswered) -> DataError {
+fn unread(error: NoAnswer) -> DataError {
     DataError::new(error.to_string())
 }
 
