@@ -1,4 +1,4 @@
-//! What the processes of a run tell each other about the files of the first one, before they train.
+//! The messages in which the processes of a run share the files of the first one, before they train.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ use crate::training::remote_files::{
 };
 use crate::training::shared_folder::{Token, is_seen, unwritable};
 
-/// What the first process tells the others about its files.
+/// The files of the first process, as the others learn of them.
 #[derive(Serialize, Deserialize)]
 struct FirstFiles {
     /// A file that the processes on the same host see, and the host.

@@ -38,7 +38,7 @@ pub(super) struct HostBinary {
     pub(super) is_foreign: bool,
 }
 
-/// What a host says about itself.
+/// The facts that a host states about itself.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Probe {
     system: String,

@@ -11,7 +11,7 @@ use pipewright::ids::WorldRank;
 use crate::error::RunError;
 use crate::fault::Start;
 use crate::launch::hosts::Host;
-use crate::launch::short_command::wait;
+use crate::launch::short_command::{Printed, wait};
 use crate::launch::starter::Starter;
 use crate::observer::Silent;
 use crate::training::process_group::ProcessGroup;
@@ -25,7 +25,7 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// The most meetings at the same time. A server of `ssh` refuses more than ten connections that begin together.
 const SIDE_BY_SIDE: usize = 8;
 
-/// Joins the other processes of a meeting, and returns the line of this one, which is empty in all but the first.
+/// Joins the other processes of a meeting, and returns the line of this one, which is empty unless this is the first.
 ///
 /// # Errors
 /// Fails if the processes do not reach each other.
@@ -74,7 +74,7 @@ pub(super) fn require(
         let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
         let names = names.join(",");
         let said = match &all {
-            Outcome::Ended(said) => format!(": {}", telling_line(said)),
+            Outcome::Ended(printed) => format!(": {}", printed.telling_line()),
             _ => String::new(),
         };
         refusals.push(format!(
@@ -94,8 +94,8 @@ enum Outcome {
     Silent,
     /// `mpirun` cannot be started.
     NotStarted(String),
-    /// `mpirun` has ended before the processes had met, and has said this.
-    Ended(String),
+    /// `mpirun` has ended before the processes had met.
+    Ended(Printed),
 }
 
 /// Tries groups of hosts, a few of them at the same time.
@@ -103,8 +103,22 @@ fn in_groups(starter: &Starter, groups: &[Vec<Host>], is_stopped: &impl Fn() -> 
     groups.chunks(SIDE_BY_SIDE).flat_map(|groups| trials(starter, groups, is_stopped)).collect()
 }
 
-/// Lets a process on each host of a group meet the others of the group. All groups have the same time.
+/// Lets a process on each host of a group meet the others of the group. All groups have the same time. A group whose
+/// `mpirun` has ended early tries once more: several of them that start at the same time may be in each other's way.
 fn trials(starter: &Starter, groups: &[Vec<Host>], is_stopped: &impl Fn() -> bool) -> Vec<Outcome> {
+    let mut outcomes = trial(starter, groups, is_stopped);
+    for (hosts, outcome) in groups.iter().zip(&mut outcomes) {
+        if matches!(outcome, Outcome::Ended(_)) && !is_stopped() {
+            trial(starter, std::slice::from_ref(hosts), is_stopped)
+                .into_iter()
+                .for_each(|again| *outcome = again);
+        }
+    }
+    outcomes
+}
+
+/// Lets each group try once.
+fn trial(starter: &Starter, groups: &[Vec<Host>], is_stopped: &impl Fn() -> bool) -> Vec<Outcome> {
     let words = ["launch", "--meet"].map(str::to_owned);
     let begin = |hosts: &Vec<Host>| {
         let count = u32::try_from(hosts.len()).unwrap_or(u32::MAX);
@@ -118,7 +132,7 @@ fn trials(starter: &Starter, groups: &[Vec<Host>], is_stopped: &impl Fn() -> boo
         Ok(child) => match wait(child, || since.elapsed() > LONGEST || is_stopped()) {
             None => Outcome::Silent,
             Some(printed) if printed.stdout.lines().any(|line| line.trim() == MET) => Outcome::Met,
-            Some(printed) => Outcome::Ended(printed.stderr),
+            Some(printed) => Outcome::Ended(printed),
         },
     };
     children.into_iter().map(outcome).collect()
@@ -127,11 +141,11 @@ fn trials(starter: &Starter, groups: &[Vec<Host>], is_stopped: &impl Fn() -> boo
 /// A kind of failure, which the words of `mpirun` or of a process show.
 struct Cause {
     signs: &'static [&'static str],
-    /// What has happened, and what to do. `{first}` and `{second}` are the hosts.
+    /// The fault, and the advice. `{first}` and `{second}` are the hosts.
     advice: &'static str,
 }
 
-/// What to do if the processes of two hosts do not reach each other.
+/// The advice if the processes of two hosts do not reach each other.
 const NETWORK: &str = "a firewall between the two is in the way, or Open MPI uses a network that they do not share. With \
     `nc -l 5000` on {second}, `ssh {first} nc -zv {second} 5000` shows a firewall: let it accept TCP from the other host. `ip address` on both \
     shows their networks: name the common one, as in `OMPI_MCA_btl_tcp_if_include=192.168.1.0/24 \
@@ -199,10 +213,10 @@ fn sentence(first: &str, second: &str, outcome: &Outcome) -> Option<String> {
         Outcome::NotStarted(reason) => {
             format!("the processes on {first} and {second} cannot be started: {reason}; {shows} shows it")
         }
-        Outcome::Ended(said) => {
+        Outcome::Ended(printed) => {
             let found = CAUSES.iter().find_map(|cause| {
                 let is_sign = |line: &&str| cause.signs.iter().any(|sign| line.contains(sign));
-                said.lines().find(is_sign).map(|line| (line.trim(), cause.advice))
+                printed.stderr.lines().find(is_sign).map(|line| (line.trim(), cause.advice))
             });
             match found {
                 Some((line, advice)) => format!(
@@ -211,18 +225,11 @@ fn sentence(first: &str, second: &str, outcome: &Outcome) -> Option<String> {
                 ),
                 None => format!(
                     "the processes on {first} and {second} end before they meet: {}; {shows} may show why",
-                    telling_line(said)
+                    printed.telling_line()
                 ),
             }
         }
     })
-}
-
-/// Returns the line of an output that says most: the error of a process, or the first one with words.
-fn telling_line(said: &str) -> &str {
-    let mut lines = said.lines().map(str::trim).filter(|line| line.chars().any(char::is_alphanumeric));
-    let error = lines.clone().find(|line| line.starts_with("error"));
-    error.or_else(|| lines.next()).unwrap_or("they print nothing")
 }
 
 #[cfg(test)]
@@ -238,7 +245,10 @@ mod tests {
 
     #[test]
     fn each_cause_has_its_own_advice() {
-        let ended = |said: &str, expected: &[&str]| check(&Outcome::Ended(said.to_owned()), expected);
+        let ended = |said: &str, expected: &[&str]| {
+            let (is_success, stdout, stderr) = (false, String::new(), said.to_owned());
+            check(&Outcome::Ended(Printed { is_success, stdout, stderr }), expected);
+        };
         assert_eq!(sentence("a", "b", &Outcome::Met), None);
         let network = "a firewall between the two is in the way";
         check(
@@ -264,6 +274,6 @@ mod tests {
             &["a and b end before they meet: error: no such option; `mpirun --host a,b hostname`"],
         );
         ended("----\nmpirun has found this\n", &["end before they meet: mpirun has found this"]);
-        ended("", &["they print nothing"]);
+        ended("", &["it prints nothing"]);
     }
 }

@@ -333,7 +333,7 @@ impl ProcessGroup {
             let fault = failure.fault().zip(self.folder.as_ref());
             if !self.is_leader {
                 // A launcher ends this process when the leader has ended. Slurm's launcher takes the greatest
-                // exit code, and that of a process which SIGTERM ends is greater than the leader's. Best
+                // exit code, and a process which SIGTERM ends has a greater one than the leader's. Best
                 // effort.
                 let _ = flag::register(SIGTERM, Arc::default());
                 std::thread::sleep(TIME_TO_REPORT);

@@ -262,7 +262,7 @@ struct Store {
     open: HashMap<WorldRank, (u64, String, Incoming)>,
 }
 
-/// A file of which some pieces have come.
+/// A file that has arrived in part.
 enum Incoming {
     Open(PieceFile),
     /// A piece could not be kept, so the others do not count.
@@ -359,6 +359,9 @@ mod tests {
     const NAME: &str = "rank-0000.safetensors";
     const TO: WorldRank = WorldRank::new(1);
 
+    /// The deadline of a transfer that is given up.
+    const BRIEF: Duration = Duration::from_millis(200);
+
     /// Two processes, each with a folder.
     struct Pair {
         _scratch: tempfile::TempDir,
@@ -375,7 +378,10 @@ mod tests {
 
     impl Pair {
         fn start(&self, index: usize) -> CopyExchange {
-            let deadline = Duration::from_millis(200);
+            self.start_until(index, Duration::from_secs(60))
+        }
+
+        fn start_until(&self, index: usize, deadline: Duration) -> CopyExchange {
             let (channel, folder) = (self.channels[index].clone(), self.folders[index].clone());
             CopyExchange::start(channel, folder, deadline).expect("a thread")
         }
@@ -426,7 +432,7 @@ mod tests {
     fn a_receiver_that_does_not_answer_is_given_up() {
         let pair = pair();
         pair.write(PIECE);
-        let error = send(&pair.start(0)).expect_err("nobody receives");
+        let error = send(&pair.start_until(0, BRIEF)).expect_err("nobody receives");
         assert!(error.to_string().starts_with(&format!("rank {TO} has confirmed nothing")), "{error}");
     }
 
@@ -436,7 +442,7 @@ mod tests {
         pair.write(PIECE);
         let place = Place { step: STEP - 1, name: NAME.to_owned(), offset: 0 };
         pair.channels[1].send(WorldRank::new(0), encoded(&Head::Stored { place }, 0));
-        let error = send(&pair.start(0)).expect_err("the answer is for another step");
+        let error = send(&pair.start_until(0, BRIEF)).expect_err("the answer is for another step");
         assert!(error.to_string().starts_with(&format!("rank {TO} has confirmed nothing")), "{error}");
     }
 

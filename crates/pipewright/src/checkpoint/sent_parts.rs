@@ -42,7 +42,7 @@ pub struct PartPiece<'a> {
     pub bytes: &'a [u8],
 }
 
-/// What the thread that commits checkpoints and the one that receives parts of them tell each other. Clones are the same.
+/// The state that the thread that commits checkpoints shares with the one that receives parts of them. Clones are the same.
 #[derive(Clone, Debug, Default)]
 pub struct PartArrivals {
     bytes: Arc<AtomicU64>,
@@ -77,7 +77,7 @@ pub struct PartReceiver {
     open: HashMap<WorldRank, (PathBuf, Incoming)>,
 }
 
-/// A file of which some pieces have come.
+/// A file that has arrived in part.
 #[derive(Debug)]
 enum Incoming {
     Open(PieceFile),

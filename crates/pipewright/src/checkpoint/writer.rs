@@ -106,8 +106,8 @@ impl CheckpointWriter {
         Self::start_receiving(folder, keep, ranks, deadline, PartArrivals::default())
     }
 
-    /// Like [`CheckpointWriter::start`], for a folder that also gets parts from other hosts. `arrivals` are those of the
-    /// receiver ([`PartReceiver::arrivals`](super::PartReceiver::arrivals)): a wait does not fail while a part arrives
+    /// Like [`CheckpointWriter::start`], for a folder that also gets parts from other hosts. `arrivals` belong to
+    /// the receiver ([`PartReceiver::arrivals`](super::PartReceiver::arrivals)): a wait does not fail while a part arrives
     /// slowly, and parts of a checkpoint that has failed are refused.
     ///
     /// # Errors

@@ -97,7 +97,7 @@ fn looked(has_joined: bool) -> Event {
     Event::Looked(Look { seen: Seen { has_joined, ..Seen::default() }, ..Look::default() })
 }
 
-/// Returns the look at processes of which rank 2, on the second host, is slow.
+/// Returns a look that finds rank 2 slow, which is on the second host.
 fn slow() -> Event {
     slow_rank(2)
 }

@@ -29,7 +29,7 @@ pub(crate) struct Client {
     heard: Mutex<Heard>,
 }
 
-/// What the threads of a client have heard.
+/// The answers that the threads of a client have heard.
 #[derive(Debug, Default)]
 struct Heard {
     /// The answers that a thread has taken for another one.

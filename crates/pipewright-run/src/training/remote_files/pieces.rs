@@ -25,8 +25,8 @@ const LONGEST_HEADER: u64 = 100_000_000;
 /// The slowest network that is waited for, in bytes per second.
 const SLOWEST: u64 = 200_000;
 
-/// Returns the time that bytes may take on their way. It is only the limit of those that wait for others: who sends or gets
-/// the bytes gives up when none move.
+/// Returns the time that bytes may take on their way. Processes that wait for others add it to their deadline. A process
+/// that sends or gets the bytes gives up when none move.
 pub(crate) fn time_to_send(bytes: u64) -> Duration {
     Duration::from_secs(bytes / SLOWEST)
 }

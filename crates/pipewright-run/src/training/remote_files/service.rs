@@ -25,7 +25,7 @@ use crate::training::remote_files::pieces::Entry;
 /// The time between two looks whether the service ends.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// A folder of which other processes may read some files.
+/// A folder with files that other processes may read.
 #[derive(Debug)]
 pub(crate) struct OfferedFolder {
     path: PathBuf,
@@ -64,7 +64,7 @@ impl OfferedFolder {
     }
 }
 
-/// What other processes may get.
+/// The files and the data that other processes may get.
 #[derive(Debug, Default)]
 pub(crate) struct Offer {
     pub(crate) model: Option<OfferedFolder>,
