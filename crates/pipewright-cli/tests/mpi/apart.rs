@@ -206,10 +206,8 @@ fn machines_without_a_shared_folder_train_resume_and_leave_nothing() {
     assert_eq!([1, 2].map(|machine| (machines.builds(machine), machines.left(machine))), [(1, 0), (1, 0)]);
 }
 
-#[test]
-fn the_weights_of_a_model_go_to_the_machines_of_their_stages() {
-    let Some(machines) = machines('b') else { return };
-    let path = machines.path();
+/// Writes a model, and a configuration that trains it.
+fn write_model(path: &Path) {
     let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pipewright-models/tests/data/qwen3-tiny");
     fs::create_dir(path.join("model")).expect("a folder");
     for file in ["config.json", "model.safetensors"] {
@@ -218,6 +216,13 @@ fn the_weights_of_a_model_go_to_the_machines_of_their_stages() {
     let config = "[model]\nfrom = \"model\"\n[data]\npath = \"text.txt\"\nseq_len = 8\ntokenizer = \"bytes\"\n\
                   [pipeline]\nmicrobatches = 4\n[run]\nsteps = 2\nout = \"out\"\n";
     fs::write(path.join("small.toml"), config).expect("a configuration");
+}
+
+#[test]
+fn the_weights_of_a_model_go_to_the_machines_of_their_stages() {
+    let Some(machines) = machines('b') else { return };
+    let path = machines.path();
+    write_model(path);
     for adapter in [&[][..], &["adapter.kind=lora"]] {
         let set = [&["pipeline.ranks=2"], adapter].concat();
         let expected = on_threads(path, &set);
@@ -453,4 +458,30 @@ fn a_run_waits_for_space_on_the_disk_of_the_first_machine() {
     assert_eq!(status.code(), Some(0), "{said}");
     assert_eq!(figures_of(&disk.join("out")), expected, "{said}");
     assert_eq!(tensors(&disk.join("out"), 8), tensors(&path.join("expected"), 8));
+}
+
+#[test]
+#[ignore = "takes half a minute, and needs root"]
+fn empty_files_and_files_of_one_byte_end_the_start_with_a_sentence() {
+    let machines = Machines::new('k').expect("network namespaces need root and iproute2");
+    let path = machines.path();
+    write_model(path);
+    let check = |file: &str, content: &str, expected: &str| {
+        let whole = fs::read(path.join(file)).expect("the file");
+        fs::write(path.join(file), content).expect("a file");
+        let set = ["pipeline.ranks=2"];
+        let output = machines.launch([1, 1, 0], &["train", "small.toml"], &set).output();
+        let output = output.expect("ip is installed");
+        let said = words(&output);
+        assert_eq!(output.status.code(), Some(2), "{file}: {said}");
+        assert!(said.contains("error: ") && said.contains(expected), "{file}: {said}");
+        assert!(!path.join("out/metrics.jsonl").exists(), "{file}: {said}");
+        assert_eq!(machines.left(1), 0, "{file}: {said}");
+        fs::write(path.join(file), whole).expect("a file");
+    };
+    for content in ["", "x"] {
+        check("text.txt", content, ": the data ");
+        check("model/config.json", content, "config.json");
+        check("model/model.safetensors", content, "model.safetensors");
+    }
 }

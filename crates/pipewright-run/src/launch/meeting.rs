@@ -51,15 +51,17 @@ pub(super) fn require(
         return Ok(());
     }
     let one_each: Vec<Host> = hosts.iter().map(|host| Host { slots: 1, ..host.clone() }).collect();
-    let Some(all) = trials(starter, &[one_each.clone()], &is_stopped).pop() else { return Ok(()) };
+    let Some(all) = trials(starter, std::slice::from_ref(&one_each), &is_stopped).pop() else {
+        return Ok(());
+    };
     if all == Outcome::Met || is_stopped() {
         return Ok(());
     }
-    let is_later = |index: usize| one_each[index + 1..].iter();
-    let pairs: Vec<Vec<Host>> = (0..hosts.len())
-        .flat_map(|index| is_later(index).map(move |second| (index, second)))
-        .map(|(index, second)| vec![one_each[index].clone(), second.clone()])
-        .collect();
+    let with_later = |(index, first): (usize, &Host)| {
+        let first = first.clone();
+        one_each[index + 1..].iter().map(move |second| vec![first.clone(), second.clone()])
+    };
+    let pairs: Vec<Vec<Host>> = one_each.iter().enumerate().flat_map(with_later).collect();
     let outcomes =
         if let [_] = &pairs[..] { vec![all.clone()] } else { in_groups(starter, &pairs, &is_stopped) };
     if is_stopped() {
