@@ -34,6 +34,8 @@ pub mod resume;
 
 mod file_exchange;
 
+mod run_attempt;
+
 pub mod run;
 
 pub mod launch;

@@ -12,8 +12,11 @@ type SendFunction = dyn Fn(WorldRank, Vec<u8>) + Send + Sync;
 
 /// The channel of a process to the others. Clones are the same channel: a message is taken once.
 ///
-/// Messages from one process to another arrive in their order. The queue of messages that have arrived has no
-/// limit, so a sender waits for answers.
+/// A short message may overtake a long one from the same process: over MPI, a message counts as arrived when all its
+/// bytes have. So each message says what it belongs to, such as the offset of a piece or the number of a question, and
+/// a receiver takes messages in any order. If the order matters, the sender waits for an answer in between.
+///
+/// The queue of messages that have arrived has no limit, so a sender waits for answers.
 #[derive(Clone)]
 pub struct ByteChannel {
     rank: WorldRank,

@@ -176,7 +176,8 @@ impl RankLink {
     }
 
     /// Sends a value to the process of the first rank, for [`RankLink::next_report`]. Within one process it
-    /// does nothing.
+    /// does nothing. A short value may arrive before a long one that was reported earlier
+    /// ([`ByteChannel`]).
     pub fn report<T: Serialize + ?Sized>(&self, value: &T) {
         if let Some(bytes) = &self.0.bytes {
             bytes.send(WorldRank::new(0), encoded(value).to_vec());

@@ -4,11 +4,12 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use super::hosts::{ip, processes_of, said_in, spawn_saying};
+use super::hosts::{Disk, ip, processes_of, said_in, skip, spawn_saying};
 use super::{Folder, figures, figures_of, folder, pipewright, train_on_threads, words};
 
 /// The addresses of the machines.
@@ -114,6 +115,18 @@ impl Machines {
         command
     }
 
+    /// Copies the program to the second machine, then limits the bytes that it sends to 5 Mbit/s. The copy would take long
+    /// on this link.
+    fn copy_program_and_slow_down(&self) {
+        let set = ["pipeline.ranks=2", "run.steps=1", "run.out=before"];
+        let output = self.launch([1, 1, 0], &["train", "small.toml"], &set).output();
+        require_success(&output.expect("ip is installed"));
+        let mut slow = Command::new("tc");
+        slow.args(["-n", &self.names[1], "qdisc", "add", "dev", "net", "root", "tbf"]);
+        slow.args(["rate", "5mbit", "burst", "16kb", "latency", "200ms"]);
+        assert!(slow.output().is_ok_and(|output| output.status.success()), "this kernel limits no rates");
+    }
+
     /// Returns the builds that a machine has.
     fn builds(&self, machine: usize) -> usize {
         let builds =
@@ -140,10 +153,7 @@ impl Drop for Machines {
 fn machines(test: char) -> Option<Machines> {
     let machines = Machines::new(test);
     if machines.is_none() {
-        #[expect(clippy::print_stderr, reason = "a test that cannot run says so")]
-        {
-            eprintln!("skipped: network namespaces are not allowed here (they need root and iproute2)");
-        }
+        skip();
     }
     machines
 }
@@ -196,10 +206,8 @@ fn machines_without_a_shared_folder_train_resume_and_leave_nothing() {
     assert_eq!([1, 2].map(|machine| (machines.builds(machine), machines.left(machine))), [(1, 0), (1, 0)]);
 }
 
-#[test]
-fn the_weights_of_a_model_go_to_the_machines_of_their_stages() {
-    let Some(machines) = machines('b') else { return };
-    let path = machines.path();
+/// Writes a model, and a configuration that trains it.
+fn write_model(path: &Path) {
     let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pipewright-models/tests/data/qwen3-tiny");
     fs::create_dir(path.join("model")).expect("a folder");
     for file in ["config.json", "model.safetensors"] {
@@ -208,6 +216,13 @@ fn the_weights_of_a_model_go_to_the_machines_of_their_stages() {
     let config = "[model]\nfrom = \"model\"\n[data]\npath = \"text.txt\"\nseq_len = 8\ntokenizer = \"bytes\"\n\
                   [pipeline]\nmicrobatches = 4\n[run]\nsteps = 2\nout = \"out\"\n";
     fs::write(path.join("small.toml"), config).expect("a configuration");
+}
+
+#[test]
+fn the_weights_of_a_model_go_to_the_machines_of_their_stages() {
+    let Some(machines) = machines('b') else { return };
+    let path = machines.path();
+    write_model(path);
     for adapter in [&[][..], &["adapter.kind=lora"]] {
         let set = [&["pipeline.ranks=2"], adapter].concat();
         let expected = on_threads(path, &set);
@@ -275,20 +290,9 @@ fn a_run_continues_without_a_machine_that_has_lost_its_network() {
 fn a_slow_link_and_a_slow_machine_change_no_bits() {
     let machines = Machines::new('e').expect("network namespaces need root and iproute2");
     let path = machines.path();
-    let mut slow = Command::new("tc");
-    slow.args(["-n", &machines.names[1], "qdisc", "add", "dev", "net", "root", "tbf"]);
-    slow.args(["rate", "5mbit", "burst", "16kb", "latency", "200ms"]);
-    assert!(slow.output().is_ok_and(|output| output.status.success()), "this kernel limits no rates");
     let set = ["pipeline.ranks=4", "run.steps=6", "run.checkpoint_every=2"];
     let expected = on_threads(path, &set);
-    // The program was copied before, because it takes long on this link.
-    let builds = machines.home(2);
-    let mut launch =
-        machines.launch([2, 0, 1], &["train", "small.toml"], &["pipeline.ranks=3", "run.steps=1"]);
-    require_success(&launch.output().expect("ip is installed"));
-    fs::remove_dir_all(path.join("out")).expect("the results");
-    let copied = Command::new("cp").arg("-a").args([builds.join(".cache"), machines.home(1)]).status();
-    assert!(copied.is_ok_and(|status| status.success()));
+    machines.copy_program_and_slow_down();
     let mut launch = machines.launch([2, 1, 1], &["train", "small.toml"], &set);
     require_success(&launch.env("PIPEWRIGHT_FAULT", "half:1:2:1000").output().expect("ip is installed"));
     assert_eq!(figures(path), expected);
@@ -359,4 +363,125 @@ fn machines_that_do_not_reach_each_other_are_named() {
     let expected =
         ["the processes on 10.78.0.2 and 10.78.0.3 do not reach each other", "OMPI_MCA_btl_tcp_if_include="];
     check_refused(&machines, &ADDRESSES.join(","), None, &expected);
+}
+
+/// Waits until the first machine has some bytes of a file of a checkpoint that another machine sends.
+fn wait_for_part(folder: &Path, name: &str) {
+    let start = Instant::now();
+    let has_part = || {
+        let checkpoints = fs::read_dir(folder.join("out/checkpoints")).into_iter().flatten().flatten();
+        let mut saving =
+            checkpoints.filter(|entry| entry.file_name().to_string_lossy().starts_with(".saving-"));
+        saving.any(|entry| fs::metadata(entry.path().join(name)).is_ok_and(|found| found.len() > 0))
+    };
+    while !has_part() {
+        assert!(start.elapsed() < Duration::from_secs(120), "no part comes");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+#[ignore = "takes a minute, and needs root"]
+fn a_process_that_is_killed_while_it_sends_a_part_leaves_no_part_of_a_checkpoint() {
+    let machines = Machines::new('h').expect("network namespaces need root and iproute2");
+    let path = machines.path();
+    // A part has several pieces, and takes some seconds.
+    let set = ["model.hidden_size=128", "pipeline.ranks=4", "run.steps=8", "run.checkpoint_every=3"];
+    let set = [&set[..], &["run.deadline_seconds=20"]].concat();
+    let expected = on_threads(path, &set);
+    machines.copy_program_and_slow_down();
+    let mut child = spawn_saying(&mut machines.launch([2, 1, 1], &["train", "small.toml"], &set), path);
+    wait_for_part(path, "rank-0002.safetensors");
+    let killed = Command::new("kill").arg("-KILL").args(processes_of(&machines.names[1])).status();
+    assert!(killed.is_ok());
+    let status = child.wait().expect("it ends");
+    let said = said_in(path);
+    assert_eq!(status.code(), Some(0), "{said}");
+    assert_eq!(super::restarts(path).len(), 1, "{said}");
+    assert_eq!(figures(path), expected, "{said}");
+    assert_eq!(tensors(&path.join("out"), 8), tensors(&path.join("expected"), 8));
+    let left = fs::read_dir(path.join("out/checkpoints")).expect("a folder").flatten();
+    assert!(left.into_iter().all(|entry| !entry.file_name().to_string_lossy().starts_with('.')), "{said}");
+}
+
+#[test]
+#[ignore = "takes a quarter of a minute, and needs root"]
+fn two_runs_on_the_same_machines_do_not_disturb_each_other() {
+    let machines = Machines::new('i').expect("network namespaces need root and iproute2");
+    let path = machines.path();
+    let set = ["pipeline.ranks=4", "run.steps=6", "run.checkpoint_every=2"];
+    let expected = on_threads(path, &set);
+    let children = ["first", "second"].map(|out| {
+        let out_set = format!("run.out={out}");
+        let set = [&set[..], &[&out_set]].concat();
+        let mut launch = machines.launch([2, 1, 1], &["train", "small.toml"], &set);
+        launch.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("ip is installed")
+    });
+    for (child, out) in children.into_iter().zip(["first", "second"]) {
+        require_success(&child.wait_with_output().expect("it ends"));
+        assert_eq!(figures_of(&path.join(out)), expected);
+        assert_eq!(tensors(&path.join(out), 6), tensors(&path.join("expected"), 6));
+    }
+    assert_eq!([1, 2].map(|machine| (machines.builds(machine), machines.left(machine))), [(1, 0), (1, 0)]);
+}
+
+#[test]
+#[ignore = "takes a quarter of a minute, and needs root"]
+fn a_run_waits_for_space_on_the_disk_of_the_first_machine() {
+    let machines = Machines::new('j').expect("network namespaces need root and iproute2");
+    let path = machines.path();
+    let disk = path.join("disk");
+    let _disk = Disk::mount(disk.clone(), 8 << 20).expect("mounting a file system needs root");
+    let set = ["pipeline.ranks=4", "run.steps=8", "run.checkpoint_every=3", "run.keep_checkpoints=1"];
+    let expected = on_threads(path, &set);
+    let set = [&set[..], &["run.out=disk/out", "run.deadline_seconds=30"]].concat();
+    let filler = disk.join("filler");
+    fs::write(&filler, vec![1; 4 << 20]).expect("there is space");
+    let mut child = spawn_saying(&mut machines.launch([2, 1, 1], &["train", "small.toml"], &set), path);
+    let start = Instant::now();
+    let says = |part: &str| said_in(path).contains(part);
+    // The first checkpoint is saved before the disk is full.
+    while !disk.join("out/checkpoints/step-00000003").exists() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{}", said_in(path));
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let mut full = fs::File::options().append(true).open(&filler).expect("the file");
+    while std::io::Write::write_all(&mut full, &[1; 4096]).is_ok() {}
+    while !says("the run waits for space on the disk") {
+        assert!(start.elapsed() < Duration::from_secs(120), "{}", said_in(path));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    drop(full);
+    fs::remove_file(&filler).expect("the file");
+    let status = child.wait().expect("it ends");
+    let said = said_in(path);
+    assert_eq!(status.code(), Some(0), "{said}");
+    assert_eq!(figures_of(&disk.join("out")), expected, "{said}");
+    assert_eq!(tensors(&disk.join("out"), 8), tensors(&path.join("expected"), 8));
+}
+
+#[test]
+#[ignore = "takes half a minute, and needs root"]
+fn empty_files_and_files_of_one_byte_end_the_start_with_a_sentence() {
+    let machines = Machines::new('k').expect("network namespaces need root and iproute2");
+    let path = machines.path();
+    write_model(path);
+    let check = |file: &str, content: &str, expected: &str| {
+        let whole = fs::read(path.join(file)).expect("the file");
+        fs::write(path.join(file), content).expect("a file");
+        let set = ["pipeline.ranks=2"];
+        let output = machines.launch([1, 1, 0], &["train", "small.toml"], &set).output();
+        let output = output.expect("ip is installed");
+        let said = words(&output);
+        assert_eq!(output.status.code(), Some(2), "{file}: {said}");
+        assert!(said.contains("error: ") && said.contains(expected), "{file}: {said}");
+        assert!(!path.join("out/metrics.jsonl").exists(), "{file}: {said}");
+        assert_eq!(machines.left(1), 0, "{file}: {said}");
+        fs::write(path.join(file), whole).expect("a file");
+    };
+    for content in ["", "x"] {
+        check("text.txt", content, ": the data ");
+        check("model/config.json", content, "config.json");
+        check("model/model.safetensors", content, "model.safetensors");
+    }
 }

@@ -241,4 +241,10 @@ fn mistakes_are_found_before_processes_start() {
     let hosts = folder.path().join("hosts");
     fs::write(&hosts, "nowhere.invalid slots=2\n").expect("a file");
     refuse(&["--hosts", "hosts"], &[], "the host nowhere.invalid does not answer");
+    // The profile has more ranks, and the plan uses fewer.
+    fs::write(&hosts, "nowhere.invalid slots=3\n").expect("a file");
+    let planned = ["pipeline.ranks=2", "pipeline.profile_ranks=[0, 5]"];
+    let sentence =
+        "the hosts take 3 processes, and the plan uses rank 5 of its profile (pipeline.profile_ranks)";
+    refuse(&["--hosts", "hosts"], &planned, sentence);
 }

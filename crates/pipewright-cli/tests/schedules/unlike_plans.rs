@@ -69,3 +69,42 @@ fn unlike_replicas_share_the_rows_of_a_step() {
         "error: 4 replicas need as many ranks, and there are 3 ranks; use fewer replicas",
     );
 }
+
+/// Returns a profile of ranks with so many bytes each, and with layers that need some KiB.
+fn with_memory(memory: &[u64]) -> String {
+    let figures = "forward_s = 1e-2\ninput_backward_s = 1e-2\nweight_backward_s = 1e-2\noutput_bytes = 512\n\
+                   parameter_bytes = 4096\nactivation_bytes = 4096\n";
+    let ranks = memory.iter().map(|bytes| format!("[[rank]]\nmemory_bytes = {bytes}\n"));
+    let layers = [("embedding", 1), ("block", 4), ("head", 1)];
+    let layers =
+        layers.map(|(kind, count)| format!("[[layers]]\nkind = \"{kind}\"\ncount = {count}\n{figures}"));
+    let link = "tokens = 8\n[link]\nlatency_s = 1e-6\nbytes_per_s = 1e10\n";
+    format!("{link}{}{}", ranks.collect::<String>(), layers.concat())
+}
+
+#[test]
+fn a_machine_too_small_for_a_layer_is_left_out_or_the_plan_is_refused() {
+    let folder = folder();
+    let plan = |ranks: u32| format!("plan --profile p.toml --ranks {ranks} --microbatches 4 --time-limit 2s");
+    write(&folder, "p.toml", with_memory(&[1 << 20, 5000, 1 << 20]));
+    let text = succeed(&folder, &split(&plan(3)));
+    assert!(text.contains("\n      rank 1 of the profile is left out: "), "{text}");
+    write(&folder, "p.toml", with_memory(&[100, 100]));
+    let note = "note: the embedding alone needs 8.0 KiB, and a rank has 100 B: ";
+    refuse(&folder, &split(&plan(2)), 3, note);
+}
+
+#[test]
+fn a_pair_that_is_missing_has_the_usual_link_and_without_one_the_profile_is_refused() {
+    let folder = folder();
+    let plan = "plan --profile p.toml --ranks 3 --microbatches 4 --time-limit 2s";
+    let profile = with_memory(&[1 << 20; 3]);
+    let pair = "[[pair]]\nfrom = 0\nto = 1\nlatency_s = 1\nbytes_per_s = 1000\n";
+    // The messages between the first and the second rank would take seconds.
+    write(&folder, "p.toml", format!("{profile}{pair}"));
+    let text = succeed(&folder, &split(plan));
+    assert!(text.contains(" ms per step") && text.contains("rank 2 of the profile: stage "), "{text}");
+    let link = "[link]\nlatency_s = 1e-6\nbytes_per_s = 1e10\n";
+    write(&folder, "p.toml", format!("{}{pair}", profile.replace(link, "")));
+    refuse(&folder, &split(plan), 2, "error: p.toml:1:1: `link` is missing in the profile");
+}

@@ -1,4 +1,4 @@
-//! What the processes of a run tell each other about the files of the first one, before they train.
+//! The messages in which the processes of a run share the files of the first one, before they train.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,12 +27,12 @@ use crate::training::load::load_settings;
 use crate::training::prepare::Prepared;
 use crate::training::process_group::ProcessGroup;
 use crate::training::remote_files::{
-    Client, Entry, FileService, Files, Folder, Mirror, Offer, Outlines, RemoteData, RemoteFiles, bring,
-    bring_ranges, unwritten,
+    Client, Entry, FileService, Files, Folder, Mirror, Offer, OfferedFolder, Outlines, RemoteData,
+    RemoteFiles, Wanted, bring, bring_pieces, time_to_send, unwritten,
 };
 use crate::training::shared_folder::{Token, is_seen, unwritable};
 
-/// What the first process tells the others about its files.
+/// The files of the first process, as the others learn of them.
 #[derive(Serialize, Deserialize)]
 struct FirstFiles {
     /// A file that the processes on the same host see, and the host.
@@ -95,6 +95,24 @@ impl FirstFiles {
         })
     }
 
+    /// Returns the time that the files may take to all of so many processes.
+    fn time_to_bring(&self, processes: u32) -> Duration {
+        let model = self.model.iter().flat_map(|model| &model.entries);
+        let bytes = model.chain(self.adapter.iter().flatten()).map(|entry| entry.bytes);
+        time_to_send(bytes.sum::<u64>().saturating_mul(processes.into()))
+    }
+
+    /// Returns what other processes may get of these files.
+    fn offer(&self, settings: &Settings) -> Offer {
+        let model = model_folder(settings).zip(self.model.as_ref());
+        let adapter = adapter_folder(settings).zip(self.adapter.as_ref());
+        Offer {
+            model: model.map(|((folder, _), model)| OfferedFolder::new(folder, &model.entries)),
+            adapter: adapter.map(|(folder, entries)| OfferedFolder::new(folder, entries)),
+            ..Offer::default()
+        }
+    }
+
     /// Returns whether this process is on the host of the first one and sees its files.
     fn is_near(&self) -> bool {
         self.machine == machine() && is_seen(&self.token, Duration::ZERO)
@@ -121,9 +139,13 @@ impl FirstFiles {
             bring(client, Folder::Model, entries, &folder, false)?;
             if self.has_adapters {
                 // Checkpoints of adapters say to which weights they belong.
-                for (name, ranges) in hf::fingerprint_ranges(&folder).map_err(RunError::input)? {
-                    bring_ranges(client, Folder::Model, &folder.join(name), &ranges)?;
-                }
+                let ranges = hf::fingerprint_ranges(&folder).map_err(RunError::input)?;
+                let wanted = ranges.into_iter().map(|(name, ranges)| Wanted {
+                    folder: Folder::Model,
+                    path: folder.join(name),
+                    ranges,
+                });
+                bring_pieces(client, &wanted.collect::<Vec<_>>())?;
             }
             set("model", "from", &file.as_ref().map_or(folder.clone(), |file| folder.join(file)));
         }
@@ -224,12 +246,8 @@ fn begin(processes: &mut ProcessGroup, own: Option<(&Settings, PathBuf)>) -> Res
     let channel = channel.ok_or_else(|| RunError::new(ErrorKind::Bug, "several processes have a channel"))?;
     let prepared = own.map(|(settings, run)| {
         let token = Token::create(&run).map_err(|error| unwritable(&run, &error))?;
-        let offer = Offer {
-            model: model_folder(settings).map(|(folder, _)| folder),
-            adapter: adapter_folder(settings),
-            ..Offer::default()
-        };
         let first = FirstFiles::of(settings, &token)?;
+        let offer = first.offer(settings);
         let service = FileService::start(channel.clone(), offer, checkpoints_of(&run), first.deadline)?;
         Ok((first, token, service))
     });
@@ -244,13 +262,15 @@ fn begin(processes: &mut ProcessGroup, own: Option<(&Settings, PathBuf)>) -> Res
         Some(service) => Ok(Files::First(service)),
         None if first.is_near() => Ok(Files::Near),
         None => Mirror::create().and_then(|mirror| {
-            let client = Arc::new(Client::new(channel, first.deadline));
+            // If the first process is lost, its missing heartbeats are noticed first and say more.
+            let client = Arc::new(Client::new(channel, first.deadline.saturating_mul(2)));
             first.bring(&client, &mirror)?;
             Ok(Files::Remote(RemoteFiles { client, mirror }))
         }),
     };
     // The first process keeps the token until all others have looked for it.
-    let files = processes.all_succeed(files, ErrorKind::WrongInput)?;
+    let work = first.time_to_bring(processes.count());
+    let files = processes.all_succeed_within(files, ErrorKind::WrongInput, work)?;
     drop(token);
     processes.set_files(files);
     processes.set_deadline(first.deadline);
@@ -276,7 +296,8 @@ pub(crate) fn share_rows(
             validation: validation.map(TokenRows::outline).transpose().map_err(RunError::input)?,
         })
     });
-    let outlines = processes.agree(outlines.transpose(), |_| Fields::new())?;
+    // An outline may need all ids of the data.
+    let outlines = processes.agree_on_preparation(outlines.transpose())?;
     if let (Files::First(service), Some(prepared)) = (processes.files(), prepared) {
         service.change(|offer| {
             offer.training = Some(prepared.rows.clone());
@@ -308,10 +329,15 @@ pub(crate) fn share_state(
         let name = checkpoint.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
         (name, Entry::list(checkpoint.path(), |name| name == MANIFEST || name.ends_with(".safetensors")))
     });
-    if let (Files::First(service), Some(checkpoint)) = (processes.files(), checkpoint) {
-        service.change(|offer| offer.checkpoint = Some(checkpoint.path().to_owned()));
+    if let (Files::First(service), Some(checkpoint), Some((_, entries))) =
+        (processes.files(), checkpoint, &own)
+    {
+        let folder = OfferedFolder::new(checkpoint.path().to_owned(), entries);
+        service.change(|offer| offer.checkpoint = Some(folder));
     }
     let shared: Option<(String, Vec<Entry>)> = processes.share_value(&own)?;
+    let bytes: u64 = shared.iter().flat_map(|(_, entries)| entries).map(|entry| entry.bytes).sum();
+    let work = time_to_send(bytes.saturating_mul(processes.count().into()));
     let brought = match (processes.files(), shared) {
         (Files::Remote(remote), Some((name, entries))) => {
             let folder = checkpoints_of(&remote.mirror.run()).join(name);
@@ -319,5 +345,5 @@ pub(crate) fn share_state(
         }
         _ => Ok(()),
     };
-    processes.all_succeed(brought, ErrorKind::WrongInput)
+    processes.all_succeed_within(brought, ErrorKind::WrongInput, work)
 }

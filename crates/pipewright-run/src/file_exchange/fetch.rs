@@ -2,8 +2,6 @@
 //! which the run resumes.
 
 use std::collections::BTreeSet;
-use std::ops::Range;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use pipewright::checkpoint::Checkpoint;
@@ -16,17 +14,7 @@ use crate::error::RunError;
 use crate::settings::replan::Replan;
 use crate::training::prepare::Prepared;
 use crate::training::process_group::ProcessGroup;
-use crate::training::remote_files::{Files, Folder, bring_ranges};
-
-/// The slowest network that processes wait for, in bytes per second.
-const SLOWEST: u64 = 2_000_000;
-
-/// The ranges of a file of the mirror that this process needs.
-struct Needed {
-    folder: Folder,
-    path: PathBuf,
-    ranges: Vec<Range<u64>>,
-}
+use crate::training::remote_files::{Files, Folder, Wanted, bring_pieces, time_to_send};
 
 /// Brings the parameters of this process's ranks into its mirror. All processes call it, before their ranks start.
 ///
@@ -48,16 +36,12 @@ pub(crate) fn fetch_parameters(
         }),
         _ => Ok(Vec::new()),
     };
-    let ranges = needed.iter().flatten().flat_map(|file| &file.ranges);
-    let bytes: u64 = ranges.map(|range| range.end - range.start).sum();
+    let bytes: u64 = needed.iter().flatten().map(Wanted::bytes).sum();
     // They come one after the other at the slowest.
     let sum = |all: &[(WorldRank, u64)]| all.iter().map(|(_, bytes)| bytes).sum::<u64>();
-    let work = Duration::from_secs(processes.combine(&bytes, sum, Duration::ZERO)? / SLOWEST);
+    let work = time_to_send(processes.combine(&bytes, sum, Duration::ZERO)?);
     let brought = match processes.files() {
-        Files::Remote(remote) => needed.and_then(|needed| {
-            let mut files = needed.iter();
-            files.try_for_each(|file| bring_ranges(&remote.client, file.folder, &file.path, &file.ranges))
-        }),
+        Files::Remote(remote) => needed.and_then(|needed| bring_pieces(&remote.client, &needed)),
         _ => Ok(()),
     };
     let own = brought.as_ref().err().map(RunError::text);
@@ -75,7 +59,7 @@ fn needed(
     processes: &ProcessGroup,
     prepared: &Prepared,
     checkpoint: Option<&Checkpoint>,
-) -> Result<Vec<Needed>, RunError> {
+) -> Result<Vec<Wanted>, RunError> {
     let specs = own_parameters(processes, prepared)?;
     let mut needed = Vec::new();
     if let Some(checkpoint) = checkpoint {
@@ -83,7 +67,7 @@ fn needed(
         for file in &checkpoint.manifest().files {
             let path = checkpoint.path().join(&file.name);
             let ranges = Checkpoint::ranges_of(&path, |parameter| paths.contains(parameter));
-            needed.push(Needed {
+            needed.push(Wanted {
                 folder: Folder::Checkpoint,
                 path,
                 ranges: ranges.map_err(RunError::input)?,
@@ -94,7 +78,7 @@ fn needed(
     let reads_model = checkpoint.is_none() || prepared.model.adapter().is_some();
     if let (InitialParameters::Directory(folder), true) = (&prepared.initial, reads_model) {
         for (name, ranges) in hf::weight_ranges(folder, &specs).map_err(RunError::input)? {
-            needed.push(Needed { folder: Folder::Model, path: folder.join(name), ranges });
+            needed.push(Wanted { folder: Folder::Model, path: folder.join(name), ranges });
         }
     }
     Ok(needed)

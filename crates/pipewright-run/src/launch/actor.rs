@@ -29,6 +29,9 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// The shortest time that a host may take to answer.
 const SHORTEST_PATIENCE: Duration = Duration::from_secs(5);
 
+/// The time that a host which has got a copy of this program may take to answer for the first time.
+const FIRST_PATIENCE: Duration = Duration::from_secs(60);
+
 /// The longest time in which processes that were killed end on this machine.
 const LONGEST_END: Duration = Duration::from_secs(10);
 
@@ -113,10 +116,11 @@ impl Launch {
             (false, true) => HostKind::Apart,
             (false, false) => HostKind::Shared,
         };
-        let first = self.hosts.first().filter(|_| kind == HostKind::Apart).map(|host| host.name.clone());
         let hosts = of_plan(self.hosts.clone(), &settings.pipeline.profile_ranks)?;
-        require_first(first.as_deref(), &hosts)?;
-        let rules = Rules { folder: folder.clone(), deadline, restarts: self.restarts, kind, first };
+        if kind == HostKind::Apart {
+            require_first(self.hosts.first(), &hosts)?;
+        }
+        let rules = Rules { folder: folder.clone(), deadline, restarts: self.restarts, kind };
         let mut machine = Machine::new(rules, hosts, layout.processes(settings));
         let mut actor = Actor {
             signs: RunSigns::create(&folder, self.target.resumes)?,
@@ -185,7 +189,8 @@ impl Actor {
         let hosts = machine.hosts().to_vec();
         let stop = self.launch.interrupt.clone();
         Event::Answered(match patience {
-            Patience::Once => self.question(hosts.clone(), self.number).ask(&stop).and_then(|answers| {
+            Patience::Once => self.question(hosts, self.number).ask(&stop),
+            Patience::First => self.first_question(hosts.clone()).ask(&stop).and_then(|answers| {
                 let starter = &self.launch.starter;
                 if starter.sends_files() && answers.iter().all(Result::is_ok) {
                     meeting::require(starter, &hosts, || stop.is_requested())?;
@@ -197,6 +202,14 @@ impl Actor {
                 self.read_whole(machine).and_then(|()| question.ask_until_one_answers(&stop))
             }
         })
+    }
+
+    /// Returns the first question to hosts.
+    fn first_question(&self, hosts: Vec<Host>) -> Question {
+        let question = self.question(hosts, self.number);
+        // Hosts that have got a copy of this program answer `ssh`, and read the copy for the first time.
+        let patience = if self.launch.starter.sends_files() { FIRST_PATIENCE } else { question.patience };
+        Question { patience, ..question }
     }
 
     /// Returns a question to hosts, which ends the processes of the starts before this number there.

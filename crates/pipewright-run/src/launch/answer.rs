@@ -14,7 +14,7 @@ use crate::interrupt::Interrupt;
 use crate::launch::binary_copies::build_of;
 use crate::launch::hosts::Host;
 use crate::launch::processes::end_before;
-use crate::launch::short_command::wait;
+use crate::launch::short_command::{Printed, wait};
 use crate::launch::starter::Starter;
 use crate::training::shared_folder::{SHORT_LOOK, Token, is_seen, unwritable};
 
@@ -52,18 +52,25 @@ pub(super) enum HostKind {
 }
 
 /// Why a host cannot take part.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     Silent,
+    /// The command that asks has ended with this line, and without an answer.
+    Ended(String),
     OtherBuild,
     OtherFolder,
 }
 
 impl Refusal {
     /// Returns words about a host.
-    fn of(self, host: &str, kind: HostKind, folder: &Path) -> String {
+    fn of(&self, host: &str, kind: HostKind, folder: &Path) -> String {
         let (is_slurm, sends_files) = (kind == HostKind::Slurm, kind == HostKind::Apart);
         match self {
+            Self::Ended(line) if sends_files => format!(
+                "the host {host} answers ssh, but no process starts there: {line}; `mpirun --host {host} -n 1 hostname` may show \
+                 why"
+            ),
+            Self::Ended(_) => Self::Silent.of(host, kind, folder),
             Self::Silent if is_slurm => format!(
                 "the node {host} does not answer: `srun --overlap --nodelist={host} -n 1 hostname` shows why"
             ),
@@ -137,18 +144,27 @@ impl Question {
         let words = ["launch", "--answer", &path, "--end-before", &start.to_string()].map(str::to_owned);
         let question = |host: &Host| {
             let mut command = starter.command(1, std::slice::from_ref(host), &words, &Start::default());
-            command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().ok()
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().ok()
         };
         let questions: Vec<Option<Child>> = hosts.iter().map(question).collect();
         let since = Instant::now();
         let is_over = || since.elapsed() > *patience || stop.is_requested();
-        let text = |child: Option<Child>| Some(wait(child?, is_over)?.stdout);
         let expects = |host: &Host| Expected {
             build: (!starter.is_foreign(host)).then_some(own.as_str()),
             sees_folder: !starter.sends_files(),
         };
+        let answer = |child: Option<Child>, host| {
+            judge(child.and_then(|child| wait(child, is_over)).as_ref(), expects(host))
+        };
         let answers = questions.into_iter().zip(hosts);
-        let answers = answers.map(|(child, host)| judge(text(child), expects(host))).collect();
+        let mut answers: Answers = answers.map(|(child, host)| answer(child, host)).collect();
+        // Such a host answers `ssh`, so its question has failed for a moment: several launchers that start at the same time
+        // may be in each other's way.
+        for (host, found) in hosts.iter().zip(&mut answers).filter(|_| starter.sends_files()) {
+            if matches!(found, Err(Refusal::Ended(_))) && !is_over() {
+                *found = answer(question(host), host);
+            }
+        }
         if stop.is_requested() {
             return Err(RunError::new(
                 ErrorKind::Interrupted,
@@ -211,7 +227,7 @@ impl Asked {
 impl Drop for Asked {
     fn drop(&mut self) {
         self.stop.request();
-        // The commands of the question end within one look at them, except those that hand a node over.
+        // The commands of the question end within one look at them, except a command that hands a node over.
         self.thread.take().map(JoinHandle::join);
     }
 }
@@ -231,7 +247,9 @@ fn ask_until_one_answers(
 ) -> Result<Answers, RunError> {
     loop {
         let answers = ask(patience)?;
-        if is_over() || answers.iter().any(|answer| *answer != Err(Refusal::Silent)) {
+        let is_silent =
+            |answer: &Result<(), Refusal>| matches!(answer, Err(Refusal::Silent | Refusal::Ended(_)));
+        if is_over() || !answers.iter().all(is_silent) {
             return Ok(answers);
         }
         patience = (patience * 2).min(longest);
@@ -240,7 +258,7 @@ fn ask_until_one_answers(
     }
 }
 
-/// What a host must answer.
+/// The answer that a host must give.
 #[derive(Clone, Copy)]
 struct Expected<'a> {
     /// The hash of the program; `None` for a build for another system.
@@ -248,11 +266,11 @@ struct Expected<'a> {
     sees_folder: bool,
 }
 
-fn judge(text: Option<String>, expected: Expected<'_>) -> Result<(), Refusal> {
-    let answers = text.iter().flat_map(|text| text.lines());
+fn judge(printed: Option<&Printed>, expected: Expected<'_>) -> Result<(), Refusal> {
+    let Some(printed) = printed else { return Err(Refusal::Silent) };
     // A shell of the host may print lines of its own.
-    match answers.filter_map(|line| serde_json::from_str::<Answer>(line).ok()).next() {
-        None => Err(Refusal::Silent),
+    match printed.stdout.lines().find_map(|line| serde_json::from_str::<Answer>(line).ok()) {
+        None => Err(Refusal::Ended(printed.telling_line().to_owned())),
         Some(answer) if expected.build.is_some_and(|build| answer.build != build) => Err(Refusal::OtherBuild),
         Some(answer) if expected.sees_folder && !answer.sees_folder => Err(Refusal::OtherFolder),
         Some(_) => Ok(()),
@@ -267,7 +285,8 @@ pub(super) fn require(
     folder: &Path,
 ) -> Result<(), RunError> {
     let refusals = hosts.iter().zip(answers);
-    let refusals = refusals.filter_map(|(host, answer)| Some(answer.err()?.of(&host.name, kind, folder)));
+    let refusals =
+        refusals.filter_map(|(host, answer)| Some(answer.as_ref().err()?.of(&host.name, kind, folder)));
     let refusals: Vec<String> = refusals.collect();
     if refusals.is_empty() { Ok(()) } else { Err(RunError::input(refusals.join("\n"))) }
 }
@@ -306,15 +325,19 @@ mod tests {
     #[test]
     fn an_answer_is_judged() {
         let shared = Expected { build: Some("abc"), sees_folder: true };
-        let check = |text: &str, expected| assert_eq!(judge(Some(text.to_owned()), shared), expected);
+        let printed = |stdout: &str| {
+            let (stdout, stderr) = (stdout.to_owned(), "ssh: no route".to_owned());
+            Printed { is_success: true, stdout, stderr }
+        };
+        let check = |text: &str, expected| assert_eq!(judge(Some(&printed(text)), shared), expected);
         check("Welcome\n{\"build\":\"abc\",\"sees_folder\":true}\n", Ok(()));
         check("{\"build\":\"abd\",\"sees_folder\":true}\n", Err(Refusal::OtherBuild));
         check("{\"build\":\"abc\",\"sees_folder\":false}\n", Err(Refusal::OtherFolder));
-        check("Welcome\n", Err(Refusal::Silent));
+        check("Welcome\n", Err(Refusal::Ended("ssh: no route".to_owned())));
         assert_eq!(judge(None, shared), Err(Refusal::Silent));
         let apart = Expected { build: None, sees_folder: false };
         let other = "{\"build\":\"abd\",\"sees_folder\":false}\n";
-        assert_eq!(judge(Some(other.to_owned()), apart), Ok(()));
+        assert_eq!(judge(Some(&printed(other)), apart), Ok(()));
     }
 
     #[test]
@@ -326,6 +349,14 @@ mod tests {
         assert!(slurm.contains("the node a does not answer: `srun ") && !slurm.contains("ssh"), "{slurm}");
         let apart = words(HostKind::Apart);
         assert!(apart.contains("the host a answers ssh, but no process starts there"), "{apart}");
+        let ended = Refusal::Ended("ssh: no route".to_owned());
+        let of_ended = |kind| ended.of("a", kind, Path::new("out"));
+        let apart = of_ended(HostKind::Apart);
+        assert!(
+            apart.contains("the host a answers ssh, but no process starts there: ssh: no route; "),
+            "{apart}"
+        );
+        assert!(of_ended(HostKind::Shared).starts_with("the host a does not answer: check its name"));
         let text = words(HostKind::Shared);
         assert!(
             text.contains("host a does not answer") && text.contains("host c has another build"),

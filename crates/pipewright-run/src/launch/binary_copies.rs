@@ -10,13 +10,13 @@ use crate::error::RunError;
 use crate::launch::hosts::{Host, is_own_address, is_this_machine};
 use crate::launch::remote_shell::RemoteShell;
 use crate::launch::short_command::{Printed, run, wait};
+use crate::training::remote_files::{CACHE, time_to_send};
 
 /// The longest time of a question to a host.
 const LONGEST_PROBE: Duration = Duration::from_secs(30);
 
-/// The time that a copy may take besides its bytes, and the slowest network that is waited for, in bytes per second.
+/// The time that a copy may take besides its bytes.
 const COPY: Duration = Duration::from_secs(60);
-const SLOWEST: u64 = 200_000;
 
 /// The number of builds that a host keeps.
 const KEPT: usize = 3;
@@ -38,7 +38,7 @@ pub(super) struct HostBinary {
     pub(super) is_foreign: bool,
 }
 
-/// What a host says about itself.
+/// The facts that a host states about itself.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Probe {
     system: String,
@@ -135,7 +135,7 @@ fn probe(shell: &RemoteShell, host: &str, hash: &str) -> Result<Probe, String> {
     let build = &hash[..DIGITS];
     // A shell may print lines of its own, so each line has a mark.
     let line = format!(
-        "c=\"$HOME/.cache/pipewright\"; s=$(uname -s -m); echo \"pw system $s\"; echo \"pw home $HOME\"; \
+        "c=\"$HOME/{CACHE}\"; s=$(uname -s -m); echo \"pw system $s\"; echo \"pw home $HOME\"; \
          echo \"pw daemon $(command -v orted || command -v prted || command -v hydra_pmi_proxy)\"; \
          echo \"pw mpi $(mpirun --version 2>/dev/null | head -n 1)\"; \
          if test -x \"$c/{build}/pipewright\"; then touch \"$c/{build}\"; echo \"pw build yes\"; fi; \
@@ -197,7 +197,7 @@ fn require_mpi(host: &str, probe: &Probe, mpi: &str, is_open_mpi: bool) -> Resul
 /// Returns where a host has this program, or will have it.
 fn place(host: &str, probe: &Probe, hash: &str) -> Result<HostBinary, String> {
     let home = PathBuf::from(&probe.home);
-    let cache = home.join(crate::training::remote_files::CACHE);
+    let cache = home.join(CACHE);
     let place = |folder: &str, is_foreign| HostBinary {
         host: host.to_owned(),
         binary: cache.join(folder).join("pipewright"),
@@ -233,13 +233,13 @@ fn copy(shell: &RemoteShell, host: &str, binary: &Path, hash: &str) -> Result<()
     let bytes = file.metadata().map_err(unreadable)?.len();
     let build = &hash[..DIGITS];
     let line = format!(
-        "set -e; c=\"$HOME/.cache/pipewright\"; d=\"$c/{build}\"; mkdir -p \"$d\"; n=\"$d/.new.$$\"; cat > \"$n\"; \
+        "set -e; c=\"$HOME/{CACHE}\"; d=\"$c/{build}\"; mkdir -p \"$d\"; n=\"$d/.new.$$\"; cat > \"$n\"; \
          if test $(wc -c < \"$n\") -ne {bytes}; then rm -f \"$n\"; echo \"the copy is not complete\" >&2; exit 1; fi; \
          chmod 755 \"$n\"; mv -f \"$n\" \"$d/pipewright\"; cd \"$c\"; \
          ls -1dt -- [0-9a-f]*/ | grep -E \"^[0-9a-f]{{{DIGITS}}}/$\" | tail -n +{} | while read o; do rm -rf -- \"$o\"; done",
         KEPT + 1
     );
-    let limit = COPY + Duration::from_secs(bytes / SLOWEST);
+    let limit = COPY + time_to_send(bytes);
     let printed = copied(&mut shell.command(host, &line), file, limit);
     match printed {
         Some(printed) if printed.is_success => Ok(()),

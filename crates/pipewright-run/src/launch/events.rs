@@ -20,7 +20,7 @@ pub(super) struct Moment {
     pub(super) loss: Option<String>,
 }
 
-/// What has happened.
+/// Something that has happened.
 #[derive(Debug)]
 pub(super) enum Event {
     /// The launch begins.
@@ -43,7 +43,7 @@ pub(super) enum Event {
     Failed(RunError),
 }
 
-/// What a look at the processes shows.
+/// The results of a look at the processes.
 #[derive(Debug, Default)]
 pub(super) struct Look {
     pub(super) seen: Seen,
@@ -53,7 +53,7 @@ pub(super) struct Look {
     pub(super) returned: Option<Returned>,
 }
 
-/// What to do next.
+/// The next thing to do.
 #[derive(Debug)]
 pub(super) enum Decision {
     /// Ask all hosts whether they can take part.
@@ -81,6 +81,8 @@ pub(super) enum Decision {
 /// How long hosts are asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Patience {
+    /// Once, and the processes of hosts that share no folder must meet: the run has not begun.
+    First,
     Once,
     /// Again while all are silent: they belong to a run that has begun.
     UntilOneAnswers,

@@ -37,6 +37,13 @@ impl Host {
     }
 }
 
+impl Host {
+    /// Returns whether this is the name of the host. Capital letters are the same as small ones.
+    fn is_named(&self, name: &str) -> bool {
+        self.name.eq_ignore_ascii_case(name)
+    }
+}
+
 fn is_host_name(name: &str) -> bool {
     let is_right = |sign: char| sign.is_ascii_alphanumeric() || "._-".contains(sign);
     name.starts_with(|sign: char| sign.is_ascii_alphanumeric() || sign == '_') && name.chars().all(is_right)
@@ -67,7 +74,8 @@ pub(super) fn is_own_address(name: &str) -> bool {
 fn is_name_of(name: &str, own: &str) -> bool {
     let label = |name: &str| name.split('.').next().unwrap_or_default().to_owned();
     let is_loopback = name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
-    name == "localhost" || is_loopback || (!own.is_empty() && label(name) == label(own))
+    let is_own = |own: &str| !own.is_empty() && label(name).eq_ignore_ascii_case(&label(own));
+    is_loopback || is_own("localhost") || is_own(own)
 }
 
 /// The hosts that a command names: in a file, or in a list such as `a,b:2`.
@@ -93,7 +101,7 @@ impl HostSource {
         let mut hosts: Vec<Host> = Vec::new();
         for item in text.split(',') {
             let (name, slots) = slots_of(item).unwrap_or((item, 1));
-            if hosts.iter().any(|host| host.name == name) {
+            if hosts.iter().any(|host| host.is_named(name)) {
                 return Err(format!(
                     "the host `{name}` is in the list twice: write it once, as in `{name}:2`"
                 ));
@@ -136,7 +144,7 @@ fn read(text: &str) -> Result<Vec<Host>, String> {
             slots = count
                 .ok_or_else(|| format!("{number}: `{word}` is not understood: write `{name} slots=4`"))?;
         }
-        if hosts.iter().any(|host| host.name == name) {
+        if hosts.iter().any(|host| host.is_named(name)) {
             return Err(format!(
                 "{number}: the host `{name}` is in the file twice: write it once, with all its slots"
             ));
@@ -197,12 +205,13 @@ pub(super) fn of_plan(hosts: Vec<Host>, profile_ranks: &[u32]) -> Result<Vec<Hos
 }
 
 /// Fails if rank 0 of a plan is not on the `first` host, which has the files if the hosts share no folder.
-pub(super) fn require_first(first: Option<&str>, hosts: &[Host]) -> Result<(), RunError> {
+pub(super) fn require_first(first: Option<&Host>, hosts: &[Host]) -> Result<(), RunError> {
     match (first, hosts.first()) {
-        (Some(first), Some(host)) if host.name != first => Err(RunError::input(format!(
+        (Some(first), Some(host)) if host.name != first.name => Err(RunError::input(format!(
             "the plan has its rank 0 on `{host}` (pipeline.profile_ranks), and the files are on `{first}`, the first host: \
              launch from `{host}` and write it first into --hosts, or let the hosts share a folder (--shared)",
-            host = host.name
+            host = host.name,
+            first = first.name
         ))),
         _ => Ok(()),
     }
@@ -245,9 +254,11 @@ mod tests {
 
     #[test]
     fn the_first_rank_of_a_plan_is_where_the_files_are() {
-        let hosts = of_plan(read("a\nb").expect("hosts"), &[1, 0]).expect("both hosts");
-        assert!(require_first(None, &hosts).is_ok() && require_first(Some("b"), &hosts).is_ok());
-        let text = require_first(Some("a"), &hosts).map_err(|error| error.text()).expect_err("another host");
+        let given = read("a\nb").expect("hosts");
+        let hosts = of_plan(given.clone(), &[1, 0]).expect("both hosts");
+        assert!(require_first(None, &hosts).is_ok() && require_first(given.last(), &hosts).is_ok());
+        let refusal = require_first(given.first(), &hosts);
+        let text = refusal.map_err(|error| error.text()).expect_err("another host");
         assert!(text.starts_with(
             "the plan has its rank 0 on `b` (pipeline.profile_ranks), and the files are on `a`"
         ));
@@ -262,6 +273,7 @@ mod tests {
         );
         let refuse = |text: &str, expected: &str| assert_eq!(read(text).err().as_deref(), Some(expected));
         refuse("a\na slots=2", "2: the host `a` is in the file twice: write it once, with all its slots");
+        refuse("node\nNode", "2: the host `Node` is in the file twice: write it once, with all its slots");
         refuse("a slots=0", "1: `slots=0` is not understood: write `a slots=4`");
         refuse("# none\n", "1: the file has no host: write a line such as `node1 slots=4`");
     }
@@ -332,6 +344,8 @@ mod tests {
         refuse("a,-oProxyCommand=x", "`-oProxyCommand=x` is not the name of a host");
         refuse("a,b:0", "`b:0` is not the name of a host");
         refuse("a,a:2", "the host `a` is in the list twice");
+        refuse("a,A:2", "the host `A` is in the list twice");
+        refuse("a, b", "` b` is not the name of a host");
     }
 
     #[test]
@@ -344,7 +358,8 @@ mod tests {
     #[test]
     fn this_machine_has_several_names() {
         let is_own = |name| is_name_of(name, "node1.lab");
-        assert!(["node1", "node1.lab", "localhost", "127.0.0.1", "::1"].into_iter().all(is_own));
+        let own = ["node1", "node1.lab", "Node1", "NODE1.home", "localhost", "127.0.0.1", "::1"];
+        assert!(own.into_iter().all(is_own));
         assert!(!["node2", "node1b.lab", "10.0.0.1"].into_iter().any(is_own));
         assert!(!is_name_of(".lab", ""));
     }

@@ -15,11 +15,21 @@ const PAUSE: Duration = Duration::from_millis(50);
 const LOOKS_AFTER_KILL: u32 = 100;
 
 /// The output of a command before its end.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Printed {
     pub(super) is_success: bool,
     pub(super) stdout: String,
     pub(super) stderr: String,
+}
+
+impl Printed {
+    /// Returns the line of the errors that says most: the error of a process, or the first one with words.
+    pub(super) fn telling_line(&self) -> &str {
+        let lines =
+            || self.stderr.lines().map(str::trim).filter(|line| line.chars().any(char::is_alphanumeric));
+        let error = lines().find(|line| line.starts_with("error"));
+        error.or_else(|| lines().next()).unwrap_or("it prints nothing")
+    }
 }
 
 /// Runs a command, and ends it if it still runs after the time `limit`, or when `is_stopped` is true.
@@ -112,6 +122,17 @@ mod tests {
         let missing =
             run(&mut Command::new("./no-such-program"), limit, || false).expect_err("it is missing");
         assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn the_line_that_says_most_is_the_error_of_a_process() {
+        let check = |stderr: &str, expected: &str| {
+            let printed = Printed { is_success: false, stdout: String::new(), stderr: stderr.to_owned() };
+            assert_eq!(printed.telling_line(), expected);
+        };
+        check("-----\nmpirun has found this\nerror: no such option\n-----\n", "error: no such option");
+        check("-----\n  mpirun has found this\nand that\n", "mpirun has found this");
+        check("-----\n", "it prints nothing");
     }
 
     #[test]

@@ -32,8 +32,6 @@ pub(super) struct Rules {
     pub(super) restarts: u64,
     /// How the hosts belong together.
     pub(super) kind: HostKind,
-    /// The host that the run cannot do without, because it has the files, if the hosts share no folder.
-    pub(super) first: Option<String>,
 }
 
 /// The state of a launched run.
@@ -108,6 +106,8 @@ pub(super) struct Machine {
     rules: Rules,
     state: State,
     hosts: HostTable,
+    /// The host that the run cannot do without, because it has the files, if the hosts share no folder.
+    first: Option<String>,
     restarts: Restarts,
     starts: StartTimes,
     /// The number of processes of the run.
@@ -121,8 +121,10 @@ pub(super) struct Machine {
 impl Machine {
     pub(super) fn new(rules: Rules, hosts: Vec<Host>, processes: u32) -> Self {
         let restarts = Restarts::new(rules.restarts);
+        let first = hosts.first().filter(|_| rules.kind == HostKind::Apart).map(|host| host.name.clone());
         Self {
             rules,
+            first,
             state: State::Over,
             hosts: HostTable::new(hosts),
             restarts,
@@ -164,7 +166,7 @@ impl Machine {
                 let others =
                     self.hosts.replacement(&running.slow, &running.hosts, &answering, self.processes);
                 // The first host has the files.
-                let is_first = |name: &String| Some(name) == self.rules.first.as_ref();
+                let is_first = |name: &String| Some(name) == self.first.as_ref();
                 running.replacement = others.filter(|others| !others.hosts.iter().any(is_first));
                 let is_replaced = running.replacement.is_some();
                 self.state = State::Running(running);
@@ -195,7 +197,7 @@ impl Machine {
     fn prepare(&mut self, next: Next) -> Decision {
         let is_first = matches!(next.why, Why::First);
         self.state = State::Preparing(next);
-        Decision::Ask(if is_first { Patience::Once } else { Patience::UntilOneAnswers })
+        Decision::Ask(if is_first { Patience::First } else { Patience::UntilOneAnswers })
     }
 
     /// Continues after a wait for space on the disk.
@@ -231,7 +233,7 @@ impl Machine {
         self.hosts.note_lost(&lost, at.time);
         answering.retain(|host| !has_failed(host));
         let slots = self.hosts.sort(&mut answering, self.processes, self.grows_to.is_some(), at.time);
-        if let Some(first) = &self.rules.first {
+        if let Some(first) = &self.first {
             answering.sort_by_key(|host| host.name != *first);
             if answering.first().is_none_or(|host| host.name != *first) {
                 let text =

@@ -13,6 +13,7 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
 use pipewright::bounded_file::open_regular;
+use pipewright::checkpoint::{MANIFEST, is_rank_file};
 use pipewright_models::hf::is_origin_file;
 use serde_json::Value;
 
@@ -109,10 +110,8 @@ fn of_checkpoints(name: &str) -> Option<Written> {
 }
 
 fn of_checkpoint(name: &str) -> Option<Written> {
-    const ENDINGS: [&str; 2] = [".safetensors", ".note"];
     let plain = without_draft(name);
-    let is_of_rank = ENDINGS.iter().any(|ending| is_between(plain, "rank-", ending, is_number));
-    (is_of_rank || plain == "manifest.json").then_some(Written::File)
+    (is_rank_file(plain) || plain == MANIFEST).then_some(Written::File)
 }
 
 fn of_timelines(name: &str) -> Option<Written> {

@@ -270,15 +270,24 @@ impl ProcessGroup {
     /// failed in another process, the error is of this `kind`. The processes may take different
     /// times.
     pub fn all_succeed<T>(&mut self, done: Result<T, RunError>, kind: ErrorKind) -> Result<T, RunError> {
+        self.all_succeed_within(done, kind, Duration::ZERO)
+    }
+
+    /// Like [`ProcessGroup::all_succeed`], for work that may take the time `work` in addition to the deadline.
+    pub(crate) fn all_succeed_within<T>(
+        &mut self,
+        done: Result<T, RunError>,
+        kind: ErrorKind,
+        work: Duration,
+    ) -> Result<T, RunError> {
         let is_done = done.is_ok();
-        self.agree_within(done, |_| Fields::new(), self.deadline.saturating_add(START)).map_err(
-            |mut failure| {
-                if is_done && failure.lost().is_none() {
-                    failure.kind = kind;
-                }
-                failure
-            },
-        )
+        let deadline = self.deadline.saturating_add(START).saturating_add(work);
+        self.agree_within(done, |_| Fields::new(), deadline).map_err(|mut failure| {
+            if is_done && failure.lost().is_none() {
+                failure.kind = kind;
+            }
+            failure
+        })
     }
 
     /// Returns `prepared` after all processes have prepared their part. Only some of them read data meanwhile, which may
@@ -324,7 +333,7 @@ impl ProcessGroup {
             let fault = failure.fault().zip(self.folder.as_ref());
             if !self.is_leader {
                 // A launcher ends this process when the leader has ended. Slurm's launcher takes the greatest
-                // exit code, and that of a process which SIGTERM ends is greater than the leader's. Best
+                // exit code, and a process which SIGTERM ends has a greater one than the leader's. Best
                 // effort.
                 let _ = flag::register(SIGTERM, Arc::default());
                 std::thread::sleep(TIME_TO_REPORT);

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pipewright::checkpoint::{CheckpointError, CheckpointFolder, CheckpointWriter};
+use pipewright::checkpoint::{CheckpointError, CheckpointFolder, CheckpointWriter, PartArrivals};
 use pipewright::train::{Metrics, Trainer};
 use pipewright_document::text::quoted;
 use pipewright_schedule::error_text::with_causes as sentence;
@@ -78,11 +78,11 @@ impl Checkpoints {
                 // earlier one.
                 let best = evaluations.lowest().map(|(step, _)| step);
                 checkpoints.set_best(best).map_err(RunError::input)?;
-                let arrived = match files {
-                    Files::First(service) => service.arrived(),
-                    _ => Arc::default(),
+                let arrivals = match files {
+                    Files::First(service) => service.arrivals(),
+                    _ => PartArrivals::default(),
                 };
-                CheckpointWriter::start_receiving(checkpoints, keep, ranks, run.deadline(), arrived)
+                CheckpointWriter::start_receiving(checkpoints, keep, ranks, run.deadline(), arrivals)
             }
             None => {
                 let checkpoints = run_folder::checkpoints_of(&run.out);
@@ -196,6 +196,10 @@ impl Checkpoints {
             Err(error @ CheckpointError::NotFinite { .. }) => {
                 Err(RunError::new(ErrorKind::RankFailed, self.with_resumption(&error)))
             }
+            // No mistake of the user: the run may be restarted.
+            Err(error @ CheckpointError::Unanswered(_)) => {
+                Err(RunError::new(ErrorKind::RankFailed, self.with_resumption(&error)))
+            }
             Err(error) => {
                 let fault = Fault::of_full_disk(&error, step.unwrap_or(self.saved), || self.space.bytes());
                 let mut failure = RunError::input(self.with_resumption(&error)).with_fault(fault);
@@ -231,6 +235,8 @@ impl Checkpoints {
         let disk = advice_for(error);
         let resumption = disk.map(|advice| format!("{advice}, then resume with"));
         let advice = match error {
+            // The path of the folder is one of another host.
+            _ if !self.sees_checkpoints => return message,
             _ if self.saved == 0 => {
                 let advice = disk.map(|advice| format!(": {advice}, then start again")).unwrap_or_default();
                 return format!("{message}; no step of this run is saved{advice}");

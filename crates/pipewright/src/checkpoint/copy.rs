@@ -39,6 +39,7 @@ use super::error::CheckpointError;
 use super::folder::names;
 use super::identity::{FolderIdentity, LOCK};
 use super::manifest::{MANIFEST, Manifest, StateFile};
+use super::rank_file::name_of;
 use super::read::verify;
 use super::save::Saving;
 use super::state::{RankState, TrainingState};
@@ -117,8 +118,7 @@ impl CopyFolder {
         let names = own.iter().map(|file| file.name.clone()).collect();
         description.insert(FILES.to_owned(), files.into());
         description.insert(SERIES.to_owned(), series.into());
-        let (name, text) =
-            (format!("rank-{:04}", first.get()), Manifest::new(step, cursor, description, own).to_text());
+        let (name, text) = (name_of(first), Manifest::new(step, cursor, description, own).to_text());
         saving.put(&format!("{name}{PART}"), &text)?;
         Ok(WrittenCopy { step, path, part: Some(WrittenPart { name, text, files: names }) })
     }

@@ -16,10 +16,9 @@
 //! All processes have the same roles: each receives on a thread of its own, which never waits for an answer.
 //! So two processes that send to each other do not wait in a circle.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
-use std::fs::File;
-use std::io::{Read, Write};
-use std::path::Path;
+use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -31,6 +30,8 @@ use serde::{Deserialize, Serialize};
 
 use super::copy::{CopyFolder, WrittenPart};
 use super::error::CheckpointError;
+use super::piece_file::PieceFile;
+use super::rank_file::split;
 use crate::byte_channel::ByteChannel;
 use crate::ids::WorldRank;
 
@@ -257,12 +258,19 @@ fn receive(
 /// The files that come from other processes.
 struct Store {
     folder: CopyFolder,
-    /// The file that each process is sending, and the bytes that have come.
-    open: HashMap<WorldRank, (File, u64)>,
+    /// The file that each process is sending, with its step and name.
+    open: HashMap<WorldRank, (u64, String, Incoming)>,
+}
+
+/// A file that has arrived in part.
+enum Incoming {
+    Open(PieceFile),
+    /// A piece could not be kept, so the others do not count.
+    GivenUp,
 }
 
 impl Store {
-    /// Keeps a piece of a file, which begins at the `offset` of so many bytes.
+    /// Keeps a piece of a file, which begins at the `offset` of so many bytes. The pieces come in any order.
     fn keep_piece(
         &mut self,
         from: WorldRank,
@@ -271,14 +279,22 @@ impl Store {
         (offset, of): (u64, u64),
         bytes: &[u8],
     ) -> Answer {
-        let kept = self.write_piece(from, step, name, (offset, of), bytes);
-        if kept.is_err() && is_name(name) {
-            self.open.remove(&from);
-            self.folder.drop_draft(step, name);
+        if split(name).is_none() {
+            return Err(format!("`{name}` is not the name of a file of a copy"));
         }
-        kept
+        let kept = self.write_piece(from, step, name, (offset, of), bytes);
+        match &kept {
+            Ok(true) => drop(self.open.remove(&from)),
+            Ok(false) => {}
+            Err(_) => {
+                self.open.insert(from, (step, name.to_owned(), Incoming::GivenUp));
+                self.folder.drop_draft(step, name);
+            }
+        }
+        kept.map(drop)
     }
 
+    /// Writes a piece, and gives the file its name when it is whole. Returns whether it is.
     fn write_piece(
         &mut self,
         from: WorldRank,
@@ -286,39 +302,34 @@ impl Store {
         name: &str,
         (offset, of): (u64, u64),
         bytes: &[u8],
-    ) -> Answer {
-        if !is_name(name) {
-            return Err(format!("`{name}` is not the name of a file of a copy"));
-        }
-        if offset == 0 {
-            let file = self.folder.create_draft(step, name).map_err(|error| error.to_string())?;
-            self.open.insert(from, (file, 0));
-        }
-        let open = self.open.get_mut(&from).filter(|(_, written)| *written == offset);
-        let (file, written) = open.ok_or("a piece of the file is missing")?;
-        file.write_all(bytes).map_err(|error| {
+    ) -> Result<bool, String> {
+        let open = match self.open.entry(from) {
+            Entry::Occupied(open) if (open.get().0, &*open.get().1) == (step, name) => open.into_mut(),
+            entry => {
+                let file = self.folder.create_draft(step, name).map_err(|error| error.to_string())?;
+                let file = Incoming::Open(PieceFile::in_memory(file));
+                entry.insert_entry((step, name.to_owned(), file)).into_mut()
+            }
+        };
+        let Incoming::Open(file) = &mut open.2 else {
+            return Err("an earlier piece of the file could not be kept".to_owned());
+        };
+        let is_whole = file.put(offset, of, bytes).map_err(|error| {
             CheckpointError::io("write", &self.folder.file(step, name))(error).to_string()
         })?;
-        *written += bytes.len() as u64;
-        if *written >= of {
-            self.open.remove(&from);
+        if is_whole {
             self.folder.keep_draft(step, name).map_err(|error| error.to_string())?;
         }
-        Ok(())
+        Ok(is_whole)
     }
 
     fn keep_part(&self, step: u64, name: &str, text: &[u8]) -> Answer {
-        if !is_name(name) {
+        if split(name).is_none() {
             return Err(format!("`{name}` is not the name of a part of a copy"));
         }
         let text = std::str::from_utf8(text).map_err(|error| error.to_string())?;
         self.folder.put_received(step, name, text).map_err(|error| error.to_string())
     }
-}
-
-/// Returns whether a name is the one of a rank's file or part, and leads to no other folder.
-fn is_name(name: &str) -> bool {
-    name.starts_with("rank-") && Path::new(name).file_name() == Some(name.as_ref())
 }
 
 /// Returns a head with its length in front, and with room for so many bytes after it.
@@ -348,6 +359,9 @@ mod tests {
     const NAME: &str = "rank-0000.safetensors";
     const TO: WorldRank = WorldRank::new(1);
 
+    /// The deadline of a transfer that is given up.
+    const BRIEF: Duration = Duration::from_millis(200);
+
     /// Two processes, each with a folder.
     struct Pair {
         _scratch: tempfile::TempDir,
@@ -364,7 +378,10 @@ mod tests {
 
     impl Pair {
         fn start(&self, index: usize) -> CopyExchange {
-            let deadline = Duration::from_millis(200);
+            self.start_until(index, Duration::from_secs(60))
+        }
+
+        fn start_until(&self, index: usize, deadline: Duration) -> CopyExchange {
             let (channel, folder) = (self.channels[index].clone(), self.folders[index].clone());
             CopyExchange::start(channel, folder, deadline).expect("a thread")
         }
@@ -415,7 +432,7 @@ mod tests {
     fn a_receiver_that_does_not_answer_is_given_up() {
         let pair = pair();
         pair.write(PIECE);
-        let error = send(&pair.start(0)).expect_err("nobody receives");
+        let error = send(&pair.start_until(0, BRIEF)).expect_err("nobody receives");
         assert!(error.to_string().starts_with(&format!("rank {TO} has confirmed nothing")), "{error}");
     }
 
@@ -425,7 +442,7 @@ mod tests {
         pair.write(PIECE);
         let place = Place { step: STEP - 1, name: NAME.to_owned(), offset: 0 };
         pair.channels[1].send(WorldRank::new(0), encoded(&Head::Stored { place }, 0));
-        let error = send(&pair.start(0)).expect_err("the answer is for another step");
+        let error = send(&pair.start_until(0, BRIEF)).expect_err("the answer is for another step");
         assert!(error.to_string().starts_with(&format!("rank {TO} has confirmed nothing")), "{error}");
     }
 
@@ -448,15 +465,18 @@ mod tests {
     }
 
     #[test]
-    fn pieces_in_the_wrong_place_and_foreign_names_are_refused() {
+    fn pieces_come_in_any_order_and_foreign_ones_end_the_file() {
         let pair = pair();
         let mut store = Store { folder: pair.folders[0].clone(), open: HashMap::new() };
-        let mut keep = |name: &str, offset| store.keep_piece(TO, STEP, name, (offset, 4), &[1, 2]).is_ok();
-        assert!(!keep(NAME, 2), "the first piece is missing");
-        assert!(keep(NAME, 0) && !keep(NAME, 0x100));
-        assert!(!keep("../rank-0000.safetensors", 0) && !keep("lock", 0));
-        assert!(keep(NAME, 0) && keep(NAME, 2));
-        assert_eq!(fs::read(pair.folders[0].file(STEP, NAME)).expect("the file"), [1, 2, 1, 2]);
-        assert!(!is_name("rank-0/../x"));
+        let mut keep =
+            |step, name: &str, offset| store.keep_piece(TO, step, name, (offset, 4), &[1, 2]).is_ok();
+        assert!(keep(STEP, NAME, 2) && keep(STEP, NAME, 0), "a short message overtakes a long one");
+        let path = |step| pair.folders[0].file(step, NAME);
+        assert_eq!(fs::read(path(STEP)).expect("the file"), [1, 2, 1, 2]);
+        assert!(keep(STEP + 1, NAME, 0) && !keep(STEP + 1, NAME, 0x100));
+        assert!(!keep(STEP + 1, NAME, 2) && !path(STEP + 1).exists(), "the file was given up");
+        assert!(!keep(STEP, "../rank-0000.safetensors", 0) && !keep(STEP, "lock", 0));
+        assert!(keep(STEP + 2, NAME, 0) && keep(STEP + 2, NAME, 2));
+        assert_eq!(fs::read(path(STEP + 2)).expect("the file"), [1, 2, 1, 2]);
     }
 }

@@ -98,6 +98,9 @@ pub enum CheckpointError {
         /// The rank of the process that would have held it.
         rank: WorldRank,
     },
+    /// The process that commits does not answer, or the run has failed before its answer.
+    #[error("{0}")]
+    Unanswered(String),
     /// The copies of this process are in its own machine's memory only.
     #[error(transparent)]
     NotSent {

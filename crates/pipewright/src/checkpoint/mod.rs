@@ -16,6 +16,8 @@
 
 mod error;
 mod finite;
+mod rank_file;
+mod piece_file;
 mod folder;
 mod committed;
 mod copy_parts;
@@ -45,9 +47,10 @@ pub use manifest::{MANIFEST, Manifest, StateFile};
 pub(crate) use moved::MovedState;
 pub(crate) use optimizer::{Target, put_together};
 pub use pipewright_data::Cursor;
+pub use rank_file::is_rank_file;
 pub use read::{Checkpoint, StoredTensor};
 pub use save::Saving;
-pub use sent_parts::{PartPiece, PartReceiver, PartSender};
+pub use sent_parts::{PartArrivals, PartPiece, PartReceiver, PartSender};
 pub(crate) use state::{HeldParameter, StageState};
 pub use state::{RankState, TrainingState};
 pub(crate) use stored::StoredState;

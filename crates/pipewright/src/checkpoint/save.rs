@@ -22,6 +22,7 @@ use super::identity::FolderIdentity;
 use super::location::StoredShard;
 use super::manifest::{MANIFEST, Manifest, StateFile};
 use super::optimizer::take_apart;
+use super::rank_file::{note_of, tensors_of};
 use super::state::{HeldParameter, RankState, StageState};
 use super::tensor_file::{
     self, Accepted, Content, FIELD, FROZEN, INDEX, LOSS_SCALE, Named, ROWS, SHARDS, STEP, WriteError,
@@ -30,10 +31,6 @@ use crate::ids::WorldRank;
 use crate::loss_scale::LossScale;
 use crate::tensor::ValueKind;
 use crate::tensor::shard::RowShard;
-
-/// The endings of the names of the files of a rank and of its note.
-pub(super) const TENSORS: &str = ".safetensors";
-pub(super) const NOTE: &str = ".note";
 
 /// A checkpoint that is being written. If it is dropped before [`Saving::commit`], the process that began it
 /// removes the files.
@@ -91,7 +88,7 @@ impl Saving {
         check_paths(std::slice::from_ref(&state))?;
         let RankState { rank, stages, loss_scale, memory } = state;
         let _counted = memory.count_this_thread();
-        let name = format!("rank-{:04}{TENSORS}", rank.get());
+        let name = tensors_of(rank);
         let mut texts = BTreeMap::from([(STEP.to_owned(), self.step.to_string())]);
         if let Some(LossScale { factor, updates }) = loss_scale {
             texts.insert(LOSS_SCALE.to_owned(), format!("{factor} {updates}"));
@@ -167,10 +164,16 @@ impl Saving {
         self.scratch.join(name)
     }
 
-    /// Returns the paths of the file and of the note of a rank that exist.
-    pub(super) fn part_files(&self, rank: WorldRank) -> impl Iterator<Item = PathBuf> {
-        let names = [format!("rank-{:04}{TENSORS}", rank.get()), note_of(rank)];
-        names.map(|name| self.file(&name)).into_iter().filter(|path| path.is_file())
+    /// Returns the paths of the files that another process needs for the part of a rank, in their order, after
+    /// [`Saving::write_with_note`] has returned `noted`: the file and its note, or only the note of a part that was refused.
+    /// A part without a note is not complete.
+    pub(super) fn noted_files(&self, rank: WorldRank, noted: &Result<(), CheckpointError>) -> Vec<PathBuf> {
+        let names = match noted {
+            Ok(()) => vec![tensors_of(rank), note_of(rank)],
+            Err(CheckpointError::NotFinite { .. }) => vec![note_of(rank)],
+            Err(_) => Vec::new(),
+        };
+        names.iter().map(|name| self.file(name)).collect()
     }
 
     /// Removes the manifest of a process that ended before it gave the checkpoint its final name.
@@ -230,11 +233,6 @@ impl Saving {
         publish(&self.scratch, &self.folder, self.step).map_err(|error| self.folder.explain(error))?;
         Ok(self.folder.path().join(committed_name(self.step)))
     }
-}
-
-/// Returns the name of the note of a rank.
-fn note_of(rank: WorldRank) -> String {
-    format!("rank-{:04}{NOTE}", rank.get())
 }
 
 /// The message of a process to the one that commits.

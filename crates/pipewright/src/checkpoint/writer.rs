@@ -16,10 +16,10 @@ use super::copy_exchange::CopyExchange;
 use super::error::CheckpointError;
 use super::folder::CheckpointFolder;
 use super::identity::FolderIdentity;
-use super::manifest::Manifest;
+use super::manifest::{Manifest, StateFile};
 use super::save::{Saving, check_paths};
-use super::sent_parts::PartSender;
-use super::state::TrainingState;
+use super::sent_parts::{PartArrivals, PartSender};
+use super::state::{RankState, TrainingState};
 use crate::ids::WorldRank;
 
 /// How much longer than the deadline its owner waits for the thread. The thread's own error at the deadline
@@ -103,12 +103,12 @@ impl CheckpointWriter {
         ranks: u32,
         deadline: Duration,
     ) -> Result<Self, CheckpointError> {
-        Self::start_receiving(folder, keep, ranks, deadline, Arc::default())
+        Self::start_receiving(folder, keep, ranks, deadline, PartArrivals::default())
     }
 
-    /// Like [`CheckpointWriter::start`], for a folder that also gets parts from other hosts. `arrived` counts the bytes
-    /// that have come from them ([`PartReceiver::arrived`](super::PartReceiver::arrived)), so a wait does not fail while
-    /// a part arrives slowly.
+    /// Like [`CheckpointWriter::start`], for a folder that also gets parts from other hosts. `arrivals` belong to
+    /// the receiver ([`PartReceiver::arrivals`](super::PartReceiver::arrivals)): a wait does not fail while a part arrives
+    /// slowly, and parts of a checkpoint that has failed are refused.
     ///
     /// # Errors
     /// When the system cannot start a thread.
@@ -117,10 +117,10 @@ impl CheckpointWriter {
         keep: usize,
         ranks: u32,
         deadline: Duration,
-        arrived: Arc<AtomicU64>,
+        arrivals: PartArrivals,
     ) -> Result<Self, CheckpointError> {
         let path = folder.path().to_owned();
-        let wait = Wait { deadline, arrived };
+        let wait = Wait { deadline, arrivals };
         Self::spawn(path, deadline, give_way, move |Job { state, is_best }, written| {
             let step = state.step;
             let save = || {
@@ -188,8 +188,7 @@ impl CheckpointWriter {
             for part in state.ranks {
                 let rank = part.rank();
                 let noted = saving.write_with_note(part);
-                // The note also says that a parameter is not finite.
-                let mut files = saving.part_files(rank);
+                let mut files = saving.noted_files(rank, &noted).into_iter();
                 let sent = files.try_for_each(|file| sender.send(state.step, &file, written));
                 noted.and(sent)?;
             }
@@ -366,8 +365,8 @@ fn give_way() {
 /// How the process that commits waits for the parts of others.
 struct Wait {
     deadline: Duration,
-    /// The bytes that have come from other hosts.
-    arrived: Arc<AtomicU64>,
+    /// The parts that come from other hosts.
+    arrivals: PartArrivals,
 }
 
 /// Writes this process's parts, waits for the parts of the others, and commits.
@@ -381,13 +380,28 @@ fn commit(
     let TrainingState { step, cursor, description, ranks: parts } = state;
     check_paths(&parts)?;
     let saving = Saving::begin(folder, step)?.counting(written.clone());
+    let files = gather(&saving, folder, parts, ranks, wait, written);
+    // A part that comes later would create the scratch folder again.
+    let files = files.inspect_err(|_| wait.arrivals.give_up(step))?;
+    saving.commit(&Manifest::new(step, cursor, description, files))
+}
+
+/// Writes this process's parts, waits for the parts of the others, and returns all files in their order.
+fn gather(
+    saving: &Saving,
+    folder: &CheckpointFolder,
+    parts: Vec<RankState>,
+    ranks: u32,
+    wait: &Wait,
+    written: &Arc<AtomicU64>,
+) -> Result<Vec<StateFile>, CheckpointError> {
     let own: BTreeSet<u32> = parts.iter().map(|part| part.rank().get()).collect();
     let mut missing: BTreeSet<u32> = (0..ranks).filter(|rank| !own.contains(rank)).collect();
     let written_here = parts.into_iter().map(|part| saving.write_file(part));
     let mut files = written_here.collect::<Result<Vec<_>, _>>()?;
-    let (mut since, mut arrived) = (Instant::now(), wait.arrived.load(Ordering::Relaxed));
+    let (mut since, mut arrived) = (Instant::now(), wait.arrivals.bytes());
     while !missing.is_empty() {
-        let now = wait.arrived.load(Ordering::Relaxed);
+        let now = wait.arrivals.bytes();
         if now != arrived {
             written.fetch_add(now.wrapping_sub(arrived), Ordering::Relaxed);
             (arrived, since) = (now, Instant::now());
@@ -413,5 +427,5 @@ fn commit(
         std::thread::sleep(LOOK);
     }
     files.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-    saving.commit(&Manifest::new(step, cursor, description, files))
+    Ok(files)
 }

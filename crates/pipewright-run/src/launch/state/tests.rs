@@ -24,21 +24,30 @@ struct Launched {
 
 impl Launched {
     fn new(all: &str, restarts: u64) -> Self {
+        Self::of_kind(HostKind::Shared, all, restarts)
+    }
+
+    fn of_kind(kind: HostKind, all: &str, restarts: u64) -> Self {
         let (folder, deadline) = (PathBuf::from("out"), Duration::from_secs(10));
-        let rules = Rules { folder, deadline, restarts, kind: HostKind::Shared, first: None };
+        let rules = Rules { folder, deadline, restarts, kind };
         let machine = Machine::new(rules, hosts(all), 4);
         Self { machine, all: all.to_owned(), at: Moment::default() }
     }
 
     /// Returns a launch whose first attempt runs on the hosts `a` and `b`.
     fn running(all: &str, restarts: u64) -> Self {
-        let mut launched = Self::new(all, restarts);
-        launched.check(Event::Launched, "ask");
+        Self::new(all, restarts).run(all)
+    }
+
+    /// Starts the first attempt, on the first two hosts.
+    fn run(mut self, all: &str) -> Self {
+        let launched = &mut self;
+        launched.check(Event::Launched, "ask all, which meet");
         let first = launched.answers(all);
         launched.check(first, "prepare 0 on ab");
         launched.check(Event::Prepared(Ok(())), "start 0 on ab");
         launched.check(looked(true), "wait");
-        launched
+        self
     }
 
     /// Returns the answers of the hosts `answering`.
@@ -66,7 +75,8 @@ fn show(decision: Decision) -> String {
     let names = |hosts: &[Host]| names_of(hosts, |_| true).concat();
     let on = |start: Start| format!("{} on {}", start.record.number(), names(&start.hosts));
     match decision {
-        Decision::Ask(Patience::Once) => "ask".to_owned(),
+        Decision::Ask(Patience::First) => "ask all, which meet".to_owned(),
+        Decision::Ask(Patience::Once) => "ask once".to_owned(),
         Decision::Ask(Patience::UntilOneAnswers) => "ask until one answers".to_owned(),
         Decision::AskAside(hosts) => format!("ask {} aside", names(&hosts)),
         Decision::Fit(slots) => format!("fit {slots}"),
@@ -87,9 +97,13 @@ fn looked(has_joined: bool) -> Event {
     Event::Looked(Look { seen: Seen { has_joined, ..Seen::default() }, ..Look::default() })
 }
 
-/// Returns the look at processes of which rank 2, on the second host, is slow.
+/// Returns a look that finds rank 2 slow, which is on the second host.
 fn slow() -> Event {
-    let change = SpeedChange { rank: Rank::new(2), is_slow: true, slowdown: 3.0 };
+    slow_rank(2)
+}
+
+fn slow_rank(rank: u32) -> Event {
+    let change = SpeedChange { rank: Rank::new(rank), is_slow: true, slowdown: 3.0 };
     Event::Looked(Look { slow: vec![SlowRank::after(7, &change, 1)], ..Look::default() })
 }
 
@@ -129,12 +143,12 @@ fn the_first_attempt_needs_all_hosts() {
     ];
     for (all, answering, expected) in rows {
         let mut launched = Launched::new(all, 3);
-        launched.check(Event::Launched, "ask");
+        launched.check(Event::Launched, "ask all, which meet");
         let answers = launched.answers(answering);
         launched.check(answers, expected);
     }
     let mut launched = Launched::new("ab", 3);
-    launched.check(Event::Launched, "ask");
+    launched.check(Event::Launched, "ask all, which meet");
     launched.check(Event::Answered(Err(RunError::input("no file"))), "WrongInput: no file");
 }
 
@@ -276,7 +290,7 @@ fn a_signal_is_passed_on_once() {
 #[test]
 fn slow_hosts_are_replaced_if_others_answer() {
     let mut launched = Launched::running("abc", 3);
-    launched.check(slow(), "ask");
+    launched.check(slow(), "ask once");
     let answers = launched.answers("ac");
     launched.check_all([
         (answers, "wait"),
@@ -291,7 +305,7 @@ fn slow_hosts_are_replaced_if_others_answer() {
 
     let mut launched = Launched::running("abc", 3);
     let answers = launched.answers("ab");
-    launched.check_all([(slow(), "ask"), (answers, "keep slow"), (looked(true), "wait")]);
+    launched.check_all([(slow(), "ask once"), (answers, "keep slow"), (looked(true), "wait")]);
     // A record that cannot be removed hides neither the launcher nor a signal.
     let mut launched = Launched::running("ab", 3);
     launched.check_all([(slow(), "keep slow"), (slow(), "wait"), (slow(), "wait")]);
@@ -302,7 +316,7 @@ fn slow_hosts_are_replaced_if_others_answer() {
     let mut launched = Launched::running("abc", 3);
     let answers = launched.answers("abc");
     launched.check_all([
-        (slow(), "ask"),
+        (slow(), "ask once"),
         (answers, "wait"),
         (Event::Ended(fault(7)), "ask until one answers"),
     ]);
@@ -403,8 +417,7 @@ fn an_event_of_another_state_is_a_bug() {
 #[test]
 fn a_run_whose_hosts_share_no_folder_continues_only_with_its_first_host() {
     let apart = |restarts| {
-        let mut launched = Launched::running("abc", restarts);
-        (launched.machine.rules.kind, launched.machine.rules.first) = (HostKind::Apart, Some("a".to_owned()));
+        let mut launched = Launched::of_kind(HostKind::Apart, "abc", restarts).run("abc");
         launched.check(Event::Ended(fault(7)), "ask until one answers");
         launched
     };
@@ -418,8 +431,10 @@ fn a_run_whose_hosts_share_no_folder_continues_only_with_its_first_host() {
     launched.check(answers, refusal);
 
     // A first host that is slow keeps the files.
-    let mut launched = Launched::running("abc", 3);
-    launched.machine.rules.first = Some("b".to_owned());
+    let mut launched = Launched::of_kind(HostKind::Apart, "abc", 3).run("abc");
     let answers = launched.answers("abc");
-    launched.check_all([(slow(), "ask"), (answers, "keep slow")]);
+    launched.check_all([(slow_rank(0), "ask once"), (answers, "keep slow")]);
+    let mut launched = Launched::of_kind(HostKind::Apart, "abc", 3).run("abc");
+    let answers = launched.answers("abc");
+    launched.check_all([(slow(), "ask once"), (answers, "wait")]);
 }

@@ -59,8 +59,8 @@ pub(crate) enum Answer {
     Bytes,
     /// A piece of a checkpoint is kept.
     Kept,
-    /// The first process cannot do it.
-    Refused(String),
+    /// The first process cannot do it, perhaps because its disk `is_full`.
+    Refused { reason: String, is_full: bool },
 }
 
 /// A side input.

@@ -7,8 +7,9 @@
 //! steps, which `file_exchange` takes.
 
 mod message;
-mod service;
 mod client;
+mod pieces;
+mod service;
 mod mirror;
 mod remote_rows;
 mod files;
@@ -18,6 +19,7 @@ mod tests;
 pub(crate) use client::Client;
 pub(crate) use files::{Files, RemoteFiles};
 pub(crate) use message::Folder;
-pub(crate) use mirror::{CACHE, Entry, Mirror, bring, bring_ranges, unwritten};
+pub(crate) use mirror::{CACHE, Mirror};
+pub(crate) use pieces::{Entry, Wanted, bring, bring_pieces, time_to_send, unwritten};
 pub(crate) use remote_rows::{Outlines, RemoteData};
-pub(crate) use service::{FileService, Offer};
+pub(crate) use service::{FileService, Offer, OfferedFolder};

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::RunError;
 use crate::run_data::{data_config, validation_of};
 use crate::settings::Settings;
-use crate::training::remote_files::client::Client;
+use crate::training::remote_files::client::{Client, NoAnswer};
 use crate::training::remote_files::message::{Answer, Request, RowSet, SideShape};
 
 /// The outlines of the rows of a run.
@@ -79,7 +79,7 @@ impl RowReader for Reader {
             Some((early, number)) if early == places => number,
             Some((_, other)) => {
                 // The answer must not stay in memory.
-                self.client.wait(other).map_err(DataError::new)?;
+                self.client.wait(other).map_err(unread)?;
                 self.request(places)
             }
             None => self.request(places),
@@ -87,10 +87,15 @@ impl RowReader for Reader {
         if !next.is_empty() {
             *ahead = Some((next.to_vec(), self.request(next)));
         }
-        let (answer, bytes) = self.client.wait(number).map_err(DataError::new)?;
+        let (answer, bytes) = self.client.wait(number).map_err(unread)?;
         batch_of(answer, &bytes)
             .ok_or_else(|| DataError::new("the first process has sent something else than rows"))
     }
+}
+
+/// Returns the failure of rows that do not come.
+fn unread(error: NoAnswer) -> DataError {
+    DataError::new(error.to_string())
 }
 
 /// Returns the rows of an answer.

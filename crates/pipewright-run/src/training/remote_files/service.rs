@@ -1,33 +1,75 @@
 //! [`FileService`]: answers in the first process what other processes ask about its files.
 
-use std::fs::File;
+use std::collections::BTreeMap;
+use std::fs;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicU64;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use pipewright::bounded_file::open_regular;
 use pipewright::byte_channel::ByteChannel;
-use pipewright::checkpoint::{PartPiece, PartReceiver};
+use pipewright::checkpoint::{PartArrivals, PartPiece, PartReceiver};
 use pipewright::ids::WorldRank;
 use pipewright::train::data::{RowPlace, TokenBatch, TokenRows};
 use pipewright_schedule::error_text::with_causes as sentence;
 
 use crate::error::{ErrorKind, RunError};
+use crate::fault::is_full;
 use crate::training::remote_files::message::{
     Answer, Folder, PIECE, Question, Reply, Request, RowSet, SideShape, decoded, encoded,
 };
+use crate::training::remote_files::pieces::Entry;
 
 /// The time between two looks whether the service ends.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// What other processes may get.
+/// A folder with files that other processes may read.
+#[derive(Debug)]
+pub(crate) struct OfferedFolder {
+    path: PathBuf,
+    /// The names of the files, with the length and the time of the last change that they had at first.
+    files: BTreeMap<String, (u64, Option<SystemTime>)>,
+}
+
+impl OfferedFolder {
+    /// Offers these files of a folder.
+    pub(crate) fn new(path: PathBuf, entries: &[Entry]) -> Self {
+        let file = |entry: &Entry| {
+            let changed = fs::metadata(path.join(&entry.name)).and_then(|found| found.modified());
+            (entry.name.clone(), (entry.bytes, changed.ok()))
+        };
+        Self { files: entries.iter().map(file).collect(), path }
+    }
+
+    /// Reads bytes of a file.
+    fn read(&self, name: &str, offset: u64, length: u64) -> Result<Vec<u8>, String> {
+        let Some(declared) = self.files.get(name).filter(|_| length <= PIECE) else {
+            return Err(format!("`{name}` is not a file of the run, or {length} bytes are too many"));
+        };
+        let path = self.path.join(name);
+        let unreadable = |error| format!("{}: cannot be read: {error}", path.display());
+        let file = open_regular(&path).map_err(unreadable)?;
+        let found = file.metadata().map_err(unreadable)?;
+        if (found.len(), found.modified().ok()) != *declared {
+            return Err(format!(
+                "{}: the file has changed since the run has begun: start again",
+                path.display()
+            ));
+        }
+        let mut bytes = vec![0; usize::try_from(length).map_err(|error| error.to_string())?];
+        file.read_exact_at(&mut bytes, offset).map_err(unreadable)?;
+        Ok(bytes)
+    }
+}
+
+/// The files and the data that other processes may get.
 #[derive(Debug, Default)]
 pub(crate) struct Offer {
-    pub(crate) model: Option<PathBuf>,
-    pub(crate) adapter: Option<PathBuf>,
-    pub(crate) checkpoint: Option<PathBuf>,
+    pub(crate) model: Option<OfferedFolder>,
+    pub(crate) adapter: Option<OfferedFolder>,
+    pub(crate) checkpoint: Option<OfferedFolder>,
     pub(crate) training: Option<TokenRows>,
     pub(crate) validation: Option<TokenRows>,
 }
@@ -35,8 +77,8 @@ pub(crate) struct Offer {
 /// A thread that answers questions until this is dropped.
 pub(crate) struct FileService {
     offer: Arc<Mutex<Offer>>,
-    /// The bytes of checkpoints that have arrived.
-    arrived: Arc<AtomicU64>,
+    /// The parts of checkpoints that arrive.
+    arrivals: PartArrivals,
     /// Dropped to end the thread.
     alive: Option<Arc<()>>,
     thread: Option<JoinHandle<()>>,
@@ -55,7 +97,7 @@ impl FileService {
         deadline: Duration,
     ) -> Result<Self, RunError> {
         let receiver = PartReceiver::new(checkpoints, deadline);
-        let (offer, arrived, alive) = (Arc::new(Mutex::new(offer)), receiver.arrived(), Arc::new(()));
+        let (offer, arrivals, alive) = (Arc::new(Mutex::new(offer)), receiver.arrivals(), Arc::new(()));
         let (offered, is_needed) = (offer.clone(), Arc::downgrade(&alive));
         let thread = std::thread::Builder::new().name("files".to_owned()).spawn(move || {
             let mut receiver = receiver;
@@ -69,12 +111,12 @@ impl FileService {
             }
         });
         let thread = thread.map_err(|error| RunError::new(ErrorKind::RankFailed, error))?;
-        Ok(Self { offer, arrived, alive: Some(alive), thread: Some(thread) })
+        Ok(Self { offer, arrivals, alive: Some(alive), thread: Some(thread) })
     }
 
-    /// Returns the number of bytes of checkpoints that have arrived.
-    pub(crate) fn arrived(&self) -> Arc<AtomicU64> {
-        self.arrived.clone()
+    /// Returns the parts of checkpoints that arrive.
+    pub(crate) fn arrivals(&self) -> PartArrivals {
+        self.arrivals.clone()
     }
 
     /// Changes what other processes may get.
@@ -104,6 +146,7 @@ fn reply(
     // The number of another message is not known, so no answer would count.
     let Some((Question { number, request }, bytes)) = decoded(message) else { return };
     let offer = || offer.lock().unwrap_or_else(PoisonError::into_inner);
+    let refuse = |reason| Answer::Refused { reason, is_full: false };
     let answered = match request {
         Request::Rows { set, places } => {
             let rows = match set {
@@ -112,36 +155,27 @@ fn reply(
             };
             rows.ok_or_else(|| "the data is not open yet".to_owned())
                 .and_then(|rows| read_rows(&rows, &places))
+                .map_err(refuse)
         }
         Request::Read { folder, name, offset, length } => {
+            let offer = offer();
             let folder = match folder {
-                Folder::Model => offer().model.clone(),
-                Folder::Adapter => offer().adapter.clone(),
-                Folder::Checkpoint => offer().checkpoint.clone(),
+                Folder::Model => &offer.model,
+                Folder::Adapter => &offer.adapter,
+                Folder::Checkpoint => &offer.checkpoint,
             };
-            folder
-                .ok_or_else(|| "the run has no such folder".to_owned())
-                .and_then(|folder| Ok((Answer::Bytes, read_file(&folder, &name, offset, length)?)))
+            let folder = folder.as_ref().ok_or_else(|| "the run has no such folder".to_owned());
+            let bytes = folder.and_then(|folder| folder.read(&name, offset, length));
+            bytes.map(|bytes| (Answer::Bytes, bytes)).map_err(refuse)
         }
         Request::Keep { step, name, offset, of } => {
             let kept = receiver.keep(from, PartPiece { step, name: &name, offset, of, bytes });
-            kept.map(|()| (Answer::Kept, Vec::new())).map_err(|error| sentence(&error))
+            kept.map(|()| (Answer::Kept, Vec::new()))
+                .map_err(|error| Answer::Refused { reason: sentence(&error), is_full: is_full(&error) })
         }
     };
-    let (answer, bytes) = answered.unwrap_or_else(|reason| (Answer::Refused(reason), Vec::new()));
+    let (answer, bytes) = answered.unwrap_or_else(|refusal| (refusal, Vec::new()));
     channel.send(from, encoded(&Reply { number, answer }, &bytes));
-}
-
-/// Reads bytes of a file in a folder.
-fn read_file(folder: &Path, name: &str, offset: u64, length: u64) -> Result<Vec<u8>, String> {
-    let path = folder.join(name);
-    if Path::new(name).file_name() != Some(name.as_ref()) || length > PIECE {
-        return Err(format!("`{name}` is not the name of a file, or {length} bytes are too many"));
-    }
-    let mut bytes = vec![0; usize::try_from(length).map_err(|error| error.to_string())?];
-    let read = File::open(&path).and_then(|file| file.read_exact_at(&mut bytes, offset));
-    read.map_err(|error| format!("{}: cannot be read: {error}", path.display()))?;
-    Ok(bytes)
 }
 
 /// Reads rows.

@@ -17,7 +17,7 @@ use super::{DEADLINE, MICROBATCHES, adamw, batch, folder, launch, newest, save, 
 use crate::support::{Mlp, config, loss, program};
 
 /// Takes a step that makes parameters infinite or NaN.
-fn ruin(pipeline: &mut Pipeline) {
+pub(super) fn ruin(pipeline: &mut Pipeline) {
     let (inputs, targets) = (batch(9, MICROBATCHES), batch(109, MICROBATCHES));
     pipeline.step(inputs, targets, 1e300).expect("the losses and gradients are finite");
 }

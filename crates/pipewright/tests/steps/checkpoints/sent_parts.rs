@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use pipewright::checkpoint::{
     Checkpoint, CheckpointError, CheckpointFolder, CheckpointWriter, MANIFEST, PartPiece, PartReceiver,
@@ -13,6 +14,7 @@ use pipewright::checkpoint::{
 };
 use pipewright::ids::WorldRank;
 
+use super::ruined::ruin;
 use super::{DEADLINE, adamw, folder, launch, state, take_steps};
 
 /// Gives the files to the receiver in small pieces.
@@ -34,9 +36,9 @@ impl PartSender for Sender {
 fn a_checkpoint_is_complete_with_the_part_of_another_host() {
     let (own, other) = (folder(), folder());
     let receiver = Arc::new(Mutex::new(PartReceiver::new(own.path().to_owned(), DEADLINE)));
-    let arrived = receiver.lock().expect("no thread has panicked").arrived();
+    let arrivals = receiver.lock().expect("no thread has panicked").arrivals();
     let open = |path: &Path| CheckpointFolder::own(path).expect("a folder");
-    let first = CheckpointWriter::start_receiving(open(own.path()), 2, 2, DEADLINE, arrived);
+    let first = CheckpointWriter::start_receiving(open(own.path()), 2, 2, DEADLINE, arrivals);
     let second = CheckpointWriter::send(open(other.path()), Sender(receiver), DEADLINE);
     let mut writers = [first.expect("a thread"), second.expect("a thread")];
     let mut pipeline = launch("1f1b", 2, adamw());
@@ -122,10 +124,98 @@ fn only_parts_of_checkpoints_are_kept_in_any_order_of_their_pieces() {
         assert!(!keep(name, 0), "{name}");
     }
     let name = "rank-0001.safetensors";
-    assert!(keep(name, 2) && !keep(name, 2), "it has come before");
-    assert!(!keep(name, 0x100) && !keep(name, 3) && !keep(name, u64::MAX), "it is not one of the file");
     assert!(keep(name, 2) && keep(name, 0), "the second piece comes first");
     let path = scratch.path().join(".saving-00000007").join(name);
     assert_eq!(fs::read(path).expect("the file"), [1, 2, 1, 2]);
-    assert_eq!(receiver.arrived().load(std::sync::atomic::Ordering::Relaxed), 6);
+    for wrong in [2, 3, 0x100, u64::MAX] {
+        let name = format!("rank-{wrong}.safetensors");
+        assert!(keep(&name, 2) && !keep(&name, wrong), "it has come before, or is not one of the file");
+    }
+    assert_eq!(receiver.arrivals().bytes(), 12);
+}
+
+#[test]
+fn a_part_that_was_given_up_is_refused_and_so_is_its_note() {
+    let scratch = folder();
+    let _own = CheckpointFolder::own(scratch.path()).expect("a folder");
+    let mut receiver = PartReceiver::new(scratch.path().to_owned(), DEADLINE);
+    let mut keep = |step, name: &str, offset| {
+        let piece = PartPiece { step, name, offset, of: 4, bytes: b"{}" };
+        receiver.keep(WorldRank::new(1), piece).map_err(|error| error.to_string())
+    };
+    let (tensors, note) = ("rank-0001.safetensors", "rank-0001.note");
+    assert_eq!(keep(7, tensors, 0), Ok(()));
+    let refusal = keep(7, note, 0).expect_err("a piece is missing");
+    assert!(refusal.ends_with("its note has come, and a part of the file is missing"), "{refusal}");
+    assert!(keep(7, tensors, 3).is_err(), "it is not one of the file");
+    let refusal = keep(7, tensors, 2).expect_err("it was given up");
+    assert!(refusal.ends_with("an earlier piece of the file could not be kept"), "{refusal}");
+    assert!(keep(7, note, 0).is_err(), "it was given up");
+    assert_eq!([keep(8, tensors, 0), keep(8, tensors, 2), keep(8, note, 0)], [(); 3].map(Ok));
+    assert!(scratch.path().join(".saving-00000008").join(note).is_file());
+}
+
+#[test]
+fn a_checkpoint_that_was_given_up_takes_no_later_part() {
+    let own = folder();
+    let mut receiver = PartReceiver::new(own.path().to_owned(), DEADLINE);
+    let owned = CheckpointFolder::own(own.path()).expect("a folder");
+    let brief = Duration::from_millis(50);
+    let writer = CheckpointWriter::start_receiving(owned, 2, 2, brief, receiver.arrivals());
+    let mut writer = writer.expect("a thread");
+    let mut keep = |step, offset| {
+        let piece = PartPiece { step, name: "rank-0001.safetensors", offset, of: 4, bytes: &[1, 2] };
+        receiver.keep(WorldRank::new(1), piece).map_err(|error| error.to_string())
+    };
+    assert_eq!(keep(2, 0), Ok(()));
+    let mut pipeline = launch("1f1b", 2, adamw());
+    let mut part = state(&mut pipeline, 2);
+    part.ranks.truncate(1);
+    writer.save(part).expect("nothing is under way");
+    let since = Instant::now();
+    let missing = loop {
+        if let Err(error) = writer.poll() {
+            break error.to_string();
+        }
+        assert!(since.elapsed() < DEADLINE, "the other part does not come");
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    assert!(missing.contains("the files of ranks [1] are missing"), "{missing}");
+    assert_eq!(keep(2, 2), Err("the checkpoint of step 2 was given up".to_owned()));
+    assert!(!own.path().join(".saving-00000002").exists());
+    assert_eq!(keep(3, 0), Ok(()));
+}
+
+/// Notes the names of the files that a process sends.
+struct Names(Arc<Mutex<Vec<String>>>);
+
+impl PartSender for Names {
+    fn send(&self, _: u64, file: &Path, _: &AtomicU64) -> Result<(), CheckpointError> {
+        let name = file.file_name().expect("a file").to_string_lossy().into_owned();
+        self.0.lock().expect("no thread has panicked").push(name);
+        Ok(())
+    }
+}
+
+#[test]
+fn only_parts_with_a_note_are_sent() {
+    let scratch = folder();
+    let sent = Arc::default();
+    let owned = CheckpointFolder::own(scratch.path()).expect("a folder");
+    let writer = CheckpointWriter::send(owned, Names(Arc::clone(&sent)), DEADLINE);
+    let mut writer = writer.expect("a thread");
+    let mut pipeline = launch("1f1b", 2, adamw());
+    let mut check = |pipeline: &mut _, step, is_saved, expected: &[&str]| {
+        let mut part = state(pipeline, step);
+        part.ranks.truncate(1);
+        writer.save(part).expect("nothing is under way");
+        assert_eq!(writer.wait().is_ok(), is_saved, "{step}");
+        assert_eq!(std::mem::take(&mut *sent.lock().expect("no thread has panicked")), expected, "{step}");
+    };
+    check(&mut pipeline, 2, true, &["rank-0000.safetensors", "rank-0000.note"]);
+    // A folder takes the place of the file.
+    fs::create_dir_all(scratch.path().join(".saving-00000003/rank-0000.safetensors")).expect("a folder");
+    check(&mut pipeline, 3, false, &[]);
+    ruin(&mut pipeline);
+    check(&mut pipeline, 4, false, &["rank-0000.note"]);
 }
