@@ -28,7 +28,7 @@ fn a_plan_says_what_each_rank_does() {
         ", busy ",
         ", idle ",
         "rank 1 of the profile: stage ",
-        "rank 2 of the profile is left out: it would slow the others\n        estimated step: ",
+        "rank 2 of the profile is left out: no faster plan with it was found\n        estimated step: ",
         " if it were twice as fast, ",
         " without it",
     ] {

@@ -124,7 +124,7 @@ fn machine_rows(report: &PlanReport) -> Vec<String> {
         let Some(rank) = used.rank else {
             let reason = match replicas {
                 Some(_) => "the replicas have equally many ranks",
-                None => "it would slow the others",
+                None => "no faster plan with it was found",
             };
             return [
                 format!("      rank {} of the profile is left out: {reason}", used.machine),
