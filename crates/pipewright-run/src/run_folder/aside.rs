@@ -9,6 +9,7 @@ use std::time::Duration;
 use pipewright::checkpoint::CheckpointFolder;
 use pipewright::train::timeline_name;
 use pipewright_schedule::words::counted;
+use pipewright_system::lock_file::LockFile;
 
 use crate::run_folder::error::{RunFolderError, move_error, write_error};
 use crate::run_folder::lock::RunLock;
@@ -77,7 +78,7 @@ pub(super) fn keep_last_timeline(run: &Path) -> Result<(), RunFolderError> {
 /// The metrics of a run that resumes, without the lines that do not stay.
 pub(super) struct CutMetrics {
     /// The file, open for appending.
-    pub(super) metrics: File,
+    pub(super) metrics: LockFile,
     /// A sentence about the lines that were moved aside.
     pub(super) moved: Option<String>,
     /// A warning about lines that were lost before.
@@ -88,7 +89,7 @@ pub(super) struct CutMetrics {
 
 /// Removes the lines of steps after `done` and broken lines from the metrics. They are copied to a separate file
 /// before.
-pub(super) fn cut_metrics(run: &Path, metrics: File, done: u64) -> Result<CutMetrics, RunFolderError> {
+pub(super) fn cut_metrics(run: &Path, metrics: LockFile, done: u64) -> Result<CutMetrics, RunFolderError> {
     let (path, bytes) = (run.join(METRICS), metrics_lines::read(run)?);
     let lines = MetricsLines::of(&bytes, done);
     let cut = CutMetrics { metrics, moved: None, lost: lines.lost(&path), earlier: lines.elapsed };

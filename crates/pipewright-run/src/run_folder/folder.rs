@@ -9,6 +9,7 @@ use pipewright::bounded_file::{create_fresh, read_regular, refuse_special, write
 use pipewright::checkpoint::{CheckpointFolder, FolderIdentity};
 use pipewright::ids::StepNumber;
 use pipewright::train::{Metrics, timeline_name};
+use pipewright_system::lock_file::LockFile;
 use serde::Serialize;
 
 use crate::run_folder::aside::{
@@ -25,7 +26,7 @@ use crate::run_folder::paths::{CONFIG, LARGEST, METRICS, OVERVIEW, TIMELINE, is_
 #[derive(Debug)]
 pub(crate) struct RunFolder {
     path: PathBuf,
-    metrics: File,
+    metrics: LockFile,
     /// One sentence for each file or folder that was moved aside.
     moved: Vec<String>,
     /// A warning, if lines of the metrics were lost before the run resumed.

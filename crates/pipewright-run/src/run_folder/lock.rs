@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use pipewright::bounded_file::open_regular_with;
 use pipewright::checkpoint::CheckpointFolder;
+use pipewright_system::lock_file::LockFile;
 
 use crate::run_folder::error::{RunFolderError, write_error};
 use crate::run_folder::paths::{METRICS, checkpoints_of};
@@ -22,7 +23,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub struct RunLock {
     checkpoints: CheckpointFolder,
     /// The metrics, open for appending; `None` if the folder has no such regular file.
-    metrics: Option<File>,
+    metrics: Option<LockFile>,
 }
 
 impl RunLock {
@@ -59,7 +60,7 @@ impl RunLock {
     }
 
     /// Returns the folder of the checkpoints and the metrics, which are created if they do not exist.
-    pub(super) fn into_parts(self, run: &Path) -> Result<(CheckpointFolder, File), RunFolderError> {
+    pub(super) fn into_parts(self, run: &Path) -> Result<(CheckpointFolder, LockFile), RunFolderError> {
         let path = run.join(METRICS);
         let metrics = match self.metrics {
             Some(metrics) => metrics,
@@ -78,7 +79,7 @@ impl RunLock {
 }
 
 /// Returns the locked metrics, if the folder has some.
-fn existing_metrics(run: &Path) -> Result<Option<File>, RunFolderError> {
+fn existing_metrics(run: &Path) -> Result<Option<LockFile>, RunFolderError> {
     let path = run.join(METRICS);
     match open_regular_with(&path, File::options().append(true)) {
         // Nothing else writes to a device or a pipe. It is refused when this process would write to it, and
@@ -96,10 +97,9 @@ fn existing_metrics(run: &Path) -> Result<Option<File>, RunFolderError> {
 }
 
 /// Locks the metrics.
-pub(super) fn locked(metrics: File, path: &Path) -> Result<File, RunFolderError> {
-    match metrics.try_lock() {
-        Ok(()) => Ok(metrics),
-        Err(TryLockError::WouldBlock) => Err(RunFolderError::InUse { path: path.to_owned() }),
-        Err(TryLockError::Error(source)) => Err(write_error(path)(source)),
-    }
+pub(super) fn locked(metrics: File, path: &Path) -> Result<LockFile, RunFolderError> {
+    LockFile::lock(metrics).map_err(|(_, error)| match error {
+        TryLockError::WouldBlock => RunFolderError::InUse { path: path.to_owned() },
+        TryLockError::Error(source) => write_error(path)(source),
+    })
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use pipewright::bounded_file::{open_regular_with, read_regular};
 use pipewright::train::{Metrics, Sample, SourceLoss};
 use pipewright_schedule::words::counted;
+use pipewright_system::lock_file::LockFile;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -180,7 +181,7 @@ pub(super) fn read(run: &Path) -> Result<Vec<u8>, RunFolderError> {
 
 /// Replaces the metrics in one step, so that neither a reader nor a kill finds a part of them. Returns the locked
 /// file, open for appending.
-pub(super) fn replace(run: &Path, text: &[u8]) -> Result<File, RunFolderError> {
+pub(super) fn replace(run: &Path, text: &[u8]) -> Result<LockFile, RunFolderError> {
     let (path, draft) = (run.join(METRICS), run.join(format!(".{METRICS}")));
     let written = write_locked(&draft, text);
     let renamed = written.and_then(|file| {
@@ -193,7 +194,7 @@ pub(super) fn replace(run: &Path, text: &[u8]) -> Result<File, RunFolderError> {
     })
 }
 
-fn write_locked(draft: &Path, text: &[u8]) -> Result<File, RunFolderError> {
+fn write_locked(draft: &Path, text: &[u8]) -> Result<LockFile, RunFolderError> {
     let opened = open_regular_with(draft, File::options().append(true).create(true));
     let mut file = locked(opened.map_err(write_error(draft))?, draft)?;
     let written = file.set_len(0).and_then(|()| file.write_all(text)).and_then(|()| file.sync_all());

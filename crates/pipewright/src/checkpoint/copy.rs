@@ -31,6 +31,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use pipewright_system::bounded_file::{create_fresh, open_lock, open_unlinked};
+use pipewright_system::lock_file::LockFile;
 use pipewright_system::private_folder;
 
 use super::committed::{COMMITTED, SAVING, committed_name, create_folder, remove_folder, scratch_name};
@@ -77,7 +78,7 @@ impl CopyFolder {
         private_folder::create(path).map_err(CheckpointError::NotPrivate)?;
         let lock = path.join(LOCK);
         let lock = open_lock(&lock).map_err(CheckpointError::io("create", &lock))?;
-        Ok(Self { identity: FolderIdentity::new(path, lock) })
+        Ok(Self { identity: FolderIdentity::new(path, LockFile::unlocked(lock)) })
     }
 
     /// Finds a folder that exists.

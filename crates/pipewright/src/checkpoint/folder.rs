@@ -3,11 +3,12 @@
 //! The prefix of a name says its state: `step-00000040` is complete, `.saving-...` is being written, and
 //! `.removing-...` is being removed. `best` is a link to one of the complete checkpoints.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, TryLockError};
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
 use pipewright_system::bounded_file::open_lock;
+use pipewright_system::lock_file::LockFile;
 
 use super::committed::{
     COMMITTED, REMOVING, SAVING, committed_name, publish, remove_committed, remove_folder,
@@ -166,24 +167,24 @@ pub(super) fn names(path: &Path) -> Result<Vec<String>, CheckpointError> {
     entries.map(name).collect::<std::io::Result<_>>().map_err(CheckpointError::io("read", path))
 }
 
-fn lock(folder: &Path) -> Result<File, CheckpointError> {
+fn lock(folder: &Path) -> Result<LockFile, CheckpointError> {
     /// The most bytes that the owner's process id has.
     const LONGEST: u64 = 64;
     let path = folder.join(LOCK);
-    let mut file = open_lock(&path).map_err(CheckpointError::io("open", &path))?;
-    match file.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
+    let file = open_lock(&path).map_err(CheckpointError::io("open", &path))?;
+    let mut file = match LockFile::lock(file) {
+        Ok(file) => file,
+        Err((file, TryLockError::WouldBlock)) => {
             let mut owner = String::new();
             let read = file.take(LONGEST).read_to_string(&mut owner);
             let owner = read.ok().map(|_| owner.trim().to_owned());
             let owner = owner.filter(|owner| !owner.is_empty());
             return Err(CheckpointError::Locked { path: folder.to_owned(), owner });
         }
-        Err(TryLockError::Error(source)) => {
+        Err((_, TryLockError::Error(source))) => {
             return Err(CheckpointError::Io { action: "lock", path, source });
         }
-    }
+    };
     let written = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
     written.map_err(CheckpointError::io("write", &path))?;
     Ok(file)

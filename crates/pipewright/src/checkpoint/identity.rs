@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pipewright_system::bounded_file::open_unlinked;
+use pipewright_system::lock_file::LockFile;
 
 use super::error::CheckpointError;
 
@@ -27,12 +28,12 @@ const LOOK: Duration = Duration::from_millis(2);
 #[derive(Clone, Debug)]
 pub struct FolderIdentity {
     path: PathBuf,
-    lock: Arc<File>,
+    lock: Arc<LockFile>,
 }
 
 impl FolderIdentity {
     /// Returns the identity of the folder whose lock file is open.
-    pub(super) fn new(path: &Path, lock: File) -> Self {
+    pub(super) fn new(path: &Path, lock: LockFile) -> Self {
         Self { path: path.to_owned(), lock: Arc::new(lock) }
     }
 
@@ -46,7 +47,7 @@ impl FolderIdentity {
         let since = Instant::now();
         loop {
             match open_unlinked(&lock, File::options().read(true)) {
-                Ok(file) => return Ok(Self::new(path, file)),
+                Ok(file) => return Ok(Self::new(path, LockFile::unlocked(file))),
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(source) => return Err(CheckpointError::Io { action: "open", path: lock, source }),
             }

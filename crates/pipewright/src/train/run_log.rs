@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use pipewright_schedule::Timeline;
 use pipewright_system::bounded_file::{open_regular_with, read_regular, write_fresh, write_regular};
+use pipewright_system::lock_file::LockFile;
 use serde_json::Value as Json;
 
 use crate::pipeline::StepSummary;
@@ -58,7 +59,7 @@ pub fn timeline_name(step: u64) -> String {
 #[derive(Debug)]
 pub struct RunLog {
     folder: PathBuf,
-    metrics: File,
+    metrics: LockFile,
     /// The number of steps in the metrics.
     done: u64,
     /// What the steps count, in the plural.
@@ -130,11 +131,11 @@ impl RunLog {
         fs::create_dir_all(&folder).map_err(failed("created", &folder))?;
         let opened = open_regular_with(&path, File::options().append(true).create(true));
         let metrics = opened.map_err(failed("opened", &path))?;
-        match metrics.try_lock() {
-            Err(fs::TryLockError::WouldBlock) => return Err(RunLogError::InUse { path }),
-            Err(fs::TryLockError::Error(source)) => return Err(failed("locked", &path)(source)),
-            Ok(()) => {}
-        }
+        let metrics = match LockFile::lock(metrics) {
+            Ok(metrics) => metrics,
+            Err((_, fs::TryLockError::WouldBlock)) => return Err(RunLogError::InUse { path }),
+            Err((_, fs::TryLockError::Error(source))) => return Err(failed("locked", &path)(source)),
+        };
         let last = keep_lines(&path, &metrics, done)?;
         let figure = |name| last.as_ref().and_then(|line| line.get(name));
         // Lines about text have no unit.
