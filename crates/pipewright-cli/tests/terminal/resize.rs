@@ -64,7 +64,7 @@ fn the_error_of_a_failing_step_stays_after_resizing() {
             "optimizer.learning_rate=1e30",
             "optimizer.clip_norm=0",
             "data.seq_len=64",
-            "pipeline.microbatches=800",
+            "pipeline.microbatches=3200",
         ];
         let mut terminal = train(&folder, 80, &set);
         terminal.wait_until(|lines| count(lines, "step 1/40") == 1);
