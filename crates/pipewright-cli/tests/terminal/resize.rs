@@ -129,7 +129,7 @@ fn a_run_ends_with_one_display_after_resizing() {
     for columns in WIDTHS {
         let folder = folder_of_long_steps();
         let mut terminal =
-            train(&folder, 80, &["run.steps=12", "data.seq_len=64", "pipeline.microbatches=100"]);
+            train(&folder, 80, &["run.steps=12", "data.seq_len=64", "pipeline.microbatches=300"]);
         terminal.wait_until(|lines| count(lines, "tokens/s") == 1);
         resize_in_turn(&mut terminal, columns);
         let (code, lines) = terminal.wait_for_end();
