@@ -32,6 +32,7 @@ pub mod threads;
 mod turned;
 pub mod product;
 pub mod narrow_product;
+pub mod quantised;
 pub mod bf16_product;
 pub mod element;
 pub mod adamw;

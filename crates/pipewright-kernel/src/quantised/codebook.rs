@@ -1,0 +1,261 @@
+//! Four bits for each element, which choose one of sixteen numbers: NF4 and FP4 of bitsandbytes.
+//!
+//! Elements are counted through the rows. Element `i` is half of byte `i / 2`: the upper half if `i` is even.
+//! It means `table[half] * scale`, with one scale for each block of elements. The scales are numbers, or with
+//! double quantisation (Dettmers et al., 2023, <https://arxiv.org/abs/2305.14314>) a byte for each, which means
+//! `map[byte] * scale_of_scales + offset`.
+
+use std::error::Error;
+use std::fmt;
+use std::ops::Range;
+
+use super::decoded::Decoded;
+
+/// The elements of a matrix as four bits each.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Codebook {
+    codes: Vec<u8>,
+    table: [f32; 16],
+    scales: Scales,
+    /// The elements of a block.
+    block: usize,
+    /// The columns of the matrix.
+    columns: usize,
+    /// Where the matrix is in the one whose elements the blocks count.
+    place: Place,
+}
+
+/// A place of a part in a whole matrix.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Place {
+    /// The index of the first element.
+    first: usize,
+    /// The columns of the whole matrix.
+    stride: usize,
+    /// The block of the first scale.
+    first_block: usize,
+}
+
+/// The scales of the blocks.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Scales {
+    /// A number for each block.
+    Single(Vec<f32>),
+    /// A byte for each block.
+    Double(DoubleScales),
+}
+
+/// Scales that are quantised themselves.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DoubleScales {
+    /// The byte of each block.
+    pub codes: Vec<u8>,
+    /// The number that each byte means, before it is scaled.
+    pub map: Box<[f32; 256]>,
+    /// The scale of each block of bytes.
+    pub scales: Vec<f32>,
+    /// The bytes of a block.
+    pub block: usize,
+    /// The summand of each scale.
+    pub offset: f32,
+    /// The bytes of the first block that are left out.
+    pub first: usize,
+}
+
+/// What is wrong with the parts of a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CodebookError {
+    /// Another number of bytes than the elements need.
+    Codes {
+        /// The bytes that the elements need.
+        needed: usize,
+    },
+    /// Another number of scales than the blocks need.
+    Scales {
+        /// The scales that the blocks need.
+        needed: usize,
+    },
+    /// Another number of scales of scales than their blocks need.
+    ScalesOfScales {
+        /// The scales that the blocks need.
+        needed: usize,
+    },
+    /// The size of a block is 0.
+    Block,
+    /// A number that is not finite.
+    NotFinite,
+}
+
+impl fmt::Display for CodebookError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Codes { needed } => write!(f, "its elements need {needed} bytes"),
+            Self::Scales { needed } => write!(f, "its blocks need {needed} scales"),
+            Self::ScalesOfScales { needed } => write!(f, "its scales need {needed} scales of their own"),
+            Self::Block => write!(f, "its blocks have no elements"),
+            Self::NotFinite => write!(f, "a scale or a number of its table is not finite"),
+        }
+    }
+}
+
+impl Error for CodebookError {}
+
+impl Scales {
+    /// Returns the scale of a block.
+    #[inline(always)]
+    pub(super) fn get(&self, block: usize) -> f32 {
+        match self {
+            Self::Single(scales) => scales[block],
+            Self::Double(double) => double.get(block),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::Single(scales) => scales.len(),
+            Self::Double(double) => double.codes.len(),
+        }
+    }
+
+    /// Returns the scales of a range of blocks.
+    fn part(&self, blocks: Range<usize>) -> Self {
+        match self {
+            Self::Single(scales) => Self::Single(scales[blocks].to_vec()),
+            Self::Double(double) => {
+                let first = double.first + blocks.start;
+                let scales = first / double.block..(double.first + blocks.end).div_ceil(double.block);
+                Self::Double(DoubleScales {
+                    codes: double.codes[blocks].to_vec(),
+                    scales: double.scales[scales].to_vec(),
+                    first: first % double.block,
+                    ..double.clone()
+                })
+            }
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Single(scales) => 4 * scales.len(),
+            Self::Double(double) => double.codes.len() + 4 * (double.scales.len() + double.map.len()),
+        }
+    }
+}
+
+impl DoubleScales {
+    #[inline(always)]
+    fn get(&self, block: usize) -> f32 {
+        let scale = self.scales[(self.first + block) / self.block];
+        self.map[usize::from(self.codes[block])] * scale + self.offset
+    }
+
+    fn check(&self) -> Result<(), CodebookError> {
+        if self.block == 0 {
+            return Err(CodebookError::Block);
+        }
+        let needed = (self.first + self.codes.len()).div_ceil(self.block);
+        if self.scales.len() != needed {
+            return Err(CodebookError::ScalesOfScales { needed });
+        }
+        let numbers = self.map.iter().chain(&self.scales).chain([&self.offset]);
+        if numbers.copied().all(f32::is_finite) { Ok(()) } else { Err(CodebookError::NotFinite) }
+    }
+}
+
+impl Codebook {
+    /// Returns the elements of a matrix of `rows` and `columns`, in blocks of `block` elements.
+    ///
+    /// # Errors
+    /// When a part has another length than the elements need, or a number is not finite.
+    pub fn new(
+        [rows, columns]: [usize; 2],
+        codes: Vec<u8>,
+        table: [f32; 16],
+        scales: Scales,
+        block: usize,
+    ) -> Result<Self, CodebookError> {
+        if block == 0 {
+            return Err(CodebookError::Block);
+        }
+        let elements = rows.saturating_mul(columns);
+        if codes.len() != elements.div_ceil(2) {
+            return Err(CodebookError::Codes { needed: elements.div_ceil(2) });
+        }
+        if scales.len() != elements.div_ceil(block) {
+            return Err(CodebookError::Scales { needed: elements.div_ceil(block) });
+        }
+        let are_finite = table.iter().copied().all(f32::is_finite);
+        match &scales {
+            Scales::Double(double) => double.check()?,
+            Scales::Single(scales) if scales.iter().copied().all(f32::is_finite) => {}
+            Scales::Single(_) => return Err(CodebookError::NotFinite),
+        }
+        if !are_finite {
+            return Err(CodebookError::NotFinite);
+        }
+        let place = Place { first: 0, stride: columns, first_block: 0 };
+        Ok(Self { codes, table, scales, block, columns, place })
+    }
+
+    /// Writes the elements `columns` of a row.
+    pub(super) fn decode<T: Decoded>(&self, row: usize, columns: Range<usize>, out: &mut [T]) {
+        assert!(columns.end <= self.columns && out.len() == columns.len(), "the row has these elements");
+        let (mut column, mut out) = (columns.start, out);
+        while column < columns.end {
+            let element = self.place.first + row * self.place.stride + column;
+            let block = element / self.block;
+            let count = ((block + 1) * self.block - element).min(columns.end - column);
+            let scale = self.scales.get(block - self.place.first_block);
+            let (own, rest) = out.split_at_mut(count);
+            self.decode_block(row * self.columns + column, scale, own);
+            (out, column) = (rest, column + count);
+        }
+    }
+
+    /// Writes elements of one block, from the element `first` of this matrix on.
+    #[inline(always)]
+    fn decode_block<T: Decoded>(&self, first: usize, scale: f32, out: &mut [T]) {
+        let bytes = &self.codes[first / 2..(first + out.len()).div_ceil(2)];
+        #[cfg(target_arch = "x86_64")]
+        if first.is_multiple_of(2)
+            && let Some(available) = super::lookup::Available::detect()
+        {
+            return T::look_up(available, bytes, &self.table, scale, out);
+        }
+        let scaled = self.table.map(|number| T::rounded(number * scale));
+        for (index, to) in (first % 2..).zip(out) {
+            let byte = bytes[index / 2];
+            *to = scaled[usize::from(if index % 2 == 0 { byte >> 4 } else { byte & 15 })];
+        }
+    }
+
+    /// Returns the rows and columns of a part of a matrix of `rows` rows.
+    pub(super) fn part(&self, rows: Range<usize>, columns: Range<usize>) -> Self {
+        let Place { first, stride, first_block } = self.place;
+        let first = first + rows.start * stride + columns.start;
+        let end = if rows.is_empty() || columns.is_empty() {
+            first
+        } else {
+            first + (rows.len() - 1) * stride + columns.len()
+        };
+        let blocks = first / self.block..end.div_ceil(self.block);
+        let mut codes = vec![0; (rows.len() * columns.len()).div_ceil(2)];
+        let halves = rows.flat_map(|row| columns.clone().map(move |column| row * self.columns + column));
+        for (index, from) in halves.enumerate() {
+            let byte = self.codes[from / 2];
+            let half = if from.is_multiple_of(2) { byte >> 4 } else { byte & 15 };
+            codes[index / 2] |= if index.is_multiple_of(2) { half << 4 } else { half };
+        }
+        let scales = self.scales.part(blocks.start - first_block..blocks.end - first_block);
+        let place = Place { first, stride, first_block: blocks.start };
+        Self { codes, scales, columns: columns.len(), place, ..*self }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.codes.len() + self.scales.bytes()
+    }
+
+    pub(super) fn columns(&self) -> usize {
+        self.columns
+    }
+}

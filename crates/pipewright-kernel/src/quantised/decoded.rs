@@ -1,0 +1,65 @@
+//! The element types into which quantised elements are decoded.
+
+use half::{bf16, f16};
+
+#[cfg(target_arch = "x86_64")]
+use super::lookup::{self, Available};
+use crate::rounding::{narrow, widen};
+
+/// An element of a decoded panel.
+pub(crate) trait Decoded: Copy + Send + Sync + 'static {
+    /// Returns the closest number of this type; ties go to the even one.
+    fn rounded(single: f32) -> Self;
+
+    /// Writes the rounded `table[half] * scale` for halves of `bytes`, the upper half of each first.
+    #[cfg(target_arch = "x86_64")]
+    fn look_up(available: Available, bytes: &[u8], table: &[f32; 16], scale: f32, out: &mut [Self]);
+}
+
+impl Decoded for f32 {
+    #[inline(always)]
+    fn rounded(single: f32) -> Self {
+        single
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn look_up(available: Available, bytes: &[u8], table: &[f32; 16], scale: f32, out: &mut [Self]) {
+        lookup::single(available, bytes, table, scale, out);
+    }
+}
+
+impl Decoded for bf16 {
+    #[inline(always)]
+    fn rounded(single: f32) -> Self {
+        narrow(single)
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn look_up(available: Available, bytes: &[u8], table: &[f32; 16], scale: f32, out: &mut [Self]) {
+        lookup::half(available, bytes, table, scale, out);
+    }
+}
+
+/// The type to whose numbers decoded elements are rounded before they are multiplied in single precision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rounding {
+    /// They are not rounded.
+    None,
+    /// Bfloat16.
+    Bf16,
+    /// IEEE half precision.
+    F16,
+}
+
+impl Rounding {
+    /// Rounds each element.
+    pub fn round(self, elements: &mut [f32]) {
+        match self {
+            Self::None => {}
+            Self::Bf16 => elements.iter_mut().for_each(|element| *element = widen(narrow(*element))),
+            Self::F16 => elements.iter_mut().for_each(|element| *element = f16::from_f32(*element).to_f32()),
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! A quantised matrix of any form.
+
+use std::error::Error;
+use std::fmt;
+use std::ops::Range;
+
+use super::codebook::Codebook;
+use super::decoded::Decoded;
+
+/// A matrix of quantised elements. Its rows are the outputs of a linear layer, as in files.
+#[derive(Clone, Debug, PartialEq)]
+pub struct QuantisedMatrix {
+    rows: usize,
+    form: Form,
+}
+
+/// The form of a matrix's elements.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Form {
+    /// Four bits that choose one of sixteen numbers.
+    Codebook(Codebook),
+}
+
+/// A part of a matrix that is not a matrix of the same form, because its border goes through a block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CutError {
+    /// The column at which the border is.
+    pub column: usize,
+    /// The columns of a block.
+    pub block: usize,
+}
+
+impl fmt::Display for CutError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a cut at input {} goes through a block of {} elements", self.column, self.block)
+    }
+}
+
+impl Error for CutError {}
+
+impl QuantisedMatrix {
+    /// Returns a matrix of `rows` rows with these elements.
+    pub fn new(rows: usize, form: Form) -> Self {
+        Self { rows, form }
+    }
+
+    /// Returns the number of rows: the outputs of the layer.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Returns the number of columns: the inputs of the layer.
+    pub fn columns(&self) -> usize {
+        match &self.form {
+            Form::Codebook(codebook) => codebook.columns(),
+        }
+    }
+
+    /// Returns the bytes that the elements need.
+    pub fn bytes(&self) -> usize {
+        match &self.form {
+            Form::Codebook(codebook) => codebook.bytes(),
+        }
+    }
+
+    /// Returns the rows and columns of a part.
+    ///
+    /// # Errors
+    /// When the border goes through a block of a form whose blocks cannot be cut.
+    pub fn part(&self, rows: Range<usize>, columns: Range<usize>) -> Result<Self, CutError> {
+        let count = rows.len();
+        let form = match &self.form {
+            Form::Codebook(codebook) => Form::Codebook(codebook.part(rows, columns)),
+        };
+        Ok(Self { rows: count, form })
+    }
+
+    /// Returns all elements, row by row.
+    pub fn decoded(&self) -> Vec<f32> {
+        let columns = self.columns();
+        let mut elements = vec![0.0; self.rows * columns];
+        for (row, out) in elements.chunks_exact_mut(columns.max(1)).enumerate() {
+            self.decode(row, 0..columns, out);
+        }
+        elements
+    }
+
+    /// Writes the elements `columns` of a row.
+    pub fn decode_row(&self, row: usize, columns: Range<usize>, out: &mut [f32]) {
+        self.decode(row, columns, out);
+    }
+
+    pub(crate) fn decode<T: Decoded>(&self, row: usize, columns: Range<usize>, out: &mut [T]) {
+        assert!(row < self.rows, "the matrix has the row");
+        match &self.form {
+            Form::Codebook(codebook) => codebook.decode(row, columns, out),
+        }
+    }
+}
