@@ -42,8 +42,14 @@ fn codebook([rows, columns]: [usize; 2], block: usize, is_double: bool) -> (Quan
         let (of_blocks, scales, offset) = (bytes(blocks, 5), numbers(blocks.div_ceil(4), 6), 0.125);
         let value = |(index, &code): (usize, &u8)| map[usize::from(code)] * scales[index / 4] + offset;
         let values = of_blocks.iter().enumerate().map(value).collect();
-        let scales =
-            DoubleScales { codes: of_blocks, map: map.clone(), scales: scales.clone(), block: 4, offset, first: 0 };
+        let scales = DoubleScales {
+            codes: of_blocks,
+            map: map.clone(),
+            scales: scales.clone(),
+            block: 4,
+            offset,
+            first: 0,
+        };
         (Scales::Double(scales), values)
     } else {
         (Scales::Single(numbers(blocks, 4)), numbers(blocks, 4))
@@ -70,7 +76,9 @@ fn check(matrix: &QuantisedMatrix, expected: &[f32]) {
         check_products(matrix, expected, tokens);
     }
     let middle = (rows / 3..rows.div_ceil(2), columns / 4..columns - columns / 5);
-    for (of_rows, of_columns) in [(0..rows, 0..columns), (rows / 2..rows, 0..columns), (0..rows, 0..columns / 2), middle] {
+    for (of_rows, of_columns) in
+        [(0..rows, 0..columns), (rows / 2..rows, 0..columns), (0..rows, 0..columns / 2), middle]
+    {
         let Ok(part) = matrix.part(of_rows.clone(), of_columns.clone()) else { continue };
         let inside = of_rows.clone().flat_map(|row| expected[row * columns..][of_columns.clone()].to_vec());
         assert_eq!(bits(&part.decoded()), bits(&inside.collect::<Vec<_>>()), "{of_rows:?} {of_columns:?}");
@@ -111,9 +119,15 @@ fn check_products(matrix: &QuantisedMatrix, expected: &[f32], tokens: usize) {
 #[test]
 #[cfg_attr(miri, ignore = "takes minutes under Miri")]
 fn products_have_the_bits_of_those_with_the_decoded_matrix() {
-    for (shape, block) in
-        [([40, 64], 64), ([33, 176], 64), ([130, 70], 32), ([7, 9], 4), ([300, 320], 128), ([3, 4500], 64), ([1, 5], 8)]
-    {
+    for (shape, block) in [
+        ([40, 64], 64),
+        ([33, 176], 64),
+        ([130, 70], 32),
+        ([7, 9], 4),
+        ([300, 320], 128),
+        ([3, 4500], 64),
+        ([1, 5], 8),
+    ] {
         for is_double in [false, true] {
             let (matrix, expected) = codebook(shape, block, is_double);
             check(&matrix, &expected);
@@ -149,14 +163,16 @@ fn sums_of_subnormal_products_are_rounded_as_numbers() {
 
 #[test]
 fn matrices_whose_parts_do_not_fit_are_refused() {
-    let new = |codes, scales, block| Codebook::new([3, 5], vec![0; codes], table(), Scales::Single(scales), block);
+    let new =
+        |codes, scales, block| Codebook::new([3, 5], vec![0; codes], table(), Scales::Single(scales), block);
     assert!(new(8, vec![1.0; 4], 4).is_ok());
     assert_eq!(new(7, vec![1.0; 4], 4), Err(CodebookError::Codes { needed: 8 }));
     assert_eq!(new(8, vec![1.0; 3], 4), Err(CodebookError::Scales { needed: 4 }));
     assert_eq!(new(8, vec![1.0; 4], 0), Err(CodebookError::Block));
     assert_eq!(new(8, vec![1.0, 1.0, f32::NAN, 1.0], 4), Err(CodebookError::NotFinite));
     let double = |scales: Vec<f32>, offset| {
-        let double = DoubleScales { codes: vec![0; 4], map: Box::new([0.5; 256]), scales, block: 3, offset, first: 0 };
+        let double =
+            DoubleScales { codes: vec![0; 4], map: Box::new([0.5; 256]), scales, block: 3, offset, first: 0 };
         Codebook::new([3, 5], vec![0; 8], table(), Scales::Double(double), 4)
     };
     assert!(double(vec![1.0; 2], 0.0).is_ok());

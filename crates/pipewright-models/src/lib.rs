@@ -132,6 +132,7 @@ pub use pipewright_shapes::family::Family;
 pub use pipewright_shapes::key_table::{KeyTable, KeyUse, RefusedKey};
 pub use predictions::cross_entropy;
 pub use projection::adapted_layers;
+pub use quantisation::QuantisedSizes;
 pub use router::ROUTER_CORRECTION;
 pub use split::Place;
 pub use stage::{ModelStage, parameter_specs};

@@ -1,6 +1,47 @@
-//! Quantised weights: by which method, and how transformers writes them without quantisation.
+//! Quantised weights: by which method, which methods are read, and how transformers writes the others without
+//! quantisation.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde_json::Value;
+
+/// The bytes of the matrices of a model that files have quantised and that stages hold so, by the path of the
+/// parameter.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct QuantisedSizes(Arc<BTreeMap<String, u64>>);
+
+impl FromIterator<(String, u64)> for QuantisedSizes {
+    fn from_iter<T: IntoIterator<Item = (String, u64)>>(sizes: T) -> Self {
+        Self(Arc::new(sizes.into_iter().collect()))
+    }
+}
+
+impl QuantisedSizes {
+    /// Returns whether no matrix is quantised.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns the bytes of a shard of the parameter at a path, with this number of its elements and of all.
+    pub(crate) fn bytes_of(&self, path: &str, [own, all]: [u64; 2]) -> Option<u64> {
+        let bytes = u128::from(*self.0.get(path)?);
+        Some((bytes * u128::from(own) / u128::from(all.max(1))) as u64)
+    }
+}
+
+/// Returns the configuration without the description of a quantisation that is read.
+pub(crate) fn without_readable(mut config: Value) -> Value {
+    let settings = &config["quantization_config"];
+    let is_set = |key: &str| settings[key].as_bool().unwrap_or(false);
+    let is_readable = method_of(&config).as_deref() == Some("bitsandbytes")
+        && (is_set("load_in_4bit") || is_set("_load_in_4bit"))
+        && !is_set("load_in_8bit");
+    if is_readable && let Some(keys) = config.as_object_mut() {
+        keys.remove("quantization_config");
+    }
+    config
+}
 
 /// Returns the method by which weights are quantised, as `quantization_config` names it; `None` if there is no
 /// such table, or an empty one. Files of bitsandbytes need not name it.

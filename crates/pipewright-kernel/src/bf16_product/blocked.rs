@@ -51,12 +51,7 @@ unsafe impl Sync for Work<'_> {}
 /// # Safety
 /// The target must have `a.rows` rows of as many elements as `b` has columns that nothing else uses; if they are added to,
 /// they must be initialised. The operands of its update must have as many rows and columns.
-pub(super) unsafe fn multiply(
-    available: Available,
-    a: Matrix<'_, bf16>,
-    b: Right<'_>,
-    target: Target,
-) {
+pub(super) unsafe fn multiply(available: Available, a: Matrix<'_, bf16>, b: Right<'_>, target: Target) {
     assert_eq!(a.columns, b.inner(), "inner dimensions of a product agree");
     let columns = b.columns();
     if a.rows == 0 || columns == 0 {

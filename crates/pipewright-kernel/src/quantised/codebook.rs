@@ -10,6 +10,7 @@ use std::fmt;
 use std::ops::Range;
 
 use super::decoded::Decoded;
+use super::matrix::CutError;
 
 /// The elements of a matrix as four bits each.
 #[derive(Clone, Debug, PartialEq)]
@@ -248,11 +249,47 @@ impl Codebook {
         }
         let scales = self.scales.part(blocks.start - first_block..blocks.end - first_block);
         let place = Place { first, stride, first_block: blocks.start };
-        Self { codes, scales, columns: columns.len(), place, ..*self }
+        Self { codes, scales, columns: columns.len(), place, ..*self }.without_other_scales()
+    }
+
+    /// Returns the same elements without the scales of blocks that have none of them, if the scales are numbers
+    /// and no block has elements of two rows.
+    fn without_other_scales(self) -> Self {
+        let Place { first, stride, first_block } = self.place;
+        let Scales::Single(scales) = &self.scales else { return self };
+        let is_aligned = [first, stride, self.columns].iter().all(|size| size.is_multiple_of(self.block));
+        if !is_aligned || self.columns == stride || self.columns == 0 {
+            return self;
+        }
+        let (blocks, all, start) =
+            (self.columns / self.block, stride / self.block, first / self.block - first_block);
+        let own = scales[start..].chunks(all).flat_map(|row| &row[..blocks]).copied().collect();
+        let place = Place { first: 0, stride: self.columns, first_block: 0 };
+        Self { scales: Scales::Single(own), place, ..self }
+    }
+
+    /// Returns the rows with these indices. Scales that are quantised become numbers with the same bits.
+    pub(super) fn gathered(&self, rows: &[usize]) -> Result<Self, CutError> {
+        let Place { first, stride, first_block } = self.place;
+        let is_aligned = [first, stride, self.columns].iter().all(|size| size.is_multiple_of(self.block));
+        if !is_aligned || !self.columns.is_multiple_of(2) {
+            return Err(CutError { column: self.columns, block: self.block });
+        }
+        let (bytes, blocks) = (self.columns / 2, self.columns / self.block);
+        let codes = rows.iter().flat_map(|row| &self.codes[row * bytes..][..bytes]).copied().collect();
+        let scale =
+            |row: usize, block| self.scales.get((first + row * stride) / self.block - first_block + block);
+        let scales = rows.iter().flat_map(|&row| (0..blocks).map(move |block| scale(row, block))).collect();
+        let place = Place { first: 0, stride: self.columns, first_block: 0 };
+        Ok(Self { codes, scales: Scales::Single(scales), place, ..*self })
     }
 
     pub(super) fn bytes(&self) -> usize {
         self.codes.len() + self.scales.bytes()
+    }
+
+    pub(super) fn storage(&self) -> &[u8] {
+        &self.codes
     }
 
     pub(super) fn columns(&self) -> usize {

@@ -75,10 +75,8 @@ fn half_in_registers(bytes: &[u8], table: &[f32; 16], scale: f32, out: &mut [bf1
     let numbers = _mm512_cvtepi32_epi16(rounded);
     let numbers = _mm512_broadcast_i64x4(numbers);
     let words = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    let low = _mm512_add_epi32(
-        words,
-        _mm512_slli_epi32::<16>(_mm512_add_epi32(words, _mm512_set1_epi32(32))),
-    );
+    let low =
+        _mm512_add_epi32(words, _mm512_slli_epi32::<16>(_mm512_add_epi32(words, _mm512_set1_epi32(32))));
     let high = _mm512_add_epi32(low, _mm512_set1_epi32(0x0010_0010));
     let (chunks, rest) = out.as_chunks_mut::<64>();
     let (whole, others) = bytes.split_at(32 * chunks.len());

@@ -63,6 +63,13 @@ impl QuantisedMatrix {
         }
     }
 
+    /// Returns the elements as memory, without their scales.
+    pub fn storage(&self) -> &[u8] {
+        match &self.form {
+            Form::Codebook(codebook) => codebook.storage(),
+        }
+    }
+
     /// Returns the rows and columns of a part.
     ///
     /// # Errors
@@ -73,6 +80,17 @@ impl QuantisedMatrix {
             Form::Codebook(codebook) => Form::Codebook(codebook.part(rows, columns)),
         };
         Ok(Self { rows: count, form })
+    }
+
+    /// Returns the rows with these indices, in this order.
+    ///
+    /// # Errors
+    /// When blocks have elements of several rows.
+    pub fn gathered(&self, rows: &[usize]) -> Result<Self, CutError> {
+        let form = match &self.form {
+            Form::Codebook(codebook) => Form::Codebook(codebook.gathered(rows)?),
+        };
+        Ok(Self { rows: rows.len(), form })
     }
 
     /// Returns all elements, row by row.

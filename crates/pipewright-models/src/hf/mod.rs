@@ -7,6 +7,7 @@
 //! Tokenizers and generation settings are not read, but an exported directory has the files of the directory
 //! that the model was taken from ([`keep_origin`]).
 
+mod bitsandbytes;
 mod contents;
 mod directory;
 mod export;
@@ -23,6 +24,7 @@ mod weight_type;
 mod weights;
 mod write;
 
+pub use bitsandbytes::quantised_sizes;
 pub use contents::{check_weights, weight_ranges};
 pub use directory::{is_config_alone, resolve};
 pub(crate) use export::export_from;

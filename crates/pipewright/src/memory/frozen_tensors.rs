@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::rank_memory::move_to_this_thread;
+use pipewright_kernel::quantised::QuantisedMatrix;
+
+use super::rank_memory::{move_list_to_this_thread, move_to_this_thread};
 use crate::ids::WorldRank;
 use crate::tensor::Value;
 
@@ -16,11 +18,15 @@ pub(crate) struct FrozenTensors {
     rank: WorldRank,
 }
 
-type ByPath = HashMap<String, Vec<Frozen>>;
+#[derive(Debug, Default)]
+struct ByPath {
+    tensors: HashMap<String, Vec<Frozen<Value>>>,
+    quantised: HashMap<String, Vec<Frozen<Arc<QuantisedMatrix>>>>,
+}
 
 #[derive(Debug)]
-struct Frozen {
-    tensor: Value,
+struct Frozen<T> {
+    tensor: T,
     /// The rank for which the memory of the tensor counts.
     rank: WorldRank,
 }
@@ -28,7 +34,7 @@ struct Frozen {
 impl FrozenTensors {
     /// Begins a launch.
     pub(crate) fn open() -> Self {
-        Self { by_path: Arc::new(Mutex::new(Some(ByPath::new()))), rank: WorldRank::default() }
+        Self { by_path: Arc::new(Mutex::new(Some(ByPath::default()))), rank: WorldRank::default() }
     }
 
     /// Returns the same tensors for a rank.
@@ -46,13 +52,30 @@ impl FrozenTensors {
     pub(crate) fn shared(&self, path: &str, tensor: Value) -> Value {
         let mut by_path = self.by_path.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(by_path) = by_path.as_mut() else { return tensor };
-        let made = by_path.entry(path.to_owned()).or_default();
+        let made = by_path.tensors.entry(path.to_owned()).or_default();
         let Some(same) = made.iter_mut().find(|frozen| frozen.tensor.has_bits_of(&tensor)) else {
             made.push(Frozen { tensor: tensor.clone(), rank: self.rank });
             return tensor;
         };
         if self.rank < same.rank {
             move_to_this_thread(&same.tensor);
+            same.rank = self.rank;
+        }
+        same.tensor.clone()
+    }
+
+    /// Like [`FrozenTensors::shared`], for a quantised matrix.
+    pub(crate) fn shared_quantised(&self, path: &str, matrix: QuantisedMatrix) -> Arc<QuantisedMatrix> {
+        let mut by_path = self.by_path.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(by_path) = by_path.as_mut() else { return Arc::new(matrix) };
+        let made = by_path.quantised.entry(path.to_owned()).or_default();
+        let Some(same) = made.iter_mut().find(|frozen| *frozen.tensor == matrix) else {
+            let tensor = Arc::new(matrix);
+            made.push(Frozen { tensor: tensor.clone(), rank: self.rank });
+            return tensor;
+        };
+        if self.rank < same.rank {
+            move_list_to_this_thread(same.tensor.storage());
             same.rank = self.rank;
         }
         same.tensor.clone()

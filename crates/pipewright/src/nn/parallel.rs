@@ -14,9 +14,11 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use burn::tensor::Tensor;
+use pipewright_kernel::quantised::QuantisedMatrix;
 
 use super::composed::at_least_single;
 use super::expert_parallel::ExpertParallel;
+use super::held_matrix::HeldMatrix;
 use super::remade::note_same;
 use super::tensor_link::{TensorLink, part};
 use crate::autodiff::{Rule, inner_of, on_tape_of, record};
@@ -102,6 +104,11 @@ impl TensorParallel {
     pub fn share_frozen<const D: usize>(&self, path: &str, values: Tensor<D>) -> Tensor<D> {
         let shared = self.frozen.shared(path, Value::of(inner_of(values.clone())));
         on_tape_of(Tensor::from_dispatch(shared.into_dispatch()), &values)
+    }
+
+    /// Like [`TensorParallel::share_frozen`], for a quantised matrix.
+    pub fn share_quantised(&self, path: &str, matrix: QuantisedMatrix) -> HeldMatrix {
+        HeldMatrix::quantised(self.frozen.shared_quantised(path, matrix))
     }
 
     /// Returns the replica's place among the replicas that hold the experts of each mixture together.
