@@ -34,6 +34,7 @@ pub mod product;
 pub mod narrow_product;
 pub mod quantised;
 pub mod bf16_product;
+pub mod quantised_product;
 pub mod element;
 pub mod adamw;
 pub mod squares;

@@ -1,5 +1,5 @@
-//! Quantised matrices: elements against their definition, products against those with the decoded matrix, and
-//! parts against the whole.
+//! Quantised matrices: elements against their definition, products against products with the decoded matrix,
+//! and parts against the whole.
 
 use half::bf16;
 use pipewright_kernel::bf16_product::testing::run_without_instruction;
@@ -7,8 +7,8 @@ use pipewright_kernel::half::Half;
 use pipewright_kernel::product::Matrix;
 use pipewright_kernel::quantised::{
     Codebook, CodebookError, DoubleScales, Form, QuantisedMatrix, QuantisedOperand, Rounding, Scales,
-    half_product, half_product_with_update, product,
 };
+use pipewright_kernel::quantised_product::{half_product, half_product_with_update, product};
 use pipewright_kernel::{bf16_product, product as single};
 
 /// Returns `count` bytes in no order.

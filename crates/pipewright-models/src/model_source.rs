@@ -14,7 +14,8 @@ use crate::family::ModelFamily;
 use crate::hf::{self, Stored};
 use crate::lora::LoraConfig;
 use crate::merged::MergedSource;
-use crate::parameter::{Outline, ParameterSource, ParameterSpec};
+use crate::outline::Outline;
+use crate::parameter::{ParameterSource, ParameterSpec};
 use crate::quantisation::QuantisedSizes;
 use crate::split::Place;
 

@@ -16,7 +16,6 @@ use crate::error::ModelError;
 use crate::file_layout::FileLayout;
 use crate::lora::{LoraConfig, MAGNITUDES};
 use crate::path_names::PathNames;
-use crate::quantisation::QuantisedSizes;
 use crate::split::Place;
 
 /// The source of the values of a stage's parameters.
@@ -131,7 +130,7 @@ pub struct ParameterSpec {
     pub layout: FileLayout,
     /// The first row or column of the parameter that a shard has; 0 for a whole parameter.
     pub first: usize,
-    /// The bytes that a stage holds for it, if its source has it quantised and nothing trains it.
+    /// The bytes of a quantised matrix in the memory of a stage; `None` for other parameters.
     pub quantised_bytes: Option<u64>,
 }
 
@@ -193,7 +192,7 @@ pub(crate) struct Builder<'a> {
     /// Whether files have the matrices of projections as `[inputs, outputs]`.
     inputs_first: bool,
     built: BuiltParameters,
-    /// The elements of quantised matrices, which are no parameters.
+    /// The elements of quantised matrices. They are not parameters.
     quantised_elements: usize,
 }
 
@@ -361,7 +360,7 @@ impl<'a> Builder<'a> {
         if let Some(matrix) = self.source.quantised(&spec, shard)? {
             self.quantised_elements += matrix.rows() * matrix.columns();
             self.tensor().keep_alive();
-            return Ok(self.tensor().share_quantised(&spec.path, matrix));
+            return Ok(HeldMatrix::quantised(self.tensor().share_quantised(&spec.path, matrix)));
         }
         let values = self.source.held_matrix(&spec, shard)?;
         Ok(self.hold(spec, values, placement).into())
@@ -486,53 +485,6 @@ impl<'a> Builder<'a> {
         self.tensor().keep_alive();
         self.built.insert(parameter.id, BuiltParameter { spec, placement, is_copy: false });
         parameter
-    }
-}
-
-/// A source that records the parameters that are asked for. Its parameters have shapes but no storage, so a
-/// model of any size can be outlined.
-#[derive(Debug, Default)]
-pub(crate) struct Outline {
-    /// The parameters so far, in the order of the requests. A table that two layers of one stage hold is
-    /// listed twice.
-    pub(crate) specs: Vec<ParameterSpec>,
-    /// The adapters of the model.
-    pub(crate) lora: Option<LoraConfig>,
-    /// The sizes of quantised matrices.
-    quantised: QuantisedSizes,
-}
-
-impl Outline {
-    /// Returns the outline of a model with these adapters, of whose matrices some are quantised.
-    pub(crate) fn with(lora: Option<&LoraConfig>, quantised: &QuantisedSizes) -> Self {
-        Self { lora: lora.cloned(), quantised: quantised.clone(), ..Self::default() }
-    }
-}
-
-impl ParameterSource for Outline {
-    fn lora(&self) -> Option<&LoraConfig> {
-        self.lora.as_ref()
-    }
-
-    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ModelError> {
-        self.specs.push(spec.clone());
-        Ok(vec![0.0; spec.shape.iter().product()])
-    }
-
-    fn held(&mut self, spec: &ParameterSpec, shard: TensorShard) -> Result<HeldValues, ModelError> {
-        let first = spec.shape.get(shard.dimension).map_or(0, |&size| shard.range(size).start);
-        self.specs.push(ParameterSpec { shape: shard.shape(&spec.shape), first, ..spec.clone() });
-        Ok(HeldValues::Outline)
-    }
-
-    fn held_matrix(&mut self, spec: &ParameterSpec, shard: TensorShard) -> Result<HeldValues, ModelError> {
-        let values = self.held(spec, shard)?;
-        if let Some(outlined) = self.specs.last_mut() {
-            let elements = |shape: &[usize]| shape.iter().product::<usize>() as u64;
-            let share = [elements(&outlined.shape), elements(&spec.shape)];
-            outlined.quantised_bytes = self.quantised.bytes_of(&spec.path, share);
-        }
-        Ok(values)
     }
 }
 

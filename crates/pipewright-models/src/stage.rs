@@ -58,7 +58,7 @@ pub struct ModelStage {
     /// The parameters by the paths that Burn gives them.
     #[module(skip)]
     parameters: Arc<HashMap<String, BuiltParameter>>,
-    /// The elements of quantised matrices, which are no parameters of the module.
+    /// The elements of quantised matrices. They are not parameters of the module.
     #[module(skip)]
     pub(crate) quantised_elements: usize,
 }
@@ -121,7 +121,7 @@ impl ModelStage {
         });
         for branch in blocks.flat_map(|block| &mut block.branches) {
             let path = path_of(&branch.mixer, built);
-            // Quantised matrices are no parameters.
+            // Quantised matrices are not parameters.
             branch.path = if path.is_empty() { path_of(&*branch, built) } else { path }.into();
         }
         let (facts, parameters) = (Arc::new(facts), Arc::default());

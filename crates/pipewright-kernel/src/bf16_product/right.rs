@@ -1,15 +1,21 @@
 //! The right operand of a product: a matrix of bfloat16, or a quantised one, which is decoded as it is packed.
 
+use std::cell::RefCell;
+
 use half::bf16;
 
 use super::pack::Vectors;
 use crate::product::Matrix;
 use crate::quantised::QuantisedOperand;
-use crate::scratch::Scratch;
 
 /// The elements of a vector that are decoded at once. With the width of a panel they stay in a first-level
 /// cache until they are packed. A multiple of the pairs that any instruction takes at once.
 const DECODED: usize = 256;
+
+thread_local! {
+    /// Decoded elements, which a thread keeps for its next panel.
+    static ROOM: RefCell<Vec<bf16>> = const { RefCell::new(Vec::new()) };
+}
 
 /// The right operand of a product.
 #[derive(Clone, Copy)]
@@ -73,19 +79,16 @@ impl PackedRight<'_> {
             Self::Held(vectors) => return unsafe { vectors.pack(first, width, into) },
             Self::Quantised { operand, at_once } => (operand, at_once),
         };
-        let mut room = Scratch::new(width * DECODED / 2);
-        // SAFETY: the memory has two elements for each word, and zero is an element.
-        let room = unsafe {
-            let start = room.as_mut_ptr();
-            start.write_bytes(0, width * DECODED / 2);
-            std::slice::from_raw_parts_mut(start.cast::<bf16>(), width * DECODED)
-        };
-        for start in (0..operand.inner()).step_by(DECODED) {
-            let depth = DECODED.min(operand.inner() - start);
-            let panel = operand.panel([first, width], [start, depth], room, false);
-            // SAFETY: the pairs of this part follow the pairs of the parts before it.
-            unsafe { Vectors::columns_of(panel, at_once).pack(0, width, into.add(start / 2 * width)) };
-        }
+        ROOM.with_borrow_mut(|room| {
+            room.resize(width * DECODED, bf16::ZERO);
+            for start in (0..operand.inner()).step_by(DECODED) {
+                let depth = DECODED.min(operand.inner() - start);
+                let panel = operand.panel([first, width], [start, depth], room, false);
+                // SAFETY: the pairs of this part follow the pairs of the parts before it. The processor has the
+                // instructions.
+                unsafe { Vectors::columns_of(panel, at_once).pack(0, width, into.add(start / 2 * width)) };
+            }
+        });
     }
 
     /// Like [`Vectors::prefetch`]. A quantised operand is small.

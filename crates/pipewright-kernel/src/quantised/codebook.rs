@@ -5,12 +5,10 @@
 //! double quantisation (Dettmers et al., 2023, <https://arxiv.org/abs/2305.14314>) a byte for each, which means
 //! `map[byte] * scale_of_scales + offset`.
 
-use std::error::Error;
-use std::fmt;
 use std::ops::Range;
 
 use super::decoded::Decoded;
-use super::matrix::CutError;
+use super::error::{CodebookError, CutError};
 
 /// The elements of a matrix as four bits each.
 #[derive(Clone, Debug, PartialEq)]
@@ -62,44 +60,6 @@ pub struct DoubleScales {
     /// The bytes of the first block that are left out.
     pub first: usize,
 }
-
-/// What is wrong with the parts of a matrix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CodebookError {
-    /// Another number of bytes than the elements need.
-    Codes {
-        /// The bytes that the elements need.
-        needed: usize,
-    },
-    /// Another number of scales than the blocks need.
-    Scales {
-        /// The scales that the blocks need.
-        needed: usize,
-    },
-    /// Another number of scales of scales than their blocks need.
-    ScalesOfScales {
-        /// The scales that the blocks need.
-        needed: usize,
-    },
-    /// The size of a block is 0.
-    Block,
-    /// A number that is not finite.
-    NotFinite,
-}
-
-impl fmt::Display for CodebookError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Codes { needed } => write!(f, "its elements need {needed} bytes"),
-            Self::Scales { needed } => write!(f, "its blocks need {needed} scales"),
-            Self::ScalesOfScales { needed } => write!(f, "its scales need {needed} scales of their own"),
-            Self::Block => write!(f, "its blocks have no elements"),
-            Self::NotFinite => write!(f, "a scale or a number of its table is not finite"),
-        }
-    }
-}
-
-impl Error for CodebookError {}
 
 impl Scales {
     /// Returns the scale of a block.
@@ -201,6 +161,8 @@ impl Codebook {
     /// Writes the elements `columns` of a row.
     pub(super) fn decode<T: Decoded>(&self, row: usize, columns: Range<usize>, out: &mut [T]) {
         assert!(columns.end <= self.columns && out.len() == columns.len(), "the row has these elements");
+        #[cfg(target_arch = "x86_64")]
+        let available = super::lookup::Available::detect();
         let (mut column, mut out) = (columns.start, out);
         while column < columns.end {
             let element = self.place.first + row * self.place.stride + column;
@@ -208,21 +170,21 @@ impl Codebook {
             let count = ((block + 1) * self.block - element).min(columns.end - column);
             let scale = self.scales.get(block - self.place.first_block);
             let (own, rest) = out.split_at_mut(count);
-            self.decode_block(row * self.columns + column, scale, own);
             (out, column) = (rest, column + count);
+            let first = row * self.columns + column - count;
+            #[cfg(target_arch = "x86_64")]
+            if let Some(available) = available.filter(|_| first.is_multiple_of(2)) {
+                let bytes = &self.codes[first / 2..(first + count).div_ceil(2)];
+                T::look_up(available, bytes, &self.table, scale, own);
+                continue;
+            }
+            self.decode_block(first, scale, own);
         }
     }
 
     /// Writes elements of one block, from the element `first` of this matrix on.
-    #[inline(always)]
     fn decode_block<T: Decoded>(&self, first: usize, scale: f32, out: &mut [T]) {
         let bytes = &self.codes[first / 2..(first + out.len()).div_ceil(2)];
-        #[cfg(target_arch = "x86_64")]
-        if first.is_multiple_of(2)
-            && let Some(available) = super::lookup::Available::detect()
-        {
-            return T::look_up(available, bytes, &self.table, scale, out);
-        }
         let scaled = self.table.map(|number| T::rounded(number * scale));
         for (index, to) in (first % 2..).zip(out) {
             let byte = bytes[index / 2];
@@ -252,8 +214,8 @@ impl Codebook {
         Self { codes, scales, columns: columns.len(), place, ..*self }.without_other_scales()
     }
 
-    /// Returns the same elements without the scales of blocks that have none of them, if the scales are numbers
-    /// and no block has elements of two rows.
+    /// Returns the same elements without the scales of other blocks, if the scales are numbers and no block has
+    /// elements of two rows.
     fn without_other_scales(self) -> Self {
         let Place { first, stride, first_block } = self.place;
         let Scales::Single(scales) = &self.scales else { return self };

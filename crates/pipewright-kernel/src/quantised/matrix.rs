@@ -1,11 +1,10 @@
 //! A quantised matrix of any form.
 
-use std::error::Error;
-use std::fmt;
 use std::ops::Range;
 
 use super::codebook::Codebook;
 use super::decoded::Decoded;
+use super::error::CutError;
 
 /// A matrix of quantised elements. Its rows are the outputs of a linear layer, as in files.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,23 +19,6 @@ pub enum Form {
     /// Four bits that choose one of sixteen numbers.
     Codebook(Codebook),
 }
-
-/// A part of a matrix that is not a matrix of the same form, because its border goes through a block.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CutError {
-    /// The column at which the border is.
-    pub column: usize,
-    /// The columns of a block.
-    pub block: usize,
-}
-
-impl fmt::Display for CutError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a cut at input {} goes through a block of {} elements", self.column, self.block)
-    }
-}
-
-impl Error for CutError {}
 
 impl QuantisedMatrix {
     /// Returns a matrix of `rows` rows with these elements.

@@ -4,23 +4,26 @@
 //! ```text
 //! matrix   [rows, columns], rows are the outputs of a linear layer; one file per form of its elements
 //! decode   neighbouring elements of a row -> f32 or bfloat16
-//! product  x wᵀ and g w: a panel of some columns of the product at a time is decoded into the form that the
+//! product  x wᵀ and g w (`quantised_product`): a panel of some columns of the product at a time is decoded into the form that the
 //!          kernel of the product reads
 //! ```
 //!
-//! No product decodes a whole matrix. Its result has the bits of a product with the decoded matrix: in single
-//! precision a panel has whole columns of the product, and in bfloat16 the packed operand is the same.
+//! No product decodes a whole matrix. Its result has the bits of a product with the decoded matrix in the same
+//! order of rows and columns: in single precision a panel has whole columns of the product, and in bfloat16 the
+//! packed operand is the same.
 //!
 //! A further form is one file with its `decode` and `part`, and a variant of [`Form`](matrix::Form).
 
-mod codebook;
+mod error;
 #[cfg(target_arch = "x86_64")]
 mod lookup;
-mod matrix;
 mod decoded;
-mod product;
+mod codebook;
+mod matrix;
+mod operand;
 
-pub use codebook::{Codebook, CodebookError, DoubleScales, Scales};
+pub use codebook::{Codebook, DoubleScales, Scales};
 pub use decoded::Rounding;
-pub use matrix::{CutError, Form, QuantisedMatrix};
-pub use product::{QuantisedOperand, half_product, half_product_with_update, product};
+pub use error::{CodebookError, CutError};
+pub use matrix::{Form, QuantisedMatrix};
+pub use operand::QuantisedOperand;

@@ -1,8 +1,8 @@
 //! The matrix of a linear layer in the form in which its stage holds it: a parameter, or quantised.
 //!
-//! A quantised matrix is frozen, belongs to the processor's memory, and is no parameter of its module: neither
-//! the norm, nor the optimizer, nor a checkpoint knows it. It is never decoded whole, except where a
-//! function says so.
+//! A quantised matrix is frozen, belongs to the processor's memory, and is not a parameter of its module: the
+//! norm, the optimizer and checkpoints do not know it. It is never decoded whole, except where a function
+//! says so.
 
 use std::sync::Arc;
 

@@ -18,7 +18,6 @@ use pipewright_kernel::quantised::QuantisedMatrix;
 
 use super::composed::at_least_single;
 use super::expert_parallel::ExpertParallel;
-use super::held_matrix::HeldMatrix;
 use super::remade::note_same;
 use super::tensor_link::{TensorLink, part};
 use crate::autodiff::{Rule, inner_of, on_tape_of, record};
@@ -107,8 +106,8 @@ impl TensorParallel {
     }
 
     /// Like [`TensorParallel::share_frozen`], for a quantised matrix.
-    pub fn share_quantised(&self, path: &str, matrix: QuantisedMatrix) -> HeldMatrix {
-        HeldMatrix::quantised(self.frozen.shared_quantised(path, matrix))
+    pub fn share_quantised(&self, path: &str, matrix: QuantisedMatrix) -> Arc<QuantisedMatrix> {
+        self.frozen.shared_quantised(path, matrix)
     }
 
     /// Returns the replica's place among the replicas that hold the experts of each mixture together.

@@ -6,9 +6,8 @@ use std::sync::Arc;
 use burn::tensor::{DType, Tensor, TensorData};
 use pipewright_kernel::narrow_product::{self, AnyMatrix};
 use pipewright_kernel::product::Matrix;
-use pipewright_kernel::quantised::{
-    QuantisedMatrix, QuantisedOperand, Rounding, half_product, half_product_with_update, product,
-};
+use pipewright_kernel::quantised::{QuantisedMatrix, QuantisedOperand, Rounding};
+use pipewright_kernel::quantised_product::{half_product, half_product_with_update, product};
 
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, in_bf16, on_cpu, tensor_of};
 
