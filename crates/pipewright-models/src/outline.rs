@@ -18,6 +18,8 @@ pub(crate) struct Outline {
     pub(crate) lora: Option<LoraConfig>,
     /// The sizes of quantised matrices.
     quantised: QuantisedSizes,
+    /// The paths of the matrices of linear layers that stages can hold quantised.
+    pub(crate) matrices: Vec<String>,
 }
 
 impl Outline {
@@ -48,6 +50,7 @@ impl ParameterSource for Outline {
         if let Some(outlined) = self.specs.last_mut() {
             let elements = |shape: &[usize]| shape.iter().product::<usize>() as u64;
             let share = [elements(&outlined.shape), elements(&spec.shape)];
+            self.matrices.push(outlined.path.clone());
             outlined.quantised_bytes = self.quantised.bytes_of(&spec.path, share);
         }
         Ok(values)

@@ -246,6 +246,16 @@ impl Codebook {
         Ok(Self { codes, scales: Scales::Single(scales), place, ..*self })
     }
 
+    /// Returns the bytes of the elements: a half for each, the upper one first.
+    pub fn codes(&self) -> &[u8] {
+        &self.codes
+    }
+
+    /// Returns the scales of the blocks.
+    pub fn scales(&self) -> &Scales {
+        &self.scales
+    }
+
     pub(super) fn bytes(&self) -> usize {
         self.codes.len() + self.scales.bytes()
     }

@@ -19,6 +19,7 @@ mod error;
 mod lookup;
 mod decoded;
 mod codebook;
+pub mod nf4;
 mod matrix;
 mod operand;
 

@@ -188,7 +188,8 @@ impl Weights {
         file.read(tensor, &shape)
     }
 
-    fn raw(&mut self, tensor: &str) -> Result<Vec<u8>, ModelError> {
+    /// Reads the bytes of a tensor.
+    pub(super) fn raw(&mut self, tensor: &str) -> Result<Vec<u8>, ModelError> {
         let file = self.existing(tensor)?;
         self.file(file)?.read_bytes(tensor)
     }

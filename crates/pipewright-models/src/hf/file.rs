@@ -120,6 +120,12 @@ impl SafetensorsFile {
         Some(end - start)
     }
 
+    /// Returns the element type, the shape and the number of bytes of a tensor.
+    pub(super) fn describe(&self, tensor: &str) -> Option<(Dtype, Vec<usize>, usize)> {
+        let info = self.metadata.info(tensor)?;
+        Some((info.dtype, info.shape.clone(), info.data_offsets.1 - info.data_offsets.0))
+    }
+
     /// Reads the bytes of a tensor, whatever its element type and shape.
     pub(super) fn read_bytes(&mut self, tensor: &str) -> Result<Vec<u8>, ModelError> {
         let range = self.place_of(tensor)?;

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use pipewright::tensor::TensorShard;
 use pipewright_kernel::quantised::{CutError, QuantisedMatrix};
+use safetensors::Dtype;
 use serde::Deserialize;
 
 use super::directory::resolve;
@@ -193,6 +194,13 @@ impl Weights {
             types.insert(tensor, kind);
         }
         Ok(types)
+    }
+
+    /// Returns the element type, the shape and the number of bytes of a tensor.
+    pub(super) fn describe(&mut self, tensor: &str) -> Result<(Dtype, Vec<usize>, usize), ModelError> {
+        let file = self.file_of(tensor)?;
+        let described = self.file(file)?.describe(tensor);
+        described.ok_or_else(|| missing_tensor(&self.index, tensor))
     }
 
     /// Returns an error if a name leads out of the directory.

@@ -12,6 +12,7 @@ use tempfile::TempDir;
 
 use super::model_copy::{Copy, Stored};
 
+const LLAMA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-tiny");
 const NF4: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-nf4");
 const FP4: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-fp4");
 const PHI3: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/phi3-tiny");
@@ -191,4 +192,58 @@ fn memory_counts_the_bytes_of_quantised_matrices() {
     // Half a byte for each element, a byte for each 64, and two tables with a number or two for each matrix.
     let bytes = elements / 2 + elements / 64 + 7 * 4 * (16 + 256) + 4 * 7;
     assert_eq!(halves - quantised, 2 * elements - bytes);
+}
+
+/// bitsandbytes has made the quantised model from the other one.
+#[test]
+fn a_model_is_quantised_as_bitsandbytes_does() {
+    let folder = TempDir::new().expect("a folder");
+    let (from, to) = (Copy::of(LLAMA), folder.path().join("nf4"));
+    let config = ModelConfig::read(from.dir()).expect("a model");
+    let quantised = hf::quantise(from.dir(), &*config, &to).expect("it is written");
+    assert_eq!(quantised.matrices, 56);
+    assert!((0.07..0.1).contains(&quantised.error), "{quantised:?}");
+    let found = Copy::of(&to.display().to_string());
+    assert_eq!(found.check(), Ok(Vec::new()));
+    let theirs = Copy::of(NF4).tensors();
+    let ours = found.tensors();
+    assert_eq!(ours.len(), theirs.len());
+    let mut different = 0;
+    for (name, dtype, shape, bytes) in &theirs {
+        let (_, own_dtype, own_shape, own) =
+            ours.iter().find(|(own, ..)| own == name).expect("the same names");
+        if name.contains(".quant_state.") {
+            let [own, theirs] = [own, bytes].map(|text| {
+                let mut state: Value = serde_json::from_slice(text).expect("JSON");
+                let offset = state["nested_offset"].take().as_f64().expect("a number");
+                (state, offset)
+            });
+            assert_eq!(own.0, theirs.0, "{name}");
+            assert!((own.1 - theirs.1).abs() < 1e-8, "{name}");
+            continue;
+        }
+        assert_eq!((own_dtype, own_shape), (dtype, shape), "{name}");
+        match own == bytes {
+            true => {}
+            // The mean of the scales has another last bit, and so have the differences from it.
+            false if *dtype == Dtype::F32 => {
+                let floats = |bytes: &[u8]| {
+                    bytes.as_chunks().0.iter().copied().map(f32::from_le_bytes).collect::<Vec<_>>()
+                };
+                for (own, theirs) in floats(own).into_iter().zip(floats(bytes)) {
+                    assert!(
+                        (own - theirs).abs() <= 1.3e-7 * theirs.abs().max(0.05),
+                        "{name}: {own} {theirs}"
+                    );
+                }
+            }
+            false => different += own.iter().zip(bytes).filter(|(own, theirs)| own != theirs).count(),
+        }
+    }
+    assert!(different <= 4, "{different} bytes differ");
+    assert!(logits(&found).is_ok());
+    let again = hf::quantise(&to, &*config, &folder.path().join("again")).expect_err("it is quantised");
+    assert!(again.to_string().contains("quantised already"), "{again}");
+    let vacant = hf::quantise(from.dir(), &*config, &to).expect_err("it is not empty");
+    assert!(vacant.to_string().contains("not empty"), "{vacant}");
 }
