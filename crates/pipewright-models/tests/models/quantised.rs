@@ -208,7 +208,7 @@ fn a_model_is_quantised_as_bitsandbytes_does() {
     let theirs = Copy::of(NF4).tensors();
     let ours = found.tensors();
     assert_eq!(ours.len(), theirs.len());
-    let mut different = 0;
+    let (mut different, mut scales) = (0, 0);
     for (name, dtype, shape, bytes) in &theirs {
         let (_, own_dtype, own_shape, own) =
             ours.iter().find(|(own, ..)| own == name).expect("the same names");
@@ -223,24 +223,25 @@ fn a_model_is_quantised_as_bitsandbytes_does() {
             continue;
         }
         assert_eq!((own_dtype, own_shape), (dtype, shape), "{name}");
-        match own == bytes {
-            true => {}
+        if *dtype == Dtype::F32 {
             // The mean of the scales has another last bit, and so have the differences from it.
-            false if *dtype == Dtype::F32 => {
-                let floats = |bytes: &[u8]| {
-                    bytes.as_chunks().0.iter().copied().map(f32::from_le_bytes).collect::<Vec<_>>()
-                };
-                for (own, theirs) in floats(own).into_iter().zip(floats(bytes)) {
-                    assert!(
-                        (own - theirs).abs() <= (1.3e-7 * theirs.abs()).max(1e-8),
-                        "{name}: {own} {theirs}"
-                    );
-                }
+            let floats = |bytes: &[u8]| {
+                bytes.as_chunks().0.iter().copied().map(f32::from_le_bytes).collect::<Vec<_>>()
+            };
+            for (own, theirs) in floats(own).into_iter().zip(floats(bytes)) {
+                let bound = (1.3e-7 * theirs.abs()).max(1e-8);
+                assert!((own - theirs).abs() <= bound, "{name}: {own} {theirs}");
             }
-            false => different += own.iter().zip(bytes).filter(|(own, theirs)| own != theirs).count(),
+        } else if name.ends_with(".absmax") {
+            // A difference between two numbers of bytes may be rounded to the other one.
+            assert!(own.iter().zip(bytes).all(|(own, theirs)| own.abs_diff(*theirs) <= 1), "{name}");
+            different += own.iter().zip(bytes).filter(|(own, theirs)| own != theirs).count();
+            scales += own.len();
+        } else {
+            assert!(own == bytes, "{name}");
         }
     }
-    assert!(different <= 4, "{different} bytes differ");
+    assert!(400 * different <= scales, "{different} of {scales} scales differ");
     assert!(logits(&found).is_ok());
     let again = hf::quantise(&to, &*config, &folder.path().join("again")).expect_err("it is quantised");
     assert!(again.to_string().contains("quantised already"), "{again}");
