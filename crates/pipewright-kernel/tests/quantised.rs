@@ -6,7 +6,7 @@ use pipewright_kernel::bf16_product::testing::run_without_instruction;
 use pipewright_kernel::half::Half;
 use pipewright_kernel::product::Matrix;
 use pipewright_kernel::quantised::{
-    Codebook, CodebookError, DoubleScales, Form, QuantisedMatrix, QuantisedOperand, Rounding, Scales,
+    Codebook, CodebookError, DoubleScales, Form, Fp8, QuantisedMatrix, QuantisedOperand, Rounding, Scales,
 };
 use pipewright_kernel::quantised_product::{half_product, half_product_with_update, product};
 use pipewright_kernel::{bf16_product, product as single};
@@ -184,4 +184,61 @@ fn matrices_whose_parts_do_not_fit_are_refused() {
 fn a_matrix_needs_the_bytes_of_its_parts() {
     assert_eq!(codebook([8, 64], 64, false).0.bytes(), 8 * 32 + 4 * 8);
     assert_eq!(codebook([8, 64], 64, true).0.bytes(), 8 * 32 + 8 + 4 * (2 + 256));
+}
+
+/// Returns the number that a code of FP8 means, from its fields.
+fn number_of(code: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7) / 8.0);
+    let number =
+        if exponent == 0 { mantissa * 2f32.powi(-6) } else { (1.0 + mantissa) * 2f32.powi(exponent - 7) };
+    if code >> 7 == 1 { -number } else { number }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "takes minutes under Miri")]
+fn matrices_of_eight_bits() {
+    for ([rows, columns], block) in [
+        ([40, 64], [16, 32]),
+        ([33, 176], [128, 128]),
+        ([130, 70], [8, 64]),
+        ([7, 9], [2, 4]),
+        ([300, 320], [128, 128]),
+    ] {
+        let codes: Vec<u8> = bytes(rows * columns, 3).into_iter().map(|code| code & !4).collect();
+        let across = columns.div_ceil(block[1]);
+        let scales = numbers(rows.div_ceil(block[0]) * across, 4);
+        let element = |index: usize| {
+            let (row, column) = (index / columns, index % columns);
+            number_of(codes[index]) * scales[row / block[0] * across + column / block[1]]
+        };
+        let expected: Vec<f32> = (0..rows * columns).map(element).collect();
+        let fp8 = Fp8::new([rows, columns], codes.clone(), scales.clone(), block).expect("a matrix");
+        let matrix = QuantisedMatrix::new(rows, Form::Fp8(fp8));
+        check(&matrix, &expected);
+        let order: Vec<usize> = (0..rows).map(|row| row * 7 % rows).collect();
+        let gathered = matrix.gathered(&order).expect("rows").decoded();
+        let inside = order.iter().flat_map(|row| expected[row * columns..][..columns].to_vec());
+        assert_eq!(bits(&gathered), bits(&inside.collect::<Vec<_>>()));
+    }
+    let new = |codes: &[u8], scales: &[f32]| Fp8::new([1, 3], codes.to_vec(), scales.to_vec(), [1, 2]);
+    assert!(new(&[1, 2, 3], &[1.0, 2.0]).is_ok());
+    assert_eq!(new(&[1, 2], &[1.0, 2.0]), Err(CodebookError::Codes { needed: 3 }));
+    assert_eq!(new(&[1, 2, 3], &[1.0]), Err(CodebookError::Scales { needed: 2 }));
+    assert_eq!(new(&[1, 0xff, 3], &[1.0, 1.0]), Err(CodebookError::NotFinite));
+    assert_eq!(new(&[1, 2, 3], &[1.0, f32::NAN]), Err(CodebookError::NotFinite));
+}
+
+#[test]
+fn rows_of_four_bits_are_gathered() {
+    for is_double in [false, true] {
+        let (matrix, expected) = codebook([9, 64], 32, is_double);
+        let order = [3, 0, 8, 8];
+        let gathered = matrix.gathered(&order).expect("rows are whole blocks").decoded();
+        let inside = order.iter().flat_map(|row| expected[row * 64..][..64].to_vec());
+        assert_eq!(bits(&gathered), bits(&inside.collect::<Vec<_>>()));
+        assert!(
+            codebook([9, 40], 32, is_double).0.gathered(&order).is_err(),
+            "a block has elements of two rows"
+        );
+    }
 }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::codebook::Codebook;
 use super::decoded::Decoded;
 use super::error::CutError;
+use super::fp8::Fp8;
 
 /// A matrix of quantised elements. Its rows are the outputs of a linear layer, as in files.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,6 +19,8 @@ pub struct QuantisedMatrix {
 pub enum Form {
     /// Four bits that choose one of sixteen numbers.
     Codebook(Codebook),
+    /// Eight bits with a sign, an exponent and a mantissa.
+    Fp8(Fp8),
 }
 
 impl QuantisedMatrix {
@@ -35,6 +38,7 @@ impl QuantisedMatrix {
     pub fn columns(&self) -> usize {
         match &self.form {
             Form::Codebook(codebook) => codebook.columns(),
+            Form::Fp8(fp8) => fp8.columns(),
         }
     }
 
@@ -42,6 +46,7 @@ impl QuantisedMatrix {
     pub fn bytes(&self) -> usize {
         match &self.form {
             Form::Codebook(codebook) => codebook.bytes(),
+            Form::Fp8(fp8) => fp8.bytes(),
         }
     }
 
@@ -49,6 +54,7 @@ impl QuantisedMatrix {
     pub fn storage(&self) -> &[u8] {
         match &self.form {
             Form::Codebook(codebook) => codebook.storage(),
+            Form::Fp8(fp8) => fp8.storage(),
         }
     }
 
@@ -60,6 +66,7 @@ impl QuantisedMatrix {
         let count = rows.len();
         let form = match &self.form {
             Form::Codebook(codebook) => Form::Codebook(codebook.part(rows, columns)),
+            Form::Fp8(fp8) => Form::Fp8(fp8.part(rows, columns)),
         };
         Ok(Self { rows: count, form })
     }
@@ -71,6 +78,7 @@ impl QuantisedMatrix {
     pub fn gathered(&self, rows: &[usize]) -> Result<Self, CutError> {
         let form = match &self.form {
             Form::Codebook(codebook) => Form::Codebook(codebook.gathered(rows)?),
+            Form::Fp8(fp8) => Form::Fp8(fp8.gathered(rows)),
         };
         Ok(Self { rows: rows.len(), form })
     }
@@ -94,6 +102,7 @@ impl QuantisedMatrix {
         assert!(row < self.rows, "the matrix has the row");
         match &self.form {
             Form::Codebook(codebook) => codebook.decode(row, columns, out),
+            Form::Fp8(fp8) => fp8.decode(row, columns, out),
         }
     }
 }
