@@ -34,13 +34,28 @@ impl QuantisedSizes {
 pub(crate) fn without_readable(mut config: Value) -> Value {
     let settings = &config["quantization_config"];
     let is_set = |key: &str| settings[key].as_bool().unwrap_or(false);
-    let is_readable = method_of(&config).as_deref() == Some("bitsandbytes")
-        && (is_set("load_in_4bit") || is_set("_load_in_4bit"))
-        && !is_set("load_in_8bit");
+    let is_readable = match method_of(&config).as_deref() {
+        Some("bitsandbytes") => {
+            (is_set("load_in_4bit") || is_set("_load_in_4bit")) && !is_set("load_in_8bit")
+        }
+        _ => block_of(&config).is_some(),
+    };
     if is_readable && let Some(keys) = config.as_object_mut() {
         keys.remove("quantization_config");
     }
     config
+}
+
+/// Returns the rows and columns of the blocks of a configuration that describes weights of FP8 in blocks.
+pub(crate) fn block_of(config: &Value) -> Option<[usize; 2]> {
+    let settings = &config["quantization_config"];
+    let is_known =
+        settings["quant_method"] == "fp8" && settings["fmt"].as_str().is_none_or(|form| form == "e4m3");
+    let size = |size: &Value| usize::try_from(size.as_u64()?).ok().filter(|size| *size > 0);
+    match settings["weight_block_size"].as_array()?.as_slice() {
+        [rows, columns] if is_known => Some([size(rows)?, size(columns)?]),
+        _ => None,
+    }
 }
 
 /// Returns the method by which weights are quantised, as `quantization_config` names it; `None` if there is no

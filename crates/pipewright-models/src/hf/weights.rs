@@ -33,6 +33,8 @@ pub(crate) struct Weights {
     open: HashMap<String, SafetensorsFile>,
     /// Whether matrices of linear layers that are quantised stay so, in place of being decoded.
     keeps_quantised: bool,
+    /// Whether the configuration describes FP8 in blocks.
+    reads_fp8: bool,
 }
 
 #[derive(Deserialize)]
@@ -64,6 +66,7 @@ impl Weights {
             files: BTreeMap::new(),
             open: HashMap::new(),
             keeps_quantised: false,
+            reads_fp8: false,
         };
         if single.is_file() {
             weights.index = single;
@@ -76,12 +79,18 @@ impl Weights {
                 weights.add_file(shard)?;
             }
         }
+        weights.reads_fp8 = weights.fp8_block().is_some();
         Ok(weights)
     }
 
     /// Returns the weights, whose quantised matrices stay as they are.
     pub(crate) fn keeping_quantised(self) -> Self {
         Self { keeps_quantised: true, ..self }
+    }
+
+    /// Returns whether the configuration describes FP8 in blocks.
+    pub(super) fn reads_fp8(&self) -> bool {
+        self.reads_fp8
     }
 
     /// Opens a file that no index describes, and adds its tensors.

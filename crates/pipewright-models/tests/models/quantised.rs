@@ -102,6 +102,55 @@ fn elements_may_be_stored_as_any_type() {
     assert!((copy.check(), logits(&copy)) == (Ok(Vec::new()), expected));
 }
 
+/// Replaces a matrix by elements of FP8 in blocks.
+fn quantise_in_eight_bits(copy: &Copy, tensor: &str, [rows, columns]: [usize; 2]) {
+    copy.configure(&json!({"quantization_config": {
+        "quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [rows, columns]
+    }}));
+    copy.edit(|tensors| {
+        let (_, dtype, shape, bytes) =
+            tensors.iter_mut().find(|(name, ..)| name == tensor).expect("it has the matrix");
+        *dtype = Dtype::F8_E4M3;
+        *bytes = (0..shape.iter().product()).map(|index| (index * 37 % 251) as u8 & 0xbf).collect();
+        let blocks = [shape[0].div_ceil(rows), shape[1].div_ceil(columns)];
+        let scales = (0..blocks[0] * blocks[1]).flat_map(|index| ((index % 11) as f32 / 97.0).to_le_bytes());
+        tensors.push((format!("{tensor}_scale_inv"), Dtype::F32, blocks.to_vec(), scales.collect()));
+    });
+}
+
+#[test]
+fn matrices_of_eight_bits_are_read() {
+    let (copy, down) = (Copy::of(LLAMA), DOWN);
+    let expected = logits(&copy).expect("it loads");
+    quantise_in_eight_bits(&copy, down, [16, 32]);
+    assert_eq!(copy.check(), Ok(Vec::new()));
+    let found = logits(&copy);
+    assert!(found == Ok(decoded_logits(&copy)));
+    assert!(found != Ok(expected), "the matrix has other elements");
+    let refused = |edit: &dyn Fn(&mut Vec<Stored>), part: &str| {
+        let copy = Copy::of(LLAMA);
+        quantise_in_eight_bits(&copy, down, [16, 32]);
+        copy.edit(edit);
+        let error = logits(&copy).expect_err("it is refused");
+        assert!(error.contains(down) && error.contains(part), "{error}");
+    };
+    let spoil = |tensors: &mut Vec<Stored>| bytes_of(tensors, "").3[5] = 0xff;
+    refused(&spoil, "is not finite");
+    let spoil = |tensors: &mut Vec<Stored>| {
+        bytes_of(tensors, "_scale_inv").3[..4].copy_from_slice(&f32::INFINITY.to_le_bytes());
+    };
+    refused(&spoil, "is not finite");
+    let shorten = |tensors: &mut Vec<Stored>| {
+        let (_, _, shape, bytes) = bytes_of(tensors, "_scale_inv");
+        *shape = vec![3, 6];
+        bytes.truncate(4 * 18);
+    };
+    refused(&shorten, "its blocks need 24 scales");
+    // Without the sizes of blocks, the scales could mean anything.
+    copy.configure(&json!({"quantization_config": {"quant_method": "fp8"}}));
+    copy.check_refused(&["quantised (fp8)"]);
+}
+
 /// Checks the error after an edit of the parts of a matrix.
 fn check_refused(model: &str, edit: impl FnOnce(&mut Vec<Stored>), parts: &[&str]) {
     let copy = Copy::of(model);
