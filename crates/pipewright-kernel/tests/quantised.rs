@@ -6,7 +6,8 @@ use pipewright_kernel::bf16_product::testing::run_without_instruction;
 use pipewright_kernel::half::Half;
 use pipewright_kernel::product::Matrix;
 use pipewright_kernel::quantised::{
-    Codebook, CodebookError, DoubleScales, Form, Fp8, QuantisedMatrix, QuantisedOperand, Rounding, Scales,
+    Codebook, CodebookError, DoubleScales, Form, Fp8, Grouped, QuantisedMatrix, QuantisedOperand, Rounding,
+    Scales,
 };
 use pipewright_kernel::quantised_product::{half_product, half_product_with_update, product};
 use pipewright_kernel::{bf16_product, product as single};
@@ -56,7 +57,7 @@ fn codebook([rows, columns]: [usize; 2], block: usize, is_double: bool) -> (Quan
     };
     let element = |index: usize| {
         let byte = codes[index / 2];
-        let half = if index % 2 == 0 { byte >> 4 } else { byte & 15 };
+        let half = if index.is_multiple_of(2) { byte >> 4 } else { byte & 15 };
         table()[usize::from(half)] * values[index / block]
     };
     let expected = (0..elements).map(element).collect();
@@ -241,4 +242,40 @@ fn rows_of_four_bits_are_gathered() {
             "a block has elements of two rows"
         );
     }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "takes minutes under Miri")]
+fn matrices_in_groups() {
+    let cases: [([usize; 2], usize); 6] =
+        [([40, 64], 32), ([33, 176], 128), ([130, 70], 8), ([7, 9], 4), ([300, 320], 128), ([5, 64], 64)];
+    for ([rows, columns], group) in cases {
+        let across = columns.div_ceil(group);
+        let (codes, zeros) = (bytes(rows * columns.div_ceil(2), 3), bytes(rows * across, 5));
+        let zeros: Vec<u8> = zeros.into_iter().map(|zero| zero % 17).collect();
+        let scales = numbers(rows * across, 4);
+        let element = |index: usize| {
+            let (row, column) = (index / columns, index % columns);
+            let byte = codes[row * columns.div_ceil(2) + column / 2];
+            let code = if column.is_multiple_of(2) { byte >> 4 } else { byte & 15 };
+            let group = row * across + column / group;
+            (f32::from(code) - f32::from(zeros[group])) * scales[group]
+        };
+        let expected: Vec<f32> = (0..rows * columns).map(element).collect();
+        let grouped = Grouped::new([rows, columns], codes.clone(), zeros.clone(), scales.clone(), group);
+        let matrix = QuantisedMatrix::new(rows, Form::Grouped(grouped.expect("a matrix")));
+        check(&matrix, &expected);
+        let order: Vec<usize> = (0..rows).map(|row| row * 7 % rows).collect();
+        let gathered = matrix.gathered(&order).expect("rows").decoded();
+        let inside = order.iter().flat_map(|row| expected[row * columns..][..columns].to_vec());
+        assert_eq!(bits(&gathered), bits(&inside.collect::<Vec<_>>()));
+    }
+    let new = |codes: usize, zeros: &[u8], scales: &[f32]| {
+        Grouped::new([1, 3], vec![0; codes], zeros.to_vec(), scales.to_vec(), 2)
+    };
+    assert!(new(2, &[0, 16], &[1.0, 2.0]).is_ok());
+    assert_eq!(new(3, &[0, 16], &[1.0, 2.0]), Err(CodebookError::Codes { needed: 2 }));
+    assert_eq!(new(2, &[0], &[1.0, 2.0]), Err(CodebookError::Scales { needed: 2 }));
+    assert_eq!(new(2, &[0, 17], &[1.0, 2.0]), Err(CodebookError::NotFinite));
+    assert_eq!(new(2, &[0, 1], &[1.0, f32::NAN]), Err(CodebookError::NotFinite));
 }

@@ -38,7 +38,7 @@ pub(crate) fn without_readable(mut config: Value) -> Value {
         Some("bitsandbytes") => {
             (is_set("load_in_4bit") || is_set("_load_in_4bit")) && !is_set("load_in_8bit")
         }
-        _ => block_of(&config).is_some(),
+        _ => described_form(&config).is_some(),
     };
     if is_readable && let Some(keys) = config.as_object_mut() {
         keys.remove("quantization_config");
@@ -46,14 +46,43 @@ pub(crate) fn without_readable(mut config: Value) -> Value {
     config
 }
 
-/// Returns the rows and columns of the blocks of a configuration that describes weights of FP8 in blocks.
-pub(crate) fn block_of(config: &Value) -> Option<[usize; 2]> {
+/// A form of weights that `quantization_config` describes for all matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DescribedForm {
+    /// FP8 with a scale for each block of these rows and columns.
+    Fp8([usize; 2]),
+    /// Four bits of GPTQ in groups of this size; `None` for one group for each row.
+    Gptq {
+        group: Option<usize>,
+        /// Whether files have zeros that are one less.
+        zeros_are_less: bool,
+    },
+    /// Four bits of AWQ in groups of this size; `None` for one group for each row.
+    Awq { group: Option<usize> },
+}
+
+/// Returns the form of weights that a configuration describes, if it is read.
+pub(crate) fn described_form(config: &Value) -> Option<DescribedForm> {
     let settings = &config["quantization_config"];
-    let is_known =
-        settings["quant_method"] == "fp8" && settings["fmt"].as_str().is_none_or(|form| form == "e4m3");
+    let is =
+        |key: &str, value: &str| settings[key].as_str().is_none_or(|found| found.eq_ignore_ascii_case(value));
     let size = |size: &Value| usize::try_from(size.as_u64()?).ok().filter(|size| *size > 0);
-    match settings["weight_block_size"].as_array()?.as_slice() {
-        [rows, columns] if is_known => Some([size(rows)?, size(columns)?]),
+    let has_four_bits = settings["bits"].as_u64().or(settings["w_bit"].as_u64()) == Some(4);
+    let group = match &settings["group_size"] {
+        whole if whole.as_i64() == Some(-1) => Some(None),
+        group => size(group).map(Some),
+    };
+    match settings["quant_method"].as_str()? {
+        "fp8" if is("fmt", "e4m3") => match settings["weight_block_size"].as_array()?.as_slice() {
+            [rows, columns] => Some(DescribedForm::Fp8([size(rows)?, size(columns)?])),
+            _ => None,
+        },
+        "gptq" if has_four_bits && settings["desc_act"] != true => {
+            let format = settings["checkpoint_format"].as_str().unwrap_or("gptq");
+            let is_known = ["gptq", "gptq_v2"].contains(&format);
+            is_known.then_some(DescribedForm::Gptq { group: group?, zeros_are_less: format == "gptq" })
+        }
+        "awq" if has_four_bits && is("version", "gemm") => Some(DescribedForm::Awq { group: group? }),
         _ => None,
     }
 }

@@ -188,7 +188,7 @@ impl Codebook {
         let scaled = self.table.map(|number| T::rounded(number * scale));
         for (index, to) in (first % 2..).zip(out) {
             let byte = bytes[index / 2];
-            *to = scaled[usize::from(if index % 2 == 0 { byte >> 4 } else { byte & 15 })];
+            *to = scaled[usize::from(if index.is_multiple_of(2) { byte >> 4 } else { byte & 15 })];
         }
     }
 

@@ -6,6 +6,7 @@ use super::codebook::Codebook;
 use super::decoded::Decoded;
 use super::error::CutError;
 use super::fp8::Fp8;
+use super::grouped::Grouped;
 
 /// A matrix of quantised elements. Its rows are the outputs of a linear layer, as in files.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,6 +22,8 @@ pub enum Form {
     Codebook(Codebook),
     /// Eight bits with a sign, an exponent and a mantissa.
     Fp8(Fp8),
+    /// Four bits with a zero and a scale for each group.
+    Grouped(Grouped),
 }
 
 impl QuantisedMatrix {
@@ -39,6 +42,7 @@ impl QuantisedMatrix {
         match &self.form {
             Form::Codebook(codebook) => codebook.columns(),
             Form::Fp8(fp8) => fp8.columns(),
+            Form::Grouped(grouped) => grouped.columns(),
         }
     }
 
@@ -47,6 +51,7 @@ impl QuantisedMatrix {
         match &self.form {
             Form::Codebook(codebook) => codebook.bytes(),
             Form::Fp8(fp8) => fp8.bytes(),
+            Form::Grouped(grouped) => grouped.bytes(),
         }
     }
 
@@ -55,6 +60,7 @@ impl QuantisedMatrix {
         match &self.form {
             Form::Codebook(codebook) => codebook.storage(),
             Form::Fp8(fp8) => fp8.storage(),
+            Form::Grouped(grouped) => grouped.storage(),
         }
     }
 
@@ -67,6 +73,7 @@ impl QuantisedMatrix {
         let form = match &self.form {
             Form::Codebook(codebook) => Form::Codebook(codebook.part(rows, columns)),
             Form::Fp8(fp8) => Form::Fp8(fp8.part(rows, columns)),
+            Form::Grouped(grouped) => Form::Grouped(grouped.part(rows, columns)),
         };
         Ok(Self { rows: count, form })
     }
@@ -79,6 +86,7 @@ impl QuantisedMatrix {
         let form = match &self.form {
             Form::Codebook(codebook) => Form::Codebook(codebook.gathered(rows)?),
             Form::Fp8(fp8) => Form::Fp8(fp8.gathered(rows)),
+            Form::Grouped(grouped) => Form::Grouped(grouped.gathered(rows)),
         };
         Ok(Self { rows: rows.len(), form })
     }
@@ -103,6 +111,7 @@ impl QuantisedMatrix {
         match &self.form {
             Form::Codebook(codebook) => codebook.decode(row, columns, out),
             Form::Fp8(fp8) => fp8.decode(row, columns, out),
+            Form::Grouped(grouped) => grouped.decode(row, columns, out),
         }
     }
 }

@@ -86,8 +86,7 @@ pub fn weight_ranges(
 /// Returns the names of the tensors that the model with these parameters does not use, if they do not
 /// contradict it.
 pub(super) fn unused(weights: &mut Weights, parameters: &[ParameterSpec]) -> Result<Vec<String>, ModelError> {
-    let used: BTreeSet<String> =
-        parameters.iter().filter_map(|spec| Some(weights.place_of(spec)?.tensor)).collect();
+    let used: BTreeSet<String> = parameters.iter().filter_map(|spec| tensor_of(weights, spec)).collect();
     let parts = weights.parts_of_quantised();
     let is_part = |tensor: &str| parts.get(tensor).is_some_and(|matrix| used.contains(matrix));
     let is_computed = |tensor: &str| COMPUTED.iter().any(|end| tensor.ends_with(end));
@@ -98,6 +97,12 @@ pub(super) fn unused(weights: &mut Weights, parameters: &[ParameterSpec]) -> Res
         unused.retain(|tensor| tensor != HEAD);
     }
     Ok(unused)
+}
+
+/// Returns the tensor with the elements of a parameter.
+fn tensor_of(weights: &Weights, spec: &ParameterSpec) -> Option<String> {
+    let quantised = weights.quantised_place(spec).map(|place| place.tensor);
+    quantised.or_else(|| Some(weights.place_of(spec)?.tensor))
 }
 
 /// Returns the index of the layer that a tensor belongs to.

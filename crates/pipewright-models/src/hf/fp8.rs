@@ -10,13 +10,9 @@
 //! here.
 
 use pipewright_kernel::quantised::{Form, Fp8, QuantisedMatrix};
-use serde_json::Value;
 
-use super::json_file::read_json;
-use super::layout::CONFIG;
 use super::weights::Weights;
 use crate::error::ModelError;
-use crate::quantisation::block_of;
 
 /// The end of the name of the tensor with the scales of a matrix.
 const SCALES: &str = "_scale_inv";
@@ -24,7 +20,7 @@ const SCALES: &str = "_scale_inv";
 /// Returns the tensor with the scales of a matrix, if it is quantised as FP8.
 pub(super) fn scales_of(weights: &Weights, tensor: &str) -> Option<String> {
     let scales = format!("{tensor}{SCALES}");
-    (weights.has(tensor) && weights.has(&scales) && weights.reads_fp8()).then_some(scales)
+    (weights.has(tensor) && weights.has(&scales)).then_some(scales)
 }
 
 /// Returns the tensor that scales belong to.
@@ -33,17 +29,13 @@ pub(super) fn scaled_by(scales: &str) -> Option<&str> {
 }
 
 impl Weights {
-    /// Returns the rows and columns of a block, if the configuration describes FP8 in blocks.
-    pub(super) fn fp8_block(&self) -> Option<[usize; 2]> {
-        block_of(&read_json::<Value>(&self.directory().join(CONFIG)).ok()?)
-    }
-
     /// Reads a matrix of this shape.
     pub(super) fn read_fp8(
         &mut self,
         tensor: &str,
         scales: &str,
         [rows, columns]: [usize; 2],
+        block: [usize; 2],
     ) -> Result<QuantisedMatrix, ModelError> {
         let (_, shape, _) = self.describe(tensor)?;
         if shape != [rows, columns] {
@@ -51,7 +43,6 @@ impl Weights {
                 format!("its shape is {shape:?}, and the configuration asks for {:?}", [rows, columns]);
             return Err(self.fault(tensor, fault));
         }
-        let block = self.fp8_block().unwrap_or([1, 1]);
         let scales = self.read_numbers(scales)?;
         match Fp8::new([rows, columns], self.raw(tensor)?, scales, block) {
             Ok(fp8) => Ok(QuantisedMatrix::new(rows, Form::Fp8(fp8))),

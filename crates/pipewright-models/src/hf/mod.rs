@@ -12,6 +12,7 @@ mod contents;
 mod directory;
 mod export;
 mod file;
+mod four_bit_groups;
 mod fp8;
 mod fingerprint;
 mod json_file;

@@ -9,10 +9,10 @@ use pipewright_kernel::quantised::QuantisedMatrix;
 use super::fp8::scales_of;
 use super::layout::{count, file_shape};
 use super::weights::{Weights, file_names_of};
-use super::{bitsandbytes, fp8};
+use super::{bitsandbytes, four_bit_groups, fp8};
 use crate::error::ModelError;
 use crate::parameter::{ParameterKind, ParameterSpec};
-use crate::quantisation::QuantisedSizes;
+use crate::quantisation::{DescribedForm, QuantisedSizes};
 
 /// The place of a quantised matrix in the files.
 #[derive(Clone, Debug)]
@@ -27,8 +27,10 @@ pub(super) struct QuantisedPlace {
 enum FileForm {
     /// Four bits of bitsandbytes, which this tensor describes.
     FourBits(String),
-    /// FP8 in blocks, whose scales this tensor has.
-    Fp8(String),
+    /// FP8 in blocks of these rows and columns, whose scales this tensor has.
+    Fp8(String, [usize; 2]),
+    /// Four bits in groups.
+    Groups(DescribedForm),
 }
 
 impl QuantisedPlace {
@@ -36,7 +38,8 @@ impl QuantisedPlace {
     fn data(&self) -> Vec<String> {
         match &self.form {
             FileForm::FourBits(_) => bitsandbytes::parts(&self.tensor),
-            FileForm::Fp8(scales) => vec![self.tensor.clone(), scales.clone()],
+            FileForm::Fp8(scales, _) => vec![self.tensor.clone(), scales.clone()],
+            FileForm::Groups(_) => four_bit_groups::parts(&self.tensor),
         }
     }
 
@@ -62,20 +65,30 @@ impl Weights {
 
     /// Returns whether the files have matrices that are quantised in a form that is read.
     pub(crate) fn has_quantised(&self) -> bool {
-        self.tensors().any(|name| bitsandbytes::described_by(name).or(fp8::scaled_by(name)).is_some())
+        self.tensors().any(|name| Self::matrix_of(name).is_some())
     }
 
     fn quantised_at(&self, tensor: &str) -> Option<QuantisedPlace> {
-        let four_bits = || bitsandbytes::state_of(self, tensor).map(FileForm::FourBits);
-        let form = four_bits().or_else(|| scales_of(self, tensor).map(FileForm::Fp8))?;
-        Some(QuantisedPlace { tensor: tensor.to_owned(), form })
+        let place = |tensor: &str, form| Some(QuantisedPlace { tensor: tensor.to_owned(), form });
+        if let Some(state) = bitsandbytes::state_of(self, tensor) {
+            return place(tensor, FileForm::FourBits(state));
+        }
+        match self.described()? {
+            DescribedForm::Fp8(block) => place(tensor, FileForm::Fp8(scales_of(self, tensor)?, block)),
+            form => place(&four_bit_groups::codes_of(self, tensor)?, FileForm::Groups(form)),
+        }
+    }
+
+    /// Returns the tensor that would have a matrix, from one of its parts that every matrix of its form has.
+    fn matrix_of(part: &str) -> Option<String> {
+        let named = bitsandbytes::described_by(part).or(fp8::scaled_by(part)).map(str::to_owned);
+        named.or_else(|| four_bit_groups::matrix_of(part))
     }
 
     /// Returns the names of all tensors with parts of quantised matrices, each with the tensor of its matrix.
     pub(super) fn parts_of_quantised(&self) -> BTreeMap<String, String> {
-        let matrices =
-            self.tensors().filter_map(|name| bitsandbytes::described_by(name).or(fp8::scaled_by(name)));
-        let places = matrices.filter_map(|tensor| self.quantised_at(tensor));
+        let matrices = self.tensors().filter_map(Self::matrix_of);
+        let places = matrices.filter_map(|tensor| self.quantised_at(&tensor));
         let parts =
             |place: QuantisedPlace| place.parts().into_iter().map(move |part| (part, place.tensor.clone()));
         places.flat_map(parts).collect()
@@ -94,7 +107,8 @@ impl Weights {
         };
         match form {
             FileForm::FourBits(state) => self.read_four_bits(tensor, state, [rows, columns]),
-            FileForm::Fp8(scales) => self.read_fp8(tensor, scales, [rows, columns]),
+            FileForm::Fp8(scales, block) => self.read_fp8(tensor, scales, [rows, columns], *block),
+            FileForm::Groups(_) => self.read_groups(tensor, [rows, columns]),
         }
     }
 
@@ -106,11 +120,14 @@ impl Weights {
     ) -> Result<u64, ModelError> {
         let elements = count(&file_shape(spec));
         let needed = match &place.form {
-            FileForm::FourBits(_) => elements.div_ceil(2),
-            FileForm::Fp8(_) => elements,
+            FileForm::FourBits(_) | FileForm::Groups(_) => elements.div_ceil(2),
+            FileForm::Fp8(..) => elements,
         };
         if self.length(&place.tensor)? != needed {
             return Err(self.fault(&place.tensor, format!("its elements need {needed} bytes")));
+        }
+        if let (FileForm::Groups(form), &[rows, columns]) = (&place.form, &*file_shape(spec)) {
+            return Ok(four_bit_groups::bytes_in_memory(*form, [rows, columns]));
         }
         let parts: Vec<String> = place.data().into_iter().filter(|part| self.has(part)).collect();
         parts.iter().try_fold(0, |bytes, part| Ok(bytes + self.length(part)? as u64))

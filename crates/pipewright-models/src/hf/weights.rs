@@ -9,16 +9,17 @@ use pipewright::tensor::TensorShard;
 use pipewright_kernel::quantised::{CutError, QuantisedMatrix};
 use safetensors::Dtype;
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::directory::resolve;
 use super::file::{SafetensorsFile, missing_tensor, require_finite};
-use super::json_file::{parse, read_bytes};
-use super::layout::{FilePlace, INDEX, SINGLE, from_file, is_of_rows, places};
+use super::json_file::{parse, read_bytes, read_json};
+use super::layout::{CONFIG, FilePlace, INDEX, SINGLE, from_file, is_of_rows, places};
 use super::other_form::{names, other_form};
 use super::weight_type::WeightType;
 use crate::error::ModelError;
 use crate::parameter::{ParameterSource, ParameterSpec};
-use crate::quantisation::companions;
+use crate::quantisation::{DescribedForm, companions, described_form};
 
 /// The largest index that is read. An index has about a hundred bytes for each tensor.
 const LARGEST_INDEX: u64 = 1 << 28;
@@ -33,8 +34,8 @@ pub(crate) struct Weights {
     open: HashMap<String, SafetensorsFile>,
     /// Whether matrices of linear layers that are quantised stay so, in place of being decoded.
     keeps_quantised: bool,
-    /// Whether the configuration describes FP8 in blocks.
-    reads_fp8: bool,
+    /// The form of quantised matrices that the configuration describes.
+    described: Option<DescribedForm>,
 }
 
 #[derive(Deserialize)]
@@ -66,7 +67,7 @@ impl Weights {
             files: BTreeMap::new(),
             open: HashMap::new(),
             keeps_quantised: false,
-            reads_fp8: false,
+            described: None,
         };
         if single.is_file() {
             weights.index = single;
@@ -79,7 +80,8 @@ impl Weights {
                 weights.add_file(shard)?;
             }
         }
-        weights.reads_fp8 = weights.fp8_block().is_some();
+        let config = read_json::<Value>(&weights.dir.join(CONFIG)).ok();
+        weights.described = config.as_ref().and_then(described_form);
         Ok(weights)
     }
 
@@ -88,9 +90,9 @@ impl Weights {
         Self { keeps_quantised: true, ..self }
     }
 
-    /// Returns whether the configuration describes FP8 in blocks.
-    pub(super) fn reads_fp8(&self) -> bool {
-        self.reads_fp8
+    /// Returns the form of quantised matrices that the configuration describes.
+    pub(super) fn described(&self) -> Option<DescribedForm> {
+        self.described
     }
 
     /// Opens a file that no index describes, and adds its tensors.

@@ -8,15 +8,15 @@ first adapters. To make the results again:
 
 The kernel of bitsandbytes 0.50.2 for processors takes scales of other blocks where the inputs of a layer are not a multiple of
 64 (`down_proj` has 176): at row `r` and column `c` of `n`, block `r * n // 64 + c // 64` in place of `(r * n + c) // 64`, by which
-the elements were quantised, and which its kernel for CUDA and its portable one take. So this script uses the portable one. With
-`--processor` it uses the kernel for processors, and prints the results.
+the elements were quantised, and which its portable kernel takes. So this script uses the portable one. With `--processor` it uses
+the kernel for processors, and prints the results.
 """
 
 import json
 import sys
 from pathlib import Path
 
-import bitsandbytes.backends.cpu.ops as cpu
+import bitsandbytes.backends.cpu.ops  # the kernel that is replaced
 import torch
 from bitsandbytes.backends.default.ops import _dequantize_4bit_compute
 from bitsandbytes.backends.utils import _get_4bit_code

@@ -151,6 +151,110 @@ fn matrices_of_eight_bits_are_read() {
     copy.check_refused(&["quantised (fp8)"]);
 }
 
+/// Replaces a matrix by four bits in groups of 16 inputs, or by the numbers that they mean.
+fn quantise_in_groups(copy: &Copy, tensor: &str, method: &str, is_decoded: bool) {
+    const GROUP: usize = 16;
+    // The outputs of the eight codes in a word of AWQ.
+    const ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
+    let (is_awq, less) = (method == "awq", u32::from(method == "gptq"));
+    if !is_decoded {
+        let format = if method == "gptq_v2" { "gptq_v2" } else { "gptq" };
+        let method = if is_awq { "awq" } else { "gptq" };
+        copy.configure(&json!({"quantization_config": {
+            "quant_method": method, "bits": 4, "group_size": GROUP, "checkpoint_format": format, "version": "gemm"
+        }}));
+    }
+    copy.edit(|tensors| {
+        let index = tensors.iter().position(|(name, ..)| name == tensor).expect("it has the matrix");
+        let (_, _, shape, _) = tensors.remove(index);
+        let (outputs, inputs) = (shape[0], shape[1]);
+        let code = |output: usize, input: usize| (output * 7 + input * 5) as u32 % 16;
+        let zero = |output: usize, group: usize| (output + 3 * group) as u32 % 15 + 1;
+        let scale = |output: usize, group: usize| ((output + group) % 9) as f32 / 64.0;
+        let groups = inputs / GROUP;
+        let bytes = |words: Vec<u32>| words.into_iter().flat_map(u32::to_le_bytes).collect::<Vec<u8>>();
+        if is_decoded {
+            let number = |index: usize| {
+                let (output, input) = (index / inputs, index % inputs);
+                let group = input / GROUP;
+                (code(output, input) as f32 - zero(output, group) as f32) * scale(output, group)
+            };
+            let numbers = (0..outputs * inputs).flat_map(|index| number(index).to_le_bytes()).collect();
+            return tensors.push((tensor.to_owned(), Dtype::F32, shape, numbers));
+        }
+        let word =
+            |half: &dyn Fn(usize) -> u32| (0..8).fold(0, |word, place| word | half(place) << (4 * place));
+        let along_outputs = |lines: usize, value: &dyn Fn(usize, usize) -> u32| {
+            let of = |index: usize| {
+                let (line, eight) = (index / (outputs / 8), index % (outputs / 8));
+                word(&|place| value(8 * eight + if is_awq { ORDER[place] } else { place }, line))
+            };
+            bytes((0..lines * outputs / 8).map(of).collect())
+        };
+        let codes = if is_awq {
+            along_outputs(inputs, &code)
+        } else {
+            let of = |index: usize| word(&|place| code(index % outputs, 8 * (index / outputs) + place));
+            bytes((0..inputs / 8 * outputs).map(of).collect())
+        };
+        let layer = tensor.strip_suffix(".weight").expect("a matrix");
+        let mut push = |name: &str, dtype, shape: [usize; 2], bytes| {
+            tensors.push((format!("{layer}.{name}"), dtype, shape.to_vec(), bytes));
+        };
+        let packed = if is_awq { [inputs, outputs / 8] } else { [inputs / 8, outputs] };
+        push("qweight", Dtype::I32, packed, codes);
+        let zeros = along_outputs(groups, &|output, group| zero(output, group) - less);
+        push("qzeros", Dtype::I32, [groups, outputs / 8], zeros);
+        let scales =
+            (0..groups * outputs).flat_map(|index| scale(index % outputs, index / outputs).to_le_bytes());
+        push("scales", Dtype::F32, [groups, outputs], scales.collect());
+        if !is_awq {
+            let order = bytes((0..inputs).map(|input| (input / GROUP) as u32).collect());
+            tensors.push((format!("{layer}.g_idx"), Dtype::I32, vec![inputs], order));
+        }
+    });
+}
+
+#[test]
+fn matrices_of_gptq_and_awq_are_read() {
+    let expected = {
+        let copy = Copy::of(LLAMA);
+        quantise_in_groups(&copy, DOWN, "", true);
+        logits(&copy)
+    };
+    let layer = DOWN.strip_suffix(".weight").expect("a matrix");
+    for method in ["gptq", "gptq_v2", "awq"] {
+        let copy = Copy::of(LLAMA);
+        quantise_in_groups(&copy, DOWN, method, false);
+        assert_eq!(copy.check(), Ok(Vec::new()), "{method}");
+        assert!(logits(&copy) == expected, "{method}");
+        assert!(decoded_logits(&copy) == *expected.as_ref().expect("it loads"), "{method}");
+        for part in ["qzeros", "scales"] {
+            let copy = Copy::of(LLAMA);
+            quantise_in_groups(&copy, DOWN, method, false);
+            copy.edit(|tensors| tensors.retain(|(name, ..)| *name != format!("{layer}.{part}")));
+            let error = logits(&copy).expect_err("it is refused");
+            assert!(error.contains(&format!("{layer}.{part}")) && error.contains("it is missing"), "{error}");
+        }
+    }
+    let copy = Copy::of(LLAMA);
+    quantise_in_groups(&copy, DOWN, "gptq", false);
+    copy.edit(|tensors| {
+        let name = format!("{layer}.g_idx");
+        let (.., bytes) = tensors.iter_mut().find(|(found, ..)| *found == name).expect("the order");
+        bytes.swap(0, 4 * 20);
+    });
+    let error = logits(&copy).expect_err("it is refused");
+    assert!(
+        error.contains("in the order of their activations") && error.contains("without `desc_act`"),
+        "{error}"
+    );
+    copy.configure(&json!({"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": true}}));
+    copy.check_refused(&["quantised (gptq)"]);
+    copy.configure(&json!({"quantization_config": {"quant_method": "gptq", "bits": 3, "group_size": 16}}));
+    copy.check_refused(&["quantised (gptq)"]);
+}
+
 /// Checks the error after an edit of the parts of a matrix.
 fn check_refused(model: &str, edit: impl FnOnce(&mut Vec<Stored>), parts: &[&str]) {
     let copy = Copy::of(model);
