@@ -85,6 +85,7 @@ impl FrozenTensors {
 #[cfg(test)]
 mod tests {
     use burn::tensor::{DType, Device, Tensor};
+    use pipewright_kernel::quantised::{Form, Fp8};
 
     use super::*;
 
@@ -110,6 +111,24 @@ mod tests {
         }
         assert_eq!(address(&second.shared("a", value([0.0; 3]))), address(&zero));
         assert_ne!(address(&second.shared("b", value([0.0; 3]))), address(&zero));
+    }
+
+    #[test]
+    fn equal_quantised_matrices_of_a_path_are_one() {
+        let matrix = |code: u8| {
+            let fp8 = Fp8::new([1, 2], vec![code; 2], vec![1.0], [1, 2]).expect("a matrix");
+            QuantisedMatrix::new(1, Form::Fp8(fp8))
+        };
+        let launch = FrozenTensors::open();
+        let [first, second] = [0, 1].map(|rank| launch.of(WorldRank::new(rank)));
+        // The memory counts for the first rank, also if it comes later.
+        let held = second.shared_quantised("a", matrix(1));
+        assert!(Arc::ptr_eq(&first.shared_quantised("a", matrix(1)), &held));
+        assert!(!Arc::ptr_eq(&first.shared_quantised("a", matrix(2)), &held));
+        assert!(!Arc::ptr_eq(&first.shared_quantised("b", matrix(1)), &held));
+        launch.close();
+        assert!(!Arc::ptr_eq(&first.shared_quantised("a", matrix(1)), &held));
+        assert_eq!(Arc::strong_count(&held), 1, "the launch keeps nothing");
     }
 
     #[test]
