@@ -9,6 +9,8 @@ use std::ops::Range;
 
 use super::decoded::Decoded;
 use super::error::{CodebookError, CutError};
+#[cfg(target_arch = "x86_64")]
+use super::lookup::{Available, Lengths};
 
 /// The elements of a matrix as four bits each.
 #[derive(Clone, Debug, PartialEq)]
@@ -161,24 +163,28 @@ impl Codebook {
     /// Writes the elements `columns` of a row.
     pub(super) fn decode<T: Decoded>(&self, row: usize, columns: Range<usize>, out: &mut [T]) {
         assert!(columns.end <= self.columns && out.len() == columns.len(), "the row has these elements");
+        if out.is_empty() {
+            return;
+        }
+        let first = row * self.columns + columns.start;
+        let element = self.place.first + row * self.place.stride + columns.start;
+        let block = element / self.block;
+        // The elements up to the end of the first block.
+        let length = (block + 1) * self.block - element;
+        let scale_of = |index: usize| self.scales.get(block - self.place.first_block + index);
         #[cfg(target_arch = "x86_64")]
-        let available = super::lookup::Available::detect();
-        let (mut column, mut out) = (columns.start, out);
-        while column < columns.end {
-            let element = self.place.first + row * self.place.stride + column;
-            let block = element / self.block;
-            let count = ((block + 1) * self.block - element).min(columns.end - column);
-            let scale = self.scales.get(block - self.place.first_block);
-            let (own, rest) = out.split_at_mut(count);
-            (out, column) = (rest, column + count);
-            let first = row * self.columns + column - count;
-            #[cfg(target_arch = "x86_64")]
-            if let Some(available) = available.filter(|_| first.is_multiple_of(2)) {
-                let bytes = &self.codes[first / 2..(first + count).div_ceil(2)];
-                T::look_up(available, bytes, &self.table, scale, own);
-                continue;
-            }
-            self.decode_block(first, scale, own);
+        if (first | length | self.block).is_multiple_of(2)
+            && let Some(available) = Available::detect()
+        {
+            let bytes = &self.codes[first / 2..(first + out.len()).div_ceil(2)];
+            let lengths = Lengths { first: length, others: self.block };
+            return T::look_up_blocks(available, bytes, &self.table, scale_of, lengths, out);
+        }
+        let head = length.min(out.len());
+        let (own, rest) = out.split_at_mut(head);
+        self.decode_block(first, scale_of(0), own);
+        for (index, own) in rest.chunks_mut(self.block).enumerate() {
+            self.decode_block(first + head + index * self.block, scale_of(index + 1), own);
         }
     }
 

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use multiversion::multiversion;
 
 #[cfg(target_arch = "x86_64")]
-use super::lookup::{self, Available};
+use super::lookup::{self, Available, Lengths};
 use crate::rounding::{narrow, widen};
 
 /// An element of a decoded panel.
@@ -18,6 +18,17 @@ pub(crate) trait Decoded: Copy + Send + Sync + 'static {
     /// Writes the rounded `table[half] * scale` for halves of `bytes`, the upper half of each first.
     #[cfg(target_arch = "x86_64")]
     fn look_up(available: Available, bytes: &[u8], table: &[f32; 16], scale: f32, out: &mut [Self]);
+
+    /// Like [`Decoded::look_up`], in blocks with scales of their own.
+    #[cfg(target_arch = "x86_64")]
+    fn look_up_blocks(
+        available: Available,
+        bytes: &[u8],
+        table: &[f32; 16],
+        scale_of: impl Fn(usize) -> f32,
+        lengths: Lengths,
+        out: &mut [Self],
+    );
 }
 
 impl Decoded for f32 {
@@ -35,6 +46,19 @@ impl Decoded for f32 {
     fn look_up(available: Available, bytes: &[u8], table: &[f32; 16], scale: f32, out: &mut [Self]) {
         lookup::single(available, bytes, table, scale, out);
     }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn look_up_blocks(
+        available: Available,
+        bytes: &[u8],
+        table: &[f32; 16],
+        scale_of: impl Fn(usize) -> f32,
+        lengths: Lengths,
+        out: &mut [Self],
+    ) {
+        lookup::single_blocks(available, bytes, table, scale_of, lengths, out);
+    }
 }
 
 impl Decoded for bf16 {
@@ -51,6 +75,19 @@ impl Decoded for bf16 {
     #[inline(always)]
     fn look_up(available: Available, bytes: &[u8], table: &[f32; 16], scale: f32, out: &mut [Self]) {
         lookup::half(available, bytes, table, scale, out);
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn look_up_blocks(
+        available: Available,
+        bytes: &[u8],
+        table: &[f32; 16],
+        scale_of: impl Fn(usize) -> f32,
+        lengths: Lengths,
+        out: &mut [Self],
+    ) {
+        lookup::half_blocks(available, bytes, table, scale_of, lengths, out);
     }
 }
 

@@ -22,6 +22,77 @@ impl Available {
     }
 }
 
+/// The lengths of blocks, all of them even.
+#[derive(Clone, Copy)]
+pub(crate) struct Lengths {
+    /// The elements of the first block that are looked up.
+    pub(super) first: usize,
+    /// The elements of every other block, except that the last one may have fewer.
+    pub(super) others: usize,
+}
+
+/// Writes `table[half] * scale` for halves of `bytes` in blocks, whose scales `scale_of` returns.
+#[inline(always)]
+pub(super) fn single_blocks(
+    _: Available,
+    bytes: &[u8],
+    table: &[f32; 16],
+    scale_of: impl Fn(usize) -> f32,
+    lengths: Lengths,
+    out: &mut [f32],
+) {
+    // SAFETY: the processor has the instructions.
+    unsafe { single_blocks_in_registers(bytes, table, scale_of, lengths, out) }
+}
+
+/// Like [`single_blocks`], with each number rounded to bfloat16.
+#[inline(always)]
+pub(super) fn half_blocks(
+    _: Available,
+    bytes: &[u8],
+    table: &[f32; 16],
+    scale_of: impl Fn(usize) -> f32,
+    lengths: Lengths,
+    out: &mut [bf16],
+) {
+    // SAFETY: the processor has the instructions.
+    unsafe { half_blocks_in_registers(bytes, table, scale_of, lengths, out) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw")]
+fn single_blocks_in_registers(
+    mut bytes: &[u8],
+    table: &[f32; 16],
+    scale_of: impl Fn(usize) -> f32,
+    lengths: Lengths,
+    mut out: &mut [f32],
+) {
+    let (mut block, mut length) = (0, lengths.first);
+    while !out.is_empty() {
+        let (own, rest) = out.split_at_mut(length.min(out.len()));
+        let (own_bytes, rest_bytes) = bytes.split_at(own.len().div_ceil(2));
+        single_in_registers(own_bytes, table, scale_of(block), own);
+        (out, bytes, block, length) = (rest, rest_bytes, block + 1, lengths.others);
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw")]
+fn half_blocks_in_registers(
+    mut bytes: &[u8],
+    table: &[f32; 16],
+    scale_of: impl Fn(usize) -> f32,
+    lengths: Lengths,
+    mut out: &mut [bf16],
+) {
+    let (mut block, mut length) = (0, lengths.first);
+    while !out.is_empty() {
+        let (own, rest) = out.split_at_mut(length.min(out.len()));
+        let (own_bytes, rest_bytes) = bytes.split_at(own.len().div_ceil(2));
+        half_in_registers(own_bytes, table, scale_of(block), own);
+        (out, bytes, block, length) = (rest, rest_bytes, block + 1, lengths.others);
+    }
+}
+
 /// Writes `table[half] * scale` for halves of `bytes`.
 #[inline(always)]
 pub(super) fn single(_: Available, bytes: &[u8], table: &[f32; 16], scale: f32, out: &mut [f32]) {
@@ -36,6 +107,7 @@ pub(super) fn half(_: Available, bytes: &[u8], table: &[f32; 16], scale: f32, ou
     unsafe { half_in_registers(bytes, table, scale, out) }
 }
 
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn single_in_registers(bytes: &[u8], table: &[f32; 16], scale: f32, out: &mut [f32]) {
     // SAFETY: the table has the elements of a register.
@@ -61,6 +133,7 @@ fn single_in_registers(bytes: &[u8], table: &[f32; 16], scale: f32, out: &mut [f
     }
 }
 
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn half_in_registers(bytes: &[u8], table: &[f32; 16], scale: f32, out: &mut [bf16]) {
     // SAFETY: the table has the elements of a register.
