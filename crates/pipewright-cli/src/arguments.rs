@@ -13,7 +13,7 @@ use crate::commands::resume::ResumeArguments;
 use crate::commands::run_arguments::RunArguments;
 use crate::commands::{
     check, completions, data, devices, export, generate, init, inspect, launch, man, partition, profile,
-    report, tokenize, view, watch,
+    quantize, report, tokenize, view, watch,
 };
 use crate::keys::keys;
 
@@ -103,6 +103,14 @@ The directory also receives the tokenizer of the run, and the generation setting
 Example:
   pipewright export runs/sample my-model")]
     Export(export::ExportArguments),
+    /// Write a model with quantised weights, as the frozen base of adapters.
+    #[command(after_long_help = "\
+The matrices of attention and feed-forward are written as NF4 with double quantisation, in the form of bitsandbytes, which \
+transformers loads too. Everything else is copied. The command prints the error of the quantised weights.
+
+Example:
+  pipewright quantize my-model my-model-nf4 --to nf4")]
+    Quantize(quantize::QuantizeArguments),
     /// Sample text from a trained model.
     #[command(after_long_help = "\
 One rank computes the model on the processor, unless --ranks, --tensor-parallel and --devices name other ranks and devices. \

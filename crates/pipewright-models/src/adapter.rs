@@ -4,10 +4,12 @@
 use std::path::PathBuf;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use pipewright::checkpoint::Checkpoint;
 use pipewright::tensor::TensorShard;
+use pipewright_kernel::quantised::QuantisedMatrix;
 
 use crate::error::ModelError;
-use crate::hf::AdapterWeights;
+use crate::hf::{AdapterWeights, Stored};
 use crate::init::adapter_values;
 use crate::lora::{LoraConfig, is_of_adapter};
 use crate::parameter::{HeldValues, ParameterSource, ParameterSpec};
@@ -37,13 +39,14 @@ pub enum AdapterStart {
 pub(crate) struct AdaptedSource<'a> {
     base: Box<dyn ParameterSource + 'a>,
     lora: &'a LoraConfig,
-    values: Values,
+    values: Values<'a>,
     place: &'a Place,
 }
 
-enum Values {
+enum Values<'a> {
     Seed(u64),
     Weights(AdapterWeights),
+    Stored(Stored<'a>),
 }
 
 impl<'a> AdaptedSource<'a> {
@@ -60,6 +63,16 @@ impl<'a> AdaptedSource<'a> {
         };
         Ok(Self { base, lora: &adapter.lora, values, place })
     }
+
+    /// Adds the adapters of a checkpoint to the parameters in `base`.
+    pub(crate) fn of_checkpoint(
+        base: Box<dyn ParameterSource + 'a>,
+        lora: &'a LoraConfig,
+        checkpoint: &'a Checkpoint,
+        place: &'a Place,
+    ) -> Self {
+        Self { base, lora, values: Values::Stored(Stored(checkpoint)), place }
+    }
 }
 
 impl ParameterSource for AdaptedSource<'_> {
@@ -72,6 +85,7 @@ impl ParameterSource for AdaptedSource<'_> {
             _ if !is_of_adapter(&spec.path) => self.base.parameter(spec),
             Values::Seed(seed) => Ok(adapter_values(*seed, spec)),
             Values::Weights(weights) => weights.parameter(spec),
+            Values::Stored(stored) => stored.parameter(spec),
         }
     }
 
@@ -91,6 +105,14 @@ impl ParameterSource for AdaptedSource<'_> {
         Ok(HeldValues::Frozen(data, half))
     }
 
+    fn quantised(
+        &mut self,
+        spec: &ParameterSpec,
+        shard: TensorShard,
+    ) -> Result<Option<QuantisedMatrix>, ModelError> {
+        self.base.quantised(spec, shard)
+    }
+
     /// New adapters start with the norms of the columns of the base as it computes, so that they change
     /// nothing.
     fn magnitudes(
@@ -101,6 +123,7 @@ impl ParameterSource for AdaptedSource<'_> {
     ) -> Result<HeldValues, ModelError> {
         let values = match &mut self.values {
             Values::Weights(weights) => weights.parameter(spec)?,
+            Values::Stored(stored) => stored.parameter(spec)?,
             Values::Seed(_) => {
                 let base = TensorData::new(self.base.parameter(matrix)?, matrix.shape.clone());
                 let base = Tensor::<2>::from_data(base, &Device::flex());

@@ -20,7 +20,7 @@ use crate::stage::{ModelStage, StageLayer, row_context};
 
 impl GenerationStage for ModelStage {
     fn parameters(&self) -> usize {
-        self.num_params()
+        self.num_params() + self.quantised_elements
     }
 
     fn device(&self) -> Device {

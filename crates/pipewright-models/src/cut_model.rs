@@ -16,6 +16,7 @@ use crate::lora::{is_of_adapter, layer_of_first, layer_of_magnitudes};
 use crate::model_config::ModelConfig;
 use crate::model_source::{InitialParameters, outline};
 use crate::parameter::{ParameterSource, ParameterSpec};
+use crate::quantisation::QuantisedSizes;
 use crate::split::Place;
 
 /// A model whose embedding and output head are cut along the vocabulary into parts, each of them a layer. With
@@ -45,12 +46,14 @@ pub struct CutModel {
     cut: VocabularyCut,
     /// The adapters, if only these are trained.
     adapter: Option<Adapter>,
+    /// The matrices of the base of adapters that are quantised.
+    quantised: QuantisedSizes,
 }
 
 impl From<ModelConfig> for CutModel {
     /// Returns the model with its embedding and its head in one part each.
     fn from(model: ModelConfig) -> Self {
-        Self { model, cut: VocabularyCut::default(), adapter: None }
+        Self { model, cut: VocabularyCut::default(), adapter: None, quantised: QuantisedSizes::default() }
     }
 }
 
@@ -65,7 +68,7 @@ impl CutModel {
         }
         let cut =
             VocabularyCut { head: Some(CutHead::new(model.head(), parts)?), ..VocabularyCut::default() };
-        Ok(Self { cut, model, adapter: None })
+        Ok(Self { cut, ..Self::from(model) })
     }
 
     /// Returns the model with its embedding in `parts` parts. They compute the bits of the whole embedding.
@@ -91,12 +94,24 @@ impl CutModel {
         Ok(Self { adapter: Some(adapter), ..self })
     }
 
+    /// Returns the model with adapters, of whose base these matrices are quantised
+    /// ([`hf::quantised_sizes`](crate::hf::quantised_sizes)).
+    pub fn with_quantised(self, quantised: QuantisedSizes) -> Self {
+        Self { quantised, ..self }
+    }
+
+    /// Returns whether matrices of the base of adapters are quantised.
+    pub fn is_quantised(&self) -> bool {
+        !self.quantised.is_empty()
+    }
+
     /// Returns the model, with its adapters and the parts of its embedding, with its head in so many parts.
     ///
     /// # Errors
     /// As [`CutModel::new`] and [`CutModel::with_embedding_parts`].
     pub fn with_parts(&self, parts: u32) -> Result<Self, ModelError> {
-        let with_head = Self { adapter: self.adapter.clone(), ..Self::new(self.model.clone(), parts)? };
+        let (adapter, quantised) = (self.adapter.clone(), self.quantised.clone());
+        let with_head = Self { adapter, quantised, ..Self::new(self.model.clone(), parts)? };
         with_head.with_embedding_parts(self.embedding_parts())
     }
 
@@ -215,7 +230,7 @@ impl CutModel {
         tensor: &TensorParallel,
     ) -> Result<Vec<ParameterSpec>, ModelError> {
         let lora = self.adapter.as_ref().map(|adapter| &adapter.lora);
-        outline(&*self.model, &self.cut, layers, tensor, lora)
+        outline(&*self.model, &self.cut, layers, tensor, lora, &self.quantised)
     }
 
     /// Builds the stage that holds `layers`, for training. The last stage computes the loss. With adapters,

@@ -22,8 +22,9 @@ use crate::error::ModelError;
 use crate::head_form::HeadForm;
 use crate::hybrid::HybridConfig;
 use crate::mamba::NO_SLICES;
-use crate::parameter::{Builder, Outline, ParameterSource, ParameterSpec};
-use crate::quantisation::{advice, method_of};
+use crate::outline::Outline;
+use crate::parameter::{Builder, ParameterSource, ParameterSpec};
+use crate::quantisation::{advice, method_of, without_readable};
 use crate::split::{Place, SplitStage};
 use crate::stage::{HeadPart, ModelStage, StageFacts, StageLayer, TablePart};
 use crate::vocabulary::{HeadMatrix, HeadNorms, OutputHead, TokenTable};
@@ -307,9 +308,10 @@ impl<F: Composition> ModelFamily for F {
     }
 
     fn from_json(json: Value) -> Result<Self, ShapeError> {
+        let json = without_readable(json);
         if let Some(method) = method_of(&json) {
             let message = format!(
-                "`quantization_config` says that the weights are quantised ({method}), and training needs them whole: {}",
+                "`quantization_config` says that the weights are quantised ({method}), in a form that is not read: {}",
                 advice(&method)
             );
             return Err(ShapeError::new(&["quantization_config"], message));
@@ -443,7 +445,8 @@ impl<F: Composition> ModelFamily for F {
             hybrid: self.hybrid(),
         };
         let split = SplitStage { tensor: place.tensor.clone(), vocabulary: head.vocabulary };
-        Ok(ModelStage::new(layers, split, facts, &builder.into_built()))
+        let (built, quantised_elements) = builder.into_built();
+        Ok(ModelStage::new(layers, split, facts, &built).with_quantised(quantised_elements))
     }
 }
 

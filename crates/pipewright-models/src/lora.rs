@@ -118,6 +118,12 @@ impl LoraConfig {
         }
     }
 
+    /// Returns whether a matrix of latents has an adapter, which attentions for generation read as a matrix.
+    pub(crate) fn adapts_latents<'a>(&self, parameters: impl Iterator<Item = &'a str>) -> bool {
+        let mut layers = parameters.filter_map(|path| path.strip_suffix(".weight"));
+        layers.any(|layer| name_of(layer) == "kv_b_proj" && self.adapts(layer))
+    }
+
     /// Checks that each target means at least one of the model's `layers`, given as paths.
     pub(crate) fn require_targets(&self, layers: &[String]) -> Result<(), ModelError> {
         let LoraTargets::Named(targets) = &self.targets else { return Ok(()) };

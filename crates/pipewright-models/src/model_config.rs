@@ -27,9 +27,11 @@ use crate::mixtral::MixtralConfig;
 use crate::model_source::{AdaptedCheckpoint, ModelSource, outline};
 use crate::nemotron_h::NemotronHConfig;
 use crate::olmo2::Olmo2Config;
-use crate::parameter::{Outline, ParameterKind, ParameterSpec};
+use crate::outline::Outline;
+use crate::parameter::{ParameterKind, ParameterSpec};
 use crate::parameter_group::{ParameterGroup, group_paths};
 use crate::phi3::Phi3Config;
+use crate::quantisation::QuantisedSizes;
 use crate::qwen2::Qwen2Config;
 use crate::qwen2_moe::Qwen2MoeConfig;
 use crate::qwen3::Qwen3Config;
@@ -208,7 +210,8 @@ impl ModelConfig {
     /// As [`ModelFamily::outline`].
     pub fn adapter_parameters(&self, lora: &LoraConfig) -> Result<Vec<ParameterSpec>, ModelError> {
         let (whole, tensor) = (0..self.layers(), TensorParallel::default());
-        let mut specs = outline(&**self, &VocabularyCut::default(), whole, &tensor, Some(lora))?;
+        let (cut, quantised) = (VocabularyCut::default(), QuantisedSizes::default());
+        let mut specs = outline(&**self, &cut, whole, &tensor, Some(lora), &quantised)?;
         specs.retain(|spec| is_of_adapter(&spec.path));
         Ok(specs)
     }
@@ -259,7 +262,7 @@ impl ModelConfig {
         place: &Place,
     ) -> Result<Box<dyn GenerationStage>, ModelError> {
         let config = self.for_generation();
-        let mut source = source.of(&*config)?;
+        let mut source = source.for_generation(&*config, place)?;
         Ok(Box::new(config.build_stage(layers, &mut *source, place)?))
     }
 

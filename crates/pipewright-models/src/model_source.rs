@@ -7,13 +7,16 @@ use burn::tensor::Device;
 use pipewright::checkpoint::Checkpoint;
 use pipewright::nn::TensorParallel;
 
+use crate::adapter::AdaptedSource;
 use crate::embedding_form::VocabularyCut;
 use crate::error::ModelError;
 use crate::family::ModelFamily;
 use crate::hf::{self, Stored};
 use crate::lora::LoraConfig;
 use crate::merged::MergedSource;
-use crate::parameter::{Outline, ParameterSource, ParameterSpec};
+use crate::outline::Outline;
+use crate::parameter::{ParameterSource, ParameterSpec};
+use crate::quantisation::QuantisedSizes;
 use crate::split::Place;
 
 /// The source of the parameters with which training starts.
@@ -55,21 +58,47 @@ impl InitialParameters {
     ) -> Result<Box<dyn ParameterSource + 'a>, ModelError> {
         match self {
             Self::Seed(seed) => Ok(config.initial(*seed)),
-            Self::Directory(directory) => Ok(Box::new(hf::open_weights(directory, config)?)),
+            Self::Directory(directory) => {
+                Ok(Box::new(hf::open_weights(directory, config)?.keeping_quantised()))
+            }
         }
     }
 }
 
 impl<'a> ModelSource<'a> {
+    /// Returns the parameters of a model for generation at a place. Adapters of a quantised base are not merged into it.
+    pub(crate) fn for_generation(
+        self,
+        config: &dyn ModelFamily,
+        place: &'a Place,
+    ) -> Result<Box<dyn ParameterSource + 'a>, ModelError> {
+        if let Self::Adapted(AdaptedCheckpoint { checkpoint, lora, base }) = self {
+            let specs = config.outline(0..config.layers(), &TensorParallel::default())?;
+            let base = hf::open_weights(base, config)?;
+            if base.has_quantised() && !lora.adapts_latents(specs.iter().map(|spec| &*spec.path)) {
+                let base = Box::new(base.keeping_quantised());
+                return Ok(Box::new(AdaptedSource::of_checkpoint(base, lora, checkpoint, place)));
+            }
+        }
+        self.of(config)
+    }
+
     /// Returns the parameters of a model.
     pub(crate) fn of(self, config: &dyn ModelFamily) -> Result<Box<dyn ParameterSource + 'a>, ModelError> {
         Ok(match self {
-            Self::Directory(directory) => Box::new(hf::open_weights(directory, config)?),
+            Self::Directory(directory) => Box::new(hf::open_weights(directory, config)?.keeping_quantised()),
             Self::Checkpoint(checkpoint) => Box::new(Stored(checkpoint)),
             Self::Adapted(AdaptedCheckpoint { checkpoint, lora, base }) => {
                 let base = Box::new(hf::open_weights(base, config)?);
                 let (whole, place) = (0..config.layers(), TensorParallel::default());
-                let specs = outline(config, &VocabularyCut::default(), whole, &place, Some(lora))?;
+                let specs = outline(
+                    config,
+                    &VocabularyCut::default(),
+                    whole,
+                    &place,
+                    Some(lora),
+                    &QuantisedSizes::default(),
+                )?;
                 Box::new(MergedSource::new(base, Box::new(Stored(checkpoint)), lora, &specs))
             }
         })
@@ -84,8 +113,9 @@ pub(crate) fn outline(
     layers: Range<usize>,
     tensor: &TensorParallel,
     lora: Option<&LoraConfig>,
+    quantised: &QuantisedSizes,
 ) -> Result<Vec<ParameterSpec>, ModelError> {
-    let mut outline = Outline::with(lora);
+    let mut outline = Outline::with(lora, quantised);
     let place = Place { tensor: tensor.clone(), ..Device::flex().into() };
     config.build_cut_stage(cut, layers, &mut outline, &place)?;
     Ok(outline.specs)

@@ -8,8 +8,9 @@ use std::collections::{HashMap, HashSet};
 
 use burn::module::{Param, ParamId};
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
-use pipewright::nn::{Embedding, Linear, RmsNorm, TensorParallel};
+use pipewright::nn::{Embedding, HeldMatrix, Linear, RmsNorm, TensorParallel};
 use pipewright::tensor::{Placement, TensorShard};
+use pipewright_kernel::quantised::QuantisedMatrix;
 
 use crate::error::ModelError;
 use crate::file_layout::FileLayout;
@@ -54,6 +55,27 @@ pub trait ParameterSource {
     /// As [`ParameterSource::parameter`].
     fn held(&mut self, spec: &ParameterSpec, shard: TensorShard) -> Result<HeldValues, ModelError> {
         self.data(spec, shard).map(HeldValues::Trained)
+    }
+
+    /// Like [`ParameterSource::held`], for the matrix of a linear layer whose stage could hold it quantised.
+    ///
+    /// # Errors
+    /// As [`ParameterSource::parameter`].
+    fn held_matrix(&mut self, spec: &ParameterSpec, shard: TensorShard) -> Result<HeldValues, ModelError> {
+        self.held(spec, shard)
+    }
+
+    /// Returns the shard of a matrix in the quantised form in which the source has it; `None` if it is not
+    /// quantised, or the source decodes it. The rows are the outputs.
+    ///
+    /// # Errors
+    /// As [`ParameterSource::parameter`], and when the shard ends inside a block.
+    fn quantised(
+        &mut self,
+        _spec: &ParameterSpec,
+        _shard: TensorShard,
+    ) -> Result<Option<QuantisedMatrix>, ModelError> {
+        Ok(None)
     }
 
     /// Returns the shard of the magnitudes `spec` of an adapter on the layer with the matrix `matrix`
@@ -108,12 +130,14 @@ pub struct ParameterSpec {
     pub layout: FileLayout,
     /// The first row or column of the parameter that a shard has; 0 for a whole parameter.
     pub first: usize,
+    /// The bytes of a quantised matrix in the memory of a stage; `None` for other parameters.
+    pub quantised_bytes: Option<u64>,
 }
 
 impl ParameterSpec {
     /// Returns the description of a parameter that files store in the usual way.
     pub fn new(path: String, shape: Vec<usize>, kind: ParameterKind) -> Self {
-        Self { path, shape, kind, layout: FileLayout::default(), first: 0 }
+        Self { path, shape, kind, layout: FileLayout::default(), first: 0, quantised_bytes: None }
     }
 
     /// Returns the name of the tensor in files that has the parameter, unless it has another place.
@@ -168,6 +192,8 @@ pub(crate) struct Builder<'a> {
     /// Whether files have the matrices of projections as `[inputs, outputs]`.
     inputs_first: bool,
     built: BuiltParameters,
+    /// The elements of quantised matrices. They are not parameters.
+    quantised_elements: usize,
 }
 
 /// The parameters that were built, by the identifiers that Burn gives them.
@@ -213,7 +239,7 @@ impl<'a> Builder<'a> {
         names: PathNames,
         inputs_first: bool,
     ) -> Self {
-        Self { source, place, names, inputs_first, built: HashMap::new() }
+        Self { source, place, names, inputs_first, built: HashMap::new(), quantised_elements: 0 }
     }
 
     /// Returns whether files have the matrices of projections as `[inputs, outputs]`.
@@ -257,9 +283,9 @@ impl<'a> Builder<'a> {
         self.place.embedding_is_cut
     }
 
-    /// Returns the parameters that were built.
-    pub(crate) fn into_built(self) -> BuiltParameters {
-        self.built
+    /// Returns the parameters that were built, and the number of elements of quantised matrices.
+    pub(crate) fn into_built(self) -> (BuiltParameters, usize) {
+        (self.built, self.quantised_elements)
     }
 
     /// Records that a parameter is a copy of a table.
@@ -290,7 +316,17 @@ impl<'a> Builder<'a> {
         split: SplitLinear,
         layout: impl Fn(&str) -> FileLayout,
     ) -> Result<Linear, ModelError> {
-        let (weight, bias_placement) = match split {
+        let (weight, bias_placement) = self.placements(split);
+        let shape = [inputs, outputs];
+        let weight = self.stored(path, "weight", shape, (ParameterKind::Matrix, layout("weight")), weight)?;
+        let kind = (ParameterKind::Bias, layout("bias"));
+        let bias = bias.then(|| self.stored(path, "bias", [outputs], kind, bias_placement));
+        Ok(Linear { weight, bias: bias.transpose()? })
+    }
+
+    /// Returns how ranks hold the weight and the bias of a linear layer that is split.
+    pub(crate) fn placements(&self, split: SplitLinear) -> (Placement, Placement) {
+        match split {
             SplitLinear::Outputs { shards } => (Placement::split(1, shards), Placement::split(0, shards)),
             SplitLinear::Inputs => (Placement::split(0, self.tensor_ranks()), self.of_tokens()),
             SplitLinear::InputsOfSum => {
@@ -305,12 +341,29 @@ impl<'a> Builder<'a> {
                 Placement::split(0, self.tensor_ranks()).on_one_replica(),
                 Placement::REPLICATED_PARTIAL.on_one_replica(),
             ),
-        };
-        let shape = [inputs, outputs];
-        let weight = self.stored(path, "weight", shape, (ParameterKind::Matrix, layout("weight")), weight)?;
-        let kind = (ParameterKind::Bias, layout("bias"));
-        let bias = bias.then(|| self.stored(path, "bias", [outputs], kind, bias_placement));
-        Ok(Linear { weight, bias: bias.transpose()? })
+        }
+    }
+
+    /// Builds the matrix of the linear layer at the path `layer` in the form in which the source has it. `shape` is
+    /// the shape of the whole matrix, `[inputs, outputs]`.
+    pub(crate) fn held_matrix(
+        &mut self,
+        layer: &str,
+        shape: [usize; 2],
+        layout: FileLayout,
+        placement: Placement,
+    ) -> Result<HeldMatrix, ModelError> {
+        let path = self.named(&format!("{layer}.weight"));
+        let spec =
+            ParameterSpec { layout, ..ParameterSpec::new(path, shape.to_vec(), ParameterKind::Matrix) };
+        let shard = self.tensor().shard(placement);
+        if let Some(matrix) = self.source.quantised(&spec, shard)? {
+            self.quantised_elements += matrix.rows() * matrix.columns();
+            self.tensor().keep_alive();
+            return Ok(HeldMatrix::quantised(self.tensor().share_quantised(&spec.path, matrix)));
+        }
+        let values = self.source.held_matrix(&spec, shard)?;
+        Ok(self.hold(spec, values, placement).into())
     }
 
     /// Builds a linear layer. `path` is the layer's path, to which `.weight` is added.
@@ -432,41 +485,6 @@ impl<'a> Builder<'a> {
         self.tensor().keep_alive();
         self.built.insert(parameter.id, BuiltParameter { spec, placement, is_copy: false });
         parameter
-    }
-}
-
-/// A source that records the parameters that are asked for. Its parameters have shapes but no storage, so a
-/// model of any size can be outlined.
-#[derive(Debug, Default)]
-pub(crate) struct Outline {
-    /// The parameters so far, in the order of the requests. A table that two layers of one stage hold is
-    /// listed twice.
-    pub(crate) specs: Vec<ParameterSpec>,
-    /// The adapters of the model.
-    pub(crate) lora: Option<LoraConfig>,
-}
-
-impl Outline {
-    /// Returns the outline of a model with these adapters.
-    pub(crate) fn with(lora: Option<&LoraConfig>) -> Self {
-        Self { lora: lora.cloned(), ..Self::default() }
-    }
-}
-
-impl ParameterSource for Outline {
-    fn lora(&self) -> Option<&LoraConfig> {
-        self.lora.as_ref()
-    }
-
-    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ModelError> {
-        self.specs.push(spec.clone());
-        Ok(vec![0.0; spec.shape.iter().product()])
-    }
-
-    fn held(&mut self, spec: &ParameterSpec, shard: TensorShard) -> Result<HeldValues, ModelError> {
-        let first = spec.shape.get(shard.dimension).map_or(0, |&size| shard.range(size).start);
-        self.specs.push(ParameterSpec { shape: shard.shape(&spec.shape), first, ..spec.clone() });
-        Ok(HeldValues::Outline)
     }
 }
 

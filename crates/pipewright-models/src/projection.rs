@@ -15,7 +15,8 @@ use std::collections::BTreeSet;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor};
 use pipewright::nn::{
-    Branches, Dropout, Linear, LowRank, Region, TensorParallel, adapted_product, at_least_single, linear,
+    Branches, Dropout, HeldMatrix, Linear, LowRank, Region, TensorParallel, adapted_product, at_least_single,
+    held_linear,
 };
 use pipewright::random::RandomStream;
 use pipewright::stage::StageContext;
@@ -29,10 +30,13 @@ use crate::lora::{LoraConfig, layer_of_first, layer_of_second, name_of};
 use crate::parameter::{Builder, ParameterKind, ParameterSpec, SplitLinear};
 use crate::split::require_groups;
 
+/// Columns of a quantised matrix that are decoded at a time for their norms.
+const DECODED_COLUMNS: usize = 128;
+
 /// A linear layer with an adapter, or without one.
 #[derive(Module, Debug)]
 pub(crate) struct Projection {
-    weight: Param<Tensor<2>>,
+    weight: HeldMatrix,
     bias: Option<Param<Tensor<1>>>,
     /// The adapter's first matrix, `[inputs, rank]`.
     lora_A: Option<Linear>,
@@ -85,8 +89,10 @@ impl Builder<'_> {
         parts: Option<OutputParts>,
     ) -> Result<Projection, ModelError> {
         let layout = FileLayout { inputs_first: self.inputs_first(), parts, ..FileLayout::default() };
-        let stored = |_: &str| layout.clone();
-        let Linear { weight, bias } = self.linear_in(bias, path, [inputs, outputs], split, stored)?;
+        let (weight, bias_placement) = self.placements(split);
+        let weight = self.held_matrix(path, [inputs, outputs], layout.clone(), weight)?;
+        let kind = (ParameterKind::Bias, layout.clone());
+        let bias = bias.then(|| self.stored(path, "bias", [outputs], kind, bias_placement)).transpose()?;
         let mut projection = Projection {
             weight,
             bias,
@@ -264,7 +270,7 @@ impl Projection {
     /// generation have such layers, because adapters are merged into their matrices.
     pub(crate) fn matrix(&self) -> Tensor<2> {
         assert!(self.adapter.is_none(), "the matrix of a layer with an adapter is not the whole layer");
-        self.weight.val()
+        self.weight.whole()
     }
 
     /// Returns `x w + b`, with the adapter's output. Every rank has all inputs and some of the outputs.
@@ -284,7 +290,7 @@ impl Projection {
     ) -> Tensor<2> {
         let tensor = region.tensor();
         let Some(adapted) = self.adapted() else {
-            return linear(x.branch(), &self.weight, self.bias.as_ref(), region);
+            return held_linear(x.branch(), &self.weight, self.bias.as_ref(), region);
         };
         let Adaptation { path, dropout, .. } = adapted.settings;
         let random = (*dropout > 0.0).then(|| context.random(path)).filter(RandomStream::is_training);
@@ -307,15 +313,15 @@ impl Projection {
         };
         match &self.lora_magnitude_vector {
             None => {
-                let y = linear(x.x.clone(), &self.weight, self.bias.as_ref(), region);
+                let y = held_linear(x.x.clone(), &self.weight, self.bias.as_ref(), region);
                 let precision = y.dtype();
                 y + adapted.forward(dropped, region).cast(precision)
             }
             Some(magnitudes) => {
                 let precision = x.x.dtype();
-                let base = |x: Tensor<2>| at_least_single(linear(x, &self.weight, None, region));
+                let base = |x: Tensor<2>| at_least_single(held_linear(x, &self.weight, None, region));
                 let whole = base(x.x.clone());
-                let factor = self.factor(&adapted, magnitudes, tensor);
+                let factor = self.factor(&adapted, magnitudes, tensor, precision);
                 // What the magnitudes change is computed from the input with dropped elements, as in PEFT.
                 let y = if drops {
                     let base_of_dropped = base(dropped.clone().cast(precision));
@@ -340,12 +346,33 @@ impl Projection {
         adapted: &Adapted<'_>,
         magnitudes: &Param<Tensor<1>>,
         tensor: &TensorParallel,
+        precision: DType,
     ) -> Tensor<2> {
-        let matrix = at_least_single(self.weight.val().detach()) + adapted.product();
-        let squares = tensor.sum(matrix.square().sum_dim(0));
+        let squares = tensor.sum(self.squares(adapted, precision));
         // A column of zeros stays zero.
         let norms = squares.sqrt().clamp_min(f32::MIN_POSITIVE);
         magnitudes.val().unsqueeze::<2>() / norms
+    }
+
+    /// Returns the sums of the squares of the columns of the matrix with its adapter, `[1, outputs]`. Of a
+    /// quantised matrix, only some columns at a time are decoded, and rounded as for the products.
+    fn squares(&self, adapted: &Adapted<'_>, precision: DType) -> Tensor<2> {
+        let of =
+            |columns: Tensor<2>, product: Tensor<2>| (at_least_single(columns) + product).square().sum_dim(0);
+        let [_, outputs] = self.weight.dims();
+        if self.weight.parameter().is_some() {
+            return of(self.weight.columns(0, outputs), adapted.product());
+        }
+        let [first, second] = adapted.matrices();
+        let device = first.device().inner();
+        let some = |start: usize| {
+            let count = DECODED_COLUMNS.min(outputs - start);
+            let product =
+                first.clone().matmul(second.clone().narrow(1, start, count)) * adapted.settings.scale;
+            let columns = self.weight.columns(start, count).to_device(&device).cast(precision);
+            of(if product.is_autodiff() { columns.autodiff() } else { columns }, product)
+        };
+        Tensor::cat((0..outputs).step_by(DECODED_COLUMNS).map(some).collect(), 1)
     }
 }
 
@@ -357,8 +384,13 @@ impl<'a> Adapted<'a> {
 
     /// Returns `scale * a b'`, `[inputs, outputs]`, without gradients.
     fn product(&self) -> Tensor<2> {
-        let [first, second] = [self.first, self.second].map(|matrix| matrix.weight.val().detach());
+        let [first, second] = self.matrices();
         first.matmul(second) * self.settings.scale
+    }
+
+    /// Returns both matrices without gradients.
+    fn matrices(&self) -> [Tensor<2>; 2] {
+        [self.first, self.second].map(|matrix| matrix.weight.val().detach())
     }
 
     /// Returns `scale * x a b'`, for `x [tokens, inputs]` in single precision.

@@ -1,6 +1,91 @@
-//! Quantised weights: by which method, and how transformers writes them without quantisation.
+//! Quantised weights: by which method, which methods are read, and how transformers writes the others without
+//! quantisation.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde_json::Value;
+
+/// The bytes of the matrices of a model that files have quantised and that stages hold so, by the path of the
+/// parameter.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct QuantisedSizes(Arc<BTreeMap<String, u64>>);
+
+impl FromIterator<(String, u64)> for QuantisedSizes {
+    fn from_iter<T: IntoIterator<Item = (String, u64)>>(sizes: T) -> Self {
+        Self(Arc::new(sizes.into_iter().collect()))
+    }
+}
+
+impl QuantisedSizes {
+    /// Returns whether no matrix is quantised.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns the bytes of a shard of the parameter at a path, with this number of its elements and of all.
+    pub(crate) fn bytes_of(&self, path: &str, [own, all]: [u64; 2]) -> Option<u64> {
+        let bytes = u128::from(*self.0.get(path)?);
+        Some((bytes * u128::from(own) / u128::from(all.max(1))) as u64)
+    }
+}
+
+/// Returns the configuration without the description of a quantisation that is read.
+pub(crate) fn without_readable(mut config: Value) -> Value {
+    let settings = &config["quantization_config"];
+    let is_set = |key: &str| settings[key].as_bool().unwrap_or(false);
+    let is_readable = match method_of(&config).as_deref() {
+        Some("bitsandbytes") => {
+            (is_set("load_in_4bit") || is_set("_load_in_4bit")) && !is_set("load_in_8bit")
+        }
+        _ => described_form(&config).is_some(),
+    };
+    if is_readable && let Some(keys) = config.as_object_mut() {
+        keys.remove("quantization_config");
+    }
+    config
+}
+
+/// A form of weights that `quantization_config` describes for all matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DescribedForm {
+    /// FP8 with a scale for each block of these rows and columns.
+    Fp8([usize; 2]),
+    /// Four bits of GPTQ in groups of this size; `None` for one group for each row.
+    Gptq {
+        group: Option<usize>,
+        /// Whether files have zeros that are one less.
+        zeros_are_less: bool,
+    },
+    /// Four bits of AWQ in groups of this size; `None` for one group for each row.
+    Awq { group: Option<usize> },
+}
+
+/// Returns the form of weights that a configuration describes, if it is read.
+pub(crate) fn described_form(config: &Value) -> Option<DescribedForm> {
+    let settings = &config["quantization_config"];
+    let is =
+        |key: &str, value: &str| settings[key].as_str().is_none_or(|found| found.eq_ignore_ascii_case(value));
+    let size = |size: &Value| usize::try_from(size.as_u64()?).ok().filter(|size| *size > 0);
+    let has_four_bits = settings["bits"].as_u64().or(settings["w_bit"].as_u64()) == Some(4);
+    let group = match &settings["group_size"] {
+        whole if whole.as_i64() == Some(-1) => Some(None),
+        group => size(group).map(Some),
+    };
+    match settings["quant_method"].as_str()? {
+        "fp8" if is("fmt", "e4m3") => match settings["weight_block_size"].as_array()?.as_slice() {
+            [rows, columns] => Some(DescribedForm::Fp8([size(rows)?, size(columns)?])),
+            _ => None,
+        },
+        "gptq" if has_four_bits && settings["desc_act"] != true => {
+            let format = settings["checkpoint_format"].as_str().unwrap_or("gptq");
+            let is_known = ["gptq", "gptq_v2"].contains(&format);
+            is_known.then_some(DescribedForm::Gptq { group: group?, zeros_are_less: format == "gptq" })
+        }
+        "awq" if has_four_bits && is("version", "gemm") => Some(DescribedForm::Awq { group: group? }),
+        _ => None,
+    }
+}
 
 /// Returns the method by which weights are quantised, as `quantization_config` names it; `None` if there is no
 /// such table, or an empty one. Files of bitsandbytes need not name it.

@@ -58,6 +58,9 @@ pub struct ModelStage {
     /// The parameters by the paths that Burn gives them.
     #[module(skip)]
     parameters: Arc<HashMap<String, BuiltParameter>>,
+    /// The elements of quantised matrices. They are not parameters of the module.
+    #[module(skip)]
+    pub(crate) quantised_elements: usize,
 }
 
 /// A layer of a stage.
@@ -117,9 +120,12 @@ impl ModelStage {
             _ => None,
         });
         for branch in blocks.flat_map(|block| &mut block.branches) {
-            branch.path = path_of(&branch.mixer, built).into();
+            let path = path_of(&branch.mixer, built);
+            // Quantised matrices are not parameters.
+            branch.path = if path.is_empty() { path_of(&*branch, built) } else { path }.into();
         }
-        let stage = Self { layers, split, facts: Arc::new(facts), parameters: Arc::default() };
+        let (facts, parameters) = (Arc::new(facts), Arc::default());
+        let stage = Self { layers, split, facts, parameters, quantised_elements: 0 };
         let mut parameters = HashMap::new();
         let visit = |local: String, id: ParamId, _: &dyn Fn() -> TensorData| {
             if let Some(built) = built.get(&id) {
@@ -128,6 +134,11 @@ impl ModelStage {
         };
         stage.visit(&mut Parameters { names: Vec::new(), visit });
         Self { parameters: Arc::new(parameters), ..stage }
+    }
+
+    /// Returns the stage, whose quantised matrices have so many elements.
+    pub(crate) fn with_quantised(self, quantised_elements: usize) -> Self {
+        Self { quantised_elements, ..self }
     }
 
     /// Runs the stage outside a pipeline, and returns hidden states `[batch, sequence, hidden]`, or logits

@@ -3,13 +3,14 @@
 
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
-use pipewright::nn::{Embedding, Linear, Region, TiedHead};
+use pipewright::nn::{Embedding, HeldMatrix, Region, TensorParallel, TiedHead, held_linear};
 use pipewright::tensor::Placement;
 
 use crate::error::ModelError;
+use crate::file_layout::FileLayout;
 use crate::head_form::{HeadForm, prediction_path};
 use crate::norm::Norm;
-use crate::parameter::{Builder, ParameterKind, SplitLinear};
+use crate::parameter::{Builder, ParameterKind};
 use crate::split::{SplitStage, ids_of_part, require_parts};
 
 /// The path of an output head that has a matrix of its own.
@@ -152,7 +153,7 @@ impl Builder<'_> {
 #[derive(Module, Debug)]
 pub(crate) enum HeadMatrix {
     /// A matrix of the head's own.
-    Own(Linear),
+    Own(HeldMatrix),
     /// A copy of the table of the token embeddings, or of some of its rows.
     Tied(TiedHead),
 }
@@ -166,8 +167,8 @@ impl HeadMatrix {
             return Self::tied(form, Placement::split(0, shards), builder);
         }
         require_parts(HEAD, "weight", size, shards)?;
-        let (shape, split) = ([form.width, form.vocabulary], SplitLinear::Outputs { shards });
-        builder.split_linear(false, HEAD, shape, split).map(Self::Own)
+        let (shape, placement) = ([form.width, form.vocabulary], Placement::split(1, shards));
+        builder.held_matrix(HEAD, shape, FileLayout::default(), placement).map(Self::Own)
     }
 
     /// Builds the matrix of the part `index` of `parts`.
@@ -183,8 +184,7 @@ impl HeadMatrix {
             return Self::tied(form, placement, builder);
         }
         let shape = [form.width, form.vocabulary];
-        let weight = builder.placed(HEAD, "weight", shape, ParameterKind::Matrix, placement)?;
-        Ok(Self::Own(Linear { weight, bias: None }))
+        builder.held_matrix(HEAD, shape, FileLayout::default(), placement).map(Self::Own)
     }
 
     fn tied(form: &HeadForm, placement: Placement, builder: &mut Builder<'_>) -> Result<Self, ModelError> {
@@ -197,7 +197,7 @@ impl HeadMatrix {
     /// Returns the products `[tokens, ids]` of hidden states `[tokens, hidden]`.
     pub(crate) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         match self {
-            Self::Own(matrix) => matrix.forward(x),
+            Self::Own(matrix) => held_linear(x, matrix, None, &Region::of_whole(&TensorParallel::default())),
             Self::Tied(table) => table.forward(x),
         }
     }

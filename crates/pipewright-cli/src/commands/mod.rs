@@ -13,6 +13,7 @@ pub(crate) mod launch;
 pub(crate) mod man;
 pub(crate) mod partition;
 pub(crate) mod profile;
+pub(crate) mod quantize;
 pub(crate) mod report;
 pub(crate) mod resume;
 pub(crate) mod run_arguments;

@@ -45,7 +45,9 @@ fn the_examples_of_the_help_work_as_typed() {
             "train" => (&fresh, &["--set", "model.num_hidden_layers=2", "--set", "data.seq_len=16"][..]),
             "profile" => (&with_run, &["--time-limit", "200ms"][..]),
             "plan" => (&with_run, &["--time-limit", "500ms"][..]),
-            "resume" | "inspect" | "export" | "generate" | "report" | "watch" => (&with_run, &[][..]),
+            "resume" | "inspect" | "export" | "quantize" | "generate" | "report" | "watch" => {
+                (&with_run, &[][..])
+            }
             _ => (&fresh, &[][..]),
         };
         let help = folder.print(&[command, "--help"]);

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use super::adapters;
+use super::{adapters, quantised};
 use crate::run::{Run, finished, tensors};
 use crate::scratch;
 
@@ -114,6 +114,12 @@ fn replicas_keep_their_bits() {
 #[test]
 fn adapters_keep_their_bits() {
     check(adapters::folder, FAULTS, &["run.steps=80", "pipeline.ranks=2", "pipeline.microbatches=4"]);
+}
+
+/// Ranks read the quantised matrices of their new layers from the files.
+#[test]
+fn adapters_on_quantised_weights_keep_their_bits() {
+    check(quantised::folder, FAULTS, &["run.steps=80", "pipeline.ranks=2", "pipeline.microbatches=4"]);
 }
 
 #[test]

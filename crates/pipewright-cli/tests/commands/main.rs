@@ -40,6 +40,7 @@ mod fine_tuning;
 mod adapters;
 mod tied_heads;
 mod exported_adapters;
+mod quantised;
 mod chat_adapters;
 mod adapter_plans;
 mod folders;

@@ -9,6 +9,7 @@ use super::amx::Tiles;
 use super::available::Available;
 use super::instruction::Instruction;
 use super::pack::Vectors;
+use super::right::{PackedRight, Right};
 use super::tile::{COLUMNS, Output, Tile, Update};
 use crate::product::{Matrix, is_parallel};
 use crate::scratch::Scratch;
@@ -37,7 +38,7 @@ struct Work<'a> {
     /// The first of as many words as the packed rows of the left operand have pairs.
     left: *mut u32,
     rows: Vectors<'a>,
-    right: Vectors<'a>,
+    right: PackedRight<'a>,
     target: Target,
 }
 
@@ -48,21 +49,17 @@ unsafe impl Sync for Work<'_> {}
 /// Computes `a b`.
 ///
 /// # Safety
-/// The target must have `a.rows` rows of `b.columns` elements that nothing else uses; if they are added to,
+/// The target must have `a.rows` rows of as many elements as `b` has columns that nothing else uses; if they are added to,
 /// they must be initialised. The operands of its update must have as many rows and columns.
-pub(super) unsafe fn multiply(
-    available: Available,
-    a: Matrix<'_, bf16>,
-    b: Matrix<'_, bf16>,
-    target: Target,
-) {
-    assert_eq!(a.columns, b.rows, "inner dimensions of a product agree");
-    if a.rows == 0 || b.columns == 0 {
+pub(super) unsafe fn multiply(available: Available, a: Matrix<'_, bf16>, b: Right<'_>, target: Target) {
+    assert_eq!(a.columns, b.inner(), "inner dimensions of a product agree");
+    let columns = b.columns();
+    if a.rows == 0 || columns == 0 {
         return;
     }
     let instruction = available.instruction();
     let at_once = instruction.pairs_at_once();
-    let (rows, right) = (Vectors::rows_of(a, at_once), Vectors::columns_of(b, at_once));
+    let (rows, right) = (Vectors::rows_of(a, at_once), b.packed(at_once));
     let mut left = Scratch::new(instruction.packed_rows(rows.count) * rows.pairs());
     let work = Work { instruction, left: left.as_mut_ptr(), rows, right, target };
     let panels = rows.count.div_ceil(instruction.panel_rows());
@@ -71,7 +68,7 @@ pub(super) unsafe fn multiply(
     // SAFETY: the processor has the instructions, the left operand is packed, and each block is computed
     // once.
     let compute = |block, next| unsafe { work.compute(block, next) };
-    if is_parallel(a.rows, b.columns, a.columns) {
+    if is_parallel(a.rows, columns, a.columns) {
         (0..panels).into_par_iter().for_each(pack);
         let blocks: Vec<_> = work.blocks(rayon::current_num_threads()).collect();
         // Another thread may compute the next block.
@@ -94,11 +91,11 @@ struct Block {
 impl Work<'_> {
     /// Returns the blocks of the result. A thread packs the columns of a block for this block alone.
     fn blocks(&self, threads: usize) -> impl Iterator<Item = Block> {
-        let in_cache = (GROUP_BYTES / size_of::<u32>() / COLUMNS / self.right.pairs().max(1)).max(1);
+        let in_cache = (GROUP_BYTES / size_of::<u32>() / COLUMNS / self.rows.pairs().max(1)).max(1);
         // Several blocks for each thread, so that threads that are interrupted compute fewer.
         let wanted = if threads == 1 { 1 } else { 4 * threads };
         let row_panels = self.rows.count.div_ceil(self.instruction.panel_rows());
-        let panels = self.right.count.div_ceil(COLUMNS);
+        let panels = self.right.count().div_ceil(COLUMNS);
         let columns = in_cache.min(panels.div_ceil(wanted));
         let groups = panels.div_ceil(columns);
         // Each part of the rows packs the columns again. So rows are cut into short parts only if a thread
@@ -162,7 +159,7 @@ impl Work<'_> {
                         output: self.target.output.at(row * self.target.row_stride + column),
                         stride: self.target.row_stride,
                         rows: height.min(self.rows.count - row),
-                        columns: COLUMNS.min(self.right.count - column),
+                        columns: COLUMNS.min(self.right.count() - column),
                         update: self.target.update.map(|update| update.at(row, column)),
                     };
                     match &tiles {
@@ -183,7 +180,7 @@ mod tests {
     fn blocks(instruction: Instruction, [m, n, k]: [usize; 3], threads: usize) -> [usize; 2] {
         let (a, b) = (vec![bf16::ONE; m * k], vec![bf16::ONE; k * n]);
         let rows = Vectors::rows_of(Matrix::new(&a, m, k), instruction.pairs_at_once());
-        let right = Vectors::columns_of(Matrix::new(&b, k, n), instruction.pairs_at_once());
+        let right = Right::Held(Matrix::new(&b, k, n)).packed(instruction.pairs_at_once());
         let target = Target { output: Output::Single(std::ptr::null_mut()), row_stride: n, update: None };
         let work = Work { instruction, left: std::ptr::null_mut(), rows, right, target };
         let mut counts = vec![0; m.div_ceil(instruction.panel_rows()) * n.div_ceil(COLUMNS)];

@@ -7,11 +7,13 @@ use super::instruction::Instruction;
 use super::{
     available::Available,
     blocked::{Target, multiply},
+    right::Right,
     tile::{Output, Update},
 };
 use crate::half::Half;
 use crate::narrow_product::{self, AnyMatrix};
 use crate::product::{self, Matrix, assert_fits};
+use crate::quantised::QuantisedOperand;
 #[cfg(target_arch = "x86_64")]
 use crate::{
     product::product_size,
@@ -105,6 +107,38 @@ pub fn add_product(out: &mut [f32], row_stride: usize, a: Matrix<'_, bf16>, b: M
     widened(a, b, |a, b| product::add_product(out, row_stride, a, b));
 }
 
+/// Computes `a b`, and adds `c d` of an inner dimension if they are given, for a quantised `b`. Returns `None` without the
+/// instruction. The operands `c` and `d` have as many rows and columns as the result.
+pub(crate) fn quantised_product(
+    a: Matrix<'_, bf16>,
+    b: QuantisedOperand<'_>,
+    update: Option<([&[f32]; 2], usize)>,
+) -> Option<Vec<bf16>> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let available = Available::detect()?;
+        let columns = b.columns();
+        let update = update.map(|([c, d], rank)| {
+            assert_eq!([c.len(), d.len()], [a.rows * rank, rank * columns], "sizes of the products agree");
+            Update { rank, left: c.as_ptr(), right: d.as_ptr(), stride: columns }
+        });
+        let size = a.rows.checked_mul(columns).expect("a product has at most usize::MAX elements");
+        let mut out = fresh::<bf16>(size);
+        let target = Target { output: Output::Rounded(out.as_mut_ptr().cast()), row_stride: columns, update };
+        // SAFETY: `out` has an element for each of the result, and each is written. The assertion bounds the
+        // operands of the update.
+        unsafe {
+            multiply(available, a, Right::Quantised(b), target);
+            Some(written(out))
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = (a, b, update);
+        None
+    }
+}
+
 /// Returns `a b` in row-major order.
 ///
 /// # Safety
@@ -122,7 +156,7 @@ unsafe fn new_memory<T>(
     let target = Target { output: output(out.as_mut_ptr().cast()), row_stride: b.columns, update };
     // SAFETY: `out` has an element for each of the result, and each is written, as the caller says.
     unsafe {
-        multiply(available, a, b, target);
+        multiply(available, a, Right::Held(b), target);
         written(out)
     }
 }
@@ -139,7 +173,7 @@ fn into_rows<T>(
     assert_fits(out.len(), a.rows, b.columns, row_stride);
     let target = Target { output: output(out.as_mut_ptr()), row_stride, update: None };
     // SAFETY: the assertion bounds every element of the result.
-    unsafe { multiply(available, a, b, target) };
+    unsafe { multiply(available, a, Right::Held(b), target) };
 }
 
 /// Calls `multiply` with the operands in single precision.

@@ -50,6 +50,8 @@
 #[cfg(target_arch = "x86_64")]
 mod pack;
 #[cfg(target_arch = "x86_64")]
+mod right;
+#[cfg(target_arch = "x86_64")]
 mod tile;
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -64,6 +66,7 @@ mod functions;
 pub use crate::testing;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use amx::{REGISTERS, multiply_registers};
+pub(crate) use functions::quantised_product;
 pub use functions::{
     add_product, instruction, is_available, product, product_in_single, product_into, product_with_update,
     rounded_product_into,

@@ -38,6 +38,10 @@ pub fn check_weights(dir: &Path, parameters: &[ParameterSpec]) -> Result<Vec<Str
         weights.file(name)?;
     }
     for spec in parameters {
+        if let Some(place) = weights.quantised_place(spec) {
+            weights.check_quantised(spec, &place)?;
+            continue;
+        }
         let (place, file) = weights.find(spec)?;
         weights.file(file)?.check(&place.tensor, &place.shape)?;
     }
@@ -57,6 +61,12 @@ pub fn weight_ranges(
     let mut weights = Weights::open(dir)?;
     let mut ranges: BTreeMap<String, Vec<Range<u64>>> = BTreeMap::new();
     for spec in parameters {
+        if let Some(place) = weights.quantised_place(spec) {
+            for (file, range) in weights.ranges_of_quantised(&place)? {
+                ranges.entry(file).or_default().push(range);
+            }
+            continue;
+        }
         // Adapters are not in the files of their base, and the loading reports what is missing.
         let Some(place) = weights.place_of(spec) else { continue };
         let file = weights.file_of(&place.tensor)?;
@@ -76,16 +86,23 @@ pub fn weight_ranges(
 /// Returns the names of the tensors that the model with these parameters does not use, if they do not
 /// contradict it.
 pub(super) fn unused(weights: &mut Weights, parameters: &[ParameterSpec]) -> Result<Vec<String>, ModelError> {
-    let used: BTreeSet<String> =
-        parameters.iter().filter_map(|spec| Some(weights.place_of(spec)?.tensor)).collect();
+    let used: BTreeSet<String> = parameters.iter().filter_map(|spec| tensor_of(weights, spec)).collect();
+    let parts = weights.parts_of_quantised();
+    let is_part = |tensor: &str| parts.get(tensor).is_some_and(|matrix| used.contains(matrix));
     let is_computed = |tensor: &str| COMPUTED.iter().any(|end| tensor.ends_with(end));
-    let is_unused = |tensor: &&str| !used.contains(*tensor) && !is_computed(tensor);
+    let is_unused = |tensor: &&str| !used.contains(*tensor) && !is_computed(tensor) && !is_part(tensor);
     let mut unused: Vec<String> = weights.tensors().filter(is_unused).map(str::to_owned).collect();
     require_no_further_layers(weights, &used, &unused)?;
     if unused.iter().any(|tensor| tensor == HEAD) && is_tied_to(weights, parameters)? {
         unused.retain(|tensor| tensor != HEAD);
     }
     Ok(unused)
+}
+
+/// Returns the tensor with the elements of a parameter.
+fn tensor_of(weights: &Weights, spec: &ParameterSpec) -> Option<String> {
+    let quantised = weights.quantised_place(spec).map(|place| place.tensor);
+    quantised.or_else(|| Some(weights.place_of(spec)?.tensor))
 }
 
 /// Returns the index of the layer that a tensor belongs to.

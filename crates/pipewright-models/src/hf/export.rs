@@ -11,7 +11,8 @@ use super::weight_type::WeightType;
 use super::write::{DEFAULT_SHARD_BYTES, Writer};
 use crate::error::ModelError;
 use crate::family::ModelFamily;
-use crate::parameter::{Outline, ParameterSource};
+use crate::outline::Outline;
+use crate::parameter::ParameterSource;
 use crate::split::Place;
 use crate::stage::parameter_specs;
 

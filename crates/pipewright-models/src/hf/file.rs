@@ -114,6 +114,35 @@ impl SafetensorsFile {
         WeightType::of_dtype(self.metadata.info(tensor)?.dtype)
     }
 
+    /// Returns the number of bytes of a tensor of any element type.
+    pub(super) fn bytes_of(&self, tensor: &str) -> Option<usize> {
+        let (start, end) = self.metadata.info(tensor)?.data_offsets;
+        Some(end - start)
+    }
+
+    /// Returns the element type, the shape and the number of bytes of a tensor.
+    pub(super) fn describe(&self, tensor: &str) -> Option<(Dtype, Vec<usize>, usize)> {
+        let info = self.metadata.info(tensor)?;
+        Some((info.dtype, info.shape.clone(), info.data_offsets.1 - info.data_offsets.0))
+    }
+
+    /// Reads the bytes of a tensor, whatever its element type and shape.
+    pub(super) fn read_bytes(&mut self, tensor: &str) -> Result<Vec<u8>, ModelError> {
+        let range = self.place_of(tensor)?;
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        let position = SeekFrom::Start(range.start);
+        let read = self.file.seek(position).and_then(|_| self.file.read_exact(&mut bytes));
+        read.map_err(ModelError::io("read", &self.path))?;
+        Ok(bytes)
+    }
+
+    /// Returns the position of a whole tensor in the file.
+    pub(super) fn place_of(&self, tensor: &str) -> Result<Range<u64>, ModelError> {
+        let info = self.metadata.info(tensor).ok_or_else(|| missing_tensor(&self.path, tensor))?;
+        let (start, end) = info.data_offsets;
+        Ok(self.data + start as u64..self.data + end as u64)
+    }
+
     /// Reads the elements of `tensor`, which must have `shape`.
     pub(super) fn read(&mut self, tensor: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
         self.read_elements(tensor, shape, 0..count(shape))

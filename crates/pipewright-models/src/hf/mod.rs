@@ -7,10 +7,13 @@
 //! Tokenizers and generation settings are not read, but an exported directory has the files of the directory
 //! that the model was taken from ([`keep_origin`]).
 
+mod bitsandbytes;
 mod contents;
 mod directory;
 mod export;
 mod file;
+mod four_bit_groups;
+mod fp8;
 mod fingerprint;
 mod json_file;
 mod layout;
@@ -18,6 +21,8 @@ mod origin;
 mod other_form;
 mod peft;
 mod peft_write;
+mod quantise;
+mod quantised_place;
 mod read;
 mod weight_type;
 mod weights;
@@ -36,6 +41,8 @@ pub use peft::adapter_fingerprint;
 pub(crate) use peft::{AdapterWeights, read_adapter};
 pub use peft_write::PeftLimit;
 pub(crate) use peft_write::{Described, PeftTargets, write_adapter};
+pub use quantise::{Quantised, quantise};
+pub use quantised_place::quantised_sizes;
 pub(crate) use read::{Stored, open_weights, read_config};
 pub use read::{load_stage, restore_stage};
 pub use weight_type::WeightType;

@@ -6,17 +6,20 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use pipewright::tensor::TensorShard;
+use pipewright_kernel::quantised::{CutError, QuantisedMatrix};
+use safetensors::Dtype;
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::directory::resolve;
 use super::file::{SafetensorsFile, missing_tensor, require_finite};
-use super::json_file::{parse, read_bytes};
-use super::layout::{FilePlace, INDEX, SINGLE, from_file, is_of_rows, places};
+use super::json_file::{parse, read_bytes, read_json};
+use super::layout::{CONFIG, FilePlace, INDEX, SINGLE, from_file, is_of_rows, places};
 use super::other_form::{names, other_form};
 use super::weight_type::WeightType;
 use crate::error::ModelError;
 use crate::parameter::{ParameterSource, ParameterSpec};
-use crate::quantisation::companions;
+use crate::quantisation::{DescribedForm, companions, described_form};
 
 /// The largest index that is read. An index has about a hundred bytes for each tensor.
 const LARGEST_INDEX: u64 = 1 << 28;
@@ -29,6 +32,10 @@ pub(crate) struct Weights {
     /// The file of each tensor.
     files: BTreeMap<String, String>,
     open: HashMap<String, SafetensorsFile>,
+    /// Whether matrices of linear layers that are quantised stay so, in place of being decoded.
+    keeps_quantised: bool,
+    /// The form of quantised matrices that the configuration describes.
+    described: Option<DescribedForm>,
 }
 
 #[derive(Deserialize)]
@@ -54,8 +61,14 @@ impl Weights {
     pub(super) fn open(dir: &Path) -> Result<Self, ModelError> {
         let dir = resolve(dir)?;
         let (index, single) = (dir.join(INDEX), dir.join(SINGLE));
-        let mut weights =
-            Self { dir: dir.clone(), index: index.clone(), files: BTreeMap::new(), open: HashMap::new() };
+        let mut weights = Self {
+            dir: dir.clone(),
+            index: index.clone(),
+            files: BTreeMap::new(),
+            open: HashMap::new(),
+            keeps_quantised: false,
+            described: None,
+        };
         if single.is_file() {
             weights.index = single;
             weights.add_file(SINGLE.to_owned())?;
@@ -67,7 +80,19 @@ impl Weights {
                 weights.add_file(shard)?;
             }
         }
+        let config = read_json::<Value>(&weights.dir.join(CONFIG)).ok();
+        weights.described = config.as_ref().and_then(described_form);
         Ok(weights)
+    }
+
+    /// Returns the weights, whose quantised matrices stay as they are.
+    pub(crate) fn keeping_quantised(self) -> Self {
+        Self { keeps_quantised: true, ..self }
+    }
+
+    /// Returns the form of quantised matrices that the configuration describes.
+    pub(super) fn described(&self) -> Option<DescribedForm> {
+        self.described
     }
 
     /// Opens a file that no index describes, and adds its tensors.
@@ -145,6 +170,11 @@ impl Weights {
         self.files.keys().map(String::as_str)
     }
 
+    /// Returns whether there is a tensor of this name.
+    pub(super) fn has(&self, tensor: &str) -> bool {
+        self.files.contains_key(tensor)
+    }
+
     /// Returns the file or folder that says which tensors there are.
     pub(super) fn index(&self) -> &Path {
         &self.index
@@ -164,11 +194,24 @@ impl Weights {
     /// count as single precision.
     pub(super) fn types(&mut self) -> Result<BTreeMap<String, WeightType>, ModelError> {
         let mut types = BTreeMap::new();
+        let parts = self.parts_of_quantised();
         for (tensor, file) in self.files.clone() {
+            if let Some(matrix) = parts.get(&tensor) {
+                // The matrix alone is written again, without its scales.
+                types.extend((*matrix == tensor).then_some((tensor, WeightType::Bfloat16)));
+                continue;
+            }
             let kind = self.file(file)?.element_type(&tensor).unwrap_or_default();
             types.insert(tensor, kind);
         }
         Ok(types)
+    }
+
+    /// Returns the element type, the shape and the number of bytes of a tensor.
+    pub(super) fn describe(&mut self, tensor: &str) -> Result<(Dtype, Vec<usize>, usize), ModelError> {
+        let file = self.file_of(tensor)?;
+        let described = self.file(file)?.describe(tensor);
+        described.ok_or_else(|| missing_tensor(&self.index, tensor))
     }
 
     /// Returns an error if a name leads out of the directory.
@@ -235,6 +278,9 @@ fn shard(name: String) -> Option<(String, u32, u32)> {
 
 impl ParameterSource for Weights {
     fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ModelError> {
+        if let Some(place) = self.quantised_place(spec) {
+            return Ok(from_file(spec, self.read_quantised(spec, &place)?.decoded()));
+        }
         let (FilePlace { tensor, shape, elements }, file) = self.find(spec)?;
         let values = self.file(file.clone())?.read_elements(&tensor, &shape, elements)?;
         let values = match &spec.layout.entry {
@@ -246,7 +292,7 @@ impl ParameterSource for Weights {
 
     /// Reads no more of the file than the shard if its elements follow each other there.
     fn shard_of(&mut self, spec: &ParameterSpec, shard: TensorShard) -> Result<Vec<f32>, ModelError> {
-        if !is_of_rows(spec, shard.dimension) {
+        if !is_of_rows(spec, shard.dimension) || self.quantised_place(spec).is_some() {
             return Ok(shard.cut(self.parameter(spec)?, &spec.shape));
         }
         let (FilePlace { tensor, shape, elements }, file) = self.find(spec)?;
@@ -256,5 +302,32 @@ impl ParameterSource for Weights {
         let values = self.file(file.clone())?.read_elements(&tensor, &shape, elements)?;
         let values = require_finite(&self.dir.join(file), &tensor, values)?;
         Ok(from_file(&ParameterSpec { shape: shard.shape(&spec.shape), ..spec.clone() }, values))
+    }
+
+    /// Reads the whole matrix, of which the shard stays.
+    fn quantised(
+        &mut self,
+        spec: &ParameterSpec,
+        shard: TensorShard,
+    ) -> Result<Option<QuantisedMatrix>, ModelError> {
+        let Some(place) = self.quantised_place(spec).filter(|_| self.keeps_quantised) else {
+            return Ok(None);
+        };
+        let matrix = self.read_quantised(spec, &place)?;
+        let refused = |error: CutError| {
+            let fault = "set `mesh.tensor_parallel` to 1, or use a model that is not quantised";
+            ModelError::at(&self.index, format!("tensor `{}`: {error}: {fault}", place.tensor))
+        };
+        let matrix = match &spec.layout.parts {
+            Some(parts) => matrix.gathered(&parts.places()).map_err(refused)?,
+            None => matrix,
+        };
+        if shard.is_whole() {
+            return Ok(Some(matrix));
+        }
+        let own = shard.range(spec.shape[shard.dimension]);
+        let (inputs, outputs) = (0..matrix.columns(), 0..matrix.rows());
+        let (rows, columns) = if shard.dimension == 1 { (own, inputs) } else { (outputs, own) };
+        matrix.part(rows, columns).map(Some).map_err(refused)
     }
 }

@@ -307,7 +307,7 @@ fn plan(tensors: impl Iterator<Item = Typed>, max_shard_bytes: u64) -> Vec<Vec<T
     shards
 }
 
-fn file_name(index: usize, count: usize) -> String {
+pub(super) fn file_name(index: usize, count: usize) -> String {
     if count == 1 { SINGLE.to_owned() } else { format!("model-{:05}-of-{count:05}.safetensors", index + 1) }
 }
 
@@ -331,7 +331,12 @@ pub(super) fn header(tensors: &[Typed]) -> Result<(Vec<u8>, u64), serde_json::Er
             TensorInfo { dtype: tensor.kind.dtype(), shape: file_shape(spec), data_offsets: (start, offset) },
         )
     });
-    let tensors = tensors.collect();
+    let header = header_of(tensors.collect())?;
+    Ok((header, offset as u64))
+}
+
+/// Returns the length field and header of a file with these tensors, which follow each other.
+pub(super) fn header_of(tensors: Vec<(String, TensorInfo)>) -> Result<Vec<u8>, serde_json::Error> {
     // Other readers reject a file that does not name the framework of its layout.
     let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     let metadata = Metadata::new(Some(format), tensors).map_err(serde::ser::Error::custom)?;
@@ -340,7 +345,7 @@ pub(super) fn header(tensors: &[Typed]) -> Result<(Vec<u8>, u64), serde_json::Er
     json.resize(json.len().next_multiple_of(8), b' ');
     let mut header = (json.len() as u64).to_le_bytes().to_vec();
     header.append(&mut json);
-    Ok((header, offset as u64))
+    Ok(header)
 }
 
 pub(super) fn require_vacant(dir: &Path) -> Result<(), ModelError> {

@@ -97,12 +97,10 @@ impl StateRule {
         };
         let state = trained.iter().map(|spec| self.optimizer.bytes(spec));
         let optimizer = state.fold(0, u64::saturating_add);
-        let (trained, base) = (elements(&trained), elements(&frozen));
+        let base = frozen.iter().map(|spec| self.frozen_bytes(spec)).fold(0, u64::saturating_add);
+        let trained = elements(&trained);
         StateBytes {
-            // The base of adapters is held in the precision in which it computes.
-            parameters: trained
-                .saturating_mul(ELEMENT)
-                .saturating_add(base.saturating_mul(self.precision.bytes())),
+            parameters: trained.saturating_mul(ELEMENT).saturating_add(base),
             copy: match self.precision {
                 Precision::F32 => 0,
                 // Adapters compute in single precision.
@@ -111,6 +109,13 @@ impl StateRule {
             },
             optimizer,
         }
+    }
+
+    /// Returns the bytes of a parameter of the base of adapters: it is held in the precision in which it
+    /// computes, or quantised.
+    fn frozen_bytes(&self, spec: &ParameterSpec) -> u64 {
+        let in_precision = || product(&spec.shape).saturating_mul(self.precision.bytes());
+        spec.quantised_bytes.unwrap_or_else(in_precision)
     }
 
     /// Returns the bytes of the base of adapters that are the same in all replicas. `is_trained` accepts the
@@ -124,8 +129,8 @@ impl StateRule {
         let is_shared = |spec: &&ParameterSpec| {
             !is_trained(&spec.path) && (expert_ranks <= 1 || !spec.is_of_routed_expert())
         };
-        let elements = specs.iter().filter(is_shared).map(|spec| product(&spec.shape));
-        elements.fold(0, u64::saturating_add).saturating_mul(self.precision.bytes())
+        let bytes = specs.iter().filter(is_shared).map(|spec| self.frozen_bytes(spec));
+        bytes.fold(0, u64::saturating_add)
     }
 
     /// Like [`StateRule::of`], but apart for the routed experts of mixtures.

@@ -11,4 +11,5 @@ mod adapters;
 mod expert_metrics;
 mod model_copy;
 mod real_files;
+mod quantised;
 mod stacked_experts;

@@ -195,7 +195,7 @@ fn quantised_weights_are_refused_with_what_transformers_can_do() {
         (json!({"quant_method": "mxfp4"}), "mxfp4", "`quantization_config=Mxfp4Config(dequantize=True)`"),
         (json!({"quant_method": "gptq", "bits": 4}), "gptq", "transformers cannot undo this quantisation"),
         (json!({"quant_method": "awq", "bits": 4}), "awq", "transformers cannot undo this quantisation"),
-        (json!({"load_in_4bit": true}), "bitsandbytes", "`model.dequantize()` and `save_pretrained`"),
+        (json!({"load_in_8bit": true}), "bitsandbytes", "`model.dequantize()` and `save_pretrained`"),
         (json!({"bits": 4}), "no method is named", "use the model from which the quantised one was made"),
     ] {
         let copy = Copy::of(LLAMA);

@@ -16,5 +16,6 @@ mod tensor_parallel;
 mod sequence_parallel;
 mod expert_parallel;
 mod lora;
+mod quantised;
 mod reference;
 mod pipelined_run;

@@ -301,7 +301,7 @@ fn launch(reference: &Reference, program: ValidatedProgram, config: &PipelineCon
         let place = Place { tensor: tensor.clone(), precision, ..Device::flex().autodiff().into() };
         model.training_stage(stages.range(stage), &initial, place)
     };
-    let adam = AdamW { betas: (0.9, 0.95), epsilon: 1e-8, weight_decay: 0.1 };
+    let adam = AdamW { betas: (0.9, 0.95), epsilon: 1e-8, weight_decay: reference.expected.weight_decay };
     let config = PipelineConfig {
         optimizer: Some(adam.init()),
         clip_norm: Some(1.0),

@@ -39,13 +39,16 @@ pub(crate) struct Expected {
     pub(crate) seq_len: usize,
     #[serde(default = "usual_learning_rate")]
     pub(crate) lr: f64,
+    #[serde(default = "usual_weight_decay")]
+    pub(crate) weight_decay: f32,
     /// The results of the steps, in order. `tokens.jsonl` has the rows of as many batches.
     #[serde(rename = "expected")]
     pub(crate) steps: Vec<Step>,
     /// The results with the router's balance loss, by the number of microbatches.
     #[serde(default)]
     pub(crate) expected_aux: BTreeMap<u32, Vec<BalancedStep>>,
-    /// Logits at the last position of the first row, after the training of `steps`.
+    /// Logits at the last position of the first row, after the training of `steps`; empty if they are not known.
+    #[serde(default)]
     final_last_logits_first16: Vec<f32>,
     /// How many ids of the first row are before `greedy`.
     #[serde(default)]
@@ -64,6 +67,10 @@ pub(crate) struct Expected {
 
 fn usual_learning_rate() -> f64 {
     2e-3
+}
+
+fn usual_weight_decay() -> f32 {
+    0.1
 }
 
 /// Relative errors of losses and gradient norms, and the absolute error of the final logits.
@@ -201,6 +208,9 @@ impl Reference {
     /// Checks the logits `[rows, sequence, vocabulary]` of the first batch after training.
     pub(crate) fn assert_final_logits(&self, logits: Tensor<3>) {
         let expected = &self.expected.final_last_logits_first16;
+        if expected.is_empty() {
+            return;
+        }
         let [_, sequence, _] = logits.dims();
         let found = logits.narrow(0, 0, 1).narrow(1, sequence - 1, 1).narrow(2, 0, expected.len());
         let tolerance = self.expected.tolerance.final_logits_abs;

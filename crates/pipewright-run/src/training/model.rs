@@ -5,7 +5,9 @@ use std::path::Path;
 
 use pipewright::train::data::TokenRows;
 use pipewright_models::training_memory::{ComputeDevices, layers_in};
-use pipewright_models::{Adapter, AdapterStart, CutModel, LoraConfig, ModelConfig, ParameterSpec, hf};
+use pipewright_models::{
+    Adapter, AdapterStart, CutModel, LoraConfig, ModelConfig, ParameterSpec, QuantisedSizes, hf,
+};
 use pipewright_schedule::ModelDesc;
 use pipewright_schedule::words::counted;
 
@@ -30,10 +32,33 @@ pub fn read_model(settings: &Settings) -> Result<CutModel, RunError> {
         settings.adapter.as_ref().map(|adapter| read_adapter(settings, adapter, &model)).transpose()?;
     let model = CutModel::new(model, settings.pipeline.head_parts).map_err(RunError::input)?;
     let model = model.with_embedding_parts(settings.pipeline.embedding_parts).map_err(RunError::input)?;
+    let quantised = quantised_sizes(settings, &model)?;
     match adapter {
-        Some(adapter) => model.with_adapter(adapter).map_err(RunError::input),
+        Some(adapter) => Ok(model.with_adapter(adapter).map_err(RunError::input)?.with_quantised(quantised)),
         None => Ok(model),
     }
+}
+
+/// Returns the sizes of the quantised matrices of the base that the settings name, if the run can train on it.
+fn quantised_sizes(settings: &Settings, model: &CutModel) -> Result<QuantisedSizes, RunError> {
+    let ModelSettings::From { from } = &settings.model else { return Ok(QuantisedSizes::default()) };
+    if hf::is_config_alone(from) {
+        return Ok(QuantisedSizes::default());
+    }
+    let specs = model.model().parameters().map_err(RunError::input)?;
+    let sizes = hf::quantised_sizes(from, &specs).map_err(RunError::input)?;
+    let advice = if sizes.is_empty() {
+        return Ok(sizes);
+    } else if settings.adapter.is_none() {
+        "so only adapters can be trained on it: add a section [adapter], or use the model from which it was made"
+    } else if !settings.run.devices.are_processor() {
+        "and quantised weights are computed on processors only: set `run.device` to \"flex\""
+    } else if settings.mesh.is_sharded() {
+        "and quantised weights are not divided among replicas: set `mesh.data_parallel_mode` to \"replicated\""
+    } else {
+        return Ok(sizes);
+    };
+    Err(RunError::input(format!("{}: the model is quantised, {advice}", from.display())))
 }
 
 /// Returns the adapters that the settings name: new ones, or those of a PEFT directory.

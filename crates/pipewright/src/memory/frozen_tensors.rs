@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::rank_memory::move_to_this_thread;
+use pipewright_kernel::quantised::QuantisedMatrix;
+
+use super::rank_memory::{move_list_to_this_thread, move_to_this_thread};
 use crate::ids::WorldRank;
 use crate::tensor::Value;
 
@@ -16,11 +18,15 @@ pub(crate) struct FrozenTensors {
     rank: WorldRank,
 }
 
-type ByPath = HashMap<String, Vec<Frozen>>;
+#[derive(Debug, Default)]
+struct ByPath {
+    tensors: HashMap<String, Vec<Frozen<Value>>>,
+    quantised: HashMap<String, Vec<Frozen<Arc<QuantisedMatrix>>>>,
+}
 
 #[derive(Debug)]
-struct Frozen {
-    tensor: Value,
+struct Frozen<T> {
+    tensor: T,
     /// The rank for which the memory of the tensor counts.
     rank: WorldRank,
 }
@@ -28,7 +34,7 @@ struct Frozen {
 impl FrozenTensors {
     /// Begins a launch.
     pub(crate) fn open() -> Self {
-        Self { by_path: Arc::new(Mutex::new(Some(ByPath::new()))), rank: WorldRank::default() }
+        Self { by_path: Arc::new(Mutex::new(Some(ByPath::default()))), rank: WorldRank::default() }
     }
 
     /// Returns the same tensors for a rank.
@@ -46,7 +52,7 @@ impl FrozenTensors {
     pub(crate) fn shared(&self, path: &str, tensor: Value) -> Value {
         let mut by_path = self.by_path.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(by_path) = by_path.as_mut() else { return tensor };
-        let made = by_path.entry(path.to_owned()).or_default();
+        let made = by_path.tensors.entry(path.to_owned()).or_default();
         let Some(same) = made.iter_mut().find(|frozen| frozen.tensor.has_bits_of(&tensor)) else {
             made.push(Frozen { tensor: tensor.clone(), rank: self.rank });
             return tensor;
@@ -57,11 +63,29 @@ impl FrozenTensors {
         }
         same.tensor.clone()
     }
+
+    /// Like [`FrozenTensors::shared`], for a quantised matrix.
+    pub(crate) fn shared_quantised(&self, path: &str, matrix: QuantisedMatrix) -> Arc<QuantisedMatrix> {
+        let mut by_path = self.by_path.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(by_path) = by_path.as_mut() else { return Arc::new(matrix) };
+        let made = by_path.quantised.entry(path.to_owned()).or_default();
+        let Some(same) = made.iter_mut().find(|frozen| *frozen.tensor == matrix) else {
+            let tensor = Arc::new(matrix);
+            made.push(Frozen { tensor: tensor.clone(), rank: self.rank });
+            return tensor;
+        };
+        if self.rank < same.rank {
+            move_list_to_this_thread(same.tensor.storage());
+            same.rank = self.rank;
+        }
+        same.tensor.clone()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use burn::tensor::{DType, Device, Tensor};
+    use pipewright_kernel::quantised::{Form, Fp8};
 
     use super::*;
 
@@ -87,6 +111,24 @@ mod tests {
         }
         assert_eq!(address(&second.shared("a", value([0.0; 3]))), address(&zero));
         assert_ne!(address(&second.shared("b", value([0.0; 3]))), address(&zero));
+    }
+
+    #[test]
+    fn equal_quantised_matrices_of_a_path_are_one() {
+        let matrix = |code: u8| {
+            let fp8 = Fp8::new([1, 2], vec![code; 2], vec![1.0], [1, 2]).expect("a matrix");
+            QuantisedMatrix::new(1, Form::Fp8(fp8))
+        };
+        let launch = FrozenTensors::open();
+        let [first, second] = [0, 1].map(|rank| launch.of(WorldRank::new(rank)));
+        // The memory counts for the first rank, also if it comes later.
+        let held = second.shared_quantised("a", matrix(1));
+        assert!(Arc::ptr_eq(&first.shared_quantised("a", matrix(1)), &held));
+        assert!(!Arc::ptr_eq(&first.shared_quantised("a", matrix(2)), &held));
+        assert!(!Arc::ptr_eq(&first.shared_quantised("b", matrix(1)), &held));
+        launch.close();
+        assert!(!Arc::ptr_eq(&first.shared_quantised("a", matrix(1)), &held));
+        assert_eq!(Arc::strong_count(&held), 1, "the launch keeps nothing");
     }
 
     #[test]

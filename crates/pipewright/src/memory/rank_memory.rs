@@ -69,6 +69,14 @@ pub(super) fn move_to_this_thread(tensor: &Value) {
     }
 }
 
+/// Like [`move_to_this_thread`], for the elements of a list.
+pub(super) fn move_list_to_this_thread<T>(list: &[T]) {
+    if let Some(count) = of_this_thread().filter(|_| blocks::is_in_use()) {
+        blocks::give_away(list.as_ptr().addr());
+        blocks::take_over(list.as_ptr().addr(), &count);
+    }
+}
+
 /// Returns the bytes that the rank of this thread holds, and the most that it held since [`restart_peak`];
 /// `None` on a thread of no rank, and if blocks are not counted.
 pub(crate) fn held_and_peak() -> Option<(u64, u64)> {

@@ -15,16 +15,18 @@
 use std::borrow::Cow;
 
 use burn::module::{Param, ParamId};
-use burn::tensor::{DType, Tensor, bf16};
+use burn::tensor::{DType, Device, Tensor, bf16};
 use pipewright_kernel::bf16_product::product_with_update;
 use pipewright_kernel::narrow_product::{self, AnyMatrix};
 use pipewright_kernel::product::{self, Matrix};
 
 use super::deferred::{Deferred, KeptWeight, LowRankTask, WeightTask, recorded_on};
+use super::held_matrix::{HeldForm, HeldMatrix};
 use super::operation::{
     CpuTensor, Operation, cpu_tensor, elements, from_cpu, in_bf16, on_cpu, takes_features, tensor_of,
 };
 use super::product::KeptInput;
+use super::quantised_product::QuantisedWeight;
 use super::remade::remade;
 
 /// An adapter of a product.
@@ -44,23 +46,41 @@ pub struct LowRank<'a> {
 ///
 /// # Panics
 /// When the shapes do not fit together.
-pub fn adapted_product(x: &Tensor<2>, weight: &Param<Tensor<2>>, adapter: LowRank<'_>) -> Option<Tensor<2>> {
+pub fn adapted_product(x: &Tensor<2>, weight: &HeldMatrix, adapter: LowRank<'_>) -> Option<Tensor<2>> {
     let ids = [adapter.first.id, adapter.second.id];
-    let [w, a, b] = [weight, adapter.first, adapter.second].map(Param::val);
-    let sizes = Sizes { rows: x.dims()[0], inputs: w.dims()[0], outputs: w.dims()[1], rank: a.dims()[1] };
+    let [a, b] = [adapter.first, adapter.second].map(Param::val);
+    let [inputs, outputs] = weight.dims();
+    let sizes = Sizes { rows: x.dims()[0], inputs, outputs, rank: a.dims()[1] };
     let Sizes { rows, inputs, outputs, rank } = sizes;
     takes_features("adapted_product", inputs, &x.dims());
     let shapes = [a.dims(), b.dims()];
     let expected = [[inputs, rank], [rank, outputs]];
     assert!(shapes == expected, "adapted_product takes matrices of the shapes {expected:?}, got {shapes:?}");
-    let is_trained = w.is_tracked() || Deferred::current(&w, weight.id).is_some();
-    if is_trained || w.dtype() != x.dtype() || [&a, &b].iter().any(|matrix| matrix.dtype() != DType::F32) {
+    if [&a, &b].iter().any(|matrix| matrix.dtype() != DType::F32) {
         return None;
     }
+    let (w, quantised) = match weight.form() {
+        HeldForm::Parameter(parameter) => {
+            let w = parameter.val();
+            let is_trained = w.is_tracked() || Deferred::current(&w, parameter.id).is_some();
+            if is_trained || w.dtype() != x.dtype() {
+                return None;
+            }
+            (w, None)
+        }
+        // The operation has as many inputs as for a parameter.
+        HeldForm::Quantised(matrix) => {
+            (Tensor::zeros([0, 0], (&Device::flex(), x.dtype())), Some(matrix.clone()))
+        }
+    };
     let deferred = [Deferred::current(&a, ids[0]), Deferred::current(&b, ids[1])];
     let remade = remade(x);
     let ([x, w, a, b], tape) = on_cpu([x.clone(), w, a, b].map(Tensor::into_dispatch))?;
     let scale = adapter.scale as f32;
+    let w = match quantised {
+        Some(matrix) => Weight::Quantised(QuantisedWeight::new(matrix, x.dtype())),
+        None => Weight::Held(w),
+    };
     let low = scaled_product(&x, &elements(&a), [rows, inputs, rank], scale);
     let operands = Operands { left: &x, weight: &w, sizes, is_turned: false };
     let y = tape.rounded(updated_product(operands, [&low, &elements(&b)]));
@@ -86,7 +106,7 @@ struct Sizes {
 #[derive(Clone, Debug)]
 struct AdaptedBackward {
     x: KeptInput,
-    weight: CpuTensor,
+    weight: Weight,
     /// `scale * x a`.
     low: CpuTensor,
     first: KeptWeight,
@@ -150,10 +170,17 @@ impl LowRankTask {
     }
 }
 
+/// The frozen weight.
+#[derive(Clone, Debug)]
+enum Weight {
+    Held(CpuTensor),
+    Quantised(QuantisedWeight),
+}
+
 /// The operands of a product with the weight, or with its transpose.
 struct Operands<'a> {
     left: &'a CpuTensor,
-    weight: &'a CpuTensor,
+    weight: &'a Weight,
     sizes: Sizes,
     is_turned: bool,
 }
@@ -162,6 +189,10 @@ struct Operands<'a> {
 fn updated_product(operands: Operands<'_>, [low, matrix]: [&[f32]; 2]) -> CpuTensor {
     let Operands { left, weight, sizes: Sizes { rows, inputs, outputs, rank }, is_turned } = operands;
     let [inner, columns] = if is_turned { [outputs, inputs] } else { [inputs, outputs] };
+    let weight = match weight {
+        Weight::Held(weight) => weight,
+        Weight::Quantised(weight) => return weight.updated_product(left, is_turned, [low, matrix], rank),
+    };
     if let Some([left, weight]) = in_bf16([left, weight]) {
         let weight = Matrix::new(weight, inputs, outputs);
         let weight = if is_turned { weight.transposed() } else { weight };
@@ -221,11 +252,16 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use burn::tensor::Device;
+    use burn::tensor::TensorData;
     use pipewright_kernel::bf16_product::testing::run_without_instruction;
+    use pipewright_kernel::quantised::{Codebook, Form, QuantisedMatrix, Scales};
     use pipewright_schedule::recompute::{LayerPart, LayerParts};
 
     use super::super::check::numbers;
+    use super::super::held_matrix::held_linear;
+    use super::super::operation::rounded_to;
+    use super::super::parallel::TensorParallel;
+    use super::super::region::Region;
     use super::super::remade::{note, with_parts};
     use super::*;
 
@@ -248,7 +284,7 @@ mod tests {
             let x = leaf(x);
             let [first, second] = [&a, &b].map(|matrix| parameter(matrix.clone()));
             let adapter = LowRank { first: &first, second: &second, scale: 0.5 };
-            let y = adapted_product(&x, &parameter(w.autodiff()), adapter).expect("the CPU back end");
+            let y = adapted_product(&x, &held(w.autodiff()), adapter).expect("the CPU back end");
             assert_eq!(y.dtype(), dtype);
             (x, single(y))
         };
@@ -260,6 +296,10 @@ mod tests {
 
     fn parameter(tensor: Tensor<2>) -> Param<Tensor<2>> {
         Param::initialized(ParamId::new(), tensor)
+    }
+
+    fn held(tensor: Tensor<2>) -> HeldMatrix {
+        HeldMatrix::from(parameter(tensor))
     }
 
     fn vec_of(tensor: Tensor<2>) -> Vec<f32> {
@@ -287,6 +327,47 @@ mod tests {
         }
     }
 
+    /// Runs the operation, and a product without an adapter, with a quantised weight or its decoded elements.
+    fn with_quantised(dtype: DType, is_quantised: bool) -> Vec<Vec<f32>> {
+        let [rows, inputs, outputs, rank] = [37, 48, 50, 5];
+        let matrix = sample([outputs, inputs]);
+        let decoded = TensorData::new(matrix.decoded(), [outputs, inputs]);
+        let decoded = Tensor::<2>::from_data(decoded, &Device::flex()).transpose();
+        let weight = if is_quantised {
+            HeldMatrix::quantised(Arc::new(matrix))
+        } else {
+            HeldMatrix::from(parameter(rounded_to(decoded, dtype).autodiff()).set_require_grad(false))
+        };
+        let leaf = |tensor: Tensor<2>| tensor.autodiff().require_grad();
+        let (a, b) = (leaf(numbers([inputs, rank], 1.0)), leaf(numbers([rank, outputs], 0.7)));
+        let x = leaf(numbers::<2>([rows, inputs], 1.0).cast(dtype));
+        let [first, second] = [&a, &b].map(|matrix| parameter(matrix.clone()));
+        let adapter = LowRank { first: &first, second: &second, scale: 0.5 };
+        let adapted = adapted_product(&x, &weight, adapter).expect("the CPU back end");
+        let tensor = TensorParallel::default();
+        let plain = held_linear(x.clone(), &weight, None, &Region::of_whole(&tensor));
+        let upstream = numbers::<2>([rows, outputs], 1.0).cast(dtype).autodiff();
+        let gradients = ((adapted.clone() + plain.clone() * 0.5) * upstream).sum().backward();
+        let of = |leaf: &Tensor<2>| vec_of(leaf.grad(&gradients).expect("a leaf"));
+        vec![vec_of(adapted.inner()), vec_of(plain.inner()), of(&x), of(&a), of(&b)]
+    }
+
+    /// Returns a matrix of four bits in blocks of 16.
+    fn sample([rows, columns]: [usize; 2]) -> QuantisedMatrix {
+        let codes = (0..rows * columns / 2).map(|index| (index * 37 % 251) as u8).collect();
+        let table = std::array::from_fn(|index| index as f32 / 7.3 - 1.0);
+        let scales = (0..rows * columns / 16).map(|index| (index % 13) as f32 / 9.7).collect();
+        let codebook = Codebook::new([rows, columns], codes, table, Scales::Single(scales), 16);
+        QuantisedMatrix::new(rows, Form::Codebook(codebook.expect("a matrix")))
+    }
+
+    #[test]
+    fn quantised_weights_have_the_bits_of_their_decoded_elements() {
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            assert_eq!(with_quantised(dtype, true), with_quantised(dtype, false), "{dtype:?}");
+        }
+    }
+
     #[test]
     fn without_rows_the_gradients_of_both_matrices_are_zero() {
         for dtype in [DType::F32, DType::BF16, DType::F16] {
@@ -306,7 +387,7 @@ mod tests {
         let calls = Arc::new(AtomicUsize::new(0));
         let [a, b] = [numbers([6, 3], 1.0), numbers([3, 8], 1.0)].map(|x| x.autodiff().require_grad());
         let [first, second] = [&a, &b].map(|matrix| parameter(matrix.clone()));
-        let weight = parameter(numbers([6, 8], 1.0).cast(DType::BF16).autodiff());
+        let weight = held(numbers([6, 8], 1.0).cast(DType::BF16).autodiff());
         let adapter = LowRank { first: &first, second: &second, scale: 2.0 };
         let gradients = |parts| {
             let x = numbers([5, 6], 1.0).cast(DType::BF16).autodiff().require_grad() * 2.0;
@@ -346,7 +427,7 @@ mod tests {
     fn multiply(x: [usize; 2], second: [usize; 2]) {
         let [first, second] = [[6, 3], second].map(|shape| parameter(numbers(shape, 1.0)));
         let adapter = LowRank { first: &first, second: &second, scale: 2.0 };
-        adapted_product(&numbers(x, 1.0), &parameter(numbers([6, 8], 1.0)), adapter);
+        adapted_product(&numbers(x, 1.0), &held(numbers([6, 8], 1.0)), adapter);
     }
 
     #[test]
@@ -357,7 +438,7 @@ mod tests {
             let [first, second] = [&a, &b].map(|matrix| parameter(matrix.clone()));
             let ids = [first.id, second.id];
             let x = numbers::<2>([5, 6], 1.0).autodiff();
-            let weight = parameter(numbers([6, 8], 1.0).autodiff());
+            let weight = held(numbers([6, 8], 1.0).autodiff());
             let product = || {
                 let adapter = LowRank { first: &first, second: &second, scale: 2.0 };
                 adapted_product(&x, &weight, adapter).expect("the CPU back end")
@@ -384,7 +465,7 @@ mod tests {
     fn a_trained_weight_and_other_tapes_are_left_to_the_caller() {
         let [first, second] = [[6, 3], [3, 8]].map(|shape| parameter(numbers(shape, 1.0)));
         let adapter = LowRank { first: &first, second: &second, scale: 2.0 };
-        let is_single = |x: Tensor<2>, weight| adapted_product(&x, &parameter(weight), adapter).is_some();
+        let is_single = |x: Tensor<2>, weight| adapted_product(&x, &held(weight), adapter).is_some();
         let (x, weight) = (numbers::<2>([5, 6], 1.0), numbers::<2>([6, 8], 1.0));
         assert!(is_single(x.clone(), weight.clone()));
         assert!(!is_single(x.clone().autodiff(), weight.clone().autodiff().require_grad()));

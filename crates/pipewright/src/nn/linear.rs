@@ -78,12 +78,23 @@ pub fn linear<const D: usize>(
     region: &Region<'_>,
 ) -> Tensor<D> {
     let (id, weight) = (weight.id, weight.val());
-    let [inputs, outputs] = weight.dims();
+    let sizes = weight.dims();
+    linear_of(x, sizes, bias, region, |x| multiply(x, weight, Layout::Plain, id))
+}
+
+/// Returns the result of a linear layer of `inputs` and `outputs` whose product `multiply` computes from rows.
+pub(super) fn linear_of<const D: usize>(
+    x: Tensor<D>,
+    [inputs, outputs]: [usize; 2],
+    bias: Option<&Param<Tensor<1>>>,
+    region: &Region<'_>,
+    multiply: impl FnOnce(Tensor<2>) -> Tensor<2>,
+) -> Tensor<D> {
     let mut shape = x.dims();
     takes_features("Linear", inputs, &shape);
     let rows = shape[..D - 1].iter().product::<usize>();
     shape[D - 1] = outputs;
-    let mut y = region.leave(multiply(as_rows(x, [rows, inputs]), weight, Layout::Plain, id));
+    let mut y = region.leave(multiply(as_rows(x, [rows, inputs])));
     if let Some(bias) = bias {
         y = add_bias(y, bias);
     }

@@ -14,6 +14,7 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use burn::tensor::Tensor;
+use pipewright_kernel::quantised::QuantisedMatrix;
 
 use super::composed::at_least_single;
 use super::expert_parallel::ExpertParallel;
@@ -102,6 +103,11 @@ impl TensorParallel {
     pub fn share_frozen<const D: usize>(&self, path: &str, values: Tensor<D>) -> Tensor<D> {
         let shared = self.frozen.shared(path, Value::of(inner_of(values.clone())));
         on_tape_of(Tensor::from_dispatch(shared.into_dispatch()), &values)
+    }
+
+    /// Like [`TensorParallel::share_frozen`], for a quantised matrix.
+    pub fn share_quantised(&self, path: &str, matrix: QuantisedMatrix) -> Arc<QuantisedMatrix> {
+        self.frozen.shared_quantised(path, matrix)
     }
 
     /// Returns the replica's place among the replicas that hold the experts of each mixture together.

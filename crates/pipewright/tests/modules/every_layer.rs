@@ -6,8 +6,8 @@ use burn::optim::SgdConfig;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use pipewright::mesh::DataParallelMode::{Replicated, Sharded};
 use pipewright::nn::{
-    DepthwiseConvolution, Embedding, Expert, ExpertActivation, ExpertForm, GroupNormWeight, Linear, LowRank,
-    Mamba2, MambaSizes, RmsNorm, Routing, TiedHead, adapted_product, add_bias, mix_experts,
+    DepthwiseConvolution, Embedding, Expert, ExpertActivation, ExpertForm, GroupNormWeight, HeldMatrix,
+    Linear, LowRank, Mamba2, MambaSizes, RmsNorm, Routing, TiedHead, adapted_product, add_bias, mix_experts,
 };
 use pipewright::pipeline::{Layers, Pipeline, PipelineBuilder};
 use pipewright::stage::{StageContext, StageModule};
@@ -39,7 +39,7 @@ struct Every {
     experts: Vec<Expert>,
     /// Its last bias is shared by two ranks.
     expert: Expert,
-    frozen: Param<Tensor<2>>,
+    frozen: HeldMatrix,
     down: Param<Tensor<2>>,
     up: Param<Tensor<2>>,
     shift: Param<Tensor<1>>,
@@ -82,7 +82,7 @@ impl Every {
             router: linear(next(), WIDTH, 3),
             experts: (0..3).map(|_| expert(&mut next, 1.0)).collect(),
             expert: expert(&mut next, 0.5),
-            frozen: parameter(next(), [WIDTH, WIDTH]).set_require_grad(false),
+            frozen: parameter(next(), [WIDTH, WIDTH]).set_require_grad(false).into(),
             down: parameter(next(), [WIDTH, 2]),
             up: parameter(next(), [2, WIDTH]),
             shift: parameter(next(), [WIDTH]),

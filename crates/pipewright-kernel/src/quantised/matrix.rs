@@ -1,0 +1,117 @@
+//! A quantised matrix of any form.
+
+use std::ops::Range;
+
+use super::codebook::Codebook;
+use super::decoded::Decoded;
+use super::error::CutError;
+use super::fp8::Fp8;
+use super::grouped::Grouped;
+
+/// A matrix of quantised elements. Its rows are the outputs of a linear layer, as in files.
+#[derive(Clone, Debug, PartialEq)]
+pub struct QuantisedMatrix {
+    rows: usize,
+    form: Form,
+}
+
+/// The form of a matrix's elements.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Form {
+    /// Four bits that choose one of sixteen numbers.
+    Codebook(Codebook),
+    /// Eight bits with a sign, an exponent and a mantissa.
+    Fp8(Fp8),
+    /// Four bits with a zero and a scale for each group.
+    Grouped(Grouped),
+}
+
+impl QuantisedMatrix {
+    /// Returns a matrix of `rows` rows with these elements.
+    pub fn new(rows: usize, form: Form) -> Self {
+        Self { rows, form }
+    }
+
+    /// Returns the number of rows: the outputs of the layer.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Returns the number of columns: the inputs of the layer.
+    pub fn columns(&self) -> usize {
+        match &self.form {
+            Form::Codebook(codebook) => codebook.columns(),
+            Form::Fp8(fp8) => fp8.columns(),
+            Form::Grouped(grouped) => grouped.columns(),
+        }
+    }
+
+    /// Returns the bytes that the elements need.
+    pub fn bytes(&self) -> usize {
+        match &self.form {
+            Form::Codebook(codebook) => codebook.bytes(),
+            Form::Fp8(fp8) => fp8.bytes(),
+            Form::Grouped(grouped) => grouped.bytes(),
+        }
+    }
+
+    /// Returns the elements as memory, without their scales.
+    pub fn storage(&self) -> &[u8] {
+        match &self.form {
+            Form::Codebook(codebook) => codebook.storage(),
+            Form::Fp8(fp8) => fp8.storage(),
+            Form::Grouped(grouped) => grouped.storage(),
+        }
+    }
+
+    /// Returns the rows and columns of a part.
+    ///
+    /// # Errors
+    /// When the border goes through a block of a form whose blocks cannot be cut.
+    pub fn part(&self, rows: Range<usize>, columns: Range<usize>) -> Result<Self, CutError> {
+        let count = rows.len();
+        let form = match &self.form {
+            Form::Codebook(codebook) => Form::Codebook(codebook.part(rows, columns)),
+            Form::Fp8(fp8) => Form::Fp8(fp8.part(rows, columns)),
+            Form::Grouped(grouped) => Form::Grouped(grouped.part(rows, columns)),
+        };
+        Ok(Self { rows: count, form })
+    }
+
+    /// Returns the rows with these indices, in this order.
+    ///
+    /// # Errors
+    /// When blocks have elements of several rows.
+    pub fn gathered(&self, rows: &[usize]) -> Result<Self, CutError> {
+        let form = match &self.form {
+            Form::Codebook(codebook) => Form::Codebook(codebook.gathered(rows)?),
+            Form::Fp8(fp8) => Form::Fp8(fp8.gathered(rows)),
+            Form::Grouped(grouped) => Form::Grouped(grouped.gathered(rows)),
+        };
+        Ok(Self { rows: rows.len(), form })
+    }
+
+    /// Returns all elements, row by row.
+    pub fn decoded(&self) -> Vec<f32> {
+        let columns = self.columns();
+        let mut elements = vec![0.0; self.rows * columns];
+        for (row, out) in elements.chunks_exact_mut(columns.max(1)).enumerate() {
+            self.decode(row, 0..columns, out);
+        }
+        elements
+    }
+
+    /// Writes the elements `columns` of a row.
+    pub fn decode_row(&self, row: usize, columns: Range<usize>, out: &mut [f32]) {
+        self.decode(row, columns, out);
+    }
+
+    pub(crate) fn decode<T: Decoded>(&self, row: usize, columns: Range<usize>, out: &mut [T]) {
+        assert!(row < self.rows, "the matrix has the row");
+        match &self.form {
+            Form::Codebook(codebook) => codebook.decode(row, columns, out),
+            Form::Fp8(fp8) => fp8.decode(row, columns, out),
+            Form::Grouped(grouped) => grouped.decode(row, columns, out),
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! Quantised matrices: elements against their definition, products against products with the decoded matrix,
+//! and parts against the whole.
+
+use half::bf16;
+use pipewright_kernel::bf16_product::testing::run_without_instruction;
+use pipewright_kernel::half::Half;
+use pipewright_kernel::product::Matrix;
+use pipewright_kernel::quantised::{
+    Codebook, CodebookError, DoubleScales, Form, Fp8, Grouped, QuantisedMatrix, QuantisedOperand, Rounding,
+    Scales,
+};
+use pipewright_kernel::quantised_product::{half_product, half_product_with_update, product};
+use pipewright_kernel::{bf16_product, product as single};
+
+/// Returns `count` bytes in no order.
+fn bytes(count: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 32) as u8
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+/// Returns `count` numbers from -1 to 1 that fill their mantissas.
+fn numbers(count: usize, seed: u64) -> Vec<f32> {
+    let words = bytes(4 * count, seed);
+    words.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word) as f32 / 2e9 - 1.07).collect()
+}
+
+fn table() -> [f32; 16] {
+    numbers(16, 7).try_into().expect("sixteen")
+}
+
+/// Returns the bytes, scales and elements of a matrix.
+fn codebook([rows, columns]: [usize; 2], block: usize, is_double: bool) -> (QuantisedMatrix, Vec<f32>) {
+    let elements = rows * columns;
+    let (codes, blocks) = (bytes(elements.div_ceil(2), 3), elements.div_ceil(block));
+    let (scales, values): (Scales, Vec<f32>) = if is_double {
+        let map: Box<[f32; 256]> = Box::new(numbers(256, 9).try_into().expect("256"));
+        let (of_blocks, scales, offset) = (bytes(blocks, 5), numbers(blocks.div_ceil(4), 6), 0.125);
+        let value = |(index, &code): (usize, &u8)| map[usize::from(code)] * scales[index / 4] + offset;
+        let values = of_blocks.iter().enumerate().map(value).collect();
+        let scales = DoubleScales {
+            codes: of_blocks,
+            map: map.clone(),
+            scales: scales.clone(),
+            block: 4,
+            offset,
+            first: 0,
+        };
+        (Scales::Double(scales), values)
+    } else {
+        (Scales::Single(numbers(blocks, 4)), numbers(blocks, 4))
+    };
+    let element = |index: usize| {
+        let byte = codes[index / 2];
+        let half = if index.is_multiple_of(2) { byte >> 4 } else { byte & 15 };
+        table()[usize::from(half)] * values[index / block]
+    };
+    let expected = (0..elements).map(element).collect();
+    let codebook = Codebook::new([rows, columns], codes, table(), scales, block).expect("a matrix");
+    (QuantisedMatrix::new(rows, Form::Codebook(codebook)), expected)
+}
+
+fn bits(numbers: &[f32]) -> Vec<u32> {
+    numbers.iter().map(|number| number.to_bits()).collect()
+}
+
+/// Checks elements, products and parts of a matrix.
+fn check(matrix: &QuantisedMatrix, expected: &[f32]) {
+    let (rows, columns) = (matrix.rows(), matrix.columns());
+    assert_eq!(bits(&matrix.decoded()), bits(expected), "{rows} {columns}");
+    for tokens in [1, 5, 37] {
+        check_products(matrix, expected, tokens);
+    }
+    let middle = (rows / 3..rows.div_ceil(2), columns / 4..columns - columns / 5);
+    for (of_rows, of_columns) in
+        [(0..rows, 0..columns), (rows / 2..rows, 0..columns), (0..rows, 0..columns / 2), middle]
+    {
+        let Ok(part) = matrix.part(of_rows.clone(), of_columns.clone()) else { continue };
+        let inside = of_rows.clone().flat_map(|row| expected[row * columns..][of_columns.clone()].to_vec());
+        assert_eq!(bits(&part.decoded()), bits(&inside.collect::<Vec<_>>()), "{of_rows:?} {of_columns:?}");
+        let (half, third) = (part.rows() / 2, part.columns() / 3);
+        if let Ok(again) = part.part(half..part.rows(), third..part.columns()) {
+            let inside = (of_rows.start + half..of_rows.end)
+                .flat_map(|row| expected[row * columns..][of_columns.start + third..of_columns.end].to_vec());
+            assert_eq!(bits(&again.decoded()), bits(&inside.collect::<Vec<_>>()), "a part of a part");
+        }
+    }
+}
+
+fn check_products(matrix: &QuantisedMatrix, expected: &[f32], tokens: usize) {
+    let (rows, columns) = (matrix.rows(), matrix.columns());
+    let decoded = Matrix::new(expected, rows, columns);
+    let half_decoded = bf16::narrowed(expected);
+    let half_decoded = Matrix::new(&half_decoded, rows, columns);
+    for is_forward in [true, false] {
+        let (inner, outer) = if is_forward { (columns, rows) } else { (rows, columns) };
+        let operand =
+            if is_forward { QuantisedOperand::transposed(matrix) } else { QuantisedOperand::plain(matrix) };
+        let left = numbers(tokens * inner, 1);
+        let left_half = bf16::narrowed(&left);
+        let (left, left_half) = (Matrix::new(&left, tokens, inner), Matrix::new(&left_half, tokens, inner));
+        let right = if is_forward { decoded.transposed() } else { decoded };
+        let whole = single::product(left, right);
+        let what = format!("{tokens} tokens, {rows} x {columns}, forward: {is_forward}");
+        assert_eq!(bits(&product(left, operand, Rounding::None)), bits(&whole), "{what}");
+
+        let right = if is_forward { half_decoded.transposed() } else { half_decoded };
+        assert_eq!(half_product(left_half, operand), bf16_product::product(left_half, right), "{what}");
+        let (low, matrix) = (numbers(tokens * 3, 2), numbers(3 * outer, 8));
+        let found = half_product_with_update(left_half, operand, [&low, &matrix], 3);
+        assert_eq!(found, bf16_product::product_with_update(left_half, right, [&low, &matrix], 3), "{what}");
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "takes minutes under Miri")]
+fn products_have_the_bits_of_those_with_the_decoded_matrix() {
+    for (shape, block) in [
+        ([40, 64], 64),
+        ([33, 176], 64),
+        ([130, 70], 32),
+        ([7, 9], 4),
+        ([300, 320], 128),
+        ([3, 4500], 64),
+        ([1, 5], 8),
+    ] {
+        for is_double in [false, true] {
+            let (matrix, expected) = codebook(shape, block, is_double);
+            check(&matrix, &expected);
+        }
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "Miri starts no processes")]
+fn all_without_the_instruction() {
+    run_without_instruction("products_have_the_bits");
+}
+
+/// Several panels, and threads.
+#[test]
+#[cfg_attr(miri, ignore = "takes minutes under Miri")]
+fn wide_matrices_have_the_same_bits() {
+    let (matrix, expected) = codebook([1025, 2048], 64, true);
+    check_products(&matrix, &expected, 65);
+}
+
+#[test]
+fn sums_of_subnormal_products_are_rounded_as_numbers() {
+    let codes = bytes(64, 1);
+    let scales = Scales::Single(vec![1e-38, 3e-39]);
+    let book = Codebook::new([2, 64], codes, table(), scales, 64).expect("a matrix");
+    let matrix = QuantisedMatrix::new(2, Form::Codebook(book));
+    let expected = bf16::narrowed(&matrix.decoded());
+    let one = bf16::narrowed(&[1.0, 0.0, 0.0, 1.0]);
+    let found = half_product(Matrix::new(&one, 2, 2), QuantisedOperand::plain(&matrix));
+    assert_eq!(found, bf16_product::product(Matrix::new(&one, 2, 2), Matrix::new(&expected, 2, 64)));
+}
+
+#[test]
+fn matrices_whose_parts_do_not_fit_are_refused() {
+    let new =
+        |codes, scales, block| Codebook::new([3, 5], vec![0; codes], table(), Scales::Single(scales), block);
+    assert!(new(8, vec![1.0; 4], 4).is_ok());
+    assert_eq!(new(7, vec![1.0; 4], 4), Err(CodebookError::Codes { needed: 8 }));
+    assert_eq!(new(8, vec![1.0; 3], 4), Err(CodebookError::Scales { needed: 4 }));
+    assert_eq!(new(8, vec![1.0; 4], 0), Err(CodebookError::Block));
+    assert_eq!(new(8, vec![1.0, 1.0, f32::NAN, 1.0], 4), Err(CodebookError::NotFinite));
+    let double = |scales: Vec<f32>, offset| {
+        let double =
+            DoubleScales { codes: vec![0; 4], map: Box::new([0.5; 256]), scales, block: 3, offset, first: 0 };
+        Codebook::new([3, 5], vec![0; 8], table(), Scales::Double(double), 4)
+    };
+    assert!(double(vec![1.0; 2], 0.0).is_ok());
+    assert_eq!(double(vec![1.0; 3], 0.0), Err(CodebookError::ScalesOfScales { needed: 2 }));
+    assert_eq!(double(vec![1.0; 2], f32::INFINITY), Err(CodebookError::NotFinite));
+}
+
+#[test]
+fn a_matrix_needs_the_bytes_of_its_parts() {
+    assert_eq!(codebook([8, 64], 64, false).0.bytes(), 8 * 32 + 4 * 8);
+    assert_eq!(codebook([8, 64], 64, true).0.bytes(), 8 * 32 + 8 + 4 * (2 + 256));
+}
+
+/// Returns the number that a code of FP8 means, from its fields.
+fn number_of(code: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7) / 8.0);
+    let number =
+        if exponent == 0 { mantissa * 2f32.powi(-6) } else { (1.0 + mantissa) * 2f32.powi(exponent - 7) };
+    if code >> 7 == 1 { -number } else { number }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "takes minutes under Miri")]
+fn matrices_of_eight_bits() {
+    for ([rows, columns], block) in [
+        ([40, 64], [16, 32]),
+        ([33, 176], [128, 128]),
+        ([130, 70], [8, 64]),
+        ([7, 9], [2, 4]),
+        ([300, 320], [128, 128]),
+    ] {
+        let codes: Vec<u8> = bytes(rows * columns, 3).into_iter().map(|code| code & !4).collect();
+        let across = columns.div_ceil(block[1]);
+        let scales = numbers(rows.div_ceil(block[0]) * across, 4);
+        let element = |index: usize| {
+            let (row, column) = (index / columns, index % columns);
+            number_of(codes[index]) * scales[row / block[0] * across + column / block[1]]
+        };
+        let expected: Vec<f32> = (0..rows * columns).map(element).collect();
+        let fp8 = Fp8::new([rows, columns], codes.clone(), scales.clone(), block).expect("a matrix");
+        let matrix = QuantisedMatrix::new(rows, Form::Fp8(fp8));
+        check(&matrix, &expected);
+        let order: Vec<usize> = (0..rows).map(|row| row * 7 % rows).collect();
+        let gathered = matrix.gathered(&order).expect("rows").decoded();
+        let inside = order.iter().flat_map(|row| expected[row * columns..][..columns].to_vec());
+        assert_eq!(bits(&gathered), bits(&inside.collect::<Vec<_>>()));
+    }
+    let new = |codes: &[u8], scales: &[f32]| Fp8::new([1, 3], codes.to_vec(), scales.to_vec(), [1, 2]);
+    assert!(new(&[1, 2, 3], &[1.0, 2.0]).is_ok());
+    assert_eq!(new(&[1, 2], &[1.0, 2.0]), Err(CodebookError::Codes { needed: 3 }));
+    assert_eq!(new(&[1, 2, 3], &[1.0]), Err(CodebookError::Scales { needed: 2 }));
+    assert_eq!(new(&[1, 0xff, 3], &[1.0, 1.0]), Err(CodebookError::NotFinite));
+    assert_eq!(new(&[1, 2, 3], &[1.0, f32::NAN]), Err(CodebookError::NotFinite));
+}
+
+#[test]
+fn rows_of_four_bits_are_gathered() {
+    for is_double in [false, true] {
+        let (matrix, expected) = codebook([9, 64], 32, is_double);
+        let order = [3, 0, 8, 8];
+        let gathered = matrix.gathered(&order).expect("rows are whole blocks").decoded();
+        let inside = order.iter().flat_map(|row| expected[row * 64..][..64].to_vec());
+        assert_eq!(bits(&gathered), bits(&inside.collect::<Vec<_>>()));
+        assert!(
+            codebook([9, 40], 32, is_double).0.gathered(&order).is_err(),
+            "a block has elements of two rows"
+        );
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "takes minutes under Miri")]
+fn matrices_in_groups() {
+    let cases: [([usize; 2], usize); 6] =
+        [([40, 64], 32), ([33, 176], 128), ([130, 70], 8), ([7, 9], 4), ([300, 320], 128), ([5, 64], 64)];
+    for ([rows, columns], group) in cases {
+        let across = columns.div_ceil(group);
+        let (codes, zeros) = (bytes(rows * columns.div_ceil(2), 3), bytes(rows * across, 5));
+        let zeros: Vec<u8> = zeros.into_iter().map(|zero| zero % 17).collect();
+        let scales = numbers(rows * across, 4);
+        let element = |index: usize| {
+            let (row, column) = (index / columns, index % columns);
+            let byte = codes[row * columns.div_ceil(2) + column / 2];
+            let code = if column.is_multiple_of(2) { byte >> 4 } else { byte & 15 };
+            let group = row * across + column / group;
+            (f32::from(code) - f32::from(zeros[group])) * scales[group]
+        };
+        let expected: Vec<f32> = (0..rows * columns).map(element).collect();
+        let grouped = Grouped::new([rows, columns], codes.clone(), zeros.clone(), scales.clone(), group);
+        let matrix = QuantisedMatrix::new(rows, Form::Grouped(grouped.expect("a matrix")));
+        check(&matrix, &expected);
+        let order: Vec<usize> = (0..rows).map(|row| row * 7 % rows).collect();
+        let gathered = matrix.gathered(&order).expect("rows").decoded();
+        let inside = order.iter().flat_map(|row| expected[row * columns..][..columns].to_vec());
+        assert_eq!(bits(&gathered), bits(&inside.collect::<Vec<_>>()));
+    }
+    let new = |codes: usize, zeros: &[u8], scales: &[f32]| {
+        Grouped::new([1, 3], vec![0; codes], zeros.to_vec(), scales.to_vec(), 2)
+    };
+    assert!(new(2, &[0, 16], &[1.0, 2.0]).is_ok());
+    assert_eq!(new(3, &[0, 16], &[1.0, 2.0]), Err(CodebookError::Codes { needed: 2 }));
+    assert_eq!(new(2, &[0], &[1.0, 2.0]), Err(CodebookError::Scales { needed: 2 }));
+    assert_eq!(new(2, &[0, 17], &[1.0, 2.0]), Err(CodebookError::NotFinite));
+    assert_eq!(new(2, &[0, 1], &[1.0, f32::NAN]), Err(CodebookError::NotFinite));
+}

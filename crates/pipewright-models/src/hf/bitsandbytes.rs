@@ -1,0 +1,112 @@
+//! Matrices that bitsandbytes has quantised in four bits, as `save_pretrained` of transformers writes them.
+//!
+//! ```text
+//! N.weight                                     the halves of bytes, of any element type and shape
+//! N.weight.absmax                              the scale of each block: numbers, or bytes
+//! N.weight.quant_map                           the sixteen numbers
+//! N.weight.nested_absmax, .nested_quant_map    the scales and numbers of scales that are bytes
+//! N.weight.quant_state.bitsandbytes__nf4       JSON: the type, the shape, the sizes of blocks
+//! ```
+
+use pipewright_kernel::quantised::{Codebook, DoubleScales, Form, QuantisedMatrix, Scales};
+use serde::Deserialize;
+
+use super::weights::Weights;
+use crate::error::ModelError;
+
+/// The ends of the names of the tensors that describe a matrix.
+const STATES: [&str; 2] = [".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"];
+/// The longest description that is read; bitsandbytes writes less than 300 bytes.
+const LONGEST_STATE: usize = 1 << 16;
+/// The largest block that is read; bitsandbytes has blocks of 32 to 4096 elements.
+const LARGEST_BLOCK: usize = 1 << 20;
+
+/// The description of a matrix.
+#[derive(Debug, Deserialize)]
+struct State {
+    quant_type: String,
+    blocksize: usize,
+    shape: Vec<usize>,
+    nested_blocksize: Option<usize>,
+    nested_offset: Option<f64>,
+}
+
+/// Returns the tensor that describes a matrix, if it is quantised by bitsandbytes.
+pub(super) fn state_of(weights: &Weights, tensor: &str) -> Option<String> {
+    STATES.map(|end| format!("{tensor}{end}")).into_iter().find(|name| weights.has(name))
+}
+
+/// Returns the tensor that a description belongs to.
+pub(super) fn described_by(state: &str) -> Option<&str> {
+    STATES.iter().find_map(|end| state.strip_suffix(end))
+}
+
+/// Returns the names of the tensors with the parts of a matrix that may exist, except its description.
+pub(super) fn parts(tensor: &str) -> Vec<String> {
+    let names = ["", ".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map"];
+    names.iter().map(|name| format!("{tensor}{name}")).collect()
+}
+
+impl Weights {
+    /// Reads a matrix of this shape, which `state` describes.
+    pub(super) fn read_four_bits(
+        &mut self,
+        tensor: &str,
+        state: &str,
+        [rows, columns]: [usize; 2],
+    ) -> Result<QuantisedMatrix, ModelError> {
+        let shape = [rows, columns];
+        let state = self.state(state)?;
+        if state.shape != shape {
+            let fault = format!("its shape is {:?}, and the configuration asks for {shape:?}", state.shape);
+            return Err(self.fault(tensor, fault));
+        }
+        let named = |part: &str| format!("{tensor}.{part}");
+        let table = self.numbers::<16>(&named("quant_map"))?;
+        let scales = match state.nested_blocksize {
+            None => Scales::Single(self.read_numbers(&named("absmax"))?),
+            Some(block) => {
+                let map = self.numbers::<256>(&named("nested_quant_map"))?;
+                let scales = self.read_numbers(&named("nested_absmax"))?;
+                let offset = state.nested_offset.unwrap_or_default() as f32;
+                let codes = self.raw(&named("absmax"))?;
+                Scales::Double(DoubleScales { codes, map: Box::new(map), scales, block, offset, first: 0 })
+            }
+        };
+        let codes = self.raw(tensor)?;
+        let codebook = Codebook::new([rows, columns], codes, table, scales, state.blocksize);
+        match codebook {
+            Ok(codebook) => Ok(QuantisedMatrix::new(rows, Form::Codebook(codebook))),
+            Err(source) => Err(self.fault(tensor, source.to_string()).because(source)),
+        }
+    }
+
+    /// Reads the description of a matrix.
+    fn state(&mut self, tensor: &str) -> Result<State, ModelError> {
+        if self.length(tensor)? > LONGEST_STATE {
+            return Err(self.fault(tensor, "it is too long for the description of a matrix".to_owned()));
+        }
+        let text = self.raw(tensor)?;
+        let state: State = serde_json::from_slice(&text).map_err(|source| {
+            self.fault(tensor, "it is not the description of a matrix".to_owned()).because(source)
+        })?;
+        let is_known = matches!(&*state.quant_type, "nf4" | "fp4")
+            && (1..=LARGEST_BLOCK).contains(&state.blocksize)
+            && state.nested_blocksize.is_none_or(|block| (1..=LARGEST_BLOCK).contains(&block));
+        if !is_known {
+            let (kind, block) = (&state.quant_type, state.blocksize);
+            let fault = format!("it describes `{kind}` in blocks of {block}; nf4 and fp4 are read");
+            return Err(self.fault(tensor, fault));
+        }
+        Ok(state)
+    }
+
+    /// Reads a list of `N` numbers.
+    fn numbers<const N: usize>(&mut self, tensor: &str) -> Result<[f32; N], ModelError> {
+        let numbers = self.read_numbers(tensor)?;
+        let found = numbers.len();
+        numbers
+            .try_into()
+            .map_err(|_| self.fault(tensor, format!("it has {found} numbers, and {N} are needed")))
+    }
+}

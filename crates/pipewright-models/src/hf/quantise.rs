@@ -1,0 +1,247 @@
+//! Writes the model of a directory with matrices that are quantised as NF4, in the form of bitsandbytes
+//! ([`bitsandbytes`](super::bitsandbytes)), tensor by tensor. All other tensors are copied as they are.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+
+use burn::tensor::Device;
+use pipewright_kernel::quantised::nf4::{self, BLOCK, NESTED_BLOCK, NF4};
+use pipewright_kernel::quantised::{Codebook, Form, QuantisedMatrix, Scales};
+use safetensors::Dtype;
+use safetensors::tensor::TensorInfo;
+use serde_json::{Value, json};
+
+use super::file::{bad_header, require_finite};
+use super::json_file::read_json;
+use super::layout::{CONFIG, INDEX, file_shape};
+use super::origin::copy_files;
+use super::weights::Weights;
+use super::write::{DEFAULT_SHARD_BYTES, Scratch, file_name, header_of, require_vacant};
+use crate::error::ModelError;
+use crate::family::ModelFamily;
+use crate::outline::Outline;
+use crate::parameter::{ParameterKind, ParameterSpec};
+use crate::split::Place;
+use crate::vocabulary::HEAD;
+
+/// The length of the description of a matrix, with spaces at the end. The number in it has up to 25 digits.
+const STATE_BYTES: usize = 256;
+
+/// What was quantised.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Quantised {
+    /// The number of matrices.
+    pub matrices: usize,
+    /// The bytes of all tensors before.
+    pub before: u64,
+    /// The bytes of all tensors after.
+    pub after: u64,
+    /// The root of the sum of the squares of the errors of the matrices' elements, divided by that of the elements.
+    pub error: f64,
+}
+
+/// A tensor of a new file: its name, type, shape and number of bytes.
+type Announced = (String, Dtype, Vec<usize>, usize);
+
+/// Writes the model in `from` with quantised matrices of linear layers into `dir`, which must not exist or must be
+/// empty. The embedding, the head, norms, routers and the experts that routers choose stay as they are.
+///
+/// # Errors
+/// When a file of the model is missing or damaged, its matrices are quantised already or none can be, or when the
+/// system reports an error.
+pub fn quantise(from: &Path, config: &dyn ModelFamily, dir: &Path) -> Result<Quantised, ModelError> {
+    let target = std::path::absolute(dir).map_err(ModelError::io("resolve", dir))?;
+    require_vacant(&target)?;
+    let mut weights = Weights::open(from)?;
+    if weights.has_quantised() {
+        return Err(ModelError::at(
+            from,
+            "the model is quantised already: name the model from which it was made",
+        ));
+    }
+    let matrices = matrices(&weights, config)?;
+    if matrices.is_empty() {
+        return Err(ModelError::at(
+            from,
+            "the model has no matrix that can be quantised: its family has no such layers",
+        ));
+    }
+    let tensors: Vec<String> = weights.tensors().map(str::to_owned).collect();
+    let mut shards: Vec<(Vec<String>, Vec<Announced>, usize)> = vec![Default::default()];
+    let (mut before, mut after) = (0, 0);
+    for tensor in tensors {
+        let (dtype, shape, bytes) = weights.describe(&tensor)?;
+        before += bytes as u64;
+        let announced = match matrices.get(&tensor) {
+            Some(spec) => parts(&tensor, file_shape(spec).iter().product()),
+            None => vec![(tensor.clone(), dtype, shape, bytes)],
+        };
+        let size: usize = announced.iter().map(|(.., bytes)| bytes).sum();
+        after += size as u64;
+        let is_full = |used: usize| used > 0 && (used + size) as u64 > DEFAULT_SHARD_BYTES;
+        if shards.last().is_some_and(|(.., used)| is_full(*used)) {
+            shards.push(Default::default());
+        }
+        if let Some((names, all, used)) = shards.last_mut() {
+            names.push(tensor);
+            all.extend(announced);
+            *used += size;
+        }
+    }
+    let mut scratch = Scratch::create(&target)?;
+    let (mut squares, count, mut map) = ([0.0; 2], shards.len(), BTreeMap::new());
+    for (index, (names, announced, _)) in shards.into_iter().enumerate() {
+        let name = file_name(index, count);
+        map.extend(announced.iter().map(|(tensor, ..)| (tensor.clone(), name.clone())));
+        let path = scratch.path().join(name);
+        let header = header(announced).map_err(|source| bad_header(&path, source))?;
+        let mut file = File::create_new(&path).map_err(ModelError::io("write", &path))?;
+        let mut write = |bytes: &[u8]| file.write_all(bytes).map_err(ModelError::io("write", &path));
+        write(&header)?;
+        for tensor in names {
+            match matrices.get(&tensor) {
+                Some(spec) => {
+                    let (own, parts) = quantised(&mut weights, &tensor, spec)?;
+                    squares = [squares[0] + own[0], squares[1] + own[1]];
+                    parts.iter().try_for_each(|part| write(part))?;
+                }
+                None => write(&weights.raw(&tensor)?)?,
+            }
+        }
+        file.sync_all().map_err(ModelError::io("write", &path))?;
+    }
+    if count > 1 {
+        scratch.write_json(INDEX, &json!({"metadata": {"total_size": after}, "weight_map": map}))?;
+    }
+    scratch.write_json(CONFIG, &described(weights.directory(), config, &matrices)?)?;
+    copy_files(weights.directory(), scratch.path())?;
+    require_vacant(&target)?;
+    scratch.rename_to(&target)?;
+    let error = (squares[0] / squares[1].max(f64::MIN_POSITIVE)).sqrt();
+    Ok(Quantised { matrices: matrices.len(), before, after, error })
+}
+
+/// Returns the matrices that are quantised, by the tensor that has them.
+fn matrices(
+    weights: &Weights,
+    config: &dyn ModelFamily,
+) -> Result<BTreeMap<String, ParameterSpec>, ModelError> {
+    let mut outline = Outline::default();
+    config.build_stage(0..config.layers(), &mut outline, &Place::from(Device::flex()))?;
+    let paths: BTreeSet<&String> = outline.matrices.iter().collect();
+    let mut found = BTreeMap::new();
+    for spec in outline.specs.iter().filter(|spec| paths.contains(&spec.path) && !is_of_head(spec)) {
+        if spec.layout.inputs_first || spec.layout.entry.is_some() {
+            continue;
+        }
+        let (place, _) = weights.find(spec)?;
+        found.insert(place.tensor, spec.clone());
+    }
+    Ok(found)
+}
+
+fn is_of_head(spec: &ParameterSpec) -> bool {
+    spec.path.strip_suffix(".weight") == Some(HEAD)
+}
+
+/// Returns the tensors of a quantised matrix of `count` elements, in their order in a file.
+fn parts(tensor: &str, count: usize) -> Vec<Announced> {
+    let named = |part: &str| format!("{tensor}.{part}");
+    let (blocks, nested) = (count.div_ceil(BLOCK), count.div_ceil(BLOCK).div_ceil(NESTED_BLOCK));
+    vec![
+        (tensor.to_owned(), Dtype::U8, vec![count.div_ceil(2), 1], count.div_ceil(2)),
+        (named("absmax"), Dtype::U8, vec![blocks], blocks),
+        (named("nested_absmax"), Dtype::F32, vec![nested], 4 * nested),
+        (named("nested_quant_map"), Dtype::F32, vec![256], 4 * 256),
+        (named("quant_map"), Dtype::F32, vec![16], 4 * 16),
+        (named("quant_state.bitsandbytes__nf4"), Dtype::U8, vec![STATE_BYTES], STATE_BYTES),
+    ]
+}
+
+/// Quantises a matrix. Returns the sums of the squares of its errors and elements, and the bytes of its [`parts`].
+fn quantised(
+    weights: &mut Weights,
+    tensor: &str,
+    spec: &ParameterSpec,
+) -> Result<([f64; 2], [Vec<u8>; 6]), ModelError> {
+    let shape = file_shape(spec);
+    let file = weights.file_of(tensor)?;
+    let path = weights.directory().join(&file);
+    let file = weights.file(file)?;
+    let kind = file.element_type(tensor).unwrap_or_default();
+    let elements = require_finite(&path, tensor, file.read(tensor, &shape)?)?;
+    let codebook = nf4::quantise(&elements, [shape[0], shape[1]]);
+    let codebook: Codebook =
+        codebook.map_err(|source| ModelError::at(&path, format!("tensor `{tensor}`")).because(source))?;
+    let Scales::Double(scales) = codebook.scales() else { unreachable!("scales are quantised") };
+    let floats =
+        |numbers: &[f32]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>();
+    let state = json!({
+        "quant_type": "nf4", "blocksize": BLOCK, "dtype": kind.name(), "shape": shape,
+        "nested_blocksize": NESTED_BLOCK, "nested_dtype": "float32", "nested_offset": f64::from(scales.offset),
+    });
+    let mut state = state.to_string().into_bytes();
+    state.resize(STATE_BYTES, b' ');
+    let parts = [
+        codebook.codes().to_vec(),
+        scales.codes.clone(),
+        floats(&scales.scales),
+        floats(&*scales.map),
+        floats(&NF4),
+        state,
+    ];
+    let decoded = QuantisedMatrix::new(shape[0], Form::Codebook(codebook)).decoded();
+    let square = |number: f32| f64::from(number).powi(2);
+    let errors = elements.iter().zip(&decoded).map(|(element, decoded)| square(element - decoded)).sum();
+    Ok(([errors, elements.iter().copied().map(square).sum()], parts))
+}
+
+/// Returns the header of a file with these tensors.
+fn header(announced: Vec<Announced>) -> Result<Vec<u8>, serde_json::Error> {
+    let mut offset = 0;
+    let tensors = announced.into_iter().map(|(name, dtype, shape, bytes)| {
+        let start = offset;
+        offset += bytes;
+        (name, TensorInfo { dtype, shape, data_offsets: (start, offset) })
+    });
+    header_of(tensors.collect())
+}
+
+/// Returns the `config.json` of the model with a description of the quantisation.
+fn described(
+    from: &Path,
+    config: &dyn ModelFamily,
+    matrices: &BTreeMap<String, ParameterSpec>,
+) -> Result<Value, ModelError> {
+    let mut json: Value = read_json(&from.join(CONFIG))?;
+    let quantised: BTreeSet<&str> = matrices.values().map(|spec| &*spec.path).collect();
+    let specs = config.outline(0..config.layers(), &Default::default())?;
+    let others = specs.iter().filter(|spec| {
+        spec.kind == ParameterKind::Matrix && !quantised.contains(&*spec.path) && !spec.is_of_routed_expert()
+    });
+    let mut skipped: Vec<String> =
+        others.filter_map(|spec| spec.path.strip_suffix(".weight").map(str::to_owned)).collect();
+    if !skipped.iter().any(|layer| layer == HEAD) {
+        // A tied head is a linear layer of transformers too.
+        skipped.push(HEAD.to_owned());
+    }
+    let kind = json["dtype"].as_str().or(json["torch_dtype"].as_str()).unwrap_or("float32").to_owned();
+    json["quantization_config"] = json!({
+        "_load_in_4bit": true,
+        "_load_in_8bit": false,
+        "bnb_4bit_compute_dtype": kind,
+        "bnb_4bit_quant_storage": "uint8",
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": true,
+        "llm_int8_enable_fp32_cpu_offload": false,
+        "llm_int8_has_fp16_weight": false,
+        "llm_int8_skip_modules": skipped,
+        "llm_int8_threshold": 6.0,
+        "load_in_4bit": true,
+        "load_in_8bit": false,
+        "quant_method": "bitsandbytes",
+    });
+    Ok(json)
+}

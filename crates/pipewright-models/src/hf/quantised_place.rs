@@ -1,0 +1,202 @@
+//! Where files have matrices that are quantised in a form that is read, and how their parts are read and checked.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+
+use pipewright_kernel::quantised::QuantisedMatrix;
+
+use super::fp8::scales_of;
+use super::layout::{count, file_shape};
+use super::weights::{Weights, file_names_of};
+use super::{bitsandbytes, four_bit_groups, fp8};
+use crate::error::ModelError;
+use crate::parameter::{ParameterKind, ParameterSpec};
+use crate::quantisation::{DescribedForm, QuantisedSizes};
+
+/// The place of a quantised matrix in the files.
+#[derive(Clone, Debug)]
+pub(super) struct QuantisedPlace {
+    /// The tensor with the elements.
+    pub(super) tensor: String,
+    form: FileForm,
+}
+
+/// The form of a quantised matrix in files.
+#[derive(Clone, Debug)]
+enum FileForm {
+    /// Four bits of bitsandbytes, which this tensor describes.
+    FourBits(String),
+    /// FP8 in blocks of these rows and columns, whose scales this tensor has.
+    Fp8(String, [usize; 2]),
+    /// Four bits in groups.
+    Groups(DescribedForm),
+}
+
+impl QuantisedPlace {
+    /// Returns the names of the tensors with the elements and scales that may exist.
+    fn data(&self) -> Vec<String> {
+        match &self.form {
+            FileForm::FourBits(_) => bitsandbytes::parts(&self.tensor),
+            FileForm::Fp8(scales, _) => vec![self.tensor.clone(), scales.clone()],
+            FileForm::Groups(_) => four_bit_groups::parts(&self.tensor),
+        }
+    }
+
+    /// Returns the names of all tensors of the matrix that may exist.
+    fn parts(&self) -> Vec<String> {
+        let mut parts = self.data();
+        if let FileForm::FourBits(state) = &self.form {
+            parts.push(state.clone());
+        }
+        parts
+    }
+}
+
+impl Weights {
+    /// Returns the place of the matrix of a linear layer that is quantised in a form that is read.
+    pub(super) fn quantised_place(&self, spec: &ParameterSpec) -> Option<QuantisedPlace> {
+        let is_plain = spec.kind == ParameterKind::Matrix && spec.layout.entry.is_none();
+        if !is_plain || spec.layout.inputs_first {
+            return None;
+        }
+        spec.tensors().flat_map(file_names_of).find_map(|tensor| self.quantised_at(&tensor))
+    }
+
+    /// Returns whether the files have matrices that are quantised in a form that is read.
+    pub(crate) fn has_quantised(&self) -> bool {
+        self.tensors().any(|name| Self::matrix_of(name).is_some())
+    }
+
+    fn quantised_at(&self, tensor: &str) -> Option<QuantisedPlace> {
+        let place = |tensor: &str, form| Some(QuantisedPlace { tensor: tensor.to_owned(), form });
+        if let Some(state) = bitsandbytes::state_of(self, tensor) {
+            return place(tensor, FileForm::FourBits(state));
+        }
+        match self.described()? {
+            DescribedForm::Fp8(block) => place(tensor, FileForm::Fp8(scales_of(self, tensor)?, block)),
+            form => place(&four_bit_groups::codes_of(self, tensor)?, FileForm::Groups(form)),
+        }
+    }
+
+    /// Returns the tensor that would have a matrix, from one of its parts that every matrix of its form has.
+    fn matrix_of(part: &str) -> Option<String> {
+        let named = bitsandbytes::described_by(part).or(fp8::scaled_by(part)).map(str::to_owned);
+        named.or_else(|| four_bit_groups::matrix_of(part))
+    }
+
+    /// Returns the names of all tensors with parts of quantised matrices, each with the tensor of its matrix.
+    pub(super) fn parts_of_quantised(&self) -> BTreeMap<String, String> {
+        let matrices = self.tensors().filter_map(Self::matrix_of);
+        let places = matrices.filter_map(|tensor| self.quantised_at(&tensor));
+        let parts =
+            |place: QuantisedPlace| place.parts().into_iter().map(move |part| (part, place.tensor.clone()));
+        places.flat_map(parts).collect()
+    }
+
+    /// Reads a quantised matrix.
+    pub(super) fn read_quantised(
+        &mut self,
+        spec: &ParameterSpec,
+        place: &QuantisedPlace,
+    ) -> Result<QuantisedMatrix, ModelError> {
+        let QuantisedPlace { tensor, form } = place;
+        let shape = file_shape(spec);
+        let &[rows, columns] = &*shape else {
+            return Err(self.fault(tensor, format!("a matrix of the shape {shape:?} is not quantised")));
+        };
+        match form {
+            FileForm::FourBits(state) => self.read_four_bits(tensor, state, [rows, columns]),
+            FileForm::Fp8(scales, block) => self.read_fp8(tensor, scales, [rows, columns], *block),
+            FileForm::Groups(_) => self.read_groups(tensor, [rows, columns]),
+        }
+    }
+
+    /// Checks the length of a quantised matrix, and returns its number of bytes in memory. It reads headers only.
+    pub(super) fn check_quantised(
+        &mut self,
+        spec: &ParameterSpec,
+        place: &QuantisedPlace,
+    ) -> Result<u64, ModelError> {
+        let elements = count(&file_shape(spec));
+        let needed = match &place.form {
+            FileForm::FourBits(_) | FileForm::Groups(_) => elements.div_ceil(2),
+            FileForm::Fp8(..) => elements,
+        };
+        if self.length(&place.tensor)? != needed {
+            return Err(self.fault(&place.tensor, format!("its elements need {needed} bytes")));
+        }
+        if let (FileForm::Groups(form), &[rows, columns]) = (&place.form, &*file_shape(spec)) {
+            return Ok(four_bit_groups::bytes_in_memory(*form, [rows, columns]));
+        }
+        let parts: Vec<String> = place.data().into_iter().filter(|part| self.has(part)).collect();
+        parts.iter().try_fold(0, |bytes, part| Ok(bytes + self.length(part)? as u64))
+    }
+
+    /// Returns the ranges of bytes, by file, that have a quantised matrix.
+    pub(super) fn ranges_of_quantised(
+        &mut self,
+        place: &QuantisedPlace,
+    ) -> Result<Vec<(String, Range<u64>)>, ModelError> {
+        let parts: Vec<String> = place.parts().into_iter().filter(|part| self.has(part)).collect();
+        let range = |part: String| {
+            let file = self.file_of(&part)?;
+            let range = self.file(file.clone())?.place_of(&part)?;
+            Ok((file, range))
+        };
+        parts.into_iter().map(range).collect()
+    }
+
+    /// Reads a list of numbers of single or half precision.
+    pub(super) fn read_numbers(&mut self, tensor: &str) -> Result<Vec<f32>, ModelError> {
+        let file = self.existing(tensor)?;
+        let file = self.file(file)?;
+        let shape = file.shape_of(tensor).unwrap_or_default().to_vec();
+        file.read(tensor, &shape)
+    }
+
+    /// Reads the bytes of a tensor.
+    pub(super) fn raw(&mut self, tensor: &str) -> Result<Vec<u8>, ModelError> {
+        let file = self.existing(tensor)?;
+        self.file(file)?.read_bytes(tensor)
+    }
+
+    pub(super) fn length(&mut self, tensor: &str) -> Result<usize, ModelError> {
+        let file = self.existing(tensor)?;
+        let length = self.file(file)?.bytes_of(tensor);
+        length.ok_or_else(|| self.fault(tensor, "it is missing".to_owned()))
+    }
+
+    /// Returns the file with a tensor.
+    fn existing(&self, tensor: &str) -> Result<String, ModelError> {
+        if self.has(tensor) {
+            self.file_of(tensor)
+        } else {
+            Err(self.fault(tensor, "it is missing".to_owned()))
+        }
+    }
+
+    pub(super) fn fault(&self, tensor: &str, fault: String) -> ModelError {
+        let advice = "copy or download the files again";
+        ModelError::at(
+            self.index(),
+            format!("tensor `{tensor}` is not a part of a quantised matrix: {fault}; {advice}"),
+        )
+    }
+}
+
+/// Returns the bytes of the matrices among the parameters `specs` that the files in `dir` have quantised in a form that
+/// stages of frozen parameters hold. It reads headers only.
+///
+/// # Errors
+/// When a file is missing, cut short or not a safetensors file, or has another number of elements.
+pub fn quantised_sizes(dir: &Path, specs: &[ParameterSpec]) -> Result<QuantisedSizes, ModelError> {
+    let mut weights = Weights::open(dir)?;
+    let mut sizes = Vec::new();
+    for spec in specs {
+        if let Some(place) = weights.quantised_place(spec) {
+            sizes.push((spec.path.clone(), weights.check_quantised(spec, &place)?));
+        }
+    }
+    Ok(sizes.into_iter().collect())
+}

@@ -1,0 +1,58 @@
+//! The parameters of a model without their values.
+
+use pipewright::tensor::TensorShard;
+
+use crate::error::ModelError;
+use crate::lora::LoraConfig;
+use crate::parameter::{HeldValues, ParameterSource, ParameterSpec};
+use crate::quantisation::QuantisedSizes;
+
+/// A source that records the parameters that are asked for. Its parameters have shapes but no storage, so a
+/// model of any size can be outlined.
+#[derive(Debug, Default)]
+pub(crate) struct Outline {
+    /// The parameters so far, in the order of the requests. A table that two layers of one stage hold is
+    /// listed twice.
+    pub(crate) specs: Vec<ParameterSpec>,
+    /// The adapters of the model.
+    pub(crate) lora: Option<LoraConfig>,
+    /// The sizes of quantised matrices.
+    quantised: QuantisedSizes,
+    /// The paths of the matrices of linear layers that stages can hold quantised.
+    pub(crate) matrices: Vec<String>,
+}
+
+impl Outline {
+    /// Returns the outline of a model with these adapters, of whose matrices some are quantised.
+    pub(crate) fn with(lora: Option<&LoraConfig>, quantised: &QuantisedSizes) -> Self {
+        Self { lora: lora.cloned(), quantised: quantised.clone(), ..Self::default() }
+    }
+}
+
+impl ParameterSource for Outline {
+    fn lora(&self) -> Option<&LoraConfig> {
+        self.lora.as_ref()
+    }
+
+    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ModelError> {
+        self.specs.push(spec.clone());
+        Ok(vec![0.0; spec.shape.iter().product()])
+    }
+
+    fn held(&mut self, spec: &ParameterSpec, shard: TensorShard) -> Result<HeldValues, ModelError> {
+        let first = spec.shape.get(shard.dimension).map_or(0, |&size| shard.range(size).start);
+        self.specs.push(ParameterSpec { shape: shard.shape(&spec.shape), first, ..spec.clone() });
+        Ok(HeldValues::Outline)
+    }
+
+    fn held_matrix(&mut self, spec: &ParameterSpec, shard: TensorShard) -> Result<HeldValues, ModelError> {
+        let values = self.held(spec, shard)?;
+        if let Some(outlined) = self.specs.last_mut() {
+            let elements = |shape: &[usize]| shape.iter().product::<usize>() as u64;
+            let share = [elements(&outlined.shape), elements(&spec.shape)];
+            self.matrices.push(outlined.path.clone());
+            outlined.quantised_bytes = self.quantised.bytes_of(&spec.path, share);
+        }
+        Ok(values)
+    }
+}

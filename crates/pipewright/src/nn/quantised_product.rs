@@ -1,0 +1,95 @@
+//! Products with a frozen quantised weight. The backward computes the gradient of the input and keeps the weight
+//! alone.
+
+use std::sync::Arc;
+
+use burn::tensor::{DType, Tensor, TensorData};
+use pipewright_kernel::narrow_product::{self, AnyMatrix};
+use pipewright_kernel::product::Matrix;
+use pipewright_kernel::quantised::{QuantisedMatrix, QuantisedOperand, Rounding};
+use pipewright_kernel::quantised_product::{half_product, half_product_with_update, product};
+
+use super::operation::{CpuTensor, Operation, cpu_tensor, elements, in_bf16, on_cpu, tensor_of};
+
+/// A quantised weight in an operation, whose elements are rounded to the element type of the input.
+#[derive(Clone, Debug)]
+pub(super) struct QuantisedWeight {
+    matrix: Arc<QuantisedMatrix>,
+    rounding: Rounding,
+}
+
+impl QuantisedWeight {
+    pub(super) fn new(matrix: Arc<QuantisedMatrix>, input: DType) -> Self {
+        let rounding = match input {
+            DType::BF16 => Rounding::Bf16,
+            DType::F16 => Rounding::F16,
+            _ => Rounding::None,
+        };
+        Self { matrix, rounding }
+    }
+
+    /// Returns the weight, or its transpose if `is_turned`, as the right operand of a product.
+    fn operand(&self, is_turned: bool) -> QuantisedOperand<'_> {
+        let operand = if is_turned { QuantisedOperand::plain } else { QuantisedOperand::transposed };
+        operand(&self.matrix)
+    }
+
+    /// Returns the product of a row-major `left` with the weight `[inputs, outputs]`, or with its transpose if
+    /// `is_turned`.
+    pub(super) fn product(&self, left: &CpuTensor, is_turned: bool) -> CpuTensor {
+        let right = self.operand(is_turned);
+        let [rows, columns] = [rows_of(left, right), right.columns()];
+        if let Some([left]) = in_bf16([left]) {
+            return tensor_of(half_product(Matrix::new(left, rows, right.inner()), right), [rows, columns]);
+        }
+        let left = elements(left);
+        cpu_tensor(product(Matrix::new(&left, rows, right.inner()), right, self.rounding), [rows, columns])
+    }
+
+    /// Like [`QuantisedWeight::product`], and adds `[rows, rank]` times `[rank, columns]`.
+    pub(super) fn updated_product(
+        &self,
+        left: &CpuTensor,
+        is_turned: bool,
+        [low, matrix]: [&[f32]; 2],
+        rank: usize,
+    ) -> CpuTensor {
+        let right = self.operand(is_turned);
+        let [rows, columns] = [rows_of(left, right), right.columns()];
+        if let Some([left]) = in_bf16([left]) {
+            let left = Matrix::new(left, rows, right.inner());
+            return tensor_of(half_product_with_update(left, right, [low, matrix], rank), [rows, columns]);
+        }
+        let left = elements(left);
+        let mut out = product(Matrix::new(&left, rows, right.inner()), right, self.rounding);
+        let [low, matrix] = [Matrix::new(low, rows, rank), Matrix::new(matrix, rank, columns)];
+        narrow_product::add_product(&mut out, columns, AnyMatrix::Single(low), AnyMatrix::Single(matrix));
+        cpu_tensor(out, [rows, columns])
+    }
+}
+
+fn rows_of(left: &CpuTensor, right: QuantisedOperand<'_>) -> usize {
+    left.layout().num_elements() / right.inner().max(1)
+}
+
+/// Returns `x w`. Shapes: `x [rows, inputs]`, result `[rows, outputs]`. Away from the CPU back end, the weight is
+/// decoded whole.
+pub(super) fn multiply_quantised(x: Tensor<2>, matrix: &Arc<QuantisedMatrix>) -> Tensor<2> {
+    let Some(([x], tape)) = on_cpu([x.clone().into_dispatch()]) else {
+        let decoded = TensorData::new(matrix.decoded(), [matrix.rows(), matrix.columns()]);
+        let weight = Tensor::<2>::from_data(decoded, (&x.device(), x.dtype()));
+        return x.matmul(weight.transpose());
+    };
+    let weight = QuantisedWeight::new(matrix.clone(), x.dtype());
+    let y = tape.rounded(weight.product(&x, false));
+    tape.record_tensor(y, |_| QuantisedBackward(weight))
+}
+
+#[derive(Clone, Debug)]
+struct QuantisedBackward(QuantisedWeight);
+
+impl Operation<1> for QuantisedBackward {
+    fn backward(self, gradient: CpuTensor, [for_x]: [bool; 1]) -> [Option<CpuTensor>; 1] {
+        [for_x.then(|| self.0.product(&gradient, true))]
+    }
+}
