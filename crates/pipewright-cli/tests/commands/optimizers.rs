@@ -64,9 +64,9 @@ fn optimizers_that_use_whole_matrices_refuse_parts_of_parameters() {
     ] {
         for name in NAMES {
             let set: Vec<&str> = name.split(',').chain(mesh).chain(["run.steps=1"]).collect();
-            let mixes = name.ends_with("muon") || name.ends_with("adafactor");
             // The rows of a replica are whole.
-            if !mixes && !(name.ends_with("8bit") && mesh[0].starts_with("mesh.tensor")) {
+            let mixes_row = name.ends_with("8bit") && mesh[0].starts_with("mesh.tensor");
+            if !mixes_row && !name.ends_with("muon") && !name.ends_with("adafactor") {
                 run.succeed(&["check", "small.toml"], &set);
                 run.train(&set);
                 continue;

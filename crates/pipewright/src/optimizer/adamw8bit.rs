@@ -40,7 +40,7 @@ pub struct AdamW8bitState<const D: usize>(Form<D>);
 #[derive(Clone)]
 enum Form<const D: usize> {
     /// Of a vector.
-    Single(AdamWMoments<D>),
+    Single(Box<AdamWMoments<D>>),
     Blocks(Arc<Blocks<D>>),
 }
 
@@ -85,7 +85,10 @@ impl<const D: usize> RecordState for AdamW8bitState<D> {
 
     fn state_unflatten(prefix: &str, from: &mut StateSource, device: &Device) -> Option<Self> {
         if D == 1 {
-            return AdamWMoments::state_unflatten(prefix, from, device).map(Form::Single).map(Self);
+            return AdamWMoments::state_unflatten(prefix, from, device)
+                .map(Box::new)
+                .map(Form::Single)
+                .map(Self);
         }
         let Some(Scalar::UInt(time)) = from.take_scalar(prefix, "time") else { return None };
         let mut shape = None;
@@ -117,11 +120,11 @@ impl Optimizer for AdamW8bit {
             None if D > 1 => Arc::new(Blocks::new(parameter.dims())),
             single => {
                 let moments = single.and_then(|AdamW8bitState(form)| match form {
-                    Form::Single(moments) => Some(moments),
+                    Form::Single(moments) => Some(*moments),
                     Form::Blocks(_) => None,
                 });
                 let (parameter, moments) = self.0.step(learning_rate, parameter, gradient, moments);
-                return (parameter, moments.map(Form::Single).map(AdamW8bitState));
+                return (parameter, moments.map(Box::new).map(Form::Single).map(AdamW8bitState));
             }
         };
         // Others may hold the state: an optimizer that may undo the update.
@@ -155,7 +158,7 @@ impl Optimizer for AdamW8bit {
         device: &Device,
     ) -> AdamW8bitState<D> {
         AdamW8bitState(match form {
-            Form::Single(moments) => Form::Single(AdamW::to_device(moments, device)),
+            Form::Single(moments) => Form::Single(Box::new(AdamW::to_device(*moments, device))),
             blocks @ Form::Blocks(_) => blocks,
         })
     }
