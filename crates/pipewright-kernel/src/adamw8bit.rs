@@ -198,7 +198,9 @@ fn step_block(
         *code = signed.signed_code(share);
     }
     for (code, &share) in second.iter_mut().zip(&*v) {
-        *code = unsigned.nearest(share);
+        // A positive moment stays positive. In bitsandbytes it may become 0, and if the next gradient is 0 too, the update
+        // is the first moment divided by `epsilon`, which is many times the learning rate.
+        *code = unsigned.nearest(share).max(u8::from(share > 0.0));
     }
 }
 
@@ -303,8 +305,14 @@ mod tests {
                     let scale = block.iter().map(|x| x.abs()).fold(0.0, f32::max);
                     for x in block {
                         let value = nearest(codes, *x / scale);
-                        let is_lost = value == 0.0 && *x < 0.0;
-                        *x = scale * if is_lost { codes.values[SIGNED_ZERO as usize - 1] } else { value };
+                        let zero = codes.values.iter().position(|value| *value == 0.0).expect("a code");
+                        // Negative first moments stay negative, and positive second ones positive.
+                        *x = scale
+                            * match value == 0.0 {
+                                true if *x < 0.0 => codes.values[zero - 1],
+                                true if *x > 0.0 && zero == 0 => codes.values[1],
+                                _ => value,
+                            };
                     }
                 }
             }
@@ -355,6 +363,25 @@ mod tests {
             parts.extend(first.codes);
         }
         assert_eq!((parameter, parts), (whole.0, whole.1[0].codes.clone()));
+    }
+
+    #[test]
+    fn an_update_is_not_much_larger_than_the_learning_rate() {
+        let width = 256;
+        // Magnitudes differ by many decades, and the next steps have no gradient, as the rows of rare tokens.
+        let (mut parameter, gradient) = (vec![0.0f32; width], numbers(width, 0.3));
+        let [mut first, mut second] = [(); 2].map(|()| Moment::zeros(1, width));
+        for t in 1..=4 {
+            let before = parameter.clone();
+            let power = |beta: f32| 1.0 - beta.powi(t);
+            let (step_size, second_correction) = (1.0 / power(0.9), 1.0 / power(0.95));
+            let by = Coefficients { step_size, second_correction, keep: 1.0, ..BY };
+            let gradient = if t == 1 { &gradient } else { &vec![0.0; width] };
+            step(&mut parameter, gradient, width, [&mut first, &mut second], by);
+            let largest =
+                parameter.iter().zip(&before).map(|(one, other)| (one - other).abs()).fold(0.0, f32::max);
+            assert!(largest < 2.0, "{largest} times the learning rate in step {t}");
+        }
     }
 
     /// `bench/peer/adamw8bit.py` has the same trial.

@@ -252,7 +252,7 @@ fn matrices_in_groups() {
     for ([rows, columns], group) in cases {
         let across = columns.div_ceil(group);
         let (codes, zeros) = (bytes(rows * columns.div_ceil(2), 3), bytes(rows * across, 5));
-        let zeros: Vec<u8> = zeros.into_iter().map(|zero| zero % 17).collect();
+        let zeros: Vec<u8> = zeros.into_iter().map(|zero| zero % 16).collect();
         let scales = numbers(rows * across, 4);
         let element = |index: usize| {
             let (row, column) = (index / columns, index % columns);
@@ -273,9 +273,9 @@ fn matrices_in_groups() {
     let new = |codes: usize, zeros: &[u8], scales: &[f32]| {
         Grouped::new([1, 3], vec![0; codes], zeros.to_vec(), scales.to_vec(), 2)
     };
-    assert!(new(2, &[0, 16], &[1.0, 2.0]).is_ok());
-    assert_eq!(new(3, &[0, 16], &[1.0, 2.0]), Err(CodebookError::Codes { needed: 2 }));
+    assert!(new(2, &[0, 15], &[1.0, 2.0]).is_ok());
+    assert_eq!(new(3, &[0, 15], &[1.0, 2.0]), Err(CodebookError::Codes { needed: 2 }));
     assert_eq!(new(2, &[0], &[1.0, 2.0]), Err(CodebookError::Scales { needed: 2 }));
-    assert_eq!(new(2, &[0, 17], &[1.0, 2.0]), Err(CodebookError::NotFinite));
+    assert_eq!(new(2, &[0, 16], &[1.0, 2.0]), Err(CodebookError::NotFinite));
     assert_eq!(new(2, &[0, 1], &[1.0, f32::NAN]), Err(CodebookError::NotFinite));
 }

@@ -82,7 +82,13 @@ pub(crate) fn described_form(config: &Value) -> Option<DescribedForm> {
             let is_known = ["gptq", "gptq_v2"].contains(&format);
             is_known.then_some(DescribedForm::Gptq { group: group?, zeros_are_less: format == "gptq" })
         }
-        "awq" if has_four_bits && is("version", "gemm") => Some(DescribedForm::Awq { group: group? }),
+        // Files of other packings have as many words.
+        "awq"
+            if has_four_bits
+                && ["version", "checkpoint_format", "format"].iter().all(|key| is(key, "gemm")) =>
+        {
+            Some(DescribedForm::Awq { group: group? })
+        }
         _ => None,
     }
 }

@@ -42,7 +42,7 @@ pub(crate) fn tried_head_parts(
     ranks: u32,
 ) -> Vec<u32> {
     // The ranks of a node may become tensor ranks, which split the vocabulary themselves.
-    let is_whole = settings.optimizer.name == OptimizerName::Adafactor;
+    let is_whole = matches!(settings.optimizer.name, OptimizerName::Adafactor | OptimizerName::AdamW8bit);
     if settings.pipeline.head_parts > 1 || profile.node.is_some() || is_whole {
         return Vec::new();
     }

@@ -153,7 +153,10 @@ impl Codebook {
             Scales::Single(scales) if scales.iter().copied().all(f32::is_finite) => {}
             Scales::Single(_) => return Err(CodebookError::NotFinite),
         }
-        if !are_finite {
+        // The numbers may be finite and their products not.
+        let largest = table.iter().fold(0.0f32, |largest, number| largest.max(number.abs()));
+        let are_products_finite = (0..scales.len()).all(|block| (largest * scales.get(block)).is_finite());
+        if !are_finite || !are_products_finite {
             return Err(CodebookError::NotFinite);
         }
         let place = Place { first: 0, stride: columns, first_block: 0 };

@@ -7,8 +7,8 @@ use std::ops::Range;
 use super::decoded::Decoded;
 use super::error::CodebookError;
 
-/// The largest zero: one more than the largest code, as files of GPTQ may have it.
-const LARGEST_ZERO: u8 = 16;
+/// The largest zero: the largest code.
+const LARGEST_ZERO: u8 = 15;
 
 /// The differences of all codes from each zero.
 static DIFFERENCES: [[f32; 16]; LARGEST_ZERO as usize + 1] = {

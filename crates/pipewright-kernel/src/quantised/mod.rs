@@ -12,7 +12,7 @@
 //! order of rows and columns: in single precision a panel has whole columns of the product, and in bfloat16 the
 //! packed operand is the same.
 //!
-//! A further form is one file with its `decode` and `part`, and a variant of [`Form`](matrix::Form).
+//! A further form is one file with its `decode` and `part`, and a variant of [`Form`].
 
 mod error;
 #[cfg(target_arch = "x86_64")]

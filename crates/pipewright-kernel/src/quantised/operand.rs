@@ -80,8 +80,11 @@ impl<'a> QuantisedOperand<'a> {
     /// Returns the number of columns of each panel in single precision but the last one.
     pub(crate) fn panel_columns(self) -> usize {
         let fitting = PANEL_BYTES / size_of::<f32>() / self.inner().max(1);
-        let columns = fitting.max(LEAST_COLUMNS).next_multiple_of(LEAST_COLUMNS);
+        let mut columns = fitting.max(LEAST_COLUMNS).next_multiple_of(LEAST_COLUMNS);
         // The `gemm` crate adds in another order for one column, so the last panel must not be one.
-        if self.columns() % columns == 1 { columns + LEAST_COLUMNS } else { columns }
+        while self.columns() > columns && self.columns() % columns == 1 {
+            columns += LEAST_COLUMNS;
+        }
+        columns
     }
 }

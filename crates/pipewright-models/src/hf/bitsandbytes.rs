@@ -68,7 +68,10 @@ impl Weights {
             Some(block) => {
                 let map = self.numbers::<256>(&named("nested_quant_map"))?;
                 let scales = self.read_numbers(&named("nested_absmax"))?;
-                let offset = state.nested_offset.unwrap_or_default() as f32;
+                let Some(offset) = state.nested_offset else {
+                    return Err(self.fault(tensor, "its description has no `nested_offset`".to_owned()));
+                };
+                let offset = offset as f32;
                 let codes = self.raw(&named("absmax"))?;
                 Scales::Double(DoubleScales { codes, map: Box::new(map), scales, block, offset, first: 0 })
             }

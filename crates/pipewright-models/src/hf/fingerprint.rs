@@ -22,6 +22,10 @@ const DIGITS: usize = 32;
 pub fn fingerprint(dir: &Path) -> Result<String, ModelError> {
     let mut weights = Weights::open(dir)?;
     let mut fingerprint = Fingerprint::default();
+    if let Some(form) = weights.described() {
+        // It decides what the codes mean.
+        fingerprint.0.update(format!("{form:?}").as_bytes());
+    }
     let tensors: Vec<String> = weights.tensors().map(str::to_owned).collect();
     for tensor in tensors {
         let file = weights.file_of(&tensor)?;

@@ -10,6 +10,7 @@
 //! In memory each row, of one output, has its codes, zeros and scales together.
 
 use pipewright_kernel::quantised::{Form, Grouped, QuantisedMatrix};
+use safetensors::Dtype;
 
 use super::weights::Weights;
 use crate::error::ModelError;
@@ -83,15 +84,18 @@ impl Weights {
         let groups = columns.div_ceil(group);
         let layer = codes.strip_suffix(CODES).unwrap_or(codes);
         let named = |part: &str| format!("{layer}.{part}");
-        let words = self.words(codes, rows * columns / IN_WORD)?;
-        let zero_words = self.words(&named("qzeros"), groups * rows / IN_WORD)?;
-        let scales = self.read_numbers(&named("scales"))?;
-        if scales.len() != groups * rows {
-            return Err(self.fault(&named("scales"), format!("its groups need {} scales", groups * rows)));
+        let shape = if is_awq { [columns, rows / IN_WORD] } else { [columns / IN_WORD, rows] };
+        let words = self.words(codes, shape)?;
+        let mut zero_words = self.words(&named("qzeros"), [groups, rows / IN_WORD])?;
+        if zeros_are_less {
+            // Whole words, as they were written: a zero of 0 is stored as -1.
+            zero_words.iter_mut().for_each(|word| *word = word.wrapping_add(0x1111_1111));
         }
+        let scales = self.read_numbers(&named("scales"))?;
+        self.require_shape(&named("scales"), &[groups, rows])?;
         let order = named("g_idx");
         if self.has(&order) {
-            let found = self.words(&order, columns)?;
+            let found = self.words(&order, [columns])?;
             if found.iter().enumerate().any(|(input, index)| *index as usize != input / group) {
                 let advice = "use a model that was quantised without `desc_act`";
                 return Err(ModelError::at(
@@ -122,7 +126,7 @@ impl Weights {
         let in_rows = |index: usize| (index % groups, index / groups);
         let zero = |index: usize| {
             let (group, row) = in_rows(index);
-            of_outputs(&zero_words, group, row) + u8::from(zeros_are_less)
+            of_outputs(&zero_words, group, row)
         };
         let scale = |index: usize| {
             let (group, row) = in_rows(index);
@@ -136,11 +140,9 @@ impl Weights {
         }
     }
 
-    /// Reads `count` words.
-    fn words(&mut self, tensor: &str, count: usize) -> Result<Vec<u32>, ModelError> {
-        if self.length(tensor)? != 4 * count {
-            return Err(self.fault(tensor, format!("its elements need {count} words")));
-        }
+    /// Reads words of this shape.
+    fn words<const D: usize>(&mut self, tensor: &str, shape: [usize; D]) -> Result<Vec<u32>, ModelError> {
+        self.require_form(tensor, &[Dtype::I32, Dtype::U32], &shape)?;
         Ok(self.raw(tensor)?.as_chunks().0.iter().copied().map(u32::from_le_bytes).collect())
     }
 }

@@ -10,6 +10,7 @@
 //! here.
 
 use pipewright_kernel::quantised::{Form, Fp8, QuantisedMatrix};
+use safetensors::Dtype;
 
 use super::weights::Weights;
 use crate::error::ModelError;
@@ -37,12 +38,8 @@ impl Weights {
         [rows, columns]: [usize; 2],
         block: [usize; 2],
     ) -> Result<QuantisedMatrix, ModelError> {
-        let (_, shape, _) = self.describe(tensor)?;
-        if shape != [rows, columns] {
-            let fault =
-                format!("its shape is {shape:?}, and the configuration asks for {:?}", [rows, columns]);
-            return Err(self.fault(tensor, fault));
-        }
+        self.require_form(tensor, &[Dtype::F8_E4M3], &[rows, columns])?;
+        self.require_shape(scales, &[rows.div_ceil(block[0].max(1)), columns.div_ceil(block[1].max(1))])?;
         let scales = self.read_numbers(scales)?;
         match Fp8::new([rows, columns], self.raw(tensor)?, scales, block) {
             Ok(fp8) => Ok(QuantisedMatrix::new(rows, Form::Fp8(fp8))),

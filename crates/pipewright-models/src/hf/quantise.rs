@@ -133,7 +133,9 @@ fn matrices(
     let paths: BTreeSet<&String> = outline.matrices.iter().collect();
     let mut found = BTreeMap::new();
     for spec in outline.specs.iter().filter(|spec| paths.contains(&spec.path) && !is_of_head(spec)) {
-        if spec.layout.inputs_first || spec.layout.entry.is_some() {
+        // Rows of a joined projection are read one by one, so that blocks must end with them.
+        let is_joined = spec.layout.parts.is_some() && !spec.shape[1].is_multiple_of(BLOCK);
+        if spec.layout.inputs_first || spec.layout.entry.is_some() || is_joined {
             continue;
         }
         let (place, _) = weights.find(spec)?;

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use pipewright_kernel::quantised::QuantisedMatrix;
+use safetensors::Dtype;
 
 use super::fp8::scales_of;
 use super::layout::{count, file_shape};
@@ -161,6 +162,31 @@ impl Weights {
         self.file(file)?.read_bytes(tensor)
     }
 
+    /// Requires a shape of a tensor.
+    pub(super) fn require_shape(&mut self, tensor: &str, shape: &[usize]) -> Result<(), ModelError> {
+        let file = self.existing(tensor)?;
+        let found = self.file(file)?.shape_of(tensor).unwrap_or_default().to_vec();
+        if found == shape {
+            return Ok(());
+        }
+        Err(self.fault(tensor, format!("its shape is {found:?}, and {shape:?} is needed")))
+    }
+
+    /// Requires one of some element types, and a shape, of a tensor.
+    pub(super) fn require_form(
+        &mut self,
+        tensor: &str,
+        kinds: &[Dtype],
+        shape: &[usize],
+    ) -> Result<(), ModelError> {
+        self.require_shape(tensor, shape)?;
+        let (found, ..) = self.describe(tensor)?;
+        if kinds.contains(&found) {
+            return Ok(());
+        }
+        Err(self.fault(tensor, format!("its elements are {found:?}, and {:?} is needed", kinds[0])))
+    }
+
     pub(super) fn length(&mut self, tensor: &str) -> Result<usize, ModelError> {
         let file = self.existing(tensor)?;
         let length = self.file(file)?.bytes_of(tensor);
@@ -177,7 +203,7 @@ impl Weights {
     }
 
     pub(super) fn fault(&self, tensor: &str, fault: String) -> ModelError {
-        let advice = "copy or download the files again";
+        let advice = "copy or download the files again, or use the model from which it was made";
         ModelError::at(
             self.index(),
             format!("tensor `{tensor}` is not a part of a quantised matrix: {fault}; {advice}"),

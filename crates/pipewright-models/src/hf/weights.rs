@@ -198,7 +198,7 @@ impl Weights {
         for (tensor, file) in self.files.clone() {
             if let Some(matrix) = parts.get(&tensor) {
                 // The matrix alone is written again, without its scales.
-                types.extend((*matrix == tensor).then_some((tensor, WeightType::Bfloat16)));
+                types.insert(matrix.clone(), WeightType::Bfloat16);
                 continue;
             }
             let kind = self.file(file)?.element_type(&tensor).unwrap_or_default();
@@ -315,7 +315,7 @@ impl ParameterSource for Weights {
         };
         let matrix = self.read_quantised(spec, &place)?;
         let refused = |error: CutError| {
-            let fault = "set `mesh.tensor_parallel` to 1, or use a model that is not quantised";
+            let fault = "its blocks have elements of several rows of a joined projection; use a model that is not quantised";
             ModelError::at(&self.index, format!("tensor `{}`: {error}: {fault}", place.tensor))
         };
         let matrix = match &spec.layout.parts {

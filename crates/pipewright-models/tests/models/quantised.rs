@@ -145,7 +145,9 @@ fn matrices_of_eight_bits_are_read() {
         *shape = vec![3, 6];
         bytes.truncate(4 * 18);
     };
-    refused(&shorten, "its blocks need 24 scales");
+    refused(&shorten, "its shape is [3, 6], and [4, 6] is needed");
+    let other = |tensors: &mut Vec<Stored>| bytes_of(tensors, "").1 = Dtype::F8_E5M2;
+    refused(&other, "its elements are F8_E5M2, and F8_E4M3 is needed");
     // Without the sizes of blocks, the scales could mean anything.
     copy.configure(&json!({"quantization_config": {"quant_method": "fp8"}}));
     copy.check_refused(&["quantised (fp8)"]);
@@ -156,9 +158,9 @@ fn quantise_in_groups(copy: &Copy, tensor: &str, method: &str, is_decoded: bool)
     const GROUP: usize = 16;
     // The outputs of the eight codes in a word of AWQ.
     const ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
-    let (is_awq, less) = (method == "awq", u32::from(method == "gptq"));
+    let is_awq = method == "awq";
     if !is_decoded {
-        let format = if method == "gptq_v2" { "gptq_v2" } else { "gptq" };
+        let format = if is_awq { "gemm" } else { method };
         let method = if is_awq { "awq" } else { "gptq" };
         copy.configure(&json!({"quantization_config": {
             "quant_method": method, "bits": 4, "group_size": GROUP, "checkpoint_format": format, "version": "gemm"
@@ -169,7 +171,7 @@ fn quantise_in_groups(copy: &Copy, tensor: &str, method: &str, is_decoded: bool)
         let (_, _, shape, _) = tensors.remove(index);
         let (outputs, inputs) = (shape[0], shape[1]);
         let code = |output: usize, input: usize| (output * 7 + input * 5) as u32 % 16;
-        let zero = |output: usize, group: usize| (output + 3 * group) as u32 % 15 + 1;
+        let zero = |output: usize, group: usize| (output + 3 * group) as u32 % 16;
         let scale = |output: usize, group: usize| ((output + group) % 9) as f32 / 64.0;
         let groups = inputs / GROUP;
         let bytes = |words: Vec<u32>| words.into_iter().flat_map(u32::to_le_bytes).collect::<Vec<u8>>();
@@ -203,7 +205,13 @@ fn quantise_in_groups(copy: &Copy, tensor: &str, method: &str, is_decoded: bool)
         };
         let packed = if is_awq { [inputs, outputs / 8] } else { [inputs / 8, outputs] };
         push("qweight", Dtype::I32, packed, codes);
-        let zeros = along_outputs(groups, &|output, group| zero(output, group) - less);
+        let mut zeros = along_outputs(groups, &zero);
+        if method == "gptq" {
+            // The first version subtracts 1 from each half of whole words.
+            for word in zeros.as_chunks_mut::<4>().0 {
+                *word = u32::from_le_bytes(*word).wrapping_sub(0x1111_1111).to_le_bytes();
+            }
+        }
         push("qzeros", Dtype::I32, [groups, outputs / 8], zeros);
         let scales =
             (0..groups * outputs).flat_map(|index| scale(index % outputs, index / outputs).to_le_bytes());
@@ -237,6 +245,19 @@ fn matrices_of_gptq_and_awq_are_read() {
             assert!(error.contains(&format!("{layer}.{part}")) && error.contains("it is missing"), "{error}");
         }
     }
+    // As many words in another arrangement.
+    let copy = Copy::of(LLAMA);
+    quantise_in_groups(&copy, DOWN, "awq", false);
+    copy.edit(|tensors| {
+        let name = format!("{layer}.qweight");
+        let (.., shape, _) = tensors.iter_mut().find(|(found, ..)| *found == name).expect("the codes");
+        shape.reverse();
+    });
+    let error = logits(&copy).expect_err("it is refused");
+    assert!(error.contains(&format!("{layer}.qweight")) && error.contains("its shape is "), "{error}");
+    let awq = json!({"quant_method": "awq", "bits": 4, "group_size": 16, "checkpoint_format": "gemv"});
+    copy.configure(&json!({"quantization_config": awq}));
+    copy.check_refused(&["quantised (awq)"]);
     let copy = Copy::of(LLAMA);
     quantise_in_groups(&copy, DOWN, "gptq", false);
     copy.edit(|tensors| {

@@ -46,7 +46,11 @@ fn quantised_sizes(settings: &Settings, model: &CutModel) -> Result<QuantisedSiz
         return Ok(QuantisedSizes::default());
     }
     let specs = model.model().parameters().map_err(RunError::input)?;
-    let sizes = hf::quantised_sizes(from, &specs).map_err(RunError::input)?;
+    let sizes = match hf::quantised_sizes(from, &specs) {
+        // A command may need the configuration alone, and loading reports the error.
+        Err(_) if settings.adapter.is_none() => return Ok(QuantisedSizes::default()),
+        sizes => sizes.map_err(RunError::input)?,
+    };
     let advice = if sizes.is_empty() {
         return Ok(sizes);
     } else if settings.adapter.is_none() {

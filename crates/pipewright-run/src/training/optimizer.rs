@@ -162,6 +162,13 @@ pub(crate) fn require_whole(settings: &Settings) -> Result<(), RunError> {
     let name = match settings.optimizer.name {
         OptimizerName::Muon => "muon",
         OptimizerName::Adafactor => "adafactor",
+        OptimizerName::AdamW8bit if settings.pipeline.head_parts > 1 => {
+            return Err(RunError::input(format!(
+                "`optimizer.name = \"adamw_8bit\"` has a scale for each row of a matrix, and with `pipeline.head_parts = {}` each \
+                 layer has only a part of the rows of the head; use adamw, or write `head_parts = 1`",
+                settings.pipeline.head_parts
+            )));
+        }
         _ => return Ok(()),
     };
     let parts = [("head", settings.pipeline.head_parts), ("embedding", settings.pipeline.embedding_parts)];

@@ -44,6 +44,7 @@ impl StageOptimizer {
         let add = |whole, (index, group): (usize, &OptimizerGroup)| group.add_to(whole, members_of(index));
         let optimizer = settings.optimizer.clone().map(|whole| groups.iter().enumerate().fold(whole, add));
         let cut_of = |index| match (table.is_cut(index), settings.row_shards) {
+            (true, _) if table.is_cut_by_rows(index) => ParameterCut::ByRows,
             (true, _) => ParameterCut::ByRowsOrColumns,
             (false, Some(_)) => ParameterCut::ByRows,
             (false, None) => ParameterCut::Whole,

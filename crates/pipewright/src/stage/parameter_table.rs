@@ -159,6 +159,13 @@ impl ParameterTable {
         self.tensor_ranks != 1 || self.placement(index).of_layer.is_some()
     }
 
+    /// Returns whether a parameter that is cut has whole rows.
+    pub(super) fn is_cut_by_rows(&self, index: usize) -> bool {
+        self.tensor_ranks == 1
+            && self.placement(index).of_layer.is_some()
+            && self.placement(index).dimension == 0
+    }
+
     /// Returns the index of the first copy of a shared parameter in this stage, if the float parameter at `index`
     /// is another one. Copies have the same path, and the same shard if layers have shards.
     pub(super) fn original(&self, index: usize) -> Option<usize> {
