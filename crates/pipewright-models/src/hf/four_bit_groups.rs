@@ -91,8 +91,8 @@ impl Weights {
             // Whole words, as they were written: a zero of 0 is stored as -1.
             zero_words.iter_mut().for_each(|word| *word = word.wrapping_add(0x1111_1111));
         }
-        let scales = self.read_numbers(&named("scales"))?;
         self.require_shape(&named("scales"), &[groups, rows])?;
+        let scales = self.read_numbers(&named("scales"))?;
         let order = named("g_idx");
         if self.has(&order) {
             let found = self.words(&order, [columns])?;

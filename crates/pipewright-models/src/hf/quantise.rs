@@ -134,8 +134,9 @@ fn matrices(
     let mut found = BTreeMap::new();
     for spec in outline.specs.iter().filter(|spec| paths.contains(&spec.path) && !is_of_head(spec)) {
         // Rows of a joined projection are read one by one, so that blocks must end with them.
-        let is_joined = spec.layout.parts.is_some() && !spec.shape[1].is_multiple_of(BLOCK);
-        if spec.layout.inputs_first || spec.layout.entry.is_some() || is_joined {
+        let has_whole_blocks = file_shape(spec).last().is_some_and(|width| width.is_multiple_of(BLOCK));
+        let is_mixed = spec.layout.parts.is_some() && !has_whole_blocks;
+        if spec.layout.inputs_first || spec.layout.entry.is_some() || is_mixed {
             continue;
         }
         let (place, _) = weights.find(spec)?;

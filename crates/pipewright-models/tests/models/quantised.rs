@@ -368,6 +368,22 @@ fn memory_counts_the_bytes_of_quantised_matrices() {
     assert_eq!(halves - quantised, 2 * elements - bytes);
 }
 
+/// The rows of joined projections have 32 elements, and blocks 64, so they stay as they are.
+#[test]
+fn joined_projections_are_quantised_if_blocks_end_with_their_rows() {
+    let folder = TempDir::new().expect("a folder");
+    let (from, to) = (Copy::of(PHI3), folder.path().join("nf4"));
+    let config = ModelConfig::read(from.dir()).expect("a model");
+    hf::quantise(from.dir(), &*config, &to).expect("it is written");
+    let found = Copy::of(&to.display().to_string());
+    let is_quantised = |name: &str| {
+        found.tensors().iter().any(|(found, ..)| *found == format!("model.layers.0.{name}.weight.absmax"))
+    };
+    let names = ["self_attn.qkv_proj", "mlp.gate_up_proj", "self_attn.o_proj", "mlp.down_proj"];
+    assert_eq!(names.map(is_quantised), [false, false, true, true]);
+    assert!(logits(&found) == Ok(decoded_logits(&found)));
+}
+
 /// bitsandbytes has made the quantised model from the other one.
 #[test]
 fn a_model_is_quantised_as_bitsandbytes_does() {
