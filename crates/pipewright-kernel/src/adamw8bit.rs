@@ -2,7 +2,7 @@
 //! Quantization", 2022).
 //!
 //! A block is up to [`BLOCK`] neighbours in a row of the parameter. Its scale is the largest magnitude of the moment in
-//! the block, and a code stands for a share of the scale: one of 256 values, whose distances grow with their magnitude.
+//! the block. A code means one of 256 shares of the scale, which are closer together near 0.
 //! Blocks do not cross rows, so a part of the rows is updated as in the whole parameter. A step decodes a block, updates
 //! it in single precision and encodes it again.
 

@@ -14,8 +14,8 @@ impl LockFile {
     /// Locks a file for this process.
     ///
     /// # Errors
-    /// [`TryLockError::WouldBlock`] if another process, or another part of this one, has locked it, with the file in
-    /// place of a lock; otherwise the error of the system.
+    /// Returns the file with [`TryLockError::WouldBlock`] if another process or another part of this one has locked it,
+    /// and with the system's error otherwise.
     pub fn lock(file: File) -> Result<Self, (File, TryLockError)> {
         match file.try_lock() {
             Ok(()) => Ok(Self(file)),

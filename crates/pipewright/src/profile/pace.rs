@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use super::quartiles::Quartiles;
 
-/// The time of a block. Quotas have periods of 100 ms, if nobody has changed them.
+/// The time of a block. By default, quotas of Linux have periods of 100 ms.
 const BLOCK: Duration = Duration::from_millis(500);
 /// The number of blocks if the steps do not keep their pace.
 const BLOCKS: usize = 5;
