@@ -41,6 +41,8 @@ pub mod costs;
 mod cost_text;
 mod slice_costs;
 pub mod generate;
+mod batch_gate;
+pub mod delay;
 pub mod footprint;
 pub mod level;
 pub mod sharding;

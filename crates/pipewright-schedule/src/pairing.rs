@@ -45,7 +45,7 @@ pub fn pair_overlaps(schedule: Schedule) -> Schedule {
     }
     let rows = Run::of(&schedule).paired();
     let rows = rows.into_iter().map(|row| row.into_iter().map(Some).collect()).collect();
-    Schedule::made(schedule.placement().clone(), (schedule.microbatches(), schedule.slices()), rows)
+    Schedule::made(schedule.placement().clone(), schedule.numbering(), rows)
 }
 
 /// A run of the schedule, which decides what is paired.

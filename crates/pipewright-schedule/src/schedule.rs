@@ -4,11 +4,12 @@
 //! [`mod@crate::validate`] proves that a program is sound.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 
 use thiserror::Error;
 
 use crate::action::Action;
-use crate::ids::{Rank, StageIndex};
+use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::placement::{Placement, PlacementError};
 use crate::slices::Slices;
 use crate::trained::TrainedStages;
@@ -24,10 +25,33 @@ pub type Program = Rows<Action>;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rows<Cell> {
     placement: Placement,
-    microbatches: u32,
-    slices: Slices,
+    numbering: Numbering,
     trained: TrainedStages,
     rows: Vec<Vec<Cell>>,
+}
+
+/// What the microbatch numbers of actions mean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Numbering {
+    /// The number of microbatches of all batches; of all their slices, if they are cut.
+    pub(crate) microbatches: u32,
+    /// The number of slices of each microbatch.
+    pub(crate) slices: Slices,
+    /// The number of batches, which have equal numbers of microbatches. The microbatches of a batch are
+    /// neighbours ([`crate::delay`]).
+    pub(crate) batches: NonZeroU32,
+}
+
+impl Numbering {
+    /// Returns the numbering of one batch of whole microbatches.
+    pub(crate) const fn of(microbatches: u32) -> Self {
+        Self { microbatches, slices: Slices::ONE, batches: NonZeroU32::MIN }
+    }
+
+    /// Returns the batch of the microbatch with this number.
+    pub(crate) fn batch_of(self, microbatch: Microbatch) -> u32 {
+        microbatch.get().checked_div(self.microbatches / self.batches).unwrap_or(0)
+    }
 }
 
 /// Why rows do not make a schedule or a program.
@@ -46,13 +70,14 @@ impl From<PlacementError> for ScheduleError {
 impl<Cell> Rows<Cell> {
     /// Makes the rows of a generator or a pass, which has checked the sizes. A pass adds at most a few times the
     /// number of actions.
-    pub(crate) fn made(
-        placement: Placement,
-        (microbatches, slices): (u32, Slices),
-        rows: Vec<Vec<Cell>>,
-    ) -> Self {
+    pub(crate) fn made(placement: Placement, numbering: Numbering, rows: Vec<Vec<Cell>>) -> Self {
         debug_assert_eq!(rows.len(), placement.ranks() as usize);
-        Self { placement, microbatches, slices, trained: TrainedStages::ALL, rows }
+        Self { placement, numbering, trained: TrainedStages::ALL, rows }
+    }
+
+    /// Returns what the microbatch numbers of the actions mean.
+    pub(crate) fn numbering(&self) -> Numbering {
+        self.numbering
     }
 
     /// Returns the same rows with numbers of slices instead of microbatches ([`crate::slices`]).
@@ -60,14 +85,28 @@ impl<Cell> Rows<Cell> {
     /// # Errors
     /// When the numbers do not make whole microbatches.
     pub fn with_slices(self, slices: Slices) -> Result<Self, ScheduleError> {
-        let numbers = self.microbatches;
+        let numbers = self.numbering.microbatches;
         if !numbers.is_multiple_of(slices.get()) {
             return Err(ScheduleError(format!(
                 "the actions number {numbers} slices, which do not make microbatches of {slices}; use a number that divides \
                  {numbers}"
             )));
         }
-        Ok(Self { slices, ..self })
+        Ok(Self { numbering: Numbering { slices, ..self.numbering }, ..self })
+    }
+
+    /// Returns the same rows, whose microbatches belong to so many batches in equal parts ([`crate::delay`]).
+    ///
+    /// # Errors
+    /// When the microbatches do not make equal batches.
+    pub fn with_batches(self, batches: NonZeroU32) -> Result<Self, ScheduleError> {
+        let Numbering { microbatches, slices, .. } = self.numbering;
+        if !(microbatches / slices.get()).is_multiple_of(batches.get()) {
+            return Err(ScheduleError(format!(
+                "{microbatches} microbatches do not make {batches} equal batches; use a number that divides {microbatches}"
+            )));
+        }
+        Ok(Self { numbering: Numbering { batches, ..self.numbering }, ..self })
     }
 
     /// Returns the placement of the stages.
@@ -76,14 +115,24 @@ impl<Cell> Rows<Cell> {
     }
 
     /// Returns the number of microbatches in a step; of all their slices, if they are cut
-    /// ([`crate::slices`]).
+    /// ([`crate::slices`]). With several batches ([`crate::delay`]), it is the number of all of them.
     pub fn microbatches(&self) -> u32 {
-        self.microbatches
+        self.numbering.microbatches
     }
 
     /// Returns the number of slices of each microbatch.
     pub fn slices(&self) -> Slices {
-        self.slices
+        self.numbering.slices
+    }
+
+    /// Returns the number of batches ([`crate::delay`]).
+    pub fn batches(&self) -> u32 {
+        self.numbering.batches.get()
+    }
+
+    /// Returns the batch of the microbatch with this number. Batches count from 0.
+    pub fn batch_of(&self, microbatch: Microbatch) -> u32 {
+        self.numbering.batch_of(microbatch)
     }
 
     /// Returns the number of ranks.
@@ -123,7 +172,7 @@ impl Schedule {
         }
         let actions = rows.iter().map(|row| row.iter().flatten().count() as u64).sum();
         check_sizes(&placement, microbatches, rows.len(), actions)?;
-        Ok(Self::made(placement, (microbatches, Slices::ONE), rows))
+        Ok(Self::made(placement, Numbering::of(microbatches), rows))
     }
 
     /// Makes a schedule, and infers the placement and the number of microbatches from the rows.
@@ -149,7 +198,7 @@ impl Program {
     ) -> Result<Self, ScheduleError> {
         let actions = rows.iter().map(|row| row.len() as u64).sum();
         check_sizes(&placement, microbatches, rows.len(), actions)?;
-        Ok(Self::made(placement, (microbatches, Slices::ONE), rows))
+        Ok(Self::made(placement, Numbering::of(microbatches), rows))
     }
 
     /// Returns the same rows for a model of which these stages are trained. The others have no weight
@@ -179,7 +228,7 @@ impl Program {
             row.iter().copied().filter(|action| action.is_compute()).map(Some).collect::<Vec<_>>()
         };
         let rows = self.rows.iter().map(compute).collect();
-        Schedule::made(self.placement.clone(), (self.microbatches, self.slices), rows)
+        Schedule::made(self.placement.clone(), self.numbering, rows)
     }
 
     /// Makes the program of the actions of `schedule`, in the same order and without its bubbles.
@@ -190,7 +239,7 @@ impl Program {
             actions
         };
         let rows = schedule.rows.iter().map(without).collect();
-        Self::made(schedule.placement.clone(), (schedule.microbatches, schedule.slices), rows)
+        Self::made(schedule.placement.clone(), schedule.numbering, rows)
     }
 
     /// Applies `pass` to the rows one after another, so that a large program is not held in memory twice. The

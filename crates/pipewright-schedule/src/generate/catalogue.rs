@@ -13,7 +13,7 @@ use crate::generate::{
     zb_h2, zbv_zero_bubble,
 };
 use crate::pairing::pair_overlaps;
-use crate::schedule::Schedule;
+use crate::schedule::{Numbering, Schedule};
 use crate::words::nearest;
 
 /// Every generator, in the order in which a user reads them.
@@ -112,7 +112,8 @@ pub fn generate_within(name: &str, spec: &ScheduleSpec, limits: Limits) -> Resul
     // Placements hold more stages than schedules.
     let placement = placement.expect("a number of stages that was checked");
     let (slices, rows) = (generator.slices_of(spec), (generator.generate)(spec, &placement));
-    let schedule = Schedule::made(placement, (spec.microbatches * slices.get(), slices), rows);
+    let numbering = Numbering { slices, ..Numbering::of(spec.microbatches * slices.get()) };
+    let schedule = Schedule::made(placement, numbering, rows);
     Ok(if spec.overlap { pair_overlaps(schedule) } else { schedule })
 }
 

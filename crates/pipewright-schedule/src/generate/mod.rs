@@ -21,7 +21,7 @@ mod generator;
 mod repair;
 mod settings;
 mod spec;
-mod ticks;
+pub(crate) mod ticks;
 mod search;
 
 mod interleaving;

@@ -14,20 +14,27 @@ const LARGEST: f64 = 1e9;
 
 /// The times of a stage for one microbatch, in ticks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct StageTicks {
-    pub(super) forward: u64,
-    pub(super) input_backward: u64,
-    pub(super) weight_backward: u64,
+pub(crate) struct StageTicks {
+    pub(crate) forward: u64,
+    pub(crate) input_backward: u64,
+    pub(crate) weight_backward: u64,
     /// The time from the end of a forward until its output is at the next stage; 0 for the last stage.
-    pub(super) output_hop: u64,
+    pub(crate) output_hop: u64,
     /// The time from the end of a backward until its gradient is at the previous stage; 0 for the first
     /// stage.
-    pub(super) gradient_hop: u64,
+    pub(crate) gradient_hop: u64,
+}
+
+impl StageTicks {
+    /// Returns the time of a backward that is not split.
+    pub(crate) fn backward(self) -> u64 {
+        self.input_backward + self.weight_backward
+    }
 }
 
 /// Returns the costs of every stage in ticks. Each message takes as long as if it were alone on its link. The
 /// costs were checked.
-pub(super) fn ticks(costs: &Costs, placement: &Placement) -> Vec<StageTicks> {
+pub(crate) fn ticks(costs: &Costs, placement: &Placement) -> Vec<StageTicks> {
     let all: Vec<[f64; 5]> = placement.all_stages().map(|stage| seconds(costs, placement, stage)).collect();
     let largest = all.iter().flatten().copied().fold(0.0, f64::max);
     let per_second = ticks_per_second(largest);

@@ -39,10 +39,9 @@ use crate::words::counted;
 pub fn limit_sends(program: Program, budget: NonZeroU32) -> Result<Program, LowerError> {
     let program = wait_send(program);
     let mut order = ActionOrder::over(&program)?;
-    let numbers = (program.microbatches(), program.slices());
     let ranks = program.placement().all_ranks();
     let rows = ranks.map(|rank| limit_row(&mut order, &program, rank, budget)).collect::<Result<_, _>>()?;
-    let limited = Program::made(program.placement().clone(), numbers, rows);
+    let limited = Program::made(program.placement().clone(), program.numbering(), rows);
     Ok(limited.with_trained(program.trained().clone()))
 }
 

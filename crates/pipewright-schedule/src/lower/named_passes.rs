@@ -29,8 +29,7 @@ use crate::lower::unshard::{UnshardConfig, UnshardLookahead, unshard};
 use crate::lower::{defer_recv, limit_sends, merge_bw, order_safe, send_recv, wait_send};
 use crate::placement::Placement;
 use crate::recompute::Recompute;
-use crate::schedule::{Program, ScheduleError, check_sizes, infer_sizes};
-use crate::slices::Slices;
+use crate::schedule::{Numbering, Program, ScheduleError, check_sizes, infer_sizes};
 
 /// A pass with its setting, in the order of [`lower`](fn@crate::lower::lower). The documentation of each
 /// variant begins with its text form.
@@ -229,7 +228,7 @@ pub fn apply(input: PassInput, passes: &[Pass]) -> Result<Program, LowerError> {
         [Pass::SendRecv, rest @ ..] => {
             let actions = rows.iter().flatten().flatten().count() as u64;
             check_sizes(&placement, microbatches, rows.len(), actions)?;
-            (send_recv_cells(&placement, (microbatches, Slices::ONE), &rows)?, rest)
+            (send_recv_cells(&placement, Numbering::of(microbatches), &rows)?, rest)
         }
         all => {
             let rows = rows.into_iter().map(|row| row.into_iter().flatten().collect()).collect();

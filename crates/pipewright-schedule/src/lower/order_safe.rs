@@ -58,8 +58,7 @@ pub fn order_safe(program: Program, communicator: &Communicator) -> Result<Progr
         }
     }
     let rows = GlobalOrder::over(&program).run()?;
-    let numbers = (program.microbatches(), program.slices());
-    let ordered = Program::made(program.placement().clone(), numbers, rows);
+    let ordered = Program::made(program.placement().clone(), program.numbering(), rows);
     Ok(ordered.with_trained(program.trained().clone()))
 }
 

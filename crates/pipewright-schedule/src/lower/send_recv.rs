@@ -17,6 +17,7 @@
 
 use crate::action::{Action, ActionKind};
 use crate::action_set::TensorSet;
+use crate::batch_gate::BatchGate;
 use crate::ids::Rank;
 use crate::lower::drop_bubbles::Computation;
 use crate::lower::error::LowerError;
@@ -24,8 +25,7 @@ use crate::neighbours::{Neighbour, Neighbours};
 use crate::placement::Placement;
 use crate::rank_set::RankSet;
 use crate::row_cursors::{RowReaders, RowWriters};
-use crate::schedule::Program;
-use crate::slices::Slices;
+use crate::schedule::{Numbering, Program};
 use crate::trained::TrainedStages;
 use crate::transfer::Transfer;
 use crate::validate::BlockedRank;
@@ -38,8 +38,13 @@ pub fn send_recv(program: Program) -> Result<Program, LowerError> {
     if program.rows().iter().flatten().any(|action| action.is_communication()) {
         return Err(already_communicates());
     }
-    let numbers = (program.microbatches(), program.slices());
-    sweep(program.placement(), numbers, program.trained().clone(), program.rows(), Bubbles::Dropped)
+    sweep(
+        program.placement(),
+        program.numbering(),
+        program.trained().clone(),
+        program.rows(),
+        Bubbles::Dropped,
+    )
 }
 
 fn already_communicates() -> LowerError {
@@ -50,10 +55,13 @@ fn already_communicates() -> LowerError {
 /// Does the same as [`send_recv`] for a schedule or a program, which must not communicate.
 pub(super) fn send_recv_over(computation: Computation<'_>) -> Result<Program, LowerError> {
     match computation {
-        Computation::Scheduled(schedule) => {
-            let numbers = (schedule.microbatches(), schedule.slices());
-            sweep(schedule.placement(), numbers, TrainedStages::ALL, schedule.rows(), Bubbles::Dropped)
-        }
+        Computation::Scheduled(schedule) => sweep(
+            schedule.placement(),
+            schedule.numbering(),
+            TrainedStages::ALL,
+            schedule.rows(),
+            Bubbles::Dropped,
+        ),
         Computation::Changed(program) => send_recv(program),
     }
 }
@@ -62,13 +70,13 @@ pub(super) fn send_recv_over(computation: Computation<'_>) -> Result<Program, Lo
 /// bubble. If the bubbles are right, a sweep is a tick of the schedule. The result has no bubbles.
 pub(super) fn send_recv_cells(
     placement: &Placement,
-    numbers: (u32, Slices),
+    numbering: Numbering,
     rows: &[Vec<Option<Action>>],
 ) -> Result<Program, LowerError> {
     if rows.iter().flatten().flatten().any(|action| action.is_communication()) {
         return Err(already_communicates());
     }
-    sweep(placement, numbers, TrainedStages::ALL, rows, Bubbles::HoldBack)
+    sweep(placement, numbering, TrainedStages::ALL, rows, Bubbles::HoldBack)
 }
 
 /// The treatment of the bubbles of a schedule. A program has no bubbles.
@@ -80,16 +88,16 @@ enum Bubbles {
     HoldBack,
 }
 
-/// Adds the messages. `numbers` are the number of microbatches and the number of slices of each.
+/// Adds the messages.
 fn sweep<Cell: Copy + Into<Option<Action>>>(
     placement: &Placement,
-    numbers: (u32, Slices),
+    numbering: Numbering,
     trained: TrainedStages,
     rows: &[Vec<Cell>],
     bubbles: Bubbles,
 ) -> Result<Program, LowerError> {
-    let rows = Sweep::over(placement, numbers.0, &trained, rows, bubbles).run()?;
-    Ok(Program::made(placement.clone(), numbers, rows).with_trained(trained))
+    let rows = Sweep::over(placement, numbering, &trained, rows, bubbles).run()?;
+    Ok(Program::made(placement.clone(), numbering, rows).with_trained(trained))
 }
 
 /// The state of the pass. A cell is an action of a program, or an action or a bubble of a schedule.
@@ -108,13 +116,15 @@ struct Sweep<'a, Cell> {
     /// All tensors that have been made, named by their receives. Tensors that stay on their rank are
     /// included.
     made: TensorSet,
+    /// What is left of each batch; `None` for a single batch.
+    batches: Option<BatchGate>,
     lowered: RowWriters,
 }
 
 impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
     fn over(
         placement: &'a Placement,
-        microbatches: u32,
+        numbering: Numbering,
         trained: &'a TrainedStages,
         rows: &'a [Vec<Cell>],
         bubbles: Bubbles,
@@ -128,7 +138,8 @@ impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
             now: RankSet::all(rows.len()),
             then: RankSet::none(rows.len()),
             waiting_for: vec![None; rows.len()],
-            made: TensorSet::sized(placement.stages(), microbatches),
+            made: TensorSet::sized(placement.stages(), numbering.microbatches),
+            batches: BatchGate::over(numbering, rows),
             // Each forward and backward adds at most a send and a receive.
             lowered: RowWriters::with_capacities(rows.iter().map(|row| actions(row) * 3)),
         }
@@ -161,14 +172,38 @@ impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
     fn visit(&mut self, rank: Rank) {
         let Some(cell) = self.next_cell(rank) else { return };
         if let Some(action) = cell {
+            if self.waits_for_update(rank, action) {
+                return;
+            }
             if let Some(missing) = self.missing_input(action) {
                 self.waiting_for[rank.index()] = Some(missing);
                 return;
             }
             self.act(rank, action);
+            self.note_computed(rank, action);
         }
         self.cells.step(rank);
         self.then.insert(rank);
+    }
+
+    /// Returns whether `action` waits for the update of a batch that some rank has not ended. A receive that came
+    /// before that end would hold up the rank.
+    fn waits_for_update(&mut self, rank: Rank, action: Action) -> bool {
+        let Some(batches) = &mut self.batches else { return false };
+        let Some(batch) = batches.closed_for(action) else { return false };
+        batches.wait(rank, batch);
+        true
+    }
+
+    /// Counts a computation, and wakes the ranks that wait for the batch that it has ended.
+    fn note_computed(&mut self, rank: Rank, action: Action) {
+        let Some(batches) = &mut self.batches else { return };
+        let (now, then) = (&mut self.now, &mut self.then);
+        batches.computed(rank, action, |_, woken| {
+            for peer in woken {
+                if peer > rank { now.insert(peer) } else { then.insert(peer) }
+            }
+        });
     }
 
     /// Appends `action` and the messages of its results, and wakes the receivers.
@@ -218,12 +253,17 @@ impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
             .map(Rank::new)
             .zip(&self.waiting_for)
             .filter_map(|(rank, missing)| {
+                let of_update = |action| {
+                    let batches = self.batches.as_ref()?;
+                    Some(batches.behind(batches.closed_for(action)?).unwrap_or(rank))
+                };
                 let position = match self.bubbles {
                     Bubbles::Dropped => actions(self.cells.passed(rank)),
                     Bubbles::HoldBack => self.cells.passed(rank).len(),
                 };
                 let action = self.cells.current(rank)?.into()?;
-                let waits_for = self.placement.owner(Transfer::other_end((*missing)?)?.stage())?;
+                let of_tensor = || self.placement.owner(Transfer::other_end((*missing)?)?.stage());
+                let waits_for = of_update(action).or_else(of_tensor)?;
                 Some(BlockedRank { rank, position, action, waits_for })
             })
             .collect();

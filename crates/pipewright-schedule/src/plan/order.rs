@@ -15,8 +15,7 @@ use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::overlap::Overlap;
 use crate::placement::Placement;
 use crate::plan::stage_load::StageLoad;
-use crate::schedule::Schedule;
-use crate::slices::Slices;
+use crate::schedule::{Numbering, Schedule};
 use crate::trained::StageBackward;
 
 /// The kind of a computation. Tables by kind have this order.
@@ -202,7 +201,7 @@ impl Order {
             actions
         };
         let rows = self.rows.iter().map(row).collect();
-        Schedule::made(self.placement.clone(), (self.microbatches, Slices::ONE), rows)
+        Schedule::made(self.placement.clone(), Numbering::of(self.microbatches), rows)
     }
 }
 

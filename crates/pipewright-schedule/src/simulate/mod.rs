@@ -33,6 +33,7 @@ mod summary;
 mod tape;
 mod timed;
 mod timed_run;
+mod steady;
 
 pub use boundary_tensors::Tensor;
 pub use closed_form::ClosedForm;
@@ -44,6 +45,7 @@ pub use lifetimes::{LifetimeOf, Lifetimes, LiveRange, all_lifetimes, lifetimes};
 pub use logical::{LogicalRun, logical};
 pub(crate) use memory::{MemoryChange, memory_changes};
 pub use memory::{MemoryStep, UNIT, memory_curve, peak_memory};
+pub use steady::{Steady, steady};
 pub use summary::{Summary, summarize};
 pub use tape::CostOf;
 pub(crate) use tape::Node;

@@ -69,6 +69,11 @@ impl RankClock {
         (start, pieces)
     }
 
+    /// Idles until `until`. The wait does not count as communication.
+    pub(super) fn idle_until(&mut self, tape: &mut Tape, until: Moment) {
+        self.now = tape.latest(self.rank, [self.now, until]);
+    }
+
     /// Computes for a cost after the last of `arrivals`, and returns the start and the end.
     pub(super) fn compute(
         &mut self,

@@ -19,7 +19,9 @@
 //! takes the time of its computation and of its exchanges ([`StageExchanges`](crate::costs::StageExchanges)),
 //! in which the rank waits; (11) `OFFLOAD` and `RELOAD` run one after another on a link of the rank
 //! ([`Costs::offload`]), in parallel with the computation. They take the measured time if the costs have it.
-//! A backward, with the forward that it computes again, waits until its `RELOAD` has ended. There is one link
+//! A backward, with the forward that it computes again, waits until its `RELOAD` has ended; (12) with several batches
+//! ([`Program::batches`]), a computation waits until all ranks have ended the batch whose update it needs
+//! ([`crate::delay`]). There is one link
 //! for each ordered pair of ranks, and messages are buffered: a send does not wait for its receive.
 //!
 //! [`timed_on`] replaces rules 2 and 3 by the rules of another communicator ([`super::queues`]), for programs
@@ -38,6 +40,7 @@
 mod computations;
 mod messages;
 mod state;
+mod updates;
 
 pub(super) use self::state::{Need, Recorded, Run};
 use crate::action::Action;
@@ -141,6 +144,9 @@ impl<'a> Run<'a> {
     /// Runs the next action of `rank`, and returns whether there was one that could run.
     fn step(&mut self, rank: Rank) -> bool {
         let Some(&action) = self.program.row(rank).get(self.ranks[rank.index()].next) else { return false };
+        if !self.passes_update(rank, action) {
+            return false;
+        }
         if self.give(rank, action) {
             self.ranks[rank.index()].next += 1;
             return true;
@@ -151,6 +157,7 @@ impl<'a> Run<'a> {
             return false;
         }
         self.ranks[rank.index()].next += 1;
+        self.note_computed(rank, action);
         true
     }
 
@@ -223,8 +230,13 @@ impl<'a> Run<'a> {
         let blocked_rank = |rank: Rank| {
             let state = &self.ranks[rank.index()];
             let &action = self.program.row(rank).get(state.next)?;
-            let source = state.waits_for?.source(&self.costs.skips);
-            let owner = source.and_then(|stage| self.program.placement().owner(stage));
+            let owner = match self.update_waiter(rank, action) {
+                Some(behind) => Some(behind),
+                None => {
+                    let source = state.waits_for?.source(&self.costs.skips);
+                    source.and_then(|stage| self.program.placement().owner(stage))
+                }
+            };
             Some(BlockedRank { rank, position: state.next, action, waits_for: owner.unwrap_or(rank) })
         };
         self.program.placement().all_ranks().filter_map(blocked_rank).collect()

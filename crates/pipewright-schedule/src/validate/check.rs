@@ -5,7 +5,7 @@ use crate::neighbours::Neighbours;
 use crate::schedule::Program;
 use crate::validate::context::{Context, has_backward};
 use crate::validate::violation::Report;
-use crate::validate::{coverage, deadlock, matching, offload, order, peer_order, sharding};
+use crate::validate::{batches, coverage, deadlock, matching, offload, order, peer_order, sharding};
 
 /// Finds all violations of `program` at `level`, in time and memory linear in the program.
 pub(crate) fn check(program: &Program, level: Level) -> Report {
@@ -45,6 +45,7 @@ fn check_actions<'a>(program: &'a Program, level: Level, report: &mut Report) ->
     if !in_order || report.total() > 0 || !program.slices().is_one() {
         order::check(&context, report);
     }
+    batches::check(&context, report);
     if level != Level::Compute {
         matching::check(&context, report);
     }

@@ -8,6 +8,9 @@
 //!   with a wait (`WAIT_SEND_F`, `WAIT_SEND_B`) completes at once. Its receive completes after the send, and
 //!   the wait after the receive.
 //!
+//! With several batches, a computation also waits until all ranks have ended the batch whose update it needs
+//! ([`crate::batch_gate`]).
+//!
 //! Every blocked rank waits for one other rank, so if no rank can advance, some ranks wait in a cycle.
 //! Messages without a counterpart do not block here; [`super::matching`] reports them. Every action completes
 //! at most once and is visited a bounded number of times, so the run takes linear time. Its result does not
@@ -15,6 +18,7 @@
 
 use crate::action::{Action, ActionKind};
 use crate::action_set::ActionSet;
+use crate::batch_gate::BatchGate;
 use crate::ids::{Rank, StageIndex};
 use crate::level::Level;
 use crate::neighbours::Neighbour;
@@ -34,6 +38,8 @@ pub(super) struct Run<'a> {
     ready: Vec<Rank>,
     /// The completed actions, or started ones for sends with a wait. Empty and unused in rendezvous mode.
     done: ActionSet,
+    /// What is left of each batch; `None` for a single batch.
+    batches: Option<BatchGate>,
 }
 
 impl<'a> Run<'a> {
@@ -48,6 +54,7 @@ impl<'a> Run<'a> {
             waits_for: vec![None; ranks],
             ready: context.program.placement().all_ranks().rev().collect(),
             done: if rendezvous { ActionSet::sized(0, 0) } else { ActionSet::for_program(context.program) },
+            batches: BatchGate::over(context.program.numbering(), context.program.rows()),
         };
         while let Some(rank) = run.ready.pop() {
             if rendezvous {
@@ -67,6 +74,9 @@ impl<'a> Run<'a> {
     /// Runs `rank` until it is blocked or at its end.
     fn advance(&mut self, rank: Rank) {
         while let Some(action) = self.rows.current(rank) {
+            if self.waits_for_update(rank, action) {
+                return;
+            }
             let blocker = match self.context.level {
                 Level::Compute => self.blocker_of_compute(rank, action),
                 Level::Comms | Level::Full => self.blocker_of_message(rank, action),
@@ -83,6 +93,9 @@ impl<'a> Run<'a> {
     /// are reached.
     fn advance_rendezvous(&mut self, rank: Rank) {
         while let Some(action) = self.rows.current(rank) {
+            if self.waits_for_update(rank, action) {
+                return;
+            }
             if let Some((peer, counterpart)) =
                 self.context.neighbours.peer(action).zip(Transfer::other_end(action))
             {
@@ -97,13 +110,33 @@ impl<'a> Run<'a> {
                 }
             }
             self.rows.step(rank);
+            self.note_computed(rank, action);
         }
+    }
+
+    /// Returns whether `action` waits for the update of a batch that some rank has not ended.
+    fn waits_for_update(&mut self, rank: Rank, action: Action) -> bool {
+        let Some(batches) = &mut self.batches else { return false };
+        let Some(batch) = batches.closed_for(action) else { return false };
+        self.waits_for[rank.index()] = Some(batches.wait(rank, batch));
+        true
+    }
+
+    /// Counts a computation, and wakes the ranks that wait for the batch that it has ended.
+    fn note_computed(&mut self, rank: Rank, action: Action) {
+        let Some(batches) = &mut self.batches else { return };
+        let (waits_for, ready) = (&mut self.waits_for, &mut self.ready);
+        batches.computed(rank, action, |_, woken| {
+            woken.iter().for_each(|woken| waits_for[woken.index()] = None);
+            ready.extend(woken);
+        });
     }
 
     /// Moves `rank` past `action`, and wakes the ranks that may wait for it.
     fn complete(&mut self, rank: Rank, action: Action) {
         self.rows.step(rank);
         self.waits_for[rank.index()] = None;
+        self.note_computed(rank, action);
         if self.context.level != Level::Compute && !action.is_communication() {
             // Ranks wait only for messages at this level.
             return;

@@ -3,8 +3,8 @@
 //! Each family of rules has its own file: `coverage` (the required actions are present exactly once, on the
 //! right rank), `order` (on each rank, actions follow the actions that they need), `matching` (every receive
 //! has its send), `peer_order` (each pair of ranks agrees on the order of messages), `deadlock` (all ranks
-//! reach their end, even with unbuffered sends), `sharding` (gathered parameters, reduced gradients) and
-//! `offload` (what has left memory is back before its backward). `check` reports them in this order.
+//! reach their end, even with unbuffered sends), `batches` (each batch reads one version of delayed parameters),
+//! `sharding` (gathered parameters, reduced gradients) and `offload` (what has left memory is back before its backward). `check` reports them in this order.
 //! `pytorch_loader` has what PyTorch refuses in sound programs.
 //!
 //! The level decides which actions are required. Sharding, reduction and offloading are allowed at any level, and
@@ -19,6 +19,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod batches;
 mod check;
 mod context;
 mod coverage;

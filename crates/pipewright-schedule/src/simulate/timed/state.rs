@@ -11,6 +11,7 @@ use crate::simulate::boundary_tensors::{Arrival, Arrivals, BoundaryTensor};
 use crate::simulate::queues::{Line, Queues};
 use crate::simulate::rank_clock::RankClock;
 use crate::simulate::tape::{Links, Moment, Tape};
+use crate::simulate::timed::updates::Updates;
 use crate::skip_event::SkipEvent;
 use crate::timeline::{Event, Scope};
 
@@ -63,6 +64,8 @@ pub(crate) struct Run<'a> {
     pub(super) reduced: Vec<Moment>,
     /// The times at which the tensors of `RELOAD` are back, until their backward.
     pub(super) reloaded: HashMap<(StageIndex, Microbatch), Arrival>,
+    /// The updates between batches; `None` for a single batch.
+    pub(super) updates: Option<Updates>,
     /// The microbatches of each stage that keep their activations while others are recomputed.
     pub(super) kept: Vec<KeptForwards>,
     /// The events of each rank.
@@ -106,6 +109,7 @@ impl<'a> Run<'a> {
             gathered: vec![Moment::START; stages],
             reduced: vec![Moment::START; stages],
             reloaded: HashMap::new(),
+            updates: Updates::over(program),
             kept: vec![KeptForwards::default(); stages],
             events: program.rows().iter().map(|row| Vec::with_capacity(row.len())).collect(),
             needs: Vec::new(),

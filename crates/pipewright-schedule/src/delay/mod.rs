@@ -1,0 +1,165 @@
+//! Schedules that never drain: batches that overlap, because parameters are delayed by one update.
+//!
+//! Synchronous training computes batch `t` with the parameters that the update with batch `t - 1` has made, so the
+//! pipeline drains at every update. Here batch `t` reads the parameters before that update: with `W(-1) = W(0)`,
+//! `W(t + 1) = update(W(t), gradient of batch t at W(t - 1))`. The forwards of batch `t + 1` may then follow those of
+//! batch `t` while its backwards still run. The delay is one update for every number of stages, and two versions of
+//! the parameters exist (PipeDream-2BW, [Narayanan et al., 2021](https://arxiv.org/abs/2006.09503), whose delay this
+//! is).
+//!
+//! A [`Delayed`] schedule has one row per rank, which repeats once per batch: the rest of the older batch mixed with
+//! the first actions of the next one. [`Delayed::batches`] writes it out for a number of batches, with the
+//! microbatches numbered through: microbatch `i` of batch `t` has the number `t m + i` ([`Schedule::batches`]).
+//! Lowering, validation and simulation work on that as on any other schedule, and follow two rules more: a rank
+//! computes batch `t + 2` after batch `t` (`validate/batches.rs`), and once all ranks have ended batch `t`, because the
+//! update needs the gradient norm over all ranks (`batch_gate.rs`).
+//!
+//! # Any number of batches
+//! If [`Delayed::enough_batches`] batches have no deadlock, no number of batches has one. Each cause of a wait is at
+//! most one repetition away from what waits: a tensor of the same batch is made in the same repetition or in one next
+//! to it, and an update that a repetition waits for is that of the one before. The actions of a rank are in one order,
+//! so a shortest cycle of waits visits each rank at most once: if it visits a rank twice, the order of that rank
+//! makes a shortcut. It thus crosses ranks at most `p` times, for `p` ranks, and lies within `p + 1` repetitions.
+//!
+//! ```
+//! use pipewright_schedule::delay::Delayed;
+//! use pipewright_schedule::{Costs, ScheduleSpec, generate};
+//! let schedule = generate("1f1b", &ScheduleSpec { ranks: 2, microbatches: 4, ..ScheduleSpec::default() })?;
+//! let delayed = Delayed::of(&schedule, &Costs::default())?;
+//! let row: Vec<String> = delayed.row(0.into()).iter().map(|cell| cell.to_string()).collect();
+//! assert_eq!(row.join(" "), "");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod weave;
+
+use std::fmt;
+use std::num::NonZeroU32;
+
+use thiserror::Error;
+
+use self::weave::weave;
+use crate::action::Action;
+use crate::costs::Costs;
+use crate::ids::{Microbatch, Rank};
+use crate::placement::Placement;
+use crate::schedule::{Numbering, Schedule, check_sizes};
+
+/// The largest number of computations of a batch.
+const MOST_ACTIONS: u64 = 2_000_000;
+
+/// A schedule whose batches overlap. See the [module](self).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Delayed {
+    placement: Placement,
+    /// The numbering of one batch.
+    numbering: Numbering,
+    rows: Vec<Vec<DelayedAction>>,
+}
+
+/// A computation of a repeating row. Its text form is that of the action, with `'` behind it for the next batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DelayedAction {
+    /// The computation, with the microbatch's number in its own batch.
+    pub action: Action,
+    /// Whether it belongs to the next batch instead of the older one.
+    pub is_next: bool,
+}
+
+impl fmt::Display for DelayedAction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { action, is_next } = self;
+        write!(f, "{action}{}", if *is_next { "'" } else { "" })
+    }
+}
+
+/// Why a schedule cannot be delayed.
+#[derive(Clone, PartialEq, Eq, Error)]
+#[error("{0}")]
+pub struct DelayError(String);
+
+crate::error_text::message_as_debug!(DelayError);
+
+impl Delayed {
+    /// Makes batches of `schedule` overlap, for the times of `costs`: each rank goes on with the next batch where it
+    /// would wait. It keeps no more activations than `schedule` itself if that suffices for a full pipeline, and up to
+    /// twice as many if it does not (see `weave.rs`).
+    ///
+    /// # Errors
+    /// When `schedule` has several batches or too many actions, when the costs do not fit, or when its ranks wait for
+    /// each other.
+    pub fn of(schedule: &Schedule, costs: &Costs) -> Result<Self, DelayError> {
+        if schedule.batches() > 1 {
+            return Err(DelayError(
+                "the batches of the schedule overlap already; give a schedule of one batch".to_owned(),
+            ));
+        }
+        costs.check(schedule.placement().stages()).map_err(|error| DelayError(error.to_string()))?;
+        let actions: u64 = schedule.rows().iter().map(|row| row.len() as u64).sum();
+        if actions > MOST_ACTIONS {
+            return Err(DelayError(format!(
+                "the schedule has {actions} computations, and at most {MOST_ACTIONS} can be made to overlap; use fewer ranks, stages or \
+                 microbatches"
+            )));
+        }
+        let rows = weave(schedule, costs)?;
+        Ok(Self { placement: schedule.placement().clone(), numbering: schedule.numbering(), rows })
+    }
+
+    /// Returns the row of `rank` that repeats; empty if there is no such rank.
+    pub fn row(&self, rank: Rank) -> &[DelayedAction] {
+        self.rows.get(rank.index()).map_or(&[], Vec::as_slice)
+    }
+
+    /// Returns the number of microbatches of a batch; of all their slices, if they are cut.
+    pub fn microbatches(&self) -> u32 {
+        self.numbering.microbatches
+    }
+
+    /// Returns a number of batches whose soundness proves that of any number (see the [module](self)).
+    pub fn enough_batches(&self) -> NonZeroU32 {
+        NonZeroU32::MIN.saturating_add(self.placement.ranks()).saturating_add(2)
+    }
+
+    /// Writes out the rows for `batches` batches: a repetition with the first actions of the first batch alone,
+    /// one for each batch, and the last one without a next batch.
+    ///
+    /// # Errors
+    /// When a program does not hold so many actions.
+    pub fn batches(&self, batches: NonZeroU32) -> Result<Schedule, DelayError> {
+        let too_many = || {
+            DelayError(format!(
+                "{batches} batches of {} microbatches are more than a schedule holds; use fewer",
+                self.microbatches()
+            ))
+        };
+        let microbatches = self.microbatches().checked_mul(batches.get()).ok_or_else(too_many)?;
+        let actions: u64 = self.rows.iter().map(|row| row.len() as u64).sum();
+        check_sizes(&self.placement, microbatches, self.rows.len(), actions * u64::from(batches.get()))
+            .map_err(|_| too_many())?;
+        let row = |row: &Vec<DelayedAction>| {
+            let mut actions = Vec::with_capacity(row.len() * batches.get() as usize);
+            for older in -1..i64::from(batches.get()) {
+                for cell in row {
+                    let batch = older + i64::from(cell.is_next);
+                    if (0..i64::from(batches.get())).contains(&batch) {
+                        actions.push(self.numbered(cell.action, batch as u32));
+                    }
+                }
+            }
+            actions
+        };
+        let rows = self.rows.iter().map(row).collect();
+        Ok(Schedule::made(
+            self.placement.clone(),
+            Numbering { microbatches, batches, ..self.numbering },
+            rows,
+        ))
+    }
+
+    /// Returns `action` with the number of its microbatch among all batches.
+    fn numbered(&self, action: Action, batch: u32) -> Option<Action> {
+        let number = action.microbatch()?.get() + batch * self.microbatches();
+        Action::of_microbatch(action.kind(), action.stage(), Microbatch::new(number))
+    }
+}

@@ -1,0 +1,174 @@
+//! Delayed schedules: sound for any number of batches, with little idle time and few activations.
+
+use std::collections::HashMap;
+use std::num::NonZeroU32;
+
+use pipewright_schedule::delay::Delayed;
+use pipewright_schedule::generate::catalogue;
+use pipewright_schedule::lower::{ProgramSource, SourceError, TrainingLowering};
+use pipewright_schedule::simulate::{Steady, steady};
+use pipewright_schedule::{
+    Action, ActionKind, Costs, LowerConfig, Rank, Schedule, ScheduleSpec, ValidatedProgram, csv, generate,
+};
+
+fn spec(ranks: u32, microbatches: u32) -> ScheduleSpec {
+    ScheduleSpec { ranks, microbatches, ..ScheduleSpec::default() }
+}
+
+fn batches(count: u32) -> NonZeroU32 {
+    NonZeroU32::new(count).expect("a batch")
+}
+
+fn lowered(schedule: Schedule) -> Result<ValidatedProgram, SourceError> {
+    ProgramSource::Schedule(schedule).program(&LowerConfig::from(TrainingLowering::default()))
+}
+
+/// Makes the batches of `name` overlap, and lowers enough of them for training.
+fn program(name: &str, spec: &ScheduleSpec, costs: &Costs) -> ValidatedProgram {
+    let schedule = generate(name, spec).unwrap_or_else(|error| panic!("{name}: {error}"));
+    let delayed = Delayed::of(&schedule, costs).unwrap_or_else(|error| panic!("{name}: {error}"));
+    let written = delayed.batches(delayed.enough_batches()).expect("batches");
+    check_versions(&written);
+    lowered(written).unwrap_or_else(|error| panic!("{name} {spec:?}: {error}"))
+}
+
+/// Runs the rows with a version of the parameters for each rank, and checks that each batch reads the version of the
+/// update with the batch two before it, in its forwards and its backwards. Shares no code with the validator.
+fn check_versions(schedule: &Schedule) {
+    let per_batch = schedule.microbatches() / schedule.batches();
+    for row in schedule.rows() {
+        let mut left: HashMap<u32, usize> = HashMap::new();
+        let batch = |action: &Action| action.microbatch().expect("a microbatch").get() / per_batch;
+        row.iter().flatten().for_each(|action| *left.entry(batch(action)).or_default() += 1);
+        let (mut version, mut held) = (0, HashMap::new());
+        for action in row.iter().flatten() {
+            let batch = batch(action);
+            // Batches 0 and 1 read version 0, and batch t + 2 the version after the update with batch t.
+            let needed = batch.saturating_sub(1);
+            assert!(
+                needed == version || needed + 1 == version,
+                "{action} needs version {needed} of {version}"
+            );
+            assert_eq!(*held.entry(batch).or_insert(needed), needed);
+            let left = left.get_mut(&batch).expect("counted");
+            *left -= 1;
+            if *left == 0 {
+                version = batch + 1;
+            }
+        }
+        assert_eq!(version, schedule.batches());
+    }
+}
+
+fn steady_of(name: &str, spec: &ScheduleSpec, costs: &str) -> Steady {
+    let costs: Costs = costs.parse().expect(costs);
+    steady(program(name, spec, &costs).as_program(), &costs).expect("a steady state")
+}
+
+fn trains(name: &str, spec: &ScheduleSpec) -> bool {
+    generate(name, spec).is_ok_and(|schedule| {
+        schedule.rows().iter().flatten().flatten().any(|action| action.kind() != ActionKind::Forward)
+    })
+}
+
+#[test]
+fn every_schedule_is_sound_and_no_slower_than_with_a_drain() {
+    for generator in catalogue() {
+        for (ranks, microbatches) in [(1, 1), (1, 3), (2, 1), (2, 4), (3, 3), (4, 2), (4, 8), (5, 10)] {
+            let spec = spec(ranks, microbatches);
+            if !trains(generator.name, &spec) {
+                continue;
+            }
+            for costs in ["F=1,I=1,W=1", "F=1,I=1.3,W=0.7,hop=0.2", "F=0,I=0,W=0"] {
+                let schedule = generate(generator.name, &spec).expect("a schedule");
+                let parsed: Costs = costs.parse().expect(costs);
+                let alone =
+                    steady(lowered(schedule).expect("a program").as_program(), &parsed).expect("a run");
+                let delayed = steady_of(generator.name, &spec, costs);
+                let name = generator.name;
+                assert!(
+                    delayed.period <= alone.period * 1.000_001,
+                    "{name} {ranks} {microbatches} {costs}: {} after {}",
+                    delayed.period,
+                    alone.period
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn one_forward_one_backward_is_full_with_its_own_memory() {
+    for ranks in [2, 4, 8, 16, 64] {
+        let steady = steady_of("1f1b", &spec(ranks, ranks.max(4)), "F=1,I=1,W=1");
+        assert_eq!((steady.period, steady.bubble_fraction), (3.0 * f64::from(ranks.max(4)), 0.0));
+        let peaks: Vec<u64> = (0..ranks).map(|rank| u64::from(ranks - rank)).collect();
+        assert_eq!(steady.peak_activations, peaks, "{ranks} ranks");
+    }
+}
+
+#[test]
+fn split_backwards_are_full_with_their_own_memory() {
+    for name in ["zb-h1", "interleavedzerobubble", "zb-greedy"] {
+        for ranks in [2, 4, 8] {
+            let steady = steady_of(name, &spec(ranks, ranks.max(4)), "F=1,I=1,W=1");
+            assert!(steady.bubble_fraction < 1e-9, "{name}, {ranks} ranks: {}", steady.bubble_fraction);
+            let stages = if name == "interleavedzerobubble" { 2 } else { 1 };
+            assert_eq!(steady.peak_activations, vec![u64::from(ranks * stages); ranks as usize]);
+        }
+    }
+}
+
+#[test]
+fn a_batch_waits_for_its_update() {
+    // The way through eight stages and back takes 24, and the second microbatch 3 more. Two batches may overlap.
+    let steady = steady_of("1f1b", &spec(8, 2), "F=1,I=1,W=1");
+    assert!((13.5..=16.0).contains(&steady.period), "{}", steady.period);
+}
+
+#[test]
+fn the_rows_are_written_out_with_their_batches() {
+    let schedule = generate("1f1b", &spec(2, 2)).expect("a schedule");
+    let delayed = Delayed::of(&schedule, &Costs::default()).expect("a delayed schedule");
+    let row =
+        |rank| delayed.row(Rank::new(rank)).iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+    assert_eq!([row(0), row(1)], ["0F1 0B0 0F0' 0B1".to_owned(), "1F0 1B0 1F1 1B1".to_owned()]);
+    let written = delayed.batches(batches(2)).expect("two batches");
+    assert_eq!((written.batches(), written.microbatches()), (2, 4));
+    assert_eq!(
+        csv::print_schedule(&written),
+        "0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3\n1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3\n"
+    );
+}
+
+#[test]
+fn a_batch_that_comes_too_early_is_a_violation() {
+    let schedule = generate("1f1b", &spec(1, 1)).expect("a schedule");
+    let delayed = Delayed::of(&schedule, &Costs::default()).expect("a delayed schedule");
+    let written = delayed.batches(batches(3)).expect("three batches");
+    let mut row = written.rows()[0].clone();
+    let first = row.iter().position(|cell| cell.is_some_and(|action| action.to_string() == "0F2"));
+    let moved = row.remove(first.expect("the forward of batch 2"));
+    row.insert(1, moved);
+    let moved = Schedule::new(written.placement().clone(), 3, vec![row]).expect("rows");
+    let moved = moved.with_batches(batches(3)).expect("three batches");
+    let error = lowered(moved).expect_err("batch 2 before the end of batch 0");
+    let expected = "0F2 of batch 2 reads the parameters after the update with batch 0";
+    assert!(error.to_string().contains(expected), "{error}");
+}
+
+#[test]
+fn bad_schedules_are_refused() {
+    let refused = |schedule: &Schedule| {
+        Delayed::of(schedule, &Costs::default()).expect_err("a schedule that cannot be delayed").to_string()
+    };
+    let written = |count| {
+        let schedule = generate("1f1b", &spec(2, 2)).expect("a schedule");
+        let delayed = Delayed::of(&schedule, &Costs::default()).expect("a delayed schedule");
+        delayed.batches(batches(count))
+    };
+    assert!(refused(&written(2).expect("two batches")).contains("overlap already"));
+    assert!(written(u32::MAX).expect_err("too many").to_string().contains("more than a schedule holds"));
+    let stuck = csv::parse_schedule("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n").expect("rows");
+    assert!(refused(&stuck).contains("waits for ever"));
+}
