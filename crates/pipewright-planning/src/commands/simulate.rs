@@ -14,6 +14,7 @@ use crate::argument_values::Hinted;
 use crate::failure::{Exit, Failure};
 use crate::output::{PageOutput, page_of};
 use crate::plans::prediction::{Predicted, ProfileArguments};
+use crate::schedules::delayed::DelayedRun;
 use crate::schedules::drawing::{Picture, PictureArguments, check_cells, check_exchanges, check_size};
 use crate::schedules::simulation_text::{activations, events, json, text};
 use crate::schedules::size::{ScheduleSize, is_file_name, own_name};
@@ -47,6 +48,10 @@ pub struct SimulateArguments {
     cost: Option<Costs>,
     #[command(flatten)]
     profile: ProfileArguments,
+    /// By how many updates parameters are delayed: with 1, batches overlap and the pipeline never drains, and the
+    /// output is the steady state (pictures show three batches)
+    #[arg(long, value_name = "0|1", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1))]
+    delay: u32,
     /// The stages that compute their forward again in their backward: none, stage, block, or a list of stages,
     /// such as 0,1:layers=3,2:keep=4: of stage 1 the first 3 layers, of stage 2 the microbatches after the
     /// first 4 in flight; or parts of layers: 0:parts=norms+feed-forward, and parts for all parts of all stages
@@ -132,6 +137,9 @@ pub(crate) fn run(arguments: &SimulateArguments) -> Result<(), Failure> {
             "--recompute names parts of layers, whose sizes and times are in a profile; add --profile, or name layers or stages",
         ));
     }
+    if arguments.delay > 0 {
+        return run_delayed(arguments);
+    }
     if arguments.transport.is_given() {
         return run_on_transport(arguments);
     }
@@ -154,6 +162,41 @@ pub(crate) fn run(arguments: &SimulateArguments) -> Result<(), Failure> {
         let steps = logical(program).map_err(bug)?.steps();
         let summary = || Summary::of(&run, steps, &costs);
         print(summary, run.timeline(), &timed_program, None, arguments)?
+    };
+    write(arguments, &printed)
+}
+
+/// Simulates batches that overlap.
+fn run_delayed(arguments: &SimulateArguments) -> Result<(), Failure> {
+    let others = [
+        ("--logical", arguments.logical, "which has no costs"),
+        ("--level", arguments.level.is_some(), "whose programs end with their batch"),
+        ("--profile", arguments.profile.profile.is_some(), "whose prediction is of a step that drains"),
+        ("--transport", arguments.transport.is_given(), "which simulates one batch"),
+        ("--format activations", arguments.format == Format::Activations, "which lists one batch"),
+    ];
+    if let Some((flag, _, reason)) = others.into_iter().find(|(_, is_given, _)| *is_given) {
+        return Err(Failure::input(format!("--delay 1 does not work with {flag}, {reason}; leave one out")));
+    }
+    let costs = costs_of(arguments);
+    let mut times = EngineTimes::default();
+    let source = source(arguments)?;
+    let name = source.name();
+    let schedule = source.read(arguments.needs(), &mut times)?.computation().map_err(Failure::input)?;
+    let passes = passes(arguments);
+    let run = DelayedRun::of(name, &schedule, (&costs, &passes), times)?;
+    let printed = match arguments.format {
+        Format::Json => run.json(),
+        Format::Text => run.text(),
+        _ => {
+            let (drawn, costs) = run.drawn()?;
+            if arguments.format.picture().is_some() {
+                check_size(&drawn.program)?;
+            }
+            let timed = timed(&drawn.program, costs).map_err(refused)?;
+            let steps = logical(&drawn.program).map_or(0, |run| run.steps());
+            print(|| Summary::of(&timed, steps, costs), timed.timeline(), &drawn, None, arguments)?
+        }
     };
     write(arguments, &printed)
 }

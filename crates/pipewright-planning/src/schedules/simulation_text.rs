@@ -39,57 +39,92 @@ pub(crate) fn text(
     price: Option<&Price>,
     counts_ticks: bool,
 ) -> String {
-    let mut text = timed_program.title() + "\n";
-    let mut line = |what: &str, words: String| {
-        text.push_str(&format!("{what:10} {words}\n"));
-    };
-    let percent = |fraction: f64| format!("{:.1}%", fraction * 100.0);
+    let mut lines = Lines::of(timed_program);
     let (barrier, span) = (percent(summary.bubble_fraction), percent(summary.span_bubble_fraction));
-    let time = |time: f64| match timed_program.unit {
-        TimeUnit::Costs => format!("{} units", rounded(time)),
-        TimeUnit::Seconds => format!("{} s", rounded(time)),
-    };
-    line(
+    lines.add(
         "makespan",
         match summary.steps {
             steps if counts_ticks => format!("{steps} ticks"),
-            0 => time(summary.makespan),
-            steps => format!("{}, {steps} logical steps", time(summary.makespan)),
+            0 => lines.time(summary.makespan),
+            steps => format!("{}, {steps} logical steps", lines.time(summary.makespan)),
         },
     );
     if let Some(price) = price {
-        line("transport", price.text(time));
+        lines.add("transport", price.text(|seconds| lines.time(seconds)));
     }
-    line("bubble", format!("{barrier} barrier to barrier, {span} from a rank's first action to its last"));
-    line("by rank", list(summary.bubble_per_rank.iter().map(|&fraction| percent(fraction)), " "));
-    line("exposed", format!("{} of the time in messages", percent(summary.exposed_comm_fraction)));
+    lines.add(
+        "bubble",
+        format!("{barrier} barrier to barrier, {span} from a rank's first action to its last"),
+    );
+    lines.add("by rank", list(summary.bubble_per_rank.iter().map(|&fraction| percent(fraction)), " "));
+    lines.add("exposed", format!("{} of the time in messages", percent(summary.exposed_comm_fraction)));
     if let (Some(exchanges), Some(share)) = (&summary.exchanges, summary.exposed_exchange_fraction()) {
         let ranks =
             exchanges.iter().map(|rank| format!("{} of {}", rounded(rank.exposed), rounded(rank.seconds)));
         let words = format!("{} exposed, by rank: {}", percent(share), list(ranks, ", "));
-        line("exchanges", words + if timed_program.unit == TimeUnit::Seconds { " s" } else { "" });
+        lines.add("exchanges", words + if timed_program.unit == TimeUnit::Seconds { " s" } else { "" });
     }
     let held = match summary.slices {
         None => " activations at most, by rank".to_owned(),
         Some(slices) => format!(" activations of slices at most, by rank; {slices} slices make a microbatch"),
     };
-    line("memory", list(summary.peak_activations.iter().map(u64::to_string), " ") + &held);
+    lines.add("memory", list(summary.peak_activations.iter().map(u64::to_string), " ") + &held);
     if let Some(peaks) = &summary.peak_bytes {
         let held = " at most, by rank: parameters, optimizer state, gradients and activations";
-        line("", list(peaks.iter().map(|&peak| bytes(peak)), "  ") + held);
+        lines.add("", list(peaks.iter().map(|&peak| bytes(peak)), "  ") + held);
     }
     if let Some(hint) = slice_hint(&timed_program.program) {
-        line("slices", hint);
+        lines.add("slices", hint);
     }
-    let EngineTimes { generate, lower, validate, simulate } = timed_program.times;
-    let ms = |duration: Duration| format!("{:.2}", duration.as_secs_f64() * 1e3);
-    let (all, generate, lower) = (ms(timed_program.times.total()), ms(generate), ms(lower));
-    let (validate, simulate) = (ms(validate), ms(simulate));
-    line(
-        "engine",
-        format!("{all} ms: generate {generate}, lower {lower}, validate {validate}, simulate {simulate}"),
-    );
-    text
+    lines.add_engine(&timed_program.times);
+    lines.into_text()
+}
+
+/// The lines of a simulation's text, each with a name in front.
+pub(crate) struct Lines {
+    text: String,
+    unit: TimeUnit,
+}
+
+impl Lines {
+    /// Returns the title of a program.
+    pub(crate) fn of(timed_program: &TimedProgram) -> Self {
+        Self { text: timed_program.title() + "\n", unit: timed_program.unit }
+    }
+
+    /// Adds a line.
+    pub(crate) fn add(&mut self, what: &str, words: String) {
+        self.text.push_str(&format!("{what:10} {words}\n"));
+    }
+
+    /// Adds the times of the engine.
+    pub(crate) fn add_engine(&mut self, times: &EngineTimes) {
+        let ms = |duration: Duration| format!("{:.2}", duration.as_secs_f64() * 1e3);
+        let [all, generate, lower, validate, simulate] =
+            [times.total(), times.generate, times.lower, times.validate, times.simulate].map(ms);
+        self.add(
+            "engine",
+            format!("{all} ms: generate {generate}, lower {lower}, validate {validate}, simulate {simulate}"),
+        );
+    }
+
+    /// Returns a time in its unit.
+    pub(crate) fn time(&self, time: f64) -> String {
+        match self.unit {
+            TimeUnit::Costs => format!("{} units", rounded(time)),
+            TimeUnit::Seconds => format!("{} s", rounded(time)),
+        }
+    }
+
+    /// Returns the text.
+    pub(crate) fn into_text(self) -> String {
+        self.text
+    }
+}
+
+/// Returns a share in percent.
+pub(crate) fn percent(fraction: f64) -> String {
+    format!("{:.1}%", fraction * 100.0)
 }
 
 /// Returns one line for each event: rank, action, start and end.

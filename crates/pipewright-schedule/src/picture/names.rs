@@ -37,7 +37,11 @@ impl fmt::Display for Named {
 pub fn title(name: &str, program: &Program) -> String {
     let ranks = counted(program.ranks(), "rank");
     let stages = counted(program.placement().stages(), "stage");
-    format!("{name}: {ranks}, {stages}, {}", microbatches_in_words(program.microbatches(), program.slices()))
+    let microbatches = microbatches_in_words(program.microbatches() / program.batches(), program.slices());
+    match program.batches() {
+        1 => format!("{name}: {ranks}, {stages}, {microbatches}"),
+        batches => format!("{name}: {ranks}, {stages}, {batches} batches of {microbatches}"),
+    }
 }
 
 /// Returns the number of microbatches and of their slices in words. `numbers` counts all slices.
