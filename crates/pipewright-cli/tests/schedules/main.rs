@@ -9,6 +9,7 @@ mod cluster_mixed;
 mod cluster_refusals;
 mod clusters;
 mod comparisons;
+mod delayed;
 mod edges;
 mod emitted;
 mod golden;

@@ -24,7 +24,7 @@ use super::{DelayError, DelayedAction};
 use crate::action::{Action, ActionKind};
 use crate::costs::Costs;
 use crate::generate::ticks::{StageTicks, ticks};
-use crate::ids::StageIndex;
+use crate::ids::{Microbatch, StageIndex};
 use crate::placement::Placement;
 use crate::schedule::Schedule;
 
@@ -254,7 +254,7 @@ impl<'a> Weaver<'a> {
     /// Returns the index of a tensor that `stage` makes in `arrivals`.
     fn tensor(&self, stage: StageIndex, action: Action, batch: usize) -> usize {
         let stages = self.ticks.len();
-        let microbatch = action.microbatch().map_or(0, |microbatch| microbatch.index());
+        let microbatch = action.microbatch().map_or(0, Microbatch::index);
         ((batch % LIVE_BATCHES) * stages + stage.index()) * self.microbatches + microbatch
     }
 

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::action::Action;
 use crate::costs::Costs;
 use crate::ids::Rank;
 use crate::schedule::Program;
@@ -58,7 +59,7 @@ pub fn steady(program: &Program, costs: &Costs) -> Result<Steady, SimulateError>
 fn ends(program: &Program, timeline: &Timeline) -> Vec<f64> {
     let mut ends = vec![0.0_f64; program.batches() as usize];
     for event in timeline.events().iter().filter(|event| event.action.is_compute()) {
-        for microbatch in event.action.parts().filter_map(|part| part.microbatch()) {
+        for microbatch in event.action.parts().filter_map(Action::microbatch) {
             if let Some(end) = ends.get_mut(program.batch_of(microbatch) as usize) {
                 *end = end.max(event.end);
             }
