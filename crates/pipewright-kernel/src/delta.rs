@@ -19,7 +19,7 @@ use super::simd::sum;
 /// Added to the sum of the squares of a query or a key.
 const EPSILON: f32 = 1e-6;
 /// The tokens whose states the backward pass computes again at once.
-const CHUNK: usize = 32;
+const CHUNK: usize = 16;
 
 /// Sizes of a scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -297,6 +297,8 @@ fn step_backward(
 ) -> (f32, f32) {
     let Token { query, key, decay, strength, .. } = token;
     let width = error.len();
+    // So that the compiler leaves out the checks of indices.
+    let (dy, d_value) = (&dy[..width], &mut d_value[..width]);
     // `S q = D q + β k (e q)`, and the gradient of `β e` is that of the state, times the key.
     let read = strength * sum(width, |j| error[j] * dy[j]);
     d_value.fill(0.0);
