@@ -100,6 +100,15 @@ fn weigh<T: Element>(inputs: Inputs<'_, T>, weight: &[f32], row: usize, out: &mu
     }
 }
 
+/// Returns the gradient of `v`, whose rows have the channels alone, and turns the gradient of the result into the
+/// gradient of the sums before the activation, in place.
+pub fn backward(inputs: Inputs<'_>, gradient: &mut [f32]) -> Vec<f32> {
+    activation_backward(inputs, gradient);
+    let mut d_v = vec![0f32; inputs.v.len()];
+    input_gradient(inputs, gradient, &mut d_v);
+    d_v
+}
+
 /// Turns the gradient of the result into the gradient of the sums before the activation, in place.
 #[multiversion(targets = "simd")]
 pub(crate) fn activation_backward<T: Element>(inputs: Inputs<'_, T>, gradient: &mut [f32]) {

@@ -59,4 +59,5 @@ pub mod router_losses;
 pub mod grouped;
 pub mod scan;
 pub mod mamba;
+pub mod delta;
 pub mod peak;

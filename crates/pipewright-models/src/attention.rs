@@ -3,6 +3,7 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
+use burn::tensor::activation::sigmoid;
 use pipewright::nn::{Region, TensorParallel};
 use pipewright::stage::StageContext;
 use pipewright::tensor::Placement;
@@ -74,6 +75,10 @@ pub(crate) struct Attention {
     #[module(skip)]
     joined: Option<OutputParts>,
     o_proj: Projection,
+    /// The width of a head, if the projection of the queries also makes a gate of each head's output, behind the head's
+    /// query.
+    #[module(skip)]
+    gated_head: Option<usize>,
     /// The sink of each head, in a family that has them, `[heads]`.
     sinks: Option<Param<Tensor<1>>>,
     /// The normalisations of a head's queries and keys, in a family that has them.
@@ -87,6 +92,7 @@ impl Attention {
         sizes: AttentionSizes,
         bias: AttentionBias,
         norms: Option<InputNorms>,
+        has_gate: bool,
         path: &str,
         builder: &mut Builder<'_>,
     ) -> Result<Self, ModelError> {
@@ -98,7 +104,7 @@ impl Attention {
         };
         let [heads, key_heads] = shards.map(|shards| SplitLinear::Outputs { shards });
         let inputs = vec![
-            linear(bias.inputs, "q_proj", [hidden, queries], heads)?,
+            linear(bias.inputs, "q_proj", [hidden, queries * (1 + usize::from(has_gate))], heads)?,
             linear(bias.inputs, "k_proj", [hidden, keys], key_heads)?,
             linear(bias.inputs, "v_proj", [hidden, keys], key_heads)?,
         ];
@@ -115,8 +121,9 @@ impl Attention {
             };
             norms.map(build).transpose()
         };
+        let gated_head = has_gate.then_some(head_dim);
         let (q_norm, k_norm) = (norm("q_norm", queries, shards[0])?, norm("k_norm", keys, shards[1])?);
-        Ok(Self { inputs, joined: None, o_proj, sinks: None, q_norm, k_norm })
+        Ok(Self { inputs, joined: None, o_proj, gated_head, sinks: None, q_norm, k_norm })
     }
 
     /// Adds a sink for each head to the attention at `path`.
@@ -152,23 +159,36 @@ impl Attention {
         let (o_proj, sizes) = (format!("{path}.o_proj"), [heads * head_dim, hidden]);
         let o_proj = builder.projection(bias.output, &o_proj, sizes, SplitLinear::Inputs)?;
         let (inputs, joined) = (vec![qkv_proj], Some(parts));
-        Ok(Self { inputs, joined, o_proj, sinks: None, q_norm: None, k_norm: None })
+        Ok(Self { inputs, joined, o_proj, gated_head: None, sinks: None, q_norm: None, k_norm: None })
     }
 
-    /// Returns queries, keys and values.
-    fn inputs(&self, x: &SharedInput, tensor: &TensorParallel, context: &StageContext) -> [Tensor<2>; 3] {
+    /// Returns queries, keys and values, and the gates of the outputs.
+    fn inputs(
+        &self,
+        x: &SharedInput,
+        tensor: &TensorParallel,
+        context: &StageContext,
+    ) -> ([Tensor<2>; 3], Option<Tensor<2>>) {
         match (self.inputs.as_slice(), self.joined) {
             ([all], Some(parts)) => {
                 let all = all.forward(x, context);
-                [0, 1, 2].map(|part| part_of(all.clone(), parts, part))
+                ([0, 1, 2].map(|part| part_of(all.clone(), parts, part)), None)
             }
             ([q, k, v], _) => {
-                let q = normalised(q.forward(x, context), self.q_norm.as_ref(), tensor);
+                let (q, gate) = self.queries(q.forward(x, context));
+                let q = normalised(q, self.q_norm.as_ref(), tensor);
                 let k = normalised(k.forward(x, context), self.k_norm.as_ref(), tensor);
-                [q, k, v.forward(x, context)]
+                ([q, k, v.forward(x, context)], gate)
             }
             _ => unreachable!("an attention has one joined projection or three"),
         }
+    }
+
+    /// Takes queries and gates apart.
+    fn queries(&self, outputs: Tensor<2>) -> (Tensor<2>, Option<Tensor<2>>) {
+        let Some(head) = self.gated_head else { return (outputs, None) };
+        let parts = OutputParts { groups: outputs.dims()[1] / (2 * head), widths: [head, head, 0] };
+        (part_of(outputs.clone(), parts, 0), Some(part_of(outputs, parts, 1)))
     }
 
     /// Maps the hidden states of the tokens outside of the region, `[tokens, hidden]`, to the same shape. `attend`
@@ -182,9 +202,14 @@ impl Attention {
         context: &StageContext,
     ) -> Tensor<2> {
         let x = SharedInput::of_several(region.enter(x));
-        let inputs = self.inputs(&x, region.tensor(), context);
+        let (inputs, gate) = self.inputs(&x, region.tensor(), context);
         drop(x);
-        self.o_proj.forward_region(&SharedInput::new(attend(inputs)), region, context)
+        let attended = attend(inputs);
+        let attended = match gate {
+            Some(gate) => attended * sigmoid(gate),
+            None => attended,
+        };
+        self.o_proj.forward_region(&SharedInput::new(attended), region, context)
     }
 }
 

@@ -6,12 +6,14 @@ use std::sync::Arc;
 use burn::module::Module;
 use burn::tensor::Tensor;
 use pipewright::nn::{
-    AttentionForm, Branches, CausalAttention, Expert, KeyValueCache, Mamba2, MambaCache, ScopedAttention, add,
+    AttentionForm, Branches, CausalAttention, DeltaCache, Expert, KeyValueCache, Mamba2, MambaCache,
+    ScopedAttention, add,
 };
 use pipewright::stage::StageContext;
 
 use crate::attention::Attention;
 use crate::decoder::{BlockAttentions, FeedForward, scaled};
+use crate::delta::GatedDelta;
 use crate::hybrid::{Depths, ExpertMixer, RelationCopy, Tokens};
 use crate::latent_attention::LatentAttention;
 use crate::nemotron_h::{LatentExperts, RectifiedLayer};
@@ -52,6 +54,7 @@ pub(crate) enum Mixer {
     Attention(Attention),
     Latent(LatentAttention),
     Mamba(Mamba2),
+    Delta(GatedDelta),
     /// A feed-forward layer of a decoder: dense, or a mixture.
     FeedForward(FeedForward),
     /// A gated layer without adapters.
@@ -73,11 +76,12 @@ pub(crate) enum Attends {
     Scoped(ScopedAttention),
 }
 
-/// What a block keeps of the tokens of a row. Only the part for its mixer is used; the other one stays empty.
+/// What a block keeps of the tokens of a row. Only the part for its mixer is used; the others stay empty.
 #[derive(Clone, Debug)]
 pub(crate) struct BlockCache {
     pub(crate) keys_values: KeyValueCache,
     mamba: MambaCache,
+    delta: DeltaCache,
 }
 
 impl Block {
@@ -105,14 +109,16 @@ impl Block {
                 AttentionForm { window, ..form }
             }
         };
-        BlockCache { keys_values: KeyValueCache::new(form), mamba: MambaCache::default() }
+        let (mamba, delta) = (MambaCache::default(), DeltaCache::default());
+        BlockCache { keys_values: KeyValueCache::new(form), mamba, delta }
     }
 
     /// Returns whether the cache of the block can lose its last tokens. A state of all tokens cannot, and the
     /// tokens of a hybrid belong to documents.
     pub(crate) fn can_be_shortened(&self, cache: &BlockCache) -> bool {
         let can_be = |branch: &Branch| {
-            matches!(branch.attends, Attends::Causal { .. }) && !matches!(branch.mixer, Mixer::Mamba(_))
+            let has_state = matches!(branch.mixer, Mixer::Mamba(_) | Mixer::Delta(_));
+            matches!(branch.attends, Attends::Causal { .. }) && !has_state
         };
         self.branches.iter().all(can_be) && cache.keys_values.can_be_shortened()
     }
@@ -170,6 +176,11 @@ impl Branch {
                 }
                 (None, None) => mixer.forward(x, rows.shape[1], rows.scope().map(|scope| &scope.documents)),
             },
+            Mixer::Delta(mixer) => {
+                let documents = rows.scope().map(|scope| &scope.documents);
+                let cache = cache.map(|cache| &mut cache.delta);
+                mixer.forward(x, (rows.shape[1], documents), cache, context)
+            }
             Mixer::FeedForward(mixer) => mixer.forward(x, rows.shape[0], tensor, context),
             Mixer::Gated(mixer) => tensor.sum(mixer.forward(tensor.enter(x))),
             Mixer::Rectified(mixer) => mixer.forward(x, tensor),
@@ -191,7 +202,7 @@ impl Branch {
         rows: &Rows<'_>,
         cache: Option<&mut BlockCache>,
     ) -> Tensor<2> {
-        let cache = cache.map(|cache| &mut cache.keys_values);
+        let (q, cache) = (rows.grown(q), cache.map(|cache| &mut cache.keys_values));
         match (&self.attends, cache, tokens) {
             (Attends::Causal { head_dim, .. }, Some(cache), _) => {
                 with_even_heads(*head_dim, [q, k, v], |[q, k, v]| cache.attend_with(q, k, v, sinks))

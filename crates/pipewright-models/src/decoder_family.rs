@@ -17,17 +17,21 @@ use crate::decoder::{
     self, BlockAttentions, BlockForm, DecoderConfig, FeedForward, LayerWindows, MixtureConfig, NormPlaces,
     QueryKeyNorm,
 };
+use crate::delta::{self, GatedDelta};
 use crate::embedding_layer::EmbeddingLayer;
 use crate::error::ModelError;
 use crate::family::{Composition, family_json};
 use crate::head_form::HeadForm;
-use crate::init::InitByPath;
+use crate::init::SeededInit;
 use crate::latent_attention::LatentAttention;
-use crate::parameter::{Builder, ParameterSource};
+use crate::parameter::{Builder, ParameterSource, ParameterSpec};
 use crate::stage::StageLayer;
 
 /// The path of the table of positions.
 const POSITION_TABLE: &str = "model.embed_positions";
+
+/// Why a model with linear attention cannot run slices of microbatches.
+const NO_SLICES_OF_STATES: &str = "its linear attention does not pass its state from slice to slice";
 
 /// A family of decoder-only models. [`From`] returns the family's model of some sizes, with its usual values
 /// for everything else.
@@ -77,6 +81,10 @@ impl<F: DecoderFamily> Composition for F {
         let mut json = family_json(self);
         let (key, activation) = F::ACTIVATION;
         json[key] = activation.into();
+        if F::ROTATES_PARTS {
+            // Readers do not assume 1 for all families.
+            json["rope_parameters"]["partial_rotary_factor"] = self.decoder().partial_rotary_factor.into();
+        }
         if let Some(keys) = json.as_object_mut() {
             for (in_files, name) in F::ROW.renamed {
                 if let Some(value) = keys.remove(*name) {
@@ -125,7 +133,7 @@ impl<F: DecoderFamily> Composition for F {
     }
 
     fn initial(&self, seed: u64) -> Box<dyn ParameterSource + '_> {
-        Box::new(InitByPath { seed, deviation: |path: &str| self.deviation_of(path) })
+        Box::new(Initial { family: self, seed })
     }
 
     fn longest(&self) -> Option<usize> {
@@ -141,10 +149,13 @@ impl<F: DecoderFamily> Composition for F {
         self.form().position_table
     }
 
-    /// Returns a reason if the balance loss of routers is part of the loss: it depends on all tokens of a
-    /// microbatch together.
+    /// Returns a reason if layers have a state, or if the balance loss of routers is part of the loss: it depends on all
+    /// tokens of a microbatch together.
     fn refuses_slices(&self) -> Option<String> {
         let form = self.form();
+        if form.delta.is_some() {
+            return Some(NO_SLICES_OF_STATES.to_owned());
+        }
         form.mixture.filter(|mixture| mixture.output_router_logits)?;
         let layer = (0..self.inner_layers()).find(|&index| form.mixture_of(index).is_some())?;
         let path = form.names.of(&format!("model.layers.{layer}.mlp.gate"));
@@ -156,7 +167,7 @@ impl<F: DecoderFamily> Composition for F {
 
     fn hidden_kept(&self) -> Option<HiddenKept> {
         let form = self.form();
-        let is_dense = form.mixture.is_none() && form.latent.is_none();
+        let is_dense = form.mixture.is_none() && form.latent.is_none() && form.delta.is_none();
         is_dense.then(|| decoder::hidden_kept(self.decoder(), &form))
     }
 
@@ -166,6 +177,8 @@ impl<F: DecoderFamily> Composition for F {
             "the routers of its mixtures need all tokens on every rank"
         } else if form.latent.is_some() {
             "the latents of its attentions are computed for all tokens on every rank"
+        } else if form.delta.is_some() {
+            "its linear attention is computed for all tokens on every rank"
         } else {
             return None;
         };
@@ -205,7 +218,14 @@ impl<F: DecoderFamily> Composition for F {
         let [is_before, is_after, is_both] =
             [NormPlaces::Before, NormPlaces::After, NormPlaces::Both].map(|places| form.norms == places);
         let before = norm(builder, !is_after, "input_layernorm")?;
-        let mixer = attention(config, &form, &format!("{path}.self_attn"), builder)?;
+        let mixer = match form.delta_of(index) {
+            Some(delta) => {
+                let (sizes, path) =
+                    ((config.hidden_size, config.rms_norm_eps), format!("{path}.linear_attn"));
+                Mixer::Delta(GatedDelta::build(delta, sizes, &path, builder)?)
+            }
+            None => attention(config, &form, &format!("{path}.self_attn"), builder)?,
+        };
         let between = norm(builder, true, "post_attention_layernorm")?;
         let before_mlp = norm(builder, is_both, "pre_feedforward_layernorm")?;
         let mlp = FeedForward::build(config, &form, index, &format!("{path}.mlp"), builder)?;
@@ -227,6 +247,20 @@ impl<F: DecoderFamily> Composition for F {
     }
 }
 
+/// The initial parameters of a model.
+struct Initial<'a, F> {
+    family: &'a F,
+    seed: u64,
+}
+
+impl<F: DecoderFamily> ParameterSource for Initial<'_, F> {
+    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ModelError> {
+        let own = self.family.form().delta.and_then(|_| delta::initial(self.seed, spec));
+        let deviation = self.family.deviation_of(&spec.path);
+        own.map_or_else(|| SeededInit { seed: self.seed, deviation }.parameter(spec), Ok)
+    }
+}
+
 /// Builds the attention of a block.
 fn attention(
     config: &DecoderConfig,
@@ -244,7 +278,7 @@ fn attention(
     let joins_heads = form.head_norms == QueryKeyNorm::All;
     let norms = InputNorms { form: form.norm(config), joins_heads };
     let norms = (form.head_norms != QueryKeyNorm::None).then_some(norms);
-    let attention = Attention::build(sizes, form.bias, norms, path, builder)?;
+    let attention = Attention::build(sizes, form.bias, norms, form.has_output_gate, path, builder)?;
     let attention = if form.has_sinks { attention.with_sinks(sizes, path, builder)? } else { attention };
     Ok(Mixer::Attention(attention))
 }

@@ -11,8 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::decoder::{BlockForm, DecoderConfig};
 use crate::decoder_family::DecoderFamily;
-use crate::deepseek::{Parts, of_sizes};
-use crate::router::{GroupChoice, Scores};
+use crate::deepseek::{Parts, of_sizes, scores_by_groups};
 
 /// A DeepSeek V3 model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -59,6 +58,10 @@ impl From<DecoderConfig> for DeepseekV3Config {
 }
 
 impl DeepseekV3Config {
+    fn groups(&self) -> ExpertGroups {
+        ExpertGroups { count: self.n_group, open: self.topk_group }
+    }
+
     fn parts(&self) -> Parts<'_> {
         Parts {
             decoder: &self.decoder,
@@ -78,19 +81,11 @@ impl DecoderFamily for DeepseekV3Config {
     }
 
     fn form(&self) -> BlockForm<'_> {
-        let choice = GroupChoice {
-            scores: Scores::Sigmoid,
-            groups: self.n_group,
-            open_groups: self.topk_group,
-            group_best: 2,
-            count: self.experts.mixture.num_experts_per_tok,
-            normalised: self.experts.mixture.norm_topk_prob,
-            factor: self.experts.routed_scaling_factor,
-        };
+        let choice = scores_by_groups(&self.experts, self.groups());
         self.parts().form(choice, true)
     }
 
     fn check_own(&self) -> Result<(), ShapeError> {
-        self.parts().validate(ExpertGroups { count: self.n_group, open: self.topk_group })
+        self.parts().validate(self.groups())
     }
 }

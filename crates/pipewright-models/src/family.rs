@@ -319,7 +319,7 @@ impl<F: Composition> ModelFamily for F {
         let family = &F::FAMILY;
         check_class(family, &json)?;
         family.keys.check(&json)?;
-        let json = with_longrope(family, without_nulls(renamed(family, json)));
+        let json = with_known_positions(family, without_nulls(renamed(family, json)));
         match F::deserialize(&json) {
             Ok(config) => config.check().and_then(|()| ModelFamily::shape(&config)).map(|_| config),
             Err(source) => Err(ShapeError::of_parser::<F>(&json, source)),
@@ -483,13 +483,13 @@ fn renamed(family: &Family, mut json: Value) -> Value {
     json
 }
 
-/// Replaces the family's own names of the type `longrope`.
-fn with_longrope(family: &Family, mut json: Value) -> Value {
+/// Removes keys without an effect from the tables of positions, and replaces the family's own names of the type
+/// `longrope`.
+fn with_known_positions(family: &Family, mut json: Value) -> Value {
     for table in ["rope_parameters", "rope_scaling"] {
-        let entries = json.get_mut(table).and_then(Value::as_object_mut);
-        for (_, name) in
-            entries.into_iter().flatten().filter(|(key, _)| *key == "rope_type" || *key == "type")
-        {
+        let Some(entries) = json.get_mut(table).and_then(Value::as_object_mut) else { continue };
+        entries.retain(|key, _| !family.ignored_positions.contains(&key.as_str()));
+        for (_, name) in entries.iter_mut().filter(|(key, _)| *key == "rope_type" || *key == "type") {
             if name.as_str().is_some_and(|name| family.longrope_names.contains(&name)) {
                 *name = "longrope".into();
             }

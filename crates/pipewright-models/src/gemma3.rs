@@ -18,6 +18,7 @@ use crate::attention::AttentionBias;
 use crate::decoder::{BlockForm, DecoderConfig, LayerForm, LayerType, QueryKeyNorm};
 use crate::decoder_family::DecoderFamily;
 use crate::gemma2::gemma_form;
+use crate::layer_tables::{join_tables, with_tables};
 
 /// A Gemma 3 model of text.
 #[derive(Debug, Clone, PartialEq)]
@@ -61,17 +62,10 @@ fn local_theta() -> f64 {
     10_000.0
 }
 
-/// The tables of positions in `rope_parameters`, for layers that see all tokens and for the others.
-const TABLES: [&str; 2] = ["full_attention", "sliding_attention"];
-
 impl Serialize for Gemma3Config {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut keys = json!(self.decoder);
+        let mut keys = with_tables(&self.decoder, self.own.rope_local_base_freq);
         if let (Some(keys), Value::Object(own)) = (keys.as_object_mut(), json!(self.own)) {
-            let local = json!({"rope_type": "default", "rope_theta": self.own.rope_local_base_freq});
-            let tables = [keys["rope_parameters"].take(), local];
-            let tables = TABLES.iter().map(|&name| name.to_owned()).zip(tables);
-            keys.insert("rope_parameters".to_owned(), tables.collect::<Map<_, _>>().into());
             keys.extend(own);
         }
         keys.serialize(serializer)
@@ -86,34 +80,6 @@ impl<'de> Deserialize<'de> for Gemma3Config {
         let decoder = <DecoderConfig as Deserialize>::deserialize(&keys).map_err(D::Error::custom)?;
         Ok(Self { decoder, own: Gemma3Keys::deserialize(&keys).map_err(D::Error::custom)? })
     }
-}
-
-/// Replaces the tables of both kinds of layers by the keys of version 4.
-fn join_tables(keys: &mut Map<String, Value>) -> Result<(), ShapeError> {
-    let tables = keys.get("rope_parameters").and_then(Value::as_object);
-    let Some(tables) = tables.filter(|tables| TABLES.iter().any(|name| tables.contains_key(*name))) else {
-        return Ok(());
-    };
-    if let Some((other, _)) = tables.iter().find(|(name, _)| !TABLES.contains(&name.as_str())) {
-        let (key, supported) = ("rope_parameters", "a table for each kind of layers");
-        return Err(ShapeError::not_supported(key, other, supported));
-    }
-    let [global, local] = TABLES.map(|name| tables.get(name).cloned().unwrap_or_default());
-    let not_default = |(name, value): &(&String, &Value)| {
-        *name != "rope_theta" && !(*name == "rope_type" && *value == "default") && !value.is_null()
-    };
-    if let Some((name, value)) = local.as_object().and_then(|local| local.iter().find(not_default)) {
-        return Err(ShapeError::not_supported(
-            "rope_parameters.sliding_attention",
-            &format!("{name} {value}"),
-            "the type default with a rope_theta",
-        ));
-    }
-    if let Some(theta) = local.get("rope_theta") {
-        keys.insert("rope_local_base_freq".to_owned(), theta.clone());
-    }
-    keys.insert("rope_parameters".to_owned(), global);
-    Ok(())
 }
 
 impl From<DecoderConfig> for Gemma3Config {

@@ -156,7 +156,7 @@ fn branch(
         }
         BlockKind::Attention => {
             let (sizes, bias) = (AttentionSizes::from(config), AttentionBias::default());
-            Mixer::Attention(Attention::build(sizes, bias, None, &path, builder)?)
+            Mixer::Attention(Attention::build(sizes, bias, None, false, &path, builder)?)
         }
         BlockKind::Dense => {
             let inner = config.intermediate_size;

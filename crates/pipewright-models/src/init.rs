@@ -36,20 +36,6 @@ impl ParameterSource for SeededInit {
     }
 }
 
-/// Like [`SeededInit`], with a standard deviation for each path.
-pub(crate) struct InitByPath<F> {
-    /// The run's seed.
-    pub(crate) seed: u64,
-    /// Returns the standard deviation of the parameter at a path.
-    pub(crate) deviation: F,
-}
-
-impl<F: Fn(&str) -> f64> ParameterSource for InitByPath<F> {
-    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ModelError> {
-        SeededInit { seed: self.seed, deviation: (self.deviation)(&spec.path) }.parameter(spec)
-    }
-}
-
 /// Returns the first values of a parameter of an adapter: zeros for the second matrix, so that the adapter
 /// adds nothing, and uniform numbers for the first one. Their bound is that of PEFT, the root of
 /// `1 / inputs`. Magnitudes come from [`ParameterSource::magnitudes`].

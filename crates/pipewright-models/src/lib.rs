@@ -60,6 +60,7 @@ mod predictions;
 mod router;
 
 mod mamba;
+mod delta;
 
 pub mod decoder;
 pub mod hybrid;
@@ -84,20 +85,27 @@ mod hybrid_family;
 pub mod deepseek;
 pub mod deepseek_v2;
 pub mod deepseek_v3;
+mod layer_tables;
 pub mod gemma2;
 pub mod gemma3;
+pub mod glm4_moe;
 pub mod gpt_oss;
 pub mod gpt2;
 pub mod granite;
 pub mod llama;
+pub mod ministral3;
 pub mod mistral;
 pub mod mixtral;
 pub mod olmo2;
+pub mod olmo3;
 pub mod phi3;
 pub mod qwen2;
 pub mod qwen2_moe;
 pub mod qwen3;
 pub mod qwen3_moe;
+pub mod qwen3_next;
+pub mod qwen3_5;
+pub mod qwen3_5_moe;
 pub mod smollm3;
 pub mod starcoder2;
 

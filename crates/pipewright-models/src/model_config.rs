@@ -15,6 +15,7 @@ use crate::family::{Composition, ModelFamily};
 use crate::gemma2::Gemma2Config;
 use crate::gemma3::Gemma3Config;
 use crate::generation_stage::GenerationStage;
+use crate::glm4_moe::Glm4MoeConfig;
 use crate::gpt_oss::GptOssConfig;
 use crate::gpt2::Gpt2Config;
 use crate::granite::GraniteConfig;
@@ -22,11 +23,13 @@ use crate::hf::{self, Described, ExportOptions, PeftLimit, PeftTargets, Stored, 
 use crate::hybrid::HybridConfig;
 use crate::llama::LlamaConfig;
 use crate::lora::{LoraConfig, is_of_adapter, layer_of_first};
+use crate::ministral3::Ministral3Config;
 use crate::mistral::MistralConfig;
 use crate::mixtral::MixtralConfig;
 use crate::model_source::{AdaptedCheckpoint, ModelSource, outline};
 use crate::nemotron_h::NemotronHConfig;
 use crate::olmo2::Olmo2Config;
+use crate::olmo3::Olmo3Config;
 use crate::outline::Outline;
 use crate::parameter::{ParameterKind, ParameterSpec};
 use crate::parameter_group::{ParameterGroup, group_paths};
@@ -35,7 +38,10 @@ use crate::quantisation::QuantisedSizes;
 use crate::qwen2::Qwen2Config;
 use crate::qwen2_moe::Qwen2MoeConfig;
 use crate::qwen3::Qwen3Config;
+use crate::qwen3_5::Qwen35Config;
+use crate::qwen3_5_moe::Qwen35MoeConfig;
 use crate::qwen3_moe::Qwen3MoeConfig;
+use crate::qwen3_next::Qwen3NextConfig;
 use crate::smollm3::SmolLm3Config;
 use crate::split::Place;
 use crate::starcoder2::Starcoder2Config;
@@ -129,8 +135,16 @@ families! {
     Qwen3Moe(Qwen3MoeConfig),
     /// Qwen2-MoE: Qwen2 with a mixture of experts and an expert for every token.
     Qwen2Moe(Qwen2MoeConfig),
+    /// Qwen3-Next: Qwen3-MoE with Gated DeltaNet in most layers, and gates of the other layers' attention.
+    Qwen3Next(Qwen3NextConfig),
+    /// Qwen3.5 of text: Qwen3-Next without experts.
+    Qwen35(Qwen35Config),
+    /// Qwen3.5 of text with experts in each layer.
+    Qwen35Moe(Qwen35MoeConfig),
     /// Mistral: Llama with windows.
     Mistral(MistralConfig),
+    /// Ministral 3: Mistral with queries that grow with their positions.
+    Ministral3(Ministral3Config),
     /// Mixtral: Mistral with a mixture of experts in each layer.
     Mixtral(MixtralConfig),
     /// SmolLM 3: Llama with layers without positions.
@@ -141,6 +155,8 @@ families! {
     Phi3(Phi3Config),
     /// OLMo 2: Llama with norms after the parts of a block, and norms of all queries and keys.
     Olmo2(Olmo2Config),
+    /// OLMo 3: OLMo 2 with windows in most layers.
+    Olmo3(Olmo3Config),
     /// Gemma 2: norms around the parts of a block, bounded scores and logits, windows in some layers.
     Gemma2(Gemma2Config),
     /// Gemma 3 of text: Gemma 2 with head norms, and with positions of their own in layers with windows.
@@ -155,6 +171,8 @@ families! {
     DeepseekV2(DeepseekV2Config),
     /// DeepSeek V3: DeepSeek V2 with a correction of the router's scores.
     DeepseekV3(DeepseekV3Config),
+    /// GLM 4.5: the experts of DeepSeek V3 with grouped queries and positions of a part of each head.
+    Glm4Moe(Glm4MoeConfig),
     /// Nemotron-H: Mamba-2, attention, feed-forward layers and experts by a pattern.
     NemotronH(NemotronHConfig),
     /// Attention, Mamba-2, experts and feed-forward layers by a pattern, with documents, windows and further

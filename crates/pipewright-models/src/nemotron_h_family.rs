@@ -103,7 +103,7 @@ impl Composition for NemotronHConfig {
             }
             BlockKind::Attention => {
                 let (sizes, bias) = (AttentionSizes::from(self), AttentionBias::default());
-                Mixer::Attention(Attention::build(sizes, bias, None, &path, builder)?)
+                Mixer::Attention(Attention::build(sizes, bias, None, false, &path, builder)?)
             }
             BlockKind::Mlp => Mixer::Rectified(RectifiedLayer::build(self, &path, builder)?),
             BlockKind::Experts => Mixer::LatentExperts(LatentExperts::build(self, &path, builder)?),

@@ -168,9 +168,9 @@ fn is_split_by_inputs(projection: &str) -> bool {
 }
 
 /// Returns whether each rank of a tensor group has the whole projection at a path: the ones that make
-/// latents.
+/// latents, and those of linear attention.
 fn is_whole(projection: &str) -> bool {
-    matches!(name_of(projection), "q_a_proj" | "kv_a_proj_with_mqa")
+    projection.contains(".linear_attn.") || matches!(name_of(projection), "q_a_proj" | "kv_a_proj_with_mqa")
 }
 
 /// Returns the layers whose adapters are among the parameters `specs`, in their order, each with its path. The

@@ -5,7 +5,7 @@ use std::cell::{OnceCell, RefCell};
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use pipewright::nn::{CausalAttention, TokenScope};
 use pipewright::stage::StageContext;
 
@@ -101,6 +101,15 @@ impl<'a> Rows<'a> {
             Some(scope) => scope.positions.to_vec(),
             None => (0..rows).flat_map(|_| first..first + length as u32).collect(),
         }
+    }
+
+    /// Multiplies queries by the factors of their positions, in a model that has such factors.
+    pub(crate) fn grown(&self, q: Tensor<2>) -> Tensor<2> {
+        let Some(factors) = self.attentions.query_factors(|| self.positions()) else { return q };
+        let shape = [factors.len(), 1];
+        let factors = Tensor::<2>::from_data(TensorData::new(factors, shape), &self.device);
+        let dtype = q.dtype();
+        q * factors.cast(dtype)
     }
 
     /// Returns a block's attention over the whole rows.

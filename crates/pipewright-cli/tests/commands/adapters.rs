@@ -372,19 +372,25 @@ fn a_run_of_other_adapters_or_another_base_is_refused() {
 }
 
 /// The decoder families with a part of their own, and the keys that a small model of each needs.
-const FAMILIES: [(&str, &[&str]); 14] = [
+const FAMILIES: [(&str, &[&str]); 20] = [
     ("mistral", &["model.sliding_window=3"]),
     ("mixtral", &["model.num_local_experts=4"]),
     ("smollm3", &["model.no_rope_layer_interval=2"]),
     ("granite", &["model.logits_scaling=2.0"]),
     ("phi3", &["model.sliding_window=3"]),
     ("olmo2", &[]),
+    ("olmo3", &["model.sliding_window=3"]),
+    ("ministral3", &["model.sliding_window=3"]),
+    ("glm4_moe", &["model.n_routed_experts=4"]),
     ("gemma2", &["model.sliding_window=3"]),
     ("gemma3_text", &["model.sliding_window=3", "model.sliding_window_pattern=2"]),
     ("starcoder2", &["model.sliding_window=3"]),
     ("gpt2", &["model.scale_attn_by_inverse_layer_idx=true"]),
     ("gpt_oss", &["model.num_local_experts=4", "model.sliding_window=3"]),
     ("qwen2_moe", &["model.num_experts=4"]),
+    ("qwen3_next", &["model.num_experts=4", "model.full_attention_interval=2"]),
+    ("qwen3_5_text", &["model.full_attention_interval=2"]),
+    ("qwen3_5_moe_text", &["model.num_experts=4", "model.full_attention_interval=2"]),
     ("deepseek_v2", &["model.n_routed_experts=4"]),
     ("deepseek_v3", &["model.n_routed_experts=4"]),
 ];

@@ -177,7 +177,9 @@ fn the_blocks_with_windows_are_read() {
 #[test]
 fn gates_of_attention_are_read() {
     assert_eq!(attention(&json!({"attn_output_gate": true}), 0).gate, 64);
-    assert_eq!(attention(&json!({"attn_output_gate": false, "model_type": "qwen3_next"}), 3).gate, 0);
+    check_refused(
+        r#""model_type": "qwen3_next", "attn_output_gate": false => `attn_output_gate` is false; use true"#,
+    );
     let parameters = |keys: Value| described(&keys).model.parameters();
     let more = parameters(json!({"attn_output_gate": true})) - parameters(json!({}));
     assert_eq!(more, 4 * 64 * 64);
@@ -237,7 +239,7 @@ fn an_indexer_has_parameters_and_limits_the_keys() {
 fn gated() -> Value {
     json!({
         "model_type": "qwen3_next", "linear_num_key_heads": 2, "linear_num_value_heads": 4,
-        "linear_key_head_dim": 8, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4
+        "linear_key_head_dim": 8, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4, "num_experts": 0
     })
 }
 
@@ -309,7 +311,8 @@ fn the_blocks_with_linear_attention_are_read() {
 "attn_type_list": [0, 1, 1, 1] => the kind of block `linear_attention`
 "model_type": "minimax", "attn_type_list": [0, 1] => `attn_type_list` is 2; use as many numbers as `num_hidden_layers`, 4
 "model_type": "minimax" => needs one of the keys layer_types, attn_type_list
-"full_attention_interval": 4, "layer_group_size": 4 => the keys `full_attention_interval`, `layer_group_size` are not
+"full_attention_interval": 4 => `full_attention_interval` names the kind of block `linear_attention`
+"layer_group_size": 4 => the kind of block `linear_attention`
 "model_type": "qwen3_next", "linear_num_key_heads": 3 => `linear_num_key_heads` is 3; use a number that divides the 32 heads
 "model_type": "kimi_linear", "linear_attn_config": {"num_heads": 0} => `linear_attn_config.num_heads` is 0; use a whole number
 "#,

@@ -6,7 +6,7 @@ use burn::tensor::Device;
 use pipewright::nn::{AttentionForm, CausalAttention, RotaryPositions, rotary_frequencies};
 use pipewright_shapes::decoder::{DecoderConfig, RopeScaling};
 
-use super::form::{BlockForm, LayerForm};
+use super::form::{BlockForm, LayerForm, QueryGrowth};
 use super::positions::positions;
 
 /// The attentions of all blocks. Blocks with the same form share one, whose tables are kept for the latest
@@ -23,6 +23,7 @@ pub(crate) struct BlockAttentions {
     scale: f64,
     /// The bound of the scores.
     cap: Option<f64>,
+    growth: Option<QueryGrowth>,
     /// The form of each block.
     layers: Vec<LayerForm>,
     latest: Arc<Mutex<Vec<Cached>>>,
@@ -53,7 +54,8 @@ impl BlockAttentions {
         }
         let scale = form.factors.scores.unwrap_or_else(|| 1.0 / (head_dim as f64).sqrt());
         let layers = (0..config.num_hidden_layers).map(|index| form.layer(index)).collect();
-        Self { config, head_dim, cached_dim, scale, cap: form.score_cap, layers, latest: Arc::default() }
+        let (cap, growth) = (form.score_cap, form.query_growth);
+        Self { config, head_dim, cached_dim, scale, cap, growth, layers, latest: Arc::default() }
     }
 
     /// Returns the positions of sequences of this length in the blocks that have the model's positions.
@@ -80,6 +82,13 @@ impl BlockAttentions {
     /// Returns the form of a block's attention with a cache.
     pub(crate) fn cached_form(&self, block: usize, positions: &RotaryPositions) -> AttentionForm {
         AttentionForm { head_dim: self.cached_dim, ..self.form(block, positions) }
+    }
+
+    /// Returns the factor of the queries of each token, unless all are 1.
+    pub(crate) fn query_factors(&self, positions: impl FnOnce() -> Vec<u32>) -> Option<Vec<f32>> {
+        let growth = self.growth?;
+        let factors: Vec<f32> = positions().into_iter().map(|position| growth.factor(position)).collect();
+        factors.iter().any(|&factor| factor != 1.0).then_some(factors)
     }
 
     /// Returns whether the positions depend on the length of the sequence.

@@ -10,6 +10,7 @@ use crate::attention::AttentionSizes;
 use crate::cost::{
     self, BIAS_PASSES, Cost, FLOAT, GATE_PASSES, HiddenKept, LOSS_PASSES, ModelSizes, NORM_PASSES,
 };
+use crate::delta;
 use crate::experts::ExpertForm;
 use crate::latent_attention::LatentForm;
 
@@ -22,27 +23,30 @@ pub(crate) fn describe(config: &DecoderConfig, form: &BlockForm<'_>, sizes: &Mod
     // norm before a mixture, whose experts keep rows of its result, are not computed again.
     let before = if form.norms == NormPlaces::After || form.norm(config).centres { 0 } else { hidden };
     let block = |index| {
-        let (kind, feed_forward) = match form.mixture_of(index) {
+        let (kinds, feed_forward) = match form.mixture_of(index) {
             Some(mixture) => {
                 let routed = experts(config, mixture, tokens);
                 let routed = routed + expert_parts(config, form, mixture);
-                ("mixture", routed + shared_expert(form))
+                (["mixture", "linear_mixture"], routed + shared_expert(form))
             }
-            None => ("decoder", dense(config, form)),
+            None => (["decoder", "linear"], dense(config, form)),
         };
         let seen = form.layer(index).seen(tokens);
-        let attention = match form.latent {
-            Some(latent) => latent_attention(config, latent, form, seen),
-            None => attention(config, form, seen),
+        let (delta, latent) = (form.delta_of(index), form.latent);
+        let attention = match (&delta, latent) {
+            (Some(delta), _) => delta::cost(&delta.sizes),
+            (None, Some(latent)) => latent_attention(config, latent, form, seen),
+            (None, None) => attention(config, form, seen),
         };
         let count = if form.mixture_of(index).is_some() { 1 } else { 2 };
         let again = Cost { norms: count * before, ..Cost::default() };
         let cost = attention + feed_forward + norms + again;
         let path = form.names.of(&format!("model.layers.{index}"));
-        let layer = sizes.block(index, path, kind, cost);
-        let keys_values = match form.latent {
-            Some(latent) => (config.num_attention_heads * (latent.head_dim() + latent.value)) as u64,
-            None => 2 * (config.num_key_value_heads * config.head_dim()) as u64,
+        let layer = sizes.block(index, path, kinds[usize::from(delta.is_some())], cost);
+        let keys_values = match (&delta, latent) {
+            (Some(_), _) => 0,
+            (None, Some(latent)) => (config.num_attention_heads * (latent.head_dim() + latent.value)) as u64,
+            (None, None) => 2 * (config.num_key_value_heads * config.head_dim()) as u64,
         };
         LayerDesc { keys_values_bytes: tokens * FLOAT * keys_values, ..layer }
     };
@@ -99,7 +103,10 @@ fn attention(config: &DecoderConfig, form: &BlockForm<'_>, seen: u64) -> Cost {
         elements: BIAS_PASSES * biases + NORM_PASSES * normalised,
         ..Cost::keeping(sizes.shape().norms_kept(form.head_norms))
     };
-    cost::attention(sizes, seen) + further
+    // The sigmoid of the gate, and what it multiplies.
+    let gated = if form.has_output_gate { queries } else { 0 };
+    let gate = Cost { elements: GATE_PASSES * gated, kept: 2 * gated, ..Cost::default() };
+    cost::attention(sizes, seen) + further + gate
 }
 
 /// Element-wise passes of the queries, keys and values of a latent attention: their heads are taken apart and

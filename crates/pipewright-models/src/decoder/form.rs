@@ -4,6 +4,7 @@ use pipewright_shapes::decoder::{DecoderConfig, MixtureConfig};
 use pipewright_shapes::vectors::QueryKeyNorm;
 
 use crate::attention::{AttentionBias, AttentionSizes};
+use crate::delta::DeltaForm;
 use crate::experts::ExpertForm;
 use crate::latent_attention::LatentForm;
 use crate::norm::NormForm;
@@ -53,12 +54,18 @@ pub(crate) struct BlockForm<'a> {
     pub expert_keys: ExpertKeys,
     /// The form of the experts.
     pub experts: ExpertForm,
+    /// How queries grow with the positions of their tokens, in a family in which they do.
+    pub query_growth: Option<QueryGrowth>,
     /// How experts are chosen; `None` for the largest probabilities.
     pub router: Option<RouterForm>,
     /// The expert that every token goes through, in a family that has one.
     pub shared_expert: Option<SharedForm>,
     /// The latents of the attention, in a family that has them.
     pub latent: Option<LatentForm>,
+    /// Whether the output of each head is multiplied by the sigmoid of a gate, which the projection of the queries makes.
+    pub has_output_gate: bool,
+    /// The mixer of the layers without attention.
+    pub delta: Option<DeltaForm>,
     /// The names of parts of paths in files.
     pub names: PathNames,
 }
@@ -95,6 +102,20 @@ pub(crate) struct SharedForm {
     pub has_gate: bool,
 }
 
+/// The factors of queries, `1 + beta ln(1 + floor(position / length))`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct QueryGrowth {
+    pub beta: f64,
+    pub length: usize,
+}
+
+impl QueryGrowth {
+    /// Returns the factor of the queries of a token at this position.
+    pub(super) fn factor(self, position: u32) -> f32 {
+        1.0 + self.beta as f32 * ((1 + position as usize / self.length) as f32).ln()
+    }
+}
+
 /// The places of a block's normalisations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum NormPlaces {
@@ -128,6 +149,8 @@ pub(crate) struct LayerForm {
     pub theta: Option<f64>,
     /// The divisor of the scores, in addition to the factor of the model's.
     pub score_divisor: f64,
+    /// Whether the layer has the mixer of linear attention in place of an attention.
+    pub is_linear: bool,
 }
 
 impl LayerForm {
@@ -146,7 +169,7 @@ pub(crate) fn with_windows(windows: impl Iterator<Item = Option<usize>>) -> Vec<
 
 impl Default for LayerForm {
     fn default() -> Self {
-        Self { window: None, has_positions: true, theta: None, score_divisor: 1.0 }
+        Self { window: None, has_positions: true, theta: None, score_divisor: 1.0, is_linear: false }
     }
 }
 
@@ -189,6 +212,11 @@ impl<'a> BlockForm<'a> {
     /// Returns the form of layer `index`, counted from 0.
     pub(super) fn layer(&self, index: usize) -> LayerForm {
         self.layers.get(index).copied().unwrap_or_default()
+    }
+
+    /// Returns the mixer of linear attention of layer `index`, counted from 0; `None` if it has an attention.
+    pub(crate) fn delta_of(&self, index: usize) -> Option<DeltaForm> {
+        self.delta.filter(|_| self.layer(index).is_linear)
     }
 
     /// Returns the experts of layer `index`, counted from 0; `None` if its feed-forward layer is dense.

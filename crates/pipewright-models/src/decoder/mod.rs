@@ -26,7 +26,8 @@ pub(crate) use attentions::{BlockAttentions, MicrobatchAttentions};
 pub(crate) use describe::{describe, hidden_kept};
 pub(crate) use feed_forward::{FeedForward, scaled};
 pub(crate) use form::{
-    Activation, BlockForm, ExpertKeys, Factors, LayerForm, NormPlaces, RouterForm, SharedForm, with_windows,
+    Activation, BlockForm, ExpertKeys, Factors, LayerForm, NormPlaces, QueryGrowth, RouterForm, SharedForm,
+    with_windows,
 };
 pub use pipewright_shapes::decoder::{
     DecoderConfig, LayerType, LayerWindows, Llama3Scaling, LongRopeScaling, MixtureConfig, RopeScaling,

@@ -37,10 +37,16 @@ def rope(kind, **keys):
     return dict(rope_parameters=dict(rope_type=kind, rope_theta=1000.0, **keys))
 
 
-# The seeds of both models leave 1e-4 between the score of a chosen expert or group and the next one.
+# The seeds of models with scores leave 1e-4 between the score of a chosen expert or group and the next one.
 LATENT = dict(kv_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=6, v_head_dim=5, num_key_value_heads=2)
 LATENT |= dict(n_routed_experts=6, n_shared_experts=2, num_experts_per_tok=2, moe_intermediate_size=4)
 LATENT |= dict(first_k_dense_replace=1)
+
+# Layers of linear attention around one of attention.
+DELTA = dict(layer_types=["linear_attention", "full_attention", "linear_attention"])
+DELTA |= dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=6, linear_value_head_dim=4)
+# The norm of a head divides by small numbers where a query and a key are nearly orthogonal.
+DELTA |= dict(linear_conv_kernel_dim=3, head_dim=8, rms_norm_eps=1e-3)
 
 FAMILIES = {
     "mistral-tiny": ("Mistral", 21, dict(sliding_window=5, head_dim=8) | rope("linear", factor=4.0)),
@@ -126,6 +132,59 @@ FAMILIES = {
         | rope("yarn", factor=4.0, original_max_position_embeddings=16, mscale=1.0, mscale_all_dim=0.8),
     ),
     "olmo2-tiny": ("Olmo2", 26, dict(attention_bias=True) | rope("default")),
+    "olmo3-tiny": (
+        "Olmo3",
+        48,
+        dict(sliding_window=5, attention_bias=True)
+        | dict(layer_types=["sliding_attention", "full_attention", "sliding_attention"])
+        | dict(
+            rope_parameters=dict(
+                sliding_attention=dict(rope_type="default", rope_theta=100.0),
+                full_attention=dict(
+                    rope_type="yarn", factor=4.0, original_max_position_embeddings=16, rope_theta=1000.0
+                ),
+            )
+        ),
+    ),
+    "ministral3-tiny": (
+        "Ministral3",
+        65,
+        dict(sliding_window=9, head_dim=8)
+        | rope(
+            "yarn", factor=4.0, original_max_position_embeddings=8, mscale=1.0, mscale_all_dim=0.8, llama_4_scaling_beta=0.3
+        ),
+    ),
+    "glm4-moe-tiny": (
+        "Glm4Moe",
+        55,
+        dict(n_routed_experts=6, n_shared_experts=2, num_experts_per_tok=2, moe_intermediate_size=4, head_dim=8)
+        | dict(first_k_dense_replace=1, n_group=3, topk_group=2, routed_scaling_factor=1.5)
+        | dict(attention_bias=True, use_qk_norm=True)
+        | rope("default", partial_rotary_factor=0.5),
+    ),
+    "glm4-moe-plain-tiny": (
+        "Glm4Moe",
+        57,
+        dict(n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=2, moe_intermediate_size=8)
+        | dict(first_k_dense_replace=0, norm_topk_prob=False)
+        | rope("default", partial_rotary_factor=1.0),
+    ),
+    "qwen3-next-tiny": (
+        "Qwen3Next",
+        60,
+        DELTA
+        | dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12, shared_expert_intermediate_size=20)
+        | dict(mlp_only_layers=[0], attention_bias=True)
+        | rope("default", partial_rotary_factor=0.5),
+    ),
+    "qwen3-5-tiny": ("Qwen3_5Text", 77, DELTA | rope("default", partial_rotary_factor=0.5)),
+    "qwen3-5-moe-tiny": (
+        "Qwen3_5MoeText",
+        62,
+        DELTA
+        | dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12, shared_expert_intermediate_size=20)
+        | rope("default", partial_rotary_factor=0.5),
+    ),
     "gpt2-tiny": ("GPT2", 40, {}),
     "gpt2-scaled-tiny": (
         "GPT2",
@@ -174,7 +233,8 @@ FAMILIES = {
 }
 
 # The classes of models that are not named after their configurations.
-CLASSES = {"Gemma3Text": "Gemma3ForCausalLM", "GPT2": "GPT2LMHeadModel"}
+CLASSES = {"Gemma3Text": "Gemma3ForCausalLM", "GPT2": "GPT2LMHeadModel", "Qwen3_5Text": "Qwen3_5ForCausalLM"}
+CLASSES |= {"Qwen3_5MoeText": "Qwen3_5MoeForCausalLM"}
 # The families whose routers have a balance loss that is checked.
 WITH_BALANCE = ["Mixtral", "GptOss"]
 

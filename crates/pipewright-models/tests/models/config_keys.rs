@@ -23,10 +23,15 @@ fn changed(family: &str, change: Value) -> Value {
         json["num_local_experts"] = json!(4);
         json["num_experts_per_tok"] = json!(2);
     }
-    if family == "qwen2_moe" {
+    if ["qwen2_moe", "qwen3_next", "qwen3_5_moe_text"].contains(&family) {
         let experts = [("num_experts", 4), ("num_experts_per_tok", 2), ("moe_intermediate_size", 8)];
         json["shared_expert_intermediate_size"] = json!(8);
         experts.into_iter().for_each(|(key, size)| json[key] = json!(size));
+    }
+    if family == "glm4_moe" {
+        let experts = [("n_routed_experts", 4), ("num_experts_per_tok", 2), ("moe_intermediate_size", 8)];
+        let more = [("first_k_dense_replace", 1), ("n_shared_experts", 1), ("routed_scaling_factor", 1)];
+        experts.into_iter().chain(more).for_each(|(key, size)| json[key] = json!(size));
     }
     if family.starts_with("deepseek") {
         let sizes = json!({
@@ -44,13 +49,19 @@ fn changed(family: &str, change: Value) -> Value {
 
 const FAMILIES: [&str; 5] = ["llama", "qwen2", "qwen3", "qwen3_moe", "nemotron_h"];
 /// The families that differ from these in a few parts.
-const FURTHER: [&str; 14] = [
+const FURTHER: [&str; 20] = [
     "mistral",
     "mixtral",
     "smollm3",
     "granite",
     "phi3",
     "olmo2",
+    "olmo3",
+    "ministral3",
+    "glm4_moe",
+    "qwen3_next",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
     "gemma2",
     "gemma3_text",
     "starcoder2",
@@ -336,7 +347,17 @@ fn the_further_families_refuse_what_they_do_not_compute() {
     check_refused(&FURTHER, json!({"attention_temperature": 2.0}));
     check_refused(&FURTHER, json!({"rope_scaling": {"type": "default", "factor": 2.0}}));
     check_refused(
-        &["mistral", "mixtral", "phi3", "gemma2", "gemma3_text", "starcoder2", "gpt_oss"],
+        &[
+            "mistral",
+            "ministral3",
+            "mixtral",
+            "phi3",
+            "olmo3",
+            "gemma2",
+            "gemma3_text",
+            "starcoder2",
+            "gpt_oss",
+        ],
         json!({"sliding_window": 0}),
     );
     let with_windows = ["smollm3", "qwen2_moe", "qwen3_moe"];
@@ -365,10 +386,37 @@ fn the_further_families_refuse_what_they_do_not_compute() {
     check_refused(&["gemma3_text"], json!({"sliding_window_pattern": 0}));
     check_refused(&["gemma3_text"], json!({"rope_local_base_freq": 0}));
     for table in [json!({"rope_type": "linear", "factor": 2.0}), json!({"partial_rotary_factor": 0.5})] {
-        check_refused(&["gemma3_text"], json!({"rope_parameters": {"sliding_attention": table}}));
+        check_refused(&["gemma3_text", "olmo3"], json!({"rope_parameters": {"sliding_attention": table}}));
     }
     let tables = json!({"full_attention": {"rope_type": "default"}, "chunked_attention": {}});
-    check_refused(&["gemma3_text"], json!({"rope_parameters": tables}));
+    check_refused(&["gemma3_text", "olmo3"], json!({"rope_parameters": tables}));
+    check_refused(&["olmo3"], json!({"layer_types": ["full_attention"]}));
+    check_refused(&["olmo3"], json!({"rope_local_base_freq": 10.0}));
+    check_refused(&["ministral3"], json!({"layer_types": ["full_attention", "sliding_attention"]}));
+    for growth in [json!(0.1), json!("fast")] {
+        let table = json!({"rope_type": "default", "llama_4_scaling_beta": growth});
+        check_refused(&["ministral3"], json!({"rope_parameters": table}));
+    }
+    let linear = ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"];
+    for keys in [
+        json!({"layer_types": ["full_attention"]}),
+        json!({"layer_types": ["full_attention", "sliding_attention"]}),
+        json!({"linear_num_key_heads": 3}),
+        json!({"linear_conv_kernel_dim": 0}),
+        json!({"full_attention_interval": 0}),
+        json!({"attn_output_gate": false}),
+        json!({"output_gate_type": "sigmoid"}),
+        json!({"use_sliding_window": true}),
+    ] {
+        check_refused(&linear, keys);
+    }
+    check_refused(&["qwen3_5_text"], json!({"num_experts": 4}));
+    check_refused(&["qwen3_5_moe_text"], json!({"norm_topk_prob": false}));
+    let images = json!({"rope_type": "default", "mrope_section": [1, 1, 0], "mrope_interleaved": true});
+    check_accepted(&linear, json!({"rope_parameters": images, "mtp_num_hidden_layers": 1}));
+    for keys in [json!({"n_group": 3}), json!({"num_experts_per_tok": 5}), json!({"moe_layer_freq": 2})] {
+        check_refused(&["glm4_moe"], keys);
+    }
     check_refused(&["gemma2"], json!({"attn_logit_softcapping": 0.0}));
     check_refused(&["gemma2"], json!({"sliding_window_size": 8, "sliding_window": 4}));
     check_refused(&["starcoder2"], json!({"residual_dropout": 0.1}));
@@ -491,6 +539,64 @@ fn a_published_gemma3_is_read_in_both_spellings() {
         ModelConfig::from_json(newer).expect("it is valid"),
         ModelConfig::from_json(written).expect("it is valid")
     );
+}
+
+/// The keys of allenai/Olmo-3-7B-Instruct, mistralai/Ministral-3-3B-Instruct-2512 (its text part), zai-org/GLM-4.5-Air
+/// and Qwen/Qwen3-Next-80B-A3B-Instruct, with their published numbers of parameters.
+#[test]
+fn the_published_models_of_newer_families_are_read() {
+    let types = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"].repeat(8);
+    let olmo = json!({
+        "architectures": ["Olmo3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "eos_token_id": 100_257,
+        "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 11008,
+        "layer_types": types, "max_position_embeddings": 65536, "model_type": "olmo3", "num_attention_heads": 32,
+        "num_hidden_layers": 32, "num_key_value_heads": 32, "pad_token_id": 100_277, "rms_norm_eps": 1e-6,
+        "rope_scaling": {"attention_factor": 1.207_944_154_167_983_6, "beta_fast": 32.0, "beta_slow": 1.0, "factor": 8.0,
+            "original_max_position_embeddings": 8192, "rope_type": "yarn"},
+        "rope_theta": 500_000, "sliding_window": 4096, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+        "transformers_version": "4.57.0", "use_cache": false, "vocab_size": 100_278
+    });
+    let ministral = json!({
+        "model_type": "ministral3", "attention_dropout": 0.0, "head_dim": 128, "hidden_act": "silu", "hidden_size": 3072,
+        "initializer_range": 0.02, "intermediate_size": 9216, "max_position_embeddings": 262_144,
+        "num_attention_heads": 32, "num_hidden_layers": 26, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
+        "rope_parameters": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0,
+            "mscale_all_dim": 1.0, "original_max_position_embeddings": 16384, "rope_theta": 1_000_000.0,
+            "rope_type": "yarn", "type": "yarn", "max_position_embeddings": 262_144},
+        "sliding_window": null, "tie_word_embeddings": true, "use_cache": true, "vocab_size": 131_072
+    });
+    let glm = json!({
+        "architectures": ["Glm4MoeForCausalLM"], "attention_bias": true, "attention_dropout": 0.0, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 4096, "partial_rotary_factor": 0.5, "initializer_range": 0.02,
+        "intermediate_size": 10944, "max_position_embeddings": 131_072, "model_type": "glm4_moe",
+        "moe_intermediate_size": 1408, "norm_topk_prob": true, "num_attention_heads": 96, "n_group": 1, "topk_group": 1,
+        "n_routed_experts": 128, "n_shared_experts": 1, "routed_scaling_factor": 1.0, "num_experts_per_tok": 8,
+        "first_k_dense_replace": 1, "num_hidden_layers": 46, "num_key_value_heads": 8, "num_nextn_predict_layers": 1,
+        "rms_norm_eps": 1e-5, "rope_scaling": null, "rope_theta": 1_000_000, "tie_word_embeddings": false,
+        "torch_dtype": "bfloat16", "transformers_version": "4.54.0", "use_cache": true, "use_qk_norm": false,
+        "vocab_size": 151_552
+    });
+    let next = json!({
+        "architectures": ["Qwen3NextForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "decoder_sparse_step": 1, "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu", "hidden_size": 2048,
+        "initializer_range": 0.02, "intermediate_size": 5120, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
+        "max_position_embeddings": 262_144, "mlp_only_layers": [], "model_type": "qwen3_next",
+        "moe_intermediate_size": 512, "norm_topk_prob": true, "num_attention_heads": 16, "num_experts": 512,
+        "num_experts_per_tok": 10, "num_hidden_layers": 48, "num_key_value_heads": 2, "output_router_logits": false,
+        "partial_rotary_factor": 0.25, "rms_norm_eps": 1e-6, "rope_scaling": null, "rope_theta": 10_000_000,
+        "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 512, "tie_word_embeddings": false,
+        "torch_dtype": "bfloat16", "transformers_version": "4.57.0.dev0", "use_cache": true, "use_sliding_window": false,
+        "vocab_size": 151_936
+    });
+    let models =
+        [(olmo, 7_298_011_136), (ministral, 3_429_006_336), (glm, 106_852_245_504), (next, 79_674_391_296)];
+    for (json, expected) in models {
+        let model = ModelConfig::from_json(json).expect("it is valid");
+        let parameters: u64 = model.describe(1).layers.iter().map(|layer| layer.parameters).sum();
+        assert_eq!(parameters, expected, "{}", model.family().name());
+        assert_eq!(ModelConfig::from_json(model.to_json()).ok(), Some(model));
+    }
 }
 
 /// The keys of bigcode/starcoder2-3b without its dropout, with its published number of parameters.

@@ -426,32 +426,28 @@ fn configurations_that_cannot_be_run_are_refused() {
         assert_eq!(chain.iter().map(|error| error.replace(&path, "FILE")).collect::<Vec<_>>(), expected);
     };
     check("{", &["FILE: cannot be parsed", "EOF while parsing an object at line 1 column 1"]);
-    const KNOWN: &str = "the families are llama, qwen2, qwen3, qwen3_moe, qwen2_moe, mistral, mixtral, smollm3, granite, phi3, olmo2, gemma2, gemma3_text, starcoder2, gpt2, gpt_oss, deepseek_v2, deepseek_v3, nemotron_h, hybrid";
+    const KNOWN: &str = "the families are llama, qwen2, qwen3, qwen3_moe, qwen2_moe, qwen3_next, qwen3_5_text, qwen3_5_moe_text, mistral, ministral3, mixtral, smollm3, granite, phi3, olmo2, olmo3, gemma2, gemma3_text, starcoder2, gpt2, gpt_oss, deepseek_v2, deepseek_v3, glm4_moe, nemotron_h, hybrid";
     let unknown = |family: &str, nearest: &str, difference: &str| {
         format!(
             "model family `{family}` is not supported: {KNOWN}; the nearest one is `{nearest}`, which {difference}"
         )
     };
     let same_keys = "may compute other things even where the keys are the same";
-    for (family, nearest) in [
-        ("mamba", "hybrid"),
-        ("qwen3_moe_x", "qwen3_moe"),
-        ("qwen3_next", "qwen3"),
-        ("qwen", "qwen3"),
-        ("llama4", "llama"),
-    ] {
+    for (family, nearest) in
+        [("mamba", "hybrid"), ("qwen3_moe_x", "qwen3_moe"), ("qwen", "qwen3"), ("llama4", "llama")]
+    {
         let json = format!("{{\n\"model_type\": \"{family}\"}}");
         check(&json, &["FILE:2: the model cannot be run", &unknown(family, nearest, same_keys)]);
     }
     check(
-        r#"{"architectures": ["Qwen3NextForCausalLM"]}"#,
-        &["FILE: the model cannot be run", &unknown("Qwen3NextForCausalLM", "qwen3", same_keys)],
+        r#"{"architectures": ["Qwen4NextForCausalLM"]}"#,
+        &["FILE: the model cannot be run", &unknown("Qwen4NextForCausalLM", "qwen3", same_keys)],
     );
     check(
         r#"{"model_type": "phimoe", "num_local_experts": 8, "router_jitter_noise": 0.1}"#,
         &[
             "FILE:1: the model cannot be run",
-            &unknown("phimoe", "gpt_oss", "cannot compute `router_jitter_noise = 0.1`"),
+            &unknown("phimoe", "glm4_moe", "cannot compute `router_jitter_noise = 0.1`"),
         ],
     );
     check(

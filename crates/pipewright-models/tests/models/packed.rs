@@ -113,6 +113,25 @@ fn documents_of_decoders_do_not_see_each_other() {
     check("gpt_oss", &json!({"num_local_experts": 4, "sliding_window": 3}));
 }
 
+/// The second layer of each model has an attention.
+#[test]
+fn documents_begin_without_a_state() {
+    let keys = json!({"full_attention_interval": 2, "linear_num_key_heads": 2});
+    check("qwen3_5_text", &keys);
+    check(
+        "qwen3_next",
+        &json!({"full_attention_interval": 2, "num_experts": 4, "moe_intermediate_size": 24}),
+    );
+}
+
+/// Queries grow with positions in a document, which begin again if a side input says so.
+#[test]
+fn queries_grow_in_their_documents() {
+    let yarn = json!({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 3,
+        "llama_4_scaling_beta": 0.5});
+    check_restarted("ministral3", &json!({"rope_scaling": yarn, "max_position_embeddings": 6}));
+}
+
 /// Vectors of positions begin again with each document, if a side input says so.
 #[test]
 fn documents_of_gpt2_do_not_see_each_other() {

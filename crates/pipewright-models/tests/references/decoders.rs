@@ -244,6 +244,20 @@ models! {
         check_written check_parameters;
     olmo2 "olmo2-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
         check_written check_parameters;
+    olmo3 "olmo3-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
+        check_written check_parameters;
+    ministral3 "ministral3-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
+        check_written check_parameters;
+    glm4_moe "glm4-moe-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
+        check_written check_parameters;
+    glm4_moe_plain "glm4-moe-plain-tiny": check_schedules check_tensor_ranks check_text check_written
+        check_parameters;
+    qwen3_next "qwen3-next-tiny": check_schedules check_head_parts check_tensor_ranks check_text check_written
+        check_parameters;
+    qwen3_5 "qwen3-5-tiny": check_schedules check_head_parts check_tensor_ranks check_text check_written
+        check_parameters;
+    qwen3_5_moe "qwen3-5-moe-tiny": check_schedules check_head_parts check_tensor_ranks check_text check_written
+        check_parameters;
     gemma2 "gemma2-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
         check_written check_parameters;
     gemma3 "gemma3-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
@@ -317,6 +331,7 @@ fn check_half(name: &str, difference: f64) {
 fn half_precision_stays_near_single_precision() {
     check_half("gpt2-tiny", 3.3e-4);
     check_half("gpt-oss-tiny", 7.9e-4);
+    check_half("qwen3-5-tiny", 8.3e-4);
 }
 
 /// Published files of GPT-2 have no prefix, and the masks of their attentions.

@@ -198,6 +198,13 @@ cases! {
     phi3_cut_anywhere: "phi3-tiny", [2, 3];
     olmo2: "olmo2-tiny", [];
     olmo2_cut_anywhere: "olmo2-tiny", [1, 3];
+    olmo3: "olmo3-tiny", [];
+    qwen3_next: "qwen3-next-tiny", [];
+    qwen3_5_cut_anywhere: "qwen3-5-tiny", [1, 3];
+    qwen3_5_moe: "qwen3-5-moe-tiny", [2];
+    ministral3: "ministral3-tiny", [2];
+    glm4_moe: "glm4-moe-tiny", [];
+    glm4_moe_plain_cut_anywhere: "glm4-moe-plain-tiny", [1, 3];
     gemma2: "gemma2-tiny", [];
     gemma2_cut_anywhere: "gemma2-tiny", [2, 4];
     gemma3: "gemma3-tiny", [];

@@ -87,6 +87,7 @@ families! {
     granite "granite-tiny",
     phi3 "phi3-tiny",
     olmo2 "olmo2-tiny",
+    ministral3 "ministral3-tiny",
     gemma2 "gemma2-tiny",
     gemma3 "gemma3-tiny",
     starcoder2 "starcoder2-tiny",

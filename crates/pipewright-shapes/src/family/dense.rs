@@ -3,7 +3,7 @@
 use super::keys::{
     COMPUTED_KEYS, GEMMA_KEYS, GEMMA_REFUSED, LAYER_WINDOW_KEYS, REFUSED_BESIDE_WINDOWS, REFUSED_KEYS,
 };
-use super::row::AbsentKey::{Count, Flag, Number};
+use super::row::AbsentKey::{Count, Flag, Number, Table};
 use super::row::{ALL_NORM, BASE, BIASED, Family, GPT, HEAD_NORM, SANDWICH};
 use crate::key_table::{Harmless, KeyTable, Refused};
 use crate::vectors::{QueryKeyNorm, Vectors};
@@ -183,6 +183,51 @@ pub const OLMO2: Family = Family {
     },
     absent: &[("rms_norm_eps", Number(1e-5))],
     vectors: ALL_NORM,
+    ..BASE
+};
+
+/// OLMo 3.
+pub const OLMO3: Family = Family {
+    names: &["olmo3"],
+    class: "Olmo3ForCausalLM",
+    keys: &KeyTable {
+        computes: &[COMPUTED_KEYS, &["sliding_window", "layer_types", "attention_bias"]],
+        ignored: &[],
+        refused: &[REFUSED_BESIDE_WINDOWS],
+    },
+    absent: &[
+        ("rms_norm_eps", Number(1e-5)),
+        ("rope_theta", Number(500_000.0)),
+        ("sliding_window", Count(4096)),
+    ],
+    vectors: ALL_NORM,
+    whole_every: Some(4),
+    ..BASE
+};
+
+/// Ministral 3.
+pub const MINISTRAL3: Family = Family {
+    names: &["ministral3"],
+    class: "Ministral3ForCausalLM",
+    ignored_positions: &["max_position_embeddings"],
+    keys: &KeyTable {
+        computes: &[COMPUTED_KEYS, &["sliding_window"]],
+        ignored: &[],
+        refused: &[REFUSED_KEYS],
+    },
+    absent: &[
+        ("num_key_value_heads", Count(8)),
+        ("head_dim", Count(128)),
+        ("rms_norm_eps", Number(1e-5)),
+        (
+            "rope_scaling",
+            Table(
+                r#"{"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384,
+                    "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+                    "llama_4_scaling_beta": 0.1}"#,
+            ),
+        ),
+    ],
     ..BASE
 };
 

@@ -60,13 +60,15 @@ pub(super) const GEMMA_REFUSED: &[Refused] = &[
     Refused { key: "use_bidirectional_attention", harmless: Harmless::False },
 ];
 
-/// The keys with which both families of DeepSeek compute, in addition to those of every decoder.
-pub(super) const DEEPSEEK_KEYS: &[&str] = &[
-    "q_lora_rank",
-    "kv_lora_rank",
-    "qk_rope_head_dim",
-    "qk_nope_head_dim",
-    "v_head_dim",
+/// The keys of the latents in both families of DeepSeek.
+pub(super) const DEEPSEEK_KEYS: &[&str] =
+    &["q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"];
+
+/// The keys of predictors of further tokens, which have no part in the loss.
+pub(super) const PREDICTION_KEYS: &[&str] = &["num_nextn_predict_layers", "num_mtp_layers"];
+
+/// The keys with which families with experts in groups compute, in addition to those of every decoder.
+pub(super) const GROUPED_EXPERTS_KEYS: &[&str] = &[
     "n_routed_experts",
     "num_experts_per_tok",
     "moe_intermediate_size",

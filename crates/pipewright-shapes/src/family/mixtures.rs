@@ -1,8 +1,8 @@
 //! The families with experts that training knows.
 
 use super::keys::{
-    COMPUTED_KEYS, DEEPSEEK_IGNORED, DEEPSEEK_KEYS, DEEPSEEK_REFUSED, LAYER_WINDOW_KEYS, MIXTURE_KEYS,
-    REFUSED_BESIDE_WINDOWS, REFUSED_KEYS,
+    COMPUTED_KEYS, DEEPSEEK_IGNORED, DEEPSEEK_KEYS, DEEPSEEK_REFUSED, GROUPED_EXPERTS_KEYS,
+    LAYER_WINDOW_KEYS, MIXTURE_KEYS, PREDICTION_KEYS, REFUSED_BESIDE_WINDOWS, REFUSED_KEYS,
 };
 use super::row::AbsentKey::{Count, Flag, Number, Table};
 use super::row::{BASE, BIASED, Family, HEAD_NORM};
@@ -10,7 +10,7 @@ use crate::key_table::{Harmless, KeyTable, Refused};
 use crate::vectors::{Biases, Vectors};
 
 /// The keys of the blocks with experts in files of DeepSeek, and in files of Qwen.
-const OF_DEEPSEEK: &[&str] = &["first_k_dense_replace", "moe_layer_freq"];
+pub(super) const OF_DEEPSEEK: &[&str] = &["first_k_dense_replace", "moe_layer_freq"];
 const OF_QWEN: &[&str] = &["decoder_sparse_step", "mlp_only_layers"];
 const OF_BOTH: &[&str] =
     &["first_k_dense_replace", "moe_layer_freq", "decoder_sparse_step", "mlp_only_layers"];
@@ -49,7 +49,7 @@ pub const DEEPSEEK_V2: Family = Family {
     names: &["deepseek_v2"],
     class: "DeepseekV2ForCausalLM",
     keys: &KeyTable {
-        computes: &[COMPUTED_KEYS, DEEPSEEK_KEYS, &["topk_method"]],
+        computes: &[COMPUTED_KEYS, DEEPSEEK_KEYS, GROUPED_EXPERTS_KEYS, &["topk_method"]],
         ignored: &[DEEPSEEK_IGNORED],
         refused: &[
             DEEPSEEK_REFUSED,
@@ -80,9 +80,14 @@ pub const DEEPSEEK_V3: Family = Family {
     names: &["deepseek_v3"],
     class: "DeepseekV3ForCausalLM",
     keys: &KeyTable {
-        computes: &[COMPUTED_KEYS, DEEPSEEK_KEYS, &["norm_topk_prob", "rope_interleave"]],
+        computes: &[
+            COMPUTED_KEYS,
+            DEEPSEEK_KEYS,
+            GROUPED_EXPERTS_KEYS,
+            &["norm_topk_prob", "rope_interleave"],
+        ],
         // The modules that predict further tokens have no part in the loss of transformers either.
-        ignored: &[DEEPSEEK_IGNORED, &["num_nextn_predict_layers", "num_mtp_layers"]],
+        ignored: &[DEEPSEEK_IGNORED, PREDICTION_KEYS],
         refused: &[
             DEEPSEEK_REFUSED,
             &[
@@ -108,6 +113,38 @@ pub const DEEPSEEK_V3: Family = Family {
         ("norm_topk_prob", Flag(true)),
     ],
     foreign: OF_QWEN,
+    ..BASE
+};
+
+/// GLM 4.5 and later with experts.
+pub const GLM4_MOE: Family = Family {
+    names: &["glm4_moe"],
+    class: "Glm4MoeForCausalLM",
+    keys: &KeyTable {
+        computes: &[
+            COMPUTED_KEYS,
+            GROUPED_EXPERTS_KEYS,
+            &["norm_topk_prob", "use_qk_norm", "partial_rotary_factor"],
+        ],
+        // As in DeepSeek V3.
+        ignored: &[DEEPSEEK_IGNORED, PREDICTION_KEYS],
+        refused: &[REFUSED_KEYS, &[Refused { key: "mlp_bias", harmless: Harmless::False }]],
+    },
+    absent: &[
+        ("num_key_value_heads", Count(8)),
+        ("rms_norm_eps", Number(1e-5)),
+        ("partial_rotary_factor", Number(0.5)),
+        ("n_routed_experts", Count(128)),
+        ("num_experts_per_tok", Count(8)),
+        ("moe_intermediate_size", Count(1408)),
+        ("first_k_dense_replace", Count(1)),
+        ("n_shared_experts", Count(1)),
+        ("routed_scaling_factor", Number(1.0)),
+        ("norm_topk_prob", Flag(true)),
+    ],
+    foreign: OF_QWEN,
+    output_bias_is_given: false,
+    rotary: 0.5,
     ..BASE
 };
 

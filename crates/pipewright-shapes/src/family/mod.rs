@@ -9,14 +9,17 @@ mod row;
 mod dense;
 mod hybrids;
 mod mixtures;
+mod linear;
 
 use crate::key_table::{KeyTable, is_dropout, is_ignored};
 use crate::vectors::{Biases, Vectors};
 pub use dense::{
-    GEMMA2, GEMMA3, GPT2, GRANITE, LLAMA, MISTRAL, OLMO2, PHI3, QWEN2, QWEN3, SMOLLM3, STARCODER2,
+    GEMMA2, GEMMA3, GPT2, GRANITE, LLAMA, MINISTRAL3, MISTRAL, OLMO2, OLMO3, PHI3, QWEN2, QWEN3, SMOLLM3,
+    STARCODER2,
 };
 pub use hybrids::{HYBRID, NEMOTRON_H};
-pub use mixtures::{DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS, MIXTRAL, QWEN2_MOE, QWEN3_MOE};
+pub use linear::{QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT};
+pub use mixtures::{DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE, GPT_OSS, MIXTRAL, QWEN2_MOE, QWEN3_MOE};
 use row::{ALL_NORM, BASE, BIASED, GPT, HEAD_NORM, SANDWICH, TIED};
 pub use row::{AbsentKey, Family, LinearKind};
 
@@ -24,19 +27,25 @@ pub use row::{AbsentKey, Family, LinearKind};
 const DECODERS: &[Family] = &[
     LLAMA,
     MISTRAL,
+    MINISTRAL3,
     MIXTRAL,
     SMOLLM3,
     DEEPSEEK_V2,
     DEEPSEEK_V3,
+    GLM4_MOE,
     QWEN2,
     QWEN2_MOE,
     QWEN3,
     QWEN3_MOE,
+    QWEN3_NEXT,
+    QWEN3_5,
+    QWEN3_5_MOE,
     GEMMA2,
     GEMMA3,
     GPT_OSS,
     GRANITE,
     OLMO2,
+    OLMO3,
     PHI3,
     STARCODER2,
     GPT2,
@@ -50,7 +59,6 @@ const OTHERS: &[Family] = &[
     Family {
         names: &[
             "ministral",
-            "ministral3",
             "granitemoe",
             "granitemoehybrid",
             "bamba",
@@ -74,22 +82,6 @@ const OTHERS: &[Family] = &[
     },
     Family { names: &["mimo"], vectors: BIASED, output_bias_is_given: false, ..BASE },
     Family { names: &["dots1", "exaone4", "qwen3_vl_text", "qwen3_vl_moe_text"], vectors: HEAD_NORM, ..BASE },
-    Family {
-        names: &["qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"],
-        usual: &[
-            ("linear_num_key_heads", 16),
-            ("linear_num_value_heads", 32),
-            ("linear_key_head_dim", 128),
-            ("linear_value_head_dim", 128),
-            ("linear_conv_kernel_dim", 4),
-        ],
-        vectors: Vectors { shared_gate: true, ..HEAD_NORM },
-        whole_every: Some(4),
-        linear: LinearKind::Gated,
-        gate: true,
-        rotary: 0.25,
-        ..BASE
-    },
     Family {
         names: &["olmo_hybrid"],
         vectors: ALL_NORM,
@@ -120,9 +112,8 @@ const OTHERS: &[Family] = &[
     Family { names: &["gemma"], absent: TIED, gated: Some(true), ..BASE },
     Family { names: &["glm"], vectors: BIASED, output_bias_is_given: false, rotary: 0.5, ..BASE },
     Family { names: &["glm4"], vectors: SANDWICH, output_bias_is_given: false, rotary: 0.5, ..BASE },
-    Family { names: &["glm4_moe"], output_bias_is_given: false, rotary: 0.5, ..BASE },
     Family { names: &["olmo"], vectors: Vectors { norm_parameters: 0, ..Vectors::LLAMA }, ..BASE },
-    Family { names: &["olmo3", "olmoe"], vectors: ALL_NORM, ..BASE },
+    Family { names: &["olmoe"], vectors: ALL_NORM, ..BASE },
     Family {
         names: &["llama4_text"],
         gated: Some(true),

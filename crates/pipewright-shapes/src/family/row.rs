@@ -64,6 +64,8 @@ pub struct Family {
     pub usual: &'static [(&'static str, u64)],
     /// Types of positions that mean `longrope` in files of the family.
     pub longrope_names: &'static [&'static str],
+    /// Keys without an effect in tables of positions.
+    pub ignored_positions: &'static [&'static str],
     /// The values of keys that all models of the family share and no file has.
     pub fixed: &'static [(&'static str, u64)],
     /// Keys of other families, which have no meaning in files of this one.
@@ -105,6 +107,7 @@ pub(super) const BASE: Family = Family {
     renamed: &[],
     usual: &[],
     longrope_names: &[],
+    ignored_positions: &[],
     fixed: &[],
     foreign: &[],
     gated: None,

@@ -90,10 +90,8 @@ fn linear_kinds(
     family: &Family,
     layers: u64,
 ) -> Result<Option<(String, Vec<&'static str>)>, ShapeError> {
-    let every = match family.linear {
-        LinearKind::None => None,
-        _ => keys.size(&INTERVAL, 1, MAX_BLOCKS)?.or(family.whole_every),
-    };
+    let given = keys.size(&INTERVAL, 1, MAX_BLOCKS)?;
+    let every = if family.linear == LinearKind::None { given } else { given.or(family.whole_every) };
     let full = "linear_attn_config.full_attn_layers";
     let (flags, numbers) = ("attn_type_list", keys.layer_numbers(full, layers + 1)?);
     // The rest of the other list follows.

@@ -11,6 +11,7 @@
 //! - [`Mamba2`]: the gradients of `dt_bias`, `A_log`, `D` and the weight of its norm are by-products of the
 //!   backward of the scan and the gate, and are computed with it. So are those of the convolution on devices
 //!   other than the CPU back end. All others wait.
+//! - [`DeltaRule`]: all its gradients are computed in the backward.
 //! - [`rms_norm`] and other functions whose weights are tensors. A weight that is computed from parameters, such
 //!   as `1 + weight`, never waits.
 //!
@@ -29,7 +30,7 @@
 //! [`rms_norm`], [`swiglu`] and [`relu_squared`] that they multiply.
 //!
 //! The functions ([`rms_norm`], [`swiglu`], [`relu_squared`], [`CausalAttention`], [`ScopedAttention`],
-//! [`cross_entropy`], [`vocabulary_statistics`], [`Routing`], [`mix_experts`], and [`Mamba2`] without its
+//! [`cross_entropy`], [`vocabulary_statistics`], [`Routing`], [`mix_experts`], [`DeltaRule`], and [`Mamba2`] without its
 //! projections) are single operations on the CPU back end, in single and half precision and on a tape without
 //! gradient checkpointing. In all other cases they are composed of Burn's operations: [`Routing`] and
 //! [`mix_experts`] leave the backward pass to Burn, and the others have one of their own, so that the tape
@@ -51,6 +52,7 @@ mod clamped_gate;
 mod composed;
 mod cross_entropy;
 mod deferred;
+mod delta;
 mod dropout;
 mod embedding;
 mod expert;
@@ -114,6 +116,7 @@ pub use composed::at_least_single;
 pub(crate) use composed::{add_product as add_product_on_device, add_rows as add_rows_on_device};
 pub use cross_entropy::cross_entropy;
 pub(crate) use deferred::{ConvolutionTask, Deferred, RowIds, SplitTask, WeightStore, WeightTask};
+pub use delta::{DeltaCache, DeltaRule, DeltaSizes};
 pub use dropout::Dropout;
 pub use embedding::Embedding;
 pub use expert::{Expert, ExpertActivation, ExpertForm};

@@ -9,7 +9,7 @@ use super::super::recomputed::recomputed;
 use super::mixer::MambaSizes;
 
 /// Tokens in a chunk.
-const CHUNK: usize = 64;
+pub(in crate::nn) const CHUNK: usize = 64;
 
 /// Returns what [`composed`] returns. The tape keeps `projected` and the parameters alone.
 pub(super) fn on_device(
@@ -67,7 +67,7 @@ pub(super) fn composed(
     let z = parts.clone().narrow(2, 0, width);
     let v = parts.clone().narrow(2, width, sizes.convolved());
     let raw = parts.narrow(2, width + sizes.convolved(), heads);
-    let u = activation::silu(convolve(sizes, v, weight.cast(wide), bias, &masks));
+    let u = activation::silu(convolve(sizes.taps, v, weight.cast(wide), bias, &masks));
     let steps = activation::softplus(raw + dt_bias.unsqueeze(), 1.0);
     let steps = match sizes.limits {
         (low, high) if high.is_finite() => steps.clamp(low, high),
@@ -78,7 +78,7 @@ pub(super) fn composed(
 }
 
 /// Which tokens see each other: constants, made on the host.
-struct Masks {
+pub(in crate::nn) struct Masks {
     documents: Vec<u32>,
     batch: usize,
     sequence: usize,
@@ -86,7 +86,12 @@ struct Masks {
 }
 
 impl Masks {
-    fn new(batch: usize, sequence: usize, documents: Option<&[u32]>, device: &Device) -> Self {
+    pub(in crate::nn) fn new(
+        batch: usize,
+        sequence: usize,
+        documents: Option<&[u32]>,
+        device: &Device,
+    ) -> Self {
         let documents = documents.map_or_else(|| vec![0; batch * sequence], <[u32]>::to_vec);
         Self { documents, batch, sequence, device: device.clone() }
     }
@@ -126,19 +131,19 @@ impl Masks {
     }
 
     /// Returns 1 where the token's document began before its chunk.
-    fn entered(&self) -> Tensor<5> {
+    pub(in crate::nn) fn entered(&self) -> Tensor<5> {
         self.tokens(|row, chunk, t| {
             chunk > 0 && self.document(row, chunk * CHUNK - 1) == self.document(row, t)
         })
     }
 
     /// Returns 1 where the token's document reaches the end of its chunk.
-    fn left(&self) -> Tensor<5> {
+    pub(in crate::nn) fn left(&self) -> Tensor<5> {
         self.tokens(|row, chunk, t| self.document(row, (chunk + 1) * CHUNK - 1) == self.document(row, t))
     }
 
     /// Returns 1 where the second token is not seen by the first, `[batch, 1, chunks, CHUNK, CHUNK]`.
-    fn hidden(&self) -> Tensor<5> {
+    pub(in crate::nn) fn hidden(&self) -> Tensor<5> {
         let mut flags = Vec::new();
         for row in 0..self.batch {
             for t in 0..self.chunks() * CHUNK {
@@ -151,8 +156,9 @@ impl Masks {
     }
 }
 
-fn convolve(
-    sizes: &MambaSizes,
+/// Returns the sums of a convolution before its activation. Shapes: `v` and result `[batch, sequence, channels]`.
+pub(in crate::nn) fn convolve(
+    taps: usize,
     v: Tensor<3>,
     weight: Tensor<3>,
     bias: Tensor<1>,
@@ -161,8 +167,8 @@ fn convolve(
     let [batch, sequence, channels] = v.dims();
     let dtype = v.dtype();
     let mut sum = bias.unsqueeze::<3>().expand([batch, sequence, channels]);
-    for back in (0..sizes.taps.min(sequence)).rev() {
-        let tap = weight.clone().narrow(2, sizes.taps - 1 - back, 1).reshape([1, 1, channels]);
+    for back in (0..taps.min(sequence)).rev() {
+        let tap = weight.clone().narrow(2, taps - 1 - back, 1).reshape([1, 1, channels]);
         let before = Tensor::zeros([batch, back, channels], (&v.device(), dtype));
         let earlier = match back {
             0 => v.clone(),

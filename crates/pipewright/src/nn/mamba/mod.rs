@@ -18,4 +18,5 @@ mod cache;
 mod tests;
 
 pub use cache::MambaCache;
+pub(super) use composed::{CHUNK, Masks, convolve};
 pub use mixer::{DepthwiseConvolution, GroupNormWeight, Mamba2, MambaSizes};
