@@ -19,6 +19,8 @@ use serde::{Deserialize, Serialize};
 use crate::error::ModelError;
 use crate::lora_target::LoraTarget;
 
+/// The path of an output head that has a matrix of its own.
+pub(crate) const HEAD: &str = "lm_head";
 /// The names of an adapter's two matrices in the path of a parameter.
 const MATRICES: [&str; 2] = [".lora_A.", ".lora_B."];
 /// The name of an adapter's magnitudes in the path of a parameter.
@@ -114,7 +116,7 @@ impl LoraConfig {
             return false;
         }
         match &self.targets {
-            LoraTargets::AllLinear => true,
+            LoraTargets::AllLinear => layer != HEAD,
             LoraTargets::Named(targets) => targets.iter().any(|target| target.means(layer)),
         }
     }
@@ -262,6 +264,7 @@ mod tests {
         check("model.layers.1.self_attn.q_proj", &[1]);
         check("*.layers.1.*", &[1, 2]);
         check("*.{up,down}_proj", &[2]);
+        assert!(!LoraConfig::default().adapts(HEAD) && config(&["lm_head"]).adapts(HEAD));
     }
 
     #[test]

@@ -22,7 +22,7 @@ use crate::granite::GraniteConfig;
 use crate::hf::{self, Adaptable, Described, ExportOptions, PeftLimit, PeftTargets, Stored, WeightType};
 use crate::hybrid::HybridConfig;
 use crate::llama::LlamaConfig;
-use crate::lora::{LoraConfig, layer_of_first};
+use crate::lora::{HEAD, LoraConfig, layer_of_first};
 use crate::mistral::MistralConfig;
 use crate::mixtral::MixtralConfig;
 use crate::model_source::{AdaptedCheckpoint, ModelSource, outline};
@@ -202,7 +202,9 @@ impl ModelConfig {
         }
         let specs = self.adapter_parameters(&LoraConfig { rank: 1, ..LoraConfig::default() })?;
         let layers = specs.iter().filter_map(|spec| layer_of_first(&spec.path));
-        Ok(layers.map(str::to_owned).collect())
+        // The head has one if it is named.
+        let head = (!self.head().is_tied).then_some(HEAD);
+        Ok(layers.chain(head).map(str::to_owned).collect())
     }
 
     /// Returns the parameters of these adapters on the model, and those of the modules that are trained with them.

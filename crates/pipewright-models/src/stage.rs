@@ -197,7 +197,7 @@ impl ModelStage {
                 with_hidden(input, |states| prediction.forward(states, &ids, rows))
             }
             StageLayer::Head(head) => {
-                let StageTensors { floats, ids } = self.run_head(head, input, rows.shape);
+                let StageTensors { floats, ids } = self.run_head(head, input, rows.shape, rows.context);
                 let floats = floats.into_iter().map(|logits| rows.context.watched("head", logits)).collect();
                 StageTensors { floats, ids }
             }
@@ -213,13 +213,14 @@ impl ModelStage {
         head: &OutputHead,
         input: StageTensors,
         [batch, sequence]: [usize; 2],
+        context: &StageContext,
     ) -> StageTensors {
         let ids = input.ids.clone().filter(|_| self.facts.head.further.needs_ids());
         let in_rows = |logits: Tensor<2>| {
             let part = logits.dims()[1];
             logits.reshape([batch, sequence, part])
         };
-        let logits = head.forward(flat(input.hidden()), &self.split.tensor.region(batch));
+        let logits = head.forward(flat(input.hidden()), &self.split.tensor.region(batch), context);
         StageTensors { floats: logits.into_iter().map(in_rows).collect(), ids }
     }
 
@@ -325,7 +326,7 @@ impl HeadPart {
         }
         let earlier = earlier.map(|pieces| join_statistics(flat(pieces)));
         let range = (self.head.ids(self.index), form.vocabulary);
-        let logits = form.bounded(self.matrix.forward(x.clone()));
+        let logits = form.bounded(self.matrix.forward(x.clone(), context));
         let targets = targets_of_each(&targets(context), ids.as_ref(), form.further, context);
         let targets = Tensor::cat(targets, 0);
         let later = smoothed_vocabulary_statistics(logits, targets.flatten(0, 1), smoothing, range, earlier);

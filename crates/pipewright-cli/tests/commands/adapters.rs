@@ -245,6 +245,10 @@ fn settings_that_do_not_fit_are_refused() {
         &["adapter.modules_to_save=[\"lm_head\"]"],
         "`modules_to_save` has no effect without `kind = \"lora\"`",
     );
+    refused(
+        &["adapter.kind=lora", "adapter.targets=[\"lm_head\"]", "pipeline.head_parts=2"],
+        "`lm_head` has an adapter, which needs the head in one part",
+    );
     refused(&["adapter.rank=4"], "`rank` has no effect without `kind = \"lora\"`");
     refused(
         &with(&["adapter.dropout=0.1", "mesh.tensor_parallel=2"]),

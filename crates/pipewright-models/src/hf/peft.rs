@@ -271,7 +271,9 @@ fn targets_of(
 ) -> Result<LoraTargets, ModelError> {
     let mut adapted = BTreeSet::new();
     let saved: BTreeSet<String> = parameters.iter().map(name_of).collect();
-    for tensor in weights.file.tensors().into_iter().filter(|tensor| !saved.contains(tensor)) {
+    // PEFT also writes the own matrix of a head with an adapter, which does not change.
+    let is_own = |tensor: &String| saved.contains(&tensor.replace(".base_layer.", "."));
+    for tensor in weights.file.tensors().into_iter().filter(|tensor| !is_own(tensor)) {
         let path = tensor.strip_prefix(PREFIX).filter(|path| is_of_adapter(path));
         let layer = path.and_then(|path| match layer_of_magnitudes(path) {
             Some(layer) => dora.then_some(layer),
@@ -300,7 +302,8 @@ fn targets_of(
     if adapted.is_empty() {
         return Err(no_adapter(&weights.path));
     }
-    if adapted.len() == layers.len() {
+    let is_usual = |layer: &&String| LoraConfig::default().adapts(layer);
+    if adapted.iter().eq(layers.iter().filter(is_usual).collect::<BTreeSet<_>>()) {
         return Ok(LoraTargets::AllLinear);
     }
     Ok(LoraTargets::named(LoraTargets::short_names(&adapted, layers)))

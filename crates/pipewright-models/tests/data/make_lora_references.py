@@ -63,6 +63,11 @@ ADAPTERS = {
             task_type="CAUSAL_LM",
         ),
     ),
+    # The head has an adapter.
+    "llama-tiny-head": (
+        "llama-tiny",
+        LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM"),
+    ),
     "deepseek-v3-tiny": (
         "deepseek-v3-tiny",
         LoraConfig(

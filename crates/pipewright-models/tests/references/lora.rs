@@ -12,7 +12,10 @@ use crate::pipelined_run::{FIRST_STEPS, in_part, train, train_first, train_steps
 use crate::reference::{Reference, Step, Within};
 
 /// The adapters with references.
-const ADAPTERS: [&str; 5] = ["qwen3-tiny", "llama-tiny", "gpt2-tiny", "qwen2-tiny-dora", SAVED];
+const ADAPTERS: [&str; 6] = ["qwen3-tiny", "llama-tiny", "gpt2-tiny", "qwen2-tiny-dora", SAVED, HEAD];
+
+/// An adapter on the head too.
+const HEAD: &str = "llama-tiny-head";
 
 /// An adapter with modules that are trained whole: the embedding, the head and norms.
 const SAVED: &str = "llama-tiny-saved";
@@ -81,6 +84,7 @@ fn replicas_and_tensor_ranks_train_as_peft_does() {
         check_first_steps("qwen3-tiny", "zb-h1", ranks, &config);
         check_first_steps("llama-tiny", "1f1b", ranks, &config);
         check_first_steps(SAVED, "zb-h1", ranks, &config);
+        check_first_steps(HEAD, "zb-h1", ranks, &config);
         // The norms of columns are sums over the ranks where inputs are split.
         check_first_steps("qwen2-tiny-dora", "zb-h1", ranks, &config);
     }
