@@ -12,8 +12,8 @@ use pipewright_system::failure::exit_codes;
 use crate::commands::resume::ResumeArguments;
 use crate::commands::run_arguments::RunArguments;
 use crate::commands::{
-    check, completions, data, devices, export, generate, init, inspect, launch, man, partition, profile,
-    quantize, report, tokenize, view, watch,
+    add_tokens, check, completions, data, devices, export, generate, init, inspect, launch, man, partition,
+    profile, quantize, report, tokenize, view, watch,
 };
 use crate::keys::keys;
 
@@ -111,6 +111,14 @@ transformers loads too. Everything else is copied. The command prints the error 
 Example:
   pipewright quantize my-model my-model-nf4 --to nf4")]
     Quantize(quantize::QuantizeArguments),
+    /// Write a model with further tokens, to be trained.
+    #[command(after_long_help = "\
+The tokenizer gets the tokens, and the embedding and the head a row for each, the mean of all their rows. Train the rows with \
+adapter.modules_to_save = [\"embed_tokens\", \"lm_head\"], or with the whole model.
+
+Example:
+  pipewright add-tokens my-model my-model-tools --token SEARCH --token DONE")]
+    AddTokens(add_tokens::AddTokensArguments),
     /// Sample text from a trained model.
     #[command(after_long_help = "\
 One rank computes the model on the processor, unless --ranks, --tensor-parallel and --devices name other ranks and devices. \

@@ -62,6 +62,7 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Resume(arguments) => commands::resume::run(arguments),
         Command::Inspect(arguments) => commands::inspect::run(arguments),
         Command::Export(arguments) => commands::export::run(arguments),
+        Command::AddTokens(arguments) => commands::add_tokens::run(arguments),
         Command::Quantize(arguments) => commands::quantize::run(arguments),
         Command::Generate(arguments) => commands::generate::run(arguments),
         Command::Check(arguments) => commands::check::run(arguments),

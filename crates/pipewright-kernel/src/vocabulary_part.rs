@@ -3,12 +3,13 @@
 //! Each part adds its logits to two statistics of a row: the logarithm of the sum of the exponentials of all
 //! logits so far (a *normaliser*), and the logit of the target, or 0 as long as no part had it. The loss of a
 //! row is their difference after the last part. The statistics of rows are `[rows, 2]`. Before the first part
-//! they are [`NOTHING`].
+//! they are [`NOTHING`]. With [`Smoothing`], the mean of the logits under the distribution of the target takes the place of
+//! its logit: each part adds what its logits contribute.
 
 use half::bf16;
 use multiversion::multiversion;
 
-use super::cross_entropy::{normalise, probability, scale_probabilities, whole_rows};
+use super::cross_entropy::{Smoothing, compared, normalise, probability, scale_probabilities, whole_rows};
 use super::element::Element;
 
 /// The statistics of a row before the first part: the logarithm of 0, and no logit. If all logits of a row
@@ -21,22 +22,27 @@ pub const NOTHING: [f32; 2] = [f32::NEG_INFINITY, 0.0];
 
 /// Returns the statistics after a part from those before it. `columns` has the column of each row's target in
 /// the part, or any larger number if another part has it.
-pub fn forward(logits: &[f32], columns: &[usize], earlier: &[f32]) -> Vec<f32> {
-    forward_in(logits, columns, earlier)
+pub fn forward(logits: &[f32], columns: &[usize], earlier: &[f32], smoothing: Smoothing) -> Vec<f32> {
+    forward_in(logits, columns, earlier, smoothing)
 }
 
 /// Like [`forward`], on logits in bfloat16.
-pub fn forward_bf16(logits: &[bf16], columns: &[usize], earlier: &[f32]) -> Vec<f32> {
-    forward_in(logits, columns, earlier)
+pub fn forward_bf16(logits: &[bf16], columns: &[usize], earlier: &[f32], smoothing: Smoothing) -> Vec<f32> {
+    forward_in(logits, columns, earlier, smoothing)
 }
 
-fn forward_in<T: Element>(logits: &[T], columns: &[usize], earlier: &[f32]) -> Vec<f32> {
+fn forward_in<T: Element>(
+    logits: &[T],
+    columns: &[usize],
+    earlier: &[f32],
+    smoothing: Smoothing,
+) -> Vec<f32> {
     let width = logits.len() / columns.len().max(1);
     let mut own = vec![0.0; columns.len()];
     normalise(logits, None, width.max(1), &mut own);
     let rows = logits.chunks_exact(width.max(1)).zip(columns).zip(own).zip(earlier.as_chunks().0);
     let of_parts = rows.flat_map(|(((row, &column), own), &[normaliser, target])| {
-        [joined(normaliser, own), target + row.get(column).map_or(0.0, |logit| logit.single())]
+        [joined(normaliser, own), target + compared(row, row.get(column).copied(), smoothing)]
     });
     of_parts.collect()
 }
@@ -50,16 +56,17 @@ fn joined(a: f32, b: f32) -> f32 {
 /// Replaces the logits by their gradient, and returns the gradient of the earlier statistics, from the
 /// gradient of the later ones.
 ///
-/// With `L` the later normaliser and `g`, `h` the gradients of a row's statistics: `g exp(logits - L)`, plus
-/// `h` at the target, and `g exp(earlier - L)` and `h`. A row whose logits are all masked up to this part has
+/// With `L` the later normaliser, `g`, `h` the gradients of a row's statistics and `q` the distribution of its target:
+/// `g exp(logits - L) + h q`, and `g exp(earlier - L)` and `h`. A row whose logits are all masked up to this part has
 /// gradients of 0 if a later part has a logit that is not: `g` is then 0.
 pub fn backward(
     logits: &mut [f32],
     columns: &[usize],
     statistics: (&[f32], &[f32]),
+    smoothing: Smoothing,
     gradient: &[f32],
 ) -> Vec<f32> {
-    backward_in(logits, columns, statistics, gradient)
+    backward_in(logits, columns, statistics, smoothing, gradient)
 }
 
 /// Like [`backward`], on logits in bfloat16. Each element of their gradient is rounded once.
@@ -67,15 +74,17 @@ pub fn backward_bf16(
     logits: &mut [bf16],
     columns: &[usize],
     statistics: (&[f32], &[f32]),
+    smoothing: Smoothing,
     gradient: &[f32],
 ) -> Vec<f32> {
-    backward_in(logits, columns, statistics, gradient)
+    backward_in(logits, columns, statistics, smoothing, gradient)
 }
 
 fn backward_in<T: Element>(
     logits: &mut [T],
     columns: &[usize],
     (earlier, later): (&[f32], &[f32]),
+    smoothing: Smoothing,
     gradient: &[f32],
 ) -> Vec<f32> {
     let normaliser = |(&[after, _], &[share, _]): (&[f32; 2], &[f32; 2])| {
@@ -84,27 +93,32 @@ fn backward_in<T: Element>(
     };
     let gradients = gradient.as_chunks().0;
     let normalisers: Vec<f32> = later.as_chunks().0.iter().zip(gradients).map(normaliser).collect();
-    replace_rows(logits, columns, &normalisers, gradients);
+    replace_rows(logits, columns, &normalisers, smoothing, gradients);
     let rows = earlier.as_chunks().0.iter().zip(normalisers).zip(gradients);
     let d_earlier = rows
         .flat_map(|((&[before, _], after), &[share, of_target])| [share * (before - after).exp(), of_target]);
     d_earlier.collect()
 }
 
-/// Replaces the logits of each row by `g exp(logits - normaliser)`, plus `h` at its column.
+/// Replaces the logits of each row by `g exp(logits - normaliser) + h q`, for the distribution `q` of the target at its
+/// column.
 #[multiversion(targets = "simd")]
 fn replace_rows<T: Element>(
     logits: &mut [T],
     columns: &[usize],
     normalisers: &[f32],
+    smoothing: Smoothing,
     gradients: &[[f32; 2]],
 ) {
     let width = whole_rows(logits.len(), columns.len());
     assert_eq!((columns.len(), columns.len()), (normalisers.len(), gradients.len()), "one for each row");
     let rows = logits.chunks_exact_mut(width).zip(columns).zip(normalisers).zip(gradients);
     for (((row, &column), &normaliser), &[share, of_target]) in rows {
-        let at_column = row.get(column).map(|&logit| probability(logit, normaliser) * share + of_target);
-        scale_probabilities(row, normaliser, share);
+        let less = -of_target * smoothing.each;
+        let at_column = row
+            .get(column)
+            .map(|&logit| probability(logit, normaliser) * share - less + of_target * smoothing.target);
+        scale_probabilities(row, normaliser, share, less);
         if let Some(d) = at_column {
             row[column] = T::rounded(d);
         }
@@ -128,12 +142,12 @@ mod tests {
 
     #[test]
     fn a_part_without_the_target_leaves_its_logit() {
-        let found = forward(&[0.0, 0.0], &[usize::MAX], &[f32::NEG_INFINITY, 0.5]);
+        let found = forward(&[0.0, 0.0], &[usize::MAX], &[f32::NEG_INFINITY, 0.5], Smoothing::NONE);
         // Miri rounds `ln` at random.
         let tolerance = if cfg!(miri) { 1e-6 } else { 0.0 };
         assert!((found[0] - 2f32.ln()).abs() <= tolerance);
         assert_eq!(found[1], 0.5);
-        let found = forward(&[0.0, 4.0], &[1], &NOTHING);
+        let found = forward(&[0.0, 4.0], &[1], &NOTHING, Smoothing::NONE);
         assert_eq!(found[1], 4.0);
     }
 }

@@ -2,6 +2,7 @@
 //! multiple of any vector's. They are compared with their definitions, and are small enough for Miri.
 
 use half::bf16;
+use pipewright_kernel::cross_entropy::Smoothing;
 use pipewright_kernel::half::Half;
 use pipewright_kernel::{cross_entropy, rms_norm, swiglu, vocabulary_part};
 
@@ -70,18 +71,36 @@ fn rms_norm_is_its_definition() {
     assert_eq!(rms_norm::weight_gradient(&x, &scales, &g, WIDTH), dw);
 }
 
+/// Compares the loss and its gradient with their definition, for targets that share this part with all ids.
+fn check_cross_entropy(share: f64) {
+    let (logits, targets) = (numbers(WIDTH * ROWS, 7), [1, 4, 0]);
+    let smoothing = Smoothing::new(share, WIDTH);
+    let sum = |i: usize| row(&logits, i).into_iter().map(f64::exp).sum::<f64>();
+    let probability = |i: usize| {
+        let of_target = if targets[i / WIDTH] == i % WIDTH { 1.0 - share } else { 0.0 };
+        of_target + share / WIDTH as f64
+    };
+    let (loss, normalisers) = cross_entropy::forward(&logits, &targets, WIDTH, smoothing);
+    let loss_of = |row: usize| {
+        let compared = (row * WIDTH..(row + 1) * WIDTH).map(|i| probability(i) * f64::from(logits[i]));
+        sum(row * WIDTH).ln() - compared.sum::<f64>()
+    };
+    check(&[loss], |_| (0..ROWS).map(loss_of).sum::<f64>() / ROWS as f64);
+    let mut d_logits = logits.clone();
+    cross_entropy::backward(&mut d_logits, &targets, &normalisers, smoothing, 2.0);
+    check(&d_logits, |i| 2.0 * (f64::from(logits[i]).exp() / sum(i) - probability(i)) / ROWS as f64);
+}
+
 #[test]
 fn cross_entropy_is_its_definition() {
-    let (logits, targets) = (numbers(WIDTH * ROWS, 7), [1, 4, 0]);
-    let sum = |i: usize| row(&logits, i).into_iter().map(f64::exp).sum::<f64>();
-    let (loss, normalisers) = cross_entropy::forward(&logits, &targets, WIDTH);
-    let loss_of =
-        |(row, target): (usize, &usize)| sum(row * WIDTH).ln() - f64::from(logits[row * WIDTH + target]);
-    check(&[loss], |_| targets.iter().enumerate().map(loss_of).sum::<f64>() / ROWS as f64);
-    let mut d_logits = logits.clone();
-    cross_entropy::backward(&mut d_logits, &targets, &normalisers, 2.0);
-    let one_hot = |i: usize| if targets[i / WIDTH] == i % WIDTH { 1.0 } else { 0.0 };
-    check(&d_logits, |i| 2.0 * (f64::from(logits[i]).exp() / sum(i) - one_hot(i)) / ROWS as f64);
+    check_cross_entropy(0.0);
+    check_cross_entropy(0.1);
+    check_cross_entropy(1.0);
+}
+
+#[test]
+fn a_share_of_0_smooths_nothing() {
+    assert_eq!(Smoothing::new(0.0, WIDTH), Smoothing::NONE);
 }
 
 #[test]
@@ -91,20 +110,20 @@ fn rows_without_a_target_do_not_count_in_the_cross_entropy() {
     logits[WIDTH..WIDTH + 3].copy_from_slice(&[f32::NAN, f32::INFINITY, 1e30]);
     let targets = [1, cross_entropy::IGNORED_TARGET, 0];
     let counted = [&logits[..WIDTH], &logits[2 * WIDTH..]].concat();
-    let (loss, normalisers) = cross_entropy::forward(&logits, &targets, WIDTH);
-    let (expected, expected_normalisers) = cross_entropy::forward(&counted, &[1, 0], WIDTH);
+    let (loss, normalisers) = cross_entropy::forward(&logits, &targets, WIDTH, Smoothing::NONE);
+    let (expected, expected_normalisers) = cross_entropy::forward(&counted, &[1, 0], WIDTH, Smoothing::NONE);
     assert_eq!(
         (loss, normalisers[0], normalisers[2]),
         (expected, expected_normalisers[0], expected_normalisers[1])
     );
     let (mut d_logits, mut d_counted) = (logits.clone(), counted);
-    cross_entropy::backward(&mut d_logits, &targets, &normalisers, 2.0);
-    cross_entropy::backward(&mut d_counted, &[1, 0], &expected_normalisers, 2.0);
+    cross_entropy::backward(&mut d_logits, &targets, &normalisers, Smoothing::NONE, 2.0);
+    cross_entropy::backward(&mut d_counted, &[1, 0], &expected_normalisers, Smoothing::NONE, 2.0);
     assert_eq!(d_logits, [&d_counted[..WIDTH], &[0.0; WIDTH], &d_counted[WIDTH..]].concat());
     let none = [cross_entropy::IGNORED_TARGET; ROWS];
-    let (loss, normalisers) = cross_entropy::forward(&logits, &none, WIDTH);
+    let (loss, normalisers) = cross_entropy::forward(&logits, &none, WIDTH, Smoothing::NONE);
     assert_eq!(loss, 0.0);
-    cross_entropy::backward(&mut logits, &none, &normalisers, 2.0);
+    cross_entropy::backward(&mut logits, &none, &normalisers, Smoothing::NONE, 2.0);
     assert_eq!(logits, [0.0; WIDTH * ROWS]);
 }
 
@@ -113,12 +132,13 @@ fn rows_without_a_target_do_not_count_in_the_cross_entropy() {
 fn cross_entropy_of_bf16_is_rounded_once() {
     let targets = [1, cross_entropy::IGNORED_TARGET, 4];
     for seed in 0..20 {
+        let smoothing = Smoothing::new(if seed < 10 { 0.0 } else { 0.1 }, WIDTH);
         let (mut logits, mut wide) = both_precisions(WIDTH * ROWS, seed);
-        let (loss, normalisers) = cross_entropy::forward(&wide, &targets, WIDTH);
-        let found = cross_entropy::forward_bf16(&logits, &targets, WIDTH);
+        let (loss, normalisers) = cross_entropy::forward(&wide, &targets, WIDTH, smoothing);
+        let found = cross_entropy::forward_bf16(&logits, &targets, WIDTH, smoothing);
         assert_eq!(found, (loss, normalisers.clone()));
-        cross_entropy::backward(&mut wide, &targets, &normalisers, 1.4);
-        cross_entropy::backward_bf16(&mut logits, &targets, &normalisers, 1.4);
+        cross_entropy::backward(&mut wide, &targets, &normalisers, smoothing, 1.4);
+        cross_entropy::backward_bf16(&mut logits, &targets, &normalisers, smoothing, 1.4);
         assert_eq!(logits, bf16::narrowed(&wide));
     }
 }
@@ -131,11 +151,14 @@ fn parts_of_a_vocabulary_in_bf16_are_rounded_once() {
     let earlier = [0.5, 0.25, f32::NEG_INFINITY, 0.0, -1.0, 2.0];
     let gradient = [0.7, -0.3, 1.1, 0.25, 0.13, -0.6];
     for seed in 0..20 {
+        let smoothing = Smoothing::new(if seed < 10 { 0.0 } else { 0.1 }, WIDTH);
         let (mut logits, mut wide) = both_precisions(WIDTH * ROWS, seed);
-        let later = vocabulary_part::forward(&wide, &columns, &earlier);
-        assert_eq!(vocabulary_part::forward_bf16(&logits, &columns, &earlier), later);
-        let d_earlier = vocabulary_part::backward(&mut wide, &columns, (&earlier, &later), &gradient);
-        let found = vocabulary_part::backward_bf16(&mut logits, &columns, (&earlier, &later), &gradient);
+        let later = vocabulary_part::forward(&wide, &columns, &earlier, smoothing);
+        assert_eq!(vocabulary_part::forward_bf16(&logits, &columns, &earlier, smoothing), later);
+        let d_earlier =
+            vocabulary_part::backward(&mut wide, &columns, (&earlier, &later), smoothing, &gradient);
+        let found =
+            vocabulary_part::backward_bf16(&mut logits, &columns, (&earlier, &later), smoothing, &gradient);
         assert_eq!((logits, found), (bf16::narrowed(&wide), d_earlier));
     }
 }

@@ -82,15 +82,17 @@ impl ParameterSource for AdaptedSource<'_> {
 
     fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ModelError> {
         match &mut self.values {
-            _ if !is_of_adapter(&spec.path) => self.base.parameter(spec),
-            Values::Seed(seed) => Ok(adapter_values(*seed, spec)),
+            _ if !self.lora.trains(&spec.path) => self.base.parameter(spec),
+            Values::Seed(seed) if is_of_adapter(&spec.path) => Ok(adapter_values(*seed, spec)),
+            // A module that is trained whole starts as it is.
+            Values::Seed(_) => self.base.parameter(spec),
             Values::Weights(weights) => weights.parameter(spec),
             Values::Stored(stored) => stored.parameter(spec),
         }
     }
 
     fn shard_of(&mut self, spec: &ParameterSpec, shard: TensorShard) -> Result<Vec<f32>, ModelError> {
-        if is_of_adapter(&spec.path) {
+        if self.lora.trains(&spec.path) {
             return Ok(shard.cut(self.parameter(spec)?, &spec.shape));
         }
         self.base.shard_of(spec, shard)
@@ -98,7 +100,7 @@ impl ParameterSource for AdaptedSource<'_> {
 
     fn held(&mut self, spec: &ParameterSpec, shard: TensorShard) -> Result<HeldValues, ModelError> {
         let data = self.data(spec, shard)?;
-        if is_of_adapter(&spec.path) {
+        if self.lora.trains(&spec.path) {
             return Ok(HeldValues::Trained(data));
         }
         let half = self.place.precision.half().filter(|_| !stays_in_single_precision(&spec.path));
@@ -110,7 +112,7 @@ impl ParameterSource for AdaptedSource<'_> {
         spec: &ParameterSpec,
         shard: TensorShard,
     ) -> Result<Option<QuantisedMatrix>, ModelError> {
-        self.base.quantised(spec, shard)
+        if self.lora.saves(&spec.path) { Ok(None) } else { self.base.quantised(spec, shard) }
     }
 
     /// New adapters start with the norms of the columns of the base as it computes, so that they change

@@ -170,7 +170,7 @@ impl StageCache for CachedStage<'_> {
                 StageLayer::Head(head) => {
                     let ids = input.ids.clone();
                     let last = input.first().narrow(1, count - 1, 1);
-                    stage.run_head(head, StageTensors { floats: vec![last], ids }, [1, 1])
+                    stage.run_head(head, StageTensors { floats: vec![last], ids }, [1, 1], rows.context)
                 }
                 layer => stage.run_layer(layer, input, &rows),
             };

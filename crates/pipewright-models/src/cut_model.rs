@@ -12,12 +12,13 @@ use crate::cost::{frozen, magnitudes};
 use crate::embedding_form::{CutEmbedding, VocabularyCut};
 use crate::error::ModelError;
 use crate::head_form::CutHead;
-use crate::lora::{is_of_adapter, layer_of_first, layer_of_magnitudes};
+use crate::lora::{layer_of_first, layer_of_magnitudes};
 use crate::model_config::ModelConfig;
 use crate::model_source::{InitialParameters, outline};
 use crate::parameter::{ParameterSource, ParameterSpec};
 use crate::quantisation::QuantisedSizes;
 use crate::split::Place;
+use crate::training_form::TrainingForm;
 
 /// A model whose embedding and output head are cut along the vocabulary into parts, each of them a layer. With
 /// one part of each it is the model itself.
@@ -48,12 +49,15 @@ pub struct CutModel {
     adapter: Option<Adapter>,
     /// The matrices of the base of adapters that are quantised.
     quantised: QuantisedSizes,
+    /// What training changes.
+    form: TrainingForm,
 }
 
 impl From<ModelConfig> for CutModel {
     /// Returns the model with its embedding and its head in one part each.
     fn from(model: ModelConfig) -> Self {
-        Self { model, cut: VocabularyCut::default(), adapter: None, quantised: QuantisedSizes::default() }
+        let (cut, quantised) = (VocabularyCut::default(), QuantisedSizes::default());
+        Self { model, cut, adapter: None, quantised, form: TrainingForm::default() }
     }
 }
 
@@ -91,6 +95,8 @@ impl CutModel {
     pub fn with_adapter(self, adapter: Adapter) -> Result<Self, ModelError> {
         adapter.lora.check()?;
         adapter.lora.require_targets(&self.model.adaptable_layers()?)?;
+        let parameters = self.model.parameters()?.into_iter().map(|spec| spec.path);
+        adapter.lora.require_modules(&parameters.collect::<Vec<_>>())?;
         Ok(Self { adapter: Some(adapter), ..self })
     }
 
@@ -98,6 +104,11 @@ impl CutModel {
     /// ([`hf::quantised_sizes`](crate::hf::quantised_sizes)).
     pub fn with_quantised(self, quantised: QuantisedSizes) -> Self {
         Self { quantised, ..self }
+    }
+
+    /// Returns the model with what training changes.
+    pub fn with_form(self, form: TrainingForm) -> Self {
+        Self { form, ..self }
     }
 
     /// Returns whether matrices of the base of adapters are quantised.
@@ -111,7 +122,7 @@ impl CutModel {
     /// As [`CutModel::new`] and [`CutModel::with_embedding_parts`].
     pub fn with_parts(&self, parts: u32) -> Result<Self, ModelError> {
         let (adapter, quantised) = (self.adapter.clone(), self.quantised.clone());
-        let with_head = Self { adapter, quantised, ..Self::new(self.model.clone(), parts)? };
+        let with_head = Self { adapter, quantised, form: self.form, ..Self::new(self.model.clone(), parts)? };
         with_head.with_embedding_parts(self.embedding_parts())
     }
 
@@ -121,9 +132,9 @@ impl CutModel {
     }
 
     /// Returns whether training changes a parameter, given by its path: all of them, or those of the
-    /// adapters.
+    /// adapters and of the modules that are trained with them.
     pub fn is_trained(&self, parameter: &str) -> bool {
-        self.adapter.is_none() || is_of_adapter(parameter)
+        self.adapter.as_ref().is_none_or(|adapter| adapter.lora.trains(parameter))
     }
 
     /// Returns the parameters of the whole model that training changes.
@@ -147,7 +158,29 @@ impl CutModel {
             return Ok(vec![true; layers.len()]);
         }
         let numbers = scalars(&self.trained_parameters()?, &layers);
-        Ok(numbers.into_iter().map(|numbers| numbers > 0).collect())
+        let copies = self.trained_copies().then(|| layers.len() - self.parts() as usize);
+        let is_copy = |layer| copies.is_some_and(|first| layer >= first);
+        Ok(numbers.into_iter().enumerate().map(|(layer, numbers)| numbers > 0 || is_copy(layer)).collect())
+    }
+
+    /// Returns whether the head has copies of the table of the embedding that are trained.
+    fn trained_copies(&self) -> bool {
+        let form = self.model.head();
+        form.is_tied && self.is_trained(&form.names.of(&format!("{}.weight", form.embedding)))
+    }
+
+    /// Returns whether training changes most of the parameters of each layer: all without adapters, and otherwise an
+    /// embedding or a head that is trained whole.
+    pub(crate) fn whole_layers(&self) -> Vec<bool> {
+        let layers = self.describe_whole(1).layers;
+        let (Some(adapter), Ok(mut specs)) = (&self.adapter, self.trained_parameters()) else {
+            return vec![true; layers.len()];
+        };
+        specs.retain(|spec| adapter.lora.saves(&spec.path));
+        let copies = if self.trained_copies() { self.parts() as usize } else { 0 };
+        let first = layers.len() - copies;
+        let numbers = scalars(&specs, &layers).into_iter().zip(&layers).enumerate();
+        numbers.map(|(index, (own, layer))| 2 * own > layer.parameters || index >= first).collect()
     }
 
     /// Returns the stages of a partition that have parameters that are trained.
@@ -202,8 +235,10 @@ impl CutModel {
         let Ok(specs) = self.trained_parameters() else { return whole };
         let (trained, tokens) = (scalars(&specs, &whole.layers), sequence as u64);
         let first = trained.iter().position(|&numbers| numbers > 0).unwrap_or(0);
+        let whole_layers = self.whole_layers();
         let adapted = |(index, (layer, numbers)): (usize, (LayerDesc, u64))| {
-            let mut layer = frozen(layer, tokens, index >= first);
+            let is_whole = whole_layers[index];
+            let mut layer = if is_whole { layer } else { frozen(layer, tokens, index >= first) };
             layer.trained = Some(numbers);
             if adapter.lora.dora {
                 layer.weight += magnitude_weight(&specs, &layer, tokens);
@@ -248,12 +283,13 @@ impl CutModel {
         let (place, is_last) = (place.into(), layers.end == self.layers());
         let build = |source: &mut dyn ParameterSource| {
             let stage = self.model.build_cut_stage(&self.cut, layers.clone(), source, &place)?;
-            Ok::<_, ModelError>(stage.into_stage(is_last))
+            Ok::<_, ModelError>(stage.with_form(self.form).into_stage(is_last))
         };
         let mut source = initial.of(&*self.model)?;
         let Some(adapter) = &self.adapter else { return build(&mut *source) };
         let stage = build(&mut AdaptedSource::new(source, adapter, &place)?)?;
-        Ok(stage.with_base(|path| !is_of_adapter(path)))
+        let lora = adapter.lora.clone();
+        Ok(stage.with_base(move |path| !lora.trains(path)))
     }
 }
 

@@ -19,6 +19,8 @@ use serde::{Deserialize, Serialize};
 use crate::error::ModelError;
 use crate::lora_target::LoraTarget;
 
+/// The path of an output head that has a matrix of its own.
+pub(crate) const HEAD: &str = "lm_head";
 /// The names of an adapter's two matrices in the path of a parameter.
 const MATRICES: [&str; 2] = [".lora_A.", ".lora_B."];
 /// The name of an adapter's magnitudes in the path of a parameter.
@@ -41,6 +43,9 @@ pub struct LoraConfig {
     pub dora: bool,
     /// The layers that have an adapter.
     pub targets: LoraTargets,
+    /// The modules whose own parameters are trained too, and saved beside the adapters. They have no adapter.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub modules_to_save: Vec<LoraTarget>,
 }
 
 impl Default for LoraConfig {
@@ -53,6 +58,7 @@ impl Default for LoraConfig {
             rslora: false,
             dora: false,
             targets: LoraTargets::AllLinear,
+            modules_to_save: Vec::new(),
         }
     }
 }
@@ -81,12 +87,6 @@ impl LoraConfig {
         self.alpha / if self.rslora { rank.sqrt() } else { rank }
     }
 
-    /// Returns the number of parameters of the adapter of a layer: its matrices, and with DoRA its
-    /// magnitudes.
-    pub fn parameters_of_layer(&self) -> usize {
-        MATRICES.len() + usize::from(self.dora)
-    }
-
     /// Checks the settings by themselves: a rank above 0, a finite scale, and a target.
     ///
     /// # Errors
@@ -112,10 +112,54 @@ impl LoraConfig {
 
     /// Returns whether the linear layer at a path has an adapter.
     pub(crate) fn adapts(&self, layer: &str) -> bool {
+        if self.saves_module(layer) {
+            return false;
+        }
         match &self.targets {
-            LoraTargets::AllLinear => true,
+            LoraTargets::AllLinear => layer != HEAD,
             LoraTargets::Named(targets) => targets.iter().any(|target| target.means(layer)),
         }
+    }
+
+    /// Returns whether a module, or one that it is a part of, is trained whole.
+    fn saves_module(&self, module: &str) -> bool {
+        if self.modules_to_save.is_empty() {
+            return false;
+        }
+        let parents = module.match_indices('.').map(|(end, _)| &module[..end]);
+        let mut modules = parents.chain([module]);
+        modules.any(|module| self.modules_to_save.iter().any(|target| target.means(module)))
+    }
+
+    /// Returns whether a parameter of the model belongs to a module that is trained whole.
+    pub(crate) fn saves(&self, parameter: &str) -> bool {
+        self.saves_module(module_of(parameter))
+    }
+
+    /// Returns whether training changes a parameter: one of an adapter, or of a module that is trained whole.
+    pub(crate) fn trains(&self, parameter: &str) -> bool {
+        is_of_adapter(parameter) || self.saves(parameter)
+    }
+
+    /// Returns the paths of the modules with parameters of their own among `parameters` that are trained whole.
+    pub fn saved_modules<'a>(&self, parameters: impl IntoIterator<Item = &'a str>) -> BTreeSet<&'a str> {
+        let saved = parameters.into_iter().filter(|path| !is_of_adapter(path) && self.saves(path));
+        saved.map(module_of).collect()
+    }
+
+    /// Checks that each module to save has some of the model's `parameters`, given as paths.
+    pub(crate) fn require_modules(&self, parameters: &[String]) -> Result<(), ModelError> {
+        let one = |target: &LoraTarget| Self { modules_to_save: vec![target.clone()], ..Self::default() };
+        let is_unknown = |target: &&LoraTarget| !parameters.iter().any(|path| one(target).saves(path));
+        self.modules_to_save.iter().find(is_unknown).map_or(Ok(()), |target| {
+            let names = parameters.iter().map(|path| name_of(module_of(path))).collect::<BTreeSet<_>>();
+            Err(ModelError::new(format!(
+                "`adapter.modules_to_save`: `{}` is not a module of the model with parameters: write names of {}, a path or a pattern \
+                 of paths",
+                target.as_str(),
+                names.into_iter().collect::<Vec<_>>().join(", ")
+            )))
+        })
     }
 
     /// Returns whether a matrix of latents has an adapter, which attentions for generation read as a matrix.
@@ -164,6 +208,11 @@ impl LoraTargets {
 /// Returns the last part of a layer's path.
 pub(crate) fn name_of(layer: &str) -> &str {
     layer.rsplit('.').next().unwrap_or(layer)
+}
+
+/// Returns the path of the module of a parameter.
+pub(crate) fn module_of(parameter: &str) -> &str {
+    parameter.rsplit_once('.').map_or("", |(module, _)| module)
 }
 
 /// Returns whether a parameter belongs to an adapter.
@@ -215,6 +264,7 @@ mod tests {
         check("model.layers.1.self_attn.q_proj", &[1]);
         check("*.layers.1.*", &[1, 2]);
         check("*.{up,down}_proj", &[2]);
+        assert!(!LoraConfig::default().adapts(HEAD) && config(&["lm_head"]).adapts(HEAD));
     }
 
     #[test]
@@ -262,6 +312,24 @@ mod tests {
         refused(LoraConfig { alpha: f64::INFINITY, ..good.clone() }, "alpha");
         refused(LoraConfig { dropout: 1.0, ..good.clone() }, "dropout");
         refused(config(&[]), "targets");
+    }
+
+    #[test]
+    fn saved_modules_are_trained_whole_and_have_no_adapter() {
+        let modules_to_save =
+            ["lm_head", "norm", "model.layers.1.mlp"].map(|name| name.to_owned().into()).to_vec();
+        let lora = LoraConfig { modules_to_save, ..LoraConfig::default() };
+        let saved = ["lm_head.weight", "model.norm.weight", "model.layers.1.mlp.up_proj.weight"];
+        assert!(saved.iter().all(|path| lora.saves(path) && lora.trains(path)));
+        let others = ["model.layers.1.input_norm.weight", "model.layers.0.mlp.up_proj.weight", LAYERS[0]];
+        assert!(!others.iter().any(|path| lora.saves(path)));
+        assert!(!lora.adapts(LAYERS[2]) && lora.adapts(LAYERS[1]));
+        let parameters: Vec<String> = saved.iter().chain(&others).map(|path| (*path).to_owned()).collect();
+        assert!(lora.require_modules(&parameters).is_ok());
+        let modules = lora.saved_modules(parameters.iter().map(String::as_str));
+        assert_eq!(Vec::from_iter(modules), ["lm_head", "model.layers.1.mlp.up_proj", "model.norm"]);
+        let error = lora.require_modules(&parameters[1..]).expect_err("there is no head").to_string();
+        assert!(error.contains("`lm_head` is not a module") && error.contains("norm"), "{error}");
     }
 
     #[test]

@@ -31,6 +31,9 @@ impl<'a> MergedSource<'a> {
 
 impl ParameterSource for MergedSource<'_> {
     fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ModelError> {
+        if self.lora.saves(&spec.path) {
+            return self.adapter.parameter(spec);
+        }
         let mut values = self.base.parameter(spec)?;
         let layer = spec.path.strip_suffix(".weight").filter(|layer| self.layers.contains(*layer));
         let (Some(layer), &[inputs, outputs]) = (layer, spec.shape.as_slice()) else { return Ok(values) };

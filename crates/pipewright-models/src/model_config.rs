@@ -3,6 +3,7 @@
 //! A further family is one module with a type that says what its blocks are made of ([`ModelFamily`] is written once
 //! over it), its `pub mod` line in `lib.rs`, and a `use` line and a line in the list here.
 
+use std::collections::HashSet;
 use std::ops::{Deref, Range};
 use std::path::Path;
 
@@ -19,10 +20,10 @@ use crate::glm4_moe::Glm4MoeConfig;
 use crate::gpt_oss::GptOssConfig;
 use crate::gpt2::Gpt2Config;
 use crate::granite::GraniteConfig;
-use crate::hf::{self, Described, ExportOptions, PeftLimit, PeftTargets, Stored, WeightType};
+use crate::hf::{self, Adaptable, Described, ExportOptions, PeftLimit, PeftTargets, Stored, WeightType};
 use crate::hybrid::HybridConfig;
 use crate::llama::LlamaConfig;
-use crate::lora::{LoraConfig, is_of_adapter, layer_of_first};
+use crate::lora::{HEAD, LoraConfig, is_of_adapter, layer_of_first};
 use crate::ministral3::Ministral3Config;
 use crate::mistral::MistralConfig;
 use crate::mixtral::MixtralConfig;
@@ -219,10 +220,12 @@ impl ModelConfig {
         }
         let specs = self.adapter_parameters(&LoraConfig { rank: 1, ..LoraConfig::default() })?;
         let layers = specs.iter().filter_map(|spec| layer_of_first(&spec.path));
-        Ok(layers.map(str::to_owned).collect())
+        // The head has one if it is named.
+        let head = (!self.head().is_tied).then_some(HEAD);
+        Ok(layers.chain(head).map(str::to_owned).collect())
     }
 
-    /// Returns the parameters of these adapters on the model.
+    /// Returns the parameters of these adapters on the model, and those of the modules that are trained with them.
     ///
     /// # Errors
     /// As [`ModelFamily::outline`].
@@ -230,7 +233,9 @@ impl ModelConfig {
         let (whole, tensor) = (0..self.layers(), TensorParallel::default());
         let (cut, quantised) = (VocabularyCut::default(), QuantisedSizes::default());
         let mut specs = outline(&**self, &cut, whole, &tensor, Some(lora), &quantised)?;
-        specs.retain(|spec| is_of_adapter(&spec.path));
+        // Copies of a table are listed too.
+        let mut paths = HashSet::new();
+        specs.retain(|spec| lora.trains(&spec.path) && paths.insert(spec.path.clone()));
         Ok(specs)
     }
 
@@ -241,7 +246,12 @@ impl ModelConfig {
     /// adapters here do not, when they do not fit the model's layers, or as
     /// [`ModelConfig::adaptable_layers`].
     pub fn read_adapter(&self, dir: &Path) -> Result<LoraConfig, ModelError> {
-        let (lora, weights) = hf::read_adapter(dir, &self.adaptable_layers()?)?;
+        let (layers, parameters) = (self.adaptable_layers()?, self.parameters()?);
+        let form = self.head();
+        let table = form.names.of(&format!("{}.weight", form.embedding));
+        let tied_table = form.is_tied.then_some(&*table);
+        let (lora, weights) =
+            hf::read_adapter(dir, Adaptable { layers: &layers, parameters: &parameters, tied_table })?;
         weights.require(&self.adapter_parameters(&lora)?)?;
         Ok(lora)
     }
@@ -300,7 +310,9 @@ impl ModelConfig {
         let specs = self.adapter_parameters(lora)?;
         let (targets, limit) = self.peft_targets(lora, &specs)?;
         let inputs_first = self.parameters()?.iter().any(|spec| spec.layout.inputs_first);
-        let described = Described { lora, targets: &targets, base, inputs_first };
+        let saved = lora.saved_modules(specs.iter().map(|spec| &*spec.path));
+        let described =
+            Described { lora, targets: &targets, saved, is_tied: self.head().is_tied, base, inputs_first };
         hf::write_adapter(dir, described, &specs, &mut Stored(checkpoint))?;
         Ok(limit)
     }

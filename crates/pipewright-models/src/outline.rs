@@ -51,7 +51,9 @@ impl ParameterSource for Outline {
             let elements = |shape: &[usize]| shape.iter().product::<usize>() as u64;
             let share = [elements(&outlined.shape), elements(&spec.shape)];
             self.matrices.push(outlined.path.clone());
-            outlined.quantised_bytes = self.quantised.bytes_of(&spec.path, share);
+            let is_saved = self.lora.as_ref().is_some_and(|lora| lora.saves(&spec.path));
+            let quantised = self.quantised.bytes_of(&spec.path, share);
+            outlined.quantised_bytes = quantised.filter(|_| !is_saved);
         }
         Ok(values)
     }

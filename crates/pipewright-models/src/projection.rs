@@ -26,7 +26,7 @@ use pipewright_shapes::training::AdaptedLayer;
 
 use crate::error::ModelError;
 use crate::file_layout::{FileLayout, OutputParts};
-use crate::lora::{LoraConfig, layer_of_first, layer_of_second, name_of};
+use crate::lora::{HEAD, LoraConfig, layer_of_first, layer_of_second, name_of};
 use crate::parameter::{Builder, ParameterKind, ParameterSpec, SplitLinear};
 use crate::split::require_groups;
 
@@ -88,7 +88,9 @@ impl Builder<'_> {
         split: SplitLinear,
         parts: Option<OutputParts>,
     ) -> Result<Projection, ModelError> {
-        let layout = FileLayout { inputs_first: self.inputs_first(), parts, ..FileLayout::default() };
+        // Files have the matrix of the head as a linear layer's in every family.
+        let inputs_first = self.inputs_first() && path != HEAD;
+        let layout = FileLayout { inputs_first, parts, ..FileLayout::default() };
         let (weight, bias_placement) = self.placements(split);
         let weight = self.held_matrix(path, [inputs, outputs], layout.clone(), weight)?;
         let kind = (ParameterKind::Bias, layout.clone());

@@ -7,7 +7,7 @@
 //! ids. Each further part puts its rows in their places. The last part is the family's embedding layer.
 //!
 //! The first part of the head normalises the hidden states. Every part computes its logits from them, adds
-//! them to the statistics of the parts before it ([`vocabulary_statistics`]), and returns the normalised hidden
+//! them to the statistics of the parts before it ([`smoothed_vocabulary_statistics`]), and returns the normalised hidden
 //! states with the statistics. The last part returns the statistics only, which give the loss. Each part looks
 //! up the target ids as a side input ([`TARGETS`]).
 //!
@@ -25,7 +25,8 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Int, Tensor, TensorData};
 use pipewright::batch::TARGETS;
 use pipewright::nn::{
-    cut_statistics, join_statistics, split_cross_entropy, statistics_loss, vocabulary_statistics,
+    PREDICTED_TARGETS, cut_statistics, join_statistics, predicted_targets, smoothed_split_cross_entropy,
+    smoothed_vocabulary_statistics, statistics_loss,
 };
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::tensor::{BoundaryError, EdgePlacement, Placement, Values, pack, unpack};
@@ -41,10 +42,11 @@ use crate::lora::is_of_adapter;
 use crate::mamba::is_of_scan;
 use crate::parameter::{BuiltParameter, BuiltParameters, ParameterSpec};
 use crate::prediction::Prediction;
-use crate::predictions::{cross_entropy, loss_of_all, targets_of_each};
+use crate::predictions::{loss_of_all, targets_of_each};
 use crate::router::is_of_router;
 use crate::rows::Rows;
 use crate::split::SplitStage;
+use crate::training_form::TrainingForm;
 use crate::vocabulary::{HeadMatrix, HeadNorms, OutputHead, TokenTable};
 
 /// A contiguous range of the layers of a model.
@@ -55,6 +57,8 @@ pub struct ModelStage {
     pub(crate) split: SplitStage,
     #[module(skip)]
     pub(crate) facts: Arc<StageFacts>,
+    #[module(skip)]
+    form: TrainingForm,
     /// The parameters by the paths that Burn gives them.
     #[module(skip)]
     parameters: Arc<HashMap<String, BuiltParameter>>,
@@ -125,7 +129,8 @@ impl ModelStage {
             branch.path = if path.is_empty() { path_of(&*branch, built) } else { path }.into();
         }
         let (facts, parameters) = (Arc::new(facts), Arc::default());
-        let stage = Self { layers, split, facts, parameters, quantised_elements: 0 };
+        let form = TrainingForm::default();
+        let stage = Self { layers, split, facts, form, parameters, quantised_elements: 0 };
         let mut parameters = HashMap::new();
         let visit = |local: String, id: ParamId, _: &dyn Fn() -> TensorData| {
             if let Some(built) = built.get(&id) {
@@ -139,6 +144,11 @@ impl ModelStage {
     /// Returns the stage, whose quantised matrices have so many elements.
     pub(crate) fn with_quantised(self, quantised_elements: usize) -> Self {
         Self { quantised_elements, ..self }
+    }
+
+    /// Returns the stage with what training changes.
+    pub(crate) fn with_form(self, form: TrainingForm) -> Self {
+        Self { form, ..self }
     }
 
     /// Runs the stage outside a pipeline, and returns hidden states `[batch, sequence, hidden]`, or logits
@@ -173,7 +183,8 @@ impl ModelStage {
             }
             StageLayer::Embedding(embedding) => {
                 let ids = input.ids.clone().filter(|_| self.facts.hybrid.is_some());
-                let hidden = rows.context.watched("embedding", embedding.forward(input, rows));
+                let hidden = self.form.with_noise(embedding.forward(input, rows), rows);
+                let hidden = rows.context.watched("embedding", hidden);
                 StageTensors { floats: vec![hidden], ids }
             }
             StageLayer::Block(block) => {
@@ -186,11 +197,13 @@ impl ModelStage {
                 with_hidden(input, |states| prediction.forward(states, &ids, rows))
             }
             StageLayer::Head(head) => {
-                let StageTensors { floats, ids } = self.run_head(head, input, rows.shape);
+                let StageTensors { floats, ids } = self.run_head(head, input, rows.shape, rows.context);
                 let floats = floats.into_iter().map(|logits| rows.context.watched("head", logits)).collect();
                 StageTensors { floats, ids }
             }
-            StageLayer::HeadPart(part) => part.forward(input, rows.context),
+            StageLayer::HeadPart(part) => {
+                part.forward(input, self.form.smoothing(rows.context), rows.context)
+            }
         }
     }
 
@@ -200,13 +213,14 @@ impl ModelStage {
         head: &OutputHead,
         input: StageTensors,
         [batch, sequence]: [usize; 2],
+        context: &StageContext,
     ) -> StageTensors {
         let ids = input.ids.clone().filter(|_| self.facts.head.further.needs_ids());
         let in_rows = |logits: Tensor<2>| {
             let part = logits.dims()[1];
             logits.reshape([batch, sequence, part])
         };
-        let logits = head.forward(flat(input.hidden()), &self.split.tensor.region(batch));
+        let logits = head.forward(flat(input.hidden()), &self.split.tensor.region(batch), context);
         StageTensors { floats: logits.into_iter().map(in_rows).collect(), ids }
     }
 
@@ -223,18 +237,22 @@ impl ModelStage {
                 loss(further, output, &targets, context, of)
             });
         }
-        let (facts, split) = (Arc::clone(&self.facts), self.split.clone());
+        let (facts, split, form) = (Arc::clone(&self.facts), self.split.clone(), self.form);
         let loss = move |output: StageTensors, targets: Tensor<2, Int>, context: &StageContext| {
             let SplitStage { tensor, vocabulary } = &split;
-            let of = |logits, targets| split_cross_entropy(logits, targets, *vocabulary, tensor);
+            let share = form.smoothing(context);
+            let of =
+                |logits, targets| smoothed_split_cross_entropy(logits, targets, share, *vocabulary, tensor);
+            context.count_in_evaluation(PREDICTED_TARGETS, || {
+                let targets =
+                    targets_of_each(&targets, None, FurtherPredictions::default(), context).remove(0);
+                let logits = flat(output.floats[0].clone());
+                predicted_targets(logits, targets.flatten(0, 1), *vocabulary, tensor).to_vec()
+            });
             if facts.hybrid.is_some() {
                 return loss(facts.head.further, output, &targets, context, of);
             }
-            let logits = output.first();
-            if tensor.ranks() == 1 {
-                return cross_entropy(logits, targets);
-            }
-            of(flat(logits), targets.flatten(0, 1))
+            of(flat(output.first()), targets.flatten(0, 1))
         };
         Stage::with_context_loss(self, loss).with_half_precision_loss()
     }
@@ -291,7 +309,8 @@ fn with_hidden(input: StageTensors, run: impl FnOnce(Tensor<2>) -> Tensor<2>) ->
 }
 
 impl HeadPart {
-    fn forward(&self, input: StageTensors, context: &StageContext) -> StageTensors {
+    /// Returns the statistics after this part, for targets with label smoothing.
+    fn forward(&self, input: StageTensors, smoothing: f64, context: &StageContext) -> StageTensors {
         let form = self.head.form();
         // Some families send the ids with the hidden states. The head may have no use for them.
         let ids = input.ids.filter(|_| form.further.needs_ids());
@@ -307,10 +326,10 @@ impl HeadPart {
         }
         let earlier = earlier.map(|pieces| join_statistics(flat(pieces)));
         let range = (self.head.ids(self.index), form.vocabulary);
-        let logits = form.bounded(self.matrix.forward(x.clone()));
+        let logits = form.bounded(self.matrix.forward(x.clone(), context));
         let targets = targets_of_each(&targets(context), ids.as_ref(), form.further, context);
         let targets = Tensor::cat(targets, 0);
-        let later = vocabulary_statistics(logits, targets.flatten(0, 1), range, earlier);
+        let later = smoothed_vocabulary_statistics(logits, targets.flatten(0, 1), smoothing, range, earlier);
         let floats = if self.index + 1 == self.head.parts() {
             vec![later.reshape([rows, sequence, STATISTICS])]
         } else {

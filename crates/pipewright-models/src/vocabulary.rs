@@ -4,17 +4,17 @@
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 use pipewright::nn::{Embedding, HeldMatrix, Region, TensorParallel, TiedHead, held_linear};
+use pipewright::stage::StageContext;
 use pipewright::tensor::Placement;
 
 use crate::error::ModelError;
 use crate::file_layout::FileLayout;
 use crate::head_form::{HeadForm, prediction_path};
+pub(crate) use crate::lora::HEAD;
 use crate::norm::Norm;
-use crate::parameter::{Builder, ParameterKind};
+use crate::parameter::{Builder, ParameterKind, SplitLinear};
+use crate::projection::{Projection, SharedInput};
 use crate::split::{SplitStage, ids_of_part, require_parts};
-
-/// The path of an output head that has a matrix of its own.
-pub(crate) const HEAD: &str = "lm_head";
 
 /// The table of the token embeddings: whole, a rank's shard of it, or the shards of the parts of the embedding
 /// and of a tied head. All shards have the path of the table.
@@ -154,6 +154,8 @@ impl Builder<'_> {
 pub(crate) enum HeadMatrix {
     /// A matrix of the head's own.
     Own(HeldMatrix),
+    /// The same with an adapter.
+    Adapted(Projection),
     /// A copy of the table of the token embeddings, or of some of its rows.
     Tied(TiedHead),
 }
@@ -167,6 +169,12 @@ impl HeadMatrix {
             return Self::tied(form, Placement::split(0, shards), builder);
         }
         require_parts(HEAD, "weight", size, shards)?;
+        if builder.lora().is_some_and(|lora| lora.adapts(HEAD)) {
+            let sizes = [form.width, form.vocabulary];
+            return builder
+                .projection(false, HEAD, sizes, SplitLinear::Outputs { shards })
+                .map(Self::Adapted);
+        }
         let (shape, placement) = ([form.width, form.vocabulary], Placement::split(1, shards));
         builder.held_matrix(HEAD, shape, FileLayout::default(), placement).map(Self::Own)
     }
@@ -178,6 +186,11 @@ impl HeadMatrix {
         parts: u32,
         builder: &mut Builder<'_>,
     ) -> Result<Self, ModelError> {
+        if !form.is_tied && builder.lora().is_some_and(|lora| lora.adapts(HEAD)) {
+            return Err(ModelError::new(format!(
+                "`{HEAD}` has an adapter, which needs the head in one part: set `pipeline.head_parts` to 1"
+            )));
+        }
         // Some columns of a matrix of the head's own, or some rows of a table.
         let placement = Placement::of_layer(if form.is_tied { 0 } else { 1 }, index, parts);
         if form.is_tied {
@@ -195,8 +208,9 @@ impl HeadMatrix {
     }
 
     /// Returns the products `[tokens, ids]` of hidden states `[tokens, hidden]`.
-    pub(crate) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+    pub(crate) fn forward(&self, x: Tensor<2>, context: &StageContext) -> Tensor<2> {
         match self {
+            Self::Adapted(projection) => projection.forward(&SharedInput::new(x), context),
             Self::Own(matrix) => held_linear(x, matrix, None, &Region::of_whole(&TensorParallel::default())),
             Self::Tied(table) => table.forward(x),
         }
@@ -255,10 +269,15 @@ impl OutputHead {
     /// Returns the logits `[tokens, vocabulary]` of each prediction, for this rank's part of the vocabulary, from
     /// the states of all predictions, `[predictions * tokens, hidden]`. The tokens of the states are those outside
     /// of `region`.
-    pub(crate) fn forward(&self, states: Tensor<2>, region: &Region<'_>) -> Vec<Tensor<2>> {
+    pub(crate) fn forward(
+        &self,
+        states: Tensor<2>,
+        region: &Region<'_>,
+        context: &StageContext,
+    ) -> Vec<Tensor<2>> {
         let logits = |normalised| {
             let x = region.enter(self.form.scaled(normalised));
-            self.form.bounded(self.matrix.forward(x))
+            self.form.bounded(self.matrix.forward(x, context))
         };
         self.norms.each(states).into_iter().map(logits).collect()
     }

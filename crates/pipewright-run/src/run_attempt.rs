@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pipewright_models::CutModel;
+use pipewright_models::{CutModel, TrainingForm};
 use serde_json::{Map, Value};
 
 use crate::error::{FailedRun, RunError};
@@ -158,6 +158,12 @@ impl Parts {
             Err(error) => return Ok(Err(error)),
         };
         let family = match &self.model {
+            Some(_) if loaded.settings.run.training_form() != TrainingForm::default() => {
+                return Ok(Err(RunError::input(
+                    "`run.label_smoothing` and `run.neftune_alpha` change models of the families, and the program trains a model of \
+                     its own: remove them, and change that model",
+                )));
+            }
             Some(_) => None,
             None => match read_model(&loaded.settings) {
                 Ok(model) => Some(model),

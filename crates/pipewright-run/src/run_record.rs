@@ -30,6 +30,10 @@ pub struct StepMetrics {
     pub total: Option<f64>,
     /// The loss of the validation data, after an evaluation.
     pub validation_loss: Option<f64>,
+    /// The exponential of the validation loss of tokens.
+    pub validation_perplexity: Option<f64>,
+    /// The share of the targets of the validation data that the model predicts.
+    pub validation_accuracy: Option<f64>,
     /// The validation loss of each source of a mixture.
     #[serde(default)]
     pub validation_sources: Vec<SourceLoss>,
@@ -113,6 +117,8 @@ impl StepMetrics {
             total: self.total,
             auxiliary: auxiliary.collect(),
             validation_loss: self.validation_loss,
+            validation_perplexity: self.validation_perplexity,
+            validation_accuracy: self.validation_accuracy,
             validation_sources: self.validation_sources.clone(),
             // JSON has no infinite number.
             grad_norm: self.grad_norm.unwrap_or(f64::INFINITY),

@@ -8,7 +8,7 @@ use clap::builder::Styles;
 /// The commands of each subject.
 const GROUPS: [(&str, &[&str]); 6] = [
     ("Training", &["train", "resume", "watch", "launch", "check", "init", "devices"]),
-    ("Models and data", &["generate", "export", "quantize", "inspect", "data", "tokenize"]),
+    ("Models and data", &["generate", "export", "quantize", "add-tokens", "inspect", "data", "tokenize"]),
     ("Schedules", &["schedule", "lower", "validate", "simulate", "compare", "partition", "vpp"]),
     ("Plans", &["profile", "plan", "clusters"]),
     ("Pages", &["view", "report"]),

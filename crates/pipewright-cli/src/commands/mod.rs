@@ -1,6 +1,7 @@
 //! The commands, one file each: the arguments of a command and its calls into the other modules.
 
 mod template_kwargs;
+pub(crate) mod add_tokens;
 pub(crate) mod check;
 pub(crate) mod completions;
 pub(crate) mod data;

@@ -26,6 +26,13 @@ pub(super) fn loss_parts(metrics: &Metrics) -> Vec<String> {
     parts.chain(metrics.total.map(|total| format!("total {total:.4}"))).collect()
 }
 
+/// Returns the words for the perplexity and the accuracy of an evaluation, as far as they are known.
+pub(super) fn token_figures(metrics: &Metrics) -> Vec<String> {
+    let perplexity = metrics.validation_perplexity.map(|perplexity| format!("perplexity {perplexity:.2}"));
+    let accuracy = metrics.validation_accuracy.map(|share| format!("accuracy {}", percent(share)));
+    perplexity.into_iter().chain(accuracy).collect()
+}
+
 /// Returns the words for the loss scale, if there is one; they say if the update was skipped.
 pub(super) fn loss_scale(metrics: &Metrics) -> Option<String> {
     let skipped = if metrics.skipped { ", update skipped" } else { "" };

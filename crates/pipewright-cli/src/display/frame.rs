@@ -16,7 +16,7 @@ use pipewright_schedule::words::counted;
 use crate::display::chart::{CHART_LINES, loss_chart, sparkline};
 use crate::display::figures::{
     clock, computed, expected_step, grouped, longer_by, loss_parts, loss_scale, milliseconds, per_rank,
-    percent, remaining,
+    percent, remaining, token_figures,
 };
 use crate::display::ranks::rank_lines;
 
@@ -52,6 +52,8 @@ pub(super) struct State {
     pub(super) losses: Vec<f64>,
     /// The last validation loss.
     pub(super) validation: Option<f64>,
+    /// The perplexity and the accuracy of the last evaluation, in words.
+    pub(super) of_tokens: Vec<String>,
     /// Whether this is the last picture, which the summary with its own curve follows.
     pub(super) is_final: bool,
 }
@@ -61,6 +63,9 @@ impl State {
     pub(super) fn add(&mut self, metrics: &Metrics) {
         self.losses.push(metrics.loss);
         self.validation = metrics.validation_loss.or(self.validation);
+        if metrics.validation_loss.is_some() {
+            self.of_tokens = token_figures(metrics);
+        }
         self.last = Some(metrics.clone());
     }
 }
@@ -89,7 +94,7 @@ pub(super) fn compose(state: &State, elapsed: Duration, size: Size, has_colour: 
     let curve = if has_chart { loss_chart(&state.losses, by_frequency, size.columns) } else { Vec::new() };
     debug_assert!(curve.len() <= CHART_LINES, "the frame has room for the chart");
     let losses: &[f64] = if curve.is_empty() { &state.losses } else { &[] };
-    lines.push(learning(metrics, state.validation, losses, width));
+    lines.push(learning(metrics, state, losses, width));
     lines.push(speed(metrics, ranks.is_empty()));
     let texts = lines.into_iter().map(|fields| line(fields, width, has_colour));
     texts.chain(ranks).chain(curve).collect()
@@ -145,7 +150,7 @@ fn progress(state: &State, elapsed: Duration, width: usize) -> Vec<Field> {
     fields
 }
 
-fn learning(metrics: &Metrics, validation: Option<f64>, losses: &[f64], width: usize) -> Vec<Field> {
+fn learning(metrics: &Metrics, state: &State, losses: &[f64], width: usize) -> Vec<Field> {
     let rate = metrics.learning_rate;
     let mut fields = vec![
         Field::new(0, [format!("loss {:.4}", metrics.loss)]).styled(Style::new().bold()),
@@ -156,8 +161,11 @@ fn learning(metrics: &Metrics, validation: Option<f64>, losses: &[f64], width: u
         Field::new(2, [format!("learning rate {rate:.2e}"), format!("lr {rate:.2e}")]),
     ];
     fields.extend(
-        validation.map(|loss| Field::new(1, [format!("validation {loss:.4}"), format!("val {loss:.4}")])),
+        state
+            .validation
+            .map(|loss| Field::new(1, [format!("validation {loss:.4}"), format!("val {loss:.4}")])),
     );
+    fields.extend(state.of_tokens.iter().map(|figure| Field::new(5, [figure.clone()])));
     fields.extend(loss_parts(metrics).into_iter().map(|part| Field::new(4, [part])));
     fields.extend(loss_scale(metrics).map(|scale| Field::new(if metrics.skipped { 1 } else { 4 }, [scale])));
     // If there is no room for the curve otherwise, the learning rate takes its short form.
@@ -293,6 +301,7 @@ mod tests {
             until_last: Duration::from_secs(12),
             losses: (0..30).map(|step| 5.0 - f64::from(step) / 10.0).collect(),
             validation: None,
+            of_tokens: Vec::new(),
             is_final: false,
         }
     }
@@ -374,6 +383,10 @@ mod tests {
         };
         assert!(learning(120).ends_with("learning rate 2.90e-3  validation 2.5000"), "{}", learning(120));
         assert_eq!(learning(40), "loss 2.4312  norm 0.620  val 2.5000");
+        let mut state = state;
+        state.add(&Metrics { validation_loss: Some(2.25), validation_accuracy: Some(0.5), ..metrics() });
+        let lines = compose(&state, Duration::from_secs(12), Size { columns: 120, rows: 10 }, false);
+        assert!(lines[2].ends_with("validation 2.2500  accuracy 50.0%"), "{}", lines[2]);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use pipewright_planning::numbers::bytes;
 
 use crate::display::figures::{
     clock, computed, expected_step, loss_parts, loss_scale, milliseconds, per_rank, percent, remaining,
+    token_figures,
 };
 
 /// The shortest time between two lines.
@@ -62,7 +63,8 @@ fn line(metrics: &Metrics, done: u64, steps: u64, elapsed: Duration) -> String {
         metrics.loss,
         loss_parts(metrics).iter().map(|part| format!("  {part}")).collect::<String>(),
         metrics.validation_loss.map(|loss| format!("  validation {loss:.4}")).unwrap_or_default()
-            + &source_losses(metrics),
+            + &source_losses(metrics)
+            + &token_figures(metrics).iter().map(|figure| format!("  {figure}")).collect::<String>(),
         metrics.grad_norm,
         loss_scale(metrics).map(|scale| format!("  {scale}")).unwrap_or_default(),
         metrics.learning_rate,
@@ -162,6 +164,13 @@ mod tests {
         let line = lines.step(&evaluated).expect("an evaluation");
         assert!(line.starts_with("step 2/9  loss 2.5000  validation 2.7500  grad norm"), "{line}");
         assert_eq!(lines.step(&metrics(3)), None);
+        let of_tokens = Metrics {
+            validation_perplexity: Some(15.6426),
+            validation_accuracy: Some(0.4567),
+            ..evaluated.clone()
+        };
+        let line = lines.step(&of_tokens).expect("an evaluation");
+        assert!(line.contains("validation 2.7500  perplexity 15.64  accuracy 45.7%  grad norm"), "{line}");
         let source = |loss| SourceLoss { name: "a.txt".to_owned(), loss };
         let validation_sources = vec![source(Some(2.5)), source(None)];
         let line = lines.step(&Metrics { validation_sources, ..evaluated }).expect("an evaluation");

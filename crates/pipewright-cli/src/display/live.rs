@@ -44,6 +44,7 @@ impl Live {
             until_last: Duration::ZERO,
             losses: Vec::new(),
             validation: None,
+            of_tokens: Vec::new(),
             is_final: false,
         });
         let picture = Arc::new(Picture { state, began: Instant::now(), has_colour: screen::has_colour() });

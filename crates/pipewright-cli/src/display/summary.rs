@@ -10,7 +10,7 @@ use pipewright_run::observer::{Ending, Overview, Reason};
 use pipewright_schedule::words::counted;
 
 use crate::display::chart::loss_chart;
-use crate::display::figures::{clock, grouped, longer_by, milliseconds};
+use crate::display::figures::{clock, grouped, longer_by, milliseconds, token_figures};
 
 /// The figures of the steps that this process has taken.
 #[derive(Debug, Default)]
@@ -25,6 +25,8 @@ pub(super) struct Tally {
     planned_steps: Vec<f64>,
     /// The last validation loss.
     validation: Option<f64>,
+    /// The perplexity and the accuracy of the last evaluation, in words.
+    of_tokens: Vec<String>,
     /// The last validation loss of each source of a mixture.
     sources: Vec<SourceLoss>,
 }
@@ -41,6 +43,9 @@ impl Tally {
             self.planned_steps.push(metrics.step_ms);
         }
         self.validation = metrics.validation_loss.or(self.validation);
+        if metrics.validation_loss.is_some() {
+            self.of_tokens = token_figures(metrics);
+        }
         if !metrics.validation_sources.is_empty() {
             self.sources.clone_from(&metrics.validation_sources);
         }
@@ -82,6 +87,9 @@ pub(super) fn summary(overview: &Overview, tally: &Tally, ending: &Ending<'_>, c
         let last = tally.validation.map(|last| format!(", {last:.4} at last")).unwrap_or_default();
         let whole = if first.step > 1 { " of the whole run:" } else { "" };
         lines.push(format!("validation loss{whole} {best:.4} at best (step {step}, checkpoints/best){last}"));
+    }
+    if !tally.of_tokens.is_empty() {
+        lines.push(format!("validation {} at last", tally.of_tokens.join(", ")));
     }
     let sources = tally.sources.iter().filter_map(|source| Some((&source.name, source.loss?)));
     lines.extend(sources.map(|(name, loss)| format!("validation loss of {name}: {loss:.4} at last")));

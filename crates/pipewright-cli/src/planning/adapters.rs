@@ -4,7 +4,7 @@ use std::path::Path;
 
 use pipewright_models::{CutModel, ModelConfig, adapted_layers};
 use pipewright_planning::configurations::PlannedAdapters;
-use pipewright_planning::failure::{Exit, Failure};
+use pipewright_planning::failure::Failure;
 use pipewright_run::settings::Settings;
 use pipewright_run::settings::adapter::AdapterSettings;
 use pipewright_run::training::model::adapter_of;
@@ -19,12 +19,18 @@ pub(super) fn read(
     let model = ModelConfig::read(from).map_err(Failure::input)?;
     let adapter = adapter_of(settings, adapter, &model)?;
     let lora = adapter.lora.clone();
+    if !lora.modules_to_save.is_empty() {
+        return Err(Failure::input(
+            "`adapter.modules_to_save`: a plan for a cluster counts adapters alone: leave the key out for the plan",
+        ));
+    }
     let specs = CutModel::from(model).with_adapter(adapter).and_then(|model| model.trained_parameters());
     let adapted = adapted_layers(&lora, &specs.map_err(Failure::input)?);
-    // The model makes these paths, and all of its adapters are in blocks.
     let with_block = |(path, layer): (String, AdaptedLayer)| {
         let block = path.split('.').find_map(|name| name.parse::<usize>().ok()).ok_or_else(|| {
-            Failure::new(Exit::Bug, format!("the layer `{path}` has an adapter, and is not in a block"))
+            Failure::input(format!(
+                "`adapter.targets`: a plan for a cluster counts adapters in blocks alone: leave `{path}` out for the plan"
+            ))
         })?;
         Ok((block, layer))
     };

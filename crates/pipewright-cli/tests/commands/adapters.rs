@@ -237,6 +237,18 @@ fn settings_that_do_not_fit_are_refused() {
         &["adapter.kind=lora", "adapter.targets=[\"q_proj\", \"query\"]"],
         "`adapter.targets`: `query` is not a linear layer of the model: write names of down_proj, gate_proj, k_proj",
     );
+    refused(
+        &with(&["adapter.modules_to_save=[\"head\"]"]),
+        "`adapter.modules_to_save`: `head` is not a module of the model with parameters: write names of",
+    );
+    refused(
+        &["adapter.modules_to_save=[\"lm_head\"]"],
+        "`modules_to_save` has no effect without `kind = \"lora\"`",
+    );
+    refused(
+        &["adapter.kind=lora", "adapter.targets=[\"lm_head\"]", "pipeline.head_parts=2"],
+        "`lm_head` has an adapter, which needs the head in one part",
+    );
     refused(&["adapter.rank=4"], "`rank` has no effect without `kind = \"lora\"`");
     refused(
         &with(&["adapter.dropout=0.1", "mesh.tensor_parallel=2"]),

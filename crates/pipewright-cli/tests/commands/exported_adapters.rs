@@ -192,3 +192,69 @@ fn an_export_names_the_limits_of_peft() {
     let dropout = said("adapter.dropout=0.25");
     assert!(dropout.contains("lora_dropout is written as 0 instead of 0.25"), "{dropout}");
 }
+
+/// Trains with modules to save, under one cut and with a resume under others. Returns the folder of the run.
+fn trained_with_modules(base: &str, modules: &str, count: &str) -> Run {
+    let (folder, whole) = (folder_without_path(), folder_without_path());
+    let from = format!("model.from={}", reference(base));
+    let saved = format!("adapter.modules_to_save={modules}");
+    let set = ["adapter.kind=lora", "adapter.targets=[\"q_proj\"]", &saved, &from];
+    whole.says(&["train", "small.toml"], &set, count);
+    folder.train(&[&set[..], &["run.steps=2", "pipeline.schedule=zb-h1"]].concat());
+    folder.resume(&["run.steps=4", "pipeline.ranks=4", "pipeline.schedule=1f1b"]);
+    assert_eq!(folder.figures(), whole.figures());
+    folder.succeed(&["export", "out", "merged", "--merge", "--dtype", "float32"], &[]);
+    folder.succeed(&["export", "out", "adapter"], &[]);
+    let adapter = format!("adapter.path={}", folder.path("adapter").display());
+    let [adapted, _] = step_after(&folder, 32, &["adapter.kind=lora", &adapter, &from]);
+    let merged = format!("model.from={}", folder.path("merged").display());
+    let [merged, _] = step_after(&folder, 32, &[&merged]);
+    assert!((adapted - merged).abs() <= 2e-6 * adapted, "{adapted} {merged}");
+    let [base, _] = step_after(&folder, 32, &[&from]);
+    assert!((base - merged).abs() > 1e-3 * merged, "{base} {merged}");
+    folder
+}
+
+#[test]
+fn saved_modules_are_resumed_exported_and_merged() {
+    const MODULES: &str = "[\"embed_tokens\", \"lm_head\", \"*.0.input_layernorm\"]";
+    let folder = trained_with_modules("qwen3-tiny", MODULES, "on 8 layers and 3 modules as a whole");
+    let config = peft(&folder.path("adapter"));
+    let modules = json!(["lm_head", "model.embed_tokens", "model.layers.0.input_layernorm"]);
+    assert_eq!((&config["modules_to_save"], config.get("ensure_weight_tying")), (&modules, None));
+    let names = tensors(&folder.path("adapter/adapter_model.safetensors"));
+    let is_saved = |(name, _): &&(String, Vec<usize>)| !name.contains(".lora_");
+    assert_eq!(names.iter().filter(is_saved).count(), 3, "{names:?}");
+    assert!(names.contains(&("base_model.model.lm_head.weight".to_owned(), vec![256, 64])), "{names:?}");
+}
+
+#[test]
+fn a_tied_head_is_saved_with_its_embedding() {
+    let folder = trained_with_modules("llama-tied-tiny", "[\"embed_tokens\"]", "and 1 module as a whole");
+    let file = folder.path("adapter/adapter_config.json");
+    let config = peft(&folder.path("adapter"));
+    assert_eq!(config["ensure_weight_tying"], true);
+    // PEFT would leave the head as it was.
+    fs::write(
+        file,
+        config.to_string().replace("\"ensure_weight_tying\":true", "\"ensure_weight_tying\":false"),
+    )
+    .expect("it can be written");
+    let path = format!("adapter.path={}", folder.path("adapter").display());
+    let from = format!("model.from={}", reference("llama-tied-tiny"));
+    folder.refuse(
+        &["train", "small.toml"],
+        &["adapter.kind=lora", &path, &from],
+        "the embedding is saved without the head",
+    );
+}
+
+/// The matrices of saved modules are decoded, and the others stay quantised.
+#[test]
+fn modules_of_a_quantised_base_are_saved() {
+    trained_with_modules(
+        "llama-nf4",
+        "[\"model.layers.0.mlp\", \"embed_tokens\"]",
+        "and 4 modules as a whole",
+    );
+}

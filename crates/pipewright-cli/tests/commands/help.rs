@@ -45,11 +45,16 @@ fn the_examples_of_the_help_work_as_typed() {
             "train" => (&fresh, &["--set", "model.num_hidden_layers=2", "--set", "data.seq_len=16"][..]),
             "profile" => (&with_run, &["--time-limit", "200ms"][..]),
             "plan" => (&with_run, &["--time-limit", "500ms"][..]),
-            "resume" | "inspect" | "export" | "quantize" | "generate" | "report" | "watch" => {
+            "resume" | "inspect" | "export" | "quantize" | "add-tokens" | "generate" | "report" | "watch" => {
                 (&with_run, &[][..])
             }
             _ => (&fresh, &[][..]),
         };
+        if command == "add-tokens" {
+            // The run has read bytes, and its model has no tokenizer.
+            let model = "{\"model\": {\"type\": \"WordLevel\", \"vocab\": {\"a\": 0}, \"unk_token\": \"a\"}}";
+            folder.write("my-model/tokenizer.json", model);
+        }
         let help = folder.print(&[command, "--help"]);
         // A build without MPI cannot launch processes.
         if command == "launch" && !cfg!(feature = "mpi") {

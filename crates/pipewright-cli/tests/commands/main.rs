@@ -31,6 +31,8 @@ mod layer_moves;
 mod verified_steps;
 mod resume;
 mod checkpoint_interval;
+mod epochs;
+mod added_tokens;
 mod equal_checkpoints;
 mod state_copies;
 mod chats;

@@ -296,3 +296,42 @@ fn groups_and_few_microbatches_train_to_the_same_bits() {
         assert!(said.contains(note), "{said}");
     }
 }
+
+#[test]
+fn noise_and_smoothed_targets_are_of_training_alone_and_resume() {
+    const FORM: [&str; 2] = ["run.neftune_alpha=5", "run.label_smoothing=0.1"];
+    const EVALUATED: [&str; 6] = [
+        "run.steps=4",
+        "data.validation_share=0.25",
+        "run.eval_every=2",
+        "optimizer.learning_rate=1e-30",
+        "optimizer.weight_decay=0",
+        "optimizer.schedule=constant",
+    ];
+    let trained = |set: &[&str]| {
+        let run = Run::new();
+        run.train(&[&EVALUATED[..], set].concat());
+        run
+    };
+    let (plain, formed) = (trained(&[]), trained(&FORM));
+    let member = |run: &Run, name: &str| -> Vec<serde_json::Value> {
+        run.steps().iter().filter_map(|step| step.get(name).cloned()).collect()
+    };
+    assert_eq!(member(&formed, "validation_loss"), member(&plain, "validation_loss"));
+    for form in FORM {
+        let one = trained(&[form]);
+        assert!(
+            member(&one, "loss").iter().zip(member(&plain, "loss")).all(|(one, plain)| *one != plain),
+            "{form}"
+        );
+    }
+    // Slices add up in another order, and each draws its own noise.
+    const SLICES: [&str; 2] = ["pipeline.schedule=seq1f1b", "pipeline.slices=2"];
+    let slices = |form: &str| numbers(&trained(&[&[form], &SLICES[..]].concat()).steps());
+    assert_near(&slices(FORM[1]), &numbers(&trained(&FORM[1..]).steps()), 1e-5, "slices");
+    assert_ne!(slices(FORM[0]), slices("run.neftune_alpha=0"));
+    let resumed = Run::new();
+    resumed.train(&[&EVALUATED[..], &FORM, &["run.steps=2"]].concat());
+    resumed.succeed(&["resume", "out"], &["run.steps=4"]);
+    assert_eq!(resumed.figures(), formed.figures());
+}

@@ -45,6 +45,44 @@ fn the_validation_loss_has_the_same_bits_for_every_cut() {
 }
 
 #[test]
+fn the_accuracy_and_the_perplexity_are_equal_for_every_cut() {
+    let figures = |set: &[&str]| {
+        let run = Run::new();
+        run.train(&[&["run.steps=4", "data.validation_share=0.25", "run.eval_every=2"], set].concat());
+        let steps = run.steps();
+        let number = |step: &Value, member: &str| step[member].as_f64();
+        let evaluated = steps.iter().filter(|step| step.get("validation_loss").is_some());
+        let figures: Vec<[Option<f64>; 2]> = evaluated
+            .map(|step| {
+                let loss = number(step, "validation_loss").expect("a loss");
+                let perplexity = number(step, "validation_perplexity").expect("a perplexity");
+                assert!((perplexity - loss.exp()).abs() < 1e-9 * perplexity, "{perplexity} for {loss}");
+                [Some(loss), number(step, "validation_accuracy")]
+            })
+            .collect();
+        assert_eq!((figures.len(), steps[0].get("validation_accuracy")), (2, None));
+        figures
+    };
+    let expected = figures(&["pipeline.ranks=1"]);
+    assert!(
+        expected.iter().all(|[_, share]| share.is_some_and(|share| 0.0 < share && share < 1.0)),
+        "{expected:?}"
+    );
+    for set in [
+        &["pipeline.ranks=2"][..],
+        &["pipeline.schedule=zbvzerobubble", "pipeline.stages_per_rank=2"],
+        &["pipeline.schedule=seq1f1b", "pipeline.slices=2"],
+        &["mesh.data_parallel=2"],
+        &["mesh.tensor_parallel=2"],
+    ] {
+        let accuracies = figures(set).into_iter().map(|[_, share]| share).collect::<Vec<_>>();
+        assert_eq!(accuracies, expected.iter().map(|[_, share]| *share).collect::<Vec<_>>(), "{set:?}");
+    }
+    let parts = figures(&["pipeline.head_parts=2"]);
+    assert!(parts.iter().all(|[_, share]| share.is_none()), "no part has all logits of a token: {parts:?}");
+}
+
+#[test]
 fn samples_are_the_greedy_text_and_change_no_loss() {
     const SHARE: [&str; 3] = ["run.steps=3", "data.validation_share=0.25", "run.eval_every=3"];
     let trained = |set: &[&str]| {

@@ -7,6 +7,7 @@
 //! Tokenizers and generation settings are not read, but an exported directory has the files of the directory
 //! that the model was taken from ([`keep_origin`]).
 
+mod added_tokens;
 mod bitsandbytes;
 mod contents;
 mod directory;
@@ -24,10 +25,12 @@ mod peft_write;
 mod quantise;
 mod quantised_place;
 mod read;
+mod rewritten;
 mod weight_type;
 mod weights;
 mod write;
 
+pub use added_tokens::{AddedTokens, add_tokens};
 pub use contents::{check_weights, weight_ranges};
 pub use directory::{is_config_alone, resolve};
 pub(crate) use export::export_from;
@@ -38,7 +41,7 @@ pub use origin::{
 };
 pub use other_form::OtherForm;
 pub use peft::adapter_fingerprint;
-pub(crate) use peft::{AdapterWeights, read_adapter};
+pub(crate) use peft::{Adaptable, AdapterWeights, read_adapter};
 pub use peft_write::PeftLimit;
 pub(crate) use peft_write::{Described, PeftTargets, write_adapter};
 pub use quantise::{Quantised, quantise};

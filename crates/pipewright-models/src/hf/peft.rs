@@ -14,14 +14,18 @@ use super::json_file::{parse, read_bytes};
 use super::layout::{file_shape, from_file};
 use super::other_form::ADAPTER;
 use crate::error::ModelError;
-use crate::lora::{LoraConfig, LoraTargets, is_of_adapter, layer_of_magnitudes};
-use crate::lora_target::is_named;
+use crate::lora::{LoraConfig, LoraTargets, is_of_adapter, layer_of_magnitudes, module_of};
+use crate::lora_target::{LoraTarget, is_named};
 use crate::parameter::{ParameterSource, ParameterSpec};
 
 /// The file with the weights of an adapter.
 pub(super) const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
 /// The key with the paths of weights that have an adapter.
 pub(super) const TARGET_PARAMETERS: &str = "target_parameters";
+/// The key that says that a tied head is saved with the embedding.
+pub(super) const TIES: &str = "ensure_weight_tying";
+/// The key with the names of modules that are trained whole.
+const MODULES: &str = "modules_to_save";
 /// The end of the path of a linear layer's weight.
 pub(super) const WEIGHT: &str = ".weight";
 /// The beginning of the names of tensors.
@@ -29,11 +33,11 @@ pub(super) const PREFIX: &str = "base_model.model.";
 
 /// Keys that say where an adapter comes from or how it was made, which does not change what it computes. PEFT
 /// corrects `fan_in_fan_out` by the layer.
-const HARMLESS: [&str; 20] = [
+const HARMLESS: [&str; 21] = [
     "auto_mapping",
     "base_model_name_or_path",
     "corda_config",
-    "ensure_weight_tying",
+    TIES,
     "eva_config",
     "fan_in_fan_out",
     "inference_mode",
@@ -43,6 +47,8 @@ const HARMLESS: [&str; 20] = [
     "lora_ga_config",
     "megatron_config",
     "megatron_core",
+    // The tensors say which modules are saved.
+    MODULES,
     "peft_version",
     "qalora_group_size",
     "revision",
@@ -56,16 +62,27 @@ const READ: [&str; 6] = ["peft_type", "r", "lora_alpha", "lora_dropout", "use_rs
 /// The beginnings of values of `init_lora_weights` with which PEFT changes the weights of the base too.
 const CHANGE_BASE: [&str; 5] = ["pissa", "olora", "corda", "loftq", "lora_ga"];
 
-/// Reads the settings of the adapters in `dir`, and opens their weights. `layers` are the paths of the
-/// model's layers that can have an adapter.
+/// What adapters can change in a model.
+#[derive(Clone, Copy)]
+pub(crate) struct Adaptable<'a> {
+    /// The paths of the layers that can have an adapter.
+    pub(crate) layers: &'a [String],
+    /// All parameters.
+    pub(crate) parameters: &'a [ParameterSpec],
+    /// The path of the table of the embedding, if the head multiplies by it.
+    pub(crate) tied_table: Option<&'a str>,
+}
+
+/// Reads the settings of the adapters in `dir`, and opens their weights.
 ///
 /// # Errors
 /// When a file is missing, cut short or not what its name says, when the configuration asks for anything that
 /// the adapters here do not compute, or when a tensor belongs to no adapter of one of the layers.
 pub(crate) fn read_adapter(
     dir: &Path,
-    layers: &[String],
+    model: Adaptable<'_>,
 ) -> Result<(LoraConfig, AdapterWeights), ModelError> {
+    let layers = model.layers;
     let path = dir.join(ADAPTER);
     if !path.is_file() {
         return Err(no_adapter(dir));
@@ -86,8 +103,16 @@ pub(crate) fn read_adapter(
         dropout: settings.optional("lora_dropout", share)?.unwrap_or(0.0),
         rslora: settings.optional("use_rslora", Value::as_bool)?.unwrap_or(false),
         dora,
-        targets: targets_of(&weights, dora, layers)?,
+        targets: targets_of(&weights, dora, model)?,
+        modules_to_save: modules_of(&weights, model),
     };
+    require_modules(&path, &keys, &lora)?;
+    let is_split = model.tied_table.is_some_and(|table| lora.saves(table));
+    if is_split && settings.optional(TIES, Value::as_bool)? != Some(true) {
+        let advice = "the embedding is saved without the head, which multiplies by its table in this model: train the adapter with \
+                      `ensure_weight_tying=True` of PEFT";
+        return Err(refused_key(&path, TIES, "not true", advice));
+    }
     Ok((lora, weights))
 }
 
@@ -211,11 +236,44 @@ fn require_supported(path: &Path, keys: &Map<String, Value>) -> Result<(), Model
     })
 }
 
+/// Refuses names of modules to save without tensors. PEFT means every module whose path ends in a name.
+fn require_modules(path: &Path, keys: &Map<String, Value>, lora: &LoraConfig) -> Result<(), ModelError> {
+    let Some(modules) = keys.get(MODULES).filter(|value| !value.is_null()) else { return Ok(()) };
+    let is_saved = |module: &Value| {
+        let Some(name) = module.as_str() else { return false };
+        lora.modules_to_save.iter().any(|saved| {
+            let parents = saved.as_str().match_indices('.').map(|(end, _)| &saved.as_str()[..end]);
+            parents.chain([saved.as_str()]).any(|path| path.ends_with(name))
+        })
+    };
+    if modules.as_array().is_some_and(|modules| modules.iter().all(is_saved)) {
+        return Ok(());
+    }
+    let advice =
+        "the adapter has no tensors of one of these modules: write it again with `save_pretrained` of PEFT";
+    Err(refused_key(path, MODULES, &modules.to_string(), advice))
+}
+
+/// Returns the modules of the model whose own parameters are among the tensors.
+fn modules_of(weights: &AdapterWeights, model: Adaptable<'_>) -> Vec<LoraTarget> {
+    let tensors = weights.file.tensors();
+    let saved = model.parameters.iter().filter(|spec| tensors.contains(&name_of(spec)));
+    let modules: BTreeSet<&str> = saved.map(|spec| module_of(&spec.path)).collect();
+    modules.into_iter().map(|module| module.to_owned().into()).collect()
+}
+
 /// Returns the layers that the tensors belong to, as short as they can be named. Only adapters with `dora`
 /// have magnitudes.
-fn targets_of(weights: &AdapterWeights, dora: bool, layers: &[String]) -> Result<LoraTargets, ModelError> {
+fn targets_of(
+    weights: &AdapterWeights,
+    dora: bool,
+    Adaptable { layers, parameters, .. }: Adaptable<'_>,
+) -> Result<LoraTargets, ModelError> {
     let mut adapted = BTreeSet::new();
-    for tensor in weights.file.tensors() {
+    let saved: BTreeSet<String> = parameters.iter().map(name_of).collect();
+    // PEFT also writes the own matrix of a head with an adapter, which does not change.
+    let is_own = |tensor: &String| saved.contains(&tensor.replace(".base_layer.", "."));
+    for tensor in weights.file.tensors().into_iter().filter(|tensor| !is_own(tensor)) {
         let path = tensor.strip_prefix(PREFIX).filter(|path| is_of_adapter(path));
         let layer = path.and_then(|path| match layer_of_magnitudes(path) {
             Some(layer) => dora.then_some(layer),
@@ -244,7 +302,8 @@ fn targets_of(weights: &AdapterWeights, dora: bool, layers: &[String]) -> Result
     if adapted.is_empty() {
         return Err(no_adapter(&weights.path));
     }
-    if adapted.len() == layers.len() {
+    let is_usual = |layer: &&String| LoraConfig::default().adapts(layer);
+    if adapted.iter().eq(layers.iter().filter(is_usual).collect::<BTreeSet<_>>()) {
         return Ok(LoraTargets::AllLinear);
     }
     Ok(LoraTargets::named(LoraTargets::short_names(&adapted, layers)))

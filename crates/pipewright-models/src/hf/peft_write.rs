@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::file::bad_header;
 use super::layout::to_file;
 use super::other_form::ADAPTER;
-use super::peft::{ADAPTER_WEIGHTS, TARGET_PARAMETERS, WEIGHT, name_of as tensor_of};
+use super::peft::{ADAPTER_WEIGHTS, TARGET_PARAMETERS, TIES, WEIGHT, name_of as tensor_of};
 use super::weight_type::WeightType;
 use super::write::{Scratch, Typed, header, require_vacant};
 use crate::error::ModelError;
@@ -92,12 +92,16 @@ impl PeftTargets {
 }
 
 /// The description of the adapters in a directory.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Described<'a> {
     /// The settings.
     pub(crate) lora: &'a LoraConfig,
     /// The layers that have an adapter.
     pub(crate) targets: &'a PeftTargets,
+    /// The paths of the modules that are trained whole.
+    pub(crate) saved: BTreeSet<&'a str>,
+    /// Whether the head multiplies by the table of the embedding.
+    pub(crate) is_tied: bool,
     /// The folder of the model that the adapters change, if it is known.
     pub(crate) base: Option<&'a Path>,
     /// Whether files of the model have the matrices of these layers as `[inputs, outputs]`.
@@ -134,7 +138,8 @@ pub(crate) fn write_adapter(
 }
 
 /// Returns the content of `adapter_config.json`.
-fn config_json(Described { lora, targets, base, inputs_first }: Described<'_>) -> Value {
+fn config_json(described: Described<'_>) -> Value {
+    let Described { lora, targets, saved, is_tied, base, inputs_first } = described;
     // A whole number is written as PEFT writes it.
     let alpha = if lora.alpha.fract() == 0.0 && lora.alpha < 1e15 {
         json!(lora.alpha as u64)
@@ -152,7 +157,7 @@ fn config_json(Described { lora, targets, base, inputs_first }: Described<'_>) -
         "lora_alpha": alpha,
         "lora_bias": false,
         "lora_dropout": dropout,
-        "modules_to_save": null,
+        "modules_to_save": (!saved.is_empty()).then_some(&saved),
         "peft_type": "LORA",
         "r": lora.rank,
         "target_modules": targets.modules,
@@ -160,6 +165,9 @@ fn config_json(Described { lora, targets, base, inputs_first }: Described<'_>) -
         "use_dora": lora.dora,
         "use_rslora": lora.rslora,
     });
+    if is_tied && !saved.is_empty() {
+        json[TIES] = true.into();
+    }
     if !targets.parameters.is_empty() {
         json[TARGET_PARAMETERS] = json!(targets.parameters);
     }

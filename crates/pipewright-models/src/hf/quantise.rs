@@ -2,23 +2,21 @@
 //! ([`bitsandbytes`](super::bitsandbytes)), tensor by tensor. All other tensors are copied as they are.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::Write;
 use std::path::Path;
 
 use burn::tensor::Device;
 use pipewright_kernel::quantised::nf4::{self, BLOCK, NESTED_BLOCK, NF4};
 use pipewright_kernel::quantised::{Codebook, Form, QuantisedMatrix, Scales};
 use safetensors::Dtype;
-use safetensors::tensor::TensorInfo;
 use serde_json::{Value, json};
 
-use super::file::{bad_header, require_finite};
+use super::file::require_finite;
 use super::json_file::read_json;
-use super::layout::{CONFIG, INDEX, file_shape};
+use super::layout::{CONFIG, file_shape};
 use super::origin::copy_files;
+use super::rewritten::{Announced, rewrite};
 use super::weights::Weights;
-use super::write::{DEFAULT_SHARD_BYTES, Scratch, file_name, header_of, require_vacant};
+use super::write::{Scratch, require_vacant};
 use crate::error::ModelError;
 use crate::family::ModelFamily;
 use crate::outline::Outline;
@@ -41,9 +39,6 @@ pub struct Quantised {
     /// The root of the sum of the squares of the errors of the matrices' elements, divided by that of the elements.
     pub error: f64,
 }
-
-/// A tensor of a new file: its name, type, shape and number of bytes.
-type Announced = (String, Dtype, Vec<usize>, usize);
 
 /// Writes the model in `from` with quantised matrices of linear layers into `dir`, which must not exist or must be
 /// empty. The embedding, the head, norms, routers and the experts that routers choose stay as they are.
@@ -68,53 +63,19 @@ pub fn quantise(from: &Path, config: &dyn ModelFamily, dir: &Path) -> Result<Qua
             "the model has no matrix that can be quantised: its family has no such layers",
         ));
     }
-    let tensors: Vec<String> = weights.tensors().map(str::to_owned).collect();
-    let mut shards: Vec<(Vec<String>, Vec<Announced>, usize)> = vec![Default::default()];
-    let (mut before, mut after) = (0, 0);
-    for tensor in tensors {
-        let (dtype, shape, bytes) = weights.describe(&tensor)?;
-        before += bytes as u64;
-        let announced = match matrices.get(&tensor) {
-            Some(spec) => parts(&tensor, file_shape(spec).iter().product()),
-            None => vec![(tensor.clone(), dtype, shape, bytes)],
-        };
-        let size: usize = announced.iter().map(|(.., bytes)| bytes).sum();
-        after += size as u64;
-        let is_full = |used: usize| used > 0 && (used + size) as u64 > DEFAULT_SHARD_BYTES;
-        if shards.last().is_some_and(|(.., used)| is_full(*used)) {
-            shards.push(Default::default());
-        }
-        if let Some((names, all, used)) = shards.last_mut() {
-            names.push(tensor);
-            all.extend(announced);
-            *used += size;
-        }
-    }
     let mut scratch = Scratch::create(&target)?;
-    let (mut squares, count, mut map) = ([0.0; 2], shards.len(), BTreeMap::new());
-    for (index, (names, announced, _)) in shards.into_iter().enumerate() {
-        let name = file_name(index, count);
-        map.extend(announced.iter().map(|(tensor, ..)| (tensor.clone(), name.clone())));
-        let path = scratch.path().join(name);
-        let header = header(announced).map_err(|source| bad_header(&path, source))?;
-        let mut file = File::create_new(&path).map_err(ModelError::io("write", &path))?;
-        let mut write = |bytes: &[u8]| file.write_all(bytes).map_err(ModelError::io("write", &path));
-        write(&header)?;
-        for tensor in names {
-            match matrices.get(&tensor) {
-                Some(spec) => {
-                    let (own, parts) = quantised(&mut weights, &tensor, spec)?;
-                    squares = [squares[0] + own[0], squares[1] + own[1]];
-                    parts.iter().try_for_each(|part| write(part))?;
-                }
-                None => write(&weights.raw(&tensor)?)?,
-            }
-        }
-        file.sync_all().map_err(ModelError::io("write", &path))?;
-    }
-    if count > 1 {
-        scratch.write_json(INDEX, &json!({"metadata": {"total_size": after}, "weight_map": map}))?;
-    }
+    let mut squares = [0.0; 2];
+    let [before, after] = rewrite(
+        &mut weights,
+        &scratch,
+        |(tensor, ..)| matrices.get(tensor).map(|spec| parts(tensor, file_shape(spec).iter().product())),
+        |weights, tensor| {
+            let Some(spec) = matrices.get(tensor) else { return Ok(None) };
+            let (own, parts) = quantised(weights, tensor, spec)?;
+            squares = [squares[0] + own[0], squares[1] + own[1]];
+            Ok(Some(parts.into()))
+        },
+    )?;
     scratch.write_json(CONFIG, &described(weights.directory(), config, &matrices)?)?;
     copy_files(weights.directory(), scratch.path())?;
     require_vacant(&target)?;
@@ -199,17 +160,6 @@ fn quantised(
     let square = |number: f32| f64::from(number).powi(2);
     let errors = elements.iter().zip(&decoded).map(|(element, decoded)| square(element - decoded)).sum();
     Ok(([errors, elements.iter().copied().map(square).sum()], parts))
-}
-
-/// Returns the header of a file with these tensors.
-fn header(announced: Vec<Announced>) -> Result<Vec<u8>, serde_json::Error> {
-    let mut offset = 0;
-    let tensors = announced.into_iter().map(|(name, dtype, shape, bytes)| {
-        let start = offset;
-        offset += bytes;
-        (name, TensorInfo { dtype, shape, data_offsets: (start, offset) })
-    });
-    header_of(tensors.collect())
 }
 
 /// Returns the `config.json` of the model with a description of the quantisation.

@@ -68,6 +68,7 @@ impl KeptActivations<'_> {
             });
         }
         let (kept, parts) = self.without_parts(&layers);
+        let whole_layers = self.model.whole_layers();
         let size = |(specs, stage): (&Vec<ParameterSpec>, u32)| {
             let stage = StageIndex::new(stage);
             let range = self.partition.range(stage);
@@ -77,7 +78,11 @@ impl KeptActivations<'_> {
             let stash = self.model.adapter().map_or(whole.stash, |adapter| {
                 let (lora, specs) = (&adapter.lora, specs.iter());
                 let stash = adapter_stash(lora, specs, self.tokens, self.precision, self.devices);
-                stash.saturating_mul(u64::from(self.rows))
+                let trained = layers.layers[range.clone()].iter().zip(&whole_layers[range.clone()]);
+                let trained: Vec<_> =
+                    trained.filter(|(_, is_whole)| **is_whole).map(|(layer, _)| layer.clone()).collect();
+                let of_whole = stage_sizes(&trained, self.rows).stash;
+                stash.saturating_mul(u64::from(self.rows)).saturating_add(of_whole)
             });
             let parts = parts[range].iter().fold(0u64, |sum, &bytes| sum.saturating_add(bytes));
             let parts = parts.saturating_mul(u64::from(self.rows));

@@ -46,6 +46,28 @@ ADAPTERS = {
         "qwen2-tiny",
         LoraConfig(r=4, lora_alpha=8, use_dora=True, target_modules="all-linear", task_type="CAUSAL_LM"),
     ),
+    # The loss smooths its targets by so much.
+    "llama-tiny-smoothed": (
+        "llama-tiny",
+        LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
+        0.1,
+    ),
+    # Whole modules are trained too, and saved beside the adapters.
+    "llama-tiny-saved": (
+        "llama-tiny",
+        LoraConfig(
+            r=4,
+            lora_alpha=8,
+            target_modules=["q_proj", "v_proj"],
+            modules_to_save=["embed_tokens", "lm_head", "input_layernorm"],
+            task_type="CAUSAL_LM",
+        ),
+    ),
+    # The head has an adapter.
+    "llama-tiny-head": (
+        "llama-tiny",
+        LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM"),
+    ),
     "deepseek-v3-tiny": (
         "deepseek-v3-tiny",
         LoraConfig(
@@ -69,7 +91,7 @@ def rows_of(folder):
     return [json.loads(line) for line in (folder / "tokens.jsonl").read_text().splitlines()]
 
 
-def train(model, rows):
+def train(model, rows, smoothing):
     """The loss and the gradient norm before clipping of each step, and the first logits after the last token of the first row."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=RATE, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
@@ -77,7 +99,7 @@ def train(model, rows):
     for step in range(STEPS):
         batch = torch.tensor([rows[(step * BATCH + row) % len(rows)] for row in range(BATCH)])
         logits = model(input_ids=batch[:, :-1]).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), label_smoothing=smoothing)
         optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(trained, 1.0)
@@ -88,7 +110,7 @@ def train(model, rows):
     return steps, logits[0, -1, :16].tolist()
 
 
-def make(folder, name, config):
+def make(folder, name, config, smoothing=0.0):
     torch.manual_seed(17)
     model = get_peft_model(base(HERE / name), config)
     folder = HERE / "lora" / folder
@@ -102,9 +124,11 @@ def make(folder, name, config):
         described["target_parameters"] = sorted(described["target_parameters"])
     (folder / "adapter_config.json").write_text(json.dumps(described, indent=2) + "\n")
     rows = rows_of(HERE / name)
-    steps, logits = train(model.train(), rows)
+    steps, logits = train(model.train(), rows, smoothing)
     expected = {"note": NOTE, "peft": peft.__version__, "transformers": transformers.__version__, "batch": BATCH}
     expected |= {"seq_len": len(rows[0]) - 1, "lr": RATE, "expected": steps, "final_last_logits_first16": logits}
+    if smoothing:
+        expected["label_smoothing"] = smoothing
     (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 
 
@@ -123,5 +147,5 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         compare(*sys.argv[1:])
     else:
-        for folder, (name, config) in ADAPTERS.items():
-            make(folder, name, config)
+        for folder, (name, *rest) in ADAPTERS.items():
+            make(folder, name, *rest)

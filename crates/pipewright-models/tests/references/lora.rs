@@ -12,7 +12,13 @@ use crate::pipelined_run::{FIRST_STEPS, in_part, train, train_first, train_steps
 use crate::reference::{Reference, Step, Within};
 
 /// The adapters with references.
-const ADAPTERS: [&str; 4] = ["qwen3-tiny", "llama-tiny", "gpt2-tiny", "qwen2-tiny-dora"];
+const ADAPTERS: [&str; 6] = ["qwen3-tiny", "llama-tiny", "gpt2-tiny", "qwen2-tiny-dora", SAVED, HEAD];
+
+/// An adapter on the head too.
+const HEAD: &str = "llama-tiny-head";
+
+/// An adapter with modules that are trained whole: the embedding, the head and norms.
+const SAVED: &str = "llama-tiny-saved";
 
 /// An adapter of a family with experts, whose dense and shared layers PEFT has as parameters.
 const OF_EXPERTS: &str = "deepseek-v3-tiny";
@@ -68,6 +74,7 @@ fn replicas_and_tensor_ranks_train_as_peft_does() {
         let config = PipelineConfig { data_parallel: 2, data_parallel_mode, ..PipelineConfig::default() };
         check_first_steps("qwen3-tiny", "1f1b", 2, &config);
         check_first_steps("qwen2-tiny-dora", "1f1b", 2, &config);
+        check_first_steps(SAVED, "1f1b", 2, &config);
     }
     // The outputs of joined projections are in groups.
     let config = PipelineConfig { tensor_parallel: 2, ..PipelineConfig::default() };
@@ -76,6 +83,8 @@ fn replicas_and_tensor_ranks_train_as_peft_does() {
         let config = PipelineConfig { tensor_parallel, ..PipelineConfig::default() };
         check_first_steps("qwen3-tiny", "zb-h1", ranks, &config);
         check_first_steps("llama-tiny", "1f1b", ranks, &config);
+        check_first_steps(SAVED, "zb-h1", ranks, &config);
+        check_first_steps(HEAD, "zb-h1", ranks, &config);
         // The norms of columns are sums over the ranks where inputs are split.
         check_first_steps("qwen2-tiny-dora", "zb-h1", ranks, &config);
     }
@@ -114,7 +123,7 @@ fn masks_and_first_values_do_not_depend_on_the_cut() {
 #[test]
 fn half_precision_stays_near_single_precision() {
     let config = PipelineConfig { precision: Precision::Bf16, ..PipelineConfig::default() };
-    for adapter in ["llama-tiny", "qwen2-tiny-dora"] {
+    for adapter in ["llama-tiny", "qwen2-tiny-dora", SAVED] {
         let reference = Reference::load_adapted(adapter);
         let run = train_steps(&reference, "1f1b", 2, 8, &config, 3);
         Reference::assert_within(&run, &reference.expected.steps, Within { loss: 4e-3, grad_norm: 5e-2 });

@@ -16,6 +16,7 @@ mod tensor_parallel;
 mod sequence_parallel;
 mod expert_parallel;
 mod lora;
+mod training_form;
 mod quantised;
 mod reference;
 mod pipelined_run;

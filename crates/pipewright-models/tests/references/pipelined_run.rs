@@ -288,6 +288,7 @@ fn launch(reference: &Reference, program: ValidatedProgram, config: &PipelineCon
     let count = program.placement().stages();
     let model = CutModel::new(reference.config.clone(), reference.cut.head_parts).expect("it can be cut");
     let model = model.with_embedding_parts(reference.cut.embedding_parts).expect("it can be cut");
+    let model = model.with_form(reference.form);
     let model = match reference.adapter.clone() {
         Some(adapter) => model.with_adapter(adapter).expect("it has these layers"),
         None => model,

@@ -6,7 +6,7 @@ use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Tensor;
-use pipewright_models::{Adapter, AdapterStart, ModelConfig};
+use pipewright_models::{Adapter, AdapterStart, ModelConfig, TrainingForm};
 use pipewright_schedule::Method;
 use serde::Deserialize;
 
@@ -17,6 +17,8 @@ pub(crate) struct Reference {
     pub(crate) cut: Cut,
     /// The adapters, if only these are trained.
     pub(crate) adapter: Option<Adapter>,
+    /// What training changes.
+    pub(crate) form: TrainingForm,
     /// How much the corrections of routers change in a step, if they change.
     pub(crate) balance_speed: Option<f64>,
 }
@@ -61,6 +63,9 @@ pub(crate) struct Expected {
     pub(crate) balanced: Vec<Step>,
     #[serde(default)]
     pub(crate) balance_speed: f64,
+    /// The part of the probability of a target that all ids share.
+    #[serde(default)]
+    label_smoothing: f64,
     #[serde(default)]
     tolerance: Tolerance,
 }
@@ -137,7 +142,7 @@ impl Reference {
             expected.expected_aux.clear();
         }
         let cut = Cut { head_parts: 1, embedding_parts: 1, method: Method::Optimal };
-        Self { dir, config, expected, cut, adapter: None, balance_speed: None }
+        Self { dir, config, expected, cut, adapter: None, form: TrainingForm::default(), balance_speed: None }
     }
 
     /// Loads a model whose `config.json` turns the balance loss of its routers off, with this loss.
@@ -158,7 +163,9 @@ impl Reference {
         let base = Self::load(config["base_model_name_or_path"].as_str().expect("a name"));
         let lora = base.config.read_adapter(&dir).expect("it fits the model");
         let expected = Expected::read(&dir);
-        Self { expected, adapter: Some(Adapter { lora, start: AdapterStart::Directory(dir) }), ..base }
+        let form = TrainingForm { label_smoothing: expected.label_smoothing, ..TrainingForm::default() };
+        let adapter = Some(Adapter { lora, start: AdapterStart::Directory(dir) });
+        Self { expected, adapter, form, ..base }
     }
 
     pub(crate) fn tokens(&self) -> PathBuf {

@@ -141,6 +141,10 @@ fn range((first, last): (u64, u64)) -> String {
 struct Results<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     validation_loss: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    validation_perplexity: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    validation_accuracy: Option<f64>,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     validation_sources: &'a [SourceLoss],
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
@@ -164,6 +168,8 @@ pub(super) fn with_evaluation(text: &str, evaluated: &Metrics) -> Option<String>
     }
     let results = Results {
         validation_loss: evaluated.validation_loss,
+        validation_perplexity: evaluated.validation_perplexity,
+        validation_accuracy: evaluated.validation_accuracy,
         validation_sources: &evaluated.validation_sources,
         samples: &evaluated.samples,
     };

@@ -91,6 +91,8 @@ pub(super) struct Figures {
     pub(super) last_loss: Option<f64>,
     pub(super) validation_loss: Option<f64>,
     pub(super) best_validation_loss: Option<LossAtStep>,
+    pub(super) validation_perplexity: Option<f64>,
+    pub(super) validation_accuracy: Option<f64>,
     pub(super) tokens: Option<f64>,
     pub(super) seconds: Option<f64>,
     pub(super) goodput: Option<Goodput>,
@@ -209,10 +211,11 @@ impl EventData {
 /// Returns every value that occurs in the steps, by its name.
 fn all_series(steps: &[StepMetrics], groups: &[(usize, usize)]) -> BTreeMap<String, Series> {
     type Value = fn(&StepMetrics) -> Option<f64>;
-    let named: [(&str, Value); 13] = [
+    let named: [(&str, Value); 14] = [
         ("loss", |step| step.loss),
         ("total", |step| step.total),
         ("validation_loss", |step| step.validation_loss),
+        ("validation_accuracy", |step| step.validation_accuracy),
         ("grad_norm", |step| step.grad_norm),
         ("learning_rate", |step| step.learning_rate),
         ("tokens_per_second", |step| step.tokens_per_second),
@@ -261,6 +264,8 @@ impl Figures {
             last_loss: last_of(|step| step.loss),
             validation_loss: last_of(|step| step.validation_loss),
             best_validation_loss: validation.min_by(smaller),
+            validation_perplexity: last_of(|step| step.validation_perplexity),
+            validation_accuracy: last_of(|step| step.validation_accuracy),
             tokens: last_of(|step| step.tokens),
             seconds: last_of(|step| step.elapsed_s),
             goodput: Goodput::of(steps, &run.events),
@@ -334,7 +339,7 @@ mod tests {
                 "{\"step\":1,\"loss\":4.0,\"step_ms\":90,\"peak_bytes\":[1,9],\"bubble_per_rank\":[0.5,0.25]}",
             ),
             line(
-                "{\"step\":2,\"loss\":2.0,\"step_ms\":30,\"early_update_ms\":[0,1],\"repaired\":true,\"samples\":[{\"prompt\":\"a\",\"text\":\"b\"}],\"validation_loss\":3.0,\"validation_sources\":[{\"name\":\"a.txt\",\"loss\":2.5},{\"name\":\"b\",\"loss\":null}],\"peak_bytes\":[2,8],\"bubble_per_rank\":[0.25,0.5]}",
+                "{\"step\":2,\"loss\":2.0,\"step_ms\":30,\"early_update_ms\":[0,1],\"repaired\":true,\"samples\":[{\"prompt\":\"a\",\"text\":\"b\"}],\"validation_loss\":3.0,\"validation_perplexity\":20.0,\"validation_accuracy\":0.25,\"validation_sources\":[{\"name\":\"a.txt\",\"loss\":2.5},{\"name\":\"b\",\"loss\":null}],\"peak_bytes\":[2,8],\"bubble_per_rank\":[0.25,0.5]}",
             ),
             line(
                 "{\"step\":3,\"loss\":3.0,\"step_ms\":31,\"early_update_ms\":[0,2],\"expert_exchange_ms\":[4,2],\"exposed_expert_exchange_ms\":[1,0],\"expert_wait_ms\":[0,9],\"auxiliary\":{\"moe_z\":0.5},\"peak_bytes\":[2,8],\"bubble_per_rank\":[0.25,0.5]}",
@@ -362,6 +367,9 @@ mod tests {
             (run["figures"]["step_ms"].as_f64(), run["figures"]["validation_loss"].as_f64()),
             (Some(31.0), Some(3.0))
         );
+        assert_eq!(run["figures"]["validation_perplexity"], 20.0);
+        assert_eq!(run["figures"]["validation_accuracy"], 0.25);
+        assert_eq!(run["series"]["validation_accuracy"]["mean"], serde_json::json!([null, 0.25, null]));
         assert_eq!(run["figures"]["best_validation_loss"], serde_json::json!({ "loss": 3.0, "step": 2 }));
         let exchange = ["expert_exchange_ms", "exposed_expert_exchange_ms", "expert_wait_ms"]
             .map(|key| run["figures"][key].as_f64());

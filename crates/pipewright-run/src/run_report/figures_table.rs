@@ -10,7 +10,7 @@ use crate::run_report::data::{EventData, Figures, ReportData, RunSource};
 type Figure = fn(&Figures) -> Option<f64>;
 
 /// The columns of the CSV, after the columns of the settings that differ.
-const COLUMNS: [(&str, Figure); 26] = [
+const COLUMNS: [(&str, Figure); 28] = [
     ("steps", |figures| Some(figures.steps as f64)),
     ("first_loss", |figures| figures.first_loss),
     ("best_loss", |figures| Some(figures.best_loss.as_ref()?.loss)),
@@ -19,6 +19,8 @@ const COLUMNS: [(&str, Figure); 26] = [
     ("best_validation_loss", |figures| Some(figures.best_validation_loss.as_ref()?.loss)),
     ("best_validation_loss_step", |figures| Some(figures.best_validation_loss.as_ref()?.step as f64)),
     ("validation_loss", |figures| figures.validation_loss),
+    ("validation_perplexity", |figures| figures.validation_perplexity),
+    ("validation_accuracy", |figures| figures.validation_accuracy),
     ("tokens", |figures| figures.tokens),
     ("seconds", |figures| figures.seconds),
     ("goodput", |figures| figures.goodput.as_ref()?.share),

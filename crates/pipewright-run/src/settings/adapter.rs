@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use pipewright_models::{LoraConfig, LoraTargets};
+use pipewright_models::{LoraConfig, LoraTarget, LoraTargets};
 use serde::Serialize;
 
 use crate::settings::document::Document;
@@ -56,13 +56,18 @@ pub enum AdapterSource {
         dora: bool,
         /// The layers that have an adapter, or one word for all of them.
         targets: Vec<String>,
+        /// The modules that are trained whole next to the adapters.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        modules_to_save: Vec<String>,
     },
 }
 
 impl AdapterSource {
     /// Returns the settings of new adapters; `None` if a PEFT directory has them.
     pub(crate) fn new_lora(&self) -> Option<LoraConfig> {
-        let Self::New { rank, alpha, dropout, rslora, dora, targets } = self else { return None };
+        let Self::New { rank, alpha, dropout, rslora, dora, targets, modules_to_save } = self else {
+            return None;
+        };
         let targets = if targets == &[ALL_LINEAR] {
             LoraTargets::AllLinear
         } else {
@@ -75,6 +80,7 @@ impl AdapterSource {
             rslora: *rslora,
             dora: *dora,
             targets,
+            modules_to_save: modules_to_save.iter().cloned().map(LoraTarget::from).collect(),
         })
     }
 }
@@ -92,6 +98,7 @@ pub(super) fn read(
     let alpha = section.given_number("alpha").unwrap_or(8.0);
     let [rslora, dora] = ["rslora", "dora"].map(|key| section.given_flag(key).unwrap_or(false));
     let targets = section.texts("targets").unwrap_or_else(|| vec![ALL_LINEAR.to_owned()]);
+    let modules_to_save = section.texts("modules_to_save").unwrap_or_default();
     let path = section.path("path");
     let Some(kind) = kind else {
         report_without_kind(&mut section);
@@ -103,7 +110,7 @@ pub(super) fn read(
     }
     let source = match path {
         Some(path) => {
-            for key in ["rank", "alpha", "rslora", "dora", "targets"] {
+            for key in ["rank", "alpha", "rslora", "dora", "targets", "modules_to_save"] {
                 if section.is_written(key) {
                     let sentence = format!(
                         "`{key}` is written next to `path`, and with `path` it follows from adapter_config.json"
@@ -113,14 +120,22 @@ pub(super) fn read(
             }
             AdapterSource::From { path, dropout }
         }
-        None => AdapterSource::New { rank, alpha, dropout: dropout.unwrap_or(0.0), rslora, dora, targets },
+        None => AdapterSource::New {
+            rank,
+            alpha,
+            dropout: dropout.unwrap_or(0.0),
+            rslora,
+            dora,
+            targets,
+            modules_to_save,
+        },
     };
     Some(AdapterSettings { kind, source })
 }
 
 /// Reports keys that have no effect without adapters.
 fn report_without_kind(section: &mut Section<'_>) {
-    for key in ["rank", "alpha", "dropout", "rslora", "dora", "targets", "path"] {
+    for key in ["rank", "alpha", "dropout", "rslora", "dora", "targets", "modules_to_save", "path"] {
         if section.is_written(key) {
             section.report_without(
                 key,

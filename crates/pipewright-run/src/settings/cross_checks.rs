@@ -79,6 +79,39 @@ fn unmovable(settings: &Settings) -> Option<(&'static str, &'static str)> {
     refused.into_iter().find(|(is_set, ..)| *is_set).map(|(_, what, instead)| (what, instead))
 }
 
+/// Returns the key of a phase of the learning rate that is longer than the run, with a sentence about it.
+pub(crate) fn long_phase(settings: &Settings) -> Option<(&'static str, String)> {
+    let (optimizer, steps) = (&settings.optimizer, settings.run.steps);
+    let (warmup_steps, restart_at) = (optimizer.warmup_steps, optimizer.restart_at);
+    let decay_steps = optimizer.decay_steps.filter(|_| optimizer.schedule == Decay::Wsd).unwrap_or(0);
+    let since_restart = steps.saturating_sub(restart_at);
+    let after_warmup = since_restart.saturating_sub(warmup_steps);
+    let run = counted(steps, "step");
+    if restart_at > 0 && restart_at >= steps {
+        Some(("restart_at", format!("`restart_at` is {restart_at}, and the run has {run}")))
+    } else if warmup_steps > steps {
+        let sentence = format!(
+            "`warmup_steps` is {warmup_steps}, and the run has {run}: the learning rate never reaches its highest"
+        );
+        Some(("warmup_steps", sentence))
+    } else if warmup_steps > since_restart {
+        let sentence = format!(
+            "`warmup_steps` is {warmup_steps}, and `restart_at` is {restart_at} of {run}: the learning rate never reaches \
+             its highest again"
+        );
+        Some(("warmup_steps", sentence))
+    } else if decay_steps > after_warmup {
+        let restart =
+            if restart_at > 0 { format!("`restart_at` = {restart_at} and ") } else { String::new() };
+        let rest = counted(after_warmup, "step");
+        let sentence =
+            format!("`decay_steps` is {decay_steps}, and after {restart}the warm-up, the run has {rest}");
+        Some(("decay_steps", sentence))
+    } else {
+        None
+    }
+}
+
 struct CrossChecks<'a> {
     document: &'a mut Document,
     surroundings: &'a Surroundings,
@@ -96,36 +129,11 @@ impl CrossChecks<'_> {
 
     /// Refuses phases of the learning rate that are longer than the run.
     fn check_rate(&mut self) {
-        if !self.is_sound() {
+        if !self.is_sound() || self.settings.run.epochs.is_some() {
             return;
         }
-        let (optimizer, steps) = (&self.settings.optimizer, self.settings.run.steps);
-        let (warmup_steps, restart_at) = (optimizer.warmup_steps, optimizer.restart_at);
-        let decay_steps = optimizer.decay_steps.filter(|_| optimizer.schedule == Decay::Wsd).unwrap_or(0);
-        let since_restart = steps.saturating_sub(restart_at);
-        let after_warmup = since_restart.saturating_sub(warmup_steps);
-        let run = counted(steps, "step");
-        if restart_at > 0 && restart_at >= steps {
-            let sentence = format!("`restart_at` is {restart_at}, and the run has {run}");
-            self.report_too_long("restart_at", sentence);
-        } else if warmup_steps > steps {
-            let sentence = format!(
-                "`warmup_steps` is {warmup_steps}, and the run has {run}: the learning rate never reaches its highest"
-            );
-            self.report_too_long("warmup_steps", sentence);
-        } else if warmup_steps > since_restart {
-            let sentence = format!(
-                "`warmup_steps` is {warmup_steps}, and `restart_at` is {restart_at} of {run}: the learning rate never reaches \
-                 its highest again"
-            );
-            self.report_too_long("warmup_steps", sentence);
-        } else if decay_steps > after_warmup {
-            let restart =
-                if restart_at > 0 { format!("`restart_at` = {restart_at} and ") } else { String::new() };
-            let rest = counted(after_warmup, "step");
-            let sentence =
-                format!("`decay_steps` is {decay_steps}, and after {restart}the warm-up, the run has {rest}");
-            self.report_too_long("decay_steps", sentence);
+        if let Some((key, sentence)) = long_phase(self.settings) {
+            self.report_too_long(key, sentence);
         }
     }
 

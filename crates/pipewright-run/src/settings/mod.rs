@@ -10,7 +10,7 @@
 
 pub mod adapter;
 pub mod checkpoints;
-mod cross_checks;
+pub(crate) mod cross_checks;
 pub mod data;
 mod devices;
 mod document;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use pipewright::tensor::Precision;
 use pipewright::verification::Verify;
+use pipewright_models::TrainingForm;
 use serde::Serialize;
 
 use crate::settings::checkpoints::{self, CheckpointEvery, Copies, FailureEvery};
@@ -20,11 +21,22 @@ use crate::settings::section::Section;
 /// could overflow.
 const LONGEST_DEADLINE: f64 = 1e8;
 
+/// The number of steps of a run whose data is not open and whose length is a number of passes over it.
+pub const UNKNOWN_STEPS: u64 = u64::MAX;
+
+fn is_unknown(steps: &u64) -> bool {
+    *steps == UNKNOWN_STEPS
+}
+
 /// The length of the training and the folder of the results.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RunSettings {
-    /// The number of optimizer steps.
+    /// The number of optimizer steps. If `epochs` is given, it is unknown until the data is open, and then
+    /// [`UNKNOWN_STEPS`].
+    #[serde(skip_serializing_if = "is_unknown")]
     pub steps: u64,
+    /// The passes over the training data from which the number of steps follows; `None` once it is known.
+    pub epochs: Option<f64>,
     /// The seed of the initial parameters and of the order of the data.
     pub seed: u64,
     /// The absolute folder of the results.
@@ -71,6 +83,10 @@ pub struct RunSettings {
     pub tensorboard: bool,
     /// The wall time of a step that the plan of these settings predicts, in milliseconds.
     pub planned_step_ms: Option<f64>,
+    /// The part of the probability of a target that all token ids share in the training loss.
+    pub label_smoothing: f64,
+    /// The strength of the noise on the embeddings in training; 0: none.
+    pub neftune_alpha: f64,
     /// The number of batches whose gradients are summed before an update.
     pub accumulate: NonZeroU32,
     /// The steps in which the number of batches of a step rises from 1 to `accumulate`.
@@ -89,6 +105,12 @@ pub struct RunSettings {
 }
 
 impl RunSettings {
+    /// Returns what training changes in the model.
+    pub fn training_form(&self) -> TrainingForm {
+        let &Self { label_smoothing, neftune_alpha, .. } = self;
+        TrainingForm { label_smoothing, neftune_alpha }
+    }
+
     /// Returns how long a rank waits for another before the run fails.
     pub fn deadline(&self) -> Duration {
         Duration::from_secs_f64(self.deadline_seconds)
@@ -99,9 +121,11 @@ impl RunSettings {
 pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> RunSettings {
     let is_changed = changes_steps(document);
     let mut section = Section::new(document, surroundings, "run");
+    let (steps, epochs) = read_length(&mut section);
     let checkpoint_every = checkpoints::read_every(&mut section);
     RunSettings {
-        steps: section.whole("steps"),
+        steps,
+        epochs,
         seed: section.whole("seed"),
         out: section.folder("out"),
         checkpoint_every,
@@ -124,6 +148,8 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> RunS
         timelines: section.whole("timelines"),
         tensorboard: section.flag("tensorboard"),
         planned_step_ms: read_planned(&mut section, is_changed),
+        label_smoothing: section.number("label_smoothing"),
+        neftune_alpha: section.number("neftune_alpha"),
         accumulate: NonZeroU32::new(section.count("accumulate")).unwrap_or(NonZeroU32::MIN),
         rampup_steps: section.whole("rampup_steps"),
         eval_every: section.whole("eval_every"),
@@ -132,6 +158,20 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> RunS
         sample_prompts: section.texts("sample_prompts").unwrap_or_default(),
         sample_tokens: section.count("sample_tokens"),
     }
+}
+
+/// Reads the number of steps, or the number of passes over the data. If the file has one and an argument the
+/// other, the argument counts.
+fn read_length(section: &mut Section<'_>) -> (u64, Option<f64>) {
+    let (steps, epochs) = (section.whole("steps"), section.given_number("epochs"));
+    let has_both = section.is_written("steps") && epochs.is_some();
+    match (section.is_argument("steps"), section.is_argument("epochs")) {
+        (true, false) if has_both => return (steps, None),
+        (false, true) => {}
+        _ if has_both => section.report_twice("epochs", "steps", "the length of the run"),
+        _ => {}
+    }
+    (if epochs.is_some() { UNKNOWN_STEPS } else { steps }, epochs)
 }
 
 /// Returns whether an argument changes a setting on which the time of a step depends, so that the time that

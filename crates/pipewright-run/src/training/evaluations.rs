@@ -6,7 +6,7 @@
 
 use pipewright::checkpoint::Checkpoint;
 use pipewright::pipeline::PipelineError;
-use pipewright::train::{BestLoss, Metrics, Sample, Trainer, ValidationLosses};
+use pipewright::train::{BestLoss, Metrics, Sample, TOKENS, Trainer, ValidationLosses};
 use serde_json::{Map, Value, json};
 
 use crate::settings::run::RunSettings;
@@ -27,6 +27,8 @@ pub(crate) struct Evaluations {
     best: BestLoss,
     /// The data of the losses. Losses of other data cannot be compared.
     data: Value,
+    /// Whether the losses are those of tokens.
+    is_of_tokens: bool,
     /// The prompts that the model continues.
     prompts: Option<SamplePrompts>,
     /// The step after which the evaluation is due and was left out.
@@ -56,7 +58,8 @@ impl Evaluations {
         let stored = checkpoint.and_then(|checkpoint| checkpoint.manifest().description.get(VALIDATION));
         let stored = stored.filter(|stored| stored["data"] == data);
         let (best, prompts) = (stored.map(best_of).unwrap_or_default(), prepared.samples.clone());
-        let evaluations = Self { every, patience, best, data, prompts, left_out: None };
+        let is_of_tokens = prepared.model.unit() == TOKENS;
+        let evaluations = Self { every, patience, best, data, is_of_tokens, prompts, left_out: None };
         let left_out = checkpoint.filter(|checkpoint| {
             let description = &checkpoint.manifest().description;
             description.contains_key(LEFT_OUT) && evaluations.are_due(checkpoint.step())
@@ -97,6 +100,8 @@ impl Evaluations {
         self.left_out = None;
         if let Some(losses) = losses {
             (metrics.validation_loss, metrics.validation_sources) = (Some(losses.loss), losses.sources);
+            metrics.validation_perplexity = self.is_of_tokens.then(|| losses.loss.exp());
+            metrics.validation_accuracy = losses.accuracy;
         }
         metrics.samples = samples;
         let is_best = metrics.validation_loss.is_some_and(|loss| self.best.observe(metrics.step, loss));

@@ -10,6 +10,7 @@ pub(crate) mod rate_change;
 pub mod origin;
 pub mod samples;
 pub mod run_adapter;
+mod run_length;
 pub mod prepare;
 pub(crate) mod efficiency;
 pub(crate) mod overview;

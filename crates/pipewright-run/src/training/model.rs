@@ -6,7 +6,8 @@ use std::path::Path;
 use pipewright::train::data::TokenRows;
 use pipewright_models::training_memory::{ComputeDevices, layers_in};
 use pipewright_models::{
-    Adapter, AdapterStart, CutModel, LoraConfig, ModelConfig, ParameterSpec, QuantisedSizes, hf,
+    Adapter, AdapterStart, CutModel, LoraConfig, ModelConfig, ParameterSpec, QuantisedSizes, adapted_layers,
+    hf,
 };
 use pipewright_schedule::ModelDesc;
 use pipewright_schedule::words::counted;
@@ -32,6 +33,7 @@ pub fn read_model(settings: &Settings) -> Result<CutModel, RunError> {
         settings.adapter.as_ref().map(|adapter| read_adapter(settings, adapter, &model)).transpose()?;
     let model = CutModel::new(model, settings.pipeline.head_parts).map_err(RunError::input)?;
     let model = model.with_embedding_parts(settings.pipeline.embedding_parts).map_err(RunError::input)?;
+    let model = model.with_form(settings.run.training_form());
     let quantised = quantised_sizes(settings, &model)?;
     match adapter {
         Some(adapter) => Ok(model.with_adapter(adapter).map_err(RunError::input)?.with_quantised(quantised)),
@@ -108,11 +110,15 @@ pub(crate) fn trained_adapters(model: &dyn RunModel, all: u64) -> Result<Option<
     let Some(adapter) = model.adapter() else { return Ok(None) };
     let specs = model.trained_parameters()?;
     let trained = elements(&specs);
-    let layers = counted(specs.len() / adapter.lora.parameters_of_layer(), "layer");
+    let layers = counted(adapted_layers(&adapter.lora, &specs).len(), "layer");
+    let saved = match adapter.lora.saved_modules(specs.iter().map(|spec| &*spec.path)).len() {
+        0 => String::new(),
+        saved => format!(" and {} as a whole", counted(saved, "module")),
+    };
     let kind = if adapter.lora.dora { "dora" } else { "lora" };
     let share = trained as f64 / (all + trained).max(1) as f64 * 100.0;
     let note = format!(
-        "adapter: {kind} of rank {} on {layers}: {} trained, {share:.2}% of all",
+        "adapter: {kind} of rank {} on {layers}{saved}: {} trained, {share:.2}% of all",
         adapter.lora.rank,
         counted(trained, "parameter")
     );

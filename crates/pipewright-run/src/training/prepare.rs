@@ -31,8 +31,8 @@ use crate::settings::{Scheduled, Settings};
 use crate::training::model::{check_weights, model_notes, tokenizer_note, trained_adapters};
 use crate::training::optimizer::{expert_balance, require_elementwise, require_whole, update};
 use crate::training::remote_files::RemoteData;
-use crate::training::run_adapter;
 use crate::training::samples::SamplePrompts;
+use crate::training::{run_adapter, run_length};
 
 /// A run, with all checks done that do not need training.
 pub struct Prepared {
@@ -200,7 +200,7 @@ pub(crate) fn prepare_settings_with(
     model: Arc<dyn RunModel>,
     data: Option<&RemoteData>,
 ) -> Result<Prepared, RunError> {
-    let Scheduled { settings, source } = scheduled;
+    let Scheduled { mut settings, source } = scheduled;
     let kept = (settings.run.replan == Replan::WhenSlow).then(|| source.clone());
     let CutProgram { program, partition, layers, mut notes } = CutProgram::new(source, &settings, &*model)?;
     // A group without parameters is found here, before the folder of the results changes.
@@ -215,6 +215,7 @@ pub(crate) fn prepare_settings_with(
         Some(data) => data.open(&settings)?,
         None => model.open_data(&settings)?,
     };
+    notes.extend(run_length::resolve(&mut settings, &rows)?);
     notes.extend(rows.missing_end().map(|missing| format!("data: {missing}")));
     notes.extend(record_notes("data", &rows));
     // A part that is held out has the records of the same files.

@@ -1,7 +1,7 @@
 //! The training loss of a language model.
 
 use burn::tensor::{Int, Tensor};
-use pipewright_kernel::cross_entropy::{backward, backward_bf16, forward, forward_bf16};
+use pipewright_kernel::cross_entropy::{Smoothing, backward, backward_bf16, forward, forward_bf16};
 
 use super::operation::{CpuTensor, Operation, elements, in_bf16, on_cpu, replace_elements};
 use super::parallel::TensorParallel;
@@ -25,25 +25,38 @@ use crate::autodiff::inner_of;
 /// # Panics
 /// When a target is outside the vocabulary, or the number of targets differs from the number of rows.
 pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
+    smoothed_cross_entropy(logits, targets, 0.0)
+}
+
+/// Like [`cross_entropy`], with label smoothing: a target has the probability `1 - share`, and all ids together the rest
+/// in equal parts, the target among them. The loss of a row is `log sum exp(logits) - (1 - share) logits[target] - share
+/// mean(logits)`, as in PyTorch (`label_smoothing`) and transformers (`LabelSmoother`).
+///
+/// # Panics
+/// As [`cross_entropy`].
+pub fn smoothed_cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>, share: f64) -> Tensor<1> {
     let [rows, vocabulary] = logits.dims();
     let [found] = targets.dims();
     assert!(found == rows, "cross_entropy takes one target for each row, got {found} for {rows}");
     let Some(([logits], tape)) = on_cpu([logits.clone().into_dispatch()]) else {
-        return on_device(logits, targets);
+        return on_device(logits, targets, share);
     };
+    let smoothing = Smoothing::new(share, vocabulary);
     let targets = target_indices(targets, vocabulary);
     let (loss, normalisers) = match in_bf16([&logits]) {
-        Some([logits]) => forward_bf16(logits, &targets, vocabulary),
-        None => forward(&elements(&logits), &targets, vocabulary),
+        Some([logits]) => forward_bf16(logits, &targets, vocabulary, smoothing),
+        None => forward(&elements(&logits), &targets, vocabulary, smoothing),
     };
-    tape.in_single().record(vec![loss], [1], |_| CrossEntropyBackward { logits, targets, normalisers })
+    let backward = |_: &CpuTensor| CrossEntropyBackward { logits, targets, normalisers, smoothing };
+    tape.in_single().record(vec![loss], [1], backward)
 }
 
 /// The operation for tensors that [`on_cpu`] does not take.
-fn on_device(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
+fn on_device(logits: Tensor<2>, targets: Tensor<1, Int>, share: f64) -> Tensor<1> {
     let [rows, vocabulary] = logits.dims();
     let weights = inner_of(weights_of_valid(targets.clone(), IGNORED_TARGET));
-    loss(logits, WeightedRows::of(rows, targets, weights), vocabulary, &TensorParallel::default())
+    let rows = WeightedRows::of(rows, targets, weights);
+    loss(logits, rows, Smoothing::new(share, vocabulary), vocabulary, &TensorParallel::default())
 }
 
 #[derive(Clone, Debug)]
@@ -51,16 +64,17 @@ struct CrossEntropyBackward {
     logits: CpuTensor,
     targets: Vec<usize>,
     normalisers: Vec<f32>,
+    smoothing: Smoothing,
 }
 
 impl Operation<1> for CrossEntropyBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 1]) -> [Option<CpuTensor>; 1] {
-        let Self { mut logits, targets, normalisers } = self;
+        let Self { mut logits, targets, normalisers, smoothing } = self;
         let gradient = elements(&gradient)[0];
         replace_elements(
             &mut logits,
-            |logits| backward(logits, &targets, &normalisers, gradient),
-            |logits| backward_bf16(logits, &targets, &normalisers, gradient),
+            |logits| backward(logits, &targets, &normalisers, smoothing, gradient),
+            |logits| backward_bf16(logits, &targets, &normalisers, smoothing, gradient),
         );
         [Some(logits)]
     }
@@ -68,7 +82,7 @@ impl Operation<1> for CrossEntropyBackward {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::{Device, TensorData};
+    use burn::tensor::{Device, TensorData, activation};
 
     use super::super::check::{check, numbers};
     use super::super::weighted_cross_entropy::weighted_cross_entropy;
@@ -93,6 +107,27 @@ mod tests {
     fn equals_its_composition() {
         check_at(0.3);
         check_at(5.0);
+    }
+
+    #[test]
+    fn smoothed_targets_equal_their_composition() {
+        for share in [0.1, 0.5] {
+            let targets = || Tensor::from_data([0, IGNORED_TARGET, 19, 1], &Device::flex());
+            let logits = |x: Tensor<1>| x.reshape([4, 20]);
+            for scale in [0.3, 5.0] {
+                check(
+                    [numbers([4 * 20], scale)],
+                    |[x]| smoothed_cross_entropy(logits(x), targets(), share).unsqueeze(),
+                    |[x]| {
+                        let losses = activation::log_softmax(logits(x.clone()), 1).neg();
+                        let counted =
+                            Tensor::cat(vec![losses.clone().narrow(0, 0, 1), losses.narrow(0, 2, 2)], 0);
+                        let of_all = counted.mean() * share;
+                        (composed(logits(x), targets()) * (1.0 - share) + of_all).unsqueeze()
+                    },
+                );
+            }
+        }
     }
 
     #[test]

@@ -3,8 +3,9 @@
 //! Each rank has the logits of its part of the vocabulary.
 
 use burn::tensor::{Int, Tensor};
+use pipewright_kernel::cross_entropy::Smoothing;
 
-use super::cross_entropy::cross_entropy;
+use super::cross_entropy::smoothed_cross_entropy;
 use super::parallel::TensorParallel;
 use super::targets::IGNORED_TARGET;
 use super::vocabulary_loss::loss;
@@ -27,11 +28,27 @@ pub fn split_cross_entropy(
     vocabulary: usize,
     tensor: &TensorParallel,
 ) -> Tensor<1> {
+    smoothed_split_cross_entropy(logits, targets, 0.0, vocabulary, tensor)
+}
+
+/// Like [`split_cross_entropy`], with the label smoothing of
+/// [`smoothed_cross_entropy`](super::smoothed_cross_entropy).
+///
+/// # Panics
+/// As [`split_cross_entropy`].
+pub fn smoothed_split_cross_entropy(
+    logits: Tensor<2>,
+    targets: Tensor<1, Int>,
+    share: f64,
+    vocabulary: usize,
+    tensor: &TensorParallel,
+) -> Tensor<1> {
     if tensor.ranks() == 1 {
-        return cross_entropy(logits, targets);
+        return smoothed_cross_entropy(logits, targets, share);
     }
-    let weights = weights_of_valid(targets.clone(), IGNORED_TARGET);
-    split_weighted_cross_entropy(logits, targets, weights, vocabulary, tensor)
+    let ([rows, _], smoothing) = (logits.dims(), Smoothing::new(share, vocabulary));
+    let weights = inner_of(weights_of_valid(targets.clone(), IGNORED_TARGET));
+    loss(logits, WeightedRows::of(rows, targets, weights), smoothing, vocabulary, tensor)
 }
 
 /// Returns [`weighted_cross_entropy`] of a vocabulary of this size, whose logits are split over the ranks of
@@ -54,7 +71,8 @@ pub fn split_weighted_cross_entropy(
         return weighted_cross_entropy(logits, targets, weights);
     }
     let [rows, _] = logits.dims();
-    loss(logits, WeightedRows::of(rows, targets, inner_of(weights)), vocabulary, tensor)
+    let rows = WeightedRows::of(rows, targets, inner_of(weights));
+    loss(logits, rows, Smoothing::NONE, vocabulary, tensor)
 }
 
 #[cfg(test)]
@@ -62,6 +80,7 @@ mod tests {
     use burn::tensor::{Device, TensorData, Tolerance};
 
     use super::super::check::{numbers, on_ranks};
+    use super::super::cross_entropy::cross_entropy;
     use super::*;
 
     /// Masked logits are the lowest number, or minus infinity.
@@ -192,6 +211,19 @@ mod tests {
                 (ranks, 1.0),
                 |logits| cross_entropy(logits, ids(&targets)),
                 |logits, tensor| split_cross_entropy(logits, ids(&targets), 10, tensor),
+            );
+        }
+    }
+
+    #[test]
+    fn smoothed_targets_are_those_of_the_whole_vocabulary() {
+        let targets = [0, -100, 9, 5, 3];
+        for of in [(2, 1.0), (4, 5.0)] {
+            check(
+                [5, 10],
+                of,
+                |logits| smoothed_cross_entropy(logits, ids(&targets), 0.1),
+                |logits, tensor| smoothed_split_cross_entropy(logits, ids(&targets), 0.1, 10, tensor),
             );
         }
     }

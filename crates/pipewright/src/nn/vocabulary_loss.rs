@@ -2,12 +2,14 @@
 //! few numbers for each row.
 //!
 //! The vocabulary may be split over the ranks of a tensor group. The ranks then exchange three numbers for each
-//! row: the largest logit, the sum of the exponentials relative to it, and the logit of the target or zero.
+//! row: the largest logit, the sum of the exponentials relative to it, and the logit of the target or zero (with label
+//! smoothing, the mean of its logits under the distribution of the target).
 //! Each rank computes the loss, and in the backward the gradient of its own logits.
 
 use std::sync::Arc;
 
 use burn::tensor::{IndexingUpdateOp, Int, Tensor};
+use pipewright_kernel::cross_entropy::Smoothing;
 
 use super::composed::at_least_single;
 use super::embedding::local_ids;
@@ -20,6 +22,7 @@ use crate::autodiff::{Rule, inner_of, record};
 pub(super) fn loss(
     logits: Tensor<2>,
     rows: WeightedRows,
+    smoothing: Smoothing,
     vocabulary: usize,
     tensor: &TensorParallel,
 ) -> Tensor<1> {
@@ -35,6 +38,7 @@ pub(super) fn loss(
     let largest = values.clone().max_dim(1).clamp_min(f32::MIN);
     let sums = (values.clone() - largest.clone()).exp().sum_dim(1);
     let target = values.clone().gather(1, columns.clone()).mask_fill(presence.clone().equal_elem(0.0), 0.0);
+    let target = compared(target, values, smoothing);
     let of_ranks = tensor.all_gather(Tensor::cat(vec![largest, sums, target], 1));
     let column = |index: usize| of_ranks.iter().map(move |rank| rank.clone().narrow(1, index, 1));
     let largest = column(0).reduce(Tensor::max_pair).expect("a group has this rank");
@@ -45,7 +49,7 @@ pub(super) fn loss(
     let losses = normalisers.clone() - target;
     let shares = shares.cast(losses.dtype());
     let loss = weighted_sum(losses, shares.clone()).reshape([1, 1]);
-    let rule = LossRule { logits: kept, normalisers, columns, presence, shares };
+    let rule = LossRule { logits: kept, normalisers, columns, presence, shares, smoothing };
     record([logits.clone(), logits], loss, Arc::new(rule)).reshape([1])
 }
 
@@ -59,13 +63,26 @@ struct LossRule {
     presence: Tensor<2>,
     /// The factors of the rows in the loss.
     shares: Tensor<2>,
+    smoothing: Smoothing,
+}
+
+/// Returns the part of a rank's logits in the means of rows under the distributions of their targets: the `target` logits,
+/// or 0, with their probability, and all logits with theirs.
+pub(super) fn compared(target: Tensor<2>, logits: Tensor<2>, smoothing: Smoothing) -> Tensor<2> {
+    // Logits may be minus infinity.
+    if smoothing == Smoothing::NONE {
+        return target;
+    }
+    target * smoothing.target() + logits.sum_dim(1) * smoothing.each()
 }
 
 impl Rule for LossRule {
     fn backward(&self, gradient: Tensor<2>, _wanted: [bool; 2]) -> [Option<Tensor<2>>; 2] {
-        let Self { logits, normalisers, columns, presence, shares } = self;
+        let Self { logits, normalisers, columns, presence, shares, smoothing } = self;
         let probabilities = (at_least_single(logits.clone()) - normalisers.clone()).exp();
-        let targets = presence.clone().neg();
+        let is_plain = *smoothing == Smoothing::NONE;
+        let probabilities = if is_plain { probabilities } else { probabilities - smoothing.each() };
+        let targets = presence.clone() * -smoothing.target();
         let difference = probabilities.scatter(1, columns.clone(), targets, IndexingUpdateOp::Add);
         let d_logits = difference * gradient.cast(normalisers.dtype()) * shares.clone();
         [Some(d_logits.cast(logits.dtype())), None]

@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, IndexingUpdateOp, Int, Tensor, TensorData};
+use pipewright_kernel::cross_entropy::Smoothing;
 use pipewright_kernel::vocabulary_part::{NOTHING, backward, backward_bf16, forward, forward_bf16};
 
 use super::composed::at_least_single;
@@ -18,6 +19,7 @@ use super::operation::{
     CpuTensor, Operation, cpu_tensor, elements, in_bf16, indices, on_cpu, replace_elements,
 };
 use super::targets::{IGNORED_TARGET, with_0_for_ignored};
+use super::vocabulary_loss::compared;
 use super::weighted_cross_entropy::weights_of_valid;
 use super::weighted_rows::{WeightedRows, weighted_sum};
 use crate::autodiff::{Rule, inner_of, on_tape_of, record};
@@ -37,9 +39,26 @@ use crate::autodiff::{Rule, inner_of, on_tape_of, record};
 pub fn vocabulary_statistics(
     logits: Tensor<2>,
     targets: Tensor<1, Int>,
+    of_part: (Range<usize>, usize),
+    earlier: Option<Tensor<2>>,
+) -> Tensor<2> {
+    smoothed_vocabulary_statistics(logits, targets, 0.0, of_part, earlier)
+}
+
+/// Like [`vocabulary_statistics`], with the label smoothing of
+/// [`smoothed_cross_entropy`](super::smoothed_cross_entropy): the mean of the logits so far under the distribution of the
+/// target takes the place of its logit.
+///
+/// # Panics
+/// As [`vocabulary_statistics`].
+pub fn smoothed_vocabulary_statistics(
+    logits: Tensor<2>,
+    targets: Tensor<1, Int>,
+    share: f64,
     (range, vocabulary): (Range<usize>, usize),
     earlier: Option<Tensor<2>>,
 ) -> Tensor<2> {
+    let smoothing = Smoothing::new(share, vocabulary);
     let [rows, width] = logits.dims();
     assert_eq!(targets.dims(), [rows], "one target per row");
     assert_eq!(width, range.len(), "one logit for each token id of the part");
@@ -48,15 +67,15 @@ pub fn vocabulary_statistics(
     let targets = with_0_for_ignored(targets);
     let operands = [logits.clone().into_dispatch(), earlier.clone().into_dispatch()];
     let Some(([logits, earlier], tape)) = on_cpu(operands) else {
-        return composed(logits, targets, (range, vocabulary), earlier);
+        return composed(logits, targets, smoothing, (range, vocabulary), earlier);
     };
     let ids = indices(targets);
     assert!(ids.iter().all(|&id| id < vocabulary), "a target lies outside the vocabulary of {vocabulary}");
     // The column of an id of an earlier part wraps to one that is larger than all columns.
     let columns: Vec<usize> = ids.iter().map(|id| id.wrapping_sub(range.start)).collect();
     let later = match in_bf16([&logits]) {
-        Some([logits]) => forward_bf16(logits, &columns, &elements(&earlier)),
-        None => forward(&elements(&logits), &columns, &elements(&earlier)),
+        Some([logits]) => forward_bf16(logits, &columns, &elements(&earlier), smoothing),
+        None => forward(&elements(&logits), &columns, &elements(&earlier), smoothing),
     };
     let tape = tape.in_single();
     tape.record(later, [rows, 2], |later| StatisticsBackward {
@@ -64,6 +83,7 @@ pub fn vocabulary_statistics(
         columns,
         earlier,
         later: later.clone(),
+        smoothing,
     })
 }
 
@@ -120,17 +140,18 @@ struct StatisticsBackward {
     columns: Vec<usize>,
     earlier: CpuTensor,
     later: CpuTensor,
+    smoothing: Smoothing,
 }
 
 impl Operation<2> for StatisticsBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 2]) -> [Option<CpuTensor>; 2] {
-        let Self { mut logits, columns, earlier, later } = self;
+        let Self { mut logits, columns, earlier, later, smoothing } = self;
         let (before, after, gradient) = (elements(&earlier), elements(&later), elements(&gradient));
         let statistics: (&[f32], &[f32]) = (&before, &after);
         let d_earlier = replace_elements(
             &mut logits,
-            |logits| backward(logits, &columns, statistics, &gradient),
-            |logits| backward_bf16(logits, &columns, statistics, &gradient),
+            |logits| backward(logits, &columns, statistics, smoothing, &gradient),
+            |logits| backward_bf16(logits, &columns, statistics, smoothing, &gradient),
         );
         [Some(logits), Some(cpu_tensor(d_earlier, earlier.layout().shape().clone()))]
     }
@@ -155,6 +176,7 @@ impl Operation<1> for LossBackward {
 fn composed(
     logits: Tensor<2>,
     targets: Tensor<1, Int>,
+    smoothing: Smoothing,
     (range, vocabulary): (Range<usize>, usize),
     earlier: Tensor<2>,
 ) -> Tensor<2> {
@@ -169,10 +191,10 @@ fn composed(
     let own = (values.clone() - largest.clone()).exp().sum_dim(1).log() + largest;
     let larger = own.clone().max_pair(normaliser.clone()).clamp_min(f32::MIN);
     let joined = ((own - larger.clone()).exp() + (normaliser - larger.clone()).exp()).log() + larger;
-    let of_part = values.clone().gather(1, columns.clone());
-    let target = target + of_part.mask_fill(presence.clone().equal_elem(0.0), 0.0);
+    let of_part = values.clone().gather(1, columns.clone()).mask_fill(presence.clone().equal_elem(0.0), 0.0);
+    let target = target + compared(of_part, values, smoothing);
     let later = Tensor::cat(vec![joined.clone(), target], 1);
-    let rule = StatisticsRule { logits: kept, columns, presence, earlier: before, later: joined };
+    let rule = StatisticsRule { logits: kept, columns, presence, earlier: before, later: joined, smoothing };
     record([logits, earlier], later, Arc::new(rule))
 }
 
@@ -186,18 +208,21 @@ struct StatisticsRule {
     earlier: Tensor<2>,
     /// The normalisers after the part.
     later: Tensor<2>,
+    smoothing: Smoothing,
 }
 
 impl Rule for StatisticsRule {
     fn backward(&self, gradient: Tensor<2>, _wanted: [bool; 2]) -> [Option<Tensor<2>>; 2] {
-        let Self { logits, columns, presence, earlier, later } = self;
+        let Self { logits, columns, presence, earlier, later, smoothing } = self;
         let [share, of_target] = [0, 1].map(|column| gradient.clone().narrow(1, column, 1));
         // Infinities have no difference. A share of 0 says that later parts have the logits that are not
         // masked.
         let later =
             later.clone().mask_where(share.clone().equal_elem(0.0), later.clone().clamp_min(f32::MIN));
         let scaled = (at_least_single(logits.clone()) - later.clone()).exp() * share.clone();
-        let at_target = of_target.clone() * presence.clone();
+        let is_plain = *smoothing == Smoothing::NONE;
+        let scaled = if is_plain { scaled } else { scaled + of_target.clone() * smoothing.each() };
+        let at_target = of_target.clone() * presence.clone() * smoothing.target();
         let d_logits = scaled.scatter(1, columns.clone(), at_target, IndexingUpdateOp::Add);
         let before = (earlier.clone().narrow(1, 0, 1) - later).exp() * share;
         [Some(d_logits.cast(logits.dtype())), Some(Tensor::cat(vec![before, of_target], 1))]
@@ -209,7 +234,7 @@ mod tests {
     use burn::tensor::Tolerance;
 
     use super::super::check::{check, numbers};
-    use super::super::{cross_entropy, weighted_cross_entropy};
+    use super::super::{cross_entropy, smoothed_cross_entropy, weighted_cross_entropy};
     use super::*;
 
     const ROWS: usize = 6;
@@ -247,6 +272,22 @@ mod tests {
         check_at(0.3);
         check_at(5.0);
         check_at(300.0);
+    }
+
+    #[test]
+    fn smoothed_targets_are_those_of_the_whole_vocabulary() {
+        check(
+            [numbers([ROWS * VOCABULARY], 3.0)],
+            |[x]| {
+                let x = x.reshape([ROWS, VOCABULARY]);
+                let part = |range: Range<usize>, earlier| {
+                    let own = x.clone().narrow(1, range.start, range.len());
+                    smoothed_vocabulary_statistics(own, targets(), 0.1, (range, VOCABULARY), earlier)
+                };
+                statistics_loss(part(7..20, Some(part(0..7, None))), targets()).unsqueeze()
+            },
+            |[x]| smoothed_cross_entropy(x.reshape([ROWS, VOCABULARY]), targets(), 0.1).unsqueeze(),
+        );
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The training loss of a language model whose tokens have weights.
 
 use burn::tensor::{Int, Tensor, activation};
+use pipewright_kernel::cross_entropy::Smoothing;
 
 use super::composed::at_least_single;
 use super::parallel::TensorParallel;
@@ -40,7 +41,7 @@ pub fn weighted_cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>, weight
     let [rows, vocabulary] = logits.dims();
     if computes_behind(&logits.device()) && !weights.is_tracked() {
         let rows = WeightedRows::of(rows, targets, inner_of(weights));
-        return loss(logits, rows, vocabulary, &TensorParallel::default());
+        return loss(logits, rows, Smoothing::NONE, vocabulary, &TensorParallel::default());
     }
     let logits = at_least_single(logits);
     let WeightedRows { targets, weights, whole } =
@@ -147,7 +148,7 @@ mod tests {
             let on_device = |logits: Tensor<2>| {
                 let weights = Tensor::from_floats(weights, &Device::flex());
                 let rows = WeightedRows::of(rows, ids(targets).inner(), weights);
-                loss(logits, rows, 5, &TensorParallel::default())
+                loss(logits, rows, Smoothing::NONE, 5, &TensorParallel::default())
             };
             compare(rows, on_device, |logits| weighted(logits, targets, weights));
         };

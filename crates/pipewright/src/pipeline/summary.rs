@@ -156,6 +156,10 @@ pub struct EvalSummary {
     pub auxiliary: BTreeMap<Arc<str>, f64>,
     /// The sum of all auxiliary losses, each with its weight.
     pub weighted_auxiliary: f64,
+    /// The sums over all forwards of what they have counted
+    /// ([`StageContext::count_in_evaluation`](crate::stage::StageContext::count_in_evaluation)), by name, and of the
+    /// loads of experts, by layer. Each of the ranks that compute a stage together has counted.
+    pub counts: BTreeMap<Arc<str>, Vec<u64>>,
     /// The last stage's outputs, of each microbatch in order; empty in a process that does not have that
     /// stage, and if only losses were asked for.
     pub outputs: Vec<Values>,
@@ -328,6 +332,7 @@ pub(super) fn evaluation(
         loss_weights: plan.into_factors().shares,
         auxiliary,
         weighted_auxiliary,
+        counts: expert_loads(&mut reports),
         losses: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.results.losses)).collect(),
         outputs: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.outputs)).collect(),
         stage_outputs: stage_outputs(&mut reports),

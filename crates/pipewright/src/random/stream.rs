@@ -57,6 +57,17 @@ impl RandomStream {
         self.generator.as_mut()
     }
 
+    /// Returns the numbers from `first` on of a sequence that is uniform in `[-1, 1)`, `count` of them; `None` in an
+    /// evaluation. The sequence is the same whatever was drawn before, so parts of it may be computed at different
+    /// places. The other draws of the stream continue after these numbers.
+    pub fn uniform_from(&mut self, first: u64, count: usize) -> Option<Vec<f32>> {
+        let generator = self.generator.as_mut()?;
+        // Each number is a word of the generator.
+        generator.set_word_pos(first.into());
+        let number = |word: u32| (word >> 8) as f32 / (1 << 23) as f32 - 1.0;
+        Some((0..count).map(|_| number(generator.next_u32())).collect())
+    }
+
     /// Draws `count` flags, each `true` with the given probability; all `true` in an evaluation.
     pub(crate) fn flags(&mut self, count: usize, probability: f64) -> Vec<bool> {
         let Some(generator) = &mut self.generator else { return vec![true; count] };
@@ -89,6 +100,23 @@ mod tests {
         for other in others {
             assert_ne!(first, other);
         }
+    }
+
+    #[test]
+    fn uniform_numbers_are_parts_of_one_sequence() {
+        let mut stream = RandomStream::new(KEY, "a");
+        let all = stream.uniform_from(0, 10_000).expect("it is training");
+        assert_eq!(stream.uniform_from(16, 5).as_deref(), Some(&all[16..21]));
+        assert_eq!(RandomStream::new(KEY, "a").uniform_from(9_999, 1).as_deref(), Some(&all[9_999..]));
+        assert!(all.iter().all(|number| (-1.0..1.0).contains(number)));
+        let moment = |power| all.iter().map(|number| number.powi(power)).sum::<f32>() / 10_000.0;
+        assert!(
+            moment(1).abs() < 0.02 && (moment(2) - 1.0 / 3.0).abs() < 0.02,
+            "{} {}",
+            moment(1),
+            moment(2)
+        );
+        assert_eq!(RandomStream::evaluation().uniform_from(0, 1), None);
     }
 
     #[test]

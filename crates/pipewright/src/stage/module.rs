@@ -356,6 +356,11 @@ impl StageContext {
         }
     }
 
+    /// Returns whether the forward is part of a training step.
+    pub fn is_training(&self) -> bool {
+        self.random.is_some()
+    }
+
     /// Returns the random numbers of the layer `name` for this microbatch and step.
     ///
     /// Name layers as their parameters are named, by a path that does not depend on the cut
@@ -415,6 +420,15 @@ impl StageContext {
     pub fn expert_load(&self, layer: &str, choices: Vec<u64>) {
         let load = ExpertLoad { layer: layer.into(), choices };
         self.loads.lock().unwrap_or_else(PoisonError::into_inner).push(load);
+    }
+
+    /// Reports numbers that `count` counts if the forward is part of an evaluation; in training, nothing happens. The
+    /// report of the evaluation has the sums over all forwards
+    /// ([`EvalSummary::counts`](crate::pipeline::EvalSummary::counts)).
+    pub fn count_in_evaluation(&self, name: &str, count: impl FnOnce() -> Vec<u64>) {
+        if !self.is_training() {
+            self.expert_load(name, count());
+        }
     }
 
     /// Takes out the loads of experts that the forward reported.

@@ -15,6 +15,17 @@ pub(super) fn batches_at(done: u64, batches: NonZeroU32, rampup_steps: u64) -> u
     1 + u32::try_from(risen).expect("it is below the number of batches")
 }
 
+/// Returns how many steps take at least this many batches. A step takes `accumulate` batches, and fewer of them
+/// in the first `rampup_steps` steps.
+pub fn steps_of_batches(mut batches: u64, accumulate: NonZeroU32, rampup_steps: u64) -> u64 {
+    let mut steps = 0;
+    while steps < rampup_steps && batches > 0 {
+        batches = batches.saturating_sub(batches_at(steps, accumulate, rampup_steps).into());
+        steps += 1;
+    }
+    steps + batches.div_ceil(accumulate.get().into())
+}
+
 /// Joins the results of the batches of one step. The last one has the update. The result has the losses of
 /// all batches, means of the auxiliary losses, the timeline of the last batch, and the gap before the first
 /// one, which says whether the step began early. A batch counts by its rows or its tokens.

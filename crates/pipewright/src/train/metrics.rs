@@ -128,6 +128,14 @@ pub struct Metrics {
     /// computed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_loss: Option<f64>,
+    /// The exponential of `validation_loss`; left out without it, and if the loss is not one of tokens. The caller
+    /// sets it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub validation_perplexity: Option<f64>,
+    /// The share of the targets of the validation data that the model predicts
+    /// ([`ValidationLosses::accuracy`](crate::train::ValidationLosses::accuracy)); left out if it is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub validation_accuracy: Option<f64>,
     /// The validation loss of each source of a mixture
     /// ([`Trainer::evaluate_sources`](crate::train::Trainer::evaluate_sources)); left out without a mixture.
     #[serde(skip_serializing_if = "Vec::is_empty")]

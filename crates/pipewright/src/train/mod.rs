@@ -16,6 +16,7 @@ mod run_log;
 mod step_prediction;
 mod checkpoint_pace;
 
+pub use accumulation::steps_of_batches;
 pub use best_loss::*;
 pub use checkpoint_pace::*;
 pub use expert_balance::*;

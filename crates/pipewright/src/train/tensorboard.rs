@@ -133,10 +133,14 @@ fn scalars(metrics: &Metrics) -> Vec<(String, f64)> {
 /// Returns the validation losses of a step with their names.
 fn validation_scalars(metrics: &Metrics) -> impl Iterator<Item = (String, f64)> {
     let whole = metrics.validation_loss.map(|loss| ("validation/loss".to_owned(), loss));
+    let of_tokens = [
+        metrics.validation_perplexity.map(|perplexity| ("validation/perplexity".to_owned(), perplexity)),
+        metrics.validation_accuracy.map(|accuracy| ("validation/accuracy".to_owned(), accuracy)),
+    ];
     let sources = (1..).zip(&metrics.validation_sources);
     let source_losses = sources
         .filter_map(|(number, source): (u32, _)| Some((format!("validation/source_{number}"), source.loss?)));
-    whole.into_iter().chain(source_losses)
+    whole.into_iter().chain(of_tokens.into_iter().flatten()).chain(source_losses)
 }
 
 /// Returns a `Summary` message.

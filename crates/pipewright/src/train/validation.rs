@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::batch::SplitRule;
 use crate::checkpoint::Cursor;
+use crate::nn::PREDICTED_TARGETS;
 use crate::pipeline::{EvalSummary, Pipeline, PipelineError};
 use crate::train::token_batch::split;
 use pipewright_data::{DataError, IGNORED_TARGET, RowPlace, TokenBatch, TokenRows};
@@ -64,6 +65,7 @@ impl Validation {
             by_source(&places, sources.microbatch_rows)
         });
         let (mut sum, mut weights) = (0.0, 0.0);
+        let (mut predicted, mut targets) = (0, 0);
         for index in 0..self.batches {
             let own = places.as_ref().map(|places| &places[index * self.batch_rows..][..self.batch_rows]);
             let rows = match own {
@@ -79,6 +81,9 @@ impl Validation {
             }
             sum += weight * summary.loss();
             weights += weight;
+            if let Some([hits, all]) = summary.counts.get(PREDICTED_TARGETS).map(Vec::as_slice) {
+                (predicted, targets) = (predicted + hits, targets + all);
+            }
             if let Some((sources, places)) = sources.as_mut().zip(own) {
                 sources.add(places, weight, &summary);
             }
@@ -86,7 +91,8 @@ impl Validation {
         let of_sources: Vec<Option<f64>> = sources.map(SourceSums::losses).unwrap_or_default();
         let sources = mixture.into_iter().zip(of_sources);
         let sources = sources.map(|(source, loss)| SourceLoss { name: source.name, loss });
-        Ok(ValidationLosses { loss: sum / weights, sources: sources.collect() })
+        let accuracy = (targets > 0).then(|| predicted as f64 / targets as f64);
+        Ok(ValidationLosses { loss: sum / weights, accuracy, sources: sources.collect() })
     }
 }
 
@@ -95,6 +101,9 @@ impl Validation {
 pub struct ValidationLosses {
     /// The loss of all rows.
     pub loss: f64,
+    /// The share of the targets that the model predicts ([`predicted_targets`](crate::nn::predicted_targets));
+    /// `None` if its last stage does not count them, or no target counts.
+    pub accuracy: Option<f64>,
     /// Of each source of a mixture; empty without a mixture, and if the rows of a batch cannot be divided
     /// into microbatches of equal size.
     pub sources: Vec<SourceLoss>,

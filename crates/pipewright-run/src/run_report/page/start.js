@@ -8,6 +8,7 @@ const line = (name, key, dash = "") => ({ name, key, dash });
 const specs = [
   { title: "Loss", note: lossUnit + "dashed: validation, dotted: total", canBeLog: true, format: short,
     lines: [line("training", "loss"), line("validation", "validation_loss", "7 4"), line("total", "total", "2 3")] },
+  { title: "Validation accuracy", note: "share of the targets that the model predicts", format: percent, isFromZero: true, lines: [line("validation accuracy", "validation_accuracy")] },
   { title: "Gradient norm", note: "before clipping", format: short, canBeLog: true, lines: [line("gradient norm", "grad_norm")] },
   { title: "Throughput", note: `${counted} per second`, format: short, isFromZero: true, lines: [line(`${counted} per second`, "tokens_per_second")] },
   { title: "Step time", note: "whole steps; dashed: predicted from the first steps, dotted: planned", format: milliseconds, isFromZero: true,

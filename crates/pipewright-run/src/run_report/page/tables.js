@@ -47,6 +47,8 @@ function figureRows() {
     ["last loss", ({ last_loss }) => format(last_loss, loss)],
     ["best validation loss", ({ best_validation_loss }) => format(best_validation_loss, best)],
     ["last validation loss", ({ validation_loss }) => format(validation_loss, loss)],
+    ["last validation perplexity", ({ validation_perplexity }) => format(validation_perplexity, (value) => significant(value, 4))],
+    ["last validation accuracy", ({ validation_accuracy }) => format(validation_accuracy, percent)],
     [counted, ({ tokens }) => format(tokens, grouped)],
     ["time", ({ seconds }) => format(seconds, elapsed)],
     ["goodput (share of the time on steps that count)", ({ goodput }) => format(goodput, goodputWords)],

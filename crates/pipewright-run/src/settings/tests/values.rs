@@ -3,6 +3,7 @@
 use super::{check, check_set, load};
 use crate::settings::checkpoints::CheckpointEvery;
 use crate::settings::mesh::whole_experts_of_run;
+use crate::settings::run::UNKNOWN_STEPS;
 
 #[test]
 fn wrong_types() {
@@ -51,6 +52,25 @@ fn a_planned_time_is_of_the_settings_of_the_plan() {
         "[run]\nplanned_step_ms = 0.0",
         &["a.toml:2:19: `planned_step_ms` is 0.0, where a finite number above 0 is expected"],
     );
+}
+
+#[test]
+fn the_length_is_a_number_of_steps_or_of_passes() {
+    let length = |text: &str, set: &[&str]| {
+        let run = load(Some(text), set).expect("settings").run;
+        (run.steps, run.epochs)
+    };
+    const EPOCHS: &str = "[run]\nepochs = 2.5";
+    assert_eq!(length("", &[]), (100, None));
+    assert_eq!(length(EPOCHS, &[]), (UNKNOWN_STEPS, Some(2.5)));
+    assert_eq!(length(EPOCHS, &["run.steps=7"]), (7, None));
+    assert_eq!(length("[run]\nsteps = 7", &["run.epochs=3"]), (UNKNOWN_STEPS, Some(3.0)));
+    let refused = "`epochs` and `steps` both choose the length of the run";
+    check("[run]\nsteps = 7\nepochs = 2", &[&format!("a.toml:3:10: {refused}")]);
+    check_set(&["run.steps=7", "run.epochs=2"], &[&format!("--set run.epochs=2: {refused}")]);
+    // The steps are unknown until the data is open, so phases of the learning rate are not compared with them.
+    let settings = load(Some(EPOCHS), &["optimizer.warmup_steps=1000"]).expect("settings");
+    assert_eq!(load(Some(&settings.to_toml()), &[]), Ok(settings));
 }
 
 #[test]
