@@ -78,6 +78,7 @@ pub use rows::{Cursor, DataIdentity, MixedRows, RowPlace, RowReader, SourceIdent
 pub use settings::chat_template::ChatTemplate;
 pub use settings::date::Date;
 pub use settings::mix::{MixSource, MixWeight};
+pub use settings::preference::{PreferenceData, ROLES, Role, SEQUENCES};
 pub use settings::record::{RecordKeys, RecordKind};
 pub use settings::train_on::{LongRecordCount, LongRecords, TrainOn};
 pub use side::{SideRows, SideTensor};

@@ -150,11 +150,16 @@ impl TokenRows {
     }
 
     fn of_sources(
-        sources: Vec<SourceRows>,
+        mut sources: Vec<SourceRows>,
         draws: Interleave,
         mix: &[MixSource],
         config: &DataConfig,
     ) -> Self {
+        let mut first = 1;
+        for source in &mut sources {
+            source.number_sequences_from(first);
+            first += source.sequences() as u32;
+        }
         let files = DataSource::merged(sources.iter().flat_map(|source| source.files.iter().copied()));
         Self {
             sources,
@@ -317,6 +322,20 @@ impl TokenRows {
     fn next_row(&mut self) -> RowPlace {
         let (source, given) = self.draws.draw();
         RowPlace { source, row: self.sources[source].row_after(given) }
+    }
+
+    /// Returns the number of sequences of preference training, including those of rows that are held out; 0 for other
+    /// training. The side input [`SEQUENCES`](crate::SEQUENCES) has their numbers.
+    pub fn sequences(&self) -> usize {
+        self.sources.iter().map(SourceRows::sequences).sum()
+    }
+
+    /// Returns the places of all rows, in the order of the sources.
+    pub fn all_places(&self) -> Vec<RowPlace> {
+        let of = |(source, rows): (usize, &SourceRows)| {
+            (0..rows.rows() as usize).map(move |row| RowPlace { source, row })
+        };
+        self.sources.iter().enumerate().flat_map(of).collect()
     }
 
     /// Returns whether some targets do not count in the loss. They are [`IGNORED_TARGET`](crate::IGNORED_TARGET).

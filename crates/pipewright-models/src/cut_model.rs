@@ -15,6 +15,7 @@ use crate::head_form::CutHead;
 use crate::lora::{is_of_adapter, layer_of_first, layer_of_magnitudes};
 use crate::model_config::ModelConfig;
 use crate::model_source::{InitialParameters, outline};
+use crate::preference::PreferenceLoss;
 use crate::parameter::{ParameterSource, ParameterSpec};
 use crate::quantisation::QuantisedSizes;
 use crate::split::Place;
@@ -48,12 +49,15 @@ pub struct CutModel {
     adapter: Option<Adapter>,
     /// The matrices of the base of adapters that are quantised.
     quantised: QuantisedSizes,
+    /// The loss of preference training, in place of the cross entropy.
+    preference: Option<PreferenceLoss>,
 }
 
 impl From<ModelConfig> for CutModel {
     /// Returns the model with its embedding and its head in one part each.
     fn from(model: ModelConfig) -> Self {
-        Self { model, cut: VocabularyCut::default(), adapter: None, quantised: QuantisedSizes::default() }
+        let (cut, quantised) = (VocabularyCut::default(), QuantisedSizes::default());
+        Self { model, cut, adapter: None, quantised, preference: None }
     }
 }
 
@@ -100,6 +104,20 @@ impl CutModel {
         Self { quantised, ..self }
     }
 
+    /// Returns the model with a loss of preference training.
+    ///
+    /// # Errors
+    /// When the model predicts further tokens than the next one.
+    pub fn with_preference(self, loss: PreferenceLoss) -> Result<Self, ModelError> {
+        if self.model.head().further.depth > 0 {
+            return Err(ModelError::new(
+                "`preference.loss`: the model predicts further tokens than the next one, which preference training does not \
+                 train: use a model without these layers",
+            ));
+        }
+        Ok(Self { preference: Some(loss), ..self })
+    }
+
     /// Returns whether matrices of the base of adapters are quantised.
     pub fn is_quantised(&self) -> bool {
         !self.quantised.is_empty()
@@ -111,7 +129,8 @@ impl CutModel {
     /// As [`CutModel::new`] and [`CutModel::with_embedding_parts`].
     pub fn with_parts(&self, parts: u32) -> Result<Self, ModelError> {
         let (adapter, quantised) = (self.adapter.clone(), self.quantised.clone());
-        let with_head = Self { adapter, quantised, ..Self::new(self.model.clone(), parts)? };
+        let preference = self.preference;
+        let with_head = Self { adapter, quantised, preference, ..Self::new(self.model.clone(), parts)? };
         with_head.with_embedding_parts(self.embedding_parts())
     }
 
@@ -248,7 +267,10 @@ impl CutModel {
         let (place, is_last) = (place.into(), layers.end == self.layers());
         let build = |source: &mut dyn ParameterSource| {
             let stage = self.model.build_cut_stage(&self.cut, layers.clone(), source, &place)?;
-            Ok::<_, ModelError>(stage.into_stage(is_last))
+            Ok::<_, ModelError>(match self.preference {
+                Some(preference) if is_last => stage.into_preference_stage(preference),
+                _ => stage.into_stage(is_last),
+            })
         };
         let mut source = initial.of(&*self.model)?;
         let Some(adapter) = &self.adapter else { return build(&mut *source) };

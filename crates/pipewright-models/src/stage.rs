@@ -25,7 +25,8 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Int, Tensor, TensorData};
 use pipewright::batch::TARGETS;
 use pipewright::nn::{
-    cut_statistics, join_statistics, split_cross_entropy, statistics_loss, vocabulary_statistics,
+    cut_statistics, join_statistics, split_cross_entropy, split_token_losses, statistics_loss,
+    statistics_token_losses, vocabulary_statistics,
 };
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::tensor::{BoundaryError, EdgePlacement, Placement, Values, pack, unpack};
@@ -41,6 +42,7 @@ use crate::lora::is_of_adapter;
 use crate::mamba::is_of_scan;
 use crate::parameter::{BuiltParameter, BuiltParameters, ParameterSpec};
 use crate::prediction::Prediction;
+use crate::preference::PreferenceLoss;
 use crate::predictions::{cross_entropy, loss_of_all, targets_of_each};
 use crate::router::is_of_router;
 use crate::rows::Rows;
@@ -237,6 +239,23 @@ impl ModelStage {
             of(flat(logits), targets.flatten(0, 1))
         };
         Stage::with_context_loss(self, loss).with_half_precision_loss()
+    }
+
+    /// Returns the last stage for preference training with a loss.
+    pub fn into_preference_stage(self, preference: PreferenceLoss) -> Stage {
+        let has_statistics = matches!(self.layers.last(), Some(StageLayer::HeadPart(_)));
+        let SplitStage { tensor, vocabulary } = self.split.clone();
+        let loss = move |output: StageTensors, targets: Tensor<2, Int>, context: &StageContext| {
+            let output = output.floats.into_iter().next().expect("the head returns logits or statistics");
+            let losses = if has_statistics {
+                statistics_token_losses(flat(output))
+            } else {
+                split_token_losses(flat(output), targets.clone().flatten(0, 1), vocabulary, &tensor)
+            };
+            preference.of(losses, &targets, context)
+        };
+        let stage = Stage::with_context_loss(self, loss);
+        if has_statistics { stage } else { stage.with_half_precision_loss() }
     }
 
     /// Returns how the ranks have the hidden states `[batch, sequence, hidden]` between two layers.

@@ -97,6 +97,7 @@ impl Evaluations {
         self.left_out = None;
         if let Some(losses) = losses {
             (metrics.validation_loss, metrics.validation_sources) = (Some(losses.loss), losses.sources);
+            metrics.validation_preference = losses.preference;
         }
         metrics.samples = samples;
         let is_best = metrics.validation_loss.is_some_and(|loss| self.best.observe(metrics.step, loss));

@@ -5,6 +5,7 @@ mod learning_rate;
 mod rate_schedule;
 mod best_loss;
 mod token_batch;
+mod preference;
 mod validation;
 mod accumulation;
 mod expert_balance;
@@ -22,6 +23,9 @@ pub use expert_balance::*;
 pub use learning_rate::*;
 pub use metrics::*;
 pub use pipewright_data as data;
+pub use preference::{
+    PREFERENCE, REFERENCE, REFERENCE_PASS, ReferenceLogProbs, SHARE_CHOSEN,
+};
 pub use rate_schedule::*;
 pub use run_log::*;
 pub use sample::Sample;
