@@ -91,7 +91,8 @@ impl DataConfig {
         let bos = self.bos(vocab_size)?;
         if let Some(tokenized) = files.iter().find(|file| opened::is_tokenized(file)) {
             if self.preference.is_some() {
-                let problem = "preference training reads records; name the .jsonl, .json or .parquet files of the data";
+                let problem =
+                    "preference training reads records; name the .jsonl, .json or .parquet files of the data";
                 return Err(DataError::of(tokenized, problem));
             }
             if files.len() > 1 {

@@ -121,8 +121,9 @@ impl SourceRows {
 
     /// Returns rows that another process has.
     pub(crate) fn remote(outline: SourceOutline, seq_len: usize) -> Self {
-        let SourceOutline { rows, tokens, shuffle, number, ignores_targets, sequences, sides, documents, .. } =
-            outline;
+        let SourceOutline {
+            rows, tokens, shuffle, number, ignores_targets, sequences, sides, documents, ..
+        } = outline;
         let totals = Totals { targets: outline.targets, frequency_entropy: f64::from_bits(outline.entropy) };
         let known = Known {
             hash: OnceLock::from(blake3::Hash::from_bytes(outline.hash)),

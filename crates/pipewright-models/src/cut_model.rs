@@ -15,8 +15,8 @@ use crate::head_form::CutHead;
 use crate::lora::{is_of_adapter, layer_of_first, layer_of_magnitudes};
 use crate::model_config::ModelConfig;
 use crate::model_source::{InitialParameters, outline};
-use crate::preference::PreferenceLoss;
 use crate::parameter::{ParameterSource, ParameterSpec};
+use crate::preference::PreferenceLoss;
 use crate::quantisation::QuantisedSizes;
 use crate::split::Place;
 

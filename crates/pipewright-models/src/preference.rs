@@ -134,8 +134,11 @@ impl PreferenceLoss {
             return loss;
         }
         let chosen = sequences.iter().filter(|sequence| sequence.role == Role::Chosen as i64);
-        let counted: Vec<usize> =
-            chosen.flat_map(|sequence| &sequence.places).copied().filter(|&place| targets[place] >= 0).collect();
+        let counted: Vec<usize> = chosen
+            .flat_map(|sequence| &sequence.places)
+            .copied()
+            .filter(|&place| targets[place] >= 0)
+            .collect();
         let mut shares = vec![0.0; targets.len()];
         counted.iter().for_each(|&place| shares[place] = 1.0 / counted.len() as f32);
         let shares = table(shares, [1, targets.len()]);
@@ -153,7 +156,8 @@ impl PreferenceLoss {
         let scores = if kind.needs_reference() { own.clone() - reference.clone() } else { own.clone() };
         let columns = |table: &Tensor<2>| [0, 1].map(|column| table.clone().narrow(1, column, 1));
         let [chosen, rejected] = columns(&(scores.clone() * beta));
-        let (margins, is_right) = (chosen.clone() - rejected.clone(), chosen.clone().greater(rejected.clone()));
+        let (margins, is_right) =
+            (chosen.clone() - rejected.clone(), chosen.clone().greater(rejected.clone()));
         let of_policy = columns(&own);
         for (name, values) in [
             ("rewards/chosen", chosen),
@@ -244,7 +248,9 @@ fn ln_of_complement(x: Tensor<2>) -> Tensor<2> {
 fn sequences_of(context: &StageContext, row_len: usize) -> Vec<Sequence> {
     let of = |name: &str| {
         let given = side::<Tensor<2, Int>>(context, name);
-        given.map(|given| host(&given)).unwrap_or_else(|| panic!("preference training has the side input `{name}`"))
+        given
+            .map(|given| host(&given))
+            .unwrap_or_else(|| panic!("preference training has the side input `{name}`"))
     };
     let [roles, documents, numbers] = [ROLES, DOCUMENTS, SEQUENCES].map(of);
     let mut sequences: Vec<Sequence> = Vec::new();

@@ -18,8 +18,8 @@ use pipewright_run::settings::profile::read_ranks;
 use pipewright_run::training::memory::{memory_plan, move_plan, require_fit};
 use pipewright_run::training::model::{described, read_model};
 use pipewright_run::training::prepare::prepare;
-use pipewright_run::training::reference::check_file;
 use pipewright_run::training::rank_needs::stated_memory;
+use pipewright_run::training::reference::check_file;
 use pipewright_run::training::state_copies::require_space;
 use summary::Summary;
 

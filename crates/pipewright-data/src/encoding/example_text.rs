@@ -8,8 +8,8 @@ use crate::chat::special_tokens::{END, SpecialTokens};
 use crate::chat::template::ChatRenderer;
 use crate::config::DataConfig;
 use crate::encoding::record_content::{
-    chat_of, chat_of_instruction, chat_of_question, completions_of_pair, get, messages_of, require_completion,
-    text_of,
+    chat_of, chat_of_instruction, chat_of_question, completions_of_pair, get, messages_of,
+    require_completion, text_of,
 };
 use crate::error::DataError;
 use crate::settings::record::{RecordKind, TOOLS};
@@ -97,11 +97,7 @@ impl<'a> ExampleText<'a> {
 
     /// Returns the text of a record for which it is prepared, and whether it is a document, to which the
     /// tokenizer adds its special tokens. The template of a chat writes its own.
-    fn of_record(
-        &self,
-        record: &Value,
-        kind: RecordKind,
-    ) -> Result<(MarkedText, bool), DataError> {
+    fn of_record(&self, record: &Value, kind: RecordKind) -> Result<(MarkedText, bool), DataError> {
         let keys = &self.config.keys;
         let Some(renderer) = self.renderer.as_ref().filter(|_| !self.is_plain_completion(record, kind))
         else {

@@ -234,7 +234,10 @@ fn all_series(steps: &[StepMetrics], groups: &[(usize, usize)]) -> BTreeMap<Stri
     let by_name = tables.into_iter().flat_map(|(table, values)| {
         let names: BTreeSet<&String> = steps.iter().flat_map(|step| values(step).keys()).collect();
         let of_name = move |name: &String| {
-            (format!("{table} {name}"), series(groups, |step| values(&steps[step]).get(name).copied().flatten()))
+            (
+                format!("{table} {name}"),
+                series(groups, |step| values(&steps[step]).get(name).copied().flatten()),
+            )
         };
         names.into_iter().map(of_name)
     });

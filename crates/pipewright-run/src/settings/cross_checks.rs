@@ -238,10 +238,23 @@ impl CrossChecks<'_> {
         let Some(preference) = preference.as_ref().filter(|_| self.is_sound()) else { return };
         let needs = preference.loss.needs_reference() && adapter.is_none();
         let advice = "add a section [adapter] with `kind = \"lora\"`, or write `loss = \"orpo\"` or `\"simpo\"`, which need no reference";
-        self.refuse_if(needs, "preference", "loss", "adapters: its reference is the model without them", advice);
+        self.refuse_if(
+            needs,
+            "preference",
+            "loss",
+            "adapters: its reference is the model without them",
+            advice,
+        );
         let is_single = preference.loss == PreferenceKind::Kto && pipeline.microbatch_size == 1;
-        let other = "several rows in a microbatch (`pipeline.microbatch_size` is 1), whose completions it exchanges";
-        self.refuse_if(is_single, "preference", "loss", other, "write `microbatch_size = 2` or more in [pipeline]");
+        let other =
+            "several rows in a microbatch (`pipeline.microbatch_size` is 1), whose completions it exchanges";
+        self.refuse_if(
+            is_single,
+            "preference",
+            "loss",
+            other,
+            "write `microbatch_size = 2` or more in [pipeline]",
+        );
         let advice = "name .jsonl, .json or .parquet files with such records as `path` in [data]";
         let other = "records with completions";
         self.refuse_if(data.is_built_in(), "preference", "loss", other, advice);

@@ -66,7 +66,8 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Opti
     let kind = section.word("loss", &kinds);
     let beta = section.given_number("beta");
     let [label_smoothing, margin, desirable_weight, undesirable_weight] =
-        ["label_smoothing", "margin", "desirable_weight", "undesirable_weight"].map(|key| section.given_number(key));
+        ["label_smoothing", "margin", "desirable_weight", "undesirable_weight"]
+            .map(|key| section.given_number(key));
     let reference = section.path("reference");
     let of_keys: [(&str, &[PreferenceKind], &str); 6] = [
         ("beta", &[Dpo, Ipo, Orpo, SimPo, Kto], "a `loss`"),

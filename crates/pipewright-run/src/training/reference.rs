@@ -68,7 +68,8 @@ impl Reference {
             ("validation data", validation),
             ("precision", Some(precision.as_str())),
         ];
-        let fingerprint = parts.into_iter().map(|(name, value)| (name.to_owned(), value.unwrap_or("none").to_owned()));
+        let fingerprint =
+            parts.into_iter().map(|(name, value)| (name.to_owned(), value.unwrap_or("none").to_owned()));
         let validation = prepared.validation.as_ref().map_or(0, |validation| validation.rows().sequences());
         Some(Self {
             fingerprint: fingerprint.collect(),
@@ -80,7 +81,11 @@ impl Reference {
 
     /// Gives the trainer the log-probabilities: those of a file, or else computed ones, which the leader writes into the
     /// folder of the run. All processes call it.
-    pub(crate) fn provide(&self, trainer: &mut Trainer, processes: &mut ProcessGroup) -> Result<(), RunError> {
+    pub(crate) fn provide(
+        &self,
+        trainer: &mut Trainer,
+        processes: &mut ProcessGroup,
+    ) -> Result<(), RunError> {
         let stored = if processes.is_leader() { self.stored() } else { Ok(None) };
         let shared = processes.share_value(&stored.map_err(|error| error.text()))?;
         let log_probs = match shared.map_err(RunError::input)? {
@@ -119,9 +124,13 @@ impl Reference {
             "name the file of a run with this model and data, or remove `preference.reference`"
         };
         let refused = |problem: String| {
-            RunError::input(format!("{}: the log-probabilities of the reference {problem}: {advice}", path.display()))
+            RunError::input(format!(
+                "{}: the log-probabilities of the reference {problem}: {advice}",
+                path.display()
+            ))
         };
-        let text = read_regular_text(path, LARGEST).map_err(|error| refused(format!("cannot be read ({})", sentence(&error))))?;
+        let text = read_regular_text(path, LARGEST)
+            .map_err(|error| refused(format!("cannot be read ({})", sentence(&error))))?;
         let file: ReferenceFile = serde_json::from_str(&text)
             .map_err(|error| refused(format!("are damaged ({})", sentence(&error))))?;
         let differing = |name: &&String| file.fingerprint.get(*name) != self.fingerprint.get(*name);
@@ -146,7 +155,11 @@ impl Reference {
         let text = serde_json::to_string(&file).unwrap_or_default();
         let written = write_fresh(&draft, text.as_bytes()).and_then(|()| std::fs::rename(&draft, &self.own));
         written.map_err(|error| {
-            RunError::input(format!("{}: the file cannot be written: {}", self.own.display(), sentence(&error)))
+            RunError::input(format!(
+                "{}: the file cannot be written: {}",
+                self.own.display(),
+                sentence(&error)
+            ))
         })
     }
 }

@@ -52,7 +52,8 @@ pub(super) fn log_probs_of(
             return Err(PipelineError::Interrupted);
         }
         for (number, log_prob) in summary.auxiliary_by_layer.get(REFERENCE).into_iter().flatten() {
-            let place = number.parse::<usize>().ok().and_then(|number| log_probs.get_mut(number.checked_sub(1)?));
+            let place =
+                number.parse::<usize>().ok().and_then(|number| log_probs.get_mut(number.checked_sub(1)?));
             place.into_iter().for_each(|place| *place = *log_prob as f32);
         }
     }
@@ -61,7 +62,9 @@ pub(super) fn log_probs_of(
 
 /// Returns the values of preference training among the auxiliary losses of a step, by their names in metrics.
 pub(super) fn preference_values(auxiliary: &BTreeMap<Arc<str>, f64>) -> BTreeMap<String, f64> {
-    let named = auxiliary.iter().filter_map(|(name, value)| Some((name.strip_prefix(PREFERENCE)?.to_owned(), *value)));
+    let named = auxiliary
+        .iter()
+        .filter_map(|(name, value)| Some((name.strip_prefix(PREFERENCE)?.to_owned(), *value)));
     let mut values: BTreeMap<String, f64> = named.collect();
     let Some(chosen) = values.remove(SHARE_CHOSEN) else { return values };
     for (side, share) in [("chosen", chosen), ("rejected", 1.0 - chosen)] {

@@ -47,7 +47,8 @@ fn add_reference(batch: &mut TokenBatch, log_probs: &[f32]) {
     let sides = batch.side.iter_mut().filter(|side| side.name == SEQUENCES);
     for number in sides.flat_map(|side| &mut side.values) {
         let place = usize::try_from(*number).ok().and_then(|number| number.checked_sub(1));
-        *number = place.and_then(|place| log_probs.get(place)).map_or(0, |value| value.to_bits().cast_signed());
+        *number =
+            place.and_then(|place| log_probs.get(place)).map_or(0, |value| value.to_bits().cast_signed());
     }
 }
 
@@ -56,12 +57,19 @@ pub(super) fn records_of(batch: &TokenBatch) -> Option<Vec<f32>> {
     let roles = batch.side.iter().find(|side| side.name == ROLES)?;
     let sequences = batch.side.iter().find(|side| side.name == SEQUENCES)?;
     let rows = sequences.values.chunks(batch.seq_len).zip(roles.values.chunks(batch.seq_len));
-    Some(rows.map(|(sequences, roles)| {
-        let mut numbers: Vec<i32> =
-            sequences.iter().zip(roles).filter(|(_, role)| **role != 0).map(|(number, _)| *number).collect();
-        numbers.dedup();
-        numbers.len() as f32 / 2.0
-    }).collect())
+    Some(
+        rows.map(|(sequences, roles)| {
+            let mut numbers: Vec<i32> = sequences
+                .iter()
+                .zip(roles)
+                .filter(|(_, role)| **role != 0)
+                .map(|(number, _)| *number)
+                .collect();
+            numbers.dedup();
+            numbers.len() as f32 / 2.0
+        })
+        .collect(),
+    )
 }
 
 /// Adds the side inputs of a batch, each split as its rows are.

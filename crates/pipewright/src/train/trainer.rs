@@ -146,7 +146,8 @@ impl Trainer {
     pub fn compute_reference(&mut self) -> Result<ReferenceLogProbs, PipelineError> {
         let (rows, pipeline) = (self.batch_rows, &mut self.pipeline);
         let training = log_probs_of(&self.rows, rows, pipeline)?;
-        let validation = self.validation.as_ref().map(|validation| log_probs_of(validation.rows(), rows, pipeline));
+        let validation =
+            self.validation.as_ref().map(|validation| log_probs_of(validation.rows(), rows, pipeline));
         Ok(ReferenceLogProbs { training, validation: validation.transpose()?.unwrap_or_default() })
     }
 
