@@ -1,6 +1,5 @@
 //! Rows of token ids, returned in batches, epoch after epoch.
 
-use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -14,6 +13,7 @@ use crate::documents::{Documents, MadeSides};
 use crate::error::DataError;
 use crate::formats::format::DataSource;
 use crate::interleave::Interleave;
+use crate::row_place::{RowPlace, RowReader};
 use crate::settings::mix::{MixSource, MixWeight};
 use crate::settings::train_on::LongRecordCount;
 use crate::side::SideRows;
@@ -40,39 +40,6 @@ pub struct TokenRows {
     pub(crate) files: Arc<[DataSource]>,
     /// Gets the rows if another process has them.
     pub(crate) reader: Option<Arc<dyn RowReader>>,
-}
-
-/// A row: the index of its source in [`TokenRows::mixture`], and its number there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RowPlace {
-    source: usize,
-    row: usize,
-}
-
-impl RowPlace {
-    /// Returns the place of row `row` of a source.
-    pub fn new(source: usize, row: usize) -> Self {
-        Self { source, row }
-    }
-
-    /// Returns the index of the row's source; 0 without a mixture.
-    pub fn source(&self) -> usize {
-        self.source
-    }
-
-    /// Returns the number of the row in its source.
-    pub fn row(&self) -> usize {
-        self.row
-    }
-}
-
-/// Gets rows from the process that has them.
-pub trait RowReader: fmt::Debug + Send + Sync {
-    /// Returns the rows at `places`. The rows at `next` are probably the next ones, so they can be requested early.
-    ///
-    /// # Errors
-    /// When the other process does not send the rows.
-    fn batch(&self, places: &[RowPlace], next: &[RowPlace]) -> Result<TokenBatch, DataError>;
 }
 
 /// A source of a mixture.
