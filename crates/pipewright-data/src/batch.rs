@@ -1,6 +1,7 @@
 //! Rows of token ids for one step, as plain numbers, and how they are filled with documents.
 
 use crate::documents::{DOCUMENTS, Documents, MadeSides, POSITIONS, VALID_TOKENS};
+use crate::settings::preference::{ROLES, SEQUENCES, Sequence};
 use crate::side::SideTensor;
 use crate::storage::examples::RowPart;
 
@@ -33,6 +34,8 @@ pub(crate) struct Filling {
     documents: Vec<i32>,
     positions: Vec<i32>,
     valid: Vec<i32>,
+    roles: Vec<i32>,
+    sequences: Vec<i32>,
 }
 
 impl Filling {
@@ -47,6 +50,8 @@ impl Filling {
             documents: room(sides.documents),
             positions: room(sides.positions),
             valid: Vec::new(),
+            roles: room(sides.roles),
+            sequences: room(sides.roles),
         }
     }
 
@@ -77,17 +82,24 @@ impl Filling {
     /// Appends a row of examples, and fills its rest with the id 0 and targets that do not count.
     pub(crate) fn push_examples<E>(
         &mut self,
-        examples: impl IntoIterator<Item = Result<RowPart, E>>,
+        examples: impl IntoIterator<Item = Result<(RowPart, Option<Sequence>), E>>,
     ) -> Result<(), E> {
         let (start, mut document) = (self.inputs.len(), 0);
         for example in examples {
-            let RowPart { ids, counts } = example?;
+            let (RowPart { ids, counts }, sequence) = example?;
             let places = ids.len() - 1;
             // Ids are below a vocabulary size that fits a signed index.
             self.inputs.extend(ids[..places].iter().map(|id| *id as i32));
-            let target = |(id, counts): (&u32, &bool)| if *counts { *id as i32 } else { IGNORED_TARGET };
+            let is_whole = sequence.is_some_and(|sequence| sequence.is_whole);
+            let target =
+                |(id, counts): (&u32, &bool)| if *counts || is_whole { *id as i32 } else { IGNORED_TARGET };
             self.targets.extend(ids[1..].iter().zip(&counts[1..]).map(target));
             self.push_document(document, places);
+            if let Some(Sequence { role, number, .. }) = sequence {
+                let role = role as i32;
+                self.roles.extend(counts[1..].iter().map(|counts| if *counts { role } else { -role }));
+                self.sequences.extend(std::iter::repeat_n(number as i32, places));
+            }
             document += 1;
         }
         let used = self.inputs.len() - start;
@@ -95,6 +107,10 @@ impl Filling {
         self.inputs.resize(start + self.seq_len, 0);
         self.targets.resize(start + self.seq_len, IGNORED_TARGET);
         self.push_document(document, self.seq_len - used);
+        if self.sides.roles {
+            self.roles.resize(start + self.seq_len, 0);
+            self.sequences.resize(start + self.seq_len, 0);
+        }
         Ok(())
     }
 
@@ -110,12 +126,14 @@ impl Filling {
 
     /// Returns the batch. Its side inputs follow `side`.
     pub(crate) fn finish(self, mut side: Vec<SideTensor>) -> TokenBatch {
-        let Self { seq_len, sides, inputs, targets, documents, positions, valid } = self;
+        let Self { seq_len, sides, inputs, targets, documents, positions, valid, roles, sequences } = self;
         let rows = valid.len();
         let tensors = [
             (sides.valid, VALID_TOKENS, vec![rows], valid),
             (sides.documents, DOCUMENTS, vec![rows, seq_len], documents),
             (sides.positions, POSITIONS, vec![rows, seq_len], positions),
+            (sides.roles, ROLES, vec![rows, seq_len], roles),
+            (sides.roles, SEQUENCES, vec![rows, seq_len], sequences),
         ];
         let tensors = tensors.into_iter().filter(|(is_made, ..)| *is_made);
         side.extend(tensors.map(|(_, name, shape, values)| SideTensor {
@@ -136,13 +154,14 @@ mod tests {
         batch.side.iter().map(|side| (side.name.as_str(), side.values.as_slice())).collect()
     }
 
-    fn examples(parts: &[&[u32]]) -> Vec<Result<RowPart, ()>> {
-        parts.iter().map(|ids| Ok(RowPart { ids: ids.to_vec(), counts: vec![true; ids.len()] })).collect()
+    fn examples(parts: &[&[u32]]) -> Vec<Result<(RowPart, Option<Sequence>), ()>> {
+        let part = |ids: &&[u32]| RowPart { ids: ids.to_vec(), counts: vec![true; ids.len()] };
+        parts.iter().map(|ids| Ok((part(ids), None))).collect()
     }
 
     #[test]
     fn rows_of_ids_and_of_examples_have_the_same_side_inputs() {
-        let sides_of_both = MadeSides { valid: true, documents: true, positions: true };
+        let sides_of_both = MadeSides { valid: true, documents: true, positions: true, roles: false };
         for restart_positions in [false, true] {
             let mut filling = Filling::new(2, 4, sides_of_both);
             let documents = Documents { bos_id: 7, packed: true, restart_positions };

@@ -13,6 +13,7 @@ use rayon::prelude::*;
 
 use crate::bad_records::LeftOut;
 use crate::chat::identity::TemplateIdentity;
+use crate::chat::spans::MarkedText;
 use crate::chat::special_tokens::MissingEnd;
 use crate::collected::{Collected, Known};
 use crate::config::{DataConfig, Tokenizer};
@@ -71,7 +72,8 @@ pub(crate) struct Drained {
 enum Encoded {
     Document(Vec<u32>),
     Row(DataPlace, Vec<u64>),
-    Example(DataPlace, RecordKind, RowPart),
+    /// The sequences of a record.
+    Example(DataPlace, RecordKind, Vec<RowPart>),
 }
 
 impl<'a> Collector<'a> {
@@ -262,10 +264,10 @@ impl<'a> Collector<'a> {
         let Some((first, _)) = queue.first() else { return Ok(()) };
         let memory = self.texts.memory_of(bytes, self.gathered.ids.width().bytes());
         self.gathered.budget.require(&self.files[*first].path, memory)?;
-        let (files, keys) = (&self.files, &self.config.keys);
+        let (files, config) = (&self.files, self.config);
         let parsed: Vec<(usize, Result<Parsed, DataError>)> = queue
             .into_par_iter()
-            .map(|(file, content)| (file, content.parse(&files[file].path, keys)))
+            .map(|(file, content)| (file, content.parse(&files[file].path, config)))
             .collect();
         let (mut accepted, mut failed) = (Vec::with_capacity(parsed.len()), None);
         for (file, parsed) in parsed {
@@ -336,9 +338,19 @@ impl<'a> Collector<'a> {
                     let text = record_content::text_of(&record, &self.config.keys.text).map_err(refuse)?;
                     return self.texts.encode(&text, path, Some(place)).map(Encoded::Document);
                 }
-                let (text, is_document) = self.example_texts.of_record(&record, kind).map_err(refuse)?;
-                let part = self.texts.encode_marked(&text, is_document, path, place)?;
-                Ok(Encoded::Example(place, kind, part))
+                let texts = self.example_texts.texts_of(&record, kind).map_err(refuse)?;
+                let encode = |(text, is_document): &(MarkedText, bool)| {
+                    self.texts.encode_marked(text, *is_document, path, place)
+                };
+                let mut parts = texts.iter().map(encode).collect::<Result<Vec<_>, _>>()?;
+                if self.config.preference.is_some() {
+                    mark_completions(&mut parts);
+                }
+                if kind == RecordKind::Labelled {
+                    let label = record_content::label_of(&record, &self.config.keys).map_err(refuse)?;
+                    parts.iter_mut().for_each(|part| part.set_label(label));
+                }
+                Ok(Encoded::Example(place, kind, parts))
             }
         }
     }
@@ -347,10 +359,17 @@ impl<'a> Collector<'a> {
         match encoded {
             Encoded::Document(ids) => self.gathered.push_document(ids, path),
             Encoded::Row(place, ids) => self.gathered.push_row(path, place, &ids),
-            Encoded::Example(place, kind, part) => {
+            Encoded::Example(place, kind, parts) => {
                 let train_on = self.example_texts.train_on(kind);
-                self.gathered.push_example(path, place, train_on, part)
+                self.gathered.push_record(path, place, train_on, parts)
             }
         }
     }
+}
+
+/// Lets all tokens count from the first completion on, which begins where one of the sequences says so.
+fn mark_completions(parts: &mut [RowPart]) {
+    let first = |part: &RowPart| part.counts.iter().position(|counts| *counts);
+    let Some(first) = parts.iter().filter_map(first).min() else { return };
+    parts.iter_mut().for_each(|part| part.counts.iter_mut().skip(first).for_each(|counts| *counts = true));
 }

@@ -9,6 +9,7 @@ use crate::documents::Documents;
 use crate::settings::chat_template::ChatTemplate;
 use crate::settings::date::Date;
 use crate::settings::mix::MixSource;
+use crate::settings::preference::PreferenceData;
 use crate::settings::record::RecordKeys;
 use crate::settings::train_on::{LongRecords, TrainOn};
 
@@ -73,6 +74,9 @@ pub struct DataConfig {
     /// The date that chat templates ask for.
     #[serde(default)]
     pub date: Option<Date>,
+    /// The form of the records of preference training; `None` for other training.
+    #[serde(default)]
+    pub preference: Option<PreferenceData>,
 }
 
 impl Default for DataConfig {
@@ -94,7 +98,15 @@ impl Default for DataConfig {
             bad_records: 0,
             packs_examples: false,
             date: None,
+            preference: None,
         }
+    }
+}
+
+impl DataConfig {
+    /// Returns the most tokens of a record's sequence that a row takes.
+    pub(crate) fn sequence_len(&self) -> usize {
+        if self.preference.is_some() { self.seq_len / 2 } else { self.seq_len }
     }
 }
 

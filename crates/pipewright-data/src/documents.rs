@@ -33,6 +33,9 @@ pub(crate) struct MadeSides {
     pub(crate) documents: bool,
     /// [`POSITIONS`].
     pub(crate) positions: bool,
+    /// The roles and the numbers of sequences.
+    #[serde(default)]
+    pub(crate) roles: bool,
 }
 
 impl MadeSides {
@@ -42,6 +45,7 @@ impl MadeSides {
             valid: self.valid || other.valid,
             documents: self.documents || other.documents,
             positions: self.positions || other.positions,
+            roles: self.roles || other.roles,
         }
     }
 }
@@ -49,7 +53,11 @@ impl MadeSides {
 impl Documents {
     /// Returns the side inputs of rows with these documents.
     pub(crate) fn sides(&self) -> MadeSides {
-        MadeSides { valid: false, documents: self.packed, positions: self.packed && self.restart_positions }
+        MadeSides {
+            documents: self.packed,
+            positions: self.packed && self.restart_positions,
+            ..MadeSides::default()
+        }
     }
 
     /// Returns whether a document begins with this id, which belongs to it.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use crate::documents::MadeSides;
 use crate::error::DataError;
+use crate::settings::preference::{PreferenceData, Role, Sequence};
 use crate::storage::examples::{Examples, RowPart};
 
 /// Rows of examples. A clone shares them.
@@ -24,17 +25,28 @@ pub(crate) struct ExampleRows {
     longest: usize,
     /// Whether rows say which tokens belong to which example.
     is_packed: bool,
+    /// The form of preference training, whose records are two examples each.
+    preference: Option<PreferenceData>,
+    /// The number of the first sequence.
+    first_number: u32,
 }
 
 impl ExampleRows {
     /// Puts each example into a row of its own, or with `is_packed` into the first row with enough free
-    /// places. Longer examples than a row takes are cut.
-    pub(crate) fn new(examples: Examples, seq_len: usize, is_packed: bool) -> Self {
+    /// places. Longer examples than a row takes are cut. The two examples of a record for preference training are in
+    /// one row.
+    pub(crate) fn new(
+        examples: Examples,
+        seq_len: usize,
+        (is_packed, preference): (bool, Option<PreferenceData>),
+    ) -> Self {
+        let unit = if preference.is_some() { 2 } else { 1 };
         // Examples are numbered with as many bits.
-        let count = examples.len() as u32;
+        let count = examples.len() as u32 / unit;
         let (members, starts): (Vec<u32>, Vec<u32>) = if is_packed {
-            let places = (0..count as usize).map(|example| (examples.ids(example as u32) - 1).min(seq_len));
-            let rows = first_fit(places, seq_len);
+            let places = |example: u32| (examples.ids(example) - 1).min(seq_len);
+            let of_unit = |record: usize| (0..unit).map(|part| places(record as u32 * unit + part)).sum();
+            let rows = first_fit((0..count as usize).map(of_unit), seq_len);
             let mut starts = vec![0];
             starts.extend(rows.iter().scan(0, |end, row| {
                 *end += row.len() as u32;
@@ -44,6 +56,9 @@ impl ExampleRows {
         } else {
             ((0..count).collect(), (0..=count).collect())
         };
+        let members: Vec<u32> =
+            members.into_iter().flat_map(|record| (0..unit).map(move |part| record * unit + part)).collect();
+        let starts: Vec<u32> = starts.into_iter().map(|start| start * unit).collect();
         let range = 0..starts.len() - 1;
         Self {
             examples: Arc::new(examples),
@@ -51,8 +66,20 @@ impl ExampleRows {
             starts: starts.into(),
             range,
             longest: seq_len + 1,
-            is_packed,
+            is_packed: is_packed || preference.is_some(),
+            preference,
+            first_number: 1,
         }
+    }
+
+    /// Returns the number of sequences of preference training, including those of rows that are split off.
+    pub(crate) fn sequences(&self) -> usize {
+        if self.preference.is_some() { self.examples.len() } else { 0 }
+    }
+
+    /// Counts sequences from this number on.
+    pub(crate) fn number_from(&mut self, first: u32) {
+        self.first_number = first;
     }
 
     /// Returns the number of rows.
@@ -87,12 +114,30 @@ impl ExampleRows {
 
     /// Returns the side inputs that are made for these rows.
     pub(crate) fn sides(&self) -> MadeSides {
-        MadeSides { valid: true, documents: self.is_packed, positions: self.is_packed }
+        let (documents, roles) = (self.is_packed, self.preference.is_some());
+        MadeSides { valid: true, documents, positions: documents, roles }
     }
 
-    /// Returns the content of a row.
-    pub(crate) fn parts(&self, row: usize) -> impl Iterator<Item = Result<RowPart, DataError>> {
-        self.members(row).iter().map(|example| self.read(*example))
+    /// Returns the content of a row. In preference training, each sequence has a role.
+    pub(crate) fn parts(
+        &self,
+        row: usize,
+    ) -> impl Iterator<Item = Result<(RowPart, Option<Sequence>), DataError>> {
+        self.members(row).iter().map(|&example| {
+            let mut part = self.read(example)?;
+            let Some(preference) = self.preference else { return Ok((part, None)) };
+            let (is_first, number) = (example % 2 == 0, self.first_number + example);
+            let (role, is_whole) = match preference {
+                PreferenceData::Pairs { whole_chosen } if is_first => (Role::Chosen, whole_chosen),
+                PreferenceData::Pairs { .. } => (Role::Rejected, false),
+                PreferenceData::Unpaired { .. } => match (part.take_label(), is_first) {
+                    (_, false) => (Role::Mismatched, false),
+                    (true, true) => (Role::Chosen, false),
+                    (false, true) => (Role::Rejected, false),
+                },
+            };
+            Ok((part, Some(Sequence { role, number, is_whole })))
+        })
     }
 
     /// Returns the number of ids.
@@ -168,7 +213,7 @@ mod tests {
         push(&[1, 2, 3], &[true, false, true]);
         push(&[4, 5, 6, 7], &[false, true, true, true]);
         push(&[8, 9], &[false, true]);
-        ExampleRows::new(examples.into(), 4, is_packed)
+        ExampleRows::new(examples.into(), 4, (is_packed, None))
     }
 
     /// Returns the numbers of ids and of targets that count.

@@ -7,6 +7,7 @@ use crate::collected::{CollectedContent, Stride, checked_rows};
 use crate::config::DataConfig;
 use crate::error::{DataError, DataPlace};
 use crate::memory_budget::MemoryBudget;
+use crate::settings::preference::PreferenceData;
 use crate::settings::train_on::{LongRecordCount, LongRecords, TrainOn};
 use crate::storage::examples::{ExampleBuffer, Examples, RowPart};
 use crate::storage::ids::{IdBuffer, Ids};
@@ -73,6 +74,7 @@ impl<'a> Gathered<'a> {
                 long: 0,
                 records: 0,
                 seq_len: config.seq_len,
+                is_half: config.preference.is_some(),
             },
             left_out: LeftOut::at_most(config.bad_records),
             train_on: Vec::new(),
@@ -104,7 +106,10 @@ impl<'a> Gathered<'a> {
             Form::Stream => CollectedContent::Ids(Ids::from(self.ids), Stride::Overlapping),
             Form::Rows => CollectedContent::Ids(Ids::from(self.ids), Stride::Disjoint),
             Form::Examples => {
-                let examples = Examples::from(self.examples);
+                let mut examples = Examples::from(self.examples);
+                if let Some(PreferenceData::Unpaired { block }) = self.config.preference {
+                    examples = with_mismatched(&examples, block, self.config.sequence_len() + 1)?;
+                }
                 checked_rows(examples.len())?;
                 CollectedContent::Examples(examples)
             }
@@ -117,6 +122,10 @@ impl<'a> Gathered<'a> {
     pub(crate) fn begin(&mut self, form: Form, path: &Path) -> Result<(), DataError> {
         if form != Form::Examples && self.config.packs_examples && self.config.documents.is_none() {
             return Err(packed_without_beginning(path));
+        }
+        if form != Form::Examples && self.config.preference.is_some() {
+            let problem = "preference training takes records with completions, in .jsonl, .json or .parquet files; name such files";
+            return Err(DataError::of(path, problem));
         }
         if form == Form::Rows && self.drain.is_some() {
             let problem = "its lines are token ids, which need no tokenizer; name the file in `data.path`";
@@ -138,15 +147,16 @@ impl<'a> Gathered<'a> {
         Ok(())
     }
 
-    /// Appends a chat or a completion.
-    pub(crate) fn push_example(
+    /// Appends the sequences of a record: a chat or a completion, or the two completions of a pair.
+    pub(crate) fn push_record(
         &mut self,
         path: &Path,
         place: DataPlace,
         train_on: TrainOn,
-        mut part: RowPart,
+        mut parts: Vec<RowPart>,
     ) -> Result<(), DataError> {
-        let (found, seq_len) = (part.ids.len(), self.config.seq_len);
+        let found = parts.iter().map(|part| part.ids.len()).max().unwrap_or(0);
+        let (seq_len, row) = (self.config.sequence_len(), self.long_records.row());
         self.long_records.records += 1;
         if !self.train_on.contains(&train_on) {
             self.train_on.push(train_on);
@@ -155,16 +165,16 @@ impl<'a> Gathered<'a> {
         if is_long {
             self.long_records.long += 1;
             match self.config.long_records {
-                LongRecords::Refuse => return Err(long_record(found, seq_len).at(path, place)),
+                LongRecords::Refuse => return Err(long_record(found, seq_len, &row).at(path, place)),
                 LongRecords::Skip => return Ok(()),
-                LongRecords::Cut => part.truncate(seq_len + 1),
+                LongRecords::Cut => parts.iter_mut().for_each(|part| part.truncate(seq_len + 1)),
             }
         }
-        if part.targets().next().is_none() {
-            let problem = if is_long { nothing_left(seq_len) } else { no_target(train_on) };
+        if parts.iter().any(|part| part.targets().next().is_none()) {
+            let problem = if is_long { nothing_left(seq_len, &row) } else { no_target(train_on) };
             return Err(problem.of_record(path, place));
         }
-        let bytes = self.examples.push(&part);
+        let bytes = parts.iter().map(|part| self.examples.push(part)).sum();
         self.budget.take(path, bytes)
     }
 
@@ -197,6 +207,28 @@ impl<'a> Gathered<'a> {
     }
 }
 
+/// Returns the examples, each followed by its prompt with the completion of the example before it, or of the last one
+/// of its block. Sequences have at most `longest` ids.
+fn with_mismatched(examples: &Examples, block: u32, longest: usize) -> Result<Examples, DataError> {
+    let mut buffer = examples.empty_like();
+    let count = examples.len() as u32;
+    for start in (0..count).step_by(block.max(1) as usize) {
+        let end = count.min(start.saturating_add(block));
+        for example in start..end {
+            let own = examples.read(example)?;
+            let other = examples.read(if example == start { end - 1 } else { example - 1 })?;
+            let mut mismatched = own.clone();
+            mismatched.truncate(own.completion());
+            mismatched.ids.extend(&other.ids[other.completion()..]);
+            mismatched.counts.resize(mismatched.ids.len(), true);
+            mismatched.truncate(longest);
+            buffer.push(&own);
+            buffer.push(&mismatched);
+        }
+    }
+    Ok(buffer.into())
+}
+
 /// Returns the error of files that hold no token. `path` is the first of them.
 pub(crate) fn empty(path: &Path) -> DataError {
     DataError::of(path, "the data is empty; name files that hold text")
@@ -212,18 +244,19 @@ pub(crate) fn packed_without_beginning(path: &Path) -> DataError {
 }
 
 /// Returns the error of a record with more tokens than a row takes.
-pub(crate) fn long_record(found: usize, seq_len: usize) -> DataError {
+/// `row` is the part of a row that its sequences may take.
+pub(crate) fn long_record(found: usize, seq_len: usize, row: &str) -> DataError {
     DataError::new(format!(
-        "the record has {found} tokens, and a row of seq_len {seq_len} takes {}; raise seq_len, or write \
+        "the record has {found} tokens, and {row} takes {}; raise seq_len, or write \
          `long_records = \"cut\"` or \"skip\" in [data]",
         seq_len + 1
     ))
 }
 
 /// Returns the error of a record whose prompt fills a row, and whose end is left out.
-pub(crate) fn nothing_left(seq_len: usize) -> DataError {
+pub(crate) fn nothing_left(seq_len: usize, row: &str) -> DataError {
     DataError::new(format!(
-        "after the cut to the {} tokens of a row of seq_len {seq_len}, nothing of the record counts in the loss; raise seq_len, \
+        "after the cut to the {} tokens of {row}, nothing of the record counts in the loss; raise seq_len, \
          or write `long_records = \"skip\"` in [data]",
         seq_len + 1
     ))

@@ -90,6 +90,11 @@ impl DataConfig {
     ) -> Result<SourceRows, DataError> {
         let bos = self.bos(vocab_size)?;
         if let Some(tokenized) = files.iter().find(|file| opened::is_tokenized(file)) {
+            if self.preference.is_some() {
+                let problem =
+                    "preference training reads records; name the .jsonl, .json or .parquet files of the data";
+                return Err(DataError::of(tokenized, problem));
+            }
             if files.len() > 1 {
                 let problem = "a file of `pipewright tokenize` is the only file of its data; tokenize all files into one";
                 return Err(DataError::of(tokenized, problem));
@@ -137,12 +142,12 @@ impl DataConfig {
     }
 
     fn rows(&self, collected: Collected, number: u64, first: PathBuf) -> Result<SourceRows, DataError> {
-        let LongRecordCount { treatment, long, records, seq_len } = collected.long_records;
+        let LongRecordCount { treatment, long, records, .. } = collected.long_records;
         if treatment == LongRecords::Skip && records > 0 && long == records {
+            let (longest, row) = (self.sequence_len() + 1, collected.long_records.row());
             let problem = format!(
-                "all {records} records have more tokens than the {} of a row of seq_len {seq_len}, and are skipped; raise \
-                 seq_len, or write `long_records = \"cut\"` in [data]",
-                seq_len + 1
+                "all {records} records have more tokens than the {longest} of {row}, and are skipped; raise \
+                 seq_len, or write `long_records = \"cut\"` in [data]"
             );
             return Err(DataError::of(&first, problem));
         }

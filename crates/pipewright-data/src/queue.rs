@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 use minijinja::Value;
 
 use crate::chat::template::size_of;
+use crate::config::DataConfig;
 use crate::container::data_file::Packing;
 use crate::encoding::record_content;
 use crate::error::{DataError, DataPlace};
 use crate::formats::format::Format;
 use crate::formats::lines;
-use crate::settings::record::{RecordKeys, RecordKind};
+use crate::settings::record::RecordKind;
 
 /// A file that is read.
 pub(crate) struct SourceFile {
@@ -49,7 +50,7 @@ impl Unparsed {
     }
 
     /// Parses JSON, and recognises the kind of a record.
-    pub(crate) fn parse(self, path: &Path, keys: &RecordKeys) -> Result<Parsed, DataError> {
+    pub(crate) fn parse(self, path: &Path, config: &DataConfig) -> Result<Parsed, DataError> {
         let (place, record) = match self {
             Self::Text(text) => return Ok(Parsed::Text(text)),
             Self::Row(row, record) => (DataPlace::Row(row), record),
@@ -58,7 +59,7 @@ impl Unparsed {
             }
             Self::Json(place, json) => (place, lines::record(path, place, &json)?),
         };
-        let kind = record_content::kind_of(&record, keys).map_err(|error| error.of_record(path, place))?;
+        let kind = record_content::kind_of(&record, config).map_err(|error| error.of_record(path, place))?;
         Ok(Parsed::Record(place, record, kind))
     }
 }

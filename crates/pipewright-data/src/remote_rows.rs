@@ -9,7 +9,8 @@ use crate::config::DataConfig;
 use crate::documents::Documents;
 use crate::error::DataError;
 use crate::interleave::Interleave;
-use crate::rows::{RowReader, TokenRows};
+use crate::row_place::RowReader;
+use crate::rows::TokenRows;
 use crate::source_rows::{SourceOutline, SourceRows};
 
 /// Everything about [`TokenRows`] but the token ids and the names of files. It is small.

@@ -1,6 +1,5 @@
 //! Rows of token ids, returned in batches, epoch after epoch.
 
-use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -14,6 +13,7 @@ use crate::documents::{Documents, MadeSides};
 use crate::error::DataError;
 use crate::formats::format::DataSource;
 use crate::interleave::Interleave;
+use crate::row_place::{RowPlace, RowReader};
 use crate::settings::mix::{MixSource, MixWeight};
 use crate::settings::train_on::LongRecordCount;
 use crate::side::SideRows;
@@ -40,39 +40,6 @@ pub struct TokenRows {
     pub(crate) files: Arc<[DataSource]>,
     /// Gets the rows if another process has them.
     pub(crate) reader: Option<Arc<dyn RowReader>>,
-}
-
-/// A row: the index of its source in [`TokenRows::mixture`], and its number there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RowPlace {
-    source: usize,
-    row: usize,
-}
-
-impl RowPlace {
-    /// Returns the place of row `row` of a source.
-    pub fn new(source: usize, row: usize) -> Self {
-        Self { source, row }
-    }
-
-    /// Returns the index of the row's source; 0 without a mixture.
-    pub fn source(&self) -> usize {
-        self.source
-    }
-
-    /// Returns the number of the row in its source.
-    pub fn row(&self) -> usize {
-        self.row
-    }
-}
-
-/// Gets rows from the process that has them.
-pub trait RowReader: fmt::Debug + Send + Sync {
-    /// Returns the rows at `places`. The rows at `next` are probably the next ones, so they can be requested early.
-    ///
-    /// # Errors
-    /// When the other process does not send the rows.
-    fn batch(&self, places: &[RowPlace], next: &[RowPlace]) -> Result<TokenBatch, DataError>;
 }
 
 /// A source of a mixture.
@@ -150,11 +117,16 @@ impl TokenRows {
     }
 
     fn of_sources(
-        sources: Vec<SourceRows>,
+        mut sources: Vec<SourceRows>,
         draws: Interleave,
         mix: &[MixSource],
         config: &DataConfig,
     ) -> Self {
+        let mut first = 1;
+        for source in &mut sources {
+            source.number_sequences_from(first);
+            first += source.sequences() as u32;
+        }
         let files = DataSource::merged(sources.iter().flat_map(|source| source.files.iter().copied()));
         Self {
             sources,
@@ -317,6 +289,20 @@ impl TokenRows {
     fn next_row(&mut self) -> RowPlace {
         let (source, given) = self.draws.draw();
         RowPlace { source, row: self.sources[source].row_after(given) }
+    }
+
+    /// Returns the number of sequences of preference training, including those of rows that are held out; 0 for other
+    /// training. The side input [`SEQUENCES`](crate::SEQUENCES) has their numbers.
+    pub fn sequences(&self) -> usize {
+        self.sources.iter().map(SourceRows::sequences).sum()
+    }
+
+    /// Returns the places of all rows, in the order of the sources.
+    pub fn all_places(&self) -> Vec<RowPlace> {
+        let of = |(source, rows): (usize, &SourceRows)| {
+            (0..rows.rows() as usize).map(move |row| RowPlace { source, row })
+        };
+        self.sources.iter().enumerate().flat_map(of).collect()
     }
 
     /// Returns whether some targets do not count in the loss. They are [`IGNORED_TARGET`](crate::IGNORED_TARGET).

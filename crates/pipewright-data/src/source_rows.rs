@@ -48,6 +48,7 @@ pub(crate) struct SourceOutline {
     pub(crate) shuffle: Option<u64>,
     pub(crate) number: u64,
     pub(crate) ignores_targets: bool,
+    pub(crate) sequences: usize,
     pub(crate) sides: MadeSides,
     pub(crate) documents: Option<Documents>,
     pub(crate) hash: [u8; blake3::OUT_LEN],
@@ -64,7 +65,7 @@ enum RowSource {
     /// Chats and completions.
     Examples(ExampleRows),
     /// Another process has the ids. Its figures of them are known.
-    Remote { tokens: usize, ignores_targets: bool, sides: MadeSides },
+    Remote { tokens: usize, ignores_targets: bool, sequences: usize, sides: MadeSides },
 }
 
 impl SourceRows {
@@ -78,7 +79,7 @@ impl SourceRows {
                 (RowSource::Ids { range: 0..ids.len(), ids: Arc::new(ids), stride }, rows)
             }
             CollectedContent::Examples(examples) => {
-                let rows = ExampleRows::new(examples, seq_len, config.packs_examples);
+                let rows = ExampleRows::new(examples, seq_len, (config.packs_examples, config.preference));
                 // Examples are numbered with as many bits.
                 let count = rows.len() as u32;
                 (RowSource::Examples(rows), count)
@@ -109,6 +110,7 @@ impl SourceRows {
             shuffle: self.shuffle,
             number: self.number,
             ignores_targets: self.ignores_targets(),
+            sequences: self.sequences(),
             sides: self.sides(),
             documents: self.documents,
             hash: *self.hash()?.as_bytes(),
@@ -119,14 +121,16 @@ impl SourceRows {
 
     /// Returns rows that another process has.
     pub(crate) fn remote(outline: SourceOutline, seq_len: usize) -> Self {
-        let SourceOutline { rows, tokens, shuffle, number, ignores_targets, sides, documents, .. } = outline;
+        let SourceOutline {
+            rows, tokens, shuffle, number, ignores_targets, sequences, sides, documents, ..
+        } = outline;
         let totals = Totals { targets: outline.targets, frequency_entropy: f64::from_bits(outline.entropy) };
         let known = Known {
             hash: OnceLock::from(blake3::Hash::from_bytes(outline.hash)),
             totals: OnceLock::from(totals),
         };
         Self {
-            content: RowSource::Remote { tokens, ignores_targets, sides },
+            content: RowSource::Remote { tokens, ignores_targets, sequences, sides },
             seq_len,
             rows,
             shuffle,
@@ -134,7 +138,13 @@ impl SourceRows {
             order: None,
             documents,
             files: Vec::new(),
-            long_records: LongRecordCount { treatment: LongRecords::default(), long: 0, records: 0, seq_len },
+            long_records: LongRecordCount {
+                treatment: LongRecords::default(),
+                long: 0,
+                records: 0,
+                seq_len,
+                is_half: false,
+            },
             bad_records: None,
             missing_end: None,
             known,
@@ -186,6 +196,22 @@ impl SourceRows {
             RowSource::Examples(_) => true,
             RowSource::Ids { .. } => false,
             RowSource::Remote { ignores_targets, .. } => ignores_targets,
+        }
+    }
+
+    /// Returns the number of sequences of preference training, including those of rows that are split off.
+    pub(crate) fn sequences(&self) -> usize {
+        match &self.content {
+            RowSource::Examples(examples) => examples.sequences(),
+            RowSource::Remote { sequences, .. } => *sequences,
+            RowSource::Ids { .. } => 0,
+        }
+    }
+
+    /// Counts the sequences of preference training from this number on.
+    pub(crate) fn number_sequences_from(&mut self, first: u32) {
+        if let RowSource::Examples(examples) = &mut self.content {
+            examples.number_from(first);
         }
     }
 
@@ -250,7 +276,7 @@ impl SourceRows {
     /// Reads a row as its documents.
     pub(crate) fn parts(&self, row: usize) -> Result<Vec<RowPart>, DataError> {
         match &self.content {
-            RowSource::Examples(examples) => examples.parts(row).collect(),
+            RowSource::Examples(examples) => examples.parts(row).map(|part| Ok(part?.0)).collect(),
             RowSource::Remote { .. } => Err(remote()),
             RowSource::Ids { .. } => {
                 let mut row_ids = Vec::with_capacity(self.seq_len + 1);

@@ -16,6 +16,7 @@ use crate::lora::{layer_of_first, layer_of_magnitudes};
 use crate::model_config::ModelConfig;
 use crate::model_source::{InitialParameters, outline};
 use crate::parameter::{ParameterSource, ParameterSpec};
+use crate::preference::PreferenceLoss;
 use crate::quantisation::QuantisedSizes;
 use crate::split::Place;
 use crate::training_form::TrainingForm;
@@ -51,13 +52,15 @@ pub struct CutModel {
     quantised: QuantisedSizes,
     /// What training changes.
     form: TrainingForm,
+    /// The loss of preference training, in place of the cross entropy.
+    preference: Option<PreferenceLoss>,
 }
 
 impl From<ModelConfig> for CutModel {
     /// Returns the model with its embedding and its head in one part each.
     fn from(model: ModelConfig) -> Self {
         let (cut, quantised) = (VocabularyCut::default(), QuantisedSizes::default());
-        Self { model, cut, adapter: None, quantised, form: TrainingForm::default() }
+        Self { model, cut, adapter: None, quantised, form: TrainingForm::default(), preference: None }
     }
 }
 
@@ -111,6 +114,20 @@ impl CutModel {
         Self { form, ..self }
     }
 
+    /// Returns the model with a loss of preference training.
+    ///
+    /// # Errors
+    /// When the model predicts further tokens than the next one.
+    pub fn with_preference(self, loss: PreferenceLoss) -> Result<Self, ModelError> {
+        if self.model.head().further.depth > 0 {
+            return Err(ModelError::new(
+                "`preference.loss`: the model predicts further tokens than the next one, which preference training does not \
+                 train: use a model without these layers",
+            ));
+        }
+        Ok(Self { preference: Some(loss), ..self })
+    }
+
     /// Returns whether matrices of the base of adapters are quantised.
     pub fn is_quantised(&self) -> bool {
         !self.quantised.is_empty()
@@ -122,7 +139,8 @@ impl CutModel {
     /// As [`CutModel::new`] and [`CutModel::with_embedding_parts`].
     pub fn with_parts(&self, parts: u32) -> Result<Self, ModelError> {
         let (adapter, quantised) = (self.adapter.clone(), self.quantised.clone());
-        let with_head = Self { adapter, quantised, form: self.form, ..Self::new(self.model.clone(), parts)? };
+        let (form, preference) = (self.form, self.preference);
+        let with_head = Self { adapter, quantised, form, preference, ..Self::new(self.model.clone(), parts)? };
         with_head.with_embedding_parts(self.embedding_parts())
     }
 
@@ -283,7 +301,11 @@ impl CutModel {
         let (place, is_last) = (place.into(), layers.end == self.layers());
         let build = |source: &mut dyn ParameterSource| {
             let stage = self.model.build_cut_stage(&self.cut, layers.clone(), source, &place)?;
-            Ok::<_, ModelError>(stage.with_form(self.form).into_stage(is_last))
+            let stage = stage.with_form(self.form);
+            Ok::<_, ModelError>(match self.preference {
+                Some(preference) if is_last => stage.into_preference_stage(preference),
+                _ => stage.into_stage(is_last),
+            })
         };
         let mut source = initial.of(&*self.model)?;
         let Some(adapter) = &self.adapter else { return build(&mut *source) };

@@ -57,6 +57,7 @@ pub mod init;
 mod documents;
 mod valid_tokens;
 mod predictions;
+mod preference;
 mod router;
 
 mod mamba;
@@ -141,6 +142,7 @@ pub use pipewright_shapes::ShapeError;
 pub use pipewright_shapes::family::Family;
 pub use pipewright_shapes::key_table::{KeyTable, KeyUse, RefusedKey};
 pub use predictions::cross_entropy;
+pub use preference::{PreferenceKind, PreferenceLoss};
 pub use projection::adapted_layers;
 pub use quantisation::QuantisedSizes;
 pub use router::ROUTER_CORRECTION;

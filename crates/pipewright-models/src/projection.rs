@@ -21,6 +21,7 @@ use pipewright::nn::{
 use pipewright::random::RandomStream;
 use pipewright::stage::StageContext;
 use pipewright::tensor::Placement;
+use pipewright::train::REFERENCE_PASS;
 use pipewright_shapes::matrix::Division;
 use pipewright_shapes::training::AdaptedLayer;
 
@@ -291,7 +292,9 @@ impl Projection {
         context: &StageContext,
     ) -> Tensor<2> {
         let tensor = region.tensor();
-        let Some(adapted) = self.adapted() else {
+        // The reference of preference training is the base.
+        let is_base = context.value::<bool>(REFERENCE_PASS).is_ok();
+        let Some(adapted) = self.adapted().filter(|_| !is_base) else {
             return held_linear(x.branch(), &self.weight, self.bias.as_ref(), region);
         };
         let Adaptation { path, dropout, .. } = adapted.settings;

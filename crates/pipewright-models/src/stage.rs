@@ -26,7 +26,7 @@ use burn::tensor::{Int, Tensor, TensorData};
 use pipewright::batch::TARGETS;
 use pipewright::nn::{
     PREDICTED_TARGETS, cut_statistics, join_statistics, predicted_targets, smoothed_split_cross_entropy,
-    smoothed_vocabulary_statistics, statistics_loss,
+    smoothed_vocabulary_statistics, split_token_losses, statistics_loss, statistics_token_losses,
 };
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::tensor::{BoundaryError, EdgePlacement, Placement, Values, pack, unpack};
@@ -42,7 +42,8 @@ use crate::lora::is_of_adapter;
 use crate::mamba::is_of_scan;
 use crate::parameter::{BuiltParameter, BuiltParameters, ParameterSpec};
 use crate::prediction::Prediction;
-use crate::predictions::{loss_of_all, targets_of_each};
+use crate::predictions::{cross_entropy, loss_of_all, targets_of_each};
+use crate::preference::PreferenceLoss;
 use crate::router::is_of_router;
 use crate::rows::Rows;
 use crate::split::SplitStage;
@@ -255,6 +256,23 @@ impl ModelStage {
             of(flat(output.first()), targets.flatten(0, 1))
         };
         Stage::with_context_loss(self, loss).with_half_precision_loss()
+    }
+
+    /// Returns the last stage for preference training with a loss.
+    pub fn into_preference_stage(self, preference: PreferenceLoss) -> Stage {
+        let has_statistics = matches!(self.layers.last(), Some(StageLayer::HeadPart(_)));
+        let SplitStage { tensor, vocabulary } = self.split.clone();
+        let loss = move |output: StageTensors, targets: Tensor<2, Int>, context: &StageContext| {
+            let output = output.floats.into_iter().next().expect("the head returns logits or statistics");
+            let losses = if has_statistics {
+                statistics_token_losses(flat(output))
+            } else {
+                split_token_losses(flat(output), targets.clone().flatten(0, 1), vocabulary, &tensor)
+            };
+            preference.of(losses, &targets, context)
+        };
+        let stage = Stage::with_context_loss(self, loss);
+        if has_statistics { stage } else { stage.with_half_precision_loss() }
     }
 
     /// Returns how the ranks have the hidden states `[batch, sequence, hidden]` between two layers.

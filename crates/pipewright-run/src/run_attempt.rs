@@ -30,6 +30,7 @@ use crate::training::overview::overview;
 use crate::training::prepare::{Prepared, prepare_with};
 use crate::training::process_group::ProcessGroup;
 use crate::training::rank_hosts::RankHosts;
+use crate::training::reference::{Reference, check_file};
 use crate::training::remote_files::{Files, RemoteData};
 use crate::training::state_copies::{self, CopyPlace, StateCopies};
 use crate::training::training_loop::TrainingLoop;
@@ -91,6 +92,9 @@ impl New {
             run_folder::probe(&prepared.settings.run.out, &files).map_err(RunError::input)?;
         }
         let (description, overview) = (describe(&prepared)?, overview(&prepared)?);
+        if data.is_none() {
+            check_file(&prepared)?;
+        }
         Ok(Self { prepared, description, overview, files })
     }
 }
@@ -278,6 +282,7 @@ impl Parts {
         let (efficiency, space) = (Efficiency::of(&prepared), CheckpointSpace::of(prepared.parts()));
         let mover = LayerMover::of(&prepared, self.model.is_some())?;
         file_exchange::fetch_parameters(processes, &prepared, checkpoint.as_deref())?;
+        let reference = Reference::of(&prepared, &description);
         let mut trainer = launch(prepared, checkpoint.as_ref(), processes, attempts)?;
         let opened = match folder {
             FolderSource::New(files) => self.create_folder(&settings, &files, place, processes),
@@ -286,6 +291,10 @@ impl Parts {
             }
         };
         let (folder, copies) = opened.map_err(|error| abandon(&mut trainer, error))?;
+        if let Some(reference) = reference {
+            let provided = reference.provide(&mut trainer, processes);
+            provided.map_err(|error| abandon(&mut trainer, error))?;
+        }
         if let Some(folder) = &folder {
             trainer.set_earlier(folder.earlier());
         }

@@ -108,6 +108,7 @@ pub fn data_config(settings: &Settings) -> DataConfig {
         bad_records: data.bad_records.into(),
         packs_examples: data.packed,
         date: data.date,
+        preference: settings.preference.as_ref().map(|loss| loss.data(settings.pipeline.microbatch_size)),
     }
 }
 

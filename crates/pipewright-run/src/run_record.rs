@@ -97,6 +97,12 @@ pub struct StepMetrics {
     /// The auxiliary losses by name.
     #[serde(default)]
     pub auxiliary: BTreeMap<String, Option<f64>>,
+    /// The values of preference training by name.
+    #[serde(default)]
+    pub preference: BTreeMap<String, Option<f64>>,
+    /// The same for the validation data.
+    #[serde(default)]
+    pub validation_preference: BTreeMap<String, Option<f64>>,
     /// The share of its time that each rank is idle.
     #[serde(default)]
     pub bubble_per_rank: Vec<Option<f64>>,

@@ -19,6 +19,7 @@ use pipewright_run::training::memory::{memory_plan, move_plan, require_fit};
 use pipewright_run::training::model::{described, read_model};
 use pipewright_run::training::prepare::prepare;
 use pipewright_run::training::rank_needs::stated_memory;
+use pipewright_run::training::reference::check_file;
 use pipewright_run::training::state_copies::require_space;
 use summary::Summary;
 
@@ -60,6 +61,7 @@ pub(crate) fn run(arguments: &CheckArguments) -> Result<(), Failure> {
     let model = Arc::new(chosen.model);
     let prepared = prepare(chosen.scheduled, model.clone())?;
     prepared.notes.iter().for_each(|note| say(note));
+    check_file(&prepared)?;
     run_folder::probe(&prepared.settings.run.out, &chosen.files).map_err(Failure::input)?;
     let stages = prepared.outlines()?;
     let stated = match &arguments.profile {

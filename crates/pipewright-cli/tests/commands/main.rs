@@ -18,6 +18,8 @@ mod experts;
 mod expert_groups;
 mod vocabulary_parts;
 mod patterns;
+#[cfg(feature = "tokenizers")]
+mod preferences;
 mod generate;
 mod profile;
 mod plan_memory;

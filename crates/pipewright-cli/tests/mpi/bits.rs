@@ -1,6 +1,7 @@
 //! Tests of training in several processes: it has the figures of threads, to the bit.
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use super::{figures, folder, pipewright, processes, schedules, train_on_threads, with_overrides, words};
@@ -98,6 +99,27 @@ fn evaluations_in_processes_have_the_bits_of_threads() {
         let best = fs::read_link(folder.path().join("out/checkpoints/best")).expect("a link");
         assert_eq!(best.display().to_string(), format!("step-{:08}", if steps == 3 { 1 } else { 4 }));
     }
+}
+
+/// The base of adapters in several processes gives the reference, and only the first process writes its file.
+#[test]
+fn preferences_train_in_processes_as_in_threads_to_the_bit() {
+    let folder = folder();
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pipewright-models/tests/data");
+    let config = format!(
+        "[model]\nfrom = \"MODELS/llama-tiny\"\n[adapter]\nkind = \"lora\"\npath = \"MODELS/preference/adapter\"\n[preference]\n\
+         loss = \"dpo\"\n[data]\npath = \"MODELS/preference/pairs.jsonl\"\ntokenizer = \"bytes\"\nseq_len = 128\n\
+         validation_share = 0.25\n[pipeline]\nmicrobatches = 2\n[mesh]\ndata_parallel = 2\n[run]\nsteps = 2\neval_every = 1\n\
+         deadline_seconds = 20\nout = \"out\"\n"
+    );
+    fs::write(folder.path().join("small.toml"), config.replace("MODELS", &models.display().to_string()))
+        .expect("a file");
+    let reference = || fs::read(folder.path().join("out/reference.json")).expect("the file of the reference");
+    let expected = (train_on_threads(folder.path(), &[]), reference());
+    assert!(expected.0.iter().all(|figures| figures[4] != "null"), "{expected:?}");
+    let output = processes(folder.path(), 4, &[]);
+    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+    assert_eq!((figures(folder.path()), reference()), expected);
 }
 
 #[test]

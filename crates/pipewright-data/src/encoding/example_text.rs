@@ -8,7 +8,8 @@ use crate::chat::special_tokens::{END, SpecialTokens};
 use crate::chat::template::ChatRenderer;
 use crate::config::DataConfig;
 use crate::encoding::record_content::{
-    chat_of, chat_of_instruction, chat_of_question, get, messages_of, text_of,
+    chat_of, chat_of_instruction, chat_of_question, completions_of_pair, get, messages_of,
+    require_completion, text_of,
 };
 use crate::error::DataError;
 use crate::settings::record::{RecordKind, TOOLS};
@@ -33,6 +34,7 @@ impl<'a> ExampleText<'a> {
         let default = match kind {
             RecordKind::Chat | RecordKind::Text => TrainOn::Assistant,
             RecordKind::Completion | RecordKind::Instruction | RecordKind::Question => TrainOn::Completion,
+            RecordKind::Pair | RecordKind::Labelled => return TrainOn::Completion,
         };
         self.config.train_on.unwrap_or(default)
     }
@@ -59,22 +61,47 @@ impl<'a> ExampleText<'a> {
         self.end.as_deref()
     }
 
-    /// Returns whether a record is a completion of texts, which are not messages.
+    /// Returns whether a record is a completion of texts, or two of them, and not of messages.
     fn is_plain_completion(&self, record: &Value, kind: RecordKind) -> bool {
-        kind == RecordKind::Completion && get(record, &self.config.keys.prompt).as_str().is_some()
+        let keys = &self.config.keys;
+        let text = match kind {
+            RecordKind::Completion => get(record, &keys.prompt),
+            RecordKind::Labelled => get(record, &keys.completion),
+            RecordKind::Pair => get(record, &keys.chosen),
+            _ => return false,
+        };
+        text.as_str().is_some()
+    }
+
+    /// Returns the texts of a record for which it is prepared, like [`ExampleText::of_record`]: two of a pair, and one
+    /// of other records.
+    pub(crate) fn texts_of(
+        &self,
+        record: &Value,
+        kind: RecordKind,
+    ) -> Result<Vec<(MarkedText, bool)>, DataError> {
+        let keys = &self.config.keys;
+        match kind {
+            RecordKind::Pair => {
+                let completions = completions_of_pair(record, keys)?;
+                completions.iter().map(|record| self.of_record(record, RecordKind::Labelled)).collect()
+            }
+            _ => {
+                if kind == RecordKind::Labelled {
+                    require_completion(&keys.completion, &get(record, &keys.completion))?;
+                }
+                Ok(vec![self.of_record(record, kind)?])
+            }
+        }
     }
 
     /// Returns the text of a record for which it is prepared, and whether it is a document, to which the
     /// tokenizer adds its special tokens. The template of a chat writes its own.
-    pub(crate) fn of_record(
-        &self,
-        record: &Value,
-        kind: RecordKind,
-    ) -> Result<(MarkedText, bool), DataError> {
+    fn of_record(&self, record: &Value, kind: RecordKind) -> Result<(MarkedText, bool), DataError> {
         let keys = &self.config.keys;
         let Some(renderer) = self.renderer.as_ref().filter(|_| !self.is_plain_completion(record, kind))
         else {
-            return Ok((self.of_completion(record)?, true));
+            return Ok((self.of_completion(record, kind)?, true));
         };
         let (messages, prompt) = match kind {
             RecordKind::Text | RecordKind::Chat => {
@@ -84,7 +111,7 @@ impl<'a> ExampleText<'a> {
             }
             RecordKind::Instruction => (chat_of_instruction(record, keys)?, 1),
             RecordKind::Question => (chat_of_question(record, keys)?, 1),
-            RecordKind::Completion => {
+            RecordKind::Completion | RecordKind::Labelled | RecordKind::Pair => {
                 let mut messages = messages_of(&get(record, &keys.prompt))?;
                 let count = messages.len();
                 messages.extend(messages_of(&get(record, &keys.completion))?);
@@ -97,10 +124,10 @@ impl<'a> ExampleText<'a> {
     }
 
     /// Returns the text of a prompt and its completion, with the token of the tokenizer that ends a text.
-    fn of_completion(&self, record: &Value) -> Result<MarkedText, DataError> {
+    fn of_completion(&self, record: &Value, kind: RecordKind) -> Result<MarkedText, DataError> {
         let keys = &self.config.keys;
         let (prompt, completion) = (text_of(record, &keys.prompt)?, text_of(record, &keys.completion)?);
-        let start = match self.train_on(RecordKind::Completion) {
+        let start = match self.train_on(kind) {
             TrainOn::All => 0,
             TrainOn::Assistant | TrainOn::Completion => prompt.len(),
         };

@@ -4,12 +4,15 @@ use minijinja::Value;
 use minijinja::value::ValueKind;
 
 use crate::chat::message::{no_message, normalized, of_share_gpt};
+use crate::config::DataConfig;
 use crate::error::DataError;
-use crate::settings::record::{RecordKeys, RecordKind, SYSTEM};
+use crate::settings::preference::PreferenceData;
+use crate::settings::record::{RecordKeys, RecordKind, SYSTEM, TOOLS};
 
 /// Returns what a record contains. If it has the keys of several kinds, the first of them wins: chats,
 /// completions, instructions, questions, texts.
-pub(crate) fn kind_of(record: &Value, keys: &RecordKeys) -> Result<RecordKind, DataError> {
+pub(crate) fn kind_of(record: &Value, config: &DataConfig) -> Result<RecordKind, DataError> {
+    let keys = &config.keys;
     if record.kind() != ValueKind::Map {
         return Err(DataError::new(format!(
             "the line is a {}; write a record such as {{\"text\": \"to be\"}}, or an array of token ids",
@@ -17,6 +20,26 @@ pub(crate) fn kind_of(record: &Value, keys: &RecordKeys) -> Result<RecordKind, D
         )));
     }
     let has = |key: &str| !get(record, key).is_undefined();
+    if let Some(preference) = config.preference {
+        let (kind, needed) = match preference {
+            PreferenceData::Pairs { .. } => (RecordKind::Pair, &[&keys.chosen, &keys.rejected][..]),
+            PreferenceData::Unpaired { .. } => {
+                (RecordKind::Labelled, &[&keys.prompt, &keys.completion, &keys.label][..])
+            }
+        };
+        return match needed.iter().find(|key| !has(key)) {
+            None => Ok(kind),
+            Some(missing) => Err(DataError::new(format!(
+                "the record has no `{missing}`, and the loss takes {kind}; correct the record, or name another key with \
+                 `data.keys`"
+            ))),
+        };
+    }
+    if has(&keys.chosen) && has(&keys.rejected) {
+        return Err(DataError::new(
+            "the record has `chosen` and `rejected`, which only preference training takes: write a `loss` in [preference]",
+        ));
+    }
     if has(&keys.messages) || has(&keys.conversations) {
         Ok(RecordKind::Chat)
     } else if has(&keys.prompt) && has(&keys.completion) {
@@ -54,6 +77,75 @@ pub(crate) fn text_of(record: &Value, key: &str) -> Result<String, DataError> {
             "`{key}` is not a text but a value of the type {found}; correct the record, or name another key with `data.keys`"
         ))
     })
+}
+
+/// Returns the label of a completion: whether it is desirable.
+pub(crate) fn label_of(record: &Value, keys: &RecordKeys) -> Result<bool, DataError> {
+    let label = get(record, &keys.label);
+    if label.kind() == ValueKind::Bool {
+        return Ok(label.is_true());
+    }
+    let (key, found) = (&keys.label, type_of(&label));
+    Err(DataError::new(format!(
+        "`{key}` is neither true nor false but a value of the type {found}; correct the record, or name another key with \
+         `data.keys`"
+    )))
+}
+
+/// Returns a pair of completions as two records with a prompt and a completion. Without a prompt, the prompt is what
+/// both completions begin with.
+pub(crate) fn completions_of_pair(record: &Value, keys: &RecordKeys) -> Result<[Value; 2], DataError> {
+    let names = [&keys.chosen, &keys.rejected];
+    let [chosen, rejected] = names.map(|key| get(record, key));
+    let (mut prompt, mut completions) = (get(record, &keys.prompt), [chosen.clone(), rejected.clone()]);
+    if prompt.is_undefined() || prompt.is_none() {
+        let (common, rest) = match (chosen.as_str(), rejected.as_str()) {
+            (Some(chosen), Some(rejected)) => {
+                let shared = shared_text(chosen, rejected);
+                let rest = [chosen, rejected].map(|text| Value::from(&text[shared..]));
+                (Value::from(&chosen[..shared]), rest)
+            }
+            _ => {
+                let [chosen, rejected] = [messages_of(&chosen)?, messages_of(&rejected)?];
+                let shared = chosen.iter().zip(&rejected).take_while(|(one, other)| one == other).count();
+                let shared = shared.min(chosen.len().min(rejected.len()) - 1);
+                let rest = [&chosen, &rejected].map(|list| Value::from(list[shared..].to_vec()));
+                (Value::from(chosen[..shared].to_vec()), rest)
+            }
+        };
+        (prompt, completions) = (common, rest);
+    }
+    for (name, completion) in names.into_iter().zip(&completions) {
+        require_completion(name, completion)?;
+    }
+    let tools = get(record, TOOLS);
+    let record = |completion| {
+        let pairs = [(keys.prompt.as_str(), prompt.clone()), (keys.completion.as_str(), completion)];
+        let tools = Some((TOOLS, tools.clone())).filter(|(_, tools)| !tools.is_undefined());
+        Value::from_pairs(pairs.into_iter().chain(tools))
+    };
+    Ok(completions.map(record))
+}
+
+/// Refuses an empty completion.
+pub(crate) fn require_completion(key: &str, completion: &Value) -> Result<(), DataError> {
+    if completion.as_str().is_some_and(str::is_empty) {
+        return Err(DataError::new(format!("`{key}` is empty; remove the record")));
+    }
+    Ok(())
+}
+
+/// Returns the bytes of the text with which both texts begin, without a space at its end. Some of each text is left.
+fn shared_text(one: &str, other: &str) -> usize {
+    let places = one.char_indices().zip(other.chars());
+    let mut end = 0;
+    for ((place, letter), second) in places {
+        end = place;
+        if letter != second {
+            return one[..place].strip_suffix(' ').map_or(place, str::len);
+        }
+    }
+    end
 }
 
 /// Returns the type of a value in words.

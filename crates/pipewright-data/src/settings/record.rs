@@ -28,12 +28,31 @@ pub struct RecordKeys {
     pub question: String,
     /// The key of the answer to a question.
     pub answer: String,
+    /// The key of the preferred completion of a prompt.
+    pub chosen: String,
+    /// The key of the other completion.
+    pub rejected: String,
+    /// The key of the label of a completion: whether it is desirable.
+    pub label: String,
 }
 
 impl Default for RecordKeys {
     fn default() -> Self {
-        let [text, messages, conversations, prompt, completion, instruction, input, output, question, answer] =
-            Self::KEYS.map(str::to_owned);
+        let [
+            text,
+            messages,
+            conversations,
+            prompt,
+            completion,
+            instruction,
+            input,
+            output,
+            question,
+            answer,
+            chosen,
+            rejected,
+            label,
+        ] = Self::KEYS.map(str::to_owned);
         Self {
             text,
             messages,
@@ -45,13 +64,16 @@ impl Default for RecordKeys {
             output,
             question,
             answer,
+            chosen,
+            rejected,
+            label,
         }
     }
 }
 
 impl RecordKeys {
     /// The keys that can have other names.
-    pub const KEYS: [&str; 10] = [
+    pub const KEYS: [&str; 13] = [
         "text",
         "messages",
         "conversations",
@@ -62,6 +84,9 @@ impl RecordKeys {
         "output",
         "question",
         "answer",
+        "chosen",
+        "rejected",
+        "label",
     ];
 
     /// Gives a key another name. Returns false if there is no such key.
@@ -77,6 +102,9 @@ impl RecordKeys {
             "output" => &mut self.output,
             "question" => &mut self.question,
             "answer" => &mut self.answer,
+            "chosen" => &mut self.chosen,
+            "rejected" => &mut self.rejected,
+            "label" => &mut self.label,
             _ => return false,
         };
         name.clone_into(own);
@@ -84,7 +112,7 @@ impl RecordKeys {
     }
 
     /// Returns the names of all keys that are read.
-    pub(crate) fn names(&self) -> [&str; 12] {
+    pub(crate) fn names(&self) -> [&str; 15] {
         [
             &self.text,
             &self.messages,
@@ -96,6 +124,9 @@ impl RecordKeys {
             &self.output,
             &self.question,
             &self.answer,
+            &self.chosen,
+            &self.rejected,
+            &self.label,
             TOOLS,
             SYSTEM,
         ]
@@ -120,6 +151,10 @@ pub enum RecordKind {
     Instruction,
     /// A question and its answer.
     Question,
+    /// A prompt with a chosen and a rejected completion.
+    Pair,
+    /// A prompt and its completion, with a label.
+    Labelled,
 }
 
 impl fmt::Display for RecordKind {
@@ -130,6 +165,8 @@ impl fmt::Display for RecordKind {
             Self::Completion => "prompts and completions",
             Self::Instruction => "instructions and outputs",
             Self::Question => "questions and answers",
+            Self::Pair => "pairs of completions",
+            Self::Labelled => "completions with labels",
         })
     }
 }

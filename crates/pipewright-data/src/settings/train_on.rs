@@ -54,16 +54,25 @@ pub struct LongRecordCount {
     pub records: u64,
     /// Tokens per row that the model receives.
     pub seq_len: usize,
+    /// Whether a sequence takes at most half a row, as in preference training.
+    pub is_half: bool,
+}
+
+impl LongRecordCount {
+    /// Returns the part of a row that a record may take, in words.
+    pub(crate) fn row(&self) -> String {
+        format!("{} row of seq_len {}", if self.is_half { "half a" } else { "a" }, self.seq_len)
+    }
 }
 
 impl fmt::Display for LongRecordCount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { treatment, long, records, seq_len } = self;
+        let Self { treatment, long, records, .. } = self;
         let treatment = match treatment {
             LongRecords::Refuse => "refused",
             LongRecords::Cut => "cut",
             LongRecords::Skip => "skipped",
         };
-        write!(f, "{long} of {records} records do not fit into a row of seq_len {seq_len}: {treatment}")
+        write!(f, "{long} of {records} records do not fit into {}: {treatment}", self.row())
     }
 }

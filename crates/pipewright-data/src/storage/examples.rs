@@ -33,6 +33,21 @@ impl RowPart {
         targets.filter(|(_, counts)| **counts).map(|(id, _)| *id)
     }
 
+    /// Returns the number of ids before the first one that counts as a target.
+    pub(crate) fn completion(&self) -> usize {
+        self.counts.iter().skip(1).take_while(|counts| !**counts).count() + 1
+    }
+
+    /// Stores a label in the place of the first id, which is not a target.
+    pub(crate) fn set_label(&mut self, label: bool) {
+        self.counts.iter_mut().take(1).for_each(|counts| *counts = label);
+    }
+
+    /// Returns the label, and removes it.
+    pub(crate) fn take_label(&mut self) -> bool {
+        self.counts.first_mut().is_some_and(std::mem::take)
+    }
+
     /// Leaves only the first `count` ids.
     pub(crate) fn truncate(&mut self, count: usize) {
         self.ids.truncate(count);
@@ -140,6 +155,11 @@ impl Examples {
     fn places(&self, example: u32) -> Range<usize> {
         let number = self.number(example);
         self.starts[number] as usize..self.starts[number + 1] as usize
+    }
+
+    /// Returns an empty list of such examples.
+    pub(crate) fn empty_like(&self) -> ExampleBuffer {
+        ExampleBuffer::of_width(self.width)
     }
 
     /// Returns the number of ids of an example.

@@ -7,6 +7,7 @@ mod formats;
 mod records;
 #[cfg(feature = "parquet")]
 mod parquet_files;
+mod preference;
 mod rows;
 #[cfg(feature = "tokenizers")]
 mod tokenizer_files;

@@ -65,6 +65,7 @@ pub(crate) fn open(path: &Path, config: &DataConfig, vocab_size: usize) -> Resul
             long: 0,
             records: sizes.len() as u64,
             seq_len: config.seq_len,
+            is_half: false,
         },
         bad_records: None,
         missing_end: None,
@@ -219,7 +220,7 @@ fn check_ids(
 /// Treats the examples that do not fit into a row as the settings say.
 fn treat_long(collected: &mut Collected, config: &DataConfig, path: &Path) -> Result<(), DataError> {
     let CollectedContent::Examples(examples) = &mut collected.content else { return Ok(()) };
-    let seq_len = config.seq_len;
+    let (seq_len, row) = (config.seq_len, collected.long_records.row());
     let is_long = |example: &u32| examples.ids(*example) > seq_len + 1;
     let (long, short): (Vec<u32>, Vec<u32>) = (0..examples.len() as u32).partition(is_long);
     let Some(&first) = long.first() else { return Ok(()) };
@@ -228,7 +229,7 @@ fn treat_long(collected: &mut Collected, config: &DataConfig, path: &Path) -> Re
     collected.known = Known::default();
     let place = |example: u32| DataPlace::Record(u64::from(example) + 1);
     match config.long_records {
-        LongRecords::Refuse => Err(long_record(examples.ids(first), seq_len).at(path, place(first))),
+        LongRecords::Refuse => Err(long_record(examples.ids(first), seq_len, &row).at(path, place(first))),
         LongRecords::Skip => {
             examples.choose(short);
             Ok(())
@@ -241,7 +242,7 @@ fn treat_long(collected: &mut Collected, config: &DataConfig, path: &Path) -> Re
                 if part.targets().next().is_some() {
                     chosen.push(number);
                 } else {
-                    left_out.leave_out(nothing_left(seq_len).of_record(path, place(number)))?;
+                    left_out.leave_out(nothing_left(seq_len, &row).of_record(path, place(number)))?;
                 }
             }
             collected.bad_records = left_out.finish(!chosen.is_empty())?;

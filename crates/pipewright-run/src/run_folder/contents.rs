@@ -20,7 +20,8 @@ use serde_json::Value;
 use crate::fault;
 use crate::recovery::RECORDS;
 use crate::run_folder::paths::{
-    CHECKPOINTS, CONFIG, COPIES, METRICS, MODEL, OVERVIEW, PLAN, PROFILE, REPORT, TIMELINE, TIMELINES, VIEW,
+    CHECKPOINTS, CONFIG, COPIES, METRICS, MODEL, OVERVIEW, PLAN, PROFILE, REFERENCE, REPORT, TIMELINE,
+    TIMELINES, VIEW,
 };
 
 /// The most bytes of the first line of metrics that are read.
@@ -83,7 +84,8 @@ fn of_run(name: &str) -> Option<Written> {
         _ => {}
     }
     let plain = without_draft(name);
-    let is_named = [CONFIG, METRICS, OVERVIEW, TIMELINE, VIEW, REPORT, COPIES, PLAN].contains(&plain)
+    let is_named = [CONFIG, METRICS, OVERVIEW, TIMELINE, VIEW, REPORT, COPIES, PLAN, REFERENCE]
+        .contains(&plain)
         || RECORDS.contains(&plain)
         || fault::is_record(plain);
     let is_numbered = is_between(plain, "metrics.", ".jsonl", is_number)

@@ -29,4 +29,4 @@ pub use paths::{
     CONFIG, LARGEST, METRICS, PLAN, PROFILE, REPORT, VIEW, checkpoints_of, config_of, is_profile,
     newest_checkpoint_bytes, replanned,
 };
-pub(crate) use paths::{COPIES, MODEL, OVERVIEW, TIMELINE, kept_timelines};
+pub(crate) use paths::{COPIES, MODEL, OVERVIEW, REFERENCE, TIMELINE, kept_timelines};

@@ -19,6 +19,8 @@ pub(crate) const MODEL: &str = "model";
 pub(crate) const COPIES: &str = "copies.json";
 /// The description of the run for those who watch it.
 pub(crate) const OVERVIEW: &str = "pipewright-run.json";
+/// The log-probabilities of the data of preference training under the reference.
+pub(crate) const REFERENCE: &str = "reference.json";
 /// The schedule of a plan.
 pub const PLAN: &str = "plan.csv";
 /// The beginning and the ending of the name of a profile.

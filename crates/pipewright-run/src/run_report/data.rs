@@ -228,12 +228,21 @@ fn all_series(steps: &[StepMetrics], groups: &[(usize, usize)]) -> BTreeMap<Stri
         ("gap_sums_and_update_ms", |step| Some(step.gap_sums_ms? + step.gap_update_ms?)),
     ];
     let named = named.map(|(name, value)| (name.to_owned(), series(groups, |step| value(&steps[step]))));
-    let names: BTreeSet<&String> = steps.iter().flat_map(|step| step.auxiliary.keys()).collect();
-    let auxiliary = names.into_iter().map(|name| {
-        (
-            format!("auxiliary {name}"),
-            series(groups, |step| steps[step].auxiliary.get(name).copied().flatten()),
-        )
+    type Named = fn(&StepMetrics) -> &BTreeMap<String, Option<f64>>;
+    let tables: [(&str, Named); 3] = [
+        ("auxiliary", |step| &step.auxiliary),
+        ("preference", |step| &step.preference),
+        ("preference_validation", |step| &step.validation_preference),
+    ];
+    let by_name = tables.into_iter().flat_map(|(table, values)| {
+        let names: BTreeSet<&String> = steps.iter().flat_map(|step| values(step).keys()).collect();
+        let of_name = move |name: &String| {
+            (
+                format!("{table} {name}"),
+                series(groups, |step| values(&steps[step]).get(name).copied().flatten()),
+            )
+        };
+        names.into_iter().map(of_name)
     });
     let loss_of = |step: usize, name: &String| {
         let source = steps[step].validation_sources.iter().find(|source| source.name == *name);
@@ -244,7 +253,7 @@ fn all_series(steps: &[StepMetrics], groups: &[(usize, usize)]) -> BTreeMap<Stri
     let sources = names
         .into_iter()
         .map(|name| (format!("validation {name}"), series(groups, |step| loss_of(step, name))));
-    named.into_iter().chain(auxiliary).chain(sources).filter(|(_, series)| series.has_values()).collect()
+    named.into_iter().chain(by_name).chain(sources).filter(|(_, series)| series.has_values()).collect()
 }
 
 impl Figures {

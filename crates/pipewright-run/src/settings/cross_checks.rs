@@ -4,6 +4,7 @@
 use pipewright::train::Decay;
 use pipewright::verification::Verify;
 use pipewright_document::Problem;
+use pipewright_models::PreferenceKind;
 use pipewright_models::training_memory::ComputeDevices;
 use pipewright_schedule::generate::find;
 use pipewright_schedule::lower::ProgramSource;
@@ -32,6 +33,7 @@ pub(super) fn check(
     let mut checks = CrossChecks { document, surroundings, settings };
     checks.check_rate();
     checks.check_validation();
+    checks.check_preference();
     checks.check_lookahead();
     checks.check_profile_ranks();
     checks.check_experts();
@@ -238,6 +240,40 @@ impl CrossChecks<'_> {
         self.refuse_if(is_lacking, "data", "validation", other, advice);
     }
 
+    /// Refuses preference training without what its loss needs.
+    fn check_preference(&mut self) {
+        let Settings { preference, adapter, data, pipeline, .. } = self.settings;
+        let Some(preference) = preference.as_ref().filter(|_| self.is_sound()) else { return };
+        let needs = preference.loss.needs_reference() && adapter.is_none();
+        let advice = "add a section [adapter] with `kind = \"lora\"`, or write `loss = \"orpo\"` or `\"simpo\"`, which need no reference";
+        self.refuse_if(
+            needs,
+            "preference",
+            "loss",
+            "adapters: its reference is the model without them",
+            advice,
+        );
+        let is_single = preference.loss == PreferenceKind::Kto && pipeline.microbatch_size == 1;
+        let other =
+            "several rows in a microbatch (`pipeline.microbatch_size` is 1), whose completions it exchanges";
+        self.refuse_if(
+            is_single,
+            "preference",
+            "loss",
+            other,
+            "write `microbatch_size = 2` or more in [pipeline]",
+        );
+        let advice = "name .jsonl, .json or .parquet files with such records as `path` in [data]";
+        let other = "records with completions";
+        self.refuse_if(data.is_built_in(), "preference", "loss", other, advice);
+        for (key, is_set) in [("train_on", data.train_on.is_some()), ("side", data.side.is_some())] {
+            if is_set {
+                let sentence = format!("`{key}` does not work with preference training (`preference.loss`)");
+                self.section("data").report(key, sentence, format!("remove `{key}`"));
+            }
+        }
+    }
+
     /// Refuses a lookahead that does not fit the window or the ranks of the pipeline.
     fn check_lookahead(&mut self) {
         let Settings { mesh, pipeline, .. } = self.settings;
@@ -378,6 +414,7 @@ impl CrossChecks<'_> {
             }
         }
         let needs_whole = [
+            ("preference", "loss", self.settings.preference.is_some()),
             ("data", "packed", data.packed),
             ("data", "side", data.side.is_some()),
             ("pipeline", "recompute", pipeline.recompute != Recompute::None),

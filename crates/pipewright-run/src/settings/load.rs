@@ -10,7 +10,9 @@ use crate::settings::document::Document;
 use crate::settings::model::ModelSettings;
 use crate::settings::paths::Surroundings;
 use crate::settings::whole::Settings;
-use crate::settings::{adapter, cross_checks, data, mesh, model, optimizer, pipeline, run, sample, schedule};
+use crate::settings::{
+    adapter, cross_checks, data, mesh, model, optimizer, pipeline, preference, run, sample, schedule,
+};
 
 /// The configuration whose keys the arguments override.
 #[derive(Clone, Copy, Debug)]
@@ -78,6 +80,7 @@ impl Settings {
         let mut document = Document::new(text, arguments);
         let model = model::read(&mut document, surroundings);
         let adapter = adapter::read(&mut document, surroundings, &model);
+        let preference = preference::read(&mut document, surroundings);
         let data = data::read(&mut document, surroundings, &model);
         let fresh = match &model {
             ModelSettings::Fresh(model) if document.problems.is_empty() => {
@@ -90,7 +93,7 @@ impl Settings {
         let source = schedule::read(&mut document, surroundings, &mut pipeline, fresh, &mesh);
         let optimizer = optimizer::read(&mut document, surroundings);
         let run = run::read(&mut document, surroundings);
-        let settings = Self { model, adapter, data, pipeline, mesh, optimizer, run };
+        let settings = Self { model, adapter, preference, data, pipeline, mesh, optimizer, run };
         cross_checks::check(&mut document, surroundings, &settings, source.as_ref());
         if !document.problems.is_empty() {
             return Err(ConfigError::Problems(Problems(document.problems)));

@@ -26,6 +26,7 @@ pub mod optimizer_groups;
 mod page;
 mod paths;
 pub mod pipeline;
+pub mod preference;
 pub mod profile;
 pub mod replan;
 pub mod run;

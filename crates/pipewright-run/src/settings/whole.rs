@@ -12,6 +12,7 @@ use crate::settings::mesh::MeshSettings;
 use crate::settings::model::ModelSettings;
 use crate::settings::optimizer::OptimizerSettings;
 use crate::settings::pipeline::{PipelineSettings, ScheduleChoice};
+use crate::settings::preference::PreferenceSettings;
 use crate::settings::run::RunSettings;
 
 /// Everything that a run depends on. It is checked, and missing keys have their defaults.
@@ -21,6 +22,8 @@ pub struct Settings {
     pub model: ModelSettings,
     /// The adapters, if these are trained in place of the model's own parameters.
     pub adapter: Option<AdapterSettings>,
+    /// The loss of preference training, if it takes the place of the cross entropy.
+    pub preference: Option<PreferenceSettings>,
     /// The training data.
     pub data: DataSettings,
     /// How the model is distributed over ranks, and how a step runs.

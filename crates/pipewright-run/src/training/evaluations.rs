@@ -102,6 +102,7 @@ impl Evaluations {
             (metrics.validation_loss, metrics.validation_sources) = (Some(losses.loss), losses.sources);
             metrics.validation_perplexity = self.is_of_tokens.then(|| losses.loss.exp());
             metrics.validation_accuracy = losses.accuracy;
+            metrics.validation_preference = losses.preference;
         }
         metrics.samples = samples;
         let is_best = metrics.validation_loss.is_some_and(|loss| self.best.observe(metrics.step, loss));

@@ -1,4 +1,4 @@
-//! The identity of a run. In its checkpoints, it is the model, the adapters and the data, because everything else may
+//! The identity of a run. In its checkpoints, it is the model, the adapters, the loss of preference training and the data, because everything else may
 //! change when the run is resumed. Among the processes of a run, it is everything that must be equal.
 
 use std::collections::BTreeSet;
@@ -10,6 +10,7 @@ use pipewright_models::InitialParameters;
 use serde_json::{Map, Value, json};
 
 use crate::error::RunError;
+use crate::settings::preference::PreferenceSettings;
 use crate::settings::{Settings, may_differ};
 use crate::training::prepare::Prepared;
 use crate::training::run_adapter::ADAPTER;
@@ -17,6 +18,7 @@ use crate::training::run_adapter::ADAPTER;
 /// The key of the description that holds the content of the model's `config.json`.
 pub const MODEL: &str = "model";
 const DATA: &str = "data";
+const PREFERENCE: &str = "preference";
 /// The key of the description that holds the last step's loss.
 pub(crate) const LOSS: &str = "loss";
 
@@ -26,7 +28,13 @@ pub(crate) fn describe(prepared: &Prepared) -> Result<Map<String, Value>, RunErr
     let data = prepared.rows.identity().map_err(RunError::input)?;
     let (model, data) = (prepared.model.to_json(), json!(data));
     let adapter = prepared.adapter.clone().map(|adapter| (ADAPTER.to_owned(), adapter));
-    Ok([(MODEL.to_owned(), model), (DATA.to_owned(), data)].into_iter().chain(adapter).collect())
+    let preference = prepared.settings.preference.clone().map(|preference| {
+        // A file with the reference has no effect on the run.
+        let description = json!(PreferenceSettings { reference: None, ..preference });
+        (PREFERENCE.to_owned(), serde_json::from_str(&description.to_string()).unwrap_or(description))
+    });
+    let parts = [(MODEL.to_owned(), model), (DATA.to_owned(), data)];
+    Ok(parts.into_iter().chain(adapter).chain(preference).collect())
 }
 
 /// Returns the fields that must be equal in all processes of a run with this `description`. Paths may differ,
@@ -79,7 +87,7 @@ pub fn weight_files(folder: &Path) -> String {
 /// Refuses a checkpoint whose model, adapters or data differ from the description `run`.
 pub(crate) fn require_same(run: &Map<String, Value>, checkpoint: &Checkpoint) -> Result<(), RunError> {
     let stored = &checkpoint.manifest().description;
-    let differences: Vec<String> = [MODEL, ADAPTER, DATA]
+    let differences: Vec<String> = [MODEL, ADAPTER, PREFERENCE, DATA]
         .iter()
         .flat_map(|part| differences(part, run.get(*part), stored.get(*part)))
         .collect();

@@ -35,8 +35,12 @@ pub fn read_model(settings: &Settings) -> Result<CutModel, RunError> {
     let model = model.with_embedding_parts(settings.pipeline.embedding_parts).map_err(RunError::input)?;
     let model = model.with_form(settings.run.training_form());
     let quantised = quantised_sizes(settings, &model)?;
-    match adapter {
-        Some(adapter) => Ok(model.with_adapter(adapter).map_err(RunError::input)?.with_quantised(quantised)),
+    let model = match adapter {
+        Some(adapter) => model.with_adapter(adapter).map_err(RunError::input)?.with_quantised(quantised),
+        None => model,
+    };
+    match &settings.preference {
+        Some(preference) => model.with_preference(preference.loss()).map_err(RunError::input),
         None => Ok(model),
     }
 }

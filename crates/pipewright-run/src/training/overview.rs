@@ -15,7 +15,8 @@ use crate::training::prepare::Prepared;
 pub(crate) fn overview(prepared: &Prepared) -> Result<Overview, RunError> {
     let Prepared { settings, model, layers, program, rows, .. } = prepared;
     let replicas = settings.mesh.data_parallel;
-    let is_text = model.unit() == TOKENS;
+    // Losses of preference training are not in nats per token.
+    let is_text = model.unit() == TOKENS && settings.preference.is_none();
     let file_name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
     Ok(Overview {
         model: model.to_json()["model_type"].as_str().map_or("model".into(), escape).into_owned(),

@@ -183,6 +183,19 @@ pub(crate) fn prepare_with(
     Ok(prepared)
 }
 
+/// Returns how many records preference training has, and whether it computes a reference.
+fn preference_note(settings: &Settings, rows: &TokenRows) -> Option<String> {
+    let preference = settings.preference.as_ref()?;
+    let records = counted(rows.sequences() / 2, "record");
+    let pass = match &preference.reference {
+        None if preference.loss.needs_reference() => {
+            "; before the first step, one forward pass over all rows computes the reference"
+        }
+        _ => "",
+    };
+    Some(format!("preference: {records} of two sequences each, both in one row{pass}"))
+}
+
 /// Returns how many records do not fit into a row, and how many cannot be used.
 fn record_notes(data: &str, rows: &TokenRows) -> Vec<String> {
     let long = rows.long_records().map(|count| format!("{data}: {count}"));
@@ -218,6 +231,7 @@ pub(crate) fn prepare_settings_with(
     notes.extend(run_length::resolve(&mut settings, &rows)?);
     notes.extend(rows.missing_end().map(|missing| format!("data: {missing}")));
     notes.extend(record_notes("data", &rows));
+    notes.extend(preference_note(&settings, &rows));
     // A part that is held out has the records of the same files.
     let files = validation.as_ref().filter(|_| settings.data.validation_share.is_none());
     notes.extend(files.into_iter().flat_map(|files| record_notes("validation data", files.rows())));

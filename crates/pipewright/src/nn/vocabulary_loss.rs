@@ -17,6 +17,18 @@ use super::parallel::TensorParallel;
 use super::weighted_rows::{WeightedRows, weighted_sum};
 use crate::autodiff::{Rule, inner_of, record};
 
+/// Returns the losses `[rows, 1]` of rows whose targets are below the vocabulary of this size. The rank has the
+/// logits `[rows, part of the vocabulary]`.
+pub(super) fn losses(
+    logits: Tensor<2>,
+    targets: Tensor<1, Int>,
+    vocabulary: usize,
+    tensor: &TensorParallel,
+) -> Tensor<2> {
+    let (losses, rule) = computed(&logits, targets, vocabulary, tensor);
+    record([logits.clone(), logits], losses, Arc::new(rule))
+}
+
 /// Returns the mean of the losses of weighted rows for a vocabulary of this size. The rank has the logits
 /// `[rows, part of the vocabulary]`.
 pub(super) fn loss(
@@ -27,7 +39,20 @@ pub(super) fn loss(
     tensor: &TensorParallel,
 ) -> Tensor<1> {
     let WeightedRows { targets, weights, whole } = rows;
-    let shares = (weights / whole).unsqueeze_dim::<2>(1);
+    let (losses, rule) = computed(&logits, targets, vocabulary, tensor);
+    let shares = (weights / whole).unsqueeze_dim::<2>(1).cast(losses.dtype());
+    let loss = weighted_sum(losses, shares.clone()).reshape([1, 1]);
+    let rule = LossRule { shares: Some(shares), ..rule };
+    record([logits.clone(), logits], loss, Arc::new(rule)).reshape([1])
+}
+
+/// Returns the losses of rows and the rule of their backward.
+fn computed(
+    logits: &Tensor<2>,
+    targets: Tensor<1, Int>,
+    vocabulary: usize,
+    tensor: &TensorParallel,
+) -> (Tensor<2>, LossRule) {
     let (columns, presence) = local_ids(targets.inner(), vocabulary, tensor.range(vocabulary));
     let (columns, presence) = (columns.unsqueeze_dim::<2>(1), presence.float().unsqueeze_dim::<2>(1));
     let kept = inner_of(logits.clone());
@@ -47,10 +72,7 @@ pub(super) fn loss(
     let target = column(2).reduce(|sum, part| sum + part).expect("a group has this rank");
     let normalisers = largest + sum.log();
     let losses = normalisers.clone() - target;
-    let shares = shares.cast(losses.dtype());
-    let loss = weighted_sum(losses, shares.clone()).reshape([1, 1]);
-    let rule = LossRule { logits: kept, normalisers, columns, presence, shares, smoothing };
-    record([logits.clone(), logits], loss, Arc::new(rule)).reshape([1])
+    (losses, LossRule { logits: kept, normalisers, columns, presence, shares: None, smoothing })
 }
 
 #[derive(Debug)]
@@ -61,8 +83,8 @@ struct LossRule {
     normalisers: Tensor<2>,
     columns: Tensor<2, Int>,
     presence: Tensor<2>,
-    /// The factors of the rows in the loss.
-    shares: Tensor<2>,
+    /// The factors of the rows in the loss; `None` if each row has a loss of its own.
+    shares: Option<Tensor<2>>,
     smoothing: Smoothing,
 }
 
@@ -84,7 +106,11 @@ impl Rule for LossRule {
         let probabilities = if is_plain { probabilities } else { probabilities - smoothing.each() };
         let targets = presence.clone() * -smoothing.target();
         let difference = probabilities.scatter(1, columns.clone(), targets, IndexingUpdateOp::Add);
-        let d_logits = difference * gradient.cast(normalisers.dtype()) * shares.clone();
+        let d_losses = difference * gradient.cast(normalisers.dtype());
+        let d_logits = match shares {
+            Some(shares) => d_losses * shares.clone(),
+            None => d_losses,
+        };
         [Some(d_logits.cast(logits.dtype())), None]
     }
 }

@@ -154,6 +154,8 @@ pub struct EvalSummary {
     pub loss_weights: Vec<f64>,
     /// Auxiliary losses by name, without their weights. The microbatches count as for the loss.
     pub auxiliary: BTreeMap<Arc<str>, f64>,
+    /// As in [`StepSummary`].
+    pub auxiliary_by_layer: BTreeMap<Arc<str>, BTreeMap<Arc<str>, f64>>,
     /// The sum of all auxiliary losses, each with its weight.
     pub weighted_auxiliary: f64,
     /// The sums over all forwards of what they have counted
@@ -327,10 +329,12 @@ pub(super) fn evaluation(
             *outputs = joined_slices(std::mem::take(outputs), setup.slices())?;
         }
     }
-    let Auxiliaries { sums: auxiliary, weighted: weighted_auxiliary, .. } = auxiliary(&mut reports);
+    let Auxiliaries { sums: auxiliary, by_layer: auxiliary_by_layer, weighted: weighted_auxiliary } =
+        auxiliary(&mut reports);
     Ok(EvalSummary {
         loss_weights: plan.into_factors().shares,
         auxiliary,
+        auxiliary_by_layer,
         weighted_auxiliary,
         counts: expert_loads(&mut reports),
         losses: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.results.losses)).collect(),

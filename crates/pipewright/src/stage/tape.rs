@@ -155,7 +155,10 @@ pub(super) fn split_auxiliary(
         check_scalar(&loss, || format!("the auxiliary loss `{name}`"))?;
         let loss = at_least_single(loss);
         reported.push(Auxiliary { name, layer, weight, loss: inner_of(loss.clone()) });
-        weighted = join(weighted, Some(scaled(loss, weight * auxiliary_weight)));
+        // A loss of weight 0 is only reported.
+        if weight != 0.0 {
+            weighted = join(weighted, Some(scaled(loss, weight * auxiliary_weight)));
+        }
     }
     Ok((reported, weighted))
 }

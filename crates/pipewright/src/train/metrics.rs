@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 
 use crate::pipeline::{ExchangeTime, StepSummary};
+use crate::train::preference::{PREFERENCE, preference_values};
 use crate::train::sample::Sample;
 use crate::train::validation::SourceLoss;
 
@@ -108,6 +109,13 @@ pub struct Metrics {
     /// The gap of each rank, from the end of its last action to its next one, in milliseconds.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gap_per_rank_ms: Vec<f64>,
+    /// The values of preference training by name: the rewards, their margins, the share of pairs whose chosen completion
+    /// has the larger reward, and log-probabilities. Left out in other training.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub preference: BTreeMap<String, f64>,
+    /// The same for the validation data after the step; left out if they were not computed.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub validation_preference: BTreeMap<String, f64>,
     /// Auxiliary losses by name, each the mean over the batch without its weight; left out if there is none.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub auxiliary: BTreeMap<String, f64>,
@@ -209,18 +217,19 @@ impl Metrics {
             gap_between_ms: gap.map(|gap| milliseconds(gap.between)),
             gap_per_rank_ms: gap
                 .map_or_else(Vec::new, |gap| gap.per_rank.iter().copied().map(milliseconds).collect()),
-            auxiliary: by_text(&report.auxiliary),
+            preference: preference_values(&report.auxiliary),
+            auxiliary: by_text(report.auxiliary.iter().filter(is_loss)),
             auxiliary_by_layer: report
                 .auxiliary_by_layer
                 .iter()
-                .map(|(name, layers)| (name.to_string(), by_text(layers)))
+                .map(|(name, layers)| (name.to_string(), by_text(layers.iter())))
                 .collect(),
             expert_load: report
                 .expert_loads
                 .iter()
                 .map(|(layer, choices)| (layer.to_string(), shares(choices)))
                 .collect(),
-            total: (!report.auxiliary.is_empty()).then(|| report.total()),
+            total: report.auxiliary.iter().any(|named| is_loss(&named)).then(|| report.total()),
             peak_bytes: report.peak_bytes.clone(),
             bubble_per_rank: report.timeline.bubble_per_rank(),
             ..Self::default()
@@ -251,8 +260,13 @@ fn milliseconds(time: Duration) -> f64 {
 }
 
 /// Returns the losses with names that can be serialised.
-fn by_text(losses: &BTreeMap<Arc<str>, f64>) -> BTreeMap<String, f64> {
-    losses.iter().map(|(name, &loss)| (name.to_string(), loss)).collect()
+fn by_text<'a>(losses: impl Iterator<Item = (&'a Arc<str>, &'a f64)>) -> BTreeMap<String, f64> {
+    losses.map(|(name, &loss)| (name.to_string(), loss)).collect()
+}
+
+/// Returns whether an auxiliary loss is not a value of preference training.
+fn is_loss((name, _): &(&Arc<str>, &f64)) -> bool {
+    !name.starts_with(PREFERENCE)
 }
 
 /// Returns the share of each count in their sum; zeros if all are 0.

@@ -114,6 +114,11 @@ fn scalars(metrics: &Metrics) -> Vec<(String, f64)> {
     scalars.extend(interval);
     scalars.extend(metrics.checkpoint_cost_ms.map(|value| ("checkpoint/cost_ms".to_owned(), value)));
     scalars.extend(validation_scalars(metrics));
+    for (name, values) in
+        [("preference", &metrics.preference), ("preference_validation", &metrics.validation_preference)]
+    {
+        scalars.extend(values.iter().map(|(key, value)| (format!("{name}/{key}"), *value)));
+    }
     scalars.extend(metrics.auxiliary.iter().map(|(name, loss)| (format!("auxiliary/{name}"), *loss)));
     let ranks = (0..).zip(&metrics.bubble_per_rank);
     scalars.extend(ranks.map(|(rank, bubble): (u32, _)| (format!("bubble/rank_{rank}"), *bubble)));

@@ -16,6 +16,7 @@ use crate::pipeline::{Begin, Pipeline, PipelineError, StepSummary};
 use crate::train::accumulation::{batches_at, joined};
 use crate::train::expert_balance::ExpertBalance;
 use crate::train::metrics::Metrics;
+use crate::train::preference::{ReferenceLogProbs, log_probs_of};
 use crate::train::rate_schedule::RateSchedule;
 use crate::train::sample::{Limits, continue_texts};
 use crate::train::token_batch::split;
@@ -35,6 +36,8 @@ pub struct Trainer {
     rampup_steps: u64,
     expert_balance: Option<ExpertBalance>,
     validation: Option<Validation>,
+    /// The reference of preference training.
+    reference: Option<Arc<ReferenceLogProbs>>,
     /// The next step, if its first batch was begun during the last one.
     ahead: Option<NextStep>,
     steps_done: u64,
@@ -104,6 +107,7 @@ impl Trainer {
             rampup_steps: 0,
             expert_balance: None,
             validation: None,
+            reference: None,
             ahead: None,
             steps_done: 0,
             earlier: Duration::ZERO,
@@ -132,6 +136,24 @@ impl Trainer {
     /// Sets the data of [`Trainer::evaluate`].
     pub fn with_validation(self, validation: Validation) -> Self {
         Self { validation: Some(validation), ..self }
+    }
+
+    /// Computes the log-probabilities of all sequences of preference training under the reference: the model without its
+    /// adapters. All processes of a run must call it before the first step.
+    ///
+    /// # Errors
+    /// As [`Trainer::evaluate`].
+    pub fn compute_reference(&mut self) -> Result<ReferenceLogProbs, PipelineError> {
+        let (rows, pipeline) = (self.batch_rows, &mut self.pipeline);
+        let training = log_probs_of(&self.rows, rows, pipeline)?;
+        let validation =
+            self.validation.as_ref().map(|validation| log_probs_of(validation.rows(), rows, pipeline));
+        Ok(ReferenceLogProbs { training, validation: validation.transpose()?.unwrap_or_default() })
+    }
+
+    /// Sets the log-probabilities under the reference that the losses of steps and evaluations take.
+    pub fn set_reference(&mut self, reference: ReferenceLogProbs) {
+        self.reference = Some(Arc::new(reference));
     }
 
     /// Trains on the next batch, or on the next batches if gradients are accumulated.
@@ -276,7 +298,8 @@ impl Trainer {
     fn next_batch(&mut self) -> Result<Batch, PipelineError> {
         let ignores = self.rows.ignores_targets();
         let rows = self.rows.next_batch(self.batch_rows)?;
-        split(rows, (&self.pipeline.split_rule(), self.pipeline.slices()), ignores)
+        let reference = self.reference.as_ref().map(|reference| &*reference.training);
+        split(rows, (&self.pipeline.split_rule(), self.pipeline.slices()), ignores, reference)
     }
 
     /// Returns the mean cross entropy per token of the validation data, in nats; `None` if there is no
@@ -298,7 +321,8 @@ impl Trainer {
     /// As [`Trainer::evaluate`].
     pub fn evaluate_sources(&mut self) -> Result<Option<ValidationLosses>, PipelineError> {
         let pipeline = &mut self.pipeline;
-        self.validation.as_mut().map(|validation| validation.losses(pipeline)).transpose()
+        let reference = self.reference.as_ref().map(|reference| &*reference.validation);
+        self.validation.as_mut().map(|validation| validation.losses(pipeline, reference)).transpose()
     }
 
     /// Returns the most likely tokens after each prompt: at most `tokens`, until one of `ends`, and at most

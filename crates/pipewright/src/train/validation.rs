@@ -1,12 +1,16 @@
 //! Validation data, and the loss of a model on it.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use crate::batch::SplitRule;
 use crate::checkpoint::Cursor;
 use crate::nn::PREDICTED_TARGETS;
 use crate::pipeline::{EvalSummary, Pipeline, PipelineError};
-use crate::train::token_batch::split;
+use crate::train::preference::preference_values;
+use crate::train::token_batch::{records_of, split};
 use pipewright_data::{DataError, IGNORED_TARGET, RowPlace, TokenBatch, TokenRows};
 
 /// Rows that a model is not trained on. Every evaluation takes the same ones.
@@ -52,7 +56,12 @@ impl Validation {
     }
 
     /// Returns the losses of a model. The sums have the same order for every cut of the model.
-    pub(super) fn losses(&mut self, pipeline: &mut Pipeline) -> Result<ValidationLosses, PipelineError> {
+    /// `reference` has the log-probabilities of the sequences of preference training.
+    pub(super) fn losses(
+        &mut self,
+        pipeline: &mut Pipeline,
+        reference: Option<&[f32]>,
+    ) -> Result<ValidationLosses, PipelineError> {
         self.rows.seek(Cursor::default()).expect("every data has a first row");
         let ignores = self.rows.ignores_targets();
         let mixture = self.rows.mixture();
@@ -66,6 +75,7 @@ impl Validation {
         });
         let (mut sum, mut weights) = (0.0, 0.0);
         let (mut predicted, mut targets) = (0, 0);
+        let mut values: BTreeMap<Arc<str>, f64> = BTreeMap::new();
         for index in 0..self.batches {
             let own = places.as_ref().map(|places| &places[index * self.batch_rows..][..self.batch_rows]);
             let rows = match own {
@@ -73,8 +83,9 @@ impl Validation {
                 None => self.rows.next_batch(self.batch_rows)?,
             };
             // Batches without ignored targets have as many targets each.
-            let weight = if ignores { counted(&rows) } else { 1.0 };
-            let batch = split(rows, (&rule, pipeline.slices()), ignores)?;
+            let records: Option<f32> = records_of(&rows).map(|records| records.iter().sum());
+            let weight = records.map_or_else(|| if ignores { counted(&rows) } else { 1.0 }, f64::from);
+            let batch = split(rows, (&rule, pipeline.slices()), ignores, reference)?;
             let summary = pipeline.eval_losses(batch)?;
             if summary.interrupted && index + 1 < self.batches {
                 return Err(PipelineError::Interrupted);
@@ -84,6 +95,9 @@ impl Validation {
             if let Some([hits, all]) = summary.counts.get(PREDICTED_TARGETS).map(Vec::as_slice) {
                 (predicted, targets) = (predicted + hits, targets + all);
             }
+            for (name, value) in summary.auxiliary.iter().filter(|_| records.is_some()) {
+                *values.entry(name.clone()).or_default() += weight * value;
+            }
             if let Some((sources, places)) = sources.as_mut().zip(own) {
                 sources.add(places, weight, &summary);
             }
@@ -91,8 +105,10 @@ impl Validation {
         let of_sources: Vec<Option<f64>> = sources.map(SourceSums::losses).unwrap_or_default();
         let sources = mixture.into_iter().zip(of_sources);
         let sources = sources.map(|(source, loss)| SourceLoss { name: source.name, loss });
+        values.values_mut().for_each(|value| *value /= weights);
+        let (preference, sources) = (preference_values(&values), sources.collect());
         let accuracy = (targets > 0).then(|| predicted as f64 / targets as f64);
-        Ok(ValidationLosses { loss: sum / weights, accuracy, sources: sources.collect() })
+        Ok(ValidationLosses { loss: sum / weights, accuracy, sources, preference })
     }
 }
 
@@ -107,6 +123,8 @@ pub struct ValidationLosses {
     /// Of each source of a mixture; empty without a mixture, and if the rows of a batch cannot be divided
     /// into microbatches of equal size.
     pub sources: Vec<SourceLoss>,
+    /// The values of preference training, as in [`Metrics::preference`](crate::train::Metrics::preference).
+    pub preference: BTreeMap<String, f64>,
 }
 
 /// The validation loss of a source of a mixture.

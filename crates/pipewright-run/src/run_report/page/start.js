@@ -3,12 +3,15 @@
 
 const keys = [...new Set(runs.flatMap((run) => Object.keys(run.series)))];
 const auxiliary = keys.filter((key) => key.startsWith("auxiliary ")), sources = keys.filter((key) => key.startsWith("validation "));
+const preference = keys.filter((key) => key.startsWith("preference ")).map((key) => key.replace("preference ", ""));
 const lossUnit = counted === "tokens" ? "nats per token; " : "";
 const line = (name, key, dash = "") => ({ name, key, dash });
 const specs = [
   { title: "Loss", note: lossUnit + "dashed: validation, dotted: total", canBeLog: true, format: short,
     lines: [line("training", "loss"), line("validation", "validation_loss", "7 4"), line("total", "total", "2 3")] },
   { title: "Validation accuracy", note: "share of the targets that the model predicts", format: percent, isFromZero: true, lines: [line("validation accuracy", "validation_accuracy")] },
+  ...preference.map((name) => ({ title: `Preference: ${name}`, note: "dashed: validation", format: short,
+    lines: [line("training", `preference ${name}`), line("validation", `preference_validation ${name}`, "7 4")] })),
   { title: "Gradient norm", note: "before clipping", format: short, canBeLog: true, lines: [line("gradient norm", "grad_norm")] },
   { title: "Throughput", note: `${counted} per second`, format: short, isFromZero: true, lines: [line(`${counted} per second`, "tokens_per_second")] },
   { title: "Step time", note: "whole steps; dashed: predicted from the first steps, dotted: planned", format: milliseconds, isFromZero: true,

@@ -7,6 +7,7 @@ mod mix;
 mod model;
 mod offload;
 mod pipeline;
+mod preference;
 mod values;
 mod whole;
 

@@ -13,6 +13,21 @@ use crate::training::model::read_model;
 use crate::training::prepare::prepare_settings;
 
 const LORA: &[&str] = &["model.from=MODELS/llama-tiny", "adapter.kind=lora"];
+const DPO: &[&str] = &[
+    "model.from=MODELS/llama-tiny",
+    "adapter.kind=lora",
+    "data.path=FOLDER/pairs.jsonl",
+    "preference.loss=dpo",
+    "data.seq_len=128",
+];
+const KTO: &[&str] = &[
+    "model.from=MODELS/llama-tiny",
+    "adapter.kind=lora",
+    "data.path=FOLDER/pairs.jsonl",
+    "preference.loss=kto",
+    "data.seq_len=128",
+    "pipeline.microbatch_size=2",
+];
 const DOCUMENTS: &[&str] = &["data.bos_id=0", "data.packed=true"];
 const CHATS: &[&str] = &["data.path=FOLDER/chats.jsonl", "data.chat_template=chatml"];
 const DATED: &[&str] = &[
@@ -54,6 +69,13 @@ const CHANGES: &[Change] = &[
         "adapter.path=MODELS/lora/../lora/llama-tiny",
         &["model.from=MODELS/llama-tiny", "adapter.kind=lora", "adapter.path=MODELS/lora/llama-tiny"],
     ),
+    ("preference.loss=ipo", DPO),
+    ("preference.beta=0.2", DPO),
+    ("preference.label_smoothing=0.1", DPO),
+    ("preference.margin=0.2", &["data.path=FOLDER/pairs.jsonl", "preference.loss=simpo"]),
+    ("preference.desirable_weight=2.0", KTO),
+    ("preference.undesirable_weight=2.0", KTO),
+    ("preference.reference=FOLDER/reference.json", DPO),
     ("data.path=FOLDER/a.txt", &[]),
     (
         "data.mix=[{ path = \"FOLDER/a.txt\", weight = 0.7 }, { path = \"FOLDER/b.txt\", weight = 0.3 }]",
@@ -197,6 +219,7 @@ fn write_data(folder: &Path) {
     let chats = (1..60).map(|number| format!("{}\n", chat(1 + number % 3))).collect::<String>();
     let text = |number| json!({"text": format!("{number} one"), "content": format!("{number} two")});
     let texts = (1..2000).map(|number| format!("{}\n", text(number))).collect::<String>();
+    let pair = json!({"prompt": "q", "chosen": "ab", "rejected": "c", "completion": "d", "label": true});
     let files = [
         ("empty.toml", String::new()),
         ("a.txt", "All is well that ends well. ".repeat(1000)),
@@ -204,6 +227,7 @@ fn write_data(folder: &Path) {
         ("chats.jsonl", chats),
         ("turns.jinja", "{% for turn in messages %}{{ turn.content }}{{ end }}{% endfor %}".to_owned()),
         ("texts.jsonl", texts),
+        ("pairs.jsonl", format!("{pair}\n").repeat(40)),
     ];
     for (name, content) in files {
         std::fs::write(folder.join(name), content).expect("the scratch folder takes files");

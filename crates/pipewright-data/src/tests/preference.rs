@@ -1,0 +1,183 @@
+//! Tests of the records of preference training.
+
+use super::{has_error, open_files};
+use crate::{
+    DOCUMENTS, DataConfig, IGNORED_TARGET, LongRecords, PreferenceData, ROLES, SEQUENCES, TokenRows,
+};
+
+const PAIRS: PreferenceData = PreferenceData::Pairs { whole_chosen: false };
+const UNPAIRED: PreferenceData = PreferenceData::Unpaired { block: 2 };
+
+fn open(
+    content: &str,
+    preference: PreferenceData,
+    change: impl FnOnce(&mut DataConfig),
+) -> Result<TokenRows, String> {
+    open_files(&[("a.jsonl", content.as_bytes())], 256, 0, |config| {
+        config.seq_len = 20;
+        config.shuffle = false;
+        config.preference = Some(preference);
+        change(config);
+    })
+}
+
+/// Returns the sequences of all rows: the role, the number, the text and its completion.
+fn sequences(rows: &TokenRows) -> Vec<(i32, i32, String, String)> {
+    let batch = rows.batch(&rows.all_places()).expect("rows");
+    let side = |name: &str| &batch.side.iter().find(|side| side.name == name).expect("a side input").values;
+    let (roles, numbers, documents) = (side(ROLES), side(SEQUENCES), side(DOCUMENTS));
+    let mut found: Vec<(i32, i32, String, String)> = Vec::new();
+    for (place, role) in roles.iter().enumerate().filter(|(_, role)| **role != 0) {
+        let begins = place % batch.seq_len == 0 || documents[place] != documents[place - 1];
+        if begins {
+            found.push((role.abs(), numbers[place], String::new(), String::new()));
+        }
+        let (_, number, text, completion) = found.last_mut().expect("it has begun");
+        assert_eq!(*number, numbers[place]);
+        text.push(batch.inputs[place] as u8 as char);
+        if *role > 0 {
+            completion.push(batch.targets[place] as u8 as char);
+        }
+    }
+    found
+}
+
+fn check(content: &str, preference: PreferenceData, expected: &[(i32, &str, &str)]) {
+    let found = sequences(&open(content, preference, |_| {}).expect("they are records"));
+    assert!((1..).zip(&found).all(|(number, found)| found.1 == number), "{found:?}");
+    let found: Vec<(i32, &str, &str)> =
+        found.iter().map(|(role, _, text, completion)| (*role, text.as_str(), completion.as_str())).collect();
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn a_pair_is_two_sequences_of_one_row() {
+    let expected = [(1, "qa", "ab"), (2, "q", "c")];
+    check(r#"{"prompt": "q", "chosen": "ab", "rejected": "c"}"#, PAIRS, &expected);
+}
+
+#[test]
+fn a_prompt_that_is_not_written_is_what_both_completions_begin_with() {
+    let expected = [(1, "to be a", " ab"), (2, "to be c", " cd")];
+    check(r#"{"chosen": "to be ab", "rejected": "to be cd"}"#, PAIRS, &expected);
+    let chat = |chosen: &str, rejected: &str, rest: &str| {
+        let message = |role: &str, text: &str| format!(r#"{{"role": "{role}", "content": "{text}"}}"#);
+        let list = |texts: &[String]| format!("[{}]", texts.join(", "));
+        let (prompt, [chosen, rejected]) =
+            (message("user", "q"), [chosen, rejected].map(|text| message("assistant", text)));
+        if rest.is_empty() {
+            let lists = [[prompt.clone(), chosen], [prompt, rejected]].map(|texts| list(&texts));
+            format!(r#"{{"chosen": {}, "rejected": {}}}"#, lists[0], lists[1])
+        } else {
+            let [prompt, chosen, rejected] = [prompt, chosen, rejected].map(|text| list(&[text]));
+            format!(r#"{{"prompt": {prompt}, "chosen": {chosen}, "rejected": {rejected}}}"#)
+        }
+    };
+    let of = |record: &str| {
+        let rows = open(record, PAIRS, |config| {
+            config.seq_len = 200;
+            config.chat_template = Some(crate::ChatTemplate::Named("chatml".to_owned()));
+        });
+        sequences(&rows.expect("a pair"))
+    };
+    let (implicit, written) = (of(&chat("ab", "c", "")), of(&chat("ab", "c", "written")));
+    assert_eq!(implicit, written);
+    // All tokens behind the prompt count, and so does what the template writes behind an answer.
+    assert_eq!(written[0].3, "ab<|im_end|>\n");
+}
+
+#[test]
+fn completions_of_a_block_are_exchanged() {
+    let record = |prompt: &str, completion: &str, label: bool| {
+        format!("{{\"prompt\": \"{prompt}\", \"completion\": \"{completion}\", \"label\": {label}}}\n")
+    };
+    let records = record("p", "aa", true) + &record("q", "b", false) + &record("r", "cc", true);
+    let expected = [
+        (1, "pa", "aa"),
+        (3, "p", "b"),
+        (2, "q", "b"),
+        (3, "qa", "aa"),
+        // The last block has one record.
+        (1, "rc", "cc"),
+        (3, "rc", "cc"),
+    ];
+    check(&records, UNPAIRED, &expected);
+}
+
+#[test]
+fn packed_rows_have_whole_records() {
+    let record =
+        |letter: char| format!("{{\"prompt\": \"{letter}\", \"chosen\": \"ab\", \"rejected\": \"c\"}}\n");
+    let records: String = ('p'..'z').map(record).collect();
+    let rows = |packed| open(&records, PAIRS, |config| config.packs_examples = packed).expect("pairs");
+    let (packed, alone) = (rows(true), rows(false));
+    // A record takes three of twenty places.
+    assert_eq!((packed.rows(), alone.rows()), (2, 10));
+    assert_eq!(sequences(&packed), sequences(&alone));
+}
+
+#[test]
+fn all_tokens_of_chosen_sequences_may_have_targets() {
+    let record = r#"{"prompt": "qr", "chosen": "ab", "rejected": "cd"}"#;
+    let targets = |preference| {
+        let rows = open(record, preference, |_| {}).expect("a pair");
+        let batch = rows.batch(&rows.all_places()).expect("a row");
+        batch
+            .targets
+            .iter()
+            .filter(|target| **target != IGNORED_TARGET)
+            .map(|id| *id as u8 as char)
+            .collect::<String>()
+    };
+    assert_eq!(targets(PAIRS), "abcd");
+    assert_eq!(targets(PreferenceData::Pairs { whole_chosen: true }), "rabcd");
+}
+
+#[test]
+fn a_sequence_takes_half_a_row() {
+    let record = r#"{"prompt": "q", "chosen": "abcdefghijklm", "rejected": "c"}"#;
+    let rows = open(record, PAIRS, |_| {}).expect("it is cut");
+    assert_eq!(sequences(&rows)[0].3, "abcdefghij");
+    let long = rows.long_records().expect("one").to_string();
+    assert_eq!(long, "1 of 1 records do not fit into half a row of seq_len 20: cut");
+    let refuse = |config: &mut DataConfig| config.long_records = LongRecords::Refuse;
+    has_error(
+        open(record, PAIRS, refuse).map(|rows| rows.rows()),
+        "a.jsonl:1: the record has 14 tokens, and half a row of seq_len 20 takes 11; raise",
+    );
+    let record = r#"{"prompt": "a long question", "chosen": "a", "rejected": "c"}"#;
+    has_error(
+        open(record, PAIRS, |_| {}).map(|rows| rows.rows()),
+        "a.jsonl:1: after the cut to the 11 tokens of half a row of seq_len 20, nothing",
+    );
+}
+
+#[test]
+fn records_that_cannot_be_used_are_refused() {
+    let check = |content: &str, preference, expected: &str| {
+        has_error(open(content, preference, |_| {}).map(|rows| rows.rows()), expected);
+    };
+    check(
+        r#"{"prompt": "q", "chosen": "a"}"#,
+        PAIRS,
+        "a.jsonl:1: the record has no `rejected`, and the loss takes pairs",
+    );
+    check(
+        r#"{"prompt": "q", "completion": "a"}"#,
+        UNPAIRED,
+        "a.jsonl:1: the record has no `label`, and the loss takes",
+    );
+    check(r#"{"prompt": "q", "chosen": "", "rejected": "c"}"#, PAIRS, "a.jsonl:1: `chosen` is empty");
+    check(
+        r#"{"prompt": "q", "completion": "", "label": true}"#,
+        UNPAIRED,
+        "a.jsonl:1: `completion` is empty",
+    );
+    check(r#"{"prompt": "q", "chosen": 4, "rejected": "c"}"#, PAIRS, "a.jsonl:1: the chat is a number");
+    check(
+        r#"{"prompt": "q", "completion": "a", "label": "yes"}"#,
+        UNPAIRED,
+        "a.jsonl:1: `label` is neither true nor false but a value of the type string",
+    );
+    check("[1, 2, 3]", PAIRS, "a.jsonl: preference training takes records with completions");
+}
