@@ -42,7 +42,7 @@ use crate::lora::is_of_adapter;
 use crate::mamba::is_of_scan;
 use crate::parameter::{BuiltParameter, BuiltParameters, ParameterSpec};
 use crate::prediction::Prediction;
-use crate::predictions::{cross_entropy, loss_of_all, targets_of_each};
+use crate::predictions::{loss_of_all, targets_of_each};
 use crate::preference::PreferenceLoss;
 use crate::router::is_of_router;
 use crate::rows::Rows;

@@ -25,7 +25,7 @@ pub(super) fn losses(
     vocabulary: usize,
     tensor: &TensorParallel,
 ) -> Tensor<2> {
-    let (losses, rule) = computed(&logits, targets, vocabulary, tensor);
+    let (losses, rule) = computed(&logits, targets, Smoothing::NONE, vocabulary, tensor);
     record([logits.clone(), logits], losses, Arc::new(rule))
 }
 
@@ -39,7 +39,7 @@ pub(super) fn loss(
     tensor: &TensorParallel,
 ) -> Tensor<1> {
     let WeightedRows { targets, weights, whole } = rows;
-    let (losses, rule) = computed(&logits, targets, vocabulary, tensor);
+    let (losses, rule) = computed(&logits, targets, smoothing, vocabulary, tensor);
     let shares = (weights / whole).unsqueeze_dim::<2>(1).cast(losses.dtype());
     let loss = weighted_sum(losses, shares.clone()).reshape([1, 1]);
     let rule = LossRule { shares: Some(shares), ..rule };
@@ -50,6 +50,7 @@ pub(super) fn loss(
 fn computed(
     logits: &Tensor<2>,
     targets: Tensor<1, Int>,
+    smoothing: Smoothing,
     vocabulary: usize,
     tensor: &TensorParallel,
 ) -> (Tensor<2>, LossRule) {
