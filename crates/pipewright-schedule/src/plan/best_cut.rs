@@ -70,7 +70,7 @@ pub fn best_cut(
         let step = Step::of(&layers, schedule.ranks(), schedule.microbatches());
         let layout = PlacedCut { starts: even, rank_of };
         let steps = tuning::best_cut::WALK_STEPS * stages;
-        let walk = WalkTask { step, memory: None, swaps: Swaps::None, steps };
+        let walk = WalkTask { step, memory: None, stay: 1.0, swaps: Swaps::None, steps };
         let walked = balanced(walk, layout, &mut Numbers(1), &mut 0).starts;
         best.consider(time(&walked), &walked);
     }

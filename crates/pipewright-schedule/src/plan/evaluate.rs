@@ -284,8 +284,9 @@ impl Evaluator {
             // An overlap is taken apart if its backward has no weight gradients.
             let partner = row.get(position + 1).copied();
             let partner = partner.filter(|&partner| cell.overlaps && role_of(roles, partner).is_whole);
-            let cells = [Some(cell), partner].into_iter().flatten();
-            let arrival = cells.clone().try_fold(now, |latest, cell| Ok(latest.max(arrival_of(cell, now)?)));
+            let both = [cell, partner.unwrap_or(cell)];
+            let cells = if partner.is_some() { &both[..] } else { &both[..1] };
+            let arrival = cells.iter().try_fold(now, |latest, &cell| Ok(latest.max(arrival_of(cell, now)?)));
             let arrival = match arrival {
                 Ok(arrival) => arrival,
                 Err(message) => {
@@ -306,8 +307,8 @@ impl Evaluator {
                 Some(partner) => {
                     let other = role_of(roles, partner);
                     let again = is_again(position + 1, other).map(|_| other.work_again);
-                    let both = [again.unwrap_or(other.work), other.work];
-                    let second = if again.is_some() { &both[..] } else { &both[1..] };
+                    let works = [again.unwrap_or(other.work), other.work];
+                    let second = if again.is_some() { &works[..] } else { &works[1..] };
                     let are_of_one_stage = cell.stage == partner.stage;
                     let halves = Halves { works: [&[role.work], second], are_of_one_stage };
                     ended = Ended {
@@ -319,7 +320,7 @@ impl Evaluator {
                 }
             }
             let sent = ended.at;
-            for cell in cells {
+            for &cell in cells {
                 let role = role_of(roles, cell);
                 if role.sends != NONE {
                     let target = role.sends + cell.microbatch as usize;

@@ -21,7 +21,7 @@ use crate::plan::search::{Choice, Search};
 use crate::plan::shape::Shape;
 use crate::plan::stage_load::stage_loads;
 use crate::plan::tuning;
-use crate::plan::unlike_pool::{estimate, quick_layout, unlike_pool};
+use crate::plan::unlike_pool::{estimate, quick_layout, stays, unlike_pool};
 use crate::recompute::{LayerParts, StageRecompute};
 
 /// Searches the plans of one shape.
@@ -83,7 +83,7 @@ pub(super) fn scout(search: &mut Search<'_>, at: usize) -> Scouted {
     };
     let Some(layout) = layout else { return Scouted { time: f64::INFINITY, estimate: f64::INFINITY } };
     let time = time_by_rules(search, at, &layout);
-    let estimate = if shape.layers.is_unlike() { estimate(shape, &layout) } else { time };
+    let estimate = if shape.layers.is_unlike() { estimate(shape, &layout, 1.0) } else { time };
     Scouted { time, estimate }
 }
 
@@ -352,7 +352,9 @@ fn changed(
         next.layout.shake(ranks, swaps, numbers);
     }
     let mut changes = 0;
-    let walk = WalkTask { step: shape.step(), memory, swaps, steps: tuning::annealing::BALANCING };
+    let stays = stays(shape);
+    let stay = if stays.len() > 1 { stays[numbers.below(stays.len())] } else { 1.0 };
+    let walk = WalkTask { step: shape.step(), memory, stay, swaps, steps: tuning::annealing::BALANCING };
     next.layout = balanced(walk, next.layout, numbers, &mut changes);
     if shape.layers.is_unlike() {
         search.charge_unlike_walk(changes, next.layout.rank_of.len());

@@ -11,7 +11,7 @@ use crate::plan::balance::balanced;
 use crate::plan::explore::time_by_rules;
 use crate::plan::head_parts::with_head_parts;
 use crate::plan::numbers::Numbers;
-use crate::plan::placed_cut::{PlacedCut, Swaps, WalkTask};
+use crate::plan::placed_cut::PlacedCut;
 use crate::plan::predict::{PlanChoice, Prediction, predict};
 use crate::plan::replica_rows::{rows_of, times_of};
 use crate::plan::report::{MachineUse, Plan};
@@ -19,6 +19,7 @@ use crate::plan::request::PlanRequest;
 use crate::plan::search::Search;
 use crate::plan::shape::Shape;
 use crate::plan::tuning;
+use crate::plan::unlike_pool::{stays, walk_of};
 use crate::profile::{Profile, RankProfile};
 
 /// Returns how the best plan uses each rank of the profile.
@@ -221,7 +222,7 @@ impl Changes<'_> {
         let shape = &shapes[at];
         let mut search = Search::new(&request, &shapes, &mut *self.keep_going);
         let steps = tuning::unlike::ESTIMATE_STEPS * layout.rank_of.len();
-        let walk = WalkTask { step: shape.step(), memory: shape.memory.as_ref(), swaps: Swaps::Any, steps };
+        let walk = walk_of(shape, stays(shape)[0], steps);
         let layout = balanced(walk, layout, &mut Numbers(1), &mut 0);
         time_by_rules(&mut search, at, &layout)
     }

@@ -31,6 +31,8 @@ pub(super) enum Swaps {
 pub(super) struct WalkTask<'a> {
     pub(super) step: Step<'a>,
     pub(super) memory: Option<&'a RankMemory>,
+    /// How many times as long as the shortest way a microbatch stays in flight, for the memory of unlike ranks.
+    pub(super) stay: f64,
     pub(super) swaps: Swaps,
     /// The length of the walk.
     pub(super) steps: usize,

@@ -43,7 +43,7 @@ pub(super) fn pool(search: &mut Search<'_>, shape: &Shape) -> Vec<PooledCut> {
         let mut changes = 0;
         let steps =
             (tuning::pool::WALK_STEPS * class.stages()).min(tuning::pool::MOST_WALK_STEPS).min(affordable);
-        let walk = WalkTask { step, memory, swaps: Swaps::None, steps };
+        let walk = WalkTask { step, memory, stay: 1.0, swaps: Swaps::None, steps };
         let even = PlacedCut { starts: even(layers, class.stages()), rank_of: rank_of.clone() };
         if class.chunks > 1 && class.path == Path::Loop {
             let all = tuning::pool::FREE_STEPS * steps;

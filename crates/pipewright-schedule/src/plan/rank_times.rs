@@ -183,9 +183,12 @@ impl<'a> Step<'a> {
             self.fill(rank, first) + self.drain(rank, first)
         };
         let mut longest = ends + self.microbatches * critical;
-        for time in own.clone().flat_map(|stage| [stage.first_forward, stage.first_backward]) {
+        let with_rest = |time: f64| {
             let left = own.clone().map(|stage| stage.work_from(time, self.microbatches)).sum::<f64>();
-            longest = longest.max(time + left);
+            time + left
+        };
+        for stage in own.clone() {
+            longest = longest.max(with_rest(stage.first_forward)).max(with_rest(stage.first_backward));
         }
         longest
     }

@@ -155,7 +155,7 @@ pub(super) mod unlike {
     /// divided and joined, which leads out of bad cuts.
     pub(crate) const TOLERANCE: f64 = 0.2;
     /// The share of the work of a search. Memory limits and walks make its units longer than for equal ranks.
-    pub(crate) const EFFORT: f64 = 0.45;
+    pub(crate) const EFFORT: f64 = 1.0;
     /// The steps of a walk from one of many layouts, for each stage.
     pub(crate) const FIRST_STEPS: usize = 60;
     /// The walks that continue from the best of the layouts.
@@ -167,6 +167,10 @@ pub(super) mod unlike {
     /// The part of a delay by which a rank counts as slower in a walk, as for equal ranks. It is smaller, because slow
     /// ranks have few and long stages in any case.
     pub(crate) const LONG_STAGE: f64 = 0.1;
+    /// How many times as long as the shortest way microbatches stay in flight, as walks count memory. Microbatches wait for
+    /// each other, and `W` frees memory after `I`. A layout that counts on less needs second forwards; one that counts
+    /// on more loses speed. Where memory decides, 3 finds the fastest plans most often.
+    pub(crate) const STAYS: [f64; 2] = [3.0, 1.0];
     /// The layouts with about as many stages on which a few rules are tried first.
     pub(crate) const LOOKS: usize = 4;
     /// The steps of the walk that compares divisions, for each stage.
@@ -179,6 +183,8 @@ pub(super) mod unlike {
     pub(crate) const ALL_SUBSETS: u32 = 5;
     /// The most ranks whose places in the order the bound counts. More take too long.
     pub(crate) const MOST_ORDERED: usize = 64;
+    /// The accuracy of the bisections for unlike ranks, as a share. Their tests take little time.
+    pub(crate) const ACCURACY: f64 = 1e-4;
     /// The most sizes of layers by which the bound measures times.
     pub(crate) const SIZES: usize = 24;
     /// The largest number of parts of a size that are measured too.

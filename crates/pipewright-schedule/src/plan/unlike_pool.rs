@@ -18,12 +18,38 @@ use crate::plan::tuning;
 use crate::plan::unlike_walk::time_with_memory;
 
 /// Returns the cuts to try: in turn the most promising ones with regular rounds, and of free walks. The most promising
-/// ones have the lowest bound, with second forwards if memory forces them.
+/// ones have the lowest bound, with second forwards if memory forces them. If memory is limited, this is done for
+/// each of several times that microbatches stay in flight.
 pub(super) fn unlike_pool(search: &mut Search<'_>, shape: &Shape) -> Vec<PooledCut> {
+    let stays = stays(shape);
+    let budget = search.left() / tuning::unlike::WALK_SHARE / stays.len() as u64;
+    let mut lists: Vec<std::vec::IntoIter<PooledCut>> = Vec::new();
+    for &stay in stays {
+        let [regular, free] = cuts_for(search, shape, stay, budget);
+        lists.extend([free, regular].map(Vec::into_iter));
+    }
+    let mut cuts: Vec<PooledCut> = Vec::new();
+    while lists.iter().any(|list| list.len() > 0) {
+        for cut in lists.iter_mut().filter_map(Iterator::next) {
+            if !cuts.iter().any(|known| known.layout == cut.layout) {
+                cuts.push(cut);
+            }
+        }
+    }
+    cuts
+}
+
+/// Returns how many times as long as the shortest way microbatches may stay in flight.
+pub(super) fn stays(shape: &Shape) -> &'static [f64] {
+    let is_limited = shape.layers.is_unlike() && shape.memory.is_some();
+    if is_limited { &tuning::unlike::STAYS } else { &[1.0] }
+}
+
+/// Returns cuts with regular rounds, and cuts of free walks, the most promising ones first.
+fn cuts_for(search: &mut Search<'_>, shape: &Shape, stay: f64, budget: u64) -> [Vec<PooledCut>; 2] {
     let seeds = seeds(shape);
     let mut numbers = Numbers(1);
     let (mut regular, mut free) = (Promising::default(), Promising::default());
-    let budget = search.left() / tuning::unlike::WALK_SHARE;
     // Returns the steps of each of several walks that share the budget.
     let steps_of = |layout: &PlacedCut, walks: usize, most: usize| {
         let stages = layout.rank_of.len();
@@ -36,10 +62,10 @@ pub(super) fn unlike_pool(search: &mut Search<'_>, shape: &Shape) -> Vec<PooledC
             break;
         }
         let steps = steps_of(&seed, 4 * count, tuning::unlike::FIRST_STEPS);
-        let walk = WalkTask { swaps: Swaps::None, ..walk_of(shape, steps) };
+        let walk = WalkTask { swaps: Swaps::None, ..walk_of(shape, stay, steps) };
         let layout = walked(search, walk, seed.clone(), &mut numbers);
-        regular.add(shape, layout);
-        regular.add(shape, seed);
+        regular.add(shape, layout, stay);
+        regular.add(shape, seed, stay);
     }
     let long_walks = tuning::unlike::LONG_WALKS;
     let best: Vec<PlacedCut> =
@@ -49,12 +75,10 @@ pub(super) fn unlike_pool(search: &mut Search<'_>, shape: &Shape) -> Vec<PooledC
             break;
         }
         let steps = steps_of(&layout, long_walks, tuning::unlike::WALK_STEPS);
-        let layout = walked(search, walk_of(shape, steps), layout, &mut numbers);
-        free.add(shape, layout);
+        let layout = walked(search, walk_of(shape, stay, steps), layout, &mut numbers);
+        free.add(shape, layout, stay);
     }
-    let mut free = free.cuts.into_iter();
-    let in_turn = regular.cuts.into_iter().flat_map(|known| free.next().into_iter().chain([known]));
-    in_turn.map(|(_, cut)| cut).collect()
+    [regular, free].map(|list| list.cuts.into_iter().map(|(_, cut)| cut).collect())
 }
 
 /// Cuts with estimates of their times, the shortest first.
@@ -64,9 +88,9 @@ struct Promising {
 }
 
 impl Promising {
-    fn add(&mut self, shape: &Shape, layout: PlacedCut) {
+    fn add(&mut self, shape: &Shape, layout: PlacedCut, stay: f64) {
         if !self.cuts.iter().any(|(_, known)| known.layout == layout) {
-            let (time, cut) = (estimate(shape, &layout), pooled(shape, layout));
+            let (time, cut) = (estimate(shape, &layout, stay), pooled(shape, layout));
             let place = self.cuts.partition_point(|&(other, _)| other <= time);
             self.cuts.insert(place, (time, cut));
         }
@@ -74,16 +98,16 @@ impl Promising {
 }
 
 /// Returns the bound of a layout, or the time with the second forwards that memory forces, if that is longer.
-pub(super) fn estimate(shape: &Shape, layout: &PlacedCut) -> f64 {
+pub(super) fn estimate(shape: &Shape, layout: &PlacedCut, stay: f64) -> f64 {
     let bound = shape.step().cut_time(&layout.rank_of, &layout.starts);
-    bound.max(time_with_memory(walk_of(shape, 0), layout))
+    bound.max(time_with_memory(walk_of(shape, stay, 0), layout))
 }
 
 /// Returns a layout that a short walk from one stage on each rank finds, to compare divisions.
 pub(super) fn quick_layout(search: &mut Search<'_>, shape: &Shape) -> Option<PlacedCut> {
     let seed = seeds(shape).into_iter().next()?;
     let steps = tuning::unlike::QUICK_STEPS * seed.rank_of.len();
-    Some(walked(search, walk_of(shape, steps), seed, &mut Numbers(1)))
+    Some(walked(search, walk_of(shape, 1.0, steps), seed, &mut Numbers(1)))
 }
 
 /// Returns every order of the ranks with every cut, one stage on each rank, with the lowest bounds first; nothing
@@ -145,8 +169,9 @@ fn walked(search: &mut Search<'_>, walk: WalkTask<'_>, seed: PlacedCut, numbers:
     layout
 }
 
-fn walk_of(shape: &Shape, steps: usize) -> WalkTask<'_> {
-    WalkTask { step: shape.step(), memory: shape.memory.as_ref(), swaps: Swaps::Any, steps }
+/// Returns a walk that may change the ranks of stages.
+pub(super) fn walk_of(shape: &Shape, stay: f64, steps: usize) -> WalkTask<'_> {
+    WalkTask { step: shape.step(), memory: shape.memory.as_ref(), stay, swaps: Swaps::Any, steps }
 }
 
 /// Returns the layouts from which the walks start.

@@ -6,7 +6,6 @@
 //! stages and of the messages back, down to the first stage that runs backward, and a weight gradient there.
 
 use crate::plan::rank_times::{StageTimes, Step, set_slowest};
-use crate::trained::StageBackward;
 
 impl Step<'_> {
     /// Returns the times of all stages of a cut over unlike ranks.
@@ -35,8 +34,7 @@ impl Step<'_> {
             times.push(StageTimes::on_rank(layers, range[0]..range[1], start));
             start += times[stage].forward;
         }
-        let runs_backward =
-            |stage: usize| self.layers.backward_of(starts[stage]..starts[stage + 1]) != StageBackward::None;
+        let runs_backward = |stage: usize| starts[stage + 1] > self.layers.first_trained;
         let first = starts.partition_point(|&start| start <= self.layers.first_trained) - 1;
         // The time at which the gradient of the output of a stage can arrive.
         let mut gradient = start;

@@ -141,7 +141,7 @@ impl<'a> Walk<'a> {
             forward += times.forward;
         }
         let always = self.always(layout, rank) as f64;
-        let room = (memory.of_rank(rank) as f64 - always).max(0.0) * self.scale;
+        let room = (memory.of_rank(rank) as f64 - always).max(0.0) * self.scale / self.task.stay;
         if held <= room { 0.0 } else { (1.0 - room / held) * forward * microbatches }
     }
 

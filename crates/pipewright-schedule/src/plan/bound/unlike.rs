@@ -35,7 +35,6 @@ use crate::plan::bound::packing::{Bin, Deadline, Items};
 use crate::plan::layers::Layer;
 use crate::plan::rank_memory::RankMemory;
 use crate::plan::rank_times::Step;
-use crate::plan::tuning::bound::ACCURACY;
 use crate::plan::tuning::unlike;
 
 /// The data of all ranks.
@@ -67,7 +66,7 @@ pub(super) fn bound(step: Step<'_>, memory: Option<&RankMemory>, is_exact: bool)
             && ranks.has_time_in_order(time, all)
             && ranks.path(time) <= time
     };
-    let low = bisect(ranks.path(f64::INFINITY), ACCURACY, has_work);
+    let low = bisect(ranks.path(f64::INFINITY), unlike::ACCURACY, has_work);
     if !is_exact || ranks.speeds.len() > unlike::MOST_ORDERED {
         return low;
     }
@@ -81,7 +80,7 @@ pub(super) fn bound(step: Step<'_>, memory: Option<&RankMemory>, is_exact: bool)
         .collect();
     let fixed = layers.list.iter().map(fixed_bytes);
     let packed = Items::of(items.iter().copied().zip(fixed).collect());
-    bisect(low, ACCURACY, |time| {
+    bisect(low, unlike::ACCURACY, |time| {
         let has_room = |(measure, (needed, limits)): (&Measure, &(f64, Vec<f64>))| {
             let amount = |rank: usize, place: usize| {
                 let worked = ranks.worked(rank, place, time);
