@@ -46,14 +46,17 @@ pub struct CutModel {
     cut: VocabularyCut,
     /// The adapters, if only these are trained.
     adapter: Option<Adapter>,
-    /// The matrices of the base of adapters that are quantised.
+    /// The matrices of the base of adapters that are quantised, or that are streamed.
     quantised: QuantisedSizes,
+    /// Whether these matrices are in memory only while their stage computes.
+    streams: bool,
 }
 
 impl From<ModelConfig> for CutModel {
     /// Returns the model with its embedding and its head in one part each.
     fn from(model: ModelConfig) -> Self {
-        Self { model, cut: VocabularyCut::default(), adapter: None, quantised: QuantisedSizes::default() }
+        let (cut, quantised) = (VocabularyCut::default(), QuantisedSizes::default());
+        Self { model, cut, adapter: None, quantised, streams: false }
     }
 }
 
@@ -100,9 +103,15 @@ impl CutModel {
         Self { quantised, ..self }
     }
 
-    /// Returns whether matrices of the base of adapters are quantised.
-    pub fn is_quantised(&self) -> bool {
-        !self.quantised.is_empty()
+    /// Returns the model with adapters, of whose base these matrices are in memory only while their stage computes
+    /// ([`hf::streamed_sizes`](crate::hf::streamed_sizes)).
+    pub fn with_streamed(self, streamed: QuantisedSizes) -> Self {
+        Self { quantised: streamed, streams: true, ..self }
+    }
+
+    /// Returns whether matrices of the base of adapters are in memory only while their stage computes.
+    pub fn streams(&self) -> bool {
+        self.streams
     }
 
     /// Returns the model, with its adapters and the parts of its embedding, with its head in so many parts.
@@ -110,8 +119,8 @@ impl CutModel {
     /// # Errors
     /// As [`CutModel::new`] and [`CutModel::with_embedding_parts`].
     pub fn with_parts(&self, parts: u32) -> Result<Self, ModelError> {
-        let (adapter, quantised) = (self.adapter.clone(), self.quantised.clone());
-        let with_head = Self { adapter, quantised, ..Self::new(self.model.clone(), parts)? };
+        let (adapter, quantised, streams) = (self.adapter.clone(), self.quantised.clone(), self.streams);
+        let with_head = Self { adapter, quantised, streams, ..Self::new(self.model.clone(), parts)? };
         with_head.with_embedding_parts(self.embedding_parts())
     }
 
@@ -250,7 +259,7 @@ impl CutModel {
             let stage = self.model.build_cut_stage(&self.cut, layers.clone(), source, &place)?;
             Ok::<_, ModelError>(stage.into_stage(is_last))
         };
-        let mut source = initial.of(&*self.model)?;
+        let mut source = initial.of(&*self.model, self.streams)?;
         let Some(adapter) = &self.adapter else { return build(&mut *source) };
         let stage = build(&mut AdaptedSource::new(source, adapter, &place)?)?;
         Ok(stage.with_base(|path| !is_of_adapter(path)))

@@ -51,15 +51,17 @@ pub struct AdaptedCheckpoint<'a> {
 }
 
 impl InitialParameters {
-    /// Returns the parameters of a model.
+    /// Returns the parameters of a model. If it `streams`, matrices of a directory are read when their stage computes.
     pub(crate) fn of<'a>(
         &self,
         config: &'a dyn ModelFamily,
+        streams: bool,
     ) -> Result<Box<dyn ParameterSource + 'a>, ModelError> {
         match self {
             Self::Seed(seed) => Ok(config.initial(*seed)),
             Self::Directory(directory) => {
-                Ok(Box::new(hf::open_weights(directory, config)?.keeping_quantised()))
+                let weights = hf::open_weights(directory, config)?.keeping_quantised();
+                Ok(Box::new(if streams { weights.streaming()? } else { weights }))
             }
         }
     }

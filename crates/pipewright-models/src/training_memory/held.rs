@@ -5,7 +5,9 @@ use pipewright_schedule::held_bytes::HeldBytes;
 use pipewright_schedule::partition::Partition;
 use pipewright_schedule::sharding::{Sharding, StageBytes};
 use pipewright_schedule::simulate::{SimulateError, memory_curve, peak_memory, timed};
-use pipewright_schedule::{Costs, Placement, Rank, Recompute, StageIndex, Timeline, ValidatedProgram};
+use pipewright_schedule::{
+    Action, Costs, Placement, Rank, Recompute, StageIndex, Timeline, ValidatedProgram,
+};
 
 use crate::cut_model::CutModel;
 use crate::parameter::{FirstCopies, ParameterSpec};
@@ -175,7 +177,35 @@ impl TrainingRun<'_> {
             self.state_of(specs, known)
         });
         let own: Vec<StageState> = own.collect();
-        without_activations(&own, self.sharding, self.expert_ranks)
+        let held = without_activations(&own, self.sharding, self.expert_ranks);
+        let streamed = self.streamed_peak(rank, stages);
+        HeldBytes { parameters: held.parameters.saturating_add(streamed), ..held }
+    }
+
+    /// Returns the most bytes of streamed matrices that a rank holds: those of the stages that its program has in memory at
+    /// once.
+    fn streamed_peak(&self, rank: Rank, stages: &[Vec<ParameterSpec>]) -> u64 {
+        let (mut held, mut most) = (0_u64, 0);
+        for action in self.program.row(rank) {
+            let bytes = || stages[action.stage().index()].iter().map(|spec| self.streamed_bytes(spec)).sum();
+            match action {
+                Action::Unshard { .. } => held = held.saturating_add(bytes()),
+                Action::Reshard { .. } => held = held.saturating_sub(bytes()),
+                _ => {}
+            }
+            most = most.max(held);
+        }
+        most
+    }
+
+    /// Returns the bytes of a matrix that is in memory only while its stage computes; 0 for other parameters.
+    fn streamed_bytes(&self, spec: &ParameterSpec) -> u64 {
+        spec.quantised_bytes.filter(|_| self.model.streams()).unwrap_or(0)
+    }
+
+    /// Returns the parameters that a rank holds all the time.
+    fn resident(&self, specs: &[ParameterSpec]) -> Vec<ParameterSpec> {
+        specs.iter().filter(|spec| self.streamed_bytes(spec) == 0).cloned().collect()
     }
 
     /// Returns the bytes of [`TrainingMemory::shared`] and of [`TrainingMemory::shared_again`].
@@ -189,11 +219,12 @@ impl TrainingRun<'_> {
         let bytes = |specs: &[ParameterSpec]| self.state.shared_bytes(specs, self.expert_ranks, is_trained);
         let of_rank = |rank: Rank| {
             let mut known = FirstCopies::default();
-            let own = placement.stages_of(rank).iter().flat_map(|stage| known.of(&stages[stage.index()]));
+            let of_stage = |stage: &StageIndex| self.resident(&stages[stage.index()]);
+            let own = placement.stages_of(rank).iter().flat_map(|stage| known.of(&of_stage(stage)));
             bytes(&own.collect::<Vec<_>>())
         };
         let of_ranks = placement.all_ranks().map(of_rank).fold(0, u64::saturating_add);
-        let together = bytes(&FirstCopies::default().of(&stages.concat()));
+        let together = bytes(&FirstCopies::default().of(&self.resident(&stages.concat())));
         [together, of_ranks.saturating_sub(together)]
     }
 
@@ -201,6 +232,7 @@ impl TrainingRun<'_> {
     /// for other stages, and adds them to `known`. The copy in half precision belongs to the stage.
     pub(super) fn state_of(&self, specs: &[ParameterSpec], known: &mut FirstCopies) -> StageState {
         let is_trained = |path: &str| self.model.is_trained(path);
+        let specs = &self.resident(specs);
         let (own, of_stage) = (known.of(specs), FirstCopies::default().of(specs));
         let [mut bytes, of_stage] = [&own, &of_stage].map(|specs| self.state.of_stage(specs, is_trained));
         bytes.others.copy = of_stage.others.copy;

@@ -3,7 +3,7 @@
 //!
 //! Rules, in the order of the passes: (1) the backwards of frozen stages are removed as far as nothing needs
 //! them ([`drop_frozen`](super::drop_frozen())); (2) if parameters are sharded over the replicas, they are
-//! gathered before their stage computes; (3) if there are several replicas, the gradients of a stage are
+//! gathered before their stage computes, and so are frozen matrices that are read from a file; (3) if there are several replicas, the gradients of a stage are
 //! reduced as soon as they are complete, and waited for at the end of the row, unless the caller chooses
 //! another place; (4) input gradients leave their rank before it computes the weight gradients of the same
 //! backward ([`send_early`](super::send_early)); (5) sends and receives are added; (6) if forwards are computed again,
@@ -43,6 +43,9 @@ pub struct TrainingLowering {
     pub unshard_window: Option<NonZeroU32>,
     /// How many of a rank's next stages are fetched before they are needed, if parameters are sharded.
     pub unshard_lookahead: UnshardLookahead,
+    /// How many stages of a rank are in memory at once, if the frozen matrices of each stage are read from a file before it
+    /// computes; `None` if they stay in memory. Parameters that are sharded have their own window.
+    pub stream_window: Option<NonZeroU32>,
     /// Where a rank waits for the reduction of a stage's gradients. Ignored with one replica.
     pub reduce_wait: ReduceWait,
     /// Whether an overlap stays one action. Set it if a hook runs both halves together;
@@ -63,6 +66,7 @@ impl Default for TrainingLowering {
             replicas: 1,
             unshard_window: None,
             unshard_lookahead: UnshardLookahead::Full,
+            stream_window: None,
             reduce_wait: ReduceWait::AtEnd,
             keep_overlaps: false,
             trained: TrainedStages::ALL,
@@ -110,13 +114,16 @@ impl From<TrainingLowering> for LowerConfig {
     fn from(config: TrainingLowering) -> Self {
         let has_replicas = config.replicas > 1;
         let window = config.unshard_window.filter(|_| has_replicas);
+        let lookahead = config.unshard_lookahead;
+        let unshard = window.map(|window| UnshardConfig { window, lookahead });
+        let stream = config.stream_window.map(|window| UnshardConfig { window, ..UnshardConfig::default() });
         Self {
             trained: config.trained,
             offload: config.offload,
             send_early: true,
             keep_overlaps: config.keep_overlaps,
             reduce_grad: has_replicas.then_some(config.reduce_wait),
-            unshard: window.map(|window| UnshardConfig { window, lookahead: config.unshard_lookahead }),
+            unshard: unshard.or(stream),
             ..Self::from(Level::Comms)
         }
     }
