@@ -42,11 +42,7 @@ impl Plain {
     ///
     /// # Errors
     /// When there is another number of bytes than the elements need, or a number is not finite.
-    pub fn new(
-        [rows, columns]: [usize; 2],
-        bytes: Vec<u8>,
-        kind: FloatType,
-    ) -> Result<Self, CodebookError> {
+    pub fn new([rows, columns]: [usize; 2], bytes: Vec<u8>, kind: FloatType) -> Result<Self, CodebookError> {
         let needed = rows.saturating_mul(columns).saturating_mul(kind.bytes());
         if bytes.len() != needed {
             return Err(CodebookError::Codes { needed });

@@ -46,6 +46,6 @@ pub use quantise::{Quantised, quantise};
 pub use quantised_place::quantised_sizes;
 pub(crate) use read::{Stored, open_weights, read_config};
 pub use read::{load_stage, restore_stage};
-pub use streamed::streamed_sizes;
+pub use streamed::{ReadRate, read_rate, streamed_sizes};
 pub use weight_type::WeightType;
 pub use write::{DEFAULT_SHARD_BYTES, Writer, save};

@@ -2,16 +2,18 @@
 //! memory.
 //!
 //! A matrix is streamed in the form in which the files have it: quantised, or as floats. The files are open for direct reads
-//! ([`DirectFile`](pipewright_system::direct_file::DirectFile)), so they do not fill the page cache. Everything that files have in
+//! ([`DirectFile`]), so they do not fill the page cache. Everything that files have in
 //! another form stays in memory: tables, norms and biases, the matrices of experts, and those of GPT-2.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use pipewright::memory::{ReadError, StreamedMatrix};
 use pipewright::tensor::TensorShard;
 use pipewright_kernel::quantised::{FloatType, Form, Plain, QuantisedMatrix};
 use pipewright_schedule::error_text::with_causes;
+use pipewright_system::direct_file::DirectFile;
 
 use super::layout::{FilePlace, count};
 use super::weight_type::WeightType;
@@ -107,6 +109,40 @@ impl Weights {
         let matrix = QuantisedMatrix::new(rows, Form::Plain(plain.map_err(fault)?));
         self.shard_of_matrix(matrix, spec, shard, &place.tensor)
     }
+}
+
+/// The rate at which the files of a model are read.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ReadRate {
+    /// The bytes per second.
+    pub bytes_per_s: f64,
+    /// Whether the reads went past the page cache, which may have made them faster otherwise.
+    pub is_direct: bool,
+}
+
+/// Measures the rate at which the largest file with weights in `dir` is read, for at most `time`.
+///
+/// # Errors
+/// When a file cannot be read.
+pub fn read_rate(dir: &Path, time: Duration) -> Result<ReadRate, ModelError> {
+    /// The bytes of one measured read.
+    const PIECE: u64 = 64 << 20;
+    let weights = Weights::open(dir)?;
+    let paths = weights.file_names()?.into_iter().map(|name| weights.directory().join(name));
+    let length = |path: &PathBuf| path.metadata().map_or(0, |file| file.len());
+    let Some(path) = paths.max_by_key(length) else {
+        return Err(ModelError::at(dir, "there is no file with weights"));
+    };
+    let mut file = DirectFile::open(&path).map_err(ModelError::io("read", &path))?;
+    let (all, start) = (length(&path), Instant::now());
+    let mut position = 0;
+    while position < all && start.elapsed() < time {
+        let end = (position + PIECE).min(all);
+        file.read(position..end).map_err(ModelError::io("read", &path))?;
+        position = end;
+    }
+    let bytes_per_s = (position as f64 / start.elapsed().as_secs_f64()).max(1.0);
+    Ok(ReadRate { bytes_per_s, is_direct: file.is_direct() })
 }
 
 /// Returns the bytes of the matrices among the parameters `specs` that a run on the files in `dir` can stream. It reads headers

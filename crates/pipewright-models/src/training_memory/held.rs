@@ -64,12 +64,22 @@ pub struct TrainingMemory {
     stages: Vec<HeldBytes>,
     shared: u64,
     shared_again: u64,
+    streamed: Option<StreamedBytes>,
+}
+
+/// The bytes of a frozen base that stays in its files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StreamedBytes {
+    /// The most that a rank has in memory at once.
+    pub window: u64,
+    /// The bytes that all ranks of a replica read in a step.
+    pub step: u64,
 }
 
 impl TrainingMemory {
     /// Returns the memory of ranks and stages whose bytes are known.
     pub fn new(ranks: Vec<HeldBytes>, stages: Vec<HeldBytes>) -> Self {
-        Self { ranks, stages, shared: 0, shared_again: 0 }
+        Self { ranks, stages, shared: 0, shared_again: 0, streamed: None }
     }
 
     /// Sets the bytes of the parameters that the ranks in one process hold together, and the bytes that further
@@ -99,12 +109,24 @@ impl TrainingMemory {
         let ranks = placement.all_ranks().zip(peaks).map(rank_bytes).collect();
         let memory = Self::new(ranks, placement.all_stages().zip(&states).map(stage_bytes).collect());
         let [shared, shared_again] = run.shared_bytes(stages);
-        Ok(memory.with_shared(shared, shared_again))
+        let streamed = run.model.streams().then(|| {
+            let ranks = placement.all_ranks().map(|rank| run.streamed_by(rank, stages));
+            ranks.fold(StreamedBytes::default(), |all, rank| StreamedBytes {
+                window: all.window.max(rank.window),
+                step: all.step.saturating_add(rank.step),
+            })
+        });
+        Ok(Self { streamed, ..memory.with_shared(shared, shared_again) })
     }
 
     /// Returns the bytes of each rank of a replica.
     pub fn ranks(&self) -> &[HeldBytes] {
         &self.ranks
+    }
+
+    /// Returns the bytes of the base that stays in its files; `None` if it is in memory.
+    pub fn streamed(&self) -> Option<StreamedBytes> {
+        self.streamed
     }
 
     /// Returns the bytes of the parameters that the ranks of all replicas in one process hold together: the
@@ -178,24 +200,26 @@ impl TrainingRun<'_> {
         });
         let own: Vec<StageState> = own.collect();
         let held = without_activations(&own, self.sharding, self.expert_ranks);
-        let streamed = self.streamed_peak(rank, stages);
+        let streamed = self.streamed_by(rank, stages).window;
         HeldBytes { parameters: held.parameters.saturating_add(streamed), ..held }
     }
 
-    /// Returns the most bytes of streamed matrices that a rank holds: those of the stages that its program has in memory at
-    /// once.
-    fn streamed_peak(&self, rank: Rank, stages: &[Vec<ParameterSpec>]) -> u64 {
-        let (mut held, mut most) = (0_u64, 0);
+    /// Returns the bytes of the streamed matrices of the stages that the program of a rank reads.
+    fn streamed_by(&self, rank: Rank, stages: &[Vec<ParameterSpec>]) -> StreamedBytes {
+        let (mut held, mut read) = (0_u64, StreamedBytes::default());
         for action in self.program.row(rank) {
             let bytes = || stages[action.stage().index()].iter().map(|spec| self.streamed_bytes(spec)).sum();
             match action {
-                Action::Unshard { .. } => held = held.saturating_add(bytes()),
+                Action::Unshard { .. } => {
+                    held = held.saturating_add(bytes());
+                    read.step = read.step.saturating_add(bytes());
+                }
                 Action::Reshard { .. } => held = held.saturating_sub(bytes()),
                 _ => {}
             }
-            most = most.max(held);
+            read.window = read.window.max(held);
         }
-        most
+        read
     }
 
     /// Returns the bytes of a matrix that is in memory only while its stage computes; 0 for other parameters.

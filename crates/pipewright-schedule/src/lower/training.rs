@@ -141,6 +141,18 @@ mod tests {
     }
 
     #[test]
+    fn stages_that_stream_are_read_without_replicas() {
+        let stream = TrainingLowering { stream_window: NonZeroU32::new(2), ..TrainingLowering::default() };
+        let rows = "0F0,0F1,1F0,1F1,2F0,2F1,2B0,2B1,1B0,1B1,0B0,0B1\n";
+        let program = "0UNSHARD,1UNSHARD,0F0,0F1,0RESHARD,2UNSHARD,1F0,1F1,2F0,2F1,2B0,2B1,2RESHARD,0UNSHARD,1B0,1B1,\
+                       1RESHARD,0B0,0B1,0RESHARD\n";
+        check(stream.clone(), rows, Level::Comms, program);
+        let replicas = TrainingLowering { replicas: 2, ..stream };
+        let program = "0UNSHARD,0F0,0B0,0REDUCE_GRAD,0RESHARD,0WAIT_REDUCE_GRAD\n";
+        check(replicas, "0F0,0B0\n", Level::Full, program);
+    }
+
+    #[test]
     fn replicas_reduce_and_shards_are_gathered() {
         let replicas = TrainingLowering { replicas: 2, ..TrainingLowering::default() };
         check(
@@ -166,6 +178,7 @@ mod tests {
         check(TrainingLowering { replicas: 1, ..sharded.clone() }, "0F0,0B0\n", Level::Comms, "0F0,0B0\n");
         let ahead = TrainingLowering {
             unshard_window: NonZeroU32::new(2),
+            stream_window: NonZeroU32::new(5),
             unshard_lookahead: UnshardLookahead::Stages(NonZeroU32::MIN),
             ..sharded
         };
