@@ -4,6 +4,7 @@
 //! The file is opened for direct reads (`O_DIRECT`) where its file system has them. Elsewhere each read is followed by
 //! advice to drop the pages. A file that was changed, cut or removed since it was opened is an error after each read.
 
+use std::cell::RefCell;
 use std::fs::{self, File, Metadata};
 use std::io::{self, Error, ErrorKind};
 use std::ops::Range;
@@ -16,7 +17,7 @@ use crate::bounded_file::{open_regular, open_regular_with};
 const BLOCK: usize = 4096;
 
 /// The bytes of one read. A disk reaches its rate with reads of this size.
-const ROOM: usize = 4 << 20;
+const READ: usize = 4 << 20;
 
 /// A file for direct reads.
 #[derive(Debug)]
@@ -25,8 +26,11 @@ pub struct DirectFile {
     file: File,
     is_direct: bool,
     found: Found,
-    /// The aligned part of it gets the bytes of a read.
-    room: Vec<u8>,
+}
+
+thread_local! {
+    /// The aligned part of it gets the bytes of a read. A thread reads one file at a time, of however many.
+    static ROOM: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 /// What tells a file from a changed one.
@@ -53,7 +57,7 @@ impl DirectFile {
             None => (open_regular(path)?, false),
         };
         let found = (&file.metadata()?).into();
-        Ok(Self { path: path.to_owned(), file, is_direct, found, room: Vec::new() })
+        Ok(Self { path: path.to_owned(), file, is_direct, found })
     }
 
     /// Returns whether reads go past the page cache. Otherwise each read drops its pages afterwards.
@@ -66,25 +70,24 @@ impl DirectFile {
     /// # Errors
     /// When the system reports an error, the file ends before the range does, or the file has changed.
     pub fn read(&mut self, range: Range<u64>) -> io::Result<Vec<u8>> {
-        let read = self.read_unchecked(range);
+        let read = ROOM.with_borrow_mut(|room| {
+            room.resize(READ + BLOCK, 0);
+            let aligned = room.as_ptr().align_offset(BLOCK);
+            self.read_unchecked(range, &mut room[aligned..][..READ])
+        });
         // A change explains what the system reports.
         self.require_unchanged()?;
         read
     }
 
-    fn read_unchecked(&mut self, range: Range<u64>) -> io::Result<Vec<u8>> {
+    fn read_unchecked(&mut self, range: Range<u64>, room: &mut [u8]) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
-        if self.room.is_empty() {
-            self.room = vec![0; ROOM + BLOCK];
-        }
-        let aligned = self.room.as_ptr().align_offset(BLOCK);
         let mut position = range.start;
         while position < range.end {
             let skipped = position as usize % BLOCK;
-            let wanted = ((range.end - position) as usize + skipped).next_multiple_of(BLOCK).min(ROOM);
-            let room = &mut self.room[aligned..][..wanted];
+            let wanted = ((range.end - position) as usize + skipped).next_multiple_of(BLOCK).min(READ);
             let start = position - skipped as u64;
-            let count = match read_at(&self.file, room, start) {
+            let count = match read_at(&self.file, &mut room[..wanted], start) {
                 Ok(count) => count,
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) if error.kind() == ErrorKind::InvalidInput && self.is_direct => {
@@ -98,7 +101,7 @@ impl DirectFile {
             if end <= skipped {
                 return Err(Error::new(ErrorKind::UnexpectedEof, "the file ends too early"));
             }
-            bytes.extend_from_slice(&self.room[aligned..][skipped..end]);
+            bytes.extend_from_slice(&room[skipped..end]);
             if !self.is_direct {
                 drop_pages(&self.file, start..start + count as u64);
             }
@@ -170,7 +173,7 @@ mod tests {
     #[test]
     fn any_range_has_the_bytes_of_the_file() {
         let folder = tempfile::tempdir().expect("a folder");
-        let (path, bytes) = (folder.path().join("a"), pattern(ROOM + 3 * BLOCK + 17));
+        let (path, bytes) = (folder.path().join("a"), pattern(READ + 3 * BLOCK + 17));
         fs::write(&path, &bytes).expect("a file");
         let mut direct = DirectFile::open(&path).expect("it is there");
         let mut cached = DirectFile {
