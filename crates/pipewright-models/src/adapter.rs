@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use pipewright::checkpoint::Checkpoint;
+use pipewright::memory::StreamedMatrix;
 use pipewright::tensor::TensorShard;
 use pipewright_kernel::quantised::QuantisedMatrix;
 
@@ -113,6 +114,14 @@ impl ParameterSource for AdaptedSource<'_> {
         shard: TensorShard,
     ) -> Result<Option<QuantisedMatrix>, ModelError> {
         if self.lora.saves(&spec.path) { Ok(None) } else { self.base.quantised(spec, shard) }
+    }
+
+    fn streamed(
+        &mut self,
+        spec: &ParameterSpec,
+        shard: TensorShard,
+    ) -> Result<Option<StreamedMatrix>, ModelError> {
+        self.base.streamed(spec, shard)
     }
 
     /// New adapters start with the norms of the columns of the base as it computes, so that they change

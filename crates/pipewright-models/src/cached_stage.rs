@@ -20,7 +20,7 @@ use crate::stage::{ModelStage, StageLayer, row_context};
 
 impl GenerationStage for ModelStage {
     fn parameters(&self) -> usize {
-        self.num_params() + self.quantised_elements
+        self.num_params() + self.frozen.elements
     }
 
     fn device(&self) -> Device {

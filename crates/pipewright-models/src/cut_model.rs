@@ -48,19 +48,22 @@ pub struct CutModel {
     cut: VocabularyCut,
     /// The adapters, if only these are trained.
     adapter: Option<Adapter>,
-    /// The matrices of the base of adapters that are quantised.
+    /// The matrices of the base of adapters that are quantised, or that are streamed.
     quantised: QuantisedSizes,
     /// What training changes.
     form: TrainingForm,
     /// The loss of preference training, in place of the cross entropy.
     preference: Option<PreferenceLoss>,
+    /// Whether these matrices are in memory only while their stage computes.
+    streams: bool,
 }
 
 impl From<ModelConfig> for CutModel {
     /// Returns the model with its embedding and its head in one part each.
     fn from(model: ModelConfig) -> Self {
         let (cut, quantised) = (VocabularyCut::default(), QuantisedSizes::default());
-        Self { model, cut, adapter: None, quantised, form: TrainingForm::default(), preference: None }
+        let form = TrainingForm::default();
+        Self { model, cut, adapter: None, quantised, form, preference: None, streams: false }
     }
 }
 
@@ -133,14 +136,26 @@ impl CutModel {
         !self.quantised.is_empty()
     }
 
+    /// Returns the model with adapters, of whose base these matrices are in memory only while their stage computes
+    /// ([`hf::streamed_sizes`](crate::hf::streamed_sizes)).
+    pub fn with_streamed(self, streamed: QuantisedSizes) -> Self {
+        Self { quantised: streamed, streams: true, ..self }
+    }
+
+    /// Returns whether matrices of the base of adapters are in memory only while their stage computes.
+    pub fn streams(&self) -> bool {
+        self.streams
+    }
+
     /// Returns the model, with its adapters and the parts of its embedding, with its head in so many parts.
     ///
     /// # Errors
     /// As [`CutModel::new`] and [`CutModel::with_embedding_parts`].
     pub fn with_parts(&self, parts: u32) -> Result<Self, ModelError> {
-        let (adapter, quantised) = (self.adapter.clone(), self.quantised.clone());
+        let (adapter, quantised, streams) = (self.adapter.clone(), self.quantised.clone(), self.streams);
         let (form, preference) = (self.form, self.preference);
-        let with_head = Self { adapter, quantised, form, preference, ..Self::new(self.model.clone(), parts)? };
+        let with_head =
+            Self { adapter, quantised, streams, form, preference, ..Self::new(self.model.clone(), parts)? };
         with_head.with_embedding_parts(self.embedding_parts())
     }
 
@@ -307,7 +322,7 @@ impl CutModel {
                 _ => stage.into_stage(is_last),
             })
         };
-        let mut source = initial.of(&*self.model)?;
+        let mut source = initial.of(&*self.model, self.streams)?;
         let Some(adapter) = &self.adapter else { return build(&mut *source) };
         let stage = build(&mut AdaptedSource::new(source, adapter, &place)?)?;
         let lora = adapter.lora.clone();

@@ -445,8 +445,8 @@ impl<F: Composition> ModelFamily for F {
             hybrid: self.hybrid(),
         };
         let split = SplitStage { tensor: place.tensor.clone(), vocabulary: head.vocabulary };
-        let (built, quantised_elements) = builder.into_built();
-        Ok(ModelStage::new(layers, split, facts, &built).with_quantised(quantised_elements))
+        let (built, frozen) = builder.into_built();
+        Ok(ModelStage::new(layers, split, facts, &built).with_frozen(frozen))
     }
 }
 

@@ -51,27 +51,33 @@ pub struct AdaptedCheckpoint<'a> {
 }
 
 impl InitialParameters {
-    /// Returns the parameters of a model.
+    /// Returns the parameters of a model. If it `streams`, matrices of a directory are read when their stage computes.
     pub(crate) fn of<'a>(
         &self,
         config: &'a dyn ModelFamily,
+        streams: bool,
     ) -> Result<Box<dyn ParameterSource + 'a>, ModelError> {
         match self {
             Self::Seed(seed) => Ok(config.initial(*seed)),
             Self::Directory(directory) => {
-                Ok(Box::new(hf::open_weights(directory, config)?.keeping_quantised()))
+                let weights = hf::open_weights(directory, config)?.keeping_quantised();
+                Ok(Box::new(if streams { weights.streaming()? } else { weights }))
             }
         }
     }
 }
 
 impl<'a> ModelSource<'a> {
-    /// Returns the parameters of a model for generation at a place. Adapters of a quantised base are not merged into it.
+    /// Returns the parameters of a model for generation at a place. Adapters of a base that is quantised or stays in its files
+    /// are not merged into it.
     pub(crate) fn for_generation(
         self,
         config: &dyn ModelFamily,
         place: &'a Place,
     ) -> Result<Box<dyn ParameterSource + 'a>, ModelError> {
+        if place.streams {
+            return self.streamed(config, place);
+        }
         if let Self::Adapted(AdaptedCheckpoint { checkpoint, lora, base }) = self {
             let specs = config.outline(0..config.layers(), &TensorParallel::default())?;
             let base = hf::open_weights(base, config)?;
@@ -81,6 +87,31 @@ impl<'a> ModelSource<'a> {
             }
         }
         self.of(config)
+    }
+
+    fn streamed(
+        self,
+        config: &dyn ModelFamily,
+        place: &'a Place,
+    ) -> Result<Box<dyn ParameterSource + 'a>, ModelError> {
+        let open = |dir: &Path| hf::open_weights(dir, config)?.keeping_quantised().streaming();
+        let refused = |what: &str| {
+            ModelError::new(format!(
+                "{what}, so the model cannot stay in its files: generate without `--stream`"
+            ))
+        };
+        match self {
+            Self::Directory(directory) => Ok(Box::new(open(directory)?)),
+            Self::Checkpoint(_) => Err(refused("a checkpoint has the whole model in another form")),
+            Self::Adapted(AdaptedCheckpoint { checkpoint, lora, base }) => {
+                let specs = config.outline(0..config.layers(), &TensorParallel::default())?;
+                if lora.adapts_latents(specs.iter().map(|spec| &*spec.path)) {
+                    return Err(refused("adapters of latents are merged into their matrices"));
+                }
+                let base = Box::new(open(base)?);
+                Ok(Box::new(AdaptedSource::of_checkpoint(base, lora, checkpoint, place)))
+            }
+        }
     }
 
     /// Returns the parameters of a model.

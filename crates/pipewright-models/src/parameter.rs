@@ -5,9 +5,11 @@
 //! parameter, so the paths do not depend on how the modules of a stage are nested.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use burn::module::{Param, ParamId};
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
+use pipewright::memory::{FrozenMatrix, StreamedMatrix};
 use pipewright::nn::{Embedding, HeldMatrix, Linear, RmsNorm, TensorParallel};
 use pipewright::tensor::{Placement, TensorShard};
 use pipewright_kernel::quantised::QuantisedMatrix;
@@ -75,6 +77,18 @@ pub trait ParameterSource {
         _spec: &ParameterSpec,
         _shard: TensorShard,
     ) -> Result<Option<QuantisedMatrix>, ModelError> {
+        Ok(None)
+    }
+
+    /// Returns the shard of a matrix as one that is read when its stage computes; `None` if it stays in memory.
+    ///
+    /// # Errors
+    /// As [`ParameterSource::quantised`].
+    fn streamed(
+        &mut self,
+        _spec: &ParameterSpec,
+        _shard: TensorShard,
+    ) -> Result<Option<StreamedMatrix>, ModelError> {
         Ok(None)
     }
 
@@ -192,8 +206,16 @@ pub(crate) struct Builder<'a> {
     /// Whether files have the matrices of projections as `[inputs, outputs]`.
     inputs_first: bool,
     built: BuiltParameters,
-    /// The elements of quantised matrices. They are not parameters.
-    quantised_elements: usize,
+    frozen: FrozenMatrices,
+}
+
+/// The matrices of a stage that are not parameters of its module.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FrozenMatrices {
+    /// The number of their elements.
+    pub(crate) elements: usize,
+    /// Those that are in memory only while the stage computes.
+    pub(crate) streamed: Vec<Arc<StreamedMatrix>>,
 }
 
 /// The parameters that were built, by the identifiers that Burn gives them.
@@ -239,7 +261,7 @@ impl<'a> Builder<'a> {
         names: PathNames,
         inputs_first: bool,
     ) -> Self {
-        Self { source, place, names, inputs_first, built: HashMap::new(), quantised_elements: 0 }
+        Self { source, place, names, inputs_first, built: HashMap::new(), frozen: FrozenMatrices::default() }
     }
 
     /// Returns whether files have the matrices of projections as `[inputs, outputs]`.
@@ -283,9 +305,9 @@ impl<'a> Builder<'a> {
         self.place.embedding_is_cut
     }
 
-    /// Returns the parameters that were built, and the number of elements of quantised matrices.
-    pub(crate) fn into_built(self) -> (BuiltParameters, usize) {
-        (self.built, self.quantised_elements)
+    /// Returns the parameters that were built, and the matrices that are not parameters.
+    pub(crate) fn into_built(self) -> (BuiltParameters, FrozenMatrices) {
+        (self.built, self.frozen)
     }
 
     /// Records that a parameter is a copy of a table.
@@ -357,8 +379,15 @@ impl<'a> Builder<'a> {
         let spec =
             ParameterSpec { layout, ..ParameterSpec::new(path, shape.to_vec(), ParameterKind::Matrix) };
         let shard = self.tensor().shard(placement);
+        if let Some(matrix) = self.source.streamed(&spec, shard)? {
+            let matrix = self.tensor().share_streamed(matrix);
+            self.frozen.streamed.push(matrix.clone());
+            let held = HeldMatrix::from(FrozenMatrix::Streamed(matrix));
+            self.frozen.elements += held.quantised_elements();
+            return Ok(held);
+        }
         if let Some(matrix) = self.source.quantised(&spec, shard)? {
-            self.quantised_elements += matrix.rows() * matrix.columns();
+            self.frozen.elements += matrix.rows() * matrix.columns();
             self.tensor().keep_alive();
             return Ok(HeldMatrix::quantised(self.tensor().share_quantised(&spec.path, matrix)));
         }

@@ -23,6 +23,11 @@ impl QuantisedSizes {
         self.0.is_empty()
     }
 
+    /// Returns the bytes of all matrices.
+    pub fn total(&self) -> u64 {
+        self.0.values().sum()
+    }
+
     /// Returns the bytes of a shard of the parameter at a path, with this number of its elements and of all.
     pub(crate) fn bytes_of(&self, path: &str, [own, all]: [u64; 2]) -> Option<u64> {
         let bytes = u128::from(*self.0.get(path)?);

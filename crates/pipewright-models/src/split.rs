@@ -27,6 +27,9 @@ pub struct Place {
     /// Whether the layer of the embedding has only the last of these shards, because the layers before it
     /// have the others.
     pub embedding_is_cut: bool,
+    /// Whether a stage for generation reads the matrices of linear layers from their files whenever it uses them. In
+    /// training, [`CutModel::with_streamed`](crate::CutModel::with_streamed) says it.
+    pub streams: bool,
 }
 
 impl From<Device> for Place {
@@ -37,6 +40,7 @@ impl From<Device> for Place {
             precision: Precision::F32,
             table_parts: 1,
             embedding_is_cut: false,
+            streams: false,
         }
     }
 }

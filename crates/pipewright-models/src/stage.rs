@@ -24,6 +24,7 @@ use std::sync::Arc;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Int, Tensor, TensorData};
 use pipewright::batch::TARGETS;
+use pipewright::memory::StreamedMatrix;
 use pipewright::nn::{
     PREDICTED_TARGETS, cut_statistics, join_statistics, predicted_targets, smoothed_split_cross_entropy,
     smoothed_vocabulary_statistics, split_token_losses, statistics_loss, statistics_token_losses,
@@ -40,7 +41,7 @@ use crate::head_form::{CutHead, FurtherPredictions, HeadForm, STATISTICS};
 use crate::hybrid::{HybridConfig, RELATION_BIAS};
 use crate::lora::is_of_adapter;
 use crate::mamba::is_of_scan;
-use crate::parameter::{BuiltParameter, BuiltParameters, ParameterSpec};
+use crate::parameter::{BuiltParameter, BuiltParameters, FrozenMatrices, ParameterSpec};
 use crate::prediction::Prediction;
 use crate::predictions::{loss_of_all, targets_of_each};
 use crate::preference::PreferenceLoss;
@@ -63,9 +64,9 @@ pub struct ModelStage {
     /// The parameters by the paths that Burn gives them.
     #[module(skip)]
     parameters: Arc<HashMap<String, BuiltParameter>>,
-    /// The elements of quantised matrices. They are not parameters of the module.
+    /// The matrices that are not parameters of the module.
     #[module(skip)]
-    pub(crate) quantised_elements: usize,
+    pub(crate) frozen: Arc<FrozenMatrices>,
 }
 
 /// A layer of a stage.
@@ -131,7 +132,7 @@ impl ModelStage {
         }
         let (facts, parameters) = (Arc::new(facts), Arc::default());
         let form = TrainingForm::default();
-        let stage = Self { layers, split, facts, form, parameters, quantised_elements: 0 };
+        let stage = Self { layers, split, facts, form, parameters, frozen: Arc::default() };
         let mut parameters = HashMap::new();
         let visit = |local: String, id: ParamId, _: &dyn Fn() -> TensorData| {
             if let Some(built) = built.get(&id) {
@@ -142,9 +143,9 @@ impl ModelStage {
         Self { parameters: Arc::new(parameters), ..stage }
     }
 
-    /// Returns the stage, whose quantised matrices have so many elements.
-    pub(crate) fn with_quantised(self, quantised_elements: usize) -> Self {
-        Self { quantised_elements, ..self }
+    /// Returns the stage, which has these matrices.
+    pub(crate) fn with_frozen(self, frozen: FrozenMatrices) -> Self {
+        Self { frozen: Arc::new(frozen), ..self }
     }
 
     /// Returns the stage with what training changes.
@@ -437,6 +438,10 @@ impl StageModule for ModelStage {
 
     fn stays_in_single_precision(&self, local: &str) -> bool {
         stays_in_single_precision(&self.parameter_path(local))
+    }
+
+    fn streamed(&self) -> Vec<Arc<StreamedMatrix>> {
+        self.frozen.streamed.clone()
     }
 
     /// Returns the paths of the tables that have copies: the table of the embedding, and in a hybrid the table of

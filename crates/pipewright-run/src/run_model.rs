@@ -77,6 +77,11 @@ pub trait RunModel: Send + Sync {
         None
     }
 
+    /// Returns whether the frozen matrices of a stage are in memory only while it computes.
+    fn streams(&self) -> bool {
+        false
+    }
+
     /// Returns whether training changes a parameter, given by its path.
     fn is_trained(&self, _parameter: &str) -> bool {
         true
@@ -187,6 +192,10 @@ impl RunModel for CutModel {
 
     fn adapter(&self) -> Option<&Adapter> {
         self.adapter()
+    }
+
+    fn streams(&self) -> bool {
+        self.streams()
     }
 
     fn is_trained(&self, parameter: &str) -> bool {

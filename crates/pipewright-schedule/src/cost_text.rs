@@ -17,19 +17,19 @@ impl FromStr for Costs {
     /// number of stages when the costs are used. `attention=0.3` is [`Costs::attention`], by default 0.
     /// `exchange=0.5` is the time of the exchanges in `F`, and of those in the backward, by default 0, and
     /// `exchanges=8` is their number in each of the two, by default 2; it needs their time. `offload=0.2` is the
-    /// time of each `OFFLOAD` and each `RELOAD`, by default 0.
+    /// time of each `OFFLOAD` and each `RELOAD`, by default 0. `unshard=0.3` is the time of each `UNSHARD`, by default 0.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut costs = Self::default();
         let [mut forward, mut input, mut weight] = [const { Vec::new() }; 3];
         let mut backward = Vec::new();
-        let (mut exchange, mut count) = (Vec::new(), None);
+        let (mut exchange, mut unshard, mut count) = (Vec::new(), Vec::new(), None);
         let mut given = BTreeSet::new();
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             let no_cost = || {
                 let part: String = part.chars().take(64).collect();
                 CostsError(format!(
-                    "`{part}` is not a cost; write `F=1,I=1,W=1,B=2,hop=0.1,exchange=0.5,exchanges=8,offload=0.2`, and leave \
-                     out what is not needed"
+                    "`{part}` is not a cost; write `F=1,I=1,W=1,B=2,hop=0.1,exchange=0.5,exchanges=8,offload=0.2,unshard=0.3`, \
+                     and leave out what is not needed"
                 ))
             };
             let (name, values) = part.split_once('=').ok_or_else(no_cost)?;
@@ -45,6 +45,7 @@ impl FromStr for Costs {
                 ("w", _) => weight = values,
                 ("b", _) => backward = values,
                 ("exchange", _) => exchange = values,
+                ("unshard", _) => unshard = values,
                 ("exchanges", &[number]) => count = Some(exchange_count(number)?),
                 ("hop", &[latency]) => costs.link.latency = latency,
                 ("offload", &[seconds]) => costs.offload.latency = seconds,
@@ -53,7 +54,7 @@ impl FromStr for Costs {
             }
             given.insert(name);
         }
-        let lists = [&forward, &input, &weight, &backward, &exchange];
+        let lists = [&forward, &input, &weight, &backward, &exchange, &unshard];
         let stages = lists.iter().map(|list| list.len()).max().unwrap_or(1).max(1);
         let mut given = lists.iter().filter(|list| !list.is_empty());
         given.try_for_each(|list| check_entries("costs", list.len(), stages as u32))?;
@@ -77,7 +78,8 @@ impl FromStr for Costs {
                 let costs = StageCosts::new(forward.unwrap_or(1.0), input, weight);
                 let seconds = value_of(&exchange, stage).unwrap_or(0.0);
                 let exchanges = StageExchanges::both(Exchanges::new(count, seconds));
-                StageCosts { backward: backward.unwrap_or(costs.backward), exchanges, ..costs }
+                let unshard = value_of(&unshard, stage).unwrap_or(0.0);
+                StageCosts { backward: backward.unwrap_or(costs.backward), exchanges, unshard, ..costs }
             })
             .collect();
         costs.check(stages as u32)?;

@@ -141,8 +141,9 @@ fn link(mut keys: Reader<'_>) -> LinkProfile {
         ["latency_s", "bytes_per_s"].map(|key| number(&mut keys, key).unwrap_or(1.0));
     let reduce_bytes_per_s = number(&mut keys, "reduce_bytes_per_s");
     let offload_bytes_per_s = number(&mut keys, "offload_bytes_per_s");
+    let read_bytes_per_s = number(&mut keys, "read_bytes_per_s");
     keys.finish();
-    LinkProfile { latency_s, bytes_per_s, reduce_bytes_per_s, offload_bytes_per_s }
+    LinkProfile { latency_s, bytes_per_s, reduce_bytes_per_s, offload_bytes_per_s, read_bytes_per_s }
 }
 
 fn node(mut keys: Reader<'_>) -> NodeProfile {

@@ -64,11 +64,12 @@ pub(crate) fn run(arguments: &CheckArguments) -> Result<(), Failure> {
     check_file(&prepared)?;
     run_folder::probe(&prepared.settings.run.out, &chosen.files).map_err(Failure::input)?;
     let stages = prepared.outlines()?;
-    let stated = match &arguments.profile {
+    let (stated, read_rate) = match &arguments.profile {
         Some(file) => stated_in(file, &prepared.settings, &model)?,
-        None => Vec::new(),
+        None => (Vec::new(), None),
     };
     let memory = memory_plan(prepared.parts(), &model, &stages)?.with_stated(stated.clone());
+    let memory = memory.with_read_rate(read_rate);
     let moves = prepared
         .moves_layers()
         .then(|| move_plan(prepared.parts(), &model, &stages, None).with_stated(stated));
@@ -88,8 +89,12 @@ pub(crate) fn run(arguments: &CheckArguments) -> Result<(), Failure> {
     require_space(&prepared)
 }
 
-/// Returns the memory of each rank that a profile states.
-fn stated_in(file: &Path, settings: &Settings, model: &CutModel) -> Result<Vec<Option<u64>>, Failure> {
+/// Returns the memory of each rank that a profile states, and the rate at which the files of a base are read.
+fn stated_in(
+    file: &Path,
+    settings: &Settings,
+    model: &CutModel,
+) -> Result<(Vec<Option<u64>>, Option<f64>), Failure> {
     let layers = described(settings, model);
     let profile = read_ranks(file, &profiled_run(settings, workload(settings, &layers)))?;
     let ranks = settings.mesh.ranks(settings.pipeline.ranks);
@@ -99,5 +104,5 @@ fn stated_in(file: &Path, settings: &Settings, model: &CutModel) -> Result<Vec<O
             file.display()
         )));
     }
-    Ok(stated_memory(&profile, ranks))
+    Ok((stated_memory(&profile, ranks), profile.link.read_bytes_per_s))
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use pipewright::profile::{Measured, Quartiles};
+use pipewright_models::hf::ReadRate;
 use pipewright_planning::argument_values::parse_time;
 use pipewright_planning::failure::{Exit, Failure};
 use pipewright_planning::numbers::bytes;
@@ -64,7 +65,7 @@ fn run_with(arguments: &ProfileArguments, processes: &mut ProcessGroup) -> Resul
     if let Some(note) = busy_note(&measurement.measured, &measurement.layers) {
         say(&note);
     }
-    let Measurement { profile, measured, layers } = &measurement;
+    let Measurement { profile, measured, layers, .. } = &measurement;
     arguments.output.write(&profile_text(profile, measured, layers))
 }
 
@@ -92,7 +93,7 @@ fn busy_note(measured: &Measured, layers: &ModelDesc) -> Option<String> {
 
 /// Returns a table of the layers, and a line about the links.
 fn summary(measurement: &Measurement) -> String {
-    let Measurement { profile, measured, layers } = measurement;
+    let Measurement { profile, measured, layers, read_rate } = measurement;
     let mut text = String::new();
     writeln!(text, "{CAPTION}").expect("a string takes all text");
     let mut line = |cells: [&str; 7]| {
@@ -132,6 +133,15 @@ fn summary(measurement: &Measurement) -> String {
         counted(ranks, "rank")
     )
     .expect("a string takes all text");
+    if let Some(ReadRate { bytes_per_s, is_direct }) = read_rate {
+        let cached = if *is_direct {
+            ""
+        } else {
+            "; the file system has no direct reads, so the page cache may have made it faster than the disk"
+        };
+        write!(text, "\nfiles of the base: {:.2} GB/s{cached}", bytes_per_s * 1e-9)
+            .expect("a string takes all text");
+    }
     for (number, rank) in profile.ranks.iter().enumerate() {
         write!(text, "\nrank {number}: {}", rank_text(rank)).expect("a string takes all text");
     }

@@ -63,7 +63,7 @@ impl Configurations for TrainingConfigurations {
     fn model(&self, file: Option<&Path>, set: &[String]) -> Result<PlannedModel, Failure> {
         let settings = load_settings(file, set)?.settings;
         let described = match &settings.model {
-            ModelSettings::From { from } => of_model(from, "correct model.from")?,
+            ModelSettings::From { from, .. } => of_model(from, "correct model.from")?,
             ModelSettings::Fresh(model) => {
                 let keys = model.config().to_json().to_string();
                 reader::read(&keys).map_err(|error| Failure::input(format!("[model]: {error}")))?
@@ -74,7 +74,7 @@ impl Configurations for TrainingConfigurations {
             Failure::input(format!("the step of the configuration has {rows} rows; use at most {}", u32::MAX))
         })?;
         let adapters = match (&settings.model, &settings.adapter) {
-            (ModelSettings::From { from }, Some(adapter)) => {
+            (ModelSettings::From { from, .. }, Some(adapter)) => {
                 let folder = hf::resolve(from).map_err(Failure::input)?;
                 Some(adapters::read(&folder, &settings, adapter)?)
             }

@@ -11,10 +11,12 @@ use pipewright::profile::{
 };
 use pipewright::train::data::TokenRows;
 use pipewright::train::{LearningRate, Trainer};
+use pipewright_models::hf::{ReadRate, read_rate};
 use pipewright_models::{CutModel, InitialParameters, Place};
 use pipewright_planning::failure::{Exit, Failure, sentence};
 use pipewright_run::run_model::open_training;
 use pipewright_run::settings::Settings;
+use pipewright_run::settings::model::ModelSettings;
 use pipewright_run::settings::pipeline::TransportChoice;
 use pipewright_run::settings::profile::ProfiledRun;
 use pipewright_run::training::launch::{failure, pipeline_config};
@@ -37,7 +39,12 @@ pub(crate) struct Measurement {
     pub(crate) profile: Profile,
     pub(crate) measured: Measured,
     pub(crate) layers: ModelDesc,
+    /// The rate at which the base is read, if it stays in its files.
+    pub(crate) read_rate: Option<ReadRate>,
 }
+
+/// The time in which the disk's rate is measured.
+const READ_TIME: Duration = Duration::from_secs(3);
 
 /// Measures the model of a run with as many ranks at once as the run has. Takes about `time`. Every process
 /// of the run calls it; only the leader measures the link.
@@ -87,7 +94,14 @@ pub(crate) fn measure_run(
             .all(|rank| rank.threads == ranks[0].threads)
             .then_some(ranks[0].threads),
     });
-    Ok(Measurement { profile, measured, layers })
+    let read_rate = match &settings.model {
+        ModelSettings::From { from, .. } if model.streams() => {
+            Some(read_rate(from, READ_TIME).map_err(Failure::input)?)
+        }
+        _ => None,
+    };
+    profile.link.read_bytes_per_s = read_rate.map(|rate| rate.bytes_per_s);
+    Ok(Measurement { profile, measured, layers, read_rate })
 }
 
 /// Returns the measurements of the ranks of this process, which have the numbers from `first` on.

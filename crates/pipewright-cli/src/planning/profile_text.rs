@@ -57,6 +57,9 @@ pub(crate) fn profile_text(profile: &Profile, measured: &Measured, layers: &Mode
     if let Some(bandwidth) = profile.link.offload_bytes_per_s {
         line("offload_bytes_per_s", seconds(bandwidth));
     }
+    if let Some(bandwidth) = profile.link.read_bytes_per_s {
+        line("read_bytes_per_s", seconds(bandwidth));
+    }
     if let Some(node) = &profile.node {
         line("\n[node]\nranks", node.ranks.to_string());
         line("latency_s", seconds(node.latency_s));
@@ -241,6 +244,7 @@ mod tests {
         let link = LinkProfile {
             reduce_bytes_per_s: Some(5e9),
             offload_bytes_per_s: Some(2e9),
+            read_bytes_per_s: Some(3e9),
             ..LinkProfile::new(1e-5, 1e9)
         };
         let profile = Profile {

@@ -45,6 +45,7 @@ mod adapters;
 mod tied_heads;
 mod exported_adapters;
 mod quantised;
+mod streamed;
 mod chat_adapters;
 mod adapter_plans;
 mod folders;

@@ -15,6 +15,9 @@ pub(crate) trait Decoded: Copy + Send + Sync + 'static {
     /// Writes the rounded `code * scale` for codes of FP8.
     fn scaled_fp8(codes: &[u8], scale: f32, out: &mut [Self]);
 
+    /// Writes the numbers of bfloat16 with these bytes.
+    fn widened(halves: &[[u8; 2]], out: &mut [Self]);
+
     /// Writes the rounded `table[half] * scale` for halves of `bytes`, the upper half of each first.
     #[cfg(target_arch = "x86_64")]
     fn look_up(available: Available, bytes: &[u8], table: &[f32; 16], scale: f32, out: &mut [Self]);
@@ -39,6 +42,12 @@ impl Decoded for f32 {
 
     fn scaled_fp8(codes: &[u8], scale: f32, out: &mut [Self]) {
         scaled_in_single(codes, scale, out);
+    }
+
+    fn widened(halves: &[[u8; 2]], out: &mut [Self]) {
+        for (to, half) in out.iter_mut().zip(halves) {
+            *to = widen(bf16::from_le_bytes(*half));
+        }
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -69,6 +78,12 @@ impl Decoded for bf16 {
 
     fn scaled_fp8(codes: &[u8], scale: f32, out: &mut [Self]) {
         scaled_in_half(codes, scale, out);
+    }
+
+    fn widened(halves: &[[u8; 2]], out: &mut [Self]) {
+        for (to, half) in out.iter_mut().zip(halves) {
+            *to = bf16::from_le_bytes(*half);
+        }
     }
 
     #[cfg(target_arch = "x86_64")]

@@ -1,4 +1,4 @@
-//! A quantised matrix of any form.
+//! A quantised matrix of any form, or one of floats that is held as its file has it.
 
 use std::ops::Range;
 
@@ -7,6 +7,7 @@ use super::decoded::Decoded;
 use super::error::CutError;
 use super::fp8::Fp8;
 use super::grouped::Grouped;
+use super::plain::Plain;
 
 /// A matrix of quantised elements. Its rows are the outputs of a linear layer, as in files.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,6 +25,8 @@ pub enum Form {
     Fp8(Fp8),
     /// Four bits with a zero and a scale for each group.
     Grouped(Grouped),
+    /// Floats that are not quantised.
+    Plain(Plain),
 }
 
 impl QuantisedMatrix {
@@ -43,6 +46,7 @@ impl QuantisedMatrix {
             Form::Codebook(codebook) => codebook.columns(),
             Form::Fp8(fp8) => fp8.columns(),
             Form::Grouped(grouped) => grouped.columns(),
+            Form::Plain(plain) => plain.columns(),
         }
     }
 
@@ -52,6 +56,7 @@ impl QuantisedMatrix {
             Form::Codebook(codebook) => codebook.bytes(),
             Form::Fp8(fp8) => fp8.bytes(),
             Form::Grouped(grouped) => grouped.bytes(),
+            Form::Plain(plain) => plain.storage().len(),
         }
     }
 
@@ -61,6 +66,7 @@ impl QuantisedMatrix {
             Form::Codebook(codebook) => codebook.storage(),
             Form::Fp8(fp8) => fp8.storage(),
             Form::Grouped(grouped) => grouped.storage(),
+            Form::Plain(plain) => plain.storage(),
         }
     }
 
@@ -74,6 +80,7 @@ impl QuantisedMatrix {
             Form::Codebook(codebook) => Form::Codebook(codebook.part(rows, columns)),
             Form::Fp8(fp8) => Form::Fp8(fp8.part(rows, columns)),
             Form::Grouped(grouped) => Form::Grouped(grouped.part(rows, columns)),
+            Form::Plain(plain) => Form::Plain(plain.part(rows, columns)),
         };
         Ok(Self { rows: count, form })
     }
@@ -87,6 +94,7 @@ impl QuantisedMatrix {
             Form::Codebook(codebook) => Form::Codebook(codebook.gathered(rows)?),
             Form::Fp8(fp8) => Form::Fp8(fp8.gathered(rows)),
             Form::Grouped(grouped) => Form::Grouped(grouped.gathered(rows)),
+            Form::Plain(plain) => Form::Plain(plain.gathered(rows)),
         };
         Ok(Self { rows: rows.len(), form })
     }
@@ -112,6 +120,7 @@ impl QuantisedMatrix {
             Form::Codebook(codebook) => codebook.decode(row, columns, out),
             Form::Fp8(fp8) => fp8.decode(row, columns, out),
             Form::Grouped(grouped) => grouped.decode(row, columns, out),
+            Form::Plain(plain) => plain.decode(row, columns, out),
         }
     }
 }

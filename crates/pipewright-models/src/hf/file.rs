@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::{bf16, f16};
 use pipewright::bounded_file::{LFS_POINTER, open_regular};
+use pipewright_system::direct_file::DirectFile;
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 
@@ -32,6 +33,8 @@ pub(super) struct SafetensorsFile {
     metadata: Metadata,
     /// The offset of the first tensor.
     data: u64,
+    /// Present if tensors are read past the page cache.
+    direct: Option<DirectFile>,
 }
 
 impl SafetensorsFile {
@@ -72,7 +75,26 @@ impl SafetensorsFile {
         if found != expected {
             return Err(cut_short(expected));
         }
-        Ok(Self { path, file, metadata, data })
+        Ok(Self { path, file, metadata, data, direct: None })
+    }
+
+    /// Returns the file, whose tensors are read past the page cache.
+    pub(super) fn reading_directly(self) -> Result<Self, ModelError> {
+        let direct = DirectFile::open(&self.path).map_err(ModelError::io("read", &self.path))?;
+        Ok(Self { direct: Some(direct), ..self })
+    }
+
+    fn read_range(&mut self, range: Range<u64>) -> Result<Vec<u8>, ModelError> {
+        let read = match &mut self.direct {
+            Some(direct) => direct.read(range),
+            None => {
+                let mut bytes = vec![0; (range.end - range.start) as usize];
+                let position = SeekFrom::Start(range.start);
+                let read = self.file.seek(position).and_then(|_| self.file.read_exact(&mut bytes));
+                read.map(|()| bytes)
+            }
+        };
+        read.map_err(ModelError::io("read", &self.path))
     }
 
     /// Returns the names of the tensors.
@@ -86,11 +108,7 @@ impl SafetensorsFile {
         let info = self.metadata.info(tensor).ok_or_else(|| missing_tensor(&self.path, tensor))?;
         let mut sample = format!("{} {:?}", info.dtype, info.shape).into_bytes();
         for range in self.ends_of(tensor, most)? {
-            let mut bytes = vec![0; (range.end - range.start) as usize];
-            let position = SeekFrom::Start(range.start);
-            let read = self.file.seek(position).and_then(|_| self.file.read_exact(&mut bytes));
-            read.map_err(ModelError::io("read", &self.path))?;
-            sample.extend(bytes);
+            sample.extend(self.read_range(range)?);
         }
         Ok(sample)
     }
@@ -129,11 +147,7 @@ impl SafetensorsFile {
     /// Reads the bytes of a tensor, whatever its element type and shape.
     pub(super) fn read_bytes(&mut self, tensor: &str) -> Result<Vec<u8>, ModelError> {
         let range = self.place_of(tensor)?;
-        let mut bytes = vec![0; (range.end - range.start) as usize];
-        let position = SeekFrom::Start(range.start);
-        let read = self.file.seek(position).and_then(|_| self.file.read_exact(&mut bytes));
-        read.map_err(ModelError::io("read", &self.path))?;
-        Ok(bytes)
+        self.read_range(range)
     }
 
     /// Returns the position of a whole tensor in the file.
@@ -157,11 +171,7 @@ impl SafetensorsFile {
     ) -> Result<Vec<f32>, ModelError> {
         let (convert, _) = self.find(tensor, shape)?;
         let range = self.range_of(tensor, shape, elements)?;
-        let mut bytes = vec![0; (range.end - range.start) as usize];
-        let position = SeekFrom::Start(range.start);
-        let read = self.file.seek(position).and_then(|_| self.file.read_exact(&mut bytes));
-        read.map_err(ModelError::io("read", &self.path))?;
-        Ok(convert(&bytes))
+        Ok(convert(&self.read_range(range)?))
     }
 
     /// Returns the position of some neighbouring elements of `tensor`, which must have `shape`, in the file.

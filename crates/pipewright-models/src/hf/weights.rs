@@ -4,7 +4,9 @@ use std::borrow::Cow;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
+use pipewright::memory::StreamedMatrix;
 use pipewright::tensor::TensorShard;
 use pipewright_kernel::quantised::{CutError, QuantisedMatrix};
 use safetensors::Dtype;
@@ -36,6 +38,10 @@ pub(crate) struct Weights {
     keeps_quantised: bool,
     /// The form of quantised matrices that the configuration describes.
     described: Option<DescribedForm>,
+    /// Whether files are read past the page cache.
+    is_direct: bool,
+    /// The same weights for direct reads, if matrices of linear layers are read when they are needed.
+    pub(super) reader: Option<Arc<Mutex<Weights>>>,
 }
 
 #[derive(Deserialize)]
@@ -68,6 +74,8 @@ impl Weights {
             open: HashMap::new(),
             keeps_quantised: false,
             described: None,
+            is_direct: false,
+            reader: None,
         };
         if single.is_file() {
             weights.index = single;
@@ -88,6 +96,21 @@ impl Weights {
     /// Returns the weights, whose quantised matrices stay as they are.
     pub(crate) fn keeping_quantised(self) -> Self {
         Self { keeps_quantised: true, ..self }
+    }
+
+    /// Returns the weights, whose matrices of linear layers `reader` reads when they are needed.
+    pub(super) fn with_reader(self, reader: Arc<Mutex<Self>>) -> Self {
+        Self { reader: Some(reader), ..self }
+    }
+
+    /// Opens all files for reads past the page cache.
+    pub(super) fn reading_directly(mut self) -> Result<Self, ModelError> {
+        self.is_direct = true;
+        self.open.clear();
+        for name in self.file_names()? {
+            self.file(name)?;
+        }
+        Ok(self)
     }
 
     /// Returns the form of quantised matrices that the configuration describes.
@@ -228,7 +251,10 @@ impl Weights {
         let path = self.dir.join(&name);
         match self.open.entry(name) {
             Entry::Occupied(entry) => Ok(entry.into_mut()),
-            Entry::Vacant(entry) => Ok(entry.insert(SafetensorsFile::open(path)?)),
+            Entry::Vacant(entry) => {
+                let file = SafetensorsFile::open(path)?;
+                Ok(entry.insert(if self.is_direct { file.reading_directly()? } else { file }))
+            }
         }
     }
 }
@@ -314,20 +340,41 @@ impl ParameterSource for Weights {
             return Ok(None);
         };
         let matrix = self.read_quantised(spec, &place)?;
+        self.shard_of_matrix(matrix, spec, shard, &place.tensor).map(Some)
+    }
+
+    fn streamed(
+        &mut self,
+        spec: &ParameterSpec,
+        shard: TensorShard,
+    ) -> Result<Option<StreamedMatrix>, ModelError> {
+        self.streamed_matrix(spec, shard)
+    }
+}
+
+impl Weights {
+    /// Returns the shard of a whole matrix, whose rows are the outputs in the order of the file.
+    pub(super) fn shard_of_matrix(
+        &self,
+        matrix: QuantisedMatrix,
+        spec: &ParameterSpec,
+        shard: TensorShard,
+        tensor: &str,
+    ) -> Result<QuantisedMatrix, ModelError> {
         let refused = |error: CutError| {
             let fault = "its blocks have elements of several rows of a joined projection; use a model that is not quantised";
-            ModelError::at(&self.index, format!("tensor `{}`: {error}: {fault}", place.tensor))
+            ModelError::at(&self.index, format!("tensor `{tensor}`: {error}: {fault}"))
         };
         let matrix = match &spec.layout.parts {
             Some(parts) => matrix.gathered(&parts.places()).map_err(refused)?,
             None => matrix,
         };
         if shard.is_whole() {
-            return Ok(Some(matrix));
+            return Ok(matrix);
         }
         let own = shard.range(spec.shape[shard.dimension]);
         let (inputs, outputs) = (0..matrix.columns(), 0..matrix.rows());
         let (rows, columns) = if shard.dimension == 1 { (own, inputs) } else { (outputs, own) };
-        matrix.part(rows, columns).map(Some).map_err(refused)
+        matrix.part(rows, columns).map_err(refused)
     }
 }

@@ -5,7 +5,9 @@ use pipewright_schedule::held_bytes::HeldBytes;
 use pipewright_schedule::partition::Partition;
 use pipewright_schedule::sharding::{Sharding, StageBytes};
 use pipewright_schedule::simulate::{SimulateError, memory_curve, peak_memory, timed};
-use pipewright_schedule::{Costs, Placement, Rank, Recompute, StageIndex, Timeline, ValidatedProgram};
+use pipewright_schedule::{
+    Action, Costs, Placement, Rank, Recompute, StageIndex, Timeline, ValidatedProgram,
+};
 
 use crate::cut_model::CutModel;
 use crate::parameter::{FirstCopies, ParameterSpec};
@@ -62,12 +64,22 @@ pub struct TrainingMemory {
     stages: Vec<HeldBytes>,
     shared: u64,
     shared_again: u64,
+    streamed: Option<StreamedBytes>,
+}
+
+/// The bytes of a frozen base that stays in its files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StreamedBytes {
+    /// The most that a rank has in memory at once.
+    pub window: u64,
+    /// The bytes that all ranks of a replica read in a step.
+    pub step: u64,
 }
 
 impl TrainingMemory {
     /// Returns the memory of ranks and stages whose bytes are known.
     pub fn new(ranks: Vec<HeldBytes>, stages: Vec<HeldBytes>) -> Self {
-        Self { ranks, stages, shared: 0, shared_again: 0 }
+        Self { ranks, stages, shared: 0, shared_again: 0, streamed: None }
     }
 
     /// Sets the bytes of the parameters that the ranks in one process hold together, and the bytes that further
@@ -97,12 +109,24 @@ impl TrainingMemory {
         let ranks = placement.all_ranks().zip(peaks).map(rank_bytes).collect();
         let memory = Self::new(ranks, placement.all_stages().zip(&states).map(stage_bytes).collect());
         let [shared, shared_again] = run.shared_bytes(stages);
-        Ok(memory.with_shared(shared, shared_again))
+        let streamed = run.model.streams().then(|| {
+            let ranks = placement.all_ranks().map(|rank| run.streamed_by(rank, stages));
+            ranks.fold(StreamedBytes::default(), |all, rank| StreamedBytes {
+                window: all.window.max(rank.window),
+                step: all.step.saturating_add(rank.step),
+            })
+        });
+        Ok(Self { streamed, ..memory.with_shared(shared, shared_again) })
     }
 
     /// Returns the bytes of each rank of a replica.
     pub fn ranks(&self) -> &[HeldBytes] {
         &self.ranks
+    }
+
+    /// Returns the bytes of the base that stays in its files; `None` if it is in memory.
+    pub fn streamed(&self) -> Option<StreamedBytes> {
+        self.streamed
     }
 
     /// Returns the bytes of the parameters that the ranks of all replicas in one process hold together: the
@@ -175,7 +199,37 @@ impl TrainingRun<'_> {
             self.state_of(specs, known)
         });
         let own: Vec<StageState> = own.collect();
-        without_activations(&own, self.sharding, self.expert_ranks)
+        let held = without_activations(&own, self.sharding, self.expert_ranks);
+        let streamed = self.streamed_by(rank, stages).window;
+        HeldBytes { parameters: held.parameters.saturating_add(streamed), ..held }
+    }
+
+    /// Returns the bytes of the streamed matrices of the stages that the program of a rank reads.
+    fn streamed_by(&self, rank: Rank, stages: &[Vec<ParameterSpec>]) -> StreamedBytes {
+        let (mut held, mut read) = (0_u64, StreamedBytes::default());
+        for action in self.program.row(rank) {
+            let bytes = || stages[action.stage().index()].iter().map(|spec| self.streamed_bytes(spec)).sum();
+            match action {
+                Action::Unshard { .. } => {
+                    held = held.saturating_add(bytes());
+                    read.step = read.step.saturating_add(bytes());
+                }
+                Action::Reshard { .. } => held = held.saturating_sub(bytes()),
+                _ => {}
+            }
+            read.window = read.window.max(held);
+        }
+        read
+    }
+
+    /// Returns the bytes of a matrix that is in memory only while its stage computes; 0 for other parameters.
+    fn streamed_bytes(&self, spec: &ParameterSpec) -> u64 {
+        spec.quantised_bytes.filter(|_| self.model.streams()).unwrap_or(0)
+    }
+
+    /// Returns the parameters that a rank holds all the time.
+    fn resident(&self, specs: &[ParameterSpec]) -> Vec<ParameterSpec> {
+        specs.iter().filter(|spec| self.streamed_bytes(spec) == 0).cloned().collect()
     }
 
     /// Returns the bytes of [`TrainingMemory::shared`] and of [`TrainingMemory::shared_again`].
@@ -189,11 +243,12 @@ impl TrainingRun<'_> {
         let bytes = |specs: &[ParameterSpec]| self.state.shared_bytes(specs, self.expert_ranks, is_trained);
         let of_rank = |rank: Rank| {
             let mut known = FirstCopies::default();
-            let own = placement.stages_of(rank).iter().flat_map(|stage| known.of(&stages[stage.index()]));
+            let of_stage = |stage: &StageIndex| self.resident(&stages[stage.index()]);
+            let own = placement.stages_of(rank).iter().flat_map(|stage| known.of(&of_stage(stage)));
             bytes(&own.collect::<Vec<_>>())
         };
         let of_ranks = placement.all_ranks().map(of_rank).fold(0, u64::saturating_add);
-        let together = bytes(&FirstCopies::default().of(&stages.concat()));
+        let together = bytes(&FirstCopies::default().of(&self.resident(&stages.concat())));
         [together, of_ranks.saturating_sub(together)]
     }
 
@@ -201,6 +256,7 @@ impl TrainingRun<'_> {
     /// for other stages, and adds them to `known`. The copy in half precision belongs to the stage.
     pub(super) fn state_of(&self, specs: &[ParameterSpec], known: &mut FirstCopies) -> StageState {
         let is_trained = |path: &str| self.model.is_trained(path);
+        let specs = &self.resident(specs);
         let (own, of_stage) = (known.of(specs), FirstCopies::default().of(specs));
         let [mut bytes, of_stage] = [&own, &of_stage].map(|specs| self.state.of_stage(specs, is_trained));
         bytes.others.copy = of_stage.others.copy;

@@ -33,7 +33,7 @@ mod plan;
 pub use arrived_rows::ExpertLoad;
 pub use compute_devices::ComputeDevices;
 pub use expert_share::ExpertShare;
-pub use held::{TrainingMemory, TrainingRun};
+pub use held::{StreamedBytes, TrainingMemory, TrainingRun};
 pub use kept::KeptActivations;
 pub use plan::{DeviceLoad, MemoryPlan, RunShape, Shortage, SmallRank, device_loads};
 pub use sizes::layers_in;

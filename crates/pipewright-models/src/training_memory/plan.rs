@@ -30,6 +30,8 @@ pub struct MemoryPlan {
     copies: u64,
     /// The most bytes of a rank if all tokens choose experts of one replica.
     one_replica: Option<u64>,
+    /// The bytes per second that the ranks together read from the files of the base, if they are known.
+    read_rate: Option<u64>,
 }
 
 /// A device, and what its ranks need.
@@ -86,13 +88,34 @@ impl MemoryPlan {
     /// Plans the memory of a run. `machine` is the memory of this machine in bytes; `None` if it is not
     /// known.
     pub fn new(memory: TrainingMemory, shape: RunShape, machine: Option<u64>) -> Self {
-        Self { memory, shape, devices: Vec::new(), machine, stated: Vec::new(), copies: 0, one_replica: None }
+        Self {
+            memory,
+            shape,
+            devices: Vec::new(),
+            machine,
+            stated: Vec::new(),
+            copies: 0,
+            one_replica: None,
+            read_rate: None,
+        }
     }
 
     /// Adds copies of the state in the memory of the machine, with these bytes: of all ranks, or of one rank
     /// if each is a process.
     pub fn with_copies(self, copies: u64) -> Self {
         Self { copies, ..self }
+    }
+
+    /// Adds the bytes per second that the ranks together read from the files of the base.
+    pub fn with_read_rate(self, read_rate: Option<f64>) -> Self {
+        Self { read_rate: read_rate.map(|rate| rate as u64), ..self }
+    }
+
+    /// Returns the seconds in which a step reads the base from its files; `None` if it is in memory or the rate is not
+    /// known.
+    pub fn read_s(&self) -> Option<f64> {
+        let step = self.memory.streamed()?.step.saturating_mul(u64::from(self.shape.replicas));
+        Some(step as f64 / self.read_rate?.max(1) as f64)
     }
 
     /// Adds the memory of the ranks for the case that the tokens of all replicas that hold experts together

@@ -18,5 +18,6 @@ mod expert_parallel;
 mod lora;
 mod training_form;
 mod quantised;
+mod streamed;
 mod reference;
 mod pipelined_run;

@@ -16,7 +16,7 @@ use pipewright::train::Trainer;
 use pipewright::train::data::{Cursor, DataConfig, Tokenizer};
 use pipewright::train::{ExpertBalance, LearningRate};
 use pipewright::transport::World;
-use pipewright_models::{CutModel, InitialParameters, ModelConfig, Place, ROUTER_CORRECTION};
+use pipewright_models::{CutModel, InitialParameters, ModelConfig, Place, ROUTER_CORRECTION, hf};
 use pipewright_schedule::generate::catalogue;
 use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::{Recompute, ScheduleSpec, StageIndex, ValidatedProgram, generate, partition};
@@ -223,28 +223,61 @@ pub(crate) fn train_spec(
     config: &PipelineConfig,
     steps: usize,
 ) -> Vec<Step> {
-    train_program(reference, program(schedule, spec, config), config, steps)
+    let (mut trainer, first) = trainer(reference, schedule, spec, config);
+    let step = |_| {
+        let (metrics, _) = trainer.step().expect("a step");
+        let balance = metrics.auxiliary.get("moe_aux");
+        let balance = balance.map(|&loss| Balance { loss, total: metrics.total.expect("the sum") });
+        Step { loss: metrics.loss, grad_norm: metrics.grad_norm, balance }
+    };
+    let run = (0..steps).map(step).collect();
+    // The final logits of the reference come from a training without a balance loss, in single precision.
+    let is_whole = config.precision == Precision::F32
+        && reference.cut.head_parts == 1
+        && steps == reference.expected.steps.len();
+    if is_whole && reference.expected.expected_aux.is_empty() && reference.balance_speed.is_none() {
+        let (seq_len, batch) = (reference.expected.seq_len, reference.expected.batch);
+        let tokens = TensorData::new::<i32, _>(first, [batch, seq_len]);
+        let tokens = Tensor::<2, Int>::from_data(tokens, &Device::flex());
+        let outputs = trainer.pipeline().eval(tokens, None::<Tensor<2, Int>>).expect("an evaluation").outputs;
+        let logits = outputs.into_iter().next().expect("the first microbatch has the first row");
+        reference.assert_final_logits(unpack(logits).expect("logits"));
+    }
+    run
 }
 
 /// Makes the program of `train`. The replicas share the microbatches.
-fn program(schedule: &str, spec: ScheduleSpec, config: &PipelineConfig) -> ValidatedProgram {
+fn program(
+    reference: &Reference,
+    schedule: &str,
+    spec: ScheduleSpec,
+    config: &PipelineConfig,
+) -> ValidatedProgram {
     let replicas = config.data_parallel;
     let spec = ScheduleSpec { microbatches: spec.microbatches / replicas, ..spec };
     let schedule = generate(schedule, &spec).expect("a schedule");
     let is_sharded = config.data_parallel_mode != DataParallelMode::Replicated;
     let unshard_window = NonZeroU32::new(1).filter(|_| is_sharded);
     let keep_overlaps = config.runs_overlaps();
-    let lowering =
-        TrainingLowering { replicas, unshard_window, keep_overlaps, ..TrainingLowering::default() };
+    let stream_window = reference.stream_window;
+    let lowering = TrainingLowering {
+        replicas,
+        unshard_window,
+        stream_window,
+        keep_overlaps,
+        ..TrainingLowering::default()
+    };
     for_training(&schedule, &lowering).expect("it is sound")
 }
 
-fn train_program(
+/// Returns the trainer of a run, and the ids of its first batch.
+pub(crate) fn trainer(
     reference: &Reference,
-    program: ValidatedProgram,
+    schedule: &str,
+    spec: ScheduleSpec,
     config: &PipelineConfig,
-    steps: usize,
-) -> Vec<Step> {
+) -> (Trainer, Vec<i32>) {
+    let program = program(reference, schedule, spec, config);
     let (seq_len, batch) = (reference.expected.seq_len, reference.expected.batch);
     let rows = DataConfig {
         path: vec![reference.tokens().display().to_string()],
@@ -263,25 +296,7 @@ fn train_program(
         let correction = ROUTER_CORRECTION.to_owned();
         trainer = trainer.with_expert_balance(ExpertBalance { speed, correction });
     }
-    let step = |_| {
-        let (metrics, _) = trainer.step().expect("a step");
-        let balance = metrics.auxiliary.get("moe_aux");
-        let balance = balance.map(|&loss| Balance { loss, total: metrics.total.expect("the sum") });
-        Step { loss: metrics.loss, grad_norm: metrics.grad_norm, balance }
-    };
-    let run = (0..steps).map(step).collect();
-    // The final logits of the reference come from a training without a balance loss, in single precision.
-    let is_whole = config.precision == Precision::F32
-        && reference.cut.head_parts == 1
-        && steps == reference.expected.steps.len();
-    if is_whole && reference.expected.expected_aux.is_empty() && reference.balance_speed.is_none() {
-        let tokens = TensorData::new::<i32, _>(first, [batch, seq_len]);
-        let tokens = Tensor::<2, Int>::from_data(tokens, &Device::flex());
-        let outputs = trainer.pipeline().eval(tokens, None::<Tensor<2, Int>>).expect("an evaluation").outputs;
-        let logits = outputs.into_iter().next().expect("the first microbatch has the first row");
-        reference.assert_final_logits(unpack(logits).expect("logits"));
-    }
-    run
+    (trainer, first)
 }
 
 fn launch(reference: &Reference, program: ValidatedProgram, config: &PipelineConfig) -> Pipeline {
@@ -291,6 +306,13 @@ fn launch(reference: &Reference, program: ValidatedProgram, config: &PipelineCon
     let model = model.with_form(reference.form);
     let model = match reference.adapter.clone() {
         Some(adapter) => model.with_adapter(adapter).expect("it has these layers"),
+        None => model,
+    };
+    let model = match reference.stream_window {
+        Some(_) => {
+            let specs = model.model().parameters().expect("its parameters");
+            model.with_streamed(hf::streamed_sizes(&reference.dir, &specs).expect("its files"))
+        }
         None => model,
     };
     let weights = model.describe(reference.expected.seq_len).weights();

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::read_to_string;
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Tensor;
@@ -21,6 +22,8 @@ pub(crate) struct Reference {
     pub(crate) form: TrainingForm,
     /// How much the corrections of routers change in a step, if they change.
     pub(crate) balance_speed: Option<f64>,
+    /// The stages of a rank that are in memory at once, if the base of the adapters stays in its files.
+    pub(crate) stream_window: Option<NonZeroU32>,
 }
 
 /// How the model is cut into stages.
@@ -142,7 +145,8 @@ impl Reference {
             expected.expected_aux.clear();
         }
         let cut = Cut { head_parts: 1, embedding_parts: 1, method: Method::Optimal };
-        Self { dir, config, expected, cut, adapter: None, form: TrainingForm::default(), balance_speed: None }
+        let form = TrainingForm::default();
+        Self { dir, config, expected, cut, adapter: None, form, balance_speed: None, stream_window: None }
     }
 
     /// Loads a model whose `config.json` turns the balance loss of its routers off, with this loss.

@@ -161,7 +161,7 @@ impl FirstFiles {
 
 /// Returns the folder of the model that the settings name, and the name of its file if it is only one.
 fn model_folder(settings: &Settings) -> Option<(PathBuf, Option<String>)> {
-    let ModelSettings::From { from } = &settings.model else { return None };
+    let ModelSettings::From { from, .. } = &settings.model else { return None };
     if !from.is_file() {
         return Some((from.clone(), None));
     }

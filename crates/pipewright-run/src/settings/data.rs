@@ -288,7 +288,7 @@ fn has_ending(path: &[&str], endings: &[&str]) -> bool {
 fn tokenizer_of(section: &mut Section<'_>, model: &ModelSettings, may_be_ids: bool) -> Option<String> {
     /// Other forms of a tokenizer.
     const OTHERS: [&str; 5] = ["tokenizer.model", "spiece.model", "tekken.json", "vocab.json", "vocab.txt"];
-    let ModelSettings::From { from } = model else { return None };
+    let ModelSettings::From { from, .. } = model else { return None };
     let folder = if from.is_file() { from.parent()? } else { from };
     let own = folder.join(hf::TOKENIZER);
     if own.exists() {

@@ -3,6 +3,7 @@
 //! The keys have the same names and meaning as in Hugging Face's `config.json`.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use pipewright_models::decoder::DecoderConfig;
@@ -23,9 +24,37 @@ pub enum ModelSettings {
     From {
         /// The folder.
         from: PathBuf,
+        /// How the frozen base of adapters is held.
+        #[serde(flatten)]
+        streaming: Streaming,
     },
     /// A model of these sizes with random parameters.
     Fresh(FreshModel),
+}
+
+/// How the frozen base of adapters is held.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Streaming {
+    /// Whether its matrices stay in their files, and each stage reads them before it computes; `None` if they do so when
+    /// memory is too small for them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stream: Option<bool>,
+    /// The number of stages of a rank that are in memory at once; `None` for [`STREAM_WINDOW`].
+    #[serde(rename = "stream_window", skip_serializing_if = "Option::is_none")]
+    pub window: Option<NonZeroU32>,
+}
+
+/// The stages of a rank that are in memory at once: one computes while the next one is read.
+pub const STREAM_WINDOW: NonZeroU32 = NonZeroU32::new(2).expect("2 is not 0");
+
+impl ModelSettings {
+    /// Returns how the frozen base of adapters is held.
+    pub fn streaming(&self) -> Streaming {
+        match self {
+            Self::From { streaming, .. } => *streaming,
+            Self::Fresh(_) => Streaming::default(),
+        }
+    }
 }
 
 /// The sizes of a model with random parameters.
@@ -100,7 +129,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Mode
     // A cache folder without a clear snapshot is reported when the model is read.
     let from = section.path("from").map(|from| hf::resolve(&from).unwrap_or(from));
     if section.is_written("from") {
-        for key in written.keys().filter(|key| *key != "from") {
+        for key in written.keys().filter(|key| !OF_FOLDER.contains(&key.as_str())) {
             let sentence = format!(
                 "`{key}` is written next to `from`, and with `from` the model follows from its config.json"
             );
@@ -108,9 +137,18 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Mode
         }
     }
     let written = written.into_iter().filter(|(key, _)| !OWN.contains(&key.as_str())).collect();
+    let streaming = Streaming {
+        stream: section.given_flag("stream"),
+        window: section.given_count("stream_window").and_then(NonZeroU32::new),
+    };
+    for key in ["stream", "stream_window"] {
+        if from.is_none() && section.is_written(key) {
+            section.report_without(key, "from", "name the folder of the model, or remove it");
+        }
+    }
     let model = read_sizes(&mut section, &written);
     match from {
-        Some(from) => ModelSettings::From { from },
+        Some(from) => ModelSettings::From { from, streaming },
         None => ModelSettings::Fresh(model),
     }
 }
@@ -233,10 +271,15 @@ fn json_of(value: &Value) -> serde_json::Value {
     }
 }
 
+/// The keys that may be written next to `from`.
+const OF_FOLDER: [&str; 3] = ["from", "stream", "stream_window"];
+
 /// The keys that are read here. The model family reads the others: keys that only some families have, and
 /// keys without a default.
-const OWN: [&str; 11] = [
+const OWN: [&str; 13] = [
     "from",
+    "stream",
+    "stream_window",
     "architecture",
     "vocab_size",
     "hidden_size",

@@ -29,7 +29,7 @@ SECTIONS
 
 Below the name of each key are its default or an example, which also shows its type, the range of its numbers, and its marks:
 
-- *kept*: a resumed run needs the same value. Every key of `[model]` is kept.
+- *kept*: a resumed run needs the same value. Every key of `[model]` is kept, except `stream` and `stream_window`.
 - *local*: the processes of a run may have different values.
 - *timed*: the time of a step depends on the key. It also depends on every key of `[model]`, `[pipeline]` and `[mesh]`.
 

@@ -5,8 +5,8 @@ use std::fmt::Write;
 use pipewright::device::{BackEnd, DeviceChoice, describe};
 use pipewright::ids::WorldRank;
 use pipewright_models::training_memory::{
-    DeviceLoad, ExpertLoad, MemoryPlan, RunShape, Shortage, SmallRank, TrainingMemory, TrainingRun,
-    device_loads,
+    DeviceLoad, ExpertLoad, MemoryPlan, RunShape, Shortage, SmallRank, StreamedBytes, TrainingMemory,
+    TrainingRun, device_loads,
 };
 use pipewright_models::{CutModel, ParameterSpec};
 use pipewright_schedule::Placement;
@@ -157,6 +157,9 @@ pub fn memory_json(plan: &MemoryPlan) -> Value {
     if let Some(needed) = plan.one_replica() {
         json["one_replica"] = json!(needed);
     }
+    if let Some(StreamedBytes { window, step }) = plan.memory().streamed() {
+        json["streamed"] = json!({ "window": window, "step": step, "seconds": plan.read_s() });
+    }
     json
 }
 
@@ -226,6 +229,17 @@ pub fn table(plan: &MemoryPlan) -> String {
     if let Some(needed) = plan.one_replica() {
         let words = "if all tokens choose experts of one replica, a rank of it needs at most";
         line(&mut text, "experts", &format!("{words} {}", bytes(needed)));
+    }
+    if let Some(StreamedBytes { window, step }) = plan.memory().streamed() {
+        let seconds = plan.read_s().map_or_else(String::new, |seconds| {
+            format!(", which takes {seconds:.1} s of the disk's time, most of it while ranks compute")
+        });
+        let words = format!(
+            "the base stays in its files: a rank has at most {} of it in memory, and a step reads {}{seconds}",
+            bytes(window),
+            bytes(step)
+        );
+        line(&mut text, "stream", &words);
     }
     if plan.shared() > 0 {
         let words = "the replicas hold the base of the adapters once, which takes";
@@ -304,7 +318,12 @@ fn device_balance(load: &DeviceLoad) -> String {
 /// ranks has.
 pub fn require_fit(plan: &MemoryPlan) -> Result<(), RunError> {
     let Some(shortage) = shortage(plan) else { return Ok(()) };
-    Err(RunError::new(ErrorKind::CheckFailed, format!("the run does not fit into memory: {shortage}")))
+    let sentence = format!("the run does not fit into memory: {shortage}");
+    match plan.memory().streamed() {
+        // Nothing is left to be kept out of memory.
+        Some(_) => Err(RunError::input(sentence)),
+        None => Err(RunError::new(ErrorKind::CheckFailed, sentence)),
+    }
 }
 
 /// Fails with [`ErrorKind::CheckFailed`] if a run whose layers move ([`move_plan`]) needs more memory meanwhile.
@@ -362,6 +381,14 @@ fn machine_shortage(plan: &MemoryPlan, needed: u64, available: u64) -> String {
              pipeline.recompute for more layers or stages"
         }
         OLD_STATE => "set optimizer.post_validation=false",
+        "parameters" if plan.memory().streamed().is_some() => {
+            "read fewer layers at once, with more pipeline.stages_per_rank up to one layer per stage and \
+             model.stream_window=1"
+        }
+        "parameters" if plan.shared() > 0 => {
+            "leave the base in its files with model.stream=true and a stage per layer (pipeline.schedule=looped-bfs, \
+             pipeline.stages_per_rank), or spread it over more machines with more pipeline.ranks and pipeline.transport=mpi"
+        }
         _ => {
             "use a smaller model, or spread it over more machines with more pipeline.ranks and \
              pipeline.transport=mpi, or over replicas with mesh.data_parallel_mode=sharded"

@@ -11,6 +11,7 @@ use pipewright_models::{
 };
 use pipewright_schedule::ModelDesc;
 use pipewright_schedule::words::counted;
+use pipewright_system::machine_memory::machine_bytes;
 
 use crate::error::RunError;
 use crate::run_model::RunModel;
@@ -18,6 +19,7 @@ use crate::settings::Settings;
 use crate::settings::adapter::{AdapterSettings, AdapterSource};
 use crate::settings::data::BYTES;
 use crate::settings::model::ModelSettings;
+use crate::settings::pipeline::TransportChoice;
 
 /// The number of different bytes.
 pub(crate) const BYTE_TOKENS: usize = 256;
@@ -25,7 +27,7 @@ pub(crate) const BYTE_TOKENS: usize = 256;
 /// Returns the configuration of the model that the settings name, with its embedding and its head in as many parts.
 pub fn read_model(settings: &Settings) -> Result<CutModel, RunError> {
     let model = match &settings.model {
-        ModelSettings::From { from } => ModelConfig::read(from).map_err(RunError::input)?,
+        ModelSettings::From { from, .. } => ModelConfig::read(from).map_err(RunError::input)?,
         ModelSettings::Fresh(model) => model.config(),
     };
     model.check_length(settings.data.seq_len as usize).map_err(RunError::input)?;
@@ -35,8 +37,15 @@ pub fn read_model(settings: &Settings) -> Result<CutModel, RunError> {
     let model = model.with_embedding_parts(settings.pipeline.embedding_parts).map_err(RunError::input)?;
     let model = model.with_form(settings.run.training_form());
     let quantised = quantised_sizes(settings, &model)?;
+    let streamed = streamed_sizes(settings, &model)?;
     let model = match adapter {
-        Some(adapter) => model.with_adapter(adapter).map_err(RunError::input)?.with_quantised(quantised),
+        Some(adapter) => {
+            let model = model.with_adapter(adapter).map_err(RunError::input)?;
+            match streamed {
+                Some(streamed) => model.with_streamed(streamed),
+                None => model.with_quantised(quantised),
+            }
+        }
         None => model,
     };
     match &settings.preference {
@@ -45,9 +54,42 @@ pub fn read_model(settings: &Settings) -> Result<CutModel, RunError> {
     }
 }
 
+/// Returns the sizes of the matrices that stay in the files of the base, if the settings ask for it, or leave the choice
+/// and the machine has less memory than the files need.
+fn streamed_sizes(settings: &Settings, model: &CutModel) -> Result<Option<QuantisedSizes>, RunError> {
+    let ModelSettings::From { from, streaming } = &settings.model else { return Ok(None) };
+    let refusal = if settings.adapter.is_none() {
+        Some("training changes the whole model: add a section [adapter]")
+    } else if !settings.run.devices.are_processor() {
+        Some("its matrices are multiplied on processors only: set `run.device` to \"flex\"")
+    } else if settings.mesh.is_sharded() {
+        Some("it is not divided among replicas: set `mesh.data_parallel_mode` to \"replicated\"")
+    } else if hf::is_config_alone(from) {
+        Some("the folder has no weights")
+    } else {
+        None
+    };
+    let is_asked = match (streaming.stream, refusal) {
+        (Some(false), _) | (None, Some(_)) => return Ok(None),
+        (Some(true), Some(refusal)) => {
+            let place = from.display();
+            return Err(RunError::input(format!(
+                "{place}: the base cannot stay in its files (`model.stream`): {refusal}"
+            )));
+        }
+        // Processes may be on several machines, and all need the same program.
+        (None, None) if settings.pipeline.transport != TransportChoice::Local => return Ok(None),
+        (stream, None) => stream.is_some(),
+    };
+    let specs = model.model().parameters().map_err(RunError::input)?;
+    let sizes = hf::streamed_sizes(from, &specs).map_err(RunError::input)?;
+    let is_too_large = || machine_bytes().is_some_and(|machine| sizes.total() > machine);
+    Ok((is_asked || is_too_large()).then_some(sizes))
+}
+
 /// Returns the sizes of the quantised matrices of the base that the settings name, if the run can train on it.
 fn quantised_sizes(settings: &Settings, model: &CutModel) -> Result<QuantisedSizes, RunError> {
-    let ModelSettings::From { from } = &settings.model else { return Ok(QuantisedSizes::default()) };
+    let ModelSettings::From { from, .. } = &settings.model else { return Ok(QuantisedSizes::default()) };
     if hf::is_config_alone(from) {
         return Ok(QuantisedSizes::default());
     }
@@ -77,7 +119,7 @@ fn read_adapter(
     adapter: &AdapterSettings,
     model: &ModelConfig,
 ) -> Result<Adapter, RunError> {
-    if let ModelSettings::From { from } = &settings.model
+    if let ModelSettings::From { from, .. } = &settings.model
         && hf::is_config_alone(from)
     {
         return Err(RunError::input(format!(
@@ -147,7 +189,7 @@ pub fn described(settings: &Settings, model: &CutModel) -> ModelDesc {
 
 /// Returns the sentences about the `config.json` of the model that the settings name.
 pub fn model_notes(settings: &Settings) -> Result<Vec<String>, RunError> {
-    let ModelSettings::From { from } = &settings.model else { return Ok(Vec::new()) };
+    let ModelSettings::From { from, .. } = &settings.model else { return Ok(Vec::new()) };
     let mut notes: Vec<String> = unknown_note(from)?.into_iter().chain(dropout_note(from)?).collect();
     if hf::is_config_alone(from) {
         let place = from.display();
@@ -158,7 +200,7 @@ pub fn model_notes(settings: &Settings) -> Result<Vec<String>, RunError> {
 
 /// Returns the sentence about text that is trained as bytes although the model has more token ids.
 pub(crate) fn tokenizer_note(settings: &Settings, vocab_size: usize, rows: &TokenRows) -> Option<String> {
-    let ModelSettings::From { from } = &settings.model else { return None };
+    let ModelSettings::From { from, .. } = &settings.model else { return None };
     // The text in the binary is of no file.
     let sources = rows.sources();
     let is_text = sources.is_empty() || sources.iter().any(|source| source.format.is_text());

@@ -29,7 +29,7 @@ const BESIDE_TOKENIZER: [&str; 3] =
 pub(crate) fn keep(settings: &Settings) -> Result<(), RunError> {
     let folder = settings.run.out.join(MODEL);
     match &settings.model {
-        ModelSettings::From { from } => hf::keep_origin(from, &folder),
+        ModelSettings::From { from, .. } => hf::keep_origin(from, &folder),
         ModelSettings::Fresh(model) => hf::keep_keys(&fresh_keys(settings, model), &folder),
     }
     .map_err(RunError::input)?;
@@ -53,7 +53,7 @@ pub(crate) fn keep(settings: &Settings) -> Result<(), RunError> {
 /// Returns the tokens that end a text of a run. `generate` finds the same tokens in its folder.
 pub(crate) fn end_tokens(settings: &Settings) -> Result<Vec<u32>, RunError> {
     let keys = match &settings.model {
-        ModelSettings::From { from } => return hf::end_tokens(from).map_err(RunError::input),
+        ModelSettings::From { from, .. } => return hf::end_tokens(from).map_err(RunError::input),
         ModelSettings::Fresh(model) => fresh_keys(settings, model),
     };
     let named = keys.get("eos_token_id");

@@ -4,6 +4,7 @@
 //! This module does not write files, does not create or read parameters, and does not change the settings.
 
 use std::cell::OnceCell;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use pipewright::device::Devices;
@@ -12,7 +13,7 @@ use pipewright::train::Validation;
 use pipewright::train::data::{DataError, DataIdentity, TokenRows};
 use pipewright_models::{AdapterStart, InitialParameters, ParameterSpec, hf};
 use pipewright_schedule::error_text::with_causes as sentence;
-use pipewright_schedule::lower::{ProgramSource, SourceError, TrainingLowering, unmovable};
+use pipewright_schedule::lower::{ProgramSource, SourceError, TrainingLowering, most_gathered, unmovable};
 use pipewright_schedule::partition::{Method, Partition, partition};
 use pipewright_schedule::recompute::LayerParts;
 use pipewright_schedule::simulate::few_microbatches;
@@ -24,7 +25,7 @@ use crate::error::{ErrorKind, RunError};
 use crate::run_data::require_one_beginning;
 use crate::run_model::RunModel;
 use crate::settings::mesh::MeshSettings;
-use crate::settings::model::ModelSettings;
+use crate::settings::model::{ModelSettings, STREAM_WINDOW};
 use crate::settings::pipeline::{PartitionChoice, TransportChoice};
 use crate::settings::replan::Replan;
 use crate::settings::{Scheduled, Settings};
@@ -110,13 +111,13 @@ impl CutProgram {
     /// Makes the program of the `source`, proves it sound, and cuts the model.
     pub fn new(source: ProgramSource, settings: &Settings, model: &dyn RunModel) -> Result<Self, RunError> {
         let of_frozen = model.adapter().map(|_| source.clone());
-        let (mut program, mut notes) = sound_program(source, settings, TrainedStages::ALL)?;
+        let (mut program, mut notes) = sound_program(source, settings, TrainedStages::ALL, model)?;
         notes.extend(overlap_note(settings));
         let layers = model.describe(settings.data.seq_len as usize);
         let partition = cut(settings, model, &layers, program.placement().stages())?;
         let trained_stages = model.trained_stages(&partition)?;
         if let Some(source) = of_frozen.filter(|_| !trained_stages.are_all()) {
-            program = sound_program(source, settings, trained_stages)?.0;
+            program = sound_program(source, settings, trained_stages, model)?.0;
         }
         require_split(&settings.mesh, model, &partition)?;
         require_slices(&program, model)?;
@@ -236,7 +237,7 @@ pub(crate) fn prepare_settings_with(
     let files = validation.as_ref().filter(|_| settings.data.validation_share.is_none());
     notes.extend(files.into_iter().flat_map(|files| record_notes("validation data", files.rows())));
     let initial = match &settings.model {
-        ModelSettings::From { from } if !hf::is_config_alone(from) => {
+        ModelSettings::From { from, .. } if !hf::is_config_alone(from) => {
             InitialParameters::Directory(from.clone())
         }
         ModelSettings::From { .. } | ModelSettings::Fresh(_) => InitialParameters::Seed(settings.run.seed),
@@ -246,7 +247,7 @@ pub(crate) fn prepare_settings_with(
         Some(AdapterStart::Seed(_)) | None => None,
     };
     let adapter = match (model.adapter(), &settings.model) {
-        (Some(adapter), ModelSettings::From { from }) => Some(run_adapter::describe(adapter, from)?),
+        (Some(adapter), ModelSettings::From { from, .. }) => Some(run_adapter::describe(adapter, from)?),
         _ => None,
     };
     let devices = match settings.pipeline.transport {
@@ -323,6 +324,7 @@ fn sound_program(
     source: ProgramSource,
     settings: &Settings,
     trained: TrainedStages,
+    model: &dyn RunModel,
 ) -> Result<(ValidatedProgram, Vec<String>), RunError> {
     let (choice, mesh) = (&settings.pipeline.schedule, &settings.mesh);
     let (is_named, is_file) =
@@ -337,7 +339,9 @@ fn sound_program(
     };
     let has_messages = matches!(&source, ProgramSource::Rows(rows) if rows.communicates());
     let offload = settings.pipeline.offload.pass(&settings.pipeline.recompute);
-    let lowering = TrainingLowering { trained, offload, ..mesh.lowering() };
+    let streaming = settings.model.streaming();
+    let stream_window = model.streams().then(|| streaming.window.unwrap_or(STREAM_WINDOW));
+    let lowering = TrainingLowering { trained, offload, stream_window, ..mesh.lowering() };
     let program = source.program(&LowerConfig::from(lowering)).map_err(refused)?;
     if mesh.is_sharded() && program.level() != Level::Full {
         return Err(RunError::input(format!(
@@ -347,6 +351,9 @@ fn sound_program(
             mesh.data_parallel
         )));
     }
+    if let Some(window) = stream_window {
+        require_window(&program, window).map_err(|fault| RunError::input(format!("{choice}: {fault}")))?;
+    }
     require_offload(&program, settings, has_messages)?;
     if program.is_forward_only() {
         return Err(RunError::input(format!(
@@ -354,6 +361,22 @@ fn sound_program(
         )));
     }
     Ok((program, note.iter().map(ToString::to_string).collect()))
+}
+
+/// Requires that the stages of a base that is streamed are read, and that no more are in memory than the settings say.
+fn require_window(program: &ValidatedProgram, window: NonZeroU32) -> Result<(), String> {
+    let overlaps = program.as_program().rows().iter().flatten().any(|action| action.parts().count() > 1);
+    let most = window.get() + u32::from(overlaps);
+    match most_gathered(program) {
+        None => Err("the base stays in its files (`model.stream`), and the schedule communicates and never reads a stage \
+                     (UNSHARD): give one without communication, or set model.stream=false"
+            .to_owned()),
+        Some(found) if found.get() > most => Err(format!(
+            "the schedule reads {} at once, and `model.stream_window` is {window}: change one of them",
+            counted(found.get(), "stage")
+        )),
+        Some(_) => Ok(()),
+    }
 }
 
 /// Returns a note about a schedule that is made for overlaps and has no exchanges for them.

@@ -77,8 +77,19 @@ fn exchanges_are_in_forwards_and_backwards() {
 }
 
 #[test]
+fn stages_have_times_of_their_gathering() {
+    let times = |text: &str| {
+        let costs: Costs = text.parse().expect("costs");
+        costs.stages.iter().map(|stage| stage.unshard).collect::<Vec<_>>()
+    };
+    assert_eq!(times("F=2"), [0.0]);
+    assert_eq!(times("unshard=0.3:0.1"), [0.3, 0.1]);
+    check_error("unshard=-1", "the cost `UNSHARD` is -1; use a number of seconds from 0 to 1e12");
+}
+
+#[test]
 fn mistakes_are_named() {
-    let usage = "write `F=1,I=1,W=1,B=2,hop=0.1,exchange=0.5,exchanges=8,offload=0.2`, and leave out what is not needed";
+    let usage = "write `F=1,I=1,W=1,B=2,hop=0.1,exchange=0.5,exchanges=8,offload=0.2,unshard=0.3`, and leave out what is not needed";
     check_error("F=1,X=2", &format!("`X=2` is not a cost; {usage}"));
     check_error("F", &format!("`F` is not a cost; {usage}"));
     check_error("F=1,F=2", "the cost `f` is given twice; leave one out");

@@ -36,9 +36,9 @@ pub fn forward_part(program: &ValidatedProgram) -> Result<ValidatedProgram, Lowe
     Ok(validate(lowered, level)?)
 }
 
-/// The largest number of stages of one rank whose parameters are gathered at once; `None` if the program
-/// gathers none.
-fn most_gathered(program: &ValidatedProgram) -> Option<NonZeroU32> {
+/// Returns the largest number of stages of one rank whose parameters are gathered or read at once; `None` if the
+/// program gathers none.
+pub fn most_gathered(program: &ValidatedProgram) -> Option<NonZeroU32> {
     let on_rank = |rank| {
         let (mut gathered, mut most) = (0u32, 0);
         for action in program.row(rank) {

@@ -37,7 +37,7 @@ pub use defer_recv::defer_recv;
 pub use drop_bubbles::drop_bubbles;
 pub use drop_frozen::drop_frozen;
 pub use error::LowerError;
-pub use forward_part::forward_part;
+pub use forward_part::{forward_part, most_gathered};
 pub use limit_sends::limit_sends;
 pub use merge_bw::merge_bw;
 pub use named_passes::{Pass, PassInput, apply};

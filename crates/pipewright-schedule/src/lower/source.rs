@@ -111,8 +111,10 @@ impl Lowered {
     /// passes gather parameters, rows that gather some of theirs must gather all.
     pub(super) fn by(passes: &LowerConfig, program: Program) -> Self {
         let own = program.level();
+        // Without sums of gradients, stages read frozen matrices, which only some of them may have.
+        let shards = passes.unshard.is_some() && passes.reduce_grad.is_some();
         let level = match passes.communicate {
-            Some(_) if passes.unshard.is_some() && program.gathers() => Level::Full,
+            Some(_) if shards && program.gathers() => Level::Full,
             Some(_) => own.max(Level::Comms),
             None => own,
         };

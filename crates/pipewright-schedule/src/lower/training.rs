@@ -3,7 +3,7 @@
 //!
 //! Rules, in the order of the passes: (1) the backwards of frozen stages are removed as far as nothing needs
 //! them ([`drop_frozen`](super::drop_frozen())); (2) if parameters are sharded over the replicas, they are
-//! gathered before their stage computes; (3) if there are several replicas, the gradients of a stage are
+//! gathered before their stage computes, and so are frozen matrices that are read from a file; (3) if there are several replicas, the gradients of a stage are
 //! reduced as soon as they are complete, and waited for at the end of the row, unless the caller chooses
 //! another place; (4) input gradients leave their rank before it computes the weight gradients of the same
 //! backward ([`send_early`](super::send_early)); (5) sends and receives are added; (6) if forwards are computed again,
@@ -43,6 +43,9 @@ pub struct TrainingLowering {
     pub unshard_window: Option<NonZeroU32>,
     /// How many of a rank's next stages are fetched before they are needed, if parameters are sharded.
     pub unshard_lookahead: UnshardLookahead,
+    /// How many stages of a rank are in memory at once, if the frozen matrices of each stage are read from a file before it
+    /// computes; `None` if they stay in memory. Parameters that are sharded have their own window.
+    pub stream_window: Option<NonZeroU32>,
     /// Where a rank waits for the reduction of a stage's gradients. Ignored with one replica.
     pub reduce_wait: ReduceWait,
     /// Whether an overlap stays one action. Set it if a hook runs both halves together;
@@ -63,6 +66,7 @@ impl Default for TrainingLowering {
             replicas: 1,
             unshard_window: None,
             unshard_lookahead: UnshardLookahead::Full,
+            stream_window: None,
             reduce_wait: ReduceWait::AtEnd,
             keep_overlaps: false,
             trained: TrainedStages::ALL,
@@ -110,13 +114,16 @@ impl From<TrainingLowering> for LowerConfig {
     fn from(config: TrainingLowering) -> Self {
         let has_replicas = config.replicas > 1;
         let window = config.unshard_window.filter(|_| has_replicas);
+        let lookahead = config.unshard_lookahead;
+        let unshard = window.map(|window| UnshardConfig { window, lookahead });
+        let stream = config.stream_window.map(|window| UnshardConfig { window, ..UnshardConfig::default() });
         Self {
             trained: config.trained,
             offload: config.offload,
             send_early: true,
             keep_overlaps: config.keep_overlaps,
             reduce_grad: has_replicas.then_some(config.reduce_wait),
-            unshard: window.map(|window| UnshardConfig { window, lookahead: config.unshard_lookahead }),
+            unshard: unshard.or(stream),
             ..Self::from(Level::Comms)
         }
     }
@@ -131,6 +138,18 @@ mod tests {
         let schedule = parse_schedule(rows).expect("a schedule");
         let program = for_training(&schedule, &config).expect("a sound program");
         assert_eq!((program.level(), print_program(program.as_program()).as_str()), (level, expected));
+    }
+
+    #[test]
+    fn stages_that_stream_are_read_without_replicas() {
+        let stream = TrainingLowering { stream_window: NonZeroU32::new(2), ..TrainingLowering::default() };
+        let rows = "0F0,0F1,1F0,1F1,2F0,2F1,2B0,2B1,1B0,1B1,0B0,0B1\n";
+        let program = "0UNSHARD,1UNSHARD,0F0,0F1,0RESHARD,2UNSHARD,1F0,1F1,2F0,2F1,2B0,2B1,2RESHARD,0UNSHARD,1B0,1B1,\
+                       1RESHARD,0B0,0B1,0RESHARD\n";
+        check(stream.clone(), rows, Level::Comms, program);
+        let replicas = TrainingLowering { replicas: 2, ..stream };
+        let program = "0UNSHARD,0F0,0B0,0REDUCE_GRAD,0RESHARD,0WAIT_REDUCE_GRAD\n";
+        check(replicas, "0F0,0B0\n", Level::Full, program);
     }
 
     #[test]
@@ -159,6 +178,7 @@ mod tests {
         check(TrainingLowering { replicas: 1, ..sharded.clone() }, "0F0,0B0\n", Level::Comms, "0F0,0B0\n");
         let ahead = TrainingLowering {
             unshard_window: NonZeroU32::new(2),
+            stream_window: NonZeroU32::new(5),
             unshard_lookahead: UnshardLookahead::Stages(NonZeroU32::MIN),
             ..sharded
         };

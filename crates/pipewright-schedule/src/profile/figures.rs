@@ -90,6 +90,10 @@ pub struct LinkProfile {
     /// The bytes per second at which `OFFLOAD` and `RELOAD` move tensors of a rank. `None` if that takes no time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offload_bytes_per_s: Option<f64>,
+    /// The bytes per second that the ranks of a host together read from the files of a frozen base
+    /// (`model.stream`). `None` if it was not measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_bytes_per_s: Option<f64>,
 }
 
 /// A node of a cluster: ranks with consecutive numbers, and the link between any two of them.
@@ -305,7 +309,7 @@ impl Default for LayerProfile {
 impl LinkProfile {
     /// Returns a link of this latency in seconds and bandwidth in bytes per second.
     pub fn new(latency_s: f64, bytes_per_s: f64) -> Self {
-        Self { latency_s, bytes_per_s, reduce_bytes_per_s: None, offload_bytes_per_s: None }
+        Self { latency_s, bytes_per_s, ..Self::default() }
     }
 }
 

@@ -233,6 +233,7 @@ fn check_link(found: &mut Vec<ProfileProblem>, part: ProfilePart, link: &LinkPro
         ("bytes_per_s", Some(link.bytes_per_s)),
         ("reduce_bytes_per_s", link.reduce_bytes_per_s),
         ("offload_bytes_per_s", link.offload_bytes_per_s),
+        ("read_bytes_per_s", link.read_bytes_per_s),
     ];
     for (key, bandwidth) in bandwidths {
         if let Some(value) = bandwidth.filter(|value| !(1.0..=MAX_BYTES_PER_SECOND).contains(value)) {

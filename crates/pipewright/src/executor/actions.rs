@@ -73,6 +73,8 @@ impl Executor {
             Action::RecvForward { .. } | Action::RecvBackward { .. } => true,
             // The mover of the rank says when it has moved the tensors.
             Action::Offload { .. } | Action::Reload { .. } => true,
+            // The thread that reads says when it has read.
+            Action::Unshard { stage } if self.streams.has(stage) => true,
             Action::Unshard { stage } => {
                 let is_gathering = self.stages.get(stage).gathering.is_in_progress();
                 self.context.is_sharded() && (self.context.hook().is_none() || is_gathering)

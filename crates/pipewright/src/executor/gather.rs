@@ -40,6 +40,7 @@ impl Executor {
     /// Runs `UNSHARD`, or lets the hook run it. Weight gradients need no
     /// parameters, so all replicas skip a gathering that only weight gradients follow.
     pub(super) fn unshard(&mut self, action: Action) -> Result<(), Cause> {
+        self.ask_for_base(action.stage())?;
         let Self { context, connection, stages, step, .. } = self;
         let (stage, rest) = (stages.get_mut(action.stage()), step.rest(context.rank()));
         let is_asked = match context.hook() {
@@ -60,6 +61,7 @@ impl Executor {
 
     /// Runs `RESHARD`, or lets the hook run it.
     pub(super) fn reshard(&mut self, action: Action) -> Result<(), Cause> {
+        self.drop_base(action.stage())?;
         let keeps = self.keeps_gathered();
         let Self { context, stages, .. } = self;
         let stage = stages.get_mut(action.stage());
@@ -78,6 +80,7 @@ impl Executor {
 
     /// Gives a stage its whole parameters before an action uses them, or returns a missing message.
     pub(super) fn fetch_parameters(&mut self, index: StageIndex) -> Result<Option<AwaitedMessage>, Cause> {
+        self.await_base(index)?;
         let Self { connection, stages, recorder, .. } = self;
         let stage = stages.get_mut(index);
         if !stage.gathering.is_in_progress() {

@@ -35,6 +35,7 @@ use crate::message::Tag;
 use crate::offload::Offloads;
 use crate::progress::{Activity, Blocked};
 use crate::stage::{FirstValue, RestoredPaths, StageRunner, Visit};
+use crate::stream::Streams;
 use crate::verification::Difference;
 
 /// The state machine of one rank.
@@ -50,6 +51,7 @@ pub(crate) struct Executor {
     pub(super) backward_threads: BackwardThreads,
     /// Present if there is a place to which tensors can move.
     pub(super) offloads: Option<Offloads>,
+    pub(super) streams: Streams,
     pub(super) step: Step,
 }
 
@@ -75,6 +77,7 @@ impl Executor {
                 .offload
                 .clone()
                 .map(|place| Offloads::new(place, context.world_rank, connection.memory.clone())),
+            streams: Streams::new(context.world_rank, connection.memory.clone()),
             step: Step::between(StepNumber::default(), Phase::Idle),
             context,
             connection,
@@ -235,6 +238,7 @@ impl Executor {
         if let Some(offloads) = &mut self.offloads {
             offloads.clear();
         }
+        self.streams.clear();
         self.step = Step::between(StepNumber::default(), Phase::Idle);
         self.connection.set_activity(Activity::NoStep);
     }

@@ -97,6 +97,7 @@ mod step;
 mod step_input;
 mod tensor_shards;
 mod transfers;
+mod streams;
 mod turns;
 mod update;
 

@@ -62,6 +62,9 @@ pub enum Cause {
     /// The tensors of a forward could not leave memory, or did not come back.
     #[error(transparent)]
     Offload(#[from] Arc<crate::offload::OffloadError>),
+    /// The frozen matrices of a stage could not be read from their file.
+    #[error(transparent)]
+    Stream(#[from] Arc<crate::stream::StreamError>),
     /// The stage could not be made.
     #[error("the stage cannot be made: {message}")]
     Build {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use pipewright_kernel::quantised::QuantisedMatrix;
 
 use super::rank_memory::{move_list_to_this_thread, move_to_this_thread};
+use super::streamed_matrix::StreamedMatrix;
 use crate::ids::WorldRank;
 use crate::tensor::Value;
 
@@ -22,6 +23,7 @@ pub(crate) struct FrozenTensors {
 struct ByPath {
     tensors: HashMap<String, Vec<Frozen<Value>>>,
     quantised: HashMap<String, Vec<Frozen<Arc<QuantisedMatrix>>>>,
+    streamed: HashMap<String, Arc<StreamedMatrix>>,
 }
 
 #[derive(Debug)]
@@ -79,6 +81,15 @@ impl FrozenTensors {
             same.rank = self.rank;
         }
         same.tensor.clone()
+    }
+
+    /// Returns `matrix`, or the one that another rank has made with the same name. Its memory counts for the rank that
+    /// reads it.
+    pub(crate) fn shared_streamed(&self, matrix: StreamedMatrix) -> Arc<StreamedMatrix> {
+        let mut by_path = self.by_path.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(by_path) = by_path.as_mut() else { return Arc::new(matrix) };
+        let made = by_path.streamed.entry(matrix.name().to_owned());
+        made.or_insert_with(|| Arc::new(matrix)).clone()
     }
 }
 

@@ -19,6 +19,7 @@ mod blocks;
 mod count;
 mod exhaustion;
 mod rank_memory;
+mod streamed_matrix;
 mod frozen_tensors;
 
 pub use allocator::TrackingAllocator;
@@ -27,3 +28,4 @@ pub use count::RankPosition;
 pub use exhaustion::{Exhaustion, on_exhaustion};
 pub(crate) use frozen_tensors::FrozenTensors;
 pub(crate) use rank_memory::{RankMemory, held_and_peak, restart_peak};
+pub use streamed_matrix::{FrozenMatrix, LoadedMatrices, ReadError, StreamedMatrix};

@@ -69,7 +69,7 @@ pub fn adapted_product(x: &Tensor<2>, weight: &HeldMatrix, adapter: LowRank<'_>)
             (w, None)
         }
         // The operation has as many inputs as for a parameter.
-        HeldForm::Quantised(matrix) => {
+        HeldForm::Frozen(matrix) => {
             (Tensor::zeros([0, 0], (&Device::flex(), x.dtype())), Some(matrix.clone()))
         }
     };

@@ -2,7 +2,8 @@
 //!
 //! A quantised matrix is frozen, belongs to the processor's memory, and is not a parameter of its module: the
 //! norm, the optimizer and checkpoints do not know it. It is never decoded whole, except where a function
-//! says so.
+//! says so. A matrix that is in memory only while its stage computes is held in the same way, also if its elements
+//! are floats.
 
 use std::sync::Arc;
 
@@ -13,38 +14,45 @@ use pipewright_kernel::quantised::QuantisedMatrix;
 use super::linear::{linear, linear_of};
 use super::quantised_product::multiply_quantised;
 use super::region::Region;
+use crate::memory::FrozenMatrix;
 
 /// The matrix `[inputs, outputs]` of a linear layer.
 #[derive(Module, Debug)]
 pub struct HeldMatrix {
-    /// `None` if it is quantised.
+    /// `None` if its bytes are decoded in panels.
     parameter: Option<Param<Tensor<2>>>,
     #[module(skip)]
-    quantised: Option<Arc<QuantisedMatrix>>,
+    frozen: Option<FrozenMatrix>,
 }
 
 /// The form of a matrix.
 pub(super) enum HeldForm<'a> {
     Parameter(&'a Param<Tensor<2>>),
-    Quantised(&'a Arc<QuantisedMatrix>),
+    Frozen(&'a FrozenMatrix),
 }
 
 impl From<Param<Tensor<2>>> for HeldMatrix {
     fn from(parameter: Param<Tensor<2>>) -> Self {
-        Self { parameter: Some(parameter), quantised: None }
+        Self { parameter: Some(parameter), frozen: None }
+    }
+}
+
+impl From<FrozenMatrix> for HeldMatrix {
+    fn from(matrix: FrozenMatrix) -> Self {
+        Self { parameter: None, frozen: Some(matrix) }
     }
 }
 
 impl HeldMatrix {
     /// Returns a quantised matrix, whose rows are the outputs.
     pub fn quantised(matrix: Arc<QuantisedMatrix>) -> Self {
-        Self { parameter: None, quantised: Some(matrix) }
+        FrozenMatrix::Resident(matrix).into()
     }
 
     pub(super) fn form(&self) -> HeldForm<'_> {
-        match (&self.parameter, &self.quantised) {
+        match (&self.parameter, &self.frozen) {
             (Some(parameter), _) => HeldForm::Parameter(parameter),
-            (None, Some(matrix)) => HeldForm::Quantised(matrix),
+            (None, Some(matrix)) => HeldForm::Frozen(matrix),
             (None, None) => unreachable!("a matrix has one of two forms"),
         }
     }
@@ -56,14 +64,14 @@ impl HeldMatrix {
 
     /// Returns the number of elements that are quantised.
     pub fn quantised_elements(&self) -> usize {
-        self.quantised.as_ref().map_or(0, |matrix| matrix.rows() * matrix.columns())
+        self.frozen.as_ref().map_or(0, |matrix| matrix.dims().iter().product())
     }
 
     /// Returns the numbers of inputs and outputs.
     pub fn dims(&self) -> [usize; 2] {
         match self.form() {
             HeldForm::Parameter(parameter) => parameter.val().dims(),
-            HeldForm::Quantised(matrix) => [matrix.columns(), matrix.rows()],
+            HeldForm::Frozen(matrix) => matrix.dims(),
         }
     }
 
@@ -72,7 +80,8 @@ impl HeldMatrix {
     pub fn columns(&self, first: usize, count: usize) -> Tensor<2> {
         match self.form() {
             HeldForm::Parameter(parameter) => parameter.val().detach().narrow(1, first, count),
-            HeldForm::Quantised(matrix) => {
+            HeldForm::Frozen(matrix) => {
+                let matrix = matrix.get();
                 let inputs = matrix.columns();
                 let mut elements = vec![0.0; count * inputs];
                 for (row, out) in elements.chunks_exact_mut(inputs.max(1)).enumerate() {
@@ -88,7 +97,7 @@ impl HeldMatrix {
     pub fn whole(&self) -> Tensor<2> {
         match self.form() {
             HeldForm::Parameter(parameter) => parameter.val(),
-            HeldForm::Quantised(matrix) => self.columns(0, matrix.rows()),
+            HeldForm::Frozen(_) => self.columns(0, self.dims()[1]),
         }
     }
 }
@@ -105,7 +114,7 @@ pub fn held_linear<const D: usize>(
 ) -> Tensor<D> {
     let matrix = match weight.form() {
         HeldForm::Parameter(parameter) => return linear(x, parameter, bias, region),
-        HeldForm::Quantised(matrix) => matrix,
+        HeldForm::Frozen(matrix) => matrix,
     };
     linear_of(x, weight.dims(), bias, region, |x| multiply_quantised(x, matrix))
 }

@@ -21,7 +21,7 @@ use super::expert_parallel::ExpertParallel;
 use super::remade::note_same;
 use super::tensor_link::{TensorLink, part};
 use crate::autodiff::{Rule, inner_of, on_tape_of, record};
-use crate::memory::FrozenTensors;
+use crate::memory::{FrozenTensors, StreamedMatrix};
 use crate::random::is_probing;
 use crate::tensor::{Placement, TensorRank, TensorShard, Value, Values};
 
@@ -108,6 +108,11 @@ impl TensorParallel {
     /// Like [`TensorParallel::share_frozen`], for a quantised matrix.
     pub fn share_quantised(&self, path: &str, matrix: QuantisedMatrix) -> Arc<QuantisedMatrix> {
         self.frozen.shared_quantised(path, matrix)
+    }
+
+    /// Like [`TensorParallel::share_frozen`], for a matrix that is in memory only while its stage computes.
+    pub fn share_streamed(&self, matrix: StreamedMatrix) -> Arc<StreamedMatrix> {
+        self.frozen.shared_streamed(matrix)
     }
 
     /// Returns the replica's place among the replicas that hold the experts of each mixture together.

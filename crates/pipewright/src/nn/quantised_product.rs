@@ -1,8 +1,6 @@
 //! Products with a frozen quantised weight. The backward computes the gradient of the input and keeps the weight
 //! alone.
 
-use std::sync::Arc;
-
 use burn::tensor::{DType, Tensor, TensorData};
 use pipewright_kernel::narrow_product::{self, AnyMatrix};
 use pipewright_kernel::product::Matrix;
@@ -10,16 +8,18 @@ use pipewright_kernel::quantised::{QuantisedMatrix, QuantisedOperand, Rounding};
 use pipewright_kernel::quantised_product::{half_product, half_product_with_update, product};
 
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, in_bf16, on_cpu, tensor_of};
+use crate::memory::FrozenMatrix;
 
 /// A quantised weight in an operation, whose elements are rounded to the element type of the input.
 #[derive(Clone, Debug)]
 pub(super) struct QuantisedWeight {
-    matrix: Arc<QuantisedMatrix>,
+    /// A tape keeps no elements of a matrix that is read when it is needed.
+    matrix: FrozenMatrix,
     rounding: Rounding,
 }
 
 impl QuantisedWeight {
-    pub(super) fn new(matrix: Arc<QuantisedMatrix>, input: DType) -> Self {
+    pub(super) fn new(matrix: FrozenMatrix, input: DType) -> Self {
         let rounding = match input {
             DType::BF16 => Rounding::Bf16,
             DType::F16 => Rounding::F16,
@@ -28,16 +28,11 @@ impl QuantisedWeight {
         Self { matrix, rounding }
     }
 
-    /// Returns the weight, or its transpose if `is_turned`, as the right operand of a product.
-    fn operand(&self, is_turned: bool) -> QuantisedOperand<'_> {
-        let operand = if is_turned { QuantisedOperand::plain } else { QuantisedOperand::transposed };
-        operand(&self.matrix)
-    }
-
     /// Returns the product of a row-major `left` with the weight `[inputs, outputs]`, or with its transpose if
     /// `is_turned`.
     pub(super) fn product(&self, left: &CpuTensor, is_turned: bool) -> CpuTensor {
-        let right = self.operand(is_turned);
+        let matrix = self.matrix.get();
+        let right = operand(&matrix, is_turned);
         let [rows, columns] = [rows_of(left, right), right.columns()];
         if let Some([left]) = in_bf16([left]) {
             return tensor_of(half_product(Matrix::new(left, rows, right.inner()), right), [rows, columns]);
@@ -54,7 +49,8 @@ impl QuantisedWeight {
         [low, matrix]: [&[f32]; 2],
         rank: usize,
     ) -> CpuTensor {
-        let right = self.operand(is_turned);
+        let weight = self.matrix.get();
+        let right = operand(&weight, is_turned);
         let [rows, columns] = [rows_of(left, right), right.columns()];
         if let Some([left]) = in_bf16([left]) {
             let left = Matrix::new(left, rows, right.inner());
@@ -68,14 +64,20 @@ impl QuantisedWeight {
     }
 }
 
+/// Returns the weight, or its transpose if `is_turned`, as the right operand of a product.
+fn operand(matrix: &QuantisedMatrix, is_turned: bool) -> QuantisedOperand<'_> {
+    if is_turned { QuantisedOperand::plain(matrix) } else { QuantisedOperand::transposed(matrix) }
+}
+
 fn rows_of(left: &CpuTensor, right: QuantisedOperand<'_>) -> usize {
     left.layout().num_elements() / right.inner().max(1)
 }
 
 /// Returns `x w`. Shapes: `x [rows, inputs]`, result `[rows, outputs]`. Away from the CPU back end, the weight is
 /// decoded whole.
-pub(super) fn multiply_quantised(x: Tensor<2>, matrix: &Arc<QuantisedMatrix>) -> Tensor<2> {
+pub(super) fn multiply_quantised(x: Tensor<2>, matrix: &FrozenMatrix) -> Tensor<2> {
     let Some(([x], tape)) = on_cpu([x.clone().into_dispatch()]) else {
+        let matrix = matrix.get();
         let decoded = TensorData::new(matrix.decoded(), [matrix.rows(), matrix.columns()]);
         let weight = Tensor::<2>::from_data(decoded, (&x.device(), x.dtype()));
         return x.matmul(weight.transpose());

@@ -10,10 +10,8 @@ use super::mover::{Done, Key, Mover, error};
 use super::place::OffloadTo;
 use crate::ids::WorldRank;
 use crate::memory::RankMemory;
+use crate::rank_thread::LOOK;
 use crate::tensor::Values;
-
-/// How often a rank that waits for its tensors looks whether another rank has failed.
-const LOOK: Duration = Duration::from_millis(50);
 
 /// The tensors of a rank that have left memory.
 pub(crate) struct Offloads {

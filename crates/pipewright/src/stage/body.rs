@@ -9,6 +9,7 @@ use pipewright_schedule::StageIndex;
 use super::error::StageError;
 use super::module::{StageContext, StageModule};
 use super::visit::{ModulePlace, any, any_mut};
+use crate::memory::StreamedMatrix;
 use crate::tensor::{Boundary, EdgePlacement, Placement, Values, pack, unpack};
 
 /// A module that takes the tensors of a boundary without their types and checks them itself.
@@ -103,6 +104,11 @@ pub(crate) trait StageBody: Module + 'static {
     /// Returns the global paths of the parameters that have other holders.
     fn shared_parameters(&self) -> Vec<String>;
 
+    /// Returns the matrices that are in memory only while the stage computes.
+    fn streamed(&self) -> Vec<Arc<StreamedMatrix>> {
+        Vec::new()
+    }
+
     /// Returns the tensors that come from or go to stages that are not neighbours.
     fn skips(&self) -> &Skips;
 }
@@ -183,6 +189,10 @@ impl<M: StageModule> StageBody for M {
 
     fn shared_parameters(&self) -> Vec<String> {
         StageModule::shared_parameters(self)
+    }
+
+    fn streamed(&self) -> Vec<Arc<StreamedMatrix>> {
+        StageModule::streamed(self)
     }
 
     fn skips(&self) -> &Skips {

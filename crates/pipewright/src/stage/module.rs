@@ -15,6 +15,7 @@ use super::first_value::FirstValue;
 use super::side_leaves::SideLeaves;
 use super::watch::Watch;
 use crate::batch::{SideInputError, SideInputs};
+use crate::memory::StreamedMatrix;
 use crate::random::{DrawsTogether, LayerDraws, RandomStream, StreamKey};
 use crate::tensor::{Boundary, BoundaryError, EdgePlacement, Placement, Value, Values, pack, unpack};
 
@@ -151,6 +152,12 @@ pub trait StageModule: Module + 'static {
     /// their gradients and gives every copy the same update. The copies on one rank use one storage and one
     /// state of the optimizer.
     fn shared_parameters(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Returns the frozen matrices that are in memory only while the stage computes ([`crate::stream`]). The program
+    /// of the pipeline says when.
+    fn streamed(&self) -> Vec<Arc<StreamedMatrix>> {
         Vec::new()
     }
 }

@@ -19,6 +19,7 @@ use super::segment::Replacement;
 use super::visit::Visit;
 use super::weight_work::WeightWork;
 use crate::checkpoint::{CheckpointError, StageState, StoredState};
+use crate::memory::StreamedMatrix;
 use crate::optimizer::{Factors, GradientHook};
 use crate::tensor::shard::RowShard;
 use crate::tensor::{EdgePlacement, OptionalTensors, TensorRank, Value, Values};
@@ -116,6 +117,9 @@ pub(crate) trait StageCompute: Send {
 
     /// Returns the number of blocks, at least 1.
     fn blocks(&self) -> usize;
+
+    /// Returns the matrices that are in memory only while the stage computes.
+    fn streamed(&self) -> Vec<Arc<StreamedMatrix>>;
 
     /// Returns the tensors that come from or go to stages that are not neighbours.
     fn skips(&self) -> &Skips;

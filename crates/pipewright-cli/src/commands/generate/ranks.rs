@@ -46,6 +46,10 @@ pub(crate) struct RankArguments {
     /// any time for one
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     deadline: Option<u64>,
+    /// Leave the matrices of the model in their files, and read each whenever it is used: for a model that is larger
+    /// than memory. Each token reads the whole model
+    #[arg(long)]
+    stream: bool,
 }
 
 /// How many pipeline ranks there are.
@@ -79,6 +83,7 @@ struct Counts {
 pub(super) struct RankPlan {
     config: RanksConfig,
     choices: Vec<DeviceChoice>,
+    streams: bool,
 }
 
 /// The ranks with their stages.
@@ -135,7 +140,7 @@ impl RankArguments {
             whole_experts: counts.whole_experts,
             deadline: self.deadline(counts.pipeline * counts.tensor),
         };
-        Ok(RankPlan { config, choices })
+        Ok(RankPlan { config, choices, streams: self.stream })
     }
 
     /// Returns the numbers of ranks, with one process for each of them if there are several `processes`.
@@ -204,6 +209,7 @@ impl RankPlan {
             ("--tensor-parallel", self.config.tensor_ranks.to_string()),
             ("whole experts", self.config.whole_experts.to_string()),
             ("--deadline", self.config.deadline.as_secs().to_string()),
+            ("--stream", self.streams.to_string()),
         ];
         let fields = fields.map(|(name, value)| (name.to_owned(), value));
         found.origin.identity().into_iter().chain(fields).collect()
@@ -221,10 +227,12 @@ impl RankPlan {
         found: &Arc<TrainedModel>,
         processes: &mut ProcessGroup,
     ) -> Result<Option<Ranks>, Failure> {
-        let Self { config, choices } = self;
+        let Self { config, choices, streams } = self;
         let model = Arc::clone(found);
-        let make =
-            move |layers, place: &Place| model.model.generation_stage(layers, model.origin.source(), place);
+        let make = move |layers, place: &Place| {
+            let place = Place { streams, ..place.clone() };
+            model.model.generation_stage(layers, model.origin.source(), &place)
+        };
         let started = if processes.is_several() {
             let world = processes.take_world()?;
             GenerationRanks::start_in(world, &config, make)

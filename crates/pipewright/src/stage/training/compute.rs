@@ -1,11 +1,13 @@
 //! The actions of a stage in training, as the executor runs them.
 
 use std::any::Any;
+use std::sync::Arc;
 
 use burn::tensor::Device;
 use pipewright_schedule::Microbatch;
 
 use super::TrainingStage;
+use crate::memory::StreamedMatrix;
 use crate::nn::Deferred;
 use crate::stage::body::{Skips, StageBody};
 use crate::stage::error::StageError;
@@ -144,6 +146,10 @@ impl<M: StageBody> StageCompute for TrainingStage<M> {
 
     fn blocks(&self) -> usize {
         self.module.get().blocks().max(1)
+    }
+
+    fn streamed(&self) -> Vec<Arc<StreamedMatrix>> {
+        self.module.get().streamed()
     }
 
     fn skips(&self) -> &Skips {
