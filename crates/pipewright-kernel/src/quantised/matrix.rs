@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::blocks::Blocks;
 use super::codebook::Codebook;
 use super::decoded::Decoded;
 use super::error::CutError;
@@ -24,6 +25,8 @@ pub enum Form {
     Fp8(Fp8),
     /// Four bits with a zero and a scale for each group.
     Grouped(Grouped),
+    /// Blocks with their codes and scales together.
+    Blocks(Blocks),
 }
 
 impl QuantisedMatrix {
@@ -43,6 +46,7 @@ impl QuantisedMatrix {
             Form::Codebook(codebook) => codebook.columns(),
             Form::Fp8(fp8) => fp8.columns(),
             Form::Grouped(grouped) => grouped.columns(),
+            Form::Blocks(blocks) => blocks.columns(),
         }
     }
 
@@ -52,6 +56,7 @@ impl QuantisedMatrix {
             Form::Codebook(codebook) => codebook.bytes(),
             Form::Fp8(fp8) => fp8.bytes(),
             Form::Grouped(grouped) => grouped.bytes(),
+            Form::Blocks(blocks) => blocks.bytes(),
         }
     }
 
@@ -61,6 +66,7 @@ impl QuantisedMatrix {
             Form::Codebook(codebook) => codebook.storage(),
             Form::Fp8(fp8) => fp8.storage(),
             Form::Grouped(grouped) => grouped.storage(),
+            Form::Blocks(blocks) => blocks.storage(),
         }
     }
 
@@ -74,6 +80,7 @@ impl QuantisedMatrix {
             Form::Codebook(codebook) => Form::Codebook(codebook.part(rows, columns)),
             Form::Fp8(fp8) => Form::Fp8(fp8.part(rows, columns)),
             Form::Grouped(grouped) => Form::Grouped(grouped.part(rows, columns)),
+            Form::Blocks(blocks) => Form::Blocks(blocks.part(rows, columns)),
         };
         Ok(Self { rows: count, form })
     }
@@ -87,6 +94,7 @@ impl QuantisedMatrix {
             Form::Codebook(codebook) => Form::Codebook(codebook.gathered(rows)?),
             Form::Fp8(fp8) => Form::Fp8(fp8.gathered(rows)),
             Form::Grouped(grouped) => Form::Grouped(grouped.gathered(rows)),
+            Form::Blocks(blocks) => Form::Blocks(blocks.gathered(rows)),
         };
         Ok(Self { rows: rows.len(), form })
     }
@@ -112,6 +120,7 @@ impl QuantisedMatrix {
             Form::Codebook(codebook) => codebook.decode(row, columns, out),
             Form::Fp8(fp8) => fp8.decode(row, columns, out),
             Form::Grouped(grouped) => grouped.decode(row, columns, out),
+            Form::Blocks(blocks) => blocks.decode(row, columns, out),
         }
     }
 }
