@@ -10,6 +10,8 @@ mod parquet_files;
 mod rows;
 #[cfg(feature = "tokenizers")]
 mod tokenizer_files;
+#[cfg(feature = "tokenizers")]
+mod gguf;
 mod tokenized;
 mod damaged;
 mod mix;

@@ -91,11 +91,7 @@ impl Blocks {
     ///
     /// # Errors
     /// When the rows do not consist of whole blocks, there are other than the needed bytes, or a scale is not finite.
-    pub fn new(
-        kind: BlockKind,
-        [rows, columns]: [usize; 2],
-        bytes: Vec<u8>,
-    ) -> Result<Self, CodebookError> {
+    pub fn new(kind: BlockKind, [rows, columns]: [usize; 2], bytes: Vec<u8>) -> Result<Self, CodebookError> {
         if !columns.is_multiple_of(kind.elements()) {
             return Err(CodebookError::Columns { block: kind.elements() });
         }
@@ -143,7 +139,8 @@ impl Blocks {
         let (size, bytes) = (self.kind.elements(), self.kind.bytes());
         let (first, end) = (self.first + columns.start, self.first + columns.end);
         let blocks = first / size..end.div_ceil(size).max(first / size);
-        let own = |row: usize| &self.bytes[row * self.row_bytes()..][blocks.start * bytes..blocks.end * bytes];
+        let own =
+            |row: usize| &self.bytes[row * self.row_bytes()..][blocks.start * bytes..blocks.end * bytes];
         Self {
             bytes: rows.flat_map(own).copied().collect(),
             columns: columns.len(),
@@ -187,7 +184,9 @@ fn decode_units(kind: BlockKind, row: &[u8], unit: usize, out: &mut [f32]) {
         let block = &row[index / in_block * kind.bytes()..][..kind.bytes()];
         match kind {
             BlockKind::Q4_0 => halves(&block[2..], [0; 4], half_at(block, 0), 8, None, out),
-            BlockKind::Q4_1 => halves(&block[4..], [0; 4], half_at(block, 0), 0, Some(half_at(block, 2)), out),
+            BlockKind::Q4_1 => {
+                halves(&block[4..], [0; 4], half_at(block, 0), 0, Some(half_at(block, 2)), out)
+            }
             BlockKind::Q5_0 => halves(&block[6..], fifth_bits(&block[2..]), half_at(block, 0), 16, None, out),
             BlockKind::Q5_1 => {
                 let (scale, least) = (half_at(block, 0), half_at(block, 2));

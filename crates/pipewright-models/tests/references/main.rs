@@ -17,5 +17,6 @@ mod sequence_parallel;
 mod expert_parallel;
 mod lora;
 mod quantised;
+mod gguf;
 mod reference;
 mod pipelined_run;
