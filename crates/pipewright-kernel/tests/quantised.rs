@@ -5,9 +5,10 @@ use half::bf16;
 use pipewright_kernel::bf16_product::testing::run_without_instruction;
 use pipewright_kernel::half::Half;
 use pipewright_kernel::product::Matrix;
+use pipewright_kernel::quantised::block_codes::quantise;
 use pipewright_kernel::quantised::{
-    Codebook, CodebookError, DoubleScales, Form, Fp8, Grouped, QuantisedMatrix, QuantisedOperand, Rounding,
-    Scales,
+    BlockKind, Blocks, Codebook, CodebookError, DoubleScales, Form, Fp8, Grouped, QuantisedMatrix,
+    QuantisedOperand, Rounding, Scales,
 };
 use pipewright_kernel::quantised_product::{half_product, half_product_with_update, product};
 use pipewright_kernel::{bf16_product, product as single};
@@ -278,4 +279,107 @@ fn matrices_in_groups() {
     assert_eq!(new(2, &[0], &[1.0, 2.0]), Err(CodebookError::Scales { needed: 2 }));
     assert_eq!(new(2, &[0, 16], &[1.0, 2.0]), Err(CodebookError::NotFinite));
     assert_eq!(new(2, &[0, 1], &[1.0, f32::NAN]), Err(CodebookError::NotFinite));
+}
+
+/// The forms of blocks, with the files in `data/gguf` that `make_blocks.py` has made with gguf-py.
+const BLOCKS: [(BlockKind, &[u8]); 8] = [
+    (BlockKind::Q4_0, include_bytes!("data/gguf/q4_0.bin")),
+    (BlockKind::Q4_1, include_bytes!("data/gguf/q4_1.bin")),
+    (BlockKind::Q5_0, include_bytes!("data/gguf/q5_0.bin")),
+    (BlockKind::Q5_1, include_bytes!("data/gguf/q5_1.bin")),
+    (BlockKind::Q8_0, include_bytes!("data/gguf/q8_0.bin")),
+    (BlockKind::Q4K, include_bytes!("data/gguf/q4_k.bin")),
+    (BlockKind::Q5K, include_bytes!("data/gguf/q5_k.bin")),
+    (BlockKind::Q6K, include_bytes!("data/gguf/q6_k.bin")),
+];
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().copied().map(f32::from_le_bytes).collect()
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "takes minutes under Miri")]
+fn blocks_have_the_elements_that_gguf_py_decodes() {
+    for (kind, golden) in BLOCKS {
+        let (blocks, expected) = golden.split_at(1536 / kind.elements() * kind.bytes());
+        let expected = floats(expected);
+        assert_eq!(expected.len(), 1536);
+        for shape in [[3, 512], [1, 1536], [6, 256]] {
+            let matrix = Blocks::new(kind, shape, blocks.to_vec()).expect("a matrix");
+            let matrix = QuantisedMatrix::new(shape[0], Form::Blocks(matrix));
+            check(&matrix, &expected);
+            let order: Vec<usize> = (0..shape[0]).rev().collect();
+            let gathered = matrix.gathered(&order).expect("rows").decoded();
+            let inside = order.iter().flat_map(|row| expected[row * shape[1]..][..shape[1]].to_vec());
+            assert_eq!(bits(&gathered), bits(&inside.collect::<Vec<_>>()));
+        }
+        // A number of products that fill several panels.
+        let many: Vec<u8> = blocks.iter().cycle().take(100 * blocks.len()).copied().collect();
+        let expected: Vec<f32> = expected.iter().cycle().take(153_600).copied().collect();
+        let matrix = Blocks::new(kind, [300, 512], many).expect("a matrix");
+        check_products(&QuantisedMatrix::new(300, Form::Blocks(matrix)), &expected, 3);
+
+        let new = |shape, bytes: &[u8]| Blocks::new(kind, shape, bytes.to_vec()).expect_err("it is refused");
+        let needed = blocks.len();
+        assert_eq!(new([3, 512], &blocks[1..]), CodebookError::Codes { needed });
+        assert_eq!(new([1, 16], &[]), CodebookError::Columns { block: kind.elements() });
+        let mut spoiled = blocks.to_vec();
+        let place = if kind == BlockKind::Q6K { 208 } else { 0 };
+        spoiled[place..place + 2].copy_from_slice(&[0, 0x7c]);
+        assert_eq!(new([3, 512], &spoiled), CodebookError::NotFinite);
+    }
+}
+
+#[test]
+fn eight_bits_are_those_of_gguf_py() {
+    let (elements, blocks) = include_bytes!("data/gguf/q8_0_from.bin").split_at(4096);
+    let found = quantise(BlockKind::Q8_0, &floats(elements), [4, 256]).expect("a matrix");
+    assert_eq!(found.storage(), blocks);
+}
+
+/// The relative errors of normal elements. The bounds of Q4_K and Q6_K are the errors of the same forms with the
+/// widths of the codes from the least and the largest element alone.
+#[test]
+#[cfg_attr(miri, ignore = "takes minutes under Miri")]
+fn the_search_for_scales_is_better_than_the_ends_of_the_elements() {
+    // Sums of twelve uniform numbers.
+    let uniform = numbers(12 * 65_536, 11);
+    let elements: Vec<f32> = uniform.chunks(12).map(|twelve| twelve.iter().sum()).collect();
+    let error = |decoded: &[f32]| {
+        let squares: f64 = elements.iter().zip(decoded).map(|(a, b)| f64::from(a - b).powi(2)).sum();
+        (squares / elements.iter().map(|element| f64::from(*element).powi(2)).sum::<f64>()).sqrt()
+    };
+    let found = |kind| {
+        let blocks = quantise(kind, &elements, [256, 256]).expect("a matrix");
+        error(&QuantisedMatrix::new(256, Form::Blocks(blocks)).decoded())
+    };
+    let plain = |size: usize, codes: f32, is_symmetric: bool| {
+        let unit = |unit: &[f32]| {
+            let (least, largest) = unit.iter().fold((0f32, 0f32), |(a, b), x| (a.min(*x), b.max(*x)));
+            let (start, width) = if is_symmetric {
+                let largest = largest.max(-least);
+                (0.0, largest / codes)
+            } else {
+                (least, (largest - least) / codes)
+            };
+            unit.iter().map(|x| ((x - start) / width).round() * width + start).collect::<Vec<f32>>()
+        };
+        error(&elements.chunks(size).flat_map(unit).collect::<Vec<f32>>())
+    };
+    let (four, six, eight) = (found(BlockKind::Q4K), found(BlockKind::Q6K), found(BlockKind::Q8_0));
+    println!(
+        "Q4_K {four}, plain {}; Q6_K {six}, plain {}; {eight}",
+        plain(32, 15.0, false),
+        plain(16, 31.0, true)
+    );
+    assert!(four < plain(32, 15.0, false) && four < 0.08, "{four}");
+    assert!(six < plain(16, 31.0, true) && six < 0.02, "{six}");
+    assert!(eight < 0.006, "{eight}");
+    for spoiled in [f32::NAN, f32::INFINITY, 1e38] {
+        let mut elements = elements[..256].to_vec();
+        elements[3] = spoiled;
+        for kind in [BlockKind::Q8_0, BlockKind::Q4K, BlockKind::Q6K] {
+            assert_eq!(quantise(kind, &elements, [1, 256]), Err(CodebookError::NotFinite));
+        }
+    }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 use std::ops::{Deref, Range};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::decoder::DecoderConfig;
 use crate::deepseek_v2::DeepseekV2Config;
@@ -20,7 +20,9 @@ use crate::glm4_moe::Glm4MoeConfig;
 use crate::gpt_oss::GptOssConfig;
 use crate::gpt2::Gpt2Config;
 use crate::granite::GraniteConfig;
-use crate::hf::{self, Adaptable, Described, ExportOptions, PeftLimit, PeftTargets, Stored, WeightType};
+use crate::hf::{
+    self, Adaptable, Described, ExportOptions, GgufForm, GgufWritten, PeftLimit, PeftTargets, Stored, WeightType,
+};
 use crate::hybrid::HybridConfig;
 use crate::llama::LlamaConfig;
 use crate::lora::{HEAD, LoraConfig, is_of_adapter, layer_of_first};
@@ -343,6 +345,37 @@ impl ModelConfig {
         dir: &Path,
     ) -> Result<WeightType, ModelError> {
         hf::export_from(&mut *ModelSource::Adapted(adapted).of(&**self)?, &**self, options, dir)
+    }
+
+    /// Writes a model as a GGUF file: `out`, or `model.gguf` in that folder. `origin` is as in [`ExportOptions`]. Without
+    /// a form, matrices have the type of most tensors of the original model.
+    ///
+    /// # Errors
+    /// When the source does not belong to the model, GGUF has no such model, or the system reports an error.
+    pub fn export_gguf(
+        &self,
+        source: ModelSource<'_>,
+        origin: Option<&Path>,
+        form: Option<GgufForm>,
+        out: &Path,
+    ) -> Result<GgufWritten, ModelError> {
+        let form = form.map_or_else(|| hf::form_of(origin), Ok)?;
+        hf::write_gguf(&mut *source.of(&**self)?, &**self, origin, form, out)
+    }
+
+    /// Writes the adapters of a checkpoint as a GGUF file, and returns its path.
+    ///
+    /// # Errors
+    /// When the checkpoint does not have these adapters of the model, GGUF has no such adapters, or the system reports an
+    /// error.
+    pub fn export_gguf_adapter(
+        &self,
+        checkpoint: &Checkpoint,
+        lora: &LoraConfig,
+        out: &Path,
+    ) -> Result<PathBuf, ModelError> {
+        let specs = self.adapter_parameters(lora)?;
+        hf::write_gguf_adapter(out, &**self, lora, &specs, &mut Stored(checkpoint))
     }
 
     /// Writes the model of a checkpoint as a Hugging Face directory; see [`hf::export`].

@@ -13,6 +13,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("crates/pipewright-python", &[]),
     ("crates/pipewright-cluster", &[]),
     ("crates/pipewright-kernel", &[]),
+    ("crates/pipewright-gguf", &[]),
     // The files of `stage::training` have the methods of one type, and see its private fields.
     ("crates/pipewright", &["stage::training"]),
     ("crates/pipewright-planning", &[]),

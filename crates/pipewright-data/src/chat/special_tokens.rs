@@ -9,7 +9,8 @@ use std::fmt;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use pipewright_system::bounded_file::{SMALL_TEXT, read_regular, without_mark};
+use pipewright_gguf::files;
+use pipewright_system::bounded_file::{SMALL_TEXT, without_mark};
 use serde_json::Value;
 
 use crate::config::{DataConfig, Tokenizer};
@@ -140,7 +141,7 @@ fn text_of(tokenizer: &Value, id: u64) -> Option<String> {
 
 /// Reads a JSON file; `None` if it does not exist.
 pub(crate) fn read_json(path: &Path, limit: u64) -> Result<Option<Value>, DataError> {
-    let content = match read_regular(path, limit) {
+    let content = match files::read(path, limit) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         content => content.map_err(|source| DataError::unreadable(path, source))?,
     };

@@ -75,7 +75,7 @@ fn refuse_other_forms(path: &Path) -> Result<(), DataError> {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, DataError> {
-    pipewright_system::bounded_file::read_regular(path, LARGEST_TOKENIZER)
+    pipewright_gguf::files::read(path, LARGEST_TOKENIZER)
         .map_err(|source| DataError::unreadable(path, source))
 }
 

@@ -11,6 +11,8 @@ mod preference;
 mod rows;
 #[cfg(feature = "tokenizers")]
 mod tokenizer_files;
+#[cfg(feature = "tokenizers")]
+mod gguf;
 mod tokenized;
 mod damaged;
 mod mix;

@@ -5,12 +5,16 @@ use multiversion::multiversion;
 
 #[cfg(target_arch = "x86_64")]
 use super::lookup::{self, Available, Lengths};
+use crate::half::narrow_over;
 use crate::rounding::{narrow, widen};
 
 /// An element of a decoded panel.
 pub(crate) trait Decoded: Copy + Send + Sync + 'static {
     /// Returns the closest number of this type; ties go to the even one.
     fn rounded(single: f32) -> Self;
+
+    /// Writes the closest numbers of this type.
+    fn round_all(singles: &[f32], out: &mut [Self]);
 
     /// Writes the rounded `code * scale` for codes of FP8.
     fn scaled_fp8(codes: &[u8], scale: f32, out: &mut [Self]);
@@ -38,6 +42,10 @@ impl Decoded for f32 {
     #[inline(always)]
     fn rounded(single: f32) -> Self {
         single
+    }
+
+    fn round_all(singles: &[f32], out: &mut [Self]) {
+        out.copy_from_slice(singles);
     }
 
     fn scaled_fp8(codes: &[u8], scale: f32, out: &mut [Self]) {
@@ -74,6 +82,10 @@ impl Decoded for bf16 {
     #[inline(always)]
     fn rounded(single: f32) -> Self {
         narrow(single)
+    }
+
+    fn round_all(singles: &[f32], out: &mut [Self]) {
+        narrow_over(singles, out);
     }
 
     fn scaled_fp8(codes: &[u8], scale: f32, out: &mut [Self]) {

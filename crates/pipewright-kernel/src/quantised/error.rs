@@ -23,6 +23,11 @@ pub enum CodebookError {
     },
     /// The size of a block is 0.
     Block,
+    /// Rows that do not consist of whole blocks.
+    Columns {
+        /// The elements of a block.
+        block: usize,
+    },
     /// A number that is not finite.
     NotFinite,
 }
@@ -34,6 +39,9 @@ impl fmt::Display for CodebookError {
             Self::Scales { needed } => write!(f, "its blocks need {needed} scales"),
             Self::ScalesOfScales { needed } => write!(f, "its scales need {needed} scales of their own"),
             Self::Block => write!(f, "its blocks have no elements"),
+            Self::Columns { block } => {
+                write!(f, "its rows do not consist of whole blocks of {block} elements")
+            }
             Self::NotFinite => write!(f, "a scale or a number of its table is not finite"),
         }
     }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::blocks::Blocks;
 use super::codebook::Codebook;
 use super::decoded::Decoded;
 use super::error::CutError;
@@ -27,6 +28,8 @@ pub enum Form {
     Grouped(Grouped),
     /// Floats that are not quantised.
     Plain(Plain),
+    /// Blocks with their codes and scales together.
+    Blocks(Blocks),
 }
 
 impl QuantisedMatrix {
@@ -47,6 +50,7 @@ impl QuantisedMatrix {
             Form::Fp8(fp8) => fp8.columns(),
             Form::Grouped(grouped) => grouped.columns(),
             Form::Plain(plain) => plain.columns(),
+            Form::Blocks(blocks) => blocks.columns(),
         }
     }
 
@@ -57,6 +61,7 @@ impl QuantisedMatrix {
             Form::Fp8(fp8) => fp8.bytes(),
             Form::Grouped(grouped) => grouped.bytes(),
             Form::Plain(plain) => plain.storage().len(),
+            Form::Blocks(blocks) => blocks.bytes(),
         }
     }
 
@@ -67,6 +72,7 @@ impl QuantisedMatrix {
             Form::Fp8(fp8) => fp8.storage(),
             Form::Grouped(grouped) => grouped.storage(),
             Form::Plain(plain) => plain.storage(),
+            Form::Blocks(blocks) => blocks.storage(),
         }
     }
 
@@ -81,6 +87,7 @@ impl QuantisedMatrix {
             Form::Fp8(fp8) => Form::Fp8(fp8.part(rows, columns)),
             Form::Grouped(grouped) => Form::Grouped(grouped.part(rows, columns)),
             Form::Plain(plain) => Form::Plain(plain.part(rows, columns)),
+            Form::Blocks(blocks) => Form::Blocks(blocks.part(rows, columns)),
         };
         Ok(Self { rows: count, form })
     }
@@ -95,6 +102,7 @@ impl QuantisedMatrix {
             Form::Fp8(fp8) => Form::Fp8(fp8.gathered(rows)),
             Form::Grouped(grouped) => Form::Grouped(grouped.gathered(rows)),
             Form::Plain(plain) => Form::Plain(plain.gathered(rows)),
+            Form::Blocks(blocks) => Form::Blocks(blocks.gathered(rows)),
         };
         Ok(Self { rows: rows.len(), form })
     }
@@ -121,6 +129,7 @@ impl QuantisedMatrix {
             Form::Fp8(fp8) => fp8.decode(row, columns, out),
             Form::Grouped(grouped) => grouped.decode(row, columns, out),
             Form::Plain(plain) => plain.decode(row, columns, out),
+            Form::Blocks(blocks) => blocks.decode(row, columns, out),
         }
     }
 }

@@ -22,10 +22,13 @@ mod codebook;
 mod fp8;
 mod grouped;
 mod plain;
+mod blocks;
+pub mod block_codes;
 pub mod nf4;
 mod matrix;
 mod operand;
 
+pub use blocks::{BlockKind, Blocks};
 pub use codebook::{Codebook, DoubleScales, Scales};
 pub use decoded::Rounding;
 pub use error::{CodebookError, CutError};

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use pipewright_gguf::container::{ENDING, locate};
 use pipewright_system::model_folder::{SnapshotError, snapshot};
 
 use super::layout::CONFIG;
@@ -14,7 +15,7 @@ const WEIGHT_ENDINGS: [&str; 9] =
 
 /// Returns the folder with the files of a model: `path` itself or, in the cache folder of a model
 /// (`models--...`), the snapshot that was downloaded last. A `config.json` with weights next to it means its
-/// folder.
+/// folder. A GGUF file, or a folder with only one, is that file.
 ///
 /// # Errors
 /// When a cache folder has no snapshot, or several and no reference to one of them.
@@ -22,10 +23,11 @@ pub fn resolve(path: &Path) -> Result<PathBuf, ModelError> {
     if let Some(folder) = folder_of(path) {
         return Ok(folder);
     }
-    snapshot(path).map_err(|error| match error {
+    let folder = snapshot(path).map_err(|error| match error {
         SnapshotError::Read { folder, source } => ModelError::io("read", &folder)(source),
         unclear @ SnapshotError::Unclear { .. } => ModelError::new(unclear.to_string()),
-    })
+    })?;
+    Ok(locate(&folder).unwrap_or(folder))
 }
 
 /// Returns the folder of a `config.json` that has weights next to it.
@@ -35,6 +37,11 @@ fn folder_of(path: &Path) -> Option<PathBuf> {
     }
     let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     (!is_config_alone(folder)).then(|| folder.to_owned())
+}
+
+/// Returns whether a path is a GGUF file, which has the place of a folder.
+pub(super) fn is_gguf(path: &Path) -> bool {
+    path.is_file() && path.extension().is_some_and(|ending| ending == ENDING)
 }
 
 /// Returns whether a path describes a model and has no weights in any form: it is a folder with a

@@ -1,9 +1,10 @@
-//! One safetensors file, read tensor by tensor.
+//! One file with weights, in safetensors or GGUF, read tensor by tensor.
 //!
 //! The header is checked against the file's length when the file is opened, so that a truncated file is
 //! reported before anything is allocated. Tensors are read by position. Memory mapping would gain nothing,
 //! because every element is converted once, and the process would crash if the file shrank.
 
+use std::collections::HashMap;
 use std::error::Error;
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
@@ -13,8 +14,10 @@ use std::path::{Path, PathBuf};
 use burn::tensor::{bf16, f16};
 use pipewright::bounded_file::{LFS_POINTER, open_regular};
 use pipewright_system::direct_file::DirectFile;
+use pipewright_gguf::{FamilyTensor, TensorKind};
+use pipewright_kernel::quantised::{BlockKind, Blocks, CodebookError, Form, QuantisedMatrix};
 use safetensors::Dtype;
-use safetensors::tensor::Metadata;
+use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::json_file::lfs_pointer;
 use super::layout::count;
@@ -27,17 +30,19 @@ const MAX_HEADER: u64 = 100_000_000;
 const LENGTH_FIELD: u64 = 8;
 
 #[derive(Debug)]
-pub(super) struct SafetensorsFile {
+pub(super) struct WeightFile {
     path: PathBuf,
     file: File,
-    metadata: Metadata,
+    tensors: HashMap<String, TensorInfo>,
+    /// What the tensors of a GGUF file have in addition.
+    in_gguf: HashMap<String, FamilyTensor>,
     /// The offset of the first tensor.
     data: u64,
     /// Present if tensors are read past the page cache.
     direct: Option<DirectFile>,
 }
 
-impl SafetensorsFile {
+impl WeightFile {
     pub(super) fn open(path: PathBuf) -> Result<Self, ModelError> {
         let mut file = open_regular(&path).map_err(|source| match source.kind() {
             ErrorKind::NotFound => ModelError::new(format!(
@@ -75,7 +80,39 @@ impl SafetensorsFile {
         if found != expected {
             return Err(cut_short(expected));
         }
-        Ok(Self { path, file, metadata, data, direct: None })
+        let tensors = metadata.tensors().into_iter().map(|(name, info)| (name, info.clone())).collect();
+        Ok(Self { path, file, tensors, in_gguf: HashMap::new(), data, direct: None })
+    }
+
+    /// Opens a GGUF file with these tensors.
+    pub(super) fn open_gguf(path: PathBuf, tensors: Vec<FamilyTensor>) -> Result<Self, ModelError> {
+        let file = open_regular(&path).map_err(ModelError::io("read", &path))?;
+        let info = |tensor: &FamilyTensor| TensorInfo {
+            dtype: match tensor.kind {
+                TensorKind::F32 => Dtype::F32,
+                TensorKind::F16 => Dtype::F16,
+                TensorKind::Bf16 => Dtype::BF16,
+                TensorKind::Blocks(_) => Dtype::U8,
+            },
+            shape: tensor.shape.clone(),
+            data_offsets: (tensor.start as usize, (tensor.start + tensor.bytes) as usize),
+        };
+        let infos = tensors.iter().map(|tensor| (tensor.name.clone(), info(tensor))).collect();
+        let in_gguf = tensors.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
+        Ok(Self { path, file, tensors: infos, in_gguf, data: 0, direct: None })
+    }
+
+    /// Returns the form of a tensor in blocks.
+    pub(super) fn blocks_of(&self, tensor: &str) -> Option<BlockKind> {
+        match self.in_gguf.get(tensor)?.kind {
+            TensorKind::Blocks(kind) => Some(kind),
+            _ => None,
+        }
+    }
+
+    /// Returns the rows of a tensor in the order of the family, if the file has another one.
+    pub(super) fn rows_of(&self, tensor: &str) -> Option<&[usize]> {
+        self.in_gguf.get(tensor)?.rows.as_deref()
     }
 
     /// Returns the file, whose tensors are read past the page cache.
@@ -99,14 +136,16 @@ impl SafetensorsFile {
 
     /// Returns the names of the tensors.
     pub(super) fn tensors(&self) -> Vec<String> {
-        self.metadata.tensors().into_keys().collect()
+        self.tensors.keys().cloned().collect()
     }
 
     /// Returns the element type and the shape of a tensor as text, followed by its first and last bytes, at
     /// most `most` each.
     pub(super) fn sample(&mut self, tensor: &str, most: usize) -> Result<Vec<u8>, ModelError> {
-        let info = self.metadata.info(tensor).ok_or_else(|| missing_tensor(&self.path, tensor))?;
+        let info = self.tensors.get(tensor).ok_or_else(|| missing_tensor(&self.path, tensor))?;
         let mut sample = format!("{} {:?}", info.dtype, info.shape).into_bytes();
+        sample
+            .extend(self.blocks_of(tensor).map(|kind| format!(" {kind:?}")).unwrap_or_default().into_bytes());
         for range in self.ends_of(tensor, most)? {
             sample.extend(self.read_range(range)?);
         }
@@ -115,7 +154,7 @@ impl SafetensorsFile {
 
     /// Returns the positions of the first and last bytes of a tensor, at most `most` each.
     pub(super) fn ends_of(&self, tensor: &str, most: usize) -> Result<[Range<u64>; 2], ModelError> {
-        let info = self.metadata.info(tensor).ok_or_else(|| missing_tensor(&self.path, tensor))?;
+        let info = self.tensors.get(tensor).ok_or_else(|| missing_tensor(&self.path, tensor))?;
         let (start, end) = info.data_offsets;
         let length = most.min(end - start);
         let range = |offset: usize| self.data + offset as u64..self.data + (offset + length) as u64;
@@ -124,23 +163,23 @@ impl SafetensorsFile {
 
     /// Returns the shape of a tensor.
     pub(super) fn shape_of(&self, tensor: &str) -> Option<&[usize]> {
-        Some(&self.metadata.info(tensor)?.shape)
+        Some(&self.tensors.get(tensor)?.shape)
     }
 
     /// Returns the element type of a tensor, if it can be read.
     pub(super) fn element_type(&self, tensor: &str) -> Option<WeightType> {
-        WeightType::of_dtype(self.metadata.info(tensor)?.dtype)
+        WeightType::of_dtype(self.tensors.get(tensor)?.dtype)
     }
 
     /// Returns the number of bytes of a tensor of any element type.
     pub(super) fn bytes_of(&self, tensor: &str) -> Option<usize> {
-        let (start, end) = self.metadata.info(tensor)?.data_offsets;
+        let (start, end) = self.tensors.get(tensor)?.data_offsets;
         Some(end - start)
     }
 
     /// Returns the element type, the shape and the number of bytes of a tensor.
     pub(super) fn describe(&self, tensor: &str) -> Option<(Dtype, Vec<usize>, usize)> {
-        let info = self.metadata.info(tensor)?;
+        let info = self.tensors.get(tensor)?;
         Some((info.dtype, info.shape.clone(), info.data_offsets.1 - info.data_offsets.0))
     }
 
@@ -152,7 +191,7 @@ impl SafetensorsFile {
 
     /// Returns the position of a whole tensor in the file.
     pub(super) fn place_of(&self, tensor: &str) -> Result<Range<u64>, ModelError> {
-        let info = self.metadata.info(tensor).ok_or_else(|| missing_tensor(&self.path, tensor))?;
+        let info = self.tensors.get(tensor).ok_or_else(|| missing_tensor(&self.path, tensor))?;
         let (start, end) = info.data_offsets;
         Ok(self.data + start as u64..self.data + end as u64)
     }
@@ -162,7 +201,7 @@ impl SafetensorsFile {
         self.read_elements(tensor, shape, 0..count(shape))
     }
 
-    /// Like [`SafetensorsFile::read`], but reads some neighbouring elements of the tensor only.
+    /// Like [`WeightFile::read`], but reads some neighbouring elements of the tensor only.
     pub(super) fn read_elements(
         &mut self,
         tensor: &str,
@@ -170,11 +209,25 @@ impl SafetensorsFile {
         elements: Range<usize>,
     ) -> Result<Vec<f32>, ModelError> {
         let (convert, _) = self.find(tensor, shape)?;
-        let range = self.range_of(tensor, shape, elements)?;
-        Ok(convert(&self.read_range(range)?))
+        let range = self.range_of(tensor, shape, elements.clone())?;
+        let bytes = self.read_range(range)?;
+        let mut values = convert.values(&bytes).map_err(|fault| {
+            ModelError::at(&self.path, format!("tensor `{tensor}`: copy or download the file again"))
+                .because(fault)
+        })?;
+        let Some(in_gguf) = self.in_gguf.get(tensor) else { return Ok(values) };
+        if let Some(rows) = &in_gguf.rows {
+            let width = values.len() / rows.len().max(1);
+            let ordered: Vec<f32> =
+                rows.iter().flat_map(|&row| &values[row * width..][..width]).copied().collect();
+            values = ordered[elements].to_vec();
+        }
+        values.iter_mut().for_each(|value| *value -= in_gguf.offset);
+        Ok(values)
     }
 
-    /// Returns the position of some neighbouring elements of `tensor`, which must have `shape`, in the file.
+    /// Returns the position of some neighbouring elements of `tensor`, which must have `shape`, in the file: of all
+    /// elements if the rows have another order there. Elements in blocks must be whole blocks.
     pub(super) fn range_of(
         &self,
         tensor: &str,
@@ -182,8 +235,9 @@ impl SafetensorsFile {
         elements: Range<usize>,
     ) -> Result<Range<u64>, ModelError> {
         let (_, (first, last)) = self.find(tensor, shape)?;
-        let size = (last - first) / count(shape).max(1);
-        let position = |element: usize| self.data + (first + element * size) as u64;
+        let elements = if self.rows_of(tensor).is_some() { 0..count(shape) } else { elements };
+        let (bytes, all) = ((last - first) as u128, count(shape).max(1) as u128);
+        let position = |element: usize| self.data + first as u64 + (element as u128 * bytes / all) as u64;
         Ok(position(elements.start)..position(elements.end))
     }
 
@@ -194,7 +248,7 @@ impl SafetensorsFile {
 
     /// Finds the conversion of `tensor`'s elements to floats, and their position in the file.
     fn find(&self, tensor: &str, shape: &[usize]) -> Result<(Convert, (usize, usize)), ModelError> {
-        let info = self.metadata.info(tensor).ok_or_else(|| missing_tensor(&self.path, tensor))?;
+        let info = self.tensors.get(tensor).ok_or_else(|| missing_tensor(&self.path, tensor))?;
         if info.shape != shape {
             let found = &info.shape;
             let fault = format!(
@@ -203,11 +257,14 @@ impl SafetensorsFile {
             );
             return Err(ModelError::at(&self.path, fault));
         }
-        let convert: Convert = match info.dtype {
-            Dtype::F32 => floats,
-            Dtype::BF16 => |bytes| halves(bytes, |bits| bf16::from_bits(bits).to_f32()),
-            Dtype::F16 => |bytes| halves(bytes, |bits| f16::from_bits(bits).to_f32()),
+        let convert = match info.dtype {
+            Dtype::F32 => Convert::Each(floats),
+            Dtype::BF16 => Convert::Each(|bytes| halves(bytes, |bits| bf16::from_bits(bits).to_f32())),
+            Dtype::F16 => Convert::Each(|bytes| halves(bytes, |bits| f16::from_bits(bits).to_f32())),
             found => {
+                if let Some(kind) = self.blocks_of(tensor) {
+                    return Ok((Convert::Blocks(kind), info.data_offsets));
+                }
                 let advice = "convert it to F32, BF16 or F16";
                 let fault = format!("tensor `{tensor}` has element type {found:?}; {advice}");
                 return Err(ModelError::at(&self.path, fault));
@@ -259,7 +316,24 @@ fn advice_on_order(expected: &[usize], found: &[usize]) -> &'static str {
     ", in this order: load the model with transformers, and write it with `model.save_pretrained(DIR, save_original_format=False)`"
 }
 
-type Convert = fn(&[u8]) -> Vec<f32>;
+/// How the bytes of a tensor become elements.
+enum Convert {
+    Each(fn(&[u8]) -> Vec<f32>),
+    Blocks(BlockKind),
+}
+
+impl Convert {
+    fn values(&self, bytes: &[u8]) -> Result<Vec<f32>, CodebookError> {
+        match self {
+            Self::Each(convert) => Ok(convert(bytes)),
+            Self::Blocks(kind) => {
+                let columns = bytes.len() / kind.bytes() * kind.elements();
+                let blocks = Blocks::new(*kind, [1, columns], bytes.to_vec())?;
+                Ok(QuantisedMatrix::new(1, Form::Blocks(blocks)).decoded())
+            }
+        }
+    }
+}
 
 fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().copied().map(f32::from_le_bytes).collect()

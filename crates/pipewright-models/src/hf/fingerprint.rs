@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
-use super::file::SafetensorsFile;
+use super::file::WeightFile;
 use super::weights::Weights;
 use crate::error::ModelError;
 
@@ -56,7 +56,7 @@ pub(super) struct Fingerprint(blake3::Hasher);
 
 impl Fingerprint {
     /// Adds a tensor.
-    pub(super) fn add(&mut self, tensor: &str, file: &mut SafetensorsFile) -> Result<(), ModelError> {
+    pub(super) fn add(&mut self, tensor: &str, file: &mut WeightFile) -> Result<(), ModelError> {
         self.0.update(tensor.as_bytes());
         self.0.update(&file.sample(tensor, SAMPLE)?);
         Ok(())

@@ -41,7 +41,7 @@ pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, ModelErro
 }
 
 pub(super) fn read_bytes(path: &Path, limit: u64) -> Result<Vec<u8>, ModelError> {
-    let bytes = bounded_file::read_regular(path, limit).map_err(ModelError::io("read", path))?;
+    let bytes = pipewright_gguf::files::read(path, limit).map_err(ModelError::io("read", path))?;
     if bytes.starts_with(LFS_POINTER) {
         return Err(lfs_pointer(path));
     }

@@ -6,6 +6,8 @@
 //! read, and that this crate loads again with the same bits. The directory appears only when it is complete.
 //! Tokenizers and generation settings are not read, but an exported directory has the files of the directory
 //! that the model was taken from ([`keep_origin`]).
+//!
+//! A GGUF file has the place of a directory, with its small files in it (`pipewright-gguf`).
 
 mod added_tokens;
 mod bitsandbytes;
@@ -30,6 +32,7 @@ mod rewritten;
 mod weight_type;
 mod weights;
 mod write;
+mod gguf_write;
 
 pub use added_tokens::{AddedTokens, add_tokens};
 pub use contents::{check_weights, weight_ranges};
@@ -37,6 +40,8 @@ pub use directory::{is_config_alone, resolve};
 pub(crate) use export::export_from;
 pub use export::{ExportOptions, export};
 pub use fingerprint::{fingerprint, fingerprint_ranges};
+pub use gguf_write::{GgufForm, GgufWritten, quantise_gguf};
+pub(crate) use gguf_write::{form_of, write_gguf, write_gguf_adapter};
 pub use origin::{
     TOKENIZER, TextEnds, WeightTypes, end_tokens, is_origin_file, keep_keys, keep_origin, text_ends,
 };

@@ -8,12 +8,13 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use pipewright::bounded_file::{refuse_special, require_regular};
+use pipewright::bounded_file::{refuse_special, require_regular, write_regular};
 use pipewright::train::data::SpecialTokens;
+use pipewright_gguf::files;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::directory::{is_config_alone, resolve};
+use super::directory::{is_config_alone, is_gguf, resolve};
 use super::json_file::read_json;
 use super::layout::CONFIG;
 use super::weight_type::WeightType;
@@ -61,7 +62,7 @@ const DROPPED: [&str; 5] =
 pub fn keep_origin(from: &Path, to: &Path) -> Result<(), ModelError> {
     fs::create_dir_all(to).map_err(ModelError::io("create", to))?;
     let from = &resolve(from)?;
-    if from.is_file() {
+    if from.is_file() && !is_gguf(from) {
         let target = to.join(CONFIG);
         return fs::copy(from, &target).map(drop).map_err(ModelError::io("copy", from));
     }
@@ -110,7 +111,8 @@ pub fn text_ends(tokenizer: &Path) -> TextEnds {
 pub fn end_tokens(dir: &Path) -> Result<Vec<u32>, ModelError> {
     let dir = resolve(dir)?;
     let mut ends: Vec<u64> = text_ends(&dir.join(TOKENIZER)).eos.into_iter().collect();
-    for path in [GENERATION, CONFIG].map(|name| dir.join(name)).into_iter().filter(|path| path.is_file()) {
+    for path in [GENERATION, CONFIG].map(|name| dir.join(name)).into_iter().filter(|path| files::exists(path))
+    {
         let settings: Value = read_json(&path)?;
         match &settings["eos_token_id"] {
             Value::Array(ids) => ends.extend(ids.iter().filter_map(Value::as_u64)),
@@ -130,6 +132,13 @@ pub(super) fn copy_files(from: &Path, to: &Path) -> Result<(), ModelError> {
 /// Copies a file if it exists.
 fn copy(from: &Path, to: &Path, name: &str) -> Result<(), ModelError> {
     let (source, target) = (from.join(name), to.join(name));
+    if is_gguf(from) {
+        if !files::exists(&source) {
+            return Ok(());
+        }
+        let content = files::read(&source, u64::MAX).map_err(ModelError::io("read", &source))?;
+        return write_regular(&target, &content).map_err(ModelError::io("write", &target));
+    }
     match require_regular(&source) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
         result => result.map_err(ModelError::io("read", &source))?,
@@ -148,7 +157,7 @@ pub(super) fn with_original_keys(
     key_names: &[(&str, &str)],
 ) -> Result<Value, ModelError> {
     let path = origin.join(CONFIG);
-    if !path.exists() {
+    if !files::exists(&path) {
         return Ok(ours);
     }
     let original: Map<String, Value> = read_json(&path)?;

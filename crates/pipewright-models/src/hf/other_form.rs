@@ -22,7 +22,7 @@ pub enum OtherForm {
         /// That name.
         name: String,
     },
-    /// Weights of llama.cpp.
+    /// Several models in GGUF.
     Gguf,
     /// An adapter of PEFT, which has only differences from another model.
     Adapter {
@@ -59,8 +59,8 @@ impl fmt::Display for OtherForm {
             ),
             Self::Gguf => write!(
                 f,
-                "this is a GGUF file of llama.cpp, which has no form for training: use the model from which it was made, as \
-                 safetensors"
+                "the folder has GGUF files of several models, or a part of one: name the file of a model, or the first of its \
+                 files"
             ),
             Self::Adapter { base } => write!(
                 f,
@@ -115,13 +115,7 @@ pub(super) fn other_form(path: &Path) -> Option<OtherForm> {
     let ends = |name: &str, ending: &str| Path::new(name).extension().is_some_and(|found| found == ending);
     if path.is_file() {
         let name = path.file_name()?.to_string_lossy();
-        return if ends(&name, "gguf") {
-            Some(OtherForm::Gguf)
-        } else if ends(&name, "safetensors") {
-            Some(OtherForm::File)
-        } else {
-            pickled(&name)
-        };
+        return if ends(&name, "safetensors") { Some(OtherForm::File) } else { pickled(&name) };
     }
     let names = names(path);
     if names.iter().any(|name| name == ADAPTER) {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use pipewright::bounded_file::SMALL_TEXT;
 use serde_json::{Map, Value};
 
-use super::file::{SafetensorsFile, require_finite};
+use super::file::{WeightFile, require_finite};
 use super::fingerprint::Fingerprint;
 use super::json_file::{parse, read_bytes};
 use super::layout::{file_shape, from_file};
@@ -312,7 +312,7 @@ fn targets_of(
 /// The weights of an adapter in a PEFT directory, as a source of parameters.
 pub(crate) struct AdapterWeights {
     path: PathBuf,
-    file: SafetensorsFile,
+    file: WeightFile,
 }
 
 impl AdapterWeights {
@@ -322,7 +322,7 @@ impl AdapterWeights {
         if !path.exists() {
             return Err(no_adapter(dir));
         }
-        Ok(Self { file: SafetensorsFile::open(path.clone())?, path })
+        Ok(Self { file: WeightFile::open(path.clone())?, path })
     }
 
     /// Checks that the file has these parameters of adapters.

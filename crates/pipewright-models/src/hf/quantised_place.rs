@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
-use pipewright_kernel::quantised::QuantisedMatrix;
+use pipewright_kernel::quantised::{BlockKind, Blocks, Form, QuantisedMatrix};
 use safetensors::Dtype;
 
 use super::fp8::scales_of;
@@ -32,6 +32,8 @@ enum FileForm {
     Fp8(String, [usize; 2]),
     /// Four bits in groups.
     Groups(DescribedForm),
+    /// Blocks of a GGUF file.
+    Blocks(BlockKind),
 }
 
 impl QuantisedPlace {
@@ -41,6 +43,7 @@ impl QuantisedPlace {
             FileForm::FourBits(_) => bitsandbytes::parts(&self.tensor),
             FileForm::Fp8(scales, _) => vec![self.tensor.clone(), scales.clone()],
             FileForm::Groups(_) => four_bit_groups::parts(&self.tensor),
+            FileForm::Blocks(_) => vec![self.tensor.clone()],
         }
     }
 
@@ -66,13 +69,16 @@ impl Weights {
 
     /// Returns whether the files have matrices that are quantised in a form that is read.
     pub(crate) fn has_quantised(&self) -> bool {
-        self.tensors().any(|name| Self::matrix_of(name).is_some())
+        !self.blocks.is_empty() || self.tensors().any(|name| Self::matrix_of(name).is_some())
     }
 
     fn quantised_at(&self, tensor: &str) -> Option<QuantisedPlace> {
         let place = |tensor: &str, form| Some(QuantisedPlace { tensor: tensor.to_owned(), form });
         if let Some(state) = bitsandbytes::state_of(self, tensor) {
             return place(tensor, FileForm::FourBits(state));
+        }
+        if let Some(kind) = self.blocks.get(tensor) {
+            return place(tensor, FileForm::Blocks(*kind));
         }
         match self.described()? {
             DescribedForm::Fp8(block) => place(tensor, FileForm::Fp8(scales_of(self, tensor)?, block)),
@@ -88,7 +94,7 @@ impl Weights {
 
     /// Returns the names of all tensors with parts of quantised matrices, each with the tensor of its matrix.
     pub(super) fn parts_of_quantised(&self) -> BTreeMap<String, String> {
-        let matrices = self.tensors().filter_map(Self::matrix_of);
+        let matrices = self.tensors().filter_map(Self::matrix_of).chain(self.blocks.keys().cloned());
         let places = matrices.filter_map(|tensor| self.quantised_at(&tensor));
         let parts =
             |place: QuantisedPlace| place.parts().into_iter().map(move |part| (part, place.tensor.clone()));
@@ -110,6 +116,7 @@ impl Weights {
             FileForm::FourBits(state) => self.read_four_bits(tensor, state, [rows, columns]),
             FileForm::Fp8(scales, block) => self.read_fp8(tensor, scales, [rows, columns], *block),
             FileForm::Groups(_) => self.read_groups(tensor, [rows, columns]),
+            FileForm::Blocks(kind) => self.read_blocks(tensor, [rows, columns], *kind),
         }
     }
 
@@ -123,6 +130,10 @@ impl Weights {
         let needed = match &place.form {
             FileForm::FourBits(_) | FileForm::Groups(_) => elements.div_ceil(2),
             FileForm::Fp8(..) => elements,
+            FileForm::Blocks(kind) => {
+                self.require_shape(&place.tensor, &file_shape(spec))?;
+                elements / kind.elements() * kind.bytes()
+            }
         };
         if self.length(&place.tensor)? != needed {
             return Err(self.fault(&place.tensor, format!("its elements need {needed} bytes")));
@@ -146,6 +157,26 @@ impl Weights {
             Ok((file, range))
         };
         parts.into_iter().map(range).collect()
+    }
+
+    /// Reads a matrix of this shape in blocks of a GGUF file.
+    fn read_blocks(
+        &mut self,
+        tensor: &str,
+        [rows, columns]: [usize; 2],
+        kind: BlockKind,
+    ) -> Result<QuantisedMatrix, ModelError> {
+        self.require_shape(tensor, &[rows, columns])?;
+        let name = self.file_of(tensor)?;
+        let file = self.file(name)?;
+        let (bytes, order) = (file.read_bytes(tensor)?, file.rows_of(tensor).map(<[usize]>::to_vec));
+        let fault = |fault: String| self.fault(tensor, fault);
+        let blocks = Blocks::new(kind, [rows, columns], bytes).map_err(|error| fault(error.to_string()))?;
+        let matrix = QuantisedMatrix::new(rows, Form::Blocks(blocks));
+        match order {
+            Some(order) => matrix.gathered(&order).map_err(|error| fault(error.to_string())),
+            None => Ok(matrix),
+        }
     }
 
     /// Reads a list of numbers of single or half precision.

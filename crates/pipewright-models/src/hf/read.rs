@@ -8,10 +8,11 @@ use burn::tensor::DType;
 use pipewright::bounded_file::SMALL_TEXT;
 use pipewright::checkpoint::Checkpoint;
 use pipewright::nn::TensorParallel;
+use pipewright_gguf::files;
 use serde_json::Value;
 
 use super::contents::unused;
-use super::directory::resolve;
+use super::directory::{is_gguf, resolve};
 use super::json_file::{named_floats, parse, read_bytes};
 use super::layout::CONFIG;
 use super::other_form::{OtherForm, other_form};
@@ -26,14 +27,15 @@ use pipewright_shapes::ShapeError;
 /// Returns the path of the `config.json` in a directory, or of a model that is only such a file.
 fn config_path(dir: &Path) -> Result<PathBuf, ModelError> {
     let form = |form| ModelError::at(dir, form);
-    if dir.is_file() {
+    if dir.is_file() && !is_gguf(dir) {
         return match other_form(dir) {
             Some(found) => Err(form(found)),
             None => Ok(dir.to_owned()),
         };
     }
     let path = resolve(dir)?.join(CONFIG);
-    let missing = (!path.exists()).then(|| other_form(dir).or(dir.is_dir().then_some(OtherForm::NoConfig)));
+    let missing =
+        (!files::exists(&path)).then(|| other_form(dir).or(dir.is_dir().then_some(OtherForm::NoConfig)));
     missing.flatten().map_or(Ok(path), |found| Err(form(found)))
 }
 

@@ -39,7 +39,7 @@ impl Weights {
     /// # Errors
     /// When a file cannot be opened.
     pub(crate) fn streaming(self) -> Result<Self, ModelError> {
-        let reader = Self::open(self.directory())?.reading_directly()?;
+        let reader = Self::open(self.model())?.reading_directly()?;
         Ok(self.with_reader(Arc::new(Mutex::new(reader))))
     }
 
@@ -102,11 +102,16 @@ impl Weights {
             return Err(ModelError::new(format!("`{}` is not a matrix that is streamed", spec.path)));
         };
         let (path, file) = (self.directory().join(&file), self.file(file)?);
+        let order = file.rows_of(&place.tensor).map(<[usize]>::to_vec);
         let bytes = file.read_bytes(&place.tensor)?;
         let &[rows, columns] = &*place.shape else { unreachable!("the shape of a matrix was checked") };
         let plain = Plain::new([rows, columns], bytes, kind);
         let fault = |error| ModelError::at(&path, format!("tensor `{}`: {error}", place.tensor));
         let matrix = QuantisedMatrix::new(rows, Form::Plain(plain.map_err(fault)?));
+        let matrix = match order {
+            Some(order) => matrix.gathered(&order).map_err(|error| ModelError::at(&path, error.to_string()))?,
+            None => matrix,
+        };
         self.shard_of_matrix(matrix, spec, shard, &place.tensor)
     }
 }

@@ -3,18 +3,20 @@
 use std::borrow::Cow;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use pipewright::memory::StreamedMatrix;
 use pipewright::tensor::TensorShard;
-use pipewright_kernel::quantised::{CutError, QuantisedMatrix};
+use pipewright_gguf::{Gguf, GgufError, tensors_of};
+use pipewright_kernel::quantised::{BlockKind, CutError, QuantisedMatrix};
 use safetensors::Dtype;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::directory::resolve;
-use super::file::{SafetensorsFile, missing_tensor, require_finite};
+use super::directory::{is_gguf, resolve};
+use super::file::{WeightFile, missing_tensor, require_finite};
 use super::json_file::{parse, read_bytes, read_json};
 use super::layout::{CONFIG, FilePlace, INDEX, SINGLE, from_file, is_of_rows, places};
 use super::other_form::{names, other_form};
@@ -29,11 +31,13 @@ const LARGEST_INDEX: u64 = 1 << 28;
 /// The weights of a directory. Files are opened when they are first needed.
 pub(crate) struct Weights {
     dir: PathBuf,
+    /// The folder of the model, or its GGUF file.
+    model: PathBuf,
     /// The file or folder that says which tensors there are.
     index: PathBuf,
     /// The file of each tensor.
     files: BTreeMap<String, String>,
-    open: HashMap<String, SafetensorsFile>,
+    open: HashMap<String, WeightFile>,
     /// Whether matrices of linear layers that are quantised stay so, in place of being decoded.
     keeps_quantised: bool,
     /// The form of quantised matrices that the configuration describes.
@@ -42,6 +46,8 @@ pub(crate) struct Weights {
     is_direct: bool,
     /// The same weights for direct reads, if matrices of linear layers are read when they are needed.
     pub(super) reader: Option<Arc<Mutex<Weights>>>,
+    /// The tensors in blocks of a GGUF file.
+    pub(super) blocks: BTreeMap<String, BlockKind>,
 }
 
 #[derive(Deserialize)]
@@ -66,9 +72,13 @@ pub(super) fn file_names_of(parameter: &str) -> impl Iterator<Item = Cow<'_, str
 impl Weights {
     pub(super) fn open(dir: &Path) -> Result<Self, ModelError> {
         let dir = resolve(dir)?;
+        if is_gguf(&dir) {
+            return Self::open_gguf(dir);
+        }
         let (index, single) = (dir.join(INDEX), dir.join(SINGLE));
         let mut weights = Self {
             dir: dir.clone(),
+            model: dir.clone(),
             index: index.clone(),
             files: BTreeMap::new(),
             open: HashMap::new(),
@@ -76,6 +86,7 @@ impl Weights {
             described: None,
             is_direct: false,
             reader: None,
+            blocks: BTreeMap::new(),
         };
         if single.is_file() {
             weights.index = single;
@@ -93,6 +104,37 @@ impl Weights {
         Ok(weights)
     }
 
+    /// Opens the parts of a model in GGUF.
+    fn open_gguf(model: PathBuf) -> Result<Self, ModelError> {
+        let gguf = Gguf::open(&model).map_err(refused)?;
+        let dir = model.parent().unwrap_or(Path::new("")).to_owned();
+        let (mut files, mut open, mut blocks) = (BTreeMap::new(), HashMap::new(), BTreeMap::new());
+        for (path, tensors) in tensors_of(&gguf).map_err(refused)? {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            files.extend(tensors.iter().map(|tensor| (tensor.name.clone(), name.clone())));
+            let file = WeightFile::open_gguf(path, tensors)?;
+            let kinds = file
+                .tensors()
+                .into_iter()
+                .filter_map(|tensor| Some((tensor.clone(), file.blocks_of(&tensor)?)));
+            blocks.extend(kinds);
+            open.insert(name, file);
+        }
+        let index = model.clone();
+        Ok(Self {
+            dir,
+            model,
+            index,
+            files,
+            open,
+            keeps_quantised: false,
+            described: None,
+            is_direct: false,
+            reader: None,
+            blocks,
+        })
+    }
+
     /// Returns the weights, whose quantised matrices stay as they are.
     pub(crate) fn keeping_quantised(self) -> Self {
         Self { keeps_quantised: true, ..self }
@@ -106,7 +148,9 @@ impl Weights {
     /// Opens all files for reads past the page cache.
     pub(super) fn reading_directly(mut self) -> Result<Self, ModelError> {
         self.is_direct = true;
-        self.open.clear();
+        for (name, file) in std::mem::take(&mut self.open) {
+            self.open.insert(name, file.reading_directly()?);
+        }
         for name in self.file_names()? {
             self.file(name)?;
         }
@@ -204,7 +248,7 @@ impl Weights {
     }
 
     pub(super) fn directory(&self) -> &Path {
-        &self.dir
+        &self.model
     }
 
     /// Returns the names of all files with weights.
@@ -247,15 +291,24 @@ impl Weights {
     }
 
     /// Opens the file of this name, unless it is open already.
-    pub(super) fn file(&mut self, name: String) -> Result<&mut SafetensorsFile, ModelError> {
+    pub(super) fn file(&mut self, name: String) -> Result<&mut WeightFile, ModelError> {
         let path = self.dir.join(&name);
         match self.open.entry(name) {
             Entry::Occupied(entry) => Ok(entry.into_mut()),
             Entry::Vacant(entry) => {
-                let file = SafetensorsFile::open(path)?;
+                let file = WeightFile::open(path)?;
                 Ok(entry.insert(if self.is_direct { file.reading_directly()? } else { file }))
             }
         }
+    }
+}
+
+/// Returns the error of a GGUF file.
+fn refused(error: GgufError) -> ModelError {
+    let text = error.to_string();
+    match error.source() {
+        Some(_) => ModelError::new(text).because(error),
+        None => ModelError::new(text),
     }
 }
 

@@ -19,5 +19,6 @@ mod lora;
 mod training_form;
 mod quantised;
 mod streamed;
+mod gguf;
 mod reference;
 mod pipelined_run;

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use pipewright_gguf::container::locate;
+use pipewright_gguf::files;
 use pipewright_shapes::reader::{self, Described};
 use pipewright_system::bounded_file::read_text;
 use pipewright_system::model_folder::snapshot;
@@ -57,7 +59,18 @@ pub fn of_model(path: &Path, advice: &str) -> Result<Described, Failure> {
     } else {
         path.to_owned()
     };
-    let text = read_text(&file, reader::MAX_FILE as u64)
-        .map_err(|error| unreadable(&file, "the model", &error, advice))?;
+    let folder = if path.is_dir() { file.parent().unwrap_or(path) } else { path };
+    let (file, text) = match locate(folder) {
+        Some(gguf) => {
+            let file = gguf.join("config.json");
+            let text = files::read(&file, reader::MAX_FILE as u64);
+            (file, text.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
+        }
+        None => {
+            let text = read_text(&file, reader::MAX_FILE as u64);
+            (file, text)
+        }
+    };
+    let text = text.map_err(|error| unreadable(&file, "the model", &error, advice))?;
     reader::read(&text).map_err(|error| Failure::input(format!("{}: {error}", file.display())))
 }

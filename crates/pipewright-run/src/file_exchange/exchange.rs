@@ -9,6 +9,7 @@ use pipewright::checkpoint::{Checkpoint, MANIFEST};
 use pipewright::train::Validation;
 use pipewright::train::data::TokenRows;
 use pipewright::transport::Fields;
+use pipewright_gguf::container::are_parts;
 use pipewright_models::hf;
 use serde::{Deserialize, Serialize};
 use toml::Value;
@@ -79,7 +80,7 @@ impl FirstFiles {
             schedule,
             model: model.map(|(folder, file)| {
                 let is_needed = |name: &str| match &file {
-                    Some(file) => name == file,
+                    Some(file) => are_parts(Path::new(file), Path::new(name)),
                     None => {
                         name == "config.json"
                             || [".index.json", ".safetensors"].iter().any(|end| name.ends_with(end))
@@ -137,7 +138,7 @@ impl FirstFiles {
         if let Some(ModelFiles { entries, file }) = &self.model {
             let folder = mirror.model();
             bring(client, Folder::Model, entries, &folder, false)?;
-            if self.has_adapters {
+            if self.has_adapters && file.is_none() {
                 // Checkpoints of adapters say to which weights they belong.
                 let ranges = hf::fingerprint_ranges(&folder).map_err(RunError::input)?;
                 let wanted = ranges.into_iter().map(|(name, ranges)| Wanted {

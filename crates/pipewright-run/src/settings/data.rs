@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use pipewright::train::data::{ChatTemplate, Date, Feature, LongRecords, MixSource, RecordKeys, TrainOn};
 use pipewright_document::{Bound, Reader, advice_for_unknown};
+use pipewright_gguf::container::locate;
+use pipewright_gguf::files;
 use pipewright_models::hf;
 use serde::Serialize;
 use serde_json::Value as Json;
@@ -74,7 +76,7 @@ pub const BYTES: &str = "bytes";
 
 /// Returns the file of a tokenizer that is named by its folder or itself.
 pub fn tokenizer_file(path: &Path) -> PathBuf {
-    if !path.is_dir() {
+    if !path.is_dir() && locate(path).is_none() {
         return path.to_owned();
     }
     // A cache folder of the hub has the files in a folder below.
@@ -289,9 +291,10 @@ fn tokenizer_of(section: &mut Section<'_>, model: &ModelSettings, may_be_ids: bo
     /// Other forms of a tokenizer.
     const OTHERS: [&str; 5] = ["tokenizer.model", "spiece.model", "tekken.json", "vocab.json", "vocab.txt"];
     let ModelSettings::From { from, .. } = model else { return None };
+    let gguf = locate(from);
     let folder = if from.is_file() { from.parent()? } else { from };
-    let own = folder.join(hf::TOKENIZER);
-    if own.exists() {
+    let own = gguf.as_deref().unwrap_or(folder).join(hf::TOKENIZER);
+    if files::exists(&own) {
         return Some(own.to_string_lossy().into_owned());
     }
     if let Some(file) = OTHERS.into_iter().find(|name| folder.join(name).exists()) {

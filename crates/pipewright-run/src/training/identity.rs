@@ -6,6 +6,7 @@ use std::path::Path;
 
 use pipewright::checkpoint::Checkpoint;
 use pipewright::transport::Fields;
+use pipewright_gguf::container::are_parts;
 use pipewright_models::InitialParameters;
 use serde_json::{Map, Value, json};
 
@@ -72,9 +73,16 @@ pub fn checkpoint_files(checkpoint: &Checkpoint) -> String {
 /// Returns the names and sizes of the files in a folder that contain parameters. Their content is not
 /// compared, because that would mean reading gigabytes.
 pub fn weight_files(folder: &Path) -> String {
+    // A GGUF file is a model by itself.
+    let (folder, own) =
+        if folder.is_file() { (folder.parent().unwrap_or(folder), Some(folder)) } else { (folder, None) };
+    let is_own = |file: &Path| match own {
+        Some(own) => are_parts(own, file),
+        None => file.extension().is_some_and(|ending| ending == "safetensors"),
+    };
     let files = folder.read_dir().into_iter().flatten().flatten();
     let mut files: Vec<String> = files
-        .filter(|file| file.path().extension().is_some_and(|ending| ending == "safetensors"))
+        .filter(|file| is_own(&file.path()))
         .map(|file| {
             let bytes = file.metadata().map_or(0, |metadata| metadata.len());
             format!("{} ({bytes} bytes)", file.file_name().to_string_lossy())

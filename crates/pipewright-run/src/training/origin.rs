@@ -8,8 +8,9 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use pipewright::bounded_file::{refuse_special, require_regular};
+use pipewright::bounded_file::write_regular;
 use pipewright::checkpoint::Checkpoint;
+use pipewright_gguf::files;
 use pipewright_models::hf::{self, TextEnds};
 use serde_json::{Map, Value, json};
 
@@ -41,7 +42,7 @@ pub(crate) fn keep(settings: &Settings) -> Result<(), RunError> {
     // Those of the model's directory belong to its own tokenizer.
     for name in BESIDE_TOKENIZER {
         let file = tokenizer.with_file_name(name);
-        if file.is_file() {
+        if files::exists(&file) {
             copy(&file, &folder, name)?;
         } else {
             remove(&folder.join(name))?;
@@ -66,12 +67,11 @@ pub(crate) fn end_tokens(settings: &Settings) -> Result<Vec<u32>, RunError> {
 /// Copies a file of the tokenizer into the folder.
 fn copy(file: &Path, folder: &Path, name: &str) -> Result<(), RunError> {
     let target = folder.join(name);
-    let copied = require_regular(file).and_then(|_| {
-        refuse_special(&target)?;
+    let copied = files::read(file, u64::MAX).and_then(|content| {
         fs::create_dir_all(folder)?;
-        fs::copy(file, &target)
+        write_regular(&target, &content)
     });
-    copied.map(drop).map_err(|error| {
+    copied.map_err(|error| {
         let (file, target) = (file.display(), target.display());
         RunError::input(format!("{target}: {file}, a file of the tokenizer, cannot be copied here: {error}"))
     })

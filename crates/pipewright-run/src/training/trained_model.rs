@@ -8,6 +8,7 @@ use pipewright::bounded_file::{SMALL_TEXT, read_regular_text};
 use pipewright::checkpoint::{Checkpoint, CheckpointFolder};
 use pipewright::train::data::{ChatTemplate, DataConfig, TokenCodec, Tokenizer};
 use pipewright::transport::Fields;
+use pipewright_gguf::files;
 use pipewright_models::{AdaptedCheckpoint, LoraConfig, ModelConfig, ModelSource, hf};
 use pipewright_schedule::error_text::with_causes as sentence;
 use serde_json::Value;
@@ -107,7 +108,7 @@ pub fn open(path: &Path, tokenizer: Option<&str>, base: Option<&Path>) -> Result
     let is_of_run = CheckpointFolder::is_checkpoint(path)
         || checkpoints_of(path).is_dir()
         || CheckpointFolder::list(path).is_ok_and(|checkpoints| !checkpoints.is_empty());
-    match (is_of_run, path.join(HF_CONFIG).is_file()) {
+    match (is_of_run, files::exists(&path.join(HF_CONFIG))) {
         (true, _) => of_checkpoint(checkpoint_path::open(path)?, tokenizer, base),
         (false, true) => of_directory(path, tokenizer),
         (false, false) => Err(RunError::input(format!(
@@ -123,7 +124,7 @@ fn of_directory(path: &Path, tokenizer: Option<&str>) -> Result<TrainedModel, Ru
     let own = path.join(hf::TOKENIZER);
     let tokenizer = match tokenizer {
         Some(name) => run_data::tokenizer(name),
-        None if own.is_file() => Tokenizer::File(own),
+        None if files::exists(&own) => Tokenizer::File(own),
         None if model.vocab_size() <= BYTE_TOKENS => Tokenizer::Bytes,
         None => return Err(no_tokenizer(&path.display().to_string())),
     };

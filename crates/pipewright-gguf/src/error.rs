@@ -1,0 +1,38 @@
+//! The error of a GGUF file.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+/// Why a GGUF file cannot be used.
+#[derive(Error)]
+#[error("{}: {fault}", path.display())]
+pub struct GgufError {
+    path: PathBuf,
+    fault: String,
+    source: Option<io::Error>,
+}
+
+pipewright_schedule::message_as_debug!(GgufError);
+
+impl GgufError {
+    /// Returns the error of a fault of a file.
+    pub(crate) fn at(path: &Path, fault: impl Into<String>) -> Self {
+        Self { path: path.to_owned(), fault: fault.into(), source: None }
+    }
+
+    /// Returns a function for `map_err` that adds the path to the system's reason.
+    pub(crate) fn io(path: &Path) -> impl Fn(io::Error) -> Self {
+        move |source| Self { path: path.to_owned(), fault: "cannot read it".to_owned(), source: Some(source) }
+    }
+}
+
+impl From<GgufError> for io::Error {
+    fn from(error: GgufError) -> Self {
+        match error.source {
+            Some(source) => source,
+            None => Self::new(io::ErrorKind::InvalidData, error.fault),
+        }
+    }
+}

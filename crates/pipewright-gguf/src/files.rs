@@ -1,0 +1,49 @@
+//! The files of a model folder, of which a GGUF file is one too: `model.gguf/config.json`.
+
+use std::io::{self, ErrorKind};
+use std::path::Path;
+
+use pipewright_system::bounded_file::read_regular;
+use serde_json::Value;
+
+use crate::config::config_json;
+use crate::container::{ENDING, Gguf};
+use crate::tokenizer::{settings_json, tokenizer_json};
+
+/// The files that a GGUF file has.
+const FILES: [&str; 3] = ["config.json", "tokenizer.json", "tokenizer_config.json"];
+
+/// Returns the content of a file, of at most `limit` bytes. The folder may be a GGUF file.
+///
+/// # Errors
+/// When there is no such file, it is larger, the GGUF file cannot be used, or the system reports an error.
+pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let Some(gguf) = gguf_of(path) else { return read_regular(path, limit) };
+    let missing = || io::Error::from(ErrorKind::NotFound);
+    let name = path.file_name().and_then(|name| name.to_str()).ok_or_else(missing)?;
+    if !FILES.contains(&name) {
+        return Err(missing());
+    }
+    let gguf = Gguf::open(gguf)?;
+    let json: Option<Value> = match name {
+        "config.json" => Some(config_json(&gguf)?),
+        "tokenizer.json" => tokenizer_json(&gguf)?,
+        _ => settings_json(&gguf)?,
+    };
+    Ok(json.ok_or_else(missing)?.to_string().into_bytes())
+}
+
+/// Returns whether a file exists. The folder may be a GGUF file.
+pub fn exists(path: &Path) -> bool {
+    match gguf_of(path) {
+        // A file that cannot be used is reported when it is read.
+        Some(_) => !matches!(read(path, 0), Err(error) if error.kind() == ErrorKind::NotFound),
+        None => path.is_file(),
+    }
+}
+
+/// Returns the GGUF file that has the place of a folder in a path.
+fn gguf_of(path: &Path) -> Option<&Path> {
+    path.parent()
+        .filter(|parent| parent.extension().is_some_and(|ending| ending == ENDING) && parent.is_file())
+}

@@ -1,0 +1,26 @@
+//! GGUF files of llama.cpp (<https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>), as model folders.
+//!
+//! ```text
+//! model.gguf --Gguf::open--> metadata and tensors of all parts of a model
+//!   config::config_json        -> config.json               names::tensors_of -> tensors with the names of the family
+//!   tokenizer::tokenizer_json  -> tokenizer.json, and its settings with the chat template
+//! config.json, tokenizer.json --metadata, tokenizer_metadata--> entries --write::header--> the beginning of a file
+//! ```
+//!
+//! Readers of model folders need no case for GGUF: [`files::read`] returns the content of `model.gguf/config.json`.
+
+mod error;
+pub mod container;
+mod parse;
+mod names;
+pub mod config;
+mod pre_tokenizers;
+mod tokenizer;
+mod tokenizer_metadata;
+pub mod files;
+pub mod write;
+
+pub use container::{Gguf, Tensor, TensorKind};
+pub use error::GgufError;
+pub use names::{FamilyTensor, architecture_of, name_in_gguf, rows_in_gguf, tensors_of};
+pub use tokenizer_metadata::tokenizer_metadata;

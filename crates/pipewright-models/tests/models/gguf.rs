@@ -1,0 +1,223 @@
+//! Models in GGUF: what is written and read again, and files that were changed or cut short.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use pipewright_models::hf::{GgufForm, WeightType};
+use pipewright_models::{ModelConfig, ModelSource, hf};
+use pipewright_schedule::error_text::with_causes;
+use tempfile::TempDir;
+
+const GGUF: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-gguf/tiny.gguf");
+
+fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
+}
+
+/// Writes a model in a form, and returns the file.
+fn write(from: &Path, form: GgufForm, folder: &TempDir) -> PathBuf {
+    let config = ModelConfig::read(from).expect("a model");
+    let out = folder.path().join(format!("{}.gguf", form.name()));
+    hf::quantise_gguf(from, &*config, form, &out).expect("it is written").path
+}
+
+/// Returns the parameters of a model, and its configuration.
+fn parameters(path: &Path) -> Result<(String, Vec<(String, Vec<f32>)>), String> {
+    let error = |error| with_causes(&error);
+    let config = ModelConfig::read(path).map_err(error)?;
+    let specs = config.parameters().map_err(error)?;
+    hf::check_weights(path, &specs).map_err(error)?;
+    let stage =
+        hf::load_stage(path, &*config, 0..config.layers(), burn::tensor::Device::flex()).map_err(error)?;
+    let folder = TempDir::new().expect("a folder");
+    let dir = folder.path().join("written");
+    hf::save(&dir, &*config, &[&stage]).map_err(error)?;
+    let bytes = fs::read(dir.join("model.safetensors")).expect("weights");
+    let file = safetensors::SafeTensors::deserialize(&bytes).expect("it is sound");
+    let floats = |bytes: &[u8]| bytes.as_chunks().0.iter().copied().map(f32::from_le_bytes).collect();
+    let tensors = file.tensors().into_iter().map(|(name, view)| (name, floats(view.data()))).collect();
+    let mut config = config.to_json();
+    for key in ["max_position_embeddings", "initializer_range", "dtype"] {
+        config.as_object_mut().expect("a table").remove(key);
+    }
+    Ok((config.to_string(), tensors))
+}
+
+#[test]
+fn families_in_gguf_are_the_models_that_were_written() {
+    let families =
+        ["llama-tiny", "llama-tied-tiny", "llama31-tiny", "qwen2-tiny", "qwen3-tiny", "qwen3-moe-tiny"];
+    for family in families {
+        let folder = TempDir::new().expect("a folder");
+        let from = data(family);
+        let form = GgufForm::Plain(WeightType::Float32);
+        let config = ModelConfig::read(&from).expect("a model");
+        let written = match hf::quantise_gguf(&from, &*config, form, &folder.path().join("out")) {
+            Ok(written) => written,
+            Err(error) => {
+                // Positions of another length than Llama's, and experts in some layers, have no form in GGUF.
+                assert!(
+                    ["llama31-tiny", "qwen3-moe-tiny"].contains(&family),
+                    "{family}: {}",
+                    with_causes(&error)
+                );
+                continue;
+            }
+        };
+        assert_eq!(written.path, folder.path().join("out/model.gguf"));
+        let (found, expected) =
+            (parameters(&written.path).expect("it is read"), parameters(&from).expect("a model"));
+        assert_eq!(found.0, expected.0, "{family}");
+        assert!(found.1 == expected.1, "{family}");
+        // The folder is the model too.
+        assert!(parameters(&folder.path().join("out")).expect("it is read") == found, "{family}");
+    }
+}
+
+#[test]
+fn eight_and_four_bits_are_close_to_the_model() {
+    let folder = TempDir::new().expect("a folder");
+    let (_, expected) = parameters(&data("llama-tiny")).expect("a model");
+    for (form, bound) in [(GgufForm::Q8_0, 0.01), (GgufForm::Q4K, 0.01)] {
+        // The rows of the tiny model are shorter than 256 elements.
+        let file = write(&data("llama-tiny"), form, &folder);
+        let (_, found) = parameters(&file).expect("it is read");
+        let error = |tensor: &(String, Vec<f32>), other: &(String, Vec<f32>)| {
+            let squares = tensor.1.iter().zip(&other.1).map(|(a, b)| (a - b).powi(2)).sum::<f32>();
+            (squares / tensor.1.iter().map(|a| a * a).sum::<f32>()).sqrt()
+        };
+        for (tensor, other) in expected.iter().zip(&found) {
+            assert!(tensor.0 == other.0 && error(tensor, other) < bound, "{}", tensor.0);
+        }
+    }
+    // A model whose rows are whole blocks: what is decoded is quantised again.
+    let decoded = folder.path().join("decoded");
+    let config = ModelConfig::read(Path::new(GGUF)).expect("a model");
+    let stage = hf::load_stage(Path::new(GGUF), &*config, 0..config.layers(), burn::tensor::Device::flex());
+    hf::save(&decoded, &*config, &[&stage.expect("it loads")]).expect("it is written");
+    let written =
+        hf::quantise_gguf(&decoded, &*config, GgufForm::Q4K, &folder.path().join("four")).expect("written");
+    // Of each layer, the outputs and the last matrix have shorter rows.
+    assert_eq!((written.quantised.matrices, written.others), (30, 8));
+    assert!(written.quantised.error > 0.01 && written.quantised.error < 0.09, "{}", written.quantised.error);
+    assert!(written.quantised.after < written.quantised.before / 5);
+    let specs = config.parameters().expect("layers");
+    let sizes = hf::quantised_sizes(&written.path, &specs).expect("it is read");
+    assert!(!sizes.is_empty());
+    let error = hf::quantise_gguf(&written.path, &*config, GgufForm::Q8_0, &folder.path().join("again"));
+    assert!(error.expect_err("it is quantised").to_string().contains("quantised already"));
+}
+
+#[test]
+fn a_model_in_gguf_generates_with_the_bits_of_the_decoded_one() {
+    use burn::tensor::{Device, Int, Tensor, TensorData};
+    use pipewright::tensor::{pack, unpack};
+
+    let logits = |path: &Path| {
+        let config = ModelConfig::read(path).expect("a model");
+        let stage = config.whole(ModelSource::Directory(path), &Device::flex()).expect("it loads");
+        let ids: Vec<i32> = (0..64).map(|index| index * 37 % 48).collect();
+        let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, 64]), &Device::flex());
+        let logits: Tensor<3> = unpack(stage.compute(pack(ids)).expect("ids")).expect("logits");
+        logits.into_data().iter().collect::<Vec<f32>>()
+    };
+    let folder = TempDir::new().expect("a folder");
+    let decoded = folder.path().join("decoded");
+    let config = ModelConfig::read(Path::new(GGUF)).expect("a model");
+    let stage =
+        hf::load_stage(Path::new(GGUF), &*config, 0..config.layers(), Device::flex()).expect("it loads");
+    hf::save(&decoded, &*config, &[&stage]).expect("it is written");
+    assert!(logits(Path::new(GGUF)) == logits(&decoded));
+}
+
+/// Returns the place of bytes in a file.
+fn place_of(file: &[u8], part: &[u8]) -> usize {
+    file.windows(part.len()).position(|window| window == part).expect("the file has it")
+}
+
+#[test]
+fn changed_files_are_refused_with_a_sentence() {
+    let whole = fs::read(GGUF).expect("a file");
+    let check = |change: &dyn Fn(&mut Vec<u8>), part: &str| {
+        let folder = TempDir::new().expect("a folder");
+        let path = folder.path().join("m.gguf");
+        let mut bytes = whole.clone();
+        change(&mut bytes);
+        fs::write(&path, bytes).expect("it is writable");
+        let error = parameters(&path).expect_err("it is refused");
+        assert!(error.contains(part) && error.contains("m.gguf"), "{error}\nhas not: {part}");
+    };
+    let set = |place: usize, new: Vec<u8>| {
+        move |bytes: &mut Vec<u8>| bytes[place..place + new.len()].copy_from_slice(&new)
+    };
+    check(&set(0, b"GGML".to_vec()), "does not begin with `GGUF`");
+    check(&set(4, vec![1]), "version 1 of GGUF");
+    check(&set(4, vec![0, 0, 0, 3]), "version 50331648 of GGUF");
+    for length in [0, 3, 7, 20, 24, 31, 200, 2000] {
+        check(&|bytes| bytes.truncate(length), "its header goes on");
+    }
+    check(&|bytes| bytes.truncate(bytes.len() - 100), "tensor `");
+    check(&set(8, u64::MAX.to_le_bytes().to_vec()), "too many");
+    check(&set(16, (1u64 << 40).to_le_bytes().to_vec()), "too many");
+    check(&set(16, 9u64.to_le_bytes().to_vec()), "");
+    // The length of the first key.
+    check(&set(24, (1u64 << 40).to_le_bytes().to_vec()), "its header goes on");
+    let embedding = place_of(&whole, b"token_embd.weight") + b"token_embd.weight".len();
+    let sizes = embedding + 4;
+    check(&set(embedding, vec![9]), "has 9 sizes");
+    check(&set(sizes, (1u64 << 62).to_le_bytes().to_vec()), "not whole blocks");
+    check(&set(sizes, 255u64.to_le_bytes().to_vec()), "not whole blocks");
+    check(&set(sizes, 0u64.to_le_bytes().to_vec()), "not whole blocks");
+    check(&set(sizes, 512u64.to_le_bytes().to_vec()), "the configuration asks for");
+    check(&set(sizes + 16, vec![77]), "the element type 77");
+    check(&set(sizes + 20, vec![1]), "from byte 1 of the tensors on");
+    check(&set(sizes + 20, (u64::MAX - 31).to_le_bytes().to_vec()), "the file has");
+    let name = place_of(&whole, b"blk.1.attn_q.weight");
+    check(&set(name, b"blk.0".to_vec()), "is there twice");
+    check(&set(name, b"blk.9".to_vec()), "the files have 10 layers");
+    check(&set(name, vec![0xff]), "is not UTF-8");
+    let heads = place_of(&whole, b"llama.attention.head_count_kv");
+    check(&set(heads, b"llama.attention.head_countxkv".to_vec()), "");
+    check(
+        &set(place_of(&whole, b"llama.block_count"), b"llama.block_counx".to_vec()),
+        "no numbers of layers",
+    );
+    check(
+        &set(place_of(&whole, b"general.architecture") + 32, b"lambda".to_vec()[..5].to_vec()),
+        "is not read from GGUF",
+    );
+}
+
+#[test]
+fn scales_that_are_not_finite_are_refused() {
+    let whole = fs::read(GGUF).expect("a file");
+    let gguf = pipewright_gguf::Gguf::open(Path::new(GGUF)).expect("it is sound");
+    for (name, place) in
+        [("token_embd.weight", 208), ("blk.0.attn_q.weight", 2), ("blk.0.attn_output.weight", 0)]
+    {
+        let start = gguf.tensor(name).expect("a tensor").start as usize + place;
+        let folder = TempDir::new().expect("a folder");
+        let path = folder.path().join("m.gguf");
+        let mut bytes = whole.clone();
+        bytes[start..start + 2].copy_from_slice(&[0, 0x7c]);
+        fs::write(&path, bytes).expect("it is writable");
+        let error = parameters(&path).expect_err("it is refused");
+        assert!(error.contains("is not finite"), "{error}");
+    }
+}
+
+#[test]
+fn a_folder_with_several_models_is_refused() {
+    let folder = TempDir::new().expect("a folder");
+    for name in ["a.gguf", "b.gguf"] {
+        fs::copy(GGUF, folder.path().join(name)).expect("a copy");
+    }
+    let error = parameters(folder.path()).expect_err("it is not clear");
+    assert!(error.contains("GGUF files of several models"), "{error}");
+    fs::remove_file(folder.path().join("b.gguf")).expect("a file");
+    assert!(parameters(folder.path()).is_ok());
+    // Parts of a model are read by their first one.
+    fs::rename(folder.path().join("a.gguf"), folder.path().join("a-00001-of-00002.gguf")).expect("a name");
+    let error = parameters(folder.path()).expect_err("a part is missing");
+    assert!(error.contains("a-00002-of-00002.gguf"), "{error}");
+}
