@@ -39,7 +39,7 @@ impl Weights {
     /// # Errors
     /// When a file cannot be opened.
     pub(crate) fn streaming(self) -> Result<Self, ModelError> {
-        let reader = Self::open(self.model())?.reading_directly()?;
+        let reader = Self::open(self.directory())?.reading_directly()?;
         Ok(self.with_reader(Arc::new(Mutex::new(reader))))
     }
 
