@@ -25,7 +25,7 @@ use crate::hf::{
 };
 use crate::hybrid::HybridConfig;
 use crate::llama::LlamaConfig;
-use crate::lora::{HEAD, LoraConfig, is_of_adapter, layer_of_first};
+use crate::lora::{HEAD, LoraConfig, layer_of_first};
 use crate::ministral3::Ministral3Config;
 use crate::mistral::MistralConfig;
 use crate::mixtral::MixtralConfig;

@@ -242,7 +242,7 @@ impl CrossChecks<'_> {
 
     /// Refuses preference training without what its loss needs.
     fn check_preference(&mut self) {
-        let Settings { preference, adapter, data, pipeline, .. } = self.settings;
+        let Settings { preference, adapter, data, pipeline, run, .. } = self.settings;
         let Some(preference) = preference.as_ref().filter(|_| self.is_sound()) else { return };
         let needs = preference.loss.needs_reference() && adapter.is_none();
         let advice = "add a section [adapter] with `kind = \"lora\"`, or write `loss = \"orpo\"` or `\"simpo\"`, which need no reference";
@@ -271,6 +271,11 @@ impl CrossChecks<'_> {
                 let sentence = format!("`{key}` does not work with preference training (`preference.loss`)");
                 self.section("data").report(key, sentence, format!("remove `{key}`"));
             }
+        }
+        if run.label_smoothing > 0.0 {
+            let sentence = "`label_smoothing` smooths the targets of tokens, and preference training has none".to_owned();
+            let help = "remove it; `label_smoothing` in [preference] is the share of wrong labels";
+            self.section("run").report("label_smoothing", sentence, help);
         }
     }
 

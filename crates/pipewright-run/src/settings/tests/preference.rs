@@ -55,6 +55,10 @@ fn a_loss_needs_what_it_compares() {
             .replace("[preference]", "[preference]\nloss = \"orpo\""),
         &["a.toml:2:12: `train_on` does not work with preference training (`preference.loss`)"],
     );
+    check(
+        &format!("{data}loss = \"orpo\"\n[run]\nlabel_smoothing = 0.1"),
+        &["a.toml:6:19: `label_smoothing` smooths the targets of tokens, and preference training has none"],
+    );
 }
 
 #[test]
