@@ -408,7 +408,9 @@ mod tests {
 
     /// Two rows, of which the second has three documents; the first one ends within a chunk.
     fn documents() -> Vec<u32> {
-        (0..ROWS).map(|row| if row < 37 { 0 } else { 1 + (row > 47) as u32 + (row > 48) as u32 }).collect()
+        (0..ROWS)
+            .map(|row| if row < 37 { 0 } else { 1 + u32::from(row > 47) + u32::from(row > 48) })
+            .collect()
     }
 
     #[test]

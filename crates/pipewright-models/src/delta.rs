@@ -6,7 +6,6 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 use pipewright::nn::{DeltaCache, DeltaRule, DeltaSizes, DepthwiseConvolution, swiglu};
 use pipewright::stage::StageContext;
-use pipewright_shapes::model::{Delta, StateDecay};
 
 use crate::cost::{Cost, GATE_PASSES, NORM_PASSES};
 use crate::error::ModelError;
@@ -130,28 +129,23 @@ pub(crate) fn initial(seed: u64, spec: &ParameterSpec) -> Option<Vec<f32>> {
 /// Element-wise passes of the parts of the projections, which are taken apart and put together.
 const PART_PASSES: u64 = 8;
 
-/// Returns the cost of a mixer. The forward reads and writes the state of a head twice for each token, and the backward
-/// computes the states again twice.
+/// Operations of a forward for each number of a state.
+const STATE_OPERATIONS: u64 = 7;
+/// How much longer a backward takes, which computes the states twice again.
+const BACKWARD: u64 = 7;
+
+/// Returns the cost of a mixer.
 pub(crate) fn cost(sizes: &DeltaSizes) -> Cost {
     let (channels, width) = (sizes.channels() as u64, sizes.value_width() as u64);
     let heads = sizes.value_heads as u64;
-    let delta = Delta {
-        key_heads: sizes.key_heads as u64,
-        value_heads: heads,
-        key_size: sizes.key_dim as u64,
-        value_size: sizes.value_dim as u64,
-        convolution: sizes.taps as u64,
-        decay: StateDecay::Head,
-        chunk: 0,
-    };
     let passes = channels * (PART_PASSES + 4 + sizes.taps as u64) + width * (GATE_PASSES + NORM_PASSES);
     Cost {
-        mixing: 24 * sizes.key_dim as u64 * width,
+        mixing: (1 + BACKWARD) * STATE_OPERATIONS * sizes.key_dim as u64 * width,
         elements: passes,
-        // The rows of the rule, its result before and behind the norm, and the gate. The convolved channels are computed
-        // again. The steps behind the gates keep a few numbers of each head.
-        kept: channels + 2 * width + 8 * heads,
+        // The rows of the rule, its result before and behind the norm, the gate, and their product. The steps behind the
+        // strengths and decays keep a few numbers of each head.
+        kept: channels + 4 * width + 8 * heads,
         feed_forward: width,
-        ..Cost::keeping(delta.kept())
+        ..Cost::default()
     }
 }

@@ -447,7 +447,11 @@ fn configurations_that_cannot_be_run_are_refused() {
         r#"{"model_type": "phimoe", "num_local_experts": 8, "router_jitter_noise": 0.1}"#,
         &[
             "FILE:1: the model cannot be run",
-            &unknown("phimoe", "glm4_moe", "cannot compute `router_jitter_noise = 0.1`"),
+            &unknown(
+                "phimoe",
+                "glm4_moe",
+                "cannot compute `num_local_experts = 8`, `router_jitter_noise = 0.1`",
+            ),
         ],
     );
     check(
