@@ -313,8 +313,10 @@ impl ModelConfig {
         let (targets, limit) = self.peft_targets(lora, &specs)?;
         let inputs_first = self.parameters()?.iter().any(|spec| spec.layout.inputs_first);
         let saved = lora.saved_modules(specs.iter().map(|spec| &*spec.path));
-        let described =
-            Described { lora, targets: &targets, saved, is_tied: self.head().is_tied, base, inputs_first };
+        let form = self.head();
+        let table = form.names.of(&format!("{}.weight", form.embedding));
+        let tied_table = specs.iter().find(|spec| form.is_tied && spec.path == table);
+        let described = Described { lora, targets: &targets, saved, tied_table, base, inputs_first };
         hf::write_adapter(dir, described, &specs, &mut Stored(checkpoint))?;
         Ok(limit)
     }

@@ -150,6 +150,7 @@ impl Builder<'_> {
 }
 
 /// The matrix of an output head, or of a part of one.
+#[expect(clippy::large_enum_variant, reason = "a stage has at most a few of them")]
 #[derive(Module, Debug)]
 pub(crate) enum HeadMatrix {
     /// A matrix of the head's own.

@@ -182,6 +182,9 @@ impl TokenizerFile {
                 "normalized": !special, "special": special,
             });
             let added = self.0.entry(ADDED).or_insert_with(|| json!([]));
+            if added.is_null() {
+                *added = json!([]);
+            }
             if let (Some(list), Value::Object(entry)) = (added.as_array_mut(), entry) {
                 list.push(Value::Object(entry.clone()));
                 entries.push(entry);

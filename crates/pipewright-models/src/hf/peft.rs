@@ -14,7 +14,7 @@ use super::json_file::{parse, read_bytes};
 use super::layout::{file_shape, from_file};
 use super::other_form::ADAPTER;
 use crate::error::ModelError;
-use crate::lora::{LoraConfig, LoraTargets, is_of_adapter, layer_of_magnitudes, module_of};
+use crate::lora::{HEAD, LoraConfig, LoraTargets, is_of_adapter, layer_of_magnitudes, module_of};
 use crate::lora_target::{LoraTarget, is_named};
 use crate::parameter::{ParameterSource, ParameterSpec};
 
@@ -267,10 +267,11 @@ fn modules_of(weights: &AdapterWeights, model: Adaptable<'_>) -> Vec<LoraTarget>
 fn targets_of(
     weights: &AdapterWeights,
     dora: bool,
-    Adaptable { layers, parameters, .. }: Adaptable<'_>,
+    Adaptable { layers, parameters, tied_table }: Adaptable<'_>,
 ) -> Result<LoraTargets, ModelError> {
     let mut adapted = BTreeSet::new();
-    let saved: BTreeSet<String> = parameters.iter().map(name_of).collect();
+    let tied = parameters.iter().find(|spec| Some(&*spec.path) == tied_table).map(tied_head);
+    let saved: BTreeSet<String> = parameters.iter().chain(&tied).map(name_of).collect();
     // PEFT also writes the own matrix of a head with an adapter, which does not change.
     let is_own = |tensor: &String| saved.contains(&tensor.replace(".base_layer.", "."));
     for tensor in weights.file.tensors().into_iter().filter(|tensor| !is_own(tensor)) {
@@ -341,6 +342,11 @@ impl AdapterWeights {
             }
         })
     }
+}
+
+/// Returns the head that a table is, as PEFT has it.
+pub(super) fn tied_head(table: &ParameterSpec) -> ParameterSpec {
+    ParameterSpec { path: format!("{HEAD}{WEIGHT}"), ..table.clone() }
 }
 
 /// Returns the name of a parameter's tensor.

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::file::bad_header;
 use super::layout::to_file;
 use super::other_form::ADAPTER;
-use super::peft::{ADAPTER_WEIGHTS, TARGET_PARAMETERS, TIES, WEIGHT, name_of as tensor_of};
+use super::peft::{ADAPTER_WEIGHTS, TARGET_PARAMETERS, TIES, WEIGHT, name_of as tensor_of, tied_head};
 use super::weight_type::WeightType;
 use super::write::{Scratch, Typed, header, require_vacant};
 use crate::error::ModelError;
@@ -100,8 +100,8 @@ pub(crate) struct Described<'a> {
     pub(crate) targets: &'a PeftTargets,
     /// The paths of the modules that are trained whole.
     pub(crate) saved: BTreeSet<&'a str>,
-    /// Whether the head multiplies by the table of the embedding.
-    pub(crate) is_tied: bool,
+    /// The table of the embedding, if it is trained whole and the head multiplies by it. PEFT has a copy of it as the head.
+    pub(crate) tied_table: Option<&'a ParameterSpec>,
     /// The folder of the model that the adapters change, if it is known.
     pub(crate) base: Option<&'a Path>,
     /// Whether files of the model have the matrices of these layers as `[inputs, outputs]`.
@@ -118,15 +118,22 @@ pub(crate) fn write_adapter(
 ) -> Result<(), ModelError> {
     let target = std::path::absolute(dir).map_err(ModelError::io("resolve", dir))?;
     require_vacant(&target)?;
-    let named = |spec: &ParameterSpec| ParameterSpec { path: tensor_of(spec), ..spec.clone() };
+    let head = described.tied_table.map(|table| (tensor_of(&tied_head(table)), table));
+    let named = specs.iter().map(|spec| (tensor_of(spec), spec)).chain(head);
+    let named: Vec<(String, &ParameterSpec)> = named.collect();
     let mut scratch = Scratch::create(&target)?;
     let path = scratch.path().join(ADAPTER_WEIGHTS);
-    let tensors: Vec<Typed> =
-        specs.iter().map(|spec| Typed { spec: named(spec), kind: WeightType::Float32 }).collect();
+    let tensors: Vec<Typed> = named
+        .iter()
+        .map(|(path, spec)| Typed {
+            spec: ParameterSpec { path: path.clone(), ..(*spec).clone() },
+            kind: WeightType::Float32,
+        })
+        .collect();
     let (header, _) = header(&tensors).map_err(|source| bad_header(&path, source))?;
     let mut file = File::create_new(&path).map_err(ModelError::io("write", &path))?;
     file.write_all(&header).map_err(ModelError::io("write", &path))?;
-    for spec in specs {
+    for (_, spec) in named {
         let values = to_file(spec, &source.parameter(spec)?);
         let bytes: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
         file.write_all(&bytes).map_err(ModelError::io("write", &path))?;
@@ -139,7 +146,7 @@ pub(crate) fn write_adapter(
 
 /// Returns the content of `adapter_config.json`.
 fn config_json(described: Described<'_>) -> Value {
-    let Described { lora, targets, saved, is_tied, base, inputs_first } = described;
+    let Described { lora, targets, saved, tied_table, base, inputs_first } = described;
     // A whole number is written as PEFT writes it.
     let alpha = if lora.alpha.fract() == 0.0 && lora.alpha < 1e15 {
         json!(lora.alpha as u64)
@@ -165,7 +172,7 @@ fn config_json(described: Described<'_>) -> Value {
         "use_dora": lora.dora,
         "use_rslora": lora.rslora,
     });
-    if is_tied && !saved.is_empty() {
+    if tied_table.is_some() {
         json[TIES] = true.into();
     }
     if !targets.parameters.is_empty() {
