@@ -86,12 +86,7 @@ impl<'a> ExampleText<'a> {
                 let completions = completions_of_pair(record, keys)?;
                 completions.iter().map(|record| self.of_record(record, RecordKind::Labelled)).collect()
             }
-            _ => {
-                if kind == RecordKind::Labelled {
-                    require_completion(&keys.completion, &get(record, &keys.completion))?;
-                }
-                Ok(vec![self.of_record(record, kind)?])
-            }
+            _ => Ok(vec![self.of_record(record, kind)?]),
         }
     }
 

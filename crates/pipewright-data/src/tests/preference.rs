@@ -173,7 +173,11 @@ fn records_that_cannot_be_used_are_refused() {
         UNPAIRED,
         "a.jsonl:1: `completion` is empty",
     );
-    check(r#"{"prompt": "q", "chosen": 4, "rejected": "c"}"#, PAIRS, "a.jsonl:1: the chat is a number");
+    check(
+        r#"{"prompt": "q", "chosen": 4, "rejected": "c"}"#,
+        PAIRS,
+        "a.jsonl:1: `chosen` is neither a text nor a list of messages but a value of the type number",
+    );
     check(
         r#"{"prompt": "q", "completion": "a", "label": "yes"}"#,
         UNPAIRED,
