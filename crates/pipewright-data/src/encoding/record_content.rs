@@ -36,11 +36,6 @@ pub(crate) fn kind_of(record: &Value, config: &DataConfig) -> Result<RecordKind,
         completions.iter().try_for_each(|key| require_completion(key, &get(record, key)))?;
         return Ok(kind);
     }
-    if has(&keys.chosen) && has(&keys.rejected) {
-        return Err(DataError::new(
-            "the record has `chosen` and `rejected`, which only preference training takes: write a `loss` in [preference]",
-        ));
-    }
     if has(&keys.messages) || has(&keys.conversations) {
         Ok(RecordKind::Chat)
     } else if has(&keys.prompt) && has(&keys.completion) {
@@ -51,6 +46,10 @@ pub(crate) fn kind_of(record: &Value, config: &DataConfig) -> Result<RecordKind,
         Ok(RecordKind::Question)
     } else if has(&keys.text) {
         Ok(RecordKind::Text)
+    } else if has(&keys.chosen) && has(&keys.rejected) {
+        Err(DataError::new(
+            "the record has `chosen` and `rejected`, which only preference training takes: write a `loss` in [preference]",
+        ))
     } else {
         let keys: Vec<String> =
             record.try_iter().into_iter().flatten().map(|key| format!("`{key}`")).collect();
