@@ -8,8 +8,7 @@ use crate::chat::special_tokens::{END, SpecialTokens};
 use crate::chat::template::ChatRenderer;
 use crate::config::DataConfig;
 use crate::encoding::record_content::{
-    chat_of, chat_of_instruction, chat_of_question, completions_of_pair, get, messages_of,
-    require_completion, text_of,
+    chat_of, chat_of_instruction, chat_of_question, completions_of_pair, get, messages_of, text_of,
 };
 use crate::error::DataError;
 use crate::settings::record::{RecordKind, TOOLS};
@@ -86,12 +85,7 @@ impl<'a> ExampleText<'a> {
                 let completions = completions_of_pair(record, keys)?;
                 completions.iter().map(|record| self.of_record(record, RecordKind::Labelled)).collect()
             }
-            _ => {
-                if kind == RecordKind::Labelled {
-                    require_completion(&keys.completion, &get(record, &keys.completion))?;
-                }
-                Ok(vec![self.of_record(record, kind)?])
-            }
+            _ => Ok(vec![self.of_record(record, kind)?]),
         }
     }
 

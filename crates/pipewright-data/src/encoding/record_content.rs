@@ -21,24 +21,20 @@ pub(crate) fn kind_of(record: &Value, config: &DataConfig) -> Result<RecordKind,
     }
     let has = |key: &str| !get(record, key).is_undefined();
     if let Some(preference) = config.preference {
-        let (kind, needed) = match preference {
-            PreferenceData::Pairs { .. } => (RecordKind::Pair, &[&keys.chosen, &keys.rejected][..]),
+        let (kind, completions, others) = match preference {
+            PreferenceData::Pairs { .. } => (RecordKind::Pair, &[&keys.chosen, &keys.rejected][..], &[][..]),
             PreferenceData::Unpaired { .. } => {
-                (RecordKind::Labelled, &[&keys.prompt, &keys.completion, &keys.label][..])
+                (RecordKind::Labelled, &[&keys.completion][..], &[&keys.prompt, &keys.label][..])
             }
         };
-        return match needed.iter().find(|key| !has(key)) {
-            None => Ok(kind),
-            Some(missing) => Err(DataError::new(format!(
+        if let Some(missing) = completions.iter().chain(others).find(|key| !has(key)) {
+            return Err(DataError::new(format!(
                 "the record has no `{missing}`, and the loss takes {kind}; correct the record, or name another key with \
                  `data.keys`"
-            ))),
-        };
-    }
-    if has(&keys.chosen) && has(&keys.rejected) {
-        return Err(DataError::new(
-            "the record has `chosen` and `rejected`, which only preference training takes: write a `loss` in [preference]",
-        ));
+            )));
+        }
+        completions.iter().try_for_each(|key| require_completion(key, &get(record, key)))?;
+        return Ok(kind);
     }
     if has(&keys.messages) || has(&keys.conversations) {
         Ok(RecordKind::Chat)
@@ -50,6 +46,10 @@ pub(crate) fn kind_of(record: &Value, config: &DataConfig) -> Result<RecordKind,
         Ok(RecordKind::Question)
     } else if has(&keys.text) {
         Ok(RecordKind::Text)
+    } else if has(&keys.chosen) && has(&keys.rejected) {
+        Err(DataError::new(
+            "the record has `chosen` and `rejected`, which only preference training takes: write a `loss` in [preference]",
+        ))
     } else {
         let keys: Vec<String> =
             record.try_iter().into_iter().flatten().map(|key| format!("`{key}`")).collect();
@@ -95,8 +95,7 @@ pub(crate) fn label_of(record: &Value, keys: &RecordKeys) -> Result<bool, DataEr
 /// Returns a pair of completions as two records with a prompt and a completion. Without a prompt, the prompt is what
 /// both completions begin with.
 pub(crate) fn completions_of_pair(record: &Value, keys: &RecordKeys) -> Result<[Value; 2], DataError> {
-    let names = [&keys.chosen, &keys.rejected];
-    let [chosen, rejected] = names.map(|key| get(record, key));
+    let [chosen, rejected] = [&keys.chosen, &keys.rejected].map(|key| get(record, key));
     let (mut prompt, mut completions) = (get(record, &keys.prompt), [chosen.clone(), rejected.clone()]);
     if prompt.is_undefined() || prompt.is_none() {
         let (common, rest) = match (chosen.as_str(), rejected.as_str()) {
@@ -115,9 +114,6 @@ pub(crate) fn completions_of_pair(record: &Value, keys: &RecordKeys) -> Result<[
         };
         (prompt, completions) = (common, rest);
     }
-    for (name, completion) in names.into_iter().zip(&completions) {
-        require_completion(name, completion)?;
-    }
     let tools = get(record, TOOLS);
     let record = |completion| {
         let pairs = [(keys.prompt.as_str(), prompt.clone()), (keys.completion.as_str(), completion)];
@@ -127,12 +123,18 @@ pub(crate) fn completions_of_pair(record: &Value, keys: &RecordKeys) -> Result<[
     Ok(completions.map(record))
 }
 
-/// Refuses an empty completion.
-pub(crate) fn require_completion(key: &str, completion: &Value) -> Result<(), DataError> {
-    if completion.as_str().is_some_and(str::is_empty) {
-        return Err(DataError::new(format!("`{key}` is empty; remove the record")));
-    }
-    Ok(())
+/// Refuses a completion that is empty, or neither a text nor a list.
+fn require_completion(key: &str, completion: &Value) -> Result<(), DataError> {
+    let problem = match completion.kind() {
+        ValueKind::String if !completion.as_str().is_some_and(str::is_empty) => return Ok(()),
+        ValueKind::Seq => return Ok(()),
+        ValueKind::String => "is empty".to_owned(),
+        _ => format!(
+            "is neither a text nor a list of messages but a value of the type {}",
+            type_of(completion)
+        ),
+    };
+    Err(DataError::new(format!("`{key}` {problem}; correct or remove the record")))
 }
 
 /// Returns the bytes of the text with which both texts begin, without a space at its end. Some of each text is left.

@@ -173,11 +173,17 @@ fn records_that_cannot_be_used_are_refused() {
         UNPAIRED,
         "a.jsonl:1: `completion` is empty",
     );
-    check(r#"{"prompt": "q", "chosen": 4, "rejected": "c"}"#, PAIRS, "a.jsonl:1: the chat is a number");
+    check(
+        r#"{"prompt": "q", "chosen": 4, "rejected": "c"}"#,
+        PAIRS,
+        "a.jsonl:1: `chosen` is neither a text nor a list of messages but a value of the type number",
+    );
     check(
         r#"{"prompt": "q", "completion": "a", "label": "yes"}"#,
         UNPAIRED,
         "a.jsonl:1: `label` is neither true nor false but a value of the type string",
     );
+    let others = open(r#"{"chosen": "a", "rejected": "b"}"#, PAIRS, |config| config.preference = None);
+    has_error(others.map(|rows| rows.rows()), "write a `loss` in [preference]");
     check("[1, 2, 3]", PAIRS, "a.jsonl: preference training takes records with completions");
 }

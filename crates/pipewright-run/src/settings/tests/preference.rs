@@ -25,8 +25,8 @@ fn each_loss_has_its_keys() {
     check_section(
         "loss = \"dop\"\nbeta = 0",
         &[
-            "a.toml:10:8: `beta` is 0, where a finite number above 0 is expected",
             "a.toml:9:8: `loss` is \"dop\", where none, dpo, ipo, orpo, simpo, kto is expected",
+            "a.toml:10:8: `beta` is 0, where a finite number above 0 is expected",
         ],
     );
 }
