@@ -41,6 +41,7 @@ mod split;
 mod lora_target;
 pub mod lora;
 pub mod parameter;
+mod held_matrix;
 mod outline;
 mod projection;
 pub mod norm;

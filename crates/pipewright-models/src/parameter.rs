@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use burn::module::{Param, ParamId};
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
-use pipewright::memory::{FrozenMatrix, StreamedMatrix};
-use pipewright::nn::{Embedding, HeldMatrix, Linear, RmsNorm, TensorParallel};
+use pipewright::memory::StreamedMatrix;
+use pipewright::nn::{Embedding, Linear, RmsNorm, TensorParallel};
 use pipewright::tensor::{Placement, TensorShard};
 use pipewright_kernel::quantised::QuantisedMatrix;
 
@@ -199,14 +199,14 @@ pub enum ParameterKind {
 
 /// Builds the layers of a stage from a source.
 pub(crate) struct Builder<'a> {
-    source: &'a mut dyn ParameterSource,
+    pub(crate) source: &'a mut dyn ParameterSource,
     place: &'a Place,
     /// The names of the parameters in files.
     names: PathNames,
     /// Whether files have the matrices of projections as `[inputs, outputs]`.
     inputs_first: bool,
     built: BuiltParameters,
-    frozen: FrozenMatrices,
+    pub(crate) frozen: FrozenMatrices,
 }
 
 /// The matrices of a stage that are not parameters of its module.
@@ -366,35 +366,6 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Builds the matrix of the linear layer at the path `layer` in the form in which the source has it. `shape` is
-    /// the shape of the whole matrix, `[inputs, outputs]`.
-    pub(crate) fn held_matrix(
-        &mut self,
-        layer: &str,
-        shape: [usize; 2],
-        layout: FileLayout,
-        placement: Placement,
-    ) -> Result<HeldMatrix, ModelError> {
-        let path = self.named(&format!("{layer}.weight"));
-        let spec =
-            ParameterSpec { layout, ..ParameterSpec::new(path, shape.to_vec(), ParameterKind::Matrix) };
-        let shard = self.tensor().shard(placement);
-        if let Some(matrix) = self.source.streamed(&spec, shard)? {
-            let matrix = self.tensor().share_streamed(matrix);
-            self.frozen.streamed.push(matrix.clone());
-            let held = HeldMatrix::from(FrozenMatrix::Streamed(matrix));
-            self.frozen.elements += held.quantised_elements();
-            return Ok(held);
-        }
-        if let Some(matrix) = self.source.quantised(&spec, shard)? {
-            self.frozen.elements += matrix.rows() * matrix.columns();
-            self.tensor().keep_alive();
-            return Ok(HeldMatrix::quantised(self.tensor().share_quantised(&spec.path, matrix)));
-        }
-        let values = self.source.held_matrix(&spec, shard)?;
-        Ok(self.hold(spec, values, placement).into())
-    }
-
     /// Builds a linear layer. `path` is the layer's path, to which `.weight` is added.
     pub(crate) fn linear(&mut self, path: &str, inputs: usize, outputs: usize) -> Result<Linear, ModelError> {
         let weight = self.parameter(path, "weight", [inputs, outputs], ParameterKind::Matrix)?;
@@ -492,7 +463,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Returns the parameter of `spec`, and records it.
-    fn hold<const D: usize>(
+    pub(crate) fn hold<const D: usize>(
         &mut self,
         spec: ParameterSpec,
         values: HeldValues,

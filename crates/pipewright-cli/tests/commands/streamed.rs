@@ -72,7 +72,7 @@ fn check_counts_the_stages_that_are_in_memory() {
     let step = |memory: &serde_json::Value| memory["streamed"]["step"].as_u64().expect("bytes");
     let base = parameters(&resident) - parameters(&one) + window(&one);
     // The stages that are in memory at the turn are read once.
-    assert!(step(&two) < step(&one) && step(&one) < 2 * base && step(&two) > base, "{one} {two} {base}");
+    assert!(step(&two) < step(&one) && step(&one) <= 2 * base && step(&two) > base, "{one} {two} {base}");
 }
 
 #[test]
@@ -136,8 +136,7 @@ fn a_file_that_is_removed_ends_the_run_with_its_name() {
     let output = child.wait_with_output().expect("it ends");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success(), "{said}");
-    for part in ["the file was removed while it was in use", "rank 0: the base of stage", "put back the file"]
-    {
+    for part in ["the file was removed while it was in use", "the base of stage", "put back the file"] {
         assert!(said.contains(part), "{part}: {said}");
     }
 }

@@ -146,7 +146,8 @@ fn check_change(steps: usize, change: &dyn Fn(&Path), expected: &str) {
     change(&file);
     let error = trainer.step().expect_err("the file has changed").to_string();
     for part in [
-        "rank 0: the base of stage 1 cannot be read at `model.layers.0.",
+        "rank 0, stage 0",
+        "the base of stage 0 cannot be read at `model.layers.0.",
         &file.display().to_string(),
         expected,
         "put back the file",

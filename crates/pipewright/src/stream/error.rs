@@ -5,15 +5,12 @@ use std::time::Duration;
 
 use pipewright_schedule::StageIndex;
 
-use crate::ids::WorldRank;
 use crate::memory::ReadError;
 
 /// The frozen matrices of a stage could not be read.
 #[derive(thiserror::Error)]
-#[error("rank {rank}: the base of stage {stage} {kind}")]
+#[error("the base of stage {stage} {kind}")]
 pub struct StreamError {
-    /// The rank with the stage.
-    pub rank: WorldRank,
     /// The stage.
     pub stage: StageIndex,
     /// The failure.

@@ -46,20 +46,19 @@ impl Streams {
         stage: StageIndex,
         matrices: Vec<Arc<StreamedMatrix>>,
     ) -> Result<(), StreamError> {
-        let rank = self.rank;
         let reader = match &mut self.reader {
             Some(reader) => reader,
             none => {
-                let name = format!("rank-{rank}-stream");
-                let run = move |job, continues: &dyn Fn() -> bool| Some(read(rank, job, continues));
+                let name = format!("rank-{}-stream", self.rank);
+                let run = |job, continues: &dyn Fn() -> bool| Some(read(job, continues));
                 let thread = RankThread::start(name, self.memory.clone(), run);
-                let failed = |source| StreamError { rank, stage, kind: StreamErrorKind::Thread { source } };
+                let failed = |source| StreamError { stage, kind: StreamErrorKind::Thread { source } };
                 none.insert(thread.map_err(failed)?)
             }
         };
         let asked = reader.ask((stage, matrices));
         self.stages.insert(stage, None);
-        asked.map_err(|panicked| self.lost(stage, panicked))
+        asked.map_err(|panicked| lost(stage, panicked))
     }
 
     /// Returns whether a stage was asked for and not dropped.
@@ -82,11 +81,11 @@ impl Streams {
         while self.stages.get(&stage).is_some_and(Option::is_none) && !is_stopped() {
             let waited = since.get_or_insert_with(Instant::now).elapsed();
             if waited >= deadline {
-                return Err(self.error(stage, StreamErrorKind::Deadline { waited }));
+                return Err(StreamError { stage, kind: StreamErrorKind::Deadline { waited } });
             }
             let Some(reader) = &mut self.reader else { break };
             let next = reader.next(LOOK.min(deadline - waited));
-            if let Some(read) = next.map_err(|panicked| self.lost(stage, panicked))? {
+            if let Some(read) = next.map_err(|panicked| lost(stage, panicked))? {
                 let Read { stage, matrices, start, end } = read?;
                 self.stages.insert(stage, Some(matrices));
                 self.reads.push(Transfer { action: Action::Unshard { stage }, start, end });
@@ -111,21 +110,16 @@ impl Streams {
         self.stages.clear();
         self.reads.clear();
     }
-
-    fn lost(&self, stage: StageIndex, Panicked(message): Panicked) -> StreamError {
-        self.error(stage, StreamErrorKind::Panicked { message })
-    }
-
-    fn error(&self, stage: StageIndex, kind: StreamErrorKind) -> StreamError {
-        StreamError { rank: self.rank, stage, kind }
-    }
 }
 
-fn read(rank: WorldRank, (stage, matrices): Job, continues: &dyn Fn() -> bool) -> Result<Read, StreamError> {
+fn lost(stage: StageIndex, Panicked(message): Panicked) -> StreamError {
+    StreamError { stage, kind: StreamErrorKind::Panicked { message } }
+}
+
+fn read((stage, matrices): Job, continues: &dyn Fn() -> bool) -> Result<Read, StreamError> {
     let start = Instant::now();
     let read = LoadedMatrices::read(matrices, continues);
-    let failed =
-        |(matrix, source)| StreamError { rank, stage, kind: StreamErrorKind::Read { matrix, source } };
+    let failed = |(matrix, source)| StreamError { stage, kind: StreamErrorKind::Read { matrix, source } };
     read.map(|matrices| Read { stage, matrices, start, end: Instant::now() }).map_err(failed)
 }
 
@@ -175,23 +169,22 @@ mod tests {
     }
 
     #[test]
-    fn failures_name_the_rank_the_stage_and_the_matrix() {
+    fn failures_name_the_stage_and_the_matrix() {
         let check = |read: fn() -> Result<(), ReadError>, deadline, expected: &str| {
             let mut streams = streams();
             streams.ask(stage(5), matrix(read)).expect("it is asked for");
             let error = streams.wait(stage(5), deadline, || false).expect_err("it fails").to_string();
             assert!(error.starts_with(expected), "{error}");
         };
-        let gone = "rank 3: the base of stage 5 cannot be read at `a.weight`: no disk";
+        let gone = "the base of stage 5 cannot be read at `a.weight`: no disk";
         check(|| Err("no disk".into()), LONG, gone);
-        let panicked =
-            "rank 3: the base of stage 5 cannot be read: the thread that reads it panicked: no memory";
+        let panicked = "the base of stage 5 cannot be read: the thread that reads it panicked: no memory";
         check(|| panic!("no memory"), LONG, panicked);
         let slow = || {
             thread::sleep(Duration::from_millis(200));
             Ok(())
         };
-        check(slow, Duration::from_millis(1), "rank 3: the base of stage 5 is not in memory after 0.");
+        check(slow, Duration::from_millis(1), "the base of stage 5 is not in memory after 0.");
     }
 
     #[test]
