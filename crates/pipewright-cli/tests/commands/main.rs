@@ -41,6 +41,7 @@ mod adapters;
 mod tied_heads;
 mod exported_adapters;
 mod quantised;
+mod gguf;
 mod chat_adapters;
 mod adapter_plans;
 mod folders;
