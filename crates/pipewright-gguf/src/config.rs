@@ -51,15 +51,11 @@ pub fn config_json(gguf: &Gguf) -> Result<Value, GgufError> {
     let mut config = Map::new();
     config.insert("model_type".to_owned(), known.model_type.into());
     for (key, name) in COUNTS.into_iter().chain(NUMBERS) {
-        match of_architecture(key) {
-            Some(value @ Value::Number(_)) => drop(config.insert(name.to_owned(), value.clone())),
-            Some(_) => {
-                let key = format!("{}.{key}", known.name);
-                return Err(fault(format!(
-                    "`{key}` is not one number: models whose layers differ are not read"
-                )));
-            }
-            None => {}
+        let Some(value) = of_architecture(key) else { continue };
+        let other = config.insert(name.to_owned(), value.clone());
+        if !value.is_number() || other.is_some_and(|other| other != *value) {
+            let key = format!("{}.{key}", known.name);
+            return Err(fault(format!("`{key}` is not one number: models whose layers differ are not read")));
         }
     }
     let number =
@@ -74,6 +70,12 @@ pub fn config_json(gguf: &Gguf) -> Result<Value, GgufError> {
     config.entry("num_key_value_heads").or_insert(heads.into());
     let width = number(&config, "hidden_size") / heads;
     let width = config.entry("head_dim").or_insert(width.into()).as_u64().unwrap_or(0);
+    let rotated = of_architecture("rope.dimension_count").and_then(Value::as_u64).unwrap_or(width);
+    if known.name != "phi3" && rotated != width {
+        return Err(fault(format!(
+            "{rotated} of {width} features of a head have positions, which is not read: use it as safetensors"
+        )));
+    }
     if known.name == "llama" && config.remove("num_experts").and_then(|count| count.as_u64()).unwrap_or(0) > 0
     {
         return Err(fault(
@@ -121,7 +123,6 @@ pub fn config_json(gguf: &Gguf) -> Result<Value, GgufError> {
             }
         }
         "phi3" => {
-            let rotated = of_architecture("rope.dimension_count").and_then(Value::as_u64).unwrap_or(width);
             if rotated != width {
                 config
                     .insert("partial_rotary_factor".to_owned(), json!(rotated as f64 / width.max(1) as f64));
@@ -204,11 +205,10 @@ pub fn metadata(config: &Value) -> Result<(&'static str, Vec<(String, Entry)>, O
     let model_type = config["model_type"].as_str().unwrap_or_default();
     let refused =
         |what: &str| format!("models with {what} are not written as GGUF: write a Hugging Face directory");
-    let Some(architecture) = architecture_of(model_type).filter(|name| *name != "phi3") else {
+    let Some(architecture) = architecture_of(model_type) else {
         return Err(refused(&format!("`model_type = {model_type:?}`")));
     };
     let is_set = |key: &str| !matches!(&config[key], Value::Null | Value::Bool(false));
-    let is_gemma = architecture.starts_with("gemma");
     let is_windowed = is_set("use_sliding_window") || (model_type == "mistral" && is_set("sliding_window"));
     let has_dense_layers = config["mlp_only_layers"].as_array().is_some_and(|layers| !layers.is_empty())
         || config["decoder_sparse_step"].as_u64().is_some_and(|step| step != 1);
@@ -223,14 +223,12 @@ pub fn metadata(config: &Value) -> Result<(&'static str, Vec<(String, Entry)>, O
         return Err(refused(what));
     }
     let parameters = &config["rope_parameters"];
-    let full =
-        if parameters["full_attention"].is_object() { &parameters["full_attention"] } else { parameters };
-    let scaling = if full.is_object() { full } else { &config["rope_scaling"] };
+    let scaling = if parameters.is_object() { parameters } else { &config["rope_scaling"] };
+    let base = parameters["rope_theta"].as_f64().or(config["rope_theta"].as_f64()).unwrap_or(10_000.0);
     let mut entries = vec![("general.architecture".to_owned(), Entry::Text(architecture.to_owned()))];
     let mut add = |key: &str, entry| entries.push((format!("{architecture}.{key}"), entry));
     for (key, name) in COUNTS {
-        let is_skipped = (name == "sliding_window" && !is_gemma)
-            || (name.contains("expert") && architecture != "qwen3moe");
+        let is_skipped = name == "sliding_window" || (name.contains("expert") && architecture != "qwen3moe");
         if let Some(count) =
             config[name].as_u64().and_then(|count| u32::try_from(count).ok()).filter(|_| !is_skipped)
         {
@@ -238,11 +236,7 @@ pub fn metadata(config: &Value) -> Result<(&'static str, Vec<(String, Entry)>, O
         }
     }
     for (key, name) in NUMBERS {
-        let value = if name == "rope_theta" {
-            full[name].as_f64().or(config[name].as_f64())
-        } else {
-            config[name].as_f64()
-        };
+        let value = if name == "rope_theta" { Some(base) } else { config[name].as_f64() };
         if let Some(number) = value {
             add(key, Entry::F32(number as f32));
         }
@@ -268,7 +262,6 @@ pub fn metadata(config: &Value) -> Result<(&'static str, Vec<(String, Entry)>, O
             if names.map(|name| scaling[name].as_f64()) != LLAMA3.map(Some) {
                 return Err(refused("other positions than those of Llama 3.1"));
             }
-            let base = full["rope_theta"].as_f64().or(config["rope_theta"].as_f64()).unwrap_or(10_000.0);
             frequencies = Some(llama3_factors(base, factor, width as usize));
         }
         other => return Err(refused(&format!("positions of the type `{other}`"))),

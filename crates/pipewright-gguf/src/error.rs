@@ -30,9 +30,10 @@ impl GgufError {
 
 impl From<GgufError> for io::Error {
     fn from(error: GgufError) -> Self {
-        match error.source {
-            Some(source) => source,
-            None => Self::new(io::ErrorKind::InvalidData, error.fault),
-        }
+        let text = match &error.source {
+            Some(source) => format!("{error}: {source}"),
+            None => error.fault,
+        };
+        Self::new(io::ErrorKind::InvalidData, text)
     }
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::config::config_json;
 use crate::container::{ENDING, Gguf};
-use crate::tokenizer::{settings_json, tokenizer_json};
+use crate::tokenizer::{TOKENS, settings_json, tokenizer_json};
 
 /// The files that a GGUF file has.
 const FILES: [&str; 3] = ["config.json", "tokenizer.json", "tokenizer_config.json"];
@@ -35,11 +35,11 @@ pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
 
 /// Returns whether a file exists. The folder may be a GGUF file.
 pub fn exists(path: &Path) -> bool {
-    match gguf_of(path) {
-        // A file that cannot be used is reported when it is read.
-        Some(_) => !matches!(read(path, 0), Err(error) if error.kind() == ErrorKind::NotFound),
-        None => path.is_file(),
-    }
+    let Some(gguf) = gguf_of(path) else { return path.is_file() };
+    let is_config = path.file_name().is_some_and(|name| name == FILES[0]);
+    let is_known = FILES.iter().any(|name| path.file_name().is_some_and(|own| own == *name));
+    // A file that cannot be used is reported when it is read.
+    is_known && (is_config || Gguf::open(gguf).map_or(true, |gguf| gguf.metadata.contains_key(TOKENS)))
 }
 
 /// Returns the GGUF file that has the place of a folder in a path.

@@ -22,5 +22,5 @@ pub mod write;
 
 pub use container::{Gguf, Tensor, TensorKind};
 pub use error::GgufError;
-pub use names::{FamilyTensor, architecture_of, name_in_gguf, rows_in_gguf, tensors_of};
+pub use names::{FamilyTensor, name_in_gguf, rows_in_gguf, tensors_of};
 pub use tokenizer_metadata::tokenizer_metadata;

@@ -112,11 +112,13 @@ impl Architecture {
     }
 }
 
-/// Returns the name in GGUF of the architecture of a `model_type`.
-pub fn architecture_of(model_type: &str) -> Option<&'static str> {
+/// Returns the name in GGUF of the architecture of a `model_type`, if models of it are written.
+pub(crate) fn architecture_of(model_type: &str) -> Option<&'static str> {
     // Mistral without windows computes what Llama does.
     let model_type = if model_type == "mistral" { "llama" } else { model_type };
-    ARCHITECTURES.iter().find(|known| known.model_type == model_type).map(|known| known.name)
+    // The others have numbers that files in GGUF do not say, such as the scale of Gemma's scores.
+    let known = ARCHITECTURES.iter().find(|known| known.model_type == model_type && known.layer.is_empty());
+    known.map(|known| known.name)
 }
 
 /// Returns the name in GGUF of a tensor of a family, with the index of the expert if the tensor has the matrices of all
@@ -136,21 +138,12 @@ pub fn name_in_gguf(architecture: &str, tensor: &str) -> Option<(String, Option<
     Some((format!("blk.{layer}.{name}.{ending}"), None))
 }
 
-/// Returns the rows that a tensor of GGUF has in this order, if they have another order than in the files of transformers,
-/// and the offset of its elements. `heads` are those of queries and of keys.
-pub fn rows_in_gguf(
-    architecture: &str,
-    name: &str,
-    rows: usize,
-    heads: [usize; 2],
-) -> (Option<Vec<usize>>, f32) {
-    let Some(known) = ARCHITECTURES.iter().find(|known| known.name == architecture) else {
-        return (None, 0.0);
-    };
-    let layer = name.rsplit('.').nth(1).unwrap_or_default();
-    let heads = known.interleaved_heads(layer, heads);
-    let offset = if name.ends_with("norm.weight") { known.norm_offset } else { 0.0 };
-    (heads.map(|heads| interleaved(rows, heads)), offset)
+/// Returns the rows of a tensor in the order that the tensor `name` of GGUF has, if it is another one than in the files of
+/// transformers. `heads` are those of queries and of keys.
+pub fn rows_in_gguf(architecture: &str, name: &str, rows: usize, heads: [usize; 2]) -> Option<Vec<usize>> {
+    let known = ARCHITECTURES.iter().find(|known| known.name == architecture)?;
+    let heads = known.interleaved_heads(name.rsplit('.').nth(1)?, heads)?;
+    Some(interleaved(rows, heads))
 }
 
 /// Returns the rows of transformers in the order of GGUF. A head's row `2 i + j` is its row `i + j width / 2`.

@@ -29,11 +29,11 @@ const GPT2: PreTokenizer = PreTokenizer {
     adds_bos: false,
 };
 
-pub(crate) const ALL: [PreTokenizer; 6] = [
+pub(crate) const ALL: [PreTokenizer; 5] = [
     GPT2,
     PreTokenizer { names: &["smollm", "starcoder", "refact", "command-r"], has_digits: true, ..GPT2 },
     PreTokenizer {
-        names: &["llama-bpe", "llama3", "llama-v3", "dbrx"],
+        names: &["llama-bpe", "llama3", "llama-v3"],
         expression: Some(
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         ),
@@ -42,18 +42,11 @@ pub(crate) const ALL: [PreTokenizer; 6] = [
         ..GPT2
     },
     PreTokenizer {
-        names: &["qwen2", "deepseek-r1-qwen", "megrez"],
+        names: &["qwen2", "deepseek-r1-qwen"],
         expression: Some(
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         ),
         is_composed: true,
-        ..GPT2
-    },
-    PreTokenizer {
-        names: &["stablelm2"],
-        expression: Some(
-            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        ),
         ..GPT2
     },
     PreTokenizer {

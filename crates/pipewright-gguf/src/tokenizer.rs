@@ -15,6 +15,8 @@ use crate::pre_tokenizers::PreTokenizer;
 
 /// The character that stands for a space in texts of SentencePiece.
 pub(crate) const SPACE: &str = "\u{2581}";
+/// The key of the tokens.
+pub(crate) const TOKENS: &str = "tokenizer.ggml.tokens";
 /// The numbers of the types of tokens.
 pub(crate) const UNKNOWN: u64 = 2;
 pub(crate) const CONTROL: u64 = 3;
@@ -37,7 +39,7 @@ struct Tokenizer<'a> {
 impl<'a> Tokenizer<'a> {
     /// Returns the tokenizer; `None` if the file has none.
     fn of(gguf: &'a Gguf) -> Result<Option<Self>, GgufError> {
-        let Some(tokens) = gguf.metadata.get("tokenizer.ggml.tokens") else { return Ok(None) };
+        let Some(tokens) = gguf.metadata.get(TOKENS) else { return Ok(None) };
         let texts =
             tokens.as_array().map(|tokens| tokens.iter().map(Value::as_str).collect::<Option<Vec<_>>>());
         let Some(Some(tokens)) = texts else {

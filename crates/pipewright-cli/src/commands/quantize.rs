@@ -68,7 +68,7 @@ pub(crate) fn run(arguments: &QuantizeArguments) -> Result<(), Failure> {
     };
     say(&format!(
         "wrote {} of {} as {name} to {}: {} in place of {}, with a relative error of {:.2}%",
-        counted(quantised.matrices, if gguf.is_some() { "matrix" } else { "linear layer" }),
+        counted(quantised.matrices, if gguf.is_some() { "tensor" } else { "linear layer" }),
         from.display(),
         path.display(),
         bytes_text(quantised.after),

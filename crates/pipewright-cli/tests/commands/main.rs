@@ -46,6 +46,7 @@ mod tied_heads;
 mod exported_adapters;
 mod quantised;
 mod streamed;
+mod gguf;
 mod chat_adapters;
 mod adapter_plans;
 mod folders;

@@ -326,18 +326,9 @@ fn write_file(
 /// Returns the elements of a tensor in the order of its rows in GGUF.
 fn in_order(values: Vec<f32>, tensor: &Planned, order: &Order) -> Vec<f32> {
     let rows = tensor.shape[tensor.shape.len().saturating_sub(2)];
-    let (rows, offset) = rows_in_gguf(order.architecture, &tensor.like, rows, order.heads);
-    let mut values = match rows {
-        Some(rows) => {
-            let width = values.len() / rows.len().max(1);
-            rows.iter().flat_map(|&row| &values[row * width..][..width]).copied().collect()
-        }
-        None => values,
-    };
-    if offset != 0.0 {
-        values.iter_mut().for_each(|value| *value += offset);
-    }
-    values
+    let Some(rows) = rows_in_gguf(order.architecture, &tensor.like, rows, order.heads) else { return values };
+    let width = values.len() / rows.len().max(1);
+    rows.iter().flat_map(|&row| &values[row * width..][..width]).copied().collect()
 }
 
 /// Returns the bytes of elements, and adds the squares of their errors and of themselves if they are quantised.

@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
+use super::directory::is_gguf;
 use crate::error::ModelError;
 use pipewright::bounded_file::{self, LFS_POINTER, SMALL_TEXT};
+use pipewright_gguf::files;
 use serde::de::DeserializeOwned;
 
 /// Writes bare `Infinity` and `NaN`, which Python puts into files and JSON does not have, as objects with a
@@ -41,7 +43,11 @@ pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, ModelErro
 }
 
 pub(super) fn read_bytes(path: &Path, limit: u64) -> Result<Vec<u8>, ModelError> {
-    let bytes = pipewright_gguf::files::read(path, limit).map_err(ModelError::io("read", path))?;
+    let bytes = files::read(path, limit).map_err(|source| match path.parent() {
+        // The path of a file in a GGUF file is none that the user has named.
+        Some(gguf) if is_gguf(gguf) => ModelError::at(gguf, source),
+        _ => ModelError::io("read", path)(source),
+    })?;
     if bytes.starts_with(LFS_POINTER) {
         return Err(lfs_pointer(path));
     }

@@ -10,6 +10,7 @@ use pipewright_kernel::quantised::{Codebook, Form, QuantisedMatrix, Scales};
 use safetensors::Dtype;
 use serde_json::{Value, json};
 
+use super::directory::is_gguf;
 use super::file::require_finite;
 use super::json_file::read_json;
 use super::layout::{CONFIG, file_shape};
@@ -55,6 +56,10 @@ pub fn quantise(from: &Path, config: &dyn ModelFamily, dir: &Path) -> Result<Qua
             from,
             "the model is quantised already: name the model from which it was made",
         ));
+    }
+    if is_gguf(weights.directory()) {
+        let fault = "the model is a GGUF file, whose matrices are not written as NF4: name it as safetensors";
+        return Err(ModelError::at(from, fault));
     }
     let matrices = matrices(&weights, config)?;
     if matrices.is_empty() {

@@ -4,6 +4,7 @@ PEFT: `llama-gguf` and `lora/llama-gguf` of this folder.
     pip install torch==2.15.0 transformers==5.24.0 peft==0.21.2 gguf==0.19.0
     python make_gguf_references.py
 
+`gemma2-tiny.gguf` and `gemma3-tiny.gguf` are the models of these folders, as the converter of llama.cpp writes them.
 The weights for PEFT are those that gguf-py decodes, with the rows of queries and keys in the order of transformers.
 """
 
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
 from peft import LoraConfig, get_peft_model
+from safetensors import safe_open
 from transformers import LlamaConfig, LlamaForCausalLM
 
 HERE = Path(__file__).parent
@@ -131,6 +133,7 @@ adapter = HERE / "lora" / "llama-gguf"
 (adapter / "README.md").unlink(missing_ok=True)
 described = json.loads((adapter / "adapter_config.json").read_text())
 described["base_model_name_or_path"] = "llama-gguf"
+described["target_modules"].sort()
 (adapter / "adapter_config.json").write_text(json.dumps(described, indent=2))
 rows = random.integers(0, 48, (BATCH * STEPS, LENGTH + 1))
 (folder / "tokens.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows.tolist()))
@@ -152,3 +155,38 @@ expected = {"note": NOTE, "batch": BATCH, "seq_len": LENGTH, "lr": RATE, "weight
 (folder / "expected.json").write_text(json.dumps({"batch": 0, "seq_len": 0, "expected": []}))
 (adapter / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 print(json.dumps(steps))
+
+
+def convert(name, arch, model_arch, extra):
+    """Writes a model of this folder as llama.cpp's converter does: matrices as F32, and norms with 1 added."""
+    source = json.loads((HERE / name / "config.json").read_text())
+    target = HERE / f"{name}.gguf"
+    writer = gguf.GGUFWriter(target, arch)
+    layers = source["num_hidden_layers"]
+    writer.add_block_count(layers)
+    writer.add_context_length(source["max_position_embeddings"])
+    writer.add_embedding_length(source["hidden_size"])
+    writer.add_feed_forward_length(source["intermediate_size"])
+    writer.add_head_count(source["num_attention_heads"])
+    writer.add_head_count_kv(source["num_key_value_heads"])
+    writer.add_key_length(source["head_dim"])
+    writer.add_value_length(source["head_dim"])
+    writer.add_layer_norm_rms_eps(source["rms_norm_eps"])
+    writer.add_sliding_window(source["sliding_window"])
+    for key, value in extra.items():
+        writer.add_float32(f"{arch}.{key}", value)
+    names = gguf.get_tensor_name_map(model_arch, layers)
+    with safe_open(HERE / name / "model.safetensors", "np") as file:
+        for tensor in file.keys():
+            data = file.get_tensor(tensor).astype(np.float32)
+            data = data + 1 if tensor.endswith("norm.weight") else data
+            theirs = "output.weight" if tensor == "lm_head.weight" else names.get_name(tensor, (".weight",))
+            writer.add_tensor(theirs, data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+convert("gemma2-tiny", "gemma2", gguf.MODEL_ARCH.GEMMA2, {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0})
+convert("gemma3-tiny", "gemma3", gguf.MODEL_ARCH.GEMMA3, {"rope.freq_base": 1000000.0})
