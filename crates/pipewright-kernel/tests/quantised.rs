@@ -3,11 +3,12 @@
 
 use half::bf16;
 use pipewright_kernel::bf16_product::testing::run_without_instruction;
+use pipewright_kernel::grouped::{ExpertMatrix, Groups};
 use pipewright_kernel::half::Half;
 use pipewright_kernel::product::Matrix;
 use pipewright_kernel::quantised::{
     Codebook, CodebookError, DoubleScales, Form, Fp8, Grouped, QuantisedMatrix, QuantisedOperand, Rounding,
-    Scales,
+    Scales, row_product,
 };
 use pipewright_kernel::quantised_product::{half_product, half_product_with_update, product};
 use pipewright_kernel::{bf16_product, product as single};
@@ -73,7 +74,7 @@ fn bits(numbers: &[f32]) -> Vec<u32> {
 fn check(matrix: &QuantisedMatrix, expected: &[f32]) {
     let (rows, columns) = (matrix.rows(), matrix.columns());
     assert_eq!(bits(&matrix.decoded()), bits(expected), "{rows} {columns}");
-    for tokens in [1, 5, 37] {
+    for tokens in [1, 2, 5, 37] {
         check_products(matrix, expected, tokens);
     }
     let middle = (rows / 3..rows.div_ceil(2), columns / 4..columns - columns / 5);
@@ -103,11 +104,19 @@ fn check_products(matrix: &QuantisedMatrix, expected: &[f32], tokens: usize) {
             if is_forward { QuantisedOperand::transposed(matrix) } else { QuantisedOperand::plain(matrix) };
         let left = numbers(tokens * inner, 1);
         let left_half = bf16::narrowed(&left);
+        let left_numbers = &left[..];
         let (left, left_half) = (Matrix::new(&left, tokens, inner), Matrix::new(&left_half, tokens, inner));
         let right = if is_forward { decoded.transposed() } else { decoded };
         let whole = single::product(left, right);
         let what = format!("{tokens} tokens, {rows} x {columns}, forward: {is_forward}");
         assert_eq!(bits(&product(left, operand, Rounding::None)), bits(&whole), "{what}");
+        if tokens == 1 && is_forward {
+            let found = row_product(matrix, left_numbers);
+            let largest = whole.iter().fold(1f32, |largest, x| largest.max(x.abs()));
+            let is_near = |(found, whole): (&f32, &f32)| (found - whole).abs() < 1e-5 * largest;
+            assert!(found.iter().zip(&whole).all(is_near), "{what}: {found:?} {whole:?}");
+        }
+        check_group(matrix, expected, left_numbers, is_forward);
 
         let right = if is_forward { half_decoded.transposed() } else { half_decoded };
         assert_eq!(half_product(left_half, operand), bf16_product::product(left_half, right), "{what}");
@@ -115,6 +124,61 @@ fn check_products(matrix: &QuantisedMatrix, expected: &[f32], tokens: usize) {
         let found = half_product_with_update(left_half, operand, [&low, &matrix], 3);
         assert_eq!(found, bf16_product::product_with_update(left_half, right, [&low, &matrix], 3), "{what}");
     }
+}
+
+/// Checks products of a group of rows, which has the bits of those with the decoded matrix as linear layers hold it.
+fn check_group(matrix: &QuantisedMatrix, expected: &[f32], left: &[f32], is_forward: bool) {
+    let (rows, columns) = (matrix.rows(), matrix.columns());
+    let turned: Vec<f32> = (0..rows * columns).map(|i| expected[i % rows * columns + i / rows]).collect();
+    let size = if is_forward { [columns, rows] } else { [rows, columns] };
+    let tokens = left.len() / size[0];
+    let groups = Groups::of_sizes([0, tokens]);
+    let held = [&[], &*turned].map(ExpertMatrix::Held);
+    let quantised = [matrix; 2].map(|matrix| ExpertMatrix::Quantised(matrix, Rounding::None));
+    let sums = numbers(tokens * size[1], 5);
+    let added = |matrices| {
+        let mut out = sums.clone();
+        groups.add_product(&mut out, left, matrices, size, !is_forward);
+        bits(&out)
+    };
+    let what = format!("{tokens} tokens, {rows} x {columns}, forward: {is_forward}");
+    assert_eq!(added(quantised), added(held), "{what}");
+    let [found, whole] = [quantised, held].map(|of| groups.product(left, of, size, !is_forward));
+    assert_eq!(bits(&found), bits(&whole), "{what}");
+    let half_turned = bf16::narrowed(&turned);
+    let held = [&[], &*half_turned].map(ExpertMatrix::Held);
+    let quantised = [matrix; 2].map(|matrix| ExpertMatrix::Quantised(matrix, Rounding::Bf16));
+    let left = bf16::narrowed(left);
+    let [found, whole] = [quantised, held].map(|of| {
+        let mut out = sums.clone();
+        groups.add_product(&mut out, &left, of, size, !is_forward);
+        (bits(&out), bits(&groups.product(&left, of, size, !is_forward)), groups.rounded_product(&left, of, size, !is_forward))
+    });
+    assert!(found == whole, "{what}, in bfloat16");
+}
+
+/// MXFP4: the numbers of E2M1, and powers of two from the smallest exponent on.
+#[test]
+fn scales_may_be_powers_of_two() {
+    let table = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let table: [f32; 16] = std::array::from_fn(|code| if code < 8 { table[code] } else { -table[code - 8] });
+    let (codes, exponents) = (bytes(3 * 48, 3), vec![0, 1, 127, 120, 128, 100, 90, 130, 126]);
+    let scale = |index: usize| 2f64.powi(i32::from(exponents[index / 32]) - 127);
+    let element = |index: usize| {
+        let byte = codes[index / 2];
+        let half = if index.is_multiple_of(2) { byte >> 4 } else { byte & 15 };
+        (f64::from(table[usize::from(half)]) * scale(index)) as f32
+    };
+    let expected: Vec<f32> = (0..3 * 96).map(element).collect();
+    let new = |exponents| Codebook::new([3, 96], codes.clone(), table, Scales::Exponents(exponents), 32);
+    let matrix = QuantisedMatrix::new(3, Form::Codebook(new(exponents.clone()).expect("a matrix")));
+    check(&matrix, &expected);
+    assert_eq!(matrix.bytes(), 3 * 48 + 9);
+    assert_eq!(matrix.part(1..3, 32..64).expect("a part").bytes(), 2 * 16 + 2);
+    let gathered = matrix.gathered(&[2, 0]).expect("rows");
+    assert_eq!(bits(&gathered.decoded()), bits(&[&expected[192..], &expected[..96]].concat()));
+    assert_eq!(gathered.bytes(), 2 * (48 + 3));
+    assert_eq!(new([255; 9].to_vec()), Err(CodebookError::NotFinite));
 }
 
 #[test]
@@ -127,6 +191,7 @@ fn products_have_the_bits_of_those_with_the_decoded_matrix() {
         ([7, 9], 4),
         ([300, 320], 128),
         ([3, 4500], 64),
+        ([150, 4800], 32),
         ([1, 5], 8),
     ] {
         for is_double in [false, true] {

@@ -32,6 +32,10 @@ impl QuantisedMatrix {
         Self { rows, form }
     }
 
+    pub(super) fn form(&self) -> &Form {
+        &self.form
+    }
+
     /// Returns the number of rows: the outputs of the layer.
     pub fn rows(&self) -> usize {
         self.rows
@@ -55,12 +59,12 @@ impl QuantisedMatrix {
         }
     }
 
-    /// Returns the elements as memory, without their scales.
-    pub fn storage(&self) -> &[u8] {
+    /// Returns the addresses of the lists with the elements and their scales.
+    pub fn addresses(&self) -> Vec<usize> {
         match &self.form {
-            Form::Codebook(codebook) => codebook.storage(),
-            Form::Fp8(fp8) => fp8.storage(),
-            Form::Grouped(grouped) => grouped.storage(),
+            Form::Codebook(codebook) => codebook.addresses(),
+            Form::Fp8(fp8) => fp8.addresses(),
+            Form::Grouped(grouped) => grouped.addresses(),
         }
     }
 

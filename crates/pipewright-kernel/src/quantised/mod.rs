@@ -24,6 +24,7 @@ mod grouped;
 pub mod nf4;
 mod matrix;
 mod operand;
+mod one_row;
 
 pub use codebook::{Codebook, DoubleScales, Scales};
 pub use decoded::Rounding;
@@ -31,4 +32,5 @@ pub use error::{CodebookError, CutError};
 pub use fp8::Fp8;
 pub use grouped::Grouped;
 pub use matrix::{Form, QuantisedMatrix};
+pub use one_row::row_product;
 pub use operand::QuantisedOperand;
