@@ -344,3 +344,53 @@ fn matrices_in_groups() {
     assert_eq!(new(2, &[0, 16], &[1.0, 2.0]), Err(CodebookError::NotFinite));
     assert_eq!(new(2, &[0, 1], &[1.0, f32::NAN]), Err(CodebookError::NotFinite));
 }
+
+/// Prints the rate at which products of a row read quantised matrices, next to the rate at which memory is read.
+#[test]
+#[ignore = "measures, and tests nothing"]
+fn rates_of_row_products() {
+    use std::time::Instant;
+
+    use rayon::ThreadPoolBuilder;
+    use rayon::prelude::*;
+
+    use pipewright_kernel::squares::sum_squares;
+
+    const SIZE: [usize; 2] = [11008, 4096];
+    let of_blocks = SIZE[0] * SIZE[1] / 64;
+    let matrix = |seed| {
+        let scales = DoubleScales {
+            codes: bytes(of_blocks, seed),
+            map: Box::new(numbers(256, 9).try_into().expect("256")),
+            scales: numbers(of_blocks.div_ceil(256), 6),
+            block: 256,
+            offset: 0.125,
+            first: 0,
+        };
+        let codes = bytes(SIZE[0] * SIZE[1] / 2, seed);
+        let codebook = Codebook::new(SIZE, codes, table(), Scales::Double(scales), 64).expect("a matrix");
+        QuantisedMatrix::new(SIZE[0], Form::Codebook(codebook))
+    };
+    let matrices: Vec<QuantisedMatrix> = (1..12).map(matrix).collect();
+    let held: usize = matrices.iter().map(QuantisedMatrix::bytes).sum();
+    let memory = vec![1f32; 64 << 20];
+    let x = numbers(SIZE[1], 1);
+    for threads in [1, 2] {
+        let pool = ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+        let best = |bytes: usize, read: &(dyn Fn() + Sync)| {
+            let time = || {
+                let start = Instant::now();
+                pool.install(read);
+                start.elapsed().as_secs_f64()
+            };
+            bytes as f64 / (0..7).map(|_| time()).fold(f64::INFINITY, f64::min) / 1e9
+        };
+        let sum = || {
+            let parts = memory.par_chunks(1 << 20).map(sum_squares);
+            assert_eq!(parts.sum::<f64>(), memory.len() as f64);
+        };
+        let products = || matrices.iter().for_each(|matrix| assert_eq!(row_product(matrix, &x).len(), SIZE[0]));
+        let [memory, products] = [best(4 * memory.len(), &sum), best(held, &products)];
+        println!("{threads} threads: memory {memory:.1} GB/s, products {products:.1} GB/s, {:.2}", products / memory);
+    }
+}

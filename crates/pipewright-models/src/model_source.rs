@@ -66,12 +66,19 @@ impl InitialParameters {
 }
 
 impl<'a> ModelSource<'a> {
-    /// Returns the parameters of a model for generation at a place. Adapters of a quantised base are not merged into it.
+    /// Returns the parameters of a model for generation at a place. Adapters of a quantised base are not merged into it. A
+    /// device other than the processor gets decoded parameters.
     pub(crate) fn for_generation(
         self,
         config: &dyn ModelFamily,
         place: &'a Place,
     ) -> Result<Box<dyn ParameterSource + 'a>, ModelError> {
+        if place.device != Device::flex() {
+            return match self {
+                Self::Directory(directory) => Ok(Box::new(hf::open_weights(directory, config)?)),
+                other => other.of(config),
+            };
+        }
         if let Self::Adapted(AdaptedCheckpoint { checkpoint, lora, base }) = self {
             let specs = config.outline(0..config.layers(), &TensorParallel::default())?;
             let base = hf::open_weights(base, config)?;

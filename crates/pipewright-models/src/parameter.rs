@@ -5,10 +5,11 @@
 //! parameter, so the paths do not depend on how the modules of a stage are nested.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use burn::module::{Param, ParamId};
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
-use pipewright::nn::{Embedding, HeldMatrix, Linear, RmsNorm, TensorParallel};
+use pipewright::nn::{Embedding, HeldLinear, HeldMatrix, Linear, RmsNorm, TensorParallel};
 use pipewright::tensor::{Placement, TensorShard};
 use pipewright_kernel::quantised::QuantisedMatrix;
 
@@ -57,7 +58,8 @@ pub trait ParameterSource {
         self.data(spec, shard).map(HeldValues::Trained)
     }
 
-    /// Like [`ParameterSource::held`], for the matrix of a linear layer whose stage could hold it quantised.
+    /// Like [`ParameterSource::held`], for the matrix of a linear layer or the table of the tokens, which its stage could hold
+    /// quantised.
     ///
     /// # Errors
     /// As [`ParameterSource::parameter`].
@@ -65,8 +67,8 @@ pub trait ParameterSource {
         self.held(spec, shard)
     }
 
-    /// Returns the shard of a matrix in the quantised form in which the source has it; `None` if it is not
-    /// quantised, or the source decodes it. The rows are the outputs.
+    /// Returns the shard of a matrix or a table in the quantised form in which the source has it; `None` if it is not
+    /// quantised, or the source decodes it. The rows are the outputs or the tokens.
     ///
     /// # Errors
     /// As [`ParameterSource::parameter`], and when the shard ends inside a block.
@@ -194,6 +196,14 @@ pub(crate) struct Builder<'a> {
     built: BuiltParameters,
     /// The elements of quantised matrices. They are not parameters.
     quantised_elements: usize,
+    /// The quantised tables of the stage, whose layers share them.
+    tables: Vec<(String, TensorShard, Arc<QuantisedMatrix>)>,
+}
+
+/// A table in the form in which the source has it.
+pub(crate) enum HeldTable {
+    Parameter(Param<Tensor<2>>),
+    Quantised(Arc<QuantisedMatrix>),
 }
 
 /// The parameters that were built, by the identifiers that Burn gives them.
@@ -239,7 +249,8 @@ impl<'a> Builder<'a> {
         names: PathNames,
         inputs_first: bool,
     ) -> Self {
-        Self { source, place, names, inputs_first, built: HashMap::new(), quantised_elements: 0 }
+        let (built, tables) = (HashMap::new(), Vec::new());
+        Self { source, place, names, inputs_first, built, quantised_elements: 0, tables }
     }
 
     /// Returns whether files have the matrices of projections as `[inputs, outputs]`.
@@ -278,6 +289,11 @@ impl<'a> Builder<'a> {
         self.place.table_parts
     }
 
+    /// Returns the device of the parameters, and the element type of a frozen base.
+    pub(crate) fn of_base(&self) -> (&Device, DType) {
+        (&self.place.device, self.place.precision.half().unwrap_or(DType::F32))
+    }
+
     /// Returns whether the layer of the embedding has only the last shard; see [`Place::embedding_is_cut`].
     pub(crate) fn embedding_is_cut(&self) -> bool {
         self.place.embedding_is_cut
@@ -303,7 +319,7 @@ impl<'a> Builder<'a> {
         path: &str,
         sizes: [usize; 2],
         split: SplitLinear,
-    ) -> Result<Linear, ModelError> {
+    ) -> Result<HeldLinear, ModelError> {
         self.linear_in(bias, path, sizes, split, |_| FileLayout::default())
     }
 
@@ -315,13 +331,12 @@ impl<'a> Builder<'a> {
         [inputs, outputs]: [usize; 2],
         split: SplitLinear,
         layout: impl Fn(&str) -> FileLayout,
-    ) -> Result<Linear, ModelError> {
+    ) -> Result<HeldLinear, ModelError> {
         let (weight, bias_placement) = self.placements(split);
-        let shape = [inputs, outputs];
-        let weight = self.stored(path, "weight", shape, (ParameterKind::Matrix, layout("weight")), weight)?;
+        let weight = self.held_matrix(path, [inputs, outputs], layout("weight"), weight)?;
         let kind = (ParameterKind::Bias, layout("bias"));
         let bias = bias.then(|| self.stored(path, "bias", [outputs], kind, bias_placement));
-        Ok(Linear { weight, bias: bias.transpose()? })
+        Ok(HeldLinear { weight, bias: bias.transpose()? })
     }
 
     /// Returns how ranks hold the weight and the bias of a linear layer that is split.
@@ -357,13 +372,46 @@ impl<'a> Builder<'a> {
         let spec =
             ParameterSpec { layout, ..ParameterSpec::new(path, shape.to_vec(), ParameterKind::Matrix) };
         let shard = self.tensor().shard(placement);
-        if let Some(matrix) = self.source.quantised(&spec, shard)? {
-            self.quantised_elements += matrix.rows() * matrix.columns();
-            self.tensor().keep_alive();
-            return Ok(HeldMatrix::quantised(self.tensor().share_quantised(&spec.path, matrix)));
+        if let Some(matrix) = self.quantised(&spec, shard)? {
+            return Ok(HeldMatrix::quantised(matrix));
         }
         let values = self.source.held_matrix(&spec, shard)?;
         Ok(self.hold(spec, values, placement).into())
+    }
+
+    /// Like [`Builder::held_matrix`], for a table with a row for each token. Layers of a stage that have the same rows of a
+    /// quantised table share them.
+    pub(crate) fn held_table(
+        &mut self,
+        layer: &str,
+        shape: [usize; 2],
+        placement: Placement,
+    ) -> Result<HeldTable, ModelError> {
+        let path = self.named(&format!("{layer}.weight"));
+        let spec = ParameterSpec::new(path, shape.to_vec(), ParameterKind::Table);
+        let shard = self.tensor().shard(placement);
+        let known = self.tables.iter().find(|(path, of, _)| (path, of) == (&spec.path, &shard));
+        if let Some((.., table)) = known {
+            return Ok(HeldTable::Quantised(table.clone()));
+        }
+        if let Some(table) = self.quantised(&spec, shard)? {
+            self.tables.push((spec.path, shard, table.clone()));
+            return Ok(HeldTable::Quantised(table));
+        }
+        let values = self.source.held_matrix(&spec, shard)?;
+        Ok(HeldTable::Parameter(self.hold(spec, values, placement)))
+    }
+
+    /// Returns the shard of a matrix or a table that the source has quantised.
+    fn quantised(
+        &mut self,
+        spec: &ParameterSpec,
+        shard: TensorShard,
+    ) -> Result<Option<Arc<QuantisedMatrix>>, ModelError> {
+        let Some(matrix) = self.source.quantised(spec, shard)? else { return Ok(None) };
+        self.quantised_elements += matrix.rows() * matrix.columns();
+        self.tensor().keep_alive();
+        Ok(Some(self.tensor().share_quantised(&spec.path, matrix)))
     }
 
     /// Builds a linear layer. `path` is the layer's path, to which `.weight` is added.

@@ -50,9 +50,6 @@ fn what_cannot_be_trained_is_refused() {
         folder.refuse(&["check", "small.toml"], &settings, part);
     };
     refuse(&[], "only adapters can be trained on it: add a section [adapter]");
-    let adapter = ["adapter.kind=lora", "adapter.rank=4"];
-    let sharded = ["mesh.data_parallel=2", "mesh.data_parallel_mode=sharded"];
-    refuse(&[&adapter[..], &sharded].concat(), "set `mesh.data_parallel_mode` to \"replicated\"");
     folder.refuse(&["quantize", "nf4", "again", "--to", "nf4"], &[], "quantised already");
     folder.refuse(&["quantize", "nf4", "again", "--to", "q4_k"], &[], "invalid value 'q4_k'");
 }

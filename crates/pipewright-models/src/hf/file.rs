@@ -129,8 +129,15 @@ impl SafetensorsFile {
     /// Reads the bytes of a tensor, whatever its element type and shape.
     pub(super) fn read_bytes(&mut self, tensor: &str) -> Result<Vec<u8>, ModelError> {
         let range = self.place_of(tensor)?;
-        let mut bytes = vec![0; (range.end - range.start) as usize];
-        let position = SeekFrom::Start(range.start);
+        self.read_bytes_of(tensor, 0..(range.end - range.start) as usize)
+    }
+
+    /// Reads some neighbouring bytes of a tensor, whatever its element type and shape.
+    pub(super) fn read_bytes_of(&mut self, tensor: &str, part: Range<usize>) -> Result<Vec<u8>, ModelError> {
+        let whole = self.place_of(tensor)?;
+        assert!(part.end as u64 <= whole.end - whole.start, "the tensor has these bytes");
+        let mut bytes = vec![0; part.len()];
+        let position = SeekFrom::Start(whole.start + part.start as u64);
         let read = self.file.seek(position).and_then(|_| self.file.read_exact(&mut bytes));
         read.map_err(ModelError::io("read", &self.path))?;
         Ok(bytes)

@@ -2,7 +2,8 @@
 //! with the bits of the decoded model.
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use pipewright::tensor::{pack, unpack};
+use pipewright::nn::TensorParallel;
+use pipewright::tensor::{TensorRank, pack, unpack};
 use pipewright_models::training_memory::{OptimizerState, StateRule};
 use pipewright_models::{Adapter, AdapterStart, CutModel, LoraConfig, ModelConfig, ModelSource, Place, hf};
 use pipewright_schedule::error_text::with_causes;
@@ -17,6 +18,9 @@ const NF4: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-nf4");
 const FP4: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-fp4");
 const PHI3: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/phi3-tiny");
 const GPT2: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/gpt2-tiny");
+const QWEN3_MOE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/qwen3-moe-tiny");
+const TIED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-tied-tiny");
+const MXFP4: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/gpt-oss-mxfp4");
 const DOWN: &str = "model.layers.2.mlp.down_proj.weight";
 
 /// Returns the logits of a row, of a model whose matrices stay quantised. For rows of a few tokens, the `gemm` crate
@@ -362,10 +366,78 @@ fn memory_counts_the_bytes_of_quantised_matrices() {
     let parameters = |model: &CutModel| rule.of_layers(model).expect("known")[1].parameters;
     let elements = 64 * (64 + 32 + 32 + 64) + 3 * 64 * 176;
     let halves = parameters(&model);
-    let quantised = parameters(&model.with_quantised(sizes));
-    // Half a byte for each element, a byte for each 64, and two tables with a number or two for each matrix.
-    let bytes = elements / 2 + elements / 64 + 7 * 4 * (16 + 256) + 4 * 7;
+    let model = model.with_quantised(sizes);
+    let quantised = parameters(&model);
+    // Half a byte for each element, a byte for each 64, and a table with a number or two for each matrix.
+    let bytes = elements / 2 + elements / 64 + 7 * 4 * 256 + 4 * 7;
     assert_eq!(halves - quantised, 2 * elements - bytes);
+    // A part of the inputs has all scales, because they are quantised further.
+    let rank = TensorParallel::unconnected(TensorRank { index: 0, of: 2 });
+    let specs = model.outline(1..2, &rank).expect("a block");
+    let bytes = |name: &str| {
+        let spec = specs.iter().find(|spec| spec.path == format!("model.layers.0.{name}.weight"));
+        spec.expect("it has the matrix").quantised_bytes
+    };
+    assert_eq!(bytes("mlp.up_proj"), Some(64 * 88 / 2 + (176 + 4) / 2 + 4 * 256));
+    assert_eq!(bytes("mlp.down_proj"), Some(64 * 88 / 2 + 176 + 4 + 4 * 256));
+}
+
+/// Matrices of several forms, each alone, among the experts and in the table.
+#[test]
+fn experts_and_tables_stay_quantised() {
+    const EXPERT: &str = "model.layers.1.mlp.experts.2.";
+    for name in ["gate_proj", "up_proj", "down_proj"] {
+        let copy = Copy::of(QWEN3_MOE);
+        let before = logits(&copy).expect("it loads");
+        quantise(&copy, &format!("{EXPERT}{name}.weight"));
+        let found = logits(&copy).expect("it loads");
+        assert!(found == decoded_logits(&copy) && found != before, "{name}");
+        let copy = Copy::of(QWEN3_MOE);
+        quantise_in_eight_bits(&copy, &format!("{EXPERT}{name}.weight"), [5, 7]);
+        let found = logits(&copy).expect("it loads");
+        assert!(found == decoded_logits(&copy) && found != before, "{name} in eight bits");
+    }
+    for (model, table) in [(LLAMA, "model.embed_tokens.weight"), (TIED, "model.embed_tokens.weight")] {
+        let copy = Copy::of(model);
+        let before = logits(&copy).expect("it loads");
+        quantise(&copy, table);
+        assert_eq!(copy.check(), Ok(Vec::new()));
+        let found = logits(&copy).expect("it loads");
+        assert!(found == decoded_logits(&copy) && found != before, "{model}");
+    }
+}
+
+/// transformers has written the model, and its own dequantisation is compared in `tests/references/quantised.rs`.
+#[test]
+fn experts_in_mxfp4_are_read() {
+    let copy = Copy::of(MXFP4);
+    assert_eq!(copy.check(), Ok(Vec::new()));
+    assert!(logits(&copy) == Ok(decoded_logits(&copy)));
+    let config = ModelConfig::read(MXFP4.as_ref()).expect("a model");
+    let specs = config.parameters().expect("it has layers");
+    let sizes = hf::quantised_sizes(MXFP4.as_ref(), &specs).expect("they are known");
+    let model = CutModel::from(config).with_quantised(sizes);
+    let specs = model.outline(1..2, &TensorParallel::default()).expect("a block");
+    let bytes: Vec<u64> = specs.iter().filter_map(|spec| spec.quantised_bytes).collect();
+    assert_eq!(bytes, [32 * 32 / 2 + 32; 3 * 4]);
+    let blocks = "model.layers.1.mlp.experts.down_proj_blocks";
+    let refused = |part: &str, edit: &dyn Fn(&mut Stored)| {
+        let copy = Copy::of(MXFP4);
+        copy.edit(|tensors| {
+            edit(tensors.iter_mut().find(|(name, ..)| name == blocks).expect("it has the tensor"));
+        });
+        let error = logits(&copy).expect_err("it is refused");
+        assert!(error.contains("model.layers.1.mlp.experts.down_proj") && error.contains(part), "{error}");
+    };
+    refused("its shape is [4, 32, 16, 1]", &|(_, _, shape, _)| shape.swap(2, 3));
+    refused("its elements are I8, and U8 is needed", &|(_, dtype, ..)| *dtype = Dtype::I8);
+    let copy = Copy::of(MXFP4);
+    copy.edit(|tensors| {
+        let scales = tensors.iter_mut().find(|(name, ..)| name.ends_with(".down_proj_scales"));
+        scales.expect("it has scales").3[0] = 255;
+    });
+    let error = logits(&copy).expect_err("it is refused");
+    assert!(error.contains("is not finite"), "{error}");
 }
 
 /// The rows of joined projections have 32 elements, and blocks 64, so they stay as they are.

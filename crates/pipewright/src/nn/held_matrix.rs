@@ -10,7 +10,8 @@ use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 use pipewright_kernel::quantised::QuantisedMatrix;
 
-use super::linear::{linear, linear_of};
+use super::linear::{Linear, linear, linear_of};
+use super::parallel::TensorParallel;
 use super::quantised_product::multiply_quantised;
 use super::region::Region;
 
@@ -20,13 +21,55 @@ pub struct HeldMatrix {
     /// `None` if it is quantised.
     parameter: Option<Param<Tensor<2>>>,
     #[module(skip)]
-    quantised: Option<Arc<QuantisedMatrix>>,
+    quantised: Option<HeldQuantised>,
+}
+
+/// A quantised matrix, whose rows are the outputs.
+#[derive(Clone, Debug)]
+pub(super) struct HeldQuantised {
+    pub(super) matrix: Arc<QuantisedMatrix>,
+    /// Whether products have the bits of those with a decoded table, in place of those with the matrix of a linear layer.
+    pub(super) is_table: bool,
+}
+
+/// A linear layer whose matrix may be quantised.
+#[derive(Module, Debug)]
+pub struct HeldLinear {
+    /// Shape `[inputs, outputs]`.
+    pub weight: HeldMatrix,
+    /// Shape `[outputs]`.
+    pub bias: Option<Param<Tensor<1>>>,
+}
+
+impl From<Linear> for HeldLinear {
+    fn from(Linear { weight, bias }: Linear) -> Self {
+        Self { weight: weight.into(), bias }
+    }
+}
+
+impl HeldLinear {
+    /// Returns `x w + b`, like [`Linear::forward`].
+    ///
+    /// # Panics
+    /// As [`Linear::forward`].
+    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        // One rank holds all inputs.
+        self.forward_split_inputs(x, &TensorParallel::default())
+    }
+
+    /// Like [`Linear::forward_split_inputs`].
+    ///
+    /// # Panics
+    /// As [`Linear::forward_split_inputs`].
+    pub fn forward_split_inputs<const D: usize>(&self, x: Tensor<D>, tensor: &TensorParallel) -> Tensor<D> {
+        held_linear(x, &self.weight, self.bias.as_ref(), &Region::of_whole(tensor))
+    }
 }
 
 /// The form of a matrix.
 pub(super) enum HeldForm<'a> {
     Parameter(&'a Param<Tensor<2>>),
-    Quantised(&'a Arc<QuantisedMatrix>),
+    Quantised(&'a HeldQuantised),
 }
 
 impl From<Param<Tensor<2>>> for HeldMatrix {
@@ -38,7 +81,13 @@ impl From<Param<Tensor<2>>> for HeldMatrix {
 impl HeldMatrix {
     /// Returns a quantised matrix, whose rows are the outputs.
     pub fn quantised(matrix: Arc<QuantisedMatrix>) -> Self {
-        Self { parameter: None, quantised: Some(matrix) }
+        Self { parameter: None, quantised: Some(HeldQuantised { matrix, is_table: false }) }
+    }
+
+    /// Returns a quantised table of embeddings as the matrix of a tied head. Products have the bits of those of a
+    /// [`TiedHead`](super::TiedHead) with the decoded table.
+    pub fn quantised_table(matrix: Arc<QuantisedMatrix>) -> Self {
+        Self { parameter: None, quantised: Some(HeldQuantised { matrix, is_table: true }) }
     }
 
     pub(super) fn form(&self) -> HeldForm<'_> {
@@ -56,14 +105,14 @@ impl HeldMatrix {
 
     /// Returns the number of elements that are quantised.
     pub fn quantised_elements(&self) -> usize {
-        self.quantised.as_ref().map_or(0, |matrix| matrix.rows() * matrix.columns())
+        self.quantised.as_ref().map_or(0, |held| held.matrix.rows() * held.matrix.columns())
     }
 
     /// Returns the numbers of inputs and outputs.
     pub fn dims(&self) -> [usize; 2] {
         match self.form() {
             HeldForm::Parameter(parameter) => parameter.val().dims(),
-            HeldForm::Quantised(matrix) => [matrix.columns(), matrix.rows()],
+            HeldForm::Quantised(held) => [held.matrix.columns(), held.matrix.rows()],
         }
     }
 
@@ -72,7 +121,7 @@ impl HeldMatrix {
     pub fn columns(&self, first: usize, count: usize) -> Tensor<2> {
         match self.form() {
             HeldForm::Parameter(parameter) => parameter.val().detach().narrow(1, first, count),
-            HeldForm::Quantised(matrix) => {
+            HeldForm::Quantised(HeldQuantised { matrix, .. }) => {
                 let inputs = matrix.columns();
                 let mut elements = vec![0.0; count * inputs];
                 for (row, out) in elements.chunks_exact_mut(inputs.max(1)).enumerate() {
@@ -88,7 +137,7 @@ impl HeldMatrix {
     pub fn whole(&self) -> Tensor<2> {
         match self.form() {
             HeldForm::Parameter(parameter) => parameter.val(),
-            HeldForm::Quantised(matrix) => self.columns(0, matrix.rows()),
+            HeldForm::Quantised(held) => self.columns(0, held.matrix.rows()),
         }
     }
 }
@@ -103,9 +152,9 @@ pub fn held_linear<const D: usize>(
     bias: Option<&Param<Tensor<1>>>,
     region: &Region<'_>,
 ) -> Tensor<D> {
-    let matrix = match weight.form() {
+    let held = match weight.form() {
         HeldForm::Parameter(parameter) => return linear(x, parameter, bias, region),
-        HeldForm::Quantised(matrix) => matrix,
+        HeldForm::Quantised(held) => held,
     };
-    linear_of(x, weight.dims(), bias, region, |x| multiply_quantised(x, matrix))
+    linear_of(x, weight.dims(), bias, region, |x| multiply_quantised(x, held))
 }

@@ -4,34 +4,56 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor, TensorData};
+use pipewright_kernel::grouped::ExpertMatrix;
 use pipewright_kernel::narrow_product::{self, AnyMatrix};
 use pipewright_kernel::product::Matrix;
-use pipewright_kernel::quantised::{QuantisedMatrix, QuantisedOperand, Rounding};
+use pipewright_kernel::quantised::{QuantisedMatrix, QuantisedOperand, Rounding, row_product};
 use pipewright_kernel::quantised_product::{half_product, half_product_with_update, product};
 
+use super::held_matrix::HeldQuantised;
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, in_bf16, on_cpu, tensor_of};
 
 /// A quantised weight in an operation, whose elements are rounded to the element type of the input.
 #[derive(Clone, Debug)]
 pub(super) struct QuantisedWeight {
     matrix: Arc<QuantisedMatrix>,
+    is_table: bool,
     rounding: Rounding,
+    /// Whether the product of a single row may have another order of its sums.
+    is_in_generation: bool,
 }
 
 impl QuantisedWeight {
-    pub(super) fn new(matrix: Arc<QuantisedMatrix>, input: DType) -> Self {
+    pub(super) fn new(HeldQuantised { matrix, is_table }: HeldQuantised, input: DType) -> Self {
         let rounding = match input {
             DType::BF16 => Rounding::Bf16,
             DType::F16 => Rounding::F16,
             _ => Rounding::None,
         };
-        Self { matrix, rounding }
+        Self { matrix, is_table, rounding, is_in_generation: false }
+    }
+
+    /// Returns the weight in an operation without a backward.
+    pub(super) fn in_generation(self, is_in_generation: bool) -> Self {
+        Self { is_in_generation, ..self }
+    }
+
+    /// Returns the product of a row in single precision, as generation has it for each token.
+    fn row_product(&self, left: &[f32], is_turned: bool) -> Option<Vec<f32>> {
+        let is_row = self.is_in_generation && !is_turned && left.len() == self.matrix.columns();
+        (is_row && self.rounding == Rounding::None).then(|| row_product(&self.matrix, left))
+    }
+
+    /// Returns the weight as the matrix of an expert.
+    pub(super) fn of_expert<T>(&self) -> ExpertMatrix<'_, T> {
+        ExpertMatrix::Quantised(&self.matrix, self.rounding)
     }
 
     /// Returns the weight, or its transpose if `is_turned`, as the right operand of a product.
     fn operand(&self, is_turned: bool) -> QuantisedOperand<'_> {
         let operand = if is_turned { QuantisedOperand::plain } else { QuantisedOperand::transposed };
-        operand(&self.matrix)
+        let operand = operand(&self.matrix);
+        if self.is_table { operand } else { operand.like_columns() }
     }
 
     /// Returns the product of a row-major `left` with the weight `[inputs, outputs]`, or with its transpose if
@@ -43,6 +65,9 @@ impl QuantisedWeight {
             return tensor_of(half_product(Matrix::new(left, rows, right.inner()), right), [rows, columns]);
         }
         let left = elements(left);
+        if let Some(out) = self.row_product(&left, is_turned) {
+            return cpu_tensor(out, [rows, columns]);
+        }
         cpu_tensor(product(Matrix::new(&left, rows, right.inner()), right, self.rounding), [rows, columns])
     }
 
@@ -61,7 +86,9 @@ impl QuantisedWeight {
             return tensor_of(half_product_with_update(left, right, [low, matrix], rank), [rows, columns]);
         }
         let left = elements(left);
-        let mut out = product(Matrix::new(&left, rows, right.inner()), right, self.rounding);
+        let mut out = self
+            .row_product(&left, is_turned)
+            .unwrap_or_else(|| product(Matrix::new(&left, rows, right.inner()), right, self.rounding));
         let [low, matrix] = [Matrix::new(low, rows, rank), Matrix::new(matrix, rank, columns)];
         narrow_product::add_product(&mut out, columns, AnyMatrix::Single(low), AnyMatrix::Single(matrix));
         cpu_tensor(out, [rows, columns])
@@ -74,13 +101,14 @@ fn rows_of(left: &CpuTensor, right: QuantisedOperand<'_>) -> usize {
 
 /// Returns `x w`. Shapes: `x [rows, inputs]`, result `[rows, outputs]`. Away from the CPU back end, the weight is
 /// decoded whole.
-pub(super) fn multiply_quantised(x: Tensor<2>, matrix: &Arc<QuantisedMatrix>) -> Tensor<2> {
+pub(super) fn multiply_quantised(x: Tensor<2>, held: &HeldQuantised) -> Tensor<2> {
     let Some(([x], tape)) = on_cpu([x.clone().into_dispatch()]) else {
+        let matrix = &held.matrix;
         let decoded = TensorData::new(matrix.decoded(), [matrix.rows(), matrix.columns()]);
         let weight = Tensor::<2>::from_data(decoded, (&x.device(), x.dtype()));
         return x.matmul(weight.transpose());
     };
-    let weight = QuantisedWeight::new(matrix.clone(), x.dtype());
+    let weight = QuantisedWeight::new(held.clone(), x.dtype()).in_generation(!tape.is_recorded());
     let y = tape.rounded(weight.product(&x, false));
     tape.record_tensor(y, |_| QuantisedBackward(weight))
 }
