@@ -152,7 +152,11 @@ fn check_group(matrix: &QuantisedMatrix, expected: &[f32], left: &[f32], is_forw
     let [found, whole] = [quantised, held].map(|of| {
         let mut out = sums.clone();
         groups.add_product(&mut out, &left, of, size, !is_forward);
-        (bits(&out), bits(&groups.product(&left, of, size, !is_forward)), groups.rounded_product(&left, of, size, !is_forward))
+        (
+            bits(&out),
+            bits(&groups.product(&left, of, size, !is_forward)),
+            groups.rounded_product(&left, of, size, !is_forward),
+        )
     });
     assert!(found == whole, "{what}, in bfloat16");
 }
@@ -389,8 +393,12 @@ fn rates_of_row_products() {
             let parts = memory.par_chunks(1 << 20).map(sum_squares);
             assert_eq!(parts.sum::<f64>(), memory.len() as f64);
         };
-        let products = || matrices.iter().for_each(|matrix| assert_eq!(row_product(matrix, &x).len(), SIZE[0]));
+        let products =
+            || matrices.iter().for_each(|matrix| assert_eq!(row_product(matrix, &x).len(), SIZE[0]));
         let [memory, products] = [best(4 * memory.len(), &sum), best(held, &products)];
-        println!("{threads} threads: memory {memory:.1} GB/s, products {products:.1} GB/s, {:.2}", products / memory);
+        println!(
+            "{threads} threads: memory {memory:.1} GB/s, products {products:.1} GB/s, {:.2}",
+            products / memory
+        );
     }
 }

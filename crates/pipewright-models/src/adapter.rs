@@ -148,8 +148,8 @@ mod tests {
     use super::*;
     use crate::decoder::DecoderConfig;
     use crate::family::ModelFamily;
-    use crate::qwen3_moe::Qwen3MoeConfig;
     use crate::hf;
+    use crate::qwen3_moe::Qwen3MoeConfig;
     use crate::stage::{StageLayer, visit_parameters};
 
     /// Checks that each parameter of a model with experts has the element type in which its stage computes.
@@ -177,7 +177,11 @@ mod tests {
     fn mixers_of_a_quantised_base_keep_their_paths() {
         let dir = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-nf4"));
         let config = crate::ModelConfig::read(&dir).expect("a model");
-        let lora = LoraConfig { rank: 2, targets: crate::lora_target::LoraTargets::Named(vec!["q_proj".to_owned().into()]), ..LoraConfig::default() };
+        let lora = LoraConfig {
+            rank: 2,
+            targets: crate::lora_target::LoraTargets::Named(vec!["q_proj".to_owned().into()]),
+            ..LoraConfig::default()
+        };
         let adapter = Adapter { lora, start: AdapterStart::Seed(1) };
         let place = Place::from(Device::flex());
         let base = hf::open_weights(&dir, &*config).expect("weights").keeping_quantised();

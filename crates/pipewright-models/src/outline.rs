@@ -50,7 +50,8 @@ impl ParameterSource for Outline {
         if let Some(outlined) = self.specs.last_mut() {
             self.matrices.push(outlined.path.clone());
             let is_cut_by_inputs = spec.kind == ParameterKind::Matrix && shard.dimension == 0;
-            outlined.quantised_bytes = self.quantised.bytes_of((&spec.path, &spec.shape), &outlined.shape, is_cut_by_inputs);
+            outlined.quantised_bytes =
+                self.quantised.bytes_of((&spec.path, &spec.shape), &outlined.shape, is_cut_by_inputs);
         }
         Ok(values)
     }

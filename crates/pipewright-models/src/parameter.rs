@@ -336,7 +336,7 @@ impl<'a> Builder<'a> {
         let weight = self.held_matrix(path, [inputs, outputs], layout("weight"), weight)?;
         let kind = (ParameterKind::Bias, layout("bias"));
         let bias = bias.then(|| self.stored(path, "bias", [outputs], kind, bias_placement));
-        Ok(HeldLinear { weight, bias: bias.transpose()? })
+        Ok(HeldLinear::new(weight, bias.transpose()?))
     }
 
     /// Returns how ranks hold the weight and the bias of a linear layer that is split.

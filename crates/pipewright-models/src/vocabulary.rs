@@ -3,9 +3,7 @@
 
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
-use pipewright::nn::{
-    Embedding, HeldMatrix, QuantisedTable, Region, TensorParallel, TiedHead, held_linear,
-};
+use pipewright::nn::{Embedding, HeldMatrix, QuantisedTable, Region, TensorParallel, TiedHead, held_linear};
 use pipewright::tensor::Placement;
 
 use crate::error::ModelError;

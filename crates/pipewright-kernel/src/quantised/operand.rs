@@ -115,7 +115,9 @@ impl<'a> QuantisedOperand<'a> {
             let [lines, length] = if self.is_transposed { [own, inner] } else { [inner, own] };
             let panel = if is_turned {
                 turned.clear();
-                turned.extend((0..length).flat_map(|i| (0..lines).map(move |line| line * length + i)).map(|i| room[i]));
+                turned.extend(
+                    (0..length).flat_map(|i| (0..lines).map(move |line| line * length + i)).map(|i| room[i]),
+                );
                 Matrix::new(&turned, length, lines)
             } else {
                 Matrix::new(room, lines, length)

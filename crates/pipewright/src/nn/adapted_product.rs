@@ -80,7 +80,7 @@ pub fn adapted_product(x: &Tensor<2>, weight: &HeldMatrix, adapter: LowRank<'_>)
     let w = match quantised {
         Some(held) => {
             Weight::Quantised(QuantisedWeight::new(held, x.dtype()).in_generation(!tape.is_recorded()))
-        },
+        }
         None => Weight::Held(w),
     };
     let low = scaled_product(&x, &elements(&a), [rows, inputs, rank], scale);

@@ -6,7 +6,7 @@ use pipewright_kernel::grouped::Groups;
 
 use super::bias::add_share;
 use super::clamped_gate::clamped_gate;
-use super::held_matrix::{HeldLinear, held_linear};
+use super::held_matrix::HeldLinear;
 use super::parallel::TensorParallel;
 use super::region::Region;
 use super::relu_squared::relu_squared;
@@ -77,13 +77,13 @@ impl Expert {
             (None, ExpertActivation::Usual) => relu_squared(up),
             (None, ExpertActivation::Clamped { .. }) => panic!("an expert without a gate has no bounds"),
         };
-        let (HeldLinear { weight, bias }, share) = (&self.down_proj, self.form.bias_share);
-        match bias {
-            Some(bias) if share != 1.0 => add_share(
-                held_linear(inner, weight, None, &Region::of_whole(&TensorParallel::default())),
-                bias,
-                share,
-            ),
+        let share = self.form.bias_share;
+        match &self.down_proj.bias {
+            Some(bias) if share != 1.0 => {
+                let whole = TensorParallel::default();
+                let product = self.down_proj.form().linear(inner, None, &Region::of_whole(&whole));
+                add_share(product, bias, share)
+            }
             _ => self.down_proj.forward(inner),
         }
     }
@@ -172,7 +172,8 @@ mod tests {
         let inner = Tensor::from_data(TensorData::new(inner, [5, 4]), &Device::flex());
         let down = &expert.down_proj;
         let bias = down.bias.as_ref().expect("it has one").val() * 0.5;
-        let expected = (inner.matmul(down.weight.whole()) + bias.unsqueeze()).into_data();
+        let expected =
+            (inner.matmul(down.weight.as_ref().expect("it has one").val()) + bias.unsqueeze()).into_data();
         let weights = Tensor::ones([5, 1], &Device::flex());
         let mixed = mix_chosen(x, weights, &[0; 5], &[expert]);
         mixed.into_data().assert_approx_eq::<f32>(&expected, Tolerance::rel_abs(1e-5, 1e-6));

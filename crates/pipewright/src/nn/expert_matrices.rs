@@ -217,7 +217,7 @@ impl Matrices {
         let mut held = Vec::with_capacity(count);
         let mut bundle = Bundle::new();
         for layer in experts.iter().flat_map(|expert| expert.layers()) {
-            held.push(match layer.weight.form() {
+            held.push(match layer.form() {
                 HeldForm::Parameter(parameter) => {
                     let (weight, id) = (parameter.val(), parameter.id);
                     let ([value], _) = on_cpu([weight.clone().into_dispatch()])?;
@@ -259,7 +259,7 @@ impl Matrices {
         let layers = experts.iter().flat_map(|expert| expert.layers());
         for (layer, (matrix, bias)) in layers.zip(self.held.iter().zip(&self.biases.held)) {
             let of_matrix = matrix.parameter.as_ref().and_then(|(_, gradient)| gradient.deferred());
-            if let (Some(deferred), Some(parameter)) = (of_matrix, layer.weight.parameter()) {
+            if let (Some(deferred), Some(parameter)) = (of_matrix, &layer.weight) {
                 let matrix = Tensor::from_dispatch(parameter.val().into_dispatch());
                 return (matrix, Some(deferred.clone()));
             }

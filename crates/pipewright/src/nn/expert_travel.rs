@@ -41,7 +41,7 @@ struct Numbers {
 }
 
 fn id_of(layer: &HeldLinear) -> ParamId {
-    layer.weight.parameter().expect("it is not quantised").id
+    layer.weight.as_ref().expect("it is not quantised").id
 }
 
 /// Computes a mixture on a replica whose place in its group is `replicas`; `replica` numbers its tokens.

@@ -135,12 +135,12 @@ fn groups(chosen: &[usize], experts: &[Option<&Expert>], count: usize) -> Groups
 
 /// Checks that the experts are alike, and returns their inner width.
 fn check_experts(experts: &[&Expert], width: usize) -> usize {
-    let [_, inner] = experts[0].up_proj.weight.dims();
+    let [_, inner] = experts[0].up_proj.form().dims();
     let has_gate = experts[0].gate_proj.is_some();
     for expert in experts {
         let mut shapes = vec![[width, inner]; if has_gate { 2 } else { 1 }];
         shapes.push([inner, width]);
-        let found: Vec<_> = expert.layers().iter().map(|layer| layer.weight.dims()).collect();
+        let found: Vec<_> = expert.layers().iter().map(|layer| layer.form().dims()).collect();
         assert!(found == shapes && has_gate == expert.gate_proj.is_some(), "the experts have one shape");
         assert!(expert.form == experts[0].form, "the experts have one form");
         let is_usual = expert.form.activation == ExpertActivation::Usual;
@@ -216,7 +216,7 @@ mod tests {
     }
 
     fn weights(experts: &[Expert]) -> impl Iterator<Item = (ParamId, Tensor<2>)> {
-        let parameters = experts.iter().flat_map(Expert::layers).filter_map(|layer| layer.weight.parameter());
+        let parameters = experts.iter().flat_map(Expert::layers).filter_map(|layer| layer.weight.as_ref());
         parameters.map(|parameter| (parameter.id, parameter.val()))
     }
 

@@ -32,22 +32,33 @@ pub(super) struct HeldQuantised {
     pub(super) is_table: bool,
 }
 
-/// A linear layer whose matrix may be quantised.
+/// A linear layer whose matrix may be quantised. A layer whose matrix is not has the record paths of a [`Linear`].
 #[derive(Module, Debug)]
 pub struct HeldLinear {
-    /// Shape `[inputs, outputs]`.
-    pub weight: HeldMatrix,
+    /// Shape `[inputs, outputs]`; `None` if the matrix is quantised.
+    pub weight: Option<Param<Tensor<2>>>,
     /// Shape `[outputs]`.
     pub bias: Option<Param<Tensor<1>>>,
+    #[module(skip)]
+    quantised: Option<HeldQuantised>,
 }
 
 impl From<Linear> for HeldLinear {
     fn from(Linear { weight, bias }: Linear) -> Self {
-        Self { weight: weight.into(), bias }
+        Self { weight: Some(weight), bias, quantised: None }
     }
 }
 
 impl HeldLinear {
+    /// Returns the layer with this matrix.
+    pub fn new(matrix: HeldMatrix, bias: Option<Param<Tensor<1>>>) -> Self {
+        Self { weight: matrix.parameter, bias, quantised: matrix.quantised }
+    }
+
+    pub(super) fn form(&self) -> HeldForm<'_> {
+        HeldForm::of(self.weight.as_ref(), self.quantised.as_ref())
+    }
+
     /// Returns `x w + b`, like [`Linear::forward`].
     ///
     /// # Panics
@@ -62,7 +73,7 @@ impl HeldLinear {
     /// # Panics
     /// As [`Linear::forward_split_inputs`].
     pub fn forward_split_inputs<const D: usize>(&self, x: Tensor<D>, tensor: &TensorParallel) -> Tensor<D> {
-        held_linear(x, &self.weight, self.bias.as_ref(), &Region::of_whole(tensor))
+        self.form().linear(x, self.bias.as_ref(), &Region::of_whole(tensor))
     }
 }
 
@@ -70,6 +81,37 @@ impl HeldLinear {
 pub(super) enum HeldForm<'a> {
     Parameter(&'a Param<Tensor<2>>),
     Quantised(&'a HeldQuantised),
+}
+
+impl<'a> HeldForm<'a> {
+    fn of(parameter: Option<&'a Param<Tensor<2>>>, quantised: Option<&'a HeldQuantised>) -> Self {
+        match (parameter, quantised) {
+            (Some(parameter), _) => Self::Parameter(parameter),
+            (None, Some(held)) => Self::Quantised(held),
+            (None, None) => unreachable!("a matrix has one of two forms"),
+        }
+    }
+
+    /// Returns the numbers of inputs and outputs.
+    pub(super) fn dims(&self) -> [usize; 2] {
+        match self {
+            Self::Parameter(parameter) => parameter.val().dims(),
+            Self::Quantised(held) => [held.matrix.columns(), held.matrix.rows()],
+        }
+    }
+
+    /// Returns `x w + b`.
+    pub(super) fn linear<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        bias: Option<&Param<Tensor<1>>>,
+        region: &Region<'_>,
+    ) -> Tensor<D> {
+        match self {
+            Self::Parameter(parameter) => linear(x, parameter, bias, region),
+            Self::Quantised(held) => linear_of(x, self.dims(), bias, region, |x| multiply_quantised(x, held)),
+        }
+    }
 }
 
 impl From<Param<Tensor<2>>> for HeldMatrix {
@@ -91,11 +133,7 @@ impl HeldMatrix {
     }
 
     pub(super) fn form(&self) -> HeldForm<'_> {
-        match (&self.parameter, &self.quantised) {
-            (Some(parameter), _) => HeldForm::Parameter(parameter),
-            (None, Some(matrix)) => HeldForm::Quantised(matrix),
-            (None, None) => unreachable!("a matrix has one of two forms"),
-        }
+        HeldForm::of(self.parameter.as_ref(), self.quantised.as_ref())
     }
 
     /// Returns the parameter, unless the matrix is quantised.
@@ -110,10 +148,7 @@ impl HeldMatrix {
 
     /// Returns the numbers of inputs and outputs.
     pub fn dims(&self) -> [usize; 2] {
-        match self.form() {
-            HeldForm::Parameter(parameter) => parameter.val().dims(),
-            HeldForm::Quantised(held) => [held.matrix.columns(), held.matrix.rows()],
-        }
+        self.form().dims()
     }
 
     /// Returns the columns of some outputs, `[inputs, outputs]`, without gradients and as they are held: elements
@@ -152,9 +187,5 @@ pub fn held_linear<const D: usize>(
     bias: Option<&Param<Tensor<1>>>,
     region: &Region<'_>,
 ) -> Tensor<D> {
-    let held = match weight.form() {
-        HeldForm::Parameter(parameter) => return linear(x, parameter, bias, region),
-        HeldForm::Quantised(held) => held,
-    };
-    linear_of(x, weight.dims(), bias, region, |x| multiply_quantised(x, held))
+    weight.form().linear(x, bias, region)
 }
