@@ -12,4 +12,5 @@ mod expert_metrics;
 mod model_copy;
 mod real_files;
 mod quantised;
+mod quantised_experts;
 mod stacked_experts;

@@ -13,19 +13,16 @@ use tempfile::TempDir;
 
 use super::model_copy::{Copy, Stored};
 
-const LLAMA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-tiny");
+pub(crate) const LLAMA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-tiny");
 const NF4: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-nf4");
 const FP4: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-fp4");
 const PHI3: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/phi3-tiny");
 const GPT2: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/gpt2-tiny");
-const QWEN3_MOE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/qwen3-moe-tiny");
-const TIED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-tied-tiny");
-const MXFP4: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/gpt-oss-mxfp4");
 const DOWN: &str = "model.layers.2.mlp.down_proj.weight";
 
 /// Returns the logits of a row, of a model whose matrices stay quantised. For rows of a few tokens, the `gemm` crate
 /// adds in another order if an operand is transposed.
-fn logits(copy: &Copy) -> Result<Vec<f32>, String> {
+pub(crate) fn logits(copy: &Copy) -> Result<Vec<f32>, String> {
     let config = ModelConfig::read(copy.dir()).map_err(|error| with_causes(&error))?;
     let stage = config.whole(ModelSource::Directory(copy.dir()), &Device::flex());
     let stage = stage.map_err(|error| with_causes(&error))?;
@@ -36,7 +33,7 @@ fn logits(copy: &Copy) -> Result<Vec<f32>, String> {
 }
 
 /// Returns the logits of the same row, of the model whose matrices are decoded and written again.
-fn decoded_logits(copy: &Copy) -> Vec<f32> {
+pub(crate) fn decoded_logits(copy: &Copy) -> Vec<f32> {
     let config = ModelConfig::read(copy.dir()).expect("a model");
     let stage = hf::load_stage(copy.dir(), &*config, 0..config.layers(), Place::from(Device::flex()));
     let folder = TempDir::new().expect("a folder");
@@ -46,7 +43,7 @@ fn decoded_logits(copy: &Copy) -> Vec<f32> {
 }
 
 /// Replaces a matrix by elements of four bits in blocks of 16, with a scale that is a number for each.
-fn quantise(copy: &Copy, tensor: &str) {
+pub(crate) fn quantise(copy: &Copy, tensor: &str) {
     copy.edit(|tensors| {
         let index = tensors.iter().position(|(name, ..)| name == tensor).expect("it has the matrix");
         let (_, _, shape, _) = tensors.remove(index);
@@ -107,7 +104,7 @@ fn elements_may_be_stored_as_any_type() {
 }
 
 /// Replaces a matrix by elements of FP8 in blocks.
-fn quantise_in_eight_bits(copy: &Copy, tensor: &str, [rows, columns]: [usize; 2]) {
+pub(crate) fn quantise_in_eight_bits(copy: &Copy, tensor: &str, [rows, columns]: [usize; 2]) {
     copy.configure(&json!({"quantization_config": {
         "quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [rows, columns]
     }}));
@@ -380,64 +377,6 @@ fn memory_counts_the_bytes_of_quantised_matrices() {
     };
     assert_eq!(bytes("mlp.up_proj"), Some(64 * 88 / 2 + (176 + 4) / 2 + 4 * 256));
     assert_eq!(bytes("mlp.down_proj"), Some(64 * 88 / 2 + 176 + 4 + 4 * 256));
-}
-
-/// Matrices of several forms, each alone, among the experts and in the table.
-#[test]
-fn experts_and_tables_stay_quantised() {
-    const EXPERT: &str = "model.layers.1.mlp.experts.2.";
-    for name in ["gate_proj", "up_proj", "down_proj"] {
-        let copy = Copy::of(QWEN3_MOE);
-        let before = logits(&copy).expect("it loads");
-        quantise(&copy, &format!("{EXPERT}{name}.weight"));
-        let found = logits(&copy).expect("it loads");
-        assert!(found == decoded_logits(&copy) && found != before, "{name}");
-        let copy = Copy::of(QWEN3_MOE);
-        quantise_in_eight_bits(&copy, &format!("{EXPERT}{name}.weight"), [5, 7]);
-        let found = logits(&copy).expect("it loads");
-        assert!(found == decoded_logits(&copy) && found != before, "{name} in eight bits");
-    }
-    for (model, table) in [(LLAMA, "model.embed_tokens.weight"), (TIED, "model.embed_tokens.weight")] {
-        let copy = Copy::of(model);
-        let before = logits(&copy).expect("it loads");
-        quantise(&copy, table);
-        assert_eq!(copy.check(), Ok(Vec::new()));
-        let found = logits(&copy).expect("it loads");
-        assert!(found == decoded_logits(&copy) && found != before, "{model}");
-    }
-}
-
-/// transformers has written the model, and its own dequantisation is compared in `tests/references/quantised.rs`.
-#[test]
-fn experts_in_mxfp4_are_read() {
-    let copy = Copy::of(MXFP4);
-    assert_eq!(copy.check(), Ok(Vec::new()));
-    assert!(logits(&copy) == Ok(decoded_logits(&copy)));
-    let config = ModelConfig::read(MXFP4.as_ref()).expect("a model");
-    let specs = config.parameters().expect("it has layers");
-    let sizes = hf::quantised_sizes(MXFP4.as_ref(), &specs).expect("they are known");
-    let model = CutModel::from(config).with_quantised(sizes);
-    let specs = model.outline(1..2, &TensorParallel::default()).expect("a block");
-    let bytes: Vec<u64> = specs.iter().filter_map(|spec| spec.quantised_bytes).collect();
-    assert_eq!(bytes, [32 * 32 / 2 + 32; 3 * 4]);
-    let blocks = "model.layers.1.mlp.experts.down_proj_blocks";
-    let refused = |part: &str, edit: &dyn Fn(&mut Stored)| {
-        let copy = Copy::of(MXFP4);
-        copy.edit(|tensors| {
-            edit(tensors.iter_mut().find(|(name, ..)| name == blocks).expect("it has the tensor"));
-        });
-        let error = logits(&copy).expect_err("it is refused");
-        assert!(error.contains("model.layers.1.mlp.experts.down_proj") && error.contains(part), "{error}");
-    };
-    refused("its shape is [4, 32, 16, 1]", &|(_, _, shape, _)| shape.swap(2, 3));
-    refused("its elements are I8, and U8 is needed", &|(_, dtype, ..)| *dtype = Dtype::I8);
-    let copy = Copy::of(MXFP4);
-    copy.edit(|tensors| {
-        let scales = tensors.iter_mut().find(|(name, ..)| name.ends_with(".down_proj_scales"));
-        scales.expect("it has scales").3[0] = 255;
-    });
-    let error = logits(&copy).expect_err("it is refused");
-    assert!(error.contains("is not finite"), "{error}");
 }
 
 /// The rows of joined projections have 32 elements, and blocks 64, so they stay as they are.
