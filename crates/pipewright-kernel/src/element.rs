@@ -9,6 +9,8 @@ use crate::avx512::Stored;
 use crate::bf16_product;
 use crate::half::{narrow_into, narrow_over};
 use crate::product::{self, Matrix};
+use crate::quantised::{QuantisedOperand, Rounding};
+use crate::quantised_product::{self, Sums};
 use crate::rounding::{narrow, widen};
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -42,6 +44,16 @@ pub trait Element: Stored {
 
     /// Computes `out += a b`, in rows that begin `row_stride` elements apart.
     fn add_product(out: &mut [f32], row_stride: usize, a: Matrix<'_, Self>, b: Matrix<'_, Self>);
+
+    /// Computes `a b` for a quantised `b`, in rows that begin `row_stride` elements apart. In single precision, the elements
+    /// of `b` are rounded first.
+    fn quantised_product(
+        sums: Sums<'_, Self>,
+        row_stride: usize,
+        a: Matrix<'_, Self>,
+        b: QuantisedOperand<'_>,
+        rounding: Rounding,
+    );
 }
 
 impl Element for f32 {
@@ -73,6 +85,16 @@ impl Element for f32 {
 
     fn add_product(out: &mut [f32], row_stride: usize, a: Matrix<'_>, b: Matrix<'_>) {
         product::add_product(out, row_stride, a, b);
+    }
+
+    fn quantised_product(
+        sums: Sums<'_, Self>,
+        row_stride: usize,
+        a: Matrix<'_>,
+        b: QuantisedOperand<'_>,
+        rounding: Rounding,
+    ) {
+        quantised_product::product_into(sums, row_stride, a, b, rounding);
     }
 }
 
@@ -106,5 +128,15 @@ impl Element for bf16 {
 
     fn add_product(out: &mut [f32], row_stride: usize, a: Matrix<'_, Self>, b: Matrix<'_, Self>) {
         bf16_product::add_product(out, row_stride, a, b);
+    }
+
+    fn quantised_product(
+        sums: Sums<'_, Self>,
+        row_stride: usize,
+        a: Matrix<'_, Self>,
+        b: QuantisedOperand<'_>,
+        _: Rounding,
+    ) {
+        quantised_product::half_product_into(sums, row_stride, a, b);
     }
 }

@@ -11,9 +11,20 @@ use multiversion::multiversion;
 use super::clamped_gate::{self, Bounds};
 use super::element::Element;
 use super::product::Matrix;
+use super::quantised::{QuantisedMatrix, QuantisedOperand, Rounding};
+use super::quantised_product::Sums;
 use super::relu_squared;
 use super::simd::sum;
 use super::swiglu;
+
+/// The matrix of an expert.
+#[derive(Clone, Copy, Debug)]
+pub enum ExpertMatrix<'a, T> {
+    /// Elements in row-major order.
+    Held(&'a [T]),
+    /// Quantised elements, whose rows are the outputs. They are rounded before they are multiplied in single precision.
+    Quantised(&'a QuantisedMatrix, Rounding),
+}
 
 /// The assignments in the order of their experts; the assignments of one expert are in the order of the
 /// tokens.
@@ -115,12 +126,14 @@ impl Groups {
     pub fn product<'m, T: Element + 'm>(
         &self,
         rows: &[T],
-        matrices: impl IntoIterator<Item = &'m [T]>,
+        matrices: impl IntoIterator<Item = ExpertMatrix<'m, T>>,
         size: [usize; 2],
         transposed: bool,
     ) -> Vec<f32> {
         let mut out = vec![0.0; self.rows() * size[1]];
-        self.multiply(&mut out, (rows, matrices), size, transposed, T::product_into);
+        self.each_group(rows, matrices, size, transposed, |elements, rows, matrix| {
+            multiply(Sums::Single(&mut out[elements]), size[1], rows, matrix);
+        });
         out
     }
 
@@ -128,12 +141,14 @@ impl Groups {
     pub fn rounded_product<'m, T: Element + 'm>(
         &self,
         rows: &[T],
-        matrices: impl IntoIterator<Item = &'m [T]>,
+        matrices: impl IntoIterator<Item = ExpertMatrix<'m, T>>,
         size: [usize; 2],
         transposed: bool,
     ) -> Vec<T> {
         let mut out = vec![T::rounded(0.0); self.rows() * size[1]];
-        self.multiply(&mut out, (rows, matrices), size, transposed, T::rounded_product_into);
+        self.each_group(rows, matrices, size, transposed, |elements, rows, matrix| {
+            multiply(Sums::Rounded(&mut out[elements]), size[1], rows, matrix);
+        });
         out
     }
 
@@ -142,11 +157,13 @@ impl Groups {
         &self,
         out: &mut [f32],
         rows: &[T],
-        matrices: impl IntoIterator<Item = &'m [T]>,
+        matrices: impl IntoIterator<Item = ExpertMatrix<'m, T>>,
         size: [usize; 2],
         transposed: bool,
     ) {
-        self.multiply(out, (rows, matrices), size, transposed, T::add_product);
+        self.each_group(rows, matrices, size, transposed, |elements, rows, matrix| {
+            multiply(Sums::Added(&mut out[elements]), size[1], rows, matrix);
+        });
     }
 
     /// Returns a row for each assignment: its expert's bias times `factor`, zeros for an expert without one.
@@ -172,26 +189,49 @@ impl Groups {
         rows
     }
 
-    fn multiply<'m, O, T: 'm>(
+    /// Calls `multiply` for each expert with rows: with the elements of their result, the rows, and the matrix.
+    fn each_group<'m, T: Element + 'm>(
         &self,
-        out: &mut [O],
-        (rows, matrices): (&[T], impl IntoIterator<Item = &'m [T]>),
+        rows: &[T],
+        matrices: impl IntoIterator<Item = ExpertMatrix<'m, T>>,
         [inputs, outputs]: [usize; 2],
         transposed: bool,
-        multiply: impl Fn(&mut [O], usize, Matrix<'_, T>, Matrix<'_, T>),
+        mut multiply: impl FnMut(Range<usize>, Matrix<'_, T>, Right<'_, T>),
     ) {
         for (Range { start, end }, matrix) in self.ranges().zip(matrices) {
             if start == end {
                 continue;
             }
             let rows = Matrix::new(&rows[start * inputs..end * inputs], end - start, inputs);
-            let matrix = if transposed {
-                Matrix::new(matrix, outputs, inputs).transposed()
-            } else {
-                Matrix::new(matrix, inputs, outputs)
+            let matrix = match matrix {
+                ExpertMatrix::Held(matrix) if transposed => {
+                    Right::Held(Matrix::new(matrix, outputs, inputs).transposed())
+                }
+                ExpertMatrix::Held(matrix) => Right::Held(Matrix::new(matrix, inputs, outputs)),
+                ExpertMatrix::Quantised(matrix, rounding) => {
+                    let operand =
+                        if transposed { QuantisedOperand::plain } else { QuantisedOperand::transposed };
+                    Right::Quantised(operand(matrix).like_columns(), rounding)
+                }
             };
-            multiply(&mut out[start * outputs..end * outputs], outputs, rows, matrix);
+            multiply(start * outputs..end * outputs, rows, matrix);
         }
+    }
+}
+
+/// The right operand of a product.
+enum Right<'a, T> {
+    Held(Matrix<'a, T>),
+    Quantised(QuantisedOperand<'a>, Rounding),
+}
+
+/// Computes `a b` in rows of `columns` elements.
+fn multiply<T: Element>(sums: Sums<'_, T>, columns: usize, a: Matrix<'_, T>, b: Right<'_, T>) {
+    match (sums, b) {
+        (sums, Right::Quantised(b, rounding)) => T::quantised_product(sums, columns, a, b, rounding),
+        (Sums::Single(out), Right::Held(b)) => T::product_into(out, columns, a, b),
+        (Sums::Rounded(out), Right::Held(b)) => T::rounded_product_into(out, columns, a, b),
+        (Sums::Added(out), Right::Held(b)) => T::add_product(out, columns, a, b),
     }
 }
 
@@ -338,6 +378,7 @@ mod tests {
     fn each_group_is_multiplied_by_its_own_matrix() {
         let groups = Groups::new(&[2, 0, 2], 3, 1);
         let matrices: [&[f32]; 3] = [&[1.0, 2.0], &[f32::NAN; 2], &[10.0, 20.0]];
+        let matrices = matrices.map(ExpertMatrix::Held);
         // Sorted rows: token 1, then tokens 0 and 2.
         let rows = [5.0, 6.0, 7.0];
         assert_eq!(groups.product(&rows, matrices, [1, 2], false), [5.0, 10.0, 60.0, 120.0, 70.0, 140.0]);
@@ -391,7 +432,7 @@ mod tests {
         let groups = Groups::new(&[1, 0, 1], 2, 1);
         let rows = bf16::narrowed(&[1.5, -2.25, 0.3, 4.1, 7.7, -0.9]);
         let matrices = [bf16::narrowed(&[0.7, 1.9]), bf16::narrowed(&[-0.4, 3.3])];
-        let matrices = || matrices.iter().map(Vec::as_slice);
+        let matrices = || matrices.iter().map(|matrix| ExpertMatrix::Held(matrix));
         let single = groups.product(&rows, matrices(), [2, 1], false);
         assert_eq!(groups.rounded_product(&rows, matrices(), [2, 1], false), bf16::narrowed(&single));
     }

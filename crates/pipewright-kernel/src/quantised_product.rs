@@ -5,32 +5,69 @@ use half::bf16;
 use crate::bf16_product;
 use crate::half::Half;
 use crate::narrow_product::{self, AnyMatrix};
-use crate::product::{self, Matrix, is_parallel};
+use crate::product::{self, Matrix, assert_fits};
 use crate::quantised::{QuantisedOperand, Rounding};
+
+/// What becomes of the sums of a product.
+#[derive(Debug)]
+pub enum Sums<'a, T> {
+    /// They are written.
+    Single(&'a mut [f32]),
+    /// They are written, rounded to an element type.
+    Rounded(&'a mut [T]),
+    /// They are added.
+    Added(&'a mut [f32]),
+}
 
 /// Computes `a b` into new memory, in row-major order, from elements that are rounded.
 pub fn product(a: Matrix<'_>, b: QuantisedOperand<'_>, rounding: Rounding) -> Vec<f32> {
-    let (rows, inner, columns) = (a.rows, b.inner(), b.columns());
-    assert_eq!(a.columns, inner, "inner dimensions of a product agree");
-    let mut out = vec![0.0; rows * columns];
-    if rows == 0 || inner == 0 {
-        return out;
-    }
-    let is_parallel = is_parallel(rows, columns, inner);
-    let width = b.panel_columns().min(columns);
-    let mut room = vec![0.0; width * inner];
-    for first in (0..columns).step_by(width.max(1)) {
-        let width = width.min(columns - first);
-        b.panel([first, width], [0, inner], &mut room, is_parallel);
-        rounding.round(&mut room[..width * inner]);
-        let panel = if b.is_transposed() {
-            Matrix::new(&room[..], width, inner).transposed()
-        } else {
-            Matrix::new(&room[..], inner, width)
-        };
-        product::product_into(&mut out[first..], columns, a, panel);
-    }
+    let mut out = vec![0.0; a.rows * b.columns()];
+    product_into(Sums::Single(&mut out), b.columns(), a, b, rounding);
     out
+}
+
+/// Computes `a b` in rows that begin `row_stride` elements apart, from elements that are rounded.
+pub(crate) fn product_into(
+    sums: Sums<'_, f32>,
+    row_stride: usize,
+    a: Matrix<'_>,
+    b: QuantisedOperand<'_>,
+    rounding: Rounding,
+) {
+    assert_eq!(a.columns, b.inner(), "inner dimensions of a product agree");
+    let (out, multiply): (_, fn(&mut [f32], usize, Matrix<'_>, Matrix<'_>)) = match sums {
+        Sums::Single(out) | Sums::Rounded(out) => (out, product::product_into),
+        Sums::Added(out) => (out, product::add_product),
+    };
+    assert_fits(out.len(), a.rows, b.columns(), row_stride);
+    if a.rows > 0 {
+        b.each_panel(a.rows, rounding, |first, panel| multiply(&mut out[first..], row_stride, a, panel));
+    }
+}
+
+/// Like [`product_into`], in bfloat16.
+pub(crate) fn half_product_into(
+    mut sums: Sums<'_, bf16>,
+    row_stride: usize,
+    a: Matrix<'_, bf16>,
+    b: QuantisedOperand<'_>,
+) {
+    if bf16_product::quantised_product_into(&mut sums, row_stride, a, b) {
+        return;
+    }
+    let left = bf16::widened(a.data);
+    let left = a.with_data(&left);
+    let of_single = |sums| product_into(sums, row_stride, left, b, Rounding::Bf16);
+    match sums {
+        Sums::Single(out) => of_single(Sums::Single(out)),
+        Sums::Added(out) => of_single(Sums::Added(out)),
+        Sums::Rounded(out) => {
+            let rows = bf16::narrowed(&product(left, b, Rounding::Bf16));
+            for (row, elements) in rows.chunks_exact(b.columns().max(1)).enumerate() {
+                out[row * row_stride..][..b.columns()].copy_from_slice(elements);
+            }
+        }
+    }
 }
 
 /// Computes `a b` in bfloat16 into new memory, in row-major order. The elements of `b` are rounded to

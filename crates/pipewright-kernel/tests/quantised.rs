@@ -3,12 +3,13 @@
 
 use half::bf16;
 use pipewright_kernel::bf16_product::testing::run_without_instruction;
+use pipewright_kernel::grouped::{ExpertMatrix, Groups};
 use pipewright_kernel::half::Half;
 use pipewright_kernel::product::Matrix;
 use pipewright_kernel::quantised::block_codes::quantise;
 use pipewright_kernel::quantised::{
     BlockKind, Blocks, Codebook, CodebookError, DoubleScales, Form, Fp8, Grouped, QuantisedMatrix,
-    QuantisedOperand, Rounding, Scales,
+    QuantisedOperand, Rounding, Scales, row_product,
 };
 use pipewright_kernel::quantised_product::{half_product, half_product_with_update, product};
 use pipewright_kernel::{bf16_product, product as single};
@@ -74,7 +75,7 @@ fn bits(numbers: &[f32]) -> Vec<u32> {
 fn check(matrix: &QuantisedMatrix, expected: &[f32]) {
     let (rows, columns) = (matrix.rows(), matrix.columns());
     assert_eq!(bits(&matrix.decoded()), bits(expected), "{rows} {columns}");
-    for tokens in [1, 5, 37] {
+    for tokens in [1, 2, 5, 37] {
         check_products(matrix, expected, tokens);
     }
     let middle = (rows / 3..rows.div_ceil(2), columns / 4..columns - columns / 5);
@@ -104,11 +105,19 @@ fn check_products(matrix: &QuantisedMatrix, expected: &[f32], tokens: usize) {
             if is_forward { QuantisedOperand::transposed(matrix) } else { QuantisedOperand::plain(matrix) };
         let left = numbers(tokens * inner, 1);
         let left_half = bf16::narrowed(&left);
+        let left_numbers = &left[..];
         let (left, left_half) = (Matrix::new(&left, tokens, inner), Matrix::new(&left_half, tokens, inner));
         let right = if is_forward { decoded.transposed() } else { decoded };
         let whole = single::product(left, right);
         let what = format!("{tokens} tokens, {rows} x {columns}, forward: {is_forward}");
         assert_eq!(bits(&product(left, operand, Rounding::None)), bits(&whole), "{what}");
+        if tokens == 1 && is_forward {
+            let found = row_product(matrix, left_numbers);
+            let largest = whole.iter().fold(1f32, |largest, x| largest.max(x.abs()));
+            let is_near = |(found, whole): (&f32, &f32)| (found - whole).abs() < 1e-5 * largest;
+            assert!(found.iter().zip(&whole).all(is_near), "{what}: {found:?} {whole:?}");
+        }
+        check_group(matrix, expected, left_numbers, is_forward);
 
         let right = if is_forward { half_decoded.transposed() } else { half_decoded };
         assert_eq!(half_product(left_half, operand), bf16_product::product(left_half, right), "{what}");
@@ -116,6 +125,65 @@ fn check_products(matrix: &QuantisedMatrix, expected: &[f32], tokens: usize) {
         let found = half_product_with_update(left_half, operand, [&low, &matrix], 3);
         assert_eq!(found, bf16_product::product_with_update(left_half, right, [&low, &matrix], 3), "{what}");
     }
+}
+
+/// Checks products of a group of rows, which has the bits of those with the decoded matrix as linear layers hold it.
+fn check_group(matrix: &QuantisedMatrix, expected: &[f32], left: &[f32], is_forward: bool) {
+    let (rows, columns) = (matrix.rows(), matrix.columns());
+    let turned: Vec<f32> = (0..rows * columns).map(|i| expected[i % rows * columns + i / rows]).collect();
+    let size = if is_forward { [columns, rows] } else { [rows, columns] };
+    let tokens = left.len() / size[0];
+    let groups = Groups::of_sizes([0, tokens]);
+    let held = [&[], &*turned].map(ExpertMatrix::Held);
+    let quantised = [matrix; 2].map(|matrix| ExpertMatrix::Quantised(matrix, Rounding::None));
+    let sums = numbers(tokens * size[1], 5);
+    let added = |matrices| {
+        let mut out = sums.clone();
+        groups.add_product(&mut out, left, matrices, size, !is_forward);
+        bits(&out)
+    };
+    let what = format!("{tokens} tokens, {rows} x {columns}, forward: {is_forward}");
+    assert_eq!(added(quantised), added(held), "{what}");
+    let [found, whole] = [quantised, held].map(|of| groups.product(left, of, size, !is_forward));
+    assert_eq!(bits(&found), bits(&whole), "{what}");
+    let half_turned = bf16::narrowed(&turned);
+    let held = [&[], &*half_turned].map(ExpertMatrix::Held);
+    let quantised = [matrix; 2].map(|matrix| ExpertMatrix::Quantised(matrix, Rounding::Bf16));
+    let left = bf16::narrowed(left);
+    let [found, whole] = [quantised, held].map(|of| {
+        let mut out = sums.clone();
+        groups.add_product(&mut out, &left, of, size, !is_forward);
+        (
+            bits(&out),
+            bits(&groups.product(&left, of, size, !is_forward)),
+            groups.rounded_product(&left, of, size, !is_forward),
+        )
+    });
+    assert!(found == whole, "{what}, in bfloat16");
+}
+
+/// MXFP4: the numbers of E2M1, and powers of two from the smallest exponent on.
+#[test]
+fn scales_may_be_powers_of_two() {
+    let table = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let table: [f32; 16] = std::array::from_fn(|code| if code < 8 { table[code] } else { -table[code - 8] });
+    let (codes, exponents) = (bytes(3 * 48, 3), vec![0, 1, 127, 120, 128, 100, 90, 130, 126]);
+    let scale = |index: usize| 2f64.powi(i32::from(exponents[index / 32]) - 127);
+    let element = |index: usize| {
+        let byte = codes[index / 2];
+        let half = if index.is_multiple_of(2) { byte >> 4 } else { byte & 15 };
+        (f64::from(table[usize::from(half)]) * scale(index)) as f32
+    };
+    let expected: Vec<f32> = (0..3 * 96).map(element).collect();
+    let new = |exponents| Codebook::new([3, 96], codes.clone(), table, Scales::Exponents(exponents), 32);
+    let matrix = QuantisedMatrix::new(3, Form::Codebook(new(exponents.clone()).expect("a matrix")));
+    check(&matrix, &expected);
+    assert_eq!(matrix.bytes(), 3 * 48 + 9);
+    assert_eq!(matrix.part(1..3, 32..64).expect("a part").bytes(), 2 * 16 + 2);
+    let gathered = matrix.gathered(&[2, 0]).expect("rows");
+    assert_eq!(bits(&gathered.decoded()), bits(&[&expected[192..], &expected[..96]].concat()));
+    assert_eq!(gathered.bytes(), 2 * (48 + 3));
+    assert_eq!(new([255; 9].to_vec()), Err(CodebookError::NotFinite));
 }
 
 #[test]
@@ -128,6 +196,7 @@ fn products_have_the_bits_of_those_with_the_decoded_matrix() {
         ([7, 9], 4),
         ([300, 320], 128),
         ([3, 4500], 64),
+        ([150, 4800], 32),
         ([1, 5], 8),
     ] {
         for is_double in [false, true] {
@@ -381,5 +450,59 @@ fn the_search_for_scales_is_better_than_the_ends_of_the_elements() {
         for kind in [BlockKind::Q8_0, BlockKind::Q4K, BlockKind::Q6K] {
             assert_eq!(quantise(kind, &elements, [1, 256]), Err(CodebookError::NotFinite));
         }
+    }
+}
+
+/// Prints the rate at which products of a row read quantised matrices, next to the rate at which memory is read.
+#[test]
+#[ignore = "measures, and tests nothing"]
+fn rates_of_row_products() {
+    use std::time::Instant;
+
+    use rayon::ThreadPoolBuilder;
+    use rayon::prelude::*;
+
+    use pipewright_kernel::squares::sum_squares;
+
+    const SIZE: [usize; 2] = [11008, 4096];
+    let of_blocks = SIZE[0] * SIZE[1] / 64;
+    let matrix = |seed| {
+        let scales = DoubleScales {
+            codes: bytes(of_blocks, seed),
+            map: Box::new(numbers(256, 9).try_into().expect("256")),
+            scales: numbers(of_blocks.div_ceil(256), 6),
+            block: 256,
+            offset: 0.125,
+            first: 0,
+        };
+        let codes = bytes(SIZE[0] * SIZE[1] / 2, seed);
+        let codebook = Codebook::new(SIZE, codes, table(), Scales::Double(scales), 64).expect("a matrix");
+        QuantisedMatrix::new(SIZE[0], Form::Codebook(codebook))
+    };
+    let matrices: Vec<QuantisedMatrix> = (1..12).map(matrix).collect();
+    let held: usize = matrices.iter().map(QuantisedMatrix::bytes).sum();
+    let memory = vec![1f32; 64 << 20];
+    let x = numbers(SIZE[1], 1);
+    for threads in [1, 2] {
+        let pool = ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+        let best = |bytes: usize, read: &(dyn Fn() + Sync)| {
+            let time = || {
+                let start = Instant::now();
+                pool.install(read);
+                start.elapsed().as_secs_f64()
+            };
+            bytes as f64 / (0..7).map(|_| time()).fold(f64::INFINITY, f64::min) / 1e9
+        };
+        let sum = || {
+            let parts = memory.par_chunks(1 << 20).map(sum_squares);
+            assert_eq!(parts.sum::<f64>(), memory.len() as f64);
+        };
+        let products =
+            || matrices.iter().for_each(|matrix| assert_eq!(row_product(matrix, &x).len(), SIZE[0]));
+        let [memory, products] = [best(4 * memory.len(), &sum), best(held, &products)];
+        println!(
+            "{threads} threads: memory {memory:.1} GB/s, products {products:.1} GB/s, {:.2}",
+            products / memory
+        );
     }
 }

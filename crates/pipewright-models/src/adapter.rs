@@ -159,8 +159,9 @@ mod tests {
     use super::*;
     use crate::decoder::DecoderConfig;
     use crate::family::ModelFamily;
+    use crate::hf;
     use crate::qwen3_moe::Qwen3MoeConfig;
-    use crate::stage::visit_parameters;
+    use crate::stage::{StageLayer, visit_parameters};
 
     /// Checks that each parameter of a model with experts has the element type in which its stage computes.
     fn check(precision: Precision, expected: DType) {
@@ -180,6 +181,26 @@ mod tests {
             let expected = if stage.stays_in_single_precision(&path) { DType::F32 } else { expected };
             assert_eq!(found, expected, "{path}");
         }
+    }
+
+    /// A mixer has no parameters if its matrices are quantised and it has no adapters.
+    #[test]
+    fn mixers_of_a_quantised_base_keep_their_paths() {
+        let dir = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-nf4"));
+        let config = crate::ModelConfig::read(&dir).expect("a model");
+        let lora = LoraConfig {
+            rank: 2,
+            targets: crate::lora_target::LoraTargets::Named(vec!["q_proj".to_owned().into()]),
+            ..LoraConfig::default()
+        };
+        let adapter = Adapter { lora, start: AdapterStart::Seed(1) };
+        let place = Place::from(Device::flex());
+        let base = hf::open_weights(&dir, &*config).expect("weights").keeping_quantised();
+        let mut source = AdaptedSource::new(Box::new(base), &adapter, &place).expect("no file");
+        let stage = config.build_stage(1..2, &mut source, &place).expect("a stage");
+        let StageLayer::Block(block) = &stage.layers[0] else { panic!("layer 1 is a block") };
+        let paths: Vec<&str> = block.branches.iter().map(|branch| &*branch.path).collect();
+        assert_eq!(paths, ["model.layers.0.self_attn", "model.layers.0.mlp"]);
     }
 
     #[test]

@@ -36,7 +36,7 @@ pub(crate) struct Branch {
     pub(crate) relation: Option<RelationCopy>,
     /// The router that chooses the tokens.
     pub(crate) depths: Option<Depths>,
-    /// The path of the mixer's parameters; empty if it is not known.
+    /// The path of the mixer; empty if it is not known.
     #[module(skip)]
     pub(crate) path: Arc<str>,
     /// How tokens attend to each other.

@@ -235,11 +235,13 @@ impl<F: DecoderFamily> Composition for F {
         let attends = Attends::Causal { block: index, head_dim: config.head_dim() };
         let attention = Branch {
             norm_after: after_attention,
+            path: builder.named(&format!("{path}.self_attn")).into(),
             factor: residual,
             ..Branch::new(before, mixer, attends.clone())
         };
         let mlp = Branch {
             norm_after: after,
+            path: builder.named(&format!("{path}.mlp")).into(),
             factor: residual,
             ..Branch::new(before_mlp, Mixer::FeedForward(mlp), attends)
         };

@@ -40,6 +40,7 @@ mod split;
 
 mod lora_target;
 pub mod lora;
+mod parameter_spec;
 pub mod parameter;
 mod held_matrix;
 mod outline;

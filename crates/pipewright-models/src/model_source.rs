@@ -69,7 +69,7 @@ impl InitialParameters {
 
 impl<'a> ModelSource<'a> {
     /// Returns the parameters of a model for generation at a place. Adapters of a base that is quantised or stays in its files
-    /// are not merged into it.
+    /// are not merged into it. A device other than the processor gets decoded parameters.
     pub(crate) fn for_generation(
         self,
         config: &dyn ModelFamily,
@@ -77,6 +77,12 @@ impl<'a> ModelSource<'a> {
     ) -> Result<Box<dyn ParameterSource + 'a>, ModelError> {
         if place.streams {
             return self.streamed(config, place);
+        }
+        if place.device != Device::flex() {
+            return match self {
+                Self::Directory(directory) => Ok(Box::new(hf::open_weights(directory, config)?)),
+                other => other.of(config),
+            };
         }
         if let Self::Adapted(AdaptedCheckpoint { checkpoint, lora, base }) = self {
             let specs = config.outline(0..config.layers(), &TensorParallel::default())?;

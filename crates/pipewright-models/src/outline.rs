@@ -4,7 +4,7 @@ use pipewright::tensor::TensorShard;
 
 use crate::error::ModelError;
 use crate::lora::LoraConfig;
-use crate::parameter::{HeldValues, ParameterSource, ParameterSpec};
+use crate::parameter::{HeldValues, ParameterKind, ParameterSource, ParameterSpec};
 use crate::quantisation::QuantisedSizes;
 
 /// A source that records the parameters that are asked for. Its parameters have shapes but no storage, so a
@@ -18,7 +18,7 @@ pub(crate) struct Outline {
     pub(crate) lora: Option<LoraConfig>,
     /// The sizes of quantised matrices.
     quantised: QuantisedSizes,
-    /// The paths of the matrices of linear layers that stages can hold quantised.
+    /// The paths of the matrices and tables that stages can hold quantised.
     pub(crate) matrices: Vec<String>,
 }
 
@@ -48,11 +48,11 @@ impl ParameterSource for Outline {
     fn held_matrix(&mut self, spec: &ParameterSpec, shard: TensorShard) -> Result<HeldValues, ModelError> {
         let values = self.held(spec, shard)?;
         if let Some(outlined) = self.specs.last_mut() {
-            let elements = |shape: &[usize]| shape.iter().product::<usize>() as u64;
-            let share = [elements(&outlined.shape), elements(&spec.shape)];
             self.matrices.push(outlined.path.clone());
             let is_saved = self.lora.as_ref().is_some_and(|lora| lora.saves(&spec.path));
-            let quantised = self.quantised.bytes_of(&spec.path, share);
+            let is_cut_by_inputs = spec.kind == ParameterKind::Matrix && shard.dimension == 0;
+            let quantised =
+                self.quantised.bytes_of((&spec.path, &spec.shape), &outlined.shape, is_cut_by_inputs);
             outlined.quantised_bytes = quantised.filter(|_| !is_saved);
         }
         Ok(values)

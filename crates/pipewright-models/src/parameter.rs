@@ -1,22 +1,24 @@
-//! Parameters by global path: the source of their values, and the list of a stage's parameters.
+//! Parameters by global path: the source of their values, and the layers that are built from them.
 //!
 //! A global path is the parameter's name in a Hugging Face directory, such as
 //! `model.layers.3.mlp.up_proj.weight`, whatever the cut of the model. The builder records the path of each
 //! parameter, so the paths do not depend on how the modules of a stage are nested.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::module::{Param, ParamId};
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 use pipewright::memory::StreamedMatrix;
-use pipewright::nn::{Embedding, Linear, RmsNorm, TensorParallel};
+use pipewright::nn::{Embedding, HeldLinear, Linear, RmsNorm, TensorParallel};
 use pipewright::tensor::{Placement, TensorShard};
 use pipewright_kernel::quantised::QuantisedMatrix;
 
 use crate::error::ModelError;
 use crate::file_layout::FileLayout;
 use crate::lora::{LoraConfig, MAGNITUDES};
+pub(crate) use crate::parameter_spec::is_in;
+pub use crate::parameter_spec::{FirstCopies, ParameterKind, ParameterSpec};
 use crate::path_names::PathNames;
 use crate::split::Place;
 
@@ -59,7 +61,8 @@ pub trait ParameterSource {
         self.data(spec, shard).map(HeldValues::Trained)
     }
 
-    /// Like [`ParameterSource::held`], for the matrix of a linear layer whose stage could hold it quantised.
+    /// Like [`ParameterSource::held`], for the matrix of a linear layer or the table of the tokens, which its stage could hold
+    /// quantised.
     ///
     /// # Errors
     /// As [`ParameterSource::parameter`].
@@ -67,8 +70,8 @@ pub trait ParameterSource {
         self.held(spec, shard)
     }
 
-    /// Returns the shard of a matrix in the quantised form in which the source has it; `None` if it is not
-    /// quantised, or the source decodes it. The rows are the outputs.
+    /// Returns the shard of a matrix or a table in the quantised form in which the source has it; `None` if it is not
+    /// quantised, or the source decodes it. The rows are the outputs or the tokens.
     ///
     /// # Errors
     /// As [`ParameterSource::parameter`], and when the shard ends inside a block.
@@ -118,85 +121,6 @@ pub enum HeldValues {
     Outline,
 }
 
-/// The parameters that a rank holds, in a count of them. A shared parameter is one parameter for all stages of a
-/// rank that have copies of it.
-#[derive(Debug, Clone, Default)]
-pub struct FirstCopies(HashSet<(String, usize)>);
-
-impl FirstCopies {
-    /// Returns the parameters in `specs` without copies of parameters that were passed to this function before.
-    pub fn of(&mut self, specs: &[ParameterSpec]) -> Vec<ParameterSpec> {
-        let is_first = |spec: &&ParameterSpec| self.0.insert((spec.path.clone(), spec.first));
-        specs.iter().filter(is_first).cloned().collect()
-    }
-}
-
-/// The description of a parameter of a stage.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ParameterSpec {
-    /// The global path.
-    pub path: String,
-    /// The shape as Burn stores it; a matrix is `[inputs, outputs]`.
-    pub shape: Vec<usize>,
-    /// The use of the parameter.
-    pub kind: ParameterKind,
-    /// How files store it.
-    pub layout: FileLayout,
-    /// The first row or column of the parameter that a shard has; 0 for a whole parameter.
-    pub first: usize,
-    /// The bytes of a quantised matrix in the memory of a stage; `None` for other parameters.
-    pub quantised_bytes: Option<u64>,
-}
-
-impl ParameterSpec {
-    /// Returns the description of a parameter that files store in the usual way.
-    pub fn new(path: String, shape: Vec<usize>, kind: ParameterKind) -> Self {
-        Self { path, shape, kind, layout: FileLayout::default(), first: 0, quantised_bytes: None }
-    }
-
-    /// Returns the name of the tensor in files that has the parameter, unless it has another place.
-    pub(crate) fn tensor(&self) -> &str {
-        self.layout.entry.as_ref().map_or(&self.path, |entry| &entry.tensor)
-    }
-
-    /// Returns the names that the tensor with the parameter may have in files.
-    pub(crate) fn tensors(&self) -> impl Iterator<Item = &str> {
-        let FileLayout { other_name, stack, .. } = &self.layout;
-        let stack = stack.as_ref().map(|stack| &*stack.tensor);
-        [Some(self.tensor()), other_name.as_deref(), stack].into_iter().flatten()
-    }
-
-    /// Returns whether the parameter belongs to an expert that a router chooses.
-    pub fn is_of_routed_expert(&self) -> bool {
-        let mut names = self.path.split('.').skip_while(|name| *name != "experts").skip(1);
-        names.next().is_some_and(|name| name.parse::<usize>().is_ok())
-    }
-
-    /// Returns whether the parameter belongs to the layer at a path.
-    pub(crate) fn is_in(&self, layer: &str) -> bool {
-        is_in(&self.path, layer)
-    }
-}
-
-/// Returns whether a path is below the path of a layer.
-pub(crate) fn is_in(path: &str, layer: &str) -> bool {
-    path.strip_prefix(layer).is_some_and(|rest| rest.starts_with('.'))
-}
-
-/// The use of a parameter, which decides its initial values and its layout in files.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ParameterKind {
-    /// The weight of a linear layer: `[inputs, outputs]` here, `[outputs, inputs]` in most files
-    /// ([`FileLayout`]). Initially normal.
-    Matrix,
-    /// One row for each token id, the same in a file. Initially normal.
-    Table,
-    /// Elementwise factors. Initially one.
-    Scale,
-    /// Elementwise summands of a linear layer. Initially zero.
-    Bias,
-}
-
 /// Builds the layers of a stage from a source.
 pub(crate) struct Builder<'a> {
     pub(crate) source: &'a mut dyn ParameterSource,
@@ -207,6 +131,8 @@ pub(crate) struct Builder<'a> {
     inputs_first: bool,
     built: BuiltParameters,
     pub(crate) frozen: FrozenMatrices,
+    /// The quantised tables of the stage, whose layers share them.
+    pub(crate) tables: Vec<(String, TensorShard, Arc<QuantisedMatrix>)>,
 }
 
 /// The matrices of a stage that are not parameters of its module.
@@ -261,7 +187,8 @@ impl<'a> Builder<'a> {
         names: PathNames,
         inputs_first: bool,
     ) -> Self {
-        Self { source, place, names, inputs_first, built: HashMap::new(), frozen: FrozenMatrices::default() }
+        let (built, frozen, tables) = (HashMap::new(), FrozenMatrices::default(), Vec::new());
+        Self { source, place, names, inputs_first, built, frozen, tables }
     }
 
     /// Returns whether files have the matrices of projections as `[inputs, outputs]`.
@@ -300,6 +227,11 @@ impl<'a> Builder<'a> {
         self.place.table_parts
     }
 
+    /// Returns the device of the parameters, and the element type of a frozen base.
+    pub(crate) fn of_base(&self) -> (&Device, DType) {
+        (&self.place.device, self.place.precision.half().unwrap_or(DType::F32))
+    }
+
     /// Returns whether the layer of the embedding has only the last shard; see [`Place::embedding_is_cut`].
     pub(crate) fn embedding_is_cut(&self) -> bool {
         self.place.embedding_is_cut
@@ -325,7 +257,7 @@ impl<'a> Builder<'a> {
         path: &str,
         sizes: [usize; 2],
         split: SplitLinear,
-    ) -> Result<Linear, ModelError> {
+    ) -> Result<HeldLinear, ModelError> {
         self.linear_in(bias, path, sizes, split, |_| FileLayout::default())
     }
 
@@ -337,13 +269,12 @@ impl<'a> Builder<'a> {
         [inputs, outputs]: [usize; 2],
         split: SplitLinear,
         layout: impl Fn(&str) -> FileLayout,
-    ) -> Result<Linear, ModelError> {
+    ) -> Result<HeldLinear, ModelError> {
         let (weight, bias_placement) = self.placements(split);
-        let shape = [inputs, outputs];
-        let weight = self.stored(path, "weight", shape, (ParameterKind::Matrix, layout("weight")), weight)?;
+        let weight = self.held_matrix(path, [inputs, outputs], layout("weight"), weight)?;
         let kind = (ParameterKind::Bias, layout("bias"));
         let bias = bias.then(|| self.stored(path, "bias", [outputs], kind, bias_placement));
-        Ok(Linear { weight, bias: bias.transpose()? })
+        Ok(HeldLinear::new(weight, bias.transpose()?))
     }
 
     /// Returns how ranks hold the weight and the bias of a linear layer that is split.

@@ -256,6 +256,10 @@ impl Builder<'_> {
     }
 }
 
+fn off_tape(tensor: Tensor<2>) -> Tensor<2> {
+    if tensor.is_autodiff() { tensor.inner() } else { tensor }
+}
+
 /// The parameters of a layer's adapter.
 struct Adapted<'a> {
     first: &'a Linear,
@@ -356,7 +360,14 @@ impl Projection {
         let squares = tensor.sum(self.squares(adapted, precision));
         // A column of zeros stays zero.
         let norms = squares.sqrt().clamp_min(f32::MIN_POSITIVE);
-        magnitudes.val().unsqueeze::<2>() / norms
+        let magnitudes = magnitudes.val().unsqueeze::<2>();
+        let norms = match magnitudes.gradient_checkpointing_strategy() {
+            Some(strategy) if !norms.is_autodiff() => {
+                norms.autodiff().with_gradient_checkpointing_strategy(strategy)
+            }
+            _ => norms,
+        };
+        magnitudes / norms
     }
 
     /// Returns the sums of the squares of the columns of the matrix with its adapter, `[1, outputs]`. Of a
@@ -366,16 +377,16 @@ impl Projection {
             |columns: Tensor<2>, product: Tensor<2>| (at_least_single(columns) + product).square().sum_dim(0);
         let [_, outputs] = self.weight.dims();
         if self.weight.parameter().is_some() {
-            return of(self.weight.columns(0, outputs), adapted.product());
+            return of(off_tape(self.weight.columns(0, outputs)), adapted.product());
         }
         let [first, second] = adapted.matrices();
-        let device = first.device().inner();
+        let device = first.device();
         let some = |start: usize| {
             let count = DECODED_COLUMNS.min(outputs - start);
             let product =
                 first.clone().matmul(second.clone().narrow(1, start, count)) * adapted.settings.scale;
             let columns = self.weight.columns(start, count).to_device(&device).cast(precision);
-            of(if product.is_autodiff() { columns.autodiff() } else { columns }, product)
+            of(columns, product)
         };
         Tensor::cat((0..outputs).step_by(DECODED_COLUMNS).map(some).collect(), 1)
     }
@@ -393,9 +404,10 @@ impl<'a> Adapted<'a> {
         first.matmul(second) * self.settings.scale
     }
 
-    /// Returns both matrices without gradients.
+    /// Returns both matrices off the tape. A tensor that is detached on the tape is a leaf of its own, whose operations keep
+    /// their inputs.
     fn matrices(&self) -> [Tensor<2>; 2] {
-        [self.first, self.second].map(|matrix| matrix.weight.val().detach())
+        [self.first, self.second].map(|matrix| off_tape(matrix.weight.val()))
     }
 
     /// Returns `scale * x a b'`, for `x [tokens, inputs]` in single precision.

@@ -9,10 +9,30 @@ use serde_json::Value;
 /// The bytes of the matrices of a model that files have quantised and that stages hold so, by the path of the
 /// parameter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct QuantisedSizes(Arc<BTreeMap<String, u64>>);
+pub struct QuantisedSizes(Arc<BTreeMap<String, QuantisedBytes>>);
 
-impl FromIterator<(String, u64)> for QuantisedSizes {
-    fn from_iter<T: IntoIterator<Item = (String, u64)>>(sizes: T) -> Self {
+/// The bytes of a quantised matrix.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct QuantisedBytes {
+    /// The bytes of which a part of the matrix has a part.
+    pub(crate) divided: u64,
+    /// The bytes of the scales that a part has whole if it has some of the inputs.
+    pub(crate) scales: u64,
+    /// The inputs at whose multiples these scales can be cut too; 0 if they cannot.
+    pub(crate) unit: usize,
+    /// The bytes that each part has.
+    pub(crate) fixed: u64,
+}
+
+impl QuantisedBytes {
+    /// Returns the bytes of the whole matrix.
+    fn total(&self) -> u64 {
+        self.divided + self.scales + self.fixed
+    }
+}
+
+impl FromIterator<(String, QuantisedBytes)> for QuantisedSizes {
+    fn from_iter<T: IntoIterator<Item = (String, QuantisedBytes)>>(sizes: T) -> Self {
         Self(Arc::new(sizes.into_iter().collect()))
     }
 }
@@ -25,13 +45,23 @@ impl QuantisedSizes {
 
     /// Returns the bytes of all matrices.
     pub fn total(&self) -> u64 {
-        self.0.values().sum()
+        self.0.values().map(QuantisedBytes::total).sum()
     }
 
-    /// Returns the bytes of a shard of the parameter at a path, with this number of its elements and of all.
-    pub(crate) fn bytes_of(&self, path: &str, [own, all]: [u64; 2]) -> Option<u64> {
-        let bytes = u128::from(*self.0.get(path)?);
-        Some((bytes * u128::from(own) / u128::from(all.max(1))) as u64)
+    /// Returns the bytes of a shard of the parameter at a path, from the shapes of both.
+    pub(crate) fn bytes_of(
+        &self,
+        (path, shape): (&str, &[usize]),
+        own: &[usize],
+        is_cut_by_inputs: bool,
+    ) -> Option<u64> {
+        let &QuantisedBytes { divided, scales, unit, fixed } = self.0.get(path)?;
+        let elements = |shape: &[usize]| shape.iter().product::<usize>() as u128;
+        let part = |bytes: u64| (u128::from(bytes) * elements(own) / elements(shape).max(1)) as u64;
+        let is_whole = own == shape;
+        let are_cut = !is_cut_by_inputs || unit > 0 && own[0].is_multiple_of(unit);
+        let scales = if is_whole || are_cut { part(scales) } else { scales };
+        Some(part(divided) + scales + fixed)
     }
 }
 
@@ -64,6 +94,8 @@ pub(crate) enum DescribedForm {
     },
     /// Four bits of AWQ in groups of this size; `None` for one group for each row.
     Awq { group: Option<usize> },
+    /// MXFP4 of experts.
+    Mxfp4,
 }
 
 /// Returns the form of weights that a configuration describes, if it is read.
@@ -87,6 +119,7 @@ pub(crate) fn described_form(config: &Value) -> Option<DescribedForm> {
             let is_known = ["gptq", "gptq_v2"].contains(&format);
             is_known.then_some(DescribedForm::Gptq { group: group?, zeros_are_less: format == "gptq" })
         }
+        "mxfp4" => Some(DescribedForm::Mxfp4),
         // Files of other packings have as many words.
         "awq"
             if has_four_bits
@@ -115,10 +148,8 @@ pub(crate) fn method_of(config: &Value) -> Option<String> {
 /// Returns what to do with weights that are quantised by a method.
 pub(crate) fn advice(method: &str) -> String {
     const ORIGINAL: &str = "use the model from which the quantised one was made";
-    // The methods and classes of transformers 5.23. Without `save_original_format=False`, it writes matrices
-    // of gpt-oss under the names of quantised ones, and cannot write the experts of other families.
+    // The methods and classes of transformers 5.23. Without `save_original_format=False`, it cannot write experts.
     let class = match method {
-        "mxfp4" => "Mxfp4Config",
         "fp8" | "mxfp8" => "FineGrainedFP8Config",
         "compressed-tensors" => "CompressedTensorsConfig",
         "bitsandbytes" | "higgs" => {
@@ -176,11 +207,6 @@ mod tests {
                 assert!(advice.starts_with("use the model from") && advice.contains(part), "{advice}");
             }
         };
-        check(
-            &["mxfp4"],
-            "or write it without quantisation (`from_pretrained` with `quantization_config=Mxfp4Config(",
-        );
-        check(&["mxfp4"], "`save_pretrained` with `save_original_format=False`");
         check(&["fp8", "mxfp8", "compressed-tensors"], "`save_pretrained` with `save_original_format=False`");
         check(&["fp8", "mxfp8"], "quantization_config=FineGrainedFP8Config(dequantize=True)");
         check(&["compressed-tensors"], "quantization_config=CompressedTensorsConfig(dequantize=True)");

@@ -41,7 +41,7 @@ use crate::head_form::{CutHead, FurtherPredictions, HeadForm, STATISTICS};
 use crate::hybrid::{HybridConfig, RELATION_BIAS};
 use crate::lora::is_of_adapter;
 use crate::mamba::is_of_scan;
-use crate::parameter::{BuiltParameter, BuiltParameters, FrozenMatrices, ParameterSpec};
+use crate::parameter::{BuiltParameter, BuiltParameters, FrozenMatrices, ParameterSpec, is_in};
 use crate::prediction::Prediction;
 use crate::predictions::{loss_of_all, targets_of_each};
 use crate::preference::PreferenceLoss;
@@ -127,7 +127,12 @@ impl ModelStage {
         });
         for branch in blocks.flat_map(|block| &mut block.branches) {
             let path = path_of(&branch.mixer, built);
-            // Quantised matrices are not parameters.
+            // Quantised matrices are not parameters, so parameters may have a longer path than the mixer, or none.
+            if !branch.path.is_empty()
+                && (path.is_empty() || *path == *branch.path || is_in(&path, &branch.path))
+            {
+                continue;
+            }
             branch.path = if path.is_empty() { path_of(&*branch, built) } else { path }.into();
         }
         let (facts, parameters) = (Arc::new(facts), Arc::default());

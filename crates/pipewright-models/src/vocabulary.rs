@@ -3,7 +3,7 @@
 
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
-use pipewright::nn::{Embedding, HeldMatrix, Region, TensorParallel, TiedHead, held_linear};
+use pipewright::nn::{Embedding, HeldMatrix, QuantisedTable, Region, TensorParallel, TiedHead, held_linear};
 use pipewright::stage::StageContext;
 use pipewright::tensor::Placement;
 
@@ -12,7 +12,8 @@ use crate::file_layout::FileLayout;
 use crate::head_form::{HeadForm, prediction_path};
 pub(crate) use crate::lora::HEAD;
 use crate::norm::Norm;
-use crate::parameter::{Builder, ParameterKind, SplitLinear};
+use crate::held_matrix::HeldTable;
+use crate::parameter::{Builder, SplitLinear};
 use crate::projection::{Projection, SharedInput};
 use crate::split::{SplitStage, ids_of_part, require_parts};
 
@@ -21,7 +22,14 @@ use crate::split::{SplitStage, ids_of_part, require_parts};
 #[derive(Module, Debug)]
 pub(crate) struct TokenTable {
     /// In the order of the token ids; `None` for shards that only other layers have.
-    shards: Vec<Option<Embedding>>,
+    shards: Vec<Option<TableShard>>,
+}
+
+/// A shard of the table.
+#[derive(Module, Debug)]
+pub(crate) enum TableShard {
+    Parameter(Embedding),
+    Quantised(QuantisedTable),
 }
 
 /// A copy of the table of the token embeddings on a layer behind the embedding. A model directory does not
@@ -43,7 +51,7 @@ impl TokenTable {
     }
 
     /// Adds a shard to a table that has several.
-    pub(crate) fn add(&mut self, index: usize, shard: Embedding) {
+    pub(crate) fn add(&mut self, index: usize, shard: TableShard) {
         self.shards[index] = Some(shard);
     }
 
@@ -61,7 +69,10 @@ impl TokenTable {
     ) -> Tensor<3> {
         if let [Some(table)] = self.shards.as_slice() {
             assert!(earlier.is_none(), "the first stage takes token ids, not hidden states");
-            return table.forward_split(ids, split.vocabulary, &split.tensor);
+            return match table {
+                TableShard::Parameter(table) => table.forward_split(ids, split.vocabulary, &split.tensor),
+                TableShard::Quantised(table) => table.forward_split(ids, split.vocabulary, &split.tensor),
+            };
         }
         let rows = self.held().fold(earlier, |earlier, index| {
             Some(self.forward_shard(index, earlier, ids.clone(), split.vocabulary))
@@ -82,9 +93,15 @@ impl TokenTable {
     ) -> Tensor<3> {
         let shard = self.shards[index].as_ref().expect("the shard is one of this layer's");
         let own = ids_of_part(index as u32, self.shards.len() as u32, vocabulary);
-        match earlier {
-            Some(earlier) => shard.forward_part_onto(earlier, ids, vocabulary, own),
-            None => shard.forward_part(ids, vocabulary, own),
+        match (shard, earlier) {
+            (TableShard::Parameter(shard), None) => shard.forward_part(ids, vocabulary, own),
+            (TableShard::Quantised(shard), None) => shard.forward_part(ids, vocabulary, own),
+            (TableShard::Parameter(shard), Some(earlier)) => {
+                shard.forward_part_onto(earlier, ids, vocabulary, own)
+            }
+            (TableShard::Quantised(shard), Some(earlier)) => {
+                shard.forward_part_onto(earlier, ids, vocabulary, own)
+            }
         }
     }
 }
@@ -128,12 +145,18 @@ impl Builder<'_> {
         path: &str,
         shape: [usize; 2],
         index: u32,
-    ) -> Result<Embedding, ModelError> {
+    ) -> Result<TableShard, ModelError> {
         let (ranks, parts) = (self.tensor_ranks(), self.table_parts());
         let placement =
             if parts > 1 { Placement::of_layer(0, index, parts) } else { Placement::split(0, ranks) };
-        let weight = self.placed(path, "weight", shape, ParameterKind::Table, placement)?;
-        Ok(Embedding { weight })
+        let (device, precision) = self.of_base();
+        let device = device.clone();
+        Ok(match self.held_table(path, shape, placement)? {
+            HeldTable::Parameter(weight) => TableShard::Parameter(Embedding { weight }),
+            HeldTable::Quantised(table) => {
+                TableShard::Quantised(QuantisedTable::new(table, precision, &device))
+            }
+        })
     }
 
     /// Builds a copy of the table of the token embeddings, which is at `path`.
@@ -144,7 +167,11 @@ impl Builder<'_> {
         hidden: usize,
     ) -> Result<TableCopy, ModelError> {
         let table = self.whole_table(path, [vocabulary, hidden])?;
-        table.shards.iter().flatten().for_each(|shard| self.mark_copy(&shard.weight));
+        for shard in table.shards.iter().flatten() {
+            if let TableShard::Parameter(shard) = shard {
+                self.mark_copy(&shard.weight);
+            }
+        }
         Ok(TableCopy { table })
     }
 }
@@ -153,7 +180,7 @@ impl Builder<'_> {
 #[expect(clippy::large_enum_variant, reason = "a stage has at most a few of them")]
 #[derive(Module, Debug)]
 pub(crate) enum HeadMatrix {
-    /// A matrix of the head's own.
+    /// A matrix of the head's own, or a quantised table.
     Own(HeldMatrix),
     /// The same with an adapter.
     Adapted(Projection),
@@ -203,9 +230,13 @@ impl HeadMatrix {
 
     fn tied(form: &HeadForm, placement: Placement, builder: &mut Builder<'_>) -> Result<Self, ModelError> {
         let shape = [form.vocabulary, form.width];
-        let weight = builder.placed(form.embedding, "weight", shape, ParameterKind::Table, placement)?;
-        builder.mark_copy(&weight);
-        Ok(Self::Tied(TiedHead { weight }))
+        Ok(match builder.held_table(form.embedding, shape, placement)? {
+            HeldTable::Parameter(weight) => {
+                builder.mark_copy(&weight);
+                Self::Tied(TiedHead { weight })
+            }
+            HeldTable::Quantised(table) => Self::Own(HeldMatrix::quantised_table(table)),
+        })
     }
 
     /// Returns the products `[tokens, ids]` of hidden states `[tokens, hidden]`.

@@ -50,11 +50,29 @@ fn what_cannot_be_trained_is_refused() {
         folder.refuse(&["check", "small.toml"], &settings, part);
     };
     refuse(&[], "only adapters can be trained on it: add a section [adapter]");
-    let adapter = ["adapter.kind=lora", "adapter.rank=4"];
-    let sharded = ["mesh.data_parallel=2", "mesh.data_parallel_mode=sharded"];
-    refuse(&[&adapter[..], &sharded].concat(), "set `mesh.data_parallel_mode` to \"replicated\"");
     folder.refuse(&["quantize", "nf4", "again", "--to", "nf4"], &[], "quantised already");
     folder.refuse(&["quantize", "nf4", "again", "--to", "q4_k"], &[], "quantised already");
+}
+
+/// Adapters with magnitudes need the norms of the decoded columns, and keep none of the columns.
+#[test]
+fn magnitudes_keep_no_decoded_matrix() {
+    let folder = folder_without_path();
+    folder.succeed(&["quantize", &reference("qwen3-tiny"), "nf4", "--to", "nf4"], &[]);
+    let base = format!("model.from={}", folder.path("nf4").display());
+    let peak = |dora: &str| {
+        let dora = format!("adapter.dora={dora}");
+        let settings =
+            [&*base, "adapter.kind=lora", "adapter.rank=4", &dora, "run.steps=1", "data.seq_len=8"];
+        folder.train(&[&settings[..], &["pipeline.ranks=1", "pipeline.microbatches=1"]].concat());
+        let metrics = folder.read("out/metrics.jsonl");
+        let steps = metrics.lines().map(|line| serde_json::from_str(line).expect("an object"));
+        steps.filter_map(|line: serde_json::Value| line["peak_bytes"][0].as_u64()).max().expect("a step")
+    };
+    let [without, with] = ["false", "true"].map(peak);
+    let whole = std::fs::metadata(folder.path("nf4/model.safetensors")).expect("weights").len();
+    // Decoded, the matrices have eight bytes for each byte of the file.
+    assert!(with < without + 2 * whole, "{without} {with} {whole}");
 }
 
 /// The weights need a quarter of the bytes that they need in bfloat16.

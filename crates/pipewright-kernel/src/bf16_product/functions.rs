@@ -14,6 +14,7 @@ use crate::half::Half;
 use crate::narrow_product::{self, AnyMatrix};
 use crate::product::{self, Matrix, assert_fits};
 use crate::quantised::QuantisedOperand;
+use crate::quantised_product::Sums;
 #[cfg(target_arch = "x86_64")]
 use crate::{
     product::product_size,
@@ -80,7 +81,7 @@ pub fn product_in_single(a: Matrix<'_, bf16>, b: Matrix<'_, bf16>) -> Vec<f32> {
 pub fn product_into(out: &mut [f32], row_stride: usize, a: Matrix<'_, bf16>, b: Matrix<'_, bf16>) {
     #[cfg(target_arch = "x86_64")]
     if let Some(available) = Available::detect() {
-        return into_rows(available, (out, row_stride), a, b, Output::Single);
+        return into_rows(available, (out, row_stride), a, Right::Held(b), Output::Single);
     }
     widened(a, b, |a, b| product::product_into(out, row_stride, a, b));
 }
@@ -89,7 +90,7 @@ pub fn product_into(out: &mut [f32], row_stride: usize, a: Matrix<'_, bf16>, b: 
 pub fn rounded_product_into(out: &mut [bf16], row_stride: usize, a: Matrix<'_, bf16>, b: Matrix<'_, bf16>) {
     #[cfg(target_arch = "x86_64")]
     if let Some(available) = Available::detect() {
-        return into_rows(available, (out, row_stride), a, b, Output::Rounded);
+        return into_rows(available, (out, row_stride), a, Right::Held(b), Output::Rounded);
     }
     let columns = b.columns;
     assert_fits(out.len(), a.rows, columns, row_stride);
@@ -102,7 +103,7 @@ pub fn rounded_product_into(out: &mut [bf16], row_stride: usize, a: Matrix<'_, b
 pub fn add_product(out: &mut [f32], row_stride: usize, a: Matrix<'_, bf16>, b: Matrix<'_, bf16>) {
     #[cfg(target_arch = "x86_64")]
     if let Some(available) = Available::detect() {
-        return into_rows(available, (out, row_stride), a, b, Output::Added);
+        return into_rows(available, (out, row_stride), a, Right::Held(b), Output::Added);
     }
     widened(a, b, |a, b| product::add_product(out, row_stride, a, b));
 }
@@ -139,6 +140,28 @@ pub(crate) fn quantised_product(
     }
 }
 
+/// Computes `a b` for a quantised `b`, in rows that begin `row_stride` elements apart. Returns `false` without the
+/// instruction.
+pub(crate) fn quantised_product_into(
+    sums: &mut Sums<'_, bf16>,
+    row_stride: usize,
+    a: Matrix<'_, bf16>,
+    b: QuantisedOperand<'_>,
+) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(available) = Available::detect() {
+        let b = Right::Quantised(b);
+        match sums {
+            Sums::Single(out) => into_rows(available, (out, row_stride), a, b, Output::Single),
+            Sums::Rounded(out) => into_rows(available, (out, row_stride), a, b, Output::Rounded),
+            Sums::Added(out) => into_rows(available, (out, row_stride), a, b, Output::Added),
+        }
+        return true;
+    }
+    let _ = (sums, row_stride, a, b);
+    false
+}
+
 /// Returns `a b` in row-major order.
 ///
 /// # Safety
@@ -167,13 +190,13 @@ fn into_rows<T>(
     available: Available,
     (out, row_stride): (&mut [T], usize),
     a: Matrix<'_, bf16>,
-    b: Matrix<'_, bf16>,
+    b: Right<'_>,
     output: fn(*mut T) -> Output,
 ) {
-    assert_fits(out.len(), a.rows, b.columns, row_stride);
+    assert_fits(out.len(), a.rows, b.columns(), row_stride);
     let target = Target { output: output(out.as_mut_ptr()), row_stride, update: None };
     // SAFETY: the assertion bounds every element of the result.
-    unsafe { multiply(available, a, Right::Held(b), target) };
+    unsafe { multiply(available, a, b, target) };
 }
 
 /// Calls `multiply` with the operands in single precision.

@@ -1,16 +1,17 @@
-//! Four bits for each element, which choose one of sixteen numbers: NF4 and FP4 of bitsandbytes.
+//! Four bits for each element, which choose one of sixteen numbers: NF4 and FP4 of bitsandbytes, and MXFP4.
 //!
 //! Elements are counted through the rows. Element `i` is half of byte `i / 2`: the upper half if `i` is even.
 //! It means `table[half] * scale`, with one scale for each block of elements. The scales are numbers, or with
 //! double quantisation (Dettmers et al., 2023, <https://arxiv.org/abs/2305.14314>) a byte for each, which means
-//! `map[byte] * scale_of_scales + offset`.
+//! `map[byte] * scale_of_scales + offset`. The scales of MXFP4 are powers of two (Open Compute Project, 2023, OCP
+//! Microscaling Formats Specification 1.0, E2M1 and E8M0).
 
 use std::ops::Range;
 
 use super::decoded::Decoded;
 use super::error::{CodebookError, CutError};
 #[cfg(target_arch = "x86_64")]
-use super::lookup::{Available, Lengths};
+use super::lookup::{self, Available, Lengths};
 
 /// The elements of a matrix as four bits each.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,6 +45,8 @@ pub enum Scales {
     Single(Vec<f32>),
     /// A byte for each block.
     Double(DoubleScales),
+    /// A byte for each block, which is the exponent of a power of two, plus 127.
+    Exponents(Vec<u8>),
 }
 
 /// Scales that are quantised themselves.
@@ -70,6 +73,7 @@ impl Scales {
         match self {
             Self::Single(scales) => scales[block],
             Self::Double(double) => double.get(block),
+            Self::Exponents(exponents) => power_of_two(exponents[block]),
         }
     }
 
@@ -77,6 +81,7 @@ impl Scales {
         match self {
             Self::Single(scales) => scales.len(),
             Self::Double(double) => double.codes.len(),
+            Self::Exponents(exponents) => exponents.len(),
         }
     }
 
@@ -94,6 +99,26 @@ impl Scales {
                     ..double.clone()
                 })
             }
+            Self::Exponents(exponents) => Self::Exponents(exponents[blocks].to_vec()),
+        }
+    }
+
+    /// Returns the scales of some blocks. Scales that are quantised become numbers with the same bits.
+    fn chosen(&self, blocks: impl Iterator<Item = usize>) -> Self {
+        match self {
+            Self::Exponents(exponents) => Self::Exponents(blocks.map(|block| exponents[block]).collect()),
+            _ => Self::Single(blocks.map(|block| self.get(block)).collect()),
+        }
+    }
+
+    fn addresses(&self) -> Vec<usize> {
+        match self {
+            Self::Single(scales) => vec![scales.as_ptr().addr()],
+            Self::Double(double) => {
+                let map: *const [f32; 256] = &raw const *double.map;
+                vec![double.codes.as_ptr().addr(), double.scales.as_ptr().addr(), map.addr()]
+            }
+            Self::Exponents(exponents) => vec![exponents.as_ptr().addr()],
         }
     }
 
@@ -101,8 +126,16 @@ impl Scales {
         match self {
             Self::Single(scales) => 4 * scales.len(),
             Self::Double(double) => double.codes.len() + 4 * (double.scales.len() + double.map.len()),
+            Self::Exponents(exponents) => exponents.len(),
         }
     }
+}
+
+/// Returns a power of two. The largest exponent means a number that is not finite.
+#[inline(always)]
+fn power_of_two(exponent: u8) -> f32 {
+    // The smallest one is below the normal numbers.
+    f32::from_bits(if exponent == 0 { 1 << 22 } else { u32::from(exponent) << 23 })
 }
 
 impl DoubleScales {
@@ -152,6 +185,7 @@ impl Codebook {
             Scales::Double(double) => double.check()?,
             Scales::Single(scales) if scales.iter().copied().all(f32::is_finite) => {}
             Scales::Single(_) => return Err(CodebookError::NotFinite),
+            Scales::Exponents(_) => {}
         }
         // The numbers may be finite and their products not.
         let largest = table.iter().fold(0.0f32, |largest, number| largest.max(number.abs()));
@@ -191,6 +225,20 @@ impl Codebook {
         }
     }
 
+    /// Returns the scalar product of a row with numbers of which the even and then the odd ones of each 32 follow each other;
+    /// `None` if blocks do not begin and end with so many elements, or without the instructions.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn row_product(&self, row: usize, spread: &[f32]) -> Option<f32> {
+        let element = self.place.first + row * self.place.stride;
+        let are_whole = [element, self.block, self.columns].iter().all(|size| size.is_multiple_of(32));
+        let available = Available::detect().filter(|_| are_whole)?;
+        let (first, bytes) = (element / self.block, self.columns / 2);
+        let scale_of = |index: usize| self.scales.get(first - self.place.first_block + index);
+        let lengths = Lengths { first: (first + 1) * self.block - element, others: self.block };
+        let bytes = &self.codes[row * bytes..][..bytes];
+        Some(lookup::row_product(available, bytes, &self.table, scale_of, lengths, spread))
+    }
+
     /// Writes elements of one block, from the element `first` of this matrix on.
     fn decode_block<T: Decoded>(&self, first: usize, scale: f32, out: &mut [T]) {
         let bytes = &self.codes[first / 2..(first + out.len()).div_ceil(2)];
@@ -223,20 +271,23 @@ impl Codebook {
         Self { codes, scales, columns: columns.len(), place, ..*self }.without_other_scales()
     }
 
-    /// Returns the same elements without the scales of other blocks, if the scales are numbers and no block has
+    /// Returns the same elements without the scales of other blocks, if the scales are not quantised further and no block has
     /// elements of two rows.
     fn without_other_scales(self) -> Self {
         let Place { first, stride, first_block } = self.place;
-        let Scales::Single(scales) = &self.scales else { return self };
+        if matches!(self.scales, Scales::Double(_)) {
+            return self;
+        }
         let is_aligned = [first, stride, self.columns].iter().all(|size| size.is_multiple_of(self.block));
         if !is_aligned || self.columns == stride || self.columns == 0 {
             return self;
         }
         let (blocks, all, start) =
             (self.columns / self.block, stride / self.block, first / self.block - first_block);
-        let own = scales[start..].chunks(all).flat_map(|row| &row[..blocks]).copied().collect();
+        let own = (start..self.scales.len()).step_by(all).flat_map(|row| row..row + blocks);
+        let scales = self.scales.chosen(own);
         let place = Place { first: 0, stride: self.columns, first_block: 0 };
-        Self { scales: Scales::Single(own), place, ..self }
+        Self { scales, place, ..self }
     }
 
     /// Returns the rows with these indices. Scales that are quantised become numbers with the same bits.
@@ -248,11 +299,10 @@ impl Codebook {
         }
         let (bytes, blocks) = (self.columns / 2, self.columns / self.block);
         let codes = rows.iter().flat_map(|row| &self.codes[row * bytes..][..bytes]).copied().collect();
-        let scale =
-            |row: usize, block| self.scales.get((first + row * stride) / self.block - first_block + block);
-        let scales = rows.iter().flat_map(|&row| (0..blocks).map(move |block| scale(row, block))).collect();
+        let first_of = |&row: &usize| (first + row * stride) / self.block - first_block;
+        let scales = self.scales.chosen(rows.iter().map(first_of).flat_map(|first| first..first + blocks));
         let place = Place { first: 0, stride: self.columns, first_block: 0 };
-        Ok(Self { codes, scales: Scales::Single(scales), place, ..*self })
+        Ok(Self { codes, scales, place, ..*self })
     }
 
     /// Returns the bytes of the elements: a half for each, the upper one first.
@@ -269,8 +319,10 @@ impl Codebook {
         self.codes.len() + self.scales.bytes()
     }
 
-    pub(super) fn storage(&self) -> &[u8] {
-        &self.codes
+    pub(super) fn addresses(&self) -> Vec<usize> {
+        let mut addresses = self.scales.addresses();
+        addresses.push(self.codes.as_ptr().addr());
+        addresses
     }
 
     pub(super) fn columns(&self) -> usize {

@@ -116,8 +116,8 @@ impl Fp8 {
         self.codes.len() + 4 * self.scales.len()
     }
 
-    pub(super) fn storage(&self) -> &[u8] {
-        &self.codes
+    pub(super) fn addresses(&self) -> Vec<usize> {
+        vec![self.codes.as_ptr().addr(), self.scales.as_ptr().addr()]
     }
 
     pub(super) fn columns(&self) -> usize {

@@ -142,8 +142,8 @@ impl Grouped {
         self.codes.len() + self.zeros.len() + 4 * self.scales.len()
     }
 
-    pub(super) fn storage(&self) -> &[u8] {
-        &self.codes
+    pub(super) fn addresses(&self) -> Vec<usize> {
+        vec![self.codes.as_ptr().addr(), self.zeros.as_ptr().addr(), self.scales.as_ptr().addr()]
     }
 
     pub(super) fn columns(&self) -> usize {

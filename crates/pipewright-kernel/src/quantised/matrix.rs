@@ -38,6 +38,10 @@ impl QuantisedMatrix {
         Self { rows, form }
     }
 
+    pub(super) fn form(&self) -> &Form {
+        &self.form
+    }
+
     /// Returns the number of rows: the outputs of the layer.
     pub fn rows(&self) -> usize {
         self.rows
@@ -65,14 +69,14 @@ impl QuantisedMatrix {
         }
     }
 
-    /// Returns the elements as memory, without their scales.
-    pub fn storage(&self) -> &[u8] {
+    /// Returns the addresses of the lists with the elements and their scales.
+    pub fn addresses(&self) -> Vec<usize> {
         match &self.form {
-            Form::Codebook(codebook) => codebook.storage(),
-            Form::Fp8(fp8) => fp8.storage(),
-            Form::Grouped(grouped) => grouped.storage(),
-            Form::Plain(plain) => plain.storage(),
-            Form::Blocks(blocks) => blocks.storage(),
+            Form::Codebook(codebook) => codebook.addresses(),
+            Form::Fp8(fp8) => fp8.addresses(),
+            Form::Grouped(grouped) => grouped.addresses(),
+            Form::Plain(plain) => vec![plain.storage().as_ptr().addr()],
+            Form::Blocks(blocks) => vec![blocks.storage().as_ptr().addr()],
         }
     }
 

@@ -27,6 +27,7 @@ pub mod block_codes;
 pub mod nf4;
 mod matrix;
 mod operand;
+mod one_row;
 
 pub use blocks::{BlockKind, Blocks};
 pub use codebook::{Codebook, DoubleScales, Scales};
@@ -35,5 +36,6 @@ pub use error::{CodebookError, CutError};
 pub use fp8::Fp8;
 pub use grouped::Grouped;
 pub use matrix::{Form, QuantisedMatrix};
+pub use one_row::row_product;
 pub use operand::QuantisedOperand;
 pub use plain::{FloatType, Plain};

@@ -11,8 +11,11 @@
 use pipewright_kernel::quantised::{Codebook, DoubleScales, Form, QuantisedMatrix, Scales};
 use serde::Deserialize;
 
+use super::layout::count;
 use super::weights::Weights;
 use crate::error::ModelError;
+use crate::parameter::ParameterSpec;
+use crate::quantisation::QuantisedBytes;
 
 /// The ends of the names of the tensors that describe a matrix.
 const STATES: [&str; 2] = [".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"];
@@ -82,6 +85,29 @@ impl Weights {
             Ok(codebook) => Ok(QuantisedMatrix::new(rows, Form::Codebook(codebook))),
             Err(source) => Err(self.fault(tensor, source.to_string()).because(source)),
         }
+    }
+
+    /// Returns the bytes in memory of a matrix whose elements have `codes` bytes. It reads headers only.
+    pub(super) fn bytes_of_four_bits(
+        &mut self,
+        tensor: &str,
+        spec: &ParameterSpec,
+        codes: usize,
+    ) -> Result<QuantisedBytes, ModelError> {
+        /// The bytes of a number.
+        const NUMBER: u64 = 4;
+        let nested = format!("{tensor}.nested_absmax");
+        let (_, shape, _) = self.describe(&format!("{tensor}.absmax"))?;
+        let blocks = count(&shape);
+        let numbers = NUMBER * blocks as u64;
+        if !self.has(&nested) || spec.layout.parts.is_some() {
+            // Rows of joined projections are read one by one, with scales that are numbers.
+            let block = (2 * codes).div_ceil(blocks.max(1));
+            let unit = if spec.shape[0].is_multiple_of(block.max(1)) { block } else { 0 };
+            return Ok(QuantisedBytes { divided: codes as u64, scales: numbers, unit, fixed: 0 });
+        }
+        let scales = blocks as u64 + NUMBER * count(&self.describe(&nested)?.1) as u64;
+        Ok(QuantisedBytes { divided: codes as u64, scales, unit: 0, fixed: NUMBER * 256 })
     }
 
     /// Reads the description of a matrix.

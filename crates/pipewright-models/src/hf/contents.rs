@@ -142,6 +142,9 @@ fn is_tied_to(weights: &mut Weights, parameters: &[ParameterSpec]) -> Result<boo
     let Some(table) = parameters.iter().find(|spec| spec.kind == ParameterKind::Table) else {
         return Ok(false);
     };
+    if weights.quantised_place(table).is_some() {
+        return Ok(false);
+    }
     let head = ParameterSpec { path: HEAD.to_owned(), ..table.clone() };
     let ((FilePlace { tensor, shape, .. }, file), (_, head_file)) =
         (weights.find(table)?, weights.find(&head)?);

@@ -189,6 +189,13 @@ impl WeightFile {
         self.read_range(range)
     }
 
+    /// Reads some neighbouring bytes of a tensor, whatever its element type and shape.
+    pub(super) fn read_bytes_of(&mut self, tensor: &str, part: Range<usize>) -> Result<Vec<u8>, ModelError> {
+        let whole = self.place_of(tensor)?;
+        assert!(part.end as u64 <= whole.end - whole.start, "the tensor has these bytes");
+        self.read_range(whole.start + part.start as u64..whole.start + part.end as u64)
+    }
+
     /// Returns the position of a whole tensor in the file.
     pub(super) fn place_of(&self, tensor: &str) -> Result<Range<u64>, ModelError> {
         let info = self.tensors.get(tensor).ok_or_else(|| missing_tensor(&self.path, tensor))?;

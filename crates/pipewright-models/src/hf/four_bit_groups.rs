@@ -57,7 +57,7 @@ fn packing(form: DescribedForm, columns: usize) -> Option<Packing> {
         DescribedForm::Awq { group } => {
             Some(Packing { group: group.unwrap_or(columns), zeros_are_less: false, is_awq: true })
         }
-        DescribedForm::Fp8(_) => None,
+        DescribedForm::Fp8(_) | DescribedForm::Mxfp4 => None,
     }
 }
 

@@ -16,6 +16,7 @@ mod directory;
 mod export;
 mod file;
 mod four_bit_groups;
+mod mxfp4;
 mod fp8;
 mod fingerprint;
 mod json_file;

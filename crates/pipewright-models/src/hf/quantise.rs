@@ -98,7 +98,7 @@ fn matrices(
     config.build_stage(0..config.layers(), &mut outline, &Place::from(Device::flex()))?;
     let paths: BTreeSet<&String> = outline.matrices.iter().collect();
     let mut found = BTreeMap::new();
-    for spec in outline.specs.iter().filter(|spec| paths.contains(&spec.path) && !is_of_head(spec)) {
+    for spec in outline.specs.iter().filter(|spec| paths.contains(&spec.path) && is_of_layer(spec)) {
         // Rows of a joined projection are read one by one, so that blocks must end with them.
         let has_whole_blocks = file_shape(spec).last().is_some_and(|width| width.is_multiple_of(BLOCK));
         let is_mixed = spec.layout.parts.is_some() && !has_whole_blocks;
@@ -111,8 +111,10 @@ fn matrices(
     Ok(found)
 }
 
-fn is_of_head(spec: &ParameterSpec) -> bool {
-    spec.path.strip_suffix(".weight") == Some(HEAD)
+/// Returns whether a parameter is a matrix of a layer that is quantised.
+fn is_of_layer(spec: &ParameterSpec) -> bool {
+    let is_of_head = spec.path.strip_suffix(".weight") == Some(HEAD);
+    spec.kind == ParameterKind::Matrix && !is_of_head && !spec.is_of_routed_expert()
 }
 
 /// Returns the tensors of a quantised matrix of `count` elements, in their order in a file.

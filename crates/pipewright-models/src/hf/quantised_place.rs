@@ -10,10 +10,10 @@ use safetensors::Dtype;
 use super::fp8::scales_of;
 use super::layout::{count, file_shape};
 use super::weights::{Weights, file_names_of};
-use super::{bitsandbytes, four_bit_groups, fp8};
+use super::{bitsandbytes, four_bit_groups, fp8, mxfp4};
 use crate::error::ModelError;
 use crate::parameter::{ParameterKind, ParameterSpec};
-use crate::quantisation::{DescribedForm, QuantisedSizes};
+use crate::quantisation::{DescribedForm, QuantisedBytes, QuantisedSizes};
 
 /// The place of a quantised matrix in the files.
 #[derive(Clone, Debug)]
@@ -34,6 +34,8 @@ enum FileForm {
     Groups(DescribedForm),
     /// Blocks of a GGUF file.
     Blocks(BlockKind),
+    /// MXFP4 of all experts.
+    Mxfp4,
 }
 
 impl QuantisedPlace {
@@ -44,6 +46,7 @@ impl QuantisedPlace {
             FileForm::Fp8(scales, _) => vec![self.tensor.clone(), scales.clone()],
             FileForm::Groups(_) => four_bit_groups::parts(&self.tensor),
             FileForm::Blocks(_) => vec![self.tensor.clone()],
+            FileForm::Mxfp4 => mxfp4::parts(&self.tensor),
         }
     }
 
@@ -58,13 +61,14 @@ impl QuantisedPlace {
 }
 
 impl Weights {
-    /// Returns the place of the matrix of a linear layer that is quantised in a form that is read.
+    /// Returns the place of a matrix or a table that is quantised in a form that is read.
     pub(super) fn quantised_place(&self, spec: &ParameterSpec) -> Option<QuantisedPlace> {
-        let is_plain = spec.kind == ParameterKind::Matrix && spec.layout.entry.is_none();
-        if !is_plain || spec.layout.inputs_first {
+        let is_of_kind = matches!(spec.kind, ParameterKind::Matrix | ParameterKind::Table);
+        if !is_of_kind || spec.shape.len() != 2 || spec.layout.inputs_first {
             return None;
         }
-        spec.tensors().flat_map(file_names_of).find_map(|tensor| self.quantised_at(&tensor))
+        let place = spec.tensors().flat_map(file_names_of).find_map(|tensor| self.quantised_at(&tensor))?;
+        (spec.layout.entry.is_some() == matches!(place.form, FileForm::Mxfp4)).then_some(place)
     }
 
     /// Returns whether the files have matrices that are quantised in a form that is read.
@@ -81,6 +85,7 @@ impl Weights {
             return place(tensor, FileForm::Blocks(*kind));
         }
         match self.described()? {
+            DescribedForm::Mxfp4 => mxfp4::is_at(self, tensor).then(|| place(tensor, FileForm::Mxfp4))?,
             DescribedForm::Fp8(block) => place(tensor, FileForm::Fp8(scales_of(self, tensor)?, block)),
             form => place(&four_bit_groups::codes_of(self, tensor)?, FileForm::Groups(form)),
         }
@@ -89,7 +94,7 @@ impl Weights {
     /// Returns the tensor that would have a matrix, from one of its parts that every matrix of its form has.
     fn matrix_of(part: &str) -> Option<String> {
         let named = bitsandbytes::described_by(part).or(fp8::scaled_by(part)).map(str::to_owned);
-        named.or_else(|| four_bit_groups::matrix_of(part))
+        named.or_else(|| four_bit_groups::matrix_of(part)).or_else(|| mxfp4::matrix_of(part))
     }
 
     /// Returns the names of all tensors with parts of quantised matrices, each with the tensor of its matrix.
@@ -108,7 +113,10 @@ impl Weights {
         place: &QuantisedPlace,
     ) -> Result<QuantisedMatrix, ModelError> {
         let QuantisedPlace { tensor, form } = place;
-        let shape = file_shape(spec);
+        let mut shape = spec.shape.clone();
+        if spec.kind == ParameterKind::Matrix {
+            shape.reverse();
+        }
         let &[rows, columns] = &*shape else {
             return Err(self.fault(tensor, format!("a matrix of the shape {shape:?} is not quantised")));
         };
@@ -117,15 +125,16 @@ impl Weights {
             FileForm::Fp8(scales, block) => self.read_fp8(tensor, scales, [rows, columns], *block),
             FileForm::Groups(_) => self.read_groups(tensor, [rows, columns]),
             FileForm::Blocks(kind) => self.read_blocks(tensor, [rows, columns], *kind),
+            FileForm::Mxfp4 => self.read_mxfp4(tensor, spec),
         }
     }
 
-    /// Checks the length of a quantised matrix, and returns its number of bytes in memory. It reads headers only.
+    /// Checks the length of a quantised matrix, and returns its bytes in memory. It reads headers only.
     pub(super) fn check_quantised(
         &mut self,
         spec: &ParameterSpec,
         place: &QuantisedPlace,
-    ) -> Result<u64, ModelError> {
+    ) -> Result<QuantisedBytes, ModelError> {
         let elements = count(&file_shape(spec));
         let needed = match &place.form {
             FileForm::FourBits(_) | FileForm::Groups(_) => elements.div_ceil(2),
@@ -134,15 +143,24 @@ impl Weights {
                 self.require_shape(&place.tensor, &file_shape(spec))?;
                 elements / kind.elements() * kind.bytes()
             }
+            FileForm::Mxfp4 => return self.check_mxfp4(&place.tensor, spec),
         };
         if self.length(&place.tensor)? != needed {
             return Err(self.fault(&place.tensor, format!("its elements need {needed} bytes")));
         }
         if let (FileForm::Groups(form), &[rows, columns]) = (&place.form, &*file_shape(spec)) {
-            return Ok(four_bit_groups::bytes_in_memory(*form, [rows, columns]));
+            let divided = four_bit_groups::bytes_in_memory(*form, [rows, columns]);
+            return Ok(QuantisedBytes { divided, ..QuantisedBytes::default() });
+        }
+        if let FileForm::FourBits(_) = &place.form {
+            return self.bytes_of_four_bits(&place.tensor, spec, needed);
         }
         let parts: Vec<String> = place.data().into_iter().filter(|part| self.has(part)).collect();
-        parts.iter().try_fold(0, |bytes, part| Ok(bytes + self.length(part)? as u64))
+        let mut divided = 0;
+        for part in parts {
+            divided += self.length(&part)? as u64;
+        }
+        Ok(QuantisedBytes { divided, ..QuantisedBytes::default() })
     }
 
     /// Returns the ranges of bytes, by file, that have a quantised matrix.

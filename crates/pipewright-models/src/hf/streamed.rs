@@ -20,7 +20,7 @@ use super::weight_type::WeightType;
 use super::weights::Weights;
 use crate::error::ModelError;
 use crate::parameter::{ParameterKind, ParameterSpec};
-use crate::quantisation::QuantisedSizes;
+use crate::quantisation::{QuantisedBytes, QuantisedSizes};
 
 /// What to do after a failed read.
 const ADVICE: &str =
@@ -64,12 +64,16 @@ impl Weights {
     }
 
     /// Returns the bytes of a matrix that can be streamed; `None` if the parameter is not one. It reads headers only.
-    fn streamed_bytes(&mut self, spec: &ParameterSpec) -> Result<Option<u64>, ModelError> {
+    fn streamed_bytes(&mut self, spec: &ParameterSpec) -> Result<Option<QuantisedBytes>, ModelError> {
+        if spec.kind != ParameterKind::Matrix || spec.is_of_routed_expert() {
+            return Ok(None);
+        }
         if let Some(place) = self.quantised_place(spec) {
             return self.check_quantised(spec, &place).map(Some);
         }
         let place = self.plain_place(spec)?;
-        Ok(place.map(|place| (count(&place.place.shape) * place.kind.bytes()) as u64))
+        let bytes = |place: PlainPlace| (count(&place.place.shape) * place.kind.bytes()) as u64;
+        Ok(place.map(|place| QuantisedBytes { divided: bytes(place), ..QuantisedBytes::default() }))
     }
 
     fn plain_place(&mut self, spec: &ParameterSpec) -> Result<Option<PlainPlace>, ModelError> {

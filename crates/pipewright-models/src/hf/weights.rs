@@ -22,7 +22,8 @@ use super::layout::{CONFIG, FilePlace, INDEX, SINGLE, from_file, is_of_rows, pla
 use super::other_form::{names, other_form};
 use super::weight_type::WeightType;
 use crate::error::ModelError;
-use crate::parameter::{ParameterSource, ParameterSpec};
+use crate::file_layout::FileLayout;
+use crate::parameter::{ParameterKind, ParameterSource, ParameterSpec};
 use crate::quantisation::{DescribedForm, companions, described_form};
 
 /// The largest index that is read. An index has about a hundred bytes for each tensor.
@@ -358,7 +359,12 @@ fn shard(name: String) -> Option<(String, u32, u32)> {
 impl ParameterSource for Weights {
     fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ModelError> {
         if let Some(place) = self.quantised_place(spec) {
-            return Ok(from_file(spec, self.read_quantised(spec, &place)?.decoded()));
+            // The rows are outputs also where the files have entries of a larger tensor.
+            let plain = ParameterSpec {
+                layout: FileLayout { parts: spec.layout.parts, ..FileLayout::default() },
+                ..spec.clone()
+            };
+            return Ok(from_file(&plain, self.read_quantised(spec, &place)?.decoded()));
         }
         let (FilePlace { tensor, shape, elements }, file) = self.find(spec)?;
         let values = self.file(file.clone())?.read_elements(&tensor, &shape, elements)?;
@@ -427,7 +433,9 @@ impl Weights {
         }
         let own = shard.range(spec.shape[shard.dimension]);
         let (inputs, outputs) = (0..matrix.columns(), 0..matrix.rows());
-        let (rows, columns) = if shard.dimension == 1 { (own, inputs) } else { (outputs, own) };
+        // The rows of a table are its first dimension.
+        let of_rows = usize::from(spec.kind == ParameterKind::Matrix);
+        let (rows, columns) = if shard.dimension == of_rows { (own, inputs) } else { (outputs, own) };
         matrix.part(rows, columns).map_err(refused)
     }
 }

@@ -2,7 +2,7 @@
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use pipewright::nn::{Linear, TensorParallel, relu_squared};
+use pipewright::nn::{HeldLinear, TensorParallel, relu_squared};
 use pipewright_shapes::nemotron_h::NemotronHConfig;
 
 use crate::error::ModelError;
@@ -12,8 +12,8 @@ use crate::split::require_parts;
 /// `down(max(up(x), 0)²)`.
 #[derive(Module, Debug)]
 pub(crate) struct RectifiedLayer {
-    up_proj: Linear,
-    down_proj: Linear,
+    up_proj: HeldLinear,
+    down_proj: HeldLinear,
 }
 
 impl RectifiedLayer {

@@ -23,6 +23,8 @@ pub(super) struct StageState {
     bytes: StageBytes,
     gradients: u64,
     undo: u64,
+    /// The bytes of quantised matrices, which each replica has whole.
+    quantised: u64,
 }
 
 /// A training run, as far as its memory depends on it.
@@ -258,21 +260,27 @@ impl TrainingRun<'_> {
         let is_trained = |path: &str| self.model.is_trained(path);
         let specs = &self.resident(specs);
         let (own, of_stage) = (known.of(specs), FirstCopies::default().of(specs));
+        let quantised = own.iter().filter_map(|spec| spec.quantised_bytes).fold(0, u64::saturating_add);
+        let [own, of_stage] = [own, of_stage].map(|specs| -> Vec<ParameterSpec> {
+            specs.into_iter().filter(|spec| spec.quantised_bytes.is_none()).collect()
+        });
         let [mut bytes, of_stage] = [&own, &of_stage].map(|specs| self.state.of_stage(specs, is_trained));
         bytes.others.copy = of_stage.others.copy;
         StageState {
             bytes,
             gradients: gradient_bytes(specs, self.expert_ranks, is_trained),
             undo: if self.post_validation { self.trained_state(&own) } else { 0 },
+            quantised,
         }
     }
 
     /// Returns the bytes of a stage without activations. If parameters are sharded, a replica holds its part
     /// of them and of the optimizer's state; the parameters of a stage that computes are whole.
-    pub(super) fn stage_state(&self, StageState { bytes, gradients, undo }: StageState) -> HeldBytes {
+    pub(super) fn stage_state(&self, state: StageState) -> HeldBytes {
+        let StageState { bytes, gradients, undo, quantised } = state;
         let part = self.sharding.part(bytes, self.expert_ranks);
         HeldBytes {
-            parameters: part.parameters.saturating_add(part.copy),
+            parameters: part.parameters.saturating_add(part.copy).saturating_add(quantised),
             gradients,
             optimizer: part.optimizer,
             undo,
@@ -293,8 +301,9 @@ impl TrainingRun<'_> {
 /// microbatch, so sharding does not lower their peak.
 fn without_activations(stages: &[StageState], sharding: Sharding, expert_ranks: u32) -> HeldBytes {
     let held = sharding.held_with_experts(stages.iter().map(|stage| stage.bytes), expert_ranks);
+    let quantised = stages.iter().map(|stage| stage.quantised).fold(0, u64::saturating_add);
     HeldBytes {
-        parameters: held.parameters.saturating_add(held.copy),
+        parameters: held.parameters.saturating_add(held.copy).saturating_add(quantised),
         gradients: stages.iter().map(|stage| stage.gradients).fold(0, u64::saturating_add),
         optimizer: held.optimizer,
         undo: stages.iter().map(|stage| stage.undo).fold(0, u64::saturating_add),
@@ -353,6 +362,7 @@ mod tests {
                     bytes: rule.of_stage(&specs, |_| true),
                     gradients: gradient_bytes(&specs, 1, |_| true),
                     undo: 0,
+                    quantised: 0,
                 }
             };
             without_activations(&[10, 30, 20].map(stage), Sharding { shards, window }, 1)

@@ -1,5 +1,7 @@
 //! The bytes of the activations that the stages of a run keep, with adapters too.
 
+use std::ops::Range;
+
 use pipewright::tensor::Precision;
 use pipewright_schedule::costs::{RecomputeSizes, StageSizes};
 use pipewright_schedule::{ModelDesc, Partition, Recompute, Slices, StageIndex};
@@ -84,13 +86,31 @@ impl KeptActivations<'_> {
                 let of_whole = stage_sizes(&trained, self.rows).stash;
                 stash.saturating_mul(u64::from(self.rows)).saturating_add(of_whole)
             });
-            let parts = parts[range].iter().fold(0u64, |sum, &bytes| sum.saturating_add(bytes));
+            let parts = parts[range.clone()].iter().fold(0u64, |sum, &bytes| sum.saturating_add(bytes));
+            let parts = parts.saturating_add(self.packed_logits(range));
             let parts = parts.saturating_mul(u64::from(self.rows));
             let recompute = Some(self.recompute_sizes(&kept, stage));
             let offload = self.input_bytes(&kept, stage).saturating_mul(u64::from(self.rows));
             StageSizes { recompute, stash, parts, offload, ..sizes }
         };
         stages.iter().zip(0..).map(size).collect()
+    }
+
+    /// Returns the bytes of the copy of the logits' gradients, for a row, that the backward of a stage with a head makes: a
+    /// product in half precision packs its whole left operand. Other layers are narrower, and their backward frees more.
+    fn packed_logits(&self, range: Range<usize>) -> u64 {
+        let bytes = match self.precision {
+            _ if self.devices == ComputeDevices::Others => 0,
+            Precision::F32 => 0,
+            Precision::Bf16 => Precision::Bf16.bytes(),
+            // The copy has single precision.
+            Precision::F16 => Precision::F32.bytes(),
+        };
+        let parts = self.model.parts() as usize;
+        let has_head = range.end + parts > self.model.layers();
+        let ids = self.model.model().head().vocabulary.div_ceil(parts.max(1));
+        let own = ids.div_ceil(self.tensor.ranks.max(1) as usize) * self.tokens;
+        if has_head { bytes.saturating_mul(own as u64) } else { 0 }
     }
 
     /// Returns the layers with what they keep if their stages compute parts of them again, and for each layer

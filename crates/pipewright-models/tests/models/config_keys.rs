@@ -825,6 +825,5 @@ fn the_published_gpt_oss_is_read() {
     let mut quantised = json;
     quantised["quantization_config"] =
         json!({"modules_to_not_convert": ["lm_head"], "quant_method": "mxfp4"});
-    let error = ModelConfig::from_json(quantised).expect_err("it is quantised").to_string();
-    assert!(error.contains("(mxfp4)") && error.contains("Mxfp4Config(dequantize=True)"), "{error}");
+    assert!(read(&quantised).is_ok_and(|quantised| quantised == model), "its experts are read");
 }

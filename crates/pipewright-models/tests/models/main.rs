@@ -13,4 +13,5 @@ mod model_copy;
 mod real_files;
 mod quantised;
 mod gguf;
+mod quantised_experts;
 mod stacked_experts;

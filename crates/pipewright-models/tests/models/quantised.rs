@@ -2,7 +2,8 @@
 //! with the bits of the decoded model.
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use pipewright::tensor::{pack, unpack};
+use pipewright::nn::TensorParallel;
+use pipewright::tensor::{TensorRank, pack, unpack};
 use pipewright_models::training_memory::{OptimizerState, StateRule};
 use pipewright_models::{Adapter, AdapterStart, CutModel, LoraConfig, ModelConfig, ModelSource, Place, hf};
 use pipewright_schedule::error_text::with_causes;
@@ -12,7 +13,7 @@ use tempfile::TempDir;
 
 use super::model_copy::{Copy, Stored};
 
-const LLAMA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-tiny");
+pub(crate) const LLAMA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-tiny");
 const NF4: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-nf4");
 const FP4: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-fp4");
 const PHI3: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/phi3-tiny");
@@ -21,7 +22,7 @@ const DOWN: &str = "model.layers.2.mlp.down_proj.weight";
 
 /// Returns the logits of a row, of a model whose matrices stay quantised. For rows of a few tokens, the `gemm` crate
 /// adds in another order if an operand is transposed.
-fn logits(copy: &Copy) -> Result<Vec<f32>, String> {
+pub(crate) fn logits(copy: &Copy) -> Result<Vec<f32>, String> {
     let config = ModelConfig::read(copy.dir()).map_err(|error| with_causes(&error))?;
     let stage = config.whole(ModelSource::Directory(copy.dir()), &Device::flex());
     let stage = stage.map_err(|error| with_causes(&error))?;
@@ -32,7 +33,7 @@ fn logits(copy: &Copy) -> Result<Vec<f32>, String> {
 }
 
 /// Returns the logits of the same row, of the model whose matrices are decoded and written again.
-fn decoded_logits(copy: &Copy) -> Vec<f32> {
+pub(crate) fn decoded_logits(copy: &Copy) -> Vec<f32> {
     let config = ModelConfig::read(copy.dir()).expect("a model");
     let stage = hf::load_stage(copy.dir(), &*config, 0..config.layers(), Place::from(Device::flex()));
     let folder = TempDir::new().expect("a folder");
@@ -42,7 +43,7 @@ fn decoded_logits(copy: &Copy) -> Vec<f32> {
 }
 
 /// Replaces a matrix by elements of four bits in blocks of 16, with a scale that is a number for each.
-fn quantise(copy: &Copy, tensor: &str) {
+pub(crate) fn quantise(copy: &Copy, tensor: &str) {
     copy.edit(|tensors| {
         let index = tensors.iter().position(|(name, ..)| name == tensor).expect("it has the matrix");
         let (_, _, shape, _) = tensors.remove(index);
@@ -103,7 +104,7 @@ fn elements_may_be_stored_as_any_type() {
 }
 
 /// Replaces a matrix by elements of FP8 in blocks.
-fn quantise_in_eight_bits(copy: &Copy, tensor: &str, [rows, columns]: [usize; 2]) {
+pub(crate) fn quantise_in_eight_bits(copy: &Copy, tensor: &str, [rows, columns]: [usize; 2]) {
     copy.configure(&json!({"quantization_config": {
         "quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [rows, columns]
     }}));
@@ -362,10 +363,20 @@ fn memory_counts_the_bytes_of_quantised_matrices() {
     let parameters = |model: &CutModel| rule.of_layers(model).expect("known")[1].parameters;
     let elements = 64 * (64 + 32 + 32 + 64) + 3 * 64 * 176;
     let halves = parameters(&model);
-    let quantised = parameters(&model.with_quantised(sizes));
-    // Half a byte for each element, a byte for each 64, and two tables with a number or two for each matrix.
-    let bytes = elements / 2 + elements / 64 + 7 * 4 * (16 + 256) + 4 * 7;
+    let model = model.with_quantised(sizes);
+    let quantised = parameters(&model);
+    // Half a byte for each element, a byte for each 64, and a table with a number or two for each matrix.
+    let bytes = elements / 2 + elements / 64 + 7 * 4 * 256 + 4 * 7;
     assert_eq!(halves - quantised, 2 * elements - bytes);
+    // A part of the inputs has all scales, because they are quantised further.
+    let rank = TensorParallel::unconnected(TensorRank { index: 0, of: 2 });
+    let specs = model.outline(1..2, &rank).expect("a block");
+    let bytes = |name: &str| {
+        let spec = specs.iter().find(|spec| spec.path == format!("model.layers.0.{name}.weight"));
+        spec.expect("it has the matrix").quantised_bytes
+    };
+    assert_eq!(bytes("mlp.up_proj"), Some(64 * 88 / 2 + (176 + 4) / 2 + 4 * 256));
+    assert_eq!(bytes("mlp.down_proj"), Some(64 * 88 / 2 + 176 + 4 + 4 * 256));
 }
 
 /// The rows of joined projections have 32 elements, and blocks 64, so they stay as they are.

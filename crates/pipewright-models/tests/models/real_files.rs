@@ -192,7 +192,6 @@ fn quantised_weights_are_refused_with_what_transformers_can_do() {
             "fp8",
             "`quantization_config=FineGrainedFP8Config(dequantize=True)`",
         ),
-        (json!({"quant_method": "mxfp4"}), "mxfp4", "`quantization_config=Mxfp4Config(dequantize=True)`"),
         (json!({"quant_method": "gptq", "bits": 4}), "gptq", "transformers cannot undo this quantisation"),
         (json!({"quant_method": "awq", "bits": 4}), "awq", "transformers cannot undo this quantisation"),
         (json!({"load_in_8bit": true}), "bitsandbytes", "`model.dequantize()` and `save_pretrained`"),

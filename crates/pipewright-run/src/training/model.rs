@@ -105,8 +105,6 @@ fn quantised_sizes(settings: &Settings, model: &CutModel) -> Result<QuantisedSiz
         "so only adapters can be trained on it: add a section [adapter], or use the model from which it was made"
     } else if !settings.run.devices.are_processor() {
         "and quantised weights are computed on processors only: set `run.device` to \"flex\""
-    } else if settings.mesh.is_sharded() {
-        "and quantised weights are not divided among replicas: set `mesh.data_parallel_mode` to \"replicated\""
     } else {
         return Ok(sizes);
     };

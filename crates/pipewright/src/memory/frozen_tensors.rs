@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pipewright_kernel::quantised::QuantisedMatrix;
 
-use super::rank_memory::{move_list_to_this_thread, move_to_this_thread};
+use super::rank_memory::{move_lists_to_this_thread, move_to_this_thread};
 use super::streamed_matrix::StreamedMatrix;
 use crate::ids::WorldRank;
 use crate::tensor::Value;
@@ -77,7 +77,7 @@ impl FrozenTensors {
             return tensor;
         };
         if self.rank < same.rank {
-            move_list_to_this_thread(same.tensor.storage());
+            move_lists_to_this_thread(same.tensor.addresses());
             same.rank = self.rank;
         }
         same.tensor.clone()

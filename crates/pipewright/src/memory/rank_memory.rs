@@ -69,11 +69,13 @@ pub(super) fn move_to_this_thread(tensor: &Value) {
     }
 }
 
-/// Like [`move_to_this_thread`], for the elements of a list.
-pub(super) fn move_list_to_this_thread<T>(list: &[T]) {
+/// Like [`move_to_this_thread`], for the elements of lists at these addresses.
+pub(super) fn move_lists_to_this_thread(addresses: Vec<usize>) {
     if let Some(count) = of_this_thread().filter(|_| blocks::is_in_use()) {
-        blocks::give_away(list.as_ptr().addr());
-        blocks::take_over(list.as_ptr().addr(), &count);
+        for address in addresses {
+            blocks::give_away(address);
+            blocks::take_over(address, &count);
+        }
     }
 }
 

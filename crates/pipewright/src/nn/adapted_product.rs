@@ -69,8 +69,8 @@ pub fn adapted_product(x: &Tensor<2>, weight: &HeldMatrix, adapter: LowRank<'_>)
             (w, None)
         }
         // The operation has as many inputs as for a parameter.
-        HeldForm::Frozen(matrix) => {
-            (Tensor::zeros([0, 0], (&Device::flex(), x.dtype())), Some(matrix.clone()))
+        HeldForm::Frozen(held) => {
+            (Tensor::zeros([0, 0], (&Device::flex(), x.dtype())), Some(held.clone()))
         }
     };
     let deferred = [Deferred::current(&a, ids[0]), Deferred::current(&b, ids[1])];
@@ -78,7 +78,9 @@ pub fn adapted_product(x: &Tensor<2>, weight: &HeldMatrix, adapter: LowRank<'_>)
     let ([x, w, a, b], tape) = on_cpu([x.clone(), w, a, b].map(Tensor::into_dispatch))?;
     let scale = adapter.scale as f32;
     let w = match quantised {
-        Some(matrix) => Weight::Quantised(QuantisedWeight::new(matrix, x.dtype())),
+        Some(held) => {
+            Weight::Quantised(QuantisedWeight::new(held, x.dtype()).in_generation(!tape.is_recorded()))
+        }
         None => Weight::Held(w),
     };
     let low = scaled_product(&x, &elements(&a), [rows, inputs, rank], scale);

@@ -14,7 +14,7 @@ use pipewright_kernel::bf16_product::testing::run_without_instruction;
 
 use super::layout::Layout;
 use super::product::multiply;
-use super::{CausalAttention, Expert, Linear, ScopedAttention, TokenScope, mix_chosen};
+use super::{CausalAttention, Expert, HeldLinear, Linear, ScopedAttention, TokenScope, mix_chosen};
 
 /// A subnormal number.
 const TINY: f32 = 1e-39;
@@ -85,7 +85,7 @@ fn mixed(x: [f32; 2], gate: Option<[f32; 2]>, up: [f32; 2], down: [f32; 2], upst
     let gate = gate.map(column);
     let linear = |weight: &Tensor<2>| {
         let weight = Param::initialized(ParamId::new(), weight.clone());
-        Linear { weight, bias: None }
+        HeldLinear::from(Linear { weight, bias: None })
     };
     let expert = Expert {
         gate_proj: gate.as_ref().map(linear),

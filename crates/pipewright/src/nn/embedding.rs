@@ -55,7 +55,11 @@ impl Embedding {
             return self.forward(ids);
         }
         // A rank without the row of an id adds zeros, and its table gets a gradient of zeros.
-        let rows = self.forward_part(ids, ids_in_all, tensor.range(ids_in_all));
+        Self::leave(self.forward_part(ids, ids_in_all, tensor.range(ids_in_all)), tensor)
+    }
+
+    /// Returns the sum of the rows of all ranks, or the rank's share of it.
+    pub(super) fn leave(rows: Tensor<3>, tensor: &TensorParallel) -> Tensor<3> {
         let [batch, sequence, width] = rows.dims();
         let own = tensor.region(batch).leave(rows.reshape([batch * sequence, width]));
         let sequence = own.dims()[0].checked_div(batch).unwrap_or(sequence);
@@ -138,7 +142,7 @@ pub(super) fn local_ids(
 }
 
 /// Panics when an id is outside the vocabulary.
-fn check_ids(ids: &[usize], vocabulary: usize) {
+pub(super) fn check_ids(ids: &[usize], vocabulary: usize) {
     let outside = ids.iter().find(|&&id| id >= vocabulary);
     assert!(
         outside.is_none(),

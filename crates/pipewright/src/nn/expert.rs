@@ -6,7 +6,7 @@ use pipewright_kernel::grouped::Groups;
 
 use super::bias::add_share;
 use super::clamped_gate::clamped_gate;
-use super::linear::{Linear, linear};
+use super::held_matrix::HeldLinear;
 use super::parallel::TensorParallel;
 use super::region::Region;
 use super::relu_squared::relu_squared;
@@ -47,11 +47,11 @@ pub enum ExpertActivation {
 #[derive(Module, Debug)]
 pub struct Expert {
     /// Weight `[width, inner]`.
-    pub gate_proj: Option<Linear>,
+    pub gate_proj: Option<HeldLinear>,
     /// Weight `[width, inner]`.
-    pub up_proj: Linear,
+    pub up_proj: HeldLinear,
     /// Weight `[inner, width]`.
-    pub down_proj: Linear,
+    pub down_proj: HeldLinear,
     /// The function between the layers.
     #[module(skip)]
     pub form: ExpertForm,
@@ -59,7 +59,7 @@ pub struct Expert {
 
 impl Expert {
     /// Returns the gate, if there is one, and the layers up and down.
-    pub(super) fn layers(&self) -> Vec<&Linear> {
+    pub(super) fn layers(&self) -> Vec<&HeldLinear> {
         self.gate_proj.iter().chain([&self.up_proj, &self.down_proj]).collect()
     }
 
@@ -77,13 +77,13 @@ impl Expert {
             (None, ExpertActivation::Usual) => relu_squared(up),
             (None, ExpertActivation::Clamped { .. }) => panic!("an expert without a gate has no bounds"),
         };
-        let (Linear { weight, bias }, share) = (&self.down_proj, self.form.bias_share);
-        match bias {
-            Some(bias) if share != 1.0 => add_share(
-                linear(inner, weight, None, &Region::of_whole(&TensorParallel::default())),
-                bias,
-                share,
-            ),
+        let share = self.form.bias_share;
+        match &self.down_proj.bias {
+            Some(bias) if share != 1.0 => {
+                let whole = TensorParallel::default();
+                let product = self.down_proj.form().linear(inner, None, &Region::of_whole(&whole));
+                add_share(product, bias, share)
+            }
             _ => self.down_proj.forward(inner),
         }
     }
@@ -139,6 +139,7 @@ mod tests {
 
     use super::super::check::numbers;
     use super::super::experts::mix_chosen;
+    use super::super::linear::Linear;
     use super::*;
 
     #[test]
@@ -150,9 +151,9 @@ mod tests {
         let form =
             ExpertForm { activation: ExpertActivation::Clamped { alpha: 1.5, limit: 0.6 }, bias_share: 0.5 };
         let expert = Expert {
-            gate_proj: Some(linear([3, 4], 2.0)),
-            up_proj: linear([3, 4], 1.5),
-            down_proj: linear([4, 3], 1.0),
+            gate_proj: Some(linear([3, 4], 2.0).into()),
+            up_proj: linear([3, 4], 1.5).into(),
+            down_proj: linear([4, 3], 1.0).into(),
             form,
         };
         let x = numbers([5, 3], 1.0);
@@ -171,7 +172,8 @@ mod tests {
         let inner = Tensor::from_data(TensorData::new(inner, [5, 4]), &Device::flex());
         let down = &expert.down_proj;
         let bias = down.bias.as_ref().expect("it has one").val() * 0.5;
-        let expected = (inner.matmul(down.weight.val()) + bias.unsqueeze()).into_data();
+        let expected =
+            (inner.matmul(down.weight.as_ref().expect("it has one").val()) + bias.unsqueeze()).into_data();
         let weights = Tensor::ones([5, 1], &Device::flex());
         let mixed = mix_chosen(x, weights, &[0; 5], &[expert]);
         mixed.into_data().assert_approx_eq::<f32>(&expected, Tolerance::rel_abs(1e-5, 1e-6));
@@ -184,7 +186,8 @@ mod tests {
             |shape: [usize; 2]| Linear { weight: Param::from_tensor(numbers(shape, 1.0)), bias: None };
         let activation = ExpertActivation::Clamped { alpha: 1.5, limit: 0.6 };
         let form = ExpertForm { activation, ..ExpertForm::default() };
-        let expert = Expert { gate_proj: None, up_proj: linear([3, 4]), down_proj: linear([4, 3]), form };
+        let [up_proj, down_proj] = [[3, 4], [4, 3]].map(|shape| linear(shape).into());
+        let expert = Expert { gate_proj: None, up_proj, down_proj, form };
         let weights = Tensor::ones([5, 1], &Device::flex());
         mix_chosen(numbers([5, 3], 1.0), weights, &[0; 5], &[expert]);
     }

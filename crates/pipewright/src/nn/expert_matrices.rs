@@ -5,16 +5,20 @@
 //! is tracked, and otherwise never.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use burn::module::ParamId;
-use burn::tensor::Tensor;
-use pipewright_kernel::grouped::{ExpertElement, Groups};
+use burn::tensor::{DType, Tensor};
+use pipewright_kernel::grouped::{ExpertElement, ExpertMatrix, Groups};
+use pipewright_kernel::quantised::{QuantisedMatrix, Rounding};
 
 use super::bundle::{Bundle, Slots};
 use super::deferred::{Deferred, KeptWeight, WeightTask};
 use super::expert::Expert;
+use super::held_matrix::HeldForm;
 use super::matrix::{Operand, product};
 use super::operation::{CpuTensor, ReadElement, cpu_tensor, elements, from_cpu, on_cpu, with_dtype};
+use super::quantised_product::QuantisedWeight;
 use crate::tensor::Value;
 
 /// A layer of an expert.
@@ -28,17 +32,27 @@ pub(super) enum Part {
 /// The matrices of all experts as products read them.
 pub(super) struct Parts<'a, T: ReadElement> {
     /// The layers of the first expert, of the second, and so on.
-    held: Vec<Cow<'a, [T]>>,
+    held: Vec<PartMatrix<'a, T>>,
     /// The number of layers of an expert.
     parts: usize,
     /// The number of groups of an expert's rows.
     sources: usize,
 }
 
+/// A matrix as products read it.
+enum PartMatrix<'a, T: ReadElement> {
+    Held(Cow<'a, [T]>),
+    Quantised(Arc<QuantisedMatrix>, Rounding),
+}
+
 impl<'a, T: ReadElement> Parts<'a, T> {
     /// Returns matrices whose products are with `sources` consecutive groups of rows for each expert.
-    pub(super) fn new(held: impl IntoIterator<Item = &'a CpuTensor>, parts: usize, sources: usize) -> Self {
-        Self { held: held.into_iter().map(T::read).collect(), parts, sources }
+    pub(super) fn new(held: impl IntoIterator<Item = &'a MatrixValue>, parts: usize, sources: usize) -> Self {
+        let read = |value: &'a MatrixValue| match value {
+            MatrixValue::Held(tensor) => PartMatrix::Held(T::read(tensor)),
+            MatrixValue::Quantised(weight) => PartMatrix::Quantised(weight.matrix(), weight.rounding()),
+        };
+        Self { held: held.into_iter().map(read).collect(), parts, sources }
     }
 
     pub(super) fn has_gates(&self) -> bool {
@@ -80,8 +94,12 @@ impl<'a, T: ReadElement> Parts<'a, T> {
         groups.add_product(out, rows, self.of_part(part), size, is_transposed);
     }
 
-    fn of_part(&self, part: Part) -> impl Iterator<Item = &[T]> {
-        let matrices = self.held.iter().skip(part.index(self.parts)).step_by(self.parts).map(AsRef::as_ref);
+    fn of_part(&self, part: Part) -> impl Iterator<Item = ExpertMatrix<'_, T>> {
+        let matrices = self.held.iter().skip(part.index(self.parts)).step_by(self.parts);
+        let matrices = matrices.map(|matrix| match matrix {
+            PartMatrix::Held(elements) => ExpertMatrix::Held(elements),
+            PartMatrix::Quantised(matrix, rounding) => ExpertMatrix::Quantised(matrix, *rounding),
+        });
         matrices.flat_map(|matrix| std::iter::repeat_n(matrix, self.sources))
     }
 }
@@ -145,14 +163,30 @@ impl Biases {
 
 /// A matrix of the CPU back end.
 pub(super) struct HeldMatrix {
-    id: ParamId,
-    pub(super) value: CpuTensor,
-    gradient: Gradient,
+    pub(super) value: MatrixValue,
+    /// The parameter and its gradient; `None` for a quantised matrix.
+    parameter: Option<(ParamId, Gradient)>,
+}
+
+/// The elements of a matrix.
+pub(super) enum MatrixValue {
+    Held(CpuTensor),
+    Quantised(QuantisedWeight),
+}
+
+impl MatrixValue {
+    /// Returns the elements, unless they are quantised.
+    pub(super) fn tensor(&self) -> Option<&CpuTensor> {
+        match self {
+            Self::Held(tensor) => Some(tensor),
+            Self::Quantised(_) => None,
+        }
+    }
 }
 
 /// When the gradient of a matrix or a bias is computed.
 #[derive(Clone, Debug)]
-enum Gradient {
+pub(super) enum Gradient {
     Later(Deferred),
     OnTape,
     Never,
@@ -176,21 +210,30 @@ impl Gradient {
 }
 
 impl Matrices {
-    /// Returns `None` if a matrix or a bias has no operations of its own on the CPU back end.
-    pub(super) fn new(experts: &[&Expert]) -> Option<Self> {
+    /// Returns `None` if a matrix or a bias has no operations of its own on the CPU back end. Quantised elements are rounded
+    /// to `precision`, the element type of the inputs.
+    pub(super) fn new(experts: &[&Expert], precision: DType) -> Option<Self> {
         let parts = experts[0].layers().len();
         let count = parts * experts.len();
         let mut biases = Vec::with_capacity(count);
         let mut held = Vec::with_capacity(count);
         let mut bundle = Bundle::new();
         for layer in experts.iter().flat_map(|expert| expert.layers()) {
-            let (weight, id) = (layer.weight.val(), layer.weight.id);
-            let ([value], _) = on_cpu([weight.clone().into_dispatch()])?;
-            let gradient = Gradient::of(&weight, id);
-            if matches!(gradient, Gradient::OnTape) {
-                bundle.add(held.len(), weight);
-            }
-            held.push(HeldMatrix { id, value, gradient });
+            held.push(match layer.form() {
+                HeldForm::Parameter(parameter) => {
+                    let (weight, id) = (parameter.val(), parameter.id);
+                    let ([value], _) = on_cpu([weight.clone().into_dispatch()])?;
+                    let gradient = Gradient::of(&weight, id);
+                    if matches!(gradient, Gradient::OnTape) {
+                        bundle.add(held.len(), weight);
+                    }
+                    HeldMatrix { value: MatrixValue::Held(value), parameter: Some((id, gradient)) }
+                }
+                HeldForm::Frozen(quantised) => {
+                    let weight = QuantisedWeight::new(quantised.clone(), precision);
+                    HeldMatrix { value: MatrixValue::Quantised(weight), parameter: None }
+                }
+            });
             let bias = layer.bias.as_ref().map(|bias| (bias.val(), bias.id));
             biases.push(match bias {
                 Some((bias, id)) => {
@@ -217,8 +260,9 @@ impl Matrices {
         }
         let layers = experts.iter().flat_map(|expert| expert.layers());
         for (layer, (matrix, bias)) in layers.zip(self.held.iter().zip(&self.biases.held)) {
-            if let Some(deferred) = matrix.gradient.deferred() {
-                let matrix = Tensor::from_dispatch(layer.weight.val().into_dispatch());
+            let of_matrix = matrix.parameter.as_ref().and_then(|(_, gradient)| gradient.deferred());
+            if let (Some(deferred), Some(parameter)) = (of_matrix, &layer.weight) {
+                let matrix = Tensor::from_dispatch(parameter.val().into_dispatch());
                 return (matrix, Some(deferred.clone()));
             }
             let deferred = bias.as_ref().and_then(|bias| bias.gradient.deferred());
@@ -231,10 +275,12 @@ impl Matrices {
 
     /// Returns the matrices as the backward pass keeps them.
     pub(super) fn kept(self) -> KeptMatrices {
-        let keep = |HeldMatrix { id, value, gradient }| KeptMatrix {
-            id,
-            weight: KeptWeight::new(from_cpu(value), id, gradient.deferred()),
-            gradient,
+        let keep = |HeldMatrix { value, parameter }| match (value, parameter) {
+            (MatrixValue::Held(value), Some((id, gradient))) => {
+                KeptMatrix::Held(KeptWeight::new(from_cpu(value), id, gradient.deferred()), id, gradient)
+            }
+            (MatrixValue::Quantised(weight), _) => KeptMatrix::Quantised(weight),
+            (MatrixValue::Held(_), None) => unreachable!("a matrix that is not quantised is a parameter"),
         };
         let slots = self.bundle.token.is_tracked().then_some(self.bundle.slots);
         let kept = self.held.into_iter().map(keep).collect();
@@ -254,10 +300,18 @@ pub(super) struct KeptMatrices {
 
 /// A matrix that the backward pass needs.
 #[derive(Clone, Debug)]
-pub(super) struct KeptMatrix {
-    id: ParamId,
-    pub(super) weight: KeptWeight,
-    gradient: Gradient,
+pub(super) enum KeptMatrix {
+    Held(KeptWeight, ParamId, Gradient),
+    Quantised(QuantisedWeight),
+}
+
+impl KeptMatrix {
+    pub(super) fn value(&self) -> MatrixValue {
+        match self {
+            Self::Held(weight, ..) => MatrixValue::Held(weight.get_on_cpu()),
+            Self::Quantised(weight) => MatrixValue::Quantised(weight.clone()),
+        }
+    }
 }
 
 impl KeptMatrices {
@@ -269,12 +323,12 @@ impl KeptMatrices {
             let (expert, source) = (group / sources, group % sources);
             for (part, (x, gradient)) in parts.iter().enumerate() {
                 let index = self.parts * expert + part;
-                let kept = &self.kept[index];
+                let KeptMatrix::Held(_, id, when) = &self.kept[index] else { continue };
                 let [x, gradient] = [x, gradient].map(|rows| rows.narrow(0, range.start, range.len()));
-                match (&kept.gradient, &self.slots) {
+                match (when, &self.slots) {
                     (Gradient::Later(deferred), _) => {
                         let (x, gradient) = (Box::new(from_cpu(x)), from_cpu(gradient));
-                        deferred.push(WeightTask::Product { weight: kept.id, source, x, gradient });
+                        deferred.push(WeightTask::Product { weight: *id, source, x, gradient });
                     }
                     (Gradient::OnTape, Some(slots)) => slots.add(index, weight_gradient(&x, &gradient)),
                     _ => {}

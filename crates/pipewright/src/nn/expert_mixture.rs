@@ -8,7 +8,7 @@ use pipewright_kernel::grouped::{ExpertElement, Groups};
 use super::clamped_gate::{self, bounds};
 use super::expert::{ExpertActivation, ExpertForm};
 use super::expert_exchange::Arrived;
-use super::expert_matrices::{KeptMatrices, Matrices, Part, Parts};
+use super::expert_matrices::{KeptMatrices, KeptMatrix, Matrices, MatrixValue, Part, Parts};
 use super::operation::{
     CpuTensor, Operation, ReadElement, Tape, are_multiplied_in_bf16, cpu_tensor, tensor_of, with_dtype,
 };
@@ -154,8 +154,9 @@ struct PartGradients<T> {
 
 impl Operation<3> for ExpertsBackward {
     fn backward(self, gradient: CpuTensor, wanted: [bool; 3]) -> [Option<CpuTensor>; 3] {
-        let held: Vec<_> = self.matrices.kept.iter().map(|kept| kept.weight.get_on_cpu()).collect();
-        if are_multiplied_in_bf16(held.iter().chain([&self.mixture.x])) {
+        let held: Vec<_> = self.matrices.kept.iter().map(KeptMatrix::value).collect();
+        let tensors = held.iter().filter_map(MatrixValue::tensor);
+        if are_multiplied_in_bf16(tensors.chain([&self.mixture.x])) {
             self.backward_in::<bf16>(&held, &gradient, wanted)
         } else {
             self.backward_in::<f32>(&held, &gradient, wanted)
@@ -167,7 +168,7 @@ impl ExpertsBackward {
     /// Returns the gradients, from products of operands of the type `T`.
     fn backward_in<T: ReadElement + ExpertElement>(
         self,
-        held: &[CpuTensor],
+        held: &[MatrixValue],
         gradient: &CpuTensor,
         [for_x, for_weights, for_matrices]: [bool; 3],
     ) -> [Option<CpuTensor>; 3] {

@@ -12,6 +12,7 @@ use super::deferred::{Deferred, WeightTask};
 use super::expert::{Expert, ExpertForm};
 use super::expert_parallel::ExpertParallel;
 use super::experts::mix_held;
+use super::held_matrix::HeldLinear;
 use super::linear::Linear;
 
 const WIDTH: usize = 6;
@@ -39,6 +40,10 @@ struct Numbers {
     products: HashMap<(usize, usize, usize), [TensorData; 2]>,
 }
 
+fn id_of(layer: &HeldLinear) -> ParamId {
+    layer.weight.as_ref().expect("it is not quantised").id
+}
+
 /// Computes a mixture on a replica whose place in its group is `replicas`; `replica` numbers its tokens.
 fn run(case: Case, replica: u32, replicas: &ExpertParallel) -> Numbers {
     let Case { tokens, choose, has_gate, dtype } = case;
@@ -47,16 +52,16 @@ fn run(case: Case, replica: u32, replicas: &ExpertParallel) -> Numbers {
         Linear { weight: Param::from_tensor(weight.autodiff()), bias: None }
     };
     let expert = |index: usize| Expert {
-        gate_proj: has_gate.then(|| linear([WIDTH, INNER], 3 * index)),
-        up_proj: linear([WIDTH, INNER], 3 * index + 1),
-        down_proj: linear([INNER, WIDTH], 3 * index + 2),
+        gate_proj: has_gate.then(|| linear([WIDTH, INNER], 3 * index).into()),
+        up_proj: linear([WIDTH, INNER], 3 * index + 1).into(),
+        down_proj: linear([INNER, WIDTH], 3 * index + 2).into(),
         form: ExpertForm::default(),
     };
     let held = replicas.experts(EXPERTS);
     let experts: Vec<_> = (0..EXPERTS).map(|index| held.contains(&index).then(|| expert(index))).collect();
     let matrices = experts.iter().enumerate().flat_map(|(index, expert)| {
         let layers = expert.iter().flat_map(Expert::layers).enumerate();
-        layers.map(move |(layer, linear)| (linear.weight.id, (index, layer)))
+        layers.map(move |(layer, linear)| (id_of(linear), (index, layer)))
     });
     let matrices: HashMap<ParamId, (usize, usize)> = matrices.collect();
     let leaf = |shape, scale| numbers::<2>(shape, scale).cast(dtype).autodiff().require_grad();
@@ -135,13 +140,13 @@ fn the_experts_of_one_replica_may_be_trained_alone() {
         };
         let expert = || Expert {
             gate_proj: None,
-            up_proj: linear([WIDTH, INNER]),
-            down_proj: linear([INNER, WIDTH]),
+            up_proj: linear([WIDTH, INNER]).into(),
+            down_proj: linear([INNER, WIDTH]).into(),
             form: ExpertForm::default(),
         };
         let is_trained = replicas.rank().index == 1;
         let own = if is_trained { expert() } else { expert().no_grad() };
-        let ids = own.layers().iter().map(|layer| layer.weight.id).collect();
+        let ids = own.layers().into_iter().map(id_of).collect();
         let mut experts = vec![None, None];
         experts[replicas.rank().index as usize] = Some(own);
         let constant = |shape| numbers::<2>(shape, 1.0).autodiff();

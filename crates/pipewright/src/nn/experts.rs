@@ -86,7 +86,7 @@ fn mix(
         assert!(link.is_none(), "experts whose tokens are sent are on the processor");
         composed(x, weights, &held, &groups)
     };
-    let Some(matrices) = Matrices::new(&held) else { return composed(x, weights) };
+    let Some(matrices) = Matrices::new(&held, x.dtype()) else { return composed(x, weights) };
     let form = held[0].form;
     let is_plain = !matrices.biases.exist() && form.activation == ExpertActivation::Usual;
     assert!(link.is_none() || is_plain, "experts whose tokens are sent have neither biases nor bounds");
@@ -118,7 +118,7 @@ fn mix(
     let tape = recorded_on(tape, 2, deferred.as_ref());
     let sizes = [tokens, width, inner];
     let mixture = Mixture { sizes, count, form, x: rows, weights: sorted, groups, arrived };
-    let operands = matrices.held.iter().map(|held| &held.value).chain([&mixture.x]);
+    let operands = matrices.held.iter().filter_map(|held| held.value.tensor()).chain([&mixture.x]);
     if are_multiplied_in_bf16(operands) {
         mixture.forward::<bf16>(matrices, tape)
     } else {
@@ -135,12 +135,12 @@ fn groups(chosen: &[usize], experts: &[Option<&Expert>], count: usize) -> Groups
 
 /// Checks that the experts are alike, and returns their inner width.
 fn check_experts(experts: &[&Expert], width: usize) -> usize {
-    let [_, inner] = experts[0].up_proj.weight.dims();
+    let [_, inner] = experts[0].up_proj.form().dims();
     let has_gate = experts[0].gate_proj.is_some();
     for expert in experts {
         let mut shapes = vec![[width, inner]; if has_gate { 2 } else { 1 }];
         shapes.push([inner, width]);
-        let found: Vec<_> = expert.layers().iter().map(|layer| layer.weight.dims()).collect();
+        let found: Vec<_> = expert.layers().iter().map(|layer| layer.form().dims()).collect();
         assert!(found == shapes && has_gate == expert.gate_proj.is_some(), "the experts have one shape");
         assert!(expert.form == experts[0].form, "the experts have one form");
         let is_usual = expert.form.activation == ExpertActivation::Usual;
@@ -192,9 +192,10 @@ mod tests {
             Kind::Gated | Kind::Ungated => ExpertForm::default(),
         };
         let expert = |number: usize| Expert {
-            gate_proj: (kind != Kind::Ungated).then(|| linear([WIDTH, INNER], 1.0 + number as f32 / 10.0)),
-            up_proj: linear([WIDTH, INNER], 0.5 + number as f32 / 5.0),
-            down_proj: linear([INNER, WIDTH], 0.8),
+            gate_proj: (kind != Kind::Ungated)
+                .then(|| linear([WIDTH, INNER], 1.0 + number as f32 / 10.0).into()),
+            up_proj: linear([WIDTH, INNER], 0.5 + number as f32 / 5.0).into(),
+            down_proj: linear([INNER, WIDTH], 0.8).into(),
             form,
         };
         let leaf = |shape, scale| numbers(shape, scale).cast(dtype).autodiff().require_grad();
@@ -215,7 +216,8 @@ mod tests {
     }
 
     fn weights(experts: &[Expert]) -> impl Iterator<Item = (ParamId, Tensor<2>)> {
-        experts.iter().flat_map(Expert::layers).map(|layer| (layer.weight.id, layer.weight.val()))
+        let parameters = experts.iter().flat_map(Expert::layers).filter_map(|layer| layer.weight.as_ref());
+        parameters.map(|parameter| (parameter.id, parameter.val()))
     }
 
     fn biases(experts: &[Expert]) -> impl Iterator<Item = Tensor<1>> {

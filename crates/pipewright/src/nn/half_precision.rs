@@ -258,9 +258,9 @@ fn mixtures_of_experts() {
     ];
     let mix = |[x, logits, gate, up, down]: [Tensor<2>; 5], gated: bool| {
         let expert = |factor: f32| Expert {
-            gate_proj: gated.then(|| linear(gate.clone() * factor)),
-            up_proj: linear(up.clone()),
-            down_proj: linear(down.clone() * factor),
+            gate_proj: gated.then(|| linear(gate.clone() * factor).into()),
+            up_proj: linear(up.clone()).into(),
+            down_proj: linear(down.clone() * factor).into(),
             form: super::ExpertForm::default(),
         };
         // An unused gate has the gradient zero.

@@ -11,7 +11,8 @@ use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 use pipewright_kernel::quantised::QuantisedMatrix;
 
-use super::linear::{linear, linear_of};
+use super::linear::{Linear, linear, linear_of};
+use super::parallel::TensorParallel;
 use super::quantised_product::multiply_quantised;
 use super::region::Region;
 use crate::memory::FrozenMatrix;
@@ -22,13 +23,97 @@ pub struct HeldMatrix {
     /// `None` if its bytes are decoded in panels.
     parameter: Option<Param<Tensor<2>>>,
     #[module(skip)]
-    frozen: Option<FrozenMatrix>,
+    frozen: Option<HeldFrozen>,
+}
+
+/// A frozen matrix whose bytes are decoded in panels. Its rows are the outputs.
+#[derive(Clone, Debug)]
+pub(super) struct HeldFrozen {
+    pub(super) matrix: FrozenMatrix,
+    /// Whether products have the bits of those with a decoded table, in place of those with the matrix of a linear layer.
+    pub(super) is_table: bool,
+}
+
+/// A linear layer whose matrix may be quantised. A layer whose matrix is not has the record paths of a [`Linear`].
+#[derive(Module, Debug)]
+pub struct HeldLinear {
+    /// Shape `[inputs, outputs]`; `None` if the matrix is quantised.
+    pub weight: Option<Param<Tensor<2>>>,
+    /// Shape `[outputs]`.
+    pub bias: Option<Param<Tensor<1>>>,
+    #[module(skip)]
+    frozen: Option<HeldFrozen>,
+}
+
+impl From<Linear> for HeldLinear {
+    fn from(Linear { weight, bias }: Linear) -> Self {
+        Self { weight: Some(weight), bias, frozen: None }
+    }
+}
+
+impl HeldLinear {
+    /// Returns the layer with this matrix.
+    pub fn new(matrix: HeldMatrix, bias: Option<Param<Tensor<1>>>) -> Self {
+        Self { weight: matrix.parameter, bias, frozen: matrix.frozen }
+    }
+
+    pub(super) fn form(&self) -> HeldForm<'_> {
+        HeldForm::of(self.weight.as_ref(), self.frozen.as_ref())
+    }
+
+    /// Returns `x w + b`, like [`Linear::forward`].
+    ///
+    /// # Panics
+    /// As [`Linear::forward`].
+    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        // One rank holds all inputs.
+        self.forward_split_inputs(x, &TensorParallel::default())
+    }
+
+    /// Like [`Linear::forward_split_inputs`].
+    ///
+    /// # Panics
+    /// As [`Linear::forward_split_inputs`].
+    pub fn forward_split_inputs<const D: usize>(&self, x: Tensor<D>, tensor: &TensorParallel) -> Tensor<D> {
+        self.form().linear(x, self.bias.as_ref(), &Region::of_whole(tensor))
+    }
 }
 
 /// The form of a matrix.
 pub(super) enum HeldForm<'a> {
     Parameter(&'a Param<Tensor<2>>),
-    Frozen(&'a FrozenMatrix),
+    Frozen(&'a HeldFrozen),
+}
+
+impl<'a> HeldForm<'a> {
+    fn of(parameter: Option<&'a Param<Tensor<2>>>, frozen: Option<&'a HeldFrozen>) -> Self {
+        match (parameter, frozen) {
+            (Some(parameter), _) => Self::Parameter(parameter),
+            (None, Some(held)) => Self::Frozen(held),
+            (None, None) => unreachable!("a matrix has one of two forms"),
+        }
+    }
+
+    /// Returns the numbers of inputs and outputs.
+    pub(super) fn dims(&self) -> [usize; 2] {
+        match self {
+            Self::Parameter(parameter) => parameter.val().dims(),
+            Self::Frozen(held) => held.matrix.dims(),
+        }
+    }
+
+    /// Returns `x w + b`.
+    pub(super) fn linear<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        bias: Option<&Param<Tensor<1>>>,
+        region: &Region<'_>,
+    ) -> Tensor<D> {
+        match self {
+            Self::Parameter(parameter) => linear(x, parameter, bias, region),
+            Self::Frozen(held) => linear_of(x, self.dims(), bias, region, |x| multiply_quantised(x, held)),
+        }
+    }
 }
 
 impl From<Param<Tensor<2>>> for HeldMatrix {
@@ -39,7 +124,7 @@ impl From<Param<Tensor<2>>> for HeldMatrix {
 
 impl From<FrozenMatrix> for HeldMatrix {
     fn from(matrix: FrozenMatrix) -> Self {
-        Self { parameter: None, frozen: Some(matrix) }
+        Self { parameter: None, frozen: Some(HeldFrozen { matrix, is_table: false }) }
     }
 }
 
@@ -49,12 +134,15 @@ impl HeldMatrix {
         FrozenMatrix::Resident(matrix).into()
     }
 
+    /// Returns a quantised table of embeddings as the matrix of a tied head. Products have the bits of those of a
+    /// [`TiedHead`](super::TiedHead) with the decoded table.
+    pub fn quantised_table(matrix: Arc<QuantisedMatrix>) -> Self {
+        let matrix = FrozenMatrix::Resident(matrix);
+        Self { parameter: None, frozen: Some(HeldFrozen { matrix, is_table: true }) }
+    }
+
     pub(super) fn form(&self) -> HeldForm<'_> {
-        match (&self.parameter, &self.frozen) {
-            (Some(parameter), _) => HeldForm::Parameter(parameter),
-            (None, Some(matrix)) => HeldForm::Frozen(matrix),
-            (None, None) => unreachable!("a matrix has one of two forms"),
-        }
+        HeldForm::of(self.parameter.as_ref(), self.frozen.as_ref())
     }
 
     /// Returns the parameter, unless the matrix is quantised.
@@ -64,15 +152,12 @@ impl HeldMatrix {
 
     /// Returns the number of elements that are quantised.
     pub fn quantised_elements(&self) -> usize {
-        self.frozen.as_ref().map_or(0, |matrix| matrix.dims().iter().product())
+        self.frozen.as_ref().map_or(0, |held| held.matrix.dims().iter().product())
     }
 
     /// Returns the numbers of inputs and outputs.
     pub fn dims(&self) -> [usize; 2] {
-        match self.form() {
-            HeldForm::Parameter(parameter) => parameter.val().dims(),
-            HeldForm::Frozen(matrix) => matrix.dims(),
-        }
+        self.form().dims()
     }
 
     /// Returns the columns of some outputs, `[inputs, outputs]`, without gradients and as they are held: elements
@@ -80,7 +165,7 @@ impl HeldMatrix {
     pub fn columns(&self, first: usize, count: usize) -> Tensor<2> {
         match self.form() {
             HeldForm::Parameter(parameter) => parameter.val().detach().narrow(1, first, count),
-            HeldForm::Frozen(matrix) => {
+            HeldForm::Frozen(HeldFrozen { matrix, .. }) => {
                 let matrix = matrix.get();
                 let inputs = matrix.columns();
                 let mut elements = vec![0.0; count * inputs];
@@ -112,9 +197,5 @@ pub fn held_linear<const D: usize>(
     bias: Option<&Param<Tensor<1>>>,
     region: &Region<'_>,
 ) -> Tensor<D> {
-    let matrix = match weight.form() {
-        HeldForm::Parameter(parameter) => return linear(x, parameter, bias, region),
-        HeldForm::Frozen(matrix) => matrix,
-    };
-    linear_of(x, weight.dims(), bias, region, |x| multiply_quantised(x, matrix))
+    weight.form().linear(x, bias, region)
 }

@@ -114,6 +114,11 @@ impl<const N: usize> Tape<N> {
         self
     }
 
+    /// Returns whether the operation has a backward pass.
+    pub(super) fn is_recorded(&self) -> bool {
+        self.nodes.is_some()
+    }
+
     /// Records a result in single precision instead of the element type of the first input.
     pub(super) fn in_single(self) -> Self {
         Self { result: DType::F32, ..self }

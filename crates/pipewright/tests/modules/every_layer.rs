@@ -55,9 +55,9 @@ impl Every {
             seed
         };
         let expert = |next: &mut dyn FnMut() -> u64, bias_share| Expert {
-            gate_proj: Some(linear(next(), WIDTH, 6)),
-            up_proj: linear(next(), WIDTH, 6),
-            down_proj: linear(next(), 6, WIDTH),
+            gate_proj: Some(linear(next(), WIDTH, 6).into()),
+            up_proj: linear(next(), WIDTH, 6).into(),
+            down_proj: linear(next(), 6, WIDTH).into(),
             form: ExpertForm { activation: ExpertActivation::Usual, bias_share },
         };
         let convolved = SIZES.convolved();

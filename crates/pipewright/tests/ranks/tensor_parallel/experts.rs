@@ -62,9 +62,9 @@ impl Layer {
             bias: None,
         };
         let expert = |index: usize| Expert {
-            gate_proj: Some(linear(3 * index, [WIDTH, INNER])),
-            up_proj: linear(3 * index + 1, [WIDTH, INNER]),
-            down_proj: linear(3 * index + 2, [INNER, WIDTH]),
+            gate_proj: Some(linear(3 * index, [WIDTH, INNER]).into()),
+            up_proj: linear(3 * index + 1, [WIDTH, INNER]).into(),
+            down_proj: linear(3 * index + 2, [INNER, WIDTH]).into(),
             form: pipewright::nn::ExpertForm::default(),
         };
         let experts = (0..count).map(|index| experts.contains(&index).then(|| expert(index)));
