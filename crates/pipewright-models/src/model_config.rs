@@ -21,7 +21,8 @@ use crate::gpt_oss::GptOssConfig;
 use crate::gpt2::Gpt2Config;
 use crate::granite::GraniteConfig;
 use crate::hf::{
-    self, Adaptable, Described, ExportOptions, GgufForm, GgufWritten, PeftLimit, PeftTargets, Stored, WeightType,
+    self, Adaptable, Described, ExportOptions, GgufForm, GgufWritten, PeftLimit, PeftTargets, Stored,
+    WeightType,
 };
 use crate::hybrid::HybridConfig;
 use crate::llama::LlamaConfig;

@@ -13,9 +13,9 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::{bf16, f16};
 use pipewright::bounded_file::{LFS_POINTER, open_regular};
-use pipewright_system::direct_file::DirectFile;
 use pipewright_gguf::{FamilyTensor, TensorKind};
 use pipewright_kernel::quantised::{BlockKind, Blocks, CodebookError, Form, QuantisedMatrix};
+use pipewright_system::direct_file::DirectFile;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 

@@ -113,7 +113,9 @@ impl Weights {
         let fault = |error| ModelError::at(&path, format!("tensor `{}`: {error}", place.tensor));
         let matrix = QuantisedMatrix::new(rows, Form::Plain(plain.map_err(fault)?));
         let matrix = match order {
-            Some(order) => matrix.gathered(&order).map_err(|error| ModelError::at(&path, error.to_string()))?,
+            Some(order) => {
+                matrix.gathered(&order).map_err(|error| ModelError::at(&path, error.to_string()))?
+            }
             None => matrix,
         };
         self.shard_of_matrix(matrix, spec, shard, &place.tensor)

@@ -273,7 +273,9 @@ impl CrossChecks<'_> {
             }
         }
         if run.label_smoothing > 0.0 {
-            let sentence = "`label_smoothing` smooths the targets of tokens, and preference training has none".to_owned();
+            let sentence =
+                "`label_smoothing` smooths the targets of tokens, and preference training has none"
+                    .to_owned();
             let help = "remove it; `label_smoothing` in [preference] is the share of wrong labels";
             self.section("run").report("label_smoothing", sentence, help);
         }

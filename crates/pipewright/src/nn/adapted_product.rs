@@ -69,9 +69,7 @@ pub fn adapted_product(x: &Tensor<2>, weight: &HeldMatrix, adapter: LowRank<'_>)
             (w, None)
         }
         // The operation has as many inputs as for a parameter.
-        HeldForm::Frozen(held) => {
-            (Tensor::zeros([0, 0], (&Device::flex(), x.dtype())), Some(held.clone()))
-        }
+        HeldForm::Frozen(held) => (Tensor::zeros([0, 0], (&Device::flex(), x.dtype())), Some(held.clone())),
     };
     let deferred = [Deferred::current(&a, ids[0]), Deferred::current(&b, ids[1])];
     let remade = remade(x);

@@ -298,7 +298,7 @@ mod tests {
     use super::*;
 
     fn arguments(ranks: Option<RankChoice>, tensor_parallel: Option<u32>) -> RankArguments {
-        RankArguments { ranks, tensor_parallel, devices: Vec::new(), deadline: None }
+        RankArguments { ranks, tensor_parallel, devices: Vec::new(), deadline: None, stream: false }
     }
 
     #[test]
