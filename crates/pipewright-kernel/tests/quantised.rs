@@ -352,6 +352,7 @@ fn matrices_in_groups() {
 /// Prints the rate at which products of a row read quantised matrices, next to the rate at which memory is read.
 #[test]
 #[ignore = "measures, and tests nothing"]
+#[expect(clippy::print_stdout, reason = "a measurement prints its figures")]
 fn rates_of_row_products() {
     use std::time::Instant;
 
