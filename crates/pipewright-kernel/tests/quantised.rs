@@ -456,6 +456,7 @@ fn the_search_for_scales_is_better_than_the_ends_of_the_elements() {
 /// Prints the rate at which products of a row read quantised matrices, next to the rate at which memory is read.
 #[test]
 #[ignore = "measures, and tests nothing"]
+#[expect(clippy::print_stdout, reason = "a measurement prints its figures")]
 fn rates_of_row_products() {
     use std::time::Instant;
 
