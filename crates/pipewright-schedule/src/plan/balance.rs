@@ -237,8 +237,13 @@ mod tests {
         for seed in 0..20 {
             let layers = model(seed, 24, 4, 1);
             let step = Step::of(&layers, 4, 6);
-            let task =
-                WalkTask { step, memory: Some(&RankMemory::Equal(2_000)), stay: 1.0, swaps: Swaps::Rounds, steps: 0 };
+            let task = WalkTask {
+                step,
+                memory: Some(&RankMemory::Equal(2_000)),
+                stay: 1.0,
+                swaps: Swaps::Rounds,
+                steps: 0,
+            };
             let layout = PlacedCut { starts: even(24, 12), rank_of: [0, 1, 2, 3].repeat(3) };
             let mut walk = Walk::of(task, layout);
             let mut numbers = Numbers(seed);
