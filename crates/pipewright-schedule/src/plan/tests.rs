@@ -459,7 +459,7 @@ fn a_stage_recomputes_only_the_parts_that_its_layers_have() {
 }
 
 /// Returns random layers on unlike ranks, with a random layout of two stages on each rank in the mean.
-fn unlike(seed: u64, ranks: u32) -> (Layers, PlacedCut) {
+pub(super) fn unlike(seed: u64, ranks: u32) -> (Layers, PlacedCut) {
     let mut numbers = Numbers(seed);
     let mut number = |most: usize| numbers.below(most + 1) as f64;
     let count = 3 * ranks as usize;

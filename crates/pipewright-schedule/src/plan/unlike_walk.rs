@@ -7,7 +7,8 @@
 //!
 //! If memory is limited, a rank also counts as slower by the second forwards that it then needs: each stage keeps a
 //! microbatch at least from its first forward to its first backward, and the bytes times time of all microbatches are
-//! at most the memory times the step. A rank whose parameters, gradients and optimizer state exceed the memory counts
+//! at most the memory times the step. In an order, microbatches wait for each other and stay several times as long
+//! ([`WalkTask::stay`]). A rank whose parameters, gradients and optimizer state exceed the memory counts
 //! as much slower.
 
 use crate::plan::numbers::Numbers;
@@ -160,4 +161,31 @@ impl<'a> Walk<'a> {
 /// Returns the sum over the layers of a stage.
 fn sum(sums: &[u64], layout: &PlacedCut, stage: usize) -> u64 {
     sums[layout.starts[stage + 1]] - sums[layout.starts[stage]]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::placed_cut::Swaps;
+    use crate::plan::rank_memory::RankMemory;
+    use crate::plan::rank_times::Step;
+    use crate::plan::tests::unlike;
+
+    #[test]
+    fn microbatches_that_stay_longer_need_more_second_forwards() {
+        let mut longer = 0;
+        for seed in 0..100 {
+            let (layers, layout) = unlike(seed, 3);
+            let time = |memory: u64, stay: f64| {
+                let (step, memory) = (Step::of(&layers, 3, 12), RankMemory::Equal(memory));
+                let walk = WalkTask { step, memory: Some(&memory), stay, swaps: Swaps::Any, steps: 0 };
+                time_with_memory(walk, &layout)
+            };
+            assert_eq!(time(1 << 40, 3.0), time(1 << 40, 1.0), "seed {seed}");
+            let [short, long] = [1.0, 3.0].map(|stay| time(3_000, stay));
+            assert!(short <= long, "seed {seed}: {short} and {long}");
+            longer += usize::from(short < long);
+        }
+        assert!(longer > 10, "{longer} layouts need more time");
+    }
 }
