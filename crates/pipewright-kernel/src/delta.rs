@@ -11,6 +11,8 @@
 //! Neighbouring heads of values share the queries and keys of a head. The recurrence runs token by token: a step reads
 //! the state twice, and the projections around it read larger matrices.
 
+use std::ops::Range;
+
 use multiversion::multiversion;
 
 use super::exp::exp;
@@ -158,6 +160,29 @@ impl<'a> Inputs<'a> {
     }
 }
 
+impl Inputs<'_> {
+    /// Turns the state before some rows into the one after them, and shows `D` and the error of each row.
+    fn replay(
+        &self,
+        head: Head,
+        rows: Range<usize>,
+        state: &mut [f32],
+        mut show: impl FnMut(usize, &[f32], &[f32]),
+    ) {
+        let [mut error, mut y] = [(); 2].map(|()| vec![0f32; self.dims.value_dim]);
+        let [mut query, mut key] = <[Normalised; 2]>::default();
+        for row in rows {
+            if self.begins(head, row) {
+                state.fill(0.0);
+            }
+            let token = self.token(head, row, [&mut query, &mut key]);
+            decay(state, token, &mut error);
+            show(row, state, &error);
+            update(state, token, &error, &mut y);
+        }
+    }
+}
+
 /// Returns the result, rows of all heads of values. `states` has the states before the sequences, or nothing if they
 /// are zero, and gets the states after them: `[sequences, value_heads, key_dim, value_dim]`.
 pub fn forward(inputs: Inputs<'_>, states: &mut Vec<f32>) -> Vec<f32> {
@@ -228,42 +253,28 @@ pub fn backward(inputs: Inputs<'_>, gradient: &[f32]) -> Gradients {
     let mut before = vec![0f32; dims.sequence.div_ceil(CHUNK) * size];
     let (mut decayed, mut errors) = (vec![0f32; CHUNK * size], vec![0f32; CHUNK * width]);
     let [mut state, mut d_state] = [(); 2].map(|()| vec![0f32; size]);
-    let [mut query, mut key, mut own_query, mut own_key] = <[Normalised; 4]>::default();
+    let [mut query, mut key] = <[Normalised; 2]>::default();
     let ([mut d_query, mut d_key], mut scratch) =
         ([(); 2].map(|()| vec![0f32; dims.key_dim]), vec![0f32; width]);
     for head in inputs.heads() {
         state.fill(0.0);
         d_state.fill(0.0);
-        // Runs the tokens from one of the sequence on, and shows each `D` and error.
-        let mut run =
-            |state: &mut [f32], from: usize, count: usize, show: &mut dyn FnMut(usize, &[f32], &[f32])| {
-                let (mut error, mut y) = (vec![0f32; width], vec![0f32; width]);
-                for index in 0..count {
-                    let row = head.first + from + index;
-                    if inputs.begins(head, row) {
-                        state.fill(0.0);
-                    }
-                    let token = inputs.token(head, row, [&mut query, &mut key]);
-                    decay(state, token, &mut error);
-                    show(index, state, &error);
-                    update(state, token, &error, &mut y);
-                }
-            };
-        let length = |from: usize| CHUNK.min(dims.sequence - from);
+        let rows = |from: usize| head.first + from..head.first + (from + CHUNK).min(dims.sequence);
         for (from, before) in (0..dims.sequence).step_by(CHUNK).zip(before.chunks_exact_mut(size)) {
             before.copy_from_slice(&state);
-            run(&mut state, from, length(from), &mut |_, _, _| {});
+            inputs.replay(head, rows(from), &mut state, |_, _, _| ());
         }
         for chunk in (0..dims.sequence.div_ceil(CHUNK)).rev() {
             let from = chunk * CHUNK;
             state.copy_from_slice(&before[chunk * size..][..size]);
-            run(&mut state, from, length(from), &mut |index, state, error| {
+            inputs.replay(head, rows(from), &mut state, |row, state, error| {
+                let index = row - head.first - from;
                 decayed[index * size..][..size].copy_from_slice(state);
                 errors[index * width..][..width].copy_from_slice(error);
             });
-            for index in (0..length(from)).rev() {
-                let row = head.first + from + index;
-                let token = inputs.token(head, row, [&mut own_query, &mut own_key]);
+            for row in rows(from).rev() {
+                let index = row - head.first - from;
+                let token = inputs.token(head, row, [&mut query, &mut key]);
                 let kept = (&decayed[index * size..][..size], &errors[index * width..][..width]);
                 let dy = &gradient[row * dims.value_width() + head.index * width..][..width];
                 let d = [&mut d_query[..], &mut d_key[..], &mut scratch[..]];
@@ -272,8 +283,8 @@ pub fn backward(inputs: Inputs<'_>, gradient: &[f32]) -> Gradients {
                 (found.log_decays[gate], found.strengths[gate]) = (d_decay, d_strength);
                 let d_u = &mut found.u[row * dims.channels()..];
                 let [q, k, v] = head.places;
-                own_query.backward(&d_query, inputs.length(), &mut d_u[q..][..dims.key_dim]);
-                own_key.backward(&d_key, 1.0, &mut d_u[k..][..dims.key_dim]);
+                query.backward(&d_query, inputs.length(), &mut d_u[q..][..dims.key_dim]);
+                key.backward(&d_key, 1.0, &mut d_u[k..][..dims.key_dim]);
                 d_u[v..][..width].copy_from_slice(&scratch);
                 if inputs.begins(head, row) {
                     d_state.fill(0.0);
@@ -453,7 +464,7 @@ mod tests {
     fn a_state_continues_a_sequence() {
         let [u, log_decays, strengths] = inputs().map(|numbers| single(&numbers));
         let mut whole_states = Vec::new();
-        let part = |range: std::ops::Range<usize>, states: &mut Vec<f32>| {
+        let part = |range: Range<usize>, states: &mut Vec<f32>| {
             let of = |all: &[f32], width: usize| all[range.start * width..range.end * width].to_vec();
             let (u, log_decays, strengths) = (of(&u, DIMS.channels()), of(&log_decays, 4), of(&strengths, 4));
             let dims = Dims { sequence: range.len(), ..DIMS };

@@ -4,33 +4,35 @@
 
 use pipewright_shapes::ShapeError;
 use pipewright_shapes::family::{self, Family};
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Map, Value};
 
 use crate::decoder::{BlockForm, DecoderConfig};
 use crate::decoder_family::DecoderFamily;
 use crate::qwen3_next::Qwen3NextConfig;
 
 /// A Qwen3.5 model with experts. `intermediate_size` has no effect.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(from = "Qwen3NextConfig", into = "Qwen3NextConfig")]
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(transparent)]
 pub struct Qwen35MoeConfig(pub Qwen3NextConfig);
 
-impl From<Qwen3NextConfig> for Qwen35MoeConfig {
-    fn from(mut config: Qwen3NextConfig) -> Self {
+impl<'de> Deserialize<'de> for Qwen35MoeConfig {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut keys = Map::deserialize(deserializer)?;
+        // No layer is so wide, and files need not say how wide it would be.
+        if let Some(width) = keys.get("moe_intermediate_size").cloned() {
+            keys.entry("intermediate_size").or_insert(width);
+        }
+        let mut config = Qwen3NextConfig::deserialize(Value::Object(keys)).map_err(D::Error::custom)?;
         config.mixture.norm_topk_prob = true;
-        Self(config)
-    }
-}
-
-impl From<Qwen35MoeConfig> for Qwen3NextConfig {
-    fn from(config: Qwen35MoeConfig) -> Self {
-        config.0
+        Ok(Self(config))
     }
 }
 
 impl From<DecoderConfig> for Qwen35MoeConfig {
     fn from(decoder: DecoderConfig) -> Self {
-        Qwen3NextConfig::from(decoder).into()
+        Self(decoder.into())
     }
 }
 

@@ -112,8 +112,6 @@ pub const QWEN3_5_MOE: Family = Family {
         ("num_key_value_heads", Count(2)),
         HEAD_DIM,
         ROTARY,
-        // Every layer has experts, which have a width of their own.
-        ("intermediate_size", Count(512)),
         ("num_experts", Count(256)),
         ("num_experts_per_tok", Count(8)),
         ("moe_intermediate_size", Count(512)),

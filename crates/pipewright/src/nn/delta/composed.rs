@@ -1,8 +1,12 @@
 //! The operation composed of Burn's operations, for devices other than the CPU back end: the rule in chunks (Yang et
 //! al., 2024, section 3.3), with all chunks of all sequences in one product.
 //!
-//! With the sums `s_t` of the logarithms of the decays in a chunk, `L` the strictly lower triangle of `β_t (k_t k_r)
-//! exp(s_t - s_r)`, and `W = (I + L)⁻¹`, the errors of a chunk times their strengths are `W β (V - exp(s) K S_in)`.
+//! With the running sum `c_t` of the logarithms of the decays in a chunk,
+//!
+//! ```text
+//! L_tr    = β_t (k_t k_r) exp(c_t - c_r) for r < t, and W = (I + L)⁻¹
+//! β_t e_t = the rows of W β (V - exp(c) K S_in)
+//! ```
 
 use std::sync::Arc;
 
@@ -10,7 +14,7 @@ use burn::tensor::{DType, Tensor, TensorData, activation};
 
 use super::super::mamba::{CHUNK, Masks, convolve};
 use super::super::recomputed::recomputed;
-use super::operation::DeltaSizes;
+use super::rule::DeltaSizes;
 
 /// Returns what [`composed`] returns. The tape keeps the inputs alone.
 pub(super) fn on_device(

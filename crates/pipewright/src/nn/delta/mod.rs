@@ -6,10 +6,12 @@
 
 #![expect(non_snake_case, reason = "checkpoints name a parameter with a capital")]
 
+mod rule;
 mod composed;
 mod operation;
 
 #[cfg(test)]
 mod tests;
 
-pub use operation::{DeltaCache, DeltaRule, DeltaSizes};
+pub use operation::DeltaCache;
+pub use rule::{DeltaRule, DeltaSizes};

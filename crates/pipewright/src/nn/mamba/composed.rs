@@ -9,7 +9,7 @@ use super::super::recomputed::recomputed;
 use super::mixer::MambaSizes;
 
 /// Tokens in a chunk.
-pub(in crate::nn) const CHUNK: usize = 64;
+pub(crate) const CHUNK: usize = 64;
 
 /// Returns what [`composed`] returns. The tape keeps `projected` and the parameters alone.
 pub(super) fn on_device(
@@ -78,7 +78,7 @@ pub(super) fn composed(
 }
 
 /// Which tokens see each other: constants, made on the host.
-pub(in crate::nn) struct Masks {
+pub(crate) struct Masks {
     documents: Vec<u32>,
     batch: usize,
     sequence: usize,
@@ -86,12 +86,7 @@ pub(in crate::nn) struct Masks {
 }
 
 impl Masks {
-    pub(in crate::nn) fn new(
-        batch: usize,
-        sequence: usize,
-        documents: Option<&[u32]>,
-        device: &Device,
-    ) -> Self {
+    pub(crate) fn new(batch: usize, sequence: usize, documents: Option<&[u32]>, device: &Device) -> Self {
         let documents = documents.map_or_else(|| vec![0; batch * sequence], <[u32]>::to_vec);
         Self { documents, batch, sequence, device: device.clone() }
     }
@@ -131,19 +126,19 @@ impl Masks {
     }
 
     /// Returns 1 where the token's document began before its chunk.
-    pub(in crate::nn) fn entered(&self) -> Tensor<5> {
+    pub(crate) fn entered(&self) -> Tensor<5> {
         self.tokens(|row, chunk, t| {
             chunk > 0 && self.document(row, chunk * CHUNK - 1) == self.document(row, t)
         })
     }
 
     /// Returns 1 where the token's document reaches the end of its chunk.
-    pub(in crate::nn) fn left(&self) -> Tensor<5> {
+    pub(crate) fn left(&self) -> Tensor<5> {
         self.tokens(|row, chunk, t| self.document(row, (chunk + 1) * CHUNK - 1) == self.document(row, t))
     }
 
     /// Returns 1 where the second token is not seen by the first, `[batch, 1, chunks, CHUNK, CHUNK]`.
-    pub(in crate::nn) fn hidden(&self) -> Tensor<5> {
+    pub(crate) fn hidden(&self) -> Tensor<5> {
         let mut flags = Vec::new();
         for row in 0..self.batch {
             for t in 0..self.chunks() * CHUNK {
@@ -157,7 +152,7 @@ impl Masks {
 }
 
 /// Returns the sums of a convolution before its activation. Shapes: `v` and result `[batch, sequence, channels]`.
-pub(in crate::nn) fn convolve(
+pub(crate) fn convolve(
     taps: usize,
     v: Tensor<3>,
     weight: Tensor<3>,
