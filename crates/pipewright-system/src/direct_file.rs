@@ -33,7 +33,7 @@ thread_local! {
     static ROOM: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// What tells a file from a changed one.
+/// The facts by which a changed file is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Found {
     length: u64,

@@ -8,10 +8,9 @@ use super::command_line::reference;
 use crate::run::Run;
 
 /// Adapters on a model of ten layers, each a stage of one rank.
-const LAYERS: [&str; 7] = [
+const LAYERS: [&str; 6] = [
     "adapter.kind=lora",
     "adapter.rank=4",
-    "run.steps=3",
     "pipeline.ranks=1",
     "pipeline.microbatches=4",
     "pipeline.schedule=looped-bfs",
@@ -45,14 +44,14 @@ fn a_base_in_its_files_has_the_figures_of_one_in_memory() {
     // A run is resumed with the base where it was not before.
     let two = with(&settings, &["model.stream=true", "run.steps=2"]);
     folder.train(&two);
-    folder.resume(&["run.steps=3", "model.stream=false"]);
+    folder.resume(&["run.steps=4", "model.stream=false"]);
     assert_eq!(folder.figures(), resident.0);
     let generate = |more: &[&str]| {
         let how = ["generate", "out", "--prompt", "a", "--tokens", "3", "--tokenizer", "bytes"];
         folder.print(&[&how[..], more].concat())
     };
     assert_eq!(generate(&["--stream"]), generate(&[]));
-    folder.says(&["export", "out", "merged", "--merge"], &[], "wrote the model of step 3");
+    folder.says(&["export", "out", "merged", "--merge"], &[], "wrote the model of step 4");
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! memory at once, and asks for each stage before it computes
 //! ([`LowerConfig::unshard`](pipewright_schedule::LowerConfig::unshard)). A thread of the rank reads one stage after another in
 //! this order while the rank computes. A computation waits for its stage, at most the deadline of any other wait.
-//! Tapes refer to a matrix and do not keep it, so a backward takes it from memory when its stage is there again.
+//! Tapes refer to a matrix and do not keep it, so a backward takes it from memory when its stage is read again.
 //!
 //! The matrices have the same bits whenever they are read, so results do not depend on the number of stages in memory.
 

@@ -195,7 +195,7 @@ mod tests {
             Ok(())
         };
         streams.ask(stage(0), matrix(slow)).expect("it is asked for");
-        streams.wait(stage(0), LONG, || true).expect("it is no error");
+        streams.wait(stage(0), LONG, || true).expect("it is not an error");
         streams.clear();
         assert!(!streams.has(stage(0)));
         assert!(streams.wait(stage(0), LONG, || false).expect("nothing is asked for").is_none());
