@@ -199,6 +199,10 @@ pub(crate) fn write_gguf(
             planned.len() - 1
         });
         let tensor = &mut planned[place];
+        // A head that is tied to the embedding is the same tensor.
+        if expert.is_none() && !tensor.specs.is_empty() {
+            continue;
+        }
         tensor.specs.push(spec);
         if expert.is_some() {
             let count = tensor.specs.len();
