@@ -122,11 +122,9 @@ pub fn config_json(gguf: &Gguf) -> Result<Value, GgufError> {
                 config.insert("rope_local_base_freq".to_owned(), 10_000.into());
             }
         }
-        "phi3" => {
-            if rotated != width {
-                config
-                    .insert("partial_rotary_factor".to_owned(), json!(rotated as f64 / width.max(1) as f64));
-            }
+        "phi3" if rotated != width => {
+            let share = rotated as f64 / width.max(1) as f64;
+            config.insert("partial_rotary_factor".to_owned(), json!(share));
         }
         _ => {}
     }
@@ -155,7 +153,9 @@ fn positions(
         let expected = llama3_factors(base, f64::from(largest), 2 * factors.len());
         let is_close = |(own, expected): (&f32, f32)| (own - expected).abs() <= 1e-4 * expected;
         if !factors.iter().zip(expected).all(is_close) {
-            return fault("the factors of the positions (`rope_freqs.weight`) are not those of Llama 3");
+            return fault(
+                "the factors of the positions (`rope_freqs.weight`) are not the factors of Llama 3",
+            );
         }
         let [low, high, length] = LLAMA3;
         return Ok(Some(json!({
@@ -196,12 +196,22 @@ fn llama3_factors(base: f64, factor: f64, width: usize) -> Vec<f32> {
     (0..width / 2).map(|pair| of_pair(pair) as f32).collect()
 }
 
-/// Returns the architecture and the metadata of a model with this `config.json`, and the factors of its positions if they
-/// are a tensor.
+/// What the header of a model in GGUF says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelMetadata {
+    /// The name of the architecture.
+    pub architecture: &'static str,
+    /// The metadata.
+    pub entries: Vec<(String, Entry)>,
+    /// The factors of the positions, if they are a tensor.
+    pub frequencies: Option<Vec<f32>>,
+}
+
+/// Returns the metadata of a model with this `config.json`.
 ///
 /// # Errors
 /// When GGUF has no such model, as a sentence.
-pub fn metadata(config: &Value) -> Result<(&'static str, Vec<(String, Entry)>, Option<Vec<f32>>), String> {
+pub fn metadata(config: &Value) -> Result<ModelMetadata, String> {
     let model_type = config["model_type"].as_str().unwrap_or_default();
     let refused =
         |what: &str| format!("models with {what} are not written as GGUF: write a Hugging Face directory");
@@ -260,11 +270,11 @@ pub fn metadata(config: &Value) -> Result<(&'static str, Vec<(String, Entry)>, O
         "llama3" => {
             let names = ["low_freq_factor", "high_freq_factor", "original_max_position_embeddings"];
             if names.map(|name| scaling[name].as_f64()) != LLAMA3.map(Some) {
-                return Err(refused("other positions than those of Llama 3.1"));
+                return Err(refused("positions that differ from Llama 3.1"));
             }
             frequencies = Some(llama3_factors(base, factor, width as usize));
         }
         other => return Err(refused(&format!("positions of the type `{other}`"))),
     }
-    Ok((architecture, entries, frequencies))
+    Ok(ModelMetadata { architecture, entries, frequencies })
 }

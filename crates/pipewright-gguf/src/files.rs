@@ -19,13 +19,15 @@ const FILES: [&str; 3] = ["config.json", "tokenizer.json", "tokenizer_config.jso
 /// When there is no such file, it is larger, the GGUF file cannot be used, or the system reports an error.
 pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let Some(gguf) = gguf_of(path) else { return read_regular(path, limit) };
-    let missing = || io::Error::from(ErrorKind::NotFound);
+    let missing = || io::Error::new(ErrorKind::NotFound, "the GGUF file has no such part");
     let name = path.file_name().and_then(|name| name.to_str()).ok_or_else(missing)?;
     if !FILES.contains(&name) {
         return Err(missing());
     }
     let gguf = Gguf::open(gguf)?;
     let json: Option<Value> = match name {
+        // A file may be a tokenizer alone.
+        "config.json" if gguf.tensors().next().is_none() => None,
         "config.json" => Some(config_json(&gguf)?),
         "tokenizer.json" => tokenizer_json(&gguf)?,
         _ => settings_json(&gguf)?,

@@ -1,4 +1,4 @@
-//! GGUF files of llama.cpp (<https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>), as model folders.
+//! GGUF files of llama.cpp (<https://github.com/ggml-org/ggml>), as model folders.
 //!
 //! ```text
 //! model.gguf --Gguf::open--> metadata and tensors of all parts of a model
@@ -10,17 +10,19 @@
 //! Readers of model folders need no case for GGUF: [`files::read`] returns the content of `model.gguf/config.json`.
 
 mod error;
-pub mod container;
+mod tensor;
 mod parse;
+pub mod container;
+pub mod write;
 mod names;
 pub mod config;
 mod pre_tokenizers;
 mod tokenizer;
 mod tokenizer_metadata;
 pub mod files;
-pub mod write;
 
-pub use container::{Gguf, Tensor, TensorKind};
+pub use container::Gguf;
 pub use error::GgufError;
 pub use names::{FamilyTensor, name_in_gguf, rows_in_gguf, tensors_of};
+pub use tensor::{Tensor, TensorKind};
 pub use tokenizer_metadata::tokenizer_metadata;

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value};
 
-use crate::container::{Gguf, Tensor, TensorKind};
+use crate::container::Gguf;
 use crate::error::GgufError;
+use crate::tensor::{Tensor, TensorKind};
 
 /// A family of models with its name in GGUF.
 #[derive(Debug)]

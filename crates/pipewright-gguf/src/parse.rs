@@ -9,8 +9,8 @@ use std::path::Path;
 use pipewright_system::bounded_file::{LFS_POINTER, open_regular};
 use serde_json::{Map, Number, Value};
 
-use crate::container::{Tensor, TensorKind};
 use crate::error::GgufError;
+use crate::tensor::{Tensor, TensorKind};
 
 /// The largest header that is read. With a large vocabulary it has some 20 MB.
 const LARGEST_HEADER: u64 = 1 << 28;
@@ -81,7 +81,7 @@ impl<R: Read> Header<'_, R> {
             let kind = self.u32()?;
             let value = self.value(&key, kind)?;
             if metadata.insert(key.clone(), value).is_some() {
-                return Err(self.fault(format!("the key `{key}` is there twice: {AGAIN}")));
+                return Err(self.fault(format!("the key `{key}` exists twice: {AGAIN}")));
             }
         }
         let mut found = Vec::new();
@@ -98,7 +98,7 @@ impl<R: Read> Header<'_, R> {
         for tensor in &mut found {
             let name = &tensor.name;
             if !names.insert(name.clone()) {
-                return Err(self.fault(format!("tensor `{name}` is there twice: {AGAIN}")));
+                return Err(self.fault(format!("tensor `{name}` exists twice: {AGAIN}")));
             }
             let end = tensor.start.checked_add(data).and_then(|start| start.checked_add(tensor.bytes));
             if !tensor.start.is_multiple_of(alignment) || end.is_none_or(|end| end > self.length) {
@@ -212,7 +212,7 @@ impl<R: Read> Header<'_, R> {
             return Ok(());
         }
         let all = self.length;
-        Err(self.fault(format!("the file has {all} bytes, and its header goes on: {AGAIN}")))
+        Err(self.fault(format!("the file has {all} bytes, and its header is longer: {AGAIN}")))
     }
 
     fn array<const N: usize>(&mut self) -> Result<[u8; N], GgufError> {

@@ -85,7 +85,7 @@ impl<'a> Tokenizer<'a> {
             "llama" => self.sentence_pieces(&ids)?,
             other => {
                 return Err(self.fault(format!(
-                    "the tokenizer is of the kind `{other}`, which is not read from GGUF (gpt2 and llama are): name the tokenizer \
+                    "the tokenizer's model is `{other}`, which is not read from GGUF (gpt2 and llama are): name the tokenizer \
                      of the original model (`data.tokenizer`), or \"bytes\""
                 )));
             }

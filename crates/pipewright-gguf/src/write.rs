@@ -1,6 +1,6 @@
 //! Writes the header of a GGUF file of version 3.
 
-use crate::container::TensorKind;
+use crate::tensor::TensorKind;
 
 /// The distance of the starts of tensors is a multiple of so many bytes.
 const ALIGNMENT: u64 = 32;

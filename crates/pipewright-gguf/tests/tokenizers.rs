@@ -38,7 +38,7 @@ fn tokenizers_have_the_tokens_and_merges_of_their_files() {
             if key == "vocab" {
                 let added = original["added_tokens"].as_array().expect("a list").iter();
                 added.for_each(|token| {
-                    expected[token["content"].as_str().expect("a text")] = token["id"].clone()
+                    expected[token["content"].as_str().expect("a text")] = token["id"].clone();
                 });
             }
             assert_eq!(found["model"][key], expected, "{name} {key}");
@@ -103,7 +103,7 @@ fn unknown_tokenizers_are_refused_with_a_sentence() {
         assert!(error.contains(part), "{error}");
     };
     check("qwen2.gguf", "qwen2", "qwenx", "divides texts as `qwenx`");
-    check("llama3.gguf", "gpt2", "bert", "of the kind `bert`");
+    check("llama3.gguf", "gpt2", "bert", "model is `bert`");
     check("gpt2.gguf", "tokenizer.ggml.merges", "tokenizer.ggml.mergex", "has no `tokenizer.ggml.merges`");
     check("pieces.gguf", "tokenizer.ggml.scores", "tokenizer.ggml.scorex", "has no `tokenizer.ggml.scores`");
     let mut other = original("qwen2");

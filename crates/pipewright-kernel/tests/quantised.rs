@@ -436,11 +436,6 @@ fn the_search_for_scales_is_better_than_the_ends_of_the_elements() {
         error(&elements.chunks(size).flat_map(unit).collect::<Vec<f32>>())
     };
     let (four, six, eight) = (found(BlockKind::Q4K), found(BlockKind::Q6K), found(BlockKind::Q8_0));
-    println!(
-        "Q4_K {four}, plain {}; Q6_K {six}, plain {}; {eight}",
-        plain(32, 15.0, false),
-        plain(16, 31.0, true)
-    );
     assert!(four < plain(32, 15.0, false) && four < 0.08, "{four}");
     assert!(six < plain(16, 31.0, true) && six < 0.02, "{six}");
     assert!(eight < 0.006, "{eight}");

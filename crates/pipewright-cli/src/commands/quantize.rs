@@ -46,7 +46,8 @@ pub(crate) fn gguf_notes(written: &GgufWritten) -> Vec<String> {
             written.form.name()
         )
     });
-    let tokenizer = (!written.has_tokenizer).then(|| "without a tokenizer: the model has none".to_owned());
+    let tokenizer =
+        (!written.has_tokenizer).then(|| "without a tokenizer: the model has no tokenizer".to_owned());
     others.into_iter().chain(tokenizer).collect()
 }
 

@@ -200,7 +200,7 @@ fn other_forms_of_models_and_data_are_named() {
     let folder = folder();
     check_refused(&folder, &["model.from=meta-llama/Llama-3.2-1B"], "hf download meta-llama/Llama-3.2-1B");
     folder.write("m.gguf", "GGUF");
-    check_refused(&folder, &["model.from=m.gguf"], "m.gguf: the file has 4 bytes, and its header goes on");
+    check_refused(&folder, &["model.from=m.gguf"], "m.gguf: the file has 4 bytes, and its header is longer");
     folder.write("a.pickle", b"\x80\x04\x95\x0f\0\0");
     check_refused(&folder, &["data.path=a.pickle"], "the file is a Python pickle, not text: export");
     folder.write("a.txt", b"\x1f\x8b\x08\0\0");

@@ -185,7 +185,7 @@ fn decode_units(kind: BlockKind, row: &[u8], unit: usize, out: &mut [f32]) {
         match kind {
             BlockKind::Q4_0 => halves(&block[2..], [0; 4], half_at(block, 0), 8, None, out),
             BlockKind::Q4_1 => {
-                halves(&block[4..], [0; 4], half_at(block, 0), 0, Some(half_at(block, 2)), out)
+                halves(&block[4..], [0; 4], half_at(block, 0), 0, Some(half_at(block, 2)), out);
             }
             BlockKind::Q5_0 => halves(&block[6..], fifth_bits(&block[2..]), half_at(block, 0), 16, None, out),
             BlockKind::Q5_1 => {

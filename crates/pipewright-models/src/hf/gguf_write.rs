@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use pipewright::bounded_file::SMALL_TEXT;
 use pipewright::nn::TensorParallel;
 use pipewright::train::data::SpecialTokens;
+use pipewright_gguf::config::ModelMetadata;
 use pipewright_gguf::write::{Entry, header, padding};
 use pipewright_gguf::{TensorKind, config, files, name_in_gguf, rows_in_gguf, tokenizer_metadata};
 use pipewright_kernel::quantised::block_codes::quantise;
@@ -176,7 +177,8 @@ pub(crate) fn write_gguf(
     if let Some(origin) = origin {
         json = with_original_keys(json, origin, config.family().renamed)?;
     }
-    let (architecture, mut entries, frequencies) = config::metadata(&json).map_err(ModelError::new)?;
+    let ModelMetadata { architecture, mut entries, frequencies } =
+        config::metadata(&json).map_err(ModelError::new)?;
     entries.push(("general.type".to_owned(), Entry::Text("model".to_owned())));
     entries.push(("general.file_type".to_owned(), Entry::U32(form.number())));
     entries.push(("general.quantization_version".to_owned(), Entry::U32(2)));
@@ -199,6 +201,10 @@ pub(crate) fn write_gguf(
             planned.len() - 1
         });
         let tensor = &mut planned[place];
+        // A head that is tied to the embedding is the same tensor.
+        if expert.is_none() && !tensor.specs.is_empty() {
+            continue;
+        }
         tensor.specs.push(spec);
         if expert.is_some() {
             let count = tensor.specs.len();
@@ -233,7 +239,7 @@ pub(crate) fn write_gguf_adapter(
         ));
     }
     let json = file_json(config);
-    let (architecture, ..) = config::metadata(&json).map_err(ModelError::new)?;
+    let ModelMetadata { architecture, .. } = config::metadata(&json).map_err(ModelError::new)?;
     let text = |text: &str| Entry::Text(text.to_owned());
     // Programs scale by `alpha / rank`, also for rank-stabilised adapters.
     let alpha = lora.scale() * f64::from(lora.rank);

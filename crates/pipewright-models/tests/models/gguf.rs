@@ -22,8 +22,11 @@ fn write(from: &Path, form: GgufForm, folder: &TempDir) -> PathBuf {
     hf::quantise_gguf(from, &*config, form, &out).expect("it is written").path
 }
 
+/// Parameters with their names.
+type Parameters = Vec<(String, Vec<f32>)>;
+
 /// Returns the parameters of a model, and its configuration.
-fn parameters(path: &Path) -> Result<(Value, Vec<(String, Vec<f32>)>), String> {
+fn parameters(path: &Path) -> Result<(Value, Parameters), String> {
     let error = |error: ModelError| with_causes(&error);
     let config = ModelConfig::read(path).map_err(error)?;
     let specs = config.parameters().map_err(error)?;
@@ -37,10 +40,18 @@ fn parameters(path: &Path) -> Result<(Value, Vec<(String, Vec<f32>)>), String> {
     let file = safetensors::SafeTensors::deserialize(&bytes).expect("it is sound");
     let floats = |bytes: &[u8]| bytes.as_chunks().0.iter().copied().map(f32::from_le_bytes).collect();
     let tensors = file.tensors().into_iter().map(|(name, view)| (name, floats(view.data())));
-    let mut tensors: Vec<(String, Vec<f32>)> = tensors.collect();
+    let mut tensors: Parameters = tensors.collect();
     tensors.sort_by(|(one, _), (other, _)| one.cmp(other));
     let mut config = config.to_json();
-    for key in ["max_position_embeddings", "initializer_range", "dtype", "head_dim"] {
+    // Models here have no windows in all forms of these keys, and the usual width of heads may be left out.
+    for key in [
+        "max_position_embeddings",
+        "initializer_range",
+        "head_dim",
+        "sliding_window",
+        "layer_types",
+        "max_window_layers",
+    ] {
         config.as_object_mut().expect("a table").remove(key);
     }
     Ok((config, tensors))
@@ -83,8 +94,7 @@ fn the_weights_of_gemma_are_those_of_the_folder() {
     for family in ["gemma2-tiny", "gemma3-tiny"] {
         let (config, found) = parameters(&data(&format!("{family}.gguf"))).expect("it is read");
         let (_, expected) = parameters(&data(family)).expect("a model");
-        let number = |key: &str| config[key].as_f64();
-        assert_eq!([number("query_pre_attn_scalar"), number("sliding_window")], [Some(8.0), Some(5.0)]);
+        assert_eq!(config["query_pre_attn_scalar"].as_f64(), Some(8.0));
         assert_eq!(found.len(), expected.len());
         for ((name, found), (expected_name, expected)) in found.iter().zip(&expected) {
             let is_close = found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6);
@@ -173,14 +183,14 @@ fn changed_files_are_refused_with_a_sentence() {
     check(&set(4, vec![1]), "version 1 of GGUF");
     check(&set(4, vec![0, 0, 0, 3]), "version 50331648 of GGUF");
     for length in [0, 3, 7, 20, 24, 31, 200, 2000] {
-        check(&|bytes| bytes.truncate(length), "its header goes on");
+        check(&|bytes| bytes.truncate(length), "its header is longer");
     }
     check(&|bytes| bytes.truncate(bytes.len() - 100), "tensor `");
     check(&set(8, u64::MAX.to_le_bytes().to_vec()), "too many");
     check(&set(16, (1u64 << 40).to_le_bytes().to_vec()), "too many");
     check(&set(16, 9u64.to_le_bytes().to_vec()), "");
     // The length of the first key.
-    check(&set(24, (1u64 << 40).to_le_bytes().to_vec()), "its header goes on");
+    check(&set(24, (1u64 << 40).to_le_bytes().to_vec()), "its header is longer");
     let embedding = place_of(&whole, b"token_embd.weight") + b"token_embd.weight".len();
     let sizes = embedding + 4;
     check(&set(embedding, vec![9]), "has 9 sizes");
@@ -192,7 +202,7 @@ fn changed_files_are_refused_with_a_sentence() {
     check(&set(sizes + 20, vec![1]), "from byte 1 of the tensors on");
     check(&set(sizes + 20, (u64::MAX - 31).to_le_bytes().to_vec()), "the file has");
     let name = place_of(&whole, b"blk.1.attn_q.weight");
-    check(&set(name, b"blk.0".to_vec()), "is there twice");
+    check(&set(name, b"blk.0".to_vec()), "exists twice");
     check(&set(name, b"blk.9".to_vec()), "model.layers.1.self_attn.q_proj.weight` is missing");
     check(&set(name, vec![0xff]), "is not UTF-8");
     let heads = place_of(&whole, b"llama.attention.head_count_kv");

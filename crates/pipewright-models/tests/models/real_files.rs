@@ -173,8 +173,8 @@ fn other_forms_of_a_model_have_their_own_sentence() {
     check(&[("tf_model.h5", "x")], &["another library (`tf_model.h5`)"]);
     check(&[("model.onnx", "x")], &["another library (`model.onnx`)"]);
     check(&[("optimizer.pt", "x"), ("pytorch_model.bin", "PK")], &["Python pickle (`pytorch_model.bin`)"]);
-    check(&[("llama-q4.gguf", "GGUF")], &["llama-q4.gguf: the file has 4 bytes, and its header goes on"]);
-    check(&[("llama-q4.gguf", "GGUF"), ("config.json", "")], &["its header goes on"]);
+    check(&[("llama-q4.gguf", "GGUF")], &["llama-q4.gguf: the file has 4 bytes, and its header is longer"]);
+    check(&[("llama-q4.gguf", "GGUF"), ("config.json", "")], &["its header is longer"]);
     let adapter = r#"{"base_model_name_or_path": "meta-llama/Llama-3.2-1B"}"#;
     let parts = ["PEFT adapter", "`meta-llama/Llama-3.2-1B`", "merge_and_unload"];
     check(
@@ -239,7 +239,7 @@ fn paths_that_are_no_folder_of_a_model() {
     let folder = TempDir::new().expect("a temporary folder");
     check(folder.path(), "the folder has no `config.json`");
     for (name, part) in
-        [("m.gguf", "its header goes on"), ("m.safetensors", "name its folder"), ("m.bin", "Python pickle")]
+        [("m.gguf", "its header is longer"), ("m.safetensors", "name its folder"), ("m.bin", "Python pickle")]
     {
         fs::write(folder.path().join(name), "x").expect("it is writable");
         check(&folder.path().join(name), part);
