@@ -37,7 +37,7 @@ pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
 
 /// Returns whether a file exists. The folder may be a GGUF file.
 pub fn exists(path: &Path) -> bool {
-    let Some(gguf) = gguf_of(path) else { return path.is_file() };
+    let Some(gguf) = gguf_of(path) else { return path.exists() };
     let is_config = path.file_name().is_some_and(|name| name == FILES[0]);
     let is_known = FILES.iter().any(|name| path.file_name().is_some_and(|own| own == *name));
     // A file that cannot be used is reported when it is read.

@@ -190,7 +190,7 @@ mod tests {
         let config = crate::ModelConfig::read(&dir).expect("a model");
         let lora = LoraConfig {
             rank: 2,
-            targets: crate::lora_target::LoraTargets::Named(vec!["q_proj".to_owned().into()]),
+            targets: crate::LoraTargets::Named(vec!["q_proj".to_owned().into()]),
             ..LoraConfig::default()
         };
         let adapter = Adapter { lora, start: AdapterStart::Seed(1) };
