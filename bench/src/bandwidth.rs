@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use burn::tensor::{DType, Device, Tensor, bf16};
 use pipewright::nn::add;
+use pipewright_kernel::cross_entropy::Smoothing;
 use pipewright_kernel::element::Element;
 use pipewright_kernel::half::Half;
 use pipewright_kernel::{cross_entropy, rms_norm, swiglu};
@@ -169,15 +170,21 @@ impl Bench {
         let forward_rates = self.rates(
             VOCABULARY,
             forward,
-            |[x]: &mut [Vec<f32>; 1]| drop(black_box(cross_entropy::forward(x, &targets, VOCABULARY))),
-            |[x]: &mut [Vec<bf16>; 1]| drop(black_box(cross_entropy::forward_bf16(x, &targets, VOCABULARY))),
+            |[x]: &mut [Vec<f32>; 1]| {
+                drop(black_box(cross_entropy::forward(x, &targets, VOCABULARY, Smoothing::NONE)))
+            },
+            |[x]: &mut [Vec<bf16>; 1]| {
+                drop(black_box(cross_entropy::forward_bf16(x, &targets, VOCABULARY, Smoothing::NONE)))
+            },
         );
         let backward_rates = self.rates(
             VOCABULARY,
             backward,
-            |[x]: &mut [Vec<f32>; 1]| cross_entropy::backward(black_box(x), &targets, &normalisers, 1.0),
+            |[x]: &mut [Vec<f32>; 1]| {
+                cross_entropy::backward(black_box(x), &targets, &normalisers, Smoothing::NONE, 1.0)
+            },
             |[x]: &mut [Vec<bf16>; 1]| {
-                cross_entropy::backward_bf16(black_box(x), &targets, &normalisers, 1.0);
+                cross_entropy::backward_bf16(black_box(x), &targets, &normalisers, Smoothing::NONE, 1.0);
             },
         );
         [

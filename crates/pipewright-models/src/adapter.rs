@@ -44,6 +44,7 @@ pub(crate) struct AdaptedSource<'a> {
     place: &'a Place,
 }
 
+#[expect(clippy::large_enum_variant, reason = "a stage has one")]
 enum Values<'a> {
     Seed(u64),
     Weights(AdapterWeights),

@@ -26,6 +26,7 @@ pub(crate) struct TokenTable {
 }
 
 /// A shard of the table.
+#[expect(clippy::large_enum_variant, reason = "a stage has at most a few of them")]
 #[derive(Module, Debug)]
 pub(crate) enum TableShard {
     Parameter(Embedding),

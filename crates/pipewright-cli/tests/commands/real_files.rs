@@ -70,7 +70,7 @@ fn a_pasted_configuration_is_taken_and_what_has_no_effect_is_named() {
         ("hidden_act = \"gelu\"", "`hidden_act = gelu` is not supported"),
         (
             "sliding_window = 4096",
-            "`sliding_window` is not a key of `llama`: only qwen2, qwen3, qwen3_moe, qwen2_moe, mistral, mixtral, smollm3, phi3, gemma2, gemma3_text, starcoder2, gpt_oss have it",
+            "`sliding_window` is not a key of `llama`: only qwen2, qwen3, qwen3_moe, qwen2_moe, mistral, ministral3, mixtral, smollm3, phi3, olmo3, gemma2, gemma3_text, starcoder2, gpt_oss have it",
         ),
         ("rope_scaling = { rope_typ = \"llama3\" }", "`rope_scaling.rope_typ` is not a key"),
         ("rope_scaling = nan", "rope_scaling"),
