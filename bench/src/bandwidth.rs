@@ -171,17 +171,17 @@ impl Bench {
             VOCABULARY,
             forward,
             |[x]: &mut [Vec<f32>; 1]| {
-                drop(black_box(cross_entropy::forward(x, &targets, VOCABULARY, Smoothing::NONE)))
+                drop(black_box(cross_entropy::forward(x, &targets, VOCABULARY, Smoothing::NONE)));
             },
             |[x]: &mut [Vec<bf16>; 1]| {
-                drop(black_box(cross_entropy::forward_bf16(x, &targets, VOCABULARY, Smoothing::NONE)))
+                drop(black_box(cross_entropy::forward_bf16(x, &targets, VOCABULARY, Smoothing::NONE)));
             },
         );
         let backward_rates = self.rates(
             VOCABULARY,
             backward,
             |[x]: &mut [Vec<f32>; 1]| {
-                cross_entropy::backward(black_box(x), &targets, &normalisers, Smoothing::NONE, 1.0)
+                cross_entropy::backward(black_box(x), &targets, &normalisers, Smoothing::NONE, 1.0);
             },
             |[x]: &mut [Vec<bf16>; 1]| {
                 cross_entropy::backward_bf16(black_box(x), &targets, &normalisers, Smoothing::NONE, 1.0);

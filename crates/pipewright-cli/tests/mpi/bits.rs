@@ -106,12 +106,11 @@ fn evaluations_in_processes_have_the_bits_of_threads() {
 fn preferences_train_in_processes_as_in_threads_to_the_bit() {
     let folder = folder();
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pipewright-models/tests/data");
-    let config = format!(
-        "[model]\nfrom = \"MODELS/llama-tiny\"\n[adapter]\nkind = \"lora\"\npath = \"MODELS/preference/adapter\"\n[preference]\n\
+    let config = "[model]\nfrom = \"MODELS/llama-tiny\"\n[adapter]\nkind = \"lora\"\npath = \"MODELS/preference/adapter\"\n[preference]\n\
          loss = \"dpo\"\n[data]\npath = \"MODELS/preference/pairs.jsonl\"\ntokenizer = \"bytes\"\nseq_len = 128\n\
          validation_share = 0.25\n[pipeline]\nmicrobatches = 2\n[mesh]\ndata_parallel = 2\n[run]\nsteps = 2\neval_every = 1\n\
          deadline_seconds = 20\nout = \"out\"\n"
-    );
+        .to_owned();
     fs::write(folder.path().join("small.toml"), config.replace("MODELS", &models.display().to_string()))
         .expect("a file");
     let reference = || fs::read(folder.path().join("out/reference.json")).expect("the file of the reference");
