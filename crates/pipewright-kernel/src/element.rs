@@ -8,9 +8,9 @@ use stored::Stored;
 use crate::avx512::Stored;
 use crate::bf16_product;
 use crate::half::{narrow_into, narrow_over};
-use crate::product::{self, Matrix};
+use crate::product::{self, Matrix, Sums};
 use crate::quantised::{QuantisedOperand, Rounding};
-use crate::quantised_product::{self, Sums};
+use crate::quantised_product;
 use crate::rounding::{narrow, widen};
 
 #[cfg(not(target_arch = "x86_64"))]

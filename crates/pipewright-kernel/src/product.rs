@@ -9,6 +9,17 @@ use crate::turned::{GROUP, is_faster, turn};
 /// Products with fewer multiplications stay on one thread, as in Burn's CPU back end.
 pub(crate) const PARALLEL_FROM: usize = 192 * 192 * 192;
 
+/// What becomes of the sums of a product.
+#[derive(Debug)]
+pub enum Sums<'a, T> {
+    /// They are written.
+    Single(&'a mut [f32]),
+    /// They are written, rounded to an element type.
+    Rounded(&'a mut [T]),
+    /// They are added.
+    Added(&'a mut [f32]),
+}
+
 /// A matrix in a slice, with strides in elements. One of the strides is 1.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a, T = f32> {

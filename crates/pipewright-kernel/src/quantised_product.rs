@@ -5,19 +5,8 @@ use half::bf16;
 use crate::bf16_product;
 use crate::half::Half;
 use crate::narrow_product::{self, AnyMatrix};
-use crate::product::{self, Matrix, assert_fits};
+use crate::product::{self, Matrix, Sums, assert_fits};
 use crate::quantised::{QuantisedOperand, Rounding};
-
-/// What becomes of the sums of a product.
-#[derive(Debug)]
-pub enum Sums<'a, T> {
-    /// They are written.
-    Single(&'a mut [f32]),
-    /// They are written, rounded to an element type.
-    Rounded(&'a mut [T]),
-    /// They are added.
-    Added(&'a mut [f32]),
-}
 
 /// Computes `a b` into new memory, in row-major order, from elements that are rounded.
 pub fn product(a: Matrix<'_>, b: QuantisedOperand<'_>, rounding: Rounding) -> Vec<f32> {

@@ -12,9 +12,8 @@ use super::{
 };
 use crate::half::Half;
 use crate::narrow_product::{self, AnyMatrix};
-use crate::product::{self, Matrix, assert_fits};
+use crate::product::{self, Matrix, Sums, assert_fits};
 use crate::quantised::QuantisedOperand;
-use crate::quantised_product::Sums;
 #[cfg(target_arch = "x86_64")]
 use crate::{
     product::product_size,

@@ -73,7 +73,7 @@ def make_model():
     rows = open(HERE / "llama-nf4" / "tokens.jsonl").read().splitlines()[: BATCH * STEPS]
     rows = [json.dumps([token % 48 for token in json.loads(row)[:33]], separators=(",", ":")) for row in rows]
     (folder / "tokens.jsonl").write_text("\n".join(rows) + "\n")
-    (folder / "expected.json").write_text('{"batch": 8, "expected": []}\n')
+    (folder / "expected.json").write_text('{"batch": 8, "seq_len": 32, "expected": []}\n')
 
 
 def load():

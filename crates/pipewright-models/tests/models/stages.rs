@@ -214,7 +214,8 @@ fn biases_start_as_zeros_and_are_where_the_family_has_them() {
 fn a_tied_head_is_a_copy_of_the_table_under_its_path() {
     let stages = cut(&LlamaConfig::from(tied()), &[4]);
     let (first, last) = (parameters(&stages[..1]), parameters(&stages[1..]));
-    let [table, copy] = ["layers.0.Embedding.tokens.shards.0.weight", "layers.0.Head.matrix.Tied.weight"];
+    let table = "layers.0.Embedding.tokens.shards.0.Parameter.weight";
+    let copy = "layers.0.Head.matrix.Tied.weight";
     let path = "model.embed_tokens.weight";
     assert_eq!(last[path], first[path]);
     assert_eq!([stages[0].parameter_path(table), stages[1].parameter_path(copy)], [path, path]);

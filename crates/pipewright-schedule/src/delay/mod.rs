@@ -27,17 +27,16 @@
 //! let schedule = generate("1f1b", &ScheduleSpec { ranks: 2, microbatches: 4, ..ScheduleSpec::default() })?;
 //! let delayed = Delayed::of(&schedule, &Costs::default())?;
 //! let row: Vec<String> = delayed.row(0.into()).iter().map(|cell| cell.to_string()).collect();
-//! assert_eq!(row.join(" "), "");
+//! assert_eq!(row.join(" "), "0F1 0B0 0F2 0B1 0F3 0B2 0F0' 0B3");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod delayed_action;
 mod weave;
 
-use std::fmt;
 use std::num::NonZeroU32;
 
-use thiserror::Error;
-
+pub use self::delayed_action::{DelayError, DelayedAction};
 use self::weave::weave;
 use crate::action::Action;
 use crate::costs::Costs;
@@ -56,29 +55,6 @@ pub struct Delayed {
     numbering: Numbering,
     rows: Vec<Vec<DelayedAction>>,
 }
-
-/// A computation of a repeating row. Its text form is that of the action, with `'` behind it for the next batch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DelayedAction {
-    /// The computation, with the microbatch's number in its own batch.
-    pub action: Action,
-    /// Whether it belongs to the next batch instead of the older one.
-    pub is_next: bool,
-}
-
-impl fmt::Display for DelayedAction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { action, is_next } = self;
-        write!(f, "{action}{}", if *is_next { "'" } else { "" })
-    }
-}
-
-/// Why a schedule cannot be delayed.
-#[derive(Clone, PartialEq, Eq, Error)]
-#[error("{0}")]
-pub struct DelayError(String);
-
-crate::error_text::message_as_debug!(DelayError);
 
 impl Delayed {
     /// Makes batches of `schedule` overlap, for the times of `costs`: each rank goes on with the next batch where it

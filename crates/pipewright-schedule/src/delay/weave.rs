@@ -20,7 +20,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::{DelayError, DelayedAction};
+use super::delayed_action::{DelayError, DelayedAction};
 use crate::action::{Action, ActionKind};
 use crate::costs::Costs;
 use crate::generate::ticks::{StageTicks, ticks};

@@ -40,6 +40,7 @@
 mod computations;
 mod messages;
 mod state;
+mod update_waits;
 mod updates;
 
 pub(super) use self::state::{Need, Recorded, Run};

@@ -81,7 +81,7 @@ fn keys_of_a_family_are_checked_where_they_are_written() {
     check_set(
         &["model.num_experts=4"],
         &[
-            "--set model.num_experts=4: `num_experts` is not a key of `llama`: only qwen3_moe, qwen2_moe, mixtral, gpt_oss, hybrid have it",
+            "--set model.num_experts=4: `num_experts` is not a key of `llama`: only qwen3_moe, qwen2_moe, qwen3_next, qwen3_5_moe_text, mixtral, gpt_oss, hybrid have it",
         ],
     );
 }

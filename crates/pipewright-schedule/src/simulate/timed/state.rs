@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::updates::Updates;
 use crate::action::Action;
 use crate::costs::Costs;
 use crate::ids::{Microbatch, Rank, StageIndex};
@@ -11,7 +12,6 @@ use crate::simulate::boundary_tensors::{Arrival, Arrivals, BoundaryTensor};
 use crate::simulate::queues::{Line, Queues};
 use crate::simulate::rank_clock::RankClock;
 use crate::simulate::tape::{Links, Moment, Tape};
-use crate::simulate::timed::updates::Updates;
 use crate::skip_event::SkipEvent;
 use crate::timeline::{Event, Scope};
 

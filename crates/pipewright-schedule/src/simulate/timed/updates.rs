@@ -1,17 +1,14 @@
-//! The waits of a timed simulation for the updates between batches.
+//! The updates between batches in a timed simulation.
 
-use super::state::Run;
-use crate::action::Action;
-use crate::batch_gate::{BatchGate, needs};
-use crate::ids::Rank;
+use crate::batch_gate::BatchGate;
 use crate::schedule::Program;
 use crate::simulate::tape::Moment;
 
 /// The updates between batches.
 pub(super) struct Updates {
-    gate: BatchGate,
+    pub(super) gate: BatchGate,
     /// For each batch, when the last rank so far has ended it.
-    ended: Vec<Moment>,
+    pub(super) ended: Vec<Moment>,
 }
 
 impl Updates {
@@ -19,40 +16,5 @@ impl Updates {
     pub(super) fn over(program: &Program) -> Option<Self> {
         let ended = vec![Moment::START; program.batches() as usize];
         Some(Self { gate: BatchGate::over(program.numbering(), program.rows())?, ended })
-    }
-}
-
-impl Run<'_> {
-    /// Waits for the update that `action` needs. Returns whether that is known to have happened.
-    pub(super) fn passes_update(&mut self, rank: Rank, action: Action) -> bool {
-        let Some(updates) = &mut self.updates else { return true };
-        if let Some(batch) = updates.gate.closed_for(action) {
-            updates.gate.wait(rank, batch);
-            return false;
-        }
-        for batch in needs(self.program.numbering(), action) {
-            let until = updates.ended[batch as usize];
-            self.ranks[rank.index()].clock.idle_until(&mut self.tape, until);
-        }
-        true
-    }
-
-    /// Counts a computation, and wakes the ranks that wait for the batch that it has ended.
-    pub(super) fn note_computed(&mut self, rank: Rank, action: Action) {
-        let Some(updates) = &mut self.updates else { return };
-        let now = self.ranks[rank.index()].clock.now();
-        let (tape, ended, ready) = (&mut self.tape, &mut updates.ended, &mut self.ready);
-        updates.gate.computed(rank, action, |batch, woken| {
-            let batch = &mut ended[batch as usize];
-            *batch = tape.latest(rank, [*batch, now]);
-            ready.extend(woken);
-        });
-    }
-
-    /// Returns a rank that has not ended the batch whose update `action` waits for; `None` if it waits for no
-    /// update.
-    pub(super) fn update_waiter(&self, rank: Rank, action: Action) -> Option<Rank> {
-        let gate = &self.updates.as_ref()?.gate;
-        Some(gate.behind(gate.closed_for(action)?).unwrap_or(rank))
     }
 }
