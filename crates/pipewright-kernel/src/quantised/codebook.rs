@@ -10,8 +10,9 @@ use std::ops::Range;
 
 use super::decoded::Decoded;
 use super::error::{CodebookError, CutError};
+use super::eights::{EIGHT, Factors, InEights, spread};
 #[cfg(target_arch = "x86_64")]
-use super::lookup::{self, Available, Lengths};
+use super::lookup::{Available, Lengths};
 
 /// The elements of a matrix as four bits each.
 #[derive(Clone, Debug, PartialEq)]
@@ -85,6 +86,19 @@ impl Scales {
         }
     }
 
+    /// Writes the scales of the blocks from `first` on.
+    fn write(&self, first: usize, out: &mut [f32]) {
+        match self {
+            Self::Single(scales) => out.copy_from_slice(&scales[first..][..out.len()]),
+            Self::Double(double) => double.write(first, out),
+            Self::Exponents(exponents) => {
+                for (to, &exponent) in out.iter_mut().zip(&exponents[first..]) {
+                    *to = power_of_two(exponent);
+                }
+            }
+        }
+    }
+
     /// Returns the scales of a range of blocks.
     fn part(&self, blocks: Range<usize>) -> Self {
         match self {
@@ -143,6 +157,21 @@ impl DoubleScales {
     fn get(&self, block: usize) -> f32 {
         let scale = self.scales[(self.first + block) / self.block];
         self.map[usize::from(self.codes[block])] * scale + self.offset
+    }
+
+    /// Writes the scales of the blocks from `first` on, with the bits of [`DoubleScales::get`].
+    fn write(&self, first: usize, mut out: &mut [f32]) {
+        for (to, &code) in out.iter_mut().zip(&self.codes[first..]) {
+            *to = self.map[usize::from(code)];
+        }
+        let mut place = self.first + first;
+        while !out.is_empty() {
+            let count = (self.block - place % self.block).min(out.len());
+            let (own, rest) = out.split_at_mut(count);
+            let scale = self.scales[place / self.block];
+            own.iter_mut().for_each(|to| *to = *to * scale + self.offset);
+            (out, place) = (rest, place + count);
+        }
     }
 
     fn check(&self) -> Result<(), CodebookError> {
@@ -225,18 +254,10 @@ impl Codebook {
         }
     }
 
-    /// Returns the scalar product of a row with numbers of which the even and then the odd ones of each 32 follow each other;
-    /// `None` if blocks do not begin and end with so many elements, or without the instructions.
-    #[cfg(target_arch = "x86_64")]
-    pub(super) fn row_product(&self, row: usize, spread: &[f32]) -> Option<f32> {
-        let element = self.place.first + row * self.place.stride;
-        let are_whole = [element, self.block, self.columns].iter().all(|size| size.is_multiple_of(32));
-        let available = Available::detect().filter(|_| are_whole)?;
-        let (first, bytes) = (element / self.block, self.columns / 2);
-        let scale_of = |index: usize| self.scales.get(first - self.place.first_block + index);
-        let lengths = Lengths { first: (first + 1) * self.block - element, others: self.block };
-        let bytes = &self.codes[row * bytes..][..bytes];
-        Some(lookup::row_product(available, bytes, &self.table, scale_of, lengths, spread))
+    /// Returns whether the elements of each eight neighbours of a row are in one block.
+    pub(super) fn is_in_eights(&self) -> bool {
+        let Place { first, stride, .. } = self.place;
+        [first, stride, self.block, self.columns].iter().all(|size| size.is_multiple_of(EIGHT)) && self.columns > 0
     }
 
     /// Writes elements of one block, from the element `first` of this matrix on.
@@ -327,5 +348,23 @@ impl Codebook {
 
     pub(super) fn columns(&self) -> usize {
         self.columns
+    }
+}
+
+impl InEights for Codebook {
+    const HAS_OFFSETS: bool = false;
+
+    fn numbers(&self) -> &[f32; 16] {
+        &self.table
+    }
+
+    fn eights<'a>(&'a self, row: usize, factors: Factors<'_>, blocks: &mut Vec<f32>) -> &'a [u8] {
+        let element = self.place.first + row * self.place.stride;
+        let (first, end) = (element / self.block, (element + self.columns).div_ceil(self.block));
+        blocks.resize(end - first, 0.0);
+        self.scales.write(first - self.place.first_block, blocks);
+        spread(blocks, self.block, element % self.block, factors.scales);
+        let bytes = self.columns / 2;
+        &self.codes[row * bytes..][..bytes]
     }
 }

@@ -5,6 +5,7 @@
 use std::ops::Range;
 
 use super::decoded::Decoded;
+use super::eights::{EIGHT, Factors, InEights, spread};
 use super::error::CodebookError;
 
 /// The largest zero: the largest code.
@@ -101,6 +102,11 @@ impl Grouped {
         }
     }
 
+    /// Returns whether the elements of each eight neighbours of a row are in one group.
+    pub(super) fn is_in_eights(&self) -> bool {
+        [self.first, self.group, self.columns].iter().all(|size| size.is_multiple_of(EIGHT)) && self.columns > 0
+    }
+
     /// Returns the rows and columns of a part.
     pub(super) fn part(&self, rows: Range<usize>, columns: Range<usize>) -> Self {
         let bytes = self.columns.div_ceil(2);
@@ -148,5 +154,25 @@ impl Grouped {
 
     pub(super) fn columns(&self) -> usize {
         self.columns
+    }
+}
+
+impl InEights for Grouped {
+    const HAS_OFFSETS: bool = true;
+
+    fn numbers(&self) -> &[f32; 16] {
+        &DIFFERENCES[0]
+    }
+
+    fn eights<'a>(&'a self, row: usize, factors: Factors<'_>, blocks: &mut Vec<f32>) -> &'a [u8] {
+        let groups = row * self.groups..(row + 1) * self.groups;
+        let (zeros, scales) = (&self.zeros[groups.clone()], &self.scales[groups]);
+        blocks.clear();
+        blocks.extend(zeros.iter().zip(scales).map(|(&zero, scale)| -f32::from(zero) * scale));
+        let Factors { scales: of_eights, offsets } = factors;
+        spread(scales, self.group, self.first, of_eights);
+        spread(blocks, self.group, self.first, offsets);
+        let bytes = self.columns / 2;
+        &self.codes[row * bytes..][..bytes]
     }
 }

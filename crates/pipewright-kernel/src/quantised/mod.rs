@@ -27,6 +27,7 @@ pub mod block_codes;
 pub mod nf4;
 mod matrix;
 mod operand;
+mod eights;
 mod one_row;
 
 pub use blocks::{BlockKind, Blocks};

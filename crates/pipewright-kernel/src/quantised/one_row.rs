@@ -4,6 +4,7 @@
 use multiversion::multiversion;
 use rayon::prelude::*;
 
+use super::eights::{self, InEights, Instructions, Spread};
 use super::matrix::{Form, QuantisedMatrix};
 use crate::simd::sum;
 
@@ -18,39 +19,36 @@ const PARALLEL_FROM: usize = 1 << 18;
 
 /// Computes `w x` for a row `x` into new memory.
 pub fn row_product(matrix: &QuantisedMatrix, x: &[f32]) -> Vec<f32> {
-    let (rows, columns) = (matrix.rows(), matrix.columns());
-    assert_eq!(x.len(), columns, "inner dimensions of a product agree");
+    assert_eq!(x.len(), matrix.columns(), "inner dimensions of a product agree");
+    match matrix.form() {
+        Form::Codebook(codebook) if codebook.is_in_eights() => in_eights(codebook, matrix.rows(), x),
+        Form::Grouped(grouped) if grouped.is_in_eights() => in_eights(grouped, matrix.rows(), x),
+        _ => in_chunks([matrix.rows(), x.len()], |first, out| {
+            for (row, out) in (first..).zip(out) {
+                *out = of_row(matrix, row, x);
+            }
+        }),
+    }
+}
+
+fn in_eights<M: InEights + Sync>(matrix: &M, rows: usize, x: &[f32]) -> Vec<f32> {
+    let (instructions, spread) = (Instructions::detect(), Spread::new(x));
+    in_chunks([rows, x.len()], |first, out| eights::products(instructions, matrix, first, &spread, out))
+}
+
+/// Returns a number for each row. `compute` writes those of some rows from the first of them on.
+fn in_chunks([rows, columns]: [usize; 2], compute: impl Fn(usize, &mut [f32]) + Sync) -> Vec<f32> {
     let mut out = vec![0.0; rows];
-    let spread = spread(x);
-    let compute = |(chunk, out): (usize, &mut [f32])| {
-        for (row, out) in (chunk * OUTPUTS..).zip(out) {
-            *out = of_row(matrix, row, x, &spread);
-        }
-    };
+    let chunk = |(chunk, out): (usize, &mut [f32])| compute(chunk * OUTPUTS, out);
     if rows * columns >= PARALLEL_FROM && rayon::current_num_threads() > 1 {
-        out.par_chunks_mut(OUTPUTS).enumerate().for_each(compute);
+        out.par_chunks_mut(OUTPUTS).enumerate().for_each(chunk);
     } else {
-        out.chunks_mut(OUTPUTS).enumerate().for_each(compute);
+        out.chunks_mut(OUTPUTS).enumerate().for_each(chunk);
     }
     out
 }
 
-/// Returns the even and then the odd ones of each 32 elements: the order in which halves of bytes are looked up.
-fn spread(x: &[f32]) -> Vec<f32> {
-    let even = |part: &[f32; 32]| -> [f32; 32] {
-        std::array::from_fn(|index| if index < 16 { part[2 * index] } else { part[2 * index - 31] })
-    };
-    x.as_chunks::<32>().0.iter().flat_map(even).collect()
-}
-
-fn of_row(matrix: &QuantisedMatrix, row: usize, x: &[f32], spread: &[f32]) -> f32 {
-    #[cfg(target_arch = "x86_64")]
-    if let Form::Codebook(codebook) = matrix.form()
-        && let Some(product) = codebook.row_product(row, spread)
-    {
-        return product;
-    }
-    let _ = spread;
+fn of_row(matrix: &QuantisedMatrix, row: usize, x: &[f32]) -> f32 {
     let mut room = [0.0; DECODED];
     let of_part = |(index, x): (usize, &[f32])| {
         let (start, room) = (index * DECODED, &mut room[..x.len()]);
