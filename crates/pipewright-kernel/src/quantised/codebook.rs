@@ -8,9 +8,11 @@
 
 use std::ops::Range;
 
+use multiversion::multiversion;
+
 use super::decoded::Decoded;
-use super::error::{CodebookError, CutError};
 use super::eights::{EIGHT, Factors, InEights, spread};
+use super::error::{CodebookError, CutError};
 #[cfg(target_arch = "x86_64")]
 use super::lookup::{Available, Lengths};
 
@@ -152,6 +154,14 @@ fn power_of_two(exponent: u8) -> f32 {
     f32::from_bits(if exponent == 0 { 1 << 22 } else { u32::from(exponent) << 23 })
 }
 
+/// Replaces each number by `number * scale + offset`, rounded twice.
+#[multiversion(targets = "simd")]
+fn multiply_and_add(numbers: &mut [f32], scale: f32, offset: f32) {
+    for number in numbers {
+        *number = *number * scale + offset;
+    }
+}
+
 impl DoubleScales {
     #[inline(always)]
     fn get(&self, block: usize) -> f32 {
@@ -169,7 +179,7 @@ impl DoubleScales {
             let count = (self.block - place % self.block).min(out.len());
             let (own, rest) = out.split_at_mut(count);
             let scale = self.scales[place / self.block];
-            own.iter_mut().for_each(|to| *to = *to * scale + self.offset);
+            multiply_and_add(own, scale, self.offset);
             (out, place) = (rest, place + count);
         }
     }
@@ -257,7 +267,8 @@ impl Codebook {
     /// Returns whether the elements of each eight neighbours of a row are in one block.
     pub(super) fn is_in_eights(&self) -> bool {
         let Place { first, stride, .. } = self.place;
-        [first, stride, self.block, self.columns].iter().all(|size| size.is_multiple_of(EIGHT)) && self.columns > 0
+        [first, stride, self.block, self.columns].iter().all(|size| size.is_multiple_of(EIGHT))
+            && self.columns > 0
     }
 
     /// Writes elements of one block, from the element `first` of this matrix on.

@@ -15,6 +15,8 @@
 
 mod units;
 
+use multiversion::multiversion;
+
 use crate::simd::{LANES, fold};
 pub(super) use units::Instructions;
 use units::Unit;
@@ -46,6 +48,7 @@ pub(super) struct Factors<'a> {
 
 /// Writes the factor of each eight of a row, from the factors of its blocks of `block` elements. The row begins `skipped`
 /// elements after its first block.
+#[multiversion(targets = "simd")]
 pub(super) fn spread(factors: &[f32], block: usize, skipped: usize, out: &mut [f32]) {
     let Some((&first, others)) = factors.split_first() else { return };
     let count = block / EIGHT;
@@ -63,6 +66,7 @@ pub(super) fn spread(factors: &[f32], block: usize, skipped: usize, out: &mut [f
 }
 
 /// Writes each factor `N` times: the sizes of blocks that are common have loops without branches.
+#[inline(always)]
 fn spread_whole<const N: usize>(factors: &[f32], out: &mut [f32]) {
     let (whole, rest) = out.as_chunks_mut::<N>();
     for (factor, to) in factors.iter().zip(whole) {
@@ -73,26 +77,35 @@ fn spread_whole<const N: usize>(factors: &[f32], out: &mut [f32]) {
     }
 }
 
+/// Numbers of the lanes, in one line of a cache.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Lanes([f32; LANES]);
+
+/// Returns the numbers of all lanes.
+fn flat(lanes: &mut [Lanes]) -> &mut [f32] {
+    // SAFETY: the type has the layout of its only field, whose size is the alignment.
+    unsafe { std::slice::from_raw_parts_mut(lanes.as_mut_ptr().cast(), lanes.len() * LANES) }
+}
+
 /// A row of numbers in the order in which codes are looked up.
 pub(super) struct Spread {
     /// For each chunk, the first elements of the eights, then the second ones, and so on.
-    chunks: Vec<[f32; CHUNK]>,
+    chunks: Vec<[Lanes; EIGHT]>,
     /// The sums of the eights.
-    sums: Vec<[f32; LANES]>,
+    sums: Vec<Lanes>,
     columns: usize,
 }
 
 impl Spread {
     pub(super) fn new(x: &[f32]) -> Self {
-        let chunk = |part: &[f32]| -> [f32; CHUNK] {
-            let element = |index| part.get(index % LANES * EIGHT + index / LANES).copied().unwrap_or(0.0);
-            std::array::from_fn(element)
-        };
-        let chunks: Vec<_> = x.chunks(CHUNK).map(chunk).collect();
-        let sum = |chunk: &[f32; CHUNK]| {
-            std::array::from_fn(|lane| chunk[lane..].iter().step_by(LANES).fold(0.0, |sum, x| sum + x))
-        };
-        Self { sums: chunks.iter().map(sum).collect(), chunks, columns: x.len() }
+        let element = |index: usize| x.get(index).copied().unwrap_or(0.0);
+        let lanes = |first| Lanes(std::array::from_fn(|lane| element(first + lane * EIGHT)));
+        let chunk = |index| -> [Lanes; EIGHT] { std::array::from_fn(|eighth| lanes(index * CHUNK + eighth)) };
+        let chunks: Vec<_> = (0..x.len().div_ceil(CHUNK)).map(chunk).collect();
+        let sum = |chunk: &[Lanes; EIGHT], lane| chunk.iter().fold(0.0, |sum, x| sum + x.0[lane]);
+        let sums = chunks.iter().map(|chunk| Lanes(std::array::from_fn(|lane| sum(chunk, lane)))).collect();
+        Self { chunks, sums, columns: x.len() }
     }
 }
 
@@ -105,21 +118,23 @@ pub(super) fn products<M: InEights>(
     out: &mut [f32],
 ) {
     let chunks = x.chunks.len();
-    let (mut scales, mut blocks) = (vec![[0.0; LANES]; ROWS * chunks], Vec::new());
-    let mut offsets = vec![[0.0; LANES]; if M::HAS_OFFSETS { ROWS * chunks } else { 0 }];
+    let of_row = |is_used: bool| vec![Lanes([0.0; LANES]); if is_used { chunks } else { 0 }];
+    let mut scales: [_; ROWS] = std::array::from_fn(|_| of_row(true));
+    let mut offsets: [_; ROWS] = std::array::from_fn(|_| of_row(M::HAS_OFFSETS));
+    let mut blocks = Vec::new();
     let mut codes: [&[u8]; ROWS] = [&[]; ROWS];
     for (index, out) in out.chunks_mut(ROWS).enumerate() {
         // Rows after the last one repeat it.
         for (place, codes) in codes.iter_mut().enumerate() {
-            let first_lane = place * chunks * LANES;
-            let own = first_lane..first_lane + x.columns / EIGHT;
+            let eights = x.columns / EIGHT;
             let factors = Factors {
-                scales: &mut scales.as_flattened_mut()[own.clone()],
-                offsets: offsets.as_flattened_mut().get_mut(own).unwrap_or_default(),
+                scales: &mut flat(&mut scales[place])[..eights],
+                offsets: flat(&mut offsets[place]).get_mut(..eights).unwrap_or_default(),
             };
             *codes = matrix.eights(first + index * ROWS + place.min(out.len() - 1), factors, &mut blocks);
         }
-        let rows = Rows { codes, scales: &scales, offsets: &offsets, numbers: matrix.numbers(), x };
+        let [scales, offsets] = [&scales, &offsets].map(|factors| factors.each_ref().map(Vec::as_slice));
+        let rows = Rows { codes, scales, offsets, numbers: matrix.numbers(), x };
         let found = if M::HAS_OFFSETS {
             instructions.products::<true>(&rows)
         } else {
@@ -132,9 +147,9 @@ pub(super) fn products<M: InEights>(
 /// The operands of some products.
 struct Rows<'a> {
     codes: [&'a [u8]; ROWS],
-    /// The factors of the chunks of the first row, and then of the others.
-    scales: &'a [[f32; LANES]],
-    offsets: &'a [[f32; LANES]],
+    /// The factors of the chunks of each row.
+    scales: [&'a [Lanes]; ROWS],
+    offsets: [&'a [Lanes]; ROWS],
     numbers: &'a [f32; 16],
     x: &'a Spread,
 }
@@ -144,42 +159,193 @@ impl Rows<'_> {
     #[inline(always)]
     fn products<U: Unit, const HAS_OFFSETS: bool>(&self, unit: U) -> [f32; ROWS] {
         let numbers = unit.load(self.numbers);
-        let count = self.x.chunks.len();
         let mut sums = [unit.zero(); ROWS];
-        for (index, (x, of_x)) in self.x.chunks.iter().zip(&self.x.sums).enumerate() {
-            let mut codes = [unit.no_codes(); ROWS];
-            for (codes, bytes) in codes.iter_mut().zip(self.codes) {
-                *codes = if let Some(chunk) = bytes.as_chunks::<{ CHUNK / 2 }>().0.get(index) {
-                    unit.prefetch(chunk.as_ptr().wrapping_add(ROWS * bytes.len()));
-                    unit.codes(chunk)
-                } else {
-                    let (mut chunk, rest) = ([0; CHUNK / 2], &bytes[index * CHUNK / 2..]);
-                    chunk[..rest.len()].copy_from_slice(rest);
-                    unit.codes(&chunk)
-                };
-            }
-            let mut halves = [[unit.zero(); 2]; ROWS];
-            for (pair, [even, odd]) in x.as_chunks::<LANES>().0.as_chunks::<2>().0.iter().enumerate() {
-                let (even, odd, shift) = (unit.load(even), unit.load(odd), 8 * pair as i32);
-                for (codes, halves) in codes.iter().zip(&mut halves) {
-                    // The upper half of a byte comes first.
-                    let of_even = unit.look_up(numbers, *codes, shift + 4);
-                    halves[0] = unit.multiply_add(of_even, even, halves[0]);
-                    halves[1] = unit.multiply_add(unit.look_up(numbers, *codes, shift), odd, halves[1]);
-                }
-            }
-            for (row, (sum, [even, odd])) in sums.iter_mut().zip(halves).enumerate() {
-                let place = row * count + index;
-                *sum = unit.multiply_add(unit.add(even, odd), unit.load(&self.scales[place]), *sum);
+        let (x, of_x) = (&self.x.chunks[..], &self.x.sums[..]);
+        let whole = x.len().min(self.codes[0].len() / (CHUNK / 2));
+        // The loop then checks no index.
+        let codes = self.codes.map(|codes| &codes.as_chunks().0[..whole]);
+        let scales = self.scales.map(|scales| &scales[..whole]);
+        let offsets = self.offsets.map(|offsets| if HAS_OFFSETS { &offsets[..whole] } else { offsets });
+        let of_x = &of_x[..whole];
+        for index in 0..whole {
+            let mut chunk = Chunk {
+                codes: [&codes[0][index]; ROWS],
+                scales: [&scales[0][index]; ROWS],
+                offsets: [&scales[0][index]; ROWS],
+                x: &x[index],
+                of_x: &of_x[index],
+            };
+            for row in 0..ROWS {
+                chunk.codes[row] = &codes[row][index];
+                chunk.scales[row] = &scales[row][index];
                 if HAS_OFFSETS {
-                    *sum = unit.multiply_add(unit.load(of_x), unit.load(&self.offsets[place]), *sum);
+                    chunk.offsets[row] = &offsets[row][index];
                 }
+                unit.prefetch(chunk.codes[row].as_ptr().wrapping_add(ROWS * self.codes[0].len()));
             }
+            chunk.add::<U, HAS_OFFSETS>(unit, numbers, &mut sums);
+        }
+        if whole < x.len() {
+            let mut filled = [[0; CHUNK / 2]; ROWS];
+            for (filled, codes) in filled.iter_mut().zip(self.codes) {
+                let rest = codes.as_chunks::<{ CHUNK / 2 }>().1;
+                filled[..rest.len()].copy_from_slice(rest);
+            }
+            let scales = self.scales.map(|scales| &scales[whole]);
+            let offsets = if HAS_OFFSETS { self.offsets.map(|offsets| &offsets[whole]) } else { scales };
+            let (codes, x, of_x) = (filled.each_ref(), &x[whole], &self.x.sums[whole]);
+            Chunk { codes, scales, offsets, x, of_x }.add::<U, HAS_OFFSETS>(unit, numbers, &mut sums);
         }
         let mut found = [0.0; ROWS];
         for (to, sum) in found.iter_mut().zip(sums) {
             *to = fold(unit.stored(sum), |a, b| a + b);
         }
         found
+    }
+}
+
+/// The operands of the products of one chunk.
+struct Chunk<'a> {
+    codes: [&'a [u8; CHUNK / 2]; ROWS],
+    scales: [&'a Lanes; ROWS],
+    offsets: [&'a Lanes; ROWS],
+    x: &'a [Lanes; EIGHT],
+    of_x: &'a Lanes,
+}
+
+impl Chunk<'_> {
+    /// Adds the products to the sums of the rows.
+    #[inline(always)]
+    fn add<U: Unit, const HAS_OFFSETS: bool>(&self, unit: U, numbers: U::Lanes, sums: &mut [U::Lanes; ROWS]) {
+        let mut codes = [unit.no_codes(); ROWS];
+        for (codes, bytes) in codes.iter_mut().zip(self.codes) {
+            *codes = unit.codes(bytes);
+        }
+        let mut halves = [[unit.zero(); 2]; ROWS];
+        for (pair, [even, odd]) in self.x.as_chunks::<2>().0.iter().enumerate() {
+            let (even, odd, shift) = (unit.load(&even.0), unit.load(&odd.0), 8 * pair as i32);
+            for (codes, halves) in codes.iter().zip(&mut halves) {
+                // The upper half of a byte comes first.
+                let of_even = unit.look_up(numbers, *codes, shift + 4);
+                halves[0] = unit.multiply_add(of_even, even, halves[0]);
+                halves[1] = unit.multiply_add(unit.look_up(numbers, *codes, shift), odd, halves[1]);
+            }
+        }
+        for (row, (sum, [even, odd])) in sums.iter_mut().zip(halves).enumerate() {
+            *sum = unit.multiply_add(unit.add(even, odd), unit.load(&self.scales[row].0), *sum);
+            if HAS_OFFSETS {
+                let of_x = unit.load(&self.of_x.0);
+                *sum = unit.multiply_add(of_x, unit.load(&self.offsets[row].0), *sum);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quantised::{Codebook, DoubleScales, Grouped, Scales};
+
+    /// Returns numbers from -1 to 1 that fill their mantissas.
+    fn numbers(count: usize, seed: u32) -> Vec<f32> {
+        let next = |state: &u32| Some(state.wrapping_mul(747_796_405).wrapping_add(2_891_336_453));
+        let states = std::iter::successors(Some(seed), next).skip(3).take(count);
+        states.map(|state| state as f32 / 2f32.powi(31) - 1.0).collect()
+    }
+
+    fn bytes(count: usize, seed: u32) -> Vec<u8> {
+        numbers(count, seed).into_iter().map(|number| (number * 127.0) as i8 as u8).collect()
+    }
+
+    /// Computes the product of one row as the documentation of the module says, element by element.
+    fn defined<M: InEights>(matrix: &M, row: usize, x: &[f32]) -> f32 {
+        let (mut scales, mut offsets) = (vec![0.0; x.len() / EIGHT], vec![0.0; x.len() / EIGHT]);
+        let factors = Factors { scales: &mut scales, offsets: &mut offsets };
+        let codes = matrix.eights(row, factors, &mut Vec::new());
+        let mut lanes = [0f32; LANES];
+        for (eight, x) in x.chunks(EIGHT).enumerate() {
+            let number = |index: usize| {
+                let byte = codes[(eight * EIGHT + index) / 2];
+                matrix.numbers()[usize::from(if index.is_multiple_of(2) { byte >> 4 } else { byte & 15 })]
+            };
+            let half = |first: usize| {
+                let others = (first + 2..EIGHT).step_by(2);
+                others.fold(number(first) * x[first], |sum, index| number(index).mul_add(x[index], sum))
+            };
+            let sum = &mut lanes[eight % LANES];
+            *sum = (half(0) + half(1)).mul_add(scales[eight], *sum);
+            if M::HAS_OFFSETS {
+                *sum = x.iter().fold(0.0, |sum, x| sum + x).mul_add(offsets[eight], *sum);
+            }
+        }
+        fold(lanes, |a, b| a + b)
+    }
+
+    fn check<M: InEights>(matrix: &M, [rows, columns]: [usize; 2]) {
+        let x = numbers(columns, 3);
+        let expected: Vec<u32> = (0..rows).map(|row| defined(matrix, row, &x).to_bits()).collect();
+        for instructions in Instructions::all() {
+            let mut out = vec![0.0; rows];
+            products(instructions, matrix, 0, &Spread::new(&x), &mut out);
+            let found: Vec<u32> = out.iter().map(|product| product.to_bits()).collect();
+            assert_eq!(found, expected, "{instructions:?}, {rows} x {columns}");
+            let last = &mut out[rows - 1..];
+            products(instructions, matrix, rows - 1, &Spread::new(&x), last);
+            assert_eq!(last[0].to_bits(), expected[rows - 1], "{instructions:?}, the last row alone");
+        }
+    }
+
+    /// Rows with and without a part of a chunk, and blocks that end within rows or have elements of several rows.
+    const SHAPES: [[usize; 3]; 8] = [
+        [1, 8, 8],
+        [4, 128, 64],
+        [5, 136, 32],
+        [9, 320, 64],
+        [6, 1016, 24],
+        [3, 2056, 128],
+        [7, 72, 256],
+        [2, 512, 16],
+    ];
+
+    #[test]
+    fn all_instructions_give_the_sums_that_are_defined() {
+        for [rows, columns, block] in SHAPES {
+            let table = numbers(16, 1).try_into().expect("sixteen");
+            let (codes, blocks) = (bytes(rows * columns / 2, 2), (rows * columns).div_ceil(block));
+            let double = DoubleScales {
+                codes: bytes(blocks, 4),
+                map: Box::new(numbers(256, 5).try_into().expect("256")),
+                scales: numbers(blocks.div_ceil(3), 6),
+                block: 3,
+                offset: 0.125,
+                first: 0,
+            };
+            let powers = Scales::Exponents((0..blocks).map(|index| 120 + (index % 16) as u8).collect());
+            for scales in [Scales::Double(double), Scales::Single(numbers(blocks, 7)), powers] {
+                let matrix = Codebook::new([rows, columns], codes.clone(), table, scales, block);
+                let matrix = matrix.expect("a matrix");
+                check(&matrix, [rows, columns]);
+                if rows > 2 && columns > 16 {
+                    let part = matrix.part(1..rows, 8..columns - 8);
+                    assert!(part.is_in_eights());
+                    check(&part, [rows - 1, columns - 16]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn offsets_are_added_by_all_instructions() {
+        for [rows, columns, group] in SHAPES {
+            let groups = rows * columns.div_ceil(group);
+            let zeros = bytes(groups, 4).into_iter().map(|zero| zero % 16).collect();
+            let codes = bytes(rows * columns / 2, 2);
+            let matrix = Grouped::new([rows, columns], codes, zeros, numbers(groups, 5), group);
+            let matrix = matrix.expect("a matrix");
+            check(&matrix, [rows, columns]);
+            if rows > 2 && columns > 16 {
+                check(&matrix.part(1..rows, 8..columns - 8), [rows - 1, columns - 16]);
+            }
+        }
     }
 }

@@ -104,7 +104,8 @@ impl Grouped {
 
     /// Returns whether the elements of each eight neighbours of a row are in one group.
     pub(super) fn is_in_eights(&self) -> bool {
-        [self.first, self.group, self.columns].iter().all(|size| size.is_multiple_of(EIGHT)) && self.columns > 0
+        [self.first, self.group, self.columns].iter().all(|size| size.is_multiple_of(EIGHT))
+            && self.columns > 0
     }
 
     /// Returns the rows and columns of a part.

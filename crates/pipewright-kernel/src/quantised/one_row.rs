@@ -12,7 +12,7 @@ use crate::simd::sum;
 const DECODED: usize = 512;
 
 /// The outputs that a thread computes at a time.
-const OUTPUTS: usize = 32;
+const OUTPUTS: usize = 128;
 
 /// Products of fewer elements stay on one thread.
 const PARALLEL_FROM: usize = 1 << 18;

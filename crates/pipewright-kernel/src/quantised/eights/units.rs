@@ -54,6 +54,18 @@ impl Instructions {
         Self::Scalar(Scalar)
     }
 
+    /// Returns all instructions that the processor has.
+    #[cfg(test)]
+    pub(super) fn all() -> Vec<Self> {
+        let mut all = vec![Self::Scalar(Scalar)];
+        #[cfg(target_arch = "x86_64")]
+        {
+            all.extend(Avx2::detect().map(Self::Avx2));
+            all.extend(Avx512::detect().map(Self::Avx512));
+        }
+        all
+    }
+
     pub(super) fn products<const HAS_OFFSETS: bool>(self, rows: &Rows<'_>) -> [f32; ROWS] {
         match self {
             Self::Scalar(unit) => rows.products::<_, HAS_OFFSETS>(unit),
@@ -287,6 +299,7 @@ impl Unit for Avx2 {
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn look_up_in_halves(numbers: [__m256; 2], codes: __m256i) -> __m256 {
-    let [low, high] = [_mm256_permutevar8x32_ps(numbers[0], codes), _mm256_permutevar8x32_ps(numbers[1], codes)];
+    let [low, high] =
+        [_mm256_permutevar8x32_ps(numbers[0], codes), _mm256_permutevar8x32_ps(numbers[1], codes)];
     _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(codes)))
 }
