@@ -11,7 +11,7 @@ use std::ops::Range;
 use multiversion::multiversion;
 
 use super::decoded::Decoded;
-use super::eights::{EIGHT, Factors, InEights, spread};
+use super::eights::{self, BlocksOfEights, EIGHT, Factors, InEights};
 use super::error::{CodebookError, CutError};
 #[cfg(target_arch = "x86_64")]
 use super::lookup::{Available, Lengths};
@@ -88,15 +88,13 @@ impl Scales {
         }
     }
 
-    /// Writes the scales of the blocks from `first` on.
-    fn write(&self, first: usize, out: &mut [f32]) {
+    /// Writes the scale of each eight elements, from the block `first` on.
+    fn spread(&self, first: usize, blocks: BlocksOfEights, out: &mut [f32]) {
         match self {
-            Self::Single(scales) => out.copy_from_slice(&scales[first..][..out.len()]),
-            Self::Double(double) => double.write(first, out),
+            Self::Single(scales) => eights::spread(&scales[first..], blocks, out),
+            Self::Double(double) => double.spread(first, blocks, out),
             Self::Exponents(exponents) => {
-                for (to, &exponent) in out.iter_mut().zip(&exponents[first..]) {
-                    *to = power_of_two(exponent);
-                }
+                blocks.spread(|block| power_of_two(exponents[first + block]), out);
             }
         }
     }
@@ -154,12 +152,16 @@ fn power_of_two(exponent: u8) -> f32 {
     f32::from_bits(if exponent == 0 { 1 << 22 } else { u32::from(exponent) << 23 })
 }
 
-/// Replaces each number by `number * scale + offset`, rounded twice.
+/// Writes `map[code] * scale + offset` for each eight elements of the blocks of `codes`.
 #[multiversion(targets = "simd")]
-fn multiply_and_add(numbers: &mut [f32], scale: f32, offset: f32) {
-    for number in numbers {
-        *number = *number * scale + offset;
-    }
+fn spread_codes(
+    codes: &[u8],
+    map: &[f32; 256],
+    [scale, offset]: [f32; 2],
+    blocks: BlocksOfEights,
+    out: &mut [f32],
+) {
+    blocks.spread(|block| map[usize::from(codes[block])] * scale + offset, out);
 }
 
 impl DoubleScales {
@@ -169,18 +171,17 @@ impl DoubleScales {
         self.map[usize::from(self.codes[block])] * scale + self.offset
     }
 
-    /// Writes the scales of the blocks from `first` on, with the bits of [`DoubleScales::get`].
-    fn write(&self, first: usize, mut out: &mut [f32]) {
-        for (to, &code) in out.iter_mut().zip(&self.codes[first..]) {
-            *to = self.map[usize::from(code)];
-        }
-        let mut place = self.first + first;
+    /// Writes the scale of each eight elements, from the block `first` on, with the bits of [`DoubleScales::get`].
+    fn spread(&self, first: usize, mut blocks: BlocksOfEights, mut out: &mut [f32]) {
+        let (mut first, mut of_scales) = (first, (self.first + first) / self.block);
         while !out.is_empty() {
-            let count = (self.block - place % self.block).min(out.len());
-            let (own, rest) = out.split_at_mut(count);
-            let scale = self.scales[place / self.block];
-            multiply_and_add(own, scale, self.offset);
-            (out, place) = (rest, place + count);
+            // The blocks whose scales have the same scale.
+            let count = (of_scales + 1) * self.block - self.first - first;
+            let (own, rest) = out.split_at_mut(blocks.eights(count).min(out.len()));
+            let numbers = [self.scales[of_scales], self.offset];
+            spread_codes(&self.codes[first..], &self.map, numbers, blocks, own);
+            (out, first, of_scales) = (rest, first + count, of_scales + 1);
+            blocks.skipped = 0;
         }
     }
 
@@ -369,12 +370,12 @@ impl InEights for Codebook {
         &self.table
     }
 
-    fn eights<'a>(&'a self, row: usize, factors: Factors<'_>, blocks: &mut Vec<f32>) -> &'a [u8] {
+    fn eights<'a>(&'a self, row: usize, factors: Factors<'_>) -> &'a [u8] {
         let element = self.place.first + row * self.place.stride;
-        let (first, end) = (element / self.block, (element + self.columns).div_ceil(self.block));
-        blocks.resize(end - first, 0.0);
-        self.scales.write(first - self.place.first_block, blocks);
-        spread(blocks, self.block, element % self.block, factors.scales);
+        let block = element / self.block;
+        let skipped = (element - block * self.block) / EIGHT;
+        let blocks = BlocksOfEights { size: self.block / EIGHT, skipped };
+        self.scales.spread(block - self.place.first_block, blocks, factors.scales);
         let bytes = self.columns / 2;
         &self.codes[row * bytes..][..bytes]
     }

@@ -36,8 +36,8 @@ pub(super) trait InEights {
     /// Returns the numbers of the codes.
     fn numbers(&self) -> &[f32; 16];
 
-    /// Writes the scales and offsets of the eights of a row, and returns the codes. `blocks` is room.
-    fn eights<'a>(&'a self, row: usize, factors: Factors<'_>, blocks: &mut Vec<f32>) -> &'a [u8];
+    /// Writes the scales and offsets of the eights of a row, and returns the codes.
+    fn eights<'a>(&'a self, row: usize, factors: Factors<'_>) -> &'a [u8];
 }
 
 /// Room for the scales and offsets of the eights of a row.
@@ -46,35 +46,59 @@ pub(super) struct Factors<'a> {
     pub(super) offsets: &'a mut [f32],
 }
 
-/// Writes the factor of each eight of a row, from the factors of its blocks of `block` elements. The row begins `skipped`
-/// elements after its first block.
-#[multiversion(targets = "simd")]
-pub(super) fn spread(factors: &[f32], block: usize, skipped: usize, out: &mut [f32]) {
-    let Some((&first, others)) = factors.split_first() else { return };
-    let count = block / EIGHT;
-    let (own, rest) = out.split_at_mut(((block - skipped) / EIGHT).min(out.len()));
-    own.fill(first);
-    match count {
-        4 => spread_whole::<4>(others, rest),
-        8 => spread_whole::<8>(others, rest),
-        _ => {
-            for (factor, to) in others.iter().zip(rest.chunks_mut(count)) {
-                to.fill(*factor);
+/// Blocks whose elements have the same factor.
+#[derive(Clone, Copy)]
+pub(super) struct BlocksOfEights {
+    /// The eights of a block.
+    pub(super) size: usize,
+    /// The eights of the first block that are before the row.
+    pub(super) skipped: usize,
+}
+
+impl BlocksOfEights {
+    /// Returns the eights of the first `count` blocks.
+    pub(super) fn eights(self, count: usize) -> usize {
+        count * self.size - self.skipped
+    }
+
+    /// Writes the factor of each eight of a row. `factor_of` returns the factor of a block.
+    #[inline(always)]
+    pub(super) fn spread(self, factor_of: impl Fn(usize) -> f32, out: &mut [f32]) {
+        if out.is_empty() {
+            return;
+        }
+        let (own, others) = out.split_at_mut(self.eights(1).min(out.len()));
+        own.fill(factor_of(0));
+        // Blocks of common sizes are filled without a loop.
+        match self.size {
+            4 => fill::<4>(&factor_of, others),
+            8 => fill::<8>(&factor_of, others),
+            size => {
+                for (block, to) in others.chunks_mut(size).enumerate() {
+                    to.fill(factor_of(block + 1));
+                }
             }
         }
     }
 }
 
-/// Writes each factor `N` times: the sizes of blocks that are common have loops without branches.
+/// Writes the factor of each block from the second one on `N` times.
 #[inline(always)]
-fn spread_whole<const N: usize>(factors: &[f32], out: &mut [f32]) {
+fn fill<const N: usize>(factor_of: impl Fn(usize) -> f32, out: &mut [f32]) {
     let (whole, rest) = out.as_chunks_mut::<N>();
-    for (factor, to) in factors.iter().zip(whole) {
-        *to = [*factor; N];
+    let count = whole.len();
+    for (block, to) in whole.iter_mut().enumerate() {
+        *to = [factor_of(block + 1); N];
     }
-    if let Some(factor) = factors.last().filter(|_| !rest.is_empty()) {
-        rest.fill(*factor);
+    if !rest.is_empty() {
+        rest.fill(factor_of(count + 1));
     }
+}
+
+/// Writes the factor of each eight of a row, from the factors of its blocks.
+#[multiversion(targets = "simd")]
+pub(super) fn spread(factors: &[f32], blocks: BlocksOfEights, out: &mut [f32]) {
+    blocks.spread(|block| factors[block], out);
 }
 
 /// Numbers of the lanes, in one line of a cache.
@@ -121,7 +145,6 @@ pub(super) fn products<M: InEights>(
     let of_row = |is_used: bool| vec![Lanes([0.0; LANES]); if is_used { chunks } else { 0 }];
     let mut scales: [_; ROWS] = std::array::from_fn(|_| of_row(true));
     let mut offsets: [_; ROWS] = std::array::from_fn(|_| of_row(M::HAS_OFFSETS));
-    let mut blocks = Vec::new();
     let mut codes: [&[u8]; ROWS] = [&[]; ROWS];
     for (index, out) in out.chunks_mut(ROWS).enumerate() {
         // Rows after the last one repeat it.
@@ -131,7 +154,7 @@ pub(super) fn products<M: InEights>(
                 scales: &mut flat(&mut scales[place])[..eights],
                 offsets: flat(&mut offsets[place]).get_mut(..eights).unwrap_or_default(),
             };
-            *codes = matrix.eights(first + index * ROWS + place.min(out.len() - 1), factors, &mut blocks);
+            *codes = matrix.eights(first + index * ROWS + place.min(out.len() - 1), factors);
         }
         let [scales, offsets] = [&scales, &offsets].map(|factors| factors.each_ref().map(Vec::as_slice));
         let rows = Rows { codes, scales, offsets, numbers: matrix.numbers(), x };
@@ -261,7 +284,7 @@ mod tests {
     fn defined<M: InEights>(matrix: &M, row: usize, x: &[f32]) -> f32 {
         let (mut scales, mut offsets) = (vec![0.0; x.len() / EIGHT], vec![0.0; x.len() / EIGHT]);
         let factors = Factors { scales: &mut scales, offsets: &mut offsets };
-        let codes = matrix.eights(row, factors, &mut Vec::new());
+        let codes = matrix.eights(row, factors);
         let mut lanes = [0f32; LANES];
         for (eight, x) in x.chunks(EIGHT).enumerate() {
             let number = |index: usize| {

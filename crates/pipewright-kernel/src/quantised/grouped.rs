@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use super::decoded::Decoded;
-use super::eights::{EIGHT, Factors, InEights, spread};
+use super::eights::{self, BlocksOfEights, EIGHT, Factors, InEights};
 use super::error::CodebookError;
 
 /// The largest zero: the largest code.
@@ -165,14 +165,12 @@ impl InEights for Grouped {
         &DIFFERENCES[0]
     }
 
-    fn eights<'a>(&'a self, row: usize, factors: Factors<'_>, blocks: &mut Vec<f32>) -> &'a [u8] {
+    fn eights<'a>(&'a self, row: usize, factors: Factors<'_>) -> &'a [u8] {
         let groups = row * self.groups..(row + 1) * self.groups;
         let (zeros, scales) = (&self.zeros[groups.clone()], &self.scales[groups]);
-        blocks.clear();
-        blocks.extend(zeros.iter().zip(scales).map(|(&zero, scale)| -f32::from(zero) * scale));
-        let Factors { scales: of_eights, offsets } = factors;
-        spread(scales, self.group, self.first, of_eights);
-        spread(blocks, self.group, self.first, offsets);
+        let blocks = BlocksOfEights { size: self.group / EIGHT, skipped: self.first / EIGHT };
+        eights::spread(scales, blocks, factors.scales);
+        blocks.spread(|group| -f32::from(zeros[group]) * scales[group], factors.offsets);
         let bytes = self.columns / 2;
         &self.codes[row * bytes..][..bytes]
     }
