@@ -123,10 +123,13 @@ pub(super) struct Spread {
 
 impl Spread {
     pub(super) fn new(x: &[f32]) -> Self {
-        let element = |index: usize| x.get(index).copied().unwrap_or(0.0);
-        let lanes = |first| Lanes(std::array::from_fn(|lane| element(first + lane * EIGHT)));
-        let chunk = |index| -> [Lanes; EIGHT] { std::array::from_fn(|eighth| lanes(index * CHUNK + eighth)) };
-        let chunks: Vec<_> = (0..x.len().div_ceil(CHUNK)).map(chunk).collect();
+        let chunk = |part: &[f32]| -> [Lanes; EIGHT] {
+            let mut filled = [0.0; CHUNK];
+            filled[..part.len()].copy_from_slice(part);
+            let lanes = |place| Lanes(std::array::from_fn(|lane| filled[lane * EIGHT + place]));
+            std::array::from_fn(lanes)
+        };
+        let chunks: Vec<_> = x.chunks(CHUNK).map(chunk).collect();
         let sum = |chunk: &[Lanes; EIGHT], lane| chunk.iter().fold(0.0, |sum, x| sum + x.0[lane]);
         let sums = chunks.iter().map(|chunk| Lanes(std::array::from_fn(|lane| sum(chunk, lane)))).collect();
         Self { chunks, sums, columns: x.len() }

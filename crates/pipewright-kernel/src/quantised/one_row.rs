@@ -1,5 +1,8 @@
 //! The product of one row with the transpose of a quantised matrix in single precision, without a decoded panel: in
 //! generation, each element of the matrix is used once. A sum has another order than in products of several rows.
+//!
+//! Elements of four bits whose scales are those of eight neighbours are looked up in registers ([`eights`]). Other elements
+//! are decoded in parts of a row that stay in a cache.
 
 use multiversion::multiversion;
 use rayon::prelude::*;
@@ -11,8 +14,9 @@ use crate::simd::sum;
 /// The elements that are decoded at once. They stay in a first-level cache.
 const DECODED: usize = 512;
 
-/// The outputs that a thread computes at a time.
-const OUTPUTS: usize = 128;
+/// The least and the most outputs that a thread computes at a time. Many share the room for their scales, and few divide
+/// the work evenly among many threads.
+const OUTPUTS: [usize; 2] = [32, 128];
 
 /// Products of fewer elements stay on one thread.
 const PARALLEL_FROM: usize = 1 << 18;
@@ -39,11 +43,12 @@ fn in_eights<M: InEights + Sync>(matrix: &M, rows: usize, x: &[f32]) -> Vec<f32>
 /// Returns a number for each row. `compute` writes those of some rows from the first of them on.
 fn in_chunks([rows, columns]: [usize; 2], compute: impl Fn(usize, &mut [f32]) + Sync) -> Vec<f32> {
     let mut out = vec![0.0; rows];
-    let chunk = |(chunk, out): (usize, &mut [f32])| compute(chunk * OUTPUTS, out);
-    if rows * columns >= PARALLEL_FROM && rayon::current_num_threads() > 1 {
-        out.par_chunks_mut(OUTPUTS).enumerate().for_each(chunk);
+    let threads = rayon::current_num_threads();
+    if rows * columns >= PARALLEL_FROM && threads > 1 {
+        let outputs = (rows / (4 * threads)).clamp(OUTPUTS[0], OUTPUTS[1]);
+        out.par_chunks_mut(outputs).enumerate().for_each(|(chunk, out)| compute(chunk * outputs, out));
     } else {
-        out.chunks_mut(OUTPUTS).enumerate().for_each(chunk);
+        compute(0, &mut out);
     }
     out
 }
