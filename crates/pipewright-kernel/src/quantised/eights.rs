@@ -18,8 +18,9 @@ mod units;
 use multiversion::multiversion;
 
 use crate::simd::{LANES, fold};
-pub(super) use units::Instructions;
-use units::Unit;
+#[cfg(target_arch = "x86_64")]
+use units::{Avx2, Avx512};
+use units::{Scalar, Unit};
 
 /// The neighbours with one scale.
 pub(super) const EIGHT: usize = 8;
@@ -168,6 +169,72 @@ pub(super) fn products<M: InEights>(
         };
         out.copy_from_slice(&found[..out.len()]);
     }
+}
+
+/// Instructions that the processor has.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Instructions {
+    Scalar(Scalar),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2),
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512),
+}
+
+impl Instructions {
+    /// Returns the widest instructions.
+    pub(super) fn detect() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        {
+            #[cfg(feature = "testing")]
+            let is_hidden = crate::testing::is_hidden();
+            #[cfg(not(feature = "testing"))]
+            let is_hidden = false;
+            if let Some(wide) = Avx512::detect().filter(|_| !is_hidden) {
+                return Self::Avx512(wide);
+            }
+            if let Some(wide) = Avx2::detect() {
+                return Self::Avx2(wide);
+            }
+        }
+        Self::Scalar(Scalar)
+    }
+
+    /// Returns all instructions that the processor has.
+    #[cfg(test)]
+    fn all() -> Vec<Self> {
+        let mut all = vec![Self::Scalar(Scalar)];
+        #[cfg(target_arch = "x86_64")]
+        {
+            all.extend(Avx2::detect().map(Self::Avx2));
+            all.extend(Avx512::detect().map(Self::Avx512));
+        }
+        all
+    }
+
+    fn products<const HAS_OFFSETS: bool>(self, rows: &Rows<'_>) -> [f32; ROWS] {
+        match self {
+            Self::Scalar(unit) => rows.products::<_, HAS_OFFSETS>(unit),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the unit proves that the processor has the instructions.
+            Self::Avx2(unit) => unsafe { in_avx2::<HAS_OFFSETS>(unit, rows) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the unit proves that the processor has the instructions.
+            Self::Avx512(unit) => unsafe { in_avx512::<HAS_OFFSETS>(unit, rows) },
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn in_avx2<const HAS_OFFSETS: bool>(unit: Avx2, rows: &Rows<'_>) -> [f32; ROWS] {
+    rows.products::<_, HAS_OFFSETS>(unit)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn in_avx512<const HAS_OFFSETS: bool>(unit: Avx512, rows: &Rows<'_>) -> [f32; ROWS] {
+    rows.products::<_, HAS_OFFSETS>(unit)
 }
 
 /// The operands of some products.

@@ -3,7 +3,10 @@
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
-use super::{CHUNK, LANES, ROWS, Rows};
+use crate::simd::LANES;
+
+/// The bytes of codes of all lanes.
+const BYTES: usize = 4 * LANES;
 
 /// Operations on sixteen lanes.
 pub(super) trait Unit: Copy {
@@ -18,77 +21,11 @@ pub(super) trait Unit: Copy {
     /// Returns `a b + c`, rounded once.
     fn multiply_add(self, a: Self::Lanes, b: Self::Lanes, c: Self::Lanes) -> Self::Lanes;
     fn no_codes(self) -> Self::Codes;
-    fn codes(self, bytes: &[u8; CHUNK / 2]) -> Self::Codes;
+    fn codes(self, bytes: &[u8; BYTES]) -> Self::Codes;
     /// Returns the numbers of the four bits from bit `shift` of each lane on.
     fn look_up(self, numbers: Self::Lanes, codes: Self::Codes, shift: i32) -> Self::Lanes;
     /// Tells the processor that bytes will be read. The address may be invalid.
     fn prefetch(self, address: *const u8);
-}
-
-/// Instructions that the processor has.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Instructions {
-    Scalar(Scalar),
-    #[cfg(target_arch = "x86_64")]
-    Avx2(Avx2),
-    #[cfg(target_arch = "x86_64")]
-    Avx512(Avx512),
-}
-
-impl Instructions {
-    /// Returns the widest instructions.
-    pub(crate) fn detect() -> Self {
-        #[cfg(target_arch = "x86_64")]
-        {
-            #[cfg(feature = "testing")]
-            let is_hidden = crate::testing::is_hidden();
-            #[cfg(not(feature = "testing"))]
-            let is_hidden = false;
-            if let Some(wide) = Avx512::detect().filter(|_| !is_hidden) {
-                return Self::Avx512(wide);
-            }
-            if let Some(wide) = Avx2::detect() {
-                return Self::Avx2(wide);
-            }
-        }
-        Self::Scalar(Scalar)
-    }
-
-    /// Returns all instructions that the processor has.
-    #[cfg(test)]
-    pub(super) fn all() -> Vec<Self> {
-        let mut all = vec![Self::Scalar(Scalar)];
-        #[cfg(target_arch = "x86_64")]
-        {
-            all.extend(Avx2::detect().map(Self::Avx2));
-            all.extend(Avx512::detect().map(Self::Avx512));
-        }
-        all
-    }
-
-    pub(super) fn products<const HAS_OFFSETS: bool>(self, rows: &Rows<'_>) -> [f32; ROWS] {
-        match self {
-            Self::Scalar(unit) => rows.products::<_, HAS_OFFSETS>(unit),
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: the unit proves that the processor has the instructions.
-            Self::Avx2(unit) => unsafe { in_avx2::<HAS_OFFSETS>(unit, rows) },
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: the unit proves that the processor has the instructions.
-            Self::Avx512(unit) => unsafe { in_avx512::<HAS_OFFSETS>(unit, rows) },
-        }
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-fn in_avx2<const HAS_OFFSETS: bool>(unit: Avx2, rows: &Rows<'_>) -> [f32; ROWS] {
-    rows.products::<_, HAS_OFFSETS>(unit)
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-fn in_avx512<const HAS_OFFSETS: bool>(unit: Avx512, rows: &Rows<'_>) -> [f32; ROWS] {
-    rows.products::<_, HAS_OFFSETS>(unit)
 }
 
 /// The operations of any processor.
@@ -123,7 +60,7 @@ impl Unit for Scalar {
         [0; LANES]
     }
 
-    fn codes(self, bytes: &[u8; CHUNK / 2]) -> Self::Codes {
+    fn codes(self, bytes: &[u8; BYTES]) -> Self::Codes {
         let words = bytes.as_chunks::<4>().0;
         std::array::from_fn(|lane| u32::from_le_bytes(words[lane]))
     }
@@ -142,7 +79,7 @@ pub(crate) struct Avx512(());
 
 #[cfg(target_arch = "x86_64")]
 impl Avx512 {
-    fn detect() -> Option<Self> {
+    pub(super) fn detect() -> Option<Self> {
         is_x86_feature_detected!("avx512f").then_some(Self(()))
     }
 }
@@ -191,7 +128,7 @@ impl Unit for Avx512 {
     }
 
     #[inline(always)]
-    fn codes(self, bytes: &[u8; CHUNK / 2]) -> __m512i {
+    fn codes(self, bytes: &[u8; BYTES]) -> __m512i {
         // SAFETY: `self` proves that the processor has the instructions, and the bytes fill a register.
         unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
     }
@@ -217,7 +154,7 @@ pub(crate) struct Avx2(());
 
 #[cfg(target_arch = "x86_64")]
 impl Avx2 {
-    fn detect() -> Option<Self> {
+    pub(super) fn detect() -> Option<Self> {
         (is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")).then_some(Self(()))
     }
 }
@@ -269,7 +206,7 @@ impl Unit for Avx2 {
     }
 
     #[inline(always)]
-    fn codes(self, bytes: &[u8; CHUNK / 2]) -> Self::Codes {
+    fn codes(self, bytes: &[u8; BYTES]) -> Self::Codes {
         let from = bytes.as_ptr();
         // SAFETY: `self` proves that the processor has the instructions, and the bytes fill two registers.
         unsafe { [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(32).cast())] }
