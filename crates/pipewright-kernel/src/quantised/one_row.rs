@@ -1,7 +1,7 @@
 //! The product of one row with the transpose of a quantised matrix in single precision, without a decoded panel: in
 //! generation, each element of the matrix is used once. A sum has another order than in products of several rows.
 //!
-//! Elements of four bits whose scales are those of eight neighbours are looked up in registers ([`eights`]). Other elements
+//! Elements of four bits are looked up in registers if each eight neighbours have one scale ([`eights`]). Other elements
 //! are decoded in parts of a row that stay in a cache.
 
 use multiversion::multiversion;
@@ -40,7 +40,7 @@ fn in_eights<M: InEights + Sync>(matrix: &M, rows: usize, x: &[f32]) -> Vec<f32>
     in_chunks([rows, x.len()], |first, out| eights::products(instructions, matrix, first, &spread, out))
 }
 
-/// Returns a number for each row. `compute` writes those of some rows from the first of them on.
+/// Returns a number for each row. `compute` gets the index of a row, and writes the numbers from that row on.
 fn in_chunks([rows, columns]: [usize; 2], compute: impl Fn(usize, &mut [f32]) + Sync) -> Vec<f32> {
     let mut out = vec![0.0; rows];
     let threads = rayon::current_num_threads();
