@@ -24,11 +24,9 @@ pub(crate) fn product_into(
     rounding: Rounding,
 ) {
     assert_eq!(a.columns, b.inner(), "inner dimensions of a product agree");
-    let (out, is_added) = match sums {
-        Sums::Single(out) | Sums::Rounded(out) => (out, false),
-        Sums::Added(out) => (out, true),
-    };
+    let is_added = matches!(sums, Sums::Added(_));
     let multiply = if is_added { product::add_product } else { product::product_into };
+    let (Sums::Single(out) | Sums::Rounded(out) | Sums::Added(out)) = sums;
     assert_fits(out.len(), a.rows, b.columns(), row_stride);
     if a.rows > 0 {
         b.each_panel(a.rows, rounding, |first, panel| multiply(&mut out[first..], row_stride, a, panel));

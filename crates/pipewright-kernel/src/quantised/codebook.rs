@@ -8,10 +8,13 @@
 
 use std::ops::Range;
 
+use multiversion::multiversion;
+
 use super::decoded::Decoded;
+use super::eights::{self, BlocksOfEights, EIGHT, Factors, InEights};
 use super::error::{CodebookError, CutError};
 #[cfg(target_arch = "x86_64")]
-use super::lookup::{self, Available, Lengths};
+use super::lookup::{Available, Lengths};
 
 /// The elements of a matrix as four bits each.
 #[derive(Clone, Debug, PartialEq)]
@@ -85,6 +88,17 @@ impl Scales {
         }
     }
 
+    /// Writes the scale of each eight elements, from the block `first` on.
+    fn spread(&self, first: usize, blocks: BlocksOfEights, out: &mut [f32]) {
+        match self {
+            Self::Single(scales) => eights::spread(&scales[first..], blocks, out),
+            Self::Double(double) => double.spread(first, blocks, out),
+            Self::Exponents(exponents) => {
+                blocks.spread(|block| power_of_two(exponents[first + block]), out);
+            }
+        }
+    }
+
     /// Returns the scales of a range of blocks.
     fn part(&self, blocks: Range<usize>) -> Self {
         match self {
@@ -138,11 +152,37 @@ fn power_of_two(exponent: u8) -> f32 {
     f32::from_bits(if exponent == 0 { 1 << 22 } else { u32::from(exponent) << 23 })
 }
 
+/// Writes `map[code] * scale + offset` for each eight elements of the blocks of `codes`.
+#[multiversion(targets = "simd")]
+fn spread_codes(
+    codes: &[u8],
+    map: &[f32; 256],
+    [scale, offset]: [f32; 2],
+    blocks: BlocksOfEights,
+    out: &mut [f32],
+) {
+    blocks.spread(|block| map[usize::from(codes[block])] * scale + offset, out);
+}
+
 impl DoubleScales {
     #[inline(always)]
     fn get(&self, block: usize) -> f32 {
         let scale = self.scales[(self.first + block) / self.block];
         self.map[usize::from(self.codes[block])] * scale + self.offset
+    }
+
+    /// Writes the scale of each eight elements, from the block `first` on, with the bits of [`DoubleScales::get`].
+    fn spread(&self, first: usize, mut blocks: BlocksOfEights, mut out: &mut [f32]) {
+        let (mut first, mut of_scales) = (first, (self.first + first) / self.block);
+        while !out.is_empty() {
+            // The blocks whose scales have the same scale.
+            let count = (of_scales + 1) * self.block - self.first - first;
+            let (own, rest) = out.split_at_mut(blocks.eights(count).min(out.len()));
+            let numbers = [self.scales[of_scales], self.offset];
+            spread_codes(&self.codes[first..], &self.map, numbers, blocks, own);
+            (out, first, of_scales) = (rest, first + count, of_scales + 1);
+            blocks.skipped = 0;
+        }
     }
 
     fn check(&self) -> Result<(), CodebookError> {
@@ -225,18 +265,11 @@ impl Codebook {
         }
     }
 
-    /// Returns the scalar product of a row with numbers of which the even and then the odd ones of each 32 follow each other;
-    /// `None` if blocks do not begin and end with so many elements, or without the instructions.
-    #[cfg(target_arch = "x86_64")]
-    pub(super) fn row_product(&self, row: usize, spread: &[f32]) -> Option<f32> {
-        let element = self.place.first + row * self.place.stride;
-        let are_whole = [element, self.block, self.columns].iter().all(|size| size.is_multiple_of(32));
-        let available = Available::detect().filter(|_| are_whole)?;
-        let (first, bytes) = (element / self.block, self.columns / 2);
-        let scale_of = |index: usize| self.scales.get(first - self.place.first_block + index);
-        let lengths = Lengths { first: (first + 1) * self.block - element, others: self.block };
-        let bytes = &self.codes[row * bytes..][..bytes];
-        Some(lookup::row_product(available, bytes, &self.table, scale_of, lengths, spread))
+    /// Returns whether the elements of each eight neighbours of a row are in one block.
+    pub(super) fn is_in_eights(&self) -> bool {
+        let Place { first, stride, .. } = self.place;
+        [first, stride, self.block, self.columns].iter().all(|size| size.is_multiple_of(EIGHT))
+            && self.columns > 0
     }
 
     /// Writes elements of one block, from the element `first` of this matrix on.
@@ -327,5 +360,23 @@ impl Codebook {
 
     pub(super) fn columns(&self) -> usize {
         self.columns
+    }
+}
+
+impl InEights for Codebook {
+    const HAS_OFFSETS: bool = false;
+
+    fn numbers(&self) -> &[f32; 16] {
+        &self.table
+    }
+
+    fn eights<'a>(&'a self, row: usize, factors: Factors<'_>) -> &'a [u8] {
+        let element = self.place.first + row * self.place.stride;
+        let block = element / self.block;
+        let skipped = (element - block * self.block) / EIGHT;
+        let blocks = BlocksOfEights { size: self.block / EIGHT, skipped };
+        self.scales.spread(block - self.place.first_block, blocks, factors.scales);
+        let bytes = self.columns / 2;
+        &self.codes[row * bytes..][..bytes]
     }
 }

@@ -5,6 +5,7 @@
 use std::ops::Range;
 
 use super::decoded::Decoded;
+use super::eights::{self, BlocksOfEights, EIGHT, Factors, InEights};
 use super::error::CodebookError;
 
 /// The largest zero: the largest code.
@@ -101,6 +102,12 @@ impl Grouped {
         }
     }
 
+    /// Returns whether the elements of each eight neighbours of a row are in one group.
+    pub(super) fn is_in_eights(&self) -> bool {
+        [self.first, self.group, self.columns].iter().all(|size| size.is_multiple_of(EIGHT))
+            && self.columns > 0
+    }
+
     /// Returns the rows and columns of a part.
     pub(super) fn part(&self, rows: Range<usize>, columns: Range<usize>) -> Self {
         let bytes = self.columns.div_ceil(2);
@@ -148,5 +155,23 @@ impl Grouped {
 
     pub(super) fn columns(&self) -> usize {
         self.columns
+    }
+}
+
+impl InEights for Grouped {
+    const HAS_OFFSETS: bool = true;
+
+    fn numbers(&self) -> &[f32; 16] {
+        &DIFFERENCES[0]
+    }
+
+    fn eights<'a>(&'a self, row: usize, factors: Factors<'_>) -> &'a [u8] {
+        let groups = row * self.groups..(row + 1) * self.groups;
+        let (zeros, scales) = (&self.zeros[groups.clone()], &self.scales[groups]);
+        let blocks = BlocksOfEights { size: self.group / EIGHT, skipped: self.first / EIGHT };
+        eights::spread(scales, blocks, factors.scales);
+        blocks.spread(|group| -f32::from(zeros[group]) * scales[group], factors.offsets);
+        let bytes = self.columns / 2;
+        &self.codes[row * bytes..][..bytes]
     }
 }

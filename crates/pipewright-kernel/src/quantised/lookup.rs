@@ -59,53 +59,6 @@ pub(super) fn half_blocks(
     unsafe { half_blocks_in_registers(bytes, table, scale_of, lengths, out) }
 }
 
-/// Returns the sum of `table[half] * scale * x` over halves of `bytes` in blocks, whose scales `scale_of` returns. `x` has
-/// the factors of the upper and then of the lower halves of each 16 bytes. The lengths are multiples of 32.
-#[inline(always)]
-pub(super) fn row_product(
-    _: Available,
-    bytes: &[u8],
-    table: &[f32; 16],
-    scale_of: impl Fn(usize) -> f32,
-    lengths: Lengths,
-    x: &[f32],
-) -> f32 {
-    // SAFETY: the processor has the instructions.
-    unsafe { row_product_in_registers(bytes, table, scale_of, lengths, x) }
-}
-
-#[target_feature(enable = "avx512f,avx512bw")]
-fn row_product_in_registers(
-    bytes: &[u8],
-    table: &[f32; 16],
-    scale_of: impl Fn(usize) -> f32,
-    lengths: Lengths,
-    x: &[f32],
-) -> f32 {
-    // SAFETY: the table has the elements of a register.
-    let numbers = unsafe { _mm512_loadu_ps(table.as_ptr()) };
-    let mut chunks = bytes.as_chunks::<16>().0.iter().zip(x.as_chunks::<32>().0);
-    let (mut sum, mut block, mut length) = (_mm512_setzero_ps(), 0, lengths.first);
-    while chunks.len() > 0 {
-        let mut sums = [_mm512_setzero_ps(); 2];
-        for (bytes, x) in chunks.by_ref().take(length / 32) {
-            // SAFETY: the chunks have the bytes of a register and the elements of two.
-            let (bytes, upper, lower) = unsafe {
-                let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(bytes.as_ptr().cast()));
-                (bytes, _mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16)))
-            };
-            // A permutation reads the lower four bits of an index.
-            let of_upper = _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(bytes), numbers);
-            sums[0] = _mm512_fmadd_ps(of_upper, upper, sums[0]);
-            sums[1] = _mm512_fmadd_ps(_mm512_permutexvar_ps(bytes, numbers), lower, sums[1]);
-        }
-        let scale = _mm512_set1_ps(scale_of(block));
-        sum = _mm512_fmadd_ps(_mm512_add_ps(sums[0], sums[1]), scale, sum);
-        (block, length) = (block + 1, lengths.others);
-    }
-    _mm512_reduce_add_ps(sum)
-}
-
 #[target_feature(enable = "avx512f,avx512bw")]
 fn single_blocks_in_registers(
     mut bytes: &[u8],

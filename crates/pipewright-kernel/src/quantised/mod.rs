@@ -6,9 +6,10 @@
 //! decode   neighbouring elements of a row -> f32 or bfloat16
 //! product  x wᵀ and g w (`quantised_product`): a panel of some columns of the product at a time is decoded into the form that the
 //!          kernel of the product reads
+//! row      x wᵀ of one row x in single precision (`one_row`): nothing is decoded into a panel
 //! ```
 //!
-//! No product decodes a whole matrix. Its result has the bits of a product with the decoded matrix in the same
+//! No product decodes a whole matrix. Except for `row`, its result has the bits of a product with the decoded matrix in the same
 //! order of rows and columns: in single precision a panel has whole columns of the product, and in bfloat16 the
 //! packed operand is the same.
 //!
@@ -27,6 +28,7 @@ pub mod block_codes;
 pub mod nf4;
 mod matrix;
 mod operand;
+mod eights;
 mod one_row;
 
 pub use blocks::{BlockKind, Blocks};
