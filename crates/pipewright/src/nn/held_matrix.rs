@@ -11,6 +11,7 @@ use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 use pipewright_kernel::quantised::QuantisedMatrix;
 
+use super::held_frozen::HeldFrozen;
 use super::linear::{Linear, linear, linear_of};
 use super::parallel::TensorParallel;
 use super::quantised_product::multiply_quantised;
@@ -24,14 +25,6 @@ pub struct HeldMatrix {
     parameter: Option<Param<Tensor<2>>>,
     #[module(skip)]
     frozen: Option<HeldFrozen>,
-}
-
-/// A frozen matrix whose bytes are decoded in panels. Its rows are the outputs.
-#[derive(Clone, Debug)]
-pub(super) struct HeldFrozen {
-    pub(super) matrix: FrozenMatrix,
-    /// Whether products have the bits of those with a decoded table, in place of those with the matrix of a linear layer.
-    pub(super) is_table: bool,
 }
 
 /// A linear layer whose matrix may be quantised. A layer whose matrix is not has the record paths of a [`Linear`].

@@ -9,7 +9,7 @@ use pipewright_kernel::product::Matrix;
 use pipewright_kernel::quantised::{QuantisedMatrix, QuantisedOperand, Rounding, row_product};
 use pipewright_kernel::quantised_product::{half_product, half_product_with_update, product};
 
-use super::held_matrix::HeldFrozen;
+use super::held_frozen::HeldFrozen;
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, in_bf16, on_cpu, tensor_of};
 use crate::memory::FrozenMatrix;
 

@@ -1,0 +1,11 @@
+//! A frozen matrix of a layer, which products decode in panels.
+
+use crate::memory::FrozenMatrix;
+
+/// A frozen matrix whose bytes are decoded in panels. Its rows are the outputs.
+#[derive(Clone, Debug)]
+pub(super) struct HeldFrozen {
+    pub(super) matrix: FrozenMatrix,
+    /// Whether products have the bits of those with a decoded table, in place of those with the matrix of a linear layer.
+    pub(super) is_table: bool,
+}
