@@ -72,7 +72,7 @@ impl ExampleRows {
         }
     }
 
-    /// Returns the number of sequences of preference training, including those of rows that are split off.
+    /// Returns the number of sequences of preference training, with the ones of rows that are split off.
     pub(crate) fn sequences(&self) -> usize {
         if self.preference.is_some() { self.examples.len() } else { 0 }
     }

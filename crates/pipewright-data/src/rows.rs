@@ -291,7 +291,7 @@ impl TokenRows {
         RowPlace { source, row: self.sources[source].row_after(given) }
     }
 
-    /// Returns the number of sequences of preference training, including those of rows that are held out; 0 for other
+    /// Returns the number of sequences of preference training, with the ones of rows that are held out; 0 for other
     /// training. The side input [`SEQUENCES`](crate::SEQUENCES) has their numbers.
     pub fn sequences(&self) -> usize {
         self.sources.iter().map(SourceRows::sequences).sum()

@@ -199,7 +199,7 @@ impl SourceRows {
         }
     }
 
-    /// Returns the number of sequences of preference training, including those of rows that are split off.
+    /// Returns the number of sequences of preference training, with the ones of rows that are split off.
     pub(crate) fn sequences(&self) -> usize {
         match &self.content {
             RowSource::Examples(examples) => examples.sequences(),

@@ -196,7 +196,7 @@ fn llama3_factors(base: f64, factor: f64, width: usize) -> Vec<f32> {
     (0..width / 2).map(|pair| of_pair(pair) as f32).collect()
 }
 
-/// What the header of a model in GGUF says.
+/// The contents of the header of a model in GGUF.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelMetadata {
     /// The name of the architecture.

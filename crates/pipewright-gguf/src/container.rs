@@ -30,7 +30,7 @@ pub struct Gguf {
 }
 
 impl Gguf {
-    /// Reads the headers of the parts of a model, of which `path` is the first.
+    /// Reads the headers of the parts of a model; `path` is the first part.
     ///
     /// # Errors
     /// When a file is missing, is not in GGUF of version 2 or 3, is cut short or contradicts itself.

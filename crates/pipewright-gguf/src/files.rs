@@ -1,4 +1,4 @@
-//! The files of a model folder, of which a GGUF file is one too: `model.gguf/config.json`.
+//! The files of a model folder. A GGUF file is such a folder too: `model.gguf/config.json`.
 
 use std::io::{self, ErrorKind};
 use std::path::Path;

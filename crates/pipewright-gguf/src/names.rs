@@ -140,7 +140,7 @@ pub fn name_in_gguf(architecture: &str, tensor: &str) -> Option<(String, Option<
 }
 
 /// Returns the rows of a tensor in the order that the tensor `name` of GGUF has, if it is another one than in the files of
-/// transformers. `heads` are those of queries and of keys.
+/// transformers. `heads` are the numbers for queries and for keys.
 pub fn rows_in_gguf(architecture: &str, name: &str, rows: usize, heads: [usize; 2]) -> Option<Vec<usize>> {
     let known = ARCHITECTURES.iter().find(|known| known.name == architecture)?;
     let heads = known.interleaved_heads(name.rsplit('.').nth(1)?, heads)?;

@@ -24,7 +24,7 @@ const MOST_KEYS: u64 = 1 << 16;
 const MOST_SIZES: u32 = 4;
 /// The largest distance of the starts of two tensors.
 const LARGEST_ALIGNMENT: u64 = 1 << 20;
-/// What to do with a damaged file.
+/// The advice for a damaged file.
 const AGAIN: &str = "copy or download it again";
 
 /// The numbers of the types of values in the metadata.

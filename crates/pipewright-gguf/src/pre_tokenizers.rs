@@ -1,6 +1,6 @@
 //! How byte-level tokenizers divide a text before they merge, by the name in GGUF (`tokenizer.ggml.pre`).
 //!
-//! The expressions are those of the published `tokenizer.json` of the models after which llama.cpp names them.
+//! The expressions come from the published `tokenizer.json` of the models after which llama.cpp names them.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 pub(crate) struct PreTokenizer {
     /// The names in GGUF; the first one is written.
     pub(crate) names: &'static [&'static str],
-    /// The expression that finds the parts; `None` for that of GPT-2.
+    /// The expression that finds the parts; `None` for the expression of GPT-2.
     expression: Option<&'static str>,
     /// Whether each digit is a part.
     has_digits: bool,

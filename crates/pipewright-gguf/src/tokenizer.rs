@@ -37,7 +37,7 @@ struct Tokenizer<'a> {
 }
 
 impl<'a> Tokenizer<'a> {
-    /// Returns the tokenizer; `None` if the file has none.
+    /// Returns the tokenizer; `None` if the file has no tokenizer.
     fn of(gguf: &'a Gguf) -> Result<Option<Self>, GgufError> {
         let Some(tokens) = gguf.metadata.get(TOKENS) else { return Ok(None) };
         let texts =

@@ -1,5 +1,5 @@
 //! The gated delta rule (Yang et al., 2024, <https://arxiv.org/abs/2412.06464>): linear attention whose state forgets,
-//! and removes what it holds for a key before it adds a value.
+//! and removes its value for a key before it adds a value.
 //!
 //! A head of values has a state `S` `[key_dim, value_dim]`, zero at the beginning of a sequence and of a document. `q`
 //! and `k` are divided by `sqrt(sum of squares + 1e-6)`, and `q` also by `sqrt(key_dim)`:
@@ -295,8 +295,7 @@ pub fn backward(inputs: Inputs<'_>, gradient: &[f32]) -> Gradients {
     found
 }
 
-/// Computes the gradients of a token from `D`, the error and the gradient of its result: those of the query, the key
-/// and the value, and returns those of the logarithm of the decay and of the strength. Turns the gradient of the state
+/// Computes the gradients of a token from `D`, the error and the gradient of its result: the gradients of the query, the key and the value, and returns the gradients of the logarithm of the decay and of the strength. Turns the gradient of the state
 /// after the token into the gradient of the state before it.
 #[multiversion(targets = "simd")]
 fn step_backward(
@@ -310,7 +309,7 @@ fn step_backward(
     let width = error.len();
     // So that the compiler leaves out the checks of indices.
     let (dy, d_value) = (&dy[..width], &mut d_value[..width]);
-    // `S q = D q + β k (e q)`, and the gradient of `β e` is that of the state, times the key.
+    // `S q = D q + β k (e q)`, and the gradient of `β e` is the gradient of the state, times the key.
     let read = strength * sum(width, |j| error[j] * dy[j]);
     d_value.fill(0.0);
     for (i, (d_state, decayed)) in
@@ -417,7 +416,7 @@ mod tests {
         }
     }
 
-    /// Two rows, of which the second has three documents; the first one ends within a chunk.
+    /// Two rows; the second has three documents; the first one ends within a chunk.
     fn documents() -> Vec<u32> {
         (0..ROWS)
             .map(|row| if row < 37 { 0 } else { 1 + u32::from(row > 47) + u32::from(row > 48) })

@@ -9,7 +9,7 @@ use crate::turned::{GROUP, is_faster, turn};
 /// Products with fewer multiplications stay on one thread, as in Burn's CPU back end.
 pub(crate) const PARALLEL_FROM: usize = 192 * 192 * 192;
 
-/// What becomes of the sums of a product.
+/// The use of the sums of a product.
 #[derive(Debug)]
 pub enum Sums<'a, T> {
     /// They are written.

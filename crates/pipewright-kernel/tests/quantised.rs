@@ -127,7 +127,7 @@ fn check_products(matrix: &QuantisedMatrix, expected: &[f32], tokens: usize) {
     }
 }
 
-/// Checks products of a group of rows, which has the bits of those with the decoded matrix as linear layers hold it.
+/// Checks products of a group of rows, which has the bits of a product with the decoded matrix as linear layers hold it.
 fn check_group(matrix: &QuantisedMatrix, expected: &[f32], left: &[f32], is_forward: bool) {
     let (rows, columns) = (matrix.rows(), matrix.columns());
     let turned: Vec<f32> = (0..rows * columns).map(|i| expected[i % rows * columns + i / rows]).collect();

@@ -76,7 +76,7 @@ pub(crate) enum Attends {
     Scoped(ScopedAttention),
 }
 
-/// What a block keeps of the tokens of a row. Only the part for its mixer is used; the others stay empty.
+/// The state that a block keeps of the tokens of a row. Only the part for its mixer is used; the others stay empty.
 #[derive(Clone, Debug)]
 pub(crate) struct BlockCache {
     pub(crate) keys_values: KeyValueCache,

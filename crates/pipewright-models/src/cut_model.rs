@@ -50,7 +50,7 @@ pub struct CutModel {
     adapter: Option<Adapter>,
     /// The matrices of the base of adapters that are quantised, or that are streamed.
     quantised: QuantisedSizes,
-    /// What training changes.
+    /// The changes of training.
     form: TrainingForm,
     /// The loss of preference training, in place of the cross entropy.
     preference: Option<PreferenceLoss>,
@@ -164,8 +164,7 @@ impl CutModel {
         self.adapter.as_ref()
     }
 
-    /// Returns whether training changes a parameter, given by its path: all of them, or those of the
-    /// adapters and of the modules that are trained with them.
+    /// Returns whether training changes a parameter, given by its path: all of them, or the parameters of the adapters and of the modules that are trained with them.
     pub fn is_trained(&self, parameter: &str) -> bool {
         self.adapter.as_ref().is_none_or(|adapter| adapter.lora.trains(parameter))
     }

@@ -1,5 +1,5 @@
 //! The GLM 4.5 family with experts (Zhipu AI, 2025, <https://arxiv.org/abs/2508.06471>): the experts of DeepSeek V3
-//! behind grouped queries, of which a part of each head has positions. Keys have the names and the meaning of Hugging
+//! behind grouped queries; a part of each head has positions. Keys have the names and the meaning of Hugging
 //! Face's `Glm4MoeForCausalLM`.
 //!
 //! As there, the correction of the router's scores has no gradient, and training has no balance loss.

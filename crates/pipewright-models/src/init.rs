@@ -37,7 +37,7 @@ impl ParameterSource for SeededInit {
 }
 
 /// Returns the first values of a parameter of an adapter: zeros for the second matrix, so that the adapter
-/// adds nothing, and uniform numbers for the first one. Their bound is that of PEFT, the root of
+/// adds nothing, and uniform numbers for the first one. Their bound is as in PEFT, the root of
 /// `1 / inputs`. Magnitudes come from [`ParameterSource::magnitudes`].
 pub(crate) fn adapter_values(seed: u64, spec: &ParameterSpec) -> Vec<f32> {
     let len = spec.shape.iter().product();

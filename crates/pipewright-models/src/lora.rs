@@ -43,7 +43,7 @@ pub struct LoraConfig {
     pub dora: bool,
     /// The layers that have an adapter.
     pub targets: LoraTargets,
-    /// The modules whose own parameters are trained too, and saved beside the adapters. They have no adapter.
+    /// The modules whose own parameters are trained too, and saved with the adapters. They have no adapter.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub modules_to_save: Vec<LoraTarget>,
 }

@@ -24,7 +24,7 @@ pub struct Ministral3Config {
     pub decoder: DecoderConfig,
     /// How many tokens back a token sees, itself included; `None` for all.
     pub sliding_window: Option<usize>,
-    /// How fast queries grow. 0 is no growth.
+    /// The growth of queries with positions; 0 for constant ones.
     pub llama_4_scaling_beta: f64,
 }
 

@@ -228,7 +228,7 @@ impl ModelConfig {
         Ok(layers.chain(head).map(str::to_owned).collect())
     }
 
-    /// Returns the parameters of these adapters on the model, and those of the modules that are trained with them.
+    /// Returns the parameters of these adapters on the model, and the parameters of the modules that are trained with them.
     ///
     /// # Errors
     /// As [`ModelFamily::outline`].

@@ -140,7 +140,7 @@ pub(crate) struct Builder<'a> {
 pub(crate) struct FrozenMatrices {
     /// The number of their elements.
     pub(crate) elements: usize,
-    /// Those that are in memory only while the stage computes.
+    /// The ones that are in memory only while the stage computes.
     pub(crate) streamed: Vec<Arc<StreamedMatrix>>,
 }
 

@@ -171,7 +171,7 @@ fn is_split_by_inputs(projection: &str) -> bool {
 }
 
 /// Returns whether each rank of a tensor group has the whole projection at a path: the ones that make
-/// latents, and those of linear attention.
+/// latents, and the ones of linear attention.
 fn is_whole(projection: &str) -> bool {
     projection.contains(".linear_attn.") || matches!(name_of(projection), "q_a_proj" | "kv_a_proj_with_mqa")
 }

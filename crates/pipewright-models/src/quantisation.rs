@@ -14,7 +14,7 @@ pub struct QuantisedSizes(Arc<BTreeMap<String, QuantisedBytes>>);
 /// The bytes of a quantised matrix.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct QuantisedBytes {
-    /// The bytes of which a part of the matrix has a part.
+    /// The bytes that are divided with the matrix.
     pub(crate) divided: u64,
     /// The bytes of the scales that a part has whole if it has some of the inputs.
     pub(crate) scales: u64,

@@ -1,4 +1,4 @@
-//! What a model computes differently in training, and not in evaluations: noisy embeddings and smoothed targets.
+//! The differences of a model in training, and not in evaluations: noisy embeddings and smoothed targets.
 
 use burn::tensor::{Tensor, TensorData};
 use pipewright::stage::StageContext;
@@ -8,7 +8,7 @@ use crate::rows::Rows;
 /// The name of the random numbers of the noise.
 const NOISE: &str = "neftune";
 
-/// What training changes in a model. By default, nothing.
+/// The changes of training to a model. By default, nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TrainingForm {
     /// The part of the probability of a target that all ids share
@@ -24,7 +24,7 @@ impl TrainingForm {
         if context.is_training() { self.label_smoothing } else { 0.0 }
     }
 
-    /// Adds the noise to embeddings `[rows, tokens, width]`, which are those of this rank's tokens: `u alpha / sqrt(length
+    /// Adds the noise to embeddings `[rows, tokens, width]`, which belong to this rank's tokens: `u alpha / sqrt(length
     /// width)`, with `u` uniform in `[-1, 1)` and the length of a whole row. The numbers belong to the step, the
     /// microbatch, the row and the position.
     pub(crate) fn with_noise(&self, x: Tensor<3>, rows: &Rows<'_>) -> Tensor<3> {

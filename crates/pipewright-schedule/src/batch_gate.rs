@@ -9,7 +9,7 @@ use crate::action::Action;
 use crate::ids::Rank;
 use crate::schedule::Numbering;
 
-/// How many batches lie between a batch and the one whose update it waits for.
+/// The distance from a batch to the batch whose update it waits for.
 pub(crate) const BATCHES_IN_FLIGHT: u32 = 2;
 
 /// Counts what is left of each batch while rows run.

@@ -30,7 +30,7 @@ pub struct Rows<Cell> {
     rows: Vec<Vec<Cell>>,
 }
 
-/// What the microbatch numbers of actions mean.
+/// The meaning of the microbatch numbers of actions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Numbering {
     /// The number of microbatches of all batches; of all their slices, if they are cut.

@@ -21,7 +21,7 @@ pub struct Delta {
     pub chunk: u64,
 }
 
-/// How the state of linear attention decays, and whether a delta rule removes what it holds for a key.
+/// How the state of linear attention decays, and whether a delta rule removes its value for a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StateDecay {
     /// By a constant of each head, without a delta rule (lightning attention, arXiv 2501.08313).
@@ -103,7 +103,7 @@ impl Delta {
     ///
     /// Without a delta rule these are scores of queries and keys, their product with the values, and an update and a
     /// reading of the state. The rule adds scores of keys and keys, the inverse of this triangle (a third of
-    /// `chunk` squared), its product with keys and values, and the reading of what the state holds for the keys
+    /// `chunk` squared), its product with keys and values, and the reading of the state for the keys
     /// (the chunks of arXiv 2412.06464, section 3.3, and of arXiv 2510.26692, section 3.2).
     pub(crate) fn scan_operations(&self, chunk: f64) -> f64 {
         let (key, value) = (self.key_size as f64, self.value_size as f64);

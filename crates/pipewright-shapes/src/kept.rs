@@ -92,7 +92,7 @@ impl Delta {
         }
     }
 
-    /// Returns what lies between the two products of decays and of gates, which is whole on each rank.
+    /// Returns the tensors between the two products of decays and of gates, which is whole on each rank.
     pub fn ranks_kept(&self) -> KeptNumbers {
         match self.decay {
             StateDecay::Channel { rank: Some(rank) } => {

@@ -38,7 +38,7 @@ fn metrics(folder: &Run) -> Vec<Value> {
     lines.filter(|line: &Value| line.get("step").is_some()).collect()
 }
 
-/// Compares every number of all steps with those of TRL.
+/// Compares every number of all steps with TRL's number.
 fn check(name: &str, loss: &str) {
     let expected = expected(name);
     let count = |key: &str| expected[key].as_u64().expect("a count");

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub enum PreferenceData {
     /// The sequence of the chosen completion, and the sequence of the rejected one.
     Pairs {
-        /// Whether all tokens of the chosen sequence have targets, and not those of its completion alone.
+        /// Whether all tokens of the chosen sequence have targets, and not its completion alone.
         whole_chosen: bool,
     },
     /// A completion with a label, and its prompt with another completion: the one of the record before, or of the
@@ -26,7 +26,7 @@ pub const ROLES: &str = "sequence_roles";
 /// for tokens that only fill a row.
 pub const SEQUENCES: &str = "sequence_numbers";
 
-/// What a sequence is in preference training.
+/// The place of a sequence in preference training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Chosen, or with a label that says that it is desirable.

@@ -1,6 +1,6 @@
 //! Elements in blocks that have their codes and scales together: the forms of GGUF files of llama.cpp.
 //!
-//! A block is 32 or 256 neighbouring elements of a row. Formats and formulas are those of `ggml-quants.c` and
+//! A block is 32 or 256 neighbouring elements of a row. Formats and formulas come from `ggml-quants.c` and
 //! `gguf-py` of llama.cpp (<https://github.com/ggml-org/llama.cpp>). Numbers are little endian, and `d` and `m` are f16:
 //!
 //! ```text
@@ -211,7 +211,7 @@ fn fifth_bits(bytes: &[u8]) -> [u8; 4] {
     [bytes[0], bytes[1], bytes[2], bytes[3]]
 }
 
-/// Decodes codes of which the lower halves of 16 bytes come first.
+/// Decodes codes whose lower halves of 16 bytes come first.
 #[inline(always)]
 fn halves(codes: &[u8], fifth: [u8; 4], scale: f32, zero: i32, least: Option<f32>, out: &mut [f32; UNIT]) {
     let fifth = u32::from_le_bytes(fifth);

@@ -37,8 +37,8 @@ impl<'a> QuantisedOperand<'a> {
         Self { matrix, is_transposed: false, is_like_columns: false }
     }
 
-    /// Returns the same operand, whose products have the bits of those with the decoded matrix in the order of its
-    /// columns: the form in which linear layers hold it. Without this, the order is that of its rows, as in a table.
+    /// Returns the same operand, whose products have the bits of products with the decoded matrix in the order of its
+    /// columns: the form in which linear layers hold it. Without this, the order follows its rows, as in a table.
     #[must_use]
     pub fn like_columns(self) -> Self {
         Self { is_like_columns: true, ..self }

@@ -31,7 +31,7 @@ const ADDED: &str = "added_tokens";
 /// The same in the configuration of transformers.
 const DECODER: &str = "added_tokens_decoder";
 
-/// What was added to a model.
+/// The additions to a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddedTokens {
     /// The id of the first new token. The others follow it.

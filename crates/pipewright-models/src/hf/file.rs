@@ -34,7 +34,7 @@ pub(super) struct WeightFile {
     path: PathBuf,
     file: File,
     tensors: HashMap<String, TensorInfo>,
-    /// What the tensors of a GGUF file have in addition.
+    /// Further facts about the tensors of a GGUF file.
     in_gguf: HashMap<String, FamilyTensor>,
     /// The offset of the first tensor.
     data: u64,

@@ -93,7 +93,7 @@ impl GgufForm {
     }
 }
 
-/// What was written.
+/// The written file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GgufWritten {
     /// The file.

@@ -5,7 +5,7 @@
 //! N_scales    the exponents of the scales: [experts, outputs, inputs / 32]
 //! ```
 //!
-//! The names and the order are those of transformers 5.24 (`integrations/mxfp4.py`).
+//! The names and the order are as in transformers 5.24 (`integrations/mxfp4.py`).
 
 use pipewright_kernel::quantised::{Codebook, Form, QuantisedMatrix, Scales};
 use safetensors::Dtype;
@@ -29,7 +29,7 @@ pub(super) fn is_at(weights: &Weights, tensor: &str) -> bool {
     weights.has(&format!("{tensor}{}", ENDS[0]))
 }
 
-/// Returns the tensor with the matrices of which these are the codes.
+/// Returns the tensor with the matrices that these codes belong to.
 pub(super) fn matrix_of(codes: &str) -> Option<String> {
     codes.strip_suffix(ENDS[0]).map(str::to_owned)
 }

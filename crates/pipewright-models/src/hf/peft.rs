@@ -62,7 +62,7 @@ const READ: [&str; 6] = ["peft_type", "r", "lora_alpha", "lora_dropout", "use_rs
 /// The beginnings of values of `init_lora_weights` with which PEFT changes the weights of the base too.
 const CHANGE_BASE: [&str; 5] = ["pissa", "olora", "corda", "loftq", "lora_ga"];
 
-/// What adapters can change in a model.
+/// The parts of a model that adapters can change.
 #[derive(Clone, Copy)]
 pub(crate) struct Adaptable<'a> {
     /// The paths of the layers that can have an adapter.

@@ -37,7 +37,7 @@ pub struct Quantised {
     pub before: u64,
     /// The bytes of all tensors after.
     pub after: u64,
-    /// The root of the sum of the squares of the errors of the matrices' elements, divided by that of the elements.
+    /// The root of the sum of the squares of the errors of the matrices' elements, divided by the norm of the elements.
     pub error: f64,
 }
 

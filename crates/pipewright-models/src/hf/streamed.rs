@@ -3,7 +3,7 @@
 //!
 //! A matrix is streamed in the form in which the files have it: quantised, or as floats. The files are open for direct reads
 //! ([`DirectFile`]), so they do not fill the page cache. Everything that files have in
-//! another form stays in memory: tables, norms and biases, the matrices of experts, and those of GPT-2.
+//! another form stays in memory: tables, norms and biases, the matrices of experts, and the matrices of GPT-2.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,7 +22,7 @@ use crate::error::ModelError;
 use crate::parameter::{ParameterKind, ParameterSpec};
 use crate::quantisation::{QuantisedBytes, QuantisedSizes};
 
-/// What to do after a failed read.
+/// The advice after a failed read.
 const ADVICE: &str =
     "check the disk, put back the file with which the run began if it has changed, and resume the run";
 

@@ -11,7 +11,7 @@
 //! kept all. The temporary tensors of an operation, such as gathered hidden states, messages in transit, data, and a
 //! checkpoint that is being written are not counted, except the packed copy of the logits' gradients in half precision.
 //!
-//! What operations keep is counted as in predictions for clusters (`kept` of `pipewright-shapes`). The rest is
+//! The tensors that operations keep are counted as in predictions for clusters (`kept` of `pipewright-shapes`). The rest is
 //! exact for Pipewright: shapes of its tensors, and what it gathers. `memory` of `pipewright-cluster` has the rules
 //! of other systems, which hold and divide parameters, gradients and the optimizer's state in other ways.
 //!

@@ -18,7 +18,7 @@ pub(crate) struct Reference {
     pub(crate) cut: Cut,
     /// The adapters, if only these are trained.
     pub(crate) adapter: Option<Adapter>,
-    /// What training changes.
+    /// The changes of training.
     pub(crate) form: TrainingForm,
     /// How much the corrections of routers change in a step, if they change.
     pub(crate) balance_speed: Option<f64>,

@@ -17,7 +17,7 @@ pub(super) const CHECKPOINTS: &str = "checkpoints";
 pub(crate) const MODEL: &str = "model";
 /// The file that names the folder of the copies in memory.
 pub(crate) const COPIES: &str = "copies.json";
-/// The description of the run for those who watch it.
+/// The description of the run for `watch`.
 pub(crate) const OVERVIEW: &str = "pipewright-run.json";
 /// The log-probabilities of the data of preference training under the reference.
 pub(crate) const REFERENCE: &str = "reference.json";

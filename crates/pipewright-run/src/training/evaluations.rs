@@ -27,7 +27,7 @@ pub(crate) struct Evaluations {
     best: BestLoss,
     /// The data of the losses. Losses of other data cannot be compared.
     data: Value,
-    /// Whether the losses are those of tokens.
+    /// Whether the losses are means over tokens.
     is_of_tokens: bool,
     /// The prompts that the model continues.
     prompts: Option<SamplePrompts>,

@@ -39,7 +39,7 @@ pub(crate) fn keep(settings: &Settings) -> Result<(), RunError> {
     }
     let tokenizer = Path::new(&settings.data.tokenizer);
     copy(tokenizer, &folder, hf::TOKENIZER)?;
-    // Those of the model's directory belong to its own tokenizer.
+    // The files of the model's directory belong to its own tokenizer.
     for name in BESIDE_TOKENIZER {
         let file = tokenizer.with_file_name(name);
         if files::exists(&file) {

@@ -79,7 +79,7 @@ impl Reference {
         })
     }
 
-    /// Gives the trainer the log-probabilities: those of a file, or else computed ones, which the leader writes into the
+    /// Gives the trainer the log-probabilities: the ones of a file, or else computed ones, which the leader writes into the
     /// folder of the run. All processes call it.
     pub(crate) fn provide(
         &self,

@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use crate::action::Action;
 
-/// A computation of a repeating row. Its text form is that of the action, with `'` behind it for the next batch.
+/// A computation of a repeating row. Its text form is the action's, with `'` behind it for the next batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DelayedAction {
     /// The computation, with the microbatch's number in its own batch.

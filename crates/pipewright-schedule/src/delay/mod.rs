@@ -2,8 +2,7 @@
 //!
 //! Synchronous training computes batch `t` with the parameters that the update with batch `t - 1` has made, so the
 //! pipeline drains at every update. Here batch `t` reads the parameters before that update: with `W(-1) = W(0)`,
-//! `W(t + 1) = update(W(t), gradient of batch t at W(t - 1))`. The forwards of batch `t + 1` may then follow those of
-//! batch `t` while its backwards still run. The delay is one update for every number of stages, and two versions of
+//! `W(t + 1) = update(W(t), gradient of batch t at W(t - 1))`. The forwards of batch `t + 1` may then follow the forwards of batch `t` while its backwards still run. The delay is one update for every number of stages, and two versions of
 //! the parameters exist (PipeDream-2BW, [Narayanan et al., 2021](https://arxiv.org/abs/2006.09503), whose delay this
 //! is).
 //!
@@ -17,7 +16,7 @@
 //! # Any number of batches
 //! If [`Delayed::enough_batches`] batches have no deadlock, no number of batches has one. Each cause of a wait is at
 //! most one repetition away from what waits: a tensor of the same batch is made in the same repetition or in one next
-//! to it, and an update that a repetition waits for is that of the one before. The actions of a rank are in one order,
+//! to it, and a repetition waits for the update of the repetition before. The actions of a rank are in one order,
 //! so a shortest cycle of waits visits each rank at most once: if it visits a rank twice, the order of that rank
 //! makes a shortcut. It thus crosses ranks at most `p` times, for `p` ranks, and lies within `p + 1` repetitions.
 //!
@@ -57,7 +56,7 @@ pub struct Delayed {
 }
 
 impl Delayed {
-    /// Makes batches of `schedule` overlap, for the times of `costs`: each rank goes on with the next batch where it
+    /// Makes batches of `schedule` overlap, for the times of `costs`: each rank starts the next batch where it
     /// would wait. It keeps no more activations than `schedule` itself if that suffices for a full pipeline, and up to
     /// twice as many if it does not (see `weave.rs`).
     ///
@@ -92,7 +91,7 @@ impl Delayed {
         self.numbering.microbatches
     }
 
-    /// Returns a number of batches whose soundness proves that of any number (see the [module](self)).
+    /// Returns a number of batches whose soundness proves any number sound (see the [module](self)).
     pub fn enough_batches(&self) -> NonZeroU32 {
         NonZeroU32::MIN.saturating_add(self.placement.ranks()).saturating_add(2)
     }

@@ -1,5 +1,4 @@
-//! Finds the repeating row of each rank: a simulation of several batches in which a rank never waits while it may go
-//! on with the next batch.
+//! Finds the repeating row of each rank: a simulation of several batches in which a rank never waits while it may compute the next batch.
 //!
 //! Rules: (1) a rank computes each batch in the order of its schedule; (2) when it is free, it takes the next
 //! computation of its older batch if that is ready and not a `W`, else the one of the next batch, else a `W` of the
@@ -12,8 +11,7 @@
 //! raised by 1, 2, 4 and so on activations up to twice the largest peak, and the first limit with the shortest period
 //! counts.
 //!
-//! After some batches every rank has one order from batch to batch, which is the row that repeats. If a schedule has
-//! none within [`BATCHES`], its batches are merged by the times that they would have alone, each one period after the
+//! After some batches every rank has one order from batch to batch, which is the row that repeats. If a schedule has no such order within [`BATCHES`], its batches are merged by the times that they would have alone, each one period after the
 //! one before it: these rows have no deadlock either, because all waits go from earlier to later times, or, at equal
 //! times, from the older batch to the next one.
 
@@ -102,7 +100,7 @@ struct Weaver<'a> {
     arrivals: Vec<[u64; 2]>,
     /// For each batch, the number of ranks that have not ended it, and the time at which the last one has.
     ended: Vec<(usize, u64)>,
-    /// When ranks may be able to go on.
+    /// The times at which ranks may be able to compute.
     wakes: BinaryHeap<Reverse<(u64, usize)>>,
 }
 
@@ -293,7 +291,7 @@ impl<'a> Weaver<'a> {
         (self.ended[last].1 - self.ended[last / 2].1) / (last - last / 2) as u64
     }
 
-    /// Merges the rows of one batch with those of the next, which begins one period later.
+    /// Merges the rows of one batch with the rows of the next batch, which begins one period later.
     fn merged(&self) -> Vec<Vec<DelayedAction>> {
         let end = self.ranks.iter().map(|state| state.free_at).max().unwrap_or(0);
         // Two periods hold a whole batch, because the batch after the next one waits for its update.
@@ -304,7 +302,7 @@ impl<'a> Weaver<'a> {
                 let shift = if is_next { period } else { 0 };
                 state.done.iter().map(move |done| (done.start + shift, is_next, done.action))
             };
-            // A repetition ends with the older batch, and has those of its actions that come after the end of the
+            // A repetition ends with the older batch, and has the actions of it that come after the end of the
             // one before.
             let mut cells: Vec<_> = of(false).filter(|cell| cell.0 + period > last).chain(of(true)).collect();
             cells.retain(|cell| cell.0 <= last);

@@ -116,7 +116,7 @@ struct Sweep<'a, Cell> {
     /// All tensors that have been made, named by their receives. Tensors that stay on their rank are
     /// included.
     made: TensorSet,
-    /// What is left of each batch; `None` for a single batch.
+    /// The rest of each batch; `None` for a single batch.
     batches: Option<BatchGate>,
     lowered: RowWriters,
 }

@@ -38,7 +38,7 @@ pub(super) struct Run<'a> {
     ready: Vec<Rank>,
     /// The completed actions, or started ones for sends with a wait. Empty and unused in rendezvous mode.
     done: ActionSet,
-    /// What is left of each batch; `None` for a single batch.
+    /// The rest of each batch; `None` for a single batch.
     batches: Option<BatchGate>,
 }
 

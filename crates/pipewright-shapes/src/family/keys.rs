@@ -49,7 +49,7 @@ pub(super) const LAYER_WINDOW_KEYS: &[&str] =
 pub(super) const REFUSED_BESIDE_WINDOWS: &[Refused] =
     &[Refused { key: "attention_dropout", harmless: Harmless::Number(0.0) }];
 
-/// The keys with which Gemma 2 and 3 compute, in addition to those of every decoder.
+/// The keys with which Gemma 2 and 3 compute, in addition to every decoder's keys.
 pub(super) const GEMMA_KEYS: &[&str] =
     &["query_pre_attn_scalar", "sliding_window", "layer_types", "final_logit_softcapping", "attention_bias"];
 
@@ -67,7 +67,7 @@ pub(super) const DEEPSEEK_KEYS: &[&str] =
 /// The keys of predictors of further tokens, which have no part in the loss.
 pub(super) const PREDICTION_KEYS: &[&str] = &["num_nextn_predict_layers", "num_mtp_layers"];
 
-/// The keys with which families with experts in groups compute, in addition to those of every decoder.
+/// The keys with which families with experts in groups compute, in addition to every decoder's keys.
 pub(super) const GROUPED_EXPERTS_KEYS: &[&str] = &[
     "n_routed_experts",
     "num_experts_per_tok",

@@ -7,7 +7,7 @@ use super::row::{AbsentKey, BASE, Family, HEAD_NORM, LinearKind};
 use crate::key_table::{Harmless, KeyTable, Refused};
 use crate::vectors::Vectors;
 
-/// The keys of layers with linear attention, in addition to those of every decoder.
+/// The keys of layers with linear attention, in addition to every decoder's keys.
 const LINEAR_KEYS: &[&str] = &[
     "linear_conv_kernel_dim",
     "linear_key_head_dim",
@@ -40,7 +40,7 @@ const USUAL: &[(&str, u64)] = &[
 ];
 
 const LINEAR: Family = Family {
-    // Those of images, which text does not have.
+    // The keys of images, which text does not have.
     ignored_positions: &["mrope_section", "mrope_interleaved"],
     usual: USUAL,
     vectors: Vectors { shared_gate: true, ..HEAD_NORM },

@@ -196,8 +196,7 @@ pub trait ActionHook: Send + Sync {
     /// Called with the tensors of a message between two stages: in a send before they leave, and in a receive
     /// when the message is taken. It may replace them, for example by compressed ones that the receiver
     /// expands again. Stages on the same rank send no message to each other. Messages of skip connections are
-    /// not shown, because they are not actions of the program. Each rank of those that compute a stage together
-    /// gets the tensors as its stages hold them: whole ones, for which all must put equal ones in their place, because
+    /// not shown, because they are not actions of the program. Each rank of a group that computes a stage together gets the tensors as its stages hold them: whole ones, for which all must put equal ones in their place, because
     /// each sends a part, or parts, for which it must put the same parts
     /// ([`StageModule::output_placement`](crate::stage::StageModule::output_placement)).
     ///

@@ -127,7 +127,7 @@ impl HeldMatrix {
         FrozenMatrix::Resident(matrix).into()
     }
 
-    /// Returns a quantised table of embeddings as the matrix of a tied head. Products have the bits of those of a
+    /// Returns a quantised table of embeddings as the matrix of a tied head. Products have the same bits as a
     /// [`TiedHead`](super::TiedHead) with the decoded table.
     pub fn quantised_table(matrix: Arc<QuantisedMatrix>) -> Self {
         let matrix = FrozenMatrix::Resident(matrix);

@@ -9,7 +9,7 @@
 //! These do not defer everything:
 //!
 //! - [`Mamba2`]: the gradients of `dt_bias`, `A_log`, `D` and the weight of its norm are by-products of the
-//!   backward of the scan and the gate, and are computed with it. So are those of the convolution on devices
+//!   backward of the scan and the gate, and are computed with it. So are the weights of the convolution on devices
 //!   other than the CPU back end. All others wait.
 //! - [`DeltaRule`]: all its gradients are computed in the backward.
 //! - [`rms_norm`] and other functions whose weights are tensors. A weight that is computed from parameters, such

@@ -11,8 +11,7 @@ use crate::autodiff::inner_of;
 /// ([`EvalSummary::counts`](crate::pipeline::EvalSummary::counts)).
 pub const PREDICTED_TARGETS: &str = "predicted_targets";
 
-/// Returns the number of rows whose target has the largest logit, and the number of rows that count: those whose
-/// target is not [`IGNORED_TARGET`](super::IGNORED_TARGET). If several logits of a row are the largest, the one
+/// Returns the number of rows whose target has the largest logit, and the number of rows that count, which are the rows whose target is not [`IGNORED_TARGET`](super::IGNORED_TARGET). If several logits of a row are the largest, the one
 /// with the lowest id counts as the prediction.
 ///
 /// Shapes: logits `[rows, part of the vocabulary]`, for the rank's part of a vocabulary of this size, targets `[rows]`.

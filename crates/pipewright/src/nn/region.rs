@@ -229,7 +229,7 @@ mod tests {
     use super::super::rms_norm;
     use super::*;
 
-    /// Checks that the parts of `gather` and `reduce_scatter` along a dimension are those of the whole, and that
+    /// Checks that the parts of `gather` and `reduce_scatter` along a dimension equal the results of the whole, and that
     /// each of the two is the backward of the other.
     fn check(ranks: u32, shape: [usize; 3], dimension: usize, dtype: DType) {
         let part = |x: Tensor<3>, rank: u32| {

@@ -54,7 +54,7 @@ pub(crate) trait StageBody: Module + 'static {
         self.forward_block(layer, inputs, context)
     }
 
-    /// Returns the name of a layer; `None` if it has none.
+    /// Returns the name of a layer; `None` if it has no name.
     fn layer_name(&self, layer: usize) -> Option<Arc<str>> {
         let _ = layer;
         None

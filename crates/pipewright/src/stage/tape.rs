@@ -50,7 +50,7 @@ pub(super) struct TapePart {
     pub(super) carry: Option<CarryEnds>,
     /// The side inputs that require a gradient.
     pub(super) sides: Vec<SideLeaf>,
-    /// What checks the gradients, and the name of the layer; `None` if they are not checked.
+    /// The check of the gradients, and the name of the layer; `None` if they are not checked.
     pub(super) watch: Option<(Watch, Arc<str>)>,
 }
 

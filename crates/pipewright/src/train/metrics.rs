@@ -172,7 +172,7 @@ pub struct Metrics {
     pub checkpoint_cost_ms: Option<f64>,
 }
 
-/// What the runs of language models count.
+/// The counts of runs of language models.
 pub const TOKENS: &str = "tokens";
 
 impl Metrics {

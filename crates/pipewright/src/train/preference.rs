@@ -18,7 +18,7 @@ use pipewright_data::TokenRows;
 pub const REFERENCE_PASS: &str = "reference_pass";
 /// The name under which the loss then reports them, each as a part with the number of its sequence.
 pub const REFERENCE: &str = "reference_log_probs";
-/// The beginning of the names of the values that losses of preference training report, which are no losses.
+/// The beginning of the names of the values that losses of preference training report, which are not losses.
 pub const PREFERENCE: &str = "preference/";
 /// The share of the records whose completion is desirable, if only some are. The sums over chosen and over rejected
 /// completions are then divided by the number of all records.
@@ -28,9 +28,9 @@ pub const SHARE_CHOSEN: &str = "share/chosen";
 /// in no row have 0.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ReferenceLogProbs {
-    /// Of the training data.
+    /// The values of the training data.
     pub training: Vec<f32>,
-    /// Of the validation data; empty without it.
+    /// The values of the validation data; empty without it.
     pub validation: Vec<f32>,
 }
 

@@ -101,8 +101,8 @@ pub(super) fn composed(
     y.reshape([rows, sizes.value_width()])
 }
 
-/// Returns the inverses of the unit lower triangles whose part below the diagonal is that of `triangle`: the inverses of
-/// the blocks on the diagonal make those of blocks of twice the size, as `[[A, 0], [B, C]]⁻¹ = [[A⁻¹, 0], [-C⁻¹ B A⁻¹,
+/// Returns the inverses of the unit lower triangles whose part below the diagonal equals `triangle` there: the inverses of
+/// the blocks on the diagonal make the inverses of blocks of twice the size, as `[[A, 0], [B, C]]⁻¹ = [[A⁻¹, 0], [-C⁻¹ B A⁻¹,
 /// C⁻¹]]`. This is as exact as a substitution, and has few steps.
 fn inverse(triangle: Tensor<5>) -> Tensor<5> {
     let (device, dtype) = (triangle.device(), triangle.dtype());
