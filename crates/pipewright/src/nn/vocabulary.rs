@@ -13,7 +13,7 @@ use super::weighted_cross_entropy::{weighted_cross_entropy, weights_of_valid};
 use super::weighted_rows::WeightedRows;
 use crate::autodiff::inner_of;
 
-/// Returns [`cross_entropy`], with the same ignored targets, of a vocabulary of this size, whose logits are
+/// Returns [`cross_entropy`](super::cross_entropy), with the same ignored targets, of a vocabulary of this size, whose logits are
 /// split over the ranks of `tensor`.
 ///
 /// Shapes: logits `[rows, part of the vocabulary]`, targets `[rows]`, result `[1]`, which is equal on all
