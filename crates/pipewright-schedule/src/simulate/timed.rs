@@ -41,7 +41,6 @@ mod computations;
 mod messages;
 mod state;
 mod update_waits;
-mod updates;
 
 pub(super) use self::state::{Need, Recorded, Run};
 use crate::action::Action;

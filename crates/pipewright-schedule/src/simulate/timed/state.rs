@@ -1,9 +1,9 @@
-//! The state of a timed simulation, which `computations.rs` and `messages.rs` change.
+//! The state of a timed simulation, which `computations.rs`, `messages.rs` and `update_waits.rs` change.
 
 use std::collections::HashMap;
 
-use super::updates::Updates;
 use crate::action::Action;
+use crate::batch_gate::BatchGate;
 use crate::costs::Costs;
 use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::recompute::KeptForwards;
@@ -26,6 +26,21 @@ pub(super) struct RankState {
     /// The output of the first half of its last overlap, and the end of that half, if the halves have run one
     /// after the other.
     pub(super) first_half: Option<(BoundaryTensor, Moment)>,
+}
+
+/// The updates between batches.
+pub(super) struct Updates {
+    pub(super) gate: BatchGate,
+    /// For each batch, when the last rank so far has ended it.
+    pub(super) ended: Vec<Moment>,
+}
+
+impl Updates {
+    /// Returns the state before the first action; `None` for a single batch.
+    pub(super) fn over(program: &Program) -> Option<Self> {
+        let ended = vec![Moment::START; program.batches() as usize];
+        Some(Self { gate: BatchGate::over(program.numbering(), program.rows())?, ended })
+    }
 }
 
 /// A tensor that a computation needs.
