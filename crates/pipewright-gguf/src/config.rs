@@ -165,7 +165,7 @@ fn positions(
     }
     let factor = scaling("factor").and_then(Value::as_f64);
     Ok(match (scaling("type").and_then(Value::as_str), factor) {
-        (None | Some("none"), _) | (_, None) => None,
+        (None | Some("none"), _) => None,
         (Some("linear"), Some(factor)) => Some(json!({"rope_type": "linear", "factor": factor})),
         (Some("yarn"), Some(factor)) => {
             let mut yarn = json!({"rope_type": "yarn", "factor": factor});

@@ -37,7 +37,11 @@ impl Gguf {
     pub fn open(path: &Path) -> Result<Self, GgufError> {
         let (metadata, tensors) = parse::header(path)?;
         let mut parts = vec![(path.to_owned(), tensors)];
-        if let Some((stem, 1, count)) = part_of(path) {
+        if let Some((stem, index, count)) = part_of(path) {
+            if index != 1 {
+                let first = format!("{stem}-00001-of-{count:05}.{ENDING}");
+                return Err(GgufError::at(path, format!("this is a later part of a model: name {first}")));
+            }
             for index in 2..=count {
                 let part = path.with_file_name(format!("{stem}-{index:05}-of-{count:05}.{ENDING}"));
                 parts.push((part.clone(), parse::header(&part)?.1));

@@ -144,7 +144,12 @@ pub fn name_in_gguf(architecture: &str, tensor: &str) -> Option<(String, Option<
 pub fn rows_in_gguf(architecture: &str, name: &str, rows: usize, heads: [usize; 2]) -> Option<Vec<usize>> {
     let known = ARCHITECTURES.iter().find(|known| known.name == architecture)?;
     let heads = known.interleaved_heads(name.rsplit('.').nth(1)?, heads)?;
-    Some(interleaved(rows, heads))
+    are_of_heads(rows, heads).then(|| interleaved(rows, heads))
+}
+
+/// Returns whether rows are those of so many heads of an even width.
+fn are_of_heads(rows: usize, heads: usize) -> bool {
+    heads > 0 && rows.is_multiple_of(heads) && rows > 0 && (rows / heads).is_multiple_of(2)
 }
 
 /// Returns the rows of transformers in the order of GGUF. A head's row `2 i + j` is its row `i + j width / 2`.
@@ -193,6 +198,9 @@ pub fn tensors_of(gguf: &Gguf) -> Result<Vec<(PathBuf, Vec<FamilyTensor>)>, Gguf
     Ok(parts)
 }
 
+/// The largest number of experts of a layer, which bounds the tensors that a short header names.
+const MOST_EXPERTS: usize = 1 << 12;
+
 fn add_tensor(
     known: &Architecture,
     gguf: &Gguf,
@@ -213,6 +221,13 @@ fn add_tensor(
         if let (Some((_, matrix)), [experts, ..]) =
             (EXPERTS.iter().find(|(own, _)| *own == name), &*own.shape)
         {
+            if *experts > MOST_EXPERTS || own.shape.len() < 2 {
+                let fault = format!(
+                    "tensor `{}` does not have the matrices or biases of up to {MOST_EXPERTS} experts",
+                    tensor.name
+                );
+                return Err(GgufError::at(&gguf.path, fault));
+            }
             let (experts, each) = (*experts, bytes / (*experts).max(1) as u64);
             for expert in 0..experts {
                 let name = format!("model.layers.{layer}.mlp.experts.{expert}.{matrix}.{ending}");
@@ -228,7 +243,7 @@ fn add_tensor(
         let heads = heads(known.name, &gguf.metadata);
         if let Some(heads) = known.interleaved_heads(&name, heads) {
             let rows = own.shape[0];
-            if heads == 0 || !rows.is_multiple_of(2 * heads) {
+            if !are_of_heads(rows, heads) {
                 let fault = format!(
                     "tensor `{}` has {rows} rows, which are not {heads} heads of an even width",
                     tensor.name

@@ -122,7 +122,7 @@ impl ParameterSource for AdaptedSource<'_> {
         spec: &ParameterSpec,
         shard: TensorShard,
     ) -> Result<Option<StreamedMatrix>, ModelError> {
-        self.base.streamed(spec, shard)
+        if self.lora.saves(&spec.path) { Ok(None) } else { self.base.streamed(spec, shard) }
     }
 
     /// New adapters start with the norms of the columns of the base as it computes, so that they change

@@ -138,8 +138,8 @@ impl CutModel {
 
     /// Returns the model with adapters, of whose base these matrices are in memory only while their stage computes
     /// ([`hf::streamed_sizes`](crate::hf::streamed_sizes)).
-    pub fn with_streamed(self, streamed: QuantisedSizes) -> Self {
-        Self { quantised: streamed, streams: true, ..self }
+    pub fn with_streamed(self, streamed: &QuantisedSizes) -> Self {
+        Self { quantised: self.quantised.with_streamed(streamed), streams: true, ..self }
     }
 
     /// Returns whether matrices of the base of adapters are in memory only while their stage computes.

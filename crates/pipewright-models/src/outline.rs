@@ -54,6 +54,7 @@ impl ParameterSource for Outline {
             let quantised =
                 self.quantised.bytes_of((&spec.path, &spec.shape), &outlined.shape, is_cut_by_inputs);
             outlined.quantised_bytes = quantised.filter(|_| !is_saved);
+            outlined.is_streamed = !is_saved && self.quantised.streams(&spec.path);
         }
         Ok(values)
     }

@@ -19,12 +19,15 @@ pub struct ParameterSpec {
     pub first: usize,
     /// The bytes of a quantised matrix in the memory of a stage; `None` for other parameters.
     pub quantised_bytes: Option<u64>,
+    /// Whether these bytes are in memory only while the stage computes.
+    pub is_streamed: bool,
 }
 
 impl ParameterSpec {
     /// Returns the description of a parameter that files store in the usual way.
     pub fn new(path: String, shape: Vec<usize>, kind: ParameterKind) -> Self {
-        Self { path, shape, kind, layout: FileLayout::default(), first: 0, quantised_bytes: None }
+        let layout = FileLayout::default();
+        Self { path, shape, kind, layout, first: 0, quantised_bytes: None, is_streamed: false }
     }
 
     /// Returns the name of the tensor in files that has the parameter, unless it has another place.

@@ -22,6 +22,8 @@ pub(crate) struct QuantisedBytes {
     pub(crate) unit: usize,
     /// The bytes that each part has.
     pub(crate) fixed: u64,
+    /// Whether they are in memory only while their stage computes.
+    pub(crate) is_streamed: bool,
 }
 
 impl QuantisedBytes {
@@ -48,6 +50,21 @@ impl QuantisedSizes {
         self.0.values().map(QuantisedBytes::total).sum()
     }
 
+    /// Returns the sizes with these matrices in place of their own, which are in memory only while their stage computes.
+    pub(crate) fn with_streamed(&self, streamed: &Self) -> Self {
+        let own = self.0.iter().map(|(path, bytes)| (path.clone(), *bytes));
+        let streamed = streamed
+            .0
+            .iter()
+            .map(|(path, bytes)| (path.clone(), QuantisedBytes { is_streamed: true, ..*bytes }));
+        own.chain(streamed).collect()
+    }
+
+    /// Returns whether the matrix at a path is in memory only while its stage computes.
+    pub(crate) fn streams(&self, path: &str) -> bool {
+        self.0.get(path).is_some_and(|bytes| bytes.is_streamed)
+    }
+
     /// Returns the bytes of a shard of the parameter at a path, from the shapes of both.
     pub(crate) fn bytes_of(
         &self,
@@ -55,7 +72,7 @@ impl QuantisedSizes {
         own: &[usize],
         is_cut_by_inputs: bool,
     ) -> Option<u64> {
-        let &QuantisedBytes { divided, scales, unit, fixed } = self.0.get(path)?;
+        let &QuantisedBytes { divided, scales, unit, fixed, .. } = self.0.get(path)?;
         let elements = |shape: &[usize]| shape.iter().product::<usize>() as u128;
         let part = |bytes: u64| (u128::from(bytes) * elements(own) / elements(shape).max(1)) as u64;
         let is_whole = own == shape;

@@ -22,7 +22,7 @@ use crate::training::copy_search::FoundCopy;
 use crate::training::evaluations::Evaluations;
 use crate::training::identity::{LOSS, checkpoint_files, describe, identity, require_same};
 use crate::training::load::load_settings;
-use crate::training::model::read_model;
+use crate::training::model::{read_model, require_family};
 use crate::training::prepare::{Prepared, prepare_settings_with};
 use crate::training::rate_change;
 use crate::training::remote_files::RemoteData;
@@ -140,7 +140,10 @@ impl ResumableRun {
         let is_part = resumption.data.is_some();
         let mut state = read_state(path, is_part, copy, searched)?;
         let model = match model {
-            Some(model) => model,
+            Some(model) => {
+                require_family(&loaded.settings)?;
+                model
+            }
             None => Arc::new(read_model(&loaded.settings)?),
         };
         let prepared = prepare_settings_with(scheduled(loaded)?, model, resumption.data.as_ref())?;
@@ -151,6 +154,13 @@ impl ResumableRun {
         if let Some(checkpoint) = &state.checkpoint {
             require_same(&description, checkpoint)?;
             require_numbers(checkpoint)?;
+        }
+        let is_at_end = |state: &Arc<Checkpoint>| state.step() >= prepared.settings.run.steps;
+        if state.origin.is_some() && state.checkpoint.as_ref().is_some_and(is_at_end) {
+            // The last state must be on the disk. With `run.epochs`, the search for a copy did not know the number of steps.
+            state = read_state(path, is_part, None, searched)?;
+        }
+        if let Some(checkpoint) = &state.checkpoint {
             require_no_more_steps(&prepared, checkpoint)?;
         }
         let mut evaluations = Evaluations::new(&prepared, state.checkpoint.as_deref());

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pipewright_models::{CutModel, TrainingForm};
+use pipewright_models::CutModel;
 use serde_json::{Map, Value};
 
 use crate::error::{FailedRun, RunError};
@@ -25,7 +25,7 @@ use crate::training::evaluations::Evaluations;
 use crate::training::identity::{describe, identity, shared_settings};
 use crate::training::launch::{abandon, launch};
 use crate::training::layer_mover::LayerMover;
-use crate::training::model::read_model;
+use crate::training::model::{read_model, require_family};
 use crate::training::overview::overview;
 use crate::training::prepare::{Prepared, prepare_with};
 use crate::training::process_group::ProcessGroup;
@@ -162,13 +162,10 @@ impl Parts {
             Err(error) => return Ok(Err(error)),
         };
         let family = match &self.model {
-            Some(_) if loaded.settings.run.training_form() != TrainingForm::default() => {
-                return Ok(Err(RunError::input(
-                    "`run.label_smoothing` and `run.neftune_alpha` change models of the families, and the program trains a model of \
-                     its own: remove them, and change that model",
-                )));
-            }
-            Some(_) => None,
+            Some(_) => match require_family(&loaded.settings) {
+                Ok(()) => None,
+                Err(error) => return Ok(Err(error)),
+            },
             None => match read_model(&loaded.settings) {
                 Ok(model) => Some(model),
                 Err(error) => return Ok(Err(error)),

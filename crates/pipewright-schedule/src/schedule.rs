@@ -86,7 +86,8 @@ impl<Cell> Rows<Cell> {
     /// When the numbers do not make whole microbatches.
     pub fn with_slices(self, slices: Slices) -> Result<Self, ScheduleError> {
         let numbers = self.numbering.microbatches;
-        if !numbers.is_multiple_of(slices.get()) {
+        let of_batches = slices.get().saturating_mul(self.numbering.batches.get());
+        if !numbers.is_multiple_of(of_batches) {
             return Err(ScheduleError(format!(
                 "the actions number {numbers} slices, which do not make microbatches of {slices}; use a number that divides \
                  {numbers}"
@@ -101,9 +102,10 @@ impl<Cell> Rows<Cell> {
     /// When the microbatches do not make equal batches.
     pub fn with_batches(self, batches: NonZeroU32) -> Result<Self, ScheduleError> {
         let Numbering { microbatches, slices, .. } = self.numbering;
-        if !(microbatches / slices.get()).is_multiple_of(batches.get()) {
+        let whole = microbatches / slices.get();
+        if batches.get() > whole.max(1) || !whole.is_multiple_of(batches.get()) {
             return Err(ScheduleError(format!(
-                "{microbatches} microbatches do not make {batches} equal batches; use a number that divides {microbatches}"
+                "{whole} microbatches do not make {batches} equal batches; use a number that divides {whole}"
             )));
         }
         Ok(Self { numbering: Numbering { batches, ..self.numbering }, ..self })

@@ -52,7 +52,16 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
 /// When the path does not lead to a regular file, or when the system reports an error.
 pub fn open_regular_with(path: &Path, options: &OpenOptions) -> io::Result<File> {
     refuse_special(path)?;
-    open_checked(path, options)
+    open_checked(path, options, 0)
+}
+
+/// Opens a regular file for reading with further flags of the system, which have no effect where it has no such flags.
+///
+/// # Errors
+/// When the path does not lead to a regular file, or when the system reports an error.
+pub(crate) fn open_regular_with_flags(path: &Path, flags: i32) -> io::Result<File> {
+    refuse_special(path)?;
+    open_checked(path, File::options().read(true), flags)
 }
 
 /// Like [`open_regular_with`], but refuses a path that is a symbolic link.
@@ -113,8 +122,8 @@ pub fn write_fresh(path: &Path, content: &[u8]) -> io::Result<()> {
 }
 
 /// Opens a file without waiting for the other end of a pipe, and refuses it if it is not a regular file.
-fn open_checked(path: &Path, options: &OpenOptions) -> io::Result<File> {
-    let file = open_without_waiting(path, options, 0)?;
+fn open_checked(path: &Path, options: &OpenOptions, flags: i32) -> io::Result<File> {
+    let file = open_without_waiting(path, options, flags)?;
     require_file(&file.metadata()?)?;
     Ok(file)
 }
@@ -129,7 +138,7 @@ const NO_LINK: i32 = 0;
 fn open_without_waiting(path: &Path, options: &OpenOptions, flags: i32) -> io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt;
 
-    // The first flag has no effect on regular files.
+    // The first flag has no effect on regular files. These flags replace the ones that the options already have.
     let opened = options.clone().custom_flags(libc::O_NONBLOCK | flags).open(path);
     opened.map_err(|error| match error.raw_os_error() {
         // A pipe that nobody reads.
@@ -365,7 +374,7 @@ mod tests {
             File::options().read(true).write(true).clone(),
         ];
         for way in ways {
-            let error = open_checked(&path, &way).expect_err("a pipe");
+            let error = open_checked(&path, &way, 0).expect_err("a pipe");
             assert_eq!(error.kind(), ErrorKind::InvalidInput, "{way:?}: {error}");
         }
     }

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use crate::bounded_file::{open_regular, open_regular_with};
+use crate::bounded_file::{open_regular, open_regular_with_flags};
 
 /// The alignment of direct reads in the file and in memory. The blocks of disks are not larger.
 const BLOCK: usize = 4096;
@@ -29,7 +29,7 @@ pub struct DirectFile {
 }
 
 thread_local! {
-    /// The aligned part of it gets the bytes of a read. A thread reads one file at a time, of however many.
+    /// The aligned part of it gets the bytes of a read. A thread reads one file at a time.
     static ROOM: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -125,15 +125,13 @@ impl DirectFile {
 /// Opens a file for direct reads; `None` if that is not possible.
 #[cfg(any(target_os = "linux", target_os = "android", target_os = "freebsd"))]
 fn open_direct(path: &Path) -> Option<File> {
-    use std::os::unix::fs::OpenOptionsExt;
-    let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
-    open_regular_with(path, File::options().read(true).custom_flags(direct)).ok()
+    open_regular_with_flags(path, rustix::fs::OFlags::DIRECT.bits() as i32).ok()
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "android", target_os = "freebsd")))]
-fn open_direct(path: &Path) -> Option<File> {
-    let _ = open_regular_with;
-    let _ = path;
+fn open_direct(_path: &Path) -> Option<File> {
+    // `DirectFile::open` opens it without these flags.
+    let _ = open_regular_with_flags;
     None
 }
 
@@ -190,6 +188,16 @@ mod tests {
         }
         let error = direct.read(whole as u64 - 1..whole as u64 + 1).expect_err("the file ends before");
         assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_direct_file_is_open_with_the_flag_of_direct_reads() {
+        // The file system of the sources, because the one of temporary files may have no direct reads.
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/direct_file.rs");
+        let file = DirectFile::open(&path).expect("it is there");
+        let flags = rustix::fs::fcntl_getfl(&file.file).expect("the flags");
+        assert_eq!(file.is_direct(), flags.contains(rustix::fs::OFlags::DIRECT));
     }
 
     #[test]

@@ -252,4 +252,6 @@ fn the_page_trains_an_adapter() {
     let last = folder.metrics_in("runs/preferences").pop().expect("a step");
     assert_eq!(last["preference"]["rewards/accuracies"].as_f64(), Some(1.0));
     assert_eq!(last["validation_preference"]["rewards/accuracies"].as_f64(), Some(1.0));
+    // The loss is not a mean over tokens in nats.
+    assert!(last["validation_perplexity"].is_null() && last["validation_accuracy"].is_null(), "{last}");
 }

@@ -60,5 +60,5 @@ fn what_does_not_fit_is_refused() {
     );
     refused(&format!("{size} --delay 2"), "invalid value '2' for '--delay <0|1>'");
     refused("1f1b --ranks 512 --microbatches 512 --delay 1", "515 batches of 524288 computations");
-    refused("1f1b --ranks 2048 --microbatches 2048 --delay 1", "the schedule has 8388608 computations");
+    refused("1f1b --ranks 2048 --microbatches 2048 --delay 1", "2051 batches of 8388608 computations");
 }

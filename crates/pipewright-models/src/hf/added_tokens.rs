@@ -10,6 +10,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
+use super::directory::is_gguf;
 use super::json_file::{parse, read_bytes, read_json};
 use super::layout::{CONFIG, file_shape, to_file};
 use super::origin::{TOKENIZER, copy_files};
@@ -59,6 +60,12 @@ pub fn add_tokens(
     require_vacant(&target)?;
     let mut weights = Weights::open(from)?;
     let from = weights.directory().to_owned();
+    if is_gguf(&from) {
+        return Err(ModelError::at(
+            &from,
+            "tokens are not added to a GGUF file: name the model as safetensors",
+        ));
+    }
     let mut tokenizer = TokenizerFile::read(&from)?;
     let first = tokenizer.size();
     let entries = tokenizer.add(tokens, special)?;

@@ -104,10 +104,16 @@ impl Weights {
             // Rows of joined projections are read one by one, with scales that are numbers.
             let block = (2 * codes).div_ceil(blocks.max(1));
             let unit = if spec.shape[0].is_multiple_of(block.max(1)) { block } else { 0 };
-            return Ok(QuantisedBytes { divided: codes as u64, scales: numbers, unit, fixed: 0 });
+            return Ok(QuantisedBytes {
+                divided: codes as u64,
+                scales: numbers,
+                unit,
+                fixed: 0,
+                is_streamed: false,
+            });
         }
         let scales = blocks as u64 + NUMBER * count(&self.describe(&nested)?.1) as u64;
-        Ok(QuantisedBytes { divided: codes as u64, scales, unit: 0, fixed: NUMBER * 256 })
+        Ok(QuantisedBytes { divided: codes as u64, scales, unit: 0, fixed: NUMBER * 256, is_streamed: false })
     }
 
     /// Reads the description of a matrix.

@@ -83,6 +83,12 @@ impl Weights {
         self.require_form(&blocks, &[Dtype::U8], &shape)?;
         self.require_form(&scales, &[Dtype::U8], &shape[..3])?;
         let (codes, scales) = (rows * columns / 2, rows * columns / BLOCK);
-        Ok(QuantisedBytes { divided: codes as u64, scales: scales as u64, unit: BLOCK, fixed: 0 })
+        Ok(QuantisedBytes {
+            divided: codes as u64,
+            scales: scales as u64,
+            unit: BLOCK,
+            fixed: 0,
+            is_streamed: false,
+        })
     }
 }

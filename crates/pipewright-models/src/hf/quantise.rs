@@ -139,7 +139,7 @@ fn quantised(
 ) -> Result<([f64; 2], [Vec<u8>; 6]), ModelError> {
     let shape = file_shape(spec);
     let file = weights.file_of(tensor)?;
-    let path = weights.directory().join(&file);
+    let path = weights.path_of(&file);
     let file = weights.file(file)?;
     let kind = file.element_type(tensor).unwrap_or_default();
     let elements = require_finite(&path, tensor, file.read(tensor, &shape)?)?;

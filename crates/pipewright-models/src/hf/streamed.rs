@@ -50,7 +50,8 @@ impl Weights {
         shard: TensorShard,
     ) -> Result<Option<StreamedMatrix>, ModelError> {
         let Some(reader) = self.reader.clone() else { return Ok(None) };
-        if self.streamed_bytes(spec)?.is_none() {
+        // This opens the files of the matrix, so that a later change to them is seen.
+        if reader.lock().unwrap_or_else(PoisonError::into_inner).streamed_bytes(spec)?.is_none() {
             return Ok(None);
         }
         let name = if shard.is_whole() { spec.path.clone() } else { format!("{} {shard:?}", spec.path) };
@@ -105,7 +106,7 @@ impl Weights {
         let Some(PlainPlace { place, file, kind }) = self.plain_place(spec)? else {
             return Err(ModelError::new(format!("`{}` is not a matrix that is streamed", spec.path)));
         };
-        let (path, file) = (self.directory().join(&file), self.file(file)?);
+        let (path, file) = (self.path_of(&file), self.file(file)?);
         let order = file.rows_of(&place.tensor).map(<[usize]>::to_vec);
         let bytes = file.read_bytes(&place.tensor)?;
         let &[rows, columns] = &*place.shape else { unreachable!("the shape of a matrix was checked") };
@@ -139,7 +140,7 @@ pub fn read_rate(dir: &Path, time: Duration) -> Result<ReadRate, ModelError> {
     /// The bytes of one measured read.
     const PIECE: u64 = 64 << 20;
     let weights = Weights::open(dir)?;
-    let paths = weights.file_names()?.into_iter().map(|name| weights.directory().join(name));
+    let paths = weights.file_names()?.into_iter().map(|name| weights.path_of(&name));
     let length = |path: &PathBuf| path.metadata().map_or(0, |file| file.len());
     let Some(path) = paths.max_by_key(length) else {
         return Err(ModelError::at(dir, "there is no file with weights"));
@@ -160,7 +161,7 @@ pub fn read_rate(dir: &Path, time: Duration) -> Result<ReadRate, ModelError> {
 /// only.
 ///
 /// # Errors
-/// When a file is missing, cut short or not a safetensors file, or a tensor has another shape.
+/// When a file is missing, cut short or not a file with weights, or a tensor has another shape.
 pub fn streamed_sizes(dir: &Path, specs: &[ParameterSpec]) -> Result<QuantisedSizes, ModelError> {
     let mut weights = Weights::open(dir)?;
     let mut sizes = Vec::new();

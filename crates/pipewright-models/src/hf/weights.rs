@@ -146,14 +146,11 @@ impl Weights {
         Self { reader: Some(reader), ..self }
     }
 
-    /// Opens all files for reads past the page cache.
+    /// Returns the weights, whose files are read past the page cache. A file is opened with the first matrix that it has.
     pub(super) fn reading_directly(mut self) -> Result<Self, ModelError> {
         self.is_direct = true;
         for (name, file) in std::mem::take(&mut self.open) {
             self.open.insert(name, file.reading_directly()?);
-        }
-        for name in self.file_names()? {
-            self.file(name)?;
         }
         Ok(self)
     }
@@ -250,6 +247,11 @@ impl Weights {
 
     pub(super) fn directory(&self) -> &Path {
         &self.model
+    }
+
+    /// Returns the path of a file with weights.
+    pub(super) fn path_of(&self, file: &str) -> PathBuf {
+        self.dir.join(file)
     }
 
     /// Returns the names of all files with weights.

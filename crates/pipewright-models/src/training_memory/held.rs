@@ -210,7 +210,7 @@ impl TrainingRun<'_> {
     fn streamed_by(&self, rank: Rank, stages: &[Vec<ParameterSpec>]) -> StreamedBytes {
         let (mut held, mut read) = (0_u64, StreamedBytes::default());
         for action in self.program.row(rank) {
-            let bytes = || stages[action.stage().index()].iter().map(|spec| self.streamed_bytes(spec)).sum();
+            let bytes = || stages[action.stage().index()].iter().map(|spec| Self::streamed_bytes(spec)).sum();
             match action {
                 Action::Unshard { .. } => {
                     held = held.saturating_add(bytes());
@@ -225,13 +225,13 @@ impl TrainingRun<'_> {
     }
 
     /// Returns the bytes of a matrix that is in memory only while its stage computes; 0 for other parameters.
-    fn streamed_bytes(&self, spec: &ParameterSpec) -> u64 {
-        spec.quantised_bytes.filter(|_| self.model.streams()).unwrap_or(0)
+    fn streamed_bytes(spec: &ParameterSpec) -> u64 {
+        spec.quantised_bytes.filter(|_| spec.is_streamed).unwrap_or(0)
     }
 
     /// Returns the parameters that a rank holds all the time.
     fn resident(&self, specs: &[ParameterSpec]) -> Vec<ParameterSpec> {
-        specs.iter().filter(|spec| self.streamed_bytes(spec) == 0).cloned().collect()
+        specs.iter().filter(|spec| Self::streamed_bytes(spec) == 0).cloned().collect()
     }
 
     /// Returns the bytes of [`TrainingMemory::shared`] and of [`TrainingMemory::shared_again`].

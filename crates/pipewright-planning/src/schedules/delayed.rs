@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use pipewright_schedule::delay::Delayed;
+use pipewright_schedule::delay::{Delayed, enough_batches};
 use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::simulate::{Steady, steady};
 use pipewright_schedule::{Costs, LowerConfig, Schedule};
@@ -52,8 +52,7 @@ impl<'a> DelayedRun<'a> {
         (costs, passes): (&'a Costs, &'a LowerConfig),
         mut times: EngineTimes,
     ) -> Result<Self, Failure> {
-        let delayed = times.generate(|| Delayed::of(schedule, costs)).map_err(Failure::input)?;
-        let batches = delayed.enough_batches().max(FEWEST);
+        let batches = enough_batches(schedule.ranks()).max(FEWEST);
         let computations: u64 = schedule.rows().iter().map(|row| row.len() as u64).sum();
         if computations * u64::from(batches.get()) > MOST_COMPUTATIONS {
             return Err(Failure::input(format!(
@@ -61,6 +60,7 @@ impl<'a> DelayedRun<'a> {
                  {MOST_COMPUTATIONS} computations are simulated; use fewer ranks, stages or microbatches"
             )));
         }
+        let delayed = times.generate(|| Delayed::of(schedule, costs)).map_err(Failure::input)?;
         let mut simulated = program(name, &delayed, batches, passes, times)?;
         let steady = simulated.times.simulate(|| steady(&simulated.program, costs)).map_err(refused)?;
         Ok(Self { delayed, costs, passes, simulated, steady })

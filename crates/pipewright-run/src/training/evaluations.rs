@@ -6,7 +6,7 @@
 
 use pipewright::checkpoint::Checkpoint;
 use pipewright::pipeline::PipelineError;
-use pipewright::train::{BestLoss, Metrics, Sample, TOKENS, Trainer, ValidationLosses};
+use pipewright::train::{BestLoss, Metrics, Sample, Trainer, ValidationLosses};
 use serde_json::{Map, Value, json};
 
 use crate::settings::run::RunSettings;
@@ -58,7 +58,7 @@ impl Evaluations {
         let stored = checkpoint.and_then(|checkpoint| checkpoint.manifest().description.get(VALIDATION));
         let stored = stored.filter(|stored| stored["data"] == data);
         let (best, prompts) = (stored.map(best_of).unwrap_or_default(), prepared.samples.clone());
-        let is_of_tokens = prepared.model.unit() == TOKENS;
+        let is_of_tokens = prepared.is_loss_of_tokens();
         let evaluations = Self { every, patience, best, data, is_of_tokens, prompts, left_out: None };
         let left_out = checkpoint.filter(|checkpoint| {
             let description = &checkpoint.manifest().description;

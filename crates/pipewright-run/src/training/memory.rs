@@ -315,12 +315,11 @@ fn device_balance(load: &DeviceLoad) -> String {
 }
 
 /// Fails with [`ErrorKind::CheckFailed`] if the run needs more memory than the machine, one of its devices or one of its
-/// ranks has.
+/// ranks has. A base that streams and still does not fit is wrong input: no other form of the run needs less memory.
 pub fn require_fit(plan: &MemoryPlan) -> Result<(), RunError> {
     let Some(shortage) = shortage(plan) else { return Ok(()) };
     let sentence = format!("the run does not fit into memory: {shortage}");
     match plan.memory().streamed() {
-        // Nothing is left to be kept out of memory.
         Some(_) => Err(RunError::input(sentence)),
         None => Err(RunError::new(ErrorKind::CheckFailed, sentence)),
     }

@@ -6,8 +6,8 @@ use std::path::Path;
 use pipewright::train::data::TokenRows;
 use pipewright_models::training_memory::{ComputeDevices, layers_in};
 use pipewright_models::{
-    Adapter, AdapterStart, CutModel, LoraConfig, ModelConfig, ParameterSpec, QuantisedSizes, adapted_layers,
-    hf,
+    Adapter, AdapterStart, CutModel, LoraConfig, ModelConfig, ParameterSpec, QuantisedSizes, TrainingForm,
+    adapted_layers, hf,
 };
 use pipewright_schedule::ModelDesc;
 use pipewright_schedule::words::counted;
@@ -20,6 +20,7 @@ use crate::settings::adapter::{AdapterSettings, AdapterSource};
 use crate::settings::data::BYTES;
 use crate::settings::model::ModelSettings;
 use crate::settings::pipeline::TransportChoice;
+use crate::settings::preference::PreferenceSettings;
 
 /// The number of different bytes.
 pub(crate) const BYTE_TOKENS: usize = 256;
@@ -40,18 +41,51 @@ pub fn read_model(settings: &Settings) -> Result<CutModel, RunError> {
     let streamed = streamed_sizes(settings, &model)?;
     let model = match adapter {
         Some(adapter) => {
-            let model = model.with_adapter(adapter).map_err(RunError::input)?;
-            match streamed {
+            let model = model.with_adapter(adapter).map_err(RunError::input)?.with_quantised(quantised);
+            match &streamed {
                 Some(streamed) => model.with_streamed(streamed),
-                None => model.with_quantised(quantised),
+                None => model,
             }
         }
         None => model,
     };
     match &settings.preference {
-        Some(preference) => model.with_preference(preference.loss()).map_err(RunError::input),
+        Some(preference) => {
+            require_base(preference, &model)?;
+            model.with_preference(preference.loss()).map_err(RunError::input)
+        }
         None => Ok(model),
     }
+}
+
+/// Refuses settings that change a model of a family, if the program trains a model of its own.
+pub(crate) fn require_family(settings: &Settings) -> Result<(), RunError> {
+    let key = if settings.preference.is_some() {
+        "`preference.loss` changes"
+    } else if settings.run.training_form() != TrainingForm::default() {
+        "`run.label_smoothing` and `run.neftune_alpha` change"
+    } else {
+        return Ok(());
+    };
+    Err(RunError::input(format!(
+        "{key} models of the families, and the program trains a model of its own: remove what the settings say about it, and \
+         change that model"
+    )))
+}
+
+/// Refuses adapters from a directory with whole modules as the start of a training with a reference: the reference is the
+/// base, and these modules would take the place of the base's.
+fn require_base(preference: &PreferenceSettings, model: &CutModel) -> Result<(), RunError> {
+    let starts_elsewhere = model.adapter().is_some_and(|adapter| {
+        matches!(adapter.start, AdapterStart::Directory(_)) && !adapter.lora.modules_to_save.is_empty()
+    });
+    if preference.loss.needs_reference() && starts_elsewhere {
+        return Err(RunError::input(
+            "`adapter.path` has whole modules (`modules_to_save`), which would be a part of the reference of `preference.loss`: \
+             name adapters without them, or export the merged model and train on that",
+        ));
+    }
+    Ok(())
 }
 
 /// Returns the sizes of the matrices that stay in the files of the base, if the settings ask for it, or leave the choice

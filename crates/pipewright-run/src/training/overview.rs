@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use pipewright::train::TOKENS;
 use pipewright_document::text::escape;
 use pipewright_schedule::{Action, ValidatedProgram};
 
@@ -15,8 +14,7 @@ use crate::training::prepare::Prepared;
 pub(crate) fn overview(prepared: &Prepared) -> Result<Overview, RunError> {
     let Prepared { settings, model, layers, program, rows, .. } = prepared;
     let replicas = settings.mesh.data_parallel;
-    // Losses of preference training are not in nats per token.
-    let is_text = model.unit() == TOKENS && settings.preference.is_none();
+    let is_text = prepared.is_loss_of_tokens();
     let file_name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
     Ok(Overview {
         model: model.to_json()["model_type"].as_str().map_or("model".into(), escape).into_owned(),

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use pipewright::device::Devices;
 use pipewright::pipeline::PipelineError;
-use pipewright::train::Validation;
 use pipewright::train::data::{DataError, DataIdentity, TokenRows};
+use pipewright::train::{TOKENS, Validation};
 use pipewright_models::{AdapterStart, InitialParameters, ParameterSpec, hf};
 use pipewright_schedule::error_text::with_causes as sentence;
 use pipewright_schedule::lower::{ProgramSource, SourceError, TrainingLowering, most_gathered, unmovable};
@@ -128,6 +128,11 @@ impl CutProgram {
 }
 
 impl Prepared {
+    /// Returns whether losses are means over tokens in nats. Losses of preference training are not.
+    pub(crate) fn is_loss_of_tokens(&self) -> bool {
+        self.model.unit() == TOKENS && self.settings.preference.is_none()
+    }
+
     /// Returns the parts of the run that determine what its ranks hold.
     pub fn parts(&self) -> RunParts<'_> {
         let Self { settings, model, program, partition, .. } = self;

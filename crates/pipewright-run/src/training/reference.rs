@@ -30,6 +30,10 @@ pub(crate) struct Reference {
     given: Option<PathBuf>,
     /// The file in the folder of the run.
     own: PathBuf,
+    /// Whether training changes modules of the base ([`LoraConfig::modules_to_save`]).
+    ///
+    /// [`LoraConfig::modules_to_save`]: pipewright_models::LoraConfig::modules_to_save
+    changes_base: bool,
 }
 
 /// The content of a file.
@@ -76,6 +80,10 @@ impl Reference {
             sequences: [prepared.rows.sequences(), validation],
             given: preference.reference.clone(),
             own: prepared.settings.run.out.join(REFERENCE),
+            changes_base: prepared
+                .model
+                .adapter()
+                .is_some_and(|adapter| !adapter.lora.modules_to_save.is_empty()),
         })
     }
 
@@ -90,6 +98,14 @@ impl Reference {
         let shared = processes.share_value(&stored.map_err(|error| error.text()))?;
         let log_probs = match shared.map_err(RunError::input)? {
             Some(log_probs) => log_probs,
+            // The modules of the base that are trained are not the reference's any more.
+            None if self.changes_base && trainer.steps_done() > 0 => {
+                return Err(RunError::input(format!(
+                    "{}: the log-probabilities of the reference are missing, and cannot be computed after the first step, because \
+                     `adapter.modules_to_save` has changed the base: put the file back, or start a new run",
+                    self.own.display()
+                )));
+            }
             None => {
                 processes.note("reference: the base computes the log-probabilities of all sequences");
                 let computed = trainer.compute_reference().map_err(|error| match error {
@@ -118,7 +134,9 @@ impl Reference {
     }
 
     fn read(&self, path: &Path) -> Result<ReferenceLogProbs, RunError> {
-        let advice = if path == self.own {
+        let advice = if path == self.own && self.changes_base {
+            "put the file of this run back, or start a new run, because `adapter.modules_to_save` changes the base"
+        } else if path == self.own {
             "remove the file, and the run computes them again"
         } else {
             "name the file of a run with this model and data, or remove `preference.reference`"

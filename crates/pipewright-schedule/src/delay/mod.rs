@@ -9,16 +9,18 @@
 //! A [`Delayed`] schedule has one row per rank, which repeats once per batch: the rest of the older batch mixed with
 //! the first actions of the next one. [`Delayed::batches`] writes it out for a number of batches, with the
 //! microbatches numbered through: microbatch `i` of batch `t` has the number `t m + i` ([`Schedule::batches`]).
-//! Lowering, validation and simulation work on that as on any other schedule, and follow two rules more: a rank
+//! Lowering, validation and the timed simulation work on that as on any other schedule, and follow two rules more: a rank
 //! computes batch `t + 2` after batch `t` (`validate/batches.rs`), and once all ranks have ended batch `t`, because the
 //! update needs the gradient norm over all ranks (`batch_gate.rs`).
 //!
 //! # Any number of batches
-//! If [`Delayed::enough_batches`] batches have no deadlock, no number of batches has one. Each cause of a wait is at
-//! most one repetition away from what waits: a tensor of the same batch is made in the same repetition or in one next
-//! to it, and a repetition waits for the update of the repetition before. The actions of a rank are in one order,
-//! so a shortest cycle of waits visits each rank at most once: if it visits a rank twice, the order of that rank
-//! makes a shortcut. It thus crosses ranks at most `p` times, for `p` ranks, and lies within `p + 1` repetitions.
+//! If [`Delayed::enough_batches`] batches have no deadlock, no number of batches has one. The cause of a wait is at most
+//! one repetition later than what waits: a tensor of the same batch is made at most one repetition later, and the update
+//! that a batch needs is in an earlier one. The actions of a rank are in one order, so a shortest cycle of waits visits each
+//! rank at most once: if it visits a rank twice, the order of that rank makes a shortcut. Only waits between ranks lead to
+//! later repetitions, so the cycle spans at most `p + 1` repetitions, for `p` ranks. Of `p + 3` batches, `p + 2` repetitions
+//! are complete. Messages add no cycle: the pass that adds them places each send and its receive at one moment of a run of
+//! all ranks.
 //!
 //! ```
 //! use pipewright_schedule::delay::Delayed;
@@ -40,8 +42,15 @@ use self::weave::weave;
 use crate::action::Action;
 use crate::costs::Costs;
 use crate::ids::{Microbatch, Rank};
+use crate::level::Level;
 use crate::placement::Placement;
-use crate::schedule::{Numbering, Schedule, check_sizes};
+use crate::schedule::{Numbering, Program, Schedule, check_sizes};
+use crate::validate::check;
+
+/// Returns a number of batches whose soundness proves any number sound, for so many ranks (see the [module](self)).
+pub fn enough_batches(ranks: u32) -> NonZeroU32 {
+    NonZeroU32::MIN.saturating_add(ranks).saturating_add(2)
+}
 
 /// The largest number of computations of a batch.
 const MOST_ACTIONS: u64 = 2_000_000;
@@ -57,8 +66,9 @@ pub struct Delayed {
 
 impl Delayed {
     /// Makes batches of `schedule` overlap, for the times of `costs`: each rank starts the next batch where it
-    /// would wait. It keeps no more activations than `schedule` itself if that suffices for a full pipeline, and up to
-    /// twice as many if it does not (see `weave.rs`).
+    /// would wait. It keeps about as many activations as `schedule` itself if that suffices for a full pipeline, and up to
+    /// as many more as the largest peak of a rank if it does not (see `weave.rs`). Costs of exchanges, recomputation and
+    /// slices do not count here, and an overlap is two computations.
     ///
     /// # Errors
     /// When `schedule` has several batches or too many actions, when the costs do not fit, or when its ranks wait for
@@ -77,6 +87,11 @@ impl Delayed {
                  microbatches"
             )));
         }
+        let alone = Program::without_bubbles(schedule);
+        let report = check(&alone, Level::Compute);
+        if report.total() > 0 {
+            return Err(DelayError(report.into_violations(alone).to_string()));
+        }
         let rows = weave(schedule, costs)?;
         Ok(Self { placement: schedule.placement().clone(), numbering: schedule.numbering(), rows })
     }
@@ -93,7 +108,7 @@ impl Delayed {
 
     /// Returns a number of batches whose soundness proves any number sound (see the [module](self)).
     pub fn enough_batches(&self) -> NonZeroU32 {
-        NonZeroU32::MIN.saturating_add(self.placement.ranks()).saturating_add(2)
+        enough_batches(self.placement.ranks())
     }
 
     /// Writes out the rows for `batches` batches: a repetition with the first actions of the first batch alone,

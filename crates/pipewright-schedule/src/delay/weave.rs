@@ -11,7 +11,7 @@
 //! raised by 1, 2, 4 and so on activations up to twice the largest peak, and the first limit with the shortest period
 //! counts.
 //!
-//! After some batches every rank has one order from batch to batch, which is the row that repeats. If a schedule has no such order within [`BATCHES`], its batches are merged by the times that they would have alone, each one period after the
+//! With many schedules, every rank has one order from batch to batch after some batches, which is the row that repeats. If there is no such order within [`BATCHES`], its batches are merged by the times that they would have alone, each one period after the
 //! one before it: these rows have no deadlock either, because all waits go from earlier to later times, or, at equal
 //! times, from the older batch to the next one.
 
@@ -20,6 +20,7 @@ use std::collections::BinaryHeap;
 
 use super::delayed_action::{DelayError, DelayedAction};
 use crate::action::{Action, ActionKind};
+use crate::batch_gate::needed_by;
 use crate::costs::Costs;
 use crate::generate::ticks::{StageTicks, ticks};
 use crate::ids::{Microbatch, StageIndex};
@@ -193,8 +194,8 @@ impl<'a> Weaver<'a> {
 
     /// Returns whether the update that `batch` needs has happened by `now`.
     fn is_updated(&self, batch: usize, now: u64) -> bool {
-        batch.checked_sub(2).is_none_or(|needed| {
-            let (ranks, at) = self.ended[needed];
+        needed_by(batch as u32).is_none_or(|needed| {
+            let (ranks, at) = self.ended[needed as usize];
             ranks == 0 && at <= now
         })
     }

@@ -18,6 +18,14 @@ pub(super) enum Computation<'a> {
 }
 
 impl Computation<'_> {
+    /// Returns the number of batches.
+    pub(super) fn batches(&self) -> u32 {
+        match self {
+            Self::Scheduled(schedule) => schedule.batches(),
+            Self::Changed(program) => program.batches(),
+        }
+    }
+
     /// Returns the program without messages.
     pub(super) fn into_program(self) -> Program {
         match self {

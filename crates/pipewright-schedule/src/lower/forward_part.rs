@@ -26,8 +26,7 @@ pub fn forward_part(program: &ValidatedProgram) -> Result<ValidatedProgram, Lowe
         parts.filter(|part| matches!(part, Action::Forward { .. })).map(Some).collect()
     };
     let rows = placement.all_ranks().map(forwards).collect();
-    let schedule =
-        Schedule::new(placement.clone(), program.microbatches(), rows)?.with_slices(program.slices())?;
+    let schedule = Schedule::made(placement.clone(), program.as_program().numbering(), rows);
     let (level, unshard) = match most_gathered(program) {
         None => (Level::Comms, None),
         Some(window) => (Level::Full, Some(UnshardConfig { window, ..UnshardConfig::default() })),

@@ -97,6 +97,11 @@ pub(super) fn lower_rows(rows: Program, config: &LowerConfig) -> Result<Program,
 }
 
 fn run_passes(mut computation: Computation<'_>, config: &LowerConfig) -> Result<Program, LowerError> {
+    if computation.batches() > 1 && (config.unshard.is_some() || config.reduce_grad.is_some()) {
+        let problem = "parameters are gathered and gradients are reduced once per batch, and the batches of this schedule overlap; \
+                       lower it without sharded parameters and replicas";
+        return Err(LowerError::Refused(problem.to_owned()));
+    }
     if !config.trained.are_all() {
         let needed = drop_frozen(computation.into_program(), &config.trained);
         computation = Computation::Changed(sound("drop-frozen", needed, Level::Compute)?);

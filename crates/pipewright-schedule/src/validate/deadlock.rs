@@ -63,7 +63,20 @@ impl<'a> Run<'a> {
                 run.advance(rank);
             }
         }
+        run.name_ranks_behind();
         run
+    }
+
+    /// Names a rank that has not ended the batch for each rank that still waits for an update. The rank from the beginning
+    /// of the wait may have ended it since.
+    fn name_ranks_behind(&mut self) {
+        let Some(batches) = &self.batches else { return };
+        for rank in self.context.program.placement().all_ranks() {
+            let closed = self.rows.current(rank).and_then(|action| batches.closed_for(action));
+            if let Some(batch) = closed {
+                self.waits_for[rank.index()] = batches.behind(batch);
+            }
+        }
     }
 
     /// Returns whether a rank did not reach its end.

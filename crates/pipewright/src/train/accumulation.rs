@@ -20,8 +20,14 @@ pub(super) fn batches_at(done: u64, batches: NonZeroU32, rampup_steps: u64) -> u
 pub fn steps_of_batches(mut batches: u64, accumulate: NonZeroU32, rampup_steps: u64) -> u64 {
     let mut steps = 0;
     while steps < rampup_steps && batches > 0 {
-        batches = batches.saturating_sub(batches_at(steps, accumulate, rampup_steps).into());
-        steps += 1;
+        // The number of batches stays the same for many steps of a long rise.
+        let each = batches_at(steps, accumulate, rampup_steps);
+        let next = u128::from(each) * u128::from(rampup_steps);
+        let until = next.div_ceil(u128::from(accumulate.get() - 1).max(1)).min(u128::from(rampup_steps));
+        let alike = u64::try_from(until).unwrap_or(u64::MAX).saturating_sub(steps).max(1);
+        let taken = alike.min(batches.div_ceil(each.into()));
+        batches = batches.saturating_sub(taken.saturating_mul(each.into()));
+        steps += taken;
     }
     steps + batches.div_ceil(accumulate.get().into())
 }
@@ -118,6 +124,27 @@ mod tests {
 
     use super::*;
     use crate::ids::StepNumber;
+
+    #[test]
+    fn the_steps_of_batches_are_counted_as_they_are_taken() {
+        for (accumulate, rampup_steps) in [(1, 0), (1, 7), (2, 5), (3, 3), (4, 30), (7, 2), (9, 11)] {
+            let most = NonZeroU32::new(accumulate).expect("not 0");
+            for batches in 0..150 {
+                let (mut taken, mut steps) = (0, 0);
+                while taken < batches {
+                    taken += u64::from(batches_at(steps, most, rampup_steps));
+                    steps += 1;
+                }
+                assert_eq!(
+                    steps_of_batches(batches, most, rampup_steps),
+                    steps,
+                    "{accumulate} {rampup_steps} {batches}"
+                );
+            }
+        }
+        let long = steps_of_batches(1 << 52, NonZeroU32::new(2).expect("not 0"), 1 << 60);
+        assert_eq!(long, 1 << 52);
+    }
 
     fn summary(weight: f64, loss: f64) -> StepSummary {
         StepSummary {

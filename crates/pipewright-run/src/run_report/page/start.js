@@ -4,7 +4,7 @@
 const keys = [...new Set(runs.flatMap((run) => Object.keys(run.series)))];
 const auxiliary = keys.filter((key) => key.startsWith("auxiliary ")), sources = keys.filter((key) => key.startsWith("validation "));
 const preference = keys.filter((key) => key.startsWith("preference ")).map((key) => key.replace("preference ", ""));
-const lossUnit = counted === "tokens" ? "nats per token; " : "";
+const lossUnit = counted === "tokens" && preference.length === 0 ? "nats per token; " : "";
 const line = (name, key, dash = "") => ({ name, key, dash });
 const specs = [
   { title: "Loss", note: lossUnit + "dashed: validation, dotted: total", canBeLog: true, format: short,

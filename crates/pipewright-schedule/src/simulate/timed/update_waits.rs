@@ -14,7 +14,7 @@ impl Run<'_> {
             return false;
         }
         for batch in needs(self.program.numbering(), action) {
-            let until = updates.ended[batch as usize];
+            let Some(&until) = updates.ended.get(batch as usize) else { continue };
             self.ranks[rank.index()].clock.idle_until(&mut self.tape, until);
         }
         true
