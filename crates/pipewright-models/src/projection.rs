@@ -379,13 +379,14 @@ impl Projection {
         if self.weight.parameter().is_some() {
             return of(off_tape(self.weight.columns(0, outputs)), adapted.product());
         }
+        let weight = self.weight.loaded();
         let [first, second] = adapted.matrices();
         let device = first.device();
         let some = |start: usize| {
             let count = DECODED_COLUMNS.min(outputs - start);
             let product =
                 first.clone().matmul(second.clone().narrow(1, start, count)) * adapted.settings.scale;
-            let columns = self.weight.columns(start, count).to_device(&device).cast(precision);
+            let columns = weight.columns(start, count).to_device(&device).cast(precision);
             of(columns, product)
         };
         Tensor::cat((0..outputs).step_by(DECODED_COLUMNS).map(some).collect(), 1)

@@ -22,6 +22,8 @@ pub(crate) struct QuantisedBytes {
     pub(crate) unit: usize,
     /// The bytes that each part has.
     pub(crate) fixed: u64,
+    /// The inputs of a block that parts have whole; 0 if every element can be cut off.
+    pub(crate) block: usize,
     /// Whether they are in memory only while their stage computes.
     pub(crate) is_streamed: bool,
 }
@@ -72,13 +74,21 @@ impl QuantisedSizes {
         own: &[usize],
         is_cut_by_inputs: bool,
     ) -> Option<u64> {
-        let &QuantisedBytes { divided, scales, unit, fixed, .. } = self.0.get(path)?;
+        let &QuantisedBytes { divided, scales, unit, fixed, block, .. } = self.0.get(path)?;
         let elements = |shape: &[usize]| shape.iter().product::<usize>() as u128;
         let part = |bytes: u64| (u128::from(bytes) * elements(own) / elements(shape).max(1)) as u64;
         let is_whole = own == shape;
         let are_cut = !is_cut_by_inputs || unit > 0 && own[0].is_multiple_of(unit);
         let scales = if is_whole || are_cut { part(scales) } else { scales };
-        Some(part(divided) + scales + fixed)
+        let divided = match own {
+            [inputs, ..] if is_cut_by_inputs && block > 0 && !inputs.is_multiple_of(block) => {
+                // A part of a row begins or ends inside a block.
+                let (all, most) = (shape[0].div_ceil(block), inputs.div_ceil(block) + 1);
+                (u128::from(divided) * most.min(all) as u128 / all.max(1) as u128) as u64
+            }
+            _ => part(divided),
+        };
+        Some(divided + scales + fixed)
     }
 }
 

@@ -108,12 +108,11 @@ impl Weights {
                 divided: codes as u64,
                 scales: numbers,
                 unit,
-                fixed: 0,
-                is_streamed: false,
+                ..QuantisedBytes::default()
             });
         }
         let scales = blocks as u64 + NUMBER * count(&self.describe(&nested)?.1) as u64;
-        Ok(QuantisedBytes { divided: codes as u64, scales, unit: 0, fixed: NUMBER * 256, is_streamed: false })
+        Ok(QuantisedBytes { divided: codes as u64, scales, fixed: NUMBER * 256, ..QuantisedBytes::default() })
     }
 
     /// Reads the description of a matrix.

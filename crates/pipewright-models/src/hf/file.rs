@@ -225,9 +225,8 @@ impl WeightFile {
         let Some(in_gguf) = self.in_gguf.get(tensor) else { return Ok(values) };
         if let Some(rows) = &in_gguf.rows {
             let width = values.len() / rows.len().max(1);
-            let ordered: Vec<f32> =
-                rows.iter().flat_map(|&row| &values[row * width..][..width]).copied().collect();
-            values = ordered[elements].to_vec();
+            let ordered = rows.iter().flat_map(|&row| &values[row * width..][..width]).copied();
+            values = ordered.skip(elements.start).take(elements.len()).collect();
         }
         values.iter_mut().for_each(|value| *value -= in_gguf.offset);
         Ok(values)

@@ -87,8 +87,7 @@ impl Weights {
             divided: codes as u64,
             scales: scales as u64,
             unit: BLOCK,
-            fixed: 0,
-            is_streamed: false,
+            ..QuantisedBytes::default()
         })
     }
 }

@@ -155,12 +155,13 @@ impl Weights {
         if let FileForm::FourBits(_) = &place.form {
             return self.bytes_of_four_bits(&place.tensor, spec, needed);
         }
+        let block = if let FileForm::Blocks(kind) = &place.form { kind.elements() } else { 0 };
         let parts: Vec<String> = place.data().into_iter().filter(|part| self.has(part)).collect();
         let mut divided = 0;
         for part in parts {
             divided += self.length(&part)? as u64;
         }
-        Ok(QuantisedBytes { divided, ..QuantisedBytes::default() })
+        Ok(QuantisedBytes { divided, block, ..QuantisedBytes::default() })
     }
 
     /// Returns the ranges of bytes, by file, that have a quantised matrix.

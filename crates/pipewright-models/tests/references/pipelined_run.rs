@@ -311,7 +311,7 @@ fn launch(reference: &Reference, program: ValidatedProgram, config: &PipelineCon
     let model = match reference.stream_window {
         Some(_) => {
             let specs = model.model().parameters().expect("its parameters");
-            model.with_streamed(hf::streamed_sizes(&reference.dir, &specs).expect("its files"))
+            model.with_streamed(&hf::streamed_sizes(&reference.dir, &specs).expect("its files"))
         }
         None => model,
     };

@@ -52,6 +52,13 @@ struct ReferenceFile {
 pub fn check_file(prepared: &Prepared) -> Result<(), RunError> {
     let preference = prepared.settings.preference.as_ref();
     let Some(given) = preference.and_then(|preference| preference.reference.as_ref()) else { return Ok(()) };
+    if given.starts_with(&prepared.settings.run.out) {
+        return Err(RunError::input(format!(
+            "{}: `preference.reference` lies in the folder of the run (`run.out`), which a new run moves aside: copy the file to \
+             another place, or write another folder as `out`",
+            given.display()
+        )));
+    }
     let reference = Reference::of(prepared, &describe(prepared)?);
     reference.map_or(Ok(()), |reference| reference.read(given).map(drop))
 }

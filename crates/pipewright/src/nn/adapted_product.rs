@@ -77,7 +77,7 @@ pub fn adapted_product(x: &Tensor<2>, weight: &HeldMatrix, adapter: LowRank<'_>)
     let scale = adapter.scale as f32;
     let w = match quantised {
         Some(held) => {
-            Weight::Quantised(QuantisedWeight::new(held, x.dtype()).in_generation(!tape.is_recorded()))
+            Weight::Quantised(QuantisedWeight::new(held, x.dtype()).without_tape(!tape.is_recorded()))
         }
         None => Weight::Held(w),
     };

@@ -143,6 +143,17 @@ impl HeldMatrix {
         self.parameter.as_ref()
     }
 
+    /// Returns the matrix in memory. A matrix that is read whenever it is used is read once.
+    pub fn loaded(&self) -> Self {
+        match &self.frozen {
+            Some(held) => {
+                let matrix = FrozenMatrix::Resident(held.matrix.get());
+                Self { parameter: None, frozen: Some(HeldFrozen { matrix, is_table: held.is_table }) }
+            }
+            None => self.clone(),
+        }
+    }
+
     /// Returns the number of elements that are quantised.
     pub fn quantised_elements(&self) -> usize {
         self.frozen.as_ref().map_or(0, |held| held.matrix.dims().iter().product())

@@ -21,7 +21,7 @@ pub(super) struct QuantisedWeight {
     is_table: bool,
     rounding: Rounding,
     /// Whether the product of a single row may have another order of its sums.
-    is_in_generation: bool,
+    is_without_tape: bool,
 }
 
 impl QuantisedWeight {
@@ -31,17 +31,17 @@ impl QuantisedWeight {
             DType::F16 => Rounding::F16,
             _ => Rounding::None,
         };
-        Self { matrix, is_table, rounding, is_in_generation: false }
+        Self { matrix, is_table, rounding, is_without_tape: false }
     }
 
     /// Returns the weight in an operation without a backward.
-    pub(super) fn in_generation(self, is_in_generation: bool) -> Self {
-        Self { is_in_generation, ..self }
+    pub(super) fn without_tape(self, is_without_tape: bool) -> Self {
+        Self { is_without_tape, ..self }
     }
 
-    /// Returns the product of a row in single precision, as generation has it for each token.
+    /// Returns the product of a row in single precision, as generation has it for each token, and a forward of one row without a tape.
     fn row_product(&self, matrix: &QuantisedMatrix, left: &[f32], is_turned: bool) -> Option<Vec<f32>> {
-        let is_row = self.is_in_generation && !is_turned && left.len() == matrix.columns();
+        let is_row = self.is_without_tape && !is_turned && left.len() == matrix.columns();
         (is_row && self.rounding == Rounding::None).then(|| row_product(matrix, left))
     }
 
@@ -116,7 +116,7 @@ pub(super) fn multiply_quantised(x: Tensor<2>, held: &HeldFrozen) -> Tensor<2> {
         let weight = Tensor::<2>::from_data(decoded, (&x.device(), x.dtype()));
         return x.matmul(weight.transpose());
     };
-    let weight = QuantisedWeight::new(held.clone(), x.dtype()).in_generation(!tape.is_recorded());
+    let weight = QuantisedWeight::new(held.clone(), x.dtype()).without_tape(!tape.is_recorded());
     let y = tape.rounded(weight.product(&x, false));
     tape.record_tensor(y, |_| QuantisedBackward(weight))
 }
