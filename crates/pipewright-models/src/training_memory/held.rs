@@ -210,7 +210,7 @@ impl TrainingRun<'_> {
     fn streamed_by(&self, rank: Rank, stages: &[Vec<ParameterSpec>]) -> StreamedBytes {
         let (mut held, mut read) = (0_u64, StreamedBytes::default());
         for action in self.program.row(rank) {
-            let bytes = || stages[action.stage().index()].iter().map(|spec| Self::streamed_bytes(spec)).sum();
+            let bytes = || stages[action.stage().index()].iter().map(Self::streamed_bytes).sum();
             match action {
                 Action::Unshard { .. } => {
                     held = held.saturating_add(bytes());
