@@ -21,7 +21,7 @@ fn config(folder: &TempDir) -> toml::Table {
 fn a_plan_says_what_each_rank_does() {
     let folder = folder();
     write(&folder, "p.toml", format!("{PROFILE}{UNLIKE}"));
-    let plan = "plan --profile p.toml --ranks 3 --microbatches 12 -o planned.toml";
+    let plan = "plan --profile p.toml --ranks 3 --microbatches 12 --time-limit 10m -o planned.toml";
     let text = succeed(&folder, &split(plan));
     for expected in [
         "rank 0 of the profile: stage ",
@@ -46,7 +46,7 @@ fn a_plan_says_what_each_rank_does() {
 fn unlike_replicas_share_the_rows_of_a_step() {
     let folder = folder();
     write(&folder, "p.toml", format!("rows = 4\n{PROFILE}{UNLIKE}"));
-    let plan = "plan --profile p.toml --ranks 3 --microbatches 12 --data-parallel 2 -o planned.toml";
+    let plan = "plan --profile p.toml --ranks 3 --microbatches 12 --data-parallel 2 --time-limit 10m -o planned.toml";
     let text = succeed(&folder, &split(plan));
     for expected in [
         "rank 0 of the profile, rank 0 of replica 0 with 18 rows of each microbatch: stage 0 ",
