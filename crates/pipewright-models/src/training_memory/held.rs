@@ -57,6 +57,9 @@ pub struct TrainingRun<'a> {
     /// Whether a rank updates before it has the gradient norm
     /// ([`PipelineConfig::post_validation`](pipewright::pipeline::PipelineConfig::post_validation)).
     pub post_validation: bool,
+    /// Whether parameters are delayed by one update, so that the trained ones have two versions
+    /// ([`PipelineConfig::delayed`](pipewright::pipeline::PipelineConfig::delayed)).
+    pub delayed: bool,
 }
 
 /// The most bytes that each stage and each rank of a replica holds. All replicas need the same.
@@ -266,6 +269,14 @@ impl TrainingRun<'_> {
         });
         let [mut bytes, of_stage] = [&own, &of_stage].map(|specs| self.state.of_stage(specs, is_trained));
         bytes.others.copy = of_stage.others.copy;
+        if self.delayed {
+            let trained: Vec<ParameterSpec> =
+                own.iter().filter(|spec| is_trained(&spec.path)).cloned().collect();
+            let older = self.state.of_stage(&trained, |_| true);
+            for (bytes, older) in [(&mut bytes.experts, older.experts), (&mut bytes.others, older.others)] {
+                bytes.parameters = bytes.parameters.saturating_add(older.parameters);
+            }
+        }
         StageState {
             bytes,
             gradients: gradient_bytes(specs, self.expert_ranks, is_trained),

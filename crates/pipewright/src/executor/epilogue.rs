@@ -279,6 +279,7 @@ impl Executor {
         let norm = update(context, stages, step, *accumulation, norms);
         share_storage(context, stages, parameters);
         let norm = norm?;
+        stages.note_update();
         self.accumulation = Accumulation::default();
         let (sums, time) = (self.recorder.since_program(start), start.elapsed());
         Ok(self.report(Update { gradient_norm: Some(norm), sums, time, early: self.step.early }))
@@ -287,6 +288,7 @@ impl Executor {
     /// Ends the rank's part of a step with its report.
     fn report(&mut self, update: Update) -> Phase {
         self.step.drop_side_inputs();
+        self.stages.select_version(false);
         let Self { context, connection, stages, recorder, checks, .. } = self;
         let difference = checks.take_difference();
         let report = RankReport::new(context, connection, stages, recorder, update);

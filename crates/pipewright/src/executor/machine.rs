@@ -97,6 +97,7 @@ impl Executor {
         self.recorder.begin(input.origin.time(), row.len(), row.iter().filter(is_message).count());
         self.reductions.begin(input.repetition());
         let has_replicas = self.context.replica_count() > 1;
+        self.stages.select_version(self.context.config.delayed && !input.program.is_forward_only());
         self.stages.begin_step(&mut input, self.accumulation.is_empty(), has_replicas);
         self.checks.begin(&self.context, &self.stages, &input, self.accumulation);
         self.step = Step::new(input);
@@ -223,6 +224,11 @@ impl Executor {
         self.reset();
         let restored = restore(&self.context, &self.connection, &mut self.stages, stored, may_miss);
         share_storage(&self.context, &mut self.stages, &self.parameters);
+        if self.context.config.delayed {
+            self.stages.switch_versions();
+            share_storage(&self.context, &mut self.stages, &self.parameters);
+            self.stages.switch_versions();
+        }
         restored
     }
 

@@ -263,6 +263,8 @@ pub(super) struct LocalStages {
     stages: Vec<LocalStage>,
     /// For each stage of the pipeline, its index in the list, if it is on this rank.
     local: Vec<Option<usize>>,
+    /// Whether the stages compute with the older version of delayed parameters.
+    is_older: bool,
 }
 
 impl LocalStages {
@@ -280,7 +282,7 @@ impl LocalStages {
             LocalStage::new(index, runner, boundaries)
         });
         let stages = stages.collect();
-        Self { stages, local }
+        Self { stages, local, is_older: false }
     }
 
     /// Puts a stage that was made again in place of the one before. All stages forget the metadata of their
@@ -369,6 +371,23 @@ impl LocalStages {
         self.stages.iter_mut().for_each(|stage| stage.runner.keep_buffers(false));
     }
 
+    /// Lets all stages compute with the older or with the newer version of delayed parameters.
+    pub(super) fn select_version(&mut self, is_older: bool) {
+        if std::mem::replace(&mut self.is_older, is_older) != is_older {
+            self.switch_versions();
+        }
+    }
+
+    /// Exchanges the versions of delayed parameters.
+    pub(super) fn switch_versions(&mut self) {
+        self.stages.iter_mut().for_each(|stage| stage.runner.switch_version());
+    }
+
+    /// Notes that all stages have updated, so that they have the newer version of delayed parameters.
+    pub(super) fn note_update(&mut self) {
+        self.is_older = false;
+    }
+
     /// Undoes the early updates of all stages.
     pub(super) fn undo_updates(&mut self) {
         for stage in &mut self.stages {
@@ -384,5 +403,6 @@ impl LocalStages {
     /// Drops all data of a failed step.
     pub(super) fn reset(&mut self) {
         self.stages.iter_mut().for_each(LocalStage::reset);
+        self.select_version(false);
     }
 }

@@ -207,6 +207,7 @@ impl Setup {
             optimizer_groups: self.config.optimizer_groups.clone().into(),
             clip_groups: self.config.clip_groups.clone().into(),
             row_shards: context.row_shards(),
+            delayed: self.config.delayed,
             must_have_loss: stage == self.program.placement().last_stage() && !self.program.is_forward_only(),
             slices: self.program.slices(),
             by_block: self.config.recompute.is_by_block(),
