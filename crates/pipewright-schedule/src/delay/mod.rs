@@ -33,11 +33,13 @@
 //! ```
 
 mod delayed_action;
+mod turns;
 mod weave;
 
 use std::num::NonZeroU32;
 
 pub use self::delayed_action::{DelayError, DelayedAction};
+pub use self::turns::turns;
 use self::weave::weave;
 use crate::action::Action;
 use crate::costs::Costs;

@@ -288,11 +288,11 @@ impl Executor {
     /// Ends the rank's part of a step with its report.
     fn report(&mut self, update: Update) -> Phase {
         self.step.drop_side_inputs();
-        self.stages.select_version(false);
         let Self { context, connection, stages, recorder, checks, .. } = self;
         let difference = checks.take_difference();
         let report = RankReport::new(context, connection, stages, recorder, update);
         let report = RankReport { difference, ..report };
+        stages.select_version(false);
         self.finish(Outcome { reports: vec![report], ..Outcome::default() })
     }
 

@@ -34,6 +34,7 @@ use pipewright_schedule::StageBackward;
 
 use self::probe::Probes;
 use self::recompute::GradientPattern;
+use self::versions::Version;
 use super::body::StageBody;
 use super::error::StageError;
 use super::gradients::GradientSums;
@@ -54,7 +55,7 @@ pub(super) struct TrainingStage<M: StageBody> {
     module: HeldModule<M>,
     /// The other version of the parameters if they are delayed; `None` before the first batch, when both are equal
     /// (`training/versions.rs`).
-    other: Option<HeldModule<M>>,
+    other: Option<Version<M>>,
     table: Arc<ParameterTable>,
     sums: GradientSums,
     optimizer: StageOptimizer,
@@ -208,7 +209,8 @@ impl<M: StageBody> TrainingStage<M> {
         let can_change = |path: &str| !is_base.as_ref().is_some_and(|is_base| is_base(path));
         let chosen = self.module.freeze(&|path| can_change(path) && contains(path), freeze);
         if let Some(other) = &mut self.other {
-            other.freeze(&|path| can_change(path) && contains(path), freeze);
+            other.module.freeze(&|path| can_change(path) && contains(path), freeze);
+            chosen.iter().for_each(|id| other.sums.drop_sum(*id));
         }
         // Which outputs need a gradient may change.
         self.pattern = GradientPattern::default();

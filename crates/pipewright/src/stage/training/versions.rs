@@ -6,6 +6,9 @@
 //! update starts from the newer one and puts the result in the place of the older one, which no batch needs any more.
 //! The result is then the newer version. An optimizer writes to other storage while a version uses the old one, so there
 //! are two versions and, during the update, one parameter more.
+//!
+//! A batch may begin at the newer version while the one before it still runs at the older one: each version has the
+//! gradient sums and the microbatches in flight of its batch.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -14,30 +17,53 @@ use std::mem::swap;
 use burn::module::ParamId;
 use burn::tensor::TensorData;
 
-use super::TrainingStage;
+use super::{BeforeUpdate, TrainingStage};
 use crate::stage::body::StageBody;
+use crate::stage::gradients::GradientSums;
+use crate::stage::held_module::HeldModule;
+use crate::stage::in_flight::InFlightTable;
 use crate::stage::module_parameters::{NamedTensor, filled, parameters_of};
+use crate::stage::statistics::StatisticsBefore;
 use crate::tensor::{OptionalTensors, Value};
+
+/// A version of delayed parameters, with the batch that is computed with it.
+pub(super) struct Version<M: StageBody> {
+    pub(super) module: HeldModule<M>,
+    pub(super) sums: GradientSums,
+    in_flight: InFlightTable,
+    statistics: StatisticsBefore,
+    before_update: Option<BeforeUpdate<M>>,
+}
 
 impl<M: StageBody> TrainingStage<M> {
     /// Exchanges the versions. Before the first batch, both are the first parameters.
     pub(super) fn switch(&mut self) {
-        match &mut self.other {
-            Some(other) => swap(&mut self.module, other),
-            None => self.other = Some(self.module.copy()),
-        }
+        let copy = || Version {
+            module: self.module.copy(),
+            sums: GradientSums::new(self.table.clone()),
+            in_flight: InFlightTable::new(self.settings.slices),
+            statistics: StatisticsBefore::default(),
+            before_update: None,
+        };
+        let mut other = self.other.take().unwrap_or_else(copy);
+        swap(&mut self.module, &mut other.module);
+        swap(&mut self.sums, &mut other.sums);
+        swap(&mut self.in_flight, &mut other.in_flight);
+        swap(&mut self.statistics, &mut other.statistics);
+        swap(&mut self.before_update, &mut other.before_update);
+        self.other = Some(other);
     }
 
     /// Puts the newer version in the place of the older one, with which a batch was computed. The update follows.
     pub(super) fn take_newer(&mut self) {
         if let Some(newer) = &self.other {
-            self.module.put(newer.get().clone());
+            self.module.put(newer.module.get().clone());
         }
     }
 
     /// Returns the values of the older version by index; an empty list if both versions are equal.
     pub(super) fn older_values(&self) -> Vec<Value> {
-        let older = self.other.as_ref().map(|other| parameters_of(other.settled()));
+        let older = self.other.as_ref().map(|other| parameters_of(other.module.settled()));
         older.into_iter().flatten().map(|found| found.value).collect()
     }
 
@@ -55,10 +81,10 @@ impl<M: StageBody> TrainingStage<M> {
         };
         let values: OptionalTensors = found.iter().map(&mut value_of).collect();
         drop(found);
-        let mut older = self.module.copy();
         let mut values = values.into_iter();
-        let outcome = older.replace_with(|module| filled(module, |_, _| Ok(values.next().flatten())));
+        self.switch();
+        let outcome = self.module.replace_with(|module| filled(module, |_, _| Ok(values.next().flatten())));
         outcome.unwrap_or_else(|never: Infallible| match never {});
-        self.other = Some(older);
+        self.switch();
     }
 }
