@@ -13,8 +13,8 @@ use pipewright_schedule::Event;
 use crate::batch::StepForm;
 use crate::checkpoint::{Checkpoint, RankState};
 use crate::executor::{
-    Agreement, Executor, Follow, NamedParameter, OpenReport, Outcome, OverlapPoll, OverlapRule, Poll, RankReport,
-    StageChange, StepInput, Visited,
+    Agreement, Executor, Follow, NamedParameter, OpenReport, Outcome, OverlapPoll, OverlapRule, Poll,
+    RankReport, StageChange, StepInput, Visited,
 };
 use crate::failure::{Abort, Cause, StepError};
 use crate::ids::{Attempt, StepNumber, WorldRank};
@@ -373,7 +373,8 @@ impl<'a> OverlappingSteps<'a> {
 
     /// Takes the next step, if one follows. The pipeline has announced it before it sends it to the ranks.
     fn take_next(&mut self) {
-        let next = if self.follow.decide() { self.inbox.recv_timeout(self.executor.deadline()).ok() } else { None };
+        let next =
+            if self.follow.decide() { self.inbox.recv_timeout(self.executor.deadline()).ok() } else { None };
         let next = match next {
             Some(Command::Step { gate: Some(gate), reply, .. }) if !gate.is_open() => {
                 reply.send(StepReply::not_begun());
@@ -406,8 +407,14 @@ impl<'a> OverlappingSteps<'a> {
             self.executor.reset();
             for (step, reply) in self.begun.drain(..) {
                 let error = StepError { rank, step, action: None, cause: Cause::Aborted { first: rank } };
-                let failed = FailedRank { rank, position: 0, report: None, events: Vec::new(), difference: None };
-                reply.send(StepReply { outcome: Err(error), has_updated: false, failed: Some(failed), open: None });
+                let failed =
+                    FailedRank { rank, position: 0, report: None, events: Vec::new(), difference: None };
+                reply.send(StepReply {
+                    outcome: Err(error),
+                    has_updated: false,
+                    failed: Some(failed),
+                    open: None,
+                });
             }
         }
         continues

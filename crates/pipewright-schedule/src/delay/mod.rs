@@ -33,13 +33,12 @@
 //! ```
 
 mod delayed_action;
-mod turns;
+mod of_program;
 mod weave;
 
 use std::num::NonZeroU32;
 
 pub use self::delayed_action::{DelayError, DelayedAction};
-pub use self::turns::turns;
 use self::weave::weave;
 use crate::action::Action;
 use crate::costs::Costs;

@@ -199,7 +199,8 @@ impl Overlap {
 
     /// Returns the first and the last attempt of the rank.
     fn alive(&self) -> [Attempt; 2] {
-        let attempts = (0..2).filter(|lane| self.turns.states[*lane] != State::Free).map(|lane| self.attempts[lane]);
+        let attempts =
+            (0..2).filter(|lane| self.turns.states[*lane] != State::Free).map(|lane| self.attempts[lane]);
         let own = self.attempts[self.current];
         attempts.fold([own; 2], |[first, last], attempt| [first.min(attempt), last.max(attempt)])
     }
@@ -260,7 +261,8 @@ impl Executor {
     pub(crate) fn drop_later(&mut self) -> bool {
         let Some(overlap) = &mut self.overlap else { return false };
         let (lane, other) = (overlap.current, 1 - overlap.current);
-        let is_later = overlap.turns.states[other] != State::Free && overlap.attempts[lane] > overlap.attempts[other];
+        let is_later =
+            overlap.turns.states[other] != State::Free && overlap.attempts[lane] > overlap.attempts[other];
         if is_later {
             overlap.turns.drop_later(lane);
             overlap.has_computed = false;
@@ -339,7 +341,8 @@ mod tests {
         let (mut numbers, mut given, mut left) = ([0, 0], 1, [row.len(); 2]);
         let mut text = String::new();
         loop {
-            let ending = (0..2).filter(|lane| turns.states[*lane] == State::Ends).min_by_key(|lane| numbers[*lane]);
+            let ending =
+                (0..2).filter(|lane| turns.states[*lane] == State::Ends).min_by_key(|lane| numbers[*lane]);
             let mut end = |turns: &mut Turns, text: &mut String| match ending {
                 Some(lane) => {
                     turns.states[lane] = State::Free;

@@ -4,7 +4,7 @@
 use std::fmt::Display;
 use std::sync::Arc;
 
-use pipewright_schedule::delay::turns;
+use pipewright_schedule::delay::Delayed;
 use pipewright_schedule::lower::{forward_part, unmovable};
 use pipewright_schedule::words::counted;
 use pipewright_schedule::{Level, LowerError, Rank, Recompute, Slices, StageIndex, ValidatedProgram};
@@ -167,9 +167,10 @@ impl Setup {
             && !config.is_sharded()
             && mesh.tensor == 1
             && mesh.experts == 1;
-        let turns = overlaps.then(|| turns(&self.program))?;
-        let turns = turns.inspect_err(|reason| tracing::info!("batches do not overlap: {reason}")).ok()?;
-        Some(turns.into_iter().map(Arc::from).collect())
+        let delayed = overlaps.then(|| Delayed::of_program(&self.program))?;
+        let delayed =
+            delayed.inspect_err(|reason| tracing::info!("batches do not overlap: {reason}")).ok()?;
+        Some(delayed.turns().into_iter().map(Arc::from).collect())
     }
 
     /// Returns whether the step after this one may overlap with it, if it updates too.
