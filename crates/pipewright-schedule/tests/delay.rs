@@ -204,5 +204,6 @@ fn a_program_has_the_rows_of_its_schedule() {
         |row: &Vec<bool>| row.iter().map(|is_next| if *is_next { 'n' } else { 'o' }).collect::<String>();
     let rows: Vec<String> =
         Delayed::of_program(&program).expect("it overlaps").turns().iter().map(text).collect();
-    assert_eq!(rows, ["oooooono", "oooooooo"]);
+    // The last rank sends its gradients early, so its backwards are two computations.
+    assert_eq!(rows, ["oooooono", "oooooooooooo"]);
 }

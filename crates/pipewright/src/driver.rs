@@ -337,7 +337,7 @@ impl<'a> OverlappingSteps<'a> {
         reply: Reply<StepReply>,
         inbox: &'a Receiver<Command>,
     ) -> Option<Command> {
-        let Some(OverlapRule { row, follow }) = input.overlap.clone() else { return None };
+        let OverlapRule { row, follow } = input.overlap.clone()?;
         let begun = VecDeque::from([(input.step, reply)]);
         executor.begin_overlap(*input, row);
         let mut steps = Self { executor, inbox, begun, follow, other: None };

@@ -31,7 +31,6 @@ fn runs_have_the_same_bits_under_every_cut_and_after_a_stop() {
         &["pipeline.ranks=1", "pipeline.schedule=gpipe"][..],
         &["pipeline.ranks=4"],
         &["pipeline.schedule=zbvzerobubble"],
-        &["mesh.data_parallel=2"],
         &["run.eval_every=2", "data.validation=0.2", "run.checkpoint_every=3"],
     ] {
         // Another part of the data is left to train on.
@@ -42,9 +41,10 @@ fn runs_have_the_same_bits_under_every_cut_and_after_a_stop() {
         assert!(found.0 == expected.0, "{set:?}: {:?} {:?}", found.0, expected.0);
         assert!(found.1 == expected.1, "{set:?}: the checkpoints differ");
     }
-    // Tensor ranks have other bits, the same under every cut.
-    let tensor = ["mesh.tensor_parallel=2"];
-    assert!(train(&tensor).0 == train(&[&tensor[..], &["pipeline.ranks=1"]].concat()).0);
+    // Sums over replicas and tensor ranks have other bits, the same under every cut.
+    for mesh in ["mesh.data_parallel=2", "mesh.tensor_parallel=2"] {
+        assert!(train(&[mesh]).0 == train(&[mesh, "pipeline.ranks=1"]).0, "{mesh}");
+    }
     let run = Run::new();
     run.train(&[&SIZE[..], &[DELAY, "run.steps=3"]].concat());
     run.resume(&["run.steps=6", "pipeline.ranks=4"]);
