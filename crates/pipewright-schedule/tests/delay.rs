@@ -183,3 +183,27 @@ fn bad_schedules_are_refused() {
     let missing = csv::parse_schedule("0F0,0B0\n1B0\n").expect("rows");
     assert!(refused(&missing).contains("1F0"));
 }
+
+/// A program with messages has the turns of its computations, and each rank computes a batch in its own order.
+#[test]
+fn a_program_has_the_rows_of_its_schedule() {
+    for name in ["gpipe", "1f1b", "zb-h1", "interleaved1f1b", "zbvzerobubble", "dualpipev"] {
+        let schedule = generate(name, &spec(2, 4)).expect("a schedule");
+        let program = lowered(schedule).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let delayed = Delayed::of_program(&program).unwrap_or_else(|error| panic!("{name}: {error}"));
+        for (rank, turns) in (0..).map(Rank::new).zip(delayed.turns()) {
+            let of_batch = |is_next| delayed.row(rank).iter().filter(move |cell| cell.is_next == is_next);
+            let batch: Vec<Action> = of_batch(true).chain(of_batch(false)).map(|cell| cell.action).collect();
+            let row = program.row(rank).iter().copied().filter(|action| action.is_compute());
+            assert_eq!(row.collect::<Vec<_>>(), batch, "{name}, rank {rank}");
+            assert_eq!(turns.len(), batch.len());
+        }
+    }
+    let program = lowered(generate("1f1b", &spec(2, 4)).expect("a schedule")).expect("it lowers");
+    let text =
+        |row: &Vec<bool>| row.iter().map(|is_next| if *is_next { 'n' } else { 'o' }).collect::<String>();
+    let rows: Vec<String> =
+        Delayed::of_program(&program).expect("it overlaps").turns().iter().map(text).collect();
+    // The last rank sends its gradients early, so its backwards are two computations.
+    assert_eq!(rows, ["oooooono", "oooooooooooo"]);
+}

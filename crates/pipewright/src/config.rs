@@ -38,6 +38,12 @@ pub struct PipelineConfig {
     /// have its whole state in [`Optimizer::State`](burn::optim::Optimizer::State): it may be called twice in
     /// a step. The processes of a run may have different values.
     pub post_validation: bool,
+    /// Whether each batch is computed at the parameters before the last update (PipeDream-2BW, Narayanan et al., 2021):
+    /// with `W(-1) = W(0)`, batch `t` makes `W(t + 1) = update(W(t), gradient of batch t at W(t - 1))`. The batches that
+    /// an update accumulates are one batch here. Evaluations and everything that reads parameters between two batches use
+    /// the newer version, and checkpoints have both. The bits do not depend on the cut or the schedule. It is the same on
+    /// all ranks. Modules that keep running statistics are refused.
+    pub delayed: bool,
     /// Called for each gradient before the norm is computed; the same on all ranks.
     pub gradient_hook: Option<Arc<dyn GradientHook>>,
     /// Threads for the tensor operations of each rank; in a process of several, its own entry counts. While a rank sums the squares of its gradients or updates
@@ -159,6 +165,7 @@ impl Default for PipelineConfig {
             clip_norm: None,
             clip_groups: Vec::new(),
             post_validation: false,
+            delayed: false,
             gradient_hook: None,
             threads_per_rank: 1.into(),
             devices: Devices::default(),
@@ -236,6 +243,7 @@ pub(crate) fn identity(program: &ValidatedProgram, config: &PipelineConfig) -> F
         ("microbatches", program.microbatches().to_string()),
         ("slices", program.slices().to_string()),
         ("clip norm", format!("{:?}", config.clip_norm)),
+        ("delayed parameters", config.delayed.to_string()),
         ("clip groups", format!("{:?}", config.clip_groups)),
         ("optimizer groups", format!("{:?}", config.optimizer_groups)),
         ("gradient hook", config.gradient_hook.is_some().to_string()),

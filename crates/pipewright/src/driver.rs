@@ -1,6 +1,7 @@
 //! One thread per rank: it polls the rank's executor, sleeps while the executor waits, and watches the
 //! deadline.
 
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -12,8 +13,8 @@ use pipewright_schedule::Event;
 use crate::batch::StepForm;
 use crate::checkpoint::{Checkpoint, RankState};
 use crate::executor::{
-    Agreement, Executor, NamedParameter, OpenReport, Outcome, Poll, RankReport, StageChange, StepInput,
-    Visited,
+    Agreement, Executor, Follow, NamedParameter, OpenReport, Outcome, OverlapPoll, OverlapRule, Poll,
+    RankReport, StageChange, StepInput, Visited,
 };
 use crate::failure::{Abort, Cause, StepError};
 use crate::ids::{Attempt, StepNumber, WorldRank};
@@ -234,16 +235,21 @@ where
             }
         };
         // The channel closes when the pipeline is dropped.
-        let mut goes_ahead = false;
-        for command in inbox {
-            execute(&mut executor, &mut goes_ahead, command);
+        let (mut goes_ahead, mut next) = (false, None);
+        while let Some(command) = next.take().or_else(|| inbox.recv().ok()) {
+            next = execute(&mut executor, &mut goes_ahead, command, inbox);
         }
     }
 }
 
 /// Executes a command and answers it. `goes_ahead` says whether the rank begins the next step, which is the next
-/// command.
-fn execute(executor: &mut Executor, goes_ahead: &mut bool, command: Command) {
+/// command. A step may go on with the steps in `inbox` that overlap. Returns a command that follows at once.
+fn execute(
+    executor: &mut Executor,
+    goes_ahead: &mut bool,
+    command: Command,
+    inbox: &Receiver<Command>,
+) -> Option<Command> {
     let rank = executor.world_rank();
     let failure = |cause| StepError { rank, step: StepNumber::default(), action: None, cause };
     match command {
@@ -256,6 +262,9 @@ fn execute(executor: &mut Executor, goes_ahead: &mut bool, command: Command) {
         Command::NextStep { reply, .. } if !*goes_ahead => reply.send(StepReply::not_begun()),
         Command::Step { gate: Some(gate), reply, .. } if !gate.is_open() => {
             reply.send(StepReply::not_begun());
+        }
+        Command::Step { input, reply, .. } if input.overlap.is_some() => {
+            return OverlappingSteps::run(executor, input, reply, inbox);
         }
         Command::Step { input, reply, .. } | Command::NextStep { input, reply } => {
             let answer = step(executor, *input);
@@ -285,6 +294,7 @@ fn execute(executor: &mut Executor, goes_ahead: &mut bool, command: Command) {
         }
         Command::Reset => executor.reset(),
     }
+    None
 }
 
 /// Runs one step to its end.
@@ -299,6 +309,116 @@ fn step(executor: &mut Executor, input: StepInput) -> StepReply {
         Err(error) => (Err(error), None),
     };
     StepReply { outcome, has_updated, failed, open }
+}
+
+/// The answer to a step that has ended.
+fn ended(executor: &mut Executor) -> StepReply {
+    let has_updated = executor.has_updated();
+    let Outcome { reports, open, .. } = executor.take_outcome();
+    StepReply { outcome: Ok(reports), has_updated, failed: None, open }
+}
+
+/// The steps of a rank that overlap, in order, which it has not answered.
+struct OverlappingSteps<'a> {
+    executor: &'a mut Executor,
+    inbox: &'a Receiver<Command>,
+    begun: VecDeque<(StepNumber, Reply<StepReply>)>,
+    /// Whether a step follows the last one.
+    follow: Follow,
+    /// A command that is no step, which follows at once.
+    other: Option<Command>,
+}
+
+impl<'a> OverlappingSteps<'a> {
+    /// Runs a step and the steps that follow it without a drain, and answers each.
+    fn run(
+        executor: &'a mut Executor,
+        input: Box<StepInput>,
+        reply: Reply<StepReply>,
+        inbox: &'a Receiver<Command>,
+    ) -> Option<Command> {
+        let OverlapRule { row, follow } = input.overlap.clone()?;
+        let begun = VecDeque::from([(input.step, reply)]);
+        executor.begin_overlap(*input, row);
+        let mut steps = Self { executor, inbox, begun, follow, other: None };
+        loop {
+            match steps.poll() {
+                Ok(OverlapPoll::Progress | OverlapPoll::Pending) => {}
+                Ok(OverlapPoll::Asks) => steps.take_next(),
+                Ok(OverlapPoll::Ended) => {
+                    let answer = ended(steps.executor);
+                    if let Some((_, reply)) = steps.begun.pop_front() {
+                        reply.send(answer);
+                    }
+                }
+                Ok(OverlapPoll::Done) => return steps.other,
+                Err(error) => {
+                    if !steps.fail(error) {
+                        return steps.other;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Polls the executor, and sleeps if it waits. A panic becomes an error.
+    fn poll(&mut self) -> Result<OverlapPoll, StepError> {
+        let polled = caught(|| self.executor.poll_overlap());
+        let polled = polled.unwrap_or_else(|cause| Err(self.executor.error(cause)))?;
+        if polled == OverlapPoll::Pending {
+            self.executor.wait_for_message()?;
+        }
+        Ok(polled)
+    }
+
+    /// Takes the next step, if one follows. The pipeline has announced it before it sends it to the ranks.
+    fn take_next(&mut self) {
+        let next =
+            if self.follow.decide() { self.inbox.recv_timeout(self.executor.deadline()).ok() } else { None };
+        let next = match next {
+            Some(Command::Step { gate: Some(gate), reply, .. }) if !gate.is_open() => {
+                reply.send(StepReply::not_begun());
+                None
+            }
+            Some(Command::Step { input, reply, .. }) => {
+                self.begun.push_back((input.step, reply));
+                self.follow = input.overlap.as_ref().map(|rule| rule.follow.clone()).unwrap_or_default();
+                Some(input)
+            }
+            other => {
+                self.other = other;
+                None
+            }
+        };
+        self.executor.give_next(next);
+    }
+
+    /// Answers a step that has failed. Returns whether an earlier one continues; otherwise the later one has failed too.
+    fn fail(&mut self, error: StepError) -> bool {
+        self.executor.fail(error.clone());
+        let (rank, has_updated) = (self.executor.world_rank(), self.executor.has_updated());
+        let failed = FailedRank::new(self.executor, &error);
+        let continues = self.executor.drop_later();
+        let reply = if continues { self.begun.pop_back() } else { self.begun.pop_front() };
+        if let Some((_, reply)) = reply {
+            reply.send(StepReply { outcome: Err(error), has_updated, failed: Some(failed), open: None });
+        }
+        if !continues {
+            self.executor.reset();
+            for (step, reply) in self.begun.drain(..) {
+                let error = StepError { rank, step, action: None, cause: Cause::Aborted { first: rank } };
+                let failed =
+                    FailedRank { rank, position: 0, report: None, events: Vec::new(), difference: None };
+                reply.send(StepReply {
+                    outcome: Err(error),
+                    has_updated: false,
+                    failed: Some(failed),
+                    open: None,
+                });
+            }
+        }
+        continues
+    }
 }
 
 /// Finds out which parameters stages share. A failure is raised for all ranks.

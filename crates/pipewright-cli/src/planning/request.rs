@@ -29,7 +29,10 @@ pub(crate) fn training_state(settings: &Settings, model: &CutModel) -> Result<Tr
     let mesh = &settings.mesh;
     let state = state_rule(settings).per_byte(model, mesh.data_parallel_mode, mesh.gathered_stages());
     let post_validation = settings.optimizer.post_validation;
-    state.map(|state| TrainingState { post_validation, ..state }).map_err(Failure::input)
+    // Delayed parameters have a second version, and the gradients of two batches.
+    let more = if settings.optimizer.delay > 0 { 2.0 } else { 0.0 };
+    let state = state.map(|state| TrainingState { post_validation, copy: state.copy + more, ..state });
+    state.map_err(Failure::input)
 }
 
 /// Returns the numbers of parts that a plan for `ranks` tries: for a whole head that can be cut, 1, the

@@ -12,6 +12,7 @@ mod slices;
 mod optimizers;
 mod optimizer_groups;
 mod post_validation;
+mod delayed_weights;
 mod learning_rates;
 mod efficiency;
 mod experts;

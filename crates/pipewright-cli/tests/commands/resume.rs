@@ -98,6 +98,11 @@ fn a_run_that_is_killed_and_cut_anew_ends_as_if_undisturbed() {
 }
 
 #[test]
+fn delayed_weights_that_are_killed_end_as_if_undisturbed() {
+    check_kills(kills(6) / 2, &["optimizer.delay=1"], |kill| CUTS[kill as usize % CUTS.len()].to_vec());
+}
+
+#[test]
 fn replicas_that_are_killed_and_hold_wholes_or_parts_in_turn_end_as_if_undisturbed() {
     const PARTS: &[&str] = &["mesh.data_parallel_mode=sharded", "mesh.unshard_window=1"];
     const WHOLES: &[&str] = &["mesh.data_parallel_mode=replicated", "pipeline.ranks=1"];

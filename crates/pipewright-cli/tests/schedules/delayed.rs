@@ -62,3 +62,38 @@ fn what_does_not_fit_is_refused() {
     refused("1f1b --ranks 512 --microbatches 512 --delay 1", "515 batches of 524288 computations");
     refused("1f1b --ranks 2048 --microbatches 2048 --delay 1", "2051 batches of 8388608 computations");
 }
+
+/// With equal layers and few microbatches, the pipeline drains for a large part of a step, which a delay saves. Only a plan
+/// that may be delayed says so, with what it assumes.
+#[test]
+fn a_plan_compares_delayed_weights_if_they_are_allowed() {
+    const PROFILE: &str = "[device]\nname = \"by hand\"\n[link]\nlatency_s = 1e-6\nbytes_per_s = 1e12\n[[layers]]\nkind = \"block\"\n\
+                           count = 4\nforward_s = 1e-2\ninput_backward_s = 1e-2\nweight_backward_s = 1e-2\noptimizer_s = 1e-4\n\
+                           output_bytes = 1024\nparameter_bytes = 1048576\nactivation_bytes = 65536\n";
+    let folder = folder();
+    std::fs::write(folder.path().join("p.toml"), PROFILE).expect("a file");
+    let plan = "plan --profile p.toml --ranks 4 --microbatches 4 --data-parallel 1";
+    let json = |more: &str| -> Value {
+        let text = succeed(&folder, &split(&format!("{plan} --format json {more}")));
+        serde_json::from_str(&text).expect("JSON")
+    };
+    assert!(json("").get("delayed").is_none());
+    let found = json("--allow-delay");
+    let (best, delayed) = (&found["plans"][0], &found["delayed"]);
+    let [alone, with] =
+        [&best["predicted_step_s"], &delayed["best"]["predicted_step_s"]].map(Value::as_f64);
+    assert!(with < alone && delayed["is_faster"] == true, "{delayed} {best}");
+    // The work of a rank, and the update.
+    assert!(with.is_some_and(|time| (time - 0.1201).abs() < 1e-3), "{delayed}");
+    let peak = |plan: &Value| plan["peak_bytes"][0].as_u64().unwrap_or_default();
+    let plan_of_best = &found["plans"][delayed["best"]["plan"].as_u64().expect("an index") as usize];
+    // A second version of the parameters, and second gradients.
+    assert!(peak(&delayed["best"]) >= peak(plan_of_best) + 2 * 1_048_576, "{delayed} {plan_of_best}");
+    let text = succeed(&folder, &split(&format!("{plan} --allow-delay")));
+    assert!(
+        text.contains("faster: set optimizer.delay = 1") && text.contains("assumed: the losses"),
+        "{text}"
+    );
+    let tight = succeed(&folder, &split(&format!("{plan} --allow-delay --memory 5MiB")));
+    assert!(tight.contains("with delayed weights: no plan fits"), "{tight}");
+}

@@ -1,12 +1,14 @@
 //! The bytes that each stage and each rank of a run holds at most.
 
 use pipewright_schedule::costs::{StageCosts, StageSizes};
+use pipewright_schedule::delay::Delayed;
 use pipewright_schedule::held_bytes::HeldBytes;
+use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::partition::Partition;
 use pipewright_schedule::sharding::{Sharding, StageBytes};
 use pipewright_schedule::simulate::{SimulateError, memory_curve, peak_memory, timed};
 use pipewright_schedule::{
-    Action, Costs, Placement, Rank, Recompute, StageIndex, Timeline, ValidatedProgram,
+    Action, Costs, Level, LowerConfig, Placement, Rank, Recompute, StageIndex, Timeline, ValidatedProgram,
 };
 
 use crate::cut_model::CutModel;
@@ -57,6 +59,9 @@ pub struct TrainingRun<'a> {
     /// Whether a rank updates before it has the gradient norm
     /// ([`PipelineConfig::post_validation`](pipewright::pipeline::PipelineConfig::post_validation)).
     pub post_validation: bool,
+    /// Whether parameters are delayed by one update, so that the trained ones have two versions
+    /// ([`PipelineConfig::delayed`](pipewright::pipeline::PipelineConfig::delayed)).
+    pub delayed: bool,
 }
 
 /// The most bytes that each stage and each rank of a replica holds. All replicas need the same.
@@ -97,7 +102,8 @@ impl TrainingMemory {
     pub fn estimate(run: &TrainingRun<'_>, stages: &[Vec<ParameterSpec>]) -> Result<Self, SimulateError> {
         let placement = run.program.placement();
         let costs = run.costs(stages);
-        let simulation = timed(run.program.as_program(), &costs)?;
+        let overlapping = run.overlapping();
+        let simulation = timed(overlapping.as_ref().unwrap_or(run.program).as_program(), &costs)?;
         let timeline = simulation.timeline();
         let state = |specs: &Vec<ParameterSpec>| run.state_of(specs, &mut FirstCopies::default());
         let states: Vec<StageState> = stages.iter().map(state).collect();
@@ -151,6 +157,16 @@ impl TrainingMemory {
 }
 
 impl TrainingRun<'_> {
+    /// Returns a program of several batches that overlap, if parameters are delayed and batches may overlap.
+    fn overlapping(&self) -> Option<ValidatedProgram> {
+        if !self.delayed || self.program.ranks() == 1 {
+            return None;
+        }
+        let delayed = Delayed::of_program(self.program).ok()?;
+        let batches = delayed.batches(delayed.enough_batches()).ok()?;
+        ProgramSource::Schedule(batches).program(&LowerConfig::from(Level::Comms)).ok()
+    }
+
     /// Returns costs with the sizes of the run, whose stages have these parameters. A rank runs its actions
     /// in the order of its row for any costs, so unit costs give the same peaks.
     fn costs(&self, stages: &[Vec<ParameterSpec>]) -> Costs {
@@ -266,9 +282,19 @@ impl TrainingRun<'_> {
         });
         let [mut bytes, of_stage] = [&own, &of_stage].map(|specs| self.state.of_stage(specs, is_trained));
         bytes.others.copy = of_stage.others.copy;
+        if self.delayed {
+            let trained: Vec<ParameterSpec> =
+                own.iter().filter(|spec| is_trained(&spec.path)).cloned().collect();
+            let older = self.state.of_stage(&trained, |_| true);
+            for (bytes, older) in [(&mut bytes.experts, older.experts), (&mut bytes.others, older.others)] {
+                bytes.parameters = bytes.parameters.saturating_add(older.parameters);
+            }
+        }
         StageState {
             bytes,
-            gradients: gradient_bytes(specs, self.expert_ranks, is_trained),
+            // While batches overlap, each has its own.
+            gradients: gradient_bytes(specs, self.expert_ranks, is_trained)
+                .saturating_mul(if self.delayed && self.program.ranks() > 1 { 2 } else { 1 }),
             undo: if self.post_validation { self.trained_state(&own) } else { 0 },
             quantised,
         }

@@ -5,6 +5,7 @@ mod cases;
 mod golden;
 mod pipelined;
 mod tied;
+mod delayed;
 mod slices;
 mod families;
 mod decoders;

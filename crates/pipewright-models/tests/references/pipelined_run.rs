@@ -233,6 +233,7 @@ pub(crate) fn train_spec(
     let run = (0..steps).map(step).collect();
     // The final logits of the reference come from a training without a balance loss, in single precision.
     let is_whole = config.precision == Precision::F32
+        && !config.delayed
         && reference.cut.head_parts == 1
         && steps == reference.expected.steps.len();
     if is_whole && reference.expected.expected_aux.is_empty() && reference.balance_speed.is_none() {
@@ -326,7 +327,7 @@ fn launch(reference: &Reference, program: ValidatedProgram, config: &PipelineCon
     };
     let adam = AdamW { betas: (0.9, 0.95), epsilon: 1e-8, weight_decay: reference.expected.weight_decay };
     let config = PipelineConfig {
-        optimizer: Some(adam.init()),
+        optimizer: config.optimizer.clone().or_else(|| Some(adam.init())),
         clip_norm: Some(1.0),
         targets_for_all,
         ..config.clone()

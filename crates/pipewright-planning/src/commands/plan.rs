@@ -23,6 +23,7 @@ use crate::numbers::bytes;
 use crate::output;
 use crate::plans::checked::{Check, Checked};
 use crate::plans::config::write_plan;
+use crate::plans::delayed::DelayedPlans;
 use crate::plans::emitted::{Emitted, SYSTEMS, Target, system_name};
 use crate::plans::plan_json::{json, plan_json};
 use crate::plans::print::{refused, text, title_of};
@@ -87,6 +88,10 @@ pub struct PlanArguments {
         "FixedArguments", "FailureArguments",
     ])]
     check: Option<PathBuf>,
+    /// Also predict each plan with weights that are delayed by one update (optimizer.delay = 1), and name the faster of the
+    /// two. It is another training, with other losses
+    #[arg(long, conflicts_with_all = ["check", "emit"])]
+    allow_delay: bool,
     #[command(flatten)]
     cluster: ClusterArguments,
 }
@@ -160,6 +165,7 @@ pub(crate) fn run(arguments: &PlanArguments, configurations: &dyn Configurations
     if let Some(emitted) = &emitted {
         emitted.write()?;
     }
+    let delayed = arguments.allow_delay.then(|| DelayedPlans::of(&report, &profile, &request));
     let replicas = report.plans.first().map(|best| best.mesh.data);
     let note = run.zip(replicas).and_then(|(run, replicas)| run.note_on_groups(replicas));
     let printed = match arguments.format {
@@ -170,10 +176,11 @@ pub(crate) fn run(arguments: &PlanArguments, configurations: &dyn Configurations
                 emitted.text(&title_of(plan), plan.step_s, &plan.boundaries)
             });
             plan + &files.unwrap_or_default()
+                + &delayed.map(|delayed| delayed.text(&report)).unwrap_or_default()
         }
         Format::Json => {
             let emit = emitted.as_ref().map(|emitted| emitted.json(plan_json(&emitted.plan)));
-            json(&report, seconds, &profile.assumed, note.as_deref(), emit)
+            json(&report, seconds, &profile.assumed, note.as_deref(), (emit, delayed))
         }
     };
     output::write(None, &printed)
@@ -236,6 +243,7 @@ fn refuse_options_without_effect(arguments: &PlanArguments) -> Result<(), Failur
             arguments.time_limit.is_some(),
             "leave it out, because the search has a fixed amount of work",
         ),
+        ("--allow-delay", arguments.allow_delay, "leave it out"),
         ("--output", arguments.output.is_some(), "keep the plans with `--format json > FILE`"),
     ];
     match options.into_iter().find(|(_, is_given, _)| *is_given) {

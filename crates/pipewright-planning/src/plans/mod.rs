@@ -3,6 +3,7 @@
 pub mod config;
 pub(crate) mod prediction;
 pub mod print;
+pub(crate) mod delayed;
 pub(crate) mod emitted;
 pub(crate) mod plan_json;
 pub(crate) mod given_file;

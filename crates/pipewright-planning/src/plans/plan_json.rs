@@ -7,6 +7,7 @@ use pipewright_schedule::plan::{Collectives, MachineUse, Plan, PlanReport, PlanS
 use pipewright_schedule::{Rank, Recompute};
 use serde::Serialize;
 
+use crate::plans::delayed::DelayedPlans;
 use crate::plans::emitted::EmittedJson;
 use crate::plans::print::{is_mesh, rank_order, stages_per_rank};
 
@@ -63,6 +64,9 @@ struct ProfileKeys<'a> {
     /// How the best plan uses unlike ranks. Left out if all are equal.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     machines: Vec<MachineJson>,
+    /// The plans with delayed weights, if they are allowed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    delayed: Option<DelayedPlans>,
 }
 
 /// A rank of the profile.
@@ -146,12 +150,12 @@ pub(crate) fn json<'a>(
     search_s: f64,
     assumed: &'a [String],
     note: Option<&'a str>,
-    emit: Option<EmittedJson<'a, PlanJson<'a>>>,
+    (emit, delayed): (Option<EmittedJson<'a, PlanJson<'a>>>, Option<DelayedPlans>),
 ) -> String {
     let &PlanReport { lower_bound_s, simulated, stopped, .. } = report;
     let plans = report.plans.iter().map(plan_json).collect();
     let machines = report.machines.iter().map(MachineJson::of).collect();
-    let more = ProfileKeys { stopped, note, machines };
+    let more = ProfileKeys { stopped, note, machines, delayed };
     Report { plans, lower_bound_s, gap: report.gap(), search_s, simulated, assumed, emit, more }.text()
 }
 

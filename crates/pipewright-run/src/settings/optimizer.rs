@@ -37,6 +37,8 @@ pub struct OptimizerSettings {
     pub clip_value: f64,
     /// Whether a rank updates while the gradient norm is computed, and repairs the update if necessary.
     pub post_validation: bool,
+    /// By how many updates the parameters are delayed with which a batch is computed: 0 or 1.
+    pub delay: u64,
     /// How the learning rate falls after the warm-up.
     pub schedule: Decay,
     /// The number of steps over which the learning rate rises.
@@ -115,6 +117,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Opti
         clip_norm: section.number("clip_norm"),
         clip_value: section.number("clip_value"),
         post_validation: section.flag("post_validation"),
+        delay: section.whole("delay"),
         schedule,
         warmup_steps: section.whole("warmup_steps"),
         decay_steps: read_decay_steps(&mut section, schedule),

@@ -165,6 +165,7 @@ pub fn pipeline_config(settings: &Settings, model: &dyn RunModel) -> Result<Pipe
         clip_groups,
         clip_norm: (clip_norm > 0.0).then_some(clip_norm),
         post_validation: settings.optimizer.post_validation,
+        delayed: settings.optimizer.delay > 0,
         threads_per_rank: settings.pipeline.threads_per_rank.clone(),
         recompute: settings.pipeline.recompute.clone(),
         offload: offload_to(settings),

@@ -85,6 +85,7 @@ fn training_run<'a>(run: RunParts<'a>, model: &'a CutModel) -> TrainingRun<'a> {
         expert_load: ExpertLoad::Mean,
         tensor: settings.mesh.tensor_share(),
         post_validation: settings.optimizer.post_validation,
+        delayed: settings.optimizer.delay > 0,
     }
 }
 

@@ -33,6 +33,7 @@
 //! ```
 
 mod delayed_action;
+mod of_program;
 mod weave;
 
 use std::num::NonZeroU32;

@@ -55,6 +55,7 @@ mod shape;
 mod search;
 mod moved_tensors;
 mod predict;
+mod delayed_step;
 mod best_cut;
 mod pool;
 mod unlike_pool;
@@ -73,6 +74,7 @@ mod dispatch;
 mod tests;
 
 pub use best_cut::best_cut;
+pub use delayed_step::DelayedStep;
 pub use dispatch::plan;
 pub use head_parts::with_head_parts;
 pub use predict::{PlanChoice, PredictError, Prediction, choice_costs, predict, predict_program};

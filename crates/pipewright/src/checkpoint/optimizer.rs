@@ -19,6 +19,17 @@ use super::tensor_file::FIELD;
 use crate::tensor::TensorShard;
 use crate::tensor::shard::RowShard;
 
+/// The field of a parameter's value before the last update, if parameters are delayed by one update. It is stored like
+/// the optimizer's state, in the same rows, but is no part of it.
+pub(super) const OLDER: &str = "older";
+
+/// What [`put_together`] has read.
+pub(crate) struct Restored {
+    pub(crate) optimizer: ModuleOptimizer,
+    /// The values before the last update, if the state has them.
+    pub(crate) older: HashMap<ParamId, TensorData>,
+}
+
 /// An optimizer's state as separate tensors and numbers.
 #[derive(Default)]
 pub(super) struct Parts {
@@ -76,7 +87,7 @@ pub(crate) fn put_together(
     optimizer: ModuleOptimizer,
     targets: &[Target<'_>],
     stored: &dyn StoredState,
-) -> Result<ModuleOptimizer, CheckpointError> {
+) -> Result<Restored, CheckpointError> {
     let unfit = |reason: String| {
         CheckpointError::unusable(
             stored.place(),
@@ -89,8 +100,9 @@ pub(crate) fn put_together(
     let mut tensors = Vec::new();
     let mut scalars = Vec::new();
     let mut locals = Vec::new();
-    for Target { id, path, shard, rows, local } in targets {
-        let id = id.val();
+    let mut older = HashMap::new();
+    for Target { id: parameter, path, shard, rows, local } in targets {
+        let id = parameter.val();
         let fields: OptimizerFields = stored.read_optimizer(path, *shard, *rows)?;
         for (field, text) in fields.scalars {
             let scalar =
@@ -98,6 +110,10 @@ pub(crate) fn put_together(
             scalars.push((format!("{id}.{field}"), scalar));
         }
         for (field, data) in fields.tensors {
+            if field == OLDER {
+                older.insert(*parameter, data);
+                continue;
+            }
             let (bytes, shape, dtype) = data.into_parts();
             tensors.push(burn_pack::Tensor::new(format!("{id}.{field}"), dtype, shape, Some(id), bytes));
         }
@@ -112,7 +128,7 @@ pub(crate) fn put_together(
     let optimizer = optimizer.load_record(record);
     // Burn ignores state that it cannot use, and would start that parameter without state.
     match optimizer.to_record().len() {
-        taken if taken == expected => Ok(optimizer),
+        taken if taken == expected => Ok(Restored { optimizer, older }),
         taken => Err(unfit(format!("it takes {taken} tensors of {expected}"))),
     }
 }

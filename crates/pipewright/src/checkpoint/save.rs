@@ -21,7 +21,7 @@ use super::folder::CheckpointFolder;
 use super::identity::FolderIdentity;
 use super::location::StoredShard;
 use super::manifest::{MANIFEST, Manifest, StateFile};
-use super::optimizer::take_apart;
+use super::optimizer::{OLDER, take_apart};
 use super::rank_file::{note_of, tensors_of};
 use super::state::{HeldParameter, RankState, StageState};
 use super::tensor_file::{
@@ -346,8 +346,12 @@ pub(super) fn add_stage(
     }
     // A replica has no rows of a parameter that has fewer rows than there are row shards.
     let is_there = |parameter: &HeldParameter| row_shard.is_none() || parameter.value.shape()[0] > 0;
-    for parameter in parameters.into_iter().filter(is_there) {
+    for mut parameter in parameters.into_iter().filter(is_there) {
         let name = names.of_parameter(&parameter).to_string();
+        if let Some(older) = parameter.older.take() {
+            let (name, content) = (format!("{name}{FIELD}{OLDER}"), Content::Live(Box::new(older)));
+            tensors.insert(name.clone(), Named { name, content, accepted: Accepted::Finite });
+        }
         let content = match parameter.value.kind() {
             // Devices store booleans in different ways; a file stores them in one.
             ValueKind::Bool => {

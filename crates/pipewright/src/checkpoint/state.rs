@@ -63,6 +63,8 @@ pub(crate) struct HeldParameter {
     /// Whether it was frozen while the pipeline ran.
     pub(crate) is_frozen: bool,
     pub(crate) value: Value,
+    /// The value before the last update, if parameters are delayed by one update.
+    pub(crate) older: Option<Value>,
     /// Whether the training changes it.
     pub(crate) is_trained: bool,
 }

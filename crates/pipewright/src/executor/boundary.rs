@@ -39,7 +39,7 @@ enum Received {
 impl Executor {
     /// Sends the outputs of a stage to the next stage.
     pub(super) fn send_forward(&mut self, at @ At { stage, microbatch }: At) -> Result<(), Cause> {
-        let outputs = self.stages.get_mut(stage).outputs.take(microbatch);
+        let outputs = self.stages.get_mut(stage).batch.outputs.take(microbatch);
         let next = self.context.placement.next(stage).expect("a validated program sends from no last stage");
         let mut outputs = outputs.into_iter().map(Some).collect();
         let action = Action::SendForward { stage, microbatch };
@@ -50,7 +50,7 @@ impl Executor {
 
     /// Sends the gradients of a stage's inputs to the previous stage.
     pub(super) fn send_backward(&mut self, at @ At { stage, microbatch }: At) -> Result<(), Cause> {
-        let mut gradients = self.stages.get_mut(stage).input_gradients.take(microbatch);
+        let mut gradients = self.stages.get_mut(stage).batch.input_gradients.take(microbatch);
         let action = Action::SendBackward { stage, microbatch };
         show_message(&self.context, action, &mut gradients)?;
         let previous = self.context.placement.previous(stage);
@@ -87,12 +87,12 @@ impl Executor {
             return Ok(Some(awaited));
         }
         let Some(source) = self.context.placement.previous(stage) else { return Ok(None) };
-        if !self.context.is_local(source) && !self.stages.get(stage).inputs.has(microbatch) {
+        if !self.context.is_local(source) && !self.stages.get(stage).batch.inputs.has(microbatch) {
             let message = BoundaryMessage { from: source, to: stage, microbatch };
             match self.receive_boundary(Direction::Forward, message)? {
                 Received::All(tensors) => {
                     let inputs = tensors.into_iter().flatten().collect();
-                    self.stages.get_mut(stage).inputs.put(microbatch, inputs);
+                    self.stages.get_mut(stage).batch.inputs.put(microbatch, inputs);
                 }
                 Received::NotYet(awaited) => return Ok(Some(awaited)),
             }
@@ -106,11 +106,11 @@ impl Executor {
         at @ At { stage, microbatch }: At,
     ) -> Result<Option<AwaitedMessage>, Cause> {
         let Some(source) = self.context.placement.next(stage) else { return Ok(None) };
-        if !self.context.is_local(source) && !self.stages.get(stage).output_gradients.has(microbatch) {
+        if !self.context.is_local(source) && !self.stages.get(stage).batch.output_gradients.has(microbatch) {
             let message = BoundaryMessage { from: source, to: stage, microbatch };
             match self.receive_boundary(Direction::Backward, message)? {
                 Received::All(gradients) => {
-                    self.stages.get_mut(stage).output_gradients.put(microbatch, gradients);
+                    self.stages.get_mut(stage).batch.output_gradients.put(microbatch, gradients);
                 }
                 Received::NotYet(awaited) => return Ok(Some(awaited)),
             }

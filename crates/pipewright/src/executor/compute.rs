@@ -139,7 +139,7 @@ impl Executor {
             has_backward,
         };
         let local_stage = self.stages.get_mut(stage);
-        let target = local_stage.targets.take_if_present(microbatch);
+        let target = local_stage.batch.targets.take_if_present(microbatch);
         let device = local_stage.runner().device();
         let target = target.map(|target| {
             let values = target.into_iter().map(|value| value.to_device(device)).collect();
@@ -170,7 +170,7 @@ impl Executor {
             return false;
         }
         let Some(choice) = context.config.recompute.of(stage) else { return false };
-        let keeps = stages.get_mut(stage).kept_forwards.forward(choice.keep, microbatch);
+        let keeps = stages.get_mut(stage).batch.kept_forwards.forward(choice.keep, microbatch);
         !keeps && !backward_follows(program.row(context.rank()), step.position)
     }
 
@@ -192,9 +192,9 @@ impl Executor {
         let forwarded = local_stage.runner_mut().finish_forward(forward)?;
         self.checks.note_forward(at, &forwarded);
         if let Some(loss) = forwarded.loss {
-            local_stage.losses.put(at.microbatch, loss);
+            local_stage.batch.losses.put(at.microbatch, loss);
         }
-        local_stage.auxiliary.put(at.microbatch, forwarded.auxiliary);
+        local_stage.batch.auxiliary.put(at.microbatch, forwarded.auxiliary);
         self.recorder.add_loads(forwarded.loads);
         self.pass_outputs(at, forwarded.outputs)
     }
@@ -216,10 +216,10 @@ impl Executor {
         let mut gradients = if self.context.is_last(stage) {
             Vec::new()
         } else {
-            self.stages.get_mut(stage).output_gradients.take(microbatch)
+            self.stages.get_mut(stage).batch.output_gradients.take(microbatch)
         };
         append_skips(&mut self.stages, Direction::Backward, at, &mut gradients);
-        self.stages.get_mut(stage).kept_forwards.backward(microbatch);
+        self.stages.get_mut(stage).batch.kept_forwards.backward(microbatch);
         let is_whole = !matches!(action, Action::InputBackward { .. });
         self.stages.get_mut(stage).runner_mut().begin_backward(microbatch, gradients, is_whole)
     }
@@ -239,7 +239,7 @@ impl Executor {
         }
         let InputGradients { gradients, sides, recomputed } = backward.into_input_gradients()?;
         if !sides.is_empty() {
-            self.stages.get_mut(at.stage).side_gradients.put(at.microbatch, sides);
+            self.stages.get_mut(at.stage).batch.side_gradients.put(at.microbatch, sides);
         }
         self.checks.note_backward(action, at, &gradients);
         if let Some(start) = start.filter(|_| !recomputed.is_zero()) {

@@ -48,6 +48,14 @@ pub(crate) struct Connection {
     pub(super) boundary_bytes: u64,
 }
 
+/// What a connection knows of an attempt that continues later ([`Connection::switch`]).
+#[derive(Default)]
+pub(super) struct ParkedAttempt {
+    attempt: Attempt,
+    sending: Duration,
+    boundary_bytes: u64,
+}
+
 impl Connection {
     pub(crate) fn new(
         endpoint: Endpoint,
@@ -93,6 +101,22 @@ impl Connection {
         (self.sending, self.boundary_bytes) = (Duration::ZERO, 0);
         self.moved(0);
         self.set_activity(Activity::Computes);
+    }
+
+    /// Starts an attempt while another one continues. The rank is in the attempts `alive`, the first and the last.
+    pub(super) fn begin_next(&mut self, attempt: Attempt, alive: [Attempt; 2]) {
+        self.board.set_attempt(self.rank, attempt);
+        self.attempt = attempt;
+        (self.sending, self.boundary_bytes) = (Duration::ZERO, 0);
+        self.endpoint.lock().continue_in(attempt, alive);
+    }
+
+    /// Exchanges the attempt that runs with one that is parked. The rank is in the attempts `alive`, the first and the last.
+    pub(super) fn switch(&mut self, parked: &mut ParkedAttempt, alive: [Attempt; 2]) {
+        std::mem::swap(&mut self.attempt, &mut parked.attempt);
+        std::mem::swap(&mut self.sending, &mut parked.sending);
+        std::mem::swap(&mut self.boundary_bytes, &mut parked.boundary_bytes);
+        self.endpoint.lock().continue_in(self.attempt, alive);
     }
 
     /// Takes out the times of the exchanges of tokens since the last call.

@@ -22,7 +22,7 @@ impl Executor {
     pub(super) fn take_inputs(&mut self, at @ At { stage, microbatch }: At) -> Result<Values, Cause> {
         let Self { context, stages, step, .. } = self;
         let local_stage = stages.get_mut(stage);
-        let inputs = local_stage.inputs.take(microbatch);
+        let inputs = local_stage.batch.inputs.take(microbatch);
         let Some(previous) = context.placement.previous(stage) else {
             let device = local_stage.runner().device();
             let model_input = |(index, value): (usize, Value)| match step.input().wanted_gradients.get(index)
@@ -59,10 +59,10 @@ impl Executor {
             let local_stage = self.stages.get_mut(stage);
             if is_kept {
                 // They share storage with the outputs that are passed on.
-                local_stage.kept.put(microbatch, whole.clone());
+                local_stage.batch.kept.put(microbatch, whole.clone());
             }
             if is_reported {
-                local_stage.outputs.put(microbatch, whole);
+                local_stage.batch.outputs.put(microbatch, whole);
             }
         }
         let Some(next) = next else { return Ok(()) };
@@ -76,9 +76,9 @@ impl Executor {
         report_mismatch(checked, context, stages.get_mut(stage), Flow::Outputs, message)?;
         if context.is_local(next) {
             let inputs = self.taken(Direction::Forward, next, outputs.into_iter().map(Some).collect())?;
-            self.stages.get_mut(next).inputs.put(microbatch, inputs.into_iter().flatten().collect());
+            self.stages.get_mut(next).batch.inputs.put(microbatch, inputs.into_iter().flatten().collect());
         } else {
-            stages.get_mut(stage).outputs.put(microbatch, outputs);
+            stages.get_mut(stage).batch.outputs.put(microbatch, outputs);
         }
         Ok(())
     }
@@ -191,16 +191,16 @@ impl Executor {
             Some(previous) if !trained.runs_backward(previous) => {}
             Some(previous) if context.is_local(previous) => {
                 let gradients = self.taken(Direction::Backward, previous, gradients)?;
-                self.stages.get_mut(previous).output_gradients.put(microbatch, gradients);
+                self.stages.get_mut(previous).batch.output_gradients.put(microbatch, gradients);
             }
-            Some(_) => stages.get_mut(stage).input_gradients.put(microbatch, gradients),
+            Some(_) => stages.get_mut(stage).batch.input_gradients.put(microbatch, gradients),
             // The model's input data needs no gradient unless the step returns it.
             None if !input.wanted_gradients.contains(&true) => {}
             None => {
                 let whole = self
                     .converter(&|input| format!("the gradient of input {input}"))
                     .taken(gradients, |_| Spread::Whole)?;
-                self.stages.get_mut(stage).input_gradients.put(microbatch, whole);
+                self.stages.get_mut(stage).batch.input_gradients.put(microbatch, whole);
             }
         }
         Ok(())

@@ -279,6 +279,7 @@ impl Executor {
         let norm = update(context, stages, step, *accumulation, norms);
         share_storage(context, stages, parameters);
         let norm = norm?;
+        stages.note_update();
         self.accumulation = Accumulation::default();
         let (sums, time) = (self.recorder.since_program(start), start.elapsed());
         Ok(self.report(Update { gradient_norm: Some(norm), sums, time, early: self.step.early }))
@@ -291,6 +292,7 @@ impl Executor {
         let difference = checks.take_difference();
         let report = RankReport::new(context, connection, stages, recorder, update);
         let report = RankReport { difference, ..report };
+        stages.select_version(false);
         self.finish(Outcome { reports: vec![report], ..Outcome::default() })
     }
 

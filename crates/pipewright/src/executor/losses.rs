@@ -22,7 +22,7 @@ pub(super) fn read_losses(
 ) -> Result<(), Cause> {
     let evaluates = input.program.is_forward_only();
     let (first, slices) = (input.first_microbatch(), input.program.slices());
-    let (indices, losses): (Vec<_>, Vec<_>) = stages.last_mut().losses.take_all().unzip();
+    let (indices, losses): (Vec<_>, Vec<_>) = stages.last_mut().batch.losses.take_all().unzip();
     for (index, loss) in indices.into_iter().zip(read(losses)) {
         let (microbatch, slice) = slices.place(Microbatch::new(first + index as u32));
         if !loss.is_finite() && !evaluates {
@@ -37,7 +37,7 @@ fn read_auxiliary(stages: &mut LocalStages, recorder: &mut Recorder, input: &Ste
     let evaluates = input.program.is_forward_only();
     let (first, slices) = (input.first_microbatch(), input.program.slices());
     for stage in stages.iter_mut() {
-        let lists = stage.auxiliary.take_all();
+        let lists = stage.batch.auxiliary.take_all();
         let (names, losses): (Vec<_>, Vec<_>) = lists
             .flat_map(|(index, list)| {
                 list.into_iter()

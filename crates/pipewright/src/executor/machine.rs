@@ -4,7 +4,7 @@
 //! of the phases, each with the parts that it uses. No other file reads the fields of the executor.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pipewright_schedule::{Action, Event, Microbatch, StageIndex};
 
@@ -16,6 +16,7 @@ use super::connection::Connection;
 use super::context::RankContext;
 use super::failed_action::{Failure, locate};
 use super::moves::{Arrivals, StageChange};
+use super::overlap::Overlap;
 use super::parameters::{KnownParameters, list_parameters};
 use super::recorder::Recorder;
 use super::reduction::Reductions;
@@ -53,6 +54,8 @@ pub(crate) struct Executor {
     pub(super) offloads: Option<Offloads>,
     pub(super) streams: Streams,
     pub(super) step: Step,
+    /// Present while batches overlap.
+    pub(super) overlap: Option<Overlap>,
 }
 
 impl Executor {
@@ -79,14 +82,21 @@ impl Executor {
                 .map(|place| Offloads::new(place, context.world_rank, connection.memory.clone())),
             streams: Streams::new(context.world_rank, connection.memory.clone()),
             step: Step::between(StepNumber::default(), Phase::Idle),
+            overlap: None,
             context,
             connection,
         }
     }
 
     /// Starts a step.
-    pub(crate) fn begin(&mut self, mut input: StepInput) {
+    pub(crate) fn begin(&mut self, input: StepInput) {
         self.connection.begin(input.attempt);
+        self.stages.select_version(self.context.config.delayed && !input.program.is_forward_only());
+        self.start(input);
+    }
+
+    /// Starts a step, whose attempt has begun.
+    pub(super) fn start(&mut self, mut input: StepInput) {
         self.connection.set_step(input.step);
         if input.verification.is_some() {
             self.connection.note_exchange_sums();
@@ -207,6 +217,11 @@ impl Executor {
         self.connection.wait().map_err(|cause| self.error(cause))
     }
 
+    /// Returns the time without progress after which a step fails.
+    pub(crate) fn deadline(&self) -> Duration {
+        self.context.config.deadline
+    }
+
     /// Returns the parameters and optimizer state of all stages.
     pub(crate) fn state(&self) -> RankState {
         state(&self.context, &self.connection, &self.stages, &self.parameters)
@@ -223,6 +238,11 @@ impl Executor {
         self.reset();
         let restored = restore(&self.context, &self.connection, &mut self.stages, stored, may_miss);
         share_storage(&self.context, &mut self.stages, &self.parameters);
+        if self.context.config.delayed {
+            self.stages.switch();
+            share_storage(&self.context, &mut self.stages, &self.parameters);
+            self.stages.switch();
+        }
         restored
     }
 
@@ -232,6 +252,7 @@ impl Executor {
             // The action that failed, or that the rank stopped in, has sent tokens too.
             self.note_exchange_sums(action);
         }
+        self.overlap = None;
         self.stages.reset();
         self.accumulation = Accumulation::default();
         self.reductions.clear();

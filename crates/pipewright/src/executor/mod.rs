@@ -53,6 +53,7 @@
 //! | `failed_action.rs` | the action that an error names |
 //! | `machine.rs` | the executor: its parts, and polling |
 //! | `actions.rs` | one handler for each kind of action |
+//! | `overlap.rs` | two batches at once, if parameters are delayed |
 //! | `epilogue.rs` | the phases after the program, in order |
 
 mod accumulation;
@@ -80,6 +81,7 @@ mod machine;
 mod moves;
 mod next_batch;
 mod norm;
+mod overlap;
 mod parameters;
 mod recorder;
 mod reduction;
@@ -113,6 +115,7 @@ pub(crate) use machine::Executor;
 pub use moves::MovedLayers;
 pub(crate) use moves::StageChange;
 pub(crate) use next_batch::NextBatch;
+pub(crate) use overlap::{Follow, OverlapPoll, OverlapRule};
 pub(crate) use recorder::AuxiliaryPart;
 pub use report::UndeferredParameter;
 pub(crate) use report::{RankReport, sums_of};

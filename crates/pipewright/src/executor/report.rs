@@ -144,17 +144,17 @@ impl RankReport {
         let memory = &connection.memory;
         let last = stages.last_mut();
         let peak_bytes = held_on(last.runner().device()).unwrap_or_else(|| memory.peak());
-        let outputs: Vec<Values> = last.outputs.take_all().map(|(_, outputs)| outputs).collect();
+        let outputs: Vec<Values> = last.batch.outputs.take_all().map(|(_, outputs)| outputs).collect();
         let kept = stages.iter_mut().map(|stage| {
-            let outputs: Vec<Values> = stage.kept.take_all().map(|(_, outputs)| outputs).collect();
+            let outputs: Vec<Values> = stage.batch.kept.take_all().map(|(_, outputs)| outputs).collect();
             (stage.index, outputs)
         });
         let stage_outputs: Vec<_> = kept.filter(|(_, outputs)| !outputs.is_empty()).collect();
         // The gradients of the model's inputs. A stage that is not the first one has sent its own.
         let input_gradients: Vec<OptionalTensors> =
-            stages.first_mut().input_gradients.take_all().map(|(_, gradients)| gradients).collect();
+            stages.first_mut().batch.input_gradients.take_all().map(|(_, gradients)| gradients).collect();
         let of_stage = |stage: &mut LocalStage| {
-            let (index, all) = (stage.index, stage.side_gradients.take_all());
+            let (index, all) = (stage.index, stage.batch.side_gradients.take_all());
             all.map(|(microbatch, sums)| (index, microbatch, sums)).collect::<Vec<_>>()
         };
         let side_gradients: Vec<_> = stages.iter_mut().flat_map(of_stage).collect();

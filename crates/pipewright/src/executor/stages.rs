@@ -67,16 +67,11 @@ impl<T> Slots<T> {
     pub(super) fn take_all(&mut self) -> impl Iterator<Item = (usize, T)> {
         self.0.drain(..).enumerate().filter_map(|(index, entry)| Some((index, entry?)))
     }
-
-    fn clear(&mut self) {
-        self.0.clear();
-    }
 }
 
-/// A stage on its rank.
-pub(super) struct LocalStage {
-    pub(super) index: StageIndex,
-    runner: Box<dyn StageRunner>,
+/// The tensors of a batch on a stage between two actions.
+#[derive(Default)]
+pub(super) struct BatchTensors {
     pub(super) inputs: Slots<Values>,
     pub(super) targets: Slots<Values>,
     pub(super) outputs: Slots<Values>,
@@ -90,6 +85,18 @@ pub(super) struct LocalStage {
     pub(super) auxiliary: Slots<Vec<Auxiliary>>,
     /// The microbatches that keep their activations while others are recomputed.
     pub(super) kept_forwards: KeptForwards,
+    /// Tensors that arrived over skip connections, and gradients that came back over them.
+    arrived_skips: HashMap<SkipKey, OptionalTensors>,
+}
+
+/// A stage on its rank.
+pub(super) struct LocalStage {
+    pub(super) index: StageIndex,
+    runner: Box<dyn StageRunner>,
+    /// The tensors of the batch that runs.
+    pub(super) batch: BatchTensors,
+    /// The tensors of another batch that runs at the same time.
+    parked: BatchTensors,
     /// Shapes and types of the tensors at the stage's edges.
     pub(super) boundaries: Boundaries,
     /// The report on the parameters whose gradients `I` computed.
@@ -98,8 +105,6 @@ pub(super) struct LocalStage {
     pub(super) is_empty_w_logged: bool,
     /// Rows of the stage's parameters that other replicas send, if parameters are sharded.
     pub(super) gathering: Gathering,
-    /// Tensors that arrived over skip connections, and gradients that came back over them.
-    arrived_skips: HashMap<SkipKey, OptionalTensors>,
     /// Skip connections from and to stages that are not neighbours.
     skips: Arc<Skips>,
 }
@@ -110,21 +115,12 @@ impl LocalStage {
             skips: Arc::new(runner.skips().clone()),
             index,
             runner,
-            inputs: Slots::default(),
-            targets: Slots::default(),
-            outputs: Slots::default(),
-            kept: Slots::default(),
-            output_gradients: Slots::default(),
-            input_gradients: Slots::default(),
-            side_gradients: Slots::default(),
-            losses: Slots::default(),
-            auxiliary: Slots::default(),
-            kept_forwards: KeptForwards::default(),
+            batch: BatchTensors::default(),
+            parked: BatchTensors::default(),
             boundaries,
             undeferred: UndeferredReport::default(),
             is_empty_w_logged: false,
             gathering: Gathering::default(),
-            arrived_skips: HashMap::new(),
         }
     }
 
@@ -158,15 +154,15 @@ impl LocalStage {
     }
 
     pub(super) fn put_skip(&mut self, key: SkipKey, tensors: OptionalTensors) {
-        self.arrived_skips.insert(key, tensors);
+        self.batch.arrived_skips.insert(key, tensors);
     }
 
     pub(super) fn has_skip(&self, key: &SkipKey) -> bool {
-        self.arrived_skips.contains_key(key)
+        self.batch.arrived_skips.contains_key(key)
     }
 
     pub(super) fn take_skip(&mut self, key: &SkipKey) -> OptionalTensors {
-        let tensors = self.arrived_skips.remove(key);
+        let tensors = self.batch.arrived_skips.remove(key);
         tensors.expect("a stage runs only when its skip connections have arrived")
     }
 
@@ -179,19 +175,9 @@ impl LocalStage {
     /// Drops all data of a failed step.
     fn reset(&mut self) {
         self.runner.reset();
-        self.inputs.clear();
-        self.targets.clear();
-        self.outputs.clear();
-        self.kept.clear();
-        self.output_gradients.clear();
-        self.input_gradients.clear();
-        self.side_gradients.clear();
-        self.arrived_skips.clear();
+        self.batch = BatchTensors::default();
         self.gathering.end();
         self.boundaries.reset();
-        self.losses.clear();
-        self.auxiliary.clear();
-        self.kept_forwards.clear();
     }
 }
 
@@ -263,6 +249,10 @@ pub(super) struct LocalStages {
     stages: Vec<LocalStage>,
     /// For each stage of the pipeline, its index in the list, if it is on this rank.
     local: Vec<Option<usize>>,
+    /// Whether parameters are delayed by one update, so that there are two versions.
+    is_delayed: bool,
+    /// Whether the stages compute with the older version.
+    is_older: bool,
 }
 
 impl LocalStages {
@@ -280,7 +270,7 @@ impl LocalStages {
             LocalStage::new(index, runner, boundaries)
         });
         let stages = stages.collect();
-        Self { stages, local }
+        Self { stages, local, is_delayed: config.delayed, is_older: false }
     }
 
     /// Puts a stage that was made again in place of the one before. All stages forget the metadata of their
@@ -306,8 +296,8 @@ impl LocalStages {
                 stage.runner.note_statistics();
             }
         }
-        self.first_mut().inputs.put_all(std::mem::take(&mut input.inputs));
-        self.last_mut().targets.put_all(std::mem::take(&mut input.targets));
+        self.first_mut().batch.inputs.put_all(std::mem::take(&mut input.inputs));
+        self.last_mut().batch.targets.put_all(std::mem::take(&mut input.targets));
     }
 
     /// Prepares the stages for a visit between two steps.
@@ -369,6 +359,27 @@ impl LocalStages {
         self.stages.iter_mut().for_each(|stage| stage.runner.keep_buffers(false));
     }
 
+    /// Lets all stages compute with the older or with the newer version of delayed parameters.
+    pub(super) fn select_version(&mut self, is_older: bool) {
+        if self.is_older != is_older {
+            self.switch();
+        }
+    }
+
+    /// Lets all stages continue with the other version of delayed parameters, and with the batch that uses it.
+    pub(super) fn switch(&mut self) {
+        self.is_older = !self.is_older;
+        for stage in &mut self.stages {
+            std::mem::swap(&mut stage.batch, &mut stage.parked);
+            stage.runner.switch_version();
+        }
+    }
+
+    /// Notes that all stages have updated, so that they have the newer version of delayed parameters.
+    pub(super) fn note_update(&mut self) {
+        self.is_older = false;
+    }
+
     /// Undoes the early updates of all stages.
     pub(super) fn undo_updates(&mut self) {
         for stage in &mut self.stages {
@@ -381,8 +392,19 @@ impl LocalStages {
         self.stages.iter_mut().for_each(LocalStage::release);
     }
 
+    /// Drops all data of the batch that runs.
+    pub(super) fn reset_batch(&mut self) {
+        self.stages.iter_mut().for_each(LocalStage::reset);
+    }
+
     /// Drops all data of a failed step.
     pub(super) fn reset(&mut self) {
-        self.stages.iter_mut().for_each(LocalStage::reset);
+        self.reset_batch();
+        if self.is_delayed {
+            self.switch();
+            self.reset_batch();
+            self.switch();
+        }
+        self.select_version(false);
     }
 }

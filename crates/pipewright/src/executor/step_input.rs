@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use pipewright_schedule::{StageIndex, ValidatedProgram};
 
+use super::overlap::OverlapRule;
 use crate::batch::SideInputs;
 use crate::ids::{Attempt, StepNumber};
 use crate::tensor::Values;
@@ -76,6 +77,8 @@ pub(crate) struct StepInput {
     pub program: Arc<ValidatedProgram>,
     /// The time at which the timeline starts.
     pub origin: StepOrigin,
+    /// How the next step overlaps with this one; `None` if none does.
+    pub overlap: Option<OverlapRule>,
 }
 
 impl StepInput {

@@ -48,7 +48,7 @@ pub(super) fn update(
         if norms.whole.is_finite() {
             context.with_idle_threads(|| runner.update(&factors, learning_rate));
         } else {
-            runner.sums_mut().clear();
+            runner.skip_update();
         }
     }
     // The devices must have updated the parameters: in the next step a failure would be reported as one of

@@ -9,7 +9,7 @@ use super::error::PipelineError;
 use super::step_plan::{CheckedBatch, StepAttempt, StepPlan};
 use crate::batch::Purpose;
 use crate::driver::{Gate, StepReply};
-use crate::executor::StepOrigin;
+use crate::executor::{Follow, StepOrigin};
 use crate::ids::WorldRank;
 
 /// A batch that the ranks have.
@@ -20,6 +20,8 @@ pub(super) struct Running {
     /// The time of the call that has begun it.
     pub(super) start: Instant,
     pub(super) condition: Condition,
+    /// Whether the next batch follows without a drain; `None` if batches do not overlap.
+    pub(super) follow: Option<Follow>,
     /// The batches of its step up to this one, if a failure of the step is to name the first value that is not finite.
     pub(super) batches: Vec<Arc<CheckedBatch>>,
 }

@@ -47,6 +47,12 @@ impl PipelineBuilder {
         self.configured(|config| config.post_validation = updates_early)
     }
 
+    /// Sets whether each batch is computed at the parameters before the last update ([`PipelineConfig::delayed`]).
+    /// Default: at the parameters after it.
+    pub fn delayed(self, delayed: bool) -> Self {
+        self.configured(|config| config.delayed = delayed)
+    }
+
     /// Sets the hook that is called for each gradient before the norm is computed. Default: none.
     pub fn gradient_hook(self, hook: impl GradientHook + 'static) -> Self {
         self.configured(|config| config.gradient_hook = Some(Arc::new(hook)))

@@ -24,7 +24,7 @@ use super::summary::{EvalSummary, StepSummary, evaluation};
 use super::verified_step::Verifier;
 use crate::batch::{Batch, Purpose, SplitError, SplitRule, StepForm, UnsplitPart};
 use crate::driver::{Command, FailedRank, StepReply};
-use crate::executor::{OpenReport, RankReport, StepOrigin, agreed_before};
+use crate::executor::{Follow, OpenReport, RankReport, StepOrigin, agreed_before};
 use crate::failure::{Cause, StepError};
 use crate::ids::{StepNumber, WorldRank};
 use crate::mesh::Mesh;
@@ -308,7 +308,7 @@ impl Pipeline {
 
     /// Lets all ranks evaluate, and returns their reports.
     fn run(&mut self, plan: &StepPlan, batch: CheckedBatch) -> Result<Vec<RankReport>, PipelineError> {
-        let replies = self.send_inputs(plan, batch, &StepOrigin::default(), &Condition::None)?;
+        let replies = self.send_inputs(plan, batch, (&StepOrigin::default(), None), &Condition::None)?;
         let answers = self.collect(plan.at, &replies);
         self.conclude(plan.at, answers)
     }
@@ -318,11 +318,16 @@ impl Pipeline {
         &mut self,
         plan: &StepPlan,
         batch: CheckedBatch,
-        origin: &StepOrigin,
+        (origin, follow): (&StepOrigin, Option<&Follow>),
         condition: &Condition,
     ) -> Result<Receiver<(WorldRank, StepReply)>, PipelineError> {
-        let mut inputs = plan.inputs_of(&self.setup, self.ranks.ids(), batch, origin).into_iter();
+        let mut inputs = plan.inputs_of(&self.setup, self.ranks.ids(), batch, (origin, follow)).into_iter();
         self.ranks.begin(plan.at);
+        let before = self.begun.back().and_then(|before| before.as_ref().ok()).filter(|_| follow.is_some());
+        if let Some(before) = before.and_then(|before| before.follow.as_ref()) {
+            // If a rank has come to its end already, the batch begins when all have updated.
+            before.announce();
+        }
         let replies = self.ranks.command(|reply| {
             let input = Box::new(inputs.next().expect("one input for each rank"));
             match condition {

@@ -148,7 +148,7 @@ impl SeededPipeline {
             at = at.next();
             let batch = CheckedBatch::new(&self.setup, ranks(), batch, Purpose::Update { learning_rate })?;
             let plan = StepPlan::training(at, &batch, batch.unit(), self.accumulation.loss_scale, None);
-            let of_ranks = plan.inputs_of(&self.setup, ranks(), batch, &StepOrigin::default());
+            let of_ranks = plan.inputs_of(&self.setup, ranks(), batch, (&StepOrigin::default(), None));
             inputs.iter_mut().zip(of_ranks).for_each(|(queue, input)| queue.push_back(Box::new(input)));
             plans.push(plan);
         }

@@ -4,17 +4,19 @@
 use std::fmt::Display;
 use std::sync::Arc;
 
+use pipewright_schedule::delay::Delayed;
 use pipewright_schedule::lower::{forward_part, unmovable};
 use pipewright_schedule::words::counted;
-use pipewright_schedule::{Level, LowerError, Recompute, Slices, StageIndex, ValidatedProgram};
+use pipewright_schedule::{Level, LowerError, Rank, Recompute, Slices, StageIndex, ValidatedProgram};
 
 use super::error::{Mistake, PipelineError};
+use super::step_plan::StepPlan;
 use crate::batch::Purpose;
 use crate::byte_channel::ByteChannel;
 use crate::collective::Group;
 use crate::config::PipelineConfig;
 use crate::device::computes_behind;
-use crate::executor::{Connection, Executor, IdleThreads, NextBatch, RankContext};
+use crate::executor::{Connection, Executor, Follow, IdleThreads, NextBatch, OverlapRule, RankContext};
 use crate::failure::{Abort, Cause, StepError};
 use crate::ids::{StepNumber, WorldRank};
 use crate::loss_scale::LossScale;
@@ -62,6 +64,9 @@ pub(super) struct Setup {
     reports: Option<ByteChannel>,
     /// The frozen tensors that the ranks make.
     frozen: FrozenTensors,
+    /// The repeating row of each rank of the program, if batches overlap: whether each computation belongs to the next
+    /// batch.
+    turns: Option<Arc<[Arc<[bool]>]>>,
 }
 
 impl Setup {
@@ -143,8 +148,40 @@ impl Setup {
             idle_threads,
             reports,
             frozen: FrozenTensors::open(),
+            turns: None,
         };
+        let is_whole = setup.is_whole_world(endpoints.len());
+        let turns = is_whole.then(|| setup.find_turns()).flatten();
+        let setup = Self { turns, ..setup };
         Ok((setup, endpoints))
+    }
+
+    /// Returns the repeating rows of the ranks; `None` if batches do not overlap. They overlap if each rank has whole
+    /// parameters and computes alone, within one process.
+    fn find_turns(&self) -> Option<Arc<[Arc<[bool]>]>> {
+        let (config, mesh) = (&self.config, &self.mesh);
+        let overlaps = config.delayed
+            && config.hook.is_none()
+            && config.offload.is_none()
+            && config.verify == Verify::Off
+            && !config.is_sharded()
+            && mesh.tensor == 1
+            && mesh.experts == 1;
+        let delayed = overlaps.then(|| Delayed::of_program(&self.program))?;
+        let delayed =
+            delayed.inspect_err(|reason| tracing::info!("batches do not overlap: {reason}")).ok()?;
+        Some(delayed.turns().into_iter().map(Arc::from).collect())
+    }
+
+    /// Returns whether the step after this one may overlap with it, if it updates too.
+    pub(super) fn overlaps(&self, plan: &StepPlan) -> bool {
+        self.turns.is_some() && plan.may_overlap()
+    }
+
+    /// Returns how a step overlaps with the next one on a rank of the program.
+    pub(super) fn overlap_rule(&self, rank: Rank, follow: &Follow) -> Option<OverlapRule> {
+        let row = self.turns.as_ref()?.get(rank.index())?.clone();
+        Some(OverlapRule { row, follow: follow.clone() })
     }
 
     /// Builds a rank's stages and its executor. `make` is the caller's function from
@@ -207,6 +244,7 @@ impl Setup {
             optimizer_groups: self.config.optimizer_groups.clone().into(),
             clip_groups: self.config.clip_groups.clone().into(),
             row_shards: context.row_shards(),
+            delayed: self.config.delayed,
             must_have_loss: stage == self.program.placement().last_stage() && !self.program.is_forward_only(),
             slices: self.program.slices(),
             by_block: self.config.recompute.is_by_block(),

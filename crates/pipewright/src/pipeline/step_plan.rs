@@ -12,7 +12,7 @@ use crate::batch::{
     AgreedBatch, Batch, BatchTensors, InputGradients, KeptOutputs, LossFactors, Purpose, ReductionUnit,
     SideGradients, SplitError, StepForm,
 };
-use crate::executor::{StepInput, StepOrigin, StepVerification};
+use crate::executor::{Follow, StepInput, StepOrigin, StepVerification};
 use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::loss_scale::LossScale;
 use crate::mesh::{MeshCoord, RankGroups};
@@ -167,6 +167,12 @@ impl StepPlan {
         matches!(self.purpose, Purpose::Update { .. })
     }
 
+    /// Returns whether the next step may begin before this one updates: it needs nothing of this one's results.
+    pub(super) fn may_overlap(&self) -> bool {
+        let needs_results = self.loss_scale.is_some() || self.verification.is_some() || self.searches;
+        self.updates() && !needs_results && !self.returns_gradients()
+    }
+
     /// Returns whether the results have gradients of inputs or side inputs.
     pub(super) fn returns_gradients(&self) -> bool {
         self.input_gradients.wanted().contains(&true) || self.side_gradients.any().is_some()
@@ -190,7 +196,7 @@ impl StepPlan {
         setup: &Setup,
         ranks: impl Iterator<Item = WorldRank>,
         batch: CheckedBatch,
-        origin: &StepOrigin,
+        (origin, follow): (&StepOrigin, Option<&Follow>),
     ) -> Vec<StepInput> {
         let program = setup.program_for(self.purpose);
         setup.board.set_program(program);
@@ -235,6 +241,7 @@ impl StepPlan {
                 update: self.updates(),
                 program: program.clone(),
                 origin: origin.clone(),
+                overlap: follow.and_then(|follow| setup.overlap_rule(rank, follow)),
             }
         };
         ranks.map(input).collect()

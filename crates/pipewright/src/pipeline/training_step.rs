@@ -35,7 +35,7 @@ use super::step_plan::{CheckedBatch, StepAttempt, StepPlan};
 use super::summary::{StepSummary, batch_gradients, is_interrupted, training};
 use crate::batch::{Batch, Purpose};
 use crate::driver::Gate;
-use crate::executor::{StepOrigin, agree_alike, digest};
+use crate::executor::{Follow, StepOrigin, agree_alike, digest};
 use crate::failure::StepError;
 use crate::verification::Verify;
 
@@ -336,13 +336,14 @@ impl Pipeline {
         let unit = self.accumulation.unit(batch.unit())?;
         let origin = StepOrigin::default();
         let kept = self.setup.config.name_not_finite.then(|| Arc::new(batch.clone()));
-        let replies = self.send_inputs(&plan, batch, &origin, &condition)?;
+        let follow = self.setup.overlaps(&plan).then(Follow::default);
+        let replies = self.send_inputs(&plan, batch, (&origin, follow.as_ref()), &condition)?;
         if !self.accumulation.is_pending() {
             self.step_batches.clear();
         }
         self.step_batches.extend(kept);
         self.accumulation.begin_batch((!plan.updates()).then_some(unit));
-        Ok(Running { plan, origin, replies, start, condition, batches: self.step_batches.clone() })
+        Ok(Running { plan, origin, replies, start, condition, follow, batches: self.step_batches.clone() })
     }
 
     /// Waits for the results of a batch. A suspicious step is repeated with all its batches.

@@ -67,6 +67,20 @@ impl<M: StageBody> HeldModule<M> {
         Self { module: Some(module), rounded: OnceCell::new(), precision, device, table, frozen, shards }
     }
 
+    /// Returns a module with the same parameters, which shares their storage. Whole parameters of a sharded stage
+    /// stay with this one, which must not have them.
+    pub(super) fn copy(&self) -> Self {
+        Self {
+            module: Some(self.settled().clone()),
+            rounded: OnceCell::new(),
+            precision: self.precision,
+            device: self.device.clone(),
+            table: self.table.clone(),
+            frozen: self.frozen.clone(),
+            shards: self.shards.as_ref().map(Shards::released_copy),
+        }
+    }
+
     pub(super) fn get(&self) -> &M {
         self.module.as_ref().expect("the module is away only while it is changed")
     }

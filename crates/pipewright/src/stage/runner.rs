@@ -218,6 +218,13 @@ pub(crate) trait StageParameters: Send {
         hook: &dyn GradientHook,
     ) -> Result<(), StageError>;
 
+    /// Exchanges the version of delayed parameters with which the stage computes ([`PipelineConfig::delayed`](crate::pipeline::PipelineConfig::delayed)): for the older one
+    /// before a batch, and back if it does not update.
+    fn switch_version(&mut self);
+
+    /// Ends a batch without an update: drops the gradient sums. The newer version of delayed parameters stays.
+    fn skip_update(&mut self);
+
     /// Multiplies the gradient sums by their factors, takes one optimizer step with them and clears them.
     fn update(&mut self, factors: &Factors, learning_rate: f64);
 

@@ -33,6 +33,8 @@ pub(crate) struct StageSettings {
     pub clip_groups: Arc<[ClipGroup]>,
     /// The rows of the trained parameters that this replica holds; `None` if it holds all.
     pub row_shards: Option<RowShards>,
+    /// Whether batches are computed at the parameters before the last update ([`PipelineConfig::delayed`](crate::pipeline::PipelineConfig::delayed)).
+    pub delayed: bool,
     /// Whether the stage must end in a loss.
     pub must_have_loss: bool,
     /// The number of slices into which microbatches are cut.

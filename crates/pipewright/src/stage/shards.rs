@@ -60,6 +60,12 @@ impl Shards {
         (with_values(module, rows), Self { row_shards, spread, rows: None, store: WeightStore::default() })
     }
 
+    /// Returns the state of another module with the same rows, while neither is gathered.
+    pub(super) fn released_copy(&self) -> Self {
+        let (row_shards, spread) = (self.row_shards.clone(), self.spread.clone());
+        Self { row_shards, spread, rows: None, store: WeightStore::default() }
+    }
+
     /// Returns the rows of a parameter that the replica has; the whole parameter if it is not sharded.
     pub(super) fn row_shard(&self, index: usize) -> RowShard {
         if self.is_spread(index) { self.row_shards[index] } else { RowShard::WHOLE }

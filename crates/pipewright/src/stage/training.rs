@@ -7,6 +7,7 @@
 //! | `compute.rs` | the actions that the executor runs |
 //! | `forward.rs`, `recompute.rs`, `backward.rs` | how a segment of the module runs forward, once or a second time, and backward |
 //! | `probe.rs` | finds layers that draw from the generator of their device, on ranks that compute together |
+//! | `versions.rs` | the two versions of delayed parameters |
 //! | `parameters.rs` | access to parameters, their gradients and the module |
 //!
 //! # What a forward keeps
@@ -22,6 +23,7 @@ mod forward;
 mod parameters;
 mod probe;
 mod recompute;
+mod versions;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -32,12 +34,13 @@ use pipewright_schedule::StageBackward;
 
 use self::probe::Probes;
 use self::recompute::GradientPattern;
+use self::versions::Version;
 use super::body::StageBody;
 use super::error::StageError;
 use super::gradients::GradientSums;
 use super::held_module::{HeldModule, Moved};
 use super::in_flight::InFlightTable;
-use super::module_parameters::parameters_of;
+use super::module_parameters::{parameters_of, running_statistics_of};
 use super::optimizer::StageOptimizer;
 use super::parameter_table::ParameterTable;
 use super::settings::{Loss, StageOptions, StageSettings};
@@ -50,6 +53,9 @@ pub(super) struct TrainingStage<M: StageBody> {
     settings: StageSettings,
     options: StageOptions,
     module: HeldModule<M>,
+    /// The other version of the parameters if they are delayed; `None` before the first batch, when both are equal
+    /// (`training/versions.rs`).
+    other: Option<Version<M>>,
     table: Arc<ParameterTable>,
     sums: GradientSums,
     optimizer: StageOptimizer,
@@ -110,6 +116,7 @@ impl<M: StageBody> TrainingStage<M> {
             settings: StageSettings { device: Some(module.device.clone()), ..settings },
             options,
             module,
+            other: None,
             table,
             sums,
             optimizer,
@@ -179,6 +186,13 @@ impl<M: StageBody> TrainingStage<M> {
 
     /// Changes the module at a place. Returns the number of modules that it found.
     fn change(&mut self, place: &ModulePlace, change: &ChangeModule) -> Result<usize, StageError> {
+        if self.other.is_some() {
+            return Err(StageError::Mistake(
+                "a module cannot be changed while its parameters have two versions: change it before the first step, or \
+                 launch the pipeline without `PipelineConfig::delayed`"
+                    .to_owned(),
+            ));
+        }
         // A copy is changed, so that an error or a panic leaves the module as it is. It shares the storage.
         let mut module = self.module.settled().clone();
         let Some((part, name)) = module.part_mut(place) else { return Ok(0) };
@@ -194,6 +208,10 @@ impl<M: StageBody> TrainingStage<M> {
         let is_base = &self.options.is_base;
         let can_change = |path: &str| !is_base.as_ref().is_some_and(|is_base| is_base(path));
         let chosen = self.module.freeze(&|path| can_change(path) && contains(path), freeze);
+        if let Some(other) = &mut self.other {
+            other.module.freeze(&|path| can_change(path) && contains(path), freeze);
+            chosen.iter().for_each(|id| other.sums.drop_sum(*id));
+        }
         // Which outputs need a gradient may change.
         self.pattern = GradientPattern::default();
         chosen.iter().for_each(|id| self.sums.drop_sum(*id));
@@ -217,6 +235,13 @@ impl<M: StageBody> Trained<M> {
             settings;
         let moved = Moved::new(module, device.as_ref(), *precision)?;
         let table = Arc::new(ParameterTable::new(&moved.module, prefixes, *tensor_ranks, *expert_ranks)?);
+        if let Some(layer) = settings.delayed.then(|| running_statistics_of(&moved.module)).flatten() {
+            return Err(StageError::Mistake(format!(
+                "the layer `{layer}` keeps running statistics, which have one version, and parameters that are delayed by an \
+                 update have two: set optimizer.delay to 0 (`PipelineConfig::delayed`), or use a normalisation without running \
+                 statistics"
+            )));
+        }
         if !slices.is_one()
             && let Some(reason) = moved.module.refuses_slices()
         {

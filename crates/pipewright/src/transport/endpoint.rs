@@ -123,6 +123,11 @@ impl Endpoint {
         }
     }
 
+    /// Continues an attempt, or begins one during another: the rank is in the attempts `alive`, the first and the last.
+    pub(crate) fn continue_in(&mut self, attempt: Attempt, alive: [Attempt; 2]) {
+        self.local_mut().continue_in(attempt, alive);
+    }
+
     /// Sends a message without blocking; the payload is moved.
     pub fn send(&mut self, to: WorldRank, tag: Tag, payload: Payload) {
         match self {

@@ -44,6 +44,8 @@ impl Mailboxes {
 pub struct LocalEndpoint {
     pub(crate) rank: WorldRank,
     pub(crate) attempt: Attempt,
+    /// The first and the last attempt in which the rank is: it may be in two at once.
+    alive: [Attempt; 2],
     mailboxes: Arc<Mailboxes>,
     /// Messages that have arrived. The attempt is part of the key, because a neighbour may be an attempt
     /// ahead.
@@ -67,6 +69,7 @@ impl LocalEndpoint {
         Self {
             rank,
             attempt: Attempt::default(),
+            alive: [Attempt::default(); 2],
             mailboxes,
             arrived: HashMap::new(),
             took_others: false,
@@ -83,9 +86,17 @@ impl LocalEndpoint {
     }
 
     pub(crate) fn begin_step(&mut self, attempt: Attempt) {
-        self.attempt = attempt;
         self.mailboxes.abort.begin_step(attempt);
-        self.arrived.retain(|(sent_in, ..), _| *sent_in >= attempt);
+        self.continue_in(attempt, [attempt; 2]);
+    }
+
+    /// Sends and takes the messages of `attempt` from now on. The rank is in the attempts `alive`, the first and the last.
+    pub(crate) fn continue_in(&mut self, attempt: Attempt, alive: [Attempt; 2]) {
+        self.attempt = attempt;
+        let [first, _] = alive;
+        if std::mem::replace(&mut self.alive, alive)[0] != first {
+            self.arrived.retain(|(sent_in, ..), _| *sent_in >= first);
+        }
     }
 
     pub(crate) fn send(&mut self, to: WorldRank, tag: Tag, payload: Payload) {
@@ -105,7 +116,7 @@ impl LocalEndpoint {
             return Some(message);
         }
         self.mailboxes.boxes[self.rank.index()].take_into(&mut self.spare);
-        for message in self.spare.drain(..).filter(|message| message.attempt >= self.attempt) {
+        for message in self.spare.drain(..).filter(|message| message.attempt >= self.alive[0]) {
             let own = (message.attempt, message.from, message.tag);
             self.took_others |= own != key;
             let earlier = self.arrived.insert(own, message);
@@ -115,7 +126,7 @@ impl LocalEndpoint {
     }
 
     pub(crate) fn wait(&mut self, until: Instant) -> Waited {
-        let must_stop = || self.mailboxes.abort.is_raised_in(self.attempt);
+        let must_stop = || self.mailboxes.abort.is_raised_in(self.alive[1]);
         if std::mem::take(&mut self.took_others) && !must_stop() {
             return Waited::Arrived;
         }

@@ -11,7 +11,9 @@ use pipewright_schedule::StageIndex;
 use pipewright_schedule::error_text::panic_message;
 
 use super::{BeforeUpdate, TrainingStage};
-use crate::checkpoint::{CheckpointError, HeldParameter, StageState, StoredState, Target, put_together};
+use crate::checkpoint::{
+    CheckpointError, HeldParameter, Restored, StageState, StoredState, Target, put_together,
+};
 use crate::device::computes_behind;
 use crate::optimizer::{Factors, GradientHook, ParameterGradient};
 use crate::stage::body::StageBody;
@@ -151,13 +153,24 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         Ok(())
     }
 
+    fn switch_version(&mut self) {
+        self.switch();
+    }
+
+    fn skip_update(&mut self) {
+        self.take_newer();
+        self.sums.clear();
+    }
+
     fn update(&mut self, factors: &Factors, learning_rate: f64) {
+        self.take_newer();
         self.optimizer.update(&mut self.module, &mut self.sums, factors, learning_rate);
     }
 
     fn update_early(&mut self, factors: &Factors, learning_rate: f64) -> bool {
         let Some(optimizer) = self.optimizer.get().cloned() else { return false };
         self.before_update = Some(BeforeUpdate { module: self.module.settled().clone(), optimizer });
+        self.take_newer();
         let mut sums = self.sums.clone();
         let update = || self.optimizer.update(&mut self.module, &mut sums, factors, learning_rate);
         let is_updated = catch_unwind(AssertUnwindSafe(update)).is_ok();
@@ -194,7 +207,14 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
             }
             Visit::Change { place, change } if place.may_be_on(stage) => self.change(place, &**change),
             Visit::Freeze { contains, freeze } => Ok(self.freeze(&**contains, *freeze)),
-            Visit::Shift { by } => Ok(self.shift(by)),
+            Visit::Shift { by } => {
+                if self.other.is_some() {
+                    self.switch();
+                    self.shift(by);
+                    self.switch();
+                }
+                Ok(self.shift(by))
+            }
             Visit::Read { .. } | Visit::Change { .. } => Ok(0),
         }
     }
@@ -215,6 +235,7 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         let discrete = discrete_of(self.module.get()).into_iter().zip(&self.table.discrete);
         let row_shard = self.settings.row_shards.map(|shards| shards.others);
         let found = floats.chain(discrete).enumerate().filter(|(_, (_, path))| !self.is_base(path));
+        let older = self.older_values();
         let parameters = found.map(|(index, (found, path))| {
             let NamedTensor { id, value, is_trained, .. } = found;
             let shard = self.table.placement(index).shard_of(rank);
@@ -222,7 +243,8 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
             let is_trained = is_trained || self.module.is_sharded(index);
             let is_frozen = self.module.frozen.contains(&id);
             let rows = self.module.row_shard(index);
-            HeldParameter { index, path: path.clone(), id, shard, rows, is_frozen, value, is_trained }
+            let older = older.get(index).filter(|_| is_trained || is_frozen).cloned();
+            HeldParameter { index, path: path.clone(), id, shard, rows, is_frozen, value, older, is_trained }
         });
         StageState { parameters: parameters.collect(), optimizer: self.optimizer.get().cloned(), row_shard }
     }
@@ -346,9 +368,10 @@ impl<M: StageBody> TrainingStage<M> {
             let shard = self.table.placement(index).shard_of(rank);
             Target { id: *id, path, shard, rows: self.module.row_shard(index), local }
         });
-        let restored = put_together(optimizer, &targets.collect::<Vec<_>>(), stored)?;
+        let Restored { optimizer, older } = put_together(optimizer, &targets.collect::<Vec<_>>(), stored)?;
         drop(found);
-        self.optimizer.set(restored);
+        self.optimizer.set(optimizer);
+        self.restore_older(older);
         Ok(())
     }
 }

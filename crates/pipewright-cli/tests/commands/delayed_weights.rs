@@ -1,0 +1,90 @@
+//! Weights that are delayed by one update, through the command line.
+
+use serde_json::Value;
+
+use crate::run::{Figures, Run, tensors};
+
+const SIZE: [&str; 4] =
+    ["run.steps=6", "pipeline.ranks=2", "optimizer.schedule=constant", "run.deadline_seconds=20"];
+const DELAY: &str = "optimizer.delay=1";
+
+type Outcome = (Vec<Figures>, Vec<(String, Vec<u8>)>);
+
+/// Returns the figures of a run, and the tensors of its last checkpoint.
+fn outcome(run: &Run) -> Outcome {
+    (run.figures(), tensors(&run.path("out/checkpoints/step-00000006")))
+}
+
+fn train(set: &[&str]) -> Outcome {
+    let run = Run::new();
+    run.train(&[&SIZE[..], &[DELAY], set].concat());
+    outcome(&run)
+}
+
+/// A checkpoint has both versions, evaluations and checkpoints drain the pipeline, and neither they nor the cut change a bit.
+#[test]
+fn runs_have_the_same_bits_under_every_cut_and_after_a_stop() {
+    let expected = train(&[]);
+    let older = expected.1.iter().filter(|(name, _)| name.ends_with("@older")).count();
+    assert!(older > 0 && older * 2 < expected.1.len(), "one for each parameter, and the optimizer's state");
+    for set in [
+        &["pipeline.ranks=1", "pipeline.schedule=gpipe"][..],
+        &["pipeline.ranks=4"],
+        &["pipeline.schedule=zbvzerobubble"],
+        &["run.eval_every=2", "data.validation=0.2", "run.checkpoint_every=3"],
+    ] {
+        // Another part of the data is left to train on.
+        let is_split = set.iter().any(|key| key.starts_with("data."));
+        let plain = ["data.validation=0.2", "run.eval_every=100"];
+        let expected = if is_split { train(&plain) } else { expected.clone() };
+        let found = train(set);
+        assert!(found.0 == expected.0, "{set:?}: {:?} {:?}", found.0, expected.0);
+        assert!(found.1 == expected.1, "{set:?}: the checkpoints differ");
+    }
+    // Sums over replicas and tensor ranks have other bits, the same under every cut.
+    for mesh in ["mesh.data_parallel=2", "mesh.tensor_parallel=2"] {
+        assert!(train(&[mesh]).0 == train(&[mesh, "pipeline.ranks=1"]).0, "{mesh}");
+    }
+    let run = Run::new();
+    run.train(&[&SIZE[..], &[DELAY, "run.steps=3"]].concat());
+    run.resume(&["run.steps=6", "pipeline.ranks=4"]);
+    assert!(outcome(&run).0 == expected.0, "after a stop");
+    assert!(outcome(&run).1 == expected.1, "the checkpoint after a stop");
+}
+
+/// A run may resume with another delay: it begins with the newer version.
+#[test]
+fn a_run_resumes_with_and_without_delay() {
+    let run = Run::new();
+    run.train(&[&SIZE[..], &[DELAY, "run.steps=3"]].concat());
+    run.resume(&["run.steps=6", "optimizer.delay=0"]);
+    assert!(outcome(&run).1.iter().all(|(name, _)| !name.ends_with("@older")), "one version");
+    let figures = run.figures();
+    assert!(figures[..3] == train(&[]).0[..3] && figures[3..] != train(&[]).0[3..]);
+}
+
+fn number(rank: &Value, key: &str) -> u64 {
+    rank[key].as_u64().unwrap_or(0)
+}
+
+/// The second version costs as much as the parameters. While batches overlap, each has gradients.
+#[test]
+fn check_counts_both_versions() {
+    let run = Run::new();
+    let memory = |set: &[&str]| run.estimates("small.toml", &[&SIZE[..], set].concat());
+    for (ranks, batches) in [("pipeline.ranks=2", 2), ("pipeline.ranks=1", 1)] {
+        for (plain, delayed) in memory(&[ranks]).iter().zip(memory(&[ranks, DELAY])) {
+            assert_eq!(number(&delayed, "parameters"), 2 * number(plain, "parameters"), "{delayed}");
+            assert_eq!(number(&delayed, "gradients"), batches * number(plain, "gradients"), "{delayed}");
+            assert_eq!(number(&delayed, "optimizer"), number(plain, "optimizer"), "{delayed}");
+            assert!(number(&delayed, "activations") >= number(plain, "activations"), "{delayed}");
+        }
+    }
+}
+
+#[test]
+fn other_delays_are_refused() {
+    let run = Run::new();
+    run.fail(2, &["check", "small.toml"], &["optimizer.delay=2"], &["delay"]);
+    run.fail(2, &["train", "small.toml"], &["optimizer.delay=true"], &["delay"]);
+}
