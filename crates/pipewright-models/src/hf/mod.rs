@@ -35,7 +35,7 @@ mod weights;
 mod write;
 mod gguf_write;
 
-pub use added_tokens::{AddedTokens, add_tokens};
+pub use added_tokens::{AddedTokens, add_tokens, added_rows, extend_tokenizer, vocabulary_modules};
 pub use contents::{check_weights, weight_ranges};
 pub use directory::{is_config_alone, resolve};
 pub(crate) use export::export_from;

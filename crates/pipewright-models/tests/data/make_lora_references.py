@@ -9,6 +9,8 @@ With the folders of a base and of an adapter, it prints the first logits of the 
 row of `tokens.jsonl`, and with that of a merged model too, the largest difference between the logits of the two:
 
     python make_lora_references.py BASE ADAPTER [MERGED]
+
+With names of folders, it makes only these.
 """
 
 import json
@@ -67,6 +69,15 @@ ADAPTERS = {
     "llama-tiny-head": (
         "llama-tiny",
         LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM"),
+    ),
+    # The table of the embedding has an adapter. A tied head multiplies by the table itself.
+    "llama-tiny-embedding": (
+        "llama-tiny",
+        LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "embed_tokens"], task_type="CAUSAL_LM"),
+    ),
+    "llama-tied-tiny-embedding": (
+        "llama-tied-tiny",
+        LoraConfig(r=3, lora_alpha=6, use_rslora=True, target_modules=["v_proj", "embed_tokens"], task_type="CAUSAL_LM"),
     ),
     "deepseek-v3-tiny": (
         "deepseek-v3-tiny",
@@ -144,8 +155,9 @@ def compare(folder, adapter, merged=None):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    if len(sys.argv) > 1:
+    if len(sys.argv) > 1 and sys.argv[1] not in ADAPTERS:
         compare(*sys.argv[1:])
     else:
-        for folder, (name, *rest) in ADAPTERS.items():
+        for folder in sys.argv[1:] or ADAPTERS:
+            name, *rest = ADAPTERS[folder]
             make(folder, name, *rest)

@@ -10,6 +10,7 @@ use pipewright_models::{
     adapted_layers, hf,
 };
 use pipewright_schedule::ModelDesc;
+use pipewright_schedule::error_text::with_causes as sentence;
 use pipewright_schedule::words::counted;
 use pipewright_system::machine_memory::machine_bytes;
 
@@ -28,7 +29,10 @@ pub(crate) const BYTE_TOKENS: usize = 256;
 /// Returns the configuration of the model that the settings name, with its embedding and its head in as many parts.
 pub fn read_model(settings: &Settings) -> Result<CutModel, RunError> {
     let model = match &settings.model {
-        ModelSettings::From { from, .. } => ModelConfig::read(from).map_err(RunError::input)?,
+        ModelSettings::From { from, add_tokens, .. } => {
+            let model = ModelConfig::read(from).map_err(RunError::input)?;
+            with_tokens(model, from, settings.data.tokenizer.as_ref(), add_tokens)?
+        }
         ModelSettings::Fresh(model) => model.config(),
     };
     model.check_length(settings.data.seq_len as usize).map_err(RunError::input)?;
@@ -56,6 +60,51 @@ pub fn read_model(settings: &Settings) -> Result<CutModel, RunError> {
         }
         None => Ok(model),
     }
+}
+
+/// Returns the model in a folder with the token ids that `tokens` get from this tokenizer.
+fn with_tokens(
+    model: ModelConfig,
+    from: &Path,
+    tokenizer: &Path,
+    tokens: &[String],
+) -> Result<ModelConfig, RunError> {
+    if tokens.is_empty() {
+        return Ok(model);
+    }
+    let refused = |reason: String| RunError::input(format!("`model.add_tokens`: {reason}"));
+    if hf::is_config_alone(from) {
+        return Err(refused(format!(
+            "{}: there are no weights, and a model without weights has the ids that its config.json says:              change `vocab_size` there",
+            from.display()
+        )));
+    }
+    let added =
+        hf::added_rows(from, &*model, tokenizer, tokens).map_err(|error| refused(sentence(&error)))?;
+    model.with_vocab_size(added.vocab_size).map_err(|error| refused(sentence(&error)))
+}
+
+/// Returns a warning if tokens are added and adapters leave their rows as they are.
+pub(crate) fn untrained_tokens(
+    settings: &Settings,
+    model: &dyn RunModel,
+) -> Result<Option<String>, RunError> {
+    if settings.model.added_tokens().is_empty() || model.adapter().is_none() {
+        return Ok(None);
+    }
+    let trained = model.trained_parameters()?;
+    let is_trained = |module: &str| {
+        trained.iter().any(|spec| spec.path.strip_prefix(module).is_some_and(|rest| rest.starts_with('.')))
+    };
+    let untrained = hf::vocabulary_modules(&model.parameters()?);
+    let untrained: Vec<String> = untrained.into_iter().filter(|module| !is_trained(module)).collect();
+    Ok((!untrained.is_empty()).then(|| {
+        format!(
+            "warning: nothing trains the rows of the tokens in `model.add_tokens` in {}: name the modules in \
+             `adapter.modules_to_save`, such as [\"embed_tokens\", \"lm_head\"]",
+            quoted(&untrained)
+        )
+    }))
 }
 
 /// Refuses settings that change a model of a family, if the program trains a model of its own.
@@ -91,7 +140,7 @@ fn require_base(preference: &PreferenceSettings, model: &CutModel) -> Result<(),
 /// Returns the sizes of the matrices that stay in the files of the base, if the settings ask for it, or leave the choice
 /// and the machine has less memory than the files need.
 fn streamed_sizes(settings: &Settings, model: &CutModel) -> Result<Option<QuantisedSizes>, RunError> {
-    let ModelSettings::From { from, streaming } = &settings.model else { return Ok(None) };
+    let ModelSettings::From { from, streaming, .. } = &settings.model else { return Ok(None) };
     let refusal = if settings.adapter.is_none() {
         Some("training changes the whole model: add a section [adapter]")
     } else if !settings.run.devices.are_processor() {
