@@ -72,6 +72,7 @@ pub mod nemotron_h;
 pub mod boundary;
 mod rows;
 mod block;
+mod table_adapter;
 mod embedding_layer;
 mod prediction;
 mod training_form;

@@ -23,6 +23,10 @@ use crate::lora_target::LoraTarget;
 pub(crate) const HEAD: &str = "lm_head";
 /// The names of an adapter's two matrices in the path of a parameter.
 const MATRICES: [&str; 2] = [".lora_A.", ".lora_B."];
+/// The names of both matrices of the adapter of a table, which are not layers in PEFT.
+pub(crate) const TABLE_MATRICES: [&str; 2] = ["lora_embedding_A", "lora_embedding_B"];
+/// The names of the tables of the token embeddings in files.
+pub(crate) const TABLES: [&str; 3] = ["embed_tokens", "wte", "embeddings"];
 /// The name of an adapter's magnitudes in the path of a parameter.
 pub(crate) const MAGNITUDES: &str = "lora_magnitude_vector";
 
@@ -110,13 +114,17 @@ impl LoraConfig {
         }
     }
 
-    /// Returns whether the linear layer at a path has an adapter.
+    /// Returns whether the linear layer or the table of the token embeddings at a path has an adapter. A table has one only
+    /// if it is named.
     pub(crate) fn adapts(&self, layer: &str) -> bool {
         if self.saves_module(layer) {
             return false;
         }
         match &self.targets {
-            LoraTargets::AllLinear => layer != HEAD,
+            LoraTargets::AllLinear => layer != HEAD && !is_table(layer),
+            LoraTargets::Named(targets) if is_table(layer) => {
+                targets.iter().any(|target| !target.is_pattern() && target.means(layer))
+            }
             LoraTargets::Named(targets) => targets.iter().any(|target| target.means(layer)),
         }
     }
@@ -217,7 +225,14 @@ pub(crate) fn module_of(parameter: &str) -> &str {
 
 /// Returns whether a parameter belongs to an adapter.
 pub fn is_of_adapter(parameter: &str) -> bool {
-    MATRICES.iter().any(|matrix| parameter.contains(matrix)) || layer_of_magnitudes(parameter).is_some()
+    MATRICES.iter().any(|matrix| parameter.contains(matrix))
+        || TABLE_MATRICES.contains(&name_of(parameter))
+        || layer_of_magnitudes(parameter).is_some()
+}
+
+/// Returns whether a module is the table of the token embeddings.
+pub(crate) fn is_table(module: &str) -> bool {
+    TABLES.contains(&name_of(module))
 }
 
 /// Returns the path of the layer that the magnitudes of an adapter belong to; `None` for other parameters.
@@ -227,12 +242,12 @@ pub(crate) fn layer_of_magnitudes(parameter: &str) -> Option<&str> {
 
 /// Returns the path of the layer that an adapter's first matrix belongs to; `None` for other parameters.
 pub(crate) fn layer_of_first(parameter: &str) -> Option<&str> {
-    parameter.strip_suffix(".lora_A.weight")
+    parameter.strip_suffix(".lora_A.weight").or_else(|| parameter.strip_suffix(".lora_embedding_A"))
 }
 
 /// Returns the path of the layer that an adapter's second matrix belongs to; `None` for other parameters.
 pub(crate) fn layer_of_second(parameter: &str) -> Option<&str> {
-    parameter.strip_suffix(".lora_B.weight")
+    parameter.strip_suffix(".lora_B.weight").or_else(|| parameter.strip_suffix(".lora_embedding_B"))
 }
 
 #[cfg(test)]
@@ -265,6 +280,9 @@ mod tests {
         check("*.layers.1.*", &[1, 2]);
         check("*.{up,down}_proj", &[2]);
         assert!(!LoraConfig::default().adapts(HEAD) && config(&["lm_head"]).adapts(HEAD));
+        let has_table = |lora: LoraConfig| lora.adapts("model.embed_tokens");
+        assert!(has_table(config(&["embed_tokens"])) && !has_table(config(&["*"])));
+        assert!(!has_table(LoraConfig::default()));
     }
 
     #[test]
@@ -337,6 +355,7 @@ mod tests {
         let of = |name: &str| is_of_adapter(&format!("model.layers.0.self_attn.q_proj.{name}"));
         assert!(["lora_A.weight", "lora_B.weight", "lora_magnitude_vector"].map(of).iter().all(|&is| is));
         assert!(!["weight", "bias"].map(of).contains(&true));
+        assert!(is_of_adapter("model.embed_tokens.lora_embedding_A"));
     }
 
     #[test]

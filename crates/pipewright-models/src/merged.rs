@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use crate::error::ModelError;
-use crate::lora::{LoraConfig, MAGNITUDES, layer_of_first};
+use crate::lora::{LoraConfig, MAGNITUDES, TABLE_MATRICES, is_table, layer_of_first};
 use crate::parameter::{ParameterKind, ParameterSource, ParameterSpec};
 
 /// The parameters of a base with adapters merged into them.
@@ -39,10 +39,11 @@ impl ParameterSource for MergedSource<'_> {
         let (Some(layer), &[inputs, outputs]) = (layer, spec.shape.as_slice()) else { return Ok(values) };
         let rank = self.lora.rank as usize;
         let mut matrix = |name: &str, shape: [usize; 2]| {
-            let (path, kind) = (format!("{layer}.{name}.weight"), ParameterKind::Matrix);
+            let (path, kind) = (format!("{layer}.{name}"), ParameterKind::Matrix);
             self.adapter.parameter(&ParameterSpec::new(path, shape.to_vec(), kind))
         };
-        let (first, second) = (matrix("lora_A", [inputs, rank])?, matrix("lora_B", [rank, outputs])?);
+        let names = if is_table(layer) { TABLE_MATRICES } else { ["lora_A.weight", "lora_B.weight"] };
+        let (first, second) = (matrix(names[0], [inputs, rank])?, matrix(names[1], [rank, outputs])?);
         let scale = self.lora.scale() as f32;
         let mut added = vec![0.0; outputs];
         for (row, low) in values.chunks_exact_mut(outputs).zip(first.chunks_exact(rank)) {

@@ -27,7 +27,7 @@ use pipewright_shapes::training::AdaptedLayer;
 
 use crate::error::ModelError;
 use crate::file_layout::{FileLayout, OutputParts};
-use crate::lora::{HEAD, LoraConfig, layer_of_first, layer_of_second, name_of};
+use crate::lora::{HEAD, LoraConfig, is_table, layer_of_first, layer_of_second, name_of};
 use crate::parameter::{Builder, ParameterKind, ParameterSpec, SplitLinear};
 use crate::split::require_groups;
 
@@ -196,7 +196,9 @@ pub fn adapted_layers<'a>(
             };
             // With dropout, no two adapters have the same input.
             let shares_input = !inputs.insert(input_of(layer)) && lora.dropout == 0.0;
-            let adapted = AdaptedLayer { input: rows as u64, output: 0, division, shares_input };
+            // A table has ids as its input.
+            let input = if is_table(layer) { 0 } else { rows as u64 };
+            let adapted = AdaptedLayer { input, output: 0, division, shares_input };
             layers.push((layer.to_owned(), adapted));
         } else if let Some((_, adapted)) =
             layers.last_mut().filter(|(path, _)| layer_of_second(&spec.path) == Some(path))

@@ -262,3 +262,56 @@ fn modules_of_a_quantised_base_are_saved() {
         "and 4 modules as a whole",
     );
 }
+
+/// Trains with adapters on the queries and the table of the embedding, under one cut and with a resume under others.
+fn trained_with_embedding(base: &str, set: &[&str]) -> (Run, String) {
+    let (folder, whole) = (folder_without_path(), folder_without_path());
+    let from = format!("model.from={}", reference(base));
+    let targets = "adapter.targets=[\"q_proj\", \"embed_tokens\"]";
+    let set = [&["adapter.kind=lora", targets, &from][..], set].concat();
+    whole.says(&["train", "small.toml"], &set, "adapter: lora of rank 8 on");
+    folder.train(&[&set[..], &["run.steps=2", "pipeline.schedule=zb-h1"]].concat());
+    folder.resume(&["run.steps=4", "pipeline.ranks=4", "pipeline.schedule=1f1b"]);
+    assert_eq!(folder.figures(), whole.figures());
+    folder.succeed(&["export", "out", "adapter"], &[]);
+    assert_eq!(peft(&folder.path("adapter"))["target_modules"], json!(["embed_tokens", "q_proj"]));
+    (folder, from)
+}
+
+#[test]
+fn adapters_of_the_embedding_are_resumed_exported_and_merged() {
+    let (folder, from) = trained_with_embedding("qwen3-tiny", &[]);
+    let names = tensors(&folder.path("adapter/adapter_model.safetensors"));
+    let first = ("base_model.model.model.embed_tokens.lora_embedding_A".to_owned(), vec![8, 256]);
+    let second = ("base_model.model.model.embed_tokens.lora_embedding_B".to_owned(), vec![64, 8]);
+    assert!(names.contains(&first) && names.contains(&second), "{names:?}");
+    folder.succeed(&["export", "out", "merged", "--merge", "--dtype", "float32"], &[]);
+    let adapter = format!("adapter.path={}", folder.path("adapter").display());
+    let [adapted, _] = step_after(&folder, 32, &["adapter.kind=lora", &adapter, &from]);
+    let [merged, _] = step_after(&folder, 32, &[&format!("model.from={}", folder.path("merged").display())]);
+    assert!((adapted - merged).abs() <= 2e-6 * adapted, "{adapted} {merged}");
+    let [base, _] = step_after(&folder, 32, &["adapter.kind=lora", "adapter.targets=[\"q_proj\"]", &from]);
+    assert!((base - merged).abs() > 1e-3 * merged, "{base} {merged}");
+    let targets = ["adapter.kind=lora", "adapter.targets=[\"embed_tokens\"]"];
+    for (set, expected) in [
+        ("adapter.dora=true", "`model.embed_tokens` is a table, and tables have no magnitudes"),
+        ("pipeline.embedding_parts=2", "needs the embedding in one part"),
+    ] {
+        folder.refuse_settings(&[&targets[..], &[set]].concat(), expected);
+    }
+}
+
+/// The head multiplies by the table without its adapter, which a merged model cannot say.
+#[test]
+fn the_adapter_of_a_table_is_not_merged_into_a_tied_head() {
+    let (folder, from) = trained_with_embedding("llama-tied-tiny", &["pipeline.head_parts=2"]);
+    folder.refuse(&["export", "out", "merged", "--merge"], &[], "so the adapters cannot be merged");
+    folder.succeed(&["generate", "out", "--prompt", "a", "--tokens", "3", "--tokenizer", "bytes"], &[]);
+    let file = folder.path("adapter/adapter_config.json");
+    let mut config = peft(&folder.path("adapter"));
+    config["ensure_weight_tying"] = true.into();
+    fs::write(file, config.to_string()).expect("it can be written");
+    let path = format!("adapter.path={}", folder.path("adapter").display());
+    let set = ["adapter.kind=lora", &path, &from];
+    folder.refuse(&["train", "small.toml"], &set, "the head has the adapter of the embedding");
+}

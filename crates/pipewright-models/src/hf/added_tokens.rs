@@ -24,7 +24,7 @@ use super::weights::Weights;
 use super::write::{Scratch, require_vacant};
 use crate::error::ModelError;
 use crate::family::ModelFamily;
-use crate::lora::{module_of, name_of};
+use crate::lora::{is_table, module_of};
 use crate::parameter::{ParameterKind, ParameterSource, ParameterSpec};
 use crate::vocabulary::HEAD;
 
@@ -32,9 +32,6 @@ use crate::vocabulary::HEAD;
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// The list in it of tokens by id.
 const DECODER: &str = "added_tokens_decoder";
-
-/// The names of the tables of the token embeddings in files.
-const TABLES: [&str; 3] = ["embed_tokens", "wte", "embeddings"];
 
 /// The additions to a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -193,7 +190,7 @@ fn vocabulary_of(config: &dyn ModelFamily) -> Result<Vec<ParameterSpec>, ModelEr
 /// Returns whether a parameter has a row for each token id: the table of the embedding, and the head.
 pub(super) fn is_of_vocabulary(spec: &ParameterSpec) -> bool {
     let module = module_of(&spec.path);
-    module == HEAD || (spec.kind == ParameterKind::Table && TABLES.contains(&name_of(module)))
+    module == HEAD || (spec.kind == ParameterKind::Table && is_table(module))
 }
 
 /// Returns the elements of the rows of a parameter in a file, followed by the mean of the rows until there are `rows`.

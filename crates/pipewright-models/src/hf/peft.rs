@@ -14,7 +14,10 @@ use super::json_file::{parse, read_bytes};
 use super::layout::{file_shape, from_file};
 use super::other_form::ADAPTER;
 use crate::error::ModelError;
-use crate::lora::{HEAD, LoraConfig, LoraTargets, is_of_adapter, layer_of_magnitudes, module_of};
+use crate::lora::{
+    HEAD, LoraConfig, LoraTargets, is_of_adapter, layer_of_first, layer_of_magnitudes, layer_of_second,
+    module_of,
+};
 use crate::lora_target::{LoraTarget, is_named};
 use crate::parameter::{ParameterSource, ParameterSpec};
 
@@ -112,6 +115,11 @@ pub(crate) fn read_adapter(
         let advice = "the embedding is saved without the head, which multiplies by its table in this model: train the adapter with \
                       `ensure_weight_tying=True` of PEFT";
         return Err(refused_key(&path, TIES, "not true", advice));
+    }
+    let shares_adapter = model.tied_table.is_some_and(|table| lora.adapts(module_of(table)));
+    if shares_adapter && settings.optional(TIES, Value::as_bool)? == Some(true) {
+        let advice = "the head has the adapter of the embedding, which is not supported: train the adapter without this key";
+        return Err(refused_key(&path, TIES, "true", advice));
     }
     Ok((lora, weights))
 }
@@ -278,7 +286,7 @@ fn targets_of(
         let path = tensor.strip_prefix(PREFIX).filter(|path| is_of_adapter(path));
         let layer = path.and_then(|path| match layer_of_magnitudes(path) {
             Some(layer) => dora.then_some(layer),
-            None => path.strip_suffix(WEIGHT)?.rsplit_once('.').map(|(layer, _)| layer),
+            None => layer_of_first(path).or_else(|| layer_of_second(path)),
         });
         match layer.filter(|layer| layers.iter().any(|known| known == layer)) {
             Some(layer) => drop(adapted.insert(layer.to_owned())),
@@ -291,7 +299,7 @@ fn targets_of(
             }
             None => {
                 let fault = format!(
-                    "tensor `{tensor}` is not a matrix of an adapter on one of the {} linear layers of this model, such as `{}`: \
+                    "tensor `{tensor}` is not a matrix of an adapter on one of the {} layers of this model that can have one, such as `{}`: \
                      name the adapter of this model",
                     layers.len(),
                     layers.first().map_or("", String::as_str)

@@ -12,10 +12,17 @@ use crate::pipelined_run::{FIRST_STEPS, in_part, train, train_first, train_steps
 use crate::reference::{Reference, Step, Within};
 
 /// The adapters with references.
-const ADAPTERS: [&str; 6] = ["qwen3-tiny", "llama-tiny", "gpt2-tiny", "qwen2-tiny-dora", SAVED, HEAD];
+const ADAPTERS: [&str; 8] =
+    ["qwen3-tiny", "llama-tiny", "gpt2-tiny", "qwen2-tiny-dora", SAVED, HEAD, EMBEDDING, TIED_EMBEDDING];
 
 /// An adapter on the head too.
 const HEAD: &str = "llama-tiny-head";
+
+/// An adapter on the embedding too.
+const EMBEDDING: &str = "llama-tiny-embedding";
+
+/// The same of a model whose head multiplies by the table of the embedding.
+const TIED_EMBEDDING: &str = "llama-tied-tiny-embedding";
 
 /// An adapter with modules that are trained whole: the embedding, the head and norms.
 const SAVED: &str = "llama-tiny-saved";
@@ -75,7 +82,10 @@ fn replicas_and_tensor_ranks_train_as_peft_does() {
         check_first_steps("qwen3-tiny", "1f1b", 2, &config);
         check_first_steps("qwen2-tiny-dora", "1f1b", 2, &config);
         check_first_steps(SAVED, "1f1b", 2, &config);
+        check_first_steps(TIED_EMBEDDING, "1f1b", 2, &config);
     }
+    let config = PipelineConfig { tensor_parallel: 2, sequence_parallel: true, ..PipelineConfig::default() };
+    check_first_steps(EMBEDDING, "1f1b", 2, &config);
     // The outputs of joined projections are in groups.
     let config = PipelineConfig { tensor_parallel: 2, ..PipelineConfig::default() };
     check_first_steps("gpt2-tiny", "zb-h1", 2, &config);
@@ -85,6 +95,7 @@ fn replicas_and_tensor_ranks_train_as_peft_does() {
         check_first_steps("llama-tiny", "1f1b", ranks, &config);
         check_first_steps(SAVED, "zb-h1", ranks, &config);
         check_first_steps(HEAD, "zb-h1", ranks, &config);
+        check_first_steps(EMBEDDING, "zb-h1", ranks, &config);
         // The norms of columns are sums over the ranks where inputs are split.
         check_first_steps("qwen2-tiny-dora", "zb-h1", ranks, &config);
     }
@@ -123,7 +134,7 @@ fn masks_and_first_values_do_not_depend_on_the_cut() {
 #[test]
 fn half_precision_stays_near_single_precision() {
     let config = PipelineConfig { precision: Precision::Bf16, ..PipelineConfig::default() };
-    for adapter in ["llama-tiny", "qwen2-tiny-dora", SAVED] {
+    for adapter in ["llama-tiny", "qwen2-tiny-dora", SAVED, EMBEDDING] {
         let reference = Reference::load_adapted(adapter);
         let run = train_steps(&reference, "1f1b", 2, 8, &config, 3);
         Reference::assert_within(&run, &reference.expected.steps, Within { loss: 4e-3, grad_norm: 5e-2 });
