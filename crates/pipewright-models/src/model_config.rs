@@ -26,7 +26,7 @@ use crate::hf::{
 };
 use crate::hybrid::HybridConfig;
 use crate::llama::LlamaConfig;
-use crate::lora::{HEAD, LoraConfig, is_table, layer_of_first, module_of};
+use crate::lora::{HEAD, LoraConfig, is_of_adapter, is_table, layer_of_first, module_of};
 use crate::ministral3::Ministral3Config;
 use crate::mistral::MistralConfig;
 use crate::mixtral::MixtralConfig;
@@ -207,7 +207,8 @@ impl ModelConfig {
         self.outline(0..self.layers(), &TensorParallel::default())
     }
 
-    /// Returns the paths of the linear layers that can have an adapter, and of the table of the embedding.
+    /// Returns the paths of the linear layers that can have an adapter, of the table of the embedding, and of the matrices of
+    /// all experts of a block.
     ///
     /// # Errors
     /// When the family cannot have adapters, or as [`ModelFamily::outline`].
@@ -226,7 +227,11 @@ impl ModelConfig {
         // The head and the table of the embedding have one if they are named.
         let form = self.head();
         let (head, table) = ((!form.is_tied).then_some(HEAD), form.names.of(form.embedding));
-        Ok(layers.chain(head).map(str::to_owned).chain([table]).collect())
+        let layers: Vec<String> = layers.chain(head).map(str::to_owned).chain([table]).collect();
+        let stacks = self.parameters()?.into_iter().filter_map(|spec| Some(spec.layout.stack?.tensor));
+        // The experts of the families with adapters have gates.
+        let experts: BTreeSet<String> = stacks.collect();
+        Ok(layers.into_iter().chain(experts).collect())
     }
 
     /// Returns the parameters of these adapters on the model, and the parameters of the modules that are trained with them.
@@ -335,7 +340,11 @@ impl ModelConfig {
             |spec: &ParameterSpec| spec.kind == ParameterKind::Matrix || is_table(module_of(&spec.path));
         let matrices = self.parameters()?.into_iter().filter(is_layer);
         let layers = matrices.filter_map(|spec| spec.path.strip_suffix(".weight").map(str::to_owned));
-        let adapted = adapters.iter().filter_map(|spec| layer_of_first(&spec.path)).map(str::to_owned);
+        let target = |spec: &ParameterSpec| match &spec.layout.stack {
+            Some(stack) => stack.tensor.rsplit_once('.').map(|(target, _)| target.to_owned()),
+            None => layer_of_first(&spec.path).map(str::to_owned),
+        };
+        let adapted = adapters.iter().filter(|spec| is_of_adapter(&spec.path)).filter_map(target);
         let has_experts = self.family().keys.computes("num_experts_per_tok");
         // A tied table is a parameter of two layers.
         let layers = layers.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>();

@@ -23,6 +23,7 @@ mod json_file;
 mod layout;
 mod origin;
 mod other_form;
+mod peft_experts;
 mod peft;
 mod peft_write;
 mod quantise;

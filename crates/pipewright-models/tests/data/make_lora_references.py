@@ -79,6 +79,21 @@ ADAPTERS = {
         "llama-tied-tiny",
         LoraConfig(r=3, lora_alpha=6, use_rslora=True, target_modules=["v_proj", "embed_tokens"], task_type="CAUSAL_LM"),
     ),
+    # The experts that a router chooses have adapters: the matrices of all experts of a block are two parameters.
+    "qwen3-moe-tiny-experts": (
+        "qwen3-moe-tiny",
+        LoraConfig(
+            r=2,
+            lora_alpha=6,
+            target_modules=["q_proj"],
+            target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+            task_type="CAUSAL_LM",
+        ),
+    ),
+    "mixtral-tiny-experts": (
+        "mixtral-tiny",
+        LoraConfig(r=3, lora_alpha=4, target_modules=[], target_parameters=["mlp.experts.down_proj"], task_type="CAUSAL_LM"),
+    ),
     "deepseek-v3-tiny": (
         "deepseek-v3-tiny",
         LoraConfig(

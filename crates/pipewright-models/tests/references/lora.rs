@@ -30,6 +30,9 @@ const SAVED: &str = "llama-tiny-saved";
 /// An adapter of a family with experts, whose dense and shared layers PEFT has as parameters.
 const OF_EXPERTS: &str = "deepseek-v3-tiny";
 
+/// Adapters of the experts that a router chooses: of gate, up and down, and of down alone.
+const ROUTED: [&str; 2] = ["qwen3-moe-tiny-experts", "mixtral-tiny-experts"];
+
 /// Trains the adapter of a model for the first steps with other settings.
 fn check_first_steps(model: &str, schedule: &str, ranks: u32, config: &PipelineConfig) -> Vec<Step> {
     let reference = Reference::load_adapted(model);
@@ -40,7 +43,7 @@ fn check_first_steps(model: &str, schedule: &str, ranks: u32, config: &PipelineC
 
 #[test]
 fn one_rank_trains_as_peft_does() {
-    for adapter in ADAPTERS.into_iter().chain([OF_EXPERTS]) {
+    for adapter in ADAPTERS.into_iter().chain([OF_EXPERTS]).chain(ROUTED) {
         let reference = Reference::load_adapted(adapter);
         let run = train(&reference, "gpipe", 1, 1, &PipelineConfig::default());
         reference.assert_close(&run, &reference.expected.steps);
@@ -49,7 +52,7 @@ fn one_rank_trains_as_peft_does() {
 
 #[test]
 fn schedules_have_the_bits_of_one_rank() {
-    for adapter in ADAPTERS {
+    for adapter in ADAPTERS.into_iter().chain(ROUTED) {
         let reference = Reference::load_adapted(adapter);
         let one_rank = train_first(&reference, "gpipe", 1, 4, &PipelineConfig::default());
         reference.assert_close(&one_rank, &reference.expected.steps[..one_rank.len()]);
@@ -98,6 +101,11 @@ fn replicas_and_tensor_ranks_train_as_peft_does() {
         check_first_steps(EMBEDDING, "zb-h1", ranks, &config);
         // The norms of columns are sums over the ranks where inputs are split.
         check_first_steps("qwen2-tiny-dora", "zb-h1", ranks, &config);
+    }
+    // Each rank has a part of every expert, or whole experts.
+    for whole_experts in [false, true] {
+        let config = PipelineConfig { tensor_parallel: 2, whole_experts, ..PipelineConfig::default() };
+        ROUTED.map(|adapter| check_first_steps(adapter, "zb-h1", 2, &config));
     }
 }
 

@@ -1,13 +1,14 @@
 //! The model that the settings name, and sentences about its files that the user should know, although the
 //! run can start.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use pipewright::train::data::TokenRows;
 use pipewright_models::training_memory::{ComputeDevices, layers_in};
 use pipewright_models::{
     Adapter, AdapterStart, CutModel, LoraConfig, ModelConfig, ParameterSpec, QuantisedSizes, TrainingForm,
-    adapted_layers, hf,
+    adapted_experts, adapted_layers, hf,
 };
 use pipewright_schedule::ModelDesc;
 use pipewright_schedule::error_text::with_causes as sentence;
@@ -238,6 +239,13 @@ pub(crate) fn trained_adapters(model: &dyn RunModel, all: u64) -> Result<Option<
     let specs = model.trained_parameters()?;
     let trained = elements(&specs);
     let layers = counted(adapted_layers(&adapter.lora, &specs).len(), "layer");
+    let stacks = adapted_experts(&specs);
+    let blocks: BTreeSet<_> =
+        stacks.iter().filter_map(|stack| stack.rsplit_once('.')).map(|(block, _)| block).collect();
+    let experts = match blocks.len() {
+        0 => String::new(),
+        blocks => format!(" and the experts of {}", counted(blocks, "block")),
+    };
     let saved = match adapter.lora.saved_modules(specs.iter().map(|spec| &*spec.path)).len() {
         0 => String::new(),
         saved => format!(" and {} as a whole", counted(saved, "module")),
@@ -245,7 +253,7 @@ pub(crate) fn trained_adapters(model: &dyn RunModel, all: u64) -> Result<Option<
     let kind = if adapter.lora.dora { "dora" } else { "lora" };
     let share = trained as f64 / (all + trained).max(1) as f64 * 100.0;
     let note = format!(
-        "adapter: {kind} of rank {} on {layers}{saved}: {} trained, {share:.2}% of all",
+        "adapter: {kind} of rank {} on {layers}{experts}{saved}: {} trained, {share:.2}% of all",
         adapter.lora.rank,
         counted(trained, "parameter")
     );

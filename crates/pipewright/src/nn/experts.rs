@@ -86,6 +86,9 @@ fn mix(
         assert!(link.is_none(), "experts whose tokens are sent are on the processor");
         composed(x, weights, &held, &groups)
     };
+    if held.iter().any(|expert| expert.adapter.is_some()) {
+        return composed(x, weights);
+    }
     let Some(matrices) = Matrices::new(&held, x.dtype()) else { return composed(x, weights) };
     let form = held[0].form;
     let is_plain = !matrices.biases.exist() && form.activation == ExpertActivation::Usual;
@@ -196,6 +199,7 @@ mod tests {
                 .then(|| linear([WIDTH, INNER], 1.0 + number as f32 / 10.0).into()),
             up_proj: linear([WIDTH, INNER], 0.5 + number as f32 / 5.0).into(),
             down_proj: linear([INNER, WIDTH], 0.8).into(),
+            adapter: None,
             form,
         };
         let leaf = |shape, scale| numbers(shape, scale).cast(dtype).autodiff().require_grad();

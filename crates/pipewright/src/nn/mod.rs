@@ -123,7 +123,7 @@ pub(crate) use deferred::{ConvolutionTask, Deferred, RowIds, SplitTask, WeightSt
 pub use delta::{DeltaCache, DeltaRule, DeltaSizes};
 pub use dropout::Dropout;
 pub use embedding::Embedding;
-pub use expert::{Expert, ExpertActivation, ExpertForm};
+pub use expert::{Expert, ExpertActivation, ExpertAdapter, ExpertForm};
 pub use expert_parallel::ExpertParallel;
 pub use experts::{mix_chosen, mix_experts, mix_held};
 pub use held_matrix::{HeldLinear, HeldMatrix, held_linear};
