@@ -1,7 +1,7 @@
 //! Builds the experts of a mixture: on each of the ranks that compute a stage together, a shard of every
 //! expert, or some whole experts.
 
-use pipewright::nn::{self, Expert, ExpertActivation, ExpertAdapter, Linear};
+use pipewright::nn::{self, Expert, ExpertActivation, ExpertAdapter, HeldLinear, Linear};
 use pipewright::tensor::Placement;
 
 use crate::error::ModelError;
@@ -170,16 +170,11 @@ impl Builder<'_> {
                 "PEFT has neither magnitudes nor dropout for them: set `adapter.dora` to false and `adapter.dropout` to 0",
             );
         }
-        if self.tensor().expert_parallel().ranks() > 1 {
-            return refused(
-                "replicas that hold experts together (`mesh.expert_parallel`) have no adapters for them: set it to 1, or divide \
-                 the experts among tensor ranks (`mesh.tensor_parallel` with `mesh.whole_experts`)",
-            );
-        }
         let (rank, scale) = (lora.rank as usize, lora.scale());
         // The matrices that every rank has give a part of the sum, or of their gradients.
         let whole = match outputs {
             SplitLinear::OneRank => Placement::ON_ONE_RANK,
+            SplitLinear::OutputsOnReplica { .. } => Placement::REPLICATED_PARTIAL.on_one_replica(),
             _ => Placement::REPLICATED_PARTIAL,
         };
         let (by_outputs, by_inputs) = (self.placements(outputs).0, self.placements(inputs).0);
@@ -193,7 +188,7 @@ impl Builder<'_> {
                 let path = format!("{path}.{name}");
                 let weight =
                     self.stored(&path, "weight", shape, (ParameterKind::Matrix, layout), placement)?;
-                Ok::<_, ModelError>(Linear { weight, bias: None })
+                Ok::<_, ModelError>(HeldLinear::from(Linear { weight, bias: None }))
             };
         let (mut enter, mut gate, mut up, mut down) = (None, None, None, None);
         if enters {

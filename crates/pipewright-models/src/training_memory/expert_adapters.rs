@@ -1,9 +1,7 @@
-//! The bytes of the adapters of experts that a router chooses, besides those of the model itself. Each chosen expert is a
-//! sequence of layers with adapters ([`pipewright::nn::ExpertAdapter`]).
+//! The bytes of the adapters of experts that a router chooses ([`pipewright::nn::ExpertAdapter`]), besides those of the model
+//! itself.
 
-use pipewright::tensor::Precision;
 use pipewright_schedule::LayerDesc;
-use pipewright_shapes::kept::expert_rows;
 
 use crate::lora::is_of_adapter;
 use crate::parameter::{ParameterSpec, is_in};
@@ -37,39 +35,32 @@ impl Shapes {
         (shapes.enter.is_some() || shapes.leave.is_some()).then_some(shapes)
     }
 
-    /// Returns the width of a token's row.
-    fn width(self) -> u64 {
-        self.enter.map_or_else(|| self.leave.map_or(0, |[_, [_, width]]| width), |[[width, _], _]| width)
-    }
-
-    /// Returns the numbers in single precision that the adapters keep of a row: the results of their first matrices.
+    /// Returns the numbers that the adapters keep of a row: the results of their first matrices.
     fn low(self) -> u64 {
         let of = |matrices: Option<[[u64; 2]; 2]>| matrices.map_or(0, |[[_, rank], _]| rank);
-        2 * of(self.enter) + of(self.leave)
+        of(self.enter) + of(self.leave)
     }
 
-    /// Returns the numbers of a row that `I` keeps for `W` in the precision of the run: the inputs and the output gradients
-    /// of the layers.
-    fn of_layers(self) -> u64 {
-        let enter = self.enter.map_or(0, |[[width, _], [_, inner]]| width + 2 * inner);
-        enter + self.leave.map_or(0, |[[inner, _], [_, width]]| inner + width)
+    /// Returns the numbers of a row that `I` keeps for `W`: the inputs and the output gradients of the matrices. Gate and up
+    /// have the same input.
+    fn stash(self) -> u64 {
+        let enter = self.enter.map_or(0, |[[width, rank], [_, inner]]| width + 2 * rank + 2 * inner);
+        enter + self.leave.map_or(0, |[[inner, rank], [_, width]]| inner + 2 * rank + width)
     }
 }
 
-/// Adds to `layers`, which have the sizes for rows of `tokens` tokens in `precision`, what the adapters of experts among
-/// the parameters `specs` keep, if a token has `chosen` experts.
+/// Adds to `layers`, which have the sizes for rows of `tokens` tokens, what the adapters of experts among the parameters
+/// `specs` keep, if a token has `chosen` experts.
 pub(super) fn add_expert_adapters<'a>(
     layers: &mut [LayerDesc],
     specs: impl Iterator<Item = &'a ParameterSpec> + Clone,
     chosen: u64,
     tokens: usize,
-    precision: Precision,
 ) {
     for layer in layers {
         let Some(shapes) = Shapes::of(specs.clone(), &layer.path) else { continue };
-        let rows = expert_rows(chosen, shapes.width()) * precision.bytes();
-        let bytes = rows.saturating_add(chosen.saturating_mul(FLOAT * shapes.low()));
-        layer.activation_bytes = layer.activation_bytes.saturating_add(bytes.saturating_mul(tokens as u64));
+        let bytes = (FLOAT * shapes.low()).saturating_mul(chosen).saturating_mul(tokens as u64);
+        layer.activation_bytes = layer.activation_bytes.saturating_add(bytes);
     }
 }
 
@@ -79,11 +70,10 @@ pub(super) fn expert_adapter_stash<'a>(
     specs: impl Iterator<Item = &'a ParameterSpec> + Clone,
     chosen: u64,
     tokens: usize,
-    precision: Precision,
 ) -> u64 {
-    let of_row = |shapes: Shapes| precision.bytes() * shapes.of_layers() + 2 * FLOAT * shapes.low();
-    let rows = layers.iter().filter_map(|layer| Shapes::of(specs.clone(), &layer.path)).map(of_row);
-    rows.fold(0, u64::saturating_add).saturating_mul(chosen).saturating_mul(tokens as u64)
+    let shapes = layers.iter().filter_map(|layer| Shapes::of(specs.clone(), &layer.path));
+    let numbers = shapes.map(Shapes::stash).fold(0, u64::saturating_add);
+    numbers.saturating_mul(FLOAT).saturating_mul(chosen).saturating_mul(tokens as u64)
 }
 
 #[cfg(test)]
@@ -110,11 +100,10 @@ mod tests {
         ];
         let layer = |index: usize| LayerDesc { path: format!("m.layers.{index}"), ..LayerDesc::default() };
         let mut layers = [layer(0), layer(1)];
-        add_expert_adapters(&mut layers, specs.iter(), 2, 7, Precision::Bf16);
-        let rows = expert_rows(2, 8);
+        add_expert_adapters(&mut layers, specs.iter(), 2, 7);
         let kept = layers.clone().map(|layer| layer.activation_bytes);
-        assert_eq!(kept, [0, 7 * (2 * rows + 2 * 4 * 3 * 3)]);
-        let stash = expert_adapter_stash(&layers, specs.iter(), 2, 7, Precision::Bf16);
-        assert_eq!(stash, 7 * 2 * (2 * (8 + 2 * 5 + 5 + 8) + 2 * 4 * 3 * 3));
+        assert_eq!(kept, [0, 7 * 2 * 4 * (3 + 3)]);
+        let stash = expert_adapter_stash(&layers, specs.iter(), 2, 7);
+        assert_eq!(stash, 7 * 2 * 4 * (8 + 2 * 3 + 2 * 5 + 5 + 2 * 3 + 8));
     }
 }

@@ -65,7 +65,7 @@ impl KeptActivations<'_> {
             let (lora, specs) = (&adapter.lora, stages.iter().flatten());
             add_adapters(&mut layers.layers, lora, specs, self.tokens, self.precision, self.devices);
             let (chosen, specs) = (chosen_experts(self.model.model()), stages.iter().flatten());
-            add_expert_adapters(&mut layers.layers, specs, chosen, self.tokens, self.precision);
+            add_expert_adapters(&mut layers.layers, specs, chosen, self.tokens);
             let trained: Vec<&ParameterSpec> =
                 stages.iter().flatten().filter(|spec| self.model.is_trained(&spec.path)).collect();
             remove_below(&mut layers.layers, !self.slices.is_one(), |layer| {
@@ -85,7 +85,7 @@ impl KeptActivations<'_> {
                 let stash = adapter_stash(lora, specs.clone(), self.tokens, self.precision, self.devices);
                 let chosen = chosen_experts(self.model.model());
                 let own = &layers.layers[range.clone()];
-                let of_experts = expert_adapter_stash(own, specs, chosen, self.tokens, self.precision);
+                let of_experts = expert_adapter_stash(own, specs, chosen, self.tokens);
                 let stash = stash.saturating_add(of_experts);
                 let trained = layers.layers[range.clone()].iter().zip(&whole_layers[range.clone()]);
                 let trained: Vec<_> =

@@ -107,6 +107,14 @@ fn replicas_and_tensor_ranks_train_as_peft_does() {
         let config = PipelineConfig { tensor_parallel: 2, whole_experts, ..PipelineConfig::default() };
         ROUTED.map(|adapter| check_first_steps(adapter, "zb-h1", 2, &config));
     }
+    // Each replica holds half of the experts, and has the bits of one that holds all.
+    for adapter in ROUTED {
+        let run = |expert_parallel| {
+            let config = PipelineConfig { data_parallel: 2, expert_parallel, ..PipelineConfig::default() };
+            check_first_steps(adapter, "zb-h1", 2, &config)
+        };
+        assert_eq!(run(2), run(1), "{adapter}");
+    }
 }
 
 /// Returns a model with new adapters.

@@ -9,7 +9,6 @@ use super::bias::add_share;
 use super::clamped_gate::clamped_gate;
 use super::composed::at_least_single;
 use super::held_matrix::HeldLinear;
-use super::linear::Linear;
 use super::parallel::TensorParallel;
 use super::region::Region;
 use super::relu_squared::relu_squared;
@@ -66,24 +65,31 @@ pub struct Expert {
 #[derive(Module, Debug)]
 pub struct ExpertAdapter {
     /// The first matrix of the gate and of `up`, `[width, rank]`.
-    pub enter: Option<Linear>,
+    pub enter: Option<HeldLinear>,
     /// The second matrix of the gate, `[rank, inner]`.
-    pub gate: Option<Linear>,
+    pub gate: Option<HeldLinear>,
     /// The second matrix of `up`, `[rank, inner]`.
-    pub up: Option<Linear>,
+    pub up: Option<HeldLinear>,
     /// Both matrices of `down`, `[inner, rank]` and `[rank, width]`.
-    pub down: Option<[Linear; 2]>,
+    pub down: Option<[HeldLinear; 2]>,
     /// The factor of the adapters' outputs.
     #[module(skip)]
     pub scale: f64,
 }
 
 impl ExpertAdapter {
+    /// Returns the matrices: of gate and up, and of down.
+    pub(super) fn layers(&self) -> Vec<&HeldLinear> {
+        let enter = self.enter.iter().chain(&self.gate).chain(&self.up);
+        enter.chain(self.down.iter().flatten()).collect()
+    }
+
     /// Returns `x w + scale * x first second`.
-    fn add(&self, layer: &HeldLinear, x: Tensor<2>, matrices: Option<[&Linear; 2]>) -> Tensor<2> {
+    fn add(&self, layer: &HeldLinear, x: Tensor<2>, matrices: Option<[&HeldLinear; 2]>) -> Tensor<2> {
         let Some([first, second]) = matrices else { return layer.forward(x) };
         assert!(layer.bias.is_none(), "an expert with adapters has no biases");
-        let low_rank = LowRank { first: &first.weight, second: &second.weight, scale: self.scale };
+        let [a, b] = [first, second].map(|layer| layer.weight.as_ref().expect("adapters are parameters"));
+        let low_rank = LowRank { first: a, second: b, scale: self.scale };
         adapted_product_in(&x, layer.form(), low_rank).unwrap_or_else(|| {
             let y = layer.forward(x.clone());
             let precision = y.dtype();
@@ -103,13 +109,14 @@ impl Expert {
     /// # Panics
     /// When the activation is [`ExpertActivation::Clamped`] and there is no gate.
     pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        let enter = |layer: &HeldLinear, second: fn(&ExpertAdapter) -> Option<&Linear>| match &self.adapter {
-            Some(adapter) => {
-                let matrices = adapter.enter.as_ref().zip(second(adapter));
-                adapter.add(layer, x.clone(), matrices.map(|(first, second)| [first, second]))
-            }
-            None => layer.forward(x.clone()),
-        };
+        let enter =
+            |layer: &HeldLinear, second: fn(&ExpertAdapter) -> Option<&HeldLinear>| match &self.adapter {
+                Some(adapter) => {
+                    let matrices = adapter.enter.as_ref().zip(second(adapter));
+                    adapter.add(layer, x.clone(), matrices.map(|(first, second)| [first, second]))
+                }
+                None => layer.forward(x.clone()),
+            };
         let up = enter(&self.up_proj, |adapter| adapter.up.as_ref());
         let gate = self.gate_proj.as_ref().map(|gate| enter(gate, |adapter| adapter.gate.as_ref()));
         let inner = match (gate, self.form.activation) {

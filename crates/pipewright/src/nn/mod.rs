@@ -58,6 +58,7 @@ mod embedding;
 mod expert;
 mod expert_exchange;
 mod expert_matrices;
+mod expert_low_rank;
 mod expert_mixture;
 mod expert_parallel;
 mod experts;
