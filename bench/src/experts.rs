@@ -48,6 +48,7 @@ pub(crate) fn run(options: &Options) -> Outcome {
         if biases { ExpertActivation::Clamped { alpha: 1.702, limit: 7.0 } } else { ExpertActivation::Usual };
     let form = ExpertForm { activation, ..ExpertForm::default() };
     let expert = |inner| Expert {
+        adapter: None,
         gate_proj: Some(linear(width, inner).into()),
         up_proj: linear(width, inner).into(),
         down_proj: linear(inner, width).into(),

@@ -16,7 +16,7 @@ use crate::chat::identity::TemplateIdentity;
 use crate::chat::spans::MarkedText;
 use crate::chat::special_tokens::MissingEnd;
 use crate::collected::{Collected, Known};
-use crate::config::{DataConfig, Tokenizer};
+use crate::config::DataConfig;
 use crate::container::data_file::DataFile;
 use crate::container::data_file::ReadBytes;
 use crate::content;
@@ -127,7 +127,7 @@ impl<'a> Collector<'a> {
 
     /// Returns why completions end with no token. Bytes have no such token.
     fn missing_end(&self) -> Option<MissingEnd> {
-        let Tokenizer::File(tokenizer) = &self.config.tokenizer else { return None };
+        let tokenizer = self.config.tokenizer.file()?;
         let end = self.example_texts.end().filter(|end| !self.texts.ends_texts(end))?;
         Some(MissingEnd::new(tokenizer, end))
     }

@@ -1,7 +1,7 @@
 //! The settings of a data source.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -117,4 +117,16 @@ pub enum Tokenizer {
     Bytes,
     /// A `tokenizer.json`; needs the feature `tokenizers`.
     File(PathBuf),
+    /// A `tokenizer.json` with further special tokens, which get the next ids.
+    Extended(PathBuf, Vec<String>),
+}
+
+impl Tokenizer {
+    /// Returns the file; `None` if bytes are tokens.
+    pub fn file(&self) -> Option<&Path> {
+        match self {
+            Self::Bytes => None,
+            Self::File(file) | Self::Extended(file, _) => Some(file),
+        }
+    }
 }

@@ -70,6 +70,7 @@ pub use config::{DataConfig, Tokenizer};
 pub use container::data_file::Packing;
 pub use content::Binary;
 pub use documents::{DOCUMENTS, Documents, POSITIONS, VALID_TOKENS};
+pub use encoding::added_tokens::TokenizerFile;
 pub use encoding::codec::TokenCodec;
 pub use error::{DataError, DataErrorKind, DataPlace};
 pub use feature::Feature;

@@ -8,12 +8,15 @@ use crate::boundary::StageTensors;
 use crate::decoder::scaled;
 use crate::hybrid::{FurtherEmbeddings, RelationBias, with_zero_gradient};
 use crate::rows::Rows;
+use crate::table_adapter::TableAdapter;
 use crate::vocabulary::TokenTable;
 
 /// The embeddings of a model.
 #[derive(Module, Debug)]
 pub(crate) struct EmbeddingLayer {
     tokens: TokenTable,
+    /// The adapter of the table, if it has one.
+    pub(crate) adapter: Option<TableAdapter>,
     /// The vectors of positions, in a family that has them.
     pub(crate) positions: Option<Embedding>,
     pub(crate) further: Option<FurtherEmbeddings>,
@@ -26,7 +29,7 @@ pub(crate) struct EmbeddingLayer {
 impl EmbeddingLayer {
     /// Returns the embeddings of the tokens alone.
     pub(crate) fn new(tokens: TokenTable) -> Self {
-        Self { tokens, positions: None, further: None, relation_bias: None, factor: 1.0 }
+        Self { tokens, adapter: None, positions: None, further: None, relation_bias: None, factor: 1.0 }
     }
 
     /// Returns the hidden states `[batch, sequence, hidden]` of token ids, or of the rank's share of them. If the
@@ -37,6 +40,9 @@ impl EmbeddingLayer {
     pub(crate) fn forward(&self, input: StageTensors, rows: &Rows<'_>) -> Tensor<3> {
         let ids = input.ids.expect("the first stage takes token ids, not hidden states");
         let mut x = self.tokens.forward(input.floats.into_iter().next(), ids.clone(), rows.split);
+        if let Some(adapter) = &self.adapter {
+            x = adapter.add(x, ids.clone(), rows);
+        }
         if let Some(table) = &self.relation_bias {
             // The attentions have copies of the table, which are all that is read.
             x = with_zero_gradient(x, table.table());

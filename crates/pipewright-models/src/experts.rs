@@ -1,11 +1,13 @@
 //! Builds the experts of a mixture: on each of the ranks that compute a stage together, a shard of every
 //! expert, or some whole experts.
 
-use pipewright::nn::{self, Expert, ExpertActivation};
+use pipewright::nn::{self, Expert, ExpertActivation, ExpertAdapter, HeldLinear, Linear};
+use pipewright::tensor::Placement;
 
 use crate::error::ModelError;
 use crate::file_layout::{FileLayout, StackedMatrix, TensorEntry};
-use crate::parameter::{Builder, SplitLinear};
+use crate::lora::{DOWN, GATE_UP};
+use crate::parameter::{Builder, ParameterKind, SplitLinear};
 use crate::split::require_parts;
 
 /// The form of the experts that a router chooses.
@@ -58,6 +60,12 @@ fn check_travel(layer: &str, sizes: ExpertSizes, replicas: u32) -> Result<(), Mo
         )));
     }
     Ok(())
+}
+
+/// Returns the experts without their adapters.
+pub(crate) fn without_adapters(experts: &[Option<Expert>]) -> Vec<Option<Expert>> {
+    let own = |expert: &Expert| Expert { adapter: None, ..expert.clone() };
+    experts.iter().map(|expert| expert.as_ref().map(own)).collect()
 }
 
 impl Builder<'_> {
@@ -134,7 +142,65 @@ impl Builder<'_> {
         let up_proj = linear("up_proj", [width, inner], outputs, of_up)?;
         let down_proj = linear("down_proj", [inner, width], inputs, ("down_proj", 0, 1))?;
         let form = nn::ExpertForm { activation, bias_share };
-        Ok(Expert { gate_proj, up_proj, down_proj, form })
+        let adapter = self.expert_adapter(layer, index, sizes, [outputs, inputs])?;
+        Ok(Expert { gate_proj, up_proj, down_proj, adapter, form })
+    }
+
+    /// Builds the adapters of an expert, if the source has some. PEFT has those of all experts of a block in one matrix.
+    fn expert_adapter(
+        &mut self,
+        layer: &str,
+        index: usize,
+        sizes: &ExpertSizes,
+        [outputs, inputs]: [SplitLinear; 2],
+    ) -> Result<Option<ExpertAdapter>, ModelError> {
+        let &ExpertSizes { count: (_, experts), width, inner: (_, inner), .. } = sizes;
+        let Some(lora) = self.lora() else { return Ok(None) };
+        let adapts = |name: &str| lora.adapts(&format!("{layer}.experts.{name}"));
+        let [enters, leaves] = [GATE_UP, DOWN].map(adapts);
+        if !enters && !leaves {
+            return Ok(None);
+        }
+        let refused = |advice: &str| {
+            let place = format!("the experts of `{}` have adapters (`adapter.targets`)", self.named(layer));
+            Err(ModelError::new(format!("{place}, and {advice}")))
+        };
+        if lora.dora || lora.dropout > 0.0 {
+            return refused(
+                "PEFT has neither magnitudes nor dropout for them: set `adapter.dora` to false and `adapter.dropout` to 0",
+            );
+        }
+        let (rank, scale) = (lora.rank as usize, lora.scale());
+        // The matrices that every rank has give a part of the sum, or of their gradients.
+        let whole = match outputs {
+            SplitLinear::OneRank => Placement::ON_ONE_RANK,
+            SplitLinear::OutputsOnReplica { .. } => Placement::REPLICATED_PARTIAL.on_one_replica(),
+            _ => Placement::REPLICATED_PARTIAL,
+        };
+        let (by_outputs, by_inputs) = (self.placements(outputs).0, self.placements(inputs).0);
+        let path = format!("{layer}.experts.{index}");
+        let mut linear =
+            |name: &str, shape: [usize; 2], placement, (of, matrix, matrices): (&str, usize, usize)| {
+                let (_, part) = name.split_once('.').unwrap_or_default();
+                let tensor = format!("{layer}.experts.{of}.{part}");
+                let stack = StackedMatrix { tensor, expert: index, experts, matrix, matrices };
+                let layout = FileLayout { stack: Some(stack), ..FileLayout::default() };
+                let path = format!("{path}.{name}");
+                let weight =
+                    self.stored(&path, "weight", shape, (ParameterKind::Matrix, layout), placement)?;
+                Ok::<_, ModelError>(HeldLinear::from(Linear { weight, bias: None }))
+            };
+        let (mut enter, mut gate, mut up, mut down) = (None, None, None, None);
+        if enters {
+            enter = Some(linear("gate_up_proj.lora_A", [width, rank], whole, (GATE_UP, 0, 1))?);
+            gate = Some(linear("gate_proj.lora_B", [rank, inner], by_outputs, (GATE_UP, 0, 2))?);
+            up = Some(linear("up_proj.lora_B", [rank, inner], by_outputs, (GATE_UP, 1, 2))?);
+        }
+        if leaves {
+            let first = linear("down_proj.lora_A", [inner, rank], by_inputs, (DOWN, 0, 1))?;
+            down = Some([first, linear("down_proj.lora_B", [rank, width], whole, (DOWN, 0, 1))?]);
+        }
+        Ok(Some(ExpertAdapter { enter, gate, up, down, scale }))
     }
 
     /// Builds a feed-forward layer without biases whose inner width is split over all ranks.
@@ -151,6 +217,6 @@ impl Builder<'_> {
         let gate_proj = has_gate.then(|| up("gate_proj")).transpose()?;
         let up_proj = up("up_proj")?;
         let down_proj = self.split_linear(false, &format!("{path}.down_proj"), [inner, width], inputs)?;
-        Ok(Expert { gate_proj, up_proj, down_proj, form: nn::ExpertForm::default() })
+        Ok(Expert { gate_proj, up_proj, down_proj, adapter: None, form: nn::ExpertForm::default() })
     }
 }

@@ -423,6 +423,7 @@ impl<F: Composition> ModelFamily for F {
             if layer == before {
                 let table = builder.token_table(head.embedding, head.vocabulary, head.width)?;
                 let mut embedding = EmbeddingLayer::new(table);
+                embedding.adapter = builder.table_adapter(head.embedding, head.vocabulary, head.width)?;
                 self.add_embeddings(&mut embedding, &mut builder)?;
                 return Ok(StageLayer::Embedding(embedding));
             }

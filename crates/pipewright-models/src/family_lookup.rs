@@ -39,6 +39,16 @@ impl ModelConfig {
         }
     }
 
+    /// Returns the configuration with another number of token ids.
+    ///
+    /// # Errors
+    /// When no model has so many.
+    pub fn with_vocab_size(&self, size: usize) -> Result<Self, ShapeError> {
+        let mut json = self.to_json();
+        json["vocab_size"] = size.into();
+        Self::from_json(json)
+    }
+
     /// Reads the configuration of a Hugging Face directory, or of a file `config.json`.
     /// [`ModelConfig::unknown_keys`] returns the unknown keys of that file, and
     /// [`ModelConfig::dropout_keys`] those that ask for dropout, which training does not have.

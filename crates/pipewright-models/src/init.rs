@@ -9,7 +9,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::error::ModelError;
-use crate::lora::layer_of_first;
+use crate::lora::{TABLE_MATRICES, layer_of_first, name_of};
 use crate::parameter::{ParameterKind, ParameterSource, ParameterSpec};
 
 /// Draws matrices and tables from a normal distribution around zero, and sets scales to one and biases to
@@ -38,10 +38,15 @@ impl ParameterSource for SeededInit {
 
 /// Returns the first values of a parameter of an adapter: zeros for the second matrix, so that the adapter
 /// adds nothing, and uniform numbers for the first one. Their bound is as in PEFT, the root of
-/// `1 / inputs`. Magnitudes come from [`ParameterSource::magnitudes`].
+/// `1 / inputs`. The first matrix of a table is zeros, and the second one normal numbers. Magnitudes come from [`ParameterSource::magnitudes`].
 pub(crate) fn adapter_values(seed: u64, spec: &ParameterSpec) -> Vec<f32> {
     let len = spec.shape.iter().product();
-    if layer_of_first(&spec.path).is_none() {
+    let is_of_table = TABLE_MATRICES.contains(&name_of(&spec.path));
+    if is_of_table && layer_of_first(&spec.path).is_none() {
+        let mut normal = Normal::new(seed, &spec.path);
+        return (0..len).map(|_| normal.next() as f32).collect();
+    }
+    if is_of_table || layer_of_first(&spec.path).is_none() {
         return vec![0.0; len];
     }
     let bound = (spec.shape[0] as f64).sqrt().recip();

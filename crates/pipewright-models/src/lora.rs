@@ -23,6 +23,14 @@ use crate::lora_target::LoraTarget;
 pub(crate) const HEAD: &str = "lm_head";
 /// The names of an adapter's two matrices in the path of a parameter.
 const MATRICES: [&str; 2] = [".lora_A.", ".lora_B."];
+/// The names of both matrices of the adapter of a table, which are not layers in PEFT.
+pub(crate) const TABLE_MATRICES: [&str; 2] = ["lora_embedding_A", "lora_embedding_B"];
+/// The name of the list of experts, and of the matrices of all experts of a block in PEFT.
+const EXPERTS: &str = "experts";
+pub(crate) const GATE_UP: &str = "gate_up_proj";
+pub(crate) const DOWN: &str = "down_proj";
+/// The names of the tables of the token embeddings in files.
+pub(crate) const TABLES: [&str; 3] = ["embed_tokens", "wte", "embeddings"];
 /// The name of an adapter's magnitudes in the path of a parameter.
 pub(crate) const MAGNITUDES: &str = "lora_magnitude_vector";
 
@@ -110,13 +118,23 @@ impl LoraConfig {
         }
     }
 
-    /// Returns whether the linear layer at a path has an adapter.
+    /// Returns whether the linear layer, the table of the token embeddings or the matrices of all experts at a path have an
+    /// adapter. A table and experts have one only if they are named.
     pub(crate) fn adapts(&self, layer: &str) -> bool {
         if self.saves_module(layer) {
             return false;
         }
         match &self.targets {
-            LoraTargets::AllLinear => layer != HEAD,
+            LoraTargets::AllLinear => layer != HEAD && !is_table(layer) && !is_of_experts(layer),
+            LoraTargets::Named(targets) if is_table(layer) => {
+                targets.iter().any(|target| !target.is_pattern() && target.means(layer))
+            }
+            LoraTargets::Named(targets) if is_of_experts(layer) => {
+                let names_experts = |target: &LoraTarget| {
+                    !target.is_pattern() && target.as_str().split('.').any(|name| name == EXPERTS)
+                };
+                targets.iter().any(|target| names_experts(target) && target.means(layer))
+            }
             LoraTargets::Named(targets) => targets.iter().any(|target| target.means(layer)),
         }
     }
@@ -179,7 +197,11 @@ impl LoraConfig {
         }
         let unknown = |target: &&LoraTarget| !layers.iter().any(|layer| target.means(layer));
         targets.iter().find(unknown).map_or(Ok(()), |target| {
-            let names = layers.iter().map(|layer| name_of(layer)).collect::<BTreeSet<_>>();
+            let name = |layer: &String| match name_of(layer) {
+                name if is_of_experts(layer) => format!("{EXPERTS}.{name}"),
+                name => name.to_owned(),
+            };
+            let names = layers.iter().map(name).collect::<BTreeSet<_>>();
             let names = names.into_iter().collect::<Vec<_>>().join(", ");
             Err(ModelError::new(format!(
                 "`adapter.targets`: `{}` is not a linear layer of the model: write names of {names}, or \"all-linear\"",
@@ -196,10 +218,17 @@ impl LoraTargets {
     }
 
     /// Returns the targets that mean the layers `adapted` and no others of `layers`: their names if these
-    /// suffice, and otherwise their paths.
+    /// suffice, and otherwise their paths. Experts have their paths.
     pub(crate) fn short_names(adapted: &BTreeSet<String>, layers: &[String]) -> Vec<String> {
+        let (experts, adapted) = adapted.iter().cloned().partition(|layer| is_of_experts(layer));
+        let experts: BTreeSet<String> = experts;
+        Self::short_names_of_layers(&adapted, layers).into_iter().chain(experts).collect()
+    }
+
+    fn short_names_of_layers(adapted: &BTreeSet<String>, layers: &[String]) -> Vec<String> {
         let names: BTreeSet<String> = adapted.iter().map(|layer| name_of(layer).to_owned()).collect();
-        let named = layers.iter().filter(|layer| names.contains(name_of(layer))).count();
+        let is_named = |layer: &&String| !is_of_experts(layer) && names.contains(name_of(layer));
+        let named = layers.iter().filter(is_named).count();
         let shortest = if named == adapted.len() { &names } else { adapted };
         shortest.iter().cloned().collect()
     }
@@ -217,7 +246,19 @@ pub(crate) fn module_of(parameter: &str) -> &str {
 
 /// Returns whether a parameter belongs to an adapter.
 pub fn is_of_adapter(parameter: &str) -> bool {
-    MATRICES.iter().any(|matrix| parameter.contains(matrix)) || layer_of_magnitudes(parameter).is_some()
+    MATRICES.iter().any(|matrix| parameter.contains(matrix))
+        || TABLE_MATRICES.contains(&name_of(parameter))
+        || layer_of_magnitudes(parameter).is_some()
+}
+
+/// Returns whether a path means the matrices of all experts of a block, such as `model.layers.0.mlp.experts.down_proj`.
+pub(crate) fn is_of_experts(layer: &str) -> bool {
+    layer.rsplit_once('.').is_some_and(|(module, _)| name_of(module) == EXPERTS)
+}
+
+/// Returns whether a module is the table of the token embeddings.
+pub(crate) fn is_table(module: &str) -> bool {
+    TABLES.contains(&name_of(module))
 }
 
 /// Returns the path of the layer that the magnitudes of an adapter belong to; `None` for other parameters.
@@ -227,12 +268,12 @@ pub(crate) fn layer_of_magnitudes(parameter: &str) -> Option<&str> {
 
 /// Returns the path of the layer that an adapter's first matrix belongs to; `None` for other parameters.
 pub(crate) fn layer_of_first(parameter: &str) -> Option<&str> {
-    parameter.strip_suffix(".lora_A.weight")
+    parameter.strip_suffix(".lora_A.weight").or_else(|| parameter.strip_suffix(".lora_embedding_A"))
 }
 
 /// Returns the path of the layer that an adapter's second matrix belongs to; `None` for other parameters.
 pub(crate) fn layer_of_second(parameter: &str) -> Option<&str> {
-    parameter.strip_suffix(".lora_B.weight")
+    parameter.strip_suffix(".lora_B.weight").or_else(|| parameter.strip_suffix(".lora_embedding_B"))
 }
 
 #[cfg(test)]
@@ -265,6 +306,12 @@ mod tests {
         check("*.layers.1.*", &[1, 2]);
         check("*.{up,down}_proj", &[2]);
         assert!(!LoraConfig::default().adapts(HEAD) && config(&["lm_head"]).adapts(HEAD));
+        let has_table = |lora: LoraConfig| lora.adapts("model.embed_tokens");
+        assert!(has_table(config(&["embed_tokens"])) && !has_table(config(&["*"])));
+        assert!(!has_table(LoraConfig::default()));
+        let has_experts = |lora: LoraConfig| lora.adapts("model.layers.1.mlp.experts.down_proj");
+        assert!(has_experts(config(&["experts.down_proj"])) && !has_experts(config(&["down_proj", "*"])));
+        assert!(!has_experts(LoraConfig::default()) && !has_experts(config(&["experts.gate_up_proj"])));
     }
 
     #[test]
@@ -337,6 +384,7 @@ mod tests {
         let of = |name: &str| is_of_adapter(&format!("model.layers.0.self_attn.q_proj.{name}"));
         assert!(["lora_A.weight", "lora_B.weight", "lora_magnitude_vector"].map(of).iter().all(|&is| is));
         assert!(!["weight", "bias"].map(of).contains(&true));
+        assert!(is_of_adapter("model.embed_tokens.lora_embedding_A"));
     }
 
     #[test]

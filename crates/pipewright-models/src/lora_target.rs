@@ -28,6 +28,11 @@ impl LoraTarget {
         }
     }
 
+    /// Returns whether the target is a pattern of whole paths.
+    pub(crate) fn is_pattern(&self) -> bool {
+        is_pattern(&self.text)
+    }
+
     /// Checks that a pattern can be read.
     ///
     /// # Errors

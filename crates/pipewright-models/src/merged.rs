@@ -4,7 +4,9 @@
 use std::collections::HashSet;
 
 use crate::error::ModelError;
-use crate::lora::{LoraConfig, MAGNITUDES, layer_of_first};
+use crate::lora::{
+    GATE_UP, LoraConfig, MAGNITUDES, TABLE_MATRICES, is_table, layer_of_first, module_of, name_of,
+};
 use crate::parameter::{ParameterKind, ParameterSource, ParameterSpec};
 
 /// The parameters of a base with adapters merged into them.
@@ -35,14 +37,22 @@ impl ParameterSource for MergedSource<'_> {
             return self.adapter.parameter(spec);
         }
         let mut values = self.base.parameter(spec)?;
-        let layer = spec.path.strip_suffix(".weight").filter(|layer| self.layers.contains(*layer));
-        let (Some(layer), &[inputs, outputs]) = (layer, spec.shape.as_slice()) else { return Ok(values) };
+        let Some(layer) = spec.path.strip_suffix(".weight") else { return Ok(values) };
+        // The gate of an expert and its layer up share their first matrix.
+        let first_layer = match &spec.layout.stack {
+            Some(stack) if name_of(&stack.tensor) == GATE_UP => format!("{}.{GATE_UP}", module_of(layer)),
+            _ => layer.to_owned(),
+        };
+        let is_adapted = self.layers.contains(&first_layer);
+        let (true, &[inputs, outputs]) = (is_adapted, spec.shape.as_slice()) else { return Ok(values) };
         let rank = self.lora.rank as usize;
-        let mut matrix = |name: &str, shape: [usize; 2]| {
-            let (path, kind) = (format!("{layer}.{name}.weight"), ParameterKind::Matrix);
+        let mut matrix = |layer: &str, name: &str, shape: [usize; 2]| {
+            let (path, kind) = (format!("{layer}.{name}"), ParameterKind::Matrix);
             self.adapter.parameter(&ParameterSpec::new(path, shape.to_vec(), kind))
         };
-        let (first, second) = (matrix("lora_A", [inputs, rank])?, matrix("lora_B", [rank, outputs])?);
+        let names = if is_table(layer) { TABLE_MATRICES } else { ["lora_A.weight", "lora_B.weight"] };
+        let (first, second) =
+            (matrix(&first_layer, names[0], [inputs, rank])?, matrix(layer, names[1], [rank, outputs])?);
         let scale = self.lora.scale() as f32;
         let mut added = vec![0.0; outputs];
         for (row, low) in values.chunks_exact_mut(outputs).zip(first.chunks_exact(rank)) {

@@ -3,7 +3,7 @@
 //! A further family is one module with a type that says what its blocks are made of ([`ModelFamily`] is written once
 //! over it), its `pub mod` line in `lib.rs`, and a `use` line and a line in the list here.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
 
@@ -26,7 +26,7 @@ use crate::hf::{
 };
 use crate::hybrid::HybridConfig;
 use crate::llama::LlamaConfig;
-use crate::lora::{HEAD, LoraConfig, layer_of_first};
+use crate::lora::{HEAD, LoraConfig, is_of_adapter, is_table, layer_of_first, module_of};
 use crate::ministral3::Ministral3Config;
 use crate::mistral::MistralConfig;
 use crate::mixtral::MixtralConfig;
@@ -207,7 +207,8 @@ impl ModelConfig {
         self.outline(0..self.layers(), &TensorParallel::default())
     }
 
-    /// Returns the paths of the linear layers that can have an adapter.
+    /// Returns the paths of the linear layers that can have an adapter, of the table of the embedding, and of the matrices of
+    /// all experts of a block.
     ///
     /// # Errors
     /// When the family cannot have adapters, or as [`ModelFamily::outline`].
@@ -223,9 +224,14 @@ impl ModelConfig {
         }
         let specs = self.adapter_parameters(&LoraConfig { rank: 1, ..LoraConfig::default() })?;
         let layers = specs.iter().filter_map(|spec| layer_of_first(&spec.path));
-        // The head has one if it is named.
-        let head = (!self.head().is_tied).then_some(HEAD);
-        Ok(layers.chain(head).map(str::to_owned).collect())
+        // The head and the table of the embedding have one if they are named.
+        let form = self.head();
+        let (head, table) = ((!form.is_tied).then_some(HEAD), form.names.of(form.embedding));
+        let layers: Vec<String> = layers.chain(head).map(str::to_owned).chain([table]).collect();
+        let stacks = self.parameters()?.into_iter().filter_map(|spec| Some(spec.layout.stack?.tensor));
+        // The experts of the families with adapters have gates.
+        let experts: BTreeSet<String> = stacks.collect();
+        Ok(layers.into_iter().chain(experts).collect())
     }
 
     /// Returns the parameters of these adapters on the model, and the parameters of the modules that are trained with them.
@@ -330,11 +336,19 @@ impl ModelConfig {
         lora: &LoraConfig,
         adapters: &[ParameterSpec],
     ) -> Result<(PeftTargets, Option<PeftLimit>), ModelError> {
-        let matrices = self.parameters()?.into_iter().filter(|spec| spec.kind == ParameterKind::Matrix);
+        let is_layer =
+            |spec: &ParameterSpec| spec.kind == ParameterKind::Matrix || is_table(module_of(&spec.path));
+        let matrices = self.parameters()?.into_iter().filter(is_layer);
         let layers = matrices.filter_map(|spec| spec.path.strip_suffix(".weight").map(str::to_owned));
-        let adapted = adapters.iter().filter_map(|spec| layer_of_first(&spec.path)).map(str::to_owned);
+        let target = |spec: &ParameterSpec| match &spec.layout.stack {
+            Some(stack) => stack.tensor.rsplit_once('.').map(|(target, _)| target.to_owned()),
+            None => layer_of_first(&spec.path).map(str::to_owned),
+        };
+        let adapted = adapters.iter().filter(|spec| is_of_adapter(&spec.path)).filter_map(target);
         let has_experts = self.family().keys.computes("num_experts_per_tok");
-        Ok(PeftTargets::of(lora, adapted.collect(), &layers.collect::<Vec<_>>(), has_experts))
+        // A tied table is a parameter of two layers.
+        let layers = layers.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>();
+        Ok(PeftTargets::of(lora, adapted.collect(), &layers, has_experts))
     }
 
     /// Writes a model with the adapters of a checkpoint merged into it as a Hugging Face directory.

@@ -68,8 +68,8 @@ impl InitialParameters {
 }
 
 impl<'a> ModelSource<'a> {
-    /// Returns the parameters of a model for generation at a place. Adapters of a base that is quantised or stays in its files
-    /// are not merged into it. A device other than the processor gets decoded parameters.
+    /// Returns the parameters of a model for generation at a place. Adapters of a base that is quantised or stays in its files,
+    /// or of a table that a head shares, are not merged into it. A device other than the processor gets decoded parameters.
     pub(crate) fn for_generation(
         self,
         config: &dyn ModelFamily,
@@ -87,7 +87,8 @@ impl<'a> ModelSource<'a> {
         if let Self::Adapted(AdaptedCheckpoint { checkpoint, lora, base }) = self {
             let specs = config.outline(0..config.layers(), &TensorParallel::default())?;
             let base = hf::open_weights(base, config)?;
-            if base.has_quantised() && !lora.adapts_latents(specs.iter().map(|spec| &*spec.path)) {
+            let stays = base.has_quantised() || adapts_tied_table(config, lora);
+            if stays && !lora.adapts_latents(specs.iter().map(|spec| &*spec.path)) {
                 let base = Box::new(base.keeping_quantised());
                 return Ok(Box::new(AdaptedSource::of_checkpoint(base, lora, checkpoint, place)));
             }
@@ -126,6 +127,12 @@ impl<'a> ModelSource<'a> {
             Self::Directory(directory) => Box::new(hf::open_weights(directory, config)?.keeping_quantised()),
             Self::Checkpoint(checkpoint) => Box::new(Stored(checkpoint)),
             Self::Adapted(AdaptedCheckpoint { checkpoint, lora, base }) => {
+                if adapts_tied_table(config, lora) {
+                    return Err(ModelError::new(
+                        "the embedding has an adapter, and the head multiplies by the table without it (`tie_word_embeddings`), so \
+                         the adapters cannot be merged into the model: export the adapters alone, without --merge",
+                    ));
+                }
                 let base = Box::new(hf::open_weights(base, config)?);
                 let (whole, place) = (0..config.layers(), TensorParallel::default());
                 let specs = outline(
@@ -140,6 +147,12 @@ impl<'a> ModelSource<'a> {
             }
         })
     }
+}
+
+/// Returns whether the table of the embedding has an adapter, and the head multiplies by the table without it.
+fn adapts_tied_table(config: &dyn ModelFamily, lora: &LoraConfig) -> bool {
+    let form = config.head();
+    form.is_tied && lora.adapts(&form.names.of(form.embedding))
 }
 
 /// Returns the parameters of the stage that holds `layers` of a model with parts and adapters; see

@@ -27,7 +27,7 @@ use pipewright_shapes::training::AdaptedLayer;
 
 use crate::error::ModelError;
 use crate::file_layout::{FileLayout, OutputParts};
-use crate::lora::{HEAD, LoraConfig, layer_of_first, layer_of_second, name_of};
+use crate::lora::{HEAD, LoraConfig, is_of_adapter, is_table, layer_of_first, layer_of_second, name_of};
 use crate::parameter::{Builder, ParameterKind, ParameterSpec, SplitLinear};
 use crate::split::require_groups;
 
@@ -177,7 +177,8 @@ fn is_whole(projection: &str) -> bool {
 }
 
 /// Returns the layers whose adapters are among the parameters `specs`, in their order, each with its path. The
-/// second matrix of an adapter comes after its first one.
+/// second matrix of an adapter comes after its first one. Experts that a router chooses are not among them
+/// ([`adapted_experts`]).
 pub fn adapted_layers<'a>(
     lora: &LoraConfig,
     specs: impl IntoIterator<Item = &'a ParameterSpec>,
@@ -185,7 +186,8 @@ pub fn adapted_layers<'a>(
     let mut layers: Vec<(String, AdaptedLayer)> = Vec::new();
     let mut inputs = BTreeSet::new();
     for spec in specs {
-        let &[rows, columns] = spec.shape.as_slice() else { continue };
+        // Experts have fewer tokens each.
+        let (&[rows, columns], None) = (spec.shape.as_slice(), &spec.layout.stack) else { continue };
         if let Some(layer) = layer_of_first(&spec.path) {
             let division = if is_split_by_inputs(layer) {
                 Division::Rows
@@ -196,7 +198,9 @@ pub fn adapted_layers<'a>(
             };
             // With dropout, no two adapters have the same input.
             let shares_input = !inputs.insert(input_of(layer)) && lora.dropout == 0.0;
-            let adapted = AdaptedLayer { input: rows as u64, output: 0, division, shares_input };
+            // A table has ids as its input.
+            let input = if is_table(layer) { 0 } else { rows as u64 };
+            let adapted = AdaptedLayer { input, output: 0, division, shares_input };
             layers.push((layer.to_owned(), adapted));
         } else if let Some((_, adapted)) =
             layers.last_mut().filter(|(path, _)| layer_of_second(&spec.path) == Some(path))
@@ -205,6 +209,15 @@ pub fn adapted_layers<'a>(
         }
     }
     layers
+}
+
+/// Returns the paths of the matrices of all experts of a block whose adapters are among the parameters `specs`.
+pub fn adapted_experts<'a>(specs: impl IntoIterator<Item = &'a ParameterSpec>) -> BTreeSet<&'a str> {
+    let stacks = specs
+        .into_iter()
+        .filter(|spec| is_of_adapter(&spec.path))
+        .filter_map(|spec| spec.layout.stack.as_ref());
+    stacks.filter_map(|stack| Some(stack.tensor.rsplit_once('.')?.0)).collect()
 }
 
 /// Returns the outputs `[tokens, outputs]` of a joined projection that belong to a part, of all groups that

@@ -84,6 +84,14 @@ pub fn tokenizer(name: &str) -> Tokenizer {
     if name == BYTES { Tokenizer::Bytes } else { Tokenizer::File(name.into()) }
 }
 
+/// Returns a tokenizer with the tokens that the settings add.
+fn extended(tokenizer: Tokenizer, tokens: &[String]) -> Tokenizer {
+    match tokenizer {
+        Tokenizer::File(file) if !tokens.is_empty() => Tokenizer::Extended(file, tokens.to_vec()),
+        other => other,
+    }
+}
+
 /// Returns the settings of the data source.
 pub fn data_config(settings: &Settings) -> DataConfig {
     let data = &settings.data;
@@ -91,7 +99,7 @@ pub fn data_config(settings: &Settings) -> DataConfig {
     DataConfig {
         path: data.path.clone(),
         mix: data.mix.clone(),
-        tokenizer: tokenizer(&data.tokenizer),
+        tokenizer: extended(tokenizer(&data.tokenizer), settings.model.added_tokens()),
         seq_len: data.seq_len as usize,
         shuffle: data.shuffle,
         seed: settings.run.seed,

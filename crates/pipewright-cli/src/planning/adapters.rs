@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use pipewright_models::{CutModel, ModelConfig, adapted_layers};
+use pipewright_models::{CutModel, ModelConfig, adapted_experts, adapted_layers};
 use pipewright_planning::configurations::PlannedAdapters;
 use pipewright_planning::failure::Failure;
 use pipewright_run::settings::Settings;
@@ -25,7 +25,13 @@ pub(super) fn read(
         ));
     }
     let specs = CutModel::from(model).with_adapter(adapter).and_then(|model| model.trained_parameters());
-    let adapted = adapted_layers(&lora, &specs.map_err(Failure::input)?);
+    let specs = specs.map_err(Failure::input)?;
+    if let Some(experts) = adapted_experts(&specs).first() {
+        return Err(Failure::input(format!(
+            "`adapter.targets`: a plan for a cluster counts adapters of linear layers alone: leave `{experts}` out for the plan"
+        )));
+    }
+    let adapted = adapted_layers(&lora, &specs);
     let with_block = |(path, layer): (String, AdaptedLayer)| {
         let block = path.split('.').find_map(|name| name.parse::<usize>().ok()).ok_or_else(|| {
             Failure::input(format!(

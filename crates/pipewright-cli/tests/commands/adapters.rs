@@ -235,7 +235,7 @@ fn settings_that_do_not_fit_are_refused() {
     let with = |more: &[&'static str]| [&NEW, more].concat();
     refused(
         &["adapter.kind=lora", "adapter.targets=[\"q_proj\", \"query\"]"],
-        "`adapter.targets`: `query` is not a linear layer of the model: write names of down_proj, gate_proj, k_proj",
+        "`adapter.targets`: `query` is not a linear layer of the model: write names of down_proj, embed_tokens, gate_proj",
     );
     refused(
         &with(&["adapter.modules_to_save=[\"head\"]"]),

@@ -115,3 +115,117 @@ fn new_tokens_are_trained_and_exported() {
         assert_ne!(rows(&folder, "merged", tensor)[256], rows(&folder, "grown", tensor)[256], "{tensor}");
     }
 }
+
+/// Writes the configuration `NAME.toml` of a run of three steps on token ids, of which the ids from 256 on are new.
+fn write_run(folder: &Run, name: &str, model: &str, adapter: &str) {
+    let row = |first: usize| json!((0..9).map(|index| (first + 37 * index) % 258).collect::<Vec<_>>());
+    let rows: Vec<String> = (0..16).map(|first| row(first * 16 + 1).to_string()).collect();
+    folder.write("ids.jsonl", rows.join("\n") + "\n");
+    folder.write(
+        &format!("{name}.toml"),
+        format!(
+            "[model]\n{model}\n{adapter}\n[data]\npath = \"ids.jsonl\"\nseq_len = 8\n[pipeline]\nranks = 2\nmicrobatches = 2\n\
+             [optimizer]\nlearning_rate = 0.02\n[run]\nsteps = 3\ncheckpoint_every = 1\nout = \"{name}\"\n"
+        ),
+    );
+}
+
+/// The setting, as a line of a configuration.
+const ADDED: &str = "from = \"base\"\nadd_tokens = [\"<x>\", \"<y>\"]";
+
+/// Returns the loss and the gradient norm of each step of a run.
+fn losses_of(folder: &Run, run: &str) -> Vec<[f64; 2]> {
+    let lines = folder.read(&format!("{run}/metrics.jsonl"));
+    let steps = lines.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    steps.map(|step| ["loss", "grad_norm"].map(|key| step[key].as_f64().expect("a number"))).collect()
+}
+
+/// Returns the bytes of the weights in a folder.
+fn weights(folder: &Run, model: &str) -> Vec<u8> {
+    fs::read(folder.path(model).join("model.safetensors")).expect("the weights")
+}
+
+#[test]
+fn the_setting_trains_the_model_that_the_command_writes() {
+    let of_adapter = |saved: &str| {
+        format!("[adapter]\nkind = \"lora\"\ntargets = [\"q_proj\"]\nmodules_to_save = {saved}")
+    };
+    for (model, adapter) in [
+        ("llama-tiny", of_adapter("[\"embed_tokens\", \"lm_head\"]")),
+        ("llama-tied-tiny", of_adapter("[\"embed_tokens\"]")),
+        ("llama-tied-tiny", String::new()),
+    ] {
+        let folder = folder(model, 256);
+        folder.succeed(&[&["add-tokens", "base", "grown", "--special"], &TOKENS[..]].concat(), &[]);
+        write_run(&folder, "written", "from = \"grown\"", &adapter);
+        write_run(&folder, "set", ADDED, &adapter);
+        for parts in ["pipeline.head_parts=1", "pipeline.head_parts=2"] {
+            for run in ["written", "set"] {
+                folder.succeed(&["train", &format!("{run}.toml")], &[parts]);
+            }
+            assert_eq!(losses_of(&folder, "set"), losses_of(&folder, "written"), "{model}");
+        }
+        // Nothing is added again.
+        fs::remove_dir_all(folder.path("set/checkpoints/step-00000003")).expect("a checkpoint");
+        folder.succeed(&["resume", "set"], &[]);
+        assert_eq!(losses_of(&folder, "set"), losses_of(&folder, "written"), "{model}");
+        for run in ["written", "set"] {
+            let merge = if adapter.is_empty() { &[][..] } else { &["--merge"] };
+            folder.succeed(&[&["export", run, &format!("{run}-model")], merge].concat(), &[]);
+        }
+        assert_eq!(folder.read_json("set-model/config.json")["vocab_size"], 258);
+        assert_eq!(folder.read_json("set-model/tokenizer.json"), folder.read_json("grown/tokenizer.json"));
+        assert_eq!(weights(&folder, "set-model"), weights(&folder, "written-model"), "{model}");
+    }
+}
+
+#[test]
+fn rows_that_nothing_trains_are_named() {
+    let folder = folder("llama-tiny", 256);
+    let adapter = "[adapter]\nkind = \"lora\"\nmodules_to_save = [\"embed_tokens\"]";
+    write_run(&folder, "set", ADDED, adapter);
+    folder.says(
+        &["check", "set.toml"],
+        &[],
+        "nothing trains the rows of the tokens in `model.add_tokens` in `lm_head`:",
+    );
+    let (_, said) = folder.succeed(&["check", "set.toml"], &["adapter.targets=[\"lm_head\"]"]);
+    assert!(!said.contains("nothing trains"), "{said}");
+}
+
+#[test]
+fn wrong_tokens_of_the_setting_are_refused() {
+    let folder = folder("llama-tiny", 256);
+    write_run(&folder, "small", ADDED, "");
+    let refused = |tokens: &str, expected: &str| {
+        folder.refuse_settings(&[&format!("model.add_tokens={tokens}")], expected);
+    };
+    refused("[\"<x>\", \"w7\"]", "`model.add_tokens`: `w7` is a token of the model already, with the id 7");
+    refused("[\"<x>\", \"<x>\"]", "`add_tokens` has \"<x>\" twice");
+    refused("[\"\"]", "`add_tokens` is empty");
+    folder.refuse_settings(&["data.tokenizer=bytes"], "`add_tokens` has no effect without a tokenizer");
+    fs::remove_file(folder.path("base/tokenizer.json")).expect("it exists");
+    folder.refuse_settings(&[], "`add_tokens` has no effect without a tokenizer");
+}
+
+/// Texts have the new tokens as single ids, and generation knows them.
+#[cfg(feature = "tokenizers")]
+#[test]
+fn texts_have_the_tokens_of_the_setting() {
+    let folder = folder("llama-tiny", 256);
+    write_run(&folder, "set", ADDED, "");
+    folder.write("text.txt", "<x> w5 w6 <y> w7 ".repeat(40));
+    let text = "data.path=text.txt";
+    folder.prints(&["data", "show", "set.toml", "--rows", "1"], &[text], "<y>");
+    let set = [
+        "run.steps=80",
+        "run.checkpoint_every=0",
+        "pipeline.microbatches=8",
+        "optimizer.learning_rate=0.005",
+    ];
+    folder.succeed(&["train", "set.toml"], &[&[text], &set[..]].concat());
+    let losses = losses_of(&folder, "set");
+    assert!(losses[79][0] < 0.3, "{losses:?}");
+    // Special tokens are left out of the text.
+    folder.prints(&["generate", "set", "--prompt", "<x> w5", "--tokens", "3"], &[], "w6 w7");
+}

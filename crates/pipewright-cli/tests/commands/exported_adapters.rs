@@ -130,8 +130,13 @@ fn magnitudes_are_resumed_exported_and_merged() {
 
 /// Writes a configuration that trains new adapters on a tiny DeepSeek V3.
 fn deepseek() -> Run {
+    with_experts("deepseek-v3-tiny")
+}
+
+/// Writes a configuration that trains new adapters on a tiny model with experts.
+fn with_experts(base: &str) -> Run {
     let folder = Run::empty();
-    let base = reference("deepseek-v3-tiny");
+    let base = reference(base);
     let config = format!(
         "[model]\nfrom = \"{base}\"\n[data]\npath = \"{base}/tokens.jsonl\"\nseq_len = 24\nshuffle = false\n[adapter]\n\
          kind = \"lora\"\n[optimizer]\nlearning_rate = 5e-2\n[run]\nsteps = 2\nout = \"out\"\n"
@@ -158,24 +163,21 @@ fn an_export_of_a_family_with_experts_names_parameters() {
     let path = format!("adapter.path={}", adapter.display());
     let (adapted, merged) = (loss(&[&path]), loss(&["model.from=merged"]));
     assert!((adapted - merged).abs() <= 2e-6 * adapted, "{adapted} {merged}");
-    // Adapters of experts are refused by that name, although PEFT writes `alpha_pattern` next to it.
-    found["alpha_pattern"] = json!({".*gate_up_proj": 16});
+    // Adapters of routers are refused by that name.
     let file = adapter.join("adapter_config.json");
-    for parameter in ["gate_up_proj", "mlp.experts.down_proj", "mlp.gate.weight"] {
-        found["target_parameters"] = json!([parameter]);
-        fs::write(&file, found.to_string()).expect("it can be written");
-        let expected =
-            format!("`target_parameters` is \"{parameter}\": this is not the weight of a linear layer");
-        folder.refuse(&["train", "small.toml"], &[&path], &expected);
-    }
+    found["target_parameters"] = json!(["mlp.gate.weight"]);
+    fs::write(&file, found.to_string()).expect("it can be written");
+    let expected = "`target_parameters` is \"mlp.gate.weight\": this is not the weight of a linear layer";
+    folder.refuse(&["train", "small.toml"], &[&path], expected);
     found["target_parameters"] = Value::Null;
-    found["alpha_pattern"] = json!({});
     fs::write(&file, found.to_string()).expect("it can be written");
     let name = "base_model.model.model.layers.1.mlp.experts.lora_A.weight";
     let tensor = TensorView::new(Dtype::F32, vec![1], &[0; 4]).expect("a tensor");
     let bytes = safetensors::serialize([(name, tensor)], None).expect("a file");
     fs::write(adapter.join("adapter_model.safetensors"), bytes).expect("it can be written");
-    folder.refuse(&["train", "small.toml"], &[&path], "is an adapter of experts that a router chooses");
+    let expected =
+        "lora_A.weight` has shape [1], and its layer, with the rank in adapter_config.json, needs [48, 16]";
+    folder.refuse(&["train", "small.toml"], &[&path], expected);
 }
 
 #[test]
@@ -260,5 +262,104 @@ fn modules_of_a_quantised_base_are_saved() {
         "llama-nf4",
         "[\"model.layers.0.mlp\", \"embed_tokens\"]",
         "and 4 modules as a whole",
+    );
+}
+
+/// Trains with adapters on the queries and the table of the embedding, under one cut and with a resume under others.
+fn trained_with_embedding(base: &str, set: &[&str]) -> (Run, String) {
+    let (folder, whole) = (folder_without_path(), folder_without_path());
+    let from = format!("model.from={}", reference(base));
+    let targets = "adapter.targets=[\"q_proj\", \"embed_tokens\"]";
+    let set = [&["adapter.kind=lora", targets, &from][..], set].concat();
+    whole.says(&["train", "small.toml"], &set, "adapter: lora of rank 8 on");
+    folder.train(&[&set[..], &["run.steps=2", "pipeline.schedule=zb-h1"]].concat());
+    folder.resume(&["run.steps=4", "pipeline.ranks=4", "pipeline.schedule=1f1b"]);
+    assert_eq!(folder.figures(), whole.figures());
+    folder.succeed(&["export", "out", "adapter"], &[]);
+    assert_eq!(peft(&folder.path("adapter"))["target_modules"], json!(["embed_tokens", "q_proj"]));
+    (folder, from)
+}
+
+#[test]
+fn adapters_of_the_embedding_are_resumed_exported_and_merged() {
+    let (folder, from) = trained_with_embedding("qwen3-tiny", &[]);
+    let names = tensors(&folder.path("adapter/adapter_model.safetensors"));
+    let first = ("base_model.model.model.embed_tokens.lora_embedding_A".to_owned(), vec![8, 256]);
+    let second = ("base_model.model.model.embed_tokens.lora_embedding_B".to_owned(), vec![64, 8]);
+    assert!(names.contains(&first) && names.contains(&second), "{names:?}");
+    folder.succeed(&["export", "out", "merged", "--merge", "--dtype", "float32"], &[]);
+    let adapter = format!("adapter.path={}", folder.path("adapter").display());
+    let [adapted, _] = step_after(&folder, 32, &["adapter.kind=lora", &adapter, &from]);
+    let [merged, _] = step_after(&folder, 32, &[&format!("model.from={}", folder.path("merged").display())]);
+    assert!((adapted - merged).abs() <= 2e-6 * adapted, "{adapted} {merged}");
+    let [base, _] = step_after(&folder, 32, &["adapter.kind=lora", "adapter.targets=[\"q_proj\"]", &from]);
+    assert!((base - merged).abs() > 1e-3 * merged, "{base} {merged}");
+    let targets = ["adapter.kind=lora", "adapter.targets=[\"embed_tokens\"]"];
+    for (set, expected) in [
+        ("adapter.dora=true", "`model.embed_tokens` is a table, and tables have no magnitudes"),
+        ("pipeline.embedding_parts=2", "needs the embedding in one part"),
+    ] {
+        folder.refuse_settings(&[&targets[..], &[set]].concat(), expected);
+    }
+}
+
+/// The head multiplies by the table without its adapter, which a merged model cannot say.
+#[test]
+fn the_adapter_of_a_table_is_not_merged_into_a_tied_head() {
+    let (folder, from) = trained_with_embedding("llama-tied-tiny", &["pipeline.head_parts=2"]);
+    folder.refuse(&["export", "out", "merged", "--merge"], &[], "so the adapters cannot be merged");
+    folder.succeed(&["generate", "out", "--prompt", "a", "--tokens", "3", "--tokenizer", "bytes"], &[]);
+    let file = folder.path("adapter/adapter_config.json");
+    let mut config = peft(&folder.path("adapter"));
+    config["ensure_weight_tying"] = true.into();
+    fs::write(file, config.to_string()).expect("it can be written");
+    let path = format!("adapter.path={}", folder.path("adapter").display());
+    let set = ["adapter.kind=lora", &path, &from];
+    folder.refuse(&["train", "small.toml"], &set, "the head has the adapter of the embedding");
+}
+
+/// Both matrices of all experts have adapters.
+const EXPERTS: &str = "adapter.targets=[\"q_proj\", \"experts.gate_up_proj\", \"experts.down_proj\"]";
+
+#[test]
+fn adapters_of_experts_are_resumed_exported_and_merged() {
+    let set = [EXPERTS, "adapter.rank=2", "run.steps=4", "pipeline.microbatches=2"];
+    let (folder, whole) = (with_experts("qwen3-moe-tiny"), with_experts("qwen3-moe-tiny"));
+    whole.says(&["train", "small.toml"], &set, "on 6 layers and the experts of 5 blocks");
+    folder.train(&[&set[..], &["run.steps=2", "pipeline.ranks=2", "pipeline.schedule=zb-h1"]].concat());
+    folder.resume(&["run.steps=4", "pipeline.ranks=3", "pipeline.schedule=1f1b"]);
+    assert_eq!(folder.figures(), whole.figures());
+    folder.succeed(&["export", "out", "adapter"], &[]);
+    let (adapter, golden) = (folder.path("adapter"), reference("lora/qwen3-moe-tiny-experts"));
+    let file = |dir: &Path| tensors(&dir.join("adapter_model.safetensors"));
+    assert_eq!(file(&adapter), file(Path::new(&golden)));
+    let parameters = peft(&adapter)["target_parameters"].clone();
+    let parameters = parameters.as_array().expect("a list");
+    assert_eq!(parameters.len(), 10);
+    assert_eq!(parameters[0], "model.layers.0.mlp.experts.down_proj");
+    // It trains on as the merged model does.
+    folder.succeed(&["export", "out", "merged", "--merge", "--dtype", "float32"], &[]);
+    let loss = |set: &[&str]| first_step(&folder, set)[0];
+    let path = format!("adapter.path={}", adapter.display());
+    let (adapted, merged) = (loss(&[&path]), loss(&["model.from=merged", "adapter.kind=none"]));
+    assert!((adapted - merged).abs() <= 2e-6 * adapted, "{adapted} {merged}");
+    let base = loss(&[]);
+    assert!((base - merged).abs() > 1e-3 * merged, "{base} {merged}");
+    folder.succeed(&["generate", "out", "--prompt", "a", "--tokens", "3", "--tokenizer", "bytes"], &[]);
+    for (other, expected) in [
+        ("adapter.dora=true", "PEFT has neither magnitudes nor dropout for them"),
+        ("adapter.dropout=0.1", "PEFT has neither magnitudes nor dropout for them"),
+    ] {
+        folder.refuse_settings(&[EXPERTS, other], expected);
+    }
+}
+
+/// Experts in MXFP4 stay quantised, and have adapters.
+#[test]
+fn quantised_experts_have_no_adapters_in_the_form_of_gpt_oss() {
+    let folder = with_experts("gpt-oss-mxfp4");
+    folder.refuse_settings(
+        &[EXPERTS],
+        "`adapter.targets`: `experts.gate_up_proj` is not a linear layer of the model",
     );
 }

@@ -13,7 +13,7 @@ use pipewright_gguf::files;
 use pipewright_system::bounded_file::{SMALL_TEXT, without_mark};
 use serde_json::Value;
 
-use crate::config::{DataConfig, Tokenizer};
+use crate::config::DataConfig;
 use crate::error::DataError;
 
 /// The name of the token that ends a text.
@@ -73,10 +73,7 @@ impl SpecialTokens {
 
     /// Reads the special tokens of the tokenizer that the settings name.
     pub(crate) fn of(config: &DataConfig) -> Result<Self, DataError> {
-        match &config.tokenizer {
-            Tokenizer::File(tokenizer) => Self::beside(tokenizer),
-            Tokenizer::Bytes => Ok(Self::default()),
-        }
+        config.tokenizer.file().map_or_else(|| Ok(Self::default()), Self::beside)
     }
 
     /// Returns the text of a token.

@@ -20,7 +20,7 @@ use crate::chat::message::{normalized, tools_of, with_decoded_arguments};
 use crate::chat::source::{self, Malformed, Prepared};
 use crate::chat::special_tokens::{SpecialTokens, read_json};
 use crate::chat::{filters, json_text, limits, operators, python_text, text_methods, value_tests};
-use crate::config::{DataConfig, Tokenizer};
+use crate::config::DataConfig;
 use crate::error::{DataError, DataErrorKind};
 use crate::settings::chat_template::{ChatTemplate, TEMPLATES};
 use crate::settings::date::Date;
@@ -244,10 +244,7 @@ struct FoundTemplate {
 impl FoundTemplate {
     /// Reads the template that the settings name.
     fn find(config: &DataConfig) -> Result<Self, DataError> {
-        let folder = match &config.tokenizer {
-            Tokenizer::File(tokenizer) => tokenizer.parent(),
-            Tokenizer::Bytes => None,
-        };
+        let folder = config.tokenizer.file().and_then(Path::parent);
         let settings_file = folder.unwrap_or(Path::new("")).join(TOKENIZER_CONFIG);
         let settings = if folder.is_some() { read_json(&settings_file, SMALL_TEXT)? } else { None };
         let in_file = |file: &Path| {

@@ -51,7 +51,7 @@ impl<'a> DocumentText<'a> {
     pub(crate) fn memory_of(&self, bytes: u64, width: usize) -> u64 {
         match self.tokenizer {
             Tokenizer::Bytes => bytes.saturating_mul(1 + width as u64),
-            Tokenizer::File(_) => MEMORY_OF_A_BYTE.saturating_mul(bytes),
+            _ => MEMORY_OF_A_BYTE.saturating_mul(bytes),
         }
     }
 

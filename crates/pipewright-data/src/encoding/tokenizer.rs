@@ -11,6 +11,7 @@ use std::path::PathBuf;
 
 use crate::chat::special_tokens::LARGEST_TOKENIZER;
 use crate::config::Tokenizer;
+use crate::encoding::added_tokens::TokenizerFile;
 use crate::encoding::llama_tokenizer::{self, Rewritten};
 use crate::error::{DataError, DataPlace};
 use crate::vocabulary;
@@ -60,7 +61,7 @@ pub(crate) fn encode(
 }
 
 /// Refuses a file with a tokenizer in a form that is not read.
-fn refuse_other_forms(path: &Path) -> Result<(), DataError> {
+pub(crate) fn refuse_other_forms(path: &Path) -> Result<(), DataError> {
     /// Forms that are JSON too.
     const OTHERS: [&str; 2] = ["tekken.json", "vocab.json"];
     let is_json = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("json"));
@@ -74,7 +75,7 @@ fn refuse_other_forms(path: &Path) -> Result<(), DataError> {
     ))
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, DataError> {
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>, DataError> {
     pipewright_gguf::files::read(path, LARGEST_TOKENIZER)
         .map_err(|source| DataError::unreadable(path, source))
 }
@@ -88,11 +89,30 @@ pub(crate) const BYTES_FINGERPRINT: &str = "bytes";
 pub(crate) fn fingerprint(tokenizer: &Tokenizer) -> Result<String, DataError> {
     match tokenizer {
         Tokenizer::Bytes => Ok(BYTES_FINGERPRINT.to_owned()),
-        Tokenizer::File(path) => {
-            let content = read(path)?;
+        Tokenizer::File(path) | Tokenizer::Extended(path, _) => {
+            let content = content_of(path, added(tokenizer))?;
             Ok(fingerprint_of(&content, llama_tokenizer::as_its_class_reads(path, &content)?.as_ref()))
         }
     }
+}
+
+/// Returns the special tokens that the settings add to the file of a tokenizer.
+fn added(tokenizer: &Tokenizer) -> &[String] {
+    match tokenizer {
+        Tokenizer::Extended(_, tokens) => tokens,
+        Tokenizer::Bytes | Tokenizer::File(_) => &[],
+    }
+}
+
+/// Returns the content of a `tokenizer.json`, with further special tokens.
+fn content_of(path: &Path, tokens: &[String]) -> Result<Vec<u8>, DataError> {
+    let content = read(path)?;
+    if tokens.is_empty() {
+        return Ok(content);
+    }
+    let mut file = TokenizerFile::of(path, &content)?;
+    file.add(tokens, true)?;
+    Ok(file.to_text().into_bytes())
 }
 
 /// `rewritten` is the file as its class reads it, if that differs.
@@ -121,16 +141,18 @@ impl Encoder {
     pub(crate) fn of(tokenizer: &Tokenizer) -> Result<Option<Self>, DataError> {
         match tokenizer {
             Tokenizer::Bytes => Ok(None),
-            Tokenizer::File(path) => Self::load(path).map(Some),
+            Tokenizer::File(path) | Tokenizer::Extended(path, _) => {
+                Self::load(path, added(tokenizer)).map(Some)
+            }
         }
     }
 }
 
 #[cfg(feature = "tokenizers")]
 impl Encoder {
-    /// Reads a `tokenizer.json`.
-    fn load(path: &Path) -> Result<Self, DataError> {
-        let content = read(path)?;
+    /// Reads a `tokenizer.json`, and adds special tokens.
+    fn load(path: &Path, tokens: &[String]) -> Result<Self, DataError> {
+        let content = content_of(path, tokens)?;
         refuse_other_forms(path)?;
         crate::content::refuse_lfs_pointer(path, &content)?;
         let rewritten = llama_tokenizer::as_its_class_reads(path, &content)?;
@@ -183,7 +205,7 @@ impl Encoder {
 #[cfg(not(feature = "tokenizers"))]
 impl Encoder {
     /// Reports that this build cannot read tokenizers.
-    fn load(path: &Path) -> Result<Self, DataError> {
+    fn load(path: &Path, _tokens: &[String]) -> Result<Self, DataError> {
         refuse_other_forms(path)?;
         let feature = crate::feature::Feature::Tokenizers;
         Err(DataError::of(path, format!("{feature} are not compiled in; {}", feature.advice())))

@@ -7,12 +7,13 @@ use pipewright::nn::{
     Expert, Linear, Region, Routing, TensorParallel, at_least_single, mix_held, router_losses, swiglu,
 };
 use pipewright::stage::StageContext;
+use pipewright::train::REFERENCE_PASS;
 use pipewright_schedule::divisor::greatest_common_divisor;
 use pipewright_shapes::decoder::{DecoderConfig, MixtureConfig};
 
 use super::form::{Activation, BlockForm, SharedForm};
 use crate::error::ModelError;
-use crate::experts::ExpertSizes;
+use crate::experts::{ExpertSizes, without_adapters};
 use crate::file_layout::OutputParts;
 use crate::parameter::{Builder, SplitLinear};
 use crate::projection::{Projection, SharedInput, part_of};
@@ -233,8 +234,10 @@ impl Mixture {
     ) -> Tensor<2> {
         let (chosen, weights) = self.choice.choose(&self.router, x.clone(), rows, context);
         let weights = tensor.enter(weights);
-        let routed =
-            mix_held(tensor.enter(x.clone()), weights, &chosen, &self.experts, tensor.expert_parallel());
+        // The reference of preference training is the base.
+        let base = context.value::<bool>(REFERENCE_PASS).is_ok().then(|| without_adapters(&self.experts));
+        let experts = base.as_deref().unwrap_or(&self.experts);
+        let routed = mix_held(tensor.enter(x.clone()), weights, &chosen, experts, tensor.expert_parallel());
         let routed = tensor.sum(routed);
         let Some(shared) = &self.shared else { return routed };
         // The gate has one output for each token.

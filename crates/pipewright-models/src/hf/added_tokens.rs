@@ -1,5 +1,6 @@
-//! Writes the model of a directory with further tokens: a larger tokenizer, and rows for the new ids in the table of the
-//! embedding and in the head.
+//! A model of a directory with further tokens: a larger tokenizer, and rows for the new ids in the table of the
+//! embedding and in the head. [`add_tokens`] writes it. A run with `model.add_tokens` trains it from the directory as it is:
+//! [`Weights`] adds the rows that [`added_rows`] counts.
 //!
 //! Each new row is the mean of all rows. `resize_token_embeddings` of transformers draws it from a normal distribution
 //! with this mean and a billionth of the rows' covariance (John Hewitt, 2021,
@@ -8,10 +9,13 @@
 
 use std::path::Path;
 
-use serde_json::{Map, Value, json};
+use pipewright::bounded_file::write_regular;
+use pipewright::train::data::{DataError, TokenizerFile};
+use pipewright_schedule::error_text::with_causes;
+use serde_json::Value;
 
 use super::directory::is_gguf;
-use super::json_file::{parse, read_bytes, read_json};
+use super::json_file::read_json;
 use super::layout::{CONFIG, file_shape, to_file};
 use super::origin::{TOKENIZER, copy_files};
 use super::rewritten::rewrite;
@@ -20,16 +24,13 @@ use super::weights::Weights;
 use super::write::{Scratch, require_vacant};
 use crate::error::ModelError;
 use crate::family::ModelFamily;
-use crate::parameter::{ParameterSource, ParameterSpec};
+use crate::lora::{is_table, module_of};
+use crate::parameter::{ParameterKind, ParameterSource, ParameterSpec};
 use crate::vocabulary::HEAD;
 
-/// The largest `tokenizer.json` that is read, in bytes.
-const LARGEST: u64 = 1 << 29;
 /// The file of transformers with further facts about a tokenizer.
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
-/// The list of a tokenizer's tokens that are not in its vocabulary.
-const ADDED: &str = "added_tokens";
-/// The same in the configuration of transformers.
+/// The list in it of tokens by id.
 const DECODER: &str = "added_tokens_decoder";
 
 /// The additions to a model.
@@ -60,29 +61,13 @@ pub fn add_tokens(
     require_vacant(&target)?;
     let mut weights = Weights::open(from)?;
     let from = weights.directory().to_owned();
-    if is_gguf(&from) {
-        return Err(ModelError::at(
-            &from,
-            "tokens are not added to a GGUF file: name the model as safetensors",
-        ));
-    }
-    let mut tokenizer = TokenizerFile::read(&from)?;
-    let first = tokenizer.size();
-    let entries = tokenizer.add(tokens, special)?;
-    let head = config.head();
-    let rows = (first + tokens.len()).saturating_sub(head.vocabulary);
-    let added = AddedTokens { first, rows, vocab_size: head.vocabulary + rows };
+    let added = added_rows(&from, config, &from.join(TOKENIZER), tokens)?;
+    let rows = added.rows;
     let scratch = &mut Scratch::create(&target)?;
-    let table = head.names.of(&format!("{}.weight", head.embedding));
-    let is_of_rows = |spec: &&ParameterSpec| {
-        let module = spec.path.rsplit_once('.').map_or("", |(module, _)| module);
-        spec.path == table || module == HEAD
-    };
-    let specs = config.outline(0..config.layers(), &Default::default())?;
     let mut grown: Vec<(String, ParameterSpec)> = Vec::new();
-    for spec in specs.iter().filter(is_of_rows) {
-        let (place, _) = weights.find(spec)?;
-        grown.push((place.tensor, spec.clone()));
+    for spec in vocabulary_of(config)? {
+        let (place, _) = weights.find(&spec)?;
+        grown.push((place.tensor, spec));
     }
     let spec_of = |tensor: &str| grown.iter().find(|(name, _)| name == tensor).map(|(_, spec)| spec);
     rewrite(
@@ -100,10 +85,7 @@ pub fn add_tokens(
             let (dtype, ..) = weights.describe(tensor)?;
             let mean = mean_row(&to_file(spec, &weights.parameter(spec)?), file_shape(spec)[0]);
             let encoded = WeightType::of_dtype(dtype).and_then(|kind| kind.encode(&mean));
-            let Some(row) = encoded else {
-                let fault = "is quantised: add the tokens to the model from which it was made";
-                return Err(ModelError::at(weights.directory(), format!("tensor `{tensor}` {fault}")));
-            };
+            let Some(row) = encoded else { return Err(quantised(weights.directory(), tensor)) };
             Ok(Some(vec![weights.raw(tensor)?, row.repeat(rows)]))
         },
     )?;
@@ -111,21 +93,111 @@ pub fn add_tokens(
     let mut json: Value = read_json(&from.join(CONFIG))?;
     json["vocab_size"] = added.vocab_size.into();
     scratch.write_json(CONFIG, &json)?;
-    scratch.write_json(TOKENIZER, &Value::Object(tokenizer.0))?;
-    let path = from.join(TOKENIZER_CONFIG);
-    if path.is_file() {
-        let mut json: Value = read_json(&path)?;
-        if let Some(decoder) = json.get_mut(DECODER).and_then(Value::as_object_mut) {
-            for mut entry in entries {
-                let id = entry.remove("id").unwrap_or_default().to_string();
-                decoder.insert(id, Value::Object(entry));
-            }
-        }
-        scratch.write_json(TOKENIZER_CONFIG, &json)?;
-    }
+    extend_tokenizer(scratch.path(), tokens, special)?;
     require_vacant(&target)?;
     scratch.rename_to(&target)?;
     Ok(added)
+}
+
+/// Returns what `tokens` add to the model in `from`, whose tokenizer is this file.
+///
+/// # Errors
+/// When there is no such file, when a token is one of the tokenizer already or is named twice, or when the table or the
+/// head is quantised or in a GGUF file.
+pub fn added_rows(
+    from: &Path,
+    config: &dyn ModelFamily,
+    tokenizer: &Path,
+    tokens: &[String],
+) -> Result<AddedTokens, ModelError> {
+    let weights = Weights::open(from)?;
+    if is_gguf(weights.directory()) {
+        let fault = "tokens are not added to a GGUF file: name the model as safetensors";
+        return Err(ModelError::at(weights.directory(), fault));
+    }
+    if let Some(place) = vocabulary_of(config)?.iter().find_map(|spec| weights.quantised_place(spec)) {
+        return Err(quantised(weights.directory(), &place.tensor));
+    }
+    let mut tokenizer = read_tokenizer(tokenizer)?;
+    let first = tokenizer.size();
+    tokenizer.add(tokens, true).map_err(refused)?;
+    let vocabulary = config.vocab_size();
+    let rows = (first + tokens.len()).saturating_sub(vocabulary);
+    Ok(AddedTokens { first, rows, vocab_size: vocabulary + rows })
+}
+
+/// Adds tokens to the `tokenizer.json` in a folder, and to the `tokenizer_config.json` next to it.
+///
+/// # Errors
+/// When a file cannot be read or written, or a token is one of the tokenizer already.
+pub fn extend_tokenizer(folder: &Path, tokens: &[String], special: bool) -> Result<(), ModelError> {
+    let path = folder.join(TOKENIZER);
+    let mut tokenizer = read_tokenizer(&path)?;
+    let entries = tokenizer.add(tokens, special).map_err(refused)?;
+    write(&path, &tokenizer.to_text())?;
+    let path = folder.join(TOKENIZER_CONFIG);
+    if !path.is_file() {
+        return Ok(());
+    }
+    let mut json: Value = read_json(&path)?;
+    if let Some(decoder) = json.get_mut(DECODER).and_then(Value::as_object_mut) {
+        for mut entry in entries {
+            let id = entry.remove("id").unwrap_or_default().to_string();
+            decoder.insert(id, Value::Object(entry));
+        }
+    }
+    write(&path, &format!("{json:#}\n"))
+}
+
+fn write(path: &Path, text: &str) -> Result<(), ModelError> {
+    write_regular(path, text.as_bytes()).map_err(ModelError::io("write", path))
+}
+
+fn read_tokenizer(path: &Path) -> Result<TokenizerFile, ModelError> {
+    if !path.is_file() {
+        let fault = "there is no tokenizer.json, which new tokens need: write it with `save_pretrained` of transformers";
+        return Err(ModelError::at(path.parent().unwrap_or(path), fault));
+    }
+    TokenizerFile::read(path).map_err(refused)
+}
+
+/// Returns the error of a tokenizer.
+fn refused(error: DataError) -> ModelError {
+    ModelError::new(with_causes(&error))
+}
+
+/// Returns the error of rows that are quantised.
+fn quantised(dir: &Path, tensor: &str) -> ModelError {
+    let fault = "is quantised: add the tokens to the model from which it was made";
+    ModelError::at(dir, format!("tensor `{tensor}` {fault}"))
+}
+
+/// Returns the paths of the modules among `parameters` that have a row for each token id.
+pub fn vocabulary_modules(parameters: &[ParameterSpec]) -> Vec<String> {
+    parameters
+        .iter()
+        .filter(|spec| is_of_vocabulary(spec))
+        .map(|spec| module_of(&spec.path).to_owned())
+        .collect()
+}
+
+/// Returns the parameters of a model that have a row for each token id.
+fn vocabulary_of(config: &dyn ModelFamily) -> Result<Vec<ParameterSpec>, ModelError> {
+    let specs = config.outline(0..config.layers(), &Default::default())?;
+    Ok(specs.into_iter().filter(is_of_vocabulary).collect())
+}
+
+/// Returns whether a parameter has a row for each token id: the table of the embedding, and the head.
+pub(super) fn is_of_vocabulary(spec: &ParameterSpec) -> bool {
+    let module = module_of(&spec.path);
+    module == HEAD || (spec.kind == ParameterKind::Table && is_table(module))
+}
+
+/// Returns the elements of the rows of a parameter in a file, followed by the mean of the rows until there are `rows`.
+pub(super) fn with_means(mut elements: Vec<f32>, own: usize, rows: usize) -> Vec<f32> {
+    let mean = mean_row(&elements, own);
+    (own..rows).for_each(|_| elements.extend(&mean));
+    elements
 }
 
 /// Returns the mean of rows that follow each other.
@@ -138,69 +210,6 @@ fn mean_row(elements: &[f32], rows: usize) -> Vec<f32> {
     sums.into_iter().map(|sum| (sum / rows as f64) as f32).collect()
 }
 
-/// The content of a `tokenizer.json`.
-struct TokenizerFile(Map<String, Value>);
-
-impl TokenizerFile {
-    fn read(from: &Path) -> Result<Self, ModelError> {
-        let path = from.join(TOKENIZER);
-        if !path.is_file() {
-            let fault = "there is no tokenizer.json, which new tokens need: write it with `save_pretrained` of transformers";
-            return Err(ModelError::at(from, fault));
-        }
-        parse(&path, &read_bytes(&path, LARGEST)?).map(Self)
-    }
-
-    /// Returns the tokens that are not in the vocabulary.
-    fn added(&self) -> impl Iterator<Item = (&str, u64)> {
-        let entries = self.0.get(ADDED).and_then(Value::as_array).into_iter().flatten();
-        entries.filter_map(|entry| Some((entry["content"].as_str()?, entry["id"].as_u64()?)))
-    }
-
-    /// Returns the id of a token.
-    fn id_of(&self, token: &str) -> Option<u64> {
-        let vocabulary = &self.0.get("model")?["vocab"];
-        let pieces = || vocabulary.as_array()?.iter().position(|piece| piece[0] == token).map(|id| id as u64);
-        let added = || self.added().find(|(content, _)| *content == token).map(|(_, id)| id);
-        vocabulary.get(token).and_then(Value::as_u64).or_else(pieces).or_else(added)
-    }
-
-    /// Returns the first id above all others.
-    fn size(&self) -> usize {
-        let vocabulary = self.0.get("model").map(|model| &model["vocab"]);
-        let largest =
-            vocabulary.and_then(Value::as_object).into_iter().flatten().filter_map(|(_, id)| id.as_u64());
-        let pieces = vocabulary.and_then(Value::as_array).map_or(0, Vec::len);
-        let ids = largest.chain(self.added().map(|(_, id)| id));
-        ids.map(|id| id as usize + 1).max().unwrap_or(0).max(pieces)
-    }
-
-    /// Adds tokens with the next ids, and returns their entries.
-    fn add(&mut self, tokens: &[String], special: bool) -> Result<Vec<Map<String, Value>>, ModelError> {
-        let mut entries = Vec::new();
-        for token in tokens {
-            if let Some(id) = self.id_of(token) {
-                let fault =
-                    format!("`{token}` is a token of the model already, with the id {id}: leave it out");
-                return Err(ModelError::new(fault));
-            }
-            let entry = json!({
-                "id": self.size(), "content": token, "single_word": false, "lstrip": false, "rstrip": false,
-                "normalized": !special, "special": special,
-            });
-            let added = self.0.entry(ADDED).or_insert_with(|| json!([]));
-            if added.is_null() {
-                *added = json!([]);
-            }
-            if let (Some(list), Value::Object(entry)) = (added.as_array_mut(), entry) {
-                list.push(Value::Object(entry.clone()));
-                entries.push(entry);
-            }
-        }
-        Ok(entries)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -208,28 +217,5 @@ mod tests {
     #[test]
     fn a_new_row_is_the_mean_of_all() {
         assert_eq!(mean_row(&[1.0, 2.0, 3.0, 6.0], 2), [2.0, 4.0]);
-    }
-
-    /// Adds two tokens to a tokenizer with this vocabulary and added tokens.
-    fn check(vocabulary: Value, added: Value, first: u64) {
-        let json = json!({ "model": { "vocab": vocabulary }, ADDED: added });
-        let Value::Object(json) = json else { unreachable!("it is an object") };
-        let mut file = TokenizerFile(json);
-        assert_eq!(file.size() as u64, first);
-        let tokens = ["<a>", "<b>"].map(str::to_owned);
-        file.add(&tokens, true).expect("they are new");
-        assert_eq!([file.id_of("<a>"), file.id_of("<b>")], [Some(first), Some(first + 1)]);
-        let error = file.add(&tokens[1..], true).expect_err("it is there").to_string();
-        assert!(
-            error.contains(&format!("`<b>` is a token of the model already, with the id {}", first + 1)),
-            "{error}"
-        );
-    }
-
-    #[test]
-    fn new_tokens_have_the_next_ids() {
-        check(json!({ "x": 0, "y": 1 }), json!([]), 2);
-        check(json!({ "x": 0, "y": 1 }), json!([{ "id": 5, "content": "z" }]), 6);
-        check(json!([["x", 0.0], ["y", -1.5]]), Value::Null, 2);
     }
 }

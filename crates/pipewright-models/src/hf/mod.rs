@@ -23,6 +23,7 @@ mod json_file;
 mod layout;
 mod origin;
 mod other_form;
+mod peft_experts;
 mod peft;
 mod peft_write;
 mod quantise;
@@ -35,7 +36,7 @@ mod weights;
 mod write;
 mod gguf_write;
 
-pub use added_tokens::{AddedTokens, add_tokens};
+pub use added_tokens::{AddedTokens, add_tokens, added_rows, extend_tokenizer, vocabulary_modules};
 pub use contents::{check_weights, weight_ranges};
 pub use directory::{is_config_alone, resolve};
 pub(crate) use export::export_from;

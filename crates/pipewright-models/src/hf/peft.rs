@@ -13,8 +13,12 @@ use super::fingerprint::Fingerprint;
 use super::json_file::{parse, read_bytes};
 use super::layout::{file_shape, from_file};
 use super::other_form::ADAPTER;
+use super::peft_experts::{ExpertPart, module_of_experts};
 use crate::error::ModelError;
-use crate::lora::{HEAD, LoraConfig, LoraTargets, is_of_adapter, layer_of_magnitudes, module_of};
+use crate::lora::{
+    DOWN, GATE_UP, HEAD, LoraConfig, LoraTargets, is_of_adapter, is_of_experts, layer_of_first,
+    layer_of_magnitudes, layer_of_second, module_of,
+};
 use crate::lora_target::{LoraTarget, is_named};
 use crate::parameter::{ParameterSource, ParameterSpec};
 
@@ -113,6 +117,11 @@ pub(crate) fn read_adapter(
                       `ensure_weight_tying=True` of PEFT";
         return Err(refused_key(&path, TIES, "not true", advice));
     }
+    let shares_adapter = model.tied_table.is_some_and(|table| lora.adapts(module_of(table)));
+    if shares_adapter && settings.optional(TIES, Value::as_bool)? == Some(true) {
+        let advice = "the head has the adapter of the embedding, which is not supported: train the adapter without this key";
+        return Err(refused_key(&path, TIES, "true", advice));
+    }
     Ok((lora, weights))
 }
 
@@ -172,7 +181,7 @@ pub fn adapter_fingerprint(dir: &Path) -> Result<String, ModelError> {
     Ok(sampled.text())
 }
 
-/// Refuses adapters on other parameters than the weights of `layers`, such as those of experts. PEFT writes further
+/// Refuses adapters on other parameters than the weights of `layers`, such as those of routers. PEFT writes further
 /// keys next to these adapters, which would be the first to be refused.
 fn require_known_parameters(
     path: &Path,
@@ -180,6 +189,9 @@ fn require_known_parameters(
     layers: &[String],
 ) -> Result<(), ModelError> {
     let is_known = |parameter: &str| {
+        if layers.iter().any(|layer| is_of_experts(layer) && is_named(parameter, layer)) {
+            return true;
+        }
         let target = parameter.strip_suffix(WEIGHT).filter(|target| !target.is_empty());
         target.is_some_and(|target| layers.iter().any(|layer| is_named(target, layer)))
     };
@@ -195,8 +207,8 @@ fn require_known_parameters(
             path,
             TARGET_PARAMETERS,
             &parameter.to_string(),
-            "this is not the weight of a linear layer that can have an adapter here; routers, and the experts that a router \
-                     chooses, cannot have one: train the adapter without it, or merge it into its model with PEFT",
+            "this is not the weight of a linear layer or of experts that can have an adapter here; routers cannot have one: train \
+                     the adapter without it, or merge it into its model with PEFT",
         ))
     })
 }
@@ -278,20 +290,21 @@ fn targets_of(
         let path = tensor.strip_prefix(PREFIX).filter(|path| is_of_adapter(path));
         let layer = path.and_then(|path| match layer_of_magnitudes(path) {
             Some(layer) => dora.then_some(layer),
-            None => path.strip_suffix(WEIGHT)?.rsplit_once('.').map(|(layer, _)| layer),
+            None => layer_of_first(path).or_else(|| layer_of_second(path)),
         });
-        match layer.filter(|layer| layers.iter().any(|known| known == layer)) {
+        let of_experts = layer.and_then(|layer| weights.target_of_experts(layer, parameters));
+        match of_experts.as_deref().or(layer).filter(|layer| layers.iter().any(|known| known == layer)) {
             Some(layer) => drop(adapted.insert(layer.to_owned())),
             None if tensor.split('.').any(|name| name == "experts") => {
                 let fault = format!(
-                    "tensor `{tensor}` is an adapter of experts that a router chooses, which is not supported: train the adapter \
-                     without them, or merge it into its model with PEFT"
+                    "tensor `{tensor}` is an adapter of experts that a router chooses in a form that is not read: train the adapter \
+                     with `target_parameters`, or merge it into its model with PEFT"
                 );
                 return Err(ModelError::at(&weights.path, fault));
             }
             None => {
                 let fault = format!(
-                    "tensor `{tensor}` is not a matrix of an adapter on one of the {} linear layers of this model, such as `{}`: \
+                    "tensor `{tensor}` is not a matrix of an adapter on one of the {} layers of this model that can have one, such as `{}`: \
                      name the adapter of this model",
                     layers.len(),
                     layers.first().map_or("", String::as_str)
@@ -314,6 +327,8 @@ fn targets_of(
 pub(crate) struct AdapterWeights {
     path: PathBuf,
     file: WeightFile,
+    /// The tensor of all experts that was read last.
+    of_experts: Option<(String, Vec<f32>)>,
 }
 
 impl AdapterWeights {
@@ -323,13 +338,37 @@ impl AdapterWeights {
         if !path.exists() {
             return Err(no_adapter(dir));
         }
-        Ok(Self { file: WeightFile::open(path.clone())?, path })
+        Ok(Self { file: WeightFile::open(path.clone())?, path, of_experts: None })
+    }
+
+    /// Returns the name of the tensor of all experts that has a part.
+    fn tensor_of(&self, part: &ExpertPart<'_>) -> String {
+        let mut names = part.tensors();
+        let index = names.iter().position(|name| self.file.shape_of(name).is_some());
+        names.swap_remove(index.unwrap_or(names.len() - 1))
+    }
+
+    /// Returns the matrices of all experts of a block to which an adapter of PEFT's layer belongs.
+    fn target_of_experts(&self, layer: &str, parameters: &[ParameterSpec]) -> Option<String> {
+        let (module, is_inner) = module_of_experts(layer)?;
+        let [first, second] = ["lora_A", "lora_B"].map(|part| format!("{PREFIX}{module}.{part}.weight"));
+        let down = format!("{module}.{DOWN}");
+        let is_down =
+            |spec: &&ParameterSpec| spec.layout.stack.as_ref().is_some_and(|stack| stack.tensor == down);
+        let &[inner, width] = parameters.iter().find(is_down)?.shape.as_slice() else { return None };
+        let size = |tensor: &str, dimension: usize| self.file.shape_of(tensor)?.get(dimension).copied();
+        let has_inner = self.file.shape_of(&first.replace(".experts.", ".experts.base_layer.")).is_some();
+        let is_of_down = has_inner || (size(&first, 1), size(&second, 0)) == (Some(inner), Some(width));
+        Some(if is_of_down && !is_inner { down } else { format!("{module}.{GATE_UP}") })
     }
 
     /// Checks that the file has these parameters of adapters.
     pub(crate) fn require(&self, specs: &[ParameterSpec]) -> Result<(), ModelError> {
         specs.iter().try_for_each(|spec| {
-            let (tensor, expected) = (name_of(spec), file_shape(spec));
+            let (tensor, expected) = match ExpertPart::of(spec) {
+                Some(part) => (self.tensor_of(&part), part.tensor_shape()),
+                None => (name_of(spec), file_shape(spec)),
+            };
             match self.file.shape_of(&tensor) {
                 Some(found) if found != expected => {
                     let fault = format!(
@@ -356,6 +395,16 @@ pub(super) fn name_of(spec: &ParameterSpec) -> String {
 
 impl ParameterSource for AdapterWeights {
     fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ModelError> {
+        if let Some(part) = ExpertPart::of(spec) {
+            let tensor = self.tensor_of(&part);
+            let values = match self.of_experts.take().filter(|(name, _)| *name == tensor) {
+                Some((_, values)) => values,
+                None => require_finite(&self.path, &tensor, self.file.read(&tensor, &part.tensor_shape())?)?,
+            };
+            let own = part.indices().map(|index| values[index]).collect();
+            self.of_experts = Some((tensor, values));
+            return Ok(own);
+        }
         let tensor = name_of(spec);
         let values = self.file.read(&tensor, &file_shape(spec))?;
         Ok(from_file(spec, require_finite(&self.path, &tensor, values)?))

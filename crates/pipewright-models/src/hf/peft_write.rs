@@ -5,7 +5,7 @@
 //! has the matrices of all experts of a block in two tensors. Such layers are written as `target_parameters`, which
 //! name the weights of layers, and which PEFT uses as they are.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs::File;
 use std::io::Write;
@@ -17,10 +17,12 @@ use super::file::bad_header;
 use super::layout::to_file;
 use super::other_form::ADAPTER;
 use super::peft::{ADAPTER_WEIGHTS, TARGET_PARAMETERS, TIES, WEIGHT, name_of as tensor_of, tied_head};
+use super::peft_experts::ExpertPart;
 use super::weight_type::WeightType;
 use super::write::{Scratch, Typed, header, require_vacant};
 use crate::error::ModelError;
-use crate::lora::{LoraConfig, LoraTargets, name_of};
+use crate::lora::{DOWN, LoraConfig, LoraTargets, is_of_experts, name_of};
+use crate::parameter::ParameterKind;
 use crate::parameter::{ParameterSource, ParameterSpec};
 
 /// The names of layers that PEFT takes for layers of routed experts, in a family that has such experts.
@@ -77,7 +79,8 @@ impl PeftTargets {
         layers: &[String],
         has_experts: bool,
     ) -> (Self, Option<PeftLimit>) {
-        let is_taken = |layer: &String| has_experts && EXPERT_LAYERS.contains(&name_of(layer));
+        let is_taken =
+            |layer: &String| is_of_experts(layer) || (has_experts && EXPERT_LAYERS.contains(&name_of(layer)));
         let taken = adapted.iter().filter(|layer| is_taken(layer)).count();
         if taken == 0 || lora.dora {
             let modules = LoraTargets::short_names(&adapted, layers);
@@ -85,7 +88,9 @@ impl PeftTargets {
             return (Self { modules, parameters: Vec::new() }, limit);
         }
         let (taken, others): (BTreeSet<_>, BTreeSet<_>) = adapted.into_iter().partition(is_taken);
-        let parameters = taken.into_iter().map(|layer| format!("{layer}{WEIGHT}")).collect();
+        let parameter =
+            |layer: String| if is_of_experts(&layer) { layer } else { format!("{layer}{WEIGHT}") };
+        let parameters = taken.into_iter().map(parameter).collect();
         let limit = (lora.dropout > 0.0).then_some(PeftLimit::Dropout { share: lora.dropout });
         (Self { modules: LoraTargets::short_names(&others, layers), parameters }, limit)
     }
@@ -119,29 +124,61 @@ pub(crate) fn write_adapter(
     let target = std::path::absolute(dir).map_err(ModelError::io("resolve", dir))?;
     require_vacant(&target)?;
     let head = described.tied_table.map(|table| (tensor_of(&tied_head(table)), table));
-    let named = specs.iter().map(|spec| (tensor_of(spec), spec)).chain(head);
+    let of_layers = specs.iter().filter(|spec| ExpertPart::of(spec).is_none());
+    let named = of_layers.map(|spec| (tensor_of(spec), spec)).chain(head);
     let named: Vec<(String, &ParameterSpec)> = named.collect();
+    let of_experts = tensors_of_experts(specs);
     let mut scratch = Scratch::create(&target)?;
     let path = scratch.path().join(ADAPTER_WEIGHTS);
+    let stacked = of_experts.iter().map(|(name, parts)| {
+        let shape = parts.first().map_or_else(Vec::new, |(_, part)| part.tensor_shape());
+        // A table has the same dimensions in files.
+        ParameterSpec::new(name.clone(), shape, ParameterKind::Table)
+    });
     let tensors: Vec<Typed> = named
         .iter()
-        .map(|(path, spec)| Typed {
-            spec: ParameterSpec { path: path.clone(), ..(*spec).clone() },
-            kind: WeightType::Float32,
-        })
+        .map(|(path, spec)| ParameterSpec { path: path.clone(), ..(*spec).clone() })
+        .chain(stacked)
+        .map(|spec| Typed { spec, kind: WeightType::Float32 })
         .collect();
     let (header, _) = header(&tensors).map_err(|source| bad_header(&path, source))?;
     let mut file = File::create_new(&path).map_err(ModelError::io("write", &path))?;
     file.write_all(&header).map_err(ModelError::io("write", &path))?;
-    for (_, spec) in named {
-        let values = to_file(spec, &source.parameter(spec)?);
+    let mut write = |values: Vec<f32>| {
         let bytes: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
-        file.write_all(&bytes).map_err(ModelError::io("write", &path))?;
+        file.write_all(&bytes).map_err(ModelError::io("write", &path))
+    };
+    for (_, spec) in named {
+        write(to_file(spec, &source.parameter(spec)?))?;
+    }
+    for parts in of_experts.values() {
+        let mut values = Vec::new();
+        for (spec, part) in parts {
+            values.resize(part.tensor_shape().iter().product(), 0.0);
+            let own = source.parameter(spec)?;
+            part.indices().zip(own).for_each(|(index, value)| values[index] = value);
+        }
+        write(values)?;
     }
     file.sync_all().map_err(ModelError::io("write", &path))?;
     scratch.write_json(ADAPTER, &config_json(described))?;
     require_vacant(&target)?;
     scratch.rename_to(&target)
+}
+
+/// Returns the tensors of the adapters of experts, by name, with their parts.
+fn tensors_of_experts(specs: &[ParameterSpec]) -> BTreeMap<String, Vec<(&ParameterSpec, ExpertPart<'_>)>> {
+    let parts = || specs.iter().filter_map(|spec| Some((spec, ExpertPart::of(spec)?)));
+    let targets: BTreeSet<&str> = parts().map(|(_, part)| part.target()).collect();
+    let mut tensors: BTreeMap<String, Vec<_>> = BTreeMap::new();
+    for (spec, part) in parts() {
+        let mut names = part.tensors();
+        let other = part.target().rsplit_once('.').map(|(module, _)| format!("{module}.{DOWN}"));
+        let is_inner = names.len() > 1 && other.is_some_and(|other| targets.contains(&*other));
+        let name = names.swap_remove(if is_inner { 0 } else { names.len() - 1 });
+        tensors.entry(name).or_default().push((spec, part));
+    }
+    tensors
 }
 
 /// Returns the content of `adapter_config.json`.

@@ -66,7 +66,8 @@ impl Weights {
 
     /// Returns the bytes of a matrix that can be streamed; `None` if the parameter is not one. It reads headers only.
     fn streamed_bytes(&mut self, spec: &ParameterSpec) -> Result<Option<QuantisedBytes>, ModelError> {
-        if spec.kind != ParameterKind::Matrix || spec.is_of_routed_expert() {
+        let is_grown = self.own_rows(spec).is_some();
+        if spec.kind != ParameterKind::Matrix || spec.is_of_routed_expert() || is_grown {
             return Ok(None);
         }
         if let Some(place) = self.quantised_place(spec) {

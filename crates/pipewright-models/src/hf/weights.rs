@@ -15,10 +15,11 @@ use safetensors::Dtype;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::added_tokens::{is_of_vocabulary, with_means};
 use super::directory::{is_gguf, resolve};
 use super::file::{WeightFile, missing_tensor, require_finite};
 use super::json_file::{parse, read_bytes, read_json};
-use super::layout::{CONFIG, FilePlace, INDEX, SINGLE, from_file, is_of_rows, places};
+use super::layout::{CONFIG, FilePlace, INDEX, SINGLE, file_shape, from_file, is_of_rows, places};
 use super::other_form::{names, other_form};
 use super::weight_type::WeightType;
 use crate::error::ModelError;
@@ -43,6 +44,8 @@ pub(crate) struct Weights {
     keeps_quantised: bool,
     /// The form of quantised matrices that the configuration describes.
     described: Option<DescribedForm>,
+    /// The number of token ids in the configuration. A model with further ids has the means of the rows as theirs.
+    vocabulary: Option<usize>,
     /// Whether files are read past the page cache.
     is_direct: bool,
     /// The same weights for direct reads, if matrices of linear layers are read when they are needed.
@@ -85,6 +88,7 @@ impl Weights {
             open: HashMap::new(),
             keeps_quantised: false,
             described: None,
+            vocabulary: None,
             is_direct: false,
             reader: None,
             blocks: BTreeMap::new(),
@@ -102,6 +106,8 @@ impl Weights {
         }
         let config = read_json::<Value>(&weights.dir.join(CONFIG)).ok();
         weights.described = config.as_ref().and_then(described_form);
+        let vocabulary = config.as_ref().and_then(|config| config["vocab_size"].as_u64());
+        weights.vocabulary = vocabulary.and_then(|vocabulary| usize::try_from(vocabulary).ok());
         Ok(weights)
     }
 
@@ -130,6 +136,7 @@ impl Weights {
             open,
             keeps_quantised: false,
             described: None,
+            vocabulary: None,
             is_direct: false,
             reader: None,
             blocks,
@@ -171,8 +178,18 @@ impl Weights {
     pub(super) fn place_of(&self, spec: &ParameterSpec) -> Option<FilePlace<String>> {
         places(spec).into_iter().find_map(|FilePlace { tensor, shape, elements }| {
             let tensor = file_names_of(tensor).find(|name| self.files.contains_key(&**name))?.into_owned();
-            Some(FilePlace { tensor, shape, elements })
+            match (self.own_rows(spec), &*shape) {
+                (Some(rows), &[_, width]) => {
+                    Some(FilePlace { tensor, shape: vec![rows, width], elements: 0..rows * width })
+                }
+                _ => Some(FilePlace { tensor, shape, elements }),
+            }
         })
+    }
+
+    /// Returns the number of rows of a parameter that the files have, if the model has further token ids.
+    pub(super) fn own_rows(&self, spec: &ParameterSpec) -> Option<usize> {
+        self.vocabulary.filter(|rows| is_of_vocabulary(spec) && *rows < file_shape(spec)[0])
     }
 
     /// Returns the place of a parameter in the files, and the file that has it.
@@ -374,12 +391,17 @@ impl ParameterSource for Weights {
             None => values,
             Some(entry) => entry.columns_of(values),
         };
+        let values = match self.own_rows(spec) {
+            Some(own) => with_means(values, own, file_shape(spec)[0]),
+            None => values,
+        };
         Ok(from_file(spec, require_finite(&self.dir.join(file), &tensor, values)?))
     }
 
     /// Reads no more of the file than the shard if its elements follow each other there.
     fn shard_of(&mut self, spec: &ParameterSpec, shard: TensorShard) -> Result<Vec<f32>, ModelError> {
-        if !is_of_rows(spec, shard.dimension) || self.quantised_place(spec).is_some() {
+        let is_whole = self.quantised_place(spec).is_some() || self.own_rows(spec).is_some();
+        if !is_of_rows(spec, shard.dimension) || is_whole {
             return Ok(shard.cut(self.parameter(spec)?, &spec.shape));
         }
         let (FilePlace { tensor, shape, elements }, file) = self.find(spec)?;

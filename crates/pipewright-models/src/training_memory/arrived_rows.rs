@@ -3,6 +3,7 @@
 use pipewright::tensor::Precision;
 use pipewright_schedule::LayerDesc;
 
+use crate::lora::is_of_adapter;
 use crate::model_config::ModelConfig;
 use crate::parameter::ParameterSpec;
 
@@ -45,7 +46,8 @@ pub(super) fn add_arrived_rows<'a>(
     precision: Precision,
     load: ExpertLoad,
 ) {
-    let matrices: Vec<&ParameterSpec> = specs.filter(|spec| spec.is_of_routed_expert()).collect();
+    let is_own = |spec: &&ParameterSpec| spec.is_of_routed_expert() && !is_of_adapter(&spec.path);
+    let matrices: Vec<&ParameterSpec> = specs.filter(is_own).collect();
     for layer in layers {
         let Some(matrix) = matrices.iter().find(|spec| spec.is_in(&layer.path)) else { continue };
         let rows = row_bytes(matrix, chosen, tokens as u64, precision);

@@ -11,6 +11,7 @@ use crate::parameter::ParameterSpec;
 use crate::training_memory::adapters::{adapter_stash, add_adapters, remove_below};
 use crate::training_memory::arrived_rows::{ExpertLoad, add_arrived_rows, chosen_experts};
 use crate::training_memory::compute_devices::ComputeDevices;
+use crate::training_memory::expert_adapters::{add_expert_adapters, expert_adapter_stash};
 use crate::training_memory::sizes::{
     base_layers_in, kept_bytes, keys_values_bytes, stage_sizes, without_parts,
 };
@@ -63,6 +64,8 @@ impl KeptActivations<'_> {
         if let Some(adapter) = self.model.adapter() {
             let (lora, specs) = (&adapter.lora, stages.iter().flatten());
             add_adapters(&mut layers.layers, lora, specs, self.tokens, self.precision, self.devices);
+            let (chosen, specs) = (chosen_experts(self.model.model()), stages.iter().flatten());
+            add_expert_adapters(&mut layers.layers, specs, chosen, self.tokens);
             let trained: Vec<&ParameterSpec> =
                 stages.iter().flatten().filter(|spec| self.model.is_trained(&spec.path)).collect();
             remove_below(&mut layers.layers, !self.slices.is_one(), |layer| {
@@ -79,7 +82,11 @@ impl KeptActivations<'_> {
             // `I` keeps the inputs of all products for `W`, also the inputs that it has computed again.
             let stash = self.model.adapter().map_or(whole.stash, |adapter| {
                 let (lora, specs) = (&adapter.lora, specs.iter());
-                let stash = adapter_stash(lora, specs, self.tokens, self.precision, self.devices);
+                let stash = adapter_stash(lora, specs.clone(), self.tokens, self.precision, self.devices);
+                let chosen = chosen_experts(self.model.model());
+                let own = &layers.layers[range.clone()];
+                let of_experts = expert_adapter_stash(own, specs, chosen, self.tokens);
+                let stash = stash.saturating_add(of_experts);
                 let trained = layers.layers[range.clone()].iter().zip(&whole_layers[range.clone()]);
                 let trained: Vec<_> =
                     trained.filter(|(_, is_whole)| **is_whole).map(|(layer, _)| layer.clone()).collect();

@@ -19,6 +19,7 @@
 
 mod compute_devices;
 mod adapters;
+mod expert_adapters;
 mod arrived_rows;
 mod sizes;
 mod tensor_share;

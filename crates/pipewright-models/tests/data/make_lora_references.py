@@ -9,6 +9,8 @@ With the folders of a base and of an adapter, it prints the first logits of the 
 row of `tokens.jsonl`, and with that of a merged model too, the largest difference between the logits of the two:
 
     python make_lora_references.py BASE ADAPTER [MERGED]
+
+With names of folders, it makes only these.
 """
 
 import json
@@ -67,6 +69,30 @@ ADAPTERS = {
     "llama-tiny-head": (
         "llama-tiny",
         LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM"),
+    ),
+    # The table of the embedding has an adapter. A tied head multiplies by the table itself.
+    "llama-tiny-embedding": (
+        "llama-tiny",
+        LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "embed_tokens"], task_type="CAUSAL_LM"),
+    ),
+    "llama-tied-tiny-embedding": (
+        "llama-tied-tiny",
+        LoraConfig(r=3, lora_alpha=6, use_rslora=True, target_modules=["v_proj", "embed_tokens"], task_type="CAUSAL_LM"),
+    ),
+    # The experts that a router chooses have adapters: the matrices of all experts of a block are two parameters.
+    "qwen3-moe-tiny-experts": (
+        "qwen3-moe-tiny",
+        LoraConfig(
+            r=2,
+            lora_alpha=6,
+            target_modules=["q_proj"],
+            target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+            task_type="CAUSAL_LM",
+        ),
+    ),
+    "mixtral-tiny-experts": (
+        "mixtral-tiny",
+        LoraConfig(r=3, lora_alpha=4, target_modules=[], target_parameters=["mlp.experts.down_proj"], task_type="CAUSAL_LM"),
     ),
     "deepseek-v3-tiny": (
         "deepseek-v3-tiny",
@@ -144,8 +170,9 @@ def compare(folder, adapter, merged=None):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    if len(sys.argv) > 1:
+    if len(sys.argv) > 1 and sys.argv[1] not in ADAPTERS:
         compare(*sys.argv[1:])
     else:
-        for folder, (name, *rest) in ADAPTERS.items():
+        for folder in sys.argv[1:] or ADAPTERS:
+            name, *rest = ADAPTERS[folder]
             make(folder, name, *rest)

@@ -12,16 +12,26 @@ use crate::pipelined_run::{FIRST_STEPS, in_part, train, train_first, train_steps
 use crate::reference::{Reference, Step, Within};
 
 /// The adapters with references.
-const ADAPTERS: [&str; 6] = ["qwen3-tiny", "llama-tiny", "gpt2-tiny", "qwen2-tiny-dora", SAVED, HEAD];
+const ADAPTERS: [&str; 8] =
+    ["qwen3-tiny", "llama-tiny", "gpt2-tiny", "qwen2-tiny-dora", SAVED, HEAD, EMBEDDING, TIED_EMBEDDING];
 
 /// An adapter on the head too.
 const HEAD: &str = "llama-tiny-head";
+
+/// An adapter on the embedding too.
+const EMBEDDING: &str = "llama-tiny-embedding";
+
+/// The same of a model whose head multiplies by the table of the embedding.
+const TIED_EMBEDDING: &str = "llama-tied-tiny-embedding";
 
 /// An adapter with modules that are trained whole: the embedding, the head and norms.
 const SAVED: &str = "llama-tiny-saved";
 
 /// An adapter of a family with experts, whose dense and shared layers PEFT has as parameters.
 const OF_EXPERTS: &str = "deepseek-v3-tiny";
+
+/// Adapters of the experts that a router chooses: of gate, up and down, and of down alone.
+const ROUTED: [&str; 2] = ["qwen3-moe-tiny-experts", "mixtral-tiny-experts"];
 
 /// Trains the adapter of a model for the first steps with other settings.
 fn check_first_steps(model: &str, schedule: &str, ranks: u32, config: &PipelineConfig) -> Vec<Step> {
@@ -33,7 +43,7 @@ fn check_first_steps(model: &str, schedule: &str, ranks: u32, config: &PipelineC
 
 #[test]
 fn one_rank_trains_as_peft_does() {
-    for adapter in ADAPTERS.into_iter().chain([OF_EXPERTS]) {
+    for adapter in ADAPTERS.into_iter().chain([OF_EXPERTS]).chain(ROUTED) {
         let reference = Reference::load_adapted(adapter);
         let run = train(&reference, "gpipe", 1, 1, &PipelineConfig::default());
         reference.assert_close(&run, &reference.expected.steps);
@@ -42,7 +52,7 @@ fn one_rank_trains_as_peft_does() {
 
 #[test]
 fn schedules_have_the_bits_of_one_rank() {
-    for adapter in ADAPTERS {
+    for adapter in ADAPTERS.into_iter().chain(ROUTED) {
         let reference = Reference::load_adapted(adapter);
         let one_rank = train_first(&reference, "gpipe", 1, 4, &PipelineConfig::default());
         reference.assert_close(&one_rank, &reference.expected.steps[..one_rank.len()]);
@@ -75,7 +85,10 @@ fn replicas_and_tensor_ranks_train_as_peft_does() {
         check_first_steps("qwen3-tiny", "1f1b", 2, &config);
         check_first_steps("qwen2-tiny-dora", "1f1b", 2, &config);
         check_first_steps(SAVED, "1f1b", 2, &config);
+        check_first_steps(TIED_EMBEDDING, "1f1b", 2, &config);
     }
+    let config = PipelineConfig { tensor_parallel: 2, sequence_parallel: true, ..PipelineConfig::default() };
+    check_first_steps(EMBEDDING, "1f1b", 2, &config);
     // The outputs of joined projections are in groups.
     let config = PipelineConfig { tensor_parallel: 2, ..PipelineConfig::default() };
     check_first_steps("gpt2-tiny", "zb-h1", 2, &config);
@@ -85,8 +98,22 @@ fn replicas_and_tensor_ranks_train_as_peft_does() {
         check_first_steps("llama-tiny", "1f1b", ranks, &config);
         check_first_steps(SAVED, "zb-h1", ranks, &config);
         check_first_steps(HEAD, "zb-h1", ranks, &config);
+        check_first_steps(EMBEDDING, "zb-h1", ranks, &config);
         // The norms of columns are sums over the ranks where inputs are split.
         check_first_steps("qwen2-tiny-dora", "zb-h1", ranks, &config);
+    }
+    // Each rank has a part of every expert, or whole experts.
+    for whole_experts in [false, true] {
+        let config = PipelineConfig { tensor_parallel: 2, whole_experts, ..PipelineConfig::default() };
+        ROUTED.map(|adapter| check_first_steps(adapter, "zb-h1", 2, &config));
+    }
+    // Each replica holds half of the experts, and has the bits of one that holds all.
+    for adapter in ROUTED {
+        let run = |expert_parallel| {
+            let config = PipelineConfig { data_parallel: 2, expert_parallel, ..PipelineConfig::default() };
+            check_first_steps(adapter, "zb-h1", 2, &config)
+        };
+        assert_eq!(run(2), run(1), "{adapter}");
     }
 }
 
@@ -123,7 +150,7 @@ fn masks_and_first_values_do_not_depend_on_the_cut() {
 #[test]
 fn half_precision_stays_near_single_precision() {
     let config = PipelineConfig { precision: Precision::Bf16, ..PipelineConfig::default() };
-    for adapter in ["llama-tiny", "qwen2-tiny-dora", SAVED] {
+    for adapter in ["llama-tiny", "qwen2-tiny-dora", SAVED, EMBEDDING] {
         let reference = Reference::load_adapted(adapter);
         let run = train_steps(&reference, "1f1b", 2, 8, &config, 3);
         Reference::assert_within(&run, &reference.expected.steps, Within { loss: 4e-3, grad_norm: 5e-2 });

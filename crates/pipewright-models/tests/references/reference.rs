@@ -164,7 +164,14 @@ impl Reference {
         let dir = folder("lora").join(adapter);
         let config = read_to_string(dir.join("adapter_config.json")).expect("the file can be read");
         let config: serde_json::Value = serde_json::from_str(&config).expect("it is JSON");
-        let base = Self::load(config["base_model_name_or_path"].as_str().expect("a name"));
+        let mut base = Self::load(config["base_model_name_or_path"].as_str().expect("a name"));
+        // The references of adapters have the cross entropy alone.
+        let mut json = base.config.to_json();
+        if json["output_router_logits"] == true {
+            json["output_router_logits"] = false.into();
+            base.config = ModelConfig::from_json(json).expect("only the flag differs");
+            base.expected.expected_aux.clear();
+        }
         let lora = base.config.read_adapter(&dir).expect("it fits the model");
         let expected = Expected::read(&dir);
         let form = TrainingForm { label_smoothing: expected.label_smoothing, ..TrainingForm::default() };

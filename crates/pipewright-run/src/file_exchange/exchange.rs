@@ -72,6 +72,12 @@ impl FirstFiles {
             }
             ScheduleChoice::Named(_) => None,
         };
+        if !settings.model.added_tokens().is_empty() {
+            return Err(RunError::input(
+                "`model.add_tokens`: hosts that share no folder have no tokenizer: write the model with `pipewright add-tokens`, and \
+                 name that in `model.from`",
+            ));
+        }
         let (model, adapter) = (model_folder(settings), adapter_folder(settings));
         Ok(Self {
             token,

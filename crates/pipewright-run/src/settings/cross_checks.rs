@@ -12,6 +12,7 @@ use pipewright_schedule::words::counted;
 use pipewright_schedule::{Recompute, Slices};
 
 use crate::settings::checkpoints::Copies;
+use crate::settings::data::BYTES;
 use crate::settings::document::Document;
 use crate::settings::keys::LARGEST_COUNT;
 use crate::settings::mesh::{BATCH_SHARES, EXPERTS, LOOKAHEAD};
@@ -32,6 +33,7 @@ pub(super) fn check(
 ) {
     let mut checks = CrossChecks { document, surroundings, settings };
     checks.check_rate();
+    checks.check_tokens();
     checks.check_validation();
     checks.check_preference();
     checks.check_lookahead();
@@ -140,6 +142,14 @@ impl CrossChecks<'_> {
     }
 
     /// Refuses layers that would move under a schedule of slices.
+    /// Refuses tokens that no tokenizer gets.
+    fn check_tokens(&mut self) {
+        if !self.settings.model.added_tokens().is_empty() && self.settings.data.tokenizer == BYTES {
+            let advice = "name the `tokenizer.json` of the model";
+            self.section("model").report_without("add_tokens", "a tokenizer (`data.tokenizer`)", advice);
+        }
+    }
+
     fn check_moves_of_slices(&mut self) {
         if self.settings.run.replan == Replan::WhenSlow {
             let sentence = "layers cannot move to other ranks (`replan`) with a schedule that cuts microbatches into slices";

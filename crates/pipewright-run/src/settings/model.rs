@@ -24,6 +24,9 @@ pub enum ModelSettings {
     From {
         /// The folder.
         from: PathBuf,
+        /// Special tokens that are added to the tokenizer and to the model.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        add_tokens: Vec<String>,
         /// How the frozen base of adapters is held.
         #[serde(flatten)]
         streaming: Streaming,
@@ -48,6 +51,14 @@ pub struct Streaming {
 pub const STREAM_WINDOW: NonZeroU32 = NonZeroU32::new(2).expect("2 is not 0");
 
 impl ModelSettings {
+    /// Returns the special tokens that are added to the tokenizer and to the model.
+    pub fn added_tokens(&self) -> &[String] {
+        match self {
+            Self::From { add_tokens, .. } => add_tokens,
+            Self::Fresh(_) => &[],
+        }
+    }
+
     /// Returns how the frozen base of adapters is held.
     pub fn streaming(&self) -> Streaming {
         match self {
@@ -141,16 +152,27 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Mode
         stream: section.given_flag("stream"),
         window: section.given_count("stream_window").and_then(NonZeroU32::new),
     };
-    for key in ["stream", "stream_window"] {
+    let add_tokens = read_tokens(&mut section);
+    for key in ["add_tokens", "stream", "stream_window"] {
         if from.is_none() && section.is_written(key) {
             section.report_without(key, "from", "name the folder of the model, or remove it");
         }
     }
     let model = read_sizes(&mut section, &written);
     match from {
-        Some(from) => ModelSettings::From { from, streaming },
+        Some(from) => ModelSettings::From { from, add_tokens, streaming },
         None => ModelSettings::Fresh(model),
     }
+}
+
+/// Reads the special tokens that are added.
+fn read_tokens(section: &mut Section<'_>) -> Vec<String> {
+    let tokens = section.texts("add_tokens").unwrap_or_default();
+    let is_repeated = |(index, token): &(usize, &String)| tokens[..*index].contains(token);
+    if let Some((_, token)) = tokens.iter().enumerate().find(is_repeated) {
+        section.report("add_tokens", format!("`add_tokens` has {token:?} twice"), "remove one of them");
+    }
+    tokens
 }
 
 fn read_sizes(section: &mut Section<'_>, written: &BTreeMap<String, Value>) -> FreshModel {
@@ -272,12 +294,13 @@ fn json_of(value: &Value) -> serde_json::Value {
 }
 
 /// The keys that may be written next to `from`.
-const OF_FOLDER: [&str; 3] = ["from", "stream", "stream_window"];
+const OF_FOLDER: [&str; 4] = ["from", "add_tokens", "stream", "stream_window"];
 
 /// The keys that are read here. The model family reads the others: keys that only some families have, and
 /// keys without a default.
-const OWN: [&str; 13] = [
+const OWN: [&str; 14] = [
     "from",
+    "add_tokens",
     "stream",
     "stream_window",
     "architecture",

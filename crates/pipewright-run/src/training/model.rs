@@ -1,15 +1,17 @@
 //! The model that the settings name, and sentences about its files that the user should know, although the
 //! run can start.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use pipewright::train::data::TokenRows;
 use pipewright_models::training_memory::{ComputeDevices, layers_in};
 use pipewright_models::{
     Adapter, AdapterStart, CutModel, LoraConfig, ModelConfig, ParameterSpec, QuantisedSizes, TrainingForm,
-    adapted_layers, hf,
+    adapted_experts, adapted_layers, hf,
 };
 use pipewright_schedule::ModelDesc;
+use pipewright_schedule::error_text::with_causes as sentence;
 use pipewright_schedule::words::counted;
 use pipewright_system::machine_memory::machine_bytes;
 
@@ -28,7 +30,10 @@ pub(crate) const BYTE_TOKENS: usize = 256;
 /// Returns the configuration of the model that the settings name, with its embedding and its head in as many parts.
 pub fn read_model(settings: &Settings) -> Result<CutModel, RunError> {
     let model = match &settings.model {
-        ModelSettings::From { from, .. } => ModelConfig::read(from).map_err(RunError::input)?,
+        ModelSettings::From { from, add_tokens, .. } => {
+            let model = ModelConfig::read(from).map_err(RunError::input)?;
+            with_tokens(model, from, settings.data.tokenizer.as_ref(), add_tokens)?
+        }
         ModelSettings::Fresh(model) => model.config(),
     };
     model.check_length(settings.data.seq_len as usize).map_err(RunError::input)?;
@@ -56,6 +61,51 @@ pub fn read_model(settings: &Settings) -> Result<CutModel, RunError> {
         }
         None => Ok(model),
     }
+}
+
+/// Returns the model in a folder with the token ids that `tokens` get from this tokenizer.
+fn with_tokens(
+    model: ModelConfig,
+    from: &Path,
+    tokenizer: &Path,
+    tokens: &[String],
+) -> Result<ModelConfig, RunError> {
+    if tokens.is_empty() {
+        return Ok(model);
+    }
+    let refused = |reason: String| RunError::input(format!("`model.add_tokens`: {reason}"));
+    if hf::is_config_alone(from) {
+        return Err(refused(format!(
+            "{}: there are no weights, and a model without weights has the ids that its config.json says:              change `vocab_size` there",
+            from.display()
+        )));
+    }
+    let added =
+        hf::added_rows(from, &*model, tokenizer, tokens).map_err(|error| refused(sentence(&error)))?;
+    model.with_vocab_size(added.vocab_size).map_err(|error| refused(sentence(&error)))
+}
+
+/// Returns a warning if tokens are added and adapters leave their rows as they are.
+pub(crate) fn untrained_tokens(
+    settings: &Settings,
+    model: &dyn RunModel,
+) -> Result<Option<String>, RunError> {
+    if settings.model.added_tokens().is_empty() || model.adapter().is_none() {
+        return Ok(None);
+    }
+    let trained = model.trained_parameters()?;
+    let is_trained = |module: &str| {
+        trained.iter().any(|spec| spec.path.strip_prefix(module).is_some_and(|rest| rest.starts_with('.')))
+    };
+    let untrained = hf::vocabulary_modules(&model.parameters()?);
+    let untrained: Vec<String> = untrained.into_iter().filter(|module| !is_trained(module)).collect();
+    Ok((!untrained.is_empty()).then(|| {
+        format!(
+            "warning: nothing trains the rows of the tokens in `model.add_tokens` in {}: name the modules in \
+             `adapter.modules_to_save`, such as [\"embed_tokens\", \"lm_head\"]",
+            quoted(&untrained)
+        )
+    }))
 }
 
 /// Refuses settings that change a model of a family, if the program trains a model of its own.
@@ -91,7 +141,7 @@ fn require_base(preference: &PreferenceSettings, model: &CutModel) -> Result<(),
 /// Returns the sizes of the matrices that stay in the files of the base, if the settings ask for it, or leave the choice
 /// and the machine has less memory than the files need.
 fn streamed_sizes(settings: &Settings, model: &CutModel) -> Result<Option<QuantisedSizes>, RunError> {
-    let ModelSettings::From { from, streaming } = &settings.model else { return Ok(None) };
+    let ModelSettings::From { from, streaming, .. } = &settings.model else { return Ok(None) };
     let refusal = if settings.adapter.is_none() {
         Some("training changes the whole model: add a section [adapter]")
     } else if !settings.run.devices.are_processor() {
@@ -189,6 +239,13 @@ pub(crate) fn trained_adapters(model: &dyn RunModel, all: u64) -> Result<Option<
     let specs = model.trained_parameters()?;
     let trained = elements(&specs);
     let layers = counted(adapted_layers(&adapter.lora, &specs).len(), "layer");
+    let stacks = adapted_experts(&specs);
+    let blocks: BTreeSet<_> =
+        stacks.iter().filter_map(|stack| stack.rsplit_once('.')).map(|(block, _)| block).collect();
+    let experts = match blocks.len() {
+        0 => String::new(),
+        blocks => format!(" and the experts of {}", counted(blocks, "block")),
+    };
     let saved = match adapter.lora.saved_modules(specs.iter().map(|spec| &*spec.path)).len() {
         0 => String::new(),
         saved => format!(" and {} as a whole", counted(saved, "module")),
@@ -196,7 +253,7 @@ pub(crate) fn trained_adapters(model: &dyn RunModel, all: u64) -> Result<Option<
     let kind = if adapter.lora.dora { "dora" } else { "lora" };
     let share = trained as f64 / (all + trained).max(1) as f64 * 100.0;
     let note = format!(
-        "adapter: {kind} of rank {} on {layers}{saved}: {} trained, {share:.2}% of all",
+        "adapter: {kind} of rank {} on {layers}{experts}{saved}: {} trained, {share:.2}% of all",
         adapter.lora.rank,
         counted(trained, "parameter")
     );

@@ -48,7 +48,10 @@ pub(crate) fn keep(settings: &Settings) -> Result<(), RunError> {
             remove(&folder.join(name))?;
         }
     }
-    Ok(())
+    match settings.model.added_tokens() {
+        [] => Ok(()),
+        tokens => hf::extend_tokenizer(&folder, tokens, true).map_err(RunError::input),
+    }
 }
 
 /// Returns the tokens that end a text of a run. `generate` finds the same tokens in its folder.

@@ -29,7 +29,9 @@ use crate::settings::model::{ModelSettings, STREAM_WINDOW};
 use crate::settings::pipeline::{PartitionChoice, TransportChoice};
 use crate::settings::replan::Replan;
 use crate::settings::{Scheduled, Settings};
-use crate::training::model::{check_weights, model_notes, tokenizer_note, trained_adapters};
+use crate::training::model::{
+    check_weights, model_notes, tokenizer_note, trained_adapters, untrained_tokens,
+};
 use crate::training::optimizer::{expert_balance, require_elementwise, require_whole, update};
 use crate::training::remote_files::RemoteData;
 use crate::training::samples::SamplePrompts;
@@ -229,6 +231,7 @@ pub(crate) fn prepare_settings_with(
     let (trained, note) =
         trained_adapters(&*model, all)?.map_or((all, None), |(trained, note)| (trained, Some(note)));
     notes.extend(note);
+    notes.extend(untrained_tokens(&settings, &*model)?);
     require_one_beginning(&settings.data, &model.to_json())?;
     let (rows, validation) = match data {
         Some(data) => data.open(&settings)?,

@@ -47,6 +47,15 @@ pub struct LowRank<'a> {
 /// # Panics
 /// When the shapes do not fit together.
 pub fn adapted_product(x: &Tensor<2>, weight: &HeldMatrix, adapter: LowRank<'_>) -> Option<Tensor<2>> {
+    adapted_product_in(x, weight.form(), adapter)
+}
+
+/// Like [`adapted_product`], for a weight in this form.
+pub(super) fn adapted_product_in(
+    x: &Tensor<2>,
+    weight: HeldForm<'_>,
+    adapter: LowRank<'_>,
+) -> Option<Tensor<2>> {
     let ids = [adapter.first.id, adapter.second.id];
     let [a, b] = [adapter.first, adapter.second].map(Param::val);
     let [inputs, outputs] = weight.dims();
@@ -59,7 +68,7 @@ pub fn adapted_product(x: &Tensor<2>, weight: &HeldMatrix, adapter: LowRank<'_>)
     if [&a, &b].iter().any(|matrix| matrix.dtype() != DType::F32) {
         return None;
     }
-    let (w, quantised) = match weight.form() {
+    let (w, quantised) = match weight {
         HeldForm::Parameter(parameter) => {
             let w = parameter.val();
             let is_trained = w.is_tracked() || Deferred::current(&w, parameter.id).is_some();

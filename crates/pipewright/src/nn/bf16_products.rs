@@ -91,6 +91,7 @@ fn mixed(x: [f32; 2], gate: Option<[f32; 2]>, up: [f32; 2], down: [f32; 2], upst
         gate_proj: gate.as_ref().map(linear),
         up_proj: linear(&up),
         down_proj: linear(&down),
+        adapter: None,
         form: super::ExpertForm::default(),
     };
     let y = mix_chosen(x.clone(), weight, &[0], &[expert]);

@@ -4,8 +4,10 @@ use burn::module::Module;
 use burn::tensor::{Int, Tensor, TensorData};
 use pipewright_kernel::grouped::Groups;
 
+use super::adapted_product::{LowRank, adapted_product_in};
 use super::bias::add_share;
 use super::clamped_gate::clamped_gate;
+use super::composed::at_least_single;
 use super::held_matrix::HeldLinear;
 use super::parallel::TensorParallel;
 use super::region::Region;
@@ -52,9 +54,48 @@ pub struct Expert {
     pub up_proj: HeldLinear,
     /// Weight `[inner, width]`.
     pub down_proj: HeldLinear,
+    /// The adapters of the layers, whose own matrices are frozen then.
+    pub adapter: Option<ExpertAdapter>,
     /// The function between the layers.
     #[module(skip)]
     pub form: ExpertForm,
+}
+
+/// The low-rank adapters of the layers of an expert without biases: the gate and `up` share their first matrix.
+#[derive(Module, Debug)]
+pub struct ExpertAdapter {
+    /// The first matrix of the gate and of `up`, `[width, rank]`.
+    pub enter: Option<HeldLinear>,
+    /// The second matrix of the gate, `[rank, inner]`.
+    pub gate: Option<HeldLinear>,
+    /// The second matrix of `up`, `[rank, inner]`.
+    pub up: Option<HeldLinear>,
+    /// Both matrices of `down`, `[inner, rank]` and `[rank, width]`.
+    pub down: Option<[HeldLinear; 2]>,
+    /// The factor of the adapters' outputs.
+    #[module(skip)]
+    pub scale: f64,
+}
+
+impl ExpertAdapter {
+    /// Returns the matrices: of gate and up, and of down.
+    pub(super) fn layers(&self) -> Vec<&HeldLinear> {
+        let enter = self.enter.iter().chain(&self.gate).chain(&self.up);
+        enter.chain(self.down.iter().flatten()).collect()
+    }
+
+    /// Returns `x w + scale * x first second`.
+    fn add(&self, layer: &HeldLinear, x: Tensor<2>, matrices: Option<[&HeldLinear; 2]>) -> Tensor<2> {
+        let Some([first, second]) = matrices else { return layer.forward(x) };
+        assert!(layer.bias.is_none(), "an expert with adapters has no biases");
+        let [a, b] = [first, second].map(|layer| layer.weight.as_ref().expect("adapters are parameters"));
+        let low_rank = LowRank { first: a, second: b, scale: self.scale };
+        adapted_product_in(&x, layer.form(), low_rank).unwrap_or_else(|| {
+            let y = layer.forward(x.clone());
+            let precision = y.dtype();
+            y + second.forward(first.forward(at_least_single(x)) * self.scale).cast(precision)
+        })
+    }
 }
 
 impl Expert {
@@ -68,15 +109,28 @@ impl Expert {
     /// # Panics
     /// When the activation is [`ExpertActivation::Clamped`] and there is no gate.
     pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        let up = self.up_proj.forward(x.clone());
-        let inner = match (&self.gate_proj, self.form.activation) {
-            (Some(gate), ExpertActivation::Usual) => swiglu(gate.forward(x), up),
+        let enter =
+            |layer: &HeldLinear, second: fn(&ExpertAdapter) -> Option<&HeldLinear>| match &self.adapter {
+                Some(adapter) => {
+                    let matrices = adapter.enter.as_ref().zip(second(adapter));
+                    adapter.add(layer, x.clone(), matrices.map(|(first, second)| [first, second]))
+                }
+                None => layer.forward(x.clone()),
+            };
+        let up = enter(&self.up_proj, |adapter| adapter.up.as_ref());
+        let gate = self.gate_proj.as_ref().map(|gate| enter(gate, |adapter| adapter.gate.as_ref()));
+        let inner = match (gate, self.form.activation) {
+            (Some(gate), ExpertActivation::Usual) => swiglu(gate, up),
             (Some(gate), ExpertActivation::Clamped { alpha, limit }) => {
-                clamped_gate(gate.forward(x), up, [alpha, limit])
+                clamped_gate(gate, up, [alpha, limit])
             }
             (None, ExpertActivation::Usual) => relu_squared(up),
             (None, ExpertActivation::Clamped { .. }) => panic!("an expert without a gate has no bounds"),
         };
+        if let Some(adapter) = &self.adapter {
+            let matrices = adapter.down.as_ref().map(|[first, second]| [first, second]);
+            return adapter.add(&self.down_proj, inner, matrices);
+        }
         let share = self.form.bias_share;
         match &self.down_proj.bias {
             Some(bias) if share != 1.0 => {
@@ -154,6 +208,7 @@ mod tests {
             gate_proj: Some(linear([3, 4], 2.0).into()),
             up_proj: linear([3, 4], 1.5).into(),
             down_proj: linear([4, 3], 1.0).into(),
+            adapter: None,
             form,
         };
         let x = numbers([5, 3], 1.0);
@@ -187,7 +242,7 @@ mod tests {
         let activation = ExpertActivation::Clamped { alpha: 1.5, limit: 0.6 };
         let form = ExpertForm { activation, ..ExpertForm::default() };
         let [up_proj, down_proj] = [[3, 4], [4, 3]].map(|shape| linear(shape).into());
-        let expert = Expert { gate_proj: None, up_proj, down_proj, form };
+        let expert = Expert { gate_proj: None, up_proj, down_proj, adapter: None, form };
         let weights = Tensor::ones([5, 1], &Device::flex());
         mix_chosen(numbers([5, 3], 1.0), weights, &[0; 5], &[expert]);
     }

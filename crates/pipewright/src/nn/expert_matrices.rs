@@ -14,8 +14,7 @@ use pipewright_kernel::quantised::{QuantisedMatrix, Rounding};
 
 use super::bundle::{Bundle, Slots};
 use super::deferred::{Deferred, KeptWeight, WeightTask};
-use super::expert::Expert;
-use super::held_matrix::HeldForm;
+use super::held_matrix::{HeldForm, HeldLinear};
 use super::matrix::{Operand, product};
 use super::operation::{CpuTensor, ReadElement, cpu_tensor, elements, from_cpu, on_cpu, with_dtype};
 use super::quantised_product::QuantisedWeight;
@@ -27,6 +26,8 @@ pub(super) enum Part {
     Gate,
     Up,
     Down,
+    /// The matrix at an index, of adapters.
+    At(usize),
 }
 
 /// The matrices of all experts as products read them.
@@ -111,6 +112,7 @@ impl Part {
             Self::Gate => 0,
             Self::Up => parts - 2,
             Self::Down => parts - 1,
+            Self::At(index) => index,
         }
     }
 }
@@ -210,15 +212,14 @@ impl Gradient {
 }
 
 impl Matrices {
-    /// Returns `None` if a matrix or a bias has no operations of its own on the CPU back end. Quantised elements are rounded
-    /// to `precision`, the element type of the inputs.
-    pub(super) fn new(experts: &[&Expert], precision: DType) -> Option<Self> {
-        let parts = experts[0].layers().len();
-        let count = parts * experts.len();
+    /// Returns the matrices of `layers`, of which each expert has `parts`; `None` if a matrix or a bias has no operations of
+    /// its own on the CPU back end. Quantised elements are rounded to `precision`, the element type of the inputs.
+    pub(super) fn new(layers: &[&HeldLinear], parts: usize, precision: DType) -> Option<Self> {
+        let count = layers.len();
         let mut biases = Vec::with_capacity(count);
         let mut held = Vec::with_capacity(count);
         let mut bundle = Bundle::new();
-        for layer in experts.iter().flat_map(|expert| expert.layers()) {
+        for layer in layers {
             held.push(match layer.form() {
                 HeldForm::Parameter(parameter) => {
                     let (weight, id) = (parameter.val(), parameter.id);
@@ -253,13 +254,12 @@ impl Matrices {
     /// Returns the tensor through which the tape reaches the parameters: the token of the parameters on the
     /// tape. If no parameter is on it, this is one whose gradient is deferred, with its collector; the tape then
     /// gets no gradient of it.
-    pub(super) fn token(&self, experts: &[&Expert]) -> (Tensor<1>, Option<Deferred>) {
+    pub(super) fn token(&self, layers: &[&HeldLinear]) -> (Tensor<1>, Option<Deferred>) {
         let token = self.bundle.token.clone();
         if token.is_tracked() {
             return (token, None);
         }
-        let layers = experts.iter().flat_map(|expert| expert.layers());
-        for (layer, (matrix, bias)) in layers.zip(self.held.iter().zip(&self.biases.held)) {
+        for (layer, (matrix, bias)) in layers.iter().zip(self.held.iter().zip(&self.biases.held)) {
             let of_matrix = matrix.parameter.as_ref().and_then(|(_, gradient)| gradient.deferred());
             if let (Some(deferred), Some(parameter)) = (of_matrix, &layer.weight) {
                 let matrix = Tensor::from_dispatch(parameter.val().into_dispatch());

@@ -8,6 +8,7 @@ use pipewright_kernel::grouped::{ExpertElement, Groups};
 use super::clamped_gate::{self, bounds};
 use super::expert::{ExpertActivation, ExpertForm};
 use super::expert_exchange::Arrived;
+use super::expert_low_rank::{KeptLowRank, LowRankExperts, singles};
 use super::expert_matrices::{KeptMatrices, KeptMatrix, Matrices, MatrixValue, Part, Parts};
 use super::operation::{
     CpuTensor, Operation, ReadElement, Tape, are_multiplied_in_bf16, cpu_tensor, tensor_of, with_dtype,
@@ -52,6 +53,7 @@ impl Mixture {
     pub(super) fn forward<T: ReadElement + ExpertElement>(
         self,
         matrices: Matrices,
+        adapters: Option<LowRankExperts<'_>>,
         tape: Tape<3>,
     ) -> Tensor<2> {
         let Self { sizes: [tokens, width, inner], weights, form, .. } = &self;
@@ -59,10 +61,27 @@ impl Mixture {
         let held = matrices.held.iter().map(|held| &held.value);
         let parts = Parts::<T>::new(held, matrices.parts, sources);
         let rows = self.rows::<T>();
+        let pass = adapters.as_ref().map(|adapters| adapters.pass(groups, sources));
+        let [enters, leaves] = pass.as_ref().map_or([None; 2], |pass| [pass.enter(), pass.leave()]);
+        let low_of = |index: Option<usize>, rows: &dyn Fn() -> Vec<f32>, inputs| {
+            pass.as_ref().zip(index).map(|(pass, index)| pass.low(&rows(), index, inputs))
+        };
+        // Returns what the adapter adds to the outputs of the matrix at an index.
+        let added = |low: &Option<Vec<f32>>, index, outputs| {
+            let (pass, low) = (pass.as_ref()?, low.as_ref()?);
+            let mut out = vec![0.0; groups.rows() * outputs];
+            pass.add(&mut out, low, index, outputs);
+            Some(out)
+        };
+        let low_enter = low_of(enters, &|| self.rows::<f32>().into_owned(), *width);
         // The tensors that the backward keeps are rounded first, so that it sees the numbers with which the
         // forward continues.
         let shape = [groups.rows(), *inner];
-        let enter = |part| match matrices.biases.rows(groups, part, *inner, 1.0) {
+        let begin = |part, index| {
+            let biases = matrices.biases.rows(groups, part, *inner, 1.0);
+            biases.or_else(|| added(&low_enter, index, *inner))
+        };
+        let enter = |part, index| match begin(part, index) {
             Some(mut out) => {
                 parts.add_product(&mut out, groups, &rows, (part, false), [*width, *inner]);
                 tape.rounded(cpu_tensor(out, shape))
@@ -72,8 +91,8 @@ impl Mixture {
                 tape.rounded(tensor_of(rows, shape))
             }
         };
-        let gate = parts.has_gates().then(|| enter(Part::Gate));
-        let up = enter(Part::Up);
+        let gate = parts.has_gates().then(|| enter(Part::Gate, 1));
+        let up = enter(Part::Up, 2);
         let activated = tape.rounded(match (&gate, form.activation) {
             (Some(gate), ExpertActivation::Usual) => swiglu::activated(gate, &up),
             (Some(gate), ExpertActivation::Clamped { alpha, limit }) => {
@@ -82,7 +101,10 @@ impl Mixture {
             (None, _) => relu_squared::activated(&up),
         });
         let activated_rows = T::read(&activated);
-        let out = match matrices.biases.rows(groups, Part::Down, *width, form.bias_share as f32) {
+        let low_leave = low_of(leaves, &|| singles(&activated), *inner);
+        let last = leaves.map_or(0, |first| first + 1);
+        let biases = matrices.biases.rows(groups, Part::Down, *width, form.bias_share as f32);
+        let out = match biases.or_else(|| added(&low_leave, last, *width)) {
             Some(mut out) => {
                 parts.add_product(&mut out, groups, &activated_rows, (Part::Down, false), [*inner, *width]);
                 out
@@ -99,10 +121,15 @@ impl Mixture {
         let out = self.groups.scatter(&out, Some(weights), *width);
         let shape = [*tokens, *width];
         // Matrices in single precision may be copies.
-        drop((parts, rows, activated_rows));
+        drop((parts, rows, activated_rows, pass));
         tape.record(out, shape, |_| {
             let matrices = matrices.kept();
-            ExpertsBackward { mixture: self, gate, up, activated, matrices }
+            let adapters = adapters.map(|adapters| KeptLowRank {
+                form: adapters.form,
+                matrices: adapters.matrices.kept(),
+                low: [low_enter, low_leave],
+            });
+            ExpertsBackward { mixture: self, gate, up, activated, matrices, adapters }
         })
     }
 
@@ -143,6 +170,7 @@ struct ExpertsBackward {
     up: CpuTensor,
     activated: CpuTensor,
     matrices: KeptMatrices,
+    adapters: Option<KeptLowRank>,
 }
 
 /// The gradients of the results of each part.
@@ -172,9 +200,13 @@ impl ExpertsBackward {
         gradient: &CpuTensor,
         [for_x, for_weights, for_matrices]: [bool; 3],
     ) -> [Option<CpuTensor>; 3] {
-        let Self { mixture, gate, up, activated, matrices } = self;
+        let Self { mixture, gate, up, activated, matrices, adapters } = self;
         let [tokens, width, inner] = mixture.sizes;
         let (groups, sources) = mixture.computed();
+        let values = adapters.as_ref().map(KeptLowRank::values);
+        let pass =
+            adapters.as_ref().zip(values.as_deref()).map(|(kept, held)| kept.pass(held, groups, sources));
+        let single = |rows: &[T], width: usize| singles(&tensor_of(rows.to_vec(), [groups.rows(), width]));
         let parts = Parts::<T>::new(held, matrices.parts, sources);
         let d_out = mixture.groups.gather(&T::read(gradient), width);
         let (mut d_out, weights) = match &mixture.arrived {
@@ -185,6 +217,12 @@ impl ExpertsBackward {
         let are_sent = mixture.arrived.is_some();
         // The gradient of the activated rows, before the weight of the row.
         let mut d_activated = parts.product(groups, &d_out, (Part::Down, true), [width, inner]);
+        let leave = pass.as_ref().and_then(|pass| Some((pass, pass.leave()?)));
+        let back_leave = leave.map(|(pass, first)| {
+            let back = pass.back(&single(&d_out, width), first + 1, width);
+            pass.add_back(&mut d_activated, &back, first, inner);
+            back
+        });
         let share = mixture.form.bias_share as f32;
         let d_weights = (for_weights || are_sent).then(|| {
             // The weight of a row multiplies its product and its bias.
@@ -197,14 +235,39 @@ impl ExpertsBackward {
         });
         f32::scale_rows(&mut d_activated, weights, inner);
         let (d_gate, d_up) = activation_gradients::<T>(gate, up, d_activated, mixture.form.activation);
+        let enter = pass.as_ref().and_then(|pass| Some((pass, pass.enter()?)));
+        let enter = enter.zip(d_gate.as_ref()).map(|((pass, first), d_gate)| {
+            let gradients = [d_gate, &d_up].map(|rows| single(rows, inner));
+            let [mut back, of_up] =
+                [0, 1].map(|index| pass.back(&gradients[index], first + 1 + index, inner));
+            back.iter_mut().zip(of_up).for_each(|(sum, of_up)| *sum += of_up);
+            (pass, first, back, gradients)
+        });
         let d_rows = (for_x || are_sent).then(|| {
             let mut d_rows = parts.product(groups, &d_up, (Part::Up, true), [inner, width]);
             if let Some(d_gate) = &d_gate {
                 parts.add_product(&mut d_rows, groups, d_gate, (Part::Gate, true), [inner, width]);
             }
+            if let Some((pass, first, back, _)) = &enter {
+                pass.add_back(&mut d_rows, back, *first, width);
+            }
             d_rows
         });
-        if for_matrices {
+        if let (true, Some(adapters)) = (for_matrices, &adapters) {
+            let tensor = |rows: Vec<f32>, width: usize| cpu_tensor(rows, [groups.rows(), width]);
+            let rank = adapters.form.rank();
+            let enter = enter.map(|(_, _, back, [gate, up])| {
+                let x = mixture.rows::<f32>().into_owned();
+                [tensor(x, width), tensor(back, rank), tensor(gate, inner), tensor(up, inner)]
+            });
+            let leave = back_leave.map(|mut back| {
+                let mut d_out = single(&d_out, width);
+                f32::scale_rows(&mut back, weights, rank);
+                f32::scale_rows(&mut d_out, weights, width);
+                [tensor(singles(&activated), inner), tensor(back, rank), tensor(d_out, width)]
+            });
+            adapters.differentiate((groups, sources), enter, leave);
+        } else if for_matrices {
             T::scale_rows(&mut d_out, weights, width);
             let gradients = PartGradients { gate: d_gate, up: d_up, down: d_out };
             mixture.differentiate(&matrices, activated, gradients);
@@ -226,7 +289,8 @@ impl ExpertsBackward {
         });
         // The token has a gradient, so that the tape continues to the bundle, which takes the gradients out
         // of the slots.
-        let d_token = matrices.slots.filter(|_| for_matrices).map(|_| cpu_tensor(vec![0.0], [1]));
+        let slots = adapters.map_or(matrices.slots, |adapters| adapters.matrices.slots);
+        let d_token = slots.filter(|_| for_matrices).map(|_| cpu_tensor(vec![0.0], [1]));
         [d_x, d_weights, d_token]
     }
 }

@@ -55,6 +55,7 @@ fn run(case: Case, replica: u32, replicas: &ExpertParallel) -> Numbers {
         gate_proj: has_gate.then(|| linear([WIDTH, INNER], 3 * index).into()),
         up_proj: linear([WIDTH, INNER], 3 * index + 1).into(),
         down_proj: linear([INNER, WIDTH], 3 * index + 2).into(),
+        adapter: None,
         form: ExpertForm::default(),
     };
     let held = replicas.experts(EXPERTS);
@@ -142,6 +143,7 @@ fn the_experts_of_one_replica_may_be_trained_alone() {
             gate_proj: None,
             up_proj: linear([WIDTH, INNER]).into(),
             down_proj: linear([INNER, WIDTH]).into(),
+            adapter: None,
             form: ExpertForm::default(),
         };
         let is_trained = replicas.rank().index == 1;

@@ -12,6 +12,7 @@ use pipewright_kernel::grouped::Groups;
 use super::deferred::recorded_on;
 use super::expert::{Expert, ExpertActivation, composed};
 use super::expert_exchange::{Arrived, Sorted};
+use super::expert_low_rank::LowRankExperts;
 use super::expert_matrices::Matrices;
 use super::expert_mixture::Mixture;
 use super::expert_parallel::ExpertParallel;
@@ -86,11 +87,23 @@ fn mix(
         assert!(link.is_none(), "experts whose tokens are sent are on the processor");
         composed(x, weights, &held, &groups)
     };
-    let Some(matrices) = Matrices::new(&held, x.dtype()) else { return composed(x, weights) };
+    let layers: Vec<_> = held.iter().flat_map(|expert| expert.layers()).collect();
+    let Some(matrices) = Matrices::new(&layers, layers.len() / held.len(), x.dtype()) else {
+        return composed(x, weights);
+    };
     let form = held[0].form;
     let is_plain = !matrices.biases.exist() && form.activation == ExpertActivation::Usual;
     assert!(link.is_none() || is_plain, "experts whose tokens are sent have neither biases nor bounds");
-    let (token, deferred) = matrices.token(&held);
+    let (mut token, mut deferred) = matrices.token(&layers);
+    let mut adapters = None;
+    if held[0].adapter.is_some() {
+        let is_frozen = !token.is_tracked() && deferred.is_none();
+        let Some(found) = LowRankExperts::of(&held).filter(|_| is_frozen) else {
+            return composed(x, weights);
+        };
+        (token, deferred) = found.token();
+        adapters = Some(found);
+    }
     let inputs =
         |x: Tensor<2>| [x.into_dispatch(), weights.clone().into_dispatch(), token.clone().into_dispatch()];
     let Some(([rows, factors, _], mut tape)) = on_cpu(inputs(x.clone())) else {
@@ -120,9 +133,9 @@ fn mix(
     let mixture = Mixture { sizes, count, form, x: rows, weights: sorted, groups, arrived };
     let operands = matrices.held.iter().filter_map(|held| held.value.tensor()).chain([&mixture.x]);
     if are_multiplied_in_bf16(operands) {
-        mixture.forward::<bf16>(matrices, tape)
+        mixture.forward::<bf16>(matrices, adapters, tape)
     } else {
-        mixture.forward::<f32>(matrices, tape)
+        mixture.forward::<f32>(matrices, adapters, tape)
     }
 }
 
@@ -159,8 +172,9 @@ mod tests {
 
     use super::super::check::numbers;
     use super::super::deferred::{Deferred, WeightTask};
-    use super::super::expert::ExpertForm;
+    use super::super::expert::{ExpertAdapter, ExpertForm};
     use super::super::expert_matrices::weight_gradient;
+    use super::super::held_matrix::HeldLinear;
     use super::super::linear::Linear;
     use super::super::operation::cpu;
     use super::*;
@@ -196,6 +210,7 @@ mod tests {
                 .then(|| linear([WIDTH, INNER], 1.0 + number as f32 / 10.0).into()),
             up_proj: linear([WIDTH, INNER], 0.5 + number as f32 / 5.0).into(),
             down_proj: linear([INNER, WIDTH], 0.8).into(),
+            adapter: None,
             form,
         };
         let leaf = |shape, scale| numbers(shape, scale).cast(dtype).autodiff().require_grad();
@@ -310,6 +325,59 @@ mod tests {
                 let unused = found[12..15].iter().chain(&found[found.len() - 3..]);
                 unused.for_each(|gradient| assert!(gradient.iter::<f32>().all(|x| x == 0.0), "{gradient:?}"));
             }
+        }
+    }
+
+    /// Returns experts whose own matrices are frozen, with adapters of gate and up, of down, or of both.
+    fn adapted([enters, leaves]: [bool; 2]) -> Vec<Expert> {
+        let matrix = |shape: [usize; 2], scale| {
+            HeldLinear::from(Linear {
+                weight: Param::from_tensor(numbers(shape, scale).autodiff()),
+                bias: None,
+            })
+        };
+        let (experts, ..) = setup(1, 1, Kind::Gated, DType::F32);
+        let with_adapter = |(index, expert): (usize, Expert)| {
+            let scale = 0.3 + index as f32 / 10.0;
+            let second = |scale| enters.then(|| matrix([2, INNER], scale));
+            let adapter = ExpertAdapter {
+                enter: enters.then(|| matrix([WIDTH, 2], scale)),
+                gate: second(0.7 * scale),
+                up: second(0.4 * scale),
+                down: leaves.then(|| [matrix([INNER, 2], scale), matrix([2, WIDTH], 0.6 * scale)]),
+                scale: 1.5,
+            };
+            Expert { adapter: Some(adapter), ..expert.no_grad() }
+        };
+        experts.into_iter().enumerate().map(with_adapter).collect()
+    }
+
+    #[test]
+    fn adapters_equal_their_composition() {
+        for parts in [[true, true], [true, false], [false, true]] {
+            let run = |mix: &dyn Fn(Tensor<2>, &Routing, &[Expert]) -> Tensor<2>| {
+                let (_, x, logits) = setup(9, 2, Kind::Gated, DType::F32);
+                let (experts, routing) = (adapted(parts), Routing::new(logits.clone(), 2, true));
+                let y = mix(x.clone(), &routing, &experts);
+                let gradients = backward(y.clone());
+                let gradient = |tensor: Tensor<2>| tensor.grad(&gradients).expect("a gradient").into_data();
+                assert!(weights(&experts).all(|(_, weight)| weight.grad(&gradients).is_none()));
+                let adapters = experts.iter().filter_map(|expert| expert.adapter.as_ref());
+                let matrices = adapters.flat_map(|adapter| adapter.layers());
+                let matrices = matrices.map(|layer| layer.weight.as_ref().expect("a parameter").val());
+                [y.into_data(), gradient(x), gradient(logits)]
+                    .into_iter()
+                    .chain(matrices.map(gradient))
+                    .collect::<Vec<_>>()
+            };
+            let expected = run(&|x, routing, experts| {
+                let held: Vec<&Expert> = experts.iter().collect();
+                let some: Vec<_> = experts.iter().map(Some).collect();
+                composed(x, routing.weights(), &held, &groups(routing.chosen(), &some, 2))
+            });
+            let found = run(&|x, routing, experts| mix_experts(x, routing, experts));
+            assert_eq!(found.len(), 3 + 4 * (if parts[0] { 3 } else { 0 } + if parts[1] { 2 } else { 0 }));
+            assert_close(&found, &expected);
         }
     }
 

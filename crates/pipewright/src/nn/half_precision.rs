@@ -261,6 +261,7 @@ fn mixtures_of_experts() {
             gate_proj: gated.then(|| linear(gate.clone() * factor).into()),
             up_proj: linear(up.clone()).into(),
             down_proj: linear(down.clone() * factor).into(),
+            adapter: None,
             form: super::ExpertForm::default(),
         };
         // An unused gate has the gradient zero.

@@ -58,6 +58,7 @@ mod embedding;
 mod expert;
 mod expert_exchange;
 mod expert_matrices;
+mod expert_low_rank;
 mod expert_mixture;
 mod expert_parallel;
 mod experts;
@@ -123,7 +124,7 @@ pub(crate) use deferred::{ConvolutionTask, Deferred, RowIds, SplitTask, WeightSt
 pub use delta::{DeltaCache, DeltaRule, DeltaSizes};
 pub use dropout::Dropout;
 pub use embedding::Embedding;
-pub use expert::{Expert, ExpertActivation, ExpertForm};
+pub use expert::{Expert, ExpertActivation, ExpertAdapter, ExpertForm};
 pub use expert_parallel::ExpertParallel;
 pub use experts::{mix_chosen, mix_experts, mix_held};
 pub use held_matrix::{HeldLinear, HeldMatrix, held_linear};
