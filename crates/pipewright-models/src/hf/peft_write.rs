@@ -20,7 +20,7 @@ use super::peft::{ADAPTER_WEIGHTS, TARGET_PARAMETERS, TIES, WEIGHT, name_of as t
 use super::weight_type::WeightType;
 use super::write::{Scratch, Typed, header, require_vacant};
 use crate::error::ModelError;
-use crate::lora::{LoraConfig, LoraTargets, name_of};
+use crate::lora::{LoraConfig, LoraTargets, SCORE, name_of};
 use crate::parameter::{ParameterSource, ParameterSpec};
 
 /// The names of layers that PEFT takes for layers of routed experts, in a family that has such experts.
@@ -168,7 +168,7 @@ fn config_json(described: Described<'_>) -> Value {
         "peft_type": "LORA",
         "r": lora.rank,
         "target_modules": targets.modules,
-        "task_type": "CAUSAL_LM",
+        "task_type": if saved.contains(SCORE) { "SEQ_CLS" } else { "CAUSAL_LM" },
         "use_dora": lora.dora,
         "use_rslora": lora.rslora,
     });
