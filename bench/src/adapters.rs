@@ -142,7 +142,7 @@ impl Sides {
                 precision: if options.bf16 { Precision::Bf16 } else { Precision::F32 },
                 ..Setup::new(schedule, ranks, options.microbatches)
             };
-            let initial = InitialParameters::Directory(folder.to_owned());
+            let initial = InitialParameters::Directory { path: folder.to_owned(), seed: 0 };
             let bench = Bench::of_cut(World::local(ranks), &setup, model, initial)?;
             Outcome::Ok(bench.on_rows(rows).with_rate(RATE))
         };

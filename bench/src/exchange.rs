@@ -197,7 +197,7 @@ fn measure(world: World, options: &Options) -> Outcome<Times> {
     let weights = model.describe(SEQUENCE).weights();
     let stages = partition(&weights, program.placement().stages(), &Method::Optimal)?;
     let initial = match &options.weights {
-        Some(folder) => InitialParameters::Directory(folder.clone()),
+        Some(folder) => InitialParameters::Directory { path: folder.clone(), seed: 0 },
         None => InitialParameters::Seed(SEED),
     };
     let make = move |stage: StageIndex, tensor: &TensorParallel| {

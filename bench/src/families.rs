@@ -131,7 +131,7 @@ impl Sides {
                 precision,
                 ..Setup::new("1f1b", ranks, options.microbatches)
             };
-            let initial = InitialParameters::Directory(folder.to_owned());
+            let initial = InitialParameters::Directory { path: folder.to_owned(), seed: 0 };
             let bench = Bench::of_model(World::local(ranks), &setup, model.clone(), initial)?;
             Outcome::Ok(bench.on_rows(rows).with_rate(RATE))
         };

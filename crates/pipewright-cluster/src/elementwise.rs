@@ -354,7 +354,7 @@ pub fn loss_traffic(setting: &Setting<'_>) -> Traffic {
 
 fn loss_kernels(model: &Model, layout: &Layout) -> Vec<KernelShape> {
     let norm = PerElement::of(layout).norm;
-    let logits = model.vocabulary as f64 / f64::from(layout.tensor);
+    let logits = model.outputs() as f64 / f64::from(layout.tensor);
     let mut sum = Sum::new(layout);
     sum.add_single(Kernel::Loss, LOSS, logits);
     if model.caps_logits {

@@ -423,5 +423,5 @@ pub fn logits(setting: &Setting<'_>) -> f64 {
         Loss::Fused => FUSED_LOGIT,
         Loss::Chunked => FUSED_LOGIT * CHUNK,
     };
-    bytes * layout.tokens() * model.vocabulary as f64 / f64::from(layout.tensor)
+    bytes * layout.tokens() * model.outputs() as f64 / f64::from(layout.tensor)
 }

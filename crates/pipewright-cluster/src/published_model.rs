@@ -85,6 +85,7 @@ fn model(row: &mut Reader<'_>, name: &str) -> Option<Model> {
         name: name.to_owned(),
         hidden,
         vocabulary: vocabulary?,
+        labels: None,
         tied: tied?,
         blocks: pattern
             .map_or_else(|| (0..layers).map(block).collect(), |letters| letters.chars().map(part).collect()),

@@ -222,7 +222,7 @@ impl Setting<'_> {
 
     /// The matrix of the head.
     fn head_matrix(&self) -> Matrix {
-        let (input, output) = (self.model.hidden, self.model.vocabulary);
+        let (input, output) = (self.model.hidden, self.model.outputs());
         Matrix { input, output, division: Division::Columns, of_experts: None }
     }
 

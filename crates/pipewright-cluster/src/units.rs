@@ -102,7 +102,7 @@ impl Units {
             kept_kinds: Vec::new(),
             kind_of: Vec::with_capacity(model.blocks.len()),
             embedding: outer(setting.embedding(), table + model.further_embedding as f64),
-            head: outer(head, table),
+            head: outer(head, model.head_matrix_parameters() as f64 / f64::from(layout.tensor)),
             predictors: Unit::default(),
             has_predictors: model.predictors > 0,
             is_adapted,

@@ -9,6 +9,7 @@
 
 use std::path::Path;
 
+use minijinja::Value;
 use rayon::prelude::*;
 
 use crate::bad_records::LeftOut;
@@ -72,8 +73,8 @@ pub(crate) struct Drained {
 enum Encoded {
     Document(Vec<u32>),
     Row(DataPlace, Vec<u64>),
-    /// The sequences of a record.
-    Example(DataPlace, RecordKind, Vec<RowPart>),
+    /// The sequences of a record, and the margin of a pair.
+    Example(DataPlace, RecordKind, f32, Vec<RowPart>),
 }
 
 impl<'a> Collector<'a> {
@@ -350,18 +351,39 @@ impl<'a> Collector<'a> {
                     let label = record_content::label_of(&record, &self.config.keys).map_err(refuse)?;
                     parts.iter_mut().for_each(|part| part.set_label(label));
                 }
-                Ok(Encoded::Example(place, kind, parts))
+                let scored = self.config.scores_sequences().then(|| self.score(&record, kind, &mut parts));
+                let margin = scored.transpose().map_err(refuse)?.unwrap_or(0.0);
+                Ok(Encoded::Example(place, kind, margin, parts))
             }
         }
+    }
+
+    /// Appends an id to the sequences of a record that is scored: its label, or 0. Returns the margin of a pair.
+    fn score(&self, record: &Value, kind: RecordKind, parts: &mut [RowPart]) -> Result<f32, DataError> {
+        if parts.iter().any(|part| part.ids.is_empty()) {
+            return Err(DataError::new(
+                "the record has a text without a token; correct or remove the record",
+            ));
+        }
+        if kind != RecordKind::Classified {
+            parts.iter_mut().for_each(|part| part.push(0, false));
+            return record_content::margin_of(record, &self.config.keys);
+        }
+        let label = record_content::class_of(record, self.config)?;
+        for part in parts {
+            part.counts.fill(false);
+            part.push(label, true);
+        }
+        Ok(0.0)
     }
 
     fn append(&mut self, path: &Path, encoded: Encoded) -> Result<(), DataError> {
         match encoded {
             Encoded::Document(ids) => self.gathered.push_document(ids, path),
             Encoded::Row(place, ids) => self.gathered.push_row(path, place, &ids),
-            Encoded::Example(place, kind, parts) => {
+            Encoded::Example(place, kind, margin, parts) => {
                 let train_on = self.example_texts.train_on(kind);
-                self.gathered.push_record(path, place, train_on, parts)
+                self.gathered.push_record(path, place, train_on, margin, parts)
             }
         }
     }

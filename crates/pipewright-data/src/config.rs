@@ -77,6 +77,9 @@ pub struct DataConfig {
     /// The form of the records of preference training; `None` for other training.
     #[serde(default)]
     pub preference: Option<PreferenceData>,
+    /// The names of the labels of texts and chats, which are their only targets; none for other training.
+    #[serde(default)]
+    pub labels: Vec<String>,
 }
 
 impl Default for DataConfig {
@@ -99,6 +102,7 @@ impl Default for DataConfig {
             packs_examples: false,
             date: None,
             preference: None,
+            labels: Vec::new(),
         }
     }
 }
@@ -107,6 +111,25 @@ impl DataConfig {
     /// Returns the most tokens of a record's sequence that a row takes.
     pub(crate) fn sequence_len(&self) -> usize {
         if self.preference.is_some() { self.seq_len / 2 } else { self.seq_len }
+    }
+
+    /// Returns whether sequences have a score or a label at their last token. An id behind the sequence, which is its label or
+    /// 0, is the target of that token.
+    pub fn scores_sequences(&self) -> bool {
+        !self.labels.is_empty() || self.preference == Some(PreferenceData::Scored)
+    }
+
+    /// Returns the most ids of a sequence in a file that are used. Without scores, the last one is a target only.
+    pub(crate) fn longest(&self) -> usize {
+        self.sequence_len() + usize::from(!self.scores_sequences())
+    }
+
+    /// Returns what trains on records alone, if this data does.
+    pub(crate) fn needs_records(&self) -> Option<&'static str> {
+        match self.preference {
+            Some(_) => Some("preference training"),
+            None => (!self.labels.is_empty()).then_some("training on labels"),
+        }
     }
 }
 

@@ -128,6 +128,8 @@ impl ExampleRows {
             let Some(preference) = self.preference else { return Ok((part, None)) };
             let (is_first, number) = (example % 2 == 0, self.first_number + example);
             let (role, is_whole) = match preference {
+                PreferenceData::Scored if is_first => (Role::Chosen, false),
+                PreferenceData::Scored => (Role::Rejected, false),
                 PreferenceData::Pairs { whole_chosen } if is_first => (Role::Chosen, whole_chosen),
                 PreferenceData::Pairs { .. } => (Role::Rejected, false),
                 PreferenceData::Unpaired { .. } => match (part.take_label(), is_first) {
@@ -135,6 +137,11 @@ impl ExampleRows {
                     (true, true) => (Role::Chosen, false),
                     (false, true) => (Role::Rejected, false),
                 },
+            };
+            let number = if preference == PreferenceData::Scored {
+                self.examples.margins.get(example as usize / 2).map_or(0, |margin| margin.to_bits())
+            } else {
+                number
             };
             Ok((part, Some(Sequence { role, number, is_whole })))
         })

@@ -45,6 +45,8 @@ pub(crate) struct Gathered<'a> {
     pub(crate) budget: &'a mut MemoryBudget,
     pub(crate) ids: IdBuffer,
     examples: ExampleBuffer,
+    /// The margin of each pair of examples that is scored.
+    margins: Vec<f32>,
     /// The form of the data so far, with the file that decided it.
     form: Option<(Form, PathBuf)>,
     long_records: LongRecordCount,
@@ -68,6 +70,7 @@ impl<'a> Gathered<'a> {
             budget,
             ids: IdBuffer::new(vocab_size),
             examples: ExampleBuffer::new(vocab_size),
+            margins: Vec::new(),
             form: None,
             long_records: LongRecordCount {
                 treatment: config.long_records,
@@ -110,6 +113,9 @@ impl<'a> Gathered<'a> {
                 if let Some(PreferenceData::Unpaired { block }) = self.config.preference {
                     examples = with_mismatched(&examples, block, self.config.sequence_len() + 1)?;
                 }
+                if self.margins.iter().any(|margin| *margin != 0.0) {
+                    examples.margins = self.margins;
+                }
                 checked_rows(examples.len())?;
                 CollectedContent::Examples(examples)
             }
@@ -123,8 +129,13 @@ impl<'a> Gathered<'a> {
         if form != Form::Examples && self.config.packs_examples && self.config.documents.is_none() {
             return Err(packed_without_beginning(path));
         }
-        if form != Form::Examples && self.config.preference.is_some() {
-            let problem = "preference training takes records with completions, in .jsonl, .json or .parquet files; name such files";
+        if form != Form::Examples
+            && let Some(training) = self.config.needs_records()
+        {
+            let problem = format!(
+                "{training} takes records with {}, in .jsonl, .json or .parquet files; name such files",
+                if self.config.preference.is_some() { "completions" } else { "a label" }
+            );
             return Err(DataError::of(path, problem));
         }
         if form == Form::Rows && self.drain.is_some() {
@@ -153,21 +164,24 @@ impl<'a> Gathered<'a> {
         path: &Path,
         place: DataPlace,
         train_on: TrainOn,
+        margin: f32,
         mut parts: Vec<RowPart>,
     ) -> Result<(), DataError> {
-        let found = parts.iter().map(|part| part.ids.len()).max().unwrap_or(0);
-        let (seq_len, row) = (self.config.sequence_len(), self.long_records.row());
+        // The id behind a sequence that is scored stays.
+        let (kept, most) = (usize::from(self.config.scores_sequences()), self.config.longest());
+        let found = parts.iter().map(|part| part.ids.len() - kept).max().unwrap_or(0);
+        let (seq_len, row) = (most.saturating_sub(1), self.long_records.row());
         self.long_records.records += 1;
         if !self.train_on.contains(&train_on) {
             self.train_on.push(train_on);
         }
-        let is_long = self.drain.is_none() && found > seq_len + 1;
+        let is_long = self.drain.is_none() && found > most;
         if is_long {
             self.long_records.long += 1;
             match self.config.long_records {
                 LongRecords::Refuse => return Err(long_record(found, seq_len, &row).at(path, place)),
                 LongRecords::Skip => return Ok(()),
-                LongRecords::Cut => parts.iter_mut().for_each(|part| part.truncate(seq_len + 1)),
+                LongRecords::Cut => parts.iter_mut().for_each(|part| part.cut(most, kept)),
             }
         }
         if parts.iter().any(|part| part.targets().next().is_none()) {
@@ -175,6 +189,9 @@ impl<'a> Gathered<'a> {
             return Err(problem.of_record(path, place));
         }
         let bytes = parts.iter().map(|part| self.examples.push(part)).sum();
+        if self.config.preference == Some(PreferenceData::Scored) {
+            self.margins.push(margin);
+        }
         self.budget.take(path, bytes)
     }
 

@@ -90,9 +90,9 @@ impl DataConfig {
     ) -> Result<SourceRows, DataError> {
         let bos = self.bos(vocab_size)?;
         if let Some(tokenized) = files.iter().find(|file| opened::is_tokenized(file)) {
-            if self.preference.is_some() {
+            if let Some(training) = self.needs_records() {
                 let problem =
-                    "preference training reads records; name the .jsonl, .json or .parquet files of the data";
+                    format!("{training} reads records; name the .jsonl, .json or .parquet files of the data");
                 return Err(DataError::of(tokenized, problem));
             }
             if files.len() > 1 {
@@ -144,7 +144,7 @@ impl DataConfig {
     fn rows(&self, collected: Collected, number: u64, first: PathBuf) -> Result<SourceRows, DataError> {
         let LongRecordCount { treatment, long, records, .. } = collected.long_records;
         if treatment == LongRecords::Skip && records > 0 && long == records {
-            let (longest, row) = (self.sequence_len() + 1, collected.long_records.row());
+            let (longest, row) = (self.longest(), collected.long_records.row());
             let problem = format!(
                 "all {records} records have more tokens than the {longest} of {row}, and are skipped; raise \
                  seq_len, or write `long_records = \"cut\"` in [data]"

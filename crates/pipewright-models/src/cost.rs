@@ -137,6 +137,10 @@ pub(crate) struct ModelSizes {
     pub(crate) hidden: u64,
     /// The size of the vocabulary.
     pub(crate) vocabulary: u64,
+    /// The number of outputs of the head for a token.
+    pub(crate) outputs: u64,
+    /// The path of the head.
+    pub(crate) head: &'static str,
     /// Whether the head uses the table of the embedding.
     pub(crate) is_tied: bool,
     /// The number of tokens of a row.
@@ -166,9 +170,9 @@ impl ModelSizes {
     /// Returns the cost of the last norm and the head.
     pub(crate) fn head_cost(&self) -> Cost {
         let logits = Cost {
-            elements: LOSS_PASSES * self.vocabulary,
+            elements: LOSS_PASSES * self.outputs,
             // The logits with a normaliser, which the loss keeps.
-            kept: self.vocabulary + 1,
+            kept: self.outputs + 1,
             ..Cost::default()
         };
         norm(self.hidden) + logits
@@ -178,8 +182,8 @@ impl ModelSizes {
     /// [`ModelSizes::head_cost`].
     pub(crate) fn head(&self, predictions: u64, cost: Cost) -> LayerDesc {
         let count = self.counts.last().copied().unwrap_or_default();
-        let outputs = predictions * self.vocabulary;
-        let layer = cost.layer(count, "lm_head".to_owned(), HEAD, self.tokens, outputs);
+        let outputs = predictions * self.outputs;
+        let layer = cost.layer(count, self.head.to_owned(), HEAD, self.tokens, outputs);
         LayerDesc { copied: if self.is_tied { self.table() } else { 0 }, ..layer }
     }
 

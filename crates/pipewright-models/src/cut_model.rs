@@ -12,11 +12,11 @@ use crate::cost::{frozen, magnitudes};
 use crate::embedding_form::{CutEmbedding, VocabularyCut};
 use crate::error::ModelError;
 use crate::head_form::CutHead;
-use crate::lora::{layer_of_first, layer_of_magnitudes};
+use crate::lora::{SCORE, layer_of_first, layer_of_magnitudes};
 use crate::model_config::ModelConfig;
 use crate::model_source::{InitialParameters, outline};
 use crate::parameter::{ParameterSource, ParameterSpec};
-use crate::preference::PreferenceLoss;
+use crate::preference::{PreferenceKind, PreferenceLoss};
 use crate::quantisation::QuantisedSizes;
 use crate::split::Place;
 use crate::training_form::TrainingForm;
@@ -99,6 +99,10 @@ impl CutModel {
     /// When a setting cannot be used ([`LoraConfig::check`](crate::LoraConfig::check)), the family cannot
     /// have adapters, or a target is not one of the model's layers.
     pub fn with_adapter(self, adapter: Adapter) -> Result<Self, ModelError> {
+        let mut adapter = adapter;
+        if !self.model.labels().is_empty() && !adapter.lora.saves_module(SCORE) {
+            adapter.lora.modules_to_save.push(SCORE.to_owned().into());
+        }
         adapter.lora.check()?;
         adapter.lora.require_targets(&self.model.adaptable_layers()?)?;
         let parameters = self.model.parameters()?.into_iter().map(|spec| spec.path);
@@ -120,8 +124,23 @@ impl CutModel {
     /// Returns the model with a loss of preference training.
     ///
     /// # Errors
-    /// When the model predicts further tokens than the next one.
+    /// When the model predicts further tokens than the next one, or its head is not the one that the loss needs.
     pub fn with_preference(self, loss: PreferenceLoss) -> Result<Self, ModelError> {
+        let is_reward = loss.kind == PreferenceKind::Reward;
+        match (is_reward, self.model.head().labels) {
+            (true, Some(1)) | (false, None) => {}
+            (true, _) => {
+                return Err(ModelError::new(
+                    "`preference.loss`: a reward is the output of a head with one label",
+                ));
+            }
+            (false, Some(_)) => {
+                return Err(ModelError::new(
+                    "`preference.loss`: the model has a head of labels, and only `reward` trains such a model: write \
+                     `loss = \"reward\"`, or use a model that continues texts",
+                ));
+            }
+        }
         if self.model.head().further.depth > 0 {
             return Err(ModelError::new(
                 "`preference.loss`: the model predicts further tokens than the next one, which preference training does not \

@@ -119,7 +119,7 @@ impl<F: DecoderFamily> Composition for F {
 
     fn head(&self) -> HeadForm {
         let (decoder, form) = (self.decoder(), self.form());
-        HeadForm {
+        let head = HeadForm {
             names: form.names,
             factor: form.factors.logits,
             cap: form.logit_cap,
@@ -129,7 +129,12 @@ impl<F: DecoderFamily> Composition for F {
                 [decoder.vocab_size, decoder.hidden_size],
                 decoder.tie_word_embeddings,
             )
-        }
+        };
+        if decoder.labels.is_empty() { head } else { head.of_labels(decoder.labels.len()) }
+    }
+
+    fn labels(&self) -> &[String] {
+        &self.decoder().labels
     }
 
     fn initial(&self, seed: u64) -> Box<dyn ParameterSource + '_> {
@@ -179,6 +184,8 @@ impl<F: DecoderFamily> Composition for F {
             "the latents of its attentions are computed for all tokens on every rank"
         } else if form.delta.is_some() {
             "its linear attention is computed for all tokens on every rank"
+        } else if !self.decoder().labels.is_empty() {
+            "its head of labels needs all tokens on every rank"
         } else {
             return None;
         };

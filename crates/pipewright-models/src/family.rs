@@ -8,7 +8,7 @@ use pipewright::nn::TensorParallel;
 use pipewright::train::data::{DataError, SideRows, SideTensor};
 use pipewright_schedule::{LayerDesc, ModelDesc};
 use pipewright_shapes::ShapeError;
-use pipewright_shapes::family::Family;
+use pipewright_shapes::family::{Family, SCORES};
 use pipewright_shapes::model::Model;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -69,6 +69,11 @@ pub(crate) trait Composition:
 
     /// See [`ModelFamily::initial`].
     fn initial(&self, seed: u64) -> Box<dyn ParameterSource + '_>;
+
+    /// See [`ModelFamily::labels`].
+    fn labels(&self) -> &[String] {
+        &[]
+    }
 
     /// See [`ModelFamily::check_side`].
     fn check_side(&self, side: &SideRows, _sequence: usize) -> Result<(), DataError> {
@@ -188,6 +193,9 @@ pub trait ModelFamily: Debug + Send + Sync {
 
     /// Returns the size of the vocabulary: token ids are below it.
     fn vocab_size(&self) -> usize;
+
+    /// Returns the names of the labels, if the head has an output for each label in place of each token id; otherwise none.
+    fn labels(&self) -> &[String];
 
     /// Returns the layers in order. Their weights are the floating point operations of a token's forward and
     /// backward at this sequence length. A stage is a range of this list.
@@ -334,12 +342,17 @@ impl<F: Composition> ModelFamily for F {
         Composition::head(self).vocabulary
     }
 
+    fn labels(&self) -> &[String] {
+        Composition::labels(self)
+    }
+
     fn describe(&self, sequence: usize) -> ModelDesc {
-        let HeadForm { width, vocabulary, is_tied, .. } = Composition::head(self);
+        let head @ HeadForm { width, vocabulary, is_tied, .. } = Composition::head(self);
         // A configuration that does not describe a model has no counts. `build_cut_stage` refuses it.
         let counts = self.shape().map_or_else(|_| Vec::new(), |shape| shape.layers());
         let [hidden, vocabulary, tokens] = [width, vocabulary, sequence].map(|size| size as u64);
-        let sizes = ModelSizes { hidden, vocabulary, is_tied, tokens, counts };
+        let (outputs, head) = (head.outputs() as u64, head.path());
+        let sizes = ModelSizes { hidden, vocabulary, outputs, head, is_tied, tokens, counts };
         ModelDesc { layers: Composition::describe(self, &sizes) }
     }
 
@@ -455,7 +468,8 @@ impl<F: Composition> ModelFamily for F {
 pub(crate) fn family_json<F: Composition>(config: &F) -> Value {
     let mut json = json!(config);
     json["model_type"] = F::FAMILY.name().into();
-    json["architectures"] = json!([F::FAMILY.class]);
+    let class = F::FAMILY.scoring_class().filter(|_| !config.labels().is_empty());
+    json["architectures"] = json!([class.as_deref().unwrap_or(F::FAMILY.class)]);
     json["dtype"] = "float32".into();
     json
 }
@@ -511,9 +525,18 @@ fn without_nulls(mut json: Value) -> Value {
 fn check_class(family: &Family, json: &Value) -> Result<(), ShapeError> {
     let stem_of = |class: &str| {
         let stem = class.split("For").next().unwrap_or(class);
-        stem.strip_suffix("Model").unwrap_or(stem).to_lowercase()
+        let stem = stem.strip_suffix("Model").unwrap_or(stem);
+        stem.strip_suffix("LMHead").unwrap_or(stem).to_lowercase()
     };
+    let scoring = family.scoring_class();
     let classes = json.get("architectures").and_then(Value::as_array).into_iter().flatten();
-    let other = classes.filter_map(Value::as_str).find(|class| stem_of(class) != stem_of(family.class));
+    let mut classes =
+        classes.filter(|class| class.as_str().is_none_or(|class| Some(class) != scoring.as_deref()));
+    if let Some(class) = classes.clone().filter_map(Value::as_str).find(|class| class.ends_with(SCORES)) {
+        let supported = scoring.as_deref().unwrap_or(family.class);
+        return Err(ShapeError::not_supported("architectures", class, supported));
+    }
+    let other =
+        classes.by_ref().filter_map(Value::as_str).find(|class| stem_of(class) != stem_of(family.class));
     other.map_or(Ok(()), |class| Err(ShapeError::not_supported("architectures", class, family.class)))
 }

@@ -13,6 +13,7 @@ use pipewright_shapes::operations::LayerCount;
 
 use crate::cost::{self, Cost, LOSS_PASSES};
 use crate::error::ModelError;
+use crate::lora::{HEAD, SCORE};
 use crate::norm::NormForm;
 use crate::path_names::PathNames;
 use crate::split::ids_of_part;
@@ -32,6 +33,8 @@ pub struct HeadForm {
     pub width: usize,
     /// The size of the vocabulary.
     pub vocabulary: usize,
+    /// The number of labels, if the head has an output for each label in place of each token id.
+    pub labels: Option<usize>,
     /// Whether the head uses the table of the embedding instead of a matrix of its own.
     pub is_tied: bool,
     /// The factor of the logits.
@@ -76,7 +79,35 @@ impl HeadForm {
         is_tied: bool,
     ) -> Self {
         let (names, further) = (PathNames::default(), FurtherPredictions::default());
-        Self { norm, names, embedding, form, width, vocabulary, is_tied, factor: 1.0, cap: None, further }
+        Self {
+            norm,
+            names,
+            embedding,
+            form,
+            width,
+            vocabulary,
+            labels: None,
+            is_tied,
+            factor: 1.0,
+            cap: None,
+            further,
+        }
+    }
+
+    /// Returns the head with an output for each of so many labels, whose matrix is its own. transformers neither multiplies
+    /// nor bounds these outputs.
+    pub(crate) fn of_labels(self, labels: usize) -> Self {
+        Self { labels: Some(labels), is_tied: false, factor: 1.0, cap: None, ..self }
+    }
+
+    /// Returns the path of the head's own matrix.
+    pub(crate) fn path(&self) -> &'static str {
+        if self.labels.is_some() { SCORE } else { HEAD }
+    }
+
+    /// Returns the number of outputs for a token.
+    pub(crate) fn outputs(&self) -> usize {
+        self.labels.unwrap_or(self.vocabulary)
     }
 
     /// Returns the number of predictions.
@@ -116,6 +147,9 @@ impl CutHead {
     /// # Errors
     /// When a part would have no token.
     pub(crate) fn new(form: HeadForm, parts: u32) -> Result<Self, ModelError> {
+        if form.labels.is_some() {
+            return Err(ModelError::new("a head of labels is one part: set `pipeline.head_parts` to 1"));
+        }
         let head = Self { form, parts };
         if parts == 0 || head.ids(parts - 1).is_empty() {
             return Err(ModelError::new(format!(

@@ -60,6 +60,7 @@ mod documents;
 mod valid_tokens;
 mod predictions;
 mod preference;
+mod reward;
 mod router;
 
 mod mamba;
@@ -142,6 +143,7 @@ pub use model_source::{AdaptedCheckpoint, InitialParameters, ModelSource};
 pub use parameter::{FirstCopies, HeldValues, ParameterKind, ParameterSource, ParameterSpec};
 pub use parameter_group::ParameterGroup;
 pub use pipewright_shapes::ShapeError;
+pub use pipewright_shapes::decoder::usual_label;
 pub use pipewright_shapes::family::Family;
 pub use pipewright_shapes::key_table::{KeyTable, KeyUse, RefusedKey};
 pub use predictions::cross_entropy;

@@ -21,6 +21,8 @@ use crate::lora_target::LoraTarget;
 
 /// The path of an output head that has a matrix of its own.
 pub(crate) const HEAD: &str = "lm_head";
+/// The path of the matrix of a head of labels, which adapters save as a whole.
+pub(crate) const SCORE: &str = "score";
 /// The names of an adapter's two matrices in the path of a parameter.
 const MATRICES: [&str; 2] = [".lora_A.", ".lora_B."];
 /// The names of both matrices of the adapter of a table, which are not layers in PEFT.
@@ -125,7 +127,7 @@ impl LoraConfig {
             return false;
         }
         match &self.targets {
-            LoraTargets::AllLinear => layer != HEAD && !is_table(layer) && !is_of_experts(layer),
+            LoraTargets::AllLinear => ![HEAD, SCORE].contains(&layer) && !is_table(layer) && !is_of_experts(layer),
             LoraTargets::Named(targets) if is_table(layer) => {
                 targets.iter().any(|target| !target.is_pattern() && target.means(layer))
             }
@@ -140,7 +142,7 @@ impl LoraConfig {
     }
 
     /// Returns whether a module, or one that it is a part of, is trained whole.
-    fn saves_module(&self, module: &str) -> bool {
+    pub(crate) fn saves_module(&self, module: &str) -> bool {
         if self.modules_to_save.is_empty() {
             return false;
         }

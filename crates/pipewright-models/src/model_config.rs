@@ -53,8 +53,9 @@ use burn::tensor::Device;
 use pipewright::checkpoint::Checkpoint;
 use pipewright::nn::TensorParallel;
 use pipewright_shapes::ShapeError;
+use pipewright_shapes::decoder::add_labels;
 use pipewright_shapes::family::Family;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// A family in the list.
 pub(crate) struct Listed {
@@ -185,6 +186,24 @@ families! {
 }
 
 impl ModelConfig {
+    /// Returns the model with an output for each of these labels in place of each token id.
+    ///
+    /// # Errors
+    /// When the family has no such models, or there is no label.
+    pub fn with_labels(&self, labels: &[String]) -> Result<Self, ModelError> {
+        let mut json = self.to_json();
+        let Some(class) = self.family().scoring_class() else {
+            return Err(ModelError::new(format!(
+                "models of the family `{}` have no head of labels, because transformers has none: use a model of another family",
+                self.family().name()
+            )));
+        };
+        json["architectures"] = json!([class]);
+        add_labels(&mut json, labels);
+        Self::from_json(json)
+            .map_err(|source| ModelError::new("the model cannot have these labels").because(source))
+    }
+
     /// Checks that the model can compute rows of `tokens` tokens.
     ///
     /// # Errors

@@ -25,7 +25,12 @@ pub enum InitialParameters {
     /// Random parameters that depend on a seed.
     Seed(u64),
     /// The parameters in a Hugging Face directory.
-    Directory(PathBuf),
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// The seed of a head of labels that the directory does not have.
+        seed: u64,
+    },
 }
 
 /// The source of the parameters of a trained model.
@@ -59,9 +64,10 @@ impl InitialParameters {
     ) -> Result<Box<dyn ParameterSource + 'a>, ModelError> {
         match self {
             Self::Seed(seed) => Ok(config.initial(*seed)),
-            Self::Directory(directory) => {
-                let weights = hf::open_weights(directory, config)?.keeping_quantised();
-                Ok(Box::new(if streams { weights.streaming()? } else { weights }))
+            Self::Directory { path, seed } => {
+                let weights = hf::open_weights(path, config)?.keeping_quantised();
+                let weights = if streams { weights.streaming()? } else { weights };
+                Ok(Box::new(weights.drawing_labels(*seed, config)?))
             }
         }
     }
@@ -75,6 +81,11 @@ impl<'a> ModelSource<'a> {
         config: &dyn ModelFamily,
         place: &'a Place,
     ) -> Result<Box<dyn ParameterSource + 'a>, ModelError> {
+        if !config.labels().is_empty() {
+            return Err(ModelError::new(
+                "the model has a head of labels, which scores texts and does not continue them: name a model without it",
+            ));
+        }
         if place.streams {
             return self.streamed(config, place);
         }

@@ -14,7 +14,8 @@
 //! - `simpo` (Meng et al., 2024, arXiv:2405.14734): as `dpo` with `d = b (m(c) - m(l)) - g`;
 //! - `kto` (Ethayarajh et al., 2024, arXiv:2402.01306): `w (1 - s(b (p - r - k)))` for a desirable completion, and
 //!   `w (1 - s(b (k - p + r)))` for another, where `k` is the mean of `p - r` over the prompts of the microbatch with
-//!   completions of other records, at least 0 and without a gradient.
+//!   completions of other records, at least 0 and without a gradient;
+//! - `reward`, of a model with a score in place of logits: see the module `reward`.
 
 use burn::tensor::activation::log_sigmoid;
 use burn::tensor::{Bool, Int, Tensor, TensorData};
@@ -38,6 +39,8 @@ pub struct PreferenceLoss {
     pub margin: f64,
     /// The weights of desirable and of undesirable completions in `kto`.
     pub weights: [f64; 2],
+    /// The factor of the squared sums of the rewards of a pair in `reward`.
+    pub center: f64,
 }
 
 /// The kinds of losses of preference training.
@@ -50,6 +53,7 @@ pub enum PreferenceKind {
     Orpo,
     SimPo,
     Kto,
+    Reward,
 }
 
 impl PreferenceKind {
@@ -69,14 +73,14 @@ struct Records {
 }
 
 /// A sequence of a microbatch.
-struct Sequence {
+pub(crate) struct Sequence {
     role: i64,
-    /// The number of the sequence, or the bits of its log-probability under the reference.
-    number: i64,
+    /// The number of the sequence, the bits of its log-probability under the reference, or of the margin of its pair.
+    pub(crate) number: i64,
     /// The places whose targets are its completion.
     completion: Vec<usize>,
     /// All of its places.
-    places: Vec<usize>,
+    pub(crate) places: Vec<usize>,
 }
 
 impl PreferenceLoss {
@@ -226,13 +230,13 @@ impl PreferenceLoss {
     }
 }
 
-/// Reports a value of the microbatch.
-fn report(context: &StageContext, name: &str, value: Tensor<1>) {
+/// Reports a value of preference training of the microbatch.
+pub(crate) fn report(context: &StageContext, name: &str, value: Tensor<1>) {
     context.auxiliary_loss(&format!("{PREFERENCE}{name}"), 0.0, value);
 }
 
 /// Returns the mean of `[records, 1]`, with the same bits every time.
-fn mean(values: Tensor<2>) -> Tensor<1> {
+pub(crate) fn mean(values: Tensor<2>) -> Tensor<1> {
     let [count, _] = values.dims();
     values.reshape([count]).sum_dim(0) / count as f64
 }
@@ -245,7 +249,7 @@ fn ln_of_complement(x: Tensor<2>) -> Tensor<2> {
 }
 
 /// Returns the sequences of a microbatch, in order.
-fn sequences_of(context: &StageContext, row_len: usize) -> Vec<Sequence> {
+pub(crate) fn sequences_of(context: &StageContext, row_len: usize) -> Vec<Sequence> {
     let of = |name: &str| {
         let given = side::<Tensor<2, Int>>(context, name);
         given

@@ -26,11 +26,13 @@ use burn::tensor::{Int, Tensor, TensorData};
 use pipewright::batch::TARGETS;
 use pipewright::memory::StreamedMatrix;
 use pipewright::nn::{
-    PREDICTED_TARGETS, cut_statistics, join_statistics, predicted_targets, smoothed_split_cross_entropy,
-    smoothed_vocabulary_statistics, split_token_losses, statistics_loss, statistics_token_losses,
+    PREDICTED_TARGETS, TensorParallel, cut_statistics, join_statistics, predicted_targets,
+    smoothed_split_cross_entropy, smoothed_vocabulary_statistics, split_token_losses, statistics_loss,
+    statistics_token_losses,
 };
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::tensor::{BoundaryError, EdgePlacement, Placement, Values, pack, unpack};
+use pipewright::train::LABEL_ACCURACY;
 use pipewright_schedule::{Microbatch, StageIndex};
 
 use crate::block::Block;
@@ -44,7 +46,8 @@ use crate::mamba::is_of_scan;
 use crate::parameter::{BuiltParameter, BuiltParameters, FrozenMatrices, ParameterSpec, is_in};
 use crate::prediction::Prediction;
 use crate::predictions::{loss_of_all, targets_of_each};
-use crate::preference::PreferenceLoss;
+use crate::preference::{PreferenceKind, PreferenceLoss};
+use crate::reward;
 use crate::router::is_of_router;
 use crate::rows::Rows;
 use crate::split::SplitStage;
@@ -244,7 +247,12 @@ impl ModelStage {
                 loss(further, output, &targets, context, of)
             });
         }
-        let (facts, split, form) = (Arc::clone(&self.facts), self.split.clone(), self.form);
+        let (facts, form, labels) = (Arc::clone(&self.facts), self.form, self.facts.head.labels);
+        // Each rank has the outputs of all labels.
+        let split = match labels {
+            Some(labels) => SplitStage { tensor: TensorParallel::default(), vocabulary: labels },
+            None => self.split.clone(),
+        };
         let loss = move |output: StageTensors, targets: Tensor<2, Int>, context: &StageContext| {
             let SplitStage { tensor, vocabulary } = &split;
             let share = form.smoothing(context);
@@ -256,6 +264,14 @@ impl ModelStage {
                 let logits = flat(output.floats[0].clone());
                 predicted_targets(logits, targets.flatten(0, 1), *vocabulary, tensor).to_vec()
             });
+            if let Some(labels) = labels {
+                report_accuracy(
+                    flat(output.floats[0].clone()),
+                    targets.clone().flatten(0, 1),
+                    labels,
+                    context,
+                );
+            }
             if facts.hybrid.is_some() {
                 return loss(facts.head.further, output, &targets, context, of);
             }
@@ -266,6 +282,14 @@ impl ModelStage {
 
     /// Returns the last stage for preference training with a loss.
     pub fn into_preference_stage(self, preference: PreferenceLoss) -> Stage {
+        if preference.kind == PreferenceKind::Reward {
+            return Stage::with_context_loss(
+                self,
+                move |output: StageTensors, targets: Tensor<2, Int>, context: &StageContext| {
+                    reward::loss(&preference, flat(output.first()), targets.dims()[1], context)
+                },
+            );
+        }
         let has_statistics = matches!(self.layers.last(), Some(StageLayer::HeadPart(_)));
         let SplitStage { tensor, vocabulary } = self.split.clone();
         let loss = move |output: StageTensors, targets: Tensor<2, Int>, context: &StageContext| {
@@ -315,6 +339,14 @@ fn loss(
         };
         loss_of(flat(own), targets[depth].clone().flatten(0, 1))
     })
+}
+
+/// Reports the share of the targets that count whose label the model predicts.
+fn report_accuracy(logits: Tensor<2>, targets: Tensor<1, Int>, labels: usize, context: &StageContext) {
+    let device = if logits.is_autodiff() { logits.device().inner() } else { logits.device() };
+    let [hits, all] = predicted_targets(logits, targets, labels, &TensorParallel::default());
+    let share = hits as f32 / all.max(1) as f32;
+    context.auxiliary_loss(LABEL_ACCURACY, 0.0, Tensor::from_data([share], &device));
 }
 
 /// Returns `[rows, sequence, width]` as `[rows * sequence, width]`.
@@ -431,6 +463,7 @@ impl StageModule for ModelStage {
     /// The ranks have the logits of their parts of the vocabulary, and all token ids.
     fn output_placement(&self, output: usize) -> EdgePlacement {
         match self.layers.last() {
+            Some(StageLayer::Head(_)) if self.facts.head.labels.is_some() => EdgePlacement::WHOLE,
             Some(StageLayer::Head(_)) if output < self.facts.head.predictions() => EdgePlacement::split(2),
             Some(StageLayer::Head(_) | StageLayer::HeadPart(_)) => EdgePlacement::WHOLE,
             _ => self.hidden_placement(),

@@ -12,6 +12,7 @@ use crate::file_layout::FileLayout;
 use crate::head_form::{HeadForm, prediction_path};
 use crate::held_matrix::HeldTable;
 pub(crate) use crate::lora::HEAD;
+use crate::lora::SCORE;
 use crate::norm::Norm;
 use crate::parameter::{Builder, SplitLinear};
 use crate::projection::{Projection, SharedInput};
@@ -197,6 +198,11 @@ impl HeadMatrix {
             require_parts(&builder.named(form.embedding), "weight", size, shards)?;
             return Self::tied(form, Placement::split(0, shards), builder);
         }
+        if let Some(labels) = form.labels {
+            // Each rank has all labels.
+            let (shape, whole) = ([form.width, labels], Placement::REPLICATED);
+            return builder.held_matrix(SCORE, shape, FileLayout::default(), whole).map(Self::Own);
+        }
         require_parts(HEAD, "weight", size, shards)?;
         if builder.lora().is_some_and(|lora| lora.adapts(HEAD)) {
             let sizes = [form.width, form.vocabulary];
@@ -309,7 +315,8 @@ impl OutputHead {
         context: &StageContext,
     ) -> Vec<Tensor<2>> {
         let logits = |normalised| {
-            let x = region.enter(self.form.scaled(normalised));
+            let x = self.form.scaled(normalised);
+            let x = if self.form.labels.is_some() { x } else { region.enter(x) };
             self.form.bounded(self.matrix.forward(x, context))
         };
         self.norms.each(states).into_iter().map(logits).collect()

@@ -6,10 +6,12 @@ use pipewright::train::Validation;
 use pipewright::train::data::{
     ChatTemplate, DOCUMENTS, DataConfig, Documents, POSITIONS, SideRows, TokenRows, Tokenizer, VALID_TOKENS,
 };
+use pipewright_models::ModelConfig;
 use serde_json::Value;
 
 use crate::error::RunError;
 use crate::settings::data::{BYTES, DataSettings};
+use crate::settings::model::ModelSettings;
 use crate::settings::{Settings, sample};
 
 /// Returns the training data and the validation data.
@@ -117,6 +119,20 @@ pub fn data_config(settings: &Settings) -> DataConfig {
         packs_examples: data.packed,
         date: data.date,
         preference: settings.preference.as_ref().map(|loss| loss.data(settings.pipeline.microbatch_size)),
+        labels: labels_of(settings),
+    }
+}
+
+/// Returns the labels of texts and chats: those of the settings, or of the model. A model that cannot be read has none here, and
+/// reading it reports the error.
+fn labels_of(settings: &Settings) -> Vec<String> {
+    match &settings.model {
+        _ if settings.preference.is_some() => Vec::new(),
+        _ if !settings.data.labels.is_empty() => settings.data.labels.clone(),
+        ModelSettings::From { from, .. } => {
+            ModelConfig::read(from).map_or_else(|_| Vec::new(), |model| model.labels().to_vec())
+        }
+        ModelSettings::Fresh(_) => Vec::new(),
     }
 }
 

@@ -50,6 +50,11 @@ pub trait RunModel: Send + Sync {
         TOKENS
     }
 
+    /// Returns whether targets are labels of sequences in place of tokens.
+    fn has_labels(&self) -> bool {
+        false
+    }
+
     /// Opens the training data and the data of evaluations. By default they are the files of `data` in the settings.
     ///
     /// # Errors
@@ -178,6 +183,10 @@ impl RunModel for CutModel {
 
     fn vocab_size(&self) -> usize {
         self.model().vocab_size()
+    }
+
+    fn has_labels(&self) -> bool {
+        !self.model().labels().is_empty()
     }
 
     fn check_side(&self, side: &SideRows, tokens: usize) -> Result<(), RunError> {

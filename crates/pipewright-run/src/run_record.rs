@@ -97,6 +97,8 @@ pub struct StepMetrics {
     /// The auxiliary losses by name.
     #[serde(default)]
     pub auxiliary: BTreeMap<String, Option<f64>>,
+    /// The share of the sequences of the step whose label the model predicts.
+    pub accuracy: Option<f64>,
     /// The values of preference training by name.
     #[serde(default)]
     pub preference: BTreeMap<String, Option<f64>>,
@@ -125,6 +127,7 @@ impl StepMetrics {
             validation_loss: self.validation_loss,
             validation_perplexity: self.validation_perplexity,
             validation_accuracy: self.validation_accuracy,
+            accuracy: self.accuracy,
             validation_sources: self.validation_sources.clone(),
             // JSON has no infinite number.
             grad_norm: self.grad_norm.unwrap_or(f64::INFINITY),

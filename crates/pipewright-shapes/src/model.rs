@@ -19,7 +19,9 @@ pub struct Model {
     pub hidden: u64,
     /// The number of token ids.
     pub vocabulary: u64,
-    /// Whether the head uses the table of the embedding.
+    /// The number of labels, if the head has an output for each label in place of each token id.
+    pub labels: Option<u64>,
+    /// Whether the head uses the table of the embedding. A head of labels does not.
     pub tied: bool,
     /// The blocks, from the first to the last.
     pub blocks: Vec<Block>,
@@ -194,6 +196,11 @@ impl Model {
     /// Returns whether some block has experts.
     pub fn has_experts(&self) -> bool {
         self.blocks.iter().any(|block| block.feed_forward.experts().is_some())
+    }
+
+    /// Returns the number of outputs of the head for a token.
+    pub fn outputs(&self) -> u64 {
+        self.labels.unwrap_or(self.vocabulary)
     }
 
     /// Returns the blocks of one predictor of a further token.

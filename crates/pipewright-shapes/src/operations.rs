@@ -183,15 +183,20 @@ impl FeedForward {
 }
 
 impl Model {
-    /// Returns the parameters of the table of the embedding, which are as many as the head's.
+    /// Returns the parameters of the table of the embedding.
     pub fn table_parameters(&self) -> u128 {
         u128::from(self.vocabulary) * u128::from(self.hidden)
+    }
+
+    /// Returns the parameters of the head's matrix, which may be the table of the embedding.
+    pub fn head_matrix_parameters(&self) -> u128 {
+        u128::from(self.outputs()) * u128::from(self.hidden)
     }
 
     /// Returns the counts of the layers into which training cuts the model: the embedding, the blocks, the
     /// predictors of further tokens, and the norms with the head.
     pub fn layers(&self) -> Vec<LayerCount> {
-        let (hidden, table) = (u128::from(self.hidden), self.table_parameters());
+        let (hidden, table) = (u128::from(self.hidden), self.head_matrix_parameters());
         let block = |block: &Block| {
             let gate = block.feed_forward.shared_gate(&self.vectors, self.hidden);
             LayerCount::new(block.parameters(self), block.products(self.hidden) + u128::from(gate))
@@ -237,7 +242,7 @@ impl Model {
 
     /// The parameters of the last norm, and of the head if it has a matrix of its own.
     fn head_parameters(&self) -> u128 {
-        let matrix = if self.tied { 0 } else { self.table_parameters() };
+        let matrix = if self.tied { 0 } else { self.head_matrix_parameters() };
         matrix + u128::from(self.hidden * self.vectors.norm_parameters)
     }
 
@@ -286,7 +291,7 @@ impl Model {
         };
         let blocks: f64 = self.blocks.iter().map(block_operations).sum();
         let per_parameter = self.head_operations_per_parameter();
-        let head = per_parameter * self.table_parameters() as f64;
+        let head = per_parameter * self.head_matrix_parameters() as f64;
         let joined = per_parameter * (2 * self.hidden * self.hidden) as f64;
         let predictor = self.predictor_blocks().iter().map(block_operations).sum::<f64>() + joined + head;
         blocks + head + f64::from(self.predictors) * predictor

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anstyle::Style;
 use clap::{Args, Subcommand};
-use pipewright::train::data::{RowPart, TokenCodec, TokenRows, Tokenizer};
+use pipewright::train::data::{DataConfig, RowPart, TokenCodec, TokenRows, Tokenizer};
 use pipewright_document::text::escape;
 use pipewright_planning::failure::Failure;
 use pipewright_run::run_data::data_config;
@@ -69,7 +69,7 @@ pub(crate) fn run(arguments: &DataArguments) -> Result<(), Failure> {
     let codec = TokenCodec::open(&config.tokenizer).map_err(Failure::input)?;
     let out = std::io::stdout();
     let has_colour = out.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    let text = shown(&mut rows, arguments.rows, &codec, &Marks::new(has_colour))?;
+    let text = shown(&mut rows, arguments.rows, (&config, &codec), &Marks::new(has_colour))?;
     // The text has colours, so it is not escaped.
     let mut out = out.lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -124,8 +124,13 @@ impl Marks {
     }
 }
 
-/// Returns the next `count` rows as text.
-fn shown(rows: &mut TokenRows, count: usize, codec: &TokenCodec, marks: &Marks) -> Result<String, Failure> {
+/// Returns the next `count` rows as text, with the label of each sequence that has one.
+fn shown(
+    rows: &mut TokenRows,
+    count: usize,
+    (config, codec): (&DataConfig, &TokenCodec),
+    marks: &Marks,
+) -> Result<String, Failure> {
     let (mut text, all) = (String::new(), rows.rows());
     let sources = rows.mixture();
     let write = |text: &mut String, words: std::fmt::Arguments<'_>| {
@@ -136,7 +141,13 @@ fn shown(rows: &mut TokenRows, count: usize, codec: &TokenCodec, marks: &Marks) 
             let name = escape(&sources[index].name);
             format!(", from source {} ({name})", index + 1)
         });
-        let parts = rows.next_row_parts().map_err(Failure::input)?;
+        let mut parts = rows.next_row_parts().map_err(Failure::input)?;
+        let behind = |part: &mut RowPart| part.counts.pop().and_then(|_| part.ids.pop());
+        let labels: Vec<Option<&String>> = if config.scores_sequences() {
+            parts.iter_mut().map(|part| config.labels.get(behind(part)? as usize)).collect()
+        } else {
+            Vec::new()
+        };
         let tokens = parts.iter().map(|part| part.ids.len()).sum::<usize>();
         let targets = parts.iter().flat_map(|part| &part.counts[1..]).filter(|counts| **counts).count();
         write(
@@ -153,6 +164,9 @@ fn shown(rows: &mut TokenRows, count: usize, codec: &TokenCodec, marks: &Marks) 
             }
             text.push_str(&marked(part, codec, marks)?);
             text.push('\n');
+            if let Some(Some(label)) = labels.get(index) {
+                write(&mut text, format_args!("label: {}\n", escape(label)));
+            }
         }
         text.push('\n');
     }

@@ -2,6 +2,7 @@
 
 mod command_line;
 mod schedule_files;
+mod scores;
 mod help;
 mod library_run;
 mod written_files;

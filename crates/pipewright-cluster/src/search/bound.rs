@@ -88,8 +88,9 @@ fn on_one_gpu(request: &Request, machine: &Machine) -> OnOneGpu {
         products + attention + moved(traffic.forward + traffic.backward)
     };
     let head_traffic = loss_traffic(&setting);
-    let head = products(per_head_parameter, model.table_parameters(), layout.precision.outside_products())
-        + moved(head_traffic.forward + head_traffic.backward);
+    let head =
+        products(per_head_parameter, model.head_matrix_parameters(), layout.precision.outside_products())
+            + moved(head_traffic.forward + head_traffic.backward);
     let predictor = model.predictor_blocks().iter().map(block_seconds).sum::<f64>()
         + products(per_head_parameter, u128::from(2 * model.hidden * model.hidden), layout.precision)
         + head;

@@ -34,12 +34,16 @@ impl<'a> ExampleText<'a> {
             RecordKind::Chat | RecordKind::Text => TrainOn::Assistant,
             RecordKind::Completion | RecordKind::Instruction | RecordKind::Question => TrainOn::Completion,
             RecordKind::Pair | RecordKind::Labelled => return TrainOn::Completion,
+            RecordKind::Classified => return TrainOn::All,
         };
         self.config.train_on.unwrap_or(default)
     }
 
     /// Reads the chat template or the end of a text, if a record of this kind needs it and it is not read yet.
     pub(crate) fn prepare(&mut self, record: &Value, kind: RecordKind) -> Result<(), DataError> {
+        if self.is_classified_text(record, kind) {
+            return Ok(());
+        }
         if self.is_plain_completion(record, kind) {
             if self.end.is_none() {
                 self.end = Some(SpecialTokens::of(self.config)?.text(END).unwrap_or_default().to_owned());
@@ -72,6 +76,11 @@ impl<'a> ExampleText<'a> {
         text.as_str().is_some()
     }
 
+    /// Returns whether a record has a text with a label, and no chat.
+    fn is_classified_text(&self, record: &Value, kind: RecordKind) -> bool {
+        kind == RecordKind::Classified && !get(record, &self.config.keys.text).is_undefined()
+    }
+
     /// Returns the texts of a record for which it is prepared, like [`ExampleText::of_record`]: two of a pair, and one
     /// of other records.
     pub(crate) fn texts_of(
@@ -93,12 +102,15 @@ impl<'a> ExampleText<'a> {
     /// tokenizer adds its special tokens. The template of a chat writes its own.
     fn of_record(&self, record: &Value, kind: RecordKind) -> Result<(MarkedText, bool), DataError> {
         let keys = &self.config.keys;
+        if self.is_classified_text(record, kind) {
+            return Ok((MarkedText { text: text_of(record, &keys.text)?, counted: Vec::new() }, true));
+        }
         let Some(renderer) = self.renderer.as_ref().filter(|_| !self.is_plain_completion(record, kind))
         else {
             return Ok((self.of_completion(record, kind)?, true));
         };
         let (messages, prompt) = match kind {
-            RecordKind::Text | RecordKind::Chat => {
+            RecordKind::Text | RecordKind::Chat | RecordKind::Classified => {
                 let messages = chat_of(record, keys)?;
                 let prompt = messages.len() - 1;
                 (messages, prompt)

@@ -22,7 +22,9 @@ pub(crate) fn kind_of(record: &Value, config: &DataConfig) -> Result<RecordKind,
     let has = |key: &str| !get(record, key).is_undefined();
     if let Some(preference) = config.preference {
         let (kind, completions, others) = match preference {
-            PreferenceData::Pairs { .. } => (RecordKind::Pair, &[&keys.chosen, &keys.rejected][..], &[][..]),
+            PreferenceData::Pairs { .. } | PreferenceData::Scored => {
+                (RecordKind::Pair, &[&keys.chosen, &keys.rejected][..], &[][..])
+            }
             PreferenceData::Unpaired { .. } => {
                 (RecordKind::Labelled, &[&keys.completion][..], &[&keys.prompt, &keys.label][..])
             }
@@ -35,6 +37,21 @@ pub(crate) fn kind_of(record: &Value, config: &DataConfig) -> Result<RecordKind,
         }
         completions.iter().try_for_each(|key| require_completion(key, &get(record, key)))?;
         return Ok(kind);
+    }
+    if !config.labels.is_empty() {
+        let is_content = has(&keys.messages) || has(&keys.conversations) || has(&keys.text);
+        return if is_content && has(&keys.label) {
+            Ok(RecordKind::Classified)
+        } else {
+            Err(DataError::new(format!(
+                "the record has no `{}`, and training on labels takes a text (`{}`) or a chat (`{}`) with a `{}`; correct the \
+                 record, or name other keys with `data.keys`",
+                if is_content { &keys.label } else { &keys.text },
+                keys.text,
+                keys.messages,
+                keys.label
+            )))
+        };
     }
     if has(&keys.messages) || has(&keys.conversations) {
         Ok(RecordKind::Chat)
@@ -90,6 +107,40 @@ pub(crate) fn label_of(record: &Value, keys: &RecordKeys) -> Result<bool, DataEr
         "`{key}` is neither true nor false but a value of the type {found}; correct the record, or name another key with \
          `data.keys`"
     )))
+}
+
+/// Returns the number of the label of a text or a chat, which a record gives as such or by its name.
+pub(crate) fn class_of(record: &Value, config: &DataConfig) -> Result<u32, DataError> {
+    let (key, labels) = (&config.keys.label, &config.labels);
+    let label = get(record, key);
+    let number = match label.as_str() {
+        Some(name) => labels.iter().position(|label| label == name),
+        None => label.as_usize().filter(|number| *number < labels.len() && label.kind() == ValueKind::Number),
+    };
+    number.map(|number| number as u32).ok_or_else(|| {
+        let named = labels.iter().take(8).map(|label| format!("`{label}`")).collect::<Vec<_>>().join(", ");
+        let more = if labels.len() > 8 { ", ..." } else { "" };
+        DataError::new(format!(
+            "`{key}` is {label}, which is neither one of the labels {named}{more} nor a number below {}; correct the record, or \
+             write the labels as `labels` in [data]",
+            labels.len()
+        ))
+    })
+}
+
+/// Returns the margin between the rewards of a pair; 0 if the record does not say it.
+pub(crate) fn margin_of(record: &Value, keys: &RecordKeys) -> Result<f32, DataError> {
+    let margin = get(record, &keys.margin);
+    if margin.is_undefined() || margin.is_none() {
+        return Ok(0.0);
+    }
+    let number = (margin.kind() == ValueKind::Number).then(|| f64::try_from(margin.clone()).ok()).flatten();
+    number.map(|number| number as f32).filter(|number| number.is_finite()).ok_or_else(|| {
+        let (key, found) = (&keys.margin, type_of(&margin));
+        DataError::new(format!(
+            "`{key}` is not a finite number but a value of the type {found}; correct the record"
+        ))
+    })
 }
 
 /// Returns a pair of completions as two records with a prompt and a completion. Without a prompt, the prompt is what

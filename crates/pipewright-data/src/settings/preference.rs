@@ -11,6 +11,8 @@ pub enum PreferenceData {
         /// Whether all tokens of the chosen sequence have targets, and not its completion alone.
         whole_chosen: bool,
     },
+    /// Both sequences of a pair, which are scored at their last tokens. All tokens of a sequence are inputs.
+    Scored,
     /// A completion with a label, and its prompt with another completion: the one of the record before, or of the
     /// last record of the block for the first one.
     Unpaired {
@@ -23,7 +25,7 @@ pub enum PreferenceData {
 /// its target belongs to the completion, the negative of that number if not, and 0 for tokens that only fill a row.
 pub const ROLES: &str = "sequence_roles";
 /// The side input with the number of each token's sequence among the sequences of the data, counted from 1, and 0
-/// for tokens that only fill a row.
+/// for tokens that only fill a row. In [`PreferenceData::Scored`], it has the bits of the margin of the sequence's record.
 pub const SEQUENCES: &str = "sequence_numbers";
 
 /// The place of a sequence in preference training.
@@ -41,7 +43,7 @@ pub enum Role {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sequence {
     pub(crate) role: Role,
-    /// Counted from 1.
+    /// Counted from 1; or the bits of the margin of its record.
     pub(crate) number: u32,
     /// Whether all of its tokens have targets.
     pub(crate) is_whole: bool,

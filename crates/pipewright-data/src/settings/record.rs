@@ -32,8 +32,10 @@ pub struct RecordKeys {
     pub chosen: String,
     /// The key of the other completion.
     pub rejected: String,
-    /// The key of the label of a completion: whether it is desirable.
+    /// The key of the label of a completion, which says whether it is desirable, or of a text or chat.
     pub label: String,
+    /// The key of the margin between the rewards of a pair, which may be missing.
+    pub margin: String,
 }
 
 impl Default for RecordKeys {
@@ -52,6 +54,7 @@ impl Default for RecordKeys {
             chosen,
             rejected,
             label,
+            margin,
         ] = Self::KEYS.map(str::to_owned);
         Self {
             text,
@@ -67,13 +70,14 @@ impl Default for RecordKeys {
             chosen,
             rejected,
             label,
+            margin,
         }
     }
 }
 
 impl RecordKeys {
     /// The keys that can have other names.
-    pub const KEYS: [&str; 13] = [
+    pub const KEYS: [&str; 14] = [
         "text",
         "messages",
         "conversations",
@@ -87,6 +91,7 @@ impl RecordKeys {
         "chosen",
         "rejected",
         "label",
+        "margin",
     ];
 
     /// Gives a key another name. Returns false if there is no such key.
@@ -105,6 +110,7 @@ impl RecordKeys {
             "chosen" => &mut self.chosen,
             "rejected" => &mut self.rejected,
             "label" => &mut self.label,
+            "margin" => &mut self.margin,
             _ => return false,
         };
         name.clone_into(own);
@@ -112,7 +118,7 @@ impl RecordKeys {
     }
 
     /// Returns the names of all keys that are read.
-    pub(crate) fn names(&self) -> [&str; 15] {
+    pub(crate) fn names(&self) -> [&str; 16] {
         [
             &self.text,
             &self.messages,
@@ -127,6 +133,7 @@ impl RecordKeys {
             &self.chosen,
             &self.rejected,
             &self.label,
+            &self.margin,
             TOOLS,
             SYSTEM,
         ]
@@ -155,6 +162,8 @@ pub enum RecordKind {
     Pair,
     /// A prompt and its completion, with a label.
     Labelled,
+    /// A text or a chat, with the label of a class.
+    Classified,
 }
 
 impl fmt::Display for RecordKind {
@@ -167,6 +176,7 @@ impl fmt::Display for RecordKind {
             Self::Question => "questions and answers",
             Self::Pair => "pairs of completions",
             Self::Labelled => "completions with labels",
+            Self::Classified => "texts or chats with labels",
         })
     }
 }

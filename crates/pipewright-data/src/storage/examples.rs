@@ -48,6 +48,21 @@ impl RowPart {
         self.counts.first_mut().is_some_and(std::mem::take)
     }
 
+    /// Appends an id behind the last token of a sequence.
+    pub(crate) fn push(&mut self, id: u32, counts: bool) {
+        self.ids.push(id);
+        self.counts.push(counts);
+    }
+
+    /// Leaves only the first `count` ids and the last `kept` ones.
+    pub(crate) fn cut(&mut self, count: usize, kept: usize) {
+        let end = self.ids.len().saturating_sub(kept);
+        if count < end {
+            self.ids.drain(count..end);
+            self.counts.drain(count..end);
+        }
+    }
+
     /// Leaves only the first `count` ids.
     pub(crate) fn truncate(&mut self, count: usize) {
         self.ids.truncate(count);
@@ -117,6 +132,8 @@ pub(crate) struct Examples {
     chosen: Option<Vec<u32>>,
     /// The width in which ids are hashed.
     hashed_as: Width,
+    /// The margins of pairs of examples; empty if there are none.
+    pub(crate) margins: Vec<f32>,
 }
 
 impl Examples {
@@ -134,7 +151,7 @@ impl Examples {
             end
         });
         let starts = std::iter::once(0).chain(ends).collect();
-        Self { width, bytes, starts, chosen: None, hashed_as }
+        Self { width, bytes, starts, chosen: None, hashed_as, margins: Vec::new() }
     }
 
     /// Leaves only these of all examples, which are then counted from 0.
@@ -194,6 +211,9 @@ impl Examples {
             }
         }
         hasher.update(&buffer.bytes);
+        for margin in &self.margins {
+            hasher.update(&margin.to_le_bytes());
+        }
         Ok(hasher.finalize())
     }
 }

@@ -187,3 +187,53 @@ fn records_that_cannot_be_used_are_refused() {
     has_error(others.map(|rows| rows.rows()), "write a `loss` in [preference]");
     check("[1, 2, 3]", PAIRS, "a.jsonl: preference training takes records with completions");
 }
+
+#[test]
+fn all_tokens_of_scored_pairs_are_inputs_and_margins_are_their_numbers() {
+    let records = "{\"prompt\": \"q\", \"chosen\": \"ab\", \"rejected\": \"c\", \"margin\": 0.5}\n\
+                   {\"chosen\": \"12345678abc\", \"rejected\": \"12345678dd\"}\n";
+    let rows = open(records, PreferenceData::Scored, |_| {}).expect("they are records");
+    let margin = 0.5f32.to_bits().cast_signed();
+    let found = sequences(&rows);
+    let texts: Vec<(i32, i32, &str)> =
+        found.iter().map(|(role, number, text, _)| (*role, *number, text.as_str())).collect();
+    // A row has 20 tokens, and a sequence takes at most half of it.
+    let expected = [(1, margin, "qab"), (2, margin, "qc"), (1, 0, "12345678ab"), (2, 0, "12345678dd")];
+    assert_eq!(texts, expected);
+    assert_eq!(rows.long_records().map(|count| count.long), Some(1));
+    // Other margins are other data.
+    let hash = |margin: &str| {
+        let rows = open(&records.replace("0.5", margin), PreferenceData::Scored, |_| {}).expect("records");
+        rows.identity().expect("it is in memory").hash
+    };
+    assert_ne!(hash("0.5"), hash("0.25"));
+}
+
+/// Opens texts with labels.
+fn open_labelled(content: &str, change: impl FnOnce(&mut DataConfig)) -> Result<TokenRows, String> {
+    open_files(&[("a.jsonl", content.as_bytes())], 256, 0, |config| {
+        config.seq_len = 5;
+        config.shuffle = false;
+        config.labels = ["no", "yes"].map(str::to_owned).to_vec();
+        change(config);
+    })
+}
+
+#[test]
+fn a_label_is_the_target_of_the_last_token_that_is_scored() {
+    let records = "{\"text\": \"ab\", \"label\": 1}\n{\"text\": \"abcdefg\", \"label\": \"no\"}\n";
+    let rows = open_labelled(records, |_| {}).expect("they are records");
+    let batch = rows.batch(&rows.all_places()).expect("rows");
+    let none = IGNORED_TARGET;
+    assert_eq!(batch.inputs, [97, 98, 0, 0, 0, 97, 98, 99, 100, 101]);
+    assert_eq!(batch.targets, [none, 1, none, none, none, none, none, none, none, 0]);
+    assert_eq!(rows.counted_targets().expect("it is in memory"), Some(2));
+    assert_eq!(rows.long_records().map(|count| count.long), Some(1));
+    let packed =
+        open_labelled("{\"text\": \"ab\", \"label\": 1}\n{\"text\": \"cde\", \"label\": 0}\n", |config| {
+            config.packs_examples = true;
+        });
+    let packed = packed.expect("they are records");
+    let batch = packed.batch(&packed.all_places()).expect("rows");
+    assert_eq!((batch.inputs, batch.targets), (vec![97, 98, 99, 100, 101], vec![none, 1, none, none, 0]));
+}

@@ -16,7 +16,7 @@ use crate::latent_attention::LatentForm;
 
 /// Returns the layers in order; see [`ModelFamily::describe`](crate::ModelFamily::describe).
 pub(crate) fn describe(config: &DecoderConfig, form: &BlockForm<'_>, sizes: &ModelSizes) -> Vec<LayerDesc> {
-    let ModelSizes { hidden, vocabulary, tokens, .. } = *sizes;
+    let ModelSizes { hidden, outputs, tokens, .. } = *sizes;
     let centring = cost::centring(hidden, form.norm(config));
     let norms = block_norms(config, form);
     // The norms before an attention and before a dense feed-forward layer. A layer normalisation, and a
@@ -60,7 +60,8 @@ pub(crate) fn describe(config: &DecoderConfig, form: &BlockForm<'_>, sizes: &Mod
     }];
     layers.extend((0..config.num_hidden_layers).map(block));
     // The tape also keeps the tanh of bounded logits.
-    let bounded = Cost { kept: form.logit_cap.map_or(0, |_| vocabulary), ..Cost::default() };
+    let cap = form.logit_cap.filter(|_| config.labels.is_empty());
+    let bounded = Cost { kept: cap.map_or(0, |_| outputs), ..Cost::default() };
     layers.push(sizes.head(1, sizes.head_cost() + centring + bounded));
     layers
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use super::layout::FilePlace;
-use super::weights::{PREFIXES, Weights};
+use super::weights::{LABELS, PREFIXES, Weights};
 use crate::error::ModelError;
 use crate::parameter::{ParameterKind, ParameterSpec};
 
@@ -24,6 +24,15 @@ const BLOCKS: [&str; 2] = ["layers.", "h."];
 /// The head's matrix, which a model with tied embeddings does not have.
 const HEAD: &str = "lm_head.weight";
 
+/// Returns whether a model with these `parameters` has a head of labels, and the files of `dir` do not.
+///
+/// # Errors
+/// When the files cannot be read.
+pub fn lacks_labels(dir: &Path, parameters: &[ParameterSpec]) -> Result<bool, ModelError> {
+    let weights = Weights::open(dir)?;
+    Ok(parameters.iter().any(|spec| weights.lacks_labels(spec)))
+}
+
 /// Checks that `dir` has weights for the `parameters` of a model, and no further layers. It reads the headers
 /// and lengths of the files. Every file that an index names must exist and be complete, whether the model
 /// needs it or not. Returns the names of the tensors that the model does not use.
@@ -40,6 +49,9 @@ pub fn check_weights(dir: &Path, parameters: &[ParameterSpec]) -> Result<Vec<Str
     for spec in parameters {
         if let Some(place) = weights.quantised_place(spec) {
             weights.check_quantised(spec, &place)?;
+            continue;
+        }
+        if weights.lacks_labels(spec) {
             continue;
         }
         let (place, file) = weights.find(spec)?;
@@ -93,7 +105,8 @@ pub(super) fn unused(weights: &mut Weights, parameters: &[ParameterSpec]) -> Res
     let is_unused = |tensor: &&str| !used.contains(*tensor) && !is_computed(tensor) && !is_part(tensor);
     let mut unused: Vec<String> = weights.tensors().filter(is_unused).map(str::to_owned).collect();
     require_no_further_layers(weights, &used, &unused)?;
-    if unused.iter().any(|tensor| tensor == HEAD) && is_tied_to(weights, parameters)? {
+    let has_labels = parameters.iter().any(|spec| spec.path == LABELS);
+    if unused.iter().any(|tensor| tensor == HEAD) && (has_labels || is_tied_to(weights, parameters)?) {
         unused.retain(|tensor| tensor != HEAD);
     }
     Ok(unused)

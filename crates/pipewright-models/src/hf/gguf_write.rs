@@ -173,6 +173,9 @@ pub(crate) fn write_gguf(
     form: GgufForm,
     out: &Path,
 ) -> Result<GgufWritten, ModelError> {
+    if !config.labels().is_empty() {
+        return Err(ModelError::new("GGUF has no head of labels here: write a Hugging Face directory"));
+    }
     let mut json = file_json(config);
     if let Some(origin) = origin {
         json = with_original_keys(json, origin, config.family().renamed)?;

@@ -37,7 +37,7 @@ mod write;
 mod gguf_write;
 
 pub use added_tokens::{AddedTokens, add_tokens, added_rows, extend_tokenizer, vocabulary_modules};
-pub use contents::{check_weights, weight_ranges};
+pub use contents::{check_weights, lacks_labels, weight_ranges};
 pub use directory::{is_config_alone, resolve};
 pub(crate) use export::export_from;
 pub use export::{ExportOptions, export};

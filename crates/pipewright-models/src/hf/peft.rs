@@ -253,6 +253,10 @@ fn require_modules(path: &Path, keys: &Map<String, Value>, lora: &LoraConfig) ->
     let Some(modules) = keys.get(MODULES).filter(|value| !value.is_null()) else { return Ok(()) };
     let is_saved = |module: &Value| {
         let Some(name) = module.as_str() else { return false };
+        // PEFT names it for all models with labels, of which these have none.
+        if name == "classifier" {
+            return true;
+        }
         lora.modules_to_save.iter().any(|saved| {
             let parents = saved.as_str().match_indices('.').map(|(end, _)| &saved.as_str()[..end]);
             parents.chain([saved.as_str()]).any(|path| path.ends_with(name))

@@ -21,7 +21,7 @@ use super::peft_experts::ExpertPart;
 use super::weight_type::WeightType;
 use super::write::{Scratch, Typed, header, require_vacant};
 use crate::error::ModelError;
-use crate::lora::{DOWN, LoraConfig, LoraTargets, is_of_experts, name_of};
+use crate::lora::{DOWN, LoraConfig, LoraTargets, SCORE, is_of_experts, name_of};
 use crate::parameter::ParameterKind;
 use crate::parameter::{ParameterSource, ParameterSpec};
 
@@ -205,7 +205,7 @@ fn config_json(described: Described<'_>) -> Value {
         "peft_type": "LORA",
         "r": lora.rank,
         "target_modules": targets.modules,
-        "task_type": "CAUSAL_LM",
+        "task_type": if saved.contains(SCORE) { "SEQ_CLS" } else { "CAUSAL_LM" },
         "use_dora": lora.dora,
         "use_rslora": lora.rslora,
     });

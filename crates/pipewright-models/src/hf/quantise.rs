@@ -20,6 +20,7 @@ use super::weights::Weights;
 use super::write::{Scratch, require_vacant};
 use crate::error::ModelError;
 use crate::family::ModelFamily;
+use crate::lora::SCORE;
 use crate::outline::Outline;
 use crate::parameter::{ParameterKind, ParameterSpec};
 use crate::split::Place;
@@ -113,7 +114,7 @@ fn matrices(
 
 /// Returns whether a parameter is a matrix of a layer that is quantised.
 fn is_of_layer(spec: &ParameterSpec) -> bool {
-    let is_of_head = spec.path.strip_suffix(".weight") == Some(HEAD);
+    let is_of_head = spec.path.strip_suffix(".weight").is_some_and(|path| [HEAD, SCORE].contains(&path));
     spec.kind == ParameterKind::Matrix && !is_of_head && !spec.is_of_routed_expert()
 }
 

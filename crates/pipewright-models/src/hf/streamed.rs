@@ -81,7 +81,7 @@ impl Weights {
     fn plain_place(&mut self, spec: &ParameterSpec) -> Result<Option<PlainPlace>, ModelError> {
         let layout = &spec.layout;
         let is_plain = spec.kind == ParameterKind::Matrix && layout.entry.is_none() && layout.stack.is_none();
-        if !is_plain || layout.inputs_first || spec.shape.len() != 2 {
+        if !is_plain || layout.inputs_first || spec.shape.len() != 2 || self.lacks_labels(spec) {
             return Ok(None);
         }
         let (place, file) = self.find(spec)?;

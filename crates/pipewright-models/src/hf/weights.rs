@@ -23,12 +23,16 @@ use super::layout::{CONFIG, FilePlace, INDEX, SINGLE, file_shape, from_file, is_
 use super::other_form::{names, other_form};
 use super::weight_type::WeightType;
 use crate::error::ModelError;
+use crate::family::ModelFamily;
 use crate::file_layout::FileLayout;
 use crate::parameter::{ParameterKind, ParameterSource, ParameterSpec};
 use crate::quantisation::{DescribedForm, companions, described_form};
 
 /// The largest index that is read. An index has about a hundred bytes for each tensor.
 const LARGEST_INDEX: u64 = 1 << 28;
+
+/// The matrix of a head of labels, which takes the place of the head's.
+pub(super) const LABELS: &str = "score.weight";
 
 /// The weights of a directory. Files are opened when they are first needed.
 pub(crate) struct Weights {
@@ -42,6 +46,8 @@ pub(crate) struct Weights {
     open: HashMap<String, WeightFile>,
     /// Whether matrices of linear layers that are quantised stay so, in place of being decoded.
     keeps_quantised: bool,
+    /// The values of a head of labels that the files do not have.
+    labels: Option<Vec<f32>>,
     /// The form of quantised matrices that the configuration describes.
     described: Option<DescribedForm>,
     /// The number of token ids in the configuration. A model with further ids has the means of the rows as theirs.
@@ -87,6 +93,7 @@ impl Weights {
             files: BTreeMap::new(),
             open: HashMap::new(),
             keeps_quantised: false,
+            labels: None,
             described: None,
             vocabulary: None,
             is_direct: false,
@@ -135,6 +142,7 @@ impl Weights {
             files,
             open,
             keeps_quantised: false,
+            labels: None,
             described: None,
             vocabulary: None,
             is_direct: false,
@@ -146,6 +154,20 @@ impl Weights {
     /// Returns the weights, whose quantised matrices stay as they are.
     pub(crate) fn keeping_quantised(self) -> Self {
         Self { keeps_quantised: true, ..self }
+    }
+
+    /// Returns the weights, with values of `seed` for the head of labels of `config` if the files do not have it.
+    pub(crate) fn drawing_labels(self, seed: u64, config: &dyn ModelFamily) -> Result<Self, ModelError> {
+        let Some(labels) = config.head().labels else { return Ok(self) };
+        let shape = vec![config.head().width, labels];
+        let spec = ParameterSpec::new(LABELS.to_owned(), shape, ParameterKind::Matrix);
+        let labels = self.lacks_labels(&spec).then(|| config.initial(seed).parameter(&spec)).transpose()?;
+        Ok(Self { labels, ..self })
+    }
+
+    /// Returns whether a parameter is the matrix of a head of labels, and the files do not have it.
+    pub(super) fn lacks_labels(&self, spec: &ParameterSpec) -> bool {
+        spec.path == LABELS && self.place_of(spec).is_none()
     }
 
     /// Returns the weights, whose matrices of linear layers `reader` reads when they are needed.
@@ -377,6 +399,11 @@ fn shard(name: String) -> Option<(String, u32, u32)> {
 
 impl ParameterSource for Weights {
     fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ModelError> {
+        if self.lacks_labels(spec)
+            && let Some(drawn) = &self.labels
+        {
+            return Ok(drawn.clone());
+        }
         if let Some(place) = self.quantised_place(spec) {
             // The rows are outputs also where the files have entries of a larger tensor.
             let plain = ParameterSpec {
@@ -400,7 +427,8 @@ impl ParameterSource for Weights {
 
     /// Reads no more of the file than the shard if its elements follow each other there.
     fn shard_of(&mut self, spec: &ParameterSpec, shard: TensorShard) -> Result<Vec<f32>, ModelError> {
-        let is_whole = self.quantised_place(spec).is_some() || self.own_rows(spec).is_some();
+        let is_drawn = self.labels.is_some() && self.lacks_labels(spec);
+        let is_whole = self.quantised_place(spec).is_some() || self.own_rows(spec).is_some() || is_drawn;
         if !is_of_rows(spec, shard.dimension) || is_whole {
             return Ok(shard.cut(self.parameter(spec)?, &spec.shape));
         }

@@ -115,7 +115,7 @@ impl KeptActivations<'_> {
         };
         let parts = self.model.parts() as usize;
         let has_head = range.end + parts > self.model.layers();
-        let ids = self.model.model().head().vocabulary.div_ceil(parts.max(1));
+        let ids = self.model.model().head().outputs().div_ceil(parts.max(1));
         let own = ids.div_ceil(self.tensor.ranks.max(1) as usize) * self.tokens;
         if has_head { bytes.saturating_mul(own as u64) } else { 0 }
     }

@@ -10,6 +10,7 @@ use pipewright_schedule::sharding::{StageBytes, StateBytes};
 
 use crate::cut_model::CutModel;
 use crate::error::ModelError;
+use crate::lora::{HEAD, SCORE};
 use crate::parameter::{FirstCopies, ParameterKind, ParameterSpec};
 
 /// The bytes of an element of a parameter, of its gradient, or of the optimizer's state.
@@ -61,7 +62,8 @@ impl OptimizerState {
 
 /// Returns whether a parameter is a matrix between embedding and head, which Muon updates.
 pub fn is_hidden_matrix(spec: &ParameterSpec) -> bool {
-    spec.kind == ParameterKind::Matrix && spec.shape.len() == 2 && !spec.path.starts_with("lm_head")
+    let is_of_head = [HEAD, SCORE].iter().any(|head| spec.path.starts_with(head));
+    spec.kind == ParameterKind::Matrix && spec.shape.len() == 2 && !is_of_head
 }
 
 /// The rule for the state of each parameter in training, without its gradient.

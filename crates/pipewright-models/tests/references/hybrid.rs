@@ -163,7 +163,7 @@ impl Reference {
         let model = self.model();
         let weights = model.describe(self.expected.seq_len).weights();
         let stages = partition(&weights, count, &self.method).expect("it divides");
-        let initial = InitialParameters::Directory(self.dir.clone());
+        let initial = InitialParameters::Directory { path: self.dir.clone(), seed: 0 };
         let targets_for_all = model.needs_targets();
         let make = move |stage: StageIndex, tensor: &TensorParallel| {
             let place = Place { tensor: tensor.clone(), ..Device::flex().autodiff().into() };

@@ -318,7 +318,7 @@ fn launch(reference: &Reference, program: ValidatedProgram, config: &PipelineCon
     };
     let weights = model.describe(reference.expected.seq_len).weights();
     let stages = partition(&weights, count, &reference.cut.method).expect("it divides");
-    let initial = InitialParameters::Directory(reference.dir.clone());
+    let initial = InitialParameters::Directory { path: reference.dir.clone(), seed: 0 };
     let targets_for_all = model.needs_targets();
     let precision = config.precision;
     let make = move |stage: StageIndex, tensor: &TensorParallel| {

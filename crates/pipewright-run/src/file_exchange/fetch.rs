@@ -77,7 +77,7 @@ fn needed(
     // A checkpoint has all parameters, unless only adapters are trained.
     let reads_model = checkpoint.is_none() || prepared.model.adapter().is_some();
     // A GGUF file comes as a whole.
-    if let (InitialParameters::Directory(folder), true) = (&prepared.initial, reads_model)
+    if let (InitialParameters::Directory { path: folder, .. }, true) = (&prepared.initial, reads_model)
         && !folder.is_file()
     {
         for (name, ranges) in hf::weight_ranges(folder, &specs).map_err(RunError::input)? {

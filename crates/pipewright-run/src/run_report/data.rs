@@ -211,10 +211,11 @@ impl EventData {
 /// Returns every value that occurs in the steps, by its name.
 fn all_series(steps: &[StepMetrics], groups: &[(usize, usize)]) -> BTreeMap<String, Series> {
     type Value = fn(&StepMetrics) -> Option<f64>;
-    let named: [(&str, Value); 14] = [
+    let named: [(&str, Value); 15] = [
         ("loss", |step| step.loss),
         ("total", |step| step.total),
         ("validation_loss", |step| step.validation_loss),
+        ("accuracy", |step| step.accuracy),
         ("validation_accuracy", |step| step.validation_accuracy),
         ("grad_norm", |step| step.grad_norm),
         ("learning_rate", |step| step.learning_rate),

@@ -250,10 +250,26 @@ impl CrossChecks<'_> {
         self.refuse_if(is_lacking, "data", "validation", other, advice);
     }
 
-    /// Refuses preference training without what its loss needs.
+    /// Refuses training on preferences or labels without what its loss needs.
     fn check_preference(&mut self) {
         let Settings { preference, adapter, data, pipeline, run, .. } = self.settings;
-        let Some(preference) = preference.as_ref().filter(|_| self.is_sound()) else { return };
+        if !self.is_sound() {
+            return;
+        }
+        let has_labels = !data.labels.is_empty();
+        let advice = "name .jsonl, .json or .parquet files with such records as `path` in [data]";
+        self.refuse_if(has_labels && data.is_built_in(), "data", "labels", "records with labels", advice);
+        for (key, is_set) in [("train_on", data.train_on.is_some()), ("side", data.side.is_some())] {
+            if has_labels && is_set {
+                let sentence = format!("`{key}` does not work with training on labels (`labels`)");
+                self.section("data").report(key, sentence, format!("remove `{key}`"));
+            }
+        }
+        let Some(preference) = preference.as_ref() else { return };
+        if has_labels {
+            let sentence = "`labels` does not work with preference training (`preference.loss`)".to_owned();
+            self.section("data").report("labels", sentence, "remove `labels`");
+        }
         let needs = preference.loss.needs_reference() && adapter.is_none();
         let advice = "add a section [adapter] with `kind = \"lora\"`, or write `loss = \"orpo\"` or `\"simpo\"`, which need no reference";
         self.refuse_if(

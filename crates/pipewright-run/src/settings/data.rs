@@ -1,6 +1,6 @@
 //! The `[data]` section: the training data, the validation data, and the length of a row.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use pipewright::train::data::{ChatTemplate, Date, Feature, LongRecords, MixSource, RecordKeys, TrainOn};
@@ -58,6 +58,9 @@ pub struct DataSettings {
     pub chat_template_kwargs: BTreeMap<String, Json>,
     /// The tokens of chats and completions that count in the loss, if it is not the default.
     pub train_on: Option<TrainOn>,
+    /// The names of the labels of texts and chats; none for other training.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub labels: Vec<String>,
     /// The treatment of chats and completions that do not fit into a row.
     #[serde(skip_serializing_if = "is_default")]
     pub long_records: LongRecords,
@@ -132,6 +135,7 @@ pub(super) fn read(
     let (keys, chat_template) = (read_keys(&mut section), read_chat_template(&mut section));
     let chat_template_kwargs = read_kwargs(&mut section);
     let (train_on, long_records) = read_loss(&mut section);
+    let labels = read_labels(&mut section);
     let bad_records = section.count("bad_records");
     let date = read_date(&mut section);
     let bos_id = section.given_count("bos_id");
@@ -171,10 +175,25 @@ pub(super) fn read(
         chat_template,
         chat_template_kwargs,
         train_on,
+        labels,
         long_records,
         bad_records,
         date,
     }
+}
+
+/// Reads the names of labels. A choice needs two, and each has a name of its own.
+fn read_labels(section: &mut Section<'_>) -> Vec<String> {
+    let Some(labels) = section.texts("labels") else { return Vec::new() };
+    let names: BTreeSet<&String> = labels.iter().collect();
+    if names.len() < labels.len().max(2) {
+        section.report(
+            "labels",
+            "`labels` has fewer than two different names, or one name twice".to_owned(),
+            "write each label once",
+        );
+    }
+    labels
 }
 
 /// Reads the name of a chat template, or the path of a file with one.

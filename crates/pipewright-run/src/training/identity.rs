@@ -44,7 +44,7 @@ pub(crate) fn identity(prepared: &Prepared, description: &Map<String, Value>) ->
     let mut fields = shared_settings(&prepared.settings);
     fields.extend(description.iter().map(|(part, content)| (part.clone(), content.to_string())));
     let files = match &prepared.initial {
-        InitialParameters::Directory(folder) => weight_files(folder),
+        InitialParameters::Directory { path: folder, .. } => weight_files(folder),
         _ => String::new(),
     };
     fields.insert("files of the weights".to_owned(), files);

@@ -7,8 +7,8 @@ use std::path::Path;
 use pipewright::train::data::TokenRows;
 use pipewright_models::training_memory::{ComputeDevices, layers_in};
 use pipewright_models::{
-    Adapter, AdapterStart, CutModel, LoraConfig, ModelConfig, ParameterSpec, QuantisedSizes, TrainingForm,
-    adapted_experts, adapted_layers, hf,
+    Adapter, AdapterStart, CutModel, LoraConfig, ModelConfig, ParameterSpec, PreferenceKind, QuantisedSizes,
+    TrainingForm, adapted_experts, adapted_layers, hf, usual_label,
 };
 use pipewright_schedule::ModelDesc;
 use pipewright_schedule::error_text::with_causes as sentence;
@@ -37,6 +37,7 @@ pub fn read_model(settings: &Settings) -> Result<CutModel, RunError> {
         ModelSettings::Fresh(model) => model.config(),
     };
     model.check_length(settings.data.seq_len as usize).map_err(RunError::input)?;
+    let model = with_head(settings, model)?;
     let adapter =
         settings.adapter.as_ref().map(|adapter| read_adapter(settings, adapter, &model)).transpose()?;
     let model = CutModel::new(model, settings.pipeline.head_parts).map_err(RunError::input)?;
@@ -76,7 +77,8 @@ fn with_tokens(
     let refused = |reason: String| RunError::input(format!("`model.add_tokens`: {reason}"));
     if hf::is_config_alone(from) {
         return Err(refused(format!(
-            "{}: there are no weights, and a model without weights has the ids that its config.json says:              change `vocab_size` there",
+            "{}: there are no weights, and a model without weights has the ids that its config.json says: \
+             change `vocab_size` there",
             from.display()
         )));
     }
@@ -108,10 +110,35 @@ pub(crate) fn untrained_tokens(
     }))
 }
 
+/// Returns the model with a head of labels, if it is trained on rewards or labels.
+fn with_head(settings: &Settings, model: ModelConfig) -> Result<ModelConfig, RunError> {
+    let (labels, found) = (&settings.data.labels, model.labels().len());
+    let is_reward = settings.preference.as_ref().is_some_and(|loss| loss.loss == PreferenceKind::Reward);
+    let labelled = |labels: &[String]| model.with_labels(labels).map_err(RunError::input);
+    let problem = match found {
+        0 if is_reward => return labelled(&[usual_label(0)]),
+        0 if labels.is_empty() => return Ok(model),
+        0 => return labelled(labels),
+        // The loss checks the head.
+        _ if settings.preference.is_some() => return Ok(model),
+        1 => "has one label, whose output is a reward: write `loss = \"reward\"` in [preference]".to_owned(),
+        _ if labels.is_empty() => return Ok(model),
+        _ if labels.len() == found => return labelled(labels),
+        _ => format!(
+            "has {}, and `data.labels` has {}: remove the key, or write as many",
+            counted(found, "label"),
+            labels.len()
+        ),
+    };
+    Err(RunError::input(format!("the model in `model.from` {problem}")))
+}
+
 /// Refuses settings that change a model of a family, if the program trains a model of its own.
 pub(crate) fn require_family(settings: &Settings) -> Result<(), RunError> {
     let key = if settings.preference.is_some() {
         "`preference.loss` changes"
+    } else if !settings.data.labels.is_empty() {
+        "`data.labels` changes"
     } else if settings.run.training_form() != TrainingForm::default() {
         "`run.label_smoothing` and `run.neftune_alpha` change"
     } else {

@@ -130,9 +130,9 @@ impl CutProgram {
 }
 
 impl Prepared {
-    /// Returns whether losses are means over tokens in nats. Losses of preference training are not.
+    /// Returns whether losses are means over tokens in nats. Losses of preferences and of labels are not.
     pub(crate) fn is_loss_of_tokens(&self) -> bool {
-        self.model.unit() == TOKENS && self.settings.preference.is_none()
+        self.model.unit() == TOKENS && self.settings.preference.is_none() && !self.model.has_labels()
     }
 
     /// Returns the parts of the run that determine what its ranks hold.
@@ -185,8 +185,15 @@ pub(crate) fn prepare_with(
     let model = &*prepared.model;
     prepared.notes.extend(model_notes(&prepared.settings)?);
     prepared.notes.extend(tokenizer_note(&prepared.settings, model.vocab_size(), &prepared.rows));
-    if let InitialParameters::Directory(directory) = &prepared.initial {
-        prepared.notes.extend(check_weights(directory, &model.parameters()?)?);
+    if let InitialParameters::Directory { path: directory, .. } = &prepared.initial {
+        let parameters = model.parameters()?;
+        prepared.notes.extend(check_weights(directory, &parameters)?);
+        if hf::lacks_labels(directory, &parameters).map_err(RunError::input)? {
+            let place = directory.display();
+            prepared
+                .notes
+                .push(format!("{place}: there is no head of labels: `score.weight` is drawn (`run.seed`)"));
+        }
     }
     Ok(prepared)
 }
@@ -246,7 +253,7 @@ pub(crate) fn prepare_settings_with(
     notes.extend(files.into_iter().flat_map(|files| record_notes("validation data", files.rows())));
     let initial = match &settings.model {
         ModelSettings::From { from, .. } if !hf::is_config_alone(from) => {
-            InitialParameters::Directory(from.clone())
+            InitialParameters::Directory { path: from.clone(), seed: settings.run.seed }
         }
         ModelSettings::From { .. } | ModelSettings::Fresh(_) => InitialParameters::Seed(settings.run.seed),
     };

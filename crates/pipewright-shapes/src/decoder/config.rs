@@ -52,6 +52,9 @@ pub struct DecoderConfig {
     /// Whether the head uses the embedding's table instead of its own matrix.
     #[serde(default)]
     pub tie_word_embeddings: bool,
+    /// The names of the labels, if the head has an output for each label in place of each token id; otherwise none.
+    #[serde(skip)]
+    pub labels: Vec<String>,
 }
 
 /// Returns the value that Hugging Face assumes for `rope_theta`.
@@ -98,6 +101,7 @@ impl DecoderConfig {
             initializer_range: initializer_range(),
             max_position_embeddings: None,
             tie_word_embeddings: false,
+            labels: Vec::new(),
         }
     }
 

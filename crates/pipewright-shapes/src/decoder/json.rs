@@ -6,6 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::config::DecoderConfig;
+use super::labels::{add_labels, labels_in};
 use super::rope::RopeScaling;
 use super::rope_json::{Lengths, read_rope, write_rope};
 
@@ -23,6 +24,7 @@ impl<'de> Deserialize<'de> for DecoderConfig {
         let tables = ["rope_parameters", "rope_scaling"].map(|name| keys.remove(name));
         let original = keys.remove(ORIGINAL_LENGTH).map(usize::deserialize).transpose();
         let original = original.map_err(D::Error::custom)?;
+        let labels = labels_in(&keys).map_err(D::Error::custom)?.unwrap_or_default();
         let config = Self::deserialize(Value::Object(keys)).map_err(D::Error::custom)?;
         let lengths = Lengths { longest: config.max_position_embeddings, original };
         let rope = read_rope(tables[0].as_ref(), tables[1].as_ref(), lengths).map_err(D::Error::custom)?;
@@ -30,6 +32,7 @@ impl<'de> Deserialize<'de> for DecoderConfig {
             rope_theta: rope.theta.unwrap_or(config.rope_theta),
             rope_scaling: rope.scaling,
             partial_rotary_factor: rope.rotated.unwrap_or(config.partial_rotary_factor),
+            labels,
             ..config
         };
         config.validate().map_err(D::Error::custom)?;
@@ -45,6 +48,9 @@ impl Serialize for DecoderConfig {
         json["rope_parameters"] = write_rope(theta, rotated, self.rope_scaling.as_ref());
         if let Some(RopeScaling::LongRope(long)) = &self.rope_scaling {
             json[ORIGINAL_LENGTH] = long.original_max_position_embeddings.into();
+        }
+        if !self.labels.is_empty() {
+            add_labels(&mut json, &self.labels);
         }
         json.serialize(serializer)
     }

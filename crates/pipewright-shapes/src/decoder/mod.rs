@@ -2,6 +2,7 @@
 //! experts.
 
 mod config;
+mod labels;
 mod json;
 mod latent;
 mod mixture;
@@ -10,6 +11,7 @@ mod rope_json;
 mod windows;
 
 pub use config::DecoderConfig;
+pub use labels::{add_labels, labels_in, usual_label};
 pub use latent::{DeepseekExperts, ExpertGroups, LatentConfig};
 pub use mixture::MixtureConfig;
 pub use rope::{Llama3Scaling, LongRopeScaling, RopeScaling, YarnScaling};

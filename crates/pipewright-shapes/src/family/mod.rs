@@ -51,6 +51,12 @@ const DECODERS: &[Family] = &[
     GPT2,
 ];
 
+/// The end of the names of classes that score sequences.
+pub const SCORES: &str = "ForSequenceClassification";
+
+/// The families of decoders for which transformers has no class that scores sequences.
+const WITHOUT_SCORES: [&str; 3] = ["granite", "glm4_moe", "qwen3_5_moe_text"];
+
 /// The families of hybrids that training knows.
 const HYBRIDS: &[Family] = &[NEMOTRON_H, HYBRID];
 
@@ -271,6 +277,14 @@ impl Family {
             [name, ..] => name,
             [] => "",
         }
+    }
+
+    /// Returns the class of transformers that scores sequences with models of this family, if there is one.
+    pub fn scoring_class(&self) -> Option<String> {
+        let stem = ["ForCausalLM", "LMHeadModel"].iter().find_map(|end| self.class.strip_suffix(end))?;
+        let text = if self.name().ends_with("_text") { "Text" } else { "" };
+        let has_class = self.is_decoder() && !WITHOUT_SCORES.contains(&self.name());
+        has_class.then(|| format!("{stem}{text}{SCORES}"))
     }
 
     /// Returns whether training knows the family and its blocks are those of a decoder.

@@ -20,6 +20,7 @@ pub(super) fn shape(config: &HybridConfig) -> Model {
         name: HYBRID.names[0].to_owned(),
         hidden: config.hidden_size as u64,
         vocabulary: config.vocab_size as u64,
+        labels: None,
         tied: config.tie_word_embeddings,
         blocks: blocks.collect(),
         predictors: config.prediction_depth() as u32,

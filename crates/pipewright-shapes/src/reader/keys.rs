@@ -41,6 +41,11 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// Returns all keys.
+    pub(super) fn object(&self) -> &'a Map<String, Value> {
+        self.object
+    }
+
     /// Sets the values that a family has for keys that the file leaves out.
     pub(super) fn set_family(&mut self, family: &Family) {
         self.family = *family;

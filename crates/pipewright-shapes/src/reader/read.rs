@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use super::blocks::{blocks, predictors};
 use super::hybrid;
 use super::keys::{Keys, MAX_VOCABULARY, wrong};
+use crate::decoder::labels_in;
 use crate::error::ShapeError;
 use crate::family::{Family, HYBRID};
 use crate::hybrid::HybridConfig;
@@ -147,12 +148,14 @@ fn model(
     let blocks = blocks(keys, family, hidden)?;
     let (predictors, predictor) = predictors(keys, family, hidden)?;
     let vectors = vectors(keys, family, model_type)?;
-    let cap = keys.value(&["final_logit_softcapping"]).map(|(_, value)| value);
+    let labels = labels_in(outside.unwrap_or(keys.object()))?.map(|labels| labels.len() as u64);
+    let cap = keys.value(&["final_logit_softcapping"]).map(|(_, value)| value).filter(|_| labels.is_none());
     Ok(Model {
         name: model_type.to_owned(),
         hidden,
         vocabulary,
-        tied,
+        labels,
+        tied: tied && labels.is_none(),
         blocks,
         predictors,
         predictor,

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 
 use crate::pipeline::{ExchangeTime, StepSummary};
-use crate::train::preference::{PREFERENCE, preference_values};
+use crate::train::preference::{LABEL_ACCURACY, PREFERENCE, preference_values};
 use crate::train::sample::Sample;
 use crate::train::validation::SourceLoss;
 
@@ -109,6 +109,9 @@ pub struct Metrics {
     /// The gap of each rank, from the end of its last action to its next one, in milliseconds.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gap_per_rank_ms: Vec<f64>,
+    /// The share of the step's sequences whose label the model predicts. Left out if targets are not labels.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accuracy: Option<f64>,
     /// The values of preference training by name: the rewards, their margins, the share of pairs whose chosen completion
     /// has the larger reward, and log-probabilities. Left out in other training.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -217,6 +220,7 @@ impl Metrics {
             gap_between_ms: gap.map(|gap| milliseconds(gap.between)),
             gap_per_rank_ms: gap
                 .map_or_else(Vec::new, |gap| gap.per_rank.iter().copied().map(milliseconds).collect()),
+            accuracy: report.auxiliary.get(LABEL_ACCURACY).copied(),
             preference: preference_values(&report.auxiliary),
             auxiliary: by_text(report.auxiliary.iter().filter(is_loss)),
             auxiliary_by_layer: report
@@ -264,9 +268,9 @@ fn by_text<'a>(losses: impl Iterator<Item = (&'a Arc<str>, &'a f64)>) -> BTreeMa
     losses.map(|(name, &loss)| (name.to_string(), loss)).collect()
 }
 
-/// Returns whether an auxiliary loss is not a value of preference training.
+/// Returns whether an auxiliary loss is a loss, and not another value that a loss reports.
 fn is_loss((name, _): &(&Arc<str>, &f64)) -> bool {
-    !name.starts_with(PREFERENCE)
+    !name.starts_with(PREFERENCE) && ***name != *LABEL_ACCURACY
 }
 
 /// Returns the share of each count in their sum; zeros if all are 0.

@@ -24,7 +24,9 @@ pub use expert_balance::*;
 pub use learning_rate::*;
 pub use metrics::*;
 pub use pipewright_data as data;
-pub use preference::{PREFERENCE, REFERENCE, REFERENCE_PASS, ReferenceLogProbs, SHARE_CHOSEN};
+pub use preference::{
+    LABEL_ACCURACY, PREFERENCE, REFERENCE, REFERENCE_PASS, ReferenceLogProbs, SHARE_CHOSEN,
+};
 pub use rate_schedule::*;
 pub use run_log::*;
 pub use sample::Sample;

@@ -20,6 +20,8 @@ pub const REFERENCE_PASS: &str = "reference_pass";
 pub const REFERENCE: &str = "reference_log_probs";
 /// The beginning of the names of the values that losses of preference training report, which are not losses.
 pub const PREFERENCE: &str = "preference/";
+/// The share of the sequences whose label the model predicts, which the loss of a model with labels reports.
+pub const LABEL_ACCURACY: &str = "label_accuracy";
 /// The share of the records whose completion is desirable, if only some are. The sums over chosen and over rejected
 /// completions are then divided by the number of all records.
 pub const SHARE_CHOSEN: &str = "share/chosen";

@@ -105,6 +105,7 @@ fn scalars(metrics: &Metrics) -> Vec<(String, f64)> {
         ("speed/exposed_comm_fraction".to_owned(), metrics.exposed_comm_fraction),
     ];
     scalars.extend(metrics.gap_ms.map(|value| ("speed/gap_ms".to_owned(), value)));
+    scalars.extend(metrics.accuracy.map(|value| ("train/accuracy".to_owned(), value)));
     scalars.extend(metrics.loss_scale.map(|value| ("train/loss_scale".to_owned(), value)));
     scalars.extend(metrics.model_tflops.map(|value| ("speed/model_tflops".to_owned(), value)));
     scalars.extend(metrics.mfu.map(|value| ("speed/mfu".to_owned(), value)));

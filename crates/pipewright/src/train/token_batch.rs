@@ -55,21 +55,13 @@ fn add_reference(batch: &mut TokenBatch, log_probs: &[f32]) {
 /// Returns the number of records of each row of preference training; `None` for other training.
 pub(super) fn records_of(batch: &TokenBatch) -> Option<Vec<f32>> {
     let roles = batch.side.iter().find(|side| side.name == ROLES)?;
-    let sequences = batch.side.iter().find(|side| side.name == SEQUENCES)?;
-    let rows = sequences.values.chunks(batch.seq_len).zip(roles.values.chunks(batch.seq_len));
-    Some(
-        rows.map(|(sequences, roles)| {
-            let mut numbers: Vec<i32> = sequences
-                .iter()
-                .zip(roles)
-                .filter(|(_, role)| **role != 0)
-                .map(|(number, _)| *number)
-                .collect();
-            numbers.dedup();
-            numbers.len() as f32 / 2.0
-        })
-        .collect(),
-    )
+    // The two sequences of a record have different roles.
+    let of_row = |roles: &[i32]| {
+        let mut roles: Vec<i32> = roles.iter().map(|role| role.abs()).filter(|role| *role != 0).collect();
+        roles.dedup();
+        roles.len() as f32 / 2.0
+    };
+    Some(roles.values.chunks(batch.seq_len).map(of_row).collect())
 }
 
 /// Adds the side inputs of a batch, each split as its rows are.

@@ -4,11 +4,12 @@
 const keys = [...new Set(runs.flatMap((run) => Object.keys(run.series)))];
 const auxiliary = keys.filter((key) => key.startsWith("auxiliary ")), sources = keys.filter((key) => key.startsWith("validation "));
 const preference = keys.filter((key) => key.startsWith("preference ")).map((key) => key.replace("preference ", ""));
-const lossUnit = counted === "tokens" && preference.length === 0 ? "nats per token; " : "";
+const lossUnit = counted === "tokens" && preference.length === 0 && !keys.includes("accuracy") ? "nats per token; " : "";
 const line = (name, key, dash = "") => ({ name, key, dash });
 const specs = [
   { title: "Loss", note: lossUnit + "dashed: validation, dotted: total", canBeLog: true, format: short,
     lines: [line("training", "loss"), line("validation", "validation_loss", "7 4"), line("total", "total", "2 3")] },
+  { title: "Accuracy", note: "share of the sequences whose label the model predicts", format: percent, isFromZero: true, lines: [line("accuracy", "accuracy")] },
   { title: "Validation accuracy", note: "share of the targets that the model predicts", format: percent, isFromZero: true, lines: [line("validation accuracy", "validation_accuracy")] },
   ...preference.map((name) => ({ title: `Preference: ${name}`, note: "dashed: validation", format: short,
     lines: [line("training", `preference ${name}`), line("validation", `preference_validation ${name}`, "7 4")] })),

@@ -17,7 +17,10 @@ fn each_loss_has_its_keys() {
         "loss = \"dpo\"\nmargin = 0.5",
         &["a.toml:10:10: `margin` has no effect without `loss = \"simpo\"`"],
     );
-    check_section("beta = 0.5", &["a.toml:9:8: `beta` has no effect without a `loss`"]);
+    check_section(
+        "beta = 0.5",
+        &["a.toml:9:8: `beta` has no effect without a `loss` with log-probabilities"],
+    );
     check_section(
         "loss = \"orpo\"\nreference = \"r.json\"",
         &["a.toml:10:13: `reference` has no effect without `loss = \"dpo\"`, `\"ipo\"` or `\"kto\"`"],
@@ -25,7 +28,7 @@ fn each_loss_has_its_keys() {
     check_section(
         "loss = \"dop\"\nbeta = 0",
         &[
-            "a.toml:9:8: `loss` is \"dop\", where none, dpo, ipo, orpo, simpo, kto is expected",
+            "a.toml:9:8: `loss` is \"dop\", where none, dpo, ipo, orpo, simpo, kto, reward is expected",
             "a.toml:10:8: `beta` is 0, where a finite number above 0 is expected",
         ],
     );
