@@ -131,7 +131,8 @@ fn check_predicts_how_much_more_a_rank_holds() {
             .iter()
             .map(|name| part(&large, name))
             .sum();
-        assert!(part(&large, "total") < sum, "{large}");
+        let room = if set == streamed { READ_ROOM as f64 } else { 0.0 };
+        assert!(part(&large, "total") < sum + room, "{large}");
     }
 }
 
@@ -152,6 +153,25 @@ fn the_rate_of_the_disk_is_measured_and_used() {
     assert!((found - expected).abs() <= 1e-3 * expected, "{found} {expected}");
     let (said, _) = folder.succeed(&["check", "small.toml", "--profile", "p.toml"], &settings);
     assert!(said.contains("the base stays in its files: a rank has at most"), "{said}");
+}
+
+/// Tensor ranks read their rows of the matrices that they divide by outputs, and whole matrices of the others.
+#[test]
+fn tensor_ranks_read_their_rows() {
+    let (folder, settings) = folder(&["model.stream=true"]);
+    let step = |ranks: &str| {
+        let set = [ranks, "pipeline.schedule=gpipe", "pipeline.stages_per_rank=1"];
+        let checked = folder.json(&["check", "small.toml"], &with(&settings, &set));
+        checked["memory"]["streamed"]["step"].as_u64().expect("bytes")
+    };
+    let config: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(reference("qwen3-tiny") + "/config.json").expect("a model"))
+            .expect("JSON");
+    let size = |key: &str| config[key].as_u64().expect(key);
+    let queries = size("num_attention_heads") * size("head_dim");
+    let by_inputs = size("num_hidden_layers") * size("hidden_size") * (queries + size("intermediate_size"));
+    // One stage is read once for each rank.
+    assert_eq!(step("mesh.tensor_parallel=2") - step("mesh.tensor_parallel=1"), 4 * by_inputs);
 }
 
 /// Bytes of lists of a rank that no prediction counts.

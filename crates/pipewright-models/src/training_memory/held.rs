@@ -126,7 +126,7 @@ impl TrainingMemory {
             let ranks = placement.all_ranks().map(|rank| run.streamed_by(rank, stages));
             ranks.fold(StreamedBytes::default(), |all, rank| StreamedBytes {
                 window: all.window.max(rank.window),
-                step: all.step.saturating_add(rank.step),
+                step: all.step.saturating_add(rank.step.saturating_mul(run.tensor.ranks.into())),
             })
         });
         Ok(Self { streamed, ..memory.with_shared(shared, shared_again) })
@@ -233,11 +233,13 @@ impl TrainingRun<'_> {
     fn streamed_by(&self, rank: Rank, stages: &[Vec<ParameterSpec>]) -> StreamedBytes {
         let (mut held, mut read) = (0_u64, StreamedBytes::default());
         for action in self.program.row(rank) {
-            let bytes = || Self::streamed_of(&stages[action.stage().index()]);
+            let specs = &stages[action.stage().index()];
+            let bytes = || Self::streamed_of(specs);
             match action {
                 Action::Unshard { .. } => {
                     held = held.saturating_add(bytes());
-                    read.step = read.step.saturating_add(bytes());
+                    let from_files = specs.iter().filter_map(|spec| spec.read_bytes);
+                    read.step = from_files.fold(read.step, u64::saturating_add);
                 }
                 Action::Reshard { .. } => held = held.saturating_sub(bytes()),
                 _ => {}
@@ -249,7 +251,7 @@ impl TrainingRun<'_> {
 
     /// Returns the bytes of a matrix that is in memory only while its stage computes; 0 for other parameters.
     fn streamed_bytes(spec: &ParameterSpec) -> u64 {
-        spec.quantised_bytes.filter(|_| spec.is_streamed).unwrap_or(0)
+        spec.quantised_bytes.filter(|_| spec.read_bytes.is_some()).unwrap_or(0)
     }
 
     fn streamed_of(specs: &[ParameterSpec]) -> u64 {

@@ -213,7 +213,8 @@ pub fn add_streamed(profile: &mut Profile, model: &CutModel, rule: StateRule) ->
     let mut first = 0;
     for layer in &mut profile.layers {
         let specs = model.outline(first..first + 1, &TensorParallel::default())?;
-        let streamed = specs.iter().filter(|spec| spec.is_streamed).filter_map(|spec| spec.quantised_bytes);
+        let streamed =
+            specs.iter().filter(|spec| spec.read_bytes.is_some()).filter_map(|spec| spec.quantised_bytes);
         layer.streamed_bytes = streamed.fold(0, u64::saturating_add);
         layer.unstreamed_bytes = states[first].parameters.saturating_sub(layer.streamed_bytes);
         first += layer.count as usize;
