@@ -108,6 +108,7 @@ fn pipeline_of(plan: &ClusterPlan) -> Result<Plan, GenerateError> {
         step_s: plan.prediction.seconds,
         bubble_fraction: plan.shares.bubble,
         peak_bytes: plan.prediction.memory.iter().map(|memory| memory.total() as u64).collect(),
+        stream: None,
     })
 }
 

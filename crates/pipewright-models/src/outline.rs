@@ -54,7 +54,9 @@ impl ParameterSource for Outline {
             let quantised =
                 self.quantised.bytes_of((&spec.path, &spec.shape), &outlined.shape, is_cut_by_inputs);
             outlined.quantised_bytes = quantised.filter(|_| !is_saved);
-            outlined.is_streamed = !is_saved && self.quantised.streams(&spec.path);
+            let is_of_rows = !is_cut_by_inputs || shard.is_whole();
+            outlined.read_bytes =
+                self.quantised.read_bytes(&spec.path, quantised, is_of_rows).filter(|_| !is_saved);
         }
         Ok(values)
     }

@@ -19,15 +19,16 @@ pub struct ParameterSpec {
     pub first: usize,
     /// The bytes of a quantised matrix in the memory of a stage; `None` for other parameters.
     pub quantised_bytes: Option<u64>,
-    /// Whether these bytes are in memory only while the stage computes.
-    pub is_streamed: bool,
+    /// The bytes that are read from files whenever the stage needs the matrix, which then is in memory only while the stage
+    /// computes; `None` if it stays in memory.
+    pub read_bytes: Option<u64>,
 }
 
 impl ParameterSpec {
     /// Returns the description of a parameter that files store in the usual way.
     pub fn new(path: String, shape: Vec<usize>, kind: ParameterKind) -> Self {
         let layout = FileLayout::default();
-        Self { path, shape, kind, layout, first: 0, quantised_bytes: None, is_streamed: false }
+        Self { path, shape, kind, layout, first: 0, quantised_bytes: None, read_bytes: None }
     }
 
     /// Returns the name of the tensor in files that has the parameter, unless it has another place.

@@ -154,7 +154,7 @@ impl Builder<'_> {
 
 /// Returns the path of the first projection that has the same input as the one at a path: queries, keys and
 /// values have the same, and so have gate and up, and the matrices that make latents.
-fn input_of(projection: &str) -> String {
+pub(crate) fn input_of(projection: &str) -> String {
     let (block, name) = projection.rsplit_once('.').unwrap_or_default();
     match name {
         "k_proj" | "v_proj" => format!("{block}.q_proj"),

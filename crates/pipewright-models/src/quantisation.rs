@@ -26,6 +26,8 @@ pub(crate) struct QuantisedBytes {
     pub(crate) block: usize,
     /// Whether they are in memory only while their stage computes.
     pub(crate) is_streamed: bool,
+    /// Whether some of the rows can be read alone.
+    pub(crate) has_rows: bool,
 }
 
 impl QuantisedBytes {
@@ -62,9 +64,11 @@ impl QuantisedSizes {
         own.chain(streamed).collect()
     }
 
-    /// Returns whether the matrix at a path is in memory only while its stage computes.
-    pub(crate) fn streams(&self, path: &str) -> bool {
-        self.0.get(path).is_some_and(|bytes| bytes.is_streamed)
+    /// Returns the bytes of the files that a read of a shard of the matrix at a path takes, from the bytes of the shard in
+    /// memory; `None` if the matrix stays in memory. `is_of_rows` says whether the shard has whole rows of the file.
+    pub(crate) fn read_bytes(&self, path: &str, held: Option<u64>, is_of_rows: bool) -> Option<u64> {
+        let bytes = self.0.get(path).filter(|bytes| bytes.is_streamed)?;
+        if is_of_rows && bytes.has_rows { held } else { Some(bytes.total()) }
     }
 
     /// Returns the bytes of a shard of the parameter at a path, from the shapes of both.

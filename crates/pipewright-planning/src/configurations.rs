@@ -96,6 +96,9 @@ pub trait PlannedRun {
     /// Returns the number of replicas if they hold the experts together. The times of their exchanges are for this number.
     fn replicas_with_experts(&self) -> Option<u32>;
 
+    /// Returns whether the base stays in its files in all plans.
+    fn always_streams(&self) -> bool;
+
     /// Returns the numbers of parts of the head that a plan for `ranks` tries; none leaves the number of the profile.
     fn head_parts(&self, profile: &Profile, ranks: u32) -> Vec<u32>;
 

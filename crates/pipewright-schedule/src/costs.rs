@@ -120,6 +120,8 @@ pub struct StageSizes {
     /// The tensors that an `OFFLOAD` moves out of memory, for one microbatch: the inputs of the layers that
     /// are computed again. They are a part of [`RecomputeSizes::kept`].
     pub offload: u64,
+    /// The frozen matrices that are in memory from `UNSHARD` to `RESHARD`; 0 if the stage always holds them.
+    pub streamed: u64,
 }
 
 /// The bytes of a forward that is computed again, for one microbatch.

@@ -11,6 +11,10 @@ pub trait ByteCount: Copy + Default + PartialOrd {
     #[must_use]
     fn plus(self, other: Self) -> Self;
 
+    /// Returns the difference, at least 0.
+    #[must_use]
+    fn minus(self, other: Self) -> Self;
+
     /// Returns the whole bytes.
     fn whole(self) -> u64;
 }
@@ -18,6 +22,10 @@ pub trait ByteCount: Copy + Default + PartialOrd {
 impl ByteCount for u64 {
     fn plus(self, other: Self) -> Self {
         self.saturating_add(other)
+    }
+
+    fn minus(self, other: Self) -> Self {
+        self.saturating_sub(other)
     }
 
     fn whole(self) -> u64 {
@@ -28,6 +36,10 @@ impl ByteCount for u64 {
 impl ByteCount for f64 {
     fn plus(self, other: Self) -> Self {
         self + other
+    }
+
+    fn minus(self, other: Self) -> Self {
+        (self - other).max(0.0)
     }
 
     fn whole(self) -> u64 {
@@ -57,8 +69,12 @@ pub struct HeldBytes<B = u64> {
     pub undo: B,
     /// Logits, their gradient, and the activations that a backward computes again; 0 if they are not counted.
     pub temporary: B,
-    /// Tensors that collectives and messages are sending or receiving; 0 if they are not counted.
+    /// Tensors that collectives and messages are sending or receiving, and the room for reads from files; 0 if they are not
+    /// counted.
     pub buffers: B,
+    /// The bytes by which the sum of the parts exceeds what is ever held at once, because the parts have their peaks at
+    /// different times; 0 if that is not known.
+    pub apart: B,
 }
 
 impl<B: ByteCount> HeldBytes<B> {
@@ -67,10 +83,11 @@ impl<B: ByteCount> HeldBytes<B> {
         self.parameters.plus(self.gradients).plus(self.optimizer)
     }
 
-    /// Returns all bytes, with the larger one of the activations and the bytes that can undo an update.
+    /// Returns the most bytes that are held at once: all parts, with the larger one of the activations and the bytes that can
+    /// undo an update.
     pub fn total(&self) -> B {
         let held = if self.undo > self.activations { self.undo } else { self.activations };
-        self.state().plus(held).plus(self.temporary).plus(self.buffers)
+        self.state().plus(held).plus(self.temporary).plus(self.buffers).minus(self.apart)
     }
 
     /// Returns the names of the parts with their bytes, in a fixed order. The bytes that can undo an update are

@@ -327,6 +327,7 @@ fn lookahead_and_deferred_waits_agree() {
             let config = UnshardConfig {
                 window: number(case, "window").try_into().expect("a window"),
                 lookahead: text(case, "lookahead").and_then(|text| text.parse().ok()).expect("a lookahead"),
+                frozen: false,
             };
             let is_deferred = case["deferred"].as_bool().expect("true or false");
             let config = LowerConfig {

@@ -11,13 +11,15 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use pipewright_schedule::plan::READ_ROOM;
+
 use crate::bounded_file::{open_regular, open_regular_with_flags};
 
 /// The alignment of direct reads in the file and in memory. The blocks of disks are not larger.
 const BLOCK: usize = 4096;
 
 /// The bytes of one read. A disk reaches its rate with reads of this size.
-const READ: usize = 4 << 20;
+const READ: usize = READ_ROOM as usize;
 
 /// A file for direct reads.
 #[derive(Debug)]

@@ -216,6 +216,8 @@ fn layer(mut keys: Reader<'_>, index: usize, may_lack: bool, missing: &mut Vec<M
         tensor_sums: u32_of(&mut keys, "tensor_sums"),
         optimizer_bytes: None,
         held_bytes: None,
+        streamed_bytes: 0,
+        unstreamed_bytes: 0,
         copy_bytes: None,
     };
     // Parts are estimated only together with the activations, so a missing size of a part is a mistake.

@@ -22,7 +22,7 @@ use crate::planning::measure::{measure_run, workload};
 use crate::planning::profile_cache::{profile_file, read_profile};
 use crate::planning::profile_text::profile_text;
 use crate::planning::rates::{assumed_link, assumed_rates};
-use crate::planning::request::{request_of, tried_head_parts};
+use crate::planning::request::{add_reads, request_of, tried_head_parts};
 
 /// The time for measuring, and the longest search.
 const MEASURING: Duration = Duration::from_secs(6);
@@ -106,6 +106,7 @@ fn decide(
     };
     let start = Instant::now();
     state_rule(settings).add_to(&mut profile, model).map_err(Failure::input)?;
+    add_reads(&mut profile, settings, model)?;
     let report = plan(&profile, &request, &mut || start.elapsed() < SEARCH).map_err(refused)?;
     Ok(Decision::new(&report, settings, source, files))
 }

@@ -27,7 +27,7 @@ use toml::{Table, Value};
 use crate::planning::adapters;
 use crate::planning::measure::{profiled_run, workload};
 use crate::planning::rates::{assumed_link, assumed_rates};
-use crate::planning::request::{training_state, tried_head_parts};
+use crate::planning::request::{add_reads, training_state, tried_head_parts};
 
 /// The reader of the binary.
 #[derive(Clone, Copy, Debug)]
@@ -119,6 +119,7 @@ impl PlannedRun for ConfiguredRun {
             shards: settings.mesh.shards(),
         };
         experts.add_to(&mut profile, &rule, model).map_err(Failure::input)?;
+        add_reads(&mut profile, settings, model)?;
         Ok(profile)
     }
 
@@ -141,6 +142,10 @@ impl PlannedRun for ConfiguredRun {
     fn replicas_with_experts(&self) -> Option<u32> {
         let mesh = &self.settings.mesh;
         (mesh.expert_parallel > 1).then_some(mesh.data_parallel)
+    }
+
+    fn always_streams(&self) -> bool {
+        self.model.streams()
     }
 
     fn head_parts(&self, profile: &Profile, ranks: u32) -> Vec<u32> {

@@ -1,14 +1,18 @@
 //! The plan that a run with `pipeline.schedule = "auto"` takes: its choice, the sentences about it, and the
 //! settings that it becomes.
 
+use std::num::NonZeroU32;
+
 use pipewright_models::CutModel;
 use pipewright_planning::failure::{Exit, Failure};
 use pipewright_planning::plans::config::{is_named, plan_milliseconds};
 use pipewright_planning::plans::print::{stages_per_rank, title_of};
 use pipewright_run::run_folder::PLAN as SCHEDULE;
 use pipewright_run::settings::generator::GeneratorSettings;
+use pipewright_run::settings::model::{ModelSettings, Streaming};
 use pipewright_run::settings::pipeline::{PartitionChoice, ScheduleChoice};
 use pipewright_run::settings::{Scheduled, Settings};
+use pipewright_run::training::model::read_model;
 use pipewright_schedule::Recompute;
 use pipewright_schedule::csv::{parse_schedule, print_schedule};
 use pipewright_schedule::lower::ProgramSource;
@@ -49,6 +53,8 @@ struct Choice {
     head_parts: u32,
     /// The predicted time of a step in seconds.
     step_s: f64,
+    /// The stages of a rank in memory at once, if the base stays in its files.
+    stream_window: Option<NonZeroU32>,
 }
 
 impl Decision {
@@ -102,7 +108,15 @@ impl Decision {
         pipeline.recompute = Recompute::of_stages(&choice.recompute);
         settings.mesh.data_parallel = choice.data_parallel;
         settings.run.planned_step_ms = plan_milliseconds(choice.step_s, settings.run.accumulate.get());
-        let model = model.with_parts(choice.head_parts).map_err(Failure::input)?;
+        let changes = choice.stream_window.is_some() && !model.streams();
+        if let (Some(window), ModelSettings::From { streaming, .. }) =
+            (choice.stream_window, &mut settings.model)
+        {
+            *streaming = Streaming { stream: Some(true), window: Some(window) };
+        }
+        let streaming = changes.then(|| read_model(&settings)).transpose()?;
+        let model =
+            streaming.as_ref().unwrap_or(model).with_parts(choice.head_parts).map_err(Failure::input)?;
         let scheduled = Scheduled { settings, source: ProgramSource::Schedule(schedule) };
         Ok(Chosen { scheduled, model, sentences, files })
     }
@@ -159,6 +173,7 @@ impl Choice {
             data_parallel: plan.mesh.data,
             head_parts: plan.head_parts,
             step_s: plan.step_s,
+            stream_window: plan.stream.map(|stream| stream.window),
         }
     }
 }
@@ -171,7 +186,6 @@ mod tests {
     use super::*;
     use pipewright_run::training::identity::shared_settings;
     use pipewright_run::training::load::load_settings;
-    use pipewright_run::training::model::read_model;
     use pipewright_run::training::prepare::prepare_settings;
 
     /// Returns the settings of the sample, with overrides.
@@ -194,6 +208,7 @@ mod tests {
             data_parallel: 1,
             head_parts: 1,
             step_s: 0.25,
+            stream_window: None,
         };
         let csv = choice.csv.clone();
         let decision = Decision { choice, sentences: Vec::new(), files: Vec::new() };
@@ -252,6 +267,7 @@ mod tests {
             step_s,
             bubble_fraction: 0.0,
             peak_bytes: vec![0],
+            stream: None,
         };
         let outcome = |name, result| Outcome { name, result, mesh: None, on_best_mesh_s: None };
         let report = PlanReport {

@@ -21,7 +21,7 @@ use pipewright_run::settings::pipeline::TransportChoice;
 use pipewright_run::settings::profile::ProfiledRun;
 use pipewright_run::training::launch::{failure, pipeline_config};
 use pipewright_run::training::memory::memory_of_rank;
-use pipewright_run::training::model::described;
+use pipewright_run::training::model::{described, streamable};
 use pipewright_run::training::optimizer::state_rule;
 use pipewright_run::training::prepare::require_whole_layers;
 use pipewright_run::training::process_group::ProcessGroup;
@@ -95,7 +95,7 @@ pub(crate) fn measure_run(
             .then_some(ranks[0].threads),
     });
     let read_rate = match &settings.model {
-        ModelSettings::From { from, .. } if model.streams() => {
+        ModelSettings::From { from, .. } if streamable(settings, model)?.is_some() => {
             Some(read_rate(from, READ_TIME).map_err(Failure::input)?)
         }
         _ => None,

@@ -231,6 +231,8 @@ mod tests {
             tensor_sums: Some(3),
             optimizer_bytes: None,
             held_bytes: None,
+            streamed_bytes: 0,
+            unstreamed_bytes: 0,
             copy_bytes: None,
         };
         let device = DeviceProfile {

@@ -23,7 +23,7 @@ use pipewright_schedule::{ActionKind, Microbatch, Schedule, StageIndex};
 use crate::planning::auto::assumed_profile;
 use crate::planning::decision::{Chosen, Decision};
 use crate::planning::profile_cache::read_profile;
-use crate::planning::request::request_of;
+use crate::planning::request::{add_reads, request_of};
 
 /// The longest search for one number of ranks. The run waits for it.
 const SEARCH: Duration = Duration::from_secs(2);
@@ -65,6 +65,7 @@ pub(crate) fn replan(
     // The profile has the ranks before the fault.
     (profile.ranks, profile.pairs) = (Vec::new(), Vec::new());
     state_rule(&settings).add_to(&mut profile, model).map_err(Failure::input)?;
+    add_reads(&mut profile, &settings, model)?;
     let mut report = plan(&profile, &request, &mut || start.elapsed() < SEARCH).map_err(refused)?;
     report.plans.retain(|plan| keeps_bits(plan, &settings));
     if report.plans.is_empty() {

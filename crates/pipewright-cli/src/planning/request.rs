@@ -1,9 +1,11 @@
 //! The parts of a plan's request that follow from the settings of a run.
 
 use pipewright_models::CutModel;
+use pipewright_models::training_memory::add_streamed;
 use pipewright_planning::failure::Failure;
 use pipewright_run::settings::Settings;
 use pipewright_run::settings::optimizer::OptimizerName;
+use pipewright_run::training::model::streamable;
 use pipewright_run::training::optimizer::state_rule;
 use pipewright_run::training::prepare::require_whole_layers;
 use pipewright_schedule::plan::{PlanRequest, TrainingState};
@@ -20,8 +22,17 @@ pub(crate) fn request_of(settings: &Settings, model: &CutModel) -> Result<PlanRe
         tensor_parallel: Some(1),
         state: training_state(settings, model)?,
         plans: usize::MAX,
+        always_streams: model.streams(),
         ..PlanRequest::default()
     })
+}
+
+/// Writes into a profile what its layers read if a plan leaves the base in its files.
+pub(crate) fn add_reads(profile: &mut Profile, settings: &Settings, model: &CutModel) -> Result<(), Failure> {
+    match streamable(settings, model)? {
+        Some(streamed) => add_streamed(profile, &streamed, state_rule(settings)).map_err(Failure::input),
+        None => Ok(()),
+    }
 }
 
 /// Returns the bytes of training state per byte of parameters.

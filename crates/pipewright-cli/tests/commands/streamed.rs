@@ -3,6 +3,8 @@
 use std::fs;
 use std::process::Stdio;
 
+use pipewright_schedule::plan::READ_ROOM;
+
 use super::adapters::folder_without_path;
 use super::command_line::reference;
 use crate::run::Run;
@@ -74,6 +76,66 @@ fn check_counts_the_stages_that_are_in_memory() {
     assert!(step(&two) < step(&one) && step(&one) <= 2 * base && step(&two) > base, "{one} {two} {base}");
 }
 
+/// Writes a model whose tensors are larger than the blocks that the allocator does not count, with a configuration of
+/// adapters on it.
+pub(super) fn wide_base() -> Run {
+    let run = Run::new();
+    run.write("text.txt", "the quick brown fox jumps over the lazy dog ".repeat(400));
+    let sizes = ["hidden_size=128", "intermediate_size=384", "num_hidden_layers=6", "vocab_size=256"];
+    let sizes = sizes.map(|size| format!("model.{size}"));
+    let sizes: Vec<&str> =
+        sizes.iter().map(String::as_str).chain(["run.steps=1", "data.seq_len=128"]).collect();
+    run.train(&sizes);
+    run.succeed(&["export", "out", "base"], &[]);
+    let config = "[model]\nfrom = \"base\"\n[adapter]\nkind = \"lora\"\nrank = 16\n[data]\npath = \"text.txt\"\n\
+                  tokenizer = \"bytes\"\nseq_len = 128\n[pipeline]\nranks = 1\nmicrobatches = 4\nmicrobatch_size = 2\n\
+                  [run]\nsteps = 2\nout = \"out\"\n";
+    run.write("small.toml", config);
+    run
+}
+
+/// A predicted peak equals the peak of the run within this share.
+const ERROR: f64 = 0.05;
+
+/// Temporary tensors and the workspace of products are not counted, so differences are compared: a rank with larger adapters
+/// or windows holds as much more as predicted.
+#[test]
+fn check_predicts_how_much_more_a_rank_holds() {
+    let run = wide_base();
+    let peaks = |set: &[&str]| {
+        let rank = run.json(&["check", "small.toml"], set)["memory"]["ranks"][0].clone();
+        run.succeed(&["train", "small.toml"], set);
+        let steps = run.steps();
+        let found = steps.iter().map(|step| step["peak_bytes"][0].as_u64().expect("bytes")).max();
+        (rank, found.expect("a step") as f64)
+    };
+    let streamed = [
+        "model.stream=true",
+        "pipeline.schedule=looped-bfs",
+        "pipeline.stages_per_rank=8",
+        "pipeline.recompute=stage",
+    ];
+    for (set, more) in [
+        (&streamed[..], &["adapter.rank=64"][..]),
+        (&streamed, &["adapter.rank=64", "model.stream_window=4"]),
+        (&streamed[1..3], &["adapter.rank=64"]),
+    ] {
+        let (small, found_small) = peaks(&[set, &["adapter.rank=4"]].concat());
+        let (large, found_large) = peaks(&[set, more].concat());
+        let part = |rank: &serde_json::Value, name: &str| rank[name].as_f64().expect("bytes");
+        let (predicted, found) = (part(&large, "total") - part(&small, "total"), found_large - found_small);
+        let ratio = predicted / found;
+        assert!((1.0 - ERROR..=1.0 + ERROR).contains(&ratio), "{set:?}: {ratio}, {found}: {small} {large}");
+        // The gradients of most stages do not exist yet when the activations have their peak.
+        let sum: f64 = ["parameters", "gradients", "activations", "optimizer"]
+            .iter()
+            .map(|name| part(&large, name))
+            .sum();
+        let room = if set == streamed { READ_ROOM as f64 } else { 0.0 };
+        assert!(part(&large, "total") < sum + room, "{large}");
+    }
+}
+
 #[test]
 fn the_rate_of_the_disk_is_measured_and_used() {
     let (folder, settings) = folder(&["model.stream=true"]);
@@ -91,6 +153,120 @@ fn the_rate_of_the_disk_is_measured_and_used() {
     assert!((found - expected).abs() <= 1e-3 * expected, "{found} {expected}");
     let (said, _) = folder.succeed(&["check", "small.toml", "--profile", "p.toml"], &settings);
     assert!(said.contains("the base stays in its files: a rank has at most"), "{said}");
+}
+
+/// Tensor ranks read their rows of the matrices that they divide by outputs, and whole matrices of the others.
+#[test]
+fn tensor_ranks_read_their_rows() {
+    let (folder, settings) = folder(&["model.stream=true"]);
+    let step = |ranks: &str| {
+        let set = [ranks, "pipeline.schedule=gpipe", "pipeline.stages_per_rank=1"];
+        let checked = folder.json(&["check", "small.toml"], &with(&settings, &set));
+        checked["memory"]["streamed"]["step"].as_u64().expect("bytes")
+    };
+    let config: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(reference("qwen3-tiny") + "/config.json").expect("a model"))
+            .expect("JSON");
+    let size = |key: &str| config[key].as_u64().expect(key);
+    let queries = size("num_attention_heads") * size("head_dim");
+    let by_inputs = size("num_hidden_layers") * size("hidden_size") * (queries + size("intermediate_size"));
+    // One stage is read once for each rank.
+    assert_eq!(step("mesh.tensor_parallel=2") - step("mesh.tensor_parallel=1"), 4 * by_inputs);
+}
+
+/// Bytes of lists of a rank that no prediction counts.
+const LISTS: u64 = 96 << 10;
+
+#[test]
+fn a_plan_leaves_a_base_in_its_files_if_the_memory_is_too_small() {
+    let run = wide_base();
+    run.succeed(&["profile", "small.toml", "--time-limit", "1s", "-o", "p.toml"], &[]);
+    assert!(run.read_toml("p.toml")["link"]["read_bytes_per_s"].as_float().expect("a rate") > 0.0);
+    let plan = |limit: u64, set: &[&str]| {
+        let limit = limit.to_string();
+        let how = ["plan", "small.toml", "--profile", "p.toml", "--time-limit", "20s", "-o", "planned.toml"];
+        let report = run.json(&[&how[..], &["--memory", &limit]].concat(), set);
+        report["plans"][0].clone()
+    };
+    // What the smallest plan needs with the base in memory, and with the base in its files.
+    let [in_files, in_memory] = ["model.stream=true", "model.stream=false"].map(|stream| {
+        let how = ["plan", "small.toml", "--profile", "p.toml", "--time-limit", "5s", "--memory", "1000000"];
+        let (code, _, said) = run.call(&how, &[stream]);
+        assert_eq!(code, Some(3), "{said}");
+        let needed = said.split(" needs ").nth(1).and_then(|rest| rest.split(' ').next());
+        needed.and_then(|bytes| bytes.parse::<u64>().ok()).unwrap_or_else(|| panic!("{said}"))
+    });
+    let mut windows = Vec::new();
+    for share in [0.2, 0.8] {
+        let limit = in_files + ((in_memory - in_files) as f64 * share) as u64;
+        let best = plan(limit, &[]);
+        let window = best["stream"]["window"].as_u64().unwrap_or_else(|| panic!("{best}"));
+        windows.push(window);
+        let written = run.read_toml("planned.toml");
+        assert_eq!(written["model"]["stream"].as_bool(), Some(true));
+        assert_eq!(written["model"]["stream_window"].as_integer(), Some(window as i64));
+        // It runs as planned: the program reads as many bytes, and the rank holds no more than the limit.
+        let checked = run.json(&["check", "planned.toml"], &[])["memory"].clone();
+        assert_eq!(checked["streamed"]["step"], best["stream"]["step_bytes"]);
+        run.succeed(&["train", "planned.toml"], &[]);
+        let peaks = run.steps().iter().map(|step| step["peak_bytes"][0].as_u64().expect("bytes")).max();
+        let found = peaks.expect("a step");
+        assert!(found <= limit + LISTS, "{found} of {limit}: {best}");
+        let predicted = best["peak_bytes"][0].as_u64().expect("bytes");
+        let ratio = predicted as f64 / found as f64;
+        assert!(
+            (1.0 - ERROR..=1.0 + 2.0 * ERROR).contains(&ratio),
+            "{ratio}: {found} instead of {predicted}: {best}"
+        );
+    }
+    assert!(windows[0] <= windows[1], "{windows:?}");
+    // With enough memory the base is in memory, unless the configuration says otherwise.
+    assert!(plan(1 << 30, &[])["stream"].is_null());
+    assert!(run.read_toml("planned.toml").get("model").and_then(|model| model.get("stream")).is_none());
+    assert!(plan(1 << 30, &["model.stream=true"])["stream"].is_object());
+}
+
+#[test]
+fn a_run_with_its_own_plan_reads_its_base_as_planned() {
+    let run = wide_base();
+    run.succeed(&["train", "small.toml"], &["model.stream=true", "pipeline.schedule=auto"]);
+    let config = run.read_toml("out/config.toml");
+    assert_eq!(config["model"]["stream"].as_bool(), Some(true));
+    assert!(config["model"]["stream_window"].as_integer().is_some_and(|window| window > 0));
+    assert!(run.read("out/timeline.json").contains("unshard"));
+}
+
+#[test]
+fn a_window_without_effect_is_named() {
+    let (folder, settings) = folder(&["model.stream_window=1"]);
+    let settings = with(&settings, &[]);
+    folder.says(
+        &["check", "small.toml"],
+        &settings,
+        "`model.stream_window` has no effect, because the base is in memory",
+    );
+    let refused = [&settings[..], &["model.stream=false"]].concat();
+    folder.refuse(
+        &["check", "small.toml"],
+        &refused,
+        "`stream_window` has no effect, because `stream` is false",
+    );
+}
+
+#[test]
+fn the_disk_is_measured_on_a_file_of_gguf() {
+    let folder = folder_without_path();
+    folder.succeed(&["quantize", &reference("qwen3-tiny"), "base.gguf", "--to", "q8_0"], &[]);
+    let settings = [&LAYERS[..], &["model.from='base.gguf'", "model.stream=true"]].concat();
+    let profile = ["profile", "small.toml", "--time-limit", "1s", "-o", "p.toml"];
+    folder.says(&profile, &settings, "files of the base:");
+    assert!(folder.read_toml("p.toml")["link"]["read_bytes_per_s"].as_float().expect("a rate") > 0.0);
+    let streamed =
+        folder.json(&["check", "small.toml", "--profile", "p.toml"], &settings)["memory"]["streamed"].clone();
+    assert!(
+        streamed["seconds"].as_f64().expect("a time") > 0.0 && streamed["window"].as_u64() > Some(0),
+        "{streamed}"
+    );
 }
 
 #[test]

@@ -2,10 +2,12 @@
 //! several schedules, with collectives and waits for sends.
 
 use std::ffi::OsStr;
+use std::num::NonZeroU32;
 use std::path::Path;
 
 use pipewright_schedule::costs::{Link, SkipTransfer, StageCosts};
-use pipewright_schedule::csv::parse_program;
+use pipewright_schedule::csv::{parse_program, parse_schedule};
+use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::picture::RecordedStep;
 use pipewright_schedule::{
     Costs, Event, Level, LowerConfig, ScheduleSpec, StageIndex, Timeline, generate, lower,
@@ -300,4 +302,24 @@ fn every_bubble_on_a_transport_has_a_cause() {
         check(&mut browser, "predictedSource", name, &["message", "queue", "end"]);
         check(&mut browser, AGAIN, name, &["message", "queue", "end"]);
     }
+}
+
+/// A program that sums no gradients reads a frozen base from its file.
+#[test]
+fn a_wait_for_the_disk_is_named() {
+    let rows = "0F0,0F1,1F0,1F1,1B0,1B1,0B0,0B1\n";
+    let schedule = parse_schedule(rows).expect("a schedule");
+    let window = NonZeroU32::new(1);
+    let lowering = TrainingLowering { stream_window: window, ..TrainingLowering::default() };
+    let program = for_training(&schedule, &lowering).expect("a sound program");
+    let mut costs = Costs::default();
+    costs.stages[0] = StageCosts { unshard: 5.0, ..costs.stages[0] };
+    let made = Made::explained(program.as_program(), &costs, &[]);
+    let Some(mut browser) = open(&made.path()) else { return };
+    let words = browser.value(
+        "bubblesOf(predictedSource).map((bubble) => wordsOf(bubble).join(' ') + tipOf(bubble)).join(' | ')",
+    );
+    let words = words.as_str().expect("a text");
+    assert!(words.contains("for the disk, which reads the base of stage 1 from its file"), "{words}");
+    assert!(!words.contains("The other replicas"), "{words}");
 }

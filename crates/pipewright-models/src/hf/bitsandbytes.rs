@@ -8,6 +8,8 @@
 //! N.weight.quant_state.bitsandbytes__nf4       JSON: the type, the shape, the sizes of blocks
 //! ```
 
+use std::ops::Range;
+
 use pipewright_kernel::quantised::{Codebook, DoubleScales, Form, QuantisedMatrix, Scales};
 use serde::Deserialize;
 
@@ -51,12 +53,18 @@ pub(super) fn parts(tensor: &str) -> Vec<String> {
 }
 
 impl Weights {
-    /// Reads a matrix of this shape, which `state` describes.
+    /// Returns the elements of a block of a matrix that `state` describes.
+    pub(super) fn block_of(&mut self, state: &str) -> Result<usize, ModelError> {
+        self.state(state).map(|state| state.blocksize)
+    }
+
+    /// Reads rows of a matrix of this shape, which `state` describes: all of them, or rows of whole blocks.
     pub(super) fn read_four_bits(
         &mut self,
         tensor: &str,
         state: &str,
         [rows, columns]: [usize; 2],
+        own: Range<usize>,
     ) -> Result<QuantisedMatrix, ModelError> {
         let shape = [rows, columns];
         let state = self.state(state)?;
@@ -66,23 +74,38 @@ impl Weights {
         }
         let named = |part: &str| format!("{tensor}.{part}");
         let table = self.numbers::<16>(&named("quant_map"))?;
+        let is_whole = own == (0..rows);
+        let elements = own.start * columns..own.end * columns;
+        let blocks = elements.start / state.blocksize..elements.end / state.blocksize;
         let scales = match state.nested_blocksize {
-            None => Scales::Single(self.read_numbers(&named("absmax"))?),
+            None if is_whole => Scales::Single(self.read_numbers(&named("absmax"))?),
+            None => Scales::Single(self.read_some_numbers(&named("absmax"), blocks)?),
             Some(block) => {
                 let map = self.numbers::<256>(&named("nested_quant_map"))?;
-                let scales = self.read_numbers(&named("nested_absmax"))?;
+                let mut scales = self.read_numbers(&named("nested_absmax"))?;
                 let Some(offset) = state.nested_offset else {
                     return Err(self.fault(tensor, "its description has no `nested_offset`".to_owned()));
                 };
                 let offset = offset as f32;
-                let codes = self.raw(&named("absmax"))?;
-                Scales::Double(DoubleScales { codes, map: Box::new(map), scales, block, offset, first: 0 })
+                let codes = if is_whole {
+                    self.raw(&named("absmax"))?
+                } else {
+                    let nested = blocks.start / block..blocks.end.div_ceil(block).min(scales.len());
+                    scales = scales.get(nested).unwrap_or_default().to_vec();
+                    self.raw_part(&named("absmax"), blocks.clone())?
+                };
+                let first = blocks.start % block;
+                Scales::Double(DoubleScales { codes, map: Box::new(map), scales, block, offset, first })
             }
         };
-        let codes = self.raw(tensor)?;
-        let codebook = Codebook::new([rows, columns], codes, table, scales, state.blocksize);
+        let codes = if is_whole {
+            self.raw(tensor)?
+        } else {
+            self.raw_part(tensor, elements.start / 2..elements.end / 2)?
+        };
+        let codebook = Codebook::new([own.len(), columns], codes, table, scales, state.blocksize);
         match codebook {
-            Ok(codebook) => Ok(QuantisedMatrix::new(rows, Form::Codebook(codebook))),
+            Ok(codebook) => Ok(QuantisedMatrix::new(own.len(), Form::Codebook(codebook))),
             Err(source) => Err(self.fault(tensor, source.to_string()).because(source)),
         }
     }

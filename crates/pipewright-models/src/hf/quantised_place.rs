@@ -121,7 +121,7 @@ impl Weights {
             return Err(self.fault(tensor, format!("a matrix of the shape {shape:?} is not quantised")));
         };
         match form {
-            FileForm::FourBits(state) => self.read_four_bits(tensor, state, [rows, columns]),
+            FileForm::FourBits(state) => self.read_four_bits(tensor, state, [rows, columns], 0..rows),
             FileForm::Fp8(scales, block) => self.read_fp8(tensor, scales, [rows, columns], *block),
             FileForm::Groups(_) => self.read_groups(tensor, [rows, columns]),
             FileForm::Blocks(kind) => self.read_blocks(tensor, [rows, columns], *kind),
@@ -198,6 +198,46 @@ impl Weights {
         }
     }
 
+    /// Returns whether [`Weights::read_rows`] can read some rows of a matrix.
+    pub(super) fn has_rows(
+        &mut self,
+        spec: &ParameterSpec,
+        place: &QuantisedPlace,
+    ) -> Result<bool, ModelError> {
+        match &place.form {
+            FileForm::Blocks(_) => {
+                let file = self.file_of(&place.tensor)?;
+                Ok(self.file(file)?.rows_of(&place.tensor).is_none())
+            }
+            FileForm::FourBits(state) => {
+                let (columns, block) = (spec.shape[0], self.block_of(state)?);
+                Ok(columns.is_multiple_of(block) && columns.is_multiple_of(2))
+            }
+            FileForm::Fp8(..) | FileForm::Groups(_) | FileForm::Mxfp4 => Ok(false),
+        }
+    }
+
+    /// Reads some rows of a matrix whose rows can be read alone ([`Weights::has_rows`]).
+    pub(super) fn read_rows(
+        &mut self,
+        spec: &ParameterSpec,
+        place: &QuantisedPlace,
+        rows: Range<usize>,
+    ) -> Result<QuantisedMatrix, ModelError> {
+        let (tensor, columns, count) = (&*place.tensor, spec.shape[0], rows.len());
+        match &place.form {
+            FileForm::FourBits(state) => self.read_four_bits(tensor, state, [spec.shape[1], columns], rows),
+            FileForm::Blocks(kind) => {
+                let width = columns / kind.elements() * kind.bytes();
+                let bytes = self.raw_part(tensor, rows.start * width..rows.end * width)?;
+                let blocks = Blocks::new(*kind, [count, columns], bytes);
+                let blocks = blocks.map_err(|error| self.fault(tensor, error.to_string()))?;
+                Ok(QuantisedMatrix::new(count, Form::Blocks(blocks)))
+            }
+            _ => Err(self.fault(tensor, "its rows cannot be read alone".to_owned())),
+        }
+    }
+
     /// Reads a list of numbers of single or half precision.
     pub(super) fn read_numbers(&mut self, tensor: &str) -> Result<Vec<f32>, ModelError> {
         let file = self.existing(tensor)?;
@@ -206,10 +246,36 @@ impl Weights {
         file.read(tensor, &shape)
     }
 
+    /// Reads some neighbouring numbers of such a list.
+    pub(super) fn read_some_numbers(
+        &mut self,
+        tensor: &str,
+        part: Range<usize>,
+    ) -> Result<Vec<f32>, ModelError> {
+        let file = self.existing(tensor)?;
+        let file = self.file(file)?;
+        let shape = file.shape_of(tensor).unwrap_or_default().to_vec();
+        if part.end > count(&shape) {
+            let found = count(&shape);
+            return Err(self.fault(tensor, format!("it has {found} numbers, and {} are needed", part.end)));
+        }
+        file.read_elements(tensor, &shape, part)
+    }
+
     /// Reads the bytes of a tensor.
     pub(super) fn raw(&mut self, tensor: &str) -> Result<Vec<u8>, ModelError> {
         let file = self.existing(tensor)?;
         self.file(file)?.read_bytes(tensor)
+    }
+
+    /// Reads some neighbouring bytes of a tensor.
+    pub(super) fn raw_part(&mut self, tensor: &str, part: Range<usize>) -> Result<Vec<u8>, ModelError> {
+        let length = self.length(tensor)?;
+        if part.end > length {
+            return Err(self.fault(tensor, format!("it has {length} bytes, and {} are needed", part.end)));
+        }
+        let file = self.existing(tensor)?;
+        self.file(file)?.read_bytes_of(tensor, part)
     }
 
     /// Requires a shape of a tensor.

@@ -5,6 +5,7 @@
 //! ([`DirectFile`]), so they do not fill the page cache. Everything that files have in
 //! another form stays in memory: tables, norms and biases, the matrices of experts, and the matrices of GPT-2.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -70,12 +71,27 @@ impl Weights {
         if spec.kind != ParameterKind::Matrix || spec.is_of_routed_expert() || is_grown {
             return Ok(None);
         }
+        let is_in_order = spec.layout.parts.is_none();
         if let Some(place) = self.quantised_place(spec) {
-            return self.check_quantised(spec, &place).map(Some);
+            let bytes = self.check_quantised(spec, &place)?;
+            let has_rows = is_in_order && self.has_rows(spec, &place)?;
+            return Ok(Some(QuantisedBytes { has_rows, ..bytes }));
         }
-        let place = self.plain_place(spec)?;
-        let bytes = |place: PlainPlace| (count(&place.place.shape) * place.kind.bytes()) as u64;
-        Ok(place.map(|place| QuantisedBytes { divided: bytes(place), ..QuantisedBytes::default() }))
+        let Some(PlainPlace { place, file, kind }) = self.plain_place(spec)? else { return Ok(None) };
+        let has_rows = is_in_order && self.file(file)?.rows_of(&place.tensor).is_none();
+        let divided = (count(&place.shape) * kind.bytes()) as u64;
+        Ok(Some(QuantisedBytes { divided, has_rows, ..QuantisedBytes::default() }))
+    }
+
+    /// Returns the rows of the file that a shard has, if they can be read alone.
+    fn own_rows(
+        &mut self,
+        spec: &ParameterSpec,
+        shard: TensorShard,
+    ) -> Result<Option<Range<usize>>, ModelError> {
+        let is_of_rows = !shard.is_whole() && shard.dimension == 1;
+        let has_rows = is_of_rows && self.streamed_bytes(spec)?.is_some_and(|bytes| bytes.has_rows);
+        Ok(has_rows.then(|| shard.range(spec.shape[1])))
     }
 
     fn plain_place(&mut self, spec: &ParameterSpec) -> Result<Option<PlainPlace>, ModelError> {
@@ -100,7 +116,11 @@ impl Weights {
         spec: &ParameterSpec,
         shard: TensorShard,
     ) -> Result<QuantisedMatrix, ModelError> {
+        let own = self.own_rows(spec, shard)?;
         if let Some(place) = self.quantised_place(spec) {
+            if let Some(rows) = own {
+                return self.read_rows(spec, &place, rows);
+            }
             let matrix = self.read_quantised(spec, &place)?;
             return self.shard_of_matrix(matrix, spec, shard, &place.tensor);
         }
@@ -109,8 +129,14 @@ impl Weights {
         };
         let (path, file) = (self.path_of(&file), self.file(file)?);
         let order = file.rows_of(&place.tensor).map(<[usize]>::to_vec);
-        let bytes = file.read_bytes(&place.tensor)?;
-        let &[rows, columns] = &*place.shape else { unreachable!("the shape of a matrix was checked") };
+        let &[all, columns] = &*place.shape else { unreachable!("the shape of a matrix was checked") };
+        let (bytes, rows) = match &own {
+            Some(own) => {
+                let width = columns * kind.bytes();
+                (file.read_bytes_of(&place.tensor, own.start * width..own.end * width)?, own.len())
+            }
+            None => (file.read_bytes(&place.tensor)?, all),
+        };
         let plain = Plain::new([rows, columns], bytes, kind);
         let fault = |error| ModelError::at(&path, format!("tensor `{}`: {error}", place.tensor));
         let matrix = QuantisedMatrix::new(rows, Form::Plain(plain.map_err(fault)?));
@@ -120,6 +146,9 @@ impl Weights {
             }
             None => matrix,
         };
+        if own.is_some() {
+            return Ok(matrix);
+        }
         self.shard_of_matrix(matrix, spec, shard, &place.tensor)
     }
 }

@@ -1,12 +1,14 @@
 //! The bytes that the forward of a model with adapters keeps besides those of the model itself.
 
+use std::collections::{HashMap, HashSet};
+
 use pipewright::tensor::Precision;
 use pipewright_schedule::LayerDesc;
 use pipewright_shapes::training::AdaptedLayer;
 
 use crate::lora::LoraConfig;
 use crate::parameter::{ParameterSpec, is_in};
-use crate::projection::adapted_layers;
+use crate::projection::{adapted_layers, input_of};
 use crate::training_memory::compute_devices::ComputeDevices;
 
 /// The bytes of a number in an adapter, which computes in single precision.
@@ -41,6 +43,47 @@ pub(super) fn add_adapters<'a>(
         let numbers = own.map(|(_, adapted)| kept(adapted)).fold(0, u64::saturating_add);
         let bytes = numbers.saturating_mul(FLOAT).saturating_mul(tokens as u64);
         layer.activation_bytes = layer.activation_bytes.saturating_add(bytes);
+    }
+}
+
+/// Removes from `layers`, which compute on the processor and have the sizes for rows of `tokens` tokens in `precision`, the
+/// inputs of frozen products that nothing keeps: the products have no weight gradients, and the adapters on them, if any, have
+/// a copy of their own. They are results of norms, and the product of a gate with what it multiplies. Projections with other
+/// names than those of usual decoders count with their inputs. `frozen` are the frozen parameters.
+pub(super) fn remove_inputs<'a>(
+    layers: &mut [LayerDesc],
+    lora: &LoraConfig,
+    frozen: impl Iterator<Item = &'a ParameterSpec>,
+    adapted: impl Iterator<Item = &'a ParameterSpec>,
+    tokens: usize,
+    precision: Precision,
+) {
+    let is_whole = precision == Precision::F32 && lora.dropout == 0.0;
+    let keeps_input = is_whole || is_one_operation(lora, ComputeDevices::Processor);
+    let adapted = adapted_layers(lora, adapted).into_iter().filter(|_| keeps_input);
+    let kept: HashSet<String> = adapted.map(|(path, _)| input_of(&path)).collect();
+    let frozen: HashMap<&str, &ParameterSpec> = frozen.map(|spec| (&*spec.path, spec)).collect();
+    for layer in layers {
+        let of = |name: &str| frozen.get(&*format!("{}.{name}.weight", layer.path)).copied();
+        // The bytes of the input of these products.
+        let unkept = |names: &[&str]| {
+            let of_names: Option<Vec<_>> = names.iter().map(|name| of(name)).collect();
+            let width = of_names.and_then(|specs| Some(*specs[0].shape.first()? as u64));
+            let width = width.filter(|_| !kept.contains(&format!("{}.{}", layer.path, names[0])));
+            width.unwrap_or(0).saturating_mul(tokens as u64).saturating_mul(precision.bytes())
+        };
+        let has = |norm: &str| of(norm).is_some();
+        let before_heads = has("input_layernorm");
+        let before_inner =
+            has("pre_feedforward_layernorm") || before_heads && has("post_attention_layernorm");
+        let of_heads = unkept(&["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]);
+        let of_inner = unkept(&["mlp.gate_proj", "mlp.up_proj"]);
+        let norms = [(before_heads, of_heads), (before_inner, of_inner)];
+        let norms = norms.into_iter().filter(|(has, _)| *has).fold(0, |sum: u64, (_, bytes)| sum + bytes);
+        let inner = if of("mlp.gate_proj").is_some() { unkept(&["mlp.down_proj"]) } else { 0 };
+        layer.activation_bytes = layer.activation_bytes.saturating_sub(norms + inner);
+        layer.norms_bytes = layer.norms_bytes.saturating_sub(norms);
+        layer.feed_forward_bytes = layer.feed_forward_bytes.saturating_sub(inner);
     }
 }
 
@@ -179,6 +222,41 @@ mod tests {
         };
         assert_eq!(kept(false), [0, 10, 10]);
         assert_eq!(kept(true), [4, 10, 10]);
+    }
+
+    #[test]
+    fn inputs_of_frozen_products_are_kept_for_adapters_alone() {
+        let spec = |name: &str, shape: &[usize], kind| {
+            ParameterSpec::new(format!("model.layers.1.{name}.weight"), shape.to_vec(), kind)
+        };
+        let norms = ["input_layernorm", "post_attention_layernorm"];
+        let norms = norms.map(|name| spec(name, &[8], ParameterKind::Scale));
+        let matrix = |name, inputs, outputs| spec(name, &[inputs, outputs], ParameterKind::Matrix);
+        let heads = ["q_proj", "k_proj", "v_proj"].map(|name| matrix(&format!("self_attn.{name}"), 8, 8));
+        let inner = ["gate_proj", "up_proj"].map(|name| matrix(&format!("mlp.{name}"), 8, 20));
+        let frozen = [&norms[..], &heads, &inner, &[matrix("mlp.down_proj", 20, 8)]].concat();
+        let removed = |adapted: &[&str], frozen: &[ParameterSpec], lora: &LoraConfig, precision| {
+            let specs =
+                adapted.iter().map(|name| matrix(&format!("{name}.lora_A"), 8, 3)).collect::<Vec<_>>();
+            let mut layers = [LayerDesc { norms_bytes: 500, feed_forward_bytes: 500, ..layer(1, 1000, 0) }];
+            remove_inputs(&mut layers, lora, frozen.iter(), specs.iter(), 1, precision);
+            let [layer] = layers;
+            [1000 - layer.activation_bytes, 500 - layer.norms_bytes, 500 - layer.feed_forward_bytes]
+        };
+        let (whole, plain) = (Precision::F32, LoraConfig::default());
+        // The adapter of the values keeps the input of the queries too.
+        assert_eq!(removed(&["self_attn.v_proj"], &frozen, &plain, whole), [4 * (8 + 20), 4 * 8, 4 * 20]);
+        assert_eq!(removed(&["mlp.up_proj", "mlp.down_proj"], &frozen, &plain, whole), [4 * 8, 4 * 8, 0]);
+        let all = ["self_attn.q_proj", "mlp.gate_proj", "mlp.down_proj"];
+        assert_eq!(removed(&all, &frozen, &plain, Precision::Bf16), [0; 3]);
+        // These have copies of their inputs in half precision.
+        let magnitudes = LoraConfig { dora: true, ..plain.clone() };
+        assert_eq!(removed(&all, &frozen, &magnitudes, Precision::Bf16), [2 * 36, 2 * 16, 2 * 20]);
+        assert_eq!(removed(&all, &frozen, &magnitudes, whole), [0; 3]);
+        let dropped = LoraConfig { dropout: 0.1, ..plain.clone() };
+        assert_eq!(removed(&all, &frozen, &dropped, whole), [4 * 36, 4 * 16, 4 * 20]);
+        // A layer that is trained whole, or that is of another kind, keeps its input.
+        assert_eq!(removed(&[], &frozen[1..], &plain, whole), [4 * 20, 0, 4 * 20]);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use pipewright_schedule::delay::Delayed;
 use pipewright_schedule::held_bytes::HeldBytes;
 use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::partition::Partition;
+use pipewright_schedule::plan::READ_ROOM;
 use pipewright_schedule::sharding::{Sharding, StageBytes};
 use pipewright_schedule::simulate::{SimulateError, memory_curve, peak_memory, timed};
 use pipewright_schedule::{
@@ -107,21 +108,31 @@ impl TrainingMemory {
         let timeline = simulation.timeline();
         let state = |specs: &Vec<ParameterSpec>| run.state_of(specs, &mut FirstCopies::default());
         let states: Vec<StageState> = stages.iter().map(state).collect();
-        let rank_bytes =
-            |(rank, activations): (Rank, u64)| HeldBytes { activations, ..run.rank_state(rank, stages) };
-        let peaks = peak_memory(timeline, &costs.sizes);
+        let all_sizes = run.with_gradients_and_base(&costs.sizes, stages);
+        let [activations, together] = [&costs.sizes, &all_sizes].map(|sizes| peak_memory(timeline, sizes));
+        let rank_bytes = |rank: Rank| {
+            let (held, streamed) = (run.rank_state(rank, stages), run.streamed_by(rank, stages).window);
+            let parameters = held.parameters.saturating_add(streamed);
+            let buffers = if streamed > 0 { READ_ROOM } else { 0 };
+            let parts = HeldBytes { parameters, buffers, activations: activations[rank.index()], ..held };
+            // In the update there are neither activations nor matrices of the base that is in files.
+            let in_update = held.state().saturating_add(held.undo);
+            let always = held.parameters.saturating_add(held.optimizer);
+            let most = always.saturating_add(together[rank.index()]).max(in_update).saturating_add(buffers);
+            HeldBytes { apart: parts.total().saturating_sub(most), ..parts }
+        };
         let stage_bytes = |(stage, state): (StageIndex, &StageState)| HeldBytes {
             activations: stage_peak(timeline, placement, &costs.sizes, stage),
             ..run.stage_state(*state)
         };
-        let ranks = placement.all_ranks().zip(peaks).map(rank_bytes).collect();
+        let ranks = placement.all_ranks().map(rank_bytes).collect();
         let memory = Self::new(ranks, placement.all_stages().zip(&states).map(stage_bytes).collect());
         let [shared, shared_again] = run.shared_bytes(stages);
         let streamed = run.model.streams().then(|| {
             let ranks = placement.all_ranks().map(|rank| run.streamed_by(rank, stages));
             ranks.fold(StreamedBytes::default(), |all, rank| StreamedBytes {
                 window: all.window.max(rank.window),
-                step: all.step.saturating_add(rank.step),
+                step: all.step.saturating_add(rank.step.saturating_mul(run.tensor.ranks.into())),
             })
         });
         Ok(Self { streamed, ..memory.with_shared(shared, shared_again) })
@@ -217,20 +228,34 @@ impl TrainingRun<'_> {
             self.state_of(specs, known)
         });
         let own: Vec<StageState> = own.collect();
-        let held = without_activations(&own, self.sharding, self.expert_ranks);
-        let streamed = self.streamed_by(rank, stages).window;
-        HeldBytes { parameters: held.parameters.saturating_add(streamed), ..held }
+        without_activations(&own, self.sharding, self.expert_ranks)
+    }
+
+    /// Adds to the sizes of stages, which have these parameters, their gradients and the matrices that they read from files.
+    fn with_gradients_and_base(
+        &self,
+        sizes: &[StageSizes],
+        stages: &[Vec<ParameterSpec>],
+    ) -> Vec<StageSizes> {
+        let added = |(&sizes, specs): (&StageSizes, &Vec<ParameterSpec>)| StageSizes {
+            gradient: gradient_bytes(specs, self.expert_ranks, |path| self.model.is_trained(path)),
+            streamed: Self::streamed_of(specs),
+            ..sizes
+        };
+        sizes.iter().zip(stages).map(added).collect()
     }
 
     /// Returns the bytes of the streamed matrices of the stages that the program of a rank reads.
     fn streamed_by(&self, rank: Rank, stages: &[Vec<ParameterSpec>]) -> StreamedBytes {
         let (mut held, mut read) = (0_u64, StreamedBytes::default());
         for action in self.program.row(rank) {
-            let bytes = || stages[action.stage().index()].iter().map(Self::streamed_bytes).sum();
+            let specs = &stages[action.stage().index()];
+            let bytes = || Self::streamed_of(specs);
             match action {
                 Action::Unshard { .. } => {
                     held = held.saturating_add(bytes());
-                    read.step = read.step.saturating_add(bytes());
+                    let from_files = specs.iter().filter_map(|spec| spec.read_bytes);
+                    read.step = from_files.fold(read.step, u64::saturating_add);
                 }
                 Action::Reshard { .. } => held = held.saturating_sub(bytes()),
                 _ => {}
@@ -242,7 +267,11 @@ impl TrainingRun<'_> {
 
     /// Returns the bytes of a matrix that is in memory only while its stage computes; 0 for other parameters.
     fn streamed_bytes(spec: &ParameterSpec) -> u64 {
-        spec.quantised_bytes.filter(|_| spec.is_streamed).unwrap_or(0)
+        spec.quantised_bytes.filter(|_| spec.read_bytes.is_some()).unwrap_or(0)
+    }
+
+    fn streamed_of(specs: &[ParameterSpec]) -> u64 {
+        specs.iter().map(Self::streamed_bytes).fold(0, u64::saturating_add)
     }
 
     /// Returns the parameters that a rank holds all the time.

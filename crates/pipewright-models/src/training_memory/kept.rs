@@ -8,7 +8,7 @@ use pipewright_schedule::{ModelDesc, Partition, Recompute, Slices, StageIndex};
 
 use crate::cut_model::CutModel;
 use crate::parameter::ParameterSpec;
-use crate::training_memory::adapters::{adapter_stash, add_adapters, remove_below};
+use crate::training_memory::adapters::{adapter_stash, add_adapters, remove_below, remove_inputs};
 use crate::training_memory::arrived_rows::{ExpertLoad, add_arrived_rows, chosen_experts};
 use crate::training_memory::compute_devices::ComputeDevices;
 use crate::training_memory::expert_adapters::{add_expert_adapters, expert_adapter_stash};
@@ -66,8 +66,12 @@ impl KeptActivations<'_> {
             add_adapters(&mut layers.layers, lora, specs, self.tokens, self.precision, self.devices);
             let (chosen, specs) = (chosen_experts(self.model.model()), stages.iter().flatten());
             add_expert_adapters(&mut layers.layers, specs, chosen, self.tokens);
-            let trained: Vec<&ParameterSpec> =
-                stages.iter().flatten().filter(|spec| self.model.is_trained(&spec.path)).collect();
+            let (trained, frozen): (Vec<&ParameterSpec>, Vec<&ParameterSpec>) =
+                stages.iter().flatten().partition(|spec| self.model.is_trained(&spec.path));
+            if self.devices == ComputeDevices::Processor && self.tensor == TensorShare::ALONE {
+                let (frozen, adapted) = (frozen.into_iter(), trained.iter().copied());
+                remove_inputs(&mut layers.layers, lora, frozen, adapted, self.tokens, self.precision);
+            }
             remove_below(&mut layers.layers, !self.slices.is_one(), |layer| {
                 trained.iter().any(|spec| spec.is_in(&layer.path))
             });

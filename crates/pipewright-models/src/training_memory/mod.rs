@@ -38,5 +38,5 @@ pub use held::{StreamedBytes, TrainingMemory, TrainingRun};
 pub use kept::KeptActivations;
 pub use plan::{DeviceLoad, MemoryPlan, RunShape, Shortage, SmallRank, device_loads};
 pub use sizes::layers_in;
-pub use state::{OptimizerState, StateRule, is_hidden_matrix};
+pub use state::{OptimizerState, StateRule, add_streamed, is_hidden_matrix};
 pub use tensor_share::TensorShare;

@@ -202,6 +202,28 @@ impl StateRule {
     }
 }
 
+/// Writes into a profile of a model, whose base stays in its files, the bytes that each layer reads, and what it holds besides. A
+/// profile with another number of layers does not change.
+///
+/// # Errors
+/// When the model does not know the parameters of one of its layers.
+pub fn add_streamed(profile: &mut Profile, model: &CutModel, rule: StateRule) -> Result<(), ModelError> {
+    let states = rule.of_layers(model)?;
+    if profile.layer_count() != states.len() as u64 {
+        return Ok(());
+    }
+    let mut first = 0;
+    for layer in &mut profile.layers {
+        let specs = model.outline(first..first + 1, &TensorParallel::default())?;
+        let streamed =
+            specs.iter().filter(|spec| spec.read_bytes.is_some()).filter_map(|spec| spec.quantised_bytes);
+        layer.streamed_bytes = streamed.fold(0, u64::saturating_add);
+        layer.unstreamed_bytes = states[first].parameters.saturating_sub(layer.streamed_bytes);
+        first += layer.count as usize;
+    }
+    Ok(())
+}
+
 /// Returns the bytes of the gradients of the parameters whose paths `is_trained` accepts.
 ///
 /// An expert has a sum for each of the `expert_ranks` replicas whose tokens reach it. A shared parameter has a

@@ -333,6 +333,7 @@ fn request(
         data_parallel: arguments.data_parallel.or(replicas),
         tensor_parallel: arguments.tensor_parallel.or(replicas.map(|_| 1)),
         head_parts: head_parts(arguments, profile, run, ranks),
+        always_streams: run.is_some_and(PlannedRun::always_streams),
         ..PlanRequest::default()
     })
 }

@@ -72,6 +72,10 @@ pub fn write_plan(file: &Path, plan: &Plan, base: Option<Base>, profile: &Profil
         pipeline.push(("profile_ranks", Value::Array(machines.collect())));
     }
     set(&mut config, "pipeline", pipeline);
+    if let Some(stream) = plan.stream {
+        let window = number(stream.window.get());
+        set(&mut config, "model", vec![("stream", Value::Boolean(true)), ("stream_window", window)]);
+    }
     let mut mesh = vec![("data_parallel", replicas)];
     if plan.mesh.tensor > 1 || is_whole {
         mesh.push(("tensor_parallel", number(plan.mesh.tensor)));

@@ -3,7 +3,9 @@
 use std::borrow::Cow;
 
 use pipewright_schedule::emit::{Limit, ReadPlan};
-use pipewright_schedule::plan::{Collectives, MachineUse, Plan, PlanReport, PlanSettings, Prediction};
+use pipewright_schedule::plan::{
+    Collectives, MachineUse, Plan, PlanReport, PlanSettings, PlanStream, Prediction,
+};
 use pipewright_schedule::{Rank, Recompute};
 use serde::Serialize;
 
@@ -125,6 +127,9 @@ pub(crate) struct PlanJson<'a> {
     machines: Vec<u32>,
     #[serde(flatten)]
     settings: PlanSettings,
+    /// The reads of a base that stays in its files. Left out if it is in memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stream: Option<PlanStream>,
 }
 
 /// A plan of another system that is checked.
@@ -185,6 +190,7 @@ pub(crate) fn plan_json(plan: &Plan) -> PlanJson<'_> {
         stage_to_rank: placement.all_stages().map(|stage| placement.rank_of(stage).get()).collect(),
         machines: plan.machines.iter().map(|machine| machine.get()).collect(),
         settings: plan.settings,
+        stream: plan.stream,
     }
 }
 

@@ -6,7 +6,7 @@ use std::ops::Range;
 use pipewright_schedule::mesh::{Mesh, MeshOrder};
 use pipewright_schedule::picture::TimeUnit;
 use pipewright_schedule::plan::{
-    MachineUse, Outcome, OutcomeKind, Plan, PlanError, PlanMesh, PlanReport, PlanRequest,
+    MachineUse, Outcome, OutcomeKind, Plan, PlanError, PlanMesh, PlanReport, PlanRequest, PlanStream,
 };
 use pipewright_schedule::profile::Profile;
 use pipewright_schedule::words::counted;
@@ -88,6 +88,10 @@ pub fn text(
                 .to_owned(),
         );
     }
+    let streams = report.plans.iter().any(|plan| plan.stream.is_some());
+    if streams && profile.link.read_bytes_per_s.is_none() {
+        line("assumed, not measured: the rate of the disk (link.read_bytes_per_s)".to_owned());
+    }
     if !profile.assumed.is_empty() {
         line(format!("assumed, not measured: {}", profile.assumed.join(", ")));
     }
@@ -101,6 +105,16 @@ fn details(plan: &Plan) -> Vec<String> {
         lines.push(format!("      stages that recompute {recompute}"));
     }
     lines.push(memory_row(&plan.peak_bytes));
+    if let Some(PlanStream { window, step_bytes, read_s, bytes_per_s }) = plan.stream {
+        lines.push(format!(
+            "      the base stays in its files (model.stream): at most {} of a rank in memory; a step reads {}, in {} of a rank's \
+             disk at {:.2} GB/s",
+            counted(window.get(), "stage"),
+            bytes(step_bytes),
+            time(read_s),
+            bytes_per_s * 1e-9
+        ));
+    }
     if is_mesh(plan) {
         lines.push(format!("      ranks are numbered by {}", rank_order(plan).join(", then by ")));
         lines.push(format!(

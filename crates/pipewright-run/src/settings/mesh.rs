@@ -136,7 +136,7 @@ impl MeshSettings {
     /// Returns how parameters are gathered; `None` if each replica holds all.
     pub fn unshard(&self) -> Option<UnshardConfig> {
         let window = NonZeroU32::new(self.unshard_window).filter(|_| self.is_sharded())?;
-        Some(UnshardConfig { window, lookahead: self.unshard_lookahead.clone() })
+        Some(UnshardConfig { window, lookahead: self.unshard_lookahead.clone(), frozen: false })
     }
 
     /// Returns the largest number of stages of a rank whose parameters are gathered at the same time, if they are

@@ -158,6 +158,11 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Mode
             section.report_without(key, "from", "name the folder of the model, or remove it");
         }
     }
+    if from.is_some() && streaming.stream == Some(false) && streaming.window.is_some() {
+        let sentence =
+            "`stream_window` has no effect, because `stream` is false and the whole base is in memory";
+        section.report("stream_window", sentence.to_owned(), "remove it, or set stream = true".to_owned());
+    }
     let model = read_sizes(&mut section, &written);
     match from {
         Some(from) => ModelSettings::From { from, add_tokens, streaming },

@@ -221,6 +221,10 @@ pub fn table(plan: &MemoryPlan) -> String {
     if shown.len() < ranks.len() {
         line(&mut text, "", &format!("these {ROWS} of {} ranks need the most", ranks.len()));
     }
+    if ranks.iter().any(|held| held.apart > 0) {
+        let words = "the parts have their most bytes at different times, so a total may be less than the sum of its row";
+        line(&mut text, "", words);
+    }
     line(&mut text, "", "temporary tensors and messages of a step are not included");
     let undo = ranks.iter().map(|held| held.undo).max().unwrap_or(0);
     if undo > 0 {

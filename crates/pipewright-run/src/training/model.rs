@@ -169,7 +169,28 @@ fn require_base(preference: &PreferenceSettings, model: &CutModel) -> Result<(),
 /// and the machine has less memory than the files need.
 fn streamed_sizes(settings: &Settings, model: &CutModel) -> Result<Option<QuantisedSizes>, RunError> {
     let ModelSettings::From { from, streaming, .. } = &settings.model else { return Ok(None) };
-    let refusal = if settings.adapter.is_none() {
+    let refusal = stream_refusal(settings, from);
+    match (streaming.stream, refusal) {
+        (Some(false), _) | (None, Some(_)) => Ok(None),
+        (Some(true), Some(refusal)) => {
+            let place = from.display();
+            Err(RunError::input(format!(
+                "{place}: the base cannot stay in its files (`model.stream`): {refusal}"
+            )))
+        }
+        // Processes may be on several machines, and all need the same program.
+        (None, None) if settings.pipeline.transport != TransportChoice::Local => Ok(None),
+        (stream, None) => {
+            let sizes = sizes_in_files(from, model)?;
+            let is_too_large = || machine_bytes().is_some_and(|machine| sizes.total() > machine);
+            Ok((stream.is_some() || is_too_large()).then_some(sizes))
+        }
+    }
+}
+
+/// Returns why the base cannot stay in its files; `None` if it can.
+fn stream_refusal(settings: &Settings, from: &Path) -> Option<&'static str> {
+    if settings.adapter.is_none() {
         Some("training changes the whole model: add a section [adapter]")
     } else if !settings.run.devices.are_processor() {
         Some("its matrices are multiplied on processors only: set `run.device` to \"flex\"")
@@ -179,23 +200,28 @@ fn streamed_sizes(settings: &Settings, model: &CutModel) -> Result<Option<Quanti
         Some("the folder has no weights")
     } else {
         None
-    };
-    let is_asked = match (streaming.stream, refusal) {
-        (Some(false), _) | (None, Some(_)) => return Ok(None),
-        (Some(true), Some(refusal)) => {
-            let place = from.display();
-            return Err(RunError::input(format!(
-                "{place}: the base cannot stay in its files (`model.stream`): {refusal}"
-            )));
-        }
-        // Processes may be on several machines, and all need the same program.
-        (None, None) if settings.pipeline.transport != TransportChoice::Local => return Ok(None),
-        (stream, None) => stream.is_some(),
-    };
+    }
+}
+
+fn sizes_in_files(from: &Path, model: &CutModel) -> Result<QuantisedSizes, RunError> {
     let specs = model.model().parameters().map_err(RunError::input)?;
-    let sizes = hf::streamed_sizes(from, &specs).map_err(RunError::input)?;
-    let is_too_large = || machine_bytes().is_some_and(|machine| sizes.total() > machine);
-    Ok((is_asked || is_too_large()).then_some(sizes))
+    hf::streamed_sizes(from, &specs).map_err(RunError::input)
+}
+
+/// Returns the model with its base in files, if a plan may leave it there: `model.stream` is true or not written, and nothing
+/// is in the way.
+///
+/// # Errors
+/// When the files of the base cannot be read.
+pub fn streamable(settings: &Settings, model: &CutModel) -> Result<Option<CutModel>, RunError> {
+    if model.streams() {
+        return Ok(Some(model.clone()));
+    }
+    let ModelSettings::From { from, streaming, .. } = &settings.model else { return Ok(None) };
+    if streaming.stream == Some(false) || stream_refusal(settings, from).is_some() {
+        return Ok(None);
+    }
+    Ok(Some(model.clone().with_streamed(&sizes_in_files(from, model)?)))
 }
 
 /// Returns the sizes of the quantised matrices of the base that the settings name, if the run can train on it.

@@ -139,10 +139,10 @@ impl fmt::Display for Pass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())?;
         match self {
-            Self::Unshard(UnshardConfig { window, lookahead: UnshardLookahead::Full }) => {
+            Self::Unshard(UnshardConfig { window, lookahead: UnshardLookahead::Full, .. }) => {
                 write!(f, "={window}")
             }
-            Self::Unshard(UnshardConfig { window, lookahead }) => write!(f, "={window}:{lookahead}"),
+            Self::Unshard(UnshardConfig { window, lookahead, .. }) => write!(f, "={window}:{lookahead}"),
             Self::SendEarly(Overlaps::Keep) => f.write_str("=keep-overlaps"),
             Self::ReduceGrad(wait) if *wait != ReduceWait::default() => write!(f, "={wait}"),
             Self::WaitSend(Some(budget)) => write!(f, "={budget}"),
@@ -178,9 +178,11 @@ fn with_setting(pass: &str, setting: Option<&str>) -> Option<Pass> {
     Some(match (pass, setting) {
         ("unshard", None) => Pass::Unshard(UnshardConfig::default()),
         ("unshard", Some(setting)) => Pass::Unshard(match setting.split_once(':') {
-            Some((window, lookahead)) => {
-                UnshardConfig { window: window.parse().ok()?, lookahead: lookahead.parse().ok()? }
-            }
+            Some((window, lookahead)) => UnshardConfig {
+                window: window.parse().ok()?,
+                lookahead: lookahead.parse().ok()?,
+                frozen: false,
+            },
             None => UnshardConfig { window: setting.parse().ok()?, ..UnshardConfig::default() },
         }),
         ("merge-bw", None) => Pass::MergeBw,

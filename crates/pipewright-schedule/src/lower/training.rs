@@ -115,8 +115,13 @@ impl From<TrainingLowering> for LowerConfig {
         let has_replicas = config.replicas > 1;
         let window = config.unshard_window.filter(|_| has_replicas);
         let lookahead = config.unshard_lookahead;
-        let unshard = window.map(|window| UnshardConfig { window, lookahead });
-        let stream = config.stream_window.map(|window| UnshardConfig { window, ..UnshardConfig::default() });
+        let unshard = window.map(|window| UnshardConfig { window, lookahead, frozen: false });
+        let stream = config.stream_window.map(|window| UnshardConfig {
+            window,
+            // Programs that reduce gradients gather for all actions (`validate/sharding.rs`).
+            frozen: !has_replicas,
+            ..UnshardConfig::default()
+        });
         Self {
             trained: config.trained,
             offload: config.offload,

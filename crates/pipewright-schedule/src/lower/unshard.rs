@@ -7,7 +7,8 @@
 //! a gathered stage that is not one of the next `window` stages is dropped (`RESHARD`), the one that was
 //! gathered first comes first; (2) after that, each of the next `lookahead` stages that is not gathered is
 //! gathered (`UNSHARD`), in the order of its next use. (3) At the end of the row every gathered stage is
-//! dropped. (4) Both stages of an overlap count, even if only the first fits the number.
+//! dropped. (4) Both stages of an overlap count, even if only the first fits the number. (5) If what is gathered is frozen,
+//! weight gradients do not need it, so `W` does not count as a use.
 //!
 //! A stage that was fetched stays gathered as long as it is in the window, so a small lookahead delays
 //! messages and does not repeat them. These are the rules of PyTorch 2.15 (`max_active_stages`,
@@ -22,7 +23,7 @@ use std::num::NonZeroU32;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::action::Action;
+use crate::action::{Action, ActionKind};
 use crate::ids::{Rank, StageIndex};
 use crate::lower::error::LowerError;
 use crate::schedule::Program;
@@ -35,13 +36,16 @@ pub struct UnshardConfig {
     pub window: NonZeroU32,
     /// The number of a rank's next stages that are fetched ahead of their use.
     pub lookahead: UnshardLookahead,
+    /// Whether the parameters that are gathered are frozen, so that weight gradients do not need them: matrices that stay in
+    /// a file.
+    pub frozen: bool,
 }
 
 impl Default for UnshardConfig {
     /// The setting of PyTorch's reference: a window of 3 stages, which is also the lookahead.
     fn default() -> Self {
         const WINDOW: NonZeroU32 = NonZeroU32::new(3).expect("3 is not 0");
-        Self { window: WINDOW, lookahead: UnshardLookahead::Full }
+        Self { window: WINDOW, lookahead: UnshardLookahead::Full, frozen: false }
     }
 }
 
@@ -158,18 +162,20 @@ pub fn unshard(program: Program, config: &UnshardConfig) -> Result<Program, Lowe
     let window = config.window.get() as usize;
     Ok(program.map_rows(|rank, row| {
         let lookahead = config.lookahead_of(rank).map_or(window, |lookahead| lookahead.get() as usize);
-        unshard_row(&row, window, lookahead)
+        unshard_row(&row, window, lookahead, config.frozen)
     }))
 }
 
-fn unshard_row(row: &[Action], window: usize, lookahead: usize) -> Vec<Action> {
+fn unshard_row(row: &[Action], window: usize, lookahead: usize, is_frozen: bool) -> Vec<Action> {
     let mut gathering =
         Gathering { window, lookahead, gathered: Vec::new(), lowered: Vec::with_capacity(row.len() + 2) };
-    let mut upcoming = Upcoming::of(row);
+    let is_use =
+        |action: Action| action.is_compute() && !(is_frozen && action.kind() == ActionKind::WeightBackward);
+    let mut upcoming = Upcoming::of(row, is_use);
     gathering.change(&upcoming);
     for &action in row {
         gathering.lowered.push(action);
-        if action.is_compute() {
+        if is_use(action) {
             upcoming.pass(action);
             // The last compute action before the change is here, so the change directly follows it.
             gathering.change(&upcoming);
@@ -222,10 +228,11 @@ struct Upcoming {
 }
 
 impl Upcoming {
-    fn of(row: &[Action]) -> Self {
+    /// Returns the stages of a row before its first action. `is_use` says whether an action needs its stages.
+    fn of(row: &[Action], is_use: impl Fn(Action) -> bool) -> Self {
         let mut following = VecDeque::with_capacity(row.len());
         let mut next: BTreeMap<StageIndex, Position> = BTreeMap::new();
-        for (number, action) in row.iter().enumerate().rev().filter(|(_, action)| action.is_compute()) {
+        for (number, action) in row.iter().enumerate().rev().filter(|(_, action)| is_use(**action)) {
             let parts: Vec<StageIndex> = action.parts().map(Action::stage).collect();
             for (part, stage) in parts.into_iter().enumerate().rev() {
                 following.push_front(next.insert(stage, 2 * number + part));
@@ -271,13 +278,13 @@ mod tests {
         let config = config(window, lookahead);
         let row: Vec<Action> = row.split_whitespace().map(|cell| cell.parse().expect("an action")).collect();
         let lookahead = config.lookahead_of(Rank::new(0)).expect("a lookahead").get() as usize;
-        let lowered = unshard_row(&row, window as usize, lookahead);
+        let lowered = unshard_row(&row, window as usize, lookahead, false);
         assert_eq!(lowered.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "), expected);
     }
 
     fn config(window: u32, lookahead: &str) -> UnshardConfig {
         let window = NonZeroU32::new(window).expect("a window");
-        UnshardConfig { window, lookahead: lookahead.parse().expect("a lookahead") }
+        UnshardConfig { window, lookahead: lookahead.parse().expect("a lookahead"), frozen: false }
     }
 
     #[test]
@@ -335,6 +342,18 @@ mod tests {
             "(1F1;0B0)OVERLAP_F_B 2F0",
             "1UNSHARD 0UNSHARD (1F1;0B0)OVERLAP_F_B 1RESHARD 0RESHARD 2UNSHARD 2F0 2RESHARD",
         );
+    }
+
+    #[test]
+    fn weight_gradients_do_not_need_what_is_frozen() {
+        let row = "0F0 1F0 1I0 0I0 1W0 0W0";
+        let whole = "0UNSHARD 0F0 0RESHARD 1UNSHARD 1F0 1I0 1RESHARD 0UNSHARD 0I0 0RESHARD 1UNSHARD 1W0 1RESHARD \
+                     0UNSHARD 0W0 0RESHARD";
+        check(1, row, whole);
+        let actions: Vec<Action> = row.split(' ').map(|cell| cell.parse().expect("an action")).collect();
+        let frozen = unshard_row(&actions, 1, 1, true).iter().map(ToString::to_string).collect::<Vec<_>>();
+        let expected = "0UNSHARD 0F0 0RESHARD 1UNSHARD 1F0 1I0 1RESHARD 0UNSHARD 0I0 0RESHARD 1W0 0W0";
+        assert_eq!(frozen.join(" "), expected);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use crate::plan::planner::plan_pipelines;
 use crate::plan::report::{PlanError, PlanReport};
 use crate::plan::request::PlanRequest;
+use crate::plan::streamed::{never_fits, plan_streamed};
 use crate::plan::unlike_replicas::plan_replicas;
 use crate::profile::Profile;
 
@@ -35,7 +36,20 @@ pub fn plan(
             ),
         };
     }
-    plan_pipelines(&profile, request, keep_going)
+    // The reads of unlike ranks are not planned.
+    let can_stream = request.system.is_none() && profile.layers.iter().any(|layer| layer.streamed_bytes > 0);
+    if !can_stream {
+        return plan_pipelines(&profile, request, keep_going);
+    }
+    if request.always_streams || never_fits(&profile, request) {
+        return plan_streamed(&profile, request, keep_going);
+    }
+    match plan_pipelines(&profile, request, keep_going) {
+        Err(PlanError::DoesNotFit { .. } | PlanError::Stopped) => {
+            plan_streamed(&profile, request, keep_going)
+        }
+        found => found,
+    }
 }
 
 /// Reports ranks and pairs that do not fit the request, and requests that are not planned for unlike ranks.

@@ -7,6 +7,7 @@ use crate::generate::{
 use crate::plan::class::MAX_CHUNKS;
 use crate::plan::order::Order;
 use crate::plan::report::PlanSettings;
+use crate::schedule::Schedule;
 
 /// A named schedule at one size, with settings.
 #[derive(Debug, Clone)]
@@ -40,6 +41,11 @@ impl Family {
     /// Returns the order of the family at these costs. If `has_exchanges`, the halves of overlaps run
     /// together.
     pub(super) fn order(&self, costs: &Costs, has_exchanges: bool) -> Result<Order, GenerateError> {
+        self.schedule(costs).map(|schedule| Order::with_overlaps(&schedule, has_exchanges))
+    }
+
+    /// Returns the schedule of the family at these costs.
+    pub(super) fn schedule(&self, costs: &Costs) -> Result<Schedule, GenerateError> {
         let spec = ScheduleSpec {
             ranks: self.ranks,
             stages_per_rank: Some(self.chunks),
@@ -51,7 +57,7 @@ impl Family {
             slices: None,
             overlap: self.settings.overlap,
         };
-        generate(self.name, &spec).map(|schedule| Order::with_overlaps(&schedule, has_exchanges))
+        generate(self.name, &spec)
     }
 }
 

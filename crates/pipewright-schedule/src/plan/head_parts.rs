@@ -150,6 +150,8 @@ impl Common {
             tensor_sums: parts.iter().filter_map(|part| part.tensor_sums).max(),
             optimizer_bytes: if_all(|part| part.optimizer_bytes),
             held_bytes: if_all(|part| part.held_bytes),
+            streamed_bytes: bytes(&|part| part.streamed_bytes),
+            unstreamed_bytes: bytes(&|part| part.unstreamed_bytes),
             copy_bytes: if_all(|part| part.copy_bytes),
             ..LayerProfile::default()
         }
@@ -180,6 +182,8 @@ impl Common {
             tensor_sums: head.tensor_sums,
             optimizer_bytes: head.optimizer_bytes.map(|bytes| bytes.div_ceil(divisor)),
             held_bytes: head.held_bytes.map(|bytes| bytes.div_ceil(divisor)),
+            streamed_bytes: head.streamed_bytes.div_ceil(divisor),
+            unstreamed_bytes: head.unstreamed_bytes.div_ceil(divisor),
             copy_bytes: head.copy_bytes.map(|bytes| bytes.div_ceil(divisor)),
             // Parts share the normalised hidden states, so none of them computes norms again.
             ..LayerProfile::default()

@@ -49,6 +49,8 @@ pub(super) struct Layer {
     /// one stage.
     pub(super) shared: u64,
     pub(super) temporary: u64,
+    /// The part of the parameters that may stay in a file.
+    pub(super) streamed: u64,
     /// The parts that a backward may compute again, in the order of [`LayerPart::ALL`].
     parts: [PartCost; LayerPart::ALL.len()],
     /// The part of `forward`, and of `recompute`, in which tensor-parallel ranks add their results.
@@ -141,6 +143,7 @@ impl Layers {
             stash: bytes(layer.stash_bytes()),
             shared: bytes(shared),
             temporary: bytes(layer.temporary_bytes),
+            streamed: layer.streamed_bytes,
             parts: LayerPart::ALL.map(|part| {
                 let costs = layer.part(part);
                 PartCost { bytes: bytes(costs.bytes), takes: costs.recompute_s * scale }

@@ -69,6 +69,7 @@ mod draws;
 mod polish;
 mod planner;
 mod unlike_replicas;
+mod streamed;
 mod dispatch;
 #[cfg(test)]
 mod tests;
@@ -77,11 +78,14 @@ pub use best_cut::best_cut;
 pub use delayed_step::DelayedStep;
 pub use dispatch::plan;
 pub use head_parts::with_head_parts;
-pub use predict::{PlanChoice, PredictError, Prediction, choice_costs, predict, predict_program};
+pub use predict::{
+    PlanChoice, PredictError, Prediction, StreamChoice, choice_costs, predict, predict_program,
+};
 pub use report::{
     Collectives, MachineUse, Outcome, OutcomeKind, Plan, PlanError, PlanMesh, PlanReport, PlanSettings,
-    SEARCHED, Shortage,
+    PlanStream, SEARCHED, Shortage,
 };
 pub use request::{PlanRequest, TrainingState};
+pub use streamed::READ_ROOM;
 pub use system::{PlacedSchedule, Refusal, System};
 pub(crate) use system::{group_size, is_loop};

@@ -82,7 +82,7 @@ pub(super) fn plan_pipelines(
 }
 
 /// Returns why a request has no shape.
-fn no_shape(profile: &Profile, request: &PlanRequest) -> PlanError {
+pub(super) fn no_shape(profile: &Profile, request: &PlanRequest) -> PlanError {
     let PlanRequest { ranks, microbatches, .. } = *request;
     let (replicas, tensor) = (request.data_parallel.unwrap_or(1), request.tensor_parallel.unwrap_or(1));
     let all_ranks = counted(ranks, "rank");
@@ -264,6 +264,7 @@ fn finished(
         step_s: prediction.step_s(),
         bubble_fraction: prediction.run.timeline().bubble_fraction(),
         peak_bytes: prediction.peak_bytes,
+        stream: None,
     })
 }
 

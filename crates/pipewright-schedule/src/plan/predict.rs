@@ -1,6 +1,7 @@
 //! The prediction of one choice: what `simulate --profile` prints, and by which plans are judged.
 
 use std::borrow::Cow;
+use std::num::NonZeroU32;
 
 use thiserror::Error;
 
@@ -21,11 +22,12 @@ use crate::plan::report::Collectives;
 use crate::plan::request::TrainingState;
 use crate::plan::search::optimizer_time;
 use crate::plan::second_forwards::is_recomputed;
-use crate::plan::stage_load::{StageLoad, engine_costs, held_in_update, stage_loads};
+use crate::plan::stage_load::{StageLoad, engine_costs, held_in_update, held_throughout, stage_loads};
 use crate::profile::{LayerProfile, Profile};
 use crate::recompute::{KeptForwards, Recompute, StageRecompute};
 use crate::schedule::Schedule;
-use crate::simulate::{SimulateError, Summary, TimedRun, logical, timed};
+use crate::sharding::Sharding;
+use crate::simulate::{SimulateError, Summary, TimedRun, logical, peak_memory, timed};
 use crate::trained::TrainedStages;
 use crate::validate::ValidatedProgram;
 use crate::words::counted;
@@ -48,6 +50,17 @@ pub struct PlanChoice {
     pub batch_shares: Vec<u32>,
     /// The memory for parameters besides the gradients.
     pub state: TrainingState,
+    /// How a frozen base is read that stays in its files; `None` for one in memory.
+    pub stream: Option<StreamChoice>,
+}
+
+/// How ranks read a frozen base that stays in its files.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StreamChoice {
+    /// The stages of a rank that are in memory at once.
+    pub window: NonZeroU32,
+    /// The bytes per second that each rank reads.
+    pub bytes_per_s: f64,
 }
 
 impl Default for PlanChoice {
@@ -61,6 +74,7 @@ impl Default for PlanChoice {
             microbatch_rows: 1,
             batch_shares: Vec::new(),
             state: TrainingState::default(),
+            stream: None,
         }
     }
 }
@@ -127,7 +141,8 @@ impl PlanChoice {
     /// Returns how the program of a run with this choice is made, with the exchanges of the profile.
     pub fn lowering(&self, profile: &Profile) -> TrainingLowering {
         let (replicas, trained) = (self.mesh.data, self.trained_stages(profile));
-        let lowering = TrainingLowering { replicas, trained, ..TrainingLowering::default() };
+        let stream_window = self.stream.map(|stream| stream.window);
+        let lowering = TrainingLowering { replicas, trained, stream_window, ..TrainingLowering::default() };
         lowering.with_exchanges(profile.has_exchanges())
     }
 
@@ -274,7 +289,10 @@ pub(super) fn predict_on(
     choice: &PlanChoice,
 ) -> Result<Prediction, PredictError> {
     let loads = loads(layers, schedule.placement(), choice)?;
-    let costs = engine_costs(layers, &loads);
+    let mut costs = engine_costs(layers, &loads);
+    if let Some(stream) = choice.stream {
+        add_reads(&mut costs, &loads, stream);
+    }
     let run = timed(program.as_program(), &costs)?;
     let order = Order::with_overlaps(schedule, layers.has_exchanges).split(first_backward(&loads));
     let (optimizer_s, mut peak_bytes) =
@@ -287,8 +305,38 @@ pub(super) fn predict_on(
             *peak = peak.saturating_sub(less).max(in_update);
         }
     }
+    if choice.stream.is_some() {
+        peak_bytes = streamed_peaks(&run, &costs, &order, &loads, layers.sharding);
+    }
     let collectives = collectives(&order, &loads);
     Ok(Prediction { program, costs, run, optimizer_s, peak_bytes, collectives })
+}
+
+/// Adds the reads of a base that stays in its files.
+fn add_reads(costs: &mut Costs, loads: &[StageLoad], stream: StreamChoice) {
+    for ((costs, sizes), load) in costs.stages.iter_mut().zip(&mut costs.sizes).zip(loads) {
+        costs.unshard = load.streamed as f64 / stream.bytes_per_s;
+        sizes.streamed = load.streamed;
+    }
+}
+
+/// Returns the peak bytes of each rank of a run whose base stays in its files.
+fn streamed_peaks(
+    run: &TimedRun,
+    costs: &Costs,
+    order: &Order,
+    loads: &[StageLoad],
+    sharding: Sharding,
+) -> Vec<u64> {
+    let of_rank = |(rank, peak): (Rank, u64)| {
+        let own = order.placement.stages_of(rank);
+        let of = |bytes: fn(&StageLoad) -> u64| own.iter().map(move |stage| bytes(&loads[stage.index()]));
+        let streamed = of(|load| load.streamed).fold(0, u64::saturating_add);
+        let temporary = of(|load| load.temporary).max().unwrap_or(0);
+        let held = held_throughout(own, loads, sharding).saturating_add(peak).saturating_add(temporary);
+        held.max(held_in_update(own, loads, sharding)).saturating_sub(streamed)
+    };
+    order.placement.all_ranks().zip(peak_memory(run.timeline(), &costs.sizes)).map(of_rank).collect()
 }
 
 /// Returns the costs of the stages of a placement at a choice, for schedules that are made to measure.

@@ -1,6 +1,7 @@
 //! The output of a plan.
 
 use std::borrow::Cow;
+use std::num::NonZeroU32;
 use std::ops::Range;
 
 use serde::Serialize;
@@ -86,6 +87,21 @@ pub struct Plan {
     pub bubble_fraction: f64,
     /// The peak bytes of each rank of a replica.
     pub peak_bytes: Vec<u64>,
+    /// The reads of a frozen base that stays in its files; `None` if it is in memory.
+    pub stream: Option<PlanStream>,
+}
+
+/// The reads of a frozen base that stays in its files.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct PlanStream {
+    /// The stages of a rank that are in memory at once.
+    pub window: NonZeroU32,
+    /// The bytes that all ranks of a replica read in a step.
+    pub step_bytes: u64,
+    /// The time in which the rank with the most reads them.
+    pub read_s: f64,
+    /// The bytes per second that each rank reads.
+    pub bytes_per_s: f64,
 }
 
 /// The times that collectives of a step are assumed to take, in seconds, each for the rank with the most.

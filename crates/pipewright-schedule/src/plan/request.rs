@@ -63,6 +63,10 @@ pub struct PlanRequest {
     /// The system that is to execute the plan. Only plans that it can run are searched, and heads are not cut
     /// into parts; `None` for all plans.
     pub system: Option<System>,
+    /// Whether a frozen base stays in its files in all plans. Otherwise it does if no plan fits with the base in memory, and
+    /// the profile says what may stay in files
+    /// ([`LayerProfile::streamed_bytes`](crate::profile::LayerProfile::streamed_bytes)).
+    pub always_streams: bool,
     /// Whether a stage may recompute a part of its layers. Otherwise each stage recomputes all or none.
     pub partial_recompute: bool,
     /// The work of the search. A unit is the time in which rules choose a computation. About fifteen million
@@ -96,6 +100,7 @@ impl Default for PlanRequest {
             larger_microbatches: true,
             head_parts: Vec::new(),
             system: None,
+            always_streams: false,
             partial_recompute: true,
             effort: Self::EFFORT,
             plans: 5,

@@ -69,6 +69,8 @@ pub(super) struct StageLoad {
     /// The memory that is held only while an action runs: by the operations of a layer, and the messages of
     /// the action.
     pub(super) temporary: u64,
+    /// The part of the parameters in `state` that may stay in a file.
+    pub(super) streamed: u64,
     /// The part of `forward` in which tensor-parallel ranks add their results.
     pub(super) sums: f64,
     /// The same part of `again`.
@@ -98,6 +100,7 @@ impl StageLoad {
         self.stash = self.stash.saturating_add(layer.stash.saturating_sub(shared));
         self.gradient = self.gradient.saturating_add(layer.gradient);
         self.temporary = self.temporary.max(layer.temporary);
+        self.streamed = self.streamed.saturating_add(layer.streamed);
         self.sums += layer.sums;
         self.input_sums += layer.input_sums;
     }

@@ -213,6 +213,13 @@ pub struct LayerProfile {
     /// precision in which it computes. It depends on the run and is not in files.
     #[serde(skip)]
     pub held_bytes: Option<u64>,
+    /// The memory for the matrices of a frozen base that may stay in a file, in the form that they have there; 0 if none may.
+    /// It depends on the run and is not in files.
+    #[serde(skip)]
+    pub streamed_bytes: u64,
+    /// The memory for the other parameters, if those matrices stay in a file.
+    #[serde(skip)]
+    pub unstreamed_bytes: u64,
     /// The size of the copy of the parameters with which a stage computes in half precision; `None` for the
     /// share of `parameter_bytes` that a plan's request has. It depends on the run and is not in files.
     #[serde(skip)]
@@ -301,6 +308,8 @@ impl Default for LayerProfile {
             tensor_sums: None,
             optimizer_bytes: None,
             held_bytes: None,
+            streamed_bytes: 0,
+            unstreamed_bytes: 0,
             copy_bytes: None,
         }
     }

@@ -10,13 +10,15 @@
 //! the backward after it frees both; (6) the full backward or the input backward of a stage that computes
 //! parts of its layers again ([`StageSizes::parts`]) allocates their results when it starts, and frees them
 //! when it ends; (7) `OFFLOAD` frees the tensors that it moves ([`StageSizes::offload`]) when it ends, and
-//! `RELOAD` allocates them when it starts. Parameters, optimizer state and messages are not included.
+//! `RELOAD` allocates them when it starts; (8) `UNSHARD` allocates the frozen matrices that stay in a file
+//! ([`StageSizes::streamed`]) when it starts, and `RESHARD` frees them. Other parameters, optimizer state and
+//! messages are not included.
 //!
 //! If microbatches are cut into slices, a slice has its share of the bytes of its microbatch, rounded up. Two
-//! rules are added: (8) the backward of a slice allocates the gradients of the keys and values of the slices
+//! rules are added: (9) the backward of a slice allocates the gradients of the keys and values of the slices
 //! before it, because it attends to them; the gradients of the last slice stay as sums when it ends, and the
 //! gradients of each other slice are added to the sums and freed, together with the sums of its own slice;
-//! (9) a forward that is computed again keeps the keys and values of its slice in addition to its inputs,
+//! (10) a forward that is computed again keeps the keys and values of its slice in addition to its inputs,
 //! because later slices attend to them.
 //!
 //! [`UNIT`] counts memory in stage activations of one microbatch or slice, as the papers do: one for an
@@ -40,6 +42,7 @@ pub const UNIT: StageSizes = StageSizes {
     keys_values: 0,
     parts: 0,
     offload: 0,
+    streamed: 0,
 };
 
 /// A step of the memory of a rank.
@@ -114,11 +117,12 @@ pub fn peak_memory(timeline: &Timeline, sizes: &[StageSizes]) -> Vec<u64> {
     ranks.map(|rank| peak(rank).unwrap_or(0)).collect()
 }
 
-/// Returns the moments at which tensors leave memory and come back, in order, with the indices of the events.
+/// Returns the moments at which tensors leave memory and come back, and at which frozen matrices are read and dropped, in
+/// order, with the indices of the events.
 fn transfers(events: &[Event]) -> Vec<(f64, usize)> {
     let moment = |(index, event): (usize, &Event)| match event.action.kind() {
         ActionKind::Offload => Some((event.end, index)),
-        ActionKind::Reload => Some((event.start, index)),
+        ActionKind::Reload | ActionKind::Unshard | ActionKind::Reshard => Some((event.start, index)),
         _ => None,
     };
     let mut moments: Vec<(f64, usize)> = events.iter().enumerate().filter_map(moment).collect();
@@ -213,15 +217,15 @@ impl Held<'_> {
         }
     }
 
-    /// Moves tensors out of memory, or back.
+    /// Moves tensors or frozen matrices into memory, or out of it.
     fn transfers(&mut self, event: usize, action: Action) {
-        let bytes = self.sizes_of(action).offload;
-        let is_away = action.kind() == ActionKind::Offload;
-        self.at = (event, is_away);
-        if is_away {
-            self.change(0, bytes);
-        } else {
-            self.change(bytes, 0);
+        let (sizes, kind) = (self.sizes_of(action), action.kind());
+        self.at = (event, kind == ActionKind::Offload);
+        match kind {
+            ActionKind::Offload => self.change(0, sizes.offload),
+            ActionKind::Reload => self.change(sizes.offload, 0),
+            ActionKind::Reshard => self.change(0, sizes.streamed),
+            _ => self.change(sizes.streamed, 0),
         }
     }
 
@@ -349,6 +353,23 @@ mod tests {
         let forwards = [(0.0, 2), (1.0, 0), (1.0, 10), (4.0, 0), (4.0, 2), (4.0, 4)];
         let backwards = [(5.0, 12), (8.0, 2), (8.0, 10), (11.0, 0)];
         check(rows, "offload=0", &[&forwards[..], &backwards].concat());
+    }
+
+    #[test]
+    fn frozen_matrices_are_held_from_their_read_until_they_are_dropped() {
+        let sizes = [StageSizes { streamed: 1000, ..SIZES }, StageSizes { streamed: 5000, ..SIZES }];
+        let forwards = [(0.0, 1000), (0.0, 1010), (1.0, 10), (1.0, 5010), (1.0, 5020)];
+        let backwards =
+            [(2.0, 5120), (3.0, 5110), (3.0, 110), (3.0, 1110), (3.0, 1210), (4.0, 1200), (4.0, 200)];
+        let rows = "0UNSHARD,0F0,0RESHARD,1UNSHARD,1F0,1B0,1RESHARD,0UNSHARD,0B0,0RESHARD\n";
+        let program = parse_program(rows).expect("a program");
+        let run = timed(&program, &Costs::default()).expect("no deadlock");
+        let curve = memory_curve(run.timeline(), Rank::new(0), &sizes);
+        let held: Vec<u64> = curve.iter().map(|step| step.held).collect();
+        let expected: Vec<u64> = forwards.iter().chain(&backwards).map(|&(_, held)| held).collect();
+        assert_eq!(held, expected);
+        // The gradients of stage 0 come when stage 1 is dropped.
+        assert_eq!(peak_memory(run.timeline(), &sizes), [5120]);
     }
 
     /// Checks the memory of microbatches that are cut into `slices` slices.

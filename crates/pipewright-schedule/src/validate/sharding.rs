@@ -1,7 +1,8 @@
 //! The rules of gathered parameters and reduced gradients.
 //!
 //! Rules for each stage that gathers its parameters somewhere (at the level `full`, for every stage): (1) it
-//! computes only while they are gathered; (2) `UNSHARD` and `RESHARD` alternate, beginning with `UNSHARD`.
+//! computes only while they are gathered, except that a stage that reduces no gradients may compute weight gradients without
+//! them, because what it gathers is frozen; (2) `UNSHARD` and `RESHARD` alternate, beginning with `UNSHARD`.
 //! For each stage that reduces its gradients (at the level `full`, unless the program is forward-only, for
 //! every stage with trained parameters): (3) the reduction follows its last weight gradient, and the stage is
 //! not frozen; (4) at the level `full`, the reduction and its wait are present.
@@ -36,6 +37,12 @@ fn check_gathering(context: &Context<'_>, report: &mut Report) {
             || present(Action::Unshard { stage })
             || present(Action::Reshard { stage })
     };
+    let needs = |action: Action| {
+        let stage = action.stage();
+        let is_frozen =
+            context.level != Level::Full && !context.present.contains(Action::ReduceGrad { stage });
+        action.kind().is_compute() && !(is_frozen && action.kind() == ActionKind::WeightBackward)
+    };
     for (rank, row) in (0..).map(Rank::new).zip(context.program.rows()) {
         for (position, &cell) in row.iter().enumerate() {
             for action in cell.parts() {
@@ -44,7 +51,7 @@ fn check_gathering(context: &Context<'_>, report: &mut Report) {
                 if kind == ActionKind::Unshard && *gathered {
                     let again = "gathers parameters that are already gathered; drop it, or put";
                     report.push(rank, || (position, format!("{action} {again} {stage}RESHARD before it")));
-                } else if !*gathered && (kind == ActionKind::Reshard || kind.is_compute() && shards(stage)) {
+                } else if !*gathered && (kind == ActionKind::Reshard || needs(action) && shards(stage)) {
                     let absent = "needs parameters that are not gathered; put";
                     report.push(rank, || (position, format!("{action} {absent} {stage}UNSHARD before it")));
                 } else {

@@ -150,7 +150,7 @@ impl ActionHook for Functions {
 }
 
 fn gathering(window: NonZeroU32) -> UnshardConfig {
-    UnshardConfig { window, lookahead: UnshardLookahead::Auto }
+    UnshardConfig { window, lookahead: UnshardLookahead::Auto, frozen: false }
 }
 
 fn reducing(config: LowerConfig) -> LowerConfig {

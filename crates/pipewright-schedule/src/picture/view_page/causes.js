@@ -16,6 +16,11 @@ function waitOf(waiting, kind, stage, until, after) {
   return { via, waiting, name, stage, until, ...after };
 }
 
+// Returns whether a wait is for the disk: a program that sums no gradients has no replicas that send their shares of parameters,
+// so its `UNSHARD` reads the frozen base of a stage from its file.
+const isOfDisk = ({ via, waiting }) => via === "gather" && !sumsGradients(waiting.source);
+const sumsGradients = (source) => source.sumsGradients ??= source.lanes.some((lane) => lane.bars.kind.some((_, bar) => nameOfBar(lane, bar) === "REDUCE_GRAD"));
+
 // Adds the causes to a timeline. A cause has `via`: "message" from another rank, "queue" if that message waited in line, "order"
 // after the action before, "delay" if a gap has no cause in the timeline, "start" of the step, or a wait. The action that led to it
 // is `at` of `lane`; without one, the chain ends.
@@ -97,7 +102,7 @@ function timesOf(chain) {
     add(data.kinds[kind][0] === "OVERLAP_F_B" ? "overlap" : data.kinds[kind][0], cells.end[at] - cells.start[at]);
     if (cause.via === "order") continue;
     const since = cause.lane ? cause.lane.cells.end[cause.at] : 0;
-    add({ message: "messages", queue: "messages in line", send: "messages", gather: "gather, reduce", sum: "gather, reduce" }[cause.via] ?? "gaps", Math.max(cells.start[at] - since, 0));
+    add(isOfDisk(cause) ? "disk" : { message: "messages", queue: "messages in line", send: "messages", gather: "gather, reduce", sum: "gather, reduce" }[cause.via] ?? "gaps", Math.max(cells.start[at] - since, 0));
   }
   return times;
 }

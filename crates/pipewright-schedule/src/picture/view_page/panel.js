@@ -62,7 +62,8 @@ function longestInLine(source) {
 }
 
 // Returns what a wait is for, in a few words.
-function purposeOfWait({ via, stage, lane, at }) {
+function purposeOfWait({ via, waiting, stage, lane, at }) {
+  if (isOfDisk({ via, waiting })) return `for the disk, which reads the base of stage ${stage} from its file`;
   if (via === "gather") return `for the parameters of stage ${stage}`;
   if (via === "sum") return `for the sum of the gradients of stage ${stage} over the replicas`;
   return lane ? `until the message of ${nameOfCell(lane, at)} has left` : "until a message has left";
@@ -75,6 +76,7 @@ function sentenceOfWait(cause) {
   const nodes = [`${via === "gather" ? "It waits" : `The program waits (${name})`} ${via === "send" ? "until the message of " : purposeOfWait(cause)}`];
   if (via === "send") return [...nodes, action ?? "an earlier action", `${ended}, has left. That is at ${until}.`];
   const begins = action ? [" after ", action, ` on ${rankOf(lane)}${ended},`] : [" at the start of the step"];
+  if (isOfDisk(cause)) return source.step ? [...nodes, ` until ${until}.`] : [...nodes, ". The read begins", ...begins, ` and ends at ${until}.`];
   const alone = " The other replicas are not in this picture; the prediction assumes that they are as far as this one.";
   if (!source.step) return [...nodes, ". The communication begins", ...begins, ` and ends at ${until}.${alone}`];
   if (!hasReplicas(source)) return [...nodes, ` until ${until}. The other replicas are not in this picture.`];
@@ -85,7 +87,7 @@ function sentenceOfWait(cause) {
 // Returns a bar with the share of each kind of action, of messages and of gaps in the time of a chain.
 function shareBar(times, hasKeys = true) {
   const all = [...times.values()].reduce((sum, time) => sum + time, 0) || 1;
-  const sort = { F: 0, B: 1, I: 2, W: 3, overlap: 1, messages: 4, "messages in line": 5, "gather, reduce": 5, "communication at the end": 5, "offload, reload": 6 }, bar = element("div", { className: "shares" });
+  const sort = { F: 0, B: 1, I: 2, W: 3, overlap: 1, messages: 4, "messages in line": 5, "gather, reduce": 5, disk: 5, "communication at the end": 5, "offload, reload": 6 }, bar = element("div", { className: "shares" });
   const list = element("ul", { className: "keys" });
   for (const [name, spent] of [...times].sort((one, other) => other[1] - one[1]).filter(([, spent]) => spent > 0)) {
     const fill = name === "gaps" || name === "bubble" ? "var(--hatch)" : `var(--fill-${sort[name]}-0)`;
@@ -107,9 +109,10 @@ function chainList(chain) {
   runs.slice(0, mostRuns).forEach(({ lane, first, last, cause }) => {
     const names = first === last ? [cellButton(lane, first)] : [cellButton(lane, first), " to ", cellButton(lane, last)];
     const source = cause.via === "start" ? "" : ` ${rankOf(cause.lane ?? cause.waiting)}`;
+    const after = isOfDisk(cause) ? "after the disk had read a base on" : how[cause.via];
     const count = first === last ? "" : `, ${last - first + 1} actions without a pause`;
     list.append(element("li", {}, element("b", {}, rankOf(lane)), " ", ...names,
-      `${count}: ${time(lane.cells.start[first])} to ${time(lane.cells.end[last])}, ${how[cause.via]}${source}`));
+      `${count}: ${time(lane.cells.start[first])} to ${time(lane.cells.end[last])}, ${after}${source}`));
   });
   if (runs.length > mostRuns) list.append(element("li", { className: "more" }, `and ${runs.length - mostRuns} more, back to the start of the step`));
   return list;
