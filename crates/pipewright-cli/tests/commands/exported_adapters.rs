@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::adapters::{folder, folder_without_path};
 use super::command_line::reference;
-use crate::run::{Run, in_one_line, numbers};
+use crate::run::{Run, assert_near, in_one_line, numbers};
 
 /// Takes a step on the rows after the first `rows` rows of the data. Returns the figures before its update.
 fn step_after(folder: &Run, rows: usize, set: &[&str]) -> [f64; 2] {
@@ -354,9 +354,37 @@ fn adapters_of_experts_are_resumed_exported_and_merged() {
     }
 }
 
-/// Experts in MXFP4 stay quantised, and have adapters.
+/// The matrices of experts of a base in GGUF stay quantised next to their adapters.
 #[test]
-fn quantised_experts_have_no_adapters_in_the_form_of_gpt_oss() {
+fn quantised_experts_have_adapters() {
+    let folder = Run::empty();
+    folder.write(
+        "small.toml",
+        "[model]\narchitecture = \"qwen3_moe\"\nvocab_size = 256\nhidden_size = 64\nintermediate_size = 64\n\
+         moe_intermediate_size = 32\nnum_experts = 4\nnum_experts_per_tok = 2\nnum_hidden_layers = 2\nnum_attention_heads = 4\n\
+         head_dim = 16\n[data]\nseq_len = 32\n[run]\nsteps = 1\nout = \"out\"\n",
+    );
+    folder.train(&[]);
+    folder.succeed(&["export", "out", "base"], &[]);
+    folder.succeed(&["quantize", "base", "base.gguf", "--to", "q8_0"], &[]);
+    folder.write("small.toml", "[data]\nseq_len = 32\ntokenizer = \"bytes\"\n[adapter]\nkind = \"lora\"\n[run]\nsteps = 4\nout = \"out\"\n");
+    let run = |base: &str| {
+        let set = [&*format!("model.from={base}"), EXPERTS, "optimizer.learning_rate=0.02"];
+        let json = folder.json(&["check", "small.toml"], &set);
+        let bytes = json["memory"]["ranks"][0]["parameters"].as_u64().expect("bytes");
+        folder.train(&set);
+        (bytes, folder.losses())
+    };
+    let ((whole, expected), (quantised, found)) = (run("base"), run("base.gguf"));
+    assert!(2 * quantised < whole, "{quantised} {whole}");
+    assert_near(&found, &expected, 2e-2, "GGUF");
+    assert!(found[3][0] < found[0][0] && found != expected, "{found:?}");
+    // The adapters are not merged into the base.
+    folder.succeed(&["generate", "out", "--prompt", "a", "--tokens", "3", "--tokenizer", "bytes"], &[]);
+}
+
+#[test]
+fn joined_experts_have_no_adapters() {
     let folder = with_experts("gpt-oss-mxfp4");
     folder.refuse_settings(
         &[EXPERTS],

@@ -55,6 +55,7 @@ impl Every {
             seed
         };
         let expert = |next: &mut dyn FnMut() -> u64, bias_share| Expert {
+            adapter: None,
             gate_proj: Some(linear(next(), WIDTH, 6).into()),
             up_proj: linear(next(), WIDTH, 6).into(),
             down_proj: linear(next(), 6, WIDTH).into(),

@@ -62,6 +62,7 @@ impl Layer {
             bias: None,
         };
         let expert = |index: usize| Expert {
+            adapter: None,
             gate_proj: Some(linear(3 * index, [WIDTH, INNER]).into()),
             up_proj: linear(3 * index + 1, [WIDTH, INNER]).into(),
             down_proj: linear(3 * index + 2, [INNER, WIDTH]).into(),
