@@ -51,7 +51,9 @@ use crate::split::Place;
 use crate::starcoder2::Starcoder2Config;
 use burn::tensor::Device;
 use pipewright::checkpoint::Checkpoint;
+use pipewright::memory::read_ahead;
 use pipewright::nn::TensorParallel;
+use pipewright::stage::StageModule;
 use pipewright_shapes::ShapeError;
 use pipewright_shapes::decoder::add_labels;
 use pipewright_shapes::family::Family;
@@ -319,7 +321,9 @@ impl ModelConfig {
     ) -> Result<Box<dyn GenerationStage>, ModelError> {
         let config = self.for_generation();
         let mut source = source.for_generation(&*config, place)?;
-        Ok(Box::new(config.build_stage(layers, &mut *source, place)?))
+        let stage = config.build_stage(layers, &mut *source, place)?;
+        read_ahead(&stage.streamed());
+        Ok(Box::new(stage))
     }
 
     /// Writes the adapters of a checkpoint as a PEFT directory into `dir`, which must be empty or not exist.

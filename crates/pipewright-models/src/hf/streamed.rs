@@ -84,7 +84,7 @@ impl Weights {
     }
 
     /// Returns the rows of the file that a shard has, if they can be read alone.
-    fn own_rows(
+    fn rows_of_shard(
         &mut self,
         spec: &ParameterSpec,
         shard: TensorShard,
@@ -116,7 +116,7 @@ impl Weights {
         spec: &ParameterSpec,
         shard: TensorShard,
     ) -> Result<QuantisedMatrix, ModelError> {
-        let own = self.own_rows(spec, shard)?;
+        let own = self.rows_of_shard(spec, shard)?;
         if let Some(place) = self.quantised_place(spec) {
             if let Some(rows) = own {
                 return self.read_rows(spec, &place, rows);

@@ -340,6 +340,14 @@ pub fn model_notes(settings: &Settings) -> Result<Vec<String>, RunError> {
     Ok(notes)
 }
 
+/// Returns a note about a window of a base that is in memory.
+pub(crate) fn window_note(settings: &Settings, streams: bool) -> Option<String> {
+    let is_in_vain = settings.model.streaming().window.is_some() && !streams;
+    is_in_vain.then(|| {
+        "`model.stream_window` has no effect, because the base is in memory: remove it, or set model.stream=true".to_owned()
+    })
+}
+
 /// Returns the sentence about text that is trained as bytes although the model has more token ids.
 pub(crate) fn tokenizer_note(settings: &Settings, vocab_size: usize, rows: &TokenRows) -> Option<String> {
     let ModelSettings::From { from, .. } = &settings.model else { return None };

@@ -30,7 +30,7 @@ use crate::settings::pipeline::{PartitionChoice, TransportChoice};
 use crate::settings::replan::Replan;
 use crate::settings::{Scheduled, Settings};
 use crate::training::model::{
-    check_weights, model_notes, tokenizer_note, trained_adapters, untrained_tokens,
+    check_weights, model_notes, tokenizer_note, trained_adapters, untrained_tokens, window_note,
 };
 use crate::training::optimizer::{expert_balance, require_elementwise, require_whole, update};
 use crate::training::remote_files::RemoteData;
@@ -115,7 +115,7 @@ impl CutProgram {
         let of_frozen = model.adapter().map(|_| source.clone());
         let (mut program, mut notes) = sound_program(source, settings, TrainedStages::ALL, model)?;
         notes.extend(overlap_note(settings));
-        notes.extend(window_note(settings, model));
+        notes.extend(window_note(settings, model.streams()));
         let layers = model.describe(settings.data.seq_len as usize);
         let partition = cut(settings, model, &layers, program.placement().stages())?;
         let trained_stages = model.trained_stages(&partition)?;
@@ -393,14 +393,6 @@ fn require_window(program: &ValidatedProgram, window: NonZeroU32) -> Result<(), 
         )),
         Some(_) => Ok(()),
     }
-}
-
-/// Returns a note about a window of a base that is in memory.
-fn window_note(settings: &Settings, model: &dyn RunModel) -> Option<String> {
-    let is_in_vain = settings.model.streaming().window.is_some() && !model.streams();
-    is_in_vain.then(|| {
-        "`model.stream_window` has no effect, because the base is in memory: remove it, or set model.stream=true".to_owned()
-    })
 }
 
 /// Returns a note about a schedule that is made for overlaps and has no exchanges for them.

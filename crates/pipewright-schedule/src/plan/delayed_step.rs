@@ -2,7 +2,7 @@
 
 use crate::delay::Delayed;
 use crate::lower::for_training;
-use crate::plan::predict::{PlanChoice, PredictError, predict};
+use crate::plan::predict::{PlanChoice, PredictError, StreamChoice, predict};
 use crate::plan::report::Plan;
 use crate::plan::request::TrainingState;
 use crate::profile::Profile;
@@ -39,6 +39,7 @@ impl Plan {
             batch_shares: self.batch_shares.clone(),
             // The older version, and the gradients of the other batch.
             state: TrainingState { copy: state.copy + 2.0, ..state },
+            stream: self.stream.map(|read| StreamChoice { window: read.window, bytes_per_s: read.bytes_per_s }),
         };
         let refused = |error: &dyn std::fmt::Display| PredictError::Choice(error.to_string());
         let alone = predict(&profile, &self.schedule, &choice)?;

@@ -28,4 +28,4 @@ pub use count::RankPosition;
 pub use exhaustion::{Exhaustion, on_exhaustion};
 pub(crate) use frozen_tensors::FrozenTensors;
 pub(crate) use rank_memory::{RankMemory, held_and_peak, restart_peak};
-pub use streamed_matrix::{FrozenMatrix, LoadedMatrices, ReadError, StreamedMatrix};
+pub use streamed_matrix::{FrozenMatrix, LoadedMatrices, ReadError, StreamedMatrix, read_ahead};

@@ -3,7 +3,9 @@
 use std::error::Error;
 use std::fmt;
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::panic;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::thread::{self, JoinHandle};
 
 use pipewright_kernel::quantised::QuantisedMatrix;
 
@@ -44,6 +46,8 @@ pub struct StreamedMatrix {
     columns: usize,
     read: Box<dyn Fn() -> Result<QuantisedMatrix, ReadError> + Send + Sync>,
     held: Mutex<Held>,
+    /// The matrix that is read while this one is used.
+    next: OnceLock<Weak<StreamedMatrix>>,
 }
 
 #[derive(Default)]
@@ -51,6 +55,8 @@ struct Held {
     /// `None` while no rank holds it.
     matrix: Option<Arc<QuantisedMatrix>>,
     ranks: usize,
+    /// The thread that reads the matrix for the next [`StreamedMatrix::get`].
+    ahead: Option<JoinHandle<Result<QuantisedMatrix, ReadError>>>,
 }
 
 impl StreamedMatrix {
@@ -61,7 +67,7 @@ impl StreamedMatrix {
         [rows, columns]: [usize; 2],
         read: impl Fn() -> Result<QuantisedMatrix, ReadError> + Send + Sync + 'static,
     ) -> Self {
-        Self { name, rows, columns, read: Box::new(read), held: Mutex::default() }
+        Self { name, rows, columns, read: Box::new(read), held: Mutex::default(), next: OnceLock::new() }
     }
 
     /// Returns the path of the parameter.
@@ -74,11 +80,34 @@ impl StreamedMatrix {
     /// # Panics
     /// When it is not in memory and cannot be read. A stage reports the panic as its error.
     pub fn get(&self) -> Arc<QuantisedMatrix> {
-        let matrix = self.held().matrix.clone();
-        matrix.unwrap_or_else(|| match (self.read)() {
+        let mut held = self.held();
+        if let Some(matrix) = &held.matrix {
+            return matrix.clone();
+        }
+        let ahead = held.ahead.take();
+        drop(held);
+        let read = match ahead {
+            Some(thread) => thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic)),
+            None => (self.read)(),
+        };
+        if let Some(next) = self.next.get().and_then(Weak::upgrade) {
+            next.start_reading();
+        }
+        match read {
             Ok(matrix) => Arc::new(matrix),
             Err(error) => panic!("`{}` cannot be read: {error}", self.name),
-        })
+        }
+    }
+
+    /// Lets a thread read the matrix, unless it is in memory or is being read.
+    fn start_reading(self: &Arc<Self>) {
+        let mut held = self.held();
+        if held.matrix.is_none() && held.ahead.is_none() {
+            let own = self.clone();
+            // Without a thread, the matrix is read when it is used.
+            held.ahead =
+                thread::Builder::new().name("read-ahead".to_owned()).spawn(move || (own.read)()).ok();
+        }
     }
 
     /// Reads the matrix, unless another rank holds it. Each success needs a [`StreamedMatrix::release`].
@@ -110,6 +139,17 @@ impl fmt::Debug for StreamedMatrix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, rows, columns, .. } = self;
         write!(f, "StreamedMatrix({name} [{rows}, {columns}])")
+    }
+}
+
+/// Lets each of these matrices be read while the one before it is used, and the first one while the last one is. It is for
+/// matrices that [`StreamedMatrix::get`] returns in this order again and again, outside of a program that reads them before
+/// their stage computes.
+pub fn read_ahead(matrices: &[Arc<StreamedMatrix>]) {
+    let following = matrices.iter().skip(1).chain(matrices.first());
+    for (matrix, next) in matrices.iter().zip(following).filter(|(matrix, next)| !Arc::ptr_eq(matrix, next)) {
+        // A matrix of several stages keeps its first successor.
+        let _ = matrix.next.set(Arc::downgrade(next));
     }
 }
 
@@ -180,6 +220,44 @@ mod tests {
         matrix.get();
         assert!(matrix.held().matrix.is_none(), "without a program it is not kept");
         assert_eq!(reads.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn each_matrix_is_read_while_the_one_before_it_is_used() {
+        let readers = Arc::new(Mutex::new(Vec::new()));
+        let matrix = |name: &'static str| {
+            let readers = readers.clone();
+            let read = move || {
+                readers.lock().expect("no panic").push((name, thread::current().id()));
+                let plain = Plain::new([1, 2], vec![0; 4], FloatType::Bf16).expect("two zeros");
+                Ok(QuantisedMatrix::new(1, Form::Plain(plain)))
+            };
+            Arc::new(StreamedMatrix::new(name.to_owned(), [1, 2], read))
+        };
+        let matrices = ["a", "b", "c"].map(matrix);
+        read_ahead(&matrices);
+        for _ in 0..2 {
+            matrices.iter().for_each(|matrix| drop(matrix.get()));
+        }
+        // The end of the last read is awaited.
+        matrices[0].get();
+        let readers = readers.lock().expect("no panic");
+        let names: Vec<&str> = readers.iter().map(|(name, _)| *name).take(7).collect();
+        assert_eq!(names, ["a", "b", "c", "a", "b", "c", "a"]);
+        let own: Vec<bool> =
+            readers.iter().map(|(_, reader)| *reader == thread::current().id()).take(7).collect();
+        assert_eq!(own, [true, false, false, false, false, false, false]);
+        assert!(matrices.iter().all(|matrix| matrix.held().matrix.is_none()));
+    }
+
+    #[test]
+    fn a_failed_read_ahead_is_reported_when_the_matrix_is_used() {
+        let ((first, _), (bad, _)) = (matrix(10), matrix(0));
+        read_ahead(&[first.clone(), bad.clone()]);
+        first.get();
+        let failed = panic::catch_unwind(panic::AssertUnwindSafe(|| bad.get())).expect_err("it fails");
+        let message = failed.downcast_ref::<String>().expect("a text");
+        assert_eq!(message, "`a` cannot be read: the disk is gone");
     }
 
     #[test]
