@@ -41,9 +41,16 @@ fn runs_have_the_same_bits_under_every_cut_and_after_a_stop() {
         assert!(found.0 == expected.0, "{set:?}: {:?} {:?}", found.0, expected.0);
         assert!(found.1 == expected.1, "{set:?}: the checkpoints differ");
     }
-    // Sums over replicas and tensor ranks have other bits, the same under every cut.
-    for mesh in ["mesh.data_parallel=2", "mesh.tensor_parallel=2"] {
-        assert!(train(&[mesh]).0 == train(&[mesh, "pipeline.ranks=1"]).0, "{mesh}");
+    // These runs have other bits, the same under every cut.
+    let experts = ["model.architecture=qwen3_moe", "model.num_experts=4", "mesh.data_parallel=2"];
+    for set in [
+        &["mesh.data_parallel=2"][..],
+        &["mesh.tensor_parallel=2"],
+        &["model.tie_word_embeddings=true"],
+        &experts,
+        &[&experts[..], &["mesh.expert_parallel=2"]].concat(),
+    ] {
+        assert!(train(set).0 == train(&[set, &["pipeline.ranks=1"]].concat()).0, "{set:?}");
     }
     let run = Run::new();
     run.train(&[&SIZE[..], &[DELAY, "run.steps=3"]].concat());

@@ -80,8 +80,7 @@ fn a_plan_compares_delayed_weights_if_they_are_allowed() {
     assert!(json("").get("delayed").is_none());
     let found = json("--allow-delay");
     let (best, delayed) = (&found["plans"][0], &found["delayed"]);
-    let [alone, with] =
-        [&best["predicted_step_s"], &delayed["best"]["predicted_step_s"]].map(Value::as_f64);
+    let [alone, with] = [&best["predicted_step_s"], &delayed["best"]["predicted_step_s"]].map(Value::as_f64);
     assert!(with < alone && delayed["is_faster"] == true, "{delayed} {best}");
     // The work of a rank, and the update.
     assert!(with.is_some_and(|time| (time - 0.1201).abs() < 1e-3), "{delayed}");

@@ -343,7 +343,7 @@ mod tests {
         loop {
             let ending =
                 (0..2).filter(|lane| turns.states[*lane] == State::Ends).min_by_key(|lane| numbers[*lane]);
-            let mut end = |turns: &mut Turns, text: &mut String| match ending {
+            let end = |turns: &mut Turns<()>, text: &mut String| match ending {
                 Some(lane) => {
                     turns.states[lane] = State::Free;
                     text.push('|');
@@ -380,6 +380,6 @@ mod tests {
         assert_eq!(run(&row, 1, true), "0000|");
         assert_eq!(run(&row, 3, true), "00010|1121|222|");
         // The third batch waits for the update with the first one.
-        assert_eq!(run(&row, 3, false), "0001011|1|2222|");
+        assert_eq!(run(&row, 3, false), "0001011|21222||");
     }
 }

@@ -22,6 +22,8 @@ pub(super) struct Running {
     pub(super) condition: Condition,
     /// Whether the next batch follows without a drain; `None` if batches do not overlap.
     pub(super) follow: Option<Follow>,
+    /// Whether the batch follows the one before without a drain.
+    pub(super) overlaps: bool,
     /// The batches of its step up to this one, if a failure of the step is to name the first value that is not finite.
     pub(super) batches: Vec<Arc<CheckedBatch>>,
 }

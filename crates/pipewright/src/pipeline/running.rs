@@ -323,11 +323,6 @@ impl Pipeline {
     ) -> Result<Receiver<(WorldRank, StepReply)>, PipelineError> {
         let mut inputs = plan.inputs_of(&self.setup, self.ranks.ids(), batch, (origin, follow)).into_iter();
         self.ranks.begin(plan.at);
-        let before = self.begun.back().and_then(|before| before.as_ref().ok()).filter(|_| follow.is_some());
-        if let Some(before) = before.and_then(|before| before.follow.as_ref()) {
-            // If a rank has come to its end already, the batch begins when all have updated.
-            before.announce();
-        }
         let replies = self.ranks.command(|reply| {
             let input = Box::new(inputs.next().expect("one input for each rank"));
             match condition {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use burn::tensor::Tensor;
-use pipewright_schedule::{ClockSkew, StageIndex, Timeline};
+use pipewright_schedule::{ClockSkew, Rank, StageIndex, Timeline};
 
 use super::setup::Setup;
 use super::step_gap::StepGap;
@@ -110,6 +110,9 @@ pub struct StepSummary {
     pub gap: Option<StepGap>,
     /// Whether the batch was begun while the one before ran ([`Pipeline::begin`](super::Pipeline::begin)).
     pub began_early: bool,
+    /// Whether each rank began the batch before it had updated with the one before, because parameters are delayed
+    /// ([`PipelineConfig::delayed`](crate::pipeline::PipelineConfig::delayed)).
+    pub overlaps: bool,
     /// The time in which each rank only waited for a message that had been sent, or sent one.
     pub exposed_communication: Vec<Duration>,
     /// The time in which each rank exchanged tokens with the replicas that hold the experts together with it,
@@ -186,6 +189,17 @@ pub struct Unmatched {
 }
 
 impl StepSummary {
+    /// Returns the share of the step in which each rank does not compute: of the time of its program or, if the batch
+    /// overlaps with the one before, of the time from the end of that one.
+    pub fn bubble_per_rank(&self) -> Vec<f64> {
+        let wall = self.wall.as_secs_f64();
+        if !self.overlaps || wall <= 0.0 {
+            return self.timeline.bubble_per_rank();
+        }
+        let share = |rank| (1.0 - self.timeline.busy(Rank::new(rank)) / wall).max(0.0);
+        (0..self.timeline.ranks()).map(share).collect()
+    }
+
     /// Returns the gradient of an input ([`StepSummary::input_gradients`]), counted from 0. It is off the
     /// tape.
     ///
@@ -291,6 +305,7 @@ pub(super) fn training(
         repaired: reports.iter().any(|report| report.results.repaired),
         gap: None,
         began_early: false,
+        overlaps: false,
         exposed_communication: reports.iter().map(|report| report.results.exposed_communication).collect(),
         expert_exchange: reports
             .iter()

@@ -337,13 +337,17 @@ impl Pipeline {
         let origin = StepOrigin::default();
         let kept = self.setup.config.name_not_finite.then(|| Arc::new(batch.clone()));
         let follow = self.setup.overlaps(&plan).then(Follow::default);
+        let before = self.begun.back().and_then(|before| before.as_ref().ok()).filter(|_| follow.is_some());
+        // If a rank has come to the end of the batch before already, this one begins when all have updated.
+        let overlaps = before.and_then(|before| before.follow.as_ref()).is_some_and(Follow::announce);
         let replies = self.send_inputs(&plan, batch, (&origin, follow.as_ref()), &condition)?;
         if !self.accumulation.is_pending() {
             self.step_batches.clear();
         }
         self.step_batches.extend(kept);
         self.accumulation.begin_batch((!plan.updates()).then_some(unit));
-        Ok(Running { plan, origin, replies, start, condition, follow, batches: self.step_batches.clone() })
+        let batches = self.step_batches.clone();
+        Ok(Running { plan, origin, replies, start, condition, follow, overlaps, batches })
     }
 
     /// Waits for the results of a batch. A suspicious step is repeated with all its batches.
@@ -388,7 +392,7 @@ impl Pipeline {
 
     /// Waits for the end of a batch on all ranks, and merges their reports.
     pub(super) fn await_results(&mut self, running: Running) -> Result<StepSummary, PipelineError> {
-        let Running { plan, origin, replies, start, .. } = running;
+        let Running { plan, origin, replies, start, overlaps, .. } = running;
         let at = plan.at;
         let mut answers = self.collect(at, &replies);
         if !self.exchange_reports(at, &mut answers) {
@@ -416,7 +420,7 @@ impl Pipeline {
         let start = self.finished.map_or(start, |finished| start.max(finished));
         let summary = training(&self.setup, plan, reports, gradients, start.elapsed());
         let interrupted = summary.interrupted || is_withdrawn;
-        let mut summary = StepSummary { began_early, interrupted, ..summary };
+        let mut summary = StepSummary { began_early, overlaps, interrupted, ..summary };
         self.note_gap(origin, &mut summary);
         if updates {
             self.accumulation.scale_losses(self.setup.config.loss_scaling, summary.skipped);

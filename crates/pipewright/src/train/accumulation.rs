@@ -175,6 +175,7 @@ mod tests {
             repaired: false,
             gap: None,
             began_early: false,
+            overlaps: false,
             exposed_communication: Vec::new(),
             expert_exchange: Vec::new(),
             peak_bytes: Vec::new(),

@@ -65,7 +65,8 @@ pub struct Metrics {
     pub source_rows: Vec<u64>,
     /// Share of the ranks' time in which they did not compute, from the first action to the last. If a rank
     /// begins the step while another one still updates
-    /// ([`Trainer::step_ahead`](crate::train::Trainer::step_ahead)), the rest of that update counts.
+    /// ([`Trainer::step_ahead`](crate::train::Trainer::step_ahead)), the rest of that update counts. If the step overlaps with the
+    /// one before, it is the share of the time from the end of that one.
     pub bubble_fraction: f64,
     /// Share of the ranks' time in which they only communicated.
     pub exposed_comm_fraction: f64,
@@ -84,6 +85,10 @@ pub struct Metrics {
     /// ([`Trainer::step_ahead`](crate::train::Trainer::step_ahead)); left out if not.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub began_early: bool,
+    /// Whether each rank began the step before it had updated with the one before
+    /// ([`PipelineConfig::delayed`](crate::pipeline::PipelineConfig::delayed)); left out if not.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub overlaps: bool,
     /// The milliseconds in which each rank updated before it had the gradient norm
     /// ([`StepSummary::early_update`]); left out if none did.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -193,7 +198,7 @@ impl Metrics {
     /// of its batch.
     pub fn of(report: &StepSummary, learning_rate: f64, tokens: u64) -> Self {
         let seconds = report.wall.as_secs_f64();
-        let gap = report.gap.as_ref();
+        let (gap, bubbles) = (report.gap.as_ref(), report.bubble_per_rank());
         Self {
             step: report.step.get(),
             loss: report.loss(),
@@ -206,12 +211,13 @@ impl Metrics {
             elapsed_s: seconds,
             unix_s: SystemTime::now().duration_since(UNIX_EPOCH).ok().map(|time| time.as_secs_f64()),
             tokens,
-            bubble_fraction: report.timeline.bubble_fraction(),
+            bubble_fraction: bubbles.iter().sum::<f64>() / bubbles.len().max(1) as f64,
             exposed_comm_fraction: report.exposed_communication_fraction(),
             expert_exchange_ms: exchange_ms(report, |exchange| exchange.total),
             exposed_expert_exchange_ms: exchange_ms(report, |exchange| exchange.exposed),
             expert_wait_ms: exchange_ms(report, |exchange| exchange.waited),
             began_early: report.began_early,
+            overlaps: report.overlaps,
             early_update_ms: early_update_ms(report),
             repaired: report.repaired,
             gap_ms: gap.map(|gap| milliseconds(gap.critical)),
@@ -235,7 +241,7 @@ impl Metrics {
                 .collect(),
             total: report.auxiliary.iter().any(|named| is_loss(&named)).then(|| report.total()),
             peak_bytes: report.peak_bytes.clone(),
-            bubble_per_rank: report.timeline.bubble_per_rank(),
+            bubble_per_rank: bubbles,
             ..Self::default()
         }
     }

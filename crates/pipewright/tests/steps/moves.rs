@@ -121,6 +121,13 @@ fn half_precision_keeps_its_bits() {
 }
 
 #[test]
+fn delayed_parameters_move_with_both_versions() {
+    for schedule in ["1f1b", "zbvzerobubble"] {
+        check(schedule, &PipelineConfig { delayed: true, ..config() });
+    }
+}
+
+#[test]
 fn replicas_whole_and_sharded_keep_their_bits() {
     for data_parallel_mode in [DataParallelMode::Replicated, DataParallelMode::Sharded] {
         for schedule in ["1f1b", "zbvzerobubble"] {
