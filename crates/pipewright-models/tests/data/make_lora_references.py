@@ -68,6 +68,16 @@ ADAPTERS = {
         "llama-tiny",
         LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM"),
     ),
+    # The matrices of Mamba-2 have no adapters here.
+    "granite-hybrid-tiny": (
+        "granite-hybrid-tiny",
+        LoraConfig(
+            r=4,
+            lora_alpha=8,
+            target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "input_linear", "output_linear"],
+            task_type="CAUSAL_LM",
+        ),
+    ),
     "deepseek-v3-tiny": (
         "deepseek-v3-tiny",
         LoraConfig(

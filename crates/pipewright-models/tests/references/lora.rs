@@ -12,7 +12,8 @@ use crate::pipelined_run::{FIRST_STEPS, in_part, train, train_first, train_steps
 use crate::reference::{Reference, Step, Within};
 
 /// The adapters with references.
-const ADAPTERS: [&str; 6] = ["qwen3-tiny", "llama-tiny", "gpt2-tiny", "qwen2-tiny-dora", SAVED, HEAD];
+const ADAPTERS: [&str; 7] =
+    ["qwen3-tiny", "llama-tiny", "gpt2-tiny", "qwen2-tiny-dora", "granite-hybrid-tiny", SAVED, HEAD];
 
 /// An adapter on the head too.
 const HEAD: &str = "llama-tiny-head";
