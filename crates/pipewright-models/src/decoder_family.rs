@@ -24,6 +24,7 @@ use crate::family::{Composition, family_json};
 use crate::head_form::HeadForm;
 use crate::init::SeededInit;
 use crate::latent_attention::LatentAttention;
+use crate::mamba::{self, MambaForm, build_mamba};
 use crate::parameter::{Builder, ParameterSource, ParameterSpec};
 use crate::stage::StageLayer;
 
@@ -161,6 +162,9 @@ impl<F: DecoderFamily> Composition for F {
         if form.delta.is_some() {
             return Some(NO_SLICES_OF_STATES.to_owned());
         }
+        if (0..self.inner_layers()).any(|index| form.mamba_of(index).is_some()) {
+            return Some(mamba::NO_SLICES.to_owned());
+        }
         form.mixture.filter(|mixture| mixture.output_router_logits)?;
         let layer = (0..self.inner_layers()).find(|&index| form.mixture_of(index).is_some())?;
         let path = form.names.of(&format!("model.layers.{layer}.mlp.gate"));
@@ -172,7 +176,8 @@ impl<F: DecoderFamily> Composition for F {
 
     fn hidden_kept(&self) -> Option<HiddenKept> {
         let form = self.form();
-        let is_dense = form.mixture.is_none() && form.latent.is_none() && form.delta.is_none();
+        let has_states = form.delta.is_some() || form.mamba.is_some();
+        let is_dense = form.mixture.is_none() && form.latent.is_none() && !has_states;
         is_dense.then(|| decoder::hidden_kept(self.decoder(), &form))
     }
 
@@ -184,6 +189,8 @@ impl<F: DecoderFamily> Composition for F {
             "the latents of its attentions are computed for all tokens on every rank"
         } else if form.delta.is_some() {
             "its linear attention is computed for all tokens on every rank"
+        } else if form.mamba.is_some() {
+            "its Mamba layers are computed for all tokens on every rank"
         } else if !self.decoder().labels.is_empty() {
             "its head of labels needs all tokens on every rank"
         } else {
@@ -225,13 +232,14 @@ impl<F: DecoderFamily> Composition for F {
         let [is_before, is_after, is_both] =
             [NormPlaces::Before, NormPlaces::After, NormPlaces::Both].map(|places| form.norms == places);
         let before = norm(builder, !is_after, "input_layernorm")?;
-        let mixer = match form.delta_of(index) {
-            Some(delta) => {
-                let (sizes, path) =
-                    ((config.hidden_size, config.rms_norm_eps), format!("{path}.linear_attn"));
-                Mixer::Delta(GatedDelta::build(delta, sizes, &path, builder)?)
-            }
-            None => attention(config, &form, &format!("{path}.self_attn"), builder)?,
+        let mixer = if let Some(delta) = form.delta_of(index) {
+            let (sizes, path) = ((config.hidden_size, config.rms_norm_eps), format!("{path}.linear_attn"));
+            Mixer::Delta(GatedDelta::build(delta, sizes, &path, builder)?)
+        } else if let Some(MambaForm { sizes, biases }) = form.mamba_of(index) {
+            // Every rank computes the whole mixer.
+            Mixer::Mamba(build_mamba(sizes, config.hidden_size, biases, &format!("{path}.mamba"), builder)?)
+        } else {
+            attention(config, &form, &format!("{path}.self_attn"), builder)?
         };
         let between = norm(builder, true, "post_attention_layernorm")?;
         let before_mlp = norm(builder, is_both, "pre_feedforward_layernorm")?;
@@ -264,7 +272,11 @@ struct Initial<'a, F> {
 
 impl<F: DecoderFamily> ParameterSource for Initial<'_, F> {
     fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ModelError> {
-        let own = self.family.form().delta.and_then(|_| delta::initial(self.seed, spec));
+        let form = self.family.form();
+        let own = match form.mamba {
+            Some(mamba) => mamba::initial(self.seed, &mamba, spec),
+            None => form.delta.and_then(|_| delta::initial(self.seed, spec)),
+        };
         let deviation = self.family.deviation_of(&spec.path);
         own.map_or_else(|| SeededInit { seed: self.seed, deviation }.parameter(spec), Ok)
     }

@@ -18,13 +18,16 @@ pub(crate) struct ExpertForm {
     /// Whether files have the matrices of all experts of a layer in one tensor, with the columns of gate and
     /// up in turn.
     pub are_joined: bool,
+    /// The names of the tensors in which files have the matrices gate and up, and down, of all experts of a layer, below the
+    /// layer; `None` if each matrix is a tensor.
+    pub stacks: Option<[&'static str; 2]>,
     /// The function between the layers of an expert.
     pub activation: ExpertActivation,
 }
 
 impl Default for ExpertForm {
     fn default() -> Self {
-        Self { has_bias: false, are_joined: false, activation: ExpertActivation::Usual }
+        Self { has_bias: false, are_joined: false, stacks: None, activation: ExpertActivation::Usual }
     }
 }
 
@@ -116,17 +119,24 @@ impl Builder<'_> {
         bias_share: f64,
     ) -> Result<Expert, ModelError> {
         let &ExpertSizes { count: (_, count), width, inner: (_, inner), has_gate, form } = sizes;
-        let ExpertForm { has_bias, are_joined, activation } = form;
+        let ExpertForm { has_bias, are_joined, stacks, activation } = form;
         let path = format!("{layer}.experts.{index}");
         let joined = self.named(&format!("{layer}.experts"));
+        let stacks = stacks.map(|names| names.map(|name| self.named(&format!("{layer}.{name}"))));
         let mut linear = |name: &str, sizes, split, (tensor, first, step): (&str, usize, usize)| {
             let layout = |parameter: &str| {
                 if !are_joined {
-                    // A stack has the name of most families, also where the family has other names.
-                    let tensor = format!("{layer}.experts.{tensor}");
-                    let (experts, matrix, matrices) = (count, first, step);
-                    let stack = StackedMatrix { tensor, expert: index, experts, matrix, matrices };
-                    return FileLayout { stack: Some(stack), ..FileLayout::default() };
+                    let (experts, matrix, matrices, is_usual) = (count, first, step, stacks.is_some());
+                    let (tensor, other_name) = match &stacks {
+                        Some([first, _]) if matrices == 2 => {
+                            (first.clone(), Some(format!("{joined}.{tensor}")))
+                        }
+                        Some([_, down]) => (down.clone(), Some(format!("{joined}.{tensor}"))),
+                        // A stack has the name of most families, also where the family has other names.
+                        None => (format!("{layer}.experts.{tensor}"), None),
+                    };
+                    let stack = StackedMatrix { tensor, expert: index, experts, matrix, matrices, is_usual };
+                    return FileLayout { stack: Some(stack), other_name, ..FileLayout::default() };
                 }
                 let ending = if parameter == "bias" { "_bias" } else { "" };
                 let tensor = format!("{joined}.{tensor}{ending}");

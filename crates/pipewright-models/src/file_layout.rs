@@ -85,6 +85,8 @@ pub struct StackedMatrix {
     pub matrix: usize,
     /// The number of matrices of an expert in the tensor.
     pub matrices: usize,
+    /// Whether files of the family have this tensor only, and no tensors of the matrices.
+    pub is_usual: bool,
 }
 
 impl StackedMatrix {

@@ -134,6 +134,7 @@ impl DecoderFamily for GptOssConfig {
             experts: ExpertForm {
                 has_bias: true,
                 are_joined: true,
+                stacks: None,
                 activation: ExpertActivation::Clamped { alpha: own.swiglu_alpha, limit: own.swiglu_limit },
             },
             names: NAMES,

@@ -98,6 +98,7 @@ pub mod glm4_moe;
 pub mod gpt_oss;
 pub mod gpt2;
 pub mod granite;
+pub mod granite_hybrid;
 pub mod llama;
 pub mod ministral3;
 pub mod mistral;

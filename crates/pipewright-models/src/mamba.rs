@@ -18,6 +18,13 @@ pub(crate) struct MambaBiases {
     pub(crate) convolution: bool,
 }
 
+/// The form of the mixers of a family of decoders.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MambaForm {
+    pub(crate) sizes: MambaSizes,
+    pub(crate) biases: MambaBiases,
+}
+
 /// Builds a mixer for hidden states of width `hidden`. `path` is the mixer's path.
 pub(crate) fn build_mamba(
     sizes: MambaSizes,
@@ -98,6 +105,13 @@ impl MambaInit {
         };
         (0..spec.shape[0]).map(bias).collect()
     }
+}
+
+/// Returns the initial values of a mixer's own parameters in a family of decoders, where biases of steps are 1, as in
+/// transformers; `None` for a parameter of ones, and for one that is drawn as in every family.
+pub(crate) fn initial(seed: u64, form: &MambaForm, spec: &ParameterSpec) -> Option<Vec<f32>> {
+    let init = MambaInit { seed, steps: (1.0, 1.0), floor: 1.0, taps: form.sizes.taps };
+    if spec.path.ends_with(".dt_bias") { None } else { init.parameter(spec) }
 }
 
 /// Returns numbers that are uniform between `-bound` and `bound`.

@@ -20,6 +20,7 @@ use crate::glm4_moe::Glm4MoeConfig;
 use crate::gpt_oss::GptOssConfig;
 use crate::gpt2::Gpt2Config;
 use crate::granite::GraniteConfig;
+use crate::granite_hybrid::GraniteHybridConfig;
 use crate::hf::{
     self, Adaptable, Described, ExportOptions, GgufForm, GgufWritten, PeftLimit, PeftTargets, Stored,
     WeightType,
@@ -158,6 +159,8 @@ families! {
     SmolLm3(SmolLm3Config),
     /// Granite: Llama with factors of embeddings, residual branches, scores and logits.
     Granite(GraniteConfig),
+    /// Granite 4: Granite with Mamba-2 in most layers.
+    GraniteHybrid(GraniteHybridConfig),
     /// Phi 3 and 4: Llama with joined projections and positions of a part of each head.
     Phi3(Phi3Config),
     /// OLMo 2: Llama with norms after the parts of a block, and norms of all queries and keys.

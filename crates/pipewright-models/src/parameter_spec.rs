@@ -33,7 +33,9 @@ impl ParameterSpec {
 
     /// Returns the name of the tensor in files that has the parameter, unless it has another place.
     pub(crate) fn tensor(&self) -> &str {
-        self.layout.entry.as_ref().map_or(&self.path, |entry| &entry.tensor)
+        let FileLayout { entry, stack, .. } = &self.layout;
+        let stack = stack.as_ref().filter(|stack| stack.is_usual).map(|stack| &stack.tensor);
+        entry.as_ref().map(|entry| &entry.tensor).or(stack).unwrap_or(&self.path)
     }
 
     /// Returns the names that the tensor with the parameter may have in files.

@@ -167,7 +167,7 @@ pub(crate) fn input_of(projection: &str) -> String {
 /// Returns whether the ranks of a tensor group divide the projection at a path by its inputs: the last ones
 /// of attention and of a feed-forward layer.
 fn is_split_by_inputs(projection: &str) -> bool {
-    matches!(name_of(projection), "o_proj" | "down_proj" | "c_proj")
+    matches!(name_of(projection), "o_proj" | "down_proj" | "c_proj" | "output_linear")
 }
 
 /// Returns whether each rank of a tensor group has the whole projection at a path: the ones that make

@@ -1,4 +1,4 @@
-//! The loss of a reward model, which scores sequences: the reward of a sequence is the output of a head with one label at its
+//! The loss of a reward model, and the accuracy of a classifier. A reward model scores sequences: the reward of a sequence is the output of a head with one label at its
 //! last token.
 //!
 //! With the rewards `r(c)` of the chosen sequence and `r(l)` of the rejected one, the loss is `-ln s(r(c) - r(l) - m)` (Bradley
@@ -7,7 +7,9 @@
 
 use burn::tensor::activation::log_sigmoid;
 use burn::tensor::{Int, Tensor, TensorData};
+use pipewright::nn::{TensorParallel, predicted_targets};
 use pipewright::stage::StageContext;
+use pipewright::train::LABEL_ACCURACY;
 
 use crate::preference::{PreferenceLoss, mean, report, sequences_of};
 
@@ -51,4 +53,17 @@ pub(crate) fn loss(
         return loss;
     }
     loss + mean((chosen + rejected).powi_scalar(2)) * preference.center
+}
+
+/// Reports the share of the targets that count whose label the model predicts.
+pub(crate) fn report_accuracy(
+    logits: Tensor<2>,
+    targets: Tensor<1, Int>,
+    labels: usize,
+    context: &StageContext,
+) {
+    let device = if logits.is_autodiff() { logits.device().inner() } else { logits.device() };
+    let [hits, all] = predicted_targets(logits, targets, labels, &TensorParallel::default());
+    let share = hits as f32 / all.max(1) as f32;
+    context.auxiliary_loss(LABEL_ACCURACY, 0.0, Tensor::from_data([share], &device));
 }

@@ -79,7 +79,11 @@ impl Builder<'_> {
     ) -> Result<Router, ModelError> {
         // transformers may write the router under the name that it has in most families.
         let usual = format!("{path}.weight");
-        let other_name = (self.named(&usual) != usual).then_some(usual);
+        let named = self.named(path);
+        let other_name = match named.strip_suffix(".layer") {
+            Some(router) => Some(format!("{router}.weight")),
+            None => (named != path).then_some(usual),
+        };
         let (shape, layout) = ([hidden, experts], FileLayout { other_name, ..FileLayout::default() });
         let kind = (ParameterKind::Matrix, layout);
         let weight = self.stored(path, "weight", shape, kind, Placement::REPLICATED)?;
@@ -158,8 +162,14 @@ impl Router {
 }
 
 /// The ends of the paths of a router's parameters, here and in files of families with other names.
-const PARAMETERS: [&str; 5] =
-    [".gate.weight", ".gate.bias", ".router.weight", ".router.bias", ".mod_router.weight"];
+const PARAMETERS: [&str; 6] = [
+    ".gate.weight",
+    ".gate.bias",
+    ".router.weight",
+    ".router.layer.weight",
+    ".router.bias",
+    ".mod_router.weight",
+];
 
 /// Returns whether a parameter belongs to a router.
 pub(crate) fn is_of_router(parameter: &str) -> bool {

@@ -32,7 +32,6 @@ use pipewright::nn::{
 };
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::tensor::{BoundaryError, EdgePlacement, Placement, Values, pack, unpack};
-use pipewright::train::LABEL_ACCURACY;
 use pipewright_schedule::{Microbatch, StageIndex};
 
 use crate::block::Block;
@@ -265,7 +264,7 @@ impl ModelStage {
                 predicted_targets(logits, targets.flatten(0, 1), *vocabulary, tensor).to_vec()
             });
             if let Some(labels) = labels {
-                report_accuracy(
+                reward::report_accuracy(
                     flat(output.floats[0].clone()),
                     targets.clone().flatten(0, 1),
                     labels,
@@ -339,14 +338,6 @@ fn loss(
         };
         loss_of(flat(own), targets[depth].clone().flatten(0, 1))
     })
-}
-
-/// Reports the share of the targets that count whose label the model predicts.
-fn report_accuracy(logits: Tensor<2>, targets: Tensor<1, Int>, labels: usize, context: &StageContext) {
-    let device = if logits.is_autodiff() { logits.device().inner() } else { logits.device() };
-    let [hits, all] = predicted_targets(logits, targets, labels, &TensorParallel::default());
-    let share = hits as f32 / all.max(1) as f32;
-    context.auxiliary_loss(LABEL_ACCURACY, 0.0, Tensor::from_data([share], &device));
 }
 
 /// Returns `[rows, sequence, width]` as `[rows * sequence, width]`.

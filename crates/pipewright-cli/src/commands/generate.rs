@@ -235,11 +235,9 @@ impl GenerateArguments {
         if let Origin::Directory(directory) = &found.origin
             && processes.is_leader()
         {
-            let notes = [
-                unknown_note(directory)?,
-                check_weights(directory, &found.model.parameters().map_err(Failure::input)?)?,
-            ];
-            notes.iter().flatten().for_each(|note| processes.note(note));
+            let unknown = unknown_note(directory)?;
+            let weights = check_weights(directory, &found.model.parameters().map_err(Failure::input)?)?;
+            unknown.iter().chain(&weights).for_each(|note| processes.note(note));
         }
         if let Some(template) = &self.chat_template {
             found.chat.chat_template = Some(ChatTemplate::of(template));

@@ -99,7 +99,9 @@ pub(super) fn summary(overview: &Overview, tally: &Tally, ending: &Ending<'_>, c
     }
     lines.extend(loss_chart(losses, by_frequency, columns));
     lines.push(format!("results in {}", short(ending.out)));
-    lines.extend(next(ending));
+    // Models with a score or labels do not continue texts.
+    let is_scored = last.accuracy.is_some() || last.preference.contains_key("mean_reward");
+    lines.extend(next(ending, !is_scored));
     lines.join("\n")
 }
 
@@ -130,8 +132,8 @@ fn against_plan(steps: &[f64], planned: f64) -> Option<String> {
     Some(format!("median step {text}, planned {} ({more})", milliseconds(planned)))
 }
 
-/// Returns the commands that the user may run next.
-fn next(ending: &Ending<'_>) -> Vec<String> {
+/// Returns the commands that the user may run next. `generates` says whether the model continues texts.
+fn next(ending: &Ending<'_>, generates: bool) -> Vec<String> {
     let out = quoted(&short(ending.out));
     let (more, effect) = match ending.reason {
         Reason::Complete => (
@@ -145,12 +147,11 @@ fn next(ending: &Ending<'_>) -> Vec<String> {
     };
     let (mut lines, mut commands) = (Vec::new(), Vec::new());
     if ending.saved.is_some() {
-        commands.extend([
-            (more, effect),
-            (format!("pipewright inspect {out}"), "shows the newest checkpoint"),
-            (format!("pipewright generate {out} --prompt TEXT"), "samples text from it"),
-            (format!("pipewright export {out} DIR"), "writes a Hugging Face directory"),
-        ]);
+        let generate = (format!("pipewright generate {out} --prompt TEXT"), "samples text from it");
+        commands
+            .extend([(more, effect), (format!("pipewright inspect {out}"), "shows the newest checkpoint")]);
+        commands.extend(generates.then_some(generate));
+        commands.push((format!("pipewright export {out} DIR"), "writes a Hugging Face directory"));
     } else {
         lines.push("no checkpoint was kept; --set run.checkpoint_every=N keeps some".to_owned());
     }

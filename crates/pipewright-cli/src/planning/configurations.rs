@@ -16,7 +16,7 @@ use pipewright_run::settings::model::ModelSettings;
 use pipewright_run::settings::profile::read_for;
 use pipewright_run::settings::{Settings, generator};
 use pipewright_run::training::load::load_settings;
-use pipewright_run::training::model::{described, model_notes, read_model};
+use pipewright_run::training::model::{described, given_labels, model_notes, read_model};
 use pipewright_run::training::optimizer::state_rule;
 use pipewright_schedule::analytic::estimate;
 use pipewright_schedule::plan::{Plan, TrainingState};
@@ -62,13 +62,17 @@ impl Configurations for TrainingConfigurations {
     /// A model of `model.from` may be of a family that `train` does not know.
     fn model(&self, file: Option<&Path>, set: &[String]) -> Result<PlannedModel, Failure> {
         let settings = load_settings(file, set)?.settings;
-        let described = match &settings.model {
+        let mut described = match &settings.model {
             ModelSettings::From { from, .. } => of_model(from, "correct model.from")?,
             ModelSettings::Fresh(model) => {
                 let keys = model.config().to_json().to_string();
                 reader::read(&keys).map_err(|error| Failure::input(format!("[model]: {error}")))?
             }
         };
+        if let Some(labels) = given_labels(&settings) {
+            let model = &mut described.model;
+            (model.labels, model.tied, model.caps_logits) = (Some(labels as u64), false, false);
+        }
         let rows = settings.pipeline.rows();
         let batch = u32::try_from(rows).map_err(|_| {
             Failure::input(format!("the step of the configuration has {rows} rows; use at most {}", u32::MAX))

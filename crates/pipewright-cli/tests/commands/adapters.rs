@@ -384,11 +384,12 @@ fn a_run_of_other_adapters_or_another_base_is_refused() {
 }
 
 /// The decoder families with a part of their own, and the keys that a small model of each needs.
-const FAMILIES: [(&str, &[&str]); 20] = [
+const FAMILIES: [(&str, &[&str]); 21] = [
     ("mistral", &["model.sliding_window=3"]),
     ("mixtral", &["model.num_local_experts=4"]),
     ("smollm3", &["model.no_rope_layer_interval=2"]),
     ("granite", &["model.logits_scaling=2.0"]),
+    ("granitemoehybrid", &["model.layer_types=[\"mamba\", \"attention\"]", "model.num_local_experts=4"]),
     ("phi3", &["model.sliding_window=3"]),
     ("olmo2", &[]),
     ("olmo3", &["model.sliding_window=3"]),

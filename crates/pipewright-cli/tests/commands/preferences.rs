@@ -32,12 +32,6 @@ fn folder(loss: &str, data: &str, batch: u64, accumulated: u64) -> Run {
     folder
 }
 
-fn metrics(folder: &Run) -> Vec<Value> {
-    let lines = folder.read("out/metrics.jsonl");
-    let lines = lines.lines().map(|line| serde_json::from_str(line).expect("JSON"));
-    lines.filter(|line: &Value| line.get("step").is_some()).collect()
-}
-
 /// Compares every number of all steps with TRL's number.
 fn check(name: &str, loss: &str) {
     let expected = expected(name);
@@ -45,7 +39,7 @@ fn check(name: &str, loss: &str) {
     let folder =
         folder(loss, expected["data"].as_str().expect("a file"), count("batch"), count("accumulated"));
     folder.succeed(&["train", "small.toml"], &[]);
-    let (found, steps) = (metrics(&folder), expected["steps"].as_array().expect("the steps"));
+    let (found, steps) = (folder.steps(), expected["steps"].as_array().expect("the steps"));
     assert_eq!((found.len(), steps.len()), (10, 10), "{name}");
     for (step, (found, expected)) in found.iter().zip(steps).enumerate() {
         for (key, expected) in expected.as_object().expect("the numbers of a step") {

@@ -255,6 +255,8 @@ fn records_and_settings_that_do_not_fit_are_refused_with_a_sentence() {
         "the model has a head of labels, and only `reward` trains such a model",
     );
     folder.refuse_settings(&["data.labels=[\"a\", \"a\"]"], "`labels` has fewer than two different names");
+    let samples = ["run.eval_every=5", "data.validation_share=0.5", "run.sample_prompts=[\"to\"]"];
+    folder.refuse_settings(&samples, "a model with a head of labels does not continue texts");
     let folder = rewards();
     refuse(
         &folder,

@@ -13,6 +13,7 @@ use crate::cost::{
 use crate::delta;
 use crate::experts::ExpertForm;
 use crate::latent_attention::LatentForm;
+use crate::mamba;
 
 /// Returns the layers in order; see [`ModelFamily::describe`](crate::ModelFamily::describe).
 pub(crate) fn describe(config: &DecoderConfig, form: &BlockForm<'_>, sizes: &ModelSizes) -> Vec<LayerDesc> {
@@ -27,26 +28,29 @@ pub(crate) fn describe(config: &DecoderConfig, form: &BlockForm<'_>, sizes: &Mod
             Some(mixture) => {
                 let routed = experts(config, mixture, tokens);
                 let routed = routed + expert_parts(config, form, mixture);
-                (["mixture", "linear_mixture"], routed + shared_expert(form))
+                (["mixture", "linear_mixture", "mamba_mixture"], routed + shared_expert(form))
             }
-            None => (["decoder", "linear"], dense(config, form)),
+            None => (["decoder", "linear", "mamba"], dense(config, form)),
         };
         let seen = form.layer(index).seen(tokens);
-        let (delta, latent) = (form.delta_of(index), form.latent);
-        let attention = match (&delta, latent) {
-            (Some(delta), _) => delta::cost(&delta.sizes),
-            (None, Some(latent)) => latent_attention(config, latent, form, seen),
-            (None, None) => attention(config, form, seen),
+        let (delta, mamba, latent) = (form.delta_of(index), form.mamba_of(index), form.latent);
+        let has_state = delta.is_some() || mamba.is_some();
+        let attention = match (&delta, &mamba, latent) {
+            (Some(delta), ..) => delta::cost(&delta.sizes),
+            (None, Some(mamba), _) => mamba::cost(&mamba.sizes),
+            (None, None, Some(latent)) => latent_attention(config, latent, form, seen),
+            (None, None, None) => attention(config, form, seen),
         };
         let count = if form.mixture_of(index).is_some() { 1 } else { 2 };
         let again = Cost { norms: count * before, ..Cost::default() };
         let cost = attention + feed_forward + norms + again;
         let path = form.names.of(&format!("model.layers.{index}"));
-        let layer = sizes.block(index, path, kinds[usize::from(delta.is_some())], cost);
-        let keys_values = match (&delta, latent) {
-            (Some(_), _) => 0,
-            (None, Some(latent)) => (config.num_attention_heads * (latent.head_dim() + latent.value)) as u64,
-            (None, None) => 2 * (config.num_key_value_heads * config.head_dim()) as u64,
+        let kind = if mamba.is_some() { 2 } else { usize::from(has_state) };
+        let layer = sizes.block(index, path, kinds[kind], cost);
+        let keys_values = match (has_state, latent) {
+            (true, _) => 0,
+            (false, Some(latent)) => (config.num_attention_heads * (latent.head_dim() + latent.value)) as u64,
+            (false, None) => 2 * (config.num_key_value_heads * config.head_dim()) as u64,
         };
         LayerDesc { keys_values_bytes: tokens * FLOAT * keys_values, ..layer }
     };
@@ -210,7 +214,15 @@ mod tests {
     fn layers(form: &BlockForm<'_>) -> Vec<LayerDesc> {
         let config = DecoderConfig::new(256, 4);
         let hidden = config.hidden_size as u64;
-        let sizes = ModelSizes { hidden, vocabulary: 256, is_tied: false, tokens: 5, counts: Vec::new() };
+        let sizes = ModelSizes {
+            hidden,
+            vocabulary: 256,
+            outputs: 256,
+            head: "lm_head",
+            is_tied: false,
+            tokens: 5,
+            counts: Vec::new(),
+        };
         describe(&config, form, &sizes)
     }
 

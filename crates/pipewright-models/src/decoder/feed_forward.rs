@@ -99,8 +99,13 @@ impl FeedForward {
             return Mixture::build(config, form, mixture, path, builder).map(Self::Mixture);
         }
         let (hidden, inner) = (config.hidden_size, ("intermediate_size", config.intermediate_size));
-        if form.joins_projections && !form.has_no_gate {
-            return DenseLayer::joined(hidden, inner, form.activation, path, builder).map(Self::Dense);
+        if (form.joins_projections || form.joins_feed_forward) && !form.has_no_gate {
+            let (inner, paths) = if form.joins_feed_forward {
+                (("shared_intermediate_size", inner.1), shared_paths(path))
+            } else {
+                (inner, [format!("{path}.gate_up_proj"), format!("{path}.down_proj")])
+            };
+            return DenseLayer::joined(hidden, inner, form.activation, paths, builder).map(Self::Dense);
         }
         let (has_gate, bias) = (!form.has_no_gate, form.mlp_bias);
         DenseLayer::build(hidden, inner, [has_gate, bias], form.activation, path, builder).map(Self::Dense)
@@ -148,10 +153,9 @@ impl DenseLayer {
         hidden: usize,
         (key, inner): (&'static str, usize),
         activation: Activation,
-        path: &str,
+        [both, down]: [String; 2],
         builder: &mut Builder<'_>,
     ) -> Result<Self, ModelError> {
-        let (both, down) = (format!("{path}.gate_up_proj"), format!("{path}.down_proj"));
         // Fewer groups would be copied faster, but no more ranks than groups can compute the layer together.
         let groups = greatest_common_divisor(inner as u64, MOST_GROUPS) as usize;
         let parts = OutputParts { groups, widths: [inner / groups, inner / groups, 0] };
@@ -211,7 +215,10 @@ impl Mixture {
         };
         let experts = builder.experts(path, sizes)?;
         let (mut shared, mut shared_gate) = (None, None);
-        if let Some(SharedForm { inner, has_gate }) = form.shared_expert {
+        if let Some(SharedForm { inner, .. }) = form.shared_expert.filter(|_| form.joins_feed_forward) {
+            let (inner, paths) = (("shared_intermediate_size", inner), shared_paths(path));
+            shared = Some(DenseLayer::joined(hidden, inner, Activation::Silu, paths, builder)?);
+        } else if let Some(SharedForm { inner, has_gate }) = form.shared_expert {
             let (name, key) = if has_gate {
                 ("shared_expert", "shared_expert_intermediate_size")
             } else {
@@ -324,6 +331,12 @@ impl Choice {
         context.expert_load(&self.path, choices);
         routing
     }
+}
+
+/// Returns the paths of the two matrices of the layer that every token goes through in Granite 4, next to the experts at `path`.
+fn shared_paths(path: &str) -> [String; 2] {
+    let block = path.strip_suffix(".mlp").unwrap_or(path);
+    ["input_linear", "output_linear"].map(|name| format!("{block}.shared_mlp.{name}"))
 }
 
 /// Returns a tensor times a factor.

@@ -7,6 +7,7 @@ use crate::attention::{AttentionBias, AttentionSizes};
 use crate::delta::DeltaForm;
 use crate::experts::ExpertForm;
 use crate::latent_attention::LatentForm;
+use crate::mamba::MambaForm;
 use crate::norm::NormForm;
 use crate::path_names::PathNames;
 use crate::router::GroupChoice;
@@ -39,6 +40,9 @@ pub(crate) struct BlockForm<'a> {
     pub logit_cap: Option<f64>,
     /// Whether one matrix makes queries, keys and values, and another one the gate and the up projection.
     pub joins_projections: bool,
+    /// Whether one matrix makes the gate and the up projection of a layer `shared_mlp`, which is next to the experts if there
+    /// are some. Queries, keys and values have matrices of their own.
+    pub joins_feed_forward: bool,
     /// Whether files have the matrices of blocks as `[inputs, outputs]`.
     pub inputs_first: bool,
     /// The number of positions that have a trained vector, which is added to the embedding of a token at the
@@ -64,8 +68,10 @@ pub(crate) struct BlockForm<'a> {
     pub latent: Option<LatentForm>,
     /// Whether the output of each head is multiplied by the sigmoid of a gate, which the projection of the queries makes.
     pub has_output_gate: bool,
-    /// The mixer of the layers without attention.
+    /// The mixer of the layers without attention: Gated DeltaNet.
     pub delta: Option<DeltaForm>,
+    /// The mixer of the layers without attention: Mamba-2.
+    pub mamba: Option<MambaForm>,
     /// The names of parts of paths in files.
     pub names: PathNames,
 }
@@ -217,6 +223,11 @@ impl<'a> BlockForm<'a> {
     /// Returns the mixer of linear attention of layer `index`, counted from 0; `None` if it has an attention.
     pub(crate) fn delta_of(&self, index: usize) -> Option<DeltaForm> {
         self.delta.filter(|_| self.layer(index).is_linear)
+    }
+
+    /// Returns the mixer of Mamba-2 of layer `index`, counted from 0; `None` if it has another one.
+    pub(crate) fn mamba_of(&self, index: usize) -> Option<MambaForm> {
+        self.mamba.filter(|_| self.layer(index).is_linear)
     }
 
     /// Returns the experts of layer `index`, counted from 0; `None` if its feed-forward layer is dense.

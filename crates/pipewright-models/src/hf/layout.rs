@@ -16,6 +16,15 @@ pub(super) const INDEX: &str = "model.safetensors.index.json";
 
 /// Returns the shape in a file of the tensor that has the parameter.
 pub(super) fn file_shape(spec: &ParameterSpec) -> Vec<usize> {
+    let shape = own_shape(spec);
+    match (&spec.layout.stack, &*shape) {
+        (Some(stack), &[outputs, inputs]) if stack.is_usual => stack.tensor_shape([outputs, inputs]),
+        _ => shape,
+    }
+}
+
+/// Returns the shape of the parameter in a file, of which a tensor may have several.
+fn own_shape(spec: &ParameterSpec) -> Vec<usize> {
     let mut shape = spec.shape.clone();
     if is_transposed(spec) {
         shape.reverse();
@@ -45,20 +54,26 @@ pub(super) struct FilePlace<N> {
 /// Returns the places where files may have the parameter: the usual one first.
 pub(super) fn places(spec: &ParameterSpec) -> Vec<FilePlace<&str>> {
     let layout = &spec.layout;
-    let shape = file_shape(spec);
+    let shape = own_shape(spec);
     let all = count(&shape);
     let elements = layout.entry.as_ref().map_or(0..all, |entry| {
         let length = all / entry.count.max(1);
         entry.index * length..(entry.index + 1) * length
     });
     let usual = |tensor| FilePlace { tensor, shape: shape.clone(), elements: elements.clone() };
-    let mut places = vec![usual(spec.tensor())];
-    places.extend(layout.other_name.as_deref().map(usual));
-    if let (Some(stack), &[outputs, inputs]) = (&layout.stack, &*shape) {
-        let (shape, first) = (stack.tensor_shape([outputs, inputs]), stack.index().saturating_mul(all));
-        places.push(FilePlace { tensor: &stack.tensor, shape, elements: first..first.saturating_add(all) });
+    let names = || [Some(spec.tensor()), layout.other_name.as_deref()].into_iter().flatten();
+    let (Some(stack), &[outputs, inputs]) = (&layout.stack, &*shape) else {
+        return names().map(usual).collect();
+    };
+    let first = stack.index().saturating_mul(all);
+    let stacked = |tensor| {
+        let shape = stack.tensor_shape([outputs, inputs]);
+        FilePlace { tensor, shape, elements: first..first.saturating_add(all) }
+    };
+    if stack.is_usual {
+        return names().map(stacked).collect();
     }
-    places
+    names().map(usual).chain([stacked(&stack.tensor)]).collect()
 }
 
 /// Returns whether a matrix has its dimensions in a file in the other order.
@@ -157,7 +172,7 @@ mod tests {
     #[test]
     fn a_matrix_is_also_looked_for_among_those_of_all_experts() {
         let tensor = "mlp.experts.gate_up_proj".to_owned();
-        let stack = StackedMatrix { tensor, expert: 2, experts: 4, matrix: 1, matrices: 2 };
+        let stack = StackedMatrix { tensor, expert: 2, experts: 4, matrix: 1, matrices: 2, is_usual: false };
         let layout = FileLayout { stack: Some(stack), ..FileLayout::default() };
         let path = "mlp.experts.2.up_proj.weight".to_owned();
         let matrix = ParameterSpec { layout, ..ParameterSpec::new(path, vec![3, 5], ParameterKind::Matrix) };
@@ -165,7 +180,15 @@ mod tests {
         let place = |index: usize| (found[index].tensor, &*found[index].shape, found[index].elements.clone());
         assert_eq!(found.len(), 2);
         assert_eq!(place(0), ("mlp.experts.2.up_proj.weight", &[5, 3][..], 0..15));
-        assert_eq!(place(1), ("mlp.experts.gate_up_proj", &[4, 10, 3][..], 75..90));
+        let stacked = ("mlp.experts.gate_up_proj", &[4, 10, 3][..], 75..90);
+        assert_eq!(place(1), stacked);
+        assert_eq!(file_shape(&matrix), [5, 3]);
+        // In some families, files have no tensors of the matrices.
+        let mut usual = matrix.clone();
+        usual.layout.stack.iter_mut().for_each(|stack| stack.is_usual = true);
+        let found = places(&usual);
+        assert_eq!((found.len(), file_shape(&usual)), (1, vec![4, 10, 3]));
+        assert_eq!((found[0].tensor, &*found[0].shape, found[0].elements.clone()), stacked);
     }
 
     #[test]

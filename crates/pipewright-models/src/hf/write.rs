@@ -212,9 +212,12 @@ impl Writer {
             return refuse(format!("{fault} {}: choose float32 or bfloat16", kind.name()));
         };
         let (file_path, file) = &mut self.files[slot.file];
-        let written = match &spec.layout.entry {
-            None => write_at(file, slot.offset, &data),
-            Some(entry) => write_entry(file, slot, entry, &data),
+        let written = match (&spec.layout.entry, &spec.layout.stack) {
+            (Some(entry), _) => write_entry(file, slot, entry, &data),
+            (None, Some(stack)) if stack.is_usual => {
+                write_at(file, slot.offset + (stack.index() * data.len()) as u64, &data)
+            }
+            (None, _) => write_at(file, slot.offset, &data),
         };
         written.map_err(ModelError::io("write", file_path))?;
         self.pending.remove(path);

@@ -48,6 +48,11 @@ DELTA |= dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_
 # The norm of a head divides by small numbers where a query and a key are nearly orthogonal.
 DELTA |= dict(linear_conv_kernel_dim=3, head_dim=8, rms_norm_eps=1e-3)
 
+# Mamba-2 around an attention, with the factors of Granite.
+MAMBA = dict(layer_types=["linear_attention", "full_attention", "linear_attention"], num_key_value_heads=1)
+MAMBA |= dict(mamba_n_heads=4, mamba_d_head=8, mamba_expand=2, mamba_n_groups=2, mamba_d_state=6, mamba_d_conv=3)
+MAMBA |= dict(embedding_multiplier=3.0, residual_multiplier=0.6, attention_multiplier=0.2, logits_scaling=1.5)
+
 FAMILIES = {
     "mistral-tiny": ("Mistral", 21, dict(sliding_window=5, head_dim=8) | rope("linear", factor=4.0)),
     "smollm3-tiny": (
@@ -184,6 +189,19 @@ FAMILIES = {
         DELTA
         | dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12, shared_expert_intermediate_size=20)
         | rope("default", partial_rotary_factor=0.5),
+    ),
+    "granite-hybrid-tiny": (
+        "GraniteMoeHybrid",
+        80,
+        MAMBA | dict(num_local_experts=0, shared_intermediate_size=20, tie_word_embeddings=True) | rope("default"),
+    ),
+    "granite-hybrid-rope-tiny": (
+        "GraniteMoeHybrid",
+        81,
+        MAMBA
+        | dict(num_local_experts=4, num_experts_per_tok=2, intermediate_size=12, shared_intermediate_size=20)
+        | dict(position_embedding_type="rope", attention_bias=True, mamba_conv_bias=False)
+        | rope("default"),
     ),
     "gpt2-tiny": ("GPT2", 40, {}),
     "gpt2-scaled-tiny": (

@@ -49,11 +49,12 @@ fn changed(family: &str, change: Value) -> Value {
 
 const FAMILIES: [&str; 5] = ["llama", "qwen2", "qwen3", "qwen3_moe", "nemotron_h"];
 /// The families that differ from these in a few parts.
-const FURTHER: [&str; 20] = [
+const FURTHER: [&str; 21] = [
     "mistral",
     "mixtral",
     "smollm3",
     "granite",
+    "granitemoehybrid",
     "phi3",
     "olmo2",
     "olmo3",

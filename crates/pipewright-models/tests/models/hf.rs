@@ -426,7 +426,7 @@ fn configurations_that_cannot_be_run_are_refused() {
         assert_eq!(chain.iter().map(|error| error.replace(&path, "FILE")).collect::<Vec<_>>(), expected);
     };
     check("{", &["FILE: cannot be parsed", "EOF while parsing an object at line 1 column 1"]);
-    const KNOWN: &str = "the families are llama, qwen2, qwen3, qwen3_moe, qwen2_moe, qwen3_next, qwen3_5_text, qwen3_5_moe_text, mistral, ministral3, mixtral, smollm3, granite, phi3, olmo2, olmo3, gemma2, gemma3_text, starcoder2, gpt2, gpt_oss, deepseek_v2, deepseek_v3, glm4_moe, nemotron_h, hybrid";
+    const KNOWN: &str = "the families are llama, qwen2, qwen3, qwen3_moe, qwen2_moe, qwen3_next, qwen3_5_text, qwen3_5_moe_text, mistral, ministral3, mixtral, smollm3, granite, granitemoehybrid, phi3, olmo2, olmo3, gemma2, gemma3_text, starcoder2, gpt2, gpt_oss, deepseek_v2, deepseek_v3, glm4_moe, nemotron_h, hybrid";
     let unknown = |family: &str, nearest: &str, difference: &str| {
         format!(
             "model family `{family}` is not supported: {KNOWN}; the nearest one is `{nearest}`, which {difference}"

@@ -118,6 +118,7 @@ fn documents_of_decoders_do_not_see_each_other() {
 fn documents_begin_without_a_state() {
     let keys = json!({"full_attention_interval": 2, "linear_num_key_heads": 2});
     check("qwen3_5_text", &keys);
+    check("granitemoehybrid", &json!({"layer_types": ["mamba", "attention"]}));
     check(
         "qwen3_next",
         &json!({"full_attention_interval": 2, "num_experts": 4, "moe_intermediate_size": 24}),

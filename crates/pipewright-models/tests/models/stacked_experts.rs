@@ -109,6 +109,7 @@ fn bits(copy: &Copy) -> Vec<Vec<u32>> {
         ModelConfig::DeepseekV2(config) => of(copy, &config),
         ModelConfig::DeepseekV3(config) => of(copy, &config),
         ModelConfig::NemotronH(config) => of(copy, &config),
+        ModelConfig::GraniteHybrid(config) => of(copy, &config),
         other => panic!("{other:?} has no such experts"),
     }
 }
@@ -149,6 +150,26 @@ fn stacked_experts_of_deepseek_have_the_bits_of_separate_ones() {
 #[test]
 fn stacked_experts_of_nemotron_have_the_bits_of_separate_ones() {
     check_forms("nemotron-h-tiny");
+}
+
+/// Files of the family have stacks in any case, and transformers may write them under the names that it computes with.
+#[test]
+fn experts_of_granite_are_read_under_both_names() {
+    let copy = Copy::of(&format!("{DATA}/granite-hybrid-rope-tiny"));
+    let (expected, plain) = (bits(&copy), copy.check().expect("it is sound"));
+    let names = [
+        ("input_linear.weight", "experts.gate_up_proj"),
+        ("output_linear.weight", "experts.down_proj"),
+        ("router.layer.weight", "router.weight"),
+    ];
+    copy.edit(|tensors| {
+        for (name, ..) in tensors.iter_mut().filter(|(name, ..)| name.contains("block_sparse_moe")) {
+            let found = names.iter().find(|(end, _)| name.ends_with(end)).expect("a part of the experts");
+            *name = name.replace(found.0, found.1);
+        }
+    });
+    assert_eq!(copy.check(), Ok(plain));
+    assert!(bits(&copy) == expected);
 }
 
 /// The form of the other tests is the one that transformers writes.

@@ -240,6 +240,10 @@ models! {
         check_written check_parameters;
     granite "granite-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
         check_written check_parameters;
+    granite_hybrid "granite-hybrid-tiny": check_schedules check_head_parts check_tensor_ranks check_text check_written
+        check_parameters;
+    granite_hybrid_experts "granite-hybrid-rope-tiny": check_schedules check_head_parts check_tensor_ranks
+        check_whole_experts check_text check_written check_parameters;
     phi3 "phi3-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text
         check_written check_parameters;
     olmo2 "olmo2-tiny": check_schedules check_slices check_head_parts check_tensor_ranks check_text

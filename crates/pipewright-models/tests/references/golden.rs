@@ -194,6 +194,9 @@ cases! {
     smollm3_cut_anywhere: "smollm3-tiny", [2, 4];
     granite: "granite-tiny", [];
     granite_cut_anywhere: "granite-tiny", [1, 2];
+    granite_hybrid: "granite-hybrid-tiny", [];
+    granite_hybrid_cut_anywhere: "granite-hybrid-tiny", [1, 3];
+    granite_hybrid_experts: "granite-hybrid-rope-tiny", [2];
     phi3: "phi3-tiny", [];
     phi3_cut_anywhere: "phi3-tiny", [2, 3];
     olmo2: "olmo2-tiny", [];

@@ -12,8 +12,17 @@ use crate::pipelined_run::{FIRST_STEPS, in_part, train, train_first, train_steps
 use crate::reference::{Reference, Step, Within};
 
 /// The adapters with references.
-const ADAPTERS: [&str; 8] =
-    ["qwen3-tiny", "llama-tiny", "gpt2-tiny", "qwen2-tiny-dora", SAVED, HEAD, EMBEDDING, TIED_EMBEDDING];
+const ADAPTERS: [&str; 9] = [
+    "qwen3-tiny",
+    "llama-tiny",
+    "gpt2-tiny",
+    "qwen2-tiny-dora",
+    "granite-hybrid-tiny",
+    SAVED,
+    HEAD,
+    EMBEDDING,
+    TIED_EMBEDDING,
+];
 
 /// An adapter on the head too.
 const HEAD: &str = "llama-tiny-head";

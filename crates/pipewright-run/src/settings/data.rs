@@ -189,7 +189,7 @@ fn read_labels(section: &mut Section<'_>) -> Vec<String> {
     if names.len() < labels.len().max(2) {
         section.report(
             "labels",
-            "`labels` has fewer than two different names, or one name twice".to_owned(),
+            "`labels` has fewer than two different names, or one name twice",
             "write each label once",
         );
     }

@@ -110,6 +110,14 @@ pub(crate) fn untrained_tokens(
     }))
 }
 
+/// Returns the number of labels that the settings give a model in place of its head; `None` if its head stays.
+pub fn given_labels(settings: &Settings) -> Option<usize> {
+    match &settings.preference {
+        Some(loss) => (loss.loss == PreferenceKind::Reward).then_some(1),
+        None => Some(settings.data.labels.len()).filter(|labels| *labels > 0),
+    }
+}
+
 /// Returns the model with a head of labels, if it is trained on rewards or labels.
 fn with_head(settings: &Settings, model: ModelConfig) -> Result<ModelConfig, RunError> {
     let (labels, found) = (&settings.data.labels, model.labels().len());
@@ -392,16 +400,19 @@ fn dropout_note(from: &Path) -> Result<Option<String>, RunError> {
     Ok((!keys.is_empty()).then(note))
 }
 
-/// Checks the weights in a directory. Returns the sentence about the tensors that the model does not use, if
-/// there are any.
-pub fn check_weights(directory: &Path, parameters: &[ParameterSpec]) -> Result<Option<String>, RunError> {
+/// Checks the weights in a directory. Returns sentences about the tensors that the model does not use, and about a head that
+/// the directory does not have.
+pub fn check_weights(directory: &Path, parameters: &[ParameterSpec]) -> Result<Vec<String>, RunError> {
     let unused = hf::check_weights(directory, parameters).map_err(RunError::input)?;
-    if unused.is_empty() {
-        return Ok(None);
+    let (place, mut notes) = (directory.display(), Vec::new());
+    if !unused.is_empty() {
+        let (count, names) = (counted(unused.len(), "tensor"), listed(&unused));
+        notes.push(format!("warning: {place}: the model does not use {count} of the files: {names}"));
     }
-    let count = counted(unused.len(), "tensor");
-    let (place, names) = (directory.display(), listed(&unused));
-    Ok(Some(format!("warning: {place}: the model does not use {count} of the files: {names}")))
+    if hf::lacks_labels(directory, parameters).map_err(RunError::input)? {
+        notes.push(format!("{place}: there is no head of labels: `score.weight` is drawn (`run.seed`)"));
+    }
+    Ok(notes)
 }
 
 /// Returns the first three names.

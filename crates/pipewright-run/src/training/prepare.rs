@@ -11,7 +11,7 @@ use pipewright::device::Devices;
 use pipewright::pipeline::PipelineError;
 use pipewright::train::data::{DataError, DataIdentity, TokenRows};
 use pipewright::train::{TOKENS, Validation};
-use pipewright_models::{AdapterStart, InitialParameters, ParameterSpec, hf};
+use pipewright_models::{AdapterStart, InitialParameters, ParameterSpec, PreferenceKind, hf};
 use pipewright_schedule::error_text::with_causes as sentence;
 use pipewright_schedule::lower::{ProgramSource, SourceError, TrainingLowering, most_gathered, unmovable};
 use pipewright_schedule::partition::{Method, Partition, partition};
@@ -187,14 +187,7 @@ pub(crate) fn prepare_with(
     prepared.notes.extend(model_notes(&prepared.settings)?);
     prepared.notes.extend(tokenizer_note(&prepared.settings, model.vocab_size(), &prepared.rows));
     if let InitialParameters::Directory { path: directory, .. } = &prepared.initial {
-        let parameters = model.parameters()?;
-        prepared.notes.extend(check_weights(directory, &parameters)?);
-        if hf::lacks_labels(directory, &parameters).map_err(RunError::input)? {
-            let place = directory.display();
-            prepared
-                .notes
-                .push(format!("{place}: there is no head of labels: `score.weight` is drawn (`run.seed`)"));
-        }
+        prepared.notes.extend(check_weights(directory, &model.parameters()?)?);
     }
     Ok(prepared)
 }
@@ -273,8 +266,10 @@ pub(crate) fn prepare_settings_with(
         }
         TransportChoice::Mpi => Devices::default(),
     };
-    let counted_targets = rows.counted_targets().map_err(RunError::input)?;
-    let samples = SamplePrompts::open(&settings, model.vocab_size())?;
+    let is_reward = settings.preference.as_ref().is_some_and(|loss| loss.loss == PreferenceKind::Reward);
+    // Rewards are those of whole sequences.
+    let counted_targets = if is_reward { None } else { rows.counted_targets().map_err(RunError::input)? };
+    let samples = SamplePrompts::open(&settings, &*model)?;
     Ok(Prepared {
         settings,
         model,

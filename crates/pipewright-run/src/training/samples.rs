@@ -9,6 +9,7 @@ use pipewright_schedule::error_text::with_causes as sentence;
 
 use crate::error::RunError;
 use crate::run_data::data_config;
+use crate::run_model::RunModel;
 use crate::settings::Settings;
 use crate::settings::pipeline::TransportChoice;
 use crate::training::origin;
@@ -27,13 +28,18 @@ pub struct SamplePrompts {
 
 impl SamplePrompts {
     /// Returns the prompts of a run; `None` if it has none.
-    pub fn open(settings: &Settings, vocab_size: usize) -> Result<Option<Self>, RunError> {
-        let (run, data) = (&settings.run, &settings.data);
+    pub fn open(settings: &Settings, model: &dyn RunModel) -> Result<Option<Self>, RunError> {
+        let (run, data, vocab_size) = (&settings.run, &settings.data, model.vocab_size());
         let texts = run.sample_prompts.clone();
         if texts.is_empty() {
             return Ok(None);
         }
         let refused = |reason: String| RunError::input(format!("`run.sample_prompts`: {reason}"));
+        if model.has_labels() {
+            return Err(refused(
+                "a model with a head of labels does not continue texts: remove the key".to_owned(),
+            ));
+        }
         let advice = "remove the key, and ask a checkpoint with `pipewright generate`";
         if settings.pipeline.transport == TransportChoice::Mpi {
             return Err(refused(format!("the tokens are not sent between processes: {advice}")));

@@ -178,6 +178,8 @@ pub(crate) fn block(kind: &str, weight: f64) -> LayerProfile {
         held_bytes: None,
         copy_bytes: None,
         trained_bytes: None,
+        streamed_bytes: 0,
+        unstreamed_bytes: 0,
     }
 }
 

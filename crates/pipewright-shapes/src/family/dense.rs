@@ -172,6 +172,60 @@ pub const GRANITE: Family = Family {
     ..BASE
 };
 
+/// Granite 4.
+pub const GRANITE_HYBRID: Family = Family {
+    names: &["granitemoehybrid"],
+    class: "GraniteMoeHybridForCausalLM",
+    keys: &KeyTable {
+        computes: &[
+            COMPUTED_KEYS,
+            &[
+                "embedding_multiplier",
+                "residual_multiplier",
+                "attention_multiplier",
+                "logits_scaling",
+                "attention_bias",
+                "shared_intermediate_size",
+                "num_local_experts",
+                "num_experts_per_tok",
+                "output_router_logits",
+                "router_aux_loss_coef",
+                "position_embedding_type",
+                "layer_types",
+                "mamba_n_heads",
+                "mamba_d_head",
+                "mamba_n_groups",
+                "mamba_d_state",
+                "mamba_d_conv",
+                "mamba_expand",
+                "mamba_conv_bias",
+                "time_step_limit",
+            ],
+        ],
+        ignored: &[&["mamba_chunk_size", "init_method"]],
+        refused: &[
+            REFUSED_BESIDE_WINDOWS,
+            &[
+                Refused { key: "mlp_bias", harmless: Harmless::False },
+                Refused { key: "mamba_proj_bias", harmless: Harmless::False },
+                Refused { key: "normalization_function", harmless: Harmless::Word("rmsnorm") },
+            ],
+        ],
+    },
+    usual: &[
+        ("num_local_experts", 8),
+        ("num_experts_per_tok", 2),
+        ("shared_intermediate_size", 1024),
+        ("mamba_n_heads", 128),
+        ("mamba_n_groups", 1),
+        ("mamba_d_state", 256),
+        ("mamba_d_conv", 4),
+        ("mamba_chunk_size", 256),
+    ],
+    rotary: 0.0,
+    ..BASE
+};
+
 /// OLMo 2.
 pub const OLMO2: Family = Family {
     names: &["olmo2"],

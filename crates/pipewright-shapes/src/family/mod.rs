@@ -14,8 +14,8 @@ mod linear;
 use crate::key_table::{KeyTable, is_dropout, is_ignored};
 use crate::vectors::{Biases, Vectors};
 pub use dense::{
-    GEMMA2, GEMMA3, GPT2, GRANITE, LLAMA, MINISTRAL3, MISTRAL, OLMO2, OLMO3, PHI3, QWEN2, QWEN3, SMOLLM3,
-    STARCODER2,
+    GEMMA2, GEMMA3, GPT2, GRANITE, GRANITE_HYBRID, LLAMA, MINISTRAL3, MISTRAL, OLMO2, OLMO3, PHI3, QWEN2,
+    QWEN3, SMOLLM3, STARCODER2,
 };
 pub use hybrids::{HYBRID, NEMOTRON_H};
 pub use linear::{QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT};
@@ -44,6 +44,7 @@ const DECODERS: &[Family] = &[
     GEMMA3,
     GPT_OSS,
     GRANITE,
+    GRANITE_HYBRID,
     OLMO2,
     OLMO3,
     PHI3,
@@ -55,7 +56,7 @@ const DECODERS: &[Family] = &[
 pub const SCORES: &str = "ForSequenceClassification";
 
 /// The families of decoders for which transformers has no class that scores sequences.
-const WITHOUT_SCORES: [&str; 3] = ["granite", "glm4_moe", "qwen3_5_moe_text"];
+const WITHOUT_SCORES: [&str; 4] = ["granite", "granitemoehybrid", "glm4_moe", "qwen3_5_moe_text"];
 
 /// The families of hybrids that training knows.
 const HYBRIDS: &[Family] = &[NEMOTRON_H, HYBRID];
@@ -66,7 +67,6 @@ const OTHERS: &[Family] = &[
         names: &[
             "ministral",
             "granitemoe",
-            "granitemoehybrid",
             "bamba",
             "kimi_k2",
             "ernie4_5",

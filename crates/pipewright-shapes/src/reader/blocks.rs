@@ -66,8 +66,8 @@ pub(super) fn blocks(keys: &mut Keys<'_>, family: &Family, hidden: u64) -> Resul
             let kinds = kinds.into_iter().map(renamed).collect();
             whole_blocks(keys, family, hidden, counted(layers)?, Some((key, kinds)))
         }
-        // Without a list of blocks with attention, Bamba has only Mamba-2.
-        (Some("bamba"), None) if !keys.has("attn_layer_indices") => {
+        // Without a list of blocks with attention, these have only Mamba-2.
+        (Some("bamba" | "granitemoehybrid"), None) if !keys.has("attn_layer_indices") => {
             let layers = counted(layers)?;
             let kinds = vec!["mamba"; layers as usize];
             whole_blocks(keys, family, hidden, layers, Some(("layer_types".into(), kinds)))

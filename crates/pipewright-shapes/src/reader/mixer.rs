@@ -67,9 +67,10 @@ fn indexer(keys: &mut Keys<'_>) -> Result<Option<Indexer>, ShapeError> {
 
 /// Reads the part of a head with rotary positions.
 fn rotary_size(keys: &mut Keys<'_>, family: &Family, head_size: u64) -> Result<u64, ShapeError> {
-    let is_rotary =
-        keys.flag("alibi")? != Some(true) && keys.text(&["position_embedding_type"])? != Some("nope");
-    let share = keys.share(&ROTARY)?.unwrap_or(family.rotary);
+    let kind = keys.text(&["position_embedding_type"])?;
+    let is_rotary = keys.flag("alibi")? != Some(true) && kind != Some("nope");
+    let usual = if kind == Some("rope") { 1.0 } else { family.rotary };
+    let share = keys.share(&ROTARY)?.unwrap_or(usual);
     let share = if is_rotary { share } else { 0.0 };
     let given = keys.size(&["rotary_dim", "attn_rotary_emb"], 0, head_size)?;
     Ok(given.unwrap_or((share * head_size as f64).round() as u64))

@@ -21,6 +21,15 @@ fn each_loss_has_its_keys() {
         "beta = 0.5",
         &["a.toml:9:8: `beta` has no effect without a `loss` with log-probabilities"],
     );
+    check_section("loss = \"reward\"\ncenter_rewards_coefficient = 0.1", &[]);
+    check_section(
+        "loss = \"reward\"\nbeta = 0.1",
+        &["a.toml:10:8: `beta` has no effect without a `loss` with log-probabilities"],
+    );
+    check_section(
+        "loss = \"dpo\"\ncenter_rewards_coefficient = 0.1",
+        &["a.toml:10:30: `center_rewards_coefficient` has no effect without `loss = \"reward\"`"],
+    );
     check_section(
         "loss = \"orpo\"\nreference = \"r.json\"",
         &["a.toml:10:13: `reference` has no effect without `loss = \"dpo\"`, `\"ipo\"` or `\"kto\"`"],
@@ -65,11 +74,31 @@ fn a_loss_needs_what_it_compares() {
 }
 
 #[test]
+fn labels_need_records_and_are_not_preferences() {
+    let data = "[data]\nlabels = [\"a\", \"b\"]\n";
+    check(&format!("{data}path = \"a.jsonl\""), &[]);
+    check(data, &["a.toml:2:10: `labels` has no effect without records with labels"]);
+    check(
+        &format!("{data}path = \"a.jsonl\"\ntrain_on = \"all\""),
+        &["a.toml:4:12: `train_on` does not work with training on labels (`labels`)"],
+    );
+    check(
+        &format!("{data}path = \"a.jsonl\"\n[preference]\nloss = \"orpo\""),
+        &["a.toml:2:10: `labels` does not work with preference training (`preference.loss`)"],
+    );
+    check(
+        "[data]\nlabels = [\"a\"]\npath = \"a.jsonl\"",
+        &["a.toml:2:10: `labels` has fewer than two different names, or one name twice"],
+    );
+}
+
+#[test]
 fn losses_survive_being_written_and_read() {
     for own in [
         "loss = \"dpo\"\nreference = \"r.json\"",
         "loss = \"simpo\"\nmargin = 0.25",
         "loss = \"ipo\"\nbeta = 0.1",
+        "loss = \"reward\"\ncenter_rewards_coefficient = 0.5",
     ] {
         let settings = load(Some(&format!("{BASE}[preference]\n{own}")), &[]).expect("it is sound");
         assert!(settings.preference.is_some());

@@ -168,7 +168,7 @@ fn words() {
         |argument: &str, message: &str| check_set(&[argument], &[&format!("--set {argument}: {message}")]);
     refuse(
         "model.architecture=lama",
-        "`architecture` is \"lama\", where llama, qwen2, qwen3, qwen3_moe, qwen2_moe, qwen3_next, qwen3_5_text, qwen3_5_moe_text, mistral, ministral3, mixtral, smollm3, granite, phi3, olmo2, olmo3, gemma2, gemma3_text, starcoder2, gpt2, gpt_oss, deepseek_v2, deepseek_v3, glm4_moe, nemotron_h, hybrid is expected",
+        "`architecture` is \"lama\", where llama, qwen2, qwen3, qwen3_moe, qwen2_moe, qwen3_next, qwen3_5_text, qwen3_5_moe_text, mistral, ministral3, mixtral, smollm3, granite, granitemoehybrid, phi3, olmo2, olmo3, gemma2, gemma3_text, starcoder2, gpt2, gpt_oss, deepseek_v2, deepseek_v3, glm4_moe, nemotron_h, hybrid is expected",
     );
     refuse("pipeline.schedule=1f1", "unknown schedule `1f1`; did you mean `1f1b`?");
     refuse(
