@@ -189,17 +189,18 @@ impl Builder<'_> {
         };
         let (by_outputs, by_inputs) = (self.placements(outputs).0, self.placements(inputs).0);
         let path = format!("{layer}.experts.{index}");
-        let mut linear =
-            |name: &str, shape: [usize; 2], placement, (of, matrix, matrices): (&str, usize, usize)| {
-                let (_, part) = name.split_once('.').unwrap_or_default();
-                let tensor = format!("{layer}.experts.{of}.{part}");
-                let stack = StackedMatrix { tensor, expert: index, experts, matrix, matrices };
-                let layout = FileLayout { stack: Some(stack), ..FileLayout::default() };
-                let path = format!("{path}.{name}");
-                let weight =
-                    self.stored(&path, "weight", shape, (ParameterKind::Matrix, layout), placement)?;
-                Ok::<_, ModelError>(HeldLinear::from(Linear { weight, bias: None }))
-            };
+        let mut linear = |name: &str,
+                          shape: [usize; 2],
+                          placement,
+                          (of, matrix, matrices): (&str, usize, usize)| {
+            let (_, part) = name.split_once('.').unwrap_or_default();
+            let tensor = format!("{layer}.experts.{of}.{part}");
+            let stack = StackedMatrix { tensor, expert: index, experts, matrix, matrices, is_usual: false };
+            let layout = FileLayout { stack: Some(stack), ..FileLayout::default() };
+            let path = format!("{path}.{name}");
+            let weight = self.stored(&path, "weight", shape, (ParameterKind::Matrix, layout), placement)?;
+            Ok::<_, ModelError>(HeldLinear::from(Linear { weight, bias: None }))
+        };
         let (mut enter, mut gate, mut up, mut down) = (None, None, None, None);
         if enters {
             enter = Some(linear("gate_up_proj.lora_A", [width, rank], whole, (GATE_UP, 0, 1))?);

@@ -127,7 +127,9 @@ impl LoraConfig {
             return false;
         }
         match &self.targets {
-            LoraTargets::AllLinear => ![HEAD, SCORE].contains(&layer) && !is_table(layer) && !is_of_experts(layer),
+            LoraTargets::AllLinear => {
+                ![HEAD, SCORE].contains(&layer) && !is_table(layer) && !is_of_experts(layer)
+            }
             LoraTargets::Named(targets) if is_table(layer) => {
                 targets.iter().any(|target| !target.is_pattern() && target.means(layer))
             }

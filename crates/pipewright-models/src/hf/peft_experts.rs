@@ -99,7 +99,7 @@ mod tests {
         expected: (&[usize], &[usize]),
     ) {
         let tensor = format!("m.experts.{tensor}");
-        let stack = StackedMatrix { tensor, expert: 1, experts: 3, matrix, matrices };
+        let stack = StackedMatrix { tensor, expert: 1, experts: 3, matrix, matrices, is_usual: false };
         let layout = FileLayout { stack: Some(stack), ..FileLayout::default() };
         let path = "m.experts.1.x.lora_A.weight".to_owned();
         let spec =

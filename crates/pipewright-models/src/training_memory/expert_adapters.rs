@@ -86,7 +86,8 @@ mod tests {
     fn each_chosen_expert_keeps_its_rows() {
         let spec = |path: &str, tensor: &str, shape: [usize; 2]| {
             let tensor = format!("m.layers.1.mlp.experts.{tensor}");
-            let stack = StackedMatrix { tensor, expert: 0, experts: 2, matrix: 0, matrices: 1 };
+            let stack =
+                StackedMatrix { tensor, expert: 0, experts: 2, matrix: 0, matrices: 1, is_usual: false };
             let layout = FileLayout { stack: Some(stack), ..FileLayout::default() };
             let path = format!("m.layers.1.mlp.experts.0.{path}.weight");
             ParameterSpec { layout, ..ParameterSpec::new(path, shape.to_vec(), ParameterKind::Matrix) }

@@ -39,7 +39,9 @@ impl Plan {
             batch_shares: self.batch_shares.clone(),
             // The older version, and the gradients of the other batch.
             state: TrainingState { copy: state.copy + 2.0, ..state },
-            stream: self.stream.map(|read| StreamChoice { window: read.window, bytes_per_s: read.bytes_per_s }),
+            stream: self
+                .stream
+                .map(|read| StreamChoice { window: read.window, bytes_per_s: read.bytes_per_s }),
         };
         let refused = |error: &dyn std::fmt::Display| PredictError::Choice(error.to_string());
         let alone = predict(&profile, &self.schedule, &choice)?;
