@@ -330,6 +330,11 @@ impl AdapterWeights {
         Ok(Self { file: WeightFile::open(path.clone())?, path })
     }
 
+    /// Returns whether the file has a parameter.
+    pub(crate) fn has(&self, spec: &ParameterSpec) -> bool {
+        self.file.shape_of(&name_of(spec)).is_some()
+    }
+
     /// Checks that the file has these parameters of adapters.
     pub(crate) fn require(&self, specs: &[ParameterSpec]) -> Result<(), ModelError> {
         specs.iter().try_for_each(|spec| {
