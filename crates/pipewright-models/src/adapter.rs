@@ -88,6 +88,10 @@ impl ParameterSource for AdaptedSource<'_> {
             Values::Seed(seed) if is_of_adapter(&spec.path) => Ok(adapter_values(*seed, spec)),
             // A module that is trained whole starts as it is.
             Values::Seed(_) => self.base.parameter(spec),
+            // Adapters of a model that continued texts have no head of labels.
+            Values::Weights(weights) if !is_of_adapter(&spec.path) && !weights.has(spec) => {
+                self.base.parameter(spec)
+            }
             Values::Weights(weights) => weights.parameter(spec),
             Values::Stored(stored) => stored.parameter(spec),
         }

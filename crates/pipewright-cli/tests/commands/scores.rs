@@ -231,6 +231,11 @@ fn adapters_train_the_head_too_also_on_a_quantised_base() {
     let path = format!("adapter.path={}", folder.path("adapter").display());
     folder.train(&[set[0], set[1], set[2], &path, "run.steps=1"]);
     assert!(folder.losses()[0][0] < losses[0][0], "{losses:?}");
+    // Adapters of a model that continued texts start with the head of the base.
+    let (base, path) = (reference("llama-tiny"), reference("lora/llama-tiny"));
+    let of_text = [format!("model.from={base}"), format!("adapter.path={path}")];
+    folder.train(&[&of_text[0], &of_text[1], set[1], set[2], "run.steps=1", "run.precision=bf16"]);
+    assert!(folder.losses()[0][0].is_finite());
 }
 
 #[test]

@@ -121,6 +121,29 @@ fn preferences_train_in_processes_as_in_threads_to_the_bit() {
     assert_eq!((figures(folder.path()), reference()), expected);
 }
 
+/// Only the process with the last stage knows the rewards and the accuracies.
+#[test]
+fn scores_train_in_processes_as_in_threads_to_the_bit() {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pipewright-models/tests/data");
+    let reward = "[preference]\nloss = \"reward\"\n";
+    for (model, data, loss) in
+        [("llama", "preference/pairs.jsonl", reward), ("qwen3", "score/texts.jsonl", "")]
+    {
+        let folder = folder();
+        let config = format!(
+            "[model]\nfrom = \"MODELS/score/{model}\"\n{loss}[data]\npath = \"MODELS/{data}\"\ntokenizer = \"bytes\"\n\
+             seq_len = 128\nvalidation_share = 0.25\n[pipeline]\nmicrobatches = 2\n[mesh]\ndata_parallel = 2\n[run]\n\
+             steps = 2\neval_every = 1\ndeadline_seconds = 20\nout = \"out\"\n"
+        );
+        let config = config.replace("MODELS", &models.display().to_string());
+        fs::write(folder.path().join("small.toml"), config).expect("a file");
+        let expected = train_on_threads(folder.path(), &[]);
+        let output = processes(folder.path(), 4, &[]);
+        assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+        assert_eq!(figures(folder.path()), expected);
+    }
+}
+
 #[test]
 fn processes_skip_the_same_updates_as_threads() {
     let folder = folder();

@@ -366,6 +366,11 @@ impl AdapterWeights {
         Some(if is_of_down && !is_inner { down } else { format!("{module}.{GATE_UP}") })
     }
 
+    /// Returns whether the file has a parameter.
+    pub(crate) fn has(&self, spec: &ParameterSpec) -> bool {
+        self.file.shape_of(&name_of(spec)).is_some()
+    }
+
     /// Checks that the file has these parameters of adapters.
     pub(crate) fn require(&self, specs: &[ParameterSpec]) -> Result<(), ModelError> {
         specs.iter().try_for_each(|spec| {

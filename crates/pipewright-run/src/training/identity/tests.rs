@@ -73,6 +73,10 @@ const CHANGES: &[Change] = &[
     ("preference.beta=0.2", DPO),
     ("preference.label_smoothing=0.1", DPO),
     ("preference.margin=0.2", &["data.path=FOLDER/pairs.jsonl", "preference.loss=simpo"]),
+    (
+        "preference.center_rewards_coefficient=0.1",
+        &["data.path=FOLDER/pairs.jsonl", "preference.loss=reward", "data.seq_len=128"],
+    ),
     ("preference.desirable_weight=2.0", KTO),
     ("preference.undesirable_weight=2.0", KTO),
     ("preference.reference=FOLDER/reference.json", DPO),
@@ -96,6 +100,7 @@ const CHANGES: &[Change] = &[
     ),
     ("data.bad_records=5", CHATS),
     ("data.train_on=all", CHATS),
+    ("data.labels=[\"b\", \"a\"]", &["data.path=FOLDER/labels.jsonl", "data.labels=[\"a\", \"b\"]"]),
     (
         "data.long_records=skip",
         &[
@@ -228,6 +233,7 @@ fn write_data(folder: &Path) {
         ("chats.jsonl", chats),
         ("turns.jinja", "{% for turn in messages %}{{ turn.content }}{{ end }}{% endfor %}".to_owned()),
         ("texts.jsonl", texts),
+        ("labels.jsonl", "{\"text\": \"to be\", \"label\": 1}\n".repeat(40)),
         ("pairs.jsonl", format!("{pair}\n").repeat(40)),
     ];
     for (name, content) in files {
