@@ -2,8 +2,8 @@
 
 pub(crate) mod record_content;
 pub(crate) mod llama_tokenizer;
+pub(crate) mod tokenizer_file;
 pub(crate) mod tokenizer;
-pub(crate) mod added_tokens;
 pub(crate) mod codec;
 pub(crate) mod document_text;
 pub(crate) mod example_text;

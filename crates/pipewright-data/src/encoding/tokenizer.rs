@@ -9,10 +9,9 @@ use std::path::Path;
 #[cfg(feature = "tokenizers")]
 use std::path::PathBuf;
 
-use crate::chat::special_tokens::LARGEST_TOKENIZER;
 use crate::config::Tokenizer;
-use crate::encoding::added_tokens::TokenizerFile;
 use crate::encoding::llama_tokenizer::{self, Rewritten};
+use crate::encoding::tokenizer_file::{TokenizerFile, read, refuse_other_forms};
 use crate::error::{DataError, DataPlace};
 use crate::vocabulary;
 
@@ -58,26 +57,6 @@ pub(crate) fn encode(
     let place = |index| record.unwrap_or_else(|| in_file(index));
     vocabulary::check(ids.iter().map(|id| u64::from(*id)), vocab_size, path, place)?;
     Ok(ids)
-}
-
-/// Refuses a file with a tokenizer in a form that is not read.
-pub(crate) fn refuse_other_forms(path: &Path) -> Result<(), DataError> {
-    /// Forms that are JSON too.
-    const OTHERS: [&str; 2] = ["tekken.json", "vocab.json"];
-    let is_json = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("json"));
-    if is_json && !OTHERS.iter().any(|other| path.ends_with(other)) {
-        return Ok(());
-    }
-    Err(DataError::of(
-        path,
-        "the tokenizer is in a form that is not read; write a `tokenizer.json` \
-         (`AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)` of transformers), or `tokenizer = \"bytes\"` in [data]",
-    ))
-}
-
-pub(crate) fn read(path: &Path) -> Result<Vec<u8>, DataError> {
-    pipewright_gguf::files::read(path, LARGEST_TOKENIZER)
-        .map_err(|source| DataError::unreadable(path, source))
 }
 
 /// The number of tokens if bytes are tokens.

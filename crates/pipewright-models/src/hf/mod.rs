@@ -11,6 +11,7 @@
 
 mod added_tokens;
 mod bitsandbytes;
+mod vocabulary_rows;
 mod contents;
 mod directory;
 mod export;

@@ -13,7 +13,7 @@ use super::fingerprint::Fingerprint;
 use super::json_file::{parse, read_bytes};
 use super::layout::{file_shape, from_file};
 use super::other_form::ADAPTER;
-use super::peft_experts::{ExpertPart, module_of_experts};
+use super::peft_experts::{ExpertPart, PREFIX, module_of_experts};
 use crate::error::ModelError;
 use crate::lora::{
     DOWN, GATE_UP, HEAD, LoraConfig, LoraTargets, is_of_adapter, is_of_experts, layer_of_first,
@@ -32,8 +32,6 @@ pub(super) const TIES: &str = "ensure_weight_tying";
 const MODULES: &str = "modules_to_save";
 /// The end of the path of a linear layer's weight.
 pub(super) const WEIGHT: &str = ".weight";
-/// The beginning of the names of tensors.
-pub(super) const PREFIX: &str = "base_model.model.";
 
 /// Keys that say where an adapter comes from or how it was made, which does not change what it computes. PEFT
 /// corrects `fan_in_fan_out` by the layer.

@@ -5,11 +5,12 @@
 //! [outputs, rank * experts]` are one column of each expert, then the next column of each. Gate and up are the outputs of one
 //! matrix, `gate_up_proj`. If `down_proj` has an adapter too, that of `gate_up_proj` is in a `base_layer`.
 
-use super::peft::PREFIX;
 use crate::file_layout::StackedMatrix;
 use crate::lora::{GATE_UP, is_of_adapter};
 use crate::parameter::ParameterSpec;
 
+/// The beginning of the names of tensors.
+pub(super) const PREFIX: &str = "base_model.model.";
 /// The name of the module with an adapter inside a module with another one.
 const INNER: &str = ".base_layer";
 

@@ -15,12 +15,12 @@ use safetensors::Dtype;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::added_tokens::{is_of_vocabulary, with_means};
 use super::directory::{is_gguf, resolve};
 use super::file::{WeightFile, missing_tensor, require_finite};
 use super::json_file::{parse, read_bytes, read_json};
 use super::layout::{CONFIG, FilePlace, INDEX, SINGLE, file_shape, from_file, is_of_rows, places};
 use super::other_form::{names, other_form};
+use super::vocabulary_rows::{is_of_vocabulary, with_means};
 use super::weight_type::WeightType;
 use crate::error::ModelError;
 use crate::family::ModelFamily;

@@ -5,8 +5,8 @@ use std::path::Path;
 use pipewright_system::bounded_file::without_mark;
 use serde_json::{Map, Value, json};
 
+use crate::chat::special_tokens::LARGEST_TOKENIZER;
 use crate::content::refuse_lfs_pointer;
-use crate::encoding::tokenizer::{read, refuse_other_forms};
 use crate::error::DataError;
 
 /// The list of a tokenizer's tokens that are not in its vocabulary.
@@ -91,6 +91,26 @@ impl TokenizerFile {
         let json = Value::Object(self.0.clone());
         format!("{json:#}\n")
     }
+}
+
+/// Refuses a file with a tokenizer in a form that is not read.
+pub(crate) fn refuse_other_forms(path: &Path) -> Result<(), DataError> {
+    /// Forms that are JSON too.
+    const OTHERS: [&str; 2] = ["tekken.json", "vocab.json"];
+    let is_json = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("json"));
+    if is_json && !OTHERS.iter().any(|other| path.ends_with(other)) {
+        return Ok(());
+    }
+    Err(DataError::of(
+        path,
+        "the tokenizer is in a form that is not read; write a `tokenizer.json` \
+         (`AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)` of transformers), or `tokenizer = \"bytes\"` in [data]",
+    ))
+}
+
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>, DataError> {
+    pipewright_gguf::files::read(path, LARGEST_TOKENIZER)
+        .map_err(|source| DataError::unreadable(path, source))
 }
 
 #[cfg(test)]
