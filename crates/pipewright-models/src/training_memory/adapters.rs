@@ -231,7 +231,7 @@ mod tests {
         };
         let norms = ["input_layernorm", "post_attention_layernorm"];
         let norms = norms.map(|name| spec(name, &[8], ParameterKind::Scale));
-        let matrix = |name, inputs, outputs| spec(name, &[inputs, outputs], ParameterKind::Matrix);
+        let matrix = |name: &str, inputs, outputs| spec(name, &[inputs, outputs], ParameterKind::Matrix);
         let heads = ["q_proj", "k_proj", "v_proj"].map(|name| matrix(&format!("self_attn.{name}"), 8, 8));
         let inner = ["gate_proj", "up_proj"].map(|name| matrix(&format!("mlp.{name}"), 8, 20));
         let frozen = [&norms[..], &heads, &inner, &[matrix("mlp.down_proj", 20, 8)]].concat();
