@@ -161,7 +161,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Mode
     if from.is_some() && streaming.stream == Some(false) && streaming.window.is_some() {
         let sentence =
             "`stream_window` has no effect, because `stream` is false and the whole base is in memory";
-        section.report("stream_window", sentence.to_owned(), "remove it, or set stream = true".to_owned());
+        section.report("stream_window", sentence, "remove it, or set stream = true");
     }
     let model = read_sizes(&mut section, &written);
     match from {

@@ -176,6 +176,8 @@ pub(crate) fn block(kind: &str, weight: f64) -> LayerProfile {
         tensor_sums: None,
         optimizer_bytes: None,
         held_bytes: None,
+        streamed_bytes: 0,
+        unstreamed_bytes: 0,
         copy_bytes: None,
         trained_bytes: None,
         streamed_bytes: 0,
