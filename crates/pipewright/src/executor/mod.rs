@@ -53,7 +53,7 @@
 //! | `failed_action.rs` | the action that an error names |
 //! | `machine.rs` | the executor: its parts, and polling |
 //! | `actions.rs` | one handler for each kind of action |
-//! | `overlap.rs` | two batches at once, if parameters are delayed |
+//! | `overlap.rs`, `two_batches.rs` | two batches at once, if parameters are delayed: their order, and how they run |
 //! | `epilogue.rs` | the phases after the program, in order |
 
 mod accumulation;
@@ -101,6 +101,7 @@ mod tensor_shards;
 mod transfers;
 mod streams;
 mod turns;
+mod two_batches;
 mod update;
 
 pub(crate) use agreement::{Agreement, agree_alike, agreed_before, digest};
@@ -115,11 +116,11 @@ pub(crate) use machine::Executor;
 pub use moves::MovedLayers;
 pub(crate) use moves::StageChange;
 pub(crate) use next_batch::NextBatch;
-pub(crate) use overlap::{Follow, OverlapPoll, OverlapRule};
 pub(crate) use recorder::AuxiliaryPart;
 pub use report::UndeferredParameter;
 pub(crate) use report::{RankReport, sums_of};
 pub(crate) use report_exchange::OpenReport;
 pub(crate) use shared_endpoint::SharedEndpoint;
 pub(crate) use step::{Outcome, Poll};
-pub(crate) use step_input::{StepInput, StepOrigin, StepVerification};
+pub(crate) use step_input::{Follow, OverlapRule, StepInput, StepOrigin, StepVerification};
+pub(crate) use two_batches::OverlapPoll;

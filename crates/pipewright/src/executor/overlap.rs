@@ -14,71 +14,43 @@
 //! and its stages have the parts of one, and park those of the other ([`Lane`]). Messages belong to an attempt, which is
 //! the batch.
 //!
-//! Whether a batch follows the one before without a drain is the same on all ranks ([`Follow`]): the pipeline says so
+//! Whether a batch follows the one before without a drain is the same on all ranks ([`Follow`](super::step_input::Follow)): the pipeline says so
 //! before it gives the batch to the first rank, unless a rank has come to the place in its row where the next batch
 //! begins. That rank then decides for all that the pipeline drains, and the batch begins after the update.
 //!
 //! A failure of the later batch drops that batch, and the earlier one runs to its end alone: nothing of it waits for the
 //! later one. A failure of the earlier batch drops both.
 
-use std::mem::swap;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use super::accumulation::Accumulation;
 use super::checks::Checks;
 use super::connection::ParkedAttempt;
-use super::machine::Executor;
 use super::recorder::Recorder;
 use super::reduction::Reductions;
-use super::step::{Phase, Poll, Step};
+use super::step::Step;
 use super::step_input::StepInput;
-use crate::failure::StepError;
-use crate::ids::{Attempt, StepNumber};
-use crate::progress::Activity;
-
-/// How a batch overlaps with the one after it, on one rank.
-#[derive(Clone)]
-pub(crate) struct OverlapRule {
-    /// For each computation of the repeating row, whether it belongs to the next batch.
-    pub(crate) row: Arc<[bool]>,
-    pub(crate) follow: Follow,
-}
-
-/// Whether the next batch follows a batch without a drain, the same on all ranks of the process. Clones are one decision.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Follow(Arc<OnceLock<bool>>);
-
-impl Follow {
-    /// Decides that the next batch follows, unless a rank has decided that none does. Returns the decision.
-    pub(crate) fn announce(&self) -> bool {
-        *self.0.get_or_init(|| true)
-    }
-
-    /// Returns whether the next batch follows. If it is not announced, none does.
-    pub(crate) fn decide(&self) -> bool {
-        *self.0.get_or_init(|| false)
-    }
-}
+use crate::ids::Attempt;
 
 /// The parts of a rank that belong to one batch.
 pub(super) struct Lane {
-    step: Step,
-    recorder: Recorder,
-    reductions: Reductions,
-    checks: Checks,
-    accumulation: Accumulation,
-    attempt: ParkedAttempt,
+    pub(super) step: Step,
+    pub(super) recorder: Recorder,
+    pub(super) reductions: Reductions,
+    pub(super) checks: Checks,
+    pub(super) accumulation: Accumulation,
+    pub(super) attempt: ParkedAttempt,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+pub(super) enum State {
     Free,
     Acts,
     Ends,
 }
 
 /// The next batch of a rank's repeating row, with its input.
-enum Next<I> {
+pub(super) enum Next<I> {
     /// It is not known whether there is one.
     Unknown,
     None,
@@ -87,24 +59,9 @@ enum Next<I> {
     Begun,
 }
 
-/// The result of a poll.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum OverlapPoll {
-    /// An action or a message was processed: poll again.
-    Progress,
-    /// The rank waits for a message.
-    Pending,
-    /// The rank needs the next batch, or to know that none follows ([`Executor::give_next`]).
-    Asks,
-    /// The earlier batch has ended, and the executor shows it.
-    Ended,
-    /// No batch is left.
-    Done,
-}
-
 /// What a rank does next.
 #[derive(Debug, PartialEq, Eq)]
-enum Turn {
+pub(super) enum Turn {
     Act(usize),
     Ask,
     Begin,
@@ -113,24 +70,24 @@ enum Turn {
 }
 
 /// Whose turn it is in a rank's repeating row. The batches are numbered 0 and 1 by turns.
-struct Turns<I> {
+pub(super) struct Turns<I> {
     row: Arc<[bool]>,
     /// The computations that are left before the first batch comes to the row.
     lead: usize,
     /// The place in the row.
     at: usize,
-    older: usize,
-    next: Next<I>,
-    states: [State; 2],
+    pub(super) older: usize,
+    pub(super) next: Next<I>,
+    pub(super) states: [State; 2],
 }
 
 impl<I> Turns<I> {
-    fn new(row: Arc<[bool]>) -> Self {
+    pub(super) fn new(row: Arc<[bool]>) -> Self {
         let lead = row.iter().filter(|is_next| **is_next).count();
         Self { row, lead, at: 0, older: 0, next: Next::Unknown, states: [State::Acts, State::Free] }
     }
 
-    fn turn(&mut self) -> Turn {
+    pub(super) fn turn(&mut self) -> Turn {
         loop {
             let is_next = match self.row.get(self.at) {
                 _ if self.lead > 0 => false,
@@ -159,7 +116,7 @@ impl<I> Turns<I> {
 
     /// Notes that a computation of a batch is done, with the messages behind it. `is_last` says whether it is the last one
     /// of the batch.
-    fn note_done(&mut self, lane: usize, is_last: bool) {
+    pub(super) fn note_done(&mut self, lane: usize, is_last: bool) {
         match self.lead {
             0 => self.at += 1,
             _ => self.lead -= 1,
@@ -170,7 +127,7 @@ impl<I> Turns<I> {
     }
 
     /// Drops a batch that has failed while the one before it continues. No further one begins.
-    fn drop_later(&mut self, lane: usize) {
+    pub(super) fn drop_later(&mut self, lane: usize) {
         self.states[lane] = State::Free;
         self.next = Next::None;
         if lane == self.older {
@@ -181,152 +138,28 @@ impl<I> Turns<I> {
 
 /// The batches of a rank that run at once.
 pub(super) struct Overlap {
-    turns: Turns<Box<StepInput>>,
+    pub(super) turns: Turns<Box<StepInput>>,
     /// The batch whose parts the executor has.
-    current: usize,
-    attempts: [Attempt; 2],
+    pub(super) current: usize,
+    pub(super) attempts: [Attempt; 2],
     /// Whether the computation has run whose messages follow.
-    has_computed: bool,
-    parked: Lane,
+    pub(super) has_computed: bool,
+    pub(super) parked: Lane,
 }
 
 impl Overlap {
     /// Returns the first batch that ends.
-    fn ending(&self) -> Option<usize> {
+    pub(super) fn ending(&self) -> Option<usize> {
         let ends = |lane: &usize| self.turns.states[*lane] == State::Ends;
         (0..2).filter(ends).min_by_key(|lane| self.attempts[*lane])
     }
 
     /// Returns the first and the last attempt of the rank.
-    fn alive(&self) -> [Attempt; 2] {
+    pub(super) fn alive(&self) -> [Attempt; 2] {
         let attempts =
             (0..2).filter(|lane| self.turns.states[*lane] != State::Free).map(|lane| self.attempts[lane]);
         let own = self.attempts[self.current];
         attempts.fold([own; 2], |[first, last], attempt| [first.min(attempt), last.max(attempt)])
-    }
-}
-
-impl Executor {
-    /// Starts a step during which the next one may begin. [`Executor::poll_overlap`] continues both.
-    pub(crate) fn begin_overlap(&mut self, input: StepInput, row: Arc<[bool]>) {
-        let parked = Lane {
-            step: Step::between(StepNumber::default(), Phase::Idle),
-            recorder: Recorder::new(self.context.timeline_row()),
-            reductions: Reductions::default(),
-            checks: Checks::default(),
-            accumulation: Accumulation::default(),
-            attempt: ParkedAttempt::default(),
-        };
-        let attempts = [input.attempt; 2];
-        let turns = Turns::new(row);
-        self.overlap = Some(Overlap { turns, current: 0, attempts, has_computed: false, parked });
-        self.begin(input);
-    }
-
-    /// Continues the batches of the rank.
-    pub(crate) fn poll_overlap(&mut self) -> Result<OverlapPoll, StepError> {
-        let mut waits = false;
-        if let Some(lane) = self.own_overlap().ending() {
-            self.go_to(lane);
-            match self.poll()? {
-                Poll::Progress => return Ok(OverlapPoll::Progress),
-                Poll::Pending => waits = true,
-                Poll::Done => {
-                    self.own_overlap().turns.states[lane] = State::Free;
-                    return Ok(OverlapPoll::Ended);
-                }
-            }
-        }
-        match self.own_overlap().turns.turn() {
-            Turn::Act(lane) => self.act_for(lane),
-            Turn::Ask => Ok(OverlapPoll::Asks),
-            Turn::Begin => {
-                self.begin_given();
-                Ok(OverlapPoll::Progress)
-            }
-            Turn::End if waits => Ok(OverlapPoll::Pending),
-            Turn::End => {
-                self.overlap = None;
-                Ok(OverlapPoll::Done)
-            }
-        }
-    }
-
-    /// Gives the rank the next batch, or says that none follows.
-    pub(crate) fn give_next(&mut self, next: Option<Box<StepInput>>) {
-        self.own_overlap().turns.next = next.map_or(Next::None, Next::Given);
-    }
-
-    /// Drops the batch that has failed if an earlier one continues. Returns whether that is so.
-    pub(crate) fn drop_later(&mut self) -> bool {
-        let Some(overlap) = &mut self.overlap else { return false };
-        let (lane, other) = (overlap.current, 1 - overlap.current);
-        let is_later =
-            overlap.turns.states[other] != State::Free && overlap.attempts[lane] > overlap.attempts[other];
-        if is_later {
-            overlap.turns.drop_later(lane);
-            overlap.has_computed = false;
-            self.reductions.clear();
-            self.stages.reset_batch();
-            self.step = Step::between(StepNumber::default(), Phase::Idle);
-            self.go_to(other);
-        }
-        is_later
-    }
-
-    /// Runs the next action of a batch.
-    fn act_for(&mut self, lane: usize) -> Result<OverlapPoll, StepError> {
-        self.go_to(lane);
-        // The other batch may have waited, or ended.
-        self.connection.set_activity(Activity::Computes);
-        if self.poll()? == Poll::Pending {
-            return Ok(OverlapPoll::Pending);
-        }
-        let (row, position) = (self.step.row(self.context.rank()), self.step.position);
-        let computes = |index: usize| row.get(index).is_some_and(|action| action.is_compute());
-        let (has_computed, next_computes) = (computes(position.wrapping_sub(1)), computes(position));
-        let is_last = position >= row.len();
-        let overlap = self.own_overlap();
-        overlap.has_computed |= has_computed;
-        if overlap.has_computed && (next_computes || is_last) {
-            overlap.has_computed = false;
-            overlap.turns.note_done(lane, is_last);
-        }
-        Ok(OverlapPoll::Progress)
-    }
-
-    /// Begins the next batch, which the rank has.
-    fn begin_given(&mut self) {
-        let overlap = self.own_overlap();
-        let lane = 1 - overlap.turns.older;
-        let Next::Given(input) = std::mem::replace(&mut overlap.turns.next, Next::Begun) else { return };
-        self.go_to(lane);
-        let overlap = self.own_overlap();
-        overlap.turns.states[lane] = State::Acts;
-        overlap.attempts[lane] = input.attempt;
-        let alive = overlap.alive();
-        self.connection.begin_next(input.attempt, alive);
-        self.start(*input);
-    }
-
-    /// Lets the executor and its stages continue with a batch.
-    fn go_to(&mut self, lane: usize) {
-        let Self { step, recorder, reductions, checks, accumulation, connection, stages, overlap, .. } = self;
-        let Some(overlap) = overlap.as_mut().filter(|overlap| overlap.current != lane) else { return };
-        overlap.current = lane;
-        let alive = overlap.alive();
-        let parked = &mut overlap.parked;
-        swap(step, &mut parked.step);
-        swap(recorder, &mut parked.recorder);
-        swap(reductions, &mut parked.reductions);
-        swap(checks, &mut parked.checks);
-        swap(accumulation, &mut parked.accumulation);
-        connection.switch(&mut parked.attempt, alive);
-        stages.switch();
-    }
-
-    fn own_overlap(&mut self) -> &mut Overlap {
-        self.overlap.as_mut().expect("batches overlap only between `begin_overlap` and `Poll::Done`")
     }
 }
 

@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use pipewright_schedule::{StageIndex, ValidatedProgram};
 
-use super::overlap::OverlapRule;
 use crate::batch::SideInputs;
 use crate::ids::{Attempt, StepNumber};
 use crate::tensor::Values;
@@ -31,6 +30,30 @@ impl StepOrigin {
     /// Returns the time. It is the time of the first call.
     pub(crate) fn time(&self) -> Instant {
         *self.0.get_or_init(Instant::now)
+    }
+}
+
+/// How a batch overlaps with the one after it, on one rank.
+#[derive(Clone)]
+pub(crate) struct OverlapRule {
+    /// For each computation of the repeating row, whether it belongs to the next batch.
+    pub(crate) row: Arc<[bool]>,
+    pub(crate) follow: Follow,
+}
+
+/// Whether the next batch follows a batch without a drain, the same on all ranks of the process. Clones are one decision.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Follow(Arc<OnceLock<bool>>);
+
+impl Follow {
+    /// Decides that the next batch follows, unless a rank has decided that none does. Returns the decision.
+    pub(crate) fn announce(&self) -> bool {
+        *self.0.get_or_init(|| true)
+    }
+
+    /// Returns whether the next batch follows. If it is not announced, none does.
+    pub(crate) fn decide(&self) -> bool {
+        *self.0.get_or_init(|| false)
     }
 }
 

@@ -10,7 +10,6 @@ use pipewright_schedule::words::counted;
 use pipewright_schedule::{Level, LowerError, Rank, Recompute, Slices, StageIndex, ValidatedProgram};
 
 use super::error::{Mistake, PipelineError};
-use super::step_plan::StepPlan;
 use crate::batch::Purpose;
 use crate::byte_channel::ByteChannel;
 use crate::collective::Group;
@@ -173,9 +172,9 @@ impl Setup {
         Some(delayed.turns().into_iter().map(Arc::from).collect())
     }
 
-    /// Returns whether the step after this one may overlap with it, if it updates too.
-    pub(super) fn overlaps(&self, plan: &StepPlan) -> bool {
-        self.turns.is_some() && plan.may_overlap()
+    /// Returns whether steps may overlap.
+    pub(super) fn overlaps(&self) -> bool {
+        self.turns.is_some()
     }
 
     /// Returns how a step overlaps with the next one on a rank of the program.

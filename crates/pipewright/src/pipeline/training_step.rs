@@ -336,7 +336,8 @@ impl Pipeline {
         let unit = self.accumulation.unit(batch.unit())?;
         let origin = StepOrigin::default();
         let kept = self.setup.config.name_not_finite.then(|| Arc::new(batch.clone()));
-        let follow = self.setup.overlaps(&plan).then(Follow::default);
+        let overlaps = self.setup.overlaps() && plan.may_overlap();
+        let follow = overlaps.then(Follow::default);
         let before = self.begun.back().and_then(|before| before.as_ref().ok()).filter(|_| follow.is_some());
         // If a rank has come to the end of the batch before already, this one begins when all have updated.
         let overlaps = before.and_then(|before| before.follow.as_ref()).is_some_and(Follow::announce);
