@@ -7,6 +7,7 @@ use crate::run::{Figures, Run, tensors};
 const SIZE: [&str; 4] =
     ["run.steps=6", "pipeline.ranks=2", "optimizer.schedule=constant", "run.deadline_seconds=20"];
 const DELAY: &str = "optimizer.delay=1";
+const CORRECTION: &str = "optimizer.delay_correction=error-feedback";
 
 type Outcome = (Vec<Figures>, Vec<(String, Vec<u8>)>);
 
@@ -46,6 +47,9 @@ fn runs_have_the_same_bits_under_every_cut_and_after_a_stop() {
     for set in [
         &["mesh.data_parallel=2"][..],
         &["mesh.tensor_parallel=2"],
+        &[CORRECTION],
+        &[CORRECTION, "mesh.data_parallel=2", "mesh.data_parallel_mode=sharded"],
+        &[CORRECTION, "optimizer.name=muon", "optimizer.post_validation=true"],
         &["model.tie_word_embeddings=true"],
         &experts,
         &[&experts[..], &["mesh.expert_parallel=2"]].concat(),
@@ -57,6 +61,19 @@ fn runs_have_the_same_bits_under_every_cut_and_after_a_stop() {
     run.resume(&["run.steps=6", "pipeline.ranks=4"]);
     assert!(outcome(&run).0 == expected.0, "after a stop");
     assert!(outcome(&run).1 == expected.1, "the checkpoint after a stop");
+}
+
+/// The last update is state too, and a run without it cannot continue one that is corrected.
+#[test]
+fn a_corrected_run_resumes() {
+    let run = Run::new();
+    run.train(&[&SIZE[..], &[DELAY, CORRECTION, "run.steps=3"]].concat());
+    run.resume(&["run.steps=6", "pipeline.ranks=4"]);
+    let expected = train(&[CORRECTION]);
+    assert!(outcome(&run).0 == expected.0 && outcome(&run).1 == expected.1);
+    let plain = train(&[]).0;
+    assert!(expected.0[..3] == plain[..3], "two updates without an error before them");
+    assert!(expected.0[3..] != plain[3..]);
 }
 
 /// A run may resume with another delay: it begins with the newer version.
@@ -86,6 +103,10 @@ fn check_counts_both_versions() {
             assert_eq!(number(&delayed, "optimizer"), number(plain, "optimizer"), "{delayed}");
             assert!(number(&delayed, "activations") >= number(plain, "activations"), "{delayed}");
         }
+        // AdamW has two moments, and the correction one tensor of the same size.
+        for (delayed, corrected) in memory(&[ranks, DELAY]).iter().zip(memory(&[ranks, DELAY, CORRECTION])) {
+            assert_eq!(2 * number(&corrected, "optimizer"), 3 * number(delayed, "optimizer"), "{corrected}");
+        }
     }
 }
 
@@ -94,4 +115,10 @@ fn other_delays_are_refused() {
     let run = Run::new();
     run.fail(2, &["check", "small.toml"], &["optimizer.delay=2"], &["delay"]);
     run.fail(2, &["train", "small.toml"], &["optimizer.delay=true"], &["delay"]);
+    run.fail(
+        2,
+        &["check", "small.toml"],
+        &[CORRECTION],
+        &["`delay_correction` has no effect without `delay = 1`"],
+    );
 }

@@ -123,7 +123,7 @@ mod tests {
     }
 
     fn rule(precision: Precision) -> StateRule {
-        StateRule { optimizer: OptimizerState::TwoMoments, precision }
+        StateRule { optimizer: OptimizerState::TwoMoments, precision, is_corrected: false }
     }
 
     fn profile(layers: u64) -> Profile {

@@ -396,7 +396,7 @@ mod tests {
         let paths = ["a.mlp.experts.3.up_proj.weight", "a.q_proj.weight", "a.q_proj.lora_A.weight"];
         let specs = paths.map(spec);
         let shared = |precision, experts| {
-            let rule = StateRule { optimizer: OptimizerState::TwoMoments, precision };
+            let rule = StateRule { optimizer: OptimizerState::TwoMoments, precision, is_corrected: false };
             rule.shared_bytes(&specs, experts, |path| path.contains(".lora_"))
         };
         assert_eq!(shared(Precision::F32, 1), 4 * 30);
@@ -409,7 +409,7 @@ mod tests {
     fn replicas_that_share_hold_their_part_and_what_is_gathered() {
         let whole = HeldBytes { parameters: 240, gradients: 240, optimizer: 480, ..HeldBytes::default() };
         let held_in = |shards, window, precision| {
-            let rule = StateRule { optimizer: OptimizerState::TwoMoments, precision };
+            let rule = StateRule { optimizer: OptimizerState::TwoMoments, precision, is_corrected: false };
             let stage = |elements: usize| {
                 let (path, kind) = (String::new(), ParameterKind::Matrix);
                 let specs = [ParameterSpec::new(path, vec![elements], kind)];

@@ -75,7 +75,7 @@ pub fn is_hidden_matrix(spec: &ParameterSpec) -> bool {
 /// use pipewright_models::{CutModel, ModelConfig};
 ///
 /// let model = ModelConfig::of_sizes("llama", DecoderConfig::new(256, 4), Default::default())?;
-/// let rule = StateRule { optimizer: OptimizerState::TwoMoments, precision: Precision::F32 };
+/// let rule = StateRule { optimizer: OptimizerState::TwoMoments, precision: Precision::F32, is_corrected: false };
 /// let layers = rule.of_layers(&CutModel::new(model, 1)?)?;
 /// assert!(layers.iter().all(|layer| layer.optimizer == 2 * layer.parameters && layer.copy == 0));
 /// # Ok::<(), pipewright_models::ModelError>(())
@@ -86,6 +86,8 @@ pub struct StateRule {
     pub optimizer: OptimizerState,
     /// The precision in which stages compute. In half precision they have a copy of their parameters.
     pub precision: Precision,
+    /// Whether the last update of each parameter is kept to correct the next one ([`ErrorFeedback`](pipewright::optimizer::ErrorFeedback)).
+    pub is_corrected: bool,
 }
 
 impl StateRule {
@@ -98,9 +100,10 @@ impl StateRule {
             specs.iter().map(|spec| product(&spec.shape)).fold(0, u64::saturating_add)
         };
         let state = trained.iter().map(|spec| self.optimizer.bytes(spec));
-        let optimizer = state.fold(0, u64::saturating_add);
+        let state = state.fold(0, u64::saturating_add);
         let base = frozen.iter().map(|spec| self.frozen_bytes(spec)).fold(0, u64::saturating_add);
         let trained = elements(&trained);
+        let updates = if self.is_corrected { trained.saturating_mul(ELEMENT) } else { 0 };
         StateBytes {
             parameters: trained.saturating_mul(ELEMENT).saturating_add(base),
             copy: match self.precision {
@@ -109,7 +112,7 @@ impl StateRule {
                 _ if base > 0 => 0,
                 half => trained.saturating_mul(half.bytes()),
             },
-            optimizer,
+            optimizer: state.saturating_add(updates),
         }
     }
 

@@ -358,8 +358,11 @@ fn memory_counts_the_bytes_of_quantised_matrices() {
     let lora = LoraConfig { rank: 2, ..LoraConfig::default() };
     let adapter = Adapter { lora, start: AdapterStart::Seed(1) };
     let model = CutModel::from(config).with_adapter(adapter).expect("it has layers");
-    let rule =
-        StateRule { optimizer: OptimizerState::TwoMoments, precision: pipewright::tensor::Precision::Bf16 };
+    let rule = StateRule {
+        optimizer: OptimizerState::TwoMoments,
+        precision: pipewright::tensor::Precision::Bf16,
+        is_corrected: false,
+    };
     let parameters = |model: &CutModel| rule.of_layers(model).expect("known")[1].parameters;
     let elements = 64 * (64 + 32 + 32 + 64) + 3 * 64 * 176;
     let halves = parameters(&model);

@@ -39,6 +39,8 @@ pub struct OptimizerSettings {
     pub post_validation: bool,
     /// By how many updates the parameters are delayed with which a batch is computed: 0 or 1.
     pub delay: u64,
+    /// How updates are corrected for the delay.
+    pub delay_correction: DelayCorrection,
     /// How the learning rate falls after the warm-up.
     pub schedule: Decay,
     /// The number of steps over which the learning rate rises.
@@ -96,6 +98,20 @@ impl OptimizerName {
     }
 }
 
+/// How updates are corrected for weights that are delayed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DelayCorrection {
+    /// They are not.
+    None,
+    /// Each update adds the error of the one before ([`ErrorFeedback`](pipewright::optimizer::ErrorFeedback)).
+    ErrorFeedback,
+}
+
+impl DelayCorrection {
+    const ALL: [(&'static str, Self); 2] = [("none", Self::None), ("error-feedback", Self::ErrorFeedback)];
+}
+
 /// Reads the section.
 pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> OptimizerSettings {
     let groups = ParameterGroup::ALL.map(|group| (group.name(), group));
@@ -103,6 +119,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Opti
     let name = section.word("name", &OptimizerName::ALL);
     let (momentum, nesterov) = read_momentum(&mut section, name);
     let learning_rate = section.number("learning_rate");
+    let delay = section.whole("delay");
     let schedule = section.word("schedule", &Decay::ALL.map(|decay| (decay.name(), decay)));
     OptimizerSettings {
         name,
@@ -117,7 +134,8 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Opti
         clip_norm: section.number("clip_norm"),
         clip_value: section.number("clip_value"),
         post_validation: section.flag("post_validation"),
-        delay: section.whole("delay"),
+        delay,
+        delay_correction: read_correction(&mut section, delay),
         schedule,
         warmup_steps: section.whole("warmup_steps"),
         decay_steps: read_decay_steps(&mut section, schedule),
@@ -125,6 +143,16 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Opti
         expert_balance_speed: section.given_number("expert_balance_speed").filter(|speed| *speed > 0.0),
         groups: optimizer_groups::read(&mut section),
     }
+}
+
+/// Reads the correction of a delay, which runs without one refuse.
+fn read_correction(section: &mut Section<'_>, delay: u64) -> DelayCorrection {
+    const KEY: &str = "delay_correction";
+    let correction = section.word(KEY, &DelayCorrection::ALL);
+    if delay == 0 && correction != DelayCorrection::None {
+        section.report_without(KEY, "`delay = 1`", "write `delay = 1`, or leave it out");
+    }
+    correction
 }
 
 /// Reads the decay rates, whose default for Lion is the authors'.

@@ -7,11 +7,11 @@ use burn::grad_clipping::GradientClipping;
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
-    Adafactor, AdafactorConfig, Adam, AdamConfig, AdjustLrFn, ModuleOptimizer, Muon, MuonConfig, Sgd,
-    SgdConfig,
+    Adafactor, AdafactorConfig, Adam, AdamConfig, AdjustLrFn, ModuleOptimizer, Muon, MuonConfig, Optimizer,
+    Sgd, SgdConfig,
 };
 use globset::{Glob, GlobSet, GlobSetBuilder};
-use pipewright::optimizer::{AdamW, AdamW8bit, ClipGroup, Lion, OptimizerGroup};
+use pipewright::optimizer::{AdamW, AdamW8bit, ClipGroup, ErrorFeedback, Lion, OptimizerGroup};
 use pipewright::stage::StageError;
 use pipewright::train::ExpertBalance;
 use pipewright_models::training_memory::{OptimizerState, StateRule, is_hidden_matrix};
@@ -20,7 +20,7 @@ use pipewright_models::{ParameterGroup, ParameterSpec, ROUTER_CORRECTION};
 use crate::error::{ErrorKind, RunError};
 use crate::run_model::RunModel;
 use crate::settings::Settings;
-use crate::settings::optimizer::{OptimizerName, OptimizerSettings};
+use crate::settings::optimizer::{DelayCorrection, OptimizerName, OptimizerSettings};
 use crate::settings::optimizer_groups::{GroupSettings, named_group};
 
 /// The optimizer of a run, and the groups of its parameters.
@@ -77,13 +77,15 @@ pub(crate) fn update(settings: &OptimizerSettings, model: &dyn RunModel) -> Resu
             None => buckets.push((own, HashSet::from([path.to_owned()]))),
         }
     }
+    let correction = settings.delay_correction;
     let clipping = (settings.clip_value > 0.0).then_some(GradientClipping::Value(settings.clip_value as f32));
     let group = |(own, members): (Own, HashSet<String>)| {
-        let group = algorithm(settings, own).group(move |path| members.contains(path)).rate(own.rate);
+        let group =
+            algorithm(settings, own).group(correction, move |path| members.contains(path)).rate(own.rate);
         clipping.clone().into_iter().fold(group, OptimizerGroup::clip)
     };
     let groups_of_update = buckets.into_iter().map(group).collect();
-    let optimizer = algorithm(settings, rest).whole();
+    let optimizer = algorithm(settings, rest).whole(correction);
     let clipped = settings.groups.iter().zip(groups);
     let clip_groups = clipped.filter_map(|(group, members)| {
         Some(ClipGroup::new(move |path| members.contains(path), group.clip_norm?))
@@ -132,7 +134,11 @@ pub fn state_rule(settings: &Settings) -> StateRule {
         OptimizerName::Muon => OptimizerState::Muon,
         OptimizerName::Adafactor => OptimizerState::Adafactor,
     };
-    StateRule { optimizer, precision: settings.run.precision }
+    StateRule {
+        optimizer,
+        precision: settings.run.precision,
+        is_corrected: settings.optimizer.delay_correction == DelayCorrection::ErrorFeedback,
+    }
 }
 
 /// Refuses an algorithm that updates whole matrices or rows. Several ranks compute each stage together, and the launch
@@ -281,28 +287,48 @@ fn algorithm(settings: &OptimizerSettings, own: Own) -> Algorithm {
 
 impl Algorithm {
     /// Returns the optimizer of all parameters.
-    fn whole(self) -> ModuleOptimizer {
+    fn whole(self, correction: DelayCorrection) -> ModuleOptimizer {
+        fn of(optimizer: impl Optimizer, correction: DelayCorrection) -> ModuleOptimizer {
+            match correction {
+                DelayCorrection::None => optimizer.into(),
+                DelayCorrection::ErrorFeedback => ErrorFeedback(optimizer).into(),
+            }
+        }
         match self {
-            Self::AdamW(optimizer) => optimizer.into(),
-            Self::AdamW8bit(optimizer) => optimizer.into(),
-            Self::Lion(optimizer) => optimizer.into(),
-            Self::Adam(optimizer) => optimizer.into(),
-            Self::Sgd(optimizer) => optimizer.into(),
-            Self::Muon(optimizer) => optimizer.into(),
-            Self::Adafactor(optimizer) => optimizer.into(),
+            Self::AdamW(optimizer) => of(optimizer, correction),
+            Self::AdamW8bit(optimizer) => of(optimizer, correction),
+            Self::Lion(optimizer) => of(optimizer, correction),
+            Self::Adam(optimizer) => of(optimizer, correction),
+            Self::Sgd(optimizer) => of(optimizer, correction),
+            Self::Muon(optimizer) => of(optimizer, correction),
+            Self::Adafactor(optimizer) => of(optimizer, correction),
         }
     }
 
     /// Returns the optimizer of some parameters.
-    fn group(self, contains: impl Fn(&str) -> bool + Send + Sync + 'static) -> OptimizerGroup {
+    fn group(
+        self,
+        correction: DelayCorrection,
+        contains: impl Fn(&str) -> bool + Send + Sync + 'static,
+    ) -> OptimizerGroup {
+        fn of(
+            optimizer: impl Optimizer,
+            correction: DelayCorrection,
+            contains: impl Fn(&str) -> bool + Send + Sync + 'static,
+        ) -> OptimizerGroup {
+            match correction {
+                DelayCorrection::None => OptimizerGroup::new(contains, optimizer),
+                DelayCorrection::ErrorFeedback => OptimizerGroup::new(contains, ErrorFeedback(optimizer)),
+            }
+        }
         match self {
-            Self::AdamW(optimizer) => OptimizerGroup::new(contains, optimizer),
-            Self::AdamW8bit(optimizer) => OptimizerGroup::new(contains, optimizer),
-            Self::Lion(optimizer) => OptimizerGroup::new(contains, optimizer),
-            Self::Adam(optimizer) => OptimizerGroup::new(contains, optimizer),
-            Self::Sgd(optimizer) => OptimizerGroup::new(contains, optimizer),
-            Self::Muon(optimizer) => OptimizerGroup::new(contains, optimizer),
-            Self::Adafactor(optimizer) => OptimizerGroup::new(contains, optimizer),
+            Self::AdamW(optimizer) => of(optimizer, correction, contains),
+            Self::AdamW8bit(optimizer) => of(optimizer, correction, contains),
+            Self::Lion(optimizer) => of(optimizer, correction, contains),
+            Self::Adam(optimizer) => of(optimizer, correction, contains),
+            Self::Sgd(optimizer) => of(optimizer, correction, contains),
+            Self::Muon(optimizer) => of(optimizer, correction, contains),
+            Self::Adafactor(optimizer) => of(optimizer, correction, contains),
         }
     }
 }

@@ -1,9 +1,10 @@
 //! From gradients to parameters: hooks, groups of parameters with optimizers of their own, an AdamW with
-//! fewer passes over memory than Burn's, and optimizers with small states. Burn's own optimizers work too.
+//! fewer passes over memory than Burn's, optimizers with small states, and a correction for delayed parameters. Burn's own optimizers work too.
 
 mod adamw;
 mod adamw8bit;
 mod carry;
+mod error_feedback;
 mod gradient_hook;
 mod group;
 mod lion;
@@ -12,6 +13,7 @@ mod parts;
 pub use adamw::{AdamW, AdamWMoments};
 pub use adamw8bit::{AdamW8bit, AdamW8bitState};
 pub(crate) use carry::with_state_of;
+pub use error_feedback::{ErrorFeedback, ErrorFeedbackState};
 pub use gradient_hook::{GradientHook, ParameterGradient};
 pub use group::{ClipGroup, OptimizerGroup};
 pub(crate) use group::{Factors, group_of};

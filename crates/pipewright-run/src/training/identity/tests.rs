@@ -158,6 +158,7 @@ const CHANGES: &[Change] = &[
     ("optimizer.clip_value=2.0", &[]),
     ("optimizer.post_validation=true", &[]),
     ("optimizer.delay=1", &[]),
+    ("optimizer.delay_correction=error-feedback", &["optimizer.delay=1"]),
     ("optimizer.schedule=cosine", &[]),
     ("optimizer.min_learning_rate=1e-5", &["optimizer.schedule=cosine"]),
     ("optimizer.warmup_steps=5", &[]),
