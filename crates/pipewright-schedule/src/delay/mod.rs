@@ -93,7 +93,7 @@ impl Delayed {
         if report.total() > 0 {
             return Err(DelayError(report.into_violations(alone).to_string()));
         }
-        let rows = weave(schedule, costs)?;
+        let rows = weave(schedule, costs, enough_batches(schedule.ranks()))?;
         Ok(Self { placement: schedule.placement().clone(), numbering: schedule.numbering(), rows })
     }
 

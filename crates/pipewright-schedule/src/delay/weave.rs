@@ -20,13 +20,13 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::num::NonZeroU32;
 
 use super::delayed_action::{DelayError, DelayedAction};
 use super::taken::Taken;
 use crate::action::{Action, ActionKind};
 use crate::batch_gate::needed_by;
 use crate::costs::Costs;
-use crate::delay::enough_batches;
 use crate::generate::ticks::{StageTicks, ticks};
 use crate::ids::{Microbatch, StageIndex};
 use crate::placement::Placement;
@@ -47,8 +47,12 @@ const LIVE_BATCHES: usize = 4;
 /// The time of a tensor that has not been made.
 const NEVER: u64 = u64::MAX;
 
-/// Returns the repeating row of each rank.
-pub(super) fn weave(schedule: &Schedule, costs: &Costs) -> Result<Vec<Vec<DelayedAction>>, DelayError> {
+/// Returns the repeating row of each rank. As many batches as `enough` prove any number of them.
+pub(super) fn weave(
+    schedule: &Schedule,
+    costs: &Costs,
+    enough: NonZeroU32,
+) -> Result<Vec<Vec<DelayedAction>>, DelayError> {
     let alone = Weaver::over(schedule, costs, 1).run()?;
     let work = alone.ranks.iter().map(|state| alone.work(state)).max().unwrap_or(0);
     let peaks: Vec<u32> = alone.ranks.iter().map(|state| state.peak).collect();
@@ -75,7 +79,7 @@ pub(super) fn weave(schedule: &Schedule, costs: &Costs) -> Result<Vec<Vec<Delaye
         }
         let fits = |rows: &Rows| rows.peaks.iter().zip(&caps).all(|(peak, cap)| peak <= cap);
         for rows in candidates.into_iter().filter(fits) {
-            if rows.period < best.period && rows.are_sound(schedule, costs) {
+            if rows.period < best.period && rows.are_sound(schedule, costs, enough) {
                 best = rows;
             }
         }
@@ -116,8 +120,8 @@ impl Rows {
     }
 
     /// Returns whether any number of repetitions ends ([`crate::delay`]).
-    fn are_sound(&self, schedule: &Schedule, costs: &Costs) -> bool {
-        let batches = enough_batches(schedule.ranks()).get() as usize;
+    fn are_sound(&self, schedule: &Schedule, costs: &Costs, enough: NonZeroU32) -> bool {
+        let batches = enough.get() as usize;
         batches <= BATCHES || Self::run(schedule, costs, self.cells.clone(), batches).is_some()
     }
 }
