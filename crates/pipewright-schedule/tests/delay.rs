@@ -3,12 +3,14 @@
 use std::collections::HashMap;
 use std::num::NonZeroU32;
 
+use pipewright_schedule::communicator::{Communicator, Streams, judge};
 use pipewright_schedule::delay::Delayed;
 use pipewright_schedule::generate::catalogue;
-use pipewright_schedule::lower::{ProgramSource, SourceError, TrainingLowering};
-use pipewright_schedule::simulate::{Steady, steady};
+use pipewright_schedule::lower::{ProgramSource, SourceError, TrainingLowering, order_safe};
+use pipewright_schedule::simulate::{Steady, logical, steady};
 use pipewright_schedule::{
-    Action, ActionKind, Costs, LowerConfig, Rank, Schedule, ScheduleSpec, ValidatedProgram, csv, generate,
+    Action, ActionKind, Costs, Level, LowerConfig, Rank, Schedule, ScheduleSpec, ValidatedProgram, csv,
+    generate,
 };
 
 fn spec(ranks: u32, microbatches: u32) -> ScheduleSpec {
@@ -206,4 +208,59 @@ fn a_program_has_the_rows_of_its_schedule() {
         Delayed::of_program(&program).expect("it overlaps").turns().iter().map(text).collect();
     // The last rank sends its gradients early, so its backwards are two computations.
     assert_eq!(rows, ["oooooono", "oooooooooooo"]);
+}
+
+/// Checks the idle share of schedules with as many microbatches as ranks.
+fn check_bubbles(names: &[&str], most: f64) {
+    for name in names {
+        for ranks in [8, 16] {
+            let steady = steady_of(name, &spec(ranks, ranks), "F=1,I=1,W=1");
+            assert!(steady.bubble_fraction <= most, "{name}, {ranks} ranks: {}", steady.bubble_fraction);
+        }
+    }
+}
+
+#[test]
+fn schedules_without_a_bubble_of_their_own_are_full() {
+    check_bubbles(
+        &["1f1b", "zb-h1", "interleavedzerobubble", "interleaved-zb-h1", "zb-greedy", "seq1f1b"],
+        0.02,
+    );
+}
+
+#[test]
+fn batches_merge_where_ranks_would_wait() {
+    // Without merged rows, GPipe has a bubble of a third, and the others of up to a sixth.
+    check_bubbles(&["gpipe", "loopedbfs", "interleaved1f1b", "zbvzerobubble", "zb-h2", "v-min"], 0.1);
+}
+
+/// Three batches of one microbatch. Rank 1 ends batch 0 after it has waited for its gradient of batch 1, which is sent after
+/// the output of batch 2 is received. Rank 0 computes that output after the end of batch 0 on rank 1.
+#[test]
+fn waits_for_updates_count_on_communicators_and_in_ticks() {
+    let rows = "0F0,0SEND_F0,0RECV_B0,0B0,0F1,0SEND_F1,0F2,0SEND_F2,0RECV_B1,0B1,0RECV_B2,0B2\n\
+                1RECV_F0,1F0,1I0,1SEND_B0,1RECV_F1,1F1,1I1,1RECV_F2,1SEND_B1,1WAIT_SEND_B1,1W0,1W1,1F2,1I2,1SEND_B2,1W2\n";
+    let one_batch = csv::parse_program(rows).expect("rows");
+    let delayed = one_batch.clone().with_batches(batches(3)).expect("three batches");
+    let communicator = Communicator { streams: Streams::Pair, ..Communicator::default() };
+    let verdict = |program| judge(program, Level::Comms, &communicator).expect("whole rows");
+    assert!(verdict(&one_batch).is_sound(), "{}", verdict(&one_batch));
+    let hang = verdict(&delayed).to_string();
+    assert!(hang.contains("rank 0 at position 6 (0F2) waits for the end of batch 0 on rank 1"), "{hang}");
+    assert!(logical(&one_batch).is_ok());
+    let deadlock = logical(&delayed).expect_err("a deadlock").to_string();
+    assert!(deadlock.contains("0F2"), "{deadlock}");
+    let error = order_safe(delayed, &communicator).expect_err("no order of the messages").to_string();
+    assert!(error.contains("update"), "{error}");
+}
+
+#[test]
+fn delayed_programs_end_on_communicators_and_in_ticks() {
+    for name in ["1f1b", "gpipe", "zb-h1"] {
+        let program = program(name, &spec(4, 4), &Costs::default());
+        let verdict =
+            judge(program.as_program(), Level::Comms, &Communicator::default()).expect("whole rows");
+        assert!(verdict.is_sound(), "{name}: {verdict}");
+        logical(program.as_program()).unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
 }

@@ -27,6 +27,13 @@ pub struct Hold {
 pub enum Reason {
     /// A computation or a wait needs a message of its own rank.
     Message(Action),
+    /// A computation needs the parameters after the update with a batch that a rank has not ended.
+    Update {
+        /// The rank that has computations of the batch left.
+        rank: Rank,
+        /// The batch.
+        batch: u32,
+    },
     /// An operation before it in its stream has not completed.
     Behind(Action),
     /// The operation that it meets is in a stream of another rank, but does not run.
@@ -57,6 +64,7 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Message(message) => write!(f, "waits for {message}"),
+            Self::Update { rank, batch } => write!(f, "waits for the end of batch {batch} on rank {rank}"),
             Self::Behind(first) => write!(f, "runs after {first}, which is before it in its stream"),
             Self::Counterpart { rank, action } => write!(f, "waits for {action} of rank {rank}"),
             Self::NotReached { rank, action } => {
@@ -108,8 +116,11 @@ fn step(run: &Run<'_>, streams: Streams, waiting: &Waiting) -> Option<(Hold, Opt
         Waiting::Row(rank) => {
             let rank = *rank;
             let (position, action) = run.next(rank)?;
-            let message = run.blocker(action)?;
             let hold = |reason| Hold { rank, position, action, reason };
+            let Some(message) = run.blocker(action) else {
+                let (batch, behind) = run.awaited_update(action)?;
+                return Some((hold(Reason::Update { rank: behind, batch }), Some(Waiting::Row(behind))));
+            };
             if streams == Streams::Buffered {
                 let transfer = Transfer::of(run.placement(), message)?;
                 let reason = Reason::NotReached { rank: transfer.sender, action: transfer.send };

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use crate::action::Action;
 use crate::action_set::ActionSet;
+use crate::batch_gate::BatchGate;
 use crate::communicator::model::{Communicator, Groups, QueueKey, Streams};
 use crate::ids::Rank;
 use crate::neighbours::Neighbours;
@@ -20,6 +21,8 @@ pub(super) struct Run<'a> {
     /// The receives and sends that have completed. In buffered mode, the receives whose message has been
     /// sent.
     completed: ActionSet,
+    /// What is left of each batch, if there are several.
+    batches: Option<BatchGate>,
     /// The ranks that may be able to advance.
     ready: Vec<Rank>,
 }
@@ -82,6 +85,7 @@ impl<'a> Run<'a> {
             neighbours: Neighbours::of(program.placement()),
             ranks: std::iter::repeat_with(RankState::default).take(ranks).collect(),
             completed: ActionSet::for_program(program),
+            batches: BatchGate::over(program.numbering(), program.rows()),
             ready: Vec::new(),
         };
         program.placement().all_ranks().rev().for_each(|rank| run.wake(rank));
@@ -140,6 +144,17 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// Returns the batch whose update `action` waits for, and a rank that has not ended it; `None` if it waits for none.
+    pub(super) fn awaited_update(&self, action: Action) -> Option<(u32, Rank)> {
+        let gate = self.batches.as_ref()?;
+        let batch = gate.closed_for(action)?;
+        Some((batch, gate.behind(batch)?))
+    }
+
+    fn can_pass(&self, action: Action) -> bool {
+        self.blocker(action).is_none() && self.awaited_update(action).is_none()
+    }
+
     fn wake(&mut self, rank: Rank) {
         let state = &mut self.ranks[rank.index()];
         if !state.is_ready {
@@ -154,6 +169,15 @@ impl<'a> Run<'a> {
         while let Some((position, action)) = self.next(rank) {
             if self.blocker(action).is_some() {
                 return;
+            }
+            if let Some(gate) = &mut self.batches {
+                if let Some(batch) = gate.closed_for(action) {
+                    gate.wait(rank, batch);
+                    return;
+                }
+                let mut woken = Vec::new();
+                gate.computed(rank, action, |_, ranks| woken.extend(ranks));
+                woken.into_iter().for_each(|rank| self.wake(rank));
             }
             let is_operation = self.give(rank, position, action);
             let state = &mut self.ranks[rank.index()];
@@ -201,7 +225,7 @@ impl<'a> Run<'a> {
                 self.complete(rank, index, at);
             }
         }
-        if self.next(rank).is_some_and(|(_, action)| self.blocker(action).is_none()) {
+        if self.next(rank).is_some_and(|(_, action)| self.can_pass(action)) {
             self.wake(rank);
         }
     }

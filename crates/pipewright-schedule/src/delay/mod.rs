@@ -2,9 +2,9 @@
 //!
 //! Synchronous training computes batch `t` with the parameters that the update with batch `t - 1` has made, so the
 //! pipeline drains at every update. Here batch `t` reads the parameters before that update: with `W(-1) = W(0)`,
-//! `W(t + 1) = update(W(t), gradient of batch t at W(t - 1))`. The forwards of batch `t + 1` may then follow the forwards of batch `t` while its backwards still run. The delay is one update for every number of stages, and two versions of
-//! the parameters exist (PipeDream-2BW, [Narayanan et al., 2021](https://arxiv.org/abs/2006.09503), whose delay this
-//! is).
+//! `W(t + 1) = update(W(t), gradient of batch t at W(t - 1))`. The forwards of batch `t + 1` may then follow the forwards of
+//! batch `t` while its backwards still run. The delay is one update for every number of stages, and two versions of the
+//! parameters exist (PipeDream-2BW, [Narayanan et al., 2021](https://arxiv.org/abs/2006.09503), whose delay this is).
 //!
 //! A [`Delayed`] schedule has one row per rank, which repeats once per batch: the rest of the older batch mixed with
 //! the first actions of the next one. [`Delayed::batches`] writes it out for a number of batches, with the
@@ -33,6 +33,7 @@
 //! ```
 
 mod delayed_action;
+mod taken;
 mod weave;
 
 use std::num::NonZeroU32;
@@ -92,7 +93,7 @@ impl Delayed {
         if report.total() > 0 {
             return Err(DelayError(report.into_violations(alone).to_string()));
         }
-        let rows = weave(schedule, costs)?;
+        let rows = weave(schedule, costs, enough_batches(schedule.ranks()))?;
         Ok(Self { placement: schedule.placement().clone(), numbering: schedule.numbering(), rows })
     }
 

@@ -1,4 +1,5 @@
-//! Finds the repeating row of each rank: a simulation of several batches in which a rank never waits while it may compute the next batch.
+//! Finds the repeating row of each rank: a simulation of several batches in which a rank never waits while it may compute the
+//! next batch, and batches that are merged.
 //!
 //! Rules: (1) a rank computes each batch in the order of its schedule; (2) when it is free, it takes the next
 //! computation of its older batch if that is ready and not a `W`, else the one of the next batch, else a `W` of the
@@ -7,18 +8,22 @@
 //! the next batch waits for the end of the older one; (4) a batch waits
 //! for the update that it needs ([`crate::delay`]); (5) costs are whole ticks, so equal times are equal.
 //!
-//! If ranks still wait (GPipe keeps all activations of a batch, so the next one cannot begin), the limit of rule 3 is
-//! raised by 1, 2, 4 and so on activations up to twice the largest peak, and the first limit with the shortest period
-//! counts.
+//! There are two kinds of candidates. Woven rows are a late repetition of such a simulation; a variant of rule 2 always
+//! takes the next batch first. For merged rows, each computation of one batch starts as early as its rank is free in a given
+//! period, apart from the computations of other batches one period before and after. All candidates are run as they
+//! repeat. A candidate counts if every rank keeps at most as many activations as rule 3 allows, and if it ends for as many
+//! batches as prove that any number ends. The one with the shortest period wins.
 //!
-//! With many schedules, every rank has one order from batch to batch after some batches, which is the row that repeats. If there is no such order within [`BATCHES`], its batches are merged by the times that they would have alone, each one period after the
-//! one before it: these rows have no deadlock either, because all waits go from earlier to later times, or, at equal
-//! times, from the older batch to the next one.
+//! If ranks still wait, the limit of rule 3 is raised by 1, 2, 4 and so on activations up to twice the largest peak. Some
+//! pipelines are never full: two periods hold at least a whole batch, because of rule 4. GPipe needs almost two periods
+//! for a batch if there are as many microbatches as ranks, so hardly any computation can be later than that.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::num::NonZeroU32;
 
 use super::delayed_action::{DelayError, DelayedAction};
+use super::taken::Taken;
 use crate::action::{Action, ActionKind};
 use crate::batch_gate::needed_by;
 use crate::costs::Costs;
@@ -33,34 +38,101 @@ const BATCHES: usize = 12;
 /// A pipeline is full if its period is longer than the work of its slowest rank by at most this part of it.
 const FULL: u64 = 200;
 
+/// By how many percent of the work the periods are longer in which rows are merged.
+const PERCENT: [u64; 10] = [0, 1, 2, 3, 4, 6, 8, 12, 16, 32];
+
 /// The number of batches whose tensors are kept: a rank in batch `t + 2` has seen all ranks end batch `t`.
 const LIVE_BATCHES: usize = 4;
 
 /// The time of a tensor that has not been made.
 const NEVER: u64 = u64::MAX;
 
-/// Returns the repeating row of each rank.
-pub(super) fn weave(schedule: &Schedule, costs: &Costs) -> Result<Vec<Vec<DelayedAction>>, DelayError> {
+/// Returns the repeating row of each rank. As many batches as `enough` prove any number of them.
+pub(super) fn weave(
+    schedule: &Schedule,
+    costs: &Costs,
+    enough: NonZeroU32,
+) -> Result<Vec<Vec<DelayedAction>>, DelayError> {
     let alone = Weaver::over(schedule, costs, 1).run()?;
     let work = alone.ranks.iter().map(|state| alone.work(state)).max().unwrap_or(0);
     let peaks: Vec<u32> = alone.ranks.iter().map(|state| state.peak).collect();
     let most = peaks.iter().copied().max().unwrap_or(0);
-    let mut best: Option<(u64, Vec<Vec<DelayedAction>>)> = None;
-    for more in
-        std::iter::once(0).chain((0..u32::BITS).map(|power| 1 << power)).take_while(|more| *more <= most)
-    {
-        let caps = peaks.iter().map(|peak| peak + more).collect();
-        let woven = Weaver { caps, ..Weaver::over(schedule, costs, BATCHES) }.run()?;
-        let Some(rows) = woven.repeating_rows() else { continue };
-        let period = woven.period();
-        if best.as_ref().is_none_or(|(shortest, _)| period < *shortest) {
-            best = Some((period, rows));
+    let end = alone.ranks.iter().map(|state| state.free_at).max().unwrap_or(0);
+    // One batch after another is sound and needs no more activations than the schedule.
+    let mut best = Rows { period: end, peaks: peaks.clone(), cells: alone.merged(&alone.starts(), end) };
+    let run = |cells| Rows::run(schedule, costs, cells, BATCHES);
+    let mut merged: Option<Vec<Rows>> = None;
+    let powers = (0..u32::BITS).map(|power| 1 << power).take_while(|more| *more <= most);
+    for more in std::iter::once(0).chain(powers) {
+        let caps: Vec<u32> = peaks.iter().map(|peak| peak + more).collect();
+        let mut candidates = Vec::new();
+        for prefers_next in [false, true] {
+            let rules = Rules::Free { caps: &caps, prefers_next };
+            let woven = Weaver { rules, ..Weaver::over(schedule, costs, BATCHES) }.run()?;
+            candidates.extend(run(woven.closed_rows()));
         }
-        if period <= work + work / FULL {
+        if candidates.iter().all(|rows| !rows.is_full(work)) {
+            let merge = || {
+                PERCENT.iter().filter_map(|percent| run(alone.merged_within(work + work * percent / 100)?))
+            };
+            candidates.extend(merged.get_or_insert_with(|| merge().collect()).iter().cloned());
+        }
+        let fits = |rows: &Rows| rows.peaks.iter().zip(&caps).all(|(peak, cap)| peak <= cap);
+        for rows in candidates.into_iter().filter(fits) {
+            if rows.period < best.period && rows.are_sound(schedule, costs, enough) {
+                best = rows;
+            }
+        }
+        if best.is_full(work) {
             break;
         }
     }
-    Ok(best.map_or_else(|| alone.merged(), |(_, rows)| rows))
+    Ok(best.cells)
+}
+
+/// Rows that repeat.
+#[derive(Clone)]
+struct Rows {
+    /// The time from one batch to the next.
+    period: u64,
+    /// The most activations that each rank keeps.
+    peaks: Vec<u32>,
+    cells: Vec<Vec<DelayedAction>>,
+}
+
+impl Rows {
+    /// Runs `batches` repetitions of rows; `None` if the ranks wait for each other.
+    fn run(
+        schedule: &Schedule,
+        costs: &Costs,
+        cells: Vec<Vec<DelayedAction>>,
+        batches: usize,
+    ) -> Option<Self> {
+        let rules = Rules::Given(&cells);
+        let run = Weaver { rules, ..Weaver::over(schedule, costs, batches) }.run().ok()?;
+        let peaks = run.ranks.iter().map(|state| state.peak).collect();
+        Some(Self { period: run.period(), peaks, cells })
+    }
+
+    /// Returns whether the period is hardly longer than `work`.
+    fn is_full(&self, work: u64) -> bool {
+        self.period <= work + work / FULL
+    }
+
+    /// Returns whether any number of repetitions ends ([`crate::delay`]).
+    fn are_sound(&self, schedule: &Schedule, costs: &Costs, enough: NonZeroU32) -> bool {
+        let batches = enough.get() as usize;
+        batches <= BATCHES || Self::run(schedule, costs, self.cells.clone(), batches).is_some()
+    }
+}
+
+/// How a rank chooses between its older and its next batch.
+#[derive(Clone, Copy)]
+enum Rules<'a> {
+    /// By rules 2 and 3. A rank keeps at most so many activations, if limits are given.
+    Free { caps: &'a [u32], prefers_next: bool },
+    /// In the order of given rows.
+    Given(&'a [Vec<DelayedAction>]),
 }
 
 /// A computation that a rank has done.
@@ -86,6 +158,16 @@ struct RankState {
     done: Vec<Done>,
 }
 
+impl RankState {
+    /// Returns whether the next computation of a repeating row belongs to the next batch.
+    fn is_next_in(&self, row: &[DelayedAction]) -> bool {
+        // A repetition begins when the computations of its older batch that are cells of a next batch have run.
+        let before = row.iter().filter(|cell| cell.is_next).count();
+        let position = self.next[0].checked_sub(before).map(|older| older + self.next[1]);
+        position.and_then(|position| row.get(position)).is_some_and(|cell| cell.is_next)
+    }
+}
+
 /// The simulation.
 struct Weaver<'a> {
     placement: &'a Placement,
@@ -94,9 +176,10 @@ struct Weaver<'a> {
     ticks: Vec<StageTicks>,
     /// The computations of each rank in one batch.
     rows: Vec<Vec<Action>>,
-    /// The number of activations that each rank may keep; empty without limits.
-    caps: Vec<u32>,
+    rules: Rules<'a>,
     ranks: Vec<RankState>,
+    /// The rank of each computation that has run.
+    sequence: Vec<usize>,
     /// When outputs and gradients arrive, for each live batch, stage and microbatch.
     arrivals: Vec<[u64; 2]>,
     /// For each batch, the number of ranks that have not ended it, and the time at which the last one has.
@@ -119,8 +202,9 @@ impl<'a> Weaver<'a> {
             batches,
             ticks: ticks(costs, placement),
             rows,
-            caps: Vec::new(),
+            rules: Rules::Free { caps: &[], prefers_next: false },
             ranks: vec![RankState::default(); ranks],
+            sequence: Vec::new(),
             arrivals: vec![[NEVER; 2]; LIVE_BATCHES.min(batches) * stages * microbatches],
             ended: vec![(ranks, 0); batches],
             wakes: (0..ranks).map(|rank| Reverse((0, rank))).collect(),
@@ -160,6 +244,7 @@ impl<'a> Weaver<'a> {
         };
         state.peak = state.peak.max(state.kept);
         state.done.push(done);
+        self.sequence.push(rank);
         self.deliver(action, batch, end);
         self.wakes.push(Reverse((end, rank)));
         if self.ranks[rank].next[0] == self.rows[rank].len() {
@@ -180,12 +265,19 @@ impl<'a> Weaver<'a> {
             }
             (self.is_updated(batch, now) && self.has_arrived(action, batch, now)).then_some(action)
         };
+        let (caps, prefers_next) = match self.rules {
+            Rules::Free { caps, prefers_next } => (caps, prefers_next),
+            Rules::Given(rows) => {
+                let is_next = state.older + 1 < self.batches && state.is_next_in(&rows[rank]);
+                return head(is_next).map(|_| is_next);
+            }
+        };
         let has_room = |action: Action| {
-            action.kind() != ActionKind::Forward || self.caps.get(rank).is_none_or(|cap| state.kept < *cap)
+            action.kind() != ActionKind::Forward || caps.get(rank).is_none_or(|cap| state.kept < *cap)
         };
         let (older, next) = (head(false), head(true).filter(|action| has_room(*action)));
         match (older, next) {
-            (Some(older), Some(_)) => Some(older.kind() == ActionKind::WeightBackward),
+            (Some(older), Some(_)) => Some(prefers_next || older.kind() == ActionKind::WeightBackward),
             (Some(_), None) => Some(false),
             (None, Some(_)) => Some(true),
             (None, None) => None,
@@ -202,27 +294,37 @@ impl<'a> Weaver<'a> {
 
     /// Returns whether the tensors from other stages that `action` needs have arrived by `now`.
     fn has_arrived(&self, action: Action, batch: usize, now: u64) -> bool {
+        self.needed(action, batch).is_none_or(|(tensor, slot)| self.arrivals[tensor][slot] <= now)
+    }
+
+    /// Returns the place in `arrivals` of the tensor from another stage that `action` needs.
+    fn needed(&self, action: Action, batch: usize) -> Option<(usize, usize)> {
         let stage = action.stage();
         let (source, slot) = match action.kind() {
             ActionKind::Forward => (self.placement.previous(stage), 0),
             ActionKind::Backward | ActionKind::InputBackward => (self.placement.next(stage), 1),
-            _ => return true,
+            _ => return None,
         };
-        source.is_none_or(|source| self.arrivals[self.tensor(source, action, batch)][slot] <= now)
+        source.map(|source| (self.tensor(source, action, batch), slot))
+    }
+
+    /// Returns the stage that needs what `action` makes, the place of the tensor, and the time of its message.
+    fn delivery(&self, action: Action) -> Option<(Option<StageIndex>, usize, u64)> {
+        let stage = action.stage();
+        let ticks = self.ticks[stage.index()];
+        match action.kind() {
+            ActionKind::Forward => Some((self.placement.next(stage), 0, ticks.output_hop)),
+            ActionKind::Backward | ActionKind::InputBackward => {
+                Some((self.placement.previous(stage), 1, ticks.gradient_hop))
+            }
+            _ => None,
+        }
     }
 
     /// Notes when the output or the gradient of `action` arrives, and wakes the rank that needs it.
     fn deliver(&mut self, action: Action, batch: usize, end: u64) {
-        let stage = action.stage();
-        let ticks = self.ticks[stage.index()];
-        let (reader, slot, hop) = match action.kind() {
-            ActionKind::Forward => (self.placement.next(stage), 0, ticks.output_hop),
-            ActionKind::Backward | ActionKind::InputBackward => {
-                (self.placement.previous(stage), 1, ticks.gradient_hop)
-            }
-            _ => return,
-        };
-        let tensor = self.tensor(stage, action, batch);
+        let Some((reader, slot, hop)) = self.delivery(action) else { return };
+        let tensor = self.tensor(action.stage(), action, batch);
         self.arrivals[tensor][slot] = end + hop;
         if let Some(reader) = reader {
             self.wakes.push(Reverse((end + hop, self.placement.rank_of(reader).index())));
@@ -267,20 +369,6 @@ impl<'a> Weaver<'a> {
         }
     }
 
-    /// Returns the rows that repeat; `None` if there are none.
-    fn repeating_rows(&self) -> Option<Vec<Vec<DelayedAction>>> {
-        let repetition = |rank: usize, older: u32| {
-            let done = self.ranks[rank].done.iter().filter(move |done| done.older == older);
-            done.map(move |done| DelayedAction { action: done.action, is_next: done.batch > older })
-        };
-        let ranks = self.ranks.len();
-        let repeats =
-            |older: u32| (0..ranks).all(|rank| repetition(rank, older).eq(repetition(rank, older + 1)));
-        // The last batches have no next one, so the ones before them are not as they would be.
-        let older = (1..self.batches.saturating_sub(4) as u32).find(|older| repeats(*older))?;
-        Some((0..ranks).map(|rank| repetition(rank, older).collect()).collect())
-    }
-
     /// Returns the time that a rank has computed.
     fn work(&self, state: &RankState) -> u64 {
         state.done.iter().map(|done| self.duration(done.action)).sum()
@@ -292,16 +380,67 @@ impl<'a> Weaver<'a> {
         (self.ended[last].1 - self.ended[last / 2].1) / (last - last / 2) as u64
     }
 
-    /// Merges the rows of one batch with the rows of the next batch, which begins one period later.
-    fn merged(&self) -> Vec<Vec<DelayedAction>> {
-        let end = self.ranks.iter().map(|state| state.free_at).max().unwrap_or(0);
-        // Two periods hold a whole batch, because the batch after the next one waits for its update.
-        let period = self.ranks.iter().map(|state| self.work(state)).max().unwrap_or(0).max(end.div_ceil(2));
-        let merge = |state: &RankState| {
-            let last = state.done.last().map_or(0, |done| done.start);
+    /// Returns the rows of a late repetition, changed so that they repeat: a rank that has computed less of the next batch
+    /// than it had computed of the older one before the repetition computes the difference first.
+    fn closed_rows(&self) -> Vec<Vec<DelayedAction>> {
+        let older = self.batches.saturating_sub(5) as u32;
+        let close = |(row, state): (&Vec<Action>, &RankState)| {
+            let done = state.done.iter().filter(|done| done.older == older);
+            let cells: Vec<DelayedAction> =
+                done.map(|done| DelayedAction { action: done.action, is_next: done.batch > older }).collect();
+            let ahead = cells.iter().filter(|cell| cell.is_next).count();
+            let before = row.len() - (cells.len() - ahead);
+            let first = row.get(ahead..before).unwrap_or_default().iter();
+            let first = first.map(|&action| DelayedAction { action, is_next: false });
+            let repeated = ahead.saturating_sub(before);
+            let mut older_cells = 0;
+            let others = cells.into_iter().filter(move |cell| {
+                older_cells += usize::from(!cell.is_next);
+                cell.is_next || older_cells > repeated
+            });
+            first.chain(others).collect()
+        };
+        self.rows.iter().zip(&self.ranks).map(close).collect()
+    }
+
+    /// Returns when the computations of each rank start, one batch alone.
+    fn starts(&self) -> Vec<Vec<u64>> {
+        self.ranks.iter().map(|state| state.done.iter().map(|done| done.start).collect()).collect()
+    }
+
+    /// Merges the rows of one batch with the rows of the next batch, which begins one period later. Each computation
+    /// starts as early as it can without one of another batch at the same time. `None` if two periods do not hold a
+    /// whole batch: the batch after the next one waits for its update.
+    fn merged_within(&self, period: u64) -> Option<Vec<Vec<DelayedAction>>> {
+        let mut arrivals = vec![[0; 2]; self.arrivals.len()];
+        let mut taken = vec![Taken::of(period); self.ranks.len()];
+        let mut starts: Vec<Vec<u64>> = vec![Vec::new(); self.ranks.len()];
+        let mut free_at = vec![0; self.ranks.len()];
+        for &rank in &self.sequence {
+            let action = self.rows[rank][starts[rank].len()];
+            let needed = self.needed(action, 0).map_or(0, |(tensor, slot)| arrivals[tensor][slot]);
+            let start = taken[rank].take(free_at[rank].max(needed), self.duration(action))?;
+            let end = start + self.duration(action);
+            if end > 2 * period {
+                return None;
+            }
+            starts[rank].push(start);
+            free_at[rank] = end;
+            if let Some((_, slot, hop)) = self.delivery(action) {
+                arrivals[self.tensor(action.stage(), action, 0)][slot] = end + hop;
+            }
+        }
+        Some(self.merged(&starts, period))
+    }
+
+    /// Merges the rows of one batch, whose computations have these starts, with the rows of the next batch, which
+    /// begins one period later.
+    fn merged(&self, starts: &[Vec<u64>], period: u64) -> Vec<Vec<DelayedAction>> {
+        let merge = |(row, starts): (&Vec<Action>, &Vec<u64>)| {
+            let last = starts.last().copied().unwrap_or(0);
             let of = |is_next: bool| {
-                let shift = if is_next { period } else { 0 };
-                state.done.iter().map(move |done| (done.start + shift, is_next, done.action))
+                let later = if is_next { period } else { 0 };
+                starts.iter().zip(row).map(move |(start, action)| (start + later, is_next, *action))
             };
             // A repetition ends with the older batch, and has the actions of it that come after the end of the
             // one before.
@@ -310,6 +449,40 @@ impl<'a> Weaver<'a> {
             cells.sort_by_key(|cell| (cell.0, cell.1));
             cells.into_iter().map(|(_, is_next, action)| DelayedAction { action, is_next }).collect()
         };
-        self.ranks.iter().map(merge).collect()
+        self.rows.iter().zip(starts).map(merge).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::generate::{ScheduleSpec, generate};
+
+    /// Merges batches of a schedule within a period, with actions that take a second each. Returns the period in which the
+    /// rows run, in seconds, and the rows.
+    fn merged(name: &str, ranks: u32, microbatches: u32, period: u64) -> Option<(f64, Vec<String>)> {
+        let schedule = generate(name, &ScheduleSpec { ranks, microbatches, ..ScheduleSpec::default() });
+        let (schedule, costs) = (schedule.expect("a schedule"), "F=1,I=1,W=1".parse().expect("costs"));
+        let alone = Weaver::over(&schedule, &costs, 1).run().expect("no deadlock");
+        let second = alone.duration(alone.rows[0][0]);
+        let cells = alone.merged_within(period * second)?;
+        let row =
+            |row: &Vec<DelayedAction>| row.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+        let rows = cells.iter().map(row).collect();
+        let run = Rows::run(&schedule, &costs, cells, BATCHES).expect("no deadlock");
+        Some((run.period as f64 / second as f64, rows))
+    }
+
+    #[test]
+    fn merged_batches_run_in_their_period() {
+        // Alone, a batch of two microbatches on two ranks takes 9, and the work of each rank 6.
+        let (period, rows) = merged("gpipe", 2, 2, 6).expect("rows");
+        assert_eq!(period, 6.0);
+        assert_eq!(rows, ["0F0' 0F1' 0B0 0B1", "1F0 1F1 1B0 1B1"]);
+        assert_eq!(merged("gpipe", 2, 2, 5), None, "two periods hold a batch, but a rank has work of 6");
+        // A batch takes 45.
+        assert_eq!(merged("gpipe", 8, 8, 22), None);
+        let (found, _) = merged("gpipe", 8, 8, 45).expect("rows");
+        assert!(found <= 45.0, "{found}");
     }
 }

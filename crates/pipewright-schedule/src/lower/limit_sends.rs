@@ -17,6 +17,9 @@
 //! is sound with blocking sends stays sound under any limit. With deferred receives, a small limit may be
 //! impossible.
 //!
+//! The order leaves out waits for the updates of overlapping batches. The validator counts them, and the passes end with it
+//! (`passes.rs`, `named_passes.rs`), so a wait that such an update makes impossible is an error and not a deadlock.
+//!
 //! Time: each send that exceeds the limit visits the actions between the oldest pending receive and itself.
 
 use std::collections::{HashMap, HashSet, VecDeque};

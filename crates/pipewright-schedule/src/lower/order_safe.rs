@@ -45,7 +45,7 @@ use crate::validate::BlockedRank;
 ///
 /// # Errors
 /// When actions of the program are missing or misplaced, or when the computations wait for each other, so that
-/// no order of messages exists.
+/// no order of messages exists; for batches that overlap, also when waits for their updates cause a deadlock in the order.
 pub fn order_safe(program: Program, communicator: &Communicator) -> Result<Program, LowerError> {
     let level = program.level();
     if judge(&program, level, communicator)?.is_sound() {
@@ -59,7 +59,15 @@ pub fn order_safe(program: Program, communicator: &Communicator) -> Result<Progr
     }
     let rows = GlobalOrder::over(&program).run()?;
     let ordered = Program::made(program.placement().clone(), program.numbering(), rows);
-    Ok(ordered.with_trained(program.trained().clone()))
+    let ordered = ordered.with_trained(program.trained().clone());
+    // The order leaves out waits for updates.
+    if ordered.batches() > 1
+        && let Some(reason) = judge(&ordered, level, communicator)?.reason()
+    {
+        let problem = "no order of the messages was found in which ranks wait for updates without a deadlock";
+        return Err(LowerError::Refused(format!("{problem}: {reason}")));
+    }
+    Ok(ordered)
 }
 
 /// Moves receives up so that each rank receives from another one in the order in which that sends.

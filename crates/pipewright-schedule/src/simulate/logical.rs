@@ -9,7 +9,8 @@
 //! the same rank; a backward after the receive of its gradient, or after the backward of the next stage on
 //! the same rank; `W` after its `I`, if the program has one; a send after the computation of its tensor,
 //! without waiting for the receive; a receive after its send; a wait for a send after the receive. Sharding
-//! and reduction start at once. An overlap starts when both its halves can.
+//! and reduction start at once. An overlap starts when both its halves can. A computation also waits for the update that
+//! its batch needs (`batch_gate.rs`).
 //!
 //! Idle ranks cost almost no time: a set holds the ranks to visit, and an action adds the rank that waits for
 //! it. Time: `n + t p / 64` for `n` actions on `p` ranks in `t` ticks. Each tick has at least one action, and
@@ -19,6 +20,7 @@ use std::cell::OnceCell;
 
 use crate::action::{Action, ActionKind};
 use crate::action_set::{ActionSet, bit};
+use crate::batch_gate::BatchGate;
 use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::neighbours::{Neighbour, Neighbours};
 use crate::rank_set::RankSet;
@@ -108,6 +110,8 @@ struct Run<'a> {
     /// For each waiting rank, the action that it waits for.
     waits_for: Vec<Option<Action>>,
     done: ActionSet,
+    /// What is left of each batch, if there are several.
+    batches: Option<BatchGate>,
     /// The `I` actions of the program; computed when a `W` comes before its `I`.
     input_backwards: OnceCell<ActionSet>,
 }
@@ -125,6 +129,7 @@ impl<'a> Run<'a> {
             ticks: program.rows().iter().map(|row| Vec::with_capacity(row.len())).collect(),
             waits_for: vec![None; ranks],
             done: ActionSet::for_program(program),
+            batches: BatchGate::over(program.numbering(), program.rows()),
             input_backwards: OnceCell::new(),
         }
     }
@@ -141,25 +146,34 @@ impl<'a> Run<'a> {
             self.waits_for[rank.index()] = Some(missing);
             return;
         }
+        let mut woken = Vec::new();
+        if let Some(gate) = &mut self.batches {
+            if let Some(batch) = gate.closed_for(action) {
+                gate.wait(rank, batch);
+                return;
+            }
+            gate.computed(rank, action, |_, ranks| woken.extend(ranks));
+        }
         self.ticks[rank.index()].push(self.tick);
         self.next.insert(rank);
         for part in action.parts() {
             self.done.insert(part);
-            if let Some(peer) = self.neighbours.peer(part) {
-                self.wake(rank, second, peer, part);
+            if let Some(peer) = self.neighbours.peer(part)
+                && self.waits_for[peer.index()] == Some(part)
+            {
+                self.waits_for[peer.index()] = None;
+                self.wake(rank, second, peer);
             }
         }
+        woken.into_iter().for_each(|peer| self.wake(rank, second, peer));
     }
 
-    /// Adds `peer` to the next visits, if it waits for the action `made` of `rank`.
-    fn wake(&mut self, rank: Rank, second: bool, peer: Rank, made: Action) {
-        if self.waits_for[peer.index()] == Some(made) {
-            self.waits_for[peer.index()] = None;
-            match (peer > rank, second) {
-                (true, _) => self.visits(second).insert(peer),
-                (false, false) => self.second.insert(peer),
-                (false, true) => self.next.insert(peer),
-            }
+    /// Adds `peer`, which waits for `rank`, to the next visits.
+    fn wake(&mut self, rank: Rank, second: bool, peer: Rank) {
+        match (peer > rank, second) {
+            (true, _) => self.visits(second).insert(peer),
+            (false, false) => self.second.insert(peer),
+            (false, true) => self.next.insert(peer),
         }
     }
 
@@ -229,8 +243,12 @@ impl<'a> Run<'a> {
             .placement()
             .all_ranks()
             .filter_map(|rank| {
-                let (action, missing) = (self.next_action(rank)?, self.waits_for[rank.index()]?);
-                let waits_for = self.program.placement().owner(missing.stage()).unwrap_or(rank);
+                let action = self.next_action(rank)?;
+                let behind = || self.batches.as_ref().and_then(|gate| gate.behind(gate.closed_for(action)?));
+                let waits_for = match self.waits_for[rank.index()] {
+                    Some(missing) => self.program.placement().owner(missing.stage()).unwrap_or(rank),
+                    None => behind()?,
+                };
                 Some(BlockedRank { rank, position: self.ticks[rank.index()].len(), action, waits_for })
             })
             .collect();
