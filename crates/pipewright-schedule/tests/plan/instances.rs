@@ -180,8 +180,6 @@ pub(crate) fn block(kind: &str, weight: f64) -> LayerProfile {
         unstreamed_bytes: 0,
         copy_bytes: None,
         trained_bytes: None,
-        streamed_bytes: 0,
-        unstreamed_bytes: 0,
     }
 }
 
