@@ -124,7 +124,7 @@ impl DataConfig {
         self.sequence_len() + usize::from(!self.scores_sequences())
     }
 
-    /// Returns what trains on records alone, if this data does.
+    /// Returns the name of the training if it takes records only.
     pub(crate) fn needs_records(&self) -> Option<&'static str> {
         match self.preference {
             Some(_) => Some("preference training"),

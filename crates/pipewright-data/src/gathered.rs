@@ -69,7 +69,8 @@ impl<'a> Gathered<'a> {
             vocab_size,
             budget,
             ids: IdBuffer::new(vocab_size),
-            examples: ExampleBuffer::new(vocab_size),
+            // A label is stored as an id.
+            examples: ExampleBuffer::new(vocab_size.max(config.labels.len())),
             margins: Vec::new(),
             form: None,
             long_records: LongRecordCount {

@@ -155,10 +155,13 @@ impl<F: DecoderFamily> Composition for F {
         self.form().position_table
     }
 
-    /// Returns a reason if layers have a state, or if the balance loss of routers is part of the loss: it depends on all
-    /// tokens of a microbatch together.
+    /// Returns a reason if the model classifies sequences, whose accuracy is that of whole rows, if layers have a state, or if
+    /// the balance loss of routers is part of the loss: it depends on all tokens of a microbatch together.
     fn refuses_slices(&self) -> Option<String> {
         let form = self.form();
+        if !self.decoder().labels.is_empty() {
+            return Some("its labels are of whole rows".to_owned());
+        }
         if form.delta.is_some() {
             return Some(NO_SLICES_OF_STATES.to_owned());
         }

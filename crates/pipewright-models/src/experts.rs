@@ -180,6 +180,13 @@ impl Builder<'_> {
                 "PEFT has neither magnitudes nor dropout for them: set `adapter.dora` to false and `adapter.dropout` to 0",
             );
         }
+        let own = ["gate_proj", "up_proj", "down_proj"];
+        let own = own.map(|name| self.named(&format!("{layer}.experts.{index}.{name}")));
+        if own.iter().any(|path| lora.saves_module(path)) {
+            return refused(
+                "`adapter.modules_to_save` trains matrices of them whole: leave one of the two out",
+            );
+        }
         let (rank, scale) = (lora.rank as usize, lora.scale());
         // The matrices that every rank has give a part of the sum, or of their gradients.
         let whole = match outputs {

@@ -42,7 +42,7 @@ pub struct GraniteHybridConfig {
     /// The experts, if there are some.
     #[serde(skip)]
     mixture: Option<MixtureConfig>,
-    /// How queries and keys know their positions.
+    /// The positions of queries and keys.
     pub position_embedding_type: Option<HybridPositions>,
     /// The kind of each layer.
     pub layer_types: Vec<HybridMixer>,
@@ -65,13 +65,13 @@ pub struct GraniteHybridConfig {
     pub time_step_limit: Value,
 }
 
-/// How queries and keys know their positions.
+/// The positions of queries and keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum HybridPositions {
-    /// They are rotated.
+    /// Rotary positions.
     Rope,
-    /// They do not.
+    /// No positions.
     Nope,
 }
 
@@ -151,7 +151,7 @@ impl From<RawGraniteHybrid> for GraniteHybridConfig {
                 ..MixtureConfig::of_width(inner).with_equal_layers(inner)
             }
         });
-        let width = raw.mamba_expand * granite.decoder.hidden_size;
+        let width = raw.mamba_expand.saturating_mul(granite.decoder.hidden_size);
         let given = raw.mamba_d_head.as_ref().and_then(Value::as_u64);
         let layers = granite.decoder.num_hidden_layers;
         Self {

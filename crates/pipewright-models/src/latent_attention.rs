@@ -189,11 +189,12 @@ impl LatentAttention {
         let shared = SharedInput::new(x.clone());
         let [turned, rest] = self.queries(&shared, x, tensor, context);
         let [tokens, heads, _] = turned.dims();
+        // Matrices in files are read ahead in the order of the model, which has `kv_a_proj` before `kv_b_proj`.
+        let [latent, of_key] = self.latents(&shared, tensor, context);
         // `[heads, key_rank, unrotated + value]`.
         let matrices = self.kv_b_proj.matrix().reshape([key_rank, heads, unrotated + value]).swap_dims(0, 1);
         let of_keys = matrices.clone().narrow(2, 0, unrotated).swap_dims(1, 2);
         let rest = rest.swap_dims(0, 1).matmul(of_keys).swap_dims(0, 1);
-        let [latent, of_key] = self.latents(&shared, tensor, context);
         let mut query = vec![turned, rest];
         let width = self.form.latent_dim();
         let padding = width - rotated - key_rank;

@@ -250,10 +250,13 @@ impl ModelConfig {
         let layers = specs.iter().filter_map(|spec| layer_of_first(&spec.path));
         // The head and the table of the embedding have one if they are named.
         let form = self.head();
-        let (head, table) = ((!form.is_tied).then_some(HEAD), form.names.of(form.embedding));
+        let has_head = !form.is_tied && form.labels.is_none();
+        let (head, table) = (has_head.then_some(HEAD), form.names.of(form.embedding));
         let layers: Vec<String> = layers.chain(head).map(str::to_owned).chain([table]).collect();
-        let stacks = self.parameters()?.into_iter().filter_map(|spec| Some(spec.layout.stack?.tensor));
-        // The experts of the families with adapters have gates.
+        let stacks = self.parameters()?.into_iter().filter_map(|spec| {
+            let stack = spec.layout.stack.filter(|stack| !stack.is_usual)?;
+            Some(stack.tensor)
+        });
         let experts: BTreeSet<String> = stacks.collect();
         Ok(layers.into_iter().chain(experts).collect())
     }

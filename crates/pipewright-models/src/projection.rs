@@ -130,7 +130,7 @@ impl Builder<'_> {
             }
             SplitLinear::Whole => [Placement::REPLICATED; 3],
             SplitLinear::OneRank => [Placement::ON_ONE_RANK; 3],
-            // Experts have no adapters.
+            // Experts have adapters of their own form.
             SplitLinear::OutputsOnReplica { .. } | SplitLinear::InputsOnReplica => {
                 [Placement::ON_ONE_REPLICA; 3]
             }

@@ -1,5 +1,6 @@
-//! The loss of a reward model, and the accuracy of a classifier. A reward model scores sequences: the reward of a sequence is the output of a head with one label at its
-//! last token.
+//! The loss of a reward model, and the accuracy of a classifier.
+//!
+//! A reward model scores sequences: the reward of a sequence is the output of a head with one label at its last token.
 //!
 //! With the rewards `r(c)` of the chosen sequence and `r(l)` of the rejected one, the loss is `-ln s(r(c) - r(l) - m)` (Bradley
 //! and Terry, 1952), where `m` is the margin of the pair or 0 (Touvron et al., 2023, arXiv:2307.09288), plus `c (r(c) + r(l))^2`,

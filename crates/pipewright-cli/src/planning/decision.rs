@@ -126,6 +126,10 @@ impl Decision {
 /// least from the configuration and has the fewest stages.
 fn simplest(report: &PlanReport, microbatch_size: u32) -> &Plan {
     let best = &report.plans[0];
+    // Of plans that read the base from its files, the first one reads the least.
+    if best.stream.is_some() {
+        return best;
+    }
     let near = report.plans.iter().filter(|plan| plan.step_s <= best.step_s * (1.0 + NEAR));
     let simplest = near.min_by_key(|plan| {
         let is_other_size = plan.microbatch_rows != microbatch_size;

@@ -94,12 +94,16 @@ pub(crate) fn measure_run(
             .all(|rank| rank.threads == ranks[0].threads)
             .then_some(ranks[0].threads),
     });
+    // One process alone: several on a host would measure their shares of its disk.
     let read_rate = match &settings.model {
-        ModelSettings::From { from, .. } if streamable(settings, model)?.is_some() => {
-            Some(read_rate(from, READ_TIME).map_err(Failure::input)?)
+        ModelSettings::From { from, .. } if processes.is_leader() => {
+            let can_stream = streamable(settings, model).map(|model| model.is_some());
+            can_stream
+                .and_then(|can| can.then(|| read_rate(from, READ_TIME)).transpose().map_err(Failure::input))
         }
-        _ => None,
+        _ => Ok(None),
     };
+    let read_rate = processes.all_succeed(read_rate, Exit::WrongInput)?;
     profile.link.read_bytes_per_s = read_rate.map(|rate| rate.bytes_per_s);
     Ok(Measurement { profile, measured, layers, read_rate })
 }

@@ -50,9 +50,17 @@ pub fn is_origin_file(name: &str) -> bool {
 }
 
 /// Keys of `config.json` that would be wrong with other weights: the element type under its old name, the
-/// compression of the original weights, code of the original directory, and that directory's name.
-const DROPPED: [&str; 5] =
-    ["torch_dtype", "quantization_config", "compression_config", "auto_map", "_name_or_path"];
+/// compression of the original weights, code of the original directory, that directory's name, and the number of labels, which
+/// `id2label` says, with their kind.
+const DROPPED: [&str; 7] = [
+    "torch_dtype",
+    "quantization_config",
+    "compression_config",
+    "auto_map",
+    "_name_or_path",
+    "num_labels",
+    "problem_type",
+];
 
 /// Copies the files that an export needs from the model directory `from` into the folder `to`, which is
 /// created.

@@ -251,7 +251,7 @@ fn require_modules(path: &Path, keys: &Map<String, Value>, lora: &LoraConfig) ->
     let Some(modules) = keys.get(MODULES).filter(|value| !value.is_null()) else { return Ok(()) };
     let is_saved = |module: &Value| {
         let Some(name) = module.as_str() else { return false };
-        // PEFT names it for all models with labels, of which these have none.
+        // PEFT lists it for every model with labels. These models have no such module.
         if name == "classifier" {
             return true;
         }

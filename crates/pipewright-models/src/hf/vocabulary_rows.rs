@@ -1,5 +1,6 @@
 //! The parameters that have a row for each token id, and the rows of ids that the files of a model do not have.
 
+use super::weight_type::WeightType;
 use crate::lora::{HEAD, is_table, module_of};
 use crate::parameter::{ParameterKind, ParameterSpec};
 
@@ -9,9 +10,9 @@ pub(super) fn is_of_vocabulary(spec: &ParameterSpec) -> bool {
     module == HEAD || (spec.kind == ParameterKind::Table && is_table(module))
 }
 
-/// Returns the elements of the rows of a parameter in a file, followed by the mean of the rows until there are `rows`.
-pub(super) fn with_means(mut elements: Vec<f32>, own: usize, rows: usize) -> Vec<f32> {
-    let mean = mean_row(&elements, own);
+/// Returns the elements of the rows of a parameter in a file of this type, followed by their mean until there are `rows`.
+pub(super) fn with_means(mut elements: Vec<f32>, own: usize, rows: usize, kind: WeightType) -> Vec<f32> {
+    let mean = kind.rounded(mean_row(&elements, own));
     (own..rows).for_each(|_| elements.extend(&mean));
     elements
 }

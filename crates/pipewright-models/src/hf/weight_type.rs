@@ -50,6 +50,16 @@ impl WeightType {
         Self::ALL.into_iter().find(|kind| kind.dtype() == dtype)
     }
 
+    /// Returns elements as a file of the type has them.
+    pub(super) fn rounded(self, values: Vec<f32>) -> Vec<f32> {
+        let round = |value: f32| match self {
+            Self::Float32 => value,
+            Self::Bfloat16 => bf16::from_f32(value).to_f32(),
+            Self::Float16 => f16::from_f32(value).to_f32(),
+        };
+        values.into_iter().map(round).collect()
+    }
+
     /// Returns the bytes of elements, rounded to the type; `None` if a finite element is too large for it.
     pub(super) fn encode(self, values: &[f32]) -> Option<Vec<u8>> {
         fn halves(values: &[f32], round: fn(f32) -> (u16, bool)) -> Option<Vec<u8>> {

@@ -418,8 +418,9 @@ impl ParameterSource for Weights {
             None => values,
             Some(entry) => entry.columns_of(values),
         };
+        let kind = self.file(file.clone())?.element_type(&tensor).unwrap_or_default();
         let values = match self.own_rows(spec) {
-            Some(own) => with_means(values, own, file_shape(spec)[0]),
+            Some(own) => with_means(values, own, file_shape(spec)[0], kind),
             None => values,
         };
         Ok(from_file(spec, require_finite(&self.dir.join(file), &tensor, values)?))

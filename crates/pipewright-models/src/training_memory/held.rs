@@ -238,7 +238,7 @@ impl TrainingRun<'_> {
         stages: &[Vec<ParameterSpec>],
     ) -> Vec<StageSizes> {
         let added = |(&sizes, specs): (&StageSizes, &Vec<ParameterSpec>)| StageSizes {
-            gradient: gradient_bytes(specs, self.expert_ranks, |path| self.model.is_trained(path)),
+            gradient: self.gradients_of(specs),
             streamed: Self::streamed_of(specs),
             ..sizes
         };
@@ -299,6 +299,13 @@ impl TrainingRun<'_> {
         [together, of_ranks.saturating_sub(together)]
     }
 
+    /// Returns the bytes of the gradients of a stage with these parameters.
+    fn gradients_of(&self, specs: &[ParameterSpec]) -> u64 {
+        // While batches overlap, each has its own.
+        let batches = if self.delayed && self.program.ranks() > 1 { 2 } else { 1 };
+        gradient_bytes(specs, self.expert_ranks, |path| self.model.is_trained(path)).saturating_mul(batches)
+    }
+
     /// Returns the bytes of a stage with these parameters on a rank that holds the parameters in `known` already,
     /// for other stages, and adds them to `known`. The copy in half precision belongs to the stage.
     pub(super) fn state_of(&self, specs: &[ParameterSpec], known: &mut FirstCopies) -> StageState {
@@ -321,9 +328,7 @@ impl TrainingRun<'_> {
         }
         StageState {
             bytes,
-            // While batches overlap, each has its own.
-            gradients: gradient_bytes(specs, self.expert_ranks, is_trained)
-                .saturating_mul(if self.delayed && self.program.ranks() > 1 { 2 } else { 1 }),
+            gradients: self.gradients_of(specs),
             undo: if self.post_validation { self.trained_state(&own) } else { 0 },
             quantised,
         }

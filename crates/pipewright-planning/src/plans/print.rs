@@ -266,7 +266,12 @@ fn difference(mesh: PlanMesh, best: PlanMesh) -> String {
 
 /// Returns why a schedule is not the best: its time on the mesh of the best plan, and on its own best mesh.
 fn reason(outcome: &Outcome, best: &Plan) -> String {
-    let longer = |found: f64| format!("{}, {:.1}% longer", time(found), (found / best.step_s - 1.0) * 100.0);
+    let longer = |found: f64| {
+        let more = (found / best.step_s - 1.0) * 100.0;
+        // A plan that reads less from files comes before one that is hardly faster.
+        let word = if more < 0.0 { "shorter" } else { "longer" };
+        format!("{}, {:.1}% {word}", time(found), more.abs())
+    };
     let elsewhere =
         outcome.mesh.filter(|&mesh| mesh != best.division()).map(|mesh| difference(mesh, best.division()));
     match (&outcome.result, outcome.on_best_mesh_s, elsewhere) {

@@ -141,7 +141,6 @@ impl CrossChecks<'_> {
         }
     }
 
-    /// Refuses layers that would move under a schedule of slices.
     /// Refuses tokens that no tokenizer gets.
     fn check_tokens(&mut self) {
         if !self.settings.model.added_tokens().is_empty() && self.settings.data.tokenizer == BYTES {
@@ -150,6 +149,7 @@ impl CrossChecks<'_> {
         }
     }
 
+    /// Refuses layers that would move under a schedule of slices.
     fn check_moves_of_slices(&mut self) {
         if self.settings.run.replan == Replan::WhenSlow {
             let sentence = "layers cannot move to other ranks (`replan`) with a schedule that cuts microbatches into slices";

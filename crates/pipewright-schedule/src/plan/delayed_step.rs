@@ -2,7 +2,7 @@
 
 use crate::delay::Delayed;
 use crate::lower::for_training;
-use crate::plan::predict::{PlanChoice, PredictError, StreamChoice, predict};
+use crate::plan::predict::{PlanChoice, PredictError, predict};
 use crate::plan::report::Plan;
 use crate::plan::request::TrainingState;
 use crate::profile::Profile;
@@ -39,12 +39,15 @@ impl Plan {
             batch_shares: self.batch_shares.clone(),
             // The older version, and the gradients of the other batch.
             state: TrainingState { copy: state.copy + 2.0, ..state },
-            stream: self
-                .stream
-                .map(|read| StreamChoice { window: read.window, bytes_per_s: read.bytes_per_s }),
+            stream: None,
         };
         let refused = |error: &dyn std::fmt::Display| PredictError::Choice(error.to_string());
+        if self.stream.is_some() {
+            return Err(refused(&"batches do not overlap while the base is read from its files"));
+        }
         let alone = predict(&profile, &self.schedule, &choice)?;
+        // Training refuses to overlap some programs, such as those with stages that are not trained.
+        Delayed::of_program(&alone.program).map_err(|error| refused(&error))?;
         let delayed = Delayed::of(&self.schedule, &alone.costs).map_err(|error| refused(&error))?;
         let batches = delayed.enough_batches().max(std::num::NonZeroU32::MIN.saturating_add(FEWEST - 1));
         let schedule = delayed.batches(batches).map_err(|error| refused(&error))?;

@@ -45,8 +45,12 @@ pub fn plan(
         return plan_streamed(&profile, request, keep_going);
     }
     match plan_pipelines(&profile, request, keep_going) {
-        Err(PlanError::DoesNotFit { .. } | PlanError::Stopped) => {
-            plan_streamed(&profile, request, keep_going)
+        Err(error @ (PlanError::DoesNotFit { .. } | PlanError::Stopped)) => {
+            plan_streamed(&profile, request, keep_going).map_err(|streamed| match streamed {
+                // No plan leaves the base in its files, so what stands in the way is the memory.
+                PlanError::Input(_) => error,
+                streamed => streamed,
+            })
         }
         found => found,
     }

@@ -58,7 +58,9 @@ pub(super) fn plan_streamed(
 ) -> Result<PlanReport, PlanError> {
     let profile = &in_files(profile);
     let mut shapes = Shape::all(profile, request);
-    shapes.retain(|shape| shape.mesh.tensor == 1 && !shape.layers.is_unlike());
+    shapes.retain(|shape| {
+        shape.mesh.tensor == 1 && shape.layers.sharding.shards == 1 && !shape.layers.is_unlike()
+    });
     if shapes.is_empty() {
         return Err(no_shape(profile, request));
     }

@@ -16,11 +16,10 @@ pub fn usual_label(number: u64) -> String {
     format!("LABEL_{number}")
 }
 
-/// Returns the labels in a `config.json`; `None` if its class is none that scores sequences.
+/// Returns the labels in a `config.json`; `None` if its class does not score sequences.
 ///
 /// # Errors
-/// When the labels are not numbered from 0 on, or their number is 0 or larger than the vocabulary, or more than one label may
-/// be true at once.
+/// When the labels are not numbered from 0 on, or their number is 0, or more than one label may be true at once.
 pub fn labels_in(keys: &Map<String, Value>) -> Result<Option<Vec<String>>, ShapeError> {
     let class = keys.get("architectures").and_then(|classes| classes.get(0)?.as_str());
     if !class.is_some_and(|class| class.ends_with(SCORES)) {
