@@ -366,7 +366,7 @@ impl<'a> OverlappingSteps<'a> {
         let polled = caught(|| self.executor.poll_overlap());
         let polled = polled.unwrap_or_else(|cause| Err(self.executor.error(cause)))?;
         if polled == OverlapPoll::Pending {
-            self.executor.wait_for_message()?;
+            self.executor.wait_overlap()?;
         }
         Ok(polled)
     }

@@ -40,9 +40,9 @@ pub(crate) fn training_state(settings: &Settings, model: &CutModel) -> Result<Tr
     let mesh = &settings.mesh;
     let state = state_rule(settings).per_byte(model, mesh.data_parallel_mode, mesh.gathered_stages());
     let post_validation = settings.optimizer.post_validation;
-    // Delayed parameters have a second version, and the gradients of two batches.
-    let more = if settings.optimizer.delay > 0 { 2.0 } else { 0.0 };
-    let state = state.map(|state| TrainingState { post_validation, copy: state.copy + more, ..state });
+    let is_delayed = settings.optimizer.delay > 0;
+    let state = state.map(|state| TrainingState { post_validation, ..state });
+    let state = state.map(|state| if is_delayed { state.delayed() } else { state });
     state.map_err(Failure::input)
 }
 

@@ -324,6 +324,8 @@ impl TrainingRun<'_> {
             let older = self.state.of_stage(&trained, |_| true);
             for (bytes, older) in [(&mut bytes.experts, older.experts), (&mut bytes.others, older.others)] {
                 bytes.parameters = bytes.parameters.saturating_add(older.parameters);
+                // Each version has a copy in half precision.
+                bytes.copy = bytes.copy.saturating_mul(2);
             }
         }
         StageState {

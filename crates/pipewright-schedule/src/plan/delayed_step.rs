@@ -37,8 +37,7 @@ impl Plan {
             mesh: self.mesh,
             microbatch_rows: self.microbatch_rows,
             batch_shares: self.batch_shares.clone(),
-            // The older version, and the gradients of the other batch.
-            state: TrainingState { copy: state.copy + 2.0, ..state },
+            state: state.delayed(),
             stream: None,
         };
         let refused = |error: &dyn std::fmt::Display| PredictError::Choice(error.to_string());

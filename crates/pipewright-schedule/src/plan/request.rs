@@ -22,6 +22,9 @@ pub struct TrainingState {
     /// Whether a rank may update before it has the gradient norm, and then keeps the parameters and the
     /// optimizer's state from before the update until the end of the step.
     pub post_validation: bool,
+    /// Whether `copy` has the second version of delayed parameters and the gradients of a second batch
+    /// ([`TrainingState::delayed`]).
+    pub is_delayed: bool,
 }
 
 impl Default for TrainingState {
@@ -33,7 +36,17 @@ impl Default for TrainingState {
             groups: DataParallelMode::default(),
             window: 1,
             post_validation: false,
+            is_delayed: false,
         }
+    }
+}
+
+impl TrainingState {
+    /// Returns the memory if parameters are delayed by one update: two versions, each with its copy in half precision, and the
+    /// gradients of two batches.
+    pub fn delayed(self) -> Self {
+        let copy = if self.is_delayed { self.copy } else { 2.0 * self.copy + 2.0 };
+        Self { copy, is_delayed: true, ..self }
     }
 }
 

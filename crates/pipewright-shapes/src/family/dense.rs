@@ -209,6 +209,10 @@ pub const GRANITE_HYBRID: Family = Family {
                 Refused { key: "mlp_bias", harmless: Harmless::False },
                 Refused { key: "mamba_proj_bias", harmless: Harmless::False },
                 Refused { key: "normalization_function", harmless: Harmless::Word("rmsnorm") },
+                // transformers does not read them: all layers have the experts of `num_local_experts`.
+                Refused { key: "num_experts", harmless: Harmless::SameAs("num_local_experts") },
+                Refused { key: "decoder_sparse_step", harmless: Harmless::Number(1.0) },
+                Refused { key: "first_k_dense_replace", harmless: Harmless::Number(0.0) },
             ],
         ],
     },

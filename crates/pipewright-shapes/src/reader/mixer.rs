@@ -180,7 +180,8 @@ pub(super) fn mamba(keys: &mut Keys<'_>, hidden: u64, further_names: &[&str]) ->
     let expand = keys.size(&["mamba_expand", "expand"], 1, MAX_SIZE)?;
     let heads = keys.needed(&["mamba_num_heads", "mamba_n_heads", "num_heads"])?;
     let size_names = [&["mamba_head_dim", "mamba_d_head"], further_names].concat();
-    let is_automatic = keys.value(&size_names).is_some_and(|(_, value)| value == "auto");
+    // Without the key, transformers takes the width that the others leave, as with "auto".
+    let is_automatic = keys.value(&size_names).is_none_or(|(_, value)| value == "auto");
     let head_size = match expand.filter(|_| is_automatic) {
         Some(expand) => (expand * hidden / heads).max(1),
         None => keys.needed(&size_names)?,

@@ -154,6 +154,11 @@ impl Connection {
         Some(self.abort.first_in(self.attempt).map_or(self.rank, |error| error.rank))
     }
 
+    /// Returns whether a rank has failed in an attempt or before.
+    pub(super) fn is_stopped_in(&self, attempt: Attempt) -> bool {
+        self.abort.is_raised_in(attempt)
+    }
+
     /// Raises the abort flag in this attempt and in later ones, and wakes every waiting rank.
     pub(super) fn fail(&self, error: StepError) {
         self.endpoint.lock().fail(error);

@@ -92,6 +92,7 @@ impl Executor {
     pub(crate) fn begin(&mut self, input: StepInput) {
         self.connection.begin(input.attempt);
         self.stages.select_version(self.context.config.delayed && !input.program.is_forward_only());
+        self.connection.memory.restart_peak();
         self.start(input);
     }
 
@@ -101,7 +102,6 @@ impl Executor {
         if input.verification.is_some() {
             self.connection.note_exchange_sums();
         }
-        self.connection.memory.restart_peak();
         let row = input.program.row(self.context.rank());
         let is_message = |action: &&Action| action.kind().is_send() || action.kind().is_receive();
         self.recorder.begin(input.origin.time(), row.len(), row.iter().filter(is_message).count());

@@ -154,6 +154,12 @@ impl Overlap {
         (0..2).filter(ends).min_by_key(|lane| self.attempts[*lane])
     }
 
+    /// Returns the earlier and the later batch, if two run.
+    pub(super) fn both(&self) -> Option<[usize; 2]> {
+        let run = self.turns.states.iter().all(|state| *state != State::Free);
+        run.then(|| if self.attempts[0] < self.attempts[1] { [0, 1] } else { [1, 0] })
+    }
+
     /// Returns the first and the last attempt of the rank.
     pub(super) fn alive(&self) -> [Attempt; 2] {
         let attempts =

@@ -371,6 +371,7 @@ impl LocalStages {
         self.is_older = !self.is_older;
         for stage in &mut self.stages {
             std::mem::swap(&mut stage.batch, &mut stage.parked);
+            stage.boundaries.switch();
             stage.runner.switch_version();
         }
     }

@@ -51,12 +51,22 @@ impl Executor {
     /// Continues the batches of the rank.
     pub(crate) fn poll_overlap(&mut self) -> Result<OverlapPoll, StepError> {
         let mut waits = false;
+        let overlap = self.own_overlap();
+        if let Some((later, attempt)) = overlap.both().map(|[_, later]| (later, overlap.attempts[later]))
+            && self.connection.is_stopped_in(attempt)
+        {
+            // The batch that has failed elsewhere is dropped at once. It would end every wait of the earlier one.
+            self.go_to(later);
+            self.poll()?;
+        }
         if let Some(lane) = self.own_overlap().ending() {
             self.go_to(lane);
             match self.poll()? {
                 Poll::Progress => return Ok(OverlapPoll::Progress),
                 Poll::Pending => waits = true,
                 Poll::Done => {
+                    // The report has the peak since the end of the batch before.
+                    self.connection.memory.restart_peak();
                     self.own_overlap().turns.states[lane] = State::Free;
                     return Ok(OverlapPoll::Ended);
                 }
@@ -75,6 +85,17 @@ impl Executor {
                 Ok(OverlapPoll::Done)
             }
         }
+    }
+
+    /// Waits until a message arrives or a batch fails on another rank. A deadline that passes is an error of the earlier
+    /// batch, for which the later one may wait too.
+    pub(crate) fn wait_overlap(&mut self) -> Result<(), StepError> {
+        self.connection.wait().map_err(|cause| {
+            if let Some([earlier, _]) = self.own_overlap().both() {
+                self.go_to(earlier);
+            }
+            self.error(cause)
+        })
     }
 
     /// Gives the rank the next batch, or says that none follows.

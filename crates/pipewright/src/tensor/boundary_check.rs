@@ -92,6 +92,8 @@ pub(crate) struct Boundaries {
     gives: Known,
     /// The inputs of the microbatches of this step whose gradients are to be checked.
     inputs: HashMap<Microbatch, Vec<TensorSpec>>,
+    /// Those of another batch that runs at the same time.
+    parked: HashMap<Microbatch, Vec<TensorSpec>>,
     /// Microbatches whose gradients were checked. An evaluation checks no gradients.
     gradients_seen: usize,
     /// The mismatches that were logged.
@@ -125,13 +127,18 @@ impl Boundaries {
         let takes = Known { specs: metadata.of_stage(stage), seen: 0 };
         let gives = Known { specs: of_next, seen: 0 };
         let (metadata, microbatches) = (metadata.clone(), microbatches as usize);
-        let (inputs, warned) = (HashMap::new(), HashSet::new());
-        Self { metadata, check, stage, microbatches, takes, gives, inputs, gradients_seen: 0, warned }
+        let (inputs, parked, warned) = (HashMap::new(), HashMap::new(), HashSet::new());
+        Self { metadata, check, stage, microbatches, takes, gives, inputs, parked, gradients_seen: 0, warned }
     }
 
     /// Begins a step or an evaluation.
     pub(crate) fn begin_step(&mut self) {
         self.inputs.clear();
+    }
+
+    /// Continues with the other of two batches that run at the same time.
+    pub(crate) fn switch(&mut self) {
+        std::mem::swap(&mut self.inputs, &mut self.parked);
     }
 
     /// Forgets metadata that a failed step has provided.

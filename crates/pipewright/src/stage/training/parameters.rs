@@ -265,6 +265,7 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
     ) -> Result<RestoredPaths, CheckpointError> {
         self.module.release();
         self.module.settled();
+        self.other = None;
         let table = self.table.clone();
         let all = || table.paths.iter().chain(&table.discrete).cloned();
         let base: HashSet<Arc<str>> = all().filter(|path| self.is_base(path)).collect();
