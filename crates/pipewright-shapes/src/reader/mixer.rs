@@ -180,11 +180,12 @@ pub(super) fn mamba(keys: &mut Keys<'_>, hidden: u64, further_names: &[&str]) ->
     let expand = keys.size(&["mamba_expand", "expand"], 1, MAX_SIZE)?;
     let heads = keys.needed(&["mamba_num_heads", "mamba_n_heads", "num_heads"])?;
     let size_names = [&["mamba_head_dim", "mamba_d_head"], further_names].concat();
-    // Without the key, transformers takes the width that the others leave, as with "auto".
-    let is_automatic = keys.value(&size_names).is_none_or(|(_, value)| value == "auto");
-    let head_size = match expand.filter(|_| is_automatic) {
-        Some(expand) => (expand * hidden / heads).max(1),
-        None => keys.needed(&size_names)?,
+    let left = expand.map(|expand| (expand.saturating_mul(hidden) / heads.max(1)).max(1));
+    let given = keys.value(&size_names).map(|(_, value)| value == "auto");
+    let head_size = match (given, left, keys.needed(&size_names)) {
+        // Without the key too, transformers takes the width that the others leave, unless a family has a usual one.
+        (Some(true), Some(left), _) | (None, Some(left), Err(_)) => left,
+        (.., needed) => needed?,
     };
     let groups = keys.needed(&["mamba_n_groups", "n_groups"])?;
     if !heads.is_multiple_of(groups) {
