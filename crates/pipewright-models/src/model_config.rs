@@ -194,7 +194,7 @@ impl ModelConfig {
     /// Returns the model with an output for each of these labels in place of each token id.
     ///
     /// # Errors
-    /// When the family has no such models, or there is no label.
+    /// When the family does not have models with labels, or the list is empty.
     pub fn with_labels(&self, labels: &[String]) -> Result<Self, ModelError> {
         let mut json = self.to_json();
         let Some(class) = self.family().scoring_class() else {

@@ -325,7 +325,7 @@ struct OverlappingSteps<'a> {
     begun: VecDeque<(StepNumber, Reply<StepReply>)>,
     /// Whether a step follows the last one.
     follow: Follow,
-    /// A command that is no step, which follows at once.
+    /// A command of another kind, which follows at once.
     other: Option<Command>,
 }
 

@@ -102,6 +102,9 @@ fn check_counts_both_versions() {
             assert_eq!(number(&delayed, "gradients"), batches * number(plain, "gradients"), "{delayed}");
             assert_eq!(number(&delayed, "optimizer"), number(plain, "optimizer"), "{delayed}");
             assert!(number(&delayed, "activations") >= number(plain, "activations"), "{delayed}");
+            // At the update, there are no activations, but all versions and gradients.
+            let state = ["parameters", "gradients", "optimizer"].map(|key| number(&delayed, key));
+            assert!(number(&delayed, "total") >= state.iter().sum(), "{delayed}");
         }
         // AdamW has two moments, and the correction one tensor of the same size.
         for (delayed, corrected) in memory(&[ranks, DELAY]).iter().zip(memory(&[ranks, DELAY, CORRECTION])) {

@@ -48,7 +48,7 @@ pub struct AddedTokens {
 /// `special`, texts of generated tokens leave them out.
 ///
 /// # Errors
-/// When there is no `tokenizer.json`, when a token is one of the tokenizer already or is named twice, when a file of the
+/// When there is no `tokenizer.json`, when the tokenizer has a token already or a token is named twice, when a file of the
 /// model is missing or damaged, or when the system reports an error.
 pub fn add_tokens(
     from: &Path,
@@ -102,7 +102,7 @@ pub fn add_tokens(
 /// Returns what `tokens` add to the model in `from`, whose tokenizer is this file.
 ///
 /// # Errors
-/// When there is no such file, when a token is one of the tokenizer already or is named twice, or when the table or the
+/// When there is no such file, when the tokenizer has a token already or a token is named twice, or when the table or the
 /// head is quantised or in a GGUF file.
 pub fn added_rows(
     from: &Path,

@@ -24,6 +24,7 @@ pub fn plan(
         return Err(PlanError::Input(format!("{count} problems in the profile, the first: {first}")));
     }
     check_unlike(profile, request)?;
+    check_reads(profile, request)?;
     let (profile, memory) = profile.with_equal_ranks_merged();
     let request = &PlanRequest { memory: memory.or(request.memory), ..request.clone() };
     if profile.has_unlike_ranks() {
@@ -54,6 +55,23 @@ pub fn plan(
         }
         found => found,
     }
+}
+
+/// Refuses a base that must stay in its files where its reads are not planned.
+fn check_reads(profile: &Profile, request: &PlanRequest) -> Result<(), PlanError> {
+    if !request.always_streams || profile.layers.iter().all(|layer| layer.streamed_bytes == 0) {
+        return Ok(());
+    }
+    let (what, instead) = if profile.has_unlike_ranks() {
+        ("unlike ranks", "remove [[rank]] and [[pair]] from the profile")
+    } else if request.tensor_parallel.is_some_and(|size| size > 1) {
+        ("tensor-parallel ranks", "ask for 1 tensor-parallel rank")
+    } else {
+        return Ok(());
+    };
+    Err(PlanError::Input(format!(
+        "the reads of a base that stays in its files are not planned for {what}: {instead}, or set model.stream=false"
+    )))
 }
 
 /// Reports ranks and pairs that do not fit the request, and requests that are not planned for unlike ranks.

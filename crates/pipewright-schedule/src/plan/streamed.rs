@@ -308,7 +308,7 @@ fn is_better(plan: &Plan, known: &Plan) -> bool {
 mod tests {
     use super::*;
     use crate::plan::plan;
-    use crate::profile::LinkProfile;
+    use crate::profile::{LinkProfile, RankProfile};
 
     /// The bytes of a layer in a file.
     const STREAMED: u64 = 10 << 20;
@@ -389,5 +389,22 @@ mod tests {
         };
         assert_eq!(rate(1), STREAMED as f64);
         assert_eq!(rate(2), STREAMED as f64 / 2.0);
+    }
+
+    #[test]
+    fn reads_that_are_not_planned_are_refused() {
+        let refused = |profile: &Profile, tensor: u32| {
+            let request = PlanRequest {
+                ranks: 2,
+                tensor_parallel: Some(tensor),
+                always_streams: true,
+                ..PlanRequest::default()
+            };
+            plan(profile, &request, &mut || true).expect_err("a refusal").to_string()
+        };
+        assert!(refused(&profile(0.1), 2).contains("not planned for tensor-parallel ranks: ask for 1"));
+        let ranks = [1.0, 2.0].map(|speed| RankProfile { speed, ..RankProfile::default() });
+        let unlike = Profile { ranks: ranks.to_vec(), ..profile(0.1) };
+        assert!(refused(&unlike, 1).contains("not planned for unlike ranks: remove [[rank]]"));
     }
 }

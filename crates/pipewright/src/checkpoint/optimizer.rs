@@ -19,8 +19,8 @@ use super::tensor_file::FIELD;
 use crate::tensor::TensorShard;
 use crate::tensor::shard::RowShard;
 
-/// The field of a parameter's value before the last update, if parameters are delayed by one update. It is stored like
-/// the optimizer's state, in the same rows, but is no part of it.
+/// The field of a parameter's value before the last update, if parameters are delayed by one update. Files store it
+/// like the optimizer's state, in the same rows, but it does not belong to that state.
 pub(super) const OLDER: &str = "older";
 
 /// What [`put_together`] has read.

@@ -212,7 +212,7 @@ impl Gradient {
 }
 
 impl Matrices {
-    /// Returns the matrices of `layers`, of which each expert has `parts`; `None` if a matrix or a bias has no operations of
+    /// Returns the matrices of `layers`, with `parts` layers for each expert; `None` if a matrix or a bias has no operations of
     /// its own on the CPU back end. Quantised elements are rounded to `precision`, the element type of the inputs.
     pub(super) fn new(layers: &[&HeldLinear], parts: usize, precision: DType) -> Option<Self> {
         let count = layers.len();

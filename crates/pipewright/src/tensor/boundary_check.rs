@@ -143,9 +143,10 @@ impl Boundaries {
 
     /// Forgets metadata that a failed step has provided.
     pub(crate) fn reset(&mut self) {
-        let warned = std::mem::take(&mut self.warned);
+        let (warned, parked) = (std::mem::take(&mut self.warned), std::mem::take(&mut self.parked));
         let fresh = Self::new(&self.metadata, self.check, self.stage, self.microbatches as u32);
-        *self = Self { warned, ..fresh };
+        // The other batch continues.
+        *self = Self { warned, parked, ..fresh };
     }
 
     /// Returns whether a mismatch is the first one of its kind, and records it.

@@ -3,8 +3,8 @@
 //! `module` is the version with which the stage computes, and `other` is the other one. Between two batches, `module`
 //! is the newer version, so everything that reads a stage reads that one. A batch begins with
 //! [`switch_version`](crate::stage::runner::StageParameters::switch_version): it computes with the older version. Its
-//! update starts from the newer one and puts the result in the place of the older one, which no batch needs any more.
-//! The result is then the newer version. An optimizer writes to other storage while a version uses the old one, so there
+//! update starts from the newer one and replaces the older one with the result, because no batch needs it any
+//! longer. The result is then the newer version. An optimizer writes to other storage while a version uses the old one, so there
 //! are two versions and, during the update, one parameter more.
 //!
 //! A batch may begin at the newer version while the one before it still runs at the older one: each version has the
@@ -54,7 +54,7 @@ impl<M: StageBody> TrainingStage<M> {
         self.other = Some(other);
     }
 
-    /// Puts the newer version in the place of the older one, with which a batch was computed. The update follows.
+    /// Replaces the version with which a batch was computed by the newer one. The update follows.
     pub(super) fn take_newer(&mut self) {
         if let Some(newer) = &self.other {
             self.module.put(newer.module.get().clone());
