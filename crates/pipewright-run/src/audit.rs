@@ -119,7 +119,11 @@ pub fn initial(settings: Loaded) -> Result<Fingerprint, RunError> {
             "`pipeline.schedule` is \"auto\": name a schedule; the initial state does not depend on it",
         )
     })?;
-    let prepared = prepare(scheduled, Arc::new(model))?;
+    let mut prepared = prepare(scheduled, Arc::new(model))?;
+    // Whole parameters, on a rank that computes its stage alone.
+    let mesh = &mut prepared.settings.mesh;
+    (mesh.data_parallel, mesh.tensor_parallel, mesh.expert_parallel) = (1, 1, 1);
+    (mesh.sequence_parallel, mesh.whole_experts) = (false, false);
     let stages = prepared.partition.stages();
     let mut replay = replay(&prepared, None, Vec::new(), 0.0)?;
     let mut parts = Vec::new();

@@ -86,6 +86,7 @@ impl Lies {
         let run = run();
         // All stages are in one file of a checkpoint.
         let cut = ["pipeline.ranks=1", "pipeline.stages_per_rank=3", "pipeline.schedule=interleaved1f1b"];
+        let cut = [&cut[..], &["pipeline.partition=explicit", "pipeline.boundaries=[2, 4]"]].concat();
         run.train(&[AUDITED, &cut].concat());
         let config = run.read("out/config.toml");
         fs::rename(run.out(), run.path("honest")).expect("a folder");
@@ -210,13 +211,13 @@ fn a_hundred_planted_lies_are_named_with_step_and_stage() {
     for step in 1..=STEPS {
         for stage in 0..STAGES {
             let later = step > 1;
-            for rate in ["0.0100001", "0.02"] {
+            for rate in ["0.0100001", "0.02", "0.005"] {
                 let set = format!("optimizer.learning_rate={rate}");
                 if later {
                     check("rate", step, stage, false, &|| lies.retake(step, &set));
                 }
             }
-            for seed in [1, 43] {
+            for seed in [1, 43, 7] {
                 if later {
                     check("seed", step, stage, false, &|| lies.retake(step, &format!("run.seed={seed}")));
                 }
@@ -241,7 +242,7 @@ fn a_hundred_planted_lies_are_named_with_step_and_stage() {
             });
         }
     }
-    assert!(planted >= 80, "{planted}");
+    assert!(planted >= 100, "{planted}");
 }
 
 /// Lets a parameter have the hash of another step.
@@ -253,4 +254,59 @@ fn late(found: &mut StepFingerprint, other: &StepFingerprint, path: &str) {
         pair.1 = hash.to_string();
     }
     found.parameters = serde_json::from_value(serde_json::json!(pairs)).expect("a fingerprint");
+}
+
+#[test]
+fn a_checkpoint_that_is_not_the_recorded_state_is_named_with_its_stage() {
+    let lies = Lies::new();
+    lies.restore();
+    lies.change_weight(2, 1);
+    for stage in 0..STAGES {
+        let first = audited(&lies.run.out(), 3, stage).findings.swap_remove(0);
+        assert_eq!((first.step, first.stage), (2, Some(1)), "{first}");
+        let said = "its checkpoint is not the state of the fingerprint: 1 of 18 parameters differ, the first `model.layers.1.mlp.up_proj";
+        assert!(first.sentence.starts_with(said), "{first}");
+    }
+    lies.restore();
+    lies.retake_with_other_rows(3);
+    lies.retake(4, "run.seed=42");
+    // The checkpoint after the lie continues after one row more.
+    let first = audited(&lies.run.out(), 4, 0).findings.swap_remove(0);
+    assert_eq!((first.step, first.stage), (4, None), "{first}");
+    assert!(
+        first.sentence.contains("continues after 13 rows of the data, and the configuration takes 12 rows"),
+        "{first}"
+    );
+}
+
+#[test]
+fn the_command_ends_with_the_code_of_its_finding() {
+    let lies = Lies::new();
+    lies.restore();
+    let audit = |step, stage| ["audit", "out", "--step", step, "--stage", stage];
+    lies.run.prints(&audit("1", "0"), &[], "step 1, stage 0: 10 parameters as recorded\n");
+    lies.retake(3, "optimizer.learning_rate=0.02");
+    lies.run.fail(
+        3,
+        &audit("3", "1"),
+        &[],
+        &["step 3, stage 1: 18 of 18 parameters differ, the first `model.layers.1."],
+    );
+    let refuse = |arguments: &[&str], said| lies.run.refuse(arguments, &[], said);
+    refuse(&audit("2", "3"), "stage 3 cannot be audited: the run has 3 stages");
+    refuse(&audit("9", "0"), "the run has no fingerprint of step 9; it has those of steps 1, 2, 3");
+    fs::remove_dir_all(lies.checkpoint(1)).expect("a folder");
+    refuse(&audit("2", "0"), "an audit of step 2 needs the checkpoint of step 1");
+    lies.record(1, |_| ());
+    let text = lies.run.read("out/metrics.jsonl");
+    let root = fingerprints(&lies.run.out()).expect("fingerprints")[0].root.to_string();
+    lies.run.write(
+        "out/metrics.jsonl",
+        text.replace(&format!("\"root\":\"{root}\""), "\"root\":\"0123456789abcdef\""),
+    );
+    refuse(&audit("1", "0"), "the root of step 1 is not the hash of its parameters");
+    lies.run.write("out/metrics.jsonl", text);
+    let config = lies.run.read("out/config.toml");
+    lies.run.write("out/config.toml", config.replace("tensor_parallel = 1", "tensor_parallel = 2"));
+    refuse(&audit("1", "0"), "stage 0 cannot be audited: tensor ranks exchange messages inside of a stage");
 }
