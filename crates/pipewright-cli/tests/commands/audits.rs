@@ -9,6 +9,7 @@ use pipewright_run::fingerprints::{StepFingerprint, fingerprints};
 use safetensors::SafeTensors;
 use serde_json::Value;
 
+use super::adapters;
 use super::fingerprints::ADAMW;
 use crate::run::Run;
 use crate::scratch;
@@ -35,7 +36,11 @@ fn audited(run: &Path, step: u64, stage: u32) -> Audit {
 
 /// Checks that all stages of all steps of a run are as recorded. Returns the number of audits.
 fn check_honest(set: &[&str], stages: u32) -> u32 {
-    let run = run();
+    check_honest_in(&run(), set, stages)
+}
+
+/// Like [`check_honest`], in a folder.
+fn check_honest_in(run: &Run, set: &[&str], stages: u32) -> u32 {
     run.train(&[AUDITED, set].concat());
     for step in 1..=STEPS {
         for stage in 0..stages {
@@ -65,6 +70,15 @@ fn honest_runs_with_other_cuts_and_schedules_raise_no_alarm() {
         check_honest(&["pipeline.ranks=2", "optimizer.delay=1", "run.rampup_steps=3", "run.accumulate=2"], 2),
     ];
     assert!(audits.iter().sum::<u32>() >= 100, "{audits:?}");
+}
+
+#[test]
+fn honest_runs_of_experts_and_of_adapters_raise_no_alarm() {
+    let experts = ["model.architecture=qwen3_moe", "model.num_experts=4", "model.output_router_logits=true"];
+    check_honest(&[&["pipeline.ranks=2", "pipeline.schedule=zb-h1"], &experts[..]].concat(), 2);
+    for stream in ["model.stream=false", "model.stream=true"] {
+        check_honest_in(&adapters::folder(), &["pipeline.ranks=2", stream], 2);
+    }
 }
 
 /// A run, and copies of it in which something is not as recorded.
