@@ -12,8 +12,8 @@ use pipewright_system::failure::exit_codes;
 use crate::commands::resume::ResumeArguments;
 use crate::commands::run_arguments::RunArguments;
 use crate::commands::{
-    add_tokens, check, completions, data, devices, export, generate, init, inspect, launch, man, partition,
-    profile, quantize, report, tokenize, view, watch,
+    add_tokens, audit, check, completions, data, devices, export, fingerprint, generate, init, inspect,
+    launch, man, partition, profile, quantize, report, tokenize, view, watch,
 };
 use crate::keys::keys;
 
@@ -92,6 +92,25 @@ run.
 Example:
   pipewright watch runs/sample")]
     Watch(watch::WatchArguments),
+    /// Print the hashes of a run's states, or find the first difference between two runs.
+    #[command(after_long_help = "\
+Each line has a step and a hash of the trained parameters and their optimizer state, which does not depend on the cut, the \
+schedule or the number of threads. The run needs run.fingerprint_every. With two runs, the command names the first step and \
+the first parameters that differ, and exits with 3. For a configuration, it hashes the state before the first step.
+
+Example:
+  pipewright train --set run.steps=4 --set run.fingerprint_every=1
+  pipewright fingerprint runs/sample")]
+    Fingerprint(fingerprint::FingerprintArguments),
+    /// Compute one stage of one step of a run again, and compare it with the recorded hashes.
+    #[command(after_long_help = "\
+The command starts from the checkpoint before the step, on the processor, with one stage in memory at a time. It exits with 3 \
+if something is not as recorded, and names the step and the stage. The run needs run.fingerprint_every, and a checkpoint of \
+the step before, unless the step is the first one.
+
+Example:
+  pipewright audit runs/sample --step 1 --stage 0")]
+    Audit(audit::AuditArguments),
     /// Verify a checkpoint and show what is in it.
     #[command(after_long_help = "Example:\n  pipewright inspect runs/sample --format json")]
     Inspect(inspect::InspectArguments),

@@ -60,6 +60,8 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Launch(arguments) => commands::launch::run(arguments),
         Command::Watch(arguments) => commands::watch::run(arguments),
         Command::Resume(arguments) => commands::resume::run(arguments),
+        Command::Fingerprint(arguments) => commands::fingerprint::run(arguments),
+        Command::Audit(arguments) => commands::audit::run(arguments),
         Command::Inspect(arguments) => commands::inspect::run(arguments),
         Command::Export(arguments) => commands::export::run(arguments),
         Command::AddTokens(arguments) => commands::add_tokens::run(arguments),

@@ -18,6 +18,8 @@ pub mod run_folder;
 
 pub mod run_record;
 
+pub mod fingerprints;
+
 pub mod run_report;
 
 pub mod observer;
@@ -31,6 +33,8 @@ pub mod run_model;
 pub mod training;
 
 pub mod resume;
+
+pub mod audit;
 
 mod file_exchange;
 

@@ -144,6 +144,9 @@ pub struct PipelineConfig {
     /// repetition reads the values of every layer, and changes no parameter and no bit of a later step. Hooks are
     /// called again. A pipeline that may search keeps the tensors of a step's batches until it has updated.
     pub name_not_finite: bool,
+    /// The number of steps between two fingerprints of the state
+    /// ([`StepSummary::fingerprint`](crate::pipeline::StepSummary::fingerprint)); 0: none. It is the same on all ranks.
+    pub fingerprint_every: u64,
     /// Runs around actions, or in their place.
     pub hook: Option<Arc<dyn ActionHook>>,
     /// A flag that the caller raises to end training. Each rank reads it at the end of a step and of an
@@ -190,6 +193,7 @@ impl Default for PipelineConfig {
             targets_for_all: false,
             verify: Verify::default(),
             name_not_finite: false,
+            fingerprint_every: 0,
             hook: None,
             interrupt: None,
             announcement: Arc::default(),
@@ -261,6 +265,7 @@ pub(crate) fn identity(program: &ValidatedProgram, config: &PipelineConfig) -> F
         ("keep gathered", config.keep_gathered.to_string()),
         ("verify", format!("{:?}", config.verify)),
         ("name not finite", config.name_not_finite.to_string()),
+        ("fingerprint every", config.fingerprint_every.to_string()),
         ("trains", config.optimizer.is_some().to_string()),
     ];
     fields.map(|(name, value)| (name.to_owned(), value)).into()

@@ -273,7 +273,7 @@ impl std::fmt::Display for AwaitedMessage {
 }
 
 /// A message's content.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Payload {
     /// Tensors of a boundary or of a stage's parameters; `None` for a tensor without a gradient.
     Tensors(OptionalTensors),
@@ -354,7 +354,7 @@ pub enum MessageError {
 pipewright_schedule::message_as_debug!(MessageError);
 
 /// A message that is sent or has arrived.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Message {
     pub(crate) from: WorldRank,
     pub(crate) attempt: Attempt,

@@ -254,6 +254,14 @@ impl ProgressBoard {
         *self.ranks[rank.index()].activity() = activity;
     }
 
+    /// Returns the message that `rank` waits for, if it waits for one.
+    pub(crate) fn awaited_by(&self, rank: WorldRank) -> Option<AwaitedMessage> {
+        match *self.ranks.get(rank.index())?.activity() {
+            Activity::Waits(awaited) => Some(awaited),
+            Activity::NoStep | Activity::Computes | Activity::Sends(_) => None,
+        }
+    }
+
     /// Returns whether `rank` computes. A rank that waits for others does not.
     pub(crate) fn is_busy(&self, rank: WorldRank) -> bool {
         self.ranks.get(rank.index()).is_some_and(|progress| *progress.activity() == Activity::Computes)

@@ -7,7 +7,7 @@ use clap::builder::Styles;
 
 /// The commands of each subject.
 const GROUPS: [(&str, &[&str]); 6] = [
-    ("Training", &["train", "resume", "watch", "launch", "check", "init", "devices"]),
+    ("Training", &["train", "resume", "watch", "launch", "check", "init", "devices", "fingerprint", "audit"]),
     ("Models and data", &["generate", "export", "quantize", "add-tokens", "inspect", "data", "tokenize"]),
     ("Schedules", &["schedule", "lower", "validate", "simulate", "compare", "partition", "vpp"]),
     ("Plans", &["profile", "plan", "clusters"]),

@@ -2,11 +2,13 @@
 
 mod template_kwargs;
 pub(crate) mod add_tokens;
+pub(crate) mod audit;
 pub(crate) mod check;
 pub(crate) mod completions;
 pub(crate) mod data;
 pub(crate) mod devices;
 pub(crate) mod export;
+pub(crate) mod fingerprint;
 pub(crate) mod generate;
 pub(crate) mod init;
 pub(crate) mod inspect;

@@ -18,6 +18,8 @@ mod learning_rates;
 mod efficiency;
 mod experts;
 mod expert_groups;
+mod fingerprints;
+mod audits;
 mod vocabulary_parts;
 mod patterns;
 #[cfg(feature = "tokenizers")]

@@ -40,6 +40,26 @@ fn processes_train_as_threads_do_to_the_bit() {
     }
 }
 
+/// Returns the lines of the metrics with fingerprints.
+fn fingerprints(folder: &Path) -> Vec<String> {
+    let metrics = fs::read_to_string(folder.join("out/metrics.jsonl")).expect("metrics");
+    metrics.lines().filter(|line| line.contains("\"event\":\"fingerprint\"")).map(str::to_owned).collect()
+}
+
+#[test]
+fn fingerprints_of_processes_are_those_of_threads() {
+    let folder = folder();
+    for mesh in ["mesh.data_parallel_mode=sharded", "mesh.data_parallel_mode=replicated"] {
+        let set = ["pipeline.ranks=2", "mesh.data_parallel=2", "run.fingerprint_every=1", mesh];
+        train_on_threads(folder.path(), &set);
+        let expected = fingerprints(folder.path());
+        assert_eq!(expected.len(), 2);
+        let output = processes(folder.path(), 4, &set);
+        assert_eq!(output.status.code(), Some(0), "{mesh}: {}", words(&output));
+        assert_eq!(fingerprints(folder.path()), expected, "{mesh}");
+    }
+}
+
 #[test]
 fn parts_of_a_head_train_in_processes_as_in_threads_to_the_bit() {
     let folder = folder();

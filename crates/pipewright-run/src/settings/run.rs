@@ -91,6 +91,8 @@ pub struct RunSettings {
     pub accumulate: NonZeroU32,
     /// The steps in which the number of batches of a step rises from 1 to `accumulate`.
     pub rampup_steps: u64,
+    /// The number of steps between two fingerprints of the state; 0: none.
+    pub fingerprint_every: u64,
     /// The number of steps between two evaluations; 0: none.
     pub eval_every: u64,
     /// The number of batches of an evaluation; 0: all.
@@ -152,6 +154,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> RunS
         neftune_alpha: section.number("neftune_alpha"),
         accumulate: NonZeroU32::new(section.count("accumulate")).unwrap_or(NonZeroU32::MIN),
         rampup_steps: section.whole("rampup_steps"),
+        fingerprint_every: section.whole("fingerprint_every"),
         eval_every: section.whole("eval_every"),
         eval_batches: section.count("eval_batches"),
         patience: section.whole("patience"),

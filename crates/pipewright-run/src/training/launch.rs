@@ -186,6 +186,7 @@ pub fn pipeline_config(settings: &Settings, model: &dyn RunModel) -> Result<Pipe
         targets_for_all: model.needs_targets(),
         verify: settings.run.verify,
         name_not_finite: true,
+        fingerprint_every: settings.run.fingerprint_every,
         ..PipelineConfig::default()
     })
 }

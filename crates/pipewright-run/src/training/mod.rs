@@ -19,6 +19,7 @@ pub(crate) mod evaluations;
 pub(crate) mod checkpoint_space;
 mod checkpoint_timing;
 pub mod launch;
+pub(crate) mod step_replay;
 pub mod reference;
 pub mod shared_folder;
 pub(crate) mod remote_files;

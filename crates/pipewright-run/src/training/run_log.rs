@@ -15,6 +15,7 @@ use pipewright_system::failure::disk_advice;
 
 use crate::error::{ErrorKind, FailedRun, RunError};
 use crate::fault::{Fault, Start, launched_start};
+use crate::fingerprints::StepFingerprint;
 use crate::observer::{Ending, Observer};
 use crate::recovery::{GROWTH, LayerMove, SLOW_RANKS, SlowRank, VerifiedStep};
 use crate::run_folder::{RunFolder, RunFolderError};
@@ -147,6 +148,11 @@ impl RunLog {
         let run = folder.path().to_owned();
         let unwritten = |error: RunFolderError| unwritten(&run, error, done, &self.space);
         folder.append(metrics).map_err(unwritten)?;
+        if let Some(fingerprint) = report.fingerprint {
+            let fingerprint = StepFingerprint::new(done, fingerprint, report.unlike_replicas);
+            folder.append(&fingerprint).map_err(unwritten)?;
+            fingerprint.warning().iter().for_each(|warning| observer.note(warning));
+        }
         if let Some(verified) = verified {
             folder.append(&verified).map_err(unwritten)?;
             if let Some(wrong) = wrong {

@@ -33,6 +33,7 @@ mod save;
 mod sent_parts;
 mod moved;
 mod state;
+mod fingerprint;
 mod tensor_file;
 mod writer;
 
@@ -40,6 +41,8 @@ pub use copy::{COPIES, CopyFolder};
 pub use copy_exchange::CopyExchange;
 pub use copy_parts::{CopyPart, GatheredCopy, Holder};
 pub use error::CheckpointError;
+pub use fingerprint::{Digest, Fingerprint};
+pub(crate) use fingerprint::{PartialLeaf, leaves_of};
 pub use finite::NotFinite;
 pub use folder::CheckpointFolder;
 pub use identity::FolderIdentity;

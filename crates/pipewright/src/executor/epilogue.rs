@@ -282,7 +282,9 @@ impl Executor {
         stages.note_update();
         self.accumulation = Accumulation::default();
         let (sums, time) = (self.recorder.since_program(start), start.elapsed());
-        Ok(self.report(Update { gradient_norm: Some(norm), sums, time, early: self.step.early }))
+        let fingerprint = self.fingerprint_if_due()?;
+        let early = self.step.early;
+        Ok(self.report(Update { gradient_norm: Some(norm), sums, time, early, fingerprint }))
     }
 
     /// Ends the rank's part of a step with its report.

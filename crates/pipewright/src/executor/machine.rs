@@ -22,12 +22,12 @@ use super::recorder::Recorder;
 use super::reduction::Reductions;
 use super::sharing::share_storage;
 use super::stages::LocalStages;
-use super::state::{restore, ruined_parameter, state};
+use super::state::{fingerprint, restore, ruined_parameter, state};
 use super::step::{Outcome, Phase, Poll, Step};
 use super::step_input::StepInput;
 use super::turns::BackwardThreads;
 use crate::batch::StepForm;
-use crate::checkpoint::{RankState, StoredState};
+use crate::checkpoint::{PartialLeaf, RankState, StoredState};
 use crate::collective::Exchange;
 use crate::device::computes_behind;
 use crate::failure::{Cause, FirstNotFinite, NotFiniteOrigin, StepError};
@@ -225,6 +225,18 @@ impl Executor {
     /// Returns the parameters and optimizer state of all stages.
     pub(crate) fn state(&self) -> RankState {
         state(&self.context, &self.connection, &self.stages, &self.parameters)
+    }
+
+    /// Returns the hashes of the trained parameters that the rank holds.
+    pub(crate) fn fingerprint(&self) -> Result<Vec<(StageIndex, PartialLeaf)>, Cause> {
+        fingerprint(&self.context, &self.stages, &self.parameters)
+    }
+
+    /// Returns the hashes if the fingerprint of the step is due.
+    pub(super) fn fingerprint_if_due(&self) -> Result<Option<Vec<(StageIndex, PartialLeaf)>>, Cause> {
+        let every = self.context.config.fingerprint_every;
+        // Steps are counted from 1, so no step is a multiple of 0.
+        self.step.number.get().is_multiple_of(every).then(|| self.fingerprint()).transpose()
     }
 
     /// Restores the state of all stages, and drops gradients that wait for an update, which belong to the old

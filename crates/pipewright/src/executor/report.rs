@@ -14,6 +14,7 @@ use super::exchange_time::ExchangeTime;
 use super::recorder::{AuxiliaryPart, Recorder, Records};
 use super::stages::{LocalStage, LocalStages};
 use crate::batch::SideSums;
+use crate::checkpoint::PartialLeaf;
 use crate::device::held_on;
 use crate::ids::WorldRank;
 use crate::stage::ExpertLoad;
@@ -49,6 +50,9 @@ pub(crate) struct RankReport {
     /// In a repetition: the first result that has other bits in another computation of the step. Every process
     /// has it from its own ranks.
     pub difference: Option<Difference>,
+    /// The hashes of the trained parameters that the rank holds, if the fingerprint of the step is due. A process has those of
+    /// its own ranks, and the first one those of all.
+    pub fingerprint: Option<Vec<(StageIndex, PartialLeaf)>>,
     /// In several processes, the digest of the next batch, if all of them have begun it. Only a rank's own
     /// report has it.
     pub next_batch: Option<u64>,
@@ -130,6 +134,8 @@ pub(super) struct Update {
     /// Time of the gradient scaling and the optimizer step, from the norm on.
     pub(super) time: Duration,
     pub(super) early: EarlyUpdates,
+    /// See [`RankReport::fingerprint`].
+    pub(super) fingerprint: Option<Vec<(StageIndex, PartialLeaf)>>,
 }
 
 impl RankReport {
@@ -196,6 +202,7 @@ impl RankReport {
             messages,
             clock_skew: None,
             difference: None,
+            fingerprint: update.fingerprint,
             next_batch: context.next_batch(),
         };
         if context.tensor_rank().index == 0 { report } else { report.without_results_of_group() }
@@ -204,7 +211,8 @@ impl RankReport {
     /// Returns the report without the results and events that all ranks of a tensor group have, because they
     /// compute the same at the same time.
     fn without_results_of_group(self) -> Self {
-        let Self { rank, results, input_gradients, clock_skew, difference, next_batch, .. } = self;
+        let Self { rank, results, input_gradients, clock_skew, difference, fingerprint, next_batch, .. } =
+            self;
         let results = RankResults {
             losses: Vec::new(),
             auxiliary: Vec::new(),
@@ -212,7 +220,16 @@ impl RankReport {
             undeferred: Vec::new(),
             ..results
         };
-        Self { rank, results, input_gradients, clock_skew, difference, next_batch, ..Self::default() }
+        Self {
+            rank,
+            results,
+            input_gradients,
+            clock_skew,
+            difference,
+            fingerprint,
+            next_batch,
+            ..Self::default()
+        }
     }
 }
 

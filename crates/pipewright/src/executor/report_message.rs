@@ -13,6 +13,7 @@ use pipewright_schedule::{
 use serde::{Deserialize, Serialize};
 
 use super::report::{RankReport, RankResults};
+use crate::checkpoint::PartialLeaf;
 use crate::ids::WorldRank;
 
 /// A report as a message. It does not contain the outputs, which stay on their rank.
@@ -29,6 +30,8 @@ pub(super) struct Times {
     skew: Option<PackedSkew>,
     /// `None` in the summary that every process gets.
     lists: Option<Lists>,
+    /// See [`RankReport::fingerprint`].
+    fingerprint: Option<Vec<(StageIndex, PartialLeaf)>>,
     /// The digest of the next batch of the rank's process.
     pub(super) next_batch: Option<u64>,
 }
@@ -173,14 +176,19 @@ impl ReportMessage {
         Self {
             rank: report.rank,
             results: report.results.clone(),
-            times: Times { skew, lists: Some(lists), next_batch: report.next_batch },
+            times: Times {
+                skew,
+                lists: Some(lists),
+                fingerprint: report.fingerprint.clone(),
+                next_batch: report.next_batch,
+            },
         }
     }
 
     /// Returns the report of the rank with this row of the timeline; its times count from `origin`, a time on
     /// the common clock.
     pub(super) fn into_report(self, row: Rank, origin: f64) -> RankReport {
-        let Self { rank, results, times: Times { skew, lists, .. } } = self;
+        let Self { rank, results, times: Times { skew, lists, fingerprint, .. } } = self;
         let Lists { events, skips, scopes, messages, forms } = lists.unwrap_or_default();
         let event = |(PackedAction(action), start, end)| Event {
             rank: row,
@@ -208,6 +216,7 @@ impl ReportMessage {
             scopes: scopes.into_iter().map(scope).collect(),
             messages: unpacked_messages(row, messages, forms),
             clock_skew: skew.map(unpacked_skew),
+            fingerprint,
             ..RankReport::default()
         }
     }

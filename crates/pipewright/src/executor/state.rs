@@ -2,11 +2,15 @@
 
 use std::sync::Arc;
 
+use pipewright_schedule::StageIndex;
+
 use super::connection::Connection;
 use super::context::RankContext;
 use super::parameters::KnownParameters;
 use super::stages::LocalStages;
-use crate::checkpoint::{HeldParameter, NotFinite, RankState, StageState, StoredState};
+use crate::checkpoint::{
+    HeldParameter, NotFinite, PartialLeaf, RankState, StageState, StoredState, leaves_of,
+};
 use crate::failure::Cause;
 use crate::stage::RestoredPaths;
 
@@ -26,6 +30,26 @@ pub(super) fn state(
     });
     let (rank, memory) = (context.world_rank, connection.memory.clone());
     RankState { rank, stages: stages.collect(), loss_scale: None, memory }
+}
+
+/// Returns the hashes of the trained parameters of all stages, or of the parts of them that this rank holds, each with
+/// its optimizer state. A replica that holds the whole state by itself has all hashes.
+pub(super) fn fingerprint(
+    context: &RankContext,
+    stages: &LocalStages,
+    known: &KnownParameters,
+) -> Result<Vec<(StageIndex, PartialLeaf)>, Cause> {
+    let mut all = Vec::new();
+    for stage in stages.iter() {
+        let runner = stage.runner();
+        let mut state = runner.state(context.tensor_rank());
+        state.parameters.retain(|held| held.is_trained && known.counts(context, stage, held.index));
+        let rows_of = |index: usize| runner.table().shapes.get(index)?.first().copied();
+        let leaves = context.with_idle_threads(|| leaves_of(state, rows_of));
+        let leaves = leaves.map_err(|error| Cause::Mistake(format!("stage {}: {error}", stage.index)))?;
+        all.extend(leaves.into_iter().map(|leaf| (stage.index, leaf)));
+    }
+    Ok(all)
 }
 
 /// Returns a trained parameter of this rank that has elements that are not finite, and their number.

@@ -31,6 +31,7 @@ mod schedule_source;
 mod program_request;
 mod builder;
 mod builder_settings;
+mod replay;
 #[cfg(feature = "testing")]
 mod seeded;
 
@@ -42,6 +43,7 @@ pub use builder::PipelineBuilder;
 pub use error::{Mistake, PipelineError};
 pub use layer_list::LayerList;
 pub use layers::Layers;
+pub use replay::{ReplayedBatches, ReplayedStage, StepReplay};
 pub use running::Pipeline;
 pub(crate) use running::{split_whole, unsplit};
 pub use schedule_source::ScheduleSource;

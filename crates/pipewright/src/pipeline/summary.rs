@@ -11,6 +11,7 @@ use super::setup::Setup;
 use super::step_gap::StepGap;
 use super::step_plan::StepPlan;
 use crate::batch::{LossFactors, ReplicaGradients, SideSums, SplitError, add_side, joined_slices};
+use crate::checkpoint::Fingerprint;
 use crate::executor::{AuxiliaryPart, ExchangeTime, RankReport, UndeferredParameter, sums_of};
 use crate::ids::StepNumber;
 use crate::mesh::RankGroups;
@@ -84,6 +85,12 @@ pub struct StepSummary {
     /// [`Pipeline::accumulate`](crate::pipeline::Pipeline::accumulate) has returned for these batches. Empty
     /// otherwise.
     pub repeated: Vec<StepSummary>,
+    /// The hashes of the trained parameters and their optimizer state after the update, if they are due
+    /// ([`PipelineConfig::fingerprint_every`](crate::pipeline::PipelineConfig::fingerprint_every)). They do not depend
+    /// on the cut or the schedule. `None` in other steps, and in all processes but the first.
+    pub fingerprint: Option<Fingerprint>,
+    /// The parameters of that fingerprint for which replicas have different hashes. The hash of the first replica counts.
+    pub unlike_replicas: Vec<Arc<str>>,
     /// The actions of each rank with their times, in seconds since the first rank of this process began the
     /// step. A rank that begins later, because it still ends the step before
     /// ([`Pipeline::begin`](super::Pipeline::begin)), is idle until then. If ranks are processes, the first
@@ -281,8 +288,14 @@ pub(super) fn training(
     let gradient_norm = reports.iter().find_map(|report| report.results.gradient_norm).unwrap_or(0.0);
     let (step, loss_scale) = (plan.at.step, plan.loss_scale.map(|scale| scale.factor));
     let LossFactors { shares: loss_weights, weight, .. } = plan.into_factors();
+    let holders = setup.mesh.shards.max(setup.mesh.experts);
+    let group_of = |report: &RankReport| setup.mesh.coord(report.rank).replica / holders;
+    let parts = reports.iter_mut().map(|report| Some((group_of(report), report.fingerprint.take()?)));
+    let (fingerprint, unlike_replicas) = Fingerprint::of_replicas(parts.collect());
     StepSummary {
         step,
+        fingerprint,
+        unlike_replicas,
         losses,
         loss_weights,
         auxiliary,

@@ -184,6 +184,8 @@ mod tests {
             undeferred: Vec::new(),
             interrupted: false,
             announced: 0,
+            fingerprint: None,
+            unlike_replicas: Vec::new(),
             wall: Duration::ZERO,
         }
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value as Json};
 
-use crate::batch::{Batch, Purpose};
+use crate::batch::{Batch, Purpose, SplitRule};
 use crate::checkpoint::{Checkpoint, TrainingState};
 use crate::pipeline::{Begin, Pipeline, PipelineError, StepSummary};
 use crate::train::accumulation::{batches_at, joined};
@@ -22,6 +22,7 @@ use crate::train::sample::{Limits, continue_texts};
 use crate::train::token_batch::split;
 use crate::train::validation::{Validation, ValidationLosses};
 use pipewright_data::{Cursor, DataError, TokenRows};
+use pipewright_schedule::Slices;
 
 /// A pipeline with its data.
 pub struct Trainer {
@@ -296,10 +297,9 @@ impl Trainer {
     }
 
     fn next_batch(&mut self) -> Result<Batch, PipelineError> {
-        let ignores = self.rows.ignores_targets();
-        let rows = self.rows.next_batch(self.batch_rows)?;
         let reference = self.reference.as_ref().map(|reference| &*reference.training);
-        split(rows, (&self.pipeline.split_rule(), self.pipeline.slices()), ignores, reference)
+        let rule = (&self.pipeline.split_rule(), self.pipeline.slices());
+        next_batch(&mut self.rows, self.batch_rows, rule, reference)
     }
 
     /// Returns the mean cross entropy per token of the validation data, in nats; `None` if there is no
@@ -405,5 +405,52 @@ impl Trainer {
             source_rows: end.source_rows,
             ..Metrics::of(report, learning_rate, tokens as u64)
         }
+    }
+}
+
+/// Reads the rows of a batch and splits them into microbatches.
+fn next_batch(
+    rows: &mut TokenRows,
+    batch_rows: usize,
+    rule: (&SplitRule, Slices),
+    reference: Option<&[f32]>,
+) -> Result<Batch, PipelineError> {
+    let ignores = rows.ignores_targets();
+    split(rows.next_batch(batch_rows)?, rule, ignores, reference)
+}
+
+/// The sizes of the steps of a run.
+#[derive(Clone, Debug)]
+pub struct StepSizes {
+    /// The rows of a batch.
+    pub batch_rows: usize,
+    /// See [`Trainer::accumulating`].
+    pub batches: NonZeroU32,
+    /// See [`Trainer::with_rampup`].
+    pub rampup_steps: u64,
+}
+
+impl StepSizes {
+    /// Returns the number of rows of the first `steps` steps.
+    pub fn rows_of(&self, steps: u64) -> u64 {
+        let risen = steps.min(self.rampup_steps);
+        let rising: u64 =
+            (0..risen).map(|done| u64::from(batches_at(done, self.batches, self.rampup_steps))).sum();
+        let batches = rising + (steps - risen) * u64::from(self.batches.get());
+        batches.saturating_mul(self.batch_rows as u64)
+    }
+
+    /// Reads the batches of the step after `done` steps, as [`Trainer::step`] does, for whole microbatches.
+    ///
+    /// # Errors
+    /// When the data cannot be read, or the rows cannot be split.
+    pub fn read(
+        &self,
+        rows: &mut TokenRows,
+        done: u64,
+        rule: &SplitRule,
+    ) -> Result<Vec<Batch>, PipelineError> {
+        let batches = batches_at(done, self.batches, self.rampup_steps);
+        (0..batches).map(|_| next_batch(rows, self.batch_rows, (rule, Slices::ONE), None)).collect()
     }
 }

@@ -1,4 +1,5 @@
-//! The local transport with deliveries that a test controls: late, out of order, or never.
+//! The local transport with deliveries that the caller controls, for tests (late, out of order, or never) and for steps
+//! that are computed again.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -68,6 +69,16 @@ impl InFlight {
             self.mailboxes.nudge(message.from);
             self.mailboxes.deliver(to, message);
         }
+    }
+
+    /// Takes out all messages in flight, with their receivers.
+    pub(crate) fn take_all(&self) -> Vec<(WorldRank, Message)> {
+        std::mem::take(&mut self.lock().messages)
+    }
+
+    /// Delivers a message that was not sent in this world.
+    pub(crate) fn deliver(&self, to: WorldRank, message: Message) {
+        self.mailboxes.deliver(to, message);
     }
 
     /// Drops the message at `index % len` and returns its tag.

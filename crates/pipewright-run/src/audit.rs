@@ -1,0 +1,255 @@
+//! [`audit`]: computes one stage of one step of a run again, and compares its state with the recorded fingerprint.
+//!
+//! The audit starts from the checkpoint before the step and the configuration of the run, on the processor of one machine. It
+//! cuts the model as the run does, but gives each stage a rank of its own with GPipe, and replays these ranks one at a
+//! time ([`StepReplay`](pipewright::pipeline::StepReplay)), so that one stage is in memory. The bits do not depend on where stages are, or on the order of
+//! their computations, so a run on other ranks, under another schedule, or with other numbers of threads has the same.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use pipewright::batch::{Batch, SplitRule};
+use pipewright::checkpoint::{Checkpoint, CheckpointFolder, Fingerprint};
+use pipewright::tensor::Precision;
+use pipewright::train::StepSizes;
+use pipewright_schedule::StageIndex;
+use pipewright_schedule::words::counted;
+
+use crate::error::RunError;
+use crate::fingerprints::{StepFingerprint, fingerprints};
+use crate::resume::Resumption;
+use crate::run_folder::checkpoints_of;
+use crate::run_record::metrics;
+use crate::settings::Loaded;
+use crate::settings::pipeline::ScheduleChoice;
+use crate::training::identity::{describe, require_same};
+use crate::training::launch::failure;
+use crate::training::model::read_model;
+use crate::training::prepare::{Prepared, prepare, prepare_settings};
+use crate::training::rate_change::rates;
+use crate::training::step_replay::replay;
+
+/// The result of an audit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Audit {
+    /// The number of the step.
+    pub step: u64,
+    /// The stage.
+    pub stage: u32,
+    /// The number of its parameters that were compared.
+    pub parameters: usize,
+    /// What is not as recorded, in the order in which it was found. Later findings may follow from earlier ones.
+    pub findings: Vec<Finding>,
+}
+
+/// A part of a run that is not as recorded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// The number of the step.
+    pub step: u64,
+    /// The stage; `None` if the data of the step is meant.
+    pub stage: Option<u32>,
+    /// A sentence about it.
+    pub sentence: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.stage {
+            Some(stage) => write!(f, "step {}, stage {stage}: {}", self.step, self.sentence),
+            None => write!(f, "step {}: {}", self.step, self.sentence),
+        }
+    }
+}
+
+/// Computes a stage of a step of the run in a folder again.
+///
+/// # Errors
+/// When the run has no fingerprint of the step or no checkpoint before it, when one stage at a time cannot compute its step,
+/// or when the model or the data are not those of the checkpoint.
+pub fn audit(run: &Path, step: u64, stage: u32) -> Result<Audit, RunError> {
+    let records = fingerprints(run)?;
+    let recorded = record_of(&records, step)?;
+    let checkpoint = checkpoint_before(run, step)?;
+    let prepared = prepared(run, checkpoint.as_deref())?;
+    require_auditable(&prepared, stage)?;
+    let done = step - 1;
+    let mut findings = Vec::new();
+    let (batches, continues) = batches_of(&prepared, checkpoint.as_deref(), done)?;
+    if let Some(sentence) = continues {
+        findings.push(Finding { step, stage: None, sentence });
+    }
+    let learning_rate = rates(&prepared.settings).at(done);
+    let mut replay = replay(&prepared, checkpoint.as_ref(), batches, learning_rate)?;
+    let found = replay.stage(StageIndex::new(stage)).map_err(|error| failure(&error))?;
+    if let Some(before) = records.iter().find(|record| record.step == done) {
+        for (index, state) in replay.states_before() {
+            let changed = unlike(&state, before);
+            let sentence =
+                changed.map(|what| format!("its checkpoint is not the state of the fingerprint: {what}"));
+            findings.extend(sentence.map(|sentence| Finding {
+                step: done,
+                stage: Some(index.get()),
+                sentence,
+            }));
+        }
+    }
+    let of_stage = |sentence| Finding { step, stage: Some(stage), sentence };
+    findings.extend(unlike(&found.fingerprint, recorded).map(of_stage));
+    let norm = metrics(run)?.into_iter().find(|line| line.step == step).and_then(|line| line.grad_norm);
+    if let Some(norm) = norm.filter(|norm| norm.to_bits() != found.gradient_norm.to_bits()) {
+        let sentence =
+            format!("the recorded gradient norm is {norm}, and the computed one {}", found.gradient_norm);
+        findings.push(Finding { step, stage: None, sentence });
+    }
+    let parameters = found.fingerprint.parameters().count();
+    Ok(Audit { step, stage, parameters, findings })
+}
+
+/// Returns the fingerprint of the state in which a run with these settings begins. One stage is in memory at a time.
+///
+/// # Errors
+/// When the settings, the model or the data are wrong.
+pub fn initial(settings: Loaded) -> Result<Fingerprint, RunError> {
+    let model = read_model(&settings.settings)?;
+    let scheduled = settings.scheduled().map_err(|_| {
+        RunError::input(
+            "`pipeline.schedule` is \"auto\": name a schedule; the initial state does not depend on it",
+        )
+    })?;
+    let mut prepared = prepare(scheduled, Arc::new(model))?;
+    // Whole parameters, on a rank that computes its stage alone.
+    let mesh = &mut prepared.settings.mesh;
+    (mesh.data_parallel, mesh.tensor_parallel, mesh.expert_parallel) = (1, 1, 1);
+    (mesh.sequence_parallel, mesh.whole_experts) = (false, false);
+    let stages = prepared.partition.stages();
+    let mut replay = replay(&prepared, None, Vec::new(), 0.0)?;
+    let mut parts = Vec::new();
+    for stage in 0..stages {
+        parts.push(replay.state_before(StageIndex::new(stage)).map_err(|error| failure(&error))?);
+    }
+    Ok(Fingerprint::joined(parts))
+}
+
+/// Returns how a state differs from a recorded one; `None` if its parameters are as recorded.
+fn unlike(state: &Fingerprint, recorded: &StepFingerprint) -> Option<String> {
+    let known: HashMap<&str, _> = recorded.parameters.parameters().collect();
+    let unlike: Vec<&str> = state
+        .parameters()
+        .filter(|(path, digest)| known.get(path) != Some(digest))
+        .map(|(path, _)| path)
+        .collect();
+    let first = unlike.first()?;
+    let all = counted(state.parameters().count(), "parameter");
+    Some(format!("{} of {all} differ, the first `{first}`", unlike.len()))
+}
+
+/// Returns the recorded fingerprint of a step.
+fn record_of(records: &[StepFingerprint], step: u64) -> Result<&StepFingerprint, RunError> {
+    records.iter().find(|record| record.step == step).ok_or_else(|| {
+        let known: Vec<String> = records.iter().map(|record| record.step.to_string()).collect();
+        RunError::input(format!(
+            "the run has no fingerprint of step {step}; it has those of steps {}",
+            listed(&known)
+        ))
+    })
+}
+
+/// Returns the first and the last of a list of numbers, or all if there are few.
+fn listed(numbers: &[String]) -> String {
+    match numbers {
+        [first, .., last] if numbers.len() > 8 => format!("{first} to {last}"),
+        _ => numbers.join(", "),
+    }
+}
+
+/// Opens the checkpoint of the step before this one; `None` before the first step.
+fn checkpoint_before(run: &Path, step: u64) -> Result<Option<Arc<Checkpoint>>, RunError> {
+    if step == 1 {
+        return Ok(None);
+    }
+    let all = CheckpointFolder::list(&checkpoints_of(run)).map_err(RunError::input)?;
+    if let Some((_, path)) = all.iter().find(|(saved, _)| saved + 1 == step) {
+        return Ok(Some(Arc::new(Checkpoint::open(path).map_err(RunError::input)?)));
+    }
+    let steps: Vec<String> = all.iter().map(|(saved, _)| (saved + 1).to_string()).collect();
+    Err(RunError::input(format!(
+        "{}: an audit of step {step} needs the checkpoint of step {}, which the run does not have: audit one of the steps 1, {}, or \
+         train with another run.checkpoint_every and run.keep_checkpoints",
+        run.display(),
+        step.saturating_sub(1),
+        listed(&steps)
+    )))
+}
+
+/// Prepares the run in a folder, and checks that the checkpoint is of the same model and data.
+fn prepared(run: &Path, checkpoint: Option<&Checkpoint>) -> Result<Prepared, RunError> {
+    let loaded = Resumption::new(run, &[])?.load()?;
+    let model = read_model(&loaded.settings)?;
+    let scheduled = loaded
+        .scheduled()
+        .map_err(|_| RunError::input("`pipeline.schedule` is \"auto\": name a schedule"))?;
+    let prepared = prepare_settings(scheduled, Arc::new(model))?;
+    if let Some(checkpoint) = checkpoint {
+        require_same(&describe(&prepared)?, checkpoint)?;
+    }
+    Ok(prepared)
+}
+
+/// Refuses runs whose bits one stage at a time on a processor does not have.
+fn require_auditable(prepared: &Prepared, stage: u32) -> Result<(), RunError> {
+    let Prepared { settings, program, partition, .. } = prepared;
+    let (run, mesh) = (&settings.run, &settings.mesh);
+    let is_looped = matches!(&settings.pipeline.schedule, ScheduleChoice::Named(name) if name.eq_ignore_ascii_case("loopedbfs"));
+    let is_reordered = is_looped && run.precision != Precision::F32;
+    let reasons = [
+        (stage >= partition.stages(), format!("the run has {}", counted(partition.stages(), "stage"))),
+        (
+            mesh.tensor_parallel > 1,
+            "tensor ranks exchange messages inside of a stage (`mesh.tensor_parallel`)".to_owned(),
+        ),
+        (mesh.expert_parallel > 1, "replicas hold experts together (`mesh.expert_parallel`)".to_owned()),
+        (
+            !run.devices.are_processor(),
+            "the run computes on another device than the processor (`run.device`)".to_owned(),
+        ),
+        (
+            !program.slices().is_one(),
+            "the schedule cuts microbatches into slices, whose sums have other bits".to_owned(),
+        ),
+        (is_reordered, "looped BFS adds gradients in half precision in another order".to_owned()),
+        (settings.preference.is_some(), "preference training needs the reference of all records".to_owned()),
+    ];
+    match reasons.into_iter().find(|(refused, _)| *refused) {
+        Some((_, reason)) => Err(RunError::input(format!("stage {stage} cannot be audited: {reason}"))),
+        None => Ok(()),
+    }
+}
+
+/// Reads the batches of the step after `done` steps, and compares the checkpoint's place in the data with the
+/// configuration. Returns a sentence if they differ.
+fn batches_of(
+    prepared: &Prepared,
+    checkpoint: Option<&Checkpoint>,
+    done: u64,
+) -> Result<(Vec<Batch>, Option<String>), RunError> {
+    let (settings, mut rows) = (&prepared.settings, prepared.rows.clone());
+    let (batches, rampup_steps) = (settings.run.accumulate, settings.run.rampup_steps);
+    let sizes = StepSizes { batch_rows: settings.pipeline.rows(), batches, rampup_steps };
+    if let Some(checkpoint) = checkpoint {
+        rows.seek(checkpoint.manifest().cursor).map_err(RunError::input)?;
+    }
+    let (found, expected) = (rows.tokens_seen() / rows.seq_len() as u64, sizes.rows_of(done));
+    let sentence = (found != expected).then(|| {
+        format!(
+            "the checkpoint continues after {found} rows of the data, and the configuration takes {expected} rows in {}",
+            counted(usize::try_from(done).unwrap_or(usize::MAX), "step")
+        )
+    });
+    let microbatches = prepared.program.microbatches() * settings.mesh.data_parallel;
+    let rule = SplitRule::shared(microbatches, &settings.mesh.batch_shares);
+    let batches = sizes.read(&mut rows, done, &rule).map_err(|error| failure(&error))?;
+    Ok((batches, sentence))
+}
