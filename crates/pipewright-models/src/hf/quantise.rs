@@ -184,9 +184,10 @@ fn described(
     });
     let mut skipped: Vec<String> =
         others.filter_map(|spec| spec.path.strip_suffix(".weight").map(str::to_owned)).collect();
-    if !skipped.iter().any(|layer| layer == HEAD) {
-        // A tied head is a linear layer of transformers too.
-        skipped.push(HEAD.to_owned());
+    // A tied head is a linear layer of transformers too, and so is the head of labels.
+    let head = if config.labels().is_empty() { HEAD } else { SCORE };
+    if !skipped.iter().any(|layer| layer == head) {
+        skipped.push(head.to_owned());
     }
     let kind = json["dtype"].as_str().or(json["torch_dtype"].as_str()).unwrap_or("float32").to_owned();
     json["quantization_config"] = json!({
