@@ -89,22 +89,36 @@ impl<'a> ModelSource<'a> {
         if place.streams {
             return self.streamed(config, place);
         }
-        if place.device != Device::flex() {
-            return match self {
-                Self::Directory(directory) => Ok(Box::new(hf::open_weights(directory, config)?)),
-                other => other.of(config),
-            };
-        }
-        if let Self::Adapted(AdaptedCheckpoint { checkpoint, lora, base }) = self {
-            let specs = config.outline(0..config.layers(), &TensorParallel::default())?;
-            let base = hf::open_weights(base, config)?;
-            let stays = base.has_quantised() || adapts_tied_table(config, lora);
-            if stays && !lora.adapts_latents(specs.iter().map(|spec| &*spec.path)) {
-                let base = Box::new(base.keeping_quantised());
-                return Ok(Box::new(AdaptedSource::of_checkpoint(base, lora, checkpoint, place)));
+        let is_processor = place.device == Device::flex();
+        match self {
+            Self::Directory(directory) if !is_processor => Ok(Box::new(hf::open_weights(directory, config)?)),
+            Self::Adapted(AdaptedCheckpoint { checkpoint, lora, base }) => {
+                let specs = config.outline(0..config.layers(), &TensorParallel::default())?;
+                let base = hf::open_weights(base, config)?;
+                let base = if is_processor { base.keeping_quantised() } else { base };
+                let stays = (is_processor && base.has_quantised()) || adapts_tied_table(config, lora);
+                if !stays {
+                    return self.of(config);
+                }
+                if !lora.adapts_latents(specs.iter().map(|spec| &*spec.path)) {
+                    return Ok(Box::new(AdaptedSource::of_checkpoint(
+                        Box::new(base),
+                        lora,
+                        checkpoint,
+                        place,
+                    )));
+                }
+                if adapts_tied_table(config, lora) {
+                    return Err(ModelError::new(
+                        "the embedding and latents have adapters, and the head multiplies by the table of the embedding \
+                         (`tie_word_embeddings`): adapters of latents are merged into their matrices for generation, and that of the \
+                         embedding cannot be; export the adapters, and generate with PEFT",
+                    ));
+                }
+                self.of(config)
             }
+            other => other.of(config),
         }
-        self.of(config)
     }
 
     fn streamed(

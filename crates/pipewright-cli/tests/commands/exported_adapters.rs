@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use burn::tensor::Device;
+use pipewright_run::training::trained_model;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
@@ -309,6 +311,10 @@ fn the_adapter_of_a_table_is_not_merged_into_a_tied_head() {
     let (folder, from) = trained_with_embedding("llama-tied-tiny", &["pipeline.head_parts=2"]);
     folder.refuse(&["export", "out", "merged", "--merge"], &[], "so the adapters cannot be merged");
     folder.succeed(&["generate", "out", "--prompt", "a", "--tokens", "3", "--tokenizer", "bytes"], &[]);
+    // Other devices do not merge either. With a tape, the processor is another device.
+    let found = trained_model::open(&folder.path("out"), Some("bytes"), None).expect("the run");
+    let stage = found.model.whole(found.origin.source(), &Device::flex().autodiff());
+    assert_eq!(stage.err().map(|error| error.to_string()), None);
     let file = folder.path("adapter/adapter_config.json");
     let mut config = peft(&folder.path("adapter"));
     config["ensure_weight_tying"] = true.into();
@@ -352,6 +358,29 @@ fn adapters_of_experts_are_resumed_exported_and_merged() {
     ] {
         folder.refuse_settings(&[EXPERTS, other], expected);
     }
+}
+
+/// Adapters on the matrices of Mamba-2 and on experts, whose matrices are in tensors of the family.
+#[test]
+fn adapters_of_granite_4_have_the_form_of_peft_and_are_merged() {
+    let folder = with_experts("granite-hybrid-rope-tiny");
+    let targets =
+        r#"adapter.targets=["in_proj", "out_proj", "o_proj", "experts.gate_up_proj", "experts.down_proj"]"#;
+    folder.train(&[targets, "adapter.rank=2", "run.steps=4", "pipeline.ranks=2"]);
+    folder.succeed(&["export", "out", "adapter"], &[]);
+    let (adapter, golden) = (folder.path("adapter"), reference("lora/granite-hybrid-rope-tiny-mamba"));
+    let file = |dir: &Path| tensors(&dir.join("adapter_model.safetensors"));
+    assert_eq!(file(&adapter), file(Path::new(&golden)));
+    assert_eq!(peft(&adapter)["target_modules"], json!(["in_proj", "o_proj", "out_proj"]));
+    let parameters = peft(&adapter)["target_parameters"].clone();
+    assert_eq!(parameters[0], "model.layers.0.block_sparse_moe.experts.down_proj");
+    folder.succeed(&["export", "out", "merged", "--merge", "--dtype", "float32"], &[]);
+    let loss = |set: &[&str]| first_step(&folder, set)[0];
+    let path = format!("adapter.path={}", adapter.display());
+    let (adapted, merged) = (loss(&[&path]), loss(&["model.from=merged", "adapter.kind=none"]));
+    assert!((adapted - merged).abs() <= 2e-6 * adapted, "{adapted} {merged}");
+    let base = loss(&[]);
+    assert!((base - merged).abs() > 1e-3 * merged, "{base} {merged}");
 }
 
 /// The matrices of experts of a base in GGUF stay quantised next to their adapters.

@@ -2,7 +2,8 @@
 
 use super::{has_error, open_files};
 use crate::{
-    ChatTemplate, DOCUMENTS, DataConfig, IGNORED_TARGET, LongRecords, PreferenceData, ROLES, SEQUENCES, TokenRows,
+    ChatTemplate, DOCUMENTS, DataConfig, IGNORED_TARGET, LongRecords, PreferenceData, ROLES, SEQUENCES,
+    TokenRows,
 };
 
 const PAIRS: PreferenceData = PreferenceData::Pairs { whole_chosen: false };
@@ -216,10 +217,16 @@ fn a_sequence_of_one_token_is_scored() {
     let texts: Vec<String> = sequences(&rows).into_iter().map(|(_, _, text, _)| text).collect();
     assert_eq!((texts, rows.bad_records()), (vec!["a".to_owned(), "b".to_owned()], None));
     // Other losses need a token before a target.
-    has_error(open(record, PAIRS, |_| {}).map(|rows| rows.rows()), "no token of the record counts in the loss");
+    has_error(
+        open(record, PAIRS, |_| {}).map(|rows| rows.rows()),
+        "no token of the record counts in the loss",
+    );
     // Nothing is left of completions after a long prompt.
     let long = r#"{"prompt": "1234567890", "chosen": "a", "rejected": "b"}"#;
-    has_error(open(long, PreferenceData::Scored, |_| {}).map(|rows| rows.rows()), "after the cut to the 10 tokens");
+    has_error(
+        open(long, PreferenceData::Scored, |_| {}).map(|rows| rows.rows()),
+        "after the cut to the 10 tokens",
+    );
 }
 
 /// Opens texts with labels.

@@ -63,7 +63,10 @@ fn a_key_that_is_null_is_missing() {
     let rows = open("a.jsonl", r#"{"messages": null, "text": "ab"}"#, |config| config.seq_len = 1);
     assert_eq!(rows.expect("a text").sources()[0].to_string(), "1 file of JSON lines with texts");
     let none = open("a.jsonl", r#"{"messages": null}"#, |_| {}).map(|rows| rows.rows());
-    has_error(none, "a.jsonl:1: the record has the keys `messages`, and none of the keys with a value that say");
+    has_error(
+        none,
+        "a.jsonl:1: the record has the keys `messages`, and none of the keys with a value that say",
+    );
     // A chat counts before a text.
     check_same(&CHAT.replacen('{', r#"{"text": "other", "#, 1), CHAT);
 }

@@ -133,7 +133,9 @@ fn with_head(settings: &Settings, model: ModelConfig) -> Result<ModelConfig, Run
         // The settings alone do not say it if the labels are the model's.
         _ if labels.is_empty() => match settings.data.unfit_for_labels().first() {
             None => return Ok(model),
-            Some(key) => format!("has labels, and `data.{key}` does not work with training on them: remove `{key}`"),
+            Some(key) => {
+                format!("has labels, and `data.{key}` does not work with training on them: remove `{key}`")
+            }
         },
         _ if labels.len() == found => return labelled(labels),
         _ => format!(
