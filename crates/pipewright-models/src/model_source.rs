@@ -96,8 +96,8 @@ impl<'a> ModelSource<'a> {
                 let specs = config.outline(0..config.layers(), &TensorParallel::default())?;
                 let base = hf::open_weights(base, config)?;
                 let base = if is_processor { base.keeping_quantised() } else { base };
-                let stays = (is_processor && base.has_quantised()) || adapts_tied_table(config, lora);
-                if !stays {
+                let is_of_tied = adapts_tied_table(config, lora);
+                if !stays_apart(is_of_tied, base.has_quantised(), is_processor) {
                     return self.of(config);
                 }
                 if !lora.adapts_latents(specs.iter().map(|spec| &*spec.path)) {
@@ -108,7 +108,7 @@ impl<'a> ModelSource<'a> {
                         place,
                     )));
                 }
-                if adapts_tied_table(config, lora) {
+                if is_of_tied {
                     return Err(ModelError::new(
                         "the embedding and latents have adapters, and the head multiplies by the table of the embedding \
                          (`tie_word_embeddings`): adapters of latents are merged into their matrices for generation, and that of the \
@@ -180,6 +180,12 @@ fn adapts_tied_table(config: &dyn ModelFamily, lora: &LoraConfig) -> bool {
     form.is_tied && lora.adapts(&form.names.of(form.embedding))
 }
 
+/// Returns whether adapters are not merged into their base for generation: those of a table that the head shares, and on the
+/// processor those of a quantised base.
+fn stays_apart(is_of_tied: bool, is_quantised: bool, is_processor: bool) -> bool {
+    is_of_tied || (is_quantised && is_processor)
+}
+
 /// Returns the parameters of the stage that holds `layers` of a model with parts and adapters; see
 /// [`ModelFamily::outline`].
 pub(crate) fn outline(
@@ -194,4 +200,15 @@ pub(crate) fn outline(
     let place = Place { tensor: tensor.clone(), ..Device::flex().into() };
     config.build_cut_stage(cut, layers, &mut outline, &place)?;
     Ok(outline.specs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_adapter_of_a_tied_table_is_merged_on_no_device() {
+        assert_eq!([false, true].map(|is_processor| stays_apart(true, false, is_processor)), [true; 2]);
+        assert_eq!([false, true].map(|is_processor| stays_apart(false, true, is_processor)), [false, true]);
+    }
 }

@@ -3,8 +3,6 @@
 use std::fs;
 use std::path::Path;
 
-use burn::tensor::Device;
-use pipewright_run::training::trained_model;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
@@ -311,10 +309,6 @@ fn the_adapter_of_a_table_is_not_merged_into_a_tied_head() {
     let (folder, from) = trained_with_embedding("llama-tied-tiny", &["pipeline.head_parts=2"]);
     folder.refuse(&["export", "out", "merged", "--merge"], &[], "so the adapters cannot be merged");
     folder.succeed(&["generate", "out", "--prompt", "a", "--tokens", "3", "--tokenizer", "bytes"], &[]);
-    // Other devices do not merge either. With a tape, the processor is another device.
-    let found = trained_model::open(&folder.path("out"), Some("bytes"), None).expect("the run");
-    let stage = found.model.whole(found.origin.source(), &Device::flex().autodiff());
-    assert_eq!(stage.err().map(|error| error.to_string()), None);
     let file = folder.path("adapter/adapter_config.json");
     let mut config = peft(&folder.path("adapter"));
     config["ensure_weight_tying"] = true.into();
