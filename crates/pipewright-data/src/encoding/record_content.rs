@@ -76,8 +76,8 @@ pub(crate) fn kind_of(record: &Value, config: &DataConfig) -> Result<RecordKind,
         let found =
             if keys.is_empty() { "no keys".to_owned() } else { format!("the keys {}", keys.join(", ")) };
         Err(DataError::new(format!(
-            "the record has {found}, and none of the keys with a value that say what it contains: `messages`, `conversations`, `prompt` \
-             and `completion`, `instruction` and `output`, `question` and `answer`, or `text`; name other keys with \
+            "the record has {found}, and none of the keys that say what it contains has a value: `messages`, `conversations`, \
+             `prompt` and `completion`, `instruction` and `output`, `question` and `answer`, or `text`; name other keys with \
              `data.keys`, such as `keys = {{ text = \"content\" }}`"
         )))
     }

@@ -65,7 +65,7 @@ fn a_key_that_is_null_is_missing() {
     let none = open("a.jsonl", r#"{"messages": null}"#, |_| {}).map(|rows| rows.rows());
     has_error(
         none,
-        "a.jsonl:1: the record has the keys `messages`, and none of the keys with a value that say",
+        "a.jsonl:1: the record has the keys `messages`, and none of the keys that say what it contains has a value",
     );
     // A chat counts before a text.
     check_same(&CHAT.replacen('{', r#"{"text": "other", "#, 1), CHAT);
