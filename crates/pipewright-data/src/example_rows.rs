@@ -6,10 +6,37 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use serde::Serialize;
+
 use crate::documents::MadeSides;
 use crate::error::DataError;
 use crate::settings::preference::{PreferenceData, Role, Sequence};
 use crate::storage::examples::{Examples, RowPart};
+
+/// How much of the rows of chats, completions and labelled texts their tokens fill. The rest is computed too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct RowFill {
+    /// The tokens that the model receives in all rows, without those that only fill them.
+    pub tokens: u64,
+    /// The places for tokens in all rows.
+    pub places: u64,
+    /// The number of rows.
+    pub rows: usize,
+    /// The number of rows if records share them ([`DataConfig::packs_examples`](crate::DataConfig::packs_examples)).
+    pub packed_rows: usize,
+}
+
+impl RowFill {
+    /// Returns the sum of both.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self {
+            tokens: self.tokens + other.tokens,
+            places: self.places + other.places,
+            rows: self.rows + other.rows,
+            packed_rows: self.packed_rows + other.packed_rows,
+        }
+    }
+}
 
 /// Rows of examples. A clone shares them.
 #[derive(Clone, Debug)]
@@ -40,12 +67,14 @@ impl ExampleRows {
         seq_len: usize,
         (is_packed, preference): (bool, Option<PreferenceData>),
     ) -> Self {
-        let unit = if preference.is_some() { 2 } else { 1 };
+        let unit = unit_of(preference) as u32;
         // Examples are numbered with as many bits.
         let count = examples.len() as u32 / unit;
         let (members, starts): (Vec<u32>, Vec<u32>) = if is_packed {
-            let places = |example: u32| (examples.ids(example) - 1).min(seq_len);
-            let of_unit = |record: usize| (0..unit).map(|part| places(record as u32 * unit + part)).sum();
+            let of_unit = |record: usize| {
+                let parts = (0..unit).map(|part| record as u32 * unit + part);
+                parts.map(|example| places_of(&examples, example, seq_len)).sum()
+            };
             let rows = first_fit((0..count as usize).map(of_unit), seq_len);
             let mut starts = vec![0];
             starts.extend(rows.iter().scan(0, |end, row| {
@@ -104,6 +133,19 @@ impl ExampleRows {
     /// Returns the examples of all rows, in the order of the rows.
     fn all_members(&self) -> &[u32] {
         &self.members[self.starts[self.range.start] as usize..self.starts[self.range.end] as usize]
+    }
+
+    /// Returns how much of these rows is filled.
+    pub(crate) fn row_fill(&self) -> RowFill {
+        let seq_len = self.longest - 1;
+        let unit = |members: &[u32]| members.iter().map(|&one| places_of(&self.examples, one, seq_len)).sum();
+        let units: Vec<usize> = self.all_members().chunks(unit_of(self.preference)).map(unit).collect();
+        RowFill {
+            tokens: units.iter().sum::<usize>() as u64,
+            places: (self.len() * seq_len) as u64,
+            rows: self.len(),
+            packed_rows: first_fit(units.into_iter(), seq_len).len(),
+        }
     }
 
     fn read(&self, example: u32) -> Result<RowPart, DataError> {
@@ -181,6 +223,16 @@ impl ExampleRows {
     }
 }
 
+/// Returns the number of examples of a record.
+fn unit_of(preference: Option<PreferenceData>) -> usize {
+    if preference.is_some() { 2 } else { 1 }
+}
+
+/// Returns the places of a row that an example takes. Its last id is a target only.
+fn places_of(examples: &Examples, example: u32, seq_len: usize) -> usize {
+    (examples.ids(example) - 1).min(seq_len)
+}
+
 /// Puts examples of these sizes into rows, each into the first one with enough free places. A tree of the
 /// most free places in a row finds it in logarithmic time.
 fn first_fit(sizes: impl ExactSizeIterator<Item = usize>, seq_len: usize) -> Vec<Vec<u32>> {
@@ -235,6 +287,9 @@ mod tests {
         let (mut packed, alone) = (rows(true), rows(false));
         let hash = |rows: &ExampleRows| rows.hash(rows.content_hash().expect("it is in memory"));
         assert_eq!((packed.len(), alone.len(), tokens(&alone)), (2, 3, (9, 5)));
+        // The examples have 2, 3 and 1 tokens.
+        let fill = |places, rows| RowFill { tokens: 6, places, rows, packed_rows: 2 };
+        assert_eq!((packed.row_fill(), alone.row_fill()), (fill(8, 2), fill(12, 3)));
         let whole = hash(&packed);
         assert_ne!(whole, hash(&alone));
         let last = packed.split_off(1);

@@ -185,12 +185,15 @@ impl<'a> Gathered<'a> {
                 LongRecords::Cut => parts.iter_mut().for_each(|part| part.cut(most, kept)),
             }
         }
-        if parts.iter().any(|part| part.targets().next().is_none()) {
+        // The score of a pair's sequence counts, which may have one token. Its first token may be one of the completion.
+        let is_pair = self.config.preference == Some(PreferenceData::Scored);
+        let first = usize::from(!is_pair);
+        if parts.iter().any(|part| !part.counts[first.min(part.counts.len())..].contains(&true)) {
             let problem = if is_long { nothing_left(seq_len, &row) } else { no_target(train_on) };
             return Err(problem.of_record(path, place));
         }
         let bytes = parts.iter().map(|part| self.examples.push(part)).sum();
-        if self.config.preference == Some(PreferenceData::Scored) {
+        if is_pair {
             self.margins.push(margin);
         }
         self.budget.take(path, bytes)

@@ -73,6 +73,7 @@ pub use documents::{DOCUMENTS, Documents, POSITIONS, VALID_TOKENS};
 pub use encoding::codec::TokenCodec;
 pub use encoding::tokenizer_file::TokenizerFile;
 pub use error::{DataError, DataErrorKind, DataPlace};
+pub use example_rows::RowFill;
 pub use feature::Feature;
 pub use formats::format::{DataSource, Format};
 pub use remote_rows::RowsOutline;

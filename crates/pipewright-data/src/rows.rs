@@ -11,6 +11,7 @@ use crate::chat::special_tokens::MissingEnd;
 use crate::config::DataConfig;
 use crate::documents::{Documents, MadeSides};
 use crate::error::DataError;
+use crate::example_rows::RowFill;
 use crate::formats::format::DataSource;
 use crate::interleave::Interleave;
 use crate::row_place::{RowPlace, RowReader};
@@ -317,6 +318,11 @@ impl TokenRows {
     pub fn counted_targets(&self) -> Result<Option<usize>, DataError> {
         let targets = |source: &SourceRows| Ok(source.totals()?.targets);
         self.ignores_targets().then(|| self.sources.iter().map(targets).sum()).transpose()
+    }
+
+    /// Returns how much of the rows is filled; `None` if no token only fills them, or another process has the rows.
+    pub fn row_fill(&self) -> Option<RowFill> {
+        self.sources.iter().filter_map(SourceRows::row_fill).reduce(RowFill::plus)
     }
 
     /// Returns the kinds of files that the rows are from; none for a text in memory.

@@ -12,7 +12,7 @@ use crate::collected::{Collected, CollectedContent, Frequencies, Known, Stride, 
 use crate::config::DataConfig;
 use crate::documents::{Documents, MadeSides};
 use crate::error::DataError;
-use crate::example_rows::ExampleRows;
+use crate::example_rows::{ExampleRows, RowFill};
 use crate::formats::format::DataSource;
 use crate::order::permutation;
 use crate::settings::train_on::{LongRecordCount, LongRecords};
@@ -196,6 +196,14 @@ impl SourceRows {
             RowSource::Examples(_) => true,
             RowSource::Ids { .. } => false,
             RowSource::Remote { ignores_targets, .. } => ignores_targets,
+        }
+    }
+
+    /// Returns how much of the rows is filled; `None` if no token only fills them, or another process has the rows.
+    pub(crate) fn row_fill(&self) -> Option<RowFill> {
+        match &self.content {
+            RowSource::Examples(examples) => Some(examples.row_fill()),
+            RowSource::Ids { .. } | RowSource::Remote { .. } => None,
         }
     }
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use burn::module::Module;
 use burn::tensor::Tensor;
 use pipewright::nn::{
-    AttentionForm, Branches, CausalAttention, DeltaCache, Expert, KeyValueCache, Mamba2, MambaCache,
-    ScopedAttention, add,
+    AttentionForm, Branches, CausalAttention, DeltaCache, Expert, KeyValueCache, MambaCache, ScopedAttention,
+    add,
 };
 use pipewright::stage::StageContext;
 
@@ -16,6 +16,7 @@ use crate::decoder::{BlockAttentions, FeedForward, scaled};
 use crate::delta::GatedDelta;
 use crate::hybrid::{Depths, ExpertMixer, RelationCopy, Tokens};
 use crate::latent_attention::LatentAttention;
+use crate::mamba::MambaMixer;
 use crate::nemotron_h::{LatentExperts, RectifiedLayer};
 use crate::norm::Norm;
 use crate::rows::Rows;
@@ -53,7 +54,7 @@ pub(crate) struct Branch {
 pub(crate) enum Mixer {
     Attention(Attention),
     Latent(LatentAttention),
-    Mamba(Mamba2),
+    Mamba(MambaMixer),
     Delta(GatedDelta),
     /// A feed-forward layer of a decoder: dense, or a mixture.
     FeedForward(FeedForward),
@@ -169,13 +170,13 @@ impl Branch {
                     mixer.forward_latent(x, tensor, attend, context)
                 }
             },
-            Mixer::Mamba(mixer) => match (cache, tokens) {
-                (Some(cache), _) => mixer.extend(x, &mut cache.mamba),
-                (None, Some(Tokens { scope, .. })) => {
-                    mixer.forward(x, scope.sequence, Some(&scope.documents))
-                }
-                (None, None) => mixer.forward(x, rows.shape[1], rows.scope().map(|scope| &scope.documents)),
-            },
+            Mixer::Mamba(mixer) => {
+                let sequences = match tokens {
+                    Some(Tokens { scope, .. }) => (scope.sequence, Some(&scope.documents)),
+                    None => (rows.shape[1], rows.scope().map(|scope| &scope.documents)),
+                };
+                mixer.forward(x, sequences, cache.map(|cache| &mut cache.mamba), context)
+            }
             Mixer::Delta(mixer) => {
                 let documents = rows.scope().map(|scope| &scope.documents);
                 let cache = cache.map(|cache| &mut cache.delta);

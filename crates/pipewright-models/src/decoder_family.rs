@@ -24,7 +24,7 @@ use crate::family::{Composition, family_json};
 use crate::head_form::HeadForm;
 use crate::init::SeededInit;
 use crate::latent_attention::LatentAttention;
-use crate::mamba::{self, MambaForm, build_mamba};
+use crate::mamba::{self, MambaMixer};
 use crate::parameter::{Builder, ParameterSource, ParameterSpec};
 use crate::stage::StageLayer;
 
@@ -238,9 +238,9 @@ impl<F: DecoderFamily> Composition for F {
         let mixer = if let Some(delta) = form.delta_of(index) {
             let (sizes, path) = ((config.hidden_size, config.rms_norm_eps), format!("{path}.linear_attn"));
             Mixer::Delta(GatedDelta::build(delta, sizes, &path, builder)?)
-        } else if let Some(MambaForm { sizes, biases }) = form.mamba_of(index) {
+        } else if let Some(mamba) = form.mamba_of(index) {
             // Every rank computes the whole mixer.
-            Mixer::Mamba(build_mamba(sizes, config.hidden_size, biases, &format!("{path}.mamba"), builder)?)
+            Mixer::Mamba(MambaMixer::build(mamba, config.hidden_size, &format!("{path}.mamba"), builder)?)
         } else {
             attention(config, &form, &format!("{path}.self_attn"), builder)?
         };

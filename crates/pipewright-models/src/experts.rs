@@ -164,9 +164,12 @@ impl Builder<'_> {
         sizes: &ExpertSizes,
         [outputs, inputs]: [SplitLinear; 2],
     ) -> Result<Option<ExpertAdapter>, ModelError> {
-        let &ExpertSizes { count: (_, experts), width, inner: (_, inner), .. } = sizes;
+        let &ExpertSizes { count: (_, experts), width, inner: (_, inner), form, .. } = sizes;
         let Some(lora) = self.lora() else { return Ok(None) };
-        let adapts = |name: &str| lora.adapts(&format!("{layer}.experts.{name}"));
+        // transformers has the name of most families, unless the files of the family have stacks of their own.
+        let path = format!("{layer}.experts");
+        let of_all = if form.stacks.is_some() { self.named(&path) } else { path };
+        let adapts = |name: &str| lora.adapts(&format!("{of_all}.{name}"));
         let [enters, leaves] = [GATE_UP, DOWN].map(adapts);
         if !enters && !leaves {
             return Ok(None);
@@ -201,7 +204,7 @@ impl Builder<'_> {
                           placement,
                           (of, matrix, matrices): (&str, usize, usize)| {
             let (_, part) = name.split_once('.').unwrap_or_default();
-            let tensor = format!("{layer}.experts.{of}.{part}");
+            let tensor = format!("{of_all}.{of}.{part}");
             let stack = StackedMatrix { tensor, expert: index, experts, matrix, matrices, is_usual: false };
             let layout = FileLayout { stack: Some(stack), ..FileLayout::default() };
             let path = format!("{path}.{name}");

@@ -118,6 +118,14 @@ impl TensorEntry {
     }
 }
 
+impl FileLayout {
+    /// Returns the name that the tensor with the matrices of all experts has in transformers, which adapters name.
+    pub(crate) fn stack_of_experts(&self) -> Option<&str> {
+        let stack = self.stack.as_ref()?;
+        if stack.is_usual { self.other_name.as_deref() } else { Some(&stack.tensor) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

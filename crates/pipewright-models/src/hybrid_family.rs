@@ -19,7 +19,7 @@ use crate::hybrid::{
     check_side, describe_layers, further, mamba_sizes, scoped_attention,
 };
 use crate::init::SeededInit;
-use crate::mamba::{MambaBiases, MambaInit, build_mamba};
+use crate::mamba::{MambaBiases, MambaForm, MambaInit, MambaMixer};
 use crate::norm::NormForm;
 use crate::parameter::{Builder, ParameterSource, ParameterSpec};
 use crate::prediction::Prediction;
@@ -152,7 +152,8 @@ fn branch(
         // Every rank computes the whole mixer.
         BlockKind::Mamba => {
             let biases = MambaBiases { projections: false, convolution: true };
-            Mixer::Mamba(build_mamba(mamba_sizes(config), hidden, biases, &path, builder)?)
+            let form = MambaForm { sizes: mamba_sizes(config), biases };
+            Mixer::Mamba(MambaMixer::build(form, hidden, &path, builder)?)
         }
         BlockKind::Attention => {
             let (sizes, bias) = (AttentionSizes::from(config), AttentionBias::default());

@@ -1,12 +1,18 @@
 //! Mamba-2 mixers: their parameters and costs, which are the same in every family.
 
-use pipewright::nn::{DepthwiseConvolution, GroupNormWeight, Mamba2, MambaSizes};
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+use pipewright::nn::{DepthwiseConvolution, GroupNormWeight, MambaCache, MambaScan, MambaSizes};
+use pipewright::stage::StageContext;
 use pipewright_shapes::model;
 
 use crate::cost::{Cost, GATE_PASSES, NORM_PASSES};
 use crate::error::ModelError;
 use crate::init::Uniform;
-use crate::parameter::{Builder, ParameterKind, ParameterSpec};
+use crate::parameter::{Builder, ParameterKind, ParameterSpec, SplitLinear};
+use crate::projection::{Projection, SharedInput};
 
 /// Why a model with mixers cannot run slices of microbatches.
 pub(crate) const NO_SLICES: &str = "its Mamba layers do not pass their state from slice to slice";
@@ -25,51 +31,76 @@ pub(crate) struct MambaForm {
     pub(crate) biases: MambaBiases,
 }
 
-/// Builds a mixer for hidden states of width `hidden`. `path` is the mixer's path.
-pub(crate) fn build_mamba(
-    sizes: MambaSizes,
-    hidden: usize,
-    biases: MambaBiases,
-    path: &str,
-    builder: &mut Builder<'_>,
-) -> Result<Mamba2, ModelError> {
-    let (heads, width, convolved) = (sizes.heads, sizes.width(), sizes.convolved());
-    let scale = ParameterKind::Scale;
-    let conv = format!("{path}.conv1d");
-    Ok(Mamba2 {
-        in_proj: builder.linear_with_bias_if(
-            biases.projections,
-            &format!("{path}.in_proj"),
-            hidden,
-            sizes.projected(),
-        )?,
-        conv1d: DepthwiseConvolution {
-            weight: builder.parameter(&conv, "weight", [convolved, 1, sizes.taps], scale)?,
-            bias: biases
-                .convolution
-                .then(|| builder.parameter(&conv, "bias", [convolved], scale))
-                .transpose()?,
-        },
-        dt_bias: builder.parameter(path, "dt_bias", [heads], scale)?,
-        A_log: builder.parameter(path, "A_log", [heads], scale)?,
-        D: builder.parameter(path, "D", [heads], scale)?,
-        norm: GroupNormWeight {
-            weight: builder.parameter(&format!("{path}.norm"), "weight", [width], scale)?,
-        },
-        out_proj: builder.linear_with_bias_if(
-            biases.projections,
-            &format!("{path}.out_proj"),
-            width,
-            hidden,
-        )?,
-        sizes,
-    })
+/// A mixer. Each rank of a tensor group has the whole one.
+#[derive(Module, Debug)]
+pub(crate) struct MambaMixer {
+    in_proj: Projection,
+    scan: MambaScan,
+    out_proj: Projection,
+}
+
+impl MambaMixer {
+    /// Builds the mixer at `path` for hidden states of width `hidden`.
+    pub(crate) fn build(
+        MambaForm { sizes, biases }: MambaForm,
+        hidden: usize,
+        path: &str,
+        builder: &mut Builder<'_>,
+    ) -> Result<Self, ModelError> {
+        let (heads, width, convolved) = (sizes.heads, sizes.width(), sizes.convolved());
+        let scale = ParameterKind::Scale;
+        let linear = |builder: &mut Builder<'_>, name: &str, shape| {
+            builder.projection(biases.projections, &format!("{path}.{name}"), shape, SplitLinear::Whole)
+        };
+        let in_proj = linear(builder, "in_proj", [hidden, sizes.projected()])?;
+        let conv = format!("{path}.conv1d");
+        let scan = MambaScan {
+            conv1d: DepthwiseConvolution {
+                weight: builder.parameter(&conv, "weight", [convolved, 1, sizes.taps], scale)?,
+                bias: biases
+                    .convolution
+                    .then(|| builder.parameter(&conv, "bias", [convolved], scale))
+                    .transpose()?,
+            },
+            dt_bias: builder.parameter(path, "dt_bias", [heads], scale)?,
+            A_log: builder.parameter(path, "A_log", [heads], scale)?,
+            D: builder.parameter(path, "D", [heads], scale)?,
+            norm: GroupNormWeight {
+                weight: builder.parameter(&format!("{path}.norm"), "weight", [width], scale)?,
+            },
+            sizes,
+        };
+        Ok(Self { in_proj, scan, out_proj: linear(builder, "out_proj", [width, hidden])? })
+    }
+
+    /// Mixes sequences of `sequence` rows each, or with a cache the next rows of its sequence. Shapes: `[rows, hidden]`
+    /// in and out. Nothing of a document of `documents` reaches another one.
+    pub(crate) fn forward(
+        &self,
+        x: Tensor<2>,
+        (sequence, documents): (usize, Option<&Arc<[u32]>>),
+        cache: Option<&mut MambaCache>,
+        context: &StageContext,
+    ) -> Tensor<2> {
+        let projected = self.in_proj.forward(&SharedInput::new(x), context);
+        let mixed = match cache {
+            Some(cache) => self.scan.extend(projected, cache),
+            None => self.scan.forward(projected, sequence, documents),
+        };
+        self.out_proj.forward(&SharedInput::new(mixed), context)
+    }
 }
 
 /// Returns whether a parameter has a number for each head of a mixer's scan. The scan multiplies decays of
 /// many tokens, so it is sensitive to the rounding of these few numbers.
 pub(crate) fn is_of_scan(path: &str) -> bool {
     [".dt_bias", ".A_log", ".D"].iter().any(|name| path.ends_with(name))
+}
+
+/// Returns whether a parameter is the matrix of a mixer's projection. transformers trains with kernels that read it as it is.
+pub(crate) fn is_projection_of_mamba(path: &str) -> bool {
+    let is_projection = [".in_proj.weight", ".out_proj.weight"].iter().any(|name| path.ends_with(name));
+    is_projection && !path.contains(".linear_attn.")
 }
 
 /// The settings of the initial parameters of mixers. They are drawn as in the Mamba reference: the heads of a

@@ -253,11 +253,9 @@ impl ModelConfig {
         let has_head = !form.is_tied && form.labels.is_none();
         let (head, table) = (has_head.then_some(HEAD), form.names.of(form.embedding));
         let layers: Vec<String> = layers.chain(head).map(str::to_owned).chain([table]).collect();
-        let stacks = self.parameters()?.into_iter().filter_map(|spec| {
-            let stack = spec.layout.stack.filter(|stack| !stack.is_usual)?;
-            Some(stack.tensor)
-        });
-        let experts: BTreeSet<String> = stacks.collect();
+        let parameters = self.parameters()?;
+        let stacks = parameters.iter().filter_map(|spec| spec.layout.stack_of_experts());
+        let experts: BTreeSet<String> = stacks.map(str::to_owned).collect();
         Ok(layers.into_iter().chain(experts).collect())
     }
 

@@ -89,22 +89,36 @@ impl<'a> ModelSource<'a> {
         if place.streams {
             return self.streamed(config, place);
         }
-        if place.device != Device::flex() {
-            return match self {
-                Self::Directory(directory) => Ok(Box::new(hf::open_weights(directory, config)?)),
-                other => other.of(config),
-            };
-        }
-        if let Self::Adapted(AdaptedCheckpoint { checkpoint, lora, base }) = self {
-            let specs = config.outline(0..config.layers(), &TensorParallel::default())?;
-            let base = hf::open_weights(base, config)?;
-            let stays = base.has_quantised() || adapts_tied_table(config, lora);
-            if stays && !lora.adapts_latents(specs.iter().map(|spec| &*spec.path)) {
-                let base = Box::new(base.keeping_quantised());
-                return Ok(Box::new(AdaptedSource::of_checkpoint(base, lora, checkpoint, place)));
+        let is_processor = place.device == Device::flex();
+        match self {
+            Self::Directory(directory) if !is_processor => Ok(Box::new(hf::open_weights(directory, config)?)),
+            Self::Adapted(AdaptedCheckpoint { checkpoint, lora, base }) => {
+                let specs = config.outline(0..config.layers(), &TensorParallel::default())?;
+                let base = hf::open_weights(base, config)?;
+                let base = if is_processor { base.keeping_quantised() } else { base };
+                let is_of_tied = adapts_tied_table(config, lora);
+                if !stays_apart(is_of_tied, base.has_quantised(), is_processor) {
+                    return self.of(config);
+                }
+                if !lora.adapts_latents(specs.iter().map(|spec| &*spec.path)) {
+                    return Ok(Box::new(AdaptedSource::of_checkpoint(
+                        Box::new(base),
+                        lora,
+                        checkpoint,
+                        place,
+                    )));
+                }
+                if is_of_tied {
+                    return Err(ModelError::new(
+                        "the embedding and latents have adapters, and the head multiplies by the table of the embedding \
+                         (`tie_word_embeddings`): adapters of latents are merged into their matrices for generation, and that of the \
+                         embedding cannot be; export the adapters, and generate with PEFT",
+                    ));
+                }
+                self.of(config)
             }
+            other => other.of(config),
         }
-        self.of(config)
     }
 
     fn streamed(
@@ -166,6 +180,12 @@ fn adapts_tied_table(config: &dyn ModelFamily, lora: &LoraConfig) -> bool {
     form.is_tied && lora.adapts(&form.names.of(form.embedding))
 }
 
+/// Returns whether adapters are not merged into their base for generation: those of a table that the head shares, and on the
+/// processor those of a quantised base.
+fn stays_apart(is_of_tied: bool, is_quantised: bool, is_processor: bool) -> bool {
+    is_of_tied || (is_quantised && is_processor)
+}
+
 /// Returns the parameters of the stage that holds `layers` of a model with parts and adapters; see
 /// [`ModelFamily::outline`].
 pub(crate) fn outline(
@@ -180,4 +200,15 @@ pub(crate) fn outline(
     let place = Place { tensor: tensor.clone(), ..Device::flex().into() };
     config.build_cut_stage(cut, layers, &mut outline, &place)?;
     Ok(outline.specs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_adapter_of_a_tied_table_is_merged_on_no_device() {
+        assert_eq!([false, true].map(|is_processor| stays_apart(true, false, is_processor)), [true; 2]);
+        assert_eq!([false, true].map(|is_processor| stays_apart(false, true, is_processor)), [false, true]);
+    }
 }

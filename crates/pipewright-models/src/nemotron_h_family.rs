@@ -12,7 +12,7 @@ use crate::error::ModelError;
 use crate::family::Composition;
 use crate::head_form::HeadForm;
 use crate::init::SeededInit;
-use crate::mamba::{MambaBiases, MambaInit, build_mamba, uniform};
+use crate::mamba::{MambaBiases, MambaForm, MambaInit, MambaMixer, uniform};
 use crate::nemotron_h::{
     BlockKind, LatentExperts, NemotronHConfig, RectifiedLayer, describe_layers, mamba_sizes,
 };
@@ -99,7 +99,8 @@ impl Composition for NemotronHConfig {
             // Every rank computes the whole mixer.
             BlockKind::Mamba => {
                 let biases = MambaBiases { projections: self.use_bias, convolution: self.use_conv_bias };
-                Mixer::Mamba(build_mamba(mamba_sizes(self), hidden, biases, &path, builder)?)
+                let form = MambaForm { sizes: mamba_sizes(self), biases };
+                Mixer::Mamba(MambaMixer::build(form, hidden, &path, builder)?)
             }
             BlockKind::Attention => {
                 let (sizes, bias) = (AttentionSizes::from(self), AttentionBias::default());

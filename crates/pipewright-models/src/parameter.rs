@@ -303,22 +303,6 @@ impl<'a> Builder<'a> {
         Ok(Linear { weight, bias: None })
     }
 
-    fn linear_with_bias(&mut self, path: &str, inputs: usize, outputs: usize) -> Result<Linear, ModelError> {
-        let Linear { weight, .. } = self.linear(path, inputs, outputs)?;
-        let bias = self.parameter(path, "bias", [outputs], ParameterKind::Bias)?;
-        Ok(Linear { weight, bias: Some(bias) })
-    }
-
-    pub(crate) fn linear_with_bias_if(
-        &mut self,
-        bias: bool,
-        path: &str,
-        inputs: usize,
-        outputs: usize,
-    ) -> Result<Linear, ModelError> {
-        if bias { self.linear_with_bias(path, inputs, outputs) } else { self.linear(path, inputs, outputs) }
-    }
-
     /// Builds a table whose rows are added to the hidden states of the tokens that a rank has.
     pub(crate) fn embedding(
         &mut self,

@@ -171,9 +171,10 @@ fn is_split_by_inputs(projection: &str) -> bool {
 }
 
 /// Returns whether each rank of a tensor group has the whole projection at a path: the ones that make
-/// latents, and the ones of linear attention.
+/// latents, and the ones of linear attention and Mamba-2.
 fn is_whole(projection: &str) -> bool {
-    projection.contains(".linear_attn.") || matches!(name_of(projection), "q_a_proj" | "kv_a_proj_with_mqa")
+    let is_of_state = [".linear_attn.", ".mamba."].iter().any(|mixer| projection.contains(mixer));
+    is_of_state || matches!(name_of(projection), "q_a_proj" | "kv_a_proj_with_mqa")
 }
 
 /// Returns the layers whose adapters are among the parameters `specs`, in their order, each with its path. The

@@ -86,9 +86,10 @@ pub fn tokenizer(name: &str) -> Tokenizer {
     if name == BYTES { Tokenizer::Bytes } else { Tokenizer::File(name.into()) }
 }
 
-/// Returns a tokenizer with the tokens that the settings add.
-fn extended(tokenizer: Tokenizer, tokens: &[String]) -> Tokenizer {
-    match tokenizer {
+/// Returns the tokenizer of the data, with the tokens that the settings add.
+pub(crate) fn tokenizer_of(settings: &Settings) -> Tokenizer {
+    let tokens = settings.model.added_tokens();
+    match tokenizer(&settings.data.tokenizer) {
         Tokenizer::File(file) if !tokens.is_empty() => Tokenizer::Extended(file, tokens.to_vec()),
         other => other,
     }
@@ -101,7 +102,7 @@ pub fn data_config(settings: &Settings) -> DataConfig {
     DataConfig {
         path: data.path.clone(),
         mix: data.mix.clone(),
-        tokenizer: extended(tokenizer(&data.tokenizer), settings.model.added_tokens()),
+        tokenizer: tokenizer_of(settings),
         seq_len: data.seq_len as usize,
         shuffle: data.shuffle,
         seed: settings.run.seed,

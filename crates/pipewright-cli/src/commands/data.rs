@@ -143,19 +143,21 @@ fn shown(
         });
         let mut parts = rows.next_row_parts().map_err(Failure::input)?;
         let behind = |part: &mut RowPart| part.counts.pop().and_then(|_| part.ids.pop());
-        let labels: Vec<Option<&String>> = if config.scores_sequences() {
-            parts.iter_mut().map(|part| config.labels.get(behind(part)? as usize)).collect()
+        // No token of a sequence that is scored is a target: its label or its reward counts.
+        let (labels, counted_parts): (Vec<Option<&String>>, String) = if config.scores_sequences() {
+            let word = if config.labels.is_empty() { "reward" } else { "label" };
+            let labels = parts.iter_mut().map(|part| config.labels.get(behind(part)? as usize)).collect();
+            (labels, counted(parts.len(), word))
         } else {
-            Vec::new()
+            let counts = parts.iter().flat_map(|part| &part.counts[1..]);
+            (Vec::new(), counted(counts.filter(|counts| **counts).count(), "target"))
         };
         let tokens = parts.iter().map(|part| part.ids.len()).sum::<usize>();
-        let targets = parts.iter().flat_map(|part| &part.counts[1..]).filter(|counts| **counts).count();
         write(
             &mut text,
             format_args!(
-                "row {number} of {all}{source}: {}, {} in the loss\n",
-                counted(tokens, "token"),
-                counted(targets, "target")
+                "row {number} of {all}{source}: {}, {counted_parts} in the loss\n",
+                counted(tokens, "token")
             ),
         );
         for (index, part) in parts.iter().enumerate() {

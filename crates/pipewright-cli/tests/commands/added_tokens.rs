@@ -92,6 +92,19 @@ fn what_cannot_be_added_is_refused() {
     refused(&TOKENS, "there is no tokenizer.json");
 }
 
+/// Without the key, a model of Gemma 3 has 262,208 rows, whatever its files have.
+#[test]
+fn a_size_of_the_vocabulary_that_is_not_written_is_asked_for() {
+    let folder = folder("gemma3-tiny", 48);
+    let mut config = folder.read_json("base/config.json");
+    config.as_object_mut().expect("an object").remove("vocab_size");
+    folder.write("base/config.json", config.to_string());
+    let expected = "config.json: there is no `vocab_size` here, which new tokens change";
+    folder.refuse(&[&["add-tokens", "base", "grown"], &TOKENS[..]].concat(), &[], expected);
+    write_run(&folder, "small", ADDED, "");
+    folder.refuse_settings(&[], expected);
+}
+
 /// The new tokens are read as single ids, their rows are trained, and exports have them.
 #[cfg(feature = "tokenizers")]
 #[test]
@@ -228,4 +241,32 @@ fn texts_have_the_tokens_of_the_setting() {
     assert!(losses[79][0] < 0.3, "{losses:?}");
     // Special tokens are left out of the text.
     folder.prints(&["generate", "set", "--prompt", "<x> w5", "--tokens", "3"], &[], "w6 w7");
+}
+
+/// The token that ends texts is one of the new ones: the samples of a run and its texts end with it.
+#[cfg(feature = "tokenizers")]
+#[test]
+fn a_new_token_ends_texts() {
+    let folder = folder("llama-tiny", 256);
+    folder.write("base/tokenizer_config.json", json!({ "eos_token": "<y>" }).to_string());
+    write_run(&folder, "set", ADDED, "");
+    folder.write("text.txt", "<x> w5 w6 <y> w7 ".repeat(80));
+    let set = [
+        "data.path=text.txt",
+        "run.steps=80",
+        "run.checkpoint_every=0",
+        "pipeline.microbatches=8",
+        "optimizer.learning_rate=0.005",
+        "data.validation_share=0.4",
+        "run.eval_every=80",
+        "run.sample_prompts=[\"<x> w5\"]",
+        "run.sample_tokens=4",
+    ];
+    folder.succeed(&["train", "set.toml"], &set);
+    let lines = folder.read("set/metrics.jsonl");
+    let last: Value = serde_json::from_str(lines.lines().last().expect("a step")).expect("JSON");
+    assert_eq!(last["samples"], json!([{ "prompt": "<x> w5", "text": "w6" }]), "{last}");
+    let text =
+        folder.print(&["generate", "set", "--prompt", "<x> w5", "--tokens", "4", "--temperature", "0"]);
+    assert!(text.ends_with("w6\n"), "{text}");
 }

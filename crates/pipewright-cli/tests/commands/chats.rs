@@ -266,3 +266,32 @@ fn a_run_keeps_the_variables_of_its_template() {
     let wrong = ["generate", "out", "--chat", "--prompt", "be", "--chat-template-kwargs", "greeting"];
     folder.refuse(&wrong, &[], "--chat-template-kwargs greeting: not a variable and its value");
 }
+
+/// Rows are filled up to their length, and `check` says how much packing would save.
+#[test]
+fn check_says_how_much_of_the_rows_is_filled() {
+    let folder = folder(&format!("from = \"{}\"", reference("llama-tiny")));
+    folder.write("texts.jsonl", "{\"prompt\": \"q\", \"completion\": \"12345678\"}\n".repeat(16));
+    let set = ["data.path=texts.jsonl", "data.seq_len=32"];
+    let said =
+        "data      tokens fill 25.0% of the rows; with `data.packed = true`, all records fit into 4 rows\n";
+    folder.prints(&["check", "small.toml"], &set, said);
+    let packed = [set[0], set[1], "data.packed=true", "pipeline.microbatches=4"];
+    folder.prints(&["check", "small.toml"], &packed, "data      tokens fill 100.0% of the rows\n");
+    let json: Value = serde_json::from_str(&folder.print(&[
+        "check",
+        "small.toml",
+        "--format",
+        "json",
+        "--set",
+        set[0],
+        "--set",
+        set[1],
+    ]))
+    .expect("an object");
+    assert_eq!(
+        json["data"]["fill"],
+        serde_json::json!({"tokens": 128, "places": 512, "rows": 16, "packed_rows": 4})
+    );
+    folder.refuse_settings(&["data.group_by_length=true"], "`packed`");
+}

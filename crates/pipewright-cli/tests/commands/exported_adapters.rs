@@ -354,6 +354,29 @@ fn adapters_of_experts_are_resumed_exported_and_merged() {
     }
 }
 
+/// Adapters on the matrices of Mamba-2 and on experts, whose matrices are in tensors of the family.
+#[test]
+fn adapters_of_granite_4_have_the_form_of_peft_and_are_merged() {
+    let folder = with_experts("granite-hybrid-rope-tiny");
+    let targets =
+        r#"adapter.targets=["in_proj", "out_proj", "o_proj", "experts.gate_up_proj", "experts.down_proj"]"#;
+    folder.train(&[targets, "adapter.rank=2", "run.steps=4", "pipeline.ranks=2"]);
+    folder.succeed(&["export", "out", "adapter"], &[]);
+    let (adapter, golden) = (folder.path("adapter"), reference("lora/granite-hybrid-rope-tiny-mamba"));
+    let file = |dir: &Path| tensors(&dir.join("adapter_model.safetensors"));
+    assert_eq!(file(&adapter), file(Path::new(&golden)));
+    assert_eq!(peft(&adapter)["target_modules"], json!(["in_proj", "o_proj", "out_proj"]));
+    let parameters = peft(&adapter)["target_parameters"].clone();
+    assert_eq!(parameters[0], "model.layers.0.block_sparse_moe.experts.down_proj");
+    folder.succeed(&["export", "out", "merged", "--merge", "--dtype", "float32"], &[]);
+    let loss = |set: &[&str]| first_step(&folder, set)[0];
+    let path = format!("adapter.path={}", adapter.display());
+    let (adapted, merged) = (loss(&[&path]), loss(&["model.from=merged", "adapter.kind=none"]));
+    assert!((adapted - merged).abs() <= 2e-6 * adapted, "{adapted} {merged}");
+    let base = loss(&[]);
+    assert!((base - merged).abs() > 1e-3 * merged, "{base} {merged}");
+}
+
 /// The matrices of experts of a base in GGUF stay quantised next to their adapters.
 #[test]
 fn quantised_experts_have_adapters() {

@@ -208,7 +208,9 @@ fn a_base_gets_a_drawn_head_and_its_export_is_a_model_of_transformers() {
 fn rows_are_shown_with_their_labels() {
     let folder = labels();
     folder.prints(&["data", "show", "small.toml", "--rows", "1"], &[], "\nlabel: ");
+    folder.prints(&["data", "show", "small.toml", "--rows", "1"], &[], " tokens, 1 label in the loss\n");
     let shown = rewards().print(&["data", "show", "small.toml", "--rows", "1"]);
+    assert!(shown.contains(" tokens, 2 rewards in the loss\n"), "{shown}");
     assert!(
         !shown.contains("label") && shown.contains("\n---\n") && !shown.contains("<|system|>"),
         "{shown}"
@@ -231,6 +233,12 @@ fn adapters_train_the_head_too_also_on_a_quantised_base() {
     let path = format!("adapter.path={}", folder.path("adapter").display());
     folder.train(&[set[0], set[1], set[2], &path, "run.steps=1"]);
     assert!(folder.losses()[0][0] < losses[0][0], "{losses:?}");
+    // A head of labels is not quantised, and there is no other.
+    folder.succeed(&["quantize", &reference("score/qwen3"), "labels", "--to", "nf4"], &[]);
+    let skipped =
+        folder.read_json("labels/config.json")["quantization_config"]["llm_int8_skip_modules"].clone();
+    let skips = |module: &str| skipped.as_array().expect("a list").contains(&json!(module));
+    assert!(skips("score") && !skips("lm_head"), "{skipped}");
     // Adapters of a model that continued texts start with the head of the base.
     let (base, path) = (reference("llama-tiny"), reference("lora/llama-tiny"));
     let of_text = [format!("model.from={base}"), format!("adapter.path={path}")];
@@ -259,6 +267,12 @@ fn records_and_settings_that_do_not_fit_are_refused_with_a_sentence() {
         &["preference.loss=orpo"],
         "the model has a head of labels, and only `reward` trains such a model",
     );
+    for set in ["data.train_on=all", "data.side=side.safetensors"] {
+        let key = set.split_once('=').expect("a key").0;
+        let sentence =
+            format!("the model in `model.from` has labels, and `{key}` does not work with training on them");
+        folder.refuse_settings(&[set], &sentence);
+    }
     folder.refuse_settings(&["data.labels=[\"a\", \"a\"]"], "`labels` has fewer than two different names");
     let samples = ["run.eval_every=5", "data.validation_share=0.5", "run.sample_prompts=[\"to\"]"];
     folder.refuse_settings(&samples, "a model with a head of labels does not continue texts");

@@ -8,7 +8,7 @@ use crate::chat::special_tokens::{END, SpecialTokens};
 use crate::chat::template::ChatRenderer;
 use crate::config::DataConfig;
 use crate::encoding::record_content::{
-    chat_of, chat_of_instruction, chat_of_question, completions_of_pair, get, messages_of, text_of,
+    chat_of, chat_of_instruction, chat_of_question, completions_of_pair, get, has_chat, messages_of, text_of,
 };
 use crate::error::DataError;
 use crate::settings::record::{RecordKind, TOOLS};
@@ -78,7 +78,7 @@ impl<'a> ExampleText<'a> {
 
     /// Returns whether a record has a text with a label, and no chat.
     fn is_classified_text(&self, record: &Value, kind: RecordKind) -> bool {
-        kind == RecordKind::Classified && !get(record, &self.config.keys.text).is_undefined()
+        kind == RecordKind::Classified && !has_chat(record, &self.config.keys)
     }
 
     /// Returns the texts of a record for which it is prepared, like [`ExampleText::of_record`]: two of a pair, and one

@@ -10,7 +10,8 @@ use crate::settings::preference::PreferenceData;
 use crate::settings::record::{RecordKeys, RecordKind, SYSTEM, TOOLS};
 
 /// Returns what a record contains. If it has the keys of several kinds, the first of them wins: chats,
-/// completions, instructions, questions, texts.
+/// completions, instructions, questions, texts. A key whose value is null is missing, because a row of Parquet has all
+/// columns.
 pub(crate) fn kind_of(record: &Value, config: &DataConfig) -> Result<RecordKind, DataError> {
     let keys = &config.keys;
     if record.kind() != ValueKind::Map {
@@ -19,7 +20,7 @@ pub(crate) fn kind_of(record: &Value, config: &DataConfig) -> Result<RecordKind,
             record.kind()
         )));
     }
-    let has = |key: &str| !get(record, key).is_undefined();
+    let has = |key: &str| is_given(record, key);
     if let Some(preference) = config.preference {
         let (kind, completions, others) = match preference {
             PreferenceData::Pairs { .. } | PreferenceData::Scored => {
@@ -39,7 +40,7 @@ pub(crate) fn kind_of(record: &Value, config: &DataConfig) -> Result<RecordKind,
         return Ok(kind);
     }
     if !config.labels.is_empty() {
-        let is_content = has(&keys.messages) || has(&keys.conversations) || has(&keys.text);
+        let is_content = has_chat(record, keys) || has(&keys.text);
         return if is_content && has(&keys.label) {
             Ok(RecordKind::Classified)
         } else {
@@ -53,7 +54,7 @@ pub(crate) fn kind_of(record: &Value, config: &DataConfig) -> Result<RecordKind,
             )))
         };
     }
-    if has(&keys.messages) || has(&keys.conversations) {
+    if has_chat(record, keys) {
         Ok(RecordKind::Chat)
     } else if has(&keys.prompt) && has(&keys.completion) {
         Ok(RecordKind::Completion)
@@ -67,14 +68,16 @@ pub(crate) fn kind_of(record: &Value, config: &DataConfig) -> Result<RecordKind,
         Err(DataError::new(
             "the record has `chosen` and `rejected`, which only preference training takes: write a `loss` in [preference]",
         ))
+    } else if !get(record, &keys.text).is_undefined() {
+        text_of(record, &keys.text).map(|_| RecordKind::Text)
     } else {
         let keys: Vec<String> =
             record.try_iter().into_iter().flatten().map(|key| format!("`{key}`")).collect();
         let found =
             if keys.is_empty() { "no keys".to_owned() } else { format!("the keys {}", keys.join(", ")) };
         Err(DataError::new(format!(
-            "the record has {found}, and none of the keys that say what it contains: `messages`, `conversations`, `prompt` \
-             and `completion`, `instruction` and `output`, `question` and `answer`, or `text`; name other keys with \
+            "the record has {found}, and none of the keys that say what it contains has a value: `messages`, `conversations`, \
+             `prompt` and `completion`, `instruction` and `output`, `question` and `answer`, or `text`; name other keys with \
              `data.keys`, such as `keys = {{ text = \"content\" }}`"
         )))
     }
@@ -83,6 +86,17 @@ pub(crate) fn kind_of(record: &Value, config: &DataConfig) -> Result<RecordKind,
 /// Returns the value of a key; undefined if the record does not have it.
 pub(crate) fn get(record: &Value, key: &str) -> Value {
     record.get_attr(key).unwrap_or_default()
+}
+
+/// Returns whether a record has a value for a key.
+pub(crate) fn is_given(record: &Value, key: &str) -> bool {
+    let value = get(record, key);
+    !value.is_undefined() && !value.is_none()
+}
+
+/// Returns whether a record has a chat.
+pub(crate) fn has_chat(record: &Value, keys: &RecordKeys) -> bool {
+    is_given(record, &keys.messages) || is_given(record, &keys.conversations)
 }
 
 /// Returns the text of a key.
@@ -131,7 +145,7 @@ pub(crate) fn class_of(record: &Value, config: &DataConfig) -> Result<u32, DataE
 /// Returns the margin between the rewards of a pair; 0 if the record does not say it.
 pub(crate) fn margin_of(record: &Value, keys: &RecordKeys) -> Result<f32, DataError> {
     let margin = get(record, &keys.margin);
-    if margin.is_undefined() || margin.is_none() {
+    if !is_given(record, &keys.margin) {
         return Ok(0.0);
     }
     let number = (margin.kind() == ValueKind::Number).then(|| f64::try_from(margin.clone()).ok()).flatten();
@@ -148,7 +162,7 @@ pub(crate) fn margin_of(record: &Value, keys: &RecordKeys) -> Result<f32, DataEr
 pub(crate) fn completions_of_pair(record: &Value, keys: &RecordKeys) -> Result<[Value; 2], DataError> {
     let [chosen, rejected] = [&keys.chosen, &keys.rejected].map(|key| get(record, key));
     let (mut prompt, mut completions) = (get(record, &keys.prompt), [chosen.clone(), rejected.clone()]);
-    if prompt.is_undefined() || prompt.is_none() {
+    if !is_given(record, &keys.prompt) {
         let (common, rest) = match (chosen.as_str(), rejected.as_str()) {
             (Some(chosen), Some(rejected)) => {
                 let shared = shared_text(chosen, rejected);
@@ -214,8 +228,7 @@ fn type_of(value: &Value) -> String {
 /// Returns the messages of a chat.
 pub(crate) fn chat_of(record: &Value, keys: &RecordKeys) -> Result<Vec<Value>, DataError> {
     let (list, conversations) = (get(record, &keys.messages), get(record, &keys.conversations));
-    // The columns of Parquet may be null.
-    if conversations.is_undefined() || conversations.is_none() || list.kind() == ValueKind::Seq {
+    if !is_given(record, &keys.conversations) || list.kind() == ValueKind::Seq {
         return messages_of(&list);
     }
     let mut messages = messages_of(&conversations)?;
@@ -250,8 +263,7 @@ pub(crate) fn messages_of(list: &Value) -> Result<Vec<Value>, DataError> {
 /// Returns the chat of an instruction: the user's message, and the assistant's.
 pub(crate) fn chat_of_instruction(record: &Value, keys: &RecordKeys) -> Result<Vec<Value>, DataError> {
     let mut question = text_of(record, &keys.instruction)?;
-    let input = get(record, &keys.input);
-    if !input.is_undefined() && !input.is_none() {
+    if is_given(record, &keys.input) {
         let input = text_of(record, &keys.input)?;
         if !input.is_empty() {
             question = format!("{question}\n\n{input}");

@@ -86,6 +86,21 @@ fn damaged_files_and_rows_without_a_text() {
     check_refused("a.parquet", &file(&["a", "null"], Compression::SNAPPY), row);
 }
 
+#[test]
+fn a_row_has_the_form_whose_columns_are_not_null() {
+    let columns = ["prompt", "completion", "text"].map(|name| format!("OPTIONAL BYTE_ARRAY {name} (UTF8);"));
+    let schema = format!("message schema {{ {} }}", columns.concat());
+    let file = written(&schema, Compression::SNAPPY, |writer| {
+        let mut group = writer.next_row_group().expect("a group");
+        for value in [None, None, Some("to be")] {
+            let values: Vec<ByteArray> = value.into_iter().map(ByteArray::from).collect();
+            add::<ByteArrayType>(&mut group, &values, [Some(&[i16::from(value.is_some())]), None]);
+        }
+        group.close().expect("it is written");
+    });
+    check(&[("a.parquet", &file)], &letters("to be"), &["1 file of Parquet with texts"]);
+}
+
 /// Returns a file with one column `text` of this type, with a value for each row.
 fn column<T: DataType>(kind: &str, values: &[T::T]) -> Vec<u8> {
     let schema = format!("message schema {{ REQUIRED {kind}; }}");

@@ -2,7 +2,8 @@
 
 use super::{has_error, open_files};
 use crate::{
-    DOCUMENTS, DataConfig, IGNORED_TARGET, LongRecords, PreferenceData, ROLES, SEQUENCES, TokenRows,
+    ChatTemplate, DOCUMENTS, DataConfig, IGNORED_TARGET, LongRecords, PreferenceData, ROLES, SEQUENCES,
+    TokenRows,
 };
 
 const PAIRS: PreferenceData = PreferenceData::Pairs { whole_chosen: false };
@@ -209,6 +210,25 @@ fn all_tokens_of_scored_pairs_are_inputs_and_margins_are_their_numbers() {
     assert_ne!(hash("0.5"), hash("0.25"));
 }
 
+#[test]
+fn a_sequence_of_one_token_is_scored() {
+    let record = "{\"chosen\": \"a\", \"rejected\": \"b\"}\n";
+    let rows = open(record, PreferenceData::Scored, |_| {}).expect("it is a record");
+    let texts: Vec<String> = sequences(&rows).into_iter().map(|(_, _, text, _)| text).collect();
+    assert_eq!((texts, rows.bad_records()), (vec!["a".to_owned(), "b".to_owned()], None));
+    // Other losses need a token before a target.
+    has_error(
+        open(record, PAIRS, |_| {}).map(|rows| rows.rows()),
+        "no token of the record counts in the loss",
+    );
+    // Nothing is left of completions after a long prompt.
+    let long = r#"{"prompt": "1234567890", "chosen": "a", "rejected": "b"}"#;
+    has_error(
+        open(long, PreferenceData::Scored, |_| {}).map(|rows| rows.rows()),
+        "after the cut to the 10 tokens",
+    );
+}
+
 /// Opens texts with labels.
 fn open_labelled(content: &str, change: impl FnOnce(&mut DataConfig)) -> Result<TokenRows, String> {
     open_files(&[("a.jsonl", content.as_bytes())], 256, 0, |config| {
@@ -217,6 +237,29 @@ fn open_labelled(content: &str, change: impl FnOnce(&mut DataConfig)) -> Result<
         config.labels = ["no", "yes"].map(str::to_owned).to_vec();
         change(config);
     })
+}
+
+/// A row of Parquet has both columns.
+#[test]
+fn a_labelled_record_is_a_chat_or_a_text_whose_other_keys_are_null() {
+    let texts = |content: &str| {
+        let change = |config: &mut DataConfig| {
+            config.chat_template = Some(ChatTemplate::Named("chatml".to_owned()));
+            config.seq_len = 99;
+        };
+        let mut rows = open_labelled(content, change).expect("they are records");
+        let ids = rows.next_row_parts().expect("a row").remove(0).ids;
+        String::from_utf8(ids[..ids.len() - 1].iter().map(|id| *id as u8).collect()).expect("UTF-8")
+    };
+    let chat = r#""messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "b"}]"#;
+    let rendered = "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n";
+    assert_eq!(texts(&format!("{{{chat}, \"text\": null, \"label\": 1}}")), rendered);
+    assert_eq!(texts(&format!("{{{chat}, \"text\": \"other\", \"label\": 1}}")), rendered);
+    assert_eq!(texts(r#"{"messages": null, "text": "ab", "label": 1}"#), "ab");
+    let none = open_labelled(r#"{"messages": null, "text": null, "label": 1}"#, |_| {});
+    has_error(none.map(|rows| rows.rows()), "the record has no `text`");
+    let none = open_labelled(r#"{"text": "a", "label": null}"#, |_| {});
+    has_error(none.map(|rows| rows.rows()), "the record has no `label`");
 }
 
 #[test]

@@ -55,6 +55,23 @@ fn chats_of_share_gpt_are_chats() {
 }
 
 #[test]
+fn a_key_that_is_null_is_missing() {
+    let others = r#"{"text": null, "conversations": null, "prompt": null, "completion": null, "#;
+    check_same(&CHAT.replacen('{', others, 1), CHAT);
+    let completion = r#"{"prompt": "q", "completion": "ab"}"#;
+    check_same(&completion.replacen('{', r#"{"messages": null, "#, 1), completion);
+    let rows = open("a.jsonl", r#"{"messages": null, "text": "ab"}"#, |config| config.seq_len = 1);
+    assert_eq!(rows.expect("a text").sources()[0].to_string(), "1 file of JSON lines with texts");
+    let none = open("a.jsonl", r#"{"messages": null}"#, |_| {}).map(|rows| rows.rows());
+    has_error(
+        none,
+        "a.jsonl:1: the record has the keys `messages`, and none of the keys that say what it contains has a value",
+    );
+    // A chat counts before a text.
+    check_same(&CHAT.replacen('{', r#"{"text": "other", "#, 1), CHAT);
+}
+
+#[test]
 fn a_weight_of_share_gpt_counts() {
     let record = r#"{"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "ab", "weight": 0}, {"from": "human", "value": "q"}, {"from": "gpt", "value": "cd"}]}"#;
     let rows = texts(open("a.jsonl", record, |_| {}).expect("a chat"));

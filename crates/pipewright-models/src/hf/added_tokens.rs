@@ -115,6 +115,17 @@ pub fn added_rows(
         let fault = "tokens are not added to a GGUF file: name the model as safetensors";
         return Err(ModelError::at(weights.directory(), fault));
     }
+    // The rows that the files have are counted by this key, and its absence has another meaning in each family.
+    let config_file = weights.directory().join(CONFIG);
+    let json: Value = read_json(&config_file)?;
+    if json["vocab_size"].as_u64() != Some(config.vocab_size() as u64) {
+        let fault = format!(
+            "there is no `vocab_size` here, which new tokens change: write `\"vocab_size\": {}`, or the number of rows of the \
+             embedding, at the top of the file",
+            config.vocab_size()
+        );
+        return Err(ModelError::at(&config_file, fault));
+    }
     if let Some(place) = vocabulary_of(config)?.iter().find_map(|spec| weights.quantised_place(spec)) {
         return Err(quantised(weights.directory(), &place.tensor));
     }

@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 
 use pipewright::bounded_file::{refuse_special, require_regular, write_regular};
-use pipewright::train::data::SpecialTokens;
+use pipewright::train::data::{SpecialTokens, Tokenizer, TokenizerFile};
 use pipewright_gguf::files;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -102,23 +102,30 @@ pub struct TextEnds {
     pub eos: Option<u64>,
 }
 
-/// Returns the tokens that begin and end a text according to the files next to a `tokenizer.json`. A token
-/// that no file names, or whose id the tokenizer does not have, is not returned.
-pub fn text_ends(tokenizer: &Path) -> TextEnds {
-    let tokens = SpecialTokens::beside(tokenizer).unwrap_or_default();
-    let id = |name| tokens.id(name).ok().flatten();
+/// Returns the tokens that begin and end a text according to the files next to a tokenizer. A token
+/// that no file names, or whose id the tokenizer does not have, is not returned. Bytes have none.
+pub fn text_ends(tokenizer: &Tokenizer) -> TextEnds {
+    let Some(file) = tokenizer.file() else { return TextEnds::default() };
+    let tokens = SpecialTokens::beside(file).unwrap_or_default();
+    let added = if let Tokenizer::Extended(_, added) = tokenizer { &added[..] } else { &[] };
+    let id = |name| match added.iter().position(|added| Some(&**added) == tokens.text(name)) {
+        // Added tokens have the next ids.
+        Some(index) => TokenizerFile::read(file).ok().map(|file| (file.size() + index) as u64),
+        None => tokens.id(name).ok().flatten(),
+    };
     TextEnds { bos: id("bos_token"), eos: id("eos_token") }
 }
 
 /// Returns the tokens that end a text: the tokens that `generation_config.json` and `config.json` name as
-/// `eos_token_id`, one or a list, and the one that ends completions, which the tokenizer in the directory names.
-/// Files that do not exist name none.
+/// `eos_token_id`, one or a list, and the one that ends completions, which `tokenizer` names, or by default the tokenizer in
+/// the directory. Files that do not exist name none.
 ///
 /// # Errors
 /// When a file cannot be read or is not JSON.
-pub fn end_tokens(dir: &Path) -> Result<Vec<u32>, ModelError> {
+pub fn end_tokens(dir: &Path, tokenizer: Option<&Tokenizer>) -> Result<Vec<u32>, ModelError> {
     let dir = resolve(dir)?;
-    let mut ends: Vec<u64> = text_ends(&dir.join(TOKENIZER)).eos.into_iter().collect();
+    let own = Tokenizer::File(dir.join(TOKENIZER));
+    let mut ends: Vec<u64> = text_ends(tokenizer.unwrap_or(&own)).eos.into_iter().collect();
     for path in [GENERATION, CONFIG].map(|name| dir.join(name)).into_iter().filter(|path| files::exists(path))
     {
         let settings: Value = read_json(&path)?;

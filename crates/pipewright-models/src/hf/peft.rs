@@ -2,7 +2,8 @@
 //!
 //! The tensors say which layers have an adapter. They have the paths of this crate behind a prefix.
 
-use std::collections::BTreeSet;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use pipewright::bounded_file::SMALL_TEXT;
@@ -329,8 +330,9 @@ fn targets_of(
 pub(crate) struct AdapterWeights {
     path: PathBuf,
     file: WeightFile,
-    /// The tensor of all experts that was read last.
-    of_experts: Option<(String, Vec<f32>)>,
+    /// The tensors of the experts of one block that were read last, by name. The parameters of an expert alternate between
+    /// them.
+    of_experts: (String, BTreeMap<String, Vec<f32>>),
 }
 
 impl AdapterWeights {
@@ -340,7 +342,7 @@ impl AdapterWeights {
         if !path.exists() {
             return Err(no_adapter(dir));
         }
-        Ok(Self { file: WeightFile::open(path.clone())?, path, of_experts: None })
+        Ok(Self { file: WeightFile::open(path.clone())?, path, of_experts: Default::default() })
     }
 
     /// Returns the name of the tensor of all experts that has a part.
@@ -355,8 +357,7 @@ impl AdapterWeights {
         let (module, is_inner) = module_of_experts(layer)?;
         let [first, second] = ["lora_A", "lora_B"].map(|part| format!("{PREFIX}{module}.{part}.weight"));
         let down = format!("{module}.{DOWN}");
-        let is_down =
-            |spec: &&ParameterSpec| spec.layout.stack.as_ref().is_some_and(|stack| stack.tensor == down);
+        let is_down = |spec: &&ParameterSpec| spec.layout.stack_of_experts() == Some(&*down);
         let &[inner, width] = parameters.iter().find(is_down)?.shape.as_slice() else { return None };
         let size = |tensor: &str, dimension: usize| self.file.shape_of(tensor)?.get(dimension).copied();
         let has_inner = self.file.shape_of(&first.replace(".experts.", ".experts.base_layer.")).is_some();
@@ -404,13 +405,20 @@ impl ParameterSource for AdapterWeights {
     fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ModelError> {
         if let Some(part) = ExpertPart::of(spec) {
             let tensor = self.tensor_of(&part);
-            let values = match self.of_experts.take().filter(|(name, _)| *name == tensor) {
-                Some((_, values)) => values,
-                None => require_finite(&self.path, &tensor, self.file.read(&tensor, &part.tensor_shape())?)?,
+            let (module, tensors) = &mut self.of_experts;
+            if module != part.module() {
+                *module = part.module().to_owned();
+                tensors.clear();
+            }
+            let values = match tensors.entry(tensor) {
+                Entry::Occupied(read) => read.into_mut(),
+                Entry::Vacant(place) => {
+                    let values = self.file.read(place.key(), &part.tensor_shape())?;
+                    let values = require_finite(&self.path, place.key(), values)?;
+                    place.insert(values)
+                }
             };
-            let own = part.indices().map(|index| values[index]).collect();
-            self.of_experts = Some((tensor, values));
-            return Ok(own);
+            return Ok(part.indices().map(|index| values[index]).collect());
         }
         let tensor = name_of(spec);
         let values = self.file.read(&tensor, &file_shape(spec))?;

@@ -6,7 +6,7 @@
 //! matrix, `gate_up_proj`. If `down_proj` has an adapter too, that of `gate_up_proj` is in a `base_layer`.
 
 use crate::file_layout::StackedMatrix;
-use crate::lora::{GATE_UP, is_of_adapter};
+use crate::lora::{GATE_UP, is_of_adapter, module_of};
 use crate::parameter::ParameterSpec;
 
 /// The beginning of the names of tensors.
@@ -33,6 +33,11 @@ impl<'a> ExpertPart<'a> {
     /// `model.layers.0.mlp.experts.down_proj`.
     pub(super) fn target(&self) -> &'a str {
         self.split().0
+    }
+
+    /// Returns the module of the experts of the block, such as `model.layers.0.mlp.experts`.
+    pub(super) fn module(&self) -> &'a str {
+        module_of(self.target())
     }
 
     fn split(&self) -> (&'a str, &'a str) {

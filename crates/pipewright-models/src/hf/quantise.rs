@@ -21,6 +21,7 @@ use super::write::{Scratch, require_vacant};
 use crate::error::ModelError;
 use crate::family::ModelFamily;
 use crate::lora::SCORE;
+use crate::mamba::is_projection_of_mamba;
 use crate::outline::Outline;
 use crate::parameter::{ParameterKind, ParameterSpec};
 use crate::split::Place;
@@ -43,7 +44,7 @@ pub struct Quantised {
 }
 
 /// Writes the model in `from` with quantised matrices of linear layers into `dir`, which must not exist or must be
-/// empty. The embedding, the head, norms, routers and the experts that routers choose stay as they are.
+/// empty. The embedding, the head, norms, routers, the experts that routers choose and Mamba-2 stay as they are.
 ///
 /// # Errors
 /// When a file of the model is missing or damaged, its matrices are quantised already or none can be, or when the
@@ -115,7 +116,10 @@ fn matrices(
 /// Returns whether a parameter is a matrix of a layer that is quantised.
 fn is_of_layer(spec: &ParameterSpec) -> bool {
     let is_of_head = spec.path.strip_suffix(".weight").is_some_and(|path| [HEAD, SCORE].contains(&path));
-    spec.kind == ParameterKind::Matrix && !is_of_head && !spec.is_of_routed_expert()
+    spec.kind == ParameterKind::Matrix
+        && !is_of_head
+        && !spec.is_of_routed_expert()
+        && !is_projection_of_mamba(&spec.path)
 }
 
 /// Returns the tensors of a quantised matrix of `count` elements, in their order in a file.
@@ -184,9 +188,10 @@ fn described(
     });
     let mut skipped: Vec<String> =
         others.filter_map(|spec| spec.path.strip_suffix(".weight").map(str::to_owned)).collect();
-    if !skipped.iter().any(|layer| layer == HEAD) {
-        // A tied head is a linear layer of transformers too.
-        skipped.push(HEAD.to_owned());
+    // A tied head is a linear layer of transformers too, and so is the head of labels.
+    let head = if config.labels().is_empty() { HEAD } else { SCORE };
+    if !skipped.iter().any(|layer| layer == head) {
+        skipped.push(head.to_owned());
     }
     let kind = json["dtype"].as_str().or(json["torch_dtype"].as_str()).unwrap_or("float32").to_owned();
     json["quantization_config"] = json!({

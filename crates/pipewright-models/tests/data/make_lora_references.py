@@ -94,13 +94,23 @@ ADAPTERS = {
         "mixtral-tiny",
         LoraConfig(r=3, lora_alpha=4, target_modules=[], target_parameters=["mlp.experts.down_proj"], task_type="CAUSAL_LM"),
     ),
-    # The matrices of Mamba-2 have no adapters here.
     "granite-hybrid-tiny": (
         "granite-hybrid-tiny",
         LoraConfig(
             r=4,
             lora_alpha=8,
             target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "input_linear", "output_linear"],
+            task_type="CAUSAL_LM",
+        ),
+    ),
+    # The matrices of Mamba-2 have adapters, and so have the experts that a router chooses.
+    "granite-hybrid-rope-tiny-mamba": (
+        "granite-hybrid-rope-tiny",
+        LoraConfig(
+            r=2,
+            lora_alpha=6,
+            target_modules=["in_proj", "out_proj", "o_proj"],
+            target_parameters=["experts.gate_up_proj", "experts.down_proj"],
             task_type="CAUSAL_LM",
         ),
     ),

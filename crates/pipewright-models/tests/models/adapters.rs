@@ -2,6 +2,7 @@
 //! receive no gradients that nothing uses.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -237,4 +238,33 @@ fn a_program_without_the_gradients_of_a_trained_stage_is_refused() {
     let error = launched.err().expect("stage 0 has adapters");
     let text = with_causes(&error);
     assert!(text.contains("lora_A.weight") && text.contains("no weight gradients"), "{text}");
+}
+
+/// Returns the bytes that this thread has read from files; `None` if the system does not count them.
+fn bytes_read() -> Option<u64> {
+    let counts = std::fs::read_to_string("/proc/thread-self/io").ok()?;
+    counts.lines().find_map(|line| line.strip_prefix("rchar: "))?.parse().ok()
+}
+
+/// PEFT has the matrices of all experts of a block in one tensor, which has many parameters here.
+#[test]
+fn the_tensors_of_experts_are_read_once() {
+    let data = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data"));
+    let (base, dir) = (data.join("qwen3-moe-tiny"), data.join("lora/qwen3-moe-tiny-experts"));
+    let config = ModelConfig::read(&base).expect("a model");
+    let lora = config.read_adapter(&dir).expect("it fits the model");
+    let layers = 0..config.layers();
+    let initial = InitialParameters::Directory { path: base, seed: 0 };
+    let read = |start: AdapterStart| {
+        let adapter = Adapter { lora: lora.clone(), start };
+        let model = CutModel::from(config.clone()).with_adapter(adapter).expect("it has these layers");
+        let before = bytes_read()?;
+        model.training_stage(layers.clone(), &initial, Device::flex().autodiff()).expect("a stage");
+        Some(bytes_read()? - before)
+    };
+    let [drawn, stored] = [AdapterStart::Seed(1), AdapterStart::Directory(dir.clone())].map(read);
+    let Some((drawn, stored)) = drawn.zip(stored) else { return };
+    let size = std::fs::metadata(dir.join("adapter_model.safetensors")).expect("the weights").len();
+    let own = stored - drawn;
+    assert!((size / 2..size + size / 8).contains(&own), "{own} bytes of a file of {size} bytes are read");
 }

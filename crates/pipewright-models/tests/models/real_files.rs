@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
+use pipewright::train::data::Tokenizer;
 use pipewright_models::decoder::DecoderConfig;
 use pipewright_models::hf::{self, WeightType, WeightTypes};
 use pipewright_models::llama::LlamaConfig;
@@ -340,7 +341,7 @@ fn a_byte_order_mark_is_skipped() {
     let tokens = json!({"added_tokens": [{"id": 7, "content": "<s>"}]});
     copy.write("tokenizer.json", format!("\u{feff}{tokens}"));
     copy.write("tokenizer_config.json", format!("\u{feff}{}", json!({"bos_token": "<s>"})));
-    assert_eq!(hf::text_ends(&copy.path("tokenizer.json")).bos, Some(7));
+    assert_eq!(hf::text_ends(&Tokenizer::File(copy.path("tokenizer.json"))).bos, Some(7));
 }
 
 /// The tokenizer's own end is the one that completions end with.
@@ -350,10 +351,10 @@ fn texts_end_with_the_tokens_of_the_model_and_of_the_tokenizer() {
     copy.configure(&json!({"eos_token_id": [5, 3]}));
     let tokens = json!({"added_tokens": [{"id": 7, "content": "</s>"}, {"id": 3, "content": "<|end|>"}]});
     copy.write("tokenizer.json", tokens.to_string());
-    assert_eq!(hf::end_tokens(copy.dir()).ok(), Some(vec![3, 5]));
-    assert_eq!(hf::text_ends(&copy.path("tokenizer.json")).eos, Some(3));
+    assert_eq!(hf::end_tokens(copy.dir(), None).ok(), Some(vec![3, 5]));
+    assert_eq!(hf::text_ends(&Tokenizer::File(copy.path("tokenizer.json"))).eos, Some(3));
     copy.write("special_tokens_map.json", json!({"eos_token": "</s>"}).to_string());
-    assert_eq!(hf::end_tokens(copy.dir()).ok(), Some(vec![3, 5, 7]));
+    assert_eq!(hf::end_tokens(copy.dir(), None).ok(), Some(vec![3, 5, 7]));
 }
 
 /// Keys that a file leaves out have the values that transformers assumes.

@@ -259,11 +259,9 @@ impl CrossChecks<'_> {
         let has_labels = !data.labels.is_empty();
         let advice = "name .jsonl, .json or .parquet files with such records as `path` in [data]";
         self.refuse_if(has_labels && data.is_built_in(), "data", "labels", "records with labels", advice);
-        for (key, is_set) in [("train_on", data.train_on.is_some()), ("side", data.side.is_some())] {
-            if has_labels && is_set {
-                let sentence = format!("`{key}` does not work with training on labels (`labels`)");
-                self.section("data").report(key, sentence, format!("remove `{key}`"));
-            }
+        for key in data.unfit_for_labels().into_iter().filter(|_| has_labels) {
+            let sentence = format!("`{key}` does not work with training on labels (`labels`)");
+            self.section("data").report(key, sentence, format!("remove `{key}`"));
         }
         let Some(preference) = preference.as_ref() else { return };
         if has_labels {
@@ -292,11 +290,9 @@ impl CrossChecks<'_> {
         let advice = "name .jsonl, .json or .parquet files with such records as `path` in [data]";
         let other = "records with completions";
         self.refuse_if(data.is_built_in(), "preference", "loss", other, advice);
-        for (key, is_set) in [("train_on", data.train_on.is_some()), ("side", data.side.is_some())] {
-            if is_set {
-                let sentence = format!("`{key}` does not work with preference training (`preference.loss`)");
-                self.section("data").report(key, sentence, format!("remove `{key}`"));
-            }
+        for key in data.unfit_for_labels() {
+            let sentence = format!("`{key}` does not work with preference training (`preference.loss`)");
+            self.section("data").report(key, sentence, format!("remove `{key}`"));
         }
         if run.label_smoothing > 0.0 {
             let sentence =

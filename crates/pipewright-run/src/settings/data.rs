@@ -92,6 +92,12 @@ impl DataSettings {
         matches!(self.path.as_slice(), [only] if only == BUILT_IN)
     }
 
+    /// Returns the given keys that do not work with training on labels, rewards or preferences.
+    pub(crate) fn unfit_for_labels(&self) -> Vec<&'static str> {
+        let keys = [("train_on", self.train_on.is_some()), ("side", self.side.is_some())];
+        keys.into_iter().filter(|(_, is_set)| *is_set).map(|(key, _)| key).collect()
+    }
+
     /// Returns whether there is validation data.
     pub(crate) fn has_validation(&self) -> bool {
         !self.validation.is_empty() || self.validation_share.is_some()

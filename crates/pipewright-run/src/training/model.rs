@@ -130,7 +130,13 @@ fn with_head(settings: &Settings, model: ModelConfig) -> Result<ModelConfig, Run
         // The loss checks the head.
         _ if settings.preference.is_some() => return Ok(model),
         1 => "has one label, whose output is a reward: write `loss = \"reward\"` in [preference]".to_owned(),
-        _ if labels.is_empty() => return Ok(model),
+        // The settings alone do not say it if the labels are the model's.
+        _ if labels.is_empty() => match settings.data.unfit_for_labels().first() {
+            None => return Ok(model),
+            Some(key) => {
+                format!("has labels, and `data.{key}` does not work with training on them: remove `{key}`")
+            }
+        },
         _ if labels.len() == found => return labelled(labels),
         _ => format!(
             "has {}, and `data.labels` has {}: remove the key, or write as many",

@@ -11,10 +11,11 @@ use std::path::{Path, PathBuf};
 use pipewright::bounded_file::write_regular;
 use pipewright::checkpoint::Checkpoint;
 use pipewright_gguf::files;
-use pipewright_models::hf::{self, TextEnds};
+use pipewright_models::hf;
 use serde_json::{Map, Value, json};
 
 use crate::error::RunError;
+use crate::run_data::tokenizer_of;
 use crate::run_folder::MODEL;
 use crate::settings::Settings;
 use crate::settings::data::BYTES;
@@ -57,7 +58,12 @@ pub(crate) fn keep(settings: &Settings) -> Result<(), RunError> {
 /// Returns the tokens that end a text of a run. `generate` finds the same tokens in its folder.
 pub(crate) fn end_tokens(settings: &Settings) -> Result<Vec<u32>, RunError> {
     let keys = match &settings.model {
-        ModelSettings::From { from, .. } => return hf::end_tokens(from).map_err(RunError::input),
+        ModelSettings::From { from, .. } => {
+            let tokenizer = tokenizer_of(settings);
+            // With bytes, the folder of the run has the tokenizer of the model.
+            let other = Some(&tokenizer).filter(|tokenizer| tokenizer.file().is_some());
+            return hf::end_tokens(from, other).map_err(RunError::input);
+        }
         ModelSettings::Fresh(model) => fresh_keys(settings, model),
     };
     let named = keys.get("eos_token_id");
@@ -98,10 +104,7 @@ const USUAL_LENGTH: u32 = 2048;
 /// and the tokens that begin and end a text.
 fn fresh_keys(settings: &Settings, model: &FreshModel) -> Map<String, Value> {
     let data = &settings.data;
-    let ends = match data.tokenizer.as_str() {
-        BYTES => TextEnds::default(),
-        tokenizer => hf::text_ends(tokenizer.as_ref()),
-    };
+    let ends = hf::text_ends(&tokenizer_of(settings));
     let bos = data.bos_id.map(u64::from).or(ends.bos);
     let longest = data.seq_len.max(USUAL_LENGTH);
     let mut keys = Map::from_iter([("max_position_embeddings".to_owned(), json!(longest))]);

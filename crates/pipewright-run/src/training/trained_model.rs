@@ -131,7 +131,7 @@ fn of_directory(path: &Path, tokenizer: Option<&str>) -> Result<TrainedModel, Ru
     Ok(TrainedModel {
         codec: TokenCodec::open(&tokenizer).map_err(RunError::input)?,
         chat: DataConfig { tokenizer, ..DataConfig::default() },
-        ends: hf::end_tokens(path).map_err(RunError::input)?,
+        ends: hf::end_tokens(path, None).map_err(RunError::input)?,
         bos_id: None,
         trained_length: None,
         run: None,
@@ -179,7 +179,7 @@ fn of_checkpoint(
         (None, None) if model.vocab_size() <= BYTE_TOKENS => Tokenizer::Bytes,
         (None, None) => return Err(no_tokenizer(&place)),
     };
-    let ends = kept.as_deref().map_or(Ok(Vec::new()), hf::end_tokens);
+    let ends = kept.as_deref().map_or(Ok(Vec::new()), |kept| hf::end_tokens(kept, None));
     let origin = match StoredAdapter::of(&checkpoint)? {
         Some(adapter) => {
             let base = adapter.base(base, base_of(&mut config))?;

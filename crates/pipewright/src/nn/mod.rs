@@ -130,7 +130,7 @@ pub use experts::{mix_chosen, mix_experts, mix_held};
 pub use held_matrix::{HeldLinear, HeldMatrix, held_linear};
 pub use key_value_cache::KeyValueCache;
 pub use linear::{Linear, linear};
-pub use mamba::{DepthwiseConvolution, GroupNormWeight, Mamba2, MambaCache, MambaSizes};
+pub use mamba::{DepthwiseConvolution, GroupNormWeight, Mamba2, MambaCache, MambaScan, MambaSizes};
 pub(crate) use matrix::{Operand, add_product, product_in_single};
 pub(crate) use operation::{CpuTensor, cpu, cpu_tensor, elements, from_cpu, node_of, owned, rounded_to};
 pub use parallel::TensorParallel;

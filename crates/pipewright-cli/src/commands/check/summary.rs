@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use pipewright::train::Validation;
-use pipewright::train::data::{DataSource, MixedRows, TokenRows};
+use pipewright::train::data::{DataSource, MixedRows, RowFill, TokenRows};
 use pipewright_document::text::escape;
 use pipewright_models::training_memory::MemoryPlan;
 use pipewright_models::{CutModel, ParameterSpec};
@@ -320,6 +320,15 @@ fn write_data(text: &mut String, prepared: &Prepared) {
     if let Some(targets) = prepared.counted_targets {
         line(text, "data", &format!("{targets} of the tokens count in the loss as targets"));
     }
+    if let Some(RowFill { tokens, places, rows, packed_rows }) = rows.row_fill() {
+        let percent = 100.0 * tokens as f64 / places.max(1) as f64;
+        let packing = if packed_rows < rows && !settings.data.packed {
+            format!("; with `data.packed = true`, all records fit into {}", counted(packed_rows, "row"))
+        } else {
+            String::new()
+        };
+        line(text, "data", &format!("tokens fill {percent:.1}% of the rows{packing}"));
+    }
 }
 
 /// Returns the kinds of files of the data.
@@ -378,6 +387,7 @@ fn data_json(prepared: &Prepared) -> Value {
         "rampup_steps": prepared.settings.run.rampup_steps,
         "steps_per_epoch": rows.rows() / step_rows,
         "counted_targets": prepared.counted_targets,
+        "fill": rows.row_fill(),
         "long_records": rows.long_records(),
         "bad_records": rows.bad_records(),
         "sources": rows.sources().iter().map(source_json).collect::<Vec<Value>>(),

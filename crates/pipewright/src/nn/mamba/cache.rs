@@ -5,7 +5,7 @@ use burn::module::Param;
 use burn::tensor::{Tensor, TensorData};
 use pipewright_kernel::{convolution, gated_norm, scan};
 
-use super::mixer::Mamba2;
+use super::mixer::{Mamba2, MambaScan};
 
 /// The state that a mixer keeps of a sequence that grows. It is in the processor's memory, and its size does
 /// not depend on the number of tokens.
@@ -24,8 +24,18 @@ impl Mamba2 {
     /// # Panics
     /// When the shapes do not fit the sizes.
     pub fn extend(&self, x: Tensor<2>, cache: &mut MambaCache) -> Tensor<2> {
-        let (device, dtype, sizes) = (x.device(), x.dtype(), &self.sizes);
-        let projected = self.in_proj.forward(x);
+        self.out_proj.forward(self.scan().extend(self.in_proj.forward(x), cache))
+    }
+}
+
+impl MambaScan {
+    /// Returns the mixed channels of the next rows of the sequence of `cache`, like [`MambaScan::forward`]; see
+    /// [`Mamba2::extend`].
+    ///
+    /// # Panics
+    /// When the shapes do not fit the sizes.
+    pub fn extend(&self, projected: Tensor<2>, cache: &mut MambaCache) -> Tensor<2> {
+        let (device, dtype, sizes) = (projected.device(), projected.dtype(), &self.sizes);
         let [rows, width] = projected.dims();
         assert_eq!(width, sizes.projected(), "the input projection fits {sizes:?}");
         let projected = floats(projected);
@@ -64,8 +74,7 @@ impl Mamba2 {
             runs: sizes.groups,
             epsilon: sizes.epsilon as f32,
         });
-        let mixed = Tensor::<2>::from_data(TensorData::new(mixed, [rows, sizes.width()]), &device);
-        self.out_proj.forward(mixed.cast(dtype))
+        Tensor::<2>::from_data(TensorData::new(mixed, [rows, sizes.width()]), &device).cast(dtype)
     }
 }
 

@@ -29,6 +29,33 @@ pub struct Mamba2 {
     pub sizes: MambaSizes,
 }
 
+/// The part of a mixer between its projections: the convolution, the scan and the norm, with the parameters of [`Mamba2`].
+/// A layer with other projections has it.
+#[derive(Module, Debug)]
+pub struct MambaScan {
+    /// As in [`Mamba2`].
+    pub conv1d: DepthwiseConvolution,
+    /// As in [`Mamba2`].
+    pub dt_bias: Param<Tensor<1>>,
+    /// As in [`Mamba2`].
+    pub A_log: Param<Tensor<1>>,
+    /// As in [`Mamba2`].
+    pub D: Param<Tensor<1>>,
+    /// As in [`Mamba2`].
+    pub norm: GroupNormWeight,
+    /// Sizes and constants.
+    #[module(skip)]
+    pub sizes: MambaSizes,
+}
+
+impl Mamba2 {
+    /// Returns the part between the projections, which shares the parameters.
+    pub(super) fn scan(&self) -> MambaScan {
+        let Self { conv1d, dt_bias, A_log, D, norm, sizes, .. } = self.clone();
+        MambaScan { conv1d, dt_bias, A_log, D, norm, sizes }
+    }
+}
+
 /// The parameters of a depthwise convolution.
 #[derive(Module, Debug)]
 pub struct DepthwiseConvolution {

@@ -19,4 +19,4 @@ mod tests;
 
 pub use cache::MambaCache;
 pub(super) use composed::{CHUNK, Masks, convolve};
-pub use mixer::{DepthwiseConvolution, GroupNormWeight, Mamba2, MambaSizes};
+pub use mixer::{DepthwiseConvolution, GroupNormWeight, Mamba2, MambaScan, MambaSizes};

@@ -15,7 +15,7 @@ use super::super::operation::{
     CpuTensor, Operation, cpu_tensor, elements, from_cpu, in_bf16, on_cpu, tensor_of, with_dtype,
 };
 use super::composed::on_device;
-use super::mixer::{Mamba2, MambaSizes};
+use super::mixer::{Mamba2, MambaScan, MambaSizes};
 use crate::tensor::Value;
 
 /// The places of the convolution's weight and bias among the inputs.
@@ -31,14 +31,29 @@ impl Mamba2 {
     /// # Panics
     /// When the shapes do not fit the sizes, or the rows are not whole sequences.
     pub fn forward(&self, x: Tensor<2>, sequence: usize, documents: Option<&Arc<[u32]>>) -> Tensor<2> {
-        let rows = x.dims()[0];
+        self.out_proj.forward(self.scan().forward(self.in_proj.forward(x), sequence, documents))
+    }
+}
+
+impl MambaScan {
+    /// Returns the mixed channels `[rows, heads * head_dim]` of `projected [rows, projected]`, the result of the input
+    /// projection; see [`Mamba2::forward`].
+    ///
+    /// # Panics
+    /// As [`Mamba2::forward`].
+    pub fn forward(
+        &self,
+        projected: Tensor<2>,
+        sequence: usize,
+        documents: Option<&Arc<[u32]>>,
+    ) -> Tensor<2> {
+        let rows = projected.dims()[0];
         assert!(sequence > 0 && rows.is_multiple_of(sequence), "{rows} rows are not sequences of {sequence}");
         assert!(
             documents.is_none_or(|documents| documents.len() == rows),
             "each of the {rows} rows has a document"
         );
-        let mixed = mix(self, self.in_proj.forward(x), sequence, documents);
-        self.out_proj.forward(mixed)
+        mix(self, projected, sequence, documents)
     }
 }
 
@@ -46,8 +61,8 @@ impl Mamba2 {
 ///
 /// # Panics
 /// When the shapes do not fit the sizes.
-pub(super) fn mix(
-    mixer: &Mamba2,
+fn mix(
+    mixer: &MambaScan,
     projected: Tensor<2>,
     sequence: usize,
     documents: Option<&Arc<[u32]>>,

@@ -68,7 +68,7 @@ fn run(
     let projected = inputs[0].clone();
     let rows = projected.dims()[0] / sizes.projected();
     let mixer = mixer(sizes, &inputs, ParamId::new());
-    operation::mix(&mixer, projected.reshape([rows, sizes.projected()]), sequence, documents)
+    mixer.scan().forward(projected.reshape([rows, sizes.projected()]), sequence, documents)
 }
 
 fn check(sizes: &MambaSizes, batch: usize, sequence: usize, documents: Option<Vec<u32>>) {
@@ -109,7 +109,7 @@ fn a_convolution_without_a_bias_has_the_bias_zero() {
         let mut mixer = mixer(&SIZES, &leaves, ParamId::new());
         mixer.conv1d.bias = None;
         let projected = leaves[0].clone().reshape([14, SIZES.projected()]);
-        let result = operation::mix(&mixer, projected, 7, None);
+        let result = mixer.scan().forward(projected, 7, None);
         result.clone().into_data().assert_approx_eq::<f32>(&expected, Tolerance::rel_abs(2e-5, 2e-5));
         let gradients = result.sum().backward();
         assert!(leaves[0].grad(&gradients).is_some());
@@ -236,10 +236,10 @@ fn inside_a_collector_the_weight_gradient_waits() {
     // A parameter itself, and not a tensor that is computed from one.
     let weight = mixer.conv1d.weight.val().inner().autodiff().require_grad();
     mixer.conv1d.weight = parameter(weight.clone(), id);
-    let expected = weight.grad(&operation::mix(&mixer, projected(), 70, None).sum().backward());
+    let expected = weight.grad(&mixer.scan().forward(projected(), 70, None).sum().backward());
 
     let deferred = Deferred::new(Arc::new([id].into()));
-    let result = deferred.collect(|| operation::mix(&mixer, projected(), 70, None));
+    let result = deferred.collect(|| mixer.scan().forward(projected(), 70, None));
     assert!(deferred.take().is_empty());
     let gradients = result.sum().backward();
     assert!(leaves[0].grad(&gradients).is_some());
