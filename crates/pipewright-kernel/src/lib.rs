@@ -29,7 +29,6 @@ mod exp;
 mod avx512;
 mod scratch;
 pub mod threads;
-mod turned;
 pub mod product;
 pub mod narrow_product;
 pub mod quantised;

@@ -1,0 +1,216 @@
+//! Products of every kernel that the processor has, against their definition in scalar code, to the bit.
+
+use half::bf16;
+use rayon::ThreadPoolBuilder;
+
+use super::blocked::{Target, multiply};
+use super::definition::{BLOCK, sum_of_blocks, sum_of_pairs};
+use super::kernel::Kernel;
+use super::matrix::PARALLEL_FROM;
+use super::{Join, Matrix, Order, add_product, product, product_into};
+
+/// Which numbers operands have.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    /// From -1 to 1, with all bits of the mantissa.
+    Usual,
+    /// Sums and products are near the least normal number.
+    Tiny,
+    /// Some are infinite, NaN, subnormal, zeros of both signs, or the largest.
+    Any,
+}
+
+const SPECIAL: [f32; 10] = [
+    f32::NAN,
+    f32::INFINITY,
+    f32::NEG_INFINITY,
+    0.0,
+    -0.0,
+    1e-40,
+    -1e-45,
+    f32::MIN_POSITIVE,
+    3.0e38,
+    -3.0e38,
+];
+
+/// A generator of numbers with 64 bits of state, by Marsaglia's shifts.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        for shift in [13, -7, 17] {
+            self.0 ^= if shift > 0 { self.0 << shift } else { self.0 >> -shift };
+        }
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
+    }
+
+    fn number(&mut self, kind: Kind) -> f32 {
+        let bits = self.next() as u32;
+        match kind {
+            Kind::Any if bits.is_multiple_of(61) => SPECIAL[(self.next() % SPECIAL.len() as u64) as usize],
+            // Exponents from -66 to -59, so that products are from 2^-132 to 2^-117.
+            Kind::Tiny => f32::from_bits((bits & 0x807f_ffff) | ((61 + (self.next() % 8) as u32) << 23)),
+            _ => (bits as f32 / 2f32.powi(31) - 1.0) * [1.0, 0.01, 30.0][(self.next() % 3) as usize],
+        }
+    }
+}
+
+/// An operand with three elements between its rows.
+struct Operand {
+    elements: Vec<f32>,
+    size: [usize; 2],
+    is_transposed: bool,
+}
+
+impl Operand {
+    fn new([rows, columns]: [usize; 2], is_transposed: bool, number: impl FnMut() -> f32) -> Self {
+        let size = if is_transposed { [columns, rows] } else { [rows, columns] };
+        let elements = std::iter::repeat_with(number).take(size[0] * (size[1] + 3)).collect();
+        Self { elements, size, is_transposed }
+    }
+
+    fn matrix(&self) -> Matrix<'_> {
+        let [rows, columns] = self.size;
+        let matrix = Matrix::strided(&self.elements, rows, columns, columns + 3);
+        if self.is_transposed { matrix.transposed() } else { matrix }
+    }
+}
+
+/// Checks a product of `[m, k]` and `[k, n]` with every kernel.
+fn check(order: Order, [m, n, k]: [usize; 3], kind: Kind) {
+    let mut random = Random(88_172_645_463_325_252 + (m * 70 + n) as u64 * 70 + k as u64);
+    let turned = random.next();
+    let mut number = || match order {
+        Order::Blocks => random.number(kind),
+        _ => bf16::from_f32(random.number(kind)).to_f32(),
+    };
+    let a = Operand::new([m, k], turned & 1 != 0, &mut number);
+    let b = Operand::new([k, n], turned & 2 != 0, &mut number);
+    let stride = n + 2;
+    let old: Vec<f32> = std::iter::repeat_with(&mut number).take(m * stride).collect();
+    let (left, right) = (a.matrix(), b.matrix());
+    let joins: &[Join] = match order {
+        Order::Blocks => &[Join::Replace, Join::Add, Join::Continue],
+        _ => &[Join::Replace],
+    };
+    for &join in joins {
+        let mut expected = old.clone();
+        for (row, column) in (0..m).flat_map(|row| (0..n).map(move |column| (row, column))) {
+            let factors = |k: usize| [left.at(row, k), right.at(k, column)];
+            let sum = &mut expected[row * stride + column];
+            *sum = match (order, join) {
+                (Order::Blocks, Join::Replace) => sum_of_blocks(None, k, factors),
+                (Order::Blocks, Join::Add) => sum_of_blocks(Some(*sum), k, factors),
+                (Order::Blocks, Join::Continue) => {
+                    (0..k).map(factors).fold(*sum, |sum, [a, b]| a.mul_add(b, sum))
+                }
+                _ => sum_of_pairs(0.0, k, factors),
+            };
+        }
+        for kernel in Kernel::all() {
+            let mut out = old.clone();
+            let target = Target { start: out.as_mut_ptr(), row_stride: stride, join };
+            // SAFETY: the processor has the kernel, and `out` has `m` rows of `n` elements.
+            unsafe { multiply(kernel, order, target, left, right) };
+            for (index, (found, expected)) in out.iter().zip(&expected).enumerate() {
+                let are_equal = found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan();
+                let place = [index / stride, index % stride];
+                assert!(
+                    are_equal,
+                    "{kernel:?} {order:?} {join:?} {m} {n} {k} {kind:?} {place:?}: {found:e} {expected:e}"
+                );
+            }
+        }
+    }
+}
+
+/// Calls `check` with sizes of which one is each of 1 to 70, and with others around the ends of blocks and tiles.
+fn each_size(mut check: impl FnMut([usize; 3])) {
+    let most = if cfg!(miri) { 6 } else { 70 };
+    for size in 1..=most {
+        let [first, second] = [size * 7 % 31 + 1, size * 11 % 37 + 1];
+        [[size, first, second], [first, size, second], [first, second, size]].map(&mut check);
+    }
+    [[3, 5, 0], [0, 3, 4], [4, 0, 3], [2, 3, BLOCK - 1], [15, 33, BLOCK], [1, 4, BLOCK + 1]].map(&mut check);
+    if !cfg!(miri) {
+        [[29, 17, 2 * BLOCK + 3], [1030, 3, 530], [5, 300, 600], [3, 40, 3 * BLOCK]].map(&mut check);
+    }
+}
+
+#[test]
+fn kernels_have_the_bits_of_the_definition() {
+    for kind in [Kind::Usual, Kind::Tiny, Kind::Any] {
+        each_size(|size| check(Order::Blocks, size, kind));
+    }
+}
+
+#[test]
+fn pairs_have_the_bits_of_the_definition() {
+    each_size(|size| check(Order::Pairs, size, Kind::Usual));
+    for kind in [Kind::Usual, Kind::Tiny, Kind::Any] {
+        each_size(|size| check(Order::FlushedPairs, size, kind));
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "takes minutes under Miri")]
+fn products_have_the_same_bits_on_any_number_of_threads() {
+    let mut random = Random(7);
+    let [m, n, k] = [300, 170, 700];
+    const { assert!(300 * 170 * 700 >= PARALLEL_FROM) };
+    let a = Operand::new([m, k], false, || random.number(Kind::Usual));
+    let b = Operand::new([k, n], true, || random.number(Kind::Usual));
+    let on_threads = |threads| {
+        let pool = ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+        pool.install(|| product(a.matrix(), b.matrix()))
+    };
+    let expected = on_threads(1);
+    for threads in [2, 3, 8] {
+        assert_eq!(on_threads(threads), expected, "{threads} threads");
+    }
+}
+
+#[test]
+fn results_are_written_or_added_in_strided_rows() {
+    let numbers = |count: usize, seed: usize| -> Vec<f32> {
+        (0..count).map(|i| ((i * 37 + seed * 11) % 19) as f32 - 9.0).collect()
+    };
+    let [m, n, k] = [17, 9, 33];
+    let (a, b) = (numbers(m * k, 1), numbers(k * n, 2));
+    let (left, right) = (Matrix::new(&a, m, k), Matrix::new(&b, k, n));
+    let expected = product(left, right);
+    let mut out = vec![1.0; m * (n + 3)];
+    add_product(&mut out, n + 3, left, right);
+    for (row, expected) in out.chunks(n + 3).zip(expected.chunks(n)) {
+        assert!(row[..n].iter().zip(expected).all(|(found, expected)| *found == expected + 1.0));
+        assert_eq!(row[n..], [1.0; 3]);
+    }
+    product_into(&mut out, n + 3, left, right);
+    assert!(out.chunks(n + 3).zip(expected.chunks(n)).all(|(row, expected)| row[..n] == *expected));
+}
+
+#[test]
+#[should_panic = "do not fit"]
+fn a_stride_that_wraps_is_refused() {
+    Matrix::strided(&[0.0; 10], 3, 1, 1 << 63);
+}
+
+#[test]
+#[should_panic(expected = "at most usize::MAX elements")]
+fn a_size_that_wraps_is_refused() {
+    let (rows, columns) = (1 << (usize::BITS - 1), 2);
+    product(Matrix::new(&[], rows, 0), Matrix::new(&[], 0, columns));
+}
+
+#[test]
+fn a_matrix_ends_with_its_last_element() {
+    let lengths = [[2, 3], [1, 9], [0, 3], [3, 0]]
+        .map(|[rows, columns]| Matrix::strided(&[0.0; 20], rows, columns, 5).data.len());
+    assert_eq!(lengths, [8, 9, 0, 0]);
+}
+
+#[test]
+#[should_panic(expected = "do not fit")]
+fn a_matrix_stays_in_its_slice() {
+    Matrix::strided(&[0.0; 10], 2, 4, 7);
+}
