@@ -4,6 +4,7 @@ use rayon::prelude::*;
 
 use super::blocks::{Block, blocks};
 use super::definition::BLOCK;
+use super::few_rows;
 use super::kernel::Kernel;
 use super::matrix::{Matrix, is_parallel};
 use super::pack::{Panel, Vectors};
@@ -23,12 +24,32 @@ pub(crate) struct Target {
     pub(crate) join: Join,
 }
 
+/// The right operand of a product.
+#[derive(Clone, Copy)]
+pub(super) enum Right<'a> {
+    Held(Vectors<'a>),
+    /// For each block of the inner dimension, its panels.
+    Packed {
+        start: *const f32,
+        columns: usize,
+    },
+}
+
+impl Right<'_> {
+    fn columns(self) -> usize {
+        match self {
+            Self::Held(vectors) => vectors.count,
+            Self::Packed { columns, .. } => columns,
+        }
+    }
+}
+
 /// The products of some rows with a part of the inner dimension.
 struct Work<'a> {
     kernel: Kernel,
     order: Order,
     rows: Vectors<'a>,
-    columns: Vectors<'a>,
+    right: Right<'a>,
     /// The first of the rows, and their number.
     first: usize,
     count: usize,
@@ -54,7 +75,26 @@ unsafe impl Sync for Work<'_> {}
 /// that nothing else uses, initialised unless they are replaced. Pairs are not added.
 pub(crate) unsafe fn multiply(kernel: Kernel, order: Order, target: Target, a: Matrix<'_>, b: Matrix<'_>) {
     assert_eq!(a.columns, b.rows, "inner dimensions of a product agree");
-    if a.rows == 0 || b.columns == 0 {
+    if few_rows::is_faster(kernel, order, target, a, b) {
+        // SAFETY: as the caller says.
+        return unsafe { few_rows::multiply(kernel, target, a, b) };
+    }
+    // SAFETY: as the caller says.
+    unsafe { multiply_panels(kernel, order, target, a, Right::Held(Vectors::columns_of(b))) };
+}
+
+/// Like [`multiply`], with packed operands.
+///
+/// # Safety
+/// As [`multiply`]; a packed right operand must have the inner dimension of `a`, in panels of the kernel.
+pub(super) unsafe fn multiply_panels(
+    kernel: Kernel,
+    order: Order,
+    target: Target,
+    a: Matrix<'_>,
+    right: Right<'_>,
+) {
+    if a.rows == 0 || right.columns() == 0 {
         return;
     }
     let [most_rows, _] = kernel.size();
@@ -63,7 +103,7 @@ pub(crate) unsafe fn multiply(kernel: Kernel, order: Order, target: Target, a: M
     let chunk = (LEFT_BYTES / size_of::<f32>() / longest.max(1) / height).max(1) * height;
     let mut left = Scratch::new(chunk.min(a.rows.next_multiple_of(height)) * longest);
     let left = left.as_mut_ptr().cast();
-    let is_parallel = is_parallel(a.rows, b.columns, a.columns);
+    let is_parallel = is_parallel(a.rows, right.columns(), a.columns);
     for first in (0..a.rows).step_by(chunk) {
         // Without an inner dimension, one part without elements gives the result its zeros.
         for start in (0..a.columns.max(1)).step_by(BLOCK) {
@@ -77,7 +117,7 @@ pub(crate) unsafe fn multiply(kernel: Kernel, order: Order, target: Target, a: M
                 kernel,
                 order,
                 rows: Vectors::rows_of(a),
-                columns: Vectors::columns_of(b),
+                right,
                 first,
                 count: chunk.min(a.rows - first),
                 height,
@@ -100,7 +140,7 @@ impl Work<'_> {
         let panels = self.count.div_ceil(self.height);
         let blocks = |threads| {
             blocks(
-                [panels, self.columns.count.div_ceil(width)],
+                [panels, self.right.columns().div_ceil(width)],
                 self.depth * width * size_of::<f32>(),
                 threads,
             )
@@ -141,15 +181,25 @@ impl Work<'_> {
     /// As [`Work::run`]; the left operand must be packed, and no other thread may use the block's elements.
     unsafe fn compute(&self, Block { rows, columns }: Block) {
         let [_, width] = self.kernel.size();
-        let mut right = Scratch::new(columns.len() * width * self.depth);
-        let right: *mut f32 = right.as_mut_ptr().cast();
-        for (index, panel) in columns.clone().enumerate() {
-            // SAFETY: the memory has a panel at this index.
-            unsafe {
-                let into = right.add(index * width * self.depth);
-                self.kernel.pack(self.columns, self.panel(panel * width, width), into);
+        let mut room;
+        let right = match self.right {
+            // SAFETY: the blocks of the inner dimension before this one have all their panels.
+            Right::Packed { start, columns: count } => unsafe {
+                start.add(self.start * count.next_multiple_of(width) + columns.start * width * self.depth)
+            },
+            Right::Held(vectors) => {
+                room = Scratch::new(columns.len() * width * self.depth);
+                let right: *mut f32 = room.as_mut_ptr().cast();
+                for (index, panel) in columns.clone().enumerate() {
+                    // SAFETY: the memory has a panel at this index.
+                    unsafe {
+                        let into = right.add(index * width * self.depth);
+                        self.kernel.pack(vectors, self.panel(panel * width, width), into);
+                    }
+                }
+                right.cast_const()
             }
-        }
+        };
         for row in rows.map(|panel| panel * self.height) {
             for (index, column) in columns.clone().map(|panel| panel * width).enumerate() {
                 // SAFETY: both operands are packed, and the target has the rows and columns of the tile,
@@ -163,7 +213,7 @@ impl Work<'_> {
                         out: self.target.start.add((self.first + row) * self.target.row_stride + column),
                         stride: self.target.row_stride,
                         rows: self.height.min(self.count - row),
-                        columns: width.min(self.columns.count - column),
+                        columns: width.min(self.right.columns() - column),
                         join: self.target.join,
                     };
                     self.kernel.compute(self.order, &tile);

@@ -4,6 +4,7 @@
 pub(crate) const BLOCK: usize = 512;
 
 /// Returns an element of a product in single precision, added to `old` if that exists.
+#[cfg(test)]
 pub(crate) fn sum_of_blocks(old: Option<f32>, inner: usize, factors: impl Fn(usize) -> [f32; 2]) -> f32 {
     let block = |start: usize| {
         (start..inner.min(start + BLOCK)).map(&factors).fold(0.0, |sum, [a, b]| f32::mul_add(a, b, sum))

@@ -82,6 +82,23 @@ impl Kernel {
     }
 
     /// # Safety
+    /// As [`Tile::compute_turned`], with the kernel's instructions and size.
+    pub(super) unsafe fn compute_turned(self, tile: &Tile) {
+        // SAFETY: as the caller says.
+        unsafe {
+            match self {
+                #[cfg(target_arch = "x86_64")]
+                Self::Avx512 => avx512::compute_turned(tile),
+                #[cfg(target_arch = "x86_64")]
+                Self::Avx2 => avx2::compute_turned(tile),
+                #[cfg(target_arch = "aarch64")]
+                Self::Neon => neon::compute_turned(tile),
+                Self::Portable => portable::compute_turned(tile),
+            }
+        }
+    }
+
+    /// # Safety
     /// As [`Vectors::pack`], with the kernel's instructions.
     pub(super) unsafe fn pack(self, vectors: Vectors<'_>, panel: Panel, into: *mut f32) {
         // SAFETY: as the caller says.
@@ -120,6 +137,17 @@ macro_rules! kernel {
                         (Order::FlushedPairs, $rows) => {
                             tile.compute::<vector::$vector, $rows, $vectors, true, true>();
                         })*
+                        _ => unreachable!("a panel has at most the rows of a tile"),
+                    }
+                }
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn compute_turned(tile: &Tile) {
+                // SAFETY: as the caller says, with the number of rows as a constant.
+                unsafe {
+                    match tile.rows {
+                        $($rows => tile.compute_turned::<vector::$vector, $rows>(),)*
                         _ => unreachable!("a panel has at most the rows of a tile"),
                     }
                 }

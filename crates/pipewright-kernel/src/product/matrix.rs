@@ -45,7 +45,7 @@ impl<'a, T> Matrix<'a, T> {
     }
 
     /// Returns an element.
-    #[cfg(any(test, feature = "testing"))]
+    #[cfg(test)]
     pub(crate) fn at(self, row: usize, column: usize) -> T
     where
         T: Copy,

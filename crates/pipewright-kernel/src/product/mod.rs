@@ -31,16 +31,23 @@ mod pack;
 mod kernel;
 mod blocks;
 mod blocked;
+mod few_rows;
+mod packed;
 mod functions;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use blocks::{Block, blocks};
-pub(crate) use definition::BLOCK;
+#[cfg(test)]
+pub(crate) use definition::sum_of_pairs;
+pub(crate) use definition::{BLOCK, flushed};
 pub use functions::{add_product, product, product_into};
 pub(crate) use functions::{join, new_memory};
+#[cfg(test)]
+pub(crate) use matrix::PARALLEL_FROM;
 pub use matrix::{Matrix, Sums};
-pub(crate) use matrix::{PARALLEL_FROM, assert_fits, is_parallel, product_size};
+pub(crate) use matrix::{assert_fits, is_parallel, product_size};
+pub use packed::Packed;
 pub(crate) use tile::{Join, Order};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use vector::avx512::transpose;

@@ -7,53 +7,8 @@ use super::blocked::{Target, multiply};
 use super::definition::{BLOCK, sum_of_blocks, sum_of_pairs};
 use super::kernel::Kernel;
 use super::matrix::PARALLEL_FROM;
-use super::{Join, Matrix, Order, add_product, product, product_into};
-
-/// Which numbers operands have.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Kind {
-    /// From -1 to 1, with all bits of the mantissa.
-    Usual,
-    /// Sums and products are near the least normal number.
-    Tiny,
-    /// Some are infinite, NaN, subnormal, zeros of both signs, or the largest.
-    Any,
-}
-
-const SPECIAL: [f32; 10] = [
-    f32::NAN,
-    f32::INFINITY,
-    f32::NEG_INFINITY,
-    0.0,
-    -0.0,
-    1e-40,
-    -1e-45,
-    f32::MIN_POSITIVE,
-    3.0e38,
-    -3.0e38,
-];
-
-/// A generator of numbers with 64 bits of state, by Marsaglia's shifts.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        for shift in [13, -7, 17] {
-            self.0 ^= if shift > 0 { self.0 << shift } else { self.0 >> -shift };
-        }
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
-    }
-
-    fn number(&mut self, kind: Kind) -> f32 {
-        let bits = self.next() as u32;
-        match kind {
-            Kind::Any if bits.is_multiple_of(61) => SPECIAL[(self.next() % SPECIAL.len() as u64) as usize],
-            // Exponents from -66 to -59, so that products are from 2^-132 to 2^-117.
-            Kind::Tiny => f32::from_bits((bits & 0x807f_ffff) | ((61 + (self.next() % 8) as u32) << 23)),
-            _ => (bits as f32 / 2f32.powi(31) - 1.0) * [1.0, 0.01, 30.0][(self.next() % 3) as usize],
-        }
-    }
-}
+use super::{Join, Matrix, Order, Packed, add_product, product, product_into};
+use crate::numbers::{Kind, Random};
 
 /// An operand with three elements between its rows.
 struct Operand {
@@ -76,16 +31,22 @@ impl Operand {
     }
 }
 
-/// Checks a product of `[m, k]` and `[k, n]` with every kernel.
-fn check(order: Order, [m, n, k]: [usize; 3], kind: Kind) {
-    let mut random = Random(88_172_645_463_325_252 + (m * 70 + n) as u64 * 70 + k as u64);
-    let turned = random.next();
+/// Checks a product of `[m, k]` and `[k, n]` in all orientations.
+fn check(order: Order, size: [usize; 3], kind: Kind) {
+    for are_transposed in [[false; 2], [false, true], [true, false], [true; 2]] {
+        check_oriented(order, size, kind, are_transposed);
+    }
+}
+
+/// Checks a product with every kernel.
+fn check_oriented(order: Order, [m, n, k]: [usize; 3], kind: Kind, are_transposed: [bool; 2]) {
+    let mut random = Random::new(((m * 70 + n) * 70 + k) as u64);
     let mut number = || match order {
         Order::Blocks => random.number(kind),
         _ => bf16::from_f32(random.number(kind)).to_f32(),
     };
-    let a = Operand::new([m, k], turned & 1 != 0, &mut number);
-    let b = Operand::new([k, n], turned & 2 != 0, &mut number);
+    let a = Operand::new([m, k], are_transposed[0], &mut number);
+    let b = Operand::new([k, n], are_transposed[1], &mut number);
     let stride = n + 2;
     let old: Vec<f32> = std::iter::repeat_with(&mut number).take(m * stride).collect();
     let (left, right) = (a.matrix(), b.matrix());
@@ -129,11 +90,19 @@ fn each_size(mut check: impl FnMut([usize; 3])) {
     let most = if cfg!(miri) { 6 } else { 70 };
     for size in 1..=most {
         let [first, second] = [size * 7 % 31 + 1, size * 11 % 37 + 1];
-        [[size, first, second], [first, size, second], [first, second, size]].map(&mut check);
+        [[size, first, second], [first, size, second], [first, second, size]]
+            .into_iter()
+            .for_each(&mut check);
     }
-    [[3, 5, 0], [0, 3, 4], [4, 0, 3], [2, 3, BLOCK - 1], [15, 33, BLOCK], [1, 4, BLOCK + 1]].map(&mut check);
+    [[3, 5, 0], [0, 3, 4], [4, 0, 3], [2, 3, BLOCK - 1], [15, 33, BLOCK], [1, 4, BLOCK + 1]]
+        .into_iter()
+        .for_each(&mut check);
     if !cfg!(miri) {
-        [[29, 17, 2 * BLOCK + 3], [1030, 3, 530], [5, 300, 600], [3, 40, 3 * BLOCK]].map(&mut check);
+        [[29, 17, 2 * BLOCK + 3], [1030, 3, 530], [3, 40, 3 * BLOCK]].into_iter().for_each(&mut check);
+        // Few rows.
+        [[5, 300, 600], [1, 200, 530], [4, 131, 21], [16, 129, 40], [14, 160, 1040], [6, 550, 17]]
+            .into_iter()
+            .for_each(&mut check);
     }
 }
 
@@ -155,7 +124,7 @@ fn pairs_have_the_bits_of_the_definition() {
 #[test]
 #[cfg_attr(miri, ignore = "takes minutes under Miri")]
 fn products_have_the_same_bits_on_any_number_of_threads() {
-    let mut random = Random(7);
+    let mut random = Random::new(7);
     let [m, n, k] = [300, 170, 700];
     const { assert!(300 * 170 * 700 >= PARALLEL_FROM) };
     let a = Operand::new([m, k], false, || random.number(Kind::Usual));
@@ -168,6 +137,18 @@ fn products_have_the_same_bits_on_any_number_of_threads() {
     for threads in [2, 3, 8] {
         assert_eq!(on_threads(threads), expected, "{threads} threads");
     }
+}
+
+#[test]
+fn packed_operands_change_no_bit() {
+    each_size(|[m, n, k]| {
+        let mut random = Random::new((m * n + k) as u64);
+        let a = Operand::new([m, k], false, || random.number(Kind::Usual));
+        let b = Operand::new([k, n], m.is_multiple_of(2), || random.number(Kind::Usual));
+        let mut out = vec![0.0; m * n];
+        Packed::new(b.matrix()).product_into(&mut out, n, a.matrix());
+        assert_eq!(out, product(a.matrix(), b.matrix()), "{m} {n} {k}");
+    });
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! One tile of a result, whose sums stay in registers.
 
 use super::definition::sum_of_pairs;
-use super::vector::Vector;
+use super::vector::{Vector, prefetch};
 
 /// How the sums of a part of the inner dimension join the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +24,9 @@ pub(crate) enum Order {
     /// Pairs, if a sum may be subnormal.
     FlushedPairs,
 }
+
+/// Elements of a column between those that are multiplied and those that are requested.
+const AHEAD: usize = 128;
 
 /// A tile and its packed operands.
 #[derive(Clone, Copy)]
@@ -61,18 +64,11 @@ impl Tile {
     >(
         &self,
     ) {
+        // The sums stay in registers only if loops that are not unrolled have copies of their own.
         // SAFETY: as the caller says; each element of the inner dimension has its elements in both operands.
         unsafe {
-            let mut sums = [[V::splat(0.0); VECTORS]; ROWS];
+            let mut sums: [[V; VECTORS]; ROWS] = self.start();
             let mut least = V::splat(0.0);
-            if self.join == Join::Continue {
-                for (row, sums) in sums.iter_mut().enumerate() {
-                    for (vector, sum) in sums.iter_mut().enumerate() {
-                        let (at, count) = self.part::<V>(row, vector);
-                        *sum = V::load_part(at, count);
-                    }
-                }
-            }
             let (mut left, mut right) = (self.left, self.right);
             if IN_PAIRS {
                 for _ in 0..self.inner / 2 {
@@ -90,10 +86,84 @@ impl Tile {
             if IS_FLUSHED && has_nonzero(least) {
                 return self.compute_slowly();
             }
-            for (row, sums) in sums.iter().enumerate() {
-                for (vector, &sum) in sums.iter().enumerate() {
-                    let (at, count) = self.part::<V>(row, vector);
-                    let is_added = self.join == Join::Add;
+            self.finish(sums);
+        }
+    }
+
+    /// Computes a tile of `ROWS` rows in blocks, from columns of the right operand whose elements are neighbours:
+    /// `right_stride` is the distance between two columns. Squares of them are transposed in registers, and used once.
+    ///
+    /// # Safety
+    /// As [`Tile::compute`], with whole registers of columns.
+    #[inline(always)]
+    pub(super) unsafe fn compute_turned<V: Vector, const ROWS: usize>(&self) {
+        let mut first = 0;
+        while first < self.columns {
+            // SAFETY: as the caller says; the columns and elements that are read exist.
+            unsafe {
+                let mut sums = [[V::splat(0.0); 1]; ROWS];
+                let mut k = 0;
+                while k < self.inner {
+                    let count = self.inner - k;
+                    let from = self.right.wrapping_add(first * self.right_stride + k);
+                    let mut square = V::square();
+                    for (column, elements) in square.as_mut().iter_mut().enumerate() {
+                        let at = from.wrapping_add(column * self.right_stride);
+                        *elements = if count >= V::LANES { V::load(at) } else { V::load_part(at, count) };
+                        // A processor predicts too little of so many runs.
+                        prefetch(at.wrapping_add(AHEAD));
+                    }
+                    let mut square = V::transpose(square);
+                    for (i, &mut elements) in square.as_mut().iter_mut().enumerate() {
+                        if i < count {
+                            let left = self.left.add((k + i) * ROWS);
+                            for (row, [sum]) in sums.iter_mut().enumerate() {
+                                *sum = V::multiply_add(V::splat(*left.add(row)), elements, *sum);
+                            }
+                        }
+                    }
+                    k += V::LANES;
+                }
+                let part = Self { out: self.out.add(first), columns: V::LANES, ..*self };
+                part.finish(sums);
+            }
+            first += V::LANES;
+        }
+    }
+
+    /// Returns what the sums begin with.
+    ///
+    /// # Safety
+    /// As [`Tile::compute`].
+    #[inline(always)]
+    unsafe fn start<V: Vector, const ROWS: usize, const VECTORS: usize>(&self) -> [[V; VECTORS]; ROWS] {
+        // SAFETY: as the caller says.
+        unsafe {
+            let mut sums = [[V::splat(0.0); VECTORS]; ROWS];
+            if self.join == Join::Continue {
+                for (row, sums) in sums.iter_mut().enumerate() {
+                    for (vector, sum) in sums.iter_mut().enumerate() {
+                        let (at, count) = self.part::<V>(row, vector);
+                        *sum = V::load_part(at, count);
+                    }
+                }
+            }
+            sums
+        }
+    }
+
+    /// Joins the sums with the result.
+    ///
+    /// # Safety
+    /// As [`Tile::compute`].
+    #[inline(always)]
+    unsafe fn finish<V: Vector, const ROWS: usize, const VECTORS: usize>(&self, sums: [[V; VECTORS]; ROWS]) {
+        let is_added = self.join == Join::Add;
+        for (row, sums) in sums.iter().enumerate() {
+            for (vector, &sum) in sums.iter().enumerate() {
+                let (at, count) = self.part::<V>(row, vector);
+                // SAFETY: as the caller says; the part ends at the last column.
+                unsafe {
                     if count == V::LANES {
                         V::store(if is_added { V::load(at).add(sum) } else { sum }, at);
                     } else {

@@ -55,3 +55,16 @@ pub(super) trait Vector: Copy {
     /// Transposes a square.
     unsafe fn transpose(square: Self::Square) -> Self::Square;
 }
+
+/// Asks for a line in the first-level cache. The address may be any.
+#[inline(always)]
+pub(super) fn prefetch(at: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: each processor has the instruction, and it may be given any address.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
