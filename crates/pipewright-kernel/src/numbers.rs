@@ -12,6 +12,8 @@ pub(crate) enum Kind {
     Usual,
     /// Sums and products are near the least normal number.
     Tiny,
+    /// Sums are rounded to the least normal number.
+    Least,
     /// Some are infinite, NaN, subnormal, zeros of both signs, or the largest.
     Any,
 }
@@ -50,6 +52,8 @@ impl Random {
             Kind::Any if bits.is_multiple_of(61) => SPECIAL[(self.next() % SPECIAL.len() as u64) as usize],
             // Exponents from -66 to -59, so that products are from 2^-132 to 2^-117.
             Kind::Tiny => f32::from_bits((bits & 0x807f_ffff) | ((61 + (self.next() % 8) as u32) << 23)),
+            // Products are about 2^-126, 2^-139, 2^-138, 2^-151 and 2^-150.
+            Kind::Least => f32::from_bits((bits & 0x8003_0000) | [64, 64, 51, 52][bits as usize % 4] << 23),
             _ => (bits as f32 / 2f32.powi(31) - 1.0) * [1.0, 0.01, 30.0][(self.next() % 3) as usize],
         }
     }

@@ -239,10 +239,17 @@ mod tests {
         if instruction() == Some(Instruction::Amx) {
             return;
         }
-        for kind in [Kind::Usual, Kind::Tiny, Kind::Any] {
-            for [m, n, k] in
-                [[1, 1, 1], [3, 33, 2], [15, 17, 31], [16, 50, 64], [5, 20, 1031], [0, 3, 2], [2, 2, 0]]
-            {
+        for kind in [Kind::Usual, Kind::Tiny, Kind::Least, Kind::Any] {
+            for [m, n, k] in [
+                [1, 1, 1],
+                [3, 33, 2],
+                [30, 40, 4],
+                [15, 17, 31],
+                [16, 50, 64],
+                [5, 20, 1031],
+                [0, 3, 2],
+                [2, 2, 0],
+            ] {
                 let mut random = Random::new((m * n * k) as u64);
                 let mut halves = |count| -> Vec<bf16> {
                     (0..count).map(|_| bf16::from_f32(random.number(kind))).collect()

@@ -116,7 +116,7 @@ fn kernels_have_the_bits_of_the_definition() {
 #[test]
 fn pairs_have_the_bits_of_the_definition() {
     each_size(|size| check(Order::Pairs, size, Kind::Usual));
-    for kind in [Kind::Usual, Kind::Tiny, Kind::Any] {
+    for kind in [Kind::Usual, Kind::Tiny, Kind::Least, Kind::Any] {
         each_size(|size| check(Order::FlushedPairs, size, kind));
     }
 }

@@ -67,6 +67,12 @@ impl Tile {
         // The sums stay in registers only if loops that are not unrolled have copies of their own.
         // SAFETY: as the caller says; each element of the inner dimension has its elements in both operands.
         unsafe {
+            // The result is in the cache when the sums are complete.
+            for row in 0..ROWS {
+                for vector in 0..VECTORS {
+                    prefetch(self.part::<V>(row, vector).0);
+                }
+            }
             let mut sums: [[V; VECTORS]; ROWS] = self.start();
             let mut least = V::splat(0.0);
             let (mut left, mut right) = (self.left, self.right);
