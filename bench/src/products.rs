@@ -62,7 +62,7 @@ pub(crate) fn ceiling(ranks: usize, microbatches: usize) -> Outcome<Ceiling> {
         let threads: Vec<_> = (0..ranks).map(work).collect();
         threads
             .into_iter()
-            .map(|thread| thread.join().map_err(|_| "a thread panicked"))
+            .map(|thread| thread.join().map_err(|_| "a thread panicked").flatten())
             .sum::<Result<f64, _>>()
     })?;
     let seconds = start.elapsed().as_secs_f64();
@@ -70,9 +70,9 @@ pub(crate) fn ceiling(ranks: usize, microbatches: usize) -> Outcome<Ceiling> {
 }
 
 /// Runs the products without the help of other threads.
-fn on_one_thread(layers: usize, microbatches: usize) -> f64 {
-    let pool = ThreadPoolBuilder::new().num_threads(1).build();
-    pool.map_or(0.0, |pool| pool.install(|| run(layers, microbatches)))
+fn on_one_thread(layers: usize, microbatches: usize) -> Result<f64, &'static str> {
+    let pool = ThreadPoolBuilder::new().num_threads(1).build().map_err(|_| "no thread starts")?;
+    Ok(pool.install(|| run(layers, microbatches)))
 }
 
 /// Runs the products, and returns the number of operations.

@@ -384,6 +384,18 @@ mod tests {
     }
 
     #[test]
+    fn sums_have_the_bits_of_other_products() {
+        for [rows, columns, inner] in [[17, 16, 1100], [9, 40, 513], [3, 20, 512]] {
+            let (a, b) = (numbers(rows * inner, 1), numbers(inner * columns, 2));
+            let (left, right) = (Matrix::new(&a, rows, inner), Matrix::new(&b, inner, columns));
+            let [mut found, mut expected] = [(); 2].map(|()| numbers(rows * columns, 3));
+            add_product(&mut found, columns, AnyMatrix::Single(left), AnyMatrix::Single(right));
+            product::add_product(&mut expected, columns, left, right);
+            assert_eq!(found, expected, "{rows} {columns} {inner}");
+        }
+    }
+
+    #[test]
     fn a_row_has_the_same_bits_in_every_product() {
         let (a, b) = (numbers(300 * 40, 1), numbers(40 * 24, 2));
         let right = AnyMatrix::Single(Matrix::new(&b, 40, 24));

@@ -4,7 +4,6 @@ use rayon::prelude::*;
 
 use super::blocks::{Block, blocks};
 use super::definition::BLOCK;
-use super::few_rows;
 use super::kernel::Kernel;
 use super::matrix::{Matrix, is_parallel};
 use super::pack::{Panel, Vectors};
@@ -68,32 +67,13 @@ struct Work<'a> {
 // different tiles of the target.
 unsafe impl Sync for Work<'_> {}
 
-/// Computes `a b`.
+/// Computes `a` times the right operand.
 ///
 /// # Safety
-/// The processor must have the instructions of the kernel. The target must have `a.rows` rows of `b.columns` elements
-/// that nothing else uses, initialised unless they are replaced. Pairs are not added.
-pub(crate) unsafe fn multiply(kernel: Kernel, order: Order, target: Target, a: Matrix<'_>, b: Matrix<'_>) {
-    assert_eq!(a.columns, b.rows, "inner dimensions of a product agree");
-    if few_rows::is_faster(kernel, order, target, a, b) {
-        // SAFETY: as the caller says.
-        return unsafe { few_rows::multiply(kernel, target, a, b) };
-    }
-    // SAFETY: as the caller says.
-    unsafe { multiply_panels(kernel, order, target, a, Right::Held(Vectors::columns_of(b))) };
-}
-
-/// Like [`multiply`], with packed operands.
-///
-/// # Safety
-/// As [`multiply`]; a packed right operand must have the inner dimension of `a`, in panels of the kernel.
-pub(super) unsafe fn multiply_panels(
-    kernel: Kernel,
-    order: Order,
-    target: Target,
-    a: Matrix<'_>,
-    right: Right<'_>,
-) {
+/// The processor must have the instructions of the kernel. The target must have `a.rows` rows of as many elements as the right
+/// operand has columns that nothing else uses, initialised unless they are replaced. Pairs are not added. The right operand
+/// must have the inner dimension of `a`; if it is packed, in panels of the kernel.
+pub(super) unsafe fn multiply(kernel: Kernel, order: Order, target: Target, a: Matrix<'_>, right: Right<'_>) {
     if a.rows == 0 || right.columns() == 0 {
         return;
     }

@@ -3,7 +3,7 @@
 
 use rayon::prelude::*;
 
-use super::blocked::{Right, Target, multiply_panels};
+use super::blocked::{self, Right, Target};
 use super::definition::BLOCK;
 use super::kernel::Kernel;
 use super::matrix::{Matrix, is_parallel};
@@ -88,7 +88,9 @@ pub(super) unsafe fn multiply(kernel: Kernel, target: Target, a: Matrix<'_>, b: 
         let rest = Matrix { data: &b.data[whole * b.column_stride..], columns: b.columns - whole, ..b };
         let target = Target { start: target.start.wrapping_add(whole), ..target };
         // SAFETY: as the caller says, for the columns after the whole panels.
-        unsafe { multiply_panels(kernel, Order::Blocks, target, a, Right::Held(Vectors::columns_of(rest))) };
+        unsafe {
+            blocked::multiply(kernel, Order::Blocks, target, a, Right::Held(Vectors::columns_of(rest)))
+        };
     }
 }
 

@@ -1,8 +1,10 @@
 //! Products in single precision.
 
-use super::blocked::{Target, multiply};
+use super::blocked::{self, Right, Target};
+use super::few_rows;
 use super::kernel::Kernel;
 use super::matrix::{Matrix, assert_fits, product_size};
+use super::pack::Vectors;
 use super::tile::{Join, Order};
 use crate::simd::{fresh, written};
 
@@ -44,4 +46,21 @@ pub(crate) fn join(
     let target = Target { start: out.as_mut_ptr(), row_stride, join };
     // SAFETY: the processor has the kernel, and the assertion bounds every element of the result.
     unsafe { multiply(Kernel::detect(), order, target, a, b) };
+}
+
+/// Computes `a b`.
+///
+/// # Safety
+/// The processor must have the instructions of the kernel. The target must have `a.rows` rows of `b.columns` elements
+/// that nothing else uses, initialised unless they are replaced. Pairs are not added.
+pub(super) unsafe fn multiply(kernel: Kernel, order: Order, target: Target, a: Matrix<'_>, b: Matrix<'_>) {
+    assert_eq!(a.columns, b.rows, "inner dimensions of a product agree");
+    // SAFETY: as the caller says.
+    unsafe {
+        if few_rows::is_faster(kernel, order, target, a, b) {
+            few_rows::multiply(kernel, target, a, b);
+        } else {
+            blocked::multiply(kernel, order, target, a, Right::Held(Vectors::columns_of(b)));
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! A right operand that is packed once for several products, such as a weight for the microbatches of a step.
 
-use super::blocked::{Right, Target, multiply_panels};
+use super::blocked::{Right, Target, multiply};
 use super::definition::BLOCK;
 use super::kernel::Kernel;
 use super::matrix::{Matrix, assert_fits};
@@ -51,6 +51,6 @@ impl Packed {
         let target = Target { start: out.as_mut_ptr(), row_stride, join: Join::Replace };
         let right = Right::Packed { start: self.panels.as_ptr().cast(), columns: self.columns };
         // SAFETY: the assertions bound the result, and the panels are those of the kernel.
-        unsafe { multiply_panels(self.kernel, Order::Blocks, target, a, right) };
+        unsafe { multiply(self.kernel, Order::Blocks, target, a, right) };
     }
 }

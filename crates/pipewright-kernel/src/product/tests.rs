@@ -3,8 +3,9 @@
 use half::bf16;
 use rayon::ThreadPoolBuilder;
 
-use super::blocked::{Target, multiply};
+use super::blocked::Target;
 use super::definition::{BLOCK, sum_of_blocks, sum_of_pairs};
+use super::functions::multiply;
 use super::kernel::Kernel;
 use super::matrix::PARALLEL_FROM;
 use super::{Join, Matrix, Order, Packed, add_product, product, product_into};
