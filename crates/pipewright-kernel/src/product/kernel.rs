@@ -2,6 +2,11 @@
 
 use super::pack::{Panel, Vectors};
 use super::tile::{Order, Tile};
+#[cfg(target_arch = "aarch64")]
+use super::vector::Neon;
+use super::vector::Portable;
+#[cfg(target_arch = "x86_64")]
+use super::vector::{Avx2, Avx512};
 
 /// The instructions of a product. All have the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,12 +80,12 @@ impl Kernel {
         unsafe {
             match self {
                 #[cfg(target_arch = "x86_64")]
-                Self::Avx512 => avx512::compute(order, tile),
+                Self::Avx512 => compute_avx512(order, tile),
                 #[cfg(target_arch = "x86_64")]
-                Self::Avx2 => avx2::compute(order, tile),
+                Self::Avx2 => compute_avx2(order, tile),
                 #[cfg(target_arch = "aarch64")]
-                Self::Neon => neon::compute(order, tile),
-                Self::Portable => portable::compute(order, tile),
+                Self::Neon => compute_neon(order, tile),
+                Self::Portable => compute_portable(order, tile),
             }
         }
     }
@@ -92,12 +97,12 @@ impl Kernel {
         unsafe {
             match self {
                 #[cfg(target_arch = "x86_64")]
-                Self::Avx512 => avx512::compute_turned(tile),
+                Self::Avx512 => turned_avx512(tile),
                 #[cfg(target_arch = "x86_64")]
-                Self::Avx2 => avx2::compute_turned(tile),
+                Self::Avx2 => turned_avx2(tile),
                 #[cfg(target_arch = "aarch64")]
-                Self::Neon => neon::compute_turned(tile),
-                Self::Portable => portable::compute_turned(tile),
+                Self::Neon => turned_neon(tile),
+                Self::Portable => turned_portable(tile),
             }
         }
     }
@@ -109,12 +114,12 @@ impl Kernel {
         unsafe {
             match self {
                 #[cfg(target_arch = "x86_64")]
-                Self::Avx512 => avx512::pack(vectors, panel, into),
+                Self::Avx512 => pack_avx512(vectors, panel, into),
                 #[cfg(target_arch = "x86_64")]
-                Self::Avx2 => avx2::pack(vectors, panel, into),
+                Self::Avx2 => pack_avx2(vectors, panel, into),
                 #[cfg(target_arch = "aarch64")]
-                Self::Neon => neon::pack(vectors, panel, into),
-                Self::Portable => portable::pack(vectors, panel, into),
+                Self::Neon => pack_neon(vectors, panel, into),
+                Self::Portable => pack_portable(vectors, panel, into),
             }
         }
     }
@@ -122,54 +127,43 @@ impl Kernel {
 
 /// Compiles tiles of all heights, and packing, with some instructions.
 macro_rules! kernel {
-    ($name:ident, $vector:ident, $vectors:literal, [$($rows:literal)*] $(, $features:literal)?) => {
-        mod $name {
-            use super::super::vector;
-            use super::{Order, Panel, Tile, Vectors};
-
-            $(#[target_feature(enable = $features)])?
-            pub(super) unsafe fn compute(order: Order, tile: &Tile) {
-                // SAFETY: as the caller says, with the number of rows as a constant.
-                unsafe {
-                    match (order, tile.rows) {
-                        $((Order::Blocks, $rows) => {
-                            tile.compute::<vector::$vector, $rows, $vectors, false, false>();
-                        }
-                        (Order::Pairs, $rows) => {
-                            tile.compute::<vector::$vector, $rows, $vectors, true, false>();
-                        }
-                        (Order::FlushedPairs, $rows) => {
-                            tile.compute::<vector::$vector, $rows, $vectors, true, true>();
-                        })*
-                        _ => unreachable!("a panel has at most the rows of a tile"),
-                    }
+    ([$compute:ident $turned:ident $pack:ident], $vector:ty, $vectors:literal, [$($rows:literal)*] $(, $features:literal)?) => {
+        $(#[target_feature(enable = $features)])?
+        unsafe fn $compute(order: Order, tile: &Tile) {
+            // SAFETY: as the caller says, with the number of rows as a constant.
+            unsafe {
+                match (order, tile.rows) {
+                    $((Order::Blocks, $rows) => tile.compute::<$vector, $rows, $vectors, false, false>(),
+                    (Order::Pairs, $rows) => tile.compute::<$vector, $rows, $vectors, true, false>(),
+                    (Order::FlushedPairs, $rows) => tile.compute::<$vector, $rows, $vectors, true, true>(),)*
+                    _ => unreachable!("a panel has at most the rows of a tile"),
                 }
             }
+        }
 
-            $(#[target_feature(enable = $features)])?
-            pub(super) unsafe fn compute_turned(tile: &Tile) {
-                // SAFETY: as the caller says, with the number of rows as a constant.
-                unsafe {
-                    match tile.rows {
-                        $($rows => tile.compute_turned::<vector::$vector, $rows>(),)*
-                        _ => unreachable!("a panel has at most the rows of a tile"),
-                    }
+        $(#[target_feature(enable = $features)])?
+        unsafe fn $turned(tile: &Tile) {
+            // SAFETY: as above.
+            unsafe {
+                match tile.rows {
+                    $($rows => tile.compute_turned::<$vector, $rows>(),)*
+                    _ => unreachable!("a panel has at most the rows of a tile"),
                 }
             }
+        }
 
-            $(#[target_feature(enable = $features)])?
-            pub(super) unsafe fn pack(vectors: Vectors<'_>, panel: Panel, into: *mut f32) {
-                // SAFETY: as the caller says.
-                unsafe { vectors.pack::<vector::$vector>(panel, into) };
-            }
+        $(#[target_feature(enable = $features)])?
+        unsafe fn $pack(vectors: Vectors<'_>, panel: Panel, into: *mut f32) {
+            // SAFETY: as the caller says.
+            unsafe { vectors.pack::<$vector>(panel, into) };
         }
     };
 }
 
 #[cfg(target_arch = "x86_64")]
-kernel!(avx512, Avx512, 2, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f");
+kernel!([compute_avx512 turned_avx512 pack_avx512], Avx512, 2, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f");
 #[cfg(target_arch = "x86_64")]
-kernel!(avx2, Avx2, 2, [1 2 3 4 5 6], "avx2,fma");
+kernel!([compute_avx2 turned_avx2 pack_avx2], Avx2, 2, [1 2 3 4 5 6], "avx2,fma");
 #[cfg(target_arch = "aarch64")]
-kernel!(neon, Neon, 3, [1 2 3 4 5 6 7 8]);
-kernel!(portable, Portable, 4, [1 2 3 4]);
+kernel!([compute_neon turned_neon pack_neon], Neon, 3, [1 2 3 4 5 6 7 8]);
+kernel!([compute_portable turned_portable pack_portable], Portable, 4, [1 2 3 4]);

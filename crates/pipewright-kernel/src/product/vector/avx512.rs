@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::Vector;
+use super::register::Vector;
 
 impl Vector for __m512 {
     const LANES: usize = 16;

@@ -2,7 +2,7 @@
 
 use std::arch::aarch64::*;
 
-use super::Vector;
+use super::register::Vector;
 
 impl Vector for float32x4_t {
     const LANES: usize = 4;

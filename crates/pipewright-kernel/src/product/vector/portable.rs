@@ -1,10 +1,10 @@
 //! Numbers one by one, for processors whose registers have no code of their own.
 
-use super::Vector;
+use super::register::Vector;
 
 /// A register of one number.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Portable(f32);
+pub(crate) struct Portable(f32);
 
 impl Vector for Portable {
     const LANES: usize = 1;
