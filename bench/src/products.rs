@@ -6,7 +6,8 @@
 
 use std::time::Instant;
 
-use gemm::Parallelism;
+use pipewright_kernel::product::{Matrix, product_into};
+use rayon::ThreadPoolBuilder;
 
 use crate::harness::Outcome;
 use crate::model::{HEADS, LAYERS, SEQUENCE, WIDTH, weight_shapes};
@@ -57,15 +58,21 @@ pub(crate) fn ceiling(ranks: usize, microbatches: usize) -> Outcome<Ceiling> {
     let layers = LAYERS / ranks;
     let start = Instant::now();
     let operations: f64 = std::thread::scope(|scope| {
-        let work = |_| scope.spawn(move || run(layers, microbatches));
+        let work = |_| scope.spawn(move || on_one_thread(layers, microbatches));
         let threads: Vec<_> = (0..ranks).map(work).collect();
         threads
             .into_iter()
-            .map(|thread| thread.join().map_err(|_| "a thread panicked"))
+            .map(|thread| thread.join().map_err(|_| "a thread panicked").flatten())
             .sum::<Result<f64, _>>()
     })?;
     let seconds = start.elapsed().as_secs_f64();
     Ok(Ceiling { operations: operations / seconds, microbatches: microbatches as f64 / seconds })
+}
+
+/// Runs the products without the help of other threads.
+fn on_one_thread(layers: usize, microbatches: usize) -> Result<f64, &'static str> {
+    let pool = ThreadPoolBuilder::new().num_threads(1).build().map_err(|_| "no thread starts")?;
+    Ok(pool.install(|| run(layers, microbatches)))
 }
 
 /// Runs the products, and returns the number of operations.
@@ -84,30 +91,7 @@ fn run(layers: usize, microbatches: usize) -> f64 {
 }
 
 fn multiply(out: &mut [f32], left: &[f32], right: &[f32], Size { rows, inner, columns, turned }: Size) {
-    assert!(out.len() >= rows * columns && left.len() >= rows * inner && right.len() >= inner * columns);
-    let (column_stride, row_stride) = if turned { (rows, 1) } else { (1, inner) };
-    // SAFETY: the assertion bounds every element that the strides reach, and `out` is borrowed exclusively.
-    unsafe {
-        gemm::gemm(
-            rows,
-            columns,
-            inner,
-            out.as_mut_ptr(),
-            1,
-            columns as isize,
-            false,
-            left.as_ptr(),
-            column_stride as isize,
-            row_stride as isize,
-            right.as_ptr(),
-            1,
-            columns as isize,
-            1f32,
-            1f32,
-            false,
-            false,
-            false,
-            Parallelism::None,
-        );
-    }
+    let left =
+        if turned { Matrix::new(left, inner, rows).transposed() } else { Matrix::new(left, rows, inner) };
+    product_into(out, columns, left, Matrix::new(right, inner, columns));
 }

@@ -211,7 +211,7 @@ impl Groups {
                 ExpertMatrix::Quantised(matrix, rounding) => {
                     let operand =
                         if transposed { QuantisedOperand::plain } else { QuantisedOperand::transposed };
-                    Right::Quantised(operand(matrix).like_columns(), rounding)
+                    Right::Quantised(operand(matrix), rounding)
                 }
             };
             multiply(start * outputs..end * outputs, rows, matrix);

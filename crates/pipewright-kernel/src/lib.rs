@@ -7,8 +7,8 @@
 //!
 //! Vector instructions are chosen at run time. No result depends on which were chosen: sums run over a fixed
 //! number of lanes, no multiplication is contracted with an addition, and rounding to bfloat16 keeps
-//! subnormal numbers. (Matrix products are the exception: their kernels use what the machine has, as Burn's
-//! do.)
+//! subnormal numbers. Matrix products have an order of their own, with contracted multiplications, on every processor
+//! ([`product`]). Products of bfloat16 with AMX are the exception: AMX has another order ([`bf16_product`]).
 //!
 //! # Panics
 //!
@@ -29,7 +29,6 @@ mod exp;
 mod avx512;
 mod scratch;
 pub mod threads;
-mod turned;
 pub mod product;
 pub mod narrow_product;
 pub mod quantised;

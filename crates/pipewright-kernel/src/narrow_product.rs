@@ -7,12 +7,10 @@
 //! ```text
 //! left   any strides:        an element is spread over a register
 //! right  rows of neighbours: 16 columns are a register
-//! tile   8 x 32 or 16 x 16 sums in registers, over the whole inner dimension
+//! tile   8 x 32 or 16 x 16 sums in registers, over a block of the inner dimension
 //! ```
 //!
-//! Each element of a result is one sum in the order of the inner dimension, whatever the sizes, the number of
-//! threads and the position of the element. The finished sum is added to the old value. On a processor without
-//! AVX-512, the `gemm` crate multiplies widened copies.
+//! Sums have the order and the bits of [`product`](crate::product). On a processor without AVX-512, it multiplies widened copies.
 
 use half::bf16;
 
@@ -110,7 +108,7 @@ mod tiles {
     use half::bf16;
     use rayon::prelude::*;
 
-    use crate::product::{Matrix, is_parallel};
+    use crate::product::{BLOCK, Matrix, is_parallel};
 
     /// Lanes of a register.
     const LANES: usize = 16;
@@ -272,29 +270,31 @@ mod tiles {
             let present = b.columns.saturating_sub(column + index * LANES).min(LANES);
             *mask = u16::MAX.checked_shr((LANES - present) as u32).unwrap_or(0);
         }
-        let mut sums = [[_mm512_setzero_ps(); VECTORS]; ROWS];
         let mut right = [_mm512_setzero_ps(); VECTORS];
-        for inner in 0..a.columns {
-            let line = b.data.as_ptr().wrapping_add(inner * b.row_stride + column);
-            let left = a.data.as_ptr().wrapping_add(inner * a.column_stride);
-            for (index, (right, &mask)) in right.iter_mut().zip(&masks).enumerate() {
-                // SAFETY: the masks end at the last column; without a column nothing is read.
-                *right = unsafe { B::load(mask, line.wrapping_add(index * LANES)) };
-            }
-            for (sums, &start) in sums.iter_mut().zip(&starts) {
-                // SAFETY: each start is of a row of the operand.
-                let element = unsafe { A::spread(left.wrapping_add(start)) };
-                for (sum, &right) in sums.iter_mut().zip(&right) {
-                    *sum = _mm512_fmadd_ps(element, right, *sum);
+        for start in (0..a.columns).step_by(BLOCK) {
+            let mut sums = [[_mm512_setzero_ps(); VECTORS]; ROWS];
+            for inner in start..a.columns.min(start + BLOCK) {
+                let line = b.data.as_ptr().wrapping_add(inner * b.row_stride + column);
+                let left = a.data.as_ptr().wrapping_add(inner * a.column_stride);
+                for (index, (right, &mask)) in right.iter_mut().zip(&masks).enumerate() {
+                    // SAFETY: the masks end at the last column; without a column nothing is read.
+                    *right = unsafe { B::load(mask, line.wrapping_add(index * LANES)) };
+                }
+                for (sums, &start) in sums.iter_mut().zip(&starts) {
+                    // SAFETY: each start is of a row of the operand.
+                    let element = unsafe { A::spread(left.wrapping_add(start)) };
+                    for (sum, &right) in sums.iter_mut().zip(&right) {
+                        *sum = _mm512_fmadd_ps(element, right, *sum);
+                    }
                 }
             }
-        }
-        for (index, sums) in sums.iter().enumerate().take(rows) {
-            for (vector, (&sum, &mask)) in sums.iter().zip(&masks).enumerate() {
-                let at = target.at(row + index, column + vector * LANES);
-                // SAFETY: the mask ends at the last column, and masked elements are not accessed.
-                unsafe {
-                    _mm512_mask_storeu_ps(at, mask, _mm512_add_ps(_mm512_maskz_loadu_ps(mask, at), sum));
+            for (index, sums) in sums.iter().enumerate().take(rows) {
+                for (vector, (&sum, &mask)) in sums.iter().zip(&masks).enumerate() {
+                    let at = target.at(row + index, column + vector * LANES);
+                    // SAFETY: the mask ends at the last column, and masked elements are not accessed.
+                    unsafe {
+                        _mm512_mask_storeu_ps(at, mask, _mm512_add_ps(_mm512_maskz_loadu_ps(mask, at), sum));
+                    }
                 }
             }
         }
@@ -381,6 +381,18 @@ mod tests {
     #[cfg_attr(miri, ignore = "Miri starts no processes")]
     fn all_without_the_instruction() {
         run_without_instruction("narrow_product");
+    }
+
+    #[test]
+    fn sums_have_the_bits_of_other_products() {
+        for [rows, columns, inner] in [[17, 16, 1100], [9, 40, 513], [3, 20, 512]] {
+            let (a, b) = (numbers(rows * inner, 1), numbers(inner * columns, 2));
+            let (left, right) = (Matrix::new(&a, rows, inner), Matrix::new(&b, inner, columns));
+            let [mut found, mut expected] = [(); 2].map(|()| numbers(rows * columns, 3));
+            add_product(&mut found, columns, AnyMatrix::Single(left), AnyMatrix::Single(right));
+            product::add_product(&mut expected, columns, left, right);
+            assert_eq!(found, expected, "{rows} {columns} {inner}");
+        }
     }
 
     #[test]

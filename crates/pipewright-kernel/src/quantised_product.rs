@@ -2,9 +2,8 @@
 
 use half::bf16;
 
-use crate::bf16_product;
+use crate::bf16_product::{self, widened};
 use crate::half::Half;
-use crate::narrow_product::{self, AnyMatrix};
 use crate::product::{self, Matrix, Sums, assert_fits};
 use crate::quantised::{QuantisedOperand, Rounding};
 
@@ -23,9 +22,23 @@ pub(crate) fn product_into(
     b: QuantisedOperand<'_>,
     rounding: Rounding,
 ) {
+    multiply_panels(sums, row_stride, a, b, rounding, [product::product_into, product::add_product]);
+}
+
+/// Computes `out = a b` or `out += a b`, in rows that begin so many elements apart.
+type Multiply = fn(&mut [f32], usize, Matrix<'_>, Matrix<'_>);
+
+/// Multiplies panels of `b` by one of two functions: for sums that are written, and for those that are added.
+fn multiply_panels(
+    sums: Sums<'_, f32>,
+    row_stride: usize,
+    a: Matrix<'_>,
+    b: QuantisedOperand<'_>,
+    rounding: Rounding,
+    [into, add]: [Multiply; 2],
+) {
     assert_eq!(a.columns, b.inner(), "inner dimensions of a product agree");
-    let is_added = matches!(sums, Sums::Added(_));
-    let multiply = if is_added { product::add_product } else { product::product_into };
+    let multiply = if matches!(sums, Sums::Added(_)) { add } else { into };
     let (Sums::Single(out) | Sums::Rounded(out) | Sums::Added(out)) = sums;
     assert_fits(out.len(), a.rows, b.columns(), row_stride);
     if a.rows > 0 {
@@ -43,14 +56,11 @@ pub(crate) fn half_product_into(
     if bf16_product::quantised_product_into(&mut sums, row_stride, a, b) {
         return;
     }
-    let left = bf16::widened(a.data);
-    let left = a.with_data(&left);
-    let of_single = |sums| product_into(sums, row_stride, left, b, Rounding::Bf16);
     match sums {
-        Sums::Single(out) => of_single(Sums::Single(out)),
-        Sums::Added(out) => of_single(Sums::Added(out)),
+        Sums::Single(out) => widened_product(Sums::Single(out), row_stride, a, b),
+        Sums::Added(out) => widened_product(Sums::Added(out), row_stride, a, b),
         Sums::Rounded(out) => {
-            let rows = bf16::narrowed(&product(left, b, Rounding::Bf16));
+            let rows = bf16::narrowed(&new_widened_product(a, b));
             for (row, elements) in rows.chunks_exact(b.columns().max(1)).enumerate() {
                 out[row * row_stride..][..b.columns()].copy_from_slice(elements);
             }
@@ -64,7 +74,7 @@ pub fn half_product(a: Matrix<'_, bf16>, b: QuantisedOperand<'_>) -> Vec<bf16> {
     if let Some(out) = bf16_product::quantised_product(a, b, None) {
         return out;
     }
-    bf16::narrowed(&widened_product(a, b))
+    bf16::narrowed(&new_widened_product(a, b))
 }
 
 /// Computes `a b + c d` like [`bf16_product::product_with_update`].
@@ -78,14 +88,20 @@ pub fn half_product_with_update(
     if let Some(out) = bf16_product::quantised_product(a, b, Some(([c, d], rank))) {
         return out;
     }
-    let mut sum = widened_product(a, b);
-    let [c, d] = [Matrix::new(c, a.rows, rank), Matrix::new(d, rank, b.columns())].map(AnyMatrix::Single);
-    narrow_product::add_product(&mut sum, b.columns(), c, d);
-    bf16::narrowed(&sum)
+    let [c, d] = [Matrix::new(c, a.rows, rank), Matrix::new(d, rank, b.columns())];
+    widened::rounded_with_update(new_widened_product(a, b), c, d)
 }
 
 /// Computes `a b` in single precision, for a processor without the instruction.
-fn widened_product(a: Matrix<'_, bf16>, b: QuantisedOperand<'_>) -> Vec<f32> {
+fn new_widened_product(a: Matrix<'_, bf16>, b: QuantisedOperand<'_>) -> Vec<f32> {
+    let mut out = vec![0.0; a.rows * b.columns()];
+    widened_product(Sums::Single(&mut out), b.columns(), a, b);
+    out
+}
+
+/// Like [`new_widened_product`], in rows that begin `row_stride` elements apart.
+fn widened_product(sums: Sums<'_, f32>, row_stride: usize, a: Matrix<'_, bf16>, b: QuantisedOperand<'_>) {
     let left = bf16::widened(a.data);
-    product(a.with_data(&left), b, Rounding::Bf16)
+    let multiply: [Multiply; 2] = [widened::product_into, widened::add_product];
+    multiply_panels(sums, row_stride, a.with_data(&left), b, Rounding::Bf16, multiply);
 }

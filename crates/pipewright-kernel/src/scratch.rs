@@ -38,10 +38,13 @@ impl Scratch {
         Self { lines }
     }
 
-    /// Returns the first of at least `words` words.
-    pub(crate) fn room(&mut self, words: usize) -> *mut u32 {
-        assert!(words.div_ceil(16) <= self.lines.capacity(), "the memory is as large as it was asked for");
-        self.as_mut_ptr()
+    /// Returns memory for `words` words and no more, to be held for long.
+    pub(crate) fn exact(words: usize) -> Self {
+        Self { lines: Vec::with_capacity(words.div_ceil(16)) }
+    }
+
+    pub(crate) fn as_ptr(&self) -> *const u32 {
+        self.lines.as_ptr().cast()
     }
 
     pub(crate) fn as_mut_ptr(&mut self) -> *mut u32 {

@@ -1,6 +1,6 @@
 //! Tests of the path without the instruction on a processor that has it: a program of tests runs some of its
-//! tests again in a process that does not use the instruction. Narrow products then do not use AVX-512
-//! either. On a processor with AMX, such a process can also use AVX512-BF16 instead.
+//! tests again in a process that does not use the instruction. Products in single precision then do not use
+//! AVX-512 either. On a processor with AMX, such a process can also use AVX512-BF16 instead.
 
 use std::env;
 use std::ffi::OsString;

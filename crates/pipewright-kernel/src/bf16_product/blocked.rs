@@ -11,15 +11,8 @@ use super::instruction::Instruction;
 use super::pack::Vectors;
 use super::right::{PackedRight, Right};
 use super::tile::{COLUMNS, Output, Tile, Update};
-use crate::product::{Matrix, is_parallel};
+use crate::product::{Block, Matrix, blocks, is_parallel};
 use crate::scratch::Scratch;
-
-/// Bytes of the right operand that are packed at once: they stay in a second-level cache while they meet all
-/// rows of the left operand.
-const GROUP_BYTES: usize = 256 * 1024;
-
-/// Panels of rows whose products take about ten times as long as packing the columns, or five times with AMX.
-const LEAST_ROWS: usize = 8;
 
 /// The result of a product.
 #[derive(Clone, Copy)]
@@ -82,31 +75,12 @@ pub(super) unsafe fn multiply(available: Available, a: Matrix<'_, bf16>, b: Righ
     }
 }
 
-/// A part of the result, in panels of the operands.
-struct Block {
-    rows: Range<usize>,
-    columns: Range<usize>,
-}
-
 impl Work<'_> {
-    /// Returns the blocks of the result. A thread packs the columns of a block for this block alone.
+    /// Returns the blocks of the result.
     fn blocks(&self, threads: usize) -> impl Iterator<Item = Block> {
-        let in_cache = (GROUP_BYTES / size_of::<u32>() / COLUMNS / self.rows.pairs().max(1)).max(1);
-        // Several blocks for each thread, so that threads that are interrupted compute fewer.
-        let wanted = if threads == 1 { 1 } else { 4 * threads };
-        let row_panels = self.rows.count.div_ceil(self.instruction.panel_rows());
-        let panels = self.right.count().div_ceil(COLUMNS);
-        let columns = in_cache.min(panels.div_ceil(wanted));
-        let groups = panels.div_ceil(columns);
-        // Each part of the rows packs the columns again. So rows are cut into short parts only if a thread
-        // would have no block otherwise.
-        let parts = wanted.div_ceil(groups).min(row_panels / LEAST_ROWS).max(threads.div_ceil(groups));
-        let rows = row_panels.div_ceil(parts);
-        let ranges =
-            |count: usize, size: usize| (0..count).step_by(size).map(move |i| i..count.min(i + size));
-        ranges(panels, columns).flat_map(move |columns| {
-            ranges(row_panels, rows).map(move |rows| Block { rows, columns: columns.clone() })
-        })
+        let panels =
+            [self.rows.count.div_ceil(self.instruction.panel_rows()), self.right.count().div_ceil(COLUMNS)];
+        blocks(panels, self.rows.pairs() * COLUMNS * size_of::<u32>(), threads)
     }
 
     /// Packs a panel of the left operand; the last may have fewer rows.

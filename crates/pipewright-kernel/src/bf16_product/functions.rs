@@ -3,6 +3,7 @@
 use half::bf16;
 
 use super::instruction::Instruction;
+use super::widened;
 #[cfg(target_arch = "x86_64")]
 use super::{
     available::Available,
@@ -11,8 +12,7 @@ use super::{
     tile::{Output, Update},
 };
 use crate::half::Half;
-use crate::narrow_product::{self, AnyMatrix};
-use crate::product::{self, Matrix, Sums, assert_fits};
+use crate::product::{Matrix, Sums, assert_fits};
 use crate::quantised::QuantisedOperand;
 #[cfg(target_arch = "x86_64")]
 use crate::{
@@ -60,10 +60,8 @@ pub fn product_with_update(
         // SAFETY: the function writes each element, and the assertion bounds the operands of the update.
         return unsafe { new_memory(available, a, b, Output::Rounded, Some(update)) };
     }
-    let mut sum = product_in_single(a, b);
-    let [c, d] = [Matrix::new(c, a.rows, rank), Matrix::new(d, rank, b.columns)].map(AnyMatrix::Single);
-    narrow_product::add_product(&mut sum, b.columns, c, d);
-    bf16::narrowed(&sum)
+    let sums = widen(a, b, widened::product_in_single);
+    widened::rounded_with_update(sums, Matrix::new(c, a.rows, rank), Matrix::new(d, rank, b.columns))
 }
 
 /// Computes `a b` into new memory in single precision, in row-major order.
@@ -73,7 +71,7 @@ pub fn product_in_single(a: Matrix<'_, bf16>, b: Matrix<'_, bf16>) -> Vec<f32> {
         // SAFETY: the function writes each element.
         return unsafe { new_memory(available, a, b, Output::Single, None) };
     }
-    widened(a, b, product::product)
+    widen(a, b, widened::product_in_single)
 }
 
 /// Computes `out = a b`, in rows that begin `row_stride` elements apart.
@@ -82,7 +80,7 @@ pub fn product_into(out: &mut [f32], row_stride: usize, a: Matrix<'_, bf16>, b: 
     if let Some(available) = Available::detect() {
         return into_rows(available, (out, row_stride), a, Right::Held(b), Output::Single);
     }
-    widened(a, b, |a, b| product::product_into(out, row_stride, a, b));
+    widen(a, b, |a, b| widened::product_into(out, row_stride, a, b));
 }
 
 /// Like [`product_into`], with each element rounded once.
@@ -104,7 +102,7 @@ pub fn add_product(out: &mut [f32], row_stride: usize, a: Matrix<'_, bf16>, b: M
     if let Some(available) = Available::detect() {
         return into_rows(available, (out, row_stride), a, Right::Held(b), Output::Added);
     }
-    widened(a, b, |a, b| product::add_product(out, row_stride, a, b));
+    widen(a, b, |a, b| widened::add_product(out, row_stride, a, b));
 }
 
 /// Computes `a b`, and adds `c d` of an inner dimension if they are given, for a quantised `b`. Returns `None` without the
@@ -199,7 +197,7 @@ fn into_rows<T>(
 }
 
 /// Calls `multiply` with the operands in single precision.
-fn widened<R>(
+fn widen<R>(
     a: Matrix<'_, bf16>,
     b: Matrix<'_, bf16>,
     multiply: impl FnOnce(Matrix<'_>, Matrix<'_>) -> R,
@@ -211,7 +209,9 @@ fn widened<R>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::numbers::numbers;
+    use crate::numbers::{Kind, Random, numbers};
+    use crate::product::{flushed, sum_of_pairs};
+    use crate::testing::run_without_instruction;
 
     #[test]
     fn updates_are_added_before_the_sum_is_rounded() {
@@ -233,15 +233,66 @@ mod tests {
         }
     }
 
-    /// The path of processors without the instruction has the bits of single precision.
+    /// Both paths are compared with the definition: this one, and in a process without the instruction the other one.
     #[test]
-    fn widened_operands_are_multiplied_in_single_precision() {
-        let (m, n, k) = (9, 21, 70);
-        let (a, b) = (numbers(m * k, 1), numbers(n * k, 2));
-        let [half_a, half_b] = [&a, &b].map(|numbers| bf16::narrowed(numbers));
-        let [a, b] = [&half_a, &half_b].map(|numbers| bf16::widened(numbers));
-        let found =
-            widened(Matrix::new(&half_a, m, k), Matrix::new(&half_b, n, k).transposed(), product::product);
-        assert_eq!(found, product::product(Matrix::new(&a, m, k), Matrix::new(&b, n, k).transposed()));
+    fn products_have_the_bits_of_the_definition() {
+        if instruction() == Some(Instruction::Amx) {
+            return;
+        }
+        for kind in [Kind::Usual, Kind::Tiny, Kind::Least, Kind::Any] {
+            for [m, n, k] in [
+                [1, 1, 1],
+                [3, 33, 2],
+                [30, 40, 4],
+                [15, 17, 31],
+                [16, 50, 64],
+                [5, 20, 1031],
+                [0, 3, 2],
+                [2, 2, 0],
+            ] {
+                let mut random = Random::new((m * n * k) as u64);
+                let mut halves = |count| -> Vec<bf16> {
+                    (0..count).map(|_| bf16::from_f32(random.number(kind))).collect()
+                };
+                let (a, b) = (halves(m * k), halves(n * k));
+                let (left, right) = (Matrix::new(&a, m, k), Matrix::new(&b, n, k).transposed());
+                let sum = |row: usize, column: usize| {
+                    sum_of_pairs(0.0, k, |k| [left.at(row, k).to_f32(), right.at(k, column).to_f32()])
+                };
+                let sums: Vec<f32> = (0..m * n).map(|i| sum(i / n, i % n)).collect();
+                assert_same(&product_in_single(left, right), &sums, kind);
+
+                let old = bf16::widened(&halves(m * n));
+                let mut added = old.clone();
+                add_product(&mut added, n, left, right);
+                let expected: Vec<f32> = sums.iter().zip(&old).map(|(sum, old)| old + sum).collect();
+                assert_same(&added, &expected, kind);
+
+                let [c, d] = [3 * m, 3 * n].map(|count| bf16::widened(&halves(count)));
+                let updated = |i: usize| {
+                    let products = (0..3).map(|rank| (c[i / n * 3 + rank], d[rank * n + i % n]));
+                    flushed(products.fold(sums[i], |sum, (c, d)| c.mul_add(d, sum)))
+                };
+                let expected: Vec<f32> = (0..m * n).map(updated).collect();
+                let expected = bf16::widened(&bf16::narrowed(&expected));
+                let found = product_with_update(left, right, [&c, &d], 3);
+                assert_same(&bf16::widened(&found), &expected, kind);
+            }
+        }
+    }
+
+    /// Compares bits. Any NaN is like another.
+    fn assert_same(found: &[f32], expected: &[f32], kind: Kind) {
+        assert_eq!(found.len(), expected.len());
+        for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
+            let are_equal = found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan();
+            assert!(are_equal, "{kind:?}: element {index} is {found:e} instead of {expected:e}");
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri starts no processes")]
+    fn all_without_the_instruction() {
+        run_without_instruction("bf16_product::functions");
     }
 }

@@ -30,8 +30,11 @@
 //! threads and the position of the element. So a row has the same bits in every product with the same right
 //! operand. The instruction adds first the odd and then the even element of a pair, and rounds each sum to the
 //! nearest number, ties to even. It ignores the processor's rounding mode. Subnormal operands and results count
-//! as zero (Intel's Instruction Set Extensions Programming Reference, `VDPBF16PS`). Infinities and NaN are as in
-//! single precision. [`add_product`] adds the finished sum to the old value.
+//! as zero (Intel's Instruction Set Extensions Programming Reference, `VDPBF16PS`). The products are not rounded, and a sum is
+//! subnormal if it is below the least normal number after it has been rounded to 24 bits with an exponent of any size; so an AMD
+//! EPYC (Zen 5) computes them. A zero has the sign of the number that it replaces. Infinities and NaN are as in single precision.
+//! [`add_product`] adds the finished sum to the old value. `sum_of_pairs` of [`product`](crate::product) has these sums in
+//! scalar code.
 //!
 //! AMX has another order. It adds the products of up to 16 pairs from zero on, in one sum for even elements
 //! and one for odd elements. Then it adds the two sums, and adds the result to the sum of the pairs
@@ -39,13 +42,13 @@
 //! begin at a multiple of 32 elements of the inner dimension, so a row has the same bits in every product
 //! with AMX too.
 //!
-//! On a processor without these instructions, operands are widened and multiplied in single precision
-//! ([`product`](crate::product)). The results then have other last bits.
+//! On a processor without these instructions, operands are widened and multiplied in single precision by the kernels of
+//! [`product`](crate::product), in the order of AVX512-BF16 and with the same bits. If numbers of the operands are so small that
+//! a sum may be subnormal, each sum is compared with the least normal number.
 //!
 //! # Why not a library
 //!
-//! The `gemm` crate, which computes the products in single precision, has no products of bfloat16. oneDNN has
-//! them, and is a library in C++ that every build would need.
+//! The `gemm` crate has no products of bfloat16. oneDNN has them, and is a library in C++ that every build would need.
 
 #[cfg(target_arch = "x86_64")]
 mod pack;
@@ -60,6 +63,7 @@ mod instruction;
 mod available;
 #[cfg(target_arch = "x86_64")]
 mod blocked;
+pub(crate) mod widened;
 mod functions;
 
 #[cfg(feature = "testing")]

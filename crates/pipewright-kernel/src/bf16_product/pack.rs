@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
-use crate::product::Matrix;
+use crate::product::{Matrix, transpose};
 
 /// Lanes of a register: vectors that are packed at once.
 const LANES: usize = 16;
@@ -234,36 +234,6 @@ struct Strip {
 /// Returns a mask of the `count` lowest bits, at most 32.
 pub(super) fn low_bits(count: usize) -> u32 {
     u32::MAX.checked_shr(32 - count as u32).unwrap_or(0)
-}
-
-/// Transposes a square of words: first within blocks of 4 x 4, then the blocks.
-#[target_feature(enable = "avx512f")]
-fn transpose(rows: [__m512i; LANES]) -> [__m512i; LANES] {
-    let mut halves = rows;
-    for (to, from) in halves.as_chunks_mut::<2>().0.iter_mut().zip(rows.as_chunks::<2>().0) {
-        *to = [_mm512_unpacklo_epi32(from[0], from[1]), _mm512_unpackhi_epi32(from[0], from[1])];
-    }
-    let mut blocks = halves;
-    for (to, from) in blocks.as_chunks_mut::<4>().0.iter_mut().zip(halves.as_chunks::<4>().0) {
-        let [a, b, c, d] = *from;
-        *to = [
-            _mm512_unpacklo_epi64(a, c),
-            _mm512_unpackhi_epi64(a, c),
-            _mm512_unpacklo_epi64(b, d),
-            _mm512_unpackhi_epi64(b, d),
-        ];
-    }
-    let mut columns = blocks;
-    for j in 0..4 {
-        let [a, b, c, d] = [blocks[j], blocks[4 + j], blocks[8 + j], blocks[12 + j]];
-        let (even, odd) = (_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b));
-        let (even_2, odd_2) = (_mm512_shuffle_i32x4::<0x88>(c, d), _mm512_shuffle_i32x4::<0xdd>(c, d));
-        columns[j] = _mm512_shuffle_i32x4::<0x88>(even, even_2);
-        columns[4 + j] = _mm512_shuffle_i32x4::<0x88>(odd, odd_2);
-        columns[8 + j] = _mm512_shuffle_i32x4::<0xdd>(even, even_2);
-        columns[12 + j] = _mm512_shuffle_i32x4::<0xdd>(odd, odd_2);
-    }
-    columns
 }
 
 #[cfg(test)]

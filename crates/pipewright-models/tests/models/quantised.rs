@@ -20,8 +20,7 @@ const PHI3: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/phi3-tiny");
 const GPT2: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/gpt2-tiny");
 const DOWN: &str = "model.layers.2.mlp.down_proj.weight";
 
-/// Returns the logits of a row, of a model whose matrices stay quantised. For rows of a few tokens, the `gemm` crate
-/// adds in another order if an operand is transposed.
+/// Returns the logits of a row, of a model whose matrices stay quantised.
 pub(crate) fn logits(copy: &Copy) -> Result<Vec<f32>, String> {
     let config = ModelConfig::read(copy.dir()).map_err(|error| with_causes(&error))?;
     let stage = config.whole(ModelSource::Directory(copy.dir()), &Device::flex());

@@ -6,6 +6,4 @@ use crate::memory::FrozenMatrix;
 #[derive(Clone, Debug)]
 pub(super) struct HeldFrozen {
     pub(super) matrix: FrozenMatrix,
-    /// Whether products have the bits of products with a decoded table, in place of products with the matrix of a linear layer.
-    pub(super) is_table: bool,
 }

@@ -117,7 +117,7 @@ impl From<Param<Tensor<2>>> for HeldMatrix {
 
 impl From<FrozenMatrix> for HeldMatrix {
     fn from(matrix: FrozenMatrix) -> Self {
-        Self { parameter: None, frozen: Some(HeldFrozen { matrix, is_table: false }) }
+        Self { parameter: None, frozen: Some(HeldFrozen { matrix }) }
     }
 }
 
@@ -130,8 +130,7 @@ impl HeldMatrix {
     /// Returns a quantised table of embeddings as the matrix of a tied head. Products have the same bits as a
     /// [`TiedHead`](super::TiedHead) with the decoded table.
     pub fn quantised_table(matrix: Arc<QuantisedMatrix>) -> Self {
-        let matrix = FrozenMatrix::Resident(matrix);
-        Self { parameter: None, frozen: Some(HeldFrozen { matrix, is_table: true }) }
+        Self::quantised(matrix)
     }
 
     pub(super) fn form(&self) -> HeldForm<'_> {
@@ -148,7 +147,7 @@ impl HeldMatrix {
         match &self.frozen {
             Some(held) => {
                 let matrix = FrozenMatrix::Resident(held.matrix.get());
-                Self { parameter: None, frozen: Some(HeldFrozen { matrix, is_table: held.is_table }) }
+                Self { parameter: None, frozen: Some(HeldFrozen { matrix }) }
             }
             None => self.clone(),
         }

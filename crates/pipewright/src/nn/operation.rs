@@ -20,7 +20,6 @@ use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, DispatchTensor, Flex, TensorMetadata};
 use burn::tensor::{DType, Element, Int, Shape, Tensor, TensorData, bf16, f16};
-use pipewright_kernel::bf16_product::is_available;
 use pipewright_kernel::half::Half;
 
 /// A tensor of the CPU back end without a tape.
@@ -206,10 +205,9 @@ pub(crate) fn elements(tensor: &CpuTensor) -> Cow<'_, [f32]> {
     }
 }
 
-/// Returns whether tensors are operands of products in bfloat16 that the processor has instructions for.
-/// Elsewhere, an operation of several products reads single precision and does not round between them.
+/// Returns whether tensors are operands of products in bfloat16.
 pub(super) fn are_multiplied_in_bf16<'a>(tensors: impl IntoIterator<Item = &'a CpuTensor>) -> bool {
-    tensors.into_iter().all(|tensor| tensor.dtype() == DType::BF16) && is_available()
+    tensors.into_iter().all(|tensor| tensor.dtype() == DType::BF16)
 }
 
 /// Returns the elements of tensors that [`row_major`] returned if all of them are bfloat16, so that an

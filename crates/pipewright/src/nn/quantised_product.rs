@@ -18,20 +18,19 @@ use crate::memory::FrozenMatrix;
 pub(super) struct QuantisedWeight {
     /// A tape keeps no elements of a matrix that is read when it is needed.
     matrix: FrozenMatrix,
-    is_table: bool,
     rounding: Rounding,
     /// Whether the product of a single row may have another order of its sums.
     is_without_tape: bool,
 }
 
 impl QuantisedWeight {
-    pub(super) fn new(HeldFrozen { matrix, is_table }: HeldFrozen, input: DType) -> Self {
+    pub(super) fn new(HeldFrozen { matrix }: HeldFrozen, input: DType) -> Self {
         let rounding = match input {
             DType::BF16 => Rounding::Bf16,
             DType::F16 => Rounding::F16,
             _ => Rounding::None,
         };
-        Self { matrix, is_table, rounding, is_without_tape: false }
+        Self { matrix, rounding, is_without_tape: false }
     }
 
     /// Returns the weight in an operation without a backward.
@@ -56,17 +55,15 @@ impl QuantisedWeight {
     }
 
     /// Returns the weight, or its transpose if `is_turned`, as the right operand of a product.
-    fn operand<'a>(&self, matrix: &'a QuantisedMatrix, is_turned: bool) -> QuantisedOperand<'a> {
-        let operand = if is_turned { QuantisedOperand::plain } else { QuantisedOperand::transposed };
-        let operand = operand(matrix);
-        if self.is_table { operand } else { operand.like_columns() }
+    fn operand(matrix: &QuantisedMatrix, is_turned: bool) -> QuantisedOperand<'_> {
+        if is_turned { QuantisedOperand::plain(matrix) } else { QuantisedOperand::transposed(matrix) }
     }
 
     /// Returns the product of a row-major `left` with the weight `[inputs, outputs]`, or with its transpose if
     /// `is_turned`.
     pub(super) fn product(&self, left: &CpuTensor, is_turned: bool) -> CpuTensor {
         let matrix = self.matrix.get();
-        let right = self.operand(&matrix, is_turned);
+        let right = Self::operand(&matrix, is_turned);
         let [rows, columns] = [rows_of(left, right), right.columns()];
         if let Some([left]) = in_bf16([left]) {
             return tensor_of(half_product(Matrix::new(left, rows, right.inner()), right), [rows, columns]);
@@ -87,7 +84,7 @@ impl QuantisedWeight {
         rank: usize,
     ) -> CpuTensor {
         let weight = self.matrix.get();
-        let right = self.operand(&weight, is_turned);
+        let right = Self::operand(&weight, is_turned);
         let [rows, columns] = [rows_of(left, right), right.columns()];
         if let Some([left]) = in_bf16([left]) {
             let left = Matrix::new(left, rows, right.inner());

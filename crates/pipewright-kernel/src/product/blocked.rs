@@ -1,0 +1,204 @@
+//! A whole product: packs the operands and computes all tiles.
+
+use rayon::prelude::*;
+
+use super::blocks::{Block, blocks};
+use super::definition::BLOCK;
+use super::kernel::Kernel;
+use super::matrix::{Matrix, is_parallel};
+use super::pack::{Panel, Vectors};
+use super::tile::{Join, Order, Tile};
+use crate::scratch::Scratch;
+
+/// Bytes of the left operand that are packed at once. They stay in a third-level cache.
+const LEFT_BYTES: usize = 2 * 1024 * 1024;
+
+/// The result of a product.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    /// The first element.
+    pub(crate) start: *mut f32,
+    /// The distance between two rows.
+    pub(crate) row_stride: usize,
+    pub(crate) join: Join,
+}
+
+/// The right operand of a product.
+#[derive(Clone, Copy)]
+pub(super) enum Right<'a> {
+    Held(Vectors<'a>),
+    /// For each block of the inner dimension, its panels.
+    Packed {
+        start: *const f32,
+        columns: usize,
+    },
+}
+
+impl Right<'_> {
+    fn columns(self) -> usize {
+        match self {
+            Self::Held(vectors) => vectors.count,
+            Self::Packed { columns, .. } => columns,
+        }
+    }
+}
+
+/// The products of some rows with a part of the inner dimension.
+struct Work<'a> {
+    kernel: Kernel,
+    order: Order,
+    rows: Vectors<'a>,
+    right: Right<'a>,
+    /// The first of the rows, and their number.
+    first: usize,
+    count: usize,
+    /// Rows of a panel of the left operand.
+    height: usize,
+    /// The first element of the inner dimension.
+    start: usize,
+    /// Elements of the packed operands.
+    depth: usize,
+    /// The packed left operand.
+    left: *mut f32,
+    target: Target,
+}
+
+// SAFETY: threads share the operands for reading, and write different panels of the packed operand and
+// different tiles of the target.
+unsafe impl Sync for Work<'_> {}
+
+/// Computes `a` times the right operand.
+///
+/// # Safety
+/// The processor must have the instructions of the kernel. The target must have `a.rows` rows of as many elements as the right
+/// operand has columns that nothing else uses, initialised unless they are replaced. Pairs are not added. The right operand
+/// must have the inner dimension of `a`; if it is packed, in panels of the kernel.
+pub(super) unsafe fn multiply(kernel: Kernel, order: Order, target: Target, a: Matrix<'_>, right: Right<'_>) {
+    if a.rows == 0 || right.columns() == 0 {
+        return;
+    }
+    let [most_rows, _] = kernel.size();
+    let height = a.rows.div_ceil(a.rows.div_ceil(most_rows));
+    let longest = a.columns.min(BLOCK).next_multiple_of(2);
+    let chunk = (LEFT_BYTES / size_of::<f32>() / longest.max(1) / height).max(1) * height;
+    let mut left = Scratch::new(chunk.min(a.rows.next_multiple_of(height)) * longest);
+    let left = left.as_mut_ptr().cast();
+    let is_parallel = is_parallel(a.rows, right.columns(), a.columns);
+    for first in (0..a.rows).step_by(chunk) {
+        // Without an inner dimension, one part without elements gives the result its zeros.
+        for start in (0..a.columns.max(1)).step_by(BLOCK) {
+            let join = match order {
+                _ if start == 0 => target.join,
+                Order::Blocks if target.join != Join::Continue => Join::Add,
+                _ => Join::Continue,
+            };
+            let depth = BLOCK.min(a.columns - start);
+            let work = Work {
+                kernel,
+                order,
+                rows: Vectors::rows_of(a),
+                right,
+                first,
+                count: chunk.min(a.rows - first),
+                height,
+                start,
+                depth: if order == Order::Blocks { depth } else { depth.next_multiple_of(2) },
+                left,
+                target: Target { join, ..target },
+            };
+            // SAFETY: as the caller says; the memory has the packed rows.
+            unsafe { work.run(is_parallel) };
+        }
+    }
+}
+
+impl Work<'_> {
+    /// # Safety
+    /// As [`multiply`]; `left` must have an element for each of the packed rows.
+    unsafe fn run(&self, is_parallel: bool) {
+        let [_, width] = self.kernel.size();
+        let panels = self.count.div_ceil(self.height);
+        let blocks = |threads| {
+            blocks(
+                [panels, self.right.columns().div_ceil(width)],
+                self.depth * width * size_of::<f32>(),
+                threads,
+            )
+        };
+        // SAFETY: each panel is packed once, and each block is computed once, after that.
+        let (pack, compute) =
+            (|panel| unsafe { self.pack_left(panel) }, |block| unsafe { self.compute(block) });
+        if is_parallel {
+            (0..panels).into_par_iter().for_each(pack);
+            let blocks: Vec<_> = blocks(rayon::current_num_threads()).collect();
+            blocks.into_par_iter().for_each(compute);
+        } else {
+            (0..panels).for_each(pack);
+            blocks(1).for_each(compute);
+        }
+    }
+
+    fn panel(&self, first: usize, width: usize) -> Panel {
+        Panel { first, width, start: self.start, depth: self.depth, is_flushed: self.order != Order::Blocks }
+    }
+
+    /// Packs a panel of the left operand; the last may have fewer rows.
+    ///
+    /// # Safety
+    /// As [`Work::run`]; no other thread may use the panel.
+    unsafe fn pack_left(&self, panel: usize) {
+        let row = panel * self.height;
+        let rows = self.height.min(self.count - row);
+        // SAFETY: panels before this one have all elements of the rows before it.
+        unsafe {
+            self.kernel.pack(self.rows, self.panel(self.first + row, rows), self.left.add(row * self.depth))
+        };
+    }
+
+    /// Computes a block.
+    ///
+    /// # Safety
+    /// As [`Work::run`]; the left operand must be packed, and no other thread may use the block's elements.
+    unsafe fn compute(&self, Block { rows, columns }: Block) {
+        let [_, width] = self.kernel.size();
+        let mut room;
+        let right = match self.right {
+            // SAFETY: the blocks of the inner dimension before this one have all their panels.
+            Right::Packed { start, columns: count } => unsafe {
+                start.add(self.start * count.next_multiple_of(width) + columns.start * width * self.depth)
+            },
+            Right::Held(vectors) => {
+                room = Scratch::new(columns.len() * width * self.depth);
+                let right: *mut f32 = room.as_mut_ptr().cast();
+                for (index, panel) in columns.clone().enumerate() {
+                    // SAFETY: the memory has a panel at this index.
+                    unsafe {
+                        let into = right.add(index * width * self.depth);
+                        self.kernel.pack(vectors, self.panel(panel * width, width), into);
+                    }
+                }
+                right.cast_const()
+            }
+        };
+        for row in rows.map(|panel| panel * self.height) {
+            for (index, column) in columns.clone().map(|panel| panel * width).enumerate() {
+                // SAFETY: both operands are packed, and the target has the rows and columns of the tile,
+                // which only this thread uses.
+                unsafe {
+                    let tile = Tile {
+                        inner: self.depth,
+                        left: self.left.add(row * self.depth),
+                        right: right.add(index * width * self.depth),
+                        right_stride: width,
+                        out: self.target.start.add((self.first + row) * self.target.row_stride + column),
+                        stride: self.target.row_stride,
+                        rows: self.height.min(self.count - row),
+                        columns: width.min(self.right.columns() - column),
+                        join: self.target.join,
+                    };
+                    self.kernel.compute(self.order, &tile);
+                }
+            }
+        }
+    }
+}
