@@ -85,21 +85,25 @@ pub(crate) enum Command {
     Reset,
 }
 
-/// Whether the ranks of a process begin a step that they received during the step before. The gate is closed if the
-/// interrupt flag is raised when the first of them asks; from then on it stays as it is. Clones are one gate.
+/// Whether the ranks of a process begin a step that they received during an earlier one. The gate is closed if the gate of the
+/// step before was closed, or if the interrupt flag is raised when the first of them asks; from then on it stays as it is.
+/// Clones are one gate.
 #[derive(Clone)]
 pub(crate) struct Gate {
+    /// Whether the gate of the step before is open, if that step has one. The ranks ask it first.
+    before: Option<Arc<OnceLock<bool>>>,
     interrupt: Arc<AtomicBool>,
     is_open: Arc<OnceLock<bool>>,
 }
 
 impl Gate {
-    pub(crate) fn new(interrupt: Arc<AtomicBool>) -> Self {
-        Self { interrupt, is_open: Arc::default() }
+    pub(crate) fn new(interrupt: Arc<AtomicBool>, before: Option<Self>) -> Self {
+        Self { before: before.map(|gate| gate.is_open), interrupt, is_open: Arc::default() }
     }
 
     pub(crate) fn is_open(&self) -> bool {
-        *self.is_open.get_or_init(|| !self.interrupt.load(Ordering::Relaxed))
+        let is_closed_before = self.before.as_ref().is_some_and(|before| before.get() == Some(&false));
+        *self.is_open.get_or_init(|| !is_closed_before && !self.interrupt.load(Ordering::Relaxed))
     }
 }
 

@@ -15,7 +15,7 @@
 //! the batch.
 //!
 //! Whether a batch follows the one before without a drain is the same on all ranks ([`Follow`](super::step_input::Follow)): the pipeline says so
-//! before it gives the batch to the first rank, unless a rank has come to the place in its row where the next batch
+//! before it gives the batch to the first rank, unless a rank could begin it and has come to the place in its row where it
 //! begins. That rank then decides for all that the pipeline drains, and the batch begins after the update.
 //!
 //! A failure of the later batch drops that batch, and the earlier one runs to its end alone: nothing of it waits for the
@@ -103,9 +103,10 @@ impl<I> Turns<I> {
             return match self.next {
                 _ if !is_next => Turn::Act(self.older),
                 Next::Begun => Turn::Act(1 - self.older),
-                Next::Unknown => Turn::Ask,
-                Next::Given(_) if self.states[1 - self.older] == State::Free => Turn::Begin,
-                Next::Given(_) => Turn::End,
+                Next::Unknown if self.states[1 - self.older] == State::Free => Turn::Ask,
+                // The batch before the older one has not updated.
+                Next::Unknown => Turn::End,
+                Next::Given(_) => Turn::Begin,
                 Next::None => {
                     self.at += 1;
                     continue;

@@ -51,7 +51,7 @@ pub struct Pipeline {
     pub(super) accumulation: Accumulation,
     pub(super) verifier: Verifier,
     /// The training batches that the ranks have and that are not finished, in order; an error if the ranks
-    /// could not get the batch. At most two with the one that waits.
+    /// could not get the batch. At most three with the one that waits.
     pub(super) begun: VecDeque<Result<Running, PipelineError>>,
     /// The batch that the ranks get after the one that runs.
     pub(super) waiting: Option<Waiting>,

@@ -42,13 +42,18 @@ use crate::verification::Verify;
 /// How many batches can be begun at once: one that runs, and the next one.
 const MOST_BEGUN: usize = 2;
 
+/// How many batches that overlap can be begun at once. Two run, and a rank may come to the third before the pipeline has the
+/// results of the first.
+const MOST_OVERLAPPING: usize = 3;
+
 impl Pipeline {
     /// Begins a training step, like [`Pipeline::step_batch`], without waiting for its results, which
     /// [`Pipeline::finish`] returns. While it runs, the next batch can be begun: each rank begins it as soon as
     /// its own part of this step has ended, with its own update, while other ranks still update and while the
     /// caller reads the results. The results have the same bits as the results of [`Pipeline::step_batch`].
     ///
-    /// At most two batches can be begun at once. Until they are finished, the pipeline refuses everything that
+    /// At most two batches can be begun at once, and three if batches overlap
+    /// ([`PipelineConfig::delayed`](super::PipelineConfig::delayed)). Until they are finished, the pipeline refuses everything that
     /// needs its state between two steps, such as evaluations, [`Pipeline::state`] and
     /// [`Pipeline::parameters`] ([`PipelineError::StepBegun`]). Dropping the pipeline stops the ranks in these
     /// batches.
@@ -104,7 +109,7 @@ impl Pipeline {
     /// ```
     ///
     /// # Errors
-    /// When two batches have begun. A batch that cannot be used, or that the processes do not agree on, is an
+    /// When as many batches have begun as can be. A batch that cannot be used, or that the processes do not agree on, is an
     /// error of the call of [`Pipeline::finish`] that would return its results. A step that runs is not
     /// affected.
     pub fn begin(&mut self, batch: Batch, learning_rate: f64) -> Result<(), PipelineError> {
@@ -147,6 +152,13 @@ impl Pipeline {
         summary
     }
 
+    /// Returns whether another batch can be begun.
+    pub(crate) fn can_begin(&self) -> bool {
+        let overlaps = |begun: &Result<Running, _>| begun.as_ref().is_ok_and(|begun| begun.follow.is_some());
+        let most = if self.begun.iter().all(overlaps) { MOST_OVERLAPPING } else { MOST_BEGUN };
+        self.waiting.is_none() && self.begun.len() < most
+    }
+
     /// Returns the number of the next batch that [`Pipeline::finish`] ends.
     pub(crate) fn next_to_finish(&self) -> u64 {
         self.finished_batches
@@ -181,7 +193,7 @@ impl Pipeline {
         purpose: Purpose,
         when: Begin,
     ) -> Result<(), PipelineError> {
-        if self.begun.len() + usize::from(self.waiting.is_some()) == MOST_BEGUN {
+        if !self.can_begin() {
             return Err(PipelineError::StepsBegun);
         }
         let start = Instant::now();
@@ -210,8 +222,13 @@ impl Pipeline {
     /// Returns the gate of a batch that the ranks of this process get while another one runs, if it has one.
     fn gate_for(&self, when: Begin) -> Condition {
         let interrupt = self.setup.config.interrupt.clone();
+        let before = self.begun.back().and_then(|before| before.as_ref().ok());
+        let before = before.and_then(|before| match &before.condition {
+            Condition::Gate { gate, .. } => Some(gate.clone()),
+            _ => None,
+        });
         match interrupt.filter(|_| when == Begin::UnlessInterrupted && self.has_begun()) {
-            Some(interrupt) => Condition::Gate { gate: Gate::new(interrupt), last: self.ranks.at },
+            Some(interrupt) => Condition::Gate { gate: Gate::new(interrupt, before), last: self.ranks.at },
             None => Condition::None,
         }
     }
@@ -261,6 +278,8 @@ impl Pipeline {
         if let Some(Ok(Running { condition: Condition::Gate { last, .. }, .. })) =
             self.begun.pop_front_if(is_closed)
         {
+            // The gate of the batch after it is closed too.
+            self.begun.clear();
             self.take_back(last);
             return true;
         }
@@ -285,10 +304,10 @@ impl Pipeline {
         !needs_results && !before.returns_gradients()
     }
 
-    /// Gives the ranks the next batch if it waits for the end of the one before. A failure belongs to that
-    /// batch.
+    /// Gives the ranks the next batch if it waits for the end of the one before, and that one has ended. A failure
+    /// belongs to that batch.
     fn send_waiting(&mut self) {
-        if let Some(waiting) = self.waiting.take() {
+        if let Some(waiting) = self.waiting.take_if(|_| self.begun.is_empty()) {
             self.setup.next_batch.set(None);
             let running = self.agree_and_send(waiting, Condition::None);
             self.begun.push_back(running);
