@@ -14,7 +14,8 @@
 //! and its stages have the parts of one, and park those of the other ([`Lane`]). Messages belong to an attempt, which is
 //! the batch.
 //!
-//! Whether a batch follows the one before without a drain is the same on all ranks ([`Follow`](super::step_input::Follow)): the pipeline says so
+//! Whether a batch follows the one before without a drain is the same on all ranks. Between processes, the gradient norm of the
+//! batch two before says that all have it. Within one process ([`Follow`](super::step_input::Follow)), the pipeline says so
 //! before it gives the batch to the first rank, unless a rank could begin it and has come to the place in its row where it
 //! begins. That rank then decides for all that the pipeline drains, and the batch begins after the update.
 //!

@@ -20,10 +20,8 @@ pub(super) struct Running {
     /// The time of the call that has begun it.
     pub(super) start: Instant,
     pub(super) condition: Condition,
-    /// Whether the next batch follows without a drain; `None` if batches do not overlap.
+    /// Within one process, whether the next batch follows without a drain; `None` if batches do not overlap.
     pub(super) follow: Option<Follow>,
-    /// Whether the batch follows the one before without a drain.
-    pub(super) overlaps: bool,
     /// The batches of its step up to this one, if a failure of the step is to name the first value that is not finite.
     pub(super) batches: Vec<Arc<CheckedBatch>>,
 }
@@ -35,7 +33,7 @@ pub(super) enum Condition {
     /// Within one process: then, if the gate is open. `last` are the numbers of the ranks' last command before
     /// it.
     Gate { gate: Gate, last: StepAttempt },
-    /// In several processes: then, if all processes have begun the same batch.
+    /// In several processes: then, or without a drain, if all processes have begun the same batch.
     Offer(Box<Offered>),
 }
 
