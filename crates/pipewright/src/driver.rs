@@ -3,8 +3,7 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender};
@@ -21,6 +20,7 @@ use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::memory::RankMemory;
 use crate::progress::ProgressBoard;
 use crate::stage::{RestoredPaths, Visit};
+use crate::step_gate::Gate;
 use crate::verification::Difference;
 
 /// A request to a rank's thread. A command that is answered carries the channel for its answer.
@@ -83,28 +83,6 @@ pub(crate) enum Command {
     },
     /// Drops the gradients that wait for an update.
     Reset,
-}
-
-/// Whether the ranks of a process begin a step that they received during an earlier one. The gate is closed if the gate of the
-/// step before was closed, or if the interrupt flag is raised when the first of them asks; from then on it stays as it is.
-/// Clones are one gate.
-#[derive(Clone)]
-pub(crate) struct Gate {
-    /// Whether the gate of the step before is open, if that step has one. The ranks ask it first.
-    before: Option<Arc<OnceLock<bool>>>,
-    interrupt: Arc<AtomicBool>,
-    is_open: Arc<OnceLock<bool>>,
-}
-
-impl Gate {
-    pub(crate) fn new(interrupt: Arc<AtomicBool>, before: Option<Self>) -> Self {
-        Self { before: before.map(|gate| gate.is_open), interrupt, is_open: Arc::default() }
-    }
-
-    pub(crate) fn is_open(&self) -> bool {
-        let is_closed_before = self.before.as_ref().is_some_and(|before| before.get() == Some(&false));
-        *self.is_open.get_or_init(|| !is_closed_before && !self.interrupt.load(Ordering::Relaxed))
-    }
 }
 
 /// A rank's answer to a step.

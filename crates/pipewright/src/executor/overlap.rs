@@ -201,8 +201,10 @@ mod tests {
                     text.push_str(&numbers[lane].to_string());
                     turns.note_done(lane, left[lane] == 0);
                 }
-                Turn::Ask if given < batches => turns.next = Next::Given(()),
-                Turn::Ask => turns.next = Next::None,
+                Turn::Ask => {
+                    assert_eq!(turns.states[1 - turns.older], State::Free, "it could begin the batch");
+                    turns.next = if given < batches { Next::Given(()) } else { Next::None };
+                }
                 Turn::Begin => {
                     let lane = 1 - turns.older;
                     (numbers[lane], left[lane], given) = (given, row.len(), given + 1);
@@ -222,5 +224,9 @@ mod tests {
         assert_eq!(run(&row, 3, true), "00010|1121|222|");
         // The third batch waits for the update with the first one.
         assert_eq!(run(&row, 3, false), "0001011|21222||");
+        // A row that begins with the next batch.
+        let row = [true, true, false, false];
+        assert_eq!(run(&row, 3, true), "001100|2211|22|");
+        assert_eq!(run(&row, 3, false), "001100|2211|22|");
     }
 }

@@ -8,9 +8,10 @@ use crossbeam_channel::Receiver;
 use super::error::PipelineError;
 use super::step_plan::{CheckedBatch, StepAttempt, StepPlan};
 use crate::batch::Purpose;
-use crate::driver::{Gate, StepReply};
+use crate::driver::StepReply;
 use crate::executor::{Follow, StepOrigin};
 use crate::ids::WorldRank;
+use crate::step_gate::Gate;
 
 /// A batch that the ranks have.
 pub(super) struct Running {

@@ -28,15 +28,15 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::begun::{Begin, Condition, Offered, Running, Waiting};
+use super::begun::{Begin, Condition, Running, Waiting};
 use super::error::PipelineError;
 use super::running::{Pipeline, StepAnswers};
 use super::step_plan::{CheckedBatch, StepAttempt, StepPlan};
 use super::summary::{StepSummary, batch_gradients, is_interrupted, training};
 use crate::batch::{Batch, Purpose};
-use crate::driver::Gate;
-use crate::executor::{Follow, StepOrigin, agree_alike, digest};
+use crate::executor::{Follow, StepOrigin, digest};
 use crate::failure::StepError;
+use crate::step_gate::Gate;
 use crate::verification::Verify;
 
 /// How many batches can be begun at once: one that runs, and the next one.
@@ -218,7 +218,7 @@ impl Pipeline {
     }
 
     /// Returns the last batch that was begun and that the ranks have.
-    fn last_begun(&self) -> Option<&Running> {
+    pub(super) fn last_begun(&self) -> Option<&Running> {
         self.begun.back().and_then(|last| last.as_ref().ok())
     }
 
@@ -232,53 +232,6 @@ impl Pipeline {
         match interrupt.filter(|_| when == Begin::UnlessInterrupted && self.has_begun()) {
             Some(interrupt) => Condition::Gate { gate: Gate::new(interrupt, before), last: self.ranks.at },
             None => Condition::None,
-        }
-    }
-
-    /// Gives the ranks a batch that they begin only if all processes have begun the same one. Returns `None` if
-    /// they do not have it, because it cannot be used, or because no gradient norm before it can say so.
-    fn offer(&mut self, waiting: &Waiting) -> Option<Running> {
-        let before = self.last_begun().map(|before| &before.plan);
-        if self.is_whole_world() || !before.is_some_and(|before| before.updates() && self.may_follow(before))
-        {
-            return None;
-        }
-        let checked = waiting.batch.as_ref().ok()?;
-        let form = checked.form();
-        let digest = digest(&form);
-        let mut batch = checked.clone();
-        batch.adopt(&self.setup, agree_alike(form).ok()?);
-        let last = self.ranks.at;
-        let Waiting { purpose, when, start, .. } = *waiting;
-        let offered = Offered { batch: checked.clone(), purpose, when, last };
-        let Ok(running) = self.send_batch(batch, start, Condition::Offer(Box::new(offered))) else {
-            self.ranks.begin(last);
-            return None;
-        };
-        // The ranks have the batch before they can learn that all processes have begun it.
-        self.setup.next_batch.add_sent(digest);
-        Some(running)
-    }
-
-    /// Takes back the batches that were offered and that not all processes have, and lets them wait. No rank has begun
-    /// them. Other processes may not have offered them, so their numbers do not count.
-    fn take_back_offers(&mut self) {
-        let granted = self.granted;
-        let is_open = |next: &mut Result<Running, _>| {
-            let is_open = |next: &Running| {
-                matches!(next.condition, Condition::Offer(_)) && next.plan.at.attempt > granted
-            };
-            next.as_ref().is_ok_and(is_open)
-        };
-        while let Some(Ok(Running { condition, start, .. })) = self.begun.pop_back_if(is_open) {
-            if let Condition::Offer(offered) = condition {
-                let Offered { batch, purpose, when, last } = *offered;
-                self.take_back(last);
-                self.waiting.push_front(Waiting { batch: Ok(batch), purpose, when, common: None, start });
-            }
-        }
-        if self.begun.is_empty() {
-            self.setup.next_batch.clear();
         }
     }
 
@@ -310,13 +263,13 @@ impl Pipeline {
 
     /// Goes back to the numbers of the last command before a batch that no rank has begun. The batch before it has
     /// updated.
-    fn take_back(&mut self, last: StepAttempt) {
+    pub(super) fn take_back(&mut self, last: StepAttempt) {
         self.ranks.begin(last);
         self.accumulation.begin_batch(None);
     }
 
     /// Returns whether the ranks may get the next batch before the results of a batch with this plan are known.
-    fn may_follow(&self, before: &StepPlan) -> bool {
+    pub(super) fn may_follow(&self, before: &StepPlan) -> bool {
         let needs_results = self.setup.config.verify != Verify::Off || self.accumulation.loss_scale.is_some();
         !needs_results && !before.returns_gradients()
     }
@@ -358,7 +311,7 @@ impl Pipeline {
     }
 
     /// Gives the ranks a batch.
-    fn send_batch(
+    pub(super) fn send_batch(
         &mut self,
         batch: CheckedBatch,
         start: Instant,

@@ -116,6 +116,7 @@ struct State {
     begun: u64,
     /// The forwards of each stage.
     forwards: [usize; 4],
+    has_panicked: bool,
 }
 
 impl Events {
@@ -147,6 +148,9 @@ struct Watched {
     /// The forward of the second stage that panics.
     #[module(skip)]
     panics_at: Option<usize>,
+    /// If rank 1 hangs after the panic until another rank gives up, what that one logs.
+    #[module(skip)]
+    gives_up: Option<String>,
 }
 
 impl StageModule for Watched {
@@ -164,7 +168,20 @@ impl StageModule for Watched {
             if self.stages == 2 && number == MICROBATCHES as usize {
                 self.events.wait(|state| state.forwards[0] > MICROBATCHES as usize);
             }
-            assert!(self.panics_at != Some(number), "out of cheese");
+            if self.panics_at == Some(number) {
+                if self.gives_up.is_some() {
+                    // By then, rank 0 has sent the next microbatch, and waits for a message of the first batch.
+                    self.events.wait(|state| state.forwards[0] > number);
+                    std::thread::sleep(Duration::from_millis(300));
+                }
+                self.events.change(|state| state.has_panicked = true);
+                panic!("out of cheese");
+            }
+        }
+        if let Some(text) = &self.gives_up
+            && self.events.state.lock().expect("no panic").has_panicked
+        {
+            hang_until_logged(text);
         }
         self.layers.forward(input, context)
     }
@@ -176,11 +193,22 @@ impl StageModule for Watched {
 
 /// Launches two ranks whose batches overlap, and begins two batches.
 fn watched(schedule: &str, config: &PipelineConfig, panics_at: Option<usize>) -> Pipeline {
+    hanging(schedule, config, panics_at, None)
+}
+
+/// Like [`watched`], but rank 1 hangs after a panic if `gives_up` has what another rank logs when it gives up.
+fn hanging(
+    schedule: &str,
+    config: &PipelineConfig,
+    panics_at: Option<usize>,
+    gives_up: Option<String>,
+) -> Pipeline {
     let (program, events) = (program(schedule, 2, 1), Arc::new(Events::default()));
     let (stages, of_stages) = (program.placement().stages(), events.clone());
     let make = move |index: StageIndex| {
         let (layers, events) = (Mlp::of_stage(index, stages), of_stages.clone());
-        let watched = Watched { layers, stage: index.index(), stages, events, panics_at };
+        let gives_up = gives_up.clone();
+        let watched = Watched { layers, stage: index.index(), stages, events, panics_at, gives_up };
         ending_in_loss(index.get() + 1 == stages, watched)
     };
     let mut pipeline = Pipeline::launch(program, World::local(2), config, make).expect("it starts");
@@ -239,27 +267,31 @@ fn a_failure_drops_the_batch_behind() {
     assert_eq!(parameters(&mut pipeline), parameters(&mut plain));
 }
 
-/// Rank 1 has computed the first batch and hangs until the other rank gives up. The pipeline goes on as if neither batch had
-/// been.
-fn check_deadline(schedule: &str, milliseconds: u64, panics_at: Option<usize>) {
+/// If rank 1 calls this, it returns when another rank has logged a text.
+fn hang_until_logged(text: &str) {
+    let is_logged = || support::logged(|_| true).iter().any(|logged| logged.contains(text));
+    let until = Instant::now() + Duration::from_secs(60);
+    while std::thread::current().name() == Some("rank-1") && !is_logged() {
+        assert!(Instant::now() < until, "no rank gives up");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Returns a configuration with a deadline, and what a rank logs that gives up.
+fn with_deadline(milliseconds: u64) -> (PipelineConfig, String) {
     static LOG: Once = Once::new();
     LOG.call_once(support::collect_log);
     let deadline = Duration::from_millis(milliseconds);
-    let reported = format!("no rank has moved for {:.1} s", deadline.as_secs_f64());
-    let config = PipelineConfig { deadline, ..delayed() };
-    let expected = reported.clone();
-    let hangs = move |_: &mut ParameterGradient<'_>| {
-        let hangs = || support::logged(|_| true).iter().all(|text| !text.contains(&expected));
-        let until = Instant::now() + Duration::from_secs(60);
-        while std::thread::current().name() == Some("rank-1") && hangs() {
-            assert!(Instant::now() < until, "no rank gives up");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    };
-    let hanging = PipelineConfig { gradient_hook: Some(Arc::new(hangs)), ..config.clone() };
-    let mut pipeline = watched(schedule, &hanging, panics_at);
+    (
+        PipelineConfig { deadline, ..delayed() },
+        format!("no rank has moved for {:.1} s", deadline.as_secs_f64()),
+    )
+}
+
+/// The first batch fails because rank 0 gives up. The pipeline goes on as if neither batch had been.
+fn check_given_up(mut pipeline: Pipeline, schedule: &str, (config, text): (PipelineConfig, String)) {
     let error = pipeline.finish().expect_err("a rank hangs").to_string();
-    assert!(error.starts_with("step 1: rank 0: ") && error.contains(&reported), "{error}");
+    assert!(error.starts_with("step 1: rank 0") && error.contains(&text), "{error}");
     let mut plain = support::launch(program(schedule, 2, 1), &config);
     for number in 5..8 {
         let expected = plain.step_batch(numbered(number, &config), RATE).expect("a step");
@@ -268,16 +300,25 @@ fn check_deadline(schedule: &str, milliseconds: u64, panics_at: Option<usize>) {
     }
 }
 
-/// Rank 0 waits for the norm of the first batch, and for a message of the second one.
+/// Rank 1 has computed the first batch and hangs. Rank 0 waits for the norm of that batch, and for a message of the second one.
 #[test]
 fn a_deadline_fails_the_earlier_batch() {
-    check_deadline("1f1b", 1300, None);
+    let (config, text) = with_deadline(1300);
+    let logged = text.clone();
+    let hook = move |_: &mut ParameterGradient<'_>| hang_until_logged(&logged);
+    let hanging = PipelineConfig { gradient_hook: Some(Arc::new(hook)), ..config.clone() };
+    check_given_up(watched("1f1b", &hanging, None), "1f1b", (config, text));
 }
 
-/// The second batch fails on rank 1 during the first one. Rank 0 has begun it too, and keeps the deadline of the first one.
+/// The second batch fails on rank 1, which then hangs in a backward of the first one, for which it computes a forward again.
+/// Rank 0 waits for that backward, and has begun the second batch too.
 #[test]
 fn a_batch_that_has_failed_elsewhere_ends_no_wait() {
-    check_deadline("zbvzerobubble", 1700, Some(MICROBATCHES as usize + 1));
+    let (config, text) = with_deadline(1700);
+    let config = PipelineConfig { recompute: Recompute::Stage, ..config };
+    let panics_at = Some(MICROBATCHES as usize + 1);
+    let pipeline = hanging("looped-bfs", &config, panics_at, Some(text.clone()));
+    check_given_up(pipeline, "looped-bfs", (config, text));
 }
 
 /// A stage that computes a batch only when the test has begun the next one.
