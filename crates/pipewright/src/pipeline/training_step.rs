@@ -9,9 +9,10 @@
 //!   repeated, the loss scale follows from the gradients, and gradients of inputs may not fit together, which
 //!   is an error.
 //! - In several processes, at once if the batch that runs ends with an update. The ranks begin the next batch
-//!   only if a gradient norm says that all processes have begun the same one (`executor/norm.rs`): that of the batch that runs, or
-//!   if batches overlap, that of the batch before it. Otherwise the processes compare it when the batch that runs has ended. If all
-//!   of them have begun the next one by then, the reports of the ranks compare it, without a further message.
+//!   only if a gradient norm says that all processes have begun the same one (`executor/norm.rs`): that of the batch that
+//!   runs, or if batches overlap, that of the batch before it. Otherwise the processes compare it when the batch that runs
+//!   has ended. If all of them have begun the next one by then, the reports of the ranks compare it, without a further
+//!   message.
 //!
 //! In each case the ranks begin before the caller reads the results.
 //!
@@ -53,8 +54,8 @@ impl Pipeline {
     /// caller reads the results. The results have the same bits as the results of [`Pipeline::step_batch`].
     ///
     /// At most two batches can be begun at once, and three if batches overlap
-    /// ([`PipelineConfig::delayed`](super::PipelineConfig::delayed)). Until they are finished, the pipeline refuses everything that
-    /// needs its state between two steps, such as evaluations, [`Pipeline::state`] and
+    /// ([`PipelineConfig::delayed`](super::PipelineConfig::delayed)). Until they are finished, the pipeline refuses
+    /// everything that needs its state between two steps, such as evaluations, [`Pipeline::state`] and
     /// [`Pipeline::parameters`] ([`PipelineError::StepBegun`]). Dropping the pipeline stops the ranks in these
     /// batches.
     ///

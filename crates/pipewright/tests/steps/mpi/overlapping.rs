@@ -112,8 +112,8 @@ pub(crate) fn fails(ends: Option<u64>, computes: Option<u64>) {
     process.report(&format!("a failure of batch {failing} among batches that overlap"));
 }
 
-/// Rank 1 fails in the second batch. Both processes have begun the third one, and only the other one has begun the fourth one. The
-/// numbers of both processes are the same afterwards.
+/// Rank 1 fails in the second batch. Both processes have begun the third one, and only the other one has begun the fourth one.
+/// The numbers of both processes are the same afterwards.
 pub(crate) fn fails_with_next_of_one() {
     let mut process = launch(STEPS, Some(1), None);
     let (expected, _) = of_threads(2, &process.config, STEPS);
