@@ -44,7 +44,13 @@ fn processes_train_as_threads_do_to_the_bit() {
 #[test]
 fn delayed_weights_train_in_processes_as_in_threads_to_the_bit() {
     let folder = folder();
-    let common = ["optimizer.delay=1", "run.steps=9", "run.eval_every=4", "data.validation_share=0.2"];
+    let common = [
+        "optimizer.delay=1",
+        "run.steps=9",
+        "run.eval_every=4",
+        "data.validation_share=0.5",
+        "pipeline.microbatches=4",
+    ];
     let replicas = ["mesh.data_parallel=2"];
     for (schedule, more, processes_of_run) in
         [("1f1b", &[][..], 2), ("gpipe", &[], 4), ("zbvzerobubble", &replicas, 4)]
