@@ -51,6 +51,38 @@ fn step_chunk(
     }
 }
 
+/// Like [`step`], with the same bits, but leaves the parameter: the updated one replaces the gradient.
+pub fn step_over_gradient(
+    parameter: &[f32],
+    gradient: &mut [f32],
+    first: &mut [f32],
+    second: &mut [f32],
+    by: Coefficients,
+) {
+    let len = parameter.len();
+    assert_eq!((gradient.len(), first.len(), second.len()), (len, len, len), "all have the same length");
+    let moments = first.chunks_mut(CHUNK).zip(second.chunks_mut(CHUNK));
+    let chunks = parameter.chunks(CHUNK).zip(gradient.chunks_mut(CHUNK)).zip(moments);
+    for_each(chunks, len, |((p, g), (m, v))| step_chunk_over_gradient(p, g, m, v, by));
+}
+
+#[multiversion(targets = "simd")]
+fn step_chunk_over_gradient(
+    parameter: &[f32],
+    gradient: &mut [f32],
+    first: &mut [f32],
+    second: &mut [f32],
+    by: Coefficients,
+) {
+    let Coefficients { betas: (beta_1, beta_2), step_size, second_correction, epsilon, keep } = by;
+    let moments = first.iter_mut().zip(second);
+    for ((p, g), (m, v)) in parameter.iter().zip(gradient).zip(moments) {
+        *m = beta_1 * *m + (1.0 - beta_1) * *g;
+        *v = beta_2 * *v + (1.0 - beta_2) * *g * *g;
+        *g = keep * p - step_size * *m / ((*v * second_correction).sqrt() + epsilon);
+    }
+}
+
 /// Like [`step`], with the same bits, but returns the updated parameter and moments and leaves the old ones.
 pub fn step_apart(
     parameter: &[f32],
@@ -98,7 +130,7 @@ mod tests {
     use crate::threads::{LentThreads, with_threads};
 
     #[test]
-    fn both_forms_have_the_same_bits() {
+    fn all_forms_have_the_same_bits() {
         check(1003);
     }
 
@@ -110,7 +142,7 @@ mod tests {
         assert_eq!(with_threads(&threads, || check(3 * CHUNK + 5)), alone);
     }
 
-    /// Compares both forms for parameters of this length, and returns the result.
+    /// Compares the forms for parameters of this length, and returns the result.
     fn check(len: usize) -> [Vec<f32>; 3] {
         let numbers = |seed: f32| -> Vec<f32> { (0..len).map(|i| (i as f32 * 0.37 + seed).sin()).collect() };
         let by = Coefficients {
@@ -124,6 +156,10 @@ mod tests {
         let squares: Vec<f32> = numbers(3.0).iter().map(|x| x * x).collect();
         let old = [numbers(0.0), numbers(2.0), squares];
         let apart = step_apart(&old[0], &gradient, &old[1], &old[2], by);
+        let (mut over, [mut first, mut second]) =
+            (gradient.clone(), [1, 2].map(|index: usize| old[index].clone()));
+        step_over_gradient(&old[0], &mut over, &mut first, &mut second, by);
+        assert_eq!(apart, [over, first, second]);
         let [mut parameter, mut first, mut second] = old.clone();
         step(&mut parameter, &gradient, &mut first, &mut second, by);
         assert_eq!(apart, [parameter, first, second]);

@@ -3,8 +3,7 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender};
@@ -21,6 +20,7 @@ use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::memory::RankMemory;
 use crate::progress::ProgressBoard;
 use crate::stage::{RestoredPaths, Visit};
+use crate::step_gate::Gate;
 use crate::verification::Difference;
 
 /// A request to a rank's thread. A command that is answered carries the channel for its answer.
@@ -43,8 +43,8 @@ pub(crate) enum Command {
         gate: Option<Gate>,
         reply: Reply<StepReply>,
     },
-    /// Between processes, the step after one that runs. The rank begins it only if the gradient norm of that one
-    /// says that all ranks have the same next batch.
+    /// Between processes, the step after one that runs. The rank begins it only if a gradient norm says that all ranks have the
+    /// same batch.
     NextStep {
         input: Box<StepInput>,
         reply: Reply<StepReply>,
@@ -85,24 +85,6 @@ pub(crate) enum Command {
     Reset,
 }
 
-/// Whether the ranks of a process begin a step that they received during the step before. The gate is closed if the
-/// interrupt flag is raised when the first of them asks; from then on it stays as it is. Clones are one gate.
-#[derive(Clone)]
-pub(crate) struct Gate {
-    interrupt: Arc<AtomicBool>,
-    is_open: Arc<OnceLock<bool>>,
-}
-
-impl Gate {
-    pub(crate) fn new(interrupt: Arc<AtomicBool>) -> Self {
-        Self { interrupt, is_open: Arc::default() }
-    }
-
-    pub(crate) fn is_open(&self) -> bool {
-        *self.is_open.get_or_init(|| !self.interrupt.load(Ordering::Relaxed))
-    }
-}
-
 /// A rank's answer to a step.
 pub(crate) struct StepReply {
     /// The rank's report, and across processes the reports of all other ranks.
@@ -113,12 +95,22 @@ pub(crate) struct StepReply {
     pub failed: Option<FailedRank>,
     /// The rank's report if the rank begins the next step, and its process exchanges the reports.
     pub open: Option<OpenReport>,
+    /// Between processes, the last batch that all of them have, as far as the rank knows.
+    pub granted: Attempt,
+    /// Whether the rank has begun the step before it had updated with the one before.
+    pub overlaps: bool,
 }
 
 impl StepReply {
     /// Returns the answer of a rank that does not begin the step.
     fn not_begun() -> Self {
-        Self { outcome: Ok(Vec::new()), has_updated: false, failed: None, open: None }
+        Self::without_reports(Ok(Vec::new()))
+    }
+
+    /// Returns the answer of a rank that has done nothing that counts.
+    fn without_reports(outcome: Result<Vec<RankReport>, StepError>) -> Self {
+        let granted = Attempt::default();
+        Self { outcome, has_updated: false, failed: None, open: None, granted, overlaps: false }
     }
 }
 
@@ -235,21 +227,16 @@ where
             }
         };
         // The channel closes when the pipeline is dropped.
-        let (mut goes_ahead, mut next) = (false, None);
+        let mut next = None;
         while let Some(command) = next.take().or_else(|| inbox.recv().ok()) {
-            next = execute(&mut executor, &mut goes_ahead, command, inbox);
+            next = execute(&mut executor, command, inbox);
         }
     }
 }
 
-/// Executes a command and answers it. `goes_ahead` says whether the rank begins the next step, which is the next
-/// command. A step may go on with the steps in `inbox` that overlap. Returns a command that follows at once.
-fn execute(
-    executor: &mut Executor,
-    goes_ahead: &mut bool,
-    command: Command,
-    inbox: &Receiver<Command>,
-) -> Option<Command> {
+/// Executes a command and answers it. A step may go on with the steps in `inbox` that overlap. Returns a command that follows
+/// at once.
+fn execute(executor: &mut Executor, command: Command, inbox: &Receiver<Command>) -> Option<Command> {
     let rank = executor.world_rank();
     let failure = |cause| StepError { rank, step: StepNumber::default(), action: None, cause };
     match command {
@@ -259,17 +246,19 @@ fn execute(
             let agreed = run_or_reset(executor).map(|()| executor.take_outcome().agreed);
             reply.send(agreed.map(|agreed| agreed.expect("ranks that have compared batches agree or not")));
         }
-        Command::NextStep { reply, .. } if !*goes_ahead => reply.send(StepReply::not_begun()),
+        Command::NextStep { input, reply } if input.attempt > executor.granted() => {
+            reply.send(StepReply::not_begun());
+        }
         Command::Step { gate: Some(gate), reply, .. } if !gate.is_open() => {
             reply.send(StepReply::not_begun());
         }
-        Command::Step { input, reply, .. } if input.overlap.is_some() => {
+        Command::Step { input, reply, .. } | Command::NextStep { input, reply }
+            if input.overlap.is_some() =>
+        {
             return OverlappingSteps::run(executor, input, reply, inbox);
         }
         Command::Step { input, reply, .. } | Command::NextStep { input, reply } => {
-            let answer = step(executor, *input);
-            *goes_ahead = answer.open.is_some();
-            reply.send(answer);
+            reply.send(step(executor, *input));
         }
         Command::Parameters { attempt, reply } => {
             executor.begin_collecting(attempt, None);
@@ -308,21 +297,29 @@ fn step(executor: &mut Executor, input: StepInput) -> StepReply {
         Ok(Outcome { reports, open, .. }) => (Ok(reports), open),
         Err(error) => (Err(error), None),
     };
-    StepReply { outcome, has_updated, failed, open }
+    StepReply { outcome, has_updated, failed, open, granted: executor.granted(), overlaps: false }
 }
 
 /// The answer to a step that has ended.
-fn ended(executor: &mut Executor) -> StepReply {
-    let has_updated = executor.has_updated();
+fn ended(executor: &mut Executor, overlaps: bool) -> StepReply {
+    let (has_updated, granted) = (executor.has_updated(), executor.granted());
     let Outcome { reports, open, .. } = executor.take_outcome();
-    StepReply { outcome: Ok(reports), has_updated, failed: None, open }
+    StepReply { outcome: Ok(reports), has_updated, failed: None, open, granted, overlaps }
+}
+
+/// A step of a rank that runs.
+struct BegunStep {
+    step: StepNumber,
+    /// Whether it has begun before the rank had updated with the one before.
+    overlaps: bool,
+    reply: Reply<StepReply>,
 }
 
 /// The steps of a rank that overlap, in order, which it has not answered.
 struct OverlappingSteps<'a> {
     executor: &'a mut Executor,
     inbox: &'a Receiver<Command>,
-    begun: VecDeque<(StepNumber, Reply<StepReply>)>,
+    begun: VecDeque<BegunStep>,
     /// Whether a step follows the last one.
     follow: Follow,
     /// A command of another kind, which follows at once.
@@ -338,7 +335,7 @@ impl<'a> OverlappingSteps<'a> {
         inbox: &'a Receiver<Command>,
     ) -> Option<Command> {
         let OverlapRule { row, follow } = input.overlap.clone()?;
-        let begun = VecDeque::from([(input.step, reply)]);
+        let begun = VecDeque::from([BegunStep { step: input.step, overlaps: false, reply }]);
         executor.begin_overlap(*input, row);
         let mut steps = Self { executor, inbox, begun, follow, other: None };
         loop {
@@ -346,9 +343,8 @@ impl<'a> OverlappingSteps<'a> {
                 Ok(OverlapPoll::Progress | OverlapPoll::Pending) => {}
                 Ok(OverlapPoll::Asks) => steps.take_next(),
                 Ok(OverlapPoll::Ended) => {
-                    let answer = ended(steps.executor);
-                    if let Some((_, reply)) = steps.begun.pop_front() {
-                        reply.send(answer);
+                    if let Some(BegunStep { overlaps, reply, .. }) = steps.begun.pop_front() {
+                        reply.send(ended(steps.executor, overlaps));
                     }
                 }
                 Ok(OverlapPoll::Done) => return steps.other,
@@ -371,17 +367,20 @@ impl<'a> OverlappingSteps<'a> {
         Ok(polled)
     }
 
-    /// Takes the next step, if one follows. The pipeline has announced it before it sends it to the ranks.
+    /// Takes the next step, if one follows. Within one process, the pipeline has announced it before it sends it to the ranks.
+    /// Between processes, all ranks have it.
     fn take_next(&mut self) {
-        let next =
-            if self.follow.decide() { self.inbox.recv_timeout(self.executor.deadline()).ok() } else { None };
+        let follows = self.executor.has_next() || self.follow.decide();
+        let next = if follows { self.inbox.recv_timeout(self.executor.deadline()).ok() } else { None };
         let next = match next {
             Some(Command::Step { gate: Some(gate), reply, .. }) if !gate.is_open() => {
                 reply.send(StepReply::not_begun());
                 None
             }
-            Some(Command::Step { input, reply, .. }) => {
-                self.begun.push_back((input.step, reply));
+            Some(Command::Step { input, reply, .. } | Command::NextStep { input, reply })
+                if input.overlap.is_some() =>
+            {
+                self.begun.push_back(BegunStep { step: input.step, overlaps: true, reply });
                 self.follow = input.overlap.as_ref().map(|rule| rule.follow.clone()).unwrap_or_default();
                 Some(input)
             }
@@ -400,21 +399,18 @@ impl<'a> OverlappingSteps<'a> {
         let failed = FailedRank::new(self.executor, &error);
         let continues = self.executor.drop_later();
         let reply = if continues { self.begun.pop_back() } else { self.begun.pop_front() };
-        if let Some((_, reply)) = reply {
-            reply.send(StepReply { outcome: Err(error), has_updated, failed: Some(failed), open: None });
+        if let Some(BegunStep { reply, .. }) = reply {
+            let answer = StepReply::without_reports(Err(error));
+            reply.send(StepReply { has_updated, failed: Some(failed), ..answer });
         }
         if !continues {
             self.executor.reset();
-            for (step, reply) in self.begun.drain(..) {
+            for BegunStep { step, reply, .. } in self.begun.drain(..) {
                 let error = StepError { rank, step, action: None, cause: Cause::Aborted { first: rank } };
                 let failed =
                     FailedRank { rank, position: 0, report: None, events: Vec::new(), difference: None };
-                reply.send(StepReply {
-                    outcome: Err(error),
-                    has_updated: false,
-                    failed: Some(failed),
-                    open: None,
-                });
+                let answer = StepReply::without_reports(Err(error));
+                reply.send(StepReply { failed: Some(failed), ..answer });
             }
         }
         continues

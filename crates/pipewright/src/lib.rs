@@ -171,6 +171,7 @@ pub mod hook;
 mod config;
 mod executor;
 pub mod rank_link;
+mod step_gate;
 mod driver;
 pub mod pipeline;
 pub mod profile;

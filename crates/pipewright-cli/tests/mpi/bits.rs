@@ -60,6 +60,32 @@ fn fingerprints_of_processes_are_those_of_threads() {
     }
 }
 
+/// Batches overlap as far as the processes have read them in time, which changes no bit.
+#[test]
+fn delayed_weights_train_in_processes_as_in_threads_to_the_bit() {
+    let folder = folder();
+    let common = [
+        "optimizer.delay=1",
+        "run.steps=9",
+        "run.eval_every=4",
+        "data.validation_share=0.5",
+        "pipeline.microbatches=4",
+    ];
+    let replicas = ["mesh.data_parallel=2"];
+    for (schedule, more, processes_of_run) in
+        [("1f1b", &[][..], 2), ("gpipe", &[], 4), ("zbvzerobubble", &replicas, 4)]
+    {
+        let ranks = processes_of_run / (1 + more.len() as u32);
+        let cut = [format!("pipeline.ranks={ranks}"), format!("pipeline.schedule={schedule}")];
+        let overrides: Vec<&str> =
+            common.into_iter().chain(cut.iter().map(String::as_str)).chain(more.iter().copied()).collect();
+        let expected = train_on_threads(folder.path(), &overrides);
+        let output = processes(folder.path(), processes_of_run, &overrides);
+        assert_eq!(output.status.code(), Some(0), "{schedule}: {}", words(&output));
+        assert_eq!(figures(folder.path()), expected, "{schedule}");
+    }
+}
+
 #[test]
 fn parts_of_a_head_train_in_processes_as_in_threads_to_the_bit() {
     let folder = folder();

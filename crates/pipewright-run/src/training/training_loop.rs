@@ -268,20 +268,27 @@ fn steps(
             attempts.interrupt().request();
             grows = true;
         }
-        let is_due = checkpoints.is_due(number);
-        let after = AfterStep {
+        // An interval that was chosen since the next step began counts from that step on.
+        let is_due = checkpoints.is_due(number) && !trainer.has_begun_after_next();
+        let after_step = |number| AfterStep {
             is_last: number == steps,
             is_interrupted: interrupted,
-            is_checkpoint_due: is_due,
+            is_checkpoint_due: checkpoints.is_due(number),
             is_evaluation_due: evaluations.are_due(number),
             is_copy_due: copies.as_ref().is_some_and(|copies| copies.are_due(number)),
             is_move_due: mover.as_ref().is_some_and(|mover| mover.is_due(number)),
             // `launch` ends the run after any step to replace the host of a slow rank. To let it grow, this
             // process asks for the end before the step with the checkpoint begins. Without checkpoints it may
-            // ask before any step, and the step that has begun by then is finished.
+            // ask before any step, and the steps that have begun by then are finished.
             may_end: log.replaces_slow || log.can_grow() && checkpoints.is_due(number + 1),
         };
-        let step = if after.may_begin_next() { trainer.step_ahead() } else { trainer.step() };
+        let after = AfterStep { is_checkpoint_due: is_due, ..after_step(number) };
+        let ahead = match (after.may_begin_next(), after_step(number + 1).may_begin_next()) {
+            (false, _) => 0,
+            (true, false) => 1,
+            (true, true) => 2,
+        };
+        let step = trainer.step_ahead_by(ahead);
         let (mut metrics, report) = step.map_err(Stop::of_step)?;
         let was_interrupted = interrupted;
         interrupted |= report.interrupted || attempts.must_end();

@@ -105,10 +105,17 @@ impl Connection {
 
     /// Starts an attempt while another one continues. The rank is in the attempts `alive`, the first and the last.
     pub(super) fn begin_next(&mut self, attempt: Attempt, alive: [Attempt; 2]) {
+        self.abort.begin_step(attempt);
         self.board.set_attempt(self.rank, attempt);
         self.attempt = attempt;
         (self.sending, self.boundary_bytes) = (Duration::ZERO, 0);
         self.endpoint.lock().continue_in(attempt, alive);
+    }
+
+    /// Counts the peaks of memory and of sends from now on, for the batch that ends next.
+    pub(super) fn restart_peaks(&self) {
+        self.memory.restart_peak();
+        self.endpoint.lock().restart_sends();
     }
 
     /// Exchanges the attempt that runs with one that is parked. The rank is in the attempts `alive`, the first and the last.

@@ -170,16 +170,16 @@ impl RankContext {
         self.coord.replica < self.mesh.experts
     }
 
-    /// Returns the digest of the batch that this process has begun after the one that runs; `None` if it has
-    /// begun none, or if all ranks are in this process.
+    /// Returns the digest of the first batch that this process has begun after those on which the processes agree; `None` if it
+    /// has begun none, or if all ranks are in this process.
     pub(super) fn next_batch(&self) -> Option<u64> {
         self.next_batch.digest().filter(|_| self.is_distributed)
     }
 
-    /// Like [`RankContext::next_batch`], if this rank has the batch already and may begin it. A rank of a process
-    /// that is asked to end begins no further batch.
-    pub(super) fn sent_batch(&self) -> Option<u64> {
-        self.next_batch.sent().filter(|_| self.is_distributed && !self.is_interrupted())
+    /// Returns the digests of the batches that [`RankContext::next_batch`] is the first of, as far as this rank has them already
+    /// and may begin them. A rank of a process that is asked to end begins no further batch.
+    pub(super) fn sent_batches(&self) -> Vec<u64> {
+        if self.is_distributed && !self.is_interrupted() { self.next_batch.sent() } else { Vec::new() }
     }
 
     /// Returns whether the interrupt flag is raised in this process.
@@ -197,9 +197,9 @@ impl RankContext {
         self.mesh.timeline_row(self.world_rank_of_stage(stage))
     }
 
-    /// Ends the time in which the next batch is compared: all ranks have it.
-    pub(super) fn take_next_batch(&self) {
-        self.next_batch.set(None);
+    /// Notes that all ranks have the first ones of [`RankContext::sent_batches`].
+    pub(super) fn take_next_batches(&self, count: usize) {
+        self.next_batch.take_sent(count);
     }
 
     /// Orders the contents of a group's ranks by the shares of the batch that their replicas have in a

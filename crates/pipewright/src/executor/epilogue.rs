@@ -224,7 +224,7 @@ impl Executor {
     fn gather_replica_squares(&self) -> Phase {
         let Self { context, stages, parameters, .. } = self;
         let squares = context.with_idle_threads(|| squares(context, stages, parameters));
-        let own = Contribution { squares, next_batch: self.context.sent_batch() };
+        let own = Contribution { squares, next_batches: self.context.sent_batches() };
         let children = &self.context.copies_tree.children;
         Phase::ReplicaSquares(Exchange::gather(own, replica_tag(&self.context), children))
     }
@@ -250,9 +250,9 @@ impl Executor {
             connection.send(parent, Tag::Squares, Payload::of(&gathered));
             return Ok(Phase::Norm(Exchange::one(parent, Tag::GlobalNorm)));
         }
-        let Contribution { squares, next_batch } = gathered;
+        let Contribution { squares, next_batches } = gathered;
         let norms = norms(context, parameters, step.input(), self.accumulation, &squares)?;
-        Ok(Phase::Norm(Exchange::complete(Norms { next_batch, ..norms })))
+        Ok(Phase::Norm(Exchange::complete(Norms { next_batches: next_batches.len(), ..norms })))
     }
 
     /// Passes on the norms. From this point no rank of the subtree waits for this one.
@@ -263,10 +263,10 @@ impl Executor {
             self.connection.send_bytes(children, Tag::GlobalNorm, &bytes);
         }
         self.connection.send_bytes(&context.copies_tree.children, Tag::GlobalNorm, &bytes);
-        if norms.next_batch.is_some() {
-            self.context.take_next_batch();
-            self.step.note_next();
-        }
+        let attempt = self.step.input().attempt;
+        self.context.take_next_batches(norms.next_batches);
+        self.granted = (0..norms.next_batches).fold(self.granted.max(attempt), |last, _| last.next());
+        self.step.has_next = self.granted > attempt;
         Phase::Update { norms }
     }
 

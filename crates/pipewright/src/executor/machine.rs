@@ -54,6 +54,8 @@ pub(crate) struct Executor {
     pub(super) offloads: Option<Offloads>,
     pub(super) streams: Streams,
     pub(super) step: Step,
+    /// Across processes: the last batch that all ranks have, so that this one may begin it.
+    pub(super) granted: Attempt,
     /// Present while batches overlap.
     pub(super) overlap: Option<Overlap>,
 }
@@ -82,6 +84,7 @@ impl Executor {
                 .map(|place| Offloads::new(place, context.world_rank, connection.memory.clone())),
             streams: Streams::new(context.world_rank, connection.memory.clone()),
             step: Step::between(StepNumber::default(), Phase::Idle),
+            granted: Attempt::default(),
             overlap: None,
             context,
             connection,
@@ -211,6 +214,11 @@ impl Executor {
         self.step.updates.is_some()
     }
 
+    /// Returns the last batch that all ranks of all processes have, as far as the gradient norms have said so.
+    pub(crate) fn granted(&self) -> Attempt {
+        self.granted
+    }
+
     /// Sleeps until a message arrives or a rank fails. The deadline starts again whenever any rank of the
     /// world moves.
     pub(crate) fn wait_for_message(&mut self) -> Result<(), StepError> {
@@ -265,6 +273,7 @@ impl Executor {
             self.note_exchange_sums(action);
         }
         self.overlap = None;
+        self.granted = Attempt::default();
         self.stages.reset();
         self.accumulation = Accumulation::default();
         self.reductions.clear();

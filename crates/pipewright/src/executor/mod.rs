@@ -39,7 +39,7 @@
 //! | `tensor_shards.rs` | whether the ranks of a tensor group hold the shards that their modules describe |
 //! | `sharing.rs` | gradients of shared parameters |
 //! | `agreement.rs` | the comparison of the processes' batches before a step |
-//! | `next_batch.rs` | the batch that a process has begun while another one runs |
+//! | `next_batch.rs` | the batches that a process has begun while another one runs |
 //! | `collection.rs` | whole parameters, or a visit to modules, between two steps |
 //! | `moves.rs` | layers that move from stage to stage, between two steps |
 //! | `report.rs` | a rank's report |

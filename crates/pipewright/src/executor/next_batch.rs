@@ -1,45 +1,66 @@
-//! The batch that a process has begun while another one runs.
+//! The batches that a process has begun while another one runs.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The digest of the batch that a process has begun while another one runs, for the gradient norm and the
-/// reports of that one. Clones share it.
+/// The digests of the batches that a process has begun while another one runs, and on which the processes have not agreed, for
+/// the gradient norm and the reports of that one. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct NextBatch(Arc<Mutex<Option<Begun>>>);
+pub(crate) struct NextBatch(Arc<Mutex<Begun>>);
 
-/// A batch that a process has begun.
-#[derive(Clone, Copy, Debug)]
+/// The batches that a process has begun.
+#[derive(Debug, Default)]
 struct Begun {
-    digest: u64,
-    /// Whether the ranks of the process have the batch already.
-    is_sent: bool,
+    /// Those that the ranks of the process have, in order.
+    sent: VecDeque<u64>,
+    /// The one that follows them, which the ranks get later.
+    waiting: Option<u64>,
 }
 
 impl NextBatch {
-    fn lock(&self) -> MutexGuard<'_, Option<Begun>> {
+    fn lock(&self) -> MutexGuard<'_, Begun> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets the digest of the next batch, which the ranks get when the batch before has ended; `None` if no batch
-    /// follows.
-    pub(crate) fn set(&self, digest: Option<u64>) {
-        *self.lock() = digest.map(|digest| Begun { digest, is_sent: false });
+    /// Forgets the batches.
+    pub(crate) fn clear(&self) {
+        *self.lock() = Begun::default();
     }
 
-    /// Sets the digest of the next batch, which the ranks have already.
-    pub(crate) fn set_sent(&self, digest: u64) {
-        *self.lock() = Some(Begun { digest, is_sent: true });
+    /// Sets the digest of the batch that the ranks get when the batches before it have ended.
+    pub(crate) fn set_waiting(&self, digest: Option<u64>) {
+        self.lock().waiting = digest;
     }
 
-    /// Returns the digest of the next batch.
+    /// Adds the digest of a batch that the ranks have.
+    pub(crate) fn add_sent(&self, digest: u64) {
+        self.lock().sent.push_back(digest);
+    }
+
+    /// Forgets the first batches that the ranks have, on which the processes agree.
+    pub(super) fn take_sent(&self, count: usize) {
+        let sent = &mut self.lock().sent;
+        sent.drain(..count.min(sent.len()));
+    }
+
+    /// Returns the digest of the first batch.
     pub(super) fn digest(&self) -> Option<u64> {
-        self.lock().map(|begun| begun.digest)
+        let begun = self.lock();
+        begun.sent.front().copied().or(begun.waiting)
     }
 
-    /// Returns the digest of the next batch if the ranks have it.
-    pub(super) fn sent(&self) -> Option<u64> {
-        self.lock().filter(|begun| begun.is_sent).map(|begun| begun.digest)
+    /// Returns the digests of the batches that the ranks have.
+    pub(super) fn sent(&self) -> Vec<u64> {
+        self.lock().sent.iter().copied().collect()
     }
+}
+
+/// Returns the digests with which all of these lists begin.
+pub(super) fn common_digests(lists: impl IntoIterator<Item = Vec<u64>>) -> Vec<u64> {
+    let common = |a: Vec<u64>, b: Vec<u64>| {
+        a.into_iter().zip(b).take_while(|(a, b)| a == b).map(|(digest, _)| digest).collect()
+    };
+    lists.into_iter().reduce(common).unwrap_or_default()
 }
 
 /// Returns the digest that all of these are; `None` if they differ.
@@ -62,14 +83,30 @@ mod tests {
     }
 
     #[test]
+    fn batches_are_common_until_one_differs() {
+        let check = |lists: &[&[u64]], expected: &[u64]| {
+            assert_eq!(common_digests(lists.iter().map(|list| list.to_vec())), expected, "{lists:?}");
+        };
+        check(&[&[5, 6], &[5, 6], &[5, 6, 7]], &[5, 6]);
+        check(&[&[5, 6], &[5]], &[5]);
+        check(&[&[5, 6], &[4, 6]], &[]);
+        check(&[&[5], &[], &[5]], &[]);
+    }
+
+    #[test]
     fn a_batch_that_waits_is_not_one_that_the_ranks_have() {
         let (next, clone) = (NextBatch::default(), NextBatch::default());
-        assert_eq!((next.digest(), next.sent()), (None, None));
-        next.set(Some(0));
-        assert_eq!((next.digest(), next.sent()), (Some(0), None));
-        next.set_sent(7);
-        assert_eq!((next.digest(), next.sent(), clone.digest()), (Some(7), Some(7), None));
-        next.set(None);
-        assert_eq!((next.clone().digest(), next.sent()), (None, None));
+        assert_eq!((next.digest(), next.sent()), (None, vec![]));
+        next.set_waiting(Some(0));
+        assert_eq!((next.digest(), next.sent()), (Some(0), vec![]));
+        next.add_sent(7);
+        next.add_sent(8);
+        assert_eq!((next.digest(), next.sent(), clone.digest()), (Some(7), vec![7, 8], None));
+        next.clone().take_sent(1);
+        assert_eq!((next.digest(), next.sent()), (Some(8), vec![8]));
+        next.take_sent(1);
+        assert_eq!((next.digest(), next.sent()), (Some(0), vec![]));
+        next.clear();
+        assert_eq!(next.digest(), None);
     }
 }

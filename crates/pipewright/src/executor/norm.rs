@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use super::accumulation::Accumulation;
 use super::context::RankContext;
-use super::next_batch::common_digest;
+use super::next_batch::common_digests;
 use super::parameters::KnownParameters;
 use super::square_parts::Gathered;
 use super::stages::LocalStages;
@@ -44,25 +44,24 @@ pub(super) struct Norms {
     /// If there are groups to clip: the norm of the parameters that no group contains, and the norm of each
     /// group.
     pub(super) parts: Vec<f64>,
-    /// In several processes, the digest of the next batch, which all ranks have; `None` if they do not have the
-    /// same one. They begin it when they have updated.
-    pub(super) next_batch: Option<u64>,
+    /// In several processes, the number of further batches that all ranks have and may begin.
+    pub(super) next_batches: usize,
 }
 
-/// The part of a subtree's ranks in the norm, and in the decision on the next batch.
+/// The part of a subtree's ranks in the norm, and in the decision on the next batches.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Contribution {
     pub(super) squares: Vec<f64>,
-    /// The digest of the next batch, which all of them have; `None` if they do not have the same one.
-    pub(super) next_batch: Option<u64>,
+    /// The digests of the further batches that all of them have.
+    pub(super) next_batches: Vec<u64>,
 }
 
 impl Contribution {
     /// Joins the contributions of a subtree, in their order.
     pub(super) fn joined(exchange: Exchange<Self>) -> Self {
         let (squares, next): (Vec<_>, Vec<_>) =
-            exchange.into_contents().map(|Self { squares, next_batch }| (squares, next_batch)).unzip();
-        Self { squares: squares.concat(), next_batch: common_digest(next) }
+            exchange.into_contents().map(|Self { squares, next_batches }| (squares, next_batches)).unzip();
+        Self { squares: squares.concat(), next_batches: common_digests(next) }
     }
 }
 
@@ -170,7 +169,7 @@ pub(super) fn norms(
     for (_, square, group) in order.filter(|_| groups > 0) {
         parts[group.map_or(0, |group| group + 1)] += square;
     }
-    Ok(Norms { whole, parts: parts.into_iter().map(norm).collect(), next_batch: None })
+    Ok(Norms { whole, parts: parts.into_iter().map(norm).collect(), next_batches: 0 })
 }
 
 /// Returns the divisor of the gradient sums. It is usually the number of microbatches whose gradients are in

@@ -14,8 +14,9 @@
 //! and its stages have the parts of one, and park those of the other ([`Lane`]). Messages belong to an attempt, which is
 //! the batch.
 //!
-//! Whether a batch follows the one before without a drain is the same on all ranks ([`Follow`](super::step_input::Follow)): the pipeline says so
-//! before it gives the batch to the first rank, unless a rank has come to the place in its row where the next batch
+//! Whether a batch follows the one before without a drain is the same on all ranks. Between processes, the gradient norm of the
+//! batch two before says that all have it. Within one process ([`Follow`](super::step_input::Follow)), the pipeline says so
+//! before it gives the batch to the first rank, unless a rank could begin it and has come to the place in its row where it
 //! begins. That rank then decides for all that the pipeline drains, and the batch begins after the update.
 //!
 //! A failure of the later batch drops that batch, and the earlier one runs to its end alone: nothing of it waits for the
@@ -103,9 +104,10 @@ impl<I> Turns<I> {
             return match self.next {
                 _ if !is_next => Turn::Act(self.older),
                 Next::Begun => Turn::Act(1 - self.older),
-                Next::Unknown => Turn::Ask,
-                Next::Given(_) if self.states[1 - self.older] == State::Free => Turn::Begin,
-                Next::Given(_) => Turn::End,
+                Next::Unknown if self.states[1 - self.older] == State::Free => Turn::Ask,
+                // The batch before the older one has not updated.
+                Next::Unknown => Turn::End,
+                Next::Given(_) => Turn::Begin,
                 Next::None => {
                     self.at += 1;
                     continue;
@@ -199,8 +201,10 @@ mod tests {
                     text.push_str(&numbers[lane].to_string());
                     turns.note_done(lane, left[lane] == 0);
                 }
-                Turn::Ask if given < batches => turns.next = Next::Given(()),
-                Turn::Ask => turns.next = Next::None,
+                Turn::Ask => {
+                    assert_eq!(turns.states[1 - turns.older], State::Free, "it could begin the batch");
+                    turns.next = if given < batches { Next::Given(()) } else { Next::None };
+                }
                 Turn::Begin => {
                     let lane = 1 - turns.older;
                     (numbers[lane], left[lane], given) = (given, row.len(), given + 1);
@@ -220,5 +224,9 @@ mod tests {
         assert_eq!(run(&row, 3, true), "00010|1121|222|");
         // The third batch waits for the update with the first one.
         assert_eq!(run(&row, 3, false), "0001011|21222||");
+        // A row that begins with the next batch.
+        let row = [true, true, false, false];
+        assert_eq!(run(&row, 3, true), "001100|2211|22|");
+        assert_eq!(run(&row, 3, false), "001100|2211|22|");
     }
 }

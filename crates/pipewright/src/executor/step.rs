@@ -45,7 +45,7 @@ pub(super) struct Step {
     /// The last stage whose update has begun. The step can then no longer be undone.
     pub(super) updates: Option<StageIndex>,
     pub(super) early: EarlyUpdates,
-    /// Across processes: whether all ranks have the same next batch, which they begin after the update.
+    /// Across processes: whether all ranks have the same next batch, which they begin after the update or have begun.
     pub(super) has_next: bool,
 }
 
@@ -230,10 +230,5 @@ impl Step {
 
     pub(super) fn early_mut(&mut self) -> &mut EarlyUpdates {
         &mut self.early
-    }
-
-    /// Notes that all ranks have the same next batch.
-    pub(super) fn note_next(&mut self) {
-        self.has_next = true;
     }
 }

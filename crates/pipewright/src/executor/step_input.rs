@@ -41,14 +41,15 @@ pub(crate) struct OverlapRule {
     pub(crate) follow: Follow,
 }
 
-/// Whether the next batch follows a batch without a drain, the same on all ranks of the process. Clones are one decision.
+/// Whether the next batch follows a batch without a drain, the same on all ranks of the process. Clones are one decision. Between
+/// processes, the gradient norms decide it ([`Norms`](super::norm::Norms)), and this decision is that none follows.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Follow(Arc<OnceLock<bool>>);
 
 impl Follow {
-    /// Decides that the next batch follows, unless a rank has decided that none does. Returns the decision.
-    pub(crate) fn announce(&self) -> bool {
-        *self.0.get_or_init(|| true)
+    /// Decides that the next batch follows, unless a rank has decided that none does.
+    pub(crate) fn announce(&self) {
+        self.0.get_or_init(|| true);
     }
 
     /// Returns whether the next batch follows. If it is not announced, none does.

@@ -66,7 +66,7 @@ impl Executor {
                 Poll::Pending => waits = true,
                 Poll::Done => {
                     // The report has the peak since the end of the batch before.
-                    self.connection.memory.restart_peak();
+                    self.connection.restart_peaks();
                     self.own_overlap().turns.states[lane] = State::Free;
                     return Ok(OverlapPoll::Ended);
                 }
@@ -96,6 +96,11 @@ impl Executor {
             }
             self.error(cause)
         })
+    }
+
+    /// Returns whether all ranks of all processes have the next batch.
+    pub(crate) fn has_next(&self) -> bool {
+        self.overlap.as_ref().is_some_and(|overlap| self.granted > overlap.alive()[1])
     }
 
     /// Gives the rank the next batch, or says that none follows.

@@ -136,7 +136,9 @@ impl Abort {
     #[cfg(any(feature = "mpi", test))]
     pub(crate) fn raise_in(&self, attempt: Attempt, error: &StepError) {
         let reasons = self.lock();
-        if attempt >= reasons.attempt && reasons.over.is_none_or(|over| attempt > over) {
+        // Two attempts may run at once.
+        let runs = attempt.next() >= reasons.attempt;
+        if runs && reasons.over.is_none_or(|over| attempt > over) {
             self.raise_first(reasons, attempt, error);
         }
     }
@@ -212,7 +214,9 @@ impl Abort {
         } else if reasons.over.is_some_and(|over| attempt <= over) {
             return;
         } else if attempt > reasons.attempt {
-            reasons.early.get_or_insert((error, attempt));
+            // The first of the attempts counts: it stops the later ones too.
+            reasons.early =
+                reasons.early.take().filter(|(_, early)| *early <= attempt).or(Some((error, attempt)));
             return;
         } else {
             reasons.keep_first(attempt, &error);

@@ -7,7 +7,7 @@ use burn::optim::{
     StateSource,
 };
 use burn::tensor::{DType, Device, Tensor};
-use pipewright_kernel::adamw::{Coefficients, step, step_apart};
+use pipewright_kernel::adamw::{Coefficients, step, step_apart, step_over_gradient};
 
 use crate::nn::{CpuTensor, cpu_tensor, elements, owned};
 
@@ -95,8 +95,11 @@ impl Optimizer for AdamW {
         let [parameter, moment_1, moment_2] = match on_cpu {
             [Some(parameter), Some(gradient), Some(moment_1), Some(moment_2)] => {
                 drop(tensors);
+                let are_unique = [&gradient, &moment_1, &moment_2].map(CpuTensor::is_unique);
                 if parameter.is_unique() {
                     in_place(parameter, &gradient, moment_1, moment_2, step)
+                } else if are_unique == [true; 3] {
+                    over_gradient(&parameter, gradient, moment_1, moment_2, step)
                 } else {
                     apart([&parameter, &gradient, &moment_1, &moment_2], step)
                 }
@@ -130,6 +133,20 @@ fn in_place<const D: usize>(
     let (first, second) = (moment_1.storage_mut(), moment_2.storage_mut());
     step(parameter.storage_mut(), &elements(gradient), first, second, by);
     [parameter, moment_1, moment_2].map(Tensor::from_primitive::<Flex>)
+}
+
+/// Returns the same update, with the parameter in the storage of the gradient. The old parameter is still used, for example by
+/// a batch that is computed with it.
+fn over_gradient<const D: usize>(
+    parameter: &CpuTensor,
+    mut gradient: CpuTensor,
+    mut moment_1: CpuTensor,
+    mut moment_2: CpuTensor,
+    by: Coefficients,
+) -> [Tensor<D>; 3] {
+    let (first, second) = (moment_1.storage_mut(), moment_2.storage_mut());
+    step_over_gradient(&elements(parameter), gradient.storage_mut(), first, second, by);
+    [gradient, moment_1, moment_2].map(Tensor::from_primitive::<Flex>)
 }
 
 /// Returns the same update in storage of its own, in one pass. The old parameter is still used, for example by
@@ -193,7 +210,14 @@ mod tests {
         assert_eq!(parameter.clone().into_data().iter::<f32>().collect::<Vec<_>>(), [1.0; 4]);
         assert!(updated.clone().into_data().iter::<f32>().all(|x| x < 1.0));
         let ones = || Tensor::<1>::ones([4], &device);
-        let (in_place, _) = AdamW::default().step(0.1, ones(), ones(), None);
-        assert_eq!(in_place.into_data(), updated.into_data());
+        let (in_place, mut state) = AdamW::default().step(0.1, ones(), ones(), None);
+        assert_eq!(in_place.to_data(), updated.into_data());
+        // The first moments share their storage.
+        let copy = Tensor::from_data(in_place.to_data(), &device);
+        let (expected, _) = AdamW::default().step(0.1, copy, ones(), state.clone());
+        let (apart, _) = AdamW::default().step(0.1, in_place.clone(), ones(), state.clone());
+        let (over_gradient, _) = AdamW::default().step(0.1, in_place.clone(), ones(), state.take());
+        assert_eq!([apart, over_gradient].map(Tensor::into_data), [(); 2].map(|()| expected.to_data()));
+        assert_ne!(in_place.into_data(), expected.into_data(), "the old parameter stays");
     }
 }

@@ -8,9 +8,10 @@ use crossbeam_channel::Receiver;
 use super::error::PipelineError;
 use super::step_plan::{CheckedBatch, StepAttempt, StepPlan};
 use crate::batch::Purpose;
-use crate::driver::{Gate, StepReply};
+use crate::driver::StepReply;
 use crate::executor::{Follow, StepOrigin};
 use crate::ids::WorldRank;
+use crate::step_gate::Gate;
 
 /// A batch that the ranks have.
 pub(super) struct Running {
@@ -20,10 +21,8 @@ pub(super) struct Running {
     /// The time of the call that has begun it.
     pub(super) start: Instant,
     pub(super) condition: Condition,
-    /// Whether the next batch follows without a drain; `None` if batches do not overlap.
+    /// Within one process, whether the next batch follows without a drain; `None` if batches do not overlap.
     pub(super) follow: Option<Follow>,
-    /// Whether the batch follows the one before without a drain.
-    pub(super) overlaps: bool,
     /// The batches of its step up to this one, if a failure of the step is to name the first value that is not finite.
     pub(super) batches: Vec<Arc<CheckedBatch>>,
 }
@@ -35,7 +34,7 @@ pub(super) enum Condition {
     /// Within one process: then, if the gate is open. `last` are the numbers of the ranks' last command before
     /// it.
     Gate { gate: Gate, last: StepAttempt },
-    /// In several processes: then, if all processes have begun the same batch.
+    /// In several processes: then, or without a drain, if all processes have begun the same batch.
     Offer(Box<Offered>),
 }
 

@@ -67,8 +67,8 @@ pub enum PipelineError {
     /// between two steps.
     #[error("a step has begun and is not finished: call `finish` first")]
     StepBegun,
-    /// One training step runs and the next one was begun, so no other can begin.
-    #[error("two steps have begun and are not finished: call `finish` before another one begins")]
+    /// As many training steps have begun as can be ([`Pipeline::begin`](super::Pipeline::begin)).
+    #[error("the next steps have begun and are not finished: call `finish` before another one begins")]
     StepsBegun,
     /// The step that a trainer has begun was finished by a call of
     /// [`Pipeline::finish`](super::Pipeline::finish).

@@ -19,6 +19,7 @@ mod report_link;
 mod begun;
 mod running;
 mod not_finite_search;
+mod offers;
 mod training_step;
 mod launch;
 mod state;

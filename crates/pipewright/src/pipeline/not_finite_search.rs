@@ -48,8 +48,8 @@ impl Pipeline {
     /// Computes the batches of a failed step again. Returns `None` if this fails for another reason.
     fn search(&mut self, batches: Vec<Arc<CheckedBatch>>, done: StepNumber) -> Option<NotFiniteOrigin> {
         // The failure drops the next batch.
-        self.waiting = None;
-        self.setup.next_batch.set(None);
+        self.waiting.clear();
+        self.setup.next_batch.clear();
         self.ranks.return_to(done);
         let last = batches.len().checked_sub(1)?;
         for (index, batch) in batches.into_iter().enumerate() {

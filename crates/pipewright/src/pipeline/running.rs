@@ -26,7 +26,7 @@ use crate::batch::{Batch, Purpose, SplitError, SplitRule, StepForm, UnsplitPart}
 use crate::driver::{Command, FailedRank, StepReply};
 use crate::executor::{Follow, OpenReport, RankReport, StepOrigin, agreed_before};
 use crate::failure::{Cause, StepError};
-use crate::ids::{StepNumber, WorldRank};
+use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::mesh::Mesh;
 use crate::tensor::{Boundary, pack};
 
@@ -38,6 +38,10 @@ pub(super) struct StepAnswers {
     /// The report of the rank of this process if the ranks have begun the next step, and the processes exchange
     /// their reports.
     pub(super) open: Option<OpenReport>,
+    /// The last batch that all processes have, as far as the ranks know.
+    pub(super) granted: Attempt,
+    /// Whether the ranks have begun the batch before they had updated with the one before.
+    pub(super) overlaps: bool,
     failed_ranks: Vec<FailedRank>,
     /// The error of a rank that did not stop in the next step, which the ranks got before this one failed.
     pub(super) lost: Option<StepError>,
@@ -51,10 +55,12 @@ pub struct Pipeline {
     pub(super) accumulation: Accumulation,
     pub(super) verifier: Verifier,
     /// The training batches that the ranks have and that are not finished, in order; an error if the ranks
-    /// could not get the batch. At most two with the one that waits.
+    /// could not get the batch. At most three with the one that waits.
     pub(super) begun: VecDeque<Result<Running, PipelineError>>,
-    /// The batch that the ranks get after the one that runs.
-    pub(super) waiting: Option<Waiting>,
+    /// The batches that the ranks get after those that run.
+    pub(super) waiting: VecDeque<Waiting>,
+    /// In several processes, the last batch that all of them have: its ranks have begun it, or do so without further messages.
+    pub(super) granted: Attempt,
     /// Exchanges reports between processes; `None` within one process.
     pub(super) report_link: Option<ReportLink>,
     /// How often the processes have compared batches with messages of their own.
@@ -83,7 +89,8 @@ impl Pipeline {
             accumulation,
             verifier,
             begun: VecDeque::new(),
-            waiting: None,
+            waiting: VecDeque::new(),
+            granted: Attempt::default(),
             report_link,
             comparisons: 0,
             step_batches: Vec::new(),
@@ -343,14 +350,16 @@ impl Pipeline {
         replies: &Receiver<(WorldRank, StepReply)>,
     ) -> StepAnswers {
         let (mut any_updated, mut failed_ranks) = (false, Vec::<FailedRank>::new());
-        let mut open = None;
+        let (mut open, mut granted, mut overlaps) = (None, Attempt::default(), false);
         let results = self.ranks.collect(at, replies, |reply: StepReply| {
             any_updated |= reply.has_updated;
             failed_ranks.extend(reply.failed);
             open = open.take().or(reply.open);
+            granted = granted.max(reply.granted);
+            overlaps |= reply.overlaps;
             reply.outcome
         });
-        StepAnswers { results, any_updated, open, failed_ranks, lost: None }
+        StepAnswers { results, any_updated, open, granted, overlaps, failed_ranks, lost: None }
     }
 
     /// Returns the reports of all ranks on the step `at`, or the first failure, which ends the step.

@@ -149,14 +149,12 @@ impl Setup {
             frozen: FrozenTensors::open(),
             turns: None,
         };
-        let is_whole = setup.is_whole_world(endpoints.len());
-        let turns = is_whole.then(|| setup.find_turns()).flatten();
-        let setup = Self { turns, ..setup };
+        let setup = Self { turns: setup.find_turns(), ..setup };
         Ok((setup, endpoints))
     }
 
     /// Returns the repeating rows of the ranks; `None` if batches do not overlap. They overlap if each rank has whole
-    /// parameters and computes alone, within one process.
+    /// parameters and computes alone.
     fn find_turns(&self) -> Option<Arc<[Arc<[bool]>]>> {
         let (config, mesh) = (&self.config, &self.mesh);
         let overlaps = config.delayed

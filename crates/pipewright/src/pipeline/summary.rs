@@ -196,15 +196,17 @@ pub struct Unmatched {
 }
 
 impl StepSummary {
-    /// Returns the share of the step in which each rank does not compute: of the time of its program or, if the batch
-    /// overlaps with the one before, of the time from the end of that one.
+    /// Returns the share of the step in which each rank does not compute: of the time of its program, which ends before the
+    /// update, or if the batch overlaps with the one before, of the time from the end of that one without the rank's update.
     pub fn bubble_per_rank(&self) -> Vec<f64> {
-        let wall = self.wall.as_secs_f64();
-        if !self.overlaps || wall <= 0.0 {
+        if !self.overlaps || self.wall.is_zero() {
             return self.timeline.bubble_per_rank();
         }
-        let share = |rank| (1.0 - self.timeline.busy(Rank::new(rank)) / wall).max(0.0);
-        (0..self.timeline.ranks()).map(share).collect()
+        let share = |(rank, update): (u32, &Duration)| {
+            let time = self.wall.saturating_sub(*update).as_secs_f64();
+            (1.0 - self.timeline.busy(Rank::new(rank)) / time).max(0.0)
+        };
+        (0..self.timeline.ranks()).zip(&self.update).map(share).collect()
     }
 
     /// Returns the gradient of an input ([`StepSummary::input_gradients`]), counted from 0. It is off the

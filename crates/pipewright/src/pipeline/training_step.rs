@@ -9,9 +9,10 @@
 //!   repeated, the loss scale follows from the gradients, and gradients of inputs may not fit together, which
 //!   is an error.
 //! - In several processes, at once if the batch that runs ends with an update. The ranks begin the next batch
-//!   only if the gradient norm says that all processes have begun the same one (`executor/norm.rs`). Otherwise the
-//!   processes compare it when the batch that runs has ended. If all of them have begun the next one by then,
-//!   the reports of the ranks compare it, without a further message.
+//!   only if a gradient norm says that all processes have begun the same one (`executor/norm.rs`): that of the batch that
+//!   runs, or if batches overlap, that of the batch before it. Otherwise the processes compare it when the batch that runs
+//!   has ended. If all of them have begun the next one by then, the reports of the ranks compare it, without a further
+//!   message.
 //!
 //! In each case the ranks begin before the caller reads the results.
 //!
@@ -28,19 +29,23 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::begun::{Begin, Condition, Offered, Running, Waiting};
+use super::begun::{Begin, Condition, Running, Waiting};
 use super::error::PipelineError;
 use super::running::{Pipeline, StepAnswers};
 use super::step_plan::{CheckedBatch, StepAttempt, StepPlan};
 use super::summary::{StepSummary, batch_gradients, is_interrupted, training};
 use crate::batch::{Batch, Purpose};
-use crate::driver::Gate;
-use crate::executor::{Follow, StepOrigin, agree_alike, digest};
+use crate::executor::{Follow, StepOrigin, digest};
 use crate::failure::StepError;
+use crate::step_gate::Gate;
 use crate::verification::Verify;
 
 /// How many batches can be begun at once: one that runs, and the next one.
 const MOST_BEGUN: usize = 2;
+
+/// How many batches that overlap can be begun at once. Two run, and a rank may come to the third before the pipeline has the
+/// results of the first.
+const MOST_OVERLAPPING: usize = 3;
 
 impl Pipeline {
     /// Begins a training step, like [`Pipeline::step_batch`], without waiting for its results, which
@@ -48,8 +53,9 @@ impl Pipeline {
     /// its own part of this step has ended, with its own update, while other ranks still update and while the
     /// caller reads the results. The results have the same bits as the results of [`Pipeline::step_batch`].
     ///
-    /// At most two batches can be begun at once. Until they are finished, the pipeline refuses everything that
-    /// needs its state between two steps, such as evaluations, [`Pipeline::state`] and
+    /// At most two batches can be begun at once, and three if batches overlap
+    /// ([`PipelineConfig::delayed`](super::PipelineConfig::delayed)). Until they are finished, the pipeline refuses
+    /// everything that needs its state between two steps, such as evaluations, [`Pipeline::state`] and
     /// [`Pipeline::parameters`] ([`PipelineError::StepBegun`]). Dropping the pipeline stops the ranks in these
     /// batches.
     ///
@@ -104,7 +110,7 @@ impl Pipeline {
     /// ```
     ///
     /// # Errors
-    /// When two batches have begun. A batch that cannot be used, or that the processes do not agree on, is an
+    /// When as many batches have begun as can be. A batch that cannot be used, or that the processes do not agree on, is an
     /// error of the call of [`Pipeline::finish`] that would return its results. A step that runs is not
     /// affected.
     pub fn begin(&mut self, batch: Batch, learning_rate: f64) -> Result<(), PipelineError> {
@@ -138,13 +144,20 @@ impl Pipeline {
         self.finished = Some(Instant::now());
         if summary.is_err() {
             self.drop_running();
-            self.waiting = None;
-            self.setup.next_batch.set(None);
+            self.waiting.clear();
+            self.setup.next_batch.clear();
             // The step after this one does not follow the one before.
             self.last_end = None;
         }
         self.send_waiting();
         summary
+    }
+
+    /// Returns whether another batch can be begun.
+    pub(crate) fn can_begin(&self) -> bool {
+        let overlaps = |begun: &Result<Running, _>| begun.as_ref().is_ok_and(|begun| begun.follow.is_some());
+        let most = if self.begun.iter().all(overlaps) { MOST_OVERLAPPING } else { MOST_BEGUN };
+        self.waiting.is_empty() && self.begun.len() < most
     }
 
     /// Returns the number of the next batch that [`Pipeline::finish`] ends.
@@ -154,7 +167,7 @@ impl Pipeline {
 
     /// Returns the number of the next batch that begins, if no batch before it is dropped.
     pub(crate) fn next_to_begin(&self) -> u64 {
-        self.finished_batches + self.begun.len() as u64 + u64::from(self.waiting.is_some())
+        self.finished_batches + (self.begun.len() + self.waiting.len()) as u64
     }
 
     /// Returns an error if a batch was begun that is not finished.
@@ -181,15 +194,13 @@ impl Pipeline {
         purpose: Purpose,
         when: Begin,
     ) -> Result<(), PipelineError> {
-        if self.begun.len() + usize::from(self.waiting.is_some()) == MOST_BEGUN {
+        if !self.can_begin() {
             return Err(PipelineError::StepsBegun);
         }
         let start = Instant::now();
         let batch = self.checked(batch, purpose);
         let is_alone = self.is_whole_world();
-        let before = self.begun.back().and_then(|before| before.as_ref().ok()).map(|running| &running.plan);
-        let follows = before.is_some_and(|before| self.may_follow(before));
-        let follows_update = follows && before.is_some_and(StepPlan::updates);
+        let follows = self.last_begun().is_some_and(|before| self.may_follow(&before.plan));
         let waiting = Waiting { batch, purpose, when, common: None, start };
         if self.begun.is_empty() || is_alone && follows {
             let condition = self.gate_for(when);
@@ -197,56 +208,31 @@ impl Pipeline {
             self.begun.push_back(running);
             return Ok(());
         }
-        if follows_update && let Some(running) = self.offer(&waiting) {
+        if let Some(running) = self.offer(&waiting) {
             self.begun.push_back(Ok(running));
             return Ok(());
         }
         let compared = waiting.batch.as_ref().ok().filter(|_| !is_alone);
-        self.setup.next_batch.set(compared.map(|batch| digest(&batch.form())));
-        self.waiting = Some(waiting);
+        self.setup.next_batch.set_waiting(compared.map(|batch| digest(&batch.form())));
+        self.waiting.push_back(waiting);
         Ok(())
+    }
+
+    /// Returns the last batch that was begun and that the ranks have.
+    pub(super) fn last_begun(&self) -> Option<&Running> {
+        self.begun.back().and_then(|last| last.as_ref().ok())
     }
 
     /// Returns the gate of a batch that the ranks of this process get while another one runs, if it has one.
     fn gate_for(&self, when: Begin) -> Condition {
         let interrupt = self.setup.config.interrupt.clone();
+        let before = self.last_begun().and_then(|before| match &before.condition {
+            Condition::Gate { gate, .. } => Some(gate.clone()),
+            _ => None,
+        });
         match interrupt.filter(|_| when == Begin::UnlessInterrupted && self.has_begun()) {
-            Some(interrupt) => Condition::Gate { gate: Gate::new(interrupt), last: self.ranks.at },
+            Some(interrupt) => Condition::Gate { gate: Gate::new(interrupt, before), last: self.ranks.at },
             None => Condition::None,
-        }
-    }
-
-    /// Gives the ranks a batch that they begin only if all processes have begun the same one. Returns `None` if
-    /// they do not have it, because it cannot be used.
-    fn offer(&mut self, waiting: &Waiting) -> Option<Running> {
-        let checked = waiting.batch.as_ref().ok()?;
-        let form = checked.form();
-        let digest = digest(&form);
-        let mut batch = checked.clone();
-        batch.adopt(&self.setup, agree_alike(form).ok()?);
-        let last = self.ranks.at;
-        let Waiting { purpose, when, start, .. } = *waiting;
-        let offered = Offered { batch: checked.clone(), purpose, when, last };
-        let Ok(running) = self.send_batch(batch, start, Condition::Offer(Box::new(offered))) else {
-            self.ranks.begin(last);
-            return None;
-        };
-        // The ranks have the batch before they can learn that all processes have begun it.
-        self.setup.next_batch.set_sent(digest);
-        Some(running)
-    }
-
-    /// Takes back the batch that was offered after the one that has ended, if there is one, and lets it wait. No
-    /// rank has begun it. Other processes may not have offered it, so its numbers do not count.
-    fn take_back_offer(&mut self) {
-        let is_offered = |next: &mut Result<Running, _>| {
-            next.as_ref().is_ok_and(|next| matches!(next.condition, Condition::Offer(_)))
-        };
-        let Some(Ok(Running { condition, start, .. })) = self.begun.pop_front_if(is_offered) else { return };
-        if let Condition::Offer(offered) = condition {
-            let Offered { batch, purpose, when, last } = *offered;
-            self.take_back(last);
-            self.waiting = Some(Waiting { batch: Ok(batch), purpose, when, common: None, start });
         }
     }
 
@@ -261,37 +247,50 @@ impl Pipeline {
         if let Some(Ok(Running { condition: Condition::Gate { last, .. }, .. })) =
             self.begun.pop_front_if(is_closed)
         {
+            // The gate of the batch after it is closed too.
+            self.begun.clear();
             self.take_back(last);
             return true;
         }
-        let may_withdraw = |waiting: &mut Waiting| waiting.when == Begin::UnlessInterrupted;
-        let is_withdrawn = is_interrupted && self.waiting.take_if(may_withdraw).is_some();
+        let may_withdraw = |waiting: &Waiting| waiting.when == Begin::UnlessInterrupted;
+        let is_withdrawn =
+            is_interrupted && self.begun.is_empty() && self.waiting.front().is_some_and(may_withdraw);
         if is_withdrawn {
-            self.setup.next_batch.set(None);
+            self.waiting.clear();
+            self.setup.next_batch.clear();
         }
         is_withdrawn
     }
 
     /// Goes back to the numbers of the last command before a batch that no rank has begun. The batch before it has
     /// updated.
-    fn take_back(&mut self, last: StepAttempt) {
+    pub(super) fn take_back(&mut self, last: StepAttempt) {
         self.ranks.begin(last);
         self.accumulation.begin_batch(None);
     }
 
     /// Returns whether the ranks may get the next batch before the results of a batch with this plan are known.
-    fn may_follow(&self, before: &StepPlan) -> bool {
+    pub(super) fn may_follow(&self, before: &StepPlan) -> bool {
         let needs_results = self.setup.config.verify != Verify::Off || self.accumulation.loss_scale.is_some();
         !needs_results && !before.returns_gradients()
     }
 
-    /// Gives the ranks the next batch if it waits for the end of the one before. A failure belongs to that
-    /// batch.
+    /// Gives the ranks the next batch if it waits for the end of the one before, and that one has ended, and offers them those
+    /// that wait behind it. A failure belongs to that batch.
     fn send_waiting(&mut self) {
-        if let Some(waiting) = self.waiting.take() {
-            self.setup.next_batch.set(None);
+        if self.begun.is_empty()
+            && let Some(waiting) = self.waiting.pop_front()
+        {
+            self.setup.next_batch.clear();
             let running = self.agree_and_send(waiting, Condition::None);
             self.begun.push_back(running);
+        }
+        while let Some(waiting) = self.waiting.pop_front() {
+            let Some(running) = self.offer(&waiting) else {
+                self.waiting.push_front(waiting);
+                return;
+            };
+            self.begun.push_back(Ok(running));
         }
     }
 
@@ -313,7 +312,7 @@ impl Pipeline {
     }
 
     /// Gives the ranks a batch.
-    fn send_batch(
+    pub(super) fn send_batch(
         &mut self,
         batch: CheckedBatch,
         start: Instant,
@@ -338,9 +337,11 @@ impl Pipeline {
         let kept = self.setup.config.name_not_finite.then(|| Arc::new(batch.clone()));
         let overlaps = self.setup.overlaps() && plan.may_overlap();
         let follow = overlaps.then(Follow::default);
-        let before = self.begun.back().and_then(|before| before.as_ref().ok()).filter(|_| follow.is_some());
-        // If a rank has come to the end of the batch before already, this one begins when all have updated.
-        let overlaps = before.and_then(|before| before.follow.as_ref()).is_some_and(Follow::announce);
+        // Between processes, the gradient norms announce the next batch. If a rank has come to the end of the batch before
+        // already, this one begins when all have updated.
+        if follow.is_some() && self.is_whole_world() {
+            self.last_begun().and_then(|before| before.follow.as_ref()).inspect(|follow| follow.announce());
+        }
         let replies = self.send_inputs(&plan, batch, (&origin, follow.as_ref()), &condition)?;
         if !self.accumulation.is_pending() {
             self.step_batches.clear();
@@ -348,7 +349,7 @@ impl Pipeline {
         self.step_batches.extend(kept);
         self.accumulation.begin_batch((!plan.updates()).then_some(unit));
         let batches = self.step_batches.clone();
-        Ok(Running { plan, origin, replies, start, condition, follow, overlaps, batches })
+        Ok(Running { plan, origin, replies, start, condition, follow, batches })
     }
 
     /// Waits for the results of a batch. A suspicious step is repeated with all its batches.
@@ -393,13 +394,19 @@ impl Pipeline {
 
     /// Waits for the end of a batch on all ranks, and merges their reports.
     pub(super) fn await_results(&mut self, running: Running) -> Result<StepSummary, PipelineError> {
-        let Running { plan, origin, replies, start, overlaps, .. } = running;
+        let Running { plan, origin, replies, start, .. } = running;
         let at = plan.at;
         let mut answers = self.collect(at, &replies);
-        if !self.exchange_reports(at, &mut answers) {
-            self.take_back_offer();
+        let overlaps = answers.overlaps;
+        self.exchange_reports(at, &mut answers);
+        let has_failed = self.ranks.has_failed(at, &answers.results);
+        if !has_failed {
+            self.granted = self.granted.max(answers.granted);
         }
-        if self.ranks.has_failed(at, &answers.results) {
+        if has_failed || self.granted <= at.attempt {
+            self.take_back_offers();
+        }
+        if has_failed {
             answers.lost = self.drop_running();
         }
         let reports = self.conclude(at, answers);
@@ -409,7 +416,7 @@ impl Pipeline {
         let gradients = batch_gradients(&self.setup, &plan, &mut reports);
         let gradients = gradients.map_err(PipelineError::slices)?;
         let is_withdrawn = self.withdraw(is_interrupted(&reports));
-        if let Some(waiting) = &mut self.waiting {
+        if let Some(waiting) = self.waiting.front_mut().filter(|_| self.begun.is_empty()) {
             waiting.common = reports.iter().find_map(|report| report.next_batch);
         }
         if self.may_follow(&plan) {
@@ -430,17 +437,15 @@ impl Pipeline {
         Ok(summary)
     }
 
-    /// Exchanges the reports on a batch with the other processes, if the ranks have begun the next batch. Returns
-    /// whether they have.
-    fn exchange_reports(&mut self, at: StepAttempt, answers: &mut StepAnswers) -> bool {
-        let (Some(open), Some(link)) = (answers.open.take(), &mut self.report_link) else { return false };
+    /// Exchanges the reports on a batch with the other processes, if the ranks have begun the next batch.
+    fn exchange_reports(&mut self, at: StepAttempt, answers: &mut StepAnswers) {
+        let (Some(open), Some(link)) = (answers.open.take(), &mut self.report_link) else { return };
         if !self.ranks.has_failed(at, &answers.results) {
             let reports = link.exchange(at, open, &self.ranks);
             // The other ranks of this process and of other processes stop too.
             let reports = reports.inspect_err(|error| self.ranks.raise(at, error));
             answers.results = Ok(vec![reports]);
         }
-        true
     }
 
     /// Waits until the ranks have stopped in the batches that they got after one that has failed, and drops

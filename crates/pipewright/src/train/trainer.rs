@@ -39,8 +39,8 @@ pub struct Trainer {
     validation: Option<Validation>,
     /// The reference of preference training.
     reference: Option<Arc<ReferenceLogProbs>>,
-    /// The next step, if its first batch was begun during the last one.
-    ahead: Option<NextStep>,
+    /// The next steps whose first batches were begun during earlier ones.
+    ahead: VecDeque<NextStep>,
     steps_done: u64,
     /// The time that the run took before it was stopped; 0 if it was not.
     earlier: Duration,
@@ -109,7 +109,7 @@ impl Trainer {
             expert_balance: None,
             validation: None,
             reference: None,
-            ahead: None,
+            ahead: VecDeque::new(),
             steps_done: 0,
             earlier: Duration::ZERO,
             began: None,
@@ -162,7 +162,7 @@ impl Trainer {
     /// # Errors
     /// As [`Pipeline::step`].
     pub fn step(&mut self) -> Result<(Metrics, StepSummary), PipelineError> {
-        self.take_step(false)
+        self.step_ahead_by(0)
     }
 
     /// Like [`Trainer::step`], but the ranks also begin the next step ([`Pipeline::begin`]), each as soon as
@@ -179,7 +179,17 @@ impl Trainer {
     /// # Errors
     /// As [`Pipeline::step`]. The next step has no effect then.
     pub fn step_ahead(&mut self) -> Result<(Metrics, StepSummary), PipelineError> {
-        self.take_step(self.goes_ahead())
+        self.step_ahead_by(1)
+    }
+
+    /// Like [`Trainer::step_ahead`], but up to so many of the next steps begin. The second one begins only if batches overlap
+    /// ([`PipelineConfig::delayed`](crate::pipeline::PipelineConfig::delayed)): under some schedules, and between processes, a
+    /// step overlaps with the one before only if it has begun two steps ahead.
+    ///
+    /// # Errors
+    /// As [`Trainer::step_ahead`].
+    pub fn step_ahead_by(&mut self, steps: usize) -> Result<(Metrics, StepSummary), PipelineError> {
+        self.take_step(if self.goes_ahead() { steps } else { 0 })
     }
 
     /// Returns whether [`Trainer::step_ahead`] begins the next step. It is the same in all processes.
@@ -187,10 +197,10 @@ impl Trainer {
         self.expert_balance.is_none()
     }
 
-    /// Takes a step, and begins the next one during it if `continues`.
-    fn take_step(&mut self, continues: bool) -> Result<(Metrics, StepSummary), PipelineError> {
+    /// Takes a step, during which up to `ahead` of the next ones begin.
+    fn take_step(&mut self, ahead: usize) -> Result<(Metrics, StepSummary), PipelineError> {
         self.began.get_or_insert_with(Instant::now);
-        let step = match self.ahead.take() {
+        let step = match self.ahead.pop_front() {
             Some(begun) if begun.number != self.pipeline.next_to_finish() => {
                 return Err(PipelineError::FinishedElsewhere);
             }
@@ -199,15 +209,10 @@ impl Trainer {
             None => self.begin(self.steps_done, Begin::Always)?,
         };
         let NextStep { learning_rate, rest, tokens, end, .. } = step;
-        let report = self.finish(rest, learning_rate, continues);
-        if report.is_err()
-            && let Some(dropped) = self.ahead.take()
-        {
-            // The step after this one was dropped. The cursor was here, so the row exists.
-            let _ = self.rows.seek(dropped.start);
-        }
+        let report = self.finish(rest, learning_rate, ahead);
+        // A failure drops the steps after this one.
+        self.take_back_from(if report.is_err() { 0 } else { self.pipeline.next_to_begin() });
         let report = report?;
-        self.take_back_withdrawn();
         if let Some(balance) = self.expert_balance.as_ref().filter(|_| !report.skipped) {
             self.pipeline.shift(balance.shifts(&report.expert_loads))?;
         }
@@ -215,21 +220,25 @@ impl Trainer {
         Ok((self.metrics(&report, learning_rate, tokens, end), report))
     }
 
-    /// Goes back in the data to the next step if the pipeline has withdrawn it, because the interrupt flag was
-    /// raised before a rank began it.
-    fn take_back_withdrawn(&mut self) {
-        if !self.pipeline.has_begun()
-            && let Some(withdrawn) = self.ahead.take()
-        {
+    /// Goes back in the data to the step of a batch that has not begun: the pipeline has withdrawn it, because the interrupt
+    /// flag was raised before a rank began it, or has dropped it.
+    fn take_back_from(&mut self, batch: u64) {
+        while let Some(taken_back) = self.ahead.pop_back_if(|step| step.number >= batch) {
             // The cursor was here, so the row exists.
-            let _ = self.rows.seek(withdrawn.start);
+            let _ = self.rows.seek(taken_back.start);
         }
     }
 
     /// Returns whether the ranks have begun the next step ([`Trainer::step_ahead`]). It is the same in all
     /// processes.
     pub fn has_begun_next(&self) -> bool {
-        self.ahead.is_some()
+        !self.ahead.is_empty()
+    }
+
+    /// Returns whether the ranks have begun the step after the next one too ([`Trainer::step_ahead_by`]). It is the same in all
+    /// processes.
+    pub fn has_begun_after_next(&self) -> bool {
+        self.ahead.len() > 1
     }
 
     /// Reads the batches of the step after `done` steps, and begins the first of them, or the error if one
@@ -270,15 +279,17 @@ impl Trainer {
         &mut self,
         mut rest: VecDeque<Batch>,
         learning_rate: f64,
-        continues: bool,
+        ahead: usize,
     ) -> Result<StepSummary, PipelineError> {
         let mut earlier = Vec::new();
         while !rest.is_empty() {
             self.begin_next(&mut rest, learning_rate, Begin::Always)?;
             earlier.push(self.pipeline.finish()?);
         }
-        if continues {
-            self.ahead = Some(self.begin(self.steps_done + 1, Begin::UnlessInterrupted)?);
+        while self.ahead.len() < ahead && self.pipeline.can_begin() {
+            let done = self.steps_done + 1 + self.ahead.len() as u64;
+            let next = self.begin(done, Begin::UnlessInterrupted)?;
+            self.ahead.push_back(next);
         }
         Ok(joined(earlier, self.pipeline.finish()?))
     }
@@ -380,7 +391,7 @@ impl Trainer {
     /// # Errors
     /// When the data has no such row, or as [`Pipeline::restore`].
     pub fn resume(&mut self, checkpoint: &Arc<Checkpoint>) -> Result<(), ResumeError> {
-        if self.ahead.is_some() || self.pipeline.has_begun() {
+        if self.has_begun_next() || self.pipeline.has_begun() {
             return Err(PipelineError::StepBegun.into());
         }
         self.rows.seek(checkpoint.manifest().cursor)?;

@@ -128,6 +128,14 @@ impl Endpoint {
         self.local_mut().continue_in(attempt, alive);
     }
 
+    /// Counts the peak of the boundary messages in flight from now on.
+    pub(crate) fn restart_sends(&self) {
+        #[cfg(feature = "mpi")]
+        if let Self::Mpi(endpoint) = self {
+            endpoint.restart_sends();
+        }
+    }
+
     /// Sends a message without blocking; the payload is moved.
     pub fn send(&mut self, to: WorldRank, tag: Tag, payload: Payload) {
         match self {

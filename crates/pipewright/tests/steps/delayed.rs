@@ -1,17 +1,19 @@
 //! Parameters that are delayed by one update: batches overlap, which changes no bit, and a failure of one batch leaves the
 //! batch before it as it is.
 
-use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::sync::{Arc, Condvar, Mutex, Once};
+use std::time::{Duration, Instant};
 
 use burn::module::Module;
 use burn::tensor::Tensor;
 use pipewright::mesh::DataParallelMode;
+use pipewright::optimizer::ParameterGradient;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::stage::{StageContext, StageModule};
 use pipewright::tensor::Precision;
 use pipewright::transport::World;
 use pipewright::verification::Verify;
+use pipewright_schedule::generate::catalogue;
 use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::{Recompute, ScheduleSpec, StageIndex, ValidatedProgram, generate};
 
@@ -110,10 +112,11 @@ struct Events {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Whether the test has begun the second batch.
-    has_second: bool,
+    /// The number of batches that the test has begun.
+    begun: u64,
     /// The forwards of each stage.
-    forwards: [usize; 2],
+    forwards: [usize; 4],
+    has_panicked: bool,
 }
 
 impl Events {
@@ -131,18 +134,23 @@ impl Events {
     }
 }
 
-/// A stage that says when it computes a forward. The first forward of the last stage waits until the test has begun the
-/// second batch, and the last one of the first batch until the first stage has begun that batch too.
+/// A stage that says when it computes a forward. The first forward of the second stage waits until the test has begun the
+/// second batch, and of two stages, the last one of the first batch until the first stage has begun that batch too.
 #[derive(Module, Debug)]
 struct Watched {
     layers: Mlp,
     #[module(skip)]
     stage: usize,
     #[module(skip)]
+    stages: u32,
+    #[module(skip)]
     events: Arc<Events>,
-    /// The forward of the last stage that panics.
+    /// The forward of the second stage that panics.
     #[module(skip)]
     panics_at: Option<usize>,
+    /// If rank 1 hangs after the panic until another rank gives up, what that one logs.
+    #[module(skip)]
+    gives_up: Option<String>,
 }
 
 impl StageModule for Watched {
@@ -156,11 +164,24 @@ impl StageModule for Watched {
             number = state.forwards[self.stage];
         });
         if self.stage == 1 {
-            self.events.wait(|state| state.has_second);
-            if number == MICROBATCHES as usize {
+            self.events.wait(|state| state.begun == 2);
+            if self.stages == 2 && number == MICROBATCHES as usize {
                 self.events.wait(|state| state.forwards[0] > MICROBATCHES as usize);
             }
-            assert!(self.panics_at != Some(number), "out of cheese");
+            if self.panics_at == Some(number) {
+                if self.gives_up.is_some() {
+                    // By then, rank 0 has sent the next microbatch, and waits for a message of the first batch.
+                    self.events.wait(|state| state.forwards[0] > number);
+                    std::thread::sleep(Duration::from_millis(300));
+                }
+                self.events.change(|state| state.has_panicked = true);
+                panic!("out of cheese");
+            }
+        }
+        if let Some(text) = &self.gives_up
+            && self.events.state.lock().expect("no panic").has_panicked
+        {
+            hang_until_logged(text);
         }
         self.layers.forward(input, context)
     }
@@ -170,27 +191,38 @@ impl StageModule for Watched {
     }
 }
 
-/// Launches two stages whose batches overlap, and begins two batches.
-fn watched(config: &PipelineConfig, panics_at: Option<usize>) -> Pipeline {
-    let events = Arc::new(Events::default());
-    let of_stages = events.clone();
+/// Launches two ranks whose batches overlap, and begins two batches.
+fn watched(schedule: &str, config: &PipelineConfig, panics_at: Option<usize>) -> Pipeline {
+    hanging(schedule, config, panics_at, None)
+}
+
+/// Like [`watched`], but rank 1 hangs after a panic if `gives_up` has what another rank logs when it gives up.
+fn hanging(
+    schedule: &str,
+    config: &PipelineConfig,
+    panics_at: Option<usize>,
+    gives_up: Option<String>,
+) -> Pipeline {
+    let (program, events) = (program(schedule, 2, 1), Arc::new(Events::default()));
+    let (stages, of_stages) = (program.placement().stages(), events.clone());
     let make = move |index: StageIndex| {
-        let (layers, events) = (Mlp::of_stage(index, 2), of_stages.clone());
-        ending_in_loss(index.get() == 1, Watched { layers, stage: index.index(), events, panics_at })
+        let (layers, events) = (Mlp::of_stage(index, stages), of_stages.clone());
+        let gives_up = gives_up.clone();
+        let watched = Watched { layers, stage: index.index(), stages, events, panics_at, gives_up };
+        ending_in_loss(index.get() + 1 == stages, watched)
     };
-    let mut pipeline =
-        Pipeline::launch(program("1f1b", 2, 1), World::local(2), config, make).expect("it starts");
+    let mut pipeline = Pipeline::launch(program, World::local(2), config, make).expect("it starts");
     for number in 0..2 {
         pipeline.begin(numbered(number, config), RATE).expect("it begins");
     }
-    events.change(|state| state.has_second = true);
+    events.change(|state| state.begun = 2);
     pipeline
 }
 
 #[test]
 fn a_batch_begins_before_the_one_before_has_ended() {
     let config = PipelineConfig { deadline: Duration::from_secs(120), ..delayed() };
-    let mut pipeline = watched(&config, None);
+    let mut pipeline = watched("1f1b", &config, None);
     let mut plain = support::launch(program("1f1b", 2, 1), &config);
     for number in 0..2 {
         let expected = plain.step_batch(numbered(number, &config), RATE).expect("a step");
@@ -204,7 +236,7 @@ fn a_batch_begins_before_the_one_before_has_ended() {
 #[test]
 fn a_failure_leaves_the_batch_before_as_it_is() {
     let config = PipelineConfig { deadline: Duration::from_secs(120), ..delayed() };
-    let mut pipeline = watched(&config, Some(MICROBATCHES as usize + 2));
+    let mut pipeline = watched("1f1b", &config, Some(MICROBATCHES as usize + 2));
     let mut plain = support::launch(program("1f1b", 2, 1), &config);
     let expected = plain.step_batch(numbered(0, &config), RATE).expect("a step");
     assert_eq!(result_of(&pipeline.finish().expect("the first step")), result_of(&expected));
@@ -223,7 +255,7 @@ fn a_failure_leaves_the_batch_before_as_it_is() {
 #[test]
 fn a_failure_drops_the_batch_behind() {
     let config = PipelineConfig { deadline: Duration::from_secs(120), ..delayed() };
-    let mut pipeline = watched(&config, Some(MICROBATCHES as usize));
+    let mut pipeline = watched("1f1b", &config, Some(MICROBATCHES as usize));
     pipeline.finish().expect_err("its forward panics");
     assert!(!pipeline.has_begun(), "the second batch is dropped");
     let mut plain = support::launch(program("1f1b", 2, 1), &config);
@@ -233,4 +265,123 @@ fn a_failure_drops_the_batch_behind() {
         assert_eq!(result_of(&found).1, result_of(&expected).1, "batch {number}");
     }
     assert_eq!(parameters(&mut pipeline), parameters(&mut plain));
+}
+
+/// If rank 1 calls this, it returns when another rank has logged a text.
+fn hang_until_logged(text: &str) {
+    let is_logged = || support::logged(|_| true).iter().any(|logged| logged.contains(text));
+    let until = Instant::now() + Duration::from_secs(60);
+    while std::thread::current().name() == Some("rank-1") && !is_logged() {
+        assert!(Instant::now() < until, "no rank gives up");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Returns a configuration with a deadline, and what a rank logs that gives up.
+fn with_deadline(milliseconds: u64) -> (PipelineConfig, String) {
+    static LOG: Once = Once::new();
+    LOG.call_once(support::collect_log);
+    let deadline = Duration::from_millis(milliseconds);
+    (
+        PipelineConfig { deadline, ..delayed() },
+        format!("no rank has moved for {:.1} s", deadline.as_secs_f64()),
+    )
+}
+
+/// The first batch fails because rank 0 gives up. The pipeline goes on as if neither batch had been.
+fn check_given_up(mut pipeline: Pipeline, schedule: &str, (config, text): (PipelineConfig, String)) {
+    let error = pipeline.finish().expect_err("a rank hangs").to_string();
+    assert!(error.starts_with("step 1: rank 0") && error.contains(&text), "{error}");
+    let mut plain = support::launch(program(schedule, 2, 1), &config);
+    for number in 5..8 {
+        let expected = plain.step_batch(numbered(number, &config), RATE).expect("a step");
+        let found = pipeline.step_batch(numbered(number, &config), RATE).expect("a step");
+        assert_eq!(result_of(&found).1, result_of(&expected).1, "batch {number}");
+    }
+}
+
+/// Rank 1 has computed the first batch and hangs. Rank 0 waits for the norm of that batch, and for a message of the second one.
+#[test]
+fn a_deadline_fails_the_earlier_batch() {
+    let (config, text) = with_deadline(1300);
+    let logged = text.clone();
+    let hook = move |_: &mut ParameterGradient<'_>| hang_until_logged(&logged);
+    let hanging = PipelineConfig { gradient_hook: Some(Arc::new(hook)), ..config.clone() };
+    check_given_up(watched("1f1b", &hanging, None), "1f1b", (config, text));
+}
+
+/// The second batch fails on rank 1, which then hangs in a backward of the first one, for which it computes a forward again.
+/// Rank 0 waits for that backward, and has begun the second batch too.
+#[test]
+fn a_batch_that_has_failed_elsewhere_ends_no_wait() {
+    let (config, text) = with_deadline(1700);
+    let config = PipelineConfig { recompute: Recompute::Stage, ..config };
+    let panics_at = Some(MICROBATCHES as usize + 1);
+    let pipeline = hanging("looped-bfs", &config, panics_at, Some(text.clone()));
+    check_given_up(pipeline, "looped-bfs", (config, text));
+}
+
+/// A stage that computes a batch only when the test has begun the next one.
+#[derive(Module, Debug)]
+struct Paced {
+    layers: Mlp,
+    #[module(skip)]
+    is_first: bool,
+    #[module(skip)]
+    events: Arc<Events>,
+}
+
+impl StageModule for Paced {
+    type Input = Tensor<2>;
+    type Output = Tensor<2>;
+
+    fn forward(&self, input: Tensor<2>, context: &StageContext) -> Tensor<2> {
+        if self.is_first {
+            let mut batch = 0;
+            self.events.change(|state| {
+                batch = state.forwards[0] as u64 / u64::from(MICROBATCHES);
+                state.forwards[0] += 1;
+            });
+            self.events.wait(|state| state.begun >= BATCHES.min(batch + 2));
+        }
+        self.layers.forward(input, context)
+    }
+
+    fn parameter_path(&self, local: &str) -> String {
+        self.layers.parameter_path(local.strip_prefix("layers.").expect("a layer"))
+    }
+}
+
+/// Schedules whose row begins with the next batch, such as GPipe's, do so too.
+#[test]
+fn every_batch_overlaps_under_every_schedule() {
+    let config = PipelineConfig { deadline: Duration::from_secs(120), ..delayed() };
+    // The slices of a batch are computed one after the other.
+    let spec = ScheduleSpec::default();
+    let schedules = catalogue().iter().filter(|it| it.has_backward() && it.slices_of(&spec).is_one());
+    let mut count = 0;
+    for schedule in schedules {
+        let (program, events) = (program(schedule.name, 2, 1), Arc::new(Events::default()));
+        let (stages, of_stages) = (program.placement().stages(), events.clone());
+        let make = move |index: StageIndex| {
+            let (layers, events) = (Mlp::of_stage(index, stages), of_stages.clone());
+            let is_last = index.get() + 1 == stages;
+            ending_in_loss(is_last, Paced { layers, is_first: index.get() == 0, events })
+        };
+        let mut pipeline = Pipeline::launch(program, World::local(2), &config, make).expect("it starts");
+        let mut begun = 0;
+        let overlaps = (0..BATCHES).map(|number| {
+            while begun < BATCHES.min(number + 3) {
+                begin(&mut pipeline, begun, 1, &config);
+                begun += 1;
+                events.change(|state| state.begun = begun);
+            }
+            pipeline.finish().expect("a batch").overlaps
+        });
+        let overlaps: Vec<bool> = overlaps.collect();
+        let expected: Vec<bool> = (0..BATCHES).map(|number| number > 0).collect();
+        assert_eq!(overlaps, expected, "{}", schedule.name);
+        count += 1;
+    }
+    assert!(count > 12, "{count} schedules");
 }

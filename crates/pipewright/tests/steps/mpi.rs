@@ -5,6 +5,8 @@
 mod batches;
 #[path = "../mpirun/mod.rs"]
 mod mpirun;
+#[path = "mpi/overlapping.rs"]
+mod overlapping;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -24,7 +26,7 @@ use support::{config, descent, program};
 
 const STEPS: u64 = 6;
 
-const TASKS: [(u32, &str); 13] = [
+const TASKS: [(u32, &str); 18] = [
     (2, "ahead"),
     (2, "early updates"),
     (4, "early updates of replicas"),
@@ -38,6 +40,11 @@ const TASKS: [(u32, &str); 13] = [
     (2, "fails with the next of one"),
     (2, "update fails"),
     (2, "dropped"),
+    (2, "overlapping"),
+    (2, "only one overlaps"),
+    (2, "overlapping fails"),
+    (2, "next of overlapping fails"),
+    (2, "overlapping fails with the next of one"),
 ];
 
 fn main() -> ExitCode {
@@ -54,6 +61,11 @@ fn main() -> ExitCode {
         "next fails" => fails(2),
         "fails with the next of one" => fails_with_next_of_one(),
         "update fails" => update_fails(),
+        "overlapping" => overlapping::all(),
+        "only one overlaps" => overlapping::only_one(),
+        "overlapping fails" => overlapping::fails(Some(1), None),
+        "overlapping fails with the next of one" => overlapping::fails_with_next_of_one(),
+        "next of overlapping fails" => overlapping::fails(None, Some(2)),
         _ => dropped(),
     })
 }

@@ -268,3 +268,39 @@ fn a_raised_flag_ends_the_steps_with_the_one_that_is_under_way() {
     let expected = (2, loss, whole.step().expect("a step").0.loss);
     assert_eq!(stopped(), expected);
 }
+
+/// Takes eight steps with delayed weights, up to two ahead. If `is_raised`, a flag is raised in the fourth one, and
+/// lowered when the steps have ended. Returns the losses.
+fn delayed_losses(is_raised: bool) -> Vec<f64> {
+    let flag = Arc::new(AtomicBool::new(false));
+    let (raised, updates) = (flag.clone(), AtomicU32::new(0));
+    // The model has three parameters.
+    let hook = move |_: &mut ParameterGradient<'_>| {
+        if updates.fetch_add(1, Ordering::SeqCst) == 9 {
+            raised.store(is_raised, Ordering::SeqCst);
+        }
+    };
+    let config = PipelineConfig { interrupt: Some(flag.clone()), delayed: true, ..PipelineConfig::default() };
+    let pipeline = builder(config).gradient_hook(hook).launch().expect("it starts");
+    let mut trainer = Trainer::new(pipeline, rows(), BATCH_ROWS, LearningRate::constant(RATE));
+    let (mut losses, mut interrupted) = (Vec::new(), false);
+    for step in 0..8 {
+        if interrupted && !trainer.has_begun_next() {
+            assert!(step < 7, "steps that had not begun are withdrawn");
+            flag.store(false, Ordering::SeqCst);
+            trainer.state(Map::new()).expect("no step has begun");
+            interrupted = false;
+        }
+        let ahead = if interrupted { 0 } else { 2.min(7 - step) };
+        let (metrics, summary) = trainer.step_ahead_by(ahead).expect("a step");
+        losses.push(metrics.loss);
+        interrupted |= summary.interrupted;
+    }
+    losses
+}
+
+/// Steps that were begun two ahead and withdrawn are taken later, with the same rows.
+#[test]
+fn delayed_steps_that_a_flag_withdraws_are_taken_later() {
+    assert_eq!(delayed_losses(true), delayed_losses(false));
+}

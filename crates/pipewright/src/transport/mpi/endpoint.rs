@@ -180,7 +180,11 @@ impl MpiEndpoint {
 
     pub(crate) fn begin_step(&mut self, attempt: Attempt) {
         self.inner.begin_step(attempt);
-        self.shared.sends.begin_attempt();
+        self.restart_sends();
+    }
+
+    pub(crate) fn restart_sends(&self) {
+        self.shared.sends.restart_peak();
     }
 
     pub(crate) fn send(&mut self, to: WorldRank, tag: Tag, payload: Payload) {

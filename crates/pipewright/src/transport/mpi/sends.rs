@@ -22,7 +22,7 @@ struct State {
     in_flight: HashSet<SentMessage>,
     /// The messages in flight that sends of the program made.
     boundaries: u32,
-    /// The largest number of them in this attempt.
+    /// The largest number of them since the count began.
     peak: u32,
     /// Whether the rank waits until a message is sent.
     is_awaited: bool,
@@ -33,8 +33,8 @@ impl Sends {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts to count the peak of an attempt.
-    pub(super) fn begin_attempt(&self) {
+    /// Counts the peak from now on.
+    pub(super) fn restart_peak(&self) {
         let mut state = self.lock();
         state.peak = state.boundaries;
     }
@@ -67,7 +67,7 @@ impl Sends {
         is_sent
     }
 
-    /// Returns the largest number of messages of the program that were in flight at once in this attempt.
+    /// Returns the largest number of messages of the program that were in flight at once since the count began.
     pub(super) fn peak(&self) -> u32 {
         self.lock().peak
     }
@@ -114,7 +114,7 @@ mod tests {
         for microbatch in [1, 2] {
             sends.complete(&message(microbatch));
         }
-        sends.begin_attempt();
+        sends.restart_peak();
         assert_eq!(sends.peak(), 1);
     }
 }
