@@ -2,6 +2,7 @@
 
 use std::f64::consts::TAU;
 
+use pipewright_shapes::family;
 use serde_json::{Map, Value, json};
 
 use crate::container::Gguf;
@@ -25,8 +26,9 @@ const COUNTS: [(&str, &str); 12] = [
     ("expert_feed_forward_length", "moe_intermediate_size"),
 ];
 /// The same for numbers that are not counts.
-const NUMBERS: [(&str, &str); 4] = [
+const NUMBERS: [(&str, &str); 5] = [
     ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+    ("attention.layer_norm_epsilon", "rms_norm_eps"),
     ("rope.freq_base", "rope_theta"),
     ("attn_logit_softcapping", "attn_logit_softcapping"),
     ("final_logit_softcapping", "final_logit_softcapping"),
@@ -37,6 +39,10 @@ const TOKENS: [(&str, &str); 3] = [
     ("tokenizer.ggml.eos_token_id", "eos_token_id"),
     ("tokenizer.ggml.padding_token_id", "pad_token_id"),
 ];
+/// In Gemma 3, the layers whose number, counted from 1, is a multiple of this see all tokens.
+const PATTERN: u64 = 6;
+/// The base of the positions of its other layers.
+const LOCAL_BASE: f64 = 10_000.0;
 /// The positions of Llama 3.1 and later, whose factors a file has as a tensor.
 const LLAMA3: [f64; 3] = [1.0, 4.0, 8192.0];
 
@@ -51,7 +57,9 @@ pub fn config_json(gguf: &Gguf) -> Result<Value, GgufError> {
     let mut config = Map::new();
     config.insert("model_type".to_owned(), known.model_type.into());
     for (key, name) in COUNTS.into_iter().chain(NUMBERS) {
-        let Some(value) = of_architecture(key) else { continue };
+        // A window of 0 is none.
+        let value = of_architecture(key).filter(|value| name != "sliding_window" || **value != 0);
+        let Some(value) = value else { continue };
         let other = config.insert(name.to_owned(), value.clone());
         if !value.is_number() || other.is_some_and(|other| other != *value) {
             let key = format!("{}.{key}", known.name);
@@ -95,7 +103,6 @@ pub fn config_json(gguf: &Gguf) -> Result<Value, GgufError> {
             config.insert(name.to_owned(), id.clone());
         }
     }
-    let heads_of_width = number(&config, "hidden_size") / heads;
     match known.name {
         "llama" => {
             config.remove("num_experts_per_tok");
@@ -111,15 +118,13 @@ pub fn config_json(gguf: &Gguf) -> Result<Value, GgufError> {
             config.insert("norm_topk_prob".to_owned(), true.into());
             config.insert("decoder_sparse_step".to_owned(), 1.into());
         }
-        // The largest models of both families have scores of another scale.
         "gemma2" | "gemma3" => {
-            let is_largest = [("gemma2", 46), ("gemma3", 62)]
-                .contains(&(known.name, number(&config, "num_hidden_layers")));
-            let scalar = if is_largest { heads_of_width } else { width };
+            let layers = number(&config, "num_hidden_layers");
+            let scalar = score_scalar(known.name, layers, number(&config, "hidden_size") / heads, width);
             config.insert("query_pre_attn_scalar".to_owned(), scalar.into());
             if known.name == "gemma3" {
-                config.insert("sliding_window_pattern".to_owned(), 6.into());
-                config.insert("rope_local_base_freq".to_owned(), 10_000.into());
+                config.insert("sliding_window_pattern".to_owned(), PATTERN.into());
+                config.insert("rope_local_base_freq".to_owned(), LOCAL_BASE.into());
             }
         }
         "phi3" if rotated != width => {
@@ -131,7 +136,25 @@ pub fn config_json(gguf: &Gguf) -> Result<Value, GgufError> {
     if let Some(scaling) = positions(gguf, known, &config)? {
         config.insert("rope_scaling".to_owned(), scaling);
     }
+    if known.name == "gpt2" {
+        config.retain(|key, _| !["head_dim", "num_key_value_heads"].contains(&key.as_str()));
+        for (in_files, name) in family::GPT2.renamed {
+            if let Some(value) = config.remove(*name) {
+                config.insert((*in_files).to_owned(), value);
+            }
+        }
+        // Readers assume dropout where a file does not say otherwise.
+        for key in ["resid_pdrop", "embd_pdrop", "attn_pdrop"] {
+            config.insert(key.to_owned(), 0.0.into());
+        }
+    }
     Ok(config.into())
+}
+
+/// Returns the number by whose root the scores of Gemma 2 and 3 are divided. Files do not say it: the largest models of both
+/// families have the width of the hidden states for each head, and the others the width of a head.
+fn score_scalar(architecture: &str, layers: u64, hidden: u64, width: u64) -> u64 {
+    if [("gemma2", 46), ("gemma3", 62)].contains(&(architecture, layers)) { hidden } else { width }
 }
 
 /// Returns the scaling of the positions.
@@ -213,6 +236,7 @@ pub struct ModelMetadata {
 /// When GGUF has no such model, as a sentence.
 pub fn metadata(config: &Value) -> Result<ModelMetadata, String> {
     let model_type = config["model_type"].as_str().unwrap_or_default();
+    let config = &renamed(config, model_type);
     let refused =
         |what: &str| format!("models with {what} are not written as GGUF: write a Hugging Face directory");
     let Some(architecture) = architecture_of(model_type) else {
@@ -228,24 +252,37 @@ pub fn metadata(config: &Value) -> Result<ModelMetadata, String> {
         (is_set("attention_bias") && architecture != "llama", "`attention_bias`"),
         (is_set("mlp_bias"), "`mlp_bias`"),
         (architecture == "qwen3moe" && config["norm_topk_prob"] == false, "`norm_topk_prob = false`"),
+        (config["scale_attn_weights"] == false, "`scale_attn_weights = false`"),
+        (is_set("scale_attn_by_inverse_layer_idx"), "`scale_attn_by_inverse_layer_idx`"),
     ];
-    if let Some((_, what)) = cases.into_iter().find(|(is_refused, _)| *is_refused) {
+    let is_gemma = architecture.starts_with("gemma");
+    let of_gemma = is_gemma.then(|| fault_of_gemma(architecture, config)).flatten();
+    let found = cases.into_iter().find(|(is_refused, _)| *is_refused).map(|(_, what)| what);
+    if let Some(what) = found.or(of_gemma) {
         return Err(refused(what));
     }
-    let parameters = &config["rope_parameters"];
+    let tables = &config["rope_parameters"];
+    // Gemma 3 has a table for each kind of layers.
+    let parameters = tables.get("full_attention").unwrap_or(tables);
     let scaling = if parameters.is_object() { parameters } else { &config["rope_scaling"] };
     let base = parameters["rope_theta"].as_f64().or(config["rope_theta"].as_f64()).unwrap_or(10_000.0);
     let mut entries = vec![("general.architecture".to_owned(), Entry::Text(architecture.to_owned()))];
     let mut add = |key: &str, entry| entries.push((format!("{architecture}.{key}"), entry));
     for (key, name) in COUNTS {
-        let is_skipped = name == "sliding_window" || (name.contains("expert") && architecture != "qwen3moe");
+        let has_windows = is_gemma || architecture == "phi3";
+        let is_skipped = (name == "sliding_window" && !has_windows)
+            || (name.contains("expert") && architecture != "qwen3moe");
         if let Some(count) =
             config[name].as_u64().and_then(|count| u32::try_from(count).ok()).filter(|_| !is_skipped)
         {
             add(key, Entry::U32(count));
         }
     }
+    let is_gpt2 = architecture == "gpt2";
     for (key, name) in NUMBERS {
+        if is_gpt2 != (key == "attention.layer_norm_epsilon") {
+            continue;
+        }
         let value = if name == "rope_theta" { Some(base) } else { config[name].as_f64() };
         if let Some(number) = value {
             add(key, Entry::F32(number as f32));
@@ -254,7 +291,18 @@ pub fn metadata(config: &Value) -> Result<ModelMetadata, String> {
     let count = |key: &str| config[key].as_u64().unwrap_or(0);
     let width =
         config["head_dim"].as_u64().unwrap_or(count("hidden_size") / count("num_attention_heads").max(1));
-    add("rope.dimension_count", Entry::U32(width as u32));
+    let share = parameters["partial_rotary_factor"].as_f64().unwrap_or(1.0);
+    if !is_gpt2 {
+        add("rope.dimension_count", Entry::U32((width as f64 * share) as u32));
+    }
+    if architecture == "phi3" {
+        let length = config["original_max_position_embeddings"].as_u64();
+        let length = length.unwrap_or(count("max_position_embeddings"));
+        add("rope.scaling.original_context_length", Entry::U32(length as u32));
+        if !is_set("sliding_window") {
+            add("attention.sliding_window", Entry::U32(0));
+        }
+    }
     if let Some(size) = config["vocab_size"].as_u64() {
         add("vocab_size", Entry::U32(size as u32));
     }
@@ -267,7 +315,7 @@ pub fn metadata(config: &Value) -> Result<ModelMetadata, String> {
             add("rope.scaling.type", Entry::Text("linear".to_owned()));
             add("rope.scaling.factor", Entry::F32(factor as f32));
         }
-        "llama3" => {
+        "llama3" if !is_gemma => {
             let names = ["low_freq_factor", "high_freq_factor", "original_max_position_embeddings"];
             if names.map(|name| scaling[name].as_f64()) != LLAMA3.map(Some) {
                 return Err(refused("positions that differ from Llama 3.1"));
@@ -277,4 +325,43 @@ pub fn metadata(config: &Value) -> Result<ModelMetadata, String> {
         other => return Err(refused(&format!("positions of the type `{other}`"))),
     }
     Ok(ModelMetadata { architecture, entries, frequencies })
+}
+
+/// Returns a `config.json` with the names of keys that most families have.
+fn renamed(config: &Value, model_type: &str) -> Value {
+    let mut config = config.clone();
+    if let (Some(keys), true) = (config.as_object_mut(), model_type == "gpt2") {
+        for (in_files, name) in family::GPT2.renamed {
+            if let Some(value) = keys.remove(*in_files) {
+                keys.insert((*name).to_owned(), value);
+            }
+        }
+    }
+    config
+}
+
+/// Returns the part of a model of Gemma 2 or 3 that files in GGUF do not say and that differs from what programs assume.
+fn fault_of_gemma(architecture: &str, config: &Value) -> Option<&'static str> {
+    let count = |key: &str| config[key].as_u64().unwrap_or(0);
+    let (layers, of_head) =
+        (count("num_hidden_layers"), count("hidden_size") / count("num_attention_heads").max(1));
+    let scalar = score_scalar(architecture, layers, of_head, config["head_dim"].as_u64().unwrap_or(of_head));
+    let (is_gemma2, pattern) = if architecture == "gemma2" { (true, 2) } else { (false, PATTERN) };
+    let sees_all =
+        |(layer, kind): (u64, &Value)| (*kind == "full_attention") == layer.is_multiple_of(pattern);
+    let has_usual_types = match config["layer_types"].as_array() {
+        Some(types) => (1..).zip(types).all(sees_all),
+        None => is_gemma2 || count("sliding_window_pattern") == PATTERN,
+    };
+    let base = config["rope_local_base_freq"].as_f64();
+    let caps = ["attn_logit_softcapping", "final_logit_softcapping"];
+    let cases = [
+        (count("query_pre_attn_scalar") != scalar, "this `query_pre_attn_scalar`"),
+        (!has_usual_types, "these `layer_types`"),
+        (config["sliding_window"].is_null(), "no `sliding_window`"),
+        (!is_gemma2 && base != Some(LOCAL_BASE), "this `rope_local_base_freq`"),
+        (is_gemma2 && caps.iter().any(|key| config[*key].is_null()), "scores or logits without a bound"),
+        (is_gemma2 && config["tie_word_embeddings"] == false, "a head that is not tied"),
+    ];
+    cases.into_iter().find(|(is_refused, _)| *is_refused).map(|(_, what)| what)
 }

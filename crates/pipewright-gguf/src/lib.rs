@@ -23,6 +23,6 @@ pub mod files;
 
 pub use container::Gguf;
 pub use error::GgufError;
-pub use names::{FamilyTensor, name_in_gguf, rows_in_gguf, tensors_of};
+pub use names::{FamilyTensor, name_in_gguf, offset_in_gguf, rows_in_gguf, tensors_of};
 pub use tensor::{Tensor, TensorKind};
 pub use tokenizer_metadata::tokenizer_metadata;

@@ -16,6 +16,10 @@ pub(crate) struct Architecture {
     pub(crate) name: &'static str,
     /// The `model_type` of `config.json`.
     pub(crate) model_type: &'static str,
+    /// The names of tensors outside of blocks.
+    whole: &'static [(&'static str, &'static str)],
+    /// The path of the list of blocks.
+    blocks: &'static str,
     /// Names of tensors of a block that differ from [`LAYER`].
     layer: &'static [(&'static str, &'static str)],
     /// Whether the rows of queries and keys have their pairs of rotary positions next to each other.
@@ -57,6 +61,23 @@ const GEMMA: &[(&str, &str)] = &[
     ("post_ffw_norm", "post_feedforward_layernorm"),
 ];
 
+const GPT2_WHOLE: &[(&str, &str)] = &[
+    ("token_embd.weight", "transformer.wte.weight"),
+    ("position_embd.weight", "transformer.wpe.weight"),
+    ("output_norm.weight", "transformer.ln_f.weight"),
+    ("output_norm.bias", "transformer.ln_f.bias"),
+    ("output.weight", "lm_head.weight"),
+];
+
+const GPT2: &[(&str, &str)] = &[
+    ("attn_norm", "ln_1"),
+    ("attn_qkv", "attn.c_attn"),
+    ("attn_output", "attn.c_proj"),
+    ("ffn_norm", "ln_2"),
+    ("ffn_up", "mlp.c_fc"),
+    ("ffn_down", "mlp.c_proj"),
+];
+
 /// Tensors that follow from the configuration, or that it is read from.
 pub(crate) const OF_POSITIONS: [&str; 3] =
     ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
@@ -64,12 +85,14 @@ pub(crate) const OF_POSITIONS: [&str; 3] =
 const PLAIN: Architecture = Architecture {
     name: "llama",
     model_type: "llama",
+    whole: &WHOLE,
+    blocks: "model.layers",
     layer: &[],
     has_interleaved_heads: false,
     norm_offset: 0.0,
 };
 
-const ARCHITECTURES: [Architecture; 7] = [
+const ARCHITECTURES: [Architecture; 8] = [
     Architecture { has_interleaved_heads: true, ..PLAIN },
     Architecture { name: "qwen2", model_type: "qwen2", ..PLAIN },
     Architecture { name: "qwen3", model_type: "qwen3", ..PLAIN },
@@ -82,20 +105,31 @@ const ARCHITECTURES: [Architecture; 7] = [
         layer: &[("attn_qkv", "self_attn.qkv_proj"), ("ffn_up", "mlp.gate_up_proj")],
         ..PLAIN
     },
+    Architecture {
+        name: "gpt2",
+        model_type: "gpt2",
+        whole: GPT2_WHOLE,
+        blocks: "transformer.h",
+        layer: GPT2,
+        ..PLAIN
+    },
 ];
 
 impl Architecture {
     /// Returns the architecture that a file names.
     pub(crate) fn of(gguf: &Gguf) -> Result<&'static Self, GgufError> {
         let name = gguf.metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
-        let known = ARCHITECTURES.iter().find(|known| known.name == name);
-        known.ok_or_else(|| {
+        Self::named(name).ok_or_else(|| {
             let names = ARCHITECTURES.map(|known| known.name).join(", ");
             GgufError::at(
                 &gguf.path,
                 format!("the architecture `{name}` is not read from GGUF; {names} are: use the model as safetensors"),
             )
         })
+    }
+
+    fn named(name: &str) -> Option<&'static Self> {
+        ARCHITECTURES.iter().find(|known| known.name == name)
     }
 
     fn pairs(&self) -> impl Iterator<Item = &(&'static str, &'static str)> {
@@ -113,23 +147,21 @@ impl Architecture {
     }
 }
 
-/// Returns the name in GGUF of the architecture of a `model_type`, if models of it are written.
+/// Returns the name in GGUF of the architecture of a `model_type`.
 pub(crate) fn architecture_of(model_type: &str) -> Option<&'static str> {
     // Mistral without windows computes what Llama does.
     let model_type = if model_type == "mistral" { "llama" } else { model_type };
-    // The others have numbers that files in GGUF do not say, such as the scale of Gemma's scores.
-    let known = ARCHITECTURES.iter().find(|known| known.model_type == model_type && known.layer.is_empty());
-    known.map(|known| known.name)
+    ARCHITECTURES.iter().find(|known| known.model_type == model_type).map(|known| known.name)
 }
 
 /// Returns the name in GGUF of a tensor of a family, with the index of the expert if the tensor has the matrices of all
 /// experts.
 pub fn name_in_gguf(architecture: &str, tensor: &str) -> Option<(String, Option<usize>)> {
-    if let Some((name, _)) = WHOLE.iter().find(|(_, of_family)| *of_family == tensor) {
+    let known = Architecture::named(architecture)?;
+    if let Some((name, _)) = known.whole.iter().find(|(_, of_family)| *of_family == tensor) {
         return Some(((*name).to_owned(), None));
     }
-    let known = ARCHITECTURES.iter().find(|known| known.name == architecture)?;
-    let (layer, rest) = tensor.strip_prefix("model.layers.")?.split_once('.')?;
+    let (layer, rest) = tensor.strip_prefix(known.blocks)?.strip_prefix('.')?.split_once('.')?;
     let (name, ending) = rest.rsplit_once('.')?;
     if let Some((expert, matrix)) = name.strip_prefix("mlp.experts.").and_then(|rest| rest.split_once('.')) {
         let (name, _) = EXPERTS.iter().find(|(_, of_family)| *of_family == matrix)?;
@@ -142,9 +174,14 @@ pub fn name_in_gguf(architecture: &str, tensor: &str) -> Option<(String, Option<
 /// Returns the rows of a tensor in the order that the tensor `name` of GGUF has, if it is another one than in the files of
 /// transformers. `heads` are the numbers for queries and for keys.
 pub fn rows_in_gguf(architecture: &str, name: &str, rows: usize, heads: [usize; 2]) -> Option<Vec<usize>> {
-    let known = ARCHITECTURES.iter().find(|known| known.name == architecture)?;
-    let heads = known.interleaved_heads(name.rsplit('.').nth(1)?, heads)?;
+    let heads = Architecture::named(architecture)?.interleaved_heads(name.rsplit('.').nth(1)?, heads)?;
     are_of_heads(rows, heads).then(|| interleaved(rows, heads))
+}
+
+/// Returns the number by which the elements of the tensor `name` of GGUF are larger than in the files of transformers.
+pub fn offset_in_gguf(architecture: &str, name: &str) -> f32 {
+    let is_norm = name.ends_with("norm.weight");
+    Architecture::named(architecture).filter(|_| is_norm).map_or(0.0, |known| known.norm_offset)
 }
 
 /// Returns whether rows are those of so many heads of an even width.
@@ -209,7 +246,7 @@ fn add_tensor(
 ) -> Result<(), GgufError> {
     let Tensor { name, kind, shape, start, bytes } = tensor.clone();
     let mut own = FamilyTensor { name, kind, shape, start, bytes, rows: None, offset: 0.0 };
-    let whole = WHOLE.iter().find(|(name, _)| *name == own.name);
+    let whole = known.whole.iter().find(|(name, _)| *name == own.name);
     let in_block = own.name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
     let in_block = in_block.and_then(|(layer, rest)| {
         let (name, ending) = rest.rsplit_once('.')?;
@@ -230,7 +267,7 @@ fn add_tensor(
             }
             let (experts, each) = (*experts, bytes / (*experts).max(1) as u64);
             for expert in 0..experts {
-                let name = format!("model.layers.{layer}.mlp.experts.{expert}.{matrix}.{ending}");
+                let name = format!("{}.{layer}.mlp.experts.{expert}.{matrix}.{ending}", known.blocks);
                 let start = start + expert as u64 * each;
                 let shape = own.shape[1..].to_vec();
                 found.push(FamilyTensor { name, shape, start, bytes: each, ..own.clone() });
@@ -238,7 +275,7 @@ fn add_tensor(
             return Ok(());
         }
         if let Some((_, of_family)) = known.pairs().find(|(own, _)| *own == name) {
-            own.name = format!("model.layers.{layer}.{of_family}.{ending}");
+            own.name = format!("{}.{layer}.{of_family}.{ending}", known.blocks);
         }
         let heads = heads(known.name, &gguf.metadata);
         if let Some(heads) = known.interleaved_heads(&name, heads) {
@@ -255,9 +292,7 @@ fn add_tensor(
             own.rows = Some(order);
         }
     }
-    if own.name.ends_with("norm.weight") {
-        own.offset = known.norm_offset;
-    }
+    own.offset = offset_in_gguf(known.name, &tensor.name);
     found.push(own);
     Ok(())
 }

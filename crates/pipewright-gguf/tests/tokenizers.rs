@@ -89,6 +89,22 @@ fn tokenizers_are_written_and_read_again() {
     }
 }
 
+/// The tokenizer of Gemma marks spaces and puts none before a text.
+#[test]
+fn a_tokenizer_without_a_first_space_is_written_and_read_again() {
+    let (mut file, space) = (original("pieces"), json!({"String": " "}));
+    let replace = json!({"type": "Replace", "pattern": space, "content": "\u{2581}"});
+    file["normalizer"] = replace.clone();
+    file["pre_tokenizer"] =
+        json!({"type": "Split", "pattern": space, "behavior": "MergedWithPrevious", "invert": false});
+    let expected = read(&data("pieces.gguf"), "tokenizer.json").expect("a tokenizer");
+    let vocabulary = expected["model"]["vocab"].as_object().expect("a table").len();
+    let [found, other] = [&file, &original("pieces")].map(|file| written(file, vocabulary).expect("written"));
+    assert_eq!(found["normalizer"]["normalizers"], json!([replace]));
+    assert_eq!(found["model"], other["model"]);
+    assert_ne!(found["decoder"], other["decoder"]);
+}
+
 #[test]
 fn unknown_tokenizers_are_refused_with_a_sentence() {
     let folder = TempDir::new().expect("a folder");

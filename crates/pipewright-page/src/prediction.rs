@@ -62,6 +62,7 @@ pub(crate) fn simulate(setup: &Setup) -> Result<Value, String> {
         left_out: 0,
         whole_step: None,
         other_programs: &[],
+        reads_base: false,
     });
     let format = |time: f64| unit.format(time, summary.makespan);
     Ok(json!({

@@ -105,6 +105,7 @@ impl Predicted {
             left_out: 0,
             whole_step: None,
             other_programs: &[],
+            reads_base: false,
         })
     }
 }

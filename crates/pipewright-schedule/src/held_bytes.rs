@@ -67,7 +67,8 @@ pub struct HeldBytes<B = u64> {
     /// The trained parameters and the optimizer's state from before an update that may be undone; 0 if the
     /// rank updates only when it has the gradient norm. They exist when all activations are gone.
     pub undo: B,
-    /// Logits, their gradient, and the activations that a backward computes again; 0 if they are not counted.
+    /// Logits, their gradient, the activations that a backward computes again and the gradients inside their block; 0 if they
+    /// are not counted.
     pub temporary: B,
     /// Tensors that collectives and messages are sending or receiving, and the room for reads from files; 0 if they are not
     /// counted.

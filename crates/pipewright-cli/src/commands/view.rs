@@ -88,6 +88,7 @@ fn run_page(arguments: &ViewArguments) -> Result<String, Failure> {
         left_out: run.left_out,
         whole_step: run.whole_step,
         other_programs: &other_programs,
+        reads_base: run.reads_base,
     }))
 }
 
@@ -140,6 +141,7 @@ fn schedule_page(arguments: &ViewArguments) -> Result<String, Failure> {
         left_out: 0,
         whole_step: None,
         other_programs: &other_programs,
+        reads_base: false,
     }))
 }
 

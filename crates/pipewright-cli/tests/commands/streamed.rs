@@ -97,6 +97,30 @@ pub(super) fn wide_base() -> Run {
 /// A predicted peak equals the peak of the run within this share.
 const ERROR: f64 = 0.05;
 
+/// The backward of a block that was computed again holds gradients next to its activations, and a rank of several has copies of
+/// the inputs of its adapters.
+#[test]
+fn check_predicts_how_much_more_longer_rows_hold() {
+    let run = wide_base();
+    let recomputed =
+        ["pipeline.schedule=looped-bfs", "pipeline.stages_per_rank=8", "pipeline.recompute=stage"];
+    let of_ranks = ["mesh.tensor_parallel=2", "run.precision=bf16"];
+    for set in [&recomputed[..], &of_ranks] {
+        let peaks = |length: &str| {
+            let set = [set, &["pipeline.microbatches=1", length]].concat();
+            let total = run.json(&["check", "small.toml"], &set)["memory"]["ranks"][0]["total"].clone();
+            run.succeed(&["train", "small.toml"], &set);
+            let steps = run.steps();
+            let found = steps.iter().map(|step| step["peak_bytes"][0].as_u64().expect("bytes")).max();
+            [total.as_u64().expect("bytes"), found.expect("a step")]
+        };
+        let (short, long) = (peaks("data.seq_len=128"), peaks("data.seq_len=512"));
+        let [predicted, found] = [0, 1].map(|index| (long[index] - short[index]) as f64);
+        let ratio = predicted / found;
+        assert!((0.85..=1.05).contains(&ratio), "{set:?}: {ratio}, {predicted} instead of {found}");
+    }
+}
+
 /// Temporary tensors and the workspace of products are not counted, so differences are compared: a rank with larger adapters
 /// or windows holds as much more as predicted.
 #[test]
@@ -172,6 +196,19 @@ fn tensor_ranks_read_their_rows() {
     let by_inputs = size("num_hidden_layers") * size("hidden_size") * (queries + size("intermediate_size"));
     // One stage is read once for each rank.
     assert_eq!(step("mesh.tensor_parallel=2") - step("mesh.tensor_parallel=1"), 4 * by_inputs);
+}
+
+/// Also with replicas, which send no parameters then.
+#[test]
+fn the_page_of_a_run_says_that_its_base_is_read() {
+    let (folder, settings) = folder(&["mesh.data_parallel=2", "run.steps=1"]);
+    let page = |more: &[&str]| {
+        folder.train(&with(&settings, more));
+        folder.succeed(&["view", "out", "-o", "out/view.html"], &[]);
+        folder.read("out/view.html")
+    };
+    assert!(page(&["model.stream=true"]).contains("\"readsBase\":true"));
+    assert!(page(&["mesh.data_parallel_mode=sharded"]).contains("\"readsBase\":false"));
 }
 
 /// Bytes of lists of a rank that no prediction counts.

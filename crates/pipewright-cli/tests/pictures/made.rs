@@ -42,6 +42,7 @@ impl Made {
             left_out: 0,
             whole_step: None,
             other_programs: &[],
+            reads_base: false,
         });
         std::fs::write(made.path(), page).expect("the scratch folder takes files");
         made

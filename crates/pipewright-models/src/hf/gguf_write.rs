@@ -16,14 +16,16 @@ use pipewright::nn::TensorParallel;
 use pipewright::train::data::SpecialTokens;
 use pipewright_gguf::config::ModelMetadata;
 use pipewright_gguf::write::{Entry, header, padding};
-use pipewright_gguf::{TensorKind, config, files, name_in_gguf, rows_in_gguf, tokenizer_metadata};
+use pipewright_gguf::{
+    TensorKind, config, files, name_in_gguf, offset_in_gguf, rows_in_gguf, tokenizer_metadata,
+};
 use pipewright_kernel::quantised::block_codes::quantise;
 use pipewright_kernel::quantised::{BlockKind, Form, QuantisedMatrix};
 use serde_json::Value;
 
 use super::directory::resolve;
 use super::json_file::{parse, read_bytes};
-use super::layout::{file_shape, to_file};
+use super::layout::{file_shape, outputs_first, to_file};
 use super::origin::{TOKENIZER, WeightTypes, with_original_keys};
 use super::quantise::Quantised;
 use super::weight_type::WeightType;
@@ -40,6 +42,9 @@ const FILE: &str = "model.gguf";
 const LARGEST_TOKENIZER: u64 = 1 << 29;
 /// The parts of adapters, with the ends of their names in GGUF.
 const ADAPTERS: [(&str, &str); 2] = [(".lora_A.weight", "lora_a"), (".lora_B.weight", "lora_b")];
+
+/// The matrices that are in single precision in every form: routers and vectors of positions.
+const SMALL: [&str; 2] = ["ffn_gate_inp", "position_embd"];
 
 /// The form of the matrices in a GGUF file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +82,7 @@ impl GgufForm {
     fn kind_of(self, name: &str, shape: &[usize]) -> TensorKind {
         let columns = shape.last().copied().unwrap_or(0);
         let fits = |kind: &BlockKind| columns.is_multiple_of(kind.elements());
-        if shape.len() == 1 || name.contains("ffn_gate_inp") {
+        if shape.len() == 1 || SMALL.iter().any(|small| name.contains(small)) {
             return TensorKind::F32;
         }
         let is_table = ["token_embd.weight", "output.weight"].contains(&name);
@@ -199,7 +204,7 @@ pub(crate) fn write_gguf(
             )));
         };
         let place = *places.entry(name.clone()).or_insert_with(|| {
-            let (like, shape) = (name.clone(), file_shape(&spec));
+            let (like, shape) = (name.clone(), file_shape(&outputs_first(&spec)));
             planned.push(Planned { kind: form.kind_of(&name, &shape), name, shape, like, specs: Vec::new() });
             planned.len() - 1
         });
@@ -217,7 +222,8 @@ pub(crate) fn write_gguf(
     }
     let (path, mut quantised) =
         write_file(out, &entries, &planned, frequencies, &Order::of(architecture, &json), source)?;
-    let wanted = |tensor: &&Planned| tensor.shape.len() > 1 && !tensor.name.contains("ffn_gate_inp");
+    let is_small = |name: &str| SMALL.iter().any(|small| name.contains(small));
+    let wanted = |tensor: &&Planned| tensor.shape.len() > 1 && !is_small(&tensor.name);
     let is_other = |tensor: &&Planned| match form {
         GgufForm::Plain(_) => false,
         GgufForm::Q8_0 => tensor.kind == TensorKind::F16,
@@ -307,7 +313,9 @@ fn write_file(
     for tensor in planned {
         let mut bytes = 0;
         for spec in &tensor.specs {
-            let values = in_order(to_file(spec, &source.parameter(spec)?), tensor, order);
+            let mut values = in_order(to_file(&outputs_first(spec), &source.parameter(spec)?), tensor, order);
+            let offset = offset_in_gguf(order.architecture, &tensor.name);
+            values.iter_mut().for_each(|value| *value += offset);
             let encoded = encode(&values, tensor, spec, &mut squares)?;
             bytes += encoded.len() as u64;
             file.write_all(&encoded).map_err(failed)?;

@@ -5,6 +5,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use crate::file_layout::FileLayout;
 use crate::parameter::{ParameterKind, ParameterSpec};
 
 /// The file with the configuration.
@@ -76,6 +77,13 @@ pub(super) fn places(spec: &ParameterSpec) -> Vec<FilePlace<&str>> {
     names().map(usual).chain([stacked(&stack.tensor)]).collect()
 }
 
+/// Returns the description of a parameter in files that have all matrices as `[outputs, inputs]`: those in GGUF, and those that
+/// are quantised, for which `Conv1D` becomes a linear layer.
+pub(super) fn outputs_first(spec: &ParameterSpec) -> ParameterSpec {
+    let layout = FileLayout { inputs_first: false, ..spec.layout.clone() };
+    ParameterSpec { layout, ..spec.clone() }
+}
+
 /// Returns whether a matrix has its dimensions in a file in the other order.
 fn is_transposed(spec: &ParameterSpec) -> bool {
     let layout = &spec.layout;
@@ -136,7 +144,7 @@ fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::file_layout::{FileLayout, OutputParts, StackedMatrix};
+    use crate::file_layout::{OutputParts, StackedMatrix};
 
     fn check(rows: usize, columns: usize) {
         let values: Vec<f32> = (0..rows * columns).map(|i| i as f32).collect();

@@ -1,5 +1,6 @@
 //! Writes the model of a directory with matrices that are quantised as NF4, in the form of bitsandbytes
-//! ([`bitsandbytes`](super::bitsandbytes)), tensor by tensor. All other tensors are copied as they are.
+//! ([`bitsandbytes`](super::bitsandbytes)), tensor by tensor. All other tensors are copied as they are. Those of a GGUF file get the
+//! names and the order of safetensors, and the ones in blocks are decoded to bfloat16.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -11,19 +12,19 @@ use safetensors::Dtype;
 use serde_json::{Value, json};
 
 use super::directory::is_gguf;
-use super::file::require_finite;
 use super::json_file::read_json;
-use super::layout::{CONFIG, file_shape};
-use super::origin::copy_files;
+use super::layout::{CONFIG, file_shape, outputs_first, to_file};
+use super::origin::{copy_files, with_original_keys};
 use super::rewritten::{Announced, rewrite};
+use super::weight_type::WeightType;
 use super::weights::Weights;
 use super::write::{Scratch, require_vacant};
 use crate::error::ModelError;
-use crate::family::ModelFamily;
+use crate::family::{ModelFamily, file_json};
 use crate::lora::SCORE;
 use crate::mamba::is_projection_of_mamba;
 use crate::outline::Outline;
-use crate::parameter::{ParameterKind, ParameterSpec};
+use crate::parameter::{ParameterKind, ParameterSource, ParameterSpec};
 use crate::split::Place;
 use crate::vocabulary::HEAD;
 
@@ -44,7 +45,8 @@ pub struct Quantised {
 }
 
 /// Writes the model in `from` with quantised matrices of linear layers into `dir`, which must not exist or must be
-/// empty. The embedding, the head, norms, routers, the experts that routers choose and Mamba-2 stay as they are.
+/// empty. The embedding, the head, norms, routers, the experts that routers choose and Mamba-2 stay as they are. The
+/// errors of matrices of a GGUF file are those from their decoded elements.
 ///
 /// # Errors
 /// When a file of the model is missing or damaged, its matrices are quantised already or none can be, or when the
@@ -53,17 +55,16 @@ pub fn quantise(from: &Path, config: &dyn ModelFamily, dir: &Path) -> Result<Qua
     let target = std::path::absolute(dir).map_err(ModelError::io("resolve", dir))?;
     require_vacant(&target)?;
     let mut weights = Weights::open(from)?;
-    if weights.has_quantised() {
+    let is_gguf = is_gguf(weights.directory());
+    if weights.has_quantised() && !is_gguf {
         return Err(ModelError::at(
             from,
             "the model is quantised already: name the model from which it was made",
         ));
     }
-    if is_gguf(weights.directory()) {
-        let fault = "the model is a GGUF file, whose matrices are not written as NF4: name it as safetensors";
-        return Err(ModelError::at(from, fault));
-    }
+    let mut others = if is_gguf { others(&mut weights, config)? } else { BTreeMap::new() };
     let matrices = matrices(&weights, config)?;
+    others.retain(|tensor, _| !matrices.contains_key(tensor));
     if matrices.is_empty() {
         return Err(ModelError::at(
             from,
@@ -75,9 +76,16 @@ pub fn quantise(from: &Path, config: &dyn ModelFamily, dir: &Path) -> Result<Qua
     let [before, after] = rewrite(
         &mut weights,
         &scratch,
-        |(tensor, ..)| matrices.get(tensor).map(|spec| parts(tensor, file_shape(spec).iter().product())),
+        |(tensor, ..)| match (matrices.get(tensor), others.get(tensor)) {
+            (Some(spec), _) => Some(parts(tensor, file_shape(spec).iter().product())),
+            (_, Some(other)) => Some(other.announced().into_iter().collect()),
+            _ => None,
+        },
         |weights, tensor| {
-            let Some(spec) = matrices.get(tensor) else { return Ok(None) };
+            let Some(spec) = matrices.get(tensor) else {
+                let other = others.get(tensor).map(|other| other.bytes(weights).map(Vec::from_iter));
+                return other.transpose();
+            };
             let (own, parts) = quantised(weights, tensor, spec)?;
             squares = [squares[0] + own[0], squares[1] + own[1]];
             Ok(Some(parts.into()))
@@ -91,6 +99,39 @@ pub fn quantise(from: &Path, config: &dyn ModelFamily, dir: &Path) -> Result<Qua
     Ok(Quantised { matrices: matrices.len(), before, after, error })
 }
 
+/// A tensor of a GGUF file that is not quantised, with its element type in the new file; nothing is written of a tensor without a
+/// parameter.
+struct Other(Option<(ParameterSpec, WeightType)>);
+
+impl Other {
+    fn announced(&self) -> Option<Announced> {
+        let (spec, kind) = self.0.as_ref()?;
+        let shape = file_shape(spec);
+        let bytes = shape.iter().product::<usize>() * kind.bytes();
+        Some((spec.path.clone(), kind.dtype(), shape, bytes))
+    }
+
+    fn bytes(&self, weights: &mut Weights) -> Result<Option<Vec<u8>>, ModelError> {
+        let Some((spec, kind)) = &self.0 else { return Ok(None) };
+        let values = to_file(spec, &weights.parameter(spec)?);
+        let too_large =
+            || ModelError::new(format!("tensor `{}` is too large for {}", spec.path, kind.name()));
+        kind.encode(&values).ok_or_else(too_large).map(Some)
+    }
+}
+
+/// Returns all tensors of a GGUF file.
+fn others(weights: &mut Weights, config: &dyn ModelFamily) -> Result<BTreeMap<String, Other>, ModelError> {
+    let mut others: BTreeMap<String, Other> =
+        weights.tensors().map(|tensor| (tensor.to_owned(), Other(None))).collect();
+    for spec in config.outline(0..config.layers(), &Default::default())? {
+        let (place, file) = weights.find(&spec)?;
+        let kind = weights.file(file)?.element_type(&place.tensor).unwrap_or(WeightType::Bfloat16);
+        others.insert(place.tensor, Other(Some((spec, kind))));
+    }
+    Ok(others)
+}
+
 /// Returns the matrices that are quantised, by the tensor that has them.
 fn matrices(
     weights: &Weights,
@@ -102,9 +143,9 @@ fn matrices(
     let mut found = BTreeMap::new();
     for spec in outline.specs.iter().filter(|spec| paths.contains(&spec.path) && is_of_layer(spec)) {
         // Rows of a joined projection are read one by one, so that blocks must end with them.
-        let has_whole_blocks = file_shape(spec).last().is_some_and(|width| width.is_multiple_of(BLOCK));
+        let has_whole_blocks = spec.shape[0].is_multiple_of(BLOCK);
         let is_mixed = spec.layout.parts.is_some() && !has_whole_blocks;
-        if spec.layout.inputs_first || spec.layout.entry.is_some() || is_mixed {
+        if spec.layout.entry.is_some() || is_mixed {
             continue;
         }
         let (place, _) = weights.find(spec)?;
@@ -142,12 +183,13 @@ fn quantised(
     tensor: &str,
     spec: &ParameterSpec,
 ) -> Result<([f64; 2], [Vec<u8>; 6]), ModelError> {
+    let elements = weights.parameter(spec)?;
+    let spec = &outputs_first(spec);
     let shape = file_shape(spec);
     let file = weights.file_of(tensor)?;
     let path = weights.path_of(&file);
-    let file = weights.file(file)?;
-    let kind = file.element_type(tensor).unwrap_or_default();
-    let elements = require_finite(&path, tensor, file.read(tensor, &shape)?)?;
+    let kind = weights.file(file)?.element_type(tensor).unwrap_or(WeightType::Bfloat16);
+    let elements = to_file(spec, &elements);
     let codebook = nf4::quantise(&elements, [shape[0], shape[1]]);
     let codebook: Codebook =
         codebook.map_err(|source| ModelError::at(&path, format!("tensor `{tensor}`")).because(source))?;
@@ -181,6 +223,10 @@ fn described(
     matrices: &BTreeMap<String, ParameterSpec>,
 ) -> Result<Value, ModelError> {
     let mut json: Value = read_json(&from.join(CONFIG))?;
+    if is_gguf(from) {
+        json = with_original_keys(file_json(config), from, config.family().renamed)?;
+        json["dtype"] = WeightType::Bfloat16.name().into();
+    }
     let quantised: BTreeSet<&str> = matrices.values().map(|spec| &*spec.path).collect();
     let specs = config.outline(0..config.layers(), &Default::default())?;
     let others = specs.iter().filter(|spec| {

@@ -8,7 +8,7 @@ use pipewright_kernel::quantised::{BlockKind, Blocks, Form, QuantisedMatrix};
 use safetensors::Dtype;
 
 use super::fp8::scales_of;
-use super::layout::{count, file_shape};
+use super::layout::{count, file_shape, outputs_first};
 use super::weights::{Weights, file_names_of};
 use super::{bitsandbytes, four_bit_groups, fp8, mxfp4};
 use crate::error::ModelError;
@@ -64,11 +64,13 @@ impl Weights {
     /// Returns the place of a matrix or a table that is quantised in a form that is read.
     pub(super) fn quantised_place(&self, spec: &ParameterSpec) -> Option<QuantisedPlace> {
         let is_of_kind = matches!(spec.kind, ParameterKind::Matrix | ParameterKind::Table);
-        if !is_of_kind || spec.shape.len() != 2 || spec.layout.inputs_first {
+        if !is_of_kind || spec.shape.len() != 2 {
             return None;
         }
         let place = spec.tensors().flat_map(file_names_of).find_map(|tensor| self.quantised_at(&tensor))?;
-        (spec.layout.entry.is_some() == matches!(place.form, FileForm::Mxfp4)).then_some(place)
+        // Only four bits and GGUF have `Conv1D` of transformers as linear layers.
+        let is_known = !spec.layout.inputs_first || !matches!(place.form, FileForm::Fp8(..));
+        (is_known && spec.layout.entry.is_some() == matches!(place.form, FileForm::Mxfp4)).then_some(place)
     }
 
     /// Returns whether the files have matrices that are quantised in a form that is read.
@@ -135,6 +137,7 @@ impl Weights {
         spec: &ParameterSpec,
         place: &QuantisedPlace,
     ) -> Result<QuantisedBytes, ModelError> {
+        let spec = &outputs_first(spec);
         let elements = count(&file_shape(spec));
         let needed = match &place.form {
             FileForm::FourBits(_) | FileForm::Groups(_) => elements.div_ceil(2),

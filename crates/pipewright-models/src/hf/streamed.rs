@@ -3,7 +3,8 @@
 //!
 //! A matrix is streamed in the form in which the files have it: quantised, or as floats. The files are open for direct reads
 //! ([`DirectFile`]), so they do not fill the page cache. Everything that files have in
-//! another form stays in memory: tables, norms and biases, the matrices of experts, and the matrices of GPT-2.
+//! another form stays in memory: tables, norms and biases, the matrices of experts, and matrices whose rows are inputs, as in a
+//! GPT-2 that is not quantised.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -95,6 +96,7 @@ impl Weights {
     }
 
     fn plain_place(&mut self, spec: &ParameterSpec) -> Result<Option<PlainPlace>, ModelError> {
+        let spec = &*self.in_files(spec);
         let layout = &spec.layout;
         let is_plain = spec.kind == ParameterKind::Matrix && layout.entry.is_none() && layout.stack.is_none();
         if !is_plain || layout.inputs_first || spec.shape.len() != 2 || self.lacks_labels(spec) {

@@ -18,7 +18,9 @@ use serde_json::Value;
 use super::directory::{is_gguf, resolve};
 use super::file::{WeightFile, missing_tensor, require_finite};
 use super::json_file::{parse, read_bytes, read_json};
-use super::layout::{CONFIG, FilePlace, INDEX, SINGLE, file_shape, from_file, is_of_rows, places};
+use super::layout::{
+    CONFIG, FilePlace, INDEX, SINGLE, file_shape, from_file, is_of_rows, outputs_first, places,
+};
 use super::other_form::{names, other_form};
 use super::vocabulary_rows::{is_of_vocabulary, with_means};
 use super::weight_type::WeightType;
@@ -39,6 +41,7 @@ pub(crate) struct Weights {
     dir: PathBuf,
     /// The folder of the model, or its GGUF file.
     model: PathBuf,
+    is_gguf: bool,
     /// The file or folder that says which tensors there are.
     index: PathBuf,
     /// The file of each tensor.
@@ -89,6 +92,7 @@ impl Weights {
         let mut weights = Self {
             dir: dir.clone(),
             model: dir.clone(),
+            is_gguf: false,
             index: index.clone(),
             files: BTreeMap::new(),
             open: HashMap::new(),
@@ -138,6 +142,7 @@ impl Weights {
         Ok(Self {
             dir,
             model,
+            is_gguf: true,
             index,
             files,
             open,
@@ -196,9 +201,18 @@ impl Weights {
         Ok(())
     }
 
+    /// Returns the description of a parameter in these files.
+    pub(super) fn in_files<'a>(&self, spec: &'a ParameterSpec) -> Cow<'a, ParameterSpec> {
+        if self.is_gguf && spec.layout.inputs_first {
+            Cow::Owned(outputs_first(spec))
+        } else {
+            Cow::Borrowed(spec)
+        }
+    }
+
     /// Returns the place at which the files have a parameter, with the name that they have for the tensor.
     pub(super) fn place_of(&self, spec: &ParameterSpec) -> Option<FilePlace<String>> {
-        places(spec).into_iter().find_map(|FilePlace { tensor, shape, elements }| {
+        places(&self.in_files(spec)).into_iter().find_map(|FilePlace { tensor, shape, elements }| {
             let tensor = file_names_of(tensor).find(|name| self.files.contains_key(&**name))?.into_owned();
             match (self.own_rows(spec), &*shape) {
                 (Some(rows), &[_, width]) => {
@@ -423,11 +437,12 @@ impl ParameterSource for Weights {
             Some(own) => with_means(values, own, file_shape(spec)[0], kind),
             None => values,
         };
-        Ok(from_file(spec, require_finite(&self.dir.join(file), &tensor, values)?))
+        Ok(from_file(&self.in_files(spec), require_finite(&self.dir.join(file), &tensor, values)?))
     }
 
     /// Reads no more of the file than the shard if its elements follow each other there.
     fn shard_of(&mut self, spec: &ParameterSpec, shard: TensorShard) -> Result<Vec<f32>, ModelError> {
+        let spec = &*self.in_files(spec);
         let is_drawn = self.labels.is_some() && self.lacks_labels(spec);
         let is_whole = self.quantised_place(spec).is_some() || self.own_rows(spec).is_some() || is_drawn;
         if !is_of_rows(spec, shard.dimension) || is_whole {

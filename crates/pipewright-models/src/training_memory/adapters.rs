@@ -15,24 +15,25 @@ use crate::training_memory::compute_devices::ComputeDevices;
 const FLOAT: u64 = 4;
 
 /// Returns whether a layer and its adapter are one operation, which reads the input of the layer in the
-/// precision of the run ([`adapted_product`](pipewright::nn::adapted_product)).
-fn is_one_operation(lora: &LoraConfig, devices: ComputeDevices) -> bool {
-    devices == ComputeDevices::Processor && !lora.dora && lora.dropout == 0.0
+/// precision of the run ([`adapted_product`](pipewright::nn::adapted_product)). Several ranks that compute a layer together
+/// have two operations.
+pub(super) fn is_one_operation(lora: &LoraConfig, devices: ComputeDevices, ranks: u32) -> bool {
+    devices == ComputeDevices::Processor && ranks == 1 && !lora.dora && lora.dropout == 0.0
 }
 
 /// Adds to `layers`, which have the sizes for rows of `tokens` tokens in `precision`, what the adapters among
 /// the parameters `specs` keep in single precision ([`AdapterSizes::kept`](pipewright_shapes::training::AdapterSizes::kept)).
-/// An adapter that is one operation with its layer needs no copy of its input.
+/// An adapter that is one operation with its layer (`is_one`, [`is_one_operation`]) needs no copy of its input.
 pub(super) fn add_adapters<'a>(
     layers: &mut [LayerDesc],
     lora: &LoraConfig,
     specs: impl Iterator<Item = &'a ParameterSpec>,
     tokens: usize,
     precision: Precision,
-    devices: ComputeDevices,
+    is_one: bool,
 ) {
     let sizes = lora.sizes();
-    let is_copied = precision != Precision::F32 && !is_one_operation(lora, devices);
+    let is_copied = precision != Precision::F32 && !is_one;
     let adapted = adapted_layers(lora, specs);
     let kept = |layer: &AdaptedLayer| {
         let widths = [layer.input as f64, layer.output as f64];
@@ -49,17 +50,18 @@ pub(super) fn add_adapters<'a>(
 /// Removes from `layers`, which compute on the processor and have the sizes for rows of `tokens` tokens in `precision`, the
 /// inputs of frozen products that nothing keeps: the products have no weight gradients, and the adapters on them, if any, have
 /// a copy of their own. They are results of norms, and the product of a gate with what it multiplies. Projections with other
-/// names than those of usual decoders count with their inputs. `frozen` are the frozen parameters.
+/// names than those of usual decoders count with their inputs. `frozen` are the frozen parameters; the layers are a rank's part of
+/// them if several compute a layer together. `is_one` is [`is_one_operation`].
 pub(super) fn remove_inputs<'a>(
     layers: &mut [LayerDesc],
     lora: &LoraConfig,
     frozen: impl Iterator<Item = &'a ParameterSpec>,
     adapted: impl Iterator<Item = &'a ParameterSpec>,
     tokens: usize,
-    precision: Precision,
+    (precision, is_one): (Precision, bool),
 ) {
     let is_whole = precision == Precision::F32 && lora.dropout == 0.0;
-    let keeps_input = is_whole || is_one_operation(lora, ComputeDevices::Processor);
+    let keeps_input = is_whole || is_one;
     let adapted = adapted_layers(lora, adapted).into_iter().filter(|_| keeps_input);
     let kept: HashSet<String> = adapted.map(|(path, _)| input_of(&path)).collect();
     let frozen: HashMap<&str, &ParameterSpec> = frozen.map(|spec| (&*spec.path, spec)).collect();
@@ -110,9 +112,9 @@ pub(super) fn adapter_stash<'a>(
     specs: impl Iterator<Item = &'a ParameterSpec>,
     tokens: usize,
     precision: Precision,
-    devices: ComputeDevices,
+    is_one: bool,
 ) -> u64 {
-    let of_layer = if is_one_operation(lora, devices) { precision.bytes() } else { FLOAT };
+    let of_layer = if is_one { precision.bytes() } else { FLOAT };
     // The bytes of a token.
     let kept = |(_, layer): &(String, AdaptedLayer)| {
         let widths = [layer.input as f64, layer.output as f64];
@@ -165,7 +167,8 @@ mod tests {
         };
         let specs: Vec<ParameterSpec> = projections.iter().flat_map(matrices).collect();
         let mut layers = [1, 10].map(|index| layer(index, 0, 0));
-        add_adapters(&mut layers, &lora, specs.iter(), 1, precision, devices);
+        let is_one = is_one_operation(&lora, devices, 1);
+        add_adapters(&mut layers, &lora, specs.iter(), 1, precision, is_one);
         layers.map(|layer| layer.activation_bytes)
     }
 
@@ -202,7 +205,7 @@ mod tests {
                 spec("lora_magnitude_vector", &[5]),
             ];
             let mut layers = [layer(1, 0, 0)];
-            add_adapters(&mut layers, &lora, specs.iter(), 1, precision, Processor);
+            add_adapters(&mut layers, &lora, specs.iter(), 1, precision, false);
             layers[0].activation_bytes
         };
         assert_eq!(kept(0.0, Precision::F32), 4 * (3 + 5));
@@ -235,13 +238,17 @@ mod tests {
         let heads = ["q_proj", "k_proj", "v_proj"].map(|name| matrix(&format!("self_attn.{name}"), 8, 8));
         let inner = ["gate_proj", "up_proj"].map(|name| matrix(&format!("mlp.{name}"), 8, 20));
         let frozen = [&norms[..], &heads, &inner, &[matrix("mlp.down_proj", 20, 8)]].concat();
-        let removed = |adapted: &[&str], frozen: &[ParameterSpec], lora: &LoraConfig, precision| {
+        let removed_on = |ranks, adapted: &[&str], frozen: &[ParameterSpec], lora: &LoraConfig, precision| {
             let specs =
                 adapted.iter().map(|name| matrix(&format!("{name}.lora_A"), 8, 3)).collect::<Vec<_>>();
             let mut layers = [LayerDesc { norms_bytes: 500, feed_forward_bytes: 500, ..layer(1, 1000, 0) }];
-            remove_inputs(&mut layers, lora, frozen.iter(), specs.iter(), 1, precision);
+            let is_one = is_one_operation(lora, Processor, ranks);
+            remove_inputs(&mut layers, lora, frozen.iter(), specs.iter(), 1, (precision, is_one));
             let [layer] = layers;
             [1000 - layer.activation_bytes, 500 - layer.norms_bytes, 500 - layer.feed_forward_bytes]
+        };
+        let removed = |adapted: &[&str], frozen: &[ParameterSpec], lora: &LoraConfig, precision| {
+            removed_on(1, adapted, frozen, lora, precision)
         };
         let (whole, plain) = (Precision::F32, LoraConfig::default());
         // The adapter of the values keeps the input of the queries too.
@@ -249,6 +256,9 @@ mod tests {
         assert_eq!(removed(&["mlp.up_proj", "mlp.down_proj"], &frozen, &plain, whole), [4 * 8, 4 * 8, 0]);
         let all = ["self_attn.q_proj", "mlp.gate_proj", "mlp.down_proj"];
         assert_eq!(removed(&all, &frozen, &plain, Precision::Bf16), [0; 3]);
+        // Of several ranks, each has copies of its inputs in single precision.
+        assert_eq!(removed_on(2, &all, &frozen, &plain, Precision::Bf16), [2 * 36, 2 * 16, 2 * 20]);
+        assert_eq!(removed_on(2, &all, &frozen, &plain, whole), [0; 3]);
         // These have copies of their inputs in half precision.
         let magnitudes = LoraConfig { dora: true, ..plain.clone() };
         assert_eq!(removed(&all, &frozen, &magnitudes, Precision::Bf16), [2 * 36, 2 * 16, 2 * 20]);
@@ -274,7 +284,7 @@ mod tests {
         ];
         let stash = |dropout, precision, devices| {
             let lora = LoraConfig { rank: 3, dropout, ..LoraConfig::default() };
-            adapter_stash(&lora, specs.iter(), 5, precision, devices)
+            adapter_stash(&lora, specs.iter(), 5, precision, is_one_operation(&lora, devices, 1))
         };
         for precision in [Precision::F32, Precision::Bf16] {
             assert_eq!(stash(0.0, precision, Others), 4 * 5 * (8 + 3 + 3 + 8 + 3 + 3 + 4));

@@ -1,6 +1,6 @@
 //! The bytes that each stage and each rank of a run holds at most.
 
-use pipewright_schedule::costs::{StageCosts, StageSizes};
+use pipewright_schedule::costs::{RecomputeSizes, StageCosts, StageSizes};
 use pipewright_schedule::delay::Delayed;
 use pipewright_schedule::held_bytes::HeldBytes;
 use pipewright_schedule::lower::ProgramSource;
@@ -108,13 +108,19 @@ impl TrainingMemory {
         let timeline = simulation.timeline();
         let state = |specs: &Vec<ParameterSpec>| run.state_of(specs, &mut FirstCopies::default());
         let states: Vec<StageState> = stages.iter().map(state).collect();
-        let all_sizes = run.with_gradients_and_base(&costs.sizes, stages);
+        let in_backward = run.kept().backward_bytes();
+        let all_sizes = run.with_gradients_and_base(&costs.sizes, &in_backward, stages);
         let [activations, together] = [&costs.sizes, &all_sizes].map(|sizes| peak_memory(timeline, sizes));
         let rank_bytes = |rank: Rank| {
             let (held, streamed) = (run.rank_state(rank, stages), run.streamed_by(rank, stages).window);
             let parameters = held.parameters.saturating_add(streamed);
-            let buffers = if streamed > 0 { READ_ROOM } else { 0 };
-            let parts = HeldBytes { parameters, buffers, activations: activations[rank.index()], ..held };
+            let own = placement.stages_of(rank).iter().flat_map(|stage| &stages[stage.index()]);
+            let whole = read_whole(own);
+            let buffers = if streamed > 0 { READ_ROOM.saturating_add(whole) } else { 0 };
+            let again = placement.stages_of(rank).iter().filter(|stage| run.recompute.applies_to(**stage));
+            let temporary = again.map(|stage| in_backward[stage.index()]).max().unwrap_or(0);
+            let activations = activations[rank.index()];
+            let parts = HeldBytes { parameters, buffers, activations, temporary, ..held };
             // In the update there are neither activations nor matrices of the base that is in files.
             let in_update = held.state().saturating_add(held.undo);
             let always = held.parameters.saturating_add(held.optimizer);
@@ -181,6 +187,17 @@ impl TrainingRun<'_> {
     /// Returns costs with the sizes of the run, whose stages have these parameters. A rank runs its actions
     /// in the order of its row for any costs, so unit costs give the same peaks.
     fn costs(&self, stages: &[Vec<ParameterSpec>]) -> Costs {
+        // The times do not matter.
+        let unit = StageCosts { recompute: Some(1.0), ..StageCosts::new(1.0, 1.0, 1.0) };
+        Costs {
+            stages: vec![unit],
+            sizes: self.kept().sizes(stages),
+            recompute: self.recompute.clone(),
+            ..Costs::default()
+        }
+    }
+
+    fn kept(&self) -> KeptActivations<'_> {
         let &Self {
             model,
             partition,
@@ -194,7 +211,7 @@ impl TrainingRun<'_> {
             ..
         } = self;
         let (slices, precision) = (self.program.slices(), self.state.precision);
-        let kept = KeptActivations {
+        KeptActivations {
             model,
             partition,
             tokens,
@@ -206,14 +223,6 @@ impl TrainingRun<'_> {
             expert_ranks,
             expert_load,
             tensor,
-        };
-        // The times do not matter.
-        let unit = StageCosts { recompute: Some(1.0), ..StageCosts::new(1.0, 1.0, 1.0) };
-        Costs {
-            stages: vec![unit],
-            sizes: kept.sizes(stages),
-            recompute: recompute.clone(),
-            ..Costs::default()
         }
     }
 
@@ -231,18 +240,24 @@ impl TrainingRun<'_> {
         without_activations(&own, self.sharding, self.expert_ranks)
     }
 
-    /// Adds to the sizes of stages, which have these parameters, their gradients and the matrices that they read from files.
+    /// Adds to the sizes of stages, which have these parameters, their gradients and the matrices that they read from files,
+    /// and to what they compute again the bytes that the backward then holds.
     fn with_gradients_and_base(
         &self,
         sizes: &[StageSizes],
+        in_backward: &[u64],
         stages: &[Vec<ParameterSpec>],
     ) -> Vec<StageSizes> {
-        let added = |(&sizes, specs): (&StageSizes, &Vec<ParameterSpec>)| StageSizes {
+        let added = |((&sizes, specs), more): ((&StageSizes, &Vec<ParameterSpec>), &u64)| StageSizes {
             gradient: self.gradients_of(specs),
             streamed: Self::streamed_of(specs),
+            recompute: sizes.recompute.map(|sizes| RecomputeSizes {
+                recomputed: if sizes.recomputed > 0 { sizes.recomputed.saturating_add(*more) } else { 0 },
+                ..sizes
+            }),
             ..sizes
         };
-        sizes.iter().zip(stages).map(added).collect()
+        sizes.iter().zip(stages).zip(in_backward).map(added).collect()
     }
 
     /// Returns the bytes of the streamed matrices of the stages that the program of a rank reads.
@@ -359,6 +374,14 @@ impl TrainingRun<'_> {
     }
 }
 
+/// Returns the most bytes of a matrix that a rank reads whole for a part of it. Both are in memory until the part is made.
+fn read_whole<'a>(specs: impl Iterator<Item = &'a ParameterSpec>) -> u64 {
+    let of_part = |spec: &ParameterSpec| {
+        spec.read_bytes.filter(|read| *read > TrainingRun::streamed_bytes(spec)).unwrap_or(0)
+    };
+    specs.map(of_part).max().unwrap_or(0)
+}
+
 /// Returns the memory of a rank with these stages, without activations. Gradients are whole until a stage's last
 /// microbatch, so sharding does not lower their peak.
 fn without_activations(stages: &[StageState], sharding: Sharding, expert_ranks: u32) -> HeldBytes {
@@ -395,6 +418,17 @@ mod tests {
         let specs = ["a.mlp.experts.3.up_proj.weight", "a.mlp.shared_expert.up_proj.weight"].map(spec);
         assert_eq!(gradient_bytes(&specs, 1, |_| true), 4 * 30);
         assert_eq!(gradient_bytes(&specs, 4, |_| true), 4 * (4 * 15 + 15));
+    }
+
+    #[test]
+    fn a_matrix_that_is_read_for_a_part_is_in_memory_whole() {
+        let spec = |held, read_bytes| ParameterSpec {
+            quantised_bytes: Some(held),
+            read_bytes,
+            ..ParameterSpec::new(String::new(), vec![3, 5], ParameterKind::Matrix)
+        };
+        let specs = [spec(900, None), spec(800, Some(800)), spec(10, Some(20)), spec(15, Some(30))];
+        assert_eq!([&specs[..2], &specs].map(|specs| read_whole(specs.iter())), [0, 30]);
     }
 
     #[test]

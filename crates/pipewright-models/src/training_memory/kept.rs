@@ -4,11 +4,13 @@ use std::ops::Range;
 
 use pipewright::tensor::Precision;
 use pipewright_schedule::costs::{RecomputeSizes, StageSizes};
-use pipewright_schedule::{ModelDesc, Partition, Recompute, Slices, StageIndex};
+use pipewright_schedule::{LayerDesc, ModelDesc, Partition, Recompute, Slices, StageIndex};
 
 use crate::cut_model::CutModel;
 use crate::parameter::ParameterSpec;
-use crate::training_memory::adapters::{adapter_stash, add_adapters, remove_below, remove_inputs};
+use crate::training_memory::adapters::{
+    adapter_stash, add_adapters, is_one_operation, remove_below, remove_inputs,
+};
 use crate::training_memory::arrived_rows::{ExpertLoad, add_arrived_rows, chosen_experts};
 use crate::training_memory::compute_devices::ComputeDevices;
 use crate::training_memory::expert_adapters::{add_expert_adapters, expert_adapter_stash};
@@ -63,14 +65,17 @@ impl KeptActivations<'_> {
         }
         if let Some(adapter) = self.model.adapter() {
             let (lora, specs) = (&adapter.lora, stages.iter().flatten());
-            add_adapters(&mut layers.layers, lora, specs, self.tokens, self.precision, self.devices);
+            let is_one = is_one_operation(lora, self.devices, self.tensor.ranks);
+            add_adapters(&mut layers.layers, lora, specs, self.tokens, self.precision, is_one);
             let (chosen, specs) = (chosen_experts(self.model.model()), stages.iter().flatten());
             add_expert_adapters(&mut layers.layers, specs, chosen, self.tokens);
             let (trained, frozen): (Vec<&ParameterSpec>, Vec<&ParameterSpec>) =
                 stages.iter().flatten().partition(|spec| self.model.is_trained(&spec.path));
-            if self.devices == ComputeDevices::Processor && self.tensor == TensorShare::ALONE {
+            // Ranks that share tokens have further tensors in their place.
+            if self.devices == ComputeDevices::Processor && !self.tensor.shares_tokens {
                 let (frozen, adapted) = (frozen.into_iter(), trained.iter().copied());
-                remove_inputs(&mut layers.layers, lora, frozen, adapted, self.tokens, self.precision);
+                let how = (self.precision, is_one);
+                remove_inputs(&mut layers.layers, lora, frozen, adapted, self.tokens, how);
             }
             remove_below(&mut layers.layers, !self.slices.is_one(), |layer| {
                 trained.iter().any(|spec| spec.is_in(&layer.path))
@@ -86,7 +91,8 @@ impl KeptActivations<'_> {
             // `I` keeps the inputs of all products for `W`, also the inputs that it has computed again.
             let stash = self.model.adapter().map_or(whole.stash, |adapter| {
                 let (lora, specs) = (&adapter.lora, specs.iter());
-                let stash = adapter_stash(lora, specs.clone(), self.tokens, self.precision, self.devices);
+                let is_one = is_one_operation(lora, self.devices, self.tensor.ranks);
+                let stash = adapter_stash(lora, specs.clone(), self.tokens, self.precision, is_one);
                 let chosen = chosen_experts(self.model.model());
                 let own = &layers.layers[range.clone()];
                 let of_experts = expert_adapter_stash(own, specs, chosen, self.tokens);
@@ -105,6 +111,24 @@ impl KeptActivations<'_> {
             StageSizes { recompute, stash, parts, offload, ..sizes }
         };
         stages.iter().zip(0..).map(size).collect()
+    }
+
+    /// Returns for each stage the bytes of the gradients that the backward of one of its blocks holds at once, for a microbatch: of
+    /// the gate, the other projection and their product, and of the input and the output of the feed-forward layer. If a stage
+    /// keeps its activations, the backward of the head holds more, because it comes first. Only runs of adapters count them: in
+    /// others, parameters and gradients are the larger part.
+    pub(super) fn backward_bytes(&self) -> Vec<u64> {
+        if self.model.adapter().is_none() {
+            return vec![0; self.partition.stages() as usize];
+        }
+        let layers = base_layers_in(self.model, self.tokens, self.precision, self.devices);
+        let layers = self.tensor.of(layers, self.model, self.tokens, self.precision.bytes()).layers;
+        let of_layer = |layer: &LayerDesc| match layer.feed_forward_bytes {
+            0 => 0,
+            product => product.saturating_mul(3).saturating_add(layer.output_bytes.saturating_mul(2)),
+        };
+        let of_stage = |range: Range<usize>| layers[range].iter().map(of_layer).max().unwrap_or(0);
+        self.partition.ranges().map(|range| of_stage(range).saturating_mul(u64::from(self.rows))).collect()
     }
 
     /// Returns the bytes of the copy of the logits' gradients, for a row, that the backward of a stage with a head makes: a

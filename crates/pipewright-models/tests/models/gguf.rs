@@ -3,11 +3,15 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use burn::tensor::{Device, Int, Tensor, TensorData, bf16};
+use pipewright::tensor::{pack, unpack};
 use pipewright_models::hf::{GgufForm, WeightType};
 use pipewright_models::{ModelConfig, ModelError, ModelSource, hf};
 use pipewright_schedule::error_text::with_causes;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
+
+use super::model_copy::Copy;
 
 const GGUF: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-gguf/tiny.gguf");
 
@@ -31,8 +35,7 @@ fn parameters(path: &Path) -> Result<(Value, Parameters), String> {
     let config = ModelConfig::read(path).map_err(error)?;
     let specs = config.parameters().map_err(error)?;
     hf::check_weights(path, &specs).map_err(error)?;
-    let stage =
-        hf::load_stage(path, &*config, 0..config.layers(), burn::tensor::Device::flex()).map_err(error)?;
+    let stage = hf::load_stage(path, &*config, 0..config.layers(), Device::flex()).map_err(error)?;
     let folder = TempDir::new().expect("a folder");
     let dir = folder.path().join("written");
     hf::save(&dir, &*config, &[&stage]).map_err(error)?;
@@ -122,7 +125,7 @@ fn eight_and_four_bits_are_close_to_the_model() {
     // A model whose rows are whole blocks: what is decoded is quantised again.
     let decoded = folder.path().join("decoded");
     let config = ModelConfig::read(Path::new(GGUF)).expect("a model");
-    let stage = hf::load_stage(Path::new(GGUF), &*config, 0..config.layers(), burn::tensor::Device::flex());
+    let stage = hf::load_stage(Path::new(GGUF), &*config, 0..config.layers(), Device::flex());
     hf::save(&decoded, &*config, &[&stage.expect("it loads")]).expect("it is written");
     let written =
         hf::quantise_gguf(&decoded, &*config, GgufForm::Q4K, &folder.path().join("four")).expect("written");
@@ -137,26 +140,146 @@ fn eight_and_four_bits_are_close_to_the_model() {
     assert!(error.expect_err("it is quantised").to_string().contains("quantised already"));
 }
 
+/// Returns the logits of a row.
+fn logits(path: &Path) -> Vec<f32> {
+    let config = ModelConfig::read(path).expect("a model");
+    let stage = config.whole(ModelSource::Directory(path), &Device::flex()).expect("it loads");
+    let length = config.positions().unwrap_or(64) as i32;
+    let ids: Vec<i32> = (0..length).map(|index| index * 37 % 48).collect();
+    let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, length as usize]), &Device::flex());
+    let logits: Tensor<3> = unpack(stage.compute(pack(ids)).expect("ids")).expect("logits");
+    logits.into_data().iter().collect()
+}
+
+/// Writes the decoded model of a path into a folder.
+fn decoded(path: &Path, dir: &Path) {
+    let config = ModelConfig::read(path).expect("a model");
+    let stage = hf::load_stage(path, &*config, 0..config.layers(), Device::flex()).expect("it loads");
+    hf::save(dir, &*config, &[&stage]).expect("it is written");
+}
+
 #[test]
 fn a_model_in_gguf_generates_with_the_bits_of_the_decoded_one() {
-    use burn::tensor::{Device, Int, Tensor, TensorData};
-    use pipewright::tensor::{pack, unpack};
+    for path in [PathBuf::from(GGUF), data("gpt2-gguf/tiny.gguf")] {
+        let folder = TempDir::new().expect("a folder");
+        let dir = folder.path().join("decoded");
+        decoded(&path, &dir);
+        assert!(logits(&path) == logits(&dir));
+    }
+}
 
-    let logits = |path: &Path| {
-        let config = ModelConfig::read(path).expect("a model");
-        let stage = config.whole(ModelSource::Directory(path), &Device::flex()).expect("it loads");
-        let ids: Vec<i32> = (0..64).map(|index| index * 37 % 48).collect();
-        let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, 64]), &Device::flex());
-        let logits: Tensor<3> = unpack(stage.compute(pack(ids)).expect("ids")).expect("logits");
-        logits.into_data().iter().collect::<Vec<f32>>()
+/// Returns a copy of a model with changes of its configuration, with its head tied to its table if the copy says so.
+fn changed(name: &str, changes: &Value) -> Copy {
+    let copy = Copy::of(&data(name).display().to_string());
+    copy.configure(changes);
+    if changes["tie_word_embeddings"] == true {
+        copy.edit(|tensors| tensors.retain(|(name, ..)| name != "lm_head.weight"));
+    }
+    copy
+}
+
+/// Returns the changes that make the tiny models such that files in GGUF can describe them.
+fn described(name: &str) -> Value {
+    match name {
+        "gemma2-tiny" => json!({"query_pre_attn_scalar": 8, "tie_word_embeddings": true}),
+        "gemma3-tiny" => json!({
+            "query_pre_attn_scalar": 8, "layer_types": vec!["sliding_attention"; 3],
+            "rope_parameters": {
+                "full_attention": {"factor": 4.0, "rope_theta": 1000.0, "rope_type": "linear"},
+                "sliding_attention": {"rope_theta": 10_000.0, "rope_type": "default"},
+            },
+        }),
+        "phi3-tiny" => json!({
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.5},
+        }),
+        _ => json!({}),
+    }
+}
+
+#[test]
+fn gemma_phi_and_gpt2_are_written_and_read_again() {
+    let families = ["gemma2-tiny", "gemma3-tiny", "phi3-tiny", "gpt2-tiny"];
+    for family in families {
+        let (folder, from) = (TempDir::new().expect("a folder"), changed(family, &described(family)));
+        let file = write(from.dir(), GgufForm::Plain(WeightType::Float32), &folder);
+        let [mut found, mut expected] = [&*file, from.dir()].map(|path| parameters(path).expect("a model"));
+        for (config, _) in [&mut found, &mut expected] {
+            // A window of Gemma is in each file, and this is said in another way.
+            config.as_object_mut().expect("a table").remove("sliding_window_pattern");
+        }
+        assert_eq!(found.0, expected.0, "{family}");
+        assert_eq!(found.1.len(), expected.1.len());
+        for ((name, found), (expected_name, expected)) in found.1.iter().zip(&expected.1) {
+            // A norm of Gemma has lost its last bits where 1 was added.
+            let is_close = found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-7);
+            assert!(name == expected_name && found.len() == expected.len() && is_close, "{family}: {name}");
+        }
+        let (found, expected) = (logits(&file), logits(from.dir()));
+        assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-5), "{family}");
+        // Heads of an odd number of blocks, and rows of 16 elements: the forms of the tiny models vary.
+        let file = write(from.dir(), GgufForm::Q8_0, &folder);
+        assert!(logits(&file).iter().all(|logit| logit.is_finite()), "{family}");
+    }
+    // The converter of llama.cpp writes the same tensors.
+    let (found, expected) = (parameters(&data("gpt2-tiny.gguf")), parameters(&data("gpt2-tiny")));
+    assert!(found.expect("it is read") == expected.expect("a model"));
+}
+
+#[test]
+fn what_gguf_does_not_say_of_gemma_and_gpt2_is_refused() {
+    let check = |name: &str, changes: Value, part: &str| {
+        let mut all = described(name);
+        all.as_object_mut().expect("a table").extend(changes.as_object().expect("a table").clone());
+        let (folder, from) = (TempDir::new().expect("a folder"), changed(name, &all));
+        let config = ModelConfig::read(from.dir()).expect("a model");
+        let form = GgufForm::Plain(WeightType::Float32);
+        let error =
+            hf::quantise_gguf(from.dir(), &*config, form, &folder.path().join("out")).expect_err("refused");
+        assert!(error.to_string().contains(part), "{error}");
     };
-    let folder = TempDir::new().expect("a folder");
-    let decoded = folder.path().join("decoded");
-    let config = ModelConfig::read(Path::new(GGUF)).expect("a model");
-    let stage =
-        hf::load_stage(Path::new(GGUF), &*config, 0..config.layers(), Device::flex()).expect("it loads");
-    hf::save(&decoded, &*config, &[&stage]).expect("it is written");
-    assert!(logits(Path::new(GGUF)) == logits(&decoded));
+    for name in ["gemma2-tiny", "gemma3-tiny"] {
+        check(name, json!({"query_pre_attn_scalar": 12}), "this `query_pre_attn_scalar`");
+        check(name, json!({"layer_types": vec!["full_attention"; 3]}), "these `layer_types`");
+        check(name, json!({"sliding_window": null}), "no `sliding_window`");
+    }
+    check("gemma2-tiny", json!({"attn_logit_softcapping": null}), "without a bound");
+    check("gemma2-tiny", json!({"tie_word_embeddings": false}), "a head that is not tied");
+    let local = json!({
+        "rope_theta": 1000.0, "rope_local_base_freq": 500.0, "rope_parameters": null,
+    });
+    check("gemma3-tiny", local, "this `rope_local_base_freq`");
+    check("gpt2-tiny", json!({"scale_attn_weights": false}), "`scale_attn_weights = false`");
+    check("gpt2-tiny", json!({"scale_attn_by_inverse_layer_idx": true}), "`scale_attn_by_inverse_layer_idx`");
+}
+
+/// The matrices of a file are quantised from their decoded elements, and its other tensors are decoded.
+#[test]
+fn a_model_in_gguf_is_quantised_as_nf4() {
+    for (path, matrices) in [
+        (PathBuf::from(GGUF), 28),
+        (data("gpt2-gguf/tiny.gguf"), 8),
+        (data("gemma2-tiny.gguf"), 21),
+        (data("gpt2-tiny.gguf"), 9),
+    ] {
+        let folder = TempDir::new().expect("a folder");
+        let [plain, expected, found] = ["plain", "expected", "found"].map(|name| folder.path().join(name));
+        decoded(&path, &plain);
+        let config = ModelConfig::read(&path).expect("a model");
+        let [of_plain, of_gguf] = [(&plain, &expected), (&path, &found)]
+            .map(|(from, to)| hf::quantise(from, &*config, to).expect("it is written"));
+        assert_eq!((of_gguf.matrices, of_gguf.error), (matrices, of_plain.error), "{}", path.display());
+        let [found, expected] = [&found, &expected].map(|dir| parameters(dir).expect("a model"));
+        assert_eq!(found.0, expected.0);
+        for ((name, found), (expected_name, expected)) in found.1.iter().zip(&expected.1) {
+            let is_table = ["model.embed_tokens.weight", "lm_head.weight"].contains(&name.as_str());
+            let is_rounded = path == Path::new(GGUF) && is_table;
+            let round = |value: &f32| if is_rounded { bf16::from_f32(*value).to_f32() } else { *value };
+            assert!(
+                name == expected_name && *found == expected.iter().map(round).collect::<Vec<_>>(),
+                "{name}"
+            );
+        }
+    }
 }
 
 /// Returns the place of bytes in a file.

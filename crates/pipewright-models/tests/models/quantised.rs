@@ -18,6 +18,7 @@ const NF4: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-nf4");
 const FP4: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-fp4");
 const PHI3: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/phi3-tiny");
 const GPT2: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/gpt2-tiny");
+const GPT2_NF4: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/gpt2-nf4");
 const DOWN: &str = "model.layers.2.mlp.down_proj.weight";
 
 /// Returns the logits of a row, of a model whose matrices stay quantised.
@@ -342,11 +343,30 @@ fn descriptions_that_are_not_known_are_refused() {
     }
 }
 
+/// The quantised matrices of GPT-2 have the order of linear layers.
 #[test]
-fn matrices_that_no_stage_holds_quantised_are_refused() {
+fn a_quantised_conv1d_is_transposed() {
     let copy = Copy::of(GPT2);
     quantise(&copy, "transformer.h.1.mlp.c_fc.weight");
-    copy.check_refused(&["is quantised, because there is `transformer.h.1.mlp.c_fc.weight.absmax` too"]);
+    let error = logits(&copy).expect_err("it is refused");
+    assert!(error.contains("its shape is [16, 64], and the configuration asks for [64, 16]"), "{error}");
+    let copy = Copy::of(GPT2_NF4);
+    let config = ModelConfig::read(copy.dir()).expect("a model");
+    let stage = hf::load_stage(copy.dir(), &*config, 0..config.layers(), Place::from(Device::flex()));
+    let folder = TempDir::new().expect("a folder");
+    let [decoded, again] = ["decoded", "again"].map(|name| folder.path().join(name));
+    hf::save(&decoded, &*config, &[&stage.expect("it loads")]).expect("it is written");
+    // The largest element of each block is the same, and so are all codes.
+    let quantised = hf::quantise(&decoded, &*config, &again).expect("it is written");
+    assert_eq!(quantised.matrices, 8);
+    let ours = Copy::of(&again.display().to_string()).tensors();
+    for (name, dtype, shape, bytes) in Copy::of(GPT2_NF4).tensors() {
+        let own = ours.iter().find(|(own, ..)| *own == name).expect("the same names");
+        let is_state = name.contains(".quant_state.");
+        assert!(own.1 == dtype && (is_state || own.2 == shape), "{name}");
+        let is_scale = name.ends_with("absmax") || name.contains(".nested_");
+        assert!(is_state || is_scale || own.3 == bytes, "{name}");
+    }
 }
 
 #[test]

@@ -16,8 +16,8 @@ use tempfile::TempDir;
 use crate::pipelined_run::{FIRST_STEPS, in_part, train, train_steps};
 use crate::reference::{Cut, Reference, Step, Within};
 
-/// The bases: double quantisation, single quantisation, and experts.
-const BASES: [&str; 3] = ["llama-nf4", "llama-fp4", "gpt-oss-mxfp4"];
+/// The bases: double quantisation, single quantisation, experts, and matrices that files without quantisation have transposed.
+const BASES: [&str; 4] = ["llama-nf4", "llama-fp4", "gpt-oss-mxfp4", "gpt2-nf4"];
 
 fn run(reference: &Reference, schedule: &str, ranks: u32, config: &PipelineConfig) -> Vec<Step> {
     train_steps(reference, schedule, ranks, 8, config, FIRST_STEPS)

@@ -80,6 +80,8 @@ pub struct View<'a> {
     pub whole_step: Option<WholeStep>,
     /// The same schedule for other numbers of microbatches, which the page can simulate.
     pub other_programs: &'a [Program],
+    /// Whether `UNSHARD` reads a frozen base from its file, also with replicas that sum gradients.
+    pub reads_base: bool,
 }
 
 #[derive(Serialize)]
@@ -99,6 +101,8 @@ struct Contents {
     steps: Vec<Source>,
     #[serde(rename = "wholeStep")]
     whole_step: Option<WholeStep>,
+    #[serde(rename = "readsBase")]
+    reads_base: bool,
     /// The program, and then the programs of other numbers of microbatches; none if tokens are exchanged inside
     /// actions, because their times at other costs are not known then.
     programs: Vec<ProgramData>,
@@ -224,6 +228,7 @@ fn data(view: &View<'_>, chunks: &Chunks) -> ViewData {
             stages: view.program.placement().stages(),
             steps: view.steps.iter().map(step).collect(),
             whole_step: view.whole_step,
+            reads_base: view.reads_base,
             programs: programs(view),
             columns: COLUMNS,
             tensors: Tensor::ALL.map(Tensor::name),
@@ -318,7 +323,9 @@ mod tests {
             left_out: 2,
             whole_step: None,
             other_programs: &[],
+            reads_base: true,
         });
+        assert!(page.contains("\"readsBase\":true,"), "{page}");
         for reference in ["http://", "https://", "src=", "@import", "url("] {
             assert!(!page.contains(reference), "{reference}");
         }

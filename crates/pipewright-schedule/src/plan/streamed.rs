@@ -70,11 +70,10 @@ pub(super) fn plan_streamed(
     let mut search = Search { profile, request, bound, best, shortages, simulated: 0, stopped: false };
     for shape in &shapes {
         for family in families(shape) {
-            if !search.best.is_empty() && !keep_going() {
-                search.stopped = true;
+            search.try_family(shape, &family, keep_going);
+            if search.stopped {
                 return search.finish();
             }
-            search.try_family(shape, &family);
         }
     }
     search.finish()
@@ -136,13 +135,17 @@ struct Draft<'a> {
 }
 
 impl Search<'_> {
-    /// Tries the cuts and the recomputation of a schedule.
-    fn try_family(&mut self, shape: &Shape, family: &Family) {
+    /// Tries the cuts and the recomputation of a schedule. `keep_going` ends the search if a plan was tried.
+    fn try_family(&mut self, shape: &Shape, family: &Family, keep_going: &mut dyn FnMut() -> bool) {
         // A schedule may not exist at this size.
         let Ok(schedule) = family.schedule(&Costs::default()) else { return };
         let stages = schedule.placement().stages() as usize;
         for starts in usual_cuts(shape, stages) {
             for recompute in [None, Some(StageRecompute::WHOLE)] {
+                if self.simulated > 0 && !keep_going() {
+                    self.stopped = true;
+                    return;
+                }
                 let recompute = vec![recompute; stages];
                 let loads = stage_loads(&shape.layers, schedule.placement(), &starts, &recompute);
                 let choice = PlanChoice {
@@ -364,6 +367,32 @@ mod tests {
         assert_eq!(stream(&always).step_bytes, base, "all layers stay in memory after they are read");
         let error = planned(0.1, STREAMED, |_| ()).expect_err("a layer does not fit");
         assert!(matches!(error, PlanError::DoesNotFit { .. }), "{error}");
+    }
+
+    /// Also before a plan fits.
+    #[test]
+    fn the_search_ends_when_it_is_told_to() {
+        let ended = |memory, most: u32| {
+            let request = PlanRequest {
+                ranks: 1,
+                memory: Some(memory),
+                always_streams: true,
+                larger_microbatches: false,
+                ..PlanRequest::default()
+            };
+            let mut asked = 0;
+            let mut keep_going = || {
+                asked += 1;
+                asked <= most
+            };
+            let result = plan(&profile(0.1), &request, &mut keep_going);
+            (asked, result)
+        };
+        let (asked, result) = ended(STREAMED, 2);
+        assert_eq!(asked, 3);
+        assert!(matches!(result, Err(PlanError::DoesNotFit { stopped: true, .. })), "{result:?}");
+        let (asked, result) = ended(1 << 30, 0);
+        assert!(asked == 1 && result.is_ok_and(|report| report.stopped));
     }
 
     #[test]

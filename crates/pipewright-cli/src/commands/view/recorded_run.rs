@@ -45,6 +45,8 @@ pub(crate) struct RecordedRun {
     /// The sizes of each stage in bytes; empty if they are not known.
     pub(crate) sizes: Vec<StageSizes>,
     pub(crate) other_programs: Vec<Program>,
+    /// Whether stages read a frozen base from its files: a base that replicas share is in memory.
+    pub(crate) reads_base: bool,
 }
 
 impl RecordedRun {
@@ -91,7 +93,18 @@ impl RecordedRun {
         let steps: Vec<RecordedStep> = steps.into_iter().map(joined).collect();
         let left_out = recorded - steps.len();
         let whole_step = whole_step(&metrics(run)?);
-        Ok(Self { title, steps, left_out, whole_step, program, costs, sizes, other_programs: others })
+        let reads_base = settings.is_some_and(|settings| settings.mesh.shards() == 1);
+        Ok(Self {
+            title,
+            steps,
+            left_out,
+            whole_step,
+            program,
+            costs,
+            sizes,
+            other_programs: others,
+            reads_base,
+        })
     }
 }
 

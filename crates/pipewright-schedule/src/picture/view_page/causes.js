@@ -16,9 +16,9 @@ function waitOf(waiting, kind, stage, until, after) {
   return { via, waiting, name, stage, until, ...after };
 }
 
-// Returns whether a wait is for the disk: a program that sums no gradients has no replicas that send their shares of parameters,
+// Returns whether a wait is for the disk. A program that sums no gradients has no replicas that send their shares of parameters,
 // so its `UNSHARD` reads the frozen base of a stage from its file.
-const isOfDisk = ({ via, waiting }) => via === "gather" && !sumsGradients(waiting.source);
+const isOfDisk = ({ via, waiting }) => via === "gather" && (data.view.readsBase || !sumsGradients(waiting.source));
 const sumsGradients = (source) => source.sumsGradients ??= source.lanes.some((lane) => lane.bars.kind.some((_, bar) => nameOfBar(lane, bar) === "REDUCE_GRAD"));
 
 // Adds the causes to a timeline. A cause has `via`: "message" from another rank, "queue" if that message waited in line, "order"
