@@ -105,7 +105,7 @@ impl Connection {
 
     /// Starts an attempt while another one continues. The rank is in the attempts `alive`, the first and the last.
     pub(super) fn begin_next(&mut self, attempt: Attempt, alive: [Attempt; 2]) {
-        self.abort.begin_step(attempt);
+        self.abort.begin_next(attempt, alive[0]);
         self.board.set_attempt(self.rank, attempt);
         self.attempt = attempt;
         (self.sending, self.boundary_bytes) = (Duration::ZERO, 0);

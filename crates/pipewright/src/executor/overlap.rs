@@ -222,8 +222,8 @@ mod tests {
         let row = [false, false, true, false];
         assert_eq!(run(&row, 1, true), "0000|");
         assert_eq!(run(&row, 3, true), "00010|1121|222|");
-        // The third batch waits for the update with the first one.
-        assert_eq!(run(&row, 3, false), "0001011|21222||");
+        // The third batch waits for the update with the first one, and the question for a fourth one for the next update.
+        assert_eq!(run(&row, 3, false), "0001011|2122|2|");
         // A row that begins with the next batch.
         let row = [true, true, false, false];
         assert_eq!(run(&row, 3, true), "001100|2211|22|");
