@@ -151,7 +151,7 @@ impl Work<'_> {
         let rows = self.height.min(self.count - row);
         // SAFETY: panels before this one have all elements of the rows before it.
         unsafe {
-            self.kernel.pack(self.rows, self.panel(self.first + row, rows), self.left.add(row * self.depth))
+            self.kernel.pack(self.rows, self.panel(self.first + row, rows), self.left.add(row * self.depth));
         };
     }
 

@@ -89,7 +89,7 @@ pub(super) unsafe fn multiply(kernel: Kernel, target: Target, a: Matrix<'_>, b: 
         let target = Target { start: target.start.wrapping_add(whole), ..target };
         // SAFETY: as the caller says, for the columns after the whole panels.
         unsafe {
-            blocked::multiply(kernel, Order::Blocks, target, a, Right::Held(Vectors::columns_of(rest)))
+            blocked::multiply(kernel, Order::Blocks, target, a, Right::Held(Vectors::columns_of(rest)));
         };
     }
 }
