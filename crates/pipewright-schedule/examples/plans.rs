@@ -20,12 +20,14 @@ use std::sync::OnceLock;
 use std::time::Instant;
 
 use instances::Instance;
+use pipewright_schedule::action::Action;
 use pipewright_schedule::generate::catalogue;
 use pipewright_schedule::partition::{Method, partition};
 use pipewright_schedule::plan::{
-    PlanChoice, PlanReport, PlanRequest, SEARCHED, best_cut, choice_costs, plan, predict,
+    Plan, PlanChoice, PlanReport, PlanRequest, SEARCHED, best_cut, choice_costs, plan, predict,
 };
-use pipewright_schedule::{ScheduleSpec, generate};
+use pipewright_schedule::timeline::Event;
+use pipewright_schedule::{Rank, ScheduleSpec, generate};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -113,7 +115,7 @@ fn unlike_clusters(seeds: Range<u64>, each: bool, out: &mut impl Write) -> Resul
             writeln!(
                 out,
                 "{seed:3} {:7} {:3} layers {:2} ranks {:2} microbatches: gap {:5.2}%  {} {} of {} rows  {} used: {}  \
-                 {seconds:.2} s",
+                 {}  {seconds:.2} s",
                 instance.what,
                 instance.profile.layers.len(),
                 instance.ranks,
@@ -123,7 +125,8 @@ fn unlike_clusters(seeds: Range<u64>, each: bool, out: &mut impl Write) -> Resul
                 best.schedule.microbatches(),
                 best.microbatch_rows,
                 best.machines.len(),
-                stages.join(" ")
+                stages.join(" "),
+                lost(&instance, best)?
             )?;
         }
     }
@@ -139,6 +142,51 @@ fn unlike_clusters(seeds: Range<u64>, each: bool, out: &mut impl Write) -> Resul
     let (median, ninth, most) = spread(&mut times);
     writeln!(out, "time {median:.2} s median, {ninth:.2} s 90th percentile, {most:.2} s at most")?;
     Ok(())
+}
+
+/// Returns a text with the shares of the time of all ranks, by their speeds, in which a plan for unlike ranks computes
+/// nothing: on ranks that it leaves out, before the first computation of a rank, from there to its first backward, from
+/// there to its last computation, and after that.
+fn lost(instance: &Instance, plan: &Plan) -> Result<String, Box<dyn Error>> {
+    let profile = plan.used_ranks_of(&instance.profile);
+    let choice = PlanChoice {
+        head_parts: Some(plan.head_parts),
+        boundaries: plan.boundaries.clone(),
+        recompute: plan.recompute.clone(),
+        mesh: plan.mesh,
+        microbatch_rows: plan.microbatch_rows,
+        ..PlanChoice::default()
+    };
+    let prediction = predict(&profile, &plan.schedule, &choice)?;
+    let timeline = prediction.run.timeline();
+    let end = timeline.makespan();
+    let speed = |machine: usize| instance.profile.ranks[machine].speed;
+    let all: f64 = (0..instance.profile.ranks.len()).map(speed).sum();
+    let mut shares = [1.0, 0.0, 0.0, 0.0, 0.0];
+    for (rank, machine) in (0..).map(Rank::new).zip(&plan.machines) {
+        let is_work = |event: &&Event| event.action.is_compute();
+        let work: Vec<&Event> = timeline.events_of(rank).iter().filter(is_work).collect();
+        let is_forward = |event: &Event| matches!(event.action, Action::Forward { .. });
+        let first_backward = work.iter().position(|event| !is_forward(event)).unwrap_or(work.len());
+        let starts = |at: usize| work.get(at).map_or(end, |event| event.start);
+        let last = work.last().map_or(0.0, |event| event.end);
+        let busy = |events: &[&Event]| events.iter().map(|event| event.end - event.start).sum::<f64>();
+        let (forwards, later) = work.split_at(first_backward);
+        let idle = [
+            starts(0),
+            starts(first_backward) - starts(0) - busy(forwards),
+            last - starts(first_backward) - busy(later),
+            end - last,
+        ];
+        let weight = speed(machine.index()) / all;
+        shares[0] -= weight;
+        shares[1..].iter_mut().zip(idle).for_each(|(share, idle)| *share += weight * idle / end);
+    }
+    let [out, fill, forwards, later, after] = shares.map(|share| 100.0 * share);
+    Ok(format!(
+        "lost {out:.1}% left out, {fill:.1}% before work, {forwards:.1}% before backwards, {later:.1}% later, {after:.1}% at the \
+         end"
+    ))
 }
 
 /// Prints the plan of a cluster with its mesh.
