@@ -8,21 +8,23 @@
 //! the next batch waits for the end of the older one; (4) a batch waits
 //! for the update that it needs ([`crate::delay`]); (5) costs are whole ticks, so equal times are equal.
 //!
-//! There are two kinds of candidates. Woven rows are a late repetition of such a simulation; a variant of rule 2 always
-//! takes the next batch first. For merged rows, each computation of one batch starts as early as its rank is free in a given
+//! There are two kinds of candidates. Woven rows are a late repetition of such a simulation. Variants of rule 2 always
+//! take the next batch first, or the computation that is due first (`due.rs`). For merged rows, each computation of one batch
+//! starts as early as its rank is free in a given
 //! period, apart from the computations of other batches one period before and after. All candidates are run as they
 //! repeat. A candidate counts if every rank keeps at most as many activations as rule 3 allows, and if it ends for as many
 //! batches as prove that any number ends. The one with the shortest period wins.
 //!
-//! If ranks still wait, the limit of rule 3 is raised by 1, 2, 4 and so on activations up to twice the largest peak. Some
-//! pipelines are never full: two periods hold at least a whole batch, because of rule 4. GPipe needs almost two periods
-//! for a batch if there are as many microbatches as ranks, so hardly any computation can be later than that.
+//! If ranks still wait, the limit of rule 3 is raised by 1, 2, 4 and so on activations up to twice the largest peak; orders by
+//! due times are tried at the larger limits only. Some
+//! pipelines are never full: two periods hold at least a whole batch, because of rule 4. With whole backwards, GPipe needs
+//! almost two periods for a batch if there are as many microbatches as ranks, so hardly any computation can be later than that.
 
 use std::num::NonZeroU32;
 
 use super::delayed_action::{DelayError, DelayedAction};
-use super::due::{Due, RULES};
-use super::weaver::{Order, Rules, Weaver};
+use super::due::{RULES, due};
+use super::weaver::{Due, Order, Rules, Weaver};
 use crate::costs::Costs;
 use crate::schedule::Schedule;
 
@@ -53,30 +55,31 @@ pub(super) fn weave(
     let mut best = Rows { period: end, peaks: peaks.clone(), cells: alone.merged(&alone.starts(), end) };
     let run = |cells| Rows::run(schedule, costs, cells, BATCHES);
     let mut merged: Option<Vec<Rows>> = None;
-    let dues: Vec<Due> = RULES.iter().map(|rule| Due::by(rule, &alone, work)).collect();
+    let dues: Vec<Due> = RULES.iter().map(|rule| due(rule, &alone, work)).collect();
     let mut simulated = 0;
-    let powers = (0..u32::BITS).map(|power| 1 << power).take_while(|more| *more <= most);
-    for more in std::iter::once(0).chain(powers) {
+    let powers = (0..u32::BITS).map(|power| 1 << power).take_while(|more| *more < most);
+    for more in std::iter::once(0).chain(powers).chain([most]) {
         let caps: Vec<u32> = peaks.iter().map(|peak| peak + more).collect();
         let mut candidates = Vec::new();
         let weave = |order| {
             let rules = Rules::Free { caps: &caps, order };
             let woven = Weaver::over(schedule, costs, BATCHES).by(rules).run()?;
-            Ok(run(woven.closed_rows()))
+            Ok(woven.closed_rows())
         };
-        candidates.extend(weave(Order::OlderFirst)?);
-        candidates.extend(weave(Order::NextFirst)?);
+        candidates.extend(run(weave(Order::OlderFirst)?));
+        candidates.extend(run(weave(Order::NextFirst)?));
         if candidates.iter().all(|rows| !rows.is_full(work)) {
             let merge = || {
                 PERCENT.iter().filter_map(|percent| run(alone.merged_within(work + work * percent / 100)?))
             };
             candidates.extend(merged.get_or_insert_with(|| merge().collect()).iter().cloned());
             let fills = |rows: &Rows| rows.is_full(work) && rows.fit(&caps);
-            for due in &dues {
+            let is_tried = more == 0 || more >= most / 8;
+            for times in dues.iter().filter(|_| is_tried) {
                 if candidates.iter().any(fills) || simulated > MOST_SIMULATED {
                     break;
                 }
-                candidates.extend(weave(Order::Due(due))?);
+                candidates.extend(run(begun_later(weave(Order::Due(times))?)));
                 simulated += 2 * BATCHES * alone.sequence.len();
             }
         }
@@ -90,6 +93,17 @@ pub(super) fn weave(
         }
     }
     Ok(best.cells)
+}
+
+/// Moves the first computation of the older batch to the front of each row. A rank whose row begins with the next batch would
+/// need that batch when it ends the one before, whose update is not made by then.
+fn begun_later(mut rows: Vec<Vec<DelayedAction>>) -> Vec<Vec<DelayedAction>> {
+    for row in &mut rows {
+        if let Some(first) = row.iter().position(|cell| !cell.is_next) {
+            row[..=first].rotate_right(1);
+        }
+    }
+    rows
 }
 
 /// Rows that repeat.

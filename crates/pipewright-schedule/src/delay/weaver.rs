@@ -4,7 +4,6 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::delayed_action::{DelayError, DelayedAction};
-use super::due::Due;
 use super::taken::Taken;
 use crate::action::{Action, ActionKind};
 use crate::batch_gate::needed_by;
@@ -27,6 +26,23 @@ pub(super) enum Rules<'a> {
     Free { caps: &'a [u32], order: Order<'a> },
     /// In the order of given rows.
     Given(&'a [Vec<DelayedAction>]),
+}
+
+/// When the computations of a batch are due.
+pub(super) struct Due {
+    /// For each rank, the times of its computations, in their order.
+    pub(super) times: Vec<Vec<i64>>,
+    /// The time from one batch to the next.
+    pub(super) period: i64,
+}
+
+impl Due {
+    /// Returns whether a computation of the next batch is due before one of the older batch. `positions` has the places of
+    /// both, of the older one first.
+    fn is_next_first(&self, rank: usize, positions: [usize; 2]) -> bool {
+        let [older, next] = positions.map(|position| self.times[rank][position]);
+        next + self.period < older
+    }
 }
 
 /// Which batch a rank takes if both can run.
@@ -74,7 +90,7 @@ impl RankState {
 
 /// The simulation.
 pub(super) struct Weaver<'a> {
-    placement: &'a Placement,
+    pub(super) placement: &'a Placement,
     microbatches: usize,
     batches: usize,
     ticks: Vec<StageTicks>,
