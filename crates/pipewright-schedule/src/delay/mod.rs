@@ -34,6 +34,8 @@
 
 mod delayed_action;
 mod taken;
+mod weaver;
+mod due;
 mod weave;
 
 use std::num::NonZeroU32;
@@ -97,6 +99,20 @@ impl Delayed {
         Ok(Self { placement: schedule.placement().clone(), numbering: schedule.numbering(), rows })
     }
 
+    /// Makes batches of `program` overlap at `costs`, as [`Delayed::of`] does for a schedule. In a program for training, a
+    /// gradient leaves before the gradients of the weights, so batches overlap better.
+    ///
+    /// # Errors
+    /// As [`Delayed::of`].
+    pub fn at_costs(program: &ValidatedProgram, costs: &Costs) -> Result<Self, DelayError> {
+        let program = program.as_program();
+        let computations = |row: &Vec<Action>| {
+            row.iter().copied().filter(|action| action.is_compute()).map(Some).collect::<Vec<_>>()
+        };
+        let rows = program.rows().iter().map(computations).collect();
+        Self::of(&Schedule::made(program.placement().clone(), program.numbering(), rows), costs)
+    }
+
     /// Makes batches of `program` overlap, for equal costs of all stages, and proves any number of them sound. A rank
     /// computes each batch in the order of its row of the program.
     ///
@@ -115,13 +131,7 @@ impl Delayed {
         if !program.slices().is_one() || !program.as_program().trained().are_all() {
             return Err(DelayError("the program has slices, or stages that are not trained".to_owned()));
         }
-        let compute = |row: &Vec<Action>| -> Vec<Option<Action>> {
-            row.iter().copied().filter(|action| action.is_compute()).map(Some).collect()
-        };
-        let rows = rows.iter().map(compute).collect();
-        let schedule = Schedule::new(program.placement().clone(), program.microbatches(), rows);
-        let schedule = schedule.map_err(|error| DelayError(error.to_string()))?;
-        let delayed = Self::of(&schedule, &Costs::default())?;
+        let delayed = Self::at_costs(program, &Costs::default())?;
         let batches = Program::without_bubbles(&delayed.batches(delayed.enough_batches())?);
         let report = check(&batches, Level::Compute);
         if report.total() > 0 {

@@ -45,9 +45,9 @@ impl Plan {
             return Err(refused(&"batches do not overlap while the base is read from its files"));
         }
         let alone = predict(&profile, &self.schedule, &choice)?;
-        // Training refuses to overlap some programs, such as those with stages that are not trained.
-        Delayed::of_program(&alone.program).map_err(|error| refused(&error))?;
-        let delayed = Delayed::of(&self.schedule, &alone.costs).map_err(|error| refused(&error))?;
+        // The rows with which training repeats. It refuses to overlap some programs, such as those with stages that are not
+        // trained.
+        let delayed = Delayed::of_program(&alone.program).map_err(|error| refused(&error))?;
         let batches = delayed.enough_batches().max(std::num::NonZeroU32::MIN.saturating_add(FEWEST - 1));
         let schedule = delayed.batches(batches).map_err(|error| refused(&error))?;
         let program = for_training(&schedule, &choice.lowering(&profile))?;
