@@ -28,7 +28,7 @@ pub(crate) fn run(arguments: &AuditArguments) -> Result<(), Failure> {
     let found = audit(run, *step, *stage)?;
     if found.findings.is_empty() {
         let parameters = counted(found.parameters, "parameter");
-        return Ok(output::show(&format!("step {step}, stage {stage}: {parameters} as recorded\n"))?);
+        return output::show(&format!("step {step}, stage {stage}: {parameters} as recorded\n"));
     }
     let findings: Vec<String> = found.findings.iter().map(ToString::to_string).collect();
     Err(Failure::new(Exit::CheckFailed, findings.join("; ")))

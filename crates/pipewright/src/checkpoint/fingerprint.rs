@@ -41,6 +41,9 @@ pub struct Digest(u64);
 /// The sum over the elements of a parameter that a rank holds.
 pub(crate) type PartialLeaf = (Arc<str>, Digest);
 
+/// The leaves that a rank holds, each with its stage.
+pub(crate) type StageLeaves = Vec<(StageIndex, PartialLeaf)>;
+
 impl Digest {
     fn of(parts: impl IntoIterator<Item = (Arc<str>, Digest)>) -> Self {
         let mut hasher = blake3::Hasher::new();
@@ -97,9 +100,7 @@ impl Fingerprint {
 
     /// Returns the fingerprint of the first replicas that hold all parameters together, and the parameters that differ on
     /// others; `None` if a rank has not reported its part. Each part has the number of such a group of replicas.
-    pub(crate) fn of_replicas(
-        parts: Option<Vec<(u32, Vec<(StageIndex, PartialLeaf)>)>>,
-    ) -> (Option<Self>, Vec<Arc<str>>) {
+    pub(crate) fn of_replicas(parts: Option<Vec<(u32, StageLeaves)>>) -> (Option<Self>, Vec<Arc<str>>) {
         let mut groups: BTreeMap<u32, Vec<_>> = BTreeMap::new();
         for (group, leaves) in parts.unwrap_or_default() {
             groups.entry(group).or_default().extend(leaves);
@@ -129,7 +130,7 @@ impl Fingerprint {
 
     /// Returns the hash of each layer, by path, in the order of the model.
     pub fn layers(&self) -> Vec<(Arc<str>, Digest)> {
-        let mut layers: Vec<(&str, Vec<(Arc<str>, Digest)>)> = Vec::new();
+        let mut layers: Vec<(&str, Vec<PartialLeaf>)> = Vec::new();
         for leaf in &self.0 {
             let layer = layer_of(&leaf.0);
             match layers.iter_mut().find(|(path, _)| *path == layer) {

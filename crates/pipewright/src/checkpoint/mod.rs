@@ -42,7 +42,7 @@ pub use copy_exchange::CopyExchange;
 pub use copy_parts::{CopyPart, GatheredCopy, Holder};
 pub use error::CheckpointError;
 pub use fingerprint::{Digest, Fingerprint};
-pub(crate) use fingerprint::{PartialLeaf, leaves_of};
+pub(crate) use fingerprint::{PartialLeaf, StageLeaves, leaves_of};
 pub use finite::NotFinite;
 pub use folder::CheckpointFolder;
 pub use identity::FolderIdentity;

@@ -27,7 +27,7 @@ use super::step::{Outcome, Phase, Poll, Step};
 use super::step_input::StepInput;
 use super::turns::BackwardThreads;
 use crate::batch::StepForm;
-use crate::checkpoint::{PartialLeaf, RankState, StoredState};
+use crate::checkpoint::{RankState, StageLeaves, StoredState};
 use crate::collective::Exchange;
 use crate::device::computes_behind;
 use crate::failure::{Cause, FirstNotFinite, NotFiniteOrigin, StepError};
@@ -236,12 +236,12 @@ impl Executor {
     }
 
     /// Returns the hashes of the trained parameters that the rank holds.
-    pub(crate) fn fingerprint(&self) -> Result<Vec<(StageIndex, PartialLeaf)>, Cause> {
+    pub(crate) fn fingerprint(&self) -> Result<StageLeaves, Cause> {
         fingerprint(&self.context, &self.stages, &self.parameters)
     }
 
     /// Returns the hashes if the fingerprint of the step is due.
-    pub(super) fn fingerprint_if_due(&self) -> Result<Option<Vec<(StageIndex, PartialLeaf)>>, Cause> {
+    pub(super) fn fingerprint_if_due(&self) -> Result<Option<StageLeaves>, Cause> {
         let every = self.context.config.fingerprint_every;
         // Steps are counted from 1, so no step is a multiple of 0.
         self.step.number.get().is_multiple_of(every).then(|| self.fingerprint()).transpose()

@@ -14,7 +14,7 @@ use super::exchange_time::ExchangeTime;
 use super::recorder::{AuxiliaryPart, Recorder, Records};
 use super::stages::{LocalStage, LocalStages};
 use crate::batch::SideSums;
-use crate::checkpoint::PartialLeaf;
+use crate::checkpoint::StageLeaves;
 use crate::device::held_on;
 use crate::ids::WorldRank;
 use crate::stage::ExpertLoad;
@@ -52,7 +52,7 @@ pub(crate) struct RankReport {
     pub difference: Option<Difference>,
     /// The hashes of the trained parameters that the rank holds, if the fingerprint of the step is due. A process has those of
     /// its own ranks, and the first one those of all.
-    pub fingerprint: Option<Vec<(StageIndex, PartialLeaf)>>,
+    pub fingerprint: Option<StageLeaves>,
     /// In several processes, the digest of the next batch, if all of them have begun it. Only a rank's own
     /// report has it.
     pub next_batch: Option<u64>,
@@ -135,7 +135,7 @@ pub(super) struct Update {
     pub(super) time: Duration,
     pub(super) early: EarlyUpdates,
     /// See [`RankReport::fingerprint`].
-    pub(super) fingerprint: Option<Vec<(StageIndex, PartialLeaf)>>,
+    pub(super) fingerprint: Option<StageLeaves>,
 }
 
 impl RankReport {

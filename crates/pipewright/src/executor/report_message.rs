@@ -13,7 +13,7 @@ use pipewright_schedule::{
 use serde::{Deserialize, Serialize};
 
 use super::report::{RankReport, RankResults};
-use crate::checkpoint::PartialLeaf;
+use crate::checkpoint::StageLeaves;
 use crate::ids::WorldRank;
 
 /// A report as a message. It does not contain the outputs, which stay on their rank.
@@ -31,7 +31,7 @@ pub(super) struct Times {
     /// `None` in the summary that every process gets.
     lists: Option<Lists>,
     /// See [`RankReport::fingerprint`].
-    fingerprint: Option<Vec<(StageIndex, PartialLeaf)>>,
+    fingerprint: Option<StageLeaves>,
     /// The digest of the next batch of the rank's process.
     pub(super) next_batch: Option<u64>,
 }

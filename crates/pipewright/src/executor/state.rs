@@ -2,14 +2,12 @@
 
 use std::sync::Arc;
 
-use pipewright_schedule::StageIndex;
-
 use super::connection::Connection;
 use super::context::RankContext;
 use super::parameters::KnownParameters;
 use super::stages::LocalStages;
 use crate::checkpoint::{
-    HeldParameter, NotFinite, PartialLeaf, RankState, StageState, StoredState, leaves_of,
+    HeldParameter, NotFinite, RankState, StageLeaves, StageState, StoredState, leaves_of,
 };
 use crate::failure::Cause;
 use crate::stage::RestoredPaths;
@@ -38,7 +36,7 @@ pub(super) fn fingerprint(
     context: &RankContext,
     stages: &LocalStages,
     known: &KnownParameters,
-) -> Result<Vec<(StageIndex, PartialLeaf)>, Cause> {
+) -> Result<StageLeaves, Cause> {
     let mut all = Vec::new();
     for stage in stages.iter() {
         let runner = stage.runner();

@@ -27,7 +27,7 @@ use super::error::PipelineError;
 use super::setup::Setup;
 use super::step_plan::{CheckedBatch, StepAttempt, StepPlan};
 use crate::batch::{Batch, Purpose};
-use crate::checkpoint::{Checkpoint, Fingerprint, PartialLeaf};
+use crate::checkpoint::{Checkpoint, Fingerprint, PartialLeaf, StageLeaves};
 use crate::config::PipelineConfig;
 use crate::driver::caught;
 use crate::executor::{Executor, Poll, RankReport, StepOrigin};
@@ -43,9 +43,6 @@ use crate::transport::{InFlight, World};
 /// The receiver, the attempt, the sender and the purpose of a message.
 type Key = (WorldRank, Attempt, WorldRank, Tag);
 
-/// The hashes of the trained parameters of a stage.
-type Leaves = Vec<(StageIndex, PartialLeaf)>;
-
 /// A step that is computed again, one rank at a time.
 pub struct StepReplay<F> {
     program: ValidatedProgram,
@@ -56,7 +53,7 @@ pub struct StepReplay<F> {
     learning_rate: f64,
     messages: HashMap<Key, Message>,
     /// The hashes before the step, of the ranks that were replayed.
-    before: BTreeMap<WorldRank, Leaves>,
+    before: BTreeMap<WorldRank, StageLeaves>,
 }
 
 /// The batches of a step and its learning rate.
