@@ -355,7 +355,7 @@ mod tests {
         let parts =
             |last| vec![part(0, 1, "b", 1), part(1, 1, "b", 1), part(0, 0, "a", 2), part(1, 0, "a", last)];
         let (fingerprint, unlike) = Fingerprint::of_replicas(Some(parts(2)));
-        let paths: Vec<_> = fingerprint.iter().flat_map(|found| found.parameters()).collect();
+        let paths: Vec<_> = fingerprint.iter().flat_map(Fingerprint::parameters).collect();
         assert_eq!(paths, [("a", Digest(2)), ("b", Digest(1))]);
         assert_eq!(unlike, []);
         assert_eq!(Fingerprint::of_replicas(Some(parts(3))), (fingerprint, vec!["a".into()]));
