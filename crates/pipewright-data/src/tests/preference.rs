@@ -77,7 +77,7 @@ fn a_prompt_that_is_not_written_is_what_both_completions_begin_with() {
     let of = |record: &str| {
         let rows = open(record, PAIRS, |config| {
             config.seq_len = 200;
-            config.chat_template = Some(crate::ChatTemplate::Named("chatml".to_owned()));
+            config.chat_template = Some(ChatTemplate::Named("chatml".to_owned()));
         });
         sequences(&rows.expect("a pair"))
     };
