@@ -60,7 +60,8 @@ impl<'a> DelayedRun<'a> {
                  {MOST_COMPUTATIONS} computations are simulated; use fewer ranks, stages or microbatches"
             )));
         }
-        let delayed = times.generate(|| Delayed::of(schedule, costs)).map_err(Failure::input)?;
+        let alone = times.prove(&name, ProgramSource::Schedule(schedule.clone()), passes)?;
+        let delayed = times.generate(|| Delayed::at_costs(&alone, costs)).map_err(Failure::input)?;
         let mut simulated = program(name, &delayed, batches, passes, times)?;
         let steady = simulated.times.simulate(|| steady(&simulated.program, costs)).map_err(refused)?;
         Ok(Self { delayed, costs, passes, simulated, steady })
