@@ -5,8 +5,10 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use burn::module::Module;
+use burn::optim::{Sgd, SgdConfig};
 use burn::tensor::Tensor;
 use pipewright::mesh::DataParallelMode;
+use pipewright::optimizer::ErrorFeedback;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::stage::{StageContext, StageModule};
 use pipewright::tensor::Precision;
@@ -233,4 +235,28 @@ fn a_failure_drops_the_batch_behind() {
         assert_eq!(result_of(&found).1, result_of(&expected).1, "batch {number}");
     }
     assert_eq!(parameters(&mut pipeline), parameters(&mut plain));
+}
+
+/// Gradient descent at a learning rate of 0 changes a parameter only by the error of the update before it.
+#[test]
+fn a_parameter_that_is_trained_again_has_no_error_from_before() {
+    let sgd: Sgd = SgdConfig::new().build();
+    let config = PipelineConfig { optimizer: Some(ErrorFeedback(sgd).init()), ..delayed() };
+    let is_first = |path: &str| path.starts_with("layers.0.");
+    let mut pipeline = support::launch(program("1f1b", 2, 1), &config);
+    let mut step = |pipeline: &mut Pipeline, number, rate| {
+        pipeline.step_batch(numbered(number, &config), rate).expect("a step");
+        parameters(pipeline)
+    };
+    step(&mut pipeline, 0, RATE);
+    assert!(pipeline.freeze(is_first).expect("every rank answers") > 0);
+    step(&mut pipeline, 1, RATE);
+    pipeline.unfreeze(is_first).expect("every rank answers");
+    let before = parameters(&mut pipeline);
+    let after = step(&mut pipeline, 2, 0.0);
+    for ((path, before), (_, after)) in before.iter().zip(&after) {
+        assert_eq!(before == after, is_first(path), "{path}");
+    }
+    let last = step(&mut pipeline, 3, RATE);
+    assert!(after.iter().zip(&last).all(|(after, last)| after != last), "all are trained");
 }
