@@ -23,6 +23,7 @@ use crate::training::evaluations::Evaluations;
 use crate::training::identity::{LOSS, checkpoint_files, describe, identity, require_same};
 use crate::training::load::load_settings;
 use crate::training::model::{read_model, require_family};
+use crate::training::optimizer::correction_note;
 use crate::training::prepare::{Prepared, prepare_settings_with};
 use crate::training::rate_change;
 use crate::training::remote_files::RemoteData;
@@ -106,8 +107,8 @@ pub(crate) struct ResumableRun {
     pub(crate) run: StartingRun,
     /// The locks of the run's folder, in the process that writes to it.
     pub(crate) owned: Option<RunLock>,
-    /// A sentence about a jump of the learning rate.
-    pub(crate) rate_note: Option<String>,
+    /// Sentences about what changes with the settings: the learning rate, and the correction of delayed updates.
+    pub(crate) notes: Vec<String>,
     /// The restart that led to this resumption, in the process that writes to the folder.
     pub(crate) restart: Option<Restart>,
 }
@@ -181,9 +182,14 @@ impl ResumableRun {
             &resumption.overrides()?[resumption.set.len()..],
         )
         .ok();
-        let rate_note = stored.and_then(|stored| {
-            rate_change::note(&stored.settings, &prepared.settings, done, &resumption.set)
+        let notes = stored.into_iter().flat_map(|Loaded { settings: before, .. }| {
+            let after = &prepared.settings;
+            [
+                rate_change::note(&before, after, done, &resumption.set),
+                correction_note(&before.optimizer, &after.optimizer, done),
+            ]
         });
+        let notes = notes.flatten().collect();
         let restart = restart.map(|restart| {
             if has_copies(&path.run) {
                 restart.with_state(done, state.source, state.bytes(), state.took)
@@ -194,7 +200,7 @@ impl ResumableRun {
         let StateRead { checkpoint, origin, .. } = state;
         let saved = if origin.is_some() { newest_step(path)? } else { done };
         let run = StartingRun { prepared, description, evaluations, checkpoint, origin, saved };
-        Ok(Self { run, owned, rate_note, restart })
+        Ok(Self { run, owned, notes, restart })
     }
 
     /// Returns the fields that must be equal in all processes.

@@ -242,7 +242,7 @@ impl Parts {
             }
             _ => processes.note(&found.introduction()),
         }
-        found.rate_note.iter().for_each(|note| processes.note(note));
+        found.notes.iter().for_each(|note| processes.note(note));
         if found.is_finished() {
             // The process that would have removed the copies may have been killed.
             if resumption.path.checkpoint.is_none() {

@@ -63,7 +63,7 @@ fn runs_have_the_same_bits_under_every_cut_and_after_a_stop() {
     assert!(outcome(&run).1 == expected.1, "the checkpoint after a stop");
 }
 
-/// The last update is state too, and a run without it cannot continue one that is corrected.
+/// The last update is state too.
 #[test]
 fn a_corrected_run_resumes() {
     let run = Run::new();
@@ -74,6 +74,25 @@ fn a_corrected_run_resumes() {
     let plain = train(&[]).0;
     assert!(expected.0[..3] == plain[..3], "two updates without an error before them");
     assert!(expected.0[3..] != plain[3..]);
+}
+
+/// A run may resume with and without the correction. The first corrected update has no error before it, so the losses of six
+/// steps are those without: the losses of a step follow the update with the batch two before.
+#[test]
+fn a_run_resumes_with_and_without_the_correction() {
+    let run = Run::new();
+    run.train(&[&SIZE[..], &[DELAY, "run.steps=3"]].concat());
+    let note = "updates are corrected for the delay from step 5 on, because the update of step 4 has no error before it";
+    run.says(&["resume", "out"], &["run.steps=8", CORRECTION], note);
+    let plain = Run::new();
+    plain.train(&[&SIZE[..], &[DELAY, "run.steps=8"]].concat());
+    assert!(run.figures()[..6] == plain.figures()[..6], "the update of step 4 is not corrected");
+    assert!(run.figures()[6..] != plain.figures()[6..], "the update of step 5 is");
+    let run = Run::new();
+    run.train(&[&SIZE[..], &[DELAY, CORRECTION, "run.steps=3"]].concat());
+    let note = "updates are not corrected for the delay from step 4 on";
+    run.says(&["resume", "out"], &["run.steps=6", "optimizer.delay_correction=none"], note);
+    assert!(outcome(&run).1.iter().all(|(name, _)| !name.ends_with("@update")), "no last updates");
 }
 
 /// A run may resume with another delay: it begins with the newer version.

@@ -9,7 +9,8 @@ use crate::plans::print::{time, title_of};
 /// What a prediction with delayed weights assumes.
 const ASSUMED: [&str; 3] = [
     "the losses with delayed weights are as good as without, which depends on the optimizer (docs/delayed-weights.md)",
-    "each rank computes alone, with whole parameters in memory, so that batches overlap, in the order for stages of equal cost with which `train` repeats",
+    "each rank computes alone, with whole parameters in memory, so that batches overlap, in the order \
+     for stages of equal cost with which `train` repeats",
     "the update overlaps with nothing, and evaluations and checkpoints, before which the pipeline drains, are rare",
 ];
 

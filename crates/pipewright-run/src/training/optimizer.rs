@@ -97,6 +97,27 @@ pub(crate) fn update(settings: &OptimizerSettings, model: &dyn RunModel) -> Resu
     })
 }
 
+/// Returns a sentence about a correction of delayed updates that begins or ends where a run resumes after step `done`.
+pub(crate) fn correction_note(
+    before: &OptimizerSettings,
+    after: &OptimizerSettings,
+    done: u64,
+) -> Option<String> {
+    match [before, after].map(|settings| settings.delay_correction) {
+        _ if done == 0 => None,
+        [DelayCorrection::None, DelayCorrection::ErrorFeedback] => Some(format!(
+            "note: updates are corrected for the delay from step {} on, because the update of step {} has no error before it",
+            done + 2,
+            done + 1
+        )),
+        [DelayCorrection::ErrorFeedback, DelayCorrection::None] => Some(format!(
+            "note: updates are not corrected for the delay from step {} on, and the last update is not kept",
+            done + 1
+        )),
+        _ => None,
+    }
+}
+
 /// Returns the rule by which the corrections of routers change, if the settings ask for it.
 ///
 /// # Errors

@@ -48,7 +48,7 @@ pub use folder::CheckpointFolder;
 pub use identity::FolderIdentity;
 pub use manifest::{MANIFEST, Manifest, StateFile};
 pub(crate) use moved::MovedState;
-pub(crate) use optimizer::{Restored, Target, put_together};
+pub(crate) use optimizer::{LAST_UPDATE, Restored, Target, put_together};
 pub use pipewright_data::Cursor;
 pub use rank_file::is_rank_file;
 pub use read::{Checkpoint, StoredTensor};

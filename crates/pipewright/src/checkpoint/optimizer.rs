@@ -23,6 +23,9 @@ use crate::tensor::shard::RowShard;
 /// like the optimizer's state, in the same rows, but it does not belong to that state.
 pub(super) const OLDER: &str = "older";
 
+/// The field of the last update, which a correction of delayed updates adds to the state of any optimizer.
+pub(crate) const LAST_UPDATE: &str = "update";
+
 /// What [`put_together`] has read.
 pub(crate) struct Restored {
     pub(crate) optimizer: ModuleOptimizer,
@@ -100,7 +103,7 @@ pub(crate) fn put_together(
     let mut tensors = Vec::new();
     let mut scalars = Vec::new();
     let mut locals = Vec::new();
-    let mut older = HashMap::new();
+    let (mut older, mut last_updates) = (HashMap::new(), 0);
     for Target { id: parameter, path, shard, rows, local } in targets {
         let id = parameter.val();
         let fields: OptimizerFields = stored.read_optimizer(path, *shard, *rows)?;
@@ -114,6 +117,7 @@ pub(crate) fn put_together(
                 older.insert(*parameter, data);
                 continue;
             }
+            last_updates += usize::from(field == LAST_UPDATE);
             let (bytes, shape, dtype) = data.into_parts();
             tensors.push(burn_pack::Tensor::new(format!("{id}.{field}"), dtype, shape, Some(id), bytes));
         }
@@ -127,8 +131,9 @@ pub(crate) fn put_together(
     let record = OptimizerRecord::from_bytes(bytes).map_err(|error| unfit(error.to_string()))?;
     let optimizer = optimizer.load_record(record);
     // Burn ignores state that it cannot use, and would start that parameter without state.
+    // An optimizer without a correction takes no last updates.
     match optimizer.to_record().len() {
-        taken if taken == expected => Ok(Restored { optimizer, older }),
+        taken if taken == expected || taken + last_updates == expected => Ok(Restored { optimizer, older }),
         taken => Err(unfit(format!("it takes {taken} tensors of {expected}"))),
     }
 }

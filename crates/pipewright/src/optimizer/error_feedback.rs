@@ -3,6 +3,8 @@
 use burn::optim::{LearningRate, ModuleOptimizer, Optimizer, RecordState, StateSink, StateSource};
 use burn::tensor::{Device, Tensor};
 
+use crate::checkpoint::LAST_UPDATE;
+
 /// An optimizer whose updates are corrected for a delay of one update.
 ///
 /// With a delay ([`PipelineConfig::delayed`](crate::pipeline::PipelineConfig::delayed)), the gradient of each batch comes one
@@ -31,26 +33,30 @@ impl<O: Optimizer> ErrorFeedback<O> {
     }
 }
 
-/// The state of the optimizer for a parameter, and its last update, with the parameter's shape.
+/// The state of the optimizer for a parameter, and its last update, with the parameter's shape. A state that was stored without
+/// a correction, or of a parameter that is trained again, has no last update, and the next update is not corrected.
 #[derive(Clone)]
 pub struct ErrorFeedbackState<S, const D: usize> {
     inner: Option<S>,
-    update: Tensor<D>,
+    update: Option<Tensor<D>>,
 }
 
 impl<S: RecordState, const D: usize> RecordState for ErrorFeedbackState<S, D> {
     fn state_flatten(&self, prefix: &str, out: &mut StateSink) {
-        out.push_tensor(prefix, "update", self.update.to_data());
+        if let Some(update) = &self.update {
+            out.push_tensor(prefix, LAST_UPDATE, update.to_data());
+        }
         if let Some(inner) = &self.inner {
             inner.state_flatten(prefix, out);
         }
     }
 
     fn state_unflatten(prefix: &str, from: &mut StateSource, device: &Device) -> Option<Self> {
-        let update = from.take_tensor(prefix, "update").filter(|data| data.shape().len() == D)?;
+        let update = from.take_tensor(prefix, LAST_UPDATE).filter(|data| data.shape().len() == D);
         // The next step moves it to the device of the parameter.
-        let update = Tensor::from_data(update, &Device::flex());
-        Some(Self { inner: S::state_unflatten(prefix, from, device), update })
+        let update = update.map(|update| Tensor::from_data(update, &Device::flex()));
+        let inner = S::state_unflatten(prefix, from, device);
+        (inner.is_some() || update.is_some()).then_some(Self { inner, update })
     }
 }
 
@@ -64,19 +70,19 @@ impl<O: Optimizer> Optimizer for ErrorFeedback<O> {
         gradient: Tensor<D>,
         state: Option<Self::State<D>>,
     ) -> (Tensor<D>, Option<Self::State<D>>) {
-        let (inner, last) = state.map_or((None, None), |state| (state.inner, Some(state.update)));
+        let (inner, last) = state.map_or((None, None), |state| (state.inner, state.update));
         let (updated, inner) = self.0.step(learning_rate, parameter.clone(), gradient, inner);
         let update = updated.clone() - parameter;
         let corrected = match last {
             Some(last) => updated + (update.clone() - last),
             None => updated,
         };
-        (corrected, Some(ErrorFeedbackState { inner, update }))
+        (corrected, Some(ErrorFeedbackState { inner, update: Some(update) }))
     }
 
     fn to_device<const D: usize>(state: Self::State<D>, device: &Device) -> Self::State<D> {
         let inner = state.inner.map(|inner| O::to_device(inner, device));
-        ErrorFeedbackState { inner, update: state.update.to_device(device) }
+        ErrorFeedbackState { inner, update: state.update.map(|update| update.to_device(device)) }
     }
 }
 

@@ -12,7 +12,7 @@ mod parts;
 
 pub use adamw::{AdamW, AdamWMoments};
 pub use adamw8bit::{AdamW8bit, AdamW8bitState};
-pub(crate) use carry::with_state_of;
+pub(crate) use carry::{with_state_of, without_last_updates};
 pub use error_feedback::{ErrorFeedback, ErrorFeedbackState};
 pub use gradient_hook::{GradientHook, ParameterGradient};
 pub use group::{ClipGroup, OptimizerGroup};

@@ -13,7 +13,9 @@ use super::held_module::HeldModule;
 use super::module_parameters::parameters_of;
 use super::parameter_table::ParameterTable;
 use super::settings::StageSettings;
-use crate::optimizer::{Factors, OptimizerGroup, ParameterCut, group_of, mixes_parts, with_state_of};
+use crate::optimizer::{
+    Factors, OptimizerGroup, ParameterCut, group_of, mixes_parts, with_state_of, without_last_updates,
+};
 
 /// The optimizer of a stage with its state, and the groups of the stage's parameters.
 pub(super) struct StageOptimizer {
@@ -74,6 +76,19 @@ impl StageOptimizer {
                 ))
             });
             self.optimizer = Some(carried?);
+        }
+        Ok(())
+    }
+
+    /// Forgets the last updates of these parameters, which do not correct their next updates.
+    pub(super) fn forget_last_updates(&mut self, of: &HashSet<ParamId>) -> Result<(), StageError> {
+        if let Some(optimizer) = self.optimizer.as_ref().filter(|_| !of.is_empty()) {
+            let forgotten = without_last_updates(optimizer, of).map_err(|reason| {
+                StageError::Mistake(format!(
+                    "the optimizer's state cannot be changed for parameters that are trained again: {reason}"
+                ))
+            });
+            self.optimizer = Some(forgotten?);
         }
         Ok(())
     }

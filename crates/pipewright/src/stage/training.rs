@@ -203,8 +203,8 @@ impl<M: StageBody> TrainingStage<M> {
         Ok(1)
     }
 
-    /// Freezes or trains parameters. Returns their number. The base of an adapter stays frozen.
-    fn freeze(&mut self, contains: &dyn Fn(&str) -> bool, freeze: bool) -> usize {
+    /// Freezes or trains parameters. Returns them. The base of an adapter stays frozen.
+    fn freeze(&mut self, contains: &dyn Fn(&str) -> bool, freeze: bool) -> HashSet<ParamId> {
         let is_base = &self.options.is_base;
         let can_change = |path: &str| !is_base.as_ref().is_some_and(|is_base| is_base(path));
         let chosen = self.module.freeze(&|path| can_change(path) && contains(path), freeze);
@@ -215,7 +215,7 @@ impl<M: StageBody> TrainingStage<M> {
         // Which outputs need a gradient may change.
         self.pattern = GradientPattern::default();
         chosen.iter().for_each(|id| self.sums.drop_sum(*id));
-        chosen.len()
+        chosen
     }
 
     fn has_loss(&self) -> bool {

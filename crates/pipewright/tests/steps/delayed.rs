@@ -5,9 +5,14 @@ use std::sync::{Arc, Condvar, Mutex, Once};
 use std::time::{Duration, Instant};
 
 use burn::module::Module;
+use burn::optim::{Sgd, SgdConfig};
 use burn::tensor::Tensor;
 use pipewright::mesh::DataParallelMode;
+<<<<<<< HEAD
 use pipewright::optimizer::ParameterGradient;
+=======
+use pipewright::optimizer::ErrorFeedback;
+>>>>>>> rows-correction
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::stage::{StageContext, StageModule};
 use pipewright::tensor::Precision;
@@ -267,6 +272,7 @@ fn a_failure_drops_the_batch_behind() {
     assert_eq!(parameters(&mut pipeline), parameters(&mut plain));
 }
 
+<<<<<<< HEAD
 /// If rank 1 calls this, it returns when another rank has logged a text.
 fn hang_until_logged(text: &str) {
     let is_logged = || support::logged(|_| true).iter().any(|logged| logged.contains(text));
@@ -384,4 +390,28 @@ fn every_batch_overlaps_under_every_schedule() {
         count += 1;
     }
     assert!(count > 12, "{count} schedules");
+=======
+/// Gradient descent at a learning rate of 0 changes a parameter only by the error of the update before it.
+#[test]
+fn a_parameter_that_is_trained_again_has_no_error_from_before() {
+    let sgd: Sgd = SgdConfig::new().build();
+    let config = PipelineConfig { optimizer: Some(ErrorFeedback(sgd).init()), ..delayed() };
+    let is_first = |path: &str| path.starts_with("layers.0.");
+    let mut pipeline = support::launch(program("1f1b", 2, 1), &config);
+    let mut step = |pipeline: &mut Pipeline, number, rate| {
+        pipeline.step_batch(numbered(number, &config), rate).expect("a step");
+        parameters(pipeline)
+    };
+    step(&mut pipeline, 0, RATE);
+    assert!(pipeline.freeze(is_first).expect("every rank answers") > 0);
+    step(&mut pipeline, 1, RATE);
+    pipeline.unfreeze(is_first).expect("every rank answers");
+    let before = parameters(&mut pipeline);
+    let after = step(&mut pipeline, 2, 0.0);
+    for ((path, before), (_, after)) in before.iter().zip(&after) {
+        assert_eq!(before == after, is_first(path), "{path}");
+    }
+    let last = step(&mut pipeline, 3, RATE);
+    assert!(after.iter().zip(&last).all(|(after, last)| after != last), "all are trained");
+>>>>>>> rows-correction
 }

@@ -206,7 +206,13 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
                 Ok(usize::from(found.is_some()))
             }
             Visit::Change { place, change } if place.may_be_on(stage) => self.change(place, &**change),
-            Visit::Freeze { contains, freeze } => Ok(self.freeze(&**contains, *freeze)),
+            Visit::Freeze { contains, freeze } => {
+                let chosen = self.freeze(&**contains, *freeze);
+                if !freeze {
+                    self.optimizer.forget_last_updates(&chosen)?;
+                }
+                Ok(chosen.len())
+            }
             Visit::Shift { by } => {
                 if self.other.is_some() {
                     self.switch();
