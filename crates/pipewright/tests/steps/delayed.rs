@@ -8,11 +8,7 @@ use burn::module::Module;
 use burn::optim::{Sgd, SgdConfig};
 use burn::tensor::Tensor;
 use pipewright::mesh::DataParallelMode;
-<<<<<<< HEAD
-use pipewright::optimizer::ParameterGradient;
-=======
-use pipewright::optimizer::ErrorFeedback;
->>>>>>> rows-correction
+use pipewright::optimizer::{ErrorFeedback, ParameterGradient};
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::stage::{StageContext, StageModule};
 use pipewright::tensor::Precision;
@@ -272,7 +268,6 @@ fn a_failure_drops_the_batch_behind() {
     assert_eq!(parameters(&mut pipeline), parameters(&mut plain));
 }
 
-<<<<<<< HEAD
 /// If rank 1 calls this, it returns when another rank has logged a text.
 fn hang_until_logged(text: &str) {
     let is_logged = || support::logged(|_| true).iter().any(|logged| logged.contains(text));
@@ -390,7 +385,8 @@ fn every_batch_overlaps_under_every_schedule() {
         count += 1;
     }
     assert!(count > 12, "{count} schedules");
-=======
+}
+
 /// Gradient descent at a learning rate of 0 changes a parameter only by the error of the update before it.
 #[test]
 fn a_parameter_that_is_trained_again_has_no_error_from_before() {
@@ -413,5 +409,4 @@ fn a_parameter_that_is_trained_again_has_no_error_from_before() {
     }
     let last = step(&mut pipeline, 3, RATE);
     assert!(after.iter().zip(&last).all(|(after, last)| after != last), "all are trained");
->>>>>>> rows-correction
 }
