@@ -394,7 +394,7 @@ fn a_parameter_that_is_trained_again_has_no_error_from_before() {
     let config = PipelineConfig { optimizer: Some(ErrorFeedback(sgd).init()), ..delayed() };
     let is_first = |path: &str| path.starts_with("layers.0.");
     let mut pipeline = support::launch(program("1f1b", 2, 1), &config);
-    let mut step = |pipeline: &mut Pipeline, number, rate| {
+    let step = |pipeline: &mut Pipeline, number, rate| {
         pipeline.step_batch(numbered(number, &config), rate).expect("a step");
         parameters(pipeline)
     };
