@@ -128,7 +128,10 @@ pub fn config_json(gguf: &Gguf) -> Result<Value, GgufError> {
             }
         }
         "phi3" if rotated != width => {
+            // Readers multiply by the width and drop what follows the point.
             let share = rotated as f64 / width.max(1) as f64;
+            let is_less = ((width as f64 * share) as u64) < rotated;
+            let share = if is_less { share.next_up() } else { share };
             config.insert("partial_rotary_factor".to_owned(), json!(share));
         }
         _ => {}

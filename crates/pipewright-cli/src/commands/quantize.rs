@@ -13,7 +13,7 @@ use pipewright_schedule::words::counted;
 /// The arguments of `pipewright quantize`.
 #[derive(Debug, Args)]
 pub(crate) struct QuantizeArguments {
-    /// The folder of the model
+    /// The folder of the model, or its GGUF file
     #[arg(value_name = "DIR")]
     from: PathBuf,
     /// The folder to write, which must be empty or not exist. GGUF forms write OUT/model.gguf, or OUT if it ends in .gguf

@@ -99,7 +99,7 @@ fn a_size_of_the_vocabulary_that_is_not_written_is_asked_for() {
     let mut config = folder.read_json("base/config.json");
     config.as_object_mut().expect("an object").remove("vocab_size");
     folder.write("base/config.json", config.to_string());
-    let expected = "config.json: there is no `vocab_size` here, which new tokens change";
+    let expected = "config.json: new tokens change `vocab_size`, which is null here";
     folder.refuse(&[&["add-tokens", "base", "grown"], &TOKENS[..]].concat(), &[], expected);
     write_run(&folder, "small", ADDED, "");
     folder.refuse_settings(&[], expected);

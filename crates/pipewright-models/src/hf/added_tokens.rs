@@ -120,8 +120,9 @@ pub fn added_rows(
     let json: Value = read_json(&config_file)?;
     if json["vocab_size"].as_u64() != Some(config.vocab_size() as u64) {
         let fault = format!(
-            "there is no `vocab_size` here, which new tokens change: write `\"vocab_size\": {}`, or the number of rows of the \
+            "new tokens change `vocab_size`, which is {} here: write `\"vocab_size\": {}`, or the number of rows of the \
              embedding, at the top of the file",
+            json["vocab_size"],
             config.vocab_size()
         );
         return Err(ModelError::at(&config_file, fault));

@@ -46,6 +46,11 @@ const ADAPTERS: [(&str, &str); 2] = [(".lora_A.weight", "lora_a"), (".lora_B.wei
 /// The matrices that are in single precision in every form: routers and vectors of positions.
 const SMALL: [&str; 2] = ["ffn_gate_inp", "position_embd"];
 
+/// Returns whether a matrix is in single precision in every form.
+fn is_small(name: &str) -> bool {
+    SMALL.iter().any(|small| name.contains(small))
+}
+
 /// The form of the matrices in a GGUF file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GgufForm {
@@ -82,7 +87,7 @@ impl GgufForm {
     fn kind_of(self, name: &str, shape: &[usize]) -> TensorKind {
         let columns = shape.last().copied().unwrap_or(0);
         let fits = |kind: &BlockKind| columns.is_multiple_of(kind.elements());
-        if shape.len() == 1 || SMALL.iter().any(|small| name.contains(small)) {
+        if shape.len() == 1 || is_small(name) {
             return TensorKind::F32;
         }
         let is_table = ["token_embd.weight", "output.weight"].contains(&name);
@@ -222,7 +227,6 @@ pub(crate) fn write_gguf(
     }
     let (path, mut quantised) =
         write_file(out, &entries, &planned, frequencies, &Order::of(architecture, &json), source)?;
-    let is_small = |name: &str| SMALL.iter().any(|small| name.contains(small));
     let wanted = |tensor: &&Planned| tensor.shape.len() > 1 && !is_small(&tensor.name);
     let is_other = |tensor: &&Planned| match form {
         GgufForm::Plain(_) => false,

@@ -220,10 +220,17 @@ impl WeightTypes {
         other.unwrap_or(self.default)
     }
 
-    /// Returns the types of the tensors in a model directory. Other types count as single precision.
+    /// Returns the types of the tensors in a model directory, and as the default the type of most of them, or of most of the
+    /// quantised matrices if there are some. Other types count as single precision.
     pub(super) fn of_directory(dir: &Path) -> Result<Self, ModelError> {
-        let types: BTreeMap<String, WeightType> = Weights::open(dir)?.types()?;
-        let count = |kind: &WeightType| types.values().filter(|other| *other == kind).count();
+        let mut weights = Weights::open(dir)?;
+        let types = weights.types()?;
+        // A quantised matrix has many times as many elements as the vectors next to it.
+        let has_quantised = !weights.parts_of_quantised().is_empty();
+        let count = |kind: &WeightType| match (has_quantised, kind) {
+            (true, WeightType::Bfloat16) => usize::MAX,
+            _ => types.values().filter(|other| *other == kind).count(),
+        };
         let default = WeightType::ALL.into_iter().max_by_key(count).unwrap_or_default();
         Ok(Self { default, others: types.into_iter().filter(|(_, kind)| *kind != default).collect() })
     }

@@ -4,7 +4,7 @@
 //! A matrix is streamed in the form in which the files have it: quantised, or as floats. The files are open for direct reads
 //! ([`DirectFile`]), so they do not fill the page cache. Everything that files have in
 //! another form stays in memory: tables, norms and biases, the matrices of experts, and matrices whose rows are inputs, as in a
-//! GPT-2 that is not quantised.
+//! GPT-2 in safetensors that is not quantised.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};

@@ -320,14 +320,17 @@ fn write_data(text: &mut String, prepared: &Prepared) {
     if let Some(targets) = prepared.counted_targets {
         line(text, "data", &format!("{targets} of the tokens count in the loss as targets"));
     }
+    let is_mixture = !rows.mixture().is_empty();
     if let Some(RowFill { tokens, places, rows, packed_rows }) = rows.row_fill() {
         let percent = 100.0 * tokens as f64 / places.max(1) as f64;
-        let packing = if packed_rows < rows && !settings.data.packed {
+        let packing = if packed_rows < rows && !settings.data.packed && prepared.program.slices().is_one() {
             format!("; with `data.packed = true`, all records fit into {}", counted(packed_rows, "row"))
         } else {
             String::new()
         };
-        line(text, "data", &format!("tokens fill {percent:.1}% of the rows{packing}"));
+        // A run takes some sources of a mixture more often than others.
+        let once = if is_mixture { "with each record once, " } else { "" };
+        line(text, "data", &format!("{once}tokens fill {percent:.1}% of the rows{packing}"));
     }
 }
 
