@@ -40,6 +40,15 @@ fn a_quantised_base_is_trained_resumed_and_merged() {
     assert!(!generate("nf4").is_empty() && !generate("small").is_empty());
 }
 
+/// Most tensors of GPT-2 are vectors in single precision.
+#[test]
+fn a_quantised_gpt2_is_merged_in_bfloat16() {
+    let folder = folder_without_path();
+    let base = format!("model.from={}", reference("gpt2-nf4"));
+    folder.train(&[&*base, "adapter.kind=lora", "adapter.targets=\"all-linear\"", "run.steps=1"]);
+    folder.says(&["export", "out", "merged", "--merge"], &[], "wrote the model of step 1 in bfloat16");
+}
+
 #[test]
 fn what_cannot_be_trained_is_refused() {
     let folder = folder_without_path();
