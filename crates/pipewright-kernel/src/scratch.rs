@@ -7,6 +7,10 @@ use std::mem::MaybeUninit;
 /// Larger memory is not kept, so that threads without products hold little.
 const KEPT_LINES: usize = 8 * 1024 * 1024 / size_of::<Line>();
 
+/// Smaller memory is not made, so that threads hold the same for products of different sizes, and what a rank holds does not
+/// depend on its layers. Pages that are not touched take no memory.
+const LEAST_LINES: usize = 256 * 1024 / size_of::<Line>();
+
 /// A thread packs a left and a right operand at the same time at most. While it waits for other threads, it may
 /// compute parts of another product, which needs memory of its own.
 const KEPT: usize = 2;
@@ -29,7 +33,7 @@ impl Scratch {
     /// Returns memory for `words` words: the thread's latest if it is large enough.
     pub(crate) fn new(words: usize) -> Self {
         let mut lines = FREE.with_borrow_mut(Vec::pop).unwrap_or_default();
-        let count = words.div_ceil(16);
+        let count = words.div_ceil(16).max(LEAST_LINES);
         if lines.capacity() < count {
             // The old memory is freed before more is allocated.
             drop(lines);

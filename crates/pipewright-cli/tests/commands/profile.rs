@@ -251,7 +251,7 @@ fn auto_measures_plans_and_runs() {
 #[test]
 fn auto_cuts_a_heavy_head() {
     let run = Run::new();
-    let set = ["pipeline.schedule=auto", "run.steps=2", "model.vocab_size=4096", "data.seq_len=64"];
+    let set = ["pipeline.schedule=auto", "run.steps=2", "model.vocab_size=16384", "data.seq_len=64"];
     let (_, said) = run.succeed(&["train", "small.toml"], &set);
     assert!(said.lines().any(|line| line.starts_with("auto: ") && line.contains(", head in ")), "{said}");
     let config = run.read("out/config.toml");
