@@ -101,7 +101,7 @@ fn new_widened_product(a: Matrix<'_, bf16>, b: QuantisedOperand<'_>) -> Vec<f32>
 
 /// Like [`new_widened_product`], in rows that begin `row_stride` elements apart.
 fn widened_product(sums: Sums<'_, f32>, row_stride: usize, a: Matrix<'_, bf16>, b: QuantisedOperand<'_>) {
-    let left = bf16::widened(a.data);
+    let left = a.widened_lines();
     let multiply: [Multiply; 2] = [widened::product_into, widened::add_product];
-    multiply_panels(sums, row_stride, a.with_data(&left), b, Rounding::Bf16, multiply);
+    multiply_panels(sums, row_stride, a.with_lines(&left), b, Rounding::Bf16, multiply);
 }

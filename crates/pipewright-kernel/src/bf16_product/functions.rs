@@ -202,8 +202,8 @@ fn widen<R>(
     b: Matrix<'_, bf16>,
     multiply: impl FnOnce(Matrix<'_>, Matrix<'_>) -> R,
 ) -> R {
-    let (left, right) = (bf16::widened(a.data), bf16::widened(b.data));
-    multiply(a.with_data(&left), b.with_data(&right))
+    let (left, right) = (a.widened_lines(), b.widened_lines());
+    multiply(a.with_lines(&left), b.with_lines(&right))
 }
 
 #[cfg(test)]
@@ -254,8 +254,9 @@ mod tests {
                 let mut halves = |count| -> Vec<bf16> {
                     (0..count).map(|_| bf16::from_f32(random.number(kind))).collect()
                 };
-                let (a, b) = (halves(m * k), halves(n * k));
-                let (left, right) = (Matrix::new(&a, m, k), Matrix::new(&b, n, k).transposed());
+                let (a, b) = (halves(m * (k + 3)), halves(n * (k + 5)));
+                let left = Matrix::strided(&a, m, k, k + 3);
+                let right = Matrix::strided(&b, n, k, k + 5).transposed();
                 let sum = |row: usize, column: usize| {
                     sum_of_pairs(0.0, k, |k| [left.at(row, k).to_f32(), right.at(k, column).to_f32()])
                 };

@@ -192,6 +192,24 @@ fn a_matrix_ends_with_its_last_element() {
 }
 
 #[test]
+fn only_the_lines_of_a_matrix_are_widened() {
+    let halves: Vec<bf16> = (0..20).map(|i| bf16::from_f32(i as f32)).collect();
+    for [rows, columns, stride] in [[3, 2, 6], [4, 5, 5], [1, 3, 1], [3, 1, 4], [2, 0, 4], [0, 2, 4]] {
+        let matrix = Matrix::strided(&halves, rows, columns, stride);
+        let expected: Vec<f32> =
+            (0..rows * columns).map(|i| (i / columns * stride + i % columns) as f32).collect();
+        let widened = matrix.widened_lines();
+        assert_eq!(widened, expected, "{rows} {columns} {stride}");
+        assert_eq!(matrix.transposed().widened_lines(), expected, "{rows} {columns} {stride}");
+        let (found, turned) = (matrix.with_lines(&widened), matrix.transposed().with_lines(&widened));
+        for (row, column) in (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column))) {
+            let expected = matrix.at(row, column).to_f32();
+            assert_eq!([found.at(row, column), turned.at(column, row)], [expected; 2]);
+        }
+    }
+}
+
+#[test]
 #[should_panic(expected = "do not fit")]
 fn a_matrix_stays_in_its_slice() {
     Matrix::strided(&[0.0; 10], 2, 4, 7);
