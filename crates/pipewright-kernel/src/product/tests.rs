@@ -49,10 +49,12 @@ fn check_oriented(order: Order, [m, n, k]: [usize; 3], kind: Kind, are_transpose
     let a = Operand::new([m, k], are_transposed[0], &mut number);
     let b = Operand::new([k, n], are_transposed[1], &mut number);
     let stride = n + 2;
-    let old: Vec<f32> = std::iter::repeat_with(&mut number).take(m * stride).collect();
+    let mut old: Vec<f32> = std::iter::repeat_with(&mut number).take(m * stride).collect();
+    old.iter_mut().step_by(7).for_each(|old| *old = -0.0);
     let (left, right) = (a.matrix(), b.matrix());
     let joins: &[Join] = match order {
         Order::Blocks => &[Join::Replace, Join::Add, Join::Continue],
+        _ if k <= BLOCK => &[Join::Replace, Join::Add],
         _ => &[Join::Replace],
     };
     for &join in joins {
@@ -66,6 +68,8 @@ fn check_oriented(order: Order, [m, n, k]: [usize; 3], kind: Kind, are_transpose
                 (Order::Blocks, Join::Continue) => {
                     (0..k).map(factors).fold(*sum, |sum, [a, b]| a.mul_add(b, sum))
                 }
+                (_, Join::Add) if k == 0 => *sum,
+                (_, Join::Add) => *sum + sum_of_pairs(0.0, k, factors),
                 _ => sum_of_pairs(0.0, k, factors),
             };
         }
@@ -126,17 +130,21 @@ fn pairs_have_the_bits_of_the_definition() {
 #[cfg_attr(miri, ignore = "takes minutes under Miri")]
 fn products_have_the_same_bits_on_any_number_of_threads() {
     let mut random = Random::new(7);
-    let [m, n, k] = [300, 170, 700];
-    const { assert!(300 * 170 * 700 >= PARALLEL_FROM) };
-    let a = Operand::new([m, k], false, || random.number(Kind::Usual));
-    let b = Operand::new([k, n], true, || random.number(Kind::Usual));
-    let on_threads = |threads| {
-        let pool = ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
-        pool.install(|| product(a.matrix(), b.matrix()))
-    };
-    let expected = on_threads(1);
-    for threads in [2, 3, 8] {
-        assert_eq!(on_threads(threads), expected, "{threads} threads");
+    const { assert!(300 * 170 * 700 >= PARALLEL_FROM && 5 * 1501 * 1100 >= PARALLEL_FROM) };
+    // Many rows, and few.
+    for ([m, n, k], is_transposed) in
+        [([300, 170, 700], true), ([5, 1501, 1100], false), ([5, 1501, 1100], true)]
+    {
+        let a = Operand::new([m, k], false, || random.number(Kind::Usual));
+        let b = Operand::new([k, n], is_transposed, || random.number(Kind::Usual));
+        let on_threads = |threads| {
+            let pool = ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+            pool.install(|| product(a.matrix(), b.matrix()))
+        };
+        let expected = on_threads(1);
+        for threads in [2, 3, 8] {
+            assert_eq!(on_threads(threads), expected, "{threads} threads, {m} {n} {k} {is_transposed}");
+        }
     }
 }
 
