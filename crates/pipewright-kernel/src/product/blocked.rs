@@ -71,7 +71,7 @@ unsafe impl Sync for Work<'_> {}
 ///
 /// # Safety
 /// The processor must have the instructions of the kernel. The target must have `a.rows` rows of as many elements as the right
-/// operand has columns that nothing else uses, initialised unless they are replaced. Pairs are not added. The right operand
+/// operand has columns that nothing else uses, initialised unless they are replaced. Pairs are added only in one block. The right operand
 /// must have the inner dimension of `a`; if it is packed, in panels of the kernel.
 pub(super) unsafe fn multiply(kernel: Kernel, order: Order, target: Target, a: Matrix<'_>, right: Right<'_>) {
     if a.rows == 0 || right.columns() == 0 {

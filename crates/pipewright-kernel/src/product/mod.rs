@@ -39,11 +39,9 @@ mod tests;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use blocks::{Block, blocks};
-#[cfg(target_arch = "x86_64")]
-pub(crate) use definition::BLOCK;
-pub(crate) use definition::flushed;
 #[cfg(test)]
 pub(crate) use definition::sum_of_pairs;
+pub(crate) use definition::{BLOCK, flushed};
 pub use functions::{add_product, product, product_into};
 pub(crate) use functions::{join, new_memory};
 #[cfg(test)]
