@@ -29,11 +29,6 @@ pub fn instruction() -> Option<Instruction> {
     return None;
 }
 
-/// Returns whether there is such an [`instruction`].
-pub fn is_available() -> bool {
-    instruction().is_some()
-}
-
 /// Computes `a b` into new memory, in row-major order. Each element is rounded once.
 pub fn product(a: Matrix<'_, bf16>, b: Matrix<'_, bf16>) -> Vec<bf16> {
     #[cfg(target_arch = "x86_64")]
@@ -207,7 +202,7 @@ mod tests {
     use super::*;
     use crate::numbers::{Kind, Random, numbers};
     use crate::product::{flushed, sum_of_pairs};
-    use crate::testing::run_without_instruction;
+    use crate::testing::{run_without_instruction, run_without_tiles};
 
     #[test]
     fn updates_are_added_before_the_sum_is_rounded() {
@@ -229,7 +224,8 @@ mod tests {
         }
     }
 
-    /// Both paths are compared with the definition: this one, and in a process without the instruction the other one.
+    /// Both paths are compared with the definition: this one, and in a process without the instruction the other one. With AMX,
+    /// whose order is another one, processes without it compare both.
     #[test]
     fn products_have_the_bits_of_the_definition() {
         if instruction() == Some(Instruction::Amx) {
@@ -298,5 +294,13 @@ mod tests {
     #[cfg_attr(miri, ignore = "Miri starts no processes")]
     fn all_without_the_instruction() {
         run_without_instruction("bf16_product::functions");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri starts no processes")]
+    fn all_with_avx_without_the_instruction_of_amx() {
+        if instruction() == Some(Instruction::Amx) {
+            run_without_tiles("bf16_product::functions");
+        }
     }
 }

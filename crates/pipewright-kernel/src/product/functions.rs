@@ -1,10 +1,9 @@
 //! Products in single precision.
 
-use super::blocked::{self, Right, Target};
+use super::blocked::{self, Target};
 use super::few_rows;
 use super::kernel::Kernel;
 use super::matrix::{Matrix, assert_fits, product_size};
-use super::pack::Vectors;
 use super::tile::{Join, Order};
 use crate::simd::{fresh, written};
 
@@ -64,7 +63,7 @@ pub(super) unsafe fn multiply(kernel: Kernel, order: Order, target: Target, a: M
         if few_rows::is_faster(kernel, order, target, a, b) {
             few_rows::multiply(kernel, target, a, b);
         } else {
-            blocked::multiply(kernel, order, target, a, Right::Held(Vectors::columns_of(b)));
+            blocked::multiply(kernel, order, target, a, b);
         }
     }
 }

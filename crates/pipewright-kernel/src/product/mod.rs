@@ -32,7 +32,6 @@ mod kernel;
 mod blocks;
 mod blocked;
 mod few_rows;
-mod packed;
 mod functions;
 #[cfg(test)]
 mod tests;
@@ -50,7 +49,6 @@ pub(crate) use matrix::PARALLEL_FROM;
 pub(crate) use matrix::product_size;
 pub use matrix::{Matrix, Sums};
 pub(crate) use matrix::{assert_fits, is_parallel};
-pub use packed::Packed;
 pub(crate) use tile::{Join, Order};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use vector::avx512::transpose;

@@ -8,7 +8,7 @@ use super::definition::{BLOCK, sum_of_blocks, sum_of_pairs};
 use super::functions::multiply;
 use super::kernel::Kernel;
 use super::matrix::PARALLEL_FROM;
-use super::{Join, Matrix, Order, Packed, add_product, product, product_into};
+use super::{Join, Matrix, Order, add_product, product, product_into};
 use crate::numbers::{Kind, Random};
 
 /// An operand with three elements between its rows.
@@ -146,18 +146,6 @@ fn products_have_the_same_bits_on_any_number_of_threads() {
             assert_eq!(on_threads(threads), expected, "{threads} threads, {m} {n} {k} {is_transposed}");
         }
     }
-}
-
-#[test]
-fn packed_operands_change_no_bit() {
-    each_size(|[m, n, k]| {
-        let mut random = Random::new((m * n + k) as u64);
-        let a = Operand::new([m, k], false, || random.number(Kind::Usual));
-        let b = Operand::new([k, n], m.is_multiple_of(2), || random.number(Kind::Usual));
-        let mut out = vec![0.0; m * n];
-        Packed::new(b.matrix()).product_into(&mut out, n, a.matrix());
-        assert_eq!(out, product(a.matrix(), b.matrix()), "{m} {n} {k}");
-    });
 }
 
 #[test]
