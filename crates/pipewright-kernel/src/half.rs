@@ -48,8 +48,9 @@ pub(crate) fn narrow_into(elements: &[f32], narrowed: &mut Vec<bf16>) {
     unsafe { narrowed.set_len(elements.len()) };
 }
 
+/// Writes the elements in single precision, as far as both slices reach.
 #[multiversion(targets = "simd")]
-fn widen_all(elements: &[bf16], widened: &mut [MaybeUninit<f32>]) {
+pub(crate) fn widen_all(elements: &[bf16], widened: &mut [MaybeUninit<f32>]) {
     for (to, &element) in widened.iter_mut().zip(elements) {
         to.write(widen(element));
     }

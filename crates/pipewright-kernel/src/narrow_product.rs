@@ -14,7 +14,6 @@
 
 use half::bf16;
 
-use crate::half::Half;
 use crate::product::{self, Matrix, assert_fits};
 
 /// A matrix of one of two element types.
@@ -32,8 +31,8 @@ impl AnyMatrix<'_> {
         match self {
             Self::Single(matrix) => *matrix,
             Self::Half(matrix) => {
-                *room = bf16::widened(matrix.data);
-                matrix.with_data(room)
+                *room = matrix.widened_lines();
+                matrix.with_lines(room)
             }
         }
     }
@@ -306,6 +305,7 @@ mod tests {
     use rayon::ThreadPoolBuilder;
 
     use super::*;
+    use crate::half::Half;
     use crate::numbers::numbers;
     use crate::testing::run_without_instruction;
 

@@ -2,9 +2,12 @@
 
 use half::bf16;
 
-use crate::bf16_product::{self, widened};
+use crate::bf16_product::{
+    self,
+    widened::{self, Left},
+};
 use crate::half::Half;
-use crate::product::{self, Matrix, Sums, assert_fits};
+use crate::product::{self, Join, Matrix, Order, Sums, assert_fits};
 use crate::quantised::{QuantisedOperand, Rounding};
 
 /// Computes `a b` into new memory, in row-major order, from elements that are rounded.
@@ -22,27 +25,26 @@ pub(crate) fn product_into(
     b: QuantisedOperand<'_>,
     rounding: Rounding,
 ) {
-    multiply_panels(sums, row_stride, a, b, rounding, [product::product_into, product::add_product]);
+    multiply_panels(sums, row_stride, [a.rows, a.columns], b, rounding, |join, out, panel| {
+        product::join(Order::Blocks, join, (out, row_stride), a, panel);
+    });
 }
 
-/// Computes `out = a b` or `out += a b`, in rows that begin so many elements apart.
-type Multiply = fn(&mut [f32], usize, Matrix<'_>, Matrix<'_>);
-
-/// Multiplies panels of `b` by one of two functions: for sums that are written, and for those that are added.
+/// Multiplies panels of `b` by a function that joins a product with some columns of the result.
 fn multiply_panels(
     sums: Sums<'_, f32>,
     row_stride: usize,
-    a: Matrix<'_>,
+    [rows, inner]: [usize; 2],
     b: QuantisedOperand<'_>,
     rounding: Rounding,
-    [into, add]: [Multiply; 2],
+    multiply: impl Fn(Join, &mut [f32], Matrix<'_>),
 ) {
-    assert_eq!(a.columns, b.inner(), "inner dimensions of a product agree");
-    let multiply = if matches!(sums, Sums::Added(_)) { add } else { into };
+    assert_eq!(inner, b.inner(), "inner dimensions of a product agree");
+    let join = if matches!(sums, Sums::Added(_)) { Join::Add } else { Join::Replace };
     let (Sums::Single(out) | Sums::Rounded(out) | Sums::Added(out)) = sums;
-    assert_fits(out.len(), a.rows, b.columns(), row_stride);
-    if a.rows > 0 {
-        b.each_panel(a.rows, rounding, |first, panel| multiply(&mut out[first..], row_stride, a, panel));
+    assert_fits(out.len(), rows, b.columns(), row_stride);
+    if rows > 0 {
+        b.each_panel(rows, rounding, |first, panel| multiply(join, &mut out[first..], panel));
     }
 }
 
@@ -101,7 +103,9 @@ fn new_widened_product(a: Matrix<'_, bf16>, b: QuantisedOperand<'_>) -> Vec<f32>
 
 /// Like [`new_widened_product`], in rows that begin `row_stride` elements apart.
 fn widened_product(sums: Sums<'_, f32>, row_stride: usize, a: Matrix<'_, bf16>, b: QuantisedOperand<'_>) {
-    let left = bf16::widened(a.data);
-    let multiply: [Multiply; 2] = [widened::product_into, widened::add_product];
-    multiply_panels(sums, row_stride, a.with_data(&left), b, Rounding::Bf16, multiply);
+    let widened = a.widened_lines();
+    let left = Left::new(a.with_lines(&widened));
+    multiply_panels(sums, row_stride, [a.rows, a.columns], b, Rounding::Bf16, |join, out, panel| {
+        left.join(join, (out, row_stride), panel);
+    });
 }

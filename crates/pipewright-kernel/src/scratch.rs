@@ -42,15 +42,6 @@ impl Scratch {
         Self { lines }
     }
 
-    /// Returns memory for `words` words and no more, to be held for long.
-    pub(crate) fn exact(words: usize) -> Self {
-        Self { lines: Vec::with_capacity(words.div_ceil(16)) }
-    }
-
-    pub(crate) fn as_ptr(&self) -> *const u32 {
-        self.lines.as_ptr().cast()
-    }
-
     pub(crate) fn as_mut_ptr(&mut self) -> *mut u32 {
         self.lines.as_mut_ptr().cast()
     }

@@ -47,7 +47,9 @@ unsafe impl Sync for Work<'_> {}
 pub(super) unsafe fn multiply(available: Available, a: Matrix<'_, bf16>, b: Right<'_>, target: Target) {
     assert_eq!(a.columns, b.inner(), "inner dimensions of a product agree");
     let columns = b.columns();
-    if a.rows == 0 || columns == 0 {
+    // A sum of zero would change the sign of a negative zero.
+    let adds_nothing = a.columns == 0 && matches!(target.output, Output::Added(_));
+    if a.rows == 0 || columns == 0 || adds_nothing {
         return;
     }
     let instruction = available.instruction();

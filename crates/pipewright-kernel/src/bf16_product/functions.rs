@@ -3,7 +3,7 @@
 use half::bf16;
 
 use super::instruction::Instruction;
-use super::widened;
+use super::widened::{self, Left};
 #[cfg(target_arch = "x86_64")]
 use super::{
     available::Available,
@@ -12,7 +12,7 @@ use super::{
     tile::{Output, Update},
 };
 use crate::half::Half;
-use crate::product::{Matrix, Sums, assert_fits};
+use crate::product::{Join, Matrix, Sums, assert_fits};
 use crate::quantised::QuantisedOperand;
 #[cfg(target_arch = "x86_64")]
 use crate::{
@@ -27,11 +27,6 @@ pub fn instruction() -> Option<Instruction> {
     return Available::detect().map(Available::instruction);
     #[cfg(not(target_arch = "x86_64"))]
     return None;
-}
-
-/// Returns whether there is such an [`instruction`].
-pub fn is_available() -> bool {
-    instruction().is_some()
 }
 
 /// Computes `a b` into new memory, in row-major order. Each element is rounded once.
@@ -60,7 +55,7 @@ pub fn product_with_update(
         // SAFETY: the function writes each element, and the assertion bounds the operands of the update.
         return unsafe { new_memory(available, a, b, Output::Rounded, Some(update)) };
     }
-    let sums = widen(a, b, widened::product_in_single);
+    let sums = widen(a, b, |a, b| a.product(b));
     widened::rounded_with_update(sums, Matrix::new(c, a.rows, rank), Matrix::new(d, rank, b.columns))
 }
 
@@ -71,7 +66,7 @@ pub fn product_in_single(a: Matrix<'_, bf16>, b: Matrix<'_, bf16>) -> Vec<f32> {
         // SAFETY: the function writes each element.
         return unsafe { new_memory(available, a, b, Output::Single, None) };
     }
-    widen(a, b, widened::product_in_single)
+    widen(a, b, |a, b| a.product(b))
 }
 
 /// Computes `out = a b`, in rows that begin `row_stride` elements apart.
@@ -80,7 +75,7 @@ pub fn product_into(out: &mut [f32], row_stride: usize, a: Matrix<'_, bf16>, b: 
     if let Some(available) = Available::detect() {
         return into_rows(available, (out, row_stride), a, Right::Held(b), Output::Single);
     }
-    widen(a, b, |a, b| widened::product_into(out, row_stride, a, b));
+    widen(a, b, |a, b| a.join(Join::Replace, (out, row_stride), b));
 }
 
 /// Like [`product_into`], with each element rounded once.
@@ -96,13 +91,13 @@ pub fn rounded_product_into(out: &mut [bf16], row_stride: usize, a: Matrix<'_, b
     }
 }
 
-/// Computes `out += a b`, in rows that begin `row_stride` elements apart.
+/// Computes `out += a b`, in rows that begin `row_stride` elements apart. Without an inner dimension, nothing is added.
 pub fn add_product(out: &mut [f32], row_stride: usize, a: Matrix<'_, bf16>, b: Matrix<'_, bf16>) {
     #[cfg(target_arch = "x86_64")]
     if let Some(available) = Available::detect() {
         return into_rows(available, (out, row_stride), a, Right::Held(b), Output::Added);
     }
-    widen(a, b, |a, b| widened::add_product(out, row_stride, a, b));
+    widen(a, b, |a, b| a.join(Join::Add, (out, row_stride), b));
 }
 
 /// Computes `a b`, and adds `c d` of an inner dimension if they are given, for a quantised `b`. Returns `None` without the
@@ -197,13 +192,9 @@ fn into_rows<T>(
 }
 
 /// Calls `multiply` with the operands in single precision.
-fn widen<R>(
-    a: Matrix<'_, bf16>,
-    b: Matrix<'_, bf16>,
-    multiply: impl FnOnce(Matrix<'_>, Matrix<'_>) -> R,
-) -> R {
-    let (left, right) = (bf16::widened(a.data), bf16::widened(b.data));
-    multiply(a.with_data(&left), b.with_data(&right))
+fn widen<R>(a: Matrix<'_, bf16>, b: Matrix<'_, bf16>, multiply: impl FnOnce(Left<'_>, Matrix<'_>) -> R) -> R {
+    let (left, right) = (a.widened_lines(), b.widened_lines());
+    multiply(Left::new(a.with_lines(&left)), b.with_lines(&right))
 }
 
 #[cfg(test)]
@@ -211,7 +202,7 @@ mod tests {
     use super::*;
     use crate::numbers::{Kind, Random, numbers};
     use crate::product::{flushed, sum_of_pairs};
-    use crate::testing::run_without_instruction;
+    use crate::testing::{run_without_instruction, run_without_tiles};
 
     #[test]
     fn updates_are_added_before_the_sum_is_rounded() {
@@ -233,7 +224,8 @@ mod tests {
         }
     }
 
-    /// Both paths are compared with the definition: this one, and in a process without the instruction the other one.
+    /// Both paths are compared with the definition: this one, and in a process without the instruction the other one. With AMX,
+    /// whose order is another one, processes without it compare both.
     #[test]
     fn products_have_the_bits_of_the_definition() {
         if instruction() == Some(Instruction::Amx) {
@@ -249,23 +241,31 @@ mod tests {
                 [5, 20, 1031],
                 [0, 3, 2],
                 [2, 2, 0],
+                // Several strips of rows, whose sums several threads add.
+                if cfg!(miri) { [1, 1, 2] } else { [520, 70, 514] },
             ] {
                 let mut random = Random::new((m * n * k) as u64);
                 let mut halves = |count| -> Vec<bf16> {
                     (0..count).map(|_| bf16::from_f32(random.number(kind))).collect()
                 };
-                let (a, b) = (halves(m * k), halves(n * k));
-                let (left, right) = (Matrix::new(&a, m, k), Matrix::new(&b, n, k).transposed());
+                let (a, b) = (halves(m * (k + 3)), halves(n * (k + 5)));
+                let left = Matrix::strided(&a, m, k, k + 3);
+                let right = Matrix::strided(&b, n, k, k + 5).transposed();
                 let sum = |row: usize, column: usize| {
                     sum_of_pairs(0.0, k, |k| [left.at(row, k).to_f32(), right.at(k, column).to_f32()])
                 };
                 let sums: Vec<f32> = (0..m * n).map(|i| sum(i / n, i % n)).collect();
                 assert_same(&product_in_single(left, right), &sums, kind);
 
-                let old = bf16::widened(&halves(m * n));
+                let mut old = bf16::widened(&halves(m * (n + 2)));
+                old.iter_mut().step_by(3).for_each(|old| *old = -0.0);
                 let mut added = old.clone();
-                add_product(&mut added, n, left, right);
-                let expected: Vec<f32> = sums.iter().zip(&old).map(|(sum, old)| old + sum).collect();
+                add_product(&mut added, n + 2, left, right);
+                let mut expected = old;
+                let is_added = |i: &usize| k > 0 && i % (n + 2) < n;
+                for i in (0..expected.len()).filter(is_added) {
+                    expected[i] += sums[i / (n + 2) * n + i % (n + 2)];
+                }
                 assert_same(&added, &expected, kind);
 
                 let [c, d] = [3 * m, 3 * n].map(|count| bf16::widened(&halves(count)));
@@ -294,5 +294,13 @@ mod tests {
     #[cfg_attr(miri, ignore = "Miri starts no processes")]
     fn all_without_the_instruction() {
         run_without_instruction("bf16_product::functions");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri starts no processes")]
+    fn all_with_avx_without_the_instruction_of_amx() {
+        if instruction() == Some(Instruction::Amx) {
+            run_without_tiles("bf16_product::functions");
+        }
     }
 }

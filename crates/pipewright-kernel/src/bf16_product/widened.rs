@@ -1,29 +1,71 @@
 //! Products of bfloat16 on processors without the instructions, with the bits of AVX512-BF16. Operands are in single
 //! precision and hold numbers of bfloat16.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use half::bf16;
+use multiversion::multiversion;
 
 use crate::half::Half;
-use crate::product::{self, Join, Matrix, Order, assert_fits, flushed};
+use crate::product::{self, BLOCK, Join, Matrix, Order, assert_fits, flushed};
+use crate::threads::{self, CHUNK};
 
-/// Computes `a b` into new memory, in row-major order.
-pub(crate) fn product_in_single(a: Matrix<'_>, b: Matrix<'_>) -> Vec<f32> {
-    product::new_memory(order_of(a, b), a, b)
+/// Rows whose sums are computed before they are added. With so many, packing the right operand again for each strip takes a
+/// small share of the time.
+const STRIP: usize = 512;
+
+/// Rows that a thread adds at once.
+const ADDED: usize = 16;
+
+/// The left operand of products.
+#[derive(Clone, Copy)]
+pub(crate) struct Left<'a> {
+    matrix: Matrix<'a>,
+    least_exponent: u32,
 }
 
-/// Computes `out = a b`, in rows that begin `row_stride` elements apart.
-pub(crate) fn product_into(out: &mut [f32], row_stride: usize, a: Matrix<'_>, b: Matrix<'_>) {
-    product::join(order_of(a, b), Join::Replace, (out, row_stride), a, b);
-}
+impl<'a> Left<'a> {
+    pub(crate) fn new(matrix: Matrix<'a>) -> Self {
+        Self { matrix, least_exponent: least_exponent(matrix.data) }
+    }
 
-/// Computes `out += a b`, in rows that begin `row_stride` elements apart.
-pub(crate) fn add_product(out: &mut [f32], row_stride: usize, a: Matrix<'_>, b: Matrix<'_>) {
-    assert_fits(out.len(), a.rows, b.columns, row_stride);
-    let sums = product_in_single(a, b);
-    for (row, sums) in sums.chunks_exact(b.columns.max(1)).enumerate() {
-        for (out, sum) in out[row * row_stride..].iter_mut().zip(sums) {
-            *out += sum;
+    /// Computes `a b` into new memory, in row-major order.
+    pub(crate) fn product(self, b: Matrix<'_>) -> Vec<f32> {
+        product::new_memory(self.order(b), self.matrix, b)
+    }
+
+    /// Computes `out = a b` or `out += a b`, in rows that begin `row_stride` elements apart.
+    pub(crate) fn join(self, join: Join, (out, row_stride): (&mut [f32], usize), b: Matrix<'_>) {
+        let (a, order) = (self.matrix, self.order(b));
+        if join == Join::Replace || a.columns <= BLOCK {
+            return product::join(order, join, (out, row_stride), a, b);
         }
+        // A sum that has several blocks is added when it is complete.
+        assert_fits(out.len(), a.rows, b.columns, row_stride);
+        let columns = b.columns.max(1);
+        // A single row fits with any stride.
+        let row_stride = row_stride.max(columns);
+        let mut sums = vec![0.0; a.rows.min(STRIP) * b.columns];
+        for (first, out) in (0..a.rows).step_by(STRIP).zip(out.chunks_mut(STRIP * row_stride)) {
+            let strip =
+                Matrix { data: &a.data[first * a.row_stride..], rows: STRIP.min(a.rows - first), ..a };
+            let sums = &mut sums[..strip.rows * b.columns];
+            product::join(order, Join::Replace, (sums, b.columns), strip, b);
+            let rows = out.chunks_mut(ADDED * row_stride).zip(sums.chunks(ADDED * columns));
+            threads::for_each(rows, strip.rows * columns, |(out, sums)| {
+                for (out, sums) in out.chunks_mut(row_stride).zip(sums.chunks(columns)) {
+                    out.iter_mut().zip(sums).for_each(|(out, sum)| *out += sum);
+                }
+            });
+        }
+    }
+
+    /// Returns the order of the product with `b`.
+    fn order(self, b: Matrix<'_>) -> Order {
+        // With `e` as the bits of its exponent, a number of bfloat16 is a multiple of 2^(e - 134). If all products are
+        // multiples of the least normal number, 2^-126, no sum is subnormal.
+        let are_normal = self.least_exponent + least_exponent(b.data) >= 2 * 134 - 126;
+        if are_normal { Order::Pairs } else { Order::FlushedPairs }
     }
 }
 
@@ -34,16 +76,18 @@ pub(crate) fn rounded_with_update(mut sums: Vec<f32>, c: Matrix<'_>, d: Matrix<'
     bf16::narrowed(&sums)
 }
 
-/// Returns the order of a product.
-fn order_of(a: Matrix<'_>, b: Matrix<'_>) -> Order {
-    // With `e` as the bits of its exponent, a number of bfloat16 is a multiple of 2^(e - 134). If all products are
-    // multiples of the least normal number, 2^-126, no sum is subnormal.
-    let are_normal = least_exponent(a.data) + least_exponent(b.data) >= 2 * 134 - 126;
-    if are_normal { Order::Pairs } else { Order::FlushedPairs }
-}
-
 /// Returns the least exponent of a number that is neither zero nor subnormal.
 fn least_exponent(elements: &[f32]) -> u32 {
-    let exponents = elements.iter().map(|element| (element.to_bits() >> 23) & 0xff);
-    exponents.fold(0xff, |least, exponent| if exponent == 0 { least } else { least.min(exponent) })
+    let least = AtomicU32::new(0xff);
+    threads::for_each(elements.chunks(CHUNK), elements.len(), |chunk| {
+        least.fetch_min(least_of(chunk), Ordering::Relaxed);
+    });
+    least.into_inner()
+}
+
+#[multiversion(targets = "simd")]
+fn least_of(elements: &[f32]) -> u32 {
+    // Less one, zero is the largest exponent.
+    let exponents = elements.iter().map(|element| ((element.to_bits() >> 23) & 0xff).wrapping_sub(1));
+    exponents.fold(0xfe, u32::min) + 1
 }

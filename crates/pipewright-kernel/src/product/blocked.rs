@@ -23,32 +23,12 @@ pub(crate) struct Target {
     pub(crate) join: Join,
 }
 
-/// The right operand of a product.
-#[derive(Clone, Copy)]
-pub(super) enum Right<'a> {
-    Held(Vectors<'a>),
-    /// For each block of the inner dimension, its panels.
-    Packed {
-        start: *const f32,
-        columns: usize,
-    },
-}
-
-impl Right<'_> {
-    fn columns(self) -> usize {
-        match self {
-            Self::Held(vectors) => vectors.count,
-            Self::Packed { columns, .. } => columns,
-        }
-    }
-}
-
 /// The products of some rows with a part of the inner dimension.
 struct Work<'a> {
     kernel: Kernel,
     order: Order,
     rows: Vectors<'a>,
-    right: Right<'a>,
+    columns: Vectors<'a>,
     /// The first of the rows, and their number.
     first: usize,
     count: usize,
@@ -67,14 +47,14 @@ struct Work<'a> {
 // different tiles of the target.
 unsafe impl Sync for Work<'_> {}
 
-/// Computes `a` times the right operand.
+/// Computes `a b`.
 ///
 /// # Safety
-/// The processor must have the instructions of the kernel. The target must have `a.rows` rows of as many elements as the right
-/// operand has columns that nothing else uses, initialised unless they are replaced. Pairs are not added. The right operand
-/// must have the inner dimension of `a`; if it is packed, in panels of the kernel.
-pub(super) unsafe fn multiply(kernel: Kernel, order: Order, target: Target, a: Matrix<'_>, right: Right<'_>) {
-    if a.rows == 0 || right.columns() == 0 {
+/// The processor must have the instructions of the kernel. The target must have `a.rows` rows of `b.columns` elements that
+/// nothing else uses, initialised unless they are replaced. Pairs are added only in one block. `b` must have the inner dimension
+/// of `a`.
+pub(super) unsafe fn multiply(kernel: Kernel, order: Order, target: Target, a: Matrix<'_>, b: Matrix<'_>) {
+    if a.rows == 0 || b.columns == 0 {
         return;
     }
     let [most_rows, _] = kernel.size();
@@ -83,7 +63,7 @@ pub(super) unsafe fn multiply(kernel: Kernel, order: Order, target: Target, a: M
     let chunk = (LEFT_BYTES / size_of::<f32>() / longest.max(1) / height).max(1) * height;
     let mut left = Scratch::new(chunk.min(a.rows.next_multiple_of(height)) * longest);
     let left = left.as_mut_ptr().cast();
-    let is_parallel = is_parallel(a.rows, right.columns(), a.columns);
+    let is_parallel = is_parallel(a.rows, b.columns, a.columns);
     for first in (0..a.rows).step_by(chunk) {
         // Without an inner dimension, one part without elements gives the result its zeros.
         for start in (0..a.columns.max(1)).step_by(BLOCK) {
@@ -97,7 +77,7 @@ pub(super) unsafe fn multiply(kernel: Kernel, order: Order, target: Target, a: M
                 kernel,
                 order,
                 rows: Vectors::rows_of(a),
-                right,
+                columns: Vectors::columns_of(b),
                 first,
                 count: chunk.min(a.rows - first),
                 height,
@@ -120,7 +100,7 @@ impl Work<'_> {
         let panels = self.count.div_ceil(self.height);
         let blocks = |threads| {
             blocks(
-                [panels, self.right.columns().div_ceil(width)],
+                [panels, self.columns.count.div_ceil(width)],
                 self.depth * width * size_of::<f32>(),
                 threads,
             )
@@ -161,25 +141,15 @@ impl Work<'_> {
     /// As [`Work::run`]; the left operand must be packed, and no other thread may use the block's elements.
     unsafe fn compute(&self, Block { rows, columns }: Block) {
         let [_, width] = self.kernel.size();
-        let mut room;
-        let right = match self.right {
-            // SAFETY: the blocks of the inner dimension before this one have all their panels.
-            Right::Packed { start, columns: count } => unsafe {
-                start.add(self.start * count.next_multiple_of(width) + columns.start * width * self.depth)
-            },
-            Right::Held(vectors) => {
-                room = Scratch::new(columns.len() * width * self.depth);
-                let right: *mut f32 = room.as_mut_ptr().cast();
-                for (index, panel) in columns.clone().enumerate() {
-                    // SAFETY: the memory has a panel at this index.
-                    unsafe {
-                        let into = right.add(index * width * self.depth);
-                        self.kernel.pack(vectors, self.panel(panel * width, width), into);
-                    }
-                }
-                right.cast_const()
+        let mut room = Scratch::new(columns.len() * width * self.depth);
+        let right: *mut f32 = room.as_mut_ptr().cast();
+        for (index, panel) in columns.clone().enumerate() {
+            // SAFETY: the memory has a panel at this index.
+            unsafe {
+                let into = right.add(index * width * self.depth);
+                self.kernel.pack(self.columns, self.panel(panel * width, width), into);
             }
-        };
+        }
         for row in rows.map(|panel| panel * self.height) {
             for (index, column) in columns.clone().map(|panel| panel * width).enumerate() {
                 // SAFETY: both operands are packed, and the target has the rows and columns of the tile,
@@ -193,7 +163,7 @@ impl Work<'_> {
                         out: self.target.start.add((self.first + row) * self.target.row_stride + column),
                         stride: self.target.row_stride,
                         rows: self.height.min(self.count - row),
-                        columns: width.min(self.right.columns() - column),
+                        columns: width.min(self.columns.count - column),
                         join: self.target.join,
                     };
                     self.kernel.compute(self.order, &tile);

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 /// Bytes of a packed right operand: they stay in a second-level cache while they meet all rows of the left operand.
-pub(crate) const GROUP_BYTES: usize = 256 * 1024;
+const GROUP_BYTES: usize = 256 * 1024;
 
 /// Panels of rows whose products take about ten times as long as packing the columns, or five times with AMX.
 const LEAST_ROWS: usize = 8;

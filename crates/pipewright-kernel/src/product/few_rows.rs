@@ -3,7 +3,7 @@
 
 use rayon::prelude::*;
 
-use super::blocked::{self, Right, Target};
+use super::blocked::{self, Target};
 use super::definition::BLOCK;
 use super::kernel::Kernel;
 use super::matrix::{Matrix, is_parallel};
@@ -89,7 +89,7 @@ pub(super) unsafe fn multiply(kernel: Kernel, target: Target, a: Matrix<'_>, b: 
         let target = Target { start: target.start.wrapping_add(whole), ..target };
         // SAFETY: as the caller says, for the columns after the whole panels.
         unsafe {
-            blocked::multiply(kernel, Order::Blocks, target, a, Right::Held(Vectors::columns_of(rest)));
+            blocked::multiply(kernel, Order::Blocks, target, a, rest);
         };
     }
 }

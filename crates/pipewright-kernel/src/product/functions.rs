@@ -1,10 +1,9 @@
 //! Products in single precision.
 
-use super::blocked::{self, Right, Target};
+use super::blocked::{self, Target};
 use super::few_rows;
 use super::kernel::Kernel;
 use super::matrix::{Matrix, assert_fits, product_size};
-use super::pack::Vectors;
 use super::tile::{Join, Order};
 use crate::simd::{fresh, written};
 
@@ -34,7 +33,7 @@ pub(crate) fn new_memory(order: Order, a: Matrix<'_>, b: Matrix<'_>) -> Vec<f32>
     }
 }
 
-/// Joins `a b` with `out`, in rows that begin `row_stride` elements apart. Pairs are not added.
+/// Joins `a b` with `out`, in rows that begin `row_stride` elements apart. Pairs are added only in one block.
 pub(crate) fn join(
     order: Order,
     join: Join,
@@ -52,15 +51,19 @@ pub(crate) fn join(
 ///
 /// # Safety
 /// The processor must have the instructions of the kernel. The target must have `a.rows` rows of `b.columns` elements
-/// that nothing else uses, initialised unless they are replaced. Pairs are not added.
+/// that nothing else uses, initialised unless they are replaced. Pairs are added only in one block.
 pub(super) unsafe fn multiply(kernel: Kernel, order: Order, target: Target, a: Matrix<'_>, b: Matrix<'_>) {
     assert_eq!(a.columns, b.rows, "inner dimensions of a product agree");
+    if a.columns == 0 && target.join != Join::Replace {
+        // A sum of zero would change the sign of a negative zero.
+        return;
+    }
     // SAFETY: as the caller says.
     unsafe {
         if few_rows::is_faster(kernel, order, target, a, b) {
             few_rows::multiply(kernel, target, a, b);
         } else {
-            blocked::multiply(kernel, order, target, a, Right::Held(Vectors::columns_of(b)));
+            blocked::multiply(kernel, order, target, a, b);
         }
     }
 }

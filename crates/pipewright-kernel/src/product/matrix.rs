@@ -1,5 +1,10 @@
 //! Matrices in slices, and their sizes.
 
+use half::bf16;
+
+use crate::half::{Half, widen_all};
+use crate::simd::{fresh, written};
+
 /// Products with fewer multiplications stay on one thread, as in Burn's CPU back end.
 pub(crate) const PARALLEL_FROM: usize = 192 * 192 * 192;
 
@@ -53,11 +58,35 @@ impl<'a, T> Matrix<'a, T> {
         self.data[row * self.row_stride + column * self.column_stride]
     }
 
-    /// Returns the same matrix of other elements, in a slice of the same length.
-    pub(crate) fn with_data<U>(self, data: &[U]) -> Matrix<'_, U> {
-        assert_eq!(data.len(), self.data.len(), "each element has another in its place");
-        let Self { rows, columns, row_stride, column_stride, .. } = self;
-        Matrix { data, rows, columns, row_stride, column_stride }
+    /// Returns the number of lines, whose elements are neighbours, the elements of a line, and the distance between two lines.
+    fn lines(&self) -> [usize; 3] {
+        let &Self { rows, columns, row_stride, column_stride, .. } = self;
+        if column_stride == 1 { [rows, columns, row_stride] } else { [columns, rows, column_stride] }
+    }
+
+    /// Returns a matrix of this size and orientation, whose lines follow each other in `data`.
+    pub(crate) fn with_lines<U>(self, data: &[U]) -> Matrix<'_, U> {
+        let [count, len, _] = self.lines();
+        let lines = Matrix::new(data, count, len);
+        if self.column_stride == 1 { lines } else { lines.transposed() }
+    }
+}
+
+impl Matrix<'_, bf16> {
+    /// Returns the elements in single precision, for [`Matrix::with_lines`]. A line may be a small part of the distance to the
+    /// next, as in the rows of a head among those of all heads.
+    pub(crate) fn widened_lines(self) -> Vec<f32> {
+        let [count, len, stride] = self.lines();
+        // A matrix ends with its last element.
+        if self.data.len() == count * len {
+            return bf16::widened(self.data);
+        }
+        let mut widened = fresh(count * len);
+        for (widened, line) in widened.chunks_exact_mut(len).zip(self.data.chunks(stride)) {
+            widen_all(line, widened);
+        }
+        // SAFETY: each line but the last has `stride` elements, and the last has `len`, which are at most as many.
+        unsafe { written(widened) }
     }
 }
 

@@ -32,18 +32,15 @@ mod kernel;
 mod blocks;
 mod blocked;
 mod few_rows;
-mod packed;
 mod functions;
 #[cfg(test)]
 mod tests;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use blocks::{Block, blocks};
-#[cfg(target_arch = "x86_64")]
-pub(crate) use definition::BLOCK;
-pub(crate) use definition::flushed;
 #[cfg(test)]
 pub(crate) use definition::sum_of_pairs;
+pub(crate) use definition::{BLOCK, flushed};
 pub use functions::{add_product, product, product_into};
 pub(crate) use functions::{join, new_memory};
 #[cfg(test)]
@@ -52,7 +49,6 @@ pub(crate) use matrix::PARALLEL_FROM;
 pub(crate) use matrix::product_size;
 pub use matrix::{Matrix, Sums};
 pub(crate) use matrix::{assert_fits, is_parallel};
-pub use packed::Packed;
 pub(crate) use tile::{Join, Order};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use vector::avx512::transpose;

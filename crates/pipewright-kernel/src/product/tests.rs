@@ -8,7 +8,7 @@ use super::definition::{BLOCK, sum_of_blocks, sum_of_pairs};
 use super::functions::multiply;
 use super::kernel::Kernel;
 use super::matrix::PARALLEL_FROM;
-use super::{Join, Matrix, Order, Packed, add_product, product, product_into};
+use super::{Join, Matrix, Order, add_product, product, product_into};
 use crate::numbers::{Kind, Random};
 
 /// An operand with three elements between its rows.
@@ -49,10 +49,12 @@ fn check_oriented(order: Order, [m, n, k]: [usize; 3], kind: Kind, are_transpose
     let a = Operand::new([m, k], are_transposed[0], &mut number);
     let b = Operand::new([k, n], are_transposed[1], &mut number);
     let stride = n + 2;
-    let old: Vec<f32> = std::iter::repeat_with(&mut number).take(m * stride).collect();
+    let mut old: Vec<f32> = std::iter::repeat_with(&mut number).take(m * stride).collect();
+    old.iter_mut().step_by(7).for_each(|old| *old = -0.0);
     let (left, right) = (a.matrix(), b.matrix());
     let joins: &[Join] = match order {
         Order::Blocks => &[Join::Replace, Join::Add, Join::Continue],
+        _ if k <= BLOCK => &[Join::Replace, Join::Add],
         _ => &[Join::Replace],
     };
     for &join in joins {
@@ -66,6 +68,8 @@ fn check_oriented(order: Order, [m, n, k]: [usize; 3], kind: Kind, are_transpose
                 (Order::Blocks, Join::Continue) => {
                     (0..k).map(factors).fold(*sum, |sum, [a, b]| a.mul_add(b, sum))
                 }
+                (_, Join::Add) if k == 0 => *sum,
+                (_, Join::Add) => *sum + sum_of_pairs(0.0, k, factors),
                 _ => sum_of_pairs(0.0, k, factors),
             };
         }
@@ -126,30 +130,22 @@ fn pairs_have_the_bits_of_the_definition() {
 #[cfg_attr(miri, ignore = "takes minutes under Miri")]
 fn products_have_the_same_bits_on_any_number_of_threads() {
     let mut random = Random::new(7);
-    let [m, n, k] = [300, 170, 700];
-    const { assert!(300 * 170 * 700 >= PARALLEL_FROM) };
-    let a = Operand::new([m, k], false, || random.number(Kind::Usual));
-    let b = Operand::new([k, n], true, || random.number(Kind::Usual));
-    let on_threads = |threads| {
-        let pool = ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
-        pool.install(|| product(a.matrix(), b.matrix()))
-    };
-    let expected = on_threads(1);
-    for threads in [2, 3, 8] {
-        assert_eq!(on_threads(threads), expected, "{threads} threads");
-    }
-}
-
-#[test]
-fn packed_operands_change_no_bit() {
-    each_size(|[m, n, k]| {
-        let mut random = Random::new((m * n + k) as u64);
+    const { assert!(300 * 170 * 700 >= PARALLEL_FROM && 5 * 1501 * 1100 >= PARALLEL_FROM) };
+    // Many rows, and few.
+    for ([m, n, k], is_transposed) in
+        [([300, 170, 700], true), ([5, 1501, 1100], false), ([5, 1501, 1100], true)]
+    {
         let a = Operand::new([m, k], false, || random.number(Kind::Usual));
-        let b = Operand::new([k, n], m.is_multiple_of(2), || random.number(Kind::Usual));
-        let mut out = vec![0.0; m * n];
-        Packed::new(b.matrix()).product_into(&mut out, n, a.matrix());
-        assert_eq!(out, product(a.matrix(), b.matrix()), "{m} {n} {k}");
-    });
+        let b = Operand::new([k, n], is_transposed, || random.number(Kind::Usual));
+        let on_threads = |threads| {
+            let pool = ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+            pool.install(|| product(a.matrix(), b.matrix()))
+        };
+        let expected = on_threads(1);
+        for threads in [2, 3, 8] {
+            assert_eq!(on_threads(threads), expected, "{threads} threads, {m} {n} {k} {is_transposed}");
+        }
+    }
 }
 
 #[test]
@@ -189,6 +185,24 @@ fn a_matrix_ends_with_its_last_element() {
     let lengths = [[2, 3], [1, 9], [0, 3], [3, 0]]
         .map(|[rows, columns]| Matrix::strided(&[0.0; 20], rows, columns, 5).data.len());
     assert_eq!(lengths, [8, 9, 0, 0]);
+}
+
+#[test]
+fn only_the_lines_of_a_matrix_are_widened() {
+    let halves: Vec<bf16> = (0..20).map(|i| bf16::from_f32(i as f32)).collect();
+    for [rows, columns, stride] in [[3, 2, 6], [4, 5, 5], [1, 3, 1], [3, 1, 4], [2, 0, 4], [0, 2, 4]] {
+        let matrix = Matrix::strided(&halves, rows, columns, stride);
+        let expected: Vec<f32> =
+            (0..rows * columns).map(|i| (i / columns * stride + i % columns) as f32).collect();
+        let widened = matrix.widened_lines();
+        assert_eq!(widened, expected, "{rows} {columns} {stride}");
+        assert_eq!(matrix.transposed().widened_lines(), expected, "{rows} {columns} {stride}");
+        let (found, turned) = (matrix.with_lines(&widened), matrix.transposed().with_lines(&widened));
+        for (row, column) in (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column))) {
+            let expected = matrix.at(row, column).to_f32();
+            assert_eq!([found.at(row, column), turned.at(column, row)], [expected; 2]);
+        }
+    }
 }
 
 #[test]
