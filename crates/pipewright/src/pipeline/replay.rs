@@ -14,8 +14,8 @@
 //! A rank computes the same bits each time, so it sends the same messages. The list holds the tensors of all boundaries
 //! that were sent so far; parameters and activations are in memory for one rank only. With GPipe, a rank waits for the forwards
 //! of the ranks before it, for the backwards of the ranks after it, and for the norm, so it begins a few times. With
-//! other schedules it waits more often. With several batches per update, it waits in each of them, and computes the batches before
-//! it again, so the time grows with the square of their number.
+//! other schedules it waits more often. With several batches per update, it waits in each of them, and computes the batches
+//! before it again, so the time grows with the square of their number.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
