@@ -387,23 +387,6 @@ mod tests {
     }
 
     #[test]
-    fn only_looped_bfs_adds_in_another_order() {
-        let check = |name: &str, stages_per_rank: u32, expected: bool| {
-            let spec = ScheduleSpec {
-                ranks: 2,
-                stages_per_rank: Some(stages_per_rank),
-                microbatches: 4,
-                ..ScheduleSpec::default()
-            };
-            assert_eq!(generate(name, &spec).expect("a schedule").adds_in_order(), expected, "{name}");
-        };
-        check("1f1b", 1, true);
-        check("gpipe", 1, true);
-        check("interleaved-1f1b", 2, true);
-        check("looped-bfs", 2, false);
-    }
-
-    #[test]
     fn a_schedule_holds_computation_alone() {
         let rows = vec![vec![None, Some("0UNSHARD".parse().expect("an action"))]];
         let error = Schedule::infer(rows).expect_err("an action that does not compute");

@@ -93,6 +93,9 @@ fn keeps_bits(plan: &Plan, settings: &Settings) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use pipewright_schedule::ScheduleSpec;
+    use pipewright_schedule::generate::generate;
+
     use super::*;
     use pipewright_run::training::load::load_settings;
     use pipewright_run::training::model::read_model;
@@ -102,6 +105,23 @@ mod tests {
         let loaded = load_settings(None, &set).expect("the sample").scheduled().expect("a schedule");
         let model = read_model(&loaded.settings).expect("the model of the sample");
         (loaded.settings, loaded.source, model)
+    }
+
+    #[test]
+    fn only_schedules_that_add_in_order_keep_the_bits() {
+        let check = |name: &str, stages_per_rank: u32, expected: bool| {
+            let spec = ScheduleSpec {
+                ranks: 2,
+                stages_per_rank: Some(stages_per_rank),
+                microbatches: 4,
+                ..ScheduleSpec::default()
+            };
+            assert_eq!(generate(name, &spec).expect("a schedule").adds_in_order(), expected, "{name}");
+        };
+        check("1f1b", 1, true);
+        check("gpipe", 1, true);
+        check("interleaved-1f1b", 2, true);
+        check("looped-bfs", 2, false);
     }
 
     #[test]

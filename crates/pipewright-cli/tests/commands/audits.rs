@@ -146,7 +146,8 @@ impl Lies {
             let file = SafeTensors::deserialize(bytes).expect("a sound file");
             let weight = file.tensor(weight_of(stage)).expect("the weight");
             let place = weight.data().as_ptr() as usize - bytes.as_ptr() as usize;
-            bytes[place] ^= 1;
+            // The update would round a change of the last bits away, and the state would be the honest one.
+            bytes[place + 2] ^= 1;
         });
     }
 
