@@ -18,12 +18,12 @@ use pipewright_schedule::StageIndex;
 use pipewright_schedule::words::counted;
 
 use crate::error::RunError;
-use crate::fingerprints::{StepFingerprint, fingerprints};
+use crate::fingerprints::{StepFingerprint, for_each_fingerprint};
 use crate::resume::Resumption;
 use crate::run_folder::checkpoints_of;
 use crate::run_record::metrics;
 use crate::settings::Loaded;
-use crate::settings::pipeline::ScheduleChoice;
+use crate::settings::mesh::MeshSettings;
 use crate::training::identity::{describe, require_same};
 use crate::training::launch::failure;
 use crate::training::model::read_model;
@@ -42,6 +42,8 @@ pub struct Audit {
     pub parameters: usize,
     /// What is not as recorded, in the order in which it was found. Later findings may follow from earlier ones.
     pub findings: Vec<Finding>,
+    /// What was not compared because the run has no record of it.
+    pub uncompared: Vec<String>,
 }
 
 /// A part of a run that is not as recorded.
@@ -70,13 +72,12 @@ impl fmt::Display for Finding {
 /// When the run has no fingerprint of the step or no checkpoint before it, when one stage at a time cannot compute its step,
 /// or when the model or the data are not those of the checkpoint.
 pub fn audit(run: &Path, step: u64, stage: u32) -> Result<Audit, RunError> {
-    let records = fingerprints(run)?;
-    let recorded = record_of(&records, step)?;
-    let checkpoint = checkpoint_before(run, step)?;
+    let records = Records::read(run, step)?;
+    let checkpoint = checkpoint_before(run, step, &records.steps)?;
     let prepared = prepared(run, checkpoint.as_deref())?;
     require_auditable(&prepared, stage)?;
     let done = step - 1;
-    let mut findings = Vec::new();
+    let (mut findings, mut uncompared) = (Vec::new(), Vec::new());
     let (batches, continues) = batches_of(&prepared, checkpoint.as_deref(), done)?;
     if let Some(sentence) = continues {
         findings.push(Finding { step, stage: None, sentence });
@@ -84,7 +85,7 @@ pub fn audit(run: &Path, step: u64, stage: u32) -> Result<Audit, RunError> {
     let learning_rate = rates(&prepared.settings).at(done);
     let mut replay = replay(&prepared, checkpoint.as_ref(), batches, learning_rate)?;
     let found = replay.stage(StageIndex::new(stage)).map_err(|error| failure(&error))?;
-    if let Some(before) = records.iter().find(|record| record.step == done) {
+    if let Some(before) = &records.before {
         for (index, state) in replay.states_before() {
             let changed = unlike(&state, before);
             let sentence =
@@ -95,17 +96,17 @@ pub fn audit(run: &Path, step: u64, stage: u32) -> Result<Audit, RunError> {
                 sentence,
             }));
         }
+    } else if checkpoint.is_some() {
+        uncompared.push(format!("the checkpoint of step {done} (the step has no fingerprint)"));
     }
     let of_stage = |sentence| Finding { step, stage: Some(stage), sentence };
-    findings.extend(unlike(&found.fingerprint, recorded).map(of_stage));
+    findings.extend(unlike(&found.fingerprint, &records.of_step).map(of_stage));
     let norm = metrics(run)?.into_iter().find(|line| line.step == step).and_then(|line| line.grad_norm);
-    if let Some(norm) = norm.filter(|norm| norm.to_bits() != found.gradient_norm.to_bits()) {
-        let sentence =
-            format!("the recorded gradient norm is {norm}, and the computed one {}", found.gradient_norm);
-        findings.push(Finding { step, stage: None, sentence });
-    }
+    let unlike_norm = norm.and_then(|norm| unlike_norm(norm, found.gradient_norm));
+    findings.extend(unlike_norm.map(|sentence| Finding { step, stage: None, sentence }));
+    uncompared.extend(norm.is_none().then(|| "the gradient norm (the metrics do not have it)".to_owned()));
     let parameters = found.fingerprint.parameters().count();
-    Ok(Audit { step, stage, parameters, findings })
+    Ok(Audit { step, stage, parameters, findings, uncompared })
 }
 
 /// Returns the fingerprint of the state in which a run with these settings begins. One stage is in memory at a time.
@@ -121,9 +122,9 @@ pub fn initial(settings: Loaded) -> Result<Fingerprint, RunError> {
     })?;
     let mut prepared = prepare(scheduled, Arc::new(model))?;
     // Whole parameters, on a rank that computes its stage alone.
-    let mesh = &mut prepared.settings.mesh;
-    (mesh.data_parallel, mesh.tensor_parallel, mesh.expert_parallel) = (1, 1, 1);
-    (mesh.sequence_parallel, mesh.whole_experts) = (false, false);
+    let mesh = prepared.settings.mesh.of_replicas(1);
+    prepared.settings.mesh =
+        MeshSettings { tensor_parallel: 1, sequence_parallel: false, whole_experts: false, ..mesh };
     let stages = prepared.partition.stages();
     let mut replay = replay(&prepared, None, Vec::new(), 0.0)?;
     let mut parts = Vec::new();
@@ -146,27 +147,56 @@ fn unlike(state: &Fingerprint, recorded: &StepFingerprint) -> Option<String> {
     Some(format!("{} of {all} differ, the first `{first}`", unlike.len()))
 }
 
-/// Returns the recorded fingerprint of a step.
-fn record_of(records: &[StepFingerprint], step: u64) -> Result<&StepFingerprint, RunError> {
-    records.iter().find(|record| record.step == step).ok_or_else(|| {
-        let known: Vec<String> = records.iter().map(|record| record.step.to_string()).collect();
-        RunError::input(format!(
-            "the run has no fingerprint of step {step}; it has those of steps {}",
-            listed(&known)
-        ))
-    })
+/// Returns how a computed gradient norm differs from the recorded one. The reader of JSON may round a number to a
+/// neighbour, so the computed one is written and read as the recorded one was.
+fn unlike_norm(recorded: f64, computed: f64) -> Option<String> {
+    let text = serde_json::to_string(&computed).expect("a number can be written as JSON");
+    let as_read: Option<f64> = serde_json::from_str(&text).expect("JSON has the number, or null");
+    (as_read.map(f64::to_bits) != Some(recorded.to_bits()))
+        .then(|| format!("the recorded gradient norm is {recorded}, and the computed one {computed}"))
 }
 
-/// Returns the first and the last of a list of numbers, or all if there are few.
-fn listed(numbers: &[String]) -> String {
-    match numbers {
-        [first, .., last] if numbers.len() > 8 => format!("{first} to {last}"),
-        _ => numbers.join(", "),
+/// The fingerprints that an audit of a step needs.
+struct Records {
+    /// The steps that have a fingerprint.
+    steps: Vec<u64>,
+    of_step: StepFingerprint,
+    /// The fingerprint of the step before.
+    before: Option<StepFingerprint>,
+}
+
+impl Records {
+    fn read(run: &Path, step: u64) -> Result<Self, RunError> {
+        let (mut steps, mut of_step, mut before) = (Vec::new(), None, None);
+        for_each_fingerprint(run, |record| {
+            steps.push(record.step);
+            if record.step == step {
+                of_step = Some(record);
+            } else if record.step.checked_add(1) == Some(step) {
+                before = Some(record);
+            }
+        })?;
+        let of_step = of_step.ok_or_else(|| {
+            RunError::input(format!(
+                "the run has no fingerprint of step {step}; it has those of steps {}",
+                listed(&steps)
+            ))
+        })?;
+        Ok(Self { steps, of_step, before })
     }
 }
 
-/// Opens the checkpoint of the step before this one; `None` before the first step.
-fn checkpoint_before(run: &Path, step: u64) -> Result<Option<Arc<Checkpoint>>, RunError> {
+/// Returns the first three and the last one of a list of numbers, or all if there are few.
+fn listed(numbers: &[u64]) -> String {
+    let words = |numbers: &[u64]| numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
+    match numbers {
+        [first @ .., last] if numbers.len() > 8 => format!("{}, ..., {last}", words(&first[..3])),
+        _ => words(numbers),
+    }
+}
+
+/// Opens the checkpoint of the step before this one; `None` before the first step. `recorded` are the steps with a fingerprint.
+fn checkpoint_before(run: &Path, step: u64, recorded: &[u64]) -> Result<Option<Arc<Checkpoint>>, RunError> {
     if step == 1 {
         return Ok(None);
     }
@@ -174,13 +204,18 @@ fn checkpoint_before(run: &Path, step: u64) -> Result<Option<Arc<Checkpoint>>, R
     if let Some((_, path)) = all.iter().find(|(saved, _)| saved + 1 == step) {
         return Ok(Some(Arc::new(Checkpoint::open(path).map_err(RunError::input)?)));
     }
-    let steps: Vec<String> = all.iter().map(|(saved, _)| (saved + 1).to_string()).collect();
+    let has_start = |step: u64| step == 1 || all.iter().any(|(saved, _)| saved + 1 == step);
+    let steps: Vec<u64> = recorded.iter().copied().filter(|&step| has_start(step)).collect();
+    let others = if steps.is_empty() {
+        String::new()
+    } else {
+        format!("audit one of the steps {}, or ", listed(&steps))
+    };
     Err(RunError::input(format!(
-        "{}: an audit of step {step} needs the checkpoint of step {}, which the run does not have: audit one of the steps 1, {}, or \
-         train with another run.checkpoint_every and run.keep_checkpoints",
+        "{}: an audit of step {step} needs the checkpoint of step {}, which the run does not have: {others}train with another \
+         run.checkpoint_every and run.keep_checkpoints",
         run.display(),
         step.saturating_sub(1),
-        listed(&steps)
     )))
 }
 
@@ -202,8 +237,7 @@ fn prepared(run: &Path, checkpoint: Option<&Checkpoint>) -> Result<Prepared, Run
 fn require_auditable(prepared: &Prepared, stage: u32) -> Result<(), RunError> {
     let Prepared { settings, program, partition, .. } = prepared;
     let (run, mesh) = (&settings.run, &settings.mesh);
-    let is_looped = matches!(&settings.pipeline.schedule, ScheduleChoice::Named(name) if name.eq_ignore_ascii_case("loopedbfs"));
-    let is_reordered = is_looped && run.precision != Precision::F32;
+    let is_reordered = run.precision != Precision::F32 && !program.as_program().computation().adds_in_order();
     let reasons = [
         (stage >= partition.stages(), format!("the run has {}", counted(partition.stages(), "stage"))),
         (
@@ -219,7 +253,12 @@ fn require_auditable(prepared: &Prepared, stage: u32) -> Result<(), RunError> {
             !program.slices().is_one(),
             "the schedule cuts microbatches into slices, whose sums have other bits".to_owned(),
         ),
-        (is_reordered, "looped BFS adds gradients in half precision in another order".to_owned()),
+        (
+            is_reordered,
+            "the schedule does not add the gradients of microbatches in ascending order, and sums in half precision \
+             depend on the order"
+                .to_owned(),
+        ),
         (settings.preference.is_some(), "preference training needs the reference of all records".to_owned()),
     ];
     match reasons.into_iter().find(|(refused, _)| *refused) {
@@ -252,4 +291,32 @@ fn batches_of(
     let rule = SplitRule::shared(microbatches, &settings.mesh.batch_shares);
     let batches = sizes.read(&mut rows, done, &rule).map_err(|error| failure(&error))?;
     Ok((batches, sentence))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run_folder::METRICS;
+
+    #[test]
+    fn long_lists_are_not_ranges() {
+        assert_eq!(listed(&[1, 5, 7]), "1, 5, 7");
+        let fifths: Vec<u64> = (1..=9).map(|number| 5 * number).collect();
+        assert_eq!(listed(&fifths), "5, 10, 15, ..., 45");
+    }
+
+    #[test]
+    fn a_norm_is_compared_as_the_metrics_give_it_back() {
+        // Without the feature `float_roundtrip` of serde_json, the first number comes back with another last bit.
+        for norm in [0.11738091495237067, 0.25, f64::MIN_POSITIVE] {
+            let folder = tempfile::tempdir().expect("a scratch folder");
+            let line = serde_json::json!({ "step": 1, "grad_norm": norm }).to_string() + "\n";
+            std::fs::write(folder.path().join(METRICS), line).expect("it takes files");
+            let recorded = metrics(folder.path()).expect("a line")[0].grad_norm.expect("a norm");
+            assert_eq!(unlike_norm(recorded, norm), None);
+            assert!(
+                unlike_norm(recorded, norm * 1.001).is_some() && unlike_norm(recorded, f64::NAN).is_some()
+            );
+        }
+    }
 }

@@ -1,22 +1,23 @@
-//! The fingerprints of a run: the lines of its metrics, and the first difference between two runs.
+//! The fingerprints of a run: the lines of `fingerprints.jsonl` in its folder, and the first difference between two runs.
+//!
+//! They have a file of their own, because a line may have more than a megabyte, and the metrics are read as a whole.
 
+use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::path::Path;
 use std::sync::Arc;
 
-use pipewright::bounded_file::read_regular;
+use pipewright::bounded_file::open_regular;
 use pipewright::checkpoint::{Digest, Fingerprint};
 use pipewright_schedule::words::counted;
 use serde::{Deserialize, Serialize};
 
 use crate::error::RunError;
-use crate::run_folder::{LARGEST, METRICS};
+use crate::run_folder::{FINGERPRINTS, LARGEST};
 use crate::run_record::{read_error, require_run};
 
-/// The state after a step, as a line of the metrics has it.
+/// The state after a step, as a line of the file has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepFingerprint {
-    /// The name of the event.
-    pub event: FingerprintEvent,
     /// The number of the step.
     pub step: u64,
     /// The hash of the whole state.
@@ -26,14 +27,6 @@ pub struct StepFingerprint {
     /// The parameters that differ between replicas.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unlike_replicas: Vec<Arc<str>>,
-}
-
-/// The name of the event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FingerprintEvent {
-    /// The state after a step was hashed.
-    Fingerprint,
 }
 
 /// The first step in which the fingerprints of two runs differ.
@@ -49,8 +42,7 @@ pub struct FirstDifference {
 
 impl StepFingerprint {
     pub(crate) fn new(step: u64, parameters: Fingerprint, unlike_replicas: Vec<Arc<str>>) -> Self {
-        let (event, root) = (FingerprintEvent::Fingerprint, parameters.root());
-        Self { event, step, root, parameters, unlike_replicas }
+        Self { step, root: parameters.root(), parameters, unlike_replicas }
     }
 
     /// Returns a warning if replicas have different parameters.
@@ -68,33 +60,56 @@ impl StepFingerprint {
 /// Returns the fingerprints of a run, in the order of the steps.
 ///
 /// # Errors
-/// When the folder is not one of a run, its metrics cannot be read, or it has no fingerprints.
+/// When the folder is not one of a run, the file cannot be read, or the run has no fingerprints.
 pub fn fingerprints(run: &Path) -> Result<Vec<StepFingerprint>, RunError> {
+    let mut all = Vec::new();
+    for_each_fingerprint(run, |fingerprint| all.push(fingerprint))?;
+    Ok(all)
+}
+
+/// Reads the fingerprints of a run in the order of the steps, one at a time. A last line without a line end is being written,
+/// so it is left out if it is incomplete.
+pub(crate) fn for_each_fingerprint(
+    run: &Path,
+    mut visit: impl FnMut(StepFingerprint),
+) -> Result<(), RunError> {
     require_run(run)?;
-    let path = run.join(METRICS);
-    let text = read_regular(&path, LARGEST).map_err(read_error(&path))?;
-    let text = String::from_utf8_lossy(&text);
-    let lines = (1..).zip(text.lines()).filter(|(_, line)| line.contains("\"event\":\"fingerprint\""));
-    let read = |(number, line): (usize, &str)| {
-        serde_json::from_str(line).map_err(|error| {
-            RunError::input(format!("{}:{number}: not a fingerprint: {error}", path.display()))
-        })
+    let path = run.join(FINGERPRINTS);
+    let mut file = match open_regular(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Err(without_fingerprints(run)),
+        opened => BufReader::new(opened.map_err(read_error(&path))?),
     };
-    let found = lines.map(read).collect::<Result<Vec<StepFingerprint>, _>>()?;
-    if let Some(forged) = found.iter().find(|found| found.root != found.parameters.root()) {
-        return Err(RunError::input(format!(
-            "{}: the root of step {} is not the hash of its parameters: the line was changed",
-            path.display(),
-            forged.step
-        )));
+    let (mut text, mut is_empty) = (Vec::new(), true);
+    for line in 1u64.. {
+        text.clear();
+        file.by_ref().take(LARGEST).read_until(b'\n', &mut text).map_err(read_error(&path))?;
+        let found: StepFingerprint = match serde_json::from_slice(&text) {
+            Ok(found) => found,
+            // The end of the file, or an incomplete line.
+            Err(_) if !text.ends_with(b"\n") => break,
+            Err(error) => {
+                let error = format!("{}:{line}: not a fingerprint: {error}", path.display());
+                return Err(RunError::input(error));
+            }
+        };
+        if found.root != found.parameters.root() {
+            return Err(RunError::input(format!(
+                "{}: the root of step {} is not the hash of its parameters: the line was changed",
+                path.display(),
+                found.step
+            )));
+        }
+        is_empty = false;
+        visit(found);
     }
-    if found.is_empty() {
-        return Err(RunError::input(format!(
-            "{}: the run has no fingerprints: train it with run.fingerprint_every = 1",
-            run.display()
-        )));
-    }
-    Ok(found)
+    if is_empty { Err(without_fingerprints(run)) } else { Ok(()) }
+}
+
+fn without_fingerprints(run: &Path) -> RunError {
+    RunError::input(format!(
+        "{}: the run has no fingerprints: train it with run.fingerprint_every = 1",
+        run.display()
+    ))
 }
 
 /// Returns the first step in which two runs differ, of the steps that both have.
@@ -121,4 +136,37 @@ pub fn first_difference(
         ));
     }
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::run_folder::METRICS;
+
+    #[test]
+    fn a_line_that_is_being_written_is_left_out_and_a_broken_one_is_named() {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        fs::write(folder.path().join(METRICS), "").expect("it takes files");
+        let line = |step| {
+            let found = StepFingerprint::new(step, Fingerprint::default(), Vec::new());
+            serde_json::to_string(&found).expect("a line")
+        };
+        let read = |text: &str| {
+            fs::write(folder.path().join(FINGERPRINTS), text).expect("it takes files");
+            let steps =
+                |found: Vec<StepFingerprint>| found.iter().map(|found| found.step).collect::<Vec<_>>();
+            fingerprints(folder.path()).map(steps).map_err(|error| error.text())
+        };
+        let (one, two) = (line(1), line(2));
+        assert_eq!(read(&format!("{one}\n{}", &two[..two.len() / 2])).as_deref(), Ok(&[1][..]));
+        assert_eq!(read(&format!("{one}\n{two}")).as_deref(), Ok(&[1, 2][..]));
+        let broken = read(&format!("{one}\n{}\n{two}\n", &two[..two.len() / 2])).expect_err("a broken line");
+        assert!(broken.contains("fingerprints.jsonl:2: not a fingerprint"), "{broken}");
+        for text in ["", &two[..9]] {
+            let none = read(text).expect_err("no whole line");
+            assert!(none.contains("the run has no fingerprints"), "{none}");
+        }
+    }
 }

@@ -3,12 +3,12 @@
 //! Both hold their rows together with the placement and the number of microbatches. They may be unsound;
 //! [`mod@crate::validate`] proves that a program is sound.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroU32;
 
 use thiserror::Error;
 
-use crate::action::Action;
+use crate::action::{Action, ActionKind};
 use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::placement::{Placement, PlacementError};
 use crate::slices::Slices;
@@ -184,6 +184,19 @@ impl Schedule {
     pub fn infer(rows: Vec<Vec<Option<Action>>>) -> Result<Self, ScheduleError> {
         let (placement, microbatches) = infer_sizes(rows.iter().map(|row| row.iter().copied().flatten()))?;
         Self::new(placement, microbatches, rows)
+    }
+
+    /// Returns whether each stage adds the gradients of whole microbatches in ascending order.
+    pub fn adds_in_order(&self) -> bool {
+        let mut last: HashMap<StageIndex, Microbatch> = HashMap::new();
+        let parts = self.rows.iter().flatten().flatten().flat_map(|action| action.parts());
+        let adding =
+            parts.filter(|action| matches!(action.kind(), ActionKind::WeightBackward | ActionKind::Backward));
+        let mut added = adding.filter_map(|action| Some((action.stage(), action.microbatch()?)));
+        self.slices().is_one()
+            && added.all(|(stage, microbatch)| {
+                last.insert(stage, microbatch).is_none_or(|last| last < microbatch)
+            })
     }
 }
 

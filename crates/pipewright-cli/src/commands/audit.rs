@@ -28,7 +28,11 @@ pub(crate) fn run(arguments: &AuditArguments) -> Result<(), Failure> {
     let found = audit(run, *step, *stage)?;
     if found.findings.is_empty() {
         let parameters = counted(found.parameters, "parameter");
-        return output::show(&format!("step {step}, stage {stage}: {parameters} as recorded\n"));
+        let mut text = format!("step {step}, stage {stage}: {parameters} as recorded");
+        if !found.uncompared.is_empty() {
+            text += &format!("; not compared: {}", found.uncompared.join(", "));
+        }
+        return output::show(&(text + "\n"));
     }
     let findings: Vec<String> = found.findings.iter().map(ToString::to_string).collect();
     Err(Failure::new(Exit::CheckFailed, findings.join("; ")))

@@ -44,6 +44,12 @@ pub(crate) fn run(arguments: &FingerprintArguments) -> Result<(), Failure> {
             None => output::show("the fingerprints of all steps that both runs have are equal\n"),
         };
     }
+    if path.is_dir() && !set.is_empty() {
+        return Err(Failure::input(format!(
+            "{}: `--set` changes a configuration, and this is a folder: leave it out, or name a configuration",
+            path.display()
+        )));
+    }
     let states = if path.is_dir() {
         fingerprints(path)?.into_iter().map(|found| (found.step, found.parameters)).collect()
     } else {

@@ -3,7 +3,6 @@
 //! The run keeps its microbatches, their rows, and the parts of its head, and the schedule still adds the
 //! gradients of microbatches in ascending order. So another number of ranks gives the same bits.
 
-use std::collections::HashMap;
 use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -18,7 +17,6 @@ use pipewright_run::training::optimizer::state_rule;
 use pipewright_schedule::lower::ProgramSource;
 use pipewright_schedule::plan::{Plan, PlanRequest, plan};
 use pipewright_schedule::profile::Profile;
-use pipewright_schedule::{ActionKind, Microbatch, Schedule, StageIndex};
 
 use crate::planning::auto::assumed_profile;
 use crate::planning::decision::{Chosen, Decision};
@@ -37,7 +35,7 @@ pub(crate) fn is_replanned(settings: &Settings, source: &ProgramSource, model: &
         || pipeline.boundaries.is_some()
         || matches!(pipeline.schedule, ScheduleChoice::Csv(_));
     (is_planned || known_profile(settings, model).is_some())
-        && source.computation().is_ok_and(|schedule| adds_in_order(&schedule))
+        && source.computation().is_ok_and(|schedule| schedule.adds_in_order())
 }
 
 /// Plans a run for the ranks and replicas of `settings`. Each rank has `memory` bytes; `None` if the memory
@@ -90,19 +88,7 @@ fn keeps_bits(plan: &Plan, settings: &Settings) -> bool {
     let pipeline = &settings.pipeline;
     (plan.microbatches(), plan.microbatch_rows, plan.head_parts)
         == (pipeline.microbatches, pipeline.microbatch_size, pipeline.head_parts)
-        && adds_in_order(&plan.schedule)
-}
-
-/// Returns whether each stage adds the gradients of whole microbatches in ascending order.
-fn adds_in_order(schedule: &Schedule) -> bool {
-    let mut last: HashMap<StageIndex, Microbatch> = HashMap::new();
-    let parts = schedule.rows().iter().flatten().flatten().flat_map(|action| action.parts());
-    let adding =
-        parts.filter(|action| matches!(action.kind(), ActionKind::WeightBackward | ActionKind::Backward));
-    let mut added = adding.filter_map(|action| Some((action.stage(), action.microbatch()?)));
-    schedule.slices().is_one()
-        && added
-            .all(|(stage, microbatch)| last.insert(stage, microbatch).is_none_or(|last| last < microbatch))
+        && plan.schedule.adds_in_order()
 }
 
 #[cfg(test)]
@@ -130,7 +116,7 @@ mod tests {
                 microbatches: 4,
                 ..ScheduleSpec::default()
             };
-            assert_eq!(adds_in_order(&generate(name, &spec).expect("a schedule")), expected, "{name}");
+            assert_eq!(generate(name, &spec).expect("a schedule").adds_in_order(), expected, "{name}");
         };
         check("1f1b", 1, true);
         check("gpipe", 1, true);
@@ -167,7 +153,7 @@ mod tests {
             (pipeline.ranks, settings.mesh.data_parallel, pipeline.microbatches, pipeline.microbatch_size)
         };
         assert_eq!(sizes(planned), sizes(&settings));
-        assert!(adds_in_order(&chosen.scheduled.source.computation().expect("a schedule")));
+        assert!(chosen.scheduled.source.computation().expect("a schedule").adds_in_order());
         assert!(chosen.sentences[0].ends_with("; for assumed times"), "{:?}", chosen.sentences);
         if let ScheduleChoice::Csv(file) = &planned.pipeline.schedule {
             assert!(file.ends_with("plan-1x3.csv") && chosen.files[0].0 == "plan-1x3.csv", "{file:?}");

@@ -127,16 +127,17 @@ impl Lies {
 
     /// Replaces the hashes that are recorded after a step.
     fn record(&self, step: u64, change: impl Fn(&mut StepFingerprint)) {
-        let lines = self.run.metrics().into_iter().map(|line| {
-            if line.get("event").is_none() || line["step"] != step {
-                return line.to_string();
-            }
-            let mut found: StepFingerprint = serde_json::from_value(line).expect("a fingerprint");
-            change(&mut found);
+        let mut records = fingerprints(&self.run.out()).expect("fingerprints");
+        for found in records.iter_mut().filter(|found| found.step == step) {
+            change(found);
             found.root = found.parameters.root();
-            serde_json::to_string(&found).expect("a line")
-        });
-        self.run.write("out/metrics.jsonl", lines.map(|line| line + "\n").collect::<String>());
+        }
+        self.write_records(&records);
+    }
+
+    fn write_records(&self, records: &[StepFingerprint]) {
+        let line = |found: &StepFingerprint| serde_json::to_string(found).expect("a line") + "\n";
+        self.run.write("out/fingerprints.jsonl", records.iter().map(line).collect::<String>());
     }
 
     /// Changes a bit of a weight of a stage in the checkpoint of a step.
@@ -145,7 +146,8 @@ impl Lies {
             let file = SafeTensors::deserialize(bytes).expect("a sound file");
             let weight = file.tensor(weight_of(stage)).expect("the weight");
             let place = weight.data().as_ptr() as usize - bytes.as_ptr() as usize;
-            bytes[place] ^= 1;
+            // The update would round a change of the last bits away, and the state would be the honest one.
+            bytes[place + 2] ^= 1;
         });
     }
 
@@ -310,17 +312,53 @@ fn the_command_ends_with_the_code_of_its_finding() {
     refuse(&audit("2", "3"), "stage 3 cannot be audited: the run has 3 stages");
     refuse(&audit("9", "0"), "the run has no fingerprint of step 9; it has those of steps 1, 2, 3");
     fs::remove_dir_all(lies.checkpoint(1)).expect("a folder");
-    refuse(&audit("2", "0"), "an audit of step 2 needs the checkpoint of step 1");
-    lies.record(1, |_| ());
-    let text = lies.run.read("out/metrics.jsonl");
+    refuse(
+        &audit("2", "0"),
+        "an audit of step 2 needs the checkpoint of step 1, which the run does not have: audit one of the steps 1, 3, or train with \
+         another run.checkpoint_every",
+    );
+    let text = lies.run.read("out/fingerprints.jsonl");
     let root = fingerprints(&lies.run.out()).expect("fingerprints")[0].root.to_string();
     lies.run.write(
-        "out/metrics.jsonl",
+        "out/fingerprints.jsonl",
         text.replace(&format!("\"root\":\"{root}\""), "\"root\":\"0123456789abcdef\""),
     );
     refuse(&audit("1", "0"), "the root of step 1 is not the hash of its parameters");
-    lies.run.write("out/metrics.jsonl", text);
+    lies.run.write("out/fingerprints.jsonl", text);
     let config = lies.run.read("out/config.toml");
     lies.run.write("out/config.toml", config.replace("tensor_parallel = 1", "tensor_parallel = 2"));
     refuse(&audit("1", "0"), "stage 0 cannot be audited: tensor ranks exchange messages inside of a stage");
+}
+
+#[test]
+fn the_command_says_what_it_cannot_compare() {
+    let lies = Lies::new();
+    lies.restore();
+    let audit = ["audit", "out", "--step", "3", "--stage", "0"];
+    lies.run.prints(&audit, &[], "step 3, stage 0: 10 parameters as recorded\n");
+    let records = fingerprints(&lies.run.out()).expect("fingerprints");
+    lies.write_records(&records[2..3]);
+    let checkpoint = "; not compared: the checkpoint of step 2 (the step has no fingerprint)";
+    lies.run.prints(&audit, &[], &format!("10 parameters as recorded{checkpoint}\n"));
+    lies.run.write("out/metrics.jsonl", lies.run.read("out/metrics.jsonl").replace("grad_norm", "other"));
+    let norm = ", the gradient norm (the metrics do not have it)";
+    lies.run.prints(&audit, &[], &format!("10 parameters as recorded{checkpoint}{norm}\n"));
+    fs::remove_dir_all(lies.checkpoint(2)).expect("a folder");
+    lies.run.refuse(
+        &audit,
+        &[],
+        "step 2, which the run does not have: train with another run.checkpoint_every",
+    );
+}
+
+#[test]
+fn half_precision_in_another_order_is_refused_under_every_name() {
+    let run = run();
+    run.write("reversed.csv", "0F0,0F1,0F2,0F3,0B3,0B2,0B1,0B0\n");
+    let looped = ["pipeline.ranks=2", "pipeline.stages_per_rank=2", "pipeline.schedule=looped-bfs"];
+    for schedule in [&["pipeline.ranks=1", "pipeline.schedule=reversed.csv"][..], &looped] {
+        run.train(&[AUDITED, schedule, &["run.precision=bf16", "run.steps=1"]].concat());
+        let said = "the schedule does not add the gradients of microbatches in ascending order";
+        run.refuse(&["audit", "out", "--step", "1", "--stage", "0"], &[], said);
+    }
 }

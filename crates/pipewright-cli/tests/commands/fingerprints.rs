@@ -3,6 +3,7 @@
 
 use pipewright_run::fingerprints::{StepFingerprint, fingerprints};
 
+use super::experts;
 use crate::run::Run;
 use crate::scratch;
 
@@ -52,6 +53,21 @@ fn replicas_have_one_fingerprint_whole_and_sharded() {
     assert!(expected.iter().all(|found| found.unlike_replicas.is_empty()));
 }
 
+#[test]
+fn replicas_that_hold_experts_together_have_the_fingerprint_of_replicas_with_all() {
+    let run = experts::folder();
+    let trained = |experts: &str| {
+        run.train(&[EVERY, "pipeline.ranks=2", "mesh.data_parallel=2", experts]);
+        fingerprints(&run.out()).expect("three steps")
+    };
+    let (all, parts) = (trained("mesh.expert_parallel=1"), trained("mesh.expert_parallel=2"));
+    assert_eq!((all.len(), parts.len()), (3, 3));
+    for (all, parts) in all.iter().zip(&parts) {
+        assert_eq!(all.parameters.differences(&parts.parameters), [""; 0]);
+        assert_eq!(all.root, parts.root, "step {}", all.step);
+    }
+}
+
 /// Plain descent by so little that no parameter changes.
 #[test]
 fn tensor_ranks_have_the_fingerprint_of_the_same_parameters() {
@@ -72,6 +88,8 @@ fn a_configuration_has_the_fingerprint_of_its_initial_state() {
         &["pipeline.ranks=3", "pipeline.schedule=gpipe"][..],
         &["pipeline.ranks=2", "mesh.tensor_parallel=2", "mesh.data_parallel=2"],
         &["pipeline.ranks=2", "mesh.data_parallel=2", "mesh.data_parallel_mode=sharded"],
+        &["pipeline.ranks=2", "mesh.data_parallel=[2, 2]"],
+        &["mesh.data_parallel=2", "mesh.batch_shares=[3, 1]", "pipeline.microbatch_size=2"],
     ] {
         assert_eq!(print(set), expected, "{set:?}");
     }
@@ -96,6 +114,11 @@ fn the_command_finds_the_first_step_and_parameter_in_which_runs_differ() {
     let out = run.print(&["fingerprint", "two"]);
     let steps: Vec<&str> = out.lines().filter_map(|line| line.split_whitespace().next()).collect();
     assert_eq!(steps, ["1", "2", "3"], "a resumed run goes on: {out}");
+    run.refuse(
+        &["fingerprint", "two"],
+        &["run.seed=7"],
+        "two: `--set` changes a configuration, and this is a folder",
+    );
     train("none", &["run.fingerprint_every=0"]);
     run.refuse(
         &["fingerprint", "none"],

@@ -40,10 +40,10 @@ fn processes_train_as_threads_do_to_the_bit() {
     }
 }
 
-/// Returns the lines of the metrics with fingerprints.
+/// Returns the fingerprints of a run.
 fn fingerprints(folder: &Path) -> Vec<String> {
-    let metrics = fs::read_to_string(folder.join("out/metrics.jsonl")).expect("metrics");
-    metrics.lines().filter(|line| line.contains("\"event\":\"fingerprint\"")).map(str::to_owned).collect()
+    let text = fs::read_to_string(folder.join("out/fingerprints.jsonl")).expect("fingerprints");
+    text.lines().map(str::to_owned).collect()
 }
 
 #[test]

@@ -2,19 +2,23 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{ErrorKind, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use pipewright::bounded_file::open_regular_with;
 use pipewright::checkpoint::CheckpointFolder;
 use pipewright::train::timeline_name;
 use pipewright_schedule::words::counted;
 use pipewright_system::lock_file::LockFile;
+use serde::Deserialize;
 
 use crate::run_folder::error::{RunFolderError, move_error, write_error};
 use crate::run_folder::lock::RunLock;
 use crate::run_folder::metrics_lines::{self, Line, MetricsLines};
-use crate::run_folder::paths::{METRICS, TIMELINE, checkpoints_of, kept_timelines, timelines_of};
+use crate::run_folder::paths::{
+    FINGERPRINTS, LARGEST, METRICS, TIMELINE, checkpoints_of, kept_timelines, timelines_of,
+};
 
 /// Renames the folder of a run to a free name. Fails if a run is still writing to it.
 pub(super) fn move_run_aside(path: &Path) -> Result<PathBuf, RunFolderError> {
@@ -108,6 +112,45 @@ pub(super) fn cut_metrics(run: &Path, metrics: LockFile, done: u64) -> Result<Cu
         return Ok(cut);
     }
     Ok(CutMetrics { metrics: metrics_lines::replace(run, &lines.kept)?, ..cut })
+}
+
+/// Moves the fingerprints of steps after `done` to a separate file, and returns a sentence that says so. The steps ascend, so
+/// the lines after them are moved too, and so are a broken line and those after it. The file may be larger than the memory:
+/// one line is read at a time.
+pub(super) fn cut_fingerprints(run: &Path, done: u64) -> Result<Option<String>, RunFolderError> {
+    #[derive(Deserialize)]
+    struct OfStep {
+        step: u64,
+    }
+    let path = run.join(FINGERPRINTS);
+    let file = match open_regular_with(&path, File::options().read(true).write(true)) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        opened => opened.map_err(write_error(&path))?,
+    };
+    let (mut lines, mut line, mut kept) = (BufReader::new(&file), Vec::new(), 0);
+    let what = loop {
+        line.clear();
+        lines.by_ref().take(LARGEST).read_until(b'\n', &mut line).map_err(write_error(&path))?;
+        if line.is_empty() {
+            return Ok(None);
+        }
+        match serde_json::from_slice(&line) {
+            Ok(OfStep { step }) if line.ends_with(b"\n") && step > done => {
+                break format!("the fingerprints of steps after {done}");
+            }
+            Ok(_) if line.ends_with(b"\n") => kept += line.len() as u64,
+            _ => break "the fingerprints from a broken line on".to_owned(),
+        }
+    };
+    let aside = free_name(&run.join("fingerprints"), ".jsonl");
+    let moved = File::create_new(&aside).and_then(|mut moved| {
+        lines.seek(SeekFrom::Start(kept))?;
+        io::copy(&mut lines, &mut moved)?;
+        moved.sync_all()
+    });
+    moved.map_err(write_error(&aside))?;
+    file.set_len(kept).map_err(write_error(&path))?;
+    Ok(Some(format!("moved {what} to {}", aside.display())))
 }
 
 /// Returns the first free name of `PATH.1ENDING`, `PATH.2ENDING` and so on.

@@ -2,7 +2,7 @@
 //! together with a run that is moved aside.
 //!
 //! ```text
-//! metrics.jsonl, config.toml, pipewright-run.json, timeline.json, view.html, report.html, plan.csv, ...
+//! metrics.jsonl, fingerprints.jsonl, config.toml, pipewright-run.json, timeline.json, view.html, report.html, plan.csv, ...
 //! checkpoints/    step-00000040/    manifest.json, rank-0000.safetensors
 //! timelines/      step-00000040.json
 //! model/          config.json, tokenizer.json, ...
@@ -20,8 +20,8 @@ use serde_json::Value;
 use crate::fault;
 use crate::recovery::RECORDS;
 use crate::run_folder::paths::{
-    CHECKPOINTS, CONFIG, COPIES, METRICS, MODEL, OVERVIEW, PLAN, PROFILE, REFERENCE, REPORT, TIMELINE,
-    TIMELINES, VIEW,
+    CHECKPOINTS, CONFIG, COPIES, FINGERPRINTS, METRICS, MODEL, OVERVIEW, PLAN, PROFILE, REFERENCE, REPORT,
+    TIMELINE, TIMELINES, VIEW,
 };
 
 /// The most bytes of the first line of metrics that are read.
@@ -84,11 +84,12 @@ fn of_run(name: &str) -> Option<Written> {
         _ => {}
     }
     let plain = without_draft(name);
-    let is_named = [CONFIG, METRICS, OVERVIEW, TIMELINE, VIEW, REPORT, COPIES, PLAN, REFERENCE]
+    let is_named = [CONFIG, METRICS, FINGERPRINTS, OVERVIEW, TIMELINE, VIEW, REPORT, COPIES, PLAN, REFERENCE]
         .contains(&plain)
         || RECORDS.contains(&plain)
         || fault::is_record(plain);
     let is_numbered = is_between(plain, "metrics.", ".jsonl", is_number)
+        || is_between(plain, "fingerprints.", ".jsonl", is_number)
         || is_between(plain, "failed-step-", ".html", is_number)
         || is_between(plain, "plan-", ".csv", |sizes| sizes.split('x').all(is_number));
     let is_hash = |text: &str| text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());

@@ -5,7 +5,9 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use pipewright::bounded_file::{create_fresh, read_regular, refuse_special, write_fresh, write_regular};
+use pipewright::bounded_file::{
+    create_fresh, open_regular_with, read_regular, refuse_special, write_fresh, write_regular,
+};
 use pipewright::checkpoint::{CheckpointFolder, FolderIdentity};
 use pipewright::ids::StepNumber;
 use pipewright::train::{Metrics, timeline_name};
@@ -13,14 +15,16 @@ use pipewright_system::lock_file::LockFile;
 use serde::Serialize;
 
 use crate::run_folder::aside::{
-    CutMetrics, create_in_run, cut_metrics, keep_last_timeline, move_later_checkpoints, move_later_timelines,
-    move_run_aside,
+    CutMetrics, create_in_run, cut_fingerprints, cut_metrics, keep_last_timeline, move_later_checkpoints,
+    move_later_timelines, move_run_aside,
 };
 use crate::run_folder::contents::foreign_paths;
 use crate::run_folder::error::{RunFolderError, listed, refused, write_error};
 use crate::run_folder::lock::RunLock;
 use crate::run_folder::metrics_lines::{self, with_evaluation};
-use crate::run_folder::paths::{CONFIG, LARGEST, METRICS, OVERVIEW, TIMELINE, is_run, timelines_of};
+use crate::run_folder::paths::{
+    CONFIG, FINGERPRINTS, LARGEST, METRICS, OVERVIEW, TIMELINE, is_run, timelines_of,
+};
 
 /// A run's folder, ready to be written to.
 #[derive(Debug)]
@@ -68,7 +72,7 @@ impl RunFolder {
         Ok(Self { path, metrics, moved, lost, earlier, checkpoints, identity })
     }
 
-    /// Resumes the run in the folder after step `done`: moves aside the checkpoints and the metrics of later
+    /// Resumes the run in the folder after step `done`: moves aside the checkpoints, the metrics and the fingerprints of later
     /// steps, and replaces the run's configuration with `config`.
     ///
     /// # Errors
@@ -88,6 +92,7 @@ impl RunFolder {
         let (checkpoints, metrics) = lock.into_parts(path)?;
         let CutMetrics { metrics, moved: cut, lost, earlier } = cut_metrics(path, metrics, done)?;
         moved.extend(cut);
+        moved.extend(cut_fingerprints(path, done)?);
         write_config(path, config)?;
         let (path, checkpoints) = (path.to_owned(), Some(checkpoints));
         Ok(Self { path, metrics, moved, lost, earlier, checkpoints, identity })
@@ -140,10 +145,20 @@ impl RunFolder {
     /// Fails if the file cannot be written.
     pub(crate) fn append(&mut self, content: &impl Serialize) -> Result<(), RunFolderError> {
         self.require()?;
-        let mut line = serde_json::to_string(content).expect("figures can be written as JSON");
-        line.push('\n');
-        let written = self.metrics.write_all(line.as_bytes()).and_then(|()| self.metrics.flush());
+        let written = self.metrics.write_all(line_of(content).as_bytes()).and_then(|()| self.metrics.flush());
         written.map_err(write_error(&self.path.join(METRICS)))
+    }
+
+    /// Appends a line to the fingerprints.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be written.
+    pub(crate) fn append_fingerprint(&self, fingerprint: &impl Serialize) -> Result<(), RunFolderError> {
+        self.require()?;
+        let path = self.path.join(FINGERPRINTS);
+        let opened = open_regular_with(&path, File::options().append(true).create(true));
+        let written = opened.and_then(|mut file| file.write_all(line_of(fingerprint).as_bytes()));
+        written.map_err(write_error(&path))
     }
 
     /// Writes the description of the run for those who watch it.
@@ -219,6 +234,11 @@ impl RunFolder {
     }
 }
 
+/// Returns the text of a line, with its end.
+fn line_of(content: &impl Serialize) -> String {
+    serde_json::to_string(content).expect("figures can be written as JSON") + "\n"
+}
+
 /// Checks that a run could be written to `path` with these `files`, and leaves the file system unchanged.
 ///
 /// # Errors
@@ -258,7 +278,8 @@ fn refuse_foreign_files(path: &Path, files: &[(String, String)]) -> Result<(), R
         Ok(found) => found != text.as_bytes(),
         Err(_) => file.exists(),
     };
-    let own = [CONFIG, TIMELINE].map(|name| path.join(name)).into_iter().find(|file| file.exists());
+    let own =
+        [CONFIG, FINGERPRINTS, TIMELINE].map(|name| path.join(name)).into_iter().find(|file| file.exists());
     let foreign = own.or_else(|| {
         let mut files = files.iter().map(|(name, text)| (path.join(name), text));
         files.find(|(file, text)| is_other(file, text)).map(|(file, _)| file)

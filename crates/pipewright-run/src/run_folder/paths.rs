@@ -17,6 +17,8 @@ pub(super) const CHECKPOINTS: &str = "checkpoints";
 pub(crate) const MODEL: &str = "model";
 /// The file that names the folder of the copies in memory.
 pub(crate) const COPIES: &str = "copies.json";
+/// The hashes of the state after steps.
+pub(crate) const FINGERPRINTS: &str = "fingerprints.jsonl";
 /// The description of the run for `watch`.
 pub(crate) const OVERVIEW: &str = "pipewright-run.json";
 /// The log-probabilities of the data of preference training under the reference.

@@ -267,6 +267,40 @@ fn a_run_with_files_of_the_user_is_not_moved_aside() {
 }
 
 /// For example, the checkpoints of a run may be on another disk.
+
+#[test]
+fn fingerprints_of_later_steps_are_moved_when_a_run_resumes() {
+    const LINES: &str = "{\"step\":1,\"root\":[]}\n{\"step\":2}\n{\"step\":3}\n";
+    let check = |text: &str, done: u64, kept: &str, what: Option<&str>| {
+        let scratch = tempfile::tempdir().expect("a scratch folder");
+        let path = scratch.path().join("a");
+        drop(RunFolder::create(&path, "", &[]).expect("the scratch folder takes files"));
+        fs::write(path.join(FINGERPRINTS), text).expect("a file");
+        let lock = RunLock::take(&path).expect("no other process has it");
+        let folder = RunFolder::reopen(&path, "", done, lock).expect("the folder takes files");
+        let aside = path.join("fingerprints.1.jsonl");
+        let moved = what.map(|what| format!("moved {what} to {}", aside.display()));
+        assert_eq!(folder.moved().first(), moved.as_ref(), "{text}");
+        folder.append_fingerprint(&serde_json::json!({ "step": done + 1 })).expect("it takes lines");
+        let expected = format!("{kept}{{\"step\":{}}}\n", done + 1);
+        assert_eq!(fs::read_to_string(path.join(FINGERPRINTS)).expect("fingerprints"), expected, "{text}");
+        let rest = fs::read_to_string(aside).unwrap_or_default();
+        assert_eq!(rest, text[kept.len()..], "no line is lost");
+        drop(folder);
+        RunFolder::create(&path, "", &[]).expect("the files are those of a run");
+    };
+    let one = &LINES[..LINES.find("{\"step\":2}").expect("the second line")];
+    check(LINES, 3, LINES, None);
+    check(LINES, 1, one, Some("the fingerprints of steps after 1"));
+    check(LINES, 0, "", Some("the fingerprints of steps after 0"));
+    let broken = Some("the fingerprints from a broken line on");
+    check(&format!("{LINES}{{\"st"), 3, LINES, broken);
+    check(&format!("{one}{{\"step\":2}}"), 2, one, broken);
+    let foreign = tempfile::tempdir().expect("a scratch folder");
+    fs::write(foreign.path().join(FINGERPRINTS), "mine").expect("a file");
+    assert!(probe(foreign.path(), &[]).is_err(), "the file would get lines of a run");
+}
+
 #[test]
 #[cfg(unix)]
 fn a_link_of_the_user_is_moved_and_not_followed() {

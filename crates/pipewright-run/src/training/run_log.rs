@@ -150,7 +150,7 @@ impl RunLog {
         folder.append(metrics).map_err(unwritten)?;
         if let Some(fingerprint) = report.fingerprint {
             let fingerprint = StepFingerprint::new(done, fingerprint, report.unlike_replicas);
-            folder.append(&fingerprint).map_err(unwritten)?;
+            folder.append_fingerprint(&fingerprint).map_err(unwritten)?;
             fingerprint.warning().iter().for_each(|warning| observer.note(warning));
         }
         if let Some(verified) = verified {

@@ -45,7 +45,10 @@ pub(crate) type PartialLeaf = (Arc<str>, Digest);
 pub(crate) type StageLeaves = Vec<(StageIndex, PartialLeaf)>;
 
 impl Digest {
+    /// Returns the hash of names and their hashes, which does not depend on their order.
     fn of(parts: impl IntoIterator<Item = (Arc<str>, Digest)>) -> Self {
+        let mut parts: Vec<_> = parts.into_iter().collect();
+        parts.sort_by(|(one, _), (other, _)| one.cmp(other));
         let mut hasher = blake3::Hasher::new();
         for (name, digest) in parts {
             hasher.update(&(name.len() as u64).to_le_bytes());
@@ -128,7 +131,8 @@ impl Fingerprint {
         Digest::of(self.layers())
     }
 
-    /// Returns the hash of each layer, by path, in the order of the model.
+    /// Returns the hash of each layer, by path, in the order of the model. It does not depend on the order of the parameters,
+    /// which is another one if ranks hold experts together.
     pub fn layers(&self) -> Vec<(Arc<str>, Digest)> {
         let mut layers: Vec<(&str, Vec<PartialLeaf>)> = Vec::new();
         for leaf in &self.0 {
@@ -379,6 +383,9 @@ mod tests {
         assert_eq!(layers, ["model.embed", "model.layers.1", "head"].map(Arc::from));
         let parts = all().chain([leaf(paths[1], 5), leaf(paths[1], 5u64.wrapping_neg())]);
         assert_eq!(Fingerprint::sum(parts), tree, "the parts of a parameter are added");
+        let mut reversed: Vec<_> = all().collect();
+        reversed.reverse();
+        assert_eq!(Fingerprint::sum(reversed).root(), tree.root(), "the order of ranks does not count");
         let other = Fingerprint::sum(all().chain([leaf(paths[2], 1), leaf("more", 0)]));
         assert_ne!(other.root(), tree.root());
         assert_eq!(tree.differences(&other), [paths[2], "more"]);

@@ -14,12 +14,12 @@
 //! A rank computes the same bits each time, so it sends the same messages. The list holds the tensors of all boundaries
 //! that were sent so far; parameters and activations are in memory for one rank only. With GPipe, a rank waits for the forwards
 //! of the ranks before it, for the backwards of the ranks after it, and for the norm, so it begins a few times. With
-//! other schedules it waits more often.
+//! other schedules it waits more often. With several batches per update, it waits in each of them, and computes the batches
+//! before it again, so the time grows with the square of their number.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
 use std::sync::Arc;
-use std::time::Duration;
 
 use pipewright_schedule::{StageIndex, ValidatedProgram};
 
@@ -31,7 +31,7 @@ use crate::checkpoint::{Checkpoint, Fingerprint, PartialLeaf, StageLeaves};
 use crate::config::PipelineConfig;
 use crate::driver::caught;
 use crate::executor::{Executor, Poll, RankReport, StepOrigin};
-use crate::failure::{Cause, StepError};
+use crate::failure::StepError;
 use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::memory::RankMemory;
 use crate::mesh::RankGroups;
@@ -188,9 +188,9 @@ where
                 _ if self.messages.contains_key(&(to, attempt, from, tag)) => {}
                 Visit::Waits(attempt, awaited) => self.obtain(from, attempt, awaited)?,
                 Visit::Done(_) | Visit::Ready => {
-                    let report = format!("rank {from} ends its step without sending {tag} to rank {to}");
-                    let cause = Cause::Deadline { waited: Duration::ZERO, report };
-                    return Err(StepError { rank: to, step: self.step(), action: None, cause }.into());
+                    return Err(PipelineError::setup(format!(
+                        "rank {from} ends its step without sending {tag} to rank {to}, which waits for it"
+                    )));
                 }
             }
         }
