@@ -237,6 +237,18 @@ fn batches_by_due_times_are_full() {
     );
 }
 
+#[test]
+fn split_backwards_are_full_on_more_ranks() {
+    check_bubbles(&["zb-h1", "zb-greedy", "interleavedzerobubble", "interleaved-zb-h1"], 1e-9);
+}
+
+/// No order of two batches is known in which these are full.
+#[test]
+fn short_memory_leaves_small_bubbles() {
+    check_bubbles(&["v-half", "hanayo"], 0.045);
+    check_bubbles(&["v-min"], 0.09);
+}
+
 /// Three batches of one microbatch. Rank 1 ends batch 0 after it has waited for its gradient of batch 1, which is sent after
 /// the output of batch 2 is received. Rank 0 computes that output after the end of batch 0 on rank 1.
 #[test]

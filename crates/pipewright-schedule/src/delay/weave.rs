@@ -37,8 +37,8 @@ const FULL: u64 = 200;
 /// By how many percent of the work the periods are longer in which rows are merged.
 const PERCENT: [u64; 10] = [0, 1, 2, 3, 4, 6, 8, 12, 16, 32];
 
-/// After so many simulated computations, no more orders by due times are tried.
-const MOST_SIMULATED: usize = 50_000_000;
+/// After so many simulated computations, nothing else is tried. The rows depend on this number, but never on a clock.
+const MOST_SIMULATED: u64 = 50_000_000;
 
 /// Returns the repeating row of each rank. As many batches as `enough` prove any number of them.
 pub(super) fn weave(
@@ -53,46 +53,90 @@ pub(super) fn weave(
     let end = alone.ranks.iter().map(|state| state.free_at).max().unwrap_or(0);
     // One batch after another is sound and needs no more activations than the schedule.
     let mut best = Rows { period: end, peaks: peaks.clone(), cells: alone.merged(&alone.starts(), end) };
-    let run = |cells| Rows::run(schedule, costs, cells, BATCHES);
+    let mut search = Search { schedule, costs, computations: alone.sequence.len() as u64, simulated: 0 };
     let mut merged: Option<Vec<Rows>> = None;
     let dues: Vec<Due> = RULES.iter().map(|rule| due(rule, &alone, work)).collect();
-    let mut simulated = 0;
     let powers = (0..u32::BITS).map(|power| 1 << power).take_while(|more| *more < most);
     for more in std::iter::once(0).chain(powers).chain([most]) {
         let caps: Vec<u32> = peaks.iter().map(|peak| peak + more).collect();
         let mut candidates = Vec::new();
-        let weave = |order| {
-            let rules = Rules::Free { caps: &caps, order };
-            let woven = Weaver::over(schedule, costs, BATCHES).by(rules).run()?;
-            Ok(woven.closed_rows())
-        };
-        candidates.extend(run(weave(Order::OlderFirst)?));
-        candidates.extend(run(weave(Order::NextFirst)?));
+        for order in [Order::OlderFirst, Order::NextFirst] {
+            let rows = search.woven(&caps, order)?;
+            candidates.extend(search.repeated(rows));
+        }
         if candidates.iter().all(|rows| !rows.is_full(work)) {
-            let merge = || {
-                PERCENT.iter().filter_map(|percent| run(alone.merged_within(work + work * percent / 100)?))
-            };
-            candidates.extend(merged.get_or_insert_with(|| merge().collect()).iter().cloned());
+            let merge = |percent| search.repeated(alone.merged_within(work + work * percent / 100)?);
+            let merged = merged.get_or_insert_with(|| PERCENT.into_iter().filter_map(merge).collect());
+            candidates.extend(merged.iter().cloned());
             let fills = |rows: &Rows| rows.is_full(work) && rows.fit(&caps);
             let is_tried = more == 0 || more >= most / 8;
             for times in dues.iter().filter(|_| is_tried) {
-                if candidates.iter().any(fills) || simulated > MOST_SIMULATED {
+                if candidates.iter().any(fills) || search.is_over() {
                     break;
                 }
-                candidates.extend(run(begun_later(weave(Order::Due(times))?)));
-                simulated += 2 * BATCHES * alone.sequence.len();
+                let rows = search.woven(&caps, Order::Due(times))?;
+                candidates.extend(search.repeated(begun_later(rows)));
             }
         }
-        for rows in candidates.into_iter().filter(|rows| rows.fit(&caps)) {
-            if rows.period < best.period && rows.are_sound(schedule, costs, enough) {
+        candidates.retain(|rows| rows.fit(&caps) && rows.period < best.period);
+        // The first of several with one period comes first.
+        candidates.sort_by_key(|rows| rows.period);
+        for rows in candidates {
+            if search.is_sound(&rows, enough) {
                 best = rows;
+                break;
+            }
+            if search.is_over() {
+                break;
             }
         }
-        if best.is_full(work) {
+        if best.is_full(work) || search.is_over() {
             break;
         }
     }
     Ok(best.cells)
+}
+
+/// Runs candidates, and counts what it simulates.
+struct Search<'a> {
+    schedule: &'a Schedule,
+    costs: &'a Costs,
+    /// The number of computations of a batch.
+    computations: u64,
+    /// The number of computations that have been simulated.
+    simulated: u64,
+}
+
+impl<'a> Search<'a> {
+    fn is_over(&self) -> bool {
+        self.simulated > MOST_SIMULATED
+    }
+
+    fn run<'b>(&mut self, rules: Rules<'b>, batches: usize) -> Result<Weaver<'b>, DelayError>
+    where
+        'a: 'b,
+    {
+        self.simulated += self.computations * batches as u64;
+        Weaver::over(self.schedule, self.costs, batches).by(rules).run()
+    }
+
+    /// Returns the woven rows of ranks that keep at most so many activations.
+    fn woven(&mut self, caps: &[u32], order: Order<'_>) -> Result<Vec<Vec<DelayedAction>>, DelayError> {
+        Ok(self.run(Rules::Free { caps, order }, BATCHES)?.closed_rows())
+    }
+
+    /// Runs rows as they repeat; `None` if the ranks wait for each other.
+    fn repeated(&mut self, cells: Vec<Vec<DelayedAction>>) -> Option<Rows> {
+        let run = self.run(Rules::Given(&cells), BATCHES).ok()?;
+        let peaks = run.ranks.iter().map(|state| state.peak).collect();
+        Some(Rows { period: run.period(), peaks, cells })
+    }
+
+    /// Returns whether any number of repetitions ends ([`crate::delay`]).
+    fn is_sound(&mut self, rows: &Rows, enough: NonZeroU32) -> bool {
+        let batches = enough.get() as usize;
+        batches <= BATCHES || self.run(Rules::Given(&rows.cells), batches).is_ok()
+    }
 }
 
 /// Moves the first computation of the older batch to the front of each row. A rank whose row begins with the next batch would
@@ -117,19 +161,6 @@ struct Rows {
 }
 
 impl Rows {
-    /// Runs `batches` repetitions of rows; `None` if the ranks wait for each other.
-    fn run(
-        schedule: &Schedule,
-        costs: &Costs,
-        cells: Vec<Vec<DelayedAction>>,
-        batches: usize,
-    ) -> Option<Self> {
-        let rules = Rules::Given(&cells);
-        let run = Weaver::over(schedule, costs, batches).by(rules).run().ok()?;
-        let peaks = run.ranks.iter().map(|state| state.peak).collect();
-        Some(Self { period: run.period(), peaks, cells })
-    }
-
     /// Returns whether the period is hardly longer than `work`.
     fn is_full(&self, work: u64) -> bool {
         self.period <= work + work / FULL
@@ -138,12 +169,6 @@ impl Rows {
     /// Returns whether each rank keeps at most so many activations.
     fn fit(&self, caps: &[u32]) -> bool {
         self.peaks.iter().zip(caps).all(|(peak, cap)| peak <= cap)
-    }
-
-    /// Returns whether any number of repetitions ends ([`crate::delay`]).
-    fn are_sound(&self, schedule: &Schedule, costs: &Costs, enough: NonZeroU32) -> bool {
-        let batches = enough.get() as usize;
-        batches <= BATCHES || Self::run(schedule, costs, self.cells.clone(), batches).is_some()
     }
 }
 
@@ -163,7 +188,9 @@ mod tests {
         let row =
             |row: &Vec<DelayedAction>| row.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
         let rows = cells.iter().map(row).collect();
-        let run = Rows::run(&schedule, &costs, cells, BATCHES).expect("no deadlock");
+        let computations = alone.sequence.len() as u64;
+        let mut search = Search { schedule: &schedule, costs: &costs, computations, simulated: 0 };
+        let run = search.repeated(cells).expect("no deadlock");
         Some((run.period as f64 / second as f64, rows))
     }
 

@@ -79,10 +79,9 @@ pub(super) struct RankState {
 }
 
 impl RankState {
-    /// Returns whether the next computation of a repeating row belongs to the next batch.
-    fn is_next_in(&self, row: &[DelayedAction]) -> bool {
+    /// Returns whether the next computation of a repeating row belongs to the next batch. `before` cells of the row do.
+    fn is_next_in(&self, row: &[DelayedAction], before: usize) -> bool {
         // A repetition begins when the computations of its older batch that are cells of a next batch have run.
-        let before = row.iter().filter(|cell| cell.is_next).count();
         let position = self.next[0].checked_sub(before).map(|older| older + self.next[1]);
         position.and_then(|position| row.get(position)).is_some_and(|cell| cell.is_next)
     }
@@ -97,6 +96,8 @@ pub(super) struct Weaver<'a> {
     /// The computations of each rank in one batch.
     pub(super) rows: Vec<Vec<Action>>,
     rules: Rules<'a>,
+    /// The number of cells of the next batch in each of the given rows.
+    next_cells: Vec<usize>,
     pub(super) ranks: Vec<RankState>,
     /// The rank of each computation that has run.
     pub(super) sequence: Vec<usize>,
@@ -123,6 +124,7 @@ impl<'a> Weaver<'a> {
             ticks: ticks(costs, placement),
             rows,
             rules: Rules::Free { caps: &[], order: Order::OlderFirst },
+            next_cells: Vec::new(),
             ranks: vec![RankState::default(); ranks],
             sequence: Vec::new(),
             arrivals: vec![[NEVER; 2]; LIVE_BATCHES.min(batches) * stages * microbatches],
@@ -132,7 +134,9 @@ impl<'a> Weaver<'a> {
     }
 
     pub(super) fn by(self, rules: Rules<'a>) -> Self {
-        Self { rules, ..self }
+        let given = if let Rules::Given(rows) = rules { rows } else { &[] };
+        let count = |row: &Vec<DelayedAction>| row.iter().filter(|cell| cell.is_next).count();
+        Self { rules, next_cells: given.iter().map(count).collect(), ..self }
     }
 
     /// Runs all batches.
@@ -192,7 +196,8 @@ impl<'a> Weaver<'a> {
         let (caps, order) = match self.rules {
             Rules::Free { caps, order } => (caps, order),
             Rules::Given(rows) => {
-                let is_next = state.older + 1 < self.batches && state.is_next_in(&rows[rank]);
+                let is_next =
+                    state.older + 1 < self.batches && state.is_next_in(&rows[rank], self.next_cells[rank]);
                 return head(is_next).map(|_| is_next);
             }
         };
