@@ -17,7 +17,7 @@ fn commands() -> Vec<String> {
 /// Makes a folder with a run in `runs/sample`, whose last step is to be taken again.
 fn folder_with_run() -> Run {
     let folder = folder();
-    folder.train(&["run.out=runs/sample", "run.checkpoint_every=1"]);
+    folder.train(&["run.out=runs/sample", "run.checkpoint_every=1", "run.fingerprint_every=1"]);
     let checkpoints = folder.path("runs/sample/checkpoints");
     fs::remove_dir_all(checkpoints.join("step-00000003")).expect("the last checkpoint");
     folder
@@ -45,9 +45,8 @@ fn the_examples_of_the_help_work_as_typed() {
             "train" => (&fresh, &["--set", "model.num_hidden_layers=2", "--set", "data.seq_len=16"][..]),
             "profile" => (&with_run, &["--time-limit", "200ms"][..]),
             "plan" => (&with_run, &["--time-limit", "500ms"][..]),
-            "resume" | "inspect" | "export" | "quantize" | "add-tokens" | "generate" | "report" | "watch" => {
-                (&with_run, &[][..])
-            }
+            "audit" | "resume" | "inspect" | "export" | "quantize" | "add-tokens" | "generate" | "report"
+            | "watch" => (&with_run, &[][..]),
             _ => (&fresh, &[][..]),
         };
         if command == "add-tokens" {
