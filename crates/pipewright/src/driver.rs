@@ -310,7 +310,7 @@ fn ended(executor: &mut Executor, overlaps: bool) -> StepReply {
 /// A step of a rank that runs.
 struct BegunStep {
     step: StepNumber,
-    /// Whether it has begun before the rank had updated with the one before.
+    /// Whether it has begun before this rank, or one whose row mixes two batches, had updated with the one before.
     overlaps: bool,
     reply: Reply<StepReply>,
 }
@@ -334,7 +334,7 @@ impl<'a> OverlappingSteps<'a> {
         reply: Reply<StepReply>,
         inbox: &'a Receiver<Command>,
     ) -> Option<Command> {
-        let OverlapRule { row, follow } = input.overlap.clone()?;
+        let OverlapRule { row, follow, .. } = input.overlap.clone()?;
         let begun = VecDeque::from([BegunStep { step: input.step, overlaps: false, reply }]);
         executor.begin_overlap(*input, row);
         let mut steps = Self { executor, inbox, begun, follow, other: None };
@@ -380,8 +380,10 @@ impl<'a> OverlappingSteps<'a> {
             Some(Command::Step { input, reply, .. } | Command::NextStep { input, reply })
                 if input.overlap.is_some() =>
             {
-                self.begun.push_back(BegunStep { step: input.step, overlaps: true, reply });
-                self.follow = input.overlap.as_ref().map(|rule| rule.follow.clone()).unwrap_or_default();
+                let rule = input.overlap.as_ref();
+                let overlaps = !self.begun.is_empty() || rule.is_some_and(|rule| rule.is_mixed);
+                self.follow = rule.map(|rule| rule.follow.clone()).unwrap_or_default();
+                self.begun.push_back(BegunStep { step: input.step, overlaps, reply });
                 Some(input)
             }
             other => {

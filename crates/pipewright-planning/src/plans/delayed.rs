@@ -1,6 +1,6 @@
 //! The plans of a search with weights that are delayed by one update, for `plan --allow-delay`.
 
-use pipewright_schedule::plan::{DelayedStep, Plan, PlanReport, PlanRequest};
+use pipewright_schedule::plan::{DelayedPrograms, DelayedStep, Plan, PlanReport, PlanRequest};
 use pipewright_schedule::profile::Profile;
 use serde::Serialize;
 
@@ -39,8 +39,9 @@ impl DelayedPlans {
         let fits = |step: &DelayedStep| {
             request.memory.is_none_or(|memory| step.peak_bytes.iter().all(|peak| *peak <= memory))
         };
+        let mut searched = DelayedPrograms::default();
         let predicted = |(index, plan): (usize, &Plan)| {
-            let step = plan.delayed_step(profile, request.state).ok().filter(fits)?;
+            let step = plan.delayed_step(profile, request.state, &mut searched).ok().filter(fits)?;
             let DelayedStep { step_s, bubble_fraction, peak_bytes } = step;
             Some(BestDelayed { plan: index, predicted_step_s: step_s, bubble_fraction, peak_bytes })
         };

@@ -1,12 +1,13 @@
 //! The step of a plan whose parameters are delayed by one update ([`crate::delay`]).
 
-use crate::delay::Delayed;
+use crate::delay::{DelayError, Delayed};
 use crate::lower::for_training;
 use crate::plan::predict::{PlanChoice, PredictError, predict};
 use crate::plan::report::Plan;
 use crate::plan::request::TrainingState;
 use crate::profile::Profile;
 use crate::simulate::{peak_memory, steady};
+use crate::validate::ValidatedProgram;
 
 /// The fewest batches in which a steady state is looked for.
 const FEWEST: u32 = 8;
@@ -22,13 +23,36 @@ pub struct DelayedStep {
     pub peak_bytes: Vec<u64>,
 }
 
+/// The programs whose batches were made to overlap, so that equal ones are searched once.
+#[derive(Debug, Default)]
+pub struct DelayedPrograms(Vec<(ValidatedProgram, Delayed)>);
+
+impl DelayedPrograms {
+    fn of(&mut self, program: &ValidatedProgram) -> Result<&Delayed, DelayError> {
+        let found = self.0.iter().position(|(searched, _)| searched == program);
+        let index = match found {
+            Some(index) => index,
+            None => {
+                self.0.push((program.clone(), Delayed::of_program(program)?));
+                self.0.len() - 1
+            }
+        };
+        Ok(&self.0[index].1)
+    }
+}
+
 impl Plan {
     /// Predicts the step of this plan with parameters that are delayed by one update. `profile` and `state` are those of the
-    /// request.
+    /// request, and `searched` is empty or from other plans.
     ///
     /// # Errors
     /// When the batches of the schedule cannot overlap.
-    pub fn delayed_step(&self, profile: &Profile, state: TrainingState) -> Result<DelayedStep, PredictError> {
+    pub fn delayed_step(
+        &self,
+        profile: &Profile,
+        state: TrainingState,
+        searched: &mut DelayedPrograms,
+    ) -> Result<DelayedStep, PredictError> {
         let profile = self.used_ranks_of(profile);
         let choice = PlanChoice {
             head_parts: Some(self.head_parts),
@@ -47,7 +71,7 @@ impl Plan {
         let alone = predict(&profile, &self.schedule, &choice)?;
         // The rows with which training repeats. It refuses to overlap some programs, such as those with stages that are not
         // trained.
-        let delayed = Delayed::of_program(&alone.program).map_err(|error| refused(&error))?;
+        let delayed = searched.of(&alone.program).map_err(|error| refused(&error))?;
         let batches = delayed.enough_batches().max(std::num::NonZeroU32::MIN.saturating_add(FEWEST - 1));
         let schedule = delayed.batches(batches).map_err(|error| refused(&error))?;
         let program = for_training(&schedule, &choice.lowering(&profile))?;

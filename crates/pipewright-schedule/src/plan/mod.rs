@@ -75,7 +75,7 @@ mod dispatch;
 mod tests;
 
 pub use best_cut::best_cut;
-pub use delayed_step::DelayedStep;
+pub use delayed_step::{DelayedPrograms, DelayedStep};
 pub use dispatch::plan;
 pub use head_parts::with_head_parts;
 pub use predict::{

@@ -131,11 +131,24 @@ pub(crate) fn put_together(
     let record = OptimizerRecord::from_bytes(bytes).map_err(|error| unfit(error.to_string()))?;
     let optimizer = optimizer.load_record(record);
     // Burn ignores state that it cannot use, and would start that parameter without state.
-    // An optimizer without a correction takes no last updates.
-    match optimizer.to_record().len() {
-        taken if taken == expected || taken + last_updates == expected => Ok(Restored { optimizer, older }),
-        taken => Err(unfit(format!("it takes {taken} tensors of {expected}"))),
+    // An optimizer without a correction takes no last updates, and everything else.
+    let record = optimizer.to_record();
+    let taken = record.len();
+    let taken_updates = if last_updates == 0 { Ok(0) } else { last_updates_of(record) };
+    let taken_updates = taken_updates.map_err(|error| unfit(error.to_string()))?;
+    let takes_others = taken - taken_updates == expected - last_updates;
+    if takes_others && (taken_updates == last_updates || taken_updates == 0) {
+        Ok(Restored { optimizer, older })
+    } else {
+        Err(unfit(format!("it takes {taken} tensors of {expected}")))
     }
+}
+
+/// Returns the number of last updates in a record.
+fn last_updates_of(record: OptimizerRecord) -> Result<usize, Box<dyn std::error::Error>> {
+    let reader = Reader::from_bytes(record.into_bytes()?)?;
+    let fields = reader.tensor_names().into_iter().filter_map(|name| name.split_once('.'));
+    Ok(fields.filter(|(_, field)| *field == LAST_UPDATE).count())
 }
 
 fn to_text(scalar: Scalar) -> String {

@@ -38,6 +38,8 @@ impl StepOrigin {
 pub(crate) struct OverlapRule {
     /// For each computation of the repeating row, whether it belongs to the next batch.
     pub(crate) row: Arc<[bool]>,
+    /// Whether the row of any rank has computations of the next batch.
+    pub(crate) is_mixed: bool,
     pub(crate) follow: Follow,
 }
 

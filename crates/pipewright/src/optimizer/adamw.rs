@@ -85,8 +85,9 @@ impl Optimizer for AdamW {
         state: Option<AdamWMoments<D>>,
     ) -> (Tensor<D>, Option<AdamWMoments<D>>) {
         let AdamWMoments(state) = state.unwrap_or_else(|| {
-            let zeros = gradient.zeros_like();
-            AdamWMoments(AdamWState::new(AdaptiveMomentumState::new(0, zeros.clone(), zeros)))
+            // Storage of their own, which the step writes over.
+            let [moment_1, moment_2] = [(); 2].map(|()| gradient.zeros_like());
+            AdamWMoments(AdamWState::new(AdaptiveMomentumState::new(0, moment_1, moment_2)))
         });
         let AdaptiveMomentumState { time, moment_1, moment_2, .. } = state.momentum;
         let step = self.at(time + 1, learning_rate);

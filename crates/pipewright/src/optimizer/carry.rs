@@ -8,6 +8,8 @@ use burn_pack::{Reader, Writer};
 
 use crate::checkpoint::LAST_UPDATE;
 
+type Failure = Box<dyn std::error::Error>;
+
 /// Returns `optimizer` with the state that `old` has for these parameters. An error of Burn's record is
 /// returned as text.
 pub(crate) fn with_state_of(
@@ -19,20 +21,30 @@ pub(crate) fn with_state_of(
         return Ok(optimizer);
     }
     let is_kept = |name: &str| id_of(name).is_some_and(|id| kept.contains(&id));
-    carried(optimizer, old, &is_kept).map_err(|error| error.to_string())
+    let carry = || carried(optimizer, read(old)?, &is_kept);
+    carry().map_err(|error: Failure| error.to_string())
 }
 
-/// Returns `optimizer` without the last updates of these parameters, by which their next updates would be corrected. An error
-/// of Burn's record is returned as text.
+/// Returns `optimizer` without the last updates of these parameters, by which their next updates would be corrected; `None` if
+/// it has none. An error of Burn's record is returned as text.
 pub(crate) fn without_last_updates(
     optimizer: &ModuleOptimizer,
     of: &HashSet<ParamId>,
-) -> Result<ModuleOptimizer, String> {
+) -> Result<Option<ModuleOptimizer>, String> {
     let is_kept = |name: &str| {
         let field = name.split_once('.').map(|(_, field)| field);
         field != Some(LAST_UPDATE) || id_of(name).is_none_or(|id| !of.contains(&id))
     };
-    carried(optimizer.clone(), optimizer, &is_kept).map_err(|error| error.to_string())
+    let carry = || {
+        let state = read(optimizer)?;
+        let has_all = state.tensor_names().into_iter().all(is_kept);
+        (!has_all).then(|| carried(optimizer.clone(), state, &is_kept)).transpose()
+    };
+    carry().map_err(|error: Failure| error.to_string())
+}
+
+fn read(optimizer: &ModuleOptimizer) -> Result<Reader, Failure> {
+    Ok(Reader::from_bytes(optimizer.to_record().into_bytes()?)?)
 }
 
 /// Returns the parameter of a name in a record, which is `ID.FIELD`, or `ID` in the metadata.
@@ -42,10 +54,9 @@ fn id_of(name: &str) -> Option<ParamId> {
 
 fn carried(
     optimizer: ModuleOptimizer,
-    old: &ModuleOptimizer,
+    reader: Reader,
     is_kept: &dyn Fn(&str) -> bool,
-) -> Result<ModuleOptimizer, Box<dyn std::error::Error>> {
-    let reader = Reader::from_bytes(old.to_record().into_bytes()?)?;
+) -> Result<ModuleOptimizer, Failure> {
     let (scalars, paths) = (reader.scalars().clone(), reader.metadata().clone());
     let tensors = reader.into_tensors()?.into_iter().filter(|tensor| is_kept(&tensor.name));
     let mut tensors_of_writer = Vec::new();

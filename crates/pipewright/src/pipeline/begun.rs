@@ -21,7 +21,8 @@ pub(super) struct Running {
     /// The time of the call that has begun it.
     pub(super) start: Instant,
     pub(super) condition: Condition,
-    /// Within one process, whether the next batch follows without a drain; `None` if batches do not overlap.
+    /// Whether the next batch follows without a drain, which only a pipeline within one process announces; `None` if batches do
+    /// not overlap.
     pub(super) follow: Option<Follow>,
     /// The batches of its step up to this one, if a failure of the step is to name the first value that is not finite.
     pub(super) batches: Vec<Arc<CheckedBatch>>,

@@ -77,6 +77,7 @@ impl Pipeline {
             config.metadata = Metadata::voted(world.vote(config.metadata.votes(), config.deadline)?);
         }
         let (setup, endpoints) = Setup::new(program, world, &config)?;
+        let setup = setup.with_turns();
         let lag = endpoints.iter().map(|endpoint| endpoint.detection_lag(config.deadline)).max();
         let patience = config.deadline + lag.unwrap_or_default() + GRACE;
         let make = Arc::new(make);

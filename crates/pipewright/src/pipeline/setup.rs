@@ -149,8 +149,12 @@ impl Setup {
             frozen: FrozenTensors::open(),
             turns: None,
         };
-        let setup = Self { turns: setup.find_turns(), ..setup };
         Ok((setup, endpoints))
+    }
+
+    /// Returns the setup of a pipeline whose batches may overlap. Without this, they do not.
+    pub(super) fn with_turns(self) -> Self {
+        Self { turns: self.find_turns(), ..self }
     }
 
     /// Returns the repeating rows of the ranks; `None` if batches do not overlap. They overlap if each rank has whole
@@ -177,8 +181,10 @@ impl Setup {
 
     /// Returns how a step overlaps with the next one on a rank of the program.
     pub(super) fn overlap_rule(&self, rank: Rank, follow: &Follow) -> Option<OverlapRule> {
-        let row = self.turns.as_ref()?.get(rank.index())?.clone();
-        Some(OverlapRule { row, follow: follow.clone() })
+        let turns = self.turns.as_ref()?;
+        let row = turns.get(rank.index())?.clone();
+        let is_mixed = turns.iter().any(|row| row.contains(&true));
+        Some(OverlapRule { row, is_mixed, follow: follow.clone() })
     }
 
     /// Builds a rank's stages and its executor. `make` is the caller's function from

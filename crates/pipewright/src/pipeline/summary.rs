@@ -117,7 +117,7 @@ pub struct StepSummary {
     pub gap: Option<StepGap>,
     /// Whether the batch was begun while the one before ran ([`Pipeline::begin`](super::Pipeline::begin)).
     pub began_early: bool,
-    /// Whether each rank began the batch before it had updated with the one before, because parameters are delayed
+    /// Whether a rank began the batch before it had updated with the one before, because parameters are delayed
     /// ([`PipelineConfig::delayed`](crate::pipeline::PipelineConfig::delayed)).
     pub overlaps: bool,
     /// The time in which each rank only waited for a message that had been sent, or sent one.

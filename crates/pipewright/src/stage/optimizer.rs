@@ -88,7 +88,9 @@ impl StageOptimizer {
                     "the optimizer's state cannot be changed for parameters that are trained again: {reason}"
                 ))
             });
-            self.optimizer = Some(forgotten?);
+            if let Some(forgotten) = forgotten? {
+                self.optimizer = Some(forgotten);
+            }
         }
         Ok(())
     }

@@ -1,17 +1,20 @@
 //! Parameters that are delayed by one update: batches overlap, which changes no bit, and a failure of one batch leaves the
 //! batch before it as it is.
 
+use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, Once};
 use std::time::{Duration, Instant};
 
 use burn::module::Module;
 use burn::optim::{Sgd, SgdConfig};
 use burn::tensor::Tensor;
+use pipewright::checkpoint::{Checkpoint, CheckpointFolder, CheckpointWriter, TrainingState};
 use pipewright::mesh::DataParallelMode;
-use pipewright::optimizer::{ErrorFeedback, ParameterGradient};
+use pipewright::optimizer::{AdamW, ErrorFeedback, Lion, ParameterGradient};
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::stage::{StageContext, StageModule};
 use pipewright::tensor::Precision;
+use pipewright::train::data::Cursor;
 use pipewright::transport::World;
 use pipewright::verification::Verify;
 use pipewright_schedule::generate::catalogue;
@@ -353,38 +356,81 @@ impl StageModule for Paced {
     }
 }
 
+/// Begins the batches two ahead. Returns which of them overlap with the one before.
+fn overlapping(schedule: &str, ranks: u32) -> Vec<bool> {
+    let config = PipelineConfig { deadline: Duration::from_secs(120), ..delayed() };
+    let (program, events) = (program(schedule, ranks, 1), Arc::new(Events::default()));
+    let (stages, of_stages) = (program.placement().stages(), events.clone());
+    let make = move |index: StageIndex| {
+        let (layers, events) = (Mlp::of_stage(index, stages), of_stages.clone());
+        let is_last = index.get() + 1 == stages;
+        ending_in_loss(is_last, Paced { layers, is_first: index.get() == 0, events })
+    };
+    let mut pipeline = Pipeline::launch(program, World::local(ranks), &config, make).expect("it starts");
+    let mut begun = 0;
+    let overlaps = (0..BATCHES).map(|number| {
+        while begun < BATCHES.min(number + 3) {
+            begin(&mut pipeline, begun, 1, &config);
+            begun += 1;
+            events.change(|state| state.begun = begun);
+        }
+        pipeline.finish().expect("a batch").overlaps
+    });
+    overlaps.collect()
+}
+
 /// Schedules whose row begins with the next batch, such as GPipe's, do so too.
 #[test]
 fn every_batch_overlaps_under_every_schedule() {
-    let config = PipelineConfig { deadline: Duration::from_secs(120), ..delayed() };
     // The slices of a batch are computed one after the other.
     let spec = ScheduleSpec::default();
     let schedules = catalogue().iter().filter(|it| it.has_backward() && it.slices_of(&spec).is_one());
     let mut count = 0;
     for schedule in schedules {
-        let (program, events) = (program(schedule.name, 2, 1), Arc::new(Events::default()));
-        let (stages, of_stages) = (program.placement().stages(), events.clone());
-        let make = move |index: StageIndex| {
-            let (layers, events) = (Mlp::of_stage(index, stages), of_stages.clone());
-            let is_last = index.get() + 1 == stages;
-            ending_in_loss(is_last, Paced { layers, is_first: index.get() == 0, events })
-        };
-        let mut pipeline = Pipeline::launch(program, World::local(2), &config, make).expect("it starts");
-        let mut begun = 0;
-        let overlaps = (0..BATCHES).map(|number| {
-            while begun < BATCHES.min(number + 3) {
-                begin(&mut pipeline, begun, 1, &config);
-                begun += 1;
-                events.change(|state| state.begun = begun);
-            }
-            pipeline.finish().expect("a batch").overlaps
-        });
-        let overlaps: Vec<bool> = overlaps.collect();
         let expected: Vec<bool> = (0..BATCHES).map(|number| number > 0).collect();
-        assert_eq!(overlaps, expected, "{}", schedule.name);
+        assert_eq!(overlapping(schedule.name, 2), expected, "{}", schedule.name);
         count += 1;
     }
     assert!(count > 12, "{count} schedules");
+}
+
+/// A rank that waits for no other one updates before it begins the next batch.
+#[test]
+fn the_batches_of_one_rank_follow_each_other() {
+    assert_eq!(overlapping("1f1b", 1), vec![false; BATCHES as usize]);
+}
+
+/// The moments of another optimizer are not dropped, with or without the last updates.
+#[test]
+fn a_corrected_run_resumes_with_its_own_optimizer() {
+    let (lion, adamw) = (Lion::default(), AdamW::default());
+    let launch = |optimizer| {
+        let config = PipelineConfig { optimizer: Some(optimizer), ..delayed() };
+        support::launch(program("1f1b", 2, 1), &config)
+    };
+    let mut written = launch(ErrorFeedback(lion).init());
+    written.step_batch(numbered(0, &delayed()), RATE).expect("a step");
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let checkpoint = saved(&mut written, scratch.path());
+    for other in [ErrorFeedback(adamw).init(), adamw.init()] {
+        let error = launch(other).restore(&checkpoint).expect_err("AdamW has other moments").to_string();
+        assert!(error.contains("resume with the optimizer that wrote it"), "{error}");
+    }
+    for own in [ErrorFeedback(lion).init(), lion.init()] {
+        launch(own).restore(&checkpoint).expect("it has its moments");
+    }
+}
+
+/// Writes a checkpoint after the first step.
+fn saved(pipeline: &mut Pipeline, folder: &Path) -> Arc<Checkpoint> {
+    let ranks = pipeline.state().expect("a state");
+    let cursor = Cursor { epoch: 1, index: 1 };
+    let state = TrainingState { step: 1, cursor, description: Default::default(), ranks };
+    let own = CheckpointFolder::own(folder).expect("a folder");
+    let mut writer = CheckpointWriter::start(own, 1, 1, Duration::from_secs(20)).expect("it starts");
+    writer.save(state).expect("it is taken");
+    writer.wait().expect("it is saved");
+    Arc::new(CheckpointFolder::newest(folder).expect("a sound checkpoint"))
 }
 
 /// Gradient descent at a learning rate of 0 changes a parameter only by the error of the update before it.

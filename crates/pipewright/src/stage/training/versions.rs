@@ -4,8 +4,8 @@
 //! is the newer version, so everything that reads a stage reads that one. A batch begins with
 //! [`switch_version`](crate::stage::runner::StageParameters::switch_version): it computes with the older version. Its
 //! update starts from the newer one and replaces the older one with the result, because no batch needs it any
-//! longer. The result is then the newer version. An optimizer writes to other storage while a version uses the old one, so there
-//! are two versions and, during the update, one parameter more.
+//! longer. The result is then the newer version. AdamW writes it over the gradient if nothing else uses that. Other optimizers write
+//! to other storage, so there are two versions and, during the update, one parameter more.
 //!
 //! A batch may begin at the newer version while the one before it still runs at the older one: each version has the
 //! gradient sums and the microbatches in flight of its batch.
