@@ -29,11 +29,6 @@ impl<'a> Left<'a> {
         Self { matrix, least_exponent: least_exponent(matrix.data) }
     }
 
-    /// Computes `a b` into new memory, in row-major order.
-    pub(crate) fn product(self, b: Matrix<'_>) -> Vec<f32> {
-        product::new_memory(self.order(b), self.matrix, b)
-    }
-
     /// Computes `out = a b` or `out += a b`, in rows that begin `row_stride` elements apart.
     pub(crate) fn join(self, join: Join, (out, row_stride): (&mut [f32], usize), b: Matrix<'_>) {
         let (a, order) = (self.matrix, self.order(b));
@@ -68,6 +63,11 @@ impl<'a> Left<'a> {
         let are_normal = a > 0 && b > 0 && a + b >= 2 * 134 - 126;
         if are_normal { Order::Pairs } else { Order::FlushedPairs }
     }
+}
+
+/// Computes `a b` into new memory, in row-major order.
+pub(crate) fn product_in_single(a: Left<'_>, b: Matrix<'_>) -> Vec<f32> {
+    product::new_memory(a.order(b), a.matrix, b)
 }
 
 /// Continues the sums with the products of an update, and rounds them.
