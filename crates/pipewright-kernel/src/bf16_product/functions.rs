@@ -55,7 +55,7 @@ pub fn product_with_update(
         // SAFETY: the function writes each element, and the assertion bounds the operands of the update.
         return unsafe { new_memory(available, a, b, Output::Rounded, Some(update)) };
     }
-    let sums = widen(a, b, |a, b| a.product(b));
+    let sums = widen(a, b, widened::product_in_single);
     widened::rounded_with_update(sums, Matrix::new(c, a.rows, rank), Matrix::new(d, rank, b.columns))
 }
 
@@ -66,7 +66,7 @@ pub fn product_in_single(a: Matrix<'_, bf16>, b: Matrix<'_, bf16>) -> Vec<f32> {
         // SAFETY: the function writes each element.
         return unsafe { new_memory(available, a, b, Output::Single, None) };
     }
-    widen(a, b, |a, b| a.product(b))
+    widen(a, b, widened::product_in_single)
 }
 
 /// Computes `out = a b`, in rows that begin `row_stride` elements apart.

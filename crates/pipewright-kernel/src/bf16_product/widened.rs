@@ -29,11 +29,6 @@ impl<'a> Left<'a> {
         Self { matrix, least_exponent: least_exponent(matrix.data) }
     }
 
-    /// Computes `a b` into new memory, in row-major order.
-    pub(crate) fn product(self, b: Matrix<'_>) -> Vec<f32> {
-        product::new_memory(self.order(b), self.matrix, b)
-    }
-
     /// Computes `out = a b` or `out += a b`, in rows that begin `row_stride` elements apart.
     pub(crate) fn join(self, join: Join, (out, row_stride): (&mut [f32], usize), b: Matrix<'_>) {
         let (a, order) = (self.matrix, self.order(b));
@@ -64,9 +59,15 @@ impl<'a> Left<'a> {
     fn order(self, b: Matrix<'_>) -> Order {
         // With `e` as the bits of its exponent, a number of bfloat16 is a multiple of 2^(e - 134). If all products are
         // multiples of the least normal number, 2^-126, no sum is subnormal.
-        let are_normal = self.least_exponent + least_exponent(b.data) >= 2 * 134 - 126;
+        let [a, b] = [self.least_exponent, least_exponent(b.data)];
+        let are_normal = a > 0 && b > 0 && a + b >= 2 * 134 - 126;
         if are_normal { Order::Pairs } else { Order::FlushedPairs }
     }
+}
+
+/// Computes `a b` into new memory, in row-major order.
+pub(crate) fn product_in_single(a: Left<'_>, b: Matrix<'_>) -> Vec<f32> {
+    product::new_memory(a.order(b), a.matrix, b)
 }
 
 /// Continues the sums with the products of an update, and rounds them.
@@ -76,7 +77,7 @@ pub(crate) fn rounded_with_update(mut sums: Vec<f32>, c: Matrix<'_>, d: Matrix<'
     bf16::narrowed(&sums)
 }
 
-/// Returns the least exponent of a number that is neither zero nor subnormal.
+/// Returns the least exponent of a number other than zero. It is zero if the number is subnormal.
 fn least_exponent(elements: &[f32]) -> u32 {
     let least = AtomicU32::new(0xff);
     threads::for_each(elements.chunks(CHUNK), elements.len(), |chunk| {
@@ -87,7 +88,7 @@ fn least_exponent(elements: &[f32]) -> u32 {
 
 #[multiversion(targets = "simd")]
 fn least_of(elements: &[f32]) -> u32 {
-    // Less one, zero is the largest exponent.
-    let exponents = elements.iter().map(|element| ((element.to_bits() >> 23) & 0xff).wrapping_sub(1));
-    exponents.fold(0xfe, u32::min) + 1
+    // Less one, zero is the largest magnitude.
+    let magnitudes = elements.iter().map(|element| element.abs().to_bits().wrapping_sub(1));
+    (magnitudes.fold(f32::INFINITY.to_bits() - 1, u32::min) + 1) >> 23
 }

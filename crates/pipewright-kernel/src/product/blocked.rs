@@ -119,7 +119,13 @@ impl Work<'_> {
     }
 
     fn panel(&self, first: usize, width: usize) -> Panel {
-        Panel { first, width, start: self.start, depth: self.depth, is_flushed: self.order != Order::Blocks }
+        Panel {
+            first,
+            width,
+            start: self.start,
+            depth: self.depth,
+            is_flushed: self.order == Order::FlushedPairs,
+        }
     }
 
     /// Packs a panel of the left operand; the last may have fewer rows.

@@ -29,7 +29,13 @@ const AHEAD: usize = 256;
 
 /// Returns whether a product is faster this way.
 pub(super) fn is_faster(kernel: Kernel, order: Order, target: Target, a: Matrix<'_>, b: Matrix<'_>) -> bool {
-    order == Order::Blocks
+    let has_order = match order {
+        Order::Blocks => true,
+        // Rows of the right operand are read as they are, so pairs are whole and nothing becomes zero.
+        Order::Pairs => b.column_stride == 1 && a.columns.is_multiple_of(2),
+        Order::FlushedPairs => false,
+    };
+    has_order
         && target.join != Join::Continue
         && (1..=MOST_ROWS).contains(&a.rows)
         && a.columns >= 16
@@ -39,6 +45,7 @@ pub(super) fn is_faster(kernel: Kernel, order: Order, target: Target, a: Matrix<
 
 /// Pointers that threads share.
 struct Shared {
+    order: Order,
     left: *const f32,
     target: Target,
 }
@@ -50,7 +57,7 @@ unsafe impl Sync for Shared {}
 ///
 /// # Safety
 /// As for [`multiply`](super::blocked::multiply).
-pub(super) unsafe fn multiply(kernel: Kernel, target: Target, a: Matrix<'_>, b: Matrix<'_>) {
+pub(super) unsafe fn multiply(kernel: Kernel, order: Order, target: Target, a: Matrix<'_>, b: Matrix<'_>) {
     let [most_rows, width] = kernel.size();
     let (inner, height) = (a.columns, a.rows.div_ceil(a.rows.div_ceil(most_rows)));
     let mut left = Scratch::new(a.rows * inner);
@@ -66,7 +73,7 @@ pub(super) unsafe fn multiply(kernel: Kernel, target: Target, a: Matrix<'_>, b: 
     let threads = if is_parallel { rayon::current_num_threads() } else { 1 };
     let strip =
         (SUMS / a.rows).clamp(STRIP[1], STRIP[0]).min(whole.div_ceil(threads)).next_multiple_of(width);
-    let shared = &Shared { left, target };
+    let shared = &Shared { order, left, target };
     let compute = |index: usize| {
         let columns = [index * strip, strip.min(whole - index * strip)];
         // SAFETY: the left operand is packed, and each strip is computed once.
@@ -89,7 +96,7 @@ pub(super) unsafe fn multiply(kernel: Kernel, target: Target, a: Matrix<'_>, b: 
         let target = Target { start: target.start.wrapping_add(whole), ..target };
         // SAFETY: as the caller says, for the columns after the whole panels.
         unsafe {
-            blocked::multiply(kernel, Order::Blocks, target, a, rest);
+            blocked::multiply(kernel, order, target, a, rest);
         };
     }
 }
@@ -110,8 +117,9 @@ impl Shared {
         let ([_, width], depth) = (kernel.size(), DEPTHS[usize::from(a.rows > 4)]);
         let mut sums = Scratch::new(a.rows * count);
         let sums: *mut f32 = sums.as_mut_ptr().cast();
-        for start in (0..a.columns).step_by(BLOCK) {
-            let end = a.columns.min(start + BLOCK);
+        let block = if self.order == Order::Blocks { BLOCK } else { a.columns };
+        for start in (0..a.columns).step_by(block) {
+            let end = a.columns.min(start + block);
             for k in (start..end).step_by(depth) {
                 for column in (0..count).step_by(width) {
                     for i in k..end.min(k + depth) {
@@ -135,7 +143,7 @@ impl Shared {
                                 columns: width,
                                 join: if k == start { Join::Replace } else { Join::Continue },
                             };
-                            kernel.compute(Order::Blocks, &tile);
+                            kernel.compute(self.order, &tile);
                         }
                     }
                 }

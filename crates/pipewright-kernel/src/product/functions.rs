@@ -61,7 +61,7 @@ pub(super) unsafe fn multiply(kernel: Kernel, order: Order, target: Target, a: M
     // SAFETY: as the caller says.
     unsafe {
         if few_rows::is_faster(kernel, order, target, a, b) {
-            few_rows::multiply(kernel, target, a, b);
+            few_rows::multiply(kernel, order, target, a, b);
         } else {
             blocked::multiply(kernel, order, target, a, b);
         }

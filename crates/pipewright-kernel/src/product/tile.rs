@@ -19,9 +19,9 @@ pub(crate) enum Join {
 pub(crate) enum Order {
     /// Single precision, in blocks.
     Blocks,
-    /// Numbers of bfloat16, in pairs, of which the odd one comes first.
+    /// Numbers of bfloat16 in pairs, of which the odd one comes first. No number and no sum is subnormal.
     Pairs,
-    /// Pairs, if a sum may be subnormal.
+    /// Pairs, if a number or a sum may be subnormal.
     FlushedPairs,
 }
 
