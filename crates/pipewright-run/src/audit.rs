@@ -42,7 +42,7 @@ pub struct Audit {
     pub parameters: usize,
     /// What is not as recorded, in the order in which it was found. Later findings may follow from earlier ones.
     pub findings: Vec<Finding>,
-    /// What was not compared because the run has no record of it.
+    /// The claims that were not compared because the run has no record of them.
     pub uncompared: Vec<String>,
 }
 
