@@ -31,7 +31,6 @@
 
 mod error;
 mod kept_text;
-mod routes;
 mod worker;
 
 use std::io;
@@ -54,9 +53,9 @@ use pipewright_schedule::words::counted;
 use crate::error::ModelError;
 use crate::generation::{Generated, GrowingText, Request};
 use crate::generation_ranks::kept_text::{KeptText, PartialLogits, common_tokens};
-use crate::generation_ranks::routes::{give_up, inbox, other_count, pass_reports, worker};
 use crate::generation_ranks::worker::{
-    CacheKind, Content, MakeStage, Message, RankReport, Report, ReportRoute, lost,
+    CacheKind, Content, Inbox, MakeStage, Message, RankReport, RemoteReport, Report, ReportRoute, Worker,
+    lost,
 };
 use crate::generation_stage::GenerationStage;
 use crate::split::Place;
@@ -471,6 +470,54 @@ impl Drop for GenerationRanks {
                 // A panic was caught in the thread.
                 let _ = thread.join();
             });
+        }
+    }
+}
+
+/// Returns the error for a world of another number of ranks.
+fn other_count(found: usize, expected: usize) -> RanksError {
+    let found = counted(found, "rank");
+    let message =
+        format!("the world has {found}, and the model is distributed over {expected}: make them equal");
+    RankFailure::of_all(message).into()
+}
+
+/// Tells all ranks that an error ends them. The first failure counts, so the one of a rank that has recorded
+/// it itself stays.
+fn give_up(link: &RankLink, error: &RanksError) {
+    let rank = error.rank().map_or(link.rank(), |rank| WorldRank::new(rank as u32));
+    link.give_up(rank, error.cause());
+}
+
+/// Returns where a rank gets its messages. The first rank of the world takes `messages`.
+fn inbox(link: &RankLink, tensor: usize, messages: Option<Receiver<Message>>) -> Inbox {
+    let rank = link.rank().index();
+    match messages {
+        Some(messages) => Inbox::Chooser(messages),
+        // The first rank passes messages on to the other ranks of the first stage.
+        None => Inbox::Rank(WorldRank::new(rank.saturating_sub(tensor) as u32)),
+    }
+}
+
+fn worker(link: &RankLink, config: &RanksConfig, inbox: Inbox, report: ReportRoute) -> Worker {
+    let RankStage { layers, device } = config.stages[link.rank().index()].clone();
+    let tensor = link.tensor().with_whole_experts(config.whole_experts);
+    let stages = config.stages.len() / tensor.ranks() as usize;
+    let place = Place { tensor, ..Place::from(device) };
+    Worker { link: link.clone(), layers, place, stages, inbox, report }
+}
+
+/// Passes the reports of other processes on, until a rank fails or `ends`.
+fn pass_reports(link: &RankLink, reports: &Sender<Report>, ends: &AtomicBool) {
+    while !ends.load(Ordering::Relaxed) {
+        let report = match link.next_report::<RemoteReport>() {
+            Ok(Some(report)) => report.map_err(RanksError::Failed),
+            Ok(None) => continue,
+            Err(_) => Err(lost(link)),
+        };
+        let has_failed = report.is_err();
+        if reports.send(report).is_err() || has_failed {
+            return;
         }
     }
 }

@@ -18,16 +18,11 @@
 //! hold it in as many shards ([`Place::table_parts`](crate::Place::table_parts)), so a part shares one shard as a
 //! whole. Its gradients are added like the gradients of any shared parameter.
 
-mod parameters;
-
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use burn::module::{Module, ParamId};
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Int, Tensor, TensorData};
-pub use parameters::parameter_specs;
-pub(crate) use parameters::visit_parameters;
-use parameters::{Parameters, path_of};
 use pipewright::batch::TARGETS;
 use pipewright::memory::StreamedMatrix;
 use pipewright::nn::{
@@ -47,7 +42,7 @@ use crate::head_form::{CutHead, FurtherPredictions, HeadForm, STATISTICS};
 use crate::hybrid::{HybridConfig, RELATION_BIAS};
 use crate::lora::is_of_adapter;
 use crate::mamba::is_of_scan;
-use crate::parameter::{BuiltParameter, BuiltParameters, FrozenMatrices, is_in};
+use crate::parameter::{BuiltParameter, BuiltParameters, FrozenMatrices, ParameterSpec, is_in};
 use crate::prediction::Prediction;
 use crate::predictions::{loss_of_all, targets_of_each};
 use crate::preference::{PreferenceKind, PreferenceLoss};
@@ -484,5 +479,70 @@ impl StageModule for ModelStage {
         let form = &self.facts.head;
         let relations = self.facts.hybrid.as_ref().map(|_| format!("{RELATION_BIAS}.weight"));
         [form.names.of(&format!("{}.weight", form.embedding))].into_iter().chain(relations).collect()
+    }
+}
+
+/// Returns the parameters that `stage` contributes to a model directory, in the order in which Burn visits
+/// them. Copies of tables, such as the table of a tied head, are not among them.
+pub fn parameter_specs(stage: &ModelStage) -> Vec<ParameterSpec> {
+    let mut specs = Vec::new();
+    visit_parameters(stage, |spec, _, _| specs.push(spec));
+    specs
+}
+
+/// Calls `visit` for each parameter of [`parameter_specs`], with how the ranks of a tensor group hold it, and
+/// with a function that copies its elements out.
+pub(crate) fn visit_parameters(
+    stage: &ModelStage,
+    mut visit: impl FnMut(ParameterSpec, Placement, &dyn Fn() -> TensorData),
+) {
+    let visit = |local: String, _, data: &dyn Fn() -> TensorData| {
+        // The original of a copy belongs to the embedding.
+        if let Some(BuiltParameter { spec, placement, is_copy: false }) = stage.parameter(&local) {
+            let shape = stage.split.tensor.shard(*placement).shape(&spec.shape);
+            visit(ParameterSpec { shape, ..spec.clone() }, *placement, data);
+        }
+    };
+    stage.visit(&mut Parameters { names: Vec::new(), visit });
+}
+
+/// Returns the common beginning of the paths of a module's parameters, such as `model.layers.3.mlp`.
+fn path_of(module: &impl Module, built: &BuiltParameters) -> String {
+    let mut common: Option<Vec<String>> = None;
+    let visit = |_: String, id: ParamId, _: &dyn Fn() -> TensorData| {
+        let Some(BuiltParameter { spec, .. }) = built.get(&id) else { return };
+        let mut names: Vec<String> = spec.path.split('.').map(str::to_owned).collect();
+        // The last one is the name of the parameter itself.
+        names.pop();
+        match &mut common {
+            Some(common) => {
+                let equal = common.iter().zip(&names).take_while(|(a, b)| a == b).count();
+                common.truncate(equal);
+            }
+            None => common = Some(names),
+        }
+    };
+    module.visit(&mut Parameters { names: Vec::new(), visit });
+    common.unwrap_or_default().join(".")
+}
+
+/// Calls `visit` for each parameter, with the path and the identifier that Burn gives it, and with a function that
+/// copies its elements out.
+struct Parameters<F> {
+    names: Vec<String>,
+    visit: F,
+}
+
+impl<F: FnMut(String, ParamId, &dyn Fn() -> TensorData)> ModuleVisitor for Parameters<F> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.names.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.names.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        (self.visit)(self.names.join("."), param.id, &|| param.val().to_data());
     }
 }
