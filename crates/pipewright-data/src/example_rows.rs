@@ -16,7 +16,7 @@ use crate::storage::examples::{Examples, RowPart};
 /// How much of the rows of chats, completions and labelled texts their tokens fill. The rest is computed too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RowFill {
-    /// The tokens that the model receives in all rows, without those that only fill them.
+    /// The tokens that the model receives in all rows, without the filling.
     pub tokens: u64,
     /// The places for tokens in all rows.
     pub places: u64,

@@ -184,7 +184,7 @@ pub fn offset_in_gguf(architecture: &str, name: &str) -> f32 {
     Architecture::named(architecture).filter(|_| is_norm).map_or(0.0, |known| known.norm_offset)
 }
 
-/// Returns whether rows are those of so many heads of an even width.
+/// Returns whether rows belong to so many heads of an even width.
 fn are_of_heads(rows: usize, heads: usize) -> bool {
     heads > 0 && rows.is_multiple_of(heads) && rows > 0 && (rows / heads).is_multiple_of(2)
 }

@@ -180,8 +180,8 @@ fn adapts_tied_table(config: &dyn ModelFamily, lora: &LoraConfig) -> bool {
     form.is_tied && lora.adapts(&form.names.of(form.embedding))
 }
 
-/// Returns whether adapters are not merged into their base for generation: those of a table that the head shares, and on the
-/// processor those of a quantised base.
+/// Returns whether adapters are not merged into their base for generation: if they adapt a table that the head shares, and on the
+/// processor if the base is quantised.
 fn stays_apart(is_of_tied: bool, is_quantised: bool, is_processor: bool) -> bool {
     is_of_tied || (is_quantised && is_processor)
 }

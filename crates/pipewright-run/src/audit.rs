@@ -1,9 +1,9 @@
 //! [`audit`]: computes one stage of one step of a run again, and compares its state with the recorded fingerprint.
 //!
 //! The audit starts from the checkpoint before the step and the configuration of the run, on the processor of one machine. It
-//! cuts the model as the run does, but gives each stage a rank of its own with GPipe, and replays these ranks one at a
-//! time ([`StepReplay`](pipewright::pipeline::StepReplay)), so that one stage is in memory. The bits do not depend on where stages are, or on the order of
-//! their computations, so a run on other ranks, under another schedule, or with other numbers of threads has the same.
+//! cuts the model as the run does, but gives each stage its own rank with GPipe, and replays these ranks one at a time
+//! ([`StepReplay`](pipewright::pipeline::StepReplay)), so that one stage is in memory. The bits do not depend on where stages
+//! are, or on the order of their computations, so a run on other ranks, under another schedule, or with other numbers of threads has the same.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -40,7 +40,7 @@ pub struct Audit {
     pub stage: u32,
     /// The number of its parameters that were compared.
     pub parameters: usize,
-    /// What is not as recorded, in the order in which it was found. Later findings may follow from earlier ones.
+    /// The differences from the record, in the order in which they were found. Later findings may follow from earlier ones.
     pub findings: Vec<Finding>,
     /// The claims that were not compared because the run has no record of them.
     pub uncompared: Vec<String>,
@@ -70,7 +70,7 @@ impl fmt::Display for Finding {
 ///
 /// # Errors
 /// When the run has no fingerprint of the step or no checkpoint before it, when one stage at a time cannot compute its step,
-/// or when the model or the data are not those of the checkpoint.
+/// or when the checkpoint has another model or other data.
 pub fn audit(run: &Path, step: u64, stage: u32) -> Result<Audit, RunError> {
     let records = Records::read(run, step)?;
     let checkpoint = checkpoint_before(run, step, &records.steps)?;

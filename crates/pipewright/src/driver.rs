@@ -234,7 +234,7 @@ where
     }
 }
 
-/// Executes a command and answers it. A step may go on with the steps in `inbox` that overlap. Returns a command that follows
+/// Executes a command and answers it. A step may continue with the steps in `inbox` that overlap. Returns a command that follows
 /// at once.
 fn execute(executor: &mut Executor, command: Command, inbox: &Receiver<Command>) -> Option<Command> {
     let rank = executor.world_rank();

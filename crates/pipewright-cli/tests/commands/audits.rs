@@ -87,7 +87,7 @@ struct Lies {
     config: String,
 }
 
-/// What is wrong, and where an audit must find it.
+/// The place where an audit must find a lie.
 struct Planted {
     step: u64,
     stage: u32,

@@ -14,7 +14,7 @@ pub(crate) struct Block {
     pub(crate) columns: Range<usize>,
 }
 
-/// Returns the blocks of a result. `panel_bytes` are those of a packed panel of columns. A thread packs the columns of a
+/// Returns the blocks of a result. `panel_bytes` is the size of a packed panel of columns. A thread packs the columns of a
 /// block for this block alone.
 pub(crate) fn blocks(
     [row_panels, panels]: [usize; 2],

@@ -1,4 +1,4 @@
-//! Products of few rows with a right operand whose rows are neighbours, such as those of generation. The operand is larger than
+//! Products of few rows with a right operand whose rows are neighbours, as in generation. The operand is larger than
 //! the caches and each element is used a few times, so it is read once, in long runs, and not packed.
 
 use rayon::prelude::*;
@@ -24,7 +24,7 @@ const SUMS: usize = 8192;
 /// The most and the fewest columns of a strip. Runs are as long.
 const STRIP: [usize; 2] = [4096, 512];
 
-/// Columns between those that are multiplied and those that are requested.
+/// How many columns ahead of the products the processor requests.
 const AHEAD: usize = 256;
 
 /// Returns whether a product is faster this way.

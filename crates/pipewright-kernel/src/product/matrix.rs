@@ -74,7 +74,7 @@ impl<'a, T> Matrix<'a, T> {
 
 impl Matrix<'_, bf16> {
     /// Returns the elements in single precision, for [`Matrix::with_lines`]. A line may be a small part of the distance to the
-    /// next, as in the rows of a head among those of all heads.
+    /// next, as in the rows of one head of several.
     pub(crate) fn widened_lines(self) -> Vec<f32> {
         let [count, len, stride] = self.lines();
         // A matrix ends with its last element.

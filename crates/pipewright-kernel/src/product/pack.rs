@@ -22,11 +22,11 @@ pub(super) struct Vectors<'a> {
 pub(super) struct Panel {
     /// The first vector.
     pub(super) first: usize,
-    /// The number of vectors. Those that do not exist are zero.
+    /// The number of vectors. Missing ones are zero.
     pub(super) width: usize,
     /// The first element of each.
     pub(super) start: usize,
-    /// The number of elements. Those that do not exist are zero.
+    /// The number of elements. Missing ones are zero.
     pub(super) depth: usize,
     /// Whether subnormal numbers become zero.
     pub(super) is_flushed: bool,

@@ -90,7 +90,7 @@ fn check_oriented(order: Order, [m, n, k]: [usize; 3], kind: Kind, are_transpose
     }
 }
 
-/// Calls `check` with sizes of which one is each of 1 to 70, and with others around the ends of blocks and tiles.
+/// Calls `check` with each size from 1 to 70 in one dimension, and with sizes around the ends of blocks and tiles.
 fn each_size(mut check: impl FnMut([usize; 3])) {
     let most = if cfg!(miri) { 6 } else { 70 };
     for size in 1..=most {

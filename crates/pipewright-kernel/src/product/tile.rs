@@ -19,13 +19,13 @@ pub(crate) enum Join {
 pub(crate) enum Order {
     /// Single precision, in blocks.
     Blocks,
-    /// Numbers of bfloat16 in pairs, of which the odd one comes first. No number and no sum is subnormal.
+    /// Numbers of bfloat16 in pairs; the odd one comes first. No number and no sum is subnormal.
     Pairs,
     /// Pairs, if a number or a sum may be subnormal.
     FlushedPairs,
 }
 
-/// Elements of a column between those that are multiplied and those that are requested.
+/// How many elements of a column ahead of the products the processor requests.
 const AHEAD: usize = 128;
 
 /// A tile and its packed operands.

@@ -77,8 +77,8 @@ pub(super) fn places(spec: &ParameterSpec) -> Vec<FilePlace<&str>> {
     names().map(usual).chain([stacked(&stack.tensor)]).collect()
 }
 
-/// Returns the description of a parameter in files that have all matrices as `[outputs, inputs]`: those in GGUF, and those that
-/// are quantised, for which `Conv1D` becomes a linear layer.
+/// Returns the description of a parameter in files that have all matrices as `[outputs, inputs]`: in GGUF, and for
+/// quantised matrices, where `Conv1D` becomes a linear layer.
 pub(super) fn outputs_first(spec: &ParameterSpec) -> ParameterSpec {
     let layout = FileLayout { inputs_first: false, ..spec.layout.clone() };
     ParameterSpec { layout, ..spec.clone() }

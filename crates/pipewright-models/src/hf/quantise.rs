@@ -1,6 +1,6 @@
 //! Writes the model of a directory with matrices that are quantised as NF4, in the form of bitsandbytes
-//! ([`bitsandbytes`](super::bitsandbytes)), tensor by tensor. All other tensors are copied as they are. Those of a GGUF file get the
-//! names and the order of safetensors, and the ones in blocks are decoded to bfloat16.
+//! ([`bitsandbytes`](super::bitsandbytes)), tensor by tensor. All other tensors are copied as they are. Tensors of a GGUF file get
+//! the names and the order of safetensors, and the ones in blocks are decoded to bfloat16.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -46,7 +46,7 @@ pub struct Quantised {
 
 /// Writes the model in `from` with quantised matrices of linear layers into `dir`, which must not exist or must be
 /// empty. The embedding, the head, norms, routers, the experts that routers choose and Mamba-2 stay as they are. The
-/// errors of matrices of a GGUF file are those from their decoded elements.
+/// errors of matrices of a GGUF file count from their decoded elements.
 ///
 /// # Errors
 /// When a file of the model is missing or damaged, its matrices are quantised already or none can be, or when the

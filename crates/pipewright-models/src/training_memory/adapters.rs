@@ -49,8 +49,8 @@ pub(super) fn add_adapters<'a>(
 
 /// Removes from `layers`, which compute on the processor and have the sizes for rows of `tokens` tokens in `precision`, the
 /// inputs of frozen products that nothing keeps: the products have no weight gradients, and the adapters on them, if any, have
-/// a copy of their own. They are results of norms, and the product of a gate with what it multiplies. Projections with other
-/// names than those of usual decoders count with their inputs. `frozen` are the frozen parameters; the layers are a rank's part of
+/// a copy of their own. They are results of norms, and the product of a gate with what it multiplies. Projections that
+/// usual decoders do not have count with their inputs. `frozen` are the frozen parameters; the layers are a rank's part of
 /// them if several compute a layer together. `is_one` is [`is_one_operation`].
 pub(super) fn remove_inputs<'a>(
     layers: &mut [LayerDesc],
@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(removed(&["mlp.up_proj", "mlp.down_proj"], &frozen, &plain, whole), [4 * 8, 4 * 8, 0]);
         let all = ["self_attn.q_proj", "mlp.gate_proj", "mlp.down_proj"];
         assert_eq!(removed(&all, &frozen, &plain, Precision::Bf16), [0; 3]);
-        // Of several ranks, each has copies of its inputs in single precision.
+        // Each of several ranks has copies of its inputs in single precision.
         assert_eq!(removed_on(2, &all, &frozen, &plain, Precision::Bf16), [2 * 36, 2 * 16, 2 * 20]);
         assert_eq!(removed_on(2, &all, &frozen, &plain, whole), [0; 3]);
         // These have copies of their inputs in half precision.

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::plans::print::{time, title_of};
 
-/// What a prediction with delayed weights assumes.
+/// The assumptions of a prediction with delayed weights.
 const ASSUMED: [&str; 3] = [
     "the losses with delayed weights are as good as without, which depends on the optimizer (docs/delayed-weights.md)",
     "each rank computes alone, with whole parameters in memory, so that batches overlap, in the order \

@@ -161,7 +161,7 @@ impl RunFolder {
         written.map_err(write_error(&path))
     }
 
-    /// Writes the description of the run for those who watch it.
+    /// Writes the description of the run for `watch`.
     ///
     /// # Errors
     /// Fails if the file cannot be written.

@@ -4,8 +4,8 @@
 //! Files of an earlier run are never overwritten. `train` renames the folder of an earlier run: it appends
 //! `.1`, `.2` and so on to the name. If the folder also has files that no run has written, which would be moved
 //! along, it refuses the run. `resume` from a checkpoint before the run's last step moves the later
-//! lines of the metrics to `metrics.1.jsonl`, those of the fingerprints to `fingerprints.1.jsonl`, the later checkpoints to `checkpoints.1` and the later
-//! timelines to `timelines.1`. If the folder contains files of the same names that do not belong to a run,
+//! lines of the metrics to `metrics.1.jsonl`, later fingerprints to `fingerprints.1.jsonl`, the later checkpoints to
+//! `checkpoints.1` and the later timelines to `timelines.1`. If the folder contains files of the same names that do not belong to a run,
 //! the run is refused. The folder of the checkpoints is locked during a run, and so are the metrics, so two
 //! runs never write to the same folder. If the path leads to another folder during the run, for example
 //! because a user moved the folder, nothing more is written, and the folder is never created again.

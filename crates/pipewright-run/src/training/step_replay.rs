@@ -18,7 +18,7 @@ use crate::settings::model::STREAM_WINDOW;
 use crate::training::launch::{failure, pipeline_config, stage_maker};
 use crate::training::prepare::Prepared;
 
-/// A replay whose stages are made as those of a run.
+/// A replay whose stages are made as in a run.
 pub(crate) type RunReplay = StepReplay<Box<dyn Fn(StageIndex, &TensorParallel) -> Result<Stage, String>>>;
 
 /// Returns a replay of the step of a run after a checkpoint.

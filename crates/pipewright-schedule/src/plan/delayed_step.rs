@@ -42,7 +42,7 @@ impl DelayedPrograms {
 }
 
 impl Plan {
-    /// Predicts the step of this plan with parameters that are delayed by one update. `profile` and `state` are those of the
+    /// Predicts the step of this plan with parameters that are delayed by one update. `profile` and `state` come from the
     /// request, and `searched` is empty or from other plans.
     ///
     /// # Errors
@@ -69,7 +69,7 @@ impl Plan {
             return Err(refused(&"batches do not overlap while the base is read from its files"));
         }
         let alone = predict(&profile, &self.schedule, &choice)?;
-        // The rows with which training repeats. It refuses to overlap some programs, such as those with stages that are not
+        // The rows with which training repeats. It refuses to overlap some programs, for example with stages that are not
         // trained.
         let delayed = searched.of(&alone.program).map_err(|error| refused(&error))?;
         let batches = delayed.enough_batches().max(std::num::NonZeroU32::MIN.saturating_add(FEWEST - 1));

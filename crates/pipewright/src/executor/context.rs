@@ -170,8 +170,8 @@ impl RankContext {
         self.coord.replica < self.mesh.experts
     }
 
-    /// Returns the digest of the first batch that this process has begun after those on which the processes agree; `None` if it
-    /// has begun none, or if all ranks are in this process.
+    /// Returns the digest of the first batch that this process has begun and the processes do not agree on yet; `None` without
+    /// such a batch, or if all ranks are in this process.
     pub(super) fn next_batch(&self) -> Option<u64> {
         self.next_batch.digest().filter(|_| self.is_distributed)
     }

@@ -11,7 +11,7 @@ pub(crate) struct NextBatch(Arc<Mutex<Begun>>);
 /// The batches that a process has begun.
 #[derive(Debug, Default)]
 struct Begun {
-    /// Those that the ranks of the process have, in order.
+    /// The batches that the ranks of the process have, in order.
     sent: VecDeque<u64>,
     /// The one that follows them, which the ranks get later.
     waiting: Option<u64>,

@@ -50,8 +50,8 @@ pub(crate) struct RankReport {
     /// In a repetition: the first result that has other bits in another computation of the step. Every process
     /// has it from its own ranks.
     pub difference: Option<Difference>,
-    /// The hashes of the trained parameters that the rank holds, if the fingerprint of the step is due. A process has those of
-    /// its own ranks, and the first one those of all.
+    /// The hashes of the trained parameters that the rank holds, if the fingerprint of the step is due. A process has
+    /// the hashes of its own ranks, and the first process has all.
     pub fingerprint: Option<StageLeaves>,
     /// In several processes, the digest of the next batch, if all of them have begun it. Only a rank's own
     /// report has it.

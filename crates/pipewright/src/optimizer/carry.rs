@@ -26,7 +26,7 @@ pub(crate) fn with_state_of(
 }
 
 /// Returns `optimizer` without the last updates of these parameters, by which their next updates would be corrected; `None` if
-/// it has none. An error of Burn's record is returned as text.
+/// there are no such updates. An error of Burn's record is returned as text.
 pub(crate) fn without_last_updates(
     optimizer: &ModuleOptimizer,
     of: &HashSet<ParamId>,

@@ -57,7 +57,7 @@ pub struct Pipeline {
     /// The training batches that the ranks have and that are not finished, in order; an error if the ranks
     /// could not get the batch. At most three with the one that waits.
     pub(super) begun: VecDeque<Result<Running, PipelineError>>,
-    /// The batches that the ranks get after those that run.
+    /// The batches that the ranks get after the running ones.
     pub(super) waiting: VecDeque<Waiting>,
     /// In several processes, the last batch that all of them have: its ranks have begun it, or do so without further messages.
     pub(super) granted: Attempt,

@@ -275,8 +275,8 @@ impl Pipeline {
         !needs_results && !before.returns_gradients()
     }
 
-    /// Gives the ranks the next batch if it waits for the end of the one before, and that one has ended, and offers them those
-    /// that wait behind it. A failure belongs to that batch.
+    /// Gives the ranks the next batch if it waits for the end of the one before, and that one has ended, and offers them
+    /// the batches behind it. A failure belongs to that batch.
     fn send_waiting(&mut self) {
         if self.begun.is_empty()
             && let Some(waiting) = self.waiting.pop_front()

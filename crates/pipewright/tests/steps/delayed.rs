@@ -292,7 +292,7 @@ fn with_deadline(milliseconds: u64) -> (PipelineConfig, String) {
     )
 }
 
-/// The first batch fails because rank 0 gives up. The pipeline goes on as if neither batch had been.
+/// The first batch fails because rank 0 gives up. The pipeline continues as if there had been neither batch.
 fn check_given_up(mut pipeline: Pipeline, schedule: &str, (config, text): (PipelineConfig, String)) {
     let error = pipeline.finish().expect_err("a rank hangs").to_string();
     assert!(error.starts_with("step 1: rank 0") && error.contains(&text), "{error}");

@@ -11,7 +11,7 @@ impl Vector for __m256 {
 
     #[inline(always)]
     unsafe fn splat(number: f32) -> Self {
-        // SAFETY: as the trait says; the same holds for all functions here.
+        // SAFETY: as the trait says, here and in all functions below.
         unsafe { _mm256_set1_ps(number) }
     }
 

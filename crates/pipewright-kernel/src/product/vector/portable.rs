@@ -18,7 +18,7 @@ impl Vector for Portable {
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: as the trait says; the same holds for all functions here.
+        // SAFETY: as the trait says, here and in all functions below.
         Self(unsafe { *from })
     }
 

@@ -1,4 +1,4 @@
-//! What a register of a processor can do.
+//! The operations of a register of a processor.
 
 /// A register of [`Vector::LANES`] numbers.
 ///
