@@ -9,7 +9,7 @@ const KEPT_LINES: usize = 8 * 1024 * 1024 / size_of::<Line>();
 
 /// Smaller memory is not made, so that threads hold the same for products of different sizes, and what a rank holds does not
 /// depend on its layers. Pages that are not touched take no memory.
-const LEAST_LINES: usize = 256 * 1024 / size_of::<Line>();
+const LEAST_LINES: usize = 128 * 1024 / size_of::<Line>();
 
 /// A thread packs a left and a right operand at the same time at most. While it waits for other threads, it may
 /// compute parts of another product, which needs memory of its own.

@@ -44,8 +44,10 @@ fn a_quantised_base_is_trained_resumed_and_merged() {
 #[test]
 fn a_quantised_gpt2_is_merged_in_bfloat16() {
     let folder = folder_without_path();
-    let base = format!("model.from={}", reference("gpt2-nf4"));
-    folder.train(&[&*base, "adapter.kind=lora", "adapter.targets=\"all-linear\"", "run.steps=1"]);
+    let base = reference("gpt2-nf4");
+    let [from, path] = [format!("model.from={base}"), format!("data.path={base}/tokens.jsonl")];
+    let targets = "adapter.targets=\"all-linear\"";
+    folder.train(&[&*from, &*path, "adapter.kind=lora", targets, "run.steps=1", "data.seq_len=32"]);
     folder.says(&["export", "out", "merged", "--merge"], &[], "wrote the model of step 1 in bfloat16");
 }
 

@@ -82,11 +82,11 @@ fn peaks() -> Vec<f64> {
     peaks.iter().map(|&bytes| bytes as f64 / MESSAGE as f64).collect()
 }
 
-/// The peaks are 11.4 and 14.1 messages. If the storage moved to the receiver's count, they would be 6.4 and
-/// 20.1: the inputs of all microbatches are among them until the first backward.
+/// The peaks are about 9 and 8 messages. If the storage moved to the receiver's count, they would be 5 lower and 6 higher: the
+/// inputs of all microbatches are among them until the first backward.
 #[test]
 fn a_sender_that_goes_on_using_its_storage_holds_it() {
     let peaks = peaks();
-    assert!(peaks[1] > 10.0, "{peaks:?}");
-    assert!(peaks[2] < 16.0, "{peaks:?}");
+    assert!(peaks[1] > 6.5, "{peaks:?}");
+    assert!(peaks[2] < 11.0, "{peaks:?}");
 }
