@@ -194,6 +194,7 @@ const CHANGES: &[Change] = &[
     ("run.neftune_alpha=5.0", &[]),
     ("run.accumulate=2", &[]),
     ("run.rampup_steps=5", &["run.accumulate=2"]),
+    ("run.fingerprint_every=2", &[]),
     ("run.eval_every=20", EVALUATED),
     ("run.eval_batches=2", EVALUATED),
     ("run.patience=2", EVALUATED),
