@@ -161,7 +161,7 @@ fn the_display_fits_every_width_that_it_is_given_in_turn() {
             let is_frame =
                 lines.len() == count && lines[0].starts_with("llama  ") && lines[1].starts_with("step ");
             let has_ranks =
-                lines.get(4).is_none_or(|line| line.contains(" busy  ") && line.contains("rank 1 ━"));
+                lines.get(4).is_none_or(|line| line.contains(" busy ") && line.contains("rank 1 ━"));
             let is_frame = is_frame && has_ranks;
             // The terminal has cut off a line that reaches the last column. The display draws it again soon.
             let is_whole = lines.iter().all(|line| line.chars().count() < columns.into());
