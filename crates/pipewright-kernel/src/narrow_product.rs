@@ -10,7 +10,7 @@
 //! tile   8 x 32 or 16 x 16 sums in registers, over a block of the inner dimension
 //! ```
 //!
-//! Sums have the order and the bits of [`product`](crate::product). On a processor without AVX-512, it multiplies widened copies.
+//! Sums have the order and the bits of [`crate::product`]. On a processor without AVX-512, it multiplies widened copies.
 
 use half::bf16;
 
