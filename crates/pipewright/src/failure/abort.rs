@@ -66,7 +66,6 @@ struct Reasons {
     /// reset.
     attempt: Attempt,
     /// The earliest attempt that runs on a rank. Two attempts may run at once.
-    #[cfg_attr(not(any(feature = "mpi", test)), expect(dead_code, reason = "only MPI reads it"))]
     earliest: Attempt,
     /// The last attempt whose failure was handled.
     over: Option<Attempt>,
