@@ -19,6 +19,18 @@ pub struct Coefficients {
     pub keep: f32,
 }
 
+impl Coefficients {
+    /// Returns the updated element of a parameter and of both moments. All forms of the step compute this.
+    #[inline(always)]
+    fn updated(self, parameter: f32, gradient: f32, first: f32, second: f32) -> [f32; 3] {
+        let Self { betas: (beta_1, beta_2), step_size, second_correction, epsilon, keep } = self;
+        let first = beta_1 * first + (1.0 - beta_1) * gradient;
+        let second = beta_2 * second + (1.0 - beta_2) * gradient * gradient;
+        let root = (second * second_correction).sqrt() + epsilon;
+        [keep * parameter - step_size * first / root, first, second]
+    }
+}
+
 /// Updates `parameter` and both moments in place.
 pub fn step(
     parameter: &mut [f32],
@@ -42,12 +54,9 @@ fn step_chunk(
     second: &mut [f32],
     by: Coefficients,
 ) {
-    let Coefficients { betas: (beta_1, beta_2), step_size, second_correction, epsilon, keep } = by;
     let moments = first.iter_mut().zip(second);
     for ((p, g), (m, v)) in parameter.iter_mut().zip(gradient).zip(moments) {
-        *m = beta_1 * *m + (1.0 - beta_1) * g;
-        *v = beta_2 * *v + (1.0 - beta_2) * g * g;
-        *p = keep * *p - step_size * *m / ((*v * second_correction).sqrt() + epsilon);
+        [*p, *m, *v] = by.updated(*p, *g, *m, *v);
     }
 }
 
@@ -74,12 +83,9 @@ fn step_chunk_over_gradient(
     second: &mut [f32],
     by: Coefficients,
 ) {
-    let Coefficients { betas: (beta_1, beta_2), step_size, second_correction, epsilon, keep } = by;
     let moments = first.iter_mut().zip(second);
     for ((p, g), (m, v)) in parameter.iter().zip(gradient).zip(moments) {
-        *m = beta_1 * *m + (1.0 - beta_1) * *g;
-        *v = beta_2 * *v + (1.0 - beta_2) * *g * *g;
-        *g = keep * p - step_size * *m / ((*v * second_correction).sqrt() + epsilon);
+        [*g, *m, *v] = by.updated(*p, *g, *m, *v);
     }
 }
 
@@ -108,15 +114,12 @@ pub fn step_apart(
 /// Writes the updated parameter and moments. The old ones and the gradient are of the same length.
 #[multiversion(targets = "simd")]
 fn write_step(new: [&mut [f32]; 3], old: [&[f32]; 4], by: Coefficients) {
-    let Coefficients { betas: (beta_1, beta_2), step_size, second_correction, epsilon, keep } = by;
     let [new_parameter, new_first, new_second] = new;
     let [parameter, gradient, first, second] = old;
     let old = parameter.iter().zip(gradient).zip(first.iter().zip(second));
     let new = new_parameter.iter_mut().zip(new_first.iter_mut().zip(new_second));
     for (((p, g), (m, v)), (new_p, (new_m, new_v))) in old.zip(new) {
-        *new_m = beta_1 * m + (1.0 - beta_1) * g;
-        *new_v = beta_2 * v + (1.0 - beta_2) * g * g;
-        *new_p = keep * p - step_size * *new_m / ((*new_v * second_correction).sqrt() + epsilon);
+        [*new_p, *new_m, *new_v] = by.updated(*p, *g, *m, *v);
     }
 }
 

@@ -121,7 +121,7 @@ fn check_counts_both_versions() {
             assert_eq!(number(&delayed, "gradients"), batches * number(plain, "gradients"), "{delayed}");
             assert_eq!(number(&delayed, "optimizer"), number(plain, "optimizer"), "{delayed}");
             assert!(number(&delayed, "activations") >= number(plain, "activations"), "{delayed}");
-            // At the update, there are no activations, but all versions and gradients.
+            // An update holds all versions and gradients, and no activations.
             let state = ["parameters", "gradients", "optimizer"].map(|key| number(&delayed, key));
             assert!(number(&delayed, "total") >= state.iter().sum(), "{delayed}");
         }

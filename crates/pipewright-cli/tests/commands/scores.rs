@@ -233,7 +233,7 @@ fn adapters_train_the_head_too_also_on_a_quantised_base() {
     let path = format!("adapter.path={}", folder.path("adapter").display());
     folder.train(&[set[0], set[1], set[2], &path, "run.steps=1"]);
     assert!(folder.losses()[0][0] < losses[0][0], "{losses:?}");
-    // A head of labels is not quantised, and there is no other.
+    // A head of labels stays as it is, and a model with labels has no other head.
     folder.succeed(&["quantize", &reference("score/qwen3"), "labels", "--to", "nf4"], &[]);
     let skipped =
         folder.read_json("labels/config.json")["quantization_config"]["llm_int8_skip_modules"].clone();

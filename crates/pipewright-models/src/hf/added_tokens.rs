@@ -102,8 +102,8 @@ pub fn add_tokens(
 /// Returns what `tokens` add to the model in `from`, whose tokenizer is this file.
 ///
 /// # Errors
-/// When there is no such file, when the tokenizer has a token already or a token is named twice, or when the table or the
-/// head is quantised or in a GGUF file.
+/// Fails if a file is missing, the tokenizer already has one of the tokens, a token is named twice, or the table or the head is
+/// quantised or in a GGUF file.
 pub fn added_rows(
     from: &Path,
     config: &dyn ModelFamily,

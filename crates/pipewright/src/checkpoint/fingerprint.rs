@@ -7,8 +7,8 @@
 //!
 //! If tensor ranks hold shards of different sizes, the fingerprint belongs to this number of tensor ranks.
 //!
-//! A leaf has 64 bits. Two different states have the same leaf by accident in one of 10^19 cases, but whoever wants to
-//! can construct such states: a fingerprint finds mistakes and faults, not forgeries of the hash itself.
+//! A leaf has 64 bits. Two different states have the same leaf by accident in one of 10^19 cases, but such states can be
+//! constructed: a fingerprint finds mistakes and faults, not forgeries of the hash itself.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
