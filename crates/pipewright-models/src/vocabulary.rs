@@ -242,7 +242,7 @@ impl HeadMatrix {
                 builder.mark_copy(&weight);
                 Self::Tied(TiedHead { weight })
             }
-            HeldTable::Quantised(table) => Self::Own(HeldMatrix::quantised_table(table)),
+            HeldTable::Quantised(table) => Self::Own(HeldMatrix::quantised(table)),
         })
     }
 

@@ -11,7 +11,6 @@ use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 use pipewright_kernel::quantised::QuantisedMatrix;
 
-use super::held_frozen::HeldFrozen;
 use super::linear::{Linear, linear, linear_of};
 use super::parallel::TensorParallel;
 use super::quantised_product::multiply_quantised;
@@ -24,7 +23,7 @@ pub struct HeldMatrix {
     /// `None` if its bytes are decoded in panels.
     parameter: Option<Param<Tensor<2>>>,
     #[module(skip)]
-    frozen: Option<HeldFrozen>,
+    frozen: Option<FrozenMatrix>,
 }
 
 /// A linear layer whose matrix may be quantised. A layer whose matrix is not has the record paths of a [`Linear`].
@@ -35,7 +34,7 @@ pub struct HeldLinear {
     /// Shape `[outputs]`.
     pub bias: Option<Param<Tensor<1>>>,
     #[module(skip)]
-    frozen: Option<HeldFrozen>,
+    frozen: Option<FrozenMatrix>,
 }
 
 impl From<Linear> for HeldLinear {
@@ -75,11 +74,11 @@ impl HeldLinear {
 /// The form of a matrix.
 pub(super) enum HeldForm<'a> {
     Parameter(&'a Param<Tensor<2>>),
-    Frozen(&'a HeldFrozen),
+    Frozen(&'a FrozenMatrix),
 }
 
 impl<'a> HeldForm<'a> {
-    fn of(parameter: Option<&'a Param<Tensor<2>>>, frozen: Option<&'a HeldFrozen>) -> Self {
+    fn of(parameter: Option<&'a Param<Tensor<2>>>, frozen: Option<&'a FrozenMatrix>) -> Self {
         match (parameter, frozen) {
             (Some(parameter), _) => Self::Parameter(parameter),
             (None, Some(held)) => Self::Frozen(held),
@@ -91,7 +90,7 @@ impl<'a> HeldForm<'a> {
     pub(super) fn dims(&self) -> [usize; 2] {
         match self {
             Self::Parameter(parameter) => parameter.val().dims(),
-            Self::Frozen(held) => held.matrix.dims(),
+            Self::Frozen(held) => held.dims(),
         }
     }
 
@@ -117,20 +116,15 @@ impl From<Param<Tensor<2>>> for HeldMatrix {
 
 impl From<FrozenMatrix> for HeldMatrix {
     fn from(matrix: FrozenMatrix) -> Self {
-        Self { parameter: None, frozen: Some(HeldFrozen { matrix }) }
+        Self { parameter: None, frozen: Some(matrix) }
     }
 }
 
 impl HeldMatrix {
-    /// Returns a quantised matrix, whose rows are the outputs.
+    /// Returns a quantised matrix, whose rows are the outputs. If it is a table of embeddings, its products as a tied head have the
+    /// same bits as a [`TiedHead`](super::TiedHead) with the decoded table.
     pub fn quantised(matrix: Arc<QuantisedMatrix>) -> Self {
         FrozenMatrix::Resident(matrix).into()
-    }
-
-    /// Returns a quantised table of embeddings as the matrix of a tied head. Products have the same bits as a
-    /// [`TiedHead`](super::TiedHead) with the decoded table.
-    pub fn quantised_table(matrix: Arc<QuantisedMatrix>) -> Self {
-        Self::quantised(matrix)
     }
 
     pub(super) fn form(&self) -> HeldForm<'_> {
@@ -146,8 +140,8 @@ impl HeldMatrix {
     pub fn loaded(&self) -> Self {
         match &self.frozen {
             Some(held) => {
-                let matrix = FrozenMatrix::Resident(held.matrix.get());
-                Self { parameter: None, frozen: Some(HeldFrozen { matrix }) }
+                let matrix = FrozenMatrix::Resident(held.get());
+                Self { parameter: None, frozen: Some(matrix) }
             }
             None => self.clone(),
         }
@@ -155,7 +149,7 @@ impl HeldMatrix {
 
     /// Returns the number of elements that are quantised.
     pub fn quantised_elements(&self) -> usize {
-        self.frozen.as_ref().map_or(0, |held| held.matrix.dims().iter().product())
+        self.frozen.as_ref().map_or(0, |held| held.dims().iter().product())
     }
 
     /// Returns the numbers of inputs and outputs.
@@ -168,7 +162,7 @@ impl HeldMatrix {
     pub fn columns(&self, first: usize, count: usize) -> Tensor<2> {
         match self.form() {
             HeldForm::Parameter(parameter) => parameter.val().detach().narrow(1, first, count),
-            HeldForm::Frozen(HeldFrozen { matrix, .. }) => {
+            HeldForm::Frozen(matrix) => {
                 let matrix = matrix.get();
                 let inputs = matrix.columns();
                 let mut elements = vec![0.0; count * inputs];

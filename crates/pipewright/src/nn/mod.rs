@@ -72,7 +72,6 @@ mod operation;
 mod parallel;
 mod predicted_targets;
 mod product;
-mod held_frozen;
 mod quantised_product;
 mod quantised_table;
 mod recomputed;

@@ -9,7 +9,6 @@ use pipewright_kernel::product::Matrix;
 use pipewright_kernel::quantised::{QuantisedMatrix, QuantisedOperand, Rounding, row_product};
 use pipewright_kernel::quantised_product::{half_product, half_product_with_update, product};
 
-use super::held_frozen::HeldFrozen;
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, in_bf16, on_cpu, tensor_of};
 use crate::memory::FrozenMatrix;
 
@@ -24,7 +23,7 @@ pub(super) struct QuantisedWeight {
 }
 
 impl QuantisedWeight {
-    pub(super) fn new(HeldFrozen { matrix }: HeldFrozen, input: DType) -> Self {
+    pub(super) fn new(matrix: FrozenMatrix, input: DType) -> Self {
         let rounding = match input {
             DType::BF16 => Rounding::Bf16,
             DType::F16 => Rounding::F16,
@@ -106,14 +105,14 @@ fn rows_of(left: &CpuTensor, right: QuantisedOperand<'_>) -> usize {
 
 /// Returns `x w`. Shapes: `x [rows, inputs]`, result `[rows, outputs]`. Away from the CPU back end, the weight is
 /// decoded whole.
-pub(super) fn multiply_quantised(x: Tensor<2>, held: &HeldFrozen) -> Tensor<2> {
+pub(super) fn multiply_quantised(x: Tensor<2>, matrix: &FrozenMatrix) -> Tensor<2> {
     let Some(([x], tape)) = on_cpu([x.clone().into_dispatch()]) else {
-        let matrix = held.matrix.get();
+        let matrix = matrix.get();
         let decoded = TensorData::new(matrix.decoded(), [matrix.rows(), matrix.columns()]);
         let weight = Tensor::<2>::from_data(decoded, (&x.device(), x.dtype()));
         return x.matmul(weight.transpose());
     };
-    let weight = QuantisedWeight::new(held.clone(), x.dtype()).without_tape(!tape.is_recorded());
+    let weight = QuantisedWeight::new(matrix.clone(), x.dtype()).without_tape(!tape.is_recorded());
     let y = tape.rounded(weight.product(&x, false));
     tape.record_tensor(y, |_| QuantisedBackward(weight))
 }
