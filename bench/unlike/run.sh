@@ -76,6 +76,8 @@ END
 echo "steps = $steps" >>"$folder/model.toml"
 
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+# As `pipewright launch` sets them for several machines.
+export OMPI_MCA_btl_tcp_eager_limit=16842752 OMPI_MCA_btl_tcp_rndv_eager_limit=16842752
 on_both() {
     (cd "$folder" && nsenter --net=/run/netns/$fast mpirun -n 2 --bind-to none --host 10.78.0.1:1,10.78.0.2:1 --mca plm_rsh_agent "$folder/shell" \
         --mca btl tcp,self --mca btl_tcp_if_include 10.78.0.0/24 --mca oob_tcp_if_include 10.78.0.0/24 "$binary" "$@")
