@@ -213,6 +213,53 @@ impl Layers {
         !self.speed_of.is_empty() || self.network.has_own_links()
     }
 
+    /// Returns layers that take no longer than these on any rank, and that each rank computes at one speed, whatever their
+    /// kind. `speeds` has it for each rank. A layer takes at speed 1 what it takes on the rank with the smallest product of
+    /// its time and its speed.
+    pub(super) fn at_one_speed_each(&self, speeds: &[f64]) -> Self {
+        let ranks = || (0..).zip(speeds).map(|(rank, &speed)| (speed, &self.on(rank).list));
+        let least = |at: usize, takes: fn(&Layer) -> f64| {
+            ranks().map(|(speed, list)| speed * takes(&list[at])).fold(f64::INFINITY, f64::min)
+        };
+        let list: Vec<Layer> = (0..self.count())
+            .map(|at| Layer {
+                forward: least(at, |layer| layer.forward),
+                input: least(at, |layer| layer.input),
+                weight: least(at, |layer| layer.weight),
+                ..self.list[at]
+            })
+            .collect();
+        let at_speed = |speed: f64| {
+            let timed = |layer: &Layer| Layer {
+                forward: layer.forward / speed,
+                input: layer.input / speed,
+                weight: layer.weight / speed,
+                ..*layer
+            };
+            self.with_list(list.iter().map(timed).collect())
+        };
+        Self {
+            speeds: speeds.iter().map(|&speed| at_speed(speed)).collect(),
+            speed_of: (0..speeds.len()).collect(),
+            ..self.with_list(list.clone())
+        }
+    }
+
+    /// Returns these layers for equal ranks with other costs.
+    fn with_list(&self, list: Vec<Layer>) -> Self {
+        Self {
+            forward: sums(&list, |layer| layer.forward),
+            input: sums(&list, |layer| layer.input),
+            work: sums(&list, |layer| layer.forward + layer.input + layer.weight),
+            list,
+            network: self.network.clone(),
+            trained: self.trained.clone(),
+            speeds: Vec::new(),
+            speed_of: Vec::new(),
+            ..*self
+        }
+    }
+
     /// Returns the layers with the times that they take on a rank.
     pub(super) fn on(&self, rank: usize) -> &Self {
         self.speed_of.get(rank).map_or(self, |&speed| &self.speeds[speed])

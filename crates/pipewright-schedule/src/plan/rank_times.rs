@@ -52,6 +52,11 @@ impl<'a> Step<'a> {
         Self { layers, ranks, microbatches: f64::from(microbatches), hops }
     }
 
+    /// Returns the same step of other layers, whose messages have the same sizes.
+    pub(super) fn with_layers<'b>(&self, layers: &'b Layers) -> Step<'b> {
+        Step { layers, ranks: self.ranks, microbatches: self.microbatches, hops: self.hops }
+    }
+
     /// Returns the earliest start of a rank. Its first stage follows `rank` other stages and begins with the
     /// layer `first`.
     pub(super) fn fill(&self, rank: usize, first: usize) -> f64 {

@@ -246,6 +246,24 @@ fn small(seed: u64) -> Instance {
     Instance { what: "small", profile, ranks, microbatches: numbers.between(1, 8) as u32 }
 }
 
+/// A small layer that a slow rank computes quickly says nothing about its speed at all others.
+#[test]
+fn the_bound_knows_kinds_of_layers() {
+    let (small, large) = (block("embedding", 0.01), block("decoder", 1.0));
+    let slow =
+        RankProfile { speed: 0.25, speeds: [("embedding".to_owned(), 1.0)].into(), ..RankProfile::default() };
+    let profile = Profile {
+        layers: [vec![small], vec![large; 20]].concat(),
+        link: LinkProfile::new(0.0, 1e9),
+        ranks: vec![RankProfile::default(), slow],
+        ..Profile::default()
+    };
+    let request = PlanRequest { ranks: 2, microbatches: 16, effort: 1, ..PlanRequest::default() };
+    let report = plan(&profile, &request, &mut || true).expect("a plan");
+    let gap = report.plans[0].step_s / report.lower_bound_s;
+    assert!(gap < 1.03, "{gap}");
+}
+
 #[test]
 fn small_clusters_are_planned_at_least_as_well_as_by_trying() {
     let mut left_out = 0;

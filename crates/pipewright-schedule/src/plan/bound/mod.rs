@@ -78,8 +78,21 @@ pub(super) fn optimizer_bound(step: Step<'_>) -> f64 {
 
 /// Returns a lower bound for all plans on some or all of unlike ranks, without the optimizer. With `is_exact`, it is
 /// higher and takes longer.
+///
+/// `unlike.rs` lets each rank compute every layer at the speed of the kind that it is best at. A rank that is almost
+/// as fast as the others at a small layer would then seem so at all layers. So the bound is also computed for layers that
+/// take no longer than these, and that each rank computes at its mean speed.
 pub(super) fn unlike_bound(step: Step<'_>, memory: Option<&RankMemory>, is_exact: bool) -> f64 {
-    unlike::bound(step, memory, is_exact) * (1.0 - ROUNDING)
+    let at_best = unlike::bound(step, memory, is_exact);
+    let (best, mean) = (step.speeds(), step.mean_speeds());
+    let has_kinds = best.iter().zip(&mean).any(|(best, mean)| *best > mean * (1.0 + ROUNDING));
+    let at_mean = if has_kinds {
+        let layers = step.layers.at_one_speed_each(&mean);
+        unlike::bound(step.with_layers(&layers), memory, is_exact)
+    } else {
+        0.0
+    };
+    at_best.max(at_mean) * (1.0 - ROUNDING)
 }
 
 /// Returns the bound from the sums over replicas: a rank begins the first of its sums after all microbatches
