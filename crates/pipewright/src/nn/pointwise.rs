@@ -4,6 +4,7 @@
 use burn::tensor::{Tensor, activation};
 use pipewright_kernel::pointwise::{Function, slopes, values};
 
+use super::composed::at_least_single;
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
 
 /// Returns `e^x` of each element.
@@ -47,7 +48,7 @@ pub fn gelu_tanh<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     apply(Function::GeluTanh, x, |x| {
         // The composition adds 1 to numbers near -1, which half precision rounds too much.
         let precision = x.dtype();
-        activation::gelu_approximate(super::at_least_single(x)).cast(precision)
+        activation::gelu_approximate(at_least_single(x)).cast(precision)
     })
 }
 
@@ -103,6 +104,5 @@ mod tests {
         }
         let positive = || numbers([35], 1.0) + 1.5;
         check([positive()], |x| ln(shaped(x)), |x| shaped(x).log());
-
     }
 }
