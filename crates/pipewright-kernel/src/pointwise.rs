@@ -79,7 +79,7 @@ impl Function {
 }
 
 /// `2 sqrt(2 / π)`, and the factor of `x³`.
-const GELU: [f32; 2] = [1.595_769_1, 0.044_715];
+const GELU: [f32; 2] = [1.595_769, 0.044_715];
 
 #[inline(always)]
 fn gelu_share(x: f32) -> f32 {

@@ -25,6 +25,9 @@
 //!
 //! [`Dropout`] has the same mask for every cut of the model.
 //!
+//! [`exp`], [`ln`], [`tanh`], [`sigmoid`], [`softmax`], [`sum`], [`matrix_product`] and others take the place of operations of
+//! Burn whose bits on the processor depend on its instructions or on the system's C library.
+//!
 //! If a stage computes parts of its layers again
 //! ([`LayerParts`](pipewright_schedule::recompute::LayerParts)), products do not keep the results of
 //! [`rms_norm`], [`swiglu`] and [`relu_squared`] that they multiply.

@@ -93,7 +93,7 @@ fn small<const D: usize>(part: Part, seed: f32, scale: f32) -> Tensor<D> {
         ranges[1] = part.columns.0..part.columns.1;
     }
     let count = shape.iter().product::<usize>();
-    let values: Vec<f32> = (0..count).map(|index| scale * (index as f32 * 0.7 + seed).sin()).collect();
+    let values: Vec<f32> = (0..count).map(|index| scale * libm::sinf(index as f32 * 0.7 + seed)).collect();
     Tensor::from_data(TensorData::new(values, shape), &Device::flex()).slice(ranges)
 }
 
@@ -124,7 +124,7 @@ struct Gradients {
 impl ModuleVisitor for Gradients {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if param.val().is_require_grad() {
-            self.made.register(param.id, small::<D>(self.part, self.scale.ln(), self.scale));
+            self.made.register(param.id, small::<D>(self.part, libm::logf(self.scale), self.scale));
         }
     }
 }
