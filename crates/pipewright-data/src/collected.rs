@@ -116,7 +116,7 @@ impl Frequencies {
         let all = counts().sum::<u64>();
         let part = |count: u64| {
             let share = count as f64 / all as f64;
-            -share * share.ln()
+            -share * libm::log(share)
         };
         Totals { targets: all as usize, frequency_entropy: counts().map(part).sum() }
     }

@@ -209,7 +209,7 @@ fn positions(
 fn llama3_factors(base: f64, factor: f64, width: usize) -> Vec<f32> {
     let [low, high, length] = LLAMA3;
     let of_pair = |pair: usize| {
-        let wave = TAU * base.powf(2.0 * pair as f64 / width as f64);
+        let wave = TAU * libm::pow(base, 2.0 * pair as f64 / width as f64);
         if wave < length / high {
             1.0
         } else if wave > length / low {

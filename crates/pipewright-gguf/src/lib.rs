@@ -9,6 +9,8 @@
 //!
 //! Readers of model folders need no case for GGUF: [`files::read`] returns the content of `model.gguf/config.json`.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 mod error;
 mod tensor;
 mod parse;

@@ -83,11 +83,11 @@ impl Codes {
     /// the middles of equal parts of the decade. With `is_signed`, also the negative ones but -1.
     fn new(is_signed: bool) -> Self {
         let mut values = vec![0.0, 1.0];
-        for decade in 0..7 {
+        for (decade, scale) in [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1f32, 1.0].into_iter().enumerate() {
             let steps = if is_signed { 1 << decade } else { 2 << decade };
             let bound = |step: i32| 0.1f32 + 0.9f32 * step as f32 / steps as f32;
             for step in 0..steps {
-                let value = 10f32.powi(decade - 6) * (bound(step) + bound(step + 1)) / 2.0;
+                let value = scale * (bound(step) + bound(step + 1)) / 2.0;
                 values.push(value);
                 if is_signed {
                     values.push(-value);

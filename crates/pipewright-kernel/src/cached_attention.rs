@@ -2,7 +2,7 @@
 
 use multiversion::multiversion;
 
-use super::exp::exp;
+use super::pointwise::exp;
 use super::simd::{max, sum};
 use super::soft_cap::bound;
 

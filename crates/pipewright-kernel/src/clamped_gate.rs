@@ -5,7 +5,7 @@ use half::bf16;
 use multiversion::multiversion;
 
 use super::element::Element;
-use super::swiglu::sigmoid;
+use super::pointwise::sigmoid;
 
 /// The constants of the activation.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -6,7 +6,7 @@ use half::bf16;
 use multiversion::multiversion;
 
 use super::element::Element;
-use super::exp::exp;
+use super::pointwise::sigmoid;
 
 /// Sizes of a convolution, and the place of its channels in the rows of the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +78,7 @@ pub(crate) fn forward_in<T: Element>(inputs: Inputs<'_, T>) -> Vec<f32> {
     for (row, u) in u.chunks_exact_mut(inputs.dims.channels).enumerate() {
         weigh(inputs, &weight, row, u);
         for u in u.iter_mut() {
-            *u *= 1.0 / (1.0 + exp(-*u));
+            *u *= sigmoid(*u);
         }
     }
     u
@@ -117,7 +117,7 @@ pub(crate) fn activation_backward<T: Element>(inputs: Inputs<'_, T>, gradient: &
     for (row, gradient) in gradient.chunks_exact_mut(inputs.dims.channels).enumerate() {
         weigh(inputs, &weight, row, &mut sums);
         for (g, &v) in gradient.iter_mut().zip(&sums) {
-            let s = 1.0 / (1.0 + exp(-v));
+            let s = sigmoid(v);
             *g *= s * (1.0 + v * (1.0 - s));
         }
     }

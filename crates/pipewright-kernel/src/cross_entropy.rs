@@ -7,7 +7,7 @@ use half::bf16;
 use multiversion::multiversion;
 
 use super::element::Element;
-use super::exp::exp;
+use super::pointwise::{exp, ln};
 use super::simd::{max_of, sum};
 
 /// The target of a row that does not count.
@@ -121,7 +121,7 @@ pub(super) fn normalise<T: Element>(
         }
         // If all logits of a row are masked, its sum is 0.
         let largest = max_of(row, T::single).max(f32::MIN);
-        *normaliser = sum(row.len(), |i| exp(row[i].single() - largest)).ln() + largest;
+        *normaliser = ln(sum(row.len(), |i| exp(row[i].single() - largest))) + largest;
     }
 }
 

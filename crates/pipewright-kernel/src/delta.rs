@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use multiversion::multiversion;
 
-use super::exp::exp;
+use super::pointwise::exp;
 use super::simd::sum;
 
 /// Added to the sum of the squares of a query or a key.

@@ -20,7 +20,7 @@ pub(super) const COEFFICIENTS: [f32; 6] =
 /// `x = n ln 2 + r` with `|r| <= ln 2 / 2`; `e^r` is the polynomial of Cephes' `expf` (Moshier, 1992), and
 /// `2^n` is written into the bits of the exponent.
 #[inline(always)]
-pub(super) fn exp(x: f32) -> f32 {
+pub fn exp(x: f32) -> f32 {
     let clamped = if x > LARGEST { LARGEST } else { x };
     let clamped = if clamped < SMALLEST { SMALLEST } else { clamped };
     let shifted = clamped * std::f32::consts::LOG2_E + ROUND;

@@ -4,7 +4,7 @@
 use multiversion::multiversion;
 
 use super::element::Element;
-use super::exp::exp;
+use super::pointwise::{exp, sigmoid};
 use super::simd::sum;
 
 /// The inputs of a gated norm.
@@ -73,7 +73,7 @@ pub(crate) fn backward_in<T: Element>(
         let z = &z[row * stride..][..width];
         let d_z = &mut d_z[row * stride..][..width];
         for (((v, gate), y), z) in v.iter_mut().zip(&mut gate).zip(y).zip(z) {
-            *gate = 1.0 / (1.0 + exp(-z.single()));
+            *gate = sigmoid(z.single());
             *v = y.single() * z.single() * *gate;
         }
         for (index, &scale) in scales[row * runs..][..runs].iter().enumerate() {

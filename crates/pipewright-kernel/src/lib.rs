@@ -7,13 +7,15 @@
 //!
 //! Vector instructions are chosen at run time. No result depends on which were chosen: sums run over a fixed
 //! number of lanes, no multiplication is contracted with an addition, and rounding to bfloat16 keeps
-//! subnormal numbers. Matrix products have an order of their own, with contracted multiplications, on every processor
+//! subnormal numbers. Functions such as exponentials do not call the system's C library ([`pointwise`]). Matrix products have an order of their own, with contracted multiplications, on every processor
 //! ([`product`]). Products of bfloat16 with AMX are the exception: AMX has another order ([`bf16_product`]).
 //!
 //! # Panics
 //!
 //! Functions panic if the lengths of their slices do not fit together. The layers that call them compare
 //! shapes first.
+
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 #[cfg(test)]
 mod numbers;
@@ -25,6 +27,8 @@ pub mod testing;
 mod bf16_instructions;
 pub mod half;
 mod exp;
+pub mod pointwise;
+pub mod rows;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod scratch;

@@ -7,6 +7,7 @@
 use half::bf16;
 
 use super::element::Element;
+use super::pointwise::exp;
 use super::{convolution, gated_norm, scan};
 
 /// The inputs of the mixer. Parameters have single precision.
@@ -59,7 +60,7 @@ impl<T: Element> Inputs<'_, T> {
     fn with_scan<R>(&self, pass: impl FnOnce(scan::Inputs<'_>) -> R) -> R {
         let u = convolution::forward_in(self.convolution_inputs());
         let steps = scan::steps_in(self.steps, self.projected, self.dt_bias);
-        let rates: Vec<f32> = self.log_rates.iter().map(|log| -log.exp()).collect();
+        let rates: Vec<f32> = self.log_rates.iter().map(|log| -exp(*log)).collect();
         let &Self { skip, documents, .. } = self;
         pass(scan::Inputs { dims: self.scan, u: &u, steps: &steps, rates: &rates, skip, documents })
     }

@@ -1,6 +1,6 @@
 //! The losses of routers, each a mean over tokens with weights of their own.
 
-use super::exp::exp;
+use super::pointwise::{exp, ln, sigmoid, softplus};
 
 /// Returns `sum_t w_t sum_e p_te loads_e` and `sum_t w_t (log sum_e exp l_te)²`, for `p` the softmax of the
 /// logits.
@@ -35,15 +35,14 @@ pub fn backward(logits: &[f32], loads: &[f32], weights: &[f32], [balance, z]: [f
 /// Returns `log sum exp`.
 fn normaliser(logits: &[f32]) -> f32 {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    largest + logits.iter().map(|logit| exp(logit - largest)).sum::<f32>().ln()
+    largest + ln(logits.iter().map(|logit| exp(logit - largest)).sum::<f32>())
 }
 
 /// Returns the weighted sum of the binary cross entropies of scores against what was chosen.
 pub fn choice(scores: &[f32], was_chosen: &[f32], weights: &[f32]) -> f32 {
     let tokens = scores.iter().zip(was_chosen).zip(weights);
     let loss = |((score, chosen), weight): ((&f32, &f32), &f32)| {
-        let softplus = score.max(0.0) + exp(-score.abs()).ln_1p();
-        f64::from(weight * (softplus - score * chosen))
+        f64::from(weight * (softplus(*score) - score * chosen))
     };
     tokens.map(loss).sum::<f64>() as f32
 }
@@ -51,8 +50,6 @@ pub fn choice(scores: &[f32], was_chosen: &[f32], weights: &[f32]) -> f32 {
 /// Returns the gradient of the scores of [`choice`].
 pub fn choice_backward(scores: &[f32], was_chosen: &[f32], weights: &[f32], gradient: f32) -> Vec<f32> {
     let tokens = scores.iter().zip(was_chosen).zip(weights);
-    let d = |((score, chosen), weight): ((&f32, &f32), &f32)| {
-        gradient * weight * (1.0 / (1.0 + exp(-score)) - chosen)
-    };
+    let d = |((score, chosen), weight): ((&f32, &f32), &f32)| gradient * weight * (sigmoid(*score) - chosen);
     tokens.map(d).collect()
 }

@@ -6,7 +6,7 @@
 
 use multiversion::multiversion;
 
-use super::exp::exp;
+use super::pointwise::exp;
 use super::simd::{max, sum};
 
 /// Returns `softmax(logits)` row by row.

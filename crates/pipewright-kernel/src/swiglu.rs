@@ -10,13 +10,8 @@ use super::avx512;
 #[cfg(target_arch = "x86_64")]
 use super::bf16_instructions::Instructions;
 use super::element::Element;
-use super::exp::exp;
+use super::pointwise::sigmoid;
 use super::simd::{fresh, written};
-
-#[inline(always)]
-pub(super) fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + exp(-x))
-}
 
 // Functions for each element type, not generic ones, so that their loops are compiled with this crate's
 // optimisation.

@@ -11,6 +11,7 @@ use multiversion::multiversion;
 
 use super::cross_entropy::{Smoothing, compared, normalise, probability, scale_probabilities, whole_rows};
 use super::element::Element;
+use super::pointwise::{exp, ln_1p};
 
 /// The statistics of a row before the first part: the logarithm of 0, and no logit. If all logits of a row
 /// are masked, they are minus infinity, and the normaliser stays so. The loss of the row is then not a
@@ -50,7 +51,7 @@ fn forward_in<T: Element>(
 /// Returns `ln(e^a + e^b)`; not a number if one of them is not.
 fn joined(a: f32, b: f32) -> f32 {
     let (larger, smaller) = if a > b { (a, b) } else { (b, a) };
-    if smaller == f32::NEG_INFINITY { larger } else { larger + (smaller - larger).exp().ln_1p() }
+    if smaller == f32::NEG_INFINITY { larger } else { larger + ln_1p(exp(smaller - larger)) }
 }
 
 /// Replaces the logits by their gradient, and returns the gradient of the earlier statistics, from the
@@ -96,7 +97,7 @@ fn backward_in<T: Element>(
     replace_rows(logits, columns, &normalisers, smoothing, gradients);
     let rows = earlier.as_chunks().0.iter().zip(normalisers).zip(gradients);
     let d_earlier = rows
-        .flat_map(|((&[before, _], after), &[share, of_target])| [share * (before - after).exp(), of_target]);
+        .flat_map(|((&[before, _], after), &[share, of_target])| [share * exp(before - after), of_target]);
     d_earlier.collect()
 }
 

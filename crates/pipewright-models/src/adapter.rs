@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use pipewright::checkpoint::Checkpoint;
 use pipewright::memory::StreamedMatrix;
+use pipewright::nn::sum_dim;
 use pipewright::tensor::TensorShard;
 use pipewright_kernel::quantised::QuantisedMatrix;
 
@@ -147,7 +148,7 @@ impl ParameterSource for AdaptedSource<'_> {
                     Some(half) => base.cast(half).cast(DType::F32),
                     None => base,
                 };
-                rounded.square().sum_dim(0).sqrt().into_data().iter::<f32>().collect()
+                sum_dim(rounded.square(), 0).sqrt().into_data().iter::<f32>().collect()
             }
         };
         let shape = shard.shape(&spec.shape);

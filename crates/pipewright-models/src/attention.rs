@@ -3,8 +3,7 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use burn::tensor::activation::sigmoid;
-use pipewright::nn::{Region, TensorParallel};
+use pipewright::nn::{Region, TensorParallel, sigmoid};
 use pipewright::stage::StageContext;
 use pipewright::tensor::Placement;
 

@@ -119,7 +119,7 @@ pub(crate) fn initial(seed: u64, spec: &ParameterSpec) -> Option<Vec<f32>> {
     match names.as_slice() {
         ["A_log", ..] => {
             let mut uniform = Uniform::new(seed, &spec.path);
-            Some((0..spec.shape[0]).map(|_| (0.01 + 15.99 * uniform.next()).ln() as f32).collect())
+            Some((0..spec.shape[0]).map(|_| libm::log(0.01 + 15.99 * uniform.next()) as f32).collect())
         }
         [_, "conv1d"] => Some(uniform(seed, spec, 1.0 / (spec.shape[2] as f64).sqrt())),
         _ => None,

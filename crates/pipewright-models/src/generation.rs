@@ -280,7 +280,7 @@ impl Sampling {
             return best as u32;
         }
         let largest = f64::from(logits[best]);
-        let weight = |logit: f32| ((f64::from(logit) - largest) / self.temperature).exp();
+        let weight = |logit: f32| libm::exp((f64::from(logit) - largest) / self.temperature);
         let mut candidates: Vec<(usize, f64)> =
             logits.iter().map(|&logit| weight(logit)).enumerate().collect();
         let keeps_k = 0 < self.top_k && self.top_k < candidates.len();

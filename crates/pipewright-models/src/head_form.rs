@@ -8,6 +8,7 @@
 use std::ops::Range;
 
 use burn::tensor::Tensor;
+use pipewright::nn::tanh;
 use pipewright_schedule::{LayerDesc, ModelDesc};
 use pipewright_shapes::operations::LayerCount;
 
@@ -124,7 +125,7 @@ impl HeadForm {
     /// Returns the logits from the products of the matrix.
     pub(crate) fn bounded<const D: usize>(&self, products: Tensor<D>) -> Tensor<D> {
         match self.cap {
-            Some(cap) => (products / cap).tanh() * cap,
+            Some(cap) => tanh(products / cap) * cap,
             None => products,
         }
     }

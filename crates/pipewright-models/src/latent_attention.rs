@@ -6,9 +6,11 @@
 //! In generation, latents take the place of keys and values: the matrix behind the latents is applied to the
 //! queries, and to what the queries attend to.
 
+use std::ops::Range;
+
 use burn::module::Module;
 use burn::tensor::Tensor;
-use pipewright::nn::{Region, TensorParallel};
+use pipewright::nn::{HeadMatrices, Region, TensorParallel, head_products};
 use pipewright::stage::StageContext;
 
 use crate::attention::{AttentionBias, AttentionSizes};
@@ -191,10 +193,14 @@ impl LatentAttention {
         let [tokens, heads, _] = turned.dims();
         // Matrices in files are read ahead in the order of the model, which has `kv_a_proj` before `kv_b_proj`.
         let [latent, of_key] = self.latents(&shared, tensor, context);
-        // `[heads, key_rank, unrotated + value]`.
-        let matrices = self.kv_b_proj.matrix().reshape([key_rank, heads, unrotated + value]).swap_dims(0, 1);
-        let of_keys = matrices.clone().narrow(2, 0, unrotated).swap_dims(1, 2);
-        let rest = rest.swap_dims(0, 1).matmul(of_keys).swap_dims(0, 1);
+        let all = self.kv_b_proj.matrix();
+        let of_heads = |columns: Range<usize>, is_transposed| HeadMatrices {
+            all: all.clone(),
+            width: unrotated + value,
+            columns,
+            is_transposed,
+        };
+        let rest = head_products(rest, of_heads(0..unrotated, true));
         let mut query = vec![turned, rest];
         let width = self.form.latent_dim();
         let padding = width - rotated - key_rank;
@@ -203,8 +209,8 @@ impl LatentAttention {
         }
         let queries = Tensor::cat(query, 2).reshape([tokens, heads * width]);
         let attended = attend([queries, self.latent_keys(latent.clone(), of_key), latent]);
-        let attended = attended.reshape([tokens, heads, key_rank]).swap_dims(0, 1);
-        let attended = attended.matmul(matrices.narrow(2, unrotated, value)).swap_dims(0, 1);
+        let attended = attended.reshape([tokens, heads, key_rank]);
+        let attended = head_products(attended, of_heads(unrotated..unrotated + value, false));
         let attended = SharedInput::new(attended.reshape([tokens, heads * value]));
         self.o_proj.forward_region(&attended, &Region::of_whole(tensor), context)
     }

@@ -30,6 +30,8 @@
 //! # Ok::<(), pipewright_models::ModelError>(())
 //! ```
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 // Reading order: a module imports only earlier ones, which `tools/layers` checks.
 mod quantisation;
 pub mod error;

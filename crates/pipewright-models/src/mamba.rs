@@ -119,7 +119,7 @@ impl MambaInit {
     pub(crate) fn parameter(&self, spec: &ParameterSpec) -> Option<Vec<f32>> {
         let names: Vec<&str> = spec.path.rsplit('.').take(2).collect();
         match names.as_slice() {
-            ["A_log", ..] => Some((1..=spec.shape[0]).map(|head| (head as f64).ln() as f32).collect()),
+            ["A_log", ..] => Some((1..=spec.shape[0]).map(|head| libm::log(head as f64) as f32).collect()),
             ["dt_bias", ..] => Some(self.step_biases(spec)),
             [_, "conv1d"] => Some(uniform(self.seed, spec, 1.0 / (self.taps as f64).sqrt())),
             _ => None,
@@ -131,8 +131,8 @@ impl MambaInit {
         let (low, high) = self.steps;
         let mut uniform = Uniform::new(self.seed, &spec.path);
         let bias = |_| {
-            let step = (low.ln() + uniform.next() * (high / low).ln()).exp().max(self.floor);
-            (step + (-(-step).exp_m1()).ln()) as f32
+            let step = libm::exp(libm::log(low) + uniform.next() * libm::log(high / low)).max(self.floor);
+            (step + libm::log(-libm::expm1(-step))) as f32
         };
         (0..spec.shape[0]).map(bias).collect()
     }

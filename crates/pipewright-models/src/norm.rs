@@ -3,7 +3,9 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use pipewright::nn::{TensorParallel, at_least_single, rms_norm};
+use pipewright::nn::{
+    TensorParallel, at_least_single, centre_rows, rms_norm, row_sums, scale_rows,
+};
 use pipewright::tensor::Placement;
 
 use crate::error::ModelError;
@@ -111,11 +113,11 @@ impl Norm {
         let Some(SplitRows { width, copies }) = self.split else { return self.forward(x) };
         let (precision, x) = (x.dtype(), at_least_single(x));
         // Ranks with the same elements add a part of their squares each.
-        let own = x.clone().square().sum_dim(1) / (width as f64 * f64::from(copies));
+        let own = row_sums(x.clone().square()) / (width as f64 * f64::from(copies));
         // The elements of each rank depend on the mean square, so its gradient is the sum over the ranks.
         let mean = tensor.enter(tensor.sum(own));
         let factors = at_least_single(self.factors()).unsqueeze();
-        (x / (mean + self.form.epsilon).sqrt() * factors).cast(precision)
+        (scale_rows(x, (mean + self.form.epsilon).sqrt().recip()) * factors).cast(precision)
     }
 
     fn factors(&self) -> Tensor<1> {
@@ -129,9 +131,9 @@ impl Norm {
 fn layer_norm(x: Tensor<2>, factors: Tensor<1>, bias: Tensor<1>, epsilon: f64) -> Tensor<2> {
     let (precision, x) = (x.dtype(), at_least_single(x));
     let [factors, bias] = [factors, bias].map(|row| at_least_single(row).unsqueeze());
-    let centred = x.clone() - x.mean_dim(1);
-    let root = (centred.clone().square().mean_dim(1) + epsilon).sqrt();
-    (centred / root * factors + bias).cast(precision)
+    let (width, centred) = (x.dims()[1], centre_rows(x));
+    let variance = row_sums(centred.clone().square()) / width as f64;
+    (scale_rows(centred, (variance + epsilon).sqrt().recip()) * factors + bias).cast(precision)
 }
 
 #[cfg(test)]

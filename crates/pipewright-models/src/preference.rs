@@ -17,8 +17,8 @@
 //!   completions of other records, at least 0 and without a gradient;
 //! - `reward`, of a model with a score in place of logits: see the module `reward`.
 
-use burn::tensor::activation::log_sigmoid;
 use burn::tensor::{Bool, Int, Tensor, TensorData};
+use pipewright::nn::{ln, log_sigmoid, row_sums, sigmoid, sum, tanh};
 use pipewright::stage::StageContext;
 use pipewright::train::data::{DOCUMENTS, ROLES, Role, SEQUENCES};
 use pipewright::train::{PREFERENCE, REFERENCE, REFERENCE_PASS, SHARE_CHOSEN};
@@ -113,13 +113,13 @@ impl PreferenceLoss {
             sequence.completion.iter().for_each(|&place| row[place] = -1.0);
         }
         let log_probs =
-            (table(places, [count, targets.len()]) * losses.clone().unsqueeze()).sum_dim(1).reshape([count]);
+            row_sums(table(places, [count, targets.len()]) * losses.clone().unsqueeze()).reshape([count]);
         if context.value::<bool>(REFERENCE_PASS).is_ok() {
             for (index, sequence) in sequences.iter().enumerate() {
                 let own = log_probs.clone().narrow(0, index, 1);
                 context.auxiliary_loss_of(&sequence.number.to_string(), REFERENCE, 0.0, own);
             }
-            return log_probs.sum_dim(0);
+            return sum(log_probs);
         }
         let halves = [count / 2, 2];
         let reference = sequences.iter().map(|sequence| f32::from_bits(sequence.number as u32)).collect();
@@ -146,7 +146,7 @@ impl PreferenceLoss {
         let mut shares = vec![0.0; targets.len()];
         counted.iter().for_each(|&place| shares[place] = 1.0 / counted.len() as f32);
         let shares = table(shares, [1, targets.len()]);
-        let cross_entropy = (shares * losses.unsqueeze()).sum_dim(1).reshape([1]);
+        let cross_entropy = sum(shares * losses.unsqueeze());
         report(context, "nll_loss", cross_entropy.clone());
         loss + cross_entropy
     }
@@ -226,7 +226,7 @@ impl PreferenceLoss {
         }
         report(context, SHARE_CHOSEN, mean(of_label([1.0, 0.0])));
         let margins = (own - divergence.unsqueeze()) * self.beta * of_label([1.0, -1.0]);
-        (log_sigmoid(margins).exp().neg() + 1.0) * of_label(self.weights)
+        (sigmoid(margins).neg() + 1.0) * of_label(self.weights)
     }
 }
 
@@ -238,14 +238,14 @@ pub(crate) fn report(context: &StageContext, name: &str, value: Tensor<1>) {
 /// Returns the mean of `[records, 1]`, with the same bits every time.
 pub(crate) fn mean(values: Tensor<2>) -> Tensor<1> {
     let [count, _] = values.dims();
-    values.reshape([count]).sum_dim(0) / count as f64
+    sum(values) / count as f64
 }
 
 /// Returns `ln(1 - exp x)` for negative numbers. With `t = tanh(x / 2)`, `1 - exp x` is `-2 t / (1 - t)`, without
 /// cancellation near 0.
 fn ln_of_complement(x: Tensor<2>) -> Tensor<2> {
-    let t = (x / 2.0).tanh();
-    (t.clone() * -2.0).log() - (t.neg() + 1.0).log()
+    let t = tanh(x / 2.0);
+    ln(t.clone() * -2.0) - ln(t.neg() + 1.0)
 }
 
 /// Returns the sequences of a microbatch, in order.

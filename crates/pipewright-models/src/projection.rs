@@ -16,7 +16,7 @@ use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor};
 use pipewright::nn::{
     Branches, Dropout, HeldMatrix, Linear, LowRank, Region, TensorParallel, adapted_product, at_least_single,
-    held_linear,
+    held_linear, matrix_product, sum_dim,
 };
 use pipewright::random::RandomStream;
 use pipewright::stage::StageContext;
@@ -388,7 +388,7 @@ impl Projection {
     /// quantised matrix, only some columns at a time are decoded, and rounded as for the products.
     fn squares(&self, adapted: &Adapted<'_>, precision: DType) -> Tensor<2> {
         let of =
-            |columns: Tensor<2>, product: Tensor<2>| (at_least_single(columns) + product).square().sum_dim(0);
+            |columns: Tensor<2>, product: Tensor<2>| sum_dim((at_least_single(columns) + product).square(), 0);
         let [_, outputs] = self.weight.dims();
         if self.weight.parameter().is_some() {
             return of(off_tape(self.weight.columns(0, outputs)), adapted.product());
@@ -399,7 +399,7 @@ impl Projection {
         let some = |start: usize| {
             let count = DECODED_COLUMNS.min(outputs - start);
             let product =
-                first.clone().matmul(second.clone().narrow(1, start, count)) * adapted.settings.scale;
+                matrix_product(first.clone(), second.clone().narrow(1, start, count)) * adapted.settings.scale;
             let columns = weight.columns(start, count).to_device(&device).cast(precision);
             of(columns, product)
         };
@@ -416,7 +416,7 @@ impl<'a> Adapted<'a> {
     /// Returns `scale * a b'`, `[inputs, outputs]`, without gradients.
     fn product(&self) -> Tensor<2> {
         let [first, second] = self.matrices();
-        first.matmul(second) * self.settings.scale
+        matrix_product(first, second) * self.settings.scale
     }
 
     /// Returns both matrices off the tape. A tensor that is detached on the tape is a leaf of its own, whose operations keep

@@ -6,9 +6,8 @@
 //! and Terry, 1952), where `m` is the margin of the pair or 0 (Touvron et al., 2023, arXiv:2307.09288), plus `c (r(c) + r(l))^2`,
 //! which keeps rewards around 0 (Eisenstein et al., 2023, arXiv:2312.09244). TRL computes the same.
 
-use burn::tensor::activation::log_sigmoid;
 use burn::tensor::{Int, Tensor, TensorData};
-use pipewright::nn::{TensorParallel, predicted_targets};
+use pipewright::nn::{TensorParallel, log_sigmoid, predicted_targets};
 use pipewright::stage::StageContext;
 use pipewright::train::LABEL_ACCURACY;
 

@@ -3,8 +3,10 @@
 //! of families that took them over.
 
 use burn::module::{Module, Param};
-use burn::tensor::{Int, Tensor, TensorData, activation};
-use pipewright::nn::{Region, TensorParallel, at_least_single, count_choices, linear};
+use burn::tensor::{Int, Tensor, TensorData};
+use pipewright::nn::{
+    Region, TensorParallel, at_least_single, count_choices, linear, row_sums, scale_rows, sigmoid, softmax,
+};
 use pipewright::stage::StageContext;
 use pipewright::tensor::Placement;
 
@@ -139,8 +141,8 @@ impl Router {
     fn choose(&self, x: Tensor<2>, choice: &GroupChoice) -> Chosen {
         let logits = at_least_single(self.logits(x));
         let scores = match choice.scores {
-            Scores::Softmax => activation::softmax(logits, 1),
-            Scores::Sigmoid => activation::sigmoid(logits),
+            Scores::Softmax => softmax(logits),
+            Scores::Sigmoid => sigmoid(logits),
         };
         let on_host = |data: TensorData| data.iter::<f32>().collect::<Vec<f32>>();
         let found = on_host(scores.clone().into_data());
@@ -154,7 +156,7 @@ impl Router {
         let ids = TensorData::new(ids, [tokens, choice.count]);
         let mut weights = scores.clone().gather(1, Tensor::<2, Int>::from_data(ids, &scores.device()));
         if choice.normalised {
-            weights = weights.clone() / (weights.sum_dim(1) + EPSILON);
+            weights = scale_rows(weights.clone(), (row_sums(weights) + EPSILON).recip());
         }
         let is_finite = found.iter().all(|score| score.is_finite());
         Chosen { experts, weights: weights * choice.factor, is_finite }

@@ -4,6 +4,8 @@
 //! The command `pipewright` reads arguments and shows results; the runs are in this crate. Nothing here prints: a run
 //! reports to an [`observer::Observer`], and fails with an [`error::RunError`].
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 pub mod settings;
 
 pub mod fault;

@@ -14,6 +14,8 @@
 //!
 //! The crate never depends on Burn, never opens a file and knows no times.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 // Reading order: a module imports only earlier ones, which `tools/layers` checks.
 pub mod error;
 pub mod key_range;

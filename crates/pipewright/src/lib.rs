@@ -130,6 +130,8 @@
 //! - `tokenizers`: text data through a Hugging Face `tokenizer.json`.
 //! - `testing`: pipelines in which a seed decides the order of events, for tests.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 /// Compiles the code in the repository's README and in the crate's.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]

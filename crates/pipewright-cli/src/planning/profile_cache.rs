@@ -19,7 +19,7 @@ use crate::planning::rates::device_name;
 /// Returns the name of the profile's file, with a hash of the model, the device, and the settings that change
 /// the times of a layer.
 pub(crate) fn profile_file(settings: &Settings, model: &CutModel) -> String {
-    const KEYS: [&str; 15] = [
+    const KEYS: [&str; 16] = [
         "data.bos_id",
         "data.packed",
         "data.restart_positions",
@@ -34,6 +34,7 @@ pub(crate) fn profile_file(settings: &Settings, model: &CutModel) -> String {
         "optimizer.name",
         "run.device",
         "run.devices",
+        "run.exact",
         "run.precision",
     ];
     let mut hasher = DefaultHasher::new();

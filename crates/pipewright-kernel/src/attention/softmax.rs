@@ -3,7 +3,7 @@
 use multiversion::multiversion;
 
 use super::super::element::Element;
-use super::super::exp::exp;
+use super::super::pointwise::{exp, ln};
 use super::super::product::Matrix;
 use super::super::simd::{max, sum};
 use super::inputs::Rows;
@@ -39,7 +39,7 @@ pub(super) fn softmax(scores: &mut [f32], rows: Rows<'_>, sink: Option<f32>, nor
         }
         before.fill(0.0);
         after.fill(0.0);
-        *normaliser = largest + total.ln();
+        *normaliser = largest + ln(total);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Finds out which instruction for products of bfloat16 the processor has.
 
 use std::arch::x86_64::{__cpuid_count, _xgetbv};
-use std::sync::LazyLock;
+use std::sync::OnceLock;
 
 use super::instruction::Instruction;
 
@@ -33,12 +33,19 @@ impl Available {
 /// Returns whether the processor has `tdpbf16ps`, and this process may use it. Other processors must have
 /// AVX-512.
 fn has_tiles() -> bool {
-    static HAS_TILES: LazyLock<bool> = LazyLock::new(|| is_supported() && is_permitted());
     #[cfg(feature = "testing")]
     if crate::testing::are_tiles_hidden() {
         return false;
     }
-    *HAS_TILES
+    *HAS_TILES.get_or_init(|| is_supported() && is_permitted())
+}
+
+/// Whether this process uses AMX, from the first product or from [`leave_out_tiles`] on.
+static HAS_TILES: OnceLock<bool> = OnceLock::new();
+
+/// Lets this process not use AMX. Returns whether it does not: `false` if it has used AMX before.
+pub(super) fn leave_out_tiles() -> bool {
+    !HAS_TILES.get_or_init(|| false)
 }
 
 /// Returns whether the processor has the instructions, and the operating system saves their registers

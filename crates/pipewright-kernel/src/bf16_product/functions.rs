@@ -6,7 +6,7 @@ use super::instruction::Instruction;
 use super::widened::{self, Left};
 #[cfg(target_arch = "x86_64")]
 use super::{
-    available::Available,
+    available::{Available, leave_out_tiles},
     blocked::{Target, multiply},
     right::Right,
     tile::{Output, Update},
@@ -27,6 +27,15 @@ pub fn instruction() -> Option<Instruction> {
     return Available::detect().map(Available::instruction);
     #[cfg(not(target_arch = "x86_64"))]
     return None;
+}
+
+/// Lets all products of this process, from now on, have the bits that they have on every processor: it does not use AMX.
+/// Returns `false` if it has used AMX before, and then it keeps using it.
+pub fn leave_out_amx() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return leave_out_tiles();
+    #[cfg(not(target_arch = "x86_64"))]
+    return true;
 }
 
 /// Computes `a b` into new memory, in row-major order. Each element is rounded once.

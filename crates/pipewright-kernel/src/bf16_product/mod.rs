@@ -71,7 +71,7 @@ pub use crate::testing;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use amx::{REGISTERS, multiply_registers};
 pub use functions::{
-    add_product, instruction, product, product_in_single, product_into, product_with_update,
+    add_product, instruction, leave_out_amx, product, product_in_single, product_into, product_with_update,
     rounded_product_into,
 };
 pub(crate) use functions::{quantised_product, quantised_product_into};

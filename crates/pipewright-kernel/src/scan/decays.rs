@@ -3,7 +3,7 @@
 use multiversion::multiversion;
 
 use super::chunks::{CHUNK, Chunk, Heads, Inputs};
-use crate::exp::exp;
+use crate::pointwise::exp;
 
 /// The decays of a chunk. Arrays over heads and tokens are `[heads of the group, CHUNK]`.
 pub(super) struct Decays {

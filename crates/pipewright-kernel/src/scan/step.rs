@@ -3,7 +3,7 @@
 use multiversion::multiversion;
 
 use super::chunks::Inputs;
-use crate::exp::exp;
+use crate::pointwise::exp;
 
 /// Returns the results of the tokens after a state, rows of all heads, and turns the state into the one after
 /// these tokens. It is the state that [`forward_with_state`](super::forward_with_state) returns. There is one

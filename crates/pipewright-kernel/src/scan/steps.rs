@@ -1,6 +1,7 @@
 //! The steps `δ = softplus(raw + bias)`, limited to a range.
 
 use crate::element::Element;
+use crate::pointwise::{sigmoid, softplus};
 
 /// Sizes and limits of the steps, and their place in the rows of the input.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -50,17 +51,12 @@ pub(crate) fn steps_backward<T: Element>(
             let sum = raw.single() + bias[head];
             let step = softplus(sum);
             let is_free = of.limits.0 <= step && step <= of.limits.1;
-            let d = if is_free { gradient[head * rows + row] / (1.0 + (-sum).exp()) } else { 0.0 };
+            let d = if is_free { gradient[head * rows + row] * sigmoid(sum) } else { 0.0 };
             *d_raw = T::rounded(d);
             d_bias[head] += d;
         }
     }
     d_bias
-}
-
-/// Returns `ln(1 + e^x)`.
-fn softplus(x: f32) -> f32 {
-    x.max(0.0) + (-x.abs()).exp().ln_1p()
 }
 
 /// Returns the step within the limits. NaN stays NaN, which [`f32::max`] would replace by a limit.

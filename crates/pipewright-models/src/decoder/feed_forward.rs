@@ -2,9 +2,9 @@
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use burn::tensor::activation::{gelu_approximate, sigmoid, silu};
 use pipewright::nn::{
-    Expert, Linear, Region, Routing, TensorParallel, at_least_single, mix_held, router_losses, swiglu,
+    Expert, Linear, Region, Routing, TensorParallel, gelu_tanh, mix_held, router_losses, scale_rows, sigmoid,
+    silu, swiglu,
 };
 use pipewright::stage::StageContext;
 use pipewright::train::REFERENCE_PASS;
@@ -252,7 +252,7 @@ impl Mixture {
         let result = shared.forward(x, &Region::of_whole(tensor), context);
         routed
             + match share {
-                Some(share) => share * result,
+                Some(share) => scale_rows(result, share),
                 None => result,
             }
     }
@@ -271,11 +271,7 @@ impl Activation {
     fn of(self, x: Tensor<2>) -> Tensor<2> {
         match self {
             Self::Silu => silu(x),
-            Self::GeluTanh => {
-                // The composition adds 1 to numbers near -1, which half precision rounds too much.
-                let precision = x.dtype();
-                gelu_approximate(at_least_single(x)).cast(precision)
-            }
+            Self::GeluTanh => gelu_tanh(x),
         }
     }
 }

@@ -118,7 +118,7 @@ pub(crate) struct QueryGrowth {
 impl QueryGrowth {
     /// Returns the factor of the queries of a token at this position.
     pub(super) fn factor(self, position: u32) -> f32 {
-        1.0 + self.beta as f32 * ((1 + position as usize / self.length) as f32).ln()
+        1.0 + self.beta as f32 * libm::logf((1 + position as usize / self.length) as f32)
     }
 }
 

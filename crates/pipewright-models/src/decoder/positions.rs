@@ -15,7 +15,7 @@ pub(super) fn positions(config: &DecoderConfig, sequence: usize) -> RotaryPositi
             let usual = config.max_position_embeddings.unwrap_or(sequence);
             let longer = sequence.max(usual) as f64 / usual as f64;
             let power = width as f64 / (width as f64 - 2.0);
-            (rotary_frequencies(width, theta * (factor * longer - (factor - 1.0)).powf(power)), 1.0)
+            (rotary_frequencies(width, theta * libm::pow(factor * longer - (factor - 1.0), power)), 1.0)
         }
         Some(RopeScaling::Yarn(yarn)) => (yarn.apply(&plain, theta), yarn.attention_factor()),
         Some(RopeScaling::LongRope(long)) => {

@@ -6,8 +6,8 @@
 //! generation, where later tokens are not known, the tokens with a score above 0 are chosen.
 
 use burn::module::Module;
-use burn::tensor::{IndexingUpdateOp, Int, Tensor, TensorData, activation};
-use pipewright::nn::{Linear, choice_loss};
+use burn::tensor::{IndexingUpdateOp, Int, Tensor, TensorData};
+use pipewright::nn::{Linear, choice_loss, scale_rows, sigmoid};
 use pipewright::stage::StageContext;
 
 use super::experts::one_gradient;
@@ -89,8 +89,8 @@ fn add_to_chosen(
     let ids: Vec<i64> = indices.iter().map(|&index| index as i64).collect();
     let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, [indices.len()]), &x.device());
     let mixed = branch(x.clone().select(0, ids.clone()));
-    let gates = activation::sigmoid(scores.select(0, ids.clone())).cast(mixed.dtype());
-    x.select_assign(0, ids, mixed * gates, IndexingUpdateOp::Add)
+    let gates = sigmoid(scores.select(0, ids.clone())).cast(mixed.dtype());
+    x.select_assign(0, ids, scale_rows(mixed, gates), IndexingUpdateOp::Add)
 }
 
 /// Returns the indices of the chosen tokens, `length` of each row in ascending order. They have the largest

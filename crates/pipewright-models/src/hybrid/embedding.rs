@@ -3,7 +3,7 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor, TensorData};
-use pipewright::nn::{Embedding, RmsNorm};
+use pipewright::nn::{Embedding, RmsNorm, scale_rows, tanh};
 use pipewright::stage::StageContext;
 use pipewright_shapes::hybrid::{EmbedNorm, HybridConfig};
 
@@ -121,7 +121,9 @@ impl FurtherEmbeddings {
             x = norm.forward(x.reshape([rows * sequence, width])).reshape(shape);
         }
         if let Some(DynamicTanh { weight, alpha, bias }) = &self.tanh {
-            x = (x * alpha.val().unsqueeze()).tanh() * weight.val().unsqueeze() + bias.val().unsqueeze();
+            let one_row = x.reshape([1, rows * sequence * width]);
+            let bounded = tanh(scale_rows(one_row, alpha.val().unsqueeze())).reshape(shape);
+            x = bounded * weight.val().unsqueeze() + bias.val().unsqueeze();
         }
         x
     }

@@ -20,6 +20,7 @@ use crate::settings::offload::OffloadPlace;
 use crate::settings::paths::Surroundings;
 use crate::settings::pipeline::{AUTO, ScheduleChoice, TransportChoice};
 use crate::settings::replan::Replan;
+use crate::settings::run::Exact;
 use crate::settings::section::Section;
 use crate::settings::whole::Settings;
 
@@ -204,6 +205,11 @@ impl CrossChecks<'_> {
             let help = format!("write `{instead}, or `replan = \"never\"` in [run]");
             self.section("run").report("replan", sentence, help);
         }
+
+        let is_everywhere = run.exact == Exact::Everywhere;
+        let other = "the processor (`device` is another one, which adds in an order of its own)";
+        let advice = "write `device = \"flex\"` in [run], or `exact = \"processor\"`";
+        self.refuse_if(is_everywhere && !run.devices.are_processor(), "run", "exact", other, advice);
 
         let is_verified = run.verify != Verify::Off;
         let other = "the processor (`device` is another one, whose bits may differ each time)";

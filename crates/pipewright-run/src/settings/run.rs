@@ -28,6 +28,21 @@ fn is_unknown(steps: &u64) -> bool {
     *steps == UNKNOWN_STEPS
 }
 
+/// The processors on which a run has the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Exact {
+    /// Processors of one model.
+    Processor,
+    /// All processors.
+    Everywhere,
+}
+
+impl Exact {
+    /// The words of the configuration.
+    pub const NAMED: [(&str, Self); 2] = [("processor", Self::Processor), ("everywhere", Self::Everywhere)];
+}
+
 /// The length of the training and the folder of the results.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RunSettings {
@@ -72,6 +87,8 @@ pub struct RunSettings {
     pub devices: DeviceSettings,
     /// The element type in which the ranks compute.
     pub precision: Precision,
+    /// The processors on which the run has the same bits.
+    pub exact: Exact,
     /// The loss scale of the first step, if the precision is f16.
     pub loss_scale: u64,
     /// The number of updates after which the loss scale is doubled.
@@ -145,6 +162,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> RunS
         copy_folder: section.folder("copy_folder"),
         devices: devices::read(&mut section),
         precision: section.word("precision", &Precision::NAMED),
+        exact: section.word("exact", &Exact::NAMED),
         loss_scale: read_loss_scale(&mut section),
         loss_scale_interval: section.count("loss_scale_interval"),
         timelines: section.whole("timelines"),

@@ -100,7 +100,7 @@ impl Evaluations {
         self.left_out = None;
         if let Some(losses) = losses {
             (metrics.validation_loss, metrics.validation_sources) = (Some(losses.loss), losses.sources);
-            metrics.validation_perplexity = self.is_of_tokens.then(|| losses.loss.exp());
+            metrics.validation_perplexity = self.is_of_tokens.then(|| libm::exp(losses.loss));
             metrics.validation_accuracy = losses.accuracy;
             metrics.validation_preference = losses.preference;
         }

@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 use crate::error::RunError;
 use crate::settings::preference::PreferenceSettings;
 use crate::settings::{Settings, may_differ};
+use crate::training::exact;
 use crate::training::prepare::Prepared;
 use crate::training::run_adapter::ADAPTER;
 
@@ -43,6 +44,7 @@ pub(crate) fn describe(prepared: &Prepared) -> Result<Map<String, Value>, RunErr
 pub(crate) fn identity(prepared: &Prepared, description: &Map<String, Value>) -> Fields {
     let mut fields = shared_settings(&prepared.settings);
     fields.extend(description.iter().map(|(part, content)| (part.clone(), content.to_string())));
+    fields.extend(exact::order_of_products(&prepared.settings.run));
     let files = match &prepared.initial {
         InitialParameters::Directory { path: folder, .. } => weight_files(folder),
         _ => String::new(),

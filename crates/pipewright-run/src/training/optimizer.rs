@@ -7,11 +7,10 @@ use burn::grad_clipping::GradientClipping;
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
-    Adafactor, AdafactorConfig, Adam, AdamConfig, AdjustLrFn, ModuleOptimizer, Muon, MuonConfig, Optimizer,
-    Sgd, SgdConfig,
+    Adam, AdamConfig, ModuleOptimizer, Optimizer, Sgd, SgdConfig,
 };
 use globset::{Glob, GlobSet, GlobSetBuilder};
-use pipewright::optimizer::{AdamW, AdamW8bit, ClipGroup, ErrorFeedback, Lion, OptimizerGroup};
+use pipewright::optimizer::{Adafactor, AdamW, AdamW8bit, ClipGroup, ErrorFeedback, Lion, Muon, OptimizerGroup};
 use pipewright::stage::StageError;
 use pipewright::train::ExpertBalance;
 use pipewright_models::training_memory::{OptimizerState, StateRule, is_hidden_matrix};
@@ -293,16 +292,11 @@ fn algorithm(settings: &OptimizerSettings, own: Own) -> Algorithm {
             Algorithm::Sgd(SgdConfig::new().with_weight_decay(decay).with_momentum(momentum).build())
         }
         // This rule depends on no layout of the matrix, and takes the learning rates of AdamW.
-        OptimizerName::Muon => Algorithm::Muon(
-            MuonConfig::new()
-                .with_weight_decay(decay)
-                .with_momentum(momentum)
-                .with_adjust_lr_fn(AdjustLrFn::MatchRmsAdamW)
-                .build(),
-        ),
-        OptimizerName::Adafactor => {
-            Algorithm::Adafactor(AdafactorConfig::new().with_weight_decay(weight_decay).build())
+        OptimizerName::Muon => {
+            let MomentumConfig { momentum, nesterov, .. } = momentum;
+            Algorithm::Muon(Muon { momentum, nesterov, weight_decay })
         }
+        OptimizerName::Adafactor => Algorithm::Adafactor(Adafactor { weight_decay }),
     }
 }
 

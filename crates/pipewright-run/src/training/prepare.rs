@@ -35,7 +35,7 @@ use crate::training::model::{
 use crate::training::optimizer::{expert_balance, require_elementwise, require_whole, update};
 use crate::training::remote_files::RemoteData;
 use crate::training::samples::SamplePrompts;
-use crate::training::{run_adapter, run_length};
+use crate::training::{exact, run_adapter, run_length};
 
 /// A run, with all checks done that do not need training.
 pub struct Prepared {
@@ -231,7 +231,7 @@ pub(crate) fn prepare_settings_with(
     let all = layers.layers.iter().map(|layer| layer.parameters).sum();
     let (trained, note) =
         trained_adapters(&*model, all)?.map_or((all, None), |(trained, note)| (trained, Some(note)));
-    notes.extend(note);
+    notes.extend(note.into_iter().chain(exact::require(&settings.run)?));
     notes.extend(untrained_tokens(&settings, &*model)?);
     require_one_beginning(&settings.data, &model.to_json())?;
     let (rows, validation) = match data {

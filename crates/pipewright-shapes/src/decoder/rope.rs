@@ -120,7 +120,7 @@ impl YarnScaling {
         // The pair that turns so often in the original length.
         let pair = |periods: f64| {
             let length = self.original_max_position_embeddings as f64;
-            width * (length / (periods * TAU)).ln() / (2.0 * theta.ln())
+            width * libm::log(length / (periods * TAU)) / (2.0 * libm::log(theta))
         };
         let (mut first, mut last) = (pair(self.beta_fast), pair(self.beta_slow));
         if self.truncate {
@@ -154,7 +154,7 @@ impl YarnScaling {
     }
 
     fn factor_of(&self, m: f64) -> f64 {
-        if self.factor <= 1.0 { 1.0 } else { 0.1 * m * self.factor.ln() + 1.0 }
+        if self.factor <= 1.0 { 1.0 } else { 0.1 * m * libm::log(self.factor) + 1.0 }
     }
 }
 
@@ -169,7 +169,7 @@ impl LongRopeScaling {
     pub fn attention_factor(&self, longest: Option<usize>) -> f64 {
         let original = self.original_max_position_embeddings as f64;
         let ratio = self.factor.unwrap_or_else(|| longest.map_or(1.0, |longest| longest as f64 / original));
-        let usual = || if ratio <= 1.0 { 1.0 } else { (1.0 + ratio.ln() / original.ln()).sqrt() };
+        let usual = || if ratio <= 1.0 { 1.0 } else { (1.0 + libm::log(ratio) / libm::log(original)).sqrt() };
         self.attention_factor.unwrap_or_else(usual)
     }
 }

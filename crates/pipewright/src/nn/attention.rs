@@ -68,7 +68,7 @@ impl CausalAttention {
             let values: Vec<f32> = angles.map(|angle| form.positions.factor * function(angle)).collect();
             Tensor::from_data(TensorData::new(values, [sequence, pairs]), &device)
         };
-        let (cos, sin) = (table(f32::cos), table(f32::sin));
+        let (cos, sin) = (table(libm::cosf), table(libm::sinf));
         Self { sequence, form, cos, sin, starts: None, sinks: None }
     }
 

@@ -63,6 +63,6 @@ impl AttentionForm {
 /// When `width` is odd.
 pub fn rotary_frequencies(width: usize, theta: f64) -> Vec<f32> {
     assert!(width.is_multiple_of(2), "{width} elements: the rotated elements are pairs");
-    let frequency = |j: usize| 1.0 / (theta as f32).powf((2 * j) as f32 / width as f32);
+    let frequency = |j: usize| 1.0 / libm::powf(theta as f32, (2 * j) as f32 / width as f32);
     (0..width / 2).map(frequency).collect()
 }

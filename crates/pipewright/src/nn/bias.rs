@@ -6,6 +6,7 @@ use burn::module::Param;
 use burn::tensor::Tensor;
 
 use super::deferred::{DeferredWeight, recorded_on};
+use super::row_sums::sum_dim;
 use super::operation::{CpuTensor, Operation, cpu, from_cpu, on_cpu};
 use crate::autodiff::{Rule, inner_of, record};
 use crate::tensor::Value;
@@ -48,7 +49,7 @@ struct BiasRule {
 impl BiasRule {
     fn leave(&self, gradient: Tensor<2>) {
         let (outputs, share) = (gradient.dims()[1], self.share);
-        let sum = move || scaled(gradient.sum_dim(0).reshape([outputs]), share);
+        let sum = move || scaled(sum_dim(gradient, 0).reshape([outputs]), share);
         self.weight.leave("bias", || Value::of(sum()));
     }
 }

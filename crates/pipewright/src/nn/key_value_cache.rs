@@ -218,7 +218,7 @@ impl KeyValueCache {
         let mut turns = Vec::with_capacity(pairs);
         for (&position, row) in positions.iter().zip(elements.chunks_exact_mut(width)) {
             turns.clear();
-            turns.extend(frequencies.iter().map(|frequency| (position as f32 * frequency).sin_cos()));
+            turns.extend(frequencies.iter().map(|frequency| libm::sincosf(position as f32 * frequency)));
             for head in row.chunks_exact_mut(self.form.head_dim) {
                 let (low, high) = head[..2 * pairs].split_at_mut(pairs);
                 for ((a, b), &(sin, cos)) in low.iter_mut().zip(high).zip(&turns) {

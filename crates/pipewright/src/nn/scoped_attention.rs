@@ -113,10 +113,10 @@ impl Places {
             None => (vec![1.0; positions.len() * half], vec![0.0; positions.len() * half]),
             Some(theta) => {
                 let frequencies: Vec<f64> =
-                    (0..half).map(|j| theta.powf(-((2 * j) as f64) / dims.head_dim as f64)).collect();
+                    (0..half).map(|j| libm::pow(theta, -((2 * j) as f64) / dims.head_dim as f64)).collect();
                 let angles =
                     positions.iter().flat_map(|&at| frequencies.iter().map(move |f| f64::from(at) * f));
-                angles.map(|angle| (angle.cos() as f32, angle.sin() as f32)).unzip()
+                angles.map(|angle| (libm::cos(angle) as f32, libm::sin(angle) as f32)).unzip()
             }
         };
         Self { starts: scope.starts(attention.window).into(), cos: cos.into(), sin: sin.into() }

@@ -14,6 +14,8 @@ use pipewright_kernel::cross_entropy::Smoothing;
 use super::composed::at_least_single;
 use super::embedding::local_ids;
 use super::parallel::TensorParallel;
+use super::pointwise::{exp, ln};
+use super::row_sums::row_sums;
 use super::weighted_rows::{WeightedRows, weighted_sum};
 use crate::autodiff::{Rule, inner_of, record};
 
@@ -62,16 +64,16 @@ fn computed(
 
     // All logits that this rank has of a row may be masked.
     let largest = values.clone().max_dim(1).clamp_min(f32::MIN);
-    let sums = (values.clone() - largest.clone()).exp().sum_dim(1);
+    let sums = row_sums(exp(values.clone() - largest.clone()));
     let target = values.clone().gather(1, columns.clone()).mask_fill(presence.clone().equal_elem(0.0), 0.0);
     let target = compared(target, values, smoothing);
     let of_ranks = tensor.all_gather(Tensor::cat(vec![largest, sums, target], 1));
     let column = |index: usize| of_ranks.iter().map(move |rank| rank.clone().narrow(1, index, 1));
     let largest = column(0).reduce(Tensor::max_pair).expect("a group has this rank");
-    let scaled = column(1).zip(column(0)).map(|(sum, own)| sum * (own - largest.clone()).exp());
+    let scaled = column(1).zip(column(0)).map(|(sum, own)| sum * exp(own - largest.clone()));
     let sum = scaled.reduce(|sum, part| sum + part).expect("a group has this rank");
     let target = column(2).reduce(|sum, part| sum + part).expect("a group has this rank");
-    let normalisers = largest + sum.log();
+    let normalisers = largest + ln(sum);
     let losses = normalisers.clone() - target;
     (losses, LossRule { logits: kept, normalisers, columns, presence, shares: None, smoothing })
 }
@@ -96,13 +98,13 @@ pub(super) fn compared(target: Tensor<2>, logits: Tensor<2>, smoothing: Smoothin
     if smoothing == Smoothing::NONE {
         return target;
     }
-    target * smoothing.target() + logits.sum_dim(1) * smoothing.each()
+    target * smoothing.target() + row_sums(logits) * smoothing.each()
 }
 
 impl Rule for LossRule {
     fn backward(&self, gradient: Tensor<2>, _wanted: [bool; 2]) -> [Option<Tensor<2>>; 2] {
         let Self { logits, normalisers, columns, presence, shares, smoothing } = self;
-        let probabilities = (at_least_single(logits.clone()) - normalisers.clone()).exp();
+        let probabilities = exp(at_least_single(logits.clone()) - normalisers.clone());
         let is_plain = *smoothing == Smoothing::NONE;
         let probabilities = if is_plain { probabilities } else { probabilities - smoothing.each() };
         let targets = presence.clone() * -smoothing.target();

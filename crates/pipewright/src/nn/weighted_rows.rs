@@ -3,18 +3,12 @@
 use burn::tensor::{Int, Tensor};
 
 use super::composed::at_least_single;
+use super::row_sums::sum;
 
 /// Returns the sum of all losses times their weights. A loss of weight 0 adds nothing, even if it is
 /// infinite: the target of such a row is any id, whose logit may be masked.
 pub(super) fn weighted_sum<const D: usize>(losses: Tensor<D>, weights: Tensor<D>) -> Tensor<1> {
-    sum_in_order(losses.mask_fill(weights.clone().equal_elem(0.0), 0.0) * weights)
-}
-
-/// Returns the sum of all elements, `[1]`, with the same bits every time: on devices, Burn's sum over all
-/// elements adds in no fixed order, and its sum along a dimension in a fixed one.
-fn sum_in_order<const D: usize>(tensor: Tensor<D>) -> Tensor<1> {
-    let count = tensor.shape().num_elements();
-    tensor.reshape([count]).sum_dim(0)
+    sum(losses.mask_fill(weights.clone().equal_elem(0.0), 0.0) * weights)
 }
 
 /// The targets and weights of rows. Rows of weight 0 have target 0.
@@ -32,7 +26,7 @@ impl WeightedRows {
         assert_eq!(weights.dims(), [rows], "one weight per row");
         let targets = targets.mask_fill(weights.clone().equal_elem(0.0), 0);
         let weights = at_least_single(weights);
-        let whole = sum_in_order(weights.clone());
+        let whole = sum(weights.clone());
         let whole = whole.clone().mask_fill(whole.equal_elem(0.0), 1.0);
         Self { targets, weights, whole }
     }

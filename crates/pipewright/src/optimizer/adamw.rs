@@ -46,7 +46,7 @@ impl AdamW {
 
     /// Returns the coefficients of step `t`, from 1. Bias corrections are computed in f64, as in PyTorch.
     pub(super) fn at(&self, t: usize, learning_rate: LearningRate) -> Coefficients {
-        let power = |beta: f32| f64::from(beta).powf(t as f64);
+        let power = |beta: f32| libm::pow(f64::from(beta), t as f64);
         Coefficients {
             betas: self.betas,
             step_size: (learning_rate / (1.0 - power(self.betas.0))) as f32,

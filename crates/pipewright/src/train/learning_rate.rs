@@ -116,7 +116,7 @@ impl LearningRate {
         let share = match self.decay {
             Decay::Constant => return self.peak,
             Decay::Linear | Decay::Wsd => 1.0 - progress,
-            Decay::Cosine => 0.5 * (1.0 + (std::f64::consts::PI * progress).cos()),
+            Decay::Cosine => 0.5 * (1.0 + libm::cos(std::f64::consts::PI * progress)),
             Decay::InverseSqrt => return self.peak * self.inverse_sqrt(past),
         };
         self.lowest + (self.peak - self.lowest) * share

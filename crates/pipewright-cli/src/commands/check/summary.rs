@@ -14,6 +14,7 @@ use pipewright_models::training_memory::MemoryPlan;
 use pipewright_models::{CutModel, ParameterSpec};
 use pipewright_run::settings::Settings;
 use pipewright_run::settings::pipeline::PartitionChoice;
+use pipewright_run::settings::run::Exact;
 use pipewright_run::training::memory::{
     held_json, line, memory_json, moves_in_words, moves_json, stage_table, table,
 };
@@ -67,7 +68,7 @@ impl Summary<'_> {
             "mesh": mesh_json(self.prepared),
             "data": data_json(self.prepared),
             "validation": validation_json(self.prepared),
-            "run": { "steps": run.steps, "out": run.out },
+            "run": { "steps": run.steps, "out": run.out, "exact": run.exact },
             "memory": self.memory_json(),
         })
     }
@@ -122,6 +123,9 @@ impl Summary<'_> {
         }
         let steps = counted(settings.run.steps, "step");
         line(&mut text, "run", &format!("{steps}, results in {}", settings.run.out.display()));
+        if settings.run.exact == Exact::Everywhere {
+            line(&mut text, "run", "the same bits on every processor, without AMX");
+        }
         text += &stage_table(program.placement(), self.memory.memory().stages());
         text += &table(self.memory);
         text += &needs_table(&rank_needs(settings, self.memory), self.memory);

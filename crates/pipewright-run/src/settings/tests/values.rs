@@ -3,7 +3,7 @@
 use super::{check, check_set, load};
 use crate::settings::checkpoints::CheckpointEvery;
 use crate::settings::mesh::whole_experts_of_run;
-use crate::settings::run::UNKNOWN_STEPS;
+use crate::settings::run::{Exact, UNKNOWN_STEPS};
 
 #[test]
 fn wrong_types() {
@@ -261,6 +261,15 @@ fn the_precision_is_one_of_those_that_there_are() {
     }
     let error = found(&["run.precision=bf6"]).expect_err("there is none");
     assert!(error.contains("`precision` is \"bf6\"") && error.contains("f32, bf16, f16"), "{error}");
+}
+
+#[test]
+fn a_run_is_exact_on_one_processor_or_everywhere() {
+    let exact = |set: &[&str]| load(None, set).map(|settings| settings.run.exact);
+    assert_eq!(exact(&[]), Ok(Exact::Processor));
+    assert_eq!(exact(&["run.exact=everywhere"]), Ok(Exact::Everywhere));
+    let error = exact(&["run.exact=always"]).expect_err("there is none");
+    assert!(error.contains("`exact` is \"always\"") && error.contains("processor, everywhere"), "{error}");
 }
 
 #[test]

@@ -185,6 +185,7 @@ const CHANGES: &[Change] = &[
     ("run.devices=[\"flex\"]", &[]),
     ("run.exclusive=true", &["pipeline.ranks=1"]),
     ("run.precision=bf16", &[]),
+    ("run.exact=everywhere", &[]),
     ("run.loss_scale=1024", &["run.precision=f16"]),
     ("run.loss_scale_interval=10", &["run.precision=f16"]),
     ("run.timelines=4", &[]),

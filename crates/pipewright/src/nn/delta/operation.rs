@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{Tensor, TensorData, activation};
+use burn::tensor::{Tensor, TensorData};
 use pipewright_kernel::{convolution, delta};
 
 use super::super::composed::at_least_single;
+use super::super::pointwise::{exp, sigmoid, softplus};
 use super::super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
 use super::composed::on_device;
 use super::rule::{DeltaRule, DeltaSizes};
@@ -81,8 +82,8 @@ impl DeltaRule {
     fn gates(&self, strengths: Tensor<2>, decays: Tensor<2>) -> (Tensor<2>, Tensor<2>) {
         let [bias, rates] =
             [&self.dt_bias, &self.A_log].map(|vector| at_least_single(vector.val()).unsqueeze::<2>());
-        let steps = activation::softplus(at_least_single(decays) + bias, 1.0);
-        (activation::sigmoid(at_least_single(strengths)), steps * rates.exp().neg())
+        let steps = softplus(at_least_single(decays) + bias);
+        (sigmoid(at_least_single(strengths)), steps * exp(rates).neg())
     }
 }
 

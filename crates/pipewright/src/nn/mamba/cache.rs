@@ -3,6 +3,7 @@
 
 use burn::module::Param;
 use burn::tensor::{Tensor, TensorData};
+use pipewright_kernel::pointwise::exp;
 use pipewright_kernel::{convolution, gated_norm, scan};
 
 use super::mixer::{Mamba2, MambaScan};
@@ -54,7 +55,7 @@ impl MambaScan {
             dims: sizes.scan(rows, rows),
             u: &u[earlier * sizes.convolved()..],
             steps: &scan::steps(sizes.steps(), &projected, &values(&self.dt_bias)),
-            rates: &values(&self.A_log).iter().map(|log| -log.exp()).collect::<Vec<_>>(),
+            rates: &values(&self.A_log).iter().map(|log| -exp(*log)).collect::<Vec<_>>(),
             skip: &values(&self.D),
             documents: None,
         };

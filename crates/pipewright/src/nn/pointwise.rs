@@ -1,0 +1,108 @@
+//! Functions of each element, whose bits on the processor do not depend on the system's C library as those of Burn's
+//! operations do.
+
+use burn::tensor::{Tensor, activation};
+use pipewright_kernel::pointwise::{Function, slopes, values};
+
+use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
+
+/// Returns `e^x` of each element.
+pub fn exp<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    apply(Function::Exp, x, Tensor::exp)
+}
+
+/// Returns the natural logarithm of each element.
+pub fn ln<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    apply(Function::Ln, x, Tensor::log)
+}
+
+/// Returns the hyperbolic tangent of each element.
+pub fn tanh<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    apply(Function::Tanh, x, Tensor::tanh)
+}
+
+/// Returns `1 / (1 + e^-x)` of each element.
+pub fn sigmoid<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    apply(Function::Sigmoid, x, activation::sigmoid)
+}
+
+/// Returns `ln(1 + e^x)` of each element.
+pub fn softplus<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    apply(Function::Softplus, x, |x| activation::softplus(x, 1.0))
+}
+
+/// Returns the logarithm of the [`sigmoid`] of each element.
+pub fn log_sigmoid<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    apply(Function::LogSigmoid, x, activation::log_sigmoid)
+}
+
+/// Returns `x sigmoid(x)` of each element.
+pub fn silu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    apply(Function::Silu, x, activation::silu)
+}
+
+/// Returns the approximation of GELU by a hyperbolic tangent, `x (1 + tanh(sqrt(2 / π) (x + 0.044715 x³))) / 2`, of
+/// each element (Hendrycks and Gimpel, 2016, <https://arxiv.org/abs/1606.08415>).
+pub fn gelu_tanh<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    apply(Function::GeluTanh, x, |x| {
+        // The composition adds 1 to numbers near -1, which half precision rounds too much.
+        let precision = x.dtype();
+        activation::gelu_approximate(super::at_least_single(x)).cast(precision)
+    })
+}
+
+fn apply<const D: usize>(
+    function: Function,
+    x: Tensor<D>,
+    composed: impl FnOnce(Tensor<D>) -> Tensor<D>,
+) -> Tensor<D> {
+    let shape = x.dims();
+    let Some(([argument], tape)) = on_cpu([x.clone().into_dispatch()]) else { return composed(x) };
+    let y = values(function, &elements(&argument));
+    tape.record(y, shape, |result| {
+        let kept = if function.has_slope_of_result() { result.clone() } else { argument };
+        Slopes { function, kept }
+    })
+}
+
+#[derive(Clone, Debug)]
+struct Slopes {
+    function: Function,
+    kept: CpuTensor,
+}
+
+impl Operation<1> for Slopes {
+    fn backward(self, gradient: CpuTensor, _wanted: [bool; 1]) -> [Option<CpuTensor>; 1] {
+        let Self { function, kept } = self;
+        let d = slopes(function, &elements(&kept), &elements(&gradient));
+        [Some(cpu_tensor(d, kept.layout().shape().clone()))]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::{check, numbers};
+    use super::*;
+
+    type Apply = fn(Tensor<2>) -> Tensor<2>;
+
+    #[test]
+    fn functions_equal_burns_with_their_gradients() {
+        let functions: [(Apply, Apply); 7] = [
+            (exp, Tensor::exp),
+            (tanh, Tensor::tanh),
+            (sigmoid, activation::sigmoid),
+            (softplus, |x| activation::softplus(x, 1.0)),
+            (log_sigmoid, activation::log_sigmoid),
+            (silu, activation::silu),
+            (gelu_tanh, activation::gelu_approximate),
+        ];
+        let shaped = |[x]: [Tensor<1>; 1]| x.reshape([5, 7]);
+        for (own, of_burn) in functions {
+            check([numbers([35], 4.0)], |x| own(shaped(x)), |x| of_burn(shaped(x)));
+        }
+        let positive = || numbers([35], 1.0) + 1.5;
+        check([positive()], |x| ln(shaped(x)), |x| shaped(x).log());
+
+    }
+}
