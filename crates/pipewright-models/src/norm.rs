@@ -3,9 +3,7 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use pipewright::nn::{
-    TensorParallel, at_least_single, centre_rows, rms_norm, row_sums, scale_rows,
-};
+use pipewright::nn::{TensorParallel, at_least_single, centre_rows, rms_norm, row_sums, scale_rows};
 use pipewright::tensor::Placement;
 
 use crate::error::ModelError;

@@ -387,8 +387,9 @@ impl Projection {
     /// Returns the sums of the squares of the columns of the matrix with its adapter, `[1, outputs]`. Of a
     /// quantised matrix, only some columns at a time are decoded, and rounded as for the products.
     fn squares(&self, adapted: &Adapted<'_>, precision: DType) -> Tensor<2> {
-        let of =
-            |columns: Tensor<2>, product: Tensor<2>| sum_dim((at_least_single(columns) + product).square(), 0);
+        let of = |columns: Tensor<2>, product: Tensor<2>| {
+            sum_dim((at_least_single(columns) + product).square(), 0)
+        };
         let [_, outputs] = self.weight.dims();
         if self.weight.parameter().is_some() {
             return of(off_tape(self.weight.columns(0, outputs)), adapted.product());
@@ -398,8 +399,8 @@ impl Projection {
         let device = first.device();
         let some = |start: usize| {
             let count = DECODED_COLUMNS.min(outputs - start);
-            let product =
-                matrix_product(first.clone(), second.clone().narrow(1, start, count)) * adapted.settings.scale;
+            let product = matrix_product(first.clone(), second.clone().narrow(1, start, count))
+                * adapted.settings.scale;
             let columns = weight.columns(start, count).to_device(&device).cast(precision);
             of(columns, product)
         };

@@ -97,6 +97,34 @@ fn a_configuration_has_the_fingerprint_of_its_initial_state() {
     assert!(expected.lines().zip(other.lines()).filter(|(own, other)| own == other).count() == 1, "{other}");
 }
 
+/// The model is wide and has few tokens, so that the copy is larger than gradients and activations.
+#[test]
+fn check_counts_the_copy_of_which_a_fingerprint_is_made() {
+    let run = run();
+    let wide = ["model.hidden_size=64", "model.intermediate_size=128", "pipeline.microbatches=1"];
+    let (plain, hashed) =
+        ([&wide[..], &["pipeline.ranks=2"]].concat(), [&wide[..], &["pipeline.ranks=2", EVERY]].concat());
+    let totals = |set: &[&str]| -> Vec<f64> {
+        let ranks = run.estimates("small.toml", set).into_iter();
+        ranks.map(|rank| rank["total"].as_f64().expect("bytes")).collect()
+    };
+    let peaks = |set: &[&str]| {
+        run.train(set);
+        run.peaks()
+    };
+    let (without, with) = (totals(&plain), totals(&hashed));
+    let (found_without, found) = (peaks(&plain), peaks(&hashed));
+    for rank in 0..2 {
+        let more = with[rank] - without[rank];
+        assert!(more > 0.2 * without[rank], "{without:?} {with:?}");
+        let found_more = found[rank] - found_without[rank];
+        assert!(
+            (0.8..1.2).contains(&(found_more / more)),
+            "{without:?} {with:?}, found {found_without:?} {found:?}"
+        );
+    }
+}
+
 #[test]
 fn the_command_finds_the_first_step_and_parameter_in_which_runs_differ() {
     let run = run();

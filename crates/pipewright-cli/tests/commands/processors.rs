@@ -36,15 +36,14 @@ struct Processor {
 }
 
 impl Processor {
-    /// Returns this processor. AMX is turned off, because its products of bfloat16 have other bits.
     fn this() -> Self {
-        Self::without("AMX", HERE)
+        let program = assert_cmd::cargo::cargo_bin!("pipewright").display().to_string();
+        Self { name: HERE.to_owned(), command: vec![program], variables: Vec::new() }
     }
 
     /// Returns this processor without some instructions.
     fn without(hidden: &'static str, name: &str) -> Self {
-        let program = assert_cmd::cargo::cargo_bin!("pipewright").display().to_string();
-        Self { name: name.to_owned(), command: vec![program], variables: vec![(HIDDEN, hidden)] }
+        Self { name: name.to_owned(), variables: vec![(HIDDEN, hidden)], ..Self::this() }
     }
 
     fn others() -> Vec<Self> {

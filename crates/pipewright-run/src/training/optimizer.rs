@@ -6,11 +6,11 @@ use std::collections::{BTreeMap, HashSet};
 use burn::grad_clipping::GradientClipping;
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
-use burn::optim::{
-    Adam, AdamConfig, ModuleOptimizer, Optimizer, Sgd, SgdConfig,
-};
+use burn::optim::{Adam, AdamConfig, ModuleOptimizer, Optimizer, Sgd, SgdConfig};
 use globset::{Glob, GlobSet, GlobSetBuilder};
-use pipewright::optimizer::{Adafactor, AdamW, AdamW8bit, ClipGroup, ErrorFeedback, Lion, Muon, OptimizerGroup};
+use pipewright::optimizer::{
+    Adafactor, AdamW, AdamW8bit, ClipGroup, ErrorFeedback, Lion, Muon, OptimizerGroup,
+};
 use pipewright::stage::StageError;
 use pipewright::train::ExpertBalance;
 use pipewright_models::training_memory::{OptimizerState, StateRule, is_hidden_matrix};

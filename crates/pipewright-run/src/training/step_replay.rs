@@ -52,6 +52,8 @@ pub(crate) fn replay(
         verify: Verify::Off,
         name_not_finite: false,
         post_validation: false,
+        // Batches are also computed alone.
+        keep_gathered: false,
         ..config
     };
     // As in a run that resumes, the checkpoint has all parameters, unless only adapters are trained.

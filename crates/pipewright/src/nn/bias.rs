@@ -6,8 +6,8 @@ use burn::module::Param;
 use burn::tensor::Tensor;
 
 use super::deferred::{DeferredWeight, recorded_on};
-use super::row_sums::sum_dim;
 use super::operation::{CpuTensor, Operation, cpu, from_cpu, on_cpu};
+use super::row_sums::sum_dim;
 use crate::autodiff::{Rule, inner_of, record};
 use crate::tensor::Value;
 

@@ -37,8 +37,7 @@ pub fn head_products(x: Tensor<3>, matrices: HeadMatrices) -> Tensor<3> {
 
 fn multiplied(x: &CpuTensor, all: &CpuTensor, matrices: &HeadMatrices) -> CpuTensor {
     let [tokens, heads, inner] = x.layout().shape().dims();
-    let outer =
-        if matrices.is_transposed { matrices.all.dims()[0] } else { matrices.columns.len() };
+    let outer = if matrices.is_transposed { matrices.all.dims()[0] } else { matrices.columns.len() };
     let sizes = [tokens, heads, inner, outer];
     let products = match in_bf16([x, all]) {
         Some([x, all]) => products::<bf16>(x, all, matrices, sizes),

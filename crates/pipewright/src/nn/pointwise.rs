@@ -103,6 +103,5 @@ mod tests {
         }
         let positive = || numbers([35], 1.0) + 1.5;
         check([positive()], |x| ln(shaped(x)), |x| shaped(x).log());
-
     }
 }

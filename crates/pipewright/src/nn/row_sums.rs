@@ -36,7 +36,9 @@ pub fn sum_dim<const D: usize>(x: Tensor<D>, dim: usize) -> Tensor<D> {
 /// Returns the exponentials of the elements of each row, divided by their sum. Shapes: `[rows, width]` in and out.
 pub fn softmax(x: Tensor<2>) -> Tensor<2> {
     let shape = x.dims();
-    let Some(([values], tape)) = on_cpu([x.clone().into_dispatch()]) else { return activation::softmax(x, 1) };
+    let Some(([values], tape)) = on_cpu([x.clone().into_dispatch()]) else {
+        return activation::softmax(x, 1);
+    };
     let probabilities = routing::softmax(&elements(&values), shape[1].max(1));
     tape.record(probabilities, shape, |probabilities| SoftmaxBackward {
         probabilities: probabilities.clone(),
@@ -57,7 +59,9 @@ pub fn scale_rows(x: Tensor<2>, factors: Tensor<2>) -> Tensor<2> {
 /// Returns each row less its mean. Shapes: `[rows, width]` in and out.
 pub fn centre_rows(x: Tensor<2>) -> Tensor<2> {
     let shape = x.dims();
-    let Some(([values], tape)) = on_cpu([x.clone().into_dispatch()]) else { return x.clone() - x.mean_dim(1) };
+    let Some(([values], tape)) = on_cpu([x.clone().into_dispatch()]) else {
+        return x.clone() - x.mean_dim(1);
+    };
     tape.record(centred(&elements(&values), shape[1].max(1)), shape, |_| CentreBackward { shape })
 }
 

@@ -1,9 +1,7 @@
 //! Muon: updates of matrices that are made almost orthogonal.
 
 use burn::optim::momentum::{Momentum, MomentumConfig};
-use burn::optim::{
-    LearningRate, ModuleOptimizer, MuonState, Optimizer, RecordState, StateSink, StateSource,
-};
+use burn::optim::{LearningRate, ModuleOptimizer, MuonState, Optimizer, RecordState, StateSink, StateSource};
 use burn::tensor::{Device, Tensor};
 
 use super::adafactor::sum_of_squares;

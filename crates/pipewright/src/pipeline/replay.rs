@@ -265,8 +265,10 @@ where
         let group = self.group_of(rank);
         let (world, in_flight) = World::controlled(u32::try_from(self.ranks().count()).unwrap_or_default());
         let (setup, endpoints) = Setup::new(self.program.clone(), world, &self.config)?;
-        for ((to, ..), message) in self.messages.iter().filter(|((to, ..), _)| group.contains(to)) {
-            in_flight.deliver(*to, message.clone());
+        // The ranks of the group send each other their messages again.
+        let is_from_outside = |(to, _, from, _): &Key| group.contains(to) && !group.contains(from);
+        for (key, message) in self.messages.iter().filter(|(key, _)| is_from_outside(key)) {
+            in_flight.deliver(key.0, message.clone());
         }
         let mut inputs = self.inputs_of(&setup, &group, part)?.into_iter();
         let own = endpoints.into_iter().filter(|endpoint| group.contains(&endpoint.rank()));
@@ -275,11 +277,17 @@ where
             in_flight: &in_flight,
             ranks: own.map(|endpoint| (endpoint, inputs.next().unwrap_or_default())).collect(),
             step: self.step(),
+            skipped: if let Part::Batch(index) = part {
+                index as u32 * self.program.microbatches()
+            } else {
+                0
+            },
             make: &self.make,
             checkpoint: self.checkpoint.as_deref(),
             hashes: group.iter().any(|rank| !self.before.contains_key(rank)),
         };
-        let Replayed { before, sent, awaited, reports } = ranks.run(|key| self.messages.contains_key(key))?;
+        let Replayed { before, sent, awaited, reports } =
+            ranks.run(|key| is_from_outside(key) && self.messages.contains_key(key))?;
         self.before.extend(before);
         self.messages.extend(sent);
         Ok(if awaited.is_empty() { Visit::Done(reports) } else { Visit::Waits(awaited) })

@@ -37,6 +37,8 @@ pub(super) struct ReplayedRanks<'a, F> {
     /// The rank's endpoint, and the batches that it computes.
     pub(super) ranks: Vec<(Endpoint, Vec<StepInput>)>,
     pub(super) step: StepNumber,
+    /// The microbatches of the batches before these, on each replica.
+    pub(super) skipped: u32,
     pub(super) make: &'a F,
     pub(super) checkpoint: Option<&'a Checkpoint>,
     /// Whether they hash their state before the step.
@@ -69,7 +71,7 @@ where
 {
     /// Runs the ranks. `is_known` returns whether a message has been delivered to one of them before.
     pub(super) fn run(self, is_known: impl Fn(&Key) -> bool) -> Result<Replayed, PipelineError> {
-        let Self { setup, in_flight, ranks, step, make, checkpoint, hashes } = self;
+        let Self { setup, in_flight, ranks, step, skipped, make, checkpoint, hashes } = self;
         let watch =
             |(endpoint, _): &(Endpoint, _)| Watched { rank: endpoint.rank(), attempt: AtomicU64::default() };
         let watched: Vec<Watched> = ranks.iter().map(watch).collect();
@@ -93,6 +95,7 @@ where
                 let leaves = executor.fingerprint().map_err(failure)?;
                 before.lock().unwrap_or_else(PoisonError::into_inner).insert(rank, leaves);
             }
+            executor.skip_microbatches(skipped);
             for input in inputs {
                 // In this order: an awaited message belongs to the attempt that is seen before and after it.
                 setup.board.set_activity(rank, Activity::Computes);
@@ -109,8 +112,7 @@ where
                 let (compute, rank, attempt) = (&compute, watched.rank, &watched.attempt);
                 threads.push(scope.spawn(move || {
                     let failure = |cause| StepError { rank, step, action: None, cause };
-                    let done =
-                        caught(|| compute(parts, attempt)).unwrap_or_else(|cause| Err(failure(cause)));
+                    let done = caught(|| compute(parts, attempt)).unwrap_or_else(|cause| Err(failure(cause)));
                     done.inspect_err(|error| setup.abort.raise(error.clone()))
                 }));
             }

@@ -6,8 +6,8 @@ use burn::tensor::{Tensor, TensorData};
 use pipewright_kernel::{convolution, delta};
 
 use super::super::composed::at_least_single;
-use super::super::pointwise::{exp, sigmoid, softplus};
 use super::super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
+use super::super::pointwise::{exp, sigmoid, softplus};
 use super::composed::on_device;
 use super::rule::{DeltaRule, DeltaSizes};
 
