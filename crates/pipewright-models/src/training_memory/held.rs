@@ -205,18 +205,19 @@ impl TrainingRun<'_> {
     }
 
     /// Returns the bytes that a rank holds only in its update, in addition to its gradients, and those that it holds next to the
-    /// activations of another batch. A fingerprint copies the optimizer's state of one stage at a time, when the gradients are
-    /// gone.
+    /// activations of another batch. A fingerprint copies the optimizer's state of one stage at a time: into a record, and into
+    /// the bytes of the record.
     fn in_update(&self, rank: Rank, held: HeldBytes, states: &[StageState]) -> (u64, u64) {
         if !self.fingerprints {
             return (held.undo, 0);
         }
         let own = self.program.placement().stages_of(rank).iter();
         let copied = own.map(|stage| self.stage_state(states[stage.index()]).optimizer).max().unwrap_or(0);
+        let copied = copied.saturating_mul(2);
         if self.delayed {
             return (held.undo, copied);
         }
-        (held.undo.max(copied.saturating_sub(held.gradients)), 0)
+        (held.undo.max(copied), 0)
     }
 
     fn kept(&self) -> KeptActivations<'_> {
