@@ -44,6 +44,7 @@ pub mod adamw8bit;
 pub mod lion;
 pub mod squares;
 pub mod scale;
+pub mod hash;
 pub mod addition;
 pub mod rms_norm;
 pub mod gated_norm;

@@ -1,16 +1,17 @@
-//! Tests of the path without the instruction on a processor that has it: a program of tests runs some of its
-//! tests again in a process that does not use the instruction. Products in single precision then do not use
-//! AVX-512 either. On a processor with AMX, such a process can also use AVX512-BF16 instead.
+//! Tests of the paths without some instructions on a processor that has them: a program of tests runs some of its
+//! tests again in a process that does not use the instructions. Such a process can do without AMX, without AMX and
+//! AVX-512, or without the vector instructions of products.
 
 use std::env;
 use std::ffi::OsString;
 use std::process::Command;
 use std::sync::LazyLock;
 
-/// A process in which this variable is [`TILES`] does not use AMX. A process in which it has another value
-/// uses neither instruction.
-const HIDDEN: &str = "PIPEWRIGHT_HIDE_BF16_PRODUCTS";
+/// A process in which this variable is [`TILES`] does not use AMX. If it is [`VECTORS`], the process uses no vector
+/// instructions in products. With another value, it uses neither AMX nor AVX-512.
+const HIDDEN: &str = "PIPEWRIGHT_HIDE_INSTRUCTIONS";
 const TILES: &str = "AMX";
+const VECTORS: &str = "vectors";
 
 /// Tests with this part in their names are not run again, so that a test that runs others does not run itself.
 const CALLER: &str = "without_the_instruction";
@@ -20,7 +21,7 @@ fn hidden() -> Option<&'static OsString> {
     VALUE.as_ref()
 }
 
-/// Returns whether this process does not use the instruction even if the processor has it.
+/// Returns whether this process does not use AVX-512 even if the processor has it.
 pub fn is_hidden() -> bool {
     hidden().is_some_and(|value| value != TILES)
 }
@@ -30,7 +31,12 @@ pub fn are_tiles_hidden() -> bool {
     hidden().is_some()
 }
 
-/// Runs the tests of this program whose names contain `filter` in a process that does not use the instruction.
+/// Returns whether this process uses no vector instructions in products even if the processor has them.
+pub fn are_vectors_hidden() -> bool {
+    hidden().is_some_and(|value| value == VECTORS)
+}
+
+/// Runs the tests of this program whose names contain `filter` in a process that does not use AVX-512.
 /// The calling test has `without_the_instruction` in its name.
 ///
 /// # Panics
@@ -49,7 +55,7 @@ pub fn run_without_tiles(filter: &str) {
 
 fn run_again(filter: &str, hidden: &str) {
     if !cfg!(target_arch = "x86_64") {
-        // No other processor has these instructions, so this process does not use them either.
+        // No other processor has AMX or AVX-512, so this process does not use them either.
         return;
     }
     let program = env::current_exe().expect("a program of tests has a path");

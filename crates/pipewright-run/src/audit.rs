@@ -1,8 +1,8 @@
 //! [`audit`]: computes one stage of one step of a run again, and compares its state with the recorded fingerprint.
 //!
 //! The audit starts from the checkpoint before the step and the configuration of the run, on the processor of one machine. It
-//! cuts the model as the run does, but gives each stage its own rank with GPipe, and replays these ranks one at a time
-//! ([`StepReplay`](pipewright::pipeline::StepReplay)), so that one stage is in memory. The bits do not depend on where stages
+//! cuts the model as the run does, but gives each stage its own rank, and replays these ranks one at a time, or
+//! those that compute a stage together ([`StepReplay`](pipewright::pipeline::StepReplay)), so that one stage is in memory. The bits do not depend on where stages
 //! are, or on the order of their computations, so a run on other ranks, under another schedule, or with other numbers of threads has the same.
 
 use std::collections::HashMap;
@@ -12,7 +12,6 @@ use std::sync::Arc;
 
 use pipewright::batch::{Batch, SplitRule};
 use pipewright::checkpoint::{Checkpoint, CheckpointFolder, Fingerprint};
-use pipewright::tensor::Precision;
 use pipewright::train::StepSizes;
 use pipewright_schedule::StageIndex;
 use pipewright_schedule::words::counted;
@@ -235,29 +234,12 @@ fn prepared(run: &Path, checkpoint: Option<&Checkpoint>) -> Result<Prepared, Run
 
 /// Refuses runs whose bits one stage at a time on a processor does not have.
 fn require_auditable(prepared: &Prepared, stage: u32) -> Result<(), RunError> {
-    let Prepared { settings, program, partition, .. } = prepared;
-    let (run, mesh) = (&settings.run, &settings.mesh);
-    let is_reordered = run.precision != Precision::F32 && !program.as_program().computation().adds_in_order();
+    let Prepared { settings, partition, .. } = prepared;
     let reasons = [
         (stage >= partition.stages(), format!("the run has {}", counted(partition.stages(), "stage"))),
         (
-            mesh.tensor_parallel > 1,
-            "tensor ranks exchange messages inside of a stage (`mesh.tensor_parallel`)".to_owned(),
-        ),
-        (mesh.expert_parallel > 1, "replicas hold experts together (`mesh.expert_parallel`)".to_owned()),
-        (
-            !run.devices.are_processor(),
+            !settings.run.devices.are_processor(),
             "the run computes on another device than the processor (`run.device`)".to_owned(),
-        ),
-        (
-            !program.slices().is_one(),
-            "the schedule cuts microbatches into slices, whose sums have other bits".to_owned(),
-        ),
-        (
-            is_reordered,
-            "the schedule does not add the gradients of microbatches in ascending order, and sums in half precision \
-             depend on the order"
-                .to_owned(),
         ),
         (settings.preference.is_some(), "preference training needs the reference of all records".to_owned()),
     ];
@@ -287,7 +269,8 @@ fn batches_of(
             counted(usize::try_from(done).unwrap_or(usize::MAX), "step")
         )
     });
-    let microbatches = prepared.program.microbatches() * settings.mesh.data_parallel;
+    let microbatches = prepared.program.microbatches() / prepared.program.slices().get();
+    let microbatches = microbatches * settings.mesh.data_parallel;
     let rule = SplitRule::shared(microbatches, &settings.mesh.batch_shares);
     let batches = sizes.read(&mut rows, done, &rule).map_err(|error| failure(&error))?;
     Ok((batches, sentence))

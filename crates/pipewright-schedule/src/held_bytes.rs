@@ -64,8 +64,8 @@ pub struct HeldBytes<B = u64> {
     pub optimizer: B,
     /// The tensors that forwards keep for backwards, at their peak.
     pub activations: B,
-    /// The trained parameters and the optimizer's state from before an update that may be undone; 0 if the
-    /// rank updates only when it has the gradient norm. They exist when all activations are gone.
+    /// What is held only in the update, when all activations are gone: the trained parameters and the optimizer's state from
+    /// before an update that may be undone, or the copies of the optimizer's state from which a fingerprint is made.
     pub undo: B,
     /// Logits, their gradient, the activations that a backward computes again and the gradients inside their block; 0 if they
     /// are not counted.

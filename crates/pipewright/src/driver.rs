@@ -449,7 +449,7 @@ fn reset_after(executor: &mut Executor, outcome: Result<(), StepError>) -> Resul
 }
 
 /// Polls the executor until it is done, and sleeps while it waits. A panic becomes an error.
-fn run(executor: &mut Executor) -> Result<(), StepError> {
+pub(crate) fn run(executor: &mut Executor) -> Result<(), StepError> {
     let outcome = caught(|| {
         loop {
             match executor.poll()? {

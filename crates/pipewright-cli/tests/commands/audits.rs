@@ -73,6 +73,22 @@ fn honest_runs_with_other_cuts_and_schedules_raise_no_alarm() {
 }
 
 #[test]
+fn honest_runs_of_ranks_that_compute_together_raise_no_alarm() {
+    let tensor = &["pipeline.ranks=2", "mesh.tensor_parallel=2"][..];
+    check_honest(tensor, 2);
+    let shared = ["mesh.sequence_parallel=true", "run.precision=bf16", "run.accumulate=2"];
+    check_honest(&[tensor, &shared].concat(), 2);
+    let experts = ["model.architecture=qwen3_moe", "model.num_experts=4", "model.output_router_logits=true"];
+    check_honest(&[tensor, &experts, &["mesh.whole_experts=true", "mesh.data_parallel=2"]].concat(), 2);
+    let held = ["pipeline.ranks=2", "mesh.data_parallel=4", "mesh.expert_parallel=2"];
+    check_honest(&[&experts[..], &held].concat(), 2);
+    check_honest(
+        &[&experts[..], &held, &["mesh.data_parallel_mode=sharded", "run.accumulate=2"]].concat(),
+        2,
+    );
+}
+
+#[test]
 fn honest_runs_of_experts_and_of_adapters_raise_no_alarm() {
     let experts = ["model.architecture=qwen3_moe", "model.num_experts=4", "model.output_router_logits=true"];
     check_honest(&[&["pipeline.ranks=2", "pipeline.schedule=zb-h1"], &experts[..]].concat(), 2);
@@ -324,10 +340,6 @@ fn the_command_ends_with_the_code_of_its_finding() {
         text.replace(&format!("\"root\":\"{root}\""), "\"root\":\"0123456789abcdef\""),
     );
     refuse(&audit("1", "0"), "the root of step 1 is not the hash of its parameters");
-    lies.run.write("out/fingerprints.jsonl", text);
-    let config = lies.run.read("out/config.toml");
-    lies.run.write("out/config.toml", config.replace("tensor_parallel = 1", "tensor_parallel = 2"));
-    refuse(&audit("1", "0"), "stage 0 cannot be audited: tensor ranks exchange messages inside of a stage");
 }
 
 #[test]
@@ -351,14 +363,13 @@ fn the_command_says_what_it_cannot_compare() {
     );
 }
 
+/// Sums in half precision depend on the order, and sums of slices on the slices.
 #[test]
-fn half_precision_in_another_order_is_refused_under_every_name() {
+fn honest_runs_that_add_in_another_order_raise_no_alarm() {
     let run = run();
     run.write("reversed.csv", "0F0,0F1,0F2,0F3,0B3,0B2,0B1,0B0\n");
+    check_honest_in(&run, &["pipeline.ranks=1", "pipeline.schedule=reversed.csv", "run.precision=bf16"], 1);
     let looped = ["pipeline.ranks=2", "pipeline.stages_per_rank=2", "pipeline.schedule=looped-bfs"];
-    for schedule in [&["pipeline.ranks=1", "pipeline.schedule=reversed.csv"][..], &looped] {
-        run.train(&[AUDITED, schedule, &["run.precision=bf16", "run.steps=1"]].concat());
-        let said = "the schedule does not add the gradients of microbatches in ascending order";
-        run.refuse(&["audit", "out", "--step", "1", "--stage", "0"], &[], said);
-    }
+    check_honest(&[&looped[..], &["run.precision=bf16"]].concat(), 4);
+    check_honest(&["pipeline.ranks=2", "pipeline.schedule=seq1f1b", "pipeline.slices=2"], 2);
 }

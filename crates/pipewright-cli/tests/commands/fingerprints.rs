@@ -97,6 +97,26 @@ fn a_configuration_has_the_fingerprint_of_its_initial_state() {
     assert!(expected.lines().zip(other.lines()).filter(|(own, other)| own == other).count() == 1, "{other}");
 }
 
+/// The model is wide and has few tokens, so that the copies are larger than the activations.
+#[test]
+fn check_counts_the_copies_from_which_a_fingerprint_is_made() {
+    let run = run();
+    let wide = ["model.hidden_size=64", "model.intermediate_size=128", "pipeline.microbatches=1"];
+    let (plain, hashed) =
+        ([&wide[..], &["pipeline.ranks=2"]].concat(), [&wide[..], &["pipeline.ranks=2", EVERY]].concat());
+    let totals = |set: &[&str]| -> Vec<f64> {
+        let ranks = run.estimates("small.toml", set).into_iter();
+        ranks.map(|rank| rank["total"].as_f64().expect("bytes")).collect()
+    };
+    let (without, with) = (totals(&plain), totals(&hashed));
+    // The command counts its memory, and a program of tests does not.
+    run.succeed(&["train", "small.toml"], &hashed);
+    for ((without, with), found) in without.iter().zip(&with).zip(run.peaks()) {
+        assert!(*with > 1.5 * without, "{without} {with}");
+        assert!((0.9..1.1).contains(&(found / with)), "{with}, found {found}");
+    }
+}
+
 #[test]
 fn the_command_finds_the_first_step_and_parameter_in_which_runs_differ() {
     let run = run();

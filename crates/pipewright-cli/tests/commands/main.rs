@@ -20,6 +20,7 @@ mod experts;
 mod expert_groups;
 mod fingerprints;
 mod audits;
+mod processors;
 mod vocabulary_parts;
 mod patterns;
 #[cfg(feature = "tokenizers")]

@@ -1,6 +1,6 @@
-//! Tests that a build for another processor computes what this build computes, to the bit: on threads, from a checkpoint of this
-//! build, and as processes of one run with both builds. The variable [`COMMAND`] has the command that runs the other build, in
-//! words between spaces. Without it the tests print a line and pass. `.ci/arm` sets it.
+//! Tests that a build for another processor predicts what this build predicts, and computes the same bits as a process of a run
+//! with both builds. The variable [`COMMAND`] has the command that runs the other build, in words between spaces. Without it the
+//! tests print a line and pass. `.ci/processors` sets it. Runs on threads are in `tests/commands/processors.rs`.
 
 use std::fs;
 use std::io::Write;
@@ -39,7 +39,7 @@ fn folder() -> TempDir {
 /// Turns AMX off, whose products of bfloat16 have other bits. Programs that are built with all tests of the workspace have the
 /// feature `testing`, which reads the variable.
 fn without_tiles(command: &mut Command) -> &mut Command {
-    command.env("PIPEWRIGHT_HIDE_BF16_PRODUCTS", "AMX")
+    command.env("PIPEWRIGHT_HIDE_INSTRUCTIONS", "AMX")
 }
 
 fn command(build: &Build, folder: &Path) -> Command {
@@ -65,9 +65,10 @@ fn results(mut command: Command, folder: &Path) -> Results {
     (figures(folder), files)
 }
 
-fn train(build: &Build, overrides: &[&str]) -> Results {
+/// Trains with this build on threads.
+fn train(overrides: &[&str]) -> Results {
     let folder = folder();
-    let mut command = command(build, folder.path());
+    let mut command = command(&this_build(), folder.path());
     with_overrides(&mut command, overrides);
     results(command, folder.path())
 }
@@ -82,12 +83,6 @@ fn assert_equal(found: &Results, expected: &Results, what: &[&str]) {
         // Not `assert_eq`, which would print all bytes.
         assert!(bytes == expected, "{what:?}: {name} has other bytes");
     }
-}
-
-/// Trains with both builds on threads, and compares the results.
-fn check(overrides: &[&str]) {
-    let Some(other) = other_build() else { return };
-    assert_equal(&train(&other, overrides), &train(&this_build(), overrides), overrides);
 }
 
 #[test]
@@ -106,41 +101,6 @@ fn predictions_are_equal() {
     }
 }
 
-#[test]
-fn one_rank_trains_to_the_bit() {
-    check(&["pipeline.ranks=1"]);
-}
-
-#[test]
-fn one_rank_trains_in_bfloat16_to_the_bit() {
-    check(&["pipeline.ranks=1", "run.precision=bf16"]);
-}
-
-#[test]
-fn two_ranks_train_to_the_bit() {
-    check(&["pipeline.ranks=2"]);
-}
-
-#[test]
-fn zbv_trains_in_bfloat16_to_the_bit() {
-    check(&["pipeline.ranks=2", "pipeline.schedule=zbvzerobubble", "run.precision=bf16"]);
-}
-
-#[test]
-fn a_checkpoint_of_this_build_resumes_to_the_bit() {
-    let Some(other) = other_build() else { return };
-    let set = ["pipeline.ranks=2", "pipeline.schedule=zbvzerobubble"];
-    let folder = folder();
-    // The learning rate depends on the number of steps, so the run stops in the middle with its final number.
-    let mut first = command(&this_build(), folder.path());
-    with_overrides(&mut first, &[&set[..], &["run.steps=10"]].concat());
-    let output = first.output().expect("it starts");
-    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
-    let mut then = command(&other, folder.path());
-    then.args(["resume", "out", "--set", "run.steps=20"]);
-    assert_equal(&results(then, folder.path()), &train(&this_build(), &set), &set);
-}
-
 /// Trains two ranks as two processes of one run, each of another build. Compares the results with threads of this build.
 fn check_together(first: &Build, second: &Build, overrides: &[&str]) {
     let overrides = [&["pipeline.ranks=2"], overrides].concat();
@@ -154,7 +114,7 @@ fn check_together(first: &Build, second: &Build, overrides: &[&str]) {
         with_overrides(&mut command, &overrides);
         command.args(["--set", "pipeline.transport=mpi"]).args(end);
     }
-    assert_equal(&results(command, folder.path()), &train(&this_build(), &overrides), &overrides);
+    assert_equal(&results(command, folder.path()), &train(&overrides), &overrides);
 }
 
 #[test]

@@ -30,13 +30,14 @@ impl Kernel {
         #[cfg(target_arch = "x86_64")]
         {
             #[cfg(feature = "testing")]
-            let is_hidden = crate::testing::is_hidden();
+            let [is_wide_hidden, is_hidden] =
+                [crate::testing::is_hidden(), crate::testing::are_vectors_hidden()];
             #[cfg(not(feature = "testing"))]
-            let is_hidden = false;
-            if is_x86_feature_detected!("avx512f") && !is_hidden {
+            let [is_wide_hidden, is_hidden] = [false; 2];
+            if is_x86_feature_detected!("avx512f") && !is_wide_hidden {
                 return Self::Avx512;
             }
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && !is_hidden {
                 return Self::Avx2;
             }
         }

@@ -187,13 +187,14 @@ impl Instructions {
         #[cfg(target_arch = "x86_64")]
         {
             #[cfg(feature = "testing")]
-            let is_hidden = crate::testing::is_hidden();
+            let [is_wide_hidden, is_hidden] =
+                [crate::testing::is_hidden(), crate::testing::are_vectors_hidden()];
             #[cfg(not(feature = "testing"))]
-            let is_hidden = false;
-            if let Some(wide) = Avx512::detect().filter(|_| !is_hidden) {
+            let [is_wide_hidden, is_hidden] = [false; 2];
+            if let Some(wide) = Avx512::detect().filter(|_| !is_wide_hidden) {
                 return Self::Avx512(wide);
             }
-            if let Some(wide) = Avx2::detect() {
+            if let Some(wide) = Avx2::detect().filter(|_| !is_hidden) {
                 return Self::Avx2(wide);
             }
         }

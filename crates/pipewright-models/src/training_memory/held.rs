@@ -63,6 +63,9 @@ pub struct TrainingRun<'a> {
     /// Whether parameters are delayed by one update, so that the trained ones have two versions
     /// ([`PipelineConfig::delayed`](pipewright::pipeline::PipelineConfig::delayed)).
     pub delayed: bool,
+    /// Whether ranks hash their state
+    /// ([`PipelineConfig::fingerprint_every`](pipewright::pipeline::PipelineConfig::fingerprint_every)).
+    pub fingerprints: bool,
 }
 
 /// The most bytes that each stage and each rank of a replica holds. All replicas need the same.
@@ -120,11 +123,15 @@ impl TrainingMemory {
             let again = placement.stages_of(rank).iter().filter(|stage| run.recompute.applies_to(**stage));
             let temporary = again.map(|stage| in_backward[stage.index()]).max().unwrap_or(0);
             let activations = activations[rank.index()];
+            let (undo, hashed) = run.in_update(rank, held, &states);
+            let held = HeldBytes { undo, ..held };
+            let temporary = temporary.saturating_add(hashed);
             let parts = HeldBytes { parameters, buffers, activations, temporary, ..held };
             // In the update there are neither activations nor matrices of the base that is in files.
             let in_update = held.state().saturating_add(held.undo);
             let always = held.parameters.saturating_add(held.optimizer);
-            let most = always.saturating_add(together[rank.index()]).max(in_update).saturating_add(buffers);
+            let computing = always.saturating_add(together[rank.index()]).saturating_add(hashed);
+            let most = computing.max(in_update).saturating_add(buffers);
             HeldBytes { apart: parts.total().saturating_sub(most), ..parts }
         };
         let stage_bytes = |(stage, state): (StageIndex, &StageState)| HeldBytes {
@@ -195,6 +202,22 @@ impl TrainingRun<'_> {
             recompute: self.recompute.clone(),
             ..Costs::default()
         }
+    }
+
+    /// Returns the bytes that a rank holds only in its update, in addition to its gradients, and those that it holds next to the
+    /// activations of another batch. A fingerprint copies the optimizer's state of one stage at a time: into a record, and into
+    /// the bytes of the record.
+    fn in_update(&self, rank: Rank, held: HeldBytes, states: &[StageState]) -> (u64, u64) {
+        if !self.fingerprints {
+            return (held.undo, 0);
+        }
+        let own = self.program.placement().stages_of(rank).iter();
+        let copied = own.map(|stage| self.stage_state(states[stage.index()]).optimizer).max().unwrap_or(0);
+        let copied = copied.saturating_mul(2);
+        if self.delayed {
+            return (held.undo, copied);
+        }
+        (held.undo.max(copied), 0)
     }
 
     fn kept(&self) -> KeptActivations<'_> {

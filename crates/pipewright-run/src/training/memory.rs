@@ -29,8 +29,8 @@ use crate::training::state_copies::copy_bytes;
 /// most memory.
 pub(crate) const ROWS: usize = 16;
 
-/// The state that a rank keeps from before its update.
-const OLD_STATE: &str = "old parameters and state (optimizer.post_validation)";
+/// The copies that a rank holds in its update.
+const OLD_STATE: &str = "copies of parameters and state (optimizer.post_validation, run.fingerprint_every)";
 
 /// Plans the memory of a run whose stages have these parameters.
 pub fn memory_plan(
@@ -86,6 +86,7 @@ fn training_run<'a>(run: RunParts<'a>, model: &'a CutModel) -> TrainingRun<'a> {
         tensor: settings.mesh.tensor_share(),
         post_validation: settings.optimizer.post_validation,
         delayed: settings.optimizer.delay > 0,
+        fingerprints: settings.run.fingerprint_every > 0,
     }
 }
 
@@ -228,7 +229,8 @@ pub fn table(plan: &MemoryPlan) -> String {
     line(&mut text, "", "temporary tensors and messages of a step are not included");
     let undo = ranks.iter().map(|held| held.undo).max().unwrap_or(0);
     if undo > 0 {
-        let words = "in its update a rank holds, instead of activations, old parameters and state of at most";
+        let words =
+            "in its update a rank holds, instead of activations, copies of parameters and state of at most";
         line(&mut text, "update", &format!("{words} {}", bytes(undo)));
     }
     if let Some(needed) = plan.one_replica() {
@@ -384,7 +386,7 @@ fn machine_shortage(plan: &MemoryPlan, needed: u64, available: u64) -> String {
             "use fewer or shorter rows per microbatch, a schedule that holds fewer microbatches, or \
              pipeline.recompute for more layers or stages"
         }
-        OLD_STATE => "set optimizer.post_validation=false",
+        OLD_STATE => "set optimizer.post_validation=false and run.fingerprint_every=0",
         "parameters" if plan.memory().streamed().is_some() => {
             "read fewer layers at once, with more pipeline.stages_per_rank up to one layer per stage and \
              model.stream_window=1"

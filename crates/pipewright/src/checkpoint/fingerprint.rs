@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use burn::module::ParamId;
 use burn::tensor::TensorData;
+use pipewright_kernel::hash::hash_sum;
 use pipewright_schedule::StageIndex;
 use rayon::iter::{IndexedParallelIterator, ParallelIterator};
 use rayon::slice::ParallelSlice;
@@ -256,39 +257,11 @@ const PIECE: usize = 1 << 16;
 
 /// Returns the sum over consecutive elements of `size` bytes; `first` is the index of the first one.
 fn elements(key: u64, first: usize, bytes: &[u8], size: usize) -> u64 {
-    let piece = |(index, bytes): (usize, &[u8])| {
-        let first = (first + index * PIECE) as u64;
-        match size {
-            4 => sum_of(key, first, bytes, |bits: [u8; 4]| u32::from_le_bytes(bits).into()),
-            2 => sum_of(key, first, bytes, |bits: [u8; 2]| u16::from_le_bytes(bits).into()),
-            8 => sum_of(key, first, bytes, u64::from_le_bytes),
-            _ => sum_of(key, first, bytes, |bits: [u8; 1]| bits[0].into()),
-        }
-    };
+    let piece = |(index, bytes): (usize, &[u8])| hash_sum(key, (first + index * PIECE) as u64, bytes, size);
     if bytes.len() <= PIECE * size {
         return piece((0, bytes));
     }
     bytes.par_chunks(PIECE * size).enumerate().map(piece).reduce(|| 0, u64::wrapping_add)
-}
-
-fn sum_of<const N: usize>(key: u64, first: u64, bytes: &[u8], bits_of: impl Fn([u8; N]) -> u64) -> u64 {
-    /// Odd numbers with bits that look random: the golden ratio, and one of SplitMix64.
-    const INDEX: u64 = 0x9e37_79b9_7f4a_7c15;
-    const BITS: u64 = 0xd6e8_feb8_6659_fd93;
-    let mut place = key.wrapping_add(first.wrapping_mul(INDEX));
-    let mut sum = 0u64;
-    for bits in bytes.as_chunks::<N>().0 {
-        sum = sum.wrapping_add(mixed(place ^ bits_of(*bits).wrapping_mul(BITS)));
-        place = place.wrapping_add(INDEX);
-    }
-    sum
-}
-
-/// Returns the number after the last step of SplitMix64 (Steele, Lea and Flood, 2014).
-fn mixed(mut bits: u64) -> u64 {
-    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    bits ^ (bits >> 31)
 }
 
 /// Returns the number with which the elements of a field are mixed.
@@ -369,8 +342,7 @@ mod tests {
     #[test]
     fn long_tensors_have_the_sum_of_their_pieces() {
         let bytes: Vec<u8> = (0..4 * (2 * PIECE + 5)).map(|index| (index % 251) as u8).collect();
-        let by_hand = sum_of(3, 11, &bytes, |bits: [u8; 4]| u32::from_le_bytes(bits).into());
-        assert_eq!(elements(3, 11, &bytes, 4), by_hand);
+        assert_eq!(elements(3, 11, &bytes, 4), hash_sum(3, 11, &bytes, 4));
     }
 
     #[test]

@@ -99,6 +99,11 @@ impl Executor {
         self.start(input);
     }
 
+    /// Counts microbatches of earlier batches of a step, on which random numbers depend, as if their gradients waited.
+    pub(crate) fn skip_microbatches(&mut self, microbatches: u32) {
+        self.accumulation.add(microbatches, 0.0);
+    }
+
     /// Starts a step, whose attempt has begun.
     pub(super) fn start(&mut self, mut input: StepInput) {
         self.connection.set_step(input.step);

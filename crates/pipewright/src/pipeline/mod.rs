@@ -32,6 +32,7 @@ mod schedule_source;
 mod program_request;
 mod builder;
 mod builder_settings;
+mod replayed_ranks;
 mod replay;
 #[cfg(feature = "testing")]
 mod seeded;

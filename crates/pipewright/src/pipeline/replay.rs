@@ -1,4 +1,4 @@
-//! [`StepReplay`]: computes ranks of one step again, with one rank in memory at a time.
+//! [`StepReplay`]: computes ranks of one step again, with one rank or one group of ranks in memory at a time.
 //!
 //! A replayed rank is made, restored and polled as in a run. Its messages come from a list, and what it sends is added to
 //! the list. If it waits for a message that is not in the list, it is dropped, the sender is replayed until it has sent the
@@ -11,39 +11,43 @@
 //!               +---------------------------------------------------------------------------+
 //! ```
 //!
+//! Ranks that exchange messages inside of an action are replayed together, as one: the tensor ranks of a stage, and the
+//! replicas that hold experts together (`replayed_ranks.rs`).
+//!
 //! A rank computes the same bits each time, so it sends the same messages. The list holds the tensors of all boundaries
 //! that were sent so far; parameters and activations are in memory for one rank only. With GPipe, a rank waits for the forwards
 //! of the ranks before it, for the backwards of the ranks after it, and for the norm, so it begins a few times. With
-//! other schedules it waits more often. With several batches per update, it waits in each of them, and computes the batches
-//! before it again, so the time grows with the square of their number.
+//! other schedules it waits more often.
+//!
+//! With several batches per update, a rank first computes each batch alone: no batch needs the gradients of another one. When
+//! the list has the messages of all batches, the rank computes the step as a whole and waits only for the messages of the
+//! update. So the time grows with the number of batches.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Display;
 use std::sync::Arc;
 
 use pipewright_schedule::{StageIndex, ValidatedProgram};
 
 use super::error::PipelineError;
+use super::replayed_ranks::{Replayed, ReplayedRanks};
 use super::setup::Setup;
 use super::step_plan::{CheckedBatch, StepAttempt, StepPlan};
 use crate::batch::{Batch, Purpose};
 use crate::checkpoint::{Checkpoint, Fingerprint, PartialLeaf, StageLeaves};
 use crate::config::PipelineConfig;
-use crate::driver::caught;
-use crate::executor::{Executor, Poll, RankReport, StepOrigin};
-use crate::failure::StepError;
+use crate::executor::{RankReport, StepInput, StepOrigin};
 use crate::ids::{Attempt, StepNumber, WorldRank};
-use crate::memory::RankMemory;
-use crate::mesh::RankGroups;
+use crate::mesh::{MeshCoord, RankGroups};
 use crate::message::{AwaitedMessage, Message, Tag};
 use crate::nn::TensorParallel;
 use crate::stage::Stage;
-use crate::transport::{InFlight, World};
+use crate::transport::World;
 
 /// The receiver, the attempt, the sender and the purpose of a message.
-type Key = (WorldRank, Attempt, WorldRank, Tag);
+pub(super) type Key = (WorldRank, Attempt, WorldRank, Tag);
 
-/// A step that is computed again, one rank at a time.
+/// A step that is computed again, one rank or one group of ranks at a time.
 pub struct StepReplay<F> {
     program: ValidatedProgram,
     config: PipelineConfig,
@@ -54,6 +58,8 @@ pub struct StepReplay<F> {
     messages: HashMap<Key, Message>,
     /// The hashes before the step, of the ranks that were replayed.
     before: BTreeMap<WorldRank, StageLeaves>,
+    /// The ranks that have sent the messages of all batches.
+    sent: BTreeSet<WorldRank>,
 }
 
 /// The batches of a step and its learning rate.
@@ -74,41 +80,43 @@ pub struct ReplayedStage {
     pub gradient_norm: f64,
 }
 
-/// How far a replayed rank came.
+/// The part of a step that a rank computes.
+#[derive(Clone, Copy)]
+enum Part {
+    /// Nothing: the rank gets its state before the step.
+    State,
+    /// The batch with this index, without an update.
+    Batch(usize),
+    /// All batches and the update.
+    Whole,
+}
+
+/// How far replayed ranks came.
 enum Visit {
-    /// It has its state before the step.
-    Ready,
-    Done(Box<RankReport>),
-    Waits(Attempt, AwaitedMessage),
+    /// They have computed their part. The reports are of the whole step.
+    Done(Vec<RankReport>),
+    /// They wait for messages of other ranks.
+    Waits(Vec<(WorldRank, Attempt, AwaitedMessage)>),
 }
 
 impl<F, E> StepReplay<F>
 where
-    F: Fn(StageIndex, &TensorParallel) -> Result<Stage, E>,
+    F: Fn(StageIndex, &TensorParallel) -> Result<Stage, E> + Sync,
     E: Display,
 {
     /// Replays the step after a checkpoint, or the first one if there is none. `make` makes a stage as for
     /// [`Pipeline::launch_split`](super::Pipeline::launch_split), each time that a rank begins.
-    ///
-    /// # Errors
-    /// When ranks compute stages together, or hold experts together: they exchange messages inside of an action.
     pub fn new(
         program: ValidatedProgram,
         config: PipelineConfig,
         checkpoint: Option<Arc<Checkpoint>>,
         step: ReplayedBatches,
         make: F,
-    ) -> Result<Self, PipelineError> {
-        if config.tensor_parallel > 1 || config.expert_parallel > 1 {
-            return Err(PipelineError::setup(
-                "a step is computed again by one rank at a time, and its ranks compute stages together: set \
-                 `tensor_parallel` and `expert_parallel` to 1",
-            ));
-        }
+    ) -> Self {
         let config = PipelineConfig { fingerprint_every: 1, ..config };
         let ReplayedBatches { batches, learning_rate } = step;
-        let (messages, before) = (HashMap::new(), BTreeMap::new());
-        Ok(Self { program, config, make, checkpoint, batches, learning_rate, messages, before })
+        let (messages, before, sent) = (HashMap::new(), BTreeMap::new(), BTreeSet::new());
+        Self { program, config, make, checkpoint, batches, learning_rate, messages, before, sent }
     }
 
     /// Returns the state of a stage before the step.
@@ -117,8 +125,8 @@ where
     /// When a stage cannot be made or restored.
     pub fn state_before(&mut self, stage: StageIndex) -> Result<Fingerprint, PipelineError> {
         for rank in self.holders_of(stage) {
-            while let Visit::Waits(attempt, awaited) = self.visit(rank, false)? {
-                self.obtain(rank, attempt, awaited)?;
+            if !self.before.contains_key(&rank) {
+                self.compute_part(rank, Part::State)?;
             }
         }
         Ok(self.known_before(stage))
@@ -138,24 +146,40 @@ where
     /// When a rank fails, or a batch cannot be used.
     pub fn stage(&mut self, stage: StageIndex) -> Result<ReplayedStage, PipelineError> {
         let (mut leaves, mut gradient_norm) = (Vec::new(), 0.0);
-        for rank in self.holders_of(stage) {
-            let mut report = self.compute(rank)?;
-            gradient_norm = report.results.gradient_norm.unwrap_or_default();
-            leaves.extend(report.fingerprint.take().unwrap_or_default());
+        let mut missing = self.holders_of(stage);
+        while let Some(&rank) = missing.first() {
+            for mut report in self.compute(rank)? {
+                if let Some(index) = missing.iter().position(|other| *other == report.rank) {
+                    missing.remove(index);
+                    gradient_norm = report.results.gradient_norm.unwrap_or_default();
+                    leaves.extend(report.fingerprint.take().unwrap_or_default());
+                }
+            }
         }
         Ok(ReplayedStage { fingerprint: of_stage(stage, leaves), gradient_norm })
+    }
+
+    /// Returns all ranks with their coordinates.
+    fn ranks(&self) -> impl Iterator<Item = (WorldRank, MeshCoord)> + use<F, E> {
+        let mesh = self.config.mesh(self.program.ranks());
+        let ranks = mesh.ranks().unwrap_or_default();
+        (0..ranks).map(WorldRank::new).map(move |rank| (rank, mesh.coord(rank)))
     }
 
     /// Returns the ranks that hold a stage together, of the first replicas.
     fn holders_of(&self, stage: StageIndex) -> Vec<WorldRank> {
         let mesh = self.config.mesh(self.program.ranks());
-        let rank = self.program.placement().rank_of(stage);
-        let all = (0..mesh.pipeline * mesh.data).map(WorldRank::new);
-        all.filter(|world| {
-            let coord = mesh.coord(*world);
-            coord.rank == rank && coord.replica < mesh.shards
-        })
-        .collect()
+        let (rank, replicas) = (self.program.placement().rank_of(stage), mesh.shards.max(mesh.experts));
+        let holders = self.ranks().filter(|(_, coord)| coord.rank == rank && coord.replica < replicas);
+        holders.map(|(rank, _)| rank).collect()
+    }
+
+    /// Returns the ranks that exchange messages with a rank inside of an action, with this rank.
+    fn group_of(&self, rank: WorldRank) -> Vec<WorldRank> {
+        let mesh = self.config.mesh(self.program.ranks());
+        let group_of = |coord: MeshCoord| (coord.rank, coord.replica / mesh.experts);
+        let own = group_of(mesh.coord(rank));
+        self.ranks().filter(|(_, coord)| group_of(*coord) == own).map(|(rank, _)| rank).collect()
     }
 
     fn known_before(&self, stage: StageIndex) -> Fingerprint {
@@ -164,33 +188,67 @@ where
         of_stage(stage, known.flatten().cloned())
     }
 
-    /// Replays a rank until it has done its part of the step.
-    fn compute(&mut self, rank: WorldRank) -> Result<RankReport, PipelineError> {
+    /// Replays a rank's group until it has done its part of the step.
+    fn compute(&mut self, rank: WorldRank) -> Result<Vec<RankReport>, PipelineError> {
+        self.send_batches(rank)?;
+        let reports = self.compute_part(rank, Part::Whole)?;
+        if reports.iter().any(|report| report.rank == rank) {
+            Ok(reports)
+        } else {
+            Err(PipelineError::NoStepBegun)
+        }
+    }
+
+    /// Lets a rank send the messages of all batches, if there are several.
+    fn send_batches(&mut self, rank: WorldRank) -> Result<(), PipelineError> {
+        if self.batches.len() > 1 && !self.sent.contains(&rank) {
+            for index in 0..self.batches.len() {
+                self.compute_part(rank, Part::Batch(index))?;
+            }
+            self.sent.extend(self.group_of(rank));
+        }
+        Ok(())
+    }
+
+    /// Replays a rank's group until it has computed a part.
+    fn compute_part(&mut self, rank: WorldRank, part: Part) -> Result<Vec<RankReport>, PipelineError> {
         loop {
-            match self.visit(rank, true)? {
-                Visit::Done(report) => return Ok(*report),
-                Visit::Waits(attempt, awaited) => self.obtain(rank, attempt, awaited)?,
-                Visit::Ready => {}
+            match self.visit(rank, part)? {
+                Visit::Done(reports) => return Ok(reports),
+                Visit::Waits(awaited) => self.obtain(awaited, part)?,
             }
         }
     }
 
-    /// Replays the sender of a message until it has sent it.
+    /// Replays the senders of messages, for which ranks wait in a part of the step, until they have sent them.
     fn obtain(
         &mut self,
-        to: WorldRank,
-        attempt: Attempt,
-        awaited: AwaitedMessage,
+        awaited: Vec<(WorldRank, Attempt, AwaitedMessage)>,
+        part: Part,
     ) -> Result<(), PipelineError> {
-        let AwaitedMessage { from, tag } = awaited;
-        while !self.messages.contains_key(&(to, attempt, from, tag)) {
-            match self.visit(from, true)? {
-                _ if self.messages.contains_key(&(to, attempt, from, tag)) => {}
-                Visit::Waits(attempt, awaited) => self.obtain(from, attempt, awaited)?,
-                Visit::Done(_) | Visit::Ready => {
-                    return Err(PipelineError::setup(format!(
-                        "rank {from} ends its step without sending {tag} to rank {to}, which waits for it"
-                    )));
+        // A sender of the same group waits itself.
+        let is_outside =
+            |(to, _, awaited): &(_, _, AwaitedMessage)| !self.group_of(*to).contains(&awaited.from);
+        let outside: Vec<_> = awaited.iter().filter(|awaited| is_outside(awaited)).copied().collect();
+        if let (true, Some((to, _, AwaitedMessage { from, tag }))) = (outside.is_empty(), awaited.first()) {
+            return Err(PipelineError::setup(format!(
+                "rank {to} waits for {tag} of rank {from}, which waits too"
+            )));
+        }
+        for (to, attempt, AwaitedMessage { from, tag }) in outside {
+            if matches!(part, Part::Whole) {
+                self.send_batches(from)?;
+            }
+            let is_sent = |replay: &Self| replay.messages.contains_key(&(to, attempt, from, tag));
+            while !is_sent(self) {
+                match self.visit(from, part)? {
+                    _ if is_sent(self) => {}
+                    Visit::Waits(awaited) => self.obtain(awaited, part)?,
+                    Visit::Done(_) => {
+                        return Err(PipelineError::setup(format!(
+                            "rank {from} ends its step without sending {tag} to rank {to}, which waits for it"
+                        )));
+                    }
                 }
             }
         }
@@ -202,65 +260,74 @@ where
         StepNumber::new(self.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.step())).next()
     }
 
-    /// Makes a rank, restores it, and lets it compute until it waits for a message that is not in the list. Without
-    /// `steps`, it ends before the step.
-    fn visit(&mut self, rank: WorldRank, steps: bool) -> Result<Visit, PipelineError> {
-        let ranks = self.program.ranks().saturating_mul(self.config.data_parallel);
-        let (world, in_flight) = World::controlled(ranks);
+    /// Makes a rank's group, restores it, and lets it compute a part until it waits for messages that are not in the list.
+    fn visit(&mut self, rank: WorldRank, part: Part) -> Result<Visit, PipelineError> {
+        let group = self.group_of(rank);
+        let (world, in_flight) = World::controlled(u32::try_from(self.ranks().count()).unwrap_or_default());
         let (setup, endpoints) = Setup::new(self.program.clone(), world, &self.config)?;
-        let own = |message: &(&Key, &Message)| message.0.0 == rank;
-        for (_, message) in self.messages.iter().filter(own) {
-            in_flight.deliver(rank, message.clone());
+        // The ranks of the group send each other their messages again.
+        let is_from_outside = |(to, _, from, _): &Key| group.contains(to) && !group.contains(from);
+        for (key, message) in self.messages.iter().filter(|(key, _)| is_from_outside(key)) {
+            in_flight.deliver(key.0, message.clone());
         }
-        let endpoint = endpoints.into_iter().nth(rank.index()).ok_or(PipelineError::NoStepBegun)?;
-        let memory = RankMemory::new();
-        let mut executor =
-            setup.build(endpoint, memory, &|stage, tensor: &TensorParallel| (self.make)(stage, tensor))?;
-        setup.end_launch();
-        let mut at = StepAttempt { step: self.step(), attempt: Attempt::default() };
-        executor.begin_finding_shared(at.attempt);
-        let mut poll = |executor: &mut Executor, attempt| {
-            let polled = until_blocked(executor);
-            self.messages.extend(sent(&in_flight));
-            let awaited = polled?.then(|| setup.board.awaited_by(rank)).flatten();
-            Ok::<_, PipelineError>(awaited.map(|awaited| Visit::Waits(attempt, awaited)))
+        let mut inputs = self.inputs_of(&setup, &group, part)?.into_iter();
+        let own = endpoints.into_iter().filter(|endpoint| group.contains(&endpoint.rank()));
+        let ranks = ReplayedRanks {
+            setup: &setup,
+            in_flight: &in_flight,
+            ranks: own.map(|endpoint| (endpoint, inputs.next().unwrap_or_default())).collect(),
+            step: self.step(),
+            skipped: if let Part::Batch(index) = part {
+                index as u32 * self.program.microbatches()
+            } else {
+                0
+            },
+            make: &self.make,
+            checkpoint: self.checkpoint.as_deref(),
+            hashes: group.iter().any(|rank| !self.before.contains_key(rank)),
         };
-        if let Some(waits) = poll(&mut executor, at.attempt)? {
-            return Ok(waits);
-        }
-        let failure = |cause| StepError { rank, step: at.step, action: None, cause };
-        if let Some(checkpoint) = &self.checkpoint {
-            executor.restore(&**checkpoint, false).map_err(failure)?;
-        }
-        self.before.insert(rank, executor.fingerprint().map_err(failure)?);
-        if !steps {
-            return Ok(Visit::Ready);
-        }
+        let Replayed { before, sent, awaited, reports } =
+            ranks.run(|key| is_from_outside(key) && self.messages.contains_key(key))?;
+        self.before.extend(before);
+        self.messages.extend(sent);
+        Ok(if awaited.is_empty() { Visit::Done(reports) } else { Visit::Waits(awaited) })
+    }
+
+    /// Returns the batches that each rank of a group computes in a part of the step.
+    fn inputs_of(
+        &self,
+        setup: &Setup,
+        group: &[WorldRank],
+        part: Part,
+    ) -> Result<Vec<Vec<StepInput>>, PipelineError> {
+        let indices = match part {
+            Part::State => 0..0,
+            Part::Batch(index) => index..index + 1,
+            Part::Whole => 0..self.batches.len(),
+        };
         let of_checkpoint = self.checkpoint.as_ref().and_then(|checkpoint| checkpoint.loss_scale);
         let loss_scale = setup.loss_scale().map(|initial| of_checkpoint.unwrap_or(initial));
-        let mut unit = None;
-        for (number, batch) in (1..).zip(&self.batches) {
-            let is_last = number == self.batches.len();
+        let checked = |index: usize, purpose| {
+            let all = self.ranks().map(|(rank, _)| rank);
+            CheckedBatch::new(setup, all, self.batches[index].clone(), purpose)
+        };
+        let mut inputs: Vec<Vec<StepInput>> = group.iter().map(|_| Vec::new()).collect();
+        for index in indices {
+            let is_last = matches!(part, Part::Whole) && index + 1 == self.batches.len();
             let purpose = if is_last {
                 Purpose::Update { learning_rate: self.learning_rate }
             } else {
                 Purpose::Accumulate
             };
-            at.attempt = at.attempt.next();
-            let all = (0..ranks).map(WorldRank::new);
-            let batch = CheckedBatch::new(&setup, all, batch.clone(), purpose)?;
-            let unit = *unit.get_or_insert_with(|| batch.unit());
+            let unit = checked(0, purpose)?.unit();
+            let at = StepAttempt { step: self.step(), attempt: Attempt::new(index as u64 + 1) };
+            let batch = checked(index, purpose)?;
             let plan = StepPlan::training(at, &batch, unit, loss_scale, None);
-            let inputs = plan.inputs_of(&setup, std::iter::once(rank), batch, (&StepOrigin::default(), None));
-            inputs.into_iter().for_each(|input| executor.begin(input));
-            if let Some(waits) = poll(&mut executor, at.attempt)? {
-                return Ok(waits);
-            }
-            if is_last && let Some(report) = executor.take_outcome().reports.pop() {
-                return Ok(Visit::Done(Box::new(report)));
-            }
+            let of_group =
+                plan.inputs_of(setup, group.iter().copied(), batch, (&StepOrigin::default(), None));
+            inputs.iter_mut().zip(of_group).for_each(|(inputs, input)| inputs.push(input));
         }
-        Err(PipelineError::NoStepBegun)
+        Ok(inputs)
     }
 }
 
@@ -268,21 +335,4 @@ where
 fn of_stage(stage: StageIndex, leaves: impl IntoIterator<Item = (StageIndex, PartialLeaf)>) -> Fingerprint {
     let own = leaves.into_iter().filter(|(index, _)| *index == stage);
     Fingerprint::sum(own.map(|(_, leaf)| leaf))
-}
-
-/// Polls a rank until it waits for a message or is done. Returns whether it waits.
-fn until_blocked(executor: &mut Executor) -> Result<bool, StepError> {
-    loop {
-        match caught(|| executor.poll()).unwrap_or_else(|cause| Err(executor.error(cause)))? {
-            Poll::Progress => {}
-            Poll::Pending => return Ok(true),
-            Poll::Done => return Ok(false),
-        }
-    }
-}
-
-/// Takes out the messages that a rank has sent.
-fn sent(in_flight: &InFlight) -> Vec<(Key, Message)> {
-    let messages = in_flight.take_all().into_iter();
-    messages.map(|(to, message)| ((to, message.attempt, message.from, message.tag), message)).collect()
 }

@@ -73,7 +73,10 @@ impl InFlight {
 
     /// Takes out all messages in flight, with their receivers.
     pub(crate) fn take_all(&self) -> Vec<(WorldRank, Message)> {
-        std::mem::take(&mut self.lock().messages)
+        let messages = std::mem::take(&mut self.lock().messages);
+        // The senders may wait until the messages are sent.
+        messages.iter().for_each(|(_, message)| self.mailboxes.nudge(message.from));
+        messages
     }
 
     /// Delivers a message that was not sent in this world.

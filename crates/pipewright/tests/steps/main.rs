@@ -12,6 +12,7 @@ mod messages;
 mod evaluation;
 mod gradients;
 mod updates;
+mod replay;
 mod delayed;
 mod randomness;
 mod recompute;
