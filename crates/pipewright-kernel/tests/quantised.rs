@@ -209,7 +209,7 @@ fn products_have_the_bits_of_those_with_the_decoded_matrix() {
 #[test]
 #[cfg_attr(miri, ignore = "Miri starts no processes")]
 fn all_without_the_instruction() {
-    run_without_instruction("products_have_the_bits");
+    run_without_instruction("_have_the_bits");
 }
 
 /// Several panels, and threads.
@@ -396,6 +396,39 @@ fn blocks_have_the_elements_that_gguf_py_decodes() {
         let place = if kind == BlockKind::Q6K { 208 } else { 0 };
         spoiled[place..place + 2].copy_from_slice(&[0, 0x7c]);
         assert_eq!(new([3, 512], &spoiled), CodebookError::NotFinite);
+    }
+}
+
+/// Each 512 elements are a sum in sixteen lanes, which are added pairwise.
+#[test]
+#[cfg_attr(miri, ignore = "takes minutes under Miri")]
+fn row_products_of_blocks_have_the_bits_of_their_definition() {
+    let sum = |(elements, x): (&[f32], &[f32])| {
+        let mut lanes = [0f32; 16];
+        for (index, (element, x)) in elements.iter().zip(x).enumerate() {
+            lanes[index % 16] += element * x;
+        }
+        for width in [8, 4, 2, 1] {
+            (0..width).for_each(|lane| lanes[lane] += lanes[lane + width]);
+        }
+        lanes[0]
+    };
+    for (kind, golden) in BLOCKS {
+        let (blocks, elements) = golden.split_at(1536 / kind.elements() * kind.bytes());
+        let elements = floats(elements);
+        // Rows of a part of 512 elements, of whole parts, and for short blocks of half a step.
+        for [rows, columns] in [[6, 256], [3, 512], [1, 1536], [2, 768], [16, 96], [24, 64], [48, 32]] {
+            if columns % kind.elements() != 0 {
+                continue;
+            }
+            let matrix = Blocks::new(kind, [rows, columns], blocks.to_vec()).expect("a matrix");
+            let matrix = QuantisedMatrix::new(rows, Form::Blocks(matrix));
+            let x = numbers(columns, 3);
+            let defined =
+                elements.chunks(columns).map(|row| row.chunks(512).zip(x.chunks(512)).map(sum).sum());
+            let defined: Vec<f32> = defined.collect();
+            assert_eq!(bits(&row_product(&matrix, &x)), bits(&defined), "{kind:?}, {rows} x {columns}");
+        }
     }
 }
 

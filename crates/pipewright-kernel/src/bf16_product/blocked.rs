@@ -11,7 +11,7 @@ use super::instruction::Instruction;
 use super::pack::Vectors;
 use super::right::{PackedRight, Right};
 use super::tile::{COLUMNS, Output, Tile, Update};
-use crate::product::{Block, Matrix, blocks, is_parallel};
+use crate::product::{Block, Matrix, blocks, is_parallel, panels_in_cache};
 use crate::scratch::Scratch;
 
 /// The result of a product.
@@ -82,7 +82,12 @@ impl Work<'_> {
     fn blocks(&self, threads: usize) -> impl Iterator<Item = Block> {
         let panels =
             [self.rows.count.div_ceil(self.instruction.panel_rows()), self.right.count().div_ceil(COLUMNS)];
-        blocks(panels, self.rows.pairs() * COLUMNS * size_of::<u32>(), threads)
+        blocks(panels, self.right.at_once().max(self.panels_in_cache()), threads)
+    }
+
+    /// Returns the panels of columns that stay in a cache while they meet all rows.
+    fn panels_in_cache(&self) -> usize {
+        panels_in_cache(self.rows.pairs() * COLUMNS * size_of::<u32>())
     }
 
     /// Packs a panel of the left operand; the last may have fewer rows.
@@ -113,18 +118,23 @@ impl Work<'_> {
         let pairs = self.rows.pairs();
         let mut words = Scratch::new(columns.len() * COLUMNS * pairs);
         let words = words.as_mut_ptr();
-        for (index, panel) in columns.clone().enumerate() {
-            // SAFETY: the memory has a panel at this index.
-            unsafe { self.right.pack(panel * COLUMNS, COLUMNS, words.add(index * COLUMNS * pairs)) };
-        }
+        // SAFETY: the memory has a panel for each of the columns.
+        unsafe { self.right.pack(columns.clone(), COLUMNS, pairs, words) };
         let count = rows.len() * columns.len();
         let height = self.instruction.panel_rows();
         // SAFETY: the process may use the instructions, and the thread computes one block at a time.
         let tiles = (self.instruction == Instruction::Amx).then(|| unsafe { Tiles::configure() });
-        for (part, row) in rows.map(|panel| panel * height).enumerate() {
-            for (index, column) in columns.clone().map(|panel| panel * COLUMNS).enumerate() {
-                let tile = part * columns.len() + index;
+        let near = self.panels_in_cache();
+        let parts = columns
+            .clone()
+            .step_by(near)
+            .flat_map(|first| rows.clone().map(move |row| (first, row * height)));
+        let mut tile = 0;
+        for (first, row) in parts {
+            for column in first..columns.end.min(first + near) {
                 self.right.prefetch(next.start * COLUMNS, next.len() * COLUMNS, tile, count);
+                tile += 1;
+                let (index, column) = (column - columns.start, column * COLUMNS);
                 // SAFETY: both operands are packed, and the target has the rows and columns of the tile,
                 // which only this thread uses.
                 unsafe {

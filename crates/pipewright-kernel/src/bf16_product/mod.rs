@@ -53,9 +53,9 @@
 #[cfg(target_arch = "x86_64")]
 mod pack;
 #[cfg(target_arch = "x86_64")]
-mod right;
-#[cfg(target_arch = "x86_64")]
 mod tile;
+#[cfg(target_arch = "x86_64")]
+mod right;
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod instruction;

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::blocks::{Block, blocks};
+use super::blocks::{Block, blocks, panels_in_cache};
 use super::definition::BLOCK;
 use super::kernel::Kernel;
 use super::matrix::{Matrix, is_parallel};
@@ -101,7 +101,7 @@ impl Work<'_> {
         let blocks = |threads| {
             blocks(
                 [panels, self.columns.count.div_ceil(width)],
-                self.depth * width * size_of::<f32>(),
+                panels_in_cache(self.depth * width * size_of::<f32>()),
                 threads,
             )
         };

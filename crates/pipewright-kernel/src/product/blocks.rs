@@ -8,23 +8,27 @@ const GROUP_BYTES: usize = 256 * 1024;
 /// Panels of rows whose products take about ten times as long as packing the columns, or five times with AMX.
 const LEAST_ROWS: usize = 8;
 
+/// Returns the panels of columns of this size that stay in a second-level cache, at least one.
+pub(crate) fn panels_in_cache(panel_bytes: usize) -> usize {
+    (GROUP_BYTES / panel_bytes.max(1)).max(1)
+}
+
 /// A part of the result, in panels of the operands.
 pub(crate) struct Block {
     pub(crate) rows: Range<usize>,
     pub(crate) columns: Range<usize>,
 }
 
-/// Returns the blocks of a result. `panel_bytes` is the size of a packed panel of columns. A thread packs the columns of a
-/// block for this block alone.
+/// Returns the blocks of a result, of at most `most` panels of columns. A thread packs the columns of a block for this block
+/// alone.
 pub(crate) fn blocks(
     [row_panels, panels]: [usize; 2],
-    panel_bytes: usize,
+    most: usize,
     threads: usize,
 ) -> impl Iterator<Item = Block> {
-    let in_cache = (GROUP_BYTES / panel_bytes.max(1)).max(1);
     // Several blocks for each thread, so that threads that are interrupted compute fewer.
     let wanted = if threads == 1 { 1 } else { 4 * threads };
-    let columns = in_cache.min(panels.div_ceil(wanted));
+    let columns = most.min(panels.div_ceil(wanted));
     let groups = panels.div_ceil(columns);
     // Each part of the rows packs the columns again. So rows are cut into short parts only if a thread
     // would have no block otherwise.

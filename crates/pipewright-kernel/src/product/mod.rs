@@ -37,7 +37,7 @@ mod functions;
 mod tests;
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use blocks::{Block, blocks};
+pub(crate) use blocks::{Block, blocks, panels_in_cache};
 #[cfg(test)]
 pub(crate) use definition::sum_of_pairs;
 pub(crate) use definition::{BLOCK, flushed};

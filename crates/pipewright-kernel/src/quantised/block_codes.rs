@@ -10,7 +10,8 @@
 use half::f16;
 use rayon::prelude::*;
 
-use super::blocks::{BlockKind, Blocks};
+use super::block_kind::BlockKind;
+use super::blocks::Blocks;
 use super::error::CodebookError;
 
 /// Quantises the elements of a matrix of `rows` and `columns`.

@@ -1,78 +1,21 @@
-//! Elements in blocks that have their codes and scales together: the forms of GGUF files of llama.cpp.
-//!
-//! A block is 32 or 256 neighbouring elements of a row. Formats and formulas come from `ggml-quants.c` and
-//! `gguf-py` of llama.cpp (<https://github.com/ggml-org/llama.cpp>). Numbers are little endian, and `d` and `m` are f16:
-//!
-//! ```text
-//! Q4_0  d, 16 bytes                       d (q - 8); the lower halves of the bytes first, then the upper ones
-//! Q4_1  d, m, 16 bytes                    d q + m
-//! Q5_0  d, 4 bytes of fifth bits, 16      d (q - 16)
-//! Q5_1  d, m, 4, 16                       d q + m
-//! Q8_0  d, 32 bytes                       d q
-//! Q4_K  d, m, 12 bytes of scales, 128     (d s) q - m t, with six bits for s and t of each 32 elements
-//! Q5_K  d, m, 12, 32 of fifth bits, 128   (d s) q - m t
-//! Q6_K  128, 64 of upper bits, 16, d      (d s) (q - 32), with eight bits for s of each 16 elements
-//! ```
+//! Elements in blocks that have their codes and scales together ([`BlockKind`]).
 
 use std::ops::Range;
 
 use half::f16;
 use multiversion::multiversion;
 
+use super::block_kind::{BlockKind, UNIT};
 use super::decoded::Decoded;
 use super::error::CodebookError;
+#[cfg(target_arch = "x86_64")]
+use super::{
+    lookup::Available,
+    wide_blocks::{self, ROWS, STEP},
+};
 
-/// The elements that are decoded together. Every block has a multiple of them.
-const UNIT: usize = 32;
-/// The units that are decoded at a time.
-const UNITS: usize = 8;
-
-/// The form of a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[expect(missing_docs, reason = "the names are those of the files")]
-pub enum BlockKind {
-    Q4_0,
-    Q4_1,
-    Q5_0,
-    Q5_1,
-    Q8_0,
-    Q4K,
-    Q5K,
-    Q6K,
-}
-
-impl BlockKind {
-    /// Returns the elements of a block.
-    pub const fn elements(self) -> usize {
-        match self {
-            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => UNIT,
-            Self::Q4K | Self::Q5K | Self::Q6K => 256,
-        }
-    }
-
-    /// Returns the bytes of a block.
-    pub const fn bytes(self) -> usize {
-        match self {
-            Self::Q4_0 => 18,
-            Self::Q4_1 => 20,
-            Self::Q5_0 => 22,
-            Self::Q5_1 => 24,
-            Self::Q8_0 => 34,
-            Self::Q4K => 144,
-            Self::Q5K => 176,
-            Self::Q6K => 210,
-        }
-    }
-
-    /// Returns the places of the numbers of half precision in a block.
-    fn halves(self) -> &'static [usize] {
-        match self {
-            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 => &[0],
-            Self::Q4_1 | Self::Q5_1 | Self::Q4K | Self::Q5K => &[0, 2],
-            Self::Q6K => &[208],
-        }
-    }
-}
+/// The elements that are decoded at a time, whole units and whole steps.
+const ROOM: usize = 256;
 
 /// The elements of a matrix in blocks.
 #[derive(Clone, Debug, PartialEq)]
@@ -119,19 +62,68 @@ impl Blocks {
     /// Writes the elements `columns` of a row.
     pub(super) fn decode<T: Decoded>(&self, row: usize, columns: Range<usize>, mut out: &mut [T]) {
         assert!(columns.end <= self.columns && out.len() == columns.len(), "the row has these elements");
-        let bytes = &self.bytes[row * self.row_bytes()..][..self.row_bytes()];
+        let bytes = self.row(row);
         let (mut column, end) = (self.first + columns.start, self.first + columns.end);
-        let mut room = [0.0; UNITS * UNIT];
+        #[cfg(target_arch = "x86_64")]
+        let available = self.wide();
+        #[cfg(target_arch = "x86_64")]
+        let size = if available.is_some() { STEP } else { UNIT };
+        #[cfg(not(target_arch = "x86_64"))]
+        let size = UNIT;
+        let mut room = [0.0; ROOM];
         while column < end {
-            let unit = column / UNIT;
-            let units = (end.div_ceil(UNIT) - unit).min(UNITS);
-            decode_units(self.kind, bytes, unit, &mut room[..units * UNIT]);
-            let skipped = column - unit * UNIT;
-            let count = (units * UNIT - skipped).min(end - column);
-            let (own, rest) = out.split_at_mut(count);
-            T::round_all(&room[skipped..skipped + count], own);
-            (out, column) = (rest, column + count);
+            let start = column - column % size;
+            let room = &mut room[..(end.next_multiple_of(size) - start).min(ROOM)];
+            #[cfg(target_arch = "x86_64")]
+            match available {
+                Some(available) => wide_blocks::decode(available, self.kind, bytes, start, room),
+                None => decode_units(self.kind, bytes, start / UNIT, room),
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            decode_units(self.kind, bytes, start / UNIT, room);
+            let room = &room[column - start..];
+            let (own, rest) = out.split_at_mut(room.len().min(end - column));
+            T::round_all(&room[..own.len()], own);
+            column += own.len();
+            out = rest;
         }
+    }
+
+    /// Returns the instructions that decode whole steps of a row, if the rows have these.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn wide(&self) -> Option<Available> {
+        let is_whole = (self.blocks * self.kind.elements()).is_multiple_of(STEP);
+        Available::detect().filter(|_| is_whole)
+    }
+
+    /// Computes the products of the rows from `first` on with a row of numbers, in parts of `part` elements, of whole blocks.
+    /// The rows begin with a block.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn products(
+        &self,
+        available: Available,
+        first: usize,
+        x: &[f32],
+        part: usize,
+        out: &mut [f32],
+    ) {
+        assert!(self.first == 0 && x.len() == self.columns, "the rows have these elements");
+        for (index, out) in out.chunks_mut(ROWS).enumerate() {
+            // Rows after the last one repeat it.
+            let rows = std::array::from_fn(|row| self.row(first + index * ROWS + row.min(out.len() - 1)));
+            let found = wide_blocks::products(available, self.kind, rows, x, part);
+            out.copy_from_slice(&found[..out.len()]);
+        }
+    }
+
+    /// Returns whether the first column begins a block, and the last one ends one.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn is_whole(&self) -> bool {
+        self.first == 0 && self.columns == self.blocks * self.kind.elements()
+    }
+
+    fn row(&self, row: usize) -> &[u8] {
+        &self.bytes[row * self.row_bytes()..][..self.row_bytes()]
     }
 
     /// Returns the rows and columns of a part, with the whole blocks that have them.
@@ -139,8 +131,7 @@ impl Blocks {
         let (size, bytes) = (self.kind.elements(), self.kind.bytes());
         let (first, end) = (self.first + columns.start, self.first + columns.end);
         let blocks = first / size..end.div_ceil(size).max(first / size);
-        let own =
-            |row: usize| &self.bytes[row * self.row_bytes()..][blocks.start * bytes..blocks.end * bytes];
+        let own = |row: usize| &self.row(row)[blocks.start * bytes..blocks.end * bytes];
         Self {
             bytes: rows.flat_map(own).copied().collect(),
             columns: columns.len(),
@@ -152,8 +143,7 @@ impl Blocks {
 
     /// Returns the rows with these indices.
     pub(super) fn gathered(&self, rows: &[usize]) -> Self {
-        let row = |&row: &usize| &self.bytes[row * self.row_bytes()..][..self.row_bytes()];
-        Self { bytes: rows.iter().flat_map(row).copied().collect(), ..*self }
+        Self { bytes: rows.iter().flat_map(|row| self.row(*row)).copied().collect(), ..*self }
     }
 
     pub(super) fn bytes(&self) -> usize {

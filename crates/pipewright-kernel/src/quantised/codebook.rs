@@ -198,6 +198,10 @@ impl DoubleScales {
     }
 }
 
+/// The most blocks of a row for which rows are decoded together.
+#[cfg(target_arch = "x86_64")]
+const MOST_PARTS: usize = 4;
+
 impl Codebook {
     /// Returns the elements of a matrix of `rows` and `columns`, in blocks of `block` elements.
     ///
@@ -263,6 +267,43 @@ impl Codebook {
         for (index, own) in rest.chunks_mut(self.block).enumerate() {
             self.decode_block(first + head + index * self.block, scale_of(index + 1), own);
         }
+    }
+
+    /// Writes the elements `columns` of neighbouring rows if these are a part of one block of each row, or whole blocks, and
+    /// returns whether they are.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn decode_parts<T: Decoded>(
+        &self,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        out: &mut [T],
+    ) -> bool {
+        let Place { first, stride, first_block } = self.place;
+        let (start, width) = (first + columns.start, columns.len());
+        let (is_inside, is_whole) = (
+            start % self.block + width <= self.block,
+            start.is_multiple_of(self.block) && width.is_multiple_of(self.block),
+        );
+        let parts = if is_inside { 1 } else { (width / self.block).max(1) };
+        let is_aligned = stride.is_multiple_of(self.block)
+            && [columns.start, self.columns, width / parts].iter().all(|size| size.is_multiple_of(2));
+        let is_possible = (is_inside || is_whole) && is_aligned && width > 0 && parts <= MOST_PARTS;
+        let Some(available) = Available::detect().filter(|_| is_possible) else { return false };
+        let (bytes, blocks) = (width / parts / 2, stride / self.block);
+        let mut part = 0;
+        let mut of_row = (rows.start * self.columns + columns.start) / 2;
+        let mut block_of_row = start / self.block + rows.start * blocks - first_block;
+        let next = || {
+            let codes = &self.codes[of_row + part * bytes..][..bytes];
+            let scale = self.scales.get(block_of_row + part);
+            part += 1;
+            if part == parts {
+                (part, of_row, block_of_row) = (0, of_row + self.columns / 2, block_of_row + blocks);
+            }
+            (codes, scale)
+        };
+        T::look_up_parts(available, &self.table, next, width / parts, out);
+        true
     }
 
     /// Returns whether the elements of each eight neighbours of a row are in one block.

@@ -36,6 +36,16 @@ pub(crate) trait Decoded: Copy + Send + Sync + 'static {
         lengths: Lengths,
         out: &mut [Self],
     );
+
+    /// Like [`Decoded::look_up`], for parts of `width` elements, whose bytes and scales `next` returns.
+    #[cfg(target_arch = "x86_64")]
+    fn look_up_parts<'a>(
+        available: Available,
+        table: &[f32; 16],
+        next: impl FnMut() -> (&'a [u8], f32),
+        width: usize,
+        out: &mut [Self],
+    );
 }
 
 impl Decoded for f32 {
@@ -76,6 +86,18 @@ impl Decoded for f32 {
     ) {
         lookup::single_blocks(available, bytes, table, scale_of, lengths, out);
     }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn look_up_parts<'a>(
+        available: Available,
+        table: &[f32; 16],
+        next: impl FnMut() -> (&'a [u8], f32),
+        width: usize,
+        out: &mut [Self],
+    ) {
+        lookup::single_parts(available, table, next, width, out);
+    }
 }
 
 impl Decoded for bf16 {
@@ -115,6 +137,18 @@ impl Decoded for bf16 {
         out: &mut [Self],
     ) {
         lookup::half_blocks(available, bytes, table, scale_of, lengths, out);
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn look_up_parts<'a>(
+        available: Available,
+        table: &[f32; 16],
+        next: impl FnMut() -> (&'a [u8], f32),
+        width: usize,
+        out: &mut [Self],
+    ) {
+        lookup::half_parts(available, table, next, width, out);
     }
 }
 

@@ -18,7 +18,10 @@ impl Available {
         if crate::testing::is_hidden() {
             return None;
         }
-        (is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw")).then_some(Self(()))
+        let are_available = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl");
+        are_available.then_some(Self(()))
     }
 }
 
@@ -57,6 +60,58 @@ pub(super) fn half_blocks(
 ) {
     // SAFETY: the processor has the instructions.
     unsafe { half_blocks_in_registers(bytes, table, scale_of, lengths, out) }
+}
+
+/// Writes `table[half] * scale` for parts of blocks of `width` elements, whose bytes and scales `next` returns.
+#[inline(always)]
+pub(super) fn single_parts<'a>(
+    _: Available,
+    table: &[f32; 16],
+    next: impl FnMut() -> (&'a [u8], f32),
+    width: usize,
+    out: &mut [f32],
+) {
+    // SAFETY: the processor has the instructions.
+    unsafe { single_parts_in_registers(table, next, width, out) }
+}
+
+/// Like [`single_parts`], with each number rounded to bfloat16.
+#[inline(always)]
+pub(super) fn half_parts<'a>(
+    _: Available,
+    table: &[f32; 16],
+    next: impl FnMut() -> (&'a [u8], f32),
+    width: usize,
+    out: &mut [bf16],
+) {
+    // SAFETY: the processor has the instructions.
+    unsafe { half_parts_in_registers(table, next, width, out) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw")]
+fn single_parts_in_registers<'a>(
+    table: &[f32; 16],
+    mut next: impl FnMut() -> (&'a [u8], f32),
+    width: usize,
+    out: &mut [f32],
+) {
+    for out in out.chunks_exact_mut(width) {
+        let (bytes, scale) = next();
+        single_in_registers(bytes, table, scale, out);
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw")]
+fn half_parts_in_registers<'a>(
+    table: &[f32; 16],
+    mut next: impl FnMut() -> (&'a [u8], f32),
+    width: usize,
+    out: &mut [bf16],
+) {
+    for out in out.chunks_exact_mut(width) {
+        let (bytes, scale) = next();
+        half_in_registers(bytes, table, scale, out);
+    }
 }
 
 #[target_feature(enable = "avx512f,avx512bw")]

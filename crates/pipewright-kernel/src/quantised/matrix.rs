@@ -126,6 +126,21 @@ impl QuantisedMatrix {
         self.decode(row, columns, out);
     }
 
+    /// Writes the elements `columns` of neighbouring rows.
+    pub(super) fn decode_rows<T: Decoded>(&self, rows: Range<usize>, columns: Range<usize>, out: &mut [T]) {
+        assert!(rows.end <= self.rows && columns.end <= self.columns(), "the matrix has the elements");
+        assert_eq!(out.len(), rows.len() * columns.len(), "there is room for the elements");
+        #[cfg(target_arch = "x86_64")]
+        if let Form::Codebook(codebook) = &self.form
+            && codebook.decode_parts(rows.clone(), columns.clone(), out)
+        {
+            return;
+        }
+        for (row, out) in rows.zip(out.chunks_exact_mut(columns.len().max(1))) {
+            self.decode(row, columns.clone(), out);
+        }
+    }
+
     pub(crate) fn decode<T: Decoded>(&self, row: usize, columns: Range<usize>, out: &mut [T]) {
         assert!(row < self.rows, "the matrix has the row");
         match &self.form {

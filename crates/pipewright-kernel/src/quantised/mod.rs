@@ -23,6 +23,9 @@ mod codebook;
 mod fp8;
 mod grouped;
 mod plain;
+mod block_kind;
+#[cfg(target_arch = "x86_64")]
+mod wide_blocks;
 mod blocks;
 pub mod block_codes;
 pub mod nf4;
@@ -31,7 +34,8 @@ mod operand;
 mod eights;
 mod one_row;
 
-pub use blocks::{BlockKind, Blocks};
+pub use block_kind::BlockKind;
+pub use blocks::Blocks;
 pub use codebook::{Codebook, DoubleScales, Scales};
 pub use decoded::Rounding;
 pub use error::{CodebookError, CutError};

@@ -2,7 +2,7 @@
 //! generation, each element of the matrix is used once. A sum has another order than in products of several rows.
 //!
 //! Elements of four bits are looked up in registers if each eight neighbours have one scale ([`eights`]). Other elements
-//! are decoded in parts of a row that stay in a cache.
+//! are decoded in parts of a row that stay in a cache, or in registers with the same bits.
 
 use multiversion::multiversion;
 use rayon::prelude::*;
@@ -24,6 +24,13 @@ const PARALLEL_FROM: usize = 1 << 18;
 /// Computes `w x` for a row `x` into new memory.
 pub fn row_product(matrix: &QuantisedMatrix, x: &[f32]) -> Vec<f32> {
     assert_eq!(x.len(), matrix.columns(), "inner dimensions of a product agree");
+    #[cfg(target_arch = "x86_64")]
+    if let Form::Blocks(blocks) = matrix.form()
+        && let Some(available) = blocks.wide().filter(|_| blocks.is_whole())
+    {
+        let size = [matrix.rows(), x.len()];
+        return in_chunks(size, |first, out| blocks.products(available, first, x, DECODED, out));
+    }
     match matrix.form() {
         Form::Codebook(codebook) if codebook.is_in_eights() => in_eights(codebook, matrix.rows(), x),
         Form::Grouped(grouped) if grouped.is_in_eights() => in_eights(grouped, matrix.rows(), x),

@@ -3,6 +3,8 @@
 use rayon::prelude::*;
 
 use super::decoded::{Decoded, Rounding};
+#[cfg(target_arch = "x86_64")]
+use super::matrix::Form;
 use super::matrix::QuantisedMatrix;
 use crate::product::{Matrix, is_parallel};
 
@@ -41,6 +43,17 @@ impl<'a> QuantisedOperand<'a> {
         if self.is_transposed { self.matrix.rows() } else { self.matrix.columns() }
     }
 
+    /// Returns the columns that are decoded fast together: neighbours in a row of the matrix, which share scales and a line of
+    /// a cache, or one if the elements of a column are neighbours.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn neighbours(self) -> usize {
+        match self.matrix.form() {
+            _ if self.is_transposed => 1,
+            Form::Blocks(_) => 256,
+            _ => 128,
+        }
+    }
+
     /// Returns `width` columns from `first` on, and of them `depth` elements from `start` on, as a matrix of
     /// decoded elements in `room`. Columns after the last one are left out.
     pub(crate) fn panel<'p, T: Decoded>(
@@ -52,18 +65,16 @@ impl<'a> QuantisedOperand<'a> {
     ) -> Matrix<'p, T> {
         let width = width.min(self.columns() - first);
         let room = &mut room[..width * depth];
-        let length = if self.is_transposed { depth } else { width };
-        let decode = |(index, row): (usize, &mut [T])| {
-            if self.is_transposed {
-                self.matrix.decode(first + index, start..start + depth, row);
-            } else {
-                self.matrix.decode(start + index, first..first + width, row);
-            }
+        let [rows, columns] = if self.is_transposed {
+            [first..first + width, start..start + depth]
+        } else {
+            [start..start + depth, first..first + width]
         };
         if is_parallel {
-            room.par_chunks_exact_mut(length.max(1)).enumerate().for_each(decode);
+            let rooms = room.par_chunks_exact_mut(columns.len().max(1)).enumerate();
+            rooms.for_each(|(index, room)| self.matrix.decode(rows.start + index, columns.clone(), room));
         } else {
-            room.chunks_exact_mut(length.max(1)).enumerate().for_each(decode);
+            self.matrix.decode_rows(rows, columns, room);
         }
         if self.is_transposed {
             Matrix::new(room, width, depth).transposed()
