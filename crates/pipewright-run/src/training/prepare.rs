@@ -356,7 +356,8 @@ fn sound_program(
     let (run, is_delayed) = (&settings.run, settings.optimizer.delay > 0);
     // Otherwise the pipeline drains ([`PipelineConfig::may_overlap`](pipewright::pipeline::PipelineConfig::may_overlap)), and the
     // schedule's own order is faster.
-    let delayed = is_delayed && run.verify == Verify::Off && !mesh.is_sharded() && run.accumulate.get() == 1;
+    let computes_alone = !mesh.is_sharded() && mesh.tensor_parallel == 1 && mesh.expert_parallel == 1;
+    let delayed = is_delayed && computes_alone && run.verify == Verify::Off && run.accumulate.get() == 1;
     let lowering = TrainingLowering { trained, offload, stream_window, delayed, ..mesh.lowering() };
     let program = source.program(&LowerConfig::from(lowering)).map_err(refused)?;
     if mesh.is_sharded() && program.level() != Level::Full {

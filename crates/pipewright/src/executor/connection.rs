@@ -9,7 +9,7 @@ use pipewright_schedule::ClockSkew;
 use serde::de::DeserializeOwned;
 
 use super::context::RankContext;
-use super::group_link::{ExchangeSum, ExchangeTimes, GroupLink, Rounds};
+use super::group_link::{ExchangeSum, ExchangeTimes, GroupLink};
 use super::shared_endpoint::{SharedEndpoint, wait_for_message};
 use crate::collective::Exchange;
 use crate::device::Devices;
@@ -54,8 +54,6 @@ pub(super) struct ParkedAttempt {
     attempt: Attempt,
     sending: Duration,
     boundary_bytes: u64,
-    /// The numbers of the exchanges in the rank's groups.
-    rounds: [Rounds; 2],
 }
 
 impl Connection {
@@ -111,9 +109,6 @@ impl Connection {
         self.board.set_attempt(self.rank, attempt);
         self.attempt = attempt;
         (self.sending, self.boundary_bytes) = (Duration::ZERO, 0);
-        for group in [&self.tensor_group, &self.expert_group] {
-            group.swap_rounds(Rounds::default());
-        }
         self.endpoint.lock().continue_in(attempt, alive);
     }
 
@@ -128,9 +123,6 @@ impl Connection {
         std::mem::swap(&mut self.attempt, &mut parked.attempt);
         std::mem::swap(&mut self.sending, &mut parked.sending);
         std::mem::swap(&mut self.boundary_bytes, &mut parked.boundary_bytes);
-        let [of_tensors, of_experts] = parked.rounds;
-        parked.rounds =
-            [self.tensor_group.swap_rounds(of_tensors), self.expert_group.swap_rounds(of_experts)];
         self.endpoint.lock().continue_in(self.attempt, alive);
     }
 

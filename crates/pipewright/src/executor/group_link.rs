@@ -12,11 +12,6 @@
 //! expert group: each of its actions is the same action of all replicas. The halves of an overlap number
 //! their exchanges apart, so that each half exchanges with the same half of the others. A rank that waits has
 //! the deadline of any other wait, and a failure of any rank wakes it.
-//!
-//! If batches overlap (`overlap.rs`), the ranks of a group also take turns between them in the same order. A rank begins a
-//! batch when it has updated with the batch two before it. It has passed on the norm by then, so the others update too,
-//! and come to the same exchange. Exchanges are numbered in each attempt, so that a batch that is dropped at different places
-//! does not matter to the batch before it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -52,7 +47,7 @@ pub(crate) struct GroupLink {
     board: ProgressBoard,
     memory: RankMemory,
     deadline: Duration,
-    /// The numbers of exchanges in this attempt.
+    /// The numbers of exchanges in this attempt: of actions that run alone, and of the halves of overlaps.
     rounds: [AtomicU32; 3],
     /// The rank's thread, from its first step on.
     thread: OnceLock<ThreadId>,
@@ -63,9 +58,6 @@ pub(crate) struct GroupLink {
     /// The half of an overlap that runs on the rank's thread, if the halves do not run by turns.
     half: Mutex<Option<Direction>>,
 }
-
-/// The numbers of exchanges in an attempt: of actions that run alone, and of the halves of overlaps.
-pub(super) type Rounds = [u32; 3];
 
 /// The checksums of what a rank has sent since they were taken.
 #[derive(Debug, Default)]
@@ -158,20 +150,13 @@ impl GroupLink {
 
     /// Starts an attempt at a step: an earlier one may have failed at different places on the ranks.
     pub(super) fn begin_step(&self) {
-        self.swap_rounds(Rounds::default());
+        self.rounds.iter().for_each(|rounds| rounds.store(0, Ordering::Relaxed));
         self.thread.get_or_init(|| std::thread::current().id());
         self.take_times();
         self.set_half(None);
         if let Some(sums) = &self.sums {
             *locked(sums) = ExchangeSums::default();
         }
-    }
-
-    /// Continues with the exchanges of another attempt, and returns the numbers of this one's.
-    pub(super) fn swap_rounds(&self, [alone, forward, backward]: Rounds) -> Rounds {
-        let [of_alone, of_forward, of_backward] = &self.rounds;
-        [(of_alone, alone), (of_forward, forward), (of_backward, backward)]
-            .map(|(rounds, number)| rounds.swap(number, Ordering::Relaxed))
     }
 
     /// Notes checksums for [`GroupLink::take_sums`] until the next attempt begins, if the connection can.
