@@ -14,6 +14,6 @@ mod costs;
 
 pub use clock::on_one_clock;
 pub use costs::costs_of;
-pub use steps::join_steps;
 pub use read::{TraceError, read_trace};
 pub use replicas::{MeasuredError, join_replicas, program_of, replicas};
+pub use steps::join_steps;
