@@ -88,7 +88,7 @@ impl Predicted {
     /// Returns the page that explains the timeline.
     fn page(&self, memory_lane: bool) -> String {
         let title = title(&self.name, &self.program);
-        let step = || RecordedStep { step: 1, timeline: self.timeline.clone() };
+        let step = || RecordedStep { step: 1, before: 0, timeline: self.timeline.clone() };
         let steps: Vec<RecordedStep> = self.prediction.iter().map(|_| step()).collect();
         view(&View {
             settings: PictureSettings {

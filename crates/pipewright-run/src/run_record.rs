@@ -70,6 +70,8 @@ pub struct StepMetrics {
     pub bubble_fraction: Option<f64>,
     /// The share of their time that the ranks wait for messages.
     pub exposed_comm_fraction: Option<f64>,
+    /// The time from the start of the timeline of the step before to the start of this step's, if they overlap.
+    pub start_after_ms: Option<f64>,
     /// The time between the schedule of this step and the schedule of the one before, in milliseconds.
     pub gap_ms: Option<f64>,
     /// The part of the gap in which gradients are summed.

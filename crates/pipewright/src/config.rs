@@ -227,6 +227,17 @@ impl PipelineConfig {
     pub(crate) fn is_sharded(&self) -> bool {
         self.data_parallel_mode.shards(self.data_parallel) > 1
     }
+
+    /// Returns whether batches may overlap: parameters are delayed, and each rank has whole ones and computes alone.
+    pub fn may_overlap(&self) -> bool {
+        self.delayed
+            && self.hook.is_none()
+            && self.offload.is_none()
+            && self.verify == Verify::Off
+            && !self.is_sharded()
+            && self.tensor_parallel == 1
+            && self.expert_parallel == 1
+    }
 }
 
 /// Returns the settings that must be the same in every process of a run.

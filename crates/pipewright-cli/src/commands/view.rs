@@ -9,6 +9,7 @@ use clap::Args;
 use pipewright_document::nearest;
 use pipewright_planning::failure::{Exit, Failure};
 use pipewright_planning::output::{PageOutput, page_of};
+use pipewright_planning::schedules::delayed::DelayedRun;
 use pipewright_planning::schedules::drawing::{check_exchanges, check_size};
 use pipewright_planning::schedules::size::{ScheduleSize, is_file_name};
 use pipewright_planning::schedules::timed_program::{EngineTimes, Source, TimedProgram};
@@ -42,6 +43,9 @@ pub(crate) struct ViewArguments {
     /// The costs of actions in any one unit, for a schedule; a run has measured its own
     #[arg(long, value_name = "F=1,I=1,W=1,hop=0.1")]
     cost: Option<Costs>,
+    /// By how many updates the parameters of a schedule are delayed: with 1, batches overlap, and the page shows three of them
+    #[arg(long, value_name = "0|1", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1))]
+    delay: u32,
     #[command(flatten)]
     transport: TransportArguments,
     /// Show the memory of each rank at first, even if there is little room
@@ -65,6 +69,7 @@ pub(crate) fn run(arguments: &ViewArguments) -> Result<(), Failure> {
 fn run_page(arguments: &ViewArguments) -> Result<String, Failure> {
     let flag = arguments.size.any_flag().or(arguments.cost.as_ref().map(|_| "--cost"));
     let flag = flag.or(arguments.size.slices().map(|_| "--slices"));
+    let flag = flag.or((arguments.delay > 0).then_some("--delay"));
     if let Some(flag) = flag {
         return Err(Failure::input(format!("{flag} is for schedules, and a run has its own; leave it out")));
     }
@@ -99,6 +104,16 @@ fn schedule_page(arguments: &ViewArguments) -> Result<String, Failure> {
     let passes = LowerConfig::training_at(&costs);
     let source = source(arguments)?;
     let timed_program = match communicator {
+        Some(_) if arguments.delay > 0 => {
+            return Err(Failure::input(
+                "--delay 1 does not work with --transport, which simulates one batch; leave one out",
+            ));
+        }
+        None if arguments.delay > 0 => {
+            let (name, mut times) = (source.name(), EngineTimes::default());
+            let schedule = source.read(Use::Simulate, &mut times)?.computation().map_err(Failure::input)?;
+            DelayedRun::of(name, &schedule, (&costs, &passes), times)?.drawn()?.0
+        }
         None => TimedProgram::of(source, &passes)?,
         Some(_) => {
             let (name, mut times) = (source.name(), EngineTimes::default());
@@ -109,8 +124,8 @@ fn schedule_page(arguments: &ViewArguments) -> Result<String, Failure> {
     check_size(&timed_program.program)?;
     let predicted = simulated(&timed_program.name, &timed_program.program, &costs, communicator.as_ref())?;
     check_exchanges(predicted.timeline())?;
-    let other_programs = match arguments.target.to_str().filter(|name| !is_file_name(name)) {
-        Some(name) => {
+    let other_programs = match arguments.target.to_str() {
+        Some(name) if !is_file_name(name) && arguments.delay == 0 => {
             let spec = arguments.size.spec(name, arguments.cost.as_ref())?;
             other_sizes(&timed_program.program, |microbatches| {
                 let spec = ScheduleSpec { microbatches, ..spec.clone() };
@@ -118,7 +133,7 @@ fn schedule_page(arguments: &ViewArguments) -> Result<String, Failure> {
                 source.program(&passes).ok().map(ValidatedProgram::into_program)
             })
         }
-        None => Vec::new(),
+        _ => Vec::new(),
     };
     let other_programs = sound_on(communicator.as_ref(), other_programs);
     // Halves that alternate are one cell.

@@ -132,6 +132,22 @@ fn check_counts_both_versions() {
     }
 }
 
+/// Steps that overlap are on one time axis in the page of their run. Whether steps of a short run overlap depends on their times,
+/// so the test writes that they do.
+#[test]
+fn a_page_has_three_steps_that_overlap() {
+    let run = Run::new();
+    run.train(&[&SIZE[..], &["run.timelines=6"]].concat());
+    let page = || {
+        run.succeed(&["view", "out", "-o", "page.html"], &[]);
+        run.read("page.html")
+    };
+    assert!(!page().contains("\"before\":2"));
+    let metrics = run.read("out/metrics.jsonl").replace("{\"step\":", "{\"start_after_ms\":2.5,\"step\":");
+    run.write("out/metrics.jsonl", metrics);
+    assert!(page().contains("\"step\":6,\"before\":2"), "the last three steps");
+}
+
 #[test]
 fn other_delays_are_refused() {
     let run = Run::new();

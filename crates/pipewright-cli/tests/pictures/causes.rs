@@ -227,7 +227,7 @@ fn open_recorded(program: &str, events: &[&str]) -> Option<(Made, Browser)> {
     let rows = (0..).zip(events).flat_map(|(rank, row)| row.split(' ').map(move |text| (rank, text)));
     let timeline = Timeline::new(events.len() as u32, rows.map(event).collect());
     let program = parse_program(program).expect("a program");
-    let made = Made::explained(&program, &Costs::default(), &[RecordedStep { step: 3, timeline }]);
+    let made = Made::explained(&program, &Costs::default(), &[RecordedStep { step: 3, before: 0, timeline }]);
     let browser = open(&made.path())?;
     Some((made, browser))
 }

@@ -44,6 +44,22 @@ fn pictures_and_events_have_three_batches() {
 }
 
 #[test]
+fn a_page_has_three_batches() {
+    let folder = folder();
+    let command = "view 1f1b --ranks 2 --microbatches 4 -o page.html";
+    let page = |more: &str| {
+        succeed(&folder, &split(&format!("{command}{more}")));
+        std::fs::read_to_string(folder.path().join("page.html")).expect("a page")
+    };
+    let (delayed, alone) = (page(" --delay 1"), page(""));
+    assert!(delayed.contains("3 batches of 4 microbatches") && !alone.contains("batches of"), "{delayed}");
+    let refused =
+        |arguments: &str, words: &str| refuse(&folder, &split(arguments), 2, &format!("error: {words}"));
+    refused(&format!("{command} --delay 1 --transport pair"), "--delay 1 does not work with --transport");
+    refused("view . --delay 1", "--delay is for schedules");
+}
+
+#[test]
 fn what_does_not_fit_is_refused() {
     let refused = |arguments: &str, words: &str| {
         refuse(&folder(), &split(&format!("simulate {arguments}")), 2, &format!("error: {words}"));

@@ -1,4 +1,4 @@
-//! A schedule whose batches overlap, because parameters are delayed by one update, for `simulate --delay 1`.
+//! A schedule whose batches overlap, because parameters are delayed by one update, for `simulate --delay 1` and `view --delay 1`.
 
 use std::num::NonZeroU32;
 
@@ -22,7 +22,7 @@ const FEWEST: NonZeroU32 = NonZeroU32::MIN.saturating_add(7);
 const MOST_COMPUTATIONS: u64 = 20_000_000;
 
 /// A schedule whose batches overlap, and its steady state.
-pub(crate) struct DelayedRun<'a> {
+pub struct DelayedRun<'a> {
     delayed: Delayed,
     costs: &'a Costs,
     passes: &'a LowerConfig,
@@ -46,7 +46,7 @@ struct Report<'a> {
 impl<'a> DelayedRun<'a> {
     /// Makes the batches of `schedule`, which is called `name`, overlap at `costs`, proves that any number of them is
     /// sound if lowered with `passes`, and simulates them.
-    pub(crate) fn of(
+    pub fn of(
         name: String,
         schedule: &Schedule,
         (costs, passes): (&'a Costs, &'a LowerConfig),
@@ -68,7 +68,7 @@ impl<'a> DelayedRun<'a> {
     }
 
     /// Returns the program of three batches, for pictures and events, and its costs.
-    pub(crate) fn drawn(&self) -> Result<(TimedProgram, &Costs), Failure> {
+    pub fn drawn(&self) -> Result<(TimedProgram, &Costs), Failure> {
         let TimedProgram { name, times, .. } = &self.simulated;
         Ok((program(name.clone(), &self.delayed, DRAWN, self.passes, *times)?, self.costs))
     }

@@ -5,7 +5,7 @@ pub mod drawing;
 pub(crate) mod simulation_text;
 pub mod size;
 pub mod timed_program;
-pub(crate) mod delayed;
+pub mod delayed;
 pub mod transport;
 pub(crate) mod transport_price;
 pub(crate) mod verdicts;

@@ -1,6 +1,7 @@
 //! The output of a run after each step: reports, the metrics, the timeline, and events for
 //! TensorBoard. Only the leader has a folder and reports; in other processes nothing is written.
 
+use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -35,6 +36,8 @@ pub(super) struct RunLog {
     efficiency: Efficiency,
     /// The timeline of the last successful step.
     timeline: Option<Timeline>,
+    /// The steps before it that overlap with it or with each other, at most two, and their timelines.
+    before: VecDeque<(u64, Timeline)>,
     recorder: TimelineRecorder,
     prediction: StepPrediction,
     slow_ranks: SlowRanks,
@@ -76,6 +79,7 @@ impl RunLog {
             observer,
             efficiency,
             timeline: None,
+            before: VecDeque::new(),
             recorder: TimelineRecorder::new(done, run.steps, run.timelines),
             prediction: StepPrediction::default(),
             slow_ranks: SlowRanks::default(),
@@ -172,7 +176,13 @@ impl RunLog {
             // Best effort: the run continues with the slow ranks.
             let _ = SLOW_RANKS.leave(folder.path(), &slow_ranks);
         }
-        self.timeline = Some(report.timeline);
+        let before = self.timeline.replace(report.timeline);
+        if report.overlaps {
+            self.before.extend(before.map(|before| (done - 1, before)));
+            self.before.drain(..self.before.len().saturating_sub(2));
+        } else {
+            self.before.clear();
+        }
         observer.step(metrics, &report.undeferred);
         Ok(())
     }
@@ -252,7 +262,8 @@ impl RunLog {
         }
         match (&self.folder, self.timeline.take()) {
             (Some(folder), Some(timeline)) => {
-                let written = folder.write_timeline(&timeline.chrome_trace());
+                let written = self.recorder.keep(folder, self.before.drain(..));
+                let written = written.and_then(|()| folder.write_timeline(&timeline.chrome_trace()));
                 note_timeline(written, &mut self.lacks_timelines, &*self.observer)
             }
             _ => Ok(()),

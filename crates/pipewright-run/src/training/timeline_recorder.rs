@@ -52,6 +52,19 @@ impl TimelineRecorder {
         Ok(())
     }
 
+    /// Keeps the timelines of these steps, unless none are kept.
+    ///
+    /// # Errors
+    /// Fails if a file cannot be written.
+    pub(crate) fn keep(
+        &self,
+        folder: &RunFolder,
+        mut steps: impl Iterator<Item = (u64, Timeline)>,
+    ) -> Result<(), RunFolderError> {
+        let keep = |(step, timeline): (u64, Timeline)| folder.keep_timeline(step, &timeline.chrome_trace());
+        if self.every == 0 { Ok(()) } else { steps.try_for_each(keep) }
+    }
+
     fn is_regular(&self, step: u64) -> bool {
         step == 1 || step.is_multiple_of(self.every)
     }

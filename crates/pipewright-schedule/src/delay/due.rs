@@ -39,8 +39,7 @@ pub(super) const RULES: [Rule; 11] = [
 /// Returns the due times by a rule, from a run of one batch.
 pub(super) fn due(rule: &Rule, alone: &Weaver<'_>, work: u64) -> Due {
     let period = work as i64 * rule.period / 100;
-    let computations = alone.sequence.len().max(1) as u64;
-    let mean = alone.ranks.iter().map(|state| alone.work(state)).sum::<u64>() / computations;
+    let mean = alone.mean_duration();
     let allowance = |index: usize| (rule.allowances[index] as u64 * mean / 2) as i64;
     let starts = |order: &mut dyn Iterator<Item = (usize, usize)>, is_backwards: bool| {
         let mut starts: Vec<Vec<i64>> = alone.rows.iter().map(|row| vec![0; row.len()]).collect();

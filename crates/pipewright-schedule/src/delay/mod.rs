@@ -36,12 +36,14 @@ mod delayed_action;
 mod taken;
 mod weaver;
 mod due;
+mod stream;
 mod weave;
 
 use std::num::NonZeroU32;
 
 pub use self::delayed_action::{DelayError, DelayedAction};
-use self::weave::weave;
+use self::weave::{BatchOrder, weave};
+use self::weaver::in_order;
 use crate::action::Action;
 use crate::costs::Costs;
 use crate::ids::{Microbatch, Rank};
@@ -67,16 +69,38 @@ pub struct Delayed {
     rows: Vec<Vec<DelayedAction>>,
 }
 
+/// Returns the computations of a program.
+fn computations(program: &Program) -> Schedule {
+    let of_row =
+        |row: &Vec<Action>| row.iter().copied().filter(|action| action.is_compute()).map(Some).collect();
+    let rows = program.rows().iter().map(of_row).collect();
+    Schedule::made(program.placement().clone(), program.numbering(), rows)
+}
+
+/// Returns `program` with each batch in the order in which batches overlap best at equal costs
+/// of all stages. It has only computations, and does not change if its batches cannot overlap.
+pub(crate) fn for_overlaps(program: Program) -> Program {
+    match Delayed::of(&computations(&program), &Costs::default()) {
+        Ok(delayed) => program.map_rows(|rank, _| in_order(delayed.row(rank)).collect()),
+        Err(_) => program,
+    }
+}
+
 impl Delayed {
     /// Makes batches of `schedule` overlap, for the times of `costs`: each rank starts the next batch where it
     /// would wait. It keeps about as many activations as `schedule` itself if that suffices for a full pipeline, and up to
-    /// as many more as the largest peak of a rank if it does not (see `weave.rs`). Costs of exchanges, recomputation and
-    /// slices do not count here, and an overlap is two computations.
+    /// as many more as the largest peak of a rank if it does not. Each rank computes a batch in the order of `schedule`, or as a
+    /// stream of microbatches if that fills the pipeline better (see `weave.rs`). Costs of exchanges, recomputation and slices
+    /// do not count here, and an overlap is two computations.
     ///
     /// # Errors
     /// When `schedule` has several batches or too many actions, when the costs do not fit, or when its ranks wait for
     /// each other.
     pub fn of(schedule: &Schedule, costs: &Costs) -> Result<Self, DelayError> {
+        Self::woven(schedule, costs, BatchOrder::Free)
+    }
+
+    fn woven(schedule: &Schedule, costs: &Costs, order: BatchOrder) -> Result<Self, DelayError> {
         if schedule.batches() > 1 {
             return Err(DelayError(
                 "the batches of the schedule overlap already; give a schedule of one batch".to_owned(),
@@ -95,7 +119,7 @@ impl Delayed {
         if report.total() > 0 {
             return Err(DelayError(report.into_violations(alone).to_string()));
         }
-        let rows = weave(schedule, costs, enough_batches(schedule.ranks()))?;
+        let rows = weave(schedule, costs, enough_batches(schedule.ranks()), order)?;
         Ok(Self { placement: schedule.placement().clone(), numbering: schedule.numbering(), rows })
     }
 
@@ -105,16 +129,12 @@ impl Delayed {
     /// # Errors
     /// As [`Delayed::of`].
     pub fn at_costs(program: &ValidatedProgram, costs: &Costs) -> Result<Self, DelayError> {
-        let program = program.as_program();
-        let computations = |row: &Vec<Action>| {
-            row.iter().copied().filter(|action| action.is_compute()).map(Some).collect::<Vec<_>>()
-        };
-        let rows = program.rows().iter().map(computations).collect();
-        Self::of(&Schedule::made(program.placement().clone(), program.numbering(), rows), costs)
+        Self::of(&computations(program.as_program()), costs)
     }
 
     /// Makes batches of `program` overlap, for equal costs of all stages, and proves any number of them sound. A rank
-    /// computes each batch in the order of its row of the program.
+    /// computes each batch in the order of its row of the program. The program of a run was lowered for this
+    /// ([`LowerConfig::delayed`](crate::LowerConfig::delayed)).
     ///
     /// # Errors
     /// When actions of the program depend on more than their batch: it moves tensors out of memory, gathers parameters,
@@ -131,7 +151,8 @@ impl Delayed {
         if !program.slices().is_one() || !program.as_program().trained().are_all() {
             return Err(DelayError("the program has slices, or stages that are not trained".to_owned()));
         }
-        let delayed = Self::at_costs(program, &Costs::default())?;
+        let schedule = computations(program.as_program());
+        let delayed = Self::woven(&schedule, &Costs::default(), BatchOrder::Kept)?;
         let batches = Program::without_bubbles(&delayed.batches(delayed.enough_batches())?);
         let report = check(&batches, Level::Compute);
         if report.total() > 0 {

@@ -8,6 +8,7 @@ use super::taken::Taken;
 use crate::action::{Action, ActionKind};
 use crate::batch_gate::needed_by;
 use crate::costs::Costs;
+use crate::divisor::greatest_common_divisor;
 use crate::generate::ticks::{StageTicks, ticks};
 use crate::ids::{Microbatch, StageIndex};
 use crate::placement::Placement;
@@ -90,10 +91,12 @@ impl RankState {
 /// The simulation.
 pub(super) struct Weaver<'a> {
     pub(super) placement: &'a Placement,
-    microbatches: usize,
+    pub(super) microbatches: usize,
     batches: usize,
     ticks: Vec<StageTicks>,
-    /// The computations of each rank in one batch.
+    /// The time by which messages to other ranks are late.
+    late: u64,
+    /// The computations of each rank in one batch, in their order.
     pub(super) rows: Vec<Vec<Action>>,
     rules: Rules<'a>,
     /// The number of cells of the next batch in each of the given rows.
@@ -122,6 +125,7 @@ impl<'a> Weaver<'a> {
             microbatches,
             batches,
             ticks: ticks(costs, placement),
+            late: 0,
             rows,
             rules: Rules::Free { caps: &[], order: Order::OlderFirst },
             next_cells: Vec::new(),
@@ -134,9 +138,15 @@ impl<'a> Weaver<'a> {
     }
 
     pub(super) fn by(self, rules: Rules<'a>) -> Self {
-        let given = if let Rules::Given(rows) = rules { rows } else { &[] };
+        let Rules::Given(given) = rules else { return Self { rules, ..self } };
         let count = |row: &Vec<DelayedAction>| row.iter().filter(|cell| cell.is_next).count();
-        Self { rules, next_cells: given.iter().map(count).collect(), ..self }
+        let rows = given.iter().map(|row| in_order(row).collect()).collect();
+        Self { rules, rows, next_cells: given.iter().map(count).collect(), ..self }
+    }
+
+    /// Lets messages to other ranks be late.
+    pub(super) fn late_by(self, late: u64) -> Self {
+        Self { late, ..self }
     }
 
     /// Runs all batches.
@@ -245,13 +255,16 @@ impl<'a> Weaver<'a> {
     pub(super) fn delivery(&self, action: Action) -> Option<(Option<StageIndex>, usize, u64)> {
         let stage = action.stage();
         let ticks = self.ticks[stage.index()];
-        match action.kind() {
-            ActionKind::Forward => Some((self.placement.next(stage), 0, ticks.output_hop)),
+        let (reader, slot, hop) = match action.kind() {
+            ActionKind::Forward => (self.placement.next(stage), 0, ticks.output_hop),
             ActionKind::Backward | ActionKind::InputBackward => {
-                Some((self.placement.previous(stage), 1, ticks.gradient_hop))
+                (self.placement.previous(stage), 1, ticks.gradient_hop)
             }
-            _ => None,
-        }
+            _ => return None,
+        };
+        let rank = |stage| self.placement.rank_of(stage);
+        let late = if reader.is_some_and(|reader| rank(reader) != rank(stage)) { self.late } else { 0 };
+        Some((reader, slot, hop + late))
     }
 
     /// Notes when the output or the gradient of `action` arrives, and wakes the rank that needs it.
@@ -336,9 +349,10 @@ impl<'a> Weaver<'a> {
         self.rows.iter().zip(&self.ranks).map(close).collect()
     }
 
-    /// Returns when the computations of each rank start, one batch alone.
-    pub(super) fn starts(&self) -> Vec<Vec<u64>> {
-        self.ranks.iter().map(|state| state.done.iter().map(|done| done.start).collect()).collect()
+    /// Returns the computations of each rank with their starts, one batch alone.
+    pub(super) fn timed_rows(&self) -> Vec<Vec<(u64, Action)>> {
+        let row = |state: &RankState| state.done.iter().map(|done| (done.start, done.action)).collect();
+        self.ranks.iter().map(row).collect()
     }
 
     /// Merges the rows of one batch with the rows of the next batch, which begins one period later. Each computation
@@ -363,25 +377,56 @@ impl<'a> Weaver<'a> {
                 arrivals[self.tensor(action.stage(), action, 0)][slot] = end + hop;
             }
         }
-        Some(self.merged(&starts, period))
+        let timed =
+            |(starts, row): (Vec<u64>, &Vec<Action>)| starts.into_iter().zip(row.iter().copied()).collect();
+        Some(merged(&starts.into_iter().zip(&self.rows).map(timed).collect::<Vec<_>>(), period))
     }
 
-    /// Merges the rows of one batch, whose computations have these starts, with the rows of the next batch, which
-    /// begins one period later.
-    pub(super) fn merged(&self, starts: &[Vec<u64>], period: u64) -> Vec<Vec<DelayedAction>> {
-        let merge = |(row, starts): (&Vec<Action>, &Vec<u64>)| {
-            let last = starts.last().copied().unwrap_or(0);
-            let of = |is_next: bool| {
-                let later = if is_next { period } else { 0 };
-                starts.iter().zip(row).map(move |(start, action)| (start + later, is_next, *action))
-            };
-            // A repetition ends with the older batch, and has the actions of it that come after the end of the
-            // one before.
-            let mut cells: Vec<_> = of(false).filter(|cell| cell.0 + period > last).chain(of(true)).collect();
-            cells.retain(|cell| cell.0 <= last);
-            cells.sort_by_key(|cell| (cell.0, cell.1));
-            cells.into_iter().map(|(_, is_next, action)| DelayedAction { action, is_next }).collect()
-        };
-        self.rows.iter().zip(starts).map(merge).collect()
+    /// Returns the computations in the order in which they ran, with their ranks.
+    pub(super) fn in_sequence(&self) -> impl Iterator<Item = (usize, Action)> {
+        let mut next = vec![0; self.rows.len()];
+        self.sequence.iter().map(move |&rank| {
+            next[rank] += 1;
+            (rank, self.rows[rank][next[rank] - 1])
+        })
     }
+
+    /// Returns the longest time of which all computations and messages take a multiple; at least a tick.
+    pub(super) fn grid(&self) -> u64 {
+        let times = |ticks: &StageTicks| {
+            [ticks.forward, ticks.input_backward, ticks.weight_backward, ticks.output_hop, ticks.gradient_hop]
+        };
+        self.ticks.iter().flat_map(times).fold(0, greatest_common_divisor).max(1)
+    }
+
+    /// Returns the mean time of a computation.
+    pub(super) fn mean_duration(&self) -> u64 {
+        let computations = self.sequence.len().max(1) as u64;
+        self.ranks.iter().map(|state| self.work(state)).sum::<u64>() / computations
+    }
+}
+
+/// Returns the computations of a batch in the order of a repeating row.
+pub(super) fn in_order(row: &[DelayedAction]) -> impl Iterator<Item = Action> {
+    let of = |is_next: bool| row.iter().filter(move |cell| cell.is_next == is_next).map(|cell| cell.action);
+    of(true).chain(of(false))
+}
+
+/// Merges the rows of one batch, whose computations have these starts in ascending order, with the rows of the next batch,
+/// which begins one period later.
+pub(super) fn merged(rows: &[Vec<(u64, Action)>], period: u64) -> Vec<Vec<DelayedAction>> {
+    let merge = |row: &Vec<(u64, Action)>| {
+        let last = row.last().map_or(0, |cell| cell.0);
+        let of = |is_next: bool| {
+            let later = if is_next { period } else { 0 };
+            row.iter().map(move |(start, action)| (start + later, is_next, *action))
+        };
+        // A repetition ends with the older batch, and has the actions of it that come after the end of the
+        // one before.
+        let mut cells: Vec<_> = of(false).filter(|cell| cell.0 + period > last).chain(of(true)).collect();
+        cells.retain(|cell| cell.0 <= last);
+        cells.sort_by_key(|cell| (cell.0, cell.1));
+        cells.into_iter().map(|(_, is_next, action)| DelayedAction { action, is_next }).collect()
+    };
+    rows.iter().map(merge).collect()
 }

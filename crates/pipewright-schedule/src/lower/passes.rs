@@ -2,6 +2,7 @@
 
 use std::num::NonZeroU32;
 
+use crate::delay::for_overlaps;
 use crate::level::Level;
 use crate::lower::drop_bubbles::Computation;
 use crate::lower::error::LowerError;
@@ -20,6 +21,10 @@ use crate::validate::check;
 pub struct LowerConfig {
     /// The stages that are trained. The backwards of the others are removed as far as nothing needs them.
     pub trained: TrainedStages,
+    /// Order the computations of each rank so that batches overlap best, because weights are delayed by one update
+    /// ([`crate::delay`]), for stages of equal cost. If parameters are gathered, tensors leave memory, overlaps stay whole, or
+    /// stages are not trained, batches do not overlap, and the order stays.
+    pub delayed: bool,
     /// Merge the halves of a split backward if they are adjacent.
     pub merge_bw: bool,
     /// Gather parameters before their stage computes; `None` if parameters are not sharded.
@@ -58,6 +63,7 @@ impl From<Level> for LowerConfig {
     fn from(level: Level) -> Self {
         Self {
             trained: TrainedStages::ALL,
+            delayed: false,
             merge_bw: false,
             unshard: (level == Level::Full).then(UnshardConfig::default),
             reduce_grad: (level == Level::Full).then_some(ReduceWait::AtOnce),
@@ -105,6 +111,20 @@ fn run_passes(mut computation: Computation<'_>, config: &LowerConfig) -> Result<
     if !config.trained.are_all() {
         let needed = drop_frozen(computation.into_program(), &config.trained);
         computation = Computation::Changed(sound("drop-frozen", needed, Level::Compute)?);
+    }
+    let is_delayed = config.delayed
+        && computation.batches() == 1
+        && config.trained.are_all()
+        && config.unshard.is_none()
+        && config.offload.is_none()
+        && !config.keep_overlaps;
+    if is_delayed {
+        let mut program = computation.into_program();
+        if program.rows().iter().flatten().all(|action| action.is_compute()) {
+            // The halves of a backward are two computations of the order.
+            program = sound("delay", for_overlaps(send_early(program, Overlaps::TakeApart)), Level::Compute)?;
+        }
+        computation = Computation::Changed(program);
     }
     if config.merge_bw {
         let merged = merge_bw(computation.into_program());

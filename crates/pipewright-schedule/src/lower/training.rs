@@ -2,7 +2,7 @@
 //! share them.
 //!
 //! Rules, in the order of the passes: (1) the backwards of frozen stages are removed as far as nothing needs
-//! them ([`drop_frozen`](super::drop_frozen())); (2) if parameters are sharded over the replicas, they are
+//! them ([`drop_frozen`](super::drop_frozen())), and if weights are delayed, each rank gets an order in which batches overlap; (2) if parameters are sharded over the replicas, they are
 //! gathered before their stage computes, and frozen matrices in a file are read before it; (3) if there are
 //! several replicas, the gradients of a stage are reduced as soon as they are complete, and waited for at the end
 //! of the row, unless the caller chooses another place; (4) input gradients leave their rank before it computes the weight gradients of the same
@@ -57,6 +57,8 @@ pub struct TrainingLowering {
     pub trained: TrainedStages,
     /// The forwards whose kept tensors leave memory; `None` if all stay.
     pub offload: Option<OffloadConfig>,
+    /// Whether batches overlap, because weights are delayed by one update ([`LowerConfig::delayed`]).
+    pub delayed: bool,
 }
 
 impl Default for TrainingLowering {
@@ -71,6 +73,7 @@ impl Default for TrainingLowering {
             keep_overlaps: false,
             trained: TrainedStages::ALL,
             offload: None,
+            delayed: false,
         }
     }
 }
@@ -124,6 +127,7 @@ impl From<TrainingLowering> for LowerConfig {
         });
         Self {
             trained: config.trained,
+            delayed: config.delayed,
             offload: config.offload,
             send_early: true,
             keep_overlaps: config.keep_overlaps,

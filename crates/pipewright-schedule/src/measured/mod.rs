@@ -9,9 +9,11 @@ mod read;
 mod ranks;
 mod clock;
 mod replicas;
+mod steps;
 mod costs;
 
 pub use clock::on_one_clock;
 pub use costs::costs_of;
 pub use read::{TraceError, read_trace};
 pub use replicas::{MeasuredError, join_replicas, program_of, replicas};
+pub use steps::join_steps;

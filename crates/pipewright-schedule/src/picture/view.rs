@@ -47,6 +47,8 @@ const GUTTER: u32 = 84;
 pub struct RecordedStep {
     /// The number of the step, from 1.
     pub step: u64,
+    /// The number of steps before it that the timeline shows too, on one time axis.
+    pub before: u64,
     /// The events of its ranks, on one clock. Several replicas have consecutive ranks.
     pub timeline: Timeline,
 }
@@ -122,6 +124,8 @@ struct Contents {
 #[derive(Serialize)]
 struct Source {
     step: Option<u64>,
+    /// The number of steps before it that are shown too.
+    before: u64,
     quantum: f64,
     /// In seconds.
     makespan: f64,
@@ -215,7 +219,7 @@ fn note(view: &View<'_>) -> String {
 
 fn data(view: &View<'_>, chunks: &Chunks) -> ViewData {
     let predicted = source(None, view.predicted, view);
-    let step = |step: &RecordedStep| source(Some(step.step), &step.timeline, view);
+    let step = |step: &RecordedStep| source(Some(step), &step.timeline, view);
     let mut page = page(&Timeline::new(0, Vec::new()), chunks, &view.settings);
     (page.quantum, page.slices) = (predicted.quantum, view.predicted.slices().get());
     let stage =
@@ -258,7 +262,7 @@ fn programs(view: &View<'_>) -> Vec<ProgramData> {
     })
 }
 
-fn source(step: Option<u64>, timeline: &Timeline, view: &View<'_>) -> Source {
+fn source(step: Option<&RecordedStep>, timeline: &Timeline, view: &View<'_>) -> Source {
     let clock = Clock::of(timeline);
     let ranks = ranks(timeline, &Chunks::of(timeline), &clock, &view.settings);
     let uncertainty = timeline.clock_skew().map(|skew| skew.uncertainty);
@@ -267,7 +271,18 @@ fn source(step: Option<u64>, timeline: &Timeline, view: &View<'_>) -> Source {
     });
     let (quantum, makespan, waits) = (clock.quantum(), timeline.makespan(), waits.collect());
     let causes = causes(timeline, view.program.ranks(), view.costs, step.is_some());
-    Source { step, quantum, makespan, uncertainty, waits, causes: causes_data(&causes, timeline), ranks }
+    let before = step.map_or(0, |step| step.before);
+    let step = step.map(|step| step.step);
+    Source {
+        step,
+        before,
+        quantum,
+        makespan,
+        uncertainty,
+        waits,
+        causes: causes_data(&causes, timeline),
+        ranks,
+    }
 }
 
 fn causes_data(causes: &Causes, timeline: &Timeline) -> CausesData {
@@ -319,7 +334,7 @@ mod tests {
             predicted: run.timeline(),
             program: &program,
             costs: &costs,
-            steps: &[RecordedStep { step: 7, timeline: run.timeline().clone() }],
+            steps: &[RecordedStep { step: 7, before: 0, timeline: run.timeline().clone() }],
             left_out: 2,
             whole_step: None,
             other_programs: &[],
@@ -331,7 +346,7 @@ mod tests {
         }
         assert!(!page.contains("{{"), "a place in the page is not filled");
         assert_eq!(page.matches("</script>").count(), 1);
-        assert!(page.contains("\"step\":7,"), "{page}");
+        assert!(page.contains("\"step\":7,\"before\":0,"), "{page}");
         assert!(page.contains(">2 of 3 recorded steps are left out: they ran another program"), "{page}");
         // The costs have messages that take no time, and the reader may change that.
         assert!(page.contains("</i>message</li>"), "{page}");

@@ -1,7 +1,7 @@
 //! The step of a plan whose parameters are delayed by one update ([`crate::delay`]).
 
-use crate::delay::{DelayError, Delayed};
-use crate::lower::for_training;
+use crate::delay::Delayed;
+use crate::lower::{LowerError, TrainingLowering, for_training};
 use crate::plan::predict::{PlanChoice, PredictError, predict};
 use crate::plan::report::Plan;
 use crate::plan::request::TrainingState;
@@ -28,17 +28,26 @@ pub struct DelayedStep {
 pub struct DelayedPrograms(Vec<(ValidatedProgram, Delayed)>);
 
 impl DelayedPrograms {
-    fn of(&mut self, program: &ValidatedProgram) -> Result<&Delayed, DelayError> {
+    /// Returns `program`, which is of one batch, with overlapping batches. `ordered` makes it in the order of overlaps.
+    fn of(
+        &mut self,
+        program: &ValidatedProgram,
+        ordered: impl FnOnce() -> Result<ValidatedProgram, LowerError>,
+    ) -> Result<&Delayed, PredictError> {
         let found = self.0.iter().position(|(searched, _)| searched == program);
         let index = match found {
             Some(index) => index,
             None => {
-                self.0.push((program.clone(), Delayed::of_program(program)?));
+                self.0.push((program.clone(), Delayed::of_program(&ordered()?).map_err(refused)?));
                 self.0.len() - 1
             }
         };
         Ok(&self.0[index].1)
     }
+}
+
+fn refused(error: impl ToString) -> PredictError {
+    PredictError::Choice(error.to_string())
 }
 
 impl Plan {
@@ -64,17 +73,17 @@ impl Plan {
             state: state.delayed(),
             stream: None,
         };
-        let refused = |error: &dyn std::fmt::Display| PredictError::Choice(error.to_string());
         if self.stream.is_some() {
-            return Err(refused(&"batches do not overlap while the base is read from its files"));
+            return Err(refused("batches do not overlap while the base is read from its files"));
         }
         let alone = predict(&profile, &self.schedule, &choice)?;
+        let lowering = TrainingLowering { delayed: true, ..choice.lowering(&profile) };
         // The rows with which training repeats. It refuses to overlap some programs, for example with stages that are not
         // trained.
-        let delayed = searched.of(&alone.program).map_err(|error| refused(&error))?;
+        let delayed = searched.of(&alone.program, || for_training(&self.schedule, &lowering))?;
         let batches = delayed.enough_batches().max(std::num::NonZeroU32::MIN.saturating_add(FEWEST - 1));
-        let schedule = delayed.batches(batches).map_err(|error| refused(&error))?;
-        let program = for_training(&schedule, &choice.lowering(&profile))?;
+        let schedule = delayed.batches(batches).map_err(refused)?;
+        let program = for_training(&schedule, &lowering)?;
         let steady = steady(program.as_program(), &alone.costs)?;
         let of_one = peak_memory(alone.run.timeline(), &alone.costs.sizes);
         let of_two = steady.peak_bytes.unwrap_or_default();

@@ -102,6 +102,7 @@ impl ProgramRequest {
             unshard_window: config.is_sharded().then(|| UnshardConfig::default().window),
             keep_overlaps: config.runs_overlaps(),
             offload: config.offload.as_ref().map(|_| OffloadConfig::all(config.recompute.clone())),
+            delayed: config.may_overlap(),
             ..TrainingLowering::default()
         };
         self.lower.clone().unwrap_or_else(|| LowerConfig::from(training()))

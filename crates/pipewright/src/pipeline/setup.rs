@@ -157,18 +157,9 @@ impl Setup {
         Self { turns: self.find_turns(), ..self }
     }
 
-    /// Returns the repeating rows of the ranks; `None` if batches do not overlap. They overlap if each rank has whole
-    /// parameters and computes alone.
+    /// Returns the repeating rows of the ranks; `None` if batches do not overlap.
     fn find_turns(&self) -> Option<Arc<[Arc<[bool]>]>> {
-        let (config, mesh) = (&self.config, &self.mesh);
-        let overlaps = config.delayed
-            && config.hook.is_none()
-            && config.offload.is_none()
-            && config.verify == Verify::Off
-            && !config.is_sharded()
-            && mesh.tensor == 1
-            && mesh.experts == 1;
-        let delayed = overlaps.then(|| Delayed::of_program(&self.program))?;
+        let delayed = self.config.may_overlap().then(|| Delayed::of_program(&self.program))?;
         let delayed =
             delayed.inspect_err(|reason| tracing::info!("batches do not overlap: {reason}")).ok()?;
         Some(delayed.turns().into_iter().map(Arc::from).collect())

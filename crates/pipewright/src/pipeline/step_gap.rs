@@ -23,6 +23,8 @@ pub struct StepGap {
     pub update: Duration,
     /// From the end of the update to the first action.
     pub between: Duration,
+    /// From the start of the timeline of the step before to the start of this one's.
+    pub since_last: Duration,
     /// From the end of the last action of each rank to its own next one, by row of the timeline; 0 for a rank
     /// whose events this process does not have.
     pub per_rank: Vec<Duration>,
@@ -75,7 +77,8 @@ impl StepEnd {
     /// timelines have no rank in common.
     pub(super) fn gap_before(&self, origin: Instant, timeline: &Timeline) -> Option<StepGap> {
         // Times are seconds since the origin of the earlier step.
-        let offset = origin.saturating_duration_since(self.origin).as_secs_f64();
+        let since_last = origin.saturating_duration_since(self.origin);
+        let offset = since_last.as_secs_f64();
         let per_rank = self.rows.iter().zip(0..).map(|(end, row)| {
             let gap = end.as_ref().zip(timeline.events_of(Rank::new(row)).first());
             gap.map_or(Duration::ZERO, |(end, first)| duration(end.last_action, offset + first.start))
@@ -91,7 +94,7 @@ impl StepEnd {
         let [critical, sums, update] = [start, begins, ends].map(|until| duration(from, until));
         let update = update.saturating_sub(sums);
         let between = critical.saturating_sub(sums + update);
-        Some(StepGap { critical, sums, update, between, per_rank: per_rank.collect() })
+        Some(StepGap { critical, sums, update, between, since_last, per_rank: per_rank.collect() })
     }
 }
 
@@ -146,7 +149,7 @@ mod tests {
         let end = StepEnd::new(origin, &timeline([0.0, 0.0], [9.0, 8.0]), &after, 1);
         let later = timeline(starts, [30.0, 30.0]);
         let gap = end.gap_before(origin + Duration::from_secs(10), &later).expect("both ranks have events");
-        let StepGap { critical: whole, sums, update, between, per_rank: ranks } = gap;
+        let StepGap { critical: whole, sums, update, between, per_rank: ranks, .. } = gap;
         let found = [whole, sums, update, between].map(|part| part.as_secs_f64());
         let is_near = |found: f64, expected: f64| (found - expected).abs() < 1e-6;
         assert!(found.iter().zip(critical).all(|(&found, expected)| is_near(found, expected)), "{found:?}");

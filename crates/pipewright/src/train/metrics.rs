@@ -89,6 +89,10 @@ pub struct Metrics {
     /// ([`PipelineConfig::delayed`](crate::pipeline::PipelineConfig::delayed)); left out if not.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub overlaps: bool,
+    /// The milliseconds from the start of the timeline of the step before to the start of this step's; left out if they do not
+    /// overlap.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start_after_ms: Option<f64>,
     /// The milliseconds in which each rank updated before it had the gradient norm
     /// ([`StepSummary::early_update`]); left out if none did.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -218,6 +222,7 @@ impl Metrics {
             expert_wait_ms: exchange_ms(report, |exchange| exchange.waited),
             began_early: report.began_early,
             overlaps: report.overlaps,
+            start_after_ms: gap.filter(|_| report.overlaps).map(|gap| milliseconds(gap.since_last)),
             early_update_ms: early_update_ms(report),
             repaired: report.repaired,
             gap_ms: gap.map(|gap| milliseconds(gap.critical)),

@@ -111,6 +111,7 @@ fn a_schedule_that_is_unsound() {
 fn a_program_that_cannot_run_on_several_ranks() {
     let passes = LowerConfig {
         trained: TrainedStages::ALL,
+        delayed: false,
         merge_bw: false,
         unshard: None,
         reduce_grad: None::<ReduceWait>,

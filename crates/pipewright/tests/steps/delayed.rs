@@ -28,7 +28,7 @@ const BATCHES: u64 = 6;
 
 fn program(schedule: &str, ranks: u32, replicas: u32) -> ValidatedProgram {
     let spec = ScheduleSpec { ranks, microbatches: MICROBATCHES, ..ScheduleSpec::default() };
-    let lowering = TrainingLowering { replicas, ..TrainingLowering::default() };
+    let lowering = TrainingLowering { replicas, delayed: true, ..TrainingLowering::default() };
     for_training(&generate(schedule, &spec).expect("a schedule"), &lowering).expect("it is sound")
 }
 
@@ -55,8 +55,16 @@ fn run(pipeline: &mut Pipeline, config: &PipelineConfig, every: u64, overlaps: b
 
 /// Checks that runs whose batches begin during the one before have the bits of runs in which each is waited for.
 fn check(config: &PipelineConfig, every: u64) {
-    let schedules =
-        [("1f1b", 2), ("1f1b", 4), ("gpipe", 2), ("zb-h1", 2), ("zbvzerobubble", 2), ("interleaved1f1b", 2)];
+    let schedules = [
+        ("1f1b", 2),
+        ("1f1b", 4),
+        ("gpipe", 2),
+        ("zb-h1", 2),
+        ("zbvzerobubble", 2),
+        ("interleaved1f1b", 2),
+        ("v-min", 2),
+        ("hanayo", 2),
+    ];
     let one_rank =
         run(&mut support::launch(program("gpipe", 1, config.data_parallel), config), config, every, false);
     for (schedule, ranks) in schedules {

@@ -19,7 +19,9 @@ use pipewright_run::training::model::{compute_devices, described, read_model};
 use pipewright_run::training::prepare::cut;
 use pipewright_schedule::costs::StageSizes;
 use pipewright_schedule::lower::{ProgramSource, TrainingLowering};
-use pipewright_schedule::measured::{costs_of, join_replicas, on_one_clock, program_of, replicas};
+use pipewright_schedule::measured::{
+    costs_of, join_replicas, join_steps, on_one_clock, program_of, replicas,
+};
 use pipewright_schedule::picture::{RecordedStep, WholeStep, microbatches_in_words};
 use pipewright_schedule::words::counted;
 use pipewright_schedule::{
@@ -88,11 +90,14 @@ impl RecordedRun {
             settings.as_ref().map(|settings| others(settings, &program, &trained)).unwrap_or_default();
         let joined = |(step, replicas): (u64, Vec<Timeline>)| RecordedStep {
             step,
+            before: 0,
             timeline: join_replicas(&replicas),
         };
-        let steps: Vec<RecordedStep> = steps.into_iter().map(joined).collect();
+        let mut steps: Vec<RecordedStep> = steps.into_iter().map(joined).collect();
         let left_out = recorded - steps.len();
-        let whole_step = whole_step(&metrics(run)?);
+        let metrics = metrics(run)?;
+        steps.extend(overlapping(&steps, &metrics, program.microbatches() * count as u32));
+        let whole_step = whole_step(&metrics);
         let reads_base = settings.is_some_and(|settings| settings.mesh.shards() == 1);
         Ok(Self {
             title,
@@ -106,6 +111,22 @@ impl RecordedRun {
             reads_base,
         })
     }
+}
+
+/// Returns the last three steps on one time axis, if each overlaps with the one before. A step has so many `microbatches`.
+fn overlapping(steps: &[RecordedStep], metrics: &[StepMetrics], microbatches: u32) -> Option<RecordedStep> {
+    let [first, second, third] = steps.last_chunk()?;
+    let start_after = |before: &RecordedStep, step: &RecordedStep| {
+        let metrics = metrics.iter().rfind(|metrics| metrics.step == step.step)?;
+        metrics
+            .start_after_ms
+            .filter(|_| step.step == before.step + 1)
+            .map(|milliseconds| milliseconds * 1e-3)
+    };
+    let (of_second, of_third) = (start_after(first, second)?, start_after(second, third)?);
+    let placed =
+        [(0.0, &first.timeline), (of_second, &second.timeline), (of_second + of_third, &third.timeline)];
+    Some(RecordedStep { step: third.step, before: 2, timeline: join_steps(&placed, microbatches) })
 }
 
 /// Returns the time of whole steps, if the metrics have it.

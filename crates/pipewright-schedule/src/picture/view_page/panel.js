@@ -23,7 +23,7 @@ const rankOf = (lane) => `rank ${lane.rank}`;
 const goTo = (text, action) => element("button", { type: "button", className: "go", onclick: action }, text);
 const cellButton = (lane, at) => goTo(nameOfCell(lane, at), () => goToCell(lane, at));
 const inThisStep = (source) => source.step ? " in this step" : "";
-const nameOfSource = (source) => source.step ? `step ${source.step}, measured` : source.name;
+const nameOfSource = (source) => source.step ? nameOfStep(source) + ", measured" : source.name;
 
 const tookTheTime = " The runtime or the machine took the time before it.";
 

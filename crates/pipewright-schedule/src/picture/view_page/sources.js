@@ -16,12 +16,15 @@ function completeSource(source) {
   return source;
 }
 
-function readSource(name, { step, quantum, makespan, uncertainty, waits, causes, ranks }) {
+function readSource(name, { step, before, quantum, makespan, uncertainty, waits, causes, ranks }) {
   const scale = quantum / data.quantum, end = makespan / data.quantum;
   const inQuanta = ([rank, action, behind, from, until]) => ({ rank, action, behind, from: from / data.quantum, until: until / data.quantum });
-  const source = { name, step, uncertainty, end, waits: waits.map(inQuanta), lanes: findSends(ranks.map((rank, index) => readRank(rank, index, scale))) };
+  const source = { name, step, before, uncertainty, end, waits: waits.map(inQuanta), lanes: findSends(ranks.map((rank, index) => readRank(rank, index, scale))) };
   return readCauses(completeSource(source), causes);
 }
+
+// Returns the name of a recorded step, or of several on one time axis.
+const nameOfStep = ({ step, before }) => before ? `steps ${step - before} to ${step}` : `step ${step}`;
 
 const predictedSource = readSource("predicted", data.view.predicted);
 whole = predictedSource.end || 1;
@@ -99,7 +102,7 @@ function showFigures() {
     return source === predictedSource ? "" : ` (${change < 0 ? "\u2212" : "+"}${Math.abs(change).toFixed(1)}\u00a0%)`;
   };
   const items = [predictedSource, measured, whatIfSource].filter(Boolean).map((source) => {
-    const item = document.createElement("li"), name = document.createElement("b"), own = source.step ? `step ${source.step}` : source.name;
+    const item = document.createElement("li"), name = document.createElement("b"), own = source.step ? nameOfStep(source) : source.name;
     // A recorded run also has the time per step, so these are called those of the program.
     name.textContent = data.view.wholeStep ? `program of ${source.step ? own : "a step, " + own}` : own;
     item.append(name, ` ${time(source.end)}${difference(source)}, bubble ${percentOf(bubbleShare(source), 1)}`);

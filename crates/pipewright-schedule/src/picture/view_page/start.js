@@ -5,10 +5,10 @@ const stepBox = document.getElementById("step");
 
 function showStep(at) {
   stepAt = Math.min(Math.max(at, 0), recorded.length - 1);
-  const slowest = recorded.reduce((slow, { makespan }, at) => makespan > recorded[slow].makespan ? at : slow, 0);
+  const slowest = recorded.reduce((slow, { makespan, before }, at) => !before && makespan > recorded[slow].makespan ? at : slow, 0);
   stepBox.value = stepAt;
   const note = recorded.length > 2 && stepAt === slowest ? ", the slowest" : "";
-  document.getElementById("step-name").textContent = `step ${recorded[stepAt].step} (${stepAt + 1} of ${recorded.length} recorded${note})`;
+  document.getElementById("step-name").textContent = `${nameOfStep(recorded[stepAt])} (${stepAt + 1} of ${recorded.length} recorded${note})`;
   changeSources();
 }
 
