@@ -61,6 +61,8 @@ pub enum Function {
     Tanh,
     /// `σ(x) = 1 / (1 + e^-x)`.
     Sigmoid,
+    /// `1 / sqrt(x)`.
+    InverseRoot,
     /// `ln(1 + e^x)`.
     Softplus,
     /// `ln σ(x)`.
@@ -74,7 +76,7 @@ pub enum Function {
 impl Function {
     /// Returns whether [`slopes`] takes the results of the function instead of its arguments.
     pub fn has_slope_of_result(self) -> bool {
-        matches!(self, Self::Exp | Self::Tanh | Self::Sigmoid | Self::Softplus)
+        matches!(self, Self::Exp | Self::Tanh | Self::Sigmoid | Self::InverseRoot)
     }
 }
 
@@ -101,6 +103,7 @@ fn write_values(function: Function, x: &[f32], y: &mut [MaybeUninit<f32>]) {
         Function::Ln => each(x, y, ln),
         Function::Tanh => each(x, y, tanh),
         Function::Sigmoid => each(x, y, sigmoid),
+        Function::InverseRoot => each(x, y, |x| 1.0 / x.sqrt()),
         Function::Softplus => each(x, y, softplus),
         Function::LogSigmoid => each(x, y, |x| -softplus(-x)),
         Function::Silu => each(x, y, |x| x * sigmoid(x)),
@@ -135,6 +138,7 @@ fn write_slopes(function: Function, kept: &[f32], g: &[f32], d: &mut [MaybeUnini
         Function::Ln => each_slope(kept, g, d, |x| 1.0 / x),
         Function::Tanh => each_slope(kept, g, d, |y| 1.0 - y * y),
         Function::Sigmoid => each_slope(kept, g, d, |y| y * (1.0 - y)),
+        Function::InverseRoot => each_slope(kept, g, d, |y| -0.5 * y * y * y),
         Function::Softplus => each_slope(kept, g, d, |y| 1.0 - exp(-y)),
         Function::LogSigmoid => each_slope(kept, g, d, |x| sigmoid(-x)),
         Function::Silu => each_slope(kept, g, d, |x| {
@@ -160,7 +164,7 @@ mod tests {
     use super::Function::*;
     use super::*;
 
-    const ALL: [Function; 8] = [Exp, Ln, Tanh, Sigmoid, Softplus, LogSigmoid, Silu, GeluTanh];
+    const ALL: [Function; 9] = [Exp, Ln, Tanh, Sigmoid, InverseRoot, Softplus, LogSigmoid, Silu, GeluTanh];
 
     /// Returns the function and its slope in double precision.
     fn true_values(function: Function, x: f64) -> [f64; 2] {
@@ -171,6 +175,7 @@ mod tests {
             Ln => [x.ln(), 1.0 / x],
             Tanh => [x.tanh(), x.cosh().powi(-2)],
             Sigmoid => [share(x), share(x) * share(-x)],
+            InverseRoot => [x.sqrt().recip(), -0.5 * x.powf(-1.5)],
             Softplus => [softplus(x), share(x)],
             LogSigmoid => [-softplus(-x), share(-x)],
             Silu => [x * share(x), share(x) * (1.0 + x * share(-x))],
@@ -195,7 +200,13 @@ mod tests {
     }
 
     fn check(function: Function, ulps: f64, slope_bound: f64) {
-        let x: Vec<f32> = arguments().into_iter().filter(|x| function != Ln || *x > 0.0).collect();
+        let has_value = |x: &f32| match function {
+            Ln => *x > 0.0,
+            // The slope of smaller ones is too large for single precision.
+            InverseRoot => *x > 1e-20,
+            _ => true,
+        };
+        let x: Vec<f32> = arguments().into_iter().filter(has_value).collect();
         let y = values(function, &x);
         let kept = if function.has_slope_of_result() { &y } else { &x };
         let d = slopes(function, kept, &vec![1.0; x.len()]);
@@ -218,6 +229,7 @@ mod tests {
         check(Ln, 1.0, 1e-7);
         check(Tanh, 3.0, 6e-7);
         check(Sigmoid, 3.0, 3e-7);
+        check(InverseRoot, 2.0, 4e-7);
         check(Softplus, 3.0, 3e-7);
         check(LogSigmoid, 3.0, 3e-7);
         check(Silu, 4.0, 3e-6);
@@ -251,6 +263,7 @@ mod tests {
             assert_eq!(values(function, &[-infinity, 0.0, infinity]), expected, "{function:?}");
         }
         assert_eq!(values(Ln, &[0.0, 1.0, infinity]), [-infinity, 0.0, infinity]);
+        assert_eq!(values(InverseRoot, &[0.0, 4.0, infinity]), [infinity, 0.5, 0.0]);
         assert!(ALL.into_iter().all(|function| values(function, &[f32::NAN])[0].is_nan()));
         assert!(ln(-1.0).is_nan() && ln_1p(-2.0).is_nan());
         assert_eq!(ln_1p(-1.0), -infinity);

@@ -3,7 +3,7 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use pipewright::nn::{TensorParallel, at_least_single, centre_rows, rms_norm, row_sums, scale_rows};
+use pipewright::nn::{TensorParallel, at_least_single, centre_rows, inverse_root, rms_norm, row_sums, scale_rows};
 use pipewright::tensor::Placement;
 
 use crate::error::ModelError;
@@ -115,7 +115,7 @@ impl Norm {
         // The elements of each rank depend on the mean square, so its gradient is the sum over the ranks.
         let mean = tensor.enter(tensor.sum(own));
         let factors = at_least_single(self.factors()).unsqueeze();
-        (scale_rows(x, (mean + self.form.epsilon).sqrt().recip()) * factors).cast(precision)
+        (scale_rows(x, inverse_root(mean + self.form.epsilon)) * factors).cast(precision)
     }
 
     fn factors(&self) -> Tensor<1> {
@@ -131,7 +131,7 @@ fn layer_norm(x: Tensor<2>, factors: Tensor<1>, bias: Tensor<1>, epsilon: f64) -
     let [factors, bias] = [factors, bias].map(|row| at_least_single(row).unsqueeze());
     let (width, centred) = (x.dims()[1], centre_rows(x));
     let variance = row_sums(centred.clone().square()) / width as f64;
-    (scale_rows(centred, (variance + epsilon).sqrt().recip()) * factors + bias).cast(precision)
+    (scale_rows(centred, inverse_root(variance + epsilon)) * factors + bias).cast(precision)
 }
 
 #[cfg(test)]

@@ -141,7 +141,7 @@ pub(crate) use matrix::{Operand, add_product, product_in_single};
 pub(crate) use operation::{CpuTensor, cpu, cpu_tensor, elements, from_cpu, node_of, owned, rounded_to};
 pub use parallel::TensorParallel;
 pub(crate) use parallel::sum_of_ranks;
-pub use pointwise::{exp, gelu_tanh, ln, log_sigmoid, sigmoid, silu, softplus, tanh};
+pub use pointwise::{exp, gelu_tanh, inverse_root, ln, log_sigmoid, sigmoid, silu, softplus, tanh};
 pub use predicted_targets::{PREDICTED_TARGETS, predicted_targets};
 pub use product::{matrix_product, matrix_product_transposed};
 pub use quantised_table::QuantisedTable;

@@ -27,6 +27,11 @@ pub fn sigmoid<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     apply(Function::Sigmoid, x, activation::sigmoid)
 }
 
+/// Returns `1 / sqrt(x)` of each element.
+pub fn inverse_root<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    apply(Function::InverseRoot, x, |x| x.sqrt().recip())
+}
+
 /// Returns `ln(1 + e^x)` of each element.
 pub fn softplus<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     apply(Function::Softplus, x, |x| activation::softplus(x, 1.0))
@@ -104,5 +109,6 @@ mod tests {
         }
         let positive = || numbers([35], 1.0) + 1.5;
         check([positive()], |x| ln(shaped(x)), |x| shaped(x).log());
+        check([positive()], |x| inverse_root(shaped(x)), |x| shaped(x).sqrt().recip());
     }
 }
