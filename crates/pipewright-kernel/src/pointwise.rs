@@ -139,7 +139,7 @@ fn write_slopes(function: Function, kept: &[f32], g: &[f32], d: &mut [MaybeUnini
         Function::Tanh => each_slope(kept, g, d, |y| 1.0 - y * y),
         Function::Sigmoid => each_slope(kept, g, d, |y| y * (1.0 - y)),
         Function::InverseRoot => each_slope(kept, g, d, |y| -0.5 * y * y * y),
-        Function::Softplus => each_slope(kept, g, d, |y| 1.0 - exp(-y)),
+        Function::Softplus => each_slope(kept, g, d, sigmoid),
         Function::LogSigmoid => each_slope(kept, g, d, |x| sigmoid(-x)),
         Function::Silu => each_slope(kept, g, d, |x| {
             let share = sigmoid(x);
@@ -233,6 +233,17 @@ mod tests {
         check(Softplus, 3.0, 3e-7);
         check(LogSigmoid, 3.0, 3e-7);
         check(Silu, 4.0, 3e-6);
+    }
+
+    /// For numbers far below 0, the slope is small, but not 0.
+    #[test]
+    fn small_slopes_of_softplus_are_not_lost() {
+        let x: Vec<f32> = (0..800).map(|i| i as f32 / -10.0).collect();
+        let d = slopes(Softplus, &x, &vec![1.0; x.len()]);
+        for (&x, d) in x.iter().zip(d) {
+            let [_, slope] = true_values(Softplus, f64::from(x));
+            assert!((f64::from(d) - slope).abs() <= 4e-7 * slope, "{x}: {d}, and {slope} is true");
+        }
     }
 
     /// The sum in the argument of the sigmoid has an error that grows with the argument, so the bound is absolute.
