@@ -7,7 +7,7 @@ use std::sync::Once;
 use half::bf16;
 use pipewright_kernel::bf16_product::testing::{run_without_instruction, run_without_tiles};
 use pipewright_kernel::bf16_product::{
-    Instruction, add_product, instruction, product, product_in_single, product_into, product_with_update,
+    Instruction, add_product, instruction, leave_out_amx, product, product_in_single, product_into, product_with_update,
     rounded_product_into,
 };
 use pipewright_kernel::product::Matrix;
@@ -134,6 +134,12 @@ fn the_instruction_is_available_if_the_kernel_lists_it() {
         (true, true) => Some(Instruction::Amx),
     };
     assert_eq!(instruction(), expected);
+}
+
+#[test]
+fn a_process_that_has_used_amx_keeps_using_it() {
+    check([2, 2, 2], 0);
+    assert_eq!(leave_out_amx(), instruction() != Some(Instruction::Amx));
 }
 
 #[test]

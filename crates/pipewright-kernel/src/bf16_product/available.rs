@@ -1,7 +1,7 @@
 //! Finds out which instruction for products of bfloat16 the processor has.
 
 use std::arch::x86_64::{__cpuid_count, _xgetbv};
-use std::sync::OnceLock;
+use std::sync::{LazyLock, OnceLock};
 
 use super::instruction::Instruction;
 
@@ -10,8 +10,8 @@ use super::instruction::Instruction;
 pub(super) struct Available(Instruction);
 
 impl Available {
-    /// Returns the fastest instruction. It is the same for the whole life of the process, so all its products
-    /// have the same bits.
+    /// Returns the fastest instruction. From the first product on it is the same for the whole life of the process, so all
+    /// its products have the same bits.
     pub(super) fn detect() -> Option<Self> {
         #[cfg(feature = "testing")]
         if crate::testing::is_hidden() {
@@ -28,24 +28,31 @@ impl Available {
     pub(super) fn instruction(self) -> Instruction {
         self.0
     }
+
+    /// Returns the instruction for a product. If it is AMX, the process keeps using AMX.
+    pub(super) fn begin(self) -> Instruction {
+        let uses_tiles = self.0 == Instruction::Amx && *USES_TILES.get_or_init(|| true);
+        if uses_tiles { Instruction::Amx } else { Instruction::Avx512Bf16 }
+    }
 }
 
-/// Returns whether the processor has `tdpbf16ps`, and this process may use it. Other processors must have
+/// Returns whether the processor has `tdpbf16ps`, and this process may and does use it. Other processors must have
 /// AVX-512.
 fn has_tiles() -> bool {
     #[cfg(feature = "testing")]
     if crate::testing::are_tiles_hidden() {
         return false;
     }
-    *HAS_TILES.get_or_init(|| is_supported() && is_permitted())
+    static HAS_TILES: LazyLock<bool> = LazyLock::new(|| is_supported() && is_permitted());
+    USES_TILES.get() != Some(&false) && *HAS_TILES
 }
 
-/// Whether this process uses AMX, from the first product or from [`leave_out_tiles`] on.
-static HAS_TILES: OnceLock<bool> = OnceLock::new();
+/// Whether the products of this process use AMX. The first of them decides it, or [`leave_out_tiles`] before.
+static USES_TILES: OnceLock<bool> = OnceLock::new();
 
-/// Lets this process not use AMX. Returns whether it does not: `false` if it has used AMX before.
+/// Lets this process not use AMX. Returns whether it does not: `false` if a product has used AMX before.
 pub(super) fn leave_out_tiles() -> bool {
-    !HAS_TILES.get_or_init(|| false)
+    !USES_TILES.get_or_init(|| false)
 }
 
 /// Returns whether the processor has the instructions, and the operating system saves their registers

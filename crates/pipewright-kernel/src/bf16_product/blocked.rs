@@ -52,7 +52,7 @@ pub(super) unsafe fn multiply(available: Available, a: Matrix<'_, bf16>, b: Righ
     if a.rows == 0 || columns == 0 || adds_nothing {
         return;
     }
-    let instruction = available.instruction();
+    let instruction = available.begin();
     let at_once = instruction.pairs_at_once();
     let (rows, right) = (Vectors::rows_of(a, at_once), b.packed(at_once));
     let mut left = Scratch::new(instruction.packed_rows(rows.count) * rows.pairs());

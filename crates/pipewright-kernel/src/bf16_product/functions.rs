@@ -20,8 +20,8 @@ use crate::{
     simd::{fresh, written},
 };
 
-/// Returns the instruction that the functions of this module use, always the same one in a process. Without
-/// it, they widen their operands.
+/// Returns the instruction that the functions of this module use, the same one from the first product or [`leave_out_amx`] on.
+/// Without it, they widen their operands.
 pub fn instruction() -> Option<Instruction> {
     #[cfg(target_arch = "x86_64")]
     return Available::detect().map(Available::instruction);
@@ -30,7 +30,7 @@ pub fn instruction() -> Option<Instruction> {
 }
 
 /// Lets all products of this process, from now on, have the bits that they have on every processor: it does not use AMX.
-/// Returns `false` if it has used AMX before, and then it keeps using it.
+/// Returns `false` if a product has used AMX before, and then it keeps using it.
 pub fn leave_out_amx() -> bool {
     #[cfg(target_arch = "x86_64")]
     return leave_out_tiles();
