@@ -19,6 +19,7 @@ use pipewright_run::settings::Settings;
 use pipewright_run::settings::model::ModelSettings;
 use pipewright_run::settings::pipeline::TransportChoice;
 use pipewright_run::settings::profile::ProfiledRun;
+use pipewright_run::training::exact;
 use pipewright_run::training::launch::{failure, pipeline_config};
 use pipewright_run::training::memory::memory_of_rank;
 use pipewright_run::training::model::{described, streamable};
@@ -55,6 +56,8 @@ pub(crate) fn measure_run(
     time: Duration,
 ) -> Result<Measurement, Failure> {
     require_whole_layers(&settings.mesh)?;
+    // The run multiplies without AMX if it must, so its layers are measured so.
+    exact::require(&settings.run)?;
     let transport = settings.pipeline.transport;
     processes.join_for(transport)?;
     let subject = Subject::open(settings, model, processes);

@@ -12,8 +12,8 @@ use crate::settings::run::{Exact, RunSettings};
 /// a processor without an instruction for them.
 ///
 /// # Errors
-/// When this process has used AMX before.
-pub(crate) fn require(run: &RunSettings) -> Result<Option<String>, RunError> {
+/// When a product of this process has used AMX before.
+pub fn require(run: &RunSettings) -> Result<Option<String>, RunError> {
     if run.exact == Exact::Everywhere && !leave_out_amx() {
         return Err(RunError::input(
             "`run.exact` is \"everywhere\", and this process has used AMX before: start another process for the run",

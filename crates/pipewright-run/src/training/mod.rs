@@ -11,7 +11,7 @@ pub mod origin;
 pub mod samples;
 pub mod run_adapter;
 mod run_length;
-mod exact;
+pub mod exact;
 pub mod prepare;
 pub(crate) mod efficiency;
 pub(crate) mod overview;
