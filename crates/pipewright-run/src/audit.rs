@@ -23,6 +23,7 @@ use crate::run_folder::checkpoints_of;
 use crate::run_record::metrics;
 use crate::settings::Loaded;
 use crate::settings::mesh::MeshSettings;
+use crate::training::exact::uses_amx;
 use crate::training::identity::{describe, require_same};
 use crate::training::launch::failure;
 use crate::training::model::read_model;
@@ -68,13 +69,14 @@ impl fmt::Display for Finding {
 /// Computes a stage of a step of the run in a folder again.
 ///
 /// # Errors
-/// When the run has no fingerprint of the step or no checkpoint before it, when one stage at a time cannot compute its step,
+/// When the run has no fingerprint of the step or no checkpoint before it, when one stage at a time cannot compute its step
+/// or this processor adds products in another order,
 /// or when the checkpoint has another model or other data.
 pub fn audit(run: &Path, step: u64, stage: u32) -> Result<Audit, RunError> {
     let records = Records::read(run, step)?;
     let checkpoint = checkpoint_before(run, step, &records.steps)?;
     let prepared = prepared(run, checkpoint.as_deref())?;
-    require_auditable(&prepared, stage)?;
+    require_auditable(&prepared, stage, &records.of_step)?;
     let done = step - 1;
     let (mut findings, mut uncompared) = (Vec::new(), Vec::new());
     let (batches, continues) = batches_of(&prepared, checkpoint.as_deref(), done)?;
@@ -232,14 +234,23 @@ fn prepared(run: &Path, checkpoint: Option<&Checkpoint>) -> Result<Prepared, Run
     Ok(prepared)
 }
 
-/// Refuses runs whose bits one stage at a time on a processor does not have.
-fn require_auditable(prepared: &Prepared, stage: u32) -> Result<(), RunError> {
+/// Refuses runs whose bits one stage at a time on this processor does not have.
+fn require_auditable(prepared: &Prepared, stage: u32, of_step: &StepFingerprint) -> Result<(), RunError> {
     let Prepared { settings, partition, .. } = prepared;
+    let with = if of_step.uses_amx { "with" } else { "without" };
     let reasons = [
         (stage >= partition.stages(), format!("the run has {}", counted(partition.stages(), "stage"))),
         (
             !settings.run.devices.are_processor(),
             "the run computes on another device than the processor (`run.device`)".to_owned(),
+        ),
+        (
+            of_step.uses_amx != uses_amx(&settings.run),
+            format!(
+                "the run added the products of step {} {with} AMX, which has an order of its own: audit it on a processor {with} \
+                 AMX, or train with `run.exact = \"everywhere\"`",
+                of_step.step,
+            ),
         ),
         (settings.preference.is_some(), "preference training needs the reference of all records".to_owned()),
     ];

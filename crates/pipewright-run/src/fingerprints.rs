@@ -27,6 +27,9 @@ pub struct StepFingerprint {
     /// The parameters that differ between replicas.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unlike_replicas: Vec<Arc<str>>,
+    /// Whether the run added products in the order of AMX.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub uses_amx: bool,
 }
 
 /// The first step in which the fingerprints of two runs differ.
@@ -41,8 +44,8 @@ pub struct FirstDifference {
 }
 
 impl StepFingerprint {
-    pub(crate) fn new(step: u64, parameters: Fingerprint, unlike_replicas: Vec<Arc<str>>) -> Self {
-        Self { step, root: parameters.root(), parameters, unlike_replicas }
+    pub(crate) fn new(step: u64, parameters: Fingerprint) -> Self {
+        Self { step, root: parameters.root(), parameters, unlike_replicas: Vec::new(), uses_amx: false }
     }
 
     /// Returns a warning if replicas have different parameters.
@@ -150,7 +153,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a scratch folder");
         fs::write(folder.path().join(METRICS), "").expect("it takes files");
         let line = |step| {
-            let found = StepFingerprint::new(step, Fingerprint::default(), Vec::new());
+            let found = StepFingerprint::new(step, Fingerprint::default());
             serde_json::to_string(&found).expect("a line")
         };
         let read = |text: &str| {

@@ -333,6 +333,8 @@ fn the_command_ends_with_the_code_of_its_finding() {
         "an audit of step 2 needs the checkpoint of step 1, which the run does not have: audit one of the steps 1, 3, or train with \
          another run.checkpoint_every",
     );
+    lies.record(3, |found| found.uses_amx = true);
+    refuse(&audit("3", "0"), "the run added the products of step 3 with AMX");
     let text = lies.run.read("out/fingerprints.jsonl");
     let root = fingerprints(&lies.run.out()).expect("fingerprints")[0].root.to_string();
     lies.run.write(

@@ -33,8 +33,13 @@ pub(crate) fn order_of_products(run: &RunSettings) -> Option<(String, String)> {
     if run.exact == Exact::Everywhere || !multiplies_bfloat16(run) {
         return None;
     }
-    let order = if instruction() == Some(Instruction::Amx) { "that of AMX" } else { "the usual one" };
+    let order = if uses_amx(run) { "that of AMX" } else { "the usual one" };
     Some(("order of bfloat16 sums (equal with run.exact=everywhere)".to_owned(), order.to_owned()))
+}
+
+/// Returns whether a run with these settings adds products in the order of AMX in this process.
+pub(crate) fn uses_amx(run: &RunSettings) -> bool {
+    run.exact != Exact::Everywhere && multiplies_bfloat16(run) && instruction() == Some(Instruction::Amx)
 }
 
 fn multiplies_bfloat16(run: &RunSettings) -> bool {

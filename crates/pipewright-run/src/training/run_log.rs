@@ -24,6 +24,7 @@ use crate::run_record::RunEvent;
 use crate::settings::Settings;
 use crate::training::checkpoint_space::CheckpointSpace;
 use crate::training::efficiency::Efficiency;
+use crate::training::exact::uses_amx;
 use crate::training::launch::failure;
 use crate::training::rank_hosts::RankHosts;
 use crate::training::run_checkpoints::lost_folder;
@@ -43,6 +44,8 @@ pub(super) struct RunLog {
     slow_ranks: SlowRanks,
     /// The hosts of ranks with wrong bits.
     hosts: RankHosts,
+    /// Whether the run adds products in the order of AMX.
+    uses_amx: bool,
     /// The number of ranks that compute each stage together.
     tensor_ranks: u32,
     /// Whether `launch` is asked to replace the host of a slow rank.
@@ -84,6 +87,7 @@ impl RunLog {
             prediction: StepPrediction::default(),
             slow_ranks: SlowRanks::default(),
             hosts,
+            uses_amx: uses_amx(run),
             tensor_ranks: settings.mesh.tensor_parallel,
             replaces_slow: run.replace_slow && launched_start().is_some(),
             replaces_wrong: run.replace_wrong
@@ -153,7 +157,11 @@ impl RunLog {
         let unwritten = |error: RunFolderError| unwritten(&run, error, done, &self.space);
         folder.append(metrics).map_err(unwritten)?;
         if let Some(fingerprint) = report.fingerprint {
-            let fingerprint = StepFingerprint::new(done, fingerprint, report.unlike_replicas);
+            let fingerprint = StepFingerprint {
+                unlike_replicas: report.unlike_replicas,
+                uses_amx: self.uses_amx,
+                ..StepFingerprint::new(done, fingerprint)
+            };
             folder.append_fingerprint(&fingerprint).map_err(unwritten)?;
             fingerprint.warning().iter().for_each(|warning| observer.note(warning));
         }
