@@ -55,6 +55,10 @@ fn products<T: Element>(
     let [rows, stride] = whole.dims();
     assert_eq!(stride, heads * width, "each head has its columns");
     let mut products = vec![0f32; tokens * heads * outer];
+    if tokens == 0 {
+        // The later heads of no token have no place in `x`.
+        return products;
+    }
     for head in 0..heads {
         let of_tokens = Matrix::strided(&x[head * inner..], tokens, inner, heads * inner);
         let matrix = Matrix::strided(&all[head * width + columns.start..], rows, columns.len(), stride);
@@ -101,5 +105,12 @@ mod tests {
     fn each_head_has_its_matrix() {
         check(DType::F32, 1e-6);
         check(DType::BF16, 1e-2);
+    }
+
+    #[test]
+    fn there_may_be_no_tokens() {
+        let all = numbers([6, 4 * 5], 1.0);
+        let matrices = HeadMatrices { all, width: 5, columns: 1..4, is_transposed: true };
+        assert_eq!(head_products(numbers([0, 4, 3], 1.0), matrices).dims(), [0, 4, 6]);
     }
 }
