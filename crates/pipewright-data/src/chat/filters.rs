@@ -203,7 +203,7 @@ fn int(_: &State<'_, '_>, value: &Value, given: &[Value]) -> Result<Value, Error
     let whole = number(value).ok().filter(|number| number.is_finite());
     match whole {
         None => Ok(default()),
-        Some(number) if number.abs() >= 2_f64.powi(127) => Err(error("an integer is too large")),
+        Some(number) if number.abs() >= 170_141_183_460_469_231_731_687_303_715_884_105_728.0 => Err(error("an integer is too large")),
         #[expect(clippy::cast_possible_truncation, reason = "it is in the range")]
         Some(number) => Ok(Value::from(number.trunc() as i128)),
     }
@@ -230,7 +230,7 @@ fn round(_: &State<'_, '_>, value: &Value, given: &[Value]) -> Result<Value, Err
         "floor" => f64::floor,
         _ => return Err(error("the method of `round` is common, ceil or floor")),
     };
-    let scale = 10_f64.powi(i32::try_from(precision).unwrap_or(i32::MAX));
+    let scale: f64 = format!("1e{precision}").parse().expect("a power of ten is a number");
     if !(number * scale).is_finite() {
         return Err(error("the number is too large for `round`"));
     }

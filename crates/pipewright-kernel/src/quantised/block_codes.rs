@@ -118,8 +118,8 @@ fn scale_and_least(elements: &[f32; 32]) -> [f32; 2] {
         if offset < 0.0 {
             (scale, offset) = (products * self::inverse(squares), 0.0);
         }
-        let error = |(code, element): (&f32, &f32)| (scale * code - offset - element).powi(2);
-        let error: f32 = codes.iter().zip(elements).map(error).sum();
+        let errors = codes.iter().zip(elements).map(|(code, element)| scale * code - offset - element);
+        let error: f32 = errors.map(|error| error * error).sum();
         if scale > 0.0 && error < smallest {
             (best, smallest) = ([scale, offset], error);
         }

@@ -86,9 +86,9 @@ fn closest(numbers: &[f32], number: f32) -> usize {
 /// Returns the 256 numbers of a byte with a sign, a unary exponent of base 10 and a linear fraction (Dettmers et
 /// al., 2022, <https://arxiv.org/abs/2110.02861>), in order.
 fn dynamic_map() -> Box<[f32; 256]> {
-    const EXPONENTS: i32 = 7;
+    const DECADES: [f32; 7] = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0];
     let mut numbers = vec![0.0, 1.0];
-    for exponent in 0..EXPONENTS {
+    for (exponent, decade) in DECADES.into_iter().enumerate() {
         let fractions = 1 << exponent;
         let step = (1.0f32 - 0.1) / fractions as f32;
         // Boundaries are counted from both ends, so that the last one is 1.
@@ -100,8 +100,7 @@ fn dynamic_map() -> Box<[f32; 256]> {
             }
         };
         for index in 0..fractions {
-            let mean = (boundary(index) + boundary(index + 1)) / 2.0;
-            let number = mean * 10f64.powi(exponent - EXPONENTS + 1) as f32;
+            let number = (boundary(index) + boundary(index + 1)) / 2.0 * decade;
             numbers.extend([number, -number]);
         }
     }

@@ -371,7 +371,7 @@ fn encode(
             })?;
             let bytes = blocks.storage().to_vec();
             let decoded = QuantisedMatrix::new(rows, Form::Blocks(blocks)).decoded();
-            let square = |number: f32| f64::from(number).powi(2);
+            let square = |number: f32| f64::from(number) * f64::from(number);
             squares[0] +=
                 values.iter().zip(&decoded).map(|(value, decoded)| square(value - decoded)).sum::<f64>();
             squares[1] += values.iter().copied().map(square).sum::<f64>();

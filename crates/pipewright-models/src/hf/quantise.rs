@@ -211,7 +211,7 @@ fn quantised(
         state,
     ];
     let decoded = QuantisedMatrix::new(shape[0], Form::Codebook(codebook)).decoded();
-    let square = |number: f32| f64::from(number).powi(2);
+    let square = |number: f32| f64::from(number) * f64::from(number);
     let errors = elements.iter().zip(&decoded).map(|(element, decoded)| square(element - decoded)).sum();
     Ok(([errors, elements.iter().copied().map(square).sum()], parts))
 }

@@ -150,7 +150,8 @@ impl YarnScaling {
     /// Returns the factor of the scores in DeepSeek's models: the square of `0.1 m ln(factor) + 1`, where `m`
     /// is `mscale_all_dim`; 1 without that number.
     pub fn score_factor(&self) -> f64 {
-        self.mscale_all_dim.map_or(1.0, |all| self.factor_of(all).powi(2))
+        let root = self.mscale_all_dim.map_or(1.0, |all| self.factor_of(all));
+        root * root
     }
 
     fn factor_of(&self, m: f64) -> f64 {

@@ -172,7 +172,7 @@ fn differ(one: f64, other: f64, share: f64) -> bool {
 
 /// Returns a speed with three significant digits.
 fn rounded(speed: f64) -> f64 {
-    let digits = 10f64.powi(2 - libm::log10(speed).floor() as i32);
+    let digits = libm::exp10(2.0 - libm::log10(speed).floor());
     (speed * digits).round() / digits
 }
 

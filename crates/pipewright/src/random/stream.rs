@@ -72,7 +72,7 @@ impl RandomStream {
     pub(crate) fn flags(&mut self, count: usize, probability: f64) -> Vec<bool> {
         let Some(generator) = &mut self.generator else { return vec![true; count] };
         // A 32-bit draw lies below `threshold` with the probability rounded to a multiple of 2^-32.
-        let threshold = (probability.clamp(0.0, 1.0) * 2f64.powi(32)) as u64;
+        let threshold = (probability.clamp(0.0, 1.0) * 4_294_967_296.0) as u64;
         (0..count).map(|_| u64::from(generator.next_u32()) < threshold).collect()
     }
 }
