@@ -4,7 +4,7 @@
 
 use burn::tensor::{Tensor, activation};
 use pipewright_kernel::routing;
-use pipewright_kernel::rows::{centred, dots, scaled, sums};
+use pipewright_kernel::rows::{centred, dots, repeated, scaled, softmax_slopes, sums};
 
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
 
@@ -74,9 +74,7 @@ struct SumsBackward {
 impl Operation<1> for SumsBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 1]) -> [Option<CpuTensor>; 1] {
         let Self { rows, width } = self;
-        let of_rows = elements(&gradient);
-        let d = of_rows.iter().flat_map(|g| std::iter::repeat_n(*g, width)).collect();
-        [Some(cpu_tensor(d, [rows, width]))]
+        [Some(cpu_tensor(repeated(&elements(&gradient), width), [rows, width]))]
     }
 }
 
@@ -89,11 +87,8 @@ struct SoftmaxBackward {
 impl Operation<1> for SoftmaxBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 1]) -> [Option<CpuTensor>; 1] {
         let Self { probabilities, shape } = self;
-        let (p, g, width) = (elements(&probabilities), elements(&gradient), shape[1].max(1));
-        let along = dots(&p, &g, width);
-        let rows = p.chunks_exact(width).zip(g.chunks_exact(width)).zip(along);
-        let d = rows.flat_map(|((p, g), along)| p.iter().zip(g).map(move |(p, g)| p * (g - along)));
-        [Some(cpu_tensor(d.collect(), shape))]
+        let d = softmax_slopes(&elements(&probabilities), &elements(&gradient), shape[1].max(1));
+        [Some(cpu_tensor(d, shape))]
     }
 }
 
