@@ -1,6 +1,7 @@
 //! Tests of the paths without some instructions on a processor that has them: a program of tests runs some of its
 //! tests again in a process that does not use the instructions. Such a process can do without AMX, without AMX and
-//! AVX-512, or without the vector instructions of products.
+//! AVX-512, or without the vector instructions of products. Only products, conversions to bfloat16 and quantised lookups do
+//! without them; other loops (`#[multiversion]`) use the vectors that the processor has.
 
 use std::env;
 use std::ffi::OsString;
