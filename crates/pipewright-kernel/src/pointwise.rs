@@ -290,7 +290,15 @@ mod tests {
     #[test]
     fn vectors_have_the_bits_of_single_numbers() {
         let mut x = arguments();
-        x.extend([f32::NAN, f32::INFINITY, -0.0, f32::MAX, f32::MIN_POSITIVE, f32::from_bits(0x7f_ffff), f32::from_bits(1)]);
+        x.extend([
+            f32::NAN,
+            f32::INFINITY,
+            -0.0,
+            f32::MAX,
+            f32::MIN_POSITIVE,
+            f32::from_bits(0x7f_ffff),
+            f32::from_bits(1),
+        ]);
         x.extend(x.clone().into_iter().map(|x| -x));
         x.extend((87_000..89_000).map(|i| i as f32 / 1000.0));
         let bits = |y: f32| if y.is_nan() { f32::NAN.to_bits() } else { y.to_bits() };

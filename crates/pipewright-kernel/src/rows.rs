@@ -70,13 +70,21 @@ mod tests {
         assert_eq!(scaled(&x[..4], &[2.0, -1.0], 2), [0.0, 2.0, -2.0, -3.0]);
         assert_eq!(centred(&x[..6], 3), [-1.0, 0.0, 1.0, -1.0, 0.0, 1.0]);
         assert_eq!(repeated(&x[1..3], 3), [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]);
-        assert_eq!(softmax_slopes(&[0.25, 0.75, 0.5, 0.5], &[4.0, 8.0, 1.0, 1.0], 2), [-0.75, 0.75, 0.0, 0.0]);
+        assert_eq!(
+            softmax_slopes(&[0.25, 0.75, 0.5, 0.5], &[4.0, 8.0, 1.0, 1.0], 2),
+            [-0.75, 0.75, 0.0, 0.0]
+        );
     }
 
     #[test]
     fn rows_take_no_more_memory_than_they_need() {
         let x = vec![0.5; 3 * 1001];
-        for rows in [scaled(&x, &x[..3], 1001), repeated(&x[..3], 1001), softmax_slopes(&x, &x, 1001), centred(&x, 1001)] {
+        for rows in [
+            scaled(&x, &x[..3], 1001),
+            repeated(&x[..3], 1001),
+            softmax_slopes(&x, &x, 1001),
+            centred(&x, 1001),
+        ] {
             assert_eq!((rows.len(), rows.capacity()), (x.len(), x.len()));
         }
     }

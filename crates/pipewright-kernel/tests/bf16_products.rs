@@ -7,8 +7,8 @@ use std::sync::Once;
 use half::bf16;
 use pipewright_kernel::bf16_product::testing::{run_without_instruction, run_without_tiles};
 use pipewright_kernel::bf16_product::{
-    Instruction, add_product, instruction, leave_out_amx, product, product_in_single, product_into, product_with_update,
-    rounded_product_into,
+    Instruction, add_product, instruction, leave_out_amx, product, product_in_single, product_into,
+    product_with_update, rounded_product_into,
 };
 use pipewright_kernel::product::Matrix;
 use rayon::ThreadPoolBuilder;

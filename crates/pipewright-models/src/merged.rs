@@ -65,7 +65,10 @@ impl ParameterSource for MergedSource<'_> {
         if self.lora.dora {
             let mut squares = vec![0.0; outputs];
             for row in values.chunks_exact(outputs) {
-                squares.iter_mut().zip(row).for_each(|(sum, &value)| *sum += f64::from(value) * f64::from(value));
+                squares
+                    .iter_mut()
+                    .zip(row)
+                    .for_each(|(sum, &value)| *sum += f64::from(value) * f64::from(value));
             }
             let (path, kind) = (format!("{layer}.{MAGNITUDES}"), ParameterKind::Scale);
             let magnitudes = self.adapter.parameter(&ParameterSpec::new(path, vec![outputs], kind))?;

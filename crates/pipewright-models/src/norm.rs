@@ -3,7 +3,9 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use pipewright::nn::{TensorParallel, at_least_single, centre_rows, inverse_root, rms_norm, row_sums, scale_rows};
+use pipewright::nn::{
+    TensorParallel, at_least_single, centre_rows, inverse_root, rms_norm, row_sums, scale_rows,
+};
 use pipewright::tensor::Placement;
 
 use crate::error::ModelError;

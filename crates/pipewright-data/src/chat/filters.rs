@@ -203,7 +203,9 @@ fn int(_: &State<'_, '_>, value: &Value, given: &[Value]) -> Result<Value, Error
     let whole = number(value).ok().filter(|number| number.is_finite());
     match whole {
         None => Ok(default()),
-        Some(number) if number.abs() >= 170_141_183_460_469_231_731_687_303_715_884_105_728.0 => Err(error("an integer is too large")),
+        Some(number) if number.abs() >= 170_141_183_460_469_231_731_687_303_715_884_105_728.0 => {
+            Err(error("an integer is too large"))
+        }
         #[expect(clippy::cast_possible_truncation, reason = "it is in the range")]
         Some(number) => Ok(Value::from(number.trunc() as i128)),
     }
