@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 use pipewright_run::fingerprints::fingerprints;
 
-use crate::run::{Run, finished};
+use crate::run::{Run, finished, hashes_of};
 
 const OTHER_BUILD: &str = "PIPEWRIGHT_OTHER_BUILD";
 const HIDDEN: &str = "PIPEWRIGHT_HIDE_INSTRUCTIONS";
@@ -83,13 +83,19 @@ fn figures(folder: &Run, out: &str) -> Vec<[String; 2]> {
     steps.map(|step| ["loss", "grad_norm"].map(|key| step[key].to_string())).collect()
 }
 
-/// Checks that a run has the fingerprints, losses and norms of the run in [`HERE`] in all steps.
+/// Returns the hashes of the files of the last checkpoint. They also have what is not trained, and so has no fingerprint.
+fn last_checkpoint(folder: &Run, out: &str) -> Vec<(String, String)> {
+    hashes_of(&folder.path(out).join("checkpoints").join(format!("step-{STEPS:08}")))
+}
+
+/// Checks that a run has the fingerprints, losses and norms of the run in [`HERE`] in all steps, and its last checkpoint.
 #[track_caller]
 fn assert_equal(folder: &Run, out: &str, what: &str) {
     let (code, _, said) = folder.call(&["fingerprint", HERE, out], &[]);
     assert_eq!(code, Some(0), "{what}, {out}: {said}");
     assert_eq!(fingerprints(&folder.path(out)).expect("the file").len(), STEPS, "{what}, {out}");
     assert_eq!(figures(folder, out), figures(folder, HERE), "{what}, {out}");
+    assert_eq!(last_checkpoint(folder, out), last_checkpoint(folder, HERE), "{what}, {out}");
 }
 
 /// Trains with a configuration here and on all other processors.
