@@ -31,8 +31,8 @@ fn flushed_sum(a: f32, b: f32, sum: f32) -> f32 {
     // Near the least normal number, subnormal numbers are half as dense as 24 bits are, so that a number below it may
     // have been rounded up to it. The product has 16 bits, so this sum is exact.
     let exact = f64::from(a) * f64::from(b) + f64::from(sum);
-    let is_below =
-        exact.abs() < f64::from(f32::MIN_POSITIVE) - f64::from(f32::MIN_POSITIVE) * f64::powi(2.0, -25);
+    let is_below = exact.abs()
+        < f64::from(f32::MIN_POSITIVE) - f64::from(f32::MIN_POSITIVE) * f64::from(f32::EPSILON / 4.0);
     if is_below { 0f32.copysign(rounded) } else { rounded }
 }
 
