@@ -157,8 +157,14 @@ impl<'a> Search<'a> {
 
     /// Runs merged rows.
     fn merged(&mut self, alone: &Weaver<'_>, work: u64) -> Vec<Rows> {
-        let merged = periods(work).into_iter().filter_map(|period| alone.merged_within(period));
-        merged.filter_map(|cells| self.repeated(cells, 0)).collect()
+        let mut found = Vec::new();
+        for period in periods(work) {
+            if self.is_over() {
+                break;
+            }
+            found.extend(alone.merged_within(period).and_then(|cells| self.repeated(cells, 0)));
+        }
+        found
     }
 
     /// Runs streams. Returns those that are full although messages are late, and the others.
@@ -167,6 +173,9 @@ impl<'a> Search<'a> {
         let slacks = if self.schedule.adds_in_order() { &SLACKS[..] } else { &[] };
         let (mut streams, late) = (Vec::new(), alone.mean_duration() / 4);
         for &slack in slacks {
+            if self.is_over() {
+                break;
+            }
             let streamed = periods(work).into_iter().find_map(|period| streamed(alone, period, slack));
             let is_in_order = |cells: &Vec<Vec<DelayedAction>>| {
                 cells.iter().zip(&alone.rows).all(|(row, own)| in_order(row).eq(own.iter().copied()))
