@@ -119,10 +119,18 @@ pub(super) fn weave(
     let keeps_much = best.most_kept() > most + most / 4;
     if best.period > work + work / NEARLY_FULL || keeps_much {
         let caps: Vec<u32> = peaks.iter().map(|peak| peak + most).collect();
-        last_resort.retain(|rows| rows.period <= best.period && rows.fit(&caps));
+        let is_better = |rows: &Rows| (rows.period, rows.most_kept()) < (best.period, best.most_kept());
+        last_resort.retain(|rows| is_better(rows) && rows.fit(&caps));
         last_resort.sort_by_key(|rows| (rows.period.max(work + work / FULL), rows.most_kept() > most));
-        let found = last_resort.into_iter().find(|rows| search.is_sound(rows, enough));
-        best = found.unwrap_or(best);
+        for rows in last_resort {
+            if search.is_over() {
+                break;
+            }
+            if search.is_sound(&rows, enough) {
+                best = rows;
+                break;
+            }
+        }
     }
     Ok(best.cells)
 }
