@@ -258,6 +258,13 @@ fn streams_of_blocks_are_full_with_little_memory() {
     }
 }
 
+/// The search is at its limit before the last resort, a stream, is proved.
+#[test]
+fn a_stream_is_the_last_resort_on_many_ranks() {
+    let steady = steady_of("hanayo", &spec(64, 64), "F=1,I=1,W=1");
+    assert!(steady.bubble_fraction < 1e-9, "{}", steady.bubble_fraction);
+}
+
 /// Lowering gives a program the order of its stream, and then its batches overlap in that order.
 #[test]
 fn a_program_for_delayed_weights_has_the_order_of_its_stream() {

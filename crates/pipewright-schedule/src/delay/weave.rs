@@ -101,7 +101,7 @@ pub(super) fn weave(
             }
         }
         candidates.retain(|rows| rows.fit(&caps) && rows.period < best.period);
-        // The first of several with one period comes first.
+        // The first of several with one period comes first. At the limit, one more is proved, here and as the last resort.
         candidates.sort_by_key(|rows| rows.period);
         for rows in candidates {
             if search.is_sound(&rows, enough) {
@@ -123,11 +123,11 @@ pub(super) fn weave(
         last_resort.retain(|rows| is_better(rows) && rows.fit(&caps));
         last_resort.sort_by_key(|rows| (rows.period.max(work + work / FULL), rows.most_kept() > most));
         for rows in last_resort {
-            if search.is_over() {
-                break;
-            }
             if search.is_sound(&rows, enough) {
                 best = rows;
+                break;
+            }
+            if search.is_over() {
                 break;
             }
         }
