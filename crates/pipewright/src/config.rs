@@ -228,9 +228,11 @@ impl PipelineConfig {
         self.data_parallel_mode.shards(self.data_parallel) > 1
     }
 
-    /// Returns whether batches may overlap: parameters are delayed, and each rank has whole ones and computes alone.
+    /// Returns whether batches may overlap: parameters are delayed, each rank has whole ones and computes alone, and no loss
+    /// scale depends on the batch before.
     pub fn may_overlap(&self) -> bool {
         self.delayed
+            && self.precision != Precision::F16
             && self.hook.is_none()
             && self.offload.is_none()
             && self.verify == Verify::Off

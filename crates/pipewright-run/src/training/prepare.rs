@@ -11,7 +11,6 @@ use pipewright::device::Devices;
 use pipewright::pipeline::PipelineError;
 use pipewright::train::data::{DataError, DataIdentity, TokenRows};
 use pipewright::train::{TOKENS, Validation};
-use pipewright::verification::Verify;
 use pipewright_models::{AdapterStart, InitialParameters, ParameterSpec, PreferenceKind, hf};
 use pipewright_schedule::error_text::with_causes as sentence;
 use pipewright_schedule::lower::{ProgramSource, SourceError, TrainingLowering, most_gathered, unmovable};
@@ -30,6 +29,7 @@ use crate::settings::model::{ModelSettings, STREAM_WINDOW};
 use crate::settings::pipeline::{PartitionChoice, TransportChoice};
 use crate::settings::replan::Replan;
 use crate::settings::{Scheduled, Settings};
+use crate::training::launch::pipeline_config;
 use crate::training::model::{
     check_weights, model_notes, tokenizer_note, trained_adapters, untrained_tokens, window_note,
 };
@@ -353,11 +353,10 @@ fn sound_program(
     let offload = settings.pipeline.offload.pass(&settings.pipeline.recompute);
     let streaming = settings.model.streaming();
     let stream_window = model.streams().then(|| streaming.window.unwrap_or(STREAM_WINDOW));
-    let (run, is_delayed) = (&settings.run, settings.optimizer.delay > 0);
-    // Otherwise the pipeline drains ([`PipelineConfig::may_overlap`](pipewright::pipeline::PipelineConfig::may_overlap)), and the
-    // schedule's own order is faster.
-    let computes_alone = !mesh.is_sharded() && mesh.tensor_parallel == 1 && mesh.expert_parallel == 1;
-    let delayed = is_delayed && computes_alone && run.verify == Verify::Off && run.accumulate.get() == 1;
+    // Otherwise the pipeline drains, and the schedule's own order is faster. Routers are corrected after each step.
+    let delayed = settings.run.accumulate.get() == 1
+        && settings.optimizer.expert_balance_speed.is_none()
+        && pipeline_config(settings, model)?.may_overlap();
     let lowering = TrainingLowering { trained, offload, stream_window, delayed, ..mesh.lowering() };
     let program = source.program(&LowerConfig::from(lowering)).map_err(refused)?;
     if mesh.is_sharded() && program.level() != Level::Full {

@@ -101,7 +101,7 @@ pub(super) fn weave(
             }
         }
         candidates.retain(|rows| rows.fit(&caps) && rows.period < best.period);
-        // The first of several with one period comes first.
+        // The first of several with one period comes first. At the limit, one more is proved, here and as the last resort.
         candidates.sort_by_key(|rows| rows.period);
         for rows in candidates {
             if search.is_sound(&rows, enough) {
@@ -119,10 +119,18 @@ pub(super) fn weave(
     let keeps_much = best.most_kept() > most + most / 4;
     if best.period > work + work / NEARLY_FULL || keeps_much {
         let caps: Vec<u32> = peaks.iter().map(|peak| peak + most).collect();
-        last_resort.retain(|rows| rows.period <= best.period && rows.fit(&caps));
+        let is_better = |rows: &Rows| (rows.period, rows.most_kept()) < (best.period, best.most_kept());
+        last_resort.retain(|rows| is_better(rows) && rows.fit(&caps));
         last_resort.sort_by_key(|rows| (rows.period.max(work + work / FULL), rows.most_kept() > most));
-        let found = last_resort.into_iter().find(|rows| search.is_sound(rows, enough));
-        best = found.unwrap_or(best);
+        for rows in last_resort {
+            if search.is_sound(&rows, enough) {
+                best = rows;
+                break;
+            }
+            if search.is_over() {
+                break;
+            }
+        }
     }
     Ok(best.cells)
 }
@@ -157,8 +165,14 @@ impl<'a> Search<'a> {
 
     /// Runs merged rows.
     fn merged(&mut self, alone: &Weaver<'_>, work: u64) -> Vec<Rows> {
-        let merged = periods(work).into_iter().filter_map(|period| alone.merged_within(period));
-        merged.filter_map(|cells| self.repeated(cells, 0)).collect()
+        let mut found = Vec::new();
+        for period in periods(work) {
+            if self.is_over() {
+                break;
+            }
+            found.extend(alone.merged_within(period).and_then(|cells| self.repeated(cells, 0)));
+        }
+        found
     }
 
     /// Runs streams. Returns those that are full although messages are late, and the others.
@@ -167,6 +181,9 @@ impl<'a> Search<'a> {
         let slacks = if self.schedule.adds_in_order() { &SLACKS[..] } else { &[] };
         let (mut streams, late) = (Vec::new(), alone.mean_duration() / 4);
         for &slack in slacks {
+            if self.is_over() {
+                break;
+            }
             let streamed = periods(work).into_iter().find_map(|period| streamed(alone, period, slack));
             let is_in_order = |cells: &Vec<Vec<DelayedAction>>| {
                 cells.iter().zip(&alone.rows).all(|(row, own)| in_order(row).eq(own.iter().copied()))

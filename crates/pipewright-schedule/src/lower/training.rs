@@ -2,12 +2,13 @@
 //! share them.
 //!
 //! Rules, in the order of the passes: (1) the backwards of frozen stages are removed as far as nothing needs
-//! them ([`drop_frozen`](super::drop_frozen())), and if weights are delayed, each rank gets an order in which batches overlap; (2) if parameters are sharded over the replicas, they are
-//! gathered before their stage computes, and frozen matrices in a file are read before it; (3) if there are
-//! several replicas, the gradients of a stage are reduced as soon as they are complete, and waited for at the end
-//! of the row, unless the caller chooses another place; (4) input gradients leave their rank before it computes the weight gradients of the same
-//! backward ([`send_early`](super::send_early)); (5) sends and receives are added; (6) if forwards are computed again,
-//! the tensors that they keep may leave memory ([`offload`](super::offload())).
+//! them ([`drop_frozen`](super::drop_frozen())), and if weights are delayed, each rank gets an order in which
+//! batches overlap; (2) if parameters are sharded over the replicas, they are gathered before their stage computes,
+//! and frozen matrices in a file are read before it; (3) if there are several replicas, the gradients of a stage are
+//! reduced as soon as they are complete, and waited for at the end of the row, unless the caller chooses another
+//! place; (4) input gradients leave their rank before it computes the weight gradients of the same backward
+//! ([`send_early`](super::send_early)); (5) sends and receives are added; (6) if forwards are computed again, the
+//! tensors that they keep may leave memory ([`offload`](super::offload())).
 
 use std::num::NonZeroU32;
 

@@ -206,7 +206,9 @@ fn transport_note(view: &View<'_>) -> String {
 
 /// Returns the sentence about the steps that are left out; nothing if the page shows all.
 fn note(view: &View<'_>) -> String {
-    let (number, all) = (view.left_out, view.left_out + view.steps.len());
+    // Several steps on one time axis are recorded as single steps too.
+    let single = view.steps.iter().filter(|step| step.before == 0).count();
+    let (number, all) = (view.left_out, view.left_out + single);
     let (verb, subject) = if number == 1 { ("is", "it") } else { ("are", "they") };
     match number {
         0 => String::new(),
@@ -334,7 +336,7 @@ mod tests {
             predicted: run.timeline(),
             program: &program,
             costs: &costs,
-            steps: &[RecordedStep { step: 7, before: 0, timeline: run.timeline().clone() }],
+            steps: &[0, 2].map(|before| RecordedStep { step: 7, before, timeline: run.timeline().clone() }),
             left_out: 2,
             whole_step: None,
             other_programs: &[],

@@ -165,7 +165,10 @@ impl<'a> Walk<'a> {
                 });
             }
             // Only unlike ranks change like this.
-            WalkChange::Give { .. } | WalkChange::Split { .. } | WalkChange::Merge { .. } => {}
+            WalkChange::Give { .. }
+            | WalkChange::Split { .. }
+            | WalkChange::Merge { .. }
+            | WalkChange::Move { .. } => {}
         }
         self.update();
     }

@@ -21,8 +21,8 @@ pub(super) enum Swaps {
     None,
     /// Stages of one round other than the first.
     Rounds,
-    /// All stages. A rank may also have more stages and another one fewer, stages are divided, and neighbouring ones
-    /// are joined. Rounds have no meaning then.
+    /// All stages. A rank may also have more stages and another one fewer, stages are divided, neighbouring ones are
+    /// joined, and layers move to other ranks. Rounds have no meaning then.
     Any,
 }
 
@@ -51,6 +51,8 @@ pub(super) enum WalkChange {
     Split { stage: usize, at: usize, rank_of: [u32; 2], before: u32 },
     /// A stage and the next one, which begins at the layer `at`, become one. `rank_of` has their ranks.
     Merge { stage: usize, at: usize, rank_of: [u32; 2], after: u32 },
+    /// Neighbouring layers go to another rank, which may give layers of its own for them.
+    Move { before: Box<PlacedCut>, after: Box<PlacedCut> },
 }
 
 impl PlacedCut {
@@ -70,10 +72,11 @@ impl PlacedCut {
         }
         let rounds = stages / ranks;
         if swaps == Swaps::Any {
-            match numbers.below(6) {
+            match numbers.below(8) {
                 0 => return self.draw_rank(stages > ranks, numbers),
                 1 => return self.draw_split(ranks, numbers),
                 2 => return self.draw_merge(numbers),
+                3 | 4 => return self.draw_move(self.rank_of[numbers.below(stages)], ranks, numbers),
                 _ => {}
             }
         }
@@ -132,6 +135,63 @@ impl PlacedCut {
         is_possible.then_some(WalkChange::Merge { stage, at, rank_of, after: rank_of[kept] })
     }
 
+    /// Returns a change in which a rank gives neighbouring layers to another rank, and half of the time gets layers of
+    /// it; `None` if it is the same rank, a rank would have no stage, or there would be too many stages.
+    pub(super) fn draw_move(&self, from: u32, ranks: usize, numbers: &mut Numbers) -> Option<WalkChange> {
+        let to = numbers.below(ranks) as u32;
+        if from == to {
+            return None;
+        }
+        let mut after = self.with_layers_on(self.draw_layers(from, numbers)?, to);
+        if numbers.below(2) == 0 {
+            after = after.with_layers_on(self.draw_layers(to, numbers)?, from);
+        }
+        let most = (MAX_CHUNKS as usize * ranks).max(self.rank_of.len());
+        let fits = [from, to].iter().all(|rank| after.rank_of.contains(rank)) && after.rank_of.len() <= most;
+        fits.then(|| WalkChange::Move { before: Box::new(self.clone()), after: Box::new(after) })
+    }
+
+    /// Returns neighbouring layers of a stage of a rank: often one layer, or the whole stage.
+    fn draw_layers(&self, rank: u32, numbers: &mut Numbers) -> Option<Range<usize>> {
+        let own: Vec<usize> = (0..self.rank_of.len()).filter(|&stage| self.rank_of[stage] == rank).collect();
+        let stage = *own.get(numbers.below(own.len().max(1)))?;
+        let (start, end) = (self.starts[stage], self.starts[stage + 1]);
+        let count = match numbers.below(4) {
+            0 => end - start,
+            1 => 1 + numbers.below(end - start),
+            _ => 1,
+        };
+        let first = start + numbers.below(end - start - count + 1);
+        Some(first..first + count)
+    }
+
+    /// Returns the layout with layers of one stage on another rank. They join the stages of this rank next to them.
+    fn with_layers_on(&self, layers: Range<usize>, rank: u32) -> Self {
+        let mut layout = Self { starts: Vec::new(), rank_of: Vec::new() };
+        let mut add = |start: usize, own: u32, joins: bool| {
+            if !joins || layout.rank_of.last() != Some(&own) {
+                layout.starts.push(start);
+                layout.rank_of.push(own);
+            }
+        };
+        for (stage, &own) in self.rank_of.iter().enumerate() {
+            let (start, end) = (self.starts[stage], self.starts[stage + 1]);
+            if end <= layers.start || start >= layers.end {
+                add(start, own, start == layers.end);
+                continue;
+            }
+            if start < layers.start {
+                add(start, own, false);
+            }
+            add(layers.start, rank, true);
+            if layers.end < end {
+                add(layers.end, own, own == rank);
+            }
+        }
+        layout.starts.extend(self.starts.last());
+        layout
+    }
+
     /// Returns whether the rank of a stage has another stage.
     fn has_another(&self, stage: usize) -> bool {
         let rank = self.rank_of[stage];
@@ -157,6 +217,7 @@ impl PlacedCut {
                 self.rank_of.remove(stage + 1);
                 self.rank_of[*stage] = *after;
             }
+            WalkChange::Move { after, .. } => self.clone_from(after),
         }
     }
 }
@@ -170,6 +231,9 @@ impl WalkChange {
             Self::Shift { ref stages, is_up } => Self::Shift { stages: stages.clone(), is_up: !is_up },
             Self::Split { stage, at, rank_of, before } => Self::Merge { stage, at, rank_of, after: before },
             Self::Merge { stage, at, rank_of, after } => Self::Split { stage, at, rank_of, before: after },
+            Self::Move { ref before, ref after } => {
+                Self::Move { before: after.clone(), after: before.clone() }
+            }
         }
     }
 }

@@ -154,6 +154,9 @@ pub(super) mod unlike {
     /// The share by which a step of a walk may be worse, at first. It is smaller than for equal ranks: stages are also
     /// divided and joined, which leads out of bad cuts.
     pub(crate) const TOLERANCE: f64 = 0.2;
+    /// In one of so many changes of a walk, the slowest rank gives layers to another one. Other changes often concern
+    /// ranks that have time left.
+    pub(crate) const GUIDED: usize = 3;
     /// The share of the work of a search. Memory limits and walks make its units longer than for equal ranks.
     pub(crate) const EFFORT: f64 = 1.0;
     /// The steps of a walk from one of many layouts, for each stage.

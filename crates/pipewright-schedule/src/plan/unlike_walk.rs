@@ -3,7 +3,7 @@
 //! Each change moves the starts of most stages, because these depend on the ranks before them. So the bounds of all
 //! ranks are computed again after each change, until they show that it is too much worse. As in `balance.rs`, the walk
 //! minimises the sum of a high power of the bounds of all ranks, and a rank with a long stage counts as a little
-//! slower.
+//! slower. In some changes, the slowest rank gives layers away.
 //!
 //! If memory is limited, a rank also counts as slower by the second forwards that it then needs: each stage keeps a
 //! microbatch at least from its first forward to its first backward, and the bytes times time of all microbatches are
@@ -12,7 +12,7 @@
 //! as much slower.
 
 use crate::plan::numbers::Numbers;
-use crate::plan::placed_cut::{PlacedCut, WalkTask};
+use crate::plan::placed_cut::{PlacedCut, Swaps, WalkTask};
 use crate::plan::rank_times::StageTimes;
 use crate::plan::tuning::{unlike, walk};
 
@@ -30,6 +30,8 @@ struct Walk<'a> {
     /// The stages of each rank, in order, and the times of all stages, of the last layout.
     stages_of: Vec<Vec<usize>>,
     times: Vec<StageTimes>,
+    /// The rank with the longest time of the last layout, and this time.
+    slowest: (u32, f64),
 }
 
 /// Returns a layout near `layout` with balanced ranks. Adds the number of changes that it makes, including
@@ -45,11 +47,18 @@ pub(super) fn balanced_unlike(
     let mut now = layout;
     let mut energy = walk.energy(&now, f64::INFINITY);
     *changes += 1;
+    let mut slowest = walk.slowest.0;
     let mut best = (energy, now.clone());
     for round in 0..steps {
         let left = (steps - round) as f64 / steps as f64;
         let limit = energy * (1.0 + unlike::TOLERANCE * left * left * left);
-        let Some(change) = now.draw(ranks, task.swaps, numbers) else { continue };
+        let is_guided = task.swaps == Swaps::Any && numbers.below(unlike::GUIDED) == 0;
+        let change = if is_guided {
+            now.draw_move(slowest, ranks, numbers)
+        } else {
+            now.draw(ranks, task.swaps, numbers)
+        };
+        let Some(change) = change else { continue };
         now.apply(&change);
         *changes += 1;
         let found = walk.energy(&now, limit);
@@ -58,6 +67,7 @@ pub(super) fn balanced_unlike(
             continue;
         }
         energy = found;
+        slowest = walk.slowest.0;
         if energy < best.0 {
             best.0 = energy;
             best.1.clone_from(&now);
@@ -94,6 +104,7 @@ impl<'a> Walk<'a> {
             kept,
             stages_of: vec![Vec::new(); step.ranks as usize],
             times: Vec::new(),
+            slowest: (0, 0.0),
         }
     }
 
@@ -116,7 +127,11 @@ impl<'a> Walk<'a> {
             let own = self.stages_of[rank].iter().map(|&stage| &self.times[stage]);
             let longest = own.map(|stage| stage.forward + stage.input).fold(mean, f64::max);
             let time = self.time(layout, rank) + delayed * (longest - mean);
-            sum += (time / self.scale * self.excess(layout, rank).powi(2)).powi(walk::POWER);
+            let time = time / self.scale * self.excess(layout, rank).powi(2);
+            if rank == 0 || time > self.slowest.1 {
+                self.slowest = (rank as u32, time);
+            }
+            sum += time.powi(walk::POWER);
             if sum > limit {
                 break;
             }
@@ -166,7 +181,6 @@ fn sum(sums: &[u64], layout: &PlacedCut, stage: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::placed_cut::Swaps;
     use crate::plan::rank_memory::RankMemory;
     use crate::plan::rank_times::Step;
     use crate::plan::tests::unlike;
@@ -174,7 +188,7 @@ mod tests {
     #[test]
     fn microbatches_that_stay_longer_need_more_second_forwards() {
         let mut longer = 0;
-        for seed in 0..100 {
+        for seed in 0..300 {
             let (layers, layout) = unlike(seed, 3);
             let time = |memory: u64, stay: f64| {
                 let (step, memory) = (Step::of(&layers, 3, 12), RankMemory::Equal(memory));

@@ -126,7 +126,9 @@ impl ProgramRequest {
             let nearest = [below, below.saturating_add(replicas)];
             return Err(not_shared(asked, replicas, &nearest[usize::from(below == 0)..]));
         }
-        let evaluation = self.lowered(schedule.as_ref().unwrap_or(&self.schedule), config, |name| {
+        // An evaluation drains, and the schedule's own order is faster then.
+        let config = PipelineConfig { delayed: false, ..config.clone() };
+        let evaluation = self.lowered(schedule.as_ref().unwrap_or(&self.schedule), &config, |name| {
             let spec = ScheduleSpec {
                 ranks: program.ranks(),
                 stages_per_rank: Some(program.placement().stages_per_rank()),

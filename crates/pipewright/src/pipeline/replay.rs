@@ -30,7 +30,7 @@ use std::sync::Arc;
 use pipewright_schedule::{StageIndex, ValidatedProgram};
 
 use super::error::PipelineError;
-use super::replayed_ranks::{Replayed, ReplayedRanks};
+use super::replayed_ranks::{Key, Replayed, ReplayedRanks};
 use super::setup::Setup;
 use super::step_plan::{CheckedBatch, StepAttempt, StepPlan};
 use crate::batch::{Batch, Purpose};
@@ -39,13 +39,10 @@ use crate::config::PipelineConfig;
 use crate::executor::{RankReport, StepInput, StepOrigin};
 use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::mesh::{MeshCoord, RankGroups};
-use crate::message::{AwaitedMessage, Message, Tag};
+use crate::message::{AwaitedMessage, Message};
 use crate::nn::TensorParallel;
 use crate::stage::Stage;
 use crate::transport::World;
-
-/// The receiver, the attempt, the sender and the purpose of a message.
-pub(super) type Key = (WorldRank, Attempt, WorldRank, Tag);
 
 /// A step that is computed again, one rank or one group of ranks at a time.
 pub struct StepReplay<F> {

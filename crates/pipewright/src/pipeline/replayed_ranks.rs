@@ -13,7 +13,6 @@ use std::time::Duration;
 use pipewright_schedule::StageIndex;
 
 use super::error::PipelineError;
-use super::replay::Key;
 use super::setup::Setup;
 use crate::checkpoint::{Checkpoint, StageLeaves};
 use crate::driver::{caught, run};
@@ -21,11 +20,14 @@ use crate::executor::{RankReport, StepInput};
 use crate::failure::{Cause, StepError};
 use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::memory::RankMemory;
-use crate::message::{AwaitedMessage, Message};
+use crate::message::{AwaitedMessage, Message, Tag};
 use crate::nn::TensorParallel;
 use crate::progress::Activity;
 use crate::stage::Stage;
 use crate::transport::{Endpoint, InFlight};
+
+/// The receiver, the attempt, the sender and the purpose of a message.
+pub(super) type Key = (WorldRank, Attempt, WorldRank, Tag);
 
 /// The time between two looks at the ranks.
 const PAUSE: Duration = Duration::from_micros(100);

@@ -98,6 +98,19 @@ fn half_precision_keeps_its_bits() {
     }
 }
 
+/// The schedule of a run that always drains keeps its order.
+#[test]
+fn batches_of_runs_that_drain_do_not_overlap() {
+    assert!(delayed().may_overlap());
+    let drain = [
+        config(),
+        PipelineConfig { precision: Precision::F16, ..delayed() },
+        PipelineConfig { verify: Verify::OnSuspicion, ..delayed() },
+        PipelineConfig { tensor_parallel: 2, ..delayed() },
+    ];
+    assert!(drain.iter().all(|config| !config.may_overlap()));
+}
+
 /// Sharded replicas have the bits of whole ones.
 #[test]
 fn sharded_versions_have_the_bits_of_whole_ones() {

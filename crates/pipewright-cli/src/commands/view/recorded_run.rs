@@ -96,7 +96,7 @@ impl RecordedRun {
         let mut steps: Vec<RecordedStep> = steps.into_iter().map(joined).collect();
         let left_out = recorded - steps.len();
         let metrics = metrics(run)?;
-        steps.extend(overlapping(&steps, &metrics, program.microbatches() * count as u32));
+        steps.extend(overlapping(&steps, &metrics, program.microbatches()));
         let whole_step = whole_step(&metrics);
         let reads_base = settings.is_some_and(|settings| settings.mesh.shards() == 1);
         Ok(Self {
@@ -113,7 +113,8 @@ impl RecordedRun {
     }
 }
 
-/// Returns the last three steps on one time axis, if each overlaps with the one before. A step has so many `microbatches`.
+/// Returns the last three steps on one time axis, if each overlaps with the one before. In each replica, a step has so
+/// many `microbatches`.
 fn overlapping(steps: &[RecordedStep], metrics: &[StepMetrics], microbatches: u32) -> Option<RecordedStep> {
     let [first, second, third] = steps.last_chunk()?;
     let start_after = |before: &RecordedStep, step: &RecordedStep| {

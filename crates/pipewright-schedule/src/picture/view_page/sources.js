@@ -6,7 +6,8 @@ const pipelineRanks = data.view.ranks, recorded = data.view.steps;
 const shown = { predicted: true, measured: recorded.length > 0, "what if": false };
 const readSteps = new Map();
 const isNarrow = matchMedia("(max-width: 1099px)");
-let whatIfSource = null, stepAt = recorded.length - 1;
+// Several steps on one time axis come last; the page opens with a single step, which the prediction is of.
+let whatIfSource = null, stepAt = recorded.findLastIndex(({ before }) => !before);
 
 // Names the lanes of a timeline. Its `end` is that of its last action, which may be a wait after the last computation.
 function completeSource(source) {
@@ -99,7 +100,7 @@ function showFigures() {
   const list = document.getElementById("figures"), measured = measuredSource();
   const difference = (source) => {
     const change = (source.end / predictedSource.end - 1) * 100;
-    return source === predictedSource ? "" : ` (${change < 0 ? "\u2212" : "+"}${Math.abs(change).toFixed(1)}\u00a0%)`;
+    return source === predictedSource || source.before ? "" : ` (${change < 0 ? "\u2212" : "+"}${Math.abs(change).toFixed(1)}\u00a0%)`;
   };
   const items = [predictedSource, measured, whatIfSource].filter(Boolean).map((source) => {
     const item = document.createElement("li"), name = document.createElement("b"), own = source.step ? nameOfStep(source) : source.name;

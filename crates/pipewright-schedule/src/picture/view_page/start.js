@@ -7,8 +7,10 @@ function showStep(at) {
   stepAt = Math.min(Math.max(at, 0), recorded.length - 1);
   const slowest = recorded.reduce((slow, { makespan, before }, at) => !before && makespan > recorded[slow].makespan ? at : slow, 0);
   stepBox.value = stepAt;
-  const note = recorded.length > 2 && stepAt === slowest ? ", the slowest" : "";
-  document.getElementById("step-name").textContent = `${nameOfStep(recorded[stepAt])} (${stepAt + 1} of ${recorded.length} recorded${note})`;
+  const single = recorded.filter(({ before }) => !before).length, step = recorded[stepAt];
+  const note = single > 2 && stepAt === slowest ? ", the slowest" : "";
+  const place = step.before ? "on one time axis" : `${stepAt + 1} of ${single} recorded${note}`;
+  document.getElementById("step-name").textContent = `${nameOfStep(step)} (${place})`;
   changeSources();
 }
 
