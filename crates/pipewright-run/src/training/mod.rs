@@ -6,6 +6,7 @@ pub mod rank_hosts;
 pub mod checkpoint_path;
 pub mod model;
 pub mod optimizer;
+pub mod pipeline_settings;
 pub(crate) mod rate_change;
 pub mod origin;
 pub mod samples;

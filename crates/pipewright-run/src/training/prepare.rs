@@ -29,11 +29,11 @@ use crate::settings::model::{ModelSettings, STREAM_WINDOW};
 use crate::settings::pipeline::{PartitionChoice, TransportChoice};
 use crate::settings::replan::Replan;
 use crate::settings::{Scheduled, Settings};
-use crate::training::launch::pipeline_config;
 use crate::training::model::{
     check_weights, model_notes, tokenizer_note, trained_adapters, untrained_tokens, window_note,
 };
 use crate::training::optimizer::{expert_balance, require_elementwise, require_whole, update};
+use crate::training::pipeline_settings::pipeline_config;
 use crate::training::remote_files::RemoteData;
 use crate::training::samples::SamplePrompts;
 use crate::training::{exact, run_adapter, run_length};

@@ -18,7 +18,8 @@ use pipewright_schedule::{
 
 use crate::error::{ErrorKind, RunError};
 use crate::settings::model::STREAM_WINDOW;
-use crate::training::launch::{pipeline_config, stage_maker};
+use crate::training::launch::stage_maker;
+use crate::training::pipeline_settings::pipeline_config;
 use crate::training::prepare::Prepared;
 
 /// A replay whose stages are made as in a run.
