@@ -17,9 +17,12 @@ pub struct GgufError {
 pipewright_schedule::message_as_debug!(GgufError);
 
 impl GgufError {
-    /// Returns the error of a fault of a file.
+    /// Returns the error of a fault of a file. Control characters, which names in the file may have, are escaped.
     pub(crate) fn at(path: &Path, fault: impl Into<String>) -> Self {
-        Self { path: path.to_owned(), fault: fault.into(), source: None }
+        let shown =
+            |char: char| if char.is_control() { char.escape_debug().to_string() } else { char.to_string() };
+        let fault = fault.into().chars().map(shown).collect();
+        Self { path: path.to_owned(), fault, source: None }
     }
 
     /// Returns a function for `map_err` that adds the path to the system's reason.

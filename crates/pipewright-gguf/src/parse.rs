@@ -111,6 +111,13 @@ impl<R: Read> Header<'_, R> {
             }
             tensor.start += data;
         }
+        let mut in_order: Vec<&Tensor> = found.iter().collect();
+        in_order.sort_by_key(|tensor| tensor.start);
+        let overlap = in_order.array_windows().find(|[one, next]| one.start + one.bytes > next.start);
+        if let Some([one, next]) = overlap {
+            let fault = format!("tensors `{}` and `{}` have the same bytes: {AGAIN}", one.name, next.name);
+            return Err(self.fault(fault));
+        }
         Ok((metadata, found))
     }
 

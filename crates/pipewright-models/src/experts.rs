@@ -156,7 +156,8 @@ impl Builder<'_> {
         Ok(Expert { gate_proj, up_proj, down_proj, adapter, form })
     }
 
-    /// Builds the adapters of an expert, if the source has some. PEFT has those of all experts of a block in one matrix.
+    /// Builds the adapters of an expert, if the source has some. PEFT has those of all experts of a block in one matrix, or each
+    /// in its own.
     fn expert_adapter(
         &mut self,
         layer: &str,
@@ -180,7 +181,7 @@ impl Builder<'_> {
         };
         if lora.dora || lora.dropout > 0.0 {
             return refused(
-                "PEFT has neither magnitudes nor dropout for them: set `adapter.dora` to false and `adapter.dropout` to 0",
+                "adapters of experts have neither magnitudes nor dropout: set `adapter.dora` to false and `adapter.dropout` to 0",
             );
         }
         let own = ["gate_proj", "up_proj", "down_proj"];
@@ -190,7 +191,7 @@ impl Builder<'_> {
                 "`adapter.modules_to_save` trains matrices of them whole: leave one of the two out",
             );
         }
-        let (rank, scale) = (lora.rank as usize, lora.scale());
+        let (rank, scale, is_own) = (lora.rank as usize, lora.scale(), lora.own_experts);
         // The matrices that every rank has give a part of the sum, or of their gradients.
         let whole = match outputs {
             SplitLinear::OneRank => Placement::ON_ONE_RANK,
@@ -199,21 +200,28 @@ impl Builder<'_> {
         };
         let (by_outputs, by_inputs) = (self.placements(outputs).0, self.placements(inputs).0);
         let path = format!("{layer}.experts.{index}");
-        let mut linear = |name: &str,
-                          shape: [usize; 2],
-                          placement,
-                          (of, matrix, matrices): (&str, usize, usize)| {
-            let (_, part) = name.split_once('.').unwrap_or_default();
-            let tensor = format!("{of_all}.{of}.{part}");
-            let stack = StackedMatrix { tensor, expert: index, experts, matrix, matrices, is_usual: false };
-            let layout = FileLayout { stack: Some(stack), ..FileLayout::default() };
-            let path = format!("{path}.{name}");
-            let weight = self.stored(&path, "weight", shape, (ParameterKind::Matrix, layout), placement)?;
-            Ok::<_, ModelError>(HeldLinear::from(Linear { weight, bias: None }))
-        };
-        let (mut enter, mut gate, mut up, mut down) = (None, None, None, None);
+        let mut linear =
+            |name: &str, shape: [usize; 2], placement, (of, matrix, matrices): (&str, usize, usize)| {
+                let (_, part) = name.split_once('.').unwrap_or_default();
+                let stack = if is_own {
+                    let tensor = self.named(&format!("{path}.{name}"));
+                    StackedMatrix { tensor, expert: 0, experts: 1, matrix: 0, matrices: 1, is_usual: false }
+                } else {
+                    let tensor = format!("{of_all}.{of}.{part}");
+                    StackedMatrix { tensor, expert: index, experts, matrix, matrices, is_usual: false }
+                };
+                let layout = FileLayout { stack: Some(stack), ..FileLayout::default() };
+                let path = format!("{path}.{name}");
+                let weight =
+                    self.stored(&path, "weight", shape, (ParameterKind::Matrix, layout), placement)?;
+                Ok::<_, ModelError>(HeldLinear::from(Linear { weight, bias: None }))
+            };
+        let (mut enter, mut gate, mut up, mut enter_up, mut down) = (None, None, None, None, None);
         if enters {
-            enter = Some(linear("gate_up_proj.lora_A", [width, rank], whole, (GATE_UP, 0, 1))?);
+            let mut first =
+                |name: &str| linear(&format!("{name}.lora_A"), [width, rank], whole, (GATE_UP, 0, 1));
+            enter = Some(first(if is_own { "gate_proj" } else { GATE_UP })?);
+            enter_up = is_own.then(|| first("up_proj")).transpose()?;
             gate = Some(linear("gate_proj.lora_B", [rank, inner], by_outputs, (GATE_UP, 0, 2))?);
             up = Some(linear("up_proj.lora_B", [rank, inner], by_outputs, (GATE_UP, 1, 2))?);
         }
@@ -221,7 +229,7 @@ impl Builder<'_> {
             let first = linear("down_proj.lora_A", [inner, rank], by_inputs, (DOWN, 0, 1))?;
             down = Some([first, linear("down_proj.lora_B", [rank, width], whole, (DOWN, 0, 1))?]);
         }
-        Ok(Some(ExpertAdapter { enter, gate, up, down, scale }))
+        Ok(Some(ExpertAdapter { enter, gate, up, enter_up, down, scale }))
     }
 
     /// Builds a feed-forward layer without biases whose inner width is split over all ranks.

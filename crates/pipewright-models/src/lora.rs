@@ -51,6 +51,10 @@ pub struct LoraConfig {
     /// Whether the norms of the columns of the layer's matrix are trained apart from their directions (DoRA).
     #[serde(default)]
     pub dora: bool,
+    /// Whether the gate and `up` of an expert have a first matrix each, as PEFT has put adapters on models of transformers 4,
+    /// whose experts are layers. Otherwise they share one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub own_experts: bool,
     /// The layers that have an adapter.
     pub targets: LoraTargets,
     /// The modules whose own parameters are trained too, and saved with the adapters. They have no adapter.
@@ -67,6 +71,7 @@ impl Default for LoraConfig {
             dropout: 0.0,
             rslora: false,
             dora: false,
+            own_experts: false,
             targets: LoraTargets::AllLinear,
             modules_to_save: Vec::new(),
         }

@@ -38,9 +38,11 @@ impl ParameterSource for MergedSource<'_> {
         }
         let mut values = self.base.parameter(spec)?;
         let Some(layer) = spec.path.strip_suffix(".weight") else { return Ok(values) };
-        // The gate of an expert and its layer up share their first matrix.
+        // The gate of an expert and its layer up may share their first matrix.
         let first_layer = match spec.layout.stack_of_experts() {
-            Some(stack) if name_of(stack) == GATE_UP => format!("{}.{GATE_UP}", module_of(layer)),
+            Some(stack) if name_of(stack) == GATE_UP && !self.lora.own_experts => {
+                format!("{}.{GATE_UP}", module_of(layer))
+            }
             _ => layer.to_owned(),
         };
         let is_adapted = self.layers.contains(&first_layer);

@@ -217,6 +217,7 @@ fn layer(mut keys: Reader<'_>, index: usize, may_lack: bool, missing: &mut Vec<M
         optimizer_bytes: None,
         held_bytes: None,
         streamed_bytes: 0,
+        read_whole_bytes: [0; 2],
         unstreamed_bytes: 0,
         copy_bytes: None,
     };

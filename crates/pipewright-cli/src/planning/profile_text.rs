@@ -232,6 +232,7 @@ mod tests {
             optimizer_bytes: None,
             held_bytes: None,
             streamed_bytes: 0,
+            read_whole_bytes: [0; 2],
             unstreamed_bytes: 0,
             copy_bytes: None,
         };

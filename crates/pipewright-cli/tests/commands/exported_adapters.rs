@@ -347,11 +347,34 @@ fn adapters_of_experts_are_resumed_exported_and_merged() {
     assert!((base - merged).abs() > 1e-3 * merged, "{base} {merged}");
     folder.succeed(&["generate", "out", "--prompt", "a", "--tokens", "3", "--tokenizer", "bytes"], &[]);
     for (other, expected) in [
-        ("adapter.dora=true", "PEFT has neither magnitudes nor dropout for them"),
-        ("adapter.dropout=0.1", "PEFT has neither magnitudes nor dropout for them"),
+        ("adapter.dora=true", "adapters of experts have neither magnitudes nor dropout"),
+        ("adapter.dropout=0.1", "adapters of experts have neither magnitudes nor dropout"),
     ] {
         folder.refuse_settings(&[EXPERTS, other], expected);
     }
+}
+
+/// PEFT has put these adapters on the layers of each expert, with transformers 4.
+#[test]
+fn adapters_of_the_experts_own_layers_keep_their_form() {
+    let (folder, golden) = (with_experts("qwen3-moe-tiny"), reference("lora/qwen3-moe-tiny-own-experts"));
+    let path = format!("adapter.path={golden}");
+    let set = [&*path, "pipeline.microbatches=2"];
+    folder.train(&[&set[..], &["run.steps=1"]].concat());
+    folder.resume(&["run.steps=2", "pipeline.ranks=2", "pipeline.schedule=zb-h1"]);
+    folder.succeed(&["export", "out", "adapter"], &[]);
+    let (adapter, golden) = (folder.path("adapter"), Path::new(&golden));
+    let file = |dir: &Path| tensors(&dir.join("adapter_model.safetensors"));
+    assert_eq!(file(&adapter), file(golden));
+    for key in ["target_modules", "target_parameters"] {
+        assert_eq!(peft(&adapter)[key], peft(golden)[key], "{key}");
+    }
+    folder.succeed(&["export", "out", "merged", "--merge", "--dtype", "float32"], &[]);
+    let loss = |set: &[&str]| first_step(&folder, set)[0];
+    let path = format!("adapter.path={}", adapter.display());
+    let (adapted, merged) = (loss(&[&path]), loss(&["model.from=merged", "adapter.kind=none"]));
+    assert!((adapted - merged).abs() <= 2e-6 * adapted, "{adapted} {merged}");
+    assert_ne!(adapted, loss(&[set[0]]), "two steps have changed the adapters");
 }
 
 /// Adapters on the matrices of Mamba-2 and on experts, whose matrices are in tensors of the family.

@@ -264,6 +264,25 @@ fn a_plan_leaves_a_base_in_its_files_if_the_memory_is_too_small() {
 }
 
 #[test]
+fn a_plan_for_tensor_ranks_reads_as_many_bytes_as_its_run() {
+    let run = wide_base();
+    run.succeed(&["profile", "small.toml", "--time-limit", "1s", "-o", "p.toml"], &[]);
+    run.write("p.toml", run.read("p.toml") + "\n[node]\nranks = 2\nlatency_s = 1e-6\nbytes_per_s = 1e10\n");
+    let how = ["plan", "small.toml", "--profile", "p.toml", "--time-limit", "5s", "-o", "planned.toml"];
+    let how = [&how[..], &["--memory", "1GB", "--tensor-parallel", "2"]].concat();
+    for ranks in ["pipeline.ranks=2", "pipeline.ranks=4"] {
+        let best = run.json(&how, &["model.stream=true", ranks])["plans"][0].clone();
+        let checked = run.json(&["check", "planned.toml"], &[]);
+        assert_eq!(checked["mesh"]["tensor_parallel"], 2, "{checked}");
+        let memory = &checked["memory"];
+        assert_eq!(memory["streamed"]["step"], best["stream"]["step_bytes"], "{best}");
+        let peaks = [&memory["ranks"][0]["total"], &best["peak_bytes"][0]]
+            .map(|bytes| bytes.as_f64().expect("bytes"));
+        assert!((peaks[0] / peaks[1] - 1.0).abs() < 3.0 * ERROR, "{peaks:?}: {best}");
+    }
+}
+
+#[test]
 fn a_run_with_its_own_plan_reads_its_base_as_planned() {
     let run = wide_base();
     run.succeed(&["train", "small.toml"], &["model.stream=true", "pipeline.schedule=auto"]);

@@ -304,6 +304,16 @@ fn every_bubble_on_a_transport_has_a_cause() {
     }
 }
 
+/// Returns what the page says of the bubbles of a timeline: in the panel with its chain of causes and its shares, and in the tip.
+fn said(browser: &mut Browser, source: &str) -> String {
+    let said = browser.value(&format!(
+        "bubblesOf({source}).map((bubble) => {{ const chain = chainOf(bubble);
+            return [wordsOf(bubble).join(' '), chainList(chain).textContent, shareBar(timesOf(chain)).textContent, tipOf(bubble)].join(' / ');
+        }}).join(' | ')"
+    ));
+    said.as_str().expect("a text").to_owned()
+}
+
 /// A program that sums no gradients reads a frozen base from its file.
 #[test]
 fn a_wait_for_the_disk_is_named() {
@@ -316,10 +326,46 @@ fn a_wait_for_the_disk_is_named() {
     costs.stages[0] = StageCosts { unshard: 5.0, ..costs.stages[0] };
     let made = Made::explained(program.as_program(), &costs, &[]);
     let Some(mut browser) = open(&made.path()) else { return };
-    let words = browser.value(
-        "bubblesOf(predictedSource).map((bubble) => wordsOf(bubble).join(' ') + tipOf(bubble)).join(' | ')",
-    );
-    let words = words.as_str().expect("a text");
-    assert!(words.contains("for the disk, which reads the base of stage 1 from its file"), "{words}");
-    assert!(!words.contains("The other replicas"), "{words}");
+    check(&mut browser, "predictedSource", "disk", &["gather"]);
+    let words = said(&mut browser, "predictedSource");
+    for part in [
+        "It waits for the disk, which reads the base of stage 1 from its file. The read begins after ",
+        ", after the disk had read a base on rank 0",
+        "disk 5, ",
+        "waits for the disk, which reads the base of stage 1 from its file",
+    ] {
+        assert!(words.contains(part), "{words}\nhas not: {part}");
+    }
+    assert!(!words.contains("replicas") && !words.contains("gather, reduce"), "{words}");
+}
+
+/// In a recorded step, the end of the read is known. Replicas that read a base send no parameters; without the base in a file, the
+/// same program gathers them.
+#[test]
+fn a_recorded_wait_for_the_disk_is_named_with_replicas_too() {
+    let program = "0UNSHARD,0F0,0B0,0REDUCE_GRAD,0WAIT_REDUCE_GRAD,0RESHARD\n";
+    let program = parse_program(program).expect("a program");
+    let event = |(action, start, end): (&str, f64, f64)| {
+        let action = action.parse().expect("an action");
+        Event { rank: 0.into(), action, start, end }
+    };
+    let events =
+        [("0UNSHARD", 0.0, 4.0), ("0F0", 4.0, 5.0), ("0B0", 5.0, 7.0), ("0REDUCE_GRAD", 7.0, 8.0)].map(event);
+    for (reads_base, purpose, share) in [
+        (true, "It waits for the disk, which reads the base of stage 0 from its file until 4.", "disk 4, "),
+        (
+            false,
+            "It waits for the parameters of stage 0 until 4. The other replicas are not",
+            "gather, reduce 4, ",
+        ),
+    ] {
+        let timeline = Timeline::new(1, events.to_vec());
+        let steps = [RecordedStep { step: 3, before: 0, timeline }];
+        let made = Made::of_base(&program, &Costs::default(), &steps, reads_base);
+        let Some(mut browser) = open(&made.path()) else { return };
+        assert_eq!(browser.value("faults(measuredSource())"), json!([]));
+        let words = said(&mut browser, "measuredSource()");
+        assert!(words.contains(purpose) && words.contains(share), "{words}\nhas not: {purpose} or {share}");
+        assert_eq!(words.contains("had read a base on"), reads_base, "{words}");
+    }
 }

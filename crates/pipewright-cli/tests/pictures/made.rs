@@ -31,6 +31,16 @@ impl Made {
 
     /// Makes the page of a program, with these recorded steps.
     pub(crate) fn explained(program: &Program, costs: &Costs, steps: &[RecordedStep]) -> Self {
+        Self::of_base(program, costs, steps, false)
+    }
+
+    /// Like [`Made::explained`], for a run that reads its frozen base from a file or has it in memory.
+    pub(crate) fn of_base(
+        program: &Program,
+        costs: &Costs,
+        steps: &[RecordedStep],
+        reads_base: bool,
+    ) -> Self {
         let made = Self { folder: tempfile::tempdir().expect("a scratch folder"), name: "view.html" };
         let run = timed(program, costs).expect("no deadlock");
         let page = view(&View {
@@ -42,7 +52,7 @@ impl Made {
             left_out: 0,
             whole_step: None,
             other_programs: &[],
-            reads_base: false,
+            reads_base,
         });
         std::fs::write(made.path(), page).expect("the scratch folder takes files");
         made

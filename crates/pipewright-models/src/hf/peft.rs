@@ -100,13 +100,15 @@ pub(crate) fn read_adapter(
     let share = |value: &Value| value.as_f64().filter(|share| (0.0..1.0).contains(share));
     let weights = AdapterWeights::open(dir)?;
     let dora = settings.optional("use_dora", Value::as_bool)?.unwrap_or(false);
+    let (targets, own_experts) = targets_of(&weights, dora, model)?;
     let lora = LoraConfig {
         rank: settings.required("r", rank)?,
         alpha: settings.required("lora_alpha", positive)?,
         dropout: settings.optional("lora_dropout", share)?.unwrap_or(0.0),
         rslora: settings.optional("use_rslora", Value::as_bool)?.unwrap_or(false),
         dora,
-        targets: targets_of(&weights, dora, model)?,
+        own_experts,
+        targets,
         modules_to_save: modules_of(&weights, model),
     };
     require_modules(&path, &keys, &lora)?;
@@ -277,14 +279,19 @@ fn modules_of(weights: &AdapterWeights, model: Adaptable<'_>) -> Vec<LoraTarget>
     modules.into_iter().map(|module| module.to_owned().into()).collect()
 }
 
-/// Returns the layers that the tensors belong to, as short as they can be named. Only adapters with `dora`
-/// have magnitudes.
+/// Returns the layers that the tensors belong to, as short as they can be named, and whether the layers of each expert have
+/// adapters of their own. Only adapters with `dora` have magnitudes.
 fn targets_of(
     weights: &AdapterWeights,
     dora: bool,
     Adaptable { layers, parameters, tied_table }: Adaptable<'_>,
-) -> Result<LoraTargets, ModelError> {
+) -> Result<(LoraTargets, bool), ModelError> {
     let mut adapted = BTreeSet::new();
+    let stack = |spec: &ParameterSpec| {
+        Some((module_of(&spec.path).to_owned(), spec.layout.stack_of_experts()?.to_owned()))
+    };
+    let stacks: BTreeMap<String, String> = parameters.iter().filter_map(stack).collect();
+    let [mut has_own, mut has_stacks] = [false; 2];
     let tied = parameters.iter().find(|spec| Some(&*spec.path) == tied_table).map(tied_head);
     let saved: BTreeSet<String> = parameters.iter().chain(&tied).map(name_of).collect();
     // PEFT also writes the own matrix of a head with an adapter, which does not change.
@@ -295,13 +302,19 @@ fn targets_of(
             Some(layer) => dora.then_some(layer),
             None => layer_of_first(path).or_else(|| layer_of_second(path)),
         });
-        let of_experts = layer.and_then(|layer| weights.target_of_experts(layer, parameters));
+        let own = layer.and_then(|layer| stacks.get(layer));
+        has_own |= own.is_some();
+        let of_experts = match own {
+            Some(own) => Some(own.clone()),
+            None => layer.and_then(|layer| weights.target_of_experts(layer, parameters)),
+        };
+        has_stacks |= own.is_none() && of_experts.is_some();
         match of_experts.as_deref().or(layer).filter(|layer| layers.iter().any(|known| known == layer)) {
             Some(layer) => drop(adapted.insert(layer.to_owned())),
             None if tensor.split('.').any(|name| name == "experts") => {
                 let fault = format!(
                     "tensor `{tensor}` is an adapter of experts that a router chooses in a form that is not read: train the adapter \
-                     with `target_parameters`, or merge it into its model with PEFT"
+                     on all experts' own layers or with `target_parameters`, or merge it into its model with PEFT"
                 );
                 return Err(ModelError::at(&weights.path, fault));
             }
@@ -319,11 +332,15 @@ fn targets_of(
     if adapted.is_empty() {
         return Err(no_adapter(&weights.path));
     }
+    if has_own && has_stacks {
+        let fault = "the experts that a router chooses have adapters in two forms: merge one of them into the model with PEFT";
+        return Err(ModelError::at(&weights.path, fault));
+    }
     let is_usual = |layer: &&String| LoraConfig::default().adapts(layer);
     if adapted.iter().eq(layers.iter().filter(is_usual).collect::<BTreeSet<_>>()) {
-        return Ok(LoraTargets::AllLinear);
+        return Ok((LoraTargets::AllLinear, false));
     }
-    Ok(LoraTargets::named(LoraTargets::short_names(&adapted, layers)))
+    Ok((LoraTargets::named(LoraTargets::short_names(&adapted, layers)), has_own))
 }
 
 /// The weights of an adapter in a PEFT directory, as a source of parameters.

@@ -4,6 +4,8 @@
 //! The rows of `lora_A [experts * rank, inputs]` are those of one expert after the other. The columns of `lora_B
 //! [outputs, rank * experts]` are one column of each expert, then the next column of each. Gate and up are the outputs of one
 //! matrix, `gate_up_proj`. If `down_proj` has an adapter too, that of `gate_up_proj` is in a `base_layer`.
+//!
+//! The experts of models of transformers 4 are layers with adapters of their own, which are here stacks of one expert.
 
 use crate::file_layout::StackedMatrix;
 use crate::lora::{GATE_UP, is_of_adapter, module_of};
@@ -44,6 +46,11 @@ impl<'a> ExpertPart<'a> {
         self.stack.tensor.rsplit_once('.').unwrap_or_default()
     }
 
+    /// Returns whether the matrix belongs to an expert's own layer, which is then the target.
+    pub(super) fn is_own(&self) -> bool {
+        module_of_experts(self.module()).is_none()
+    }
+
     fn is_first(&self) -> bool {
         self.split().1 == "lora_A"
     }
@@ -52,6 +59,9 @@ impl<'a> ExpertPart<'a> {
     /// alone.
     pub(super) fn tensors(&self) -> Vec<String> {
         let (target, part) = self.split();
+        if self.is_own() {
+            return vec![format!("{PREFIX}{target}.{part}.weight")];
+        }
         let (module, name) = target.rsplit_once('.').unwrap_or_default();
         let inner = (name == GATE_UP).then_some(INNER);
         inner.into_iter().chain([""]).map(|inner| format!("{PREFIX}{module}{inner}.{part}.weight")).collect()

@@ -79,8 +79,10 @@ impl PeftTargets {
         layers: &[String],
         has_experts: bool,
     ) -> (Self, Option<PeftLimit>) {
+        // Only transformers 4 reads adapters of an expert's own layers, and it has the other layers as layers too.
+        let has_stacks = has_experts && !lora.own_experts;
         let is_taken =
-            |layer: &String| is_of_experts(layer) || (has_experts && EXPERT_LAYERS.contains(&name_of(layer)));
+            |layer: &String| is_of_experts(layer) || (has_stacks && EXPERT_LAYERS.contains(&name_of(layer)));
         let taken = adapted.iter().filter(|layer| is_taken(layer)).count();
         if taken == 0 || lora.dora {
             let modules = LoraTargets::short_names(&adapted, layers);

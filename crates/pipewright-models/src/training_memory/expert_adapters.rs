@@ -14,6 +14,8 @@ const FLOAT: u64 = 4;
 struct Shapes {
     /// The first matrix of gate and up, and the second one of each.
     enter: Option<[[u64; 2]; 2]>,
+    /// The first matrices of gate and up: one of both, or one of each.
+    firsts: u64,
     /// Both matrices of down.
     leave: Option<[[u64; 2]; 2]>,
 }
@@ -31,20 +33,23 @@ impl Shapes {
             Some([rows as u64, columns as u64])
         };
         let both = |name: &str| Some([shape(&format!("{name}.lora_A"))?, shape(&format!("{name}.lora_B"))?]);
-        let shapes = Self { enter: both(".gate_up_proj"), leave: both(".down_proj") };
+        let own = both(".up_proj");
+        let (enter, firsts) = if own.is_some() { (own, 2) } else { (both(".gate_up_proj"), 1) };
+        let shapes = Self { enter, firsts, leave: both(".down_proj") };
         (shapes.enter.is_some() || shapes.leave.is_some()).then_some(shapes)
     }
 
     /// Returns the numbers that the adapters keep of a row: the results of their first matrices.
     fn low(self) -> u64 {
         let of = |matrices: Option<[[u64; 2]; 2]>| matrices.map_or(0, |[[_, rank], _]| rank);
-        of(self.enter) + of(self.leave)
+        self.firsts * of(self.enter) + of(self.leave)
     }
 
     /// Returns the numbers of a row that `I` keeps for `W`: the inputs and the output gradients of the matrices. Gate and up
     /// have the same input.
     fn stash(self) -> u64 {
-        let enter = self.enter.map_or(0, |[[width, rank], [_, inner]]| width + 2 * rank + 2 * inner);
+        let enter =
+            self.enter.map_or(0, |[[width, rank], [_, inner]]| width + 2 * self.firsts * rank + 2 * inner);
         enter + self.leave.map_or(0, |[[inner, rank], [_, width]]| inner + 2 * rank + width)
     }
 }

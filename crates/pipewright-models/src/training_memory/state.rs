@@ -2,7 +2,7 @@
 
 use pipewright::nn::TensorParallel;
 use pipewright::optimizer::blocks_of_row;
-use pipewright::tensor::Precision;
+use pipewright::tensor::{Precision, TensorRank};
 use pipewright_schedule::mesh::DataParallelMode;
 use pipewright_schedule::plan::TrainingState;
 use pipewright_schedule::profile::Profile;
@@ -221,6 +221,13 @@ pub fn add_streamed(profile: &mut Profile, model: &CutModel, rule: StateRule) ->
         let streamed =
             specs.iter().filter(|spec| spec.read_bytes.is_some()).filter_map(|spec| spec.quantised_bytes);
         layer.streamed_bytes = streamed.fold(0, u64::saturating_add);
+        // A layer that two ranks cannot divide has no plans with tensor-parallel ranks.
+        let first_of_two = TensorParallel::unconnected(TensorRank { index: 0, of: 2 });
+        let parts = model.outline(first..first + 1, &first_of_two).unwrap_or_default();
+        let whole = |spec: &ParameterSpec| spec.read_bytes.filter(|read| Some(*read) > spec.quantised_bytes);
+        let sizes: Vec<u64> = parts.iter().filter_map(whole).collect();
+        let sum = sizes.iter().fold(0, |sum: u64, &bytes| sum.saturating_add(bytes));
+        layer.read_whole_bytes = [sum, sizes.into_iter().max().unwrap_or(0)];
         layer.unstreamed_bytes = states[first].parameters.saturating_sub(layer.streamed_bytes);
         first += layer.count as usize;
     }

@@ -10,7 +10,10 @@ row of `tokens.jsonl`, and with that of a merged model too, the largest differen
 
     python make_lora_references.py BASE ADAPTER [MERGED]
 
-With names of folders, it makes only these.
+With names of folders, it makes only these. Adapters of the experts' own layers (OLDER) need transformers 4, whose experts are layers:
+
+    pip install torch==2.15.0 transformers==4.57.6 peft==0.21.2
+    python make_lora_references.py qwen3-moe-tiny-own-experts
 """
 
 import json
@@ -22,7 +25,7 @@ import peft
 import torch
 import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 HERE = Path(__file__).parent
 BATCH, STEPS, RATE = 8, 30, 5e-3
@@ -127,10 +130,28 @@ ADAPTERS = {
         ),
     ),
 }
+OLDER = {
+    "qwen3-moe-tiny-own-experts": (
+        "qwen3-moe-tiny",
+        LoraConfig(
+            r=2,
+            lora_alpha=6,
+            target_modules=["q_proj", "gate_proj", "up_proj", "down_proj"],
+            task_type="CAUSAL_LM",
+        ),
+    ),
+}
+IS_OLDER = transformers.__version__.startswith("4.")
 
 
 def base(folder):
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    config = AutoConfig.from_pretrained(folder)
+    if IS_OLDER:
+        # The folder has the names of version 5.
+        described = json.loads((Path(folder) / "config.json").read_text())
+        config.num_experts = described["num_local_experts"]
+        config.rope_theta = described["rope_parameters"]["rope_theta"]
+    return AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32, attn_implementation="eager")
 
 
 def rows_of(folder):
@@ -190,9 +211,10 @@ def compare(folder, adapter, merged=None):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    if len(sys.argv) > 1 and sys.argv[1] not in ADAPTERS:
+    adapters = OLDER if IS_OLDER else ADAPTERS
+    if len(sys.argv) > 1 and sys.argv[1] not in adapters:
         compare(*sys.argv[1:])
     else:
-        for folder in sys.argv[1:] or ADAPTERS:
-            name, *rest = ADAPTERS[folder]
+        for folder in sys.argv[1:] or adapters:
+            name, *rest = adapters[folder]
             make(folder, name, *rest)

@@ -326,6 +326,7 @@ fn changed_files_are_refused_with_a_sentence() {
     check(&set(sizes + 20, (u64::MAX - 31).to_le_bytes().to_vec()), "the file has");
     let name = place_of(&whole, b"blk.1.attn_q.weight");
     check(&set(name, b"blk.0".to_vec()), "exists twice");
+    check(&set(name + b"blk.1.attn_q.weight".len() + 24, vec![0; 8]), "have the same bytes");
     check(&set(name, b"blk.9".to_vec()), "model.layers.1.self_attn.q_proj.weight` is missing");
     check(&set(name, vec![0xff]), "is not UTF-8");
     let heads = place_of(&whole, b"llama.attention.head_count_kv");

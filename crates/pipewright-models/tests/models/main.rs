@@ -14,4 +14,5 @@ mod real_files;
 mod quantised;
 mod gguf;
 mod quantised_experts;
+mod spoiled;
 mod stacked_experts;

@@ -14,12 +14,12 @@ use tempfile::TempDir;
 use super::model_copy::{Copy, Stored};
 
 pub(crate) const LLAMA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-tiny");
-const NF4: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-nf4");
+pub(crate) const NF4: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-nf4");
 const FP4: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-fp4");
 const PHI3: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/phi3-tiny");
 const GPT2: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/gpt2-tiny");
 const GPT2_NF4: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/gpt2-nf4");
-const DOWN: &str = "model.layers.2.mlp.down_proj.weight";
+pub(crate) const DOWN: &str = "model.layers.2.mlp.down_proj.weight";
 
 /// Returns the logits of a row, of a model whose matrices stay quantised.
 pub(crate) fn logits(copy: &Copy) -> Result<Vec<f32>, String> {
@@ -155,7 +155,7 @@ fn matrices_of_eight_bits_are_read() {
 }
 
 /// Replaces a matrix by four bits in groups of 16 inputs, or by the numbers that they mean.
-fn quantise_in_groups(copy: &Copy, tensor: &str, method: &str, is_decoded: bool) {
+pub(crate) fn quantise_in_groups(copy: &Copy, tensor: &str, method: &str, is_decoded: bool) {
     const GROUP: usize = 16;
     // The outputs of the eight codes in a word of AWQ.
     const ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];

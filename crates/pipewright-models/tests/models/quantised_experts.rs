@@ -9,7 +9,7 @@ use super::quantised::{LLAMA, decoded_logits, logits, quantise, quantise_in_eigh
 
 const QWEN3_MOE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/qwen3-moe-tiny");
 const TIED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-tied-tiny");
-const MXFP4: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/gpt-oss-mxfp4");
+pub(crate) const MXFP4: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/gpt-oss-mxfp4");
 
 /// Matrices of several forms, each alone, among the experts and in the table.
 #[test]

@@ -39,9 +39,11 @@ const SAVED: &str = "llama-tiny-saved";
 /// An adapter of a family with experts, whose dense and shared layers PEFT has as parameters.
 const OF_EXPERTS: &str = "deepseek-v3-tiny";
 
-/// Adapters of the experts that a router chooses: of gate, up and down, of down alone, and next to the matrices of Mamba-2.
-const ROUTED: [&str; 3] =
-    ["qwen3-moe-tiny-experts", "mixtral-tiny-experts", "granite-hybrid-rope-tiny-mamba"];
+/// Adapters of the experts that a router chooses: of gate, up and down, of down alone, next to the matrices of Mamba-2, and of the
+/// experts' own layers in transformers 4.
+const ROUTED: [&str; 4] =
+    ["qwen3-moe-tiny-experts", "mixtral-tiny-experts", "granite-hybrid-rope-tiny-mamba", OWN_EXPERTS];
+const OWN_EXPERTS: &str = "qwen3-moe-tiny-own-experts";
 
 /// Trains the adapter of a model for the first steps with other settings.
 fn check_first_steps(model: &str, schedule: &str, ranks: u32, config: &PipelineConfig) -> Vec<Step> {

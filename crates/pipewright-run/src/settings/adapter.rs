@@ -79,6 +79,7 @@ impl AdapterSource {
             dropout: *dropout,
             rslora: *rslora,
             dora: *dora,
+            own_experts: false,
             targets,
             modules_to_save: modules_to_save.iter().cloned().map(LoraTarget::from).collect(),
         })

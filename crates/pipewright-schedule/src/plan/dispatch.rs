@@ -62,15 +62,12 @@ fn check_reads(profile: &Profile, request: &PlanRequest) -> Result<(), PlanError
     if !request.always_streams || profile.layers.iter().all(|layer| layer.streamed_bytes == 0) {
         return Ok(());
     }
-    let (what, instead) = if profile.has_unlike_ranks() {
-        ("unlike ranks", "remove [[rank]] and [[pair]] from the profile")
-    } else if request.tensor_parallel.is_some_and(|size| size > 1) {
-        ("tensor-parallel ranks", "ask for 1 tensor-parallel rank")
-    } else {
+    if !profile.has_unlike_ranks() {
         return Ok(());
-    };
+    }
+    let advice = "remove [[rank]] and [[pair]] from the profile, or set model.stream=false";
     Err(PlanError::Input(format!(
-        "the reads of a base that stays in its files are not planned for {what}: {instead}, or set model.stream=false"
+        "the reads of a base that stays in its files are not planned for unlike ranks: {advice}"
     )))
 }
 

@@ -151,6 +151,7 @@ impl Common {
             optimizer_bytes: if_all(|part| part.optimizer_bytes),
             held_bytes: if_all(|part| part.held_bytes),
             streamed_bytes: bytes(&|part| part.streamed_bytes),
+            read_whole_bytes: [0, 1].map(|index| bytes(&|part| part.read_whole_bytes[index])),
             unstreamed_bytes: bytes(&|part| part.unstreamed_bytes),
             copy_bytes: if_all(|part| part.copy_bytes),
             ..LayerProfile::default()
@@ -183,6 +184,7 @@ impl Common {
             optimizer_bytes: head.optimizer_bytes.map(|bytes| bytes.div_ceil(divisor)),
             held_bytes: head.held_bytes.map(|bytes| bytes.div_ceil(divisor)),
             streamed_bytes: head.streamed_bytes.div_ceil(divisor),
+            read_whole_bytes: head.read_whole_bytes.map(|bytes| bytes.div_ceil(divisor)),
             unstreamed_bytes: head.unstreamed_bytes.div_ceil(divisor),
             copy_bytes: head.copy_bytes.map(|bytes| bytes.div_ceil(divisor)),
             // Parts share the normalised hidden states, so none of them computes norms again.

@@ -51,6 +51,12 @@ pub(super) struct Layer {
     pub(super) temporary: u64,
     /// The part of the parameters that may stay in a file.
     pub(super) streamed: u64,
+    /// The bytes that a rank reads for it.
+    pub(super) read: u64,
+    /// The bytes of the matrices that tensor-parallel ranks read whole, and of the largest one.
+    read_whole: [u64; 2],
+    /// The most bytes of a matrix that a rank reads whole for a part of it.
+    pub(super) read_room: u64,
     /// The parts that a backward may compute again, in the order of [`LayerPart::ALL`].
     parts: [PartCost; LayerPart::ALL.len()],
     /// The part of `forward`, and of `recompute`, in which tensor-parallel ranks add their results.
@@ -144,6 +150,9 @@ impl Layers {
             shared: bytes(shared),
             temporary: bytes(layer.temporary_bytes),
             streamed: layer.streamed_bytes,
+            read: layer.streamed_bytes,
+            read_whole: layer.read_whole_bytes,
+            read_room: 0,
             parts: LayerPart::ALL.map(|part| {
                 let costs = layer.part(part);
                 PartCost { bytes: bytes(costs.bytes), takes: costs.recompute_s * scale }
@@ -370,6 +379,10 @@ fn divide(layer: &mut Layer, input: u64, sums: u32, network: &Network) {
     layer.activation = divided(layer.activation);
     layer.stash = divided(layer.stash);
     layer.temporary = layer.temporary.div_ceil(ranks);
+    let [whole, largest] = layer.read_whole;
+    layer.streamed = layer.streamed.div_ceil(ranks);
+    layer.read = whole + layer.read.saturating_sub(whole).div_ceil(ranks);
+    layer.read_room = largest;
     // Each rank normalises whole rows.
     let feed_forward = &mut layer.parts[LayerPart::FeedForward as usize];
     *feed_forward = PartCost { bytes: feed_forward.bytes / ranks, takes: feed_forward.takes * share };

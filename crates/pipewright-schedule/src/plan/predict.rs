@@ -315,7 +315,7 @@ pub(super) fn predict_on(
 /// Adds the reads of a base that stays in its files.
 fn add_reads(costs: &mut Costs, loads: &[StageLoad], stream: StreamChoice) {
     for ((costs, sizes), load) in costs.stages.iter_mut().zip(&mut costs.sizes).zip(loads) {
-        costs.unshard = load.streamed as f64 / stream.bytes_per_s;
+        costs.unshard = load.read as f64 / stream.bytes_per_s;
         sizes.streamed = load.streamed;
     }
 }
@@ -332,7 +332,8 @@ fn streamed_peaks(
         let own = order.placement.stages_of(rank);
         let of = |bytes: fn(&StageLoad) -> u64| own.iter().map(move |stage| bytes(&loads[stage.index()]));
         let streamed = of(|load| load.streamed).fold(0, u64::saturating_add);
-        let temporary = of(|load| load.temporary).max().unwrap_or(0);
+        let most = |bytes| of(bytes).max().unwrap_or(0);
+        let temporary = most(|load| load.temporary).saturating_add(most(|load| load.read_room));
         let held = held_throughout(own, loads, sharding).saturating_add(peak).saturating_add(temporary);
         held.max(held_in_update(own, loads, sharding)).saturating_sub(streamed)
     };

@@ -71,6 +71,10 @@ pub(super) struct StageLoad {
     pub(super) temporary: u64,
     /// The part of the parameters in `state` that may stay in a file.
     pub(super) streamed: u64,
+    /// The bytes that are read for it.
+    pub(super) read: u64,
+    /// The most bytes of a matrix that is read whole for a part of it.
+    pub(super) read_room: u64,
     /// The part of `forward` in which tensor-parallel ranks add their results.
     pub(super) sums: f64,
     /// The same part of `again`.
@@ -101,6 +105,8 @@ impl StageLoad {
         self.gradient = self.gradient.saturating_add(layer.gradient);
         self.temporary = self.temporary.max(layer.temporary);
         self.streamed = self.streamed.saturating_add(layer.streamed);
+        self.read = self.read.saturating_add(layer.read);
+        self.read_room = self.read_room.max(layer.read_room);
         self.sums += layer.sums;
         self.input_sums += layer.input_sums;
     }

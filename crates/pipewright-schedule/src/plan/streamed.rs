@@ -8,7 +8,9 @@
 //! one is read costs less where the disk limits the step. Among plans that are nearly as fast as the fastest one, the one that
 //! reads the fewest bytes comes first, because other programs use the disk too.
 //!
-//! Tensor-parallel ranks, unlike ranks and searched orders are not planned with a base in files.
+//! A tensor-parallel rank reads its rows of the matrices that are divided by outputs, and whole matrices of the others.
+//!
+//! Unlike ranks and searched orders are not planned with a base in files.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -58,9 +60,7 @@ pub(super) fn plan_streamed(
 ) -> Result<PlanReport, PlanError> {
     let profile = &in_files(profile);
     let mut shapes = Shape::all(profile, request);
-    shapes.retain(|shape| {
-        shape.mesh.tensor == 1 && shape.layers.sharding.shards == 1 && !shape.layers.is_unlike()
-    });
+    shapes.retain(|shape| shape.layers.sharding.shards == 1 && !shape.layers.is_unlike());
     if shapes.is_empty() {
         return Err(no_shape(profile, request));
     }
@@ -221,7 +221,7 @@ impl Search<'_> {
 
     /// Returns the bytes per second that each rank reads, if the ranks of a host share its disk equally.
     fn rate(&self, shape: &Shape) -> f64 {
-        let all = shape.ranks.saturating_mul(shape.mesh.data);
+        let all = shape.ranks.saturating_mul(shape.mesh.data).saturating_mul(shape.mesh.tensor);
         let of_host = self.profile.node.map_or(all, |node| node.ranks.min(all));
         self.profile.link.read_bytes_per_s.unwrap_or(ASSUMED_RATE) / f64::from(of_host.max(1))
     }
@@ -280,13 +280,14 @@ impl Draft<'_> {
     fn reads(&self, prediction: &Prediction, stream: StreamChoice) -> PlanStream {
         let of_row = |row: &Vec<Action>| {
             let read = row.iter().filter(|action| matches!(action, Action::Unshard { .. }));
-            read.map(|action| self.loads[action.stage().index()].streamed).fold(0, u64::saturating_add)
+            read.map(|action| self.loads[action.stage().index()].read).fold(0, u64::saturating_add)
         };
         let of_ranks: Vec<u64> = prediction.program.as_program().rows().iter().map(of_row).collect();
         let most = of_ranks.iter().max().copied().unwrap_or(0);
+        let all = of_ranks.iter().fold(0, |sum: u64, &bytes| sum.saturating_add(bytes));
         PlanStream {
             window: stream.window,
-            step_bytes: of_ranks.iter().fold(0, |sum, &bytes| sum.saturating_add(bytes)),
+            step_bytes: all.saturating_mul(self.shape.mesh.tensor.into()),
             read_s: most as f64 / stream.bytes_per_s,
             bytes_per_s: stream.bytes_per_s,
         }
@@ -311,7 +312,7 @@ fn is_better(plan: &Plan, known: &Plan) -> bool {
 mod tests {
     use super::*;
     use crate::plan::plan;
-    use crate::profile::{LinkProfile, RankProfile};
+    use crate::profile::{LinkProfile, NodeProfile, RankProfile};
 
     /// The bytes of a layer in a file.
     const STREAMED: u64 = 10 << 20;
@@ -421,19 +422,40 @@ mod tests {
     }
 
     #[test]
-    fn reads_that_are_not_planned_are_refused() {
-        let refused = |profile: &Profile, tensor: u32| {
+    fn tensor_ranks_read_whole_matrices_for_their_inputs() {
+        let whole = STREAMED / 4;
+        let mut of_node = profile(1.0);
+        of_node.layers[0].read_whole_bytes = [whole, whole / 2];
+        of_node.node = Some(NodeProfile { ranks: 2, latency_s: 0.0, bytes_per_s: 1e12 });
+        let planned = |tensor: u32| {
             let request = PlanRequest {
                 ranks: 2,
                 tensor_parallel: Some(tensor),
                 always_streams: true,
+                memory: Some(1 << 30),
+                larger_microbatches: false,
                 ..PlanRequest::default()
             };
-            plan(profile, &request, &mut || true).expect_err("a refusal").to_string()
+            let report = plan(&of_node, &request, &mut || true).expect("a plan");
+            report.plans.iter().min_by_key(|plan| read_bytes(plan)).expect("a plan").clone()
         };
-        assert!(refused(&profile(0.1), 2).contains("not planned for tensor-parallel ranks: ask for 1"));
+        let [one, two] = [planned(1), planned(2)];
+        assert_eq!((one.mesh.tensor, read_bytes(&one)), (1, 8 * STREAMED));
+        assert_eq!((two.mesh.tensor, read_bytes(&two)), (2, 8 * (STREAMED + whole)));
+        assert_eq!(stream(&two).bytes_per_s, STREAMED as f64 / 2.0, "both ranks use the disk");
+        // Half of the layers on each rank, or half of each layer and the room for the largest matrix.
+        let held = |plan: &Plan| plan.peak_bytes[0] as i64;
+        let activations = 8 * (2 << 20);
+        let more = held(&two) - held(&one);
+        assert!(more >= (whole / 2) as i64 - activations, "{more}");
+    }
+
+    #[test]
+    fn reads_that_are_not_planned_are_refused() {
+        let request = PlanRequest { ranks: 2, always_streams: true, ..PlanRequest::default() };
         let ranks = [1.0, 2.0].map(|speed| RankProfile { speed, ..RankProfile::default() });
         let unlike = Profile { ranks: ranks.to_vec(), ..profile(0.1) };
-        assert!(refused(&unlike, 1).contains("not planned for unlike ranks: remove [[rank]]"));
+        let refused = plan(&unlike, &request, &mut || true).expect_err("a refusal").to_string();
+        assert!(refused.contains("not planned for unlike ranks: remove [[rank]]"), "{refused}");
     }
 }

@@ -217,6 +217,10 @@ pub struct LayerProfile {
     /// It depends on the run and is not in files.
     #[serde(skip)]
     pub streamed_bytes: u64,
+    /// The part of `streamed_bytes` that each tensor-parallel rank reads whole, because it has some of the inputs of these
+    /// matrices, and the largest of them, which is in memory until the rank's part is made.
+    #[serde(skip)]
+    pub read_whole_bytes: [u64; 2],
     /// The memory for the other parameters, if those matrices stay in a file.
     #[serde(skip)]
     pub unstreamed_bytes: u64,
@@ -309,6 +313,7 @@ impl Default for LayerProfile {
             optimizer_bytes: None,
             held_bytes: None,
             streamed_bytes: 0,
+            read_whole_bytes: [0; 2],
             unstreamed_bytes: 0,
             copy_bytes: None,
         }

@@ -177,6 +177,7 @@ pub(crate) fn block(kind: &str, weight: f64) -> LayerProfile {
         optimizer_bytes: None,
         held_bytes: None,
         streamed_bytes: 0,
+        read_whole_bytes: [0; 2],
         unstreamed_bytes: 0,
         copy_bytes: None,
         trained_bytes: None,

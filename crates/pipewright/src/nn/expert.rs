@@ -61,15 +61,17 @@ pub struct Expert {
     pub form: ExpertForm,
 }
 
-/// The low-rank adapters of the layers of an expert without biases: the gate and `up` share their first matrix.
+/// The low-rank adapters of the layers of an expert without biases.
 #[derive(Module, Debug)]
 pub struct ExpertAdapter {
-    /// The first matrix of the gate and of `up`, `[width, rank]`.
+    /// The first matrix of the gate, and of `up` if it has none of its own, `[width, rank]`.
     pub enter: Option<HeldLinear>,
     /// The second matrix of the gate, `[rank, inner]`.
     pub gate: Option<HeldLinear>,
     /// The second matrix of `up`, `[rank, inner]`.
     pub up: Option<HeldLinear>,
+    /// The first matrix of `up`, `[width, rank]`.
+    pub enter_up: Option<HeldLinear>,
     /// Both matrices of `down`, `[inner, rank]` and `[rank, width]`.
     pub down: Option<[HeldLinear; 2]>,
     /// The factor of the adapters' outputs.
@@ -80,7 +82,7 @@ pub struct ExpertAdapter {
 impl ExpertAdapter {
     /// Returns the matrices: of gate and up, and of down.
     pub(super) fn layers(&self) -> Vec<&HeldLinear> {
-        let enter = self.enter.iter().chain(&self.gate).chain(&self.up);
+        let enter = self.enter.iter().chain(&self.gate).chain(&self.up).chain(&self.enter_up);
         enter.chain(self.down.iter().flatten()).collect()
     }
 
@@ -109,16 +111,19 @@ impl Expert {
     /// # Panics
     /// When the activation is [`ExpertActivation::Clamped`] and there is no gate.
     pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        let enter =
-            |layer: &HeldLinear, second: fn(&ExpertAdapter) -> Option<&HeldLinear>| match &self.adapter {
-                Some(adapter) => {
-                    let matrices = adapter.enter.as_ref().zip(second(adapter));
-                    adapter.add(layer, x.clone(), matrices.map(|(first, second)| [first, second]))
-                }
-                None => layer.forward(x.clone()),
-            };
-        let up = enter(&self.up_proj, |adapter| adapter.up.as_ref());
-        let gate = self.gate_proj.as_ref().map(|gate| enter(gate, |adapter| adapter.gate.as_ref()));
+        type Matrices<'a> = Option<(&'a HeldLinear, &'a HeldLinear)>;
+        let enter = |layer: &HeldLinear, matrices: fn(&ExpertAdapter) -> Matrices<'_>| match &self.adapter {
+            Some(adapter) => {
+                let matrices = matrices(adapter).map(|(first, second)| [first, second]);
+                adapter.add(layer, x.clone(), matrices)
+            }
+            None => layer.forward(x.clone()),
+        };
+        let up = enter(&self.up_proj, |adapter| {
+            adapter.enter_up.as_ref().or(adapter.enter.as_ref()).zip(adapter.up.as_ref())
+        });
+        let gate = self.gate_proj.as_ref();
+        let gate = gate.map(|gate| enter(gate, |adapter| adapter.enter.as_ref().zip(adapter.gate.as_ref())));
         let inner = match (gate, self.form.activation) {
             (Some(gate), ExpertActivation::Usual) => swiglu(gate, up),
             (Some(gate), ExpertActivation::Clamped { alpha, limit }) => {

@@ -3,7 +3,7 @@
 //!
 //! For rows `x` of an expert, a layer with an adapter gives `x w + low b` with `low = scale * x a`. For its output gradient
 //! `g`, with `back = scale * g bᵀ`, the gradient of `x` is `g wᵀ + back aᵀ`, that of `a` is `xᵀ back`, and that of `b` is
-//! `lowᵀ g`. Gate and up have the same `a`.
+//! `lowᵀ g`. Gate and up have the same `a`, or one each.
 
 use burn::tensor::{DType, Tensor};
 use pipewright_kernel::grouped::Groups;
@@ -25,6 +25,8 @@ pub(super) struct LowRankExperts<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LowRankForm {
     enters: bool,
+    /// Whether up has a first matrix of its own.
+    is_own: bool,
     leaves: bool,
     scale: f32,
     /// The rank of all of them.
@@ -47,7 +49,8 @@ impl<'a> LowRankExperts<'a> {
         let rank = layers.first()?.form().dims()[1];
         let (enters, leaves) = (first.enter.is_some(), first.down.is_some());
         let matrices = Matrices::new(&layers, first.layers().len(), DType::F32)?;
-        let form = LowRankForm { enters, leaves, scale: first.scale as f32, rank };
+        let is_own = first.enter_up.is_some();
+        let form = LowRankForm { enters, is_own, leaves, scale: first.scale as f32, rank };
         Some(Self { layers, matrices, form })
     }
 
@@ -68,8 +71,8 @@ impl<'a> LowRankExperts<'a> {
 pub(super) struct KeptLowRank {
     pub(super) matrices: KeptMatrices,
     pub(super) form: LowRankForm,
-    /// Of gate and up, and of down.
-    pub(super) low: [Option<Vec<f32>>; 2],
+    /// Of gate and up, of up if it has a first matrix of its own, and of down.
+    pub(super) low: [Option<Vec<f32>>; 3],
 }
 
 impl KeptLowRank {
@@ -87,12 +90,12 @@ impl KeptLowRank {
         LowRankPass { parts: Parts::new(held, self.matrices.parts, sources), form: self.form, groups }
     }
 
-    /// Defers or computes the gradients of the matrices. `enter` are the inputs, the `back` and the output gradients of gate
-    /// and up; `leave` the same of down.
+    /// Defers or computes the gradients of the matrices. `enter` are the inputs, the `back` of one or two first matrices, and
+    /// the output gradients of gate and up; `leave` the same of down.
     pub(super) fn differentiate(
         &self,
         (groups, sources): (&Groups, usize),
-        enter: Option<[CpuTensor; 4]>,
+        enter: Option<(CpuTensor, Vec<CpuTensor>, [CpuTensor; 2])>,
         leave: Option<[CpuTensor; 3]>,
     ) {
         let low = |index: usize| {
@@ -100,11 +103,15 @@ impl KeptLowRank {
             cpu_tensor(low, [groups.rows(), self.form.rank])
         };
         let mut parts = Vec::new();
-        if let Some([x, back, gate, up]) = enter {
-            parts.extend([(x, back), (low(0), gate), (low(0), up)]);
+        if let Some((x, backs, [gate, up])) = enter {
+            let of_up = low(usize::from(self.form.is_own));
+            let mut firsts = backs.into_iter().map(|back| (x.clone(), back));
+            parts.extend(firsts.next());
+            parts.extend([(low(0), gate), (of_up, up)]);
+            parts.extend(firsts);
         }
         if let Some([x, back, out]) = leave {
-            parts.extend([(x, back), (low(1), out)]);
+            parts.extend([(x, back), (low(2), out)]);
         }
         self.matrices.differentiate(groups, sources, &parts);
     }
@@ -118,14 +125,20 @@ pub(super) struct LowRankPass<'a> {
 }
 
 impl LowRankPass<'_> {
-    /// Returns the index of the first matrix of gate and up; `None` if they have no adapter.
+    /// Returns the index of the first matrix of gate and up; `None` if they have no adapter. The second matrices of gate and up
+    /// follow.
     pub(super) fn enter(&self) -> Option<usize> {
         self.form.enters.then_some(0)
     }
 
+    /// Returns the index of the first matrix of up, if it has one of its own.
+    pub(super) fn enter_up(&self) -> Option<usize> {
+        (self.form.enters && self.form.is_own).then_some(3)
+    }
+
     /// Returns the index of the first matrix of down; `None` if it has no adapter.
     pub(super) fn leave(&self) -> Option<usize> {
-        self.form.leaves.then_some(if self.form.enters { 3 } else { 0 })
+        self.form.leaves.then_some(if self.form.enters { 3 + usize::from(self.form.is_own) } else { 0 })
     }
 
     /// Returns `scale * x a` for the first matrix at an index.

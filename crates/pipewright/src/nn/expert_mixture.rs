@@ -8,7 +8,7 @@ use pipewright_kernel::grouped::{ExpertElement, Groups};
 use super::clamped_gate::{self, bounds};
 use super::expert::{ExpertActivation, ExpertForm};
 use super::expert_exchange::Arrived;
-use super::expert_low_rank::{KeptLowRank, LowRankExperts, singles};
+use super::expert_low_rank::{KeptLowRank, LowRankExperts, LowRankPass, singles};
 use super::expert_matrices::{KeptMatrices, KeptMatrix, Matrices, MatrixValue, Part, Parts};
 use super::operation::{
     CpuTensor, Operation, ReadElement, Tape, are_multiplied_in_bf16, cpu_tensor, tensor_of, with_dtype,
@@ -62,7 +62,8 @@ impl Mixture {
         let parts = Parts::<T>::new(held, matrices.parts, sources);
         let rows = self.rows::<T>();
         let pass = adapters.as_ref().map(|adapters| adapters.pass(groups, sources));
-        let [enters, leaves] = pass.as_ref().map_or([None; 2], |pass| [pass.enter(), pass.leave()]);
+        let indices = |pass: &LowRankPass<'_>| [pass.enter(), pass.enter_up(), pass.leave()];
+        let [enters, enters_up, leaves] = pass.as_ref().map_or([None; 3], indices);
         let low_of = |index: Option<usize>, rows: &dyn Fn() -> Vec<f32>, inputs| {
             pass.as_ref().zip(index).map(|(pass, index)| pass.low(&rows(), index, inputs))
         };
@@ -73,13 +74,15 @@ impl Mixture {
             pass.add(&mut out, low, index, outputs);
             Some(out)
         };
-        let low_enter = low_of(enters, &|| self.rows::<f32>().into_owned(), *width);
+        let [low_enter, low_up] =
+            [enters, enters_up].map(|index| low_of(index, &|| self.rows::<f32>().into_owned(), *width));
         // The tensors that the backward keeps are rounded first, so that it sees the numbers with which the
         // forward continues.
         let shape = [groups.rows(), *inner];
         let begin = |part, index| {
             let biases = matrices.biases.rows(groups, part, *inner, 1.0);
-            biases.or_else(|| added(&low_enter, index, *inner))
+            let low = if index == 2 && low_up.is_some() { &low_up } else { &low_enter };
+            biases.or_else(|| added(low, index, *inner))
         };
         let enter = |part, index| match begin(part, index) {
             Some(mut out) => {
@@ -127,7 +130,7 @@ impl Mixture {
             let adapters = adapters.map(|adapters| KeptLowRank {
                 form: adapters.form,
                 matrices: adapters.matrices.kept(),
-                low: [low_enter, low_leave],
+                low: [low_enter, low_up, low_leave],
             });
             ExpertsBackward { mixture: self, gate, up, activated, matrices, adapters }
         })
@@ -240,25 +243,31 @@ impl ExpertsBackward {
             let gradients = [d_gate, &d_up].map(|rows| single(rows, inner));
             let [mut back, of_up] =
                 [0, 1].map(|index| pass.back(&gradients[index], first + 1 + index, inner));
-            back.iter_mut().zip(of_up).for_each(|(sum, of_up)| *sum += of_up);
-            (pass, first, back, gradients)
+            let backs = if let Some(own) = pass.enter_up() {
+                vec![(first, back), (own, of_up)]
+            } else {
+                back.iter_mut().zip(of_up).for_each(|(sum, of_up)| *sum += of_up);
+                vec![(first, back)]
+            };
+            (pass, backs, gradients)
         });
         let d_rows = (for_x || are_sent).then(|| {
             let mut d_rows = parts.product(groups, &d_up, (Part::Up, true), [inner, width]);
             if let Some(d_gate) = &d_gate {
                 parts.add_product(&mut d_rows, groups, d_gate, (Part::Gate, true), [inner, width]);
             }
-            if let Some((pass, first, back, _)) = &enter {
-                pass.add_back(&mut d_rows, back, *first, width);
+            if let Some((pass, backs, _)) = &enter {
+                backs.iter().for_each(|(first, back)| pass.add_back(&mut d_rows, back, *first, width));
             }
             d_rows
         });
         if let (true, Some(adapters)) = (for_matrices, &adapters) {
             let tensor = |rows: Vec<f32>, width: usize| cpu_tensor(rows, [groups.rows(), width]);
             let rank = adapters.form.rank();
-            let enter = enter.map(|(_, _, back, [gate, up])| {
+            let enter = enter.map(|(_, backs, gradients)| {
                 let x = mixture.rows::<f32>().into_owned();
-                [tensor(x, width), tensor(back, rank), tensor(gate, inner), tensor(up, inner)]
+                let backs = backs.into_iter().map(|(_, back)| tensor(back, rank)).collect();
+                (tensor(x, width), backs, gradients.map(|rows| tensor(rows, inner)))
             });
             let leave = back_leave.map(|mut back| {
                 let mut d_out = single(&d_out, width);

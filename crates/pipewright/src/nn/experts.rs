@@ -328,8 +328,9 @@ mod tests {
         }
     }
 
-    /// Returns experts whose own matrices are frozen, with adapters of gate and up, of down, or of both.
-    fn adapted([enters, leaves]: [bool; 2]) -> Vec<Expert> {
+    /// Returns experts whose own matrices are frozen, with adapters of gate and up, of down, or of both. Up may have a first
+    /// matrix of its own.
+    fn adapted([enters, leaves, is_own]: [bool; 3]) -> Vec<Expert> {
         let matrix = |shape: [usize; 2], scale| {
             HeldLinear::from(Linear {
                 weight: Param::from_tensor(numbers(shape, scale).autodiff()),
@@ -344,6 +345,7 @@ mod tests {
                 enter: enters.then(|| matrix([WIDTH, 2], scale)),
                 gate: second(0.7 * scale),
                 up: second(0.4 * scale),
+                enter_up: (enters && is_own).then(|| matrix([WIDTH, 2], 0.8 * scale)),
                 down: leaves.then(|| [matrix([INNER, 2], scale), matrix([2, WIDTH], 0.6 * scale)]),
                 scale: 1.5,
             };
@@ -354,7 +356,7 @@ mod tests {
 
     #[test]
     fn adapters_equal_their_composition() {
-        for parts in [[true, true], [true, false], [false, true]] {
+        for parts in [[true, true, false], [true, false, false], [false, true, false], [true, true, true]] {
             let run = |mix: &dyn Fn(Tensor<2>, &Routing, &[Expert]) -> Tensor<2>| {
                 let (_, x, logits) = setup(9, 2, Kind::Gated, DType::F32);
                 let (experts, routing) = (adapted(parts), Routing::new(logits.clone(), 2, true));
@@ -376,7 +378,9 @@ mod tests {
                 composed(x, routing.weights(), &held, &groups(routing.chosen(), &some, 2))
             });
             let found = run(&|x, routing, experts| mix_experts(x, routing, experts));
-            assert_eq!(found.len(), 3 + 4 * (if parts[0] { 3 } else { 0 } + if parts[1] { 2 } else { 0 }));
+            let of_expert =
+                parts.iter().zip([3, 2, 1]).map(|(is_there, count)| usize::from(*is_there) * count);
+            assert_eq!(found.len(), 3 + 4 * of_expert.sum::<usize>());
             assert_close(&found, &expected);
         }
     }
