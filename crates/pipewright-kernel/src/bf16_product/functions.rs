@@ -7,7 +7,8 @@ use super::widened::{self, Left};
 #[cfg(target_arch = "x86_64")]
 use super::{
     available::{Available, leave_out_tiles},
-    blocked::{Target, multiply},
+    blocked::{self, Target},
+    few_rows,
     right::Right,
     tile::{Output, Update},
 };
@@ -200,6 +201,23 @@ fn into_rows<T>(
     unsafe { multiply(available, a, b, target) };
 }
 
+/// Computes `a b`.
+///
+/// # Safety
+/// As [`blocked::multiply`].
+#[cfg(target_arch = "x86_64")]
+unsafe fn multiply(available: Available, a: Matrix<'_, bf16>, b: Right<'_>, target: Target) {
+    // SAFETY: as the caller says.
+    unsafe {
+        match b {
+            Right::Held(b) if few_rows::is_faster(available.instruction(), a, b) => {
+                few_rows::multiply(a, b, target);
+            }
+            b => blocked::multiply(available, a, b, target),
+        }
+    }
+}
+
 /// Calls `multiply` with the operands in single precision.
 fn widen<R>(a: Matrix<'_, bf16>, b: Matrix<'_, bf16>, multiply: impl FnOnce(Left<'_>, Matrix<'_>) -> R) -> R {
     let (left, right) = (a.widened_lines(), b.widened_lines());
@@ -241,7 +259,7 @@ mod tests {
             return;
         }
         for kind in [Kind::Usual, Kind::Tiny, Kind::Least, Kind::Any] {
-            for [m, n, k] in [
+            for size in [
                 [1, 1, 1],
                 [3, 33, 2],
                 [30, 40, 4],
@@ -250,44 +268,56 @@ mod tests {
                 [5, 20, 1031],
                 [0, 3, 2],
                 [2, 2, 0],
+                // Few rows.
+                [1, 200, 31],
+                [8, 161, 18],
                 // Several strips of rows, whose sums several threads add.
                 if cfg!(miri) { [1, 1, 2] } else { [520, 70, 514] },
             ] {
-                let mut random = Random::new((m * n * k) as u64);
-                let mut halves = |count| -> Vec<bf16> {
-                    (0..count).map(|_| bf16::from_f32(random.number(kind))).collect()
-                };
-                let (a, b) = (halves(m * (k + 3)), halves(n * (k + 5)));
-                let left = Matrix::strided(&a, m, k, k + 3);
-                let right = Matrix::strided(&b, n, k, k + 5).transposed();
-                let sum = |row: usize, column: usize| {
-                    sum_of_pairs(0.0, k, |k| [left.at(row, k).to_f32(), right.at(k, column).to_f32()])
-                };
-                let sums: Vec<f32> = (0..m * n).map(|i| sum(i / n, i % n)).collect();
-                assert_same(&product_in_single(left, right), &sums, kind);
-
-                let mut old = bf16::widened(&halves(m * (n + 2)));
-                old.iter_mut().step_by(3).for_each(|old| *old = -0.0);
-                let mut added = old.clone();
-                add_product(&mut added, n + 2, left, right);
-                let mut expected = old;
-                let is_added = |i: &usize| k > 0 && i % (n + 2) < n;
-                for i in (0..expected.len()).filter(is_added) {
-                    expected[i] += sums[i / (n + 2) * n + i % (n + 2)];
-                }
-                assert_same(&added, &expected, kind);
-
-                let [c, d] = [3 * m, 3 * n].map(|count| bf16::widened(&halves(count)));
-                let updated = |i: usize| {
-                    let products = (0..3).map(|rank| (c[i / n * 3 + rank], d[rank * n + i % n]));
-                    flushed(products.fold(sums[i], |sum, (c, d)| c.mul_add(d, sum)))
-                };
-                let expected: Vec<f32> = (0..m * n).map(updated).collect();
-                let expected = bf16::widened(&bf16::narrowed(&expected));
-                let found = product_with_update(left, right, [&c, &d], 3);
-                assert_same(&bf16::widened(&found), &expected, kind);
+                check(size, kind, true);
+                check(size, kind, false);
             }
         }
+    }
+
+    /// Compares products of `[m, k]` and `[k, n]` with the definition.
+    fn check([m, n, k]: [usize; 3], kind: Kind, is_transposed: bool) {
+        let mut random = Random::new((m * n * k) as u64);
+        let mut halves =
+            |count| -> Vec<bf16> { (0..count).map(|_| bf16::from_f32(random.number(kind))).collect() };
+        let (a, b) = (halves(m * (k + 3)), halves((n + 5) * (k + 5)));
+        let left = Matrix::strided(&a, m, k, k + 3);
+        let right = if is_transposed {
+            Matrix::strided(&b, n, k, k + 5).transposed()
+        } else {
+            Matrix::strided(&b, k, n, n + 5)
+        };
+        let sum = |row: usize, column: usize| {
+            sum_of_pairs(0.0, k, |k| [left.at(row, k).to_f32(), right.at(k, column).to_f32()])
+        };
+        let sums: Vec<f32> = (0..m * n).map(|i| sum(i / n, i % n)).collect();
+        assert_same(&product_in_single(left, right), &sums, kind);
+
+        let mut old = bf16::widened(&halves(m * (n + 2)));
+        old.iter_mut().step_by(3).for_each(|old| *old = -0.0);
+        let mut added = old.clone();
+        add_product(&mut added, n + 2, left, right);
+        let mut expected = old;
+        let is_added = |i: &usize| k > 0 && i % (n + 2) < n;
+        for i in (0..expected.len()).filter(is_added) {
+            expected[i] += sums[i / (n + 2) * n + i % (n + 2)];
+        }
+        assert_same(&added, &expected, kind);
+
+        let [c, d] = [3 * m, 3 * n].map(|count| bf16::widened(&halves(count)));
+        let updated = |i: usize| {
+            let products = (0..3).map(|rank| (c[i / n * 3 + rank], d[rank * n + i % n]));
+            flushed(products.fold(sums[i], |sum, (c, d)| c.mul_add(d, sum)))
+        };
+        let expected: Vec<f32> = (0..m * n).map(updated).collect();
+        let expected = bf16::widened(&bf16::narrowed(&expected));
+        let found = product_with_update(left, right, [&c, &d], 3);
+        assert_same(&bf16::widened(&found), &expected, kind);
     }
 
     /// Compares bits. Any NaN is like another.

@@ -15,7 +15,10 @@
 //! orientation, so no product needs a transposed copy: `x w`, `g wᵀ` and `xᵀ g` read `x`, `w` and `g` as they
 //! are. For AMX, it adds zeros up to a multiple of 16 pairs.
 //!
-//! Each product packs its operands. A step multiplies a weight twice per microbatch, so its packed forms
+//! With AVX512-BF16, products of up to 8 rows read a right operand whose rows are neighbours as it is, pair by pair of its rows,
+//! and keep the sums of many columns in a first-level cache.
+//!
+//! Other products pack their operands. A step multiplies a weight twice per microbatch, so its packed forms
 //! could be kept until the update, one for `x w` and one for `g wᵀ`. They would need 4 bytes per parameter,
 //! in addition to the 18 of parameter, gradient, two moments of AdamW and copy in bfloat16. Packing the right
 //! operand takes a thirteenth of a product of 256 rows and a quarter of one of 64 rows, some of it for reads
@@ -63,6 +66,8 @@ mod instruction;
 mod available;
 #[cfg(target_arch = "x86_64")]
 mod blocked;
+#[cfg(target_arch = "x86_64")]
+mod few_rows;
 pub(crate) mod widened;
 mod functions;
 

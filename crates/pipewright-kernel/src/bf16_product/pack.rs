@@ -207,8 +207,9 @@ impl<'a> Vectors<'a> {
 }
 
 /// Returns the indices that interleave the first and the second halves of two registers of elements.
+#[inline]
 #[target_feature(enable = "avx512f")]
-fn interleaving() -> [__m512i; 2] {
+pub(super) fn interleaving() -> [__m512i; 2] {
     // A word has the element of the first register in its lower half. Indices from 32 on are of the second.
     let first = _mm512_add_epi32(
         _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),

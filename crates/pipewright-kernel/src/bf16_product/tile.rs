@@ -5,6 +5,7 @@ use std::arch::x86_64::*;
 use half::bf16;
 
 use super::pack::low_bits;
+use crate::product::prefetch;
 
 /// Rows of a panel of the left operand: 28 registers of sums, 2 of the right operand and 1 of the left.
 pub(super) const ROWS: usize = 14;
@@ -113,6 +114,14 @@ impl Tile {
     /// As [`Tile::compute`], for a tile of `N` rows.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
     unsafe fn compute_rows<const N: usize>(self) {
+        if let Output::Added(start) = self.output {
+            // The elements are in the cache when the sums are complete.
+            for row in 0..N {
+                for half in 0..2 {
+                    prefetch(start.wrapping_add(row * self.stride + half * COLUMNS / 2));
+                }
+            }
+        }
         let mut sums = [[_mm512_setzero_ps(); 2]; N];
         let (mut left, mut right) = (self.left, self.right);
         for _ in 0..self.pairs {

@@ -1,5 +1,7 @@
 //! A whole product: packs the operands and computes all tiles.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use super::blocks::{Block, blocks, panels_in_cache};
@@ -107,14 +109,18 @@ impl Work<'_> {
         };
         // SAFETY: each panel is packed once, and each block is computed once, after that.
         let (pack, compute) =
-            (|panel| unsafe { self.pack_left(panel) }, |block| unsafe { self.compute(block) });
+            (|panel| unsafe { self.pack_left(panel) }, |block, next| unsafe { self.compute(block, next) });
         if is_parallel {
             (0..panels).into_par_iter().for_each(pack);
             let blocks: Vec<_> = blocks(rayon::current_num_threads()).collect();
-            blocks.into_par_iter().for_each(compute);
+            // Another thread may compute the next block.
+            blocks.into_par_iter().for_each(|block| compute(block, 0..0));
         } else {
+            let mut blocks = blocks(1).peekable();
             (0..panels).for_each(pack);
-            blocks(1).for_each(compute);
+            while let Some(block) = blocks.next() {
+                compute(block, blocks.peek().map_or(0..0, |next| next.columns.clone()));
+            }
         }
     }
 
@@ -141,11 +147,19 @@ impl Work<'_> {
         };
     }
 
-    /// Computes a block.
+    /// Asks for a part of the memory of some panels of columns, which are packed soon: the part `part` of `parts`. Reading them
+    /// takes longer than packing them.
+    fn prefetch(&self, columns: Range<usize>, part: usize, parts: usize) {
+        let [_, width] = self.kernel.size();
+        let panel = self.panel(columns.start * width, columns.len() * width);
+        self.columns.prefetch(panel, part, parts);
+    }
+
+    /// Computes a block. Columns `next` of the right operand are packed after it.
     ///
     /// # Safety
     /// As [`Work::run`]; the left operand must be packed, and no other thread may use the block's elements.
-    unsafe fn compute(&self, Block { rows, columns }: Block) {
+    unsafe fn compute(&self, Block { rows, columns }: Block, next: Range<usize>) {
         let [_, width] = self.kernel.size();
         let mut room = Scratch::new(columns.len() * width * self.depth);
         let right: *mut f32 = room.as_mut_ptr().cast();
@@ -156,8 +170,10 @@ impl Work<'_> {
                 self.kernel.pack(self.columns, self.panel(panel * width, width), into);
             }
         }
-        for row in rows.map(|panel| panel * self.height) {
+        let count = rows.len() * columns.len();
+        for (part, row) in rows.map(|panel| panel * self.height).enumerate() {
             for (index, column) in columns.clone().map(|panel| panel * width).enumerate() {
+                self.prefetch(next.clone(), part * columns.len() + index, count);
                 // SAFETY: both operands are packed, and the target has the rows and columns of the tile,
                 // which only this thread uses.
                 unsafe {

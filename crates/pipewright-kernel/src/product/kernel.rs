@@ -156,7 +156,7 @@ macro_rules! kernel {
         $(#[target_feature(enable = $features)])?
         unsafe fn $pack(vectors: Vectors<'_>, panel: Panel, into: *mut f32) {
             // SAFETY: as the caller says.
-            unsafe { vectors.pack::<$vector>(panel, into) };
+            unsafe { vectors.pack::<$vector, $vectors>(panel, into) };
         }
     };
 }

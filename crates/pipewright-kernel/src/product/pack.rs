@@ -2,7 +2,7 @@
 //! left operand or of some columns of the right one.
 
 use super::matrix::Matrix;
-use super::vector::Vector;
+use super::vector::{Vector, prefetch_second};
 
 /// An operand as vectors along the inner dimension: the rows of a left operand, the columns of a right one.
 #[derive(Clone, Copy)]
@@ -42,81 +42,159 @@ impl<'a> Vectors<'a> {
         Self::rows_of(matrix.transposed())
     }
 
-    /// Writes element `start + k` of vector `first + v` at index `k * width + v`.
+    /// Asks for a part of the memory of a panel in the second-level cache: the part `part` of `parts`.
+    pub(super) fn prefetch(self, panel: Panel, part: usize, parts: usize) {
+        let Panel { first, width, start, depth, .. } = panel;
+        let (count, depth) =
+            (width.min(self.count.saturating_sub(first)), depth.min(self.depth.saturating_sub(start)));
+        let from = self.data.as_ptr().wrapping_add(first * self.stride + start * self.depth_stride);
+        let runs =
+            if self.stride == 1 { [depth, count, self.depth_stride] } else { [count, depth, self.stride] };
+        prefetch_runs(from, runs, part, parts);
+    }
+
+    /// Writes element `start + k` of vector `first + v` at index `k * width + v`. Most panels of right operands have `VECTORS`
+    /// registers.
     ///
     /// # Safety
     /// The processor must have the instructions of `V`. `into` must point to memory for the panel.
     #[inline(always)]
-    pub(super) unsafe fn pack<V: Vector>(self, panel: Panel, into: *mut f32) {
-        let present = panel.width.min(self.count - panel.first);
-        let depth = panel.depth.min(self.depth - panel.start);
+    pub(super) unsafe fn pack<V: Vector, const VECTORS: usize>(self, panel: Panel, into: *mut f32) {
         // SAFETY: as the caller says.
         unsafe {
-            if self.stride == 1 {
-                self.copy::<V>(panel, [present, depth], into);
+            if panel.is_flushed {
+                self.pack_in::<V, VECTORS, true>(panel, into);
             } else {
-                self.turn::<V>(panel, [present, depth], into);
+                self.pack_in::<V, VECTORS, false>(panel, into);
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Vectors::pack`].
+    #[inline(always)]
+    unsafe fn pack_in<V: Vector, const VECTORS: usize, const IS_FLUSHED: bool>(
+        self,
+        panel: Panel,
+        into: *mut f32,
+    ) {
+        let present = panel.width.min(self.count - panel.first);
+        let depth = panel.depth.min(self.depth - panel.start);
+        let from = panel.first * self.stride + panel.start * self.depth_stride;
+        let from = self.data.as_ptr().wrapping_add(from);
+        let target = Packed { start: into, width: panel.width, depth: panel.depth };
+        // SAFETY: as the caller says.
+        unsafe {
+            if self.stride == 1 && present == VECTORS * V::LANES {
+                self.copy::<V, VECTORS, IS_FLUSHED>((from, V::LANES), target, 0, depth);
+            } else {
+                for lane in (0..panel.width).step_by(V::LANES) {
+                    let read = present.saturating_sub(lane).min(V::LANES);
+                    let from = from.wrapping_add(lane * self.stride);
+                    if self.stride == 1 {
+                        self.copy::<V, 1, IS_FLUSHED>((from, read), target, lane, depth);
+                    } else {
+                        self.turn::<V, IS_FLUSHED>((from, read), target, lane, depth);
+                    }
+                }
             }
             into.add(depth * panel.width).write_bytes(0, (panel.depth - depth) * panel.width);
         }
     }
 
-    /// Packs neighbouring vectors.
+    /// Packs `COUNT` registers of neighbouring vectors, of which `read` vectors are present in each.
     ///
     /// # Safety
     /// As [`Vectors::pack`].
     #[inline(always)]
-    unsafe fn copy<V: Vector>(self, panel: Panel, [present, depth]: [usize; 2], into: *mut f32) {
+    unsafe fn copy<V: Vector, const COUNT: usize, const IS_FLUSHED: bool>(
+        self,
+        (from, read): (*const f32, usize),
+        target: Packed,
+        lane: usize,
+        depth: usize,
+    ) {
         for k in 0..depth {
-            let from = self.data.as_ptr().wrapping_add((panel.start + k) * self.depth_stride + panel.first);
-            let mut lane = 0;
-            while lane < panel.width {
-                let read = present.saturating_sub(lane).min(V::LANES);
+            for index in 0..COUNT {
+                let from = from.wrapping_add(k * self.depth_stride + index * V::LANES);
                 // SAFETY: the vectors that are present have this element, and the panel has its place.
-                unsafe {
-                    let elements: V = load_elements(from.wrapping_add(lane), read, panel.is_flushed);
-                    store(into.add(k * panel.width + lane), elements, panel.width - lane);
-                }
-                lane += V::LANES;
+                unsafe { target.store(k, lane + index * V::LANES, load::<V, IS_FLUSHED>(from, read)) };
             }
         }
     }
 
-    /// Packs vectors whose elements are neighbours, in squares that are transposed in registers.
+    /// Packs up to a register of vectors whose elements are neighbours, in squares that are transposed in registers.
     ///
     /// # Safety
     /// As [`Vectors::pack`].
     #[inline(always)]
-    unsafe fn turn<V: Vector>(self, panel: Panel, [present, depth]: [usize; 2], into: *mut f32) {
-        let mut lane = 0;
-        while lane < panel.width {
-            let vectors = present.saturating_sub(lane).min(V::LANES);
-            let mut k = 0;
-            while k < depth {
-                let from = (panel.first + lane) * self.stride + panel.start + k;
-                let from = self.data.as_ptr().wrapping_add(from);
-                // SAFETY: the vectors and elements that are read exist, and the panel has their places.
-                unsafe {
-                    let mut square = V::square();
-                    for (vector, row) in square.as_mut().iter_mut().enumerate() {
-                        if vector < vectors {
-                            *row = load_elements(
-                                from.wrapping_add(vector * self.stride),
-                                depth - k,
-                                panel.is_flushed,
-                            );
-                        }
-                    }
-                    let mut square = V::transpose(square);
-                    for (i, &mut row) in square.as_mut().iter_mut().enumerate() {
-                        if k + i < depth {
-                            store(into.add((k + i) * panel.width + lane), row, panel.width - lane);
-                        }
+    unsafe fn turn<V: Vector, const IS_FLUSHED: bool>(
+        self,
+        (from, read): (*const f32, usize),
+        target: Packed,
+        lane: usize,
+        depth: usize,
+    ) {
+        for start in (0..depth).step_by(V::LANES) {
+            let count = V::LANES.min(depth - start);
+            // SAFETY: the vectors and elements that are read exist, and the panel has their places.
+            unsafe {
+                let mut square = V::square();
+                for (vector, row) in square.as_mut().iter_mut().enumerate() {
+                    if vector < read {
+                        *row = load::<V, IS_FLUSHED>(from.wrapping_add(vector * self.stride + start), count);
                     }
                 }
-                k += V::LANES;
+                let mut square = V::transpose(square);
+                for (i, &mut row) in square.as_mut().iter_mut().enumerate() {
+                    if i < count {
+                        target.store(start + i, lane, row);
+                    }
+                }
             }
-            lane += V::LANES;
+        }
+    }
+}
+
+/// Memory of a packed panel.
+#[derive(Clone, Copy)]
+struct Packed {
+    start: *mut f32,
+    width: usize,
+    depth: usize,
+}
+
+impl Packed {
+    /// Stores the elements `k` of a register of vectors from `lane` on. In a panel that is narrower than a register, it also
+    /// writes into the places of the next elements, which are stored later.
+    ///
+    /// # Safety
+    /// The processor must have the instructions of `V`, and the panel must have the places.
+    #[inline(always)]
+    unsafe fn store<V: Vector>(self, k: usize, lane: usize, elements: V) {
+        let is_narrow = self.width < V::LANES;
+        let room = if is_narrow { (self.depth - k) * self.width } else { self.width - lane };
+        // SAFETY: as the caller says; a whole register ends at the end of the panel at the latest.
+        unsafe {
+            let to = self.start.add(k * self.width + lane);
+            if room >= V::LANES {
+                V::store(elements, to);
+            } else {
+                V::store_part(elements, to, self.width - lane);
+            }
+        }
+    }
+}
+
+/// Asks for a part of some runs of neighbouring elements in the second-level cache: the part `part` of `parts`. `runs` has
+/// their number, their length and the distance between two. The addresses may be any.
+pub(crate) fn prefetch_runs<T>(from: *const T, runs: [usize; 3], part: usize, parts: usize) {
+    let [count, length, distance] = runs;
+    // The same number in each part but the last ones: the processor predicts where the loops end.
+    let each = count.div_ceil(parts);
+    for run in part * each..count.min((part + 1) * each) {
+        for element in (0..length).step_by(64 / size_of::<T>()) {
+            prefetch_second(from.wrapping_add(run * distance + element));
         }
     }
 }
@@ -126,26 +204,10 @@ impl<'a> Vectors<'a> {
 /// # Safety
 /// The processor must have the instructions of `V`, and the elements must exist.
 #[inline(always)]
-unsafe fn load_elements<V: Vector>(from: *const f32, count: usize, is_flushed: bool) -> V {
+unsafe fn load<V: Vector, const IS_FLUSHED: bool>(from: *const f32, count: usize) -> V {
     // SAFETY: as the caller says.
     unsafe {
-        let elements = if count >= V::LANES { V::load(from) } else { V::load_part(from, count) };
-        if is_flushed { V::flush(elements, &mut V::splat(0.0)) } else { elements }
-    }
-}
-
-/// Stores a register, or `count` elements if they are fewer.
-///
-/// # Safety
-/// As [`load_elements`].
-#[inline(always)]
-unsafe fn store<V: Vector>(to: *mut f32, elements: V, count: usize) {
-    // SAFETY: as the caller says.
-    unsafe {
-        if count >= V::LANES {
-            V::store(elements, to);
-        } else {
-            V::store_part(elements, to, count);
-        }
+        let elements = if count == V::LANES { V::load(from) } else { V::load_part(from, count) };
+        if IS_FLUSHED { V::flush(elements, &mut V::splat(0.0)) } else { elements }
     }
 }

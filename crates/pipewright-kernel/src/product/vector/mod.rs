@@ -18,4 +18,5 @@ pub(super) use std::arch::x86_64::{__m256 as Avx2, __m512 as Avx512};
 pub(super) use std::arch::aarch64::float32x4_t as Neon;
 
 pub(super) use portable::Portable;
-pub(super) use register::{Vector, prefetch};
+pub(crate) use register::prefetch;
+pub(super) use register::{Vector, prefetch_second};

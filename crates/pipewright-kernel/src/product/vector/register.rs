@@ -50,3 +50,16 @@ pub(crate) fn prefetch(at: *const f32) {
     #[cfg(not(target_arch = "x86_64"))]
     let _ = at;
 }
+
+/// Asks for a line in the second-level cache. The address may be any.
+#[inline(always)]
+pub(crate) fn prefetch_second<T>(at: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as in [`prefetch`].
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
