@@ -443,11 +443,6 @@ mod tests {
         assert_eq!((one.mesh.tensor, read_bytes(&one)), (1, 8 * STREAMED));
         assert_eq!((two.mesh.tensor, read_bytes(&two)), (2, 8 * (STREAMED + whole)));
         assert_eq!(stream(&two).bytes_per_s, STREAMED as f64 / 2.0, "both ranks use the disk");
-        // Half of the layers on each rank, or half of each layer and the room for the largest matrix.
-        let held = |plan: &Plan| plan.peak_bytes[0] as i64;
-        let activations = 8 * (2 << 20);
-        let more = held(&two) - held(&one);
-        assert!(more >= (whole / 2) as i64 - activations, "{more}");
     }
 
     #[test]
