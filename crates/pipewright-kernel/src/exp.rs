@@ -14,8 +14,7 @@ pub(super) const LN_2_LOW: f32 = -2.121_944_4e-4;
 pub(super) const COEFFICIENTS: [f32; 6] =
     [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
 
-/// Returns `e^x`, within 2 units in the last place from [`SMALLEST`] to [`LARGEST`]; zero below, infinity
-/// above, NaN for NaN.
+/// Returns `e^x`, within 2 units in the last place from -87.3 to 88; zero below, infinity above, NaN for NaN.
 ///
 /// `x = n ln 2 + r` with `|r| <= ln 2 / 2`; `e^r` is the polynomial of Cephes' `expf` (Moshier, 1992), and
 /// `2^n` is written into the bits of the exponent.
