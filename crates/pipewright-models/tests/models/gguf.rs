@@ -321,7 +321,7 @@ fn changed_files_are_refused_with_a_sentence() {
     check(&set(sizes, 255u64.to_le_bytes().to_vec()), "not whole blocks");
     check(&set(sizes, 0u64.to_le_bytes().to_vec()), "not whole blocks");
     check(&set(sizes, 512u64.to_le_bytes().to_vec()), "have the same bytes");
-    check(&set(sizes + 8, 40u64.to_le_bytes().to_vec()), "its shape is [40, 256], and [48, 256] is needed");
+    check(&set(sizes + 8, 40u64.to_le_bytes().to_vec()), "its shape is [48, 256], and [40, 256] is needed");
     check(&set(sizes + 16, vec![77]), "the element type 77");
     check(&set(sizes + 20, vec![1]), "from byte 1 of the tensors on");
     check(&set(sizes + 20, (u64::MAX - 31).to_le_bytes().to_vec()), "the file has");
