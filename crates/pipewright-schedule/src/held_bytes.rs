@@ -65,7 +65,8 @@ pub struct HeldBytes<B = u64> {
     /// The tensors that forwards keep for backwards, at their peak.
     pub activations: B,
     /// What is held only in the update, when all activations are gone: the trained parameters and the optimizer's state from
-    /// before an update that may be undone, or the copies of the optimizer's state from which a fingerprint is made.
+    /// before an update that may be undone, or the copies of the optimizer's state from which a fingerprint is made, unless
+    /// batches overlap.
     pub undo: B,
     /// Logits, their gradient, the activations that a backward computes again and the gradients inside their block; 0 if they
     /// are not counted.

@@ -268,22 +268,28 @@ fn a_stream_is_the_last_resort_on_many_ranks() {
 /// Lowering gives a program the order of its stream, and then its batches overlap in that order.
 #[test]
 fn a_program_for_delayed_weights_has_the_order_of_its_stream() {
-    let schedule = generate("v-min", &spec(8, 8)).expect("a schedule");
-    let lowered = |delayed| {
-        let lowering = TrainingLowering { delayed, ..TrainingLowering::default() };
-        let source = ProgramSource::Schedule(schedule.clone());
-        source.program(&LowerConfig::from(lowering)).expect("it is sound")
-    };
-    let (own, ordered) = (lowered(false), lowered(true));
-    assert_ne!(own, ordered);
-    assert!(ordered.as_program().computation().adds_in_order());
     let bubble = |program: &ValidatedProgram| {
         let delayed = Delayed::of_program(program).expect("it overlaps");
         let batches = self::lowered(delayed.batches(delayed.enough_batches()).expect("batches"));
         let batches = batches.expect("it is sound");
         steady(batches.as_program(), &Costs::default()).expect("a steady state").bubble_fraction
     };
-    assert!(bubble(&ordered) < 1e-9 && bubble(&own) > 0.02, "{} {}", bubble(&ordered), bubble(&own));
+    for (name, ranks) in [("v-min", 8), ("v-min", 16), ("v-half", 8), ("v-half", 16), ("zbvzerobubble", 16)] {
+        let schedule = generate(name, &spec(ranks, ranks)).expect("a schedule");
+        let lowered = |delayed| {
+            let lowering = TrainingLowering { delayed, ..TrainingLowering::default() };
+            let source = ProgramSource::Schedule(schedule.clone());
+            source.program(&LowerConfig::from(lowering)).expect("it is sound")
+        };
+        let (own, ordered) = (lowered(false), lowered(true));
+        assert_ne!(own, ordered, "{name}, {ranks} ranks");
+        assert!(ordered.as_program().computation().adds_in_order(), "{name}, {ranks} ranks");
+        let [of_own, of_ordered] = [bubble(&own), bubble(&ordered)];
+        assert!(of_ordered < 1e-9 && of_own > 1e-3, "{name}, {ranks} ranks: {of_ordered} {of_own}");
+        if (name, ranks) == ("v-min", 8) {
+            assert!(of_own > 0.02, "{of_own}");
+        }
+    }
     // 1F1B is full in its own order, and GPipe with sums in descending order keeps it.
     for name in ["1f1b", "loopedbfs"] {
         let schedule = generate(name, &spec(4, 4)).expect("a schedule");

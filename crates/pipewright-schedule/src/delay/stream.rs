@@ -5,10 +5,11 @@
 //! from it where the pipeline fills and drains. If batches overlap, it never drains, so the row of a rank is the repeated block
 //! itself. Each rank then computes the microbatches of a batch in the order of the block, not in the order of the schedule.
 //!
-//! Rules: (1) a computation of the block starts as early as its rank is free, apart from the same block one microbatch earlier
-//! and later; (2) gradients of weights take what is left; (3) a message may take longer than it does, so that the activations
-//! of a rank live longer and a late message stops nobody ([`SLACKS`]); (4) the last microbatch of a batch ends before the
-//! first one of the batch after the next begins, because of its update.
+//! Rules: (1) a computation starts as soon as its inputs have arrived and its rank is free. The rank is not free while it computes
+//! the same block for an earlier or a later microbatch; (2) gradients of weights are placed last, in the time that is left; (3) a
+//! message counts as slower than it is ([`SLACKS`]). A rank then keeps activations longer, but does not wait if a message is a
+//! little late; (4) the last microbatch of a batch ends before the first microbatch of the batch after the next one begins, because
+//! that batch needs the update.
 
 use super::delayed_action::DelayedAction;
 use super::taken::Taken;
@@ -21,8 +22,8 @@ use crate::ids::Microbatch;
 pub(super) const SLACKS: [[u64; 2]; 10] =
     [[8, 8], [6, 6], [5, 5], [4, 4], [3, 3], [2, 2], [4, 0], [2, 0], [1, 1], [0, 0]];
 
-/// Returns the repeating rows for a period of a batch; `None` if the block does not fit, or if microbatches differ in their
-/// computations. `alone` has run one batch.
+/// Returns the repeating rows for a period of a batch; `None` if the block does not fit. `alone` has run one batch, whose
+/// microbatches are uniform ([`is_uniform`]).
 pub(super) fn streamed(alone: &Weaver<'_>, period: u64, slack: [u64; 2]) -> Option<Vec<Vec<DelayedAction>>> {
     let count = alone.microbatches as u64;
     let period = period.div_ceil(count);
@@ -42,14 +43,21 @@ pub(super) fn streamed(alone: &Weaver<'_>, period: u64, slack: [u64; 2]) -> Opti
         row.sort_by_key(|cell| cell.0);
         row
     };
-    let rows: Vec<Vec<(u64, Action)>> = blocks.iter().map(repeat).collect();
-    let has_same = |(row, own): (&Vec<(u64, Action)>, &Vec<Action>)| {
-        let (mut row, mut own): (Vec<Action>, _) = (row.iter().map(|cell| cell.1).collect(), own.clone());
-        row.sort_unstable();
-        own.sort_unstable();
-        row == own
-    };
-    rows.iter().zip(&alone.rows).all(has_same).then(|| merged(&rows, count * period))
+    Some(merged(&blocks.iter().map(repeat).collect::<Vec<_>>(), count * period))
+}
+
+/// Returns whether all microbatches have the same computations on each rank.
+pub(super) fn is_uniform(alone: &Weaver<'_>) -> bool {
+    alone.rows.iter().all(|row| {
+        let mut own = vec![Vec::new(); alone.microbatches];
+        for action in row {
+            if let Some(microbatch) = action.microbatch() {
+                own[microbatch.get() as usize].push((action.stage(), action.kind()));
+            }
+        }
+        own.iter_mut().for_each(|computations| computations.sort_unstable());
+        own.windows(2).all(|pair| pair[0] == pair[1])
+    })
 }
 
 /// Returns the starts of the first microbatch's computations on each rank.

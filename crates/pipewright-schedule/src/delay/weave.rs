@@ -25,7 +25,7 @@ use std::num::NonZeroU32;
 
 use super::delayed_action::{DelayError, DelayedAction};
 use super::due::{RULES, due};
-use super::stream::{SLACKS, streamed};
+use super::stream::{SLACKS, is_uniform, streamed};
 use super::weaver::{Due, Order, Rules, Weaver, in_order, merged};
 use crate::costs::Costs;
 use crate::schedule::Schedule;
@@ -178,7 +178,7 @@ impl<'a> Search<'a> {
     /// Runs streams. Returns those that are full although messages are late, and the others.
     fn streams(&mut self, alone: &Weaver<'_>, work: u64, order: BatchOrder) -> (Vec<Rows>, Vec<Rows>) {
         // A stream adds gradients in the order of microbatches. In another order, sums would have other bits.
-        let slacks = if self.schedule.adds_in_order() { &SLACKS[..] } else { &[] };
+        let slacks = if self.schedule.adds_in_order() && is_uniform(alone) { &SLACKS[..] } else { &[] };
         let (mut streams, late) = (Vec::new(), alone.mean_duration() / 4);
         for &slack in slacks {
             if self.is_over() {

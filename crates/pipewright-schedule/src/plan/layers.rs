@@ -247,11 +247,8 @@ impl Layers {
             };
             self.with_list(list.iter().map(timed).collect())
         };
-        Self {
-            speeds: speeds.iter().map(|&speed| at_speed(speed)).collect(),
-            speed_of: (0..speeds.len()).collect(),
-            ..self.with_list(list.clone())
-        }
+        let at_speeds = speeds.iter().map(|&speed| at_speed(speed)).collect();
+        Self { speeds: at_speeds, speed_of: (0..speeds.len()).collect(), ..self.with_list(list) }
     }
 
     /// Returns these layers for equal ranks with other costs.

@@ -431,6 +431,7 @@ mod tests {
             let request = PlanRequest {
                 ranks: 2,
                 tensor_parallel: Some(tensor),
+                microbatches: 1,
                 always_streams: true,
                 memory: Some(1 << 30),
                 larger_microbatches: false,
@@ -443,6 +444,10 @@ mod tests {
         assert_eq!((one.mesh.tensor, read_bytes(&one)), (1, 8 * STREAMED));
         assert_eq!((two.mesh.tensor, read_bytes(&two)), (2, 8 * (STREAMED + whole)));
         assert_eq!(stream(&two).bytes_per_s, STREAMED as f64 / 2.0, "both ranks use the disk");
+        // Half of each layer and of its activations, the room for reads, and the largest matrix that is read for a part.
+        let expected = READ_ROOM + (8 * (STREAMED + (2 << 20)) + whole) / 2;
+        let more = two.peak_bytes[0].checked_sub(expected);
+        assert!(more.is_some_and(|bytes| bytes < 1 << 16), "{} and {expected}", two.peak_bytes[0]);
     }
 
     #[test]
