@@ -270,7 +270,7 @@ fn a_stream_is_the_last_resort_on_many_ranks() {
 fn a_program_for_delayed_weights_has_the_order_of_its_stream() {
     let bubble = |program: &ValidatedProgram| {
         let delayed = Delayed::of_program(program).expect("it overlaps");
-        let batches = self::lowered(delayed.batches(delayed.enough_batches()).expect("batches"));
+        let batches = lowered(delayed.batches(delayed.enough_batches()).expect("batches"));
         let batches = batches.expect("it is sound");
         steady(batches.as_program(), &Costs::default()).expect("a steady state").bubble_fraction
     };

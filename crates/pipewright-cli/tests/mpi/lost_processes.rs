@@ -13,10 +13,12 @@ use super::{
 #[test]
 fn a_slow_process_is_named() {
     let folder = folder();
-    let set = ["run.steps=16", "pipeline.ranks=2", "pipeline.microbatches=2", "model.num_hidden_layers=4"];
+    let set = ["run.steps=44", "pipeline.ranks=2", "pipeline.microbatches=2", "model.num_hidden_layers=4"];
     let mut command = processes_command(folder.path(), 2, &set);
+    // On a busy machine, the other process is also slow in some steps, and a process is named only after five steps in a row in
+    // which it alone is slow.
     let output =
-        command.env("PIPEWRIGHT_FAULT", "slow:1:7:10").output().expect("mpirun is installed with MPI");
+        command.env("PIPEWRIGHT_FAULT", "slow:1:15:30").output().expect("mpirun is installed with MPI");
     let words = words(&output);
     assert_eq!(output.status.code(), Some(0), "{words}");
     assert_eq!(words.matches(": rank 1 is slow: its actions take ").count(), 1, "{words}");

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Thread;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
@@ -43,8 +43,22 @@ impl Sign {
 /// started this process and finds a report.
 pub(crate) fn leave_loss(report: &str) -> bool {
     let Some(Start { number: start, mark: Some(mark), .. }) = Start::of_this_process() else { return false };
-    Sign::find(&mark, start).is_some_and(|sign| sign.loss.is_some())
-        || record::leave(&mark, &Sign { start, has_begun: true, loss: Some(report.to_owned()) }).is_ok()
+    leave_loss_in(&mark, start, report)
+}
+
+fn leave_loss_in(mark: &Path, start: u64, report: &str) -> bool {
+    let is_left = || Sign::find(mark, start).is_some_and(|sign| sign.loss.is_some());
+    if is_left()
+        || record::leave(mark, &Sign { start, has_begun: true, loss: Some(report.to_owned()) }).is_ok()
+    {
+        return true;
+    }
+    // All processes notice the loss at the same time. Writing fails if another one replaces the file in this moment.
+    let deadline = Instant::now() + BEAT;
+    while !is_left() && Instant::now() < deadline {
+        std::thread::sleep(BEAT / 100);
+    }
+    is_left()
 }
 
 /// Returns when a mark was renewed. The file is opened, because a file system in a network then asks its server.
@@ -103,6 +117,8 @@ impl Drop for Heartbeat {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Barrier;
+
     use super::*;
 
     #[test]
@@ -114,5 +130,25 @@ mod tests {
         record::leave(&mark, &sign).expect("the folder takes files");
         assert_eq!([Sign::find(&mark, 2), Sign::find(&mark, 3)], [Some(sign), None]);
         assert!(renewed(&mark).is_some());
+    }
+
+    #[test]
+    fn all_processes_may_leave_the_loss_at_once() {
+        const PROCESSES: usize = 8;
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let mark = folder.path().join("mark");
+        for number in 0..100 {
+            record::leave(&mark, &Sign { start: number, ..Sign::default() }).expect("the folder takes files");
+            let together = Barrier::new(PROCESSES);
+            let leave = || {
+                together.wait();
+                assert!(leave_loss_in(&mark, number, "it was moved"), "start {number}");
+            };
+            std::thread::scope(|scope| (0..PROCESSES).for_each(|_| _ = scope.spawn(leave)));
+            let sign = Sign::find(&mark, number).expect("a whole sign");
+            assert_eq!(sign.loss.as_deref(), Some("it was moved"), "start {number}");
+        }
+        std::fs::remove_file(&mark).and_then(|()| std::fs::create_dir(&mark)).expect("the folder takes both");
+        assert!(!leave_loss_in(&mark, 1, "it was moved"), "nothing can be written");
     }
 }
