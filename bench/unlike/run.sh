@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Trains on two unlike machines: the second one has 35% of a core, and the link between them 100 Mbit/s. It measures their
-# profile, plans with it, and compares the planned step with the even cut, with the prediction and with the proved bound. A
+# Trains on two unlike machines: the second one has 35% of a core, and the link between them 100 Mbit/s and 5 ms. It measures
+# their profile, plans with it, and compares the planned step with the even cut, with the prediction and with the proved bound. A
 # larger microbatch takes less time for each row, so the machines are measured again with the microbatches of the plan, and the even
 # cut has them too.
 #
 #   bench/unlike/run.sh [PIPEWRIGHT]     (default: target/release/pipewright, built with --features mpi)
 #
-# The machines are network namespaces with a control group, so it needs root, iproute2, Open MPI, and two cores without other
-# work. It takes about four minutes. `mpirun` must not bind the processes to cores: each of the two machines would bind its process
-# to the first one of the computer that both are on.
+# The machines are network namespaces with a core each, so it needs root, iproute2, Open MPI, and two cores without other work. It
+# takes about two minutes. `mpirun` must not bind the processes to cores: each of the two machines would bind its process to the
+# first one of the computer that both are on.
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -17,55 +17,77 @@ steps=${STEPS:-30}
 folder=$(mktemp -d)
 fast=pwfast$$ slow=pwslow$$
 
-# The group of the slow machine, of either version of control groups.
-if [[ -d /sys/fs/cgroup/cpu ]]; then group=/sys/fs/cgroup/cpu/$slow; else group=/sys/fs/cgroup/$slow; fi
-
 clean() {
+    jobs -p | xargs --no-run-if-empty kill 2>/dev/null || true
     ip netns pids $slow 2>/dev/null | xargs --no-run-if-empty kill -KILL || true
     ip netns del $fast 2>/dev/null || true
     ip netns del $slow 2>/dev/null || true
-    for _ in 1 2 3 4 5; do rmdir "$group" 2>/dev/null && break || sleep 0.2; done
     rm -rf "$folder"
 }
 trap clean EXIT
 
-mkdir "$group"
-# Short periods, so that the machine is slow all the time rather than stopped now and then.
-if [[ -f $group/cpu.max ]]; then
-    echo "1750 5000" >"$group/cpu.max"
-else
-    echo 5000 >"$group/cpu.cfs_period_us"
-    echo 1750 >"$group/cpu.cfs_quota_us"
-fi
 ip netns add $fast
 ip netns add $slow
-ip link add pwa$$ netns $fast type veth peer name pwb$$ netns $slow
-for end in "$fast pwa$$ 10.78.0.1" "$slow pwb$$ 10.78.0.2"; do
-    read -r name cable address <<<"$end"
-    ip -n "$name" addr add "$address/24" dev "$cable"
+# One process with a higher priority takes 65% of the slow machine's core, in parts of two milliseconds, and is the cable, which
+# delays each packet by 5 ms. A quota (`cpu.max`) is less even: a machine that has waited then runs at full speed, and measurements
+# of its speed differed by a tenth. Not every kernel has a queue with a delay (`netem`).
+cat >"$folder/cable.py" <<'END'
+import collections, ctypes, fcntl, os, select, struct, sys, time
+PERIOD, BUSY, DELAY = 0.002, 0.0013, 0.005
+CLONE_NEWNET, TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x40000000, 0x400454CA, 0x0002, 0x1000
+def end(namespace):
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(os.open(f"/run/netns/{namespace}", os.O_RDONLY), CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
+    tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    fcntl.ioctl(tap, TUNSETIFF, struct.pack("16sH22x", b"cable", IFF_TAP | IFF_NO_PI))
+    return tap
+ends = [end(namespace) for namespace in sys.argv[1:]]
+other = dict(zip(ends, reversed(ends)))
+waiting = collections.deque()
+begin = time.perf_counter()
+while True:
+    now = time.perf_counter()
+    if now < begin + BUSY:
+        for tap in select.select(ends, [], [], 0)[0]:
+            waiting.append((now + DELAY, other[tap], os.read(tap, 65536)))
+        while waiting and waiting[0][0] <= now:
+            _, tap, packet = waiting.popleft()
+            try:
+                os.write(tap, packet)
+            except OSError:
+                pass  # The end is not up yet.
+    else:
+        begin = max(begin + PERIOD, now - PERIOD)
+        time.sleep(max(0, begin - now))
+END
+chrt -f 50 taskset -c 1 python3 "$folder/cable.py" $fast $slow &
+for end in "$fast 10.78.0.1" "$slow 10.78.0.2"; do
+    read -r name address <<<"$end"
+    until ip -n "$name" link show cable >/dev/null 2>&1; do sleep 0.05; done
+    ip -n "$name" addr add "$address/24" dev cable
     ip -n "$name" link set lo up
     # Each packet that waits for the rate sets a timer. In a virtual machine, timers for packets of 1,500 bytes took a seventh of
     # the processor from the computations, which no cable does.
-    ip -n "$name" link set "$cable" mtu 9000 up
-    ip netns exec "$name" tc qdisc add dev "$cable" root tbf rate 100mbit burst 96kbit latency 400ms
+    ip -n "$name" link set cable mtu 9000 up
+    ip netns exec "$name" tc qdisc add dev cable root tbf rate 100mbit burst 96kbit latency 400ms
 done
 
-# `mpirun` reaches the slow machine with it; `ip netns exec` would hide the control groups. Its arguments are a host and a command.
+# `mpirun` reaches the slow machine with it. Its arguments are a host and a command.
 cat >"$folder/shell" <<END
 #!/bin/sh
 shift
-echo \$\$ >$group/cgroup.procs
-exec nsenter --net=/run/netns/$slow sh -c "\$*"
+exec taskset -c 1 nsenter --net=/run/netns/$slow sh -c "\$*"
 END
 chmod +x "$folder/shell"
 
 cat >"$folder/model.toml" <<'END'
 [model]
 vocab_size = 512
-hidden_size = 256
-intermediate_size = 688
+hidden_size = 512
+intermediate_size = 1376
 num_hidden_layers = 12
-num_attention_heads = 4
+num_attention_heads = 8
 [data]
 seq_len = 128
 [pipeline]
@@ -81,7 +103,7 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 # As `pipewright launch` sets them for several machines.
 export OMPI_MCA_btl_tcp_eager_limit=16842752 OMPI_MCA_btl_tcp_rndv_eager_limit=16842752
 on_both() {
-    (cd "$folder" && nsenter --net=/run/netns/$fast mpirun -n 2 --bind-to none --host 10.78.0.1:1,10.78.0.2:1 --mca plm_rsh_agent "$folder/shell" \
+    (cd "$folder" && taskset -c 0 nsenter --net=/run/netns/$fast mpirun -n 2 --bind-to none --host 10.78.0.1:1,10.78.0.2:1 --mca plm_rsh_agent "$folder/shell" \
         --mca btl tcp,self --mca btl_tcp_if_include 10.78.0.0/24 --mca oob_tcp_if_include 10.78.0.0/24 "$binary" "$@")
 }
 

@@ -28,6 +28,9 @@ use crate::transport::wire::{self, Frame};
 const PAUSE_WAITING: Duration = Duration::from_micros(20);
 /// How long to sleep between polls while frames are in transfer.
 const PAUSE_MOVING: Duration = Duration::from_micros(100);
+/// How many polls without progress show that a frame takes several milliseconds. A longer pause is a small part of them, and on a
+/// machine with one core, polls take the time from the computations: a twentieth with the shorter pause.
+const SLOW_POLLS: u32 = 48;
 /// How long to sleep between polls while the rank computes.
 const PAUSE_QUIET: Duration = Duration::from_micros(300);
 /// How often to poll again without sleeping while the rank waits.
@@ -199,7 +202,7 @@ impl MpiThread {
             _ if self.measures_clock && idle <= LOOKS => None,
             _ if self.shared.waits.load(Ordering::Relaxed) => (idle > LOOKS).then_some(PAUSE_WAITING),
             _ if self.probe.as_ref().is_some_and(ClockProbe::is_measuring) => Some(PAUSE_WAITING),
-            _ if self.sending.len() + self.receiving.len() > 0 => Some(PAUSE_MOVING),
+            _ if idle <= SLOW_POLLS && self.sending.len() + self.receiving.len() > 0 => Some(PAUSE_MOVING),
             _ => Some(PAUSE_QUIET),
         }
     }
