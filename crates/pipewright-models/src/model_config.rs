@@ -286,7 +286,9 @@ impl ModelConfig {
         let tied_table = form.is_tied.then_some(&*table);
         let (lora, weights) =
             hf::read_adapter(dir, Adaptable { layers: &layers, parameters: &parameters, tied_table })?;
-        weights.require(&self.adapter_parameters(&lora)?)?;
+        // The parameters do not depend on the dropout, which the settings may replace. A model with these adapters checks it.
+        let without_dropout = LoraConfig { dropout: 0.0, ..lora.clone() };
+        weights.require(&self.adapter_parameters(&without_dropout)?)?;
         Ok(lora)
     }
 
