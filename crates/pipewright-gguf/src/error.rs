@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use pipewright_document::text::escape;
 use thiserror::Error;
 
 /// Why a GGUF file cannot be used.
@@ -19,9 +20,8 @@ pipewright_schedule::message_as_debug!(GgufError);
 impl GgufError {
     /// Returns the error of a fault of a file. Control characters, which names in the file may have, are escaped.
     pub(crate) fn at(path: &Path, fault: impl Into<String>) -> Self {
-        let shown =
-            |char: char| if char.is_control() { char.escape_debug().to_string() } else { char.to_string() };
-        let fault = fault.into().chars().map(shown).collect();
+        // The fault is one line, also if a name has several.
+        let fault = escape(&fault.into()).replace('\n', "\\n").replace('\t', "\\t");
         Self { path: path.to_owned(), fault, source: None }
     }
 
@@ -38,5 +38,16 @@ impl From<GgufError> for io::Error {
             None => error.fault,
         };
         Self::new(io::ErrorKind::InvalidData, text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_in_a_file_cannot_change_a_terminal_or_the_line() {
+        let error = GgufError::at(Path::new("a.gguf"), "the tensor `a\u{1b}[2J\n\tb\u{202e}c é`");
+        assert_eq!(error.to_string(), r"a.gguf: the tensor `a\u{1b}[2J\n\tb\u{202e}c é`");
     }
 }

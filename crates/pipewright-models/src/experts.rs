@@ -203,13 +203,8 @@ impl Builder<'_> {
         let mut linear =
             |name: &str, shape: [usize; 2], placement, (of, matrix, matrices): (&str, usize, usize)| {
                 let (_, part) = name.split_once('.').unwrap_or_default();
-                let stack = if is_own {
-                    let tensor = self.named(&format!("{path}.{name}"));
-                    StackedMatrix { tensor, expert: 0, experts: 1, matrix: 0, matrices: 1, is_usual: false }
-                } else {
-                    let tensor = format!("{of_all}.{of}.{part}");
-                    StackedMatrix { tensor, expert: index, experts, matrix, matrices, is_usual: false }
-                };
+                let (tensor, is_usual) = (format!("{of_all}.{of}.{part}"), !is_own);
+                let stack = StackedMatrix { tensor, expert: index, experts, matrix, matrices, is_usual };
                 let layout = FileLayout { stack: Some(stack), ..FileLayout::default() };
                 let path = format!("{path}.{name}");
                 let weight =

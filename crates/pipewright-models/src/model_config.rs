@@ -286,7 +286,9 @@ impl ModelConfig {
         let tied_table = form.is_tied.then_some(&*table);
         let (lora, weights) =
             hf::read_adapter(dir, Adaptable { layers: &layers, parameters: &parameters, tied_table })?;
-        weights.require(&self.adapter_parameters(&lora)?)?;
+        // The parameters do not depend on the dropout, which the settings may replace. A model with these adapters checks it.
+        let without_dropout = LoraConfig { dropout: 0.0, ..lora.clone() };
+        weights.require(&self.adapter_parameters(&without_dropout)?)?;
         Ok(lora)
     }
 
@@ -368,8 +370,8 @@ impl ModelConfig {
         let matrices = self.parameters()?.into_iter().filter(is_layer);
         let layers = matrices.filter_map(|spec| spec.path.strip_suffix(".weight").map(str::to_owned));
         let target = |spec: &ParameterSpec| match &spec.layout.stack {
-            Some(stack) => stack.tensor.rsplit_once('.').map(|(target, _)| target.to_owned()),
-            None => layer_of_first(&spec.path).map(str::to_owned),
+            Some(stack) if stack.is_usual => Some(module_of(&stack.tensor).to_owned()),
+            _ => layer_of_first(&spec.path).map(str::to_owned),
         };
         let adapted = adapters.iter().filter(|spec| is_of_adapter(&spec.path)).filter_map(target);
         let has_experts = self.family().keys.computes("num_experts_per_tok");

@@ -45,6 +45,12 @@ impl ParameterSpec {
         [Some(self.tensor()), other_name.as_deref(), stack].into_iter().flatten()
     }
 
+    /// Returns the bytes of the whole matrix if it is read for a part of it, in which case both are in memory until the part is
+    /// made.
+    pub(crate) fn read_whole(&self) -> Option<u64> {
+        self.read_bytes.filter(|read| *read > self.quantised_bytes.unwrap_or(0))
+    }
+
     /// Returns whether the parameter belongs to an expert that a router chooses.
     pub fn is_of_routed_expert(&self) -> bool {
         let mut names = self.path.split('.').skip_while(|name| *name != "experts").skip(1);
@@ -86,5 +92,20 @@ impl FirstCopies {
     pub fn of(&mut self, specs: &[ParameterSpec]) -> Vec<ParameterSpec> {
         let is_first = |spec: &&ParameterSpec| self.0.insert((spec.path.clone(), spec.first));
         specs.iter().filter(is_first).cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_matrix_that_is_read_for_a_part_is_in_memory_whole() {
+        let read_whole = |quantised_bytes, read_bytes| {
+            let spec = ParameterSpec::new(String::new(), vec![3, 5], ParameterKind::Matrix);
+            ParameterSpec { quantised_bytes, read_bytes, ..spec }.read_whole()
+        };
+        assert_eq!([read_whole(Some(900), None), read_whole(Some(800), Some(800))], [None; 2]);
+        assert_eq!([read_whole(Some(10), Some(20)), read_whole(None, Some(30))], [Some(20), Some(30)]);
     }
 }

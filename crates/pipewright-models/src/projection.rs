@@ -27,10 +27,7 @@ use pipewright_shapes::training::AdaptedLayer;
 
 use crate::error::ModelError;
 use crate::file_layout::{FileLayout, OutputParts};
-use crate::lora::{
-    HEAD, LoraConfig, is_of_adapter, is_of_experts, is_table, layer_of_first, layer_of_second, module_of,
-    name_of,
-};
+use crate::lora::{HEAD, LoraConfig, is_of_adapter, is_table, layer_of_first, layer_of_second, name_of};
 use crate::parameter::{Builder, ParameterKind, ParameterSpec, SplitLinear};
 use crate::split::require_groups;
 
@@ -215,15 +212,13 @@ pub fn adapted_layers<'a>(
     layers
 }
 
-/// Returns the paths of the matrices of all experts of a block whose adapters are among the parameters `specs`, or the paths of the
-/// lists of experts whose own layers have adapters.
+/// Returns the paths of the matrices of all experts of a block whose adapters are among the parameters `specs`.
 pub fn adapted_experts<'a>(specs: impl IntoIterator<Item = &'a ParameterSpec>) -> BTreeSet<&'a str> {
     let stacks = specs
         .into_iter()
         .filter(|spec| is_of_adapter(&spec.path))
         .filter_map(|spec| spec.layout.stack.as_ref());
-    let targets = stacks.map(|stack| module_of(&stack.tensor));
-    targets.map(|path| if is_of_experts(path) { path } else { module_of(module_of(path)) }).collect()
+    stacks.filter_map(|stack| Some(stack.tensor.rsplit_once('.')?.0)).collect()
 }
 
 /// Returns the outputs `[tokens, outputs]` of a joined projection that belong to a part, of all groups that

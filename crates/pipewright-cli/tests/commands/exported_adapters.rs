@@ -375,6 +375,16 @@ fn adapters_of_the_experts_own_layers_keep_their_form() {
     let (adapted, merged) = (loss(&[&path]), loss(&["model.from=merged", "adapter.kind=none"]));
     assert!((adapted - merged).abs() <= 2e-6 * adapted, "{adapted} {merged}");
     assert_ne!(adapted, loss(&[set[0]]), "two steps have changed the adapters");
+    // Others were trained with dropout, which the settings replace.
+    let mut config = peft(golden);
+    config["lora_dropout"] = json!(0.1);
+    let (dropped, weights) = (folder.path("dropped"), "adapter_model.safetensors");
+    fs::create_dir(&dropped).expect("a folder");
+    fs::write(dropped.join("adapter_config.json"), config.to_string()).expect("it can be written");
+    fs::copy(golden.join(weights), dropped.join(weights)).expect("it can be copied");
+    let path = format!("adapter.path={}", dropped.display());
+    folder.refuse_settings(&[&path], "adapters of experts have neither magnitudes nor dropout");
+    assert_eq!(loss(&[&path, "adapter.dropout=0"]), loss(&[set[0]]));
 }
 
 /// Adapters on the matrices of Mamba-2 and on experts, whose matrices are in tensors of the family.

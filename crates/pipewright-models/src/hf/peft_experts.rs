@@ -5,7 +5,7 @@
 //! [outputs, rank * experts]` are one column of each expert, then the next column of each. Gate and up are the outputs of one
 //! matrix, `gate_up_proj`. If `down_proj` has an adapter too, that of `gate_up_proj` is in a `base_layer`.
 //!
-//! The experts of models of transformers 4 are layers with adapters of their own, which are here stacks of one expert.
+//! The experts of models of transformers 4 are layers, whose adapters are read and written as those of other layers.
 
 use crate::file_layout::StackedMatrix;
 use crate::lora::{GATE_UP, is_of_adapter, module_of};
@@ -25,9 +25,10 @@ pub(super) struct ExpertPart<'a> {
 }
 
 impl<'a> ExpertPart<'a> {
-    /// Returns the place of a parameter; `None` if it is not of an expert's adapter.
+    /// Returns the place of a parameter; `None` if it is not of an adapter that all experts of a block have in one matrix.
     pub(super) fn of(spec: &'a ParameterSpec) -> Option<Self> {
-        let stack = spec.layout.stack.as_ref().filter(|_| is_of_adapter(&spec.path))?;
+        let stack = spec.layout.stack.as_ref();
+        let stack = stack.filter(|stack| stack.is_usual && is_of_adapter(&spec.path))?;
         Some(Self { stack, shape: spec.shape.as_slice().try_into().ok()? })
     }
 
@@ -46,11 +47,6 @@ impl<'a> ExpertPart<'a> {
         self.stack.tensor.rsplit_once('.').unwrap_or_default()
     }
 
-    /// Returns whether the matrix belongs to an expert's own layer, which is then the target.
-    pub(super) fn is_own(&self) -> bool {
-        module_of_experts(self.module()).is_none()
-    }
-
     fn is_first(&self) -> bool {
         self.split().1 == "lora_A"
     }
@@ -59,9 +55,6 @@ impl<'a> ExpertPart<'a> {
     /// alone.
     pub(super) fn tensors(&self) -> Vec<String> {
         let (target, part) = self.split();
-        if self.is_own() {
-            return vec![format!("{PREFIX}{target}.{part}.weight")];
-        }
         let (module, name) = target.rsplit_once('.').unwrap_or_default();
         let inner = (name == GATE_UP).then_some(INNER);
         inner.into_iter().chain([""]).map(|inner| format!("{PREFIX}{module}{inner}.{part}.weight")).collect()
@@ -115,7 +108,7 @@ mod tests {
         expected: (&[usize], &[usize]),
     ) {
         let tensor = format!("m.experts.{tensor}");
-        let stack = StackedMatrix { tensor, expert: 1, experts: 3, matrix, matrices, is_usual: false };
+        let stack = StackedMatrix { tensor, expert: 1, experts: 3, matrix, matrices, is_usual: true };
         let layout = FileLayout { stack: Some(stack), ..FileLayout::default() };
         let path = "m.experts.1.x.lora_A.weight".to_owned();
         let spec =

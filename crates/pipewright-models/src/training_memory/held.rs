@@ -118,7 +118,7 @@ impl TrainingMemory {
             let (held, streamed) = (run.rank_state(rank, stages), run.streamed_by(rank, stages).window);
             let parameters = held.parameters.saturating_add(streamed);
             let own = placement.stages_of(rank).iter().flat_map(|stage| &stages[stage.index()]);
-            let whole = read_whole(own);
+            let whole = own.filter_map(ParameterSpec::read_whole).max().unwrap_or(0);
             let buffers = if streamed > 0 { READ_ROOM.saturating_add(whole) } else { 0 };
             let again = placement.stages_of(rank).iter().filter(|stage| run.recompute.applies_to(**stage));
             let temporary = again.map(|stage| in_backward[stage.index()]).max().unwrap_or(0);
@@ -397,14 +397,6 @@ impl TrainingRun<'_> {
     }
 }
 
-/// Returns the most bytes of a matrix that a rank reads whole for a part of it. Both are in memory until the part is made.
-fn read_whole<'a>(specs: impl Iterator<Item = &'a ParameterSpec>) -> u64 {
-    let of_part = |spec: &ParameterSpec| {
-        spec.read_bytes.filter(|read| *read > TrainingRun::streamed_bytes(spec)).unwrap_or(0)
-    };
-    specs.map(of_part).max().unwrap_or(0)
-}
-
 /// Returns the memory of a rank with these stages, without activations. Gradients are whole until a stage's last
 /// microbatch, so sharding does not lower their peak.
 fn without_activations(stages: &[StageState], sharding: Sharding, expert_ranks: u32) -> HeldBytes {
@@ -441,17 +433,6 @@ mod tests {
         let specs = ["a.mlp.experts.3.up_proj.weight", "a.mlp.shared_expert.up_proj.weight"].map(spec);
         assert_eq!(gradient_bytes(&specs, 1, |_| true), 4 * 30);
         assert_eq!(gradient_bytes(&specs, 4, |_| true), 4 * (4 * 15 + 15));
-    }
-
-    #[test]
-    fn a_matrix_that_is_read_for_a_part_is_in_memory_whole() {
-        let spec = |held, read_bytes| ParameterSpec {
-            quantised_bytes: Some(held),
-            read_bytes,
-            ..ParameterSpec::new(String::new(), vec![3, 5], ParameterKind::Matrix)
-        };
-        let specs = [spec(900, None), spec(800, Some(800)), spec(10, Some(20)), spec(15, Some(30))];
-        assert_eq!([&specs[..2], &specs].map(|specs| read_whole(specs.iter())), [0, 30]);
     }
 
     #[test]

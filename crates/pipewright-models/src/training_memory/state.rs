@@ -3,6 +3,7 @@
 use pipewright::nn::TensorParallel;
 use pipewright::optimizer::blocks_of_row;
 use pipewright::tensor::{Precision, TensorRank};
+use pipewright_schedule::divisor::divisors;
 use pipewright_schedule::mesh::DataParallelMode;
 use pipewright_schedule::plan::TrainingState;
 use pipewright_schedule::profile::Profile;
@@ -215,17 +216,21 @@ pub fn add_streamed(profile: &mut Profile, model: &CutModel, rule: StateRule) ->
     if profile.layer_count() != states.len() as u64 {
         return Ok(());
     }
+    let mut numbers = divisors(profile.node.map_or(1, |node| node.ranks));
+    numbers.retain(|&of| of > 1);
     let mut first = 0;
     for layer in &mut profile.layers {
         let specs = model.outline(first..first + 1, &TensorParallel::default())?;
         let streamed =
             specs.iter().filter(|spec| spec.read_bytes.is_some()).filter_map(|spec| spec.quantised_bytes);
         layer.streamed_bytes = streamed.fold(0, u64::saturating_add);
-        // A layer that two ranks cannot divide has no plans with tensor-parallel ranks.
-        let first_of_two = TensorParallel::unconnected(TensorRank { index: 0, of: 2 });
-        let parts = model.outline(first..first + 1, &first_of_two).unwrap_or_default();
-        let whole = |spec: &ParameterSpec| spec.read_bytes.filter(|read| Some(*read) > spec.quantised_bytes);
-        let sizes: Vec<u64> = parts.iter().filter_map(whole).collect();
+        // All numbers of ranks read the same matrices whole. A layer that none divides has no plans with tensor-parallel ranks.
+        let part_of = |of| {
+            let rank = TensorParallel::unconnected(TensorRank { index: 0, of });
+            model.outline(first..first + 1, &rank).ok()
+        };
+        let parts = numbers.iter().find_map(|&of| part_of(of)).unwrap_or_default();
+        let sizes: Vec<u64> = parts.iter().filter_map(ParameterSpec::read_whole).collect();
         let sum = sizes.iter().fold(0, |sum: u64, &bytes| sum.saturating_add(bytes));
         layer.read_whole_bytes = [sum, sizes.into_iter().max().unwrap_or(0)];
         layer.unstreamed_bytes = states[first].parameters.saturating_sub(layer.streamed_bytes);
@@ -253,4 +258,52 @@ pub(super) fn gradient_bytes(
 /// Returns the number of elements of a shape.
 fn product(shape: &[usize]) -> u64 {
     shape.iter().fold(1, |product: u64, &size| product.saturating_mul(size as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use pipewright_schedule::profile::{LayerProfile, NodeProfile};
+
+    use super::*;
+    use crate::ModelConfig;
+    use crate::adapter::{Adapter, AdapterStart};
+    use crate::decoder::DecoderConfig;
+    use crate::lora::LoraConfig;
+    use crate::quantisation::QuantisedBytes;
+
+    /// Three ranks can divide three heads, and two cannot.
+    #[test]
+    fn tensor_ranks_of_any_number_read_whole_matrices() {
+        let sizes = DecoderConfig {
+            hidden_size: 96,
+            intermediate_size: 120,
+            num_hidden_layers: 1,
+            ..DecoderConfig::new(256, 3)
+        };
+        let model = ModelConfig::of_sizes("llama", sizes, serde_json::Map::new()).expect("a model");
+        let matrices = model.parameters().expect("known").into_iter().filter(is_hidden_matrix);
+        let in_file = |spec: ParameterSpec| {
+            let bytes =
+                QuantisedBytes { divided: 2 * product(&spec.shape), has_rows: true, ..Default::default() };
+            (spec.path, bytes)
+        };
+        let adapter = Adapter { lora: LoraConfig::default(), start: AdapterStart::Seed(0) };
+        let streamed = matrices.map(in_file).collect();
+        let model = CutModel::from(model).with_adapter(adapter).expect("adapters").with_streamed(&streamed);
+        let rule = StateRule {
+            optimizer: OptimizerState::Stateless,
+            precision: Precision::Bf16,
+            is_corrected: false,
+        };
+        let read_whole = |ranks: Option<u32>| {
+            let node = ranks.map(|ranks| NodeProfile { ranks, latency_s: 0.0, bytes_per_s: 1e9 });
+            let layers = vec![LayerProfile::default(); model.layers()];
+            let mut profile = Profile { node, layers, ..Profile::default() };
+            add_streamed(&mut profile, &model, rule).expect("it is counted");
+            profile.layers[1].read_whole_bytes
+        };
+        let [output, down] = [96, 120].map(|inputs| 2 * 96 * inputs);
+        assert_eq!([Some(3), Some(6)].map(read_whole), [[output + down, down]; 2]);
+        assert_eq!([None, Some(2)].map(read_whole), [[0; 2]; 2]);
+    }
 }

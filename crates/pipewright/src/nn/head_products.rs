@@ -5,8 +5,13 @@ use std::ops::Range;
 use burn::tensor::{Tensor, bf16};
 use pipewright_kernel::element::Element;
 use pipewright_kernel::product::Matrix;
+use rayon::iter::{IndexedParallelIterator, ParallelIterator};
+use rayon::slice::ParallelSliceMut;
 
 use super::operation::{CpuTensor, cpu, cpu_tensor, elements, from_cpu, in_bf16, with_dtype};
+
+/// Products of one token with fewer multiplications stay on one thread, as in Burn's CPU back end.
+const PARALLEL_FROM: usize = 128 * 128 * 128;
 
 /// The matrices of heads in one matrix `[rows, heads * width]`: of the columns of each head, these of `width`.
 #[derive(Clone, Debug)]
@@ -46,7 +51,7 @@ fn multiplied(x: &CpuTensor, all: &CpuTensor, matrices: &HeadMatrices) -> CpuTen
     with_dtype(cpu_tensor(products, [tokens, heads, outer]), burn::backend::TensorMetadata::dtype(x))
 }
 
-fn products<T: Element>(
+fn products<T: Element + Sync>(
     x: &[T],
     all: &[T],
     HeadMatrices { all: whole, width, columns, is_transposed }: &HeadMatrices,
@@ -59,11 +64,17 @@ fn products<T: Element>(
         // The later heads of no token have no place in `x`.
         return products;
     }
-    for head in 0..heads {
+    let multiply = |head: usize, products: &mut [f32]| {
         let of_tokens = Matrix::strided(&x[head * inner..], tokens, inner, heads * inner);
         let matrix = Matrix::strided(&all[head * width + columns.start..], rows, columns.len(), stride);
         let matrix = if *is_transposed { matrix.transposed() } else { matrix };
-        T::product_into(&mut products[head * outer..], heads * outer, of_tokens, matrix);
+        T::product_into(products, heads * outer, of_tokens, matrix);
+    };
+    if tokens == 1 && heads * inner * outer >= PARALLEL_FROM {
+        let of_heads = products.par_chunks_exact_mut(outer).enumerate();
+        of_heads.for_each(|(head, products)| multiply(head, products));
+    } else {
+        (0..heads).for_each(|head| multiply(head, &mut products[head * outer..]));
     }
     products
 }
@@ -105,6 +116,19 @@ mod tests {
     fn each_head_has_its_matrix() {
         check(DType::F32, 1e-6);
         check(DType::BF16, 1e-2);
+    }
+
+    #[test]
+    fn threads_share_the_heads_of_one_token_with_the_same_bits() {
+        let [heads, size] = [64, 192];
+        const { assert!(64 * 192 * 192 >= PARALLEL_FROM) };
+        for (dtype, is_transposed) in [(DType::F32, true), (DType::F32, false), (DType::BF16, true)] {
+            let all = numbers([size, heads * size], 1.0).cast(dtype);
+            let matrices = HeadMatrices { all, width: size, columns: 0..size, is_transposed };
+            let two = numbers([2, heads, size], 1.0).cast(dtype);
+            let products = |x: Tensor<3>| head_products(x, matrices.clone()).narrow(0, 0, 1).into_data();
+            assert_eq!(products(two.clone().narrow(0, 0, 1)), products(two));
+        }
     }
 
     #[test]
