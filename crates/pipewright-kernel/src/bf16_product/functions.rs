@@ -271,6 +271,8 @@ mod tests {
                 // Few rows.
                 [1, 200, 31],
                 [8, 161, 18],
+                // Two strips of columns.
+                if cfg!(miri) { [1, 1, 2] } else { [8, 1100, 18] },
                 // Several strips of rows, whose sums several threads add.
                 if cfg!(miri) { [1, 1, 2] } else { [520, 70, 514] },
             ] {
