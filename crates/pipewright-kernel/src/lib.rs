@@ -19,10 +19,10 @@
 
 #[cfg(test)]
 mod numbers;
-mod simd;
-mod rounding;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod simd;
+mod rounding;
 #[cfg(target_arch = "x86_64")]
 mod bf16_instructions;
 pub mod half;
