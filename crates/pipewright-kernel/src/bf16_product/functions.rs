@@ -30,8 +30,8 @@ pub fn instruction() -> Option<Instruction> {
     return None;
 }
 
-/// Lets all products of this process, from now on, have the bits that they have on every processor: it does not use AMX.
-/// Returns `false` if a product has used AMX before, and then it keeps using it.
+/// Turns off AMX for this process, so that its products have the same bits on every processor. Returns `false` if a product has
+/// used AMX before; the process then keeps using it.
 pub fn leave_out_amx() -> bool {
     #[cfg(target_arch = "x86_64")]
     return leave_out_tiles();
