@@ -3,8 +3,9 @@
 
 use multiversion::multiversion;
 
-/// Odd numbers with bits that look random: the golden ratio, and one of SplitMix64.
-const INDEX: u64 = 0x9e37_79b9_7f4a_7c15;
+/// What SplitMix64 adds for each number: an odd number close to 2^64 divided by the golden ratio.
+pub const INDEX: u64 = 0x9e37_79b9_7f4a_7c15;
+/// Another odd number with bits that look random.
 const BITS: u64 = 0xd6e8_feb8_6659_fd93;
 
 /// Returns the sum over consecutive elements of `size` bytes, modulo 2^64; elements of other sizes than 1, 2, 4 and 8 count
@@ -30,9 +31,9 @@ fn sum_of<const N: usize>(key: u64, first: u64, bytes: &[u8], bits_of: impl Fn([
     sum
 }
 
-/// Returns the number after the last step of SplitMix64 (Steele, Lea and Flood, 2014).
+/// Returns the number after the last step of SplitMix64 (Steele, Lea and Flood, 2014): every bit of `bits` matters.
 #[inline(always)]
-fn mixed(mut bits: u64) -> u64 {
+pub fn mixed(mut bits: u64) -> u64 {
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     bits ^ (bits >> 31)

@@ -7,7 +7,8 @@
 //!
 //! Vector instructions are chosen at run time. No result depends on which were chosen: sums run over a fixed
 //! number of lanes, no multiplication is contracted with an addition, and rounding to bfloat16 keeps
-//! subnormal numbers. Functions such as exponentials do not call the system's C library ([`pointwise`]). Matrix products have an order of their own, with contracted multiplications, on every processor
+//! subnormal numbers. Functions such as exponentials do not call the system's C library ([`pointwise`]).
+//! Matrix products have an order of their own, with contracted multiplications, on every processor
 //! ([`product`]). Products of bfloat16 with AMX are the exception: AMX has another order ([`bf16_product`]).
 //!
 //! # Panics
@@ -19,10 +20,10 @@
 
 #[cfg(test)]
 mod numbers;
-mod simd;
-mod rounding;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod simd;
+mod rounding;
 #[cfg(target_arch = "x86_64")]
 mod bf16_instructions;
 pub mod half;

@@ -5,7 +5,8 @@ use std::cell::RefCell;
 use std::mem::MaybeUninit;
 
 /// Larger memory is not kept, so that threads without products hold little.
-const KEPT_LINES: usize = 8 * 1024 * 1024 / size_of::<Line>();
+pub(crate) const KEPT_BYTES: usize = 8 * 1024 * 1024;
+const KEPT_LINES: usize = KEPT_BYTES / size_of::<Line>();
 
 /// Smaller memory is not made, so that threads hold the same for products of different sizes, and what a rank holds does not
 /// depend on its layers. Pages that are not touched take no memory.

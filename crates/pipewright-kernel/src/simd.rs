@@ -1,4 +1,4 @@
-//! Shared parts of loops over elements: uninitialised memory, and sums in a fixed number of lanes.
+//! Shared parts of loops over elements: uninitialised memory, sums in a fixed number of lanes, and what tests hide.
 //!
 //! Functions that loop are compiled once for each kind of vector unit (`#[multiversion]`); what they call is
 //! inlined into each version, so it is `#[inline(always)]`.
@@ -7,6 +7,15 @@ use std::mem::MaybeUninit;
 
 /// Lanes of a sum: independent chains of additions, which fill one AVX-512 register.
 pub(super) const LANES: usize = 16;
+
+/// Returns whether this process does without AVX-512, and without all vector instructions, as tests ask it to.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn are_hidden() -> [bool; 2] {
+    #[cfg(feature = "testing")]
+    return [crate::testing::is_hidden(), crate::testing::are_vectors_hidden()];
+    #[cfg(not(feature = "testing"))]
+    return [false; 2];
+}
 
 /// Allocates uninitialised memory for `len` elements.
 pub(super) fn fresh<T>(len: usize) -> Vec<MaybeUninit<T>> {

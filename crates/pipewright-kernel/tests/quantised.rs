@@ -84,7 +84,11 @@ fn check(matrix: &QuantisedMatrix, expected: &[f32]) {
     {
         let Ok(part) = matrix.part(of_rows.clone(), of_columns.clone()) else { continue };
         let inside = of_rows.clone().flat_map(|row| expected[row * columns..][of_columns.clone()].to_vec());
-        assert_eq!(bits(&part.decoded()), bits(&inside.collect::<Vec<_>>()), "{of_rows:?} {of_columns:?}");
+        let inside: Vec<f32> = inside.collect();
+        assert_eq!(bits(&part.decoded()), bits(&inside), "{of_rows:?} {of_columns:?}");
+        for tokens in [1, 5] {
+            check_products(&part, &inside, tokens);
+        }
         let (half, third) = (part.rows() / 2, part.columns() / 3);
         if let Ok(again) = part.part(half..part.rows(), third..part.columns()) {
             let inside = (of_rows.start + half..of_rows.end)

@@ -36,8 +36,7 @@ impl Available {
     }
 }
 
-/// Returns whether the processor has `tdpbf16ps`, and this process may and does use it. Other processors must have
-/// AVX-512.
+/// Returns whether the processor has `tdpbf16ps`, this process may use it, and [`leave_out_tiles`] has not turned it off.
 fn has_tiles() -> bool {
     #[cfg(feature = "testing")]
     if crate::testing::are_tiles_hidden() {
@@ -47,10 +46,10 @@ fn has_tiles() -> bool {
     USES_TILES.get() != Some(&false) && *HAS_TILES
 }
 
-/// Whether the products of this process use AMX. The first of them decides it, or [`leave_out_tiles`] before.
+/// Whether products of this process use AMX. The first product or [`leave_out_tiles`] decides, whichever is first.
 static USES_TILES: OnceLock<bool> = OnceLock::new();
 
-/// Lets this process not use AMX. Returns whether it does not: `false` if a product has used AMX before.
+/// Turns off AMX for this process. Returns `false` if a product has used AMX before; the process then keeps using it.
 pub(super) fn leave_out_tiles() -> bool {
     !USES_TILES.get_or_init(|| false)
 }

@@ -12,7 +12,7 @@ use super::pack::Vectors;
 use super::right::{PackedRight, Right};
 use super::tile::{COLUMNS, Output, Tile, Update};
 use crate::product::{Block, Matrix, blocks, is_parallel, panels_in_cache};
-use crate::scratch::Scratch;
+use crate::scratch::{KEPT_BYTES, Scratch};
 
 /// The result of a product.
 #[derive(Clone, Copy)]
@@ -82,7 +82,9 @@ impl Work<'_> {
     fn blocks(&self, threads: usize) -> impl Iterator<Item = Block> {
         let panels =
             [self.rows.count.div_ceil(self.instruction.panel_rows()), self.right.count().div_ceil(COLUMNS)];
-        blocks(panels, self.right.at_once().max(self.panels_in_cache()), threads)
+        // A thread would allocate memory that it does not keep for each block.
+        let kept = KEPT_BYTES / (self.rows.pairs() * COLUMNS * size_of::<u32>()).max(1);
+        blocks(panels, self.right.at_once().min(kept).max(self.panels_in_cache()), threads)
     }
 
     /// Returns the panels of columns that stay in a cache while they meet all rows.
@@ -161,12 +163,19 @@ impl Work<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::quantised::{BlockKind, Blocks, Form, QuantisedMatrix, QuantisedOperand};
 
     /// Returns the number of blocks of rows and of columns.
     fn blocks(instruction: Instruction, [m, n, k]: [usize; 3], threads: usize) -> [usize; 2] {
-        let (a, b) = (vec![bf16::ONE; m * k], vec![bf16::ONE; k * n]);
+        blocks_of(instruction, m, Right::Held(Matrix::new(&vec![bf16::ONE; k * n], k, n)), threads)
+    }
+
+    /// Like [`blocks`], of `m` rows and a right operand.
+    fn blocks_of(instruction: Instruction, m: usize, right: Right<'_>, threads: usize) -> [usize; 2] {
+        let (k, n) = (right.inner(), right.columns());
+        let a = vec![bf16::ONE; m * k];
         let rows = Vectors::rows_of(Matrix::new(&a, m, k), instruction.pairs_at_once());
-        let right = Right::Held(Matrix::new(&b, k, n)).packed(instruction.pairs_at_once());
+        let right = right.packed(instruction.pairs_at_once());
         let target = Target { output: Output::Single(std::ptr::null_mut()), row_stride: n, update: None };
         let work = Work { instruction, left: std::ptr::null_mut(), rows, right, target };
         let mut counts = vec![0; m.div_ceil(instruction.panel_rows()) * n.div_ceil(COLUMNS)];
@@ -203,6 +212,19 @@ mod tests {
         assert_eq!(blocks([200, 544, 8], 16), [1, 17]);
         assert_eq!(blocks([250, 544, 8], 16), [2, 17]);
         assert_eq!(blocks([1000, 20, 8], 2), [8, 1]);
+    }
+
+    /// Panels that are decoded together are less than the memory that a thread keeps.
+    #[test]
+    #[cfg_attr(miri, ignore = "takes minutes under Miri")]
+    fn a_thread_keeps_the_memory_of_a_block() {
+        for (k, of_columns) in [(4096, 1), (28672, 2), (131072, 8)] {
+            let bytes = vec![0; k * BlockKind::Q4K.bytes()];
+            let matrix = Blocks::new(BlockKind::Q4K, [k, 256], bytes).expect("a matrix");
+            let matrix = QuantisedMatrix::new(k, Form::Blocks(matrix));
+            let right = Right::Quantised(QuantisedOperand::plain(&matrix));
+            assert_eq!(blocks_of(Instruction::Avx512Bf16, 1, right, 1), [1, of_columns], "{k}");
+        }
     }
 
     /// Panels of rows are higher with AMX, and vectors are filled up to a multiple of 32 elements.

@@ -4,13 +4,12 @@
 use std::arch::x86_64::*;
 
 use half::bf16;
-use rayon::prelude::*;
 
 use super::blocked::Target;
 use super::instruction::Instruction;
 use super::pack::{Vectors, interleaving, low_bits};
 use super::tile::{COLUMNS, Tile};
-use crate::product::{Matrix, is_parallel, prefetch_runs};
+use crate::product::{Matrix, each_strip, prefetch_runs};
 use crate::scratch::Scratch;
 
 /// With more rows, packing takes a small share of the time.
@@ -18,12 +17,6 @@ const MOST_ROWS: usize = 8;
 
 /// Pairs of rows of the right operand that are read at once.
 const PAIRS: usize = 4;
-
-/// Sums that stay in a first-level cache.
-const SUMS: usize = 8192;
-
-/// The most and the fewest columns of a strip. Runs are as long.
-const STRIP: [usize; 2] = [4096, 512];
 
 /// How many columns ahead of the products the processor requests.
 const AHEAD: usize = 512;
@@ -61,13 +54,8 @@ pub(super) unsafe fn multiply(a: Matrix<'_, bf16>, b: Matrix<'_, bf16>, target: 
     // SAFETY: the processor has the instructions, and the memory has a word for each row and pair.
     unsafe { rows.pack(0, a.rows, left) };
     let shared = &Shared { left, rows: a.rows, right: b, target };
-    let is_parallel = is_parallel(a.rows, b.columns, a.columns);
-    let threads = if is_parallel { rayon::current_num_threads() } else { 1 };
-    let strip = (SUMS / a.rows).clamp(STRIP[1], STRIP[0]).min(b.columns.div_ceil(threads));
-    let strip = strip.next_multiple_of(COLUMNS);
     // SAFETY: the processor has the instructions, the left operand is packed, and each strip is computed once.
-    let compute = |index: usize| unsafe {
-        let columns = [index * strip, strip.min(b.columns - index * strip)];
+    each_strip([a.rows, b.columns, a.columns], COLUMNS, |columns| unsafe {
         match shared.rows {
             1 => shared.compute::<1>(columns),
             2 => shared.compute::<2>(columns),
@@ -78,13 +66,7 @@ pub(super) unsafe fn multiply(a: Matrix<'_, bf16>, b: Matrix<'_, bf16>, target: 
             7 => shared.compute::<7>(columns),
             _ => shared.compute::<MOST_ROWS>(columns),
         }
-    };
-    let strips = b.columns.div_ceil(strip);
-    if is_parallel {
-        (0..strips).into_par_iter().for_each(compute);
-    } else {
-        (0..strips).for_each(compute);
-    }
+    });
 }
 
 impl Shared<'_> {

@@ -69,13 +69,8 @@ pub(super) unsafe fn multiply(kernel: Kernel, order: Order, target: Target, a: M
         unsafe { kernel.pack(Vectors::rows_of(a), panel, left.add(row * inner)) };
     }
     let whole = b.columns - b.columns % width;
-    let is_parallel = is_parallel(a.rows, b.columns, inner);
-    let threads = if is_parallel { rayon::current_num_threads() } else { 1 };
-    let strip =
-        (SUMS / a.rows).clamp(STRIP[1], STRIP[0]).min(whole.div_ceil(threads)).next_multiple_of(width);
     let shared = &Shared { order, left, target };
-    let compute = |index: usize| {
-        let columns = [index * strip, strip.min(whole - index * strip)];
+    each_strip([a.rows, whole, inner], width, |columns| {
         // SAFETY: the left operand is packed, and each strip is computed once.
         unsafe {
             if b.column_stride == 1 {
@@ -84,13 +79,7 @@ pub(super) unsafe fn multiply(kernel: Kernel, order: Order, target: Target, a: M
                 shared.compute_turned(kernel, columns, a, b);
             }
         };
-    };
-    let strips = whole.div_ceil(strip);
-    if is_parallel {
-        (0..strips).into_par_iter().for_each(compute);
-    } else {
-        (0..strips).for_each(compute);
-    }
+    });
     if whole < b.columns {
         let rest = Matrix { data: &b.data[whole * b.column_stride..], columns: b.columns - whole, ..b };
         let target = Target { start: target.start.wrapping_add(whole), ..target };
@@ -98,6 +87,26 @@ pub(super) unsafe fn multiply(kernel: Kernel, order: Order, target: Target, a: M
         unsafe {
             blocked::multiply(kernel, order, target, a, rest);
         };
+    }
+}
+
+/// Calls `compute` once for each strip of the columns of a product, with its first column and the number of its columns. Strips
+/// begin at multiples of `width`. Several threads compute the strips of a large product.
+pub(crate) fn each_strip(
+    [rows, columns, inner]: [usize; 3],
+    width: usize,
+    compute: impl Fn([usize; 2]) + Sync,
+) {
+    let is_parallel = is_parallel(rows, columns, inner);
+    let threads = if is_parallel { rayon::current_num_threads() } else { 1 };
+    let strip = (SUMS / rows).clamp(STRIP[1], STRIP[0]).min(columns.div_ceil(threads));
+    let strip = strip.next_multiple_of(width);
+    let strips = columns.div_ceil(strip);
+    let compute = |index: usize| compute([index * strip, strip.min(columns - index * strip)]);
+    if is_parallel {
+        (0..strips).into_par_iter().for_each(compute);
+    } else {
+        (0..strips).for_each(compute);
     }
 }
 

@@ -7,6 +7,8 @@ use super::vector::Neon;
 use super::vector::Portable;
 #[cfg(target_arch = "x86_64")]
 use super::vector::{Avx2, Avx512};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::are_hidden;
 
 /// The instructions of a product. All have the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,11 +31,7 @@ impl Kernel {
     pub(crate) fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
-            #[cfg(feature = "testing")]
-            let [is_wide_hidden, is_hidden] =
-                [crate::testing::is_hidden(), crate::testing::are_vectors_hidden()];
-            #[cfg(not(feature = "testing"))]
-            let [is_wide_hidden, is_hidden] = [false; 2];
+            let [is_wide_hidden, is_hidden] = are_hidden();
             if is_x86_feature_detected!("avx512f") && !is_wide_hidden {
                 return Self::Avx512;
             }

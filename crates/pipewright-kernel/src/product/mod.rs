@@ -41,6 +41,8 @@ pub(crate) use blocks::{Block, blocks, panels_in_cache};
 #[cfg(test)]
 pub(crate) use definition::sum_of_pairs;
 pub(crate) use definition::{BLOCK, flushed};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use few_rows::each_strip;
 pub use functions::{add_product, product, product_into};
 pub(crate) use functions::{join, new_memory};
 #[cfg(test)]

@@ -14,7 +14,7 @@
 //! Q6_K  128, 64 of upper bits, 16, d      (d s) (q - 32), with eight bits for s of each 16 elements
 //! ```
 
-/// The elements that a scale or a block counts at least.
+/// The elements that are decoded together. Every block has a multiple of them.
 pub(super) const UNIT: usize = 32;
 
 /// The form of a block.

@@ -17,6 +17,8 @@ mod units;
 
 use multiversion::multiversion;
 
+#[cfg(target_arch = "x86_64")]
+use crate::simd::are_hidden;
 use crate::simd::{LANES, fold};
 #[cfg(target_arch = "x86_64")]
 use units::{Avx2, Avx512};
@@ -186,11 +188,7 @@ impl Instructions {
     pub(super) fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
-            #[cfg(feature = "testing")]
-            let [is_wide_hidden, is_hidden] =
-                [crate::testing::is_hidden(), crate::testing::are_vectors_hidden()];
-            #[cfg(not(feature = "testing"))]
-            let [is_wide_hidden, is_hidden] = [false; 2];
+            let [is_wide_hidden, is_hidden] = are_hidden();
             if let Some(wide) = Avx512::detect().filter(|_| !is_wide_hidden) {
                 return Self::Avx512(wide);
             }

@@ -15,10 +15,11 @@ pub(super) const ROWS: usize = 4;
 
 /// A form of blocks.
 trait Wide {
+    const KIND: BlockKind;
     /// The bytes of a block, or of the blocks that have the elements of a step.
-    const BYTES: usize;
+    const BYTES: usize = Self::KIND.bytes() * STEP.div_ceil(Self::KIND.elements());
     /// The steps of these bytes.
-    const STEPS: usize;
+    const STEPS: usize = Self::KIND.elements().div_ceil(STEP);
 
     /// Returns numbers that the steps need.
     ///
@@ -193,12 +194,16 @@ struct Short<const FIFTH: bool, const LEAST: bool>;
 impl<const FIFTH: bool, const LEAST: bool> Short<FIFTH, LEAST> {
     const BITS: usize = if LEAST { 4 } else { 2 };
     const CODES: usize = Self::BITS + if FIFTH { 4 } else { 0 };
-    const BLOCK: usize = Self::CODES + 16;
+    const BLOCK: usize = Self::KIND.bytes();
 }
 
 impl<const FIFTH: bool, const LEAST: bool> Wide for Short<FIFTH, LEAST> {
-    const BYTES: usize = 2 * Self::BLOCK;
-    const STEPS: usize = 1;
+    const KIND: BlockKind = match (FIFTH, LEAST) {
+        (false, false) => BlockKind::Q4_0,
+        (false, true) => BlockKind::Q4_1,
+        (true, false) => BlockKind::Q5_0,
+        (true, true) => BlockKind::Q5_1,
+    };
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
@@ -250,15 +255,14 @@ impl<const FIFTH: bool, const LEAST: bool> Wide for Short<FIFTH, LEAST> {
 struct Q8_0;
 
 impl Wide for Q8_0 {
-    const BYTES: usize = 68;
-    const STEPS: usize = 1;
+    const KIND: BlockKind = BlockKind::Q8_0;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn factors(block: *const u8) -> [f32; LANES] {
         let mut factors = [0.0; LANES];
         // SAFETY: as the caller says.
-        let scales = unsafe { halves([block, block.add(34)]) };
+        let scales = unsafe { halves([block, block.add(Self::KIND.bytes())]) };
         factors[..2].copy_from_slice(&scales);
         factors
     }
@@ -268,7 +272,7 @@ impl Wide for Q8_0 {
     unsafe fn elements(block: *const u8, factors: &[f32; LANES], _: usize) -> [__m512; 4] {
         let mut elements = [_mm512_setzero_ps(); 4];
         for (index, elements) in elements.iter_mut().enumerate() {
-            let place = 34 * (index / 2) + 2 + LANES * (index % 2);
+            let place = Self::KIND.bytes() * (index / 2) + 2 + LANES * (index % 2);
             // SAFETY: as the caller says.
             let bytes = unsafe { _mm_loadu_si128(block.add(place).cast()) };
             let numbers = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
@@ -282,8 +286,7 @@ impl Wide for Q8_0 {
 struct Long<const FIFTH: bool>;
 
 impl<const FIFTH: bool> Wide for Long<FIFTH> {
-    const BYTES: usize = if FIFTH { 176 } else { 144 };
-    const STEPS: usize = 4;
+    const KIND: BlockKind = if FIFTH { BlockKind::Q5K } else { BlockKind::Q4K };
 
     /// Returns the scales of the eight units, and then their least numbers.
     #[inline]
@@ -343,8 +346,7 @@ impl<const FIFTH: bool> Wide for Long<FIFTH> {
 struct Q6K;
 
 impl Wide for Q6K {
-    const BYTES: usize = 210;
-    const STEPS: usize = 4;
+    const KIND: BlockKind = BlockKind::Q6K;
 
     /// Returns the scales of each sixteen elements.
     #[inline]

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::{Module, ModuleDisplay, ModuleVisitor, Param};
 use burn::tensor::{Bool, Int, Tensor};
+use pipewright_kernel::hash::{INDEX, mixed};
 use pipewright_schedule::{Partition, Placement, StageIndex};
 
 use super::layer_list::{LayerList, LayerTypes};
@@ -190,20 +191,11 @@ fn stage_of<B: StageBody<Output = Values>>(body: B, loss: Option<SharedLoss>) ->
 fn drawn<L: Module, E>(seed: Option<u64>, index: usize, make: impl FnOnce() -> Result<L, E>) -> Result<L, E> {
     let Some(seed) = seed else { return make() };
     // The generator belongs to the whole process, so one layer is drawn at a time.
-    seeded(mixed(seed, index as u64), || {
+    seeded(mixed(seed ^ (index as u64).wrapping_add(1).wrapping_mul(INDEX)), || {
         let layer = make()?;
         layer.visit(&mut Draw);
         Ok(layer)
     })
-}
-
-/// Mixes two numbers into one so that every bit of both matters (the finalizer of `SplitMix64`; Steele, Lea
-/// and Flood, 2014).
-fn mixed(seed: u64, index: u64) -> u64 {
-    let mut bits = seed ^ index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    bits ^ (bits >> 31)
 }
 
 /// Computes initial values, which Burn otherwise computes at their first use.
