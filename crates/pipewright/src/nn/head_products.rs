@@ -54,6 +54,7 @@ fn products<T: Element>(
 ) -> Vec<f32> {
     let [rows, stride] = whole.dims();
     assert_eq!(stride, heads * width, "each head has its columns");
+    assert!(columns.end <= *width, "a head has {width} columns, and its matrix ends at {}", columns.end);
     let mut products = vec![0f32; tokens * heads * outer];
     if tokens == 0 {
         // The later heads of no token have no place in `x`.
@@ -105,6 +106,14 @@ mod tests {
     fn each_head_has_its_matrix() {
         check(DType::F32, 1e-6);
         check(DType::BF16, 1e-2);
+    }
+
+    #[test]
+    #[should_panic(expected = "a head has 5 columns, and its matrix ends at 6")]
+    fn a_matrix_ends_with_its_head() {
+        let matrices =
+            HeadMatrices { all: numbers([6, 4 * 5], 1.0), width: 5, columns: 2..6, is_transposed: false };
+        let _ = head_products(numbers([2, 4, 6], 1.0), matrices);
     }
 
     #[test]
