@@ -20,6 +20,10 @@ pub fn row_sums(x: Tensor<2>) -> Tensor<2> {
 /// no fixed order, and its sum along a dimension in a fixed one.
 pub fn sum<const D: usize>(x: Tensor<D>) -> Tensor<1> {
     let count = x.shape().num_elements();
+    if count == 0 {
+        // Burn copies a dimension that a reshape names 0.
+        return Tensor::zeros([1], &x.device());
+    }
     row_sums(x.reshape([1, count])).reshape([1])
 }
 
