@@ -237,7 +237,7 @@ fn prepared(run: &Path, checkpoint: Option<&Checkpoint>) -> Result<Prepared, Run
 /// Refuses runs whose bits one stage at a time on this processor does not have.
 fn require_auditable(prepared: &Prepared, stage: u32, of_step: &StepFingerprint) -> Result<(), RunError> {
     let Prepared { settings, partition, .. } = prepared;
-    let with = if of_step.uses_amx { "with" } else { "without" };
+    let with = if of_step.uses_amx == Some(true) { "with" } else { "without" };
     let reasons = [
         (stage >= partition.stages(), format!("the run has {}", counted(partition.stages(), "stage"))),
         (
@@ -245,7 +245,7 @@ fn require_auditable(prepared: &Prepared, stage: u32, of_step: &StepFingerprint)
             "the run computes on another device than the processor (`run.device`)".to_owned(),
         ),
         (
-            of_step.uses_amx != uses_amx(&settings.run),
+            of_step.uses_amx.is_some_and(|used| used != uses_amx(&settings.run)),
             format!(
                 "the run added the products of step {} {with} AMX, which has an order of its own: audit it on a processor {with} \
                  AMX, or train with `run.exact = \"everywhere\"`",

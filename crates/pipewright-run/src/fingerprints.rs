@@ -27,9 +27,9 @@ pub struct StepFingerprint {
     /// The parameters that differ between replicas.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unlike_replicas: Vec<Arc<str>>,
-    /// Whether the run added products in the order of AMX.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub uses_amx: bool,
+    /// Whether the run added products in the order of AMX, if the line says it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uses_amx: Option<bool>,
 }
 
 /// The first step in which the fingerprints of two runs differ.
@@ -45,7 +45,7 @@ pub struct FirstDifference {
 
 impl StepFingerprint {
     pub(crate) fn new(step: u64, parameters: Fingerprint) -> Self {
-        Self { step, root: parameters.root(), parameters, unlike_replicas: Vec::new(), uses_amx: false }
+        Self { step, root: parameters.root(), parameters, unlike_replicas: Vec::new(), uses_amx: None }
     }
 
     /// Returns a warning if replicas have different parameters.

@@ -190,7 +190,7 @@ fn bad_schedules_are_refused() {
 /// A program with messages has the turns of its computations, and each rank computes a batch in its own order.
 #[test]
 fn a_program_has_the_rows_of_its_schedule() {
-    for name in ["gpipe", "1f1b", "zb-h1", "interleaved1f1b", "zbvzerobubble", "dualpipev"] {
+    for name in ["gpipe", "1f1b", "zb-h1", "interleaved1f1b", "zbvzerobubble", "dualpipev", "seq1f1b"] {
         let schedule = generate(name, &spec(2, 4)).expect("a schedule");
         let program = lowered(schedule).unwrap_or_else(|error| panic!("{name}: {error}"));
         let delayed = Delayed::of_program(&program).unwrap_or_else(|error| panic!("{name}: {error}"));

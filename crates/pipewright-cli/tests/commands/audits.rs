@@ -333,7 +333,7 @@ fn the_command_ends_with_the_code_of_its_finding() {
         "an audit of step 2 needs the checkpoint of step 1, which the run does not have: audit one of the steps 1, 3, or train with \
          another run.checkpoint_every",
     );
-    lies.record(3, |found| found.uses_amx = true);
+    lies.record(3, |found| found.uses_amx = Some(true));
     refuse(&audit("3", "0"), "the run added the products of step 3 with AMX");
     let text = lies.run.read("out/fingerprints.jsonl");
     let root = fingerprints(&lies.run.out()).expect("fingerprints")[0].root.to_string();
@@ -373,5 +373,9 @@ fn honest_runs_that_add_in_another_order_raise_no_alarm() {
     check_honest_in(&run, &["pipeline.ranks=1", "pipeline.schedule=reversed.csv", "run.precision=bf16"], 1);
     let looped = ["pipeline.ranks=2", "pipeline.stages_per_rank=2", "pipeline.schedule=looped-bfs"];
     check_honest(&[&looped[..], &["run.precision=bf16"]].concat(), 4);
-    check_honest(&["pipeline.ranks=2", "pipeline.schedule=seq1f1b", "pipeline.slices=2"], 2);
+    let slices = ["pipeline.ranks=2", "pipeline.schedule=seq1f1b", "pipeline.slices=2"];
+    check_honest(&slices, 2);
+    // The second stage is frozen.
+    let first = ["adapter.kind=lora", r#"adapter.targets=["*.layers.0.*"]"#];
+    check_honest_in(&adapters::folder_without_path(), &[&slices[..], &first].concat(), 1);
 }

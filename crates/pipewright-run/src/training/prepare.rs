@@ -354,7 +354,8 @@ fn sound_program(
     let streaming = settings.model.streaming();
     let stream_window = model.streams().then(|| streaming.window.unwrap_or(STREAM_WINDOW));
     // Otherwise the pipeline drains, and the schedule's own order is faster. Routers are corrected after each step.
-    let delayed = settings.run.accumulate.get() == 1
+    let delayed = settings.optimizer.delay > 0
+        && settings.run.accumulate.get() == 1
         && settings.optimizer.expert_balance_speed.is_none()
         && pipeline_config(settings, model)?.may_overlap();
     let lowering = TrainingLowering { trained, offload, stream_window, delayed, ..mesh.lowering() };

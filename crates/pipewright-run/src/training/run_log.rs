@@ -159,7 +159,7 @@ impl RunLog {
         if let Some(fingerprint) = report.fingerprint {
             let fingerprint = StepFingerprint {
                 unlike_replicas: report.unlike_replicas,
-                uses_amx: self.uses_amx,
+                uses_amx: Some(self.uses_amx),
                 ..StepFingerprint::new(done, fingerprint)
             };
             folder.append_fingerprint(&fingerprint).map_err(unwritten)?;

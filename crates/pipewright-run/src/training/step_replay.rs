@@ -79,7 +79,7 @@ fn forwards_first(run: &Schedule) -> Result<Schedule, ScheduleError> {
     }
     let row = |(stage, added): (StageIndex, Vec<Microbatch>)| {
         // A frozen stage adds nothing.
-        let backwards = if added.is_empty() { all().collect() } else { added };
+        let backwards = if added.is_empty() { in_order_of_backwards(run) } else { added };
         let forwards = all().map(|microbatch| Action::Forward { stage, microbatch });
         let backwards = backwards.into_iter().map(|microbatch| Action::Backward { stage, microbatch });
         forwards.chain(backwards).map(Some).collect()
@@ -87,4 +87,11 @@ fn forwards_first(run: &Schedule) -> Result<Schedule, ScheduleError> {
     let rows = run.placement().all_stages().zip(added).map(row).collect();
     let placement = Placement::looped(run.placement().stages(), 1)?;
     Schedule::new(placement, run.microbatches(), rows)?.with_slices(run.slices())
+}
+
+/// Returns the microbatches in ascending order, the slices of each in descending order.
+fn in_order_of_backwards(run: &Schedule) -> Vec<Microbatch> {
+    let slices = run.slices().get();
+    let of_whole = |whole: u32| (0..slices).rev().map(move |slice| Microbatch::new(whole * slices + slice));
+    (0..run.microbatches() / slices).flat_map(of_whole).collect()
 }

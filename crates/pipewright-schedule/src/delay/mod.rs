@@ -137,8 +137,8 @@ impl Delayed {
     /// ([`LowerConfig::delayed`](crate::LowerConfig::delayed)).
     ///
     /// # Errors
-    /// When actions of the program depend on more than their batch: it moves tensors out of memory, gathers parameters,
-    /// keeps overlaps or cuts microbatches into slices; when it does not train all stages; or as [`Delayed::of`].
+    /// When actions of the program depend on more than their batch: it moves tensors out of memory, gathers parameters, or
+    /// keeps overlaps; when it does not train all stages; or as [`Delayed::of`].
     pub fn of_program(program: &ValidatedProgram) -> Result<Self, DelayError> {
         let is_refused = |action: &&Action| {
             let is_overlap = matches!(action, Action::Overlap(_));
@@ -148,8 +148,8 @@ impl Delayed {
         if let Some(action) = rows.iter().flatten().find(is_refused) {
             return Err(DelayError(format!("{action} depends on more than its batch")));
         }
-        if !program.slices().is_one() || !program.as_program().trained().are_all() {
-            return Err(DelayError("the program has slices, or stages that are not trained".to_owned()));
+        if !program.as_program().trained().are_all() {
+            return Err(DelayError("the program has stages that are not trained".to_owned()));
         }
         let schedule = computations(program.as_program());
         let delayed = Self::woven(&schedule, &Costs::default(), BatchOrder::Kept)?;

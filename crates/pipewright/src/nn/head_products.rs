@@ -59,6 +59,7 @@ fn products<T: Element + Sync>(
 ) -> Vec<f32> {
     let [rows, stride] = whole.dims();
     assert_eq!(stride, heads * width, "each head has its columns");
+    assert!(columns.end <= *width, "a head has {width} columns, and its matrix ends at {}", columns.end);
     let mut products = vec![0f32; tokens * heads * outer];
     if tokens == 0 {
         // The later heads of no token have no place in `x`.
@@ -129,6 +130,14 @@ mod tests {
             let products = |x: Tensor<3>| head_products(x, matrices.clone()).narrow(0, 0, 1).into_data();
             assert_eq!(products(two.clone().narrow(0, 0, 1)), products(two));
         }
+    }
+
+    #[test]
+    #[should_panic(expected = "a head has 5 columns, and its matrix ends at 6")]
+    fn a_matrix_ends_with_its_head() {
+        let matrices =
+            HeadMatrices { all: numbers([6, 4 * 5], 1.0), width: 5, columns: 2..6, is_transposed: false };
+        let _ = head_products(numbers([2, 4, 6], 1.0), matrices);
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! Functions of each element, whose bits on the processor do not depend on the system's C library as those of Burn's
 //! operations do.
 
-use burn::tensor::{Tensor, activation};
-use pipewright_kernel::pointwise::{Function, slopes, values};
+use burn::tensor::{DType, Tensor, activation};
+use pipewright_kernel::pointwise::{Function, replace, slopes, values};
 
 use super::composed::at_least_single;
-use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
+use super::operation::{CpuTensor, Operation, cpu, cpu_tensor, elements, from_cpu, on_cpu, owned};
 
 /// Returns `e^x` of each element.
 pub fn exp<const D: usize>(x: Tensor<D>) -> Tensor<D> {
@@ -62,6 +62,10 @@ fn apply<const D: usize>(
     x: Tensor<D>,
     composed: impl FnOnce(Tensor<D>) -> Tensor<D>,
 ) -> Tensor<D> {
+    let x = match in_place(function, x) {
+        Ok(y) => return y,
+        Err(x) => x,
+    };
     let shape = x.dims();
     let Some(([argument], tape)) = on_cpu([x.clone().into_dispatch()]) else { return composed(x) };
     let y = values(function, &elements(&argument));
@@ -69,6 +73,22 @@ fn apply<const D: usize>(
         let kept = if function.has_slope_of_result() { result.clone() } else { argument };
         Slopes { function, kept }
     })
+}
+
+/// Returns the function of each element in the memory of the arguments. Returns the arguments if others use this memory, or they are
+/// on a tape, on another device or in half precision.
+fn in_place<const D: usize>(function: Function, x: Tensor<D>) -> Result<Tensor<D>, Tensor<D>> {
+    if x.dtype() != DType::F32 {
+        return Err(x);
+    }
+    let Some(y) = cpu(x.clone()) else { return Err(x) };
+    drop(x);
+    let mut y = owned(y);
+    if !y.is_unique() {
+        return Err(from_cpu(y));
+    }
+    replace(function, y.storage_mut());
+    Ok(from_cpu(y))
 }
 
 #[derive(Clone, Debug)]
@@ -110,5 +130,18 @@ mod tests {
         let positive = || numbers([35], 1.0) + 1.5;
         check([positive()], |x| ln(shaped(x)), |x| shaped(x).log());
         check([positive()], |x| inverse_root(shaped(x)), |x| shaped(x).sqrt().recip());
+    }
+
+    #[test]
+    fn arguments_that_nobody_else_uses_are_replaced_in_their_memory() {
+        let start = |x: &Tensor<1>| cpu(x.clone()).expect("on the processor").bytes().as_ptr();
+        let x = numbers([2500], 4.0);
+        let (before, at) = (x.to_data(), start(&x));
+        let apart = exp(x.clone());
+        assert_eq!(x.to_data(), before, "another tensor shares the memory");
+        let y = exp(x);
+        assert_eq!(start(&y), at);
+        assert_ne!(start(&apart), at);
+        assert_eq!(y.into_data(), apart.into_data());
     }
 }

@@ -12,13 +12,18 @@ use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
 pub fn row_sums(x: Tensor<2>) -> Tensor<2> {
     let [rows, width] = x.dims();
     let Some(([values], tape)) = on_cpu([x.clone().into_dispatch()]) else { return x.sum_dim(1) };
-    tape.record(sums(&elements(&values), width.max(1)), [rows, 1], |_| SumsBackward { rows, width })
+    let sums = if width == 0 { vec![0.0; rows] } else { sums(&elements(&values), width) };
+    tape.record(sums, [rows, 1], |_| SumsBackward { rows, width })
 }
 
 /// Returns the sum of all elements, `[1]`, with the same bits every time: on devices, Burn's sum over all elements adds in
 /// no fixed order, and its sum along a dimension in a fixed one.
 pub fn sum<const D: usize>(x: Tensor<D>) -> Tensor<1> {
     let count = x.shape().num_elements();
+    if count == 0 {
+        // Burn copies a dimension that a reshape names 0.
+        return Tensor::zeros([1], &x.device());
+    }
     row_sums(x.reshape([1, count])).reshape([1])
 }
 
@@ -104,7 +109,8 @@ impl Operation<2> for ScaleBackward {
         let Self { x, factors, shape: [rows, width] } = self;
         let gradient = elements(&gradient);
         let d_x = for_x.then(|| scaled(&gradient, &elements(&factors), width.max(1)));
-        let d_factors = for_factors.then(|| dots(&gradient, &elements(&x), width.max(1)));
+        let d_factors = for_factors
+            .then(|| if width == 0 { vec![0.0; rows] } else { dots(&gradient, &elements(&x), width) });
         [d_x.map(|d| cpu_tensor(d, [rows, width])), d_factors.map(|d| cpu_tensor(d, [rows, 1]))]
     }
 }
@@ -124,6 +130,8 @@ impl Operation<1> for CentreBackward {
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::Device;
+
     use super::super::check::{check, numbers};
     use super::*;
 
@@ -150,5 +158,18 @@ mod tests {
         assert_eq!(row_sums(none()).dims(), [0, 1]);
         assert_eq!(centre_rows(none()).dims(), [0, 3]);
         assert_eq!(scale_rows(none(), numbers([0, 1], 1.0)).dims(), [0, 3]);
+        assert_eq!(sum(numbers([0], 1.0)).into_data(), numbers([1], 0.0).into_data());
+    }
+
+    #[test]
+    fn rows_may_be_empty() {
+        let none = || numbers([3, 0], 1.0);
+        let zeros = || Tensor::<2>::zeros([3, 1], &Device::flex());
+        assert_eq!(row_sums(none()).into_data(), zeros().into_data());
+        let factors = zeros().autodiff().require_grad();
+        let y = scale_rows(none().autodiff(), factors.clone());
+        let gradients = row_sums(y).sum().backward();
+        let gradient = factors.grad(&gradients).expect("a gradient");
+        assert_eq!(gradient.into_data(), zeros().into_data());
     }
 }

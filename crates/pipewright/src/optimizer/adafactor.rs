@@ -1,13 +1,12 @@
 //! Adafactor: second moments by row and column, and steps relative to the size of a parameter.
 
-use burn::optim::{
-    AdafactorState, LearningRate, ModuleOptimizer, Optimizer, RecordState, StateSink, StateSource,
-};
+use burn::optim::{AdafactorState, LearningRate, ModuleOptimizer, Optimizer};
 use burn::tensor::{Device, Tensor};
 use pipewright_kernel::squares::sum_squares;
 
 use super::adamw::cpu;
-use crate::nn::{elements, sum_dim};
+use super::restored::Restored;
+use crate::nn::{elements, sum, sum_dim};
 
 /// Added to squared gradients, and the least size of a parameter for the size of its step.
 const EPSILONS: [f32; 2] = [1e-30, 1e-3];
@@ -38,21 +37,8 @@ impl Adafactor {
     }
 }
 
-/// The second moments of a parameter, recorded as Burn's.
-///
-/// They are restored in the processor's memory, and the next step moves them to the device of the parameter.
-#[derive(Clone)]
-pub struct AdafactorMoments<const D: usize>(AdafactorState<D>);
-
-impl<const D: usize> RecordState for AdafactorMoments<D> {
-    fn state_flatten(&self, prefix: &str, out: &mut StateSink) {
-        self.0.state_flatten(prefix, out);
-    }
-
-    fn state_unflatten(prefix: &str, from: &mut StateSource, _device: &Device) -> Option<Self> {
-        AdafactorState::state_unflatten(prefix, from, &Device::flex()).map(Self)
-    }
-}
+/// The second moments of a parameter.
+pub type AdafactorMoments<const D: usize> = Restored<AdafactorState<D>>;
 
 impl Optimizer for Adafactor {
     type State<const D: usize> = AdafactorMoments<D>;
@@ -79,14 +65,14 @@ impl Optimizer for Adafactor {
         let update = update / excess.unsqueeze() * size.unsqueeze() * step;
         let keep = 1.0 - learning_rate * f64::from(self.weight_decay);
         let kept = if self.weight_decay == 0.0 { parameter } else { parameter * keep };
-        (kept - update, Some(AdafactorMoments(state)))
+        (kept - update, Some(Restored(state)))
     }
 
     fn to_device<const D: usize>(
-        AdafactorMoments(state): AdafactorMoments<D>,
+        Restored(state): AdafactorMoments<D>,
         device: &Device,
     ) -> AdafactorMoments<D> {
-        AdafactorMoments(AdafactorState {
+        Restored(AdafactorState {
             time: state.time,
             second_moment: state.second_moment.to_device(device),
             column_second_moment: state.column_second_moment.map(|columns| columns.to_device(device)),
@@ -105,7 +91,7 @@ fn next_state<const D: usize>(
     } else {
         (squares, None)
     };
-    let Some(AdafactorMoments(before)) = before else {
+    let Some(Restored(before)) = before else {
         return AdafactorState { time: 1, second_moment, column_second_moment };
     };
     let time = before.time + 1;
@@ -134,13 +120,13 @@ pub(super) fn sum_of_squares<const D: usize>(x: Tensor<D>) -> Tensor<1> {
     let device = x.device();
     match cpu(x.clone()) {
         Some(values) => Tensor::from_floats([sum_squares(&elements(&values)) as f32], &device),
-        None => x.square().sum(),
+        None => sum(x.square()),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use burn::optim::AdafactorConfig;
+    use burn::optim::{AdafactorConfig, RecordState, StateSink};
     use burn::tensor::Tolerance;
 
     use super::*;

@@ -2,13 +2,11 @@
 //! moments.
 
 use burn::backend::Flex;
-use burn::optim::{
-    AdamWState, AdaptiveMomentumState, LearningRate, ModuleOptimizer, Optimizer, RecordState, StateSink,
-    StateSource,
-};
+use burn::optim::{AdamWState, AdaptiveMomentumState, LearningRate, ModuleOptimizer, Optimizer};
 use burn::tensor::{DType, Device, Tensor};
 use pipewright_kernel::adamw::{Coefficients, step, step_apart, step_over_gradient};
 
+use super::restored::Restored;
 use crate::nn::{CpuTensor, cpu_tensor, elements, owned};
 
 /// Burn's `AdamW` with the same update and the same state, in place on the CPU back end and composed of
@@ -57,22 +55,8 @@ impl AdamW {
     }
 }
 
-/// The state of a parameter, recorded as Burn's.
-///
-/// It is restored in the processor's memory, and the next step moves it to the device of the parameter. Burn
-/// restores state on the default device of the build. That may be one that the machine does not have.
-#[derive(Clone)]
-pub struct AdamWMoments<const D: usize>(AdamWState<D>);
-
-impl<const D: usize> RecordState for AdamWMoments<D> {
-    fn state_flatten(&self, prefix: &str, out: &mut StateSink) {
-        self.0.state_flatten(prefix, out);
-    }
-
-    fn state_unflatten(prefix: &str, from: &mut StateSource, _device: &Device) -> Option<Self> {
-        AdamWState::state_unflatten(prefix, from, &Device::flex()).map(Self)
-    }
-}
+/// The moments of a parameter.
+pub type AdamWMoments<const D: usize> = Restored<AdamWState<D>>;
 
 impl Optimizer for AdamW {
     type State<const D: usize> = AdamWMoments<D>;
@@ -84,10 +68,10 @@ impl Optimizer for AdamW {
         gradient: Tensor<D>,
         state: Option<AdamWMoments<D>>,
     ) -> (Tensor<D>, Option<AdamWMoments<D>>) {
-        let AdamWMoments(state) = state.unwrap_or_else(|| {
+        let Restored(state) = state.unwrap_or_else(|| {
             // Storage of their own, which the step writes over.
             let [moment_1, moment_2] = [(); 2].map(|()| gradient.zeros_like());
-            AdamWMoments(AdamWState::new(AdaptiveMomentumState::new(0, moment_1, moment_2)))
+            Restored(AdamWState::new(AdaptiveMomentumState::new(0, moment_1, moment_2)))
         });
         let AdaptiveMomentumState { time, moment_1, moment_2, .. } = state.momentum;
         let step = self.at(time + 1, learning_rate);
@@ -108,11 +92,11 @@ impl Optimizer for AdamW {
             _ => composed(tensors, step),
         };
         let momentum = AdaptiveMomentumState::new(time + 1, moment_1, moment_2);
-        (parameter, Some(AdamWMoments(AdamWState::new(momentum))))
+        (parameter, Some(Restored(AdamWState::new(momentum))))
     }
 
-    fn to_device<const D: usize>(AdamWMoments(state): AdamWMoments<D>, device: &Device) -> AdamWMoments<D> {
-        AdamWMoments(AdamWState::new(state.momentum.to_device(device)))
+    fn to_device<const D: usize>(Restored(state): AdamWMoments<D>, device: &Device) -> AdamWMoments<D> {
+        Restored(AdamWState::new(state.momentum.to_device(device)))
     }
 }
 

@@ -1,8 +1,9 @@
 //! From gradients to parameters: hooks, groups of parameters with optimizers of their own, an AdamW with
-//! fewer passes over memory than Burn's, optimizers with small states, and a correction for delayed parameters. Burn's own optimizers work too.
+//! fewer passes over memory than Burn's, optimizers with small states, and a correction for delayed
+//! parameters. Burn's own optimizers work too.
 
-mod adamw;
 mod adafactor;
+mod adamw;
 mod adamw8bit;
 mod carry;
 mod error_feedback;
@@ -11,6 +12,7 @@ mod group;
 mod lion;
 mod muon;
 mod parts;
+mod restored;
 
 pub use adafactor::{Adafactor, AdafactorMoments};
 pub use adamw::{AdamW, AdamWMoments};
@@ -24,3 +26,4 @@ pub use lion::{Lion, LionMomentum};
 pub use muon::{Muon, MuonMomentum};
 pub(crate) use parts::{ParameterCut, mixes_parts};
 pub use pipewright_kernel::adamw8bit::blocks_of_row;
+pub use restored::Restored;

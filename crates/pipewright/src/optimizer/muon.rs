@@ -1,10 +1,11 @@
 //! Muon: updates of matrices that are made almost orthogonal.
 
 use burn::optim::momentum::{Momentum, MomentumConfig};
-use burn::optim::{LearningRate, ModuleOptimizer, MuonState, Optimizer, RecordState, StateSink, StateSource};
+use burn::optim::{LearningRate, ModuleOptimizer, MuonState, Optimizer};
 use burn::tensor::{Device, Tensor};
 
 use super::adafactor::sum_of_squares;
+use super::restored::Restored;
 use crate::nn::{matrix_product, matrix_product_transposed};
 
 /// Iterations that make an update orthogonal, and their coefficients (Jordan et al., "Muon", 2024).
@@ -48,21 +49,8 @@ impl Muon {
     }
 }
 
-/// The momentum of a matrix, recorded as Burn's.
-///
-/// It is restored in the processor's memory, and the next step moves it to the device of the parameter.
-#[derive(Clone)]
-pub struct MuonMomentum<const D: usize>(MuonState<D>);
-
-impl<const D: usize> RecordState for MuonMomentum<D> {
-    fn state_flatten(&self, prefix: &str, out: &mut StateSink) {
-        self.0.state_flatten(prefix, out);
-    }
-
-    fn state_unflatten(prefix: &str, from: &mut StateSource, _device: &Device) -> Option<Self> {
-        MuonState::state_unflatten(prefix, from, &Device::flex()).map(Self)
-    }
-}
+/// The momentum of a matrix.
+pub type MuonMomentum<const D: usize> = Restored<MuonState<D>>;
 
 impl Optimizer for Muon {
     type State<const D: usize> = MuonMomentum<D>;
@@ -83,11 +71,11 @@ impl Optimizer for Muon {
         let update = orthogonal(update.reshape([shape[0], shape[1]])) * (learning_rate * size);
         let keep = 1.0 - learning_rate * f64::from(weight_decay);
         let kept = if weight_decay == 0.0 { parameter } else { parameter * keep };
-        (kept - update.reshape(shape), Some(MuonMomentum(MuonState::new(momentum))))
+        (kept - update.reshape(shape), Some(Restored(MuonState::new(momentum))))
     }
 
-    fn to_device<const D: usize>(MuonMomentum(state): MuonMomentum<D>, device: &Device) -> MuonMomentum<D> {
-        MuonMomentum(MuonState::new(state.momentum.to_device(device)))
+    fn to_device<const D: usize>(Restored(state): MuonMomentum<D>, device: &Device) -> MuonMomentum<D> {
+        Restored(MuonState::new(state.momentum.to_device(device)))
     }
 }
 
@@ -109,7 +97,7 @@ fn orthogonal(update: Tensor<2>) -> Tensor<2> {
 #[cfg(test)]
 mod tests {
     use burn::optim::decay::WeightDecayConfig;
-    use burn::optim::{AdjustLrFn, MuonConfig};
+    use burn::optim::{AdjustLrFn, MuonConfig, RecordState, StateSink};
     use burn::tensor::Tolerance;
 
     use super::*;

@@ -144,10 +144,10 @@ mod tests {
     use burn::grad_clipping::GradientClipping;
     use burn::module::ParamGroup;
     use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
-    use burn::optim::{AdamConfig, AdamWConfig, MuonConfig, SgdConfig};
+    use burn::optim::{AdamConfig, AdamWConfig, SgdConfig};
 
     use super::*;
-    use crate::optimizer::{AdamW, AdamW8bit, Lion};
+    use crate::optimizer::{Adafactor, AdamW, AdamW8bit, Lion, Muon};
 
     #[derive(Module, Debug)]
     struct Model {
@@ -175,6 +175,7 @@ mod tests {
         check(&AdamW::default().init(), [None; 2]);
         check(&Lion::default().init(), [None; 2]);
         check(&clipped(GradientClipping::Value(1.0)), [None; 2]);
+        check(&Adafactor::default().init(), [Some(0); 2]);
         check(&clipped(GradientClipping::Norm(1e-3)), [Some(0); 2]);
         check(&clipped(GradientClipping::Norm(1e6)), [Some(0); 2]);
     }
@@ -188,6 +189,6 @@ mod tests {
     #[test]
     fn each_parameters_own_optimizer_is_tried() {
         let matrices = ParamGroup::from_predicate("linear");
-        check(&AdamW::default().init().with_group(matrices, MuonConfig::new().build(), None), [Some(4); 2]);
+        check(&AdamW::default().init().with_group(matrices, Muon::default(), None), [Some(4); 2]);
     }
 }

@@ -1,7 +1,7 @@
 //! [`StepReplay`]: computes ranks of one step again, with one rank or one group of ranks in memory at a time.
 //!
-//! A replayed rank is made, restored and polled as in a run. Its messages come from a list, and what it sends is added to
-//! the list. If it waits for a message that is not in the list, it is dropped, the sender is replayed until it has sent the
+//! A replayed rank is made, restored and polled as in a run. Its messages come from a list, and what it sends to others is added
+//! to the list. If it waits for a message that is not in the list, it is dropped, the sender is replayed until it has sent the
 //! message, and then the rank begins again:
 //!
 //! ```text
@@ -12,7 +12,8 @@
 //! ```
 //!
 //! Ranks that exchange messages inside of an action are replayed together, as one: the tensor ranks of a stage, and the
-//! replicas that hold experts together (`replayed_ranks.rs`).
+//! replicas that hold experts together (`replayed_ranks.rs`). The list does not have the messages among them, which
+//! they send each other again.
 //!
 //! A rank computes the same bits each time, so it sends the same messages. The list holds the tensors of all boundaries
 //! that were sent so far; parameters and activations are in memory for one rank only. With GPipe, a rank waits for the forwards
@@ -79,7 +80,7 @@ pub struct ReplayedStage {
 
 /// The part of a step that a rank computes.
 #[derive(Clone, Copy)]
-enum Part {
+enum StepPart {
     /// Nothing: the rank gets its state before the step.
     State,
     /// The batch with this index, without an update.
@@ -123,7 +124,7 @@ where
     pub fn state_before(&mut self, stage: StageIndex) -> Result<Fingerprint, PipelineError> {
         for rank in self.holders_of(stage) {
             if !self.before.contains_key(&rank) {
-                self.compute_part(rank, Part::State)?;
+                self.compute_part(rank, StepPart::State)?;
             }
         }
         Ok(self.known_before(stage))
@@ -188,7 +189,7 @@ where
     /// Replays a rank's group until it has done its part of the step.
     fn compute(&mut self, rank: WorldRank) -> Result<Vec<RankReport>, PipelineError> {
         self.send_batches(rank)?;
-        let reports = self.compute_part(rank, Part::Whole)?;
+        let reports = self.compute_part(rank, StepPart::Whole)?;
         if reports.iter().any(|report| report.rank == rank) {
             Ok(reports)
         } else {
@@ -200,7 +201,7 @@ where
     fn send_batches(&mut self, rank: WorldRank) -> Result<(), PipelineError> {
         if self.batches.len() > 1 && !self.sent.contains(&rank) {
             for index in 0..self.batches.len() {
-                self.compute_part(rank, Part::Batch(index))?;
+                self.compute_part(rank, StepPart::Batch(index))?;
             }
             self.sent.extend(self.group_of(rank));
         }
@@ -208,7 +209,7 @@ where
     }
 
     /// Replays a rank's group until it has computed a part.
-    fn compute_part(&mut self, rank: WorldRank, part: Part) -> Result<Vec<RankReport>, PipelineError> {
+    fn compute_part(&mut self, rank: WorldRank, part: StepPart) -> Result<Vec<RankReport>, PipelineError> {
         loop {
             match self.visit(rank, part)? {
                 Visit::Done(reports) => return Ok(reports),
@@ -221,7 +222,7 @@ where
     fn obtain(
         &mut self,
         awaited: Vec<(WorldRank, Attempt, AwaitedMessage)>,
-        part: Part,
+        part: StepPart,
     ) -> Result<(), PipelineError> {
         // A sender of the same group waits itself.
         let is_outside =
@@ -233,7 +234,7 @@ where
             )));
         }
         for (to, attempt, AwaitedMessage { from, tag }) in outside {
-            if matches!(part, Part::Whole) {
+            if matches!(part, StepPart::Whole) {
                 self.send_batches(from)?;
             }
             let is_sent = |replay: &Self| replay.messages.contains_key(&(to, attempt, from, tag));
@@ -258,7 +259,7 @@ where
     }
 
     /// Makes a rank's group, restores it, and lets it compute a part until it waits for messages that are not in the list.
-    fn visit(&mut self, rank: WorldRank, part: Part) -> Result<Visit, PipelineError> {
+    fn visit(&mut self, rank: WorldRank, part: StepPart) -> Result<Visit, PipelineError> {
         let group = self.group_of(rank);
         let (world, in_flight) = World::controlled(u32::try_from(self.ranks().count()).unwrap_or_default());
         let (setup, endpoints) = Setup::new(self.program.clone(), world, &self.config)?;
@@ -274,7 +275,7 @@ where
             in_flight: &in_flight,
             ranks: own.map(|endpoint| (endpoint, inputs.next().unwrap_or_default())).collect(),
             step: self.step(),
-            skipped: if let Part::Batch(index) = part {
+            skipped: if let StepPart::Batch(index) = part {
                 index as u32 * self.program.microbatches()
             } else {
                 0
@@ -295,12 +296,12 @@ where
         &self,
         setup: &Setup,
         group: &[WorldRank],
-        part: Part,
+        part: StepPart,
     ) -> Result<Vec<Vec<StepInput>>, PipelineError> {
         let indices = match part {
-            Part::State => 0..0,
-            Part::Batch(index) => index..index + 1,
-            Part::Whole => 0..self.batches.len(),
+            StepPart::State => 0..0,
+            StepPart::Batch(index) => index..index + 1,
+            StepPart::Whole => 0..self.batches.len(),
         };
         let of_checkpoint = self.checkpoint.as_ref().and_then(|checkpoint| checkpoint.loss_scale);
         let loss_scale = setup.loss_scale().map(|initial| of_checkpoint.unwrap_or(initial));
@@ -310,7 +311,7 @@ where
         };
         let mut inputs: Vec<Vec<StepInput>> = group.iter().map(|_| Vec::new()).collect();
         for index in indices {
-            let is_last = matches!(part, Part::Whole) && index + 1 == self.batches.len();
+            let is_last = matches!(part, StepPart::Whole) && index + 1 == self.batches.len();
             let purpose = if is_last {
                 Purpose::Update { learning_rate: self.learning_rate }
             } else {

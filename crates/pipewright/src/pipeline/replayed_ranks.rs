@@ -3,7 +3,7 @@
 //! The caller's thread passes on the messages among these ranks. They are stuck when each of them is done or waits for a message
 //! that has not been sent, and no message is under way: what such a rank waits for must come from outside. The threads then end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -52,7 +52,7 @@ pub(super) struct ReplayedRanks<'a, F> {
 pub(super) struct Replayed {
     /// The hashes before the step, of the ranks that have hashed their state.
     pub(super) before: BTreeMap<WorldRank, StageLeaves>,
-    /// The messages that were sent.
+    /// The messages that were sent to ranks outside of the group.
     pub(super) sent: Vec<(Key, Message)>,
     /// The messages that ranks wait for, if the ranks are stuck.
     pub(super) awaited: Vec<(WorldRank, Attempt, AwaitedMessage)>,
@@ -61,7 +61,7 @@ pub(super) struct Replayed {
 }
 
 /// A rank's thread, as the others see it.
-struct Watched {
+struct ReplayThread {
     rank: WorldRank,
     attempt: AtomicU64,
 }
@@ -74,9 +74,11 @@ where
     /// Runs the ranks. `is_known` returns whether a message has been delivered to one of them before.
     pub(super) fn run(self, is_known: impl Fn(&Key) -> bool) -> Result<Replayed, PipelineError> {
         let Self { setup, in_flight, ranks, step, skipped, make, checkpoint, hashes } = self;
-        let watch =
-            |(endpoint, _): &(Endpoint, _)| Watched { rank: endpoint.rank(), attempt: AtomicU64::default() };
-        let watched: Vec<Watched> = ranks.iter().map(watch).collect();
+        let thread_of = |(endpoint, _): &(Endpoint, _)| ReplayThread {
+            rank: endpoint.rank(),
+            attempt: AtomicU64::default(),
+        };
+        let group: Vec<ReplayThread> = ranks.iter().map(thread_of).collect();
         let (unbuilt, before) = (AtomicUsize::new(ranks.len()), Mutex::new(BTreeMap::new()));
         let compute = |(endpoint, inputs): (Endpoint, Vec<StepInput>), attempt: &AtomicU64| {
             let rank = endpoint.rank();
@@ -110,21 +112,20 @@ where
         let stopped = |rank| StepError { rank, step, action: None, cause: Cause::Aborted { first: rank } };
         thread::scope(|scope| {
             let mut threads = Vec::new();
-            for (parts, watched) in ranks.into_iter().zip(&watched) {
-                let (compute, rank, attempt) = (&compute, watched.rank, &watched.attempt);
+            for (parts, own) in ranks.into_iter().zip(&group) {
+                let (compute, rank, attempt) = (&compute, own.rank, &own.attempt);
                 threads.push(scope.spawn(move || {
                     let failure = |cause| StepError { rank, step, action: None, cause };
                     let done = caught(|| compute(parts, attempt)).unwrap_or_else(|cause| Err(failure(cause)));
                     done.inspect_err(|error| setup.abort.raise(error.clone()))
                 }));
             }
-            let mut replayed = Replayed::default();
+            let (mut replayed, mut passed) = (Replayed::default(), HashSet::new());
             while threads.iter().any(|thread| !thread.is_finished()) {
-                let has_moved = pass_on(in_flight, &watched, &mut replayed.sent);
-                let is_arrived =
-                    |key: &Key| is_known(key) || replayed.sent.iter().any(|(sent, _)| sent == key);
-                let running = threads.iter().zip(&watched).filter(|(thread, _)| !thread.is_finished());
-                let waits = running.map(|(_, watched)| watched.awaited(setup, is_arrived));
+                let has_moved = pass_on(in_flight, &group, &mut passed, &mut replayed.sent);
+                let is_arrived = |key: &Key| is_known(key) || passed.contains(key);
+                let running = threads.iter().zip(&group).filter(|(thread, _)| !thread.is_finished());
+                let waits = running.map(|(_, own)| own.awaited(setup, is_arrived));
                 if let Some(awaited) = waits.collect::<Option<Vec<_>>>()
                     && let Some((rank, ..)) = awaited.first()
                     && !has_moved
@@ -144,14 +145,14 @@ where
                     Err(error) => failed = failed.or(Some(error)),
                 }
             }
-            pass_on(in_flight, &watched, &mut replayed.sent);
+            pass_on(in_flight, &group, &mut passed, &mut replayed.sent);
             replayed.before = std::mem::take(&mut *before.lock().unwrap_or_else(PoisonError::into_inner));
             failed.map_or(Ok(replayed), |error| Err(error.into()))
         })
     }
 }
 
-impl Watched {
+impl ReplayThread {
     /// Returns the message that the rank waits for; `None` if it computes or the message has arrived.
     fn awaited(
         &self,
@@ -167,15 +168,50 @@ impl Watched {
     }
 }
 
-/// Delivers the messages that are for the ranks of the group. Returns whether messages were sent.
-fn pass_on(in_flight: &InFlight, group: &[Watched], sent: &mut Vec<(Key, Message)>) -> bool {
+/// Delivers the messages that are for the ranks of the group, and adds them to `passed`. The others are `sent`. Returns whether
+/// there were messages.
+fn pass_on(
+    in_flight: &InFlight,
+    group: &[ReplayThread],
+    passed: &mut HashSet<Key>,
+    sent: &mut Vec<(Key, Message)>,
+) -> bool {
     let messages = in_flight.take_all();
     let has_sent = !messages.is_empty();
     for (to, message) in messages {
-        sent.push(((to, message.attempt, message.from, message.tag), message.clone()));
-        if group.iter().any(|watched| watched.rank == to) {
+        let key = (to, message.attempt, message.from, message.tag);
+        if group.iter().any(|own| own.rank == to) {
+            passed.insert(key);
             in_flight.deliver(to, message);
+        } else {
+            sent.push((key, message));
         }
     }
     has_sent
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::Payload;
+    use crate::transport::World;
+
+    #[test]
+    fn only_messages_that_leave_the_group_are_kept() {
+        let (world, in_flight) = World::controlled(3);
+        let mut endpoints = world.into_endpoints();
+        let [first, second, outside] = [0, 1, 2].map(WorldRank::new);
+        let group = [first, second].map(|rank| ReplayThread { rank, attempt: AtomicU64::default() });
+        let (mut passed, mut sent) = (HashSet::new(), Vec::new());
+        assert!(!pass_on(&in_flight, &group, &mut passed, &mut sent));
+        endpoints.iter_mut().for_each(|endpoint| endpoint.begin_step(Attempt::default()));
+        for to in [second, outside] {
+            endpoints[0].send(to, Tag::Parameters, Payload::of(&0u32));
+        }
+        assert!(pass_on(&in_flight, &group, &mut passed, &mut sent));
+        assert!(endpoints[1].try_take(first, Tag::Parameters).is_some(), "it is delivered");
+        let key = |to| (to, Attempt::default(), first, Tag::Parameters);
+        assert_eq!(passed, HashSet::from([key(second)]));
+        assert_eq!(sent.iter().map(|(key, _)| *key).collect::<Vec<_>>(), [key(outside)]);
+    }
 }

@@ -1,7 +1,9 @@
 //! Microbatches that are cut into slices: a layer whose tokens depend on earlier ones, losses of slices, and
 //! refusals.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData, Tolerance, activation};
@@ -18,6 +20,7 @@ use crate::support::{LAYERS, Mlp, WIDTH, numbers, optimizer};
 const ROWS: usize = 2;
 const TOKENS: usize = 12;
 const MICROBATCHES: u32 = 4;
+const BATCHES: u64 = 3;
 /// The target that does not count.
 const IGNORED: i64 = -1;
 /// The largest relative difference from whole microbatches.
@@ -31,6 +34,30 @@ struct Running {
     layer: usize,
     #[module(skip)]
     runs_slices: bool,
+    #[module(skip)]
+    pace: Option<Arc<Pace>>,
+}
+
+/// Lets the first layer compute a batch only when the test has begun the next one.
+#[derive(Debug, Default)]
+struct Pace {
+    begun: Mutex<u64>,
+    changed: Condvar,
+    computed: AtomicU64,
+}
+
+impl Pace {
+    fn note_begun(&self) {
+        *self.begun.lock().expect("no panic") += 1;
+        self.changed.notify_all();
+    }
+
+    fn compute(&self) {
+        let least = BATCHES.min(self.computed.fetch_add(1, Ordering::SeqCst) + 2);
+        let begun = self.begun.lock().expect("no panic");
+        let waited = self.changed.wait_timeout_while(begun, Duration::from_secs(60), |begun| *begun < least);
+        assert!(!waited.expect("no panic").1.timed_out(), "the next batch has not begun");
+    }
 }
 
 impl Running {
@@ -40,7 +67,7 @@ impl Running {
             weight: Param::from_data(numbers(layer as u64, [WIDTH, WIDTH]), &device),
             bias: Some(Param::from_data(numbers(1000 + layer as u64, [WIDTH]), &device)),
         };
-        Self { linear, layer, runs_slices: true }
+        Self { linear, layer, runs_slices: true, pace: None }
     }
 }
 
@@ -49,6 +76,10 @@ impl StageModule for Running {
     type Output = Tensor<3>;
 
     fn forward(&self, input: Tensor<3>, context: &StageContext) -> Tensor<3> {
+        let (slice, slices) = context.slice();
+        if let Some(pace) = self.pace.as_ref().filter(|_| context.microbatch().get() + slice.get() == 0) {
+            pace.compute();
+        }
         let [_, tokens, _] = input.dims();
         let up_to = Tensor::<2>::ones([tokens, tokens], &input.device()).tril(0).unsqueeze::<3>();
         let mut sums = up_to.matmul(self.linear.forward(input.clone()) / TOKENS as f64);
@@ -58,7 +89,6 @@ impl StageModule for Running {
             sums = sums + earlier;
         }
         context.keep_for_later_slices(&name, &sums.clone().narrow(1, tokens - 1, 1));
-        let (slice, slices) = context.slice();
         assert!(slice.get() < slices.get() && tokens * slices.get() as usize == TOKENS);
         let change = activation::tanh(sums);
         context.auxiliary_loss("change", 0.1, change.clone().square().mean());
@@ -77,7 +107,11 @@ fn spec(ranks: u32, slices: Option<u32>) -> ScheduleSpec {
 
 /// A pipeline that runs slices, or whole microbatches if there is no number of slices.
 fn builder(ranks: u32, slices: Option<u32>) -> PipelineBuilder {
-    Pipeline::builder(Layers::new(LAYERS, Running::new))
+    builder_of(Layers::new(LAYERS, Running::new), ranks, slices)
+}
+
+fn builder_of(layers: Layers, ranks: u32, slices: Option<u32>) -> PipelineBuilder {
+    Pipeline::builder(layers)
         .schedule(if slices.is_some() { "seq1f1b" } else { "1f1b" })
         .spec(spec(ranks, slices))
         .loss(|output: Tensor<3>, target: Tensor<3>| (output - target).square().mean())
@@ -108,7 +142,12 @@ fn figures(summary: StepSummary) -> Figures {
 
 fn run(builder: PipelineBuilder, batch: fn(u64) -> Batch) -> Outcome {
     let mut pipeline = builder.launch().expect("it starts");
-    let steps = (0..3).map(|step| figures(pipeline.step_batch(batch(step), 1e-2).expect("a step"))).collect();
+    let steps =
+        (0..BATCHES).map(|step| figures(pipeline.step_batch(batch(step), 1e-2).expect("a step"))).collect();
+    outcome(&mut pipeline, steps)
+}
+
+fn outcome(pipeline: &mut Pipeline, steps: Vec<Figures>) -> Outcome {
     let parameters = pipeline.parameters().expect("they are there").into_iter();
     let mut parameters: Vec<_> = parameters.map(|held| (held.path.to_string(), held.data)).collect();
     parameters.sort_by(|a, b| a.0.cmp(&b.0));
@@ -133,6 +172,30 @@ fn check(what: &str, found: &Outcome, expected: &Outcome) {
             // An update by AdamW is at most 1e-2, and a gradient near 0 may change its sign.
             assert!((found - expected).abs() <= 1e-4, "{what}: {path} {found} for {expected}");
         }
+    }
+}
+
+/// With delayed parameters, batches of slices overlap, with the bits of batches that do not, on one rank.
+#[test]
+fn batches_of_slices_overlap() {
+    for (ranks, slices) in [(2, 2), (2, 4), (4, 2)] {
+        let expected = run(builder(1, Some(slices)).delayed(true), batch);
+        assert_eq!(run(builder(ranks, Some(slices)).delayed(true), batch), expected, "drained");
+        let pace = Arc::new(Pace::default());
+        let of_layers = pace.clone();
+        let paced = move |layer| Running { pace: Some(of_layers.clone()), ..Running::new(layer) };
+        let paced = move |layer: usize| if layer == 0 { paced(layer) } else { Running::new(layer) };
+        let builder = builder_of(Layers::new(LAYERS, paced), ranks, Some(slices));
+        let mut pipeline = builder.delayed(true).launch().expect("it starts");
+        for number in 0..BATCHES {
+            pipeline.begin(batch(number), 1e-2).expect("it begins");
+            pace.note_begun();
+        }
+        let summaries = (0..BATCHES).map(|_| pipeline.finish().expect("a batch")).collect::<Vec<_>>();
+        let overlaps: Vec<bool> = summaries.iter().map(|summary| summary.overlaps).collect();
+        assert_eq!(overlaps, [false, true, true], "{ranks} ranks, {slices} slices");
+        let steps = summaries.into_iter().map(figures).collect();
+        assert_eq!(outcome(&mut pipeline, steps), expected, "{ranks} ranks, {slices} slices");
     }
 }
 
