@@ -62,10 +62,10 @@ fn apply<const D: usize>(
     x: Tensor<D>,
     composed: impl FnOnce(Tensor<D>) -> Tensor<D>,
 ) -> Tensor<D> {
-    let x = match in_place(function, x) {
-        Ok(y) => return y,
-        Err(x) => x,
-    };
+    let (x, is_replaced) = in_place(function, x);
+    if is_replaced {
+        return x;
+    }
     let shape = x.dims();
     let Some(([argument], tape)) = on_cpu([x.clone().into_dispatch()]) else { return composed(x) };
     let y = values(function, &elements(&argument));
@@ -75,20 +75,20 @@ fn apply<const D: usize>(
     })
 }
 
-/// Returns the function of each element in the memory of the arguments. Returns the arguments if others use this memory, or they are
+/// Replaces each element by its function, and returns whether that was possible: not if others use the memory of the tensor, or it is
 /// on a tape, on another device or in half precision.
-fn in_place<const D: usize>(function: Function, x: Tensor<D>) -> Result<Tensor<D>, Tensor<D>> {
+fn in_place<const D: usize>(function: Function, x: Tensor<D>) -> (Tensor<D>, bool) {
     if x.dtype() != DType::F32 {
-        return Err(x);
+        return (x, false);
     }
-    let Some(y) = cpu(x.clone()) else { return Err(x) };
+    let Some(y) = cpu(x.clone()) else { return (x, false) };
     drop(x);
     let mut y = owned(y);
-    if !y.is_unique() {
-        return Err(from_cpu(y));
+    let is_unique = y.is_unique();
+    if is_unique {
+        replace(function, y.storage_mut());
     }
-    replace(function, y.storage_mut());
-    Ok(from_cpu(y))
+    (from_cpu(y), is_unique)
 }
 
 #[derive(Clone, Debug)]
