@@ -228,8 +228,8 @@ impl PipelineConfig {
         self.data_parallel_mode.shards(self.data_parallel) > 1
     }
 
-    /// Returns whether batches may overlap: parameters are delayed, each rank has whole ones and computes alone, and no loss
-    /// scale depends on the batch before.
+    /// Returns whether batches may overlap: parameters are delayed, each replica has all rows of them, and no loss scale depends on
+    /// the batch before.
     pub fn may_overlap(&self) -> bool {
         self.delayed
             && self.precision != Precision::F16
@@ -237,8 +237,6 @@ impl PipelineConfig {
             && self.offload.is_none()
             && self.verify == Verify::Off
             && !self.is_sharded()
-            && self.tensor_parallel == 1
-            && self.expert_parallel == 1
     }
 }
 

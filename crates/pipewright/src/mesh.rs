@@ -94,6 +94,15 @@ pub trait RankGroups {
         group(self.mesh(), (0..self.mesh().tensor).map(|tensor| MeshCoord { tensor, ..coord }), world)
     }
 
+    /// Returns the ranks that exchange messages with a rank in the middle of an action, and this rank: the tensor groups of its
+    /// stages in all replicas of its expert group. `None` for a rank outside the mesh.
+    fn action_group(&self, world: WorldRank) -> Option<Group> {
+        let own = self.coord(world).rank;
+        let members = self.model_group(world)?;
+        let coords = members.members().iter().map(|&member| self.coord(member));
+        group(self.mesh(), coords.filter(|coord| coord.rank == own), world)
+    }
+
     /// Returns all ranks of the replicas of a rank's expert group. If every replica holds all experts, these
     /// are the ranks of its own replica. `None` for a rank outside the mesh.
     fn model_group(&self, world: WorldRank) -> Option<Group> {

@@ -109,6 +109,11 @@ pub enum Tag {
         /// The number of earlier exchanges of such halves, or of everything else, in this attempt.
         round: u32,
     },
+    /// The rank has the messages of an action, which the ranks that compute a stage together begin together.
+    GroupReady {
+        /// The number of earlier actions of the rank's row.
+        position: u32,
+    },
     /// An exchange between the replicas that hold the experts of a stage together.
     ExpertGroup {
         /// The half of an overlap that exchanges; `None` for an action that runs alone. The halves run by turns, and
@@ -215,6 +220,9 @@ impl std::fmt::Display for Tag {
             Self::TensorGroup { half, round } => {
                 write!(f, "its tensors for exchange {round} of the ranks that compute the stage together")?;
                 f.write_str(of_half(*half))
+            }
+            Self::GroupReady { position } => {
+                write!(f, "whether it has the messages of action {position} of its row")
             }
             Self::ExpertGroup { half, round } => {
                 write!(f, "its tokens for exchange {round} of the replicas that hold the experts together")?;

@@ -63,6 +63,18 @@ fn runs_have_the_same_bits_under_every_cut_and_after_a_stop() {
     assert!(outcome(&run).1 == expected.1, "the checkpoint after a stop");
 }
 
+/// Ranks that exchange tensors in the middle of their stages resume too.
+#[test]
+fn runs_of_groups_resume() {
+    let experts = ["model.architecture=qwen3_moe", "model.num_experts=4", "mesh.data_parallel=2"];
+    for set in [&["mesh.tensor_parallel=2"][..], &[&experts[..], &["mesh.expert_parallel=2"]].concat()] {
+        let run = Run::new();
+        run.train(&[&SIZE[..], &[DELAY, "run.steps=3"], set].concat());
+        run.resume(&["run.steps=6"]);
+        assert!(outcome(&run) == train(set), "{set:?}");
+    }
+}
+
 /// The last update is state too.
 #[test]
 fn a_corrected_run_resumes() {

@@ -100,6 +100,9 @@ fn a_run_that_is_killed_and_cut_anew_ends_as_if_undisturbed() {
 #[test]
 fn delayed_weights_that_are_killed_end_as_if_undisturbed() {
     check_kills(kills(6) / 2, &["optimizer.delay=1"], |kill| CUTS[kill as usize % CUTS.len()].to_vec());
+    check_kills(kills(6) / 3, &["optimizer.delay=1", "mesh.tensor_parallel=2"], |kill| {
+        vec![["pipeline.ranks=4", "pipeline.ranks=2"][kill as usize % 2]]
+    });
 }
 
 #[test]

@@ -71,9 +71,9 @@ fn delayed_weights_train_in_processes_as_in_threads_to_the_bit() {
         "data.validation_share=0.5",
         "pipeline.microbatches=4",
     ];
-    let replicas = ["mesh.data_parallel=2"];
+    let (replicas, tensor) = (["mesh.data_parallel=2"], ["mesh.tensor_parallel=2"]);
     for (schedule, more, processes_of_run) in
-        [("1f1b", &[][..], 2), ("gpipe", &[], 4), ("zbvzerobubble", &replicas, 4)]
+        [("1f1b", &[][..], 2), ("gpipe", &[], 4), ("zbvzerobubble", &replicas, 4), ("1f1b", &tensor, 4)]
     {
         let ranks = processes_of_run / (1 + more.len() as u32);
         let cut = [format!("pipeline.ranks={ranks}"), format!("pipeline.schedule={schedule}")];

@@ -2,6 +2,7 @@
 
 use std::num::NonZeroU32;
 
+use crate::action::Action;
 use crate::delay::for_overlaps;
 use crate::level::Level;
 use crate::lower::drop_bubbles::Computation;
@@ -116,11 +117,12 @@ fn run_passes(mut computation: Computation<'_>, config: &LowerConfig) -> Result<
         && computation.batches() == 1
         && config.trained.are_all()
         && config.unshard.is_none()
-        && config.offload.is_none()
-        && !config.keep_overlaps;
+        && config.offload.is_none();
     if is_delayed {
         let mut program = computation.into_program();
-        if program.rows().iter().flatten().all(|action| action.is_compute()) {
+        let is_taken_apart =
+            |action: &Action| !(config.keep_overlaps && matches!(action, Action::Overlap(_)));
+        if program.rows().iter().flatten().all(|action| action.is_compute() && is_taken_apart(action)) {
             // The halves of a backward are two computations of the order.
             program = sound("delay", for_overlaps(send_early(program, Overlaps::TakeApart)), Level::Compute)?;
         }

@@ -125,6 +125,9 @@ impl Executor {
 
     /// Runs `action`, or returns the message that it waits for.
     fn act(&mut self, action: Action) -> Result<Option<AwaitedMessage>, Cause> {
+        if let Some(awaited) = self.await_group(action)? {
+            return Ok(Some(awaited));
+        }
         if let Some(awaited) = self.fetch(action)? {
             return Ok(Some(awaited));
         }

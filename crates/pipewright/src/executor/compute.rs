@@ -283,11 +283,12 @@ impl Executor {
 
     /// Computes a forward again before the gradients for its backward are taken, so that it runs while they are
     /// on their way. It also runs first where they have arrived: the ranks of a tensor group exchange parts of
-    /// the forward and of the gradients, all in the same order. Where a hook watches the actions, the forward is
-    /// left to the backward.
+    /// the forward and of the gradients, all in the same order. Where a hook watches the actions, or the ranks of a
+    /// group begin them together, the forward is left to the backward.
     pub(super) fn recompute_early(&mut self, At { stage, microbatch }: At) -> Result<(), Cause> {
+        let takes_turns = self.takes_group_turns();
         let Self { context, stages, recorder, .. } = self;
-        if context.hook().is_some() || !context.config.recompute.applies_to(stage) {
+        if takes_turns || context.hook().is_some() || !context.config.recompute.applies_to(stage) {
             return Ok(());
         }
         let start = Instant::now();

@@ -9,7 +9,7 @@ use pipewright_schedule::ClockSkew;
 use serde::de::DeserializeOwned;
 
 use super::context::RankContext;
-use super::group_link::{ExchangeSum, ExchangeTimes, GroupLink};
+use super::group_link::{ExchangeSum, ExchangeTimes, GroupLink, Rounds};
 use super::shared_endpoint::{SharedEndpoint, wait_for_message};
 use crate::collective::Exchange;
 use crate::device::Devices;
@@ -54,6 +54,8 @@ pub(super) struct ParkedAttempt {
     attempt: Attempt,
     sending: Duration,
     boundary_bytes: u64,
+    /// The numbers of exchanges in the tensor group and in the expert group.
+    rounds: [Rounds; 2],
 }
 
 impl Connection {
@@ -108,6 +110,7 @@ impl Connection {
         self.abort.begin_next(attempt, alive[0]);
         self.board.set_attempt(self.rank, attempt);
         self.attempt = attempt;
+        self.switch_rounds(&mut Default::default());
         (self.sending, self.boundary_bytes) = (Duration::ZERO, 0);
         self.endpoint.lock().continue_in(attempt, alive);
     }
@@ -123,7 +126,15 @@ impl Connection {
         std::mem::swap(&mut self.attempt, &mut parked.attempt);
         std::mem::swap(&mut self.sending, &mut parked.sending);
         std::mem::swap(&mut self.boundary_bytes, &mut parked.boundary_bytes);
+        self.switch_rounds(&mut parked.rounds);
         self.endpoint.lock().continue_in(self.attempt, alive);
+    }
+
+    /// Exchanges the numbers of exchanges of two attempts.
+    fn switch_rounds(&self, parked: &mut [Rounds; 2]) {
+        let [of_tensor_group, of_expert_group] = parked;
+        self.tensor_group.switch_rounds(of_tensor_group);
+        self.expert_group.switch_rounds(of_expert_group);
     }
 
     /// Takes out the times of the exchanges of tokens since the last call.
@@ -305,6 +316,11 @@ impl Connection {
         let tensors = message.into_tensors()?;
         self.memory.take_over(tensors.iter().flatten());
         Ok(Some((sent, tensors)))
+    }
+
+    /// Returns whether a message has arrived that was not taken.
+    pub(super) fn has_arrived(&self, awaited: AwaitedMessage) -> bool {
+        self.endpoint.lock().has_arrived(awaited.from, awaited.tag)
     }
 
     /// Takes a message if it has arrived.

@@ -45,6 +45,9 @@ pub(crate) struct RankContext {
     pub(super) expert_row_group: Group,
     /// The ranks that compute stages together with this one.
     pub(super) tensor_group: Group,
+    /// The ranks that exchange messages with this one in the middle of an action: those of its tensor group and of its expert
+    /// group.
+    pub(super) action_group: Group,
     /// The tree over all ranks of the replicas that hold all experts together, which is this replica
     /// if it holds all.
     pub(super) model_tree: Tree,
@@ -84,6 +87,7 @@ impl RankContext {
             expert_shard_group: expect(mesh.expert_shard_group(rank)),
             expert_row_group: expect(mesh.expert_row_group(rank)),
             tensor_group: expect(mesh.tensor_group(rank)),
+            action_group: expect(mesh.action_group(rank)),
             model_tree: Tree::over(&expect(mesh.model_group(rank))),
             world_tree: Tree::over(world),
             data_group,

@@ -2,15 +2,14 @@
 //! copies get the same update.
 //!
 //! The ranks exchange all of them in one message at the end of a step, when the sums over replicas are
-//! complete.
+//! complete. The exchange does not block, because a rank may compute the next batch meanwhile.
 
 use pipewright_schedule::StageIndex;
 
 use super::connection::Connection;
 use super::context::RankContext;
 use super::stages::LocalStages;
-use crate::collective::sum;
-use crate::failure::Cause;
+use crate::collective::{Exchange, sum};
 use crate::tensor::{CopyGradient, OptionalTensors, TensorRank, TensorShard};
 
 /// A parameter with a gradient that this rank computes in part.
@@ -21,20 +20,29 @@ struct PartialCopy {
     shard: TensorShard,
 }
 
-/// Adds the gradients of copies whose ranks compute parts of them.
-pub(super) fn add_copies(
+/// Sends the gradients of copies whose ranks compute parts of them, and returns the exchange with the others'. It is
+/// complete if there are none.
+pub(super) fn exchange_copies(
     context: &RankContext,
     connection: &Connection,
-    stages: &mut LocalStages,
-) -> Result<(), Cause> {
-    let rank = context.tensor_rank();
-    let copies = partial_copies(stages, rank);
+    stages: &LocalStages,
+) -> Exchange<OptionalTensors> {
+    let copies = partial_copies(stages, context.tensor_rank());
     if copies.is_empty() {
-        return Ok(());
+        return Exchange::complete(OptionalTensors::new());
     }
     let own = |copy: &PartialCopy| stages.get(copy.stage).runner().sums().get(copy.parameter);
-    let own: OptionalTensors = copies.iter().map(own).collect();
-    let gathered = connection.tensor_group.all_gather(own)?;
+    connection.tensor_group.begin_all_gather(copies.iter().map(own).collect())
+}
+
+/// Adds the gradients of copies, which have arrived.
+pub(super) fn add_copies(
+    context: &RankContext,
+    stages: &mut LocalStages,
+    gathered: Exchange<OptionalTensors>,
+) {
+    let rank = context.tensor_rank();
+    let (copies, gathered) = (partial_copies(stages, rank), gathered.into_contents().collect::<Vec<_>>());
     for (entry, PartialCopy { stage, parameter, shard }) in copies.into_iter().enumerate() {
         let first = (rank.index - shard.copy) as usize;
         let holders = gathered.iter().skip(first).take(shard.copies as usize);
@@ -42,7 +50,6 @@ pub(super) fn add_copies(
         let total = sum(gradients).pop().flatten();
         stages.get_mut(stage).runner_mut().sums_mut().set(parameter, total);
     }
-    Ok(())
 }
 
 /// Returns the parameters with gradients that this rank computes in part. All ranks of the group have the

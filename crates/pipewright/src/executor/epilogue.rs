@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::accumulation::Accumulation;
 use super::agreement::{agree_alike, decode_agreement, merge_forms};
 use super::collection::Collection;
-use super::copies::add_copies;
+use super::copies::{add_copies, exchange_copies};
 use super::expert_holders::check_holders;
 use super::gather::{receive_rows, start_gather};
 use super::losses::read_losses;
@@ -73,6 +73,10 @@ impl Executor {
                 self.end_training()?
             }
             Phase::ReplicaSums => self.end_sums()?,
+            Phase::Copies(gathered) => {
+                add_copies(&self.context, &mut self.stages, gathered);
+                self.share_gradients()
+            }
             Phase::SharedGradients(sums) => {
                 set_shared_gradients(&mut self.stages, sums);
                 change_gradients(&self.context, &mut self.stages, self.step.input(), self.accumulation)?;
@@ -117,6 +121,7 @@ impl Executor {
             Phase::Verdict(message) => connection.receive_bytes(message),
             Phase::Statistics(means) => receive_statistics(connection, stages, means),
             Phase::ReplicaSums => Ok(self.reductions.awaited_by_any(stages)),
+            Phase::Copies(gathered) => connection.receive_tensors(gathered, &stages.first().inner_device()),
             Phase::ParameterLists(lists) => connection.receive(lists),
             Phase::SharedGradients(sums) => receive_shared_gradients(context, connection, stages, sums),
             Phase::ReplicaSquares(squares) | Phase::Squares(squares) => connection.receive(squares),
@@ -207,17 +212,20 @@ impl Executor {
         Ok(Phase::ReplicaSums)
     }
 
-    /// Adds the gradients of copies in the tensor group, and exchanges the gradients of shared parameters,
-    /// once the sums over replicas are complete.
+    /// Exchanges the gradients of copies in the tensor group, once the sums over replicas are complete.
     fn end_sums(&mut self) -> Result<Phase, Cause> {
         self.reductions.clear();
         if self.context.hook().is_some() && self.reduces() {
             // A hook's functions may have replaced the sums.
             self.stages.iter().try_for_each(|stage| check_sums(stage.runner()))?;
         }
+        Ok(Phase::Copies(exchange_copies(&self.context, &self.connection, &self.stages)))
+    }
+
+    /// Exchanges the gradients of shared parameters.
+    fn share_gradients(&mut self) -> Phase {
         let Self { context, connection, stages, parameters, .. } = self;
-        add_copies(context, connection, stages)?;
-        Ok(Phase::SharedGradients(exchange_shared_gradients(context, connection, stages, parameters)))
+        Phase::SharedGradients(exchange_shared_gradients(context, connection, stages, parameters))
     }
 
     /// Sums the squares of this rank's gradients and waits for the other replicas in its subtree.

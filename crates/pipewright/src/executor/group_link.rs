@@ -9,7 +9,8 @@
 //! The ranks of a group have the same stages and run the same program, so they make the same exchanges in the
 //! same order. A rank sends its own tensors to all others before it waits for theirs. So the group runs its
 //! program as one rank would, and a validated program ends. For replicas, this is one program for the whole
-//! expert group: each of its actions is the same action of all replicas. The halves of an overlap number
+//! expert group: each of its actions is the same action of all replicas. If two batches overlap, each numbers its
+//! exchanges apart, and the ranks of a group begin an action together (`group_turns.rs`). The halves of an overlap number
 //! their exchanges apart, so that each half exchanges with the same half of the others. A rank that waits has
 //! the deadline of any other wait, and a failure of any rank wakes it.
 
@@ -23,7 +24,7 @@ use burn::tensor::Device;
 
 use super::context::RankContext;
 use super::exchange_time::Span;
-use super::shared_endpoint::{SharedEndpoint, wait_for_message};
+use super::shared_endpoint::{SharedEndpoint, wait_in_attempt};
 use super::turns::{OtherFailed, Turn};
 use crate::collective::{Exchange, Group};
 use crate::device::Devices;
@@ -47,7 +48,7 @@ pub(crate) struct GroupLink {
     board: ProgressBoard,
     memory: RankMemory,
     deadline: Duration,
-    /// The numbers of exchanges in this attempt: of actions that run alone, and of the halves of overlaps.
+    /// The numbers of exchanges in this attempt ([`Rounds`]).
     rounds: [AtomicU32; 3],
     /// The rank's thread, from its first step on.
     thread: OnceLock<ThreadId>,
@@ -58,6 +59,9 @@ pub(crate) struct GroupLink {
     /// The half of an overlap that runs on the rank's thread, if the halves do not run by turns.
     half: Mutex<Option<Direction>>,
 }
+
+/// The numbers of exchanges in an attempt: of actions that run alone, and of the halves of overlaps.
+pub(super) type Rounds = [u32; 3];
 
 /// The checksums of what a rank has sent since they were taken.
 #[derive(Debug, Default)]
@@ -159,6 +163,13 @@ impl GroupLink {
         }
     }
 
+    /// Exchanges the numbers of exchanges of this attempt with those of another one, which continues.
+    pub(super) fn switch_rounds(&self, parked: &mut Rounds) {
+        for (own, parked) in self.rounds.iter().zip(parked) {
+            *parked = own.swap(*parked, Ordering::Relaxed);
+        }
+    }
+
     /// Notes checksums for [`GroupLink::take_sums`] until the next attempt begins, if the connection can.
     pub(super) fn note_sums(&self) {
         if let Some(sums) = &self.sums {
@@ -182,9 +193,15 @@ impl GroupLink {
         self.sums.as_ref().map(|sums| std::mem::take(&mut locked(sums).sums)).unwrap_or_default()
     }
 
-    /// Returns the tensors of all ranks, in the order of the group, on the devices of this rank's tensors.
-    pub(super) fn all_gather(&self, own: OptionalTensors) -> Result<Vec<OptionalTensors>, Cause> {
-        self.exchange(vec![own; self.group.members().len()])
+    /// Sends tensors to all other ranks, and returns the exchange with theirs, in the order of the group. It does not block.
+    pub(super) fn begin_all_gather(&self, own: OptionalTensors) -> Exchange<OptionalTensors> {
+        let tag = (self.tag)(None, self.rounds[index(None)].fetch_add(1, Ordering::Relaxed));
+        let mut endpoint = self.endpoint.lock();
+        for (_, to) in self.group.others() {
+            let copies = self.copies_for(&endpoint, self.devices.of(to), own.clone());
+            endpoint.send(to, tag, Payload::Tensors(copies));
+        }
+        Exchange::among(&self.group, tag, own)
     }
 
     /// Returns the tensors of all ranks, in the order of the group, to the first rank; to the others their
@@ -295,7 +312,7 @@ impl GroupLink {
         self.board.set_activity(rank, Activity::Waits(awaited));
         let start = Instant::now();
         let mut endpoint = self.endpoint.lock();
-        let waited = wait_for_message(&mut endpoint, &self.board, self.deadline);
+        let waited = wait_in_attempt(&mut endpoint, &self.board, self.deadline);
         if let Some(first) = endpoint.failure() {
             return Err(Cause::Aborted { first: first.rank });
         }

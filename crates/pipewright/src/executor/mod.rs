@@ -54,6 +54,7 @@
 //! | `machine.rs` | the executor: its parts, and polling |
 //! | `actions.rs` | one handler for each kind of action |
 //! | `overlap.rs`, `two_batches.rs` | two batches at once, if parameters are delayed: their order, and how they run |
+//! | `group_turns.rs` | actions that a tensor group or an expert group begins together while batches overlap |
 //! | `epilogue.rs` | the phases after the program, in order |
 
 mod accumulation;
@@ -75,6 +76,7 @@ mod failed_action;
 mod gather;
 mod exchange_time;
 mod group_link;
+mod group_turns;
 mod idle_threads;
 mod losses;
 mod machine;

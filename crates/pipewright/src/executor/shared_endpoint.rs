@@ -38,15 +38,34 @@ pub(super) fn wait_for_message(
     board: &ProgressBoard,
     deadline: Duration,
 ) -> Result<(), Cause> {
+    wait(endpoint, board, deadline, Endpoint::wait)
+}
+
+/// Like [`wait_for_message`], in the middle of an action: a failure of a later batch, which overlaps with the action's, ends no
+/// wait.
+pub(super) fn wait_in_attempt(
+    endpoint: &mut Endpoint,
+    board: &ProgressBoard,
+    deadline: Duration,
+) -> Result<(), Cause> {
+    wait(endpoint, board, deadline, Endpoint::wait_in_attempt)
+}
+
+fn wait(
+    endpoint: &mut Endpoint,
+    board: &ProgressBoard,
+    deadline: Duration,
+    wait_until: fn(&mut Endpoint, Instant) -> Waited,
+) -> Result<(), Cause> {
     let patience = deadline + endpoint.detection_lag(deadline);
     // Reading the progress of all ranks takes longer the more ranks there are, and most waits are short.
-    match endpoint.wait(Instant::now() + patience.min(SHORT_WAIT)) {
+    match wait_until(endpoint, Instant::now() + patience.min(SHORT_WAIT)) {
         Waited::Arrived | Waited::Aborted => return Ok(()),
         Waited::TimedOut => {}
     }
     loop {
         let moves = board.moves();
-        match endpoint.wait(Instant::now() + patience) {
+        match wait_until(endpoint, Instant::now() + patience) {
             Waited::Arrived | Waited::Aborted => return Ok(()),
             Waited::TimedOut if board.moves() != moves => {}
             Waited::TimedOut => return Err(Cause::Deadline { waited: deadline, report: board.report() }),

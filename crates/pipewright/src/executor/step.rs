@@ -19,6 +19,7 @@ use super::step_input::StepInput;
 use crate::batch::{StepForm, StepForms};
 use crate::collective::Exchange;
 use crate::ids::StepNumber;
+use crate::tensor::OptionalTensors;
 use crate::verification::RankChecksums;
 
 /// The result of a poll.
@@ -47,6 +48,9 @@ pub(super) struct Step {
     pub(super) early: EarlyUpdates,
     /// Across processes: whether all ranks have the same next batch, which they begin after the update or have begun.
     pub(super) has_next: bool,
+    /// While batches overlap: which ranks of the action group have the messages of the current action. `None` if this rank has
+    /// not said that it has its own.
+    pub(super) group_turn: Option<Exchange<()>>,
 }
 
 /// A phase of a step. Phases after the program own their exchanges. Their protocol is in `README.md` in this
@@ -66,6 +70,8 @@ pub(super) enum Phase {
     Statistics(Vec<StatisticsMean>),
     /// The rank waits for the gradient sums over the replicas ([`Reductions`](super::reduction::Reductions)).
     ReplicaSums,
+    /// The rank waits for the gradients of shards that other ranks of its tensor group hold too.
+    Copies(Exchange<OptionalTensors>),
     /// The rank waits for the gradients of shared parameters from their other owners.
     SharedGradients(Vec<SharedSum>),
     /// The rank waits for squares of the gradients' parts from replicas or, without sharding, for the message
@@ -144,6 +150,7 @@ impl Step {
             updates: None,
             early: EarlyUpdates::default(),
             has_next: false,
+            group_turn: None,
         }
     }
 
@@ -207,6 +214,7 @@ impl Step {
     /// Notes that the current action is done.
     pub(super) fn advance(&mut self) {
         self.position += 1;
+        self.group_turn = None;
     }
 
     /// Takes out the phase. [`Step::set_phase`] puts it back, or its successor.

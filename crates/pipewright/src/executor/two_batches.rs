@@ -12,7 +12,7 @@ use super::recorder::Recorder;
 use super::reduction::Reductions;
 use super::step::{Phase, Poll, Step};
 use super::step_input::StepInput;
-use crate::failure::StepError;
+use crate::failure::{Cause, StepError};
 use crate::ids::StepNumber;
 use crate::progress::Activity;
 
@@ -90,12 +90,15 @@ impl Executor {
     /// Waits until a message arrives or a batch fails on another rank. A deadline that passes is an error of the earlier
     /// batch, for which the later one may wait too.
     pub(crate) fn wait_overlap(&mut self) -> Result<(), StepError> {
-        self.connection.wait().map_err(|cause| {
-            if let Some([earlier, _]) = self.own_overlap().both() {
-                self.go_to(earlier);
-            }
-            self.error(cause)
-        })
+        self.connection.wait().map_err(|cause| self.error_of_earlier(cause))
+    }
+
+    /// Makes an error of the earlier batch.
+    fn error_of_earlier(&mut self, cause: Cause) -> StepError {
+        if let Some([earlier, _]) = self.own_overlap().both() {
+            self.go_to(earlier);
+        }
+        self.error(cause)
     }
 
     /// Returns whether all ranks of all processes have the next batch.
@@ -130,8 +133,14 @@ impl Executor {
         self.go_to(lane);
         // The other batch may have waited, or ended.
         self.connection.set_activity(Activity::Computes);
-        if self.poll()? == Poll::Pending {
-            return Ok(OverlapPoll::Pending);
+        match self.poll() {
+            Ok(Poll::Pending) => return Ok(OverlapPoll::Pending),
+            Ok(Poll::Progress | Poll::Done) => {}
+            // In an exchange with the tensor group.
+            Err(StepError { cause: cause @ Cause::Deadline { .. }, .. }) => {
+                return Err(self.error_of_earlier(cause));
+            }
+            Err(error) => return Err(error),
         }
         let (row, position) = (self.step.row(self.context.rank()), self.step.position);
         let computes = |index: usize| row.get(index).is_some_and(|action| action.is_compute());

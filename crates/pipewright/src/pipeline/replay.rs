@@ -174,10 +174,8 @@ where
 
     /// Returns the ranks that exchange messages with a rank inside of an action, with this rank.
     fn group_of(&self, rank: WorldRank) -> Vec<WorldRank> {
-        let mesh = self.config.mesh(self.program.ranks());
-        let group_of = |coord: MeshCoord| (coord.rank, coord.replica / mesh.experts);
-        let own = group_of(mesh.coord(rank));
-        self.ranks().filter(|(_, coord)| group_of(*coord) == own).map(|(rank, _)| rank).collect()
+        let group = self.config.mesh(self.program.ranks()).action_group(rank);
+        group.map(|group| group.members().to_vec()).unwrap_or_default()
     }
 
     fn known_before(&self, stage: StageIndex) -> Fingerprint {

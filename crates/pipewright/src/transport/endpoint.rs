@@ -206,6 +206,11 @@ impl Endpoint {
         self.local_mut().try_take(from, tag)
     }
 
+    /// Returns whether the message with `tag` from `from` has arrived and was not taken.
+    pub(crate) fn has_arrived(&mut self, from: WorldRank, tag: Tag) -> bool {
+        self.local_mut().has_arrived(from, tag)
+    }
+
     /// Sleeps until a message arrives or may have left, `until` passes, or a rank fails. Returns at once if a
     /// message other than the wanted one was taken since the last wait.
     pub fn wait(&mut self, until: Instant) -> Waited {
@@ -213,6 +218,15 @@ impl Endpoint {
             #[cfg(feature = "mpi")]
             Self::Mpi(endpoint) => endpoint.wait(until),
             _ => self.local_mut().wait(until),
+        }
+    }
+
+    /// Like [`Endpoint::wait`], but a failure of a later attempt than the current one does not end it.
+    pub(crate) fn wait_in_attempt(&mut self, until: Instant) -> Waited {
+        match self {
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => endpoint.wait_in_attempt(until),
+            _ => self.local_mut().wait_in_attempt(until),
         }
     }
 

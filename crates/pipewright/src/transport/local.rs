@@ -110,11 +110,25 @@ impl LocalEndpoint {
     }
 
     pub(crate) fn try_take(&mut self, from: WorldRank, tag: Tag) -> Option<Message> {
-        let key = (self.attempt, from, tag);
         // Lock the mailbox only if the message has not been sorted already.
+        let key = (self.attempt, from, tag);
         if let Some(message) = self.arrived.remove(&key) {
             return Some(message);
         }
+        self.sort(key);
+        self.arrived.remove(&key)
+    }
+
+    pub(crate) fn has_arrived(&mut self, from: WorldRank, tag: Tag) -> bool {
+        let key = (self.attempt, from, tag);
+        if !self.arrived.contains_key(&key) {
+            self.sort(key);
+        }
+        self.arrived.contains_key(&key)
+    }
+
+    /// Takes all messages out of the mailbox. One of them is wanted.
+    fn sort(&mut self, key: (Attempt, WorldRank, Tag)) {
         self.mailboxes.boxes[self.rank.index()].take_into(&mut self.spare);
         for message in self.spare.drain(..).filter(|message| message.attempt >= self.alive[0]) {
             let own = (message.attempt, message.from, message.tag);
@@ -122,11 +136,19 @@ impl LocalEndpoint {
             let earlier = self.arrived.insert(own, message);
             debug_assert!(earlier.is_none(), "two messages {own:?}");
         }
-        self.arrived.remove(&key)
     }
 
     pub(crate) fn wait(&mut self, until: Instant) -> Waited {
-        let must_stop = || self.mailboxes.abort.is_raised_in(self.alive[1]);
+        self.wait_in(self.alive[1], until)
+    }
+
+    pub(crate) fn wait_in_attempt(&mut self, until: Instant) -> Waited {
+        self.wait_in(self.attempt, until)
+    }
+
+    /// Waits until something fails in an attempt or before, or until the wait ends otherwise.
+    fn wait_in(&mut self, attempt: Attempt, until: Instant) -> Waited {
+        let must_stop = || self.mailboxes.abort.is_raised_in(attempt);
         if std::mem::take(&mut self.took_others) && !must_stop() {
             return Waited::Arrived;
         }
@@ -171,6 +193,19 @@ mod tests {
         });
         assert_eq!(waits.join().expect("no panic"), Waited::Aborted);
         assert!(start.elapsed() < Duration::from_secs(30));
+    }
+
+    #[test]
+    fn a_failure_of_a_later_attempt_ends_no_wait_of_an_earlier_one() {
+        let mut endpoint = world(1).remove(0);
+        let [earlier, later] = [1, 2].map(Attempt::new);
+        endpoint.continue_in(earlier, [earlier, later]);
+        let cause = Cause::LostPeer { peer: endpoint.rank };
+        let error = StepError { rank: endpoint.rank, step: StepNumber::default(), action: None, cause };
+        endpoint.abort().raise_from(later, error);
+        let soon = || Instant::now() + Duration::from_millis(20);
+        assert_eq!(endpoint.wait(soon()), Waited::Aborted);
+        assert_eq!(endpoint.wait_in_attempt(soon()), Waited::TimedOut);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! boundaries, placements between stages, hooks, modules, failures, checkpoints, whole experts.
 
 mod checkpoints;
+mod delayed;
 mod early_updates;
 mod edges;
 mod expert_exchange_times;

@@ -106,7 +106,7 @@ fn batches_of_runs_that_drain_do_not_overlap() {
         config(),
         PipelineConfig { precision: Precision::F16, ..delayed() },
         PipelineConfig { verify: Verify::OnSuspicion, ..delayed() },
-        PipelineConfig { tensor_parallel: 2, ..delayed() },
+        PipelineConfig { data_parallel: 2, data_parallel_mode: DataParallelMode::Sharded, ..delayed() },
     ];
     assert!(drain.iter().all(|config| !config.may_overlap()));
 }

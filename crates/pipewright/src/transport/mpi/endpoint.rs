@@ -227,6 +227,13 @@ impl MpiEndpoint {
         waited
     }
 
+    pub(crate) fn wait_in_attempt(&mut self, until: Instant) -> Waited {
+        self.shared.waits.store(true, Ordering::Relaxed);
+        let waited = self.inner.wait_in_attempt(until);
+        self.shared.waits.store(false, Ordering::Relaxed);
+        waited
+    }
+
     /// Returns how long after the deadline a silent rank is known.
     pub(crate) fn detection_lag(&self, deadline: Duration) -> Duration {
         detection_lag(self.inner.ranks(), deadline)

@@ -49,7 +49,8 @@ fn next(tag: Tag) -> Option<Tag> {
         Tag::ReplicaSquares => Tag::Collective { communicator: 8, round: 9 },
         Tag::Collective { .. } => Tag::TensorGroup { half: None, round: 10 },
         Tag::TensorGroup { half: None, .. } => Tag::TensorGroup { half: Some(Direction::Forward), round: 10 },
-        Tag::TensorGroup { .. } => Tag::ExpertGroup { half: None, round: 11 },
+        Tag::TensorGroup { .. } => Tag::GroupReady { position: 7 },
+        Tag::GroupReady { .. } => Tag::ExpertGroup { half: None, round: 11 },
         Tag::ExpertGroup { half: None, .. } => {
             Tag::ExpertGroup { half: Some(Direction::Backward), round: 12 }
         }

@@ -34,7 +34,7 @@ const EXPERTS: usize = 4;
 /// The moment at the end of the forward of a microbatch, or at the beginning of its backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Moment {
-    action: Action,
+    pub(super) action: Action,
     pub(super) replica: u32,
 }
 
@@ -96,9 +96,7 @@ pub(super) fn config(sizes: Sizes, expert_parallel: u32) -> PipelineConfig {
 
 /// Returns the program of DualPipeV for a pipeline of these sizes.
 pub(super) fn program(sizes: Sizes, config: &PipelineConfig) -> ValidatedProgram {
-    let microbatches = MICROBATCHES / sizes.data;
-    let spec = ScheduleSpec { ranks: sizes.pipeline, microbatches, ..ScheduleSpec::default() };
-    lowered(&generate("dualpipev", &spec).expect("a schedule"), sizes, config)
+    generated("dualpipev", sizes, config)
 }
 
 pub(super) fn lowered(schedule: &Schedule, sizes: Sizes, config: &PipelineConfig) -> ValidatedProgram {
@@ -117,6 +115,24 @@ pub(super) fn launch(
     fault: impl Fn(Moment) + Send + Sync + 'static,
 ) -> Pipeline {
     launch_with(program(sizes, config), world, config, |first, _| vector(first as u64), fault)
+}
+
+/// Launches a pipeline under a schedule without overlaps.
+pub(super) fn launch_schedule(
+    schedule: &str,
+    sizes: Sizes,
+    config: &PipelineConfig,
+    fault: impl Fn(Moment) + Send + Sync + 'static,
+) -> Pipeline {
+    let (program, world) = (generated(schedule, sizes, config), World::local(sizes.ranks()));
+    launch_with(program, world, config, |first, _| vector(first as u64), fault)
+}
+
+/// Returns the program of a schedule for a pipeline of these sizes.
+pub(super) fn generated(schedule: &str, sizes: Sizes, config: &PipelineConfig) -> ValidatedProgram {
+    let microbatches = MICROBATCHES / sizes.data;
+    let spec = ScheduleSpec { ranks: sizes.pipeline, microbatches, ..ScheduleSpec::default() };
+    lowered(&generate(schedule, &spec).expect("a schedule"), sizes, config)
 }
 
 fn vector(seed: u64) -> Param<Tensor<1>> {
@@ -161,7 +177,7 @@ fn launch_local(sizes: Sizes, config: &PipelineConfig) -> Pipeline {
 
 /// Calls `run` with a world that delivers a message when `is_due` returns true, which gets the sender, the
 /// receiver and the tag.
-fn with_deliveries<R>(
+pub(super) fn with_deliveries<R>(
     ranks: u32,
     mut is_due: impl FnMut(WorldRank, WorldRank, Tag) -> bool + Send + 'static,
     run: impl FnOnce(World) -> R,

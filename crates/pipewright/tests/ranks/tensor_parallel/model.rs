@@ -11,6 +11,7 @@ use pipewright::tensor::Placement;
 use pipewright::transport::World;
 use pipewright_schedule::StageIndex;
 
+use super::expert_overlaps::generated;
 use crate::support::{self, LAYERS, Step, WIDTH, batch, config, loss, numbers, path_in_model, program};
 
 /// The inner width of a layer, which three tensor ranks share as 3, 3 and 1.
@@ -179,6 +180,12 @@ pub(super) struct Sizes {
     pub(super) tensor: u32,
 }
 
+impl Sizes {
+    pub(super) fn ranks(self) -> u32 {
+        self.pipeline * self.data * self.tensor
+    }
+}
+
 pub(super) fn sizes(pipeline: u32, data: u32, tensor: u32) -> Sizes {
     Sizes { pipeline, data, tensor }
 }
@@ -193,9 +200,22 @@ pub(super) fn try_launch(
     config: &PipelineConfig,
     fault: Option<Fault>,
 ) -> Result<Pipeline, PipelineError> {
-    let program = program(schedule, sizes.pipeline, MICROBATCHES / sizes.data);
+    try_launch_in(World::local(sizes.ranks()), schedule, sizes, config, fault)
+}
+
+pub(super) fn try_launch_in(
+    world: World,
+    schedule: &str,
+    sizes: Sizes,
+    config: &PipelineConfig,
+    fault: Option<Fault>,
+) -> Result<Pipeline, PipelineError> {
+    let program = if config.delayed {
+        generated(schedule, sizes, config)
+    } else {
+        program(schedule, sizes.pipeline, MICROBATCHES / sizes.data)
+    };
     let stages = program.placement().stages();
-    let world = World::local(sizes.pipeline * sizes.data * sizes.tensor);
     Pipeline::launch_split(program, world, config, move |stage: StageIndex, tensor: &TensorParallel| {
         let count = LAYERS / stages as usize;
         let module = Split::new(stage.index() * count, count, tensor, fault.clone());
