@@ -1,6 +1,8 @@
 //! Functions of each element, whose bits on the processor do not depend on the system's C library as those of Burn's
 //! operations do.
 
+use std::ops::ControlFlow;
+
 use burn::tensor::{DType, Tensor, activation};
 use pipewright_kernel::pointwise::{Function, replace, slopes, values};
 
@@ -63,8 +65,8 @@ fn apply<const D: usize>(
     composed: impl FnOnce(Tensor<D>) -> Tensor<D>,
 ) -> Tensor<D> {
     let x = match in_place(function, x) {
-        Ok(y) => return y,
-        Err(x) => x,
+        ControlFlow::Break(y) => return y,
+        ControlFlow::Continue(x) => x,
     };
     let shape = x.dims();
     let Some(([argument], tape)) = on_cpu([x.clone().into_dispatch()]) else { return composed(x) };
@@ -77,18 +79,18 @@ fn apply<const D: usize>(
 
 /// Returns the function of each element in the memory of the arguments. Returns the arguments if others use this memory, or they are
 /// on a tape, on another device or in half precision.
-fn in_place<const D: usize>(function: Function, x: Tensor<D>) -> Result<Tensor<D>, Tensor<D>> {
+fn in_place<const D: usize>(function: Function, x: Tensor<D>) -> ControlFlow<Tensor<D>, Tensor<D>> {
     if x.dtype() != DType::F32 {
-        return Err(x);
+        return ControlFlow::Continue(x);
     }
-    let Some(y) = cpu(x.clone()) else { return Err(x) };
+    let Some(y) = cpu(x.clone()) else { return ControlFlow::Continue(x) };
     drop(x);
     let mut y = owned(y);
     if !y.is_unique() {
-        return Err(from_cpu(y));
+        return ControlFlow::Continue(from_cpu(y));
     }
     replace(function, y.storage_mut());
-    Ok(from_cpu(y))
+    ControlFlow::Break(from_cpu(y))
 }
 
 #[derive(Clone, Debug)]
