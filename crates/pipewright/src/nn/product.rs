@@ -33,6 +33,8 @@ pub fn matrix_product_transposed(a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
 pub(super) fn multiply(x: Tensor<2>, weight: Tensor<2>, layout: Layout, id: ParamId) -> Tensor<2> {
     let ([rows, inputs], shape) = (x.dims(), weight.dims());
     let (deferred, remade) = (Deferred::current(&weight, id), remade(&x));
+    // The gradient of a frozen weight is not computed.
+    let is_trained = deferred.is_some() || weight.is_tracked();
     let operands = [x.clone().into_dispatch(), weight.clone().into_dispatch()];
     let Some(([x, weight], tape)) = on_cpu(operands) else {
         return composed::product(x, weight, layout, id, deferred, remade);
@@ -43,7 +45,7 @@ pub(super) fn multiply(x: Tensor<2>, weight: Tensor<2>, layout: Layout, id: Para
     let tape = recorded_on(tape, 1, deferred.as_ref());
     let sizes = Sizes { rows, inputs, outputs, shape };
     tape.record_tensor(y, |_| {
-        let x = remade.map_or(KeptInput::Whole(x), KeptInput::Remade);
+        let x = is_trained.then(|| remade.map_or(KeptInput::Whole(x), KeptInput::Remade));
         ProductBackward { x, weight, layout, id, sizes, deferred }
     })
 }
@@ -75,7 +77,8 @@ impl KeptInput {
 
 #[derive(Clone, Debug)]
 struct ProductBackward {
-    x: KeptInput,
+    /// `None` if the weight is frozen.
+    x: Option<KeptInput>,
     weight: KeptWeight,
     layout: Layout,
     id: ParamId,
@@ -92,21 +95,39 @@ impl Operation<2> for ProductBackward {
             let factor = layout.factor(&weight, shape);
             product(Operand::new(&gradient, [rows, outputs]), factor.transposed())
         });
-        let d_weight = match deferred {
+        let x = x.filter(|_| for_weight).map(KeptInput::get);
+        let d_weight = x.and_then(|x| match deferred {
             Some(deferred) => {
-                if for_weight {
-                    let (x, gradient) = layout.gradient_factors(from_cpu(x.get()), from_cpu(gradient));
-                    deferred.push(WeightTask::Product { weight: id, source: 0, x: Box::new(x), gradient });
-                }
+                let (x, gradient) = layout.gradient_factors(from_cpu(x), from_cpu(gradient));
+                deferred.push(WeightTask::Product { weight: id, source: 0, x: Box::new(x), gradient });
                 None
             }
-            None => for_weight.then(|| {
-                let x = x.get();
+            None => {
                 let (x, g) = (Operand::new(&x, [rows, inputs]), Operand::new(&gradient, [rows, outputs]));
                 let (a, b) = layout.gradient_factors(x, g);
-                product(a.transposed(), b)
-            }),
-        };
+                Some(product(a.transposed(), b))
+            }
+        });
         [d_x, d_weight]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::numbers;
+    use super::*;
+    use crate::tensor::Value;
+
+    #[test]
+    fn the_tape_keeps_the_input_of_a_trained_weight_alone() {
+        let is_kept = |is_trained| {
+            let x = numbers::<2>([3, 4], 1.0).autodiff().require_grad() * 2.0;
+            let weight = numbers::<2>([4, 5], 1.0).autodiff().set_require_grad(is_trained);
+            let y = matrix_product(x.clone(), weight);
+            let is_shared = Value::of(x.inner()).storage().expect("in memory").is_shared;
+            y.sum().backward();
+            is_shared
+        };
+        assert_eq!([is_kept(true), is_kept(false)], [true, false]);
     }
 }
