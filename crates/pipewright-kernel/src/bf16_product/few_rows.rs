@@ -13,7 +13,10 @@ use crate::product::{Matrix, each_strip, prefetch_runs};
 use crate::scratch::Scratch;
 
 /// With more rows, packing takes a small share of the time.
-const MOST_ROWS: usize = 8;
+const MOST_ROWS: usize = 16;
+
+/// The most rows whose sums are in registers together.
+const AT_ONCE: usize = 12;
 
 /// Pairs of rows of the right operand that are read at once.
 const PAIRS: usize = 4;
@@ -32,7 +35,7 @@ pub(super) fn is_faster(instruction: Instruction, a: Matrix<'_, bf16>, b: Matrix
 
 /// The operands and the result, which threads share.
 struct Shared<'a> {
-    /// For each pair of the inner dimension, a word per row.
+    /// For each pair of the inner dimension, a word per row of the groups.
     left: *const u32,
     rows: usize,
     right: Matrix<'a, bf16>,
@@ -49,87 +52,107 @@ unsafe impl Sync for Shared<'_> {}
 pub(super) unsafe fn multiply(a: Matrix<'_, bf16>, b: Matrix<'_, bf16>, target: Target) {
     assert_eq!(a.columns, b.rows, "inner dimensions of a product agree");
     let rows = Vectors::rows_of(a, 1);
-    let mut left = Scratch::new(a.rows * rows.pairs());
+    // The sums of a group of rows are in registers together. A row that is missing in the second group is zero.
+    let groups = a.rows.div_ceil(AT_ONCE);
+    let height = a.rows.div_ceil(groups);
+    let mut left = Scratch::new(groups * height * rows.pairs());
     let left = left.as_mut_ptr();
     // SAFETY: the processor has the instructions, and the memory has a word for each row and pair.
-    unsafe { rows.pack(0, a.rows, left) };
+    unsafe { rows.pack(0, groups * height, left) };
     let shared = &Shared { left, rows: a.rows, right: b, target };
     // SAFETY: the processor has the instructions, the left operand is packed, and each strip is computed once.
     each_strip([a.rows, b.columns, a.columns], COLUMNS, |columns| unsafe {
-        match shared.rows {
-            1 => shared.compute::<1>(columns),
-            2 => shared.compute::<2>(columns),
-            3 => shared.compute::<3>(columns),
-            4 => shared.compute::<4>(columns),
-            5 => shared.compute::<5>(columns),
-            6 => shared.compute::<6>(columns),
-            7 => shared.compute::<7>(columns),
-            _ => shared.compute::<MOST_ROWS>(columns),
+        match (groups, height) {
+            (1, 1) => shared.compute::<1, 1>(columns),
+            (1, 2) => shared.compute::<1, 2>(columns),
+            (1, 3) => shared.compute::<1, 3>(columns),
+            (1, 4) => shared.compute::<1, 4>(columns),
+            (1, 5) => shared.compute::<1, 5>(columns),
+            (1, 6) => shared.compute::<1, 6>(columns),
+            (1, 7) => shared.compute::<1, 7>(columns),
+            (1, 8) => shared.compute::<1, 8>(columns),
+            (1, 9) => shared.compute::<1, 9>(columns),
+            (1, 10) => shared.compute::<1, 10>(columns),
+            (1, 11) => shared.compute::<1, 11>(columns),
+            (1, _) => shared.compute::<1, AT_ONCE>(columns),
+            (_, 7) => shared.compute::<2, 7>(columns),
+            _ => shared.compute::<2, { MOST_ROWS / 2 }>(columns),
         }
     });
 }
 
 impl Shared<'_> {
-    /// Computes `count` columns from `first` on, of `N` rows.
+    /// Computes `count` columns from `first` on, of `GROUPS` groups of `N` rows.
     ///
     /// # Safety
     /// As [`multiply`]; the left operand must be packed, and no other thread may use the columns.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-    unsafe fn compute<const N: usize>(&self, [first, count]: [usize; 2]) {
+    unsafe fn compute<const GROUPS: usize, const N: usize>(&self, [first, count]: [usize; 2]) {
         let width = count.next_multiple_of(COLUMNS);
-        let mut sums = Scratch::new(N * width);
+        let mut sums = Scratch::new(N * GROUPS * width);
         let sums: *mut f32 = sums.as_mut_ptr().cast();
         let pairs = self.right.rows.div_ceil(2);
         for start in (0..pairs).step_by(PAIRS) {
             let end = pairs.min(start + PAIRS);
             for column in (0..count).step_by(COLUMNS) {
-                let next = self
-                    .right
-                    .data
-                    .as_ptr()
-                    .wrapping_add(2 * start * self.right.row_stride + first + column + AHEAD);
-                prefetch_runs(next, [2 * (end - start), COLUMNS, self.right.row_stride], 0, 1);
-                // SAFETY: the sums have whole registers for each row.
-                unsafe {
-                    let at = sums.add(column);
-                    let mut held = [[_mm512_setzero_ps(); 2]; N];
-                    if start > 0 {
-                        held = load(at, width);
-                    }
-                    for pair in start..end {
-                        let [low, high] = self.pair(pair, first + column, count - column);
-                        for (row, [low_sum, high_sum]) in held.iter_mut().enumerate() {
-                            let element =
-                                _mm512_set1_epi32(self.left.add(pair * N + row).read().cast_signed());
-                            let element = std::mem::transmute::<__m512i, __m512bh>(element);
-                            *low_sum = _mm512_dpbf16_ps(*low_sum, element, low);
-                            *high_sum = _mm512_dpbf16_ps(*high_sum, element, high);
+                self.prefetch(start, column, [first, count]);
+                for group in 0..GROUPS {
+                    // SAFETY: the sums have whole registers for each row, and the left operand has all words.
+                    unsafe {
+                        let at = sums.add(group * N * width + column);
+                        let mut held = [[_mm512_setzero_ps(); 2]; N];
+                        if start > 0 {
+                            held = load(at, width);
                         }
-                    }
-                    for (row, sums) in held.into_iter().enumerate() {
-                        for (half, sum) in sums.into_iter().enumerate() {
-                            _mm512_storeu_ps(at.add(row * width + half * COLUMNS / 2), sum);
+                        for pair in start..end {
+                            let [low, high] = self.pair(pair, first + column, count - column);
+                            let left = self.left.add((pair * GROUPS + group) * N);
+                            for (row, [low_sum, high_sum]) in held.iter_mut().enumerate() {
+                                let element = _mm512_set1_epi32(left.add(row).read().cast_signed());
+                                let element = std::mem::transmute::<__m512i, __m512bh>(element);
+                                *low_sum = _mm512_dpbf16_ps(*low_sum, element, low);
+                                *high_sum = _mm512_dpbf16_ps(*high_sum, element, high);
+                            }
+                        }
+                        for (row, sums) in held.into_iter().enumerate() {
+                            for (half, sum) in sums.into_iter().enumerate() {
+                                _mm512_storeu_ps(at.add(row * width + half * COLUMNS / 2), sum);
+                            }
                         }
                     }
                 }
             }
         }
         for column in (0..count).step_by(COLUMNS) {
-            // SAFETY: all sums are written, and the target has the rows and columns of the tile.
-            unsafe {
-                let tile = Tile {
-                    pairs,
-                    left: self.left,
-                    right: std::ptr::null(),
-                    output: self.target.output.at(first + column),
-                    stride: self.target.row_stride,
-                    rows: N,
-                    columns: COLUMNS.min(count - column),
-                    update: self.target.update.map(|update| update.at(0, first + column)),
-                };
-                tile.finish::<N>(load(sums.add(column), width));
+            for row in 0..self.rows {
+                // SAFETY: all sums are written, and the target has the row and columns of the tile.
+                unsafe {
+                    let output = row * self.target.row_stride + first + column;
+                    let tile = Tile {
+                        pairs,
+                        left: self.left,
+                        right: std::ptr::null(),
+                        output: self.target.output.at(output),
+                        stride: self.target.row_stride,
+                        rows: 1,
+                        columns: COLUMNS.min(count - column),
+                        update: self.target.update.map(|update| update.at(row, first + column)),
+                    };
+                    tile.finish::<1>(load(sums.add(row * width + column), width));
+                }
             }
         }
+    }
+
+    /// Requests the elements that are read [`AHEAD`] columns after those of [`PAIRS`] pairs. After the last column of a strip,
+    /// the next pairs are read.
+    #[inline]
+    fn prefetch(&self, pair: usize, column: usize, [first, count]: [usize; 2]) {
+        let ahead = column + AHEAD.min(count);
+        let (pair, column) = if ahead < count { (pair, ahead) } else { (pair + PAIRS, ahead - count) };
+        let stride = self.right.row_stride;
+        let next = self.right.data.as_ptr().wrapping_add(2 * pair * stride + first + column);
+        prefetch_runs(next, [2 * PAIRS, COLUMNS, stride], 0, 1);
     }
 
     /// Returns a pair of elements of each of [`COLUMNS`] columns from `column` on. Columns from `present` on are zero, and so are

@@ -271,8 +271,12 @@ mod tests {
                 // Few rows.
                 [1, 200, 31],
                 [8, 161, 18],
+                [12, 130, 31],
+                [13, 161, 18],
+                [16, 128, 64],
                 // Two strips of columns.
                 if cfg!(miri) { [1, 1, 2] } else { [8, 1100, 18] },
+                if cfg!(miri) { [1, 1, 2] } else { [15, 700, 18] },
                 // Several strips of rows, whose sums several threads add.
                 if cfg!(miri) { [1, 1, 2] } else { [520, 70, 514] },
             ] {

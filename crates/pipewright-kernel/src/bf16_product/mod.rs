@@ -15,7 +15,7 @@
 //! orientation, so no product needs a transposed copy: `x w`, `g wᵀ` and `xᵀ g` read `x`, `w` and `g` as they
 //! are. For AMX, it adds zeros up to a multiple of 16 pairs.
 //!
-//! With AVX512-BF16, products of up to 8 rows read a right operand whose rows are neighbours as it is, pair by pair of its rows,
+//! With AVX512-BF16, products of up to 16 rows read a right operand whose rows are neighbours as it is, pair by pair of its rows,
 //! and keep the sums of many columns in a first-level cache.
 //!
 //! Other products pack their operands. A step multiplies a weight twice per microbatch, so its packed forms

@@ -131,8 +131,11 @@ impl Shared {
             let end = a.columns.min(start + block);
             for k in (start..end).step_by(depth) {
                 for column in (0..count).step_by(width) {
-                    for i in k..end.min(k + depth) {
-                        let next = i * b.row_stride + first + column + AHEAD;
+                    // After the last column of a strip, the next rows are read.
+                    let ahead = column + AHEAD.min(count);
+                    let (next, ahead) = if ahead < count { (k, ahead) } else { (k + depth, ahead - count) };
+                    for i in next..next + depth {
+                        let next = i * b.row_stride + first + ahead;
                         for line in (0..width).step_by(64 / size_of::<f32>()) {
                             prefetch(b.data.as_ptr().wrapping_add(next + line));
                         }
